@@ -37,7 +37,13 @@ fn without_dialects_there_is_no_webhook() {
     // As `helm upgrade --reuse-values` has it from a chart without these values.
     for values in [&[][..], &["translate=null"], &["translate.dialects=null"]] {
         let rendered = render(&helm, values).expect("rendered");
-        for kind in ["MutatingWebhookConfiguration", "Service", "Secret", "Role"] {
+        for kind in [
+            "MutatingWebhookConfiguration",
+            "Service",
+            "Secret",
+            "Role",
+            "PodDisruptionBudget",
+        ] {
             assert!(all(&rendered, kind).is_empty(), "{values:?}: {kind}");
         }
         let arguments = arguments(&rendered);
@@ -89,9 +95,21 @@ fn the_webhook_fails_closed_and_is_asked_about_labelled_namespaces_only() {
     );
     let deployment = &one(&rendered, "Deployment")["spec"];
     assert_eq!(service["selector"], deployment["selector"]["matchLabels"]);
+    // A drain of nodes leaves one that serves, and with a single replica it is not held up.
+    let budget = &one(&rendered, "PodDisruptionBudget")["spec"];
+    assert_eq!(budget["selector"], deployment["selector"]);
+    assert_eq!(
+        (&budget["maxUnavailable"], &deployment["replicas"]),
+        (&json!(1), &json!(2))
+    );
     let ports = &deployment["template"]["spec"]["containers"][0]["ports"];
     assert_eq!(ports[1], json!({"name": "webhook", "containerPort": 9443}));
-    for object in ["Service", "Secret", "MutatingWebhookConfiguration"] {
+    for object in [
+        "Service",
+        "Secret",
+        "MutatingWebhookConfiguration",
+        "PodDisruptionBudget",
+    ] {
         assert_eq!(one(&rendered, object)["metadata"]["name"], "x-webhook");
     }
     // An upgrade of the chart must not write the certificates.

@@ -20,15 +20,18 @@
 
 #![forbid(unsafe_code)]
 
+mod applied;
 mod given_back;
 mod gpu_manager;
 mod hami;
 mod inventory;
 mod kai;
+mod keys;
 mod koordinator;
 mod literal;
 mod lost;
 mod patch;
+mod plan;
 mod pod;
 mod problem;
 mod record;
@@ -49,11 +52,13 @@ pub use given_back::{
 pub use k8s_openapi::api::core::v1::Pod;
 
 pub use inventory::{Gpu, Inventory};
+pub use keys::{asking_annotations, asking_resources, is_resource};
+pub use plan::OTHER_CLAIMS;
 pub use problem::{Problem, Refusal, Warning};
 pub use record::{Asked, CLAIM_PREFIX, Record, TRANSLATED, recorded};
 pub use request::{COUNT_MAX, Devices, LIST_MAX, MILLION, Memory, NAME_PREFIX, Request};
 pub use settings::Settings;
 pub use template::{ALTERNATIVES_MAX, REQUEST_NAME, template};
-pub use translate::{OTHER_CLAIMS, asking_annotations, asking_resources, is_resource, translate, update};
+pub use translate::{translate, update};
 pub use translation::{NamedRequest, Translation};
 pub use vgpu_api::config::Dialect;

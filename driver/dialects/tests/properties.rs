@@ -2,13 +2,12 @@
 
 mod support;
 
-use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
-use support::{patched, read};
-use vgpu_dialects::{
-    Gpu, Inventory, Memory, OTHER_CLAIMS, Record, Settings, TRANSLATED, recorded, template, translate, update,
-};
+use support::invariants::{self, settings};
+use support::read;
+use vgpu_dialects::{OTHER_CLAIMS, TRANSLATED, recorded, translate, update};
 
 const RESOURCES: &[&str] = &[
     "nvidia.com/gpu",
@@ -170,146 +169,12 @@ fn pods() -> impl Strategy<Value = Pod> {
     })
 }
 
-fn settings() -> Settings {
-    Settings {
-        schedulers: ["volcano".to_owned()].into(),
-        high_priority_class: Some("vgpu-high".to_owned()),
-        ..Settings::default()
-    }
-}
-
-fn all(pod: &Pod) -> Vec<&Container> {
-    let spec = pod.spec.as_ref().unwrap();
-    spec.containers
-        .iter()
-        .chain(spec.init_containers.iter().flatten())
-        .collect()
-}
-
-fn limit(container: &Container, key: &str) -> Option<u64> {
-    let limits = container.resources.as_ref()?.limits.as_ref()?;
-    u64::try_from(vgpu_quantity::whole(&limits.get(key)?.0).ok()?).ok()
-}
-
-/// The most memory of each GPU that a container's words can mean, in bytes of a GPU of `size`.
-fn most_memory(container: &Container, pod: &Pod, size: u64) -> u64 {
-    let mebibytes = |key| limit(container, key).map(|number| if number < 1 << 20 { number << 20 } else { number });
-    let percent = |key| limit(container, key).map(|number| size / 100 * number.min(100) + size % 100);
-    let annotation = |key: &str| {
-        pod.metadata
-            .annotations
-            .as_ref()
-            .and_then(|all| all.get(key)?.trim().parse::<f64>().ok())
-    };
-    [
-        mebibytes("nvidia.com/gpumem").filter(|bytes| *bytes > 0),
-        percent("nvidia.com/gpumem-percentage"),
-        mebibytes("volcano.sh/gpu-memory"),
-        mebibytes("volcano.sh/vgpu-memory"),
-        percent("volcano.sh/vgpu-memory-percentage"),
-        limit(container, "koordinator.sh/gpu-memory"),
-        percent("koordinator.sh/gpu-memory-ratio"),
-        percent("koordinator.sh/gpu"),
-        limit(container, "tencent.com/vcuda-memory").map(|blocks| blocks.saturating_mul(256 << 20)),
-        annotation("gpu-memory").map(|mebibytes| (mebibytes * 1_048_576.0) as u64),
-        annotation("gpu-fraction").map(|part| (part * size as f64) as u64 + 1),
-    ]
-    .into_iter()
-    .flatten()
-    .max()
-    .unwrap_or(u64::MAX)
-}
-
-fn most_cores(container: &Container) -> u64 {
-    let keys = [
-        "nvidia.com/gpucores",
-        "volcano.sh/vgpu-cores",
-        "koordinator.sh/gpu-core",
-        "koordinator.sh/gpu",
-        "tencent.com/vcuda-core",
-    ];
-    keys.into_iter()
-        .filter_map(|key| limit(container, key))
-        .max()
-        .unwrap_or(0)
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
     #[test]
     fn nobody_gets_more_and_nobody_else_is_touched(pod in pods()) {
-        let settings = settings();
-        let Ok(Some(translation)) = translate(&pod, &settings) else { return Ok(()) };
-        let after = &translation.pod;
-
-        // The patch is the same change.
-        prop_assert_eq!(&patched(&pod, &translation.patch), after);
-
-        // Twice is once.
-        prop_assert_eq!(translate(after, &settings), Ok(None));
-        prop_assert_eq!(update(after, after, &settings), Ok(None));
-        // Also for what `kubectl apply` and `kubectl replace` send.
-        let again = update(after, &pod, &settings).unwrap().unwrap();
-        prop_assert_eq!(&again.pod, after);
-
-        // The record is one that the controller reads, and every claim has its template.
-        let record = Record::of(after).unwrap().unwrap();
-        prop_assert_eq!(&recorded(after).unwrap(), &translation.templates);
-        let spec = after.spec.as_ref().unwrap();
-        let claims = spec.resource_claims.clone().unwrap_or_default();
-        for claim in claims.iter().filter(|claim| claim.name != "mine") {
-            let template = claim.resource_claim_template_name.as_ref().unwrap();
-            prop_assert!(translation.templates.iter().any(|known| known.name == *template));
-        }
-
-        // Everything but resources, claims, scheduler and annotation stays.
-        let bare = |pod: &Pod| {
-            let mut pod = pod.clone();
-            let spec = pod.spec.as_mut().unwrap();
-            spec.resource_claims = None;
-            spec.scheduler_name = None;
-            for container in spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()) {
-                container.resources = None;
-            }
-            if let Some(annotations) = &mut pod.metadata.annotations {
-                annotations.remove(TRANSLATED);
-            }
-            pod
-        };
-        prop_assert_eq!(bare(&pod), bare(after));
-        if pod.spec.as_ref().unwrap().scheduler_name.as_deref() != Some("volcano") {
-            prop_assert_eq!(&pod.spec.as_ref().unwrap().scheduler_name, &spec.scheduler_name);
-        }
-
-        for (before, now) in all(&pod).into_iter().zip(all(after)) {
-            let Some(request) = record.request(&now.name) else {
-                if !record.containers.iter().any(|asked| asked.name == now.name) {
-                    prop_assert_eq!(before, now);
-                }
-                continue;
-            };
-            let resources = now.resources.as_ref().unwrap();
-            let left = |key: &str| resources.limits.as_ref().is_some_and(|limits| limits.contains_key(key));
-            let dialect = record.containers.iter().find(|asked| asked.name == now.name).unwrap();
-            prop_assert!(!dialect.limits.keys().any(|key| left(key)));
-            prop_assert!(left("cpu"));
-            prop_assert_eq!(resources.claims.as_ref().unwrap().iter().filter(|claim| claim.name != "mine").count(), 1);
-
-            // Never more than was asked for, except where whole GPUs were.
-            prop_assert!(request.check().is_ok());
-            prop_assert!(u64::from(request.cores) <= most_cores(before));
-            let size = 81_559 << 20;
-            let inventory = Inventory { gpus: vec![Gpu { uuid: "GPU-1".into(), model: "a100".into(), memory: size }] };
-            match request.memory {
-                Memory::Bytes(bytes) => prop_assert!(bytes < most_memory(before, &pod, size).saturating_add(1 << 20)),
-                Memory::Millionths(part) => {
-                    prop_assert!(u128::from(size) * u128::from(part) / 1_000_000 <= u128::from(most_memory(before, &pod, size)));
-                }
-                Memory::All => {}
-            }
-            let _ = template(request, &inventory);
-        }
+        invariants::check(&pod);
     }
 
     /// No bytes in the annotation do harm.

@@ -39,6 +39,7 @@ mod backoff;
 mod bound;
 mod gpus;
 mod notice;
+mod plan;
 mod pod;
 mod reconciler;
 mod template;
@@ -46,8 +47,9 @@ mod template;
 pub use bound::{GIVEN_BACK, NotYet, claim_names, give_back};
 pub use gpus::Gpus;
 pub use notice::{Notice, PodRef};
+pub use plan::{Change, Outcome, Plan, Task, Write};
 pub use pod::TranslatedPod;
-pub use reconciler::{Change, KEEP, Outcome, Plan, Reconciler, Settings, Task, Write};
+pub use reconciler::{KEEP, Reconciler, Settings};
 pub use template::{Key, LABEL, SPEC_HASH, Template};
 
 /// Time since the start of the process.

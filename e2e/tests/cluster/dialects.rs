@@ -252,33 +252,85 @@ fn sees(kube: &Kube<'_>, pod: &str, container: &str, gpus: u64, total: Option<u6
     Ok(())
 }
 
-/// The annotation of the earlier system, for the first pod of its example.
+/// Annotations that pods get back: the example, the pod, the key, and the value. `{uuid}`, `{index}` and `{node}` are those
+/// of the pod's GPU, and `{half}` is half of its memory.
+const GIVEN_BACK: &[(&str, &str, &str, &str)] = &[
+    (
+        "hami",
+        "hami-part",
+        "hami.io/vgpu-devices-allocated",
+        "{uuid},NVIDIA,3000,30:;",
+    ),
+    ("hami", "hami-part", "hami.io/vgpu-node", "{node}"),
+    ("hami", "hami-part", "hami.io/bind-phase", "success"),
+    (
+        "koordinator",
+        "koordinator-shared",
+        "scheduling.koordinator.sh/device-allocated",
+        r#"{"gpu":[{"minor":{index},"resources":{"koordinator.sh/gpu-core":"50","koordinator.sh/gpu-memory":"{half}","koordinator.sh/gpu-memory-ratio":"50"}}]}"#,
+    ),
+    ("volcano", "volcano-memory", "volcano.sh/gpu-index", "{index}"),
+    ("volcano", "volcano-memory", "volcano.sh/gpu-assigned", "true"),
+    (
+        "volcano",
+        "volcano-vgpu",
+        "volcano.sh/vgpu-ids-new",
+        "{uuid},NVIDIA,3000,50:",
+    ),
+    ("volcano", "volcano-vgpu", "volcano.sh/vgpu-node", "{node}"),
+    (
+        "gpu-manager",
+        "vcuda-part",
+        "tencent.com/predicate-gpu-idx-0",
+        "{index}",
+    ),
+    ("gpu-manager", "vcuda-part", "tencent.com/predicate-node", "{node}"),
+    ("gpu-manager", "vcuda-part", "tencent.com/gpu-assigned", "true"),
+    ("kai", "kai-fraction", "received-resource-type", "Fraction"),
+];
+
+/// Checks the annotations of the earlier system.
 fn given_back(kube: &Kube<'_>, file: &str) -> Result<()> {
-    let uuid = |pod: &str| -> Result<String> {
-        let line: Value = serde_json::from_str(&kube.exec(pod, &["vgpu-client", "check"])?)?;
-        Ok(line["uuid"].as_str().context("no UUID")?.to_owned())
-    };
-    let (pod, key, value) = match file {
-        "hami" => (
-            "hami-part",
-            "hami.io/vgpu-devices-allocated",
-            format!("{},NVIDIA,3000,30:;", uuid("hami-part")?),
-        ),
-        "volcano" => (
-            "volcano-vgpu",
-            "volcano.sh/vgpu-ids-new",
-            format!("{},NVIDIA,3000,50:", uuid("volcano-vgpu")?),
-        ),
-        "kai" => ("kai-fraction", "received-resource-type", "Fraction".to_owned()),
-        _ => return Ok(()),
-    };
-    vgpu_e2e::wait::wait(LIMIT, &format!("{key} on {pod}"), || {
-        let found = kube.get(&["pod", pod])?;
-        let found = &found["metadata"]["annotations"][key];
-        match found.as_str() {
-            Some(text) if text == value => Ok(Some(())),
-            Some(text) => bail!("{pod}: {key} is {text}, not {value}"),
-            None => Ok(None),
+    for (_, pod, key, value) in GIVEN_BACK.iter().filter(|(of, ..)| *of == file) {
+        let seen: Value = serde_json::from_str(&kube.exec(pod, &["vgpu-client", "check"])?)?;
+        let uuid = seen["uuid"].as_str().context("no UUID")?;
+        let (node, gpu) = published(kube, uuid)?;
+        let bytes = gpu["capacity"]["memory"]["value"].as_str().and_then(install::bytes);
+        let half = bytes.context("no memory")? / 2;
+        let half = match half % (1 << 30) {
+            0 => format!("{}Gi", half >> 30),
+            _ => format!("{}Mi", half >> 20),
+        };
+        let value = value
+            .replace("{uuid}", uuid)
+            .replace("{index}", &gpu["attributes"]["index"]["int"].to_string())
+            .replace("{node}", &node)
+            .replace("{half}", &half);
+        vgpu_e2e::wait::wait(LIMIT, &format!("{key} on {pod}"), || {
+            let found = kube.get(&["pod", pod])?;
+            match found["metadata"]["annotations"][key].as_str() {
+                Some(text) if text == value => Ok(Some(())),
+                Some(text) => bail!("{pod}: {key} is {text}, not {value}"),
+                None => Ok(None),
+            }
+        })?;
+    }
+    Ok(())
+}
+
+/// The node and the published device of a GPU.
+fn published(kube: &Kube<'_>, uuid: &str) -> Result<(String, Value)> {
+    let slices = kube.get(&["resourceslices"])?;
+    for slice in slices["items"].as_array().into_iter().flatten() {
+        let mut devices = slice["spec"]["devices"].as_array().into_iter().flatten();
+        let attribute = |device: &Value, key: &str| device["attributes"][key]["string"].as_str().map(str::to_owned);
+        let found = devices.find(|device| {
+            attribute(device, "type").as_deref() == Some("gpu") && attribute(device, "uuid").as_deref() == Some(uuid)
+        });
+        if let Some(device) = found {
+            let node = slice["spec"]["nodeName"].as_str().context("no node")?;
+            return Ok((node.to_owned(), device.clone()));
         }
-    })
+    }
+    bail!("no ResourceSlice has GPU {uuid}")
 }

@@ -1,22 +1,29 @@
-//! Pods that are written for other systems, at the API server: what the webhook makes of them, and that none gets
-//! through untranslated while its replicas and certificates go.
+//! Pods that are written for other systems, at the API server: what the webhook makes of them, that none gets through
+//! untranslated while its replicas and certificates go, and that templates and annotations come whoever leads.
 //!
-//! Whether such pods then run is not asked here: the webhook names templates, and the controller's leader makes them.
+//! What such pods see when they run: `dialects.rs`.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
-use serde_json::{Value, json};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use serde_json::{Deserializer, Value, json};
 use vgpu_e2e::kube::Kube;
 use vgpu_e2e::wait::wait;
 use vgpu_e2e::{install, patience};
 
+use crate::controller::leader;
 use crate::shared::{self, Installed, LIMIT, Test};
 
 pub(crate) const TESTS: &[Test] = &[
     ("hami_pod_gets_a_claim_and_applying_it_again_changes_nothing", again),
     ("pods_that_ask_nothing_or_opt_out_never_reach_the_webhook", others),
     ("bad_pod_is_refused_with_field_value_and_fix", refused),
+    (
+        "annotations_pass_the_webhook_and_templates_come_back_whoever_leads",
+        given_back,
+    ),
     ("no_pod_gets_through_untranslated_while_replicas_are_killed", killed),
     ("upgrade_of_the_chart_keeps_certificates_and_trust", upgraded),
     ("deleted_secret_comes_back_and_every_pod_is_translated", without_secret),
@@ -37,6 +44,19 @@ fn hami(name: &str) -> Value {
             {GPU: 1, "nvidia.com/gpumem": 3000, "nvidia.com/gpucores": 30}}},
         {"name": "beside", "image": IMAGE},
     ]}})
+}
+
+/// The same, and it runs.
+fn running(name: &str, mebibytes: u64) -> Value {
+    let mut pod = hami(name);
+    let spec = &mut pod["spec"];
+    spec["nodeSelector"] = Value::Null;
+    spec["dnsPolicy"] = json!("Default");
+    spec["terminationGracePeriodSeconds"] = json!(2);
+    spec["containers"][0]["resources"]["limits"]["nvidia.com/gpumem"] = json!(mebibytes);
+    spec["containers"][0]["command"] = json!(["/usr/bin/vgpu-client", "hold"]);
+    spec["containers"][1]["command"] = json!(["python3", "-c", "import signal; signal.pause()"]);
+    pod
 }
 
 /// Runs a test in a namespace whose pods are translated.
@@ -66,7 +86,7 @@ fn check(pod: &Value) -> Result<()> {
         ("nothing in the other container", beside["claims"].is_null()),
         (
             "what was asked, in its annotation",
-            record.contains(r#""nvidia.com/gpumem":"3k""#) && record.contains(template),
+            record.contains(r#""nvidia.com/gpumem":""#) && record.contains(template),
         ),
     ] {
         ensure!(is_so, "the pod has not {what}: {pod}");
@@ -240,6 +260,146 @@ fn refused() -> Result<()> {
     })
 }
 
+/// Waits until the pod runs and has what HAMi promises.
+fn is_given_back(kube: &Kube<'_>, name: &str) -> Result<Value> {
+    kube.wait_running(name, LIMIT)?;
+    wait(LIMIT, &format!("the annotations of {name}"), || {
+        let pod = kube.get(&["pod", name])?;
+        let annotations = &pod["metadata"]["annotations"];
+        let mark = &annotations["dra.vgpu/given-back"];
+        if mark.is_null() {
+            return Ok(None);
+        }
+        ensure!(*mark == pod["metadata"]["uid"], "of another pod: {pod}");
+        let devices = annotations["hami.io/vgpu-devices-allocated"].as_str();
+        ensure!(devices.is_some_and(|devices| devices.contains(",NVIDIA,")), "{pod}");
+        Ok(Some(pod))
+    })
+}
+
+fn given_back() -> Result<()> {
+    in_labelled("translate-given-back", |installed, kube| {
+        let project = Kube::new(&installed.cluster, install::NAME);
+        let before = reviews(installed)?;
+        let manifest = running("first", 3000).to_string();
+        kube.apply(&manifest)?;
+        let created = kube.get(&["pod", "first"])?;
+        check(&created)?;
+        let pod = is_given_back(kube, "first")?;
+        // What the leader writes is no question to the webhook, and it leaves the translation alone.
+        ensure!(reviews(installed)? == before + 1, "the leader's patch was reviewed");
+        let record = |pod: &Value| pod["metadata"]["annotations"]["dra.vgpu/translated"].clone();
+        ensure!(
+            record(&pod) == record(&created) && pod["spec"]["containers"] == created["spec"]["containers"],
+            "changed: {created}, {pod}"
+        );
+        // Nor does a second apply take any of it away.
+        kube.apply(&manifest)?;
+        let again = kube.get(&["pod", "first"])?;
+        ensure!(
+            again["metadata"]["annotations"] == pod["metadata"]["annotations"] && again["spec"] == pod["spec"],
+            "a second apply changed it: {pod}, {again}"
+        );
+
+        // Somebody deletes the templates.
+        let templates = || -> Result<Value> { Ok(kube.get(&["resourceclaimtemplates"])?["items"].clone()) };
+        let made = templates()?;
+        kube.run(&["delete", "resourceclaimtemplates", "--all"])?;
+        wait(LIMIT, "the template to come back", || {
+            let now = templates()?;
+            let is_back = now[0]["spec"] == made[0]["spec"]
+                && now[0]["metadata"]["name"] == made[0]["metadata"]["name"]
+                && now[0]["metadata"]["uid"] != made[0]["metadata"]["uid"];
+            Ok(is_back.then_some(()))
+        })?;
+        kube.apply(&running("second", 3000).to_string())?;
+        is_given_back(kube, "second")?;
+
+        // The leader is killed, and nobody has made the template of the next pod yet.
+        let killed = leader(&project)?.context("nobody leads")?;
+        project.run(&["delete", "pod", &killed, "--force", "--grace-period=0"])?;
+        let next = running("third", 4000).to_string();
+        wait(LIMIT, "a webhook that answers", || {
+            let said = kube.try_apply(&next)?;
+            let is_lost = said.stderr.contains("failed calling webhook");
+            ensure!(said.status.success() || is_lost, "{}", said.stderr);
+            Ok(said.status.success().then_some(()))
+        })?;
+        is_given_back(kube, "third")?;
+        ensure!(
+            leader(&project)?.as_ref() != Some(&killed),
+            "{killed} leads and is gone"
+        );
+        project.run(&["rollout", "status", "deployment", &patience::timeout(LIMIT)])?;
+        Ok(())
+    })
+}
+
+/// Pods that another user creates in a second, at most.
+const RATE: usize = 20;
+/// So many users: one kubectl manages less than [`RATE`] on a busy machine.
+const USERS: usize = 2;
+
+/// What became of others' pods.
+#[derive(Debug, Default)]
+struct Load {
+    translated: usize,
+    refused: usize,
+}
+
+/// Runs a test while others create pods, as dry runs: admission is the same, and there is nothing to delete. Each that
+/// is admitted must be translated.
+fn under_load<T>(kube: &Kube<'_>, test: impl FnOnce() -> Result<T>) -> Result<(T, Load)> {
+    let over = AtomicBool::new(false);
+    let begun = Instant::now();
+    let (outcome, loads) = thread::scope(|scope| {
+        let users: Vec<_> = (0..USERS).map(|_| scope.spawn(|| load(kube, &over))).collect();
+        let outcome = test();
+        over.store(true, Ordering::Relaxed);
+        let loads = users
+            .into_iter()
+            .map(|user| user.join().map_err(|_| anyhow!("the load panicked"))?);
+        (outcome, loads.collect::<Result<Vec<Load>>>())
+    });
+    let (outcome, mut all) = (outcome?, Load::default());
+    for load in loads? {
+        ensure!(load.translated > 0, "no pod was admitted: {load:?}");
+        all.translated += load.translated;
+        all.refused += load.refused;
+    }
+    println!("pods of others in {:?}: {all:?}", begun.elapsed());
+    Ok((outcome, all))
+}
+
+fn load(kube: &Kube<'_>, over: &AtomicBool) -> Result<Load> {
+    let pods: Vec<Value> = (0..RATE).map(|number| hami(&format!("load-{number}"))).collect();
+    let pods = json!({"apiVersion": "v1", "kind": "List", "items": pods}).to_string();
+    let mut load = Load::default();
+    let mut next = Instant::now();
+    while !over.load(Ordering::Relaxed) {
+        let said = kube.try_run_with_input(&["create", "--dry-run=server", "-o", "json", "-f", "-"], &pods)?;
+        let mut created = 0;
+        for object in Deserializer::from_str(&said.stdout).into_iter::<Value>() {
+            let object = object.context("kubectl's output")?;
+            for pod in object["items"].as_array().unwrap_or(&vec![object.clone()]) {
+                check(pod)?;
+                created += 1;
+            }
+        }
+        let lost = said.stderr.matches("failed calling webhook").count();
+        ensure!(
+            created + lost == RATE,
+            "{created} created, {lost} refused: {}",
+            said.stderr
+        );
+        load.translated += created;
+        load.refused += lost;
+        next = (next + Duration::from_secs(1)).max(Instant::now());
+        thread::sleep(next - Instant::now());
+    }
+    Ok(load)
+}
+
 /// Tries to create pods until `done`. Every one that is created must be translated.
 fn create(
     kube: &Kube<'_>,
@@ -282,19 +442,23 @@ fn killed() -> Result<()> {
         let mut made = 0;
         create(kube, "p", &mut made, |made| Ok(made >= 5))?;
         // One after the other, then both at once.
-        for round in 0..3 {
-            let running = replicas(&project)?;
-            ensure!(running.len() >= 2, "replicas: {running:?}");
-            let count = if round < 2 { 1 } else { running.len() };
-            for pod in running.iter().take(count) {
-                project.run(&["delete", "pod", pod, "--force", "--grace-period=0", "--wait=false"])?;
+        under_load(kube, || {
+            for round in 0..3 {
+                let running = replicas(&project)?;
+                ensure!(running.len() >= 2, "replicas: {running:?}");
+                let count = if round < 2 { 1 } else { running.len() };
+                for pod in running.iter().take(count) {
+                    project.run(&["delete", "pod", pod, "--force", "--grace-period=0", "--wait=false"])?;
+                }
+                let enough = made + 10;
+                create(kube, "p", &mut made, |made| {
+                    let fresh = replicas(&project)?.iter().filter(|pod| !running.contains(pod)).count();
+                    Ok(made >= enough && fresh >= count)
+                })?;
+                project.run(&["rollout", "status", "deployment", &patience::timeout(LIMIT)])?;
             }
-            let enough = made + 10;
-            create(kube, "p", &mut made, |made| {
-                Ok(made >= enough && replicas(&project)?.iter().filter(|pod| !running.contains(pod)).count() >= count)
-            })?;
-            project.run(&["rollout", "status", "deployment", &patience::timeout(LIMIT)])?;
-        }
+            Ok(())
+        })?;
         all_translated(kube, made)?;
         // Without any replica a pod is refused, not let through.
         let deployment = "deployment/dra-driver-vgpu-controller";
@@ -368,15 +532,18 @@ fn without_secret() -> Result<()> {
         project.run(&["delete", "secret", WEBHOOK])?;
         let mut made = 0;
         // 30 s pass from the new authority in the caBundle to the use of its certificate.
-        let refusals = create(kube, "p", &mut made, |_| {
-            let now = project.try_run(&["get", "secret", WEBHOOK, "-o", "jsonpath={.data.tls\\.crt}"])?;
-            Ok(now.status.success() && !now.stdout.is_empty() && Some(now.stdout.as_str()) != first.as_str())
+        let ((refusals, later), load) = under_load(kube, || {
+            let refusals = create(kube, "p", &mut made, |_| {
+                let now = project.try_run(&["get", "secret", WEBHOOK, "-o", "jsonpath={.data.tls\\.crt}"])?;
+                Ok(now.status.success() && !now.stdout.is_empty() && Some(now.stdout.as_str()) != first.as_str())
+            })?;
+            let enough = made + 20;
+            Ok((refusals, create(kube, "p", &mut made, |made| Ok(made >= enough))?))
         })?;
-        let enough = made + 20;
-        let later = create(kube, "p", &mut made, |made| Ok(made >= enough))?;
         ensure!(
-            refusals + later == 0,
-            "{refusals} pods were refused before, {later} after the change"
+            refusals + later + load.refused == 0,
+            "{refusals} pods were refused before, {later} after the change, {} meanwhile",
+            load.refused
         );
         all_translated(kube, made)
     })

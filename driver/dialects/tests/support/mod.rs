@@ -1,6 +1,8 @@
 //! Pods in YAML, and what a translation made of them.
 #![allow(dead_code)] // each test file uses some of it
 
+pub(crate) mod invariants;
+
 use k8s_openapi::api::core::v1::{Container, Pod};
 use serde_json::{Value, json};
 use vgpu_dialects::{Record, Refusal, Request, Settings, Translation};
@@ -30,7 +32,7 @@ pub(crate) fn read(mut value: Value) -> Pod {
 }
 
 /// Quantities may be numbers in a manifest; the API server makes texts of them.
-fn texts(value: &mut Value) {
+pub(crate) fn texts(value: &mut Value) {
     match value {
         Value::Object(map) => {
             for (key, value) in map {

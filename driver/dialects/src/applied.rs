@@ -1,0 +1,108 @@
+//! A record's translation: written into a pod's spec, and taken out of it again.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Container, Pod, PodResourceClaim, ResourceClaim};
+
+use crate::keys::removed_keys;
+use crate::record::{Asked, Record};
+
+pub(crate) const DEFAULT_SCHEDULER: &str = "default-scheduler";
+
+/// Writes a record's translation into a pod's spec. What is there already stays in its place.
+pub(crate) fn apply(pod: &mut Pod, record: &Record) {
+    let Some(spec) = &mut pod.spec else { return };
+    if record.scheduler_name.is_some() && spec.scheduler_name == record.scheduler_name {
+        spec.scheduler_name = Some(DEFAULT_SCHEDULER.to_owned());
+    }
+    for (claim, template) in record.claims() {
+        let known = |known: &PodResourceClaim| {
+            known.name == claim && known.resource_claim_template_name.as_deref() == Some(template)
+        };
+        let claims = spec.resource_claims.get_or_insert_default();
+        if !claims.iter().any(known) {
+            claims.push(PodResourceClaim {
+                name: claim.to_owned(),
+                resource_claim_template_name: Some(template.to_owned()),
+                ..PodResourceClaim::default()
+            });
+        }
+    }
+    for container in spec.init_containers.iter_mut().flatten().chain(&mut spec.containers) {
+        if let Some(asked) = record.containers.iter().find(|asked| asked.name == container.name) {
+            take(container, asked);
+        }
+    }
+}
+
+/// Takes the dialect's resources from a container and gives it its claim.
+fn take(container: &mut Container, asked: &Asked) {
+    let keys = removed_keys(asked.dialect);
+    if let Some(resources) = &mut container.resources {
+        for map in [&mut resources.limits, &mut resources.requests].into_iter().flatten() {
+            map.retain(|key, _| !keys.contains(&key.as_str()));
+        }
+    }
+    if let Some(claim) = &asked.claim {
+        let claims = container
+            .resources
+            .get_or_insert_default()
+            .claims
+            .get_or_insert_default();
+        if !claims.iter().any(|known| known.name == *claim) {
+            claims.push(ResourceClaim {
+                name: claim.clone(),
+                request: None,
+            });
+        }
+    }
+}
+
+/// The pod without its record's translation. Containers that have no resources of their dialect any more get them
+/// back.
+pub(crate) fn undo(pod: &Pod, record: &Record) -> Pod {
+    let mut pod = pod.clone();
+    let ours: Vec<&str> = record.claims().iter().map(|(claim, _)| *claim).collect();
+    let Some(spec) = &mut pod.spec else { return pod };
+    if let Some(claims) = &mut spec.resource_claims {
+        claims.retain(|claim| !ours.contains(&claim.name.as_str()));
+        if claims.is_empty() {
+            spec.resource_claims = None;
+        }
+    }
+    for container in spec.init_containers.iter_mut().flatten().chain(&mut spec.containers) {
+        let Some(asked) = record.containers.iter().find(|asked| asked.name == container.name) else {
+            continue;
+        };
+        let keys = removed_keys(asked.dialect);
+        let resources = container.resources.get_or_insert_default();
+        if let Some(claims) = &mut resources.claims {
+            claims.retain(|claim| !ours.contains(&claim.name.as_str()));
+            if claims.is_empty() {
+                resources.claims = None;
+            }
+        }
+        let has = |map: &Option<BTreeMap<String, _>>| {
+            map.as_ref()
+                .is_some_and(|map| map.keys().any(|key: &String| keys.contains(&key.as_str())))
+        };
+        if has(&resources.limits) || has(&resources.requests) {
+            continue;
+        }
+        for (map, asked) in [
+            (&mut resources.limits, &asked.limits),
+            (&mut resources.requests, &asked.requests),
+        ] {
+            // Only keys of the dialect: whatever somebody wrote into the annotation.
+            let asked = asked.iter().filter(|(key, _)| keys.contains(&key.as_str()));
+            for (key, value) in asked {
+                let quantity = k8s_openapi::apimachinery::pkg::api::resource::Quantity(value.clone());
+                map.get_or_insert_default().insert(key.clone(), quantity);
+            }
+        }
+    }
+    if let (Some(original), Some(DEFAULT_SCHEDULER)) = (&record.scheduler_name, spec.scheduler_name.as_deref()) {
+        spec.scheduler_name = Some(original.clone());
+    }
+    pod
+}

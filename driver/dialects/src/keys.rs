@@ -1,0 +1,91 @@
+//! Which resources and annotations belong to which dialect, and which of them a pod has.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::Pod;
+use vgpu_api::config::Dialect;
+
+use crate::resources::Resources;
+use crate::settings::Settings;
+use crate::{gpu_manager, hami, kai, koordinator, volcano, volcano_vgpu};
+
+/// A dialect in the resources of containers, with those that ask and all that are removed.
+type Dialects = [(Dialect, &'static [&'static str], &'static [&'static str]); 5];
+pub(crate) const DIALECTS: Dialects = [
+    (Dialect::Hami, hami::ASKS, hami::KEYS),
+    (Dialect::Koordinator, koordinator::KEYS, koordinator::KEYS),
+    (Dialect::Volcano, volcano::KEYS, volcano::KEYS),
+    (Dialect::VolcanoVgpu, volcano_vgpu::KEYS, volcano_vgpu::KEYS),
+    (Dialect::GpuManager, gpu_manager::KEYS, gpu_manager::KEYS),
+];
+
+/// The resources by which a container asks in a dialect: what a webhook has to look for in limits and requests.
+#[must_use]
+pub fn asking_resources(dialect: Dialect) -> &'static [&'static str] {
+    let found = DIALECTS.iter().find(|(of, ..)| *of == dialect);
+    found.map_or(&[], |(_, asks, _)| asks)
+}
+
+/// The annotations by which a pod asks in a dialect. Only KAI has some.
+#[must_use]
+pub fn asking_annotations(dialect: Dialect) -> &'static [&'static str] {
+    match dialect {
+        Dialect::Kai => kai::ASKS,
+        _ => &[],
+    }
+}
+
+/// Returns true for a resource of a dialect, which no translated pod has any more.
+#[must_use]
+pub fn is_resource(name: &str) -> bool {
+    DIALECTS.iter().any(|(.., keys)| keys.contains(&name))
+}
+
+pub(crate) fn removed_keys(dialect: Dialect) -> &'static [&'static str] {
+    let found = DIALECTS.iter().find(|(of, ..)| *of == dialect);
+    found.map_or(&[], |(.., keys)| keys)
+}
+
+/// KAI's annotations, if the pod asks in them.
+pub(crate) fn kai_annotations(pod: &Pod, settings: &Settings) -> BTreeMap<String, String> {
+    let annotations = || pod.metadata.annotations.iter().flatten();
+    if !settings.reads(Dialect::Kai) || !annotations().any(|(key, _)| kai::ASKS.contains(&key.as_str())) {
+        return BTreeMap::new();
+    }
+    annotations()
+        .filter(|(key, _)| kai::ANNOTATIONS.contains(&key.as_str()))
+        .map(|(key, value)| (key.clone(), value.clone()))
+        .collect()
+}
+
+/// The containers in the order in which they are translated, with their paths.
+pub(crate) fn containers(pod: &Pod) -> Vec<(Kind, Resources<'_>)> {
+    let Some(spec) = &pod.spec else { return Vec::new() };
+    let init = spec
+        .init_containers
+        .iter()
+        .flatten()
+        .enumerate()
+        .map(|(at, container)| {
+            let kind = match container.restart_policy.as_deref() {
+                Some("Always") => Kind::Sidecar,
+                _ => Kind::Init,
+            };
+            let path = format!("spec.initContainers[{at}]");
+            (kind, Resources { path, container })
+        });
+    let app = spec.containers.iter().enumerate().map(|(at, container)| {
+        let path = format!("spec.containers[{at}]");
+        (Kind::App, Resources { path, container })
+    });
+    init.chain(app).collect()
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Ends before the next container starts.
+    Init,
+    /// An init container that runs beside all others.
+    Sidecar,
+    App,
+}

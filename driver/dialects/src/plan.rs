@@ -1,0 +1,269 @@
+//! What the containers of a pod ask, as a record: reads each container, checks what stands beside it, and gives each
+//! request a claim.
+
+use std::collections::BTreeMap;
+
+use vgpu_api::config::Dialect;
+use vgpu_quantity::{quoted, shortened};
+
+use crate::applied::DEFAULT_SCHEDULER;
+use crate::keys::{DIALECTS, Kind, containers, kai_annotations, removed_keys};
+use crate::pod::{PodView, annotation_at};
+use crate::problem::Problem;
+use crate::record::{Asked, CLAIM_PREFIX, LONGEST, Record, TRANSLATED};
+use crate::request::Request;
+use crate::resources::Resources;
+use crate::{gpu_manager, hami, kai, koordinator, lost, volcano, volcano_vgpu};
+
+/// Names claims that may stand beside a dialect's resources, because they are not for our GPUs: `nic,fpga`.
+pub const OTHER_CLAIMS: &str = "dra.vgpu/other-claims";
+/// Kubernetes' own resource for a device of a class.
+const CLASS_RESOURCE: &str = "deviceclass.resource.kubernetes.io/";
+
+/// One container's ask, before claims have names.
+struct Ask {
+    kind: Kind,
+    path: String,
+    asked: Asked,
+    request: Option<Request>,
+}
+
+/// Reads what every container asks, and gives each request a claim.
+pub(crate) fn plan(view: &mut PodView<'_>, create: bool) -> Record {
+    let asks = read(view);
+    if asks.is_empty() {
+        return Record::default();
+    }
+    let mut dialects: Vec<Dialect> = asks.iter().map(|ask| ask.asked.dialect).collect();
+    dialects.sort_unstable();
+    dialects.dedup();
+    lost::warn_of_metadata(&dialects, view);
+    check_spec(view, create);
+    let mut record = Record {
+        scheduler_name: scheduler(view),
+        ..Record::default()
+    };
+    name_claims(asks, &mut record, view);
+    warn_of_quotas(&record, view);
+    if record.text().len() > LONGEST {
+        let advice =
+            format!("would have more than {LONGEST} bytes; ask for the same in more containers, or name fewer GPUs");
+        view.findings.refuse(Problem {
+            field: annotation_at(TRANSLATED),
+            value: None,
+            advice,
+        });
+    }
+    record
+}
+
+fn read(view: &mut PodView<'_>) -> Vec<Ask> {
+    let pod = view.pod;
+    let all = containers(pod);
+    let resources: Vec<Resources<'_>> = containers(pod).into_iter().map(|(_, container)| container).collect();
+    let mut kai = match kai_annotations(pod, view.settings) {
+        none if none.is_empty() => None,
+        annotations => {
+            let first = pod.spec.as_ref().and_then(|spec| spec.containers.first());
+            let first = first.map_or("", |container| container.name.as_str());
+            kai::read(&resources, first, view).map(|(name, request)| (name, request, annotations))
+        }
+    };
+    let mut asks = Vec::new();
+    for (kind, container) in all {
+        let name = container.container.name.as_str();
+        let mut found: Vec<Dialect> = DIALECTS
+            .iter()
+            .filter(|(dialect, asks, _)| view.settings.reads(*dialect) && container.asks_for(asks))
+            .map(|(dialect, ..)| *dialect)
+            .collect();
+        let kai = kai.take_if(|(of, ..)| *of == name);
+        if kai.is_some() {
+            found.push(Dialect::Kai);
+        }
+        let [dialect] = found[..] else {
+            if let [first, second, ..] = found[..] {
+                view.findings.refuse(Problem {
+                    field: format!("{}.resources", container.path),
+                    value: None,
+                    advice: format!(
+                        "container {} asks in two dialects, {first} and {second}; keep one of them",
+                        quoted(name)
+                    ),
+                });
+            }
+            continue;
+        };
+        check_container(&container, view);
+        lost::warn_of_resources(dialect, &container, view);
+        let keys = removed_keys(dialect);
+        let (request, annotations) = match kai {
+            Some((_, request, annotations)) => (Some(request), annotations),
+            None => (read_resources(dialect, &container, view), BTreeMap::new()),
+        };
+        asks.push(Ask {
+            kind,
+            request,
+            asked: Asked {
+                name: name.to_owned(),
+                dialect,
+                limits: container.entries(keys, true),
+                requests: container.entries(keys, false),
+                annotations,
+                claim: None,
+                template: None,
+            },
+            path: container.path,
+        });
+    }
+    asks
+}
+
+fn read_resources(dialect: Dialect, container: &Resources<'_>, view: &mut PodView<'_>) -> Option<Request> {
+    match dialect {
+        Dialect::Hami => hami::read(container, view),
+        Dialect::Koordinator => koordinator::read(container, view),
+        Dialect::Volcano => volcano::read(container, view),
+        Dialect::VolcanoVgpu => volcano_vgpu::read(container, view),
+        Dialect::GpuManager => gpu_manager::read(container, view),
+        Dialect::Kai => None, // its annotations are the pod's
+    }
+}
+
+/// What stands in a container beside its ask.
+fn check_container(container: &Resources<'_>, view: &mut PodView<'_>) {
+    let security = container.container.security_context.as_ref();
+    if security.and_then(|security| security.privileged) == Some(true) {
+        view.findings.refuse(Problem::invalid(
+            format!("{}.securityContext.privileged", container.path),
+            "true",
+            "no limit holds in a privileged container, which sees every GPU of the node; remove it, or the GPU resources",
+        ));
+    }
+    let others = view.annotation(OTHER_CLAIMS).unwrap_or_default();
+    let is_other = |name: &str| others.split(',').any(|other| other.trim() == name);
+    let resources = container.container.resources.as_ref();
+    let claims = resources.and_then(|resources| resources.claims.as_ref());
+    for (at, claim) in claims.into_iter().flatten().enumerate() {
+        if !is_other(&claim.name) {
+            let advice = format!(
+                "a container has GPUs by a claim or by a dialect's resources, not by both; remove one of them. \
+                 If the claim is not for GPUs of this driver, name it in the annotation {OTHER_CLAIMS}"
+            );
+            let field = format!("{}.resources.claims[{at}].name", container.path);
+            view.findings.refuse(Problem::invalid(field, &claim.name, advice));
+        }
+    }
+    for key in container.keys() {
+        if let Some(class) = key.strip_prefix(CLASS_RESOURCE)
+            && view.settings.is_our_class(class)
+        {
+            let advice = "asks for a GPU beside a dialect's resources; remove one of them";
+            view.findings
+                .refuse(Problem::invalid(container.at(key), container.written(key), advice));
+        }
+    }
+}
+
+/// What a pod with claims must not have.
+fn check_spec(view: &mut PodView<'_>, create: bool) {
+    let spec = view.pod.spec.as_ref();
+    let node = spec.and_then(|spec| spec.node_name.as_deref()).unwrap_or_default();
+    if create && !node.is_empty() {
+        view.findings.refuse(Problem::invalid(
+            "spec.nodeName",
+            node,
+            "no scheduler sees such a pod, so it gets no GPU; remove it, and choose the node by nodeSelector or affinity",
+        ));
+    }
+}
+
+/// The scheduler that kube-scheduler replaces.
+fn scheduler(view: &mut PodView<'_>) -> Option<String> {
+    let spec = view.pod.spec.as_ref()?;
+    let name = spec.scheduler_name.as_deref().filter(|name| !name.is_empty())?;
+    if view.settings.schedulers.contains(name) && name != DEFAULT_SCHEDULER {
+        return Some(name.to_owned());
+    }
+    if name != DEFAULT_SCHEDULER {
+        let text = format!(
+            "{} stays; it must allocate ResourceClaims. To give the pod to kube-scheduler, add it to translate.schedulers",
+            quoted(name)
+        );
+        view.findings.warn("spec.schedulerName", text);
+    }
+    None
+}
+
+/// Gives each request a claim. Init containers run one after the other and before the app containers, so that they
+/// can use one claim; everything else runs at once.
+fn name_claims(asks: Vec<Ask>, record: &mut Record, view: &mut PodView<'_>) {
+    let taken: Vec<&str> = view
+        .pod
+        .spec
+        .iter()
+        .flat_map(|spec| spec.resource_claims.iter().flatten())
+        .map(|claim| claim.name.as_str())
+        .collect();
+    let mut names = (0..).map(|number| format!("{CLAIM_PREFIX}{number}"));
+    let mut free = || names.find(|name| !taken.contains(&name.as_str()));
+    // The claims of app containers first, for init containers to use.
+    let mut app: Vec<(&Request, String)> = Vec::new();
+    let mut claims: Vec<Option<String>> = vec![None; asks.len()];
+    for (at, ask) in asks.iter().enumerate().filter(|(_, ask)| ask.kind != Kind::Init) {
+        if let Some(request) = &ask.request {
+            claims[at] = free();
+            if let (Kind::App, Some(claim)) = (ask.kind, &claims[at]) {
+                app.push((request, claim.clone()));
+            }
+        }
+    }
+    let mut init: Vec<(&Request, String)> = Vec::new();
+    for (at, ask) in asks.iter().enumerate().filter(|(_, ask)| ask.kind == Kind::Init) {
+        let Some(request) = &ask.request else { continue };
+        let known = app.iter().chain(&init).find(|(other, _)| *other == request);
+        claims[at] = match known {
+            Some((_, claim)) => Some(claim.clone()),
+            None => {
+                let claim = free();
+                init.extend(claim.clone().map(|claim| (request, claim)));
+                view.findings.warn(
+                    format!("{}.resources", ask.path),
+                    "no app container asks for the same, so these GPUs stay allocated as long as the pod, beside those of the app containers; \
+                     ask for the same in both to use one share",
+                );
+                claim
+            }
+        };
+    }
+    drop((app, init));
+    for (ask, claim) in asks.into_iter().zip(claims) {
+        let mut asked = ask.asked;
+        if let (Some(request), Some(claim)) = (ask.request, claim) {
+            let name = request.name();
+            asked.template = Some(name.clone());
+            asked.claim = Some(claim);
+            record.requests.insert(name, request);
+        }
+        record.containers.push(asked);
+    }
+}
+
+/// ResourceQuotas count what a pod asks for after admission.
+fn warn_of_quotas(record: &Record, view: &mut PodView<'_>) {
+    let mut keys: Vec<&str> = record
+        .containers
+        .iter()
+        .flat_map(|asked| asked.limits.keys())
+        .map(String::as_str)
+        .collect();
+    keys.sort_unstable();
+    keys.dedup();
+    if let Some(first) = keys.first() {
+        let text = format!(
+            "ResourceQuotas for {} count 0 for this pod; use requests of <class>.deviceclass.resource.k8s.io/devices",
+            shortened(first)
+        );
+        view.findings.warn("spec", text);
+    }
+}

@@ -1,0 +1,111 @@
+//! What the reconciler is told, and what it wants done.
+
+use k8s_openapi::api::resource::v1::{ResourceClaimTemplate, ResourceSlice};
+
+use crate::Now;
+use crate::notice::{Notice, PodRef};
+use crate::pod::TranslatedPod;
+use crate::template::{Key, Template};
+
+/// One change. The end of a list (`Pods` and so on) names all objects there are.
+#[derive(Debug, Clone)]
+pub enum Change {
+    /// Also a pod that is known, and is translated no more: then `pod` is `None`.
+    Pod {
+        key: String,
+        pod: Option<TranslatedPod>,
+    },
+    PodGone {
+        key: String,
+    },
+    Pods {
+        keys: Vec<String>,
+    },
+    Template {
+        key: Key,
+        template: Template,
+    },
+    TemplateGone {
+        key: Key,
+        uid: String,
+    },
+    Templates {
+        keys: Vec<Key>,
+    },
+    Slice(Box<ResourceSlice>),
+    SliceGone {
+        name: String,
+    },
+    Slices {
+        names: Vec<String>,
+    },
+    /// A namespace with the label `dra.vgpu/translate: "true"`.
+    Namespace {
+        name: String,
+    },
+    NamespaceGone {
+        name: String,
+    },
+    Namespaces {
+        names: Vec<String>,
+    },
+    /// This replica holds the lease, or does no more.
+    Leads(bool),
+}
+
+/// An intended write.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Write {
+    Create {
+        key: Key,
+        template: Box<ResourceClaimTemplate>,
+    },
+    /// Lands only on that version of the template.
+    Delete { key: Key, uid: String, version: String },
+    /// Read the pod and its claims, and write what [`crate::give_back`] says.
+    GiveBack(PodRef),
+}
+
+/// What a write is about: one is under way for each at a time.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Task {
+    Template(Key),
+    Pod(PodRef),
+}
+
+impl Write {
+    #[must_use]
+    pub fn task(&self) -> Task {
+        match self {
+            Self::Create { key, .. } | Self::Delete { key, .. } => Task::Template(key.clone()),
+            Self::GiveBack(pod) => Task::Pod(pod.clone()),
+        }
+    }
+}
+
+/// What became of a write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    Created(Template),
+    /// Creating: the name is taken.
+    Exists,
+    /// Deleting: it is accepted. The name is free when the watch says so.
+    Deleted,
+    /// The pod has its annotations.
+    GivenBack,
+    /// Nothing was done, because something changed or is missing: decided anew after a pause.
+    Again,
+    /// The API server says no.
+    Refused(String),
+    /// It was not sent: this replica leads no more.
+    Dropped,
+}
+
+/// What to do now.
+#[derive(Debug, Default)]
+pub struct Plan {
+    pub writes: Vec<Write>,
+    pub notices: Vec<(PodRef, Notice)>,
+    /// When to plan again, if nothing changes before.
+    pub wake: Option<Now>,
+}
