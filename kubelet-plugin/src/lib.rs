@@ -9,7 +9,7 @@
 //!       │                                                                │
 //!       └──► health, node (which GPUs there are)                         │
 //!                       ▼                                                ▼
-//!  kubelet ──registration, server──► node: checkpoint, claimdir, arbitration, edits ──► CDI files
+//!  kubelet ──registration, server──► node: records, claimdir, arbitration, edits ──► CDI files
 //!     ▲                               │                                  library ──► /var/lib/vgpu
 //!     └──health──                     └── usage (ledgers), compute (pages, NVML) ──► metrics, http
 //!                                          └──────────► background: events on pods, clean-up (stale, mount_users)
@@ -44,6 +44,7 @@ pub mod mount_users;
 pub mod node;
 pub mod publish;
 pub mod ready;
+mod records;
 pub mod registration;
 pub mod release;
 pub mod report;

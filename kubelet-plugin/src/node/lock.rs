@@ -54,7 +54,12 @@ impl LockFile {
     pub fn open(path: &Path) -> Result<Self, Error> {
         let open = || {
             std::fs::create_dir_all(path.parent().unwrap_or(path))?;
-            File::options().create(true).truncate(false).write(true).open(path)
+            let mut options = File::options();
+            // On a disk that became read-only, the file is there and can be locked.
+            match options.create(true).truncate(false).write(true).open(path) {
+                Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => File::open(path),
+                opened => opened,
+            }
         };
         let file = open().map_err(|source| Error::Io {
             path: path.to_path_buf(),

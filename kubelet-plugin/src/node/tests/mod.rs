@@ -3,6 +3,7 @@
 
 mod calls;
 mod crash;
+mod former;
 mod full_disk;
 mod pages;
 mod rebuild;
@@ -13,6 +14,7 @@ use crate::config::Flags;
 use crate::crash_points::{NeverStop, StopAfter};
 use crate::inventory::tests::gpu;
 use crate::library::tests::release;
+use crate::records::Verdict;
 use clap::Parser as _;
 use serde_json::json;
 use std::path::Path;
@@ -29,6 +31,7 @@ impl Rig {
         let dir = tempfile::tempdir().expect("a folder");
         release(&dir.path().join("image"), "one");
         std::fs::create_dir(dir.path().join("driver")).expect("a folder");
+        std::fs::write(dir.path().join("boot_id"), "first\n").expect("written");
         for name in ["libcuda.so.1", "libnvidia-ml.so.1"] {
             std::fs::write(dir.path().join("driver").join(name), "").expect("written");
         }
@@ -59,6 +62,7 @@ impl Rig {
         let mut config = flags.validate().expect("a config");
         // As `--soft-gpu-state` sets it, without this process's environment.
         config.soft_gpu_state = Some(self.path("soft"));
+        config.boot_id = self.path("boot_id");
         config
     }
 
@@ -75,29 +79,42 @@ impl Rig {
         self.open_with(Box::new(NeverStop)).expect("a node")
     }
 
+    /// What the claims' files say, also of those that are dormant.
     fn checkpoint(&self) -> Checkpoint {
-        let store = Store::new(self.config().checkpoint);
-        store.load().expect("a checkpoint").unwrap_or_default()
+        let config = self.config();
+        let boot = crate::records::boot(&config.boot_id).expect("a boot");
+        let dirs = ClaimDirs::new(config.claims_dir, self.tmpfs);
+        let found = Records::new(config.records, dirs, &config.run_dir, boot).read();
+        let mut checkpoint = Checkpoint::default();
+        for (uid, verdict) in found.expect("listed").verdicts {
+            match verdict {
+                Verdict::Held(record) => {
+                    checkpoint.gpus.extend(record.gpus);
+                    checkpoint.claims.insert(uid, record.entry);
+                }
+                Verdict::Dormant(record) => drop(checkpoint.claims.insert(uid, record.entry)),
+                _ => {}
+            }
+        }
+        checkpoint
     }
 
-    /// Files of claims on the machine, entries included.
-    fn leftovers(&self) -> Vec<String> {
-        let list = |folder: PathBuf| std::fs::read_dir(folder).into_iter().flatten().flatten();
-        let names = list(self.path("run/claims")).chain(list(self.path("cdi")));
-        let files = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
-        files.chain(self.checkpoint().claims.into_keys()).collect()
+    /// Where a claim's copy on the disk is.
+    fn record(&self, uid: &str) -> PathBuf {
+        self.config().records.join(format!("{uid}.json"))
     }
-}
 
-impl Node {
-    /// The lock, where the test has no other instance that could have it.
-    pub(crate) fn locked(&self) -> Locked {
-        self.lock.try_lock().expect("a lock file").expect("the lock is free")
+    /// Another boot: `run` is empty, and so is the folder of the CDI files.
+    pub(crate) fn reboot(&self) {
+        self.unmount();
+        for folder in ["run", "cdi"] {
+            let _ = std::fs::remove_dir_all(self.path(folder));
+        }
+        let boot = std::fs::read_to_string(self.path("boot_id")).expect("read");
+        std::fs::write(self.path("boot_id"), format!("{}+\n", boot.trim())).expect("written");
     }
-}
 
-impl Drop for Rig {
-    fn drop(&mut self) {
+    fn unmount(&self) {
         for uid in std::fs::read_dir(self.path("run/claims"))
             .into_iter()
             .flatten()
@@ -110,6 +127,29 @@ impl Drop for Rig {
         for gpu in std::fs::read_dir(self.path("run/gpus")).into_iter().flatten().flatten() {
             let _ = crate::tmpfs::remove(&gpu.path());
         }
+    }
+
+    /// Files of claims on the machine, entries included.
+    fn leftovers(&self) -> Vec<String> {
+        let list = |folder: PathBuf| std::fs::read_dir(folder).into_iter().flatten().flatten();
+        let folders = ["run/claims", "run/ended", "cdi"].map(|folder| self.path(folder));
+        let names = folders.into_iter().chain([self.config().records]).flat_map(list);
+        names
+            .map(|entry| entry.file_name().to_string_lossy().into_owned())
+            .collect()
+    }
+}
+
+impl Node {
+    /// The lock, where the test has no other instance that could have it.
+    pub(crate) fn locked(&self) -> Locked {
+        self.lock.try_lock().expect("a lock file").expect("the lock is free")
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        self.unmount();
     }
 }
 
