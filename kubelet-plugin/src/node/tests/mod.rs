@@ -5,6 +5,7 @@ mod calls;
 mod crash;
 mod former;
 mod full_disk;
+mod model;
 mod pages;
 mod rebuild;
 mod renew;
@@ -81,12 +82,8 @@ impl Rig {
 
     /// What the claims' files say, also of those that are dormant.
     fn checkpoint(&self) -> Checkpoint {
-        let config = self.config();
-        let boot = crate::records::boot(&config.boot_id).expect("a boot");
-        let dirs = ClaimDirs::new(config.claims_dir, self.tmpfs);
-        let found = Records::new(config.records, dirs, &config.run_dir, boot).read();
         let mut checkpoint = Checkpoint::default();
-        for (uid, verdict) in found.expect("listed").verdicts {
+        for (uid, verdict) in self.verdicts() {
             match verdict {
                 Verdict::Held(record) => {
                     checkpoint.gpus.extend(record.gpus);
@@ -97,6 +94,23 @@ impl Rig {
             }
         }
         checkpoint
+    }
+
+    /// What the claims' files say, without those that are dormant.
+    fn held(&self) -> BTreeMap<String, Entry> {
+        let entry = |(uid, verdict)| match verdict {
+            Verdict::Held(record) => Some((uid, record.entry)),
+            _ => None,
+        };
+        self.verdicts().into_iter().filter_map(entry).collect()
+    }
+
+    fn verdicts(&self) -> BTreeMap<String, Verdict> {
+        let config = self.config();
+        let boot = crate::records::boot(&config.boot_id).expect("a boot");
+        let dirs = ClaimDirs::new(config.claims_dir, self.tmpfs);
+        let found = Records::new(config.records, dirs, &config.run_dir, boot).read();
+        found.expect("listed").verdicts
     }
 
     /// Where a claim's copy on the disk is.
