@@ -154,6 +154,7 @@ impl ClaimDirs {
         let folder = self.claim_path(uid);
         create(&folder)?;
         crash_points.reached("claim directory")?;
+        self.remove_other_shares(uid, entry)?;
         for (order, held) in entry.shares.iter().enumerate() {
             if held.share.role == Role::Share {
                 let reserve = (terms.context_reserve)(&held.share.gpu);
@@ -162,6 +163,18 @@ impl ClaimDirs {
                 let limits = held.share.limits(order, slot, reserve);
                 self.ensure_share(uid, &held.share, &limits, version, crash_points)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Removes shares that a crash left of what the claim held by other results.
+    fn remove_other_shares(&self, uid: &str, entry: &Entry) -> Result<(), Error> {
+        let folder = self.claim_path(uid);
+        let is_other = |name: &&String| entry.shares.iter().all(|held| held.share.name != **name);
+        let found = files::folders(&folder).map_err(failed("list", &folder))?;
+        for path in found.iter().filter(is_other).map(|name| folder.join(name)) {
+            tmpfs::remove(&path).map_err(failed("unmount", &path))?;
+            std::fs::remove_dir_all(&path).map_err(failed("remove", &path))?;
         }
         Ok(())
     }

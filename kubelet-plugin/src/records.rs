@@ -17,7 +17,7 @@
 //! - A reboot: copies of another boot hold nothing, and remember the claim's release until it is prepared again. A copy of
 //!   before that boot that a power loss left empty is removed.
 //! - A disk that is full: a copy is removed without room. A disk that cannot be written at all: `ended` says so instead. If
-//!   that fails too, the Unprepare fails, and kubelet repeats it.
+//!   that fails too, the Unprepare fails, and kubelet repeats it. The next start removes the copy, if it can.
 //! - A crash between the copies: the claim counts as prepared, and everything that it has was made before.
 //! - Two instances: each reads both places anew if the other one had a turn since. Without a file `turn`, always.
 //! - An older release, which has one checkpoint for all claims, reads the copies in `run`: they have its format.
@@ -266,15 +266,22 @@ impl Records {
         }
     }
 
-    /// Removes what is noted of claims without a file on the disk.
+    /// Removes the files on the disk of claims that have ended, if that is possible now.
     fn sweep_ended(&self) {
-        for entry in std::fs::read_dir(&self.ended).into_iter().flatten().flatten() {
-            let uid = entry.file_name();
-            if uid.to_str().is_some_and(|uid| is_gone(&self.file(uid))) {
-                // One that stays says nothing of a claim whose copy in `run` is there.
+        let Ok(ended) = std::fs::read_dir(&self.ended) else {
+            return;
+        };
+        for entry in ended.flatten() {
+            let uid = entry.file_name().to_string_lossy().into_owned();
+            // A claim with a copy in `run` was prepared again.
+            let is_held = !is_gone(&self.run.entry_path(&uid));
+            let file = self.file(&uid);
+            if is_held || std::fs::remove_file(&file).is_ok() || is_gone(&file) {
                 let _ = std::fs::remove_file(entry.path());
             }
         }
+        // Unless one of them stays.
+        let _ = std::fs::remove_dir(&self.ended);
     }
 
     /// The file of a claim on the disk.

@@ -53,11 +53,12 @@ impl LockFile {
     /// The file cannot be opened.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let open = || {
-            std::fs::create_dir_all(path.parent().unwrap_or(path))?;
-            let mut options = File::options();
-            // On a disk that became read-only, the file is there and can be locked.
-            match options.create(true).truncate(false).write(true).open(path) {
-                Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => File::open(path),
+            // One that is there can be locked on a disk that is full or read-only.
+            match File::open(path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    std::fs::create_dir_all(path.parent().unwrap_or(path))?;
+                    File::options().create(true).truncate(false).write(true).open(path)
+                }
                 opened => opened,
             }
         };

@@ -5,7 +5,7 @@ use super::*;
 const GOLDEN: &[u8] = include_bytes!("../../../testdata/checkpoint-v1.json");
 
 /// An older release, as far as files are concerned: what it left on disk, and how it reads the machine.
-struct OlderRelease<'a>(&'a Rig);
+pub(super) struct OlderRelease<'a>(pub(super) &'a Rig);
 
 impl OlderRelease<'_> {
     fn checkpoint(&self) -> PathBuf {
@@ -13,7 +13,7 @@ impl OlderRelease<'_> {
     }
 
     /// Leaves what such a release leaves of the claims that are prepared: one checkpoint, and copies without a boot.
-    fn leaves(&self) -> Checkpoint {
+    pub(super) fn leaves(&self) -> Checkpoint {
         let all = self.0.checkpoint();
         for (uid, entry) in &all.claims {
             std::fs::remove_file(self.0.record(uid)).expect("removed");

@@ -3,6 +3,7 @@
 
 mod calls;
 mod crash;
+mod exhaustion;
 mod former;
 mod full_disk;
 mod model;
@@ -23,24 +24,48 @@ use tempfile::TempDir;
 
 /// A node's folders, which outlive the plugin instances that run on them.
 pub(crate) struct Rig {
-    pub(crate) dir: TempDir,
+    root: PathBuf,
     tmpfs: bool,
+    /// None: another process has it.
+    owned: Option<TempDir>,
 }
 
 impl Rig {
     pub(crate) fn new(tmpfs: bool) -> Self {
-        let dir = tempfile::tempdir().expect("a folder");
+        Self::in_folder(tempfile::tempdir().expect("a folder"), tmpfs)
+    }
+
+    /// In memory if possible, for tests that set up many.
+    fn fast(tmpfs: bool) -> Self {
+        let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
+        Self::in_folder(dir.expect("a folder"), tmpfs)
+    }
+
+    /// A rig that another process set up.
+    fn at(root: &Path, tmpfs: bool) -> Self {
+        Self {
+            root: root.to_path_buf(),
+            tmpfs,
+            owned: None,
+        }
+    }
+
+    fn in_folder(dir: TempDir, tmpfs: bool) -> Self {
         release(&dir.path().join("image"), "one");
         std::fs::create_dir(dir.path().join("driver")).expect("a folder");
         std::fs::write(dir.path().join("boot_id"), "first\n").expect("written");
         for name in ["libcuda.so.1", "libnvidia-ml.so.1"] {
             std::fs::write(dir.path().join("driver").join(name), "").expect("written");
         }
-        Self { dir, tmpfs }
+        Self {
+            root: dir.path().to_path_buf(),
+            tmpfs,
+            owned: Some(dir),
+        }
     }
 
     pub(crate) fn path(&self, below: &str) -> PathBuf {
-        self.dir.path().join(below)
+        self.root.join(below)
     }
 
     pub(crate) fn config(&self) -> Config {
@@ -163,7 +188,9 @@ impl Node {
 
 impl Drop for Rig {
     fn drop(&mut self) {
-        self.unmount();
+        if self.owned.is_some() {
+            self.unmount();
+        }
     }
 }
 
