@@ -2,7 +2,7 @@
 //! container runtime, and serves what containers use as metrics.
 //!
 //! ```text
-//!  NVML (driver root)                                                API server
+//!  nvml: a child process with NVML (driver root)                     API server
 //!       │ inventory: list the GPUs                    ▲ api: create, replace   │ api: GET claim
 //!       ▼                                             │                        ▼
 //!     gpus (contexts): every 10 s ─► slice: devices ─► publish: taints, plan     claim ── shares
@@ -31,6 +31,7 @@ pub mod config;
 pub mod contexts;
 pub mod crash_points;
 pub mod driver;
+pub mod driver_pause;
 pub mod edits;
 pub mod files;
 pub mod gpus;
@@ -42,6 +43,7 @@ mod library;
 pub mod metrics;
 pub mod mount_users;
 pub mod node;
+pub mod nvml;
 pub mod publish;
 pub mod ready;
 mod records;
