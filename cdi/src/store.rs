@@ -69,7 +69,8 @@ impl Dir {
         Ok(self.path.join(self.file_name(id)?))
     }
 
-    /// Writes or replaces the spec of `id` atomically and durably.
+    /// Writes or replaces the spec of `id` atomically. Nothing is synced: the page cache outlives this process, and after a
+    /// power loss there is no container that the spec is of.
     pub fn write(&self, spec: &Spec, id: &str) -> Result<(), Error> {
         if spec.kind != self.kind {
             return Err(Error::Kind {
@@ -188,21 +189,13 @@ impl Dir {
         // `create_new`: never opens another writer's file, and never follows a link.
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temp);
         let file = file.map_err(io_error("create", &temp))?;
-        let written = fill(file, &temp, content).and_then(|()| {
-            fs::rename(&temp, target).map_err(io_error("rename", &temp))?;
-            self.sync()
-        });
+        let written =
+            fill(file, &temp, content).and_then(|()| fs::rename(&temp, target).map_err(io_error("rename", &temp)));
         if written.is_err() {
             // Report the first error only.
             let _ = fs::remove_file(&temp);
         }
         written
-    }
-
-    fn sync(&self) -> Result<(), Error> {
-        File::open(&self.path)
-            .and_then(|dir| dir.sync_all())
-            .map_err(io_error("sync", &self.path))
     }
 }
 
@@ -216,13 +209,14 @@ fn fill(mut file: File, path: &Path, content: &[u8]) -> Result<(), Error> {
     file.write_all(content).map_err(io_error("write", path))?;
     // Set explicitly, whatever the umask: runtimes without root read it too.
     file.set_permissions(fs::Permissions::from_mode(0o644))
-        .map_err(io_error("set the mode of", path))?;
-    file.sync_all().map_err(io_error("sync", path))
+        .map_err(io_error("set the mode of", path))
 }
 
 fn remove_file(path: &Path) -> Result<bool, Error> {
     match fs::remove_file(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        // A read-only disk refuses also what is not there.
+        Err(_) if matches!(path.symlink_metadata(), Err(error) if error.kind() == io::ErrorKind::NotFound) => Ok(false),
         removed => removed.map(|()| true).map_err(io_error("remove", path)),
     }
 }

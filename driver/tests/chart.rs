@@ -233,7 +233,7 @@ fn the_programs_have_the_rights_that_they_use_and_no_other() {
         [
             "resource.k8s.io/resourceslices: list watch create update delete",
             "resource.k8s.io/resourceclaims: get",
-            "/nodes: get",
+            "/nodes: get list watch",
             "events.k8s.io/events: create",
         ]
     );

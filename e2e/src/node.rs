@@ -9,7 +9,7 @@ use crate::cluster::{Cluster, NodeHandle};
 
 const CDI: &str = "/run/cdi"; // /var/run is a link, which would lead to the host's
 const CLAIMS: &str = "/run/vgpu/claims";
-const CHECKPOINT: &str = "/var/lib/kubelet/plugins/dra.vgpu/checkpoint.json";
+const RECORDS: &str = "/var/lib/kubelet/plugins/dra.vgpu/claims";
 
 /// The nodes on which a claim is prepared: those that have its CDI file.
 pub fn prepared_on<'a>(cluster: &'a Cluster, claim_uid: &str) -> Result<Vec<NodeHandle<'a>>> {
@@ -44,7 +44,7 @@ pub fn claim_folder(cluster: &Cluster, claim_uid: &str) -> Result<PathBuf> {
     node.path_inside(&format!("{CLAIMS}/{claim_uid}"))
 }
 
-/// Everything that is still on a running node of these claims: CDI files, folders, mounts, checkpoint entries.
+/// Everything that is still on a running node of these claims: CDI files, folders, mounts, the plugin's own files.
 pub fn left_of(cluster: &Cluster, claim_uids: &[String]) -> Result<Vec<String>> {
     let mut left = Vec::new();
     for node in cluster.nodes() {
@@ -56,7 +56,7 @@ pub fn left_of(cluster: &Cluster, claim_uids: &[String]) -> Result<Vec<String>> 
 
 fn left_on(node: &NodeHandle<'_>, claim_uids: &[String]) -> Result<Vec<String>> {
     let mut left = Vec::new();
-    for folder in [CDI, CLAIMS] {
+    for folder in [CDI, CLAIMS, RECORDS] {
         let entries = fs::read_dir(node.path_inside(folder)?).into_iter().flatten().flatten();
         for name in entries.map(|entry| entry.file_name().to_string_lossy().into_owned()) {
             if claim_uids.iter().any(|uid| name.contains(uid)) {
@@ -69,8 +69,5 @@ fn left_on(node: &NodeHandle<'_>, claim_uids: &[String]) -> Result<Vec<String>> 
     for line in mounts.lines().filter(ours) {
         left.push(format!("mount {}", line.split(' ').nth(4).unwrap_or(line)));
     }
-    let checkpoint = fs::read_to_string(node.path_inside(CHECKPOINT)?).unwrap_or_default();
-    let entries = claim_uids.iter().filter(|uid| checkpoint.contains(uid.as_str()));
-    left.extend(entries.map(|uid| format!("{CHECKPOINT}: {uid}")));
     Ok(left)
 }

@@ -6,6 +6,7 @@ use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, DeleteParams, PostParams, Preconditions};
+use kube::core::PartialObjectMeta;
 use std::future::Future;
 use vgpu_api::DRIVER_NAME;
 
@@ -90,6 +91,12 @@ impl Cluster {
     #[must_use]
     pub fn new(client: kube::Client, node_name: String) -> Self {
         Self { client, node_name }
+    }
+
+    /// Nodes by their metadata alone: kubelet writes the status of each every few minutes.
+    #[must_use]
+    pub fn nodes(&self) -> Api<PartialObjectMeta<Node>> {
+        Api::all(self.client.clone())
     }
 
     #[must_use]

@@ -1,15 +1,19 @@
-//! The checkpoint: the prepared claims of this node, on disk.
+//! Prepared claims, and their format on disk. `records` has a file for each claim in this format; releases before it had
+//! one file for all claims, which is read here once and replaced by those.
 //!
 //! ```text
-//! {"version":1,"crc32":"1a2b3c4d","payload":{"claims":{"<uid>":{...}}}}
+//! {"version":1,"crc32":"1a2b3c4d","payload":{"claims":{"<uid>":{...}},"gpus":{...},"boot":"..."}}
 //! ```
 //!
 //! The checksum covers the payload's bytes as written, so that a release that adds a field still reads what
 //! an older one wrote. A field added within a version must have a default.
 //!
-//! Failure modes: a crash while writing leaves the old file (atomic replacement). A file that is truncated,
-//! edited or of another version is reported as damage with its reason; `node::recover` moves it aside and
-//! rebuilds it. Each claim directory has a copy of its entry in the same format, from which it is rebuilt.
+//! Failure modes: a file that is truncated, edited or of another version is reported as damage with its reason.
+//! - An older release that starts after this one finds no checkpoint, and rebuilds it from the claim directories: each has
+//!   a copy of its claim in the format that this release reads. A checkpoint that stayed would make it remove the claims
+//!   that are not in it, so it is removed as soon as every claim has its files.
+//! - An older release that runs beside this one writes its checkpoint again after each removal. What it prepared is found
+//!   by the claim directories, and what it unprepared by their absence (`node::former`).
 
 use crate::files;
 use crate::inventory::Gpu;
@@ -17,7 +21,6 @@ use crate::share::{ClaimId, Share};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -36,6 +39,9 @@ pub struct Checkpoint {
     /// published after a restart.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub gpus: BTreeMap<String, Gpu>,
+    /// In a claim's file: the boot of the machine in which it was prepared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boot: Option<String>,
 }
 
 /// One prepared claim.
@@ -70,17 +76,14 @@ pub enum Damage {
     Checksum { said: String, found: String },
     #[error("cannot be read: {0}")]
     Unreadable(String),
-    /// Every start leaves a file, so a missing one is damage too.
-    #[error("is gone")]
-    Gone,
 }
 
 /// Identifies a state of the file: inode, time of change, size.
 pub type Stamp = (u64, i64, i64, u64);
 
-/// The checkpoint's file.
+/// The file of an older release.
 #[derive(Clone, Debug)]
-pub struct Store {
+pub struct FormerFile {
     path: PathBuf,
 }
 
@@ -147,15 +150,6 @@ impl Checkpoint {
         serde_json::from_str(sealed.payload.get()).map_err(format)
     }
 
-    /// A checkpoint of one claim.
-    #[must_use]
-    pub fn of(uid: &str, entry: &Entry) -> Self {
-        Self {
-            claims: BTreeMap::from([(uid.to_owned(), entry.clone())]),
-            ..Self::default()
-        }
-    }
-
     /// Every share on a GPU, with its claim.
     pub fn on_gpu<'a>(&'a self, gpu: &'a str) -> impl Iterator<Item = (&'a Entry, &'a Held)> {
         let all = self.claims.values();
@@ -164,9 +158,9 @@ impl Checkpoint {
     }
 }
 
-// === impl Store ===
+// === impl FormerFile ===
 
-impl Store {
+impl FormerFile {
     #[must_use]
     pub fn new(path: PathBuf) -> Self {
         Self { path }
@@ -177,7 +171,7 @@ impl Store {
         &self.path
     }
 
-    /// Reads the checkpoint; `None` before the first save.
+    /// Reads the checkpoint; `None` if there is none.
     ///
     /// # Errors
     /// The damage of the file.
@@ -190,10 +184,15 @@ impl Store {
         }
     }
 
+    /// Removes the file, if it exists.
+    ///
     /// # Errors
-    /// The first step that failed; the old file is then still in place.
-    pub fn save(&self, checkpoint: &Checkpoint) -> io::Result<()> {
-        files::replace(&self.path, &checkpoint.render()?, 0o600)
+    /// It cannot be removed.
+    pub fn remove(&self) -> io::Result<()> {
+        match std::fs::remove_file(&self.path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// Renames a damaged file, so that it can be inspected, and returns its new path.
@@ -207,17 +206,6 @@ impl Store {
         let aside = PathBuf::from(name);
         std::fs::rename(&self.path, &aside)?;
         Ok(aside)
-    }
-
-    /// Makes others read the file again, without writing to it.
-    ///
-    /// # Errors
-    /// The file's time cannot be set.
-    pub fn touch(&self) -> io::Result<()> {
-        File::options()
-            .write(true)
-            .open(&self.path)?
-            .set_modified(SystemTime::now())
     }
 
     /// Returns the state of the file on disk; `None` if it does not exist.
@@ -246,7 +234,10 @@ mod tests {
             library: "0".repeat(64),
             shares: vec![held],
         };
-        Checkpoint::of("5c0f3b9a-0000-4000-8000-000000000001", &entry)
+        Checkpoint {
+            claims: BTreeMap::from([("5c0f3b9a-0000-4000-8000-000000000001".to_owned(), entry)]),
+            ..Checkpoint::default()
+        }
     }
 
     #[test]
@@ -282,20 +273,18 @@ mod tests {
     }
 
     #[test]
-    fn a_store_replaces_and_sets_aside() {
+    fn the_file_of_an_older_release_is_read_removed_or_set_aside() {
         let dir = tempfile::tempdir().expect("a folder");
-        let store = Store::new(dir.path().join("checkpoint.json"));
-        assert_eq!(store.load(), Ok(None));
-        assert_eq!(store.stamp(), None);
-        store.save(&example()).expect("saved");
-        let first = store.stamp();
-        assert_eq!(store.load(), Ok(Some(example())));
-        store.save(&Checkpoint::default()).expect("saved");
-        assert_ne!(store.stamp(), first);
-        std::fs::write(store.path(), "garbage").expect("written");
-        assert!(matches!(store.load(), Err(Damage::Format(_))));
-        let aside = store.set_aside().expect("moved");
+        let former = FormerFile::new(dir.path().join("checkpoint.json"));
+        assert_eq!((former.load(), former.stamp()), (Ok(None), None));
+        std::fs::write(former.path(), GOLDEN).expect("written");
+        assert_eq!(former.load(), Ok(Some(example())));
+        former.remove().expect("removed");
+        former.remove().expect("gone");
+        std::fs::write(former.path(), "garbage").expect("written");
+        assert!(matches!(former.load(), Err(Damage::Format(_))));
+        let aside = former.set_aside().expect("moved");
         assert_eq!(std::fs::read_to_string(aside).expect("kept"), "garbage");
-        assert_eq!(store.load(), Ok(None));
+        assert_eq!(former.load(), Ok(None));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! <claims>/                       0700, so that other users of the node cannot open the ledgers
-//! <claims>/<uid>/entry.json       this claim's entry of the checkpoint, readable by root only
+//! <claims>/<uid>/entry.json       what this claim holds, readable by root only; written last (records.rs)
 //! <claims>/<uid>/<share>/         a tmpfs of limited size, mounted read-only into containers
 //!                        limits   0444
 //!                        ledger   0666, mounted writable over the read-only folder
@@ -18,7 +18,7 @@
 //!   it with a size limit and never maps it.
 //! - After a reboot the directories are gone, and the next Prepare creates them again.
 
-use crate::checkpoint::{Checkpoint, Damage, Entry, Held};
+use crate::checkpoint::{Entry, Held};
 use crate::crash_points::{CrashPoints, Stopped};
 use crate::files;
 use crate::mount_users::Device;
@@ -35,7 +35,6 @@ use vgpu_abi::limits::{self, Limits, Version};
 use vgpu_abi::paths::{LEDGER, LIMITS};
 
 const ENTRY: &str = "entry.json";
-const MAX_ENTRY: usize = 1 << 20;
 /// A claim is reserved for at most 256 pods, and a UID has 36 bytes.
 const MAX_WARNED: usize = 64 << 10;
 /// Room for the ledger, the limits file, and a temporary copy of one of them while it is replaced.
@@ -106,6 +105,12 @@ impl ClaimDirs {
         self.root.join(uid)
     }
 
+    /// Returns the file with what claim `uid` holds.
+    #[must_use]
+    pub fn entry_path(&self, uid: &str) -> PathBuf {
+        self.claim_path(uid).join(ENTRY)
+    }
+
     /// Returns the directory of a share of claim `uid`.
     #[must_use]
     pub fn share_path(&self, uid: &str, share: &str) -> PathBuf {
@@ -149,13 +154,7 @@ impl ClaimDirs {
         let folder = self.claim_path(uid);
         create(&folder)?;
         crash_points.reached("claim directory")?;
-        let path = folder.join(ENTRY);
-        let rendered = Checkpoint::of(uid, entry).render().map_err(io::Error::from);
-        let rendered = rendered.map_err(failed("render", &path))?;
-        if files::read_bounded(&path, MAX_ENTRY).ok().as_deref() != Some(rendered.as_slice()) {
-            files::replace(&path, &rendered, 0o600).map_err(failed("write", &path))?;
-            crash_points.reached("claim entry")?;
-        }
+        self.remove_other_shares(uid, entry)?;
         for (order, held) in entry.shares.iter().enumerate() {
             if held.share.role == Role::Share {
                 let reserve = (terms.context_reserve)(&held.share.gpu);
@@ -164,6 +163,18 @@ impl ClaimDirs {
                 let limits = held.share.limits(order, slot, reserve);
                 self.ensure_share(uid, &held.share, &limits, version, crash_points)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Removes shares that a crash left of what the claim held by other results.
+    fn remove_other_shares(&self, uid: &str, entry: &Entry) -> Result<(), Error> {
+        let folder = self.claim_path(uid);
+        let is_other = |name: &&String| entry.shares.iter().all(|held| held.share.name != **name);
+        let found = files::folders(&folder).map_err(failed("list", &folder))?;
+        for path in found.iter().filter(is_other).map(|name| folder.join(name)) {
+            tmpfs::remove(&path).map_err(failed("unmount", &path))?;
+            std::fs::remove_dir_all(&path).map_err(failed("remove", &path))?;
         }
         Ok(())
     }
@@ -227,25 +238,6 @@ impl ClaimDirs {
     /// The folder cannot be listed.
     pub fn uids(&self) -> Result<Vec<String>, Error> {
         files::folders(&self.root).map_err(failed("list", &self.root))
-    }
-
-    /// Reads a claim's own copy of its checkpoint entry.
-    ///
-    /// # Errors
-    /// The copy is missing or damaged.
-    pub fn read_entry(&self, uid: &str) -> Result<Entry, Damage> {
-        let bytes = files::read_bounded(&self.claim_path(uid).join(ENTRY), MAX_ENTRY);
-        let bytes = bytes.map_err(|error| Damage::Unreadable(error.to_string()))?;
-        let mut checkpoint = Checkpoint::parse(&bytes)?;
-        let entry = checkpoint.claims.remove(uid);
-        entry.ok_or_else(|| Damage::Format(format!("no claim {uid} in it")))
-    }
-
-    /// Returns the damage of a claim's copy of its entry; `None` if it is valid or does not exist.
-    #[must_use]
-    pub fn damaged_entry(&self, uid: &str) -> Option<Damage> {
-        let there = self.claim_path(uid).join(ENTRY).symlink_metadata().is_ok();
-        self.read_entry(uid).err().filter(|_| there)
     }
 
     /// Reads the shares of a claim from their limits files alone, with their slots as far as these are named. Also
@@ -363,10 +355,8 @@ mod tests {
         assert_eq!((limits.order, limits.context_reserve), (1, Some(7)));
         assert_eq!(mode(&folder.join(LIMITS)), 0o444);
         assert_eq!(mode(&folder.join(LEDGER)), 0o666);
-        assert_eq!(mode(&dirs.claim_path("u").join(ENTRY)), 0o600);
         assert_eq!(mode(&dirs.root), 0o700);
         assert_eq!(dirs.usage("u", &share("s2")).expect("a ledger"), Usage::default());
-        assert_eq!(dirs.read_entry("u"), Ok(entry()));
         assert_eq!(dirs.uids().expect("listed"), ["u"]);
 
         std::fs::write(folder.join(LEDGER), "in use").expect("written");

@@ -10,6 +10,9 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use vgpu_api::DRIVER_NAME;
 
+/// Where the kernel names the boot of the machine.
+pub(crate) const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
 /// Publishes this node's GPUs as ResourceSlices and prepares fractions of them for containers.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "vgpu-kubelet-plugin", version)]
@@ -90,7 +93,13 @@ pub struct Config {
     pub claims_dir: PathBuf,
     pub gpus_dir: PathBuf,
     pub cdi_dir: PathBuf,
+    /// The file of releases before `records`.
     pub checkpoint: PathBuf,
+    /// The folder of the claims' files.
+    pub records: PathBuf,
+    pub run_dir: PathBuf,
+    /// The file in which the kernel names the boot of the machine.
+    pub boot_id: PathBuf,
     pub lock: PathBuf,
     /// Locked by the instance that publishes.
     pub publisher_lock: PathBuf,
@@ -201,7 +210,10 @@ impl Flags {
             shares: self.shares,
             claims_dir: self.run_dir.join("claims"),
             gpus_dir: self.run_dir.join("gpus"),
+            run_dir: self.run_dir,
             cdi_dir: self.cdi_dir,
+            records: plugin_dir.join("claims"),
+            boot_id: BOOT_ID.into(),
             checkpoint: plugin_dir.join("checkpoint.json"),
             lock: plugin_dir.join("lock"),
             publisher_lock: plugin_dir.join("publisher"),
@@ -267,10 +279,7 @@ mod tests {
             config.dra_socket,
             Path::new("/var/lib/kubelet/plugins/dra.vgpu/dra.sock")
         );
-        assert_eq!(
-            config.checkpoint,
-            Path::new("/var/lib/kubelet/plugins/dra.vgpu/checkpoint.json")
-        );
+        assert_eq!(config.records, Path::new("/var/lib/kubelet/plugins/dra.vgpu/claims"));
         assert_eq!(
             config.registration_socket,
             Path::new("/var/lib/kubelet/plugins_registry/registration@dra.vgpu.sock")

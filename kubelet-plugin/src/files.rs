@@ -6,27 +6,48 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
-/// Replaces `path` by `bytes` atomically: after a crash of the machine it is the old file or the new one. The
-/// folder is not synced, because both are correct then: no container survives such a crash, and kubelet
-/// prepares again what it restarts. The temporary file is `path` with `.new` appended, so that a later call
-/// replaces one that a crash left.
+/// The end of the name of a temporary file.
+pub(crate) const TEMPORARY: &str = ".new";
+
+/// Replaces `path` by `bytes` atomically. Nothing is synced: what is written outlives this process, and after a power loss
+/// no container runs and kubelet prepares again what it restarts. A file may be empty or missing then, so each is either
+/// checked by its content or written anew after a boot. The temporary file is `path` with `.new` appended, so that a later
+/// call replaces one that a crash left.
 ///
 /// # Errors
 /// The first step that failed.
 pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    replace_after(path, bytes, mode, |_| Ok(()))
+}
+
+/// The same for a file that matters after a power loss: it is then the old file or the new one.
+///
+/// # Errors
+/// The first step that failed.
+pub fn replace_synced(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    replace_after(path, bytes, mode, File::sync_all)
+}
+
+fn replace_after(path: &Path, bytes: &[u8], mode: u32, last: impl Fn(&File) -> io::Result<()>) -> io::Result<()> {
     let mut name = path.as_os_str().to_owned();
-    name.push(".new");
+    name.push(TEMPORARY);
     let temporary = Path::new(&name);
     match std::fs::remove_file(temporary) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let mut file = File::options().write(true).create_new(true).open(temporary)?;
-    file.write_all(bytes)?;
-    // Set here, because the mode of the open is subject to the umask.
-    file.set_permissions(Permissions::from_mode(mode))?;
-    file.sync_all()?;
-    std::fs::rename(temporary, path)
+    let fill = || {
+        let mut file = File::options().write(true).create_new(true).open(temporary)?;
+        file.write_all(bytes)?;
+        // Set here, because the mode of the open is subject to the umask.
+        file.set_permissions(Permissions::from_mode(mode))?;
+        last(&file)?;
+        std::fs::rename(temporary, path)
+    };
+    fill().inspect_err(|_| {
+        // On a full disk it would keep the room that others need.
+        let _ = std::fs::remove_file(temporary);
+    })
 }
 
 /// Creates a folder that only root can enter, and sets its mode if it exists. Containers get the files in it

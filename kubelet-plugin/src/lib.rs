@@ -2,14 +2,14 @@
 //! container runtime, and serves what containers use as metrics.
 //!
 //! ```text
-//!  NVML (driver root)                                                API server
+//!  nvml: a child process with NVML (driver root)                     API server
 //!       │ inventory: list the GPUs                    ▲ api: create, replace   │ api: GET claim
 //!       ▼                                             │                        ▼
 //!     gpus (contexts): every 10 s ─► slice: devices ─► publish: taints, plan     claim ── shares
 //!       │                                                                │
 //!       └──► health, node (which GPUs there are)                         │
 //!                       ▼                                                ▼
-//!  kubelet ──registration, server──► node: checkpoint, claimdir, arbitration, edits ──► CDI files
+//!  kubelet ──registration, server──► node: records, claimdir, arbitration, edits ──► CDI files
 //!     ▲                               │                                  library ──► /var/lib/vgpu
 //!     └──health──                     └── usage (ledgers), compute (pages, NVML) ──► metrics, http
 //!                                          └──────────► background: events on pods, clean-up (stale, mount_users)
@@ -31,6 +31,7 @@ pub mod config;
 pub mod contexts;
 pub mod crash_points;
 pub mod driver;
+pub mod driver_pause;
 pub mod edits;
 pub mod files;
 pub mod gpus;
@@ -42,8 +43,10 @@ mod library;
 pub mod metrics;
 pub mod mount_users;
 pub mod node;
+pub mod nvml;
 pub mod publish;
 pub mod ready;
+mod records;
 pub mod registration;
 pub mod release;
 pub mod report;

@@ -169,7 +169,7 @@ fn install(source: &Path, store: &Path) -> Result<Installed, Error> {
     // The same files, installed by a plugin that did not write it.
     let file = target.join(release::FILE);
     if Release::in_folder(&target) != Release::default() {
-        files::replace(&file, Release::default().text().as_bytes(), 0o644).map_err(failed("write", &file))?;
+        files::replace_synced(&file, Release::default().text().as_bytes(), 0o644).map_err(failed("write", &file))?;
     }
     let folder = File::open(&target).map_err(failed("open", &target))?;
     // Only a removal has it exclusively, and none runs under the lock of the node.

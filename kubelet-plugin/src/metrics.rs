@@ -90,7 +90,7 @@ impl Metrics {
         );
         registry.register(
             "checkpoint_damaged",
-            "Checkpoints that were found damaged and rebuilt",
+            "Files of the state that were found damaged",
             self.checkpoint_damaged.clone(),
         );
         registry.register(

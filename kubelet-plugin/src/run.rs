@@ -12,34 +12,34 @@
 
 use crate::api::Cluster;
 use crate::api::Slices as _;
-use crate::compute::{Comparison, NvmlUtilisation};
+use crate::compute::Comparison;
 use crate::config::{Config, Flags};
 use crate::contexts::Contexts;
 use crate::crash_points::NeverStop;
 use crate::health::{Health, Report};
 use crate::instance::Instance;
-use crate::inventory::nvml::NvmlGpus;
 use crate::metrics::Metrics;
 use crate::node::lock::{LOCKED_WITHIN, LockFile};
 use crate::node::{Node, SharedNode};
+use crate::nvml::Nvml;
 use crate::publish::reached::only_while_reached;
 use crate::publish::taints::Taints;
 use crate::publish::{Wanted, delay, plan::Owner};
 use crate::ready::Readiness;
 use crate::registration::{Registrar, keep_listening};
 use crate::server::Service;
-use crate::{api, background, compute, gpus, http, publish, registration};
+use crate::{api, background, compute, driver_pause, gpus, http, publish, registration};
 use anyhow::Context as _;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::{WatchStreamExt as _, watcher};
 use std::future::Future;
 use std::io::IsTerminal as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
@@ -124,6 +124,11 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let pages = http::router(readiness.clone(), metrics.registry(node.clone(), comparison.clone()));
     let http = axum::serve(listener, pages).with_graceful_shutdown(until(stopped));
 
+    let nvml = Nvml::new(Path::new("/proc/self/exe"), &config.driver_root);
+    let rescan = Arc::new(Notify::new());
+    let own = watcher::Config::default().fields(&format!("metadata.name={}", config.node_name));
+    let own_node = watcher(cluster.nodes(), own).default_backoff();
+    tokio::spawn(driver_pause::run(own_node, nvml.clone(), rescan.clone()));
     let outputs = gpus::ScanOutputs {
         node: node.clone(),
         wanted,
@@ -131,18 +136,15 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         readiness: readiness.clone(),
         metrics: metrics.clone(),
         scanned,
+        rescan,
     };
     tokio::spawn(gpus::run(
-        NvmlGpus::new(config.driver_root.clone()),
+        nvml.clone(),
         Contexts::of_node(&config),
         config.clone(),
         outputs,
     ));
-    tokio::spawn(compute::compare::run(
-        node.clone(),
-        NvmlUtilisation::new(config.driver_root.clone()),
-        comparison.clone(),
-    ));
+    tokio::spawn(compute::compare::run(node.clone(), nvml, comparison.clone()));
     let parts = NodeParts {
         node,
         cluster,

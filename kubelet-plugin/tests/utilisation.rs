@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
-use vgpu_kubelet_plugin::compute::{NvmlUtilisation, Utilisation as _};
+use vgpu_kubelet_plugin::compute::Utilisation as _;
 use vgpu_kubelet_plugin::inventory::Gpus as _;
-use vgpu_kubelet_plugin::inventory::nvml::NvmlGpus;
+use vgpu_kubelet_plugin::nvml::Nvml;
 
 /// The software GPU's state, by which it is found: a variable of the process, so the test runs in a child of its own.
 const STATE: &str = "SOFT_GPU_STATE";
@@ -35,7 +35,7 @@ impl Drop for Client {
 }
 
 /// Asks until the answer is as expected.
-fn until(nvml: &NvmlUtilisation, gpu: &str, expected: impl Fn(Option<&BTreeMap<u32, f64>>) -> bool) {
+fn until(nvml: &Nvml, gpu: &str, expected: impl Fn(Option<&BTreeMap<u32, f64>>) -> bool) {
     let start = Instant::now();
     loop {
         let answer = nvml.of(gpu);
@@ -57,8 +57,8 @@ fn a_busy_process_has_its_percent_and_an_idle_gpu_is_no_silence() {
         assert!(status.expect("a child").success());
         return;
     }
-    let gpu = NvmlGpus::new(folder.clone()).list().expect("GPUs").gpus.remove(0).uuid;
-    let nvml = NvmlUtilisation::new(folder.clone());
+    let nvml = Nvml::new(Path::new(env!("CARGO_BIN_EXE_vgpu-kubelet-plugin")), &folder);
+    let gpu = nvml.list().expect("GPUs").gpus.remove(0).uuid;
     assert_eq!(nvml.of(&gpu), None, "nothing is known before the first sample");
     assert_eq!(nvml.of("GPU-0"), None, "nor of a GPU that is none");
     let mut client = Command::new(vgpu_built_from::program("gpu-client"));

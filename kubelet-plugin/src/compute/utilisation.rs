@@ -56,7 +56,7 @@ impl NvmlUtilisation {
         };
         let failed = |error: NvmlError| Error::Field {
             index: 0,
-            field: "utilisation of processes",
+            field: "utilisation of processes".into(),
             reason: error.to_string(),
         };
         let device = nvml.device_by_uuid(gpu).map_err(failed)?;

@@ -23,8 +23,9 @@ use crate::slice::slices;
 use published::Published;
 use scanner::{Measurer, ScanFailure, Scanner};
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 /// The part's name in [`Readiness`].
 pub const PART: &str = "gpus";
@@ -43,6 +44,8 @@ pub struct ScanOutputs {
     pub metrics: Metrics,
     /// Becomes true when the first scan has ended.
     pub scanned: watch::Sender<bool>,
+    /// Asks for a scan before its time.
+    pub rescan: Arc<Notify>,
 }
 
 /// State kept between scans.
@@ -79,7 +82,8 @@ pub async fn run<G: Gpus>(gpus: G, contexts: Contexts, config: Config, outputs: 
         if !is_late {
             outputs.scanned.send_replace(true);
         }
-        tokio::time::sleep(SCAN_EVERY).await;
+        // Either way it is time for a scan.
+        let _ = tokio::time::timeout(SCAN_EVERY, outputs.rescan.notified()).await;
     }
 }
 
@@ -202,7 +206,6 @@ mod tests {
     use crate::share::ClaimId;
     use k8s_openapi::api::resource::v1::{Device, ResourceClaim};
     use std::collections::BTreeMap;
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     /// The receivers, and what a scan sent to them.
@@ -250,6 +253,7 @@ mod tests {
             readiness: Readiness::new(&[PART]),
             metrics: Metrics::default(),
             scanned: watch::channel(false).0,
+            rescan: Arc::default(),
         };
         Scanned {
             rig,

@@ -11,6 +11,7 @@ pub mod nvml;
 pub mod sysfs;
 
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -50,14 +51,14 @@ pub trait Gpus: Send + Sync + 'static {
 }
 
 /// The result of a scan.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct List {
     pub gpus: Vec<Gpu>,
     pub left_out: Vec<LeftOut>,
 }
 
 /// A GPU that is counted and cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeftOut {
     /// Its UUID, if that could be read.
     pub uuid: Option<String>,
@@ -75,7 +76,7 @@ pub enum Ailment {
 }
 
 /// Why GPUs cannot be listed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum Error {
     #[error(
         "no libnvidia-ml.so.1 under --driver-root {}: install NVIDIA's driver, or point --driver-root at it",
@@ -87,7 +88,7 @@ pub enum Error {
     #[error("GPU {index}: {field} cannot be read: {reason}; check the node's NVIDIA driver")]
     Field {
         index: u32,
-        field: &'static str,
+        field: Cow<'static, str>,
         reason: String,
     },
     #[error(
@@ -96,6 +97,9 @@ pub enum Error {
     Mig(String),
     #[error("the NVIDIA driver lists no GPU; check nvidia-smi on the node")]
     NoGpu,
+    /// There is no answer at all.
+    #[error("{0}")]
+    Silent(String),
 }
 
 /// The GPUs by the names of their devices.
@@ -301,7 +305,7 @@ pub(crate) mod tests {
             uuid: None,
             why: Error::Field {
                 index: 0,
-                field: "memory",
+                field: "memory".into(),
                 reason: "GPU is lost".into(),
             },
         };

@@ -9,6 +9,7 @@ use nvml_wrapper::enum_wrappers::device::Brand;
 use nvml_wrapper::enums::device::DeviceArchitecture;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Nvml, cuda_driver_version_major, cuda_driver_version_minor};
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -62,10 +63,10 @@ pub(crate) fn start(driver_root: &Path) -> Result<Nvml, Error> {
 }
 
 fn read_all(nvml: &Nvml, sys: &Path) -> Result<List, Error> {
-    let of_driver = |field| {
+    let of_driver = |field: &'static str| {
         move |error: NvmlError| Error::Field {
             index: 0,
-            field,
+            field: Cow::Borrowed(field),
             reason: error.to_string(),
         }
     };
@@ -84,20 +85,20 @@ fn read_one(
     driver_version: &str,
     cuda_version: (i32, i32),
 ) -> Result<Gpu, LeftOut> {
-    let unreadable = |uuid: Option<&String>, field| {
+    let unreadable = |uuid: Option<&String>, field: &'static str| {
         let uuid = uuid.cloned();
         move |error: NvmlError| LeftOut {
             uuid,
             why: Error::Field {
                 index,
-                field,
+                field: Cow::Borrowed(field),
                 reason: error.to_string(),
             },
         }
     };
     let device = nvml.device_by_index(index).map_err(unreadable(None, "handle"))?;
     let uuid = device.uuid().map_err(unreadable(None, "UUID"))?;
-    let failed = |field| unreadable(Some(&uuid), field);
+    let failed = |field: &'static str| unreadable(Some(&uuid), field);
     // Drivers and GPUs without MIG return an error here.
     if device.mig_mode().is_ok_and(|mode| mode.current != 0) {
         return Err(LeftOut {

@@ -53,8 +53,14 @@ impl LockFile {
     /// The file cannot be opened.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let open = || {
-            std::fs::create_dir_all(path.parent().unwrap_or(path))?;
-            File::options().create(true).truncate(false).write(true).open(path)
+            // One that is there can be locked on a disk that is full or read-only.
+            match File::open(path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    std::fs::create_dir_all(path.parent().unwrap_or(path))?;
+                    File::options().create(true).truncate(false).write(true).open(path)
+                }
+                opened => opened,
+            }
         };
         let file = open().map_err(|source| Error::Io {
             path: path.to_path_buf(),

@@ -1,26 +1,24 @@
-//! The node's state machine: prepares and unprepares claims, and keeps the checkpoint.
+//! The node's state machine: prepares and unprepares claims, and keeps a file of each (`records`).
 //!
 //! ```text
 //!  Prepare    entry with the same results ─► create what is missing ─────────────► answer
 //!             entry with other results ─► unprepare it ─┐
 //!             no entry ─────────────────────────────────┴► room? ─► claim directory ─► arbitration
-//!                                                     ─► CDI ─► checkpoint ─► node page ─► answer
-//!  Unprepare  CDI ─► claim directory ─► checkpoint ─► node page      by UID alone, with or without an entry
+//!                                                     ─► CDI ─► the claim's files ─► node page ─► answer
+//!  Unprepare  CDI ─► file on the disk ─► claim directory ─► node page      by UID alone, with or without an entry
 //! ```
 //!
 //! Synchronous: a caller that goes away cannot stop it half-way (`shared`). Failure modes:
-//! - A crash while preparing: nothing was answered before the checkpoint was written. The files without an
-//!   entry are orphans, removed by the next start or completed by the next Prepare.
-//! - A crash while unpreparing: the entry is still there, and kubelet retries.
-//! - A disk that is full or read-only: Prepare of a new claim is refused. Unprepare needs no room: the entry stays in the
-//!   file until it can be written again.
-//! - A reboot, which empties the claim directories, or an entry that could not be removed: an entry without its claim
-//!   directory is dormant. It holds nothing and only remembers the claim's library until the claim is prepared again.
-//! - Two instances during a rolling update: each call holds the lock file, and reads the checkpoint again if
-//!   the other instance wrote it.
-//!
-//! A batch writes the checkpoint once, after all of its claims.
+//! - A crash while preparing: nothing was answered before the claim's files were written. A claim directory without a file
+//!   is an orphan, removed by the next start or completed by the next Prepare.
+//! - A crash while unpreparing: a file is still there, or only an orphan; kubelet retries.
+//! - A disk that is full or read-only: Prepare of a new claim is refused. Unprepare needs no room.
+//! - A reboot: what was prepared before it is dormant. It holds nothing and only remembers the claim's library until the
+//!   claim is prepared again.
+//! - Two instances during a rolling update: each call holds the lock file, and reads the files again if the other instance
+//!   had a turn.
 
+mod former;
 pub mod lock;
 mod pages;
 mod recover;
@@ -32,7 +30,7 @@ pub(crate) mod tests;
 mod turn;
 
 use crate::arbitration::{self, Arbitration};
-use crate::checkpoint::{Checkpoint, Damage, Entry, Held, Stamp, Store};
+use crate::checkpoint::{Checkpoint, Entry, FormerFile, Held, Stamp};
 use crate::claim;
 use crate::claimdir::{self, ClaimDirs, Terms};
 use crate::config::Config;
@@ -42,6 +40,7 @@ use crate::edits::{self, Placed};
 use crate::inventory::{Gpu, Inventory};
 use crate::library::Library;
 use crate::mount_users::ShareMount;
+use crate::records::Records;
 use crate::release::Release;
 use crate::share::{ClaimId, Role, Share, ShareKeys};
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -89,8 +88,10 @@ pub enum Error {
     Arbitration(#[from] arbitration::Error),
     #[error(transparent)]
     Cdi(#[from] vgpu_cdi::store::Error),
-    #[error("checkpoint {}: {source}; kubelet retries", path.display())]
-    Checkpoint { path: PathBuf, source: io::Error },
+    #[error("the claim's state, {}: {source}; kubelet retries", path.display())]
+    Record { path: PathBuf, source: io::Error },
+    #[error("the kernel's file {} does not say which boot this is: {source}", path.display())]
+    Boot { path: PathBuf, source: io::Error },
     #[error(transparent)]
     Lock(#[from] lock::Error),
     #[error(
@@ -114,18 +115,17 @@ pub struct Node {
     arbitration: Arbitration,
     cdi: vgpu_cdi::store::Dir,
     library: Library,
-    store: Store,
+    records: Records,
+    /// The file of an older release, and its state when it was last read, if it could not be removed.
+    former: FormerFile,
+    former_seen: Option<Stamp>,
     /// Locked during each call, so that the other instance of a rolling update waits.
     lock: LockFile,
     checkpoint: Checkpoint,
-    /// Entries without a claim directory, which hold nothing. The file has them too.
+    /// Entries that hold nothing, because they are of before a reboot or were unprepared. Their files are still there.
     dormant: BTreeMap<String, Entry>,
-    /// The state of the checkpoint file when it was read or saved; None if there was none.
-    stamp: Option<Stamp>,
-    /// False if memory may have what the file does not, so that the next call reads it again.
+    /// False if memory may have what the files do not, so that the next call reads them again.
     is_read: bool,
-    /// True if the file has entries that were removed from memory and could not be removed there.
-    unsaved: bool,
     inventory: Result<Inventory, String>,
     /// What a context takes on each GPU, by UUID, as far as that was measured.
     contexts: BTreeMap<String, u64>,
@@ -135,8 +135,10 @@ pub struct Node {
     ignored: ShareKeys,
     /// When this instance prepared each claim for the first time.
     prepared_at: BTreeMap<String, Instant>,
-    /// Descriptions of damaged checkpoints that have no event on the node yet.
+    /// Descriptions of damaged files that have no event on the node yet.
     damages: Vec<String>,
+    /// Those that lasted when the files were last read. They are told once.
+    lasting_damages: BTreeSet<String>,
     /// Claims that could not be unprepared, by UID, and the last error. kubelet retries them.
     not_unprepared: BTreeMap<String, (ClaimId, String)>,
     /// The driver whose files all CDI files name; None if that is not known.
@@ -245,7 +247,7 @@ impl Node {
         }
     }
 
-    /// Forces the next call to read the checkpoint again.
+    /// Forces the next call to read the claims' files again.
     pub fn forget(&mut self) {
         self.is_read = false;
     }
@@ -264,14 +266,6 @@ impl Node {
             .iter()
             .map(|(id, claim)| self.prepare_one(id, claim, &mut turn))
             .collect();
-        if let Err(error) = self.end_turn(&turn) {
-            // What was not saved is not prepared, and must not look so after a restart.
-            for uid in &turn.prepared {
-                let _ = self.remove_files(uid);
-            }
-            self.is_read = false;
-            fail_rest(&mut answers, error);
-        }
         if let Err(error) = self.write_node_pages() {
             fail_rest(&mut answers, error);
         }
@@ -297,52 +291,47 @@ impl Node {
 
     /// Unprepares claims. Each succeeds or fails by itself; a claim that was never prepared succeeds.
     pub fn unprepare(&mut self, locked: &Locked, uids: &[&str]) -> Vec<Result<(), Error>> {
-        let mut turn = match self.begin_turn(locked) {
-            Ok(turn) => turn,
-            Err(error) => return all_fail(uids.len(), error),
-        };
-        let mut answers: Vec<_> = uids.iter().map(|uid| self.remove(uid, &mut turn)).collect();
-        match self.end_turn(&turn) {
-            Err(error) if stopped(&error) => fail_rest(&mut answers, error),
-            Err(error) => self.leave_unsaved(&error),
-            Ok(()) => {}
+        if let Err(error) = self.begin_turn(locked) {
+            return all_fail(uids.len(), error);
         }
+        let answers: Vec<_> = uids.iter().map(|uid| self.remove(uid)).collect();
         self.write_node_pages_or_warn();
         answers
     }
 
-    /// Prepares one claim. If the checkpoint has the same shares for it already, only completes what is missing.
+    /// Prepares one claim. If it has the same shares already, only completes what is missing.
     fn prepare_one(&mut self, id: &ClaimId, claim: &ResourceClaim, turn: &mut Turn) -> Result<Vec<Prepared>, Error> {
         check_uid(&id.uid)?;
         let inventory = self.inventory.as_ref().map_err(|why| Error::NoInventory(why.clone()))?;
         let shares = claim::shares(claim, &self.config.pool(), inventory)?;
         if let Some(entry) = self.checkpoint.claims.get(&id.uid) {
             if same_results(&entry.shares, &shares) {
-                let mut entry = entry.clone();
+                let known = entry.clone();
+                let mut entry = known.clone();
                 // An entry that was rebuilt from limits files gets its names back.
                 if entry.name != id.name || entry.shares.iter().any(|held| held.share.request.is_empty()) {
                     for (held, share) in entry.shares.iter_mut().zip(&shares) {
                         held.share = share.clone();
                     }
                     (entry.namespace, entry.name) = (id.namespace.clone(), id.name.clone());
-                    turn.dirty = true;
                 }
-                let library = entry.library.clone();
                 self.materialize(&id.uid, &mut entry, false, turn)?;
-                // Save the entry if its library changed: the next start must not remove a release in use.
-                turn.dirty |= entry.library != library;
-                let answer = self.answer(&id.uid, &shares);
-                self.checkpoint.claims.insert(id.uid.clone(), entry);
-                return Ok(answer);
+                self.keep(&id.uid, &known, entry)?;
+                return Ok(self.answer(&id.uid, &shares));
             }
             // The pod was force-deleted and another one got the claim, so the former shares are not in use.
-            self.remove(&id.uid, turn)?;
+            self.remove(&id.uid)?;
         }
         let mut entry = self.admit(id, &shares)?;
         if let Some(former) = self.dormant.get(&id.uid) {
             entry.library.clone_from(&former.library);
+            // A ledger of before a reboot is nobody's.
+            self.dirs.remove(&id.uid, self.crash_points.as_mut())?;
         }
-        if let Err(error) = self.materialize(&id.uid, &mut entry, true, turn) {
+        let made = self
+            .materialize(&id.uid, &mut entry, true, turn)
+            .and_then(|()| self.save(&id.uid, &entry));
+        if let Err(error) = made {
             if !stopped(&error) {
                 // Best effort: kubelet also unprepares a claim whose Prepare failed.
                 let _ = self.remove_files(&id.uid);
@@ -353,8 +342,7 @@ impl Node {
         self.checkpoint.claims.insert(id.uid.clone(), entry);
         self.dormant.remove(&id.uid);
         self.prepared_at.insert(id.uid.clone(), Instant::now());
-        turn.prepared.push(id.uid.clone());
-        turn.dirty = true;
+        self.note_gpus();
         Ok(answer)
     }
 
@@ -480,16 +468,16 @@ impl Node {
         shares.iter().map(device).collect()
     }
 
-    fn remove(&mut self, uid: &str, turn: &mut Turn) -> Result<(), Error> {
+    fn remove(&mut self, uid: &str) -> Result<(), Error> {
         check_uid(uid)?;
         self.remove_files(uid)?;
         self.prepared_at.remove(uid);
+        self.dormant.remove(uid);
         if let Some(entry) = self.checkpoint.claims.remove(uid) {
             self.stale_pages
                 .extend(entry.shares.into_iter().map(|held| held.share.gpu));
-            turn.dirty = true;
+            self.note_gpus();
         }
-        turn.dirty |= self.dormant.remove(uid).is_some();
         Ok(())
     }
 
@@ -497,48 +485,36 @@ impl Node {
         // The CDI spec goes first, so that no container can start with files that are removed next.
         self.cdi.remove(uid)?;
         self.crash_points.reached("CDI spec removed")?;
+        self.records.end(uid).map_err(record_error)?;
+        self.crash_points.reached("record removed")?;
         self.dirs.remove(uid, self.crash_points.as_mut())?;
         Ok(())
     }
 
-    fn save(&mut self) -> Result<(), Error> {
-        self.write_checkpoint()?;
-        Ok(self.crash_points.reached("checkpoint")?)
-    }
-
-    fn write_checkpoint(&mut self) -> Result<(), Error> {
-        self.note_gpus();
-        let mut all = self.checkpoint.clone();
-        all.claims.extend(self.dormant.clone());
-        let saved = self.store.save(&all);
-        saved.map_err(|source| self.checkpoint_error(source))?;
-        (self.stamp, self.unsaved) = (self.store.stamp(), false);
+    /// Writes the files of a claim that is prepared, as far as they differ.
+    fn save(&mut self, uid: &str, entry: &Entry) -> Result<(), Error> {
+        let held = entry.shares.iter().map(|held| &held.share.gpu);
+        let known = held.filter_map(|uuid| Some((uuid.clone(), self.gpu(uuid).ok()?.clone())));
+        let gpus = known.collect();
+        if self.records.save(uid, entry, gpus).map_err(record_error)? {
+            self.crash_points.reached("record")?;
+        }
         Ok(())
     }
 
-    /// Goes on with memory that lacks entries of the file, which is right: their claim directories are gone. The other
-    /// instance reads the file again, and then finds them dormant.
-    fn leave_unsaved(&mut self, error: &Error) {
-        if !self.unsaved {
-            tracing::warn!("claims are unprepared and stay in the checkpoint until it can be written: {error}");
+    /// Takes over the entry of a claim that is prepared. If only files of it are missing, it stays prepared on a disk that
+    /// is full.
+    fn keep(&mut self, uid: &str, known: &Entry, entry: Entry) -> Result<(), Error> {
+        match self.save(uid, &entry) {
+            Err(error) if stopped(&error) || *known != entry => return Err(error),
+            Err(error) => tracing::debug!(uid, "{error}"),
+            Ok(()) => {}
         }
-        self.unsaved = true;
-        // Needs no room, and if it fails the other instance only refuses more than it must.
-        let _ = self.store.touch();
-        self.stamp = self.store.stamp();
+        self.checkpoint.claims.insert(uid.to_owned(), entry);
+        Ok(())
     }
 
-    /// Takes over what a checkpoint says. Entries without a claim directory are dormant.
-    fn adopt(&mut self, checkpoint: Checkpoint) {
-        let Checkpoint { claims, gpus } = checkpoint;
-        let has_directory = |uid: &String| self.dirs.claim_path(uid).exists();
-        let (claims, dormant) = claims.into_iter().partition(|(uid, _)| has_directory(uid));
-        self.checkpoint = Checkpoint { claims, gpus };
-        (self.dormant, self.unsaved) = (dormant, false);
-        self.note_gpus();
-    }
-
-    /// Records in the checkpoint the GPUs on which claims hold shares now.
+    /// Notes the GPUs on which claims hold shares now.
     fn note_gpus(&mut self) {
         let shares = self.checkpoint.claims.values().flat_map(|entry| &entry.shares);
         let held: BTreeSet<String> = shares.map(|held| held.share.gpu.clone()).collect();
@@ -551,45 +527,21 @@ impl Node {
         self.checkpoint.gpus = gpus;
     }
 
-    /// Reads the checkpoint again if another instance wrote it. `locked` is the proof that none does now.
+    /// Reads the claims' files again if another instance had a turn. `locked` is the proof that none has one now.
     fn begin_turn(&mut self, _locked: &Locked) -> Result<Turn, Error> {
-        if !self.is_read || self.stamp != self.store.stamp() {
-            match self.store.load() {
-                Ok(Some(loaded)) => {
-                    self.adopt(loaded);
-                    self.stamp = self.store.stamp();
-                }
-                // The file existed when this instance started, and its claims are still prepared.
-                Ok(None) => self.rebuild(&Damage::Gone)?,
-                Err(damage) => self.rebuild(&damage)?,
-            }
+        let is_mine = self.records.is_still_mine();
+        let has_former = self.former.stamp().is_some_and(|stamp| self.former_seen != Some(stamp));
+        if !self.is_read || !is_mine || has_former {
+            self.is_read = false;
+            self.read_state()?;
             self.is_read = true;
         }
         Ok(Turn::default())
     }
+}
 
-    /// Saves what the turn changed, and what earlier turns could not save.
-    ///
-    /// # Errors
-    /// What this turn changed is not saved.
-    fn end_turn(&mut self, turn: &Turn) -> Result<(), Error> {
-        if turn.dirty {
-            return self.save();
-        }
-        if self.unsaved
-            && let Err(error) = self.save()
-        {
-            tracing::debug!("the checkpoint still cannot be written: {error}");
-        }
-        Ok(())
-    }
-
-    fn checkpoint_error(&self, source: io::Error) -> Error {
-        Error::Checkpoint {
-            path: self.store.path().to_path_buf(),
-            source,
-        }
-    }
+fn record_error((path, source): (PathBuf, io::Error)) -> Error {
+    Error::Record { path, source }
 }
 
 /// Fails every claim of a call with the same error.

@@ -1,23 +1,23 @@
-//! Recovers the state of a former instance at the start of the plugin.
+//! Recovers the state of a former instance at the start of the plugin, and reads it again when another instance had a
+//! turn.
 //!
-//! The first start writes an empty checkpoint, so that later a missing one is damage: missing at a start
-//! while there are claim directories, or at any call of a running instance. A damaged checkpoint is moved
-//! aside. In both cases it is rebuilt from this instance's memory and from the claim directories: from each
-//! one's copy of its entry, else from its limits files, which have amounts and GPUs. So no prepared share is
-//! forgotten and none is allocated twice. Files of claims without an entry were never reported to kubelet.
-//! They are removed, but only if the checkpoint could be read or there never was one.
+//! `records` says which claims are prepared. A claim of which no copy can be read is rebuilt from its limits files, which
+//! have amounts and GPUs: no prepared share is forgotten and none is allocated twice. If these are damaged too it is left
+//! alone, because a pod may use it; kubelet will unprepare it. A claim directory without a copy was never reported to
+//! kubelet and is removed at a start, unless the folder on the disk is gone or cannot be read.
 
 use super::lock::{LockFile, Locked};
 use super::turn::Turn;
-use super::{Error, Node, stopped};
+use super::{Error, Node, former, record_error, stopped};
 use crate::arbitration::{Arbitration, SLOTS};
-use crate::checkpoint::{Checkpoint, Damage, Entry, Held, Store};
+use crate::checkpoint::{Checkpoint, Entry, FormerFile, Held};
 use crate::claimdir::ClaimDirs;
 use crate::config::Config;
 use crate::crash_points::CrashPoints;
 use crate::driver::Root;
 use crate::edits;
 use crate::library::Library;
+use crate::records::{self, Records, Verdict};
 use crate::share::ShareKeys;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -35,7 +35,11 @@ impl Node {
         locked: &Locked,
         crash_points: Box<dyn CrashPoints>,
     ) -> Result<Self, Error> {
-        let store = Store::new(config.checkpoint.clone());
+        let boot = records::boot(&config.boot_id).map_err(|source| Error::Boot {
+            path: config.boot_id.clone(),
+            source,
+        })?;
+        let dirs = ClaimDirs::new(config.claims_dir.clone(), config.ledger_tmpfs);
         let library = Library::open(&config.library_dir, &config.library_store);
         let mut node = Self {
             root: Root {
@@ -43,23 +47,24 @@ impl Node {
                 host: config.driver_root_host.clone(),
                 soft_gpu_state: config.soft_gpu_state.clone(),
             },
-            dirs: ClaimDirs::new(config.claims_dir.clone(), config.ledger_tmpfs),
+            records: Records::new(config.records.clone(), dirs.clone(), &config.run_dir, boot),
+            former: FormerFile::new(config.checkpoint.clone()),
+            former_seen: None,
+            dirs,
             arbitration: Arbitration::new(config.gpus_dir.clone(), config.ledger_tmpfs),
             cdi: vgpu_cdi::store::Dir::new(&config.cdi_dir, edits::kind()),
             library,
-            store,
             lock,
             checkpoint: Checkpoint::default(),
             dormant: BTreeMap::new(),
-            stamp: None,
-            is_read: true,
-            unsaved: false,
+            is_read: false,
             inventory: Err("the plugin has just started".into()),
             contexts: BTreeMap::new(),
             stale_pages: BTreeSet::new(),
             ignored: ShareKeys::new(),
             prepared_at: BTreeMap::new(),
             damages: Vec::new(),
+            lasting_damages: BTreeSet::new(),
             not_unprepared: BTreeMap::new(),
             renewed_for: None,
             not_renewed: BTreeMap::new(),
@@ -70,7 +75,7 @@ impl Node {
         Ok(node)
     }
 
-    /// Takes the descriptions of the checkpoints that were found damaged since the last call.
+    /// Takes the descriptions of the files that were found damaged since the last call.
     pub fn take_damages(&mut self) -> Vec<String> {
         std::mem::take(&mut self.damages)
     }
@@ -78,21 +83,10 @@ impl Node {
     fn take_over(&mut self, _locked: &Locked) -> Result<(), Error> {
         self.dirs.ensure_root()?;
         self.arbitration.ensure_root()?;
-        match self.store.load() {
-            Ok(Some(checkpoint)) => {
-                self.adopt(checkpoint);
-                self.stamp = self.store.stamp();
-                self.remove_orphans()?;
-            }
-            Ok(None) if self.dirs.uids()?.is_empty() => {
-                let saved = self.write_checkpoint();
-                self.unless_crashed(saved)?;
-                // CDI files on disk outlive a kubelet folder that was wiped.
-                self.remove_orphans()?;
-            }
-            Ok(None) => self.rebuild(&Damage::Gone)?,
-            Err(damage) => self.rebuild(&damage)?,
-        }
+        self.records.is_still_mine();
+        let orphans = self.read_state()?;
+        self.is_read = true;
+        self.remove_orphans(orphans)?;
         let swept = self.cdi.sweep()?;
         if swept > 0 {
             tracing::info!(swept, "removed temporary CDI files of a former instance");
@@ -104,33 +98,161 @@ impl Node {
         Ok(())
     }
 
-    /// Goes on without a checkpoint that could not be saved: claims can be unprepared while the disk is full.
-    fn unless_crashed(&mut self, saved: Result<(), Error>) -> Result<(), Error> {
-        match saved {
-            Err(error) if !stopped(&error) => {
-                self.leave_unsaved(&error);
-                Ok(())
+    /// Reads what is prepared from the claims' files. Returns the claims whose files may be removed if this instance has
+    /// just started.
+    pub(super) fn read_state(&mut self) -> Result<Orphans, Error> {
+        let mut damages = BTreeSet::new();
+        let former = self.read_former(&mut damages);
+        let mut found = self.records.read()?;
+        let ended = former.as_ref().map(|former| {
+            let dirs = &self.dirs;
+            former::complete(&mut found, former, |uid| dirs.claim_path(uid).exists())
+        });
+        for uid in ended.unwrap_or_default() {
+            tracing::info!(uid, "an older release has unprepared this claim");
+            self.records.end(&uid).map_err(record_error)?;
+        }
+        let has_lost_disk = found.is_first || found.damages.iter().any(|(uid, _, _)| uid.is_empty());
+        let (mut claims, mut gpus, mut dormant) = (Claims::new(), BTreeMap::new(), BTreeMap::new());
+        let (mut unknown, mut orphans) = (Vec::new(), Orphans::default());
+        for (uid, verdict) in found.verdicts {
+            match verdict {
+                Verdict::Held(record) => {
+                    gpus.extend(record.gpus);
+                    claims.insert(uid, record.entry);
+                }
+                Verdict::Dormant(record) => drop(dormant.insert(uid, record.entry)),
+                Verdict::Damaged(_) => unknown.push(uid),
+                // Its other copy may be the one that is gone.
+                Verdict::Orphan if has_lost_disk && former.is_none() => unknown.push(uid),
+                Verdict::Orphan | Verdict::Leftover => orphans.uids.push(uid),
             }
-            saved => saved,
+        }
+        for (uid, path, damage) in &found.damages {
+            let other = match claims.contains_key(uid) {
+                true => "; the other copy of it is used",
+                false => "",
+            };
+            damages.insert(format!("the state of a claim, {}, {damage}{other}", path.display()));
+        }
+        let named = named_slots(&self.dirs, &unknown);
+        for uid in &unknown {
+            let rebuilt = rebuilt(&self.dirs, uid, &claims, &named, |uid| self.named_library(uid));
+            let outcome = match rebuilt {
+                Ok((entry, missing)) => {
+                    claims.insert(uid.clone(), entry);
+                    match missing.is_empty() {
+                        true => "rebuilt from its limits files".to_owned(),
+                        false => format!(
+                            "rebuilt from its limits files, without {}: remove its pods",
+                            missing.join(", ")
+                        ),
+                    }
+                }
+                Err(missing) => format!("{missing} cannot be recovered: remove its pods"),
+            };
+            damages.insert(format!("no copy of the state of claim {uid} can be read; {outcome}"));
+        }
+        orphans.left_alone.extend(unknown);
+        self.checkpoint = Checkpoint {
+            claims,
+            gpus,
+            boot: None,
+        };
+        self.dormant = dormant;
+        self.note_gpus();
+        let saved = self.save_all(former.as_ref());
+        if let Err(error) = saved {
+            if stopped(&error) {
+                return Err(error);
+            }
+            damages.insert(format!(
+                "a copy of the state of a claim is missing and cannot be written: {error}"
+            ));
+        } else if former.is_some() {
+            self.remove_former();
+        }
+        self.tell(damages);
+        Ok(orphans)
+    }
+
+    /// The checkpoint of an older release, if there is one that was not read before. A damaged one is moved aside.
+    fn read_former(&mut self, damages: &mut BTreeSet<String>) -> Option<Checkpoint> {
+        if self.former_seen.is_some() && self.former_seen == self.former.stamp() {
+            return None;
+        }
+        match self.former.load() {
+            Ok(former) => former,
+            Err(damage) => {
+                let path = self.former.path().display().to_string();
+                // On a disk that cannot be written it stays.
+                let aside = self.former.set_aside().ok();
+                self.former_seen = self.former.stamp();
+                let aside = aside.map_or_else(String::new, |aside| format!(", kept as {}", aside.display()));
+                damages.insert(format!(
+                    "checkpoint {path} {damage}{aside}; the claim directories are used"
+                ));
+                None
+            }
         }
     }
 
-    fn remove_orphans(&mut self) -> Result<(), Error> {
-        let mut found = self.dirs.uids()?;
+    /// Writes the files of every claim, and those of dormant ones that an older release had.
+    fn save_all(&mut self, former: Option<&Checkpoint>) -> Result<(), Error> {
+        let mut failed = Ok(());
+        for (uid, entry) in self.checkpoint.claims.clone() {
+            match self.save(&uid, &entry) {
+                Err(error) if stopped(&error) => return Err(error),
+                Err(error) => failed = Err(error),
+                Ok(()) => {}
+            }
+        }
+        let former = former.map(|former| &former.claims);
+        for (uid, entry) in &self.dormant {
+            if former.is_some_and(|former| former.contains_key(uid)) {
+                let saved = self.records.save_dormant(uid, entry);
+                failed = failed.and(saved.map_err(record_error));
+            }
+        }
+        std::fs::create_dir_all(&self.config.records)
+            .map_err(|error| record_error((self.config.records.clone(), error)))?;
+        failed
+    }
+
+    fn remove_former(&mut self) {
+        if let Err(error) = self.former.remove() {
+            tracing::warn!(
+                "the checkpoint of an older release, {}, stays: {error}",
+                self.former.path().display()
+            );
+            self.former_seen = self.former.stamp();
+        }
+    }
+
+    /// Logs and keeps for an event what is damaged now and was not when the files were last read.
+    fn tell(&mut self, damages: BTreeSet<String>) {
+        for damage in damages.difference(&self.lasting_damages) {
+            tracing::error!("{damage}");
+            self.damages.push(damage.clone());
+        }
+        self.lasting_damages = damages;
+    }
+
+    fn remove_orphans(&mut self, mut orphans: Orphans) -> Result<(), Error> {
+        let found = &mut orphans.uids;
+        // CDI files outlive a reboot if they are on a disk, and claims in a kubelet folder that was wiped.
         found.extend(self.cdi.ids()?);
+        for uid in self.dormant.keys() {
+            if self.dirs.claim_path(uid).exists() {
+                self.dirs.remove(uid, self.crash_points.as_mut())?;
+            }
+            self.cdi.remove(uid)?;
+        }
         found.sort();
         found.dedup();
-        found.retain(|uid| !self.checkpoint.claims.contains_key(uid));
-        for uid in &found {
-            // A crash leaves an entry complete or not at all. One that cannot be read belongs to a claim that
-            // was prepared, for example by a later release, and a pod may use it. kubelet will unprepare it.
-            if let Some(damage) = self.dirs.damaged_entry(uid) {
-                tracing::warn!(
-                    uid,
-                    "the entry of a claim that may be in use {damage}; it is left alone"
-                );
-                continue;
-            }
+        let is_known = |uid: &String| self.entry(uid).is_some() || orphans.left_alone.contains(uid);
+        found.retain(|uid| !is_known(uid));
+        for uid in &orphans.uids {
             tracing::info!(uid, "removing what a crash left of a claim that was not prepared");
             self.remove_files(uid)?;
         }
@@ -147,96 +269,60 @@ impl Node {
             .find_map(|mount| self.library.release_of(Path::new(&mount.host_path)));
         named.unwrap_or_else(|| self.library.digest().unwrap_or_default().to_owned())
     }
-
-    /// Moves the damaged file aside and writes a new one from memory and the claim directories.
-    pub(super) fn rebuild(&mut self, damage: &Damage) -> Result<(), Error> {
-        let path = self.store.path().display().to_string();
-        let aside = match self.store.stamp() {
-            None => String::new(),
-            Some(_) => {
-                // On a disk that cannot be written, the damaged file stays until it is replaced.
-                let aside = self.store.set_aside().ok();
-                aside.map_or_else(String::new, |aside| format!(", kept as {}", aside.display()))
-            }
-        };
-        let known = std::mem::take(&mut self.checkpoint.claims);
-        let (claims, lost) = rebuilt(&self.dirs, known, |uid| self.named_library(uid))?;
-        self.checkpoint.claims = claims;
-        let saved = self.save();
-        self.unless_crashed(saved)?;
-        let count = self.checkpoint.claims.len();
-        let lost = match lost.len() {
-            0 => String::new(),
-            _ => format!("; {} cannot be recovered, remove their pods", lost.join(", ")),
-        };
-        let message = format!(
-            "checkpoint {path} {damage}{aside}; rebuilt with {count} claims from {}{lost}",
-            self.config.claims_dir.display()
-        );
-        tracing::error!("{message}");
-        self.damages.push(message);
-        Ok(())
-    }
 }
 
 type Claims = BTreeMap<String, Entry>;
 
-/// Returns the known entries and those of all other claim directories, and the UIDs and shares that cannot be
-/// recovered. `library` returns the release to which a claim is bound.
-fn rebuilt(dirs: &ClaimDirs, known: Claims, library: impl Fn(&str) -> String) -> Result<(Claims, Vec<String>), Error> {
-    let mut claims = known;
-    let mut lost = Vec::new();
-    let mut without_entry: Vec<(String, Vec<Held>)> = Vec::new();
-    for uid in dirs.uids()? {
-        if claims.contains_key(&uid) {
-            continue;
-        }
-        match dirs.read_entry(&uid) {
-            Ok(entry) => drop(claims.insert(uid, entry)),
-            Err(_) => {
-                let (shares, missing) = dirs.read_shares(&uid);
-                lost.extend(missing.iter().map(|share| format!("{uid}/{share}")));
-                if !shares.is_empty() {
-                    without_entry.push((uid, shares));
-                } else if missing.is_empty() {
-                    lost.push(uid);
-                }
-            }
-        }
+/// Claims that are not prepared as far as their files say.
+#[derive(Default)]
+pub(super) struct Orphans {
+    uids: Vec<String>,
+    /// A pod may use them: no copy of their state can be read.
+    left_alone: Vec<String>,
+}
+
+/// The GPUs and slots that limits files of these claims name.
+fn named_slots(dirs: &ClaimDirs, uids: &[String]) -> Vec<(String, u8)> {
+    let shares = uids.iter().flat_map(|uid| dirs.read_shares(uid).0);
+    shares.filter_map(|held| Some((held.share.gpu, held.slot?))).collect()
+}
+
+/// Rebuilds an entry from limits files, beside the known ones, and names the shares that are missing in it. `library` returns the release to which a claim is bound.
+///
+/// # Errors
+/// Nothing of it can be recovered: what is missing.
+fn rebuilt(
+    dirs: &ClaimDirs,
+    uid: &str,
+    known: &Claims,
+    named: &[(String, u8)],
+    library: impl Fn(&str) -> String,
+) -> Result<(Entry, Vec<String>), String> {
+    let (shares, missing) = dirs.read_shares(uid);
+    if shares.is_empty() {
+        return Err(if missing.is_empty() {
+            uid.to_owned()
+        } else {
+            missing.join(", ")
+        });
     }
-    // After the others, so that no slot is assigned twice among the known ones. Limits files of version 1 do not say which
-    // slots their shares had. Their containers keep them mounted, and at worst two shares use one slot.
-    let named: Vec<(String, u8)> = without_entry
-        .iter()
-        .flat_map(|(_, shares)| shares)
-        .filter_map(|held| Some((held.share.gpu.clone(), held.slot?)))
-        .collect();
-    for (uid, shares) in without_entry {
-        let mut entry = Entry {
-            namespace: String::new(),
-            name: String::new(),
-            library: library(&uid),
-            shares: Vec::new(),
-        };
-        for Held { share, slot } in shares {
-            let on_gpu = |slot: u8| (share.gpu.clone(), slot);
-            let taken: Vec<u8> = claims
-                .values()
-                .chain([&entry])
-                .flat_map(|entry| &entry.shares)
-                .filter(|held| held.share.gpu == share.gpu)
-                .filter_map(|held| held.slot)
-                .collect();
-            let is_free = |slot: &u8| !taken.contains(slot);
-            let any = || {
-                (0..SLOTS)
-                    .rev()
-                    .find(|slot| is_free(slot) && !named.contains(&on_gpu(*slot)))
-            };
-            let slot = slot.filter(is_free).or_else(any);
-            entry.shares.push(Held { share, slot });
-        }
-        claims.insert(uid, entry);
+    let mut entry = Entry {
+        namespace: String::new(),
+        name: String::new(),
+        library: library(uid),
+        shares: Vec::new(),
+    };
+    for Held { share, slot } in shares {
+        // Limits files of version 1 do not say which slots their shares had. Their containers keep them mounted, and at
+        // worst two shares use one slot.
+        let others = known.values().chain([&entry]).flat_map(|entry| &entry.shares);
+        let on_gpu = others.filter(|held| held.share.gpu == share.gpu);
+        let taken: Vec<u8> = on_gpu.filter_map(|held| held.slot).collect();
+        let is_free = |slot: &u8| !taken.contains(slot);
+        let is_named = |slot: &u8| named.contains(&(share.gpu.clone(), *slot));
+        let any = || (0..SLOTS).rev().find(|slot| is_free(slot) && !is_named(slot));
+        let slot = slot.filter(is_free).or_else(any);
+        entry.shares.push(Held { share, slot });
     }
-    Ok((claims, lost))
+    Ok((entry, missing))
 }

@@ -9,7 +9,9 @@
 //! - One claim cannot be renewed, for example because its GPU's device node is gone: the others are, and it is tried
 //!   again.
 //! - A crash in the middle: each file is replaced as a whole, and the next start compares all of them.
-//! - After a reboot a claim has no directory. It gets its files when kubelet prepares it again.
+//! - After a reboot a claim is dormant. It gets its files when kubelet prepares it again.
+//! - A copy of a claim's state that is missing is written too, and the whole claim directory if that is gone. On a full
+//!   disk that is tried every 10 s.
 //! - Two instances of two releases: each writes on a change only, so the last one's files stay.
 
 use super::lock::Locked;
@@ -26,7 +28,8 @@ impl Node {
         let Ok(driver) = self.root.read() else {
             return false;
         };
-        let is_missing = |uid: &String| self.cdi.file(uid).is_ok_and(|file| !file.exists());
+        let is_missing =
+            |uid: &String| self.cdi.file(uid).is_ok_and(|file| !file.exists()) || self.records.is_missing(uid);
         self.renewed_for.as_ref() != Some(&driver) || self.renewable().iter().any(is_missing)
     }
 
@@ -46,13 +49,11 @@ impl Node {
             let Some(mut entry) = self.checkpoint.claims.get(&uid).cloned() else {
                 continue;
             };
-            let library = entry.library.clone();
-            if let Err(error) = self.materialize(&uid, &mut entry, false, turn) {
+            let known = entry.clone();
+            let renewed = self.materialize(&uid, &mut entry, false, turn);
+            if let Err(error) = renewed.and_then(|()| self.keep(&uid, &known, entry)) {
                 failed.insert(uid, error.to_string());
-                continue;
             }
-            turn.dirty |= entry.library != library;
-            self.checkpoint.claims.insert(uid, entry);
         }
         for (uid, error) in failed
             .iter()
@@ -62,12 +63,10 @@ impl Node {
         }
         self.renewed_for = failed.is_empty().then_some(driver);
         self.not_renewed = failed;
-        if turn.dirty { self.save() } else { Ok(()) }
+        Ok(())
     }
 
-    /// The claims that were prepared since the machine started.
     fn renewable(&self) -> Vec<String> {
-        let all = self.checkpoint.claims.keys();
-        all.filter(|uid| self.dirs.claim_path(uid).exists()).cloned().collect()
+        self.checkpoint.claims.keys().cloned().collect()
     }
 }

@@ -6,10 +6,6 @@ use std::collections::BTreeSet;
 
 #[derive(Default)]
 pub(super) struct Turn {
-    /// Set if the checkpoint must be written at the end.
-    pub(super) dirty: bool,
-    /// The claims that were not prepared before.
-    pub(super) prepared: Vec<String>,
     driver: Option<Driver>,
     /// GPUs whose arbitration directories were completed in this turn.
     arbitrated: BTreeSet<String>,

@@ -168,7 +168,7 @@ impl Mark {
             if let Some(folder) = self.path.parent() {
                 std::fs::create_dir_all(folder)?;
             }
-            files::replace(&self.path, b"controller\n", 0o600)?;
+            files::replace_synced(&self.path, b"controller\n", 0o600)?;
             self.is_there = true;
         }
         Ok(())

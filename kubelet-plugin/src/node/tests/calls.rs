@@ -128,9 +128,9 @@ fn a_claim_stays_bound_to_its_library_and_a_reboot_takes_only_run() {
     let first = rig.checkpoint().claims["u1"].library.clone();
     drop(node);
     release(&rig.path("image"), "two");
+    drop(rig.open());
+    rig.reboot();
     let mut node = rig.open();
-    std::fs::remove_dir_all(rig.path("run")).expect("rebooted");
-    std::fs::remove_dir_all(rig.path("cdi")).expect("rebooted");
     prepare(&mut node, claim("u1", &[("s1", 20, 25)])).expect("prepared");
     prepare(&mut node, claim("u2", &[("s2", 20, 25)])).expect("prepared");
     let spec = |uid: &str| {

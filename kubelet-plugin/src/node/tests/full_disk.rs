@@ -5,11 +5,24 @@ use crate::tmpfs::tests::can_mount;
 use rustix::mount::{MountFlags, mount};
 use std::os::unix::fs::MetadataExt as _;
 
-/// Something in the way of each checkpoint that is to be written, as a full disk is.
-fn block(rig: &Rig) -> PathBuf {
-    let blocked = rig.path("kubelet/plugins/dra.vgpu/checkpoint.json.new/x");
-    std::fs::create_dir_all(&blocked).expect("in the way");
-    blocked.parent().expect("a folder").to_path_buf()
+/// Something in the way of the files on the disk that are to be written, as a full disk is.
+struct Blocked(Vec<PathBuf>);
+
+impl Blocked {
+    fn new(rig: &Rig, uids: &[&str]) -> Self {
+        let all = uids.iter().map(|uid| rig.record(uid).with_extension("json.new"));
+        let all: Vec<PathBuf> = all.collect();
+        for path in &all {
+            std::fs::create_dir_all(path.join("x")).expect("in the way");
+        }
+        Self(all)
+    }
+
+    fn free(self) {
+        for path in self.0 {
+            std::fs::remove_dir_all(path).expect("room");
+        }
+    }
 }
 
 #[test]
@@ -19,10 +32,10 @@ fn unprepare_needs_no_room_and_prepare_is_refused_without() {
         for (uid, share) in [("u1", "s1"), ("u2", "s2")] {
             prepare(&mut node, claim(uid, &[(share, 40, 25)])).expect("prepared");
         }
-        let blocked = block(rig);
+        let blocked = Blocked::new(rig, &["u1", "u2", "u3"]);
         unprepare(&mut node, "u1").expect("unprepared");
         let error = prepare(&mut node, claim("u3", &[("s3", 40, 0)])).expect_err("not saved");
-        assert!(error.to_string().contains("checkpoint.json"), "{error}");
+        assert!(error.to_string().contains("u3.json"), "{error}");
         for gone in ["u1", "u3"] {
             assert!(!rig.path(&format!("run/claims/{gone}")).exists(), "{gone}");
             assert!(!rig.path(&format!("cdi/dra.vgpu-claim_{gone}.json")).exists(), "{gone}");
@@ -34,45 +47,78 @@ fn unprepare_needs_no_room_and_prepare_is_refused_without() {
         assert_eq!(node.claims().claims.keys().collect::<Vec<_>>(), ["u2"]);
         unprepare(&mut node, "u2").expect("unprepared");
         unprepare(&mut node, "never-seen").expect("without an entry");
-        std::fs::remove_dir_all(blocked).expect("room");
+        blocked.free();
         prepare(&mut node, claim("u3", &[("s3", 80, 0)])).expect("the whole GPU is free");
-        // The entry of u1 is dormant, and goes when its claim is gone in the API server too.
-        assert_eq!(rig.checkpoint().claims.keys().collect::<Vec<_>>(), ["u1", "u3"]);
-        unprepare(&mut node, "u1").expect("once more");
         assert_eq!(rig.checkpoint().claims.keys().collect::<Vec<_>>(), ["u3"]);
     });
 }
 
+/// A disk that cannot be written at all, as after an error: read-only from one moment to the next.
+struct ReadOnly(PathBuf);
+
+impl ReadOnly {
+    /// Mounts a disk for kubelet's folder.
+    fn disk(rig: &Rig) -> Self {
+        let disk = rig.path("disk");
+        std::fs::create_dir_all(disk.join("kubelet")).expect("a folder");
+        mount("disk", &disk, "tmpfs", MountFlags::empty(), c"size=1m").expect("mounted");
+        std::fs::create_dir(disk.join("kubelet")).expect("a folder");
+        std::os::unix::fs::symlink(disk.join("kubelet"), rig.path("kubelet")).expect("a link");
+        Self(disk)
+    }
+
+    fn set(&self, flags: MountFlags) {
+        rustix::mount::mount_remount(&self.0, flags, c"").expect("remounted");
+    }
+}
+
+impl Drop for ReadOnly {
+    fn drop(&mut self) {
+        let _ = crate::tmpfs::remove(&self.0);
+    }
+}
+
 #[test]
-fn the_other_instance_does_not_count_what_could_not_be_removed() {
-    let rig = Rig::new(false);
+fn claims_end_on_a_disk_that_cannot_be_written_and_their_files_go_later() {
+    let name = "claims_end_on_a_disk_that_cannot_be_written_and_their_files_go_later";
+    if !can_mount(name) {
+        return;
+    }
+    let rig = Rig::new(true);
+    let disk = ReadOnly::disk(&rig);
+    prepare(&mut rig.open(), claim("u1", &[("s1", 60, 0)])).expect("prepared");
+    prepare(&mut rig.open(), claim("u2", &[("s2", 10, 0)])).expect("prepared");
+    let library = rig.checkpoint().claims["u1"].library.clone();
+    disk.set(MountFlags::RDONLY);
     let (mut one, mut other) = (rig.open(), rig.open());
-    prepare(&mut one, claim("u1", &[("s1", 60, 0)])).expect("prepared");
-    let full = prepare(&mut other, claim("u2", &[("s2", 60, 0)])).expect_err("u1 holds 60");
-    assert!(matches!(full, Error::Full(_)), "{full}");
-    let blocked = block(&rig);
     unprepare(&mut one, "u1").expect("unprepared");
-    std::fs::remove_dir_all(blocked).expect("room");
-    prepare(&mut other, claim("u2", &[("s2", 60, 0)])).expect("there is room");
-    unprepare(&mut one, "u2").expect("unprepared");
-    unprepare(&mut other, "u1").expect("its entry goes");
+    assert!(rig.record("u1").exists() && rig.path("run/ended/u1").exists());
+    let error = prepare(&mut other, claim("u3", &[("s3", 60, 0)])).expect_err("not saved");
+    assert!(error.to_string().contains("Read-only"), "{error}");
+    drop((one, other));
+    let mut node = rig.open();
+    assert_eq!(node.claims().claims.keys().collect::<Vec<_>>(), ["u2"]);
+    assert_eq!(node.entry("u1").map(|entry| entry.library.clone()), Some(library));
+    unprepare(&mut node, "u2").expect("unprepared");
+    drop(node);
+    disk.set(MountFlags::empty());
+    let mut node = rig.open();
+    prepare(&mut node, claim("u1", &[("s1", 80, 0)])).expect("the whole GPU is free");
+    assert!(!rig.path("run/ended/u1").exists());
+    unprepare(&mut node, "u2").expect("once more, as the clean-up does");
+    unprepare(&mut node, "u1").expect("unprepared");
     assert_eq!(rig.leftovers(), [""; 0]);
 }
 
 #[test]
-fn a_damaged_checkpoint_on_a_full_disk_keeps_no_claim_from_ending() {
+fn a_note_that_a_claim_ended_counts_while_its_copy_in_run_is_gone() {
     let rig = Rig::new(false);
-    prepare(&mut rig.open(), claim("u1", &[("s1", 60, 0)])).expect("prepared");
-    prepare(&mut rig.open(), claim("u2", &[("s2", 10, 0)])).expect("prepared");
-    std::fs::write(rig.config().checkpoint, "garbage").expect("damaged");
-    let blocked = block(&rig);
     let mut node = rig.open();
-    assert_eq!(node.take_damages().len(), 1);
-    unprepare(&mut node, "u1").expect("unprepared");
-    assert_eq!(node.take_damages(), [""; 0], "told once");
-    std::fs::remove_dir_all(blocked).expect("room");
-    prepare(&mut node, claim("u3", &[("s3", 70, 0)])).expect("there is room");
-    assert_eq!(rig.checkpoint().claims.keys().collect::<Vec<_>>(), ["u2", "u3"]);
+    prepare(&mut node, claim("u1", &[("s1", 60, 0)])).expect("prepared");
+    std::fs::create_dir_all(rig.path("run/ended")).expect("a folder");
+    std::fs::write(rig.path("run/ended/u1"), "").expect("as of an Unprepare that was repeated");
+    assert_eq!(rig.open().claims().claims.len(), 1);
+    assert!(!rig.path("run/ended/u1").exists(), "the claim is prepared");
 }
 
 #[test]
@@ -81,9 +127,7 @@ fn claims_of_before_a_reboot_hold_nothing_until_they_are_prepared_again() {
     for (uid, share) in [("u1", "s1"), ("u2", "s2")] {
         prepare(&mut rig.open(), claim(uid, &[(share, 30, 30)])).expect("prepared");
     }
-    for folder in ["run", "cdi"] {
-        std::fs::remove_dir_all(rig.path(folder)).expect("rebooted");
-    }
+    rig.reboot();
     let mut node = rig.open();
     assert!(node.claims().claims.is_empty() && node.held_gpus().is_empty() && node.entries().count() == 2);
     prepare(&mut node, claim("u3", &[("s3", 60, 60)])).expect("first come");
@@ -96,6 +140,25 @@ fn claims_of_before_a_reboot_hold_nothing_until_they_are_prepared_again() {
     prepare(&mut node, claim("u1", &[("s1", 30, 30)])).expect("prepared again");
     unprepare(&mut node, "u2").expect("unprepared");
     assert_eq!(rig.checkpoint().claims.keys().collect::<Vec<_>>(), ["u1"]);
+}
+
+/// A node whose /run is on a disk, or whose plugin alone was in a container that outlived the machine's state.
+#[test]
+fn a_boot_is_told_by_its_id_also_where_run_is_not_emptied() {
+    let rig = Rig::new(false);
+    prepare(&mut rig.open(), claim("u1", &[("s1", 60, 0)])).expect("prepared");
+    std::fs::write(rig.path("run/claims/u1/s1/ledger"), "of before").expect("written");
+    std::fs::write(rig.path("boot_id"), "second").expect("another boot");
+    let mut node = rig.open();
+    assert!(node.claims().claims.is_empty() && node.entry("u1").is_some());
+    assert!(!rig.path("cdi/dra.vgpu-claim_u1.json").exists() && !rig.path("run/claims/u1").exists());
+    prepare(&mut node, claim("u1", &[("s1", 60, 0)])).expect("prepared again");
+    assert_ne!(
+        std::fs::read(rig.path("run/claims/u1/s1/ledger")).expect("new"),
+        b"of before"
+    );
+    drop(node);
+    assert_eq!(rig.open().claims().claims.len(), 1);
 }
 
 /// A tmpfs for the folders that lie on a node's disk. Unmounted at the end, whatever becomes of the test.

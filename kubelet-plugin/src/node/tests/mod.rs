@@ -3,7 +3,10 @@
 
 mod calls;
 mod crash;
+mod exhaustion;
+mod former;
 mod full_disk;
+mod model;
 mod pages;
 mod rebuild;
 mod renew;
@@ -13,6 +16,7 @@ use crate::config::Flags;
 use crate::crash_points::{NeverStop, StopAfter};
 use crate::inventory::tests::gpu;
 use crate::library::tests::release;
+use crate::records::Verdict;
 use clap::Parser as _;
 use serde_json::json;
 use std::path::Path;
@@ -20,23 +24,48 @@ use tempfile::TempDir;
 
 /// A node's folders, which outlive the plugin instances that run on them.
 pub(crate) struct Rig {
-    pub(crate) dir: TempDir,
+    root: PathBuf,
     tmpfs: bool,
+    /// None: another process has it.
+    owned: Option<TempDir>,
 }
 
 impl Rig {
     pub(crate) fn new(tmpfs: bool) -> Self {
-        let dir = tempfile::tempdir().expect("a folder");
+        Self::in_folder(tempfile::tempdir().expect("a folder"), tmpfs)
+    }
+
+    /// In memory if possible, for tests that set up many.
+    fn fast(tmpfs: bool) -> Self {
+        let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
+        Self::in_folder(dir.expect("a folder"), tmpfs)
+    }
+
+    /// A rig that another process set up.
+    fn at(root: &Path, tmpfs: bool) -> Self {
+        Self {
+            root: root.to_path_buf(),
+            tmpfs,
+            owned: None,
+        }
+    }
+
+    fn in_folder(dir: TempDir, tmpfs: bool) -> Self {
         release(&dir.path().join("image"), "one");
         std::fs::create_dir(dir.path().join("driver")).expect("a folder");
+        std::fs::write(dir.path().join("boot_id"), "first\n").expect("written");
         for name in ["libcuda.so.1", "libnvidia-ml.so.1"] {
             std::fs::write(dir.path().join("driver").join(name), "").expect("written");
         }
-        Self { dir, tmpfs }
+        Self {
+            root: dir.path().to_path_buf(),
+            tmpfs,
+            owned: Some(dir),
+        }
     }
 
     pub(crate) fn path(&self, below: &str) -> PathBuf {
-        self.dir.path().join(below)
+        self.root.join(below)
     }
 
     pub(crate) fn config(&self) -> Config {
@@ -59,6 +88,7 @@ impl Rig {
         let mut config = flags.validate().expect("a config");
         // As `--soft-gpu-state` sets it, without this process's environment.
         config.soft_gpu_state = Some(self.path("soft"));
+        config.boot_id = self.path("boot_id");
         config
     }
 
@@ -75,17 +105,77 @@ impl Rig {
         self.open_with(Box::new(NeverStop)).expect("a node")
     }
 
+    /// What the claims' files say, also of those that are dormant.
     fn checkpoint(&self) -> Checkpoint {
-        let store = Store::new(self.config().checkpoint);
-        store.load().expect("a checkpoint").unwrap_or_default()
+        let mut checkpoint = Checkpoint::default();
+        for (uid, verdict) in self.verdicts() {
+            match verdict {
+                Verdict::Held(record) => {
+                    checkpoint.gpus.extend(record.gpus);
+                    checkpoint.claims.insert(uid, record.entry);
+                }
+                Verdict::Dormant(record) => drop(checkpoint.claims.insert(uid, record.entry)),
+                _ => {}
+            }
+        }
+        checkpoint
+    }
+
+    /// What the claims' files say, without those that are dormant.
+    fn held(&self) -> BTreeMap<String, Entry> {
+        let entry = |(uid, verdict)| match verdict {
+            Verdict::Held(record) => Some((uid, record.entry)),
+            _ => None,
+        };
+        self.verdicts().into_iter().filter_map(entry).collect()
+    }
+
+    fn verdicts(&self) -> BTreeMap<String, Verdict> {
+        let config = self.config();
+        let boot = crate::records::boot(&config.boot_id).expect("a boot");
+        let dirs = ClaimDirs::new(config.claims_dir, self.tmpfs);
+        let found = Records::new(config.records, dirs, &config.run_dir, boot).read();
+        found.expect("listed").verdicts
+    }
+
+    /// Where a claim's copy on the disk is.
+    fn record(&self, uid: &str) -> PathBuf {
+        self.config().records.join(format!("{uid}.json"))
+    }
+
+    /// Another boot: `run` is empty, and so is the folder of the CDI files.
+    pub(crate) fn reboot(&self) {
+        self.unmount();
+        for folder in ["run", "cdi"] {
+            let _ = std::fs::remove_dir_all(self.path(folder));
+        }
+        let boot = std::fs::read_to_string(self.path("boot_id")).expect("read");
+        std::fs::write(self.path("boot_id"), format!("{}+\n", boot.trim())).expect("written");
+    }
+
+    fn unmount(&self) {
+        for uid in std::fs::read_dir(self.path("run/claims"))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            for share in std::fs::read_dir(uid.path()).into_iter().flatten().flatten() {
+                let _ = crate::tmpfs::remove(&share.path());
+            }
+        }
+        for gpu in std::fs::read_dir(self.path("run/gpus")).into_iter().flatten().flatten() {
+            let _ = crate::tmpfs::remove(&gpu.path());
+        }
     }
 
     /// Files of claims on the machine, entries included.
     fn leftovers(&self) -> Vec<String> {
         let list = |folder: PathBuf| std::fs::read_dir(folder).into_iter().flatten().flatten();
-        let names = list(self.path("run/claims")).chain(list(self.path("cdi")));
-        let files = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
-        files.chain(self.checkpoint().claims.into_keys()).collect()
+        let folders = ["run/claims", "run/ended", "cdi"].map(|folder| self.path(folder));
+        let names = folders.into_iter().chain([self.config().records]).flat_map(list);
+        names
+            .map(|entry| entry.file_name().to_string_lossy().into_owned())
+            .collect()
     }
 }
 
@@ -98,17 +188,8 @@ impl Node {
 
 impl Drop for Rig {
     fn drop(&mut self) {
-        for uid in std::fs::read_dir(self.path("run/claims"))
-            .into_iter()
-            .flatten()
-            .flatten()
-        {
-            for share in std::fs::read_dir(uid.path()).into_iter().flatten().flatten() {
-                let _ = crate::tmpfs::remove(&share.path());
-            }
-        }
-        for gpu in std::fs::read_dir(self.path("run/gpus")).into_iter().flatten().flatten() {
-            let _ = crate::tmpfs::remove(&gpu.path());
+        if self.owned.is_some() {
+            self.unmount();
         }
     }
 }

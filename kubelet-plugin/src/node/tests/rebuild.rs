@@ -3,55 +3,75 @@
 use super::*;
 use vgpu_abi::limits::{Limits, Version};
 
+/// Both copies of a claim's state.
+fn copies(rig: &Rig, uid: &str) -> [PathBuf; 2] {
+    [rig.record(uid), rig.path(&format!("run/claims/{uid}/entry.json"))]
+}
+
+fn damage_both(rig: &Rig, uid: &str) {
+    for copy in copies(rig, uid) {
+        std::fs::write(copy, "garbage").expect("damaged");
+    }
+}
+
 #[test]
-fn a_damaged_checkpoint_is_rebuilt_and_told() {
+fn a_copy_that_is_damaged_or_gone_is_written_again_from_the_other() {
     let rig = Rig::new(false);
     let mut node = rig.open();
     prepare(&mut node, claim("u1", &[("s1", 60, 80)])).expect("prepared");
     prepare(&mut node, claim("u2", &[("s2", 10, 10)])).expect("prepared");
-    let before = rig.checkpoint().claims;
-    let path = rig.config().checkpoint;
-    for garbage in ["", "{", "{\"version\":9}"] {
+    let before = rig.checkpoint();
+    for copy in copies(&rig, "u1") {
+        let whole = std::fs::read(&copy).expect("read");
+        for garbage in ["", "{", "{\"version\":9}"] {
+            drop(node);
+            std::fs::write(&copy, garbage).expect("damaged");
+            node = rig.open();
+            assert_eq!(std::fs::read(&copy).expect("read"), whole, "after {garbage:?}");
+            assert_eq!(node.claims(), &before);
+            let damages = node.take_damages();
+            assert!(
+                damages.len() == 1 && damages[0].contains(&copy.display().to_string()),
+                "{damages:?}"
+            );
+        }
+        std::fs::remove_file(&copy).expect("removed");
         drop(node);
-        std::fs::write(&path, garbage).expect("damaged");
         node = rig.open();
-        assert_eq!(rig.checkpoint().claims, before, "after {garbage:?}");
-        let damages = node.take_damages();
-        assert!(damages.len() == 1 && damages[0].contains("damaged-"), "{damages:?}");
-        assert!(node.take_damages().is_empty());
+        assert_eq!(std::fs::read(&copy).expect("read"), whole);
+        assert_eq!(node.take_damages(), [""; 0], "that happens when a release is put back");
+        // While it runs: kubelet's next call, or the look at CDI files every 10 s.
+        std::fs::remove_file(&copy).expect("removed");
+        assert!(node.has_stale_cdi_files());
+        node.renew_cdi_files(&node.locked());
+        assert!(!node.has_stale_cdi_files());
+        assert_eq!(std::fs::read(&copy).expect("read"), whole);
     }
-    // While running, with the file missing instead of damaged.
-    std::fs::write(&path, "garbage").expect("damaged");
-    prepare(&mut node, claim("u1", &[("s1", 60, 80)])).expect("prepared");
-    assert_eq!(rig.checkpoint().claims, before);
-    std::fs::remove_file(&path).expect("removed");
-    drop(node);
-    rig.open();
-    assert_eq!(rig.checkpoint().claims, before);
-    let kept = std::fs::read_dir(path.parent().expect("a folder")).expect("listed");
-    assert_eq!(
-        kept.flatten()
-            .filter(|e| e.file_name().to_string_lossy().contains(".damaged-"))
-            .count(),
-        4
-    );
 }
 
 #[test]
-fn a_checkpoint_that_goes_while_running_forgets_nothing() {
-    let rig = Rig::new(false);
-    let mut node = rig.open();
-    prepare(&mut node, claim("u1", &[("s1", 60, 80)])).expect("prepared");
-    let before = rig.checkpoint();
-    std::fs::remove_file(rig.config().checkpoint).expect("removed");
-    let error = prepare(&mut node, claim("u2", &[("s2", 60, 80)])).expect_err("u1 still holds 60");
-    assert!(matches!(error, Error::Full(_)), "{error}");
-    assert_eq!(rig.checkpoint(), before);
-    let damages = node.take_damages();
-    assert!(damages.len() == 1 && damages[0].contains("is gone"), "{damages:?}");
-    drop(node);
-    assert_eq!(rig.open().claims(), &before);
-    assert!(rig.path("cdi/dra.vgpu-claim_u1.json").exists() && rig.path("run/claims/u1/s1/limits").exists());
+fn a_place_that_vanishes_forgets_nothing() {
+    for place in ["kubelet/plugins/dra.vgpu/claims", "run"] {
+        let rig = Rig::new(false);
+        let mut node = rig.open();
+        prepare(&mut node, claim("u1", &[("s1", 60, 80)])).expect("prepared");
+        let before = rig.checkpoint();
+        std::fs::remove_dir_all(rig.path(place)).expect("removed");
+        let error = prepare(&mut node, claim("u2", &[("s2", 60, 80)])).expect_err("u1 still holds 60");
+        assert!(matches!(error, Error::Full(_)), "{error}");
+        let mut other = rig.open();
+        assert_eq!(other.claims(), &before, "without {place}");
+        let error = prepare(&mut other, claim("u2", &[("s2", 60, 80)])).expect_err("u1 still holds 60");
+        assert!(matches!(error, Error::Full(_)), "{error}");
+        for path in copies(&rig, "u1") {
+            assert!(path.exists(), "{}", path.display());
+        }
+        for path in ["cdi/dra.vgpu-claim_u1.json", "run/claims/u1/s1/limits", "run/gpus"] {
+            assert!(rig.path(path).exists(), "{path} without {place}");
+        }
+        unprepare(&mut node, "u1").expect("unprepared");
+        assert_eq!(rig.leftovers(), [""; 0]);
+    }
 }
 
 #[test]
@@ -73,11 +93,15 @@ fn limits_files_are_the_last_resort_of_a_rebuilding() {
     prepare(&mut node, claim("u1", &[("s1", 60, 80)])).expect("prepared");
     prepare(&mut node, claim("u2", &[("s2", 10, 10)])).expect("prepared");
     drop(node);
-    std::fs::write(rig.config().checkpoint, "garbage").expect("damaged");
-    std::fs::write(rig.path("run/claims/u1/entry.json"), "garbage").expect("damaged");
+    damage_both(&rig, "u1");
     std::fs::create_dir(rig.path("run/claims/u3")).expect("a folder that tells nothing");
+    damage_both(&rig, "u3");
     let mut node = rig.open();
-    assert!(node.take_damages()[0].contains("u3"));
+    let damages = node.take_damages();
+    assert!(
+        damages.iter().any(|damage| damage.contains("u3 cannot be recovered")),
+        "{damages:?}"
+    );
     let error = prepare(&mut node, claim("u4", &[("s4", 30, 0)])).expect_err("u1 still holds 60");
     assert!(matches!(error, Error::Full(_)), "{error}");
     std::fs::write(rig.path("run/claims/u1/s1/ledger"), "in use").expect("written");
@@ -101,10 +125,9 @@ fn a_share_whose_limits_do_not_name_its_slot_gets_one_that_nobody_has() {
     let mut node = rig.open();
     for (uid, share) in [("u1", "s1"), ("u2", "s2"), ("u3", "s3")] {
         prepare(&mut node, claim(uid, &[(share, 1, 1)])).expect("prepared");
-        std::fs::write(rig.path("run/claims").join(uid).join("entry.json"), "garbage").expect("damaged");
+        damage_both(&rig, uid);
     }
     drop(node);
-    std::fs::write(rig.config().checkpoint, "garbage").expect("damaged");
     for (limits, slot) in [
         ("u1/s1/limits", None),
         ("u2/s2/limits", Some(63)),
@@ -130,11 +153,13 @@ fn a_claim_rebuilt_from_limits_files_keeps_its_library_and_names_what_is_missing
     prepare(&mut rig.open(), claim("u1", &shares)).expect("prepared");
     let bound = rig.checkpoint().claims["u1"].library.clone();
     release(&rig.path("image"), "two");
-    std::fs::write(rig.path("run/claims/u1/entry.json"), "garbage").expect("damaged");
+    damage_both(&rig, "u1");
     std::fs::remove_file(rig.path("run/claims/u1/s2/limits")).expect("removed");
-    std::fs::remove_file(rig.config().checkpoint).expect("removed");
     let damages = rig.open().take_damages();
-    assert!(damages[0].contains("u1/s2 cannot be recovered"), "{damages:?}");
+    assert!(
+        damages.iter().any(|damage| damage.contains("without s2")),
+        "{damages:?}"
+    );
     assert_eq!(rig.checkpoint().claims["u1"].library, bound);
     let mut node = rig.open();
     node.remove_unused_releases(&node.locked());
@@ -154,9 +179,15 @@ fn a_claim_whose_entry_cannot_be_read_keeps_its_files() {
     prepare(&mut node, (id, claim)).expect("prepared");
     drop(node);
     // As after a downgrade from a release that writes version 2; a monitor has no limits files.
-    std::fs::write(rig.path("run/claims/u1/entry.json"), "{\"version\":2}").expect("written");
-    std::fs::write(rig.config().checkpoint, "{\"version\":2}").expect("written");
-    assert!(rig.open().take_damages()[0].contains("u1"));
+    for copy in copies(&rig, "u1") {
+        std::fs::write(copy, "{\"version\":2}").expect("written");
+    }
+    assert!(
+        rig.open()
+            .take_damages()
+            .iter()
+            .any(|damage| damage.contains("u1 cannot be recovered"))
+    );
     let mut node = rig.open();
     assert!(
         rig.path("cdi/dra.vgpu-claim_u1.json").exists(),
@@ -167,15 +198,15 @@ fn a_claim_whose_entry_cannot_be_read_keeps_its_files() {
 }
 
 #[test]
-fn a_checkpoint_that_cannot_be_written_fails_the_call_and_is_caught_up() {
+fn a_file_that_cannot_be_written_fails_the_call_and_leaves_nothing() {
     let rig = Rig::new(false);
     let mut node = rig.open();
-    let blocked = rig.path("kubelet/plugins/dra.vgpu/checkpoint.json.new/x");
-    std::fs::create_dir_all(&blocked).expect("in the way");
+    let blocked = rig.record("u1").with_extension("json.new");
+    std::fs::create_dir_all(blocked.join("x")).expect("in the way");
     let error = prepare(&mut node, claim("u1", &[("s1", 60, 0)])).expect_err("not saved");
-    assert!(error.to_string().contains("checkpoint.json"), "{error}");
-    std::fs::remove_dir_all(blocked.parent().expect("a folder")).expect("removed");
+    assert!(error.to_string().contains("u1.json"), "{error}");
     prepare(&mut node, claim("u2", &[("s2", 60, 0)])).expect("u1 was not done, so there is room");
+    std::fs::remove_dir_all(blocked).expect("removed");
     unprepare(&mut node, "u1").expect("cleaned");
     assert_eq!(rig.checkpoint().claims.len(), 1);
 }

@@ -77,7 +77,7 @@ fn a_file_that_is_missing_is_written_and_one_that_cannot_be_holds_up_no_other() 
         for uid in ["u1", "u2"] {
             std::fs::remove_file(rig.path(&format!("cdi/dra.vgpu-claim_{uid}.json"))).expect("removed");
         }
-        let in_the_way = rig.path("run/claims/u1/entry.json");
+        let in_the_way = rig.path("run/claims/u1/s1/limits");
         std::fs::remove_file(&in_the_way).expect("removed");
         std::fs::create_dir(&in_the_way).expect("in the way");
         assert!(node.has_stale_cdi_files());
@@ -97,9 +97,7 @@ fn a_file_that_is_missing_is_written_and_one_that_cannot_be_holds_up_no_other() 
 fn a_claim_of_before_the_reboot_gets_no_files_until_it_is_prepared() {
     let rig = Rig::new(false);
     drop(two_claims(&rig));
-    for folder in ["run", "cdi"] {
-        std::fs::remove_dir_all(rig.path(folder)).expect("rebooted");
-    }
+    rig.reboot();
     let mut node = rig.open();
     node.renew_cdi_files(&node.locked());
     assert_eq!((spec(&rig, "u1"), node.has_stale_cdi_files()), (None, false));

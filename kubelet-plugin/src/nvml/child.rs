@@ -1,0 +1,51 @@
+//! The child's side: answers questions from its standard input, which is a socket, until that ends.
+
+use super::{Local, Question};
+use rustix::process::{Signal, getpid, kill_process};
+use std::ffi::OsString;
+use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
+use std::sync::mpsc;
+
+/// Runs as the child. `arguments` follow [`super::ARGUMENT`]: the driver root.
+#[must_use]
+pub fn helper(arguments: &[OsString]) -> ExitCode {
+    let [driver_root] = arguments else {
+        eprintln!(
+            "vgpu-kubelet-plugin {}: the one argument is the driver root",
+            super::ARGUMENT
+        );
+        return ExitCode::FAILURE;
+    };
+    match serve(&Local::new(driver_root.into())) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("vgpu-kubelet-plugin {}: {error}", super::ARGUMENT);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve(local: &Local) -> io::Result<()> {
+    let mut socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let lines = BufReader::new(socket.try_clone()?).lines();
+    let (sender, questions) = mpsc::sync_channel::<String>(1);
+    std::thread::Builder::new().stack_size(64 << 10).spawn(move || {
+        for line in lines.map_while(Result::ok) {
+            if sender.send(line).is_err() {
+                return;
+            }
+        }
+        // The plugin has ended. NVML may hang in the other thread, and its end would wait for that.
+        let _ = kill_process(getpid(), Signal::KILL);
+    })?;
+    for line in questions {
+        let question: Question = serde_json::from_str(&line)?;
+        let mut answer = serde_json::to_vec(&local.answer(question))?;
+        answer.push(b'\n');
+        socket.write_all(&answer)?;
+    }
+    Ok(())
+}
