@@ -14,6 +14,8 @@
 //! - A container of the same pod that starts again finds its own sockets and binds them anew.
 //! - Two processes with one pod UID, or two without: the second one does not start, and leaves the first alone.
 //! - Two instances that start at once: both do this under the lock of the node.
+//! - A disk without a free inode: a container that starts again has its lock, and its sockets take the place of the former
+//!   ones. A new pod takes those of an instance that has ended; beside one that lives it does not start.
 
 use crate::node::lock::{LockFile, Locked};
 use std::io;
@@ -118,13 +120,12 @@ impl Instance {
     pub fn start(folders: &Folders, pod_uid: Option<&str>, _locked: &Locked) -> Result<Self, Error> {
         let own = suffix(pod_uid);
         let path = folders.lock_of(&own);
-        let lock = LockFile::open(&path)?.try_lock()?;
-        let lock = lock.ok_or_else(|| Error::Running(path.clone()))?;
         let suffixes = folders.suffixes().map_err(|source| Error::Io {
             action: "list",
             path: folders.plugin.clone(),
             source,
         })?;
+        // First the dead: a full table of inodes may have room for the files of one instance alone.
         for other in suffixes.iter().filter(|suffix| **suffix != own) {
             match is_dead(folders, other) {
                 Ok(false) => {}
@@ -132,6 +133,8 @@ impl Instance {
                 Err(error) => tracing::warn!("the sockets of another instance stay: {error}"),
             }
         }
+        let lock = LockFile::open(&path)?.try_lock()?;
+        let lock = lock.ok_or_else(|| Error::Running(path.clone()))?;
         Ok(Self { _lock: lock })
     }
 }
@@ -253,6 +256,46 @@ mod tests {
             .concat()
         );
         drop((b.expect("an instance"), d.expect("an instance"), scene.dir));
+    }
+
+    #[test]
+    fn a_new_instance_takes_the_inodes_of_a_dead_one() {
+        if !crate::tmpfs::tests::can_mount("a_new_instance_takes_the_inodes_of_a_dead_one") {
+            return;
+        }
+        let scene = scene();
+        // A disk with inodes for three folders, the node's lock, and the three files of an instance.
+        let (disk, kubelet) = (scene.dir.path().join("disk"), scene.dir.path());
+        std::fs::create_dir(&disk).expect("a folder");
+        let size = crate::tmpfs::Size {
+            bytes: 1 << 20,
+            files: 7,
+        };
+        crate::tmpfs::ensure(&disk, size).expect("mounted");
+        let folders = Folders {
+            plugin: disk.join("plugins/dra.vgpu"),
+            registry: disk.join("plugins_registry"),
+        };
+        std::fs::create_dir_all(&folders.plugin).expect("a folder");
+        std::fs::create_dir(&folders.registry).expect("a folder");
+        let node = LockFile::open(&folders.plugin.join("lock")).expect("a lock");
+        let full = Scene {
+            dir: tempfile::tempdir_in(kubelet).expect("a folder"),
+            folders,
+            node,
+        };
+        let (first, listening) = full.start(Some("a"));
+        assert_eq!(listening.len(), 2);
+        assert!(
+            std::fs::File::create_new(disk.join("more")).is_err(),
+            "no inode is free"
+        );
+        drop((first.expect("an instance"), listening));
+        let (second, listening) = full.start(Some("b"));
+        let outcome = (second.is_ok(), listening.len(), full.files());
+        drop((second, listening, full));
+        crate::tmpfs::remove(&disk).expect("unmounted");
+        assert_eq!(outcome, (true, 2, OF_B.map(str::to_owned).to_vec()));
     }
 
     #[test]

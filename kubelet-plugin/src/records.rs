@@ -357,6 +357,7 @@ mod tests {
     use crate::checkpoint::Held;
     use crate::inventory::tests::gpu;
     use crate::share::tests::share;
+    use proptest::prelude::*;
 
     const GOLDEN: &[u8] = include_bytes!("../testdata/claim-v1.json");
     const UID: &str = "5c0f3b9a-0000-4000-8000-000000000001";
@@ -453,6 +454,30 @@ mod tests {
                         "run {run_is}, disk {disk_is}, {has_directory}, {is_ended}"
                     );
                 }
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Also with a checksum that fits: what a later release or another program may have written.
+        #[test]
+        fn any_file_is_a_record_or_damage(
+            bytes in prop::collection::vec(any::<u8>(), 0..300),
+            at in 0..GOLDEN.len(),
+            payload in "\\{\"claims\":\\{(\"[a-z0-9-]{0,40}\":(null|\\[\\]|\\{[^{}]{0,40}\\}))?\\}[^{}]{0,20}\\}",
+        ) {
+            let _ = Record::parse(UID, &bytes);
+            let mut spliced = GOLDEN[..at].to_vec();
+            spliced.extend(&bytes);
+            let _ = Record::parse(UID, &spliced);
+            let sealed = format!(
+                r#"{{"version":1,"crc32":"{:08x}","payload":{payload}}}"#,
+                vgpu_abi::checksum::crc32(payload.as_bytes())
+            );
+            if let Err(damage) = Record::parse(UID, sealed.as_bytes()) {
+                prop_assert!(!damage.to_string().is_empty());
             }
         }
     }
