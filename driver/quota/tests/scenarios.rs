@@ -327,6 +327,8 @@ fn hours_that_are_spent_stop_nobody_and_the_reset_opens_gates() {
     leader.settle(&mut api);
     assert_eq!((gated(&api), api.pods.len()), (vec!["p002"], 2), "the first goes on");
     api.end("p001");
+    leader.settle(&mut api);
+    assert_eq!(gated(&api), ["p002"]);
     api.now += seconds(24 * 3600);
     leader.settle(&mut api);
     assert_eq!(gated(&api), [""; 0]);
