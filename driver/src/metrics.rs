@@ -1,5 +1,6 @@
 //! The controller's metrics.
 
+mod quotas;
 mod register;
 mod reviews;
 
@@ -16,6 +17,7 @@ use vgpu_allocator::Free;
 use vgpu_api::config::AllocationPolicy;
 use vgpu_planner::{Planner, Queue, Time, Verdict};
 
+pub(crate) use self::quotas::Quotas;
 use self::register::{Labels, register};
 pub(crate) use self::reviews::Reviews;
 
@@ -33,6 +35,7 @@ pub(crate) struct Metrics {
     pub(crate) watch_errors: Family<Labels, Counter>,
     pub(crate) decisions: Decisions,
     pub(crate) reviews: Reviews,
+    pub(crate) quotas: Quotas,
 }
 
 impl Metrics {
@@ -70,6 +73,7 @@ impl Metrics {
                 Family::default(),
             ),
             reviews: Reviews::new(&mut registry),
+            quotas: Quotas::new(&mut registry),
             decisions: Decisions::new(&mut registry),
             registry,
         }
@@ -271,6 +275,7 @@ mod tests {
         metrics.events.get_or_create(&[("outcome", "said")]).inc();
         metrics.watch_errors.get_or_create(&[("resource", "pods")]).inc();
         metrics.reviews.bad();
+        metrics.quotas.wrote("gate", "done");
         let decisions = &metrics.decisions;
         decisions.wrote("mark", "done", Duration::ZERO);
         decisions.allocated(AllocationPolicy::Binpack);
