@@ -356,7 +356,7 @@ fn quotas_are_the_leaders() {
     assert_eq!(of(&rendered, "MutatingAdmissionPolicy"), ["x-quota-gate"]);
     assert_eq!(
         of(&rendered, "ValidatingAdmissionPolicy"),
-        ["x-quota-gated", "x-quota-opened", "x-quota-spec", "x-quota-status"]
+        ["x-quota-gated", "x-quota-opened", "x-quota-status", "x-quota-spec"]
     );
     assert_eq!(of(&rendered, "PriorityClass"), ["vgpu-over-budget"]);
     assert_eq!(
