@@ -362,10 +362,10 @@ fn quotas_are_the_leaders() {
     assert_eq!(
         rights(&rendered, "ClusterRole", "x-controller-quota"),
         [
-            "/pods: patch",
-            "/resourcequotas: list watch",
             "dra.vgpu/vgpuquotas: get list watch",
             "dra.vgpu/vgpuquotas/status: update",
+            "/resourcequotas: list watch",
+            "/pods: patch",
             "resource.k8s.io/resourceclaims: get",
         ]
     );
