@@ -18,12 +18,8 @@ use vgpu_api::config::AllocationPolicy;
 use vgpu_planner::{Planner, Queue, Time, Verdict};
 
 pub(crate) use self::quotas::Quotas;
-use self::register::{Labels, register};
+use self::register::{Labels, count, register};
 pub(crate) use self::reviews::Reviews;
-
-fn count(number: usize) -> i64 {
-    i64::try_from(number).unwrap_or(i64::MAX)
-}
 
 #[derive(Debug)]
 pub(crate) struct Metrics {

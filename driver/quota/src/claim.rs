@@ -1,5 +1,7 @@
 //! A ResourceClaim, as far as counting needs it, and what it counts.
 
+mod wire;
+
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
@@ -178,188 +180,87 @@ impl<'de> Deserialize<'de> for Claim {
     }
 }
 
-mod wire {
-    use super::*;
+/// Bytes as the scheduler rounds them. What is no number of bytes counts as not given: all of a GPU.
+fn memory(capacity: Option<&BTreeMap<String, String>>) -> Option<u64> {
+    let bytes = vgpu_quantity::whole(capacity?.get(capacity::MEMORY)?).ok()?;
+    let bytes = u64::try_from(bytes).ok()?;
+    Some(
+        bytes
+            .clamp(vgpu_api::request::MEMORY_MIN, u64::MAX / 2)
+            .next_multiple_of(MEMORY_STEP),
+    )
+}
 
-    #[derive(Deserialize)]
-    pub(super) struct Claim {
-        metadata: Meta,
-        #[serde(default)]
-        spec: Spec,
-        #[serde(default)]
-        status: Status,
-    }
+fn consumed(capacity: Option<&BTreeMap<String, String>>) -> Option<u64> {
+    let bytes = vgpu_quantity::whole(capacity?.get(capacity::MEMORY)?).ok()?;
+    u64::try_from(bytes).ok()
+}
 
-    #[derive(Deserialize)]
-    #[serde(rename_all = "camelCase")]
-    struct Meta {
-        #[serde(default)]
-        name: String,
-        #[serde(default)]
-        namespace: String,
-        #[serde(default)]
-        uid: String,
-        #[serde(default)]
-        annotations: BTreeMap<String, String>,
-        #[serde(default)]
-        owner_references: Vec<Owner>,
-    }
+fn cores(capacity: Option<&BTreeMap<String, String>>) -> u64 {
+    let Some(text) = capacity.and_then(|capacity| capacity.get(capacity::CORES)) else {
+        return 0;
+    };
+    let read = vgpu_quantity::Quantity::parse(text).ok();
+    let cores = read.and_then(|cores| cores.whole_away_from_zero());
+    cores.map_or(CORES, |cores| u64::try_from(cores).unwrap_or(0).min(CORES))
+}
 
-    #[derive(Deserialize)]
-    struct Owner {
-        #[serde(default)]
-        kind: String,
-        #[serde(default)]
-        uid: String,
-    }
-
-    #[derive(Default, Deserialize)]
-    struct Spec {
-        #[serde(default)]
-        devices: Devices,
-    }
-
-    #[derive(Default, Deserialize)]
-    struct Devices {
-        requests: Option<Vec<Request>>,
-    }
-
-    #[derive(Deserialize)]
-    #[serde(rename_all = "camelCase")]
-    struct Request {
-        exactly: Option<Ask>,
-        first_available: Option<Vec<Ask>>,
-    }
-
-    #[derive(Deserialize)]
-    #[serde(rename_all = "camelCase")]
-    struct Ask {
-        #[serde(default)]
-        device_class_name: String,
-        allocation_mode: Option<String>,
-        count: Option<i64>,
-        admin_access: Option<bool>,
-        capacity: Option<Capacity>,
-    }
-
-    #[derive(Deserialize)]
-    struct Capacity {
-        requests: Option<BTreeMap<String, String>>,
-    }
-
-    #[derive(Default, Deserialize)]
-    struct Status {
-        allocation: Option<Allocation>,
-    }
-
-    #[derive(Deserialize)]
-    #[serde(rename_all = "camelCase")]
-    struct Allocation {
-        #[serde(default)]
-        devices: Results,
-        allocation_timestamp: Option<String>,
-    }
-
-    #[derive(Default, Deserialize)]
-    struct Results {
-        results: Option<Vec<Result>>,
-    }
-
-    #[derive(Deserialize)]
-    #[serde(rename_all = "camelCase")]
-    struct Result {
-        #[serde(default)]
-        driver: String,
-        #[serde(default)]
-        pool: String,
-        #[serde(default)]
-        device: String,
-        admin_access: Option<bool>,
-        consumed_capacity: Option<BTreeMap<String, String>>,
-    }
-
-    /// Bytes as the scheduler rounds them. What is no number of bytes counts as not given: all of a GPU.
-    fn memory(capacity: Option<&BTreeMap<String, String>>) -> Option<u64> {
-        let bytes = vgpu_quantity::whole(capacity?.get(capacity::MEMORY)?).ok()?;
-        let bytes = u64::try_from(bytes).ok()?;
-        Some(
-            bytes
-                .clamp(vgpu_api::request::MEMORY_MIN, u64::MAX / 2)
-                .next_multiple_of(MEMORY_STEP),
-        )
-    }
-
-    fn consumed(capacity: Option<&BTreeMap<String, String>>) -> Option<u64> {
-        let bytes = vgpu_quantity::whole(capacity?.get(capacity::MEMORY)?).ok()?;
-        u64::try_from(bytes).ok()
-    }
-
-    fn cores(capacity: Option<&BTreeMap<String, String>>) -> u64 {
-        let Some(text) = capacity.and_then(|capacity| capacity.get(capacity::CORES)) else {
-            return 0;
-        };
-        let read = vgpu_quantity::Quantity::parse(text).ok();
-        let cores = read.and_then(|cores| cores.whole_away_from_zero());
-        cores.map_or(CORES, |cores| u64::try_from(cores).unwrap_or(0).min(CORES))
-    }
-
-    impl From<Ask> for super::Ask {
-        fn from(ask: Ask) -> Self {
-            let requests = ask.capacity.as_ref().and_then(|capacity| capacity.requests.as_ref());
-            Self {
-                is_admin: ask.admin_access == Some(true),
-                count: match ask.allocation_mode.as_deref() {
-                    Some("All") => Count::All,
-                    _ => Count::Exactly(u64::try_from(ask.count.unwrap_or(1)).unwrap_or(1).max(1)),
-                },
-                memory: memory(requests),
-                cores: cores(requests),
-                class: ask.device_class_name,
-            }
+impl From<wire::Ask> for Ask {
+    fn from(ask: wire::Ask) -> Self {
+        let requests = ask.capacity.as_ref().and_then(|capacity| capacity.requests.as_ref());
+        Self {
+            is_admin: ask.admin_access == Some(true),
+            count: match ask.allocation_mode.as_deref() {
+                Some("All") => Count::All,
+                _ => Count::Exactly(u64::try_from(ask.count.unwrap_or(1)).unwrap_or(1).max(1)),
+            },
+            memory: memory(requests),
+            cores: cores(requests),
+            class: ask.device_class_name,
         }
     }
+}
 
-    impl From<Claim> for super::Claim {
-        fn from(claim: Claim) -> Self {
-            let requests = claim.spec.devices.requests.into_iter().flatten();
-            let alternatives = |request: Request| -> Vec<super::Ask> {
-                let exactly = request.exactly.into_iter();
-                let all = exactly.chain(request.first_available.into_iter().flatten());
-                all.map(super::Ask::from).collect()
-            };
-            let is_extended = claim
-                .metadata
-                .annotations
-                .get(EXTENDED)
-                .is_some_and(|value| value == "true");
-            let mut owners = claim.metadata.owner_references.into_iter();
-            let owner = owners.find(|owner| owner.kind == "Pod").map(|owner| owner.uid);
-            let given = claim.status.allocation.as_ref().map(|allocation| {
-                let results = allocation.devices.results.iter().flatten();
-                let ours = results.filter(|result| result.driver == DRIVER_NAME && result.admin_access != Some(true));
-                // Monitors of ours have no capacity and are no GPU; `Gpus` does not know them.
-                let shares = ours.filter(|result| !result.device.ends_with("-monitor"));
-                let given = shares.map(|result| super::Given {
-                    pool: result.pool.clone(),
-                    device: result.device.clone(),
-                    memory: consumed(result.consumed_capacity.as_ref()),
-                    cores: cores(result.consumed_capacity.as_ref()),
-                });
-                given.collect()
+impl From<wire::Claim> for Claim {
+    fn from(claim: wire::Claim) -> Self {
+        let requests = claim.spec.devices.requests.into_iter().flatten();
+        let alternatives = |request: wire::Request| -> Vec<Ask> {
+            let exactly = request.exactly.into_iter();
+            let all = exactly.chain(request.first_available.into_iter().flatten());
+            all.map(Ask::from).collect()
+        };
+        let is_extended = claim
+            .metadata
+            .annotations
+            .get(EXTENDED)
+            .is_some_and(|value| value == "true");
+        let mut owners = claim.metadata.owner_references.into_iter();
+        let owner = owners.find(|owner| owner.kind == "Pod").map(|owner| owner.uid);
+        let given = claim.status.allocation.as_ref().map(|allocation| {
+            let results = allocation.devices.results.iter().flatten();
+            let ours = results.filter(|result| result.driver == DRIVER_NAME && result.admin_access != Some(true));
+            // Monitors of ours have no capacity and are no GPU; `Gpus` does not know them.
+            let shares = ours.filter(|result| !result.device.ends_with("-monitor"));
+            let given = shares.map(|result| Given {
+                pool: result.pool.clone(),
+                device: result.device.clone(),
+                memory: consumed(result.consumed_capacity.as_ref()),
+                cores: cores(result.consumed_capacity.as_ref()),
             });
-            let at = claim
-                .status
-                .allocation
-                .and_then(|allocation| allocation.allocation_timestamp);
-            Self {
-                namespace: claim.metadata.namespace,
-                name: claim.metadata.name,
-                uid: claim.metadata.uid,
-                asks: requests.map(alternatives).collect(),
-                given,
-                allocated_at: at.as_deref().and_then(Wall::parse),
-                extended_of: owner.filter(|_| is_extended),
-            }
+            given.collect()
+        });
+        let at = claim
+            .status
+            .allocation
+            .and_then(|allocation| allocation.allocation_timestamp);
+        Self {
+            namespace: claim.metadata.namespace,
+            name: claim.metadata.name,
+            uid: claim.metadata.uid,
+            asks: requests.map(alternatives).collect(),
+            given,
+            allocated_at: at.as_deref().and_then(Wall::parse),
+            extended_of: owner.filter(|_| is_extended),
         }
     }
 }

@@ -12,9 +12,10 @@ use crate::gpus::{Gpus, Slice};
 use crate::names::QUOTA;
 use crate::namespace::{Namespace, View};
 use crate::notice::{Kind, Notice, Subject};
+use crate::plan::{Numbers, Outcome, Plan, PodRef, Task, Write, subject};
 use crate::pod::Pod;
 use crate::room::Room;
-use crate::status::{Quota, Status};
+use crate::status::Quota;
 use crate::time::{Now, Wall};
 
 /// One change. The end of a list names all objects there are.
@@ -69,93 +70,6 @@ pub enum Change {
     },
 }
 
-/// An intended write.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Write {
-    /// Lands only on that version of the quota.
-    Status {
-        namespace: String,
-        uid: String,
-        version: String,
-        status: Box<Status>,
-    },
-    /// Read the quota as it is now.
-    Read { namespace: String },
-    /// Take the gate off, if its claims by these names still have these UIDs: a claim may be deleted and another made by
-    /// its name, and the watch of pods may be ahead of that of claims.
-    Ungate { pod: PodRef, claims: Vec<(String, String)> },
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PodRef {
-    pub namespace: String,
-    pub name: String,
-    pub uid: String,
-}
-
-impl PodRef {
-    pub(crate) fn of(pod: &Pod) -> Self {
-        Self {
-            namespace: pod.namespace.clone(),
-            name: pod.name.clone(),
-            uid: pod.uid.clone(),
-        }
-    }
-}
-
-/// What a write is about: one is under way for each at a time.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Task {
-    Namespace(String),
-    Pod(PodRef),
-}
-
-impl Write {
-    #[must_use]
-    pub fn task(&self) -> Task {
-        match self {
-            Self::Status { namespace, .. } | Self::Read { namespace } => Task::Namespace(namespace.clone()),
-            Self::Ungate { pod, .. } => Task::Pod(pod.clone()),
-        }
-    }
-}
-
-/// What became of a write.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Outcome {
-    /// The status is written, or the quota was read: this is the quota now.
-    Quota(Box<Quota>),
-    /// There is no quota.
-    NoQuota,
-    /// The gate is off, or the pod is gone.
-    Ungated,
-    /// Whether it was done is not known, or it was not: decided anew after a pause.
-    Again,
-    /// The API server says no.
-    Refused(String),
-    /// It was not sent: this replica leads no more.
-    Dropped,
-}
-
-/// What to do now.
-#[derive(Debug, Default)]
-pub struct Plan {
-    pub writes: Vec<Write>,
-    pub notices: Vec<(Subject, Notice)>,
-    /// When to plan again, if nothing changes before.
-    pub wake: Option<Now>,
-}
-
-/// Numbers for metrics.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Numbers {
-    pub quotas: usize,
-    pub refused: usize,
-    pub spent: usize,
-    pub reservations: usize,
-    pub waiting: usize,
-}
-
 /// Kinds that were listed at least once.
 #[derive(Debug, Default, Clone, Copy)]
 struct Listed {
@@ -167,8 +81,6 @@ struct Listed {
     resource_quotas: bool,
 }
 
-/// Sums of budgets are written this often.
-pub const SUM_EVERY: Duration = Duration::from_secs(10);
 /// A pause after a write that failed, times two for each more, up to the longest.
 const PAUSE: Duration = Duration::from_millis(250);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
@@ -623,14 +535,5 @@ impl Desk {
         if self.told.entry(subject.clone()).or_default().insert(notice.topic()) {
             self.untold.push((subject, notice));
         }
-    }
-}
-
-pub(crate) fn subject(kind: Kind, pod: &PodRef) -> Subject {
-    Subject {
-        kind,
-        namespace: pod.namespace.clone(),
-        name: pod.name.clone(),
-        uid: pod.uid.clone(),
     }
 }

@@ -6,8 +6,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use vgpu_quota::Numbers;
 
-use super::count;
-use super::register::{Labels, register};
+use super::register::{Labels, count, register};
 
 #[derive(Debug, Clone)]
 pub(crate) struct Quotas {
