@@ -15,6 +15,7 @@
 //! modes.rs      nodes that go from the controller to kube-scheduler and back under load
 //! translate.rs  pods of other systems and the webhook, whose replicas and certificates come and go
 //! nodes.rs      two real nodes: spread, packed, dead, back, drained, upgraded
+//! quota.rs      namespace quotas: who waits, who starts, while leaders end
 //! restarts.rs   kubelet and plugin restarted and killed under running pods
 //! shared.rs     the clusters; fleet.rs hand-made nodes; checker.rs adds them up; processes.rs stops some, adds others
 //! ```
@@ -36,6 +37,7 @@ mod mistakes;
 mod modes;
 mod nodes;
 mod processes;
+mod quota;
 mod restarts;
 mod shared;
 mod storm;
@@ -126,6 +128,7 @@ fn tests() -> Vec<Named> {
         ("mistakes", mistakes::TESTS),
         ("modes", modes::TESTS),
         ("translate", translate::TESTS),
+        ("quota", quota::TESTS),
         ("nodes", nodes::TESTS),
     ];
     let of = |(module, tests): (&str, &[shared::Test])| -> Vec<Named> {
