@@ -43,6 +43,7 @@ mod budget;
 mod ceilings;
 mod claim;
 mod class;
+mod describe;
 mod desk;
 mod gpus;
 pub mod names;
