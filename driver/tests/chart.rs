@@ -233,6 +233,9 @@ fn the_programs_have_the_rights_that_they_use_and_no_other() {
         [
             "resource.k8s.io/resourceslices: list watch create update delete",
             "resource.k8s.io/resourceclaims: get",
+            "resource.k8s.io/resourceclaims/status: patch",
+            "resource.k8s.io/resourceclaims/driver: associated-node:patch named dra.vgpu",
+            "/pods: list",
             "/nodes: get",
             "events.k8s.io/events: create",
         ]
@@ -332,6 +335,30 @@ fn nvidias_runtime_is_shown_no_gpu_unless_the_values_say_so() {
         assert!(arguments(&rendered, "DaemonSet").contains(&flag), "{value}");
     }
     render(&helm, &["plugin.visibleDevices=all"]).expect_err("refused");
+}
+
+#[test]
+fn breaches_are_reported_unless_the_values_say_kill_and_the_nodes_processes_are_seen_unless_they_say_no() {
+    let Some(helm) =
+        helm("breaches_are_reported_unless_the_values_say_kill_and_the_nodes_processes_are_seen_unless_they_say_no")
+    else {
+        return;
+    };
+    // null: a release of before has no such value.
+    for (value, expected) in [("report", "report"), ("kill", "kill"), ("null", "report")] {
+        let rendered = render(&helm, &[&format!("plugin.onBreach={value}")]).expect("rendered");
+        let flag = format!("--on-breach={expected}");
+        assert!(arguments(&rendered, "DaemonSet").contains(&flag), "{value}");
+    }
+    render(&helm, &["plugin.onBreach=stop"]).expect_err("refused");
+    for (value, expected) in [("true", true), ("false", false), ("null", true)] {
+        let rendered = render(&helm, &[&format!("plugin.hostPID={value}")]).expect("rendered");
+        let plugin = rendered
+            .iter()
+            .find(|object| object["kind"] == "DaemonSet")
+            .expect("it");
+        assert_eq!(plugin["spec"]["template"]["spec"]["hostPID"], expected, "{value}");
+    }
 }
 
 /// What the one container of this kind of object is started with.

@@ -142,6 +142,7 @@ impl Prepared {
             pause: self.pause.clone(),
             owner: self.owner,
             nodes: 1,
+            cdi: true,
         }
     }
 }

@@ -3,6 +3,7 @@
 use crate::compute::Comparison;
 use crate::compute::metrics::ComputeUsage;
 use crate::node::SharedNode;
+use crate::truth::{Truth, metrics::Observed};
 use crate::usage::Usage;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
@@ -66,7 +67,7 @@ impl Metrics {
 
     /// Registers every metric under its name.
     #[must_use]
-    pub fn registry(&self, node: SharedNode, comparison: Comparison) -> Registry {
+    pub fn registry(&self, node: SharedNode, comparison: Comparison, truth: Truth) -> Registry {
         let mut registry = Registry::with_prefix("vgpu");
         registry.register(
             "prepare_seconds",
@@ -101,7 +102,8 @@ impl Metrics {
         registry.register("gpus", "GPUs that this node publishes", self.gpus.clone());
         registry.register("slice_writes", "Writes of ResourceSlices", self.slice_writes.clone());
         registry.register_collector(Box::new(Usage::new(node.clone())));
-        registry.register_collector(Box::new(ComputeUsage::new(node, comparison)));
+        registry.register_collector(Box::new(ComputeUsage::new(node.clone(), comparison)));
+        registry.register_collector(Box::new(Observed::new(node, truth)));
         registry
     }
 }
@@ -115,7 +117,7 @@ mod tests {
     #[test]
     fn the_documentation_has_every_metric() {
         let node = SharedNode::new(Rig::new(false).open());
-        let registry = Metrics::default().registry(node, Comparison::default());
+        let registry = Metrics::default().registry(node, Comparison::default(), Truth::default());
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).expect("encoded");
         let mut kinds = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));

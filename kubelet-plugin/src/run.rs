@@ -13,7 +13,7 @@
 use crate::api::Cluster;
 use crate::api::Slices as _;
 use crate::compute::{Comparison, NvmlUtilisation};
-use crate::config::{Config, Flags};
+use crate::config::{Config, Flags, OnBreach};
 use crate::contexts::Contexts;
 use crate::crash_points::NeverStop;
 use crate::health::{Health, Report};
@@ -28,7 +28,8 @@ use crate::publish::{Wanted, delay, plan::Owner};
 use crate::ready::Readiness;
 use crate::registration::{Registrar, keep_listening};
 use crate::server::Service;
-use crate::{api, background, compute, gpus, http, publish, registration};
+use crate::truth::{NvmlProcesses, Observer, Proc, Truth};
+use crate::{api, background, compute, gpus, http, publish, registration, truth};
 use anyhow::Context as _;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::{WatchStreamExt as _, watcher};
@@ -84,7 +85,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     drop(locked);
     let readiness = Readiness::new(&[LIBRARY, gpus::PART, publish::PART, registration::PART]);
     let metrics = Metrics::default();
-    let comparison = Comparison::default();
+    let (comparison, known) = (Comparison::default(), Truth::default());
     let client = kube::Client::try_default()
         .await
         .context("no configuration for the API server")?;
@@ -121,7 +122,10 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     );
     let listener = tokio::net::TcpListener::bind(config.http_address).await;
     let listener = listener.with_context(|| format!("--http-address {} cannot be used", config.http_address))?;
-    let pages = http::router(readiness.clone(), metrics.registry(node.clone(), comparison.clone()));
+    let pages = http::router(
+        readiness.clone(),
+        metrics.registry(node.clone(), comparison.clone(), known.clone()),
+    );
     let http = axum::serve(listener, pages).with_graceful_shutdown(until(stopped));
 
     let outputs = gpus::ScanOutputs {
@@ -143,11 +147,21 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         NvmlUtilisation::new(config.driver_root.clone()),
         comparison.clone(),
     ));
+    tokio::spawn(truth::observe(Observer {
+        node: node.clone(),
+        gpus: NvmlProcesses::new(config.driver_root.clone()),
+        proc: Proc::of_node(config.pod_uid.as_deref()),
+        comparison: comparison.clone(),
+        truth: known.clone(),
+        own_pod: config.pod_uid.clone(),
+        kills: config.on_breach == OnBreach::Kill,
+    }));
     let parts = NodeParts {
         node,
         cluster,
         config,
         comparison,
+        truth: known,
         readiness,
         metrics,
     };
@@ -189,6 +203,7 @@ struct NodeParts {
     cluster: Cluster,
     config: Config,
     comparison: Comparison,
+    truth: Truth,
     readiness: Readiness,
     metrics: Metrics,
 }
@@ -204,6 +219,13 @@ async fn with_node(parts: NodeParts, wants: watch::Receiver<Wanted>) {
         uid: Some(node_uid.clone()),
         ..ObjectReference::default()
     };
+    let tell = truth::tell(
+        parts.node.clone(),
+        parts.cluster.clone(),
+        parts.truth,
+        node_object.clone(),
+    );
+    tokio::spawn(tell);
     let background = background::run(
         parts.node,
         parts.cluster.clone(),

@@ -151,6 +151,8 @@ pub struct Config {
     pub owner: Option<(u32, u32)>,
     /// How many nodes it starts with.
     pub nodes: u8,
+    /// containerd applies CDI specs, as it does by default from version 2 on.
+    pub cdi: bool,
 }
 
 /// The name is part of paths and of a cgroup's name.

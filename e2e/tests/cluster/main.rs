@@ -15,6 +15,7 @@
 //! modes.rs      nodes that go from the controller to kube-scheduler and back under load
 //! translate.rs  pods of other systems and the webhook, whose replicas and certificates come and go
 //! nodes.rs      two real nodes: spread, packed, dead, back, drained, upgraded
+//! truth.rs      what claims say of their limits, and pods that go around the library or use a GPU without a claim
 //! restarts.rs   kubelet and plugin restarted and killed under running pods
 //! shared.rs     the clusters; fleet.rs hand-made nodes; checker.rs adds them up; processes.rs stops some, adds others
 //! ```
@@ -40,6 +41,7 @@ mod restarts;
 mod shared;
 mod storm;
 mod translate;
+mod truth;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -117,6 +119,7 @@ fn tests() -> Vec<Named> {
         ("dialects", dialects::TESTS),
         ("bad_input", bad_input::TESTS),
         ("attacks", attacks::TESTS),
+        ("truth", truth::TESTS),
         ("explain", explain::TESTS),
         ("restarts", restarts::TESTS),
         ("controller", controller::TESTS),

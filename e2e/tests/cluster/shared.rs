@@ -50,7 +50,11 @@ pub(crate) fn installed() -> Result<&'static Installed> {
 
 /// The cluster on which vgpu-controller does.
 pub(crate) fn controlled() -> Result<&'static Installed> {
-    let values = ["allocator=controller", "admission.foreignClasses={nic.example}"];
+    let values = [
+        "allocator=controller",
+        "admission.foreignClasses={nic.example}",
+        "plugin.onBreach=kill",
+    ];
     in_slot(&CONTROLLER, "controlled", &[&values[..], &install::TRANSLATES].concat())
 }
 

@@ -167,7 +167,7 @@ mod tests {
         let slot = rig.path("run/gpus").join(&gpu(0).uuid).join("00");
         let node = SharedNode::new(node);
         let comparison = Comparison::default();
-        let registry = Metrics::default().registry(node, comparison.clone());
+        let registry = Metrics::default().registry(node, comparison.clone(), crate::truth::Truth::default());
         let scrape = || {
             let mut text = String::new();
             prometheus_client::encoding::text::encode(&mut text, &registry).expect("encoded");

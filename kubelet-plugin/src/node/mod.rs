@@ -170,6 +170,13 @@ impl Node {
         gpus
     }
 
+    /// UUIDs of the GPUs that are published.
+    #[must_use]
+    pub fn gpus(&self) -> Vec<String> {
+        let all = self.inventory.iter().flat_map(Inventory::by_index);
+        all.map(|(_, gpu)| gpu.uuid.clone()).collect()
+    }
+
     /// Name of this node's pool of devices.
     #[must_use]
     pub fn pool(&self) -> String {
