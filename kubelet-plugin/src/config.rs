@@ -63,6 +63,9 @@ pub struct Flags {
     /// What happens to a process whose share uses more memory than its limit
     #[arg(long, value_enum, default_value_t)]
     pub on_breach: OnBreach,
+    /// Export metrics under HAMi's names too
+    #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
+    pub hami_metrics: bool,
     /// Mount a tmpfs for each share; off only in tests without root
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     pub ledger_tmpfs: bool,
@@ -121,6 +124,9 @@ pub struct Config {
     pub ledger_tmpfs: bool,
     pub visible_devices: bool,
     pub on_breach: OnBreach,
+    pub hami_metrics: bool,
+    /// kubelet's service that names the containers of shares.
+    pub pod_resources: PathBuf,
 }
 
 /// Why a flag is refused, in one line.
@@ -229,6 +235,8 @@ impl Flags {
             ledger_tmpfs: self.ledger_tmpfs,
             visible_devices: self.visible_devices == VisibleDevices::Dialect,
             on_breach: self.on_breach,
+            hami_metrics: self.hami_metrics,
+            pod_resources: self.kubelet_root.join("pod-resources/kubelet.sock"),
         })
     }
 }

@@ -14,12 +14,13 @@ use crate::api::Cluster;
 use crate::api::Slices as _;
 use crate::compute::{Comparison, NvmlUtilisation};
 use crate::config::{Config, Flags, OnBreach};
+use crate::containers::Containers;
 use crate::contexts::Contexts;
 use crate::crash_points::NeverStop;
 use crate::health::{Health, Report};
 use crate::instance::Instance;
 use crate::inventory::nvml::NvmlGpus;
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, Sources, hami};
 use crate::node::lock::{LOCKED_WITHIN, LockFile};
 use crate::node::{Node, SharedNode};
 use crate::publish::reached::only_while_reached;
@@ -29,7 +30,7 @@ use crate::ready::Readiness;
 use crate::registration::{Registrar, keep_listening};
 use crate::server::Service;
 use crate::truth::{NvmlProcesses, Observer, Proc, Truth};
-use crate::{api, background, compute, gpus, http, publish, registration, truth};
+use crate::{api, background, compute, containers, gpus, http, publish, registration, truth};
 use anyhow::Context as _;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::{WatchStreamExt as _, watcher};
@@ -122,10 +123,17 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     );
     let listener = tokio::net::TcpListener::bind(config.http_address).await;
     let listener = listener.with_context(|| format!("--http-address {} cannot be used", config.http_address))?;
-    let pages = http::router(
-        readiness.clone(),
-        metrics.registry(node.clone(), comparison.clone(), known.clone()),
-    );
+    let sources = Sources {
+        node: node.clone(),
+        comparison: comparison.clone(),
+        truth: known.clone(),
+        containers: Containers::default(),
+    };
+    let names = containers::run(node.clone(), config.pod_resources.clone(), sources.containers.clone());
+    tokio::spawn(names);
+    let hami = config.hami_metrics.then(|| hami::registry(sources.clone()));
+    let registries = [metrics.registry(sources)].into_iter().chain(hami).collect();
+    let pages = http::router(readiness.clone(), registries);
     let http = axum::serve(listener, pages).with_graceful_shutdown(until(stopped));
 
     let outputs = gpus::ScanOutputs {

@@ -78,7 +78,9 @@ impl Reason {
             Self::NotSeenYet => "the plugin has not observed this share for long enough yet",
             Self::DriverSilent => "the NVIDIA driver does not list the processes of this GPU",
             Self::NoHostPid => "the plugin does not see the node's processes; set plugin.hostPID: true",
-            Self::ProcessesUnknown => "the driver lists processes that the node does not have",
+            Self::ProcessesUnknown => {
+                "the processes that the driver lists are not those that the node or the share's ledger has"
+            }
             Self::MemoryUnknown => "the driver does not say how much memory the share's processes have",
             Self::LedgerDamaged => "the share's ledger cannot be read, so what its programs charged is not known",
             Self::NoAnswer => "the API server has not listed this node's pods",

@@ -228,6 +228,10 @@ impl<'a> Group<'a> {
         } else {
             match self.charged() {
                 Err(reason) => Finding::unknown(reason),
+                // A driver that does not list them, as in a container: nobody knows.
+                Ok(Some(charged)) if charged > 0 && self.processes.is_empty() => {
+                    Finding::unknown(Reason::ProcessesUnknown)
+                }
                 Ok(Some(charged)) if used > charged.saturating_add(UNCHARGED) => Finding::fails(Reason::NotCharged),
                 Ok(_) => Finding::holds(Reason::WithinLimit),
             }
@@ -419,6 +423,15 @@ mod tests {
         let judged = judge(&shares, &answer(&[(10, Some(9 * GIB)), (99, None)]), Ok(&own), None);
         assert_eq!(finding(&judged, "a"), (Some(false), Reason::OverLimit));
         assert!(judged.known.is_empty());
+    }
+
+    /// Or they have ended and their charges are released by the next allocation: that is not known either.
+    #[test]
+    fn charges_without_a_process_that_the_driver_lists_are_no_proof() {
+        let judged = judge(&[share("a", GIB, &[(1, 5)])], &answer(&[]), Ok(&Seen::default()), None);
+        assert_eq!(finding(&judged, "a"), (None, Reason::ProcessesUnknown));
+        let judged = judge(&[share("a", GIB, &[])], &answer(&[]), Ok(&Seen::default()), None);
+        assert_eq!(finding(&judged, "a"), (Some(true), Reason::WithinLimit));
     }
 
     #[test]

@@ -72,11 +72,32 @@ pub struct Breach {
 pub struct GpuUse {
     /// Bytes of processes without a share; None if it is not known who uses the GPU.
     pub unexplained: Option<u64>,
+    /// Bytes of all processes; None if one of them is not known.
+    pub used: Option<u64>,
 }
 
 // === impl Truth ===
 
 impl Truth {
+    /// Everything is known of this share.
+    #[cfg(test)]
+    pub(crate) fn know_all(&self, key: &ShareKey) {
+        let holds = Finding::holds(Reason::WithinLimit);
+        let all = ShareFindings {
+            memory: holds,
+            compute: holds,
+            injected: holds,
+        };
+        let mut state = self.lock();
+        state.findings.insert(key.clone(), all);
+        state.used.insert(key.clone(), 1);
+        let known = GpuUse {
+            unexplained: Some(0),
+            used: Some(1),
+        };
+        state.gpus.insert("GPU-1".into(), known);
+    }
+
     /// Locks what is known, for a moment.
     pub fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -334,7 +355,9 @@ impl Settling {
             let own = judged.unexplained.iter().filter(|of| of.gpu == *uuid);
             let bytes = own.filter_map(|of| of.bytes).fold(0, u64::saturating_add);
             let unexplained = judged.known.contains(uuid).then_some(bytes);
-            (uuid.clone(), GpuUse { unexplained })
+            let answer = reading.answers.get(uuid).and_then(|answer| answer.as_ref().ok());
+            let used = answer.and_then(|memory| memory.values().copied().sum::<Option<u64>>());
+            (uuid.clone(), GpuUse { unexplained, used })
         };
         state.gpus = reading.records.gpus.iter().map(gpu).collect();
     }

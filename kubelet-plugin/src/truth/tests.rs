@@ -79,7 +79,7 @@ impl Scene {
         }
         let verdict = Verdict {
             enforced: verdict,
-            error_points: None,
+            ..Verdict::default()
         };
         let reading = Reading {
             records: found,
@@ -538,4 +538,121 @@ async fn each_event_is_created_once() {
         Some("MemoryLimitBroken")
     );
     assert_eq!(api.events().len(), 4);
+}
+
+const STATE: &str = "SOFT_GPU_STATE";
+const ON_THIS_KERNEL: &str = "truth::tests::real_processes_in_real_mount_namespaces_on_a_driver";
+
+/// Ends with the test, whatever becomes of it.
+struct Client(std::process::Child);
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A tmpfs for each share, a mount namespace as a container has it, and the software GPU's driver, which `make dist` builds.
+#[test]
+fn real_processes_in_real_mount_namespaces_on_a_driver() {
+    if !crate::tmpfs::tests::can_mount("real_processes_in_real_mount_namespaces_on_a_driver") {
+        return;
+    }
+    if std::env::var_os(STATE).is_none() {
+        // The driver finds its state by a variable of the process.
+        let state = tempfile::tempdir().expect("a folder");
+        let mut child = std::process::Command::new(std::env::current_exe().expect("this program"));
+        let status = child
+            .args(["--exact", ON_THIS_KERNEL])
+            .env(STATE, state.path())
+            .status();
+        assert!(status.expect("a child").success());
+        return;
+    }
+    let own = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../dist");
+    let driver = std::env::var_os("VGPU_DIST")
+        .map_or(own, std::path::PathBuf::from)
+        .join("soft-gpu");
+    vgpu_built_from::assert_fresh(&driver.join("libcuda.so.1"));
+    vgpu_built_from::assert_fresh(&driver.join("libnvidia-ml.so.1"));
+    let soft = crate::inventory::nvml::NvmlGpus::new(driver.clone());
+    let soft = crate::inventory::Gpus::list(&soft).expect("GPUs").gpus.remove(0).uuid;
+    let nvml = super::NvmlProcesses::new(driver.clone());
+
+    let rig = Rig::new(true);
+    let mut node = rig.open();
+    let claims = [claim("u1", &[("s1", 20, 25)]), claim("u2", &[("s2", 20, 0)])];
+    assert!(node.prepare(&node.locked(), &claims).iter().all(Result::is_ok));
+    let proc = tempfile::tempdir().expect("a folder");
+    let inside = rig.path("inside");
+    std::fs::create_dir(&inside).expect("a folder");
+    // Each takes so many GiB and stays. With a share, it has that share's tmpfs as a container has it.
+    let client = |share: Option<&str>, gib: u64| {
+        let program = vgpu_built_from::program("gpu-client");
+        let mount = share.map_or_else(
+            || "true".to_owned(),
+            |share| format!("mount --bind {} {}", rig.path(share).display(), inside.display()),
+        );
+        let script = format!("{mount} && exec {} init alloc:{} wait", program.display(), gib * GIB);
+        let child = std::process::Command::new("unshare")
+            .args(["--mount", "--propagation", "private", "sh", "-c", &script])
+            .env("LD_LIBRARY_PATH", &driver)
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .expect("unshare");
+        let pid = child.id().to_string();
+        std::os::unix::fs::symlink(format!("/proc/{pid}"), proc.path().join(pid)).expect("a link");
+        Client(child)
+    };
+    let mut offender = client(Some("run/claims/u1/s1"), 30);
+    let mut neighbour = client(Some("run/claims/u2/s2"), 0);
+    let mut stray = client(None, 3);
+    let start = std::time::Instant::now();
+    let all = [&offender, &neighbour, &stray].map(|client| client.0.id());
+    let listed = || crate::truth::GpuProcesses::of(&nvml, &soft).expect("an answer");
+    // `wait` comes after the memory is taken.
+    while listed().values().flatten().sum::<u64>() < 33 * GIB || listed().len() < 3 {
+        assert!(start.elapsed() < std::time::Duration::from_secs(60), "{:?}", listed());
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    let (mut settling, truth) = (Settling::default(), Truth::default());
+    let mut look = |kills: bool| {
+        let reading = Reading {
+            records: records(&node),
+            answers: Answers::from([(gpu(0).uuid, Ok(listed()))]),
+            verdicts: BTreeMap::new(),
+            proc: Proc::in_folder(proc.path()),
+            own_pod: None,
+            kills,
+        };
+        settling.apply(&reading, &truth);
+    };
+    look(false);
+    look(false);
+    let reasons = |truth: &Truth| {
+        let state = truth.lock();
+        [key("u1", "s1"), key("u2", "s2")].map(|key| state.findings[&key].memory.reason)
+    };
+    let found = reasons(&truth);
+    let offending = truth
+        .lock()
+        .breaches
+        .get(&key("u1", "s1"))
+        .and_then(|breach| breach.offender.clone());
+    let unexplained: Vec<_> = truth.lock().unexplained.iter().map(|of| (of.pid, of.bytes)).collect();
+    look(true);
+    let ended = offender.0.wait().expect("ended");
+    std::fs::remove_file(proc.path().join(all[0].to_string())).expect("removed");
+    for _ in 0..3 {
+        look(true);
+    }
+    let lives = [&mut neighbour, &mut stray].map(|client| client.0.try_wait().expect("a state").is_none());
+    assert_eq!(found, [Reason::OverLimit, Reason::WithinLimit]);
+    assert_eq!(offending.map(|of| of.pid), Some(all[0]));
+    assert_eq!(unexplained, [(all[2], Some(3 * GIB))]);
+    assert_eq!((ended.signal(), lives), (Some(9), [true, true]));
+    assert_eq!(reasons(&truth), [Reason::WithinLimit, Reason::WithinLimit]);
+    assert_eq!(truth.lock().kills, 1);
 }
