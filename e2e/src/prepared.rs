@@ -143,6 +143,7 @@ impl Prepared {
             owner: self.owner,
             nodes: 1,
             cdi: true,
+            lists_processes: false,
         }
     }
 }

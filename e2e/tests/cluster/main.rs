@@ -16,6 +16,7 @@
 //! translate.rs  pods of other systems and the webhook, whose replicas and certificates come and go
 //! nodes.rs      two real nodes: spread, packed, dead, back, drained, upgraded
 //! truth.rs      what claims say of their limits, and pods that go around the library or use a GPU without a claim
+//! privileges.rs what a stolen token of the plugin may do
 //! restarts.rs   kubelet and plugin restarted and killed under running pods
 //! shared.rs     the clusters; fleet.rs hand-made nodes; checker.rs adds them up; processes.rs stops some, adds others
 //! ```
@@ -36,6 +37,7 @@ mod manifests;
 mod mistakes;
 mod modes;
 mod nodes;
+mod privileges;
 mod processes;
 mod restarts;
 mod shared;
@@ -120,6 +122,7 @@ fn tests() -> Vec<Named> {
         ("bad_input", bad_input::TESTS),
         ("attacks", attacks::TESTS),
         ("truth", truth::TESTS),
+        ("privileges", privileges::TESTS),
         ("explain", explain::TESTS),
         ("restarts", restarts::TESTS),
         ("controller", controller::TESTS),

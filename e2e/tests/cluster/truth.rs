@@ -104,7 +104,7 @@ fn metrics(cluster: &Cluster) -> Result<String> {
 }
 
 fn honest() -> Result<()> {
-    shared::in_namespace("truth-honest", |_, kube| {
+    shared::in_namespace_of(shared::observed()?, "truth-honest", |_, kube| {
         let small = template("t", "vgpu", json!({"memory": "1Gi", "cores": "10"}), &[]);
         kube.apply(&format!("{small}{}", pod("p", "client", &HOLD, "t")))?;
         becomes(kube, "p", "MemoryEnforced", "True", "WithinLimit")?;
@@ -137,7 +137,7 @@ fn honest() -> Result<()> {
 }
 
 fn around() -> Result<()> {
-    shared::in_namespace("truth-around", |installed, kube| {
+    shared::in_namespace_of(shared::observed()?, "truth-around", |installed, kube| {
         programs(kube)?;
         let neighbour = pod("neighbour", "client", &HOLD, "t");
         let around = scripted("around", &format!("{LOADER}{AROUND}"));
@@ -173,11 +173,11 @@ fn around() -> Result<()> {
 }
 
 fn without_a_claim() -> Result<()> {
-    shared::in_namespace("truth-unclaimed", |installed, kube| {
+    shared::in_namespace_of(shared::observed()?, "truth-unclaimed", |installed, kube| {
         programs(kube)?;
         let mut stray = scripted(
             "stray",
-            &format!("exec python3 /kit/around.py {SOFT_GPU_DRIVER}/libcuda.so.1 3"),
+            &format!("exec python3 /kit/around.py {SOFT_GPU_DRIVER}/usr/lib/x86_64-linux-gnu/libcuda.so.1 3"),
         );
         stray["spec"]["resourceClaims"].take();
         let volume = |name: &str, path: &str| json!({"name": name, "hostPath": {"path": path}});
@@ -216,9 +216,25 @@ fn without_a_claim() -> Result<()> {
     })
 }
 
+/// As `--set plugin.onBreach=kill` does. The last test of that cluster.
+fn kill_on_breach(cluster: &Cluster) -> Result<()> {
+    let project = Kube::new(cluster, install::NAME);
+    let name = "daemonset/dra-driver-vgpu-plugin";
+    let found = project.get(&[name])?;
+    let arguments = found["spec"]["template"]["spec"]["containers"][0]["args"].as_array();
+    let place = arguments.and_then(|all| all.iter().position(|one| one == "--on-breach=report"));
+    let place = place.context("no --on-breach=report in the DaemonSet")?;
+    let path = format!("/spec/template/spec/containers/0/args/{place}");
+    let patch = json!([{"op": "replace", "path": path, "value": "--on-breach=kill"}]).to_string();
+    project.run(&["patch", name, "--type=json", "-p", &patch])?;
+    project
+        .run(&["rollout", "status", name, &vgpu_e2e::patience::timeout(LIMIT)])
+        .map(drop)
+}
+
 fn killed() -> Result<()> {
-    let installed = shared::controlled()?;
-    shared::in_namespace_of(installed, "truth-killed", |_, kube| {
+    shared::in_namespace_of(shared::observed()?, "truth-killed", |installed, kube| {
+        kill_on_breach(&installed.cluster)?;
         programs(kube)?;
         let neighbour = pod("neighbour", "client", &HOLD, "t");
         // Another program of the same container, which keeps to the limit, is not killed.
