@@ -1,10 +1,11 @@
 //! Compiles kubelet/*.proto with protox, a protobuf compiler in Rust: no protoc is needed.
 
-const FILES: [&str; 5] = [
+const FILES: [&str; 6] = [
     "dra-v1.proto",
     "dra-v1beta1.proto",
     "health-v1.proto",
     "health-v1alpha1.proto",
+    "podresources-v1.proto",
     "registration-v1.proto",
 ];
 

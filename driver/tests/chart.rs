@@ -236,6 +236,9 @@ fn the_programs_have_the_rights_that_they_use_and_no_other() {
         [
             "resource.k8s.io/resourceslices: list watch create update delete",
             "resource.k8s.io/resourceclaims: get",
+            "resource.k8s.io/resourceclaims/status: patch",
+            "resource.k8s.io/resourceclaims/driver: associated-node:patch named dra.vgpu",
+            "/pods: list",
             "/nodes: get list watch",
             "events.k8s.io/events: create",
         ]
@@ -398,6 +401,103 @@ fn nvidias_runtime_is_shown_no_gpu_unless_the_values_say_so() {
         assert!(arguments(&rendered, "DaemonSet").contains(&flag), "{value}");
     }
     render(&helm, &["plugin.visibleDevices=all"]).expect_err("refused");
+}
+
+#[test]
+fn breaches_are_reported_unless_the_values_say_kill_and_the_nodes_processes_are_seen_unless_they_say_no() {
+    let Some(helm) =
+        helm("breaches_are_reported_unless_the_values_say_kill_and_the_nodes_processes_are_seen_unless_they_say_no")
+    else {
+        return;
+    };
+    // null: a release of before has no such value.
+    for (value, expected) in [("report", "report"), ("kill", "kill"), ("null", "report")] {
+        let rendered = render(&helm, &[&format!("plugin.onBreach={value}")]).expect("rendered");
+        let flag = format!("--on-breach={expected}");
+        assert!(arguments(&rendered, "DaemonSet").contains(&flag), "{value}");
+    }
+    render(&helm, &["plugin.onBreach=stop"]).expect_err("refused");
+    for (value, expected) in [("true", true), ("false", false), ("null", true)] {
+        let rendered = render(&helm, &[&format!("plugin.hostPID={value}")]).expect("rendered");
+        let plugin = rendered
+            .iter()
+            .find(|object| object["kind"] == "DaemonSet")
+            .expect("it");
+        assert_eq!(plugin["spec"]["template"]["spec"]["hostPID"], expected, "{value}");
+    }
+}
+
+#[test]
+fn metrics_are_closed_and_scraped_only_if_the_values_say_so() {
+    let Some(helm) = helm("metrics_are_closed_and_scraped_only_if_the_values_say_so") else {
+        return;
+    };
+    let of = |rendered: &[Value], kind: &str| -> Vec<Value> {
+        rendered
+            .iter()
+            .filter(|object| object["kind"] == kind)
+            .cloned()
+            .collect()
+    };
+    for values in [&[][..], &["networkPolicy=null", "podMonitor=null"]] {
+        let plain = render(&helm, values).expect("rendered");
+        assert!(of(&plain, "NetworkPolicy").is_empty() && of(&plain, "PodMonitor").is_empty());
+    }
+    let both = [
+        "networkPolicy.enabled=true",
+        "podMonitor.enabled=true",
+        "podMonitor.labels.release=x",
+    ];
+    let rendered = render(&helm, &both).expect("rendered");
+    let closed = of(&rendered, "NetworkPolicy");
+    assert_eq!(closed.len(), 2);
+    for policy in &closed {
+        assert_eq!(policy["spec"]["policyTypes"], serde_json::json!(["Ingress"]));
+        assert!(policy["spec"]["ingress"].is_null(), "nobody: {policy}");
+    }
+    let monitor = &of(&rendered, "PodMonitor")[0];
+    assert_eq!(monitor["metadata"]["labels"]["release"], "x");
+    let endpoint = &monitor["spec"]["podMetricsEndpoints"][0];
+    assert_eq!(
+        (&endpoint["port"], &endpoint["honorLabels"]),
+        (&"http".into(), &true.into())
+    );
+    // What it selects are the pods of both programs.
+    for kind in ["DaemonSet", "Deployment"] {
+        let pods = &of(&rendered, kind)[0]["spec"]["template"];
+        let labels = monitor["spec"]["selector"]["matchLabels"].as_object().expect("labels");
+        assert!(
+            labels
+                .iter()
+                .all(|(key, value)| pods["metadata"]["labels"][key] == *value),
+            "{kind}"
+        );
+        let ports = pods["spec"]["containers"][0]["ports"].as_array().expect("ports");
+        assert!(ports.iter().any(|port| port["name"] == "http"), "{kind}");
+    }
+    let open = [
+        "networkPolicy.enabled=true",
+        "networkPolicy.from[0].podSelector.matchLabels.app=prometheus",
+        "translate.dialects={hami}",
+    ];
+    let rendered = render(&helm, &open).expect("rendered");
+    let rules = |component: &str| {
+        let all = of(&rendered, "NetworkPolicy");
+        let one = all
+            .iter()
+            .find(|policy| policy["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == component);
+        let rules = one.expect("a policy")["spec"]["ingress"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
+        rules
+            .iter()
+            .map(|rule| (rule["from"].is_array(), rule["ports"][0]["port"].clone()))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(rules("plugin"), [(true, "http".into())]);
+    assert_eq!(rules("controller"), [(true, "http".into()), (false, "webhook".into())]);
+    render(&helm, &["podMonitor.interval=often"]).expect_err("refused");
 }
 
 /// What the one container of this kind of object is started with.

@@ -142,6 +142,8 @@ impl Prepared {
             pause: self.pause.clone(),
             owner: self.owner,
             nodes: 1,
+            cdi: true,
+            lists_processes: false,
         }
     }
 }

@@ -99,6 +99,14 @@ impl Cluster {
         Api::all(self.client.clone())
     }
 
+    pub(crate) fn client(&self) -> kube::Client {
+        self.client.clone()
+    }
+
+    pub(crate) fn node_name(&self) -> &str {
+        &self.node_name
+    }
+
     #[must_use]
     pub fn slices(&self) -> Api<ResourceSlice> {
         Api::all(self.client.clone())

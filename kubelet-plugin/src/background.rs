@@ -117,12 +117,12 @@ pub struct Told(BTreeSet<(String, String)>);
 
 impl Told {
     /// Forgets the claims for which there is no reason any more: when it returns, so does the event.
-    fn keep(&mut self, claims: &[&str]) {
+    pub(crate) fn keep(&mut self, claims: &[&str]) {
         self.0.retain(|(claim, _)| claims.contains(&claim.as_str()));
     }
 
     /// Creates the event on each pod of the claim that does not have it. `note` gets the names of all its pods.
-    async fn warn<A: Claims + Events>(
+    pub(crate) async fn warn<A: Claims + Events>(
         &mut self,
         api: &A,
         id: &ClaimId,

@@ -63,9 +63,25 @@ pub struct Flags {
     /// What `NVIDIA_VISIBLE_DEVICES` says in containers: nothing, or what the dialect of their claim says
     #[arg(long, value_enum, default_value_t)]
     pub visible_devices: VisibleDevices,
+    /// What happens to a process whose share uses more memory than its limit
+    #[arg(long, value_enum, default_value_t)]
+    pub on_breach: OnBreach,
+    /// Export metrics under HAMi's names too
+    #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
+    pub hami_metrics: bool,
     /// Mount a tmpfs for each share; off only in tests without root
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     pub ledger_tmpfs: bool,
+}
+
+/// What happens when a share is over its limit of memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum OnBreach {
+    /// A condition of the claim, an event on its pods, a metric.
+    #[default]
+    Report,
+    /// The process that has most of what is over is killed too.
+    Kill,
 }
 
 /// What `NVIDIA_VISIBLE_DEVICES` says.
@@ -116,6 +132,10 @@ pub struct Config {
     pub context_sizes: PathBuf,
     pub ledger_tmpfs: bool,
     pub visible_devices: bool,
+    pub on_breach: OnBreach,
+    pub hami_metrics: bool,
+    /// kubelet's service that names the containers of shares.
+    pub pod_resources: PathBuf,
 }
 
 /// Why a flag is refused, in one line.
@@ -226,6 +246,9 @@ impl Flags {
             context_reserve,
             ledger_tmpfs: self.ledger_tmpfs,
             visible_devices: self.visible_devices == VisibleDevices::Dialect,
+            on_breach: self.on_breach,
+            hami_metrics: self.hami_metrics,
+            pod_resources: self.kubelet_root.join("pod-resources/kubelet.sock"),
         })
     }
 }

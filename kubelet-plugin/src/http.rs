@@ -5,15 +5,15 @@ use crate::ready::Readiness;
 use axum::Router;
 use axum::http::{StatusCode, header};
 use axum::routing::get;
-use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::registry::Registry;
 use std::sync::Arc;
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Routes the three pages.
-pub fn router(readiness: Readiness, registry: Registry) -> Router {
-    let registry = Arc::new(registry);
+/// Routes the three pages. The registries have different names.
+pub fn router(readiness: Readiness, registries: Vec<Registry>) -> Router {
+    let registries = Arc::new(registries);
     let ready = move || async move {
         match readiness.status() {
             (true, text) => (StatusCode::OK, text),
@@ -24,7 +24,10 @@ pub fn router(readiness: Readiness, registry: Registry) -> Router {
         // Not on the thread of all servers: a scrape reads ledgers, and may wait for a turn that works.
         let encoded = tokio::task::spawn_blocking(move || {
             let mut text = String::new();
-            encode(&mut text, &registry)
+            let all = registries
+                .iter()
+                .try_for_each(|registry| encode_registry(&mut text, registry));
+            all.and_then(|()| encode_eof(&mut text))
                 .map(|()| text)
                 .map_err(|error| error.to_string())
         });

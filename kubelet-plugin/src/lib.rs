@@ -12,7 +12,8 @@
 //!  kubelet ──registration, server──► node: records, claimdir, arbitration, edits ──► CDI files
 //!     ▲                               │                                  library ──► /var/lib/vgpu
 //!     └──health──                     └── usage (ledgers), compute (pages, NVML) ──► metrics, http
-//!                                          └──────────► background: events on pods, clean-up (stale, mount_users)
+//!                                          ├──────────► background: events on pods, clean-up (stale, mount_users)
+//!                                          └──────────► truth: conditions of claims, events, kills
 //! ```
 //!
 //! Pure (no I/O): `slice`, `claim`, `edits`, `gpus::published`, `publish::plan`, `stale`, `compute::judge`. Synchronous: `node`
@@ -28,6 +29,7 @@ pub mod claim;
 pub mod claimdir;
 pub mod compute;
 pub mod config;
+pub mod containers;
 pub mod contexts;
 pub mod crash_points;
 pub mod driver;
@@ -56,4 +58,5 @@ pub mod share;
 pub mod slice;
 pub mod stale;
 pub mod tmpfs;
+pub mod truth;
 pub mod usage;

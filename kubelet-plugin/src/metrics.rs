@@ -1,12 +1,26 @@
-//! Metrics for Prometheus. `usage` and `compute` read what shares use at each scrape.
+//! Metrics for Prometheus. `usage`, `compute` and `truth` read what shares use at each scrape.
+//!
+//! A share has at most 40 series, and a GPU 60: tenants cannot add any, but for the containers of a share, of which few
+//! are named. Labels are names of objects and UUIDs, never what a tenant's process says.
+
+mod gpus;
+pub mod hami;
+mod info;
+#[cfg(test)]
+mod prometheus_tests;
 
 use crate::compute::Comparison;
 use crate::compute::metrics::ComputeUsage;
+use crate::containers::Containers;
 use crate::node::SharedNode;
+use crate::truth::{Truth, metrics::Observed};
 use crate::usage::Usage;
+use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 use std::time::Duration;
 
@@ -15,12 +29,37 @@ const SECONDS: [f64; 12] = [
     0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0, 10.0,
 ];
 
+/// Why claims cannot be prepared, and the parts of a Prepare: all are there from the start, so that a first error is an
+/// increase.
+const REASONS: [&str; 8] = ["api", "claim", "full", "ailing", "lock", "library", "files", "other"];
+const PARTS: [&str; 2] = ["read", "node"];
+
+/// What is read at each scrape.
+#[derive(Clone)]
+pub struct Sources {
+    pub node: SharedNode,
+    pub comparison: Comparison,
+    pub truth: Truth,
+    pub containers: Containers,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Reason {
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Part {
+    part: &'static str,
+}
+
 /// Counters shared by all tasks.
 #[derive(Clone)]
 pub struct Metrics {
     prepare: Histogram,
     unprepare: Histogram,
-    prepare_errors: Counter,
+    prepare_parts: Family<Part, Histogram>,
+    prepare_errors: Family<Reason, Counter>,
     unprepare_errors: Counter,
     checkpoint_damaged: Counter,
     stale_claims: Counter,
@@ -35,7 +74,8 @@ impl Default for Metrics {
         Self {
             prepare: Histogram::new(SECONDS),
             unprepare: Histogram::new(SECONDS),
-            prepare_errors: Counter::default(),
+            prepare_parts: Family::new_with_constructor(|| Histogram::new(SECONDS)),
+            prepare_errors: Family::default(),
             unprepare_errors: Counter::default(),
             checkpoint_damaged: Counter::default(),
             stale_claims: Counter::default(),
@@ -45,10 +85,31 @@ impl Default for Metrics {
     }
 }
 
+impl Sources {
+    /// Where only the node is known.
+    #[must_use]
+    pub fn new(node: SharedNode) -> Self {
+        Self {
+            node,
+            comparison: Comparison::default(),
+            truth: Truth::default(),
+            containers: Containers::default(),
+        }
+    }
+}
+
 impl Metrics {
-    pub(crate) fn prepared(&self, took: Duration, errors: usize) {
+    /// `read`: the part of the time in which claims were read from the API server.
+    pub(crate) fn prepared(&self, took: Duration, read: Duration, errors: impl IntoIterator<Item = &'static str>) {
         self.prepare.observe(took.as_secs_f64());
-        self.prepare_errors.inc_by(errors as u64);
+        for (part, time) in [("read", read), ("node", took.saturating_sub(read))] {
+            self.prepare_parts
+                .get_or_create(&Part { part })
+                .observe(time.as_secs_f64());
+        }
+        for reason in errors {
+            self.prepare_errors.get_or_create(&Reason { reason }).inc();
+        }
     }
 
     pub(crate) fn unprepared(&self, took: Duration, errors: usize) {
@@ -66,12 +127,23 @@ impl Metrics {
 
     /// Registers every metric under its name.
     #[must_use]
-    pub fn registry(&self, node: SharedNode, comparison: Comparison) -> Registry {
+    pub fn registry(&self, sources: Sources) -> Registry {
+        for reason in REASONS {
+            drop(self.prepare_errors.get_or_create(&Reason { reason }));
+        }
+        for part in PARTS {
+            drop(self.prepare_parts.get_or_create(&Part { part }));
+        }
         let mut registry = Registry::with_prefix("vgpu");
         registry.register(
             "prepare_seconds",
             "Time of a NodePrepareResources call",
             self.prepare.clone(),
+        );
+        registry.register(
+            "prepare_part_seconds",
+            "The same by part: read, the claims from the API server; node, everything else, the wait for the lock included",
+            self.prepare_parts.clone(),
         );
         registry.register(
             "unprepare_seconds",
@@ -80,7 +152,7 @@ impl Metrics {
         );
         registry.register(
             "prepare_errors",
-            "Claims that could not be prepared",
+            "Claims that could not be prepared, by reason: api, claim, full, ailing, lock, library, files, other",
             self.prepare_errors.clone(),
         );
         registry.register(
@@ -100,8 +172,19 @@ impl Metrics {
         );
         registry.register("gpus", "GPUs that this node publishes", self.gpus.clone());
         registry.register("slice_writes", "Writes of ResourceSlices", self.slice_writes.clone());
+        let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
+        registry.register("build", "The release of the plugin", build);
+        let Sources {
+            node,
+            comparison,
+            truth,
+            containers,
+        } = sources;
         registry.register_collector(Box::new(Usage::new(node.clone())));
-        registry.register_collector(Box::new(ComputeUsage::new(node, comparison)));
+        registry.register_collector(Box::new(ComputeUsage::new(node.clone(), comparison)));
+        registry.register_collector(Box::new(Observed::new(node.clone(), truth)));
+        registry.register_collector(Box::new(gpus::Gpus::new(node.clone())));
+        registry.register_collector(Box::new(info::ShareInfo::new(node, containers)));
         registry
     }
 }
@@ -115,7 +198,7 @@ mod tests {
     #[test]
     fn the_documentation_has_every_metric() {
         let node = SharedNode::new(Rig::new(false).open());
-        let registry = Metrics::default().registry(node, Comparison::default());
+        let registry = Metrics::default().registry(Sources::new(node));
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).expect("encoded");
         let mut kinds = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
@@ -124,10 +207,11 @@ mod tests {
             .filter_map(|line| line.strip_prefix("# HELP ")?.split_once(' '));
         let served: Vec<String> = helps
             .map(|(name, help)| {
-                let total = if kinds.next().is_some_and(|kind| kind.ends_with(" counter")) {
-                    "_total"
-                } else {
-                    ""
+                let kind = kinds.next().and_then(|kind| kind.rsplit(' ').next());
+                let total = match kind {
+                    Some("counter") => "_total",
+                    Some("info") => "_info",
+                    _ => "",
                 };
                 format!("| `{name}{total}` | {} |", help.trim_end_matches('.'))
             })
@@ -137,5 +221,37 @@ mod tests {
             .filter(|line| line.starts_with("| `"));
         let documented: Vec<&str> = rows.filter(|row| !row.starts_with("| `vgpu_controller_")).collect();
         assert_eq!(documented, served);
+    }
+
+    /// A tenant cannot make Prometheus hold more than this.
+    #[test]
+    fn a_share_has_at_most_40_series_and_a_gpu_60() {
+        use crate::node::tests::claim;
+        let rig = Rig::new(false);
+        let mut node = rig.open();
+        assert!(node.prepare(&node.locked(), &[claim("u1", &[("s1", 20, 30)])])[0].is_ok());
+        let sources = Sources::new(SharedNode::new(node));
+        let key = ("u1".to_owned(), "s1".to_owned());
+        let container = |at: u32| (format!("p{at}"), "main".to_owned());
+        sources
+            .containers
+            .set([(key.clone(), (0..256).map(container).collect())].into());
+        let verdict = crate::compute::Verdict {
+            enforced: Some(true),
+            error_points: Some(0.0),
+            used: Some(1.0),
+        };
+        sources.comparison.set([(key.clone(), verdict)].into());
+        sources.comparison.touch([key.clone()], std::time::SystemTime::now());
+        sources.truth.know_all(&key);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &Metrics::default().registry(sources)).expect("encoded");
+        let count = |start: &str| text.lines().filter(|line| line.starts_with(start)).count();
+        let (share, gpu) = (count("vgpu_share_"), count("vgpu_gpu_") / 2);
+        assert!(
+            (27..=40).contains(&share),
+            "{share}: all but a ratio before the first charge"
+        );
+        assert!((6..=60).contains(&gpu), "{gpu}");
     }
 }

@@ -127,7 +127,7 @@ fn namespace(
 }
 
 /// The share that a line of mountinfo says a container has.
-fn user(line: &str, shares: &[&ShareMount]) -> Option<ShareKey> {
+pub(crate) fn user(line: &str, shares: &[&ShareMount]) -> Option<ShareKey> {
     let mut fields = line.split(' ').skip(2);
     let (device, root, at) = (fields.next()?, fields.next()?, fields.next()?);
     let (major, minor) = device.split_once(':')?;
@@ -139,7 +139,7 @@ fn user(line: &str, shares: &[&ShareMount]) -> Option<ShareKey> {
 }
 
 /// How the kernel says that a process has ended, or at least the thread that was asked about.
-fn is_end(error: &io::Error) -> bool {
+pub(crate) fn is_end(error: &io::Error) -> bool {
     let codes = [
         rustix::io::Errno::NOENT,
         rustix::io::Errno::SRCH,
@@ -150,7 +150,7 @@ fn is_end(error: &io::Error) -> bool {
         .any(|code| error.raw_os_error() == Some(code.raw_os_error()))
 }
 
-fn numbered_folders(folder: &Path) -> io::Result<Vec<PathBuf>> {
+pub(crate) fn numbered_folders(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {
         let name = entry?.file_name();

@@ -13,12 +13,13 @@
 use crate::api::Cluster;
 use crate::api::Slices as _;
 use crate::compute::Comparison;
-use crate::config::{Config, Flags};
+use crate::config::{Config, Flags, OnBreach};
+use crate::containers::Containers;
 use crate::contexts::Contexts;
 use crate::crash_points::NeverStop;
 use crate::health::{Health, Report};
 use crate::instance::Instance;
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, Sources, hami};
 use crate::node::lock::{LOCKED_WITHIN, LockFile};
 use crate::node::{Node, SharedNode};
 use crate::nvml::Nvml;
@@ -28,7 +29,8 @@ use crate::publish::{Wanted, delay, plan::Owner};
 use crate::ready::Readiness;
 use crate::registration::{Registrar, keep_listening};
 use crate::server::Service;
-use crate::{api, background, compute, driver_pause, gpus, http, publish, registration};
+use crate::truth::{Observer, Proc, Truth};
+use crate::{api, background, compute, containers, driver_pause, gpus, http, publish, registration, truth};
 use anyhow::Context as _;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::{WatchStreamExt as _, watcher};
@@ -84,7 +86,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     drop(locked);
     let readiness = Readiness::new(&[LIBRARY, gpus::PART, publish::PART, registration::PART]);
     let metrics = Metrics::default();
-    let comparison = Comparison::default();
+    let (comparison, known) = (Comparison::default(), Truth::default());
     let client = kube::Client::try_default()
         .await
         .context("no configuration for the API server")?;
@@ -121,7 +123,17 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     );
     let listener = tokio::net::TcpListener::bind(config.http_address).await;
     let listener = listener.with_context(|| format!("--http-address {} cannot be used", config.http_address))?;
-    let pages = http::router(readiness.clone(), metrics.registry(node.clone(), comparison.clone()));
+    let sources = Sources {
+        node: node.clone(),
+        comparison: comparison.clone(),
+        truth: known.clone(),
+        containers: Containers::default(),
+    };
+    let names = containers::run(node.clone(), config.pod_resources.clone(), sources.containers.clone());
+    tokio::spawn(names);
+    let hami = config.hami_metrics.then(|| hami::registry(sources.clone()));
+    let registries = [metrics.registry(sources)].into_iter().chain(hami).collect();
+    let pages = http::router(readiness.clone(), registries);
     let http = axum::serve(listener, pages).with_graceful_shutdown(until(stopped));
 
     let nvml = Nvml::new(Path::new("/proc/self/exe"), &config.driver_root);
@@ -144,12 +156,22 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         config.clone(),
         outputs,
     ));
-    tokio::spawn(compute::compare::run(node.clone(), nvml, comparison.clone()));
+    tokio::spawn(compute::compare::run(node.clone(), nvml.clone(), comparison.clone()));
+    tokio::spawn(truth::observe(Observer {
+        node: node.clone(),
+        gpus: nvml,
+        proc: Proc::of_node(config.pod_uid.as_deref()),
+        comparison: comparison.clone(),
+        truth: known.clone(),
+        own_pod: config.pod_uid.clone(),
+        kills: config.on_breach == OnBreach::Kill,
+    }));
     let parts = NodeParts {
         node,
         cluster,
         config,
         comparison,
+        truth: known,
         readiness,
         metrics,
     };
@@ -191,6 +213,7 @@ struct NodeParts {
     cluster: Cluster,
     config: Config,
     comparison: Comparison,
+    truth: Truth,
     readiness: Readiness,
     metrics: Metrics,
 }
@@ -206,6 +229,13 @@ async fn with_node(parts: NodeParts, wants: watch::Receiver<Wanted>) {
         uid: Some(node_uid.clone()),
         ..ObjectReference::default()
     };
+    let tell = truth::tell(
+        parts.node.clone(),
+        parts.cluster.clone(),
+        parts.truth,
+        node_object.clone(),
+    );
+    tokio::spawn(tell);
     let background = background::run(
         parts.node,
         parts.cluster.clone(),

@@ -77,17 +77,22 @@ impl<C: Claims> Service<C> {
                     GET_TIMEOUT.as_secs()
                 ))
             };
-            (id, read.unwrap_or_else(|_| late()))
+            (id, read.unwrap_or_else(|_| late().map_err(|text| ("api", text))))
         });
         let read: Vec<_> = futures::stream::iter(gets)
             .buffer_unordered(CONCURRENT_GETS)
             .collect()
             .await;
+        let reading = started.elapsed();
         let mut answers = BTreeMap::new();
         let mut batch = Vec::new();
+        let mut reasons = Vec::new();
         for (id, read) in read {
             match read {
-                Err(error) => drop(answers.insert(id.uid.clone(), Err(format!("{id}: {error}")))),
+                Err((reason, error)) => {
+                    reasons.push(reason);
+                    answers.insert(id.uid.clone(), Err(format!("{id}: {error}")));
+                }
                 Ok(claim) => batch.push((id, claim)),
             }
         }
@@ -96,16 +101,14 @@ impl<C: Claims> Service<C> {
             .node
             .turn(move |node, locked| prepare_read(node, locked, batch, &ticket));
         let prepared = prepared.await.unwrap_or_else(|error| {
-            let error = error.to_string();
-            ids.iter().map(|id| (id.clone(), Err(error.clone()))).collect()
+            let failed = (error.kind(), error.to_string());
+            ids.iter().map(|id| (id.clone(), Err(failed.clone()))).collect()
         });
         for (id, answer) in prepared {
-            answers.insert(id.uid.clone(), answer.map_err(|error| format!("{id}: {error}")));
+            reasons.extend(answer.as_ref().err().map(|(reason, _)| *reason));
+            answers.insert(id.uid.clone(), answer.map_err(|(_, error)| format!("{id}: {error}")));
         }
-        self.metrics.prepared(
-            started.elapsed(),
-            answers.values().filter(|answer| answer.is_err()).count(),
-        );
+        self.metrics.prepared(started.elapsed(), reading, reasons);
         for error in answers.values().filter_map(|answer| answer.as_ref().err()) {
             tracing::warn!("cannot prepare {error}");
         }
@@ -153,22 +156,28 @@ impl<C: Claims> Service<C> {
         answers
     }
 
-    async fn read(&self, id: &ClaimId) -> Result<ResourceClaim, String> {
+    async fn read(&self, id: &ClaimId) -> Result<ResourceClaim, Failure> {
         let claim = self
             .claims
             .get(&id.namespace, &id.name)
             .await
-            .map_err(|error| error.to_string())?;
-        let claim = claim.ok_or("does not exist (any more); delete the pod")?;
+            .map_err(|error| ("api", error.to_string()))?;
+        let claim = claim.ok_or_else(|| ("claim", "does not exist (any more); delete the pod".to_owned()))?;
         match claim.metadata.uid.as_deref() {
             Some(uid) if uid == id.uid => Ok(claim),
-            found => Err(format!(
-                "a claim of this name has metadata.uid {}: it was deleted and created again; delete the pod",
-                found.unwrap_or("none")
+            found => Err((
+                "claim",
+                format!(
+                    "a claim of this name has metadata.uid {}: it was deleted and created again; delete the pod",
+                    found.unwrap_or("none")
+                ),
             )),
         }
     }
 }
+
+/// Why a claim could not be prepared: the metric's reason, and the sentence.
+type Failure = (&'static str, String);
 
 /// Prepares the claims that were read, but for those that were unprepared meanwhile.
 fn prepare_read(
@@ -176,16 +185,16 @@ fn prepare_read(
     locked: &Locked,
     batch: Vec<(ClaimId, ResourceClaim)>,
     ticket: &Ticket,
-) -> Vec<(ClaimId, Result<Vec<Prepared>, String>)> {
+) -> Vec<(ClaimId, Result<Vec<Prepared>, Failure>)> {
     let unprepared = ticket.unprepared();
     let (late, batch): (Vec<_>, Vec<_>) = batch.into_iter().partition(|(id, _)| unprepared.contains(&id.uid));
     let prepared = node.prepare(locked, &batch);
     let prepared = prepared
         .into_iter()
-        .map(|answer| answer.map_err(|error| error.to_string()));
+        .map(|answer| answer.map_err(|error| (error.kind(), error.to_string())));
     let late = late.into_iter().map(|(id, _)| {
         let error = "was unprepared while it was being prepared; kubelet retries if a pod needs it";
-        (id, Err(error.to_owned()))
+        (id, Err(("claim", error.to_owned())))
     });
     let prepared = batch.into_iter().map(|(id, _)| id).zip(prepared);
     prepared.chain(late).collect()

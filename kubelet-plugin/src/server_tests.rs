@@ -303,7 +303,7 @@ async fn a_lock_that_another_instance_keeps_is_given_up_and_stops_nothing_else()
     };
     tokio::time::sleep(LOCKED_WITHIN / 2).await;
     assert!(!prepare.is_finished() && !unprepares.iter().any(|call| call.is_finished()));
-    let registry = Metrics::default().registry(node.clone(), Comparison::default());
+    let registry = Metrics::default().registry(crate::metrics::Sources::new(node.clone()));
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &registry).expect("a scrape");
     // Not one after the other: all that wait give up.
@@ -508,7 +508,7 @@ async fn the_pods_of_a_share_that_breaks_its_gpu_time_are_told_once_each_time() 
     ] {
         let verdict = |enforced| Verdict {
             enforced,
-            error_points: None,
+            ..Verdict::default()
         };
         let key = |uid: &str, share: &str| (uid.to_owned(), share.to_owned());
         comparison.set(BTreeMap::from([
@@ -676,7 +676,7 @@ async fn metrics_tell_what_shares_hold_and_which_ledgers_are_damaged() {
     std::fs::write(path("u1"), ledger).expect("charged");
     std::fs::write(path("u2"), vec![0xff; 1 << 20]).expect("damaged");
     let mut text = String::new();
-    let registry = Metrics::default().registry(served.node.clone(), Default::default());
+    let registry = Metrics::default().registry(crate::metrics::Sources::new(served.node.clone()));
     prometheus_client::encoding::text::encode(&mut text, &registry).expect("encoded");
     let labels = |uid: &str| {
         format!(

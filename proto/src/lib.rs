@@ -5,6 +5,7 @@
 //!     │      "DRAPlugin dra.vgpu, at dra-<pod UID>.sock, speaks v1.DRAPlugin, ..."
 //!     ├──NodePrepareResources, NodeUnprepareResources──► dra::v1, dra::v1beta1      (dra-<pod UID>.sock)
 //!     └──NodeWatchResources──► health::v1, health::v1alpha1                         (dra-<pod UID>.sock)
+//!  kubelet ◄──List── pod_resources                                               (pod-resources/kubelet.sock)
 //! ```
 //!
 //! The .proto files in kubelet/ have kubelet's names and field numbers; the tests compare every message with
@@ -30,6 +31,14 @@ pub mod health {
     pub mod v1alpha1 {
         tonic::include_proto!("v1alpha1");
     }
+}
+
+/// Which container has which device, by kubelet. The service's name is not unique, so its messages are called by path.
+pub mod pod_resources {
+    tonic::include_proto!("v1podresources");
+
+    /// The method that answers [`ListPodResourcesRequest`].
+    pub const LIST: &str = "/v1.PodResourcesLister/List";
 }
 
 /// Registration of a plugin with kubelet.

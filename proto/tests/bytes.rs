@@ -199,3 +199,43 @@ fn services_have_the_long_names() {
         "pluginregistration.Registration"
     );
 }
+
+#[test]
+fn pod_resources_are_read_and_what_is_not_named_is_skipped() {
+    use vgpu_proto::pod_resources::*;
+    let claim = DynamicResource {
+        claim_name: "c".into(),
+        claim_namespace: "n".into(),
+        claim_resources: vec![ClaimResource {
+            driver_name: "d".into(),
+            pool_name: "p".into(),
+            device_name: "g".into(),
+            share_id: Some("s".into()),
+        }],
+    };
+    let claim_bytes = b"\x12\x01c\x1a\x01n\x22\x0c\x12\x01d\x1a\x01p\x22\x01g\x2a\x01s";
+    golden(&claim, claim_bytes);
+    let container = ContainerResources {
+        name: "m".into(),
+        dynamic_resources: vec![claim],
+    };
+    let container_bytes = [b"\x0a\x01m\x2a\x14".as_slice(), claim_bytes].concat();
+    golden(&container, &container_bytes);
+    // With cpu_ids, which are field 3 and packed.
+    let more = [b"\x0a\x01m\x1a\x02\x01\x02\x2a\x14".as_slice(), claim_bytes].concat();
+    assert_eq!(ContainerResources::decode(more.as_slice()).expect("decodes"), container);
+    let pod = PodResources {
+        name: "a".into(),
+        namespace: "n".into(),
+        containers: vec![container],
+    };
+    let pod_bytes = [b"\x0a\x01a\x12\x01n\x1a\x19".as_slice(), container_bytes.as_slice()].concat();
+    golden(&pod, &pod_bytes);
+    golden(&ListPodResourcesRequest {}, b"");
+    golden(
+        &ListPodResourcesResponse {
+            pod_resources: vec![pod],
+        },
+        &[b"\x0a\x1f".as_slice(), pod_bytes.as_slice()].concat(),
+    );
+}

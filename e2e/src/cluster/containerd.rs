@@ -10,7 +10,12 @@ pub(super) const SOCKET: &str = "/run/containerd/containerd.sock";
 /// The file's text.
 pub(super) fn containerd_toml(config: &Config, own: &MemberState) -> String {
     let toolchain = &config.toolchain;
-    text(&toolchain.containerd, &toolchain.cni, &toolchain.runc, &own.etc("cni"))
+    let text = text(&toolchain.containerd, &toolchain.cni, &toolchain.runc, &own.etc("cni"));
+    if config.cdi {
+        text
+    } else {
+        text.replace("enable_cdi = true", "enable_cdi = false")
+    }
 }
 
 /// containerd detects AppArmor by itself and loads its profile ([`super::host`] unloads it).

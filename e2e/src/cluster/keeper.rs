@@ -275,7 +275,7 @@ impl Keeper<'_> {
         cgroup::add_node(&self.config.name, &node.name())?;
         components::write_node_files(&self.config, self.state, node)?;
         if let Gpu::Soft(from) = &self.config.gpu {
-            install_soft_gpu(self.state, node, from)?;
+            install_soft_gpu(self.state, node, from, self.config.lists_processes)?;
         }
         let control_plane = self.init_pid(Member::ControlPlane)?;
         let enter = ["nsenter", "--target", &control_plane, "--net", "--pid", "--"];
@@ -495,7 +495,7 @@ impl Keeper<'_> {
 }
 
 /// The software GPU as a node's driver root: libraries where a distribution has them, and a folder that all may write.
-fn install_soft_gpu(state: &State, node: Node, from: &Path) -> Result<()> {
+fn install_soft_gpu(state: &State, node: Node, from: &Path, lists_processes: bool) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
     let own = state.member(Member::Node(node));
     let at = |path: &str| own.var(path.trim_start_matches("/var/"));
@@ -508,8 +508,9 @@ fn install_soft_gpu(state: &State, node: Node, from: &Path) -> Result<()> {
     let shared = at(SOFT_GPU_STATE);
     fs::create_dir_all(&shared).context("cannot create the software GPU's state")?;
     fs::set_permissions(&shared, fs::Permissions::from_mode(0o1777)).context("cannot open the software GPU's state")?;
-    // As in a container beside a real driver's worst: no process of a pod finds itself in NVML's lists.
-    fs::write(shared.join("profile"), "nvml_pids = none\n").context("cannot write the software GPU's profile")?;
+    let pids = if lists_processes { "own" } else { "none" };
+    fs::write(shared.join("profile"), format!("nvml_pids = {pids}\n"))
+        .context("cannot write the software GPU's profile")?;
     // No two nodes have the same GPUs.
     fs::write(
         shared.join("machine-id"),

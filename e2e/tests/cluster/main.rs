@@ -16,6 +16,8 @@
 //! translate.rs  pods of other systems and the webhook, whose replicas and certificates come and go
 //! nodes.rs      two real nodes: spread, packed, dead, back, drained, upgraded
 //! quota.rs      namespace quotas: who waits, who starts, while leaders end
+//! truth.rs      what claims say of their limits, and pods that go around the library or use a GPU without a claim
+//! privileges.rs what a stolen token of the plugin may do
 //! restarts.rs   kubelet and plugin restarted and killed under running pods
 //! shared.rs     the clusters; fleet.rs hand-made nodes; checker.rs adds them up; processes.rs stops some, adds others
 //! ```
@@ -36,12 +38,14 @@ mod manifests;
 mod mistakes;
 mod modes;
 mod nodes;
+mod privileges;
 mod processes;
 mod quota;
 mod restarts;
 mod shared;
 mod storm;
 mod translate;
+mod truth;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -119,6 +123,8 @@ fn tests() -> Vec<Named> {
         ("dialects", dialects::TESTS),
         ("bad_input", bad_input::TESTS),
         ("attacks", attacks::TESTS),
+        ("truth", truth::TESTS),
+        ("privileges", privileges::TESTS),
         ("explain", explain::TESTS),
         ("restarts", restarts::TESTS),
         ("controller", controller::TESTS),

@@ -4,7 +4,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use vgpu_e2e::cluster::Cluster;
+use vgpu_e2e::cluster::{Cluster, Config};
 use vgpu_e2e::install::{self, PublishedGpu};
 use vgpu_e2e::kube::Kube;
 use vgpu_e2e::outcome::after;
@@ -22,6 +22,7 @@ type Slot = Mutex<Option<Result<&'static Installed, String>>>;
 static CLUSTER: Slot = Mutex::new(None);
 static CONTROLLER: Slot = Mutex::new(None);
 static TRANSLATING: Slot = Mutex::new(None);
+static OBSERVED: Slot = Mutex::new(None);
 
 /// A cluster with this project on it.
 pub(crate) struct Installed {
@@ -67,11 +68,22 @@ pub(crate) fn translating() -> Result<&'static Installed> {
     in_slot(&TRANSLATING, "translating", &["translate.dialects={hami,kai}"])
 }
 
+/// The cluster whose driver lists processes, as a real one does on a node.
+pub(crate) fn observed() -> Result<&'static Installed> {
+    in_slot_with(&OBSERVED, "observed", &[], |config| config.lists_processes = true)
+}
+
 /// Brought up by the first test that wants it. When that fails, it fails for all of them.
 fn in_slot(slot: &Slot, of: &str, values: &[&str]) -> Result<&'static Installed> {
+    in_slot_with(slot, of, values, |_| {})
+}
+
+fn in_slot_with(slot: &Slot, of: &str, values: &[&str], change: fn(&mut Config)) -> Result<&'static Installed> {
     let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
     slot.get_or_insert_with(|| {
-        let cluster = Cluster::up(prepared().config(&name(of))).map_err(|error| format!("{error:#}"))?;
+        let mut config = prepared().config(&name(of));
+        change(&mut config);
+        let cluster = Cluster::up(config).map_err(|error| format!("{error:#}"))?;
         let gpus = install::install(&cluster, prepared(), values).map_err(|error| format!("{error:#}"))?;
         // Lives until `end`, which takes the cluster down by its name.
         Ok(Box::leak(Box::new(Installed { cluster, gpus })))
@@ -83,7 +95,10 @@ fn in_slot(slot: &Slot, of: &str, values: &[&str]) -> Result<&'static Installed>
 /// Takes the shared clusters down.
 pub(crate) fn end() -> Result<()> {
     let down = |of: &str| vgpu_e2e::cluster::down(&name(of)).map(drop);
-    after(down("shared"), after(down("controlled"), down("translating")))
+    after(
+        down("shared"),
+        after(down("controlled"), after(down("translating"), down("observed"))),
+    )
 }
 
 /// Runs a test in a namespace of its own on the cluster of kube-scheduler.

@@ -12,8 +12,8 @@ use crate::node::{Node, SharedNode};
 use crate::share::{ShareKey, ShareKeys};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
 use vgpu_abi::arbitration::{Counted, entry_flags};
 use vgpu_abi::paths::LEDGER;
 
@@ -21,7 +21,13 @@ const EVERY: Duration = Duration::from_secs(2);
 
 /// The verdicts of the last comparison, for metrics and events.
 #[derive(Clone, Debug, Default)]
-pub struct Comparison(Arc<Mutex<BTreeMap<ShareKey, Verdict>>>);
+pub struct Comparison(Arc<Mutex<Compared>>);
+
+#[derive(Debug, Default)]
+struct Compared {
+    verdicts: BTreeMap<ShareKey, Verdict>,
+    last_active: BTreeMap<ShareKey, SystemTime>,
+}
 
 // === impl Comparison ===
 
@@ -29,11 +35,30 @@ impl Comparison {
     /// The verdicts, by share.
     #[must_use]
     pub fn verdicts(&self) -> BTreeMap<ShareKey, Verdict> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.lock().verdicts.clone()
+    }
+
+    /// When each share was last charged GPU time, as far as this instance saw it.
+    #[must_use]
+    pub fn last_active(&self) -> BTreeMap<ShareKey, SystemTime> {
+        self.lock().last_active.clone()
     }
 
     pub(crate) fn set(&self, verdicts: BTreeMap<ShareKey, Verdict>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = verdicts;
+        self.lock().verdicts = verdicts;
+    }
+
+    pub(crate) fn touch(&self, active: impl IntoIterator<Item = ShareKey>, now: SystemTime) {
+        self.lock().last_active.extend(active.into_iter().map(|key| (key, now)));
+    }
+
+    /// Forgets shares that are gone.
+    fn keep(&self, is_there: impl Fn(&ShareKey) -> bool) {
+        self.lock().last_active.retain(|key, _| is_there(key));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Compared> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -128,6 +153,14 @@ impl Comparer {
             }
         };
         comparison.set(comparer.judge.verdicts());
+        comparison.touch(comparer.pages.active.iter().cloned(), SystemTime::now());
+        comparison.keep(|key| {
+            comparer
+                .pages
+                .last
+                .as_ref()
+                .is_some_and(|(_, known)| known.contains_key(key))
+        });
         let broken: ShareKeys = comparer.judge.broken().cloned().collect();
         let asked = broken.clone();
         if node.read(move |node| *node.ignored() != asked).await.unwrap_or(false) {
@@ -165,6 +198,8 @@ impl Comparer {
 struct Pages {
     charges: Charges,
     last: Option<(Instant, BTreeMap<ShareKey, Option<Counted>>)>,
+    /// The shares that were charged something in the last interval.
+    active: Vec<ShareKey>,
 }
 
 // === impl Pages ===
@@ -177,11 +212,15 @@ impl Pages {
         let Some((then, before)) = before else {
             return BTreeMap::new();
         };
+        self.active.clear();
         let added = counted.into_iter().filter_map(|(key, counted)| {
             let before = before.get(&key).copied().flatten()?;
             Some((key, added(before, counted?, now.saturating_duration_since(then))?))
         });
-        added.collect()
+        let added: BTreeMap<ShareKey, Paged> = added.collect();
+        let active = added.iter().filter(|(_, paged)| paged.charged > 0.0);
+        self.active = active.map(|(key, _)| key.clone()).collect();
+        added
     }
 }
 

@@ -65,6 +65,8 @@ pub struct Verdict {
     pub enforced: Option<bool>,
     /// Its use by NVML less what it was charged, in percent of the GPU, over the last 10 s.
     pub error_points: Option<f64>,
+    /// Its use by NVML in the last interval, in percent of the GPU.
+    pub used: Option<f64>,
 }
 
 /// The shares that were observed.
@@ -79,6 +81,7 @@ struct State {
     over_since: Option<Instant>,
     fine_since: Option<Instant>,
     errors: VecDeque<f64>,
+    used: Option<f64>,
 }
 
 // === impl Judge ===
@@ -152,6 +155,7 @@ impl State {
     /// `over`: None if nothing was seen.
     fn apply(&mut self, seen: Option<Seen>, over: Option<bool>, now: Instant) {
         self.is_known = over.is_some();
+        self.used = seen.map(|seen| seen.used);
         let lasts = |since: &mut Option<Instant>, holds: bool| {
             *since = since.or(Some(now)).filter(|_| holds);
             since.is_some_and(|since| now.duration_since(since) >= LASTS)
@@ -173,6 +177,7 @@ impl State {
         Verdict {
             enforced: self.is_known.then_some(!self.is_broken),
             error_points: (!self.errors.is_empty()).then_some(mean),
+            used: self.used,
         }
     }
 }

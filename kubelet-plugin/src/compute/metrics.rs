@@ -15,7 +15,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 use vgpu_abi::arbitration::Counted;
 
 /// Exports what the pages and the comparison say.
@@ -31,6 +31,7 @@ struct Sample {
     /// None: damaged.
     counted: Option<Counted>,
     verdict: Verdict,
+    active: Option<SystemTime>,
 }
 
 // === impl ComputeUsage ===
@@ -46,7 +47,7 @@ impl ComputeUsage {
     }
 
     fn samples(&self) -> Vec<Sample> {
-        let verdicts = self.comparison.verdicts();
+        let (verdicts, active) = (self.comparison.verdicts(), self.comparison.last_active());
         let node = self.node.lock();
         let mut charges = self.charges.lock().unwrap_or_else(PoisonError::into_inner);
         let counted = charges.read(&node, Instant::now());
@@ -57,6 +58,7 @@ impl ComputeUsage {
                 labels: labels(entry, &held.share),
                 counted,
                 verdict: verdicts.get(&key).copied().unwrap_or_default(),
+                active: active.get(&key).copied(),
             })
         };
         counted.into_iter().filter_map(sample).collect()
@@ -89,7 +91,7 @@ const COUNTERS: [(&str, &str, Value); 3] = [
     ),
 ];
 
-const GAUGES: [(&str, &str, Value); 4] = [
+const GAUGES: [(&str, &str, Value); 6] = [
     (
         "share_overlap_ratio",
         "Part of a share's GPU time in which another share had a turn too",
@@ -109,6 +111,16 @@ const GAUGES: [(&str, &str, Value); 4] = [
         "share_compute_error_points",
         "What NVML saw a share use less what it was charged, in percent of the GPU, over the last 10 s",
         |s| s.verdict.error_points,
+    ),
+    (
+        "share_utilization_percent",
+        "GPU time that NVML saw a share use in the last 2 s, in percent of the GPU. Absent while NVML says nothing",
+        |s| s.verdict.used,
+    ),
+    (
+        "share_last_activity_timestamp_seconds",
+        "When a share was last charged GPU time, in seconds since 1970. Absent before this instance saw it",
+        |s| Some(s.active?.duration_since(SystemTime::UNIX_EPOCH).ok()?.as_secs_f64()),
     ),
 ];
 
@@ -167,7 +179,10 @@ mod tests {
         let slot = rig.path("run/gpus").join(&gpu(0).uuid).join("00");
         let node = SharedNode::new(node);
         let comparison = Comparison::default();
-        let registry = Metrics::default().registry(node, comparison.clone());
+        let registry = Metrics::default().registry(crate::metrics::Sources {
+            comparison: comparison.clone(),
+            ..crate::metrics::Sources::new(node)
+        });
         let scrape = || {
             let mut text = String::new();
             prometheus_client::encoding::text::encode(&mut text, &registry).expect("encoded");
@@ -197,11 +212,20 @@ mod tests {
         let verdict = Verdict {
             enforced: Some(false),
             error_points: Some(-3.5),
+            used: Some(42.0),
         };
         comparison.set(BTreeMap::from([(key, verdict)]));
         let found = scrape();
         assert_eq!(found.get("vgpu_share_compute_enforced"), Some(&0.0));
         assert_eq!(found.get("vgpu_share_compute_error_points"), Some(&-3.5));
+        assert_eq!(found.get("vgpu_share_utilization_percent"), Some(&42.0));
+        assert!(!found.contains_key("vgpu_share_last_activity_timestamp_seconds"));
+        let then = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_700_000_000);
+        comparison.touch([("u1".to_owned(), "s1".to_owned())], then);
+        assert_eq!(
+            scrape().get("vgpu_share_last_activity_timestamp_seconds"),
+            Some(&1_700_000_000.0)
+        );
         // Backwards, beyond its lifetime, cut, and grown.
         for bytes in [page([0; 4]), page([u64::MAX; 4]), vec![0; 100], vec![0; PAGE + 1]] {
             std::fs::write(&slot, bytes).expect("written");

@@ -107,6 +107,25 @@ pub enum Error {
     Stopped(#[from] Stopped),
 }
 
+impl Error {
+    /// The reason under which the metric counts it.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Uid(_) | Self::Claim(_) => "claim",
+            Self::Full(_) => "full",
+            Self::NoInventory(_) | Self::GpuGone(_) | Self::Ailing { .. } | Self::Driver(_) => "ailing",
+            Self::Lock(_) => "lock",
+            Self::Library(_) => "library",
+            Self::ClaimDir(_) | Self::Arbitration(_) | Self::Cdi(_) | Self::Record { .. } | Self::Boot { .. } => {
+                "files"
+            }
+            Self::Shared(error) => error.kind(),
+            Self::Ended(_) | Self::Stopped(_) => "other",
+        }
+    }
+}
+
 /// The prepared claims of this node.
 pub struct Node {
     config: Config,
@@ -170,6 +189,19 @@ impl Node {
         let mut gpus: Vec<Gpu> = self.checkpoint.gpus.values().cloned().collect();
         gpus.sort_by_key(|gpu| gpu.index);
         gpus
+    }
+
+    /// The GPUs that are published, if the driver has answered.
+    #[must_use]
+    pub fn inventory(&self) -> Option<&Inventory> {
+        self.inventory.as_ref().ok()
+    }
+
+    /// UUIDs of the GPUs that are published.
+    #[must_use]
+    pub fn gpus(&self) -> Vec<String> {
+        let all = self.inventory.iter().flat_map(Inventory::by_index);
+        all.map(|(_, gpu)| gpu.uuid.clone()).collect()
     }
 
     /// Name of this node's pool of devices.

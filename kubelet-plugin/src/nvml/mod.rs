@@ -1,7 +1,7 @@
 //! NVML in a child process: all that the plugin asks the driver goes through [`Nvml`].
 //!
 //! ```text
-//!  gpus, compute ──► Nvml ── a question, a line of JSON ──► child: this program, `nvml-child DRIVER_ROOT`
+//!  gpus, compute, truth ► Nvml ── a question, a line of JSON ──► child: this program, `nvml-child DRIVER_ROOT`
 //!                     ▲                                       │ Local: libnvidia-ml.so.1 of the driver root
 //!                     └──────── an answer, a line ────────────┘
 //! ```
@@ -26,6 +26,7 @@ pub use parent::{Nvml, Silence};
 use crate::compute::{NvmlUtilisation, Used, Utilisation as _};
 use crate::inventory::nvml::NvmlGpus;
 use crate::inventory::{Error, Gpus as _, List};
+use crate::truth::{GpuProcesses as _, Memory, NvmlProcesses};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -44,18 +45,22 @@ enum Question {
     List,
     /// Of each process on the GPU with this UUID.
     Utilisation(String),
+    /// The memory of each process on the GPU with this UUID.
+    Processes(String),
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 enum Answer {
     List(Result<List, Error>),
     Utilisation(Option<Used>),
+    Processes(Result<Memory, String>),
 }
 
 /// NVML in this process: what the child has.
 struct Local {
     gpus: NvmlGpus,
     utilisation: NvmlUtilisation,
+    processes: NvmlProcesses,
 }
 
 // === impl Local ===
@@ -64,7 +69,8 @@ impl Local {
     fn new(driver_root: PathBuf) -> Self {
         Self {
             gpus: NvmlGpus::new(driver_root.clone()),
-            utilisation: NvmlUtilisation::new(driver_root),
+            utilisation: NvmlUtilisation::new(driver_root.clone()),
+            processes: NvmlProcesses::new(driver_root),
         }
     }
 
@@ -72,6 +78,7 @@ impl Local {
         match question {
             Question::List => Answer::List(self.gpus.list()),
             Question::Utilisation(gpu) => Answer::Utilisation(self.utilisation.of(&gpu)),
+            Question::Processes(gpu) => Answer::Processes(self.processes.of(&gpu)),
         }
     }
 }

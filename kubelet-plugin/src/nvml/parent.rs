@@ -3,6 +3,7 @@
 use super::{ANSWERS_WITHIN, ARGUMENT, Answer, MAX_LINE, Question, STARTS_WITHIN, UNENDED};
 use crate::compute::{Used, Utilisation};
 use crate::inventory::{Error, Gpus, List};
+use crate::truth::{GpuProcesses, Memory};
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -222,6 +223,16 @@ impl Utilisation for Nvml {
     }
 }
 
+impl GpuProcesses for Nvml {
+    fn of(&self, gpu: &str) -> Result<Memory, String> {
+        match self.ask(&Question::Processes(gpu.to_owned())) {
+            Ok(Answer::Processes(found)) => found,
+            Ok(other) => Err(format!("it answered another question: {other:?}")),
+            Err(silence) => Err(silence.to_string()),
+        }
+    }
+}
+
 /// Reads up to the end of a line.
 fn read_line(socket: &mut UnixStream, deadline: Instant) -> io::Result<Vec<u8>> {
     let mut line = Vec::new();
@@ -299,7 +310,7 @@ mod tests {
         let error = nvml.list().expect_err("it ends at once").to_string();
         assert!(error.contains("ended or failed"), "{error}");
         let nvml = Nvml::new(Path::new("/none"), Path::new("/"));
-        assert!(nvml.list().is_err() && nvml.of("GPU-0").is_none());
+        assert!(nvml.list().is_err() && Utilisation::of(&nvml, "GPU-0").is_none());
     }
 
     #[test]

@@ -1,0 +1,110 @@
+//! The node's GPUs: what claims hold of each, and its health.
+
+use crate::node::SharedNode;
+use crate::share::Role;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::gauge::ConstGauge;
+use std::fmt;
+
+pub(super) struct Gpus {
+    node: SharedNode,
+}
+
+struct Sample {
+    labels: [(&'static str, String); 4],
+    memory: u64,
+    held: u64,
+    shares: usize,
+    cores: u32,
+    ailment: Option<&'static str>,
+}
+
+// === impl Gpus ===
+
+impl Gpus {
+    pub(super) fn new(node: SharedNode) -> Self {
+        Self { node }
+    }
+
+    fn samples(&self) -> Vec<Sample> {
+        let node = self.node.lock();
+        let Some(inventory) = node.inventory() else {
+            return Vec::new();
+        };
+        let sample = |(device, gpu): (&str, &crate::inventory::Gpu)| {
+            let entries = node.claims().claims.values();
+            let shares = entries.flat_map(|entry| &entry.shares).map(|held| &held.share);
+            let own: Vec<_> = shares
+                .filter(|share| share.role == Role::Share && share.gpu == gpu.uuid)
+                .collect();
+            Sample {
+                labels: [
+                    ("gpu", gpu.uuid.clone()),
+                    ("UUID", gpu.uuid.clone()),
+                    ("dra_device_name", device.to_owned()),
+                    ("dra_pool_name", node.pool()),
+                ],
+                memory: gpu.memory,
+                held: own.iter().fold(0, |sum, share| sum.saturating_add(share.memory)),
+                shares: own.len(),
+                cores: own.iter().map(|share| share.cores).sum(),
+                ailment: inventory.ailment(&gpu.uuid).map(|ailment| ailment.name()),
+            }
+        };
+        inventory.by_index().into_iter().map(sample).collect()
+    }
+}
+
+impl fmt::Debug for Gpus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Gpus")
+    }
+}
+
+type Value = fn(&Sample) -> i64;
+
+fn signed(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+const GAUGES: [(&str, &str, Value); 6] = [
+    ("gpu_memory_bytes", "Memory of a GPU for shares", |s| signed(s.memory)),
+    (
+        "gpu_held_memory_bytes",
+        "Memory of a GPU that prepared claims hold",
+        |s| signed(s.held),
+    ),
+    (
+        "gpu_free_memory_bytes",
+        "Memory of a GPU that no prepared claim holds",
+        |s| signed(s.memory.saturating_sub(s.held)),
+    ),
+    ("gpu_shares", "Shares of a GPU that prepared claims hold", |s| {
+        s.shares as i64
+    }),
+    (
+        "gpu_held_cores",
+        "Percent of a GPU's time that is reserved for prepared claims",
+        |s| i64::from(s.cores),
+    ),
+    (
+        "gpu_healthy",
+        "1 if new claims may have a GPU, 0 if it ails: its device then has a taint",
+        |s| i64::from(s.ailment.is_none()),
+    ),
+];
+
+impl Collector for Gpus {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let samples = self.samples();
+        for (name, help, value) in GAUGES {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for sample in &samples {
+                ConstGauge::new(value(sample)).encode(family.encode_family(&sample.labels)?)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,234 @@
+//! deploy/dashboards in a real Prometheus, Debian's package, that scrapes the plugin's page: every query of the dashboard
+//! and of the alerts finds something there, or at least is one. promtool runs the tests of the alerts.
+
+use super::{Metrics, Sources};
+use crate::compute::Verdict;
+use crate::node::SharedNode;
+use crate::node::tests::{Rig, claim};
+use crate::ready::Readiness;
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant, SystemTime};
+use vgpu_cache::apt::{With, own_packages};
+
+const PATIENCE: Duration = Duration::from_secs(300);
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/dashboards")
+}
+
+/// The folder of Prometheus' programs; None: skipped.
+fn programs(test: &str) -> Option<PathBuf> {
+    match own_packages("main", &["prometheus"], With::Nothing) {
+        Ok(root) => Some(root.join("usr/bin")),
+        Err(reason) => {
+            vgpu_skip::skip(test, &reason);
+            None
+        }
+    }
+}
+
+/// A Prometheus that ends with its test.
+struct Prometheus {
+    child: Child,
+    address: String,
+    _folder: tempfile::TempDir,
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Prometheus {
+    fn start(programs: &Path, target: &str) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let config = serde_json::json!({
+            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "rule_files": [self::folder().join("alerts.yaml")],
+            "scrape_configs": [{"job_name": "plugin", "honor_labels": true, "static_configs": [{"targets": [target]}]}],
+        });
+        // JSON is YAML.
+        let file = folder.path().join("prometheus.yml");
+        std::fs::write(&file, config.to_string()).expect("written");
+        let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = free.local_addr().expect("an address").to_string();
+        drop(free);
+        let child = Command::new(programs.join("prometheus"))
+            .arg(format!("--config.file={}", file.display()))
+            .arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()))
+            .arg(format!("--web.listen-address={address}"))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("Prometheus starts");
+        Self {
+            child,
+            address,
+            _folder: folder,
+        }
+    }
+
+    /// An answer of its API; None while it does not answer.
+    fn get(&self, path: &str) -> Option<Value> {
+        let mut stream = TcpStream::connect(&self.address).ok()?;
+        write!(stream, "GET {path} HTTP/1.0\r\n\r\n").ok()?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text).ok()?;
+        serde_json::from_str(text.split_once("\r\n\r\n")?.1).ok()
+    }
+
+    fn query(&self, query: &str) -> Option<Value> {
+        let escaped: String = query.bytes().map(|byte| format!("%{byte:02X}")).collect();
+        self.get(&format!("/api/v1/query?query={escaped}"))
+    }
+
+    /// How many series a query finds; an error that is the query's.
+    fn count(&self, query: &str) -> Result<usize, String> {
+        let answer = self.query(query).ok_or("no answer")?;
+        match answer["data"]["result"].as_array() {
+            Some(found) if answer["status"] == "success" => Ok(found.len()),
+            _ => Err(format!("{query}: {answer}")),
+        }
+    }
+}
+
+/// Waits in real time for something that another process does.
+fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(start.elapsed() < PATIENCE, "{what} does not happen");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+/// Every `expr` in a dashboard, with Grafana's variables as Grafana fills them in.
+fn expressions(value: &Value, found: &mut Vec<String>) {
+    match value {
+        Value::Object(fields) => {
+            if let Some(Value::String(query)) = fields.get("expr") {
+                let filled = query.replace("$node", ".*").replace("$namespace", ".*");
+                found.push(filled.replace("$__rate_interval", "1m"));
+            }
+            fields.values().for_each(|value| expressions(value, found));
+        }
+        Value::Array(values) => values.iter().for_each(|value| expressions(value, found)),
+        _ => {}
+    }
+}
+
+/// The page of a node with a share of which everything is known.
+fn sources() -> (Rig, Sources) {
+    let rig = Rig::new(false);
+    let mut node = rig.open();
+    assert!(node.prepare(&node.locked(), &[claim("u1", &[("s1", 20, 30)])])[0].is_ok());
+    let sources = Sources::new(SharedNode::new(node));
+    let key = ("u1".to_owned(), "s1".to_owned());
+    let container = [("p".to_owned(), "main".to_owned())];
+    sources.containers.set([(key.clone(), container.into())].into());
+    let verdict = Verdict {
+        enforced: Some(true),
+        error_points: Some(0.0),
+        used: Some(1.0),
+    };
+    sources.comparison.set([(key.clone(), verdict)].into());
+    sources.comparison.touch([key.clone()], SystemTime::now());
+    sources.truth.know_all(&key);
+    (rig, sources)
+}
+
+#[tokio::test]
+async fn every_query_of_the_dashboard_and_the_alerts_runs_in_a_real_prometheus() {
+    let Some(programs) = programs("every_query_of_the_dashboard_and_the_alerts_runs_in_a_real_prometheus") else {
+        return;
+    };
+    let (_rig, sources) = sources();
+    let metrics = Metrics::default();
+    metrics.prepared(Duration::from_millis(3), Duration::from_millis(2), ["full"]);
+    let registries = vec![metrics.registry(sources.clone()), super::hami::registry(sources)];
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let target = listener.local_addr().expect("an address").to_string();
+    let pages = crate::http::router(Readiness::new(&[]), registries);
+    let serving = tokio::spawn(axum::serve(listener, pages).into_future());
+    let work = tokio::task::spawn_blocking(move || {
+        let prometheus = Prometheus::start(&programs, &target);
+        until("a first scrape", || {
+            prometheus.count("vgpu_share_info").ok().filter(|found| *found == 1)
+        });
+        // A rate needs two.
+        until("a second scrape", || {
+            let rates = prometheus.count("rate(vgpu_share_gpu_seconds_total[1m])");
+            rates.ok().filter(|found| *found == 1)
+        });
+        let text = std::fs::read_to_string(folder().join("dashboard.json")).expect("the dashboard");
+        let dashboard: Value = serde_json::from_str(&text).expect("JSON");
+        let mut queries = Vec::new();
+        expressions(&dashboard["panels"], &mut queries);
+        assert!(queries.len() >= 20, "{queries:?}");
+        let empty: Vec<&String> = queries
+            .iter()
+            .filter(|query| prometheus.count(query).expect("a query that Prometheus runs") == 0)
+            .collect();
+        assert_eq!(empty, Vec::<&String>::new(), "queries that find nothing");
+        let hami = prometheus.count("vGPU_device_memory_limit_in_bytes{podname=\"p\"}");
+        assert_eq!(hami, Ok(1), "both registries are one page");
+        let join = "vgpu_gpu_memory_bytes * on (UUID) group_right vgpu_share_info";
+        assert_eq!(prometheus.count(join), Ok(1));
+        let rules = until("the rules", || {
+            let answer = prometheus.get("/api/v1/rules")?;
+            let rules = answer["data"]["groups"][0]["rules"].as_array()?.clone();
+            rules.iter().all(|rule| rule["health"] == "ok").then_some(rules)
+        });
+        let tests = std::fs::read_to_string(folder().join("alerts_test.yaml")).expect("the tests");
+        for rule in &rules {
+            let (name, query) = (
+                rule["name"].as_str().expect("a name"),
+                rule["query"].as_str().expect("a query"),
+            );
+            prometheus.count(query).expect("a query that Prometheus runs");
+            let fires = tests
+                .split("- alertname: ")
+                .skip(1)
+                .any(|test| test.lines().next() == Some(name) && test.contains("exp_labels"));
+            assert!(fires, "{name} has no test in which it fires");
+            let named = metric_names(query);
+            let served: Vec<_> = named.iter().filter(|name| prometheus.count(name) == Ok(0)).collect();
+            assert_eq!(served, Vec::<&String>::new(), "{name}: no such metrics");
+        }
+        assert!(rules.len() >= 10, "{}", rules.len());
+    });
+    work.await.expect("the queries run");
+    serving.abort();
+}
+
+/// The metrics in a query.
+fn metric_names(query: &str) -> BTreeSet<String> {
+    let words = query.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    words
+        .filter(|word| word.starts_with("vgpu_"))
+        .map(str::to_owned)
+        .collect()
+}
+
+#[test]
+fn every_alert_fires_when_it_is_to() {
+    let Some(programs) = programs("every_alert_fires_when_it_is_to") else {
+        return;
+    };
+    let tested = Command::new(programs.join("promtool"))
+        .args(["test", "rules", "alerts_test.yaml"])
+        .current_dir(folder())
+        .output()
+        .expect("promtool runs");
+    let said = String::from_utf8_lossy(&tested.stdout).into_owned() + &String::from_utf8_lossy(&tested.stderr);
+    assert!(tested.status.success(), "{said}");
+}

@@ -1,0 +1,214 @@
+//! Finds containers that run with a claim and lack its mounts: a container runtime without CDI starts them so, without a
+//! word (containerd 1.7 drops the devices). Pure.
+//!
+//! A container lacks a share if a process of it was seen, none of its processes has the share's tmpfs, and the API server
+//! says that this very container runs and uses the claim. Init containers and sidecars that do not name the claim have no
+//! say; neither has a container whose ID the API server does not know yet.
+//!
+//! How it fails: a tenant that unmounts its share in all of its processes looks like one without CDI. It has no limit
+//! either, so that is what is to be said of it.
+
+use super::cgroup::Container;
+use super::finding::{Finding, Reason};
+use crate::share::{ShareKey, ShareKeys};
+use std::collections::BTreeMap;
+
+/// A pod of this node, by the API server.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pod {
+    pub uid: String,
+    pub namespace: String,
+    pub name: String,
+    pub containers: Vec<PodContainer>,
+}
+
+/// A container that runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodContainer {
+    pub name: String,
+    /// Without the runtime's name.
+    pub id: String,
+    /// Names of the ResourceClaims that it uses.
+    pub claims: Vec<String>,
+}
+
+/// A prepared claim, by the node's records.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Claim {
+    pub namespace: String,
+    pub name: String,
+    pub shares: Vec<ShareKey>,
+}
+
+/// What is known of the mounts of shares.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Mounts {
+    pub shares: BTreeMap<ShareKey, Finding>,
+    /// The containers that lack a share: namespace, pod, UID of the pod, and container.
+    pub lacking: BTreeMap<ShareKey, Lacking>,
+}
+
+/// A container that lacks a share.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lacking {
+    pub namespace: String,
+    pub pod: String,
+    pub pod_uid: String,
+    pub container: String,
+}
+
+/// Compares once. `seen`: the shares of each container of which a process was seen.
+#[must_use]
+pub(super) fn mounts(claims: &[Claim], seen: &BTreeMap<Container, ShareKeys>, pods: &[Pod]) -> Mounts {
+    let mut found = Mounts::default();
+    for claim in claims {
+        let users: Vec<(&Pod, &PodContainer, Option<&ShareKeys>)> = users(claim, seen, pods).collect();
+        for share in &claim.shares {
+            let lacks = |has: &Option<&ShareKeys>| has.is_some_and(|has| !has.contains(share));
+            let lacking = users.iter().find(|(_, _, has)| lacks(has));
+            let is_mounted = seen.values().any(|has| has.contains(share));
+            let finding = match lacking {
+                Some((pod, container, _)) => {
+                    let lacking = Lacking {
+                        namespace: pod.namespace.clone(),
+                        pod: pod.name.clone(),
+                        pod_uid: pod.uid.clone(),
+                        container: container.name.clone(),
+                    };
+                    found.lacking.insert(share.clone(), lacking);
+                    Finding::fails(Reason::MountsMissing)
+                }
+                None if is_mounted => Finding::holds(Reason::Mounted),
+                None => Finding::unknown(Reason::NotSeenYet),
+            };
+            found.shares.insert(share.clone(), finding);
+        }
+    }
+    found
+}
+
+/// The running containers that use a claim, and the shares that each has, if a process of it was seen.
+fn users<'a>(
+    claim: &'a Claim,
+    seen: &'a BTreeMap<Container, ShareKeys>,
+    pods: &'a [Pod],
+) -> impl Iterator<Item = (&'a Pod, &'a PodContainer, Option<&'a ShareKeys>)> {
+    let of_namespace = pods.iter().filter(|pod| pod.namespace == claim.namespace);
+    let all = of_namespace.flat_map(|pod| pod.containers.iter().map(move |container| (pod, container)));
+    let using = all.filter(|(_, container)| container.claims.contains(&claim.name));
+    using.map(|(pod, container)| {
+        let key = Container {
+            pod: pod.uid.clone(),
+            id: Some(container.id.clone()),
+        };
+        (pod, container, seen.get(&key))
+    })
+}
+
+/// True if there is a claim whose mounts nobody has, and a container that may be its and that the API server was not asked
+/// about.
+#[must_use]
+pub(super) fn is_question(
+    claims: &[Claim],
+    seen: &BTreeMap<Container, ShareKeys>,
+    asked: impl Fn(&Container) -> bool,
+) -> bool {
+    let is_unseen = |share: &ShareKey| !seen.values().any(|has| has.contains(share));
+    let unseen = claims.iter().any(|claim| claim.shares.iter().any(is_unseen));
+    unseen
+        && seen
+            .iter()
+            .any(|(container, has)| has.is_empty() && container.id.is_some() && !asked(container))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(uid: &str) -> ShareKey {
+        (uid.into(), "s".into())
+    }
+
+    fn claim() -> Claim {
+        Claim {
+            namespace: "d".into(),
+            name: "c".into(),
+            shares: vec![key("u")],
+        }
+    }
+
+    fn container(pod: &str, id: &str) -> Container {
+        Container {
+            pod: pod.into(),
+            id: Some(id.into()),
+        }
+    }
+
+    fn seen(all: &[(&str, &[&str])]) -> BTreeMap<Container, ShareKeys> {
+        all.iter()
+            .map(|(id, shares)| (container("p", id), shares.iter().map(|uid| key(uid)).collect()))
+            .collect()
+    }
+
+    fn pod(namespace: &str, containers: &[(&str, &[&str])]) -> Pod {
+        let of = |(id, claims): &(&str, &[&str])| PodContainer {
+            name: format!("name-{id}"),
+            id: (*id).into(),
+            claims: claims.iter().map(|claim| (*claim).to_owned()).collect(),
+        };
+        Pod {
+            uid: "p".into(),
+            namespace: namespace.into(),
+            name: "pod".into(),
+            containers: containers.iter().map(of).collect(),
+        }
+    }
+
+    fn found(seen: &BTreeMap<Container, ShareKeys>, pods: &[Pod]) -> Reason {
+        mounts(&[claim()], seen, pods).shares[&key("u")].reason
+    }
+
+    #[test]
+    fn only_a_running_container_that_uses_the_claim_can_lack_it() {
+        let using: &[&str] = &["c"];
+        let lacks = found(&seen(&[("1", &[])]), &[pod("d", &[("1", using)])]);
+        assert_eq!(lacks, Reason::MountsMissing);
+        for (seen, pods) in [
+            (seen(&[]), vec![]),
+            // The sandbox, an init container, a sidecar; the container itself is being created.
+            (seen(&[("0", &[])]), vec![pod("d", &[("1", using), ("0", &[])])]),
+            (seen(&[("9", &[])]), vec![pod("d", &[("1", using)])]),
+            // A claim of that name in another namespace, and another claim.
+            (seen(&[("1", &[])]), vec![pod("e", &[("1", using)])]),
+            (seen(&[("1", &[])]), vec![pod("d", &[("1", &["other"])])]),
+            // Not known to the API server yet.
+            (seen(&[("1", &[])]), vec![]),
+        ] {
+            assert_eq!(found(&seen, &pods), Reason::NotSeenYet, "{seen:?}");
+        }
+        assert_eq!(found(&seen(&[("1", &["u"])]), &[]), Reason::Mounted);
+        let second = seen(&[("1", &["u"]), ("2", &["v"])]);
+        assert_eq!(
+            found(&second, &[pod("d", &[("1", using), ("2", using)])]),
+            Reason::MountsMissing
+        );
+        let named = mounts(&[claim()], &second, &[pod("d", &[("2", using)])]);
+        let lacking = &named.lacking[&key("u")];
+        assert_eq!((lacking.pod.as_str(), lacking.container.as_str()), ("pod", "name-2"));
+    }
+
+    #[test]
+    fn the_api_server_is_asked_once_about_a_container_and_only_for_claims_without_one() {
+        let asked = |_: &Container| true;
+        let unasked = |_: &Container| false;
+        assert!(is_question(&[claim()], &seen(&[("1", &[])]), unasked));
+        assert!(!is_question(&[claim()], &seen(&[("1", &[])]), asked));
+        assert!(!is_question(&[], &seen(&[("1", &[])]), unasked));
+        assert!(!is_question(&[claim()], &seen(&[]), unasked));
+        assert!(!is_question(&[claim()], &seen(&[("1", &[]), ("2", &["u"])]), unasked));
+        assert!(
+            !is_question(&[claim()], &seen(&[("1", &["v"])]), unasked),
+            "has a share of its own"
+        );
+    }
+}

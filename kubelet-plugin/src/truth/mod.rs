@@ -1,0 +1,33 @@
+//! Truth: what shares really use, by the driver, compared with what they may, and told.
+//!
+//! ```text
+//!  NVML ─► gpu_processes ─┐
+//!  /proc ─► processes ────┼─► observe, every 4 s: memory, injected ─► settle ─► kill
+//!    cgroup               │        │                                    │
+//!  limits, ledgers ───────┘        ▼                                    ▼
+//!  compute's verdicts ──────► metrics                        Truth ─► tell: conditions ─► status.devices (api), events
+//! ```
+//!
+//! Pure: `cgroup`, `memory`, `injected`, `settle`, `finding`, `conditions`. A share is told apart by mount namespaces, a pod by
+//! cgroups; neither can be changed by a tenant so that something else is said of its neighbour.
+
+mod api;
+mod cgroup;
+mod conditions;
+mod finding;
+mod gpu_processes;
+mod injected;
+mod kill;
+mod memory;
+pub mod metrics;
+mod observe;
+mod processes;
+mod settle;
+mod tell;
+#[cfg(test)]
+mod tests;
+
+pub use gpu_processes::{GpuProcesses, Memory, NvmlProcesses};
+pub use observe::{Observer, Truth, run as observe};
+pub use processes::Proc;
+pub use tell::run as tell;
