@@ -232,3 +232,52 @@ fn every_alert_fires_when_it_is_to() {
     let said = String::from_utf8_lossy(&tested.stdout).into_owned() + &String::from_utf8_lossy(&tested.stderr);
     assert!(tested.status.success(), "{said}");
 }
+
+/// Grafana cannot be run here: its own types of a dashboard, from npm's @grafana/schema, are asked instead.
+#[test]
+fn the_dashboard_is_one_by_grafanas_schema() {
+    const NAME: &str = "the_dashboard_is_one_by_grafanas_schema";
+    const PACKAGES: [&str; 2] = ["@grafana/schema@13.2.3", "typescript@5.9.3"];
+    let made = vgpu_cache::folder("grafana-schema", &PACKAGES.join(" "), |folder| {
+        let mut npm = Command::new("npm");
+        npm.args(["install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix"]);
+        vgpu_cache::run(npm.arg(folder).args(PACKAGES)).map(drop)
+    });
+    let packages = match made {
+        Ok(folder) => folder.join("node_modules"),
+        Err(reason) => return vgpu_skip::skip(NAME, &format!("no @grafana/schema: {reason}")),
+    };
+    let text = std::fs::read_to_string(folder().join("dashboard.json")).expect("the dashboard");
+    let check = |text: &str| {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::os::unix::fs::symlink(&packages, folder.path().join("node_modules")).expect("a link");
+        // TypeScript takes no text for an enum, and JSON has nothing else.
+        let text = text.replace(r#""type": "value""#, r#""type": MappingType.ValueToText"#);
+        let import = r#"import { type Dashboard, MappingType } from "@grafana/schema";"#;
+        let program = format!("{import}\nexport const dashboard: Dashboard = {text};\n");
+        std::fs::write(folder.path().join("check.ts"), program).expect("written");
+        let mut tsc = Command::new("node");
+        tsc.arg(packages.join("typescript/bin/tsc")).current_dir(folder.path());
+        tsc.args([
+            "--noEmit",
+            "--strict",
+            "--skipLibCheck",
+            "--module",
+            "esnext",
+            "--target",
+            "es2022",
+        ]);
+        let ended = tsc
+            .args(["--moduleResolution", "bundler", "check.ts"])
+            .output()
+            .expect("node runs");
+        (
+            ended.status.success(),
+            String::from_utf8_lossy(&ended.stdout).into_owned(),
+        )
+    };
+    let (is_one, said) = check(&text);
+    assert!(is_one, "{said}");
+    let (is_one, said) = check(&text.replace(r#""refresh": "30s""#, r#""refresh": 30"#));
+    assert!(!is_one && said.contains("TS2322"), "a damaged one passes: {said}");
+}
