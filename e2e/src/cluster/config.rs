@@ -151,7 +151,7 @@ pub struct Config {
     pub owner: Option<(u32, u32)>,
     /// How many nodes it starts with.
     pub nodes: u8,
-    /// containerd applies CDI specs, as it does by default from version 2 on.
+    /// containerd 1.7 applies CDI specs. Later ones always do.
     pub cdi: bool,
     /// The software GPU's NVML lists processes, as a real one does on a node. Off, it lists none, as in a container beside a
     /// real driver's worst: no process of a pod finds itself there.
