@@ -236,6 +236,6 @@ fn pod_resources_are_read_and_what_is_not_named_is_skipped() {
         &ListPodResourcesResponse {
             pod_resources: vec![pod],
         },
-        &[b"\x0a\x1f".as_slice(), pod_bytes.as_slice()].concat(),
+        &[b"\x0a\x21".as_slice(), pod_bytes.as_slice()].concat(),
     );
 }
