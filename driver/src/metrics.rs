@@ -1,6 +1,5 @@
 //! The controller's metrics.
 
-mod quotas;
 mod register;
 mod reviews;
 
@@ -17,9 +16,12 @@ use vgpu_allocator::Free;
 use vgpu_api::config::AllocationPolicy;
 use vgpu_planner::{Planner, Queue, Time, Verdict};
 
-pub(crate) use self::quotas::Quotas;
-use self::register::{Labels, count, register};
+use self::register::{Labels, register};
 pub(crate) use self::reviews::Reviews;
+
+fn count(number: usize) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
 
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -31,7 +33,6 @@ pub(crate) struct Metrics {
     pub(crate) watch_errors: Family<Labels, Counter>,
     pub(crate) decisions: Decisions,
     pub(crate) reviews: Reviews,
-    pub(crate) quotas: Quotas,
 }
 
 impl Metrics {
@@ -69,7 +70,6 @@ impl Metrics {
                 Family::default(),
             ),
             reviews: Reviews::new(&mut registry),
-            quotas: Quotas::new(&mut registry),
             decisions: Decisions::new(&mut registry),
             registry,
         }
@@ -271,7 +271,6 @@ mod tests {
         metrics.events.get_or_create(&[("outcome", "said")]).inc();
         metrics.watch_errors.get_or_create(&[("resource", "pods")]).inc();
         metrics.reviews.bad();
-        metrics.quotas.wrote("gate", "done");
         let decisions = &metrics.decisions;
         decisions.wrote("mark", "done", Duration::ZERO);
         decisions.allocated(AllocationPolicy::Binpack);

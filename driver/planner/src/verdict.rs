@@ -18,8 +18,6 @@ pub struct About {
 pub enum Object {
     Pod,
     Claim,
-    /// A VgpuQuota.
-    Quota,
 }
 
 impl About {

@@ -10,7 +10,6 @@ use vgpu_e2e::{gpu_time, install, node, patience, workload};
 
 use crate::dialects;
 use crate::manifests::{HOLD, pod};
-use crate::quota;
 use crate::shared::{self, LIMIT, Test};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -208,7 +207,6 @@ fn every_example() -> Result<()> {
         if !TESTS
             .iter()
             .chain(dialects::TESTS)
-            .chain(quota::TESTS)
             .any(|(known, _)| known.starts_with(&test))
         {
             bail!("no test runs the example {name}");
