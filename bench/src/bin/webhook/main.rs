@@ -1,9 +1,13 @@
 //! How long the translating webhook takes, as the API server sees it: pods are created at a fixed rate, as dry runs, in
-//! turns one that is translated and one that is not.
+//! turns one that is translated and one that is not. Then how many reviews one replica answers when it is asked directly,
+//! and how soon a translated pod has its template.
 //!
 //! Runs inside the cluster's namespaces, as root, with KUBECONFIG set: `bench-webhook --namespace LABELLED
 //! [--rate 50] [--seconds 20]`. Prints one figure a line: `<name> <unit> <value>`.
 #![forbid(unsafe_code)]
+
+mod direct;
+mod templates;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,7 +16,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, PostParams};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::time::Instant;
 
 #[derive(Parser)]
@@ -65,13 +69,7 @@ async fn main() -> Result<()> {
     }
     for (is_asking, mut times) in times {
         let name = if is_asking { "translated" } else { "other" };
-        times.sort_unstable();
-        for (percent, of) in [("p50", 50), ("p99", 99)] {
-            println!(
-                "create_{name}_{percent} us {}",
-                times[times.len() * of / 100].as_micros()
-            );
-        }
+        percentiles(&format!("create_{name}"), &mut times);
     }
     let after = histogram(&client).await?;
     let all = rise(&before, &after, "+Inf");
@@ -82,7 +80,16 @@ async fn main() -> Result<()> {
             rise(&before, &after, bucket) * 100.0 / all
         );
     }
-    Ok(())
+    direct::reviews(&client).await?;
+    templates::delays(&client, &flags.namespace).await
+}
+
+/// Prints the times by which half of them, and 99 of 100, had ended.
+fn percentiles(name: &str, times: &mut [Duration]) {
+    times.sort_unstable();
+    for (percent, of) in [("p50", 50), ("p99", 99)] {
+        println!("{name}_{percent} us {}", times[times.len() * of / 100].as_micros());
+    }
 }
 
 fn rise(before: &BTreeMap<String, f64>, after: &BTreeMap<String, f64>, bucket: &str) -> f64 {
@@ -113,10 +120,21 @@ async fn histogram(client: &kube::Client) -> Result<BTreeMap<String, f64>> {
 
 fn pod(number: u32, is_asking: bool) -> Result<Pod> {
     let limits = match is_asking {
-        true => json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000, "nvidia.com/gpucores": 5}),
+        true => asking(3000),
         false => json!({"cpu": "100m"}),
     };
-    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": format!("webhook-{number}")}, "spec": {
+    waiting_pod(&format!("webhook-{number}"), &limits)
+}
+
+/// The limits of a container that asks as for HAMi.
+fn asking(mebibytes: u32) -> Value {
+    json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": mebibytes, "nvidia.com/gpucores": 5})
+}
+
+/// A pod that no node takes.
+fn waiting_pod(name: &str, limits: &Value) -> Result<Pod> {
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {
+        "nodeSelector": {"vgpu-bench/none": "none"},
         "containers": [{"name": "main", "image": "none", "resources": {"limits": limits}}]}});
     Ok(serde_json::from_value(pod)?)
 }
