@@ -186,6 +186,12 @@ fn a_bad_annotation_is_refused_with_its_key_and_what_to_do() {
             "limits[nvidia.com/gpu] exclude",
         ),
         (
+            json!({"gpu-fraction-num-devices": "2"}),
+            json!({"nvidia.com/gpu": 1}),
+            "gpu-fraction-num-devices",
+            "limits[nvidia.com/gpu] exclude",
+        ),
+        (
             json!({"gpu-memory": "0"}),
             json!({}),
             "gpu-memory",
