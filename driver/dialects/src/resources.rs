@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use vgpu_api::request::{MEMORY_MAX, MEMORY_MIN, MEMORY_STEP};
-use vgpu_quantity::{format_bytes, whole};
+use vgpu_quantity::{WholeError, format_bytes, whole};
 
 use crate::problem::{Problem, Warning};
 use crate::request::{COUNT_MAX, Memory};
@@ -114,7 +114,11 @@ impl<'a> Resources<'a> {
         let number = match whole(&limit.0) {
             Ok(number) => number,
             Err(why) => {
-                let advice = format!("must be a whole number ({why})");
+                let advice = match why {
+                    // Its own advice is a number with a unit, which most of these resources do not have.
+                    WholeError::Empty | WholeError::NotANumber { .. } => "must be a whole number".to_owned(),
+                    _ => format!("must be a whole number ({why})"),
+                };
                 findings.refuse(Problem::invalid(self.at(key), &limit.0, advice));
                 return None;
             }

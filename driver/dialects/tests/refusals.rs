@@ -141,6 +141,10 @@ fn a_bad_resource_is_refused_with_its_field_and_what_to_do() {
             "{asked}: {said}"
         );
         assert!(said.contains(advice), "{asked}: {said}");
+        assert!(
+            !said.contains("20Gi"),
+            "{asked}: a number of GPUs or MiB has no unit: {said}"
+        );
     }
 }
 
