@@ -249,6 +249,45 @@ fn flags_choose_dialects_schedulers_and_the_class() {
     assert_eq!((items(&other).len(), stderr(&other).as_str()), (1, ""));
 }
 
+/// A kind of which nobody knows here where its pods are.
+#[test]
+fn an_unknown_kind_that_asks_is_said_to_be_printed_as_it_is() {
+    let object = |inner: Value| {
+        let spec = json!({"workers": [{"template": inner}]});
+        json!({"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": {"name": "r"}, "spec": spec})
+    };
+    let limits = json!({"spec": {"containers": [{"name": "c", "resources": {"limits": {"nvidia.com/gpumem": 3000}}}]}});
+    let kai = json!({"metadata": {"annotations": {"gpu-fraction": "0.5"}}});
+    let none = json!({"spec": {"containers": [{"name": "c", "resources": {"limits": {"cpu": 1}}}]}});
+    for (inner, flags, lines) in [
+        (&limits, &[][..], 1),
+        (&kai, &[], 1),
+        (&none, &[], 0),
+        (&limits, &["--dialects", "kai"], 0),
+    ] {
+        let text = object(inner.clone()).to_string();
+        let output = translate(&text, &[&["-o", "json"], flags].concat());
+        assert_eq!(items(&output), [object(inner.clone())]);
+        let said = stderr(&output);
+        assert_eq!(said.lines().count(), lines, "{inner}: {said}");
+        assert!(
+            lines == 0 || said.contains("RayCluster r: is printed as it is"),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn gpusharings_limit_is_a_flag() {
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": [{"name": "c",
+        "resources": {"limits": {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 4}}}]}});
+    for (flags, policy) in [(&[][..], Value::Null), (&["--limit-vcuda-cores"], json!("Guaranteed"))] {
+        let output = translate(&pod.to_string(), &[&["-o", "json"], flags].concat());
+        let config = &items(&output)[0]["spec"]["spec"]["devices"]["config"][0]["opaque"]["parameters"];
+        assert_eq!(config["computePolicy"], policy);
+    }
+}
+
 /// Several GPUs of one container are different ones: the allocator never gives a claim two shares of one.
 #[test]
 fn two_gpus_are_not_two_shares_of_one() {

@@ -45,6 +45,8 @@ fn the_schema_refuses_what_the_values_do_not_list() {
         ("translate.schedulers={a b}", "/translate/schedulers/0"),
         ("translate.schedulers={a\\,b}", "/translate/schedulers/0"),
         ("translate.highPriorityClass=High", "/translate/highPriorityClass"),
+        ("translate.highPriorityClass=gpu", "/translate/highPriorityClass"),
+        ("translate.limitVcudaCores=always", "/translate/limitVcudaCores"),
         ("translate.port=0", "/translate/port"),
         ("translate.namespaces=all", "namespaces"),
         // Then every pod would be refused.

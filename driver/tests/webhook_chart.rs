@@ -1,7 +1,10 @@
 //! What the chart renders for the webhook: nothing without dialects, else the objects, flags and rights that
 //! `driver/src/webhook` counts on.
 
+use std::path::Path;
+
 use serde_json::{Value, json};
+use vgpu_cache::go;
 use vgpu_controller::webhook::names::{PATH, WEBHOOK};
 use vgpu_dialects::{Dialect, asking_annotations, asking_resources};
 
@@ -131,6 +134,7 @@ fn the_controller_gets_the_values_as_flags_in_both_modes() {
                 "translate.mode=report",
                 "translate.schedulers={volcano,kai-scheduler}",
                 "translate.highPriorityClass=high",
+                "translate.limitVcudaCores=true",
                 "translate.port=8443",
                 "admission.derivedClasses={mine,high}",
             ],
@@ -142,6 +146,7 @@ fn the_controller_gets_the_values_as_flags_in_both_modes() {
             "--translate-mode=report",
             "--translate-schedulers=volcano,kai-scheduler",
             "--translate-high-priority-class=high",
+            "--translate-limit-vcuda-cores=true",
             "--translate-derived-classes=mine,high",
             "--webhook-address=0.0.0.0:8443",
             "--webhook-name=x-webhook",
@@ -289,6 +294,102 @@ fn pods_that_ask_in_an_enabled_dialect_are_sent_and_no_others() {
             assert!(compared.iter().any(|compared| compared == key), "{key}");
         }
         assert_eq!(annotations.next(), None, "{}", dialect.name());
+    }
+}
+
+/// The conditions in Kubernetes' own CEL, as those of a policy that refuses whatever they let through. Each dialect alone:
+/// the lists of the others are empty then. A condition that fails refuses a pod that asks for nothing.
+#[test]
+fn kubernetes_sends_the_pods_that_ask_and_no_others() {
+    const TEST: &str = "kubernetes_sends_the_pods_that_ask_and_no_others";
+    let Some(helm) = helm(TEST) else { return };
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../e2e/kubernetes-go");
+    let mut kubernetes = match go::Answers::of(&source, &["admission"]) {
+        Ok(answers) => answers,
+        Err(vgpu_cache::Error::Unavailable(why)) => return vgpu_skip::skip(TEST, &why),
+        Err(vgpu_cache::Error::Failed(why)) => panic!("{why}"),
+    };
+    let pod = |metadata: Value, key: &str, init: bool| {
+        let asks = json!({"name": "c", "image": "i", "resources": {"limits": {key: "1"}}});
+        let plain = json!({"name": "d", "image": "i"});
+        let (containers, init) = if init { (plain, asks) } else { (asks, plain) };
+        let spec = json!({"containers": [containers], "initContainers": [init]});
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+    };
+    let named = |more: Value| {
+        let mut metadata = json!({"name": "p", "namespace": "n"});
+        metadata
+            .as_object_mut()
+            .expect("a map")
+            .extend(more.as_object().expect("a map").clone());
+        metadata
+    };
+    let (none, ignored) = (
+        named(json!({})),
+        named(json!({"labels": {"hami.io/webhook": "ignore"}})),
+    );
+    let annotated = |key: &str| named(json!({"annotations": {key: "0.5"}}));
+    let translated = || pod(annotated(vgpu_dialects::TRANSLATED), "cpu", false);
+    for dialect in Dialect::ALL {
+        let rendered = render(&helm, &[&format!("translate.dialects={{{}}}", dialect.name())]).expect("rendered");
+        let webhook = &one(&rendered, "MutatingWebhookConfiguration")["webhooks"][0];
+        let rule = json!({"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE", "UPDATE"]});
+        let policy = json!({"metadata": {"name": "p"}, "spec": {
+            "failurePolicy": "Fail", "matchConstraints": {"resourceRules": [rule]},
+            "matchConditions": webhook["matchConditions"],
+            "validations": [{"expression": "false", "message": "sent"}],
+        }});
+        let mut cases = vec![
+            (pod(none.clone(), "cpu", false), None, false),
+            (translated(), Some(translated()), false),
+            (
+                pod(none.clone(), "nvidia.com/gpu", false),
+                Some(pod(none.clone(), "cpu", false)),
+                false,
+            ),
+            (pod(named(json!({})), "cpu", false), Some(translated()), true),
+        ];
+        // A pod with very many containers that ask for nothing costs what a condition may cost.
+        let mut many = pod(none.clone(), "cpu", false);
+        many["spec"]["containers"] = json!(vec![many["spec"]["containers"][0].clone(); 500]);
+        cases.push((many, None, false));
+        for of in Dialect::ALL {
+            for key in asking_resources(of) {
+                for init in [false, true] {
+                    cases.push((pod(none.clone(), key, init), None, of == dialect));
+                }
+                cases.push((pod(ignored.clone(), key, false), None, false));
+                // A second apply, whatever is read now.
+                cases.push((
+                    pod(annotated(vgpu_dialects::TRANSLATED), key, false),
+                    Some(translated()),
+                    true,
+                ));
+            }
+            for key in asking_annotations(of) {
+                cases.push((pod(annotated(key), "cpu", false), None, of == dialect));
+            }
+        }
+        let requests: Vec<Value> = cases
+            .iter()
+            .map(|(object, old, _)| match old {
+                Some(old) => json!({"user": "u", "object": object, "old": old}),
+                None => json!({"user": "u", "object": object}),
+            })
+            .collect();
+        let question = json!({"policies": [policy], "requests": requests}).to_string();
+        let answer: Value = serde_json::from_str(&kubernetes.ask(&question).expect("an answer")).expect("JSON");
+        let verdicts = answer["verdicts"].as_array().unwrap_or_else(|| panic!("{answer}"));
+        assert_eq!(verdicts.len(), cases.len());
+        for ((object, _, is_sent), verdict) in cases.iter().zip(verdicts) {
+            let expected = if *is_sent { json!(["sent"]) } else { Value::Null };
+            let name = dialect.name();
+            assert_eq!(
+                (&verdict["denied"], &verdict["errors"]),
+                (&expected, &Value::Null),
+                "{name}: {object}"
+            );
+        }
     }
 }
 

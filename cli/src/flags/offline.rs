@@ -131,6 +131,9 @@ pub struct TranslateFlags {
     /// DeviceClass that grants priority High, for HAMi's nvidia.com/priority: 0 [default: none]
     #[arg(long, value_name = "NAME")]
     pub high_priority_class: Option<String>,
+    /// Take tencent.com/vcuda-core for a limit in every pod, as GPUSharing does
+    #[arg(long)]
+    pub limit_vcuda_cores: bool,
     /// Output format
     #[arg(short, long, value_name = "json|yaml", default_value = "yaml")]
     pub output: ListFormat,

@@ -18,7 +18,7 @@ use std::process::ExitCode;
 
 use serde_json::{Map, Value, json};
 use vgpu_api::config::UnknownDialect;
-use vgpu_dialects::{Gpu, Inventory, Pod, Refusal, Request, Settings};
+use vgpu_dialects::{Dialect, Gpu, Inventory, Pod, Refusal, Request, Settings};
 
 use super::{OfflineError, documents, print, yaml};
 use crate::exit;
@@ -78,7 +78,7 @@ fn run(flags: &TranslateFlags) -> Result<bool, TranslateError> {
     let mut objects = Vec::new();
     let mut all_translated = true;
     for document in documents.into_iter().filter(|document| !is_inventory(document)) {
-        warn_of_kind(&document);
+        warn_of_kind(&document, &settings);
         match translated(&document, &settings)? {
             Outcome::Unchanged => objects.push(document),
             Outcome::Refused(refusal) => {
@@ -119,6 +119,7 @@ fn settings(flags: &TranslateFlags) -> Result<Settings, TranslateError> {
     let mut settings = Settings {
         schedulers: flags.schedulers.iter().cloned().collect(),
         high_priority_class: flags.high_priority_class.clone(),
+        limit_vcuda_cores: flags.limit_vcuda_cores,
         ..Settings::default()
     };
     if !flags.dialects.is_empty() {
@@ -313,8 +314,25 @@ fn inventory(documents: &[Value]) -> Inventory {
     }
 }
 
+/// Returns true if something in an object asks in a dialect: limits or requests, or annotations of a pod template.
+fn asks(object: &Value, settings: &Settings) -> bool {
+    let has = |map: &Value, keys: fn(Dialect) -> &'static [&'static str]| {
+        let mut all = settings.dialects.iter().flat_map(|dialect| keys(*dialect));
+        all.any(|key| map.get(key).is_some())
+    };
+    match object {
+        Value::Object(map) => map.iter().any(|(key, value)| match key.as_str() {
+            "limits" | "requests" if has(value, vgpu_dialects::asking_resources) => true,
+            "annotations" => has(value, vgpu_dialects::asking_annotations),
+            _ => asks(value, settings),
+        }),
+        Value::Array(items) => items.iter().any(|item| asks(item, settings)),
+        _ => false,
+    }
+}
+
 /// Says what is lost with objects that are not pods.
-fn warn_of_kind(object: &Value) {
+fn warn_of_kind(object: &Value, settings: &Settings) {
     let name = name_of(object);
     match (group_of(object), object["kind"].as_str().unwrap_or_default()) {
         ("", "ResourceQuota") => {
@@ -338,6 +356,9 @@ fn warn_of_kind(object: &Value) {
         }
         ("batch.volcano.sh" | "flow.volcano.sh", _) => say(&format!(
             "{name}: is printed as it is: in the cluster its pods are translated when they are created, but not as a gang; use Kueue"
+        )),
+        _ if pod_path(object).is_none() && asks(object, settings) => say(&format!(
+            "{name}: is printed as it is, for its kind is not known here: in the cluster its pods are translated when they are created"
         )),
         _ => {}
     }

@@ -1,6 +1,6 @@
 //! A record's translation: written into a pod's spec, and taken out of it again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodResourceClaim, ResourceClaim};
 
@@ -62,10 +62,10 @@ fn take(container: &mut Container, asked: &Asked) {
 /// back.
 pub(crate) fn undo(pod: &Pod, record: &Record) -> Pod {
     let mut pod = pod.clone();
-    let ours: Vec<&str> = record.claims().iter().map(|(claim, _)| *claim).collect();
+    let ours: BTreeSet<&str> = record.claims().iter().map(|(claim, _)| *claim).collect();
     let Some(spec) = &mut pod.spec else { return pod };
     if let Some(claims) = &mut spec.resource_claims {
-        claims.retain(|claim| !ours.contains(&claim.name.as_str()));
+        claims.retain(|claim| !ours.contains(claim.name.as_str()));
         if claims.is_empty() {
             spec.resource_claims = None;
         }
@@ -77,7 +77,7 @@ pub(crate) fn undo(pod: &Pod, record: &Record) -> Pod {
         let keys = removed_keys(asked.dialect);
         let resources = container.resources.get_or_insert_default();
         if let Some(claims) = &mut resources.claims {
-            claims.retain(|claim| !ours.contains(&claim.name.as_str()));
+            claims.retain(|claim| !ours.contains(claim.name.as_str()));
             if claims.is_empty() {
                 resources.claims = None;
             }

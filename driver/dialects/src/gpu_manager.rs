@@ -54,8 +54,10 @@ pub(crate) fn read(container: &Resources<'_>, pod: &mut PodView<'_>) -> Option<R
     Some(request)
 }
 
-/// With a limit equal to its cores a share never gets more; without one it gets idle time.
+/// With a limit equal to its cores a share never gets more; without one it gets idle time. GPUSharing writes that limit
+/// into every pod, so its users do not.
 fn limit(request: &mut Request, pod: &mut PodView<'_>) {
+    request.guaranteed = pod.settings.limit_vcuda_cores;
     let Some(written) = pod
         .annotation(CORE_LIMIT)
         .map(str::trim)
@@ -73,6 +75,7 @@ fn limit(request: &mut Request, pod: &mut PodView<'_>) {
                 request.cores = limit;
             }
         }
+        Ok(1..=100) if request.guaranteed => {}
         Ok(1..=100) => pod.findings.warn(
             annotation_at(CORE_LIMIT),
             "is above tencent.com/vcuda-core: the container gets idle time beyond its cores, without this limit",

@@ -1,5 +1,6 @@
 //! HAMi and UK8S: `nvidia.com/gpu` and the amounts of each GPU beside it.
 
+use vgpu_api::class;
 use vgpu_api::config::{AllocationPolicy, Dialect, Priority};
 
 use crate::pod::{DeviceKeys, PodView};
@@ -89,7 +90,8 @@ fn prioritise(request: &mut Request, priority: Option<u64>, container: &Resource
         return;
     }
     match &pod.settings.high_priority_class {
-        Some(class) if !class.is_empty() => {
+        // Class gpu gives whole GPUs, and has no shares to be before others.
+        Some(class) if !class.is_empty() && class != class::GPU => {
             request.class.clone_from(class);
             request.priority = Some(Priority::High);
         }

@@ -32,13 +32,13 @@ pub(crate) fn read<'a>(
     }
     for container in containers {
         if container.keys().any(|key| key == hami::GPU) && container.asks_for(&[hami::GPU]) {
-            let (key, other) = if fraction.is_some() {
-                (FRACTION, "gpu-fraction")
-            } else {
-                (MEMORY, "gpu-memory")
+            let key = match (fraction, memory) {
+                (Some(_), _) => FRACTION,
+                (None, Some(_)) => MEMORY,
+                (None, None) => DEVICES,
             };
             let advice = format!(
-                "and {} exclude each other; remove {other} or the resource",
+                "and {} exclude each other; remove {key} or the resource",
                 container.at(hami::GPU)
             );
             pod.refuse_annotation(key, advice);

@@ -1,7 +1,7 @@
 //! What the containers of a pod ask, as a record: reads each container, checks what stands beside it, and gives each
 //! request a claim.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use vgpu_api::config::Dialect;
 use vgpu_quantity::{quoted, shortened};
@@ -17,6 +17,8 @@ use crate::{gpu_manager, hami, kai, koordinator, lost, volcano, volcano_vgpu};
 
 /// Names claims that may stand beside a dialect's resources, because they are not for our GPUs: `nic,fpga`.
 pub const OTHER_CLAIMS: &str = "dra.vgpu/other-claims";
+/// So many containers may ask. Their record would hardly fit into an annotation, and the work for a pod stays small.
+const ASKING_MAX: usize = 256;
 /// Kubernetes' own resource for a device of a class.
 const CLASS_RESOURCE: &str = "deviceclass.resource.kubernetes.io/";
 
@@ -69,7 +71,14 @@ fn read(view: &mut PodView<'_>) -> Vec<Ask> {
             kai::read(&resources, first, view).map(|(name, request)| (name, request, annotations))
         }
     };
+    let others: BTreeSet<&str> = view
+        .annotation(OTHER_CLAIMS)
+        .unwrap_or_default()
+        .split(',')
+        .map(str::trim)
+        .collect();
     let mut asks = Vec::new();
+    let mut asking = 0;
     for (kind, container) in all {
         let name = container.container.name.as_str();
         let mut found: Vec<Dialect> = DIALECTS
@@ -80,6 +89,18 @@ fn read(view: &mut PodView<'_>) -> Vec<Ask> {
         let kai = kai.take_if(|(of, ..)| *of == name);
         if kai.is_some() {
             found.push(Dialect::Kai);
+        }
+        asking += usize::from(!found.is_empty());
+        if asking > ASKING_MAX {
+            // Before all others, of which there may be more than are shown.
+            let advice = format!("more than {ASKING_MAX} containers ask for GPUs; divide them among several pods");
+            let problem = Problem {
+                field: "spec".to_owned(),
+                value: None,
+                advice,
+            };
+            view.findings.problems.insert(0, problem);
+            break;
         }
         let [dialect] = found[..] else {
             if let [first, second, ..] = found[..] {
@@ -94,7 +115,7 @@ fn read(view: &mut PodView<'_>) -> Vec<Ask> {
             }
             continue;
         };
-        check_container(&container, view);
+        check_container(&container, &others, view);
         lost::warn_of_resources(dialect, &container, view);
         let keys = removed_keys(dialect);
         let (request, annotations) = match kai {
@@ -131,7 +152,7 @@ fn read_resources(dialect: Dialect, container: &Resources<'_>, view: &mut PodVie
 }
 
 /// What stands in a container beside its ask.
-fn check_container(container: &Resources<'_>, view: &mut PodView<'_>) {
+fn check_container(container: &Resources<'_>, others: &BTreeSet<&str>, view: &mut PodView<'_>) {
     let security = container.container.security_context.as_ref();
     if security.and_then(|security| security.privileged) == Some(true) {
         view.findings.refuse(Problem::invalid(
@@ -140,12 +161,10 @@ fn check_container(container: &Resources<'_>, view: &mut PodView<'_>) {
             "no limit holds in a privileged container, which sees every GPU of the node; remove it, or the GPU resources",
         ));
     }
-    let others = view.annotation(OTHER_CLAIMS).unwrap_or_default();
-    let is_other = |name: &str| others.split(',').any(|other| other.trim() == name);
     let resources = container.container.resources.as_ref();
     let claims = resources.and_then(|resources| resources.claims.as_ref());
     for (at, claim) in claims.into_iter().flatten().enumerate() {
-        if !is_other(&claim.name) {
+        if !others.contains(claim.name.as_str()) {
             let advice = format!(
                 "a container has GPUs by a claim or by a dialect's resources, not by both; remove one of them. \
                  If the claim is not for GPUs of this driver, name it in the annotation {OTHER_CLAIMS}"
@@ -198,7 +217,7 @@ fn scheduler(view: &mut PodView<'_>) -> Option<String> {
 /// Gives each request a claim. Init containers run one after the other and before the app containers, so that they
 /// can use one claim; everything else runs at once.
 fn name_claims(asks: Vec<Ask>, record: &mut Record, view: &mut PodView<'_>) {
-    let taken: Vec<&str> = view
+    let taken: BTreeSet<&str> = view
         .pod
         .spec
         .iter()
@@ -206,7 +225,7 @@ fn name_claims(asks: Vec<Ask>, record: &mut Record, view: &mut PodView<'_>) {
         .map(|claim| claim.name.as_str())
         .collect();
     let mut names = (0..).map(|number| format!("{CLAIM_PREFIX}{number}"));
-    let mut free = || names.find(|name| !taken.contains(&name.as_str()));
+    let mut free = || names.find(|name| !taken.contains(name.as_str()));
     // The claims of app containers first, for init containers to use.
     let mut app: Vec<(&Request, String)> = Vec::new();
     let mut claims: Vec<Option<String>> = vec![None; asks.len()];

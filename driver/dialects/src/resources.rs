@@ -9,13 +9,17 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use vgpu_api::request::{MEMORY_MAX, MEMORY_MIN, MEMORY_STEP};
-use vgpu_quantity::{format_bytes, whole};
+use vgpu_quantity::{WholeError, format_bytes, whole};
 
 use crate::problem::{Problem, Warning};
 use crate::request::{COUNT_MAX, Memory};
 
 /// From this number on, MiB are read as bytes: `3000M` reaches admission as `3G`, and no GPU has a TiB.
 const BYTES_FROM: u64 = 1 << 20;
+
+/// So many problems, and so many warnings, are kept: a pod of 3 MiB may have thousands of each, nobody reads them, and
+/// each is compared with all others.
+const MOST_FINDINGS: usize = 64;
 
 /// What a translation finds on its way: problems refuse the pod, warnings do not.
 #[derive(Debug, Default)]
@@ -27,14 +31,14 @@ pub(crate) struct Findings {
 impl Findings {
     /// Adds a problem, unless it is known: several containers may find the same one in an annotation.
     pub(crate) fn refuse(&mut self, problem: Problem) {
-        if !self.problems.contains(&problem) {
+        if self.problems.len() < MOST_FINDINGS && !self.problems.contains(&problem) {
             self.problems.push(problem);
         }
     }
 
     pub(crate) fn warn(&mut self, field: impl Into<String>, text: impl Into<String>) {
         let warning = Warning::new(field, text);
-        if !self.warnings.contains(&warning) {
+        if self.warnings.len() < MOST_FINDINGS && !self.warnings.contains(&warning) {
             self.warnings.push(warning);
         }
     }
@@ -110,7 +114,11 @@ impl<'a> Resources<'a> {
         let number = match whole(&limit.0) {
             Ok(number) => number,
             Err(why) => {
-                let advice = format!("must be a whole number ({why})");
+                let advice = match why {
+                    // Its own advice is a number with a unit, which most of these resources do not have.
+                    WholeError::Empty | WholeError::NotANumber { .. } => "must be a whole number".to_owned(),
+                    _ => format!("must be a whole number ({why})"),
+                };
                 findings.refuse(Problem::invalid(self.at(key), &limit.0, advice));
                 return None;
             }

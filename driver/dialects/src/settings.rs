@@ -17,6 +17,9 @@ pub struct Settings {
     /// The DeviceClass that grants priority High, for HAMi's `nvidia.com/priority: 0`
     /// (`translate.highPriorityClass`). Empty or none: such pods get priority Low, and a warning.
     pub high_priority_class: Option<String>,
+    /// GPUSharing's rule: `tencent.com/vcuda-core` is always a limit (`translate.limitVcudaCores`). Else, as for
+    /// gpu-manager, the pod's annotation says whether there is one.
+    pub limit_vcuda_cores: bool,
     /// DeviceClasses that are ours by more than their name (`admission.derivedClasses`): a container must not ask for
     /// one of them beside a dialect's resources.
     pub derived_classes: BTreeSet<String>,
@@ -29,6 +32,7 @@ impl Default for Settings {
             dialects: Dialect::ALL.into(),
             schedulers: BTreeSet::new(),
             high_priority_class: None,
+            limit_vcuda_cores: false,
             derived_classes: BTreeSet::new(),
         }
     }

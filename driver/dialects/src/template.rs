@@ -113,9 +113,17 @@ fn part_of(size: u64, part: u32) -> u64 {
     u64::try_from(bytes).unwrap_or(u64::MAX) / MEMORY_STEP * MEMORY_STEP
 }
 
-/// Sizes in order as ranges, at most [`ALTERNATIVES_MAX`]: neighbours with the smallest ratio come together.
+/// Sizes in order as ranges, at most [`ALTERNATIVES_MAX`]: neighbours with the smallest ratio come together. So do sizes
+/// within one MiB, as drivers of different versions report them for one model: an alternative is named by its MiB, and
+/// the API server refuses two of one name.
 fn groups(sizes: Vec<u64>) -> Vec<(u64, u64)> {
-    let mut groups: Vec<(u64, u64)> = sizes.into_iter().map(|size| (size, size)).collect();
+    let mut groups: Vec<(u64, u64)> = Vec::new();
+    for size in sizes {
+        match groups.last_mut() {
+            Some((smallest, largest)) if *smallest >> 20 == size >> 20 => *largest = size,
+            _ => groups.push((size, size)),
+        }
+    }
     while groups.len() > ALTERNATIVES_MAX {
         let ratio = |at: &usize| groups[at + 1].1 as f64 / groups[*at].0 as f64;
         let closest = (0..groups.len() - 1).min_by(|a, b| ratio(a).total_cmp(&ratio(b)));

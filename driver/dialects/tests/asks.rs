@@ -145,6 +145,14 @@ fn hami_priority() {
         request(&translated(&limits(json!({"nvidia.com/gpumem": 3000})))).priority,
         None
     );
+    // Class gpu is for whole GPUs: a claim of it with an amount would be refused.
+    let wrong = Settings {
+        high_priority_class: Some("gpu".to_owned()),
+        ..Settings::default()
+    };
+    let not_granted = with(&asked(0), &wrong);
+    assert_eq!(request(&not_granted), request(&translated(&asked(0))));
+    assert!(warnings(&not_granted).contains("the container gets Low"));
     // A whole GPU has nobody beside it.
     let whole = limits(json!({"nvidia.com/gpu": 1, "nvidia.com/priority": 0}));
     assert_eq!(request(&with(&whole, &granted)), Request::whole(1, Dialect::Hami));
@@ -333,9 +341,34 @@ fn gpu_manager() {
         limited("30"),
         Request {
             cores: 30,
-            ..guaranteed
+            ..guaranteed.clone()
         }
     );
+}
+
+/// GPUSharing's own webhook writes the limit, so that its users' pods do not have it.
+#[test]
+fn gpusharing_always_limits_the_cores() {
+    let settings = Settings {
+        limit_vcuda_cores: true,
+        ..Settings::default()
+    };
+    let asked = || json!({"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 4});
+    let limited = |cores| Request {
+        guaranteed: true,
+        ..fraction(Dialect::GpuManager, 1, mebibytes(1024), cores)
+    };
+    let translation = with(&limits(asked()), &settings);
+    assert_eq!(request(&translation), limited(50));
+    for (annotation, cores) in [("50", 50), ("80", 50), ("30", 30)] {
+        let pod = annotated("tencent.com/vcuda-core-limit", annotation, asked());
+        let translation = with(&pod, &settings);
+        assert_eq!(request(&translation), limited(cores), "{annotation}");
+        assert!(!warnings(&translation).contains("without this limit"), "{annotation}");
+    }
+    // Whole GPUs have nobody to be limited for.
+    let whole = with(&limits(json!({"tencent.com/vcuda-core": 100})), &settings);
+    assert_eq!(request(&whole), Request::whole(1, Dialect::GpuManager));
 }
 
 #[test]

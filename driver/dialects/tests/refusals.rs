@@ -141,6 +141,10 @@ fn a_bad_resource_is_refused_with_its_field_and_what_to_do() {
             "{asked}: {said}"
         );
         assert!(said.contains(advice), "{asked}: {said}");
+        assert!(
+            !said.contains("20Gi"),
+            "{asked}: a number of GPUs or MiB has no unit: {said}"
+        );
     }
 }
 
@@ -183,6 +187,12 @@ fn a_bad_annotation_is_refused_with_its_key_and_what_to_do() {
             json!({"gpu-memory": "4096"}),
             json!({"nvidia.com/gpu": 1}),
             "gpu-memory",
+            "limits[nvidia.com/gpu] exclude",
+        ),
+        (
+            json!({"gpu-fraction-num-devices": "2"}),
+            json!({"nvidia.com/gpu": 1}),
+            "gpu-fraction-num-devices",
             "limits[nvidia.com/gpu] exclude",
         ),
         (
@@ -372,6 +382,44 @@ fn a_refusal_names_every_problem_and_stays_short() {
     assert_eq!(refusal.problems().len(), 8);
     let said = refusal.to_string();
     assert!(said.ends_with("; and 32 more problems") && said.len() < 4096, "{said}");
+}
+
+/// Whoever may create pods must not keep a webhook busy: no work grows with the square of what a pod of 3 MiB has. Before
+/// there were bounds, each of these took minutes.
+#[test]
+fn pods_with_very_many_containers_and_claims_are_answered() {
+    let containers = |count: usize, resources: Value| -> Vec<Value> {
+        let container = |at| json!({"name": format!("c{at}"), "resources": resources});
+        (0..count).map(container).collect()
+    };
+    let asked = || json!({"limits": {"nvidia.com/gpumem": 3000, "nvidia.com/gpucores": 150, "nvidia.com/x": 1}});
+    let spec = |spec: Value| read(json!({"metadata": {"name": "p"}, "spec": spec}));
+    let said = refused(&spec(json!({"containers": containers(20_000, asked())}))).to_string();
+    assert!(
+        said.starts_with("spec: more than 256 containers ask for GPUs"),
+        "{said}"
+    );
+    translated(&spec(json!({"containers": containers(256, asked())})));
+
+    let bad = json!({"limits": {"nvidia.com/gpumem": "x", "volcano.sh/vgpu-number": 1}});
+    let said = refused(&spec(json!({"containers": containers(20_000, bad)}))).to_string();
+    assert!(said.contains("two dialects") && said.len() < 4096, "{said}");
+
+    // Names of ours that are taken.
+    let claim = |at: usize| json!({"name": format!("vgpu-translated-{at}"), "resourceClaimName": "mine"});
+    let taken: Vec<Value> = (0..100_000).map(claim).collect();
+    let pod = spec(json!({"containers": containers(1, asked()), "resourceClaims": taken}));
+    assert_eq!(support::claims(&translated(&pod).pod, "c0"), ["vgpu-translated-100000"]);
+
+    // Claims beside, and as many others.
+    let claims: Vec<Value> = (0..100_000).map(|at| json!({"name": format!("n{at}")})).collect();
+    let mut resources = asked();
+    resources["claims"] = json!(claims);
+    let mut pod = spec(json!({"containers": containers(1, resources)}));
+    let others = ["x"; 100_000].join(",");
+    pod.metadata.annotations = Some([(vgpu_dialects::OTHER_CLAIMS.to_owned(), others)].into());
+    let said = refused(&pod).to_string();
+    assert!(said.contains("claims[0].name") && said.len() < 4096, "{said}");
 }
 
 #[test]

@@ -100,6 +100,31 @@ fn a_part_is_an_alternative_for_each_size() {
     assert_eq!(template(&little, &gpus(&[("small", 15_360)])), None);
 }
 
+/// Drivers of different versions report a few KiB more or less for one model.
+#[test]
+fn sizes_within_one_mib_share_an_alternative() {
+    let gpu = |bytes: u64| Gpu {
+        uuid: format!("GPU-{bytes}"),
+        model: "Tesla T4".to_owned(),
+        memory: bytes,
+    };
+    let gpus = [15_843_721_216, 15_843_721_216 + 8192, 16 << 30].map(gpu);
+    let inventory = Inventory { gpus: gpus.to_vec() };
+    for part in [10_000, 500_000, 990_000] {
+        let wanted = Request::fraction(1, Memory::Millionths(part), Dialect::Hami);
+        let request = device_request(&wanted, &inventory);
+        let names: Vec<&str> = request
+            .first_available
+            .iter()
+            .flatten()
+            .map(|one| one.name.as_str())
+            .collect();
+        assert_eq!(names, ["mib-15109", "mib-16384"]);
+        let matched: Vec<Vec<usize>> = gpus.iter().map(|gpu| matching(&request, gpu)).collect();
+        assert_eq!(matched, [[0], [0], [1]]);
+    }
+}
+
 #[test]
 fn a_guaranteed_share_says_so() {
     let asked = annotated(
@@ -218,10 +243,14 @@ proptest! {
     /// A part of any GPUs: each gets exactly one alternative, which gives it at most the part, and less by little.
     #[test]
     fn no_alternative_gives_more_than_was_asked(
-        sizes in prop::collection::vec(64u64..200_000, 1..14), part in 1u32..1_000_000,
+        sizes in prop::collection::vec((64u64..200_000, 0u64..3), 1..14), part in 1u32..1_000_000,
     ) {
-        let models: Vec<(&str, u64)> = sizes.iter().map(|size| ("x", *size)).collect();
-        let inventory = gpus(&models);
+        let models: Vec<(&str, u64)> = sizes.iter().map(|(size, _)| ("x", *size)).collect();
+        let mut inventory = gpus(&models);
+        // Not in whole MiB.
+        for (gpu, (_, more)) in inventory.gpus.iter_mut().zip(&sizes) {
+            gpu.memory += more * 4096;
+        }
         let wanted = Request::fraction(1, Memory::Millionths(part), Dialect::Kai);
         let exact = |gpu: &Gpu| u128::from(gpu.memory) * u128::from(part);
         let Some(_) = template(&wanted, &inventory) else {

@@ -29,7 +29,8 @@
 //! - **GPUs come and go:** a part of a GPU in percent is made anew when there are other sizes of memory. A template's
 //!   spec is immutable, so it is deleted and created again: a claim that falls into the gap is made a moment later, for
 //!   kube-controller-manager watches templates. If the creation is refused then, the pods that need it get an event.
-//!   Claims that were made before keep what they have. A GPU that is gone counts on for ten minutes, because a restart
+//!   Claims that were made before keep what they have. A part that no pod needs is deleted then, not made anew, unless
+//!   this process started after the last pod that needed it: then a claim may still be made from the old one. A GPU that is gone counts on for ten minutes, because a restart
 //!   of kubelet takes all slices of its node away for a moment; while no GPU fits, an old template stays.
 //! - **The API server refuses a write:** tried again with growing pauses, with an event on the pods that wait for it.
 

@@ -47,6 +47,8 @@ pub struct Reconciler {
     templates: BTreeMap<Key, Template>,
     /// Since when nobody needs a template.
     unneeded: BTreeMap<Key, Now>,
+    /// The requests of templates that are parts of GPUs, also after the last pod that needed them.
+    parts: BTreeMap<Key, Request>,
     namespaces: BTreeSet<String>,
     gpus: Arc<Gpus>,
     listed: Listed,
@@ -269,14 +271,7 @@ impl Reconciler {
         if !is_new {
             return;
         }
-        let mut tasks = Vec::new();
-        for pod in self.pods.values() {
-            let parts = pod
-                .needs
-                .iter()
-                .filter(|(_, request)| matches!(request.memory, Memory::Millionths(_)));
-            tasks.extend(parts.map(|(name, _)| Task::Template(key_of(&pod.at.namespace, name))));
-        }
+        let tasks: Vec<Task> = self.parts.keys().cloned().map(Task::Template).collect();
         tasks.into_iter().for_each(|task| self.look(task, now));
     }
 
@@ -296,9 +291,12 @@ impl Reconciler {
         if pod.is_over {
             return;
         }
-        for name in pod.needs.keys() {
+        for (name, request) in &pod.needs {
             let template = key_of(&pod.at.namespace, name);
             self.users.entry(template.clone()).or_default().insert(key.clone());
+            if matches!(request.memory, Memory::Millionths(_)) {
+                self.parts.insert(template.clone(), request.clone());
+            }
             self.look(Task::Template(template), now);
         }
         if pod.is_given_back {
@@ -408,11 +406,18 @@ impl Reconciler {
     fn unneeded(&mut self, key: &Key, known: Option<Template>, now: Now) -> Option<Write> {
         let Some(known) = known else {
             self.unneeded.remove(key);
+            self.parts.remove(key);
             self.backoffs.remove(&Task::Template(key.clone()));
             return None;
         };
         let goes = *self.unneeded.entry(key.clone()).or_insert(now) + KEEP;
-        if now < goes {
+        // The next pod that names it would get its claim from this one, maybe before it is made anew.
+        let spec = self
+            .parts
+            .get(key)
+            .and_then(|request| template(request, &self.gpus.inventory()));
+        let is_old = spec.is_some_and(|spec| hash(&spec) != known.hash);
+        if now < goes && !is_old {
             self.look(Task::Template(key.clone()), goes);
             return None;
         }

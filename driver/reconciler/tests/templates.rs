@@ -329,6 +329,42 @@ fn a_part_of_a_gpu_is_made_anew_when_there_are_other_sizes() {
     assert!(leader.told.is_empty());
 }
 
+/// A pod that names it next would get its claim from the old one: kube-controller-manager may be faster than a rebuild,
+/// and a claim is never changed.
+#[test]
+fn a_part_that_no_pod_needs_goes_when_there_are_other_sizes() {
+    let mut api = Api::with_gpus(&[80]);
+    let mut leader = Replica::leading(&api);
+    let mut standby = Replica::of(&api, Settings::default(), false);
+    let (part, bytes) = (template_of(&half("a")), template_of(&fixed("b")));
+    for pod in [half("a"), fixed("b")] {
+        api.set_pod(pod);
+    }
+    leader.settle(&mut api);
+    for pod in ["a", "b"] {
+        api.remove_pod(pod);
+    }
+    assert_eq!(leader.settle(&mut api), []);
+    // Another GPU of the size that is there changes nothing.
+    api.set_slice(slice("n2", &[80]));
+    assert_eq!(leader.settle(&mut api), []);
+    api.set_slice(slice("n3", &[24]));
+    let written = leader.settle(&mut api);
+    assert!(
+        matches!(&written[..], [Write::Delete { key, .. }] if key.name == part),
+        "{written:?}"
+    );
+    assert!(api.templates.contains_key(&key(&bytes)));
+    // A pod that comes gets one of now.
+    api.set_pod(half("c"));
+    leader.settle(&mut api);
+    assert_eq!(alternatives(&api, &part), ["12Gi", "40Gi"]);
+    // Whoever only watches deletes nothing.
+    api.remove_pod("c");
+    api.set_slice(slice("n4", &[16]));
+    assert_eq!(standby.settle(&mut api), []);
+}
+
 #[test]
 fn without_a_gpu_for_it_a_part_waits_and_its_pod_is_told() {
     let mut api = Api::with_gpus(&[]);

@@ -24,6 +24,10 @@ pub struct TranslateFlags {
     /// DeviceClass that grants priority High, for pods of HAMi that ask for it. Empty: they get priority Low.
     #[arg(long, default_value = "")]
     pub translate_high_priority_class: String,
+    /// Take `tencent.com/vcuda-core` for a limit in every pod, as GPUSharing does, and not only where the pod's
+    /// annotation says so.
+    #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
+    pub translate_limit_vcuda_cores: bool,
     /// DeviceClasses that were derived from the chart's, separated by commas.
     #[arg(long, default_value = "")]
     pub translate_derived_classes: String,
@@ -78,6 +82,7 @@ impl TranslateFlags {
             settings: Settings {
                 schedulers: names(&self.translate_schedulers),
                 high_priority_class: (!high.is_empty()).then_some(high),
+                limit_vcuda_cores: self.translate_limit_vcuda_cores,
                 derived_classes: names(&self.translate_derived_classes),
                 dialects,
             },
@@ -118,6 +123,7 @@ mod tests {
             "--translate-mode=report",
             "--translate-schedulers=volcano,koord-scheduler",
             "--translate-high-priority-class=vgpu-high",
+            "--translate-limit-vcuda-cores=true",
             "--translate-derived-classes=mine",
             "--webhook-name=x-webhook",
         ])
@@ -128,6 +134,7 @@ mod tests {
             ["koord-scheduler", "volcano"]
         );
         assert_eq!(config.settings.high_priority_class.as_deref(), Some("vgpu-high"));
+        assert!(config.settings.limit_vcuda_cores);
         assert_eq!(
             config.settings.derived_classes.into_iter().collect::<Vec<_>>(),
             ["mine"]
