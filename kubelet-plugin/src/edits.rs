@@ -190,8 +190,9 @@ fn driver_file(found: &Found, limited: bool) -> Vec<Mount> {
             // libcuda opens these by name alone, so they must be in the loader's default folders too.
             let beside = (limited && *beside_libcuda).then_some(&CONTAINER_DRIVER_DIR);
             let folders = CONTAINER_LIBRARY_DIRS.iter().chain(beside);
-            let target = |folder: &&str| mount(&found.file, &format!("{folder}/{name}"), Access::Execute);
-            folders.map(|folder| target(&folder)).collect()
+            folders
+                .map(|folder| mount(&found.file, &format!("{folder}/{name}"), Access::Execute))
+                .collect()
         }
         Place::Module(path) | Place::Program(path) => vec![mount(&found.file, &text(path), Access::Execute)],
         Place::File(path) => vec![mount(&found.file, &text(path), Access::Read)],

@@ -1,8 +1,8 @@
 //! Programs, configurations, firmware and sockets.
 
+use super::found::{Found, Place};
 use super::parts::{self, CONFIGURATIONS, PROGRAMS, SOCKETS};
 use super::search::Search;
-use super::{Found, Place};
 use std::path::{Path, PathBuf};
 
 const PROGRAM_FOLDERS: [&str; 7] = [

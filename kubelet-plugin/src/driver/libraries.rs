@@ -3,9 +3,9 @@
 //! A name counts if it leads to a file of the driver's version, so libraries that an earlier driver left are not given.
 //! The version is that of libcuda's file. libnvidia-egl-* have versions of their own.
 
+use super::found::{Found, Place};
 use super::parts;
 use super::search::Search;
-use super::{Found, Place};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 

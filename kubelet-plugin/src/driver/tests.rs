@@ -321,7 +321,7 @@ fn a_gpu_has_its_node_and_with_graphics_those_of_its_bus_id() {
     };
     let pair = |container: &str, host: &str| (container.to_owned(), host.to_owned());
     let own = pair("/dev/nvidia3", "/dev/nvidia3");
-    assert_eq!(nodes(Capabilities::default()), [own.clone()]);
+    assert_eq!(nodes(Capabilities::default()), std::slice::from_ref(&own));
     assert_eq!(
         nodes(Capabilities::ALL),
         [

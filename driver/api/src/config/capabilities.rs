@@ -1,6 +1,6 @@
 //! `driverCapabilities`: which parts of the driver a container gets, in NVIDIA's words.
 
-use super::Words;
+use super::words::Words;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A part of the driver. NVIDIA's `display` and `ngx` are in `graphics` here, and `compat32` is not there.

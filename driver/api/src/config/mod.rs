@@ -20,11 +20,13 @@ mod capabilities;
 mod error;
 mod merge;
 mod parse;
+mod words;
 
 pub use capabilities::{Capabilities, Capability};
 pub use error::ConfigError;
 pub use merge::{Effective, Entry, Grant, merge};
 pub use parse::{parse, parse_slice};
+pub(crate) use words::Words;
 
 /// One set of opaque parameters; a field that was not given is `None`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -170,19 +172,6 @@ impl std::str::FromStr for Dialect {
     fn from_str(name: &str) -> Result<Self, UnknownDialect> {
         let found = Self::ALL.into_iter().find(|dialect| dialect.name() == name);
         found.ok_or_else(|| UnknownDialect(name.to_owned()))
-    }
-}
-
-/// A field's values as they are written, in one place.
-pub(crate) trait Words: Copy + PartialEq + 'static {
-    const WORDS: &'static [(&'static str, Self)];
-
-    fn word(self) -> &'static str {
-        // Every value is in WORDS: the tests go through them all.
-        Self::WORDS
-            .iter()
-            .find(|(_, value)| *value == self)
-            .map_or("", |(word, _)| word)
     }
 }
 
