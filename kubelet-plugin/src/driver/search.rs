@@ -3,7 +3,7 @@
 //! Symbolic links are resolved inside the root: an absolute link of a mounted root would lead into this process's own
 //! file system, and the runtime would resolve a link in a bind mount's source on the node.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::OsString;
 use std::fs;
 use std::io::ErrorKind;
@@ -16,6 +16,16 @@ const MAX_LINKS: usize = 40;
 pub(super) struct Search<'a> {
     root: &'a Path,
     folders: BTreeSet<PathBuf>,
+    /// What is at each path that was looked at, so that the kernel is asked once: most paths of a search begin alike.
+    seen: BTreeMap<PathBuf, Seen>,
+}
+
+#[derive(Clone)]
+enum Seen {
+    Missing,
+    /// A file or a folder.
+    Plain,
+    Link(PathBuf),
 }
 
 // === impl Search ===
@@ -25,6 +35,7 @@ impl<'a> Search<'a> {
         Self {
             root,
             folders: BTreeSet::new(),
+            seen: BTreeMap::new(),
         }
     }
 
@@ -62,12 +73,9 @@ impl<'a> Search<'a> {
                 resolved.pop();
                 continue;
             }
-            if !self.folders.contains(&resolved) {
-                self.folders.insert(resolved.clone());
-            }
             let next = resolved.join(&name);
-            match fs::read_link(self.root.join(&next)) {
-                Ok(target) => {
+            match self.look(&resolved, &next) {
+                Seen::Link(target) => {
                     links += 1;
                     if links > MAX_LINKS {
                         return None;
@@ -79,12 +87,26 @@ impl<'a> Search<'a> {
                     ahead.append(&mut left);
                     left = ahead;
                 }
-                // Not a link.
-                Err(error) if error.kind() == ErrorKind::InvalidInput => resolved = next,
-                Err(_) => return None,
+                Seen::Plain => resolved = next,
+                Seen::Missing => return None,
             }
         }
         Some(resolved)
+    }
+
+    /// What is at `path`, which is in `folder`.
+    fn look(&mut self, folder: &Path, path: &Path) -> Seen {
+        if let Some(seen) = self.seen.get(path) {
+            return seen.clone();
+        }
+        let seen = match fs::read_link(self.root.join(path)) {
+            Ok(target) => Seen::Link(target),
+            Err(error) if error.kind() == ErrorKind::InvalidInput => Seen::Plain,
+            Err(_) => Seen::Missing,
+        };
+        self.folders.insert(folder.to_owned());
+        self.seen.insert(path.to_owned(), seen.clone());
+        seen
     }
 }
 
