@@ -117,7 +117,7 @@ pub fn shares(claim: &ResourceClaim, pool: &str, inventory: &Inventory) -> Resul
                 });
             }
             Some(Device::Gpu(gpu)) => gpu_share(&at, result, gpu, &config)?,
-            Some(Device::Monitor(gpu)) => monitor_share(&at, result, gpu)?,
+            Some(Device::Monitor(gpu)) => monitor_share(&at, result, gpu, &config)?,
         };
         if shares.first().is_some_and(|first| first.role != share.role) {
             return Err(Error::Mixed { at });
@@ -274,11 +274,12 @@ fn gpu_share(at: &str, result: &Allocated, gpu: &Gpu, config: &Effective) -> Res
             whole: config.sharing == Sharing::Exclusive,
             priority: config.priority_said,
         }),
+        driver_capabilities: config.driver_capabilities,
     })
 }
 
 /// Returns the share of a result that allocates a monitor device of `gpu`.
-fn monitor_share(at: &str, result: &Allocated, gpu: &Gpu) -> Result<Share, Error> {
+fn monitor_share(at: &str, result: &Allocated, gpu: &Gpu, config: &Effective) -> Result<Share, Error> {
     if result.admin_access != Some(true) {
         return Err(Error::MonitorWithoutAdmin {
             at: at.to_owned(),
@@ -298,6 +299,7 @@ fn monitor_share(at: &str, result: &Allocated, gpu: &Gpu) -> Result<Share, Error
         priority: limits::Priority::Low,
         host_memory: 0,
         report: None,
+        driver_capabilities: config.driver_capabilities,
     })
 }
 

@@ -3,16 +3,21 @@
 //! ```text
 //! spec level (once per container): environment, the tmpfs of shares, library, preload and its hook, driver, common
 //!                                  device nodes
-//! device `<uid>-<share>`:          the GPU's device node, share directory, ledger, arbitration folder and slot
+//! device `<uid>-<share>`:          the GPU's device nodes, share directory, ledger, arbitration folder and slot
 //! ```
+//!
+//! Which files of the driver are mounted depends on `driverCapabilities`; at the spec level, on those of all shares of the
+//! claim. No file of the driver is mounted under a name of the shim: those are the shim's, whatever the driver has. Each
+//! name of a library is a mount of its own, so no link has to be made in the image. The mounts are in folders that the
+//! loader searches by default, so no cache has to be written; docs/injection.md says what a cache of the image changes.
 //!
 //! Runtimes apply the spec level before devices and sort mounts by depth, so that a file is mounted over the
 //! read-only folder that contains it. Two shares of one GPU name the same arbitration folder, and the runtime
 //! mounts it once. The runtime may run a hook more than once, so hooks are idempotent.
 
-use crate::driver::Driver;
+use crate::driver::{Driver, Found, Node, Place};
 use crate::share::{Report, Role, Share};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use vgpu_abi::arbitration::slot_file_name;
 use vgpu_abi::paths::{
@@ -21,12 +26,12 @@ use vgpu_abi::paths::{
     TMPFS_SOURCE,
 };
 use vgpu_api::DRIVER_NAME;
-use vgpu_api::config::Dialect;
+use vgpu_api::config::{Capabilities, Dialect};
 use vgpu_cdi::{ContainerEdits, Device, DeviceNode, Hook, HookName, Kind, Mount, Spec};
 use vgpu_dialects::{Environment, GpuShare};
 
 const CONTAINER_SOFT_GPU: &str = "/run/soft-gpu";
-const CONTAINER_NVIDIA_SMI: &str = "/usr/bin/nvidia-smi";
+const NVIDIA_SMI: &str = "nvidia-smi";
 /// Where manifests for gpu-manager run it.
 const GPU_MANAGER_NVIDIA_SMI: &str = "/usr/local/nvidia/bin/nvidia-smi";
 const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
@@ -63,8 +68,8 @@ pub struct Inputs<'a> {
 pub struct Placed<'a> {
     pub share: &'a Share,
     pub slot: Option<u8>,
-    /// `/dev/nvidiaN`; `None` for a software GPU.
-    pub gpu_node: Option<String>,
+    /// The GPU's device nodes; none for a software GPU.
+    pub nodes: Vec<Node>,
     /// The share in the variables of a dialect; `None` if its config names none.
     pub reported: Option<GpuShare>,
 }
@@ -113,9 +118,11 @@ pub fn spec(inputs: &Inputs<'_>, uid: &str, shares: &[Placed<'_>]) -> Spec {
 
 fn common(inputs: &Inputs<'_>, shares: &[Placed<'_>]) -> ContainerEdits {
     let driver = inputs.driver;
+    let wanted = capabilities(shares);
+    let nodes = driver.common_nodes.iter().filter(|(_, needs)| needs.meets(wanted));
     let mut edits = ContainerEdits {
         env: environment(inputs, shares),
-        device_nodes: driver.common_nodes.iter().map(|path| device_node(path)).collect(),
+        device_nodes: nodes.map(|(path, _)| device_node(&Node::same(path))).collect(),
         ..ContainerEdits::default()
     };
     if let Some(state) = &driver.soft_gpu_state {
@@ -126,42 +133,41 @@ fn common(inputs: &Inputs<'_>, shares: &[Placed<'_>]) -> ContainerEdits {
     let limited = shares.iter().any(|placed| placed.share.role == Role::Share);
     if limited {
         edits.mounts.push(tmpfs(CONTAINER_DIR));
+        for (name, file) in [
+            (LIBCUDA, &driver.files.libcuda),
+            (LIBNVIDIA_ML, &driver.files.libnvidia_ml),
+        ] {
+            let target = format!("{CONTAINER_DRIVER_DIR}/{name}");
+            edits.mounts.push(mount(file, &target, Access::Execute));
+        }
     }
-    let folders: &[&str] = if limited {
-        &[CONTAINER_DRIVER_DIR]
-    } else {
-        &CONTAINER_LIBRARY_DIRS
-    };
-    for folder in folders {
-        for (name, file) in [(LIBCUDA, &driver.libcuda), (LIBNVIDIA_ML, &driver.libnvidia_ml)] {
+    let found = driver.files.found.iter().chain(&driver.sockets);
+    for found in found.filter(|found| found.needs.meets(wanted)) {
+        edits.mounts.extend(driver_file(found, limited));
+    }
+    if let Some(smi) = nvidia_smi(driver)
+        && report(shares).is_some_and(|report| report.dialect == Dialect::GpuManager)
+    {
+        edits.mounts.push(mount(smi, GPU_MANAGER_NVIDIA_SMI, Access::Execute));
+    }
+    let shim = inputs.library.join(SHIM_FILE);
+    let names: BTreeSet<&str> = SHIM_NAMES
+        .into_iter()
+        .chain(driver.files.shimmed.iter().map(String::as_str))
+        .collect();
+    for folder in CONTAINER_LIBRARY_DIRS {
+        for name in &names {
+            let file = match limited {
+                true => &shim,
+                false if name.starts_with("libcuda.") => &driver.files.libcuda,
+                false => &driver.files.libnvidia_ml,
+            };
             edits
                 .mounts
                 .push(mount(file, &format!("{folder}/{name}"), Access::Execute));
         }
     }
-    // libcuda opens these by name alone, so they must be in the loader's default folders too.
-    for (name, file) in &driver.companions {
-        let both = CONTAINER_LIBRARY_DIRS
-            .iter()
-            .chain(limited.then_some(&CONTAINER_DRIVER_DIR));
-        edits
-            .mounts
-            .extend(both.map(|folder| mount(file, &format!("{folder}/{name}"), Access::Execute)));
-    }
-    if let Some(file) = &driver.nvidia_smi {
-        edits.mounts.push(mount(file, CONTAINER_NVIDIA_SMI, Access::Execute));
-        if report(shares).is_some_and(|report| report.dialect == Dialect::GpuManager) {
-            edits.mounts.push(mount(file, GPU_MANAGER_NVIDIA_SMI, Access::Execute));
-        }
-    }
     if limited {
-        let shim = inputs.library.join(SHIM_FILE);
-        for folder in CONTAINER_LIBRARY_DIRS {
-            let names = SHIM_NAMES.iter().map(|name| format!("{folder}/{name}"));
-            edits
-                .mounts
-                .extend(names.map(|target| mount(&shim, &target, Access::Execute)));
-        }
         let preload = inputs.library.join(PRELOAD_FILE);
         edits.mounts.push(mount(&preload, CONTAINER_PRELOAD, Access::Execute));
         edits.mounts.push(mount(&shim, CONTAINER_SHIM, Access::Execute));
@@ -169,6 +175,33 @@ fn common(inputs: &Inputs<'_>, shares: &[Placed<'_>]) -> ContainerEdits {
         edits.hooks.push(hook);
     }
     edits
+}
+
+/// The parts of the driver that the claim's containers get: those of all its shares.
+fn capabilities(shares: &[Placed<'_>]) -> Capabilities {
+    let all = shares.iter().map(|placed| placed.share.driver_capabilities);
+    all.fold(Capabilities::of(&[]), Capabilities::with)
+}
+
+/// The mounts of a file of the driver.
+fn driver_file(found: &Found, limited: bool) -> Vec<Mount> {
+    match &found.place {
+        Place::Library { name, beside_libcuda } => {
+            // libcuda opens these by name alone, so they must be in the loader's default folders too.
+            let beside = (limited && *beside_libcuda).then_some(&CONTAINER_DRIVER_DIR);
+            let folders = CONTAINER_LIBRARY_DIRS.iter().chain(beside);
+            folders
+                .map(|folder| mount(&found.file, &format!("{folder}/{name}"), Access::Execute))
+                .collect()
+        }
+        Place::Module(path) | Place::Program(path) => vec![mount(&found.file, &text(path), Access::Execute)],
+        Place::File(path) => vec![mount(&found.file, &text(path), Access::Read)],
+    }
+}
+
+fn nvidia_smi(driver: &Driver) -> Option<&Path> {
+    let is_it = |found: &&Found| matches!(&found.place, Place::Program(path) if path.ends_with(NVIDIA_SMI));
+    driver.files.found.iter().find(is_it).map(|found| found.file.as_path())
 }
 
 /// The variables of all containers: `void` stops NVIDIA's own runtime from injecting a second driver, and the others
@@ -211,7 +244,7 @@ fn share(inputs: &Inputs<'_>, placed: &Placed<'_>) -> ContainerEdits {
         mounts.push(mount(&folder.join(&file), &format!("{inside}/{file}"), Access::Write));
     }
     ContainerEdits {
-        device_nodes: placed.gpu_node.iter().map(|path| device_node(path)).collect(),
+        device_nodes: placed.nodes.iter().map(device_node).collect(),
         mounts,
         ..ContainerEdits::default()
     }
@@ -222,8 +255,8 @@ fn share(inputs: &Inputs<'_>, placed: &Placed<'_>) -> ContainerEdits {
 fn monitor(inputs: &Inputs<'_>, placed: &Placed<'_>) -> ContainerEdits {
     let library = format!("{}/{LIBNVIDIA_ML}", CONTAINER_LIBRARY_DIRS[0]);
     ContainerEdits {
-        device_nodes: placed.gpu_node.iter().map(|path| device_node(path)).collect(),
-        mounts: vec![mount(&inputs.driver.libnvidia_ml, &library, Access::Execute)],
+        device_nodes: placed.nodes.iter().map(device_node).collect(),
+        mounts: vec![mount(&inputs.driver.files.libnvidia_ml, &library, Access::Execute)],
         ..ContainerEdits::default()
     }
 }
@@ -284,10 +317,10 @@ fn tmpfs(container: &str) -> Mount {
     }
 }
 
-fn device_node(path: &str) -> DeviceNode {
+fn device_node(node: &Node) -> DeviceNode {
     DeviceNode {
-        path: path.to_owned(),
-        host_path: None,
+        path: node.container.clone(),
+        host_path: (node.host != node.container).then(|| node.host.clone()),
         r#type: None,
         major: None,
         minor: None,
@@ -307,26 +340,80 @@ fn text(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::driver::{Files, parts};
     use crate::share::tests::{GPU, share};
+    use std::sync::Arc;
 
     const UID: &str = "5c0f3b9a-0000-4000-8000-000000000001";
 
     fn soft() -> Driver {
-        Driver {
+        let files = Files {
             libcuda: "/opt/soft/libcuda.so.1".into(),
             libnvidia_ml: "/opt/soft/libnvidia-ml.so.1".into(),
+            ..Files::default()
+        };
+        Driver {
+            files: Arc::new(files),
+            common_nodes: Vec::new(),
+            sockets: Vec::new(),
             soft_gpu_state: Some("/var/lib/soft-gpu".into()),
-            ..Driver::default()
         }
     }
 
+    fn found(needs: Capabilities, file: &str, place: Place) -> Found {
+        Found {
+            needs,
+            file: file.into(),
+            place,
+        }
+    }
+
+    fn library(needs: Capabilities, name: &str) -> Found {
+        let place = Place::Library {
+            name: name.into(),
+            beside_libcuda: name.contains("jit"),
+        };
+        found(needs, "/usr/lib/jit.so", place)
+    }
+
     fn real() -> Driver {
+        let files = Files {
+            libcuda: "/usr/lib/libcuda.so.535.1".into(),
+            libnvidia_ml: "/usr/lib/libnvidia-ml.so.535.1".into(),
+            shimmed: [
+                "libcuda.so.1",
+                "libcuda.so.535.1",
+                "libnvidia-ml.so",
+                "libnvidia-ml.so.535.1",
+            ]
+            .map(String::from)
+            .into(),
+            found: vec![
+                library(parts::COMPUTE, "libnvidia-ptxjitcompiler.so.1"),
+                library(parts::VIDEO, "libnvidia-encode.so.1"),
+                library(parts::GRAPHICS, "gbm/nvidia-drm_gbm.so"),
+                found(
+                    parts::UTILITY,
+                    "/usr/bin/nvidia-smi",
+                    Place::Program("/usr/bin/nvidia-smi".into()),
+                ),
+                found(parts::GRAPHICS, "/usr/share/icd", Place::File("/etc/vulkan/icd".into())),
+                found(
+                    parts::GRAPHICS,
+                    "/usr/lib/drv",
+                    Place::Module("/usr/lib/nvidia/drv".into()),
+                ),
+            ],
+        };
+        let socket = Place::File("/run/nvidia-persistenced/socket".into());
         Driver {
-            libcuda: "/usr/lib/libcuda.so.535".into(),
-            libnvidia_ml: "/usr/lib/libnvidia-ml.so.535".into(),
-            companions: vec![("libnvidia-ptxjitcompiler.so.1".into(), "/usr/lib/jit.so".into())],
-            nvidia_smi: Some("/usr/bin/nvidia-smi".into()),
-            common_nodes: vec!["/dev/nvidiactl".into(), "/dev/nvidia-uvm".into()],
+            files: Arc::new(files),
+            common_nodes: vec![
+                ("/dev/nvidiactl".into(), Capabilities::ALL),
+                ("/dev/nvidia-uvm".into(), Capabilities::ALL),
+                ("/dev/nvidia-modeset".into(), parts::GRAPHICS),
+            ],
+            sockets: vec![found(parts::UTILITY, "/run/nvidia-persistenced/socket", socket)],
             soft_gpu_state: None,
         }
     }
@@ -359,7 +446,7 @@ mod tests {
         let placed = Placed {
             share: &share,
             slot: Some(3),
-            gpu_node: None,
+            nodes: Vec::new(),
             reported: None,
         };
         let spec = build(&soft(), &[placed]);
@@ -434,7 +521,7 @@ mod tests {
         let placed = Placed {
             share: &share,
             slot: None,
-            gpu_node: None,
+            nodes: Vec::new(),
             reported: None,
         };
         let spec = build(&soft(), &[placed]);
@@ -458,7 +545,7 @@ mod tests {
         let placed = Placed {
             share: &share,
             slot: Some(0),
-            gpu_node: Some("/dev/nvidia3".into()),
+            nodes: vec![Node::same("/dev/nvidia3")],
             reported: None,
         };
         let spec = build(&real(), &[placed]);
@@ -487,6 +574,113 @@ mod tests {
         assert!(arguments.contains(&".driver/libnvidia-ptxjitcompiler.so.1".to_owned()));
     }
 
+    /// The container paths of a share with these capabilities.
+    fn given(driver_capabilities: Capabilities) -> ContainerEdits {
+        let share = Share {
+            driver_capabilities,
+            ..share("s1")
+        };
+        let placed = Placed {
+            share: &share,
+            slot: Some(0),
+            nodes: vec![Node::same("/dev/nvidia3")],
+            reported: None,
+        };
+        build(&real(), &[placed]).container_edits
+    }
+
+    #[test]
+    fn capabilities_decide_what_of_the_driver_is_there() {
+        let video_library = "/usr/lib64/libnvidia-encode.so.1";
+        for (capabilities, expected) in [
+            (
+                Capabilities::default(),
+                vec!["/usr/bin/nvidia-smi", "/run/nvidia-persistenced/socket"],
+            ),
+            (parts::COMPUTE, vec![]),
+            (parts::VIDEO, vec![video_library]),
+            (
+                parts::GRAPHICS,
+                vec![
+                    "/usr/lib/x86_64-linux-gnu/gbm/nvidia-drm_gbm.so",
+                    "/etc/vulkan/icd",
+                    "/usr/lib/nvidia/drv",
+                ],
+            ),
+        ] {
+            let edits = given(capabilities);
+            let targets: Vec<&str> = targets(&edits).into_iter().map(|(target, _)| target).collect();
+            for path in [
+                "/usr/bin/nvidia-smi",
+                "/run/nvidia-persistenced/socket",
+                video_library,
+                "/usr/lib/x86_64-linux-gnu/gbm/nvidia-drm_gbm.so",
+                "/etc/vulkan/icd",
+                "/usr/lib/nvidia/drv",
+            ] {
+                assert_eq!(
+                    targets.contains(&path),
+                    expected.contains(&path),
+                    "{capabilities}: {path}"
+                );
+            }
+            let has_modeset = edits.device_nodes.iter().any(|node| node.path == "/dev/nvidia-modeset");
+            assert_eq!(has_modeset, capabilities == parts::GRAPHICS, "{capabilities}");
+        }
+    }
+
+    #[test]
+    fn the_shim_has_every_name_of_libcuda_and_nvml_and_no_path_is_mounted_twice() {
+        let edits = given(Capabilities::ALL);
+        let targets = targets(&edits);
+        let shimmed = |target: &&(&str, &str)| {
+            let name = target.0.rsplit('/').next().unwrap_or_default();
+            name.starts_with("libcuda.so") || name.starts_with("libnvidia-ml.so")
+        };
+        let of_shim: Vec<_> = targets
+            .iter()
+            .filter(shimmed)
+            .filter(|(target, _)| !target.starts_with(CONTAINER_DRIVER_DIR))
+            .collect();
+        // Six names in both of the loader's folders, and the shim's own place.
+        assert_eq!(of_shim.len(), 13, "{of_shim:?}");
+        assert!(
+            of_shim.iter().all(|(_, host)| host.ends_with("/libvgpu.so")),
+            "{of_shim:?}"
+        );
+        let paths: BTreeSet<&str> = targets.iter().map(|(target, _)| *target).collect();
+        assert_eq!(paths.len(), targets.len(), "{targets:?}");
+    }
+
+    #[test]
+    fn a_second_name_of_a_node_names_the_first() {
+        let share = share("s1");
+        let by_path = Node {
+            host: "/dev/dri/card1".into(),
+            container: "/dev/dri/by-path/pci-0000:3b:00.0-card".into(),
+        };
+        let placed = Placed {
+            share: &share,
+            slot: Some(0),
+            nodes: vec![Node::same("/dev/dri/card1"), by_path],
+            reported: None,
+        };
+        let spec = build(&real(), &[placed]);
+        let nodes = spec.devices[0].container_edits.device_nodes.iter();
+        let nodes: Vec<_> = nodes
+            .map(|node| (node.path.as_str(), node.host_path.as_deref()))
+            .collect();
+        assert_eq!(
+            nodes,
+            [
+                ("/dev/dri/card1", None),
+                ("/dev/dri/by-path/pci-0000:3b:00.0-card", Some("/dev/dri/card1"))
+            ]
+        );
+        let text = String::from_utf8(spec.render().expect("rendered")).expect("text");
+        assert!(text.contains("\"0.5.0\""), "podman 4.3 reads no later version: {text}");
+    }
+
     #[test]
     fn a_monitor_sees_the_driver_itself_and_two_requests_share_it() {
         let monitor = Share {
@@ -501,7 +695,7 @@ mod tests {
         let placed = |share| Placed {
             share,
             slot: None,
-            gpu_node: None,
+            nodes: Vec::new(),
             reported: None,
         };
         let spec = build(&soft(), &[placed(&monitor), placed(&other)]);
@@ -531,7 +725,7 @@ mod tests {
         let placed = shares.each_ref().map(|(gpu, share)| Placed {
             share,
             slot: Some(0),
-            gpu_node: None,
+            nodes: Vec::new(),
             reported: share.reported(gpu),
         });
         let (claim_dir, driver) = (Path::new("/run/vgpu/claims").join(UID), real());
@@ -598,7 +792,7 @@ mod tests {
         let placed = |share, slot| Placed {
             share,
             slot: Some(slot),
-            gpu_node: None,
+            nodes: Vec::new(),
             reported: None,
         };
         let spec = build(&soft(), &[placed(&first, 0), placed(&second, 1)]);

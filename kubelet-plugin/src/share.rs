@@ -7,7 +7,7 @@ use std::path::Path;
 use vgpu_abi::arbitration;
 use vgpu_abi::limits::{ComputePolicy, Limits, Priority};
 use vgpu_abi::paths::{CONTAINER_DRIVER_DIR, LIBCUDA, LIBNVIDIA_ML};
-use vgpu_api::config::{self, Dialect};
+use vgpu_api::config::{self, Capabilities, Dialect};
 use vgpu_dialects::GpuShare;
 
 /// Identifies a ResourceClaim as kubelet does.
@@ -66,6 +66,9 @@ pub struct Share {
     /// Whose variables its containers get; `None` for those of no earlier system.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub report: Option<Report>,
+    /// Which parts of the driver its containers get. Entries of releases before it have the default.
+    #[serde(default, skip_serializing_if = "Capabilities::is_default")]
+    pub driver_capabilities: Capabilities,
 }
 
 /// What a share's config says about the variables of its containers.
@@ -168,6 +171,7 @@ impl Share {
             priority: limits.priority,
             host_memory: limits.host_memory,
             report: None,
+            driver_capabilities: Capabilities::default(),
         }
     }
 }
@@ -213,6 +217,7 @@ pub(crate) mod tests {
             priority: Priority::Low,
             host_memory: 0,
             report: None,
+            driver_capabilities: Capabilities::default(),
         }
     }
 

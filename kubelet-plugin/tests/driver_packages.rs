@@ -1,16 +1,17 @@
 //! What the plugin finds in a driver root that is made of NVIDIA's own packages, from the distribution: the files that a
-//! container gets. The packages are downloaded by the test and never committed. No script of theirs runs, so the links
-//! that update-alternatives would make are made here.
+//! container gets.
 
+mod packages;
+
+use packages::{LIBRARIES, choose, copy, fetch};
+use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
-use vgpu_cache::apt::{self, Distribution, Release, With};
+use vgpu_api::config::{Capabilities, Capability};
 use vgpu_cache::run;
-use vgpu_kubelet_plugin::driver::{Driver, Root};
-use vgpu_skip::skip;
+use vgpu_kubelet_plugin::driver::{Driver, Place, Root};
 
 /// A driver in a release's packages.
 struct Family {
@@ -57,10 +58,8 @@ const FAMILIES: [Family; 3] = [
     },
 ];
 
-const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
-
-/// What the files name and is no companion: for confidential computing, for debuggers, files with debugging information,
-/// and the two libraries that containers have anyway.
+/// What the files name and is not theirs to open: for confidential computing, for debuggers, files with debugging
+/// information, and the two libraries that containers have anyway.
 const NO_COMPANIONS: [&str; 5] = [
     "libnvidia-pkcs11",
     "libcudadebugger.so",
@@ -69,56 +68,54 @@ const NO_COMPANIONS: [&str; 5] = [
     "libnvidia-ml.so",
 ];
 
+/// Everything of a driver but what is large and stands alone (OptiX, firmware).
+const ALL_OF_BOOKWORM: [&str; 29] = [
+    "libcuda1",
+    "libcudadebugger1",
+    "libegl-nvidia0",
+    "libgles-nvidia1",
+    "libgles-nvidia2",
+    "libglx-nvidia0",
+    "libnvcuvid1",
+    "libnvidia-allocator1",
+    "libnvidia-cfg1",
+    "libnvidia-egl-wayland1",
+    "libnvidia-eglcore",
+    "libnvidia-encode1",
+    "libnvidia-fbc1",
+    "libnvidia-glcore",
+    "libnvidia-glvkspirv",
+    "libnvidia-ml1",
+    "libnvidia-ngx1",
+    "libnvidia-nvvm4",
+    "libnvidia-opticalflow1",
+    "libnvidia-pkcs11-openssl3",
+    "libnvidia-ptxjitcompiler1",
+    "libnvidia-rtcore",
+    "nvidia-cuda-mps",
+    "nvidia-egl-common",
+    "nvidia-opencl-common",
+    "nvidia-opencl-icd",
+    "nvidia-smi",
+    "nvidia-vdpau-driver",
+    "nvidia-vulkan-common",
+];
+
 /// A driver root of these packages, and the driver's own folder of libraries in it. None: skipped.
 fn root(test: &str, family: &Family) -> Option<(TempDir, PathBuf)> {
-    let release = Release {
-        distribution: Distribution::Debian,
-        codename: family.codename,
-        components: "non-free",
-        merged: true,
-    };
-    let packages = match apt::root(release, family.packages, With::Nothing) {
-        Ok(root) => root,
-        Err(reason) => {
-            let name = format!("{test}, {}, {}", family.codename, family.packages[0]);
-            skip(&name, reason.lines().last().unwrap_or_default());
-            return None;
-        }
-    };
+    let packages = fetch(test, family.codename, "non-free", family.packages)?;
     let root = tempfile::tempdir().expect("a folder");
-    let copied = run(Command::new("cp").arg("-a").arg(packages.join("usr")).arg(root.path()));
-    copied.unwrap_or_else(|error| panic!("{error}"));
-    fs::create_dir(root.path().join("dev")).expect("a folder");
-    for node in ["nvidiactl", "nvidia-uvm", "nvidia0"] {
-        fs::write(root.path().join("dev").join(node), "").expect("a file");
-    }
+    copy(&packages, root.path());
+    make_nodes(root.path());
     let folder = root.path().join(LIBRARIES).join("nvidia").join(family.folder);
     Some((root, folder))
 }
 
-/// Makes the links of update-alternatives: absolute, by way of /etc/alternatives.
-fn choose(root: &Path, family: &Family) {
-    fs::create_dir_all(root.join("etc/alternatives")).expect("a folder");
-    let smi = Path::new("usr/lib/nvidia").join(family.folder).join("nvidia-smi");
-    let libraries = Path::new(LIBRARIES).join("nvidia").join(family.folder);
-    let names = fs::read_dir(root.join(&libraries)).expect("a folder").flatten();
-    let names = names.filter_map(|entry| entry.file_name().into_string().ok());
-    // Those that end with a number alone, as libcuda.so.1.
-    let names = names.filter(|name| {
-        name.rsplit_once(".so.")
-            .is_some_and(|(_, end)| end.parse::<u32>().is_ok())
-    });
-    let links = names.map(|name| (Path::new(LIBRARIES).join(&name), libraries.join(&name)));
-    fs::create_dir_all(root.join("usr/bin")).expect("a folder");
-    for (link, file) in links.chain([(PathBuf::from("usr/bin/nvidia-smi"), smi)]) {
-        let name = link.file_name().expect("a name").to_string_lossy().into_owned();
-        let chosen = Path::new("/etc/alternatives").join(format!("nvidia--{name}"));
-        symlink(
-            Path::new("/").join(file),
-            root.join("etc/alternatives").join(format!("nvidia--{name}")),
-        )
-        .expect("a link");
-        symlink(chosen, root.join(link)).expect("a link");
+/// Files in the place of device nodes, which only root can make.
+fn make_nodes(root: &Path) {
+    fs::create_dir(root.join("dev")).expect("a folder");
+    for node in ["nvidiactl", "nvidia-uvm", "nvidia0"] {
+        fs::write(root.join("dev").join(node), "").expect("a file");
     }
 }
 
@@ -126,6 +123,7 @@ fn read(root: &Path) -> Driver {
     let root = Root {
         here: root.to_path_buf(),
         host: "/run/nvidia/driver".into(),
+        sys: root.join("sys"),
         soft_gpu_state: None,
     };
     root.read().expect("a driver")
@@ -136,6 +134,26 @@ fn here(root: &Path, on_host: &Path) -> PathBuf {
     root.join(on_host.strip_prefix("/run/nvidia/driver").expect("a path on the node"))
 }
 
+/// The names of libraries that a container with these capabilities has, with their files here.
+fn libraries(root: &Path, driver: &Driver, capabilities: Capabilities) -> Vec<(String, PathBuf)> {
+    let given = driver
+        .files
+        .found
+        .iter()
+        .filter(|found| found.needs.meets(capabilities));
+    let named = given.filter_map(|found| match &found.place {
+        Place::Library { name, .. } => Some((name.clone(), here(root, &found.file))),
+        _ => None,
+    });
+    named.collect()
+}
+
+fn nvidia_smi(driver: &Driver) -> Option<&Path> {
+    let is_it = |place: &Place| matches!(place, Place::Program(path) if path.ends_with("nvidia-smi"));
+    let mut all = driver.files.found.iter();
+    all.find(|found| is_it(&found.place)).map(|found| found.file.as_path())
+}
+
 fn lines(command: &mut Command) -> Vec<String> {
     let text = run(command).unwrap_or_else(|error| panic!("{error}"));
     text.lines().map(str::to_owned).collect()
@@ -143,17 +161,15 @@ fn lines(command: &mut Command) -> Vec<String> {
 
 /// The libraries with which a file is linked.
 fn needed(file: &Path) -> Vec<String> {
+    dynamic(file, "(NEEDED)")
+}
+
+/// Entries of a file's dynamic section.
+fn dynamic(file: &Path, tag: &str) -> Vec<String> {
     let lines = lines(Command::new("readelf").args(["-d", "-W"]).arg(file));
     let of = |line: &String| {
-        Some(
-            line.split_once("(NEEDED)")?
-                .1
-                .split_once('[')?
-                .1
-                .split_once(']')?
-                .0
-                .to_owned(),
-        )
+        let text = line.split_once(tag)?.1;
+        Some(text.split_once('[')?.1.split_once(']')?.0.to_owned())
     };
     lines.iter().filter_map(of).collect()
 }
@@ -178,22 +194,26 @@ fn a_container_gets_all_that_the_driver_needs() {
         };
         let root = root.path();
         if family.folder != "current" {
-            choose(root, family);
+            choose(root, family.folder);
         }
         let driver = read(root);
-        let (cuda, nvml) = (here(root, &driver.libcuda), here(root, &driver.libnvidia_ml));
+        let (cuda, nvml) = (
+            here(root, &driver.files.libcuda),
+            here(root, &driver.files.libnvidia_ml),
+        );
         for (file, name) in [(&cuda, "libcuda.so."), (&nvml, "libnvidia-ml.so.")] {
             assert_eq!(file.parent(), Some(folder.as_path()));
             let file = file.file_name().expect("a name").to_string_lossy().into_owned();
             let version = file.strip_prefix(name).unwrap_or_default();
             assert!(version.matches('.').count() >= 1, "{file}: the file itself, no link");
         }
-        let companions: Vec<&str> = driver.companions.iter().map(|(name, _)| name.as_str()).collect();
+        let given = libraries(root, &driver, Capabilities::default());
+        let companions: Vec<&str> = given.iter().map(|(name, _)| name.as_str()).collect();
         for name in ["libnvidia-ptxjitcompiler.so.1", "libnvidia-nvvm.so.4"] {
             assert!(companions.contains(&name), "{name}: {companions:?}");
         }
-        let files: Vec<PathBuf> = driver.companions.iter().map(|(_, file)| here(root, file)).collect();
-        for file in files.iter().chain([&cuda, &nvml]) {
+        let files: BTreeSet<&PathBuf> = given.iter().map(|(_, file)| file).chain([&cuda, &nvml]).collect();
+        for file in files {
             assert!(file.is_file() && !file.is_symlink(), "{}", file.display());
             // What it is linked with is libc's, or is there.
             for library in needed(file) {
@@ -221,9 +241,10 @@ fn a_container_gets_all_that_the_driver_needs() {
             }
         }
         // Which program it is depends on the links; without them, the package's own path is none of a container's.
-        let smi = driver.nvidia_smi.map(|file| here(root, &file));
+        let smi = nvidia_smi(&driver).map(|file| here(root, file));
         assert_eq!(smi.is_some_and(|file| file.is_file()), family.folder != "current");
-        assert_eq!(driver.common_nodes[..2], ["/dev/nvidiactl", "/dev/nvidia-uvm"]);
+        let nodes: Vec<&str> = driver.common_nodes.iter().map(|(node, _)| node.as_str()).collect();
+        assert_eq!(nodes[..2], ["/dev/nvidiactl", "/dev/nvidia-uvm"]);
     }
 }
 
@@ -235,16 +256,67 @@ fn the_links_of_alternatives_change_nothing_but_nvidia_smi() {
         return;
     };
     let before = read(root.path());
-    choose(root.path(), family);
+    choose(root.path(), family.folder);
     let after = read(root.path());
-    assert_eq!(before.nvidia_smi, None);
+    assert_eq!(nvidia_smi(&before), None);
     assert_eq!(
-        after.nvidia_smi.as_deref(),
+        nvidia_smi(&after),
         Some(Path::new("/run/nvidia/driver/usr/lib/nvidia/current/nvidia-smi"))
     );
-    let before = Driver {
-        nvidia_smi: after.nvidia_smi.clone(),
-        ..before
+    let is_smi = |place: &Place| matches!(place, Place::Program(path) if path.ends_with("nvidia-smi"));
+    let mut files = vgpu_kubelet_plugin::driver::Files::clone(&after.files);
+    files.found.retain(|found| !is_smi(&found.place));
+    assert_eq!(*before.files, files);
+}
+
+/// Whatever a class gives, what the libraries are linked with is given too, and each has the name under which it asks to
+/// be found.
+#[test]
+fn each_set_of_capabilities_is_complete_in_itself() {
+    let test = "each_set_of_capabilities_is_complete_in_itself";
+    let Some(packages) = fetch(test, "bookworm", "main non-free", &ALL_OF_BOOKWORM) else {
+        return;
     };
-    assert_eq!(before, after);
+    let dir = tempfile::tempdir().expect("a folder");
+    let root = dir.path();
+    copy(&packages, root);
+    make_nodes(root);
+    let driver = read(root);
+    let all: BTreeSet<String> = libraries(root, &driver, Capabilities::ALL)
+        .into_iter()
+        .map(|(name, _)| name)
+        .collect();
+    assert!(all.len() > 50, "{all:?}");
+    for capability in Capability::ALL {
+        let given = libraries(root, &driver, Capabilities::of(&[capability]));
+        let names: BTreeSet<&str> = given.iter().map(|(name, _)| name.as_str()).collect();
+        let files: BTreeSet<&PathBuf> = given.iter().map(|(_, file)| file).collect();
+        for file in files {
+            for name in needed(file).iter().filter(|name| all.contains(*name)) {
+                assert!(
+                    names.contains(name.as_str()),
+                    "{capability}: {} needs {name}",
+                    file.display()
+                );
+            }
+            for name in dynamic(file, "(SONAME)") {
+                assert!(
+                    names.contains(name.as_str()),
+                    "{capability}: {} is {name}",
+                    file.display()
+                );
+            }
+        }
+    }
+    // Nothing of the driver's version is left out.
+    let version = driver.files.libcuda.to_string_lossy().into_owned();
+    let version = version.rsplit_once("libcuda.so").expect("a version").1.to_owned();
+    for folder in [LIBRARIES.to_owned(), format!("{LIBRARIES}/nvidia/current")] {
+        for entry in fs::read_dir(root.join(folder)).expect("a folder").flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name.ends_with(&format!(".so{version}")) {
+                assert!(all.contains(&name) || driver.files.shimmed.contains(&name), "{name}");
+            }
+        }
+    }
 }

@@ -14,10 +14,26 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 pub fn program(source: &Path) -> Result<PathBuf, Error> {
     let name = source.file_name().map(|name| name.to_string_lossy().into_owned());
     let name = name.ok_or_else(|| format!("{}: not a folder with a name", source.display()))?;
+    build(source, ".", &name)
+}
+
+/// Returns a program of others, which the module in a folder pins as a tool: `package` is that of its `main`.
+///
+/// # Errors
+/// It cannot be built, or must not be.
+pub fn tool(source: &Path, package: &str) -> Result<PathBuf, Error> {
+    let name = package.rsplit('/').next().unwrap_or(package);
+    build(source, package, name)
+}
+
+fn build(source: &Path, package: &str, name: &str) -> Result<PathBuf, Error> {
     let version = run(go(source).args(["env", "GOVERSION"]))
         .map_err(|said| Error::Unavailable(format!("Go is missing: install Go >= 1.26 ({})", last_line(&said))))?;
-    let key = format!("{version}{}", all_of(source)?);
-    let done = folder(&name, &key, |folder| {
+    let key = match package {
+        "." => format!("{version}{}", all_of(source)?),
+        package => format!("{version}{package}{}", all_of(source)?),
+    };
+    let done = folder(name, &key, |folder| {
         if std::env::var_os("VGPU_GO").is_some_and(|value| value == "cached") {
             let why = format!("{name} is not in the cache, and VGPU_GO=cached does not build it: `make test` does");
             return Err(Error::Unavailable(why));
@@ -26,8 +42,8 @@ pub fn program(source: &Path) -> Result<PathBuf, Error> {
         // What e2e's tools are built with, so that Go's own cache has most of it.
         let built = run(go(source)
             .args(["build", "-mod=readonly", "-trimpath", "-buildvcs=false", "-o"])
-            .arg(folder.join(&name))
-            .arg("."));
+            .arg(folder.join(name))
+            .arg(package));
         match built {
             Ok(_) => Ok(()),
             Err(said) if is_unavailable(&said) => {

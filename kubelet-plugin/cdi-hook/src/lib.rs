@@ -6,6 +6,7 @@
 //!                                                                      │ rootfs: paths inside it
 //!                                                                      ├──► shares ──► <root>/dev/vgpu, by mounts
 //!  arguments ──► --library ──────────────────────────────────────────► merge ──► list_mount ──► <root>/etc/ld.so.preload
+//!                                                                      params ──► list_mount ──► <root>/proc/driver/nvidia/params
 //!               --file     what the CDI spec mounts in <root>/dev/vgpu/.lib and .driver
 //!               --report   ◄── a file, if no loader of the image reads the list
 //! ```
@@ -33,6 +34,7 @@ mod list;
 mod list_mount;
 mod merge;
 mod mounts;
+mod params;
 mod remedy;
 mod report;
 mod rootfs;
@@ -69,6 +71,8 @@ pub enum Error {
     Shares { id: String, source: shares::Error },
     #[error("container {id}: {source}")]
     Merge { id: String, source: merge::Error },
+    #[error("container {id}: {source}")]
+    Params { id: String, source: params::Error },
 }
 
 /// Runs the hook and returns its standard output.
@@ -98,6 +102,7 @@ fn preload_library(preload: &Preload, stdin: impl Read) -> Result<(), Error> {
         read_only: container.read_only,
         label: container.mount_label.as_deref(),
     };
+    params::forbid_device_nodes(&root, wanted.label).map_err(|source| Error::Params { id: id.clone(), source })?;
     match merge::merge(&root, &preload.library, wanted) {
         Ok(Outcome::Listed) => Ok(()),
         Ok(Outcome::Unread(reason)) => {

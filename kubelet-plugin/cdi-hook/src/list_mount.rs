@@ -34,7 +34,7 @@ use crate::{
 const ETC: &str = "etc";
 const NAME: &str = "ld.so.preload";
 /// The tmpfs has one file. A list is at most 1 MiB, and ours is added.
-const OPTIONS: [(&str, &str); 4] = [("source", SOURCE), ("size", "2m"), ("nr_inodes", "2"), ("mode", "0755")];
+const OPTIONS: [(&str, &str); 3] = [("size", "2m"), ("nr_inodes", "2"), ("mode", "0755")];
 /// Seen in mountinfo; a pod cannot choose that of a volume.
 const SOURCE: &str = "vgpu-preload";
 const FILE: &str = "list";
@@ -86,10 +86,21 @@ pub(crate) fn is_put(root: &Root) -> Result<bool, Error> {
 pub(crate) fn put(root: &Root, text: &[u8], wanted: Wanted<'_>) -> Result<(), Error> {
     let etc = hold_etc(root, wanted.read_only)?;
     let target = target(&etc)?;
-    let list = list(text, wanted.label, &etc)?;
-    attach(&list, &target).map_err(failed("mount"))?;
+    cover(&target, text, wanted.label, SOURCE, &etc)
+}
+
+/// Mounts a read-only file with this text over `target`. `folder` is any folder of the container.
+pub(crate) fn cover(
+    target: &OwnedFd,
+    text: &[u8],
+    label: Option<&str>,
+    source: &str,
+    folder: &OwnedFd,
+) -> Result<(), Error> {
+    let file = file(text, label, source, folder)?;
+    attach(&file, target).map_err(failed("mount"))?;
     let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    remount(&list, flags).map_err(failed("make a read-only mount of"))
+    remount(&file, flags).map_err(failed("make a read-only mount of"))
 }
 
 /// Mounts /etc on itself, and returns the mount.
@@ -201,9 +212,12 @@ fn prepare_target(etc: &OwnedFd) -> Result<(), Error> {
 
 /// Makes a detached mount of a file with this text. `folder` is covered by the file's tmpfs for a moment: before Linux
 /// 6.15, only what is mounted somewhere can be copied.
-fn list(text: &[u8], label: Option<&str>, folder: &OwnedFd) -> Result<OwnedFd, Error> {
+fn file(text: &[u8], label: Option<&str>, source: &str, folder: &OwnedFd) -> Result<OwnedFd, Error> {
     let system = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).map_err(failed("make a tmpfs for"))?;
-    for (key, value) in OPTIONS.into_iter().chain(label.map(|label| ("context", label))) {
+    let further = [("source", source)]
+        .into_iter()
+        .chain(label.map(|label| ("context", label)));
+    for (key, value) in OPTIONS.into_iter().chain(further) {
         fsconfig_set_string(&system, key, value).map_err(failed("make a tmpfs for"))?;
     }
     fsconfig_create(&system).map_err(failed("make a tmpfs for"))?;

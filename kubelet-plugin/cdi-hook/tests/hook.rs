@@ -205,6 +205,35 @@ fn the_list_is_a_mount_that_root_cannot_change() {
     }
 }
 
+/// NVIDIA's libraries then make no node of a GPU that the container has not got.
+#[test]
+fn the_drivers_parameters_forbid_to_make_device_nodes() {
+    const NAME: &str = "the_drivers_parameters_forbid_to_make_device_nodes";
+    let params = "DeviceFileMode: 438\nModifyDeviceFiles: 1\n";
+    let forbidden = params.replace("Files: 1", "Files: 0");
+    let bundle = Bundle::new(None);
+    bundle.put("proc/driver/nvidia/params", params);
+    fs::write(bundle.dir.path().join("state"), bundle.state()).expect("write");
+    let after = format!(
+        "{HOOK} preload <\"$PWD/../state\"; grep -c ' - tmpfs vgpu-params ' /proc/self/mountinfo; \
+         rm -f proc/driver/nvidia/params 2>/dev/null && echo removed; \
+         (echo 'ModifyDeviceFiles: 1' >proc/driver/nvidia/params) 2>/dev/null && echo written; \
+         cat proc/driver/nvidia/params"
+    );
+    let Some(ran) = bundle.run(NAME, MOUNTS, &after) else {
+        return;
+    };
+    assert_eq!(ran.printed(), format!("1\n{forbidden}"), "once, also for two claims");
+    // A driver that forbids it already.
+    let bundle = Bundle::new(None);
+    bundle.put("proc/driver/nvidia/params", &forbidden);
+    let mounts = "grep ' - tmpfs vgpu-params ' /proc/self/mountinfo | wc -l";
+    let Some(ran) = bundle.run(NAME, MOUNTS, mounts) else {
+        return;
+    };
+    assert_eq!(ran.printed(), "0\n");
+}
+
 #[test]
 fn a_missing_etc_is_made() {
     let bundle = Bundle::new(None);

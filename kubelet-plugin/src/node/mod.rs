@@ -35,7 +35,7 @@ use crate::claim;
 use crate::claimdir::{self, ClaimDirs, Terms};
 use crate::config::Config;
 use crate::crash_points::{CrashPoints, Stopped};
-use crate::driver::{self, Driver, Root};
+use crate::driver::{self, Driver, Finder};
 use crate::edits::{self, Placed};
 use crate::inventory::{Gpu, Inventory};
 use crate::library::Library;
@@ -129,7 +129,7 @@ impl Error {
 /// The prepared claims of this node.
 pub struct Node {
     config: Config,
-    root: Root,
+    driver: Finder,
     dirs: ClaimDirs,
     arbitration: Arbitration,
     cdi: vgpu_cdi::store::Dir,
@@ -421,7 +421,7 @@ impl Node {
     /// Creates what is missing of a claim on the node. If the claim's library is gone, this also binds `entry` to the
     /// current one. `new`: the claim's slots may have the demand of former owners and are cleared.
     fn materialize(&mut self, uid: &str, entry: &mut Entry, new: bool, turn: &mut Turn) -> Result<(), Error> {
-        let driver = turn.driver(&self.root)?;
+        let driver = turn.driver(&self.driver)?;
         if !self.library.has(&entry.library) {
             let current = self.library.ensure().map_err(Error::Library)?;
             tracing::warn!(
@@ -438,7 +438,7 @@ impl Node {
             placed.push(Placed {
                 share: &held.share,
                 slot: held.slot,
-                gpu_node: self.root.gpu_node(gpu.minor)?,
+                nodes: self.driver.root().gpu_nodes(gpu, held.share.driver_capabilities)?,
                 reported: held.share.reported(gpu),
             });
         }

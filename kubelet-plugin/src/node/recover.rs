@@ -14,7 +14,7 @@ use crate::checkpoint::{Checkpoint, Entry, FormerFile, Held};
 use crate::claimdir::ClaimDirs;
 use crate::config::Config;
 use crate::crash_points::CrashPoints;
-use crate::driver::Root;
+use crate::driver::{Finder, Root};
 use crate::edits;
 use crate::library::Library;
 use crate::records::{self, Records, Verdict};
@@ -42,11 +42,12 @@ impl Node {
         let dirs = ClaimDirs::new(config.claims_dir.clone(), config.ledger_tmpfs);
         let library = Library::open(&config.library_dir, &config.library_store);
         let mut node = Self {
-            root: Root {
+            driver: Finder::new(Root {
                 here: config.driver_root.clone(),
                 host: config.driver_root_host.clone(),
+                sys: "/sys".into(),
                 soft_gpu_state: config.soft_gpu_state.clone(),
-            },
+            }),
             records: Records::new(config.records.clone(), dirs.clone(), &config.run_dir, boot),
             former: FormerFile::new(config.checkpoint.clone()),
             former_seen: None,

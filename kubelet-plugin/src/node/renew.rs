@@ -25,7 +25,7 @@ impl Node {
     /// Returns true if CDI files of prepared claims may have to be written. Changes nothing.
     #[must_use]
     pub fn has_stale_cdi_files(&self) -> bool {
-        let Ok(driver) = self.root.read() else {
+        let Ok(driver) = self.driver.read() else {
             return false;
         };
         let is_missing =
@@ -43,7 +43,7 @@ impl Node {
     }
 
     pub(super) fn renew(&mut self, turn: &mut Turn) -> Result<(), Error> {
-        let driver = turn.driver(&self.root)?.clone();
+        let driver = turn.driver(&self.driver)?.clone();
         let mut failed = BTreeMap::new();
         for uid in self.renewable() {
             let Some(mut entry) = self.checkpoint.claims.get(&uid).cloned() else {

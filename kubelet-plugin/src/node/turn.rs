@@ -1,7 +1,7 @@
 //! One call's turn: values that are read once for all claims of the call.
 
 use crate::arbitration::{self, Arbitration};
-use crate::driver::{self, Driver, Root};
+use crate::driver::{self, Driver, Finder};
 use std::collections::BTreeSet;
 
 #[derive(Default)]
@@ -15,9 +15,9 @@ pub(super) struct Turn {
 
 impl Turn {
     /// The driver's files, read once for this turn.
-    pub(super) fn driver(&mut self, root: &Root) -> Result<&Driver, driver::Error> {
+    pub(super) fn driver(&mut self, finder: &Finder) -> Result<&Driver, driver::Error> {
         if self.driver.is_none() {
-            self.driver = Some(root.read()?);
+            self.driver = Some(finder.read()?);
         }
         Ok(self.driver.as_ref().expect("it was just read"))
     }

@@ -135,6 +135,10 @@ spec:
             field == 'memoryPolicy'
             ? (type(c.p.?memoryPolicy.orValue('')) != map || c.p.memoryPolicy.?type.orValue('Hard') in words ? ''
                : 'memoryPolicy: Oversubscribe')
+            : field == 'driverCapabilities'
+            ? (type(c.p.?driverCapabilities.orValue('')) != list || c.p.driverCapabilities.size() > 4
+               || c.p.driverCapabilities.all(w, type(w) != string || w in words) ? ''
+               : 'driverCapabilities: ' + c.p.driverCapabilities.join(', '))
             : !(c.p[?field].orValue(dyn('')) in ['Balanced', 'Unlimited', 'High', 'Shared']) || c.p[field] in words ? '' : field + ': ' + c.p[field]).filter(m, m != ''))
             .transformMap(name, said, said.size() > 0, said[0]))
         }).filter(c, c.guaranteed || c.exclusive || c.looser.size() > 0)
@@ -193,13 +197,19 @@ Arguments: (list holder path); `holder` is CEL for the object with the list `con
         c.p.?apiVersion.orValue('') != 'dra.vgpu/v1alpha1' ? c.at + '.apiVersion: is missing or not what this driver reads; set it to "dra.vgpu/v1alpha1"' : '',
         c.p.?kind.orValue('') != 'VgpuConfig' ? c.at + '.kind: is missing or not what this driver reads; set it to "VgpuConfig"' : ''
       ]
-      + c.p.map(k, k in ['apiVersion', 'kind', 'computePolicy', 'priority', 'memoryPolicy', 'allocationPolicy', 'sharing', 'reportAs'] ? ''
-          : c.at + {{ include "vgpu.field" "k" }} + ': is not a field of VgpuConfig; use one of apiVersion, kind, computePolicy, priority, memoryPolicy, allocationPolicy, sharing, reportAs')
+      + c.p.map(k, k in ['apiVersion', 'kind', 'computePolicy', 'priority', 'memoryPolicy', 'allocationPolicy', 'sharing', 'reportAs', 'driverCapabilities'] ? ''
+          : c.at + {{ include "vgpu.field" "k" }} + ': is not a field of VgpuConfig; use one of apiVersion, kind, computePolicy, priority, memoryPolicy, allocationPolicy, sharing, reportAs, driverCapabilities')
       + {'computePolicy': ['Guaranteed', 'Balanced', 'Unlimited'], 'priority': ['Low', 'High'],
          'allocationPolicy': ['binpack', 'spread', 'numa', 'pcie', 'whole-gpus', 'first-fit'], 'sharing': ['Shared', 'Exclusive'],
          'reportAs': ['hami', 'koordinator', 'volcano', 'volcano-vgpu', 'gpu-manager', 'kai']}
         .transformList(field, words, !(field in c.p) || c.p[field] in words ? ''
           : c.at + '.' + field + ': ' + (type(c.p[field]) == string ? {{ include "vgpu.quoted" "c.p[field]" }} + ' is not allowed' : 'is not a string') + '; use one of ' + words.join(', '))
+      + (!('driverCapabilities' in c.p) ? []
+         : type(c.p.driverCapabilities) != list ? [c.at + '.driverCapabilities: is not a list; write [compute, utility]']
+         : c.p.driverCapabilities.size() < 1 || c.p.driverCapabilities.size() > 4
+         ? [c.at + '.driverCapabilities: has ' + string(c.p.driverCapabilities.size()) + ' entries; name one to four of compute, utility, video, graphics']
+         : c.p.driverCapabilities.transformList(i, w, w in ['compute', 'utility', 'video', 'graphics'] ? ''
+           : c.at + '.driverCapabilities[' + string(i) + ']: ' + (type(w) == string ? {{ include "vgpu.quoted" "w" }} + ' is not allowed' : 'is not a string') + '; use one of compute, utility, video, graphics'))
       + (!('memoryPolicy' in c.p) ? []
          : type(c.p.memoryPolicy) != map ? [c.at + '.memoryPolicy: is not an object; write {type: Hard}']
          : c.p.memoryPolicy.map(k, k in ['type', 'hostMemory'] ? '' : c.at + '.memoryPolicy' + {{ include "vgpu.field" "k" }} + ': is not a field of VgpuConfig; use one of type, hostMemory')
@@ -288,11 +298,12 @@ tight to loose is that of driver/api's config/merge.rs.
 {{- $priority := dict "Low" "'Low'" "High" "'Low', 'High'" }}
 {{- $oversubscribe := dict "Hard" "'Hard'" "Oversubscribe" "'Hard', 'Oversubscribe'" }}
 {{- $sharing := dict "Exclusive" "'Exclusive'" "Shared" "'Shared', 'Exclusive'" }}
-{{- $classes = append $classes (printf "'%s': {'computePolicy': [%s], 'priority': [%s], 'memoryPolicy': [%s], 'sharing': [%s]}" $name
+{{- $classes = append $classes (printf "'%s': {'computePolicy': [%s], 'priority': [%s], 'memoryPolicy': [%s], 'sharing': [%s], 'driverCapabilities': ['%s']}" $name
       (get $compute ($config.computePolicy | default "Balanced"))
       (get $priority ($config.priority | default "Low"))
       (get $oversubscribe $memory.type)
-      (get $sharing ($config.sharing | default "Shared"))) }}
+      (get $sharing ($config.sharing | default "Shared"))
+      ($config.driverCapabilities | default (list "compute" "utility") | join "', '")) }}
 {{- end }}
 {{- end -}}
 { {{- join ",\n" $classes -}} }

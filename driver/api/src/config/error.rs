@@ -33,6 +33,8 @@ pub enum ConfigError {
     },
     #[error("{at}: {} is not allowed; use one of {allowed}", quoted(.value))]
     BadValue { at: String, value: String, allowed: String },
+    #[error("{at}: has {count} entries; name one to four of {allowed}")]
+    BadCount { at: String, count: usize, allowed: String },
     #[error("{at}: {reason}")]
     BadQuantity { at: String, reason: WholeError },
     #[error("{at}: {} is not positive; write how much host memory may be used, for example 10Gi", quoted(.value))]

@@ -2,10 +2,12 @@
 //!
 //! Field by field: later entries of the class override earlier ones, then the claim's override the class's. A claim may
 //! make stricter what its class says or leaves at its default, never weaker: only a class, which an administrator
-//! writes, can grant `Unlimited`, `High` and `Oversubscribe`. `allocationPolicy` only says where a share goes and
+//! writes, can grant `Unlimited`, `High`, `Oversubscribe` and more of the driver than compute and utility. `allocationPolicy` only says where a share goes and
 //! `reportAs` which variables its containers get, so a claim may choose them freely.
 
-use super::{AllocationPolicy, ComputePolicy, ConfigError, Dialect, MemoryPolicy, Priority, Sharing, VgpuConfig};
+use super::{
+    AllocationPolicy, Capabilities, ComputePolicy, ConfigError, Dialect, MemoryPolicy, Priority, Sharing, VgpuConfig,
+};
 use vgpu_quantity::format_bytes;
 
 /// One parsed config that applies to a request, and where it stands.
@@ -44,6 +46,7 @@ pub struct Effective {
     pub sharing: Sharing,
     /// `None`: no variables of an earlier system.
     pub report_as: Option<Dialect>,
+    pub driver_capabilities: Capabilities,
     /// Where computePolicy and sharing were said, for the messages of [`Effective::check`].
     compute_at: String,
     sharing_at: String,
@@ -93,6 +96,13 @@ pub fn merge(class: &[Entry], claim: &[Entry]) -> Result<Effective, ConfigError>
     )?;
     let (allocation_policy, _) = field(class, claim, "allocationPolicy", |c| c.allocation_policy, |_, _| true)?;
     let (sharing, sharing_at) = field(class, claim, "sharing", |c| c.sharing, |value, bound| value >= bound)?;
+    let (driver_capabilities, _) = field(
+        class,
+        claim,
+        "driverCapabilities",
+        |c| c.driver_capabilities,
+        |value, bound| value.is_within(*bound),
+    )?;
     let said = || class.iter().chain(claim);
     Ok(Effective {
         report_as: said().filter_map(|entry| entry.config.report_as).next_back(),
@@ -102,6 +112,7 @@ pub fn merge(class: &[Entry], claim: &[Entry]) -> Result<Effective, ConfigError>
         memory_policy,
         allocation_policy,
         sharing,
+        driver_capabilities,
         compute_at,
         sharing_at,
     })
@@ -143,6 +154,7 @@ fn field<T: Copy + Default + std::fmt::Display>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Capability;
     use proptest::prelude::*;
 
     fn entry(at: &str, config: VgpuConfig) -> Entry {
@@ -159,6 +171,13 @@ mod tests {
     fn memory(policy: MemoryPolicy) -> VgpuConfig {
         VgpuConfig {
             memory_policy: Some(policy),
+            ..VgpuConfig::default()
+        }
+    }
+
+    fn capabilities(members: &[Capability]) -> VgpuConfig {
+        VgpuConfig {
+            driver_capabilities: Some(Capabilities::of(members)),
             ..VgpuConfig::default()
         }
     }
@@ -241,6 +260,7 @@ mod tests {
                 ..VgpuConfig::default()
             },
             memory(MemoryPolicy::Oversubscribe { host_memory: 1 }),
+            capabilities(&[Capability::Compute, Capability::Graphics]),
         ];
         for config in loosening {
             let error = merge(&[], &[entry("x.parameters", config)]).unwrap_err();
@@ -272,6 +292,24 @@ mod tests {
                 .unwrap_err()
                 .to_string()
                 .contains("hostMemory 10Gi")
+        );
+    }
+
+    #[test]
+    fn a_claim_gets_the_capabilities_of_its_class_or_fewer() {
+        let class = [entry("k", capabilities(&[Capability::Compute, Capability::Video]))];
+        let of = |claim: &[Entry]| merge(&class, claim).map(|effective| effective.driver_capabilities.to_string());
+        assert_eq!(of(&[]).as_deref(), Ok("compute, video"));
+        assert_eq!(
+            of(&[entry("c", capabilities(&[Capability::Video]))]).as_deref(),
+            Ok("video")
+        );
+        // Not what the class left out, though it is of the default.
+        let error = of(&[entry("c", capabilities(&[Capability::Utility]))]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "c.driverCapabilities: utility is looser than what the class says (compute, video, k.driverCapabilities); a \
+             claim may only tighten it: remove the field, or use a DeviceClass that grants utility"
         );
     }
 
@@ -334,15 +372,21 @@ mod tests {
                 (1u64..4).prop_map(|host_memory| MemoryPolicy::Oversubscribe { host_memory })
             ]),
             prop::option::of(prop::sample::select(&[Sharing::Shared, Sharing::Exclusive][..])),
+            prop::option::of(
+                prop::sample::subsequence(&Capability::ALL[..], 1..=4).prop_map(|some| Capabilities::of(&some)),
+            ),
         )
-            .prop_map(|(compute_policy, priority, memory_policy, sharing)| VgpuConfig {
-                compute_policy,
-                priority,
-                memory_policy,
-                sharing,
-                allocation_policy: None,
-                report_as: None,
-            })
+            .prop_map(
+                |(compute_policy, priority, memory_policy, sharing, driver_capabilities)| VgpuConfig {
+                    compute_policy,
+                    priority,
+                    memory_policy,
+                    sharing,
+                    allocation_policy: None,
+                    report_as: None,
+                    driver_capabilities,
+                },
+            )
     }
 
     proptest! {
@@ -357,6 +401,7 @@ mod tests {
                 prop_assert!(with.priority <= without.priority);
                 prop_assert!(with.memory_policy <= without.memory_policy);
                 prop_assert!(with.sharing >= without.sharing);
+                prop_assert!(with.driver_capabilities.is_within(without.driver_capabilities));
             }
         }
     }

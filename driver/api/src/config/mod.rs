@@ -9,19 +9,24 @@
 //! allocationPolicy: binpack                          # spread | numa | pcie | whole-gpus | first-fit
 //! sharing: Shared                                    # Shared | Exclusive
 //! reportAs: hami                                     # koordinator | volcano | volcano-vgpu | gpu-manager | kai
+//! driverCapabilities: [compute, utility]             # video, graphics
 //! ```
 //!
 //! Every field is optional. [`parse`] refuses unknown fields and values, because a misspelt policy that is ignored
 //! would be a limit that is not enforced. [`merge`] combines the class's fields with the claim's, which may only be
 //! stricter. [`Effective::check`] compares the result with what was allocated.
 
+mod capabilities;
 mod error;
 mod merge;
 mod parse;
+mod words;
 
+pub use capabilities::{Capabilities, Capability};
 pub use error::ConfigError;
 pub use merge::{Effective, Entry, Grant, merge};
 pub use parse::{parse, parse_slice};
+pub(crate) use words::Words;
 
 /// One set of opaque parameters; a field that was not given is `None`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -32,6 +37,7 @@ pub struct VgpuConfig {
     pub allocation_policy: Option<AllocationPolicy>,
     pub sharing: Option<Sharing>,
     pub report_as: Option<Dialect>,
+    pub driver_capabilities: Option<Capabilities>,
 }
 
 /// How `cores` bound the time that a share gets. Ordered from tight to loose.
@@ -169,19 +175,6 @@ impl std::str::FromStr for Dialect {
     }
 }
 
-/// A field's values as they are written, in one place.
-pub(crate) trait Words: Copy + PartialEq + 'static {
-    const WORDS: &'static [(&'static str, Self)];
-
-    fn word(self) -> &'static str {
-        // Every value is in WORDS: the tests go through them all.
-        Self::WORDS
-            .iter()
-            .find(|(_, value)| *value == self)
-            .map_or("", |(word, _)| word)
-    }
-}
-
 impl Words for ComputePolicy {
     const WORDS: &'static [(&'static str, Self)] = &[
         ("Guaranteed", Self::Guaranteed),
@@ -250,7 +243,7 @@ macro_rules! display_words {
         }
     )*};
 }
-display_words!(ComputePolicy, Priority, AllocationPolicy, Sharing, Dialect);
+display_words!(ComputePolicy, Priority, AllocationPolicy, Sharing, Dialect, Capability);
 
 impl std::fmt::Display for MemoryPolicy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

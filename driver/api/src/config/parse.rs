@@ -5,7 +5,8 @@
 use serde_json::{Map, Value};
 
 use super::{
-    AllocationPolicy, ComputePolicy, ConfigError, Dialect, MemoryPolicy, Priority, Sharing, VgpuConfig, Words,
+    AllocationPolicy, Capabilities, Capability, ComputePolicy, ConfigError, Dialect, MemoryPolicy, Priority, Sharing,
+    VgpuConfig, Words,
 };
 use crate::{CONFIG_API_VERSION, CONFIG_KIND};
 
@@ -18,6 +19,7 @@ const FIELDS: &[&str] = &[
     "allocationPolicy",
     "sharing",
     "reportAs",
+    "driverCapabilities",
 ];
 const MEMORY_FIELDS: &[&str] = &["type", "hostMemory"];
 
@@ -37,6 +39,10 @@ pub fn parse(at: &str, parameters: &Value) -> Result<VgpuConfig, ConfigError> {
         allocation_policy: word::<AllocationPolicy>(at, fields, "allocationPolicy")?,
         sharing: word::<Sharing>(at, fields, "sharing")?,
         report_as: word::<Dialect>(at, fields, "reportAs")?,
+        driver_capabilities: fields
+            .get("driverCapabilities")
+            .map(|v| capabilities(&format!("{at}.driverCapabilities"), v))
+            .transpose()?,
     })
 }
 
@@ -47,6 +53,21 @@ pub fn parse_slice(at: &str, parameters: &[u8]) -> Result<VgpuConfig, ConfigErro
         reason: e.to_string(),
     })?;
     parse(at, &value)
+}
+
+/// An empty list is refused: it would take less than any program can use, and is more likely a mistake.
+fn capabilities(at: &str, value: &Value) -> Result<Capabilities, ConfigError> {
+    let entries = value.as_array().ok_or_else(|| wrong_type(at, value, "a list"))?;
+    if !(1..=Capability::ALL.len()).contains(&entries.len()) {
+        return Err(ConfigError::BadCount {
+            at: at.to_owned(),
+            count: entries.len(),
+            allowed: words::<Capability>(),
+        });
+    }
+    let entries = entries.iter().enumerate();
+    let members = entries.map(|(index, entry)| one_word::<Capability>(format!("{at}[{index}]"), entry));
+    Ok(Capabilities::of(&members.collect::<Result<Vec<_>, _>>()?))
 }
 
 fn memory_policy(at: &str, value: &Value) -> Result<MemoryPolicy, ConfigError> {
@@ -165,16 +186,23 @@ fn word<T: Words>(at: &str, fields: &Map<String, Value>, field: &str) -> Result<
     let Some(value) = fields.get(field) else {
         return Ok(None);
     };
-    let at = format!("{at}.{field}");
+    one_word(format!("{at}.{field}"), value).map(Some)
+}
+
+fn one_word<T: Words>(at: String, value: &Value) -> Result<T, ConfigError> {
     let written = text(&at, value)?;
     match T::WORDS.iter().find(|(word, _)| *word == written) {
-        Some((_, value)) => Ok(Some(*value)),
+        Some((_, value)) => Ok(*value),
         None => Err(ConfigError::BadValue {
             at,
             value: written.to_owned(),
-            allowed: T::WORDS.iter().map(|(word, _)| *word).collect::<Vec<_>>().join(", "),
+            allowed: words::<T>(),
         }),
     }
+}
+
+fn words<T: Words>() -> String {
+    T::WORDS.iter().map(|(word, _)| *word).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
@@ -204,6 +232,7 @@ mod tests {
         let written = with(json!({
             "computePolicy": "Unlimited", "priority": "High", "allocationPolicy": "whole-gpus", "sharing": "Exclusive",
             "memoryPolicy": {"type": "Oversubscribe", "hostMemory": "10Gi"}, "reportAs": "volcano-vgpu",
+            "driverCapabilities": ["graphics", "compute"],
         }));
         let expected = VgpuConfig {
             compute_policy: Some(ComputePolicy::Unlimited),
@@ -212,6 +241,7 @@ mod tests {
             allocation_policy: Some(AllocationPolicy::WholeGpus),
             sharing: Some(Sharing::Exclusive),
             report_as: Some(Dialect::VolcanoVgpu),
+            driver_capabilities: Some(Capabilities::of(&[Capability::Compute, Capability::Graphics])),
         };
         assert_eq!(parse(AT, &written), Ok(expected.clone()));
         assert_eq!(parse_slice(AT, written.to_string().as_bytes()), Ok(expected));
@@ -283,6 +313,31 @@ mod tests {
                 "hami, koordinator, volcano",
             ),
             (with(json!({"sharing": ["Shared"]})), ".sharing", "is a list"),
+            (
+                with(json!({"driverCapabilities": "compute"})),
+                ".driverCapabilities",
+                "is a string, not a list",
+            ),
+            (
+                with(json!({"driverCapabilities": []})),
+                ".driverCapabilities",
+                "has 0 entries; name one to four of compute, utility, video, graphics",
+            ),
+            (
+                with(json!({"driverCapabilities": ["compute", "compute", "compute", "compute", "compute"]})),
+                ".driverCapabilities",
+                "has 5 entries",
+            ),
+            (
+                with(json!({"driverCapabilities": ["compute", "display"]})),
+                ".driverCapabilities[1]",
+                "compute, utility, video, graphics",
+            ),
+            (
+                with(json!({"driverCapabilities": [1]})),
+                ".driverCapabilities[0]",
+                "a string",
+            ),
             (with(json!({"memoryPolicy": "Hard"})), ".memoryPolicy", "an object"),
             (with(json!({"memoryPolicy": {}})), ".memoryPolicy.type", "Hard"),
             (

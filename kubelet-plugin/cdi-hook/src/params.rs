@@ -1,0 +1,87 @@
+//! Keeps NVIDIA's libraries from making device nodes in a container.
+//!
+//! They make the node of a GPU that is missing in /dev, as root, unless /proc/driver/nvidia/params says otherwise. In a
+//! container that would be the node of a neighbour's GPU. So a file that says otherwise is mounted over it, as NVIDIA's own
+//! runtime does. Without a driver on the node, or with one that forbids it already, nothing is mounted; a second run for
+//! another claim finds the file of the first.
+
+use std::io::{self, Read};
+
+use rustix::fs::{Mode, OFlags};
+
+use crate::{
+    list_mount,
+    remedy::remedy,
+    rootfs::{self, Mounts, Root},
+};
+
+const PARAMS: &str = "/proc/driver/nvidia/params";
+const ALLOWED: &str = "ModifyDeviceFiles: 1";
+const FORBIDDEN: &str = "ModifyDeviceFiles: 0";
+/// Seen in mountinfo.
+const SOURCE: &str = "vgpu-params";
+/// The file has a line for each of some forty settings.
+const MAX_PARAMS: u64 = 64 << 10;
+
+/// Why the file cannot be mounted.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{PARAMS} {0}; check what is mounted at /proc")]
+    Place(rootfs::Error),
+    #[error("{PARAMS}: cannot {action} it: {source}; {}", remedy(source))]
+    Mount { action: &'static str, source: io::Error },
+    #[error(transparent)]
+    Cover(list_mount::Error),
+}
+
+/// Mounts the file, if the driver's own lets root make device nodes.
+pub(crate) fn forbid_device_nodes(root: &Root, label: Option<&str>) -> Result<(), Error> {
+    let Some(file) = root.open_file(PARAMS).map_err(Error::Place)? else {
+        return Ok(());
+    };
+    let mut text = String::new();
+    let read = file.take(MAX_PARAMS).read_to_string(&mut text);
+    read.map_err(|source| Error::Mount { action: "read", source })?;
+    let Some(text) = forbidding(&text) else {
+        return Ok(());
+    };
+    let place = root.place(PARAMS, Mounts::Enter).map_err(Error::Place)?;
+    let entry = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let target = rustix::fs::openat(&place.dir, &place.name, entry, Mode::empty());
+    let target = target.map_err(|errno| Error::Mount {
+        action: "open",
+        source: errno.into(),
+    })?;
+    list_mount::cover(&target, text.as_bytes(), label, SOURCE, &place.dir).map_err(|error| match error {
+        list_mount::Error::Mount { action, source } => Error::Mount { action, source },
+        error => Error::Cover(error),
+    })
+}
+
+/// The text with the setting changed; None if it does not let root make device nodes.
+fn forbidding(text: &str) -> Option<String> {
+    text.lines().any(|line| line == ALLOWED).then(|| {
+        let line = |line| if line == ALLOWED { FORBIDDEN } else { line };
+        text.lines().flat_map(|one| [line(one), "\n"]).collect()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_setting_that_allows_it_is_changed() {
+        let text = "ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 1\nDeviceFileMode: 438\n";
+        let changed = forbidding(text).expect("changed");
+        assert_eq!(changed, text.replace("Files: 1", "Files: 0"));
+        for same in [
+            "",
+            "ModifyDeviceFiles: 0\n",
+            "ModifyDeviceFiles: 11\n",
+            " ModifyDeviceFiles: 1\n",
+        ] {
+            assert_eq!(forbidding(same), None, "{same:?}");
+        }
+    }
+}

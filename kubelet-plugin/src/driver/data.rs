@@ -1,0 +1,96 @@
+//! Programs, configurations, firmware and sockets.
+
+use super::found::{Found, Place};
+use super::parts::{self, CONFIGURATIONS, PROGRAMS, SOCKETS};
+use super::search::Search;
+use std::path::{Path, PathBuf};
+
+const PROGRAM_FOLDERS: [&str; 7] = [
+    "usr/bin",
+    "bin",
+    "usr/sbin",
+    "sbin",
+    "usr/local/bin",
+    "usr/local/sbin",
+    "opt/bin",
+];
+/// Where all containers have programs in their path.
+const CONTAINER_PROGRAM_FOLDER: &str = "/usr/bin";
+/// The last is the root itself: GKE has `vulkan` there.
+const CONFIGURATION_FOLDERS: [&str; 4] = ["etc", "usr/local/share", "usr/share", ""];
+const FIRMWARE_FOLDERS: [&str; 3] = ["lib/firmware/updates", "lib/firmware", "usr/lib/firmware"];
+/// Names of firmware files: of the GPU's system processor, and microcode.
+const FIRMWARE: [&str; 2] = ["gsp", "ucodes"];
+const RUN_FOLDERS: [&str; 2] = ["run", "var/run"];
+
+pub(super) fn programs(search: &mut Search<'_>) -> Vec<Found> {
+    let program = |(name, needs): (&str, _)| {
+        let file = PROGRAM_FOLDERS
+            .iter()
+            .find_map(|folder| search.file(Path::new(folder).join(name)))?;
+        Some(Found {
+            needs,
+            file,
+            place: Place::Program(Path::new(CONTAINER_PROGRAM_FOLDER).join(name)),
+        })
+    };
+    PROGRAMS.into_iter().filter_map(program).collect()
+}
+
+pub(super) fn configurations(search: &mut Search<'_>) -> Vec<Found> {
+    let configuration = |(name, container, needs): (&str, &str, _)| {
+        let file = CONFIGURATION_FOLDERS
+            .iter()
+            .find_map(|folder| search.file(Path::new(folder).join(name)))?;
+        Some(Found {
+            needs,
+            file,
+            place: Place::File(Path::new(container).join(name)),
+        })
+    };
+    CONFIGURATIONS.into_iter().filter_map(configuration).collect()
+}
+
+/// The firmware of this version, at its path on the node.
+pub(super) fn firmware(search: &mut Search<'_>, version: &str) -> Vec<Found> {
+    for base in FIRMWARE_FOLDERS {
+        let folder = Path::new(base).join("nvidia").join(version);
+        let (_, names) = search.list(&folder).unwrap_or_default();
+        let wanted = |name: &String| name.ends_with(".bin") && FIRMWARE.iter().any(|start| name.starts_with(start));
+        let files: Vec<Found> = names
+            .into_iter()
+            .filter(wanted)
+            .filter_map(|name| {
+                Some(Found {
+                    needs: parts::ALL,
+                    file: search.file(folder.join(&name))?,
+                    place: Place::File(Path::new("/").join(&folder).join(name)),
+                })
+            })
+            .collect();
+        if !files.is_empty() {
+            return files;
+        }
+    }
+    Vec::new()
+}
+
+/// The sockets that are there now. They come and go with their services, so they are looked for each time.
+pub(super) fn sockets(root: &Path) -> Vec<Found> {
+    use std::os::unix::fs::FileTypeExt;
+    let is_socket = |path: &PathBuf| {
+        root.join(path)
+            .metadata()
+            .is_ok_and(|kind| kind.file_type().is_socket())
+    };
+    let socket = |(name, needs): (&str, _)| {
+        let mut paths = RUN_FOLDERS.iter().map(|folder| Path::new(folder).join(name));
+        let file = paths.find(is_socket)?;
+        Some(Found {
+            needs,
+            place: Place::File(Path::new("/run").join(name)),
+            file,
+        })
+    };
+    SOCKETS.into_iter().filter_map(socket).collect()
+}

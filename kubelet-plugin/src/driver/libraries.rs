@@ -1,0 +1,150 @@
+//! The driver's libraries, under all names that they have on the node.
+//!
+//! A name counts if it leads to a file of the driver's version, so libraries that an earlier driver left are not given.
+//! The version is that of libcuda's file. libnvidia-egl-* have versions of their own.
+
+use super::found::{Found, Place};
+use super::parts;
+use super::search::Search;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+/// Where distributions and driver containers put libraries, likeliest first. The root itself is last: a software GPU may
+/// have all files in one folder.
+pub(super) const FOLDERS: [&str; 9] = [
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib/x86_64-linux-gnu/nvidia/current",
+    "usr/lib64",
+    "lib64",
+    "lib/x86_64-linux-gnu",
+    "usr/lib/nvidia",
+    "usr/lib",
+    "lib",
+    "",
+];
+/// The names of both libraries that the shim stands for, before `.so`.
+const SHIMMED: [&str; 2] = ["libcuda", "libnvidia-ml"];
+/// Modules of the X server, below a folder of libraries or of the X server.
+const X_MODULES: [&str; 4] = [
+    "modules/drivers",
+    "modules/extensions",
+    "modules/updates/drivers",
+    "modules/updates/extensions",
+];
+
+/// What was found of libraries.
+#[derive(Debug, Default)]
+pub(super) struct Libraries {
+    /// The names of libcuda and libnvidia-ml.
+    pub(super) shimmed: BTreeSet<String>,
+    pub(super) others: Vec<Found>,
+}
+
+/// All libraries of the driver whose libcuda is `libcuda`.
+pub(super) fn all(search: &mut Search<'_>, libcuda: &Path) -> Libraries {
+    let version = version(libcuda);
+    let own = libcuda.parent().unwrap_or(Path::new(""));
+    let names = names(search, own);
+    let of_version: BTreeSet<&str> = names
+        .iter()
+        .filter_map(|(_, name)| name.strip_suffix(&format!(".so.{}", version.as_deref()?)))
+        .collect();
+    let mut libraries = Libraries::default();
+    let mut others: BTreeMap<String, Found> = BTreeMap::new();
+    for (folder, name) in &names {
+        let Some((stem, _)) = name.split_once(".so") else {
+            continue;
+        };
+        let known = parts::library(stem);
+        let is_wanted = match &version {
+            Some(_) => of_version.contains(stem) || parts::has_own_version(stem),
+            None => known.is_some() || SHIMMED.contains(&stem),
+        };
+        if !is_wanted || others.contains_key(name) {
+            continue;
+        }
+        let Some(file) = search.file(folder.join(name)) else {
+            continue;
+        };
+        let base = file.file_name().unwrap_or_default().to_string_lossy();
+        let is_of_driver = match &version {
+            Some(version) => base == format!("{stem}.so.{version}") || parts::has_own_version(stem),
+            None => true,
+        };
+        if !is_of_driver {
+            continue;
+        }
+        if SHIMMED.contains(&stem) {
+            libraries.shimmed.insert(name.clone());
+            continue;
+        }
+        let found = |name: &str| Found {
+            needs: known.unwrap_or(parts::ALL),
+            file: file.clone(),
+            place: Place::Library {
+                name: name.to_owned(),
+                beside_libcuda: parts::is_opened_by_libcuda(stem),
+            },
+        };
+        for further in parts::further_names(stem) {
+            others.entry(further.to_owned()).or_insert_with(|| found(further));
+        }
+        others.insert(name.clone(), found(name));
+    }
+    libraries.others.extend(others.into_values());
+    libraries.others.extend(x_modules(search, own, version.as_deref()));
+    libraries
+}
+
+/// `535.261.03` of `libcuda.so.535.261.03`; None of a file such as `libcuda.so.1`.
+pub(super) fn version(libcuda: &Path) -> Option<String> {
+    let version = libcuda.file_name()?.to_str()?.strip_prefix("libcuda.so.")?;
+    version.contains('.').then(|| version.to_owned())
+}
+
+/// The names of all libraries, with their folders, each folder once. `own` is libcuda's.
+fn names(search: &mut Search<'_>, own: &Path) -> Vec<(PathBuf, String)> {
+    let folders = FOLDERS.map(PathBuf::from).into_iter().chain([own.to_owned()]);
+    let folders: Vec<PathBuf> = folders.flat_map(|folder| [folder.join("vdpau"), folder]).collect();
+    let (mut seen, mut all) = (BTreeSet::new(), Vec::new());
+    for folder in folders {
+        let Some((folder, names)) = search.list(&folder) else {
+            continue;
+        };
+        if !seen.insert(folder.clone()) {
+            continue;
+        }
+        let libraries = names.into_iter().filter(|name| name.starts_with("lib"));
+        all.extend(libraries.map(|name| (folder.clone(), name)));
+    }
+    all
+}
+
+/// The X server's modules, which it finds by the paths in its configuration: those of the node.
+fn x_modules(search: &mut Search<'_>, own: &Path, version: Option<&str>) -> Vec<Found> {
+    let Some(version) = version else {
+        return Vec::new();
+    };
+    let below = |base: PathBuf| X_MODULES.map(|modules| base.join(modules));
+    let servers = [own.join("xorg"), "usr/lib/xorg".into(), "usr/lib64/xorg".into()];
+    let folders: Vec<PathBuf> = [own.join("nvidia/xorg"), "usr/lib/nvidia".into()]
+        .into_iter()
+        .chain(servers.into_iter().flat_map(below))
+        .collect();
+    let glx = format!("libglxserver_nvidia.so.{version}");
+    let modules = [vec!["nvidia_drv.so"], vec![&glx, "libglxserver_nvidia.so"]];
+    let mut found = Vec::new();
+    for names in modules {
+        let mut places = folders
+            .iter()
+            .flat_map(|folder| names.iter().map(move |name| (folder, name)));
+        let first = places.find_map(|(folder, name)| Some((folder, search.file(folder.join(name))?)));
+        let Some((folder, file)) = first else { continue };
+        found.extend(names.iter().map(|name| Found {
+            needs: parts::GRAPHICS,
+            file: file.clone(),
+            place: Place::Module(Path::new("/").join(folder).join(name)),
+        }));
+    }
+    found
+}
