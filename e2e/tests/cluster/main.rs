@@ -16,6 +16,7 @@
 //! translate.rs  pods of other systems and the webhook, whose replicas and certificates come and go
 //! nodes.rs      two real nodes: spread, packed, dead, back, drained, upgraded
 //! truth.rs      what claims say of their limits, and pods that go around the library or use a GPU without a claim
+//! health.rs     faults of GPUs: taints, health in pods' status, recovery
 //! privileges.rs what a stolen token of the plugin may do
 //! restarts.rs   kubelet and plugin restarted and killed under running pods
 //! shared.rs     the clusters; fleet.rs hand-made nodes; checker.rs adds them up; processes.rs stops some, adds others
@@ -32,6 +33,7 @@ mod elsewhere;
 mod example;
 mod explain;
 mod fleet;
+mod health;
 mod machine;
 mod manifests;
 mod mistakes;
@@ -125,6 +127,7 @@ fn tests() -> Vec<Named> {
         ("privileges", privileges::TESTS),
         ("explain", explain::TESTS),
         ("restarts", restarts::TESTS),
+        ("health", health::TESTS),
         ("controller", controller::TESTS),
         ("storm", storm::TESTS),
         ("adversity", adversity::TESTS),
