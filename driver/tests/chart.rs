@@ -364,6 +364,32 @@ fn breaches_are_reported_unless_the_values_say_kill_and_the_nodes_processes_are_
 }
 
 #[test]
+fn xids_that_do_not_count_are_a_list() {
+    let Some(helm) = helm("xids_that_do_not_count_are_a_list") else {
+        return;
+    };
+    let flag = |values: &[&str]| {
+        let rendered = render(&helm, values).expect("rendered");
+        let mut all = arguments(&rendered, "DaemonSet").into_iter();
+        all.find(|argument| argument.starts_with("--ignored-xids"))
+    };
+    assert_eq!(flag(&[]).as_deref(), Some("--ignored-xids=13,31,43,45,68,109"));
+    assert_eq!(
+        flag(&["plugin.ignoredXids={94,13}"]).as_deref(),
+        Some("--ignored-xids=94,13")
+    );
+    // A release of before has no such value: the plugin's own list.
+    assert_eq!(flag(&["plugin.ignoredXids=null"]), None);
+    for wrong in [
+        "plugin.ignoredXids={all}",
+        "plugin.ignoredXids={0}",
+        "plugin.ignoredXids=13",
+    ] {
+        render(&helm, &[wrong]).expect_err(wrong);
+    }
+}
+
+#[test]
 fn metrics_are_closed_and_scraped_only_if_the_values_say_so() {
     let Some(helm) = helm("metrics_are_closed_and_scraped_only_if_the_values_say_so") else {
         return;

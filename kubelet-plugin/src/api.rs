@@ -18,6 +18,9 @@ pub enum Error {
     Conflict(String),
     #[error("API server: {0}")]
     NotFound(String),
+    /// The object is refused as it is.
+    #[error("API server: {0}")]
+    Invalid(String),
     #[error("API server: {0}")]
     Other(String),
 }
@@ -65,6 +68,7 @@ impl From<kube::Error> for Error {
             kube::Error::Api(status) => match status.code {
                 404 => Self::NotFound(status.message),
                 409 => Self::Conflict(status.message),
+                422 => Self::Invalid(format!("{} (422)", status.message)),
                 _ => Self::Other(format!("{} ({})", status.message, status.code)),
             },
             // kube's error says only that a request failed; its source says why.

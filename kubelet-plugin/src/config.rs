@@ -6,6 +6,7 @@
 use crate::instance::Folders;
 use crate::publish::taints::Allocator;
 use clap::{Parser, ValueEnum};
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use vgpu_api::DRIVER_NAME;
@@ -66,6 +67,9 @@ pub struct Flags {
     /// What happens to a process whose share uses more memory than its limit
     #[arg(long, value_enum, default_value_t)]
     pub on_breach: OnBreach,
+    /// XIDs that keep no claim away from a GPU, with commas between them; empty: none
+    #[arg(long, default_value = "13,31,43,45,68,109")]
+    pub ignored_xids: String,
     /// Export metrics under HAMi's names too
     #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
     pub hami_metrics: bool,
@@ -133,6 +137,9 @@ pub struct Config {
     pub ledger_tmpfs: bool,
     pub visible_devices: bool,
     pub on_breach: OnBreach,
+    pub ignored_xids: BTreeSet<u64>,
+    /// The files with the faults of GPUs: on the disk, and in the memory of this boot.
+    pub faults: [PathBuf; 2],
     pub hami_metrics: bool,
     /// kubelet's service that names the containers of shares.
     pub pod_resources: PathBuf,
@@ -153,6 +160,8 @@ pub enum Error {
     HttpAddress(String),
     #[error("--context-reserve {0:?} is not an amount of memory; give a quantity such as 300Mi")]
     ContextReserve(String),
+    #[error("--ignored-xids {0:?} is not a list of XIDs; give numbers with commas between them, such as 13,31")]
+    IgnoredXids(String),
     #[error("--kubelet-root {} is too long: the socket {} would exceed 107 bytes", root.display(), socket.display())]
     SocketPath { root: PathBuf, socket: PathBuf },
     #[error("SOFT_GPU_STATE is not set; set it to where --soft-gpu-state {} is mounted for this process", .0.display())]
@@ -203,6 +212,11 @@ impl Flags {
         let context_reserve = vgpu_quantity::whole(&self.context_reserve).ok();
         let context_reserve = context_reserve.and_then(|bytes| u64::try_from(bytes).ok());
         let context_reserve = context_reserve.ok_or_else(|| Error::ContextReserve(self.context_reserve.clone()))?;
+        let ignored_xids = match self.ignored_xids.as_str() {
+            "" => Ok(BTreeSet::new()),
+            list => list.split(',').map(str::parse).collect(),
+        };
+        let ignored_xids = ignored_xids.map_err(|_| Error::IgnoredXids(self.ignored_xids.clone()))?;
         let plugin_dir = self.kubelet_root.join("plugins").join(DRIVER_NAME);
         let sockets = Folders {
             plugin: plugin_dir.clone(),
@@ -230,6 +244,7 @@ impl Flags {
             shares: self.shares,
             claims_dir: self.run_dir.join("claims"),
             gpus_dir: self.run_dir.join("gpus"),
+            faults: [plugin_dir.join("faults.json"), self.run_dir.join("faults.json")],
             run_dir: self.run_dir,
             cdi_dir: self.cdi_dir,
             records: plugin_dir.join("claims"),
@@ -247,6 +262,7 @@ impl Flags {
             ledger_tmpfs: self.ledger_tmpfs,
             visible_devices: self.visible_devices == VisibleDevices::Dialect,
             on_breach: self.on_breach,
+            ignored_xids,
             hami_metrics: self.hami_metrics,
             pod_resources: self.kubelet_root.join("pod-resources/kubelet.sock"),
         })
@@ -313,6 +329,14 @@ mod tests {
     }
 
     #[test]
+    fn ignored_xids_are_a_list_that_may_be_empty() {
+        let ignored = |more: &[&str]| parse(more).expect("valid").ignored_xids;
+        assert_eq!(ignored(&[]), BTreeSet::from(crate::faults::IGNORED_XIDS));
+        assert_eq!(ignored(&["--ignored-xids=94,13"]), BTreeSet::from([13, 94]));
+        assert_eq!(ignored(&["--ignored-xids="]), BTreeSet::new());
+    }
+
+    #[test]
     fn an_instance_of_a_pod_has_sockets_of_its_own() {
         let uid = "5c0f3b9a-0000-4000-8000-000000000001";
         let config = parse(&[&format!("--pod-uid={uid}")]).expect("valid");
@@ -363,6 +387,9 @@ mod tests {
             (vec!["--shares=65"], "--shares", "65"),
             (vec!["--http-address=9440"], "--http-address", "9440"),
             (vec!["--context-reserve=-1Mi"], "--context-reserve", "-1Mi"),
+            (vec!["--ignored-xids=13,all"], "--ignored-xids", "13,all"),
+            (vec!["--ignored-xids=13, 31"], "--ignored-xids", "13, 31"),
+            (vec!["--ignored-xids=-1"], "--ignored-xids", "-1"),
             (vec![long.as_str()], "--kubelet-root", "kkkk"),
             (vec!["--soft-gpu-state=/s"], "--soft-gpu-state", "/s"),
         ] {

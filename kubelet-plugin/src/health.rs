@@ -1,6 +1,7 @@
 //! Streams the health of devices to kubelet, v1 and v1alpha1.
 //!
-//! Each scan of the GPUs makes a report, which is sent at once with the time of that scan. Nothing is ever sent with a
+//! Each scan of the GPUs makes a report, which is sent at once with the time of that scan; a fault that begins or ends
+//! changes the last one. Nothing is ever sent with a
 //! later time than it was seen at: kubelet treats a device whose report is older than 30 s as unknown, which is right
 //! when scans have ended. A stream that kubelet drops ends with the next report; kubelet opens a new one.
 
@@ -39,8 +40,7 @@ impl Report {
     pub fn new(pool: String, published: &Inventory, seen: SystemTime) -> Self {
         let mut devices = BTreeMap::new();
         for (name, gpu) in published.by_index() {
-            let ailment = published.ailment(&gpu.uuid);
-            let mut ailment = ailment.map(|ailment| ailment.text(&gpu.uuid)).unwrap_or_default();
+            let mut ailment = published.troubles(&gpu.uuid).join("; ");
             let mut end = ailment.len().min(MAX_MESSAGE);
             while !ailment.is_char_boundary(end) {
                 end -= 1;

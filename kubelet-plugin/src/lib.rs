@@ -5,7 +5,7 @@
 //!  nvml: a child process with NVML (driver root)                     API server
 //!       │ inventory: list the GPUs                    ▲ api: create, replace   │ api: GET claim
 //!       ▼                                             │                        ▼
-//!     gpus (contexts): every 10 s ─► slice: devices ─► publish: taints, plan     claim ── shares
+//!     gpus (contexts, faults): every 10 s ─► slice: devices ─► publish: taints, plan     claim ── shares
 //!       │                                                                │
 //!       └──► health, node (which GPUs there are)                         │
 //!                       ▼                                                ▼
@@ -16,7 +16,7 @@
 //!                                          └──────────► truth: conditions of claims, events, kills
 //! ```
 //!
-//! Pure (no I/O): `slice`, `claim`, `edits`, `gpus::published`, `publish::plan`, `stale`, `compute::judge`. Synchronous: `node`
+//! Pure (no I/O): `slice`, `claim`, `edits`, `gpus::published`, `faults::conditions`, `publish::plan`, `stale`, `compute::judge`. Synchronous: `node`
 //! and the modules it calls, on threads of their own (`node::shared`).
 //! Asynchronous: `api`, `background`, `compute::compare`, `gpus`, `publish`, `server`, `registration`, `run`.
 #![forbid(unsafe_code)]
@@ -35,6 +35,7 @@ pub mod crash_points;
 pub mod driver;
 pub mod driver_pause;
 pub mod edits;
+pub mod faults;
 pub mod files;
 pub mod gpus;
 pub mod health;

@@ -17,6 +17,7 @@ use crate::config::{Config, Flags, OnBreach};
 use crate::containers::Containers;
 use crate::contexts::Contexts;
 use crate::crash_points::NeverStop;
+use crate::faults::{Conditions, Files, Watcher};
 use crate::health::{Health, Report};
 use crate::instance::Instance;
 use crate::metrics::{Metrics, Sources, hami};
@@ -30,7 +31,9 @@ use crate::ready::Readiness;
 use crate::registration::{Registrar, keep_listening};
 use crate::server::Service;
 use crate::truth::{Observer, Proc, Truth};
-use crate::{api, background, compute, containers, driver_pause, gpus, http, publish, registration, truth};
+use crate::{
+    api, background, compute, containers, driver_pause, faults, gpus, http, publish, records, registration, truth,
+};
 use anyhow::Context as _;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::{WatchStreamExt as _, watcher};
@@ -148,12 +151,19 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         readiness: readiness.clone(),
         metrics: metrics.clone(),
         scanned,
-        rescan,
+        rescan: rescan.clone(),
     };
+    let [disk, run] = config.faults.clone();
+    let files = Files::new(records::boot(&config.boot_id)?, disk, run);
+    let conditions = Conditions::new(config.ignored_xids.clone());
+    let watcher = Watcher::new(nvml.clone(), conditions, files);
+    let (faults, known_faults) = watch::channel(watcher.faults());
+    tokio::spawn(faults::run(watcher, faults, rescan));
     tokio::spawn(gpus::run(
         nvml.clone(),
         Contexts::of_node(&config),
         config.clone(),
+        known_faults,
         outputs,
     ));
     tokio::spawn(compute::compare::run(node.clone(), nvml.clone(), comparison.clone()));

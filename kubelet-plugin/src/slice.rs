@@ -4,7 +4,7 @@
 //! error. Only values that the machine does not have (PCI root, NUMA node) are left out. All values are
 //! scalars and integers: lists and fractional ranges depend on feature gates that are off by default.
 
-use crate::inventory::{Ailment, Gpu, Inventory, MONITOR_SUFFIX};
+use crate::inventory::{Gpu, Inventory, MONITOR_SUFFIX};
 use k8s_openapi::api::resource::v1::{
     CapacityRequestPolicy, CapacityRequestPolicyRange, Device, DeviceAttribute, DeviceCapacity, DeviceTaint,
 };
@@ -16,6 +16,8 @@ use vgpu_quantity::format_bytes;
 
 /// A slice can have 128 devices, but only 64 if one of them is tainted, and a taint may be added at any time.
 pub const MAX_DEVICES: usize = 64;
+/// The effect of a taint that only tells.
+const NO_EFFECT: &str = "None";
 /// Kubernetes' limit for a string attribute and for a version.
 const MAX_VALUE: usize = 64;
 
@@ -27,9 +29,13 @@ pub fn slices(inventory: &Inventory, shares: u32) -> Vec<Vec<Device>> {
         .by_index()
         .into_iter()
         .flat_map(|(name, gpu)| {
-            let taints = inventory.ailment(&gpu.uuid).map(|ailment| vec![taint(ailment)]);
+            let ailment = inventory.ailment(&gpu.uuid);
+            let ailment = ailment.map(|ailment| taint(ailment.name(), None, "NoSchedule"));
+            let faults = inventory.faults(&gpu.uuid).iter();
+            let faults = faults.map(|fault| taint(fault.reason.name(), Some(&fault.value), fault.effect()));
+            let taints: Vec<DeviceTaint> = ailment.into_iter().chain(faults).collect();
             let shared = Device {
-                taints,
+                taints: (!taints.is_empty()).then_some(taints),
                 ..shared(name, gpu, shares)
             };
             [shared, monitor(name, gpu)]
@@ -66,12 +72,36 @@ pub fn keeps_capacity(sent: &[Device], stored: &[Device]) -> bool {
         })
 }
 
-/// The taint of a GPU that no new claim may have. Its monitor has none: a claim for the monitors of all GPUs would else
-/// wait until the last one is well.
-fn taint(ailment: &Ailment) -> DeviceTaint {
+/// Removes the taints with the effect None, which API servers before Kubernetes 1.36 may refuse.
+#[must_use]
+pub fn without_information(mut slices: Vec<Vec<Device>>) -> Vec<Vec<Device>> {
+    for device in slices.iter_mut().flatten() {
+        if let Some(taints) = &mut device.taints {
+            taints.retain(|taint| taint.effect != NO_EFFECT);
+        }
+        device.taints.take_if(|taints| taints.is_empty());
+    }
+    slices
+}
+
+/// Returns true if a device has a taint with the effect None.
+#[must_use]
+pub fn has_information(slices: &[Vec<Device>]) -> bool {
+    let mut taints = slices
+        .iter()
+        .flatten()
+        .flat_map(|device| device.taints.iter().flatten());
+    taints.any(|taint| taint.effect == NO_EFFECT)
+}
+
+/// The taint of a GPU that no new claim may have, or of which something is told: at most one for each name, so far fewer
+/// than the 16 that Kubernetes allows. Its monitor has none: a claim for the monitors of all GPUs would else wait until
+/// the last one is well.
+fn taint(name: &str, value: Option<&String>, effect: &str) -> DeviceTaint {
     DeviceTaint {
-        key: format!("{DRIVER_NAME}/{}", ailment.name()),
-        effect: "NoSchedule".to_owned(),
+        key: format!("{DRIVER_NAME}/{name}"),
+        value: value.cloned(),
+        effect: effect.to_owned(),
         ..DeviceTaint::default()
     }
 }

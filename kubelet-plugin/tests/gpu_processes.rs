@@ -68,6 +68,12 @@ fn a_process_has_its_memory_while_it_lives() {
     let client = Client(client.stdin(std::process::Stdio::piped()).spawn().expect("a client"));
     until(&[(client.0.id(), Some(2 * GIB))]);
     assert_eq!(nvml.of(&gpus[1].uuid), Ok([].into()), "of the other GPU");
+    // A driver that names it wrongly.
+    let control = PathBuf::from(std::env::var_os(STATE).expect("set")).join("control");
+    std::fs::write(&control, "pids wrong\n").expect("written");
+    until(&[(1, Some(2 * GIB))]);
+    std::fs::remove_file(&control).expect("removed");
+    until(&[(client.0.id(), Some(2 * GIB))]);
     drop(client);
     until(&[]);
 }

@@ -16,6 +16,7 @@
 //! translate.rs  pods of other systems and the webhook, whose replicas and certificates come and go
 //! nodes.rs      two real nodes: spread, packed, dead, back, drained, upgraded
 //! truth.rs      what claims say of their limits, and pods that go around the library or use a GPU without a claim
+//! health.rs     faults of GPUs: taints, health in pods' status, recovery
 //! privileges.rs what a stolen token of the plugin may do
 //! restarts.rs   kubelet and plugin restarted and killed under running pods
 //! shared.rs     the clusters; fleet.rs hand-made nodes; checker.rs adds them up; processes.rs stops some, adds others
@@ -35,6 +36,7 @@ mod elsewhere;
 mod example;
 mod explain;
 mod fleet;
+mod health;
 mod machine;
 mod manifests;
 mod mistakes;
@@ -154,6 +156,7 @@ fn tests(wanted: Option<Half>) -> Vec<Named> {
         (Half::Node, "privileges", privileges::TESTS),
         (Half::Node, "explain", explain::TESTS),
         (Half::Node, "restarts", restarts::TESTS),
+        (Half::Node, "health", health::TESTS),
         (Half::Controller, "controller", controller::TESTS),
         (Half::Controller, "dialects", dialects::IN_CONTROLLER_MODE),
         (Half::Controller, "storm", storm::TESTS),

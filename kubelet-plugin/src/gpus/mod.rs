@@ -5,8 +5,8 @@
 //! the GPUs on which the checkpoint has shares. A node that never had a driver idles, which is not a failure: the DaemonSet runs on such nodes
 //! too.
 //!
-//! Every scan makes a report of health with the time of that scan, and nothing else does: if scans end, kubelet finds the
-//! last report stale after 30 s.
+//! Every scan makes a report of health with the time of that scan. Faults of GPUs that are listed come from `faults`, and
+//! change the last report without making it younger: if scans end, kubelet finds it stale after 30 s.
 
 mod published;
 mod scanner;
@@ -14,7 +14,7 @@ mod scanner;
 use crate::config::Config;
 use crate::contexts::Contexts;
 use crate::health::Report;
-use crate::inventory::{Gpu, Gpus, Inventory, LeftOut, List};
+use crate::inventory::{Faults, Gpu, Gpus, Inventory, LeftOut, List};
 use crate::metrics::Metrics;
 use crate::node::{Node, SharedNode};
 use crate::publish::Wanted;
@@ -24,8 +24,9 @@ use published::Published;
 use scanner::{Measurer, ScanFailure, Scanner};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 
 /// The part's name in [`Readiness`].
 pub const PART: &str = "gpus";
@@ -51,17 +52,29 @@ pub struct ScanOutputs {
 /// State kept between scans.
 struct Scans {
     gpus: Published,
+    faults: Faults,
+    /// The time of the last scan.
+    scanned: SystemTime,
+    /// True once the driver has answered a scan.
+    has_listed: bool,
     /// What was published last; None before the first scan that the driver answered.
     last: Option<Inventory>,
     /// The reasons that were logged already, one for each GPU that could not be read.
     left_out: Vec<LeftOut>,
 }
 
-/// Scans for ever.
-pub async fn run<G: Gpus>(gpus: G, contexts: Contexts, config: Config, outputs: ScanOutputs) {
+/// Scans for ever. `faults` are those of GPUs that are listed.
+pub async fn run<G: Gpus>(
+    gpus: G,
+    contexts: Contexts,
+    config: Config,
+    mut faults: watch::Receiver<Faults>,
+    outputs: ScanOutputs,
+) {
     let mut scanner = Scanner::new(gpus);
     let mut measurer = Measurer::new(contexts);
     let mut scans = Scans::new(held(&outputs.node).await);
+    scans.faults = faults.borrow_and_update().clone();
     loop {
         let mut seen = scanner.scan().await;
         if let Ok(list) = &mut seen {
@@ -82,8 +95,21 @@ pub async fn run<G: Gpus>(gpus: G, contexts: Contexts, config: Config, outputs: 
         if !is_late {
             outputs.scanned.send_replace(true);
         }
-        // Either way it is time for a scan.
-        let _ = tokio::time::timeout(SCAN_EVERY, outputs.rescan.notified()).await;
+        let next = Instant::now() + SCAN_EVERY;
+        while let Some(faults) = changed(&mut faults, &outputs.rescan, next).await {
+            scans.faults = faults;
+            scans.show(&config, &outputs).await;
+        }
+    }
+}
+
+/// Returns the faults if they change before the next scan, which is at `next` or when somebody asks for it.
+async fn changed(faults: &mut watch::Receiver<Faults>, rescan: &Notify, next: Instant) -> Option<Faults> {
+    tokio::select! {
+        () = rescan.notified() => None,
+        () = tokio::time::sleep_until(next) => None,
+        // An error: nobody looks for faults any more.
+        Ok(()) = faults.changed() => Some(faults.borrow_and_update().clone()),
     }
 }
 
@@ -113,6 +139,9 @@ impl Scans {
     fn new(held: Vec<Gpu>) -> Self {
         Self {
             gpus: Published::new(held),
+            faults: Faults::new(),
+            scanned: SystemTime::UNIX_EPOCH,
+            has_listed: false,
             last: None,
             left_out: Vec::new(),
         }
@@ -123,19 +152,32 @@ impl Scans {
         let held: BTreeSet<String> = held(&outputs.node).await.into_iter().map(|gpu| gpu.uuid).collect();
         self.report_readiness(&seen, outputs);
         let seen = seen.map_err(ScanFailure::reason);
-        self.gpus
-            .apply(seen.as_ref().map_err(String::as_str), &held, Instant::now());
+        let now = std::time::Instant::now();
+        self.gpus.apply(seen.as_ref().map_err(String::as_str), &held, now);
         match seen {
             Ok(list) => {
                 self.log_left_out(list.left_out);
-                self.publish(config, outputs).await;
+                self.has_listed = true;
             }
             // What was never listed is not published because of a failure.
-            Err(_) if self.last.is_some() => self.publish(config, outputs).await,
-            Err(reason) => set(&outputs.node, |node| node.set_inventory(Err(reason))).await,
+            Err(reason) if !self.has_listed => set(&outputs.node, |node| node.set_inventory(Err(reason))).await,
+            Err(_) => {}
         }
-        let report = Report::new(config.pool(), &self.gpus.inventory(), SystemTime::now());
+        self.scanned = SystemTime::now();
+        self.show(config, outputs).await;
+    }
+
+    /// Publishes what is known, and reports the health of each GPU.
+    async fn show(&mut self, config: &Config, outputs: &ScanOutputs) {
+        if self.has_listed {
+            self.publish(config, outputs).await;
+        }
+        let report = Report::new(config.pool(), &self.inventory(), self.scanned);
         outputs.reports.send_replace(report);
+    }
+
+    fn inventory(&self) -> Inventory {
+        self.gpus.inventory().with_faults(&self.faults)
     }
 
     fn report_readiness(&self, seen: &Result<List, ScanFailure>, outputs: &ScanOutputs) {
@@ -180,7 +222,7 @@ impl Scans {
 
     /// Publishes the GPUs if a scan changed them, and gives them to the node, which prepares claims on them.
     async fn publish(&mut self, config: &Config, outputs: &ScanOutputs) {
-        let inventory = self.gpus.inventory();
+        let inventory = self.inventory();
         if self.last.as_ref() == Some(&inventory) {
             return;
         }
@@ -201,7 +243,7 @@ impl Scans {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inventory::{self, Ailment, tests::gpu};
+    use crate::inventory::{self, Ailment, Fault, Reason, tests::gpu};
     use crate::node::tests::{Rig, claim};
     use crate::share::ClaimId;
     use k8s_openapi::api::resource::v1::{Device, ResourceClaim};
@@ -340,6 +382,63 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_fault_is_told_between_scans_and_refuses_no_claim_that_was_allocated() {
+        let Scanned {
+            rig,
+            outputs,
+            published,
+            health,
+        } = scan();
+        let (config, mut scans) = (rig.config(), Scans::new(Vec::new()));
+        let fault = |reason, value: &str, counts| Fault {
+            reason,
+            value: value.into(),
+            counts,
+        };
+        let told = fault(Reason::Xid, "13", false);
+        scans.faults = Faults::from([(gpu(0).uuid, vec![told.clone()])]);
+        scans.show(&config, &outputs).await;
+        assert_eq!(*published.borrow(), Wanted::Unknown, "not listed yet");
+        scans.apply(Ok(list(&[gpu(0), gpu(1)])), &config, &outputs).await;
+        assert_eq!(taints(&published)[0].as_deref(), Some("dra.vgpu/xid"));
+        let seen = health.borrow().clone();
+        assert!(
+            seen.devices.values().all(String::is_empty),
+            "what does not count is no trouble"
+        );
+        let counts = fault(Reason::Remap, "failed", true);
+        scans.faults = Faults::from([(gpu(0).uuid, vec![told, counts])]);
+        scans.show(&config, &outputs).await;
+        let Wanted::Slices(slices) = published.borrow().clone() else {
+            panic!("no slices");
+        };
+        let found = slices[0][0].taints.iter().flatten();
+        let found: Vec<_> = found
+            .map(|taint| (&*taint.key, taint.value.as_deref(), &*taint.effect))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                ("dra.vgpu/xid", Some("13"), "None"),
+                ("dra.vgpu/remap", Some("failed"), "NoSchedule")
+            ]
+        );
+        let now = health.borrow().clone();
+        assert!(now.devices["gpu-3f8a1c20"].contains("could not remap") && now.devices["gpu-3f8a1c21"].is_empty());
+        assert_eq!(now.seen, seen.seen, "not younger than the scan");
+        assert_eq!(prepare(&outputs.node, claim("u1", &[("s1", 20, 25)])), Ok(()));
+        // A lost GPU keeps its faults.
+        scans.apply(Ok(list(&[gpu(1)])), &config, &outputs).await;
+        assert_eq!(taints(&published)[0].as_deref(), Some("dra.vgpu/lost"));
+        assert!(prepare(&outputs.node, claim("u2", &[("s2", 20, 25)])).is_err());
+        let text = health.borrow().devices["gpu-3f8a1c20"].clone();
+        assert!(
+            text.contains("not in the driver's list") && text.contains("could not remap"),
+            "{text}"
+        );
+    }
+
+    #[tokio::test]
     async fn a_node_whose_only_gpu_is_lost_is_not_ready_and_publishes_it_tainted() {
         let Scanned {
             rig,
@@ -391,7 +490,8 @@ mod tests {
         let mut scan = scanned_on(rig);
         scan.outputs.node.lock().set_inventory(Err("just started".into()));
         let node = scan.outputs.node.clone();
-        let running = tokio::spawn(run(OneLost, Contexts::unknown(), scan.rig.config(), scan.outputs));
+        let well = watch::channel(Faults::new()).1;
+        let running = tokio::spawn(run(OneLost, Contexts::unknown(), scan.rig.config(), well, scan.outputs));
         scan.published.changed().await.expect("a first scan");
         let shrunk = Gpu {
             memory: 1 << 30,
@@ -449,7 +549,8 @@ mod tests {
             asked: asked.clone(),
         };
         let scan = scan();
-        let running = tokio::spawn(run(hangs, Contexts::unknown(), scan.rig.config(), scan.outputs));
+        let well = watch::channel(Faults::new()).1;
+        let running = tokio::spawn(run(hangs, Contexts::unknown(), scan.rig.config(), well, scan.outputs));
         let ailment = |health: &watch::Receiver<Report>| {
             let devices = health.borrow().devices.clone();
             devices

@@ -7,8 +7,11 @@
 //! with the reason. The caller then has an inventory in which it ails: it gets a taint, is reported as unhealthy and
 //! takes no new claims. The other GPUs are not affected.
 
+pub mod fault;
 pub mod nvml;
 pub mod sysfs;
+
+pub use fault::{Fault, Faults, Reason};
 
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -108,6 +111,7 @@ pub struct Inventory {
     gpus: BTreeMap<String, Gpu>,
     /// By UUID.
     ailments: BTreeMap<String, Ailment>,
+    faults: Faults,
 }
 
 /// The kind of a published device.
@@ -215,7 +219,35 @@ impl Inventory {
         Self {
             gpus: names.into_iter().zip(gpus).collect(),
             ailments,
+            faults: Faults::new(),
         }
+    }
+
+    /// The same with these faults.
+    #[must_use]
+    pub fn with_faults(mut self, faults: &Faults) -> Self {
+        let is_listed = |uuid: &str| self.gpus.values().any(|gpu| gpu.uuid == uuid);
+        let own = faults.iter().filter(|(uuid, _)| is_listed(uuid));
+        self.faults = own.map(|(uuid, faults)| (uuid.clone(), faults.clone())).collect();
+        self
+    }
+
+    /// The faults of the GPU with this UUID. Unlike an ailment, they refuse no claim that was allocated already, or that
+    /// tolerates the taint.
+    #[must_use]
+    pub fn faults(&self, uuid: &str) -> &[Fault] {
+        self.faults.get(uuid).map_or(&[], Vec::as_slice)
+    }
+
+    /// Why new claims are kept away from the GPU with this UUID: a sentence for each reason.
+    #[must_use]
+    pub fn troubles(&self, uuid: &str) -> Vec<String> {
+        let ailment = self.ailment(uuid).map(|ailment| ailment.text(uuid));
+        let faults = self.faults(uuid).iter().filter(|fault| fault.counts);
+        ailment
+            .into_iter()
+            .chain(faults.map(|fault| fault.text(uuid)))
+            .collect()
     }
 
     /// Why no new claim may have the GPU with this UUID.

@@ -1,5 +1,6 @@
 //! The node's GPUs: what claims hold of each, and its health.
 
+use crate::inventory::Inventory;
 use crate::node::SharedNode;
 use crate::share::Role;
 use prometheus_client::collector::Collector;
@@ -18,7 +19,9 @@ struct Sample {
     held: u64,
     shares: usize,
     cores: u32,
-    ailment: Option<&'static str>,
+    healthy: bool,
+    /// Name and effect of each taint.
+    taints: Vec<(&'static str, &'static str)>,
 }
 
 // === impl Gpus ===
@@ -50,7 +53,8 @@ impl Gpus {
                 held: own.iter().fold(0, |sum, share| sum.saturating_add(share.memory)),
                 shares: own.len(),
                 cores: own.iter().map(|share| share.cores).sum(),
-                ailment: inventory.ailment(&gpu.uuid).map(|ailment| ailment.name()),
+                healthy: inventory.troubles(&gpu.uuid).is_empty(),
+                taints: taints(inventory, &gpu.uuid),
             }
         };
         inventory.by_index().into_iter().map(sample).collect()
@@ -91,10 +95,17 @@ const GAUGES: [(&str, &str, Value); 6] = [
     ),
     (
         "gpu_healthy",
-        "1 if new claims may have a GPU, 0 if it ails: its device then has a taint",
-        |s| i64::from(s.ailment.is_none()),
+        "1 if new claims may have a GPU, 0 if a taint keeps them away",
+        |s| i64::from(s.healthy),
     ),
 ];
+
+fn taints(inventory: &Inventory, uuid: &str) -> Vec<(&'static str, &'static str)> {
+    let ailment = inventory.ailment(uuid).map(|ailment| (ailment.name(), "NoSchedule"));
+    let faults = inventory.faults(uuid).iter();
+    let faults = faults.map(|fault| (fault.reason.name(), fault.effect()));
+    ailment.into_iter().chain(faults).collect()
+}
 
 impl Collector for Gpus {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
@@ -103,6 +114,18 @@ impl Collector for Gpus {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             for sample in &samples {
                 ConstGauge::new(value(sample)).encode(family.encode_family(&sample.labels)?)?;
+            }
+        }
+        let (name, help) = (
+            "gpu_taint",
+            "1 for each taint of a GPU that is about its health, by reason and effect",
+        );
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for sample in &samples {
+            for (reason, effect) in &sample.taints {
+                let own = [("reason", (*reason).to_owned()), ("effect", (*effect).to_owned())];
+                let labels: Vec<_> = sample.labels.iter().cloned().chain(own).collect();
+                ConstGauge::new(1_i64).encode(family.encode_family(&labels)?)?;
             }
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! NVML in a child process: all that the plugin asks the driver goes through [`Nvml`].
 //!
 //! ```text
-//!  gpus, compute, truth ► Nvml ── a question, a line of JSON ──► child: this program, `nvml-child DRIVER_ROOT`
+//!  gpus, faults, compute, truth ► Nvml ── a question, a line of JSON ──► child: this program, `nvml-child DRIVER_ROOT`
 //!                     ▲                                       │ Local: libnvidia-ml.so.1 of the driver root
 //!                     └──────── an answer, a line ────────────┘
 //! ```
@@ -24,6 +24,7 @@ pub use child::helper;
 pub use parent::{Nvml, Silence};
 
 use crate::compute::{NvmlUtilisation, Used, Utilisation as _};
+use crate::faults::{NvmlReadings, Reading, Readings as _};
 use crate::inventory::nvml::NvmlGpus;
 use crate::inventory::{Error, Gpus as _, List};
 use crate::truth::{GpuProcesses as _, Memory, NvmlProcesses};
@@ -47,6 +48,8 @@ enum Question {
     Utilisation(String),
     /// The memory of each process on the GPU with this UUID.
     Processes(String),
+    /// A reading of each GPU.
+    Faults,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -54,6 +57,7 @@ enum Answer {
     List(Result<List, Error>),
     Utilisation(Option<Used>),
     Processes(Result<Memory, String>),
+    Faults(Result<Vec<Reading>, String>),
 }
 
 /// NVML in this process: what the child has.
@@ -61,6 +65,7 @@ struct Local {
     gpus: NvmlGpus,
     utilisation: NvmlUtilisation,
     processes: NvmlProcesses,
+    readings: NvmlReadings,
 }
 
 // === impl Local ===
@@ -70,7 +75,8 @@ impl Local {
         Self {
             gpus: NvmlGpus::new(driver_root.clone()),
             utilisation: NvmlUtilisation::new(driver_root.clone()),
-            processes: NvmlProcesses::new(driver_root),
+            processes: NvmlProcesses::new(driver_root.clone()),
+            readings: NvmlReadings::new(driver_root),
         }
     }
 
@@ -79,6 +85,7 @@ impl Local {
             Question::List => Answer::List(self.gpus.list()),
             Question::Utilisation(gpu) => Answer::Utilisation(self.utilisation.of(&gpu)),
             Question::Processes(gpu) => Answer::Processes(self.processes.of(&gpu)),
+            Question::Faults => Answer::Faults(self.readings.readings()),
         }
     }
 }

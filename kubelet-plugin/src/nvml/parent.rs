@@ -2,6 +2,7 @@
 
 use super::{ANSWERS_WITHIN, ARGUMENT, Answer, MAX_LINE, Question, STARTS_WITHIN, UNENDED};
 use crate::compute::{Used, Utilisation};
+use crate::faults::{Reading, Readings};
 use crate::inventory::{Error, Gpus, List};
 use crate::truth::{GpuProcesses, Memory};
 use std::io::{self, Read as _, Write as _};
@@ -227,6 +228,16 @@ impl GpuProcesses for Nvml {
     fn of(&self, gpu: &str) -> Result<Memory, String> {
         match self.ask(&Question::Processes(gpu.to_owned())) {
             Ok(Answer::Processes(found)) => found,
+            Ok(other) => Err(format!("it answered another question: {other:?}")),
+            Err(silence) => Err(silence.to_string()),
+        }
+    }
+}
+
+impl Readings for Nvml {
+    fn readings(&self) -> Result<Vec<Reading>, String> {
+        match self.ask(&Question::Faults) {
+            Ok(Answer::Faults(readings)) => readings,
             Ok(other) => Err(format!("it answered another question: {other:?}")),
             Err(silence) => Err(silence.to_string()),
         }

@@ -14,7 +14,7 @@
 //!
 //! An API server without consumable capacity drops the fields that make a GPU shareable, and the scheduler
 //! would then allocate it whole. A dry run detects this before anything is stored. Such a server gets the
-//! monitor devices only, until the next dry run.
+//! monitor devices only, until the next dry run. One that refuses taints with the effect None gets none of those.
 
 pub mod plan;
 pub mod reached;
@@ -23,7 +23,7 @@ pub mod taints;
 use crate::api::{Error, Slices};
 use crate::metrics::Metrics;
 use crate::ready::Readiness;
-use crate::slice::{keeps_capacity, without_shared};
+use crate::slice::{has_information, keeps_capacity, without_information, without_shared};
 use futures::{Stream, StreamExt as _};
 use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use kube::runtime::watcher;
@@ -72,6 +72,8 @@ pub struct Publisher {
     consumable: Option<bool>,
     /// True if devices lack the taint that they should have.
     untainted: bool,
+    /// True if the server refused slices with taints that only tell.
+    refuses_information: bool,
     /// When to reconcile although nothing happened.
     again_at: Option<Instant>,
     pub(crate) writes: u64,
@@ -90,6 +92,7 @@ impl Publisher {
             stored: Stored::new(),
             consumable: None,
             untainted: false,
+            refuses_information: false,
             again_at: None,
             writes: 0,
         }
@@ -130,6 +133,25 @@ impl Publisher {
         owner: &mut Owner,
         wanted: &[Vec<Device>],
     ) -> Result<(), Error> {
+        if !has_information(wanted) {
+            return self.write(api, owner, wanted).await;
+        }
+        if !self.refuses_information {
+            match self.write(api, owner, wanted).await {
+                Err(Error::Invalid(why)) if why.contains(".effect") => {
+                    tracing::warn!(
+                        "the API server refuses device taints with the effect None, so ResourceSlices do not tell of \
+                         faults that keep no claim away; metrics and logs do: {why}"
+                    );
+                    self.refuses_information = true;
+                }
+                written => return written,
+            }
+        }
+        self.write(api, owner, &without_information(wanted.to_vec())).await
+    }
+
+    async fn write<S: Slices>(&mut self, api: &S, owner: &mut Owner, wanted: &[Vec<Device>]) -> Result<(), Error> {
         // The owner may have changed, and a write's answer may show that the server drops fields. Then plan
         // again, with the new owner and without the shareable devices.
         for _ in 0..3 {

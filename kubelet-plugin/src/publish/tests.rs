@@ -19,6 +19,8 @@ struct State {
     gate_off: bool,
     /// Drops taints.
     no_taints: bool,
+    /// Refuses taints with the effect None.
+    refuses_none: bool,
     fail: bool,
     /// UID of the Node object; that of `owner()` if empty.
     node_uid: String,
@@ -39,6 +41,10 @@ impl State {
     fn store(&mut self, slice: &ResourceSlice, dry_run: bool) -> Result<ResourceSlice, Error> {
         if self.fail {
             return Err(Error::Other("down".into()));
+        }
+        if self.refuses_none && crate::slice::has_information(&[slice.spec.devices.clone().unwrap_or_default()]) {
+            let text = "spec.devices[0].taints[0].effect: Unsupported value: \"None\" (422)";
+            return Err(Error::Invalid(text.into()));
         }
         let mut slice = slice.clone();
         if self.gate_off {
@@ -411,4 +417,46 @@ async fn a_server_without_taints_leaves_the_scheduler_at_it_and_the_plugin_says_
     tokio::time::sleep(3 * ASK_AGAIN).await;
     assert_eq!(api.with(|state| state.version), version, "no loop");
     running.task.abort();
+}
+
+#[tokio::test]
+async fn a_server_without_the_effect_none_gets_the_taints_that_count() {
+    let fault = |reason, counts| crate::inventory::Fault {
+        reason,
+        value: "1".into(),
+        counts,
+    };
+    let faults = |counts| {
+        let reasons = [crate::inventory::Reason::Xid, crate::inventory::Reason::Remap];
+        let faults = vec![fault(reasons[0], false), fault(reasons[1], counts)];
+        slices(
+            &Inventory::new(vec![gpu(0)]).with_faults(&[(gpu(0).uuid, faults)].into()),
+            64,
+        )
+    };
+    let effects = |api: &Memory| -> Vec<String> {
+        let slices = api.all();
+        let devices = slices.iter().flat_map(plan::devices);
+        let taints = devices.flat_map(|device| device.taints.clone().unwrap_or_default());
+        taints.map(|taint| taint.effect).collect()
+    };
+    for (refuses_none, expected) in [(true, &["NoSchedule"][..]), (false, &["None", "NoSchedule"])] {
+        let (api, mut publisher) = (Memory::default(), synced());
+        api.with(|state| state.refuses_none = refuses_none);
+        for wanted in [wanted(1), faults(true)] {
+            publisher.reconcile(&api, &mut owner(), &wanted).await.expect("written");
+        }
+        assert_eq!(effects(&api), expected);
+        let writes = publisher.writes;
+        publisher
+            .reconcile(&api, &mut owner(), &faults(true))
+            .await
+            .expect("written");
+        assert_eq!(publisher.writes, writes, "not tried again");
+        publisher
+            .reconcile(&api, &mut owner(), &faults(false))
+            .await
+            .expect("written");
+        assert!(!effects(&api).iter().any(|effect| effect == "NoSchedule"));
+    }
 }

@@ -1,9 +1,18 @@
-//! What a test has NVML say of healthy GPUs, while programs run: a file `control` in the state folder, read at each call.
+//! What a test has NVML say of the GPUs' health, while programs run: a file `control` in the state folder, read at each call.
+//! It is a stand-in: no hardware fails, and nothing but NVML's answers changes.
 //!
 //! ```text
-//! hang        every call waits until this line is gone
-//! lost 1      GPU 1 fell off the bus: calls on it answer that it is lost
-//! mig 0       GPU 0 is in MIG mode
+//! hang                every call waits until this line is gone
+//! lost 1              GPU 1 fell off the bus: calls on it answer that it is lost
+//! mig 0               GPU 0 is in MIG mode
+//! xid 0 79            GPU 0 raises XID 79, once for each such line that is added, to whoever waits for events then
+//! ecc 0 3             GPU 0 counts 3 uncorrected ECC errors since the driver was loaded
+//! remap 0 pending     rows of GPU 0's memory are to be remapped at its next reset
+//! remap 0 failed      rows of GPU 0's memory could not be remapped
+//! action 0 reset      the driver asks to have GPU 0 reset; or reboot, drain-p2p, drain-and-reset, or the action's number
+//! unreadable 0        GPU 0's ECC errors, rows and action cannot be read: each such question fails
+//! unsupported 0       GPU 0 and its driver know no ECC errors, rows and action, as older ones do not
+//! pids wrong          every process is listed by PID 1, which is another one
 //! ```
 //!
 //! One fault a line. A missing file is no fault, and so is a line that says anything else: a test that misspells one sees
@@ -19,8 +28,38 @@ pub const FILE: &str = "control";
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Control {
     pub hangs: bool,
+    /// NVML names processes by PIDs that are not theirs.
+    pub wrong_pids: bool,
     lost: Vec<usize>,
     mig: Vec<usize>,
+    unreadable: Vec<usize>,
+    unsupported: Vec<usize>,
+    xids: Vec<(usize, u64)>,
+    uncorrected: Vec<(usize, u64)>,
+    pending: Vec<usize>,
+    failed: Vec<usize>,
+    actions: Vec<(usize, u32)>,
+}
+
+/// NVML's numbers of what a driver asks for, by name.
+const ACTIONS: [&str; 5] = ["none", "reset", "reboot", "drain-p2p", "drain-and-reset"];
+
+/// What can be read of a GPU's health.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Health {
+    /// Uncorrected ECC errors since the driver was loaded.
+    pub uncorrected: u64,
+    pub remap_pending: bool,
+    pub remap_failed: bool,
+    /// nvmlDeviceGpuRecoveryAction_t.
+    pub action: u32,
+}
+
+/// Why nothing can be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoHealth {
+    Unreadable,
+    Unsupported,
 }
 
 impl Control {
@@ -38,6 +77,18 @@ impl Control {
                 ["hang"] => control.hangs = true,
                 ["lost", gpu] => control.lost.extend(gpu.parse::<usize>()),
                 ["mig", gpu] => control.mig.extend(gpu.parse::<usize>()),
+                ["unreadable", gpu] => control.unreadable.extend(gpu.parse::<usize>()),
+                ["unsupported", gpu] => control.unsupported.extend(gpu.parse::<usize>()),
+                ["xid", gpu, xid] => control.xids.extend(pair(gpu, xid)),
+                ["ecc", gpu, count] => control.uncorrected.extend(pair(gpu, count)),
+                ["remap", gpu, "pending"] => control.pending.extend(gpu.parse::<usize>()),
+                ["remap", gpu, "failed"] => control.failed.extend(gpu.parse::<usize>()),
+                ["action", gpu, name] => {
+                    let number = ACTIONS.iter().position(|known| *known == name);
+                    let number = number.map_or_else(|| name.to_owned(), |number| number.to_string());
+                    control.actions.extend(pair(gpu, &number));
+                }
+                ["pids", "wrong"] => control.wrong_pids = true,
                 _ => {}
             }
         }
@@ -53,6 +104,39 @@ impl Control {
     pub fn has_mig(&self, gpu: usize) -> bool {
         self.mig.contains(&gpu)
     }
+
+    /// The XIDs of all GPUs, in their order in the file.
+    #[must_use]
+    pub fn xids(&self) -> &[(usize, u64)] {
+        &self.xids
+    }
+
+    /// # Errors
+    /// The GPU's health cannot be read.
+    pub fn health(&self, gpu: usize) -> Result<Health, NoHealth> {
+        if self.unreadable.contains(&gpu) {
+            return Err(NoHealth::Unreadable);
+        }
+        if self.unsupported.contains(&gpu) {
+            return Err(NoHealth::Unsupported);
+        }
+        Ok(Health {
+            uncorrected: last(&self.uncorrected, gpu),
+            remap_pending: self.pending.contains(&gpu),
+            remap_failed: self.failed.contains(&gpu),
+            action: last(&self.actions, gpu),
+        })
+    }
+}
+
+fn pair<T: std::str::FromStr>(gpu: &str, value: &str) -> Option<(usize, T)> {
+    Some((gpu.parse().ok()?, value.parse().ok()?))
+}
+
+/// The last line of a GPU counts.
+fn last<T: Copy + Default>(of: &[(usize, T)], gpu: usize) -> T {
+    let mut own = of.iter().rev().filter(|(other, _)| *other == gpu);
+    own.next().map_or_else(T::default, |(_, value)| *value)
 }
 
 #[cfg(test)]
@@ -66,5 +150,33 @@ mod tests {
         assert!(!control.is_lost(0) && !control.has_mig(1));
         assert_eq!(Control::parse("hangs\nlost one\nmig\n\n"), Control::default());
         assert_eq!(Control::read(Path::new("/nowhere")), Control::default());
+    }
+
+    #[test]
+    fn a_gpus_health_is_what_its_lines_say() {
+        let control = Control::parse(
+            "xid 0 79\nxid 1 13\necc 0 3\nremap 0 pending\nremap 1 failed\naction 0 reset\naction 0 reboot\naction 1 7\n\
+             unreadable 2\nunsupported 3\npids wrong\n",
+        );
+        assert_eq!(control.xids(), [(0, 79), (1, 13)]);
+        let expected = Health {
+            uncorrected: 3,
+            remap_pending: true,
+            remap_failed: false,
+            action: 2,
+        };
+        assert_eq!(control.health(0), Ok(expected), "the last action counts");
+        let expected = Health {
+            remap_failed: true,
+            action: 7,
+            ..Health::default()
+        };
+        assert_eq!(control.health(1), Ok(expected));
+        assert_eq!(control.health(2), Err(NoHealth::Unreadable));
+        assert_eq!(control.health(3), Err(NoHealth::Unsupported));
+        assert_eq!(control.health(4), Ok(Health::default()));
+        assert!(control.wrong_pids);
+        let misspelt = "xid 0\nxid a 1\necc 0 many\nremap 0 perhaps\naction 0 dance\npids right\nunreadable\n";
+        assert_eq!(Control::parse(misspelt), Control::default());
     }
 }

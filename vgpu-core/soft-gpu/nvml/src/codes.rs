@@ -16,6 +16,7 @@ pub(crate) const DRIVER_NOT_LOADED: Code = Code(9);
 pub(crate) const TIMEOUT: Code = Code(10);
 pub(crate) const GPU_IS_LOST: Code = Code(15);
 pub(crate) const VERSION_MISMATCH: Code = Code(25);
+pub(crate) const UNKNOWN: Code = Code(999);
 
 /// Text into a caller's buffer, which must hold all of it.
 pub(crate) fn text(out: Out<u8>, room: u32, text: &str) -> Res {

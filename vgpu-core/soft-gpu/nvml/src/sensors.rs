@@ -28,21 +28,6 @@ fn clock(gpu: u64, kind: u32, out: Out<u32>, table: &[u32; 4]) -> Res {
     constant(gpu, out, *table.get(kind as usize).ok_or(INVALID_ARGUMENT)?)
 }
 
-/// nvmlFieldValue_t.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct Field {
-    id: u32,
-    scope: u32,
-    time: i64,
-    latency: i64,
-    kind: u32,
-    result: i32,
-    value: u64,
-}
-
-const _: () = assert!(size_of::<Field>() == 40);
-
 soft_gpu::api! {
     fn nvmlDeviceGetTemperature(gpu: u64, sensor: u32, out: Out<u32>) {
         if sensor == 0 { constant(gpu, out, CELSIUS) } else { Err(INVALID_ARGUMENT) }
@@ -106,7 +91,6 @@ soft_gpu::api! {
     fn nvmlDeviceGetDisplayActive(gpu: u64, out: Out<u32>) { constant(gpu, out, 0) }
     fn nvmlDeviceGetAccountingMode(gpu: u64, out: Out<u32>) { constant(gpu, out, 0) }
     fn nvmlDeviceGetAccountingBufferSize(gpu: u64, out: Out<u32>) { constant(gpu, out, 4000) }
-    fn nvmlDeviceGetEccMode(gpu: u64, now: Out<u32>, next: Out<u32>) { pair(gpu, now, next, (0, 0)) }
     fn nvmlDeviceGetNumFans(gpu: u64, out: Out<u32>) { constant(gpu, out, 0) }
     fn nvmlDeviceGetEncoderUtilization(gpu: u64, out: Out<u32>, period: Out<u32>) { pair(gpu, out, period, (0, 167_000)) }
     fn nvmlDeviceGetDecoderUtilization(gpu: u64, out: Out<u32>, period: Out<u32>) { pair(gpu, out, period, (0, 167_000)) }
@@ -119,17 +103,4 @@ soft_gpu::api! {
     fn nvmlDeviceGetFBCStats(gpu: u64, out: Out<[u32; 3]>) { constant(gpu, out, [0; 3]) }
     fn nvmlDeviceGetEncoderSessions(gpu: u64, count: Out<u32>, _sessions: Out<u64>) { constant(gpu, count, 0) }
     fn nvmlDeviceGetFBCSessions(gpu: u64, count: Out<u32>, _sessions: Out<u64>) { constant(gpu, count, 0) }
-    fn nvmlDeviceGetRemappedRows(gpu: u64, fixed: Out<u32>, lost: Out<u32>, pending: Out<u32>, failed: Out<u32>) {
-        pair(gpu, fixed, lost, (0, 0))?;
-        pair(gpu, pending, failed, (0, 0))
-    }
-
-    fn nvmlDeviceGetFieldValues(gpu: u64, count: i32, values: Out<Field>) {
-        device(gpu)?;
-        let count = usize::try_from(count).map_err(|_| INVALID_ARGUMENT)?;
-        let asked = values.read(count)?;
-        // Each field answers for itself: none is modelled.
-        let answer = |field: Field| Field { result: NOT_SUPPORTED.0, ..field };
-        values.fill(&asked.into_iter().map(answer).collect::<Vec<_>>())
-    }
 }

@@ -1,21 +1,7 @@
-//! The machine: versions, process names, event sets.
+//! The machine: versions, process names.
 
-use std::time::Duration;
-
-use crate::codes::{INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, Out, TIMEOUT, text};
-use crate::library::{device, handle, state};
-
-/// All event sets are one: nothing ever happens to a software GPU.
-const EVENT_SET: u64 = 0x506a_0000_0010;
-
-fn wait(set: u64, milliseconds: u32) -> soft_gpu::c::Res {
-    state()?;
-    if set != EVENT_SET {
-        return Err(INVALID_ARGUMENT);
-    }
-    std::thread::sleep(Duration::from_millis(u64::from(milliseconds)));
-    Err(TIMEOUT)
-}
+use crate::codes::{NOT_FOUND, NOT_SUPPORTED, Out, text};
+use crate::library::{handle, state};
 
 fn cuda_version() -> Result<i32, soft_gpu::c::Code> {
     let (major, minor) = state()?.profile().cuda_version;
@@ -80,33 +66,5 @@ soft_gpu::api! {
     fn nvmlGetBlacklistDeviceCount(count: Out<u32>) {
         state()?;
         count.set(0)
-    }
-
-    fn nvmlEventSetCreate(set: Out<u64>) {
-        state()?;
-        set.set(EVENT_SET)
-    }
-
-    fn nvmlEventSetFree(set: u64) {
-        state()?;
-        if set == EVENT_SET { Ok(()) } else { Err(INVALID_ARGUMENT) }
-    }
-
-    fn nvmlDeviceGetSupportedEventTypes(gpu: u64, out: Out<u64>) {
-        device(gpu)?;
-        out.set(8) // critical Xid errors: what health checks ask for
-    }
-
-    fn nvmlDeviceRegisterEvents(gpu: u64, _types: u64, set: u64) {
-        device(gpu)?;
-        if set == EVENT_SET { Ok(()) } else { Err(INVALID_ARGUMENT) }
-    }
-
-    fn nvmlEventSetWait(set: u64, _event: Out<u64>, milliseconds: u32) {
-        wait(set, milliseconds)
-    }
-
-    fn nvmlEventSetWait_v2(set: u64, _event: Out<u64>, milliseconds: u32) {
-        wait(set, milliseconds)
     }
 }

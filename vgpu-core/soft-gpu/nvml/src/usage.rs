@@ -80,11 +80,13 @@ pub(crate) fn picture(gpu: u64) -> Result<Picture, Code> {
 /// Higher than any PID (the kernel's PID_MAX_LIMIT).
 const NO_PID: u32 = 1 << 22;
 
-/// The processes of a picture, as the profile has NVML list them.
+/// The processes of a picture, as the profile and the file `control` have NVML list them.
 pub(crate) fn visible(gpu: u64, picture: &Picture) -> Result<Vec<(u32, &User)>, Code> {
-    let mode = device(gpu)?.0.profile().nvml_pids;
+    let (state, _) = device(gpu)?;
+    let (mode, wrong) = (state.profile().nvml_pids, state.control().wrong_pids);
     let listed = picture.users.iter().filter_map(|user| {
         let pid = match mode {
+            _ if wrong => 1,
             NvmlPids::Own => user.pid?,
             NvmlPids::Host => NO_PID + user.place as u32,
             NvmlPids::None => return None,

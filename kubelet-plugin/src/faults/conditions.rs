@@ -1,0 +1,286 @@
+//! When a fault begins and ends. Pure: readings and times in, faults out.
+//!
+//! ```text
+//!                 begins                                              ends, if each reading says so for RECOVERED_AFTER
+//!  xid       the driver reports one                     the driver asks for nothing; one that does not count:
+//!                                                       after IGNORED_FOR, also where the driver cannot say what it asks for
+//!  ecc       the count rises                            the driver asks for nothing, or the count is 0 again
+//!  remap     rows are to be remapped (does not count),  neither
+//!            or could not be
+//!  recovery  the driver asks for something              it asks for nothing
+//! ```
+//!
+//! Every end needs whole readings: a question that fails, or a time without readings, begins the wait anew. Where a driver
+//! cannot say what it asks for, an XID that counts lasts until the next boot: nothing else says that the GPU is well.
+//!
+//! What a restart keeps is [`Kept`]: the faults, and the count of errors that were seen, so that it has not risen.
+
+use super::{Asked, Reading};
+use crate::inventory::{Fault, Faults, Reason};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+/// How long a GPU must be seen to be well before a fault ends.
+pub const RECOVERED_AFTER: Duration = Duration::from_secs(20);
+/// How long an XID that does not count is told. A program that causes them without end is told once in that time.
+pub const IGNORED_FOR: Duration = Duration::from_secs(300);
+/// With more time than this between two readings nothing is known of that time.
+const MAX_GAP: Duration = Duration::from_secs(15);
+
+/// The faults of all GPUs.
+#[derive(Debug)]
+pub struct Conditions {
+    /// XIDs that do not count.
+    ignored: BTreeSet<u64>,
+    gpus: BTreeMap<String, Gpu>,
+    /// When the last reading was made.
+    last: Option<Instant>,
+}
+
+#[derive(Debug, Default)]
+struct Gpu {
+    /// The count of uncorrected errors when it was last read.
+    uncorrected: Option<u64>,
+    open: BTreeMap<Reason, Open>,
+}
+
+/// A fault that has begun.
+#[derive(Debug)]
+struct Open {
+    fault: Fault,
+    /// Since when each reading says that it is over.
+    well_since: Option<Instant>,
+}
+
+/// What a restart keeps, by UUID.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kept(pub BTreeMap<String, KeptGpu>);
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptGpu {
+    pub uncorrected: Option<u64>,
+    pub faults: Vec<Fault>,
+}
+
+/// NVML's numbers of what a driver asks for, by name. A newer driver may know more.
+const ACTIONS: [&str; 8] = [
+    "none",
+    "reset",
+    "reboot",
+    "drain-p2p",
+    "drain-and-reset",
+    "recover-imex-domain",
+    "bus-reset",
+    "system-reboot",
+];
+
+/// What a reading says of one kind of fault.
+enum Said {
+    Present { value: String, counts: bool },
+    Absent,
+    Unknown,
+}
+
+// === impl Conditions ===
+
+impl Conditions {
+    /// Without faults. `ignored` are the XIDs that do not count.
+    #[must_use]
+    pub fn new(ignored: BTreeSet<u64>) -> Self {
+        Self {
+            ignored,
+            gpus: BTreeMap::new(),
+            last: None,
+        }
+    }
+
+    /// Adds the faults of a former instance, or of another one.
+    pub fn add(&mut self, kept: &Kept) {
+        for (uuid, of) in &kept.0 {
+            let gpu = self.gpus.entry(uuid.clone()).or_default();
+            gpu.uncorrected = gpu.uncorrected.or(of.uncorrected);
+            for fault in &of.faults {
+                let mut fault = fault.clone();
+                if fault.reason == Reason::Xid {
+                    // The configuration may have changed.
+                    fault.counts = fault.value.parse().is_ok_and(|xid| !self.ignored.contains(&xid));
+                }
+                gpu.open.entry(fault.reason).or_insert(Open {
+                    fault,
+                    well_since: None,
+                });
+            }
+        }
+    }
+
+    #[must_use]
+    pub fn kept(&self) -> Kept {
+        let of = |gpu: &Gpu| KeptGpu {
+            uncorrected: gpu.uncorrected,
+            faults: gpu.faults(),
+        };
+        Kept(self.gpus.iter().map(|(uuid, gpu)| (uuid.clone(), of(gpu))).collect())
+    }
+
+    #[must_use]
+    pub fn faults(&self) -> Faults {
+        let all = self.gpus.iter().map(|(uuid, gpu)| (uuid.clone(), gpu.faults()));
+        all.filter(|(_, faults)| !faults.is_empty()).collect()
+    }
+
+    /// Applies the readings of all GPUs, or a question that failed.
+    pub fn apply(&mut self, readings: Result<&[Reading], &str>, now: Instant) {
+        let before = self.last.replace(now);
+        let has_gap = before.is_none_or(|before| now.saturating_duration_since(before) > MAX_GAP);
+        let readings = readings.unwrap_or_default();
+        for (uuid, gpu) in &mut self.gpus {
+            if has_gap || !readings.iter().any(|reading| reading.uuid == *uuid) {
+                gpu.wait_anew();
+            }
+        }
+        for reading in readings {
+            let gpu = self.gpus.entry(reading.uuid.clone()).or_default();
+            for reason in [Reason::Xid, Reason::Ecc, Reason::Remap, Reason::Recovery] {
+                let said = match reason {
+                    Reason::Xid => xid(reading, &self.ignored, gpu.counts(reason)),
+                    Reason::Ecc => ecc(reading, gpu.uncorrected),
+                    Reason::Remap => remap(reading),
+                    Reason::Recovery => recovery(reading),
+                };
+                gpu.apply(reason, said, reading.is_whole(), now);
+            }
+            if let Asked::Is(count) = reading.uncorrected {
+                gpu.uncorrected = Some(count);
+            }
+        }
+    }
+}
+
+// === impl Gpu ===
+
+impl Gpu {
+    fn faults(&self) -> Vec<Fault> {
+        self.open.values().map(|open| open.fault.clone()).collect()
+    }
+
+    fn counts(&self, reason: Reason) -> bool {
+        self.open.get(&reason).is_some_and(|open| open.fault.counts)
+    }
+
+    fn wait_anew(&mut self) {
+        for open in self.open.values_mut() {
+            open.well_since = None;
+        }
+    }
+
+    fn apply(&mut self, reason: Reason, said: Said, is_whole: bool, now: Instant) {
+        match said {
+            Said::Present { value, counts } => {
+                let fault = Fault { reason, value, counts };
+                match self.open.get_mut(&reason) {
+                    Some(open) => open.renew(fault),
+                    None => {
+                        let well_since = None;
+                        self.open.insert(reason, Open { fault, well_since });
+                    }
+                }
+            }
+            Said::Absent if is_whole => {
+                if self.open.get_mut(&reason).is_some_and(|open| open.is_over(now)) {
+                    self.open.remove(&reason);
+                }
+            }
+            Said::Absent | Said::Unknown => {
+                if let Some(open) = self.open.get_mut(&reason) {
+                    open.well_since = None;
+                }
+            }
+        }
+    }
+}
+
+// === impl Open ===
+
+impl Open {
+    /// It was seen again. An event keeps its first value, so that its taint keeps its age; a flag has the newest one. What
+    /// counts is not replaced by what does not.
+    fn renew(&mut self, again: Fault) {
+        self.well_since = None;
+        let is_flag = matches!(again.reason, Reason::Remap | Reason::Recovery);
+        if again.counts && !self.fault.counts || is_flag && again.counts == self.fault.counts {
+            self.fault = again;
+        }
+    }
+
+    fn is_over(&mut self, now: Instant) -> bool {
+        let lasts = match self.fault.reason {
+            Reason::Xid if !self.fault.counts => IGNORED_FOR,
+            _ => RECOVERED_AFTER,
+        };
+        let since = *self.well_since.get_or_insert(now);
+        now.saturating_duration_since(since) >= lasts
+    }
+}
+
+fn xid(reading: &Reading, ignored: &BTreeSet<u64>, open_counts: bool) -> Said {
+    let counting = reading.xids.iter().find(|xid| !ignored.contains(xid));
+    if let Some(xid) = counting.or(reading.xids.first()) {
+        return Said::Present {
+            value: xid.to_string(),
+            counts: counting.is_some(),
+        };
+    }
+    match reading.action {
+        Asked::Is(0) => Said::Absent,
+        Asked::NotSupported if !open_counts => Said::Absent,
+        _ => Said::Unknown,
+    }
+}
+
+fn ecc(reading: &Reading, before: Option<u64>) -> Said {
+    let Asked::Is(count) = reading.uncorrected else {
+        return Said::Unknown;
+    };
+    let before = before.unwrap_or(0);
+    // A count that fell was reset, and all of it is new.
+    if count != before && count > 0 {
+        return Said::Present {
+            value: count.to_string(),
+            counts: true,
+        };
+    }
+    match reading.action {
+        _ if count == 0 => Said::Absent,
+        Asked::Is(0) => Said::Absent,
+        _ => Said::Unknown,
+    }
+}
+
+fn remap(reading: &Reading) -> Said {
+    let present = |value: &str, counts| Said::Present {
+        value: value.to_owned(),
+        counts,
+    };
+    match (&reading.remap_failed, &reading.remap_pending) {
+        (Asked::Is(true), _) => present("failed", true),
+        // NVIDIA: programs go on, and new ones may be started.
+        (_, Asked::Is(true)) => present("pending", false),
+        (Asked::Is(false), Asked::Is(false)) => Said::Absent,
+        _ => Said::Unknown,
+    }
+}
+
+fn recovery(reading: &Reading) -> Said {
+    let action = match reading.action {
+        Asked::Is(0) => return Said::Absent,
+        Asked::Is(number) => number,
+        _ => return Said::Unknown,
+    };
+    let named = usize::try_from(action).ok().and_then(|number| ACTIONS.get(number));
+    let action = named.map_or_else(|| format!("action-{action}"), |name| (*name).to_owned());
+    Said::Present {
+        value: action,
+        counts: true,
+    }
+}

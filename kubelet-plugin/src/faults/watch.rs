@@ -1,0 +1,226 @@
+//! Reads the faults every few seconds, on a thread of its own: neither a driver that hangs nor a disk may stop others.
+
+use super::{Conditions, Files, Readings};
+use crate::inventory::Faults;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::{Notify, watch};
+
+/// A fault has a taint within 5 s: this, and the write of a slice.
+const READ_EVERY: Duration = Duration::from_secs(3);
+
+/// What is read, and what is known.
+#[derive(Debug)]
+pub struct Watcher<R> {
+    readings: R,
+    conditions: Conditions,
+    files: Files,
+    /// The GPUs that could be read.
+    readable: BTreeSet<String>,
+}
+
+/// What a look changed.
+#[derive(Debug, PartialEq, Eq)]
+struct Look {
+    faults: Faults,
+    /// A GPU that could be read cannot be read any more.
+    has_lost_one: bool,
+}
+
+/// Watches for ever. `faults` has those of before the restart already. `rescan` has the GPUs listed before their time.
+pub async fn run<R: Readings>(watcher: Watcher<R>, faults: watch::Sender<Faults>, rescan: Arc<Notify>) {
+    let watcher = Arc::new(Mutex::new(watcher));
+    loop {
+        let own = watcher.clone();
+        let look = tokio::task::spawn_blocking(move || {
+            let mut watcher = own.lock().unwrap_or_else(PoisonError::into_inner);
+            watcher.look(Instant::now)
+        });
+        match look.await {
+            Ok(look) => {
+                if look.has_lost_one {
+                    rescan.notify_one();
+                }
+                faults.send_if_modified(|known| {
+                    let changed = *known != look.faults;
+                    log(known, &look.faults);
+                    *known = look.faults;
+                    changed
+                });
+            }
+            Err(error) => tracing::error!("a look for faults of GPUs ended early: {error}"),
+        }
+        tokio::time::sleep(READ_EVERY).await;
+    }
+}
+
+// === impl Watcher ===
+
+impl<R: Readings> Watcher<R> {
+    /// Has the faults of before the restart.
+    #[must_use]
+    pub fn new(readings: R, mut conditions: Conditions, mut files: Files) -> Self {
+        for kept in files.changed() {
+            conditions.add(&kept);
+        }
+        Self {
+            readings,
+            conditions,
+            files,
+            readable: BTreeSet::new(),
+        }
+    }
+
+    #[must_use]
+    pub fn faults(&self) -> Faults {
+        self.conditions.faults()
+    }
+
+    /// `now` is asked once the driver has answered.
+    fn look(&mut self, now: impl FnOnce() -> Instant) -> Look {
+        let answer = self.readings.readings();
+        for kept in self.files.changed() {
+            self.conditions.add(&kept);
+        }
+        self.conditions.apply(answer.as_deref().map_err(String::as_str), now());
+        self.files.write(&self.conditions.kept());
+        let mut has_lost_one = false;
+        match answer {
+            Ok(readings) => {
+                let readable = readings.into_iter().filter(|reading| reading.failure().is_none());
+                let readable: BTreeSet<String> = readable.map(|reading| reading.uuid).collect();
+                has_lost_one = !self.readable.is_subset(&readable);
+                self.readable = readable;
+            }
+            Err(error) => tracing::debug!("faults of GPUs cannot be read: {error}"),
+        }
+        Look {
+            faults: self.faults(),
+            has_lost_one,
+        }
+    }
+}
+
+fn log(before: &Faults, after: &Faults) {
+    let all = |faults: &Faults| -> Vec<_> {
+        let of = |(uuid, faults): (&String, &Vec<_>)| -> Vec<_> {
+            faults
+                .iter()
+                .map(|fault| (uuid.clone(), crate::inventory::Fault::clone(fault)))
+                .collect()
+        };
+        faults.iter().flat_map(of).collect()
+    };
+    let (before, after) = (all(before), all(after));
+    for (uuid, fault) in after.iter().filter(|fault| !before.contains(fault)) {
+        match fault.counts {
+            true => tracing::error!("no new claim gets this GPU: {}", fault.text(uuid)),
+            false => tracing::info!("{}", fault.text(uuid)),
+        }
+    }
+    let is_open = |uuid: &String, reason| {
+        after
+            .iter()
+            .any(|(other, fault)| other == uuid && fault.reason == reason)
+    };
+    for (uuid, fault) in before.iter().filter(|(uuid, fault)| !is_open(uuid, fault.reason)) {
+        tracing::info!("GPU {uuid} is well again: no {} any more", fault.reason.name());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Asked, Reading};
+    use super::*;
+    use std::path::Path;
+
+    /// Answers with what was sent, and else hangs.
+    struct Answers(Mutex<std::sync::mpsc::Receiver<Result<Vec<Reading>, String>>>);
+
+    impl Readings for Answers {
+        fn readings(&self) -> Result<Vec<Reading>, String> {
+            let answers = self.0.lock().expect("lock");
+            answers.recv().unwrap_or_else(|_| Err("the test is over".into()))
+        }
+    }
+
+    fn reading(xids: &[u64], fails: bool) -> Vec<Reading> {
+        let uncorrected = match fails {
+            true => Asked::Failed("GPU is lost".into()),
+            false => Asked::Is(0),
+        };
+        vec![Reading {
+            uuid: "GPU-0".into(),
+            xids: xids.to_vec(),
+            events: Asked::Is(()),
+            uncorrected,
+            remap_pending: Asked::Is(false),
+            remap_failed: Asked::Is(false),
+            action: Asked::Is(0),
+        }]
+    }
+
+    type Sender = std::sync::mpsc::Sender<Result<Vec<Reading>, String>>;
+
+    fn watcher(folder: &Path) -> (Sender, Watcher<Answers>) {
+        let (sender, answers) = std::sync::mpsc::channel();
+        let files = Files::new("b".into(), folder.join("disk"), folder.join("run"));
+        let conditions = Conditions::new([13].into());
+        (sender, Watcher::new(Answers(Mutex::new(answers)), conditions, files))
+    }
+
+    #[test]
+    fn faults_are_kept_over_restarts_and_a_gpu_that_cannot_be_read_any_more_is_told() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (sender, mut first) = watcher(folder.path());
+        let mut look = |answer| {
+            sender.send(answer).expect("heard");
+            first.look(Instant::now)
+        };
+        assert_eq!(
+            look(Ok(reading(&[], false))),
+            Look {
+                faults: Faults::new(),
+                has_lost_one: false
+            }
+        );
+        assert!(look(Ok(reading(&[79], true))).has_lost_one);
+        assert!(!look(Ok(reading(&[], true))).has_lost_one, "once");
+        let kept = look(Err("hangs".into())).faults;
+        assert_eq!(kept["GPU-0"][0].value, "79");
+        std::fs::remove_file(folder.path().join("disk")).expect("removed");
+        let (sender, mut second) = watcher(folder.path());
+        assert_eq!(second.faults(), kept, "before the driver is asked");
+        // The other instance sees one more, and both have both.
+        assert_eq!(look(Ok(reading(&[], false))).faults, kept);
+        let recovery = vec![Reading {
+            action: Asked::Is(2),
+            ..reading(&[], false).remove(0)
+        }];
+        assert_eq!(look(Ok(recovery)).faults["GPU-0"].len(), 2);
+        sender.send(Err("hangs".into())).expect("heard");
+        assert_eq!(second.look(Instant::now).faults["GPU-0"].len(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn faults_are_sent_when_they_change_and_a_scan_is_asked_for() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (sender, watcher) = watcher(folder.path());
+        let (faults, mut known) = watch::channel(watcher.faults());
+        let rescan = Arc::new(Notify::new());
+        let running = tokio::spawn(run(watcher, faults, rescan.clone()));
+        for answer in [
+            Ok(reading(&[], false)),
+            Ok(reading(&[], false)),
+            Ok(reading(&[48], true)),
+        ] {
+            assert!(!known.has_changed().expect("a sender"));
+            sender.send(answer).expect("heard");
+        }
+        known.changed().await.expect("a fault");
+        assert_eq!(known.borrow()["GPU-0"][0].value, "48");
+        rescan.notified().await;
+        running.abort();
+    }
+}
