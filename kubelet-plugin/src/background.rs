@@ -325,18 +325,11 @@ impl<M: MountUsers> CleanUp<M> {
             states.push((uid.clone(), state));
         }
         for uid in self.gone.apply(&states, now) {
-            let (claim, seen, users) = (uid.clone(), entries.get(&uid).cloned(), self.users.clone());
-            let done = node.turn(move |node, locked| {
-                // Since it was looked at, the claim may have been allocated here again, or a container may have started.
-                let is_same = node.entry(&claim) == seen.as_ref();
-                let is_free = || {
-                    users
-                        .living(&node.share_mounts(&claim))
-                        .is_ok_and(|living| living.is_empty())
-                };
-                (is_same && is_free()).then(|| node.unprepare(locked, &[&claim]).remove(0))
-            });
-            match done.await {
+            let Some(seen) = entries.get(&uid).cloned() else {
+                continue;
+            };
+            // Since it was looked at, the claim may have been allocated here again, or a container may have started.
+            match node.release_unused(self.users.clone(), &uid, seen).await {
                 Ok(None) => {}
                 Ok(Some(Ok(()))) => {
                     metrics.stale();

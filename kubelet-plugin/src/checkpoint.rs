@@ -54,6 +54,16 @@ pub struct Entry {
     pub library: String,
     /// In the order of the claim's results.
     pub shares: Vec<Held>,
+    /// The pods that it was reserved for when it was last prepared. They only name it in texts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pods: Vec<Pod>,
+}
+
+/// A pod of a claim, in the claim's namespace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pod {
+    pub name: String,
+    pub uid: String,
 }
 
 /// A share with its slot.
@@ -233,6 +243,7 @@ mod tests {
             name: "quarter".into(),
             library: "0".repeat(64),
             shares: vec![held],
+            pods: Vec::new(),
         };
         Checkpoint {
             claims: BTreeMap::from([("5c0f3b9a-0000-4000-8000-000000000001".to_owned(), entry)]),

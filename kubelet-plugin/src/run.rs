@@ -30,6 +30,7 @@ use crate::ready::Readiness;
 use crate::registration::{Registrar, keep_listening};
 use crate::server::Service;
 use crate::truth::{Observer, Proc, Truth};
+use crate::waiting::{Keepers, NodeProcesses};
 use crate::{api, background, compute, containers, driver_pause, gpus, http, publish, registration, truth};
 use anyhow::Context as _;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -95,7 +96,14 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let (wanted, wants) = watch::channel(Wanted::Unknown);
     let (reports, reported) = watch::channel(Report::default());
 
-    let driver = Arc::new(Service::new(node.clone(), cluster.clone(), metrics.clone()));
+    let processes = NodeProcesses::new(config.pod_uid.as_deref());
+    let driver = Arc::new(Service::new(
+        node.clone(),
+        cluster.clone(),
+        processes,
+        metrics.clone(),
+        stopped.clone(),
+    ));
     let dra = {
         let (path, health, stopped) = (config.dra_socket.clone(), Health::new(reported), stopped.clone());
         let serve = {
@@ -320,9 +328,9 @@ async fn node_uid(cluster: &Cluster, readiness: &Readiness) -> String {
 }
 
 /// Serves kubelet's DRA and health services.
-pub async fn serve_dra<C: api::Claims>(
+pub async fn serve_dra<C: api::Claims, K: Keepers>(
     listener: UnixListener,
-    driver: Arc<Service<C>>,
+    driver: Arc<Service<C, K>>,
     health_service: Health,
     until: impl Future<Output = ()>,
 ) -> Result<(), tonic::transport::Error> {
