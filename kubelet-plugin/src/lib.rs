@@ -29,6 +29,7 @@ pub mod claim;
 pub mod claimdir;
 pub mod compute;
 pub mod config;
+pub mod connection;
 pub mod containers;
 pub mod contexts;
 pub mod crash_points;

@@ -31,7 +31,7 @@ use crate::registration::{Registrar, keep_listening};
 use crate::server::Service;
 use crate::truth::{Observer, Proc, Truth};
 use crate::waiting::{Keepers, NodeProcesses};
-use crate::{api, background, compute, containers, driver_pause, gpus, http, publish, registration, truth};
+use crate::{api, background, compute, connection, containers, driver_pause, gpus, http, publish, registration, truth};
 use anyhow::Context as _;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::{WatchStreamExt as _, watcher};
@@ -88,9 +88,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let readiness = Readiness::new(&[LIBRARY, gpus::PART, publish::PART, registration::PART]);
     let metrics = Metrics::default();
     let (comparison, known) = (Comparison::default(), Truth::default());
-    let client = kube::Client::try_default()
-        .await
-        .context("no configuration for the API server")?;
+    let server = kube::Config::infer().await;
+    let client = connection::client(server.context("no configuration for the API server")?)?;
     let cluster = Cluster::new(client, config.node_name.clone());
     let (stop, stopped) = watch::channel(false);
     let (wanted, wants) = watch::channel(Wanted::Unknown);
