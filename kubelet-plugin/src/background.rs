@@ -3,7 +3,6 @@
 
 use crate::api::{Claims, Events};
 use crate::checkpoint::{Entry, Held};
-use crate::claimdir::LedgerError;
 use crate::compute::{Comparison, Verdict};
 use crate::metrics::Metrics;
 use crate::mount_users::{MountUsers, Processes, ShareMount};
@@ -236,8 +235,9 @@ fn damaged_ledgers(node: &mut Node) -> Vec<(ClaimId, String)> {
         }
         let shares = entry.shares.iter().filter(|held| held.share.role == Role::Share);
         let damage = shares.filter_map(|held| match node.dirs().usage(uid, &held.share) {
-            Err(LedgerError::Damage(damage)) => Some(format!("share {}: {damage}", held.share.name)),
-            _ => None,
+            // A file that cannot be read is one that the tenant replaced, by a link for example.
+            Err(damage) => Some(format!("share {}: {damage}", held.share.name)),
+            Ok(_) => None,
         });
         damaged.extend(damage.take(1).map(|damage| (entry.id(uid), damage)));
     }

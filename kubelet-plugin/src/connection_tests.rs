@@ -47,7 +47,9 @@ impl Server {
                 let (acceptor, mut cuts) = (acceptor.clone(), cuts.clone());
                 cuts.mark_unchanged();
                 tokio::spawn(async move {
-                    let Ok(stream) = acceptor.accept(stream).await else { return };
+                    let Ok(stream) = acceptor.accept(stream).await else {
+                        return;
+                    };
                     let service = hyper::service::service_fn(answer);
                     let server = auto::Builder::new(TokioExecutor::new());
                     tokio::select! {
@@ -85,7 +87,9 @@ async fn answer(request: http::Request<Incoming>) -> Result<http::Response<Strin
 
 async fn get(cluster: &Cluster, name: &str) -> Result<String, String> {
     let found = cluster.get("d", name).await.map_err(|error| error.to_string())?;
-    found.and_then(|claim| claim.metadata.name).ok_or_else(|| "none".to_owned())
+    found
+        .and_then(|claim| claim.metadata.name)
+        .ok_or_else(|| "none".to_owned())
 }
 
 #[tokio::test]

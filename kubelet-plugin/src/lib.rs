@@ -37,6 +37,8 @@ pub mod driver;
 pub mod driver_pause;
 pub mod edits;
 pub mod files;
+#[cfg(test)]
+mod fuzz_tests;
 pub mod gpus;
 pub mod health;
 pub mod http;

@@ -29,6 +29,8 @@ use vgpu_proto::registration::{InfoRequest, RegistrationStatus};
 
 #[path = "queue_tests.rs"]
 mod queue_tests;
+#[path = "tenant_tests.rs"]
+mod tenant;
 #[path = "waiting_tests.rs"]
 mod waiting;
 
