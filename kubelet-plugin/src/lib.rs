@@ -16,6 +16,9 @@
 //!                                          └──────────► truth: conditions of claims, events, kills
 //! ```
 //!
+//! `server` passes the calls that wait for the node's lock to `queue`, and those without room to `waiting`; `connection` is
+//! what `api` talks over.
+//!
 //! Pure (no I/O): `slice`, `claim`, `edits`, `gpus::published`, `publish::plan`, `stale`, `compute::judge`. Synchronous: `node`
 //! and the modules it calls, on threads of their own (`node::shared`).
 //! Asynchronous: `api`, `background`, `compute::compare`, `gpus`, `publish`, `server`, `registration`, `run`.
