@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The figures of docs/benchmarks.md, measured on this machine: the library's cost, the allocator's, the cluster's, that of
-# translated pods, and the controller's. `run.sh library [--quick|--real-gpu|--rounds N]`, `run.sh allocator`,
-# `run.sh cluster`, `run.sh translate` or `run.sh controller [--rounds N] [--pods N] [--nodes N]` prints one part alone. The
+# The figures of docs/benchmarks.md, measured on this machine: the library's cost, the allocator's, the plugin's own part of a
+# Prepare, the cluster's, that of translated pods, and the controller's. `run.sh library [--quick|--real-gpu|--rounds N]`,
+# `run.sh allocator`, `run.sh calls [--rounds N]`, `run.sh cluster`, `run.sh translate` or `run.sh controller [--rounds N] [--pods N] [--nodes N]` prints one part alone. The
 # last three bring clusters up and take them down, however they end. `run.sh compute` prints docs/compute-accuracy.md: a
 # simulation, and three minutes in real time.
 . "$(dirname "$0")/../build/env.sh"
@@ -18,9 +18,9 @@ case $part in
     "$CARGO_TARGET_DIR/release/vgpu-compute-sim"
     exec python3 bench/gpu_time.py
     ;;
-  library | controller) ;;
-  allocator | cluster | translate | all) [ $# -eq 0 ] || fail "$part takes no options, and $1 was given: library and controller do" ;;
-  *) fail "$part: not a part; there are library, allocator, cluster, translate, controller and compute" ;;
+  library | controller | calls) ;;
+  allocator | cluster | translate | all) [ $# -eq 0 ] || fail "$part takes no options, and $1 was given: library, calls and controller do" ;;
+  *) fail "$part: not a part; there are library, allocator, calls, cluster, translate, controller and compute" ;;
 esac
 if runs library; then
   python3 bench/run.py "$@"
@@ -46,6 +46,12 @@ fi
 if runs cluster || runs translate || runs controller; then
   build/prerequisites.sh demo
   cargo build --quiet --release -p vgpu-e2e -p vgpu-bench --bin vgpu-e2e --bin vgpu-client --bin vgpu-bench
+fi
+if runs calls; then
+  cargo build --quiet --profile programs -p vgpu-bench --bin bench-calls
+  sudo=()
+  [ "$(id -u)" = 0 ] || sudo=(sudo) # it mounts
+  "${sudo[@]}" "$CARGO_TARGET_DIR/programs/bench-calls" "$@"
 fi
 if runs cluster; then
   cargo build --quiet --profile programs -p vgpu-bench --bin bench-prepare

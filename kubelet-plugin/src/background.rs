@@ -3,7 +3,6 @@
 
 use crate::api::{Claims, Events};
 use crate::checkpoint::{Entry, Held};
-use crate::claimdir::LedgerError;
 use crate::compute::{Comparison, Verdict};
 use crate::metrics::Metrics;
 use crate::mount_users::{MountUsers, Processes, ShareMount};
@@ -236,8 +235,9 @@ fn damaged_ledgers(node: &mut Node) -> Vec<(ClaimId, String)> {
         }
         let shares = entry.shares.iter().filter(|held| held.share.role == Role::Share);
         let damage = shares.filter_map(|held| match node.dirs().usage(uid, &held.share) {
-            Err(LedgerError::Damage(damage)) => Some(format!("share {}: {damage}", held.share.name)),
-            _ => None,
+            // A file that cannot be read is one that the tenant replaced, by a link for example.
+            Err(damage) => Some(format!("share {}: {damage}", held.share.name)),
+            Ok(_) => None,
         });
         damaged.extend(damage.take(1).map(|damage| (entry.id(uid), damage)));
     }
@@ -325,18 +325,11 @@ impl<M: MountUsers> CleanUp<M> {
             states.push((uid.clone(), state));
         }
         for uid in self.gone.apply(&states, now) {
-            let (claim, seen, users) = (uid.clone(), entries.get(&uid).cloned(), self.users.clone());
-            let done = node.turn(move |node, locked| {
-                // Since it was looked at, the claim may have been allocated here again, or a container may have started.
-                let is_same = node.entry(&claim) == seen.as_ref();
-                let is_free = || {
-                    users
-                        .living(&node.share_mounts(&claim))
-                        .is_ok_and(|living| living.is_empty())
-                };
-                (is_same && is_free()).then(|| node.unprepare(locked, &[&claim]).remove(0))
-            });
-            match done.await {
+            let Some(seen) = entries.get(&uid).cloned() else {
+                continue;
+            };
+            // Since it was looked at, the claim may have been allocated here again, or a container may have started.
+            match node.release_unused(self.users.clone(), &uid, seen).await {
                 Ok(None) => {}
                 Ok(Some(Ok(()))) => {
                     metrics.stale();

@@ -15,7 +15,8 @@
 //! - An older release that runs beside this one writes its checkpoint again after each removal. What it prepared is found
 //!   by the claim directories, and what it unprepared by their absence (`node::former`).
 
-use crate::files;
+use crate::arbitration::SLOTS;
+use crate::files::{self, safe_name};
 use crate::inventory::Gpu;
 use crate::share::{ClaimId, Share};
 use serde::{Deserialize, Serialize};
@@ -26,10 +27,13 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 use vgpu_abi::checksum::crc32;
+use vgpu_api::request::CORES_MAX;
 
 const VERSION: u32 = 1;
 /// A thousand claims take less than a megabyte.
 const MAX_SIZE: usize = 64 << 20;
+/// More than any GPU or machine has.
+const MAX_MEMORY: u64 = 1 << 50;
 
 /// All prepared claims, by UID.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,9 +55,20 @@ pub struct Entry {
     pub namespace: String,
     pub name: String,
     /// Digest of the library to which the claim is bound since its first Prepare.
+    #[serde(deserialize_with = "safe_name")]
     pub library: String,
     /// In the order of the claim's results.
     pub shares: Vec<Held>,
+    /// The pods that it was reserved for when it was last prepared. They only name it in texts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pods: Vec<Pod>,
+}
+
+/// A pod of a claim, in the claim's namespace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pod {
+    pub name: String,
+    pub uid: String,
 }
 
 /// A share with its slot.
@@ -147,7 +162,30 @@ impl Checkpoint {
                 found,
             });
         }
-        serde_json::from_str(sealed.payload.get()).map_err(format)
+        let checkpoint: Self = serde_json::from_str(sealed.payload.get()).map_err(format)?;
+        checkpoint.check().map_err(Damage::Format)?;
+        Ok(checkpoint)
+    }
+
+    /// Amounts and slots are added up and used as indices: those that no GPU can have are damage.
+    fn check(&self) -> Result<(), String> {
+        for held in self.claims.values().flat_map(|entry| &entry.shares) {
+            let Share {
+                name,
+                memory,
+                host_memory,
+                cores,
+                ..
+            } = &held.share;
+            let fits = *memory <= MAX_MEMORY && *host_memory <= MAX_MEMORY && *cores <= CORES_MAX;
+            if !fits || held.slot.is_some_and(|slot| slot >= SLOTS) {
+                return Err(format!(
+                    "share {name} has {memory} bytes, {host_memory} of the host's, {cores} cores and slot {:?}",
+                    held.slot
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Every share on a GPU, with its claim.
@@ -233,6 +271,7 @@ mod tests {
             name: "quarter".into(),
             library: "0".repeat(64),
             shares: vec![held],
+            pods: Vec::new(),
         };
         Checkpoint {
             claims: BTreeMap::from([("5c0f3b9a-0000-4000-8000-000000000001".to_owned(), entry)]),

@@ -9,6 +9,7 @@
 //! Everything is checked although the API server stored it: it accepts a device that does not exist, 999Gi of
 //! 80Gi, and negative amounts. Results and configs of other drivers are skipped.
 
+use crate::checkpoint::Pod;
 use crate::inventory::{Device, Gpu, Inventory};
 use crate::share::{Report, Role, Share};
 use k8s_openapi::api::resource::v1::{
@@ -76,6 +77,22 @@ pub enum Error {
     Request(#[from] RequestError),
     #[error(transparent)]
     Config(#[from] ConfigError),
+}
+
+/// The pods that a claim is reserved for.
+#[must_use]
+pub fn pods(claim: &ResourceClaim) -> Vec<Pod> {
+    let holders = claim
+        .status
+        .iter()
+        .filter_map(|status| status.reserved_for.as_ref())
+        .flatten();
+    let pods = holders.filter(|holder| holder.resource == "pods");
+    pods.map(|pod| Pod {
+        name: pod.name.clone(),
+        uid: pod.uid.clone(),
+    })
+    .collect()
 }
 
 /// Returns the shares of `claim` on the node that publishes `inventory` as `pool`, in the order of the

@@ -333,6 +333,7 @@ mod tests {
             name: "c".into(),
             library: "f".repeat(64),
             shares: vec![held("s1"), held("s2")],
+            pods: Vec::new(),
         }
     }
 

@@ -1,6 +1,8 @@
-//! Replaces files atomically, and reads them with a size limit.
+//! Replaces files atomically, reads them with a size limit, and refuses names that lead out of a folder.
 
 use rustix::fs::{Mode, OFlags};
+use serde::de::Error as _;
+use serde::{Deserialize as _, Deserializer};
 use std::fs::{File, Permissions};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
@@ -97,6 +99,27 @@ pub fn read_bounded(path: &Path, limit: usize) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(limit as u64 + 1).read_to_end(&mut bytes)?;
     Ok(bytes)
+}
+
+/// Refuses a name in a file of the plugin's, or in an answer of the driver, that could lead out of its folder.
+pub(crate) fn safe_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let name = String::deserialize(deserializer)?;
+    let is_safe = name.len() <= 128
+        && !name.starts_with('.')
+        && name
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'));
+    match is_safe {
+        true => Ok(name),
+        false => Err(D::Error::custom(format!(
+            "{:?} is no name of a folder",
+            shortened(&name)
+        ))),
+    }
+}
+
+fn shortened(text: &str) -> String {
+    text.chars().take(64).collect()
 }
 
 #[cfg(test)]

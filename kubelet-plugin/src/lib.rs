@@ -16,6 +16,9 @@
 //!                                          └──────────► truth: conditions of claims, events, kills
 //! ```
 //!
+//! `server` passes the calls that wait for the node's lock to `queue`, and those without room to `waiting`; `connection` is
+//! what `api` talks over.
+//!
 //! Pure (no I/O): `slice`, `claim`, `edits`, `gpus::published`, `faults::conditions`, `publish::plan`, `stale`, `compute::judge`. Synchronous: `node`
 //! and the modules it calls, on threads of their own (`node::shared`).
 //! Asynchronous: `api`, `background`, `compute::compare`, `gpus`, `publish`, `server`, `registration`, `run`.
@@ -29,6 +32,7 @@ pub mod claim;
 pub mod claimdir;
 pub mod compute;
 pub mod config;
+pub mod connection;
 pub mod containers;
 pub mod contexts;
 pub mod crash_points;
@@ -37,6 +41,8 @@ pub mod driver_pause;
 pub mod edits;
 pub mod faults;
 pub mod files;
+#[cfg(test)]
+mod fuzz_tests;
 pub mod gpus;
 pub mod health;
 pub mod http;
@@ -48,6 +54,7 @@ pub mod mount_users;
 pub mod node;
 pub mod nvml;
 pub mod publish;
+mod queue;
 pub mod ready;
 mod records;
 pub mod registration;
@@ -61,3 +68,4 @@ pub mod stale;
 pub mod tmpfs;
 pub mod truth;
 pub mod usage;
+pub mod waiting;

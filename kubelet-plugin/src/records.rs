@@ -374,6 +374,7 @@ mod tests {
                 name: "quarter".into(),
                 library: "0".repeat(64),
                 shares: vec![held],
+                pods: Vec::new(),
             },
             gpus: BTreeMap::from([(gpu(0).uuid, gpu(0))]),
             boot: boot.map(str::to_owned),

@@ -31,8 +31,10 @@ use crate::ready::Readiness;
 use crate::registration::{Registrar, keep_listening};
 use crate::server::Service;
 use crate::truth::{Observer, Proc, Truth};
+use crate::waiting::{Keepers, NodeProcesses};
 use crate::{
-    api, background, compute, containers, driver_pause, faults, gpus, http, publish, records, registration, truth,
+    api, background, compute, connection, containers, driver_pause, faults, gpus, http, publish, records, registration,
+    truth,
 };
 use anyhow::Context as _;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -90,15 +92,21 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let readiness = Readiness::new(&[LIBRARY, gpus::PART, publish::PART, registration::PART]);
     let metrics = Metrics::default();
     let (comparison, known) = (Comparison::default(), Truth::default());
-    let client = kube::Client::try_default()
-        .await
-        .context("no configuration for the API server")?;
+    let server = kube::Config::infer().await;
+    let client = connection::client(server.context("no configuration for the API server")?)?;
     let cluster = Cluster::new(client, config.node_name.clone());
     let (stop, stopped) = watch::channel(false);
     let (wanted, wants) = watch::channel(Wanted::Unknown);
     let (reports, reported) = watch::channel(Report::default());
 
-    let driver = Arc::new(Service::new(node.clone(), cluster.clone(), metrics.clone()));
+    let processes = NodeProcesses::new(config.pod_uid.as_deref());
+    let driver = Arc::new(Service::new(
+        node.clone(),
+        cluster.clone(),
+        processes,
+        metrics.clone(),
+        stopped.clone(),
+    ));
     let dra = {
         let (path, health, stopped) = (config.dra_socket.clone(), Health::new(reported), stopped.clone());
         let serve = {
@@ -330,9 +338,9 @@ async fn node_uid(cluster: &Cluster, readiness: &Readiness) -> String {
 }
 
 /// Serves kubelet's DRA and health services.
-pub async fn serve_dra<C: api::Claims>(
+pub async fn serve_dra<C: api::Claims, K: Keepers>(
     listener: UnixListener,
-    driver: Arc<Service<C>>,
+    driver: Arc<Service<C, K>>,
     health_service: Health,
     until: impl Future<Output = ()>,
 ) -> Result<(), tonic::transport::Error> {

@@ -1,24 +1,28 @@
 //! kubelet's DRA service, v1 and v1beta1: reads the claims of a call and passes them to `Node`.
 //!
 //! ```text
-//! claims of a call ─► GET each, a few at a time ─► UID matches? ─► `Node::prepare` once for all ─► answers
+//! claims of a call ─► GET each, a few at a time ─► UID matches? ─► `queue`: `Node::prepare` for all calls ─► answers
+//!                                                                     └─► no room ─► `waiting` ─┘
 //! ```
 //!
 //! Every claim gets an entry in the answer: kubelet fails the pod of a missing one without a reason. kubelet
 //! aborts a call after 45 s and then reports only a timeout, so a claim that cannot be read sooner is
-//! answered with the reason. A Prepare whose claim is unprepared while it is being read is refused: its pod
+//! answered with the reason. A Prepare whose claim is unprepared while it is being read or waits is refused: its pod
 //! is gone, and nothing would unprepare it again.
 
 use crate::api::Claims;
-use crate::metrics::Metrics;
-use crate::node::lock::Locked;
-use crate::node::{Node, Prepared, SharedNode, all_fail};
+use crate::metrics::{Metrics, Times};
+use crate::node::{Error, Prepared, SharedNode, all_fail};
+use crate::queue::{self, Queue, ReadClaim};
 use crate::share::ClaimId;
+use crate::waiting::{Holders, Keepers, LOOK_EVERY, Looks, PATIENCE};
 use futures::StreamExt as _;
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use tokio::sync::watch;
+use tokio::time::timeout_at;
 use tonic::{Request, Response, Status};
 use vgpu_proto::dra::{v1, v1beta1};
 
@@ -27,11 +31,20 @@ pub const CONCURRENT_GETS: usize = 8;
 /// Deadline for reading all claims of a call; preparing them takes milliseconds.
 const GET_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// A claim that finds no room waits no longer after the call began. The lock may take 10 s more.
+const WAITED_UNTIL: Duration = Duration::from_secs(30);
+/// Deadline for reading such a claim again when there is room.
+const READ_AGAIN: Duration = Duration::from_secs(3);
+
 /// Implements Prepare and Unprepare for kubelet. Not to be confused with [`crate::driver`], the GPU driver's files.
-pub struct Service<C> {
+pub struct Service<C, K> {
     node: SharedNode,
     claims: C,
+    looks: Looks<K>,
+    queue: Queue,
     metrics: Metrics,
+    /// True once the plugin ends, which no call may delay.
+    stopped: watch::Receiver<bool>,
     /// Lets a Prepare notice that its claim was unprepared while it was read from the API server.
     reading: Arc<Mutex<Reading>>,
 }
@@ -41,7 +54,7 @@ pub struct Service<C> {
 struct Reading {
     next: u64,
     /// For each call, the UIDs that were unprepared since it began.
-    calls: BTreeMap<u64, Vec<String>>,
+    calls: BTreeMap<u64, BTreeSet<String>>,
 }
 
 /// Registers a call in [`Reading`] until it is dropped, also when kubelet cancels the call.
@@ -52,13 +65,16 @@ struct Ticket {
 
 // === impl Service ===
 
-impl<C: Claims> Service<C> {
+impl<C: Claims, K: Keepers> Service<C, K> {
     #[must_use]
-    pub fn new(node: SharedNode, claims: C, metrics: Metrics) -> Self {
+    pub fn new(node: SharedNode, claims: C, keepers: K, metrics: Metrics, stopped: watch::Receiver<bool>) -> Self {
         Self {
             node,
             claims,
+            looks: Looks::new(keepers),
+            queue: Queue::default(),
             metrics,
+            stopped,
             reading: Arc::default(),
         }
     }
@@ -66,53 +82,172 @@ impl<C: Claims> Service<C> {
     /// Prepares each claim. kubelet shows the errors on the pod.
     pub async fn prepare(&self, ids: Vec<ClaimId>) -> BTreeMap<String, Result<Vec<Prepared>, String>> {
         let started = Instant::now();
-        let ticket = Ticket::new(self.reading.clone());
-        let deadline = tokio::time::Instant::now() + GET_TIMEOUT;
+        let begun = tokio::time::Instant::now();
+        let ticket = Arc::new(Ticket::new(self.reading.clone()));
+        let deadline = begun + GET_TIMEOUT;
         let gets = ids.into_iter().map(|id| async move {
-            let read = tokio::time::timeout_at(deadline, self.read(&id)).await;
+            let read = timeout_at(deadline, self.read(&id)).await;
             let late = || {
-                Err(format!(
-                    "the API server did not answer GET resourceclaims within {} s; check that it is healthy and that \
-                     this node reaches it; kubelet retries",
-                    GET_TIMEOUT.as_secs()
+                Err(Failure::new(
+                    "api",
+                    format!(
+                        "the API server did not answer GET resourceclaims within {} s; check that it is healthy and that \
+                         this node reaches it; kubelet retries",
+                        GET_TIMEOUT.as_secs()
+                    ),
                 ))
             };
-            (id, read.unwrap_or_else(|_| late().map_err(|text| ("api", text))))
+            (id, read.unwrap_or_else(|_| late()))
         });
         let read: Vec<_> = futures::stream::iter(gets)
             .buffer_unordered(CONCURRENT_GETS)
             .collect()
             .await;
-        let reading = started.elapsed();
-        let mut answers = BTreeMap::new();
+        let times = Times::new(started.elapsed());
+        let mut answers: Vec<(ClaimId, Answer)> = Vec::new();
         let mut batch = Vec::new();
-        let mut reasons = Vec::new();
         for (id, read) in read {
             match read {
-                Err((reason, error)) => {
-                    reasons.push(reason);
-                    answers.insert(id.uid.clone(), Err(format!("{id}: {error}")));
-                }
+                Err(failure) => answers.push((id, Err(failure))),
                 Ok(claim) => batch.push((id, claim)),
             }
         }
-        let ids: Vec<ClaimId> = batch.iter().map(|(id, _)| id.clone()).collect();
-        let prepared = self
-            .node
-            .turn(move |node, locked| prepare_read(node, locked, batch, &ticket));
-        let prepared = prepared.await.unwrap_or_else(|error| {
-            let failed = (error.kind(), error.to_string());
-            ids.iter().map(|id| (id.clone(), Err(failed.clone()))).collect()
+        let until = begun + WAITED_UNTIL;
+        let prepared = match batch.is_empty() {
+            true => Vec::new(),
+            false => self.prepare_read(batch, &ticket, &times).await,
+        };
+        let (call, begun, times) = (&ticket, Instant::now(), &times);
+        let waiting = prepared.into_iter().map(|(id, claim, answer)| async move {
+            let answer = match answer {
+                Err(Failure { full: true, .. }) => self.wait(&id, claim, call, until, times).await,
+                answer => answer,
+            };
+            (id, answer)
         });
-        for (id, answer) in prepared {
-            reasons.extend(answer.as_ref().err().map(|(reason, _)| *reason));
-            answers.insert(id.uid.clone(), answer.map_err(|(_, error)| format!("{id}: {error}")));
+        answers.extend(futures::future::join_all(waiting).await);
+        times.waited(begun.elapsed());
+        let unprepared = ticket.unprepared();
+        let (mut reasons, mut texts) = (Vec::new(), BTreeMap::new());
+        for (id, answer) in answers {
+            let answer = answer.and_then(|prepared| match unprepared.contains(&id.uid) {
+                true => Err(Failure::unprepared()),
+                false => Ok(prepared),
+            });
+            reasons.extend(answer.as_ref().err().map(|failure| failure.reason));
+            let answer = answer.map_err(|failure| format!("{id}: {}", failure.text));
+            texts.insert(id.uid, answer);
         }
-        self.metrics.prepared(started.elapsed(), reading, reasons);
-        for error in answers.values().filter_map(|answer| answer.as_ref().err()) {
+        self.metrics.prepared(started.elapsed(), times, reasons);
+        for error in texts.values().filter_map(|answer| answer.as_ref().err()) {
             tracing::warn!("cannot prepare {error}");
         }
-        answers
+        texts
+    }
+
+    /// Prepares the claims that were read, but for those that were unprepared meanwhile, beside those of other calls.
+    async fn prepare_read(&self, batch: Vec<ReadClaim>, ticket: &Arc<Ticket>, times: &Times) -> Vec<Answered> {
+        let (claims, waits, ticket) = (batch.clone(), Instant::now(), ticket.clone());
+        let mut place = self.queue.enter(batch, move || ticket.unprepared());
+        let queue = self.queue.clone();
+        let turn = self.node.turn_then(
+            move |node, locked| queue.prepare(node, locked),
+            |answers| answers.into_iter().for_each(queue::Answer::send),
+        );
+        let turned = tokio::select! {
+            biased;
+            // Another call's turn has prepared them.
+            done = &mut place.answer => done.map_err(|_| Error::Ended("its turn panicked".into())),
+            turned = turn => match turned {
+                Err(error) if self.queue.leave(&place) => Err(error),
+                // The claims are in this turn, or in one that began before.
+                _ => (&mut place.answer).await.map_err(|_| Error::Ended("its turn panicked".into())),
+            },
+        };
+        match turned {
+            Ok(done) => {
+                times.turned(done.began.saturating_duration_since(waits), done.parts);
+                let answers = done.answers.into_iter().map(|answer| match answer {
+                    Some(answer) => answer.map_err(|error| Failure::from(&error)),
+                    None => Err(Failure::unprepared()),
+                });
+                claims
+                    .into_iter()
+                    .zip(answers)
+                    .map(|((id, claim), answer)| (id, claim, answer))
+                    .collect()
+            }
+            Err(error) => {
+                let failed = Failure::from(&error);
+                let fail = |(id, claim)| (id, claim, Err(failed.clone()));
+                claims.into_iter().map(fail).collect()
+            }
+        }
+    }
+
+    /// Waits for the place of a claim that finds no room because others that are gone have it, and prepares it.
+    async fn wait(
+        &self,
+        id: &ClaimId,
+        mut claim: ResourceClaim,
+        ticket: &Arc<Ticket>,
+        until: tokio::time::Instant,
+        times: &Times,
+    ) -> Answer {
+        let until = until.min(tokio::time::Instant::now() + PATIENCE);
+        let (mut holders, mut ended) = (Holders::default(), self.node.ended());
+        loop {
+            ended.mark_unchanged();
+            if ticket.unprepared().contains(&id.uid) {
+                return Err(Failure::unprepared());
+            }
+            let (gone, wanted, of) = (holders.gone(), claim.clone(), id.clone());
+            let found = self
+                .node
+                .turn(move |node, locked| node.no_room(locked, &of, &wanted, &gone))
+                .await;
+            let Some(no_room) = found.and_then(|found| found).map_err(|error| Failure::from(&error))? else {
+                // Since it was read, it may have been allocated anew.
+                let read = timeout_at(tokio::time::Instant::now().max(until) + READ_AGAIN, self.read(id)).await;
+                claim = read.unwrap_or_else(|_| Err(Failure::new("api", "the API server did not answer".into())))?;
+                let mut prepared = self.prepare_read(vec![(id.clone(), claim)], ticket, times).await;
+                match prepared.pop() {
+                    Some((_, again, Err(Failure { full: true, .. }))) => claim = again,
+                    Some((_, _, answer)) => return answer,
+                    None => return Err(Failure::unprepared()),
+                }
+                continue;
+            };
+            let full = Failure::from(&Error::Full(no_room.full.clone()));
+            let known = &no_room.full.holders;
+            if holders.ask(&self.node, &self.claims, known, until).await {
+                continue;
+            }
+            if !no_room.without_gone {
+                return Err(full);
+            }
+            if holders.release_dead(&self.node, &self.claims, &self.looks, until).await {
+                continue;
+            }
+            if *self.stopped.borrow() {
+                return Err(full);
+            }
+            if tokio::time::Instant::now() >= until {
+                let kept = holders.refusal(known, &self.looks.look(&self.node).await);
+                return Err(Failure {
+                    text: format!("{}; {kept}", full.text),
+                    ..full
+                });
+            }
+            let next = until.min(tokio::time::Instant::now() + LOOK_EVERY);
+            let mut stopped = self.stopped.clone();
+            tokio::select! {
+                // An error: nothing will stop the plugin any more.
+                Ok(_) = stopped.wait_for(|stopped| *stopped) => {}
+                // Both the end of this wait and a change lead to the next look.
+                _ = timeout_at(next, ended.changed()) => {}
+            }
+        }
     }
 
     /// Unprepares each claim by its UID.
@@ -161,11 +296,12 @@ impl<C: Claims> Service<C> {
             .claims
             .get(&id.namespace, &id.name)
             .await
-            .map_err(|error| ("api", error.to_string()))?;
-        let claim = claim.ok_or_else(|| ("claim", "does not exist (any more); delete the pod".to_owned()))?;
+            .map_err(|error| Failure::new("api", error.to_string()))?;
+        let claim =
+            claim.ok_or_else(|| Failure::new("claim", "does not exist (any more); delete the pod".to_owned()))?;
         match claim.metadata.uid.as_deref() {
             Some(uid) if uid == id.uid => Ok(claim),
-            found => Err((
+            found => Err(Failure::new(
                 "claim",
                 format!(
                     "a claim of this name has metadata.uid {}: it was deleted and created again; delete the pod",
@@ -176,28 +312,44 @@ impl<C: Claims> Service<C> {
     }
 }
 
-/// Why a claim could not be prepared: the metric's reason, and the sentence.
-type Failure = (&'static str, String);
+/// Why a claim could not be prepared.
+#[derive(Clone, Debug)]
+struct Failure {
+    /// The metric's.
+    reason: &'static str,
+    text: String,
+    /// Its GPU has no room for it.
+    full: bool,
+}
 
-/// Prepares the claims that were read, but for those that were unprepared meanwhile.
-fn prepare_read(
-    node: &mut Node,
-    locked: &Locked,
-    batch: Vec<(ClaimId, ResourceClaim)>,
-    ticket: &Ticket,
-) -> Vec<(ClaimId, Result<Vec<Prepared>, Failure>)> {
-    let unprepared = ticket.unprepared();
-    let (late, batch): (Vec<_>, Vec<_>) = batch.into_iter().partition(|(id, _)| unprepared.contains(&id.uid));
-    let prepared = node.prepare(locked, &batch);
-    let prepared = prepared
-        .into_iter()
-        .map(|answer| answer.map_err(|error| (error.kind(), error.to_string())));
-    let late = late.into_iter().map(|(id, _)| {
-        let error = "was unprepared while it was being prepared; kubelet retries if a pod needs it";
-        (id, Err(("claim", error.to_owned())))
-    });
-    let prepared = batch.into_iter().map(|(id, _)| id).zip(prepared);
-    prepared.chain(late).collect()
+type Answer = Result<Vec<Prepared>, Failure>;
+type Answered = (ClaimId, ResourceClaim, Answer);
+
+// === impl Failure ===
+
+impl Failure {
+    fn new(reason: &'static str, text: String) -> Self {
+        Self {
+            reason,
+            text,
+            full: false,
+        }
+    }
+
+    fn unprepared() -> Self {
+        let text = "was unprepared while it was being prepared; kubelet retries if a pod needs it";
+        Self::new("claim", text.to_owned())
+    }
+}
+
+impl From<&Error> for Failure {
+    fn from(error: &Error) -> Self {
+        Self {
+            reason: error.kind(),
+            text: error.to_string(),
+            full: matches!(error, Error::Full(_)),
+        }
+    }
 }
 
 // === impl Reading ===
@@ -217,12 +369,12 @@ impl Ticket {
         let mut calls = reading.lock().unwrap_or_else(PoisonError::into_inner);
         let number = calls.next;
         calls.next += 1;
-        calls.calls.insert(number, Vec::new());
+        calls.calls.insert(number, BTreeSet::new());
         drop(calls);
         Self { number, reading }
     }
 
-    fn unprepared(&self) -> Vec<String> {
+    fn unprepared(&self) -> BTreeSet<String> {
         let calls = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
         calls.calls.get(&self.number).cloned().unwrap_or_default()
     }
@@ -241,7 +393,7 @@ impl Drop for Ticket {
 macro_rules! serve {
     ($version:ident, |$prepared:ident| $device:expr) => {
         #[tonic::async_trait]
-        impl<C: Claims> $version::dra_plugin_server::DraPlugin for Service<C> {
+        impl<C: Claims, K: Keepers> $version::dra_plugin_server::DraPlugin for Service<C, K> {
             async fn node_prepare_resources(
                 &self,
                 request: Request<$version::NodePrepareResourcesRequest>,

@@ -15,8 +15,9 @@ use crate::node::tests::{Rig, claim, id};
 use crate::ready::Readiness;
 use crate::registration::{self, Registrar, Socket};
 use crate::run::{serve_dra, serve_registration};
-use crate::share::ShareKeys;
+use crate::share::{ShareKey, ShareKeys};
 use crate::stale::PATIENCE;
+use crate::waiting::Keeper;
 use k8s_openapi::api::core::v1::ObjectReference;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
@@ -25,6 +26,13 @@ use tonic::transport::{Channel, Endpoint};
 use vgpu_proto::health;
 use vgpu_proto::registration::registration_client::RegistrationClient;
 use vgpu_proto::registration::{InfoRequest, RegistrationStatus};
+
+#[path = "queue_tests.rs"]
+mod queue_tests;
+#[path = "tenant_tests.rs"]
+mod tenant;
+#[path = "waiting_tests.rs"]
+mod waiting;
 
 type ClaimsByName = BTreeMap<(String, String), ResourceClaim>;
 
@@ -99,7 +107,7 @@ impl Served {
         let path = rig.path("dra.sock");
         let (listener, socket) = Socket::bind(&path).expect("bound");
         let (reports, reported) = watch::channel(Report::default());
-        let driver = Arc::new(Service::new(node.clone(), api.clone(), Metrics::default()));
+        let driver = Arc::new(service(&node, &api));
         tokio::spawn(serve_dra(
             listener,
             driver,
@@ -142,6 +150,16 @@ impl Served {
             .into_inner()
             .claims
     }
+}
+
+/// Without processes.
+fn service(node: &SharedNode, api: &Memory) -> Service<Memory, Containers> {
+    service_beside(node, api, Containers(Arc::new(Mutex::new(Containers::of(&[])))))
+}
+
+fn service_beside(node: &SharedNode, api: &Memory, containers: Containers) -> Service<Memory, Containers> {
+    let stopped = watch::channel(false).1;
+    Service::new(node.clone(), api.clone(), containers, Metrics::default(), stopped)
 }
 
 async fn connect(path: &std::path::Path) -> Channel {
@@ -288,7 +306,7 @@ async fn a_lock_that_another_instance_keeps_is_given_up_and_stops_nothing_else()
     let api = Memory::default();
     api.put(claim("u1", &[("s1", 20, 25)]));
     let node = SharedNode::new(rig.open());
-    let driver = Arc::new(Service::new(node.clone(), api, Metrics::default()));
+    let driver = Arc::new(service(&node, &api));
     let other = LockFile::open(&rig.config().lock).expect("opened");
     let taken = other.try_lock().expect("a lock file").expect("free");
     let unprepares: Vec<_> = (0..20)
@@ -337,7 +355,7 @@ async fn an_api_server_that_hangs_is_told_before_kubelet_gives_up() {
     let rig = Rig::new(false);
     let api = Memory::default();
     *api.slow.lock().expect("lock") = Some(Arc::default());
-    let driver = Service::new(SharedNode::new(rig.open()), api, Metrics::default());
+    let driver = service(&SharedNode::new(rig.open()), &api);
     // More claims than are read at a time; all have one deadline.
     let ids: Vec<_> = (0..20).map(|n| id(&format!("u{n}"))).collect();
     let started = tokio::time::Instant::now();
@@ -556,6 +574,19 @@ impl MountUsers for Containers {
         let mut living = self.0.lock().expect("lock").clone()?;
         living.retain(|key| shares.iter().any(|share| share.key == *key));
         Ok(living)
+    }
+}
+
+impl Keepers for Containers {
+    /// Process 4711 of a pod has them all.
+    fn keepers(&self, shares: &[ShareMount]) -> Result<BTreeMap<ShareKey, Keeper>, String> {
+        let keeper = Keeper {
+            pid: 4711,
+            name: "python".into(),
+            pod: Some("old-uid".into()),
+        };
+        let living = self.living(shares)?;
+        Ok(living.into_iter().map(|share| (share, keeper.clone())).collect())
     }
 }
 

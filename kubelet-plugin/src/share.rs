@@ -1,5 +1,6 @@
 //! A share: one allocation result of our driver, as the plugin stores it.
 
+use crate::files::safe_name;
 use crate::inventory::Gpu;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -45,6 +46,7 @@ pub enum Role {
 #[serde(rename_all = "camelCase")]
 pub struct Share {
     /// The shareID, or the device's name if there is none. Directories and CDI devices have this name.
+    #[serde(deserialize_with = "safe_name")]
     pub name: String,
     pub role: Role,
     /// The result's `request`, with `/subrequest` if it has one. Empty if the share was recovered from its
@@ -53,6 +55,7 @@ pub struct Share {
     pub device: String,
     pub share_id: Option<String>,
     /// UUID of the GPU.
+    #[serde(deserialize_with = "safe_name")]
     pub gpu: String,
     /// Bytes; 0 for a monitor.
     pub memory: u64,

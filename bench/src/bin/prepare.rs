@@ -5,23 +5,28 @@
 //!  make N claims, allocate them by status writes ─► rounds of {Prepare, Unprepare} for 1 claim
 //!                                                ─► rounds of {Prepare, Unprepare} for all N in one call
 //!                                                   (before each: the same claims only read, by GET)
+//!                                                ─► rounds of {GET, Prepare, Unprepare} for all N at once, a call each,
+//!                                                   as kubelet sends them: when the last one was answered
+//!                                                ─► a Prepare after `--quiet` seconds without a request
 //!  ─► p50 and p99 of each, and the plugin's RSS before and after ─► the claims are deleted
 //! ```
 //!
 //! Runs inside the cluster's namespaces (it opens the socket), as root, with KUBECONFIG set:
-//! `bench-prepare --node NODE [--claims 100] [--rounds 200]`. Prints one figure a line:
+//! `bench-prepare --node NODE [--claims 100] [--rounds 200] [--quiet 310]`. Prints one figure a line:
 //! `<name> <unit> <value>`. Units: microseconds, kibibytes.
 #![forbid(unsafe_code)]
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use futures::StreamExt as _;
+use futures::future::try_join_all;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tonic::transport::{Channel, Endpoint};
+use vgpu_kubelet_plugin::connection;
 use vgpu_kubelet_plugin::server::CONCURRENT_GETS;
 use vgpu_proto::dra::v1::dra_plugin_client::DraPluginClient;
 use vgpu_proto::dra::v1::{Claim, NodePrepareResourcesRequest, NodeUnprepareResourcesRequest};
@@ -42,6 +47,9 @@ struct Flags {
     /// Rounds with one claim; a tenth as many with all.
     #[arg(long, default_value_t = 200)]
     rounds: usize,
+    /// Seconds without a request before the last Prepare; 0: it is left out.
+    #[arg(long, default_value_t = 310)]
+    quiet: u64,
 }
 
 /// Each instance of the plugin has a socket `dra-<pod UID>.sock`.
@@ -64,7 +72,8 @@ fn newest_socket() -> Result<PathBuf> {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
     let flags = Flags::parse();
-    let client = kube::Client::try_default().await.context("KUBECONFIG")?;
+    // As the plugin connects, so that the reads alone are its floor.
+    let client = connection::client(kube::Config::infer().await.context("KUBECONFIG")?)?;
     let claims = Api::<ResourceClaim>::namespaced(client.clone(), &flags.namespace);
     let made = make_claims(&client, &claims, &flags).await;
     let result = match &made {
@@ -165,7 +174,66 @@ async fn measure(flags: &Flags, api: &Api<ResourceClaim>, claims: &[Claim]) -> R
         flags.rounds.div_ceil(10),
     )
     .await?;
+    at_once(api, &plugin, claims, flags.rounds.div_ceil(10)).await?;
     println!("plugin_rss_after_all KiB {}", rss(pid)?);
+    if flags.quiet > 0 {
+        tokio::time::sleep(Duration::from_secs(flags.quiet)).await;
+        rounds(
+            &mut plugin,
+            &format!("1_after_{}_quiet_seconds", flags.quiet),
+            &claims[..1],
+            1,
+        )
+        .await?;
+    }
+    Ok(())
+}
+
+/// Each claim in a call of its own, all at once, beside as many reads at once. Times are those of the last answer.
+async fn at_once(
+    api: &Api<ResourceClaim>,
+    plugin: &DraPluginClient<Channel>,
+    claims: &[Claim],
+    rounds: usize,
+) -> Result<()> {
+    let (mut reads, mut prepares, mut unprepares) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        let start = Instant::now();
+        try_join_all(claims.iter().map(|claim| api.get(&claim.name))).await?;
+        reads.push(start.elapsed().as_micros());
+        let calls = claims.iter().map(|claim| {
+            let (mut plugin, claims) = (plugin.clone(), vec![claim.clone()]);
+            async move {
+                plugin
+                    .node_prepare_resources(NodePrepareResourcesRequest { claims })
+                    .await
+            }
+        });
+        let start = Instant::now();
+        let answers = try_join_all(calls).await?;
+        prepares.push(start.elapsed().as_micros());
+        for (uid, claim) in answers.into_iter().flat_map(|answer| answer.into_inner().claims) {
+            ensure!(claim.error.is_empty(), "claim {uid}: {}", claim.error);
+        }
+        let calls = claims.iter().map(|claim| {
+            let (mut plugin, claims) = (plugin.clone(), vec![claim.clone()]);
+            async move {
+                plugin
+                    .node_unprepare_resources(NodeUnprepareResourcesRequest { claims })
+                    .await
+            }
+        });
+        let start = Instant::now();
+        let answers = try_join_all(calls).await?;
+        unprepares.push(start.elapsed().as_micros());
+        for (uid, claim) in answers.into_iter().flat_map(|answer| answer.into_inner().claims) {
+            ensure!(claim.error.is_empty(), "claim {uid}: {}", claim.error);
+        }
+    }
+    let count = claims.len();
+    print(&format!("get_{count}_at_once"), reads);
+    print(&format!("prepare_{count}_calls_at_once"), prepares);
+    print(&format!("unprepare_{count}_calls_at_once"), unprepares);
     Ok(())
 }
 

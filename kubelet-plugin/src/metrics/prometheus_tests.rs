@@ -153,7 +153,11 @@ async fn every_query_of_the_dashboard_and_the_alerts_runs_in_a_real_prometheus()
     };
     let (_rig, sources) = sources();
     let metrics = Metrics::default();
-    metrics.prepared(Duration::from_millis(3), Duration::from_millis(2), ["full"]);
+    metrics.prepared(
+        Duration::from_millis(3),
+        &super::Times::new(Duration::from_millis(2)),
+        ["full"],
+    );
     let registries = vec![metrics.registry(sources.clone()), super::hami::registry(sources)];
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let target = listener.local_addr().expect("an address").to_string();

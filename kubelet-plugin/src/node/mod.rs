@@ -21,6 +21,7 @@
 mod former;
 pub mod lock;
 mod pages;
+mod places;
 mod recover;
 mod renew;
 pub mod room;
@@ -45,6 +46,7 @@ use crate::release::Release;
 use crate::share::{ClaimId, Role, Share, ShareKeys};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use lock::{LockFile, Locked};
+pub use places::NoRoom;
 use room::Full;
 pub use shared::SharedNode;
 use std::collections::{BTreeMap, BTreeSet};
@@ -52,7 +54,8 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
-use turn::Turn;
+pub use turn::Parts;
+use turn::{Part, Turn};
 use vgpu_abi::limits::is_share_name;
 
 /// A prepared device, as it is reported to kubelet.
@@ -158,12 +161,15 @@ pub struct Node {
     damages: Vec<String>,
     /// Those that lasted when the files were last read. They are told once.
     lasting_damages: BTreeSet<String>,
+    /// How many claims were unprepared, so that a Prepare that waits for room sees a change.
+    ended: u64,
     /// Claims that could not be unprepared, by UID, and the last error. kubelet retries them.
     not_unprepared: BTreeMap<String, (ClaimId, String)>,
     /// The driver whose files all CDI files name; None if that is not known.
     renewed_for: Option<Driver>,
     /// Claims whose files could not be renewed, and why.
     not_renewed: BTreeMap<String, String>,
+    last_parts: Parts,
     crash_points: Box<dyn CrashPoints>,
 }
 
@@ -294,6 +300,7 @@ impl Node {
             Ok(turn) => turn,
             Err(error) => return all_fail(batch.len(), error),
         };
+        turn.lap(Part::State);
         let mut answers: Vec<_> = batch
             .iter()
             .map(|(id, claim)| self.prepare_one(id, claim, &mut turn))
@@ -301,7 +308,15 @@ impl Node {
         if let Err(error) = self.write_node_pages() {
             fail_rest(&mut answers, error);
         }
+        turn.lap(Part::Pages);
+        self.last_parts = turn.parts;
         answers
+    }
+
+    /// How long the parts of the last Prepare took.
+    #[must_use]
+    pub fn last_parts(&self) -> Parts {
+        self.last_parts
     }
 
     /// Claims whose last Unprepare failed, and why.
@@ -340,6 +355,7 @@ impl Node {
             if same_results(&entry.shares, &shares) {
                 let known = entry.clone();
                 let mut entry = known.clone();
+                entry.pods = claim::pods(claim);
                 // An entry that was rebuilt from limits files gets its names back.
                 if entry.name != id.name || entry.shares.iter().any(|held| held.share.request.is_empty()) {
                     for (held, share) in entry.shares.iter_mut().zip(&shares) {
@@ -349,12 +365,14 @@ impl Node {
                 }
                 self.materialize(&id.uid, &mut entry, false, turn)?;
                 self.keep(&id.uid, &known, entry)?;
+                turn.lap(Part::Record);
                 return Ok(self.answer(&id.uid, &shares));
             }
             // The pod was force-deleted and another one got the claim, so the former shares are not in use.
             self.remove(&id.uid)?;
         }
         let mut entry = self.admit(id, &shares)?;
+        entry.pods = claim::pods(claim);
         if let Some(former) = self.dormant.get(&id.uid) {
             entry.library.clone_from(&former.library);
             // A ledger of before a reboot is nobody's.
@@ -363,6 +381,7 @@ impl Node {
         let made = self
             .materialize(&id.uid, &mut entry, true, turn)
             .and_then(|()| self.save(&id.uid, &entry));
+        turn.lap(Part::Record);
         if let Err(error) = made {
             if !stopped(&error) {
                 // Best effort: kubelet also unprepares a claim whose Prepare failed.
@@ -378,49 +397,12 @@ impl Node {
         Ok(answer)
     }
 
-    /// Returns an entry with a slot for each share, if all shares fit beside the prepared ones.
-    fn admit(&mut self, id: &ClaimId, shares: &[Share]) -> Result<Entry, Error> {
-        let library = self.library.ensure().map_err(Error::Library)?.to_owned();
-        let inventory = self.inventory.as_ref().map_err(|why| Error::NoInventory(why.clone()))?;
-        let mut entry = Entry {
-            namespace: id.namespace.clone(),
-            name: id.name.clone(),
-            library,
-            shares: Vec::new(),
-        };
-        for share in shares {
-            let slot = match share.role {
-                Role::Monitor => None,
-                Role::Share => {
-                    let gpu = inventory
-                        .gpu(&share.gpu)
-                        .ok_or_else(|| Error::GpuGone(share.gpu.clone()))?;
-                    if let Some(ailment) = inventory.ailment(&gpu.uuid) {
-                        return Err(Error::Ailing {
-                            device: share.device.clone(),
-                            why: ailment.text(&gpu.uuid),
-                        });
-                    }
-                    Some(room::slot(
-                        &self.checkpoint,
-                        &entry.shares,
-                        gpu,
-                        share,
-                        self.config.shares,
-                    )?)
-                }
-            };
-            entry.shares.push(Held {
-                share: share.clone(),
-                slot,
-            });
-        }
-        Ok(entry)
-    }
-
     /// Creates what is missing of a claim on the node. If the claim's library is gone, this also binds `entry` to the
     /// current one. `new`: the claim's slots may have the demand of former owners and are cleared.
     fn materialize(&mut self, uid: &str, entry: &mut Entry, new: bool, turn: &mut Turn) -> Result<(), Error> {
+        turn.lap(Part::State);
+        turn.driver(&self.driver)?;
+        turn.lap(Part::Driver);
         let driver = turn.driver(&self.driver)?;
         if !self.library.has(&entry.library) {
             let current = self.library.ensure().map_err(Error::Library)?;
@@ -453,6 +435,7 @@ impl Node {
             visible_devices: self.config.visible_devices,
         };
         let spec = edits::spec(&inputs, uid, &placed);
+        turn.lap(Part::Cdi);
 
         let (fixed, measured) = (self.config.context_reserve, &self.contexts);
         let reserve = |gpu: &str| match fixed {
@@ -464,6 +447,7 @@ impl Node {
             release,
         };
         self.dirs.ensure(uid, entry, terms, self.crash_points.as_mut())?;
+        turn.lap(Part::Directory);
         for held in &entry.shares {
             let Some(slot) = held.slot else { continue };
             turn.arbitration(&self.arbitration, &held.share.gpu)?;
@@ -473,11 +457,13 @@ impl Node {
             }
         }
         self.crash_points.reached("arbitration")?;
+        turn.lap(Part::Arbitration);
         // A spec that differs is of an older driver; one that cannot be read is damaged.
         if !matches!(self.cdi.read(uid), Ok(Some(found)) if found == spec) {
             self.cdi.write(&spec, uid)?;
             self.crash_points.reached("CDI spec")?;
         }
+        turn.lap(Part::Cdi);
         Ok(())
     }
 
@@ -502,6 +488,7 @@ impl Node {
 
     fn remove(&mut self, uid: &str) -> Result<(), Error> {
         check_uid(uid)?;
+        self.ended += 1;
         self.remove_files(uid)?;
         self.prepared_at.remove(uid);
         self.dormant.remove(uid);
@@ -534,11 +521,15 @@ impl Node {
         Ok(())
     }
 
-    /// Takes over the entry of a claim that is prepared. If only files of it are missing, it stays prepared on a disk that
-    /// is full.
+    /// Takes over the entry of a claim that is prepared. If only files of it are missing or its pods have changed, it stays
+    /// prepared on a disk that is full.
     fn keep(&mut self, uid: &str, known: &Entry, entry: Entry) -> Result<(), Error> {
+        let is_same = || {
+            let pods = known.pods.clone();
+            *known == Entry { pods, ..entry.clone() }
+        };
         match self.save(uid, &entry) {
-            Err(error) if stopped(&error) || *known != entry => return Err(error),
+            Err(error) if stopped(&error) || !is_same() => return Err(error),
             Err(error) => tracing::debug!(uid, "{error}"),
             Ok(()) => {}
         }

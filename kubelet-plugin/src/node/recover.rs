@@ -7,7 +7,7 @@
 //! kubelet and is removed at a start, unless the folder on the disk is gone or cannot be read.
 
 use super::lock::{LockFile, Locked};
-use super::turn::Turn;
+use super::turn::{Parts, Turn};
 use super::{Error, Node, former, record_error, stopped};
 use crate::arbitration::{Arbitration, SLOTS};
 use crate::checkpoint::{Checkpoint, Entry, FormerFile, Held};
@@ -66,9 +66,11 @@ impl Node {
             prepared_at: BTreeMap::new(),
             damages: Vec::new(),
             lasting_damages: BTreeSet::new(),
+            ended: 0,
             not_unprepared: BTreeMap::new(),
             renewed_for: None,
             not_renewed: BTreeMap::new(),
+            last_parts: Parts::default(),
             crash_points,
             config,
         };
@@ -312,6 +314,7 @@ fn rebuilt(
         name: String::new(),
         library: library(uid),
         shares: Vec::new(),
+        pods: Vec::new(),
     };
     for Held { share, slot } in shares {
         // Limits files of version 1 do not say which slots their shares had. Their containers keep them mounted, and at

@@ -13,8 +13,9 @@ use vgpu_quantity::format_bytes;
 /// A GPU that has no room for a share.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "device {device} has no room for {wanted}: {held} of {total} {what} are prepared for {holders}; \
-     kubelet retries, and succeeds once their pods are gone"
+    "device {device} has no room for {wanted}: {held} of {total} {what} are prepared for {}; \
+     kubelet retries, and succeeds once their pods are gone",
+    named(.holders)
 )]
 pub struct Full {
     pub device: String,
@@ -22,7 +23,8 @@ pub struct Full {
     pub wanted: String,
     pub held: String,
     pub total: String,
-    pub holders: String,
+    /// The claims with shares of the GPU. None: only other requests of the same claim.
+    pub holders: Vec<ClaimId>,
 }
 
 /// Returns a free slot of `gpu` if memory, cores and the number of shares allow `share`, beside those in the
@@ -66,17 +68,17 @@ pub fn slot(checkpoint: &Checkpoint, own: &[Held], gpu: &Gpu, share: &Share, max
     }
 }
 
-/// Names the claims with shares of a GPU, at most `NAMED` of them.
-fn holders(checkpoint: &Checkpoint, gpu: &str) -> String {
-    const NAMED: usize = 3;
-    let holding = |entry: &&Entry| entry.shares.iter().any(|held| held.share.gpu == gpu);
-    let name = |uid: &String, entry: &Entry| {
-        let (namespace, name) = (entry.namespace.clone(), entry.name.clone());
-        let uid = uid.clone();
-        ClaimId { namespace, name, uid }.to_string()
-    };
+/// The claims with shares of a GPU.
+fn holders(checkpoint: &Checkpoint, gpu: &str) -> Vec<ClaimId> {
+    let holding = |entry: &Entry| entry.shares.iter().any(|held| held.share.gpu == gpu);
     let all = checkpoint.claims.iter().filter(|(_, entry)| holding(entry));
-    let all: Vec<String> = all.map(|(uid, entry)| name(uid, entry)).collect();
+    all.map(|(uid, entry)| entry.id(uid)).collect()
+}
+
+/// Names claims, at most `NAMED` of them.
+fn named(holders: &[ClaimId]) -> String {
+    const NAMED: usize = 3;
+    let all: Vec<String> = holders.iter().map(ToString::to_string).collect();
     match all.len() {
         0 => "other requests of the same claim".into(),
         more if more > NAMED => format!("{} and {} more", all[..NAMED].join(", "), more - NAMED),

@@ -11,7 +11,10 @@
 
 use super::lock::{LOCKED_WITHIN, LockFile, Locked};
 use super::{Error, Node};
+use crate::checkpoint::Entry;
+use crate::mount_users::MountUsers;
 use std::sync::{Arc, Mutex, MutexGuard};
+use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
 /// The node's state, shared between tasks.
@@ -20,6 +23,8 @@ pub struct SharedNode {
     node: Arc<Mutex<Node>>,
     lock: LockFile,
     order: Arc<tokio::sync::Mutex<()>>,
+    /// Changes with each turn that unprepared a claim.
+    ended: watch::Sender<u64>,
 }
 
 impl SharedNode {
@@ -29,6 +34,7 @@ impl SharedNode {
             lock: node.lock.clone(),
             node: Arc::new(Mutex::new(node)),
             order: Arc::default(),
+            ended: watch::Sender::default(),
         }
     }
 
@@ -40,16 +46,33 @@ impl SharedNode {
         &self,
         work: impl FnOnce(&mut Node, &Locked) -> T + Send + 'static,
     ) -> Result<T, Error> {
+        self.turn_then(work, |done| done).await
+    }
+
+    /// The same, with what is to be done once the lock is free again, also if the caller has gone away by then.
+    ///
+    /// # Errors
+    /// The lock was not free in time, or the work panicked.
+    pub async fn turn_then<T, U: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Node, &Locked) -> T + Send + 'static,
+        then: impl FnOnce(T) -> U + Send + 'static,
+    ) -> Result<U, Error> {
         let deadline = Instant::now() + LOCKED_WITHIN;
         let order = timeout_at(deadline, self.order.clone().lock_owned()).await;
         let order = order.map_err(|_| self.lock.taken())?;
         let locked = self.lock.lock(deadline).await?;
         let node = self.clone();
         let work = tokio::task::spawn_blocking(move || {
-            let done = work(&mut node.lock(), &locked);
+            let (done, ended) = {
+                let mut changed = node.lock();
+                (work(&mut changed, &locked), changed.ended)
+            };
+            node.ended
+                .send_if_modified(|known| std::mem::replace(known, ended) != ended);
             drop(locked);
             drop(order);
-            done
+            then(done)
         });
         work.await.map_err(|error| Error::Ended(error.to_string()))
     }
@@ -65,6 +88,35 @@ impl SharedNode {
         let node = self.clone();
         let work = tokio::task::spawn_blocking(move || work(&mut node.lock()));
         work.await.map_err(|error| Error::Ended(error.to_string()))
+    }
+
+    /// Unprepares a claim for which kubelet sends nothing any more, if it is still prepared as `seen` and no container has a
+    /// share of it. Returns None otherwise.
+    ///
+    /// # Errors
+    /// The lock was not free in time, or the work panicked.
+    pub async fn release_unused<M: MountUsers>(
+        &self,
+        users: M,
+        uid: &str,
+        seen: Entry,
+    ) -> Result<Option<Result<(), Error>>, Error> {
+        let uid = uid.to_owned();
+        let release = self.turn(move |node, locked| {
+            let is_same = node.entry(&uid) == Some(&seen);
+            let is_free = || {
+                let living = users.living(&node.share_mounts(&uid));
+                living.is_ok_and(|living| living.is_empty())
+            };
+            (is_same && is_free()).then(|| node.unprepare(locked, &[&uid]).remove(0))
+        });
+        release.await
+    }
+
+    /// Tells of each turn that unprepared a claim. The other instance's are not among them.
+    #[must_use]
+    pub fn ended(&self) -> watch::Receiver<u64> {
+        self.ended.subscribe()
     }
 
     /// Locks the state of this process. Blocks while a turn works, so only for threads that may wait for a disk.

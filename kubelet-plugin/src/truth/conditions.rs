@@ -121,6 +121,7 @@ mod tests {
             name: "c".into(),
             library: String::new(),
             shares: shares.into_iter().map(|share| Held { share, slot: Some(0) }).collect(),
+            pods: Vec::new(),
         }
     }
 

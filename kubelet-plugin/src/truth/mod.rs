@@ -30,4 +30,6 @@ mod tests;
 pub use gpu_processes::{GpuProcesses, Memory, NvmlProcesses};
 pub use observe::{Observer, Truth, run as observe};
 pub use processes::Proc;
+#[cfg(test)]
+pub(crate) use processes::tests as proc_tests;
 pub use tell::run as tell;

@@ -14,7 +14,7 @@
 
 use super::cgroup::{Container, Outside, container};
 use crate::mount_users::{ShareMount, is_end, numbered_folders, user};
-use crate::share::ShareKeys;
+use crate::share::{ShareKey, ShareKeys};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, BufRead as _, BufReader, Read as _};
@@ -41,6 +41,8 @@ pub struct Seen {
     pub asked: BTreeMap<u32, Process>,
     /// The shares of each container of which a process was seen.
     pub containers: BTreeMap<Container, ShareKeys>,
+    /// The process with the lowest PID of each share that has any.
+    pub users: BTreeMap<ShareKey, u32>,
     /// Processes that were read.
     pub processes: usize,
 }
@@ -132,6 +134,10 @@ impl Proc {
                 }
             }
             seen.processes += 1;
+            for share in &own.0 {
+                let first = seen.users.entry(share.clone()).or_insert(pid);
+                *first = pid.min(*first);
+            }
             let cgroups = text(&folder.join("cgroup")).unwrap_or_default();
             let container = container(&cgroups, &self.outside);
             if let Some(container) = &container {
@@ -290,6 +296,8 @@ pub(crate) mod tests {
         let of_20 = &seen.asked[&20];
         assert_eq!((of_20.inner, of_20.started), (Some((5, 77)), 4711));
         assert_eq!(of_20.name, "py)th (on?[31m");
+        let users: Vec<_> = seen.users.iter().map(|((uid, _), pid)| (uid.as_str(), *pid)).collect();
+        assert_eq!(users, [("u1", 10), ("u2", 20), ("u3", 20)]);
         let containers: Vec<_> = seen.containers.values().map(keys).collect();
         assert_eq!(containers, [vec!["u1"], vec!["u2", "u3"], vec![], vec!["u2"]]);
         let container = seen.asked[&30].container.clone().expect("a container");

@@ -36,7 +36,7 @@ impl Rig {
     }
 
     /// In memory if possible, for tests that set up many.
-    fn fast(tmpfs: bool) -> Self {
+    pub(crate) fn fast(tmpfs: bool) -> Self {
         let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
         Self::in_folder(dir.expect("a folder"), tmpfs)
     }

@@ -1,0 +1,314 @@
+//! Waits for the room that a claim without an API object still has on the node.
+//!
+//! The scheduler gives a place away as soon as its claim is deallocated, which `kubectl delete pod --force` brings about at
+//! once. The former pod's processes may live for a while, and a Prepare that is refused is repeated only after 60 to 90 s.
+//!
+//! ```text
+//!  no room ─► which claims have it? are they gone (GET, once each)?
+//!     ▲         │ no room without those that are gone ─► refused at once
+//!     │         ▼
+//!     │       wait: a claim was unprepared, a second, 15 s in all ─► refused, with pod and process
+//!     │         ▼
+//!     └────── room? ─► read the claim again, prepare it
+//! ```
+//!
+//! Nothing is locked meanwhile: other calls, health and metrics go on. How it fails:
+//! - The plugin ends, or kubelet cancels the call: nothing was written, and nothing is left.
+//! - The claim is unprepared while it waits: it is refused at once, as nobody would unprepare it later.
+//! - The claim was deleted or allocated anew while it waited: it is read again before it is prepared.
+//! - Several claims wait for one place: one gets it. The others find a holder that exists, and are refused.
+//! - The other instance of a rolling update unprepares the holder: this one is not told, and sees it within a second.
+//! - The API server does not answer for a holder: that one counts as existing.
+//! - kubelet has lost its state and unprepares nothing: once the last process of a claim that is gone was seen to end, it
+//!   is released here, by the rules of the clean-up but for its patience. That one is for containers which are being
+//!   started, and the pods of a claim that is gone get no more of them.
+//! - The plugin sees no processes (`hostPID: false`): it releases nothing, and the refusal says why it names none.
+//! - A hundred calls wait: the processes are read once a second for all of them.
+
+use crate::api::Claims;
+use crate::checkpoint::{Entry, Pod};
+use crate::mount_users::{MountUsers, Processes, ShareMount};
+use crate::node::SharedNode;
+use crate::share::{ClaimId, ShareKey, ShareKeys};
+use crate::stale::ClaimState;
+use crate::truth::Proc;
+use futures::StreamExt as _;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Mutex;
+use tokio::time::{Instant, timeout_at};
+
+/// How long a Prepare waits for room.
+pub const PATIENCE: Duration = Duration::from_secs(15);
+/// How often the node is looked at without a reason.
+pub const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// As many holders are asked about at a time.
+const CONCURRENT_GETS: usize = 8;
+/// So many of the claims that keep a place are named.
+const NAMED: usize = 3;
+
+/// The processes that have a share.
+pub trait Keepers: MountUsers {
+    /// Returns a process of each of these shares that has one.
+    ///
+    /// # Errors
+    /// Why nothing is known.
+    fn keepers(&self, shares: &[ShareMount]) -> Result<BTreeMap<ShareKey, Keeper>, String>;
+}
+
+/// A process that has a share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Keeper {
+    pub pid: u32,
+    /// Its name, which it may change.
+    pub name: String,
+    /// UID of its pod; None if it is in no pod's cgroup.
+    pub pod: Option<String>,
+}
+
+/// The processes of this node.
+#[derive(Clone, Debug)]
+pub struct NodeProcesses {
+    users: Processes,
+    proc: Proc,
+}
+
+/// The last look at the node's processes, which all calls share.
+#[derive(Clone)]
+pub(crate) struct Looks<K> {
+    pub(crate) keepers: K,
+    last: Arc<Mutex<Option<(Instant, Look)>>>,
+}
+
+type Look = Result<Arc<BTreeMap<ShareKey, Keeper>>, String>;
+
+/// What one waiting claim knows of those that have its place.
+#[derive(Debug, Default)]
+pub(crate) struct Holders {
+    exist: BTreeSet<String>,
+    gone: BTreeMap<String, (ClaimId, Entry)>,
+    /// Those of `gone` of which a process was seen.
+    lived: BTreeSet<String>,
+}
+
+// === impl NodeProcesses ===
+
+impl NodeProcesses {
+    #[must_use]
+    pub fn new(own_pod: Option<&str>) -> Self {
+        Self {
+            users: Processes::of_node(),
+            proc: Proc::of_node(own_pod),
+        }
+    }
+}
+
+impl MountUsers for NodeProcesses {
+    fn living(&self, shares: &[ShareMount]) -> Result<ShareKeys, String> {
+        self.users.living(shares)
+    }
+}
+
+impl Keepers for NodeProcesses {
+    fn keepers(&self, shares: &[ShareMount]) -> Result<BTreeMap<ShareKey, Keeper>, String> {
+        let users = self.proc.read(shares, &BTreeSet::new())?.users;
+        let pids = users.values().copied().collect();
+        let mut named = self.proc.read(&[], &pids)?.asked;
+        let keepers = users.into_iter().map(|(share, pid)| {
+            // One that has ended since then was there.
+            let process = named.entry(pid).or_default();
+            let keeper = Keeper {
+                pid,
+                name: process.name.clone(),
+                pod: process.container.as_ref().map(|container| container.pod.clone()),
+            };
+            (share, keeper)
+        });
+        Ok(keepers.collect())
+    }
+}
+
+// === impl Looks ===
+
+impl<K: Keepers> Looks<K> {
+    pub(crate) fn new(keepers: K) -> Self {
+        Self {
+            keepers,
+            last: Arc::default(),
+        }
+    }
+
+    /// Reads the processes of all shares of the node, unless that was done within the last second.
+    pub(crate) async fn look(&self, node: &SharedNode) -> Look {
+        let mut last = self.last.lock().await;
+        if let Some((at, look)) = &*last
+            && at.elapsed() < LOOK_EVERY
+        {
+            return look.clone();
+        }
+        let keepers = self.keepers.clone();
+        let mounts = node.read(|node| {
+            let uids: Vec<String> = node.claims().claims.keys().cloned().collect();
+            uids.iter().flat_map(|uid| node.share_mounts(uid)).collect::<Vec<_>>()
+        });
+        let look = match mounts.await {
+            Ok(mounts) => {
+                let read = tokio::task::spawn_blocking(move || keepers.keepers(&mounts).map(Arc::new));
+                read.await.unwrap_or_else(|error| Err(error.to_string()))
+            }
+            Err(error) => Err(error.to_string()),
+        };
+        *last = Some((Instant::now(), look.clone()));
+        look
+    }
+}
+
+// === impl Holders ===
+
+impl Holders {
+    /// UIDs of those that are gone.
+    pub(crate) fn gone(&self) -> BTreeSet<String> {
+        self.gone.keys().cloned().collect()
+    }
+
+    /// Asks the API server about the holders that are not known yet. Returns false if all were.
+    pub(crate) async fn ask<C: Claims>(
+        &mut self,
+        node: &SharedNode,
+        claims: &C,
+        holders: &[ClaimId],
+        until: Instant,
+    ) -> bool {
+        let is_known = |id: &&ClaimId| self.exist.contains(&id.uid) || self.gone.contains_key(&id.uid);
+        let unknown: Vec<ClaimId> = holders.iter().filter(|id| !is_known(id)).cloned().collect();
+        if unknown.is_empty() {
+            return false;
+        }
+        let uids: Vec<String> = unknown.iter().map(|id| id.uid.clone()).collect();
+        let entries = node.read(move |node| {
+            let entries = uids.iter().map(|uid| node.entry(uid).cloned());
+            (node.pool(), entries.collect::<Vec<_>>())
+        });
+        let (pool, entries) = entries.await.unwrap_or_default();
+        let pool = &pool;
+        let asked = unknown.into_iter().zip(entries).map(|(id, entry)| async move {
+            let found = timeout_at(until, is_gone(claims, &id, pool)).await;
+            (id, entry, found.unwrap_or(false))
+        });
+        let mut asked = futures::stream::iter(asked).buffer_unordered(CONCURRENT_GETS);
+        while let Some((id, entry, is_gone)) = asked.next().await {
+            match entry.filter(|_| is_gone) {
+                Some(entry) => drop(self.gone.insert(id.uid.clone(), (id, entry))),
+                None => drop(self.exist.insert(id.uid)),
+            }
+        }
+        true
+    }
+
+    /// Releases the claims that are gone and whose last process has ended. Returns true if one was released.
+    pub(crate) async fn release_dead<C: Claims, K: Keepers>(
+        &mut self,
+        node: &SharedNode,
+        claims: &C,
+        looks: &Looks<K>,
+        until: Instant,
+    ) -> bool {
+        let Ok(look) = looks.look(node).await else {
+            return false;
+        };
+        let lives = |uid: &String| look.keys().any(|(claim, _)| claim == uid);
+        let (living, dead): (Vec<_>, Vec<_>) = self.gone.keys().cloned().partition(lives);
+        let pool = node.read(|node| node.pool()).await.unwrap_or_default();
+        let mut released = false;
+        for uid in dead.iter().filter(|uid| self.lived.contains(*uid)) {
+            let Some((id, seen)) = self.gone.get(uid) else { continue };
+            let state = async {
+                let found = claims.get(&id.namespace, &id.name).await;
+                found.is_ok_and(|found| ClaimState::of(found.as_ref(), uid, &pool) == ClaimState::Gone)
+            };
+            if !timeout_at(until, state).await.unwrap_or(false) {
+                continue;
+            }
+            match node.release_unused(looks.keepers.clone(), uid, seen.clone()).await {
+                Ok(Some(Ok(()))) => {
+                    tracing::warn!(
+                        uid,
+                        "claim is gone, its last process has ended, and another claim waits for its share: released"
+                    );
+                    released = true;
+                }
+                Ok(None) => {}
+                Ok(Some(Err(error))) | Err(error) => {
+                    tracing::warn!(%error, uid, "claim is gone and cannot be unprepared; retrying");
+                }
+            }
+        }
+        self.lived.extend(living);
+        released
+    }
+
+    /// Says why the place was not freed in time: the claims that are gone, and a process of each.
+    pub(crate) fn refusal(&self, holders: &[ClaimId], look: &Look) -> String {
+        let gone = holders.iter().filter_map(|id| self.gone.get(&id.uid));
+        let mut all: Vec<String> = gone.map(|(id, entry)| keeper(id, entry, look)).collect();
+        let more = all.len().saturating_sub(NAMED);
+        all.truncate(NAMED);
+        if more > 0 {
+            all.push(format!("{more} more claims are gone and keep their places"));
+        }
+        all.join("; ")
+    }
+}
+
+fn keeper(id: &ClaimId, entry: &Entry, look: &Look) -> String {
+    let seconds = PATIENCE.as_secs();
+    let kept = match look {
+        Err(why) => format!("and which process of it lives is not known: {why}"),
+        Ok(look) => match look.iter().find(|((uid, _), _)| *uid == id.uid) {
+            None => "and no process of it is left; the plugin releases its share within a minute".to_owned(),
+            Some(((_, share), keeper)) => format!(
+                "and {} still has its share {share}, by process {} ({}): end that one if it does not end by itself",
+                pod(id, entry, keeper),
+                keeper.pid,
+                keeper.name
+            ),
+        },
+    };
+    format!("{id} is gone, its place was waited for ({seconds} s at most), {kept}")
+}
+
+/// The pod of a process, by the names that the claim's pods had when it was prepared.
+fn pod(id: &ClaimId, entry: &Entry, keeper: &Keeper) -> String {
+    let Some(uid) = &keeper.pod else {
+        let names: Vec<&str> = entry.pods.iter().map(|pod| pod.name.as_str()).collect();
+        return match names.as_slice() {
+            [] => "a container of no pod".to_owned(),
+            names => format!("a container of no pod (the claim was that of {})", names.join(", ")),
+        };
+    };
+    match entry.pods.iter().find(|pod| pod.uid == *uid) {
+        Some(Pod { name, .. }) => format!("pod {}/{name} (uid {uid})", id.namespace),
+        None => format!("a pod of namespace {} with uid {uid}", id.namespace),
+    }
+}
+
+/// Returns true if no pod can use this claim any more, so that its place may be free soon.
+async fn is_gone<C: Claims>(claims: &C, id: &ClaimId, pool: &str) -> bool {
+    // A claim that was rebuilt from limits files has no name to look up.
+    if id.name.is_empty() {
+        return false;
+    }
+    match claims.get(&id.namespace, &id.name).await {
+        Ok(found) => ClaimState::of(found.as_ref(), &id.uid, pool) == ClaimState::Gone || !is_reserved(found.as_ref()),
+        Err(_) => false,
+    }
+}
+
+/// kubelet runs a claim's pod only while the claim is reserved for it.
+fn is_reserved(claim: Option<&ResourceClaim>) -> bool {
+    let status = claim.and_then(|claim| claim.status.as_ref());
+    let reserved = status.and_then(|status| status.reserved_for.as_ref());
+    reserved.is_some_and(|pods| !pods.is_empty())
+}
