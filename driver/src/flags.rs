@@ -44,6 +44,9 @@ pub struct Flags {
     /// Name of that Lease.
     #[arg(long, default_value = "vgpu-controller")]
     pub lease_name: String,
+    /// Take scheduling gates off by VgpuQuotas. Without it pods with the gate dra.vgpu/quota wait for ever.
+    #[arg(long)]
+    pub quota: bool,
     #[command(flatten)]
     pub translate: TranslateFlags,
     /// Log filter, for example info or vgpu_controller=debug.
@@ -84,6 +87,8 @@ pub struct Config {
     pub controller: Option<ControllerMode>,
     /// `None`: pods of other systems are left alone.
     pub webhook: Option<webhook::Config>,
+    /// Namespaces have quotas and budgets.
+    pub quota: bool,
     pub lease: LeaseName,
     pub log: String,
 }
@@ -163,6 +168,7 @@ impl TryFrom<Flags> for Config {
             instance: flags.instance,
             controller: (flags.allocator == Allocator::Controller).then_some(controller),
             webhook,
+            quota: flags.quota,
             lease,
             log: flags.log,
         })

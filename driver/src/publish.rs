@@ -76,6 +76,7 @@ fn event(instance: &str, notice: &Notice, now: MicroTime) -> Event {
     let (version, kind) = match about.object {
         Object::Pod => ("v1", "Pod"),
         Object::Claim => ("resource.k8s.io/v1", "ResourceClaim"),
+        Object::Quota => ("dra.vgpu/v1alpha1", "VgpuQuota"),
     };
     Event {
         metadata: ObjectMeta {

@@ -289,6 +289,61 @@ fn the_controller_writes_only_what_it_gives_back_and_its_own_templates() {
     }
 }
 
+/// Quotas, gates and status, also with translated pods: then another policy holds the controller to pods' annotations.
+#[test]
+fn quotas_gates_and_status_are_held_to_their_rules() {
+    let test = "quotas_gates_and_status_are_held_to_their_rules";
+    for values in [
+        &["quota.enabled=true"][..],
+        &["quota.enabled=true", "translate.dialects={hami}"],
+    ] {
+        for kind in ["accept", "refuse"] {
+            let files = cases(&format!("quota/{kind}"));
+            let read: Vec<(String, Value)> = files.iter().map(|file| read(file)).collect();
+            let requests: Vec<Value> = read.iter().map(|(_, request)| request.clone()).collect();
+            let Some(verdicts) = answers(test, values, "requests", &requests) else {
+                return;
+            };
+            for ((file, (first, _)), verdict) in files.iter().zip(read).zip(verdicts) {
+                let name = file.display();
+                assert_eq!(verdict.errors, Vec::<String>::new(), "{name}");
+                match first.strip_prefix("refused: ") {
+                    None => assert_eq!(verdict.denied, Vec::<String>::new(), "{name}"),
+                    // With dialects the same is refused by the other policy.
+                    Some(words) if values.len() > 1 && words.starts_with("metadata: vgpu-controller") => {
+                        assert!(!verdict.denied.is_empty(), "{name} is accepted");
+                    }
+                    Some(words) => {
+                        let shown = verdict.denied.first().unwrap_or_else(|| panic!("{name} is accepted"));
+                        assert!(shown.contains(words), "{name}: {words}: {shown}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What the policy refuses of a quota, `driver/quota` refuses too, and nothing else.
+#[test]
+fn quotas_are_read_by_the_same_rules() {
+    for kind in ["accept", "refuse"] {
+        let files = cases(&format!("quota/{kind}"));
+        let quotas = files.iter().filter(|file| {
+            let name = file.file_name().unwrap().to_string_lossy();
+            // The name is the API server's to compare: the controller watches that one alone.
+            name.starts_with("quota-") && name != "quota-other-name.yaml"
+        });
+        let mut count = 0;
+        for file in quotas {
+            let (_, request) = read(file);
+            let spec = vgpu_quota::Spec::parse(&request["object"]["spec"]);
+            assert_eq!(spec.is_ok(), kind == "accept", "{}: {spec:?}", file.display());
+            count += 1;
+        }
+        assert!(count > 5, "{count} cases");
+    }
+}
+
 /// A pod of each dialect, bound, with what it gets back: none of its annotations is missing in the policy's list.
 #[test]
 fn the_controller_may_write_what_every_dialect_gives_back() {

@@ -46,6 +46,9 @@ fn the_schema_refuses_what_the_values_do_not_list() {
         ("translate.schedulers={a\\,b}", "/translate/schedulers/0"),
         ("translate.highPriorityClass=High", "/translate/highPriorityClass"),
         ("translate.port=0", "/translate/port"),
+        ("quota.enabled=yes", "/quota/enabled"),
+        ("quota.extendedResources={gpu}", "/quota/extendedResources/0"),
+        ("quota.enabled=true,controller.replicas=0", "/controller/replicas"),
         ("translate.namespaces=all", "namespaces"),
         // Then every pod would be refused.
         (
@@ -322,6 +325,69 @@ fn where_pods_are_translated_the_controller_writes_templates_annotations_and_a_l
     // A release of before has no such value.
     render(&helm, &["translate=null"]).expect("rendered");
     render(&helm, &["translate.dialects={nvshare}"]).expect_err("no dialect");
+}
+
+#[test]
+fn quotas_are_the_leaders() {
+    let Some(helm) = helm("quotas_are_the_leaders") else {
+        return;
+    };
+    let of = |rendered: &[Value], kind: &str| {
+        let named = rendered.iter().filter(|object| object["kind"] == kind);
+        let names = named.filter_map(|object| object["metadata"]["name"].as_str());
+        names
+            .filter(|name| name.contains("quota") || name.contains("budget"))
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    let off = render(&helm, &[]).expect("rendered");
+    let none = [
+        "CustomResourceDefinition",
+        "MutatingAdmissionPolicy",
+        "ValidatingAdmissionPolicy",
+        "ClusterRole",
+        "PriorityClass",
+    ];
+    assert!(none.iter().all(|kind| of(&off, kind).is_empty()));
+    assert!(!arguments(&off, "Deployment").contains(&"--quota".to_owned()));
+    let rendered = render(
+        &helm,
+        &["quota.enabled=true", "quota.extendedResources={nvidia.com/gpu}"],
+    )
+    .expect("rendered");
+    assert_eq!(of(&rendered, "CustomResourceDefinition"), ["vgpuquotas.dra.vgpu"]);
+    assert_eq!(of(&rendered, "MutatingAdmissionPolicy"), ["x-quota-gate"]);
+    assert_eq!(
+        of(&rendered, "ValidatingAdmissionPolicy"),
+        ["x-quota-gated", "x-quota-opened", "x-quota-status", "x-quota-spec"]
+    );
+    assert_eq!(of(&rendered, "PriorityClass"), ["vgpu-over-budget"]);
+    assert_eq!(
+        rights(&rendered, "ClusterRole", "x-controller-quota"),
+        [
+            "dra.vgpu/vgpuquotas: get list watch",
+            "dra.vgpu/vgpuquotas/status: update",
+            "/resourcequotas: list watch",
+            "/pods: patch",
+            "resource.k8s.io/resourceclaims: get",
+        ]
+    );
+    for flag in ["--quota", "--lease-name=x-controller"] {
+        assert!(
+            arguments(&rendered, "Deployment").iter().any(|has| has == flag),
+            "{flag}"
+        );
+    }
+    let gate = rendered
+        .iter()
+        .find(|object| object["metadata"]["name"] == "x-quota-gate" && object["spec"]["mutations"].is_array());
+    let gate = gate.expect("the policy");
+    assert_eq!(gate["spec"]["reinvocationPolicy"], "IfNeeded");
+    // A policy whose matchConditions do not match before the webhook is not asked again after it.
+    assert!(gate["spec"]["matchConditions"].is_null());
+    assert!(gate.to_string().contains("'nvidia.com/gpu'"));
+    // A release of before has no such value.
+    render(&helm, &["quota=null"]).expect("rendered");
 }
 
 #[test]

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/json"
@@ -35,6 +36,10 @@ type admissionQuestion struct {
 // Without an old object it is a CREATE, without a new one a DELETE, else an UPDATE.
 type admissionRequest struct {
 	User   string               `json:"user"`
+	// As in pods/status.
+	Subresource string `json:"subresource,omitempty"`
+	// The object that a policy with a paramKind is bound to. Without one such a policy does not apply.
+	Params runtime.RawExtension `json:"params,omitempty"`
 	Old    runtime.RawExtension `json:"old,omitempty"`
 	Object runtime.RawExtension `json:"object,omitempty"`
 }
@@ -71,13 +76,28 @@ func admissionReply(q *admissionQuestion) admissionVerdicts {
 		if err != nil {
 			return admissionVerdicts{Error: fmt.Sprintf("object %d: %v", i, err)}
 		}
+		params, err := requests[i].params()
+		if err != nil {
+			return admissionVerdicts{Error: fmt.Sprintf("params %d: %v", i, err)}
+		}
 		for p := range q.Policies {
-			if matches(&q.Policies[p], attributes.GetResource(), attributes.GetOperation()) {
-				said.Verdicts[i].apply(validators[p], attributes)
+			if q.Policies[p].Spec.ParamKind != nil && params == nil {
+				continue
+			}
+			if matches(&q.Policies[p], attributes) {
+				said.Verdicts[i].apply(validators[p], attributes, params)
 			}
 		}
 	}
 	return said
+}
+
+func (r *admissionRequest) params() (runtime.Object, error) {
+	if r.Params.Raw == nil {
+		return nil, nil
+	}
+	params := &unstructured.Unstructured{}
+	return params, json.Unmarshal(r.Params.Raw, &params.Object)
 }
 
 func (r *admissionRequest) attributes() (*admission.VersionedAttributes, error) {
@@ -103,7 +123,7 @@ func (r *admissionRequest) attributes() (*admission.VersionedAttributes, error) 
 	}
 	kind := any.GetObjectKind().GroupVersionKind()
 	attributes := admission.NewAttributesRecord(
-		object, old, kind, "default", "x", resource, "", operation, options, false, &user.DefaultInfo{Name: r.User})
+		object, old, kind, "default", "x", resource, r.Subresource, operation, options, false, &user.DefaultInfo{Name: r.User})
 	versioned := &admission.VersionedAttributes{Attributes: attributes, VersionedKind: kind}
 	if object != nil {
 		versioned.VersionedObject = admission.NewLazyObject(object)
@@ -114,9 +134,9 @@ func (r *admissionRequest) attributes() (*admission.VersionedAttributes, error) 
 	return versioned, nil
 }
 
-func (v *admissionVerdict) apply(validator validating.Validator, versioned *admission.VersionedAttributes) {
+func (v *admissionVerdict) apply(validator validating.Validator, versioned *admission.VersionedAttributes, params runtime.Object) {
 	v.Policies++
-	result := validator.Validate(context.Background(), versioned.GetResource(), versioned, nil, nil, celconfig.RuntimeCELCostBudget, nil)
+	result := validator.Validate(context.Background(), versioned.GetResource(), versioned, params, nil, celconfig.RuntimeCELCostBudget, nil)
 	for _, decision := range result.Decisions {
 		switch {
 		case decision.Evaluation == validating.EvalError:
@@ -127,9 +147,13 @@ func (v *admissionVerdict) apply(validator validating.Validator, versioned *admi
 	}
 }
 
-func matches(policy *admissionv1.ValidatingAdmissionPolicy, resource schema.GroupVersionResource, operation admission.Operation) bool {
+func matches(policy *admissionv1.ValidatingAdmissionPolicy, attributes admission.Attributes) bool {
+	resource := attributes.GetResource().Resource
+	if attributes.GetSubresource() != "" {
+		resource += "/" + attributes.GetSubresource()
+	}
 	for _, rule := range policy.Spec.MatchConstraints.ResourceRules {
-		if slices.Contains(rule.Resources, resource.Resource) && slices.Contains(rule.Operations, admissionv1.OperationType(operation)) {
+		if slices.Contains(rule.Resources, resource) && slices.Contains(rule.Operations, admissionv1.OperationType(attributes.GetOperation())) {
 			return true
 		}
 	}
@@ -150,6 +174,10 @@ func typed(text []byte) (runtime.Object, schema.GroupVersionResource, error) {
 		pod := &corev1.Pod{}
 		err := json.Unmarshal(text, pod)
 		return pod, corev1.SchemeGroupVersion.WithResource("pods"), err
+	case "VgpuQuota":
+		quota := &unstructured.Unstructured{}
+		err := json.Unmarshal(text, &quota.Object)
+		return quota, schema.GroupVersionResource{Group: "dra.vgpu", Version: "v1alpha1", Resource: "vgpuquotas"}, err
 	case "ResourceClaim":
 		object, resource = &resourceapi.ResourceClaim{}, "resourceclaims"
 	case "ResourceClaimTemplate":
@@ -172,7 +200,9 @@ func compile(policy *admissionv1.ValidatingAdmissionPolicy) (validating.Validato
 		return nil, err
 	}
 	const stored = environment.StoredExpressions
-	withAuthorizer := cel.OptionalVariableDeclarations{HasAuthorizer: true}
+	hasParams := policy.Spec.ParamKind != nil
+	withAuthorizer := cel.OptionalVariableDeclarations{HasAuthorizer: true, HasParams: hasParams}
+	forMessages := cel.OptionalVariableDeclarations{HasParams: hasParams}
 	// In order: a variable may use those before it.
 	for _, v := range policy.Spec.Variables {
 		variable := &validating.Variable{Name: v.Name, Expression: v.Expression}
@@ -195,7 +225,7 @@ func compile(policy *admissionv1.ValidatingAdmissionPolicy) (validating.Validato
 	for _, part := range []struct {
 		expressions []cel.ExpressionAccessor
 		options     cel.OptionalVariableDeclarations
-	}{{conditions, withAuthorizer}, {validations, withAuthorizer}, {messages, cel.OptionalVariableDeclarations{}}} {
+	}{{conditions, withAuthorizer}, {validations, withAuthorizer}, {messages, forMessages}} {
 		for _, expression := range part.expressions {
 			if expression == nil {
 				continue
@@ -215,7 +245,7 @@ func compile(policy *admissionv1.ValidatingAdmissionPolicy) (validating.Validato
 		compiler.CompileCondition(validations, withAuthorizer, stored),
 		matcher,
 		compiler.CompileCondition(nil, withAuthorizer, stored),
-		compiler.CompileCondition(messages, cel.OptionalVariableDeclarations{}, stored),
+		compiler.CompileCondition(messages, forMessages, stored),
 		fail,
 		nil,
 	), nil

@@ -18,6 +18,8 @@ pub struct About {
 pub enum Object {
     Pod,
     Claim,
+    /// A VgpuQuota.
+    Quota,
 }
 
 impl About {

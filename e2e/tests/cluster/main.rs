@@ -15,6 +15,7 @@
 //! modes.rs      nodes that go from the controller to kube-scheduler and back under load
 //! translate.rs  pods of other systems and the webhook, whose replicas and certificates come and go
 //! nodes.rs      two real nodes: spread, packed, dead, back, drained, upgraded
+//! quota.rs      namespace quotas: who waits, who starts, while leaders end
 //! truth.rs      what claims say of their limits, and pods that go around the library or use a GPU without a claim
 //! privileges.rs what a stolen token of the plugin may do
 //! restarts.rs   kubelet and plugin restarted and killed under running pods
@@ -39,6 +40,7 @@ mod modes;
 mod nodes;
 mod privileges;
 mod processes;
+mod quota;
 mod restarts;
 mod shared;
 mod storm;
@@ -132,6 +134,7 @@ fn tests() -> Vec<Named> {
         ("mistakes", mistakes::TESTS),
         ("modes", modes::TESTS),
         ("translate", translate::TESTS),
+        ("quota", quota::TESTS),
         ("nodes", nodes::TESTS),
     ];
     let of = |(module, tests): (&str, &[shared::Test])| -> Vec<Named> {

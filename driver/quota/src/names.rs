@@ -1,0 +1,12 @@
+//! Names that the chart, the API and this crate have in common.
+
+/// The scheduling gate of a pod that waits for its quota.
+pub const GATE: &str = "dra.vgpu/quota";
+/// The one name of a VgpuQuota.
+pub const QUOTA: &str = "vgpu";
+/// The PriorityClass of pods whose namespace has spent its budget.
+pub const OVER_BUDGET: &str = "vgpu-over-budget";
+/// On a quota that was made from a VgpuQuotaDefault: the default's name.
+pub const FROM_DEFAULT: &str = "dra.vgpu/default";
+/// The prefix of the extended resource that each DeviceClass has by itself.
+pub const IMPLICIT: &str = "deviceclass.resource.kubernetes.io/";

@@ -1,0 +1,148 @@
+//! The writes of quotas as requests, and what each answer means.
+
+use std::time::Duration;
+
+use futures::future::try_join_all;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use vgpu_quota::{Outcome, PodRef, Quota, Status, Write, names};
+
+/// For one write with its reads. The lease is held for longer after the check than this.
+const TIMEOUT: Duration = Duration::from_secs(5);
+const MANAGER: &str = "vgpu-controller";
+
+/// Performs a write. It never fails: whatever is not known to be done is decided on again.
+pub(super) async fn send(client: &Client, write: &Write) -> Outcome {
+    let sent = async {
+        match write {
+            Write::Status {
+                namespace,
+                uid,
+                version,
+                status,
+            } => put(client, namespace, uid, version, status).await,
+            Write::Read { namespace } => read(client, namespace).await,
+            Write::Ungate { pod, claims } => ungate(client, pod, claims).await,
+        }
+    };
+    match tokio::time::timeout(TIMEOUT, sent).await {
+        Ok(Ok(outcome)) => outcome,
+        Ok(Err(error)) => failed(write, &error),
+        Err(_) => {
+            tracing::warn!(task = ?write.task(), "no answer within {TIMEOUT:?}; it is tried again");
+            Outcome::Again
+        }
+    }
+}
+
+/// For metrics.
+pub(super) const fn intent(write: &Write) -> &'static str {
+    match write {
+        Write::Status { .. } => "status",
+        Write::Read { .. } => "read",
+        Write::Ungate { .. } => "gate",
+    }
+}
+
+/// For metrics.
+pub(super) const fn name(outcome: &Outcome) -> &'static str {
+    match outcome {
+        Outcome::Quota(_) | Outcome::NoQuota | Outcome::Ungated => "done",
+        Outcome::Again => "again",
+        Outcome::Refused(_) => "refused",
+        Outcome::Dropped => "dropped",
+    }
+}
+
+fn path(namespace: &str, rest: &str) -> String {
+    format!(
+        "/apis/dra.vgpu/v1alpha1/namespaces/{namespace}/vgpuquotas/{}{rest}",
+        names::QUOTA
+    )
+}
+
+/// Lands only on that version.
+async fn put(client: &Client, namespace: &str, uid: &str, version: &str, status: &Status) -> kube::Result<Outcome> {
+    let object = json!({"apiVersion": "dra.vgpu/v1alpha1", "kind": "VgpuQuota",
+        "metadata": {"name": names::QUOTA, "namespace": namespace, "uid": uid, "resourceVersion": version},
+        "status": status});
+    let uri = path(namespace, &format!("/status?fieldManager={MANAGER}"));
+    let request = hyper::Request::put(uri).header("content-type", "application/json");
+    let request = request
+        .body(object.to_string().into_bytes())
+        .map_err(kube::Error::HttpError)?;
+    client.request::<Value>(request).await.map(answer)
+}
+
+async fn read(client: &Client, namespace: &str) -> kube::Result<Outcome> {
+    let request = hyper::Request::get(path(namespace, ""));
+    let request = request.body(Vec::new()).map_err(kube::Error::HttpError)?;
+    match client.request::<Value>(request).await {
+        Ok(quota) => Ok(answer(quota)),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(Outcome::NoQuota),
+        Err(error) => Err(error),
+    }
+}
+
+fn answer(quota: Value) -> Outcome {
+    match serde_json::from_value::<Quota>(quota) {
+        Ok(quota) => Outcome::Quota(Box::new(quota)),
+        Err(error) => {
+            tracing::warn!(%error, "a VgpuQuota cannot be read");
+            Outcome::Again
+        }
+    }
+}
+
+/// Reads the pod's claims as they are now, and takes the gate off if they are those that were reserved.
+async fn ungate(client: &Client, pod: &PodRef, claims: &[(String, String)]) -> kube::Result<Outcome> {
+    let api: Api<ResourceClaim> = Api::namespaced(client.clone(), &pod.namespace);
+    let found = try_join_all(claims.iter().map(|(name, _)| api.get_metadata_opt(name))).await?;
+    let is_same = |(found, (_, uid)): (_, &(String, String))| {
+        let found: &Option<kube::core::PartialObjectMeta<ResourceClaim>> = found;
+        found
+            .as_ref()
+            .is_some_and(|claim| claim.metadata.uid.as_ref() == Some(uid))
+    };
+    if !found.iter().zip(claims).all(is_same) {
+        tracing::debug!(
+            namespace = pod.namespace,
+            pod = pod.name,
+            "its claims are others by now"
+        );
+        return Ok(Outcome::Again);
+    }
+    // The uid makes the patch fail on another pod of this name.
+    let patch = json!({"metadata": {"uid": pod.uid},
+        "spec": {"schedulingGates": [{"$patch": "delete", "name": names::GATE}]}});
+    let parameters = PatchParams {
+        field_manager: Some(MANAGER.to_owned()),
+        ..PatchParams::default()
+    };
+    let pods: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace);
+    pods.patch_metadata(&pod.name, &parameters, &Patch::Strategic(patch))
+        .await?;
+    Ok(Outcome::Ungated)
+}
+
+fn failed(write: &Write, error: &kube::Error) -> Outcome {
+    match (write, error) {
+        (Write::Ungate { .. }, kube::Error::Api(status)) if status.code == 404 => Outcome::Ungated,
+        // Another version, or none.
+        (_, kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Outcome::Again,
+        // It was not processed, or nobody knows how far.
+        (_, kube::Error::Api(status))
+            if (400..500).contains(&status.code) && ![401, 408, 429].contains(&status.code) =>
+        {
+            tracing::warn!(task = ?write.task(), %status, "the API server refuses a write for quotas");
+            Outcome::Refused(status.message.clone())
+        }
+        _ => {
+            tracing::warn!(task = ?write.task(), %error, "a write for quotas failed and is tried again");
+            Outcome::Again
+        }
+    }
+}
