@@ -8,7 +8,9 @@ use crate::budget::Steady;
 use crate::ceilings::ResourceQuota;
 use crate::claim::Claim;
 use crate::class::{Class, Classes};
+use crate::default::QuotaDefault;
 use crate::gpus::{Gpus, Slice};
+use crate::keeper::{self, Keeper, NamespaceLabels};
 use crate::names::QUOTA;
 use crate::namespace::{Namespace, View};
 use crate::notice::{Kind, Notice, Subject};
@@ -68,6 +70,21 @@ pub enum Change {
     ResourceQuotas {
         names: Vec<(String, String)>,
     },
+    Namespace(NamespaceLabels),
+    NamespaceGone {
+        name: String,
+        uid: String,
+    },
+    Namespaces {
+        uids: Vec<String>,
+    },
+    Default(QuotaDefault),
+    DefaultGone {
+        name: String,
+    },
+    Defaults {
+        names: Vec<String>,
+    },
 }
 
 /// Kinds that were listed at least once.
@@ -79,6 +96,8 @@ struct Listed {
     classes: bool,
     slices: bool,
     resource_quotas: bool,
+    namespaces: bool,
+    defaults: bool,
 }
 
 /// A pause after a write that failed, times two for each more, up to the longest.
@@ -92,6 +111,7 @@ pub struct Desk {
     classes: Classes,
     gpus: Gpus,
     namespaces: BTreeMap<String, Namespace>,
+    keeper: Keeper,
     clock: Steady,
     /// Namespaces to look at.
     dirty: BTreeSet<String>,
@@ -113,6 +133,7 @@ impl Desk {
             classes: Classes::default(),
             gpus: Gpus::default(),
             namespaces: BTreeMap::new(),
+            keeper: Keeper::default(),
             clock,
             dirty: BTreeSet::new(),
             due: BTreeMap::new(),
@@ -134,7 +155,8 @@ impl Desk {
     #[must_use]
     pub const fn is_complete(&self) -> bool {
         let listed = self.listed;
-        listed.quotas && listed.claims && listed.pods && listed.classes && listed.slices && listed.resource_quotas
+        let counted = listed.quotas && listed.claims && listed.pods && listed.classes && listed.slices;
+        counted && listed.resource_quotas && listed.namespaces && listed.defaults
     }
 
     #[must_use]
@@ -254,6 +276,39 @@ impl Desk {
                 }
                 self.listed.resource_quotas = true;
             }
+            Change::Namespace(namespace) => {
+                self.dirty.insert(namespace.name.clone());
+                self.keeper.set_namespace(namespace);
+            }
+            Change::NamespaceGone { name, uid } => {
+                self.keeper.remove_namespace(&name, &uid);
+                self.pauses.remove(&Task::Label(name.clone()));
+                self.pauses.remove(&Task::Stamp(name.clone()));
+                self.dirty.insert(name);
+            }
+            Change::Namespaces { uids } => {
+                self.dirty.extend(self.keeper.names());
+                self.keeper.retain_namespaces(&uids.into_iter().collect());
+                self.listed.namespaces = true;
+            }
+            Change::Default(default) => {
+                let subject = keeper::subject(&default);
+                self.told.remove(&subject);
+                if let Err(problem) = &default.spec {
+                    self.tell(subject, Notice::BadDefault(problem.clone()));
+                }
+                self.keeper.set_default(default);
+                self.dirty.extend(self.keeper.names());
+            }
+            Change::DefaultGone { name } => self.remove_default(&name),
+            Change::Defaults { names } => {
+                for name in self.keeper.default_names() {
+                    if !names.contains(&name) {
+                        self.remove_default(&name);
+                    }
+                }
+                self.listed.defaults = true;
+            }
         }
     }
 
@@ -276,12 +331,13 @@ impl Desk {
         let dirty = std::mem::take(&mut self.dirty);
         let mut waits: Option<bool> = None;
         for name in dirty {
-            let Some(namespace) = self.namespaces.get(&name) else {
-                continue;
-            };
-            // Only a spent budget asks who waits elsewhere.
-            let must_yield = namespace.may_yield() && *waits.get_or_insert_with(|| self.is_anyone_in_budget_waiting());
-            self.plan_namespace(&name, must_yield, now, &mut plan);
+            if let Some(namespace) = self.namespaces.get(&name) {
+                // Only a spent budget asks who waits elsewhere.
+                let must_yield =
+                    namespace.may_yield() && *waits.get_or_insert_with(|| self.is_anyone_in_budget_waiting());
+                self.plan_namespace(&name, must_yield, now, &mut plan);
+            }
+            self.keep(&name, now, &mut plan);
         }
         plan.notices = std::mem::take(&mut self.untold);
         plan.wake = self.due.values().copied().min();
@@ -301,7 +357,11 @@ impl Desk {
             gpus: &self.gpus,
             wall: self.clock.wall(now),
         };
-        let decided = namespace.decide(&view, must_yield, now);
+        let mut decided = namespace.decide(&view, must_yield, now);
+        if namespace.quota_uid().is_none() && self.keeper.stamps(name) {
+            // There is a ceiling in a moment.
+            decided.ungate.clear();
+        }
         for (subject, notice) in decided.notices {
             self.tell(subject, notice);
         }
@@ -312,14 +372,7 @@ impl Desk {
         let ungate = decided.ungate.into_iter();
         writes.extend(ungate.map(|(pod, claims)| Write::Ungate { pod, claims }));
         for write in writes {
-            let task = write.task();
-            let paused = self
-                .pauses
-                .get(&task)
-                .map(|(_, until)| *until)
-                .filter(|until| *until > now);
-            if let Some(until) = paused {
-                self.look(name, until);
+            if self.is_paused(name, &write.task(), now) {
                 continue;
             }
             match &write {
@@ -334,9 +387,37 @@ impl Desk {
                     };
                     namespace.begin_write();
                 }
+                // Those of the keeper.
+                Write::Label { .. } | Write::Stamp { .. } => {}
             }
             plan.writes.push(write);
         }
+    }
+
+    /// The namespace's label, and a quota from a default.
+    fn keep(&mut self, name: &str, now: Now, plan: &mut Plan) {
+        let known = self.namespaces.get(name);
+        let quota = known.and_then(Namespace::quota);
+        let (writes, notices) = self.keeper.decide(name, quota, known.and_then(Namespace::mark));
+        for (subject, notice) in notices {
+            self.tell(subject, notice);
+        }
+        for write in writes {
+            if !self.is_paused(name, &write.task(), now) {
+                self.keeper.begin(&write);
+                plan.writes.push(write);
+            }
+        }
+    }
+
+    /// Returns true if a write about this failed a moment ago; then the namespace is looked at again after the pause.
+    fn is_paused(&mut self, name: &str, task: &Task, now: Now) -> bool {
+        let pause = self.pauses.get(task).map(|(_, until)| *until);
+        let Some(until) = pause.filter(|until| *until > now) else {
+            return false;
+        };
+        self.look(name, until);
+        true
     }
 
     /// Reports what became of a write of a plan.
@@ -360,6 +441,19 @@ impl Desk {
                 }
                 self.dirty.insert(pod.namespace.clone());
                 matches!(outcome, Outcome::Ungated | Outcome::Dropped)
+            }
+            Task::Label(name) | Task::Stamp(name) => {
+                self.dirty.insert(name.clone());
+                if let Some((subject, notice)) = self.keeper.end(task, &outcome) {
+                    self.tell(subject, notice);
+                }
+                match outcome {
+                    Outcome::Quota(quota) => {
+                        self.set_quota(*quota, now);
+                        true
+                    }
+                    outcome => matches!(outcome, Outcome::Labelled | Outcome::Dropped),
+                }
             }
             Task::Namespace(name) => {
                 self.dirty.insert(name.clone());
@@ -447,6 +541,13 @@ impl Desk {
         {
             self.told.remove(&subject);
             self.dirty.insert(namespace.to_owned());
+        }
+    }
+
+    fn remove_default(&mut self, name: &str) {
+        if let Some(default) = self.keeper.remove_default(name) {
+            self.told.remove(&keeper::subject(&default));
+            self.dirty.extend(self.keeper.names());
         }
     }
 

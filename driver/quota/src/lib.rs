@@ -3,9 +3,9 @@
 //!
 //! ```text
 //!  VgpuQuotas, pods, claims ──────────┐
-//!  DeviceClasses, slices: sizes ──────┼─► Desk ─► Plan: reserve in status, take gates off; notices
-//!  ResourceQuotas: further ceilings ──┘     ▲          │
-//!                                           └─ Outcome ┘
+//!  DeviceClasses, slices: sizes ──────┼─► Desk ─► Plan: reserve in status, take gates off; label namespaces and stamp
+//!  ResourceQuotas: further ceilings ──┤     ▲     │     quotas (keeper); notices
+//!  namespaces, VgpuQuotaDefaults ─────┘     └─────┘ Outcome
 //! ```
 //!
 //! A pod waits behind a scheduling gate. The leader reserves what its claims may take in the quota's `status`, by claim
@@ -43,15 +43,19 @@ mod budget;
 mod ceilings;
 mod claim;
 mod class;
+mod default;
 mod describe;
 mod desk;
 mod gpus;
+mod keeper;
+mod mark;
 pub mod names;
 mod namespace;
 mod notice;
 mod plan;
 mod pod;
 mod room;
+mod selector;
 mod spec;
 mod status;
 mod time;
@@ -61,8 +65,11 @@ pub use budget::{Account, GpuTime, Steady, Sum};
 pub use ceilings::ResourceQuota;
 pub use claim::Claim;
 pub use class::Class;
+pub use default::{DefaultSpec, QuotaDefault, Stamped};
 pub use desk::{Change, Desk};
 pub use gpus::Slice;
+pub use keeper::NamespaceLabels;
+pub use mark::Mark;
 pub use namespace::{HOLD, RESERVATIONS_MAX};
 pub use notice::{Kind, Notice, Subject};
 pub use plan::{Numbers, Outcome, Plan, PodRef, SUM_EVERY, Task, Write};

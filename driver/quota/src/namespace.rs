@@ -9,6 +9,7 @@ use crate::ceilings::{Effective, ResourceQuota};
 use crate::claim::{Claim, Uncounted, extended_amount, extended_key};
 use crate::class::Classes;
 use crate::gpus::Gpus;
+use crate::mark::Mark;
 use crate::names::OVER_BUDGET;
 use crate::notice::{Kind, Notice, Subject};
 use crate::plan::{Numbers, PodRef, SUM_EVERY, Write, subject};
@@ -134,6 +135,10 @@ impl Namespace {
 
     pub(crate) fn quota_uid(&self) -> Option<&str> {
         Some(self.quota.as_ref()?.quota.uid.as_str())
+    }
+
+    pub(crate) fn quota(&self) -> Option<&Quota> {
+        Some(&self.quota.as_ref()?.quota)
     }
 
     pub(crate) fn status(&self) -> Option<&Status> {
@@ -326,6 +331,17 @@ impl Namespace {
     pub(crate) fn is_over_budget(&self) -> bool {
         let account = self.quota.as_ref().and_then(|held| held.account.as_ref());
         account.is_some_and(|account| account.budget().when_spent == WhenSpent::Yield && account.sum().is_spent)
+    }
+
+    /// What its label says. `None` without a quota.
+    pub(crate) fn mark(&self) -> Option<Mark> {
+        let spec = &self.quota.as_ref()?.quota.spec;
+        Some(match spec.is_err() {
+            true => Mark::Held,
+            false if self.is_over_budget() => Mark::OverBudget,
+            false if self.is_spent() => Mark::Held,
+            false => Mark::InBudget,
+        })
     }
 
     /// Its pods wait while others that are in budget do.

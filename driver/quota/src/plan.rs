@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use serde_json::Value;
+
+use crate::mark::Mark;
 use crate::notice::{Kind, Notice, Subject};
 use crate::pod::Pod;
 use crate::status::{Quota, Status};
@@ -24,6 +27,19 @@ pub enum Write {
     /// Take the gate off, if its claims by these names still have these UIDs: a claim may be deleted and another made by
     /// its name, and the watch of pods may be ahead of that of claims.
     Ungate { pod: PodRef, claims: Vec<(String, String)> },
+    /// Set the label of a namespace, or remove it.
+    Label {
+        namespace: String,
+        uid: String,
+        mark: Option<Mark>,
+    },
+    /// Create the quota of a default, or write its spec over that version (UID and resourceVersion) of it.
+    Stamp {
+        namespace: String,
+        default: String,
+        spec: Value,
+        over: Option<(String, String)>,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -48,6 +64,8 @@ impl PodRef {
 pub enum Task {
     Namespace(String),
     Pod(PodRef),
+    Label(String),
+    Stamp(String),
 }
 
 impl Write {
@@ -56,6 +74,8 @@ impl Write {
         match self {
             Self::Status { namespace, .. } | Self::Read { namespace } => Task::Namespace(namespace.clone()),
             Self::Ungate { pod, .. } => Task::Pod(pod.clone()),
+            Self::Label { namespace, .. } => Task::Label(namespace.clone()),
+            Self::Stamp { namespace, .. } => Task::Stamp(namespace.clone()),
         }
     }
 }
@@ -63,12 +83,14 @@ impl Write {
 /// What became of a write.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
-    /// The status is written, or the quota was read: this is the quota now.
+    /// The status or a stamp is written, or the quota was read: this is the quota now.
     Quota(Box<Quota>),
     /// There is no quota.
     NoQuota,
     /// The gate is off, or the pod is gone.
     Ungated,
+    /// The namespace has its label, or is gone.
+    Labelled,
     /// Whether it was done is not known, or it was not: decided anew after a pause.
     Again,
     /// The API server says no.

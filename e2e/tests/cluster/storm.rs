@@ -43,7 +43,7 @@ fn packs() -> Result<()> {
 }
 
 /// Ends the leading replica, or both, in one of the ways in which processes end. Returns false if there was none.
-pub(crate) fn end_one(installed: &Installed, project: &Kube<'_>, round: usize) -> Result<bool> {
+fn end_one(installed: &Installed, project: &Kube<'_>, round: usize) -> Result<bool> {
     Ok(match round % 3 {
         // Deleted; a new pod replaces it.
         0 => {
@@ -131,7 +131,7 @@ fn storm() -> Result<()> {
     Ok(())
 }
 
-pub(crate) fn number(variable: &str, default: u64) -> Result<u64> {
+fn number(variable: &str, default: u64) -> Result<u64> {
     match std::env::var(variable) {
         Ok(text) => text
             .parse()
