@@ -41,8 +41,10 @@
 mod amount;
 mod budget;
 mod ceilings;
+mod change;
 mod claim;
 mod class;
+mod decision;
 mod describe;
 mod desk;
 mod gpus;
@@ -55,13 +57,15 @@ mod room;
 mod spec;
 mod status;
 mod time;
+mod view;
 
 pub use amount::{Amount, Ceilings, Dimension, GPU, WrittenAmount, millionths};
 pub use budget::{Account, GpuTime, Steady, Sum};
 pub use ceilings::ResourceQuota;
+pub use change::Change;
 pub use claim::Claim;
 pub use class::Class;
-pub use desk::{Change, Desk};
+pub use desk::Desk;
 pub use gpus::Slice;
 pub use namespace::{HOLD, RESERVATIONS_MAX};
 pub use notice::{Kind, Notice, Subject};
