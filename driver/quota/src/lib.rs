@@ -41,8 +41,10 @@
 mod amount;
 mod budget;
 mod ceilings;
+mod change;
 mod claim;
 mod class;
+mod decision;
 mod default;
 mod describe;
 mod desk;
@@ -59,14 +61,16 @@ mod selector;
 mod spec;
 mod status;
 mod time;
+mod view;
 
 pub use amount::{Amount, Ceilings, Dimension, GPU, WrittenAmount, millionths};
 pub use budget::{Account, GpuTime, Steady, Sum};
 pub use ceilings::ResourceQuota;
+pub use change::Change;
 pub use claim::Claim;
 pub use class::Class;
 pub use default::{DefaultSpec, QuotaDefault, Stamped};
-pub use desk::{Change, Desk};
+pub use desk::Desk;
 pub use gpus::Slice;
 pub use keeper::NamespaceLabels;
 pub use mark::Mark;

@@ -7,7 +7,6 @@ use vgpu_e2e::outcome::after;
 use vgpu_e2e::wait::wait;
 
 use super::{quota, refused, set_quota, wait_label};
-use crate::fleet::told;
 use crate::shared::{self, LIMIT};
 
 fn default(name: &str, spec: &Value) -> String {
