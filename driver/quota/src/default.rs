@@ -72,13 +72,10 @@ impl Stamped {
         annotations: &BTreeMap<String, String>,
         spec: &Value,
     ) -> Option<Self> {
-        let stamped = annotations
-            .get(STAMPED_SPEC)
-            .filter(|text| **text == spec.to_string())?;
-        Some(Self {
-            default: labels.get(FROM_DEFAULT)?.clone(),
-            spec: stamped.clone(),
-        })
+        let spec = spec.to_string();
+        let default = annotations.get(STAMPED_SPEC).filter(|text| **text == spec);
+        let default = default.and_then(|_| labels.get(FROM_DEFAULT))?.clone();
+        Some(Self { default, spec })
     }
 }
 

@@ -114,11 +114,11 @@ impl Keeper {
         }
         let mut matching = self.matching(namespace);
         if let Some((default, spec)) = matching.next() {
-            let is_ours = |quota: &Quota| {
+            let is_outdated = |quota: &Quota| {
                 let stamped = quota.stamped.as_ref();
                 stamped.is_some_and(|stamped| stamped.default != default.name || stamped.spec != spec.text())
             };
-            if quota.is_none_or(is_ours) {
+            if quota.is_none_or(is_outdated) {
                 writes.push(Write::Stamp {
                     namespace: name.to_owned(),
                     default: default.name.clone(),

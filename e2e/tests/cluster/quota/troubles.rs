@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Value, json};
 use vgpu_e2e::install;
-use vgpu_e2e::kube::Kube;
 use vgpu_e2e::outcome::after;
 use vgpu_e2e::wait::wait;
 
@@ -27,11 +26,13 @@ pub(super) fn label() -> Result<()> {
         }
         // Whatever else an administrator writes of the namespace is none of ours.
         kube.run(&["label", "namespace", NAME, "team=a"])?;
-        let account = format!("--as=system:serviceaccount:{}:{0}-controller", install::NAME);
-        kube.run(&["label", "namespace", NAME, "dra.vgpu/quota-", &account])?;
+        // The rights of everybody, for kubectl reads what it labels; the policy goes by the name.
+        let name = format!("--as=system:serviceaccount:{}:{0}-controller", install::NAME);
+        let account = [name.as_str(), "--as-group=system:masters"];
+        kube.run(&[&["label", "namespace", NAME, "dra.vgpu/quota-"][..], &account].concat())?;
         wait_label(kube, NAME, Some("InBudget"))?;
         let words = "vgpu-controller may set the label dra.vgpu/quota of a namespace and change nothing else of it";
-        let other = ["label", "namespace", NAME, "--overwrite", "team=b", &account];
+        let other = [&["label", "namespace", NAME, "--overwrite", "team=b"][..], &account].concat();
         refused(kube, &other, "", words)?;
         kube.run(&["delete", "vgpuquota", "vgpu"])?;
         wait_label(kube, NAME, None)?;
@@ -124,11 +125,11 @@ pub(super) fn api_server_restarts() -> Result<()> {
                 }
                 first.get_or_insert_with(Instant::now);
                 created += 1;
-                let made: Value = serde_json::from_str(&said.stdout)?;
-                for pod in made["items"].as_array().context("no list of pods")? {
+                for pod in serde_json::Deserializer::from_str(&said.stdout).into_iter::<Value>() {
+                    let pod = pod.context("kubectl create gave no JSON")?;
                     let namespace = &pod["metadata"]["namespace"];
                     ensure!(
-                        has_gate(pod) == (namespace == NAME),
+                        has_gate(&pod) == (namespace == NAME),
                         "pod {number} of {namespace} after the restart: {}",
                         pod["spec"]["schedulingGates"]
                     );
