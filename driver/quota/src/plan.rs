@@ -24,6 +24,8 @@ pub enum Write {
     /// Take the gate off, if its claims by these names still have these UIDs: a claim may be deleted and another made by
     /// its name, and the watch of pods may be ahead of that of claims.
     Ungate { pod: PodRef, claims: Vec<(String, String)> },
+    /// Evict these, if the pod that waits is still there and unbound; none of them, if a dry run for one is refused.
+    Evict { waiting: PodRef, victims: Vec<PodRef> },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -48,6 +50,8 @@ impl PodRef {
 pub enum Task {
     Namespace(String),
     Pod(PodRef),
+    /// For a pod that waits.
+    Eviction(PodRef),
 }
 
 impl Write {
@@ -56,6 +60,7 @@ impl Write {
         match self {
             Self::Status { namespace, .. } | Self::Read { namespace } => Task::Namespace(namespace.clone()),
             Self::Ungate { pod, .. } => Task::Pod(pod.clone()),
+            Self::Evict { waiting, .. } => Task::Eviction(waiting.clone()),
         }
     }
 }
@@ -69,6 +74,11 @@ pub enum Outcome {
     NoQuota,
     /// The gate is off, or the pod is gone.
     Ungated,
+    /// Which pods were evicted, and which were not, with what the API server says.
+    Evicted {
+        gone: Vec<PodRef>,
+        kept: Vec<(PodRef, String)>,
+    },
     /// Whether it was done is not known, or it was not: decided anew after a pause.
     Again,
     /// The API server says no.
