@@ -182,6 +182,7 @@ fn message(subject: Subject, notice: &Notice) -> (Topic, Message) {
             object: match subject.kind {
                 Kind::Pod => Object::Pod,
                 Kind::Quota => Object::Quota,
+                Kind::Default => Object::QuotaDefault,
             },
             namespace: subject.namespace,
             name: subject.name,

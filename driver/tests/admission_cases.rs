@@ -6,6 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
+use serde::Deserialize as _;
 use serde_json::{Value, json};
 use vgpu_api::config::{self, Entry, Grant};
 use vgpu_api::{DRIVER_NAME, class, request};
@@ -323,24 +324,31 @@ fn quotas_gates_and_status_are_held_to_their_rules() {
     }
 }
 
-/// What the policy refuses of a quota, `driver/quota` refuses too, and nothing else.
+/// What the policy refuses of a quota or a default, `driver/quota` refuses too, and nothing else.
 #[test]
 fn quotas_are_read_by_the_same_rules() {
-    for kind in ["accept", "refuse"] {
-        let files = cases(&format!("quota/{kind}"));
-        let quotas = files.iter().filter(|file| {
-            let name = file.file_name().unwrap().to_string_lossy();
-            // The name is the API server's to compare: the controller watches that one alone.
-            name.starts_with("quota-") && name != "quota-other-name.yaml"
-        });
-        let mut count = 0;
-        for file in quotas {
-            let (_, request) = read(file);
-            let spec = vgpu_quota::Spec::parse(&request["object"]["spec"]);
-            assert_eq!(spec.is_ok(), kind == "accept", "{}: {spec:?}", file.display());
-            count += 1;
+    for (of, least) in [("quota-", 5), ("default-", 2)] {
+        for kind in ["accept", "refuse"] {
+            let files = cases(&format!("quota/{kind}"));
+            let objects = files.iter().filter(|file| {
+                let name = file.file_name().unwrap().to_string_lossy();
+                // Names are the API server's to compare.
+                name.starts_with(of) && !name.ends_with("-name.yaml")
+            });
+            let mut count = 0;
+            for file in objects {
+                let object = &read(file).1["object"];
+                let refused = match of {
+                    "quota-" => vgpu_quota::Spec::parse(&object["spec"])
+                        .map(drop)
+                        .map_err(|e| e.to_string()),
+                    _ => vgpu_quota::QuotaDefault::deserialize(object).unwrap().spec.map(drop),
+                };
+                assert_eq!(refused.is_ok(), kind == "accept", "{}: {refused:?}", file.display());
+                count += 1;
+            }
+            assert!(count > least, "{count} cases of {of}");
         }
-        assert!(count > 5, "{count} cases");
     }
 }
 

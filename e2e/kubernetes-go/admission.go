@@ -6,12 +6,14 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/json"
@@ -35,13 +37,13 @@ type admissionQuestion struct {
 
 // Without an old object it is a CREATE, without a new one a DELETE, else an UPDATE.
 type admissionRequest struct {
-	User   string               `json:"user"`
+	User string `json:"user"`
 	// As in pods/status.
 	Subresource string `json:"subresource,omitempty"`
-	// The object that a policy with a paramKind is bound to. Without one such a policy does not apply.
-	Params runtime.RawExtension `json:"params,omitempty"`
-	Old    runtime.RawExtension `json:"old,omitempty"`
-	Object runtime.RawExtension `json:"object,omitempty"`
+	// Labels of the object's namespace.
+	Namespace map[string]string    `json:"namespace,omitempty"`
+	Old       runtime.RawExtension `json:"old,omitempty"`
+	Object    runtime.RawExtension `json:"object,omitempty"`
 }
 
 type admissionVerdicts struct {
@@ -76,28 +78,19 @@ func admissionReply(q *admissionQuestion) admissionVerdicts {
 		if err != nil {
 			return admissionVerdicts{Error: fmt.Sprintf("object %d: %v", i, err)}
 		}
-		params, err := requests[i].params()
-		if err != nil {
-			return admissionVerdicts{Error: fmt.Sprintf("params %d: %v", i, err)}
-		}
+		namespace := &corev1.Namespace{}
+		namespace.Name, namespace.Labels = attributes.GetNamespace(), requests[i].Namespace
 		for p := range q.Policies {
-			if q.Policies[p].Spec.ParamKind != nil && params == nil {
-				continue
+			matched, err := matches(&q.Policies[p], attributes, namespace)
+			if err != nil {
+				return admissionVerdicts{Error: fmt.Sprintf("policy %s: %v", q.Policies[p].Name, err)}
 			}
-			if matches(&q.Policies[p], attributes) {
-				said.Verdicts[i].apply(validators[p], attributes, params)
+			if matched {
+				said.Verdicts[i].apply(validators[p], attributes, namespace)
 			}
 		}
 	}
 	return said
-}
-
-func (r *admissionRequest) params() (runtime.Object, error) {
-	if r.Params.Raw == nil {
-		return nil, nil
-	}
-	params := &unstructured.Unstructured{}
-	return params, json.Unmarshal(r.Params.Raw, &params.Object)
 }
 
 func (r *admissionRequest) attributes() (*admission.VersionedAttributes, error) {
@@ -134,9 +127,9 @@ func (r *admissionRequest) attributes() (*admission.VersionedAttributes, error) 
 	return versioned, nil
 }
 
-func (v *admissionVerdict) apply(validator validating.Validator, versioned *admission.VersionedAttributes, params runtime.Object) {
+func (v *admissionVerdict) apply(validator validating.Validator, versioned *admission.VersionedAttributes, namespace *corev1.Namespace) {
 	v.Policies++
-	result := validator.Validate(context.Background(), versioned.GetResource(), versioned, params, nil, celconfig.RuntimeCELCostBudget, nil)
+	result := validator.Validate(context.Background(), versioned.GetResource(), versioned, nil, namespace, celconfig.RuntimeCELCostBudget, nil)
 	for _, decision := range result.Decisions {
 		switch {
 		case decision.Evaluation == validating.EvalError:
@@ -147,17 +140,23 @@ func (v *admissionVerdict) apply(validator validating.Validator, versioned *admi
 	}
 }
 
-func matches(policy *admissionv1.ValidatingAdmissionPolicy, attributes admission.Attributes) bool {
+func matches(policy *admissionv1.ValidatingAdmissionPolicy, attributes admission.Attributes, namespace *corev1.Namespace) (bool, error) {
+	if selector := policy.Spec.MatchConstraints.NamespaceSelector; selector != nil {
+		parsed, err := metav1.LabelSelectorAsSelector(selector)
+		if err != nil || !parsed.Matches(labels.Set(namespace.Labels)) {
+			return false, err
+		}
+	}
 	resource := attributes.GetResource().Resource
 	if attributes.GetSubresource() != "" {
 		resource += "/" + attributes.GetSubresource()
 	}
 	for _, rule := range policy.Spec.MatchConstraints.ResourceRules {
 		if slices.Contains(rule.Resources, resource) && slices.Contains(rule.Operations, admissionv1.OperationType(attributes.GetOperation())) {
-			return true
+			return true, nil
 		}
 	}
-	return false
+	return false, nil
 }
 
 // typed makes of JSON what an admission plugin sees: a list without omitempty that is not there becomes null, and a
@@ -174,10 +173,15 @@ func typed(text []byte) (runtime.Object, schema.GroupVersionResource, error) {
 		pod := &corev1.Pod{}
 		err := json.Unmarshal(text, pod)
 		return pod, corev1.SchemeGroupVersion.WithResource("pods"), err
-	case "VgpuQuota":
+	case "Namespace":
+		namespace := &corev1.Namespace{}
+		err := json.Unmarshal(text, namespace)
+		return namespace, corev1.SchemeGroupVersion.WithResource("namespaces"), err
+	case "VgpuQuota", "VgpuQuotaDefault":
 		quota := &unstructured.Unstructured{}
 		err := json.Unmarshal(text, &quota.Object)
-		return quota, schema.GroupVersionResource{Group: "dra.vgpu", Version: "v1alpha1", Resource: "vgpuquotas"}, err
+		resource := strings.ToLower(head.Kind) + "s"
+		return quota, schema.GroupVersionResource{Group: "dra.vgpu", Version: "v1alpha1", Resource: resource}, err
 	case "ResourceClaim":
 		object, resource = &resourceapi.ResourceClaim{}, "resourceclaims"
 	case "ResourceClaimTemplate":
@@ -200,9 +204,7 @@ func compile(policy *admissionv1.ValidatingAdmissionPolicy) (validating.Validato
 		return nil, err
 	}
 	const stored = environment.StoredExpressions
-	hasParams := policy.Spec.ParamKind != nil
-	withAuthorizer := cel.OptionalVariableDeclarations{HasAuthorizer: true, HasParams: hasParams}
-	forMessages := cel.OptionalVariableDeclarations{HasParams: hasParams}
+	withAuthorizer := cel.OptionalVariableDeclarations{HasAuthorizer: true}
 	// In order: a variable may use those before it.
 	for _, v := range policy.Spec.Variables {
 		variable := &validating.Variable{Name: v.Name, Expression: v.Expression}
@@ -225,7 +227,7 @@ func compile(policy *admissionv1.ValidatingAdmissionPolicy) (validating.Validato
 	for _, part := range []struct {
 		expressions []cel.ExpressionAccessor
 		options     cel.OptionalVariableDeclarations
-	}{{conditions, withAuthorizer}, {validations, withAuthorizer}, {messages, forMessages}} {
+	}{{conditions, withAuthorizer}, {validations, withAuthorizer}, {messages, cel.OptionalVariableDeclarations{}}} {
 		for _, expression := range part.expressions {
 			if expression == nil {
 				continue
@@ -245,7 +247,7 @@ func compile(policy *admissionv1.ValidatingAdmissionPolicy) (validating.Validato
 		compiler.CompileCondition(validations, withAuthorizer, stored),
 		matcher,
 		compiler.CompileCondition(nil, withAuthorizer, stored),
-		compiler.CompileCondition(messages, forMessages, stored),
+		compiler.CompileCondition(messages, cel.OptionalVariableDeclarations{}, stored),
 		fail,
 		nil,
 	), nil

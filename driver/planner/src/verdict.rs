@@ -20,6 +20,8 @@ pub enum Object {
     Claim,
     /// A VgpuQuota.
     Quota,
+    /// A VgpuQuotaDefault, which has no namespace.
+    QuotaDefault,
 }
 
 impl About {

@@ -3,7 +3,9 @@
 use crate::ceilings::ResourceQuota;
 use crate::claim::Claim;
 use crate::class::Class;
+use crate::default::QuotaDefault;
 use crate::gpus::Slice;
+use crate::keeper::NamespaceLabels;
 use crate::pod::Pod;
 use crate::status::Quota;
 
@@ -56,5 +58,20 @@ pub enum Change {
     },
     ResourceQuotas {
         names: Vec<(String, String)>,
+    },
+    Namespace(NamespaceLabels),
+    NamespaceGone {
+        name: String,
+        uid: String,
+    },
+    Namespaces {
+        uids: Vec<String>,
+    },
+    Default(QuotaDefault),
+    DefaultGone {
+        name: String,
+    },
+    Defaults {
+        names: Vec<String>,
     },
 }

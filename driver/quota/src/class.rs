@@ -180,20 +180,22 @@ mod tests {
         let mut classes = Classes::default();
         assert!(classes.set(class("mine", cel("device.driver == \"dra.vgpu\""))));
         assert!(
-            !classes.set(class("mine", cel("device.driver == 'dra.vgpu' && true"))),
+            !classes.set(class("mine", cel("device.driver == 'dra.vgpu'"))),
             "nothing that matters changed"
         );
         classes.set(class(
             "monitor",
             cel("device.driver == 'dra.vgpu' && device.attributes['dra.vgpu'].type == 'monitor'"),
         ));
+        classes.set(class("picky", cel("device.driver == 'dra.vgpu' && true")));
         classes.set(class("nic", cel("device.driver == 'nic.example'")));
         classes.set(class("any", json!({})));
         let mut whole = cel("device.driver == 'dra.vgpu'");
         whole["extendedResourceName"] = json!("nvidia.com/gpu");
         classes.set(class("gpu", whole));
         for (name, kind) in [
-            ("mine", None),
+            ("mine", Some(None)),
+            ("picky", None),
             ("monitor", Some(Some("monitor"))),
             ("nic", None),
             ("any", Some(None)),

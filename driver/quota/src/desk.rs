@@ -10,6 +10,7 @@ use crate::amount::Amount;
 use crate::budget::Steady;
 use crate::class::Classes;
 use crate::gpus::Gpus;
+use crate::keeper::Keeper;
 use crate::namespace::Namespace;
 use crate::notice::{Kind, Notice, Subject};
 use crate::plan::{Numbers, Outcome, Plan, PodRef, Task, Write, subject};
@@ -28,6 +29,8 @@ struct Listed {
     classes: bool,
     slices: bool,
     resource_quotas: bool,
+    namespaces: bool,
+    defaults: bool,
 }
 
 /// A pause after a write that failed, times two for each more, up to the longest.
@@ -41,6 +44,7 @@ pub struct Desk {
     classes: Classes,
     gpus: Gpus,
     namespaces: BTreeMap<String, Namespace>,
+    keeper: Keeper,
     clock: Steady,
     /// Namespaces to look at.
     dirty: BTreeSet<String>,
@@ -63,6 +67,7 @@ impl Desk {
             classes: Classes::default(),
             gpus: Gpus::default(),
             namespaces: BTreeMap::new(),
+            keeper: Keeper::default(),
             clock,
             dirty: BTreeSet::new(),
             due: BTreeMap::new(),
@@ -85,7 +90,8 @@ impl Desk {
     #[must_use]
     pub const fn is_complete(&self) -> bool {
         let listed = self.listed;
-        listed.quotas && listed.claims && listed.pods && listed.classes && listed.slices && listed.resource_quotas
+        let counted = listed.quotas && listed.claims && listed.pods && listed.classes && listed.slices;
+        counted && listed.resource_quotas && listed.namespaces && listed.defaults
     }
 
     #[must_use]
@@ -132,12 +138,13 @@ impl Desk {
         let dirty = std::mem::take(&mut self.dirty);
         let mut waits: Option<bool> = None;
         for name in dirty {
-            let Some(namespace) = self.namespaces.get(&name) else {
-                continue;
-            };
-            // Only a spent budget asks who waits elsewhere.
-            let must_yield = namespace.may_yield() && *waits.get_or_insert_with(|| self.is_anyone_in_budget_waiting());
-            self.plan_namespace(&name, must_yield, now, &mut plan);
+            if let Some(namespace) = self.namespaces.get(&name) {
+                // Only a spent budget asks who waits elsewhere.
+                let must_yield =
+                    namespace.may_yield() && *waits.get_or_insert_with(|| self.is_anyone_in_budget_waiting());
+                self.plan_namespace(&name, must_yield, now, &mut plan);
+            }
+            self.keep(&name, now, &mut plan);
         }
         let look_at = self.plan_evictions(now, &mut plan.writes);
         plan.notices = std::mem::take(&mut self.untold);
@@ -158,7 +165,11 @@ impl Desk {
             gpus: &self.gpus,
             wall: self.clock.wall(now),
         };
-        let decided = namespace.decide(&view, must_yield, now);
+        let mut decided = namespace.decide(&view, must_yield, now);
+        if namespace.quota_uid().is_none() && self.keeper.stamps(name) {
+            // There is a ceiling in a moment.
+            decided.ungate.clear();
+        }
         for (subject, notice) in decided.notices {
             self.tell(subject, notice);
         }
@@ -169,14 +180,7 @@ impl Desk {
         let ungate = decided.ungate.into_iter();
         writes.extend(ungate.map(|(pod, claims)| Write::Ungate { pod, claims }));
         for write in writes {
-            let task = write.task();
-            let paused = self
-                .pauses
-                .get(&task)
-                .map(|(_, until)| *until)
-                .filter(|until| *until > now);
-            if let Some(until) = paused {
-                self.look(name, until);
+            if self.is_paused(name, &write.task(), now) {
                 continue;
             }
             match &write {
@@ -193,9 +197,37 @@ impl Desk {
                     };
                     namespace.begin_write();
                 }
+                // Those of the keeper.
+                Write::Label { .. } | Write::Stamp { .. } => {}
             }
             plan.writes.push(write);
         }
+    }
+
+    /// The namespace's label, and a quota from a default.
+    fn keep(&mut self, name: &str, now: Now, plan: &mut Plan) {
+        let known = self.namespaces.get(name);
+        let quota = known.and_then(Namespace::quota);
+        let (writes, notices) = self.keeper.decide(name, quota, known.and_then(Namespace::mark));
+        for (subject, notice) in notices {
+            self.tell(subject, notice);
+        }
+        for write in writes {
+            if !self.is_paused(name, &write.task(), now) {
+                self.keeper.begin(&write);
+                plan.writes.push(write);
+            }
+        }
+    }
+
+    /// Returns true if a write about this failed a moment ago; then the namespace is looked at again after the pause.
+    fn is_paused(&mut self, name: &str, task: &Task, now: Now) -> bool {
+        let pause = self.pauses.get(task).map(|(_, until)| *until);
+        let Some(until) = pause.filter(|until| *until > now) else {
+            return false;
+        };
+        self.look(name, until);
+        true
     }
 
     /// Reports what became of a write of a plan.
@@ -221,6 +253,19 @@ impl Desk {
                 matches!(outcome, Outcome::Ungated | Outcome::Dropped)
             }
             Task::Eviction(waiting) => self.report_eviction(waiting, outcome, now),
+            Task::Label(name) | Task::Stamp(name) => {
+                self.dirty.insert(name.clone());
+                if let Some((subject, notice)) = self.keeper.end(task, &outcome) {
+                    self.tell(subject, notice);
+                }
+                match outcome {
+                    Outcome::Quota(quota) => {
+                        self.set_quota(*quota, now);
+                        true
+                    }
+                    outcome => matches!(outcome, Outcome::Labelled | Outcome::Dropped),
+                }
+            }
             Task::Namespace(name) => {
                 self.dirty.insert(name.clone());
                 let Some(namespace) = self.namespaces.get_mut(name) else {

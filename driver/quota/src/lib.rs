@@ -3,9 +3,9 @@
 //!
 //! ```text
 //!  VgpuQuotas, pods, claims ──────────┐
-//!  DeviceClasses, slices: sizes ──────┼─► Desk ─► Plan: reserve in status, take gates off; notices
-//!  ResourceQuotas: further ceilings ──┘     ▲          │
-//!                                           └─ Outcome ┘
+//!  DeviceClasses, slices: sizes ──────┼─► Desk ─► Plan: reserve in status, take gates off; label namespaces and stamp
+//!  ResourceQuotas: further ceilings ──┤     ▲     │     quotas (keeper); notices
+//!  namespaces, VgpuQuotaDefaults ─────┘     └─────┘ Outcome
 //! ```
 //!
 //! A pod waits behind a scheduling gate. The leader reserves what its claims may take in the quota's `status`, by claim
@@ -45,17 +45,21 @@ mod change;
 mod claim;
 mod class;
 mod decision;
+mod default;
 mod demand;
 mod describe;
 mod desk;
 mod eviction;
 mod gpus;
+mod keeper;
+mod mark;
 pub mod names;
 mod namespace;
 mod notice;
 mod plan;
 mod pod;
 mod room;
+mod selector;
 mod spec;
 mod status;
 mod time;
@@ -67,8 +71,11 @@ pub use ceilings::ResourceQuota;
 pub use change::Change;
 pub use claim::{Claim, NotKnown};
 pub use class::Class;
+pub use default::{DefaultSpec, QuotaDefault, Stamped};
 pub use desk::Desk;
 pub use gpus::Slice;
+pub use keeper::NamespaceLabels;
+pub use mark::Mark;
 pub use namespace::{HOLD, RESERVATIONS_MAX};
 pub use notice::{Kind, Notice, Subject};
 pub use plan::{Numbers, Outcome, Plan, PodRef, SUM_EVERY, Task, Write};

@@ -54,6 +54,10 @@ impl Namespace {
         Some(self.quota.as_ref()?.quota.uid.as_str())
     }
 
+    pub(crate) fn quota(&self) -> Option<&Quota> {
+        Some(&self.quota.as_ref()?.quota)
+    }
+
     pub(crate) fn status(&self) -> Option<&Status> {
         Some(&self.quota.as_ref()?.quota.status)
     }

@@ -16,6 +16,8 @@ pub struct Subject {
 pub enum Kind {
     Pod,
     Quota,
+    /// A VgpuQuotaDefault, which has no namespace.
+    Default,
 }
 
 /// Why a gate stays shut, or what is wrong with a quota.
@@ -106,6 +108,15 @@ pub enum Notice {
     EvictionRefused(String),
     #[error("no pod over budget is evicted for it, because it is not known which GPUs it could have: {0}")]
     NotKnown(NotKnown),
+    /// Of a default.
+    #[error("{0}; it makes no quota until it is corrected")]
+    BadDefault(String),
+    #[error(
+        "namespace {namespace} matches VgpuQuotaDefault {first} too, which is the first by name, so that applies; narrow spec.namespaceSelector of one of them"
+    )]
+    DefaultsMatch { namespace: String, first: String },
+    #[error("namespace {namespace}: the API server refuses its VgpuQuota vgpu, and it is tried again: {why}")]
+    StampRefused { namespace: String, why: String },
 }
 
 impl Notice {
@@ -115,10 +126,11 @@ impl Notice {
         match self {
             Self::Full { .. } | Self::TooLarge { .. } | Self::Behind { .. } | Self::TooMany(_) => "QuotaExceeded",
             Self::Spent { .. } | Self::Yields { .. } | Self::BudgetSpent { .. } => "BudgetSpent",
-            Self::Refused(_) | Self::BadSpec(_) => "QuotaRefused",
+            Self::Refused(_) | Self::BadSpec(_) | Self::BadDefault(_) => "QuotaRefused",
             Self::NoClaim(_) | Self::Uncounted { .. } => "QuotaWaitsForClaim",
             Self::Ungated { .. } => "QuotaBypassed",
-            Self::GateRefused(_) | Self::StatusRefused(_) => "QuotaWriteRefused",
+            Self::GateRefused(_) | Self::StatusRefused(_) | Self::StampRefused { .. } => "QuotaWriteRefused",
+            Self::DefaultsMatch { .. } => "QuotaDefaultConflict",
             Self::ClockJumped(_) => "ClockJumped",
             Self::Evicted { .. } => "EvictedOverBudget",
             Self::RoomMade { .. } => "RoomMade",
@@ -133,7 +145,10 @@ impl Notice {
                 dimension.name()
             }
             Self::Behind { older } => older,
-            Self::Refused(text) | Self::BadSpec(text) | Self::NoClaim(text) => text,
+            Self::Refused(text) | Self::BadSpec(text) | Self::BadDefault(text) | Self::NoClaim(text) => text,
+            // One namespace is named, however many match.
+            Self::DefaultsMatch { first, .. } => first,
+            Self::StampRefused { namespace, .. } => namespace,
             Self::Uncounted { why, .. } => why,
             Self::Spent { reset, .. } | Self::Yields { reset, .. } | Self::BudgetSpent { reset, .. } => reset,
             Self::Evicted { waiting, .. } => waiting,

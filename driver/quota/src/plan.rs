@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use serde_json::Value;
+
+use crate::mark::Mark;
 use crate::notice::{Kind, Notice, Subject};
 use crate::pod::Pod;
 use crate::status::{Quota, Status};
@@ -26,6 +29,19 @@ pub enum Write {
     Ungate { pod: PodRef, claims: Vec<(String, String)> },
     /// Evict these, if the pod that waits is still there and unbound; none of them, if a dry run for one is refused.
     Evict { waiting: PodRef, victims: Vec<PodRef> },
+    /// Set the label of a namespace, or remove it.
+    Label {
+        namespace: String,
+        uid: String,
+        mark: Option<Mark>,
+    },
+    /// Create the quota of a default, or write its spec over that version (UID and resourceVersion) of it.
+    Stamp {
+        namespace: String,
+        default: String,
+        spec: Value,
+        over: Option<(String, String)>,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -52,6 +68,8 @@ pub enum Task {
     Pod(PodRef),
     /// For a pod that waits.
     Eviction(PodRef),
+    Label(String),
+    Stamp(String),
 }
 
 impl Write {
@@ -61,6 +79,8 @@ impl Write {
             Self::Status { namespace, .. } | Self::Read { namespace } => Task::Namespace(namespace.clone()),
             Self::Ungate { pod, .. } => Task::Pod(pod.clone()),
             Self::Evict { waiting, .. } => Task::Eviction(waiting.clone()),
+            Self::Label { namespace, .. } => Task::Label(namespace.clone()),
+            Self::Stamp { namespace, .. } => Task::Stamp(namespace.clone()),
         }
     }
 }
@@ -68,7 +88,7 @@ impl Write {
 /// What became of a write.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
-    /// The status is written, or the quota was read: this is the quota now.
+    /// The status or a stamp is written, or the quota was read: this is the quota now.
     Quota(Box<Quota>),
     /// There is no quota.
     NoQuota,
@@ -79,6 +99,8 @@ pub enum Outcome {
         gone: Vec<PodRef>,
         kept: Vec<(PodRef, String)>,
     },
+    /// The namespace has its label, or is gone.
+    Labelled,
     /// Whether it was done is not known, or it was not: decided anew after a pause.
     Again,
     /// The API server says no.

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::amount::{Amount, WrittenAmount};
 use crate::budget::{GpuTime, Sum};
+use crate::default::Stamped;
 use crate::spec::Spec;
 use crate::time::Wall;
 
@@ -22,6 +23,8 @@ pub struct Quota {
     pub created: Wall,
     /// What it says, or why that is refused.
     pub spec: Result<Spec, String>,
+    /// It was made from a VgpuQuotaDefault, and nobody has changed it since.
+    pub stamped: Option<Stamped>,
     pub status: Status,
 }
 
@@ -161,6 +164,10 @@ impl<'de> Deserialize<'de> for Quota {
             generation: i64,
             #[serde(default)]
             creation_timestamp: String,
+            #[serde(default)]
+            labels: BTreeMap<String, String>,
+            #[serde(default)]
+            annotations: BTreeMap<String, String>,
         }
         let Whole { metadata, spec, status } = Whole::deserialize(deserializer)?;
         Ok(Self {
@@ -170,6 +177,7 @@ impl<'de> Deserialize<'de> for Quota {
             version: metadata.resource_version,
             generation: metadata.generation,
             created: Wall::parse(&metadata.creation_timestamp).unwrap_or_default(),
+            stamped: Stamped::read(&metadata.labels, &metadata.annotations, &spec),
             spec: Spec::parse(&spec).map_err(|error| error.to_string()),
             status: Status::read(status),
         })

@@ -164,6 +164,8 @@ impl Cluster {
         let names = (0..self.gpus.len()).map(|node| format!("n{node}")).collect();
         desk.apply(Change::Slices { names }, now);
         desk.apply(Change::ResourceQuotas { names: vec![] }, now);
+        desk.apply(Change::Namespaces { uids: vec![] }, now);
+        desk.apply(Change::Defaults { names: vec![] }, now);
         for (namespace, hours) in [("spent", 0), ("rich", 100)] {
             let quota = json!({"metadata": {"name": "vgpu", "namespace": namespace, "uid": namespace,
                     "resourceVersion": "1", "generation": 1, "creationTimestamp": START.text()},
@@ -369,7 +371,7 @@ fn run(plan: &Plan, cluster: &mut Cluster) -> Vec<u64> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
     #[test]
     fn those_over_budget_go_and_as_few_as_can_be(plan in plans()) {
         let mut cluster = build(&plan);

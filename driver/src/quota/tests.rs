@@ -10,9 +10,9 @@ use futures::StreamExt as _;
 use kube::Client;
 use kube::runtime::watcher::Event;
 use serde_json::{Value, json};
-use vgpu_quota::{Change, Kind, Notice, Outcome, PodRef, Quota, Subject, Write};
+use vgpu_quota::{Change, Kind, Mark, Notice, Outcome, PodRef, Quota, Subject, Write};
 
-use super::watches::{pod, quota, watch};
+use super::watches::{namespace, pod, quota, watch};
 use super::writes::send;
 use super::{Object, message};
 use crate::follow::{Named, happened};
@@ -155,6 +155,20 @@ fn evict() -> Write {
     }
 }
 
+fn labels(mark: Option<Mark>) -> Write {
+    let (namespace, uid) = ("team".into(), "ns".into());
+    Write::Label { namespace, uid, mark }
+}
+
+fn stamp(over: Option<(String, String)>) -> Write {
+    Write::Stamp {
+        namespace: "team".into(),
+        default: "teams".into(),
+        spec: json!({"hard": {"memory": "80Gi"}}),
+        over,
+    }
+}
+
 #[tokio::test]
 async fn evictions_are_asked_by_dry_runs_and_name_the_pod_by_its_uid() {
     let waits = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "w", "uid": "uid-w"}, "spec": {"containers": []}});
@@ -225,6 +239,84 @@ async fn evictions_are_asked_by_dry_runs_and_name_the_pod_by_its_uid() {
     }
 }
 
+#[tokio::test]
+async fn the_label_is_all_that_is_written_of_a_namespace() {
+    let meta = json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": {"name": "team"}});
+    for (mark, value) in [(Some(Mark::OverBudget), json!("OverBudget")), (None, Value::Null)] {
+        let (client, sent) = server([(200, meta.clone())]);
+        assert_eq!(send(&client, &labels(mark)).await, Outcome::Labelled);
+        let (method, path, body) = sent.lock().unwrap()[0].clone();
+        assert_eq!(
+            (method.as_str(), path.split('?').next().unwrap()),
+            ("PATCH", "/api/v1/namespaces/team")
+        );
+        assert_eq!(
+            body,
+            json!({"metadata": {"uid": "ns", "labels": {"dra.vgpu/quota": value}}})
+        );
+    }
+    for (code, outcome) in [
+        (404, Outcome::Labelled),
+        (409, Outcome::Again),
+        (403, Outcome::Refused("because".into())),
+    ] {
+        let (client, _) = server([status(code)]);
+        assert_eq!(send(&client, &labels(None)).await, outcome, "{code}");
+    }
+}
+
+#[tokio::test]
+async fn a_stamp_is_created_or_lands_on_its_version() {
+    let quotas = "/apis/dra.vgpu/v1alpha1/namespaces/team/vgpuquotas";
+    let (client, sent) = server([(201, object("8"))]);
+    let outcome = send(&client, &stamp(None)).await;
+    assert!(
+        matches!(&outcome, Outcome::Quota(quota) if quota.version == "8"),
+        "{outcome:?}"
+    );
+    let (method, path, body) = sent.lock().unwrap()[0].clone();
+    assert_eq!((method.as_str(), path.split('?').next().unwrap()), ("POST", quotas));
+    assert_eq!(body["metadata"]["labels"], json!({"dra.vgpu/default": "teams"}));
+    // What is read back is as it was stamped.
+    let mut made = object("8");
+    made["metadata"]["labels"] = body["metadata"]["labels"].clone();
+    made["metadata"]["annotations"] = body["metadata"]["annotations"].clone();
+    assert!(serde_json::from_value::<Quota>(made).unwrap().stamped.is_some());
+    let (client, sent) = server([(200, object("9"))]);
+    send(&client, &stamp(Some(("u".into(), "8".into())))).await;
+    let (method, path, body) = sent.lock().unwrap()[0].clone();
+    let expected = format!("{quotas}/vgpu");
+    assert_eq!(
+        (method.as_str(), path.split('?').next().unwrap()),
+        ("PATCH", &*expected)
+    );
+    let written: Vec<&str> = body
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|op| op["path"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        written,
+        [
+            "/metadata/uid",
+            "/metadata/resourceVersion",
+            "/metadata/labels/dra.vgpu~1default",
+            "/metadata/annotations/dra.vgpu~1default-spec",
+            "/spec"
+        ]
+    );
+    // An administrator was faster; the kind or the namespace is gone; a policy says no.
+    for (code, outcome) in [
+        (409, Outcome::Again),
+        (404, Outcome::Again),
+        (403, Outcome::Refused("because".into())),
+    ] {
+        let (client, _) = server([status(code)]);
+        assert_eq!(send(&client, &stamp(None)).await, outcome, "{code}");
+    }
+}
+
 #[test]
 fn objects_become_changes_and_what_cannot_be_read_keeps_what_was_known() {
     let mut listed: Vec<Named<_>> = Vec::new();
@@ -241,13 +333,18 @@ fn objects_become_changes_and_what_cannot_be_read_keeps_what_was_known() {
     let mut next = |event| happened(event, &mut listed).and_then(pod);
     let unreadable = json!({"metadata": {"name": "p", "uid": "u"}, "spec": {"schedulingGates": "none"}});
     assert!(next(Event::Apply(serde_json::from_value(unreadable).unwrap())).is_none());
+    let mut listed: Vec<Named<_>> = Vec::new();
+    let mut next = |event| happened(event, &mut listed).and_then(namespace);
+    let team = json!({"metadata": {"name": "team", "uid": "n", "labels": {"a": "b"}, "deletionTimestamp": "2026-11-24T00:00:00Z"}});
+    let change = next(Event::Apply(serde_json::from_value(team).unwrap()));
+    assert!(matches!(change, Some(Change::Namespace(team)) if team.is_deleted && team.labels["a"] == "b"));
 }
 
 #[tokio::test]
-async fn without_the_crd_there_are_no_quotas() {
+async fn without_their_crds_there_are_no_quotas_and_no_defaults() {
     let router =
         Router::new().fallback(
-            async |request: Request<Body>| match request.uri().path().contains("vgpuquotas") {
+            async |request: Request<Body>| match request.uri().path().contains("vgpuquota") {
                 true => Response::builder()
                     .status(404)
                     .body(Body::from(status(404).1.to_string()))
@@ -256,7 +353,14 @@ async fn without_the_crd_there_are_no_quotas() {
             },
         );
     let mut changes = watch(&Client::new(router, "default"));
-    assert!(matches!(changes.next().await, Some(Ok(Change::Quotas { uids })) if uids.is_empty()));
+    let mut none = [false; 2];
+    while none != [true; 2] {
+        match changes.next().await {
+            Some(Ok(Change::Quotas { uids })) if uids.is_empty() => none[0] = true,
+            Some(Ok(Change::Defaults { names })) if names.is_empty() => none[1] = true,
+            other => panic!("{other:?}"),
+        }
+    }
 }
 
 #[test]

@@ -3,15 +3,15 @@
 use std::borrow::Cow;
 
 use futures::stream::{BoxStream, StreamExt as _, select_all};
-use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::resource::v1 as resource;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
 use kube::runtime::watcher::{self, Config};
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use vgpu_api::DRIVER_NAME;
-use vgpu_quota::{Change, Claim, Class, Pod, Quota, ResourceQuota, Slice, names};
+use vgpu_quota::{Change, Claim, Class, NamespaceLabels, Pod, Quota, QuotaDefault, ResourceQuota, Slice, names};
 
 use crate::decode::{Object, Parts, Readable};
 use crate::follow::{Happened, Named, follow};
@@ -19,40 +19,52 @@ use crate::follow::{Happened, Named, follow};
 /// A change, or the error of the watch of a kind, which retries by itself with backoff.
 pub(super) type Watched = Result<Change, (&'static str, watcher::Error)>;
 
-/// The kind VgpuQuota.
-#[derive(Debug, Clone)]
-pub(super) struct QuotaKind {
-    metadata: ObjectMeta,
+/// A kind of ours, of which Rust needs the names.
+macro_rules! kind {
+    ($type:ident, $scope:ty, $kind:literal, $plural:literal) => {
+        #[derive(Debug, Clone)]
+        pub(super) struct $type {
+            metadata: ObjectMeta,
+        }
+
+        impl Resource for $type {
+            type DynamicType = ();
+            type Scope = $scope;
+
+            fn kind((): &()) -> Cow<'_, str> {
+                $kind.into()
+            }
+
+            fn group((): &()) -> Cow<'_, str> {
+                "dra.vgpu".into()
+            }
+
+            fn version((): &()) -> Cow<'_, str> {
+                "v1alpha1".into()
+            }
+
+            fn plural((): &()) -> Cow<'_, str> {
+                $plural.into()
+            }
+
+            fn meta(&self) -> &ObjectMeta {
+                &self.metadata
+            }
+
+            fn meta_mut(&mut self) -> &mut ObjectMeta {
+                &mut self.metadata
+            }
+        }
+    };
 }
 
-impl Resource for QuotaKind {
-    type DynamicType = ();
-    type Scope = NamespaceResourceScope;
-
-    fn kind((): &()) -> Cow<'_, str> {
-        "VgpuQuota".into()
-    }
-
-    fn group((): &()) -> Cow<'_, str> {
-        "dra.vgpu".into()
-    }
-
-    fn version((): &()) -> Cow<'_, str> {
-        "v1alpha1".into()
-    }
-
-    fn plural((): &()) -> Cow<'_, str> {
-        "vgpuquotas".into()
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
-}
+kind!(QuotaKind, NamespaceResourceScope, "VgpuQuota", "vgpuquotas");
+kind!(
+    DefaultKind,
+    ClusterResourceScope,
+    "VgpuQuotaDefault",
+    "vgpuquotadefaults"
+);
 
 /// What counting needs of an object.
 #[derive(Debug, Clone)]
@@ -90,13 +102,28 @@ pub(super) fn watch(client: &Client) -> BoxStream<'static, Watched> {
     let running = all().fields("status.phase!=Succeeded,status.phase!=Failed");
     let ours = all().fields(&format!("spec.driver={DRIVER_NAME}"));
     let quotas = follow("vgpuquotas", objects::<QuotaKind, Quota>(client, fixed), quota);
-    // Without the CRD there are no quotas.
+    let defaults = follow(
+        "vgpuquotadefaults",
+        objects::<DefaultKind, QuotaDefault>(client, all()),
+        default,
+    );
+    // Without its CRD there are none of a kind.
     let quotas = quotas.map(|watched| match watched {
         Err((_, error)) if is_not_served(&error) => Ok(Change::Quotas { uids: Vec::new() }),
         other => other,
     });
+    let defaults = defaults.map(|watched| match watched {
+        Err((_, error)) if is_not_served(&error) => Ok(Change::Defaults { names: Vec::new() }),
+        other => other,
+    });
     select_all([
         quotas.boxed(),
+        defaults.boxed(),
+        follow(
+            "namespaces",
+            objects::<core::Namespace, NamespaceLabels>(client, all()),
+            namespace,
+        ),
         follow("pods", objects::<core::Pod, Pod>(client, running), pod),
         follow(
             "resourceclaims",
@@ -201,5 +228,24 @@ fn resource_quota(happened: Happened<Named<Watch<core::ResourceQuota, ResourceQu
         Happened::Listed(all) => Change::ResourceQuotas {
             names: all.into_iter().map(|named| (named.namespace, named.name)).collect(),
         },
+    })
+}
+
+pub(super) fn namespace(happened: Happened<Named<Watch<core::Namespace, NamespaceLabels>>>) -> Option<Change> {
+    Some(match happened {
+        Happened::Set(named) => Change::Namespace(facts(named)?),
+        Happened::Gone(named) => Change::NamespaceGone {
+            name: named.name,
+            uid: named.uid,
+        },
+        Happened::Listed(all) => Change::Namespaces { uids: uids(all) },
+    })
+}
+
+fn default(happened: Happened<Named<Watch<DefaultKind, QuotaDefault>>>) -> Option<Change> {
+    Some(match happened {
+        Happened::Set(named) => Change::Default(facts(named)?),
+        Happened::Gone(named) => Change::DefaultGone { name: named.name },
+        Happened::Listed(all) => Change::Defaults { names: names(all) },
     })
 }

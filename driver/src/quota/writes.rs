@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use futures::future::try_join_all;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{DeleteParams, EvictParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client};
 use serde_json::{Value, json};
-use vgpu_quota::{Outcome, PodRef, Quota, Status, Write, names};
+use vgpu_quota::{Mark, Outcome, PodRef, Quota, Status, Write, names};
 
 /// For one write with its reads. The lease is held for longer after the check than this.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -27,6 +27,13 @@ pub(super) async fn send(client: &Client, write: &Write) -> Outcome {
             Write::Read { namespace } => read(client, namespace).await,
             Write::Ungate { pod, claims } => ungate(client, pod, claims).await,
             Write::Evict { waiting, victims } => evict(client, waiting, victims).await,
+            Write::Label { namespace, uid, mark } => label(client, namespace, uid, *mark).await,
+            Write::Stamp {
+                namespace,
+                default,
+                spec,
+                over,
+            } => stamp(client, namespace, default, spec, over.as_ref()).await,
         }
     };
     match tokio::time::timeout(TIMEOUT, sent).await {
@@ -46,13 +53,15 @@ pub(super) const fn intent(write: &Write) -> &'static str {
         Write::Read { .. } => "read",
         Write::Ungate { .. } => "gate",
         Write::Evict { .. } => "evict",
+        Write::Label { .. } => "label",
+        Write::Stamp { .. } => "default",
     }
 }
 
 /// For metrics.
 pub(super) fn name(outcome: &Outcome) -> &'static str {
     match outcome {
-        Outcome::Quota(_) | Outcome::NoQuota | Outcome::Ungated => "done",
+        Outcome::Quota(_) | Outcome::NoQuota | Outcome::Ungated | Outcome::Labelled => "done",
         Outcome::Evicted { kept, .. } if !kept.is_empty() => "refused",
         Outcome::Evicted { .. } => "done",
         Outcome::Again => "again",
@@ -61,11 +70,12 @@ pub(super) fn name(outcome: &Outcome) -> &'static str {
     }
 }
 
+fn quotas(namespace: &str) -> String {
+    format!("/apis/dra.vgpu/v1alpha1/namespaces/{namespace}/vgpuquotas")
+}
+
 fn path(namespace: &str, rest: &str) -> String {
-    format!(
-        "/apis/dra.vgpu/v1alpha1/namespaces/{namespace}/vgpuquotas/{}{rest}",
-        names::QUOTA
-    )
+    format!("{}/{}{rest}", quotas(namespace), names::QUOTA)
 }
 
 /// Lands only on that version.
@@ -122,12 +132,8 @@ async fn ungate(client: &Client, pod: &PodRef, claims: &[(String, String)]) -> k
     // The uid makes the patch fail on another pod of this name.
     let patch = json!({"metadata": {"uid": pod.uid},
         "spec": {"schedulingGates": [{"$patch": "delete", "name": names::GATE}]}});
-    let parameters = PatchParams {
-        field_manager: Some(MANAGER.to_owned()),
-        ..PatchParams::default()
-    };
     let pods: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace);
-    pods.patch_metadata(&pod.name, &parameters, &Patch::Strategic(patch))
+    pods.patch_metadata(&pod.name, &parameters(), &Patch::Strategic(patch))
         .await?;
     Ok(Outcome::Ungated)
 }
@@ -203,9 +209,75 @@ async fn evict_one(client: &Client, pod: &PodRef, is_dry_run: bool) -> kube::Res
     }
 }
 
+/// Sets the label of a namespace or removes it, and nothing else of it.
+async fn label(client: &Client, namespace: &str, uid: &str, mark: Option<Mark>) -> kube::Result<Outcome> {
+    // The uid makes the patch fail on another namespace of this name.
+    let patch = json!({"metadata": {"uid": uid, "labels": {names::LABEL: mark.map(Mark::text)}}});
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    namespaces
+        .patch_metadata(namespace, &parameters(), &Patch::Merge(patch))
+        .await?;
+    Ok(Outcome::Labelled)
+}
+
+/// Creates the quota of a default, or writes its spec over that version.
+async fn stamp(
+    client: &Client,
+    namespace: &str,
+    default: &str,
+    spec: &Value,
+    over: Option<&(String, String)>,
+) -> kube::Result<Outcome> {
+    let text = spec.to_string();
+    let request = match over {
+        None => {
+            let object = json!({"apiVersion": "dra.vgpu/v1alpha1", "kind": "VgpuQuota",
+                "metadata": {"name": names::QUOTA, "namespace": namespace, "labels": {names::FROM_DEFAULT: default},
+                    "annotations": {names::STAMPED_SPEC: text}},
+                "spec": spec});
+            let request = hyper::Request::post(format!("{}?fieldManager={MANAGER}", quotas(namespace)));
+            request
+                .header("content-type", "application/json")
+                .body(object.to_string().into_bytes())
+        }
+        // Both are there: the quota was stamped before. The version makes the patch fail on a later one.
+        Some((uid, version)) => {
+            let set = |path: &str, value: Value| json!({"op": "add", "path": path, "value": value});
+            let key = |name: &str| name.replace('/', "~1");
+            let patch = json!([
+                set("/metadata/uid", json!(uid)),
+                set("/metadata/resourceVersion", json!(version)),
+                set(
+                    &format!("/metadata/labels/{}", key(names::FROM_DEFAULT)),
+                    json!(default)
+                ),
+                set(
+                    &format!("/metadata/annotations/{}", key(names::STAMPED_SPEC)),
+                    json!(text)
+                ),
+                set("/spec", spec.clone()),
+            ]);
+            let request = hyper::Request::patch(path(namespace, &format!("?fieldManager={MANAGER}")));
+            request
+                .header("content-type", "application/json-patch+json")
+                .body(patch.to_string().into_bytes())
+        }
+    };
+    let request = request.map_err(kube::Error::HttpError)?;
+    client.request::<Value>(request).await.map(answer)
+}
+
+fn parameters() -> PatchParams {
+    PatchParams {
+        field_manager: Some(MANAGER.to_owned()),
+        ..PatchParams::default()
+    }
+}
+
 fn failed(write: &Write, error: &kube::Error) -> Outcome {
     match (write, error) {
         (Write::Ungate { .. }, kube::Error::Api(status)) if status.code == 404 => Outcome::Ungated,
+        (Write::Label { .. }, kube::Error::Api(status)) if status.code == 404 => Outcome::Labelled,
         // Another version, or none.
         (_, kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Outcome::Again,
         // It was not processed, or nobody knows how far.

@@ -1,27 +1,28 @@
-//! Namespace quotas: the documented example, translated pods, users' mistakes, and many pods while leaders end.
+//! Namespace quotas: the documented example, translated pods, users' mistakes, budgets.
 //!
-//! The storm has `VGPU_STORM_PODS` pods (60) in three namespaces, on hand-made nodes with room for all of them.
+//! ```text
+//! storm.rs     many pods while leaders are killed and stopped
+//! troubles.rs  the label, the quota's kind or the API server goes
+//! defaults.rs  quotas that a VgpuQuotaDefault makes
+//! ```
 
-use std::collections::BTreeMap;
-use std::io::Read as _;
-use std::process::{Child, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+mod defaults;
+mod storm;
+mod troubles;
+
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
+use vgpu_e2e::install;
 use vgpu_e2e::kube::Kube;
-use vgpu_e2e::outcome::after;
 use vgpu_e2e::wait::wait;
-use vgpu_e2e::{hand_made, install};
 
 use crate::controller::leader;
-use crate::fleet::{ALL_BOUND, Fleet, Mode, QUARTER, ROOM, clear, create, told};
+use crate::explain;
+use crate::fleet::told;
 use crate::manifests::{HOLD, pod, template};
-use crate::processes::{Stopped, controller_in};
 use crate::shared::{self, Installed, LIMIT, Test};
-use crate::storm::{end_one, number};
 
 pub(crate) const TESTS: &[Test] = &[
     (
@@ -32,26 +33,60 @@ pub(crate) const TESTS: &[Test] = &[
     ("quota_of_translated_pods_is_the_tighter_of_all", translated),
     ("quota_mistakes_are_refused_or_told", mistakes),
     ("quota_budget_that_is_spent_holds_or_yields", budgets),
-    ("quota_holds_in_a_storm_on_kube_scheduler", storm_on_kube_scheduler),
-    ("quota_holds_in_a_storm_in_controller_mode", storm_in_controller_mode),
+    (
+        "quota_holds_and_others_are_not_touched_while_the_api_server_restarts",
+        troubles::api_server_restarts,
+    ),
+    ("quota_label_is_the_controllers", troubles::label),
+    ("quota_kind_that_is_deleted_opens_the_gates", troubles::kind_deleted),
+    (
+        "quota_defaults_are_stamped_and_keep_off_an_administrators",
+        defaults::stamped,
+    ),
+    ("quota_holds_in_a_storm_on_kube_scheduler", storm::on_kube_scheduler),
+    ("quota_holds_in_a_storm_in_controller_mode", storm::in_controller_mode),
 ];
 
-/// Until the controller, and with it the API server's policies, have seen the quota.
+/// Until the controller has seen the quota as it is, and the API server gates pods of the namespace.
 fn wait_seen(kube: &Kube<'_>) -> Result<()> {
     wait(LIMIT, "the quota to be seen", || {
         let quota = kube.get(&["vgpuquota", "vgpu"])?;
         let is_seen = quota["status"]["observedGeneration"] == quota["metadata"]["generation"];
         Ok(is_seen.then_some(()))
     })?;
-    // The policy watches quotas by itself: it is seen by what becomes of a pod.
+    // The API server sees the namespace's label a moment after it is written.
     wait(LIMIT, "the policy to gate a pod", || {
-        let trial = pod("trial", "client", &HOLD, "none");
-        let said = kube.try_run_with_input(
-            &["create", "--dry-run=server", "-o", "json", "-f", "-"],
-            trial.trim_end_matches("---\n"),
-        )?;
-        let pod: Value = serde_json::from_str(&said.stdout).with_context(|| said.stderr.clone())?;
-        Ok(pod["spec"]["schedulingGates"][0].is_object().then_some(()))
+        Ok(is_gated_now(kube)?.then_some(()))
+    })
+}
+
+/// Returns true if a pod that is created now is gated.
+fn is_gated_now(kube: &Kube<'_>) -> Result<bool> {
+    let trial = pod("trial", "client", &HOLD, "none");
+    let dry = ["create", "--dry-run=server", "-o", "json", "-f", "-"];
+    let said = kube.try_run_with_input(&dry, trial.trim_end_matches("---\n"))?;
+    let pod: Value = serde_json::from_str(&said.stdout).with_context(|| said.stderr.clone())?;
+    Ok(has_gate(&pod))
+}
+
+fn has_gate(pod: &Value) -> bool {
+    let gates = pod["spec"]["schedulingGates"].as_array();
+    gates.is_some_and(|gates| gates.iter().any(|gate| gate["name"] == "dra.vgpu/quota"))
+}
+
+/// The label by which policies know a namespace with a quota.
+fn label_of(kube: &Kube<'_>, namespace: &str) -> Result<Option<String>> {
+    let namespace = kube.get(&["namespace", namespace])?;
+    let label = namespace["metadata"]["labels"]["dra.vgpu/quota"].as_str();
+    Ok(label.map(str::to_owned))
+}
+
+fn wait_label(kube: &Kube<'_>, namespace: &str, wanted: Option<&str>) -> Result<()> {
+    wait(LIMIT, &format!("the label of {namespace} to be {wanted:?}"), || {
+        let label = label_of(kube, namespace)?;
+        (label.as_deref() == wanted)
+            .then_some(Some(()))
+            .context(format!("{label:?}"))
     })
 }
 
@@ -66,9 +101,7 @@ fn set_quota(kube: &Kube<'_>, spec: &Value) -> Result<()> {
 }
 
 fn is_gated(kube: &Kube<'_>, pod: &str) -> Result<bool> {
-    let pod = kube.get(&["pod", pod])?;
-    let gates = pod["spec"]["schedulingGates"].as_array();
-    Ok(gates.is_some_and(|gates| gates.iter().any(|gate| gate["name"] == "dra.vgpu/quota")))
+    Ok(has_gate(&kube.get(&["pod", pod])?))
 }
 
 fn example_on_kube_scheduler() -> Result<()> {
@@ -98,6 +131,7 @@ fn example(installed: &Installed) -> Result<()> {
                 )?;
                 ensure!(is_gated(team, "second")?, "the second pod has no gate");
             }
+            seen_by_people(installed, a)?;
             a.run(&["delete", "pod", "first", "--wait=false"])?;
             a.wait_running("second", LIMIT)?;
             ensure!(is_gated(b, "second")?, "the other team's pod was let through too");
@@ -105,6 +139,41 @@ fn example(installed: &Installed) -> Result<()> {
             ensure!(quota["status"]["used"]["memory"] == "40Gi", "{quota}");
             Ok(())
         })
+    })
+}
+
+/// What `vgpu explain`, `kubectl get` and the metrics say while the second pod of team-a waits.
+fn seen_by_people(installed: &Installed, team: &Kube<'_>) -> Result<()> {
+    let said = explain::as_text(installed, "team-a", "pod/second")?;
+    let line = "VgpuQuota vgpu of namespace team-a: memory 60Gi of 80Gi used; shares 1 of 8 used";
+    ensure!(said.contains(line), "vgpu explain: {said}");
+    let table = team.run(&["get", "vgpuquotas"])?;
+    for column in ["MEMORY", "60Gi", "80Gi", "SHARES", "GPU HOURS"] {
+        ensure!(table.contains(column), "no {column}: {table}");
+    }
+    let project = Kube::new(&installed.cluster, install::NAME);
+    wait(LIMIT, "the leader's metrics", || {
+        let leader = leader(&project)?.context("nobody leads")?;
+        let path = format!("/api/v1/namespaces/{}/pods/{leader}:9441/proxy/metrics", install::NAME);
+        let metrics = project.run(&["get", "--raw", &path])?;
+        let quotas: Vec<&str> = metrics
+            .lines()
+            .filter(|line| line.starts_with("vgpu_controller_quota"))
+            .collect();
+        let has = |wanted: &str| quotas.iter().any(|line| line.starts_with(wanted));
+        let all = [
+            "vgpu_controller_quota_waiting_pods 2",
+            "vgpu_controller_quota_reservations 2",
+            "vgpu_controller_quotas{state=\"in budget\"} 2",
+            "vgpu_controller_quota_writes_total{intent=\"gate\",outcome=\"done\"}",
+            "vgpu_controller_quota_writes_total{intent=\"label\",outcome=\"done\"}",
+        ];
+        // Sums over all namespaces, so that their number is bounded.
+        ensure!(!quotas.iter().any(|line| line.contains("team-a")), "{quotas:?}");
+        match all.iter().find(|wanted| !has(wanted)) {
+            None => Ok(Some(())),
+            Some(missing) => bail!("no {missing}: {quotas:?}"),
+        }
     })
 }
 
@@ -230,6 +299,7 @@ fn budgets() -> Result<()> {
             "BudgetSpent",
             &["0 of 0 GPU hours used, and spec.budget.whenSpent is Hold"],
         )?;
+        wait_label(kube, "quota-budget", Some("Held"))?;
         let waiting = kube.get(&["pod", "held"])?;
         ensure!(
             waiting["spec"]["priorityClassName"].is_null(),
@@ -241,13 +311,11 @@ fn budgets() -> Result<()> {
         )?;
         // Nobody else waits, so it starts; a new one comes after those in budget.
         kube.wait_running("held", LIMIT)?;
-        wait(LIMIT, "a pod to get the low priority", || {
-            kube.apply(&pod("low", "client", &HOLD, "one"))?;
-            let low = kube.get(&["pod", "low"])?;
-            let (class, value) = (&low["spec"]["priorityClassName"], &low["spec"]["priority"]);
-            ensure!(class == "vgpu-over-budget" && *value == -1000, "{class} {value}");
-            Ok(Some(()))
-        })?;
+        wait_label(kube, "quota-budget", Some("OverBudget"))?;
+        kube.apply(&pod("low", "client", &HOLD, "one"))?;
+        let low = kube.get(&["pod", "low"])?;
+        let (class, value) = (&low["spec"]["priorityClassName"], &low["spec"]["priority"]);
+        ensure!(class == "vgpu-over-budget" && *value == -1000, "{class} {value}");
         kube.wait_running("low", LIMIT)?;
         let quota = kube.get(&["vgpuquota", "vgpu"])?;
         ensure!(quota["status"]["budget"]["state"] == "Spent", "{quota}");
@@ -262,200 +330,4 @@ fn budgets() -> Result<()> {
             Ok((used > 0.0).then_some(()))
         })
     })
-}
-
-// === the storm ===
-
-fn storm_on_kube_scheduler() -> Result<()> {
-    storm(shared::installed()?, "quota-storm-s", Mode::Scheduler)
-}
-
-fn storm_in_controller_mode() -> Result<()> {
-    storm(shared::controlled()?, "quota-storm-c", Mode::Settled)
-}
-
-const NAMESPACES: usize = 3;
-const GI: u64 = 1 << 30;
-/// Five quarters of a GPU.
-const CEILING: u64 = 100 * GI;
-
-/// Adds up each namespace's claims at every version of every claim.
-struct Sums {
-    child: Child,
-    reader: JoinHandle<()>,
-    seen: Arc<Mutex<(usize, Vec<String>)>>,
-}
-
-impl Sums {
-    fn begin(kube: &Kube<'_>, of: &'static str) -> Result<Self> {
-        let watch = [
-            "get",
-            "resourceclaims",
-            "-A",
-            "--watch",
-            "--output-watch-events",
-            "-o",
-            "json",
-        ];
-        let mut child = kube
-            .command(watch)?
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("cannot run kubectl")?;
-        let output = child.stdout.take().context("kubectl has no output")?;
-        let seen: Arc<Mutex<(usize, Vec<String>)>> = Arc::default();
-        let own = seen.clone();
-        let reader = std::thread::spawn(move || {
-            let mut held: BTreeMap<String, BTreeMap<String, u64>> = BTreeMap::new();
-            let output = std::io::BufReader::new(output).bytes();
-            let bytes = output.map_while(Result::ok).collect_in();
-            for event in bytes {
-                let claim = &event["object"];
-                let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-                let namespace = text(&claim["metadata"]["namespace"]);
-                if !namespace.starts_with(of) {
-                    continue;
-                }
-                let results = claim["status"]["allocation"]["devices"]["results"].as_array();
-                let memory = |result: &Value| install::bytes(&text(&result["consumedCapacity"]["memory"])).unwrap_or(0);
-                let memory: u64 = results.into_iter().flatten().map(memory).sum();
-                let memory = if event["type"] == "DELETED" { 0 } else { memory };
-                let of_namespace = held.entry(namespace.clone()).or_default();
-                of_namespace.insert(text(&claim["metadata"]["uid"]), memory);
-                let sum: u64 = of_namespace.values().sum();
-                let mut seen = own.lock().unwrap_or_else(PoisonError::into_inner);
-                seen.0 += 1;
-                if sum > CEILING {
-                    seen.1.push(format!("{namespace} holds {} GiB", sum / GI));
-                }
-            }
-        });
-        Ok(Self { child, reader, seen })
-    }
-
-    /// The number of versions, none of them above a ceiling.
-    fn end(mut self) -> Result<usize> {
-        let ended = self.child.try_wait()?;
-        self.child.kill().ok();
-        self.child.wait()?;
-        self.reader.join().map_err(|_| anyhow!("the sums could not be made"))?;
-        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        ensure!(ended.is_none(), "the watch ended by itself: {ended:?}");
-        ensure!(seen.1.is_empty(), "above the ceiling of 100 GiB: {:?}", seen.1);
-        Ok(seen.0)
-    }
-}
-
-/// JSON documents one after the other, each as soon as it is complete.
-trait Documents: Iterator<Item = u8> + Sized {
-    fn collect_in(self) -> impl Iterator<Item = Value> {
-        struct Source<I>(I);
-        impl<I: Iterator<Item = u8>> std::io::Read for Source<I> {
-            fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-                let (Some(slot), Some(byte)) = (buffer.first_mut(), self.0.next()) else {
-                    return Ok(0);
-                };
-                *slot = byte;
-                Ok(1)
-            }
-        }
-        serde_json::Deserializer::from_reader(Source(self))
-            .into_iter::<Value>()
-            .map_while(Result::ok)
-    }
-}
-
-impl<I: Iterator<Item = u8>> Documents for I {}
-
-fn storm(installed: &Installed, name: &'static str, mode: Mode) -> Result<()> {
-    let pods = usize::try_from(number("VGPU_STORM_PODS", 60)?)?;
-    let names: Vec<String> = (0..NAMESPACES).map(|number| format!("{name}-{number}")).collect();
-    let project = Kube::new(&installed.cluster, install::NAME);
-    shared::in_namespace_of(installed, name, |_, home| {
-        for namespace in &names {
-            home.run(&["create", "namespace", namespace])?;
-        }
-        let teams: Vec<Kube<'_>> = names.iter().map(|name| Kube::new(&installed.cluster, name)).collect();
-        let fleet = Fleet::new(*home, name, pods.div_ceil(ROOM) + 1)?;
-        if mode != Mode::Settled {
-            fleet.turn(&fleet.nodes().collect::<Vec<_>>(), mode)?;
-        }
-        let outcome = storm_in(installed, &project, &teams, &fleet, pods, name);
-        let cleared: Result<()> = teams.iter().try_for_each(clear);
-        let deleted = names
-            .iter()
-            .try_for_each(|namespace| home.run(&["delete", "namespace", namespace, "--wait=false"]).map(drop));
-        after(outcome, after(cleared, deleted))
-    })
-}
-
-fn storm_in(
-    installed: &Installed,
-    project: &Kube<'_>,
-    teams: &[Kube<'_>],
-    fleet: &Fleet<'_>,
-    pods: usize,
-    name: &'static str,
-) -> Result<()> {
-    for team in teams {
-        wait(LIMIT, "the namespace's service account", || {
-            team.run(&["get", "serviceaccount", "default"]).map(Some)
-        })?;
-        team.apply(&template(QUARTER, "vgpu", hand_made::quarter(), &[]))?;
-        set_quota(team, &json!({"hard": {"memory": "100Gi"}}))?;
-    }
-    let sums = Sums::begin(project, name)?;
-    let share = pods / teams.len();
-    let room = usize::try_from(CEILING / (20 * GI))?;
-    let mut left: Vec<Vec<String>> = Vec::new();
-    for team in teams {
-        let names: Vec<String> = (0..share).map(|number| format!("p{number:04}")).collect();
-        create(team, &fleet.pods(names.iter().map(String::as_str)))?;
-        left.push(names);
-    }
-    let (mut round, mut ended) = (0, 0);
-    let outcome: Result<()> = (|| {
-        while left.iter().any(|names| !names.is_empty()) {
-            for (team, names) in teams.iter().zip(&mut left) {
-                // As many as fit run, and no more; then they end, and the next ones start.
-                let expected = room.min(names.len());
-                let bound = wait(ALL_BOUND, "as many pods to be bound as the quota allows", || {
-                    let bound = crate::fleet::bound(team)?;
-                    match bound.len() {
-                        many if many == expected => Ok(Some(bound)),
-                        many if many > expected => bail!("{many} are bound, and {expected} fit"),
-                        many => Err(anyhow!(
-                            "{many} of {expected} are bound\n{}",
-                            team.run(&["get", "vgpuquota", "vgpu", "-o", "yaml"])?
-                        )),
-                    }
-                })?;
-                crate::fleet::delete(team, bound.iter().map(String::as_str))?;
-                names.retain(|name| !bound.contains(name));
-            }
-            match round % 2 {
-                0 => ended += usize::from(end_one(installed, project, round)?),
-                _ => {
-                    if let Some(pod) = leader(project)? {
-                        let stopped = Stopped::stop(&installed.cluster, controller_in(installed, &pod)?)?;
-                        // Longer than the lease.
-                        std::thread::sleep(Duration::from_secs(20));
-                        ended += 1;
-                        // Its liveness probe may have ended it.
-                        let _ = stopped.wake();
-                    }
-                }
-            }
-            round += 1;
-        }
-        Ok(())
-    })();
-    let summed = sums.end();
-    outcome?;
-    let versions = summed?;
-    println!(
-        "{pods} pods; {ended} times a leader ended or stood still; {versions} versions of claims, none above a ceiling"
-    );
-    ensure!(ended >= 2, "leaders ended only {ended} times");
-    Ok(())
 }

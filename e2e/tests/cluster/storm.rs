@@ -131,7 +131,7 @@ fn storm() -> Result<()> {
     Ok(())
 }
 
-pub(crate) fn number(variable: &str, default: u64) -> Result<u64> {
+fn number(variable: &str, default: u64) -> Result<u64> {
     match std::env::var(variable) {
         Ok(text) => text
             .parse()

@@ -3,9 +3,10 @@
 use std::collections::HashSet;
 
 use crate::change::Change;
+use crate::keeper;
 use crate::names::QUOTA;
 use crate::namespace::Namespace;
-use crate::notice::{Kind, Subject};
+use crate::notice::{Kind, Notice, Subject};
 use crate::plan::{PodRef, Task};
 use crate::pod::Pod;
 use crate::status::Quota;
@@ -108,6 +109,39 @@ impl Desk {
                 }
                 self.listed.resource_quotas = true;
             }
+            Change::Namespace(namespace) => {
+                self.dirty.insert(namespace.name.clone());
+                self.keeper.set_namespace(namespace);
+            }
+            Change::NamespaceGone { name, uid } => {
+                self.keeper.remove_namespace(&name, &uid);
+                self.pauses.remove(&Task::Label(name.clone()));
+                self.pauses.remove(&Task::Stamp(name.clone()));
+                self.dirty.insert(name);
+            }
+            Change::Namespaces { uids } => {
+                self.dirty.extend(self.keeper.names());
+                self.keeper.retain_namespaces(&uids.into_iter().collect());
+                self.listed.namespaces = true;
+            }
+            Change::Default(default) => {
+                let subject = keeper::subject(&default);
+                self.told.remove(&subject);
+                if let Err(problem) = &default.spec {
+                    self.tell(subject, Notice::BadDefault(problem.clone()));
+                }
+                self.keeper.set_default(default);
+                self.dirty.extend(self.keeper.names());
+            }
+            Change::DefaultGone { name } => self.remove_default(&name),
+            Change::Defaults { names } => {
+                for name in self.keeper.default_names() {
+                    if !names.contains(&name) {
+                        self.remove_default(&name);
+                    }
+                }
+                self.listed.defaults = true;
+            }
         }
     }
 
@@ -148,6 +182,13 @@ impl Desk {
         {
             self.told.remove(&subject);
             self.dirty.insert(namespace.to_owned());
+        }
+    }
+
+    fn remove_default(&mut self, name: &str) {
+        if let Some(default) = self.keeper.remove_default(name) {
+            self.told.remove(&keeper::subject(&default));
+            self.dirty.extend(self.keeper.names());
         }
     }
 

@@ -6,6 +6,7 @@ use crate::claim::{Claim, NotKnown, extended_key};
 use crate::class::Classes;
 use crate::demand::Demand;
 use crate::gpus::Gpus;
+use crate::mark::Mark;
 use crate::names::OVER_BUDGET;
 use crate::pod::Pod;
 use crate::time::Wall;
@@ -38,6 +39,17 @@ impl Namespace {
     pub(crate) fn is_in_budget(&self) -> bool {
         let is_good = |held: &Held| held.quota.spec.is_ok() && !held.is_spent();
         self.quota.as_ref().is_some_and(is_good)
+    }
+
+    /// What its label says. `None` without a quota.
+    pub(crate) fn mark(&self) -> Option<Mark> {
+        let held = self.quota.as_ref()?;
+        Some(match held.quota.spec.is_err() {
+            true => Mark::Held,
+            false if held.is_over_budget() => Mark::OverBudget,
+            false if held.is_spent() => Mark::Held,
+            false => Mark::InBudget,
+        })
     }
 
     /// Its pods wait while others that are in budget do.

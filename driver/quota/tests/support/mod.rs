@@ -294,6 +294,7 @@ impl Api {
         match write {
             Write::Ungate { pod, claims } => self.ungate(pod, claims),
             Write::Evict { .. } => panic!("nobody is over budget with pods of low priority here"),
+            Write::Label { .. } | Write::Stamp { .. } => unreachable!("no namespace is listed"),
             Write::Read { .. } => match &self.quota {
                 Some(quota) => Outcome::Quota(Box::new(Self::read(quota))),
                 None => Outcome::NoQuota,
@@ -384,6 +385,9 @@ impl Replica {
             },
             now,
         );
+        // Labels and defaults: `tests/keeper.rs`.
+        desk.apply(Change::Namespaces { uids: Vec::new() }, now);
+        desk.apply(Change::Defaults { names: Vec::new() }, now);
         let uid = |quota: &Value| quota["metadata"]["uid"].as_str().unwrap().to_owned();
         if let Some(quota) = &api.quota {
             desk.apply(Change::Quota(Box::new(Api::read(quota))), now);
