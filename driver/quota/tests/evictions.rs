@@ -52,6 +52,8 @@ struct Cluster {
     /// No eviction of these.
     protected: BTreeSet<String>,
     now: Now,
+    /// As long pods take to end.
+    grace: u64,
     evicted: Vec<String>,
 }
 
@@ -201,7 +203,7 @@ impl Cluster {
         }
         for victim in victims {
             self.evicted.push(victim.name.clone());
-            let by = START.after(self.now + seconds(20));
+            let by = START.after(self.now + seconds(self.grace));
             self.pods.get_mut(&victim.name).unwrap().deleted_by = Some(by);
         }
         Outcome::Evicted {
@@ -221,6 +223,7 @@ struct Plan {
     restart: Option<u64>,
     /// So long the watches show nothing of an eviction.
     lag: u64,
+    grace: u64,
     is_heard: bool,
 }
 
@@ -244,14 +247,16 @@ fn plans() -> impl Strategy<Value = Plan> {
         ),
         prop::option::of(1u64..100),
         0u64..20,
+        prop::sample::select(vec![2u64, 30, 150]),
         prop::bool::weighted(0.8),
     )
-        .prop_map(|(gpus, pods, wanted, restart, lag, is_heard)| Plan {
+        .prop_map(|(gpus, pods, wanted, restart, lag, grace, is_heard)| Plan {
             gpus,
             pods,
             wanted,
             restart,
             lag,
+            grace,
             is_heard,
         })
 }
@@ -259,6 +264,7 @@ fn plans() -> impl Strategy<Value = Plan> {
 fn build(plan: &Plan) -> Cluster {
     let mut cluster = Cluster {
         gpus: plan.gpus.clone(),
+        grace: plan.grace,
         ..Cluster::default()
     };
     let mut before: Option<(String, usize, usize)> = None;
@@ -403,6 +409,7 @@ fn waiting_for_two() -> Plan {
         wanted: (40, 0),
         restart: None,
         lag: 0,
+        grace: 30,
         is_heard: true,
     }
 }
@@ -485,6 +492,44 @@ fn a_refusal_is_told_and_others_are_chosen() {
             names
         }),
         Some(vec!["p01", "p02"])
+    );
+}
+
+#[test]
+fn who_was_evicted_for_one_is_not_counted_on_for_another() {
+    let mut cluster = build(&waiting_for_two());
+    let (mut desk, found) = first(&mut cluster);
+    let (task, gone) = found.unwrap();
+    // Another begins to wait, and has waited long enough before the watch shows what became of the first two.
+    let claim = cluster.claims["waits-gpu"].clone();
+    let pod = PodState {
+        claim: "late-gpu".into(),
+        ..cluster.pods["waits"].clone()
+    };
+    cluster.claims.insert("late-gpu".into(), claim);
+    cluster.pods.insert("late".into(), pod);
+    desk.apply(cluster.claim("late-gpu"), cluster.now);
+    desk.apply(cluster.pod("late"), cluster.now);
+    drop(desk.plan(seconds(63)));
+    cluster.now = seconds(120);
+    desk.report(
+        &task,
+        Outcome::Evicted {
+            gone: gone.clone(),
+            kept: vec![],
+        },
+        cluster.now,
+    );
+    let writes = desk.plan(seconds(124)).writes;
+    let next = writes.iter().find_map(|write| match write {
+        Write::Evict { waiting, victims } => Some((waiting.name.as_str(), victims.clone())),
+        _ => None,
+    });
+    let (waiting, others) = next.unwrap();
+    assert_eq!((waiting, others.len()), ("late", 2));
+    assert!(
+        !others.iter().any(|pod| gone.contains(pod)),
+        "{others:?} after {gone:?}"
     );
 }
 
