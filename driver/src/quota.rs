@@ -46,6 +46,7 @@ pub(crate) struct QuotaLeader {
     lease: HeldLease,
     started: Instant,
     clock: Steady,
+    evict_after: Duration,
     turns: Arc<Semaphore>,
     tell: mpsc::Sender<(Topic, Message)>,
     health: Arc<Health>,
@@ -68,6 +69,7 @@ impl QuotaLeader {
     pub(crate) fn new(
         client: Client,
         lease: HeldLease,
+        evict_after: Duration,
         tell: mpsc::Sender<(Topic, Message)>,
         health: Arc<Health>,
     ) -> Self {
@@ -76,6 +78,7 @@ impl QuotaLeader {
             lease,
             started: Instant::now(),
             clock: Steady::new(Now::ZERO, machine_time()),
+            evict_after,
             turns: Arc::new(Semaphore::new(WRITES)),
             tell,
             health,
@@ -97,7 +100,7 @@ impl QuotaLeader {
         self.clock.check(self.now(), machine_time());
         let mut changes = watches::watch(&self.client);
         let mut term = Term {
-            desk: Desk::new(self.clock),
+            desk: Desk::new(self.clock).with_evictions_after(self.evict_after),
             under_way: FuturesUnordered::new(),
             plan_at: Instant::now() + HEARTBEAT,
         };

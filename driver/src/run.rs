@@ -70,7 +70,13 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let mut quota = None;
     if let (true, Some(term)) = (config.quota, &term) {
         let lease = HeldLease::new(clock.clone(), term.clone());
-        quota = Some(QuotaLeader::new(client.clone(), lease, tell, health.clone()));
+        quota = Some(QuotaLeader::new(
+            client.clone(),
+            lease,
+            config.quota_evict_after,
+            tell,
+            health.clone(),
+        ));
     }
     let (watched, owner) = match (&config.controller, term) {
         (Some(mode), Some(term)) => {

@@ -47,6 +47,7 @@ fn the_schema_refuses_what_the_values_do_not_list() {
         ("translate.highPriorityClass=High", "/translate/highPriorityClass"),
         ("translate.port=0", "/translate/port"),
         ("quota.enabled=yes", "/quota/enabled"),
+        ("quota.evictAfter=0s", "/quota/evictAfter"),
         ("quota.extendedResources={gpu}", "/quota/extendedResources/0"),
         ("quota.enabled=true,controller.replicas=0", "/controller/replicas"),
         ("translate.namespaces=all", "namespaces"),
@@ -363,6 +364,7 @@ fn quotas_are_the_leaders() {
     assert_eq!(
         of(&rendered, "ValidatingAdmissionPolicy"),
         [
+            "x-quota-evictions",
             "x-quota-gated",
             "x-quota-opened",
             "x-quota-status",
@@ -380,11 +382,12 @@ fn quotas_are_the_leaders() {
             "dra.vgpu/vgpuquotas/status: update",
             "/namespaces: list watch patch",
             "/resourcequotas: list watch",
-            "/pods: patch",
+            "/pods: get patch",
+            "/pods/eviction: create",
             "resource.k8s.io/resourceclaims: get",
         ]
     );
-    for flag in ["--quota", "--lease-name=x-controller"] {
+    for flag in ["--quota", "--quota-evict-after=60s", "--lease-name=x-controller"] {
         assert!(
             arguments(&rendered, "Deployment").iter().any(|has| has == flag),
             "{flag}"

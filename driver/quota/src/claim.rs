@@ -10,6 +10,7 @@ use vgpu_api::{DRIVER_NAME, capacity};
 
 use crate::amount::{Amount, CORES};
 use crate::class::{Classes, Counts};
+use crate::demand::Demand;
 use crate::gpus::Gpus;
 use crate::time::Wall;
 
@@ -28,6 +29,8 @@ pub struct Claim {
     pub allocated_at: Option<Wall>,
     /// The pod that it was made for by its extended resources.
     extended_of: Option<String>,
+    /// Its devices must have an attribute in common, or differ in one.
+    is_constrained: bool,
 }
 
 /// One alternative of a request.
@@ -38,6 +41,8 @@ struct Ask {
     count: Count,
     memory: Option<u64>,
     cores: u64,
+    /// It selects devices by an expression.
+    is_selective: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,29 +100,33 @@ impl Claim {
     }
 
     /// Its shares on devices.
-    pub(crate) fn given(&self, gpus: &Gpus, mut each: impl FnMut(&str, &str, Amount)) {
-        for share in self.given.iter().flatten() {
-            each(&share.pool, &share.device, share.amount(gpus));
-        }
+    pub(crate) fn given(&self, gpus: &Gpus) -> impl Iterator<Item = (&str, &str, Amount)> {
+        let shares = self.given.iter().flatten();
+        shares.map(|share| (share.pool.as_str(), share.device.as_str(), share.amount(gpus)))
     }
 
-    /// The shares that it will take, one by one, each in its worst alternative. Of those that cannot be counted none.
-    pub(crate) fn wanted(&self, classes: &Classes, gpus: &Gpus) -> Vec<Amount> {
-        let mut wanted = Vec::new();
+    /// What it asks for, in each combination of its requests' alternatives (some, if there are very many), by what is
+    /// known: see [`Self::not_known`].
+    pub(crate) fn ways(&self, classes: &Classes) -> Vec<Vec<Demand>> {
+        let mut ways = vec![Vec::new()];
         for alternatives in &self.asks {
-            let amounts = alternatives.iter().filter_map(|ask| ask.amount(classes, gpus).ok());
-            let worst = amounts.fold(Amount::default(), Amount::worst);
-            let count = worst.shares.clamp(1, 64);
-            let one = Amount {
-                memory: worst.memory / count,
-                cores: worst.cores / count,
-                gpus: worst.gpus / count,
-                shares: 1,
-            };
-            let shares = usize::try_from(worst.shares.min(64)).unwrap_or(64);
-            wanted.extend(std::iter::repeat_n(one, shares));
+            let mut next = Vec::new();
+            for ask in alternatives {
+                let demands = ask.demands(classes);
+                next.extend(ways.iter().map(|way: &Vec<Demand>| [&way[..], &demands].concat()));
+            }
+            next.truncate(WAYS_MAX);
+            ways = next;
         }
-        wanted
+        ways
+    }
+
+    /// Why it is not known which GPUs it could have, if so.
+    pub(crate) fn not_known(&self, classes: &Classes) -> Option<NotKnown> {
+        if self.is_constrained {
+            return Some(NotKnown::Constrained);
+        }
+        self.asks.iter().flatten().find_map(|ask| ask.not_known(classes))
     }
 
     fn worst(&self, classes: &Classes, gpus: &Gpus) -> Result<Amount, Uncounted> {
@@ -150,6 +159,38 @@ impl Ask {
     }
 }
 
+impl Ask {
+    /// Its shares. Administrative access and devices of others are none.
+    fn demands(&self, classes: &Classes) -> Vec<Demand> {
+        if self.is_admin || classes.counts(&self.class) != Counts::Shares {
+            return Vec::new();
+        }
+        let one = Demand {
+            memory: self.memory,
+            cores: self.cores,
+            kind: classes.kind(&self.class).flatten().map(str::to_owned),
+        };
+        let count = match self.count {
+            Count::Exactly(count) => usize::try_from(count).unwrap_or(usize::MAX).min(DEVICES_MAX),
+            Count::All => 1,
+        };
+        vec![one; count]
+    }
+
+    fn not_known(&self, classes: &Classes) -> Option<NotKnown> {
+        match classes.counts(&self.class) {
+            Counts::Unknown => Some(NotKnown::NoClass(self.class.clone())),
+            Counts::Shares if !self.is_admin => match (classes.kind(&self.class), self.count) {
+                (None, _) => Some(NotKnown::ClassSelects(self.class.clone())),
+                _ if self.is_selective => Some(NotKnown::Selects),
+                (_, Count::All) => Some(NotKnown::All),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+}
+
 impl Given {
     fn amount(&self, gpus: &Gpus) -> Amount {
         let device = gpus.memory(&self.pool, &self.device);
@@ -161,6 +202,26 @@ impl Given {
             (None, Some(device)) => Amount::share(device, self.cores, device),
         }
     }
+}
+
+/// As many devices as Kubernetes gives to one claim.
+const DEVICES_MAX: usize = 32;
+/// As many combinations of alternatives are looked at.
+const WAYS_MAX: usize = 16;
+
+/// Why it is not known which GPUs a claim could have.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotKnown {
+    #[error("its DeviceClass {0:?} is not there")]
+    NoClass(String),
+    #[error("its DeviceClass {0:?} selects by more than driver and type")]
+    ClassSelects(String),
+    #[error("a request selects devices by an expression")]
+    Selects,
+    #[error("its devices are constrained")]
+    Constrained,
+    #[error("a request asks for all devices of a node")]
+    All,
 }
 
 /// The key of what a pod's extended resources take.
@@ -216,6 +277,7 @@ impl From<wire::Ask> for Ask {
             },
             memory: memory(requests),
             cores: cores(requests),
+            is_selective: ask.selectors.is_some_and(|selectors| !selectors.is_empty()),
             class: ask.device_class_name,
         }
     }
@@ -223,6 +285,8 @@ impl From<wire::Ask> for Ask {
 
 impl From<wire::Claim> for Claim {
     fn from(claim: wire::Claim) -> Self {
+        let constraints = claim.spec.devices.constraints.as_ref();
+        let is_constrained = constraints.is_some_and(|constraints| !constraints.is_empty());
         let requests = claim.spec.devices.requests.into_iter().flatten();
         let alternatives = |request: wire::Request| -> Vec<Ask> {
             let exactly = request.exactly.into_iter();
@@ -261,6 +325,7 @@ impl From<wire::Claim> for Claim {
             given,
             allocated_at: at.as_deref().and_then(Wall::parse),
             extended_of: owner.filter(|_| is_extended),
+            is_constrained,
         }
     }
 }

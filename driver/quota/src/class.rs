@@ -15,6 +15,8 @@ pub struct Class {
     is_ours: bool,
     /// It selects the devices for monitoring, which hold nothing.
     is_monitor: bool,
+    /// The value of the attribute `type` that it selects by; the outer `None`: by something else.
+    kind: Option<Option<String>>,
     extended: Option<String>,
 }
 
@@ -65,9 +67,33 @@ impl<'de> Deserialize<'de> for Class {
             // Without a selector it has the devices of all drivers.
             is_ours: expressions.is_empty() || names(DRIVER_NAME),
             is_monitor: names(DRIVER_NAME) && names(device_type::MONITOR),
+            kind: kind(&expressions),
             extended: whole.spec.extended_resource_name.filter(|name| !name.is_empty()),
         })
     }
+}
+
+/// The type that expressions select by, if they select by driver and type alone.
+fn kind(expressions: &[String]) -> Option<Option<String>> {
+    let mut kind = None;
+    for term in expressions.iter().flat_map(|cel| cel.split("&&")) {
+        let (left, right) = term.split_once("==")?;
+        let (left, right) = (left.trim().replace('\'', "\""), right.trim());
+        let quoted = |mark: char| right.strip_prefix(mark)?.strip_suffix(mark);
+        let value = quoted('"').or_else(|| quoted('\''))?;
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-".contains(&byte);
+        if !value.bytes().all(is_plain) {
+            return None;
+        }
+        match left.as_str() {
+            "device.driver" if value == DRIVER_NAME => {}
+            left if left == format!("device.attributes[\"{DRIVER_NAME}\"].{}", device_type::ATTRIBUTE) => {
+                kind = Some(value.to_owned());
+            }
+            _ => return None,
+        }
+    }
+    Some(kind)
 }
 
 /// All of them.
@@ -109,6 +135,19 @@ impl Classes {
         }
     }
 
+    /// Of a class of ours: the type that it selects by (`None`: any); the outer `None` if it selects by more.
+    pub(crate) fn kind(&self, name: &str) -> Option<Option<&str>> {
+        self.0.get(name)?.kind.as_ref().map(Option::as_deref)
+    }
+
+    /// The class that gives this extended resource.
+    pub(crate) fn giving<'a>(&'a self, resource: &'a str) -> Option<&'a str> {
+        match resource.strip_prefix(IMPLICIT) {
+            Some(class) => Some(class),
+            None => Some(self.of_extended(resource)?.name.as_str()),
+        }
+    }
+
     /// Returns true if a container that asks for this extended resource gets our GPUs.
     pub(crate) fn is_extended(&self, resource: &str) -> bool {
         if let Some(class) = resource.strip_prefix(IMPLICIT) {
@@ -141,18 +180,29 @@ mod tests {
         let mut classes = Classes::default();
         assert!(classes.set(class("mine", cel("device.driver == \"dra.vgpu\""))));
         assert!(
-            !classes.set(class("mine", cel("device.driver == 'dra.vgpu' && true"))),
+            !classes.set(class("mine", cel("device.driver == 'dra.vgpu'"))),
             "nothing that matters changed"
         );
         classes.set(class(
             "monitor",
             cel("device.driver == 'dra.vgpu' && device.attributes['dra.vgpu'].type == 'monitor'"),
         ));
+        classes.set(class("picky", cel("device.driver == 'dra.vgpu' && true")));
         classes.set(class("nic", cel("device.driver == 'nic.example'")));
         classes.set(class("any", json!({})));
         let mut whole = cel("device.driver == 'dra.vgpu'");
         whole["extendedResourceName"] = json!("nvidia.com/gpu");
         classes.set(class("gpu", whole));
+        for (name, kind) in [
+            ("mine", Some(None)),
+            ("picky", None),
+            ("monitor", Some(Some("monitor"))),
+            ("nic", None),
+            ("any", Some(None)),
+            ("gpu", Some(None)),
+        ] {
+            assert_eq!(classes.kind(name), kind, "{name}");
+        }
         for (name, counts) in [
             ("mine", Counts::Shares),
             ("any", Counts::Shares),

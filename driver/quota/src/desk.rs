@@ -1,6 +1,7 @@
 //! The leader's desk: what it knows, and what it does next.
 
 mod apply;
+mod evictions;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
@@ -16,6 +17,8 @@ use crate::plan::{Numbers, Outcome, Plan, PodRef, Task, Write, subject};
 use crate::room::Room;
 use crate::time::{Now, Wall};
 use crate::view::View;
+
+use evictions::Evictions;
 
 /// Kinds that were listed at least once.
 #[derive(Debug, Default, Clone, Copy)]
@@ -53,6 +56,7 @@ pub struct Desk {
     pauses: HashMap<Task, (u32, Now)>,
     told: HashMap<Subject, BTreeSet<String>>,
     untold: Vec<(Subject, Notice)>,
+    evictions: Evictions,
 }
 
 impl Desk {
@@ -72,6 +76,7 @@ impl Desk {
             pauses: HashMap::new(),
             told: HashMap::new(),
             untold: Vec::new(),
+            evictions: Evictions::default(),
         }
     }
 
@@ -141,8 +146,9 @@ impl Desk {
             }
             self.keep(&name, now, &mut plan);
         }
+        let look_at = self.plan_evictions(now, &mut plan.writes);
         plan.notices = std::mem::take(&mut self.untold);
-        plan.wake = self.due.values().copied().min();
+        plan.wake = self.due.values().copied().chain(look_at).min();
         plan
     }
 
@@ -183,6 +189,8 @@ impl Desk {
                         continue;
                     }
                 }
+                // Not decided on for a namespace.
+                Write::Evict { .. } => {}
                 Write::Status { .. } | Write::Read { .. } => {
                     let Some(namespace) = self.namespaces.get_mut(name) else {
                         continue;
@@ -244,6 +252,7 @@ impl Desk {
                 self.dirty.insert(pod.namespace.clone());
                 matches!(outcome, Outcome::Ungated | Outcome::Dropped)
             }
+            Task::Eviction(waiting) => self.report_eviction(waiting, outcome, now),
             Task::Label(name) | Task::Stamp(name) => {
                 self.dirty.insert(name.clone());
                 if let Some((subject, notice)) = self.keeper.end(task, &outcome) {
@@ -310,14 +319,15 @@ impl Desk {
     fn is_anyone_in_budget_waiting(&self) -> bool {
         let mut room = Room::new(&self.gpus);
         let mut waiting = Vec::new();
-        for namespace in self.namespaces.values() {
-            if namespace.is_over_budget() {
-                continue;
+        for namespace in self.namespaces.values().filter(|namespace| !namespace.is_over_budget()) {
+            for (pool, device, share) in namespace.claims().flat_map(|claim| claim.given(&self.gpus)) {
+                room.take(pool, device, share);
             }
-            namespace.given(|pool, device, amount| room.take(pool, device, amount), &self.gpus);
-            waiting.extend(namespace.unplaced(&self.classes, &self.gpus));
+            let pods = namespace.unbound();
+            waiting.extend(pods.filter_map(|pod| namespace.wanted(pod, &self.classes, &self.gpus)));
         }
-        waiting.iter().any(|demands| room.fits(demands))
+        let mut ways = waiting.iter().flat_map(|wanted| &wanted.ways);
+        ways.any(|way| room.fits(&room.wants(way), |_| true))
     }
 
     fn tell(&mut self, subject: Subject, notice: Notice) {

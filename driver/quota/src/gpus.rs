@@ -1,9 +1,9 @@
 //! The memory of the GPUs that ResourceSlices of our driver publish.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use serde::Deserialize;
-use vgpu_api::{DRIVER_NAME, capacity, device_type};
+use vgpu_api::{DRIVER_NAME, allocator_taint, capacity, device_type};
 
 use crate::amount::Amount;
 
@@ -12,8 +12,22 @@ use crate::amount::Amount;
 pub struct Slice {
     pub name: String,
     pool: String,
-    /// By device: bytes.
-    gpus: BTreeMap<String, u64>,
+    /// Where its devices are; that of a pool without a node is the pool's.
+    node: String,
+    gpus: BTreeMap<String, Gpu>,
+}
+
+/// A GPU, or a fixed slot of one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Gpu {
+    /// Bytes.
+    pub(crate) memory: u64,
+    /// As many claims may have a part of it.
+    pub(crate) shares: u64,
+    /// The value of the attribute `type`.
+    pub(crate) kind: String,
+    /// It ails: it has a taint that keeps new claims off it.
+    pub(crate) is_tainted: bool,
 }
 
 impl<'de> Deserialize<'de> for Slice {
@@ -30,11 +44,13 @@ impl<'de> Deserialize<'de> for Slice {
             name: String,
         }
         #[derive(Default, Deserialize)]
+        #[serde(rename_all = "camelCase")]
         struct Spec {
             #[serde(default)]
             driver: String,
             #[serde(default)]
             pool: Pool,
+            node_name: Option<String>,
             devices: Option<Vec<Device>>,
         }
         #[derive(Default, Deserialize)]
@@ -43,6 +59,7 @@ impl<'de> Deserialize<'de> for Slice {
             name: String,
         }
         #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
         struct Device {
             #[serde(default)]
             name: String,
@@ -50,6 +67,15 @@ impl<'de> Deserialize<'de> for Slice {
             attributes: BTreeMap<String, Attribute>,
             #[serde(default)]
             capacity: BTreeMap<String, Capacity>,
+            allow_multiple_allocations: Option<bool>,
+            taints: Option<Vec<Taint>>,
+        }
+        #[derive(Deserialize)]
+        struct Taint {
+            #[serde(default)]
+            key: String,
+            #[serde(default)]
+            effect: String,
         }
         #[derive(Deserialize)]
         struct Attribute {
@@ -64,12 +90,27 @@ impl<'de> Deserialize<'de> for Slice {
         let gpu = |device: Device| {
             let kind = device.attributes.get(device_type::ATTRIBUTE)?.string.as_deref()?;
             let memory = vgpu_quantity::whole(&device.capacity.get(capacity::MEMORY)?.value).ok()?;
-            let is_gpu = kind != device_type::MONITOR && memory > 0;
-            is_gpu.then(|| (device.name, memory.unsigned_abs()))
+            let shares = device.capacity.get(capacity::SHARES);
+            let shares = shares.and_then(|shares| u64::try_from(vgpu_quantity::whole(&shares.value).ok()?).ok());
+            let mut taints = device.taints.iter().flatten();
+            let gpu = Gpu {
+                memory: memory.unsigned_abs(),
+                shares: match device.allow_multiple_allocations {
+                    Some(true) => shares.unwrap_or(u64::MAX),
+                    _ => 1,
+                },
+                kind: kind.to_owned(),
+                is_tainted: taints.any(|taint| taint.key != allocator_taint::KEY && taint.effect != "None"),
+            };
+            (kind != device_type::MONITOR && memory > 0).then_some((device.name, gpu))
         };
         let is_ours = whole.spec.driver == DRIVER_NAME;
         Ok(Self {
             name: whole.metadata.name,
+            node: match whole.spec.node_name {
+                Some(node) if !node.is_empty() => node,
+                _ => whole.spec.pool.name.clone(),
+            },
             pool: whole.spec.pool.name,
             gpus: devices.filter_map(gpu).filter(|_| is_ours).collect(),
         })
@@ -81,6 +122,8 @@ impl<'de> Deserialize<'de> for Slice {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Gpus {
     slices: BTreeMap<String, Slice>,
+    /// By pool: the names of its slices.
+    pools: HashMap<String, Vec<String>>,
     /// By size: how many.
     sizes: BTreeMap<u64, usize>,
     last: BTreeMap<u64, usize>,
@@ -92,38 +135,71 @@ impl Gpus {
         if self.slices.get(&slice.name) == Some(&slice) {
             return false;
         }
+        self.forget(&slice.name);
+        for gpu in slice.gpus.values() {
+            *self.sizes.entry(gpu.memory).or_default() += 1;
+        }
+        let of_pool = self.pools.entry(slice.pool.clone()).or_default();
+        of_pool.push(slice.name.clone());
         self.slices.insert(slice.name.clone(), slice);
-        self.sum();
+        self.remember();
         true
     }
 
     pub(crate) fn remove(&mut self, name: &str) -> bool {
-        let is_known = self.slices.remove(name).is_some();
-        self.sum();
+        let is_known = self.forget(name);
+        self.remember();
         is_known
     }
 
     pub(crate) fn retain(&mut self, listed: &[String]) -> bool {
-        let before = self.slices.len();
-        self.slices.retain(|name, _| listed.contains(name));
-        self.sum();
-        self.slices.len() != before
+        let listed: HashSet<&String> = listed.iter().collect();
+        let gone = self.slices.keys().filter(|name| !listed.contains(name));
+        let gone: Vec<String> = gone.cloned().collect();
+        for name in &gone {
+            self.forget(name);
+        }
+        self.remember();
+        !gone.is_empty()
     }
 
-    fn sum(&mut self) {
-        self.sizes.clear();
-        for memory in self.slices.values().flat_map(|slice| slice.gpus.values()) {
-            *self.sizes.entry(*memory).or_default() += 1;
+    fn forget(&mut self, name: &str) -> bool {
+        let Some(slice) = self.slices.remove(name) else {
+            return false;
+        };
+        for gpu in slice.gpus.values() {
+            if let Some(count) = self.sizes.get_mut(&gpu.memory) {
+                *count -= 1;
+            }
         }
+        self.sizes.retain(|_, count| *count > 0);
+        if let Some(of_pool) = self.pools.get_mut(&slice.pool) {
+            of_pool.retain(|known| known != name);
+        }
+        self.pools.retain(|_, slices| !slices.is_empty());
+        true
+    }
+
+    fn remember(&mut self) {
         if !self.sizes.is_empty() {
             self.last.clone_from(&self.sizes);
         }
     }
 
+    fn of_pool(&self, pool: &str) -> impl Iterator<Item = &Slice> {
+        let slices = self.pools.get(pool).into_iter().flatten();
+        slices.filter_map(|name| self.slices.get(name))
+    }
+
     /// The memory of a device; `None` if it is not published.
     pub(crate) fn memory(&self, pool: &str, device: &str) -> Option<u64> {
-        let of_pool = self.slices.values().filter(|slice| slice.pool == pool);
-        of_pool.filter_map(|slice| slice.gpus.get(device)).copied().next()
+        self.of_pool(pool)
+            .find_map(|slice| Some(slice.gpus.get(device)?.memory))
+    }
+
+    /// The node of a pool.
+    pub(crate) fn node(&self, pool: &str) -> Option<&str> {
+        Some(self.of_pool(pool).next()?.node.as_str())
     }
 
     /// The most that a share with this request may take, on whichever GPU it comes. `None` while no GPU was ever seen.
@@ -139,11 +215,11 @@ impl Gpus {
         })
     }
 
-    /// Pool, device and memory of each.
-    pub(crate) fn all(&self) -> impl Iterator<Item = (&str, &str, u64)> {
+    /// Node, pool, device and GPU of each.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (&str, &str, &str, &Gpu)> {
         self.slices.values().flat_map(|slice| {
             let gpus = slice.gpus.iter();
-            gpus.map(|(device, memory)| (slice.pool.as_str(), device.as_str(), *memory))
+            gpus.map(|(device, gpu)| (slice.node.as_str(), slice.pool.as_str(), device.as_str(), gpu))
         })
     }
 

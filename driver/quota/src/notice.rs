@@ -1,6 +1,7 @@
 //! What owners of pods and administrators read, as events.
 
 use crate::amount::Dimension;
+use crate::claim::NotKnown;
 
 /// The object that an event is about.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -88,6 +89,25 @@ pub enum Notice {
     },
     #[error("the API server refuses to write status, so no gate of this namespace opens: {0}")]
     StatusRefused(String),
+    /// Of a pod over budget.
+    #[error(
+        "evicted from node {node}: the GPU hours of its namespace are spent until {reset}, and a pod in budget, {waiting}, has waited for its place"
+    )]
+    Evicted {
+        node: String,
+        /// Its UID: its name is another namespace's.
+        waiting: String,
+        reset: String,
+    },
+    /// Of the pod that waits.
+    #[error("{count} pods over budget are evicted from node {node} to make room for it")]
+    RoomMade { count: usize, node: String },
+    #[error(
+        "pods over budget hold what it waits for, and the API server refuses to evict one of them; others are chosen, or it is tried again: {0}"
+    )]
+    EvictionRefused(String),
+    #[error("no pod over budget is evicted for it, because it is not known which GPUs it could have: {0}")]
+    NotKnown(NotKnown),
     /// Of a default.
     #[error("{0}; it makes no quota until it is corrected")]
     BadDefault(String),
@@ -112,6 +132,9 @@ impl Notice {
             Self::GateRefused(_) | Self::StatusRefused(_) | Self::StampRefused { .. } => "QuotaWriteRefused",
             Self::DefaultsMatch { .. } => "QuotaDefaultConflict",
             Self::ClockJumped(_) => "ClockJumped",
+            Self::Evicted { .. } => "EvictedOverBudget",
+            Self::RoomMade { .. } => "RoomMade",
+            Self::EvictionRefused(_) | Self::NotKnown(_) => "NoEviction",
         }
     }
 
@@ -128,6 +151,8 @@ impl Notice {
             Self::StampRefused { namespace, .. } => namespace,
             Self::Uncounted { why, .. } => why,
             Self::Spent { reset, .. } | Self::Yields { reset, .. } | Self::BudgetSpent { reset, .. } => reset,
+            Self::Evicted { waiting, .. } => waiting,
+            Self::RoomMade { node, .. } => node,
             _ => "",
         };
         format!("{:?} {detail}", std::mem::discriminant(self))

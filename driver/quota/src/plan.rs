@@ -27,6 +27,8 @@ pub enum Write {
     /// Take the gate off, if its claims by these names still have these UIDs: a claim may be deleted and another made by
     /// its name, and the watch of pods may be ahead of that of claims.
     Ungate { pod: PodRef, claims: Vec<(String, String)> },
+    /// Evict these, if the pod that waits is still there and unbound; none of them, if a dry run for one is refused.
+    Evict { waiting: PodRef, victims: Vec<PodRef> },
     /// Set the label of a namespace, or remove it.
     Label {
         namespace: String,
@@ -64,6 +66,8 @@ impl PodRef {
 pub enum Task {
     Namespace(String),
     Pod(PodRef),
+    /// For a pod that waits.
+    Eviction(PodRef),
     Label(String),
     Stamp(String),
 }
@@ -74,6 +78,7 @@ impl Write {
         match self {
             Self::Status { namespace, .. } | Self::Read { namespace } => Task::Namespace(namespace.clone()),
             Self::Ungate { pod, .. } => Task::Pod(pod.clone()),
+            Self::Evict { waiting, .. } => Task::Eviction(waiting.clone()),
             Self::Label { namespace, .. } => Task::Label(namespace.clone()),
             Self::Stamp { namespace, .. } => Task::Stamp(namespace.clone()),
         }
@@ -89,6 +94,11 @@ pub enum Outcome {
     NoQuota,
     /// The gate is off, or the pod is gone.
     Ungated,
+    /// Which pods were evicted, and which were not, with what the API server says.
+    Evicted {
+        gone: Vec<PodRef>,
+        kept: Vec<(PodRef, String)>,
+    },
     /// The namespace has its label, or is gone.
     Labelled,
     /// Whether it was done is not known, or it was not: decided anew after a pause.

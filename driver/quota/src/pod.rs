@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use crate::names::GATE;
+use crate::time::Wall;
 
 /// A pod with a claim, an extended resource or our gate.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,7 +25,12 @@ pub struct Pod {
     /// It has finished.
     pub is_over: bool,
     pub is_deleted: bool,
-    pub is_bound: bool,
+    /// By when it is to be gone, if it is deleted.
+    pub gone_by: Option<Wall>,
+    /// Where it was bound.
+    pub node: Option<String>,
+    /// kube-scheduler found no place for it.
+    pub is_unschedulable: bool,
     pub priority_class: Option<String>,
 }
 
@@ -33,6 +39,11 @@ impl Pod {
     #[must_use]
     pub fn is_relevant(&self) -> bool {
         self.is_gated || !self.claims.is_empty() || !self.extended.is_empty()
+    }
+
+    #[must_use]
+    pub const fn is_bound(&self) -> bool {
+        self.node.is_some()
     }
 }
 
@@ -89,6 +100,16 @@ impl<'de> Deserialize<'de> for Pod {
         struct Status {
             phase: Option<String>,
             resource_claim_statuses: Option<Vec<Named>>,
+            conditions: Option<Vec<Condition>>,
+        }
+        #[derive(Deserialize)]
+        struct Condition {
+            #[serde(default, rename = "type")]
+            kind: String,
+            #[serde(default)]
+            status: String,
+            #[serde(default)]
+            reason: String,
         }
         let Whole { metadata, spec, status } = Whole::deserialize(deserializer)?;
         let (ours, other_gates): (Vec<String>, Vec<String>) = spec
@@ -143,7 +164,11 @@ impl<'de> Deserialize<'de> for Pod {
             extended: extended.into_iter().collect(),
             is_over: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
             is_deleted: metadata.deletion_timestamp.is_some(),
-            is_bound: spec.node_name.is_some_and(|node| !node.is_empty()),
+            gone_by: metadata.deletion_timestamp.as_deref().and_then(Wall::parse),
+            node: spec.node_name.filter(|node| !node.is_empty()),
+            is_unschedulable: status.conditions.iter().flatten().any(|condition| {
+                condition.kind == "PodScheduled" && condition.status == "False" && condition.reason == "Unschedulable"
+            }),
             priority_class: spec.priority_class_name,
         })
     }
@@ -165,7 +190,7 @@ mod tests {
                     {"name": "y", "resources": {"limits": {"nvidia.com/gpu": "2", "amd.com/gpu": "0"}}}, {"name": "z"}]},
             "status": {"phase": "Pending", "resourceClaimStatuses": [{"name": "a", "resourceClaimName": "p-a"}, {"name": "d"}]}}))
         .unwrap();
-        assert!(pod.is_gated && pod.is_relevant() && !pod.is_over && !pod.is_bound);
+        assert!(pod.is_gated && pod.is_relevant() && !pod.is_over && !pod.is_bound());
         assert_eq!(pod.other_gates, ["kueue"]);
         let claims = [("a", Some("p-a")), ("b", Some("own")), ("c", None)];
         assert_eq!(
@@ -174,6 +199,6 @@ mod tests {
         );
         assert_eq!(pod.extended, [("nvidia.com/gpu".to_owned(), 3)]);
         let bare: Pod = serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": {"nodeName": ""}})).unwrap();
-        assert!(!bare.is_relevant() && !bare.is_bound);
+        assert!(!bare.is_relevant() && !bare.is_bound());
     }
 }

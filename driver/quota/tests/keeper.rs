@@ -155,6 +155,7 @@ impl World {
 
     fn send(&mut self, write: &Write) -> Outcome {
         match write {
+            Write::Evict { .. } => panic!("nobody waits for a GPU here"),
             Write::Label {
                 namespace, uid, mark, ..
             } => {

@@ -40,7 +40,7 @@ impl Quotas {
             writes: register(
                 registry,
                 "quota_writes",
-                "Writes for quotas by intent and outcome: status, read, gate, label, default; done, again, refused, dropped",
+                "Writes for quotas by intent and outcome: status, read, gate, label, default, evict; done, again, refused, dropped",
                 Family::default(),
             ),
         };

@@ -143,6 +143,18 @@ async fn a_gate_goes_only_for_the_claims_that_were_reserved() {
     }
 }
 
+fn evict() -> Write {
+    let pod = |namespace: &str, name: &str| PodRef {
+        namespace: namespace.into(),
+        name: name.into(),
+        uid: format!("uid-{name}"),
+    };
+    Write::Evict {
+        waiting: pod("rich", "w"),
+        victims: vec![pod("team", "a"), pod("team", "b")],
+    }
+}
+
 fn labels(mark: Option<Mark>) -> Write {
     let (namespace, uid) = ("team".into(), "ns".into());
     Write::Label { namespace, uid, mark }
@@ -154,6 +166,76 @@ fn stamp(over: Option<(String, String)>) -> Write {
         default: "teams".into(),
         spec: json!({"hard": {"memory": "80Gi"}}),
         over,
+    }
+}
+
+#[tokio::test]
+async fn evictions_are_asked_by_dry_runs_and_name_the_pod_by_its_uid() {
+    let waits = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "w", "uid": "uid-w"}, "spec": {"containers": []}});
+    let done = || {
+        (
+            201,
+            json!({"kind": "Status", "apiVersion": "v1", "status": "Success", "code": 201}),
+        )
+    };
+    let names = |pods: &[PodRef]| pods.iter().map(|pod| pod.name.clone()).collect::<Vec<_>>();
+    let refused = |kept: &[(PodRef, String)]| {
+        kept.iter()
+            .map(|(pod, why)| format!("{}: {why}", pod.name))
+            .collect::<Vec<_>>()
+    };
+    let (client, sent) = server([(200, waits.clone()), done(), done(), done(), done()]);
+    let Outcome::Evicted { gone, kept } = send(&client, &evict()).await else {
+        panic!()
+    };
+    assert_eq!((names(&gone), kept.len()), (vec!["a".to_owned(), "b".to_owned()], 0));
+    let sent = sent.lock().unwrap().clone();
+    let paths: Vec<&str> = sent
+        .iter()
+        .map(|(_, path, _)| path.split('?').next().unwrap())
+        .collect();
+    let (a, b) = (
+        "/api/v1/namespaces/team/pods/a/eviction",
+        "/api/v1/namespaces/team/pods/b/eviction",
+    );
+    assert_eq!(paths, ["/api/v1/namespaces/rich/pods/w", a, b, a, b]);
+    let dry: Vec<bool> = sent.iter().map(|(_, path, _)| path.contains("dryRun=All")).collect();
+    assert_eq!(dry, [false, true, true, false, false]);
+    assert_eq!(sent[3].2["deleteOptions"]["preconditions"]["uid"], "uid-a");
+    // Refused in the dry run: nobody goes.
+    let (client, sent) = server([(200, waits.clone()), done(), status(429)]);
+    let Outcome::Evicted { gone, kept } = send(&client, &evict()).await else {
+        panic!()
+    };
+    assert_eq!(
+        (names(&gone), refused(&kept)),
+        (vec![], vec!["b: pod b of namespace team: because".to_owned()])
+    );
+    assert_eq!(sent.lock().unwrap().len(), 3);
+    // Refused after it: who went is named; who is gone by itself is not.
+    let (client, _) = server([(200, waits.clone()), done(), done(), status(404), status(500)]);
+    let Outcome::Evicted { gone, kept } = send(&client, &evict()).await else {
+        panic!()
+    };
+    assert_eq!((names(&gone), kept.len()), (vec![], 1));
+    // It is not known how far it came.
+    let (client, _) = server([(200, waits.clone()), done(), done(), done(), status(503)]);
+    assert_eq!(send(&client, &evict()).await, Outcome::Again);
+    // The pod was bound meanwhile, is another's, or gone.
+    let mut bound = waits.clone();
+    bound["spec"]["nodeName"] = json!("n");
+    let mut another = waits;
+    another["metadata"]["uid"] = json!("other");
+    for answer in [(200, bound), (200, another), status(404)] {
+        let (client, sent) = server([answer]);
+        assert_eq!(
+            send(&client, &evict()).await,
+            Outcome::Evicted {
+                gone: vec![],
+                kept: vec![]
+            }
+        );
+        assert_eq!(sent.lock().unwrap().len(), 1);
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use kube::api::{Patch, PatchParams};
+use kube::api::{DeleteParams, EvictParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 use vgpu_quota::{Mark, Outcome, PodRef, Quota, Status, Write, names};
@@ -26,6 +26,7 @@ pub(super) async fn send(client: &Client, write: &Write) -> Outcome {
             } => put(client, namespace, uid, version, status).await,
             Write::Read { namespace } => read(client, namespace).await,
             Write::Ungate { pod, claims } => ungate(client, pod, claims).await,
+            Write::Evict { waiting, victims } => evict(client, waiting, victims).await,
             Write::Label { namespace, uid, mark } => label(client, namespace, uid, *mark).await,
             Write::Stamp {
                 namespace,
@@ -51,15 +52,18 @@ pub(super) const fn intent(write: &Write) -> &'static str {
         Write::Status { .. } => "status",
         Write::Read { .. } => "read",
         Write::Ungate { .. } => "gate",
+        Write::Evict { .. } => "evict",
         Write::Label { .. } => "label",
         Write::Stamp { .. } => "default",
     }
 }
 
 /// For metrics.
-pub(super) const fn name(outcome: &Outcome) -> &'static str {
+pub(super) fn name(outcome: &Outcome) -> &'static str {
     match outcome {
         Outcome::Quota(_) | Outcome::NoQuota | Outcome::Ungated | Outcome::Labelled => "done",
+        Outcome::Evicted { kept, .. } if !kept.is_empty() => "refused",
+        Outcome::Evicted { .. } => "done",
         Outcome::Again => "again",
         Outcome::Refused(_) => "refused",
         Outcome::Dropped => "dropped",
@@ -132,6 +136,77 @@ async fn ungate(client: &Client, pod: &PodRef, claims: &[(String, String)]) -> k
     pods.patch_metadata(&pod.name, &parameters(), &Patch::Strategic(patch))
         .await?;
     Ok(Outcome::Ungated)
+}
+
+/// Evicts all of these, or none if a dry run for one of them is refused: so nobody goes in vain where a
+/// PodDisruptionBudget keeps another. Two pods of one such budget pass the dry runs and not what follows; then those that
+/// went stay so, and others are chosen for the rest.
+async fn evict(client: &Client, waiting: &PodRef, victims: &[PodRef]) -> kube::Result<Outcome> {
+    let (mut gone, mut kept) = (Vec::new(), Vec::new());
+    if !still_waits(client, waiting).await? {
+        return Ok(Outcome::Evicted { gone, kept });
+    }
+    for victim in victims {
+        if let Err(why) = evict_one(client, victim, true).await? {
+            kept.push((victim.clone(), why));
+        }
+    }
+    if !kept.is_empty() {
+        return Ok(Outcome::Evicted { gone, kept });
+    }
+    for victim in victims {
+        match evict_one(client, victim, false).await? {
+            Ok(true) => gone.push(victim.clone()),
+            Ok(false) => {}
+            Err(why) => {
+                kept.push((victim.clone(), why));
+                break;
+            }
+        }
+    }
+    Ok(Outcome::Evicted { gone, kept })
+}
+
+/// The watch may be behind: it was bound a moment ago, or is gone.
+async fn still_waits(client: &Client, waiting: &PodRef) -> kube::Result<bool> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), &waiting.namespace);
+    let Some(pod) = pods.get_opt(&waiting.name).await? else {
+        return Ok(false);
+    };
+    let is_same = pod.metadata.uid.as_ref() == Some(&waiting.uid) && pod.metadata.deletion_timestamp.is_none();
+    Ok(is_same && pod.spec.is_none_or(|spec| spec.node_name.is_none()))
+}
+
+/// `Ok(false)`: the pod is gone by itself. `Err`: the API server says no, and the pod stays.
+async fn evict_one(client: &Client, pod: &PodRef, is_dry_run: bool) -> kube::Result<Result<bool, String>> {
+    let parameters = EvictParams {
+        delete_options: Some(DeleteParams {
+            preconditions: Some(Preconditions {
+                uid: Some(pod.uid.clone()),
+                resource_version: None,
+            }),
+            ..DeleteParams::default()
+        }),
+        post_options: PostParams {
+            dry_run: is_dry_run,
+            field_manager: Some(MANAGER.to_owned()),
+        },
+    };
+    let pods: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace);
+    match pods.evict(&pod.name, &parameters).await {
+        Ok(_) => Ok(Ok(true)),
+        Err(kube::Error::Api(status)) => match status.code {
+            // Another by this name.
+            404 | 409 => Ok(Ok(false)),
+            401 | 408 | 501.. => Err(kube::Error::Api(status)),
+            // 429: a PodDisruptionBudget; 500: two of them.
+            _ => Ok(Err(format!(
+                "pod {} of namespace {}: {}",
+                pod.name, pod.namespace, status.message
+            ))),
+        },
+        Err(error) => Err(error),
+    }
 }
 
 /// Sets the label of a namespace or removes it, and nothing else of it.

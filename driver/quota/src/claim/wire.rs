@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 #[derive(Deserialize)]
 pub(super) struct Claim {
@@ -45,6 +46,7 @@ pub(super) struct Spec {
 #[derive(Default, Deserialize)]
 pub(super) struct Devices {
     pub(super) requests: Option<Vec<Request>>,
+    pub(super) constraints: Option<Vec<IgnoredAny>>,
 }
 
 #[derive(Deserialize)]
@@ -63,6 +65,7 @@ pub(super) struct Ask {
     pub(super) count: Option<i64>,
     pub(super) admin_access: Option<bool>,
     pub(super) capacity: Option<Capacity>,
+    pub(super) selectors: Option<Vec<IgnoredAny>>,
 }
 
 #[derive(Deserialize)]

@@ -61,7 +61,8 @@ impl Desk {
             }
             Change::Class(class) => {
                 let is_new = self.classes.set(class);
-                self.recount(is_new, wall);
+                // The end of the list recounts once.
+                self.recount(is_new && self.listed.classes, wall);
             }
             Change::ClassGone { name } => {
                 let is_new = self.classes.remove(&name);
@@ -74,7 +75,7 @@ impl Desk {
             }
             Change::Slice(slice) => {
                 let is_new = self.gpus.set(slice);
-                self.recount(is_new, wall);
+                self.recount(is_new && self.listed.slices, wall);
             }
             Change::SliceGone { name } => {
                 let is_new = self.gpus.remove(&name);
@@ -216,6 +217,7 @@ impl Desk {
 
     fn remove_pod(&mut self, namespace: &str, uid: &str) {
         self.ungated.remove(uid);
+        self.forget_evictions(uid);
         if let Some(known) = self.namespaces.get_mut(namespace)
             && let Some(pod) = known.remove_pod(uid)
         {

@@ -109,7 +109,7 @@ impl Namespace {
                 for (key, amount) in needs {
                     is_new |= add(key, amount);
                 }
-                if is_new && !pod.is_bound {
+                if is_new && !pod.is_bound() {
                     pods.push(pod);
                 }
             }
