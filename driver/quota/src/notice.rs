@@ -100,7 +100,7 @@ pub enum Notice {
         reset: String,
     },
     /// Of the pod that waits.
-    #[error("{count} pods over budget are evicted from node {node} to make room for it")]
+    #[error("to make room for it, pods over budget are evicted from node {node}: {count}")]
     RoomMade { count: usize, node: String },
     #[error(
         "pods over budget hold what it waits for, and the API server refuses to evict one of them; others are chosen, or it is tried again: {0}"

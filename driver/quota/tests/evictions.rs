@@ -457,7 +457,7 @@ fn both_are_told() {
         "{said:#?}"
     );
     assert_eq!(
-        of("waits RoomMade: 2 pods over budget are evicted from node n0 to make room for it"),
+        of("waits RoomMade: to make room for it, pods over budget are evicted from node n0: 2"),
         1,
         "{said:#?}"
     );

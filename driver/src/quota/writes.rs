@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use kube::api::{DeleteParams, EvictParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 use vgpu_quota::{Mark, Outcome, PodRef, Quota, Status, Write, names};
@@ -179,21 +179,20 @@ async fn still_waits(client: &Client, waiting: &PodRef) -> kube::Result<bool> {
 
 /// `Ok(false)`: the pod is gone by itself. `Err`: the API server says no, and the pod stays.
 async fn evict_one(client: &Client, pod: &PodRef, is_dry_run: bool) -> kube::Result<Result<bool, String>> {
-    let parameters = EvictParams {
-        delete_options: Some(DeleteParams {
-            preconditions: Some(Preconditions {
-                uid: Some(pod.uid.clone()),
-                resource_version: None,
-            }),
-            ..DeleteParams::default()
-        }),
-        post_options: PostParams {
-            dry_run: is_dry_run,
-            field_manager: Some(MANAGER.to_owned()),
-        },
-    };
-    let pods: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace);
-    match pods.evict(&pod.name, &parameters).await {
+    // Not by kube's `evict`, which writes `delete_options`: the API server would not see the UID.
+    let eviction = json!({"apiVersion": "policy/v1", "kind": "Eviction",
+        "metadata": {"name": pod.name, "namespace": pod.namespace},
+        "deleteOptions": {"preconditions": {"uid": pod.uid}}});
+    let dry_run = if is_dry_run { "&dryRun=All" } else { "" };
+    let uri = format!(
+        "/api/v1/namespaces/{}/pods/{}/eviction?fieldManager={MANAGER}{dry_run}",
+        pod.namespace, pod.name
+    );
+    let request = hyper::Request::post(uri).header("content-type", "application/json");
+    let request = request
+        .body(eviction.to_string().into_bytes())
+        .map_err(kube::Error::HttpError)?;
+    match client.request::<Value>(request).await {
         Ok(_) => Ok(Ok(true)),
         Err(kube::Error::Api(status)) => match status.code {
             // Another by this name.
