@@ -3,10 +3,12 @@
 //! ```text
 //! storm.rs     many pods while leaders are killed and stopped
 //! troubles.rs  the label, the quota's kind or the API server goes
+//! evict.rs     a pod in budget gets the place of one over budget
 //! defaults.rs  quotas that a VgpuQuotaDefault makes
 //! ```
 
 mod defaults;
+mod evict;
 mod storm;
 mod troubles;
 
@@ -33,6 +35,8 @@ pub(crate) const TESTS: &[Test] = &[
     ("quota_of_translated_pods_is_the_tighter_of_all", translated),
     ("quota_mistakes_are_refused_or_told", mistakes),
     ("quota_budget_that_is_spent_holds_or_yields", budgets),
+    ("quota_evicts_the_one_over_budget_that_may_go", evict::on_kube_scheduler),
+    ("quota_evicts_in_controller_mode_too", evict::in_controller_mode),
     (
         "quota_holds_and_others_are_not_touched_while_the_api_server_restarts",
         troubles::api_server_restarts,

@@ -49,7 +49,11 @@ pub(crate) fn installed() -> Result<&'static Installed> {
     in_slot(
         &CLUSTER,
         "shared",
-        &[&["quota.enabled=true"], &install::TRANSLATES[..]].concat(),
+        &[
+            &["quota.enabled=true", "quota.evictAfter=5s"][..],
+            &install::TRANSLATES[..],
+        ]
+        .concat(),
     )
 }
 
@@ -57,6 +61,7 @@ pub(crate) fn installed() -> Result<&'static Installed> {
 pub(crate) fn controlled() -> Result<&'static Installed> {
     let values = [
         "quota.enabled=true",
+        "quota.evictAfter=5s",
         "allocator=controller",
         "admission.foreignClasses={nic.example}",
     ];
