@@ -9,6 +9,7 @@ use std::time::Duration;
 use crate::amount::Amount;
 use crate::budget::Steady;
 use crate::class::Classes;
+use crate::evictions::Evictions;
 use crate::gpus::Gpus;
 use crate::keeper::Keeper;
 use crate::namespace::Namespace;
@@ -17,8 +18,6 @@ use crate::plan::{Numbers, Outcome, Plan, PodRef, Task, Write, subject};
 use crate::room::Room;
 use crate::time::{Now, Wall};
 use crate::view::View;
-
-use evictions::Evictions;
 
 /// Kinds that were listed at least once.
 #[derive(Debug, Default, Clone, Copy)]

@@ -50,6 +50,7 @@ mod demand;
 mod describe;
 mod desk;
 mod eviction;
+mod evictions;
 mod gpus;
 mod keeper;
 mod mark;

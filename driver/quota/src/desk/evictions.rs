@@ -3,7 +3,7 @@
 //! At most once a second, and only while a namespace is over budget, the leader looks at pods in budget for which
 //! kube-scheduler found no place. One that has waited long enough, fits nowhere now, and would fit on a node without some
 //! of its pods over budget, has the fewest of these evicted. Failure modes:
-//! - **Shares that are not free yet:** what pods that are being deleted hold counts as free until [`GRACE`] after they
+//! - **Shares that are not free yet:** what pods that are being deleted hold counts as free until 30 s after they
 //!   should be gone, so nobody is evicted for a pod that will fit. Those that this leader evicted count so before the
 //!   watch shows it, and what they leave is promised to the pod that they went for, until it is bound or
 //!   [`PROMISE`] is over.
@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use crate::demand::Demand;
 use crate::eviction::{Candidate, Held, Node, choose};
-use crate::names::OVER_BUDGET;
+use crate::evictions::Promise;
 use crate::namespace::Namespace;
 use crate::notice::{Kind, Notice};
 use crate::plan::{Outcome, PodRef, Task, Write, subject};
@@ -31,60 +31,15 @@ use crate::time::{Now, Wall};
 
 use super::Desk;
 
-/// As long a pod in budget waits, unless it is set otherwise.
-const WAIT: Duration = Duration::from_secs(60);
 /// Looks are as far apart.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// What is not changed by anything is looked at again.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
-/// As long after its time a pod that is being deleted counts as gone.
-const GRACE: Duration = Duration::from_secs(30);
 /// As long what evicted pods leave is kept for the pod that they went for.
 const PROMISE: Duration = Duration::from_secs(60);
 /// As long a pod that may not be evicted is left out.
 const REFUSED: Duration = Duration::from_secs(10);
 const REFUSED_MAX: Duration = Duration::from_secs(300);
-
-#[derive(Debug)]
-pub(super) struct Evictions {
-    after: Duration,
-    /// Not looked at again before.
-    next: Now,
-    /// By pod UID: since when it waits.
-    waiting: HashMap<String, Now>,
-    /// By pod UID: evicted by this leader; counts as gone until then.
-    evicted: HashMap<String, Now>,
-    /// By pod UID: how often its eviction was refused, and until when it is left out.
-    refused: HashMap<String, (u32, Now)>,
-    /// By claim UID: since when no pod holds it, though it is allocated.
-    unheld: HashMap<String, Now>,
-    promises: BTreeMap<PodRef, Promise>,
-}
-
-/// A place for a pod that waits.
-#[derive(Debug)]
-struct Promise {
-    node: String,
-    demands: Vec<Demand>,
-    victims: Vec<PodRef>,
-    until: Now,
-    /// The evictions are under way.
-    is_sent: bool,
-}
-
-impl Default for Evictions {
-    fn default() -> Self {
-        Self {
-            after: WAIT,
-            next: Now::ZERO,
-            waiting: HashMap::new(),
-            evicted: HashMap::new(),
-            refused: HashMap::new(),
-            unheld: HashMap::new(),
-            promises: BTreeMap::new(),
-        }
-    }
-}
 
 /// A pod that has waited long enough.
 struct Due {
@@ -346,21 +301,6 @@ impl Desk {
         self.evictions.refused.remove(uid);
         self.evictions.evicted.remove(uid);
         self.evictions.waiting.remove(uid);
-    }
-}
-
-impl Evictions {
-    fn is_going(&self, pod: &Pod, wall: Wall) -> bool {
-        let is_late = |by: Wall| wall > by.after(GRACE);
-        match pod.is_deleted {
-            true => !pod.gone_by.is_some_and(is_late),
-            false => self.evicted.contains_key(&pod.uid),
-        }
-    }
-
-    fn may_evict(&self, pod: &Pod, now: Now) -> bool {
-        let is_left_out = self.refused.get(&pod.uid).is_some_and(|(_, until)| *until > now);
-        pod.priority_class.as_deref() == Some(OVER_BUDGET) && pod.is_bound() && !pod.is_deleted && !is_left_out
     }
 }
 
