@@ -213,11 +213,13 @@ impl Cluster {
     }
 }
 
+/// Team, node, GPU, memory, cores; low; protected; in a claim with the pod before.
+type Running = (usize, usize, usize, u64, u64, bool, bool, bool);
+
 #[derive(Debug, Clone)]
 struct Plan {
     gpus: Vec<usize>,
-    /// Team, node, GPU, memory, cores; low; protected; in a claim with the pod before.
-    pods: Vec<(usize, usize, usize, u64, u64, bool, bool, bool)>,
+    pods: Vec<Running>,
     wanted: (u64, u64),
     /// A new leader, at this second.
     restart: Option<u64>,
