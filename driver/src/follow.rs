@@ -1,11 +1,13 @@
 //! A watch of one kind as a stream of changes: each object of a list at once, and at its end all of them by name.
 
 use std::future::ready;
+use std::time::Duration;
 
 use futures::stream::{BoxStream, Stream, StreamExt as _};
 use kube::Resource;
 use kube::runtime::WatchStreamExt as _;
-use kube::runtime::watcher::{self, Event};
+use kube::runtime::utils::Backoff;
+use kube::runtime::watcher::{self, DefaultBackoff, Event};
 
 /// What happened to one object, or to a list.
 pub(crate) enum Happened<K> {
@@ -13,6 +15,27 @@ pub(crate) enum Happened<K> {
     Gone(K),
     /// The list is complete: these are all.
     Listed(Vec<K>),
+}
+
+/// The longest pause before a watch that failed is tried again: so late may a leader see a kind that is back.
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// kube's pauses, which grow to a minute, up to that.
+#[derive(Default)]
+struct Pauses(DefaultBackoff);
+
+impl Iterator for Pauses {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        self.0.next().map(|pause| pause.min(PAUSE_MAX))
+    }
+}
+
+impl Backoff for Pauses {
+    fn reset(&mut self) {
+        self.0.reset();
+    }
 }
 
 /// Passes each object of a list on at once, and at its end all of them by name.
@@ -23,7 +46,7 @@ pub(crate) fn follow<K: Resource + Clone + Send + 'static, C: Send + 'static>(
 ) -> BoxStream<'static, Result<C, (&'static str, watcher::Error)>> {
     let mut listed = Vec::new();
     events
-        .default_backoff()
+        .backoff(Pauses::default())
         .filter_map(move |event| {
             ready(match event {
                 Ok(event) => happened(event, &mut listed).and_then(change).map(Ok),
@@ -78,5 +101,17 @@ pub(crate) fn happened<K: Resource>(event: Event<K>, listed: &mut Vec<Named<K>>)
         Event::InitDone => Some(Happened::Listed(std::mem::take(listed))),
         Event::Apply(object) => Some(Happened::Set(Named::with(object))),
         Event::Delete(object) => Some(Happened::Gone(Named::of(&object))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_watch_that_fails_for_long_is_tried_again_soon() {
+        let pauses: Vec<Duration> = Pauses::default().take(20).collect();
+        assert!(pauses.iter().all(|pause| *pause <= PAUSE_MAX), "{pauses:?}");
+        assert_eq!(pauses.last(), Some(&PAUSE_MAX));
     }
 }
