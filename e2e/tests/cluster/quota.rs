@@ -4,11 +4,13 @@
 //! storm.rs     many pods while leaders are killed and stopped
 //! troubles.rs  the label, the quota's kind or the API server goes
 //! evict.rs     a pod in budget gets the place of one over budget
+//! namespace.rs a namespace with a quota, for all of them
 //! defaults.rs  quotas that a VgpuQuotaDefault makes
 //! ```
 
 mod defaults;
 mod evict;
+mod namespace;
 mod storm;
 mod troubles;
 
@@ -25,6 +27,8 @@ use crate::explain;
 use crate::fleet::told;
 use crate::manifests::{HOLD, pod, template};
 use crate::shared::{self, Installed, LIMIT, Test};
+
+use namespace::{is_gated, quota, refused, set_quota, wait_label, wait_seen};
 
 pub(crate) const TESTS: &[Test] = &[
     (
@@ -50,63 +54,6 @@ pub(crate) const TESTS: &[Test] = &[
     ("quota_holds_in_a_storm_on_kube_scheduler", storm::on_kube_scheduler),
     ("quota_holds_in_a_storm_in_controller_mode", storm::in_controller_mode),
 ];
-
-/// Until the controller has seen the quota as it is, and the API server gates pods of the namespace.
-fn wait_seen(kube: &Kube<'_>) -> Result<()> {
-    wait(LIMIT, "the quota to be seen", || {
-        let quota = kube.get(&["vgpuquota", "vgpu"])?;
-        let is_seen = quota["status"]["observedGeneration"] == quota["metadata"]["generation"];
-        Ok(is_seen.then_some(()))
-    })?;
-    // The API server sees the namespace's label a moment after it is written.
-    wait(LIMIT, "the policy to gate a pod", || {
-        Ok(is_gated_now(kube)?.then_some(()))
-    })
-}
-
-/// Returns true if a pod that is created now is gated.
-fn is_gated_now(kube: &Kube<'_>) -> Result<bool> {
-    let trial = pod("trial", "client", &HOLD, "none");
-    let dry = ["create", "--dry-run=server", "-o", "json", "-f", "-"];
-    let said = kube.try_run_with_input(&dry, trial.trim_end_matches("---\n"))?;
-    let pod: Value = serde_json::from_str(&said.stdout).with_context(|| said.stderr.clone())?;
-    Ok(has_gate(&pod))
-}
-
-fn has_gate(pod: &Value) -> bool {
-    let gates = pod["spec"]["schedulingGates"].as_array();
-    gates.is_some_and(|gates| gates.iter().any(|gate| gate["name"] == "dra.vgpu/quota"))
-}
-
-/// The label by which policies know a namespace with a quota.
-fn label_of(kube: &Kube<'_>, namespace: &str) -> Result<Option<String>> {
-    let namespace = kube.get(&["namespace", namespace])?;
-    let label = namespace["metadata"]["labels"]["dra.vgpu/quota"].as_str();
-    Ok(label.map(str::to_owned))
-}
-
-fn wait_label(kube: &Kube<'_>, namespace: &str, wanted: Option<&str>) -> Result<()> {
-    wait(LIMIT, &format!("the label of {namespace} to be {wanted:?}"), || {
-        let label = label_of(kube, namespace)?;
-        (label.as_deref() == wanted)
-            .then_some(Some(()))
-            .context(format!("{label:?}"))
-    })
-}
-
-fn quota(spec: &Value) -> String {
-    json!({"apiVersion": "dra.vgpu/v1alpha1", "kind": "VgpuQuota", "metadata": {"name": "vgpu"}, "spec": spec})
-        .to_string()
-}
-
-fn set_quota(kube: &Kube<'_>, spec: &Value) -> Result<()> {
-    kube.apply(&quota(spec))?;
-    wait_seen(kube)
-}
-
-fn is_gated(kube: &Kube<'_>, pod: &str) -> Result<bool> {
-    Ok(has_gate(&kube.get(&["pod", pod])?))
-}
 
 fn example_on_kube_scheduler() -> Result<()> {
     example(shared::installed()?)
@@ -213,18 +160,6 @@ fn translated() -> Result<()> {
         kube.run(&["patch", "resourcequota", "gpus", "--type=merge", "-p", raise])?;
         kube.wait_running("volcano", LIMIT)
     })
-}
-
-fn refused(kube: &Kube<'_>, arguments: &[&str], input: &str, words: &str) -> Result<()> {
-    let said = kube.try_run_with_input(arguments, input)?;
-    match said.stderr.contains(words) {
-        true if !said.status.success() => Ok(()),
-        _ => bail!(
-            "{arguments:?} {input}: expected {words}, and it says {}{}",
-            said.stdout,
-            said.stderr
-        ),
-    }
 }
 
 fn mistakes() -> Result<()> {

@@ -6,7 +6,7 @@ use vgpu_e2e::kube::Kube;
 use vgpu_e2e::outcome::after;
 use vgpu_e2e::wait::wait;
 
-use super::{quota, refused, set_quota, wait_label};
+use super::namespace::{quota, refused, set_quota, wait_label};
 use crate::shared::{self, LIMIT};
 
 fn default(name: &str, spec: &Value) -> String {

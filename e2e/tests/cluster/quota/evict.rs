@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use vgpu_e2e::kube::Kube;
 use vgpu_e2e::wait::wait;
 
-use super::{set_quota, wait_label};
+use super::namespace::{set_quota, wait_label};
 use crate::fleet::told;
 use crate::manifests::{HOLD, pod, template};
 use crate::shared::{self, Installed, LIMIT};

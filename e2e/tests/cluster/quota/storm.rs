@@ -16,7 +16,7 @@ use vgpu_e2e::outcome::after;
 use vgpu_e2e::wait::wait;
 use vgpu_e2e::{hand_made, install};
 
-use super::set_quota;
+use super::namespace::set_quota;
 use crate::controller::leader;
 use crate::fleet::{ALL_BOUND, Fleet, Mode, QUARTER, ROOM, bound, clear, create, delete};
 use crate::manifests::template;

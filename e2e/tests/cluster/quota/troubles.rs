@@ -8,7 +8,7 @@ use vgpu_e2e::install;
 use vgpu_e2e::outcome::after;
 use vgpu_e2e::wait::wait;
 
-use super::{has_gate, is_gated, is_gated_now, refused, set_quota, wait_label};
+use super::namespace::{has_gate, is_gated, is_gated_now, refused, set_quota, wait_label};
 use crate::fleet::{TAKEOVER, many, told};
 use crate::manifests::{HOLD, pod, template};
 use crate::shared::{self, LIMIT};
