@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# The figures of docs/benchmarks.md, measured on this machine: the library's cost, the allocator's, the plugin's own part of a
-# Prepare, the cluster's, that of translated pods, and the controller's. `run.sh library [--quick|--real-gpu|--rounds N]`,
-# `run.sh allocator`, `run.sh calls [--rounds N]`, `run.sh cluster`, `run.sh translate` or `run.sh controller [--rounds N] [--pods N] [--nodes N]` prints one part alone. The
-# last three bring clusters up and take them down, however they end. `run.sh compute` prints docs/compute-accuracy.md: a
+# The figures of docs/benchmarks.md, measured on this machine: the library's cost, the allocator's, the plugin's own part of
+# a Prepare, the cluster's, that of translated pods and of quotas, and the controller's.
+# `run.sh library [--quick|--real-gpu|--rounds N]`, `run.sh allocator`, `run.sh calls [--rounds N]`, `run.sh cluster`,
+# `run.sh translate`, `run.sh quota` or `run.sh controller [--rounds N] [--pods N] [--nodes N]` prints one part alone. The
+# last four bring clusters up and take them down, however they end. `run.sh compute` prints docs/compute-accuracy.md: a
 # simulation, and three minutes in real time.
 . "$(dirname "$0")/../build/env.sh"
 as_caller "$@"
@@ -19,8 +20,8 @@ case $part in
     exec python3 bench/gpu_time.py
     ;;
   library | controller | calls) ;;
-  allocator | cluster | translate | all) [ $# -eq 0 ] || fail "$part takes no options, and $1 was given: library, calls and controller do" ;;
-  *) fail "$part: not a part; there are library, allocator, calls, cluster, translate, controller and compute" ;;
+  allocator | cluster | translate | quota | all) [ $# -eq 0 ] || fail "$part takes no options, and $1 was given: library, calls and controller do" ;;
+  *) fail "$part: not a part; there are library, allocator, calls, cluster, translate, quota, controller and compute" ;;
 esac
 if runs library; then
   python3 bench/run.py "$@"
@@ -43,7 +44,7 @@ if runs allocator; then
     "$CARGO_TARGET_DIR/programs/bench-allocator" 1000 10000 "$policy"
   done
 fi
-if runs cluster || runs translate || runs controller; then
+if runs cluster || runs translate || runs quota || runs controller; then
   build/prerequisites.sh demo
   cargo build --quiet --release -p vgpu-e2e -p vgpu-bench --bin vgpu-e2e --bin vgpu-client --bin vgpu-bench
 fi
@@ -60,6 +61,10 @@ fi
 if runs translate; then
   cargo build --quiet --profile programs -p vgpu-bench --bin bench-webhook
   "$CARGO_TARGET_DIR/release/vgpu-bench" translate --webhook "$CARGO_TARGET_DIR/programs/bench-webhook"
+fi
+if runs quota; then
+  cargo build --quiet --profile programs -p vgpu-bench --bin bench-gates
+  "$CARGO_TARGET_DIR/release/vgpu-bench" quota --gates "$CARGO_TARGET_DIR/programs/bench-gates"
 fi
 if runs controller; then
   # As it is released.

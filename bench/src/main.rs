@@ -52,6 +52,12 @@ enum Part {
         #[arg(long)]
         webhook: PathBuf,
     },
+    /// How soon the gate of a quota opens.
+    Quota {
+        /// The program bench-gates.
+        #[arg(long)]
+        gates: PathBuf,
+    },
     /// How long many pods take until the last is bound, by kube-scheduler alone and with vgpu-controller.
     Burst(burst::Size),
     /// What vgpu-controller keeps in memory of a large cluster.
@@ -78,6 +84,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     match &arguments.part {
         Part::Node { prepare } => node::run(name, &prepared, prepare),
         Part::Translate { webhook } => node::translate(name, &prepared, webhook),
+        Part::Quota { gates } => node::quota(name, &prepared, gates),
         Part::Burst(size) => burst::run(name, &prepared, size),
         Part::Memory(size) => memory::run(name, &prepared, size),
     }

@@ -87,6 +87,11 @@ fn files_are_answered_in_words_json_and_yaml() {
 
 /// A folder with a kubectl that prints `kinds` for everything but pods and rules.
 fn kubectl(kinds: &str, rules: &str) -> tempfile::TempDir {
+    let none = "echo 'error: the server doesn'\\''t have a resource type \"vgpuquotas\"' >&2; exit 1";
+    kubectl_with(kinds, rules, none)
+}
+
+fn kubectl_with(kinds: &str, rules: &str, quota: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("kinds"), kinds).unwrap();
     std::fs::write(folder.path().join("pods"), PODS).unwrap();
@@ -95,6 +100,7 @@ fn kubectl(kinds: &str, rules: &str) -> tempfile::TempDir {
          'get nodes,'*' --output json --all-namespaces') exec /bin/cat '{folder}/kinds' ;;\n\
          'get devicetaintrules.v1.resource.k8s.io --output json') {rules} ;;\n\
          'get pods --output json --namespace team') exec /bin/cat '{folder}/pods' ;;\n\
+         'get vgpuquotas.v1alpha1.dra.vgpu --output json --namespace team') {quota} ;;\n\
          *) echo \"unexpected: $*\" >&2; exit 1 ;;\nesac\n",
         folder = folder.path().display()
     );
@@ -113,6 +119,24 @@ fn without_files_the_cluster_is_asked_by_kubectl() {
         (text(&output.stdout), text(&output.stderr)),
         (WORDS.to_owned(), String::new())
     );
+
+    let list = r#"{"items": [{"metadata": {"name": "vgpu", "namespace": "team"}, "spec": {}, "status": {"hard": {"shares": 1},
+        "used": {"memory": "1Gi", "cores": 0, "gpus": "0", "shares": 1}}}]}"#;
+    for (quota, line) in [
+        (
+            format!("echo '{list}'"),
+            "VgpuQuota vgpu of namespace team: shares 1 of 1 used\n",
+        ),
+        ("echo '{\"items\": []}'".to_owned(), ""),
+        (
+            "echo 'Error from server (Forbidden): no' >&2; exit 1".to_owned(),
+            "the VgpuQuota of namespace team is not known: kubectl get vgpuquotas.v1alpha1.dra.vgpu: Error from server (Forbidden): no\n",
+        ),
+    ] {
+        let folder = kubectl_with(OBJECTS, none, &quota);
+        let output = explain(Some(folder.path()), &["pod/train", "-n", "team"]);
+        assert_eq!(text(&output.stdout), format!("{WORDS}{line}"));
+    }
 
     let folder = kubectl(OBJECTS, "echo 'error: You must be logged in' >&2; exit 1");
     let output = explain(Some(folder.path()), &["pod/train", "-n", "team"]);

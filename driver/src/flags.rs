@@ -44,6 +44,12 @@ pub struct Flags {
     /// Name of that Lease.
     #[arg(long, default_value = "vgpu-controller")]
     pub lease_name: String,
+    /// Take scheduling gates off by VgpuQuotas. Without it pods with the gate dra.vgpu/quota wait for ever.
+    #[arg(long)]
+    pub quota: bool,
+    /// So long a pod in budget waits before pods over budget are evicted for it: seconds or minutes, for example 60s.
+    #[arg(long, default_value = "60s")]
+    pub quota_evict_after: String,
     #[command(flatten)]
     pub translate: TranslateFlags,
     /// Log filter, for example info or vgpu_controller=debug.
@@ -84,6 +90,10 @@ pub struct Config {
     pub controller: Option<ControllerMode>,
     /// `None`: pods of other systems are left alone.
     pub webhook: Option<webhook::Config>,
+    /// Namespaces have quotas and budgets.
+    pub quota: bool,
+    /// So long a pod in budget waits before others are evicted for it.
+    pub quota_evict_after: Duration,
     pub lease: LeaseName,
     pub log: String,
 }
@@ -102,6 +112,10 @@ pub enum FlagError {
     Policy(String),
     #[error("--hold-timeout {0:?} is not a time from 5s to 10m; write seconds or minutes, for example 30s")]
     HoldTimeout(String),
+    #[error(
+        "--quota-evict-after: {0:?} is not a time of at least one second; write seconds or minutes, for example 60s"
+    )]
+    QuotaEvictAfter(String),
     #[error(
         "--lease-namespace {0:?} is not a name of a namespace; write the one that the controller runs in, for example dra-driver-vgpu"
     )]
@@ -152,6 +166,10 @@ impl TryFrom<Flags> for Config {
         if !is_name(&lease.name, 253) {
             return Err(FlagError::LeaseName(lease.name));
         }
+        let quota_evict_after = match duration(&flags.quota_evict_after) {
+            Some(after) if !after.is_zero() => after,
+            _ => return Err(FlagError::QuotaEvictAfter(flags.quota_evict_after)),
+        };
         let webhook = flags.translate.config(&lease.namespace)?;
         if tracing_subscriber::EnvFilter::try_new(&flags.log).is_err() {
             return Err(FlagError::Log(flags.log));
@@ -163,6 +181,8 @@ impl TryFrom<Flags> for Config {
             instance: flags.instance,
             controller: (flags.allocator == Allocator::Controller).then_some(controller),
             webhook,
+            quota: flags.quota,
+            quota_evict_after,
             lease,
             log: flags.log,
         })

@@ -21,7 +21,7 @@
 //! `--allocator=controller` a planner owns the same state, and its decisions are written: see [`control`]. With
 //! `--translate-dialects` it also serves a mutating webhook, which gives claims to pods of other systems: see
 //! [`webhook`]. The leader then makes the templates of these claims, and gives the pods their annotations back:
-//! `reconcile.rs`.
+//! `reconcile.rs`. With `--quota` the leader takes scheduling gates off by namespace quotas and budgets: `quota.rs`.
 //!
 //! Failure modes:
 //! - **Killed, restarted, run twice:** an event's name is a digest of pod, reason and text, so the same text finds the
@@ -51,10 +51,12 @@ pub mod webhook;
 mod check;
 mod class;
 mod explain;
+mod follow;
 mod http;
 mod main_loop;
 mod metrics;
 mod publish;
+mod quota;
 mod reconcile;
 mod run;
 mod text;

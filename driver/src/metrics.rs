@@ -1,5 +1,6 @@
 //! The controller's metrics.
 
+mod quotas;
 mod register;
 mod reviews;
 
@@ -16,12 +17,9 @@ use vgpu_allocator::Free;
 use vgpu_api::config::AllocationPolicy;
 use vgpu_planner::{Planner, Queue, Time, Verdict};
 
-use self::register::{Labels, register};
+pub(crate) use self::quotas::Quotas;
+use self::register::{Labels, count, register};
 pub(crate) use self::reviews::Reviews;
-
-fn count(number: usize) -> i64 {
-    i64::try_from(number).unwrap_or(i64::MAX)
-}
 
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -33,6 +31,7 @@ pub(crate) struct Metrics {
     pub(crate) watch_errors: Family<Labels, Counter>,
     pub(crate) decisions: Decisions,
     pub(crate) reviews: Reviews,
+    pub(crate) quotas: Quotas,
 }
 
 impl Metrics {
@@ -70,6 +69,7 @@ impl Metrics {
                 Family::default(),
             ),
             reviews: Reviews::new(&mut registry),
+            quotas: Quotas::new(&mut registry),
             decisions: Decisions::new(&mut registry),
             registry,
         }
@@ -271,6 +271,7 @@ mod tests {
         metrics.events.get_or_create(&[("outcome", "said")]).inc();
         metrics.watch_errors.get_or_create(&[("resource", "pods")]).inc();
         metrics.reviews.bad();
+        metrics.quotas.wrote("gate", "done");
         let decisions = &metrics.decisions;
         decisions.wrote("mark", "done", Duration::ZERO);
         decisions.allocated(AllocationPolicy::Binpack);

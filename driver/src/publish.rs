@@ -12,7 +12,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 
-use vgpu_planner::Object;
+use vgpu_planner::{About, Object};
 
 use crate::notices::Notice;
 use crate::pending::MessageKind;
@@ -54,7 +54,7 @@ pub(crate) async fn deliver(client: &Client, instance: &str, notice: &Notice) ->
 }
 
 async fn say(client: &Client, instance: &str, notice: &Notice) -> Result<(), kube::Error> {
-    let api: Api<Event> = Api::namespaced(client.clone(), &notice.topic.about.namespace);
+    let api: Api<Event> = Api::namespaced(client.clone(), namespace(&notice.topic.about));
     let now = MicroTime(Timestamp::now());
     let event = event(instance, notice, now.clone());
     match api.create(&PostParams::default(), &event).await {
@@ -71,15 +71,25 @@ async fn say(client: &Client, instance: &str, notice: &Notice) -> Result<(), kub
     }
 }
 
+/// Where events about an object are. Those of an object without a namespace are in this one by Kubernetes' rule.
+fn namespace(about: &About) -> &str {
+    match about.namespace.as_str() {
+        "" => "default",
+        namespace => namespace,
+    }
+}
+
 fn event(instance: &str, notice: &Notice, now: MicroTime) -> Event {
     let about = &notice.topic.about;
     let (version, kind) = match about.object {
         Object::Pod => ("v1", "Pod"),
         Object::Claim => ("resource.k8s.io/v1", "ResourceClaim"),
+        Object::Quota => ("dra.vgpu/v1alpha1", "VgpuQuota"),
+        Object::QuotaDefault => ("dra.vgpu/v1alpha1", "VgpuQuotaDefault"),
     };
     Event {
         metadata: ObjectMeta {
-            namespace: Some(about.namespace.clone()),
+            namespace: Some(namespace(about).to_owned()),
             name: Some(name(notice)),
             ..ObjectMeta::default()
         },
@@ -91,7 +101,7 @@ fn event(instance: &str, notice: &Notice, now: MicroTime) -> Event {
         regarding: Some(ObjectReference {
             api_version: Some(version.to_owned()),
             kind: Some(kind.to_owned()),
-            namespace: Some(about.namespace.clone()),
+            namespace: Some(about.namespace.clone()).filter(|namespace| !namespace.is_empty()),
             name: Some(about.name.clone()),
             uid: Some(about.uid.clone()),
             ..ObjectReference::default()
@@ -143,7 +153,6 @@ mod tests {
     use super::*;
     use crate::notices::Topic;
     use crate::pending::Message;
-    use vgpu_planner::About;
 
     fn notice(pod: &str, text: &str) -> Notice {
         Notice {
@@ -173,6 +182,20 @@ mod tests {
         assert_ne!(name(&notice("train", "full")), name(&another));
         // Golden: FNV-1a of the three parts, each with a zero byte behind it.
         assert_eq!(name(&notice("train", "full")), "train.dd3a517eae7ac1a3");
+    }
+
+    #[test]
+    fn events_of_objects_without_a_namespace_are_in_default() {
+        let mut notice = notice("teams", "narrow it");
+        notice.topic.about.namespace = String::new();
+        notice.topic.about.object = Object::QuotaDefault;
+        let event = event("x", &notice, MicroTime(Timestamp::UNIX_EPOCH));
+        let regarding = event.regarding.unwrap();
+        assert_eq!(event.metadata.namespace.as_deref(), Some("default"));
+        assert_eq!(
+            (regarding.kind.as_deref(), regarding.namespace),
+            (Some("VgpuQuotaDefault"), None)
+        );
     }
 
     #[test]

@@ -51,9 +51,26 @@ impl HeldLease {
         Self { clock, term }
     }
 
-    fn is_held(&self) -> bool {
+    pub(crate) fn is_held(&self) -> bool {
         let term = self.term.borrow();
         term.as_ref().is_some_and(|term| self.clock.now() < term.until)
+    }
+}
+
+impl HeldLease {
+    /// The epoch of the term, while it lasts.
+    pub(crate) fn epoch(&self) -> Option<String> {
+        let term = self.term.borrow();
+        let term = term.as_ref().filter(|term| self.clock.now() < term.until)?;
+        Some(term.epoch.clone())
+    }
+
+    /// Waits until the term was renewed, or is another, or is over.
+    pub(crate) async fn changed(&mut self) {
+        if self.term.changed().await.is_err() {
+            // The election ends only with the process.
+            std::future::pending::<()>().await;
+        }
     }
 }
 

@@ -16,6 +16,7 @@ use crate::control::elect::Election;
 use crate::flags::{Config, LeaseName};
 use crate::http::{self, Health};
 use crate::main_loop::{StateOwner, main_loop};
+use crate::quota::QuotaLeader;
 use crate::reconcile::{HeldLease, Reconcile};
 use crate::watch::watch;
 use crate::webhook::Webhook;
@@ -42,8 +43,8 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let clock = Arc::new(Clock::start());
     let mut election: Option<JoinHandle<()>> = None;
     let mut term = None;
-    // With several replicas one of them decides, writes what the webhook and translated pods need, and explains.
-    if config.controller.is_some() || config.webhook.is_some() {
+    // With several replicas one of them decides, writes what the webhook, translated pods and quotas need, and explains.
+    if config.controller.is_some() || config.webhook.is_some() || config.quota {
         let LeaseName { namespace, name } = &config.lease;
         let (elects, leads) = Election::new(&client, namespace, name, &config.instance, clock.clone());
         // A task of its own: it renews while the loop decides.
@@ -58,7 +59,24 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
             high_priority_class: config.settings.high_priority_class.clone(),
         };
         let lease = HeldLease::new(clock.clone(), term.clone());
-        reconcile = Some(Reconcile::new(client.clone(), settings, lease, tell, health.clone()));
+        reconcile = Some(Reconcile::new(
+            client.clone(),
+            settings,
+            lease,
+            tell.clone(),
+            health.clone(),
+        ));
+    }
+    let mut quota = None;
+    if let (true, Some(term)) = (config.quota, &term) {
+        let lease = HeldLease::new(clock.clone(), term.clone());
+        quota = Some(QuotaLeader::new(
+            client.clone(),
+            lease,
+            config.quota_evict_after,
+            tell,
+            health.clone(),
+        ));
     }
     let (watched, owner) = match (&config.controller, term) {
         (Some(mode), Some(term)) => {
@@ -84,6 +102,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let ended = tokio::select! {
         ended = main_loop(&client, &config, &health, changes, owner, told) => ended,
         () = reconciling(reconcile) => Ok(()),
+        () = leading_quotas(quota) => Ok(()),
         Err(error) = election_ended(&mut election) => Err(error),
         error = webhook_failed(&mut webhook) => Err(error),
         served = http::serve(listener, health.clone()) => served.context("--http-address: serving ended"),
@@ -110,6 +129,14 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
 async fn reconciling(reconcile: Option<Reconcile>) {
     match reconcile {
         Some(reconcile) => reconcile.run().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Runs for ever, with or without quotas.
+async fn leading_quotas(quota: Option<QuotaLeader>) {
+    match quota {
+        Some(quota) => quota.run().await,
         None => std::future::pending().await,
     }
 }

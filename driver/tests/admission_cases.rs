@@ -6,6 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
+use serde::Deserialize as _;
 use serde_json::{Value, json};
 use vgpu_api::config::{self, Entry, Grant};
 use vgpu_api::{DRIVER_NAME, class, request};
@@ -285,6 +286,68 @@ fn the_controller_writes_only_what_it_gives_back_and_its_own_templates() {
                     assert!(shown.contains(words), "{name}: {words}: {shown}");
                 }
             }
+        }
+    }
+}
+
+/// Quotas, gates and status, also with translated pods: then another policy holds the controller to pods' annotations.
+#[test]
+fn quotas_gates_and_status_are_held_to_their_rules() {
+    let test = "quotas_gates_and_status_are_held_to_their_rules";
+    for values in [
+        &["quota.enabled=true"][..],
+        &["quota.enabled=true", "translate.dialects={hami}"],
+    ] {
+        for kind in ["accept", "refuse"] {
+            let files = cases(&format!("quota/{kind}"));
+            let read: Vec<(String, Value)> = files.iter().map(|file| read(file)).collect();
+            let requests: Vec<Value> = read.iter().map(|(_, request)| request.clone()).collect();
+            let Some(verdicts) = answers(test, values, "requests", &requests) else {
+                return;
+            };
+            for ((file, (first, _)), verdict) in files.iter().zip(read).zip(verdicts) {
+                let name = file.display();
+                assert_eq!(verdict.errors, Vec::<String>::new(), "{name}");
+                match first.strip_prefix("refused: ") {
+                    None => assert_eq!(verdict.denied, Vec::<String>::new(), "{name}"),
+                    // With dialects the same is refused by the other policy.
+                    Some(words) if values.len() > 1 && words.starts_with("metadata: vgpu-controller") => {
+                        assert!(!verdict.denied.is_empty(), "{name} is accepted");
+                    }
+                    Some(words) => {
+                        let shown = verdict.denied.first().unwrap_or_else(|| panic!("{name} is accepted"));
+                        assert!(shown.contains(words), "{name}: {words}: {shown}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What the policy refuses of a quota or a default, `driver/quota` refuses too, and nothing else.
+#[test]
+fn quotas_are_read_by_the_same_rules() {
+    for (of, least) in [("quota-", 5), ("default-", 2)] {
+        for kind in ["accept", "refuse"] {
+            let files = cases(&format!("quota/{kind}"));
+            let objects = files.iter().filter(|file| {
+                let name = file.file_name().unwrap().to_string_lossy();
+                // Names are the API server's to compare.
+                name.starts_with(of) && !name.ends_with("-name.yaml")
+            });
+            let mut count = 0;
+            for file in objects {
+                let object = &read(file).1["object"];
+                let refused = match of {
+                    "quota-" => vgpu_quota::Spec::parse(&object["spec"])
+                        .map(drop)
+                        .map_err(|e| e.to_string()),
+                    _ => vgpu_quota::QuotaDefault::deserialize(object).unwrap().spec.map(drop),
+                };
+                assert_eq!(refused.is_ok(), kind == "accept", "{}: {refused:?}", file.display());
+                count += 1;
+            }
+            assert!(count > least, "{count} cases of {of}");
         }
     }
 }

@@ -48,6 +48,10 @@ fn the_schema_refuses_what_the_values_do_not_list() {
         ("translate.highPriorityClass=gpu", "/translate/highPriorityClass"),
         ("translate.limitVcudaCores=always", "/translate/limitVcudaCores"),
         ("translate.port=0", "/translate/port"),
+        ("quota.enabled=yes", "/quota/enabled"),
+        ("quota.evictAfter=0s", "/quota/evictAfter"),
+        ("quota.extendedResources={gpu}", "/quota/extendedResources/0"),
+        ("quota.enabled=true,controller.replicas=0", "/controller/replicas"),
         ("translate.namespaces=all", "namespaces"),
         // Then every pod would be refused.
         (
@@ -324,6 +328,103 @@ fn where_pods_are_translated_the_controller_writes_templates_annotations_and_a_l
     // A release of before has no such value.
     render(&helm, &["translate=null"]).expect("rendered");
     render(&helm, &["translate.dialects={nvshare}"]).expect_err("no dialect");
+}
+
+#[test]
+fn quotas_are_the_leaders() {
+    let Some(helm) = helm("quotas_are_the_leaders") else {
+        return;
+    };
+    let of = |rendered: &[Value], kind: &str| {
+        let named = rendered.iter().filter(|object| object["kind"] == kind);
+        let names = named.filter_map(|object| object["metadata"]["name"].as_str());
+        names
+            .filter(|name| name.contains("quota") || name.contains("budget"))
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    let off = render(&helm, &[]).expect("rendered");
+    let none = [
+        "CustomResourceDefinition",
+        "MutatingAdmissionPolicy",
+        "ValidatingAdmissionPolicy",
+        "ClusterRole",
+        "PriorityClass",
+    ];
+    assert!(none.iter().all(|kind| of(&off, kind).is_empty()));
+    assert!(!arguments(&off, "Deployment").contains(&"--quota".to_owned()));
+    let rendered = render(
+        &helm,
+        &["quota.enabled=true", "quota.extendedResources={nvidia.com/gpu}"],
+    )
+    .expect("rendered");
+    assert_eq!(
+        of(&rendered, "CustomResourceDefinition"),
+        ["vgpuquotas.dra.vgpu", "vgpuquotadefaults.dra.vgpu"]
+    );
+    assert_eq!(of(&rendered, "MutatingAdmissionPolicy"), ["x-quota-gate"]);
+    assert_eq!(
+        of(&rendered, "ValidatingAdmissionPolicy"),
+        [
+            "x-quota-evictions",
+            "x-quota-gated",
+            "x-quota-opened",
+            "x-quota-status",
+            "x-quota-label",
+            "x-quota-spec",
+            "x-quota-default"
+        ]
+    );
+    assert_eq!(of(&rendered, "PriorityClass"), ["vgpu-over-budget"]);
+    assert_eq!(
+        rights(&rendered, "ClusterRole", "x-controller-quota"),
+        [
+            "dra.vgpu/vgpuquotas: get list watch create patch",
+            "dra.vgpu/vgpuquotadefaults: list watch",
+            "dra.vgpu/vgpuquotas/status: update",
+            "/namespaces: list watch patch",
+            "/resourcequotas: list watch",
+            "/pods: get patch",
+            "/pods/eviction: create",
+            "resource.k8s.io/resourceclaims: get",
+        ]
+    );
+    for flag in ["--quota", "--quota-evict-after=60s", "--lease-name=x-controller"] {
+        assert!(
+            arguments(&rendered, "Deployment").iter().any(|has| has == flag),
+            "{flag}"
+        );
+    }
+    let gate = rendered
+        .iter()
+        .find(|object| object["metadata"]["name"] == "x-quota-gate" && object["spec"]["mutations"].is_array());
+    let gate = gate.expect("the policy");
+    assert_eq!(gate["spec"]["reinvocationPolicy"], "IfNeeded");
+    // A policy whose matchConditions do not match before the webhook is not asked again after it.
+    assert!(gate["spec"]["matchConditions"].is_null());
+    // A policy with a kind of ours refuses every pod of the cluster for half a minute after an API server started.
+    let policies = rendered
+        .iter()
+        .filter(|object| !object["spec"]["matchConstraints"].is_null());
+    for policy in policies {
+        assert!(policy["spec"]["paramKind"].is_null(), "{}", policy["metadata"]["name"]);
+    }
+    for name in ["x-quota-gate", "x-quota-gated"] {
+        let mut of_pods = rendered.iter().filter(|object| object["metadata"]["name"] == name);
+        let constraints = &of_pods.next().expect("the policy")["spec"]["matchConstraints"];
+        let key = &constraints["namespaceSelector"]["matchExpressions"][0]["key"];
+        assert_eq!(key, vgpu_quota::names::LABEL, "other namespaces are never touched");
+    }
+    assert!(gate.to_string().contains("'nvidia.com/gpu'"));
+    // A release of before has no such value.
+    render(&helm, &["quota=null"]).expect("rendered");
+    // There the policy that sets the gate is a beta that is off: nothing would hold.
+    for version in ["1.34.0", "1.35.3"] {
+        let refused = support::render_on(&helm, version, &["quota.enabled=true"]).expect_err("refused");
+        assert!(refused.contains("set quota.enabled=false there"), "{refused}");
+        support::render_on(&helm, version, &[]).expect("rendered");
+    }
+    support::render_on(&helm, "1.36.3", &["quota.enabled=true"]).expect("rendered");
 }
 
 #[test]

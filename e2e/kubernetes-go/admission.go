@@ -6,11 +6,14 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/json"
@@ -34,9 +37,13 @@ type admissionQuestion struct {
 
 // Without an old object it is a CREATE, without a new one a DELETE, else an UPDATE.
 type admissionRequest struct {
-	User   string               `json:"user"`
-	Old    runtime.RawExtension `json:"old,omitempty"`
-	Object runtime.RawExtension `json:"object,omitempty"`
+	User string `json:"user"`
+	// As in pods/status.
+	Subresource string `json:"subresource,omitempty"`
+	// Labels of the object's namespace.
+	Namespace map[string]string    `json:"namespace,omitempty"`
+	Old       runtime.RawExtension `json:"old,omitempty"`
+	Object    runtime.RawExtension `json:"object,omitempty"`
 }
 
 type admissionVerdicts struct {
@@ -71,9 +78,15 @@ func admissionReply(q *admissionQuestion) admissionVerdicts {
 		if err != nil {
 			return admissionVerdicts{Error: fmt.Sprintf("object %d: %v", i, err)}
 		}
+		namespace := &corev1.Namespace{}
+		namespace.Name, namespace.Labels = attributes.GetNamespace(), requests[i].Namespace
 		for p := range q.Policies {
-			if matches(&q.Policies[p], attributes.GetResource(), attributes.GetOperation()) {
-				said.Verdicts[i].apply(validators[p], attributes)
+			matched, err := matches(&q.Policies[p], attributes, namespace)
+			if err != nil {
+				return admissionVerdicts{Error: fmt.Sprintf("policy %s: %v", q.Policies[p].Name, err)}
+			}
+			if matched {
+				said.Verdicts[i].apply(validators[p], attributes, namespace)
 			}
 		}
 	}
@@ -103,7 +116,7 @@ func (r *admissionRequest) attributes() (*admission.VersionedAttributes, error) 
 	}
 	kind := any.GetObjectKind().GroupVersionKind()
 	attributes := admission.NewAttributesRecord(
-		object, old, kind, "default", "x", resource, "", operation, options, false, &user.DefaultInfo{Name: r.User})
+		object, old, kind, "default", "x", resource, r.Subresource, operation, options, false, &user.DefaultInfo{Name: r.User})
 	versioned := &admission.VersionedAttributes{Attributes: attributes, VersionedKind: kind}
 	if object != nil {
 		versioned.VersionedObject = admission.NewLazyObject(object)
@@ -114,9 +127,9 @@ func (r *admissionRequest) attributes() (*admission.VersionedAttributes, error) 
 	return versioned, nil
 }
 
-func (v *admissionVerdict) apply(validator validating.Validator, versioned *admission.VersionedAttributes) {
+func (v *admissionVerdict) apply(validator validating.Validator, versioned *admission.VersionedAttributes, namespace *corev1.Namespace) {
 	v.Policies++
-	result := validator.Validate(context.Background(), versioned.GetResource(), versioned, nil, nil, celconfig.RuntimeCELCostBudget, nil)
+	result := validator.Validate(context.Background(), versioned.GetResource(), versioned, nil, namespace, celconfig.RuntimeCELCostBudget, nil)
 	for _, decision := range result.Decisions {
 		switch {
 		case decision.Evaluation == validating.EvalError:
@@ -127,13 +140,23 @@ func (v *admissionVerdict) apply(validator validating.Validator, versioned *admi
 	}
 }
 
-func matches(policy *admissionv1.ValidatingAdmissionPolicy, resource schema.GroupVersionResource, operation admission.Operation) bool {
-	for _, rule := range policy.Spec.MatchConstraints.ResourceRules {
-		if slices.Contains(rule.Resources, resource.Resource) && slices.Contains(rule.Operations, admissionv1.OperationType(operation)) {
-			return true
+func matches(policy *admissionv1.ValidatingAdmissionPolicy, attributes admission.Attributes, namespace *corev1.Namespace) (bool, error) {
+	if selector := policy.Spec.MatchConstraints.NamespaceSelector; selector != nil {
+		parsed, err := metav1.LabelSelectorAsSelector(selector)
+		if err != nil || !parsed.Matches(labels.Set(namespace.Labels)) {
+			return false, err
 		}
 	}
-	return false
+	resource := attributes.GetResource().Resource
+	if attributes.GetSubresource() != "" {
+		resource += "/" + attributes.GetSubresource()
+	}
+	for _, rule := range policy.Spec.MatchConstraints.ResourceRules {
+		if slices.Contains(rule.Resources, resource) && slices.Contains(rule.Operations, admissionv1.OperationType(attributes.GetOperation())) {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // typed makes of JSON what an admission plugin sees: a list without omitempty that is not there becomes null, and a
@@ -150,6 +173,15 @@ func typed(text []byte) (runtime.Object, schema.GroupVersionResource, error) {
 		pod := &corev1.Pod{}
 		err := json.Unmarshal(text, pod)
 		return pod, corev1.SchemeGroupVersion.WithResource("pods"), err
+	case "Namespace":
+		namespace := &corev1.Namespace{}
+		err := json.Unmarshal(text, namespace)
+		return namespace, corev1.SchemeGroupVersion.WithResource("namespaces"), err
+	case "VgpuQuota", "VgpuQuotaDefault":
+		quota := &unstructured.Unstructured{}
+		err := json.Unmarshal(text, &quota.Object)
+		resource := strings.ToLower(head.Kind) + "s"
+		return quota, schema.GroupVersionResource{Group: "dra.vgpu", Version: "v1alpha1", Resource: resource}, err
 	case "ResourceClaim":
 		object, resource = &resourceapi.ResourceClaim{}, "resourceclaims"
 	case "ResourceClaimTemplate":

@@ -48,6 +48,25 @@ pub(crate) fn translate(name: &str, prepared: &Prepared, webhook: &Path) -> Resu
     })
 }
 
+pub(crate) fn quota(name: &str, prepared: &Prepared, gates: &Path) -> Result<()> {
+    println!("machine: {}", machine());
+    on_cluster(name, prepared, |cluster| {
+        install::install(cluster, prepared, &["quota.enabled=true"])?;
+        let kube = Kube::new(cluster, NAMESPACE);
+        make_namespace(&kube)?;
+        kube.apply(QUOTA)?;
+        let label = "jsonpath={.metadata.labels.dra\\.vgpu/quota}";
+        kube.run(&[
+            "wait",
+            "--timeout=60s",
+            &format!("--for={label}"),
+            "namespace",
+            NAMESPACE,
+        ])?;
+        inside(cluster, gates, &["--namespace", NAMESPACE])
+    })
+}
+
 /// Runs a program in the cluster's namespaces.
 fn inside(cluster: &Cluster, program: &Path, arguments: &[&str]) -> Result<()> {
     let program = program.to_str().context("the path of a program is not UTF-8")?;
@@ -169,6 +188,9 @@ fn manifest(name: &str, asks: Asks) -> String {
     pod.to_string()
 }
 
+/// With room for all pods of bench-gates.
+const QUOTA: &str = r#"{"apiVersion": "dra.vgpu/v1alpha1", "kind": "VgpuQuota", "metadata": {"name": "vgpu"},
+    "spec": {"hard": {"memory": "4Ti"}}}"#;
 const TEMPLATE: &str = r#"{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate",
     "metadata": {"name": "bench"}, "spec": {"spec": {"devices": {"requests": [{"name": "gpu", "exactly":
     {"deviceClassName": "vgpu", "capacity": {"requests": {"memory": "1Gi", "cores": "5"}}}}]}}}}"#;

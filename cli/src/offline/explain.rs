@@ -40,11 +40,21 @@ fn run(flags: &ExplainFlags) -> Result<bool, OfflineError> {
     // Cannot fail: it has only texts, lists and numbers.
     let document = || serde_json::to_value(&answer).unwrap_or_default();
     print(&match flags.output {
-        AnswerFormat::Text => answer.to_string(),
+        AnswerFormat::Text => answer.to_string() + &quota(flags),
         AnswerFormat::Json => format!("{:#}\n", document()),
         AnswerFormat::Yaml => yaml(&document())?,
     })?;
     Ok(answer.fits())
+}
+
+/// What the namespace's quota allows, where a cluster is asked: it may be why a pod waits.
+fn quota(flags: &ExplainFlags) -> String {
+    let line = flags
+        .files
+        .is_empty()
+        .then(|| kubectl::quota(&flags.namespace))
+        .flatten();
+    line.map(|line| line + "\n").unwrap_or_default()
 }
 
 /// The current time: a device's taint for the controller counts only once it is old enough.

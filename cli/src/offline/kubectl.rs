@@ -10,6 +10,8 @@ const KINDS: &str = "nodes,deviceclasses.v1.resource.k8s.io,resourceslices.v1.re
                      resourceclaims.v1.resource.k8s.io";
 const RULES: &str = "devicetaintrules.v1.resource.k8s.io";
 
+const QUOTAS: &str = "vgpuquotas.v1alpha1.dra.vgpu";
+
 #[derive(Debug, thiserror::Error)]
 pub(super) enum KubectlError {
     #[error("kubectl: {0}; install it, or give the objects in files by -f")]
@@ -36,6 +38,19 @@ pub(super) fn objects(namespace: &str) -> Result<Objects, KubectlError> {
     }
     objects.add(get("pods", &["--namespace", namespace])?, "kubectl get")?;
     Ok(objects)
+}
+
+/// The quota of a namespace in a line. `None` without one, and where the cluster has no such kind. Who may not read it
+/// reads that.
+pub(super) fn quota(namespace: &str) -> Option<String> {
+    let list = match get(QUOTAS, &["--namespace", namespace]) {
+        Ok(list) => list,
+        Err(KubectlError::Failed { said, .. }) if said.contains("doesn't have a resource type") => return None,
+        Err(error) => return Some(format!("the VgpuQuota of namespace {namespace} is not known: {error}")),
+    };
+    let quotas = list["items"].as_array()?.iter();
+    let mut quotas = quotas.filter_map(|quota| serde_json::from_value::<vgpu_quota::Quota>(quota.clone()).ok());
+    Some(quotas.find(|quota| quota.name == vgpu_quota::names::QUOTA)?.to_string())
 }
 
 fn get(what: &'static str, scope: &[&str]) -> Result<Value, KubectlError> {

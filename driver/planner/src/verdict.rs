@@ -18,6 +18,10 @@ pub struct About {
 pub enum Object {
     Pod,
     Claim,
+    /// A VgpuQuota.
+    Quota,
+    /// A VgpuQuotaDefault, which has no namespace.
+    QuotaDefault,
 }
 
 impl About {

@@ -9,3 +9,7 @@ pub(super) fn register<M: Metric + Clone>(registry: &mut Registry, name: &str, h
     registry.register(format!("vgpu_controller_{name}"), help, metric.clone());
     metric
 }
+
+pub(super) fn count(number: usize) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}

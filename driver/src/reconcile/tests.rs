@@ -15,10 +15,11 @@ use tokio::sync::{mpsc, watch};
 use vgpu_planner::Term;
 use vgpu_reconciler::{Change, Gpus, Key, Notice, Now, Outcome, PodRef, Settings, Write};
 
-use super::watches::{Named, happened, pod};
+use super::watches::pod;
 use super::writes::send;
 use super::{HeldLease, Reconcile, message};
 use crate::control::clock::Clock;
+use crate::follow::{Named, happened};
 use crate::http::Health;
 use crate::pending::MessageKind;
 

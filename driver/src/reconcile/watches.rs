@@ -1,14 +1,12 @@
 //! The watches of the reconciler, as one stream of changes: translated pods, their templates, our slices, and the
 //! namespaces that opted in. Of templates and namespaces only the metadata is read.
 
-use std::future::ready;
-
-use futures::stream::{BoxStream, Stream, StreamExt as _, select_all};
+use futures::stream::{BoxStream, StreamExt as _, select_all};
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::api::resource::v1::{ResourceClaimTemplate, ResourceSlice};
 use kube::core::PartialObjectMeta;
-use kube::runtime::watcher::{self, Event};
-use kube::runtime::{WatchStreamExt as _, watcher as objects};
+use kube::runtime::watcher as objects;
+use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt as _};
 use vgpu_api::DRIVER_NAME;
 use vgpu_dialects::TRANSLATED;
@@ -16,6 +14,7 @@ use vgpu_planner::model::Meta;
 use vgpu_reconciler::{Change, LABEL, Template, TranslatedPod};
 
 use crate::decode::{Object, Parts, Readable};
+use crate::follow::{Happened, Named, follow};
 
 /// The label of a namespace whose pods are translated.
 const OPTED_IN: &str = "dra.vgpu/translate=true";
@@ -69,84 +68,10 @@ pub(super) fn watch(client: &Client) -> BoxStream<'static, Watched> {
     .boxed()
 }
 
-/// What happened to one object, or to a list.
-pub(super) enum Happened<K> {
-    Set(K),
-    Gone(K),
-    /// The list is complete: these are all.
-    Listed(Vec<K>),
-}
-
-/// Passes each object of a list on at once, and at its end all of them by name.
-fn follow<K: Resource + Clone + Send + 'static>(
-    kind: &'static str,
-    events: impl Stream<Item = Result<Event<K>, watcher::Error>> + Send + 'static,
-    change: fn(Happened<Named<K>>) -> Option<Change>,
-) -> BoxStream<'static, Watched> {
-    let mut listed = Vec::new();
-    events
-        .default_backoff()
-        .filter_map(move |event| {
-            ready(match event {
-                Ok(event) => happened(event, &mut listed).and_then(change).map(Ok),
-                Err(error) => Some(Err((kind, error))),
-            })
-        })
-        .boxed()
-}
-
-/// The names of an object; with the object itself, except in a list, where its names are enough.
-pub(super) struct Named<K> {
-    namespace: String,
-    name: String,
-    uid: String,
-    object: Option<K>,
-}
-
-impl<K: Resource> Named<K> {
-    fn of(object: &K) -> Self {
-        let meta = object.meta();
-        Self {
-            namespace: meta.namespace.clone().unwrap_or_default(),
-            name: meta.name.clone().unwrap_or_default(),
-            uid: meta.uid.clone().unwrap_or_default(),
-            object: None,
-        }
-    }
-
-    fn with(object: K) -> Self {
-        let named = Self::of(&object);
-        let object = Some(object);
-        Self { object, ..named }
-    }
-}
-
-impl<K> Named<K> {
-    fn key(&self) -> String {
-        format!("{}/{}", self.namespace, self.name)
-    }
-
-    fn template(&self) -> vgpu_reconciler::Key {
-        vgpu_reconciler::Key {
-            namespace: self.namespace.clone(),
-            name: self.name.clone(),
-        }
-    }
-}
-
-pub(super) fn happened<K: Resource>(event: Event<K>, listed: &mut Vec<Named<K>>) -> Option<Happened<Named<K>>> {
-    match event {
-        Event::Init => {
-            listed.clear();
-            None
-        }
-        Event::InitApply(object) => {
-            listed.push(Named::of(&object));
-            Some(Happened::Set(Named::with(object)))
-        }
-        Event::InitDone => Some(Happened::Listed(std::mem::take(listed))),
-        Event::Apply(object) => Some(Happened::Set(Named::with(object))),
-        Event::Delete(object) => Some(Happened::Gone(Named::of(&object))),
+fn template_of<K>(named: &Named<K>) -> vgpu_reconciler::Key {
+    vgpu_reconciler::Key {
+        namespace: named.namespace.clone(),
+        name: named.name.clone(),
     }
 }
 
@@ -172,11 +97,11 @@ fn template<K: Resource>(happened: Happened<Named<K>>) -> Option<Change> {
             Some(Change::Template { key, template })
         }
         Happened::Gone(named) => Some(Change::TemplateGone {
-            key: named.template(),
+            key: template_of(&named),
             uid: named.uid,
         }),
         Happened::Listed(all) => Some(Change::Templates {
-            keys: all.iter().map(Named::template).collect(),
+            keys: all.iter().map(template_of).collect(),
         }),
     }
 }

@@ -30,9 +30,14 @@ pub(crate) fn helm(test: &str) -> Option<PathBuf> {
 
 /// All objects of the chart, or what helm has against these values.
 pub(crate) fn render(helm: &Path, values: &[&str]) -> Result<Vec<Value>, String> {
+    render_on(helm, "1.37.1", values)
+}
+
+/// The same on this version of Kubernetes.
+pub(crate) fn render_on(helm: &Path, version: &str, values: &[&str]) -> Result<Vec<Value>, String> {
     let mut command = Command::new(helm);
     command
-        .args(["template", "x", "--namespace", "n", "--kube-version", "1.37.1"])
+        .args(["template", "x", "--namespace", "n", "--kube-version", version])
         .arg(chart());
     for value in values {
         command.args(["--set", value]);

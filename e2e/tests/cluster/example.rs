@@ -10,6 +10,7 @@ use vgpu_e2e::{gpu_time, install, node, patience, workload};
 
 use crate::dialects;
 use crate::manifests::{HOLD, pod};
+use crate::quota;
 use crate::shared::{self, LIMIT, Test};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -207,6 +208,7 @@ fn every_example() -> Result<()> {
         if !TESTS
             .iter()
             .chain(dialects::ON_KUBE_SCHEDULER)
+            .chain(quota::TESTS)
             .any(|(known, _)| known.starts_with(&test))
         {
             bail!("no test runs the example {name}");

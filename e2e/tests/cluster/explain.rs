@@ -7,7 +7,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value, json};
 use vgpu_e2e::kube::Kube;
 use vgpu_e2e::outcome::after;
-use vgpu_e2e::shell;
+use vgpu_e2e::shell::{self, Said};
 use vgpu_e2e::wait::wait;
 
 use crate::manifests::{HOLD, pod, template};
@@ -115,16 +115,29 @@ fn expected(explained: &Value, installed: &Installed, tainted: bool) -> Result<B
 }
 
 /// Runs `vgpu explain` as a user would, without `-f`: kubectl is on PATH and the context is the current one.
-fn explain(installed: &Installed, namespace: &str) -> Result<Value> {
+fn run(installed: &Installed, namespace: &str, subject: &str, format: &str) -> Result<Said> {
     let kubectl = installed.cluster.toolchain().program("kubectl")?;
     let folder = kubectl.parent().context("kubectl is in no folder")?;
     let mut command = Command::new(shared::prepared().dist.join("vgpu"));
     command
-        .args(["explain", "pod/waiting", "-n", namespace, "-o", "json"])
+        .args(["explain", subject, "-n", namespace, "-o", format])
         .env("PATH", folder)
         .env("KUBECONFIG", installed.cluster.kubeconfig())
         .env("KUBECACHEDIR", installed.cluster.kubeconfig().with_file_name("tmp"));
-    let said = shell::capture(&mut command)?;
+    shell::capture(&mut command)
+}
+
+/// What a person reads.
+pub(crate) fn as_text(installed: &Installed, namespace: &str, subject: &str) -> Result<String> {
+    let said = run(installed, namespace, subject, "text")?;
+    match said.status.code() {
+        Some(0 | 1) => Ok(said.stdout),
+        _ => bail!("vgpu explain ended with {}: {}", said.status, said.stderr),
+    }
+}
+
+fn explain(installed: &Installed, namespace: &str) -> Result<Value> {
+    let said = run(installed, namespace, "pod/waiting", "json")?;
     if said.status.code() != Some(1) {
         bail!(
             "vgpu explain ended with {}: {}{}",

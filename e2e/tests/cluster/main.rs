@@ -15,6 +15,7 @@
 //! modes.rs      nodes that go from the controller to kube-scheduler and back under load
 //! translate.rs  pods of other systems and the webhook, whose replicas and certificates come and go
 //! nodes.rs      two real nodes: spread, packed, dead, back, drained, upgraded
+//! quota.rs      namespace quotas: who waits, who starts, while leaders end
 //! truth.rs      what claims say of their limits, and pods that go around the library or use a GPU without a claim
 //! health.rs     faults of GPUs: taints, health in pods' status, recovery
 //! privileges.rs what a stolen token of the plugin may do
@@ -44,6 +45,7 @@ mod modes;
 mod nodes;
 mod privileges;
 mod processes;
+mod quota;
 mod restarts;
 mod shared;
 mod storm;
@@ -166,6 +168,7 @@ fn tests(wanted: Option<Half>) -> Vec<Named> {
         (Half::Controller, "modes", modes::TESTS),
         (Half::Controller, "translate", translate::TESTS),
         (Half::Controller, "nodes", nodes::TESTS),
+        (Half::Controller, "quota", quota::TESTS),
     ];
     let of = |(_, module, tests): (Half, &str, &[shared::Test])| -> Vec<Named> {
         let tests = tests.iter();

@@ -46,12 +46,25 @@ pub(crate) fn name(of: &str) -> String {
 
 /// The cluster on which kube-scheduler allocates.
 pub(crate) fn installed() -> Result<&'static Installed> {
-    in_slot(&CLUSTER, "shared", &install::TRANSLATES)
+    in_slot(
+        &CLUSTER,
+        "shared",
+        &[
+            &["quota.enabled=true", "quota.evictAfter=5s"][..],
+            &install::TRANSLATES[..],
+        ]
+        .concat(),
+    )
 }
 
 /// The cluster on which vgpu-controller does.
 pub(crate) fn controlled() -> Result<&'static Installed> {
-    let values = ["allocator=controller", "admission.foreignClasses={nic.example}"];
+    let values = [
+        "quota.enabled=true",
+        "quota.evictAfter=5s",
+        "allocator=controller",
+        "admission.foreignClasses={nic.example}",
+    ];
     in_slot(&CONTROLLER, "controlled", &[&values[..], &install::TRANSLATES].concat())
 }
 

@@ -43,7 +43,7 @@ fn packs() -> Result<()> {
 }
 
 /// Ends the leading replica, or both, in one of the ways in which processes end. Returns false if there was none.
-fn end_one(installed: &Installed, project: &Kube<'_>, round: usize) -> Result<bool> {
+pub(crate) fn end_one(installed: &Installed, project: &Kube<'_>, round: usize) -> Result<bool> {
     Ok(match round % 3 {
         // Deleted; a new pod replaces it.
         0 => {

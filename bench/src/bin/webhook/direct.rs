@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 
-use crate::{asking, percentiles, waiting_pod};
+use crate::common::{asking, percentiles, waiting_pod};
 
 const WEBHOOK: &str = "pods.translate.dra.vgpu";
 /// As many as an API server has at work at a time when pods come in a burst.

@@ -6,6 +6,7 @@
 //! [--rate 50] [--seconds 20]`. Prints one figure a line: `<name> <unit> <value>`.
 #![forbid(unsafe_code)]
 
+mod common;
 mod direct;
 mod templates;
 
@@ -16,8 +17,10 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, PostParams};
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::time::Instant;
+
+use common::{asking, percentiles, waiting_pod};
 
 #[derive(Parser)]
 struct Flags {
@@ -84,14 +87,6 @@ async fn main() -> Result<()> {
     templates::delays(&client, &flags.namespace).await
 }
 
-/// Prints the times by which half of them, and 99 of 100, had ended.
-fn percentiles(name: &str, times: &mut [Duration]) {
-    times.sort_unstable();
-    for (percent, of) in [("p50", 50), ("p99", 99)] {
-        println!("{name}_{percent} us {}", times[times.len() * of / 100].as_micros());
-    }
-}
-
 fn rise(before: &BTreeMap<String, f64>, after: &BTreeMap<String, f64>, bucket: &str) -> f64 {
     let of = |histogram: &BTreeMap<String, f64>| histogram.get(bucket).copied().unwrap_or(0.0);
     of(after) - of(before)
@@ -124,17 +119,4 @@ fn pod(number: u32, is_asking: bool) -> Result<Pod> {
         false => json!({"cpu": "100m"}),
     };
     waiting_pod(&format!("webhook-{number}"), &limits)
-}
-
-/// The limits of a container that asks as for HAMi.
-fn asking(mebibytes: u32) -> Value {
-    json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": mebibytes, "nvidia.com/gpucores": 5})
-}
-
-/// A pod that no node takes.
-fn waiting_pod(name: &str, limits: &Value) -> Result<Pod> {
-    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {
-        "nodeSelector": {"vgpu-bench/none": "none"},
-        "containers": [{"name": "main", "image": "none", "resources": {"limits": limits}}]}});
-    Ok(serde_json::from_value(pod)?)
 }

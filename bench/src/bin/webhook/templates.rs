@@ -9,7 +9,7 @@ use k8s_openapi::api::resource::v1::ResourceClaimTemplate;
 use kube::api::{Api, DeleteParams, ListParams, PostParams, WatchEvent, WatchParams};
 use tokio::time::Instant;
 
-use crate::{asking, percentiles, waiting_pod};
+use crate::common::{asking, percentiles, waiting_pod};
 
 const PODS: u32 = 50;
 

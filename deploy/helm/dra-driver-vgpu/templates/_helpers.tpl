@@ -53,7 +53,7 @@ of the old chart, which may not have `translate`. */}}
 
 {{/* Not empty if replicas of the controller elect a leader. */}}
 {{- define "vgpu.elects" -}}
-{{- if or (include "vgpu.controllerMode" .) (include "vgpu.dialects" .) }}elects{{ end -}}
+{{- if or (include "vgpu.controllerMode" .) (include "vgpu.dialects" .) (.Values.quota).enabled }}elects{{ end -}}
 {{- end -}}
 
 {{/* The Service, the Secret and the MutatingWebhookConfiguration. */}}

@@ -1,0 +1,118 @@
+//! How soon the gate of a quota opens: pods are created at a fixed rate in a namespace whose quota has room for all of
+//! them, and a watch sees their gates go. Each has a claim that was there before: kube-controller-manager makes claims
+//! from templates at 20 a second, which would be all that is measured.
+//!
+//! Runs inside the cluster's namespaces, as root, with KUBECONFIG set: `bench-gates --namespace WITH-QUOTA
+//! [--rate 50] [--seconds 20]`. Prints one figure a line: `<name> <unit> <value>`.
+#![forbid(unsafe_code)]
+
+use std::collections::HashMap;
+use std::pin::pin;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+use futures::TryStreamExt;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::api::{Api, ListParams, PostParams, WatchEvent, WatchParams};
+use serde_json::json;
+use tokio::time::Instant;
+
+#[derive(Parser)]
+struct Flags {
+    /// A namespace with a quota that all of the pods fit into.
+    #[arg(long)]
+    namespace: String,
+    /// Pods a second.
+    #[arg(long, default_value_t = 50)]
+    rate: u32,
+    #[arg(long, default_value_t = 20)]
+    seconds: u32,
+}
+
+/// For the last gates.
+const LIMIT: Duration = Duration::from_secs(60);
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<()> {
+    let flags = Flags::parse();
+    let client = kube::Client::try_default().await.context("KUBECONFIG")?;
+    let pods = Api::<Pod>::namespaced(client.clone(), &flags.namespace);
+    let claims = Api::<ResourceClaim>::namespaced(client.clone(), &flags.namespace);
+    let count = flags.rate * flags.seconds;
+    for number in 0..count {
+        claims.create(&PostParams::default(), &claim(number)?).await?;
+    }
+    let version = pods.list(&ListParams::default()).await?.metadata.resource_version;
+    let watched = pods.clone();
+    let seen = tokio::spawn(async move {
+        let parameters = WatchParams::default();
+        let mut events = pin!(watched.watch(&parameters, &version.unwrap_or_default()).await?);
+        let mut opened = HashMap::new();
+        while opened.len() < count as usize {
+            let event = events.try_next().await?.context("the watch of pods ended")?;
+            if let WatchEvent::Modified(pod) = event
+                && !is_gated(&pod)
+            {
+                opened
+                    .entry(pod.metadata.name.unwrap_or_default())
+                    .or_insert_with(Instant::now);
+            }
+        }
+        anyhow::Ok(opened)
+    });
+    let mut timer = tokio::time::interval(Duration::from_secs(1) / flags.rate);
+    let mut calls = Vec::new();
+    for number in 0..count {
+        timer.tick().await;
+        let pods = pods.clone();
+        calls.push(tokio::spawn(async move {
+            let made = pods.create(&PostParams::default(), &pod(number)?).await?;
+            ensure!(is_gated(&made), "pod {number} has no gate: is there a quota?");
+            anyhow::Ok((name(number), Instant::now()))
+        }));
+    }
+    let mut created = HashMap::new();
+    for call in calls {
+        let (name, at) = call.await??;
+        created.insert(name, at);
+    }
+    let opened = tokio::time::timeout(LIMIT, seen).await.context("gates stay shut")???;
+    let mut times: Vec<Duration> = created
+        .iter()
+        // The watch may be ahead of the answer.
+        .filter_map(|(name, at)| Some(opened.get(name)?.saturating_duration_since(*at)))
+        .collect();
+    times.sort_unstable();
+    println!("gates count {}", times.len());
+    for (percent, of) in [("p50", 50), ("p99", 99)] {
+        println!("gate_off_{percent} us {}", times[times.len() * of / 100].as_micros());
+    }
+    Ok(())
+}
+
+fn is_gated(pod: &Pod) -> bool {
+    let gates = pod.spec.as_ref().and_then(|spec| spec.scheduling_gates.as_ref());
+    gates.is_some_and(|gates| !gates.is_empty())
+}
+
+fn name(number: u32) -> String {
+    format!("gate-{number}")
+}
+
+fn claim(number: u32) -> Result<ResourceClaim> {
+    let claim = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": name(number)},
+        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "vgpu",
+            "capacity": {"requests": {"memory": "1Gi"}}}}]}}});
+    Ok(serde_json::from_value(claim)?)
+}
+
+/// A pod that no node takes.
+fn pod(number: u32) -> Result<Pod> {
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name(number)}, "spec": {
+        "nodeSelector": {"vgpu-bench/none": "none"},
+        "resourceClaims": [{"name": "gpu", "resourceClaimName": name(number)}],
+        "containers": [{"name": "main", "image": "none", "resources": {"claims": [{"name": "gpu"}]}}]}});
+    Ok(serde_json::from_value(pod)?)
+}

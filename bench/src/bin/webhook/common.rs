@@ -1,0 +1,28 @@
+//! What the parts have in common: pods that ask as for HAMi, and percentiles.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::{Value, json};
+
+/// Prints the times by which half of them, and 99 of 100, had ended.
+pub(crate) fn percentiles(name: &str, times: &mut [Duration]) {
+    times.sort_unstable();
+    for (percent, of) in [("p50", 50), ("p99", 99)] {
+        println!("{name}_{percent} us {}", times[times.len() * of / 100].as_micros());
+    }
+}
+
+/// The limits of a container that asks as for HAMi.
+pub(crate) fn asking(mebibytes: u32) -> Value {
+    json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": mebibytes, "nvidia.com/gpucores": 5})
+}
+
+/// A pod that no node takes.
+pub(crate) fn waiting_pod(name: &str, limits: &Value) -> Result<Pod> {
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {
+        "nodeSelector": {"vgpu-bench/none": "none"},
+        "containers": [{"name": "main", "image": "none", "resources": {"limits": limits}}]}});
+    Ok(serde_json::from_value(pod)?)
+}

@@ -1,0 +1,137 @@
+{{/* Refuses what quotas cannot do without. */}}
+{{- define "vgpu.quotaNeeds" -}}
+{{- if semverCompare "<1.36-0" .Capabilities.KubeVersion.Version }}
+{{- fail "quota.enabled needs MutatingAdmissionPolicy of admissionregistration.k8s.io/v1, which Kubernetes serves from 1.36 on; on 1.34 and 1.35 it is a beta that is off, so set quota.enabled=false there (docs/quotas.md)" }}
+{{- end }}
+{{- end -}}
+
+{{/* The extended resources that give our GPUs, as a list in CEL. */}}
+{{- define "vgpu.quotaExtended" -}}
+{{- $names := list -}}
+{{- range $class, $values := .Values.deviceClasses -}}
+{{- if ne $class "vgpu-monitor" -}}
+{{- $names = append $names (printf "deviceclass.resource.kubernetes.io/%s" $class) -}}
+{{- with $values.extendedResourceName }}{{ $names = append $names . }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- range (.Values.admission).derivedClasses | default list -}}
+{{- $names = append $names (printf "deviceclass.resource.kubernetes.io/%s" .) -}}
+{{- end -}}
+{{- include "vgpu.celTexts" (concat $names ((.Values.quota).extendedResources | default list)) -}}
+{{- end -}}
+
+{{/* The namespaces of a policy: those with a quota. The label is known to an API server before it answers; a kind of ours
+would be known half a minute after it started, and until then a policy with it refuses every pod of the cluster. */}}
+{{- define "vgpu.quotaNamespaces" -}}
+namespaceSelector:
+  matchExpressions:
+    - {key: dra.vgpu/quota, operator: Exists}
+{{- end -}}
+
+{{/* Of a pod that is created, and its namespace. */}}
+{{- define "vgpu.quotaPodVariables" -}}
+- name: containers
+  expression: object.spec.containers + object.spec.?initContainers.orValue([])
+- name: extended
+  expression: "{{ include "vgpu.quotaExtended" . }}"
+- name: asks
+  expression: >-
+    object.spec.?resourceClaims.orValue([]).size() > 0
+    || variables.containers.exists(c, c.?resources.?limits.orValue({}).exists(k, k in variables.extended))
+- name: gated
+  expression: object.spec.?schedulingGates.orValue([]).exists(g, g.name == 'dra.vgpu/quota')
+- name: isLow
+  expression: object.spec.?priorityClassName.orValue('') == 'vgpu-over-budget'
+- name: yields
+  expression: "namespaceObject.metadata.?labels[?'dra.vgpu/quota'].orValue('') == 'OverBudget'"
+{{- end -}}
+
+{{/* What a quota says, given where it says so: `at`, and the expression that reads it: `from`. The rules of vgpu_quota's
+Spec. */}}
+{{- define "vgpu.quotaSpecVariables" -}}
+- name: spec
+  expression: {{ .from }}
+- name: hard
+  expression: variables.spec.?hard.orValue({})
+- name: budget
+  expression: variables.spec.?budget.orValue({})
+- name: unknown
+  expression: >-
+    variables.spec.filter(k, !(k in ['hard', 'budget', 'backfill'])).map(k, '{{ .at }}.' + k + ': unknown field; use hard, budget and backfill')
+    + variables.hard.filter(k, !(k in ['memory', 'cores', 'gpus', 'shares'])).map(k, '{{ .at }}.hard.' + k + ': unknown field; use memory, cores, gpus and shares')
+    + variables.budget.filter(k, !(k in ['gpuHours', 'every', 'whenSpent'])).map(k, '{{ .at }}.budget.' + k + ': unknown field; use gpuHours, every and whenSpent')
+- name: memory
+  expression: "'memory' in variables.hard ? string(variables.hard.memory) : '0'"
+- name: cores
+  expression: "'cores' in variables.hard ? string(variables.hard.cores) : '0'"
+- name: gpus
+  expression: "'gpus' in variables.hard ? string(variables.hard.gpus) : '0'"
+- name: shares
+  expression: "'shares' in variables.hard ? string(variables.hard.shares) : '0'"
+- name: hours
+  expression: "'gpuHours' in variables.budget ? string(variables.budget.gpuHours) : '0'"
+- name: every
+  expression: "'every' in variables.budget ? string(variables.budget.every) : '1d'"
+- name: when
+  expression: "'whenSpent' in variables.budget ? string(variables.budget.whenSpent) : 'Yield'"
+- name: minutes
+  expression: >-
+    !variables.every.matches('^[0-9]{1,6}[mhd]$') ? 0
+    : int(variables.every.substring(0, variables.every.size() - 1))
+      * (variables.every.endsWith('m') ? 1 : variables.every.endsWith('h') ? 60 : 1440)
+{{- end -}}
+
+{{- define "vgpu.quotaSpecValidations" -}}
+- expression: variables.unknown.size() == 0
+  messageExpression: variables.unknown[0]
+- expression: >-
+    isQuantity(variables.memory) && quantity(variables.memory).isInteger()
+    && (quantity(variables.memory).compareTo(quantity('0')) == 0 || quantity(variables.memory).compareTo(quantity('64Mi')) >= 0)
+  messageExpression: "'{{ .at }}.hard.memory: \"' + variables.memory + '\" is neither 0 nor at least 64Mi, the smallest share; write a number with a unit, for example 80Gi'"
+- expression: isQuantity(variables.cores) && quantity(variables.cores).isInteger() && quantity(variables.cores).compareTo(quantity('0')) >= 0
+  messageExpression: "'{{ .at }}.hard.cores: \"' + variables.cores + '\" is not a number of percent of a GPU; write a whole number, for example 150'"
+- expression: isQuantity(variables.gpus) && quantity(variables.gpus).compareTo(quantity('0')) >= 0 && quantity(variables.gpus).compareTo(quantity('1G')) < 0
+  messageExpression: "'{{ .at }}.hard.gpus: \"' + variables.gpus + '\" is not a number of GPUs; write a number, for example \"1.5\"'"
+- expression: isQuantity(variables.shares) && quantity(variables.shares).isInteger() && quantity(variables.shares).compareTo(quantity('0')) >= 0
+  messageExpression: "'{{ .at }}.hard.shares: \"' + variables.shares + '\" is not a number of shares; write a whole number, for example 8'"
+- expression: "!has(variables.spec.budget) || 'gpuHours' in variables.budget"
+  message: "{{ .at }}.budget.gpuHours: missing; write the GPU hours of each period, for example 100"
+- expression: isQuantity(variables.hours) && quantity(variables.hours).compareTo(quantity('0')) >= 0 && quantity(variables.hours).compareTo(quantity('10M')) <= 0
+  messageExpression: "'{{ .at }}.budget.gpuHours: \"' + variables.hours + '\" is not a number of GPU hours from 0 to 10M; write a number, for example 100'"
+- expression: "!has(variables.spec.budget) || 'every' in variables.budget"
+  message: "{{ .at }}.budget.every: missing; write how often the hours begin anew, for example 7d"
+- expression: variables.minutes >= 1 && variables.minutes <= 527040
+  messageExpression: "'{{ .at }}.budget.every: \"' + variables.every + '\" is not a time from 1m to 366d; write minutes, hours or days, for example 24h or 7d'"
+- expression: variables.when in ['Yield', 'Hold']
+  messageExpression: "'{{ .at }}.budget.whenSpent: \"' + variables.when + '\" is none of Yield, Hold'"
+{{- end -}}
+
+{{/* The schema of a quota's spec. Unknown fields are kept, so that the policy can refuse them by name: the API server would
+drop them without a word. */}}
+{{- define "vgpu.quotaSpecSchema" -}}
+type: object
+x-kubernetes-preserve-unknown-fields: true
+properties:
+  hard:
+    description: Ceilings of all shares of the namespace together. What is not named has none.
+    type: object
+    x-kubernetes-preserve-unknown-fields: true
+    properties:
+      memory: {description: Device memory, x-kubernetes-int-or-string: true}
+      cores: {description: Percent of a GPU's time, x-kubernetes-int-or-string: true}
+      gpus: {description: "GPUs: of each share the larger of its parts of memory and time", x-kubernetes-int-or-string: true}
+      shares: {description: Number of shares, x-kubernetes-int-or-string: true}
+  budget:
+    type: object
+    x-kubernetes-preserve-unknown-fields: true
+    properties:
+      gpuHours: {description: GPU hours of each period, x-kubernetes-int-or-string: true}
+      every: {description: "Length of a period in minutes, hours or days, as 7d; the first begins with the quota", type: string}
+      whenSpent: {description: "Yield: new pods come after those in budget. Hold: they wait for the reset", type: string}
+  backfill: {description: Younger pods that fit may go before an older one that does not, type: boolean}
+{{- end -}}
+
+{{/* Whether an update takes the gate off. */}}
+{{- define "vgpu.quotaOpens" -}}
+oldObject.spec.?schedulingGates.orValue([]).exists(g, g.name == 'dra.vgpu/quota') && !object.spec.?schedulingGates.orValue([]).exists(g, g.name == 'dra.vgpu/quota')
+{{- end -}}

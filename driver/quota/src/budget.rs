@@ -1,0 +1,355 @@
+//! The account of a namespace's GPU hours.
+//!
+//! A share costs its part of a GPU (the larger of memory and time) from its allocation to its end. The sum is kept in
+//! millionths of a GPU times milliseconds, so it is exact. Failure modes:
+//! - **An outage** (nobody led): shares that are still there are charged for it, from their allocation. One that ended in
+//!   it is charged to the last sum before, and one that began and ended in it nothing.
+//! - **A clock that jumps:** within a process the time between two sums is that of a clock that does not jump, so what was
+//!   jumped over is not charged ([`Steady`]). A sum that is later than now, as from a leader whose clock was ahead, is
+//!   gone on with from now.
+//! - **A crash between two sums:** as an outage of at most 10 s.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use crate::spec::Budget;
+use crate::time::{Now, Wall};
+
+const HOUR: u128 = 3_600_000;
+/// In the unit of [`GpuTime`].
+const SECOND: u128 = 1_000_000_000;
+
+/// Millionths of a GPU times milliseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct GpuTime(pub u128);
+
+impl GpuTime {
+    /// For a user: hundredths of an hour, rounded down.
+    #[must_use]
+    pub fn hours(self) -> String {
+        let hundredths = self.0 / (HOUR * 10_000);
+        let text = format!("{}.{:02}", hundredths / 100, hundredths % 100);
+        text.trim_end_matches('0').trim_end_matches('.').to_owned()
+    }
+
+    pub(crate) fn seconds(self) -> String {
+        format!("{}.{:09}", self.0 / SECOND, self.0 % SECOND)
+    }
+
+    pub(crate) fn read(text: &str) -> Option<Self> {
+        let (whole, fraction) = text.split_once('.')?;
+        let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        if !is_number(whole) || fraction.len() != 9 || !is_number(fraction) {
+            return None;
+        }
+        let whole = u128::from(whole.parse::<u64>().ok()?);
+        Some(Self(whole * SECOND + fraction.parse::<u128>().ok()?))
+    }
+
+    /// A number of hours in millionths of a GPU.
+    #[must_use]
+    pub fn of_hours(gpu_hours: u64) -> Self {
+        Self(u128::from(gpu_hours) * HOUR)
+    }
+
+    fn charge(&mut self, rate: u64, millis: u64) {
+        self.0 = self.0.saturating_add(u128::from(rate) * u128::from(millis));
+    }
+}
+
+/// A sum, as `status.budget` has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sum {
+    pub is_spent: bool,
+    pub gpu_hours: u64,
+    pub used: GpuTime,
+    pub period_start: Wall,
+    pub period_end: Wall,
+    /// Up to when all shares are charged.
+    pub as_of: Wall,
+}
+
+/// The running account.
+#[derive(Debug, Clone)]
+pub struct Account {
+    budget: Budget,
+    /// When the first period began.
+    anchor: Wall,
+    used: GpuTime,
+    period_start: Wall,
+    as_of: Wall,
+    /// Up to when the shares that are found at the start were charged by others.
+    resumed_from: Wall,
+    /// By claim UID: millionths of a GPU.
+    rates: HashMap<String, u64>,
+}
+
+impl Account {
+    /// Goes on from the last sum. `jump`: what this process's clock jumped over since that sum, if anything.
+    #[must_use]
+    pub fn resume(budget: Budget, anchor: Wall, last: Option<&Sum>, now: Wall) -> Self {
+        let period_start = period(anchor, budget.every, now);
+        let mut account = Self {
+            budget,
+            anchor,
+            used: GpuTime::default(),
+            period_start,
+            as_of: now,
+            resumed_from: now,
+            rates: HashMap::new(),
+        };
+        if let Some(last) = last {
+            account.resumed_from = last.as_of.min(now);
+            // A period that began later than this one, or with other lengths: what was used in it counts on.
+            if last.period_start >= period_start {
+                account.used = last.used;
+            }
+        }
+        account
+    }
+
+    #[must_use]
+    pub const fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// Another budget: what was used in this period counts on.
+    pub fn set_budget(&mut self, budget: Budget) {
+        self.budget = budget;
+        self.period_start = self
+            .period_start
+            .max(period(self.anchor, budget.every, self.as_of))
+            .min(self.as_of);
+    }
+
+    /// Charges all shares up to a time.
+    pub fn advance(&mut self, to: Wall) {
+        let start = period(self.anchor, self.budget.every, to);
+        if start > self.period_start {
+            self.used = GpuTime::default();
+            self.period_start = start;
+            self.as_of = self.as_of.max(start);
+        }
+        let total: u64 = self.rates.values().copied().fold(0, u64::saturating_add);
+        self.used.charge(total, to.since(self.as_of));
+        self.as_of = self.as_of.max(to);
+    }
+
+    /// A share costs so much from now on. One that was found allocated, from its allocation, if that was after the last
+    /// sum of another leader; without a time, from that sum.
+    pub fn set(&mut self, claim: &str, rate: u64, found: Option<Option<Wall>>) {
+        let is_new = self.rates.insert(claim.to_owned(), rate).is_none();
+        if let Some(allocated_at) = found.filter(|_| is_new) {
+            let since = allocated_at.unwrap_or(self.resumed_from);
+            let since = since.max(self.resumed_from).max(self.period_start);
+            self.used.charge(rate, self.as_of.since(since));
+        }
+    }
+
+    pub fn end(&mut self, claim: &str) {
+        self.rates.remove(claim);
+    }
+
+    #[must_use]
+    pub fn knows(&self, claim: &str) -> bool {
+        self.rates.contains_key(claim)
+    }
+
+    /// The clock jumped: nothing is charged for it.
+    pub fn jump(&mut self, by: i64) {
+        self.as_of = Wall(self.as_of.0.saturating_add(by));
+        self.resumed_from = Wall(self.resumed_from.0.saturating_add(by));
+        // Set back to before the period, it goes on.
+        self.period_start = self.period_start.min(self.as_of);
+    }
+
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.rates.is_empty()
+    }
+
+    #[must_use]
+    pub fn sum(&self) -> Sum {
+        Sum {
+            is_spent: self.used >= GpuTime::of_hours(self.budget.gpu_hours),
+            gpu_hours: self.budget.gpu_hours,
+            used: self.used,
+            period_start: self.period_start,
+            period_end: period(self.anchor, self.budget.every, self.period_start).after(self.budget.every),
+            as_of: self.as_of,
+        }
+    }
+}
+
+/// The beginning of the period that a time is in. Periods begin with the quota, so whoever leads finds the same.
+fn period(anchor: Wall, every: Duration, now: Wall) -> Wall {
+    let every = i64::try_from(every.as_millis()).unwrap_or(i64::MAX).max(1);
+    let passed = now.0.saturating_sub(anchor.0).div_euclid(every);
+    Wall(anchor.0.saturating_add(passed.saturating_mul(every)))
+}
+
+/// The time of day of this process, which goes on evenly: what the machine's clock jumps over is told, not followed in
+/// silence.
+#[derive(Debug, Clone, Copy)]
+pub struct Steady {
+    base: Wall,
+    /// The last jump: what the time was before, and by how much it changed.
+    last_jump: Option<(Wall, i64)>,
+}
+
+/// Less than this is what clocks are corrected by all the time.
+const TOLERANCE: i64 = 5_000;
+
+impl Steady {
+    #[must_use]
+    pub fn new(now: Now, wall: Wall) -> Self {
+        Self {
+            base: Wall(wall.0 - millis(now)),
+            last_jump: None,
+        }
+    }
+
+    #[must_use]
+    pub fn wall(&self, now: Now) -> Wall {
+        self.base.after(now)
+    }
+
+    /// Compares with the machine's clock, and returns what it jumped over.
+    pub fn check(&mut self, now: Now, machine: Wall) -> Option<i64> {
+        let before = self.wall(now);
+        let by = machine.0 - before.0;
+        if by.abs() <= TOLERANCE {
+            return None;
+        }
+        self.base = Wall(self.base.0 + by);
+        self.last_jump = Some((before, by));
+        Some(by)
+    }
+
+    /// A time that was written before this process's clock jumped, as it would be written now.
+    #[must_use]
+    pub fn shifted(&self, written: Wall) -> Wall {
+        match self.last_jump {
+            Some((before, by)) if written <= before => Wall(written.0.saturating_add(by)),
+            _ => written,
+        }
+    }
+}
+
+fn millis(time: Duration) -> i64 {
+    i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::WhenSpent;
+
+    fn budget(gpu_hours: u64, hours: u64) -> Budget {
+        Budget {
+            gpu_hours: gpu_hours * 1_000_000,
+            every: Duration::from_secs(hours * 3600),
+            when_spent: WhenSpent::Hold,
+        }
+    }
+
+    const fn at(seconds: i64) -> Wall {
+        Wall(seconds * 1000)
+    }
+
+    #[test]
+    fn a_share_costs_its_part_until_it_ends() {
+        let mut account = Account::resume(budget(1, 24), at(0), None, at(0));
+        account.set("a", 250_000, None);
+        account.advance(at(4 * 3600));
+        assert_eq!(account.sum().used.hours(), "1");
+        assert!(account.sum().is_spent, "four hours of a quarter");
+        account.end("a");
+        account.advance(at(9 * 3600));
+        assert_eq!(account.sum().used.hours(), "1");
+        account.advance(at(24 * 3600));
+        assert_eq!(
+            (account.sum().used, account.sum().is_spent),
+            (GpuTime(0), false),
+            "the reset"
+        );
+        assert_eq!(account.sum().period_end, at(48 * 3600));
+    }
+
+    #[test]
+    fn a_share_over_a_reset_is_charged_from_the_reset() {
+        let mut account = Account::resume(budget(9, 1), at(0), None, at(0));
+        account.set("a", 1_000_000, None);
+        account.advance(at(3600 * 5 + 600));
+        assert_eq!(account.sum().used.seconds(), "600.000000000");
+    }
+
+    #[test]
+    fn no_hours_are_spent_from_the_start() {
+        assert!(Account::resume(budget(0, 1), at(0), None, at(0)).sum().is_spent);
+    }
+
+    #[test]
+    fn after_an_outage_those_that_are_there_are_charged_for_it() {
+        let mut account = Account::resume(budget(100, 24), at(0), None, at(0));
+        account.set("stays", 1_000_000, None);
+        account.set("ends", 1_000_000, None);
+        account.advance(at(100));
+        let last = account.sum();
+        // Until 1000 nobody leads; "ends" ends, "came" begins at 500.
+        let mut account = Account::resume(budget(100, 24), at(0), Some(&last), at(1000));
+        account.set("stays", 1_000_000, Some(Some(at(0))));
+        account.set("came", 1_000_000, Some(Some(at(500))));
+        account.set("no-time", 1_000_000, Some(None));
+        assert_eq!(account.sum().used.seconds(), "2500.000000000"); // 200 + 900 + 500 + 900
+    }
+
+    #[test]
+    fn a_sum_of_the_future_is_gone_on_with_from_now() {
+        let mut account = Account::resume(budget(100, 1), at(0), None, at(50_000));
+        account.set("a", 1_000_000, None);
+        account.advance(at(50_010));
+        let ahead = account.sum();
+        let mut account = Account::resume(budget(100, 1), at(0), Some(&ahead), at(100));
+        account.set("a", 1_000_000, Some(Some(at(0))));
+        account.advance(at(110));
+        assert_eq!(account.sum().used.seconds(), "20.000000000");
+        assert_eq!(account.sum().period_start, at(0));
+    }
+
+    #[test]
+    fn a_jump_is_not_charged() {
+        let seconds = Duration::from_secs;
+        let mut clock = Steady::new(seconds(10), at(1000));
+        assert_eq!(clock.wall(seconds(15)), at(1005));
+        assert_eq!(clock.check(seconds(20), at(1011)), None);
+        let mut account = Account::resume(budget(100, 240), at(0), None, clock.wall(seconds(20)));
+        account.set("a", 1_000_000, None);
+        for (machine, by) in [(at(86_400), 86_400_000 - 1_030_000), (at(500), 0)] {
+            let now = if by > 0 { seconds(40) } else { seconds(50) };
+            account.advance(clock.wall(now));
+            let jumped = clock.check(now, machine).unwrap();
+            account.jump(jumped);
+            if by > 0 {
+                assert_eq!(jumped, by);
+            }
+            assert_eq!(clock.wall(now), machine);
+        }
+        account.advance(clock.wall(seconds(60)));
+        assert_eq!(account.sum().used.seconds(), "40.000000000");
+        // A sum from before the jump, for the next term of this process.
+        let mut clock = Steady::new(seconds(0), at(1000));
+        clock.check(seconds(10), at(5000));
+        assert_eq!((clock.shifted(at(1000)), clock.shifted(at(4995))), (at(4990), at(4995)));
+    }
+
+    #[test]
+    fn another_length_of_the_period_keeps_what_was_used_in_it() {
+        let mut account = Account::resume(budget(9, 1), at(0), None, at(600));
+        account.set("a", 1_000_000, None);
+        account.advance(at(1200));
+        account.set_budget(budget(9, 24));
+        account.advance(at(2 * 3600));
+        assert_eq!(account.sum().used.seconds(), "6600.000000000");
+    }
+}

@@ -1,0 +1,173 @@
+//! ResourceQuotas in the names of earlier systems, as further ceilings.
+//!
+//! Kubernetes counts nothing for these names once a pod is translated, so without this a user's quota would end in
+//! silence. Those with scopes are left out: they are for some pods of a namespace only.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use crate::amount::{CORES, Ceilings, Dimension, GPU};
+use crate::class::Classes;
+
+const MI: u64 = 1 << 20;
+
+/// What one unit of a dialect's resource is. Facts: dialects.md, sections 1 to 4.
+const NAMES: [(&str, Dimension, u64); 15] = [
+    ("nvidia.com/gpu", Dimension::Shares, 1),
+    ("nvidia.com/gpumem", Dimension::Memory, MI),
+    ("nvidia.com/gpucores", Dimension::Cores, 1),
+    ("koordinator.sh/gpu", Dimension::Gpus, GPU / CORES),
+    ("koordinator.sh/gpu-core", Dimension::Cores, 1),
+    ("koordinator.sh/gpu-memory", Dimension::Memory, 1),
+    ("koordinator.sh/gpu-memory-ratio", Dimension::Gpus, GPU / CORES),
+    ("koordinator.sh/gpu.shared", Dimension::Shares, 1),
+    ("volcano.sh/gpu-memory", Dimension::Memory, MI),
+    ("volcano.sh/gpu-number", Dimension::Gpus, GPU),
+    ("volcano.sh/vgpu-number", Dimension::Shares, 1),
+    ("volcano.sh/vgpu-memory", Dimension::Memory, MI),
+    ("volcano.sh/vgpu-cores", Dimension::Cores, 1),
+    ("tencent.com/vcuda-core", Dimension::Cores, 1),
+    ("tencent.com/vcuda-memory", Dimension::Memory, 256 * MI),
+];
+
+/// A ResourceQuota: its entries in these names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ResourceQuota {
+    pub namespace: String,
+    pub name: String,
+    /// The whole key, its dimension, and the number of that.
+    entries: Vec<(String, Dimension, u64)>,
+}
+
+impl<'de> Deserialize<'de> for ResourceQuota {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        struct Whole {
+            metadata: Meta,
+            #[serde(default)]
+            spec: Spec,
+        }
+        #[derive(Deserialize)]
+        struct Meta {
+            #[serde(default)]
+            name: String,
+            #[serde(default)]
+            namespace: String,
+        }
+        #[derive(Default, Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Spec {
+            hard: Option<BTreeMap<String, String>>,
+            scopes: Option<Vec<String>>,
+            scope_selector: Option<serde::de::IgnoredAny>,
+        }
+        let Whole { metadata, spec } = Whole::deserialize(deserializer)?;
+        let is_scoped = spec.scopes.is_some_and(|scopes| !scopes.is_empty()) || spec.scope_selector.is_some();
+        let hard = spec.hard.into_iter().flatten().filter(|_| !is_scoped);
+        let entry = |(key, text): (String, String)| {
+            let name = ["requests.", "limits."]
+                .iter()
+                .find_map(|prefix| key.strip_prefix(prefix))?;
+            let (_, dimension, unit) = NAMES.iter().find(|(known, ..)| *known == name)?;
+            let number = u64::try_from(vgpu_quantity::whole(&text).ok()?).ok()?;
+            let number = number.saturating_mul(*unit);
+            Some((key, *dimension, number))
+        };
+        Ok(Self {
+            namespace: metadata.namespace,
+            name: metadata.name,
+            entries: hard.filter_map(entry).collect(),
+        })
+    }
+}
+
+impl ResourceQuota {
+    #[must_use]
+    pub fn is_relevant(&self) -> bool {
+        !self.entries.is_empty()
+    }
+}
+
+/// The tightest of all ceilings, and of each that is a ResourceQuota's whose it is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Effective {
+    pub ceilings: Ceilings,
+    pub from: BTreeMap<&'static str, String>,
+}
+
+impl Effective {
+    pub(crate) fn new<'a>(hard: Ceilings, quotas: impl Iterator<Item = &'a ResourceQuota>, classes: &Classes) -> Self {
+        let mut effective = Self {
+            ceilings: hard,
+            from: BTreeMap::new(),
+        };
+        for quota in quotas {
+            for (key, dimension, number) in &quota.entries {
+                // Kubernetes counts these itself.
+                let native = key.strip_prefix("requests.").and_then(|name| classes.of_extended(name));
+                let field = effective.ceilings.field(*dimension);
+                if native.is_none() && field.is_none_or(|known| *number < known) {
+                    *field = Some(*number);
+                    let whose = format!("ResourceQuota {} {key}", quota.name);
+                    effective.from.insert(dimension.name(), whose);
+                }
+            }
+        }
+        effective
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn quota(name: &str, spec: Value) -> ResourceQuota {
+        serde_json::from_value(json!({"metadata": {"name": name, "namespace": "t"}, "spec": spec})).unwrap()
+    }
+
+    #[test]
+    fn the_tighter_ceiling_holds() {
+        let hami = quota(
+            "hami",
+            json!({"hard": {"limits.nvidia.com/gpumem": "40960", "requests.nvidia.com/gpucores": "200",
+            "requests.nvidia.com/gpu": "3", "pods": "10", "limits.nvidia.com/other": "1"}}),
+        );
+        let tencent = quota("tencent", json!({"hard": {"requests.tencent.com/vcuda-memory": "40"}}));
+        let scoped = quota(
+            "scoped",
+            json!({"hard": {"limits.nvidia.com/gpumem": "1"}, "scopes": ["BestEffort"]}),
+        );
+        assert!(hami.is_relevant() && !scoped.is_relevant());
+        let hard = Ceilings {
+            memory: Some(80 << 30),
+            cores: Some(100),
+            ..Ceilings::default()
+        };
+        let all = [hami, tencent, scoped];
+        let effective = Effective::new(hard, all.iter(), &Classes::default());
+        assert_eq!(
+            effective.ceilings,
+            Ceilings {
+                memory: Some(10 << 30),
+                cores: Some(100),
+                gpus: None,
+                shares: Some(3)
+            }
+        );
+        let from: Vec<_> = effective.from.iter().map(|(at, whose)| (*at, whose.as_str())).collect();
+        assert_eq!(
+            from,
+            [
+                ("memory", "ResourceQuota tencent requests.tencent.com/vcuda-memory"),
+                ("shares", "ResourceQuota hami requests.nvidia.com/gpu"),
+            ]
+        );
+        // Where a class bears the name, Kubernetes counts it.
+        let mut classes = Classes::default();
+        let class = json!({"metadata": {"name": "gpu"}, "spec": {"extendedResourceName": "nvidia.com/gpu"}});
+        classes.set(serde_json::from_value(class).unwrap());
+        assert_eq!(Effective::new(hard, all.iter(), &classes).ceilings.shares, None);
+    }
+}

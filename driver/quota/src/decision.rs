@@ -1,0 +1,20 @@
+//! What to do for one namespace.
+
+use crate::notice::{Notice, Subject};
+use crate::plan::{PodRef, Write};
+use crate::time::Now;
+
+#[derive(Debug, Default)]
+pub(crate) struct Decision {
+    pub(crate) write: Option<Write>,
+    /// With the names and UIDs of their claims.
+    pub(crate) ungate: Vec<(PodRef, Vec<(String, String)>)>,
+    pub(crate) notices: Vec<(Subject, Notice)>,
+    pub(crate) wake: Option<Now>,
+}
+
+impl Decision {
+    pub(crate) fn wake(&mut self, at: Now) {
+        self.wake = Some(self.wake.map_or(at, |known| known.min(at)));
+    }
+}

@@ -1,0 +1,71 @@
+//! What the leader remembers of evictions.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use crate::demand::Demand;
+use crate::names::OVER_BUDGET;
+use crate::plan::PodRef;
+use crate::pod::Pod;
+use crate::time::{Now, Wall};
+
+/// As long a pod in budget waits, unless it is set otherwise.
+const WAIT: Duration = Duration::from_secs(60);
+/// As long after its time a pod that is being deleted counts as gone.
+const GRACE: Duration = Duration::from_secs(30);
+
+#[derive(Debug)]
+pub(crate) struct Evictions {
+    pub(crate) after: Duration,
+    /// Not looked at again before.
+    pub(crate) next: Now,
+    /// By pod UID: since when it waits.
+    pub(crate) waiting: HashMap<String, Now>,
+    /// By pod UID: evicted by this leader; counts as gone until then.
+    pub(crate) evicted: HashMap<String, Now>,
+    /// By pod UID: how often its eviction was refused, and until when it is left out.
+    pub(crate) refused: HashMap<String, (u32, Now)>,
+    /// By claim UID: since when no pod holds it, though it is allocated.
+    pub(crate) unheld: HashMap<String, Now>,
+    pub(crate) promises: BTreeMap<PodRef, Promise>,
+}
+
+/// A place for a pod that waits.
+#[derive(Debug)]
+pub(crate) struct Promise {
+    pub(crate) node: String,
+    pub(crate) demands: Vec<Demand>,
+    pub(crate) victims: Vec<PodRef>,
+    pub(crate) until: Now,
+    /// The evictions are under way.
+    pub(crate) is_sent: bool,
+}
+
+impl Default for Evictions {
+    fn default() -> Self {
+        Self {
+            after: WAIT,
+            next: Now::ZERO,
+            waiting: HashMap::new(),
+            evicted: HashMap::new(),
+            refused: HashMap::new(),
+            unheld: HashMap::new(),
+            promises: BTreeMap::new(),
+        }
+    }
+}
+
+impl Evictions {
+    pub(crate) fn is_going(&self, pod: &Pod, wall: Wall) -> bool {
+        let is_late = |by: Wall| wall > by.after(GRACE);
+        match pod.is_deleted {
+            true => !pod.gone_by.is_some_and(is_late),
+            false => self.evicted.contains_key(&pod.uid),
+        }
+    }
+
+    pub(crate) fn may_evict(&self, pod: &Pod, now: Now) -> bool {
+        let is_left_out = self.refused.get(&pod.uid).is_some_and(|(_, until)| *until > now);
+        pod.priority_class.as_deref() == Some(OVER_BUDGET) && pod.is_bound() && !pod.is_deleted && !is_left_out
+    }
+}

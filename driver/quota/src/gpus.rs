@@ -1,0 +1,264 @@
+//! The memory of the GPUs that ResourceSlices of our driver publish.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use serde::Deserialize;
+use vgpu_api::{DRIVER_NAME, allocator_taint, capacity, device_type};
+
+use crate::amount::Amount;
+
+/// A ResourceSlice of our driver: its GPUs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Slice {
+    pub name: String,
+    pool: String,
+    /// Where its devices are; that of a pool without a node is the pool's.
+    node: String,
+    gpus: BTreeMap<String, Gpu>,
+}
+
+/// A GPU, or a fixed slot of one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Gpu {
+    /// Bytes.
+    pub(crate) memory: u64,
+    /// As many claims may have a part of it.
+    pub(crate) shares: u64,
+    /// The value of the attribute `type`.
+    pub(crate) kind: String,
+    /// It ails: it has a taint that keeps new claims off it.
+    pub(crate) is_tainted: bool,
+}
+
+impl<'de> Deserialize<'de> for Slice {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        struct Whole {
+            metadata: Meta,
+            #[serde(default)]
+            spec: Spec,
+        }
+        #[derive(Deserialize)]
+        struct Meta {
+            #[serde(default)]
+            name: String,
+        }
+        #[derive(Default, Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Spec {
+            #[serde(default)]
+            driver: String,
+            #[serde(default)]
+            pool: Pool,
+            node_name: Option<String>,
+            devices: Option<Vec<Device>>,
+        }
+        #[derive(Default, Deserialize)]
+        struct Pool {
+            #[serde(default)]
+            name: String,
+        }
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Device {
+            #[serde(default)]
+            name: String,
+            #[serde(default)]
+            attributes: BTreeMap<String, Attribute>,
+            #[serde(default)]
+            capacity: BTreeMap<String, Capacity>,
+            allow_multiple_allocations: Option<bool>,
+            taints: Option<Vec<Taint>>,
+        }
+        #[derive(Deserialize)]
+        struct Taint {
+            #[serde(default)]
+            key: String,
+            #[serde(default)]
+            effect: String,
+        }
+        #[derive(Deserialize)]
+        struct Attribute {
+            string: Option<String>,
+        }
+        #[derive(Deserialize)]
+        struct Capacity {
+            value: String,
+        }
+        let whole = Whole::deserialize(deserializer)?;
+        let devices = whole.spec.devices.into_iter().flatten();
+        let gpu = |device: Device| {
+            let kind = device.attributes.get(device_type::ATTRIBUTE)?.string.as_deref()?;
+            let memory = vgpu_quantity::whole(&device.capacity.get(capacity::MEMORY)?.value).ok()?;
+            let shares = device.capacity.get(capacity::SHARES);
+            let shares = shares.and_then(|shares| u64::try_from(vgpu_quantity::whole(&shares.value).ok()?).ok());
+            let mut taints = device.taints.iter().flatten();
+            let gpu = Gpu {
+                memory: memory.unsigned_abs(),
+                shares: match device.allow_multiple_allocations {
+                    Some(true) => shares.unwrap_or(u64::MAX),
+                    _ => 1,
+                },
+                kind: kind.to_owned(),
+                is_tainted: taints.any(|taint| taint.key != allocator_taint::KEY && taint.effect != "None"),
+            };
+            (kind != device_type::MONITOR && memory > 0).then_some((device.name, gpu))
+        };
+        let is_ours = whole.spec.driver == DRIVER_NAME;
+        Ok(Self {
+            name: whole.metadata.name,
+            node: match whole.spec.node_name {
+                Some(node) if !node.is_empty() => node,
+                _ => whole.spec.pool.name.clone(),
+            },
+            pool: whole.spec.pool.name,
+            gpus: devices.filter_map(gpu).filter(|_| is_ours).collect(),
+        })
+    }
+}
+
+/// All GPUs, by slice. What was the largest and smallest stays so while no GPU is published: a restart of kubelet takes
+/// the slices of its node away for a moment.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Gpus {
+    slices: BTreeMap<String, Slice>,
+    /// By pool: the names of its slices.
+    pools: HashMap<String, Vec<String>>,
+    /// By size: how many.
+    sizes: BTreeMap<u64, usize>,
+    last: BTreeMap<u64, usize>,
+}
+
+impl Gpus {
+    /// Returns true if there are other GPUs now.
+    pub(crate) fn set(&mut self, slice: Slice) -> bool {
+        if self.slices.get(&slice.name) == Some(&slice) {
+            return false;
+        }
+        self.forget(&slice.name);
+        for gpu in slice.gpus.values() {
+            *self.sizes.entry(gpu.memory).or_default() += 1;
+        }
+        let of_pool = self.pools.entry(slice.pool.clone()).or_default();
+        of_pool.push(slice.name.clone());
+        self.slices.insert(slice.name.clone(), slice);
+        self.remember();
+        true
+    }
+
+    pub(crate) fn remove(&mut self, name: &str) -> bool {
+        let is_known = self.forget(name);
+        self.remember();
+        is_known
+    }
+
+    pub(crate) fn retain(&mut self, listed: &[String]) -> bool {
+        let listed: HashSet<&String> = listed.iter().collect();
+        let gone = self.slices.keys().filter(|name| !listed.contains(name));
+        let gone: Vec<String> = gone.cloned().collect();
+        for name in &gone {
+            self.forget(name);
+        }
+        self.remember();
+        !gone.is_empty()
+    }
+
+    fn forget(&mut self, name: &str) -> bool {
+        let Some(slice) = self.slices.remove(name) else {
+            return false;
+        };
+        for gpu in slice.gpus.values() {
+            if let Some(count) = self.sizes.get_mut(&gpu.memory) {
+                *count -= 1;
+            }
+        }
+        self.sizes.retain(|_, count| *count > 0);
+        if let Some(of_pool) = self.pools.get_mut(&slice.pool) {
+            of_pool.retain(|known| known != name);
+        }
+        self.pools.retain(|_, slices| !slices.is_empty());
+        true
+    }
+
+    fn remember(&mut self) {
+        if !self.sizes.is_empty() {
+            self.last.clone_from(&self.sizes);
+        }
+    }
+
+    fn of_pool(&self, pool: &str) -> impl Iterator<Item = &Slice> {
+        let slices = self.pools.get(pool).into_iter().flatten();
+        slices.filter_map(|name| self.slices.get(name))
+    }
+
+    /// The memory of a device; `None` if it is not published.
+    pub(crate) fn memory(&self, pool: &str, device: &str) -> Option<u64> {
+        self.of_pool(pool)
+            .find_map(|slice| Some(slice.gpus.get(device)?.memory))
+    }
+
+    /// The node of a pool.
+    pub(crate) fn node(&self, pool: &str) -> Option<&str> {
+        Some(self.of_pool(pool).next()?.node.as_str())
+    }
+
+    /// The most that a share with this request may take, on whichever GPU it comes. `None` while no GPU was ever seen.
+    pub(crate) fn worst(&self, memory: Option<u64>, cores: u64) -> Option<Amount> {
+        let (largest, _) = self.last.last_key_value()?;
+        Some(match memory {
+            None => Amount::share(*largest, cores, *largest),
+            Some(memory) => {
+                // Its part is largest on the smallest GPU that has room. More than any has runs nowhere.
+                let smallest = self.last.range(memory..).next().map_or(memory, |(size, _)| *size);
+                Amount::share(memory, cores, smallest)
+            }
+        })
+    }
+
+    /// Node, pool, device and GPU of each.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (&str, &str, &str, &Gpu)> {
+        self.slices.values().flat_map(|slice| {
+            let gpus = slice.gpus.iter();
+            gpus.map(|(device, gpu)| (slice.node.as_str(), slice.pool.as_str(), device.as_str(), gpu))
+        })
+    }
+
+    /// The number of GPUs, which no request of all of a node's exceeds.
+    pub(crate) fn count(&self) -> usize {
+        self.last.values().sum()
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use serde_json::json;
+
+    pub(crate) fn slice(name: &str, gibibytes: &[u64]) -> Slice {
+        let device = |(i, size): (usize, &u64)| {
+            json!({"name": format!("gpu-{i}"), "attributes": {"type": {"string": "gpu"}},
+                "capacity": {"memory": {"value": format!("{size}Gi")}}})
+        };
+        let devices: Vec<_> = gibibytes.iter().enumerate().map(device).collect();
+        serde_json::from_value(json!({"metadata": {"name": name},
+            "spec": {"driver": "dra.vgpu", "pool": {"name": name}, "devices": devices}}))
+        .unwrap()
+    }
+
+    #[test]
+    fn the_worst_case_is_the_largest_gpu_or_the_smallest_with_room() {
+        const GI: u64 = 1 << 30;
+        let mut gpus = Gpus::default();
+        assert_eq!(gpus.worst(None, 0), None);
+        assert!(gpus.set(slice("a", &[80, 40])));
+        assert!(!gpus.set(slice("a", &[80, 40])));
+        assert_eq!(gpus.worst(None, 0), Some(Amount::share(80 * GI, 0, 80 * GI)));
+        assert_eq!(gpus.worst(Some(20 * GI), 0).unwrap().gpus, 500_000);
+        assert_eq!(gpus.worst(Some(60 * GI), 0).unwrap().gpus, 750_000);
+        assert_eq!(gpus.worst(Some(90 * GI), 0).unwrap().gpus, 1_000_000);
+        assert_eq!(gpus.memory("a", "gpu-1"), Some(40 * GI));
+        assert!(gpus.remove("a"));
+        assert!(gpus.worst(None, 0).is_some(), "a restart of kubelet");
+        assert_eq!(gpus.memory("a", "gpu-1"), None);
+    }
+}

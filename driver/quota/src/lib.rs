@@ -1,0 +1,86 @@
+//! Namespace quotas and GPU-hour budgets: who may start, and what is charged. Pure: it gets changes and the time, and
+//! returns intended writes.
+//!
+//! ```text
+//!  VgpuQuotas, pods, claims ──────────┐
+//!  DeviceClasses, slices: sizes ──────┼─► Desk ─► Plan: reserve in status, take gates off; label namespaces and stamp
+//!  ResourceQuotas: further ceilings ──┤     ▲     │     quotas (keeper); notices
+//!  namespaces, VgpuQuotaDefaults ─────┘     └─────┘ Outcome
+//! ```
+//!
+//! A pod waits behind a scheduling gate. The leader reserves what its claims may take in the quota's `status`, by claim
+//! UID, in a write that lands only on the version it was decided on, and then takes the gate off. So everybody reserves
+//! one after the other, and `status` is all that the next leader needs: whatever is reserved there is ungated again.
+//!
+//! A reservation goes when its claim is deleted or freed, never because it is allocated: the next leader may see the
+//! claims a moment later than `status`. What holds shares without one (pods that were there, a gate that somebody else
+//! took off) counts as soon as it is seen, above the ceiling too, so that others wait for it; it is no reservation.
+//!
+//! Failure modes:
+//! - **A crash before the reservation is written:** nothing happened. **Between reservation and gate:** the next leader
+//!   finds it and takes the gate off.
+//! - **Two leaders:** one of two writes on the same version fails, and what the API server has is read before anything
+//!   else is decided. Taking a gate off twice changes nothing.
+//! - **An answer that is lost:** the quota is read. What is in `status` counts, whoever wrote it.
+//! - **A new leader with an old view:** a desk begins with lists that were made after the lease was won. A reservation
+//!   of a claim that it does not know stays for 30 s. So a watch may lag by less than that; one that lags by more could
+//!   let a reservation go that a leader before wrote in its last seconds.
+//! - **A claim deleted between reservation and gate:** its reservation goes; the pod waits for another, and is told. One
+//!   by the same name has another UID, which is compared with the API server's before the gate goes. A named claim that
+//!   its owner replaces by a larger one after that counts as soon as it is seen.
+//! - **The quota deleted, or its CRD:** gates open: there is no ceiling. **Its namespace deleted:** pods, claims and quota
+//!   go, and nothing is written any more.
+//! - **A quota that is refused** (written while the policy was off): no gate opens, and its events name the field.
+//! - **`hard` below what is used:** pods wait until enough has ended; nobody is stopped.
+//! - **Somebody writes `status`** (while the policy was off): unreadable entries are left out, missing ones are found
+//!   again from pods and claims, and those of nobody go after 30 s.
+//! - **A clock that jumps, an outage:** see [`Account`].
+
+#![forbid(unsafe_code)]
+
+mod amount;
+mod budget;
+mod ceilings;
+mod change;
+mod claim;
+mod class;
+mod decision;
+mod default;
+mod demand;
+mod describe;
+mod desk;
+mod eviction;
+mod evictions;
+mod gpus;
+mod keeper;
+mod mark;
+pub mod names;
+mod namespace;
+mod notice;
+mod plan;
+mod pod;
+mod room;
+mod selector;
+mod spec;
+mod status;
+mod time;
+mod view;
+
+pub use amount::{Amount, Ceilings, Dimension, GPU, WrittenAmount, millionths};
+pub use budget::{Account, GpuTime, Steady, Sum};
+pub use ceilings::ResourceQuota;
+pub use change::Change;
+pub use claim::{Claim, NotKnown};
+pub use class::Class;
+pub use default::{DefaultSpec, QuotaDefault, Stamped};
+pub use desk::Desk;
+pub use gpus::Slice;
+pub use keeper::NamespaceLabels;
+pub use mark::Mark;
+pub use namespace::{HOLD, RESERVATIONS_MAX};
+pub use notice::{Kind, Notice, Subject};
+pub use plan::{Numbers, Outcome, Plan, PodRef, SUM_EVERY, Task, Write};
+pub use pod::Pod;
+pub use spec::{Budget, Spec, SpecError, WhenSpent};
+pub use status::{Quota, Status};
+pub use time::{Now, Wall};

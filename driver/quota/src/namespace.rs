@@ -1,0 +1,238 @@
+//! One namespace: its quota, what holds shares, and who waits. Decides; see the crate's head for how each failure ends.
+
+mod decide;
+mod held;
+mod queue;
+mod reservations;
+mod yielding;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::Duration;
+
+use crate::budget::Steady;
+use crate::ceilings::ResourceQuota;
+use crate::claim::Claim;
+use crate::notice::{Kind, Subject};
+use crate::plan::Numbers;
+use crate::pod::Pod;
+use crate::status::{Quota, Status};
+use crate::time::{Now, Wall};
+use crate::view::View;
+
+use held::{Held, charge};
+
+/// So long a reservation stays of which nothing is seen: what kube-scheduler had decided before is written by then.
+pub const HOLD: Duration = Duration::from_secs(30);
+/// As many reservations fit into an object of etcd, three times.
+pub const RESERVATIONS_MAX: usize = 4096;
+
+#[derive(Debug, Default)]
+pub(crate) struct Namespace {
+    quota: Option<Held>,
+    claims: HashMap<String, Claim>,
+    /// By the claim's name: its UID.
+    names: HashMap<String, String>,
+    /// By its key, where that is not its UID.
+    extended: HashMap<String, String>,
+    pods: BTreeMap<String, Pod>,
+    resource_quotas: BTreeMap<String, ResourceQuota>,
+    /// Since when nothing is seen of a reservation.
+    idle: HashMap<String, Now>,
+    /// Claims of reservations that were deleted, and those that were freed: nothing holds them any more.
+    ended: HashSet<String>,
+    /// Since when a pod's claim is missing.
+    missing: HashMap<String, Now>,
+    waiting: usize,
+}
+
+impl Namespace {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.quota.is_none() && self.claims.is_empty() && self.pods.is_empty() && self.resource_quotas.is_empty()
+    }
+
+    pub(crate) fn quota_uid(&self) -> Option<&str> {
+        Some(self.quota.as_ref()?.quota.uid.as_str())
+    }
+
+    pub(crate) fn quota(&self) -> Option<&Quota> {
+        Some(&self.quota.as_ref()?.quota)
+    }
+
+    pub(crate) fn status(&self) -> Option<&Status> {
+        Some(&self.quota.as_ref()?.quota.status)
+    }
+
+    pub(crate) fn subject(&self) -> Option<Subject> {
+        let quota = &self.quota.as_ref()?.quota;
+        Some(Subject {
+            kind: Kind::Quota,
+            namespace: quota.namespace.clone(),
+            name: quota.name.clone(),
+            uid: quota.uid.clone(),
+        })
+    }
+
+    pub(crate) fn claim_uids(&self) -> Box<dyn Iterator<Item = &str> + '_> {
+        Box::new(self.claims.keys().map(String::as_str))
+    }
+
+    pub(crate) fn pod_uids(&self) -> Box<dyn Iterator<Item = &str> + '_> {
+        Box::new(self.pods.keys().map(String::as_str))
+    }
+
+    pub(crate) fn is_gated(&self, pod: &str) -> bool {
+        self.pods.get(pod).is_some_and(|pod| pod.is_gated)
+    }
+
+    pub(crate) fn set_quota(&mut self, quota: Quota, view: &View<'_>, clock: &Steady) {
+        if let Some(held) = &mut self.quota {
+            if !quota.is_newer_than(&held.quota) {
+                return;
+            }
+            let is_same = held.quota.uid == quota.uid;
+            let budget = |quota: &Quota| quota.spec.as_ref().ok().and_then(|spec| spec.budget);
+            // What this leader wrote, or somebody changed the spec: the account goes on.
+            let goes_on = is_same && held.quota.status.budget == quota.status.budget;
+            let new = budget(&quota);
+            held.quota = quota;
+            held.must_read = false;
+            match (&mut held.account, new) {
+                (Some(account), Some(budget)) if goes_on => {
+                    if *account.budget() != budget {
+                        account.advance(view.wall);
+                        account.set_budget(budget);
+                    }
+                }
+                _ => held.open(&self.claims, view, clock),
+            }
+            return;
+        }
+        let mut held = Held {
+            quota,
+            account: None,
+            is_busy: false,
+            must_read: false,
+            summed: None,
+        };
+        held.open(&self.claims, view, clock);
+        self.quota = Some(held);
+    }
+
+    /// Returns whose told notices are to be forgotten.
+    pub(crate) fn remove_quota(&mut self, uid: &str) -> Option<Subject> {
+        let subject = self.subject().filter(|subject| subject.uid == uid)?;
+        self.quota = None;
+        self.idle.clear();
+        self.ended.clear();
+        Some(subject)
+    }
+
+    pub(crate) fn set_claim(&mut self, claim: Claim, view: &View<'_>) {
+        let key = claim.key();
+        let old = self.claims.get(&claim.uid);
+        let was_allocated = old.is_some_and(Claim::is_allocated);
+        // One that was never seen before has been allocated for an unknown time.
+        let found = old.is_none().then_some(claim.allocated_at);
+        if let Some(account) = self.quota.as_mut().and_then(|held| held.account.as_mut()) {
+            account.advance(view.wall);
+            charge(account, &claim, view, found);
+        }
+        match claim.is_allocated() {
+            true => {
+                self.ended.remove(&key);
+            }
+            // Kubernetes frees a claim when the last pod is gone.
+            false if was_allocated => {
+                self.ended.insert(key.clone());
+            }
+            false => {}
+        }
+        self.names.insert(claim.name.clone(), claim.uid.clone());
+        if key != claim.uid {
+            self.extended.insert(key, claim.uid.clone());
+        }
+        self.claims.insert(claim.uid.clone(), claim);
+    }
+
+    pub(crate) fn remove_claim(&mut self, uid: &str, wall: Wall) {
+        let Some(claim) = self.claims.remove(uid) else { return };
+        if self.names.get(&claim.name).is_some_and(|known| known == uid) {
+            self.names.remove(&claim.name);
+        }
+        let key = claim.key();
+        self.extended.remove(&key);
+        if let Some(account) = self.quota.as_mut().and_then(|held| held.account.as_mut()) {
+            account.advance(wall);
+            account.end(uid);
+        }
+        self.ended.insert(key);
+    }
+
+    pub(crate) fn set_pod(&mut self, pod: Pod) {
+        self.pods.insert(pod.uid.clone(), pod);
+    }
+
+    pub(crate) fn remove_pod(&mut self, uid: &str) -> Option<Pod> {
+        self.missing.remove(uid);
+        self.pods.remove(uid)
+    }
+
+    pub(crate) fn set_resource_quota(&mut self, quota: ResourceQuota) {
+        match quota.is_relevant() {
+            true => drop(self.resource_quotas.insert(quota.name.clone(), quota)),
+            false => self.remove_resource_quota(&quota.name),
+        }
+    }
+
+    pub(crate) fn remove_resource_quota(&mut self, name: &str) {
+        self.resource_quotas.remove(name);
+    }
+
+    /// Returns true if some are gone.
+    pub(crate) fn retain_resource_quotas(&mut self, is_listed: impl Fn(&str) -> bool) -> bool {
+        let before = self.resource_quotas.len();
+        self.resource_quotas.retain(|name, _| is_listed(name));
+        self.resource_quotas.len() != before
+    }
+
+    /// Classes or GPUs changed.
+    pub(crate) fn recount(&mut self, view: &View<'_>) {
+        if let Some(account) = self.quota.as_mut().and_then(|held| held.account.as_mut()) {
+            account.advance(view.wall);
+            for claim in self.claims.values() {
+                charge(account, claim, view, Some(claim.allocated_at));
+            }
+        }
+    }
+
+    /// The clock jumped. Returns the quota to tell it, if that matters.
+    pub(crate) fn jump(&mut self, before: Wall, by: i64) -> Option<Subject> {
+        let account = self.quota.as_mut()?.account.as_mut()?;
+        account.advance(before);
+        account.jump(by);
+        self.subject()
+    }
+
+    pub(crate) fn begin_write(&mut self) {
+        if let Some(held) = &mut self.quota {
+            held.is_busy = true;
+        }
+    }
+
+    /// `is_known`: what the API server has is known.
+    pub(crate) fn end_write(&mut self, is_known: bool) {
+        if let Some(held) = &mut self.quota {
+            held.is_busy = false;
+            held.must_read = !is_known;
+        }
+    }
+
+    pub(crate) fn count(&self, numbers: &mut Numbers) {
+        numbers.waiting += self.waiting;
+        let Some(held) = &self.quota else { return };
+        numbers.quotas += 1;
+        numbers.refused += usize::from(held.quota.spec.is_err());
+        numbers.spent += usize::from(held.is_spent());
+        numbers.reservations += held.quota.status.reservations.len();
+    }
+}

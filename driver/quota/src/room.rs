@@ -1,0 +1,181 @@
+//! What is free on each node, by memory, time and number of shares. Selectors, and what else a node or a pod may need, are
+//! left out, so a place may be found where kube-scheduler finds none.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::amount::{Amount, CORES};
+use crate::demand::Demand;
+use crate::gpus::Gpus;
+
+/// So many placements are tried before the answer is that there is none.
+const TRIES: u32 = 2_000;
+
+/// What is free, by node.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Room {
+    nodes: BTreeMap<String, Vec<Free>>,
+    /// The types of devices, which have these numbers.
+    kinds: Vec<String>,
+    /// By pool and device.
+    places: HashMap<(String, String), Place>,
+}
+
+/// A device: its node, and its number there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) node: String,
+    pub(crate) device: usize,
+}
+
+/// What is free of a device; less than nothing where more is counted than it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Free {
+    total: i64,
+    memory: i64,
+    cores: i64,
+    shares: i64,
+    /// Its type's number.
+    kind: usize,
+}
+
+impl Free {
+    pub(crate) fn take(&mut self, share: Amount) {
+        self.memory = self.memory.saturating_sub(signed(share.memory));
+        self.cores = self.cores.saturating_sub(signed(share.cores));
+        self.shares = self.shares.saturating_sub(signed(share.shares));
+    }
+
+    pub(crate) fn give_back(&mut self, share: Amount) {
+        self.memory = self.memory.saturating_add(signed(share.memory));
+        self.cores = self.cores.saturating_add(signed(share.cores));
+        self.shares = self.shares.saturating_add(signed(share.shares));
+    }
+
+    fn has(&self, want: &Want) -> bool {
+        let kinds = want.kind.is_none_or(|kind| kind == self.kind);
+        let memory = want.memory.unwrap_or(self.total);
+        kinds && self.shares >= 1 && self.memory >= memory && self.cores >= want.cores
+    }
+}
+
+/// A [`Demand`] in the numbers of a room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Want {
+    memory: Option<i64>,
+    cores: i64,
+    kind: Option<usize>,
+}
+
+fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+impl Room {
+    /// All GPUs that take new claims, free.
+    pub(crate) fn new(gpus: &Gpus) -> Self {
+        let mut room = Self::default();
+        for (node, pool, device, gpu) in gpus.all().filter(|(.., gpu)| !gpu.is_tainted) {
+            let of_node = room.nodes.entry(node.to_owned()).or_default();
+            let place = Place {
+                node: node.to_owned(),
+                device: of_node.len(),
+            };
+            let kind = room.kinds.iter().position(|kind| *kind == gpu.kind);
+            let kind = kind.unwrap_or_else(|| {
+                room.kinds.push(gpu.kind.clone());
+                room.kinds.len() - 1
+            });
+            of_node.push(Free {
+                total: signed(gpu.memory),
+                memory: signed(gpu.memory),
+                cores: signed(CORES),
+                shares: signed(gpu.shares),
+                kind,
+            });
+            room.places.insert((pool.to_owned(), device.to_owned()), place);
+        }
+        room
+    }
+
+    /// Where a device is, if it takes new claims.
+    pub(crate) fn place(&self, pool: &str, device: &str) -> Option<&Place> {
+        self.places.get(&(pool.to_owned(), device.to_owned()))
+    }
+
+    pub(crate) fn take(&mut self, pool: &str, device: &str, share: Amount) {
+        if let Some(place) = self.place(pool, device).cloned()
+            && let Some(free) = self.device(&place)
+        {
+            free.take(share);
+        }
+    }
+
+    pub(crate) fn device(&mut self, place: &Place) -> Option<&mut Free> {
+        self.nodes.get_mut(&place.node)?.get_mut(place.device)
+    }
+
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = (&str, &[Free])> {
+        self.nodes.iter().map(|(node, free)| (node.as_str(), free.as_slice()))
+    }
+
+    /// In this room's numbers.
+    pub(crate) fn wants(&self, demands: &[Demand]) -> Vec<Want> {
+        let kind = |kind: &String| self.kinds.iter().position(|known| known == kind);
+        let want = |demand: &Demand| Want {
+            memory: demand.memory.map(signed),
+            cores: signed(demand.cores),
+            kind: demand.kind.as_ref().map(|name| kind(name).unwrap_or(usize::MAX)),
+        };
+        demands.iter().map(want).collect()
+    }
+
+    /// Returns true if all of these fit on one node, of those that are allowed.
+    pub(crate) fn fits(&self, wants: &[Want], is_allowed: impl Fn(&str) -> bool) -> bool {
+        let mut nodes = self.nodes.iter().filter(|(node, _)| is_allowed(node));
+        nodes.any(|(_, free)| pack(free, wants).is_some())
+    }
+
+    /// Takes what these need on that node. Returns false if they do not fit.
+    pub(crate) fn reserve(&mut self, node: &str, wants: &[Want]) -> bool {
+        let Some(free) = self.nodes.get_mut(node) else {
+            return false;
+        };
+        let packed = pack(free, wants);
+        let is_packed = packed.is_some();
+        *free = packed.unwrap_or_else(|| std::mem::take(free));
+        is_packed
+    }
+}
+
+/// What is left of these devices with all wants on them, the largest first and each on the tightest device; others are
+/// tried if that leads nowhere.
+pub(crate) fn pack(free: &[Free], wants: &[Want]) -> Option<Vec<Free>> {
+    let mut wants = wants.to_vec();
+    wants.sort_by_key(|want| std::cmp::Reverse((want.memory.unwrap_or(i64::MAX), want.cores, want.kind)));
+    let mut free = free.to_vec();
+    let mut tries = TRIES;
+    pack_on(&mut free, &wants, &mut tries).then_some(free)
+}
+
+fn pack_on(free: &mut [Free], wants: &[Want], tries: &mut u32) -> bool {
+    let Some((first, rest)) = wants.split_first() else {
+        return true;
+    };
+    let mut fitting: Vec<usize> = (0..free.len()).filter(|at| free[*at].has(first)).collect();
+    fitting.sort_by_key(|at| (free[*at].memory, free[*at].cores));
+    // Equal devices lead to the same.
+    fitting.dedup_by_key(|at| free[*at]);
+    for at in fitting {
+        let Some(left) = tries.checked_sub(1) else { return false };
+        *tries = left;
+        let before = free[at];
+        free[at].memory -= first.memory.unwrap_or(before.total);
+        free[at].cores -= first.cores;
+        free[at].shares -= 1;
+        if pack_on(free, rest, tries) {
+            return true;
+        }
+        free[at] = before;
+    }
+    false
+}

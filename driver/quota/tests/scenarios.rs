@@ -1,0 +1,383 @@
+//! What users and administrators do by mistake or on purpose, and what follows.
+
+use serde_json::{Value, json};
+use vgpu_quota::{Change, Steady, Wall};
+
+mod support;
+
+use support::{Api, Replica, START, TEAM, seconds};
+
+fn hard(gibibytes: u64) -> Value {
+    json!({"hard": {"memory": format!("{gibibytes}Gi")}})
+}
+
+fn gated(api: &Api) -> Vec<&str> {
+    let gated = api.pods.iter().filter(|(_, pod)| pod.gated);
+    gated.map(|(name, _)| name.as_str()).collect()
+}
+
+fn told(replica: &Replica, words: &str) {
+    let said = &replica.notices;
+    assert!(said.iter().any(|text| text.contains(words)), "{words}: {said:#?}");
+}
+
+#[test]
+fn by_age_and_no_overtaking() {
+    let mut api = Api::new(hard(80));
+    api.pod(1, Err(60), true);
+    api.pod(2, Err(40), true);
+    api.pod(3, Err(10), true);
+    let mut leader = Replica::new(&api);
+    leader.settle(&mut api);
+    assert_eq!(gated(&api), ["p002", "p003"]);
+    told(
+        &leader,
+        "p002 QuotaExceeded: waits for VgpuQuota vgpu: memory 60Gi of 80Gi used, 40Gi wanted; it starts when shares of the namespace end, or when spec.hard.memory is raised",
+    );
+    told(&leader, "p003 QuotaExceeded: waits behind pod p002, which is older");
+    api.bind("p001");
+    leader.settle(&mut api);
+    assert_eq!(gated(&api), ["p002", "p003"]);
+    api.end("p001");
+    leader.settle(&mut api);
+    assert_eq!(gated(&api), [""; 0], "at once");
+    // Told once, whatever happens in between.
+    let of_second = leader.notices.iter().filter(|text| text.starts_with("p002 ")).count();
+    assert_eq!(of_second, 1, "{:#?}", leader.notices);
+}
+
+#[test]
+fn with_backfill_the_younger_goes_first() {
+    let mut api = Api::new(json!({"hard": {"memory": "80Gi"}, "backfill": true}));
+    for (number, size) in [(1, 60), (2, 40), (3, 10)] {
+        api.pod(number, Err(size), true);
+    }
+    Replica::new(&api).settle(&mut api);
+    assert_eq!(gated(&api), ["p002"]);
+}
+
+#[test]
+fn more_than_the_ceiling_itself_holds_nobody_up() {
+    let mut api = Api::new(hard(50));
+    api.pod(1, Err(60), true);
+    api.pod(2, Err(40), true);
+    let mut leader = Replica::new(&api);
+    leader.settle(&mut api);
+    assert_eq!(gated(&api), ["p001"]);
+    told(
+        &leader,
+        "never fits into VgpuQuota vgpu: memory 60Gi wanted, and the ceiling is 50Gi; ask for less",
+    );
+}
+
+#[test]
+fn pods_that_were_there_count_and_stay_and_lowering_stops_nobody() {
+    let mut api = Api::new(hard(80));
+    api.pod(1, Err(60), false);
+    api.bind("p001");
+    api.pod(2, Err(20), true);
+    let mut leader = Replica::new(&api);
+    leader.settle(&mut api);
+    assert_eq!((gated(&api).len(), api.status().used.memory >> 30), (0, 80));
+    api.set_spec(hard(10));
+    api.pod(3, Err(5), true);
+    leader.settle(&mut api);
+    assert_eq!(
+        (gated(&api), api.pods.len()),
+        (vec!["p003"], 3),
+        "admitted, and nobody stopped"
+    );
+    told(
+        &leader,
+        "p003 QuotaExceeded: waits for VgpuQuota vgpu: memory 80Gi of 10Gi used, 5Gi wanted",
+    );
+    api.end("p001");
+    api.end("p002");
+    leader.settle(&mut api);
+    assert_eq!(gated(&api), [""; 0]);
+}
+
+#[test]
+fn a_shared_claim_counts_once() {
+    let mut api = Api::new(hard(40));
+    api.shared("ours", 40);
+    for number in 1..4 {
+        api.pod(number, Ok("ours"), true);
+    }
+    let mut leader = Replica::new(&api);
+    leader.settle(&mut api);
+    assert_eq!((gated(&api).len(), api.status().reservations.len()), (0, 1));
+    // It is free when the last pod is gone.
+    for name in ["p001", "p002", "p003"] {
+        api.bind(name);
+    }
+    api.pod(4, Err(40), true);
+    for name in ["p001", "p002", "p003"] {
+        leader.settle(&mut api);
+        assert_eq!(gated(&api), ["p004"]);
+        api.end(name);
+    }
+    leader.settle(&mut api);
+    assert_eq!(gated(&api), [""; 0]);
+}
+
+#[test]
+fn resource_quotas_of_earlier_systems_are_ceilings_too() {
+    let mut api = Api::new(hard(80));
+    let quota =
+        json!({"metadata": {"name": "q", "namespace": TEAM}, "spec": {"hard": {"limits.nvidia.com/gpumem": "30720"}}});
+    api.extra
+        .push(Change::ResourceQuota(serde_json::from_value(quota).unwrap()));
+    api.pod(1, Err(20), true);
+    api.pod(2, Err(20), true);
+    let mut leader = Replica::new(&api);
+    leader.settle(&mut api);
+    assert_eq!(gated(&api), ["p002"]);
+    told(
+        &leader,
+        "memory 20Gi of 30Gi used, 20Gi wanted; it starts when shares of the namespace end, or when ResourceQuota q limits.nvidia.com/gpumem is raised",
+    );
+    let status = api.status_value();
+    assert_eq!(status["hard"], json!({"memory": "30Gi"}));
+    assert_eq!(
+        status["limitedBy"],
+        json!({"memory": "ResourceQuota q limits.nvidia.com/gpumem"})
+    );
+    assert_eq!(status["used"]["memory"], "20Gi");
+}
+
+#[test]
+fn a_quota_that_is_refused_opens_no_gate() {
+    let mut api = Api::new(json!({"hard": {"gpumem": 1}}));
+    api.pod(1, Err(1), true);
+    let mut leader = Replica::new(&api);
+    leader.settle(&mut api);
+    assert_eq!(gated(&api), ["p001"]);
+    told(
+        &leader,
+        "vgpu QuotaRefused: spec.hard.\"gpumem\": unknown field; use memory, cores, gpus and shares; no gate",
+    );
+    told(
+        &leader,
+        "p001 QuotaRefused: waits for VgpuQuota vgpu, which is refused; correct it: spec.hard",
+    );
+    api.set_spec(hard(80));
+    leader.settle(&mut api);
+    assert_eq!(gated(&api), [""; 0]);
+}
+
+#[test]
+fn a_gate_that_somebody_else_takes_off_is_told_and_counts() {
+    let mut api = Api::new(hard(50));
+    api.pod(1, Err(40), true);
+    api.pod(2, Err(40), true);
+    let mut leader = Replica::new(&api);
+    leader.settle(&mut api);
+    let second = &api.pods["p002"];
+    let at = vgpu_quota::PodRef {
+        namespace: TEAM.into(),
+        name: "p002".into(),
+        uid: second.uid.clone(),
+    };
+    api.ungate(&at, &[]);
+    leader.settle(&mut api);
+    told(
+        &leader,
+        "p002 QuotaBypassed: somebody else took the scheduling gate dra.vgpu/quota off",
+    );
+    assert_eq!(api.status().used.memory >> 30, 80);
+}
+
+#[test]
+fn a_status_that_a_user_wrote_is_put_right() {
+    let mut api = Api::new(hard(50));
+    api.pod(1, Err(40), true);
+    let mut leader = Replica::new(&api);
+    leader.settle(&mut api);
+    for forged in [
+        json!({}),
+        json!({"reservations": {"nobody": {"memory": "50Gi", "cores": 0, "gpus": "1", "shares": 1}}}),
+        json!(7),
+    ] {
+        api.set_status(forged);
+        api.pod(2, Err(40), true);
+        leader.settle(&mut api);
+        assert_eq!(gated(&api), ["p002"]);
+        api.now += seconds(31);
+        leader.settle(&mut api);
+        assert_eq!(api.status().used.memory >> 30, 40, "{}", api.status_value());
+    }
+}
+
+#[test]
+fn a_claim_deleted_between_reservation_and_gate_gives_its_reservation_back() {
+    let mut api = Api::new(hard(50));
+    api.shared("ours", 40);
+    api.pod(1, Ok("ours"), true);
+    let mut leader = Replica::new(&api);
+    // The reservation is written, the gate is not.
+    assert_eq!(leader.turn(&mut api, 1, 1), 1);
+    assert_eq!(api.status().reservations.len(), 1);
+    api.delete_claim("ours");
+    leader.settle(&mut api);
+    assert_eq!((gated(&api), api.status().reservations.len()), (vec!["p001"], 0));
+    api.now += seconds(11);
+    leader.settle(&mut api);
+    told(&leader, "p001 QuotaWaitsForClaim: ResourceClaim ours is not there");
+    api.shared("ours", 50);
+    leader.settle(&mut api);
+    assert_eq!((gated(&api).len(), api.status().used.memory >> 30), (0, 50));
+}
+
+#[test]
+fn a_crash_between_reservation_and_gate_is_finished_by_the_next() {
+    let mut api = Api::new(hard(50));
+    api.pod(1, Err(40), true);
+    let mut first = Replica::new(&api);
+    assert_eq!(first.turn(&mut api, 1, 0), 1);
+    drop(first);
+    let written = api.writes;
+    Replica::new(&api).settle(&mut api);
+    assert_eq!(
+        (gated(&api).len(), api.writes),
+        (0, written),
+        "nothing is reserved again"
+    );
+}
+
+#[test]
+fn without_a_quota_gates_open() {
+    let mut api = Api::new(hard(10));
+    api.pod(1, Err(40), true);
+    let mut leader = Replica::new(&api);
+    leader.settle(&mut api);
+    assert_eq!(gated(&api), ["p001"]);
+    api.delete_quota();
+    leader.settle(&mut api);
+    assert_eq!(gated(&api), [""; 0]);
+    // The same where the CRD is gone: the watch lists none.
+    let mut api = Api::new(hard(10));
+    api.pod(1, Err(40), true);
+    let mut leader = Replica::new(&api);
+    leader.settle(&mut api);
+    leader.desk.apply(Change::Quotas { uids: vec![] }, api.now);
+    let plan = leader.desk.plan(api.now);
+    assert_eq!(plan.writes.len(), 1, "{plan:?}");
+}
+
+#[test]
+fn a_namespace_that_is_deleted_while_pods_wait_leaves_nothing_to_do() {
+    let mut api = Api::new(hard(10));
+    api.pod(1, Err(40), true);
+    let mut leader = Replica::new(&api);
+    leader.settle(&mut api);
+    api.end("p001");
+    api.delete_quota();
+    leader.settle(&mut api);
+    assert_eq!(leader.desk.reserved(TEAM), None);
+    api.now += seconds(100);
+    assert_eq!(leader.turn(&mut api, 9, 9), 0);
+}
+
+fn budget(hours: &str, when: &str) -> Value {
+    json!({"budget": {"gpuHours": hours, "every": "24h", "whenSpent": when}})
+}
+
+#[test]
+fn a_budget_of_no_hours_holds_all_until_it_is_raised() {
+    let mut api = Api::new(budget("0", "Hold"));
+    api.pod(1, Err(80), true);
+    let mut leader = Replica::new(&api);
+    leader.settle(&mut api);
+    assert_eq!(gated(&api), ["p001"]);
+    told(
+        &leader,
+        "p001 BudgetSpent: waits for VgpuQuota vgpu: 0 of 0 GPU hours used, and spec.budget.whenSpent is Hold; it starts after the reset at 2026-11-23T01",
+    );
+    assert_eq!(api.status_value()["budget"]["state"], "Spent");
+    api.set_spec(budget("1", "Hold"));
+    leader.settle(&mut api);
+    assert_eq!(gated(&api), [""; 0]);
+    assert_eq!(api.status_value()["budget"]["state"], "InBudget");
+}
+
+#[test]
+fn hours_that_are_spent_stop_nobody_and_the_reset_opens_gates() {
+    let mut api = Api::new(budget("1", "Hold"));
+    api.pod(1, Err(80), true);
+    let mut leader = Replica::new(&api);
+    leader.settle(&mut api);
+    api.bind("p001");
+    leader.settle(&mut api);
+    let writes = api.writes;
+    for _ in 0..370 {
+        api.now += seconds(10);
+        leader.turn(&mut api, 9, 9);
+        leader.catch_up(&api);
+    }
+    let sums = api.writes - writes;
+    assert!((360..=372).contains(&sums), "one write in 10 s: {sums}");
+    assert_eq!(api.status_value()["budget"]["state"], "Spent");
+    assert_eq!(api.status_value()["budget"]["usedGpuHours"], "1.02");
+    told(
+        &leader,
+        "vgpu BudgetSpent: 1 GPU hours are spent; new pods wait until 2026-11-23T01",
+    );
+    api.pod(2, Err(1), true);
+    leader.settle(&mut api);
+    assert_eq!((gated(&api), api.pods.len()), (vec!["p002"], 2), "the first goes on");
+    api.end("p001");
+    leader.settle(&mut api);
+    assert_eq!(gated(&api), ["p002"]);
+    api.now += seconds(24 * 3600);
+    leader.settle(&mut api);
+    assert_eq!(gated(&api), [""; 0]);
+}
+
+#[test]
+fn who_yields_starts_when_nobody_in_budget_waits() {
+    let mut api = Api::new(budget("0", "Yield"));
+    api.pod(1, Err(20), true);
+    // Another namespace, without a quota: a pod that waits for the whole GPU.
+    let claim = json!({"metadata": {"name": "c", "namespace": "rich", "uid": "rich-c"}, "spec": {"devices": {"requests": [
+        {"name": "gpu", "exactly": {"deviceClassName": "vgpu"}}]}}});
+    let pod = |node: &str| {
+        json!({"metadata": {"name": "p", "namespace": "rich", "uid": "rich-p"}, "spec": {"nodeName": node,
+            "resourceClaims": [{"name": "gpu", "resourceClaimName": "c"}]}})
+    };
+    let change = |pod: Value| Change::Pod(serde_json::from_value(pod).unwrap());
+    let mut leader = Replica::new(&api);
+    leader
+        .desk
+        .apply(Change::Claim(serde_json::from_value(claim).unwrap()), api.now);
+    leader.desk.apply(change(pod("")), api.now);
+    leader.settle(&mut api);
+    assert_eq!(gated(&api), ["p001"]);
+    told(
+        &leader,
+        "p001 BudgetSpent: waits for VgpuQuota vgpu: 0 of 0 GPU hours used, so pods in budget go first",
+    );
+    leader.desk.apply(change(pod("n")), api.now);
+    leader.settle(&mut api);
+    assert_eq!(gated(&api), [""; 0]);
+}
+
+#[test]
+fn a_clock_that_jumps_is_told_and_not_charged() {
+    let mut api = Api::new(budget("10", "Hold"));
+    api.pod(1, Err(80), true);
+    let mut leader = Replica::with_clock(&api, Steady::new(api.now, START));
+    leader.settle(&mut api);
+    api.bind("p001");
+    leader.settle(&mut api);
+    let begun = api.now;
+    api.now += seconds(20);
+    leader.desk.check_clock(api.now, Wall(START.0 + 5 * 3_600_000));
+    leader.settle(&mut api);
+    api.now += seconds(20);
+    leader.settle(&mut api);
+    let used = api.status().budget.unwrap().used.0 / 1_000_000_000;
+    let real = u128::from((api.now - begun).as_secs());
+    assert!(used <= real && used + 11 >= real, "{used} s charged for {real} s");
+    told(&leader, "vgpu ClockJumped: the clock of vgpu-controller jumped by ");
+}

@@ -1,0 +1,118 @@
+//! Random users, watches that lag, crashes, restarts and two leaders at once: never does more run than the ceiling
+//! allows, no pod runs without its reservation, nothing is reserved twice, and when it is quiet what fits runs.
+
+use proptest::prelude::*;
+use serde_json::json;
+
+mod support;
+
+use support::{Api, Replica, seconds};
+
+const HARD: u64 = 80;
+
+#[derive(Debug, Clone)]
+enum Step {
+    /// A pod with a claim of its own of so many GiB.
+    Pod(u64, u64),
+    /// A pod of a claim that others use too.
+    Sharer(u64),
+    Bind(u64),
+    End(u64),
+    /// The watches of one replica show so much more, and it plans. The rest of its writes, or of the answers, is lost.
+    Turn {
+        replica: usize,
+        seen: [usize; 3],
+        sent: usize,
+        heard: usize,
+    },
+    /// A replica restarts, or begins a term, while the other may go on for a while.
+    Term(usize),
+    Wait(u64),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        5 => (0u64..12, prop::sample::select(vec![10u64, 20, 40, 80, 100])).prop_map(|(pod, size)| Step::Pod(pod, size)),
+        2 => (12u64..16).prop_map(Step::Sharer),
+        4 => (0u64..16).prop_map(Step::Bind),
+        3 => (0u64..16).prop_map(Step::End),
+        10 => (0usize..2, prop::array::uniform3(0usize..6), 0usize..4, 0usize..4)
+            .prop_map(|(replica, seen, sent, heard)| Step::Turn { replica, seen, sent, heard }),
+        2 => (0usize..2).prop_map(Step::Term),
+        2 => prop::sample::select(vec![1u64, 20, 40]).prop_map(Step::Wait),
+    ];
+    prop::collection::vec(step, 0..80)
+}
+
+fn check(api: &Api, step: &dyn std::fmt::Debug) {
+    assert!(
+        api.running() <= HARD,
+        "{} GiB run of {HARD} after {step:?}",
+        api.running()
+    );
+    let status = api.status();
+    for pod in api.pods.values().filter(|pod| !pod.gated) {
+        // A claim that was deleted by hand is no more anybody's.
+        if let Some(claim) = api.claims.get(&pod.claim) {
+            assert!(
+                status.reservations.contains_key(&claim.uid),
+                "{pod:?} runs without a reservation after {step:?}"
+            );
+        }
+    }
+    let live = api
+        .claims
+        .values()
+        .filter(|claim| status.reservations.contains_key(&claim.uid));
+    let once: u64 = live.map(|claim| claim.memory << 30).sum();
+    assert!(status.used.memory >= once, "a reservation counts less than its claim");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+    #[test]
+    fn nothing_is_reserved_twice_or_lost(steps in steps(), backfill in any::<bool>()) {
+        let mut api = Api::new(json!({"hard": {"memory": format!("{HARD}Gi")}, "backfill": backfill}));
+        api.shared("ours", 30);
+        let mut replicas = [Replica::new(&api), Replica::new(&api)];
+        for step in &steps {
+            match step {
+                Step::Pod(pod, size) => api.pod(*pod, Err(*size), true),
+                Step::Sharer(pod) => api.pod(*pod, Ok("ours"), true),
+                Step::Bind(pod) => api.bind(&format!("p{pod:03}")),
+                Step::End(pod) => api.end(&format!("p{pod:03}")),
+                Step::Turn { replica, seen, sent, heard } => {
+                    replicas[*replica].see(&api, *seen);
+                    replicas[*replica].turn(&mut api, *sent, *heard);
+                }
+                Step::Term(replica) => replicas[*replica] = Replica::new(&api),
+                Step::Wait(time) => {
+                    // A watch lags less than reservations of unknown claims are kept.
+                    replicas.iter_mut().filter(|_| *time > 1).for_each(|replica| replica.catch_up(&api));
+                    api.now += seconds(*time);
+                }
+            }
+            check(&api, step);
+        }
+        // Quiet: one leads, and what is left over from claims that are gone goes after its time.
+        let mut leader = Replica::new(&api);
+        leader.settle(&mut api);
+        api.now += seconds(31);
+        leader.settle(&mut api);
+        check(&api, &"the end");
+        let status = api.status();
+        let live: Vec<&str> = api.claims.values().map(|claim| claim.uid.as_str()).collect();
+        for key in status.reservations.keys() {
+            prop_assert!(live.contains(&key.as_str()), "{} is reserved for nobody", key);
+        }
+        let used = status.used.memory >> 30;
+        let mut waiting: Vec<_> = api.pods.values().filter(|pod| pod.gated).collect();
+        waiting.sort_by_key(|pod| pod.number);
+        let fits = |pod: &&support::PodState| used + api.claims[&pod.claim].memory <= HARD;
+        let possible = waiting.iter().filter(|pod| api.claims[&pod.claim].memory <= HARD);
+        match backfill {
+            true => prop_assert!(!waiting.iter().any(&fits), "{waiting:?} wait with {used} used"),
+            false => prop_assert!(!possible.take(1).any(fits), "{waiting:?} wait with {used} used"),
+        }
+    }
+}

@@ -1,0 +1,475 @@
+//! An API server with quotas, pods, claims and the rest, whose watches may lag, and replicas that work on it.
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use vgpu_quota::{Change, Desk, Now, Outcome, PodRef, Quota, Status, Steady, Wall, Write};
+
+pub(crate) const TEAM: &str = "team";
+pub(crate) const START: Wall = Wall(1_795_309_200_000);
+
+pub(crate) fn seconds(seconds: u64) -> Now {
+    Duration::from_secs(seconds)
+}
+
+/// A watch of one kind: what happened, in order.
+#[derive(Debug, Default, Clone)]
+struct Log(Vec<Change>);
+
+#[derive(Debug, Clone)]
+pub(crate) struct PodState {
+    pub(crate) number: u64,
+    pub(crate) uid: String,
+    pub(crate) claim: String,
+    pub(crate) gated: bool,
+    pub(crate) bound: bool,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct ClaimState {
+    pub(crate) uid: String,
+    pub(crate) memory: u64,
+    pub(crate) allocated: bool,
+    /// Gone with its pod.
+    pub(crate) own: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Api {
+    pub(crate) now: Now,
+    version: u64,
+    uids: u64,
+    pub(crate) quota: Option<Value>,
+    pub(crate) pods: BTreeMap<String, PodState>,
+    pub(crate) claims: BTreeMap<String, ClaimState>,
+    pods_log: Log,
+    claims_log: Log,
+    quotas_log: Log,
+    pub(crate) extra: Vec<Change>,
+    /// Reservations that were ever written, and how often they were written anew after they had gone.
+    pub(crate) writes: usize,
+}
+
+impl Api {
+    pub(crate) fn new(spec: Value) -> Self {
+        let mut api = Self {
+            now: seconds(0),
+            version: 100,
+            uids: 0,
+            quota: None,
+            pods: BTreeMap::new(),
+            claims: BTreeMap::new(),
+            pods_log: Log::default(),
+            claims_log: Log::default(),
+            quotas_log: Log::default(),
+            extra: Vec::new(),
+            writes: 0,
+        };
+        api.set_spec(spec);
+        api
+    }
+
+    fn uid(&mut self, of: &str) -> String {
+        self.uids += 1;
+        format!("{of}-{}", self.uids)
+    }
+
+    pub(crate) fn wall(&self) -> Wall {
+        START.after(self.now)
+    }
+
+    pub(crate) fn read(value: &Value) -> Quota {
+        serde_json::from_value(value.clone()).unwrap()
+    }
+
+    fn store(&mut self, mut quota: Value) -> Value {
+        self.version += 1;
+        quota["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        self.quotas_log.0.push(Change::Quota(Box::new(Self::read(&quota))));
+        self.quota = Some(quota.clone());
+        quota
+    }
+
+    pub(crate) fn set_spec(&mut self, spec: Value) {
+        let mut quota = match &self.quota {
+            Some(quota) => quota.clone(),
+            None => {
+                let uid = self.uid("quota");
+                json!({"metadata": {"name": "vgpu", "namespace": TEAM, "uid": uid, "generation": 0,
+                    "creationTimestamp": self.wall().text()}})
+            }
+        };
+        quota["spec"] = spec;
+        let generation = quota["metadata"]["generation"].as_i64().unwrap() + 1;
+        quota["metadata"]["generation"] = json!(generation);
+        self.store(quota);
+    }
+
+    pub(crate) fn delete_quota(&mut self) {
+        if let Some(quota) = self.quota.take() {
+            let uid = quota["metadata"]["uid"].as_str().unwrap().to_owned();
+            self.quotas_log.0.push(Change::QuotaGone {
+                namespace: TEAM.into(),
+                uid,
+            });
+        }
+    }
+
+    pub(crate) fn status(&self) -> Status {
+        self.quota
+            .as_ref()
+            .map(|quota| Self::read(quota).status)
+            .unwrap_or_default()
+    }
+
+    pub(crate) fn status_value(&self) -> Value {
+        self.quota
+            .as_ref()
+            .map(|quota| quota["status"].clone())
+            .unwrap_or_default()
+    }
+
+    pub(crate) fn set_status(&mut self, status: Value) {
+        let mut quota = self.quota.clone().unwrap();
+        quota["status"] = status;
+        self.store(quota);
+    }
+
+    fn claim_value(&self, name: &str) -> Value {
+        let claim = &self.claims[name];
+        let mut value = json!({"metadata": {"name": name, "namespace": TEAM, "uid": claim.uid},
+            "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "vgpu",
+                "capacity": {"requests": {"memory": format!("{}Gi", claim.memory)}}}}]}}});
+        if claim.allocated {
+            let result = json!({"driver": "dra.vgpu", "pool": "n", "device": "gpu-0", "shareID": claim.uid,
+                "consumedCapacity": {"memory": format!("{}Gi", claim.memory), "cores": "0", "shares": "1"}});
+            value["status"] = json!({"allocation": {"devices": {"results": [result]},
+                "allocationTimestamp": self.wall().text()}});
+        }
+        value
+    }
+
+    fn tell_claim(&mut self, name: &str) {
+        let claim = serde_json::from_value(self.claim_value(name)).unwrap();
+        self.claims_log.0.push(Change::Claim(claim));
+    }
+
+    fn tell_pod(&mut self, name: &str) {
+        let pod = &self.pods[name];
+        let gates = if pod.gated {
+            json!([{"name": "dra.vgpu/quota"}])
+        } else {
+            json!([])
+        };
+        let node = if pod.bound { "n" } else { "" };
+        let created = Wall(START.0 + i64::try_from(pod.number).unwrap() * 1000).text();
+        let value = json!({"metadata": {"name": name, "namespace": TEAM, "uid": pod.uid, "creationTimestamp": created},
+            "spec": {"schedulingGates": gates, "nodeName": node,
+                "resourceClaims": [{"name": "gpu", "resourceClaimName": pod.claim}]}});
+        self.pods_log
+            .0
+            .push(Change::Pod(serde_json::from_value(value).unwrap()));
+    }
+
+    /// A claim that outlives its pods.
+    pub(crate) fn shared(&mut self, name: &str, memory: u64) {
+        let uid = self.uid("claim");
+        self.claims.insert(
+            name.into(),
+            ClaimState {
+                uid,
+                memory,
+                allocated: false,
+                own: false,
+            },
+        );
+        self.tell_claim(name);
+    }
+
+    /// A pod with a claim of its own, or one that is there.
+    pub(crate) fn pod(&mut self, number: u64, claim: Result<&str, u64>, gated: bool) {
+        let name = format!("p{number:03}");
+        if self.pods.contains_key(&name) {
+            return;
+        }
+        let claim = match claim {
+            Ok(shared) => shared.to_owned(),
+            Err(memory) => {
+                let uid = self.uid("claim");
+                let claim = format!("{name}-gpu");
+                self.claims.insert(
+                    claim.clone(),
+                    ClaimState {
+                        uid,
+                        memory,
+                        allocated: false,
+                        own: true,
+                    },
+                );
+                self.tell_claim(&claim);
+                claim
+            }
+        };
+        let uid = self.uid("pod");
+        self.pods.insert(
+            name.clone(),
+            PodState {
+                number,
+                uid,
+                claim,
+                gated,
+                bound: false,
+            },
+        );
+        self.tell_pod(&name);
+    }
+
+    /// kube-scheduler: allocates the claim of a pod without a gate, and binds it.
+    pub(crate) fn bind(&mut self, name: &str) {
+        let Some(pod) = self.pods.get_mut(name).filter(|pod| !pod.gated && !pod.bound) else {
+            return;
+        };
+        let claim = pod.claim.clone();
+        let Some(known) = self.claims.get_mut(&claim) else {
+            return;
+        };
+        pod.bound = true;
+        if !known.allocated {
+            known.allocated = true;
+            self.tell_claim(&claim);
+        }
+        self.tell_pod(name);
+    }
+
+    /// The pod goes; its claim is freed when it was the last, and goes too if it is its own.
+    pub(crate) fn end(&mut self, name: &str) {
+        let Some(pod) = self.pods.remove(name) else { return };
+        self.pods_log.0.push(Change::PodGone {
+            namespace: TEAM.into(),
+            uid: pod.uid,
+        });
+        if self.pods.values().any(|other| other.claim == pod.claim && other.bound) {
+            return;
+        }
+        let Some(claim) = self.claims.get_mut(&pod.claim) else {
+            return;
+        };
+        if claim.own {
+            let uid = claim.uid.clone();
+            self.claims.remove(&pod.claim);
+            self.claims_log.0.push(Change::ClaimGone {
+                namespace: TEAM.into(),
+                uid,
+            });
+        } else if claim.allocated {
+            claim.allocated = false;
+            self.tell_claim(&pod.claim);
+        }
+    }
+
+    pub(crate) fn delete_claim(&mut self, name: &str) {
+        if let Some(claim) = self.claims.remove(name) {
+            self.claims_log.0.push(Change::ClaimGone {
+                namespace: TEAM.into(),
+                uid: claim.uid,
+            });
+        }
+    }
+
+    pub(crate) fn ungate(&mut self, pod: &PodRef, claims: &[(String, String)]) -> Outcome {
+        let is_same = |(name, uid): &(String, String)| self.claims.get(name).is_some_and(|claim| claim.uid == *uid);
+        if !claims.iter().all(is_same) {
+            return Outcome::Again;
+        }
+        if let Some(known) = self.pods.get_mut(&pod.name).filter(|known| known.uid == pod.uid) {
+            known.gated = false;
+            self.tell_pod(&pod.name);
+        }
+        Outcome::Ungated
+    }
+
+    pub(crate) fn send(&mut self, write: &Write) -> Outcome {
+        match write {
+            Write::Ungate { pod, claims } => self.ungate(pod, claims),
+            Write::Evict { .. } => panic!("nobody is over budget with pods of low priority here"),
+            Write::Label { .. } | Write::Stamp { .. } => unreachable!("no namespace is listed"),
+            Write::Read { .. } => match &self.quota {
+                Some(quota) => Outcome::Quota(Box::new(Self::read(quota))),
+                None => Outcome::NoQuota,
+            },
+            Write::Status {
+                uid, version, status, ..
+            } => {
+                let Some(quota) = self
+                    .quota
+                    .clone()
+                    .filter(|quota| quota["metadata"]["uid"] == uid.as_str())
+                else {
+                    return Outcome::Again;
+                };
+                if quota["metadata"]["resourceVersion"] != version.as_str() {
+                    return Outcome::Again;
+                }
+                let mut quota = quota;
+                quota["status"] = serde_json::to_value(status).unwrap();
+                self.writes += 1;
+                Outcome::Quota(Box::new(Self::read(&self.store(quota))))
+            }
+        }
+    }
+
+    /// GiB that run, or may begin to at any moment.
+    pub(crate) fn running(&self) -> u64 {
+        let may_run = |name: &str, claim: &ClaimState| {
+            claim.allocated || self.pods.values().any(|pod| pod.claim == name && !pod.gated)
+        };
+        self.claims
+            .iter()
+            .filter(|(name, claim)| may_run(name, claim))
+            .map(|(_, claim)| claim.memory)
+            .sum()
+    }
+}
+
+/// One process: its desk, and how far its watches are.
+#[derive(Debug)]
+pub(crate) struct Replica {
+    pub(crate) desk: Desk,
+    seen: [usize; 3],
+    pub(crate) notices: Vec<String>,
+}
+
+fn class() -> Change {
+    let class = json!({"metadata": {"name": "vgpu"},
+        "spec": {"selectors": [{"cel": {"expression": "device.driver == \"dra.vgpu\""}}]}});
+    Change::Class(serde_json::from_value(class).unwrap())
+}
+
+fn slice() -> Change {
+    let slice = json!({"metadata": {"name": "s"}, "spec": {"driver": "dra.vgpu", "pool": {"name": "n"},
+        "devices": [{"name": "gpu-0", "attributes": {"type": {"string": "gpu"}}, "capacity": {"memory": {"value": "80Gi"}}}]}});
+    Change::Slice(serde_json::from_value(slice).unwrap())
+}
+
+impl Replica {
+    /// A new term: it lists everything as it is now.
+    pub(crate) fn new(api: &Api) -> Self {
+        Self::with_clock(api, Steady::new(api.now, api.wall()))
+    }
+
+    pub(crate) fn with_clock(api: &Api, clock: Steady) -> Self {
+        let mut desk = Desk::new(clock);
+        let now = api.now;
+        desk.apply(class(), now);
+        desk.apply(
+            Change::Classes {
+                names: vec!["vgpu".into()],
+            },
+            now,
+        );
+        desk.apply(slice(), now);
+        desk.apply(
+            Change::Slices {
+                names: vec!["s".into()],
+            },
+            now,
+        );
+        for change in &api.extra {
+            desk.apply(change.clone(), now);
+        }
+        desk.apply(
+            Change::ResourceQuotas {
+                names: vec![(TEAM.into(), "q".into())],
+            },
+            now,
+        );
+        // Labels and defaults: `tests/keeper.rs`.
+        desk.apply(Change::Namespaces { uids: Vec::new() }, now);
+        desk.apply(Change::Defaults { names: Vec::new() }, now);
+        let uid = |quota: &Value| quota["metadata"]["uid"].as_str().unwrap().to_owned();
+        if let Some(quota) = &api.quota {
+            desk.apply(Change::Quota(Box::new(Api::read(quota))), now);
+        }
+        desk.apply(
+            Change::Quotas {
+                uids: api.quota.iter().map(uid).collect(),
+            },
+            now,
+        );
+        let mut replica = Self {
+            desk,
+            seen: [0; 3],
+            notices: Vec::new(),
+        };
+        // The last state of each object is that of a list.
+        replica.catch_up(api);
+        replica.desk.apply(
+            Change::Claims {
+                uids: api.claims.values().map(|claim| claim.uid.clone()).collect(),
+            },
+            now,
+        );
+        replica.desk.apply(
+            Change::Pods {
+                uids: api.pods.values().map(|pod| pod.uid.clone()).collect(),
+            },
+            now,
+        );
+        replica
+    }
+
+    /// Each watch shows at most so many more.
+    pub(crate) fn see(&mut self, api: &Api, most: [usize; 3]) {
+        for (i, log) in [&api.pods_log, &api.claims_log, &api.quotas_log]
+            .into_iter()
+            .enumerate()
+        {
+            let until = (self.seen[i] + most[i]).min(log.0.len());
+            for change in &log.0[self.seen[i]..until] {
+                self.desk.apply(change.clone(), api.now);
+            }
+            self.seen[i] = until;
+        }
+    }
+
+    pub(crate) fn catch_up(&mut self, api: &Api) {
+        self.see(api, [usize::MAX >> 1; 3]);
+    }
+
+    /// Plans; so many of its writes are sent, and it hears of so many.
+    pub(crate) fn turn(&mut self, api: &mut Api, sent: usize, heard: usize) -> usize {
+        let plan = self.desk.plan(api.now);
+        self.notices.extend(
+            plan.notices
+                .iter()
+                .map(|(subject, notice)| format!("{} {}: {notice}", subject.name, notice.reason())),
+        );
+        let writes = plan.writes.len();
+        for (i, write) in plan.writes.iter().enumerate() {
+            let outcome = match i < sent {
+                true => api.send(write),
+                false => Outcome::Again,
+            };
+            let outcome = if i < heard { outcome } else { Outcome::Again };
+            self.desk.report(&write.task(), outcome, api.now);
+        }
+        writes
+    }
+
+    /// Until nothing is left to do.
+    pub(crate) fn settle(&mut self, api: &mut Api) {
+        for _ in 0..500 {
+            self.catch_up(api);
+            if self.turn(api, usize::MAX, usize::MAX) == 0 {
+                api.now += Duration::from_millis(300);
+                self.catch_up(api);
+                if self.turn(api, usize::MAX, usize::MAX) == 0 {
+                    return;
+                }
+            }
+        }
+        panic!("it does not settle");
+    }
+}

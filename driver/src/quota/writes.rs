@@ -1,0 +1,294 @@
+//! The writes of quotas as requests, and what each answer means.
+
+use std::time::Duration;
+
+use futures::future::try_join_all;
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use vgpu_quota::{Mark, Outcome, PodRef, Quota, Status, Write, names};
+
+/// For one write with its reads. The lease is held for longer after the check than this.
+const TIMEOUT: Duration = Duration::from_secs(5);
+const MANAGER: &str = "vgpu-controller";
+
+/// Performs a write. It never fails: whatever is not known to be done is decided on again.
+pub(super) async fn send(client: &Client, write: &Write) -> Outcome {
+    let sent = async {
+        match write {
+            Write::Status {
+                namespace,
+                uid,
+                version,
+                status,
+            } => put(client, namespace, uid, version, status).await,
+            Write::Read { namespace } => read(client, namespace).await,
+            Write::Ungate { pod, claims } => ungate(client, pod, claims).await,
+            Write::Evict { waiting, victims } => evict(client, waiting, victims).await,
+            Write::Label { namespace, uid, mark } => label(client, namespace, uid, *mark).await,
+            Write::Stamp {
+                namespace,
+                default,
+                spec,
+                over,
+            } => stamp(client, namespace, default, spec, over.as_ref()).await,
+        }
+    };
+    match tokio::time::timeout(TIMEOUT, sent).await {
+        Ok(Ok(outcome)) => outcome,
+        Ok(Err(error)) => failed(write, &error),
+        Err(_) => {
+            tracing::warn!(task = ?write.task(), "no answer within {TIMEOUT:?}; it is tried again");
+            Outcome::Again
+        }
+    }
+}
+
+/// For metrics.
+pub(super) const fn intent(write: &Write) -> &'static str {
+    match write {
+        Write::Status { .. } => "status",
+        Write::Read { .. } => "read",
+        Write::Ungate { .. } => "gate",
+        Write::Evict { .. } => "evict",
+        Write::Label { .. } => "label",
+        Write::Stamp { .. } => "default",
+    }
+}
+
+/// For metrics.
+pub(super) fn name(outcome: &Outcome) -> &'static str {
+    match outcome {
+        Outcome::Quota(_) | Outcome::NoQuota | Outcome::Ungated | Outcome::Labelled => "done",
+        Outcome::Evicted { kept, .. } if !kept.is_empty() => "refused",
+        Outcome::Evicted { .. } => "done",
+        Outcome::Again => "again",
+        Outcome::Refused(_) => "refused",
+        Outcome::Dropped => "dropped",
+    }
+}
+
+fn quotas(namespace: &str) -> String {
+    format!("/apis/dra.vgpu/v1alpha1/namespaces/{namespace}/vgpuquotas")
+}
+
+fn path(namespace: &str, rest: &str) -> String {
+    format!("{}/{}{rest}", quotas(namespace), names::QUOTA)
+}
+
+/// Lands only on that version.
+async fn put(client: &Client, namespace: &str, uid: &str, version: &str, status: &Status) -> kube::Result<Outcome> {
+    let object = json!({"apiVersion": "dra.vgpu/v1alpha1", "kind": "VgpuQuota",
+        "metadata": {"name": names::QUOTA, "namespace": namespace, "uid": uid, "resourceVersion": version},
+        "status": status});
+    let uri = path(namespace, &format!("/status?fieldManager={MANAGER}"));
+    let request = hyper::Request::put(uri).header("content-type", "application/json");
+    let request = request
+        .body(object.to_string().into_bytes())
+        .map_err(kube::Error::HttpError)?;
+    client.request::<Value>(request).await.map(answer)
+}
+
+async fn read(client: &Client, namespace: &str) -> kube::Result<Outcome> {
+    let request = hyper::Request::get(path(namespace, ""));
+    let request = request.body(Vec::new()).map_err(kube::Error::HttpError)?;
+    match client.request::<Value>(request).await {
+        Ok(quota) => Ok(answer(quota)),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(Outcome::NoQuota),
+        Err(error) => Err(error),
+    }
+}
+
+fn answer(quota: Value) -> Outcome {
+    match serde_json::from_value::<Quota>(quota) {
+        Ok(quota) => Outcome::Quota(Box::new(quota)),
+        Err(error) => {
+            tracing::warn!(%error, "a VgpuQuota cannot be read");
+            Outcome::Again
+        }
+    }
+}
+
+/// Reads the pod's claims as they are now, and takes the gate off if they are those that were reserved.
+async fn ungate(client: &Client, pod: &PodRef, claims: &[(String, String)]) -> kube::Result<Outcome> {
+    let api: Api<ResourceClaim> = Api::namespaced(client.clone(), &pod.namespace);
+    let found = try_join_all(claims.iter().map(|(name, _)| api.get_metadata_opt(name))).await?;
+    let is_same = |(found, (_, uid)): (_, &(String, String))| {
+        let found: &Option<kube::core::PartialObjectMeta<ResourceClaim>> = found;
+        found
+            .as_ref()
+            .is_some_and(|claim| claim.metadata.uid.as_ref() == Some(uid))
+    };
+    if !found.iter().zip(claims).all(is_same) {
+        tracing::debug!(
+            namespace = pod.namespace,
+            pod = pod.name,
+            "its claims are others by now"
+        );
+        return Ok(Outcome::Again);
+    }
+    // The uid makes the patch fail on another pod of this name.
+    let patch = json!({"metadata": {"uid": pod.uid},
+        "spec": {"schedulingGates": [{"$patch": "delete", "name": names::GATE}]}});
+    let pods: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace);
+    pods.patch_metadata(&pod.name, &parameters(), &Patch::Strategic(patch))
+        .await?;
+    Ok(Outcome::Ungated)
+}
+
+/// Evicts all of these, or none if a dry run for one of them is refused: so nobody goes in vain where a
+/// PodDisruptionBudget keeps another. Two pods of one such budget pass the dry runs and not what follows; then those that
+/// went stay so, and others are chosen for the rest.
+async fn evict(client: &Client, waiting: &PodRef, victims: &[PodRef]) -> kube::Result<Outcome> {
+    let (mut gone, mut kept) = (Vec::new(), Vec::new());
+    if !still_waits(client, waiting).await? {
+        return Ok(Outcome::Evicted { gone, kept });
+    }
+    for victim in victims {
+        if let Err(why) = evict_one(client, victim, true).await? {
+            kept.push((victim.clone(), why));
+        }
+    }
+    if !kept.is_empty() {
+        return Ok(Outcome::Evicted { gone, kept });
+    }
+    for victim in victims {
+        match evict_one(client, victim, false).await? {
+            Ok(true) => gone.push(victim.clone()),
+            Ok(false) => {}
+            Err(why) => {
+                kept.push((victim.clone(), why));
+                break;
+            }
+        }
+    }
+    Ok(Outcome::Evicted { gone, kept })
+}
+
+/// The watch may be behind: it was bound a moment ago, or is gone.
+async fn still_waits(client: &Client, waiting: &PodRef) -> kube::Result<bool> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), &waiting.namespace);
+    let Some(pod) = pods.get_opt(&waiting.name).await? else {
+        return Ok(false);
+    };
+    let is_same = pod.metadata.uid.as_ref() == Some(&waiting.uid) && pod.metadata.deletion_timestamp.is_none();
+    Ok(is_same && pod.spec.is_none_or(|spec| spec.node_name.is_none()))
+}
+
+/// `Ok(false)`: the pod is gone by itself. `Err`: the API server says no, and the pod stays.
+async fn evict_one(client: &Client, pod: &PodRef, is_dry_run: bool) -> kube::Result<Result<bool, String>> {
+    // Not by kube's `evict`, which writes `delete_options`: the API server would not see the UID.
+    let eviction = json!({"apiVersion": "policy/v1", "kind": "Eviction",
+        "metadata": {"name": pod.name, "namespace": pod.namespace},
+        "deleteOptions": {"preconditions": {"uid": pod.uid}}});
+    let dry_run = if is_dry_run { "&dryRun=All" } else { "" };
+    let uri = format!(
+        "/api/v1/namespaces/{}/pods/{}/eviction?fieldManager={MANAGER}{dry_run}",
+        pod.namespace, pod.name
+    );
+    let request = hyper::Request::post(uri).header("content-type", "application/json");
+    let request = request
+        .body(eviction.to_string().into_bytes())
+        .map_err(kube::Error::HttpError)?;
+    match client.request::<Value>(request).await {
+        Ok(_) => Ok(Ok(true)),
+        Err(kube::Error::Api(status)) => match status.code {
+            // Another by this name.
+            404 | 409 => Ok(Ok(false)),
+            401 | 408 | 501.. => Err(kube::Error::Api(status)),
+            // 429: a PodDisruptionBudget; 500: two of them.
+            _ => Ok(Err(format!(
+                "pod {} of namespace {}: {}",
+                pod.name, pod.namespace, status.message
+            ))),
+        },
+        Err(error) => Err(error),
+    }
+}
+
+/// Sets the label of a namespace or removes it, and nothing else of it.
+async fn label(client: &Client, namespace: &str, uid: &str, mark: Option<Mark>) -> kube::Result<Outcome> {
+    // The uid makes the patch fail on another namespace of this name.
+    let patch = json!({"metadata": {"uid": uid, "labels": {names::LABEL: mark.map(Mark::text)}}});
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    namespaces
+        .patch_metadata(namespace, &parameters(), &Patch::Merge(patch))
+        .await?;
+    Ok(Outcome::Labelled)
+}
+
+/// Creates the quota of a default, or writes its spec over that version.
+async fn stamp(
+    client: &Client,
+    namespace: &str,
+    default: &str,
+    spec: &Value,
+    over: Option<&(String, String)>,
+) -> kube::Result<Outcome> {
+    let text = spec.to_string();
+    let request = match over {
+        None => {
+            let object = json!({"apiVersion": "dra.vgpu/v1alpha1", "kind": "VgpuQuota",
+                "metadata": {"name": names::QUOTA, "namespace": namespace, "labels": {names::FROM_DEFAULT: default},
+                    "annotations": {names::STAMPED_SPEC: text}},
+                "spec": spec});
+            let request = hyper::Request::post(format!("{}?fieldManager={MANAGER}", quotas(namespace)));
+            request
+                .header("content-type", "application/json")
+                .body(object.to_string().into_bytes())
+        }
+        // Both are there: the quota was stamped before. The version makes the patch fail on a later one.
+        Some((uid, version)) => {
+            let set = |path: &str, value: Value| json!({"op": "add", "path": path, "value": value});
+            let key = |name: &str| name.replace('/', "~1");
+            let patch = json!([
+                set("/metadata/uid", json!(uid)),
+                set("/metadata/resourceVersion", json!(version)),
+                set(
+                    &format!("/metadata/labels/{}", key(names::FROM_DEFAULT)),
+                    json!(default)
+                ),
+                set(
+                    &format!("/metadata/annotations/{}", key(names::STAMPED_SPEC)),
+                    json!(text)
+                ),
+                set("/spec", spec.clone()),
+            ]);
+            let request = hyper::Request::patch(path(namespace, &format!("?fieldManager={MANAGER}")));
+            request
+                .header("content-type", "application/json-patch+json")
+                .body(patch.to_string().into_bytes())
+        }
+    };
+    let request = request.map_err(kube::Error::HttpError)?;
+    client.request::<Value>(request).await.map(answer)
+}
+
+fn parameters() -> PatchParams {
+    PatchParams {
+        field_manager: Some(MANAGER.to_owned()),
+        ..PatchParams::default()
+    }
+}
+
+fn failed(write: &Write, error: &kube::Error) -> Outcome {
+    match (write, error) {
+        (Write::Ungate { .. }, kube::Error::Api(status)) if status.code == 404 => Outcome::Ungated,
+        (Write::Label { .. }, kube::Error::Api(status)) if status.code == 404 => Outcome::Labelled,
+        // Another version, or none.
+        (_, kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Outcome::Again,
+        // It was not processed, or nobody knows how far.
+        (_, kube::Error::Api(status))
+            if (400..500).contains(&status.code) && ![401, 408, 429].contains(&status.code) =>
+        {
+            tracing::warn!(task = ?write.task(), %status, "the API server refuses a write for quotas");
+            Outcome::Refused(status.message.clone())
+        }
+        _ => {
+            tracing::warn!(task = ?write.task(), %error, "a write for quotas failed and is tried again");
+            Outcome::Again
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Quotas that a VgpuQuotaDefault makes.
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use vgpu_e2e::kube::Kube;
+use vgpu_e2e::outcome::after;
+use vgpu_e2e::wait::wait;
+
+use super::namespace::{quota, refused, set_quota, wait_label};
+use crate::shared::{self, LIMIT};
+
+fn default(name: &str, spec: &Value) -> String {
+    json!({"apiVersion": "dra.vgpu/v1alpha1", "kind": "VgpuQuotaDefault", "metadata": {"name": name}, "spec": spec})
+        .to_string()
+}
+
+/// Of namespaces with this label.
+fn shares(selected: &str, number: u64) -> Value {
+    json!({"namespaceSelector": {"matchLabels": {"quota-test": selected}}, "quota": {"hard": {"shares": number}}})
+}
+
+fn wait_shares(kube: &Kube<'_>, wanted: u64) -> Result<Value> {
+    wait(LIMIT, &format!("a quota of {wanted} shares"), || {
+        let quota = kube.get(&["vgpuquota", "vgpu"])?;
+        let is_so = quota["spec"]["hard"]["shares"] == wanted;
+        is_so.then_some(Some(quota.clone())).with_context(|| quota.to_string())
+    })
+}
+
+pub(super) fn stamped() -> Result<()> {
+    shared::in_namespace("quota-default", |installed, kube| {
+        let any_field = ["create", "--validate=false", "-f", "-"];
+        let bad = default(
+            "bad",
+            &json!({"namespaceSelector": {}, "quota": {"hard": {"memory": "80GB"}}}),
+        );
+        refused(
+            kube,
+            &any_field,
+            &bad,
+            "spec.quota.hard.memory: \"80GB\" is neither 0 nor at least 64Mi",
+        )?;
+        let bad = default("bad", &json!({"quota": {}}));
+        refused(
+            kube,
+            &any_field,
+            &bad,
+            "spec.namespaceSelector: missing; write matchLabels",
+        )?;
+        shared::in_namespace_of(installed, "quota-own", |_, own| {
+            let outcome = with_defaults(kube, own);
+            let names = ["test-a", "test-b"];
+            let removed = [&["delete", "vgpuquotadefault", "--ignore-not-found"][..], &names].concat();
+            after(outcome, kube.run(&removed).map(drop))
+        })
+    })
+}
+
+fn with_defaults(kube: &Kube<'_>, own: &Kube<'_>) -> Result<()> {
+    // An administrator's own, and a namespace without one; both were there before the default.
+    set_quota(own, &json!({"hard": {"shares": 7}}))?;
+    for namespace in ["quota-default", "quota-own"] {
+        kube.run(&["label", "namespace", namespace, "quota-test=yes"])?;
+    }
+    kube.apply(&default("test-b", &shares("yes", 2)))?;
+    let quota_of_default = wait_shares(kube, 2)?;
+    let made_by = &quota_of_default["metadata"]["labels"]["dra.vgpu/default"];
+    ensure!(made_by == "test-b", "{quota_of_default}");
+    wait_label(kube, "quota-default", Some("InBudget"))?;
+    let table = kube.run(&["get", "vgpuquotas", "-o", "wide"])?;
+    ensure!(table.contains("DEFAULT") && table.contains("test-b"), "{table}");
+    // It changes, and the quota with it.
+    kube.apply(&default("test-b", &shares("yes", 3)))?;
+    wait_shares(kube, 3)?;
+    // Of two the first by name applies, and the other is told.
+    kube.apply(&default("test-a", &shares("yes", 4)))?;
+    wait_shares(kube, 4)?;
+    let in_default = ["get", "events", "-n", "default", "-o", "jsonpath={.items[*].message}"];
+    wait(LIMIT, "the other default to be told", || {
+        let said = kube.run(&in_default)?;
+        let words = "matches VgpuQuotaDefault test-a too, which is the first by name";
+        said.contains(words).then_some(Some(())).context(said)
+    })?;
+    // An administrator changes it: it is theirs.
+    kube.apply(&quota(&json!({"hard": {"shares": 5}})))?;
+    kube.apply(&default("test-a", &shares("yes", 6)))?;
+    kube.run(&["label", "namespace", "default", "quota-test=yes"])?;
+    // The default is at work: another namespace gets its quota now.
+    let elsewhere = wait(LIMIT, "a quota in another namespace", || {
+        let said = kube.run(&[
+            "get",
+            "vgpuquota",
+            "vgpu",
+            "-n",
+            "default",
+            "-o",
+            "jsonpath={.spec.hard.shares}",
+        ])?;
+        (said == "6").then_some(Some(())).context(said)
+    });
+    let unlabelled = kube.run(&["label", "namespace", "default", "quota-test-"]).map(drop);
+    let gone = kube.run(&["delete", "vgpuquotadefault", "test-a", "test-b"]).map(drop);
+    // It stays when its defaults are gone, until it is deleted.
+    let stays = || {
+        wait_shares(kube, 5)?;
+        wait_shares(own, 7)?;
+        let left = kube.run(&["get", "vgpuquota", "vgpu", "-n", "default", "-o", "name"])?;
+        ensure!(left.contains("vgpu"), "the quota went with its default");
+        Ok(())
+    };
+    let outcome = after(elsewhere, after(unlabelled, gone)).and_then(|()| stays());
+    let deleted = kube
+        .run(&["delete", "vgpuquota", "vgpu", "-n", "default", "--ignore-not-found"])
+        .map(drop);
+    after(outcome, deleted)?;
+    wait_label(kube, "default", None)
+}
