@@ -23,8 +23,10 @@ pub struct Claim {
     pub namespace: String,
     pub name: String,
     pub uid: String,
-    asks: Vec<Vec<Ask>>,
-    given: Option<Vec<Given>>,
+    /// Empty once it is allocated: then it counts what it was given. Boxed, as there may be ten thousand claims and a
+    /// vector keeps room for more.
+    asks: Box<[Box<[Ask]>]>,
+    given: Option<Box<[Given]>>,
     /// When it was allocated, in whole seconds.
     pub allocated_at: Option<Wall>,
     /// The pod that it was made for by its extended resources.
@@ -288,7 +290,7 @@ impl From<wire::Claim> for Claim {
         let constraints = claim.spec.devices.constraints.as_ref();
         let is_constrained = constraints.is_some_and(|constraints| !constraints.is_empty());
         let requests = claim.spec.devices.requests.into_iter().flatten();
-        let alternatives = |request: wire::Request| -> Vec<Ask> {
+        let alternatives = |request: wire::Request| -> Box<[Ask]> {
             let exactly = request.exactly.into_iter();
             let all = exactly.chain(request.first_available.into_iter().flatten());
             all.map(Ask::from).collect()
@@ -300,7 +302,7 @@ impl From<wire::Claim> for Claim {
             .is_some_and(|value| value == "true");
         let mut owners = claim.metadata.owner_references.into_iter();
         let owner = owners.find(|owner| owner.kind == "Pod").map(|owner| owner.uid);
-        let given = claim.status.allocation.as_ref().map(|allocation| {
+        let given: Option<Box<[Given]>> = claim.status.allocation.as_ref().map(|allocation| {
             let results = allocation.devices.results.iter().flatten();
             let ours = results.filter(|result| result.driver == DRIVER_NAME && result.admin_access != Some(true));
             // Monitors of ours have no capacity and are no GPU; `Gpus` does not know them.
@@ -321,7 +323,7 @@ impl From<wire::Claim> for Claim {
             namespace: claim.metadata.namespace,
             name: claim.metadata.name,
             uid: claim.metadata.uid,
-            asks: requests.map(alternatives).collect(),
+            asks: requests.filter(|_| given.is_none()).map(alternatives).collect(),
             given,
             allocated_at: at.as_deref().and_then(Wall::parse),
             extended_of: owner.filter(|_| is_extended),

@@ -17,11 +17,11 @@ pub struct Pod {
     pub created: String,
     pub is_gated: bool,
     /// Gates of others; ours opens last.
-    pub other_gates: Vec<String>,
+    pub other_gates: Box<[String]>,
     /// By their names in the pod: the claims; `None` while Kubernetes has not made it.
-    pub claims: Vec<(String, Option<String>)>,
+    pub claims: Box<[(String, Option<String>)]>,
     /// Names with a slash, of which those of our classes count.
-    pub extended: Vec<(String, u64)>,
+    pub extended: Box<[(String, u64)]>,
     /// It has finished.
     pub is_over: bool,
     pub is_deleted: bool,
@@ -160,7 +160,7 @@ impl<'de> Deserialize<'de> for Pod {
             uid: metadata.uid,
             created: metadata.creation_timestamp,
             is_gated: !ours.is_empty(),
-            other_gates,
+            other_gates: other_gates.into(),
             extended: extended.into_iter().collect(),
             is_over: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
             is_deleted: metadata.deletion_timestamp.is_some(),
@@ -191,13 +191,13 @@ mod tests {
             "status": {"phase": "Pending", "resourceClaimStatuses": [{"name": "a", "resourceClaimName": "p-a"}, {"name": "d"}]}}))
         .unwrap();
         assert!(pod.is_gated && pod.is_relevant() && !pod.is_over && !pod.is_bound());
-        assert_eq!(pod.other_gates, ["kueue"]);
+        assert_eq!(*pod.other_gates, ["kueue".to_owned()]);
         let claims = [("a", Some("p-a")), ("b", Some("own")), ("c", None)];
         assert_eq!(
-            pod.claims,
+            *pod.claims,
             claims.map(|(name, claim)| (name.to_owned(), claim.map(str::to_owned)))
         );
-        assert_eq!(pod.extended, [("nvidia.com/gpu".to_owned(), 3)]);
+        assert_eq!(*pod.extended, [("nvidia.com/gpu".to_owned(), 3)]);
         let bare: Pod = serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": {"nodeName": ""}})).unwrap();
         assert!(!bare.is_relevant() && !bare.is_bound());
     }
