@@ -10,8 +10,10 @@
 #   cannot run counts as one test.
 #
 # `test.sh STAGE...` runs only these stages: fmt circles scripts dist tools clippy unit conformance e2e, and miri, which
-# takes minutes and only runs by name (`make miri`). `test.sh quick` (`make unit`) is all that needs neither a cluster
-# nor a build of Kubernetes: tests that compare with a Go program use one from the cache, else they are skipped.
+# takes minutes and only runs by name (`make miri`). A run of all stages has e2e in two halves, e2e-node and
+# e2e-controller (e2e/tests/cluster/main.rs), which run side by side. `test.sh quick` (`make unit`) is all that needs
+# neither a cluster nor a build of Kubernetes: tests that compare with a Go program use one from the cache, else they are
+# skipped.
 #
 # Times: libtest measures each test (timed.sh), from its start to its end, beside the other tests of its program. Cluster
 # tests, which run one at a time, and doc-tests print no times: for them it is the time since the line of the test before,
@@ -200,9 +202,22 @@ stage_miri() {
   fi
 }
 stage_conformance() { run_stage conformance libtest --manifest-path cdi/conformance/Cargo.toml; }
-# Most of it is waiting for a cluster, so it runs beside clippy and the unit tests where both are wanted.
+# Most of it is waiting for a cluster, so where all stages are wanted the first half runs beside clippy and the unit
+# tests, and the second, without the tests that need no cluster, begins as soon as these have ended.
 e2e=(libtest -p vgpu-e2e)
-stage_e2e() { run_stage e2e "${e2e[@]}"; }
+half() { # HALF COMMAND...
+  export VGPU_E2E_HALF=$1
+  shift
+  "$@"
+}
+stage_e2e() {
+  if [ -n "${beside[e2e-node]:-}" ]; then
+    run_stage e2e-node libtest
+    run_stage e2e-controller libtest
+  else
+    run_stage e2e "${e2e[@]}"
+  fi
+}
 
 stages=("$@")
 [ ${#stages[@]} -gt 0 ] || stages=(fmt circles scripts dist tools clippy unit conformance e2e)
@@ -222,9 +237,12 @@ for name in "${stages[@]}"; do
   # From here on nothing is built that the cluster needs. Where sudo asks for a password, it needs the terminal.
   case "$name ${stages[*]} " in "clippy "*" tools "*"e2e "*)
     if [ "$(id -u)" -eq 0 ] || sudo -n true 2>/dev/null; then
-      begin e2e "${e2e[@]}"
+      begin e2e-node half node "${e2e[@]}"
       gently=(nice -n 5)
     fi
+    ;;
+  "conformance "*)
+    [ -z "${beside[e2e-node]:-}" ] || begin e2e-controller half controller "${e2e[@]}" --test cluster
     ;;
   esac
   declare -F "stage_$name" >/dev/null || fail "$name: not a stage; there are fmt circles scripts dist tools clippy unit miri conformance e2e"

@@ -22,12 +22,13 @@ pub const BUILT: &str = "VGPU_E2E_BUILT";
 /// Names the file.
 pub const VARIABLE: &str = "VGPU_E2E_PREPARED";
 /// Variables that sudo removes and the second half needs.
-const PASSED_ON: [&str; 15] = [
+const PASSED_ON: [&str; 16] = [
     "HOME",
     "PATH",
     "XDG_CACHE_HOME",
     "CARGO_TARGET_DIR",
     "VGPU_DIST",
+    "VGPU_E2E_HALF",
     "VGPU_SKIP_LOG",
     "VGPU_FULL_SIZE",
     "VGPU_STORM_PODS",

@@ -8,13 +8,11 @@ use vgpu_e2e::workload;
 
 use crate::shared::{self, Installed, LIMIT, Test};
 
-pub(crate) const TESTS: &[Test] = &[
-    (
-        "example_dialects_run_unchanged_with_limits_that_hold",
-        on_kube_scheduler,
-    ),
-    ("dialects_run_unchanged_in_controller_mode", in_controller_mode),
-];
+pub(crate) const ON_KUBE_SCHEDULER: &[Test] = &[(
+    "example_dialects_run_unchanged_with_limits_that_hold",
+    on_kube_scheduler,
+)];
+pub(crate) const IN_CONTROLLER_MODE: &[Test] = &[("dialects_run_unchanged_in_controller_mode", in_controller_mode)];
 
 const NAMESPACE: &str = "dialects";
 const MIB: u64 = 1 << 20;

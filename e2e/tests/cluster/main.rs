@@ -27,6 +27,9 @@
 //! load.rs       pods that come and go; plugins.rs the plugin's pods; releases.rs other releases; size.rs how large all is
 //! ```
 //! One test at a time: they share the node's GPUs. A test that cannot run prints its name and reason and counts as ignored.
+//!
+//! Most of a run is waiting, so `make test` runs two of them side by side, each with clusters of its own: VGPU_E2E_HALF is
+//! `node` or `controller`, and the tests below say to which half they belong. Unset, one run has them all.
 
 mod adversity;
 mod attacks;
@@ -63,7 +66,7 @@ mod upgrades;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use libtest_mimic::{Arguments, Trial};
 use vgpu_e2e::preflight::{self, Nowhere};
 use vgpu_e2e::prepared::Prepared;
@@ -72,21 +75,28 @@ use vgpu_e2e::{interrupt, patience};
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
+    let tests = match wanted() {
+        Ok(half) => tests(half),
+        Err(error) => {
+            eprintln!("{error:#}");
+            return ExitCode::FAILURE;
+        }
+    };
     if arguments.list {
-        return libtest_mimic::run(&arguments, trials()).exit_code();
+        return libtest_mimic::run(&arguments, trials(tests)).exit_code();
     }
     match prepare() {
         Ok(prepared) => shared::provide(prepared),
         Err(error) if error.is::<Nowhere>() => {
             let reason = error.to_string().replace('\n', "; ");
-            return libtest_mimic::run(&arguments, skipped(&reason)).exit_code();
+            return libtest_mimic::run(&arguments, skipped(tests, &reason)).exit_code();
         }
         Err(error) => {
             eprintln!("the end-to-end tests cannot run: {error:#}");
             return ExitCode::FAILURE;
         }
     }
-    let conclusion = libtest_mimic::run(&arguments, trials());
+    let conclusion = libtest_mimic::run(&arguments, trials(tests));
     if let Err(error) = shared::end() {
         eprintln!("the cluster could not be taken down: {error:#}");
         return ExitCode::FAILURE;
@@ -108,14 +118,14 @@ fn prepare() -> Result<Prepared> {
     Ok(prepared)
 }
 
-fn trials() -> Vec<Trial> {
-    let all = tests().into_iter();
+fn trials(tests: Vec<Named>) -> Vec<Trial> {
+    let all = tests.into_iter();
     all.map(|(name, test)| Trial::test(name, move || test().map_err(|e| format!("{e:#}").into())))
         .collect()
 }
 
 /// The same tests where no cluster can be made: each is named and counted.
-fn skipped(reason: &str) -> Vec<Trial> {
+fn skipped(tests: Vec<Named>, reason: &str) -> Vec<Trial> {
     let of = |(name, _): Named| {
         let reason = reason.to_owned();
         Trial::test(name.clone(), move || {
@@ -123,41 +133,64 @@ fn skipped(reason: &str) -> Vec<Trial> {
             Ok(())
         })
     };
-    tests().into_iter().map(of).collect()
+    tests.into_iter().map(of).collect()
 }
 
 /// A test under the name of its module, as `cargo test` has it.
 type Named = (String, fn() -> Result<()>);
 
-fn tests() -> Vec<Named> {
+/// The tests of a half share clusters; the others have the controller's.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Half {
+    Node,
+    Controller,
+}
+
+const HALF: &str = "VGPU_E2E_HALF";
+
+/// The half that this run is, or all.
+fn wanted() -> Result<Option<Half>> {
+    match std::env::var(HALF).unwrap_or_default().as_str() {
+        "" => Ok(None),
+        "node" => Ok(Some(Half::Node)),
+        "controller" => Ok(Some(Half::Controller)),
+        other => bail!("{HALF}={other}: write node or controller, or unset it to run all tests"),
+    }
+}
+
+fn tests(wanted: Option<Half>) -> Vec<Named> {
     let modules = [
-        ("machine", machine::TESTS),
-        ("example", example::TESTS),
-        ("dialects", dialects::TESTS),
-        ("bad_input", bad_input::TESTS),
-        ("attacks", attacks::TESTS),
-        ("containers", containers::TESTS),
-        ("reallocated", reallocated::TESTS),
-        ("plugin_storm", plugin_storm::TESTS),
-        ("upgrades", upgrades::TESTS),
-        ("node_faults", node_faults::TESTS),
+        (Half::Node, "machine", machine::TESTS),
+        (Half::Node, "example", example::TESTS),
+        (Half::Node, "dialects", dialects::ON_KUBE_SCHEDULER),
+        (Half::Node, "bad_input", bad_input::TESTS),
+        (Half::Node, "attacks", attacks::TESTS),
+        (Half::Node, "containers", containers::TESTS),
+        (Half::Node, "reallocated", reallocated::TESTS),
+        (Half::Node, "plugin_storm", plugin_storm::TESTS),
+        (Half::Node, "upgrades", upgrades::TESTS),
+        (Half::Node, "node_faults", node_faults::TESTS),
         // It changes the plugin of its cluster for good, so it is the last there.
-        ("truth", truth::TESTS),
-        ("privileges", privileges::TESTS),
-        ("explain", explain::TESTS),
-        ("restarts", restarts::TESTS),
-        ("controller", controller::TESTS),
-        ("storm", storm::TESTS),
-        ("adversity", adversity::TESTS),
-        ("elsewhere", elsewhere::TESTS),
-        ("mistakes", mistakes::TESTS),
-        ("modes", modes::TESTS),
-        ("translate", translate::TESTS),
-        ("nodes", nodes::TESTS),
+        (Half::Node, "truth", truth::TESTS),
+        (Half::Node, "privileges", privileges::TESTS),
+        (Half::Node, "explain", explain::TESTS),
+        (Half::Node, "restarts", restarts::TESTS),
+        (Half::Controller, "controller", controller::TESTS),
+        (Half::Controller, "dialects", dialects::IN_CONTROLLER_MODE),
+        (Half::Controller, "storm", storm::TESTS),
+        (Half::Controller, "adversity", adversity::TESTS),
+        (Half::Controller, "elsewhere", elsewhere::TESTS),
+        (Half::Controller, "mistakes", mistakes::TESTS),
+        (Half::Controller, "modes", modes::TESTS),
+        (Half::Controller, "translate", translate::TESTS),
+        (Half::Controller, "nodes", nodes::TESTS),
     ];
-    let of = |(module, tests): (&str, &[shared::Test])| -> Vec<Named> {
+    let of = |(_, module, tests): (Half, &str, &[shared::Test])| -> Vec<Named> {
         let tests = tests.iter();
         tests.map(|(name, test)| (format!("{module}::{name}"), *test)).collect()
     };
-    modules.into_iter().flat_map(of).collect()
+    let here = modules
+        .into_iter()
+        .filter(|(half, ..)| wanted.is_none_or(|wanted| wanted == *half));
+    here.flat_map(of).collect()
 }
