@@ -46,7 +46,7 @@ fn kinds() -> Result<()> {
             for container in ["main", "sidecar"] {
                 wait(LIMIT, &format!("{container} to see what the sidecar holds"), || {
                     let seen = seen(kube, "kinds", container)?;
-                    ensure!(seen == (7 * GI, 8 * GI), "it sees {seen:?}");
+                    ensure!(seen == (GI, 2 * GI), "it sees {seen:?}");
                     Ok(Some(()))
                 })?;
             }

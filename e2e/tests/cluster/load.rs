@@ -16,22 +16,25 @@ use crate::fleet::{create, many};
 use crate::manifests::{pod_object, template};
 
 /// The memory of each share of the tests that use this.
-pub(crate) const MEMORY: &str = "8Gi";
+pub(crate) const MEMORY: &str = "2Gi";
+pub(crate) const BYTES: u64 = 2 << 30;
 /// Exits with 0 if the limit is the share's and holds: all free memory can be allocated, and not a granule more.
-pub(crate) const PROVES: &str = r#"case $(vgpu-client check) in *'"total":8589934592,'*) ;; *) exit 1;; esac"#;
+pub(crate) const PROVES: &str = r#"case $(vgpu-client check) in *'"total":2147483648,'*) ;; *) exit 1;; esac"#;
 /// A pod that is to be cut lives at least so long.
 const CUT_AFTER: Duration = Duration::from_secs(1);
 const TICK: Duration = Duration::from_millis(500);
 
 /// The template of the load's claims.
 pub(crate) fn share() -> String {
-    template("load", "vgpu", json!({"memory": MEMORY, "cores": "5"}), &[])
+    template("load", "vgpu", json!({"memory": MEMORY, "cores": "1"}), &[])
 }
 
 pub(crate) struct Load<'a> {
     kube: Kube<'a>,
-    /// How many pods there are at a time.
+    /// How many pods there are at a time, besides those that are Terminating.
     pub(crate) at_once: usize,
+    /// The age at which any pod is deleted; None: never.
+    oldest: Option<Duration>,
     /// When each was made.
     born: BTreeMap<String, Instant>,
     pub(crate) made: usize,
@@ -46,11 +49,18 @@ impl<'a> Load<'a> {
         Ok(Self {
             kube: *kube,
             at_once,
+            oldest: None,
             born: BTreeMap::new(),
             made: 0,
             proved: 0,
             cut: 0,
         })
+    }
+
+    /// Deletes every pod of this age, in whatever state it is.
+    pub(crate) fn cut_at(mut self, age: Duration) -> Self {
+        self.oldest = Some(age);
+        self
     }
 
     /// Deletes pods that have proved their limit or are to be cut, and makes others in their place, at most `more`. Returns
@@ -63,13 +73,16 @@ impl<'a> Load<'a> {
         let pods = self.kube.get(&["pods", "-l", "load"])?;
         let pods = pods["items"].as_array().context("no list of pods")?;
         let mut over = Vec::new();
+        let mut alive = 0;
         for pod in pods.iter().filter(|pod| pod["metadata"]["deletionTimestamp"].is_null()) {
+            alive += 1;
             let name = pod["metadata"]["name"].as_str().unwrap_or_default();
             let age = self.born.get(name).map_or(Duration::ZERO, Instant::elapsed);
             match pod["status"]["phase"].as_str() {
                 Some("Failed") => bail!("{name} has failed: {}", self.why(name)),
                 Some("Succeeded") => self.proved += 1,
                 _ if is_cut(name) && age > CUT_AFTER => self.cut += 1,
+                _ if self.oldest.is_some_and(|oldest| age > oldest) => self.cut += 1,
                 _ => continue,
             }
             over.push(name);
@@ -78,8 +91,7 @@ impl<'a> Load<'a> {
             self.kube
                 .run(&[&["delete", "pod", "--wait=false", "--ignore-not-found"], &over[..]].concat())?;
         }
-        // Those that are Terminating keep their place, so that no Prepare has to wait for room.
-        let count = more.min(self.at_once.saturating_sub(pods.len()));
+        let count = more.min(self.at_once.saturating_sub(alive - over.len()));
         if count > 0 {
             let numbers = self.made..self.made + count;
             let pods = numbers
@@ -91,12 +103,13 @@ impl<'a> Load<'a> {
                 .extend((self.made..self.made + count).map(|number| (name_of(number), now)));
             self.made += count;
         }
-        Ok(pods.len() - over.len() + count)
+        Ok(alive - over.len() + count)
     }
 
     /// Waits for the pods that are under way. `nudge`: has kubelet try them again at once. It comes back to a pod whose
     /// Prepare failed after 60 to 90 s, and to one that has changed at once.
     pub(crate) fn finish(&mut self, limit: Duration, nudge: bool) -> Result<()> {
+        self.oldest = None;
         let limit = patience::stretched(limit);
         let (begun, mut nudged) = (Instant::now(), 0);
         while self.tick(0)? > 0 {

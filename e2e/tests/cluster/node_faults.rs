@@ -122,6 +122,8 @@ fn api_server_is_away() -> Result<()> {
         let slices = plugins::slices(kube)?;
 
         kube.run(&["delete", "pod", "ends", "--wait=false"])?;
+        // For kubelet to hear of it.
+        std::thread::sleep(Duration::from_secs(1));
         cluster.stop("kube-apiserver")?;
         let begun = Instant::now();
         let meanwhile = (|| {
@@ -341,7 +343,7 @@ fn boot(installed: &Installed, kube: &Kube<'_>, boot_id: &Path) -> Result<()> {
     let node = cluster.node(Node::FIRST);
     let memory = installed.gpus.iter().map(|gpu| gpu.memory).max().unwrap_or(0);
     // All of one GPU together with a `load`.
-    let rest = json!({"memory": (memory - (8 << 30)).to_string()});
+    let rest = json!({"memory": (memory - load::BYTES).to_string()});
     kube.apply(&(load::share() + &template("rest", "vgpu", rest, &[])))?;
     kube.apply(&lasting("stays", BYTES)?.to_string())?;
     kube.wait_running("stays", LIMIT)?;
