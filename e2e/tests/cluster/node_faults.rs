@@ -366,12 +366,15 @@ fn boot(installed: &Installed, kube: &Kube<'_>, boot_id: &Path) -> Result<()> {
         record("stays")?
     );
     let pod_uid = uid_of(&kube.get(&["pod", "stays"])?);
+    let plugin = plugins::settle(cluster, &[])?;
 
     node.end()?;
     fs::write(boot_id, "the second boot\n").with_context(|| format!("cannot write {}", boot_id.display()))?;
     kube.run(&["delete", "pod", "goes", "--force", "--grace-period=0"])?;
     node.start(&shared::prepared().images.archives)?;
 
+    // What the API server says of the plugin may be of the first boot.
+    says_on_the_node(cluster, &plugin, 1, "kubelet has registered the plugin")?;
     plugins::settle(cluster, &[])?;
     plugins::published(installed, kube)?;
     started_again(kube, "stays", 1)?;
