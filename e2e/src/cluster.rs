@@ -188,6 +188,16 @@ impl Cluster {
         self.access().restart(Member::ControlPlane, component, kill)
     }
 
+    /// Ends a component of the control plane at once and leaves it so.
+    pub fn stop(&self, component: &str) -> Result<()> {
+        self.access().stop(Member::ControlPlane, component)
+    }
+
+    /// Starts a component of the control plane that was stopped.
+    pub fn resume(&self, component: &str) -> Result<()> {
+        self.access().resume(Member::ControlPlane, component)
+    }
+
     fn access(&self) -> Access<'_> {
         Access {
             state: &self.state,

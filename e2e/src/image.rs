@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 pub use catalogue::{Built, client_program};
+pub use oci::Contents;
 
 use crate::layout;
 use crate::lock::Lock;
@@ -33,6 +34,14 @@ pub fn all(dist: &Path, say: &mut dyn FnMut(&str)) -> Result<Built> {
     let _cache_lock = Lock::wait(&cache.join(".lock"))?;
     let _output_lock = Lock::wait(&output.join(".lock"))?;
     catalogue::all(&cache, &output, dist, say)
+}
+
+/// Writes an image that has `top` on top of the image of another archive, as a Dockerfile with FROM and COPY does. `work`
+/// is a folder for its parts and its archive.
+pub fn on_top(below: &Path, name: &str, top: Contents, work: &Path) -> Result<PathBuf> {
+    let to = work.join("image.tar");
+    oci::on_top(below, name, top, &made(work.join("parts"))?, &to)?;
+    Ok(to)
 }
 
 fn made(folder: PathBuf) -> Result<PathBuf> {

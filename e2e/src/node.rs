@@ -1,9 +1,11 @@
 //! The files and mounts of claims on nodes, read from the host through each node's root folder.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
+use serde_json::Value;
 
 use crate::cluster::{Cluster, NodeHandle};
 
@@ -42,6 +44,41 @@ pub fn claim_folder(cluster: &Cluster, claim_uid: &str) -> Result<PathBuf> {
         .first()
         .with_context(|| format!("claim {claim_uid} is prepared on no node"))?;
     node.path_inside(&format!("{CLAIMS}/{claim_uid}"))
+}
+
+/// The prepared claims of all running nodes, by UID, each as the plugin's file of it has them. One whose file is just
+/// replaced or removed is left out.
+pub fn claims(cluster: &Cluster) -> Result<BTreeMap<String, Value>> {
+    let mut found = BTreeMap::new();
+    for node in cluster.nodes() {
+        for entry in fs::read_dir(node.path_inside(CLAIMS)?).into_iter().flatten().flatten() {
+            let uid = entry.file_name().to_string_lossy().into_owned();
+            let text = fs::read(entry.path().join("entry.json")).unwrap_or_default();
+            let Ok(mut file) = serde_json::from_slice::<Value>(&text) else {
+                continue;
+            };
+            let claim = file["payload"]["claims"][&uid].take();
+            found.insert(uid, claim);
+        }
+    }
+    Ok(found)
+}
+
+/// Bytes and percent of each GPU that prepared claims hold, by UUID.
+#[must_use]
+pub fn held(claims: &BTreeMap<String, Value>) -> BTreeMap<String, (u64, u64)> {
+    let mut held: BTreeMap<String, (u64, u64)> = BTreeMap::new();
+    let shares = claims
+        .values()
+        .flat_map(|claim| claim["shares"].as_array().into_iter().flatten());
+    for share in shares {
+        let (memory, cores) = held
+            .entry(share["gpu"].as_str().unwrap_or_default().to_owned())
+            .or_default();
+        *memory += share["memory"].as_u64().unwrap_or_default();
+        *cores += share["cores"].as_u64().unwrap_or_default();
+    }
+    held
 }
 
 /// Everything that is still on a running node of these claims: CDI files, folders, mounts, the plugin's own files.

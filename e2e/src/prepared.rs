@@ -22,7 +22,7 @@ pub const BUILT: &str = "VGPU_E2E_BUILT";
 /// Names the file.
 pub const VARIABLE: &str = "VGPU_E2E_PREPARED";
 /// Variables that sudo removes and the second half needs.
-const PASSED_ON: [&str; 15] = [
+const PASSED_ON: [&str; 16] = [
     "HOME",
     "PATH",
     "XDG_CACHE_HOME",
@@ -30,6 +30,7 @@ const PASSED_ON: [&str; 15] = [
     "VGPU_DIST",
     "VGPU_E2E_HALF",
     "VGPU_SKIP_LOG",
+    "VGPU_FULL_SIZE",
     "VGPU_STORM_PODS",
     "VGPU_STORM_SECONDS",
     "KUBERNETES_VERSION",
@@ -113,6 +114,14 @@ impl Prepared {
     pub fn archives(&self) -> impl Iterator<Item = &Path> {
         let all = std::iter::once(&self.pause).chain(&self.images.archives);
         all.map(PathBuf::as_path)
+    }
+
+    /// The archive of one image.
+    pub fn archive_of(&self, image: &str) -> Result<&Path> {
+        let named = |path: &&Path| path.file_stem().is_some_and(|stem| stem == image);
+        self.archives()
+            .find(named)
+            .with_context(|| format!("no image {image} was prepared"))
     }
 
     /// Continues as root: at once if this is root, else by running this program again through sudo.

@@ -73,6 +73,9 @@ pub struct Flags {
     /// Export metrics under HAMi's names too
     #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
     pub hami_metrics: bool,
+    /// File that names the boot of the machine; another one only in tests, where a machine cannot be booted
+    #[arg(long, default_value = BOOT_ID)]
+    pub boot_id_file: PathBuf,
     /// Mount a tmpfs for each share; off only in tests without root
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     pub ledger_tmpfs: bool,
@@ -195,6 +198,7 @@ impl Flags {
             ("--kubelet-root", &self.kubelet_root),
             ("--cdi-dir", &self.cdi_dir),
             ("--run-dir", &self.run_dir),
+            ("--boot-id-file", &self.boot_id_file),
         ] {
             absolute(flag, path)?;
         }
@@ -248,7 +252,7 @@ impl Flags {
             run_dir: self.run_dir,
             cdi_dir: self.cdi_dir,
             records: plugin_dir.join("claims"),
-            boot_id: BOOT_ID.into(),
+            boot_id: self.boot_id_file,
             checkpoint: plugin_dir.join("checkpoint.json"),
             lock: plugin_dir.join("lock"),
             publisher_lock: plugin_dir.join("publisher"),
@@ -383,6 +387,7 @@ mod tests {
             (vec!["--kubelet-root=here"], "--kubelet-root", "here"),
             (vec!["--cdi-dir=cdi"], "--cdi-dir", "cdi"),
             (vec!["--run-dir=./x"], "--run-dir", "./x"),
+            (vec!["--boot-id-file=boot"], "--boot-id-file", "boot"),
             (vec!["--shares=0"], "--shares", "0"),
             (vec!["--shares=65"], "--shares", "65"),
             (vec!["--http-address=9440"], "--http-address", "9440"),

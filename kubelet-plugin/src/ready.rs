@@ -42,6 +42,14 @@ impl Readiness {
         parts.insert(part, state.clone()) != Some(state)
     }
 
+    /// Returns true if these parts are ready.
+    #[must_use]
+    pub fn has(&self, wanted: &[&str]) -> bool {
+        let parts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let works = |part: &&str| matches!(parts.get(part), Some(State::Works | State::Idle(_)));
+        wanted.iter().all(works)
+    }
+
     /// Returns true if all parts are ready, and one line per part.
     #[must_use]
     pub fn status(&self) -> (bool, String) {
@@ -65,6 +73,7 @@ mod tests {
         let readiness = Readiness::new(&["a", "b"]);
         assert!(readiness.set("a", Ok(())));
         assert_eq!(readiness.status(), (false, "a: ok\nb: waiting\n".into()));
+        assert!(readiness.has(&["a"]) && !readiness.has(&["a", "b"]) && !readiness.has(&["c"]));
         assert!(readiness.set("b", Ok(())));
         assert!(!readiness.set("b", Ok(())), "no news");
         assert!(readiness.status().0);

@@ -6,6 +6,8 @@
 //! - Slices are published once kubelet has accepted this instance, and while it reaches it.
 //! - Registration waits for the first scan of the GPUs: a Prepare before it would fail, and kubelet retries
 //!   only after up to a minute.
+//! - kubelet calls the instance that registered last. So one that can prepare nothing, because its library or its driver
+//!   fails, does not register while another one serves. Alone it does: claims must be unprepared.
 //!
 //! At shutdown the registration socket is removed first. The slices stay: kubelet removes them if no instance
 //! comes back.
@@ -24,7 +26,7 @@ use crate::metrics::{Metrics, Sources, hami};
 use crate::node::lock::{LOCKED_WITHIN, LockFile};
 use crate::node::{Node, SharedNode};
 use crate::nvml::Nvml;
-use crate::publish::reached::only_while_reached;
+use crate::publish::reached::{another_publishes, only_while_reached};
 use crate::publish::taints::Taints;
 use crate::publish::{Wanted, delay, plan::Owner};
 use crate::ready::Readiness;
@@ -58,6 +60,8 @@ use vgpu_proto::registration::registration_server::RegistrationServer;
 /// The library's name in [`Readiness`].
 const LIBRARY: &str = "library";
 const LIBRARY_EVERY: Duration = Duration::from_secs(10);
+/// How often an instance that can prepare nothing looks if another one serves.
+const TRIED_EVERY: Duration = Duration::from_secs(1);
 /// How long registration waits for the first scan. Loading a driver takes seconds without persistence mode.
 const FIRST_SCAN: Duration = Duration::from_secs(30);
 
@@ -130,6 +134,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         config.registration_socket.clone(),
         registrar,
         first_scan,
+        LockFile::open(&config.publisher_lock)?,
         stopped.clone(),
     );
     let listener = tokio::net::TcpListener::bind(config.http_address).await;
@@ -206,11 +211,13 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Registers with kubelet once the first scan of the GPUs has ended, successfully or not.
+/// Registers with kubelet once the first scan of the GPUs has ended. If it failed, or the library is not installed, only
+/// when no other instance serves.
 async fn register(
     socket: PathBuf,
     registrar: Registrar,
     mut first_scan: watch::Receiver<bool>,
+    publisher_lock: LockFile,
     stopped: watch::Receiver<bool>,
 ) -> anyhow::Result<()> {
     tokio::select! {
@@ -219,6 +226,16 @@ async fn register(
             tracing::error!("the driver has not answered for {} s; registering without GPUs", FIRST_SCAN.as_secs());
         },
         () = until(stopped.clone()) => return Ok(()),
+    }
+    while !registrar.readiness.has(&[LIBRARY, gpus::PART]) && another_publishes(&publisher_lock) {
+        let why = "another instance serves, and this one can prepare nothing yet".to_owned();
+        if registrar.readiness.set(registration::PART, Err(why)) {
+            tracing::warn!("not registering while another instance serves: this one can prepare nothing yet");
+        }
+        tokio::select! {
+            () = tokio::time::sleep(TRIED_EVERY) => {}
+            () = until(stopped.clone()) => return Ok(()),
+        }
     }
     let serve = |listener| serve_registration(listener, registrar.clone(), until(stopped.clone()));
     let served = keep_listening(&socket, stopped.clone(), serve, || registrar.lost());
@@ -403,29 +420,110 @@ mod tests {
         false
     }
 
+    /// An instance that is about to register.
+    struct Registering {
+        dir: tempfile::TempDir,
+        readiness: Readiness,
+        scanned: watch::Sender<bool>,
+        stop: watch::Sender<bool>,
+        task: tokio::task::JoinHandle<anyhow::Result<()>>,
+    }
+
+    impl Registering {
+        fn begin() -> Self {
+            let dir = tempfile::tempdir().expect("a folder");
+            let (scanned, first_scan) = watch::channel(false);
+            let (stop, stopped) = watch::channel(false);
+            let readiness = Readiness::new(&[LIBRARY, gpus::PART, registration::PART]);
+            let registrar = Registrar {
+                dra_socket: dir.path().join("dra.sock"),
+                readiness: readiness.clone(),
+                reached: watch::channel(false).0,
+            };
+            let lock = Self::publisher(&dir);
+            let task = tokio::spawn(register(
+                dir.path().join("reg.sock"),
+                registrar,
+                first_scan,
+                lock,
+                stopped,
+            ));
+            Self {
+                dir,
+                readiness,
+                scanned,
+                stop,
+                task,
+            }
+        }
+
+        fn publisher(dir: &tempfile::TempDir) -> LockFile {
+            LockFile::open(&dir.path().join("publisher")).expect("a lock file")
+        }
+
+        fn is_registered(&self) -> bool {
+            self.dir.path().join("reg.sock").exists()
+        }
+
+        async fn end(self) {
+            self.stop.send_replace(true);
+            self.task.await.expect("no panic").expect("ended well");
+            assert!(
+                !self.dir.path().join("reg.sock").exists(),
+                "the invitation goes with the plugin"
+            );
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn the_plugin_registers_after_the_first_scan_or_a_while() {
         for answers in [true, false] {
-            let dir = tempfile::tempdir().expect("a folder");
-            let path = dir.path().join("reg.sock");
-            let (scanned, first_scan) = watch::channel(false);
-            let (stop, stopped) = watch::channel(false);
-            let registrar = Registrar {
-                dra_socket: dir.path().join("dra.sock"),
-                readiness: Readiness::new(&[]),
-                reached: watch::channel(false).0,
-            };
-            let registering = tokio::spawn(register(path.clone(), registrar, first_scan, stopped));
-            assert!(!soon(|| path.exists()).await, "before the first scan");
+            let plugin = Registering::begin();
+            assert!(!soon(|| plugin.is_registered()).await, "before the first scan");
             if answers {
-                scanned.send_replace(true);
+                plugin.scanned.send_replace(true);
             } else {
                 tokio::time::sleep(FIRST_SCAN).await;
             }
-            assert!(soon(|| path.exists()).await, "after it");
-            stop.send_replace(true);
-            registering.await.expect("no panic").expect("ended well");
-            assert!(!path.exists(), "the invitation goes with the plugin");
+            assert!(soon(|| plugin.is_registered()).await, "after it");
+            plugin.end().await;
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_instance_that_can_prepare_nothing_takes_no_calls_from_one_that_serves() {
+        for old_one_ends in [true, false] {
+            let plugin = Registering::begin();
+            let old = Registering::publisher(&plugin.dir);
+            let old = old.try_lock().expect("locked").expect("free");
+            plugin
+                .readiness
+                .set(LIBRARY, Err("--library-dir has no libvgpu.so".into()));
+            plugin.readiness.set(gpus::PART, Ok(()));
+            plugin.scanned.send_replace(true);
+            tokio::time::sleep(2 * FIRST_SCAN).await;
+            assert!(!plugin.is_registered(), "{}", plugin.readiness.status().1);
+            assert!(plugin.readiness.status().1.contains("another instance serves"));
+            if old_one_ends {
+                drop(old);
+                tokio::time::sleep(TRIED_EVERY).await;
+                assert!(soon(|| plugin.is_registered()).await, "claims must be unprepared");
+            } else {
+                plugin.readiness.set(LIBRARY, Ok(()));
+                tokio::time::sleep(TRIED_EVERY).await;
+                assert!(soon(|| plugin.is_registered()).await, "it can prepare claims");
+            }
+            plugin.end().await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_instance_that_waits_for_another_one_ends_when_it_is_told() {
+        let plugin = Registering::begin();
+        let old = Registering::publisher(&plugin.dir);
+        let _old = old.try_lock().expect("locked").expect("free");
+        plugin.scanned.send_replace(true);
+        assert!(!soon(|| plugin.is_registered()).await);
+        plugin.end().await;
     }
 }

@@ -13,7 +13,7 @@ use super::protocol::{Wish, send};
 use crate::shell;
 use crate::wait::wait;
 
-/// A component that was signalled to end has ended within this time.
+/// A component that was signalled to end has ended within this time, and one that was ordered to start has started.
 const RESTART: Duration = Duration::from_secs(60);
 
 /// A running cluster as its user sees it.
@@ -38,6 +38,22 @@ impl Access<'_> {
     pub(super) fn kubectl(self, arguments: &[&str]) -> Result<String> {
         let program = self.config.toolchain.program("kubectl")?;
         shell::output(self.state.client(program).args(arguments))
+    }
+
+    /// Ends a component at once (SIGKILL) and leaves it so.
+    pub(super) fn stop(self, member: Member, component: &str) -> Result<()> {
+        self.wish(&Wish::Stop(member, component.to_owned()))?;
+        wait(RESTART, &format!("{component} of {} to end", member.name()), || {
+            Ok(pid_of(self.state, member, component).is_err().then_some(()))
+        })
+    }
+
+    /// Starts a component that was stopped.
+    pub(super) fn resume(self, member: Member, component: &str) -> Result<()> {
+        self.wish(&Wish::Resume(member, component.to_owned()))?;
+        wait(RESTART, &format!("{component} of {} to start", member.name()), || {
+            pid_of(self.state, member, component).map(|_| Some(()))
+        })
     }
 
     /// Ends a component (SIGTERM, or SIGKILL) and waits until it was started again.

@@ -75,13 +75,16 @@ impl<'a> NodeHandle<'a> {
         import(self.cluster.state, self.cluster.config, self.member(), archive)
     }
 
-    /// Ends a component at once and leaves it so. The node's next start brings it back.
+    /// Ends a component at once and leaves it so. `resume` or the node's next start brings it back.
     pub fn stop(&self, component: &str) -> Result<()> {
         self.check_running()?;
-        self.cluster.wish(&Wish::Stop(self.member(), component.to_owned()))?;
-        wait(END, &format!("{component} of {} to end", self.name()), || {
-            Ok(self.pid_of(component).is_err().then_some(()))
-        })
+        self.cluster.stop(self.member(), component)
+    }
+
+    /// Starts a component that was stopped.
+    pub fn resume(&self, component: &str) -> Result<()> {
+        self.check_running()?;
+        self.cluster.resume(self.member(), component)
     }
 
     fn check_running(&self) -> Result<()> {

@@ -56,6 +56,7 @@ pub(super) fn run(state: &State, member: Member) -> Result<()> {
         running: BTreeMap::new(),
         due: Vec::new(),
         stopped: BTreeSet::new(),
+        idle: Vec::new(),
     }
     .run(&receiver)
 }
@@ -82,8 +83,10 @@ struct Supervisor {
     keeper: UnixStream,
     running: BTreeMap<i32, Component>,
     due: Vec<(Instant, Component)>,
-    /// Components that are not started again.
+    /// Components that are not started again until they are resumed.
     stopped: BTreeSet<String>,
+    /// Those of them that have ended.
+    idle: Vec<Component>,
 }
 
 impl Supervisor {
@@ -95,8 +98,14 @@ impl Supervisor {
                 Ok(Order::Kill(name)) => self.signal(&name, Signal::KILL),
                 Ok(Order::Stop(name)) => {
                     self.signal(&name, Signal::KILL);
-                    self.due.retain(|(_, component)| component.name != name);
+                    let stopped = self.due.extract_if(.., |(_, component)| component.name == name);
+                    self.idle.extend(stopped.map(|(_, component)| component));
                     self.stopped.insert(name);
+                }
+                Ok(Order::Resume(name)) => {
+                    self.stopped.remove(&name);
+                    let resumed = self.idle.extract_if(.., |component| component.name == name);
+                    self.due.extend(resumed.map(|component| (Instant::now(), component)));
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
@@ -171,7 +180,9 @@ impl Supervisor {
                         status,
                     },
                 )?;
-                if !self.stopped.contains(&component.name) {
+                if self.stopped.contains(&component.name) {
+                    self.idle.push(component);
+                } else {
                     self.due.push((Instant::now() + PAUSE, component));
                 }
             }

@@ -429,6 +429,7 @@ impl Keeper<'_> {
             Wish::Restart(member, name) if runs(member) => self.order(member, &Order::Restart(name)),
             Wish::Kill(member, name) if runs(member) => self.order(member, &Order::Kill(name)),
             Wish::Stop(member, name) if runs(member) => self.order(member, &Order::Stop(name)),
+            Wish::Resume(member, name) if runs(member) => self.order(member, &Order::Resume(name)),
             Wish::EndNode(node) if runs(Member::Node(node)) => self.end_node(node),
             Wish::StartNode(node, images) if !runs(Member::Node(node)) => {
                 self.start_node(node)?;

@@ -21,6 +21,8 @@ pub(super) enum Wish {
     Kill(Member, String),
     /// Ends the component of a member at once, and does not start it again.
     Stop(Member, String),
+    /// Starts a component that was stopped.
+    Resume(Member, String),
     /// Starts a node that does not run. Its containerd gets these images before its kubelet starts.
     StartNode(Node, Vec<PathBuf>),
     /// Ends all processes of a node at once, as a loss of power does. Its disk stays.
@@ -46,6 +48,7 @@ pub(super) enum Order {
     Restart(String),
     Kill(String),
     Stop(String),
+    Resume(String),
 }
 
 /// From an init to the keeper.

@@ -20,19 +20,21 @@ pub(super) struct Layer {
 
 /// The contents of a layer: paths in the image, without a leading slash.
 #[derive(Debug, Default)]
-pub(super) struct Contents {
+pub struct Contents {
     files: BTreeMap<PathBuf, (PathBuf, u32)>,
     links: BTreeMap<PathBuf, PathBuf>,
     folders: BTreeMap<PathBuf, u32>,
 }
 
 impl Contents {
-    pub(super) fn file(mut self, from: impl Into<PathBuf>, to: &str, mode: u32) -> Self {
+    #[must_use]
+    pub fn file(mut self, from: impl Into<PathBuf>, to: &str, mode: u32) -> Self {
         self.files.insert(to.into(), (from.into(), mode));
         self
     }
 
-    pub(super) fn link(mut self, target: &str, name: &str) -> Self {
+    #[must_use]
+    pub fn link(mut self, target: &str, name: &str) -> Self {
         self.links.insert(name.into(), target.into());
         self
     }
@@ -169,6 +171,38 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// Writes an image of the layers of another archive, and of `top`. The files of the layers are unpacked to `work`.
+pub(super) fn on_top(below: &Path, name: &str, top: Contents, work: &Path, to: &Path) -> Result<()> {
+    let opened = File::open(below).with_context(|| format!("cannot open {}", below.display()))?;
+    let unpacked = tar::Archive::new(opened).unpack(work);
+    unpacked.with_context(|| format!("cannot unpack {}", below.display()))?;
+    let document = |path: PathBuf| -> Result<Value> {
+        let text = fs::read(&path).with_context(|| format!("{} has no {}", below.display(), path.display()))?;
+        serde_json::from_slice(&text).with_context(|| format!("{} is no JSON", path.display()))
+    };
+    let hash = |descriptor: &Value| descriptor["digest"].as_str().unwrap_or_default().replace("sha256:", "");
+    let blob = |descriptor: &Value| work.join("blobs/sha256").join(hash(descriptor));
+    let index = document(work.join("index.json"))?;
+    let manifest = document(blob(&index["manifests"][0]))?;
+    let config = document(blob(&manifest["config"]))?;
+    let mut layers: Vec<Layer> = list(&manifest["layers"])
+        .map(|layer| Layer {
+            file: blob(layer),
+            digest: hash(layer),
+            size: layer["size"].as_u64().unwrap_or_default(),
+        })
+        .collect();
+    layers.push(top.write(&work.join("top.tar"))?);
+    let entrypoint: Vec<&str> = list(&config["config"]["Entrypoint"])
+        .filter_map(Value::as_str)
+        .collect();
+    archive(name, &layers, &entrypoint, to)
+}
+
+fn list(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
+}
+
 /// Writes an image of these layers, bottom first, under a temporary name, and renames it when it is complete.
 pub(super) fn archive(name: &str, layers: &[Layer], entrypoint: &[&str], to: &Path) -> Result<()> {
     let config = json!({
@@ -260,5 +294,51 @@ mod tests {
             }
         }
         assert_eq!(blobs, 3, "configuration, manifest, layer");
+    }
+
+    #[test]
+    fn an_image_on_top_of_another_has_its_layers_and_entrypoint() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::write(at("program"), "x").unwrap();
+        let below = Contents::default().file(at("program"), "usr/bin/program", 0o755);
+        archive(
+            "docker.io/a/b:dev",
+            &[below.write(&at("1.tar")).unwrap()],
+            &["/bin/program"],
+            &at("b.tar"),
+        )
+        .unwrap();
+        let top = Contents::default().link("program", "usr/bin/other");
+        on_top(&at("b.tar"), "docker.io/a/c:dev", top, &at("work"), &at("c.tar")).unwrap();
+
+        tar::Archive::new(File::open(at("c.tar")).unwrap())
+            .unpack(at("c"))
+            .unwrap();
+        let read = |path: PathBuf| serde_json::from_slice::<Value>(&fs::read(path).unwrap()).unwrap();
+        let blob = |found: &Value| at("c/blobs/sha256").join(found["digest"].as_str().unwrap().replace("sha256:", ""));
+        let index = read(at("c/index.json"));
+        assert_eq!(
+            index["manifests"][0]["annotations"]["io.containerd.image.name"],
+            "docker.io/a/c:dev"
+        );
+        let manifest = read(blob(&index["manifests"][0]));
+        assert_eq!(
+            read(blob(&manifest["config"]))["config"]["Entrypoint"],
+            json!(["/bin/program"])
+        );
+        let names: Vec<Vec<String>> = list(&manifest["layers"])
+            .map(|layer| {
+                let mut layer = tar::Archive::new(File::open(blob(layer)).unwrap());
+                let entries = layer
+                    .entries()
+                    .unwrap()
+                    .map(|entry| entry.unwrap().path().unwrap().display().to_string());
+                entries
+                    .filter(|name| !name.ends_with('/') && *name != "usr" && *name != "usr/bin")
+                    .collect()
+            })
+            .collect();
+        assert_eq!(names, [["usr/bin/program"], ["usr/bin/other"]]);
     }
 }

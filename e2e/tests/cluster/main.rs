@@ -16,11 +16,17 @@
 //! translate.rs  pods of other systems and the webhook, whose replicas and certificates come and go
 //! nodes.rs      two real nodes: spread, packed, dead, back, drained, upgraded
 //! quota.rs      namespace quotas: who waits, who starts, while leaders end
+//! containers.rs init containers, sidecars, monitors
+//! reallocated.rs shares that are given away while a process of before still has them
+//! plugin_storm.rs pods that come and go while the plugin is killed every 2 s
+//! upgrades.rs   upgrade and rollback under load, and releases that never get ready
+//! node_faults.rs the API server away, another boot, a full disk, a driver replaced
 //! truth.rs      what claims say of their limits, and pods that go around the library or use a GPU without a claim
 //! health.rs     faults of GPUs: taints, health in pods' status, recovery
 //! privileges.rs what a stolen token of the plugin may do
-//! restarts.rs   kubelet and plugin restarted and killed under running pods
+//! restarts.rs   kubelet, containerd and plugin restarted and killed under running pods
 //! shared.rs     the clusters; fleet.rs hand-made nodes; checker.rs adds them up; processes.rs stops some, adds others
+//! load.rs       pods that come and go; plugins.rs the plugin's pods; releases.rs other releases; size.rs how large all is
 //! ```
 //! One test at a time: they share the node's GPUs. A test that cannot run prints its name and reason and counts as ignored.
 //!
@@ -31,6 +37,7 @@ mod adversity;
 mod attacks;
 mod bad_input;
 mod checker;
+mod containers;
 mod controller;
 mod dialects;
 mod elsewhere;
@@ -38,19 +45,27 @@ mod example;
 mod explain;
 mod fleet;
 mod health;
+mod load;
 mod machine;
 mod manifests;
 mod mistakes;
 mod modes;
+mod node_faults;
 mod nodes;
+mod plugin_storm;
+mod plugins;
 mod privileges;
 mod processes;
 mod quota;
+mod reallocated;
+mod releases;
 mod restarts;
 mod shared;
+mod size;
 mod storm;
 mod translate;
 mod truth;
+mod upgrades;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -154,6 +169,12 @@ fn tests(wanted: Option<Half>) -> Vec<Named> {
         (Half::Node, "dialects", dialects::ON_KUBE_SCHEDULER),
         (Half::Node, "bad_input", bad_input::TESTS),
         (Half::Node, "attacks", attacks::TESTS),
+        (Half::Node, "containers", containers::TESTS),
+        (Half::Node, "reallocated", reallocated::TESTS),
+        (Half::Node, "plugin_storm", plugin_storm::TESTS),
+        (Half::Node, "upgrades", upgrades::TESTS),
+        (Half::Node, "node_faults", node_faults::TESTS),
+        // It changes the plugin of its cluster for good, so it is the last there.
         (Half::Node, "truth", truth::TESTS),
         (Half::Node, "privileges", privileges::TESTS),
         (Half::Node, "explain", explain::TESTS),

@@ -1,5 +1,6 @@
 //! Manifests of the tests' own pods and claims.
 
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 /// A template for one request with these capacities, and an opaque configuration for these drivers.
@@ -41,6 +42,12 @@ pub(crate) fn pod(name: &str, image: &str, command: &[&str], template: &str) -> 
         },
     });
     format!("{object}\n---\n")
+}
+
+/// A pod as `pod` makes it, to be changed.
+pub(crate) fn pod_object(name: &str, command: &[&str], template: &str) -> Result<Value> {
+    let text = pod(name, "client", command, template);
+    serde_json::from_str(text.trim_end_matches("\n---\n")).context("a pod that is no JSON")
 }
 
 /// A VgpuConfig with these fields.

@@ -1,4 +1,4 @@
-//! The kubelet and the plugin end at any time: pods run on, and the slices come back.
+//! Kubelet, containerd and the plugin end at any time: pods run on, and the slices come back.
 
 use anyhow::{Result, anyhow, bail};
 use serde_json::{Value, json};
@@ -14,6 +14,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("kubelet_restart_brings_the_slices_back", kubelet),
     ("plugin_restart_leaves_running_pods_alone", plugin_deleted),
     ("killed_plugin_leaves_running_pods_alone", plugin_killed),
+    ("containerd_and_kubelet_that_end_leave_running_pods_alone", runtime),
 ];
 
 /// A pod that holds memory of its share throughout.
@@ -61,6 +62,20 @@ fn kubelet() -> Result<()> {
         holding(kube)?;
         installed.cluster.node(Node::FIRST).restart("kubelet", false)?;
         // The kubelet wipes the node's slices when it starts; the plugin has to notice.
+        goes_on(installed, kube)
+    })
+}
+
+/// containerd asked to end, and then killed together with kubelet. The containers are their shims'.
+fn runtime() -> Result<()> {
+    shared::in_namespace("runtime-restart", |installed, kube| {
+        holding(kube)?;
+        let node = installed.cluster.node(Node::FIRST);
+        node.restart("containerd", false)?;
+        kube.apply(&pod("between", "client", &HOLD, "t"))?;
+        kube.wait_running("between", LIMIT)?;
+        node.restart("containerd", true)?;
+        node.restart("kubelet", true)?;
         goes_on(installed, kube)
     })
 }

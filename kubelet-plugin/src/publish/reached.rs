@@ -51,6 +51,12 @@ pub async fn only_while_reached(
     }
 }
 
+/// Returns true if another instance has the lock, so that kubelet reaches it. This one must not have it.
+#[must_use]
+pub fn another_publishes(lock: &LockFile) -> bool {
+    matches!(lock.try_lock(), Ok(None))
+}
+
 /// This instance's right to publish, with the lock if there is one.
 struct Right {
     _lock: Option<Locked>,

@@ -1,0 +1,122 @@
+//! Kinds of containers that use a claim: init containers, sidecars, and monitors of a whole GPU.
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use vgpu_e2e::kube::Kube;
+use vgpu_e2e::wait::wait;
+use vgpu_e2e::{node, shell};
+
+use crate::load::{PROVES, share};
+use crate::manifests::{HOLD, pod_object};
+use crate::shared::{self, Installed, LIMIT, Test};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("init_container_sidecar_and_container_have_one_share", kinds),
+    ("monitor_sees_whole_gpus_and_holds_nothing", monitor),
+];
+
+const GI: u64 = 1 << 30;
+
+/// What the container's client sees of its share: free and total bytes.
+fn seen(kube: &Kube<'_>, pod: &str, container: &str) -> Result<(u64, u64)> {
+    let said = kube.run(&["exec", pod, "-c", container, "--", "vgpu-client", "check"])?;
+    let line: Value = serde_json::from_str(&said).context("vgpu-client gave no JSON")?;
+    let number = |key: &str| line[key].as_u64().with_context(|| format!("no {key} in {line}"));
+    Ok((number("free")?, number("total")?))
+}
+
+fn kinds() -> Result<()> {
+    const HELD: &str = "1073741824";
+    shared::in_namespace("kinds-of-containers", |installed, kube| {
+        let mut pod = pod_object("kinds", &HOLD, "load")?;
+        let container = |name: &str, command: &[&str]| {
+            let mut container = pod["spec"]["containers"][0].clone();
+            (container["name"], container["command"]) = (json!(name), json!(command));
+            container
+        };
+        let first = container("first", &["sh", "-c", PROVES]);
+        let mut sidecar = container("sidecar", &["vgpu-client", "hold", HELD]);
+        sidecar["restartPolicy"] = json!("Always");
+        // After the sidecar has begun, before it ends.
+        let last = container("last", &["sh", "-c", PROVES]);
+        pod["spec"]["initContainers"] = json!([first, sidecar, last]);
+        kube.apply(&format!("{}{pod}", share()))?;
+        kube.wait_running("kinds", LIMIT)?;
+        let shared_with_the_sidecar = || {
+            for container in ["main", "sidecar"] {
+                wait(LIMIT, &format!("{container} to see what the sidecar holds"), || {
+                    let seen = seen(kube, "kinds", container)?;
+                    ensure!(seen == (GI, 2 * GI), "it sees {seen:?}");
+                    Ok(Some(()))
+                })?;
+            }
+            Ok::<_, anyhow::Error>(())
+        };
+        shared_with_the_sidecar()?;
+        // A sidecar that is started again has its memory again, and what it had before is free.
+        let kill = ["pkill", "-KILL", "-f", &format!("^vgpu-client hold {HELD}$")];
+        shell::run(&mut installed.cluster.node(vgpu_e2e::cluster::Node::FIRST).inside(&kill))?;
+        wait(LIMIT, "the sidecar to be started again", || {
+            let found = kube.get(&["pod", "kinds"])?;
+            let status = found["status"]["initContainerStatuses"]
+                .as_array()
+                .and_then(|all| all.get(1))
+                .cloned();
+            let status = status.context("no status of the sidecar")?;
+            Ok((status["restartCount"] == 1 && status["ready"] == true).then_some(()))
+        })?;
+        shared_with_the_sidecar()
+    })
+}
+
+/// Prints the total memory and the UUID of the first GPU that NVML lists.
+const LOOKS: &str = "import pynvml as n; n.nvmlInit(); h = n.nvmlDeviceGetHandleByIndex(0); \
+                     print(n.nvmlDeviceGetMemoryInfo(h).total, n.nvmlDeviceGetUUID(h))";
+
+fn monitor() -> Result<()> {
+    shared::in_namespace("monitor", |installed, kube| {
+        kube.run(&[
+            "label",
+            "namespace",
+            "monitor",
+            "resource.kubernetes.io/admin-access=true",
+        ])?;
+        let request = json!({"name": "gpu", "exactly": {"deviceClassName": "vgpu-monitor", "adminAccess": true}});
+        let template = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate",
+            "metadata": {"name": "monitor"}, "spec": {"spec": {"devices": {"requests": [request]}}}});
+        // All memory of each GPU is taken when the monitor comes.
+        let memory = installed.gpus.iter().map(|gpu| gpu.memory).max().unwrap_or(0);
+        let whole = crate::manifests::template("whole", "vgpu", json!({"memory": memory.to_string()}), &[]);
+        kube.apply(&format!("{whole}{template}"))?;
+        for number in 0..installed.gpus.len() {
+            kube.apply(&pod_object(&format!("whole-{number}"), &HOLD, "whole")?.to_string())?;
+            kube.wait_running(&format!("whole-{number}"), LIMIT)?;
+        }
+        let before = held(installed)?;
+        kube.apply(&pod_object("looks", &["sleep", "600"], "monitor")?.to_string())?;
+        kube.wait_running("looks", LIMIT)?;
+        let said = kube.exec("looks", &["python3", "-c", LOOKS])?;
+        let (total, uuid) = said
+            .trim()
+            .split_once(' ')
+            .with_context(|| format!("it said {said:?}"))?;
+        ensure!(
+            total.parse() == Ok(memory),
+            "the monitor sees {total} of {memory} bytes"
+        );
+        ensure!(
+            before.contains_key(uuid),
+            "the monitor sees {uuid}, and these are held: {before:?}"
+        );
+        let now = held(installed)?;
+        ensure!(
+            now.values().eq(before.values()),
+            "{before:?} was held, and {now:?} is with a monitor"
+        );
+        Ok(())
+    })
+}
+
+fn held(installed: &Installed) -> Result<std::collections::BTreeMap<String, (u64, u64)>> {
+    Ok(node::held(&node::claims(&installed.cluster)?))
+}

@@ -1,0 +1,396 @@
+//! What happens to nodes: the API server is away, the machine is booted anew, the disk is full, the driver is replaced.
+//!
+//! Each test puts the node back into the state in which it found it, also when it fails.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use vgpu_e2e::cluster::{Cluster, Gpu, Member, Node, SOFT_GPU_DRIVER};
+use vgpu_e2e::kube::Kube;
+use vgpu_e2e::outcome::after;
+use vgpu_e2e::wait::wait;
+use vgpu_e2e::{install, node, patience, shell};
+
+use crate::fleet::{TAKEOVER, claim_of};
+use crate::load::{self, PROVES};
+use crate::manifests::{HOLD, pod, pod_object, template};
+use crate::shared::{self, Installed, LIMIT, Test};
+use crate::{plugins, size};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("api_server_that_is_away_stops_nothing_on_the_node", api_server_is_away),
+    ("full_disk_refuses_new_claims_alone", full_disk),
+    (
+        "driver_that_is_replaced_is_in_containers_that_start_again",
+        driver_is_replaced,
+    ),
+    (
+        "node_that_is_booted_anew_gives_its_pods_their_shares_again",
+        booted_anew,
+    ),
+];
+
+/// Ignores SIGTERM, with a program that holds memory.
+pub(crate) const STUBBORN: &str = "trap '' TERM; vgpu-client hold 1073741824 & while :; do sleep 1; done";
+
+fn uid_of(object: &Value) -> String {
+    object["metadata"]["uid"].as_str().unwrap_or_default().to_owned()
+}
+
+/// A pod whose container proves its limit at each start and then holds these bytes; kubelet starts it again.
+fn lasting(name: &str, bytes: u64) -> Result<Value> {
+    let script = format!("{PROVES}; vgpu-client hold {bytes}");
+    let mut pod = pod_object(name, &["sh", "-c", &script], "load")?;
+    pod["spec"]["restartPolicy"] = json!("Always");
+    Ok(pod)
+}
+
+/// Kills the program of a `lasting` pod, so that its container ends.
+fn kill_container(cluster: &Cluster, bytes: u64) -> Result<()> {
+    let program = format!("^vgpu-client hold {bytes}$");
+    shell::run(&mut cluster.node(Node::FIRST).inside(&["pkill", "-KILL", "-f", &program]))
+}
+
+/// Waits until the container of a `lasting` pod was started so often again, and holds its memory.
+fn started_again(kube: &Kube<'_>, name: &str, times: u64) -> Result<()> {
+    wait(TAKEOVER, &format!("{name} to be started again"), || {
+        let found = kube.get(&["pod", name])?;
+        let status = &found["status"]["containerStatuses"][0];
+        let restarts = status["restartCount"].as_u64().unwrap_or(0);
+        ensure!(
+            restarts >= times && status["ready"] == true,
+            "it was started again {restarts} times"
+        );
+        Ok(Some(()))
+    })
+    .map_err(|error| error.context(kube.describe(name)))?;
+    holds(kube, name)
+}
+
+/// Waits until the pod's last container holds its memory, which it does once it has proved its limit.
+fn holds(kube: &Kube<'_>, name: &str) -> Result<()> {
+    wait(LIMIT, &format!("{name} to hold its memory"), || {
+        Ok(kube.run(&["logs", name])?.contains("\"holding\":").then_some(()))
+    })
+}
+
+/// Waits for words in the log of a container's so-manieth start, as kubelet keeps it on the node: without the API server.
+fn says_on_the_node(cluster: &Cluster, pod: &Value, start: u64, words: &str) -> Result<()> {
+    let text = |key: &str| pod["metadata"][key].as_str().unwrap_or_default().to_owned();
+    let container = pod["spec"]["containers"][0]["name"].as_str().unwrap_or_default();
+    let (namespace, name, uid) = (text("namespace"), text("name"), text("uid"));
+    let log = format!("/var/log/pods/{namespace}_{name}_{uid}/{container}/{start}.log");
+    wait(LIMIT, &format!("{words:?} in {log}"), || {
+        let path = cluster.node(Node::FIRST).path_inside(&log)?;
+        let said = fs::read_to_string(path).context("it is not started yet")?;
+        ensure!(said.contains(words), "it says {said:?}");
+        Ok(Some(()))
+    })
+}
+
+fn gone_from_the_node(cluster: &Cluster, uid: &str) -> Result<()> {
+    wait(LIMIT, "the claim to be unprepared", || {
+        let left = node::left_of(cluster, &[uid.to_owned()])?;
+        ensure!(left.is_empty(), "left: {left:?}");
+        Ok(Some(()))
+    })
+}
+
+fn api_server_is_away() -> Result<()> {
+    const BYTES: u64 = 3 << 20;
+    let away = Duration::from_secs(size::of("seconds without API server:", 15, 180));
+    shared::in_namespace_of(shared::observed()?, "api-server-away", |installed, kube| {
+        let cluster = &installed.cluster;
+        kube.apply(&load::share())?;
+        let mut ends = pod_object("ends", &["sh", "-c", STUBBORN], "load")?;
+        ends["spec"]["terminationGracePeriodSeconds"] = json!(6);
+        kube.apply(&format!("{}\n---\n{ends}", lasting("stays", BYTES)?))?;
+        kube.wait_running("stays", LIMIT)?;
+        holds(kube, "stays")?;
+        kube.wait_running("ends", LIMIT)?;
+        let stays = kube.get(&["pod", "stays"])?;
+        let ending = uid_of(&claim_of(kube, "ends")?);
+        // A container of its own, so that kubelet starts it again at once.
+        let before = plugins::uids(cluster)?;
+        plugins::replace(cluster)?;
+        let plugin = plugins::settle(cluster, &before)?;
+        plugins::published(installed, kube)?;
+        let slices = plugins::slices(kube)?;
+
+        kube.run(&["delete", "pod", "ends", "--wait=false"])?;
+        // For kubelet to hear of it.
+        std::thread::sleep(Duration::from_secs(1));
+        cluster.stop("kube-apiserver")?;
+        let begun = Instant::now();
+        let meanwhile = (|| {
+            plugins::kill(cluster)?;
+            says_on_the_node(cluster, &plugin, 1, "kubelet has registered the plugin")?;
+            // By a plugin that has never reached the API server.
+            gone_from_the_node(cluster, &ending)?;
+            kill_container(cluster, BYTES)?;
+            says_on_the_node(cluster, &stays, 1, "\"holding\":")?;
+            std::thread::sleep(away.saturating_sub(begun.elapsed()));
+            Ok(())
+        })();
+        let back = cluster.resume("kube-apiserver").and_then(|()| {
+            wait(TAKEOVER, "the API server to answer", || {
+                kube.run(&["get", "--raw", "/readyz"]).map(Some)
+            })
+        });
+        after(meanwhile, back.map(drop))?;
+        println!("the API server was away for {} s", begun.elapsed().as_secs());
+
+        plugins::settle(cluster, &[])?;
+        plugins::published(installed, kube)?;
+        let now = plugins::slices(kube)?;
+        ensure!(now == slices, "the slices were {slices:?} and are {now:?}");
+        wait(TAKEOVER, "the pod that ended meanwhile to go", || {
+            Ok(kube
+                .try_run(&["get", "pod", "ends"])?
+                .stderr
+                .contains("NotFound")
+                .then_some(()))
+        })?;
+        started_again(kube, "stays", 1)?;
+        kube.apply(&pod("after", "client", &HOLD, "load"))?;
+        kube.wait_running("after", TAKEOVER)
+    })
+}
+
+/// The plugin's folder on the disk.
+const RECORDS: &str = "/var/lib/kubelet/plugins/dra.vgpu";
+
+fn full_disk() -> Result<()> {
+    shared::in_namespace_of(shared::observed()?, "full-disk", |installed, kube| {
+        let cluster = &installed.cluster;
+        let node = cluster.node(Node::FIRST);
+        let replaced = || -> Result<Value> {
+            let before = plugins::uids(cluster)?;
+            plugins::replace(cluster)?;
+            plugins::settle(cluster, &before)
+        };
+        kube.apply(&load::share())?;
+        // A disk of its own, which can be filled without the rest of the machine.
+        shell::run(&mut node.inside(&["mount", "-t", "tmpfs", "-o", "size=1m,mode=0750", "tmpfs", RECORDS]))?;
+        let tested = replaced().and_then(|_| while_full(installed, kube));
+        // Lazily: the plugin has its sockets there until it is replaced.
+        let back = shell::run(&mut node.inside(&["umount", "--lazy", RECORDS])).and_then(|()| replaced());
+        after(tested, back.map(drop))?;
+        plugins::published(installed, kube)
+    })
+}
+
+fn while_full(installed: &Installed, kube: &Kube<'_>) -> Result<()> {
+    let cluster = &installed.cluster;
+    plugins::published(installed, kube)?;
+    kube.apply(&pod("before", "client", &HOLD, "load"))?;
+    kube.wait_running("before", LIMIT)?;
+    let before = uid_of(&claim_of(kube, "before")?);
+    let filler = cluster.node(Node::FIRST).path_inside(&format!("{RECORDS}/filler"))?;
+    let filled = fs::write(&filler, vec![0; 2 << 20]);
+    ensure!(filled.is_err(), "2 MiB fit on a disk of 1 MiB");
+
+    kube.apply(&pod("refused", "client", &HOLD, "load"))?;
+    wait(LIMIT, "the refusal to name the reason", || {
+        let failed = load::failed_prepares(kube)?;
+        ensure!(
+            failed.iter().any(|text| text.contains("No space left on device")),
+            "{failed:?}"
+        );
+        Ok(Some(()))
+    })?;
+    // A plugin that starts on the full disk unprepares, too.
+    let plugin = plugins::settle(cluster, &[])?;
+    plugins::kill(cluster)?;
+    says_on_the_node(cluster, &plugin, 1, "kubelet has registered the plugin")?;
+    kube.run(&["delete", "pod", "before", &patience::timeout(LIMIT)])?;
+    gone_from_the_node(cluster, &before)?;
+
+    fs::remove_file(&filler).with_context(|| format!("cannot remove {}", filler.display()))?;
+    if !size::is_full() {
+        // kubelet comes back to the pod after 60 to 90 s, and to one that has changed at once.
+        println!("shortened: the refused pod is changed, so that kubelet tries it again at once");
+        kube.run(&["label", "pod", "refused", "nudged=1"])?;
+    }
+    kube.wait_running("refused", TAKEOVER)?;
+    kube.run(&["delete", "pod", "refused", &patience::timeout(LIMIT)])?;
+    plugins::settle(cluster, &[]).map(drop)
+}
+
+/// The software GPU's libraries on the node, as the host sees them.
+fn libraries(cluster: &Cluster) -> Result<PathBuf> {
+    let folder = format!("{SOFT_GPU_DRIVER}/usr/lib/x86_64-linux-gnu");
+    cluster.node(Node::FIRST).path_inside(&folder)
+}
+
+const NAMES: [&str; 2] = ["libcuda.so", "libnvidia-ml.so"];
+
+/// Returns true, and reports the test as skipped, if the machine's own driver would be changed.
+fn skips(test: &str) -> bool {
+    let skips = shared::prepared().gpu == Gpu::Nvidia;
+    if skips {
+        vgpu_skip::skip(test, "it changes the software GPU, and this machine has a real one");
+    }
+    skips
+}
+
+fn driver_is_replaced() -> Result<()> {
+    const BYTES: u64 = 5 << 20;
+    if skips("node_faults::driver_that_is_replaced_is_in_containers_that_start_again") {
+        return Ok(());
+    }
+    shared::in_namespace_of(shared::observed()?, "driver-replaced", |installed, kube| {
+        let cluster = &installed.cluster;
+        kube.apply(&load::share())?;
+        kube.apply(&lasting("before", BYTES)?.to_string())?;
+        kube.wait_running("before", LIMIT)?;
+        holds(kube, "before")?;
+        let claim = uid_of(&claim_of(kube, "before")?);
+        let folder = libraries(cluster)?;
+        let tested = replace_driver(&folder).and_then(|()| {
+            wait(LIMIT, "the claim's CDI file to name the new driver", || {
+                let (_, text) = node::cdi_spec(cluster, &claim)?;
+                Ok(text.contains("libcuda.so.999.1").then_some(()))
+            })?;
+            kill_container(cluster, BYTES)?;
+            started_again(kube, "before", 1)?;
+            for file in NAMES {
+                let mounts = kube.exec("before", &["sh", "-c", "cat /proc/self/mountinfo"])?;
+                let from = format!("{file}.999.1 ");
+                let to = format!(" /dev/vgpu/.driver/{file}.1 ");
+                let is_new = mounts.lines().any(|line| line.contains(&from) && line.contains(&to));
+                ensure!(is_new, "{file}.1 in the container is not the new driver's:\n{mounts}");
+            }
+            kube.apply(&lasting("after", BYTES + 1)?.to_string())?;
+            kube.wait_running("after", LIMIT)?;
+            holds(kube, "after")
+        });
+        after(tested, restore_driver(&folder))
+    })
+}
+
+/// As a package of a newer driver does: other files, links to them, and the former files are gone.
+fn replace_driver(folder: &Path) -> Result<()> {
+    for file in NAMES {
+        let (link, new) = (folder.join(format!("{file}.1")), folder.join(format!("{file}.999.1")));
+        fs::copy(&link, &new).with_context(|| format!("cannot write {}", new.display()))?;
+        fs::remove_file(&link).with_context(|| format!("cannot remove {}", link.display()))?;
+        symlink(format!("{file}.999.1"), &link).with_context(|| format!("cannot link {}", link.display()))?;
+    }
+    Ok(())
+}
+
+fn restore_driver(folder: &Path) -> Result<()> {
+    for file in NAMES {
+        let (link, new) = (folder.join(format!("{file}.1")), folder.join(format!("{file}.999.1")));
+        if new.exists() {
+            let renamed = fs::rename(&new, &link);
+            renamed.with_context(|| format!("cannot rename {}", new.display()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Has the plugin read the boot's id in a file of the driver root, and returns where the host sees it. A kernel's own file
+/// cannot be replaced in a container: it has a /proc of its own.
+fn take_boot_id_from_a_file(cluster: &Cluster) -> Result<PathBuf> {
+    let own = cluster.state().member(Member::Node(Node::FIRST));
+    let relative = SOFT_GPU_DRIVER.trim_start_matches("/var/");
+    let file = own.var(relative).join("boot_id");
+    fs::write(&file, "the first boot\n").with_context(|| format!("cannot write {}", file.display()))?;
+    let add = json!([{"op": "add", "path": "/spec/template/spec/containers/0/args/-",
+        "value": "--boot-id-file=/driver-root/boot_id"}]);
+    let before = plugins::uids(cluster)?;
+    let project = Kube::new(cluster, install::NAME);
+    project.run(&["patch", plugins::DAEMONSET, "--type=json", "-p", &add.to_string()])?;
+    plugins::settle(cluster, &before)?;
+    Ok(file)
+}
+
+/// As `helm upgrade` of the same chart would not do, because nothing in the chart has changed.
+fn take_boot_id_from_the_kernel(cluster: &Cluster) -> Result<()> {
+    let project = Kube::new(cluster, install::NAME);
+    let found = project.get(&[plugins::DAEMONSET])?;
+    let arguments = found["spec"]["template"]["spec"]["containers"][0]["args"].as_array();
+    let is_ours = |one: &Value| one.as_str().is_some_and(|one| one.starts_with("--boot-id-file"));
+    let Some(place) = arguments.and_then(|all| all.iter().position(is_ours)) else {
+        return Ok(());
+    };
+    let path = format!("/spec/template/spec/containers/0/args/{place}");
+    let remove = json!([{"op": "remove", "path": path}]).to_string();
+    let before = plugins::uids(cluster)?;
+    project.run(&["patch", plugins::DAEMONSET, "--type=json", "-p", &remove])?;
+    plugins::settle(cluster, &before).map(drop)
+}
+
+fn booted_anew() -> Result<()> {
+    if skips("node_faults::node_that_is_booted_anew_gives_its_pods_their_shares_again") {
+        return Ok(());
+    }
+    shared::in_namespace_of(shared::observed()?, "booted-anew", |installed, kube| {
+        let tested = take_boot_id_from_a_file(&installed.cluster).and_then(|file| boot(installed, kube, &file));
+        after(tested, take_boot_id_from_the_kernel(&installed.cluster))
+    })
+}
+
+fn boot(installed: &Installed, kube: &Kube<'_>, boot_id: &Path) -> Result<()> {
+    const BYTES: u64 = 7 << 20;
+    let cluster = &installed.cluster;
+    let node = cluster.node(Node::FIRST);
+    let memory = installed.gpus.iter().map(|gpu| gpu.memory).max().unwrap_or(0);
+    // All of one GPU together with a `load`.
+    let rest = json!({"memory": (memory - load::BYTES).to_string()});
+    kube.apply(&(load::share() + &template("rest", "vgpu", rest, &[])))?;
+    kube.apply(&lasting("stays", BYTES)?.to_string())?;
+    kube.wait_running("stays", LIMIT)?;
+    holds(kube, "stays")?;
+    kube.apply(&pod("goes", "client", &HOLD, "rest"))?;
+    kube.wait_running("goes", LIMIT)?;
+    let device = |pod: &str| -> Result<Value> {
+        Ok(claim_of(kube, pod)?["status"]["allocation"]["devices"]["results"][0]["device"].clone())
+    };
+    ensure!(device("stays")? == device("goes")?, "the two pods were to share a GPU");
+    let record = |pod: &str| -> Result<Value> {
+        let uid = uid_of(&claim_of(kube, pod)?);
+        let file = node.path_inside(&format!("{RECORDS}/claims/{uid}.json"))?;
+        let text = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        serde_json::from_slice(&text).with_context(|| format!("{} is no JSON", file.display()))
+    };
+    ensure!(
+        record("stays")?["payload"]["boot"] == "the first boot",
+        "{}",
+        record("stays")?
+    );
+    let pod_uid = uid_of(&kube.get(&["pod", "stays"])?);
+    let plugin = plugins::settle(cluster, &[])?;
+
+    node.end()?;
+    fs::write(boot_id, "the second boot\n").with_context(|| format!("cannot write {}", boot_id.display()))?;
+    kube.run(&["delete", "pod", "goes", "--force", "--grace-period=0"])?;
+    node.start(&shared::prepared().images.archives)?;
+
+    // What the API server says of the plugin may be of the first boot.
+    says_on_the_node(cluster, &plugin, 1, "kubelet has registered the plugin")?;
+    plugins::settle(cluster, &[])?;
+    plugins::published(installed, kube)?;
+    started_again(kube, "stays", 1)?;
+    ensure!(
+        uid_of(&kube.get(&["pod", "stays"])?) == pod_uid,
+        "another pod has the name"
+    );
+    ensure!(
+        record("stays")?["payload"]["boot"] == "the second boot",
+        "{}",
+        record("stays")?
+    );
+    // What was prepared in the first boot and not again holds nothing.
+    kube.apply(&pod("after", "client", &HOLD, "rest"))?;
+    kube.wait_running("after", LIMIT)?;
+    let failed = load::failed_prepares(kube)?;
+    ensure!(failed.iter().all(|text| !text.contains("has no room")), "{failed:?}");
+    Ok(())
+}

@@ -1,0 +1,191 @@
+//! Shares that Kubernetes gives away while a process of the former pod still has them.
+//!
+//! A pod that is deleted by force is gone from the API server at once, and its claim is freed, while kubelet still ends its
+//! containers. The node must not let two have the same memory.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use vgpu_e2e::cluster::{Cluster, Node};
+use vgpu_e2e::kube::Kube;
+use vgpu_e2e::wait::wait;
+use vgpu_e2e::{node, patience, shell, workload};
+
+use crate::fleet::TAKEOVER;
+use crate::manifests::{HOLD, pod, pod_object, template};
+use crate::shared::{self, Installed, LIMIT, Test};
+use crate::{load, size};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("share_of_a_living_process_is_given_away_after_it_alone", given_away),
+    ("claim_that_is_allocated_again_holds_its_limit", allocated_again),
+];
+
+/// Returns true while the process of the first pod lives.
+fn lives(cluster: &Cluster) -> Result<bool> {
+    let find = ["pgrep", "-f", "^vgpu-client hold 1073741824$"];
+    Ok(shell::capture(&mut cluster.node(Node::FIRST).inside(&find))?
+        .status
+        .success())
+}
+
+/// A pod that ignores SIGTERM for `grace` seconds, and holds 1 GiB.
+fn stubborn(name: &str, template: &str, grace: u64) -> Result<Value> {
+    let mut pod = pod_object(name, &["sh", "-c", crate::node_faults::STUBBORN], template)?;
+    pod["spec"]["terminationGracePeriodSeconds"] = json!(grace);
+    Ok(pod)
+}
+
+fn holds_memory(kube: &Kube<'_>, name: &str) -> Result<()> {
+    wait(LIMIT, &format!("{name} to hold its memory"), || {
+        Ok(kube.run(&["logs", name])?.contains("\"holding\":").then_some(()))
+    })
+}
+
+/// Waits for a pod to run, and fails if it does so while the process of the first pod lives. In a short run kubelet is
+/// made to try again at once when that has ended: by itself it comes back after 60 to 90 s.
+fn runs_after_it(cluster: &Cluster, kube: &Kube<'_>, name: &str) -> Result<()> {
+    let mut is_nudged = size::is_full();
+    wait(TAKEOVER, &format!("{name} to run"), || {
+        let lived = lives(cluster)?;
+        let found = kube.get(&["pod", name])?;
+        let runs = found["status"]["phase"] == "Running";
+        // It lived before and after the pod was seen to run.
+        if runs && lived && lives(cluster)? {
+            return Ok(Some(false));
+        }
+        if !runs && !lived && !is_nudged {
+            is_nudged = true;
+            kube.run(&["label", "pod", name, "nudged=1"])?;
+        }
+        Ok(runs.then_some(true))
+    })
+    .map_err(|error| error.context(kube.describe(name)))
+    .and_then(|in_order| {
+        ensure!(
+            in_order,
+            "{name} has the share while a process of before still holds memory of it"
+        );
+        Ok(())
+    })
+}
+
+/// Two pods take two GPUs, a third waits. The first is deleted by force, and its process lives on.
+fn given_away() -> Result<()> {
+    shared::in_namespace_of(shared::observed()?, "given-away", |installed, kube| {
+        let cluster = &installed.cluster;
+        let memory = installed.gpus.iter().map(|gpu| gpu.memory).max().unwrap_or(0);
+        let most = json!({"memory": (memory / 4 * 3).to_string()});
+        kube.apply(&template("most", "vgpu", most, &[]))?;
+        kube.apply(&stubborn("first", "most", 8)?.to_string())?;
+        kube.wait_running("first", LIMIT)?;
+        holds_memory(kube, "first")?;
+        for number in 1..installed.gpus.len() {
+            kube.apply(&pod(&format!("other-{number}"), "client", &HOLD, "most"))?;
+            kube.wait_running(&format!("other-{number}"), LIMIT)?;
+        }
+        kube.apply(&pod("next", "client", &HOLD, "most"))?;
+        std::thread::sleep(Duration::from_secs(1));
+        ensure!(
+            kube.get(&["pod", "next"])?["status"]["phase"] == "Pending",
+            "there was room for one more"
+        );
+
+        kube.run(&["delete", "pod", "first", "--force", "--grace-period=0"])?;
+        wait(LIMIT, "the share to be given away", || {
+            let shares = workload::shares(kube)?;
+            let next = shares.iter().find(|share| share.pod == "next");
+            Ok(next.and_then(|next| next.device.clone()))
+        })?;
+        ensure!(lives(cluster)?, "the process ended before its share was given away");
+        runs_after_it(cluster, kube, "next")?;
+        let failed = load::failed_prepares(kube)?;
+        println!("while the process lived, the node said: {failed:?}");
+        Ok(())
+    })
+}
+
+/// What the pod's client sees of its share: free and total bytes.
+fn seen(kube: &Kube<'_>, pod: &str) -> Result<(u64, u64)> {
+    let line: Value = serde_json::from_str(&kube.exec(pod, &["vgpu-client", "check"])?)?;
+    let number = |key: &str| line[key].as_u64().with_context(|| format!("no {key} in {line}"));
+    Ok((number("free")?, number("total")?))
+}
+
+/// A claim of its own, whose first pod is deleted by force, and which a second pod uses at once.
+///
+/// kubelet (1.34 to 1.37) asks the plugin nothing then: it still has the claim of that UID as prepared, so the second pod
+/// shares what the first one has, whose limit holds for both. A pod that comes after both gets what was allocated.
+fn allocated_again() -> Result<()> {
+    shared::in_namespace_of(shared::observed()?, "allocated-again", |installed, kube| {
+        let cluster = &installed.cluster;
+        let claim = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "again"},
+            "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {
+                "deviceClassName": "vgpu", "capacity": {"requests": {"memory": load::MEMORY}}}}]}}});
+        let named = |mut pod: Value| -> Value {
+            pod["spec"]["resourceClaims"] = json!([{"name": "gpu", "resourceClaimName": "again"}]);
+            pod
+        };
+        kube.apply(&format!("{claim}\n---\n{}", named(stubborn("first", "", 10)?)))?;
+        kube.wait_running("first", LIMIT)?;
+        holds_memory(kube, "first")?;
+        let share = || -> Result<(String, String)> {
+            let found = kube.get(&["resourceclaim", "again"])?;
+            let id = found["status"]["allocation"]["devices"]["results"][0]["shareID"].as_str();
+            let uid = found["metadata"]["uid"].as_str().context("a claim without UID")?;
+            Ok((uid.to_owned(), id.context("it is not allocated")?.to_owned()))
+        };
+        let (uid, old) = share()?;
+        kube.run(&["delete", "pod", "first", "--force", "--grace-period=0"])?;
+        wait(LIMIT, "the claim to be freed", || Ok(share().is_err().then_some(())))?;
+        kube.apply(&named(pod_object("second", &HOLD, "")?).to_string())?;
+        let (uid_now, new) = wait(LIMIT, "the claim to be allocated again", || share().map(Some))?;
+        ensure!(
+            uid_now == uid && new != old,
+            "the same claim was to have another share: {old} and {new}"
+        );
+        ensure!(
+            lives(cluster)?,
+            "the process ended before its claim was allocated again"
+        );
+        kube.wait_running("second", TAKEOVER)?;
+        if lives(cluster)? {
+            has_share(installed, kube, "second", &uid, &old)?;
+            let seen = seen(kube, "second")?;
+            ensure!(
+                seen == (load::BYTES - (1 << 30), load::BYTES),
+                "beside the first pod it sees {seen:?}"
+            );
+        }
+        wait(LIMIT, "the first pod's memory to be free", || {
+            let seen = seen(kube, "second")?;
+            ensure!(seen == (load::BYTES, load::BYTES), "it sees {seen:?}");
+            Ok(Some(()))
+        })?;
+        kube.run(&["delete", "pod", "second", &patience::timeout(LIMIT)])?;
+        wait(LIMIT, "the node to forget the claim", || {
+            let left = node::left_of(cluster, std::slice::from_ref(&uid))?;
+            ensure!(left.is_empty(), "left: {left:?}");
+            Ok(Some(()))
+        })?;
+        kube.apply(&named(pod_object("third", &HOLD, "")?).to_string())?;
+        kube.wait_running("third", LIMIT)?;
+        has_share(installed, kube, "third", &uid, &share()?.1)
+    })
+}
+
+/// What the container and the plugin have of the claim is this share alone.
+fn has_share(installed: &Installed, kube: &Kube<'_>, pod: &str, uid: &str, share: &str) -> Result<()> {
+    let (path, text) = node::cdi_spec(&installed.cluster, uid)?;
+    ensure!(text.contains(share), "{path} does not name the share {share}: {text}");
+    let folders = kube.exec(pod, &["ls", "/dev/vgpu"])?;
+    ensure!(
+        folders.lines().any(|name| name == share),
+        "the container has {folders:?} instead of {share}"
+    );
+    let claims = node::claims(&installed.cluster)?;
+    let held = claims.get(uid).map(|claim| &claim["shares"][0]["shareId"]);
+    ensure!(held == Some(&json!(share)), "the plugin holds {held:?} for the claim");
+    Ok(())
+}

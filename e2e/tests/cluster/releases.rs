@@ -1,0 +1,71 @@
+//! Releases of the plugin beside the one under test: one with another library, and some that never get ready.
+
+use std::fs;
+
+use anyhow::{Context, Result};
+use vgpu_e2e::cluster::Cluster;
+use vgpu_e2e::image::{self, Contents};
+use vgpu_e2e::install;
+use vgpu_e2e::kube::Kube;
+
+use crate::shared;
+
+const PROGRAM: &str = "usr/bin/vgpu-kubelet-plugin";
+
+/// A release of the plugin, as an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Release {
+    /// Works, and has a library with another digest.
+    Next,
+    /// Its program ends at once.
+    Exits,
+    /// Its program does nothing.
+    Hangs,
+    /// It was built without libvgpu.so: it runs, and can prepare nothing.
+    Incomplete,
+}
+
+impl Release {
+    pub(crate) fn repository(self) -> String {
+        format!("dra-driver-vgpu/kubelet-plugin-{self:?}").to_lowercase()
+    }
+
+    /// Makes the image, and imports it on every node.
+    pub(crate) fn import(self, cluster: &Cluster) -> Result<()> {
+        let work = tempfile::tempdir().context("cannot make a folder")?;
+        let below = if self == Self::Hangs { "pause" } else { "kubelet-plugin" };
+        let top = match self {
+            Self::Next => {
+                let from = shared::prepared().dist.join("libvgpu.so");
+                let mut library = fs::read(&from).with_context(|| format!("cannot read {}", from.display()))?;
+                // Behind all sections, where the loader reads nothing.
+                library.extend(b"the next release");
+                let to = work.path().join("libvgpu.so");
+                fs::write(&to, library).with_context(|| format!("cannot write {}", to.display()))?;
+                Contents::default().file(to, "opt/vgpu/libvgpu.so", 0o755)
+            }
+            // Without a container's state on its standard input, the hook ends with an error.
+            Self::Exits => Contents::default().link("/opt/vgpu/vgpu-cdi-hook", PROGRAM),
+            Self::Hangs => Contents::default().link("/pause", PROGRAM),
+            Self::Incomplete => Contents::default().link("/nowhere", "opt/vgpu/libvgpu.so"),
+        };
+        let name = format!("docker.io/{}:dev", self.repository());
+        let below = shared::prepared().archive_of(below)?;
+        cluster.import(&image::on_top(below, &name, top, work.path())?)
+    }
+
+    /// `helm upgrade` to it, which does not wait.
+    pub(crate) fn upgrade(self, cluster: &Cluster) -> Result<()> {
+        let chart = install::chart();
+        let chart = chart.to_str().context("the clone's path is not UTF-8")?;
+        let value = format!("images.plugin={}", self.repository());
+        let upgrade = ["upgrade", install::NAME, chart, "--reuse-values", "--set", &value];
+        Kube::new(cluster, install::NAME).helm(&upgrade).map(drop)
+    }
+}
+
+/// `helm rollback` to the release before, which does not wait.
+pub(crate) fn roll_back(cluster: &Cluster) -> Result<()> {
+    let project = Kube::new(cluster, install::NAME);
+    project.helm(&["rollback", install::NAME]).map(drop)
+}

@@ -1,0 +1,19 @@
+//! How large the storms are. `make test` has minutes for all of them, so that they are short there; each says so.
+
+use std::fmt::Display;
+
+/// Set to 1, it runs every storm in full.
+const VARIABLE: &str = "VGPU_FULL_SIZE";
+
+pub(crate) fn is_full() -> bool {
+    std::env::var_os(VARIABLE).is_some_and(|value| value == "1")
+}
+
+/// The size of this run. Prints what was shortened.
+pub(crate) fn of<T: Display>(what: &str, short: T, full: T) -> T {
+    if is_full() {
+        return full;
+    }
+    println!("shortened: {what} {short} instead of {full}; {VARIABLE}=1 runs it in full");
+    short
+}
