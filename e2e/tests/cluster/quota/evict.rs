@@ -24,7 +24,7 @@ pub(super) fn in_controller_mode() -> Result<()> {
 /// Pods over budget have all GPUs, two on each. A PodDisruptionBudget keeps all but the first, which goes; nobody else does.
 fn evicted(installed: &Installed) -> Result<()> {
     let least = installed.gpus.iter().map(|gpu| gpu.memory).min().unwrap_or_default();
-    let half = format!("{}Mi", least / 2 >> 20);
+    let half = format!("{}Mi", (least / 2) >> 20);
     let pods = installed.gpus.len() * 2;
     shared::in_namespace_of(installed, SPENT, |_, spent| {
         shared::in_namespace_of(installed, RICH, |_, rich| {
