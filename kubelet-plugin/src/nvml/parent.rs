@@ -305,8 +305,9 @@ mod tests {
         // It ends after each answer.
         let (_dir, nvml) = script(&answer(EMPTY));
         assert_eq!((nvml.list(), nvml.list()), (good.clone(), good.clone()));
-        // It hangs at the second question, and the third has another one.
-        let (_dir, nvml) = script(&format!("{}; read q; exec sleep 1000", answer(EMPTY)));
+        // It hangs at the second question, and the third has another one, which ends when its questions do: a process that
+        // outlives the test would keep the pipe of its standard error open, and with it the stage of this test.
+        let (_dir, nvml) = script(&format!("{}; read q && exec sleep 1000", answer(EMPTY)));
         assert_eq!(nvml.list(), good);
         let first = nvml.child().expect("a child");
         let error = nvml.list().expect_err("it hangs").to_string();
