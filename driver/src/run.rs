@@ -30,9 +30,9 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         .with_env_filter(config.log.as_str())
         .with_writer(std::io::stderr)
         .init();
-    let client = Client::try_default()
-        .await
-        .context("no way to the API server; set KUBECONFIG or run in a cluster")?;
+    let no_way = "no way to the API server; set KUBECONFIG or run in a cluster";
+    let api = kube::Config::infer().await.context(no_way)?;
+    let client = Client::try_from(api.clone()).context(no_way)?;
     let listener = tokio::net::TcpListener::bind(config.http_address)
         .await
         .with_context(|| format!("--http-address {}: cannot listen", config.http_address))?;
@@ -70,8 +70,12 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let mut quota = None;
     if let (true, Some(term)) = (config.quota, &term) {
         let lease = HeldLease::new(clock.clone(), term.clone());
+        // A PodDisruptionBudget refuses an eviction by status 429, which kube would otherwise send again until the write is
+        // given up, so that no other pod is ever chosen.
+        let mut sends_once = api;
+        sends_once.default_retry = false;
         quota = Some(QuotaLeader::new(
-            client.clone(),
+            Client::try_from(sends_once).context(no_way)?,
             lease,
             config.quota_evict_after,
             tell,

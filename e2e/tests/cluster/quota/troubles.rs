@@ -9,7 +9,7 @@ use vgpu_e2e::outcome::after;
 use vgpu_e2e::wait::wait;
 
 use super::namespace::{has_gate, is_gated, is_gated_now, refused, set_quota, wait_label};
-use crate::fleet::{TAKEOVER, many, told};
+use crate::fleet::{TAKEOVER, told};
 use crate::manifests::{HOLD, pod, template};
 use crate::shared::{self, LIMIT};
 
@@ -94,48 +94,44 @@ pub(super) fn api_server_restarts() -> Result<()> {
     const NAME: &str = "quota-api";
     const FREE: &str = "quota-api-free";
     shared::in_namespace(NAME, |installed, kube| {
-        shared::in_namespace_of(installed, FREE, |_, _| {
+        shared::in_namespace_of(installed, FREE, |_, free| {
             set_quota(kube, &json!({"hard": {"memory": "0"}}))?;
-            let pair = |number: usize| -> Result<String> {
-                let of = |namespace: &str| -> Result<Value> {
-                    // Its claim is never made, so nothing of it starts.
-                    let text = pod(&format!("p{number:03}"), "client", &HOLD, "none");
-                    let mut pod: Value = serde_json::from_str(text.trim_end_matches("---\n"))?;
-                    pod["metadata"]["namespace"] = json!(namespace);
-                    Ok(pod)
-                };
-                Ok(many(vec![of(NAME)?, of(FREE)?]))
-            };
             installed.cluster.restart("kube-apiserver", true)?;
             // In the first half minute after the start a policy with a kind of ours refused every pod.
             let (mut created, mut first, mut number) = (0, None, 0);
-            let begun = Instant::now();
+            let (begun, mut last) = (Instant::now(), String::new());
             while first.is_none_or(|first: Instant| first.elapsed() < Duration::from_secs(8)) || created < 5 {
-                ensure!(begun.elapsed() < TAKEOVER, "only {created} pairs of pods were created");
+                ensure!(
+                    begun.elapsed() < TAKEOVER,
+                    "only {created} pods were created; the last answer: {last}"
+                );
                 number += 1;
-                // Without validation: it would ask for the whole API's description, which takes long after a start.
-                let create = ["create", "--validate=false", "-o", "json", "-f", "-"];
-                let said = kube.try_run_with_input(&create, &pair(number)?)?;
-                if said.stderr.contains("denied request") || said.stderr.contains("forbidden: policy") {
-                    bail!("a pod was refused: {}", said.stderr);
-                }
-                if !said.status.success() {
-                    std::thread::sleep(Duration::from_millis(50));
-                    continue;
-                }
-                first.get_or_insert_with(Instant::now);
-                created += 1;
-                for pod in serde_json::Deserializer::from_str(&said.stdout).into_iter::<Value>() {
-                    let pod = pod.context("kubectl create gave no JSON")?;
-                    let namespace = &pod["metadata"]["namespace"];
+                for (kube, wants_gate) in [(kube, true), (free, false)] {
+                    // Its claim is never made, so nothing of it starts.
+                    let text = pod(&format!("p{number:03}"), "client", &HOLD, "none");
+                    // Without validation: it would ask for the whole API's description, which takes long after a start.
+                    let create = ["create", "--validate=false", "-o", "json", "-f", "-"];
+                    let said = kube.try_run_with_input(&create, &text)?;
+                    if said.stderr.contains("denied request") || said.stderr.contains("forbidden: policy") {
+                        bail!("a pod was refused: {}", said.stderr);
+                    }
+                    if !said.status.success() {
+                        last = said.stderr;
+                        std::thread::sleep(Duration::from_millis(50));
+                        continue;
+                    }
+                    first.get_or_insert_with(Instant::now);
+                    created += 1;
+                    let pod: Value = serde_json::from_str(&said.stdout).context("kubectl create gave no JSON")?;
                     ensure!(
-                        has_gate(&pod) == (namespace == NAME),
-                        "pod {number} of {namespace} after the restart: {}",
+                        has_gate(&pod) == wants_gate,
+                        "pod {number} of {} after the restart: {}",
+                        pod["metadata"]["namespace"],
                         pod["spec"]["schedulingGates"]
                     );
                 }
             }
-            println!("{created} pairs of pods were created of {number} tried while the API server started");
+            println!("{created} pods were created of {number} pairs tried while the API server started");
             wait(TAKEOVER, "every pod with a quota to be gated, and no other", || {
                 for namespace in [NAME, FREE] {
                     let pods = kube.get(&["pods", "-n", namespace])?;
