@@ -238,6 +238,11 @@ impl Demo<'_> {
             .map(|share| share.claim_uid)
             .collect();
         self.kube.run(&["delete", "pods", "--all", &patience::timeout(LIMIT)])?;
+        // Kubernetes deletes their claims later, and until then the first GPU may have no room for both pods.
+        wait(LIMIT, "the claims of the pods to be deleted", || {
+            let claims = self.kube.get(&["resourceclaims"])?;
+            Ok(claims["items"].as_array().is_some_and(Vec::is_empty).then_some(()))
+        })?;
         let mut text = workload::manifests(&install::example("gpu-time"))?;
         if *gpu == Gpu::Nvidia {
             text = text.replace(
