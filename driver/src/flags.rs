@@ -47,7 +47,7 @@ pub struct Flags {
     /// Take scheduling gates off by VgpuQuotas. Without it pods with the gate dra.vgpu/quota wait for ever.
     #[arg(long)]
     pub quota: bool,
-    /// So long a pod in budget waits before pods over budget are evicted for it: seconds or minutes, for example 60s.
+    /// How long a pod in budget waits before pods over budget are evicted for it: seconds or minutes, for example 60s.
     #[arg(long, default_value = "60s")]
     pub quota_evict_after: String,
     #[command(flatten)]

@@ -44,9 +44,9 @@ use tokio::time::{Instant, timeout_at};
 pub const PATIENCE: Duration = Duration::from_secs(15);
 /// How often the node is looked at without a reason.
 pub const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// As many holders are asked about at a time.
+/// Concurrent GETs of holders.
 const CONCURRENT_GETS: usize = 8;
-/// So many of the claims that keep a place are named.
+/// A refusal names at most this many claims.
 const NAMED: usize = 3;
 
 /// The processes that have a share.

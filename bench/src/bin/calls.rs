@@ -107,7 +107,7 @@ fn measure(flags: &Flags, memory: &Path, disk: &Path) -> Result<()> {
     runtime.block_on(async {
         let endpoint = Endpoint::try_from(format!("unix://{}", socket.display()))?;
         let plugin = DraPluginClient::new(endpoint.connect().await?);
-        // What is made once for a GPU, and the allocator's first pages.
+        // Warm up: the first Prepare on a GPU creates its arbitration directory, and the allocator maps its first pages.
         at_once(&plugin, &wire).await?;
         one_by_one(&plugin, &wire[..1], 50).await?;
         let before = State::read(memory, disk)?;
@@ -271,7 +271,7 @@ fn print(what: &str, mut times: Vec<Duration>) {
     }
 }
 
-/// What must not grow.
+/// The resources of the plugin that must not grow with the number of calls.
 struct State {
     rss: u64,
     descriptors: u64,

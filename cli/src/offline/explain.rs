@@ -47,7 +47,7 @@ fn run(flags: &ExplainFlags) -> Result<bool, OfflineError> {
     Ok(answer.fits())
 }
 
-/// What the namespace's quota allows, where a cluster is asked: it may be why a pod waits.
+/// Describes the namespace's quota, which may be why a pod waits. Empty if the input is files instead of a cluster.
 fn quota(flags: &ExplainFlags) -> String {
     let line = flags
         .files

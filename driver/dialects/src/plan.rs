@@ -17,7 +17,8 @@ use crate::{gpu_manager, hami, kai, koordinator, lost, volcano, volcano_vgpu};
 
 /// Names claims that may stand beside a dialect's resources, because they are not for our GPUs: `nic,fpga`.
 pub const OTHER_CLAIMS: &str = "dra.vgpu/other-claims";
-/// So many containers may ask. Their record would hardly fit into an annotation, and the work for a pod stays small.
+/// The limit of containers with GPU requests in a pod. It bounds the webhook's work, and the annotation with the original
+/// requests would hardly have room for more.
 const ASKING_MAX: usize = 256;
 /// Kubernetes' own resource for a device of a class.
 const CLASS_RESOURCE: &str = "deviceclass.resource.kubernetes.io/";

@@ -17,8 +17,8 @@ use crate::request::{COUNT_MAX, Memory};
 /// From this number on, MiB are read as bytes: `3000M` reaches admission as `3G`, and no GPU has a TiB.
 const BYTES_FROM: u64 = 1 << 20;
 
-/// So many problems, and so many warnings, are kept: a pod of 3 MiB may have thousands of each, nobody reads them, and
-/// each is compared with all others.
+/// The limit of problems, and of warnings, that are reported for a pod. A pod of 3 MiB may have thousands, and each new
+/// one is compared with those before.
 const MOST_FINDINGS: usize = 64;
 
 /// What a translation finds on its way: problems refuse the pod, warnings do not.

@@ -1,4 +1,4 @@
-//! What quotas take of the leader's memory, and how often it writes: 1,000 namespaces with a quota and ten claims each, on
+//! Measures the memory that quotas need in the leader, and how often it writes: 1,000 namespaces with a quota and ten claims each, on
 //! 1,000 nodes with 8 GPUs. `cargo run --release -p vgpu-quota --example memory`.
 //!
 //! The objects are decoded and applied as the watches do it, and a minute is planned second by second. Watches and their

@@ -11,7 +11,7 @@ pub const GPU: u64 = 1_000_000;
 /// A whole GPU's time, in the unit of [`Amount::cores`].
 pub(crate) const CORES: u64 = 100;
 
-/// What shares take, added up.
+/// The sum of shares, in each dimension that a quota limits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Amount {
     /// Bytes.
@@ -106,7 +106,7 @@ impl std::iter::Sum for Amount {
     }
 }
 
-/// What a ceiling is for.
+/// A resource that a quota can limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Dimension {
     Memory,

@@ -12,7 +12,7 @@ use crate::class::Classes;
 
 const MI: u64 = 1 << 20;
 
-/// What one unit of a dialect's resource is. Facts: dialects.md, sections 1 to 4.
+/// Resource names of earlier systems: the dimension that each limits, and the size of one unit.
 const NAMES: [(&str, Dimension, u64); 15] = [
     ("nvidia.com/gpu", Dimension::Shares, 1),
     ("nvidia.com/gpumem", Dimension::Memory, MI),

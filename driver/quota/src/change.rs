@@ -1,4 +1,4 @@
-//! What the watches tell the desk.
+//! Changes of objects, as the watches report them to the desk.
 
 use crate::ceilings::ResourceQuota;
 use crate::claim::Claim;

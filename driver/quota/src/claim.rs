@@ -72,7 +72,8 @@ pub(crate) enum Uncounted {
 }
 
 impl Claim {
-    /// What it is reserved by: its UID. A claim for extended resources is made after the reservation, by the pod's.
+    /// The key of its reservation: its UID. A claim for extended resources is created after the reservation, so its key is
+    /// made from the pod's UID.
     #[must_use]
     pub fn key(&self) -> String {
         match &self.extended_of {
@@ -206,9 +207,9 @@ impl Given {
     }
 }
 
-/// As many devices as Kubernetes gives to one claim.
+/// Kubernetes allocates at most this many devices to a claim.
 const DEVICES_MAX: usize = 32;
-/// As many combinations of alternatives are looked at.
+/// At most this many combinations of alternatives are tried.
 const WAYS_MAX: usize = 16;
 
 /// Why it is not known which GPUs a claim could have.

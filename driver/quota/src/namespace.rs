@@ -21,9 +21,9 @@ use crate::view::View;
 
 use held::{Held, charge};
 
-/// So long a reservation stays of which nothing is seen: what kube-scheduler had decided before is written by then.
+/// A reservation without claim and pod is kept this long: by then kube-scheduler has written what it had decided before.
 pub const HOLD: Duration = Duration::from_secs(30);
-/// As many reservations fit into an object of etcd, three times.
+/// The limit of reservations in a status. An object of etcd has room for three times as many.
 pub const RESERVATIONS_MAX: usize = 4096;
 
 #[derive(Debug, Default)]

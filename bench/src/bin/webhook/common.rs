@@ -1,4 +1,4 @@
-//! What the parts have in common: pods that ask as for HAMi, and percentiles.
+//! Shared by the measurements: pods with HAMi's resource names, and percentiles.
 
 use std::time::Duration;
 

@@ -31,13 +31,13 @@ use crate::time::{Now, Wall};
 
 use super::Desk;
 
-/// Looks are as far apart.
+/// The shortest time between two searches.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// What is not changed by anything is looked at again.
+/// A search is repeated after this time, also if nothing has changed.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
-/// As long what evicted pods leave is kept for the pod that they went for.
+/// How long the room that evicted pods leave is kept for the waiting pod.
 const PROMISE: Duration = Duration::from_secs(60);
-/// As long a pod that may not be evicted is left out.
+/// How long a pod whose eviction was refused is not chosen again.
 const REFUSED: Duration = Duration::from_secs(10);
 const REFUSED_MAX: Duration = Duration::from_secs(300);
 
@@ -56,7 +56,7 @@ struct Places {
 }
 
 impl Desk {
-    /// So long a pod in budget waits before others are evicted for it.
+    /// Sets how long a pod in budget waits before others are evicted for it.
     #[must_use]
     pub fn with_evictions_after(mut self, after: Duration) -> Self {
         self.evictions.after = after;
