@@ -401,6 +401,7 @@ impl Node {
     /// current one. `new`: the claim's slots may have the demand of former owners and are cleared.
     fn materialize(&mut self, uid: &str, entry: &mut Entry, new: bool, turn: &mut Turn) -> Result<(), Error> {
         turn.lap(Part::State);
+        // Searched here, so that the time of the search is a part of its own. The turn keeps what it found.
         turn.driver(&self.driver)?;
         turn.lap(Part::Driver);
         let driver = turn.driver(&self.driver)?;
