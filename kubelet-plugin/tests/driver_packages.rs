@@ -3,7 +3,7 @@
 
 mod packages;
 
-use packages::{LIBRARIES, choose, copy, fetch};
+use packages::{BOOKWORM, LIBRARIES, choose, copy, fetch};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -66,39 +66,6 @@ const NO_COMPANIONS: [&str; 5] = [
     ".debug",
     "libcuda.so",
     "libnvidia-ml.so",
-];
-
-/// Everything of a driver but what is large and stands alone (OptiX, firmware).
-const ALL_OF_BOOKWORM: [&str; 29] = [
-    "libcuda1",
-    "libcudadebugger1",
-    "libegl-nvidia0",
-    "libgles-nvidia1",
-    "libgles-nvidia2",
-    "libglx-nvidia0",
-    "libnvcuvid1",
-    "libnvidia-allocator1",
-    "libnvidia-cfg1",
-    "libnvidia-egl-wayland1",
-    "libnvidia-eglcore",
-    "libnvidia-encode1",
-    "libnvidia-fbc1",
-    "libnvidia-glcore",
-    "libnvidia-glvkspirv",
-    "libnvidia-ml1",
-    "libnvidia-ngx1",
-    "libnvidia-nvvm4",
-    "libnvidia-opticalflow1",
-    "libnvidia-pkcs11-openssl3",
-    "libnvidia-ptxjitcompiler1",
-    "libnvidia-rtcore",
-    "nvidia-cuda-mps",
-    "nvidia-egl-common",
-    "nvidia-opencl-common",
-    "nvidia-opencl-icd",
-    "nvidia-smi",
-    "nvidia-vdpau-driver",
-    "nvidia-vulkan-common",
 ];
 
 /// A driver root of these packages, and the driver's own folder of libraries in it. None: skipped.
@@ -274,7 +241,7 @@ fn the_links_of_alternatives_change_nothing_but_nvidia_smi() {
 #[test]
 fn each_set_of_capabilities_is_complete_in_itself() {
     let test = "each_set_of_capabilities_is_complete_in_itself";
-    let Some(packages) = fetch(test, "bookworm", "main non-free", &ALL_OF_BOOKWORM) else {
+    let Some(packages) = fetch(test, "bookworm", "main non-free", &BOOKWORM) else {
         return;
     };
     let dir = tempfile::tempdir().expect("a folder");

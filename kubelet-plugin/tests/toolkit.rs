@@ -7,7 +7,7 @@
 mod packages;
 
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
-use packages::{LIBRARIES, choose, copy, fetch, give};
+use packages::{BOOKWORM, LIBRARIES, choose, copy, fetch, give};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -26,42 +26,6 @@ use vgpu_skip::skip;
 const TEST: &str = "a_container_gets_what_nvidias_toolkit_lists_or_there_is_a_reason";
 const TOOLKIT: &str = "github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-ctk";
 const GPU: &str = "GPU-00000000-0000-0000-0000-000000000000";
-
-/// The packages of a driver, without those that are large and of which one file has to be found: OptiX and firmware.
-const PACKAGES: [&str; 32] = [
-    "libcuda1",
-    "libcudadebugger1",
-    "libegl-nvidia0",
-    "libgles-nvidia1",
-    "libgles-nvidia2",
-    "libglx-nvidia0",
-    "libnvcuvid1",
-    "libnvidia-allocator1",
-    "libnvidia-cfg1",
-    "libnvidia-egl-wayland1",
-    "libnvidia-eglcore",
-    "libnvidia-encode1",
-    "libnvidia-fbc1",
-    "libnvidia-glcore",
-    "libnvidia-glvkspirv",
-    "libnvidia-ml1",
-    "libnvidia-ngx1",
-    "libnvidia-nvvm4",
-    "libnvidia-opticalflow1",
-    "libnvidia-pkcs11-openssl3",
-    "libnvidia-ptxjitcompiler1",
-    "libnvidia-rtcore",
-    "nvidia-cuda-mps",
-    "nvidia-driver-bin",
-    "nvidia-egl-common",
-    "nvidia-opencl-common",
-    "nvidia-opencl-icd",
-    "nvidia-smi",
-    "nvidia-vdpau-driver",
-    "nvidia-vulkan-common",
-    "nvidia-vulkan-icd",
-    "xserver-xorg-video-nvidia",
-];
 
 /// What one of both lists alone, and why. `{}` is the driver's version.
 const DIFFERENCES: &[(Side, &str, &str)] = &[
@@ -402,7 +366,7 @@ fn a_container_gets_what_nvidias_toolkit_lists_or_there_is_a_reason() {
         Err(vgpu_cache::Error::Unavailable(why)) => return skip(TEST, &why),
         Err(vgpu_cache::Error::Failed(why)) => panic!("{why}"),
     };
-    let Some(packages) = fetch(TEST, "bookworm", "main non-free", &PACKAGES) else {
+    let Some(packages) = fetch(TEST, "bookworm", "main non-free", &BOOKWORM) else {
         return;
     };
     let mut found: BTreeMap<(Side, String), Vec<Layout>> = BTreeMap::new();

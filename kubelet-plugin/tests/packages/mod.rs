@@ -11,6 +11,42 @@ use vgpu_skip::skip;
 
 pub(crate) const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 
+/// The packages of bookworm's driver, without the large ones of OptiX and firmware.
+pub(crate) const BOOKWORM: [&str; 32] = [
+    "libcuda1",
+    "libcudadebugger1",
+    "libegl-nvidia0",
+    "libgles-nvidia1",
+    "libgles-nvidia2",
+    "libglx-nvidia0",
+    "libnvcuvid1",
+    "libnvidia-allocator1",
+    "libnvidia-cfg1",
+    "libnvidia-egl-wayland1",
+    "libnvidia-eglcore",
+    "libnvidia-encode1",
+    "libnvidia-fbc1",
+    "libnvidia-glcore",
+    "libnvidia-glvkspirv",
+    "libnvidia-ml1",
+    "libnvidia-ngx1",
+    "libnvidia-nvvm4",
+    "libnvidia-opticalflow1",
+    "libnvidia-pkcs11-openssl3",
+    "libnvidia-ptxjitcompiler1",
+    "libnvidia-rtcore",
+    "nvidia-cuda-mps",
+    "nvidia-driver-bin",
+    "nvidia-egl-common",
+    "nvidia-opencl-common",
+    "nvidia-opencl-icd",
+    "nvidia-smi",
+    "nvidia-vdpau-driver",
+    "nvidia-vulkan-common",
+    "nvidia-vulkan-icd",
+    "xserver-xorg-video-nvidia",
+];
+
 /// The root file system with these packages of Debian's, shared with other tests: change nothing in it. None: skipped.
 pub(crate) fn fetch(test: &str, codename: &str, components: &str, packages: &[&str]) -> Option<PathBuf> {
     let release = Release {
