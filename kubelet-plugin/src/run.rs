@@ -23,8 +23,9 @@ use crate::faults::{Conditions, Files, Watcher};
 use crate::health::{Health, Report};
 use crate::instance::Instance;
 use crate::metrics::{Metrics, Sources, hami};
+use crate::mount_users::{MountUsers as _, Processes};
 use crate::node::lock::{LOCKED_WITHIN, LockFile};
-use crate::node::{Node, SharedNode};
+use crate::node::{Living, Node, SharedNode};
 use crate::nvml::Nvml;
 use crate::publish::reached::{another_publishes, only_while_reached};
 use crate::publish::taints::Taints;
@@ -89,7 +90,11 @@ pub fn run(flags: Flags) -> anyhow::Result<()> {
 async fn serve(config: Config) -> anyhow::Result<()> {
     let lock = LockFile::open(&config.lock)?;
     let locked = lock.lock(Instant::now() + LOCKED_WITHIN).await?;
-    let node = Node::open(config.clone(), lock, &locked, Box::new(NeverStop))?;
+    let living: Living = {
+        let processes = Processes::of_node();
+        Box::new(move |shares| processes.living(shares))
+    };
+    let node = Node::open(config.clone(), lock, &locked, living, Box::new(NeverStop))?;
     let node = SharedNode::new(node);
     let _instance = Instance::start(&config.sockets, config.pod_uid.as_deref(), &locked)?;
     drop(locked);

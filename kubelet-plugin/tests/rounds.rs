@@ -116,7 +116,15 @@ fn rounds(has_mounts: bool) {
     config.soft_gpu_state = Some(dir.path().join("soft"));
     let lock = LockFile::open(&config.lock).expect("a lock");
     let locked = lock.try_lock().expect("a lock").expect("free");
-    let mut node = Node::open(config, lock.clone(), &locked, Box::new(NeverStop)).expect("a node");
+    let mut node = Node::open(
+        config,
+        lock.clone(),
+        &locked,
+        // Nothing is run with these claims.
+        Box::new(|_| Ok(BTreeSet::new())),
+        Box::new(NeverStop),
+    )
+    .expect("a node");
     node.set_inventory(Ok(Inventory::new(vec![gpu()])));
     let mut round = |number: usize| {
         let uids: Vec<String> = (0..CLAIMS).map(|n| format!("u{number}-{n}")).collect();

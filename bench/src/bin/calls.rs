@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::json;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -170,7 +170,14 @@ fn node(memory: &Path, disk: &Path, gpus: Vec<Gpu>) -> Result<SharedNode> {
     config.soft_gpu_state = Some(memory.join("soft"));
     let lock = LockFile::open(&config.lock)?;
     let locked = lock.try_lock()?.context("somebody has the lock of a new folder")?;
-    let mut node = Node::open(config, lock.clone(), &locked, Box::new(NeverStop))?;
+    let mut node = Node::open(
+        config,
+        lock.clone(),
+        &locked,
+        // Nothing is run with these claims.
+        Box::new(|_| Ok(BTreeSet::new())),
+        Box::new(NeverStop),
+    )?;
     node.set_inventory(Ok(Inventory::new(gpus)));
     drop(locked);
     Ok(SharedNode::new(node))

@@ -79,6 +79,16 @@ pub enum Error {
     Claim(#[from] claim::Error),
     #[error(transparent)]
     Full(#[from] Box<Full>),
+    #[error(
+        "the claim was allocated again, and a process of a former pod still has its share {share}; end that process if it \
+         does not end by itself; kubelet retries"
+    )]
+    Used { share: String },
+    #[error(
+        "the claim was allocated again, and whether a process of a former pod still has its share is not known: {0}; use \
+         another claim"
+    )]
+    UseUnknown(String),
     #[error("GPU {0} is not in the driver's list any more; check nvidia-smi on the node")]
     GpuGone(String),
     #[error("device {device} takes no new claims: {why}")]
@@ -116,7 +126,7 @@ impl Error {
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Uid(_) | Self::Claim(_) => "claim",
-            Self::Full(_) => "full",
+            Self::Full(_) | Self::Used { .. } | Self::UseUnknown(_) => "full",
             Self::NoInventory(_) | Self::GpuGone(_) | Self::Ailing { .. } | Self::Driver(_) => "ailing",
             Self::Lock(_) => "lock",
             Self::Library(_) => "library",
@@ -170,8 +180,12 @@ pub struct Node {
     /// Claims whose files could not be renewed, and why.
     not_renewed: BTreeMap<String, String>,
     last_parts: Parts,
+    living: Living,
     crash_points: Box<dyn CrashPoints>,
 }
+
+/// Says which of these shares have a container, or why that is not known.
+pub type Living = Box<dyn Fn(&[ShareMount]) -> Result<ShareKeys, String> + Send>;
 
 // === impl Node ===
 
@@ -368,7 +382,8 @@ impl Node {
                 turn.lap(Part::Record);
                 return Ok(self.answer(&id.uid, &shares));
             }
-            // The pod was force-deleted and another one got the claim, so the former shares are not in use.
+            // The pod was force-deleted, and another one got the claim.
+            self.check_unused(&id.uid)?;
             self.remove(&id.uid)?;
         }
         let mut entry = self.admit(id, &shares)?;
@@ -395,6 +410,17 @@ impl Node {
         self.prepared_at.insert(id.uid.clone(), Instant::now());
         self.note_gpus();
         Ok(answer)
+    }
+
+    /// Refuses to give away shares of a claim's former allocation that a container has, or may have.
+    fn check_unused(&self, uid: &str) -> Result<(), Error> {
+        match (self.living)(&self.share_mounts(uid)) {
+            Ok(living) => match living.into_iter().next() {
+                None => Ok(()),
+                Some((_, share)) => Err(Error::Used { share }),
+            },
+            Err(why) => Err(Error::UseUnknown(why)),
+        }
     }
 
     /// Creates what is missing of a claim on the node. If the claim's library is gone, this also binds `entry` to the

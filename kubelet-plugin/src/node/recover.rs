@@ -8,7 +8,7 @@
 
 use super::lock::{LockFile, Locked};
 use super::turn::{Parts, Turn};
-use super::{Error, Node, former, record_error, stopped};
+use super::{Error, Living, Node, former, record_error, stopped};
 use crate::arbitration::{Arbitration, SLOTS};
 use crate::checkpoint::{Checkpoint, Entry, FormerFile, Held};
 use crate::claimdir::ClaimDirs;
@@ -33,6 +33,7 @@ impl Node {
         config: Config,
         lock: LockFile,
         locked: &Locked,
+        living: Living,
         crash_points: Box<dyn CrashPoints>,
     ) -> Result<Self, Error> {
         let boot = records::boot(&config.boot_id).map_err(|source| Error::Boot {
@@ -71,6 +72,7 @@ impl Node {
             renewed_for: None,
             not_renewed: BTreeMap::new(),
             last_parts: Parts::default(),
+            living,
             crash_points,
             config,
         };

@@ -59,6 +59,24 @@ fn other_results_replace_what_was_prepared() {
 }
 
 #[test]
+fn other_results_wait_for_a_container_that_has_the_former_share() {
+    for (living, says) in [("s1", "still has its share s1"), ("unknown", "no processes are seen")] {
+        let rig = Rig::new(false);
+        let mut node = rig.open();
+        prepare(&mut node, claim("u1", &[("s1", 60, 0)])).expect("prepared");
+        let before = rig.checkpoint();
+        std::fs::write(rig.path("living"), living).expect("written");
+        let error = prepare(&mut node, claim("u1", &[("s2", 70, 10)])).expect_err("it is used");
+        assert!(error.to_string().contains(says), "{error}");
+        assert_eq!(rig.checkpoint(), before, "nothing has changed");
+        // The former allocation is prepared as ever, and the new one as soon as the container is gone.
+        prepare(&mut node, claim("u1", &[("s1", 60, 0)])).expect("prepared");
+        std::fs::remove_file(rig.path("living")).expect("removed");
+        prepare(&mut node, claim("u1", &[("s2", 70, 10)])).expect("prepared again");
+    }
+}
+
+#[test]
 fn over_commitment_is_refused_and_names_the_holder() {
     let rig = Rig::new(false);
     let mut node = rig.open();

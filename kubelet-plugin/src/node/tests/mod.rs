@@ -96,9 +96,23 @@ impl Rig {
         let config = self.config();
         let lock = LockFile::open(&config.lock)?;
         let locked = lock.try_lock()?.expect("no instance has a turn now");
-        let mut node = Node::open(config, lock.clone(), &locked, crash_points)?;
+        let mut node = Node::open(config, lock.clone(), &locked, self.living(), crash_points)?;
         node.set_inventory(Ok(Inventory::new(vec![gpu(0), gpu(1)])));
         Ok(node)
+    }
+
+    /// The file `living` names the share that has a container, or says `unknown`.
+    fn living(&self) -> Living {
+        let file = self.path("living");
+        Box::new(move |shares| match std::fs::read_to_string(&file).as_deref() {
+            Ok("unknown") => Err("no processes are seen".into()),
+            Ok(name) => Ok(shares
+                .iter()
+                .map(|share| share.key.clone())
+                .filter(|key| key.1 == name)
+                .collect()),
+            Err(_) => Ok(BTreeSet::new()),
+        })
     }
 
     pub(crate) fn open(&self) -> Node {
