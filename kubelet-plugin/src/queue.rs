@@ -41,7 +41,7 @@ struct Call {
     answer: oneshot::Sender<Done>,
 }
 
-/// What a turn did with the claims of a call.
+/// The answers of a turn for the claims of one call.
 pub(crate) struct Done {
     /// In the order of the batch. None: the claim was unprepared before the turn.
     pub(crate) answers: Vec<Option<Result<Vec<Prepared>, Error>>>,

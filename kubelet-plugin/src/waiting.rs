@@ -84,7 +84,7 @@ pub(crate) struct Looks<K> {
 
 type Look = Result<Arc<BTreeMap<ShareKey, Keeper>>, String>;
 
-/// What one waiting claim knows of those that have its place.
+/// The claims that hold the place of one waiting claim, as far as they were looked up.
 #[derive(Debug, Default)]
 pub(crate) struct Holders {
     exist: BTreeSet<String>,

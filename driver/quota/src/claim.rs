@@ -87,7 +87,7 @@ impl Claim {
         self.given.is_some()
     }
 
-    /// What it counts: allocated, what it consumes; else the worst that may come of it.
+    /// The amount that it counts toward the quota: what it consumes if it is allocated, else the worst case.
     pub(crate) fn amount(&self, classes: &Classes, gpus: &Gpus) -> Result<Amount, Uncounted> {
         match &self.given {
             Some(given) => Ok(given.iter().map(|share| share.amount(gpus)).sum()),
@@ -95,7 +95,7 @@ impl Claim {
         }
     }
 
-    /// What it consumes; `None` while one of its GPUs is not published, as when kubelet restarts.
+    /// Returns what it consumes; `None` while one of its GPUs is not published, as when kubelet restarts.
     pub(crate) fn measured(&self, gpus: &Gpus) -> Option<Amount> {
         let mut shares = self.given.as_ref()?.iter();
         let amount = |share: &Given| gpus.memory(&share.pool, &share.device).map(|_| share.amount(gpus));
@@ -108,8 +108,8 @@ impl Claim {
         shares.map(|share| (share.pool.as_str(), share.device.as_str(), share.amount(gpus)))
     }
 
-    /// What it asks for, in each combination of its requests' alternatives (some, if there are very many), by what is
-    /// known: see [`Self::not_known`].
+    /// Returns its demands for each combination of its requests' alternatives, at most `WAYS_MAX`. They are right only if
+    /// [`Self::not_known`] returns `None`.
     pub(crate) fn ways(&self, classes: &Classes) -> Vec<Vec<Demand>> {
         let mut ways = vec![Vec::new()];
         for alternatives in &self.asks {

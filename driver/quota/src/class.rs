@@ -100,7 +100,7 @@ fn kind(expressions: &[String]) -> Option<Option<String>> {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Classes(BTreeMap<String, Class>);
 
-/// What a class is to a quota.
+/// How devices of a class count toward a quota.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Counts {
     /// Shares of our GPUs.

@@ -1,4 +1,4 @@
-//! What to do for one namespace.
+//! The decisions for one namespace.
 
 use crate::notice::{Notice, Subject};
 use crate::plan::{PodRef, Write};

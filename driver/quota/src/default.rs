@@ -14,7 +14,7 @@ use crate::spec::Spec;
 pub struct QuotaDefault {
     pub name: String,
     pub uid: String,
-    /// What it says, or why that is refused.
+    /// Its spec, or why that is refused.
     pub spec: Result<DefaultSpec, String>,
 }
 

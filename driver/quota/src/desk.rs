@@ -196,7 +196,7 @@ impl Desk {
                     };
                     namespace.begin_write();
                 }
-                // Those of the keeper.
+                // These come from the keeper, below.
                 Write::Label { .. } | Write::Stamp { .. } => {}
             }
             plan.writes.push(write);

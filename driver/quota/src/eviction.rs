@@ -1,4 +1,4 @@
-//! Which pods are evicted for one that waits: the fewest on one node, and of these those that lose the least GPU time.
+//! Chooses the pods to evict for one that waits: the fewest on one node, and of these those that lose the least GPU time.
 //!
 //! A claim's shares are free when all pods that hold it are gone. Sets of pods are tried by size, so the first that makes
 //! room is as small as can be. After [`TRIALS`] sets that have led nowhere, one is taken of which no pod can be left out;
@@ -8,7 +8,7 @@ use crate::amount::Amount;
 use crate::plan::PodRef;
 use crate::room::{Free, Want, pack};
 
-/// So many sets are tried for one pod.
+/// The limit of sets that are tried for one pod.
 const TRIALS: u32 = 200_000;
 
 /// A pod over budget.
@@ -21,7 +21,7 @@ pub(crate) struct Candidate {
     pub(crate) lost: u128,
 }
 
-/// What is free when all of these candidates are gone: an amount on each of some devices of the node.
+/// The shares of one claim: they become free when all of these candidates are gone.
 #[derive(Debug, Clone)]
 pub(crate) struct Held {
     /// Their numbers.
@@ -38,7 +38,7 @@ pub(crate) struct Node {
     pub(crate) held: Vec<Held>,
 }
 
-/// Who is evicted, and what then has room.
+/// The pods to evict, and the alternative of the waiting pod that then has room.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Choice {
     pub(crate) node: String,

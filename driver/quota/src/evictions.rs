@@ -1,4 +1,4 @@
-//! What the leader remembers of evictions.
+//! The leader's memory of evictions: waiting pods, promises, refusals.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -9,9 +9,9 @@ use crate::plan::PodRef;
 use crate::pod::Pod;
 use crate::time::{Now, Wall};
 
-/// As long a pod in budget waits, unless it is set otherwise.
+/// How long a pod in budget waits by default.
 const WAIT: Duration = Duration::from_secs(60);
-/// As long after its time a pod that is being deleted counts as gone.
+/// A pod that is being deleted counts as gone until this long after the end of its grace period.
 const GRACE: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]

@@ -22,7 +22,7 @@ pub struct Slice {
 pub(crate) struct Gpu {
     /// Bytes.
     pub(crate) memory: u64,
-    /// As many claims may have a part of it.
+    /// How many claims may share it.
     pub(crate) shares: u64,
     /// The value of the attribute `type`.
     pub(crate) kind: String,

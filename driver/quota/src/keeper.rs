@@ -1,5 +1,5 @@
-//! What the leader writes beside `status` and gates: the label of each namespace that has a quota, and the quotas of
-//! namespaces that match a VgpuQuotaDefault and have none.
+//! Keeps the label of each namespace that has a quota, and creates the quotas of namespaces that match a
+//! VgpuQuotaDefault and have none.
 //!
 //! Of several defaults that match, the first by name applies; the others are told. A quota that was stamped follows the
 //! default that applies, until an administrator changes its `spec`: then it is theirs. It stays when its default goes or
@@ -93,7 +93,7 @@ impl Keeper {
         read.filter(|(_, spec)| spec.selector.matches(&namespace.labels))
     }
 
-    /// What to write for a namespace with this quota, or none.
+    /// Returns the writes for a namespace with this quota, or with none.
     pub(crate) fn decide(
         &self,
         name: &str,

@@ -1,4 +1,4 @@
-//! What the label of a namespace with a quota says.
+//! The values of the label of a namespace with a quota.
 //!
 //! Policies decide by this label alone and not by the quota: an API server that has just started knows the labels of all
 //! namespaces before it answers, and needs up to half a minute until it knows a kind of ours.

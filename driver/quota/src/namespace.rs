@@ -91,7 +91,7 @@ impl Namespace {
             }
             let is_same = held.quota.uid == quota.uid;
             let budget = |quota: &Quota| quota.spec.as_ref().ok().and_then(|spec| spec.budget);
-            // What this leader wrote, or somebody changed the spec: the account goes on.
+            // This leader wrote it, or somebody changed the spec: the account goes on.
             let goes_on = is_same && held.quota.status.budget == quota.status.budget;
             let new = budget(&quota);
             held.quota = quota;

@@ -1,4 +1,4 @@
-//! What owners of pods and administrators read, as events.
+//! The events for owners of pods and for administrators.
 
 use crate::amount::Dimension;
 use crate::claim::NotKnown;
@@ -138,7 +138,7 @@ impl Notice {
         }
     }
 
-    /// What is told once, however its numbers change.
+    /// The key of an event that is written once, even if its numbers change.
     pub(crate) fn topic(&self) -> String {
         let detail = match self {
             Self::Full { dimension, .. } | Self::TooLarge { dimension, .. } | Self::Ungated { dimension, .. } => {

@@ -1,4 +1,4 @@
-//! What the desk intends, and what it is told of it.
+//! The desk's writes, and their outcomes.
 
 use std::time::Duration;
 
@@ -61,7 +61,7 @@ impl PodRef {
     }
 }
 
-/// What a write is about: one is under way for each at a time.
+/// The subject of a write. For each one, at most one write is in flight.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Task {
     Namespace(String),
@@ -85,7 +85,7 @@ impl Write {
     }
 }
 
-/// What became of a write.
+/// The outcome of a write.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
     /// The status or a stamp is written, or the quota was read: this is the quota now.
@@ -94,14 +94,14 @@ pub enum Outcome {
     NoQuota,
     /// The gate is off, or the pod is gone.
     Ungated,
-    /// Which pods were evicted, and which were not, with what the API server says.
+    /// The pods that were evicted, and those that were not, with the API server's reason.
     Evicted {
         gone: Vec<PodRef>,
         kept: Vec<(PodRef, String)>,
     },
     /// The namespace has its label, or is gone.
     Labelled,
-    /// Whether it was done is not known, or it was not: decided anew after a pause.
+    /// It was not done, or that is not known: decide again after a pause.
     Again,
     /// The API server says no.
     Refused(String),
@@ -109,7 +109,7 @@ pub enum Outcome {
     Dropped,
 }
 
-/// What to do now.
+/// The writes and events that are due now.
 #[derive(Debug, Default)]
 pub struct Plan {
     pub writes: Vec<Write>,

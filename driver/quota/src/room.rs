@@ -1,5 +1,5 @@
-//! What is free on each node, by memory, time and number of shares. Selectors, and what else a node or a pod may need, are
-//! left out, so a place may be found where kube-scheduler finds none.
+//! The free memory, time and shares of each node's GPUs. Selectors and other needs of pods and nodes are not looked at, so
+//! a place may be found where kube-scheduler finds none.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -7,10 +7,10 @@ use crate::amount::{Amount, CORES};
 use crate::demand::Demand;
 use crate::gpus::Gpus;
 
-/// So many placements are tried before the answer is that there is none.
+/// The limit of placements that are tried. After that the answer is that there is none.
 const TRIES: u32 = 2_000;
 
-/// What is free, by node.
+/// The free room of each GPU, by node.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Room {
     nodes: BTreeMap<String, Vec<Free>>,
@@ -27,7 +27,7 @@ pub(crate) struct Place {
     pub(crate) device: usize,
 }
 
-/// What is free of a device; less than nothing where more is counted than it has.
+/// The free room of a device. Negative if more is counted than it has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Free {
     total: i64,
@@ -147,8 +147,8 @@ impl Room {
     }
 }
 
-/// What is left of these devices with all wants on them, the largest first and each on the tightest device; others are
-/// tried if that leads nowhere.
+/// Places all wants on these devices, the largest first and each on the tightest device, and tries other placements if
+/// that fails. Returns the room that is left.
 pub(crate) fn pack(free: &[Free], wants: &[Want]) -> Option<Vec<Free>> {
     let mut wants = wants.to_vec();
     wants.sort_by_key(|want| std::cmp::Reverse((want.memory.unwrap_or(i64::MAX), want.cores, want.kind)));

@@ -1,4 +1,4 @@
-//! What an administrator writes: `spec` of a VgpuQuota and of a VgpuQuotaDefault. The policy of the chart refuses the same
+//! The `spec` of a VgpuQuota and of a VgpuQuotaDefault, which administrators write. The policy of the chart refuses the same
 //! mistakes with the same field names; what passes without it is refused here, and then no gate of the namespace opens.
 
 use std::time::Duration;
@@ -15,7 +15,7 @@ const EVERY_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 /// More hours than a thousand GPUs have in a year.
 const HOURS_MAX: u64 = 10_000_000;
 
-/// What a quota says.
+/// The ceilings and the budget of a quota.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Spec {
     pub hard: Ceilings,

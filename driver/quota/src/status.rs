@@ -21,14 +21,14 @@ pub struct Quota {
     pub version: String,
     pub generation: i64,
     pub created: Wall,
-    /// What it says, or why that is refused.
+    /// Its spec, or why that is refused.
     pub spec: Result<Spec, String>,
     /// It was made from a VgpuQuotaDefault, and nobody has changed it since.
     pub stamped: Option<Stamped>,
     pub status: Status,
 }
 
-/// What the leader wrote.
+/// The status, which the leader writes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Status {
     pub generation: i64,
@@ -36,9 +36,9 @@ pub struct Status {
     /// The ceilings that hold, with those of ResourceQuotas.
     pub hard: WrittenAmount,
     pub limited_by: BTreeMap<String, String>,
-    /// What counts: the reservations, and what holds shares without one.
+    /// The sum that counts: the reservations, and shares without one.
     pub used: Amount,
-    /// By claim UID: who may start.
+    /// The reserved amounts, by key.
     pub reservations: BTreeMap<String, Amount>,
     pub budget: Option<Sum>,
 }
@@ -109,7 +109,8 @@ impl Serialize for Status {
 }
 
 impl Status {
-    /// What this program once wrote. What anybody else wrote there is left out: it is found again from claims and pods.
+    /// Reads a status that this program wrote. One that somebody else wrote counts as empty: it is computed anew from claims
+    /// and pods.
     fn read(value: Value) -> Self {
         let Ok(written) = serde_json::from_value::<Written>(value) else {
             return Self::default();

@@ -1,10 +1,10 @@
-//! What counting needs besides a claim.
+//! The cluster's state that is needed to count a claim.
 
 use crate::class::Classes;
 use crate::gpus::Gpus;
 use crate::time::Wall;
 
-/// What is the same for all namespaces.
+/// The state that is common to all namespaces.
 pub(crate) struct View<'a> {
     pub(crate) classes: &'a Classes,
     pub(crate) gpus: &'a Gpus,

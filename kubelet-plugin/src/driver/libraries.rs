@@ -32,7 +32,7 @@ const X_MODULES: [&str; 4] = [
     "modules/updates/extensions",
 ];
 
-/// What was found of libraries.
+/// The libraries that were found.
 #[derive(Debug, Default)]
 pub(super) struct Libraries {
     /// The names of libcuda and libnvidia-ml.

@@ -1,4 +1,4 @@
-//! Which part of the driver a file belongs to, and so which containers get it. Pure.
+//! Maps each file to its part of the driver, which says which containers get it. Pure.
 //!
 //! The parts are those of NVIDIA's runtime for NVIDIA_DRIVER_CAPABILITIES. A library of the driver's version that is not
 //! in the table is given to every container: a later release of the driver may need it for anything.

@@ -16,7 +16,7 @@ const MAX_LINKS: usize = 40;
 pub(super) struct Search<'a> {
     root: &'a Path,
     folders: BTreeSet<PathBuf>,
-    /// What is at each path that was looked at, so that the kernel is asked once: most paths of a search begin alike.
+    /// The kind of each path that was looked at. The kernel is asked once for each: most paths of a search begin alike.
     seen: BTreeMap<PathBuf, Seen>,
 }
 
@@ -94,7 +94,7 @@ impl<'a> Search<'a> {
         Some(resolved)
     }
 
-    /// What is at `path`, which is in `folder`.
+    /// Returns the kind of `path`, which is in `folder`.
     fn look(&mut self, folder: &Path, path: &Path) -> Seen {
         if let Some(seen) = self.seen.get(path) {
             return seen.clone();

@@ -13,7 +13,7 @@
 //! Every end needs whole readings: a question that fails, or a time without readings, begins the wait anew. Where a driver
 //! cannot say what it asks for, an XID that counts lasts until the next boot: nothing else says that the GPU is well.
 //!
-//! What a restart keeps is [`Kept`]: the faults, and the count of errors that were seen, so that it has not risen.
+//! [`Kept`] survives a restart: the faults, and the last count of errors, so that old errors are not taken for new ones.
 
 use super::{Asked, Reading};
 use crate::inventory::{Fault, Faults, Reason};
@@ -53,7 +53,7 @@ struct Open {
     well_since: Option<Instant>,
 }
 
-/// What a restart keeps, by UUID.
+/// The state that survives a restart, by the GPU's UUID.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kept(pub BTreeMap<String, KeptGpu>);
 

@@ -49,7 +49,7 @@ struct Due {
     pools: Vec<String>,
 }
 
-/// What is free, and what would be.
+/// The free room of all nodes, and the shares that evictions could free.
 struct Places {
     room: Room,
     nodes: BTreeMap<String, Node>,
@@ -135,7 +135,7 @@ impl Desk {
         (due, soonest)
     }
 
-    /// What is free when all that are going are gone, and what others over budget hold.
+    /// Computes the room when all deleted pods are gone, and the shares of pods that may be evicted.
     fn places(&mut self, now: Now) -> Places {
         let wall = self.clock.wall(now);
         let mut places = Places {
@@ -245,9 +245,9 @@ impl Desk {
         });
     }
 
-    /// What became of evictions. Returns true if they need no pause.
+    /// Reports the outcome of evictions. Returns true if they need no pause.
     pub(super) fn report_eviction(&mut self, waiting: &PodRef, outcome: Outcome, now: Now) -> bool {
-        // Looked at again as soon as it may be.
+        // Plan this namespace again.
         self.dirty.insert(waiting.namespace.clone());
         let Some(mut promise) = self.evictions.promises.remove(waiting) else {
             return true;

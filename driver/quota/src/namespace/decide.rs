@@ -1,4 +1,4 @@
-//! What is written: the status, and which gates open.
+//! Decides on the status to write and on the gates to open.
 
 use crate::amount::{Amount, WrittenAmount, millionths};
 use crate::ceilings::Effective;
@@ -113,7 +113,7 @@ impl Namespace {
                 status: Box::new(status),
             });
         }
-        // What is kept of claims that are gone is needed no longer than their reservations.
+        // Claims that are gone are remembered only as long as their reservations.
         let known = &held.quota.status.reservations;
         self.ended.retain(|key| known.contains_key(key));
         self.idle.retain(|key, _| known.contains_key(key));

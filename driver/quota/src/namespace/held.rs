@@ -20,7 +20,7 @@ pub(super) struct Held {
     pub(super) account: Option<Account>,
     /// A write or a read is under way.
     pub(super) is_busy: bool,
-    /// What the API server has is not known: it is read first.
+    /// The version at the API server is not known: read it before the next write.
     pub(super) must_read: bool,
     /// When the sum of the budget was last written.
     pub(super) summed: Option<Now>,

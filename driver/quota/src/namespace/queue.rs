@@ -17,14 +17,14 @@ use super::held::Held;
 use super::reservations::Needs;
 use super::{Namespace, RESERVATIONS_MAX};
 
-/// So long a claim may be missing before its pod is told: the watch may be a moment behind.
+/// How long a claim may be missing before its pod gets an event: the watch may be a moment behind.
 const MISSING: Duration = Duration::from_secs(10);
 
-/// What holds for all pods of a queue.
+/// The state that is common to all pods of a queue.
 pub(super) struct Queue<'a> {
     pub(super) held: &'a Held,
     pub(super) effective: &'a Effective,
-    /// What counts without a reservation.
+    /// Amounts that count without a reservation, by key.
     pub(super) counted: &'a BTreeMap<String, Amount>,
     /// Why nobody new may start.
     pub(super) shut: Option<Notice>,
@@ -32,7 +32,7 @@ pub(super) struct Queue<'a> {
 }
 
 impl Queue<'_> {
-    /// What an administrator raises.
+    /// Returns the object that sets this ceiling, for an administrator to raise.
     fn whose(&self, dimension: Dimension) -> String {
         match self.effective.from.get(dimension.name()) {
             Some(whose) => whose.clone(),
@@ -117,7 +117,7 @@ impl Namespace {
                 say(Notice::TooMany(RESERVATIONS_MAX));
                 continue;
             }
-            // What an allocated claim takes, it takes already; another that counts is decided on now.
+            // An allocated claim counts already. Only the others need room.
             let taken = |key: &str| self.claims.get(key).is_some_and(Claim::is_allocated);
             let wanted = open.iter().filter(|(key, _)| !taken(key)).map(|(_, amount)| *amount);
             let wanted: Amount = wanted.sum();

@@ -1,4 +1,4 @@
-//! What is reserved, and what counts without a reservation.
+//! Reservations, and shares that count without one.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -14,10 +14,10 @@ use crate::view::View;
 
 use super::{HOLD, Namespace};
 
-/// What one pod takes.
+/// The amounts that one pod needs.
 #[derive(Debug)]
 pub(super) enum Needs {
-    /// By key. What counts nothing is left out.
+    /// By key. Amounts of nothing are left out.
     Known(Vec<(String, Amount)>),
     /// Kubernetes has not made its claim yet.
     NotMade,
@@ -79,8 +79,9 @@ impl Namespace {
         .collect()
     }
 
-    /// What holds shares, or may, and is not reserved: what was there before the quota, and what passed without its gate.
-    /// It counts, and gives nobody a right to start: a watch of pods that lags may name a claim that is another's by now.
+    /// Returns claims that hold shares, or may, without a reservation: those from before the quota, and those of pods that
+    /// passed without the gate. They count, but no gate opens for them: a watch of pods that lags may name a claim that
+    /// belongs to another pod by now.
     pub(super) fn unreserved(
         &self,
         reservations: &BTreeMap<String, Amount>,

@@ -1,4 +1,4 @@
-//! Who is in budget, and who comes after those that are.
+//! Budgets that are spent: which namespaces are over budget, and what pods in budget wait for.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ use crate::time::Wall;
 use super::Namespace;
 use super::held::Held;
 
-/// What a pod waits for.
+/// The GPUs that a pod waits for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Wanted {
     /// In each combination of alternatives.
@@ -41,7 +41,7 @@ impl Namespace {
         self.quota.as_ref().is_some_and(is_good)
     }
 
-    /// What its label says. `None` without a quota.
+    /// Returns the value for its label; `None` without a quota.
     pub(crate) fn mark(&self) -> Option<Mark> {
         let held = self.quota.as_ref()?;
         Some(match held.quota.spec.is_err() {
@@ -68,7 +68,7 @@ impl Namespace {
         pods.filter(|pod| pod.priority_class.as_deref() != Some(OVER_BUDGET))
     }
 
-    /// What one of these wants besides what it has; `None` if that is nothing of ours, or its claims are not there.
+    /// Returns the GPUs that a pod needs besides those it has; `None` if it needs none of ours, or if a claim is missing.
     pub(crate) fn wanted(&self, pod: &Pod, classes: &Classes, gpus: &Gpus) -> Option<Wanted> {
         let mut wanted = Wanted {
             ways: vec![Vec::new()],
