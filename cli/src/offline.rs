@@ -13,6 +13,7 @@ pub(crate) mod allocate;
 mod documents;
 pub(crate) mod explain;
 mod kubectl;
+mod quota;
 pub(crate) mod translate;
 
 use std::io::Write;

@@ -101,6 +101,7 @@ fn kubectl_with(kinds: &str, rules: &str, quota: &str) -> tempfile::TempDir {
          'get devicetaintrules.v1.resource.k8s.io --output json') {rules} ;;\n\
          'get pods --output json --namespace team') exec /bin/cat '{folder}/pods' ;;\n\
          'get vgpuquotas.v1alpha1.dra.vgpu --output json --namespace team') {quota} ;;\n\
+         'get resourcequotas --output json --namespace team') echo '{{\"items\": []}}' ;;\n\
          *) echo \"unexpected: $*\" >&2; exit 1 ;;\nesac\n",
         folder = folder.path().display()
     );
@@ -137,6 +138,24 @@ fn without_files_the_cluster_is_asked_by_kubectl() {
         let output = explain(Some(folder.path()), &["pod/train", "-n", "team"]);
         assert_eq!(text(&output.stdout), format!("{WORDS}{line}"));
     }
+
+    let quota =
+        r#"{"items": [{"metadata": {"name": "vgpu", "namespace": "team"}, "spec": {"hard": {"memory": "80Gi"}}}]}"#;
+    let gated = PODS.replace(
+        r#""spec": {"#,
+        r#""spec": {"schedulingGates": [{"name": "dra.vgpu/quota"}], "#,
+    );
+    let typed = OBJECTS.replace(
+        r#""name": "gpu-0","#,
+        r#""name": "gpu-0", "attributes": {"type": {"string": "gpu"}},"#,
+    );
+    let folder = kubectl_with(&typed, none, &format!("echo '{quota}'"));
+    std::fs::write(folder.path().join("pods"), gated).unwrap();
+    let output = explain(Some(folder.path()), &["pod/train", "-n", "team", "-o", "json"]);
+    assert_eq!(output.status.code(), Some(1));
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let words = "pod train: never fits into VgpuQuota vgpu: memory 100Gi wanted, and the ceiling is 80Gi; ask for less, or have spec.hard.memory raised";
+    assert_eq!(answer["quota"][1], words);
 
     let folder = kubectl(OBJECTS, "echo 'error: You must be logged in' >&2; exit 1");
     let output = explain(Some(folder.path()), &["pod/train", "-n", "team"]);

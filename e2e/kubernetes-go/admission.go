@@ -10,6 +10,7 @@ import (
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -38,7 +39,7 @@ type admissionQuestion struct {
 // Without an old object it is a CREATE, without a new one a DELETE, else an UPDATE.
 type admissionRequest struct {
 	User string `json:"user"`
-	// As in pods/status.
+	// As in pods/status. That of an Eviction is eviction.
 	Subresource string `json:"subresource,omitempty"`
 	// Labels of the object's namespace.
 	Namespace map[string]string    `json:"namespace,omitempty"`
@@ -173,6 +174,10 @@ func typed(text []byte) (runtime.Object, schema.GroupVersionResource, error) {
 		pod := &corev1.Pod{}
 		err := json.Unmarshal(text, pod)
 		return pod, corev1.SchemeGroupVersion.WithResource("pods"), err
+	case "Eviction":
+		eviction := &policyv1.Eviction{}
+		err := json.Unmarshal(text, eviction)
+		return eviction, corev1.SchemeGroupVersion.WithResource("pods"), err
 	case "Namespace":
 		namespace := &corev1.Namespace{}
 		err := json.Unmarshal(text, namespace)

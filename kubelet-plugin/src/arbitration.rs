@@ -22,7 +22,8 @@
 
 use crate::files;
 use crate::tmpfs::{self, Size};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+use std::cmp::Ordering;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
@@ -162,15 +163,23 @@ fn fill_despite_thieves(folder: &Path) -> io::Result<()> {
 
 /// Resizes every file to exactly one page. Those that are too long come first: they use pages of the others.
 fn fill(folder: &Path) -> io::Result<()> {
+    let directory = rustix::fs::open(
+        folder,
+        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
     let slots = (0..SLOTS).map(|slot| (slot_file_name(slot), SLOT_MODE));
     let mut short = Vec::new();
     // The node's page first: a tenant cannot take it back.
     for (name, mode) in [(NODE_PAGE.to_owned(), NODE_MODE)].into_iter().chain(slots) {
-        let path = folder.join(name);
-        match path.symlink_metadata() {
-            Ok(found) if found.is_file() && found.len() == PAGE as u64 => {}
-            Ok(found) if found.is_file() && found.len() > PAGE as u64 => open(&path)?.set_len(PAGE as u64)?,
-            _ => short.push((path, mode)),
+        let length = match rustix::fs::statat(&directory, &*name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(found) if FileType::from_raw_mode(found.st_mode).is_file() => found.st_size,
+            _ => 0,
+        };
+        match length.cmp(&(PAGE as i64)) {
+            Ordering::Equal => {}
+            Ordering::Greater => open(&folder.join(name))?.set_len(PAGE as u64)?,
+            Ordering::Less => short.push((folder.join(name), mode)),
         }
     }
     for (path, mode) in short {

@@ -34,12 +34,15 @@ fn replace_after(path: &Path, bytes: &[u8], mode: u32, last: impl Fn(&File) -> i
     let mut name = path.as_os_str().to_owned();
     name.push(TEMPORARY);
     let temporary = Path::new(&name);
-    match std::fs::remove_file(temporary) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
+    let create = || File::options().write(true).create_new(true).open(temporary);
     let fill = || {
-        let mut file = File::options().write(true).create_new(true).open(temporary)?;
+        let mut file = match create() {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                std::fs::remove_file(temporary)?;
+                create()?
+            }
+            created => created?,
+        };
         file.write_all(bytes)?;
         // Set here, because the mode of the open is subject to the umask.
         file.set_permissions(Permissions::from_mode(mode))?;
@@ -58,9 +61,15 @@ fn replace_after(path: &Path, bytes: &[u8], mode: u32, last: impl Fn(&File) -> i
 /// # Errors
 /// The folder cannot be created, or its mode cannot be set.
 pub fn private_folder(path: &Path) -> io::Result<()> {
-    std::fs::create_dir_all(path)?;
     let private = Permissions::from_mode(0o700);
-    if std::fs::metadata(path)?.permissions().mode() & 0o7777 != private.mode() {
+    let is_private =
+        |found: &std::fs::Metadata| found.is_dir() && found.permissions().mode() & 0o7777 == private.mode();
+    // Nearly always it is there.
+    if std::fs::metadata(path).is_ok_and(|found| is_private(&found)) {
+        return Ok(());
+    }
+    std::fs::create_dir_all(path)?;
+    if !is_private(&std::fs::metadata(path)?) {
         std::fs::set_permissions(path, private)?;
     }
     Ok(())
@@ -93,10 +102,13 @@ pub fn folders(path: &Path) -> io::Result<Vec<String>> {
 pub fn read_bounded(path: &Path, limit: usize) -> io::Result<Vec<u8>> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
-    if !file.metadata()?.is_file() {
+    let found = file.metadata()?;
+    if !found.is_file() {
         return Err(io::Error::other("not a regular file"));
     }
-    let mut bytes = Vec::new();
+    // Grown step by step, a ledger would be copied several times.
+    let room = usize::try_from(found.len()).unwrap_or(limit).min(limit) + 1;
+    let mut bytes = Vec::with_capacity(room);
     file.take(limit as u64 + 1).read_to_end(&mut bytes)?;
     Ok(bytes)
 }

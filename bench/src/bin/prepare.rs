@@ -7,24 +7,29 @@
 //!                                                   (before each: the same claims only read, by GET)
 //!                                                ─► rounds of {GET, Prepare, Unprepare} for all N at once, a call each,
 //!                                                   as kubelet sends them: when the last one was answered
+//!                                                ─► the plugin with N prepared claims for a minute
 //!                                                ─► a Prepare after `--quiet` seconds without a request
-//!  ─► p50 and p99 of each, and the plugin's RSS before and after ─► the claims are deleted
+//!  ─► p50 and p99 of each; the mean of each part of a Prepare of one claim, by the plugin's metrics; RSS and CPU time of
+//!     the plugin and of its child, which asks NVML ─► the claims are deleted
 //! ```
 //!
 //! Runs inside the cluster's namespaces (it opens the socket), as root, with KUBECONFIG set:
 //! `bench-prepare --node NODE [--claims 100] [--rounds 200] [--quiet 310]`. Prints one figure a line:
-//! `<name> <unit> <value>`. Units: microseconds, kibibytes.
+//! `<name> <unit> <value>`. Units: microseconds, kibibytes, percent of a core.
 #![forbid(unsafe_code)]
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use futures::StreamExt as _;
 use futures::future::try_join_all;
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tonic::transport::{Channel, Endpoint};
 use vgpu_kubelet_plugin::connection;
 use vgpu_kubelet_plugin::server::CONCURRENT_GETS;
@@ -52,6 +57,9 @@ struct Flags {
     quiet: u64,
 }
 
+const MINUTE: Duration = Duration::from_secs(60);
+const SCRAPES: usize = 50;
+
 /// Each instance of the plugin has a socket `dra-<pod UID>.sock`.
 fn newest_socket() -> Result<PathBuf> {
     const FOLDER: &str = "/var/lib/kubelet/plugins/dra.vgpu";
@@ -77,7 +85,7 @@ async fn main() -> Result<()> {
     let claims = Api::<ResourceClaim>::namespaced(client.clone(), &flags.namespace);
     let made = make_claims(&client, &claims, &flags).await;
     let result = match &made {
-        Ok(made) => measure(&flags, &claims, made).await,
+        Ok(made) => measure(&flags, &client, &claims, made).await,
         Err(error) => Err(anyhow::anyhow!("{error:#}")),
     };
     for index in 0..flags.claims {
@@ -157,34 +165,37 @@ async fn release(claims: &Api<ResourceClaim>, name: &str) {
     let _ = claims.delete(name, &DeleteParams::default()).await;
 }
 
-async fn measure(flags: &Flags, api: &Api<ResourceClaim>, claims: &[Claim]) -> Result<()> {
+async fn measure(flags: &Flags, client: &kube::Client, api: &Api<ResourceClaim>, claims: &[Claim]) -> Result<()> {
     let socket = flags.socket.clone().map_or_else(newest_socket, Ok)?;
     let endpoint = Endpoint::try_from(format!("unix://{}", socket.display()))?;
     let mut plugin = DraPluginClient::new(endpoint.connect().await.context("the plugin's socket")?);
-    let pid = plugin_pid()?;
-    println!("plugin_rss_before KiB {}", rss(pid)?);
+    let processes = Processes::find()?;
+    processes.print_rss("before")?;
     floor(api, &claims[..1], flags.rounds).await?;
     rounds(&mut plugin, "1", &claims[..1], flags.rounds).await?;
-    println!("plugin_rss_after_{}_rounds KiB {}", flags.rounds, rss(pid)?);
+    let address = metrics_address(client, &flags.node).await?;
+    print_parts(&metrics(&address).await?);
+    processes.print_rss(&format!("after_{}_rounds", flags.rounds))?;
     floor(api, claims, flags.rounds.div_ceil(10)).await?;
-    rounds(
-        &mut plugin,
-        &claims.len().to_string(),
-        claims,
-        flags.rounds.div_ceil(10),
-    )
-    .await?;
+    let many = claims.len().to_string();
+    rounds(&mut plugin, &many, claims, flags.rounds.div_ceil(10)).await?;
     at_once(api, &plugin, claims, flags.rounds.div_ceil(10)).await?;
-    println!("plugin_rss_after_all KiB {}", rss(pid)?);
+    processes.print_rss("after_all")?;
+    prepare(&mut plugin, claims).await?;
+    processes.print_cpu(&format!("with_{many}_claims"), MINUTE).await?;
+    processes.print_rss(&format!("with_{many}_claims"))?;
+    let mut scrapes = Vec::new();
+    for _ in 0..SCRAPES {
+        let start = Instant::now();
+        metrics(&address).await?;
+        scrapes.push(start.elapsed().as_micros());
+    }
+    print(&format!("scrape_of_{many}_claims"), scrapes);
+    unprepare(&mut plugin, claims).await?;
     if flags.quiet > 0 {
-        tokio::time::sleep(Duration::from_secs(flags.quiet)).await;
-        rounds(
-            &mut plugin,
-            &format!("1_after_{}_quiet_seconds", flags.quiet),
-            &claims[..1],
-            1,
-        )
-        .await?;
+        processes.print_cpu("idle", Duration::from_secs(flags.quiet)).await?;
+        let what = format!("1_after_{}_quiet_seconds", flags.quiet);
+        rounds(&mut plugin, &what, &claims[..1], 1).await?;
     }
     Ok(())
 }
@@ -257,36 +268,47 @@ async fn floor(api: &Api<ResourceClaim>, claims: &[Claim], rounds: usize) -> Res
 }
 
 async fn rounds(plugin: &mut DraPluginClient<Channel>, what: &str, claims: &[Claim], rounds: usize) -> Result<()> {
-    let (mut prepare, mut unprepare) = (Vec::new(), Vec::new());
+    let (mut prepares, mut unprepares) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
-        let start = Instant::now();
-        let request = NodePrepareResourcesRequest {
-            claims: claims.to_vec(),
-        };
-        let answer = plugin.node_prepare_resources(request).await?.into_inner();
-        prepare.push(start.elapsed().as_micros());
-        for (uid, claim) in &answer.claims {
-            ensure!(claim.error.is_empty(), "claim {uid}: {}", claim.error);
-        }
-        ensure!(
-            answer.claims.len() == claims.len(),
-            "{} answers for {} claims",
-            answer.claims.len(),
-            claims.len()
-        );
-        let start = Instant::now();
-        let request = NodeUnprepareResourcesRequest {
-            claims: claims.to_vec(),
-        };
-        let answer = plugin.node_unprepare_resources(request).await?.into_inner();
-        unprepare.push(start.elapsed().as_micros());
-        for (uid, claim) in &answer.claims {
-            ensure!(claim.error.is_empty(), "claim {uid}: {}", claim.error);
-        }
+        prepares.push(prepare(plugin, claims).await?);
+        unprepares.push(unprepare(plugin, claims).await?);
     }
-    print(&format!("prepare_{what}"), prepare);
-    print(&format!("unprepare_{what}"), unprepare);
+    print(&format!("prepare_{what}"), prepares);
+    print(&format!("unprepare_{what}"), unprepares);
     Ok(())
+}
+
+/// Prepares all in one call. Returns how long it took, in microseconds.
+async fn prepare(plugin: &mut DraPluginClient<Channel>, claims: &[Claim]) -> Result<u128> {
+    let request = NodePrepareResourcesRequest {
+        claims: claims.to_vec(),
+    };
+    let start = Instant::now();
+    let answers = plugin.node_prepare_resources(request).await?.into_inner().claims;
+    let took = start.elapsed().as_micros();
+    for (uid, claim) in &answers {
+        ensure!(claim.error.is_empty(), "claim {uid}: {}", claim.error);
+    }
+    ensure!(
+        answers.len() == claims.len(),
+        "{} answers for {} claims",
+        answers.len(),
+        claims.len()
+    );
+    Ok(took)
+}
+
+async fn unprepare(plugin: &mut DraPluginClient<Channel>, claims: &[Claim]) -> Result<u128> {
+    let request = NodeUnprepareResourcesRequest {
+        claims: claims.to_vec(),
+    };
+    let start = Instant::now();
+    let answers = plugin.node_unprepare_resources(request).await?.into_inner().claims;
+    let took = start.elapsed().as_micros();
+    for (uid, claim) in &answers {
+        ensure!(claim.error.is_empty(), "claim {uid}: {}", claim.error);
+    }
+    Ok(took)
 }
 
 fn print(what: &str, mut times: Vec<u128>) {
@@ -296,26 +318,124 @@ fn print(what: &str, mut times: Vec<u128>) {
     }
 }
 
-/// The one process called vgpu-kubelet-plugin in this PID namespace.
-fn plugin_pid() -> Result<u32> {
-    for entry in std::fs::read_dir("/proc")? {
-        let entry = entry?;
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
-            continue;
-        };
-        // comm is cut to 15 bytes.
-        if std::fs::read_to_string(entry.path().join("comm")).is_ok_and(|comm| comm.trim_end() == "vgpu-kubelet-pl") {
-            return Ok(pid);
-        }
-    }
-    bail!("no process vgpu-kubelet-plugin here: run inside the cluster's namespaces")
+async fn metrics_address(client: &kube::Client, node: &str) -> Result<String> {
+    let on_node = ListParams::default().fields(&format!("spec.nodeName={node}"));
+    let pods = Api::<Pod>::all(client.clone()).list(&on_node).await?;
+    let address = |pod: &Pod| {
+        let containers = &pod.spec.as_ref()?.containers;
+        let ports = containers.iter().flat_map(|container| container.ports.iter().flatten());
+        let is_plugins = pod.metadata.name.as_ref()?.contains("kubelet-plugin");
+        let mut ports = ports.filter(|port| is_plugins && port.name.as_deref() == Some("http"));
+        let address = pod.status.as_ref()?.pod_ip.as_ref()?;
+        Some(format!("{address}:{}", ports.next()?.container_port))
+    };
+    pods.items.iter().find_map(address).context("no pod of the plugin")
 }
 
-fn rss(pid: u32) -> Result<u64> {
+/// The plugin's metrics, as Prometheus reads them.
+async fn metrics(address: &str) -> Result<String> {
+    let mut stream = tokio::net::TcpStream::connect(address).await?;
+    let request = format!("GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await?;
+    ensure!(
+        text.starts_with("HTTP/1.1 200"),
+        "metrics: {}",
+        text.lines().next().unwrap_or_default()
+    );
+    Ok(text)
+}
+
+/// The mean of each part of the Prepares so far.
+fn print_parts(metrics: &str) {
+    let of = |suffix: &str| -> BTreeMap<&str, f64> {
+        let prefix = format!("vgpu_prepare_part_seconds_{suffix}{{part=\"");
+        let lines = metrics
+            .lines()
+            .filter_map(|line| line.strip_prefix(&prefix)?.split_once("\"} "));
+        lines
+            .filter_map(|(part, number)| Some((part, number.parse().ok()?)))
+            .collect()
+    };
+    let counts = of("count");
+    for (part, sum) in of("sum") {
+        let count = counts.get(part).copied().unwrap_or(1.0);
+        println!("part_{part}_mean us {:.0}", sum / count * 1e6);
+    }
+}
+
+/// The plugin's process and its children, which are of the same program.
+struct Processes {
+    plugin: u32,
+    children: Vec<u32>,
+}
+
+impl Processes {
+    fn find() -> Result<Self> {
+        let mut found = BTreeMap::new();
+        for entry in std::fs::read_dir("/proc")? {
+            let name = entry?.file_name();
+            let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else {
+                continue;
+            };
+            // comm is cut to 15 bytes.
+            let comm = std::fs::read_to_string(format!("/proc/{pid}/comm"));
+            if comm.is_ok_and(|comm| comm.trim_end() == "vgpu-kubelet-pl") {
+                found.insert(pid, status(pid, "PPid:")?);
+            }
+        }
+        let is_child = |parent: &u64| u32::try_from(*parent).is_ok_and(|parent| found.contains_key(&parent));
+        let plugin = found.iter().find(|(_, parent)| !is_child(parent));
+        let (plugin, _) = plugin.context("no process vgpu-kubelet-plugin here: run inside the cluster's namespaces")?;
+        let children = found.iter().filter(|(_, parent)| is_child(parent));
+        Ok(Self {
+            plugin: *plugin,
+            children: children.map(|(pid, _)| *pid).collect(),
+        })
+    }
+
+    fn print_rss(&self, when: &str) -> Result<()> {
+        println!("plugin_rss_{when} KiB {}", status(self.plugin, "VmRSS:")?);
+        for child in &self.children {
+            println!("child_rss_{when} KiB {}", status(*child, "VmRSS:")?);
+        }
+        Ok(())
+    }
+
+    /// Waits, and prints how much CPU time was used meanwhile.
+    async fn print_cpu(&self, when: &str, wait: Duration) -> Result<()> {
+        let pids = || self.children.iter().chain([&self.plugin]);
+        let ticks = || pids().map(|pid| ticks(*pid)).sum::<Result<u64>>();
+        let before = ticks()?;
+        tokio::time::sleep(wait).await;
+        let used = (ticks()? - before) as f64 / rustix::param::clock_ticks_per_second() as f64;
+        println!("cpu_{when} percent {:.2}", 100.0 * used / wait.as_secs_f64());
+        Ok(())
+    }
+}
+
+/// A number of a process's status.
+fn status(pid: u32, key: &str) -> Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status
         .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:"))
-        .context("VmRSS")?;
+        .find_map(|line| line.strip_prefix(key))
+        .context(key.to_owned())?;
     Ok(line.trim().trim_end_matches(" kB").parse()?)
+}
+
+/// CPU time in clock ticks, user's and system's.
+fn ticks(pid: u32) -> Result<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // The name is in parentheses and may contain anything.
+    let (_, rest) = stat.rsplit_once(") ").context("stat")?;
+    let mut fields = rest.split(' ').skip(11);
+    let mut field = || {
+        fields
+            .next()
+            .and_then(|field| field.parse::<u64>().ok())
+            .context("stat")
+    };
+    Ok(field()? + field()?)
 }

@@ -4,11 +4,12 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use serde_json::{Value, json};
 use vgpu_allocator::SelectorCache;
-use vgpu_allocator::offline::{Options, Subject};
+use vgpu_allocator::offline::{Explanation, InputError, Objects, Options, Subject};
 use vgpu_planner::Time;
 
-use super::{OfflineError, features, kubectl, objects_in, print, yaml};
+use super::{OfflineError, features, kubectl, objects_in, print, quota, yaml};
 use crate::exit;
 use crate::flags::{AnswerFormat, ExplainFlags};
 
@@ -32,29 +33,47 @@ fn run(flags: &ExplainFlags) -> Result<bool, OfflineError> {
         ..Options::default()
     };
     let subject = Subject::parse(&flags.subject, &flags.namespace)?;
+    let mut lists = Vec::new();
     let objects = match flags.files.is_empty() {
-        true => kubectl::objects(&flags.namespace)?,
+        true => {
+            lists = kubectl::lists(&flags.namespace)?;
+            objects_of(&lists)?
+        }
         false => objects_in(&flags.files)?,
     };
     let answer = vgpu_planner::explain(objects, &subject, &options, &mut SelectorCache::default(), now())?;
-    // Cannot fail: it has only texts, lists and numbers.
-    let document = || serde_json::to_value(&answer).unwrap_or_default();
+    // Files have no quota.
+    let quota = match flags.files.is_empty() {
+        true => quota::of(&flags.namespace, answer.pod(), &lists),
+        false => quota::Said::default(),
+    };
+    let document = || document(&answer, &quota);
     print(&match flags.output {
-        AnswerFormat::Text => answer.to_string() + &quota(flags),
+        AnswerFormat::Text => {
+            let lines = quota.lines.iter().map(|line| format!("{line}\n"));
+            answer.to_string() + &lines.collect::<String>()
+        }
         AnswerFormat::Json => format!("{:#}\n", document()),
         AnswerFormat::Yaml => yaml(&document())?,
     })?;
-    Ok(answer.fits())
+    Ok(answer.fits() && !quota.is_waited_for)
 }
 
-/// Describes the namespace's quota, which may be why a pod waits. Empty if the input is files instead of a cluster.
-fn quota(flags: &ExplainFlags) -> String {
-    let line = flags
-        .files
-        .is_empty()
-        .then(|| kubectl::quota(&flags.namespace))
-        .flatten();
-    line.map(|line| line + "\n").unwrap_or_default()
+fn objects_of(lists: &[Value]) -> Result<Objects, InputError> {
+    let mut objects = Objects::default();
+    for list in lists {
+        objects.add(list.clone(), "kubectl get")?;
+    }
+    Ok(objects)
+}
+
+fn document(answer: &Explanation, quota: &quota::Said) -> Value {
+    // Cannot fail: it has only texts, lists and numbers.
+    let mut document = serde_json::to_value(answer).unwrap_or_default();
+    if !quota.lines.is_empty() {
+        document["quota"] = json!(quota.lines);
+    }
+    document
 }
 
 /// The current time: a device's taint for the controller counts only once it is old enough.

@@ -3,7 +3,6 @@
 use std::process::Command;
 
 use serde_json::Value;
-use vgpu_allocator::offline::{InputError, Objects};
 
 /// All kinds that allocation reads, except DeviceTaintRules, which not every cluster has.
 const KINDS: &str = "nodes,deviceclasses.v1.resource.k8s.io,resourceslices.v1.resource.k8s.io,\
@@ -23,34 +22,32 @@ pub(super) enum KubectlError {
         what: &'static str,
         error: serde_json::Error,
     },
-    #[error(transparent)]
-    Input(#[from] InputError),
 }
 
-/// Reads the cluster's objects and the pods of one namespace.
-pub(super) fn objects(namespace: &str) -> Result<Objects, KubectlError> {
-    let mut objects = Objects::default();
-    objects.add(get(KINDS, &["--all-namespaces"])?, "kubectl get")?;
+/// Reads the cluster's objects and the pods of one namespace, as lists.
+pub(super) fn lists(namespace: &str) -> Result<Vec<Value>, KubectlError> {
+    let mut lists = vec![get(KINDS, &["--all-namespaces"])?];
     match get(RULES, &[]) {
-        Ok(rules) => objects.add(rules, "kubectl get")?,
+        Ok(rules) => lists.push(rules),
         Err(KubectlError::Failed { said, .. }) if said.contains("doesn't have a resource type") => {}
         Err(error) => return Err(error),
     }
-    objects.add(get("pods", &["--namespace", namespace])?, "kubectl get")?;
-    Ok(objects)
+    lists.push(get("pods", &["--namespace", namespace])?);
+    Ok(lists)
 }
 
-/// The quota of a namespace in a line. `None` without one, and where the cluster has no such kind. Who may not read it
-/// reads that.
-pub(super) fn quota(namespace: &str) -> Option<String> {
-    let list = match get(QUOTAS, &["--namespace", namespace]) {
-        Ok(list) => list,
-        Err(KubectlError::Failed { said, .. }) if said.contains("doesn't have a resource type") => return None,
-        Err(error) => return Some(format!("the VgpuQuota of namespace {namespace} is not known: {error}")),
-    };
-    let quotas = list["items"].as_array()?.iter();
-    let mut quotas = quotas.filter_map(|quota| serde_json::from_value::<vgpu_quota::Quota>(quota.clone()).ok());
-    Some(quotas.find(|quota| quota.name == vgpu_quota::names::QUOTA)?.to_string())
+/// Reads the VgpuQuotas of a namespace. `None` where the cluster has no such kind.
+pub(super) fn quotas(namespace: &str) -> Result<Option<Value>, KubectlError> {
+    match get(QUOTAS, &["--namespace", namespace]) {
+        Ok(list) => Ok(Some(list)),
+        Err(KubectlError::Failed { said, .. }) if said.contains("doesn't have a resource type") => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Reads the ResourceQuotas of a namespace.
+pub(super) fn resource_quotas(namespace: &str) -> Result<Value, KubectlError> {
+    get("resourcequotas", &["--namespace", namespace])
 }
 
 fn get(what: &'static str, scope: &[&str]) -> Result<Value, KubectlError> {

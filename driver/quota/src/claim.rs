@@ -67,7 +67,7 @@ struct Given {
 pub(crate) enum Uncounted {
     #[error("its DeviceClass {0:?} is not there; create it, or name another")]
     NoClass(String),
-    #[error("no GPU was published yet, so it is not known how much a share without `memory` is; wait for the plugin")]
+    #[error("no GPU was published yet, so it is not known what part of a GPU its shares are; wait for the plugin")]
     NoGpu,
 }
 

@@ -42,7 +42,8 @@ pub struct Desk {
     listed: Listed,
     classes: Classes,
     gpus: Gpus,
-    namespaces: BTreeMap<String, Namespace>,
+    /// Boxed, as are the pods and claims in it: a map keeps room for more of them.
+    namespaces: BTreeMap<String, Box<Namespace>>,
     keeper: Keeper,
     clock: Steady,
     /// Namespaces to look at.
@@ -77,6 +78,22 @@ impl Desk {
             untold: Vec::new(),
             evictions: Evictions::default(),
         }
+    }
+
+    /// A desk for which the objects that it gets are all there are.
+    pub(crate) fn of_all(clock: Steady) -> Self {
+        let mut desk = Self::new(clock);
+        desk.listed = Listed {
+            quotas: true,
+            claims: true,
+            pods: true,
+            classes: true,
+            slices: true,
+            resource_quotas: true,
+            namespaces: true,
+            defaults: true,
+        };
+        desk
     }
 
     /// The clock, for the next term of this process.
@@ -205,7 +222,7 @@ impl Desk {
 
     /// The namespace's label, and a quota from a default.
     fn keep(&mut self, name: &str, now: Now, plan: &mut Plan) {
-        let known = self.namespaces.get(name);
+        let known = self.namespaces.get(name).map(Box::as_ref);
         let quota = known.and_then(Namespace::quota);
         let (writes, notices) = self.keeper.decide(name, quota, known.and_then(Namespace::mark));
         for (subject, notice) in notices {

@@ -14,7 +14,8 @@ pub struct Slice {
     pool: String,
     /// Where its devices are; that of a pool without a node is the pool's.
     node: String,
-    gpus: BTreeMap<String, Gpu>,
+    /// By name. Boxed: there may be a thousand nodes, and a map takes twice as much.
+    gpus: Box<[(Box<str>, Gpu)]>,
 }
 
 /// A GPU, or a fixed slot of one.
@@ -25,7 +26,7 @@ pub(crate) struct Gpu {
     /// How many claims may share it.
     pub(crate) shares: u64,
     /// The value of the attribute `type`.
-    pub(crate) kind: String,
+    pub(crate) kind: Box<str>,
     /// It ails: it has a taint that keeps new claims off it.
     pub(crate) is_tainted: bool,
 }
@@ -99,10 +100,10 @@ impl<'de> Deserialize<'de> for Slice {
                     Some(true) => shares.unwrap_or(u64::MAX),
                     _ => 1,
                 },
-                kind: kind.to_owned(),
+                kind: kind.into(),
                 is_tainted: taints.any(|taint| taint.key != allocator_taint::KEY && taint.effect != "None"),
             };
-            (kind != device_type::MONITOR && memory > 0).then_some((device.name, gpu))
+            (kind != device_type::MONITOR && memory > 0).then_some((device.name.into(), gpu))
         };
         let is_ours = whole.spec.driver == DRIVER_NAME;
         Ok(Self {
@@ -136,7 +137,7 @@ impl Gpus {
             return false;
         }
         self.forget(&slice.name);
-        for gpu in slice.gpus.values() {
+        for (_, gpu) in &slice.gpus {
             *self.sizes.entry(gpu.memory).or_default() += 1;
         }
         let of_pool = self.pools.entry(slice.pool.clone()).or_default();
@@ -167,7 +168,7 @@ impl Gpus {
         let Some(slice) = self.slices.remove(name) else {
             return false;
         };
-        for gpu in slice.gpus.values() {
+        for (_, gpu) in &slice.gpus {
             if let Some(count) = self.sizes.get_mut(&gpu.memory) {
                 *count -= 1;
             }
@@ -194,7 +195,8 @@ impl Gpus {
     /// The memory of a device; `None` if it is not published.
     pub(crate) fn memory(&self, pool: &str, device: &str) -> Option<u64> {
         self.of_pool(pool)
-            .find_map(|slice| Some(slice.gpus.get(device)?.memory))
+            .find_map(|slice| slice.gpus.iter().find(|(name, _)| **name == *device))
+            .map(|(_, gpu)| gpu.memory)
     }
 
     /// The node of a pool.
@@ -219,7 +221,7 @@ impl Gpus {
     pub(crate) fn all(&self) -> impl Iterator<Item = (&str, &str, &str, &Gpu)> {
         self.slices.values().flat_map(|slice| {
             let gpus = slice.gpus.iter();
-            gpus.map(|(device, gpu)| (slice.node.as_str(), slice.pool.as_str(), device.as_str(), gpu))
+            gpus.map(|(device, gpu)| (slice.node.as_str(), slice.pool.as_str(), &**device, gpu))
         })
     }
 

@@ -65,6 +65,7 @@ mod spec;
 mod status;
 mod time;
 mod view;
+mod waits;
 
 pub use amount::{Amount, Ceilings, Dimension, GPU, WrittenAmount, millionths};
 pub use budget::{Account, GpuTime, Steady, Sum};
@@ -84,3 +85,4 @@ pub use pod::Pod;
 pub use spec::{Budget, Spec, SpecError, WhenSpent};
 pub use status::{Quota, Status};
 pub use time::{Now, Wall};
+pub use waits::waits;

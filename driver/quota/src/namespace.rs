@@ -29,12 +29,12 @@ pub const RESERVATIONS_MAX: usize = 4096;
 #[derive(Debug, Default)]
 pub(crate) struct Namespace {
     quota: Option<Held>,
-    claims: HashMap<String, Claim>,
+    claims: HashMap<String, Box<Claim>>,
     /// By the claim's name: its UID.
     names: HashMap<String, String>,
     /// By its key, where that is not its UID.
     extended: HashMap<String, String>,
-    pods: BTreeMap<String, Pod>,
+    pods: BTreeMap<String, Box<Pod>>,
     resource_quotas: BTreeMap<String, ResourceQuota>,
     /// Since when nothing is seen of a reservation.
     idle: HashMap<String, Now>,
@@ -130,7 +130,7 @@ impl Namespace {
     pub(crate) fn set_claim(&mut self, claim: Claim, view: &View<'_>) {
         let key = claim.key();
         let old = self.claims.get(&claim.uid);
-        let was_allocated = old.is_some_and(Claim::is_allocated);
+        let was_allocated = old.is_some_and(|claim| claim.is_allocated());
         // One that was never seen before has been allocated for an unknown time.
         let found = old.is_none().then_some(claim.allocated_at);
         if let Some(account) = self.quota.as_mut().and_then(|held| held.account.as_mut()) {
@@ -151,7 +151,7 @@ impl Namespace {
         if key != claim.uid {
             self.extended.insert(key, claim.uid.clone());
         }
-        self.claims.insert(claim.uid.clone(), claim);
+        self.claims.insert(claim.uid.clone(), Box::new(claim));
     }
 
     pub(crate) fn remove_claim(&mut self, uid: &str, wall: Wall) {
@@ -169,12 +169,12 @@ impl Namespace {
     }
 
     pub(crate) fn set_pod(&mut self, pod: Pod) {
-        self.pods.insert(pod.uid.clone(), pod);
+        self.pods.insert(pod.uid.clone(), Box::new(pod));
     }
 
     pub(crate) fn remove_pod(&mut self, uid: &str) -> Option<Pod> {
         self.missing.remove(uid);
-        self.pods.remove(uid)
+        self.pods.remove(uid).map(|pod| *pod)
     }
 
     pub(crate) fn set_resource_quota(&mut self, quota: ResourceQuota) {

@@ -80,9 +80,9 @@ impl Room {
                 node: node.to_owned(),
                 device: of_node.len(),
             };
-            let kind = room.kinds.iter().position(|kind| *kind == gpu.kind);
+            let kind = room.kinds.iter().position(|kind| *kind == *gpu.kind);
             let kind = kind.unwrap_or_else(|| {
-                room.kinds.push(gpu.kind.clone());
+                room.kinds.push(gpu.kind.to_string());
                 room.kinds.len() - 1
             });
             of_node.push(Free {

@@ -96,8 +96,12 @@ fn example(installed: &Installed) -> Result<()> {
 /// What `vgpu explain`, `kubectl get` and the metrics say while the second pod of team-a waits.
 fn seen_by_people(installed: &Installed, team: &Kube<'_>) -> Result<()> {
     let said = explain::as_text(installed, "team-a", "pod/second")?;
-    let line = "VgpuQuota vgpu of namespace team-a: memory 60Gi of 80Gi used; shares 1 of 8 used";
-    ensure!(said.contains(line), "vgpu explain: {said}");
+    for line in [
+        "VgpuQuota vgpu of namespace team-a: memory 60Gi of 80Gi used; shares 1 of 8 used",
+        "pod second: waits for VgpuQuota vgpu: memory 60Gi of 80Gi used, 40Gi wanted",
+    ] {
+        ensure!(said.contains(line), "vgpu explain: {said}");
+    }
     let table = team.run(&["get", "vgpuquotas"])?;
     for column in ["MEMORY", "60Gi", "80Gi", "SHARES", "GPU HOURS"] {
         ensure!(table.contains(column), "no {column}: {table}");

@@ -90,7 +90,11 @@ pub fn size(limits: &Limits) -> usize {
 /// Returns the content of a new ledger file. The seal is last, so a file that was not written to its end has none.
 #[must_use]
 pub fn image(limits: &Limits) -> Vec<u8> {
-    one(limits).repeat(size(limits) / SIZE)
+    let one = one(limits);
+    match size(limits) / SIZE {
+        1 => one,
+        count => one.repeat(count),
+    }
 }
 
 fn one(limits: &Limits) -> Vec<u8> {

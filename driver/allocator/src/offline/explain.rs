@@ -264,6 +264,13 @@ impl Explanation {
         self.missing.is_empty() && self.refused.is_empty() && (self.waiting.is_empty() || !self.fits.is_empty())
     }
 
+    /// The name of the pod that it is about, if it is about a pod.
+    #[must_use]
+    pub fn pod(&self) -> Option<&str> {
+        let pod = self.subject.strip_prefix("pod ")?;
+        pod.rsplit('/').next()
+    }
+
     fn headline(&self) -> String {
         let subject = &self.subject;
         if !self.missing.is_empty() {

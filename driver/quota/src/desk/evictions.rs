@@ -22,7 +22,6 @@ use std::time::Duration;
 use crate::demand::Demand;
 use crate::eviction::{Candidate, Held, Node, choose};
 use crate::evictions::Promise;
-use crate::namespace::Namespace;
 use crate::notice::{Kind, Notice};
 use crate::plan::{Outcome, PodRef, Task, Write, subject};
 use crate::pod::Pod;
@@ -65,7 +64,7 @@ impl Desk {
 
     /// Adds the evictions that are due, and returns when to look again.
     pub(super) fn plan_evictions(&mut self, now: Now, writes: &mut Vec<Write>) -> Option<Now> {
-        if !self.namespaces.values().any(Namespace::is_over_budget) {
+        if !self.namespaces.values().any(|namespace| namespace.is_over_budget()) {
             self.evictions.waiting.clear();
             self.evictions.unheld.clear();
             return None;
@@ -292,7 +291,7 @@ impl Desk {
     }
 
     fn reset_of(&self, namespace: &str) -> String {
-        let reset = self.namespaces.get(namespace).and_then(Namespace::reset);
+        let reset = self.namespaces.get(namespace).and_then(|namespace| namespace.reset());
         reset.map_or_else(|| "the end of its period".to_owned(), Wall::text)
     }
 

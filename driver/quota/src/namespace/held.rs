@@ -28,7 +28,7 @@ pub(super) struct Held {
 
 impl Held {
     /// The account of its budget, with the shares that are there.
-    pub(super) fn open(&mut self, claims: &HashMap<String, Claim>, view: &View<'_>, clock: &Steady) {
+    pub(super) fn open(&mut self, claims: &HashMap<String, Box<Claim>>, view: &View<'_>, clock: &Steady) {
         let budget = self.quota.spec.as_ref().ok().and_then(|spec| spec.budget);
         let Some(budget) = budget else {
             self.account = None;

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use crate::amount::{Amount, Dimension};
 use crate::ceilings::Effective;
-use crate::claim::Claim;
 use crate::decision::Decision;
 use crate::notice::{Kind, Notice};
 use crate::plan::{PodRef, subject};
@@ -55,6 +54,7 @@ impl Namespace {
         let gated = self
             .pods
             .values()
+            .map(Box::as_ref)
             .filter(|pod| pod.is_gated && !pod.is_deleted && !pod.is_over);
         let mut gated: Vec<&Pod> = gated.collect();
         gated.sort_by(|a, b| (&a.created, &a.name, &a.uid).cmp(&(&b.created, &b.name, &b.uid)));
@@ -118,7 +118,7 @@ impl Namespace {
                 continue;
             }
             // An allocated claim counts already. Only the others need room.
-            let taken = |key: &str| self.claims.get(key).is_some_and(Claim::is_allocated);
+            let taken = |key: &str| self.claims.get(key).is_some_and(|claim| claim.is_allocated());
             let wanted = open.iter().filter(|(key, _)| !taken(key)).map(|(_, amount)| *amount);
             let wanted: Amount = wanted.sum();
             let counted = open.iter().filter_map(|(key, _)| queue.counted.get(key));

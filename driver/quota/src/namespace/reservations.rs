@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use crate::amount::{Amount, Dimension};
 use crate::ceilings::Effective;
-use crate::claim::{Claim, Uncounted, extended_amount, extended_key};
+use crate::claim::{Uncounted, extended_amount, extended_key};
 use crate::decision::Decision;
 use crate::notice::{Kind, Notice};
 use crate::plan::{PodRef, subject};
@@ -48,7 +48,7 @@ impl Namespace {
                     .map_or(*amount, |now| amount.worst(now)),
                 None => *amount,
             };
-            let is_seen = claim.is_some_and(Claim::is_allocated) || is_used;
+            let is_seen = claim.is_some_and(|claim| claim.is_allocated()) || is_used;
             if is_seen {
                 self.idle.remove(key);
             } else if self.ended.contains(key) {

@@ -58,13 +58,13 @@ impl Namespace {
     }
 
     pub(crate) fn claims(&self) -> impl Iterator<Item = &Claim> {
-        self.claims.values()
+        self.claims.values().map(Box::as_ref)
     }
 
     /// Pods that may be bound and are not. One that chose the low priority itself waits behind.
     pub(crate) fn unbound(&self) -> impl Iterator<Item = &Pod> {
         let waits = |pod: &&Pod| !pod.is_gated && !pod.is_bound() && !pod.is_over && !pod.is_deleted;
-        let pods = self.pods.values().filter(waits);
+        let pods = self.pods.values().map(Box::as_ref).filter(waits);
         pods.filter(|pod| pod.priority_class.as_deref() != Some(OVER_BUDGET))
     }
 
