@@ -92,7 +92,7 @@ pub(crate) async fn main_loop(
     health: &Health,
     mut changes: BoxStream<'static, Watched>,
     mut owner: StateOwner,
-    mut told: mpsc::Receiver<(Topic, Message)>,
+    mut told: mpsc::UnboundedReceiver<(Topic, Message)>,
 ) -> anyhow::Result<()> {
     let start = Instant::now();
     let mut explanations = Explanations::new(start);

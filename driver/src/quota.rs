@@ -48,7 +48,7 @@ pub(crate) struct QuotaLeader {
     clock: Steady,
     evict_after: Duration,
     turns: Arc<Semaphore>,
-    tell: mpsc::Sender<(Topic, Message)>,
+    tell: mpsc::UnboundedSender<(Topic, Message)>,
     health: Arc<Health>,
 }
 
@@ -70,7 +70,7 @@ impl QuotaLeader {
         client: Client,
         lease: HeldLease,
         evict_after: Duration,
-        tell: mpsc::Sender<(Topic, Message)>,
+        tell: mpsc::UnboundedSender<(Topic, Message)>,
         health: Arc<Health>,
     ) -> Self {
         Self {
@@ -120,7 +120,7 @@ impl QuotaLeader {
                     term.plan_by(Instant::now());
                 }
                 () = self.lease.changed() => {}
-                () = tokio::time::sleep_until(plan_at.into()) => self.plan(&mut term).await,
+                () = tokio::time::sleep_until(plan_at.into()) => self.plan(&mut term),
             }
         }
         self.clock = *term.desk.clock();
@@ -136,7 +136,7 @@ impl QuotaLeader {
         term.plan_by(Instant::now() + SETTLE);
     }
 
-    async fn plan(&self, term: &mut Term) {
+    fn plan(&self, term: &mut Term) {
         term.desk.check_clock(self.now(), machine_time());
         let plan = term.desk.plan(self.now());
         let heartbeat = Instant::now() + HEARTBEAT;
@@ -146,7 +146,7 @@ impl QuotaLeader {
         }
         for (subject, notice) in plan.notices {
             // The main loop ends only with the process.
-            let _ = self.tell.send(message(subject, &notice)).await;
+            let _ = self.tell.send(message(subject, &notice));
         }
         self.health.metrics.quotas.observe(term.desk.numbers());
     }

@@ -83,7 +83,7 @@ pub(crate) struct Reconcile {
     turns: Arc<Semaphore>,
     started: Instant,
     plan_at: Option<Instant>,
-    tell: mpsc::Sender<(Topic, Message)>,
+    tell: mpsc::UnboundedSender<(Topic, Message)>,
     health: Arc<Health>,
 }
 
@@ -92,7 +92,7 @@ impl Reconcile {
         client: Client,
         settings: Settings,
         lease: HeldLease,
-        tell: mpsc::Sender<(Topic, Message)>,
+        tell: mpsc::UnboundedSender<(Topic, Message)>,
         health: Arc<Health>,
     ) -> Self {
         Self {
@@ -160,7 +160,7 @@ impl Reconcile {
         }
         for (pod, notice) in plan.notices {
             // The main loop ends only with the process.
-            let _ = self.tell.send(message(pod, &notice)).await;
+            let _ = self.tell.send(message(pod, &notice));
         }
     }
 

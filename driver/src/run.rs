@@ -21,9 +21,6 @@ use crate::reconcile::{HeldLease, Reconcile};
 use crate::watch::watch;
 use crate::webhook::Webhook;
 
-/// Notices that wait for the main loop; whoever has more waits until it has taken some.
-const NOTICES: usize = 64;
-
 /// Runs until SIGTERM or SIGINT.
 pub async fn run(config: Config) -> anyhow::Result<()> {
     tracing_subscriber::fmt()
@@ -51,7 +48,8 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         election = Some(tokio::spawn(elects.run(async { drop(is_over.await) })));
         term = Some(leads);
     }
-    let (tell, told) = mpsc::channel(NOTICES);
+    // Without a limit: quotas and decisions must not wait for the main loop. Each object has a few notices at most.
+    let (tell, told) = mpsc::unbounded_channel();
     let (mut webhook, mut reconcile) = (None, None);
     if let (Some(config), Some(term)) = (&config.webhook, &term) {
         webhook = Some(Webhook::start(&client, config, term.clone(), &health)?);

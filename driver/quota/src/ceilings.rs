@@ -1,14 +1,14 @@
 //! ResourceQuotas in the names of earlier systems, as further ceilings.
 //!
 //! Kubernetes counts nothing for these names once a pod is translated, so without this a user's quota would end in
-//! silence. Those with scopes are left out: they are for some pods of a namespace only.
+//! silence. Where a DeviceClass bears such a name, Kubernetes counts its claims itself, and compares its own sum with the
+//! number; here all shares are counted, each once, so that those of translated pods are not left out. Those with scopes are left out: they are for some pods of a namespace only.
 
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
 use crate::amount::{CORES, Ceilings, Dimension, GPU};
-use crate::class::Classes;
 
 const MI: u64 = 1 << 20;
 
@@ -97,17 +97,15 @@ pub(crate) struct Effective {
 }
 
 impl Effective {
-    pub(crate) fn new<'a>(hard: Ceilings, quotas: impl Iterator<Item = &'a ResourceQuota>, classes: &Classes) -> Self {
+    pub(crate) fn new<'a>(hard: Ceilings, quotas: impl Iterator<Item = &'a ResourceQuota>) -> Self {
         let mut effective = Self {
             ceilings: hard,
             from: BTreeMap::new(),
         };
         for quota in quotas {
             for (key, dimension, number) in &quota.entries {
-                // Kubernetes counts these itself.
-                let native = key.strip_prefix("requests.").and_then(|name| classes.of_extended(name));
                 let field = effective.ceilings.field(*dimension);
-                if native.is_none() && field.is_none_or(|known| *number < known) {
+                if field.is_none_or(|known| *number < known) {
                     *field = Some(*number);
                     let whose = format!("ResourceQuota {} {key}", quota.name);
                     effective.from.insert(dimension.name(), whose);
@@ -146,7 +144,7 @@ mod tests {
             ..Ceilings::default()
         };
         let all = [hami, tencent, scoped];
-        let effective = Effective::new(hard, all.iter(), &Classes::default());
+        let effective = Effective::new(hard, all.iter());
         assert_eq!(
             effective.ceilings,
             Ceilings {
@@ -164,10 +162,5 @@ mod tests {
                 ("shares", "ResourceQuota hami requests.nvidia.com/gpu"),
             ]
         );
-        // Where a class bears the name, Kubernetes counts it.
-        let mut classes = Classes::default();
-        let class = json!({"metadata": {"name": "gpu"}, "spec": {"extendedResourceName": "nvidia.com/gpu"}});
-        classes.set(serde_json::from_value(class).unwrap());
-        assert_eq!(Effective::new(hard, all.iter(), &classes).ceilings.shares, None);
     }
 }

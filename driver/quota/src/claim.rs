@@ -15,6 +15,7 @@ use crate::gpus::Gpus;
 use crate::time::Wall;
 
 /// The annotation of a claim that kube-scheduler makes for extended resources.
+const EXTENDED_KEY: &str = "pod-";
 const EXTENDED: &str = "resource.kubernetes.io/extended-resource-claim";
 
 /// A claim.
@@ -29,8 +30,9 @@ pub struct Claim {
     given: Option<Box<[Given]>>,
     /// When it was allocated, in whole seconds.
     pub allocated_at: Option<Wall>,
-    /// The pod that it was made for by its extended resources.
-    extended_of: Option<String>,
+    /// The UID of the pod that it says it was made for, by that pod's extended resources. Anybody can write that: what
+    /// counts is whether the pod names it.
+    pub(crate) extended_of: Option<String>,
     /// Its devices must have an attribute in common, or differ in one.
     is_constrained: bool,
 }
@@ -72,16 +74,6 @@ pub(crate) enum Uncounted {
 }
 
 impl Claim {
-    /// The key of its reservation: its UID. A claim for extended resources is created after the reservation, so its key is
-    /// made from the pod's UID.
-    #[must_use]
-    pub fn key(&self) -> String {
-        match &self.extended_of {
-            Some(pod) => extended_key(pod),
-            None => self.uid.clone(),
-        }
-    }
-
     #[must_use]
     pub const fn is_allocated(&self) -> bool {
         self.given.is_some()
@@ -227,10 +219,15 @@ pub enum NotKnown {
     All,
 }
 
-/// The key of what a pod's extended resources take.
+/// The key of what a pod's extended resources take: it is reserved before there is a claim.
 #[must_use]
 pub(crate) fn extended_key(pod_uid: &str) -> String {
-    format!("pod-{pod_uid}")
+    format!("{EXTENDED_KEY}{pod_uid}")
+}
+
+/// The pod's UID in such a key.
+pub(crate) fn pod_of_key(key: &str) -> Option<&str> {
+    key.strip_prefix(EXTENDED_KEY)
 }
 
 /// The worst that so many extended resources of ours may take: whole GPUs.
@@ -351,7 +348,7 @@ mod tests {
             classes.set(serde_json::from_value(class).unwrap());
         }
         let mut gpus = Gpus::default();
-        gpus.set(slice("n1", &[80, 40]));
+        gpus.set(slice("n1", &[80, 40]), crate::time::Now::ZERO);
         (classes, gpus)
     }
 
@@ -429,11 +426,11 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_for_extended_resources_has_the_key_of_its_pod() {
+    fn a_claim_for_extended_resources_says_whose_it_is() {
         let claim: Claim = serde_json::from_value(json!({"metadata": {"name": "c", "namespace": "t", "uid": "u",
             "annotations": {"resource.kubernetes.io/extended-resource-claim": "true"},
             "ownerReferences": [{"kind": "Pod", "uid": "p"}]}}))
         .unwrap();
-        assert_eq!(claim.key(), extended_key("p"));
+        assert_eq!(claim.extended_of.as_deref(), Some("p"));
     }
 }

@@ -62,12 +62,16 @@ impl<'de> Deserialize<'de> for Class {
                 .iter()
                 .any(|cel| quoted.iter().any(|quoted| cel.contains(quoted)))
         };
+        let kind = kind(&expressions);
         Ok(Self {
             name: whole.metadata.name,
             // Without a selector it has the devices of all drivers.
             is_ours: expressions.is_empty() || names(DRIVER_NAME),
-            is_monitor: names(DRIVER_NAME) && names(device_type::MONITOR),
-            kind: kind(&expressions),
+            // A class that only excludes monitors names them too.
+            is_monitor: kind
+                .as_ref()
+                .is_some_and(|kind| kind.as_deref() == Some(device_type::MONITOR)),
+            kind,
             extended: whole.spec.extended_resource_name.filter(|name| !name.is_empty()),
         })
     }
@@ -187,6 +191,10 @@ mod tests {
             "monitor",
             cel("device.driver == 'dra.vgpu' && device.attributes['dra.vgpu'].type == 'monitor'"),
         ));
+        classes.set(class(
+            "working",
+            cel("device.driver == 'dra.vgpu' && device.attributes['dra.vgpu'].type != 'monitor'"),
+        ));
         classes.set(class("picky", cel("device.driver == 'dra.vgpu' && true")));
         classes.set(class("nic", cel("device.driver == 'nic.example'")));
         classes.set(class("any", json!({})));
@@ -206,6 +214,7 @@ mod tests {
         for (name, counts) in [
             ("mine", Counts::Shares),
             ("any", Counts::Shares),
+            ("working", Counts::Shares),
             ("monitor", Counts::Nothing),
             ("nic", Counts::Nothing),
             ("none", Counts::Unknown),

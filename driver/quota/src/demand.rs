@@ -1,7 +1,7 @@
 //! A share that a pod waits for, without a place.
 
 /// One share.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Demand {
     /// Bytes; `None`: all of a GPU.
     pub(crate) memory: Option<u64>,

@@ -15,7 +15,7 @@ use crate::keeper::Keeper;
 use crate::namespace::Namespace;
 use crate::notice::{Kind, Notice, Subject};
 use crate::plan::{Numbers, Outcome, Plan, PodRef, Task, Write, subject};
-use crate::room::Room;
+use crate::room::{Room, Tries};
 use crate::time::{Now, Wall};
 use crate::view::View;
 
@@ -32,6 +32,12 @@ struct Listed {
     defaults: bool,
 }
 
+/// The limit of placements that are tried to find out if somebody in budget waits.
+const TRIES: u32 = 50_000;
+/// How long it is not tried again after that limit.
+const UNSURE: Duration = Duration::from_secs(10);
+/// A notice that still holds is told again after this time.
+const TELL_AGAIN: Duration = Duration::from_secs(1800);
 /// A pause after a write that failed, times two for each more, up to the longest.
 const PAUSE: Duration = Duration::from_millis(250);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
@@ -54,9 +60,14 @@ pub struct Desk {
     /// Gates that were taken off, until the watch shows it.
     ungated: HashSet<String>,
     pauses: HashMap<Task, (u32, Now)>,
-    told: HashMap<Subject, BTreeSet<String>>,
+    /// By topic: when it was told.
+    told: HashMap<Subject, HashMap<String, Now>>,
     untold: Vec<(Subject, Notice)>,
     evictions: Evictions,
+    /// Until when it counts as true, unasked, that somebody in budget waits: to find out took too long.
+    unsure_until: Now,
+    /// The time of the last call.
+    now: Now,
 }
 
 impl Desk {
@@ -77,6 +88,8 @@ impl Desk {
             told: HashMap::new(),
             untold: Vec::new(),
             evictions: Evictions::default(),
+            unsure_until: Now::ZERO,
+            now: Now::ZERO,
         }
     }
 
@@ -121,6 +134,7 @@ impl Desk {
 
     /// Compares with the machine's clock.
     pub fn check_clock(&mut self, now: Now, machine: Wall) {
+        self.now = now;
         let before = self.clock.wall(now);
         let Some(by) = self.clock.check(now, machine) else {
             return;
@@ -137,10 +151,13 @@ impl Desk {
 
     /// Returns what to do now. What it returns counts as under way until [`Self::report`].
     pub fn plan(&mut self, now: Now) -> Plan {
+        self.now = now;
         let mut plan = Plan::default();
         if !self.is_complete() {
             return plan;
         }
+        let are_fewer = self.gpus.expire(now);
+        self.recount(are_fewer, self.clock.wall(now));
         let due: Vec<String> = self
             .due
             .iter()
@@ -156,8 +173,11 @@ impl Desk {
         for name in dirty {
             if let Some(namespace) = self.namespaces.get(&name) {
                 // Only a spent budget asks who waits elsewhere.
-                let must_yield =
-                    namespace.may_yield() && *waits.get_or_insert_with(|| self.is_anyone_in_budget_waiting());
+                let must_yield = namespace.may_yield()
+                    && match waits {
+                        Some(known) => known,
+                        None => *waits.insert(self.is_anyone_in_budget_waiting(now)),
+                    };
                 self.plan_namespace(&name, must_yield, now, &mut plan);
             }
             self.keep(&name, now, &mut plan);
@@ -181,10 +201,19 @@ impl Desk {
             gpus: &self.gpus,
             wall: self.clock.wall(now),
         };
+        let was_over_budget = namespace.is_over_budget();
         let mut decided = namespace.decide(&view, must_yield, now);
+        let is_other = namespace.is_over_budget() != was_over_budget;
         if namespace.quota_uid().is_none() && self.keeper.stamps(name) {
             // There is a ceiling in a moment.
             decided.ungate.clear();
+        }
+        if is_other {
+            self.look_at_yielding(now);
+        }
+        if !decided.notices.is_empty() {
+            // An event is gone after an hour.
+            self.look(name, now + TELL_AGAIN);
         }
         for (subject, notice) in decided.notices {
             self.tell(subject, notice);
@@ -211,7 +240,10 @@ impl Desk {
                     let Some(namespace) = self.namespaces.get_mut(name) else {
                         continue;
                     };
-                    namespace.begin_write();
+                    namespace.begin_write(match &write {
+                        Write::Status { status, .. } => status.budget,
+                        _ => None,
+                    });
                 }
                 // These come from the keeper, below.
                 Write::Label { .. } | Write::Stamp { .. } => {}
@@ -248,6 +280,7 @@ impl Desk {
 
     /// Reports what became of a write of a plan.
     pub fn report(&mut self, task: &Task, outcome: Outcome, now: Now) {
+        self.now = now;
         let is_done = match task {
             Task::Pod(pod) => {
                 self.ungating.remove(pod);
@@ -332,23 +365,38 @@ impl Desk {
     }
 
     /// Returns true if a pod in budget waits for GPUs that it could have, if those over budget were not there.
-    fn is_anyone_in_budget_waiting(&self) -> bool {
+    fn is_anyone_in_budget_waiting(&mut self, now: Now) -> bool {
+        if now < self.unsure_until {
+            return true;
+        }
         let mut room = Room::new(&self.gpus);
-        let mut waiting = Vec::new();
+        // Pods of one workload want the same.
+        let mut waiting = HashSet::new();
         for namespace in self.namespaces.values().filter(|namespace| !namespace.is_over_budget()) {
             for (pool, device, share) in namespace.claims().flat_map(|claim| claim.given(&self.gpus)) {
                 room.take(pool, device, share);
             }
             let pods = namespace.unbound();
-            waiting.extend(pods.filter_map(|pod| namespace.wanted(pod, &self.classes, &self.gpus)));
+            let wanted = pods.filter_map(|pod| namespace.wanted(pod, &self.classes, &self.gpus));
+            waiting.extend(wanted.flat_map(|wanted| wanted.ways));
         }
-        let mut ways = waiting.iter().flat_map(|wanted| &wanted.ways);
-        ways.any(|way| room.fits(&room.wants(way), |_| true))
+        let mut tries = Tries::new(TRIES);
+        let fits = waiting
+            .iter()
+            .any(|way| room.fits(&room.wants(way), |_| true, &mut tries));
+        if !fits && tries.are_over() {
+            self.unsure_until = now + UNSURE;
+            return true;
+        }
+        fits
     }
 
     fn tell(&mut self, subject: Subject, notice: Notice) {
-        if self.told.entry(subject.clone()).or_default().insert(notice.topic()) {
-            self.untold.push((subject, notice));
+        let told = self.told.entry(subject.clone()).or_default();
+        let last = told.insert(notice.topic(), self.now);
+        match last.filter(|last| self.now < *last + TELL_AGAIN) {
+            None => self.untold.push((subject, notice)),
+            Some(last) => drop(told.insert(notice.topic(), last)),
         }
     }
 }

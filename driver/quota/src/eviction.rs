@@ -1,15 +1,12 @@
 //! Chooses the pods to evict for one that waits: the fewest on one node, and of these those that lose the least GPU time.
 //!
 //! A claim's shares are free when all pods that hold it are gone. Sets of pods are tried by size, so the first that makes
-//! room is as small as can be. After [`TRIALS`] sets that have led nowhere, one is taken of which no pod can be left out;
-//! it may not be the smallest.
+//! room is as small as can be. When half of the tries that there are for a plan have led nowhere, a set is taken of which
+//! no pod can be left out; it may not be the smallest.
 
 use crate::amount::Amount;
 use crate::plan::PodRef;
-use crate::room::{Free, Want, pack};
-
-/// The limit of sets that are tried for one pod.
-const TRIALS: u32 = 200_000;
+use crate::room::{Free, Tries, Want, pack};
 
 /// A pod over budget.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,7 +46,7 @@ pub(crate) struct Choice {
 
 impl Node {
     /// The first of the ways that fits when these are gone.
-    fn fits(&self, gone: &[usize], ways: &[Vec<Want>]) -> Option<usize> {
+    fn fits(&self, gone: &[usize], ways: &[Vec<Want>], tries: &mut Tries) -> Option<usize> {
         let mut free = self.free.clone();
         for held in self
             .held
@@ -62,11 +59,11 @@ impl Node {
                 }
             }
         }
-        ways.iter().position(|way| pack(&free, way).is_some())
+        ways.iter().position(|way| pack(&free, way, tries).is_some())
     }
 
     /// The cheapest set of this size that makes room.
-    fn search(&self, size: usize, ways: &[Vec<Want>], best: &mut Option<Found>, trials: &mut u32) {
+    fn search(&self, size: usize, ways: &[Vec<Want>], best: &mut Option<Found>, tries: &mut Tries) {
         let mut order: Vec<usize> = (0..self.candidates.len()).collect();
         order.sort_by_key(|at| {
             let candidate = &self.candidates[*at];
@@ -74,7 +71,7 @@ impl Node {
             let youngest = std::cmp::Reverse(candidate.created.clone());
             (candidate.lost, youngest, candidate.pod.clone())
         });
-        self.extend(&order, size, &mut Vec::new(), ways, best, trials);
+        self.extend(&order, size, &mut Vec::new(), ways, best, tries);
     }
 
     fn extend(
@@ -84,16 +81,14 @@ impl Node {
         chosen: &mut Vec<usize>,
         ways: &[Vec<Want>],
         best: &mut Option<Found>,
-        trials: &mut u32,
+        tries: &mut Tries,
     ) {
         let lost = self.lost(chosen);
         if best.as_ref().is_some_and(|best| best.lost <= lost) {
             return;
         }
         if missing == 0 {
-            let Some(left) = trials.checked_sub(1) else { return };
-            *trials = left;
-            if let Some(way) = self.fits(chosen, ways) {
+            if let Some(way) = self.fits(chosen, ways, tries) {
                 *best = Some(Found {
                     node: self.name.clone(),
                     chosen: chosen.clone(),
@@ -104,24 +99,24 @@ impl Node {
             return;
         }
         for (at, pod) in order.iter().enumerate() {
-            if order.len() - at < missing || *trials == 0 {
+            if order.len() - at < missing || tries.are_over() {
                 return;
             }
             chosen.push(*pod);
-            self.extend(&order[at + 1..], missing - 1, chosen, ways, best, trials);
+            self.extend(&order[at + 1..], missing - 1, chosen, ways, best, tries);
             chosen.pop();
         }
     }
 
     /// A set of which no pod can be left out: the dearest are left out first.
-    fn irreducible(&self, ways: &[Vec<Want>]) -> Option<Found> {
+    fn irreducible(&self, ways: &[Vec<Want>], tries: &mut Tries) -> Option<Found> {
         let mut chosen: Vec<usize> = (0..self.candidates.len()).collect();
-        let mut way = self.fits(&chosen, ways)?;
+        let mut way = self.fits(&chosen, ways, tries)?;
         let mut dearest = chosen.clone();
         dearest.sort_by_key(|at| std::cmp::Reverse(self.candidates[*at].lost));
         for pod in dearest {
             let without: Vec<usize> = chosen.iter().copied().filter(|other| *other != pod).collect();
-            if let Some(fitting) = self.fits(&without, ways) {
+            if let Some(fitting) = self.fits(&without, ways, tries) {
                 (chosen, way) = (without, fitting);
             }
         }
@@ -146,26 +141,29 @@ struct Found {
     way: usize,
 }
 
-/// Chooses for a pod that fits nowhere as it is. `None`: no node would have room without its candidates.
-pub(crate) fn choose(nodes: &[&Node], ways: &[Vec<Want>]) -> Option<Choice> {
+/// Chooses for a pod that fits nowhere as it is. `None`: no node would have room without its candidates, or that is not
+/// known because the tries are over.
+pub(crate) fn choose(nodes: &[&Node], ways: &[Vec<Want>], tries: &mut Tries) -> Option<Choice> {
     let all = |node: &Node| (0..node.candidates.len()).collect::<Vec<_>>();
-    let hopeful = nodes.iter().copied();
-    let hopeful: Vec<&Node> = hopeful.filter(|node| node.fits(&all(node), ways).is_some()).collect();
+    let mut hopeful = nodes.to_vec();
+    hopeful.retain(|node| node.fits(&all(node), ways, tries).is_some());
     let most = hopeful.iter().map(|node| node.candidates.len()).max()?;
-    let mut trials = TRIALS;
+    let mut second = tries.split();
     let mut best = None;
     for size in 1..=most {
         for node in &hopeful {
-            node.search(size, ways, &mut best, &mut trials);
+            node.search(size, ways, &mut best, tries);
         }
-        if best.is_some() || trials == 0 {
+        if best.is_some() || tries.are_over() {
             break;
         }
     }
     let best = best.or_else(|| {
-        let found = hopeful.iter().filter_map(|node| node.irreducible(ways));
+        let found = hopeful.iter().filter_map(|node| node.irreducible(ways, &mut second));
         found.min_by_key(|found| (found.chosen.len(), found.lost))
-    })?;
+    });
+    tries.join(&second);
+    let best = best?;
     let node = hopeful.into_iter().find(|node| node.name == best.node)?;
     Some(Choice {
         victims: best.chosen.iter().map(|at| node.candidates[*at].pod.clone()).collect(),

@@ -28,6 +28,8 @@ pub(crate) struct Evictions {
     /// By claim UID: since when no pod holds it, though it is allocated.
     pub(crate) unheld: HashMap<String, Now>,
     pub(crate) promises: BTreeMap<PodRef, Promise>,
+    /// The pod with which the last look ended early.
+    pub(crate) last_tried: Option<PodRef>,
 }
 
 /// A place for a pod that waits.
@@ -51,11 +53,21 @@ impl Default for Evictions {
             refused: HashMap::new(),
             unheld: HashMap::new(),
             promises: BTreeMap::new(),
+            last_tried: None,
         }
     }
 }
 
 impl Evictions {
+    /// The pods that are due, the oldest first; after a look that ended early, those that it left out come first.
+    pub(crate) fn in_turn<T>(&mut self, mut due: Vec<T>, pod: impl Fn(&T) -> &PodRef) -> Vec<T> {
+        let last = self.last_tried.take();
+        if let Some(at) = last.and_then(|last| due.iter().position(|due| *pod(due) == last)) {
+            due.rotate_left(at + 1);
+        }
+        due
+    }
+
     pub(crate) fn is_going(&self, pod: &Pod, wall: Wall) -> bool {
         let is_late = |by: Wall| wall > by.after(GRACE);
         match pod.is_deleted {

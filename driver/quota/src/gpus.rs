@@ -1,11 +1,13 @@
 //! The memory of the GPUs that ResourceSlices of our driver publish.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::Duration;
 
 use serde::Deserialize;
 use vgpu_api::{DRIVER_NAME, allocator_taint, capacity, device_type};
 
 use crate::amount::Amount;
+use crate::time::Now;
 
 /// A ResourceSlice of our driver: its GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -118,8 +120,11 @@ impl<'de> Deserialize<'de> for Slice {
     }
 }
 
-/// All GPUs, by slice. What was the largest and smallest stays so while no GPU is published: a restart of kubelet takes
-/// the slices of its node away for a moment.
+/// How long GPUs that are not published any more count as those that a claim may get: a restart of kubelet takes the
+/// slices of its node away, and they come back.
+const MAY_RETURN: Duration = Duration::from_secs(600);
+
+/// All GPUs, by slice.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Gpus {
     slices: BTreeMap<String, Slice>,
@@ -127,12 +132,16 @@ pub(crate) struct Gpus {
     pools: HashMap<String, Vec<String>>,
     /// By size: how many.
     sizes: BTreeMap<u64, usize>,
-    last: BTreeMap<u64, usize>,
+    /// Slices that are gone and may return, and until when.
+    gone: BTreeMap<String, (Now, Slice)>,
+    /// By size: those that a claim may get; the last ones known while there is none.
+    possible: BTreeMap<u64, usize>,
 }
 
 impl Gpus {
     /// Returns true if there are other GPUs now.
-    pub(crate) fn set(&mut self, slice: Slice) -> bool {
+    pub(crate) fn set(&mut self, slice: Slice, now: Now) -> bool {
+        self.gone.remove(&slice.name);
         if self.slices.get(&slice.name) == Some(&slice) {
             return false;
         }
@@ -143,31 +152,31 @@ impl Gpus {
         let of_pool = self.pools.entry(slice.pool.clone()).or_default();
         of_pool.push(slice.name.clone());
         self.slices.insert(slice.name.clone(), slice);
-        self.remember();
+        self.remember(now);
         true
     }
 
-    pub(crate) fn remove(&mut self, name: &str) -> bool {
-        let is_known = self.forget(name);
-        self.remember();
+    pub(crate) fn remove(&mut self, name: &str, now: Now) -> bool {
+        let gone = self.forget(name);
+        let is_known = gone.is_some();
+        self.gone
+            .extend(gone.map(|slice| (name.to_owned(), (now + MAY_RETURN, slice))));
+        self.remember(now);
         is_known
     }
 
-    pub(crate) fn retain(&mut self, listed: &[String]) -> bool {
+    pub(crate) fn retain(&mut self, listed: &[String], now: Now) -> bool {
         let listed: HashSet<&String> = listed.iter().collect();
         let gone = self.slices.keys().filter(|name| !listed.contains(name));
         let gone: Vec<String> = gone.cloned().collect();
         for name in &gone {
-            self.forget(name);
+            self.remove(name, now);
         }
-        self.remember();
         !gone.is_empty()
     }
 
-    fn forget(&mut self, name: &str) -> bool {
-        let Some(slice) = self.slices.remove(name) else {
-            return false;
-        };
+    fn forget(&mut self, name: &str) -> Option<Slice> {
+        let slice = self.slices.remove(name)?;
         for (_, gpu) in &slice.gpus {
             if let Some(count) = self.sizes.get_mut(&gpu.memory) {
                 *count -= 1;
@@ -178,12 +187,26 @@ impl Gpus {
             of_pool.retain(|known| known != name);
         }
         self.pools.retain(|_, slices| !slices.is_empty());
-        true
+        Some(slice)
     }
 
-    fn remember(&mut self) {
-        if !self.sizes.is_empty() {
-            self.last.clone_from(&self.sizes);
+    /// Forgets GPUs that have been gone for long. Returns true if claims may count less now.
+    pub(crate) fn expire(&mut self, now: Now) -> bool {
+        let is_due = self.gone.values().any(|(until, _)| *until <= now);
+        if is_due {
+            self.remember(now);
+        }
+        is_due
+    }
+
+    fn remember(&mut self, now: Now) {
+        self.gone.retain(|_, (until, _)| *until > now);
+        let mut possible = self.sizes.clone();
+        for (_, gpu) in self.gone.values().flat_map(|(_, slice)| &slice.gpus) {
+            *possible.entry(gpu.memory).or_default() += 1;
+        }
+        if !possible.is_empty() {
+            self.possible = possible;
         }
     }
 
@@ -206,12 +229,12 @@ impl Gpus {
 
     /// The most that a share with this request may take, on whichever GPU it comes. `None` while no GPU was ever seen.
     pub(crate) fn worst(&self, memory: Option<u64>, cores: u64) -> Option<Amount> {
-        let (largest, _) = self.last.last_key_value()?;
+        let (largest, _) = self.possible.last_key_value()?;
         Some(match memory {
             None => Amount::share(*largest, cores, *largest),
             Some(memory) => {
                 // Its part is largest on the smallest GPU that has room. More than any has runs nowhere.
-                let smallest = self.last.range(memory..).next().map_or(memory, |(size, _)| *size);
+                let smallest = self.possible.range(memory..).next().map_or(memory, |(size, _)| *size);
                 Amount::share(memory, cores, smallest)
             }
         })
@@ -227,7 +250,7 @@ impl Gpus {
 
     /// The number of GPUs, which no request of all of a node's exceeds.
     pub(crate) fn count(&self) -> usize {
-        self.last.values().sum()
+        self.possible.values().sum()
     }
 }
 
@@ -252,15 +275,34 @@ pub(crate) mod tests {
         const GI: u64 = 1 << 30;
         let mut gpus = Gpus::default();
         assert_eq!(gpus.worst(None, 0), None);
-        assert!(gpus.set(slice("a", &[80, 40])));
-        assert!(!gpus.set(slice("a", &[80, 40])));
+        assert!(gpus.set(slice("a", &[80, 40]), Now::ZERO));
+        assert!(!gpus.set(slice("a", &[80, 40]), Now::ZERO));
         assert_eq!(gpus.worst(None, 0), Some(Amount::share(80 * GI, 0, 80 * GI)));
         assert_eq!(gpus.worst(Some(20 * GI), 0).unwrap().gpus, 500_000);
         assert_eq!(gpus.worst(Some(60 * GI), 0).unwrap().gpus, 750_000);
         assert_eq!(gpus.worst(Some(90 * GI), 0).unwrap().gpus, 1_000_000);
         assert_eq!(gpus.memory("a", "gpu-1"), Some(40 * GI));
-        assert!(gpus.remove("a"));
+        assert!(gpus.remove("a", Now::ZERO));
         assert!(gpus.worst(None, 0).is_some(), "a restart of kubelet");
         assert_eq!(gpus.memory("a", "gpu-1"), None);
+    }
+
+    #[test]
+    fn the_largest_gpu_counts_while_its_node_is_away_for_a_moment() {
+        const GI: u64 = 1 << 30;
+        let mut gpus = Gpus::default();
+        gpus.set(slice("large", &[80]), Now::ZERO);
+        gpus.set(slice("small", &[40]), Now::ZERO);
+        let largest = |gpus: &Gpus| gpus.worst(None, 0).unwrap().memory / GI;
+        gpus.remove("large", Now::from_secs(1));
+        assert_eq!(largest(&gpus), 80, "it may come back before the claim is allocated");
+        assert!(!gpus.expire(Now::from_secs(600)));
+        assert!(gpus.expire(Now::from_secs(601)));
+        assert_eq!(largest(&gpus), 40, "it is gone for good");
+        gpus.set(slice("large", &[80]), Now::from_secs(700));
+        gpus.retain(&["small".to_owned()], Now::from_secs(701));
+        assert_eq!((largest(&gpus), gpus.count()), (80, 2));
+        gpus.set(slice("large", &[60]), Now::from_secs(702));
+        assert_eq!(largest(&gpus), 60, "what it has now counts");
     }
 }

@@ -9,9 +9,9 @@ mod yielding;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
-use crate::budget::Steady;
+use crate::budget::{Steady, Sum};
 use crate::ceilings::ResourceQuota;
-use crate::claim::Claim;
+use crate::claim::{Claim, extended_key, pod_of_key};
 use crate::notice::{Kind, Subject};
 use crate::plan::Numbers;
 use crate::pod::Pod;
@@ -32,8 +32,6 @@ pub(crate) struct Namespace {
     claims: HashMap<String, Box<Claim>>,
     /// By the claim's name: its UID.
     names: HashMap<String, String>,
-    /// By its key, where that is not its UID.
-    extended: HashMap<String, String>,
     pods: BTreeMap<String, Box<Pod>>,
     resource_quotas: BTreeMap<String, ResourceQuota>,
     /// Since when nothing is seen of a reservation.
@@ -92,7 +90,8 @@ impl Namespace {
             let is_same = held.quota.uid == quota.uid;
             let budget = |quota: &Quota| quota.spec.as_ref().ok().and_then(|spec| spec.budget);
             // This leader wrote it, or somebody changed the spec: the account goes on.
-            let goes_on = is_same && held.quota.status.budget == quota.status.budget;
+            let is_known = [held.quota.status.budget, held.sent].contains(&quota.status.budget);
+            let goes_on = is_same && is_known;
             let new = budget(&quota);
             held.quota = quota;
             held.must_read = false;
@@ -112,6 +111,7 @@ impl Namespace {
             account: None,
             is_busy: false,
             must_read: false,
+            sent: None,
             summed: None,
         };
         held.open(&self.claims, view, clock);
@@ -128,7 +128,7 @@ impl Namespace {
     }
 
     pub(crate) fn set_claim(&mut self, claim: Claim, view: &View<'_>) {
-        let key = claim.key();
+        let key = self.key(&claim);
         let old = self.claims.get(&claim.uid);
         let was_allocated = old.is_some_and(|claim| claim.is_allocated());
         // One that was never seen before has been allocated for an unknown time.
@@ -142,15 +142,10 @@ impl Namespace {
                 self.ended.remove(&key);
             }
             // Kubernetes frees a claim when the last pod is gone.
-            false if was_allocated => {
-                self.ended.insert(key.clone());
-            }
+            false if was_allocated => self.end(key),
             false => {}
         }
         self.names.insert(claim.name.clone(), claim.uid.clone());
-        if key != claim.uid {
-            self.extended.insert(key, claim.uid.clone());
-        }
         self.claims.insert(claim.uid.clone(), Box::new(claim));
     }
 
@@ -159,13 +154,48 @@ impl Namespace {
         if self.names.get(&claim.name).is_some_and(|known| known == uid) {
             self.names.remove(&claim.name);
         }
-        let key = claim.key();
-        self.extended.remove(&key);
         if let Some(account) = self.quota.as_mut().and_then(|held| held.account.as_mut()) {
             account.advance(wall);
             account.end(uid);
         }
-        self.ended.insert(key);
+        // Its pod may be gone already, and with it the proof that the claim was made for it. Nothing is freed too soon: a
+        // reservation that a pod or an allocated claim still has is kept.
+        if let Some(pod) = &claim.extended_of {
+            self.end(extended_key(pod));
+        }
+        self.end(claim.uid.clone());
+    }
+
+    /// Nothing holds this any more. Without a quota there is no reservation to end.
+    fn end(&mut self, key: String) {
+        if self.quota.is_some() {
+            self.ended.insert(key);
+        }
+    }
+
+    /// The key of a claim's reservation: its UID, and for the one that kube-scheduler made for a pod's extended resources
+    /// that pod's key. The pod says which one that is; the claim's own word is not enough.
+    pub(super) fn key(&self, claim: &Claim) -> String {
+        let pod = claim.extended_of.as_ref().and_then(|pod| self.pods.get(pod));
+        match pod.filter(|pod| pod.extended_claim.as_ref() == Some(&claim.name)) {
+            Some(pod) => extended_key(&pod.uid),
+            None => claim.uid.clone(),
+        }
+    }
+
+    /// The claim of a reservation.
+    pub(super) fn claim_of(&self, key: &str) -> Option<&Claim> {
+        match pod_of_key(key) {
+            Some(pod) => self.extended_claim(self.pods.get(pod)?),
+            None => self.claims.get(key).map(Box::as_ref),
+        }
+    }
+
+    /// The claim that was made for a pod's extended resources.
+    pub(super) fn extended_claim(&self, pod: &Pod) -> Option<&Claim> {
+        let uid = self.names.get(pod.extended_claim.as_ref()?)?;
+        let claim = self.claims.get(uid)?;
+        (claim.extended_of.as_ref() == Some(&pod.uid)).then_some(claim)
     }
 
     pub(crate) fn set_pod(&mut self, pod: Pod) {
@@ -213,9 +243,11 @@ impl Namespace {
         self.subject()
     }
 
-    pub(crate) fn begin_write(&mut self) {
+    /// `sum`: the budget's sum that is written.
+    pub(crate) fn begin_write(&mut self, sum: Option<Sum>) {
         if let Some(held) = &mut self.quota {
             held.is_busy = true;
+            held.sent = sum.or(held.sent);
         }
     }
 

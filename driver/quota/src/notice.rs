@@ -144,7 +144,6 @@ impl Notice {
             Self::Full { dimension, .. } | Self::TooLarge { dimension, .. } | Self::Ungated { dimension, .. } => {
                 dimension.name()
             }
-            Self::Behind { older } => older,
             Self::Refused(text) | Self::BadSpec(text) | Self::BadDefault(text) | Self::NoClaim(text) => text,
             // One namespace is named, however many match.
             Self::DefaultsMatch { first, .. } => first,

@@ -32,6 +32,8 @@ pub struct Pod {
     /// kube-scheduler found no place for it.
     pub is_unschedulable: bool,
     pub priority_class: Option<String>,
+    /// The claim that kube-scheduler made for its extended resources.
+    pub extended_claim: Option<String>,
 }
 
 impl Pod {
@@ -39,6 +41,11 @@ impl Pod {
     #[must_use]
     pub fn is_relevant(&self) -> bool {
         self.is_gated || !self.claims.is_empty() || !self.extended.is_empty()
+    }
+
+    /// Returns true if kube-scheduler does not look at it: it waits for no GPU yet.
+    pub(crate) fn has_gates(&self) -> bool {
+        self.is_gated || !self.other_gates.is_empty()
     }
 
     #[must_use]
@@ -100,7 +107,14 @@ impl<'de> Deserialize<'de> for Pod {
         struct Status {
             phase: Option<String>,
             resource_claim_statuses: Option<Vec<Named>>,
+            extended_resource_claim_status: Option<ExtendedClaim>,
             conditions: Option<Vec<Condition>>,
+        }
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct ExtendedClaim {
+            #[serde(default)]
+            resource_claim_name: String,
         }
         #[derive(Deserialize)]
         struct Condition {
@@ -170,6 +184,9 @@ impl<'de> Deserialize<'de> for Pod {
                 condition.kind == "PodScheduled" && condition.status == "False" && condition.reason == "Unschedulable"
             }),
             priority_class: spec.priority_class_name,
+            extended_claim: status
+                .extended_resource_claim_status
+                .map(|claim| claim.resource_claim_name),
         })
     }
 }

@@ -7,8 +7,34 @@ use crate::amount::{Amount, CORES};
 use crate::demand::Demand;
 use crate::gpus::Gpus;
 
-/// The limit of placements that are tried. After that the answer is that there is none.
+/// The limit of placements that are tried for one set of wants on one node. After that the answer is that there is none.
 const TRIES: u32 = 2_000;
+
+/// The placements that may still be tried for one plan: pods are the tenants' to make, and the leader has other work.
+#[derive(Debug)]
+pub(crate) struct Tries(u32);
+
+impl Tries {
+    pub(crate) const fn new(count: u32) -> Self {
+        Self(count)
+    }
+
+    /// Returns true if no more may be tried: answers are not known any more.
+    pub(crate) const fn are_over(&self) -> bool {
+        self.0 == 0
+    }
+
+    /// Sets a half aside.
+    pub(crate) const fn split(&mut self) -> Self {
+        let half = self.0 / 2;
+        self.0 -= half;
+        Self(half)
+    }
+
+    pub(crate) const fn join(&mut self, rest: &Self) {
+        self.0 += rest.0;
+    }
+}
 
 /// The free room of each GPU, by node.
 #[derive(Debug, Clone, Default)]
@@ -130,9 +156,9 @@ impl Room {
     }
 
     /// Returns true if all of these fit on one node, of those that are allowed.
-    pub(crate) fn fits(&self, wants: &[Want], is_allowed: impl Fn(&str) -> bool) -> bool {
+    pub(crate) fn fits(&self, wants: &[Want], is_allowed: impl Fn(&str) -> bool, tries: &mut Tries) -> bool {
         let mut nodes = self.nodes.iter().filter(|(node, _)| is_allowed(node));
-        nodes.any(|(_, free)| pack(free, wants).is_some())
+        nodes.any(|(_, free)| pack(free, wants, tries).is_some())
     }
 
     /// Takes what these need on that node. Returns false if they do not fit.
@@ -140,7 +166,7 @@ impl Room {
         let Some(free) = self.nodes.get_mut(node) else {
             return false;
         };
-        let packed = pack(free, wants);
+        let packed = pack(free, wants, &mut Tries::new(TRIES));
         let is_packed = packed.is_some();
         *free = packed.unwrap_or_else(|| std::mem::take(free));
         is_packed
@@ -149,19 +175,26 @@ impl Room {
 
 /// Places all wants on these devices, the largest first and each on the tightest device, and tries other placements if
 /// that fails. Returns the room that is left.
-pub(crate) fn pack(free: &[Free], wants: &[Want]) -> Option<Vec<Free>> {
+pub(crate) fn pack(free: &[Free], wants: &[Want], tries: &mut Tries) -> Option<Vec<Free>> {
+    let mut own = tries.0.min(TRIES);
+    // An answer takes time also if nothing can be placed.
+    tries.0 = tries.0.checked_sub(1)?;
+    let before = own;
     let mut wants = wants.to_vec();
     wants.sort_by_key(|want| std::cmp::Reverse((want.memory.unwrap_or(i64::MAX), want.cores, want.kind)));
     let mut free = free.to_vec();
-    let mut tries = TRIES;
-    pack_on(&mut free, &wants, &mut tries).then_some(free)
+    let is_packed = pack_on(&mut free, &wants, 0, &mut own);
+    tries.0 = tries.0.saturating_sub(before - own);
+    is_packed.then_some(free)
 }
 
-fn pack_on(free: &mut [Free], wants: &[Want], tries: &mut u32) -> bool {
+/// `from`: the first device that may be used. Of equal wants each is placed behind the one before or beside it: any other
+/// order of them leads to the same.
+fn pack_on(free: &mut [Free], wants: &[Want], from: usize, tries: &mut u32) -> bool {
     let Some((first, rest)) = wants.split_first() else {
         return true;
     };
-    let mut fitting: Vec<usize> = (0..free.len()).filter(|at| free[*at].has(first)).collect();
+    let mut fitting: Vec<usize> = (from..free.len()).filter(|at| free[*at].has(first)).collect();
     fitting.sort_by_key(|at| (free[*at].memory, free[*at].cores));
     // Equal devices lead to the same.
     fitting.dedup_by_key(|at| free[*at]);
@@ -172,7 +205,8 @@ fn pack_on(free: &mut [Free], wants: &[Want], tries: &mut u32) -> bool {
         free[at].memory -= first.memory.unwrap_or(before.total);
         free[at].cores -= first.cores;
         free[at].shares -= 1;
-        if pack_on(free, rest, tries) {
+        let from = if rest.first() == Some(first) { at } else { 0 };
+        if pack_on(free, rest, from, tries) {
             return true;
         }
         free[at] = before;

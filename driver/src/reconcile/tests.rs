@@ -236,7 +236,7 @@ async fn nothing_is_sent_once_the_lease_has_run_out() {
     let (terms, receiver) = watch::channel(term(clock.now().after(Now::from_secs(60))));
     let (client, sent) = server([status(403, "no"), status(403, "no")]);
     let lease = HeldLease::new(clock.clone(), receiver);
-    let (tell, _told) = mpsc::channel(1);
+    let (tell, _told) = mpsc::unbounded_channel();
     let mut reconcile = Reconcile::new(client, Settings::default(), lease, tell, Arc::new(Health::new()));
     reconcile.write(delete());
     assert!(matches!(

@@ -5,17 +5,13 @@
 {{- end }}
 {{- end -}}
 
-{{/* The extended resources that give our GPUs, as a list in CEL. */}}
+{{/* The extended resources that give our GPUs, as a list in CEL, but for those that every class has by its own name. */}}
 {{- define "vgpu.quotaExtended" -}}
 {{- $names := list -}}
 {{- range $class, $values := .Values.deviceClasses -}}
 {{- if ne $class "vgpu-monitor" -}}
-{{- $names = append $names (printf "deviceclass.resource.kubernetes.io/%s" $class) -}}
 {{- with $values.extendedResourceName }}{{ $names = append $names . }}{{ end -}}
 {{- end -}}
-{{- end -}}
-{{- range (.Values.admission).derivedClasses | default list -}}
-{{- $names = append $names (printf "deviceclass.resource.kubernetes.io/%s" .) -}}
 {{- end -}}
 {{- include "vgpu.celTexts" (concat $names ((.Values.quota).extendedResources | default list)) -}}
 {{- end -}}
@@ -37,7 +33,8 @@ namespaceSelector:
 - name: asks
   expression: >-
     object.spec.?resourceClaims.orValue([]).size() > 0
-    || variables.containers.exists(c, c.?resources.?limits.orValue({}).exists(k, k in variables.extended))
+    || variables.containers.exists(c, c.?resources.?limits.orValue({}).exists(k,
+      k.startsWith('deviceclass.resource.kubernetes.io/') || k in variables.extended))
 - name: gated
   expression: object.spec.?schedulingGates.orValue([]).exists(g, g.name == 'dra.vgpu/quota')
 - name: isLow

@@ -17,6 +17,7 @@ use super::Desk;
 
 impl Desk {
     pub fn apply(&mut self, change: Change, now: Now) {
+        self.now = now;
         let wall = self.clock.wall(now);
         match change {
             Change::Quota(quota) => self.set_quota(*quota, now),
@@ -74,15 +75,15 @@ impl Desk {
                 self.listed.classes = true;
             }
             Change::Slice(slice) => {
-                let is_new = self.gpus.set(slice);
+                let is_new = self.gpus.set(slice, now);
                 self.recount(is_new && self.listed.slices, wall);
             }
             Change::SliceGone { name } => {
-                let is_new = self.gpus.remove(&name);
+                let is_new = self.gpus.remove(&name, now);
                 self.recount(is_new, wall);
             }
             Change::Slices { names } => {
-                let is_new = self.gpus.retain(&names) || !self.listed.slices;
+                let is_new = self.gpus.retain(&names, now) || !self.listed.slices;
                 self.recount(is_new, wall);
                 self.listed.slices = true;
             }
@@ -174,6 +175,7 @@ impl Desk {
             .or_default()
             .set_quota(quota, &view, &self.clock);
         self.dirty.insert(name);
+        self.look_at_yielding(now);
     }
 
     pub(super) fn remove_quota(&mut self, namespace: &str, uid: &str) {
@@ -196,7 +198,7 @@ impl Desk {
         if let Some(known) = self.namespaces.get_mut(namespace) {
             known.remove_claim(uid, wall);
             self.dirty.insert(namespace.to_owned());
-            self.look_at_yielding();
+            self.look_at_yielding(self.now);
         }
     }
 
@@ -212,7 +214,7 @@ impl Desk {
         }
         self.namespaces.entry(name.clone()).or_default().set_pod(pod);
         self.dirty.insert(name);
-        self.look_at_yielding();
+        self.look_at_yielding(self.now);
     }
 
     fn remove_pod(&mut self, namespace: &str, uid: &str) {
@@ -224,7 +226,7 @@ impl Desk {
             self.pauses.remove(&Task::Pod(PodRef::of(&pod)));
             self.forget(namespace, &pod.name, uid);
             self.dirty.insert(namespace.to_owned());
-            self.look_at_yielding();
+            self.look_at_yielding(self.now);
         }
     }
 
@@ -238,7 +240,7 @@ impl Desk {
     }
 
     /// Classes or GPUs changed, and with them what claims count.
-    fn recount(&mut self, is_new: bool, wall: Wall) {
+    pub(super) fn recount(&mut self, is_new: bool, wall: Wall) {
         if !is_new {
             return;
         }
@@ -254,9 +256,10 @@ impl Desk {
     }
 
     /// Pods of spent budgets may go on when one in budget no longer waits.
-    fn look_at_yielding(&mut self) {
+    pub(super) fn look_at_yielding(&mut self, now: Now) {
         let yielding = self.namespaces.iter().filter(|(_, namespace)| namespace.may_yield());
-        self.dirty
-            .extend(yielding.map(|(name, _)| name.clone()).collect::<Vec<_>>());
+        for name in yielding.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
+            self.look(&name, now);
+        }
     }
 }

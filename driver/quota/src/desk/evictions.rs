@@ -14,6 +14,8 @@
 //!   left out for [`REFUSED`], times two for each more, and others are chosen. Nobody is deleted.
 //! - **The pod does not start though it has room** (a selector of its node, its CPU): nobody more is evicted for it, since
 //!   it fits.
+//! - **Many pods, or pods that are hard to place:** one look tries no more than [`TRIES`] placements. If they are used up,
+//!   nobody is evicted for the pods that are left; the next look comes 10 s later and begins with these.
 //! - **Which GPUs it could have is not known** (selectors by expressions): nobody is evicted, and it is told why.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -25,7 +27,7 @@ use crate::evictions::Promise;
 use crate::notice::{Kind, Notice};
 use crate::plan::{Outcome, PodRef, Task, Write, subject};
 use crate::pod::Pod;
-use crate::room::{Room, Want};
+use crate::room::{Room, Tries, Want};
 use crate::time::{Now, Wall};
 
 use super::Desk;
@@ -39,6 +41,9 @@ const PROMISE: Duration = Duration::from_secs(60);
 /// How long a pod whose eviction was refused is not chosen again.
 const REFUSED: Duration = Duration::from_secs(10);
 const REFUSED_MAX: Duration = Duration::from_secs(300);
+
+/// The limit of placements that are tried in one look, for all pods together: some tenths of a second.
+const TRIES: u32 = 50_000;
 
 /// A pod that has waited long enough.
 struct Due {
@@ -85,9 +90,15 @@ impl Desk {
             let wants = places.room.wants(&promise.demands);
             places.room.reserve(&promise.node, &wants);
         }
-        for due in due {
+        let mut tries = Tries::new(TRIES);
+        for due in self.evictions.in_turn(due, |due| &due.pod) {
             if !self.evictions.promises.contains_key(&due.pod) {
-                self.evict_for(&due, &mut places, now, writes);
+                self.evict_for(&due, &mut places, now, writes, &mut tries);
+            }
+            if tries.are_over() {
+                self.evictions.last_tried = Some(due.pod);
+                self.evictions.next = now + LOOK_AGAIN;
+                break;
             }
         }
         Some(soonest.unwrap_or(now + LOOK_AGAIN).min(now + LOOK_AGAIN))
@@ -202,7 +213,7 @@ impl Desk {
         places
     }
 
-    fn evict_for(&mut self, due: &Due, places: &mut Places, now: Now, writes: &mut Vec<Write>) {
+    fn evict_for(&mut self, due: &Due, places: &mut Places, now: Now, writes: &mut Vec<Write>, tries: &mut Tries) {
         let only: Vec<&str> = due.pools.iter().filter_map(|pool| self.gpus.node(pool)).collect();
         if only.len() < due.pools.len() {
             // A GPU that it has is not published now.
@@ -211,7 +222,11 @@ impl Desk {
         let is_allowed = |node: &str| only.iter().all(|only| *only == node);
         let ways: Vec<Vec<Want>> = due.ways.iter().map(|way| places.room.wants(way)).collect();
         // It fits: kube-scheduler is about to bind it, or something else than GPUs is in its way.
-        if ways.iter().any(|way| places.room.fits(way, is_allowed)) {
+        if ways.iter().any(|way| places.room.fits(way, is_allowed, tries)) {
+            return;
+        }
+        if tries.are_over() {
+            // It may fit.
             return;
         }
         for (name, free) in places.room.nodes() {
@@ -221,7 +236,7 @@ impl Desk {
             }
         }
         let nodes = places.nodes.values().filter(|node| is_allowed(&node.name));
-        let Some(choice) = choose(&nodes.collect::<Vec<_>>(), &ways) else {
+        let Some(choice) = choose(&nodes.collect::<Vec<_>>(), &ways, tries) else {
             return;
         };
         let task = Task::Eviction(due.pod.clone());

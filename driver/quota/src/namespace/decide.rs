@@ -43,7 +43,7 @@ impl Namespace {
         };
         let spec = held.quota.spec.clone();
         let hard = spec.as_ref().map(|spec| spec.hard).unwrap_or_default();
-        let effective = Effective::new(hard, self.resource_quotas.values(), view.classes);
+        let effective = Effective::new(hard, self.resource_quotas.values());
         let mut reservations = self.kept(&held.quota.status.reservations, view, now, decided);
         let counted = self.unreserved(&reservations, &effective, view, decided);
 

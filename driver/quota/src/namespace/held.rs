@@ -22,6 +22,8 @@ pub(super) struct Held {
     pub(super) is_busy: bool,
     /// The version at the API server is not known: read it before the next write.
     pub(super) must_read: bool,
+    /// The sum in the write that is under way: the account goes on when it comes back.
+    pub(super) sent: Option<Sum>,
     /// When the sum of the budget was last written.
     pub(super) summed: Option<Now>,
 }

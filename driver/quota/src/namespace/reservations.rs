@@ -37,8 +37,7 @@ impl Namespace {
         let used = self.used_keys();
         let mut kept = BTreeMap::new();
         for (key, amount) in old {
-            let uid = self.extended.get(key).unwrap_or(key);
-            let claim = self.claims.get(uid);
+            let claim = self.claim_of(key);
             let is_used = used.contains(key);
             let amount = match claim {
                 Some(claim) if claim.is_allocated() => claim.measured(view.gpus).unwrap_or(*amount),
@@ -96,7 +95,7 @@ impl Namespace {
         };
         for claim in self.claims.values().filter(|claim| claim.is_allocated()) {
             if let Ok(amount) = claim.amount(view.classes, view.gpus) {
-                add(claim.key(), amount);
+                add(self.key(claim), amount);
             }
         }
         let passed = self
@@ -146,7 +145,7 @@ impl Namespace {
                 return Needs::NoClaim(name.clone());
             };
             match claim.amount(view.classes, view.gpus) {
-                Ok(amount) => needs.insert(claim.key(), amount),
+                Ok(amount) => needs.insert(claim.uid.clone(), amount),
                 Err(why) => return Needs::Uncounted(name.clone(), why),
             };
         }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::claim::{Claim, NotKnown, extended_key};
+use crate::claim::{Claim, NotKnown};
 use crate::class::Classes;
 use crate::demand::Demand;
 use crate::gpus::Gpus;
@@ -63,8 +63,8 @@ impl Namespace {
 
     /// Pods that may be bound and are not. One that chose the low priority itself waits behind.
     pub(crate) fn unbound(&self) -> impl Iterator<Item = &Pod> {
-        let waits = |pod: &&Pod| !pod.is_gated && !pod.is_bound() && !pod.is_over && !pod.is_deleted;
-        let pods = self.pods.values().map(Box::as_ref).filter(waits);
+        let may_bind = |pod: &&Pod| !pod.has_gates() && !pod.is_bound() && !pod.is_over && !pod.is_deleted;
+        let pods = self.pods.values().map(Box::as_ref).filter(may_bind);
         pods.filter(|pod| pod.priority_class.as_deref() != Some(OVER_BUDGET))
     }
 
@@ -75,7 +75,7 @@ impl Namespace {
             pools: Vec::new(),
             not_known: None,
         };
-        let made = self.extended.get(&extended_key(&pod.uid));
+        let made = self.extended_claim(pod).map(|claim| &claim.uid);
         let named = pod.claims.iter().map(|(_, name)| self.names.get(name.as_ref()?));
         let mut claims = Vec::new();
         for uid in named.chain(made.map(Some)) {
@@ -112,7 +112,7 @@ impl Namespace {
         let mut holders: HashMap<&str, Vec<&Pod>> = HashMap::new();
         for pod in self.pods.values().filter(|pod| !pod.is_over && !pod.is_gated) {
             let named = pod.claims.iter().filter_map(|(_, name)| self.names.get(name.as_ref()?));
-            for uid in named.chain(self.extended.get(&extended_key(&pod.uid))) {
+            for uid in named.chain(self.extended_claim(pod).map(|claim| &claim.uid)) {
                 holders.entry(uid).or_default().push(pod);
             }
         }
