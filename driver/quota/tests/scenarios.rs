@@ -185,6 +185,14 @@ fn a_gate_that_somebody_else_takes_off_is_told_and_counts() {
         &leader,
         "p002 QuotaBypassed: somebody else took the scheduling gate dra.vgpu/quota off",
     );
+    // Another change of the pod is no news.
+    api.ungate(&at, &[]);
+    leader.settle(&mut api);
+    let of_second = leader
+        .notices
+        .iter()
+        .filter(|text| text.starts_with("p002 QuotaBypassed"));
+    assert_eq!(of_second.count(), 1, "{:#?}", leader.notices);
     assert_eq!(api.status().used.memory >> 30, 80);
 }
 

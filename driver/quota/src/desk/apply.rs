@@ -208,9 +208,13 @@ impl Desk {
             self.remove_pod(&name, &pod.uid.clone());
             return;
         }
+        let known = self.namespaces.get(&name);
         if !pod.is_gated {
             self.ungated.remove(&pod.uid);
-            self.forget(&pod.namespace, &pod.name, &pod.uid);
+            // What was told of its gate is over. What is told of it since then is told once, whatever changes in it.
+            if known.is_some_and(|known| known.is_gated(&pod.uid)) {
+                self.forget(&pod.namespace, &pod.name, &pod.uid);
+            }
         }
         self.namespaces.entry(name.clone()).or_default().set_pod(pod);
         self.dirty.insert(name);

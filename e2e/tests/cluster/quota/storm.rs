@@ -1,7 +1,5 @@
 //! A storm: many pods in namespaces with quotas, while leaders are killed and stopped. A watch adds up every version of
 //! every claim: never above a ceiling, and what fits runs.
-//!
-//! `VGPU_QUOTA_STORM=full` has the full size.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -22,6 +20,7 @@ use crate::fleet::{ALL_BOUND, Fleet, Mode, QUARTER, ROOM, bound, clear, create, 
 use crate::manifests::template;
 use crate::processes::{Stopped, controller_in};
 use crate::shared::{self, Installed, LIMIT};
+use crate::size;
 use crate::storm::end_one;
 
 pub(super) fn on_kube_scheduler() -> Result<()> {
@@ -52,14 +51,11 @@ const SHORT: Size = Size {
     ends: 2,
 };
 
-fn size() -> Result<Size> {
-    match std::env::var("VGPU_QUOTA_STORM").as_deref() {
-        Ok("full") => Ok(FULL),
-        Ok(other) => bail!("VGPU_QUOTA_STORM={other}: write full, or leave it out"),
-        Err(_) => {
-            println!("shortened to {SHORT:?}; VGPU_QUOTA_STORM=full has {FULL:?}");
-            Ok(SHORT)
-        }
+fn size() -> Size {
+    Size {
+        pods: size::of("pods", SHORT.pods, FULL.pods),
+        namespaces: size::of("namespaces", SHORT.namespaces, FULL.namespaces),
+        ends: size::of("ends of a leader", SHORT.ends, FULL.ends),
     }
 }
 
@@ -145,7 +141,7 @@ impl<R: Read> Read for Promptly<R> {
 }
 
 fn storm(installed: &Installed, name: &'static str, mode: Mode) -> Result<()> {
-    let size = size()?;
+    let size = size();
     let names: Vec<String> = (0..size.namespaces).map(|number| format!("{name}-{number}")).collect();
     shared::in_namespace_of(installed, name, |_, home| {
         for namespace in &names {
