@@ -5,6 +5,7 @@
 //! buffers are not in it.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
@@ -19,6 +20,9 @@ const START: Wall = Wall(1_795_309_200_000);
 const MINUTE: u64 = 60;
 
 fn main() {
+    // The API server's copies are files: they are not memory of the leader's.
+    let api = std::env::temp_dir().join(format!("vgpu-quota-memory-{}", std::process::id()));
+    std::fs::create_dir_all(&api).expect("a folder");
     let mut before = resident();
     let mut desk = Desk::new(Steady::new(Now::ZERO, START));
     let mut grown = |what: &str| {
@@ -38,10 +42,9 @@ fn main() {
     desk.apply(Change::Namespaces { uids: Vec::new() }, Now::ZERO);
     desk.apply(Change::Defaults { names: Vec::new() }, Now::ZERO);
     grown("slices");
-    let mut quotas = BTreeMap::new();
     for number in 0..NAMESPACES {
         let quota = quota(number);
-        quotas.insert(namespace(number), quota.clone());
+        std::fs::write(api.join(namespace(number)), quota.to_string()).expect("written");
         desk.apply(Change::Quota(Box::new(read(&quota))), Now::ZERO);
     }
     let uids = (0..NAMESPACES).map(namespace).collect();
@@ -72,26 +75,31 @@ fn main() {
                 Write::Status { namespace, status, .. } => {
                     *writes.entry(namespace.clone()).or_default() += usize::from(second > 0);
                     version += 1;
-                    let quota = quotas.get_mut(namespace).expect("a quota");
+                    let mut quota = stored(&api.join(namespace));
                     quota["status"] = serde_json::to_value(status).expect("a status");
                     quota["metadata"]["resourceVersion"] = json!(version.to_string());
-                    Outcome::Quota(Box::new(read::<Quota>(quota)))
+                    std::fs::write(api.join(namespace), quota.to_string()).expect("written");
+                    Outcome::Quota(Box::new(read::<Quota>(&quota)))
                 }
                 _ => Outcome::Again,
             };
             desk.report(&write.task(), outcome, now);
             if let Task::Namespace(name) = write.task() {
                 // The watch shows it too.
-                desk.apply(Change::Quota(Box::new(read(&quotas[&name]))), now);
+                desk.apply(Change::Quota(Box::new(read(&stored(&api.join(&name))))), now);
             }
         }
     }
-    drop(quotas);
-    grown("a minute, with a copy of each quota");
+    grown("a minute, with a status of each");
+    std::fs::remove_dir_all(&api).expect("removed");
     let most = writes.values().max().copied().unwrap_or_default();
     println!("status writes of a namespace in {MINUTE} s, after the first: {most} at most");
     println!("planning in that minute: {} ms", took.as_millis());
     println!("highest so far: {} KiB", of_status("VmHWM:"));
+}
+
+fn stored(file: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(file).expect("a file")).expect("a quota")
 }
 
 fn read<T: DeserializeOwned>(value: &Value) -> T {
