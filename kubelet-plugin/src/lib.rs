@@ -21,7 +21,7 @@
 //!
 //! Pure (no I/O): `slice`, `claim`, `edits`, `gpus::published`, `faults::conditions`, `publish::plan`, `stale`, `compute::judge`. Synchronous: `node`
 //! and the modules it calls, on threads of their own (`node::shared`).
-//! Asynchronous: `api`, `background`, `compute::compare`, `gpus`, `publish`, `server`, `registration`, `run`.
+//! Asynchronous: `api`, `background`, `claim_access`, `compute::compare`, `gpus`, `publish`, `server`, `registration`, `run`.
 #![forbid(unsafe_code)]
 
 pub mod api;
@@ -29,6 +29,7 @@ pub mod arbitration;
 pub mod background;
 pub mod checkpoint;
 pub mod claim;
+pub mod claim_access;
 pub mod claimdir;
 pub mod compute;
 pub mod config;

@@ -7,7 +7,8 @@
 //! - Registration waits for the first scan of the GPUs: a Prepare before it would fail, and kubelet retries
 //!   only after up to a minute.
 //! - kubelet calls the instance that registered last. So one that can prepare nothing, because its library or its driver
-//!   fails, does not register while another one serves. Alone it does: claims must be unprepared.
+//!   fails, or because it cannot read claims, does not register while another one serves. Alone it does: claims must be
+//!   unprepared.
 //!
 //! At shutdown the registration socket is removed first. The slices stay: kubelet removes them if no instance
 //! comes back.
@@ -36,8 +37,8 @@ use crate::server::Service;
 use crate::truth::{Observer, Proc, Truth};
 use crate::waiting::{Keepers, NodeProcesses};
 use crate::{
-    api, background, compute, connection, containers, driver_pause, faults, gpus, http, publish, records, registration,
-    truth,
+    api, background, claim_access, compute, connection, containers, driver_pause, faults, gpus, http, publish, records,
+    registration, truth,
 };
 use anyhow::Context as _;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -60,6 +61,8 @@ use vgpu_proto::registration::registration_server::RegistrationServer;
 
 /// The library's name in [`Readiness`].
 const LIBRARY: &str = "library";
+/// Without one of these parts no claim can be prepared. Slices are none of them: only a registered instance writes those.
+const NEEDED: [&str; 3] = [LIBRARY, gpus::PART, claim_access::PART];
 const LIBRARY_EVERY: Duration = Duration::from_secs(10);
 /// How often an instance that can prepare nothing looks if another one serves.
 const TRIED_EVERY: Duration = Duration::from_secs(1);
@@ -98,7 +101,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let node = SharedNode::new(node);
     let _instance = Instance::start(&config.sockets, config.pod_uid.as_deref(), &locked)?;
     drop(locked);
-    let readiness = Readiness::new(&[LIBRARY, gpus::PART, publish::PART, registration::PART]);
+    let [library, gpus, claims] = NEEDED;
+    let readiness = Readiness::new(&[library, gpus, claims, publish::PART, registration::PART]);
     let metrics = Metrics::default();
     let (comparison, known) = (Comparison::default(), Truth::default());
     let server = kube::Config::infer().await;
@@ -204,6 +208,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         metrics,
     };
     tokio::spawn(keep_library(parts.node.clone(), parts.readiness.clone()));
+    let (claims, ready) = (parts.cluster.clone(), parts.readiness.clone());
+    tokio::spawn(async move { claim_access::wait(&claims, &ready).await });
     tokio::spawn(with_node(parts, wants_of_reached));
     tokio::spawn(async move {
         end_signal().await;
@@ -216,8 +222,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Registers with kubelet once the first scan of the GPUs has ended. If it failed, or the library is not installed, only
-/// when no other instance serves.
+/// Registers with kubelet once the first scan of the GPUs has ended. If a part fails without which no claim can be
+/// prepared, only when no other instance serves.
 async fn register(
     socket: PathBuf,
     registrar: Registrar,
@@ -232,7 +238,7 @@ async fn register(
         },
         () = until(stopped.clone()) => return Ok(()),
     }
-    while !registrar.readiness.has(&[LIBRARY, gpus::PART]) && another_publishes(&publisher_lock) {
+    while !registrar.readiness.has(&NEEDED) && another_publishes(&publisher_lock) {
         let why = "another instance serves, and this one can prepare nothing yet".to_owned();
         if registrar.readiness.set(registration::PART, Err(why)) {
             tracing::warn!("not registering while another instance serves: this one can prepare nothing yet");
@@ -439,7 +445,8 @@ mod tests {
             let dir = tempfile::tempdir().expect("a folder");
             let (scanned, first_scan) = watch::channel(false);
             let (stop, stopped) = watch::channel(false);
-            let readiness = Readiness::new(&[LIBRARY, gpus::PART, registration::PART]);
+            let [library, gpus, claims] = NEEDED;
+            let readiness = Readiness::new(&[library, gpus, claims, registration::PART]);
             let registrar = Registrar {
                 dra_socket: dir.path().join("dra.sock"),
                 readiness: readiness.clone(),
@@ -497,28 +504,30 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_instance_that_can_prepare_nothing_takes_no_calls_from_one_that_serves() {
-        for old_one_ends in [true, false] {
-            let plugin = Registering::begin();
-            let old = Registering::publisher(&plugin.dir);
-            let old = old.try_lock().expect("locked").expect("free");
-            plugin
-                .readiness
-                .set(LIBRARY, Err("--library-dir has no libvgpu.so".into()));
-            plugin.readiness.set(gpus::PART, Ok(()));
-            plugin.scanned.send_replace(true);
-            tokio::time::sleep(2 * FIRST_SCAN).await;
-            assert!(!plugin.is_registered(), "{}", plugin.readiness.status().1);
-            assert!(plugin.readiness.status().1.contains("another instance serves"));
-            if old_one_ends {
-                drop(old);
-                tokio::time::sleep(TRIED_EVERY).await;
-                assert!(soon(|| plugin.is_registered()).await, "claims must be unprepared");
-            } else {
-                plugin.readiness.set(LIBRARY, Ok(()));
-                tokio::time::sleep(TRIED_EVERY).await;
-                assert!(soon(|| plugin.is_registered()).await, "it can prepare claims");
+        for missing in NEEDED {
+            for old_one_ends in [true, false] {
+                let plugin = Registering::begin();
+                let old = Registering::publisher(&plugin.dir);
+                let old = old.try_lock().expect("locked").expect("free");
+                for part in NEEDED {
+                    plugin.readiness.set(part, Ok(()));
+                }
+                plugin.readiness.set(missing, Err("does not work".into()));
+                plugin.scanned.send_replace(true);
+                tokio::time::sleep(2 * FIRST_SCAN).await;
+                assert!(!plugin.is_registered(), "{}", plugin.readiness.status().1);
+                assert!(plugin.readiness.status().1.contains("another instance serves"));
+                if old_one_ends {
+                    drop(old);
+                    tokio::time::sleep(TRIED_EVERY).await;
+                    assert!(soon(|| plugin.is_registered()).await, "claims must be unprepared");
+                } else {
+                    plugin.readiness.set(missing, Ok(()));
+                    tokio::time::sleep(TRIED_EVERY).await;
+                    assert!(soon(|| plugin.is_registered()).await, "it can prepare claims");
+                }
+                plugin.end().await;
             }
-            plugin.end().await;
         }
     }
 
