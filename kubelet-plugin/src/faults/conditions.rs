@@ -13,8 +13,12 @@
 //! Every end needs whole readings: a question that fails, or a time without readings, begins the wait anew. Where a driver
 //! cannot say what it asks for, an XID that counts lasts until the next boot: nothing else says that the GPU is well.
 //!
+//! A fault that the other instance of a rolling update ended ends here too, unless this instance saw it within the time
+//! for which it must be gone: else each would write back what the other one removed, for ever.
+//!
 //! [`Kept`] survives a restart: the faults, and the last count of errors, so that old errors are not taken for new ones.
 
+use super::kept::Ended;
 use super::{Asked, Reading};
 use crate::inventory::{Fault, Faults, Reason};
 use serde::{Deserialize, Serialize};
@@ -51,6 +55,8 @@ struct Open {
     fault: Fault,
     /// Since when each reading says that it is over.
     well_since: Option<Instant>,
+    /// When this instance saw it last; None: only another one, or a former one, did.
+    seen: Option<Instant>,
 }
 
 /// The state that survives a restart, by the GPU's UUID.
@@ -109,7 +115,19 @@ impl Conditions {
                 gpu.open.entry(fault.reason).or_insert(Open {
                     fault,
                     well_since: None,
+                    seen: None,
                 });
+            }
+        }
+    }
+
+    /// Ends the faults that another instance ended, except those that this one saw since.
+    pub fn end(&mut self, ended: &Ended, now: Instant) {
+        for (uuid, reason) in ended {
+            if let Some(gpu) = self.gpus.get_mut(uuid)
+                && gpu.open.get(reason).is_some_and(|open| !open.was_seen(now))
+            {
+                gpu.open.remove(reason);
             }
         }
     }
@@ -179,10 +197,14 @@ impl Gpu {
             Said::Present { value, counts } => {
                 let fault = Fault { reason, value, counts };
                 match self.open.get_mut(&reason) {
-                    Some(open) => open.renew(fault),
+                    Some(open) => open.renew(fault, now),
                     None => {
-                        let well_since = None;
-                        self.open.insert(reason, Open { fault, well_since });
+                        let open = Open {
+                            fault,
+                            well_since: None,
+                            seen: Some(now),
+                        };
+                        self.open.insert(reason, open);
                     }
                 }
             }
@@ -205,8 +227,9 @@ impl Gpu {
 impl Open {
     /// It was seen again. An event keeps its first value, so that its taint keeps its age; a flag has the newest one. What
     /// counts is not replaced by what does not.
-    fn renew(&mut self, again: Fault) {
+    fn renew(&mut self, again: Fault, now: Instant) {
         self.well_since = None;
+        self.seen = Some(now);
         let is_flag = matches!(again.reason, Reason::Remap | Reason::Recovery);
         if again.counts && !self.fault.counts || is_flag && again.counts == self.fault.counts {
             self.fault = again;
@@ -214,12 +237,22 @@ impl Open {
     }
 
     fn is_over(&mut self, now: Instant) -> bool {
-        let lasts = match self.fault.reason {
+        let since = *self.well_since.get_or_insert(now);
+        now.saturating_duration_since(since) >= self.lasts()
+    }
+
+    /// Returns true if this instance saw it within the time for which it must be gone.
+    fn was_seen(&self, now: Instant) -> bool {
+        self.seen
+            .is_some_and(|seen| now.saturating_duration_since(seen) < self.lasts())
+    }
+
+    /// For how long it must be gone before it ends.
+    fn lasts(&self) -> Duration {
+        match self.fault.reason {
             Reason::Xid if !self.fault.counts => IGNORED_FOR,
             _ => RECOVERED_AFTER,
-        };
-        let since = *self.well_since.get_or_insert(now);
-        now.saturating_duration_since(since) >= lasts
+        }
     }
 }
 

@@ -4,12 +4,15 @@
 //! must not need the API server.
 //!
 //! How it fails: a file that is missing, damaged or of another boot counts for nothing, and is written again at the next
-//! look. One that the other instance of a rolling update wrote is read at the next look. A file that cannot be written is
-//! logged once.
+//! look. One that the other instance of a rolling update wrote is read at the next look: faults that are new in it begin
+//! here, and those that it had before have ended. A file that is gone or damaged ends none. A file that cannot be written
+//! is logged once.
 
-use super::conditions::Kept;
+use super::conditions::{Kept, KeptGpu};
 use crate::files;
+use crate::inventory::Reason;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::io;
 use std::path::PathBuf;
 
@@ -31,6 +34,16 @@ struct Place {
     /// Why it could not be written.
     failure: Option<String>,
 }
+
+/// What another instance wrote into a file.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Written {
+    pub kept: Kept,
+    pub ended: Ended,
+}
+
+/// Faults that a file had before, by the GPU's UUID and reason.
+pub(super) type Ended = BTreeSet<(String, Reason)>;
 
 #[derive(Serialize, Deserialize)]
 struct Record {
@@ -56,21 +69,24 @@ impl Files {
     }
 
     /// Returns what was written by others since the last look.
-    pub fn changed(&mut self) -> Vec<Kept> {
+    pub fn changed(&mut self) -> Vec<Written> {
         let boot = &self.boot;
         let read = |place: &mut Place| {
             let content = files::read_bounded(&place.path, MAX_SIZE).ok();
-            let is_new = content.is_some() && content != place.content;
-            place.content = content;
-            let new = place.content.as_deref().filter(|_| is_new)?;
-            match serde_json::from_slice::<Record>(new) {
-                Ok(record) if record.boot == *boot => Some(record.gpus.valid()),
-                Ok(_) => None,
+            if content == place.content {
+                return None;
+            }
+            let before = std::mem::replace(&mut place.content, content);
+            let kept = match place.content.as_deref().map(|new| parse(new, boot))? {
+                Ok(kept) => kept?,
                 Err(error) => {
                     tracing::warn!("{} is damaged and is written anew: {error}", place.path.display());
-                    None
+                    return None;
                 }
-            }
+            };
+            let before = before.and_then(|before| parse(&before, boot).ok().flatten());
+            let ended = before.unwrap_or_default().lacks(&kept);
+            Some(Written { kept, ended })
         };
         self.places.iter_mut().filter_map(read).collect()
     }
@@ -108,9 +124,26 @@ impl Files {
     }
 }
 
+/// The faults in a file; None if they are of another boot.
+fn parse(content: &[u8], boot: &str) -> serde_json::Result<Option<Kept>> {
+    let record: Record = serde_json::from_slice(content)?;
+    Ok((record.boot == boot).then(|| record.gpus.valid()))
+}
+
 // === impl Kept ===
 
 impl Kept {
+    /// The faults that `after` does not have any more.
+    fn lacks(&self, after: &Self) -> Ended {
+        let all = |kept: &Self| -> Ended {
+            let of = |(uuid, gpu): (&String, &KeptGpu)| -> Vec<_> {
+                gpu.faults.iter().map(|fault| (uuid.clone(), fault.reason)).collect()
+            };
+            kept.0.iter().flat_map(of).collect()
+        };
+        &all(self) - &all(after)
+    }
+
     /// Without faults that no taint could have.
     fn valid(mut self) -> Self {
         let is_label = |value: &str| {
@@ -129,7 +162,6 @@ impl Kept {
 
 #[cfg(test)]
 mod tests {
-    use super::super::conditions::KeptGpu;
     use super::*;
     use crate::inventory::{Fault, Reason};
     use std::collections::BTreeMap;
@@ -152,6 +184,11 @@ mod tests {
         Files::new(boot.into(), folder.join("disk"), folder.join("run"))
     }
 
+    /// What `files` has that others wrote.
+    fn found(files: &mut Files) -> Vec<Kept> {
+        files.changed().into_iter().map(|written| written.kept).collect()
+    }
+
     #[test]
     fn either_file_may_vanish_or_be_damaged_and_is_written_again() {
         let folder = tempfile::tempdir().expect("a folder");
@@ -164,10 +201,10 @@ mod tests {
                     None => std::fs::remove_file(&path).expect("removed"),
                     Some(bytes) => std::fs::write(&path, bytes).expect("written"),
                 }
-                assert_eq!(open(folder.path(), "b").changed(), [kept("79")], "{name} {damage:?}");
+                assert_eq!(found(&mut open(folder.path(), "b")), [kept("79")], "{name} {damage:?}");
                 assert_eq!(files.changed(), [], "damage is nothing new");
                 files.write(&kept("79"));
-                assert_eq!(open(folder.path(), "b").changed(), [kept("79"), kept("79")]);
+                assert_eq!(found(&mut open(folder.path(), "b")), [kept("79"), kept("79")]);
             }
         }
         assert_eq!(open(folder.path(), "another boot").changed(), []);
@@ -179,10 +216,38 @@ mod tests {
         let (mut one, mut other) = (open(folder.path(), "b"), open(folder.path(), "b"));
         one.write(&kept("79"));
         assert_eq!(one.changed(), [], "its own");
-        assert_eq!(other.changed(), [kept("79"), kept("79")]);
+        assert_eq!(found(&mut other), [kept("79"), kept("79")]);
         assert_eq!(other.changed(), []);
         other.write(&kept("48"));
-        assert_eq!(one.changed(), [kept("48"), kept("48")]);
+        assert_eq!(found(&mut one), [kept("48"), kept("48")]);
+    }
+
+    #[test]
+    fn a_fault_that_the_other_instance_ended_is_told_and_a_file_that_is_gone_ends_none() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (mut one, mut other) = (open(folder.path(), "b"), open(folder.path(), "b"));
+        one.write(&kept("79"));
+        other.write(&kept("79"));
+        assert_eq!(one.changed(), [], "the same again");
+        other.write(&Kept::default());
+        let told = one.changed();
+        let xid = Ended::from([("GPU-0".to_owned(), Reason::Xid)]);
+        assert!(
+            told.len() == 2 && told.iter().all(|written| written.ended == xid),
+            "{told:?}"
+        );
+        one.write(&kept("79"));
+        for name in ["disk", "run"] {
+            std::fs::remove_file(folder.path().join(name)).expect("removed");
+        }
+        assert_eq!(one.changed(), []);
+        other.write(&Kept::default());
+        found(&mut other);
+        other.write(&Kept::default());
+        assert!(
+            one.changed().iter().all(|written| written.ended.is_empty()),
+            "nothing is known of what it had"
+        );
     }
 
     #[test]
@@ -190,7 +255,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         for value in ["", "-1", "a b", "ü", &"7".repeat(64)] {
             open(folder.path(), "b").write(&kept(value));
-            let read = open(folder.path(), "b").changed();
+            let read = found(&mut open(folder.path(), "b"));
             assert!(read.iter().all(|kept| kept.0["GPU-0"].faults.is_empty()), "{value}");
         }
         let mut nowhere = open(&folder.path().join("none"), "b");

@@ -12,7 +12,8 @@
 //!   that a child had not passed on when it died, are lost; what they broke is still seen by counters, flags and what the
 //!   driver asks for.
 //! - Several XIDs at once: NVML may name the last one for all. The rest is seen as above.
-//! - Two instances during a rolling update: each adds what the other wrote, so a fault that one saw is not lost.
+//! - Two instances during a rolling update: each adds what the other wrote, so a fault that one saw is not lost, and ends
+//!   what the other one ended, unless it saw it just now.
 //! - A reboot: faults of another boot are forgotten, and what lasts is read again.
 //! - Neither file can be written: it is logged, and a restart forgets the XIDs.
 //! - A tenant's programs cause XIDs as often as they like: those that do not count last five minutes, so that a slice is

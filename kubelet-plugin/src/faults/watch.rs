@@ -61,8 +61,8 @@ impl<R: Readings> Watcher<R> {
     /// Has the faults of before the restart.
     #[must_use]
     pub fn new(readings: R, mut conditions: Conditions, mut files: Files) -> Self {
-        for kept in files.changed() {
-            conditions.add(&kept);
+        for written in files.changed() {
+            conditions.add(&written.kept);
         }
         Self {
             readings,
@@ -80,10 +80,12 @@ impl<R: Readings> Watcher<R> {
     /// `now` is asked once the driver has answered.
     fn look(&mut self, now: impl FnOnce() -> Instant) -> Look {
         let answer = self.readings.readings();
-        for kept in self.files.changed() {
-            self.conditions.add(&kept);
+        let now = now();
+        for written in self.files.changed() {
+            self.conditions.end(&written.ended, now);
+            self.conditions.add(&written.kept);
         }
-        self.conditions.apply(answer.as_deref().map_err(String::as_str), now());
+        self.conditions.apply(answer.as_deref().map_err(String::as_str), now);
         self.files.write(&self.conditions.kept());
         let mut has_lost_one = false;
         match answer {
@@ -201,6 +203,58 @@ mod tests {
         assert_eq!(look(Ok(recovery)).faults["GPU-0"].len(), 2);
         sender.send(Err("hangs".into())).expect("heard");
         assert_eq!(second.look(Instant::now).faults["GPU-0"].len(), 2);
+    }
+
+    /// Looks of one instance, each of which finds nothing wrong or those XIDs.
+    fn look_at(instance: &mut (Sender, Watcher<Answers>), xids: &[u64], now: Instant) -> Faults {
+        instance.0.send(Ok(reading(xids, false))).expect("heard");
+        instance.1.look(|| now).faults
+    }
+
+    #[test]
+    fn two_instances_agree_that_a_fault_has_ended() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (mut one, mut other) = (watcher(folder.path()), watcher(folder.path()));
+        let start = Instant::now();
+        look_at(&mut one, &[79], start);
+        // The other one has only read of it, looks a second later each time, and got no answer once: it would wait longer.
+        let later = Duration::from_secs(1);
+        for look in 1..=40 {
+            let now = start + look * READ_EVERY;
+            let of_one = look_at(&mut one, &[], now);
+            let of_other = match look {
+                4 => {
+                    other.0.send(Err("hangs".into())).expect("heard");
+                    other.1.look(|| now + later).faults
+                }
+                _ => look_at(&mut other, &[], now + later),
+            };
+            let expected = if look < 8 { (1, 1) } else { (0, 0) };
+            assert_eq!((of_one.len(), of_other.len()), expected, "look {look}");
+        }
+        assert_eq!(
+            watcher(folder.path()).1.faults(),
+            Faults::new(),
+            "and one that starts now"
+        );
+    }
+
+    #[test]
+    fn what_this_instance_saw_lately_is_not_ended_by_another_one() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (mut one, mut other) = (watcher(folder.path()), watcher(folder.path()));
+        let start = Instant::now();
+        look_at(&mut one, &[79], start);
+        for look in 1..=8 {
+            let now = start + look * READ_EVERY;
+            let seen: &[u64] = if look == 7 { &[79] } else { &[] };
+            look_at(&mut other, seen, now);
+            // At last it finds that the fault is over: it has not heard of the second XID.
+            look_at(&mut one, &[], now);
+        }
+        let now = start + 9 * READ_EVERY;
+        assert_eq!(look_at(&mut other, &[], now)["GPU-0"][0].value, "79");
+        assert_eq!(look_at(&mut one, &[], now)["GPU-0"][0].value, "79", "written back");
     }
 
     #[tokio::test(start_paused = true)]
