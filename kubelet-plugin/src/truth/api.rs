@@ -22,7 +22,7 @@ pub enum Applied {
     Kept,
     /// The API server does not keep this field: its gate DRAResourceClaimDeviceStatus is off.
     Dropped,
-    /// There is no such claim any more, or it is not allocated any more.
+    /// There is no such claim any more, or it does not have the allocation that the devices are of.
     Gone,
 }
 
@@ -73,13 +73,20 @@ impl Statuses for Cluster {
                     Applied::Dropped
                 })
             }
-            // Gone; of another UID; without the allocation that the devices are of.
-            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409 | 422) => {
-                tracing::debug!("no device status for {id}: {}", status.message);
-                Ok(Applied::Gone)
-            }
-            Err(error) => Err(error.into()),
+            Err(error) => refused(id, error.into()),
         }
+    }
+}
+
+/// Tells a claim that cannot have the status from a request that is to be made again. A conflict is one of the latter:
+/// somebody else wrote, or the name has another UID now, and reading the claim anew tells which.
+fn refused(id: &ClaimId, error: Error) -> Result<Applied, Error> {
+    match error {
+        Error::NotFound(why) | Error::Invalid(why) => {
+            tracing::debug!("no device status for {id}: {why}");
+            Ok(Applied::Gone)
+        }
+        error => Err(error),
     }
 }
 
@@ -267,6 +274,24 @@ mod tests {
             ("side", "5", "shared"),
         ];
         assert_eq!(found, expected.map(|(name, id, claims)| (name, id, claims.to_owned())));
+    }
+
+    #[test]
+    fn a_conflict_is_tried_again_and_a_claim_that_is_gone_is_not() {
+        let id = ClaimId {
+            namespace: "d".into(),
+            name: "c".into(),
+            uid: "u".into(),
+        };
+        let answer = |code: u16| {
+            let status = kube::core::Status {
+                code,
+                ..kube::core::Status::default()
+            };
+            refused(&id, kube::Error::Api(Box::new(status)).into())
+        };
+        assert_eq!([404, 422].map(answer), [Ok(Applied::Gone), Ok(Applied::Gone)]);
+        assert!([409, 403, 500].map(answer).iter().all(Result::is_err));
     }
 
     #[test]

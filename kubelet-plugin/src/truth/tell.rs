@@ -1,10 +1,11 @@
 //! Tells the API server what was observed: device status of claims, and events.
 //!
 //! How it fails:
-//! - The API server is down: what is to be said is kept, and asked for again after a while that grows to five minutes.
+//! - The API server is down, or refuses to write one claim: that claim is tried again after a while that grows to five
+//!   minutes. The others are written meanwhile.
 //! - It does not keep `status.devices`: said once in the log, and no claim is written any more.
 //! - The claim is gone, or was deallocated, or another one has its name: nothing is written, until the node prepares it
-//!   again.
+//!   again with other shares.
 //! - Two instances: each writes a change that it found itself. Their words are the same, and times are read before the
 //!   first write, so they do not write in turns.
 
@@ -21,12 +22,14 @@ use crate::share::{ClaimId, ShareKey};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::AllocatedDeviceStatus;
 use k8s_openapi::jiff::Timestamp;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, btree_map};
 use std::time::{Duration, Instant};
 
 const EVERY: Duration = Duration::from_secs(1);
 const FIRST_PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+/// How many claims in one round may fail. With an API server that is down each request may take as long as a connection.
+const FAILURES: usize = 3;
 const MIB: u64 = 1 << 20;
 
 /// Tells for ever.
@@ -60,20 +63,30 @@ pub(super) async fn list_pods<A: Pods>(api: &A, truth: &Truth) {
 /// Writes device status.
 #[derive(Default)]
 pub(super) struct Writer {
-    /// What each claim has, by UID. None: it cannot have any.
-    known: BTreeMap<String, Option<Vec<AllocatedDeviceStatus>>>,
+    /// By UID.
+    known: BTreeMap<String, Known>,
     /// The API server does not keep the field.
     dropped: bool,
-    pause: Option<(Instant, Duration)>,
+    /// Claims whose last request failed, by UID: when, and for how long they are left alone.
+    pauses: BTreeMap<String, (Instant, Duration)>,
 }
+
+/// What a claim has, while it has these shares.
+struct Known {
+    shares: ShareIds,
+    /// None: it cannot have any.
+    devices: Option<Vec<AllocatedDeviceStatus>>,
+}
+
+/// Device and share ID of each share: another allocation of the claim has others.
+type ShareIds = Vec<(String, Option<String>)>;
 
 // === impl Writer ===
 
 impl Writer {
     /// Writes what changed.
     pub(super) async fn write<A: Statuses>(&mut self, node: &SharedNode, api: &A, truth: &Truth) {
-        let is_paused = self.pause.is_some_and(|(since, pause)| since.elapsed() < pause);
-        if self.dropped || is_paused {
+        if self.dropped {
             return;
         }
         let read = node.read(|node| {
@@ -88,16 +101,27 @@ impl Writer {
         });
         let Ok((pool, entries)) = read.await else { return };
         let findings = truth.lock().findings.clone();
-        self.known.retain(|uid, _| entries.contains_key(uid));
+        self.known
+            .retain(|uid, known| entries.get(uid).is_some_and(|entry| share_ids(entry) == known.shares));
+        self.pauses.retain(|uid, _| entries.contains_key(uid));
+        let mut failures = 0;
         for (uid, entry) in &entries {
+            let paused = self.pauses.get(uid).copied();
+            if paused.is_some_and(|(since, pause)| since.elapsed() < pause) {
+                continue;
+            }
             match self.write_one(api, &pool, uid, entry, &findings).await {
-                Ok(()) => self.pause = None,
+                Ok(()) => drop(self.pauses.remove(uid)),
                 Err(error) => {
-                    let before = self.pause.map(|(_, pause)| pause * 2);
-                    let pause = before.unwrap_or(FIRST_PAUSE).min(LONGEST_PAUSE);
+                    let pause = paused.map_or(FIRST_PAUSE, |(_, pause)| pause * 2).min(LONGEST_PAUSE);
                     tracing::warn!(%error, "cannot write the device status of {}; trying again in {} s", entry.id(uid), pause.as_secs());
-                    self.pause = Some((Instant::now(), pause));
-                    return;
+                    self.pauses.insert(uid.clone(), (Instant::now(), pause));
+                    // What it has may be another thing now.
+                    self.known.remove(uid);
+                    failures += 1;
+                    if failures == FAILURES {
+                        return;
+                    }
                 }
             }
             if self.dropped {
@@ -110,10 +134,10 @@ impl Writer {
         }
     }
 
-    /// Ends a pause.
+    /// Ends the pauses.
     #[cfg(test)]
     pub(super) fn wake(&mut self) {
-        self.pause = None;
+        self.pauses.clear();
     }
 
     async fn write_one<A: Statuses>(
@@ -125,25 +149,35 @@ impl Writer {
         findings: &Findings,
     ) -> Result<(), crate::api::Error> {
         let id = entry.id(uid);
-        if !self.known.contains_key(uid) {
+        let known = match self.known.entry(uid.to_owned()) {
+            btree_map::Entry::Occupied(known) => known.into_mut(),
             // A former instance may have said it already.
-            let known = api.devices(&id).await?;
-            self.known.insert(uid.to_owned(), known);
-        }
-        let Some(Some(known)) = self.known.get(uid) else {
+            btree_map::Entry::Vacant(unknown) => unknown.insert(Known {
+                shares: share_ids(entry),
+                devices: api.devices(&id).await?,
+            }),
+        };
+        let Some(before) = &known.devices else {
             return Ok(());
         };
-        let wanted = devices(pool, uid, entry, findings, known, Timestamp::now());
-        if same(&wanted, known) {
+        let wanted = devices(pool, uid, entry, findings, before, Timestamp::now());
+        if same(&wanted, before) {
             return Ok(());
         }
         match api.apply(&id, &wanted).await? {
-            Applied::Kept => drop(self.known.insert(uid.to_owned(), Some(wanted))),
-            Applied::Gone => drop(self.known.insert(uid.to_owned(), None)),
+            Applied::Kept => known.devices = Some(wanted),
+            Applied::Gone => known.devices = None,
             Applied::Dropped => self.dropped = true,
         }
         Ok(())
     }
+}
+
+fn share_ids(entry: &Entry) -> ShareIds {
+    let shares = entry.shares.iter().map(|held| &held.share);
+    shares
+        .map(|share| (share.device.clone(), share.share_id.clone()))
+        .collect()
 }
 
 /// The API server keeps their order by key, not ours.

@@ -326,6 +326,10 @@ struct FakeState {
     fails: bool,
     drops: bool,
     gone: bool,
+    /// Refuses to write this claim.
+    refuses: Option<&'static str>,
+    /// Says of this claim at a write that it does not have that allocation.
+    deallocated: Option<&'static str>,
     pods: Vec<Pod>,
     events: Vec<(String, &'static str, String)>,
 }
@@ -348,6 +352,12 @@ impl Statuses for FakeApi {
         }
         if state.drops {
             return Ok(Applied::Dropped);
+        }
+        if state.refuses == Some(id.uid.as_str()) {
+            return Err(Error::Conflict("try again".into()));
+        }
+        if state.deallocated == Some(id.uid.as_str()) {
+            return Ok(Applied::Gone);
         }
         // As a real one, which keeps JSON.
         let text = serde_json::to_string(devices).expect("JSON");
@@ -449,11 +459,49 @@ async fn an_api_server_that_is_down_is_asked_later_and_later() {
     for _ in 0..5 {
         writer.write(&scene.node, &api, &scene.truth).await;
     }
-    assert_eq!(api.counts(), (1, 0), "paused after the first failure");
+    assert_eq!(api.counts(), (2, 0), "each claim is paused after its first failure");
     api.0.lock().expect("lock").fails = false;
     writer.wake();
     writer.write(&scene.node, &api, &scene.truth).await;
-    assert_eq!(api.counts(), (3, 2));
+    assert_eq!(api.counts(), (4, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_is_refused_is_tried_again_and_keeps_no_other_one_waiting() {
+    let scene = Scene::new();
+    let (api, mut writer) = (FakeApi::default(), Writer::default());
+    api.0.lock().expect("lock").refuses = Some("u1");
+    for _ in 0..3 {
+        writer.write(&scene.node, &api, &scene.truth).await;
+    }
+    assert_eq!(api.condition("u2", "Prepared").as_deref(), Some("True Prepared"));
+    assert_eq!(api.counts(), (2, 2), "once, until its pause ends");
+    api.0.lock().expect("lock").refuses = None;
+    writer.wake();
+    writer.write(&scene.node, &api, &scene.truth).await;
+    assert_eq!(api.condition("u1", "Prepared").as_deref(), Some("True Prepared"));
+    assert_eq!(api.counts(), (3, 3), "and read again");
+}
+
+#[tokio::test]
+async fn a_claim_that_was_deallocated_is_written_again_once_it_has_other_shares() {
+    let scene = Scene::new();
+    let (api, mut writer) = (FakeApi::default(), Writer::default());
+    api.0.lock().expect("lock").deallocated = Some("u1");
+    for _ in 0..3 {
+        writer.write(&scene.node, &api, &scene.truth).await;
+    }
+    assert_eq!((api.counts(), api.condition("u1", "Prepared")), ((2, 2), None));
+    api.0.lock().expect("lock").deallocated = None;
+    {
+        let mut node = scene.node.lock();
+        let locked = node.locked();
+        assert!(node.unprepare(&locked, &["u1"]).remove(0).is_ok());
+        let again = claim("u1", &[("s3", 20, 25)]);
+        assert!(node.prepare(&locked, &[again]).remove(0).is_ok());
+    }
+    writer.write(&scene.node, &api, &scene.truth).await;
+    assert_eq!(api.condition("u1", "Prepared").as_deref(), Some("True Prepared"));
 }
 
 #[tokio::test]
