@@ -1,7 +1,8 @@
 //! Compares every 4 s what the driver says with limits, ledgers and mounts, and keeps what is settled.
 //!
 //! How it fails: a driver that hangs is not asked again before it has answered; meanwhile memory is not known, and mounts
-//! are. A reading of /proc that takes long makes the next one later, so that it never takes more than a fiftieth of a core.
+//! are. A reading of /proc that takes long makes the next one later, so that it takes no more than a fiftieth of a core, but
+//! no later than after 10 s: a machine under load must not hide a breach.
 //! After a restart nothing is known until it was seen again.
 
 use super::cgroup::Container;
@@ -25,6 +26,8 @@ use vgpu_abi::arbitration::entry_flags;
 pub(super) const EVERY: Duration = Duration::from_secs(4);
 /// A reading may take one part in so many of the time.
 const PART: u32 = 50;
+/// The longest time between two readings.
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// How often in a row something is found before it counts.
 const BREACHES: u32 = 2;
 const FINE: u32 = 3;
@@ -210,8 +213,14 @@ pub async fn run<G: GpuProcesses>(observer: Observer<G>) {
             settling
         });
         settling = work.await.unwrap_or_default();
-        pause = EVERY.max(started.elapsed().saturating_sub(EVERY / 2) * PART);
+        pause = pause_after(started.elapsed());
     }
+}
+
+/// How long to wait after a reading that took so long. The driver alone may take half of `EVERY`, without work of ours.
+fn pause_after(took: Duration) -> Duration {
+    let pause = took.saturating_sub(EVERY / 2).saturating_mul(PART);
+    pause.clamp(EVERY, LONGEST_PAUSE)
 }
 
 /// What one comparison compares.
@@ -483,4 +492,16 @@ fn question(state: &mut State, claims: &[Claim], seen: &Seen) {
 /// A container that the API server does not name is asked about again later and later: it may be a sandbox.
 fn wait(times: u32) -> Duration {
     Duration::from_secs(5 << times.min(7))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_reading_delays_the_next_one_by_ten_seconds_at_most() {
+        let pauses = [0, 2_000, 2_100, 2_150, 2_500, 60_000].map(|ms| pause_after(Duration::from_millis(ms)));
+        let expected = [4_000, 4_000, 5_000, 7_500, 10_000, 10_000].map(Duration::from_millis);
+        assert_eq!(pauses, expected);
+    }
 }
