@@ -4,7 +4,7 @@
 //! error. Only values that the machine does not have (PCI root, NUMA node) are left out. All values are
 //! scalars and integers: lists and fractional ranges depend on feature gates that are off by default.
 
-use crate::inventory::{Gpu, Inventory, MONITOR_SUFFIX};
+use crate::inventory::{Ailment, Gpu, Inventory, MONITOR_SUFFIX};
 use k8s_openapi::api::resource::v1::{
     CapacityRequestPolicy, CapacityRequestPolicyRange, Device, DeviceAttribute, DeviceCapacity, DeviceTaint,
 };
@@ -42,6 +42,20 @@ pub fn slices(inventory: &Inventory, shares: u32) -> Vec<Vec<Device>> {
         })
         .collect();
     devices.chunks(MAX_DEVICES).map(<[Device]>::to_vec).collect()
+}
+
+/// Adds the taint of a driver that does not answer to published devices, as far as they lack it.
+#[must_use]
+pub fn silenced(mut slices: Vec<Vec<Device>>) -> Vec<Vec<Device>> {
+    let silent = taint(Ailment::Silent(String::new()).name(), None, "NoSchedule");
+    let shared = |device: &&mut Device| device.allow_multiple_allocations == Some(true);
+    for device in slices.iter_mut().flatten().filter(shared) {
+        let taints = device.taints.get_or_insert_default();
+        if !taints.iter().any(|taint| taint.key == silent.key) {
+            taints.push(silent.clone());
+        }
+    }
+    slices
 }
 
 /// Removes the devices that need consumable capacity. An API server without it would drop the fields that

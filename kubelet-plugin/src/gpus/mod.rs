@@ -82,6 +82,7 @@ pub async fn run<G: Gpus>(
             match measurer.measure(&list.gpus).await {
                 Some(sizes) => set(&outputs.node, |node| node.set_contexts(sizes)).await,
                 None if scans.last.is_none() => {
+                    want(&outputs, Wanted::Silent);
                     tokio::time::sleep(SCAN_EVERY).await;
                     continue;
                 }
@@ -189,14 +190,16 @@ impl Scans {
                         SCAN_EVERY.as_secs()
                     );
                 }
-                outputs.wanted.send_if_modified(|wanted| {
-                    let changed = *wanted != Wanted::NoDriver;
-                    *wanted = Wanted::NoDriver;
-                    changed
-                });
+                want(outputs, Wanted::NoDriver);
                 return;
             }
-            Err(failure) => Some(failure.clone().reason()),
+            Err(failure) => {
+                // What was listed is published with the taint of each GPU.
+                if !self.has_listed {
+                    want(outputs, Wanted::Silent);
+                }
+                Some(failure.clone().reason())
+            }
             Ok(list) => list.why_empty().map(|why| why.to_string()),
         };
         match reason {
@@ -231,13 +234,16 @@ impl Scans {
         let devices = slices(&inventory, config.shares);
         // First the node: from now on it refuses new claims on GPUs that ail.
         set(&outputs.node, |node| node.set_inventory(Ok(inventory))).await;
-        outputs.wanted.send_if_modified(|wanted| {
-            let devices = Wanted::Slices(devices);
-            let changed = *wanted != devices;
-            *wanted = devices;
-            changed
-        });
+        want(outputs, Wanted::Slices(devices));
     }
+}
+
+fn want(outputs: &ScanOutputs, new: Wanted) {
+    outputs.wanted.send_if_modified(|wanted| {
+        let changed = *wanted != new;
+        *wanted = new;
+        changed
+    });
 }
 
 #[cfg(test)]
@@ -317,7 +323,7 @@ mod tests {
         let (config, mut scans) = (rig.config(), Scans::new(Vec::new()));
         scans.apply(silent("does not load"), &config, &outputs).await;
         assert!(!outputs.readiness.status().0 && outputs.readiness.status().1.contains("does not load"));
-        assert!(*published.borrow() == Wanted::Unknown && health.borrow().devices.is_empty());
+        assert!(*published.borrow() == Wanted::Silent && health.borrow().devices.is_empty());
         scans.apply(Ok(list(&[gpu(0)])), &config, &outputs).await;
         assert!(outputs.readiness.status().0);
         let well = slices(&Inventory::new(vec![gpu(0)]), config.shares);

@@ -12,6 +12,10 @@
 //! A slice is owned by its Node object and deleted with it. Before slices are created the Node's UID is read
 //! again: a node that was deleted and registered anew has another one.
 //!
+//! While the driver has not answered since the start, it is not known which GPUs there are. What is published stays, with
+//! the taint of a driver that does not answer: without it, pods would be scheduled to a node that refuses to prepare their
+//! claims. kubelet may have deleted the slices; then nothing is published.
+//!
 //! An API server without consumable capacity drops the fields that make a GPU shareable, and the scheduler
 //! would then allocate it whole. A dry run detects this before anything is stored. Such a server gets the
 //! monitor devices only, until the next dry run. One that refuses taints with the effect None gets none of those.
@@ -23,7 +27,7 @@ pub mod taints;
 use crate::api::{Error, Slices};
 use crate::metrics::Metrics;
 use crate::ready::Readiness;
-use crate::slice::{has_information, keeps_capacity, without_information, without_shared};
+use crate::slice::{has_information, keeps_capacity, silenced, without_information, without_shared};
 use futures::{Stream, StreamExt as _};
 use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use kube::runtime::watcher;
@@ -47,13 +51,15 @@ const ASK_AGAIN: Duration = Duration::from_secs(300);
 /// The devices to publish.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Wanted {
-    /// The GPUs were not scanned yet, or kubelet does not reach this instance. Existing slices stay.
+    /// The GPUs were not scanned yet, or kubelet does not reach this instance. Existing slices stay as they are.
     #[default]
     Unknown,
     /// Another instance on this node publishes.
     ByAnother,
-    /// The node has no driver. Existing slices stay, because a driver that is being replaced comes back.
+    /// The node has no driver. Existing slices stay, with a taint, because a driver that is being replaced comes back.
     NoDriver,
+    /// The driver has not answered yet. Existing slices stay, with a taint.
+    Silent,
     /// The devices of each slice.
     Slices(Vec<Vec<Device>>),
 }
@@ -121,6 +127,21 @@ impl Publisher {
     #[must_use]
     pub fn synced(&self) -> bool {
         self.synced
+    }
+
+    /// Returns the devices of each slice that there should be. None: the slices stay as they are.
+    fn devices(&self, owner: &Owner, wanted: &Wanted) -> Option<Vec<Vec<Device>>> {
+        if !self.synced {
+            return None;
+        }
+        match wanted {
+            Wanted::Unknown | Wanted::ByAnother => None,
+            Wanted::NoDriver | Wanted::Silent => {
+                let existing: Vec<_> = self.existing.values().cloned().collect();
+                plan::used_devices(owner, &existing).map(silenced)
+            }
+            Wanted::Slices(devices) => Some(devices.clone()),
+        }
     }
 
     /// Writes what differs from `wanted`. After an error the caller retries.
@@ -289,22 +310,19 @@ pub async fn run<S: Slices>(
             }
         }
         let now = wanted.borrow_and_update().clone();
-        let devices = match now {
-            Wanted::Slices(devices) if publisher.synced() => devices,
-            idle => {
-                let nothing_to_do = match idle {
-                    Wanted::NoDriver => Some("no driver on this node, so no GPU to publish"),
-                    Wanted::ByAnother => Some("another instance of the plugin publishes, until it ends"),
-                    Wanted::Unknown | Wanted::Slices(_) => None,
-                };
-                if let Some(why) = nothing_to_do.filter(|_| publisher.synced()) {
-                    readiness.idle(PART, why.into());
-                }
-                // Nothing to retry; an expired `wake` would make the loop spin.
-                failures = 0;
-                wake = Instant::now() + ASK_AGAIN;
-                continue;
+        let Some(devices) = publisher.devices(&owner, &now) else {
+            let nothing_to_do = match now {
+                Wanted::NoDriver => Some("no driver on this node, so no GPU to publish"),
+                Wanted::ByAnother => Some("another instance of the plugin publishes, until it ends"),
+                Wanted::Unknown | Wanted::Silent | Wanted::Slices(_) => None,
+            };
+            if let Some(why) = nothing_to_do.filter(|_| publisher.synced()) {
+                readiness.idle(PART, why.into());
             }
+            // Nothing to retry; an expired `wake` would make the loop spin.
+            failures = 0;
+            wake = Instant::now() + ASK_AGAIN;
+            continue;
         };
         // While the server refuses writes, events alone do not cause more attempts.
         if failures > 0 && Instant::now() < wake {

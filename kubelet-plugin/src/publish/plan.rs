@@ -107,10 +107,30 @@ pub fn plan(owner: &Owner, wanted: &[Vec<Device>], existing: &[ResourceSlice], s
 /// The devices of the pool's newest generation.
 #[must_use]
 pub fn current_devices(owner: &Owner, existing: &[ResourceSlice]) -> Vec<Device> {
+    current(owner, existing)
+        .into_iter()
+        .flat_map(devices)
+        .cloned()
+        .collect()
+}
+
+/// The devices of each slice that the scheduler uses. None: it uses none, because there is none or one is missing.
+#[must_use]
+pub fn used_devices(owner: &Owner, existing: &[ResourceSlice]) -> Option<Vec<Vec<Device>>> {
+    let current = current(owner, existing);
+    let count = current.len() as i64;
+    let is_whole = |slice: &&ResourceSlice| slice.spec.pool.resource_slice_count == count;
+    let used = count > 0 && current.iter().all(is_whole);
+    used.then(|| current.into_iter().map(|slice| devices(slice).to_vec()).collect())
+}
+
+/// The slices of the pool's newest generation.
+fn current<'a>(owner: &Owner, existing: &'a [ResourceSlice]) -> Vec<&'a ResourceSlice> {
     let ours = || existing.iter().filter(|slice| slice.spec.pool.name == owner.pool);
     let newest = ours().map(|slice| slice.spec.pool.generation).max();
-    let current = ours().filter(|slice| Some(slice.spec.pool.generation) == newest);
-    current.flat_map(devices).cloned().collect()
+    ours()
+        .filter(|slice| Some(slice.spec.pool.generation) == newest)
+        .collect()
 }
 
 /// Records the devices that the API server stored for `sent`.

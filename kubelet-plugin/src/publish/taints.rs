@@ -99,6 +99,10 @@ impl Taints {
         let mut seen = BTreeMap::new();
         for device in tainted.devices.iter_mut().flatten().filter(|device| is_shared(device)) {
             let stored = stored.get(&*device.name).copied();
+            // Devices that are written back as they are stored have it already.
+            if let Some(taints) = &mut device.taints {
+                taints.retain(|taint| taint.key != KEY);
+            }
             for taint in device.taints.iter_mut().flatten() {
                 taint.time_added = time_of(stored, taint);
             }

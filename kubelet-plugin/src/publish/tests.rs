@@ -343,13 +343,17 @@ struct Running {
     api: Memory,
     readiness: Readiness,
     task: tokio::task::JoinHandle<()>,
-    _wanted: watch::Sender<Wanted>,
+    wanted: watch::Sender<Wanted>,
 }
 
 impl Running {
     fn start(api: Memory, taints: Taints) -> Self {
+        Self::start_with(Wanted::Slices(wanted(1)), api, taints)
+    }
+
+    fn start_with(wanted: Wanted, api: Memory, taints: Taints) -> Self {
         let readiness = Readiness::new(&[PART]);
-        let (sender, receiver) = watch::channel(Wanted::Slices(wanted(1)));
+        let (sender, receiver) = watch::channel(wanted);
         let listed: Vec<_> = api.all().into_iter().map(watcher::Event::InitApply).collect();
         let events = [watcher::Event::Init].into_iter().chain(listed);
         let events = events.chain([watcher::Event::InitDone]).map(Ok);
@@ -368,7 +372,7 @@ impl Running {
             api,
             readiness,
             task,
-            _wanted: sender,
+            wanted: sender,
         }
     }
 
@@ -401,6 +405,91 @@ async fn a_node_changes_hands_by_itself_and_a_restart_keeps_the_age() {
     assert_eq!(third.taint(), None);
     assert!(third.readiness.status().0, "{}", third.readiness.status().1);
     third.task.abort();
+}
+
+/// `name: key,key` of each device that has a taint.
+fn tainted(api: &Memory) -> Vec<String> {
+    let slices = api.all();
+    let devices = slices.iter().flat_map(plan::devices);
+    let keys = |device: &Device| {
+        let keys = device.taints.iter().flatten().map(|taint| taint.key.as_str());
+        let keys: Vec<&str> = keys.collect();
+        (!keys.is_empty()).then(|| format!("{}: {}", device.name, keys.join(",")))
+    };
+    let mut all: Vec<String> = devices.filter_map(keys).collect();
+    all.sort();
+    all
+}
+
+/// Two GPUs in a slice each.
+fn two_slices() -> Vec<Vec<Device>> {
+    let of = |index| slices(&Inventory::new(vec![gpu(index)]), 64);
+    [of(0), of(1)].concat()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_driver_that_has_not_answered_since_the_start_keeps_new_claims_away() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let taints = |allocator| Taints::new(allocator, folder.path().join("allocator")).expect("a mark");
+    for allocator in [Allocator::Scheduler, Allocator::Controller] {
+        let api = Memory::default();
+        let first = Running::start_with(Wanted::Slices(two_slices()), api.clone(), taints(allocator));
+        tokio::time::sleep(2 * HANDOVER).await;
+        first.task.abort();
+        let (before, well) = (api.all(), tainted(&api));
+        let names = |slices: &[ResourceSlice]| -> Vec<String> {
+            let all = slices.iter().flat_map(plan::devices);
+            all.map(|device| device.name.clone()).collect()
+        };
+        // The plugin starts again. It knows nothing yet, and then that the driver is silent.
+        let second = Running::start_with(Wanted::Unknown, api.clone(), taints(allocator));
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(api.all(), before);
+        for blind in [Wanted::Silent, Wanted::NoDriver, Wanted::Silent] {
+            second.wanted.send(blind).expect("running");
+            tokio::time::sleep(2 * ASK_AGAIN).await;
+            let with = |own: &str| {
+                let gpus = ["gpu-3f8a1c20", "gpu-3f8a1c21"];
+                gpus.map(|gpu| format!("{gpu}: {own}"))
+            };
+            let expected = match allocator {
+                Allocator::Scheduler => with("dra.vgpu/silent"),
+                Allocator::Controller => with("dra.vgpu/silent,dra.vgpu/allocator"),
+            };
+            assert_eq!(tainted(&api), expected);
+            assert_eq!(names(&api.all()), names(&before), "and no other change");
+        }
+        let version = api.with(|state| state.version);
+        tokio::time::sleep(2 * ASK_AGAIN).await;
+        assert_eq!(api.with(|state| state.version), version, "no loop");
+        second.wanted.send(Wanted::Slices(two_slices())).expect("running");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(tainted(&api), well, "the driver answers");
+        second.task.abort();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_driver_publishes_nothing_that_the_scheduler_does_not_use_already() {
+    let api = Memory::default();
+    let nothing = Running::start_with(Wanted::Silent, api.clone(), no_taints());
+    tokio::time::sleep(2 * ASK_AGAIN).await;
+    assert!(api.all().is_empty() && !nothing.readiness.status().0);
+    nothing.task.abort();
+    // A pool that lacks a slice, and one of another name.
+    let first = Running::start_with(Wanted::Slices(two_slices()), api.clone(), no_taints());
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    first.task.abort();
+    let mut other = api.all().remove(0);
+    api.with(|state| state.slices.pop_last());
+    other.spec.pool.name = "another".into();
+    other.metadata.uid = Some("another".into());
+    api.with(|state| state.slices.insert("another".into(), other));
+    let before = api.all();
+    let second = Running::start_with(Wanted::Silent, api.clone(), no_taints());
+    tokio::time::sleep(2 * ASK_AGAIN).await;
+    assert_eq!(api.all(), before);
+    second.task.abort();
 }
 
 #[tokio::test(start_paused = true)]
