@@ -120,22 +120,25 @@ impl Told {
         self.0.retain(|(claim, _)| claims.contains(&claim.as_str()));
     }
 
-    /// Creates the event on each pod of the claim that does not have it. `note` gets the names of all its pods.
+    /// Creates the event on each pod of the claim that does not have it. `note` gets the names of all its pods. Returns true
+    /// if all have it now.
     pub(crate) async fn warn<A: Claims + Events>(
         &mut self,
         api: &A,
         id: &ClaimId,
         reason: &'static str,
         note: impl Fn(&str) -> String,
-    ) {
+    ) -> bool {
         let pods = match pods_of(api, id).await {
             Ok(pods) => pods,
             Err(error) => {
-                return tracing::warn!(%error, "cannot create the {reason} event on the pods of {id}; retrying");
+                tracing::warn!(%error, "cannot create the {reason} event on the pods of {id}; retrying");
+                return false;
             }
         };
         let names: Vec<&str> = pods.iter().map(|pod| pod.name.as_str()).collect();
         let names = names.join(", ");
+        let mut all = true;
         for pod in &pods {
             let key = (id.uid.clone(), pod.uid.clone());
             if self.0.contains(&key) {
@@ -145,9 +148,11 @@ impl Told {
                 Ok(()) => drop(self.0.insert(key)),
                 Err(error) => {
                     tracing::warn!(%error, "cannot create the {reason} event on pod {} of {id}; retrying", pod.name);
+                    all = false;
                 }
             }
         }
+        all
     }
 }
 

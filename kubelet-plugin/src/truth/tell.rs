@@ -3,6 +3,7 @@
 //! How it fails:
 //! - The API server is down, or refuses to write one claim: that claim is tried again after a while that grows to five
 //!   minutes. The others are written meanwhile.
+//! - Kills whose event cannot be created wait for the API server, the last hundred of them.
 //! - It does not keep `status.devices`: said once in the log, and no claim is written any more.
 //! - The claim is gone, or was deallocated, or another one has its name: nothing is written, until the node prepares it
 //!   again with other shares.
@@ -12,7 +13,8 @@
 use super::api::{Applied, Pods, Statuses};
 use super::conditions::{Findings, devices};
 use super::finding::Reason;
-use super::memory::Unexplained;
+use super::injected::Pod;
+use super::memory::{Offender, Unexplained};
 use super::observe::{Breach, Truth};
 use crate::api::{Claims, Events};
 use crate::background::Told;
@@ -22,7 +24,7 @@ use crate::share::{ClaimId, ShareKey};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::AllocatedDeviceStatus;
 use k8s_openapi::jiff::Timestamp;
-use std::collections::{BTreeMap, BTreeSet, btree_map};
+use std::collections::{BTreeMap, BTreeSet, VecDeque, btree_map};
 use std::time::{Duration, Instant};
 
 const EVERY: Duration = Duration::from_secs(1);
@@ -30,6 +32,8 @@ const FIRST_PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 /// How many claims in one round may fail. With an API server that is down each request may take as long as a connection.
 const FAILURES: usize = 3;
+/// How many kills are kept for an API server that is down; the oldest ones are only in the log then.
+const MOST_KILLS: usize = 100;
 const MIB: u64 = 1 << 20;
 
 /// Tells for ever.
@@ -189,10 +193,15 @@ fn same(wanted: &[AllocatedDeviceStatus], known: &[AllocatedDeviceStatus]) -> bo
 #[derive(Default)]
 pub(super) struct Notices {
     memory: Told,
-    killed: Told,
+    /// Kills whose event is not on all pods of the claim yet, each with the pods that have it.
+    killed: VecDeque<(ShareKey, Offender, Told)>,
     mounts: BTreeSet<(ShareKey, String, String)>,
-    unexplained: BTreeSet<(String, u32, u64)>,
+    unexplained: BTreeSet<Place>,
 }
+
+/// A GPU, and the UID of the pod whose processes use it without a share; None: they are in no pod. Processes come and go
+/// as often as a tenant likes, so they do not have an event each.
+type Place = (String, Option<String>);
 
 // === impl Notices ===
 
@@ -205,12 +214,13 @@ impl Notices {
         truth: &Truth,
         node_object: &ObjectReference,
     ) {
-        let (breaches, killed, lacking, unexplained, pods) = {
+        let (breaches, lacking, unexplained, pods) = {
             let mut state = truth.lock();
-            let killed = std::mem::take(&mut state.killed);
+            let killed = std::mem::take(&mut state.killed).into_iter();
+            self.killed
+                .extend(killed.map(|(share, offender)| (share, offender, Told::default())));
             (
                 state.breaches.clone(),
-                killed,
                 state.lacking.clone(),
                 state.unexplained.clone(),
                 state.pods.clone(),
@@ -230,21 +240,7 @@ impl Notices {
             let note = |pods: &str| breach.note(share, id, pods);
             self.memory.warn(api, id, "MemoryLimitBroken", note).await;
         }
-        self.killed.keep(&[]);
-        for ((uid, share), offender) in killed {
-            let Some(id) = names.get(&uid) else { continue };
-            let note = |_: &str| {
-                format!(
-                    "process {} ({}) on the node had {} MiB of GPU memory, more than share {share} of ResourceClaim {} allows, \
-                     and was killed, as plugin.onBreach: kill says",
-                    offender.pid,
-                    offender.name,
-                    offender.bytes / MIB,
-                    id.name
-                )
-            };
-            self.killed.warn(api, id, "KilledOverLimit", note).await;
-        }
+        self.warn_killed(api, &names).await;
         self.mounts.retain(|(share, pod, container)| {
             lacking
                 .get(share)
@@ -268,18 +264,52 @@ impl Notices {
                 }
             }
         }
-        let name = |of: &Unexplained| (of.gpu.clone(), of.pid, of.started);
-        let still: BTreeSet<_> = unexplained.iter().map(name).collect();
-        self.unexplained.retain(|known| still.contains(known));
-        for of in unexplained
-            .iter()
-            .filter(|of| !self.unexplained.contains(&name(of)))
-            .cloned()
-            .collect::<Vec<_>>()
-        {
-            let container = of.container.as_ref();
-            let pod = container.and_then(|of| pods.iter().flatten().find(|pod| pod.uid == of.pod));
-            if container.is_some() && pod.is_none() && pods.is_none() {
+        self.warn_unexplained(api, &unexplained, pods.as_deref(), node_object)
+            .await;
+    }
+
+    /// Kills of a claim that is gone have no pod that could be told.
+    async fn warn_killed<A: Claims + Events>(&mut self, api: &A, names: &BTreeMap<String, ClaimId>) {
+        let excess = self.killed.len().saturating_sub(MOST_KILLS);
+        self.killed.drain(..excess);
+        for ((uid, share), offender, mut told) in std::mem::take(&mut self.killed) {
+            let Some(id) = names.get(&uid) else { continue };
+            let note = |_: &str| {
+                format!(
+                    "process {} ({}) on the node had {} MiB of GPU memory, more than share {share} of ResourceClaim {} allows, \
+                     and was killed, as plugin.onBreach: kill says",
+                    offender.pid,
+                    offender.name,
+                    offender.bytes / MIB,
+                    id.name
+                )
+            };
+            if !told.warn(api, id, "KilledOverLimit", note).await {
+                self.killed.push_back(((uid, share), offender, told));
+            }
+        }
+    }
+
+    async fn warn_unexplained<A: Events>(
+        &mut self,
+        api: &A,
+        unexplained: &[Unexplained],
+        pods: Option<&[Pod]>,
+        node_object: &ObjectReference,
+    ) {
+        let mut places: BTreeMap<Place, Vec<&Unexplained>> = BTreeMap::new();
+        for of in unexplained {
+            let pod = of.container.as_ref().map(|container| container.pod.clone());
+            places.entry((of.gpu.clone(), pod)).or_default().push(of);
+        }
+        self.unexplained.retain(|told| places.contains_key(told));
+        for (place, processes) in places {
+            if self.unexplained.contains(&place) {
+                continue;
+            }
+            let uid = place.1.as_deref();
+            let pod = uid.and_then(|uid| pods?.iter().find(|pod| pod.uid == uid));
+            if uid.is_some() && pods.is_none() {
                 // The pods are asked for first.
                 continue;
             }
@@ -287,28 +317,38 @@ impl Notices {
                 || node_object.clone(),
                 |pod| pod_reference(&pod.namespace, &pod.name, &pod.uid),
             );
-            match api.warn(regarding, "UnexplainedUse", unexplained_note(&of)).await {
-                Ok(()) => drop(self.unexplained.insert(name(&of))),
+            match api
+                .warn(regarding, "UnexplainedUse", unexplained_note(&place, &processes))
+                .await
+            {
+                Ok(()) => drop(self.unexplained.insert(place)),
                 Err(error) => {
-                    tracing::warn!(%error, "cannot create the UnexplainedUse event of process {}; retrying", of.pid)
+                    tracing::warn!(%error, "cannot create the UnexplainedUse event for GPU {}; retrying", place.0)
                 }
             }
         }
     }
 }
 
-fn unexplained_note(of: &Unexplained) -> String {
-    let memory = of
-        .bytes
-        .map_or_else(|| "memory".to_owned(), |bytes| format!("{} MiB", bytes / MIB));
-    let place = match &of.container {
-        Some(container) => format!("in pod {}", container.pod),
+fn unexplained_note((gpu, pod): &Place, processes: &[&Unexplained]) -> String {
+    let known = processes.iter().filter_map(|of| of.bytes).fold(0, u64::saturating_add);
+    let memory = match known {
+        0 => "memory".to_owned(),
+        bytes => format!("{} MiB", bytes / MIB),
+    };
+    let place = match pod {
+        Some(pod) => format!("in pod {pod}"),
         None => "in no pod".to_owned(),
     };
+    let largest = processes.iter().max_by_key(|of| of.bytes);
+    let largest = largest.map_or_else(String::new, |of| format!("process {} ({})", of.pid, of.name));
+    let who = match processes.len() {
+        0 | 1 => format!("{largest} {place} uses"),
+        count => format!("{count} processes {place}, most of all {largest}, use"),
+    };
     format!(
-        "process {} ({}) {place} uses {memory} of GPU {} without a share of it: claims may find less memory than they were \
-         given. Give the pod a claim, or end the process",
-        of.pid, of.name, of.gpu
+        "{who} {memory} of GPU {gpu} without a share of it: claims may find less memory than they were given. Give the pod a \
+         claim, or end the process"
     )
 }
 

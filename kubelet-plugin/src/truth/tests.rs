@@ -5,7 +5,7 @@ use super::conditions::ShareFindings;
 use super::finding::{Finding, Reason};
 use super::gpu_processes::Memory;
 use super::injected::{Pod, PodContainer};
-use super::memory::Answers;
+use super::memory::{Answers, Offender};
 use super::observe::{Reading, Settling, Truth, records};
 use super::processes::Proc;
 use super::processes::tests::{hex, in_pod, process};
@@ -530,10 +530,7 @@ async fn each_event_is_created_once() {
     scene.memory = Memory::from([(10, Some(30 * GIB)), (11, Some(GIB)), (12, Some(5))]);
     scene.looks(2);
     let api = FakeApi::default();
-    let node_object = ObjectReference {
-        name: Some("n1".into()),
-        ..ObjectReference::default()
-    };
+    let node_object = node_object();
     let mut notices = Notices::default();
     notices.warn(&scene.node, &api, &scene.truth, &node_object).await;
     let first = [
@@ -586,6 +583,75 @@ async fn each_event_is_created_once() {
         Some("MemoryLimitBroken")
     );
     assert_eq!(api.events().len(), 4);
+}
+
+fn node_object() -> ObjectReference {
+    ObjectReference {
+        name: Some("n1".into()),
+        ..ObjectReference::default()
+    }
+}
+
+#[tokio::test]
+async fn the_processes_of_a_pod_without_a_share_have_one_event() {
+    let mut scene = Scene::new();
+    let (api, mut notices) = (FakeApi::default(), Notices::default());
+    for pid in 10..13 {
+        process(&scene.at(pid), pid, &[], "0::/user.slice");
+        scene.memory.insert(pid, Some(u64::from(pid) * GIB));
+    }
+    scene.looks(2);
+    notices.warn(&scene.node, &api, &scene.truth, &node_object()).await;
+    let expected = [("n1".to_owned(), "UnexplainedUse")];
+    assert_eq!(api.events(), expected);
+    let note = api.0.lock().expect("lock").events[0].2.clone();
+    assert!(
+        note.contains("3 processes in no pod") && note.contains("process 12") && note.contains("33792 MiB"),
+        "{note}"
+    );
+    // One ends, and another one takes its place.
+    for pid in 20..23 {
+        scene.memory.remove(&(pid - 10));
+        process(&scene.at(pid), pid, &[], "0::/user.slice");
+        scene.memory.insert(pid, Some(GIB));
+        scene.looks(2);
+        notices.warn(&scene.node, &api, &scene.truth, &node_object()).await;
+    }
+    assert_eq!(api.events(), expected, "no new one for each process");
+    scene.memory.clear();
+    scene.looks(2);
+    notices.warn(&scene.node, &api, &scene.truth, &node_object()).await;
+    scene.memory.insert(22, Some(GIB));
+    scene.looks(2);
+    notices.warn(&scene.node, &api, &scene.truth, &node_object()).await;
+    assert_eq!(api.events().len(), 2, "it had ended");
+}
+
+#[tokio::test]
+async fn a_kill_is_told_also_if_the_api_server_is_down_at_first() {
+    let scene = Scene::new();
+    let (api, mut notices) = (FakeApi::default(), Notices::default());
+    api.0.lock().expect("lock").fails = true;
+    let killed = |pid| Offender {
+        share: key("u1", "s1"),
+        pid,
+        started: 1,
+        name: "train".into(),
+        bytes: 30 * GIB,
+        container: None,
+    };
+    for pid in [10, 11] {
+        scene.truth.lock().killed.push((key("u1", "s1"), killed(pid)));
+    }
+    scene.truth.lock().killed.push((key("gone", "s1"), killed(12)));
+    notices.warn(&scene.node, &api, &scene.truth, &node_object()).await;
+    api.0.lock().expect("lock").fails = false;
+    for _ in 0..3 {
+        notices.warn(&scene.node, &api, &scene.truth, &node_object()).await;
+    }
+    let both = [10, 11].map(|_| ("pod-u1".to_owned(), "KilledOverLimit"));
+    assert_eq!(api.events(), both, "each once");
+    assert!(api.0.lock().expect("lock").events[1].2.contains("process 11"));
 }
 
 const STATE: &str = "SOFT_GPU_STATE";
