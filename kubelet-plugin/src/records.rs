@@ -19,7 +19,8 @@
 //! - A disk that is full: a copy is removed without room. A disk that cannot be written at all: `ended` says so instead. If
 //!   that fails too, the Unprepare fails, and kubelet repeats it. The next start removes the copy, if it can.
 //! - A crash between the copies: the claim counts as prepared, and everything that it has was made before.
-//! - Two instances: each reads both places anew if the other one had a turn since. Without a file `turn`, always.
+//! - Two instances: each reads both places anew if the other one had a turn since. Without a file `turn`, always: one that
+//!   cannot write it, because the disk is full, removes it.
 //! - An older release, which has one checkpoint for all claims, reads the copies in `run`: they have its format.
 
 use crate::checkpoint::{Checkpoint, Damage, Entry};
@@ -134,6 +135,8 @@ impl Records {
             return true;
         }
         if let Err(error) = files::replace(&self.turn, self.instance.as_bytes(), 0o600) {
+            // Else the instance that it names would not see what this one changes. To remove it needs no room.
+            let _ = std::fs::remove_file(&self.turn);
             tracing::debug!(
                 "each call reads the state anew, because {} is not written: {error}",
                 self.turn.display()

@@ -126,6 +126,21 @@ fn slots_are_given_once_and_run_out() {
 }
 
 #[test]
+fn a_turn_that_cannot_be_noted_is_seen_by_the_other_instance() {
+    let rig = Rig::new(false);
+    let (mut one, mut other) = (rig.open(), rig.open());
+    prepare(&mut one, claim("u1", &[("s1", 20, 0)])).expect("prepared");
+    // As where /run is full: the file cannot be replaced.
+    std::fs::create_dir_all(rig.path("run/turn.new/x")).expect("in the way");
+    prepare(&mut other, claim("u2", &[("s2", 40, 0)])).expect("prepared");
+    let error = prepare(&mut one, claim("u3", &[("s3", 40, 0)])).expect_err("60 of 80 are held");
+    assert!(error.to_string().contains("claim-u2"), "{error}");
+    std::fs::remove_dir_all(rig.path("run/turn.new")).expect("room");
+    unprepare(&mut other, "u2").expect("unprepared");
+    prepare(&mut one, claim("u3", &[("s3", 40, 0)])).expect("free again");
+}
+
+#[test]
 fn two_instances_do_not_lose_each_others_claims() {
     let rig = Rig::new(false);
     let (mut old, mut new) = (rig.open(), rig.open());
