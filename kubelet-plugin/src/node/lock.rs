@@ -4,13 +4,17 @@
 //! - An instance that is killed: the kernel unlocks the file.
 //! - An instance that hangs with the lock, for example on a broken disk: the others give up after [`LOCKED_WITHIN`], and
 //!   kubelet repeats its call. No thread blocks meanwhile.
+//! - The file is removed, as with its folder by somebody who tidies up: instances that start later would lock another file
+//!   of the same name. So whoever gets the lock of a file that is not at the path any more opens the path anew. Where no
+//!   file can be created there, the old one stays in use. A lock that is held while its file is removed ends as ever.
 
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -18,6 +22,8 @@ use tokio::time::Instant;
 pub const LOCKED_WITHIN: Duration = Duration::from_secs(10);
 /// The other instance has the lock for some milliseconds.
 const TRIED_EVERY: Duration = Duration::from_millis(2);
+/// How often one attempt opens a file that is removed again at once.
+const REOPENED: u32 = 3;
 
 /// Why the lock could not be taken.
 #[derive(Debug, thiserror::Error)]
@@ -37,12 +43,13 @@ pub enum Error {
 #[derive(Clone, Debug)]
 pub struct LockFile {
     path: PathBuf,
-    file: Arc<File>,
+    /// Replaced when the path has another one.
+    file: Arc<Mutex<Arc<File>>>,
 }
 
 /// The lock, until dropped.
 #[derive(Debug)]
-pub struct Locked(LockFile);
+pub struct Locked(Arc<File>);
 
 // === impl LockFile ===
 
@@ -52,23 +59,13 @@ impl LockFile {
     /// # Errors
     /// The file cannot be opened.
     pub fn open(path: &Path) -> Result<Self, Error> {
-        let open = || {
-            // One that is there can be locked on a disk that is full or read-only.
-            match File::open(path) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    std::fs::create_dir_all(path.parent().unwrap_or(path))?;
-                    File::options().create(true).truncate(false).write(true).open(path)
-                }
-                opened => opened,
-            }
-        };
-        let file = open().map_err(|source| Error::Io {
+        let file = open(path).map_err(|source| Error::Io {
             path: path.to_path_buf(),
             source,
         })?;
         Ok(Self {
             path: path.to_path_buf(),
-            file: Arc::new(file),
+            file: Arc::new(Mutex::new(Arc::new(file))),
         })
     }
 
@@ -78,13 +75,49 @@ impl LockFile {
     /// # Errors
     /// The file cannot be locked.
     pub fn try_lock(&self) -> Result<Option<Locked>, Error> {
-        match rustix::fs::flock(&*self.file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(Locked(self.clone()))),
+        let mut current = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        for _ in 0..REOPENED {
+            let Some(locked) = self.try_lock_file(&current)? else {
+                return Ok(None);
+            };
+            if self.is_at_path(&current) {
+                return Ok(Some(locked));
+            }
+            match open(&self.path) {
+                Ok(file) => {
+                    drop(locked);
+                    *current = Arc::new(file);
+                }
+                Err(error) => {
+                    tracing::debug!(
+                        "lock {} is not there and cannot be created: {error}",
+                        self.path.display()
+                    );
+                    return Ok(Some(locked));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn try_lock_file(&self, file: &Arc<File>) -> Result<Option<Locked>, Error> {
+        match rustix::fs::flock(&**file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(Locked(file.clone()))),
             Err(Errno::WOULDBLOCK | Errno::INTR) => Ok(None),
             Err(errno) => Err(Error::Io {
                 path: self.path.clone(),
                 source: errno.into(),
             }),
+        }
+    }
+
+    /// Returns false if another file is at the path, or none.
+    fn is_at_path(&self, file: &File) -> bool {
+        let identity = |found: Metadata| (found.dev(), found.ino());
+        match std::fs::metadata(&self.path) {
+            Ok(found) => file.metadata().is_ok_and(|own| identity(own) == identity(found)),
+            // What cannot be seen may be the same file.
+            Err(error) => error.kind() != io::ErrorKind::NotFound,
         }
     }
 
@@ -114,6 +147,57 @@ impl LockFile {
 impl Drop for Locked {
     fn drop(&mut self) {
         // Fails only if the file cannot be locked at all; the end of the process unlocks it too.
-        let _ = rustix::fs::flock(&*self.0.file, FlockOperation::Unlock);
+        let _ = rustix::fs::flock(&*self.0, FlockOperation::Unlock);
+    }
+}
+
+/// Opens a lock file, and creates it with its folder if it does not exist.
+fn open(path: &Path) -> io::Result<File> {
+    // One that is there can be locked on a disk that is full or read-only.
+    match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            std::fs::create_dir_all(path.parent().unwrap_or(path))?;
+            File::options().create(true).truncate(false).write(true).open(path)
+        }
+        opened => opened,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_that_was_there_before_the_folder_was_removed_excludes_one_that_starts_after_it() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("plugin/lock");
+        let old = LockFile::open(&path).expect("opened");
+        let clone = old.clone();
+        std::fs::remove_dir_all(dir.path().join("plugin")).expect("removed");
+        let new = LockFile::open(&path).expect("created again");
+        let held = new.try_lock().expect("a lock").expect("free");
+        assert!(old.try_lock().expect("a lock").is_none(), "the new one has it");
+        drop(held);
+        let held = old.try_lock().expect("a lock").expect("free");
+        assert!(new.try_lock().expect("a lock").is_none(), "the old one has it");
+        drop(held);
+        std::fs::remove_dir_all(dir.path().join("plugin")).expect("removed");
+        let held = clone.try_lock().expect("a lock").expect("free");
+        assert!(path.exists() && new.try_lock().expect("a lock").is_none());
+        drop(held);
+    }
+
+    #[test]
+    fn without_a_way_to_create_the_file_again_the_open_one_is_locked() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("plugin/lock");
+        let [one, other] = [(); 2].map(|()| LockFile::open(&path).expect("opened"));
+        std::fs::remove_dir_all(dir.path().join("plugin")).expect("removed");
+        // A link that leads nowhere: neither opened nor created, even by root.
+        std::os::unix::fs::symlink(dir.path().join("none/none"), dir.path().join("plugin")).expect("in the way");
+        let held = one.try_lock().expect("a lock").expect("free");
+        assert!(other.try_lock().expect("a lock").is_none());
+        drop(held);
+        assert!(other.try_lock().expect("a lock").is_some());
     }
 }
