@@ -1,7 +1,7 @@
 //! Metrics for Prometheus. `usage`, `compute` and `truth` read what shares use at each scrape.
 //!
-//! A share has at most 40 series, and a GPU 60: tenants cannot add any, but for the containers of a share, of which few
-//! are named. Labels are names of objects and UUIDs, never what a tenant's process says.
+//! A share has at most 40 series, and a GPU 60, HAMi's names included: tenants cannot add any, but for the containers of a
+//! share, of which few are named. A scrape reads ledgers and waits for a turn that works (`http`). Labels are names of objects and UUIDs, never what a tenant's process says.
 
 mod gpus;
 pub mod hami;
@@ -296,13 +296,20 @@ mod tests {
         sources.comparison.touch([key.clone()], std::time::SystemTime::now());
         sources.truth.know_all(&key);
         let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &Metrics::default().registry(sources)).expect("encoded");
-        let count = |start: &str| text.lines().filter(|line| line.starts_with(start)).count();
-        let (share, gpu) = (count("vgpu_share_"), count("vgpu_gpu_") / 2);
-        assert!(
-            (27..=40).contains(&share),
-            "{share}: all but a ratio before the first charge"
+        for registry in [Metrics::default().registry(sources.clone()), hami::registry(sources)] {
+            prometheus_client::encoding::text::encode(&mut text, &registry).expect("encoded");
+        }
+        let count = |has: fn(&str) -> bool| text.lines().filter(|line| has(line)).count();
+        let (share, hami) = (
+            count(|line| line.starts_with("vgpu_share_")),
+            count(|line| line.contains("podname=")),
         );
-        assert!((6..=60).contains(&gpu), "{gpu}");
+        let gpu = count(|line| line.starts_with("vgpu_gpu_")) / 2;
+        assert!(share >= 27 && hami >= 8, "{share} and {hami}");
+        assert!(
+            share + hami < 40,
+            "{share} and {hami}: a ratio comes with the first charge"
+        );
+        assert!((6..60).contains(&gpu), "{gpu}: HAMi's has one more");
     }
 }

@@ -1,10 +1,10 @@
 //! The names that HAMi's monitor gives its metrics, for dashboards that were made for it. Behind a flag.
 //!
 //! Only what is known here: HAMi's split of memory by kind (`Device_memory_desc_of_container`) and the utilisation of the
-//! whole GPU (`HostCoreUtilization`) are not. A share has a line for each container that kubelet names, as HAMi's has.
+//! whole GPU (`HostCoreUtilization`) are not. A share has a line for each container that kubelet names, as HAMi's has, but
+//! for three at most: with them it has no more than the 40 series that a share may have.
 
 use super::Sources;
-use crate::containers::MOST;
 use crate::share::Role;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
@@ -13,6 +13,9 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use std::fmt;
 use std::time::SystemTime;
+
+/// Containers of a share that these metrics name, with a series for each of `GAUGES`.
+const MOST: usize = 3;
 
 /// A registry with these metrics alone, whose names have no prefix.
 #[must_use]
