@@ -13,8 +13,9 @@
 //! calls is all that its sequence counter asks for.
 //!
 //! Failure modes:
-//! - A tenant truncates its file and another one takes the page: only those two lose; the next Prepare restores every
-//!   file to one page. Two that do so in a loop can fail a Prepare after [`TRIES`] attempts, and its error names the file.
+//! - A tenant truncates its file or punches a hole into it, and another one takes the page, also beyond the end of its
+//!   file, where its length does not show it: only those two lose; the next Prepare restores every file to one page. Two
+//!   that do so in a loop can fail a Prepare after [`TRIES`] attempts, and its error names the files that take more.
 //! - A plugin before the node page mounted 64 pages: the mount grows by one, and a tenant may take that page first. It is
 //!   then restored in the same way.
 //! - A crash between the checkpoint and the node page, or within it: the next start writes the page again. Until then an
@@ -23,9 +24,9 @@
 use crate::files;
 use crate::tmpfs::{self, Size};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
-use std::cmp::Ordering;
 use std::fs::File;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use vgpu_abi::arbitration::{self as abi, Counted, Entry, PAGE, slot_file_name};
@@ -109,7 +110,7 @@ impl Arbitration {
                     Ok(())
                 }
             })
-            .and_then(|()| fill_despite_thieves(&folder));
+            .and_then(|()| despite_thieves(&folder, || fill(&folder)));
         made.map_err(|source| Error { path: folder, source })
     }
 
@@ -118,8 +119,15 @@ impl Arbitration {
     /// # Errors
     /// The page cannot be written.
     pub fn clear(&self, gpu: &str, slot: u8) -> Result<(), Error> {
-        let path = self.gpu_path(gpu).join(slot_file_name(slot));
-        let cleared = open(&path).and_then(|file| file.write_all_at(&[0; PAGE], 0));
+        let folder = self.gpu_path(gpu);
+        let path = folder.join(slot_file_name(slot));
+        let clear = || {
+            let file = open(&path)?;
+            // The last owner may have exchanged its page for one beyond the end of the file.
+            file.set_len(PAGE as u64)?;
+            file.write_all_at(&[0; PAGE], 0)
+        };
+        let cleared = despite_thieves(&folder, clear);
         cleared.map_err(|source| Error { path, source })
     }
 
@@ -149,37 +157,86 @@ impl Arbitration {
     }
 }
 
-/// Restores the files, also while tenants take the pages that this frees.
-fn fill_despite_thieves(folder: &Path) -> io::Result<()> {
-    let mut filled = fill(folder);
+/// Does `work`, which needs that each file has no more than its page. While tenants take more, it is taken from them again.
+fn despite_thieves(folder: &Path, work: impl Fn() -> io::Result<()>) -> io::Result<()> {
+    let is_full = |error: &io::Error| error.kind() == io::ErrorKind::StorageFull;
+    let mut done = work();
     for _ in 1..TRIES {
-        match &filled {
-            Err(error) if error.kind() == io::ErrorKind::StorageFull => filled = fill(folder),
-            _ => break,
+        match &done {
+            Err(error) if is_full(error) => done = fill(folder).and_then(|()| work()),
+            _ => return done,
         }
     }
-    filled
+    done.map_err(|error| match takers(folder) {
+        Ok(takers) if is_full(&error) && !takers.is_empty() => {
+            let takers = takers.join(", ");
+            let text =
+                format!("{error}: programs of other shares write more than a page into {takers}, again and again");
+            io::Error::new(error.kind(), text)
+        }
+        _ => error,
+    })
 }
 
-/// Resizes every file to exactly one page. Those that are too long come first: they use pages of the others.
+/// The files that have more than a page.
+fn takers(folder: &Path) -> io::Result<Vec<String>> {
+    let directory = directory(folder)?;
+    let names = (0..SLOTS).map(slot_file_name);
+    Ok(names
+        .filter(|name| found(&directory, name).is_some_and(Found::has_more))
+        .collect())
+}
+
+fn directory(folder: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(folder, flags, Mode::empty())?)
+}
+
+/// Sizes of a file, in bytes.
+#[derive(Clone, Copy)]
+struct Found {
+    length: i64,
+    /// Also with pages beyond the end of the file.
+    held: i64,
+}
+
+/// None: there is no regular file of this name.
+fn found(directory: &OwnedFd, name: &str) -> Option<Found> {
+    let found = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+    let is_file = FileType::from_raw_mode(found.st_mode).is_file();
+    is_file.then_some(Found {
+        length: found.st_size,
+        held: found.st_blocks.saturating_mul(512),
+    })
+}
+
+// === impl Found ===
+
+impl Found {
+    fn has_more(self) -> bool {
+        self.length > PAGE as i64 || self.held > PAGE as i64
+    }
+
+    fn is_short(self) -> bool {
+        self.length < PAGE as i64
+    }
+}
+
+/// Resizes every file to exactly one page. Those that have more come first: they use pages of the others.
 fn fill(folder: &Path) -> io::Result<()> {
-    let directory = rustix::fs::open(
-        folder,
-        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
-        Mode::empty(),
-    )?;
+    let directory = directory(folder)?;
     let slots = (0..SLOTS).map(|slot| (slot_file_name(slot), SLOT_MODE));
     let mut short = Vec::new();
     // The node's page first: a tenant cannot take it back.
     for (name, mode) in [(NODE_PAGE.to_owned(), NODE_MODE)].into_iter().chain(slots) {
-        let length = match rustix::fs::statat(&directory, &*name, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(found) if FileType::from_raw_mode(found.st_mode).is_file() => found.st_size,
-            _ => 0,
-        };
-        match length.cmp(&(PAGE as i64)) {
-            Ordering::Equal => {}
-            Ordering::Greater => open(&folder.join(name))?.set_len(PAGE as u64)?,
-            Ordering::Less => short.push((folder.join(name), mode)),
+        let found = found(&directory, &name);
+        if let Some(found) = found.filter(|found| found.has_more() || found.is_short()) {
+            let length = u64::try_from(found.length).unwrap_or_default().min(PAGE as u64);
+            // Pages beyond the end go, even if the length stays.
+            open(&folder.join(&name))?.set_len(length)?;
+        }
+        if found.is_none_or(Found::is_short) {
+            short.push((folder.join(name), mode));
         }
     }
     for (path, mode) in short {
@@ -203,6 +260,7 @@ fn open(path: &Path) -> io::Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::FallocateFlags;
     use rustix::mount::{MountFlags, mount};
 
     fn read(folder: &Path, name: &str) -> Vec<u8> {
@@ -292,6 +350,82 @@ mod tests {
         arbitration.ensure("GPU-1").expect("repaired");
         assert!(grow().is_err(), "full again");
         tmpfs::remove(&folder).expect("unmounted");
+    }
+
+    /// Frees the page of a file whose length stays.
+    fn punch(folder: &Path, name: &str) {
+        let file = open(&folder.join(name)).expect("open");
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&file, flags, 0, PAGE as u64).expect("punched");
+    }
+
+    /// Takes a page beyond the end of a file, whose length stays.
+    fn hide(folder: &Path, name: &str) -> io::Result<()> {
+        let file = open(&folder.join(name))?;
+        let (page, flags) = (PAGE as u64, FallocateFlags::KEEP_SIZE);
+        Ok(rustix::fs::fallocate(&file, flags, page, page)?)
+    }
+
+    #[test]
+    fn a_page_of_an_ended_share_that_a_tenant_took_is_taken_back_for_the_next_share() {
+        if !tmpfs::tests::can_mount("a_page_of_an_ended_share_that_a_tenant_took_is_taken_back_for_the_next_share") {
+            return;
+        }
+        let dir = tempfile::tempdir().expect("a folder");
+        let arbitration = Arbitration::new(dir.path().to_path_buf(), true);
+        let folder = check(&arbitration);
+        type Theft = fn(&Path);
+        let thefts: [(&str, Theft); 4] = [
+            ("a longer file", |folder| {
+                punch(folder, "05");
+                write(folder, "07", PAGE).expect("taken");
+            }),
+            ("a page that the length does not show", |folder| {
+                punch(folder, "05");
+                hide(folder, "07").expect("taken");
+            }),
+            ("by the share itself before it ended", |folder| {
+                punch(folder, "05");
+                hide(folder, "05").expect("taken");
+            }),
+            ("with a length of nothing", |folder| {
+                for name in ["05", "07"] {
+                    open(&folder.join(name)).and_then(|file| file.set_len(0)).expect("cut");
+                }
+                hide(folder, "07").expect("taken");
+                write(folder, "08", PAGE).expect("taken");
+            }),
+        ];
+        for (how, steal) in thefts {
+            for ensures in [true, false] {
+                steal(&folder);
+                if ensures {
+                    arbitration.ensure("GPU-1").expect(how);
+                }
+                arbitration.clear("GPU-1", 5).expect(how);
+                assert_eq!(read(&folder, "05"), [0; PAGE], "{how}");
+                arbitration.ensure("GPU-1").expect(how);
+                assert!(
+                    hide(&folder, "07").is_err() && write(&folder, "07", PAGE).is_err(),
+                    "{how}: full"
+                );
+            }
+        }
+        tmpfs::remove(&folder).expect("unmounted");
+    }
+
+    #[test]
+    fn who_takes_pages_again_and_again_is_named() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let arbitration = Arbitration::new(dir.path().to_path_buf(), false);
+        arbitration.ensure("GPU-1").expect("ready");
+        let folder = arbitration.gpu_path("GPU-1");
+        let error = despite_thieves(&folder, || {
+            write(&folder, "07", PAGE)?;
+            Err(io::ErrorKind::StorageFull.into())
+        });
+        let error = error.expect_err("in a loop").to_string();
+        assert!(error.contains("into 07,") && !error.contains("05"), "{error}");
     }
 
     #[test]
