@@ -6,8 +6,9 @@
 //! ```
 //!
 //! The plugin has one thread for everything that is asynchronous, and neither the lock nor a disk that hangs may stop it:
-//! health and probes answer meanwhile. A caller that goes away, as when kubelet cancels a call, gives up its place in the
-//! order; work that has begun is always completed.
+//! probes are answered meanwhile. A read waits for a turn that works, so a disk that hangs stops what needs the node's
+//! state: metrics are not answered, and scans of the GPUs end, whose last report kubelet finds stale after 30 s. A caller
+//! that goes away, as when kubelet cancels a call, gives up its place in the order; work that has begun is always completed.
 
 use super::lock::{LOCKED_WITHIN, LockFile, Locked};
 use super::{Error, Node};
