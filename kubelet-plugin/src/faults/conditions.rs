@@ -18,7 +18,6 @@
 //!
 //! [`Kept`] survives a restart: the faults, and the last count of errors, so that old errors are not taken for new ones.
 
-use super::kept::Ended;
 use super::{Asked, Reading};
 use crate::inventory::{Fault, Faults, Reason};
 use serde::{Deserialize, Serialize};
@@ -68,6 +67,9 @@ pub struct KeptGpu {
     pub uncorrected: Option<u64>,
     pub faults: Vec<Fault>,
 }
+
+/// Faults that another instance ended, by the GPU's UUID and reason.
+pub type Ended = BTreeSet<(String, Reason)>;
 
 /// NVML's numbers of what a driver asks for, by name. A newer driver may know more.
 const ACTIONS: [&str; 8] = [

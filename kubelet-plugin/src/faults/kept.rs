@@ -8,11 +8,9 @@
 //! here, and those that it had before have ended. A file that is gone or damaged ends none. A file that cannot be written
 //! is logged once.
 
-use super::conditions::{Kept, KeptGpu};
+use super::conditions::{Ended, Kept, KeptGpu};
 use crate::files;
-use crate::inventory::Reason;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
 use std::io;
 use std::path::PathBuf;
 
@@ -39,11 +37,9 @@ struct Place {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Written {
     pub kept: Kept,
+    /// What the file had before.
     pub ended: Ended,
 }
-
-/// Faults that a file had before, by the GPU's UUID and reason.
-pub(super) type Ended = BTreeSet<(String, Reason)>;
 
 #[derive(Serialize, Deserialize)]
 struct Record {
