@@ -19,7 +19,7 @@ pub(crate) fn on_cluster<T>(name: &str, prepared: &Prepared, measure: impl FnOnc
 }
 
 pub(crate) fn make_namespace(kube: &Kube<'_>) -> Result<()> {
-    kube.run(&["create", "namespace", NAMESPACE])?;
+    kube.run(&["create", "namespace", kube.namespace()])?;
     wait(Duration::from_secs(60), "the namespace's service account", || {
         kube.run(&["get", "serviceaccount", "default"]).map(drop).map(Some)
     })

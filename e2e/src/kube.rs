@@ -25,6 +25,11 @@ impl<'a> Kube<'a> {
         Self { cluster, namespace }
     }
 
+    #[must_use]
+    pub fn namespace(&self) -> &str {
+        self.namespace
+    }
+
     /// kubectl with these arguments.
     pub fn command<I, S>(&self, arguments: I) -> Result<Command>
     where

@@ -2,8 +2,8 @@
 //! them, and a watch sees their gates go. Each has a claim that was there before: kube-controller-manager makes claims
 //! from templates at 20 a second, which would be all that is measured.
 //!
-//! Runs inside the cluster's namespaces, as root, with KUBECONFIG set: `bench-gates --namespace WITH-QUOTA
-//! [--rate 50] [--seconds 20]`. Prints one figure a line: `<name> <unit> <value>`.
+//! Runs inside the cluster's namespaces, as root, with KUBECONFIG set: `bench-gates --namespace WITH-QUOTA...
+//! [--rate 50] [--seconds 20]`. Pods go to the namespaces in turn. Prints one figure a line: `<name> <unit> <value>`.
 #![forbid(unsafe_code)]
 
 use std::collections::HashMap;
@@ -21,9 +21,9 @@ use tokio::time::Instant;
 
 #[derive(Parser)]
 struct Flags {
-    /// A namespace with a quota that all of the pods fit into.
-    #[arg(long)]
-    namespace: String,
+    /// Namespaces with a quota that all of the pods fit into.
+    #[arg(long = "namespace", required = true)]
+    namespaces: Vec<String>,
     /// Pods a second.
     #[arg(long, default_value_t = 50)]
     rate: u32,
@@ -31,6 +31,7 @@ struct Flags {
     seconds: u32,
 }
 
+const PREFIX: &str = "gate-";
 /// For the last gates.
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -38,14 +39,14 @@ const LIMIT: Duration = Duration::from_secs(60);
 async fn main() -> Result<()> {
     let flags = Flags::parse();
     let client = kube::Client::try_default().await.context("KUBECONFIG")?;
-    let pods = Api::<Pod>::namespaced(client.clone(), &flags.namespace);
-    let claims = Api::<ResourceClaim>::namespaced(client.clone(), &flags.namespace);
+    let namespace = |number: u32| flags.namespaces[number as usize % flags.namespaces.len()].as_str();
     let count = flags.rate * flags.seconds;
     for number in 0..count {
+        let claims = Api::<ResourceClaim>::namespaced(client.clone(), namespace(number));
         claims.create(&PostParams::default(), &claim(number)?).await?;
     }
-    let version = pods.list(&ListParams::default()).await?.metadata.resource_version;
-    let watched = pods.clone();
+    let watched = Api::<Pod>::all(client.clone());
+    let version = watched.list(&ListParams::default()).await?.metadata.resource_version;
     let seen = tokio::spawn(async move {
         let parameters = WatchParams::default();
         let mut events = pin!(watched.watch(&parameters, &version.unwrap_or_default()).await?);
@@ -54,6 +55,7 @@ async fn main() -> Result<()> {
             let event = events.try_next().await?.context("the watch of pods ended")?;
             if let WatchEvent::Modified(pod) = event
                 && !is_gated(&pod)
+                && pod.metadata.name.as_ref().is_some_and(|name| name.starts_with(PREFIX))
             {
                 opened
                     .entry(pod.metadata.name.unwrap_or_default())
@@ -66,7 +68,7 @@ async fn main() -> Result<()> {
     let mut calls = Vec::new();
     for number in 0..count {
         timer.tick().await;
-        let pods = pods.clone();
+        let pods = Api::<Pod>::namespaced(client.clone(), namespace(number));
         calls.push(tokio::spawn(async move {
             let made = pods.create(&PostParams::default(), &pod(number)?).await?;
             ensure!(is_gated(&made), "pod {number} has no gate: is there a quota?");
@@ -98,7 +100,7 @@ fn is_gated(pod: &Pod) -> bool {
 }
 
 fn name(number: u32) -> String {
-    format!("gate-{number}")
+    format!("{PREFIX}{number}")
 }
 
 fn claim(number: u32) -> Result<ResourceClaim> {
@@ -108,10 +110,10 @@ fn claim(number: u32) -> Result<ResourceClaim> {
     Ok(serde_json::from_value(claim)?)
 }
 
-/// A pod that no node takes.
+/// A pod that no scheduler looks at: its work and its events are not what is measured.
 fn pod(number: u32) -> Result<Pod> {
     let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name(number)}, "spec": {
-        "nodeSelector": {"vgpu-bench/none": "none"},
+        "schedulerName": "none",
         "resourceClaims": [{"name": "gpu", "resourceClaimName": name(number)}],
         "containers": [{"name": "main", "image": "none", "resources": {"claims": [{"name": "gpu"}]}}]}});
     Ok(serde_json::from_value(pod)?)

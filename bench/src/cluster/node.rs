@@ -48,23 +48,32 @@ pub(crate) fn translate(name: &str, prepared: &Prepared, webhook: &Path) -> Resu
     })
 }
 
+/// Pods of ten teams, and then as many of one team, whose quota has all of the reservations.
 pub(crate) fn quota(name: &str, prepared: &Prepared, gates: &Path) -> Result<()> {
     println!("machine: {}", machine());
     on_cluster(name, prepared, |cluster| {
         install::install(cluster, prepared, &["quota.enabled=true"])?;
-        let kube = Kube::new(cluster, NAMESPACE);
-        make_namespace(&kube)?;
-        kube.apply(QUOTA)?;
-        let label = "jsonpath={.metadata.labels.dra\\.vgpu/quota}";
-        kube.run(&[
-            "wait",
-            "--timeout=60s",
-            &format!("--for={label}"),
-            "namespace",
-            NAMESPACE,
-        ])?;
-        inside(cluster, gates, &["--namespace", NAMESPACE])
+        let many: Vec<String> = (0..10).map(|number| format!("{NAMESPACE}-{number}")).collect();
+        for namespaces in [&many[..], &[NAMESPACE.to_owned()]] {
+            let mut arguments = Vec::new();
+            for namespace in namespaces {
+                with_quota(cluster, namespace)?;
+                arguments.extend(["--namespace", namespace]);
+            }
+            println!("namespaces count {}", namespaces.len());
+            inside(cluster, gates, &arguments)?;
+        }
+        Ok(())
     })
+}
+
+/// Makes a namespace with a quota in force.
+fn with_quota(cluster: &Cluster, name: &str) -> Result<()> {
+    let kube = Kube::new(cluster, name);
+    make_namespace(&kube)?;
+    kube.apply(QUOTA)?;
+    let label = "--for=jsonpath={.metadata.labels.dra\\.vgpu/quota}";
+    kube.run(&["wait", "--timeout=60s", label, "namespace", name]).map(drop)
 }
 
 /// Runs a program in the cluster's namespaces.

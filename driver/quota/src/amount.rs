@@ -244,6 +244,28 @@ impl WrittenAmount {
     }
 }
 
+impl Amount {
+    /// As a reservation has it: `memory=20Gi,cores=25,gpus=0.25,shares=1`. The API server reads and checks all of a quota
+    /// at each write, and a text is less work for it than an object: a quota may have thousands.
+    pub(crate) fn text(&self) -> String {
+        let part = |dimension: Dimension| format!("{dimension}={}", dimension.text(self.of(dimension)));
+        Dimension::ALL.map(part).join(",")
+    }
+
+    /// The inverse of [`Self::text`]. `None` if somebody else wrote it.
+    pub(crate) fn read(text: &str) -> Option<Self> {
+        let mut parts = text.split(',');
+        let mut part = |dimension: Dimension| parts.next()?.strip_prefix(dimension.name())?.strip_prefix('=');
+        let written = WrittenAmount {
+            memory: part(Dimension::Memory).map(str::to_owned),
+            cores: part(Dimension::Cores).and_then(|number| number.parse().ok()),
+            gpus: part(Dimension::Gpus).map(str::to_owned),
+            shares: part(Dimension::Shares).and_then(|number| number.parse().ok()),
+        };
+        written.read()
+    }
+}
+
 /// The inverse of [`millionths`].
 pub(crate) fn read_millionths(text: &str) -> Option<u64> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
@@ -300,6 +322,16 @@ mod tests {
             shares: 3,
         };
         assert_eq!(WrittenAmount::from(amount).read(), Some(amount));
+        assert_eq!(amount.text(), "memory=81559Mi,cores=25,gpus=1.33333,shares=3");
+        assert_eq!(Amount::read(&amount.text()), Some(amount));
+        for text in [
+            "",
+            "memory=1Gi",
+            "memory=1Gi,cores=0,gpus=x,shares=1",
+            "cores=0,memory=1Gi,gpus=1,shares=1",
+        ] {
+            assert_eq!(Amount::read(text), None, "{text}");
+        }
         assert_eq!(millionths(1_500_000), "1.5");
         assert_eq!(millionths(0), "0");
         for text in ["", ".5", "-1", "1.1234567", "a", "1.x", "99999999999999999999"] {

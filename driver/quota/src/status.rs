@@ -57,7 +57,7 @@ struct Written {
     #[serde(default)]
     used: WrittenAmount,
     #[serde(default)]
-    reservations: BTreeMap<String, WrittenAmount>,
+    reservations: BTreeMap<String, String>,
     #[serde(default)]
     budget: Option<WrittenBudget>,
 }
@@ -100,7 +100,7 @@ impl Serialize for Status {
             reservations: self
                 .reservations
                 .iter()
-                .map(|(key, amount)| (key.clone(), (*amount).into()))
+                .map(|(key, amount)| (key.clone(), amount.text()))
                 .collect(),
             budget,
         };
@@ -133,7 +133,7 @@ impl Status {
             limited_by: written.limited_by,
             used: written.used.read().unwrap_or_default(),
             reservations: reservations
-                .filter_map(|(key, amount)| Some((key, amount.read()?)))
+                .filter_map(|(key, text)| Some((key, Amount::read(&text)?)))
                 .collect(),
             budget,
         }
@@ -245,8 +245,7 @@ mod tests {
     #[test]
     fn what_others_wrote_is_left_out() {
         let read = Status::read(
-            json!({"reservations": {"u": {"memory": "lots"}, "v": {"memory": "1Gi", "cores": 0,
-            "gpus": "0.1", "shares": 1}}, "budget": {"state": "InBudget", "gpuHours": "1", "usedGpuHours": "0",
+            json!({"reservations": {"u": "memory=lots", "v": "memory=1Gi,cores=0,gpus=0.1,shares=1"}, "budget": {"state": "InBudget", "gpuHours": "1", "usedGpuHours": "0",
             "usedGpuSeconds": "-5", "periodStart": "", "periodEnd": "", "asOf": ""}}),
         );
         assert_eq!(read.reservations.keys().collect::<Vec<_>>(), ["v"]);

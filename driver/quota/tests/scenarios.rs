@@ -204,7 +204,7 @@ fn a_status_that_a_user_wrote_is_put_right() {
     leader.settle(&mut api);
     for forged in [
         json!({}),
-        json!({"reservations": {"nobody": {"memory": "50Gi", "cores": 0, "gpus": "1", "shares": 1}}}),
+        json!({"reservations": {"nobody": "memory=50Gi,cores=0,gpus=1,shares=1"}}),
         json!(7),
     ] {
         api.set_status(forged);

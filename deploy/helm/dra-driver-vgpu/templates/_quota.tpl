@@ -78,11 +78,14 @@ Spec. */}}
       * (variables.every.endsWith('m') ? 1 : variables.every.endsWith('h') ? 60 : 1440)
 {{- end -}}
 
+{{/* isInteger is false for large numbers, such as 100Ti. */}}
 {{- define "vgpu.quotaSpecValidations" -}}
 - expression: variables.unknown.size() == 0
   messageExpression: variables.unknown[0]
 - expression: >-
-    isQuantity(variables.memory) && quantity(variables.memory).isInteger()
+    isQuantity(variables.memory)
+    && (quantity(variables.memory).isInteger() || variables.memory.matches('^[0-9]+([kMGTPE]|[KMGTPE]i)?$'))
+    && quantity(variables.memory).compareTo(quantity('4Ei')) <= 0
     && (quantity(variables.memory).compareTo(quantity('0')) == 0 || quantity(variables.memory).compareTo(quantity('64Mi')) >= 0)
   messageExpression: "'{{ .at }}.hard.memory: \"' + variables.memory + '\" is neither 0 nor at least 64Mi, the smallest share; write a number with a unit, for example 80Gi'"
 - expression: isQuantity(variables.cores) && quantity(variables.cores).isInteger() && quantity(variables.cores).compareTo(quantity('0')) >= 0
