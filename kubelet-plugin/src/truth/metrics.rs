@@ -71,7 +71,7 @@ const GAUGES: [(&str, &str, Value); 3] = [
     ),
     (
         "share_memory_enforced",
-        "1 if NVML sees a share keep to its limit of memory, 0 if it broke it. Absent while that is not known",
+        "1 if the condition MemoryEnforced of a share is True, 0 if it is False. Absent while that is not known",
         |s| s.memory.map(i64::from),
     ),
     (
