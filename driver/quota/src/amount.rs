@@ -11,6 +11,9 @@ pub const GPU: u64 = 1_000_000;
 /// A whole GPU's time, in the unit of [`Amount::cores`].
 pub(crate) const CORES: u64 = 100;
 
+/// The most that a status can hold: Kubernetes' numbers have a sign.
+const MOST: u64 = i64::MAX as u64;
+
 /// The sum of shares, in each dimension that a quota limits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Amount {
@@ -42,10 +45,10 @@ impl Amount {
     #[must_use]
     pub fn times(self, count: u64) -> Self {
         Self {
-            memory: self.memory.saturating_mul(count),
-            cores: self.cores.saturating_mul(count),
-            gpus: self.gpus.saturating_mul(count),
-            shares: self.shares.saturating_mul(count),
+            memory: self.memory.saturating_mul(count).min(MOST),
+            cores: self.cores.saturating_mul(count).min(MOST),
+            gpus: self.gpus.saturating_mul(count).min(MOST),
+            shares: self.shares.saturating_mul(count).min(MOST),
         }
     }
 
@@ -86,10 +89,10 @@ impl Add for Amount {
 
     fn add(self, other: Self) -> Self {
         Self {
-            memory: self.memory.saturating_add(other.memory),
-            cores: self.cores.saturating_add(other.cores),
-            gpus: self.gpus.saturating_add(other.gpus),
-            shares: self.shares.saturating_add(other.shares),
+            memory: self.memory.saturating_add(other.memory).min(MOST),
+            cores: self.cores.saturating_add(other.cores).min(MOST),
+            gpus: self.gpus.saturating_add(other.gpus).min(MOST),
+            shares: self.shares.saturating_add(other.shares).min(MOST),
         }
     }
 }
@@ -332,6 +335,12 @@ mod tests {
         ] {
             assert_eq!(Amount::read(text), None, "{text}");
         }
+        let endless = amount.times(u64::MAX);
+        assert_eq!(
+            Amount::read(&endless.text()),
+            Some(endless),
+            "as of a huge count of extended resources"
+        );
         assert_eq!(millionths(1_500_000), "1.5");
         assert_eq!(millionths(0), "0");
         for text in ["", ".5", "-1", "1.1234567", "a", "1.x", "99999999999999999999"] {

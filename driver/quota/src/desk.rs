@@ -178,6 +178,10 @@ impl Desk {
                         Some(known) => known,
                         None => *waits.insert(self.is_anyone_in_budget_waiting(now)),
                     };
+                if must_yield && now < self.unsure_until {
+                    // It is asked again then.
+                    self.look(&name, self.unsure_until);
+                }
                 self.plan_namespace(&name, must_yield, now, &mut plan);
             }
             self.keep(&name, now, &mut plan);

@@ -28,7 +28,7 @@ pub(crate) struct Evictions {
     /// By claim UID: since when no pod holds it, though it is allocated.
     pub(crate) unheld: HashMap<String, Now>,
     pub(crate) promises: BTreeMap<PodRef, Promise>,
-    /// The pod with which the last look ended early.
+    /// The last pod that had its turn in a look that ended early.
     pub(crate) last_tried: Option<PodRef>,
 }
 

@@ -151,9 +151,23 @@ impl Gpus {
         }
         let of_pool = self.pools.entry(slice.pool.clone()).or_default();
         of_pool.push(slice.name.clone());
+        let pool = slice.pool.clone();
         self.slices.insert(slice.name.clone(), slice);
+        self.forget_returned(&pool);
         self.remember(now);
         true
+    }
+
+    /// Slices come back under other names. One that is gone has returned when all of its GPUs are published again.
+    fn forget_returned(&mut self, pool: &str) {
+        let is_back = |old: &Slice| old.gpus.iter().all(|(name, _)| self.memory(pool, name).is_some());
+        let gone = self
+            .gone
+            .iter()
+            .filter(|(_, (_, old))| old.pool == pool && is_back(old));
+        for name in gone.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
+            self.gone.remove(&name);
+        }
     }
 
     pub(crate) fn remove(&mut self, name: &str, now: Now) -> bool {
@@ -304,5 +318,11 @@ pub(crate) mod tests {
         assert_eq!((largest(&gpus), gpus.count()), (80, 2));
         gpus.set(slice("large", &[60]), Now::from_secs(702));
         assert_eq!(largest(&gpus), 60, "what it has now counts");
+        // It comes back under another name.
+        gpus.remove("large", Now::from_secs(703));
+        let mut renamed = slice("large", &[60]);
+        renamed.name = "large-2".into();
+        gpus.set(renamed, Now::from_secs(704));
+        assert_eq!(gpus.count(), 2);
     }
 }

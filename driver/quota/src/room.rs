@@ -183,33 +183,74 @@ pub(crate) fn pack(free: &[Free], wants: &[Want], tries: &mut Tries) -> Option<V
     let mut wants = wants.to_vec();
     wants.sort_by_key(|want| std::cmp::Reverse((want.memory.unwrap_or(i64::MAX), want.cores, want.kind)));
     let mut free = free.to_vec();
-    let is_packed = pack_on(&mut free, &wants, 0, &mut own);
+    let order = tightest_first(&free);
+    let is_packed = pack_on(&mut free, &wants, &order, &mut own);
     tries.0 = tries.0.saturating_sub(before - own);
     is_packed.then_some(free)
 }
 
-/// `from`: the first device that may be used. Of equal wants each is placed behind the one before or beside it: any other
-/// order of them leads to the same.
-fn pack_on(free: &mut [Free], wants: &[Want], from: usize, tries: &mut u32) -> bool {
+fn tightest_first(free: &[Free]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..free.len()).collect();
+    order.sort_by_key(|at| (free[*at].memory, free[*at].cores));
+    order
+}
+
+/// `order`: the devices that may be used, the tightest first. Of equal wants each is placed on the device of the one before
+/// it or on a later one: any other order of them leads to the same. (A device that is used only becomes tighter, so the
+/// order stays right.)
+fn pack_on(free: &mut [Free], wants: &[Want], order: &[usize], tries: &mut u32) -> bool {
     let Some((first, rest)) = wants.split_first() else {
         return true;
     };
-    let mut fitting: Vec<usize> = (from..free.len()).filter(|at| free[*at].has(first)).collect();
-    fitting.sort_by_key(|at| (free[*at].memory, free[*at].cores));
-    // Equal devices lead to the same.
-    fitting.dedup_by_key(|at| free[*at]);
-    for at in fitting {
+    let mut last = None;
+    for (place, at) in order.iter().enumerate() {
+        let before = free[*at];
+        // Equal devices lead to the same.
+        if !before.has(first) || last.replace(before) == Some(before) {
+            continue;
+        }
         let Some(left) = tries.checked_sub(1) else { return false };
         *tries = left;
-        let before = free[at];
-        free[at].memory -= first.memory.unwrap_or(before.total);
-        free[at].cores -= first.cores;
-        free[at].shares -= 1;
-        let from = if rest.first() == Some(first) { at } else { 0 };
-        if pack_on(free, rest, from, tries) {
+        free[*at].memory -= first.memory.unwrap_or(before.total);
+        free[*at].cores -= first.cores;
+        free[*at].shares -= 1;
+        let is_packed = match rest.first() == Some(first) {
+            true => pack_on(free, rest, &order[place..], tries),
+            false => pack_on(free, rest, &tightest_first(free), tries),
+        };
+        if is_packed {
             return true;
         }
-        free[at] = before;
+        free[*at] = before;
     }
     false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_wants_are_placed_without_a_search() {
+        let want = Want {
+            memory: Some(10),
+            cores: 0,
+            kind: None,
+        };
+        for room in [|at: i64| 20 + at, |at: i64| 40 - at] {
+            let device = |at| Free {
+                total: 100,
+                memory: room(at),
+                cores: 100,
+                shares: 16,
+                kind: 0,
+            };
+            let free: Vec<Free> = (0..16).map(device).collect();
+            let most: i64 = free.iter().map(|free| free.memory / 10).sum();
+            let most = usize::try_from(most).unwrap();
+            let mut tries = Tries::new(1_000);
+            assert!(pack(&free, &vec![want; most], &mut tries).is_some());
+            assert!(tries.0 >= 1_000 - 1 - u32::try_from(most).unwrap(), "one try each");
+        }
+    }
 }

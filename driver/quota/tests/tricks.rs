@@ -199,6 +199,18 @@ fn pods_that_are_hard_to_place_do_not_stop_the_leader() {
         leader.catch_up(&api);
     }
     assert!(api.pods["p001"].gated, "it is not known, so the pods over budget wait");
+    // They go while it is not asked again.
+    for number in 0..60 {
+        let (namespace, uid) = ("rich".to_owned(), format!("pod-of-hard-{number}"));
+        leader.desk.apply(Change::PodGone { namespace, uid }, api.now);
+    }
+    leader.turn(&mut api, 9, 9);
+    api.now += seconds(11);
+    for _ in 0..4 {
+        leader.turn(&mut api, 9, 9);
+        leader.catch_up(&api);
+    }
+    assert!(!api.pods["p001"].gated, "then it is asked again, and nobody waits");
 }
 
 #[test]

@@ -170,12 +170,14 @@ impl Desk {
             gpus: &self.gpus,
             wall: self.clock.wall(now),
         };
-        self.namespaces
-            .entry(name.clone())
-            .or_default()
-            .set_quota(quota, &view, &self.clock);
+        let known = self.namespaces.entry(name.clone()).or_default();
+        let was_over_budget = known.is_over_budget();
+        known.set_quota(quota, &view, &self.clock);
+        let is_other = known.is_over_budget() != was_over_budget;
         self.dirty.insert(name);
-        self.look_at_yielding(now);
+        if is_other {
+            self.look_at_yielding(now);
+        }
     }
 
     pub(super) fn remove_quota(&mut self, namespace: &str, uid: &str) {

@@ -91,15 +91,18 @@ impl Desk {
             places.room.reserve(&promise.node, &wants);
         }
         let mut tries = Tries::new(TRIES);
+        let mut finished = None;
         for due in self.evictions.in_turn(due, |due| &due.pod) {
             if !self.evictions.promises.contains_key(&due.pod) {
                 self.evict_for(&due, &mut places, now, writes, &mut tries);
             }
             if tries.are_over() {
-                self.evictions.last_tried = Some(due.pod);
+                // One that needs all tries alone has had its turn.
+                self.evictions.last_tried = finished.or(Some(due.pod));
                 self.evictions.next = now + LOOK_AGAIN;
                 break;
             }
+            finished = Some(due.pod);
         }
         Some(soonest.unwrap_or(now + LOOK_AGAIN).min(now + LOOK_AGAIN))
     }
