@@ -156,6 +156,16 @@ fn without_files_the_cluster_is_asked_by_kubectl() {
     let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
     let words = "pod train: never fits into VgpuQuota vgpu: memory 100Gi wanted, and the ceiling is 80Gi; ask for less, or have spec.hard.memory raised";
     assert_eq!(answer["quota"][1], words);
+    // Who may not list ResourceQuotas still reads what is used.
+    let program = folder.path().join("kubectl");
+    let script = std::fs::read_to_string(&program).unwrap();
+    let forbidden = script.replace("echo '{\"items\": []}' ;;", "echo 'Forbidden: no' >&2; exit 1 ;;");
+    assert_ne!(forbidden, script);
+    std::fs::write(&program, forbidden).unwrap();
+    let said = text(&explain(Some(folder.path()), &["pod/train", "-n", "team"]).stdout);
+    assert!(said.contains("VgpuQuota vgpu of namespace team: "), "{said}");
+    let words = "whether pod train waits for it is not known: kubectl get resourcequotas: Forbidden: no\n";
+    assert!(said.ends_with(words), "{said}");
 
     let folder = kubectl(OBJECTS, "echo 'error: You must be logged in' >&2; exit 1");
     let output = explain(Some(folder.path()), &["pod/train", "-n", "team"]);

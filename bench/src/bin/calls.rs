@@ -107,7 +107,7 @@ fn measure(flags: &Flags, memory: &Path, disk: &Path) -> Result<()> {
     runtime.block_on(async {
         let endpoint = Endpoint::try_from(format!("unix://{}", socket.display()))?;
         let plugin = DraPluginClient::new(endpoint.connect().await?);
-        // What is found of a driver is kept once its folders have not changed for two seconds, as on a node.
+        // The plugin keeps its search of the driver once the driver's folders are two seconds old. On a node they are.
         tokio::time::sleep(Duration::from_secs(3)).await;
         // Warm up: the first Prepare on a GPU creates its arbitration directory, and the allocator maps its first pages.
         at_once(&plugin, &wire).await?;

@@ -286,15 +286,7 @@ async fn prepare(plugin: &mut DraPluginClient<Channel>, claims: &[Claim]) -> Res
     let start = Instant::now();
     let answers = plugin.node_prepare_resources(request).await?.into_inner().claims;
     let took = start.elapsed().as_micros();
-    for (uid, claim) in &answers {
-        ensure!(claim.error.is_empty(), "claim {uid}: {}", claim.error);
-    }
-    ensure!(
-        answers.len() == claims.len(),
-        "{} answers for {} claims",
-        answers.len(),
-        claims.len()
-    );
+    check(claims, answers.iter().map(|(uid, answer)| (uid, &answer.error)))?;
     Ok(took)
 }
 
@@ -305,10 +297,18 @@ async fn unprepare(plugin: &mut DraPluginClient<Channel>, claims: &[Claim]) -> R
     let start = Instant::now();
     let answers = plugin.node_unprepare_resources(request).await?.into_inner().claims;
     let took = start.elapsed().as_micros();
-    for (uid, claim) in &answers {
-        ensure!(claim.error.is_empty(), "claim {uid}: {}", claim.error);
-    }
+    check(claims, answers.iter().map(|(uid, answer)| (uid, &answer.error)))?;
     Ok(took)
+}
+
+/// Checks that each claim has an answer, and none an error.
+fn check<'a>(claims: &[Claim], answers: impl ExactSizeIterator<Item = (&'a String, &'a String)>) -> Result<()> {
+    let (answered, asked) = (answers.len(), claims.len());
+    ensure!(answered == asked, "{answered} answers for {asked} claims");
+    for (uid, error) in answers {
+        ensure!(error.is_empty(), "claim {uid}: {error}");
+    }
+    Ok(())
 }
 
 fn print(what: &str, mut times: Vec<u128>) {

@@ -8,7 +8,7 @@ use vgpu_quota::{Change, Quota, Wall, names, waits};
 
 use super::kubectl::{self, KubectlError};
 
-/// What is said of a namespace's quota.
+/// The part of an explanation that is about a namespace's quota.
 #[derive(Debug, Default)]
 pub(super) struct Said {
     /// The quota in a line, then why the pod waits for it.
@@ -44,7 +44,16 @@ fn read(namespace: &str, pod: Option<&str>, lists: &[Value]) -> Result<Said, Kub
             is_waited_for: false,
         });
     };
-    let resource_quotas = kubectl::resource_quotas(namespace)?;
+    let resource_quotas = match kubectl::resource_quotas(namespace) {
+        Ok(list) => list,
+        Err(error) => {
+            lines.push(format!("whether pod {pod} waits for it is not known: {error}"));
+            return Ok(Said {
+                lines,
+                is_waited_for: false,
+            });
+        }
+    };
     let others = lists.iter().chain([&resource_quotas]).flat_map(items);
     let objects = others.filter_map(change).chain([Change::Quota(Box::new(quota))]);
     let told = waits(objects, now()).into_iter();

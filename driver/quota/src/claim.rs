@@ -15,8 +15,9 @@ use crate::gpus::Gpus;
 use crate::time::Wall;
 
 /// The annotation of a claim that kube-scheduler makes for extended resources.
-const EXTENDED_KEY: &str = "pod-";
 const EXTENDED: &str = "resource.kubernetes.io/extended-resource-claim";
+/// The beginning of the key under which a pod's extended resources are reserved.
+const EXTENDED_KEY: &str = "pod-";
 
 /// A claim.
 #[derive(Debug, Clone, PartialEq, Eq)]

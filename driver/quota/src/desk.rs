@@ -213,7 +213,7 @@ impl Desk {
             decided.ungate.clear();
         }
         if is_other {
-            self.look_at_yielding(now);
+            self.look_at_yielding();
         }
         if !decided.notices.is_empty() {
             // An event is gone after an hour.
@@ -397,10 +397,10 @@ impl Desk {
 
     fn tell(&mut self, subject: Subject, notice: Notice) {
         let told = self.told.entry(subject.clone()).or_default();
-        let last = told.insert(notice.topic(), self.now);
-        match last.filter(|last| self.now < *last + TELL_AGAIN) {
-            None => self.untold.push((subject, notice)),
-            Some(last) => drop(told.insert(notice.topic(), last)),
+        let topic = notice.topic();
+        if told.get(&topic).is_none_or(|last| self.now >= *last + TELL_AGAIN) {
+            told.insert(topic, self.now);
+            self.untold.push((subject, notice));
         }
     }
 }

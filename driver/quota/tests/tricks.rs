@@ -42,7 +42,7 @@ fn waiting(name: &str, claims: &[&str]) -> Value {
         "spec": {"schedulingGates": [{"name": "dra.vgpu/quota"}], "resourceClaims": claims}})
 }
 
-/// What a plan writes, and the pods whose gates it opens.
+/// Sends the writes of a plan. Returns the status among them, and the pods whose gates were opened.
 fn plan(leader: &mut Replica, api: &mut Api) -> (Option<Status>, Vec<String>) {
     let (mut status, mut opened) = (None, Vec::new());
     for write in leader.desk.plan(api.now).writes {

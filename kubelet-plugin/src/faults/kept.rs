@@ -27,17 +27,17 @@ pub struct Files {
 #[derive(Debug)]
 struct Place {
     path: PathBuf,
-    /// What it had when it was last read or written.
+    /// Its content when it was last read or written.
     content: Option<Vec<u8>>,
     /// Why it could not be written.
     failure: Option<String>,
 }
 
-/// What another instance wrote into a file.
+/// The change that another instance made to a file.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Written {
     pub kept: Kept,
-    /// What the file had before.
+    /// Faults that were in the file before, and are not any more.
     pub ended: Ended,
 }
 
@@ -180,7 +180,7 @@ mod tests {
         Files::new(boot.into(), folder.join("disk"), folder.join("run"))
     }
 
-    /// What `files` has that others wrote.
+    /// The faults that others wrote.
     fn found(files: &mut Files) -> Vec<Kept> {
         files.changed().into_iter().map(|written| written.kept).collect()
     }

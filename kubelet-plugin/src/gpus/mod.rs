@@ -194,7 +194,7 @@ impl Scans {
                 return;
             }
             Err(failure) => {
-                // What was listed is published with the taint of each GPU.
+                // Once GPUs were listed, they are published with a taint on each.
                 if !self.has_listed {
                     want(outputs, Wanted::Silent);
                 }

@@ -116,7 +116,7 @@ impl LockFile {
         let identity = |found: Metadata| (found.dev(), found.ino());
         match std::fs::metadata(&self.path) {
             Ok(found) => file.metadata().is_ok_and(|own| identity(own) == identity(found)),
-            // What cannot be seen may be the same file.
+            // Without an answer it may be the same file, so this one stays in use.
             Err(error) => error.kind() != io::ErrorKind::NotFound,
         }
     }

@@ -75,10 +75,10 @@ pub(super) struct Writer {
     pauses: BTreeMap<String, (Instant, Duration)>,
 }
 
-/// What a claim has, while it has these shares.
+/// The device status of a claim at the API server. It is valid as long as the claim has these shares.
 struct Known {
     shares: ShareIds,
-    /// None: it cannot have any.
+    /// None: the API server refuses one.
     devices: Option<Vec<AllocatedDeviceStatus>>,
 }
 
@@ -120,7 +120,7 @@ impl Writer {
                     let pause = paused.map_or(FIRST_PAUSE, |(_, pause)| pause * 2).min(LONGEST_PAUSE);
                     tracing::warn!(%error, "cannot write the device status of {}; trying again in {} s", entry.id(uid), pause.as_secs());
                     self.pauses.insert(uid.clone(), (Instant::now(), pause));
-                    // What it has may be another thing now.
+                    // The status at the API server may have changed: it is read again.
                     self.known.remove(uid);
                     failures += 1;
                     if failures == FAILURES {

@@ -87,7 +87,7 @@ Spec. */}}
     && (quantity(variables.memory).isInteger() || variables.memory.matches('^[0-9]+([kMGTPE]|[KMGTPE]i)?$'))
     && quantity(variables.memory).compareTo(quantity('4Ei')) <= 0
     && (quantity(variables.memory).compareTo(quantity('0')) == 0 || quantity(variables.memory).compareTo(quantity('64Mi')) >= 0)
-  messageExpression: "'{{ .at }}.hard.memory: \"' + variables.memory + '\" is neither 0 nor at least 64Mi, the smallest share; write a number with a unit, for example 80Gi'"
+  messageExpression: "'{{ .at }}.hard.memory: \"' + variables.memory + '\" is neither 0 nor at least 64Mi, the smallest share, or it is above 4Ei; write a whole number with a unit, for example 80Gi'"
 - expression: isQuantity(variables.cores) && quantity(variables.cores).isInteger() && quantity(variables.cores).compareTo(quantity('0')) >= 0
   messageExpression: "'{{ .at }}.hard.cores: \"' + variables.cores + '\" is not a number of percent of a GPU; write a whole number, for example 150'"
 - expression: isQuantity(variables.gpus) && quantity(variables.gpus).compareTo(quantity('0')) >= 0 && quantity(variables.gpus).compareTo(quantity('1G')) < 0

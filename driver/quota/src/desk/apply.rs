@@ -176,7 +176,7 @@ impl Desk {
         let is_other = known.is_over_budget() != was_over_budget;
         self.dirty.insert(name);
         if is_other {
-            self.look_at_yielding(now);
+            self.look_at_yielding();
         }
     }
 
@@ -200,7 +200,7 @@ impl Desk {
         if let Some(known) = self.namespaces.get_mut(namespace) {
             known.remove_claim(uid, wall);
             self.dirty.insert(namespace.to_owned());
-            self.look_at_yielding(self.now);
+            self.look_at_yielding();
         }
     }
 
@@ -213,14 +213,14 @@ impl Desk {
         let known = self.namespaces.get(&name);
         if !pod.is_gated {
             self.ungated.remove(&pod.uid);
-            // What was told of its gate is over. What is told of it since then is told once, whatever changes in it.
+            // Events about its closed gate are over. Later ones are not repeated at each change of the pod.
             if known.is_some_and(|known| known.is_gated(&pod.uid)) {
                 self.forget(&pod.namespace, &pod.name, &pod.uid);
             }
         }
         self.namespaces.entry(name.clone()).or_default().set_pod(pod);
         self.dirty.insert(name);
-        self.look_at_yielding(self.now);
+        self.look_at_yielding();
     }
 
     fn remove_pod(&mut self, namespace: &str, uid: &str) {
@@ -232,7 +232,7 @@ impl Desk {
             self.pauses.remove(&Task::Pod(PodRef::of(&pod)));
             self.forget(namespace, &pod.name, uid);
             self.dirty.insert(namespace.to_owned());
-            self.look_at_yielding(self.now);
+            self.look_at_yielding();
         }
     }
 
@@ -262,10 +262,10 @@ impl Desk {
     }
 
     /// Pods of spent budgets may go on when one in budget no longer waits.
-    pub(super) fn look_at_yielding(&mut self, now: Now) {
+    pub(super) fn look_at_yielding(&mut self) {
         let yielding = self.namespaces.iter().filter(|(_, namespace)| namespace.may_yield());
         for name in yielding.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
-            self.look(&name, now);
+            self.look(&name, self.now);
         }
     }
 }
