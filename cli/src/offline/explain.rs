@@ -33,20 +33,18 @@ fn run(flags: &ExplainFlags) -> Result<bool, OfflineError> {
         ..Options::default()
     };
     let subject = Subject::parse(&flags.subject, &flags.namespace)?;
-    let mut lists = Vec::new();
-    let objects = match flags.files.is_empty() {
-        true => {
-            lists = kubectl::lists(&flags.namespace)?;
-            objects_of(&lists)?
-        }
-        false => objects_in(&flags.files)?,
+    // Files have no quota.
+    let lists = match flags.files.is_empty() {
+        true => Some(kubectl::lists(&flags.namespace)?),
+        false => None,
+    };
+    let objects = match &lists {
+        Some(lists) => objects_of(lists)?,
+        None => objects_in(&flags.files)?,
     };
     let answer = vgpu_planner::explain(objects, &subject, &options, &mut SelectorCache::default(), now())?;
-    // Files have no quota.
-    let quota = match flags.files.is_empty() {
-        true => quota::of(&flags.namespace, answer.pod(), &lists),
-        false => quota::Said::default(),
-    };
+    let quota = lists.map(|lists| quota::of(&flags.namespace, answer.pod(), &lists));
+    let quota = quota.unwrap_or_default();
     let document = || document(&answer, &quota);
     print(&match flags.output {
         AnswerFormat::Text => {
