@@ -116,7 +116,7 @@ pub fn read_bounded(path: &Path, limit: usize) -> io::Result<Vec<u8>> {
 /// Refuses a name in a file of the plugin's, or in an answer of the driver, that could lead out of its folder.
 pub(crate) fn safe_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     let name = String::deserialize(deserializer)?;
-    let is_safe = name.len() <= 128
+    let is_safe = (1..=128).contains(&name.len())
         && !name.starts_with('.')
         && name
             .bytes()

@@ -292,13 +292,18 @@ impl Inventory {
 
 fn short_name(uuid: &str) -> String {
     let digits = uuid_digits(uuid);
-    format!("gpu-{}", digits.get(..8).unwrap_or(&digits))
+    label(digits.get(..8).unwrap_or(&digits))
 }
 
 /// At most 40 bytes, which leaves room for the suffix in a DNS label.
 fn long_name(uuid: &str) -> String {
     let digits = uuid_digits(uuid);
-    format!("gpu-{}", digits.get(..48).unwrap_or(&digits).trim_end_matches('-'))
+    label(digits.get(..48).unwrap_or(&digits))
+}
+
+/// A DNS label must not end with a dash.
+fn label(digits: &str) -> String {
+    format!("gpu-{digits}").trim_end_matches('-').to_owned()
 }
 
 /// A UUID without its prefix and without characters that a device name must not have.
