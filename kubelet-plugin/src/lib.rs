@@ -27,6 +27,7 @@
 pub mod api;
 pub mod arbitration;
 pub mod background;
+pub mod check;
 pub mod checkpoint;
 pub mod claim;
 pub mod claim_access;
@@ -49,6 +50,7 @@ pub mod health;
 pub mod http;
 pub mod instance;
 pub mod inventory;
+pub mod keep;
 mod library;
 pub mod metrics;
 pub mod mount_users;

@@ -10,6 +10,9 @@ fn main() -> ExitCode {
     if first == vgpu_kubelet_plugin::nvml::ARGUMENT {
         return vgpu_kubelet_plugin::nvml::helper(&arguments.collect::<Vec<_>>());
     }
+    if first == vgpu_kubelet_plugin::check::ARGUMENT {
+        return vgpu_kubelet_plugin::check::main(&arguments.collect::<Vec<_>>());
+    }
     match vgpu_kubelet_plugin::run::run(vgpu_kubelet_plugin::config::Flags::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

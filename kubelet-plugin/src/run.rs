@@ -37,8 +37,8 @@ use crate::server::Service;
 use crate::truth::{Observer, Proc, Truth};
 use crate::waiting::{Keepers, NodeProcesses};
 use crate::{
-    api, background, claim_access, compute, connection, containers, driver_pause, faults, gpus, http, publish, records,
-    registration, truth,
+    api, background, claim_access, compute, connection, containers, driver_pause, faults, gpus, http, keep, publish,
+    records, registration, truth,
 };
 use anyhow::Context as _;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -59,11 +59,8 @@ use vgpu_proto::dra::{v1, v1beta1};
 use vgpu_proto::health;
 use vgpu_proto::registration::registration_server::RegistrationServer;
 
-/// The library's name in [`Readiness`].
-const LIBRARY: &str = "library";
 /// Without one of these parts no claim can be prepared. Slices are none of them: only a registered instance writes those.
-const NEEDED: [&str; 3] = [LIBRARY, gpus::PART, claim_access::PART];
-const LIBRARY_EVERY: Duration = Duration::from_secs(10);
+const NEEDED: [&str; 3] = [keep::LIBRARY, gpus::PART, claim_access::PART];
 /// How often an instance that can prepare nothing looks if another one serves.
 const TRIED_EVERY: Duration = Duration::from_secs(1);
 /// How long registration waits for the first scan. Loading a driver takes seconds without persistence mode.
@@ -207,7 +204,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         readiness,
         metrics,
     };
-    tokio::spawn(keep_library(parts.node.clone(), parts.readiness.clone()));
+    tokio::spawn(keep::library(parts.node.clone(), parts.readiness.clone()));
+    tokio::spawn(keep::cdi_files(parts.node.clone()));
     let (claims, ready) = (parts.cluster.clone(), parts.readiness.clone());
     tokio::spawn(async move { claim_access::wait(&claims, &ready).await });
     tokio::spawn(with_node(parts, wants_of_reached));
@@ -308,26 +306,6 @@ async fn with_node(parts: NodeParts, wants: watch::Receiver<Wanted>) {
     )
     .await;
     tracing::error!("the watch of ResourceSlices has ended; slices are not updated any more");
-}
-
-/// Installs the library, also after a start on a full disk. Without it, claims can only be unprepared.
-async fn keep_library(node: SharedNode, readiness: Readiness) {
-    loop {
-        let installed = node.turn(|node, locked| node.ensure_library(locked)).await;
-        match installed.and_then(|installed| installed) {
-            Ok(()) => {
-                if readiness.set(LIBRARY, Ok(())) {
-                    tracing::info!("the library is installed");
-                }
-            }
-            Err(error) => {
-                if readiness.set(LIBRARY, Err(error.to_string())) {
-                    tracing::error!("{error}");
-                }
-            }
-        }
-        tokio::time::sleep(LIBRARY_EVERY).await;
-    }
 }
 
 /// Reads and writes the record of who allocates, without which nothing may be published.

@@ -145,7 +145,7 @@ pub(super) const COMMON_NODES: [(&str, Capabilities, bool); 4] = [
 ];
 
 /// The part of the library with this name before `.so`, if it is in the table.
-pub(super) fn library(stem: &str) -> Option<Capabilities> {
+pub(crate) fn library(stem: &str) -> Option<Capabilities> {
     let found = LIBRARIES.iter().find(|(name, _)| *name == stem);
     found.map(|(_, needs)| *needs)
 }

@@ -16,7 +16,7 @@ use crate::contexts::Contexts;
 use crate::health::Report;
 use crate::inventory::{Faults, Gpu, Gpus, Inventory, LeftOut, List};
 use crate::metrics::Metrics;
-use crate::node::{Node, SharedNode};
+use crate::node::SharedNode;
 use crate::publish::Wanted;
 use crate::ready::Readiness;
 use crate::slice::slices;
@@ -73,14 +73,14 @@ pub async fn run<G: Gpus>(
 ) {
     let mut scanner = Scanner::new(gpus);
     let mut measurer = Measurer::new(contexts);
-    let mut scans = Scans::new(held(&outputs.node).await);
+    let mut scans = Scans::new(outputs.node.held_gpus());
     scans.faults = faults.borrow_and_update().clone();
     loop {
         let mut seen = scanner.scan().await;
         if let Ok(list) = &mut seen {
             // Before the GPUs are published: each claim on them finds what a context takes.
             match measurer.measure(&list.gpus).await {
-                Some(sizes) => set(&outputs.node, |node| node.set_contexts(sizes)).await,
+                Some(sizes) => outputs.node.set_contexts(sizes),
                 None if scans.last.is_none() => {
                     want(&outputs, Wanted::Silent);
                     tokio::time::sleep(SCAN_EVERY).await;
@@ -90,16 +90,14 @@ pub async fn run<G: Gpus>(
             }
         }
         let is_late = matches!(seen, Err(ScanFailure::Late(_)));
-        scans.apply(seen, &config, &outputs).await;
-        // Also when the driver does not answer: its files may be there already, and containers start again.
-        renew_cdi_files(&outputs.node).await;
+        scans.apply(seen, &config, &outputs);
         if !is_late {
             outputs.scanned.send_replace(true);
         }
         let next = Instant::now() + SCAN_EVERY;
         while let Some(faults) = changed(&mut faults, &outputs.rescan, next).await {
             scans.faults = faults;
-            scans.show(&config, &outputs).await;
+            scans.show(&config, &outputs);
         }
     }
 }
@@ -111,26 +109,6 @@ async fn changed(faults: &mut watch::Receiver<Faults>, rescan: &Notify, next: In
         () = tokio::time::sleep_until(next) => None,
         // An error: nobody looks for faults any more.
         Ok(()) = faults.changed() => Some(faults.borrow_and_update().clone()),
-    }
-}
-
-/// The GPUs on which claims hold shares.
-async fn held(node: &SharedNode) -> Vec<Gpu> {
-    node.read(|node| node.held_gpus()).await.unwrap_or_default()
-}
-
-async fn renew_cdi_files(node: &SharedNode) {
-    if node.read(|node| node.has_stale_cdi_files()).await.unwrap_or_default() {
-        let renewed = node.turn(|node, locked| node.renew_cdi_files(locked)).await;
-        if let Err(error) = renewed {
-            tracing::warn!("CDI files of prepared claims are not renewed yet: {error}");
-        }
-    }
-}
-
-async fn set(node: &SharedNode, change: impl FnOnce(&mut Node) + Send + 'static) {
-    if let Err(error) = node.read(change).await {
-        tracing::error!("{error}");
     }
 }
 
@@ -149,8 +127,8 @@ impl Scans {
     }
 
     /// Applies a scan: publishes the GPUs, reports the readiness, and reports the health of each GPU.
-    async fn apply(&mut self, seen: Result<List, ScanFailure>, config: &Config, outputs: &ScanOutputs) {
-        let held: BTreeSet<String> = held(&outputs.node).await.into_iter().map(|gpu| gpu.uuid).collect();
+    fn apply(&mut self, seen: Result<List, ScanFailure>, config: &Config, outputs: &ScanOutputs) {
+        let held: BTreeSet<String> = outputs.node.held_gpus().into_iter().map(|gpu| gpu.uuid).collect();
         self.report_readiness(&seen, outputs);
         let seen = seen.map_err(ScanFailure::reason);
         let now = std::time::Instant::now();
@@ -161,17 +139,17 @@ impl Scans {
                 self.has_listed = true;
             }
             // What was never listed is not published because of a failure.
-            Err(reason) if !self.has_listed => set(&outputs.node, |node| node.set_inventory(Err(reason))).await,
+            Err(reason) if !self.has_listed => outputs.node.set_inventory(Err(reason)),
             Err(_) => {}
         }
         self.scanned = SystemTime::now();
-        self.show(config, outputs).await;
+        self.show(config, outputs);
     }
 
     /// Publishes what is known, and reports the health of each GPU.
-    async fn show(&mut self, config: &Config, outputs: &ScanOutputs) {
+    fn show(&mut self, config: &Config, outputs: &ScanOutputs) {
         if self.has_listed {
-            self.publish(config, outputs).await;
+            self.publish(config, outputs);
         }
         let report = Report::new(config.pool(), &self.inventory(), self.scanned);
         outputs.reports.send_replace(report);
@@ -224,7 +202,7 @@ impl Scans {
     }
 
     /// Publishes the GPUs if a scan changed them, and gives them to the node, which prepares claims on them.
-    async fn publish(&mut self, config: &Config, outputs: &ScanOutputs) {
+    fn publish(&mut self, config: &Config, outputs: &ScanOutputs) {
         let inventory = self.inventory();
         if self.last.as_ref() == Some(&inventory) {
             return;
@@ -233,7 +211,7 @@ impl Scans {
         outputs.metrics.gpus.set(inventory.len() as i64);
         let devices = slices(&inventory, config.shares);
         // First the node: from now on it refuses new claims on GPUs that ail.
-        set(&outputs.node, |node| node.set_inventory(Ok(inventory))).await;
+        outputs.node.set_inventory(Ok(inventory));
         want(outputs, Wanted::Slices(devices));
     }
 }
@@ -280,10 +258,9 @@ mod tests {
         slices.iter().flatten().map(taint).collect()
     }
 
-    fn prepare(node: &SharedNode, claim: (ClaimId, ResourceClaim)) -> Result<(), String> {
-        let mut node = node.lock();
-        let locked = node.locked();
-        let answer = node.prepare(&locked, &[claim]).remove(0);
+    async fn prepare(node: &SharedNode, claim: (ClaimId, ResourceClaim)) -> Result<(), String> {
+        let answer = node.turn(move |node, locked| node.prepare(locked, &[claim]).remove(0));
+        let answer = answer.await.expect("a turn");
         answer.map(|_| ()).map_err(|error| error.to_string())
     }
 
@@ -321,15 +298,15 @@ mod tests {
         } = scan();
         let silent = |reason: &str| Err(ScanFailure::Silent(reason.into()));
         let (config, mut scans) = (rig.config(), Scans::new(Vec::new()));
-        scans.apply(silent("does not load"), &config, &outputs).await;
+        scans.apply(silent("does not load"), &config, &outputs);
         assert!(!outputs.readiness.status().0 && outputs.readiness.status().1.contains("does not load"));
         assert!(*published.borrow() == Wanted::Silent && health.borrow().devices.is_empty());
-        scans.apply(Ok(list(&[gpu(0)])), &config, &outputs).await;
+        scans.apply(Ok(list(&[gpu(0)])), &config, &outputs);
         assert!(outputs.readiness.status().0);
         let well = slices(&Inventory::new(vec![gpu(0)]), config.shares);
         assert_eq!(*published.borrow(), Wanted::Slices(well.clone()));
         for blind in [ScanFailure::Silent("gone".into()), ScanFailure::NoDriver("gone".into())] {
-            scans.apply(Err(blind), &config, &outputs).await;
+            scans.apply(Err(blind), &config, &outputs);
             assert!(!outputs.readiness.status().0);
             assert_eq!(
                 taints(&published),
@@ -337,15 +314,17 @@ mod tests {
                 "still published"
             );
             assert!(health.borrow().devices.values().all(|ailment| ailment.contains("gone")));
-            let error = prepare(&outputs.node, claim("u1", &[("s1", 20, 25)])).expect_err("a silent driver");
+            let error = prepare(&outputs.node, claim("u1", &[("s1", 20, 25)]))
+                .await
+                .expect_err("a silent driver");
             assert!(
                 error.contains("gpu-3f8a1c20 takes no new claims") && error.contains("gone"),
                 "{error}"
             );
         }
-        scans.apply(Ok(list(&[gpu(0)])), &config, &outputs).await;
+        scans.apply(Ok(list(&[gpu(0)])), &config, &outputs);
         assert_eq!(*published.borrow(), Wanted::Slices(well));
-        assert_eq!(prepare(&outputs.node, claim("u1", &[("s1", 20, 25)])), Ok(()));
+        assert_eq!(prepare(&outputs.node, claim("u1", &[("s1", 20, 25)])).await, Ok(()));
     }
 
     #[tokio::test]
@@ -357,8 +336,8 @@ mod tests {
             health,
         } = scan();
         let (config, mut scans) = (rig.config(), Scans::new(Vec::new()));
-        scans.apply(Ok(list(&[gpu(0), gpu(1)])), &config, &outputs).await;
-        assert_eq!(prepare(&outputs.node, claim("u1", &[("s1", 20, 25)])), Ok(()));
+        scans.apply(Ok(list(&[gpu(0), gpu(1)])), &config, &outputs);
+        assert_eq!(prepare(&outputs.node, claim("u1", &[("s1", 20, 25)])).await, Ok(()));
         for (why, name, text) in [
             (inventory::Error::Mig(gpu(0).uuid), "dra.vgpu/mig", "is in MIG mode"),
             (inventory::Error::NoGpu, "dra.vgpu/lost", "not in the driver's list"),
@@ -370,16 +349,18 @@ mod tests {
                     why,
                 }],
             };
-            scans.apply(Ok(lost), &config, &outputs).await;
+            scans.apply(Ok(lost), &config, &outputs);
             assert!(outputs.readiness.status().0, "the other one works");
             assert_eq!(taints(&published), [Some(name.to_owned()), None, None, None]);
             assert!(health.borrow().devices["gpu-3f8a1c20"].contains(text));
             assert_eq!(
-                prepare(&outputs.node, claim("u1", &[("s1", 20, 25)])),
+                prepare(&outputs.node, claim("u1", &[("s1", 20, 25)])).await,
                 Ok(()),
                 "prepared before"
             );
-            let error = prepare(&outputs.node, claim("u2", &[("s2", 20, 25)])).expect_err("a new claim");
+            let error = prepare(&outputs.node, claim("u2", &[("s2", 20, 25)]))
+                .await
+                .expect_err("a new claim");
             assert!(
                 error.contains("gpu-3f8a1c20 takes no new claims") && error.contains(text),
                 "{error}"
@@ -403,9 +384,9 @@ mod tests {
         };
         let told = fault(Reason::Xid, "13", false);
         scans.faults = Faults::from([(gpu(0).uuid, vec![told.clone()])]);
-        scans.show(&config, &outputs).await;
+        scans.show(&config, &outputs);
         assert_eq!(*published.borrow(), Wanted::Unknown, "not listed yet");
-        scans.apply(Ok(list(&[gpu(0), gpu(1)])), &config, &outputs).await;
+        scans.apply(Ok(list(&[gpu(0), gpu(1)])), &config, &outputs);
         assert_eq!(taints(&published)[0].as_deref(), Some("dra.vgpu/xid"));
         let seen = health.borrow().clone();
         assert!(
@@ -414,7 +395,7 @@ mod tests {
         );
         let counts = fault(Reason::Remap, "failed", true);
         scans.faults = Faults::from([(gpu(0).uuid, vec![told, counts])]);
-        scans.show(&config, &outputs).await;
+        scans.show(&config, &outputs);
         let Wanted::Slices(slices) = published.borrow().clone() else {
             panic!("no slices");
         };
@@ -432,11 +413,11 @@ mod tests {
         let now = health.borrow().clone();
         assert!(now.devices["gpu-3f8a1c20"].contains("could not remap") && now.devices["gpu-3f8a1c21"].is_empty());
         assert_eq!(now.seen, seen.seen, "not younger than the scan");
-        assert_eq!(prepare(&outputs.node, claim("u1", &[("s1", 20, 25)])), Ok(()));
+        assert_eq!(prepare(&outputs.node, claim("u1", &[("s1", 20, 25)])).await, Ok(()));
         // A lost GPU keeps its faults.
-        scans.apply(Ok(list(&[gpu(1)])), &config, &outputs).await;
+        scans.apply(Ok(list(&[gpu(1)])), &config, &outputs);
         assert_eq!(taints(&published)[0].as_deref(), Some("dra.vgpu/lost"));
-        assert!(prepare(&outputs.node, claim("u2", &[("s2", 20, 25)])).is_err());
+        assert!(prepare(&outputs.node, claim("u2", &[("s2", 20, 25)])).await.is_err());
         let text = health.borrow().devices["gpu-3f8a1c20"].clone();
         assert!(
             text.contains("not in the driver's list") && text.contains("could not remap"),
@@ -453,8 +434,8 @@ mod tests {
             ..
         } = scan();
         let (config, mut scans) = (rig.config(), Scans::new(Vec::new()));
-        scans.apply(Ok(list(&[gpu(0)])), &config, &outputs).await;
-        scans.apply(Ok(list(&[])), &config, &outputs).await;
+        scans.apply(Ok(list(&[gpu(0)])), &config, &outputs);
+        scans.apply(Ok(list(&[])), &config, &outputs);
         assert_eq!(taints(&published), [Some("dra.vgpu/lost".to_owned()), None]);
         assert!(outputs.readiness.status().1.contains("lists no GPU"));
     }
@@ -469,11 +450,51 @@ mod tests {
         } = scan();
         let (config, mut scans) = (rig.config(), Scans::new(Vec::new()));
         let none = Err(ScanFailure::NoDriver("none here".into()));
-        scans.apply(none, &config, &outputs).await;
+        scans.apply(none, &config, &outputs);
         assert!(outputs.readiness.status().0 && outputs.readiness.status().1.contains("none here"));
         assert_eq!(*published.borrow(), Wanted::NoDriver);
-        scans.apply(Ok(list(&[gpu(0)])), &config, &outputs).await;
+        scans.apply(Ok(list(&[gpu(0)])), &config, &outputs);
         assert!(matches!(&*published.borrow(), Wanted::Slices(all) if all.len() == 1));
+    }
+
+    #[tokio::test]
+    async fn a_turn_that_hangs_stops_no_scan() {
+        let Scanned {
+            rig,
+            outputs,
+            published,
+            health,
+        } = scan();
+        let (config, mut scans) = (rig.config(), Scans::new(Vec::new()));
+        scans.apply(Ok(list(&[gpu(0), gpu(1)])), &config, &outputs);
+        assert_eq!(prepare(&outputs.node, claim("u1", &[("s1", 20, 25)])).await, Ok(()));
+        // As on a disk that does not answer.
+        let (go_on, hangs) = std::sync::mpsc::channel::<()>();
+        let (begun, begins) = tokio::sync::oneshot::channel();
+        let turn = {
+            let node = outputs.node.clone();
+            tokio::spawn(async move {
+                let hung = node.turn(move |_, _| {
+                    begun.send(()).expect("a test");
+                    hangs.recv().expect("an end");
+                });
+                hung.await.expect("a turn");
+            })
+        };
+        begins.await.expect("a turn");
+        scans.apply(Ok(list(&[gpu(1)])), &config, &outputs);
+        assert_eq!(
+            taints(&published)[0].as_deref(),
+            Some("dra.vgpu/lost"),
+            "held, so still published"
+        );
+        assert!(health.borrow().devices["gpu-3f8a1c20"].contains("not in the driver's list"));
+        go_on.send(()).expect("a turn");
+        turn.await.expect("a turn");
+        let error = prepare(&outputs.node, claim("u2", &[("s2", 20, 25)]))
+            .await
+            .expect_err("a lost GPU");
+        assert!(error.contains("gpu-3f8a1c20 takes no new claims"), "{error}");
     }
 
     #[tokio::test(start_paused = true)]
@@ -494,7 +515,7 @@ mod tests {
         let held = before.prepare(&before.locked(), &[claim("u1", &[("s1", 20, 25)])]);
         assert!(held[0].is_ok());
         let mut scan = scanned_on(rig);
-        scan.outputs.node.lock().set_inventory(Err("just started".into()));
+        scan.outputs.node.set_inventory(Err("just started".into()));
         let node = scan.outputs.node.clone();
         let well = watch::channel(Faults::new()).1;
         let running = tokio::spawn(run(OneLost, Contexts::unknown(), scan.rig.config(), well, scan.outputs));
@@ -510,13 +531,7 @@ mod tests {
         let report = scan.health.borrow().clone();
         assert!(report.devices["gpu-3f8a1c20"].contains("not in the driver's list"));
         assert_eq!(report.devices["gpu-3f8a1c21"], "");
-        assert_eq!(prepare(&node, claim("u1", &[("s1", 20, 25)])), Ok(()));
-        // Nobody prepares it any more, and its CDI file is lost.
-        let file = scan.rig.path("cdi/dra.vgpu-claim_u1.json");
-        std::fs::remove_file(&file).expect("a CDI file");
-        while !file.exists() {
-            scan.health.changed().await.expect("a scan");
-        }
+        assert_eq!(prepare(&node, claim("u1", &[("s1", 20, 25)])).await, Ok(()));
         running.abort();
     }
 

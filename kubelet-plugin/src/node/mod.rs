@@ -203,14 +203,6 @@ impl Node {
         &self.checkpoint
     }
 
-    /// The GPUs on which claims hold shares, as they were published, even if the driver no longer lists them.
-    #[must_use]
-    pub fn held_gpus(&self) -> Vec<Gpu> {
-        let mut gpus: Vec<Gpu> = self.checkpoint.gpus.values().cloned().collect();
-        gpus.sort_by_key(|gpu| gpu.index);
-        gpus
-    }
-
     /// The GPUs that are published, if the driver has answered.
     #[must_use]
     pub fn inventory(&self) -> Option<&Inventory> {

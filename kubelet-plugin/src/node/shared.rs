@@ -6,15 +6,18 @@
 //! ```
 //!
 //! The plugin has one thread for everything that is asynchronous, and neither the lock nor a disk that hangs may stop it:
-//! probes are answered meanwhile. A read waits for a turn that works, so a disk that hangs stops what needs the node's
-//! state: metrics are not answered, and scans of the GPUs end, whose last report kubelet finds stale after 30 s. A caller
-//! that goes away, as when kubelet cancels a call, gives up its place in the order; work that has begun is always completed.
+//! probes are answered meanwhile. A read waits for a turn that works, so a disk that hangs stops what needs the claims:
+//! metrics are refused, and `status.devices` stay as they are. Scans of the GPUs go on, and with them health and slices:
+//! what they saw is left here for the next turn ([`Seen`]), and the held GPUs are those after the last turn. A caller that
+//! goes away, as when kubelet cancels a call, gives up its place in the order; work that has begun is always completed.
 
 use super::lock::{LOCKED_WITHIN, LockFile, Locked};
 use super::{Error, Node};
 use crate::checkpoint::Entry;
+use crate::inventory::{Gpu, Inventory};
 use crate::mount_users::MountUsers;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
@@ -26,6 +29,16 @@ pub struct SharedNode {
     order: Arc<tokio::sync::Mutex<()>>,
     /// Changes with each turn that unprepared a claim.
     ended: watch::Sender<u64>,
+    /// The GPUs on which claims hold shares, by UUID, after the last turn.
+    held: watch::Sender<BTreeMap<String, Gpu>>,
+    seen: Arc<Mutex<Seen>>,
+}
+
+/// What scans saw since the node was locked last.
+#[derive(Default)]
+struct Seen {
+    inventory: Option<Result<Inventory, String>>,
+    contexts: Option<BTreeMap<String, u64>>,
 }
 
 impl SharedNode {
@@ -33,6 +46,8 @@ impl SharedNode {
     pub fn new(node: Node) -> Self {
         Self {
             lock: node.lock.clone(),
+            held: watch::Sender::new(node.checkpoint.gpus.clone()),
+            seen: Arc::default(),
             node: Arc::new(Mutex::new(node)),
             order: Arc::default(),
             ended: watch::Sender::default(),
@@ -67,7 +82,15 @@ impl SharedNode {
         let work = tokio::task::spawn_blocking(move || {
             let (done, ended) = {
                 let mut changed = node.lock();
-                (work(&mut changed, &locked), changed.ended)
+                let done = work(&mut changed, &locked);
+                node.held.send_if_modified(|known| {
+                    let is_new = *known != changed.checkpoint.gpus;
+                    if is_new {
+                        known.clone_from(&changed.checkpoint.gpus);
+                    }
+                    is_new
+                });
+                (done, changed.ended)
             };
             node.ended
                 .send_if_modified(|known| std::mem::replace(known, ended) != ended);
@@ -120,9 +143,31 @@ impl SharedNode {
         self.ended.subscribe()
     }
 
+    /// The GPUs on which claims held shares after the last turn, as they were published, by index. Waits for no turn.
+    #[must_use]
+    pub fn held_gpus(&self) -> Vec<Gpu> {
+        let mut gpus: Vec<Gpu> = self.held.borrow().values().cloned().collect();
+        gpus.sort_by_key(|gpu| gpu.index);
+        gpus
+    }
+
+    /// Sets the GPUs for all turns that begin from now on. Waits for none.
+    pub fn set_inventory(&self, inventory: Result<Inventory, String>) {
+        self.seen().inventory = Some(inventory);
+    }
+
+    /// Sets what a context takes on each GPU, for all turns that begin from now on. Waits for none.
+    pub fn set_contexts(&self, contexts: BTreeMap<String, u64>) {
+        self.seen().contexts = Some(contexts);
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Locks the state of this process. Blocks while a turn works, so only for threads that may wait for a disk.
     pub fn lock(&self) -> MutexGuard<'_, Node> {
-        match self.node.lock() {
+        let mut node = match self.node.lock() {
             Ok(node) => node,
             Err(poisoned) => {
                 // A turn panicked: only the files on disk are reliable.
@@ -131,6 +176,14 @@ impl SharedNode {
                 node.forget();
                 node
             }
+        };
+        let seen = std::mem::take(&mut *self.seen());
+        if let Some(inventory) = seen.inventory {
+            node.set_inventory(inventory);
         }
+        if let Some(contexts) = seen.contexts {
+            node.set_contexts(contexts);
+        }
+        node
     }
 }

@@ -8,6 +8,8 @@
 //!  compute's verdicts ──────► metrics                        Truth ─► tell: conditions ─► status.devices (api), events
 //! ```
 //!
+//! `once` is the same comparison of one share, once, for `vgpu-kubelet-plugin check`.
+//!
 //! Pure: `cgroup`, `memory`, `injected`, `settle`, `finding`, `conditions`. A share is told apart by mount namespaces, a pod by
 //! cgroups; neither can be changed by a tenant so that something else is said of its neighbour.
 
@@ -21,6 +23,7 @@ mod kill;
 mod memory;
 pub mod metrics;
 mod observe;
+mod once;
 mod processes;
 mod settle;
 mod tell;
@@ -29,6 +32,7 @@ mod tests;
 
 pub use gpu_processes::{GpuProcesses, Memory, NvmlProcesses};
 pub use observe::{Observer, Truth, run as observe};
+pub use once::{Listed, Once, ShareFiles, Verdict, once};
 pub use processes::Proc;
 #[cfg(test)]
 pub(crate) use processes::tests as proc_tests;

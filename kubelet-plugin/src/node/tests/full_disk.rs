@@ -129,7 +129,7 @@ fn claims_of_before_a_reboot_hold_nothing_until_they_are_prepared_again() {
     }
     rig.reboot();
     let mut node = rig.open();
-    assert!(node.claims().claims.is_empty() && node.held_gpus().is_empty() && node.entries().count() == 2);
+    assert!(node.claims().claims.is_empty() && node.claims().gpus.is_empty() && node.entries().count() == 2);
     prepare(&mut node, claim("u3", &[("s3", 60, 60)])).expect("first come");
     let error = prepare(&mut node, claim("u1", &[("s1", 30, 30)])).expect_err("60 of 80 are held");
     assert!(

@@ -1,0 +1,104 @@
+//! `vgpu-kubelet-plugin check`: what the plugin sees of this machine's driver, as one line of JSON, for `make gpu-check`
+//! (docs/gpu-check.md), which is its only reader. Its output may change with every release.
+//!
+//! ```text
+//!  flags ─┬─► child      nvml: starts a child, kills it, has another one ─┐
+//!         ├─► processes  truth: compares once ────────────────────────────┼─► JSON on standard output
+//!         └─► injection  driver: files and device nodes ──────────────────┘
+//! ```
+//!
+//! It runs the plugin's own code, needs no kubelet, no API server and no claim, and writes no file.
+//!
+//! How it fails: what cannot be known is an error in one line and exit status 1. It never waits longer than a question to
+//! NVML may take (`crate::nvml`).
+
+mod child;
+mod injection;
+
+use crate::driver::Root;
+use crate::nvml::Nvml;
+use crate::truth::{self, Proc, ShareFiles};
+use clap::{Parser, Subcommand};
+use serde::Serialize;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// The first argument.
+pub const ARGUMENT: &str = "check";
+
+/// Prints what the plugin sees of this machine's driver, as JSON, for `make gpu-check`.
+#[derive(Debug, Parser)]
+#[command(name = "vgpu-kubelet-plugin check")]
+struct Flags {
+    /// Folder of NVIDIA's driver
+    #[arg(long, default_value = "/")]
+    driver_root: PathBuf,
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// The process with NVML: the GPUs that it lists, how long that takes, its memory, and that another one replaces it
+    Child,
+    /// The processes on a GPU, and one share compared with them
+    Processes {
+        /// The GPU's UUID
+        #[arg(long)]
+        gpu: String,
+        /// Folder with the share's limits and ledger
+        #[arg(long)]
+        share: PathBuf,
+        /// The tmpfs by which the share's mount namespaces are recognised; without it processes have no share
+        #[arg(long)]
+        tmpfs: Option<PathBuf>,
+    },
+    /// The files and device nodes that containers get
+    Injection {
+        /// State folder of the software GPU, if the driver is that one
+        #[arg(long)]
+        soft_gpu_state: Option<PathBuf>,
+    },
+}
+
+/// Runs as the check. `arguments` follow [`ARGUMENT`].
+#[must_use]
+pub fn main(arguments: &[OsString]) -> ExitCode {
+    let name = OsString::from(format!("vgpu-kubelet-plugin {ARGUMENT}"));
+    let flags = Flags::parse_from(std::iter::once(&name).chain(arguments));
+    match run(flags) {
+        Ok(line) => {
+            println!("{line}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("vgpu-kubelet-plugin {ARGUMENT}: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(flags: Flags) -> Result<String, String> {
+    let nvml = Nvml::new(Path::new("/proc/self/exe"), &flags.driver_root);
+    match flags.what {
+        What::Child => json(&child::check(&nvml)?),
+        What::Processes { gpu, share, tmpfs } => {
+            let files = ShareFiles { folder: share, tmpfs };
+            json(&truth::once(&nvml, &Proc::of_node(None), &gpu, &files)?)
+        }
+        What::Injection { soft_gpu_state } => {
+            let root = Root {
+                here: flags.driver_root.clone(),
+                host: flags.driver_root,
+                sys: "/sys".into(),
+                soft_gpu_state,
+            };
+            json(&injection::check(&root, &nvml)?)
+        }
+    }
+}
+
+fn json(found: &impl Serialize) -> Result<String, String> {
+    serde_json::to_string(found).map_err(|error| error.to_string())
+}
