@@ -4,12 +4,14 @@ import ast
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import tempfile
 import time
 import unittest
 
+from vgpu_check import node_rows
 from vgpu_check.probes.lookups import WAYS
 
 HERE = pathlib.Path(__file__).resolve().parent.parent
@@ -22,20 +24,34 @@ PROFILE = "gpus = 2\nmemory = 16GiB\ncontext_cost = 518MiB\n"
 BARE = '#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nshift\n{}LD_LIBRARY_PATH="${{0%/*}}/soft-gpu" exec "$@"\n'
 
 
+# PIDs of its own, where this process may look at the mounts of all processes that it sees.
+APART = ("unshare", "--pid", "--mount", "--fork", "--mount-proc")
+
+
+def script(path, text):
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def is_apart():
+    """Returns True if this user can have a PID namespace. Without root `vgpu run` makes no mount namespace either."""
+    return shutil.which("unshare") is not None and subprocess.run([*APART, "true"], stderr=subprocess.DEVNULL).returncode == 0
+
+
 class Scene(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
 
-    def check(self, *flags, dist=DIST, **variables):
+    def check(self, *flags, dist=DIST, prefix=(), **variables):
         """Returns (exit status, rows as in --json, stdout, stderr)."""
         found = self.folder / "rows.json"
         profile = self.folder / "profile"
         profile.write_text(PROFILE)
         variables.update(VGPU_DIST=str(dist), SOFT_GPU_PROFILE=str(profile))
         done = subprocess.run(
-            [str(HERE / "run.sh"), *flags, "--json", str(found)],
+            [*prefix, str(HERE / "run.sh"), *flags, "--json", str(found)],
             env={**os.environ, **variables},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -50,8 +66,7 @@ class Scene(unittest.TestCase):
         dist = self.folder / "dist"
         dist.mkdir()
         (dist / "soft-gpu").symlink_to(DIST / "soft-gpu")
-        (dist / "vgpu").write_text(BARE.format(before))
-        (dist / "vgpu").chmod(0o755)
+        script(dist / "vgpu", BARE.format(before))
         return dist
 
 
@@ -124,6 +139,48 @@ class SoftwareGpu(Scene):
             row = rows[self.MATMUL.format(cores)]
             self.assertEqual(row["outcome"], "FAILED", out)
             self.assertIn("more than", row["note"])
+
+    def node(self, *flags, **more):
+        """The rows of the node agent."""
+        status, found, out, err = self.check("--soft-gpu", "--only", "node", "--memory", "2048", *flags, **more)
+        self.assertIsNotNone(found, out + err)
+        return status, {row["name"]: row for row in found["rows"]}, out + err
+
+    def test_the_node_agent_finds_what_nvml_has_and_what_a_share_holds(self):
+        apart = is_apart()
+        status, rows, told = self.node(prefix=APART if apart else ())
+        self.assertEqual(status, 0, told)
+        self.assertEqual(rows["GPUs that the plugin's process with NVML lists"]["seen"], "2")
+        for name in ("the same after that process was killed", "that process ends with the plugin"):
+            self.assertEqual(rows[name]["outcome"], "ok", told)
+        self.assertRegex(rows["resident memory of that process"]["seen"], "MiB")
+        for name in (node_rows.LISTED, node_rows.FILES):
+            self.assertEqual(rows[name]["outcome"], "ok", told)
+        for name in (node_rows.MOUNTS, node_rows.VERDICT, node_rows.BARE):
+            self.assertEqual(rows[name]["outcome"], "ok" if apart else "skipped", told)
+        self.assertEqual(rows["libcuda and NVML, which every container has"]["outcome"], "ok", told)
+        for row in rows.values():
+            if row["outcome"] == "skipped":
+                self.assertTrue(row["note"], row)
+
+    def test_a_process_without_a_share_and_a_plugin_that_hangs_are_found_out(self):
+        dist = self.fake()
+        (dist / "vgpu-kubelet-plugin").symlink_to(DIST / "vgpu-kubelet-plugin")
+        status, rows, told = self.node(dist=dist)
+        self.assertEqual((status, rows["matching"]["outcome"]), (1, "FAILED"), told)
+        self.assertIn("no share", rows["matching"]["note"])
+        (dist / "vgpu-kubelet-plugin").unlink()
+        script(dist / "vgpu-kubelet-plugin", "#!/bin/sh\nexec sleep 600\n")
+        status, rows, told = self.node("--patience", "3", dist=dist)
+        self.assertEqual(status, 1, told)
+        for name in ("child", "injection"):
+            self.assertIn("hung", rows[name]["note"])
+
+    def test_without_the_plugins_program_its_rows_are_skipped(self):
+        status, rows, told = self.node(dist=self.fake())
+        self.assertEqual(status, 0, told)
+        self.assertEqual({row["outcome"] for row in rows.values()}, {"skipped"})
+        self.assertIn("vgpu-kubelet-plugin is missing", rows["child"]["note"])
 
     def test_what_hangs_is_a_row_and_no_hang(self):
         hang = '[ "$1" = true ] || exec sleep 600\n'

@@ -1,5 +1,6 @@
 """Runs the probes of all groups, bare or under a share and within the time, and turns errors into rows."""
 
+import json
 import time
 
 from .child import Ended, converse, output, side_by_side
@@ -62,6 +63,21 @@ class Bench:
         if not patience:
             return "", "not run: the {:.0f} s are over".format(self.options.time)
         return output(*self.sides.limited(command), patience)
+
+    def ask_plugin(self, name, *arguments):
+        """Runs the kubelet plugin's check and returns its answer; None after a row that says why there is none."""
+        patience = self.patience()
+        if not patience:
+            self.add(Row("node", name, FAILED, self.not_run().note))
+            return None
+        text, note = output(*self.sides.bare(self.sides.plugin_check(*arguments)), patience)
+        if not note:
+            try:
+                return json.loads(text)
+            except ValueError:
+                note = "the plugin's answer is no JSON"
+        self.add(Row("node", name, FAILED, note))
+        return None
 
     def close(self, group, name, ended, row=None):
         """Records the end of a probe: a failure of its row (a new one if it has none yet), or a skip."""

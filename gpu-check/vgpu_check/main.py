@@ -5,7 +5,7 @@ import signal
 import sys
 import tempfile
 
-from . import driver_api, frameworks, gpu_time, machine, options, overhead, report, rows
+from . import driver_api, frameworks, gpu_time, machine, node_agent, options, overhead, report, rows
 from .bench import Bench
 from .child import output
 from .sides import Sides
@@ -70,6 +70,7 @@ def run_groups(bench, groups):
         ("held", "held", driver_api.run_held),
         ("held", "clients", frameworks.run),
         ("overhead", "overhead", overhead.run),
+        ("node", "node agent", node_agent.run),
         ("time", "time", gpu_time.run),
     )
     for group, name, run in steps:

@@ -5,7 +5,7 @@ import os
 import pathlib
 
 MIB = 1 << 20
-GROUPS = ("costs", "seen", "held", "overhead", "time")
+GROUPS = ("costs", "seen", "held", "overhead", "node", "time")
 
 
 def parser():

@@ -9,6 +9,7 @@ TITLES = {
     "seen": "The GPU that programs see",
     "held": "Memory that programs can allocate until they are refused, in MiB",
     "overhead": "Time of calls, in us (medians, bare and limited in turns)",
+    "node": "The node agent (vgpu-kubelet-plugin): its NVML process, a share's process, what containers get",
     "time": "GPU time of shares, in percent (throughput: of the bare one)",
     "durations": "Durations on the GPU, in ms",
 }
@@ -17,6 +18,7 @@ COLUMNS = {
     "seen": (("seen", "seen"),),
     "held": (("got", "got"), ("charged", "charged"), ("truth", "truth")),
     "overhead": (("bare", "bare"), ("limited", "limited"), ("more", "more"), ("ratio", "ratio")),
+    "node": (("seen", "seen"),),
     "time": (("cores", "cores"), ("got", "got"), ("bare", "bare"), ("nvml", "NVML"), ("throughput", "throughput")),
     "durations": (("p50", "p50"), ("p99", "p99")),
 }

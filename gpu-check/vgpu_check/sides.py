@@ -17,6 +17,15 @@ class Sides:
     def probe(self, name, *arguments):
         return [sys.executable, self.options.probe, name, *[str(argument) for argument in arguments]]
 
+    def plugin(self):
+        """The kubelet plugin's program."""
+        return self.options.dist / "vgpu-kubelet-plugin"
+
+    def plugin_check(self, *arguments):
+        """The command of the plugin's check on this driver."""
+        root = str(self.options.dist / "soft-gpu") if self.soft else "/"
+        return [str(self.plugin()), "check", "--driver-root", root, *arguments]
+
     def bare(self, command, **variables):
         """Returns (command, environment) with access to the whole GPU and no other."""
         environment = self.environment(variables)

@@ -17,7 +17,7 @@
 //! ```
 //!
 //! `server` passes the calls that wait for the node's lock to `queue`, and those without room to `waiting`; `connection` is
-//! what `api` talks over.
+//! what `api` talks over. `check` prints what `nvml`, `truth` and `driver` find, for `make gpu-check`.
 //!
 //! Pure (no I/O): `slice`, `claim`, `edits`, `gpus::published`, `faults::conditions`, `publish::plan`, `stale`, `compute::judge`. Synchronous: `node`
 //! and the modules it calls, on threads of their own (`node::shared`).

@@ -22,6 +22,7 @@ def main():
                 "mig": nvml.mig(device),
                 "total": total,
                 "free": free,
+                "reserved": nvml.reserved(device),
                 "others": len(nvml.processes(device)),
             }
         )

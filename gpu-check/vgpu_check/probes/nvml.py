@@ -68,10 +68,17 @@ class Nvml:
 
     def memory_v2(self, device):
         """The same by the second version, which excludes memory that the driver reserves; None: an old driver."""
+        figures = self.figures_v2(device)
+        return figures and (figures.total, figures.free, figures.used)
+
+    def reserved(self, device):
+        """Bytes that the driver reserves; None: an old driver."""
+        figures = self.figures_v2(device)
+        return figures and figures.reserved
+
+    def figures_v2(self, device):
         figures = MemoryV2(version=ctypes.sizeof(MemoryV2) | 2 << 24)
-        if self.code("nvmlDeviceGetMemoryInfo_v2", device, ctypes.byref(figures)):
-            return None
-        return figures.total, figures.free, figures.used
+        return None if self.code("nvmlDeviceGetMemoryInfo_v2", device, ctypes.byref(figures)) else figures
 
     def processes(self, device):
         """Returns {PID: bytes, or None if the driver has no figure}."""
