@@ -18,6 +18,8 @@ def parser():
     flags.add_argument("--memory", type=int, metavar="MIB", help=memory)
     flags.add_argument("--quick", action="store_true", help="fewer and shorter rounds: under 4 minutes")
     flags.add_argument("--only", metavar="GROUP,...", help="run only some of " + ", ".join(GROUPS))
+    root = "folder of NVIDIA's driver, for the rows of the node agent (/)"
+    flags.add_argument("--driver-root", default="/", metavar="DIR", help=root)
     flags.add_argument("--json", metavar="FILE", help="also write the rows as JSON")
     flags.add_argument("--markdown", metavar="FILE", help="also write the rows as a Markdown table")
     flags.add_argument("--patience", type=float, default=90, metavar="S", help="seconds that a probe may be silent (90)")

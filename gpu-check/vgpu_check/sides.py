@@ -23,7 +23,7 @@ class Sides:
 
     def plugin_check(self, *arguments):
         """The command of the plugin's check on this driver."""
-        root = str(self.options.dist / "soft-gpu") if self.soft else "/"
+        root = str(self.options.dist / "soft-gpu") if self.soft else self.options.driver_root
         return [str(self.plugin()), "check", "--driver-root", root, *arguments]
 
     def bare(self, command, **variables):
