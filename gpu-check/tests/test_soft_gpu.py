@@ -176,7 +176,7 @@ class SoftwareGpu(Scene):
         for name in ("child", "injection"):
             self.assertIn("hung", rows[name]["note"])
 
-    def test_without_the_plugins_program_its_rows_are_skipped(self):
+    def test_without_the_plugins_program_its_rows_are_left_out(self):
         status, rows, told = self.node(dist=self.fake())
         self.assertEqual(status, 0, told)
         self.assertEqual({row["outcome"] for row in rows.values()}, {"skipped"})
