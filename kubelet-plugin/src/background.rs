@@ -233,13 +233,13 @@ fn broken_shares(node: &Node, verdicts: &BTreeMap<ShareKey, Verdict>) -> Vec<(Cl
 /// Claims with a share whose ledger is damaged, and the first damage of each. Only the release of a claim's own library
 /// knows the format of its ledger.
 fn damaged_ledgers(node: &mut Node) -> Vec<(ClaimId, String)> {
-    let mut damaged = Vec::new();
+    let (mut damaged, mut buffer) = (Vec::new(), Vec::new());
     for (uid, entry) in &node.claims().claims {
         if entry.name.is_empty() || Some(entry.library.as_str()) != node.library() {
             continue;
         }
         let shares = entry.shares.iter().filter(|held| held.share.role == Role::Share);
-        let damage = shares.filter_map(|held| match node.dirs().usage(uid, &held.share) {
+        let damage = shares.filter_map(|held| match node.dirs().usage(uid, &held.share, &mut buffer) {
             // A file that cannot be read is one that the tenant replaced, by a link for example.
             Err(damage) => Some(format!("share {}: {damage}", held.share.name)),
             Ok(_) => None,

@@ -28,7 +28,7 @@ use crate::share::{Role, Share};
 use crate::tmpfs::{self, Size};
 use std::collections::BTreeSet;
 use std::io;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use vgpu_abi::ledger::{self, Usage};
 use vgpu_abi::limits::{self, Limits, Version};
@@ -260,13 +260,13 @@ impl ClaimDirs {
         (found.iter().map(held).collect(), missing)
     }
 
-    /// Reads from the ledger how much memory and how many processes a share has.
+    /// Reads from the ledger how much memory and how many processes a share has. `buffer` is used again for the next one.
     ///
     /// # Errors
     /// The ledger cannot be read, or is damaged.
-    pub fn usage(&self, uid: &str, share: &Share) -> Result<Usage, LedgerError> {
-        let bytes = files::read_bounded(&self.share_path(uid, &share.name).join(LEDGER), ledger::MAX_SIZE)?;
-        Ok(ledger::read(&bytes)?)
+    pub fn usage(&self, uid: &str, share: &Share, buffer: &mut Vec<u8>) -> Result<Usage, LedgerError> {
+        read_ledger(&self.share_path(uid, &share.name).join(LEDGER), buffer)?;
+        Ok(ledger::read(buffer)?)
     }
 
     /// Takes one of the hook's reports. Returns true if there is one that is not yet on all pods of the claim. The
@@ -301,6 +301,28 @@ impl ClaimDirs {
     fn report_file(&self, uid: &str, report: Report, suffix: &str) -> PathBuf {
         self.claim_path(uid).join(format!("{}{suffix}", report.file()))
     }
+}
+
+/// Reads a ledger's file without the part that has only zeros. The copy is most of the time of a scrape.
+fn read_ledger(path: &Path, buffer: &mut Vec<u8>) -> Result<(), LedgerError> {
+    let (file, length) = files::open_regular(path)?;
+    let length = usize::try_from(length).unwrap_or(usize::MAX);
+    if ![ledger::SIZE, ledger::MAX_SIZE].contains(&length) {
+        return Err(ledger::Damage::Size(length).into());
+    }
+    buffer.resize(length, 0);
+    for (number, one) in buffer.chunks_exact_mut(ledger::SIZE).enumerate() {
+        let at = (number * ledger::SIZE) as u64;
+        let (head, rest) = one.split_at_mut(ledger::FIRST_OBJECT_AT);
+        file.read_exact_at(head, at)?;
+        let unused = ledger::never_used(head);
+        for part in [ledger::FIRST_OBJECT_AT..unused.start, unused.end..ledger::SIZE] {
+            let read = &mut rest[part.start - ledger::FIRST_OBJECT_AT..part.end - ledger::FIRST_OBJECT_AT];
+            file.read_exact_at(read, at + part.start as u64)?;
+        }
+        rest[unused.start - ledger::FIRST_OBJECT_AT..unused.end - ledger::FIRST_OBJECT_AT].fill(0);
+    }
+    Ok(())
 }
 
 fn read_limits(path: &Path) -> Option<Limits> {
@@ -357,7 +379,10 @@ mod tests {
         assert_eq!(mode(&folder.join(LIMITS)), 0o444);
         assert_eq!(mode(&folder.join(LEDGER)), 0o666);
         assert_eq!(mode(&dirs.root), 0o700);
-        assert_eq!(dirs.usage("u", &share("s2")).expect("a ledger"), Usage::default());
+        assert_eq!(
+            dirs.usage("u", &share("s2"), &mut Vec::new()).expect("a ledger"),
+            Usage::default()
+        );
         assert_eq!(dirs.uids().expect("listed"), ["u"]);
 
         std::fs::write(folder.join(LEDGER), "in use").expect("written");
@@ -413,12 +438,41 @@ mod tests {
         let path = dirs.share_path("u", "s1").join(LEDGER);
         for bytes in [vec![], vec![0; 1], vec![0xff; ledger::SIZE], vec![0; 10 * ledger::SIZE]] {
             std::fs::write(&path, &bytes).expect("written");
-            let error = dirs.usage("u", &share("s1")).expect_err("no ledger");
+            let error = dirs.usage("u", &share("s1"), &mut Vec::new()).expect_err("no ledger");
             assert!(matches!(error, LedgerError::Damage(_)), "{error}");
         }
         std::fs::remove_file(&path).expect("removed");
         std::os::unix::fs::symlink("/etc/passwd", &path).expect("a link");
-        assert!(matches!(dirs.usage("u", &share("s1")), Err(LedgerError::Io(_))));
+        assert!(matches!(
+            dirs.usage("u", &share("s1"), &mut Vec::new()),
+            Err(LedgerError::Io(_))
+        ));
+    }
+
+    #[test]
+    fn only_objects_that_were_never_used_are_left_out_of_a_read() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let (path, mut buffer) = (dir.path().join("ledger"), Vec::new());
+        let used_at = |at: usize| at + ledger::OBJECTS_USED_AT..at + ledger::OBJECTS_USED_AT + 8;
+        for (size, used) in [
+            (ledger::MAX_SIZE, [3, 0]),
+            (ledger::SIZE, [0, 0]),
+            (ledger::SIZE, [512, 0]),
+            (ledger::MAX_SIZE, [u64::MAX, 1]),
+        ] {
+            let mut bytes: Vec<u8> = (0..size).map(|at| (at % 251) as u8 | 1).collect();
+            for (at, used) in (0..size).step_by(ledger::SIZE).zip(used) {
+                bytes[used_at(at)].copy_from_slice(&used.to_le_bytes());
+            }
+            std::fs::write(&path, &bytes).expect("written");
+            read_ledger(&path, &mut buffer).expect("read");
+            for (at, used) in (0..size).step_by(ledger::SIZE).zip(used) {
+                let first =
+                    at + ledger::FIRST_OBJECT_AT + usize::try_from(used.min(512)).expect("small") * ledger::LINE;
+                bytes[first..at + ledger::SIZE - ledger::LINE].fill(0);
+            }
+            assert!(buffer == bytes, "{size} {used:?}");
+        }
     }
 
     #[test]

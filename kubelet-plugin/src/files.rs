@@ -98,19 +98,29 @@ pub fn folders(path: &Path) -> io::Result<Vec<String>> {
 /// Reads at most `limit + 1` bytes of a file that a tenant can write. Does not follow a link and does not
 /// block. A result longer than `limit` means that the file is too large.
 ///
-/// # Errors The file cannot be opened or read, or is not a regular file.
+/// # Errors
+/// The file cannot be opened or read, or is not a regular file.
 pub fn read_bounded(path: &Path, limit: usize) -> io::Result<Vec<u8>> {
+    let (file, length) = open_regular(path)?;
+    // Grown step by step, a ledger would be copied several times.
+    let room = usize::try_from(length).unwrap_or(limit).min(limit) + 1;
+    let mut bytes = Vec::with_capacity(room);
+    file.take(limit as u64 + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Opens a file that a tenant can write, and returns its length. Does not follow a link and does not block.
+///
+/// # Errors
+/// The file cannot be opened, or is not a regular file.
+pub fn open_regular(path: &Path) -> io::Result<(File, u64)> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
     let found = file.metadata()?;
     if !found.is_file() {
         return Err(io::Error::other("not a regular file"));
     }
-    // Grown step by step, a ledger would be copied several times.
-    let room = usize::try_from(found.len()).unwrap_or(limit).min(limit) + 1;
-    let mut bytes = Vec::with_capacity(room);
-    file.take(limit as u64 + 1).read_to_end(&mut bytes)?;
-    Ok(bytes)
+    Ok((file, found.len()))
 }
 
 /// Refuses a name in a file of the plugin's, or in an answer of the driver, that could lead out of its folder.

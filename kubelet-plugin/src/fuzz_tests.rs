@@ -362,7 +362,7 @@ fn any_ledger_is_read_or_damaged_and_the_neighbours_is_read_as_it_is() {
     let (own, neighbour) = (share("u1"), share("u2"));
     let path = rig.path("run/claims/u1/s1/ledger");
     let whole = fs::read(&path).expect("a ledger");
-    let expected = node.dirs().usage("u2", &neighbour).expect("read");
+    let expected = node.dirs().usage("u2", &neighbour, &mut Vec::new()).expect("read");
     let word = (0..whole.len() / 8, any::<u64>());
     proptest!(config(), |(changes in changes(), words in prop::collection::vec(word, 0..8))| {
         let mut bytes = whole.clone();
@@ -370,10 +370,10 @@ fn any_ledger_is_read_or_damaged_and_the_neighbours_is_read_as_it_is() {
             bytes[at * 8..][..8].copy_from_slice(&value.to_le_bytes());
         }
         fs::write(&path, changed(&bytes, &changes)).expect("written");
-        if let Ok(usage) = node.dirs().usage("u1", &own) {
+        if let Ok(usage) = node.dirs().usage("u1", &own, &mut Vec::new()) {
             prop_assert!(usage.processes.len() < 2048);
         }
-        prop_assert_eq!(node.dirs().usage("u2", &neighbour).expect("read"), expected.clone());
+        prop_assert_eq!(node.dirs().usage("u2", &neighbour, &mut Vec::new()).expect("read"), expected.clone());
     });
 }
 

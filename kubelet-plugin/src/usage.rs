@@ -37,10 +37,10 @@ impl Usage {
 
     fn samples(&self) -> Vec<Sample> {
         let node = self.node.lock();
-        let mut samples = Vec::new();
+        let (mut samples, mut buffer) = (Vec::new(), Vec::new());
         for (uid, entry) in &node.claims().claims {
             for held in entry.shares.iter().filter(|held| held.share.role == Role::Share) {
-                let usage = node.dirs().usage(uid, &held.share).ok();
+                let usage = node.dirs().usage(uid, &held.share, &mut buffer).ok();
                 samples.push(Sample {
                     labels: labels(entry, &held.share),
                     limit: signed(held.share.memory),

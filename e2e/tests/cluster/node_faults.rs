@@ -17,7 +17,7 @@ use vgpu_e2e::{install, node, patience, shell};
 
 use crate::fleet::{TAKEOVER, claim_of};
 use crate::load::{self, PROVES};
-use crate::manifests::{HOLD, pod, pod_object, template};
+use crate::manifests::{HOLD, config, pod, pod_object, template};
 use crate::shared::{self, Installed, LIMIT, Test};
 use crate::{plugins, size};
 
@@ -221,12 +221,13 @@ fn while_full(installed: &Installed, kube: &Kube<'_>) -> Result<()> {
     plugins::settle(cluster, &[]).map(drop)
 }
 
-/// The software GPU's libraries on the node, as the host sees them.
-fn libraries(cluster: &Cluster) -> Result<PathBuf> {
-    let folder = format!("{SOFT_GPU_DRIVER}/usr/lib/x86_64-linux-gnu");
-    cluster.node(Node::FIRST).path_inside(&folder)
+/// The software GPU's driver root on the node, as the host sees it.
+fn driver_root(cluster: &Cluster) -> Result<PathBuf> {
+    cluster.node(Node::FIRST).path_inside(SOFT_GPU_DRIVER)
 }
 
+/// The folder of libraries in a driver root.
+const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 const NAMES: [&str; 2] = ["libcuda.so", "libnvidia-ml.so"];
 
 /// Returns true, and reports the test as skipped, if the machine's own driver would be changed.
@@ -250,8 +251,8 @@ fn driver_is_replaced() -> Result<()> {
         kube.wait_running("before", LIMIT)?;
         holds(kube, "before")?;
         let claim = uid_of(&claim_of(kube, "before")?);
-        let folder = libraries(cluster)?;
-        let tested = replace_driver(&folder).and_then(|()| {
+        let root = driver_root(cluster)?;
+        let tested = replace_driver(&root).and_then(|()| {
             wait(LIMIT, "the claim's CDI file to name the new driver", || {
                 let (_, text) = node::cdi_spec(cluster, &claim)?;
                 Ok(text.contains("libcuda.so.999.1").then_some(()))
@@ -265,16 +266,108 @@ fn driver_is_replaced() -> Result<()> {
                 let is_new = mounts.lines().any(|line| line.contains(&from) && line.contains(&to));
                 ensure!(is_new, "{file}.1 in the container is not the new driver's:\n{mounts}");
             }
-            kube.apply(&lasting("after", BYTES + 1)?.to_string())?;
+            let names: Vec<&str> = FILES.iter().flat_map(|(_, _, names)| *names).copied().collect();
+            let shows = format!("cat {} 2>/dev/null || true", names.join(" "));
+            let seen = kube.exec("before", &["sh", "-c", &shows])?;
+            ensure!(
+                seen.trim() == "libnvidia-ptxjitcompiler",
+                "the class gives compute and utility: {seen:?}"
+            );
+            kube.apply(&everything_of_the_driver().to_string())?;
+            kube.apply(&template(
+                "all",
+                EVERYTHING,
+                json!({"memory": load::MEMORY, "cores": "1"}),
+                &[],
+            ))?;
+            let mut all = lasting("after", BYTES + 1)?;
+            all["spec"]["resourceClaims"][0]["resourceClaimTemplateName"] = json!("all");
+            kube.apply(&all.to_string())?;
             kube.wait_running("after", LIMIT)?;
-            holds(kube, "after")
+            holds(kube, "after")?;
+            let seen = kube.exec("after", &["sh", "-c", &shows])?;
+            let lines: Vec<&str> = seen.lines().collect();
+            let expected = FILES.iter().flat_map(|(_, text, names)| names.iter().map(|_| *text));
+            ensure!(lines == expected.collect::<Vec<_>>(), "{shows}: {seen}");
+            Ok(())
         });
-        after(tested, restore_driver(&folder))
+        let restored = restore_driver(&root);
+        let class = kube.run(&["delete", "deviceclass", EVERYTHING, "--ignore-not-found"]);
+        after(tested, after(restored, class.map(drop)))
     })
 }
 
-/// As a package of a newer driver does: other files, links to them, and the former files are gone.
-fn replace_driver(folder: &Path) -> Result<()> {
+const EVERYTHING: &str = "driver-with-all-its-files";
+
+/// Files of a whole driver beside libcuda and NVML, from its root, with their text and their names in a container. The
+/// files are stand-ins: the test is that the runtime loads what the plugin writes of them.
+const FILES: [(&str, &str, &[&str]); 6] = [
+    (
+        "usr/lib/x86_64-linux-gnu/libnvidia-ptxjitcompiler.so.999.1",
+        "libnvidia-ptxjitcompiler",
+        &["/dev/vgpu/.driver/libnvidia-ptxjitcompiler.so.1"],
+    ),
+    (
+        "usr/lib/x86_64-linux-gnu/libnvidia-encode.so.999.1",
+        "libnvidia-encode",
+        &[
+            "/usr/lib/x86_64-linux-gnu/libnvidia-encode.so.999.1",
+            "/usr/lib/x86_64-linux-gnu/libnvidia-encode.so.1",
+            "/usr/lib64/libnvidia-encode.so.1",
+        ],
+    ),
+    (
+        "usr/lib/x86_64-linux-gnu/libEGL_nvidia.so.999.1",
+        "libEGL_nvidia",
+        &["/usr/lib64/libEGL_nvidia.so.0"],
+    ),
+    (
+        "usr/lib/x86_64-linux-gnu/vdpau/libvdpau_nvidia.so.999.1",
+        "libvdpau_nvidia",
+        &["/usr/lib/x86_64-linux-gnu/vdpau/libvdpau_nvidia.so.1"],
+    ),
+    (
+        "usr/share/vulkan/icd.d/nvidia_icd.json",
+        "nvidia_icd",
+        &["/etc/vulkan/icd.d/nvidia_icd.json"],
+    ),
+    (
+        "usr/share/glvnd/egl_vendor.d/10_nvidia.json",
+        "10_nvidia",
+        &["/usr/share/glvnd/egl_vendor.d/10_nvidia.json"],
+    ),
+];
+/// Their links, beside them.
+const LINKS: [(&str, &str); 4] = [
+    ("libnvidia-ptxjitcompiler.so.1", "libnvidia-ptxjitcompiler.so.999.1"),
+    ("libnvidia-encode.so.1", "libnvidia-encode.so.999.1"),
+    ("libEGL_nvidia.so.0", "libEGL_nvidia.so.999.1"),
+    ("vdpau/libvdpau_nvidia.so.1", "libvdpau_nvidia.so.999.1"),
+];
+
+/// A class whose containers get everything of the driver.
+fn everything_of_the_driver() -> Value {
+    let config = config(&json!({"driverCapabilities": ["compute", "utility", "video", "graphics"]}));
+    json!({"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": EVERYTHING},
+    "spec": {
+        "selectors": [{"cel": {"expression":
+            "device.driver == 'dra.vgpu' && device.attributes['dra.vgpu'].type == 'gpu'"}}],
+        "config": [{"opaque": {"driver": "dra.vgpu", "parameters": config}}],
+    }})
+}
+
+/// As a package of a newer driver does: other files, links to them, and the former files are gone. With files that the
+/// former driver did not have.
+fn replace_driver(root: &Path) -> Result<()> {
+    for (file, text, _) in FILES {
+        let path = root.join(file);
+        fs::create_dir_all(path.parent().unwrap_or(root))?;
+        fs::write(&path, format!("{text}\n")).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    let folder = root.join(LIBRARIES);
+    for (link, to) in LINKS {
+        symlink(to, folder.join(link)).with_context(|| format!("cannot link {link}"))?;
+    }
     for file in NAMES {
         let (link, new) = (folder.join(format!("{file}.1")), folder.join(format!("{file}.999.1")));
         fs::copy(&link, &new).with_context(|| format!("cannot write {}", new.display()))?;
@@ -284,12 +377,22 @@ fn replace_driver(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-fn restore_driver(folder: &Path) -> Result<()> {
+fn restore_driver(root: &Path) -> Result<()> {
+    let folder = root.join(LIBRARIES);
     for file in NAMES {
         let (link, new) = (folder.join(format!("{file}.1")), folder.join(format!("{file}.999.1")));
         if new.exists() {
             let renamed = fs::rename(&new, &link);
             renamed.with_context(|| format!("cannot rename {}", new.display()))?;
+        }
+    }
+    let files = FILES.iter().map(|(file, ..)| root.join(file));
+    for path in files.chain(LINKS.iter().map(|(link, _)| folder.join(link))) {
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(error).with_context(|| format!("cannot remove {}", path.display()));
+            }
+            _ => {}
         }
     }
     Ok(())

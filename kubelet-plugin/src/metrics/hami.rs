@@ -46,7 +46,7 @@ impl Hami {
         let gpus = self.0.truth.lock().gpus.clone();
         let node = self.0.node.lock();
         let now = SystemTime::now();
-        let mut samples = Vec::new();
+        let (mut samples, mut buffer) = (Vec::new(), Vec::new());
         for (uid, entry) in &node.claims().claims {
             for (index, held) in entry
                 .shares
@@ -56,7 +56,11 @@ impl Hami {
             {
                 let share = &held.share;
                 let key = (uid.clone(), share.name.clone());
-                let used = node.dirs().usage(uid, share).ok().map(|usage| usage.charged as f64);
+                let used = node
+                    .dirs()
+                    .usage(uid, share, &mut buffer)
+                    .ok()
+                    .map(|usage| usage.charged as f64);
                 let idle = active.get(&key).and_then(|at| now.duration_since(*at).ok());
                 for (pod, container) in known.get(&key).into_iter().flatten().take(MOST) {
                     samples.push(Sample {

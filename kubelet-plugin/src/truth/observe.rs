@@ -124,6 +124,7 @@ pub(super) fn records(node: &Node) -> Records {
         gpus: node.gpus(),
         ..Records::default()
     };
+    let mut buffer = Vec::new();
     for (uid, entry) in &node.claims().claims {
         let shares = entry.shares.iter().map(|held| &held.share);
         let limited: Vec<_> = shares.filter(|share| share.role == Role::Share).collect();
@@ -131,7 +132,7 @@ pub(super) fn records(node: &Node) -> Records {
             let ledger = if Some(entry.library.as_str()) != node.library() {
                 Ledger::Other
             } else {
-                match node.dirs().usage(uid, share) {
+                match node.dirs().usage(uid, share, &mut buffer) {
                     Ok(usage) => {
                         let processes = usage.processes.iter();
                         let processes = processes.map(|of| ((of.pid, of.pid_namespace), of.charged));

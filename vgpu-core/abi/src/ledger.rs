@@ -36,6 +36,7 @@ use crate::limits::Limits;
 pub use layout::*;
 use object::OBJECTS;
 use std::fmt;
+use std::ops::Range;
 
 const _: () = assert!(FIRST_OBJECT_AT + OBJECTS * LINE + LINE == SIZE);
 const _: () = assert!(SIZE.is_multiple_of(4096), "the second ledger is mapped by itself");
@@ -114,6 +115,14 @@ fn one(limits: &Limits) -> Vec<u8> {
 #[must_use]
 pub fn share_mark(share: &str, gpu: &str) -> u32 {
     crc32(format!("{share}\0{gpu}").as_bytes())
+}
+
+/// Returns the bytes of a ledger that need not be read, by its bytes before [`FIRST_OBJECT_AT`]: those of objects that were
+/// never used, all zero.
+#[must_use]
+pub fn never_used(head: &[u8]) -> Range<usize> {
+    let used = usize::try_from(word(head, OBJECTS_USED_AT)).unwrap_or(OBJECTS);
+    FIRST_OBJECT_AT + used.min(OBJECTS) * LINE..FIRST_OBJECT_AT + OBJECTS * LINE
 }
 
 /// Checks that `bytes` are one complete ledger of this version.
