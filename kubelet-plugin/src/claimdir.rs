@@ -199,7 +199,8 @@ impl ClaimDirs {
         }
         let path = folder.join(LEDGER);
         if !path.symlink_metadata().is_ok_and(|found| found.is_file()) {
-            files::replace(&path, &ledger::image(limits), 0o666).map_err(failed("write", &path))?;
+            files::replace_zeros(&path, ledger::size(limits), &ledger::parts(limits), 0o666)
+                .map_err(failed("write", &path))?;
             crash_points.reached("ledger")?;
         }
         let path = folder.join(LIMITS);

@@ -1,11 +1,11 @@
 //! Replaces files atomically, reads them with a size limit, and refuses names that lead out of a folder.
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FallocateFlags, Mode, OFlags};
 use serde::de::Error as _;
 use serde::{Deserialize as _, Deserializer};
 use std::fs::{File, Permissions};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::Path;
 
 /// The end of the name of a temporary file.
@@ -28,6 +28,19 @@ pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
 /// The first step that failed.
 pub fn replace_synced(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     replace_after(path, bytes, mode, File::sync_all)
+}
+
+/// The same for a file of zeros with some parts, as (offset, bytes), which are written in this order. All of its room is
+/// taken now, so that whoever maps it finds no page missing on a full disk.
+///
+/// # Errors
+/// The first step that failed.
+pub fn replace_zeros(path: &Path, length: usize, parts: &[(usize, Vec<u8>)], mode: u32) -> io::Result<()> {
+    replace_after(path, &[], mode, |file| {
+        rustix::fs::fallocate(file, FallocateFlags::empty(), 0, length as u64)?;
+        let mut parts = parts.iter();
+        parts.try_for_each(|(at, bytes)| file.write_all_at(bytes, *at as u64))
+    })
 }
 
 fn replace_after(path: &Path, bytes: &[u8], mode: u32, last: impl Fn(&File) -> io::Result<()>) -> io::Result<()> {

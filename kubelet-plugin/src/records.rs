@@ -193,8 +193,10 @@ impl Records {
             gpus,
             boot: Some(self.boot.clone()),
         };
-        let in_run = self.write(&self.run.entry_path(uid), uid, &record)?;
-        let on_disk = self.write(&self.file(uid), uid, &record)?;
+        let (run, disk) = (self.run.entry_path(uid), self.file(uid));
+        let bytes = record.render(uid).map_err(|error| (run.clone(), error))?;
+        let in_run = write(run, &bytes)?;
+        let on_disk = write(disk, &bytes)?;
         // From now on it would be wrong, if the copy in `run` vanished.
         self.remove_ended(uid)?;
         Ok(in_run || on_disk)
@@ -210,20 +212,9 @@ impl Records {
             gpus: BTreeMap::new(),
             boot: None,
         };
-        self.write(&self.file(uid), uid, &record).map(drop)
-    }
-
-    fn write(&self, path: &Path, uid: &str, record: &Record) -> Result<bool, (PathBuf, io::Error)> {
-        let write = || {
-            let bytes = record.render(uid)?;
-            if files::read_bounded(path, MAX_SIZE).is_ok_and(|found| found == bytes) {
-                return Ok(false);
-            }
-            std::fs::create_dir_all(path.parent().unwrap_or(path))?;
-            files::replace(path, &bytes, 0o600)?;
-            Ok(true)
-        };
-        write().map_err(|error| (path.to_path_buf(), error))
+        let path = self.file(uid);
+        let bytes = record.render(uid).map_err(|error| (path.clone(), error))?;
+        write(path, &bytes).map(drop)
     }
 
     /// Returns true if a copy of a claim is missing.
@@ -309,6 +300,21 @@ impl Records {
         }
         Ok(uids)
     }
+}
+
+/// Writes a copy if it differs. Returns true if it did.
+fn write(path: PathBuf, bytes: &[u8]) -> Result<bool, (PathBuf, io::Error)> {
+    if files::read_bounded(&path, MAX_SIZE).is_ok_and(|found| found == bytes) {
+        return Ok(false);
+    }
+    let replaced = match files::replace(&path, bytes, 0o600) {
+        // Nearly always the folder is there.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            std::fs::create_dir_all(path.parent().unwrap_or(&path)).and_then(|()| files::replace(&path, bytes, 0o600))
+        }
+        replaced => replaced,
+    };
+    replaced.map(|()| true).map_err(|error| (path, error))
 }
 
 fn is_gone(path: &Path) -> bool {

@@ -2,9 +2,8 @@
 //! socket, beside the running plugin, against real claims.
 //!
 //! ```text
-//!  make N claims, allocate them by status writes ─► rounds of {Prepare, Unprepare} for 1 claim
-//!                                                ─► rounds of {Prepare, Unprepare} for all N in one call
-//!                                                   (before each: the same claims only read, by GET)
+//!  make N claims, allocate them by status writes ─► rounds of {GET, Prepare, Unprepare} for 1 claim
+//!                                                ─► rounds of {GETs, Prepare, Unprepare} for all N in one call
 //!                                                ─► rounds of {GET, Prepare, Unprepare} for all N at once, a call each,
 //!                                                   as kubelet sends them: when the last one was answered
 //!                                                ─► the plugin with N prepared claims for a minute
@@ -171,14 +170,12 @@ async fn measure(flags: &Flags, client: &kube::Client, api: &Api<ResourceClaim>,
     let mut plugin = DraPluginClient::new(endpoint.connect().await.context("the plugin's socket")?);
     let processes = Processes::find()?;
     processes.print_rss("before")?;
-    floor(api, &claims[..1], flags.rounds).await?;
-    rounds(&mut plugin, "1", &claims[..1], flags.rounds).await?;
+    rounds(api, &mut plugin, "1", &claims[..1], flags.rounds).await?;
     let address = metrics_address(client, &flags.node).await?;
     print_parts(&metrics(&address).await?);
     processes.print_rss(&format!("after_{}_rounds", flags.rounds))?;
-    floor(api, claims, flags.rounds.div_ceil(10)).await?;
     let many = claims.len().to_string();
-    rounds(&mut plugin, &many, claims, flags.rounds.div_ceil(10)).await?;
+    rounds(api, &mut plugin, &many, claims, flags.rounds.div_ceil(10)).await?;
     at_once(api, &plugin, claims, flags.rounds.div_ceil(10)).await?;
     processes.print_rss("after_all")?;
     prepare(&mut plugin, claims).await?;
@@ -195,7 +192,7 @@ async fn measure(flags: &Flags, client: &kube::Client, api: &Api<ResourceClaim>,
     if flags.quiet > 0 {
         processes.print_cpu("idle", Duration::from_secs(flags.quiet)).await?;
         let what = format!("1_after_{}_quiet_seconds", flags.quiet);
-        rounds(&mut plugin, &what, &claims[..1], 1).await?;
+        rounds(api, &mut plugin, &what, &claims[..1], 1).await?;
     }
     Ok(())
 }
@@ -249,30 +246,35 @@ async fn at_once(
 }
 
 /// What a Prepare cannot do without: a read of each claim, as many at a time as the plugin has.
-async fn floor(api: &Api<ResourceClaim>, claims: &[Claim], rounds: usize) -> Result<()> {
-    let mut times = Vec::new();
-    for _ in 0..rounds {
-        let start = Instant::now();
-        let gets = claims.iter().map(|claim| api.get(&claim.name));
-        let read: Vec<_> = futures::stream::iter(gets)
-            .buffer_unordered(CONCURRENT_GETS)
-            .collect()
-            .await;
-        times.push(start.elapsed().as_micros());
-        for claim in read {
-            claim?;
-        }
+async fn floor(api: &Api<ResourceClaim>, claims: &[Claim]) -> Result<u128> {
+    let start = Instant::now();
+    let gets = claims.iter().map(|claim| api.get(&claim.name));
+    let read: Vec<_> = futures::stream::iter(gets)
+        .buffer_unordered(CONCURRENT_GETS)
+        .collect()
+        .await;
+    let took = start.elapsed().as_micros();
+    for claim in read {
+        claim?;
     }
-    print(&format!("get_{}", claims.len()), times);
-    Ok(())
+    Ok(took)
 }
 
-async fn rounds(plugin: &mut DraPluginClient<Channel>, what: &str, claims: &[Claim], rounds: usize) -> Result<()> {
-    let (mut prepares, mut unprepares) = (Vec::new(), Vec::new());
+/// Rounds of {read, Prepare, Unprepare}, in turns: after a Prepare the plugin writes the claim's status, which both meet.
+async fn rounds(
+    api: &Api<ResourceClaim>,
+    plugin: &mut DraPluginClient<Channel>,
+    what: &str,
+    claims: &[Claim],
+    rounds: usize,
+) -> Result<()> {
+    let (mut reads, mut prepares, mut unprepares) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..rounds {
+        reads.push(floor(api, claims).await?);
         prepares.push(prepare(plugin, claims).await?);
         unprepares.push(unprepare(plugin, claims).await?);
     }
+    print(&format!("get_{what}"), reads);
     print(&format!("prepare_{what}"), prepares);
     print(&format!("unprepare_{what}"), unprepares);
     Ok(())
@@ -320,12 +322,12 @@ fn print(what: &str, mut times: Vec<u128>) {
 
 async fn metrics_address(client: &kube::Client, node: &str) -> Result<String> {
     let on_node = ListParams::default().fields(&format!("spec.nodeName={node}"));
-    let pods = Api::<Pod>::all(client.clone()).list(&on_node).await?;
+    let plugins = on_node.labels("app.kubernetes.io/name=dra-driver-vgpu,app.kubernetes.io/component=plugin");
+    let pods = Api::<Pod>::all(client.clone()).list(&plugins).await?;
     let address = |pod: &Pod| {
         let containers = &pod.spec.as_ref()?.containers;
         let ports = containers.iter().flat_map(|container| container.ports.iter().flatten());
-        let is_plugins = pod.metadata.name.as_ref()?.contains("kubelet-plugin");
-        let mut ports = ports.filter(|port| is_plugins && port.name.as_deref() == Some("http"));
+        let mut ports = ports.filter(|port| port.name.as_deref() == Some("http"));
         let address = pod.status.as_ref()?.pod_ip.as_ref()?;
         Some(format!("{address}:{}", ports.next()?.container_port))
     };
@@ -373,32 +375,41 @@ struct Processes {
 
 impl Processes {
     fn find() -> Result<Self> {
-        let mut found = BTreeMap::new();
+        let mut parents = BTreeMap::new();
+        let mut plugins = Vec::new();
         for entry in std::fs::read_dir("/proc")? {
             let name = entry?.file_name();
             let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else {
                 continue;
             };
+            // Either may have ended by now.
+            let (Ok(comm), Ok(parent)) = (
+                std::fs::read_to_string(format!("/proc/{pid}/comm")),
+                status(pid, "PPid:"),
+            ) else {
+                continue;
+            };
+            parents.insert(pid, parent);
             // comm is cut to 15 bytes.
-            let comm = std::fs::read_to_string(format!("/proc/{pid}/comm"));
-            if comm.is_ok_and(|comm| comm.trim_end() == "vgpu-kubelet-pl") {
-                found.insert(pid, status(pid, "PPid:")?);
-            }
+            plugins.extend(Some(pid).filter(|_| comm.trim_end() == "vgpu-kubelet-pl"));
         }
-        let is_child = |parent: &u64| u32::try_from(*parent).is_ok_and(|parent| found.contains_key(&parent));
-        let plugin = found.iter().find(|(_, parent)| !is_child(parent));
-        let (plugin, _) = plugin.context("no process vgpu-kubelet-plugin here: run inside the cluster's namespaces")?;
-        let children = found.iter().filter(|(_, parent)| is_child(parent));
+        let plugin = *plugins
+            .first()
+            .context("no process vgpu-kubelet-plugin here: run inside the cluster's namespaces")?;
+        let children = parents.iter().filter(|(_, parent)| **parent == u64::from(plugin));
         Ok(Self {
-            plugin: *plugin,
+            plugin,
             children: children.map(|(pid, _)| *pid).collect(),
         })
     }
 
     fn print_rss(&self, when: &str) -> Result<()> {
-        println!("plugin_rss_{when} KiB {}", status(self.plugin, "VmRSS:")?);
-        for child in &self.children {
-            println!("child_rss_{when} KiB {}", status(*child, "VmRSS:")?);
+        for (what, pid) in [("plugin", self.plugin)]
+            .into_iter()
+            .chain(self.children.iter().map(|pid| ("child", *pid)))
+        {
+            println!("{what}_rss_{when} KiB {}", status(pid, "VmRSS:")?);
+            println!("{what}_rss_without_files_{when} KiB {}", status(pid, "RssAnon:")?);
         }
         Ok(())
     }

@@ -88,26 +88,31 @@ pub fn size(limits: &Limits) -> usize {
     if limits.host_memory > 0 { MAX_SIZE } else { SIZE }
 }
 
-/// Returns the content of a new ledger file. The seal is last, so a file that was not written to its end has none.
+/// Returns the content of a new ledger file.
 #[must_use]
 pub fn image(limits: &Limits) -> Vec<u8> {
-    let one = one(limits);
-    match size(limits) / SIZE {
-        1 => one,
-        count => one.repeat(count),
+    let mut bytes = vec![0; size(limits)];
+    for (at, part) in parts(limits) {
+        bytes[at..at + part.len()].copy_from_slice(&part);
     }
+    bytes
 }
 
-fn one(limits: &Limits) -> Vec<u8> {
-    let mut bytes = vec![0; SIZE];
-    let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
+/// Returns what a new ledger file has besides zeros, as (offset, bytes). Seals are last, so a file that was not written to
+/// its end has none.
+#[must_use]
+pub fn parts(limits: &Limits) -> Vec<(usize, Vec<u8>)> {
+    let mut head = vec![0; SHARE_AT + 4];
+    let mut put = |at: usize, value: &[u8]| head[at..at + value.len()].copy_from_slice(value);
     put(FORMAT_AT, &FORMAT.to_le_bytes());
     put(VERSION_AT, &VERSION.to_le_bytes());
     put(LANES_AT, &(LANES as u32).to_le_bytes());
     put(SIZE_AT, &(SIZE as u64).to_le_bytes());
     put(SHARE_AT, &share_mark(&limits.share, &limits.gpu).to_le_bytes());
-    put(SEAL_AT, &SEAL.to_le_bytes());
-    bytes
+    let ledgers = (0..size(limits)).step_by(SIZE);
+    let heads = ledgers.clone().map(|at| (at, head.clone()));
+    let seals = ledgers.map(|at| (at + SEAL_AT, SEAL.to_le_bytes().to_vec()));
+    heads.chain(seals).collect()
 }
 
 /// Returns the checksum by which a ledger is matched to its share. It leaves the limits out, because they may change
