@@ -131,6 +131,7 @@ class Injection(unittest.TestCase):
         ],
         "nodes": [
             {"gpu": None, "host": "/dev/nvidiactl", "container": "/dev/nvidiactl", "capabilities": list(ALL)},
+            {"gpu": None, "host": "/dev/nvidia-uvm", "container": "/dev/nvidia-uvm", "capabilities": list(ALL)},
             {"gpu": "a", "host": "/dev/nvidia0", "container": "/dev/nvidia0", "capabilities": list(ALL)},
             {"gpu": "b", "host": "/dev/nvidia1", "container": "/dev/nvidia1", "capabilities": list(ALL)},
         ],
@@ -167,8 +168,12 @@ class Injection(unittest.TestCase):
     def test_a_container_has_the_nodes_of_its_gpu_and_not_those_of_others(self):
         present = ["/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia1", "/dev/nvidia-caps/nvidia-cap1"]
         given, left = node_rows.nodes(self.FOUND, "a", present)
-        self.assertEqual((given.outcome, given.note), (rows.OK, "/dev/nvidia0, /dev/nvidiactl"))
+        self.assertEqual((given.outcome, given.note), (rows.OK, "/dev/nvidia-uvm, /dev/nvidia0, /dev/nvidiactl"))
         self.assertEqual((left.figures["seen"], left.note), ("1", "/dev/nvidia-caps/nvidia-cap1"))
+        without = {**self.FOUND, "nodes": self.FOUND["nodes"][2:]}
+        note = failed(node_rows.nodes(without, "a", present))["device nodes of a container with this GPU"]
+        self.assertIn("/dev/nvidia-uvm is not given", note)
+        self.assertIn("/dev/nvidiactl is not given", note)
         lost = {**self.FOUND, "missing": ["/dev/nvidia7 does not exist"]}
         self.assertIn("/dev/nvidia7", failed(node_rows.nodes(lost, "a", present))["device nodes of a container with this GPU"])
 

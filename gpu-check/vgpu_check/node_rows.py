@@ -205,14 +205,18 @@ def libraries(found, expected, version):
     return [made, others]
 
 
+NEEDED_NODES = {"/dev/nvidiactl", "/dev/nvidia-uvm"}
+
+
 def nodes(found, uuid, present):
     """`present`: the driver's device nodes on this machine."""
     given = {node["host"] for node in found["nodes"] if node["gpu"] in (None, uuid)}
     of_others = {node["host"] for node in found["nodes"]} - given
     made = row("device nodes of a container with this GPU", seen=str(len(given)), note=some(given))
     left = set(present) - given - of_others
-    if found["missing"]:
-        made.fail("; ".join(found["missing"]))
+    absent = sorted(NEEDED_NODES - given)
+    if found["missing"] or absent:
+        made.fail("; ".join(found["missing"] + [node + " is not given, and CUDA needs it" for node in absent]))
     return [made, row("device nodes that no container gets", TOLD, some(left), seen=str(len(left)))]
 
 

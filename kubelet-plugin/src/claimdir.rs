@@ -261,7 +261,7 @@ impl ClaimDirs {
         (found.iter().map(held).collect(), missing)
     }
 
-    /// Reads from the ledger how much memory and how many processes a share has. `buffer` is used again for the next one.
+    /// Reads from the ledger how much memory and how many processes a share has. `buffer` is reused between calls.
     ///
     /// # Errors
     /// The ledger cannot be read, or is damaged.
@@ -316,6 +316,9 @@ fn read_ledger(path: &Path, buffer: &mut Vec<u8>) -> Result<(), LedgerError> {
         let at = (number * ledger::SIZE) as u64;
         let (head, rest) = one.split_at_mut(ledger::FIRST_OBJECT_AT);
         file.read_exact_at(head, at)?;
+        // Again, after the lanes: an object that a lane's charge has moved to meanwhile is counted by now.
+        let count = ledger::OBJECTS_USED_AT..ledger::OBJECTS_USED_AT + 8;
+        file.read_exact_at(&mut head[count.clone()], at + count.start as u64)?;
         let unused = ledger::never_used(head);
         for part in [ledger::FIRST_OBJECT_AT..unused.start, unused.end..ledger::SIZE] {
             let read = &mut rest[part.start - ledger::FIRST_OBJECT_AT..part.end - ledger::FIRST_OBJECT_AT];

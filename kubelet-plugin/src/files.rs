@@ -1,6 +1,7 @@
 //! Replaces files atomically, reads them with a size limit, and refuses names that lead out of a folder.
 
 use rustix::fs::{FallocateFlags, Mode, OFlags};
+use rustix::io::Errno;
 use serde::de::Error as _;
 use serde::{Deserialize as _, Deserializer};
 use std::fs::{File, Permissions};
@@ -30,14 +31,19 @@ pub fn replace_synced(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     replace_after(path, bytes, mode, File::sync_all)
 }
 
-/// The same for a file of zeros with some parts, as (offset, bytes), which are written in this order. All of its room is
-/// taken now, so that whoever maps it finds no page missing on a full disk.
+/// Replaces a file by one of zeros with these parts, as (offset, bytes), which are written in this order; not synced. All
+/// blocks are allocated, so that a process that maps it gets no SIGBUS on a full disk.
 ///
 /// # Errors
 /// The first step that failed.
 pub fn replace_zeros(path: &Path, length: usize, parts: &[(usize, Vec<u8>)], mode: u32) -> io::Result<()> {
     replace_after(path, &[], mode, |file| {
-        rustix::fs::fallocate(file, FallocateFlags::empty(), 0, length as u64)?;
+        let allocate = || rustix::fs::fallocate(file, FallocateFlags::empty(), 0, length as u64);
+        match rustix::io::retry_on_intr(allocate) {
+            // As NFS before version 4.2.
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => file.write_all_at(&vec![0; length], 0)?,
+            allocated => allocated?,
+        }
         let mut parts = parts.iter();
         parts.try_for_each(|(at, bytes)| file.write_all_at(bytes, *at as u64))
     })
@@ -139,7 +145,7 @@ pub fn open_regular(path: &Path) -> io::Result<(File, u64)> {
 /// Refuses a name in a file of the plugin's, or in an answer of the driver, that could lead out of its folder.
 pub(crate) fn safe_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     let name = String::deserialize(deserializer)?;
-    let is_safe = (1..=128).contains(&name.len())
+    let is_safe = name.len() <= 128
         && !name.starts_with('.')
         && name
             .bytes()
@@ -150,6 +156,15 @@ pub(crate) fn safe_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<St
             "{:?} is no name of a folder",
             shortened(&name)
         ))),
+    }
+}
+
+/// The same for a name that must not be empty: the UUID of a GPU.
+pub(crate) fn safe_uuid<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let uuid = safe_name(deserializer)?;
+    match uuid.is_empty() {
+        true => Err(D::Error::custom("the UUID of a GPU is empty")),
+        false => Ok(uuid),
     }
 }
 

@@ -10,11 +10,11 @@ use prometheus_client::registry::Registry;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
 /// Two Prometheus servers may scrape at the same time.
 const SCRAPES: usize = 2;
-/// Prometheus gives up after 10 s by default.
+/// A scrape, with its wait for the ones before it. Prometheus gives up after 10 s by default.
 const SCRAPED_WITHIN: Duration = Duration::from_secs(8);
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -35,8 +35,9 @@ fn pages(readiness: Readiness, registries: Vec<Registry>, within: Duration) -> R
     };
     let scrapes = Arc::new(Semaphore::new(SCRAPES));
     let metrics = move || async move {
+        let deadline = Instant::now() + within;
         // Scrapes that hang would take up one thread after the other.
-        let Ok(Ok(permit)) = timeout(within, scrapes.acquire_owned()).await else {
+        let Ok(Ok(permit)) = timeout_at(deadline, scrapes.acquire_owned()).await else {
             return busy(within);
         };
         // Not on the thread of all servers: a scrape reads ledgers, and may wait for a turn that works.
@@ -50,7 +51,7 @@ fn pages(readiness: Readiness, registries: Vec<Registry>, within: Duration) -> R
                 .map(|()| text)
                 .map_err(|error| error.to_string())
         });
-        let Ok(encoded) = timeout(within, encoded).await else {
+        let Ok(encoded) = timeout_at(deadline, encoded).await else {
             return busy(within);
         };
         match encoded.unwrap_or_else(|error| Err(error.to_string())) {
@@ -64,7 +65,7 @@ fn pages(readiness: Readiness, registries: Vec<Registry>, within: Duration) -> R
         .route("/metrics", get(metrics))
 }
 
-/// The answer while a call has the node's state for long.
+/// Returned when the node's state stays locked too long.
 fn busy(waited: Duration) -> (StatusCode, [(header::HeaderName, &'static str); 1], String) {
     let text = format!(
         "the node's state was not free for {} s: a call of kubelet's hangs; check the node's disks\n",
@@ -116,13 +117,27 @@ mod tests {
         let address = listener.local_addr().expect("an address");
         let pages = pages(Readiness::new(&[]), vec![registry], Duration::from_millis(50));
         tokio::spawn(async move { axum::serve(listener, pages).await });
+        let mut seen = Vec::new();
         for _ in 0..4 {
-            assert_eq!(status_of(address, "/metrics").await, "503");
-            assert_eq!(status_of(address, "/healthz").await, "200");
+            seen.push(status_of(address, "/metrics").await);
+            seen.push(status_of(address, "/healthz").await);
         }
-        assert_eq!(hangs.0.0.lock().expect("a lock").1, 2);
-        hangs.0.0.lock().expect("a lock").0 = true;
+        // The threads end also if the test fails.
+        let threads = {
+            let mut state = hangs.0.0.lock().expect("a lock");
+            state.0 = true;
+            state.1
+        };
         hangs.0.1.notify_all();
-        while status_of(address, "/metrics").await != "200" {}
+        assert_eq!(seen, ["503", "200"].repeat(4));
+        assert_eq!(threads, 2);
+        let mut answer = String::new();
+        for _ in 0..100 {
+            answer = status_of(address, "/metrics").await;
+            if answer == "200" {
+                break;
+            }
+        }
+        assert_eq!(answer, "200");
     }
 }

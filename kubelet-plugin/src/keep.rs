@@ -60,9 +60,13 @@ mod tests {
         let keeping = tokio::spawn(cdi_files(node));
         for _ in 0..2 {
             std::fs::remove_file(&file).expect("a CDI file");
-            while !file.exists() {
+            for _ in 0..60 {
                 tokio::time::sleep(Duration::from_secs(1)).await;
+                if file.exists() {
+                    break;
+                }
             }
+            assert!(file.exists());
         }
         keeping.abort();
     }

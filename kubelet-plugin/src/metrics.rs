@@ -1,8 +1,7 @@
 //! Metrics for Prometheus. `usage`, `compute` and `truth` read what shares use at each scrape.
 //!
 //! A share has at most 40 series, and a GPU 60, HAMi's names included: tenants cannot add any, but for the containers of a
-//! share, of which few are named. A scrape reads ledgers and waits for a turn
-//! that works (`http`). Labels are names of objects and UUIDs, never what a tenant's process says.
+//! share, of which few are named. A scrape reads ledgers and waits up to 8 s for a turn that works (`http`). Labels are names of objects and UUIDs, never what a tenant's process says.
 
 mod gpus;
 pub mod hami;

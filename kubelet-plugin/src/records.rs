@@ -302,7 +302,7 @@ impl Records {
     }
 }
 
-/// Writes a copy if it differs. Returns true if it did.
+/// Writes a copy if it differs. Returns true if it was written.
 fn write(path: PathBuf, bytes: &[u8]) -> Result<bool, (PathBuf, io::Error)> {
     if files::read_bounded(&path, MAX_SIZE).is_ok_and(|found| found == bytes) {
         return Ok(false);

@@ -260,7 +260,7 @@ async fn floor(api: &Api<ResourceClaim>, claims: &[Claim]) -> Result<u128> {
     Ok(took)
 }
 
-/// Rounds of {read, Prepare, Unprepare}, in turns: after a Prepare the plugin writes the claim's status, which both meet.
+/// Rounds of {read, Prepare, Unprepare}, interleaved, so that the plugin's status writes slow the reads and the Prepares alike.
 async fn rounds(
     api: &Api<ResourceClaim>,
     plugin: &mut DraPluginClient<Channel>,
@@ -408,7 +408,9 @@ impl Processes {
             .into_iter()
             .chain(self.children.iter().map(|pid| ("child", *pid)))
         {
-            println!("{what}_rss_{when} KiB {}", status(pid, "VmRSS:")?);
+            // A child that measured contexts may have ended.
+            let Ok(resident) = status(pid, "VmRSS:") else { continue };
+            println!("{what}_rss_{when} KiB {resident}");
             println!("{what}_rss_without_files_{when} KiB {}", status(pid, "RssAnon:")?);
         }
         Ok(())

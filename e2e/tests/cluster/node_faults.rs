@@ -359,6 +359,8 @@ fn everything_of_the_driver() -> Value {
 /// As a package of a newer driver does: other files, links to them, and the former files are gone. With files that the
 /// former driver did not have.
 fn replace_driver(root: &Path) -> Result<()> {
+    // A run that was killed may have left something.
+    restore_driver(root)?;
     for (file, text, _) in FILES {
         let path = root.join(file);
         fs::create_dir_all(path.parent().unwrap_or(root))?;

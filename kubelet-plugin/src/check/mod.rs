@@ -9,8 +9,8 @@
 //!
 //! It runs the plugin's own code, needs no kubelet, no API server and no claim, and writes no file.
 //!
-//! How it fails: what cannot be known is an error in one line and exit status 1. It never waits longer than a question to
-//! NVML may take (`crate::nvml`).
+//! How it fails: what cannot be known is an error in one line and exit status 1. It waits no longer than its
+//! few questions to NVML may take (`crate::nvml`).
 
 mod child;
 mod injection;
@@ -85,7 +85,7 @@ fn run(flags: Flags) -> Result<String, String> {
         What::Child => json(&child::check(&nvml)?),
         What::Processes { gpu, share, tmpfs } => {
             let files = ShareFiles { folder: share, tmpfs };
-            json(&truth::once(&nvml, &Proc::of_node(None), &gpu, &files)?)
+            json(&truth::compare_share(&nvml, &Proc::of_node(None), &gpu, &files)?)
         }
         What::Injection { soft_gpu_state } => {
             let root = Root {

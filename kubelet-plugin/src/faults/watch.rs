@@ -1,4 +1,7 @@
 //! Reads the faults every few seconds, on a thread of its own: neither a driver that hangs nor a disk may stop others.
+//!
+//! What a look found is told before it is written. While a write hangs, later faults are not seen; GPUs that are lost are,
+//! by the scans.
 
 use super::{Conditions, Files, Readings};
 use crate::inventory::Faults;
@@ -31,28 +34,31 @@ struct Look {
 /// Watches for ever. `faults` has those of before the restart already. `rescan` has the GPUs listed before their time.
 pub async fn run<R: Readings>(watcher: Watcher<R>, faults: watch::Sender<Faults>, rescan: Arc<Notify>) {
     let watcher = Arc::new(Mutex::new(watcher));
+    let faults = Arc::new(faults);
     loop {
-        let own = watcher.clone();
+        let (own, faults, rescan) = (watcher.clone(), faults.clone(), rescan.clone());
         let look = tokio::task::spawn_blocking(move || {
             let mut watcher = own.lock().unwrap_or_else(PoisonError::into_inner);
-            watcher.look(Instant::now)
+            tell(watcher.look(Instant::now), &faults, &rescan);
+            watcher.write();
         });
-        match look.await {
-            Ok(look) => {
-                if look.has_lost_one {
-                    rescan.notify_one();
-                }
-                faults.send_if_modified(|known| {
-                    let changed = *known != look.faults;
-                    log(known, &look.faults);
-                    *known = look.faults;
-                    changed
-                });
-            }
-            Err(error) => tracing::error!("a look for faults of GPUs ended early: {error}"),
+        if let Err(error) = look.await {
+            tracing::error!("a look for faults of GPUs ended early: {error}");
         }
         tokio::time::sleep(READ_EVERY).await;
     }
+}
+
+fn tell(look: Look, faults: &watch::Sender<Faults>, rescan: &Notify) {
+    if look.has_lost_one {
+        rescan.notify_one();
+    }
+    faults.send_if_modified(|known| {
+        let changed = *known != look.faults;
+        log(known, &look.faults);
+        *known = look.faults;
+        changed
+    });
 }
 
 // === impl Watcher ===
@@ -86,7 +92,6 @@ impl<R: Readings> Watcher<R> {
             self.conditions.add(&written.kept);
         }
         self.conditions.apply(answer.as_deref().map_err(String::as_str), now);
-        self.files.write(&self.conditions.kept());
         let mut has_lost_one = false;
         match answer {
             Ok(readings) => {
@@ -101,6 +106,11 @@ impl<R: Readings> Watcher<R> {
             faults: self.faults(),
             has_lost_one,
         }
+    }
+
+    /// Writes what the last look found.
+    fn write(&mut self) {
+        self.files.write(&self.conditions.kept());
     }
 }
 
@@ -172,13 +182,19 @@ mod tests {
         (sender, Watcher::new(Answers(Mutex::new(answers)), conditions, files))
     }
 
+    fn look_and_write(watcher: &mut Watcher<Answers>, now: impl FnOnce() -> Instant) -> Look {
+        let look = watcher.look(now);
+        watcher.write();
+        look
+    }
+
     #[test]
     fn faults_are_kept_over_restarts_and_a_gpu_that_cannot_be_read_any_more_is_told() {
         let folder = tempfile::tempdir().expect("a folder");
         let (sender, mut first) = watcher(folder.path());
         let mut look = |answer| {
             sender.send(answer).expect("heard");
-            first.look(Instant::now)
+            look_and_write(&mut first, Instant::now)
         };
         assert_eq!(
             look(Ok(reading(&[], false))),
@@ -202,13 +218,13 @@ mod tests {
         }];
         assert_eq!(look(Ok(recovery)).faults["GPU-0"].len(), 2);
         sender.send(Err("hangs".into())).expect("heard");
-        assert_eq!(second.look(Instant::now).faults["GPU-0"].len(), 2);
+        assert_eq!(look_and_write(&mut second, Instant::now).faults["GPU-0"].len(), 2);
     }
 
     /// Looks of one instance, each of which finds nothing wrong or those XIDs.
     fn look_at(instance: &mut (Sender, Watcher<Answers>), xids: &[u64], now: Instant) -> Faults {
         instance.0.send(Ok(reading(xids, false))).expect("heard");
-        instance.1.look(|| now).faults
+        look_and_write(&mut instance.1, || now).faults
     }
 
     #[test]
@@ -225,7 +241,7 @@ mod tests {
             let of_other = match look {
                 4 => {
                     other.0.send(Err("hangs".into())).expect("heard");
-                    other.1.look(|| now + later).faults
+                    look_and_write(&mut other.1, || now + later).faults
                 }
                 _ => look_at(&mut other, &[], now + later),
             };

@@ -22,7 +22,6 @@ use crate::ready::Readiness;
 use crate::slice::slices;
 use published::Published;
 use scanner::{Measurer, ScanFailure, Scanner};
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio::sync::{Notify, watch};
@@ -128,7 +127,7 @@ impl Scans {
 
     /// Applies a scan: publishes the GPUs, reports the readiness, and reports the health of each GPU.
     fn apply(&mut self, seen: Result<List, ScanFailure>, config: &Config, outputs: &ScanOutputs) {
-        let held: BTreeSet<String> = outputs.node.held_gpus().into_iter().map(|gpu| gpu.uuid).collect();
+        let held = outputs.node.held_gpus();
         self.report_readiness(&seen, outputs);
         let seen = seen.map_err(ScanFailure::reason);
         let now = std::time::Instant::now();
@@ -210,7 +209,7 @@ impl Scans {
         self.last = Some(inventory.clone());
         outputs.metrics.gpus.set(inventory.len() as i64);
         let devices = slices(&inventory, config.shares);
-        // First the node: from now on it refuses new claims on GPUs that ail.
+        // First the node: turns that begin from now on refuse new claims on GPUs that ail.
         outputs.node.set_inventory(Ok(inventory));
         want(outputs, Wanted::Slices(devices));
     }
@@ -474,11 +473,14 @@ mod tests {
         let turn = {
             let node = outputs.node.clone();
             tokio::spawn(async move {
-                let hung = node.turn(move |_, _| {
+                let hung = node.turn(move |node, locked| {
                     begun.send(()).expect("a test");
                     hangs.recv().expect("an end");
+                    node.prepare(locked, &[claim("u3", &[("s3", 20, 25)])])
+                        .remove(0)
+                        .is_ok()
                 });
-                hung.await.expect("a turn");
+                assert!(hung.await.expect("a turn"), "its GPU was well when it began");
             })
         };
         begins.await.expect("a turn");

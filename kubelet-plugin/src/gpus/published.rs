@@ -11,11 +11,13 @@
 //! - A driver that does not answer: every GPU is tainted, and none stops being published, because nothing is known of it.
 //!   A GPU that was lost before stays lost: a question that failed is no recovery.
 //! - A GPU that one scan misses is back at the next: it was tainted for some seconds, and nobody lost it.
+//! - A Prepare that hung for a minute, in which its GPU was lost and unpublished: once it has ended the GPU is held, and is
+//!   published again, as lost.
 //! - A restart: the GPUs on which claims hold shares count as published; if the first scan lacks one, it is lost. The
 //!   others are not published until a scan finds them.
 
 use crate::inventory::{Ailment, Gpu, Inventory, List};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// How long a GPU is lost before it is no longer published. kube-scheduler may be binding a pod to it when it is tainted,
@@ -50,8 +52,11 @@ impl Published {
         self.0.iter().any(|known| known.gpu.uuid == uuid)
     }
 
-    /// Applies a scan, or the reason why there was none. `held` are the GPUs on which claims hold shares, by UUID.
-    pub(super) fn apply(&mut self, seen: Result<&List, &str>, held: &BTreeSet<String>, now: Instant) {
+    /// Applies a scan, or the reason why there was none. `held` are the GPUs on which claims hold shares; one of them that is
+    /// not published is, as before the claim was prepared.
+    pub(super) fn apply(&mut self, seen: Result<&List, &str>, held: &[Gpu], now: Instant) {
+        let unpublished: Vec<Gpu> = held.iter().filter(|gpu| !self.has(&gpu.uuid)).cloned().collect();
+        self.0.extend(Self::new(unpublished).0);
         match seen {
             Err(reason) => {
                 for known in &mut self.0 {
@@ -65,7 +70,7 @@ impl Published {
                     known.apply(list, now);
                 }
                 self.0
-                    .retain(|known| !known.is_over(now) || held.contains(&known.gpu.uuid));
+                    .retain(|known| !known.is_over(now) || held.iter().any(|gpu| gpu.uuid == known.gpu.uuid));
                 let new = list.gpus.iter().filter(|gpu| !self.has(&gpu.uuid)).cloned();
                 let new: Vec<Gpu> = new.collect();
                 self.0.extend(Self::new(new).0);
@@ -149,7 +154,7 @@ mod tests {
             ..gpu(0)
         };
         let mut published = Published::new(vec![gpu(0)]);
-        published.apply(Ok(&list(&[shrunk, gpu(2)])), &BTreeSet::new(), Instant::now());
+        published.apply(Ok(&list(&[shrunk, gpu(2)])), &[], Instant::now());
         let inventory = published.inventory();
         let gpus = inventory.by_index();
         assert_eq!(gpus[0].1.memory, gpu(0).memory);
@@ -158,9 +163,26 @@ mod tests {
     }
 
     #[test]
+    fn a_gpu_that_a_slow_prepare_held_after_it_was_unpublished_is_published_again() {
+        let start = Instant::now();
+        let after = |seconds| start + Duration::from_secs(seconds);
+        let (both, second) = (list(&[gpu(0), gpu(1)]), list(&[gpu(1)]));
+        let mut published = Published::new(Vec::new());
+        published.apply(Ok(&both), &[], after(0));
+        published.apply(Ok(&second), &[], after(5));
+        published.apply(Ok(&second), &[], after(65));
+        assert_eq!(taints(&published), [(1, "")], "unpublished");
+        published.apply(Ok(&second), &[gpu(0)], after(75));
+        published.apply(Ok(&second), &[gpu(0)], after(200));
+        assert_eq!(taints(&published), [(0, "lost"), (1, "")]);
+        published.apply(Err("hangs"), &[gpu(0), gpu(2)], after(210));
+        assert_eq!(taints(&published), [(0, "lost"), (1, "silent"), (2, "silent")]);
+    }
+
+    #[test]
     fn a_lost_gpu_is_tainted_until_it_is_back_and_unpublished_once_nothing_holds_it() {
-        let (start, nobody) = (Instant::now(), BTreeSet::new());
-        let holds = BTreeSet::from([gpu(0).uuid]);
+        let (start, nobody) = (Instant::now(), []);
+        let holds = [gpu(0)];
         let after = |seconds| start + Duration::from_secs(seconds);
         let (both, second) = (list(&[gpu(0), gpu(1)]), list(&[gpu(1)]));
         let mut published = Published::new(Vec::new());
@@ -193,15 +215,15 @@ mod tests {
                 why: Error::Mig(gpu(0).uuid),
             }],
         };
-        published.apply(Ok(&divided), &BTreeSet::new(), Instant::now());
+        published.apply(Ok(&divided), &[], Instant::now());
         assert_eq!(taints(&published), [(0, "mig"), (1, "")]);
-        published.apply(Ok(&list(&[])), &BTreeSet::new(), Instant::now());
+        published.apply(Ok(&list(&[])), &[], Instant::now());
         assert_eq!(taints(&published), [(0, "lost"), (1, "lost")]);
     }
 
     #[test]
     fn a_question_that_failed_recovers_nothing_and_unpublishes_nothing() {
-        let (start, nobody) = (Instant::now(), BTreeSet::new());
+        let (start, nobody) = (Instant::now(), []);
         let mut published = Published::new(vec![gpu(0), gpu(1)]);
         published.apply(Ok(&list(&[gpu(1)])), &nobody, start);
         for seconds in [10, 1000] {

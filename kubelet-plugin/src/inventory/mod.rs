@@ -23,7 +23,7 @@ use std::path::PathBuf;
 #[serde(rename_all = "camelCase")]
 pub struct Gpu {
     /// As NVML prints it: `GPU-3f8a1c20-1111-2222-3333-444455556666`.
-    #[serde(deserialize_with = "crate::files::safe_name")]
+    #[serde(deserialize_with = "crate::files::safe_uuid")]
     pub uuid: String,
     pub index: u32,
     /// The N of /dev/nvidiaN.

@@ -8,7 +8,7 @@
 //! The plugin has one thread for everything that is asynchronous, and neither the lock nor a disk that hangs may stop it:
 //! probes are answered meanwhile. A read waits for a turn that works, so a disk that hangs stops what needs the claims:
 //! metrics are refused, and `status.devices` stay as they are. Scans of the GPUs go on, and with them health and slices:
-//! what they saw is left here for the next turn ([`Seen`]), and the held GPUs are those after the last turn. A caller that
+//! what they saw is left here for the next turn ([`Scanned`]), and the held GPUs are those after the last turn. A caller that
 //! goes away, as when kubelet cancels a call, gives up its place in the order; work that has begun is always completed.
 
 use super::lock::{LOCKED_WITHIN, LockFile, Locked};
@@ -31,12 +31,12 @@ pub struct SharedNode {
     ended: watch::Sender<u64>,
     /// The GPUs on which claims hold shares, by UUID, after the last turn.
     held: watch::Sender<BTreeMap<String, Gpu>>,
-    seen: Arc<Mutex<Seen>>,
+    scanned: Arc<Mutex<Scanned>>,
 }
 
 /// What scans saw since the node was locked last.
 #[derive(Default)]
-struct Seen {
+struct Scanned {
     inventory: Option<Result<Inventory, String>>,
     contexts: Option<BTreeMap<String, u64>>,
 }
@@ -47,7 +47,7 @@ impl SharedNode {
         Self {
             lock: node.lock.clone(),
             held: watch::Sender::new(node.checkpoint.gpus.clone()),
-            seen: Arc::default(),
+            scanned: Arc::default(),
             node: Arc::new(Mutex::new(node)),
             order: Arc::default(),
             ended: watch::Sender::default(),
@@ -151,18 +151,18 @@ impl SharedNode {
         gpus
     }
 
-    /// Sets the GPUs for all turns that begin from now on. Waits for none.
+    /// Sets the GPUs for the turns that begin from now on. Waits for none.
     pub fn set_inventory(&self, inventory: Result<Inventory, String>) {
-        self.seen().inventory = Some(inventory);
+        self.scanned().inventory = Some(inventory);
     }
 
-    /// Sets what a context takes on each GPU, for all turns that begin from now on. Waits for none.
+    /// Sets what a context takes on each GPU, for the turns that begin from now on. Waits for none.
     pub fn set_contexts(&self, contexts: BTreeMap<String, u64>) {
-        self.seen().contexts = Some(contexts);
+        self.scanned().contexts = Some(contexts);
     }
 
-    fn seen(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    fn scanned(&self) -> MutexGuard<'_, Scanned> {
+        self.scanned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Locks the state of this process. Blocks while a turn works, so only for threads that may wait for a disk.
@@ -177,11 +177,11 @@ impl SharedNode {
                 node
             }
         };
-        let seen = std::mem::take(&mut *self.seen());
-        if let Some(inventory) = seen.inventory {
+        let scanned = std::mem::take(&mut *self.scanned());
+        if let Some(inventory) = scanned.inventory {
             node.set_inventory(inventory);
         }
-        if let Some(contexts) = seen.contexts {
+        if let Some(contexts) = scanned.contexts {
             node.set_contexts(contexts);
         }
         node

@@ -8,13 +8,14 @@
 //!  compute's verdicts ──────► metrics                        Truth ─► tell: conditions ─► status.devices (api), events
 //! ```
 //!
-//! `once` is the same comparison of one share, once, for `vgpu-kubelet-plugin check`.
+//! `compare_share` compares one share, once, for `vgpu-kubelet-plugin check`.
 //!
 //! Pure: `cgroup`, `memory`, `injected`, `settle`, `finding`, `conditions`. A share is told apart by mount namespaces, a pod by
 //! cgroups; neither can be changed by a tenant so that something else is said of its neighbour.
 
 mod api;
 mod cgroup;
+mod compare_share;
 mod conditions;
 mod finding;
 mod gpu_processes;
@@ -23,16 +24,15 @@ mod kill;
 mod memory;
 pub mod metrics;
 mod observe;
-mod once;
 mod processes;
 mod settle;
 mod tell;
 #[cfg(test)]
 mod tests;
 
+pub use compare_share::{Listed, ShareComparison, ShareFiles, Verdict, compare_share};
 pub use gpu_processes::{GpuProcesses, Memory, NvmlProcesses};
 pub use observe::{Observer, Truth, run as observe};
-pub use once::{Listed, Once, ShareFiles, Verdict, once};
 pub use processes::Proc;
 #[cfg(test)]
 pub(crate) use processes::tests as proc_tests;

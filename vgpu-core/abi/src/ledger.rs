@@ -123,7 +123,7 @@ pub fn share_mark(share: &str, gpu: &str) -> u32 {
 }
 
 /// Returns the bytes of a ledger that need not be read, by its bytes before [`FIRST_OBJECT_AT`]: those of objects that were
-/// never used, all zero.
+/// never used. They are zero, unless the tenant wrote there itself.
 #[must_use]
 pub fn never_used(head: &[u8]) -> Range<usize> {
     let used = usize::try_from(word(head, OBJECTS_USED_AT)).unwrap_or(OBJECTS);

@@ -30,7 +30,7 @@ pub struct ShareFiles {
 
 /// What one comparison found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Once {
+pub struct ShareComparison {
     pub limit: u64,
     /// What the share's ledger says is charged.
     pub charged: u64,
@@ -68,7 +68,12 @@ pub struct Verdict {
 ///
 /// # Errors
 /// Why the processes or the share are not known.
-pub fn once(gpus: &impl GpuProcesses, proc: &Proc, gpu: &str, files: &ShareFiles) -> Result<Once, String> {
+pub fn compare_share(
+    gpus: &impl GpuProcesses,
+    proc: &Proc,
+    gpu: &str,
+    files: &ShareFiles,
+) -> Result<ShareComparison, String> {
     let (facts, mounts) = facts(files)?;
     let memory = gpus.of(gpu)?;
     let seen = proc.read(mounts.as_slice(), &memory.keys().copied().collect::<BTreeSet<u32>>())?;
@@ -79,7 +84,7 @@ pub fn once(gpus: &impl GpuProcesses, proc: &Proc, gpu: &str, files: &ShareFiles
         Ledger::Read { charged, .. } => *charged,
         Ledger::Other | Ledger::Damaged => 0,
     };
-    Ok(Once {
+    Ok(ShareComparison {
         limit: facts.limit,
         charged,
         processes: listed(&facts, &memory, &seen, &judged, !mounts.is_empty()),
@@ -199,7 +204,7 @@ mod tests {
         process(&proc.join("5"), 1, &[minor(device)], "");
         process(&proc.join("6"), 2, &[], "");
         let memory = Memory::from([(5, Some(90 * MIB)), (6, Some(MIB)), (7, Some(MIB))]);
-        let compare = |memory: &Memory| once(&Lists(Ok(memory.clone())), &Proc::in_folder(&proc), GPU, &files);
+        let compare = |memory: &Memory| compare_share(&Lists(Ok(memory.clone())), &Proc::in_folder(&proc), GPU, &files);
         let found = compare(&memory).expect("compared");
         let with_another = compare(&Memory::from([(5, Some(90 * MIB)), (6, Some(MIB))])).expect("compared");
         let beyond = compare(&Memory::from([(5, Some(200 * MIB))])).expect("compared");
@@ -214,8 +219,9 @@ mod tests {
             ]
         );
         assert_eq!((found.limit, found.charged), (100 * MIB, 0));
-        let verdict = |once: Once| {
-            once.verdict
+        let verdict = |compared: ShareComparison| {
+            compared
+                .verdict
                 .map(|verdict| (verdict.status, verdict.reason, verdict.used))
         };
         let unknown = ("Unknown", "ProcessesUnknown".to_owned(), None);
@@ -233,7 +239,7 @@ mod tests {
         let proc = dir.path().join("proc");
         process(&proc.join("5"), 1, &[], "");
         let memory = Memory::from([(5, Some(MIB))]);
-        let found = once(&Lists(Ok(memory)), &Proc::in_folder(&proc), GPU, &files).expect("compared");
+        let found = compare_share(&Lists(Ok(memory)), &Proc::in_folder(&proc), GPU, &files).expect("compared");
         assert_eq!(found.verdict, None);
         let only = &found.processes[0];
         assert!(only.is_here && !only.has_share && !only.is_unexplained, "{only:?}");
@@ -245,18 +251,18 @@ mod tests {
         let files = share(dir.path());
         let proc = Proc::in_folder(dir.path());
         let silent = Lists(Err("it hangs".into()));
-        assert_eq!(once(&silent, &proc, GPU, &files), Err("it hangs".into()));
+        assert_eq!(compare_share(&silent, &proc, GPU, &files), Err("it hangs".into()));
         let lists = Lists(Ok(Memory::new()));
         let shared = ShareFiles {
             tmpfs: Some(dir.path().to_path_buf()),
             ..files.clone()
         };
-        let error = once(&lists, &proc, GPU, &shared).expect_err("others have its device number");
+        let error = compare_share(&lists, &proc, GPU, &shared).expect_err("others have its device number");
         assert!(error.contains("not a tmpfs of its own"), "{error}");
         let blind = Proc::that_sees_nothing("no hostPID");
-        assert_eq!(once(&lists, &blind, GPU, &files), Err("no hostPID".into()));
+        assert_eq!(compare_share(&lists, &blind, GPU, &files), Err("no hostPID".into()));
         fs::write(dir.path().join(LEDGER), "x").expect("written");
-        let error = once(&lists, &proc, GPU, &files).expect_err("damaged");
+        let error = compare_share(&lists, &proc, GPU, &files).expect_err("damaged");
         assert!(error.contains(LEDGER), "{error}");
     }
 }
