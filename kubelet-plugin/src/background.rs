@@ -6,7 +6,7 @@ use crate::checkpoint::{Entry, Held};
 use crate::compute::{Comparison, Verdict};
 use crate::metrics::Metrics;
 use crate::mount_users::{MountUsers, Processes, ShareMount};
-use crate::node::{Node, SharedNode};
+use crate::node::{LedgerReading, Node, SharedNode};
 use crate::report::Report;
 use crate::share::{ClaimId, Role, ShareKey};
 use crate::stale::{ClaimState, Gone};
@@ -230,19 +230,18 @@ fn broken_shares(node: &Node, verdicts: &BTreeMap<ShareKey, Verdict>) -> Vec<(Cl
     named.collect()
 }
 
-/// Claims with a share whose ledger is damaged, and the first damage of each. Only the release of a claim's own library
-/// knows the format of its ledger.
+/// Claims with a share whose ledger is damaged, and the first damage of each.
 fn damaged_ledgers(node: &mut Node) -> Vec<(ClaimId, String)> {
     let (mut damaged, mut buffer) = (Vec::new(), Vec::new());
     for (uid, entry) in &node.claims().claims {
-        if entry.name.is_empty() || Some(entry.library.as_str()) != node.library() {
+        if entry.name.is_empty() {
             continue;
         }
         let shares = entry.shares.iter().filter(|held| held.share.role == Role::Share);
-        let damage = shares.filter_map(|held| match node.dirs().usage(uid, &held.share, &mut buffer) {
+        let damage = shares.filter_map(|held| match node.ledger(uid, entry, &held.share, &mut buffer) {
             // A file that cannot be read is one that the tenant replaced, by a link for example.
-            Err(damage) => Some(format!("share {}: {damage}", held.share.name)),
-            Ok(_) => None,
+            LedgerReading::Damaged(damage) => Some(format!("share {}: {damage}", held.share.name)),
+            LedgerReading::Read(_) | LedgerReading::OtherFormat => None,
         });
         damaged.extend(damage.take(1).map(|damage| (entry.id(uid), damage)));
     }

@@ -110,7 +110,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let (reports, reported) = watch::channel(Report::default());
 
     let processes = NodeProcesses::new(config.pod_uid.as_deref());
-    let driver = Arc::new(Service::new(
+    let service = Arc::new(Service::new(
         node.clone(),
         cluster.clone(),
         processes,
@@ -121,7 +121,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         let (path, health, stopped) = (config.dra_socket.clone(), Health::new(reported), stopped.clone());
         let serve = {
             let stopped = stopped.clone();
-            move |listener| serve_dra(listener, driver.clone(), health.clone(), until(stopped.clone()))
+            move |listener| serve_dra(listener, service.clone(), health.clone(), until(stopped.clone()))
         };
         // kubelet's connection lives on, and a new one finds the new socket at the same path.
         async move { keep_listening(&path, stopped, serve, || {}).await }

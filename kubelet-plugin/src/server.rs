@@ -26,12 +26,12 @@ use tokio::time::timeout_at;
 use tonic::{Request, Response, Status};
 use vgpu_proto::dra::{v1, v1beta1};
 
-/// Concurrent requests to the API server. Each may open a connection, with its TLS handshake.
+/// Concurrent requests to the API server.
 pub const CONCURRENT_GETS: usize = 8;
 /// Deadline for reading all claims of a call; preparing them takes milliseconds.
 const GET_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A claim that finds no room waits no longer after the call began. The lock may take 10 s more.
+/// A claim without room is waited for until so long after the call began, at most. The waits for the lock come on top.
 const WAITED_UNTIL: Duration = Duration::from_secs(30);
 /// Deadline for reading such a claim again when there is room.
 const READ_AGAIN: Duration = Duration::from_secs(3);

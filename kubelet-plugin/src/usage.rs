@@ -1,10 +1,11 @@
 //! Reads what shares use from their ledgers, at each scrape of /metrics.
 //!
 //! A tenant can write anything into its ledger: reads have a size limit, numbers are passed on as they are,
-//! and a ledger that cannot be read is exported as damaged instead of being left out.
+//! and a ledger that cannot be read is exported as damaged instead of being left out, unless it has the format of another
+//! release.
 
 use crate::checkpoint::Entry;
-use crate::node::SharedNode;
+use crate::node::{LedgerReading, SharedNode};
 use crate::share::{Role, Share};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
@@ -24,6 +25,7 @@ struct Sample {
     cores: i64,
     /// Device memory, host memory and processes; `None` if the ledger cannot be read.
     used: Option<(i64, i64, i64)>,
+    is_damaged: bool,
     host_limit: i64,
 }
 
@@ -40,12 +42,15 @@ impl Usage {
         let (mut samples, mut buffer) = (Vec::new(), Vec::new());
         for (uid, entry) in &node.claims().claims {
             for held in entry.shares.iter().filter(|held| held.share.role == Role::Share) {
-                let usage = node.dirs().usage(uid, &held.share, &mut buffer).ok();
+                let ledger = node.ledger(uid, entry, &held.share, &mut buffer);
+                let is_damaged = matches!(ledger, LedgerReading::Damaged(_));
+                let usage = ledger.usage();
                 samples.push(Sample {
                     labels: labels(entry, &held.share),
                     limit: signed(held.share.memory),
                     cores: i64::from(held.share.cores),
                     used: usage.map(|usage| (signed(usage.charged), signed(usage.host), usage.processes.len() as i64)),
+                    is_damaged,
                     host_limit: signed(held.share.host_memory),
                 });
             }
@@ -93,8 +98,8 @@ impl Collector for Usage {
             }),
             (
                 "share_ledger_damaged",
-                "1 if a share's ledger cannot be read: its limit may not be enforced",
-                |s| Some(i64::from(s.used.is_none())),
+                "1 if a share's ledger is damaged: its limit may not be enforced",
+                |s| Some(i64::from(s.is_damaged)),
             ),
         ];
         for (name, help, value) in figures {

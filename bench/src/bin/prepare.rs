@@ -5,7 +5,8 @@
 //!  make N claims, allocate them by status writes ─► rounds of {GET, Prepare, Unprepare} for 1 claim
 //!                                                ─► rounds of {GETs, Prepare, Unprepare} for all N in one call
 //!                                                ─► rounds of {GET, Prepare, Unprepare} for all N at once, a call each,
-//!                                                   as kubelet sends them: when the last one was answered
+//!                                                   as kubelet sends them: when the last one was answered; a pause
+//!                                                   before each, as a node has that starts a hundred pods
 //!                                                ─► the plugin with N prepared claims for a minute
 //!                                                ─► a Prepare after `--quiet` seconds without a request
 //!  ─► p50 and p99 of each; the mean of each part of a Prepare of one claim, by the plugin's metrics; RSS and CPU time of
@@ -48,7 +49,7 @@ struct Flags {
     /// Claims in the call that prepares many.
     #[arg(long, default_value_t = 100)]
     claims: usize,
-    /// Rounds with one claim; a tenth as many with all.
+    /// Rounds with one claim; a tenth as many with all in one call, and a 25th with a call for each.
     #[arg(long, default_value_t = 200)]
     rounds: usize,
     /// Seconds without a request before the last Prepare; 0: it is left out.
@@ -58,6 +59,8 @@ struct Flags {
 
 const MINUTE: Duration = Duration::from_secs(60);
 const SCRAPES: usize = 50;
+/// Once a second the plugin writes what it knows of claims. Those of the last round have ended by then.
+const SETTLED: Duration = Duration::from_millis(1500);
 
 /// Each instance of the plugin has a socket `dra-<pod UID>.sock`.
 fn newest_socket() -> Result<PathBuf> {
@@ -176,7 +179,7 @@ async fn measure(flags: &Flags, client: &kube::Client, api: &Api<ResourceClaim>,
     processes.print_rss(&format!("after_{}_rounds", flags.rounds))?;
     let many = claims.len().to_string();
     rounds(api, &mut plugin, &many, claims, flags.rounds.div_ceil(10)).await?;
-    at_once(api, &plugin, claims, flags.rounds.div_ceil(10)).await?;
+    at_once(api, &plugin, claims, flags.rounds.div_ceil(25)).await?;
     processes.print_rss("after_all")?;
     prepare(&mut plugin, claims).await?;
     processes.print_cpu(&format!("with_{many}_claims"), MINUTE).await?;
@@ -206,6 +209,7 @@ async fn at_once(
 ) -> Result<()> {
     let (mut reads, mut prepares, mut unprepares) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..rounds {
+        tokio::time::sleep(SETTLED).await;
         let start = Instant::now();
         try_join_all(claims.iter().map(|claim| api.get(&claim.name))).await?;
         reads.push(start.elapsed().as_micros());

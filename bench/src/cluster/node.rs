@@ -7,6 +7,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use k8s_openapi::jiff::Timestamp;
 
 use crate::common::{NAMESPACE, machine, make_namespace, median, on_cluster};
 use vgpu_e2e::cluster::{Cluster, Node};
@@ -46,6 +47,24 @@ pub(crate) fn translate(name: &str, prepared: &Prepared, webhook: &Path) -> Resu
         )?;
         inside(cluster, webhook, &["--namespace", NAMESPACE])
     })
+}
+
+/// Milliseconds from kubelet's registration of the plugin to its published slices, by the plugin's log.
+fn registered_to_published(cluster: &Cluster) -> Result<i128> {
+    let log = Kube::new(cluster, install::NAME).run(&[
+        "logs",
+        "--selector=app.kubernetes.io/component=plugin",
+        "--tail=-1",
+    ])?;
+    let time_of = |words: &str| -> Result<Timestamp> {
+        let line = log.lines().find(|line| line.contains(words));
+        let line = line.with_context(|| format!("the plugin's log has no {words:?}: {log}"))?;
+        let time = line.split_whitespace().next().unwrap_or_default();
+        time.parse().with_context(|| format!("no time at the begin of: {line}"))
+    };
+    let registered = time_of("kubelet has registered the plugin")?;
+    let published = time_of("ResourceSlices are up to date")?;
+    Ok((published.as_nanosecond() - registered.as_nanosecond()) / 1_000_000)
 }
 
 /// Pods of ten teams, and then as many of one team, whose quota has all of the reservations.
@@ -97,6 +116,7 @@ enum Asks {
 
 fn figures(cluster: &Cluster, prepared: &Prepared, prepare: &Path) -> Result<()> {
     install::install(cluster, prepared, &[])?;
+    println!("registered_to_published ms {}", registered_to_published(cluster)?);
     let kube = Kube::new(cluster, NAMESPACE);
     make_namespace(&kube)?;
     kube.apply(TEMPLATE)?;

@@ -2,8 +2,8 @@
 //!
 //! [`published`] says what becomes of a GPU that is lost, switched to MIG mode or back again, and of one of a driver that
 //! does not answer. One whose memory size changes keeps its published size. After a restart of the plugin this holds for
-//! the GPUs on which the checkpoint has shares. A node that never had a driver idles, which is not a failure: the DaemonSet runs on such nodes
-//! too.
+//! the GPUs on which the checkpoint has shares. A node that never had a driver idles, which is not a failure: the DaemonSet
+//! runs on such nodes too.
 //!
 //! Every scan makes a report of health with the time of that scan. Faults of GPUs that are listed come from `faults`, and
 //! change the last report without making it younger: if scans end, kubelet finds it stale after 30 s.

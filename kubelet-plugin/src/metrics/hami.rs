@@ -57,9 +57,8 @@ impl Hami {
                 let share = &held.share;
                 let key = (uid.clone(), share.name.clone());
                 let used = node
-                    .dirs()
-                    .usage(uid, share, &mut buffer)
-                    .ok()
+                    .ledger(uid, entry, share, &mut buffer)
+                    .usage()
                     .map(|usage| usage.charged as f64);
                 let idle = active.get(&key).and_then(|at| now.duration_since(*at).ok());
                 for (pod, container) in known.get(&key).into_iter().flatten().take(MOST) {

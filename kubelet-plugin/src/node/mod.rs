@@ -19,6 +19,7 @@
 //!   had a turn.
 
 mod former;
+mod ledgers;
 pub mod lock;
 mod pages;
 mod places;
@@ -45,6 +46,7 @@ use crate::records::Records;
 use crate::release::Release;
 use crate::share::{ClaimId, Role, Share, ShareKeys};
 use k8s_openapi::api::resource::v1::ResourceClaim;
+pub use ledgers::LedgerReading;
 use lock::{LockFile, Locked};
 pub use places::NoRoom;
 use room::Full;

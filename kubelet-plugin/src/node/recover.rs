@@ -292,7 +292,8 @@ fn named_slots(dirs: &ClaimDirs, uids: &[String]) -> Vec<(String, u8)> {
     shares.filter_map(|held| Some((held.share.gpu, held.slot?))).collect()
 }
 
-/// Rebuilds an entry from limits files, beside the known ones, and names the shares that are missing in it. `library` returns the release to which a claim is bound.
+/// Rebuilds an entry from limits files, beside the known ones, and names the shares that are missing in it. `library`
+/// returns the release to which a claim is bound.
 ///
 /// # Errors
 /// Nothing of it can be recovered: what is missing.

@@ -30,7 +30,8 @@ pub struct Full {
 /// Returns a free slot of `gpu` if memory, cores and the number of shares allow `share`, beside those in the
 /// checkpoint and those of its own claim, `own`.
 ///
-/// # Errors The capacity that is not sufficient, and the claims that use it.
+/// # Errors
+/// The capacity that is not sufficient, and the claims that use it.
 pub fn slot(checkpoint: &Checkpoint, own: &[Held], gpu: &Gpu, share: &Share, max_shares: u32) -> Result<u8, Box<Full>> {
     let own = own.iter().filter(|held| held.share.gpu == gpu.uuid);
     let on_gpu = || checkpoint.on_gpu(&gpu.uuid).map(|(_, held)| held).chain(own.clone());

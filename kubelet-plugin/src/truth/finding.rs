@@ -20,7 +20,6 @@ pub enum Reason {
     ProcessesUnknown,
     MemoryUnknown,
     LedgerDamaged,
-    NoAnswer,
     NotMeasured,
     // True.
     Prepared,
@@ -83,7 +82,6 @@ impl Reason {
             }
             Self::MemoryUnknown => "the driver does not say how much memory the share's processes have",
             Self::LedgerDamaged => "the share's ledger cannot be read, so what its programs charged is not known",
-            Self::NoAnswer => "the API server has not listed this node's pods",
             Self::NotMeasured => "the driver does not say how much GPU time the share's processes use",
             Self::Prepared => "the node has the share's files",
             Self::WithinLimit => "by the driver's figures the share's processes keep to its limit",

@@ -16,7 +16,7 @@ use super::processes::{Proc, Seen};
 use super::settle::Settled;
 use crate::compute::{Comparison, Verdict};
 use crate::mount_users::ShareMount;
-use crate::node::{Node, SharedNode};
+use crate::node::{LedgerReading, Node, SharedNode};
 use crate::share::{Role, ShareKey, ShareKeys};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -129,20 +129,17 @@ pub(super) fn records(node: &Node) -> Records {
         let shares = entry.shares.iter().map(|held| &held.share);
         let limited: Vec<_> = shares.filter(|share| share.role == Role::Share).collect();
         for share in &limited {
-            let ledger = if Some(entry.library.as_str()) != node.library() {
-                Ledger::Other
-            } else {
-                match node.dirs().usage(uid, share, &mut buffer) {
-                    Ok(usage) => {
-                        let processes = usage.processes.iter();
-                        let processes = processes.map(|of| ((of.pid, of.pid_namespace), of.charged));
-                        Ledger::Read {
-                            charged: usage.charged,
-                            processes: processes.collect(),
-                        }
+            let ledger = match node.ledger(uid, entry, share, &mut buffer) {
+                LedgerReading::Read(usage) => {
+                    let processes = usage.processes.iter();
+                    let processes = processes.map(|of| ((of.pid, of.pid_namespace), of.charged));
+                    Ledger::Read {
+                        charged: usage.charged,
+                        processes: processes.collect(),
                     }
-                    Err(_) => Ledger::Damaged,
                 }
+                LedgerReading::OtherFormat => Ledger::Other,
+                LedgerReading::Damaged(_) => Ledger::Damaged,
             };
             records.shares.push(ShareFacts {
                 key: (uid.clone(), share.name.clone()),

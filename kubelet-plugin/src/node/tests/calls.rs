@@ -276,6 +276,37 @@ fn an_instance_keeps_its_release_while_it_runs() {
 /// After an upgrade, kubelet may ask for a claim that the older release prepared, and start a container of it: with the
 /// library and the hook of that release.
 #[test]
+fn a_ledger_of_another_release_is_read_or_not_known_and_never_the_tenants_fault() {
+    use crate::node::LedgerReading;
+    let rig = Rig::new(false);
+    let mut node = rig.open();
+    prepare(&mut node, claim("u1", &[("s1", 1, 0)])).expect("prepared");
+    drop(node);
+    release(&rig.path("image"), "two");
+    let mut node = rig.open();
+    prepare(&mut node, claim("u2", &[("s2", 1, 0)])).expect("prepared");
+    let reading = |node: &Node, uid: &str| {
+        let entry = &node.claims().claims[uid];
+        node.ledger(uid, entry, &entry.shares[0].share, &mut Vec::new())
+    };
+    let damaged = |node: &Node| ["u1", "u2"].map(|uid| matches!(reading(node, uid), LedgerReading::Damaged(_)));
+    assert!(
+        ["u1", "u2"]
+            .iter()
+            .all(|uid| matches!(reading(&node, uid), LedgerReading::Read(_)))
+    );
+    for file in ["run/claims/u1/s1/ledger", "run/claims/u2/s2/ledger"] {
+        let mut bytes = std::fs::read(rig.path(file)).expect("a ledger");
+        bytes[vgpu_abi::ledger::VERSION_AT] ^= 0x40;
+        std::fs::write(rig.path(file), bytes).expect("written");
+    }
+    assert!(matches!(reading(&node, "u1"), LedgerReading::OtherFormat));
+    assert_eq!(damaged(&node), [false, true]);
+    std::fs::write(rig.path("run/claims/u1/s1/ledger"), [0; 4096]).expect("written");
+    assert_eq!(damaged(&node), [false, true], "of another size");
+}
+
+#[test]
 fn a_claim_of_an_older_release_keeps_its_library() {
     let rig = Rig::new(false);
     let mut node = rig.open();

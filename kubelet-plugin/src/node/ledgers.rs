@@ -1,0 +1,46 @@
+//! Reads the ledgers of prepared claims.
+//!
+//! A claim keeps its library over upgrades of the plugin, and with it the format of its ledger. A format that this release
+//! does not know is not a damage that its tenant did, so it is told apart.
+
+use super::Node;
+use crate::checkpoint::Entry;
+use crate::claimdir::LedgerError;
+use crate::share::Share;
+use vgpu_abi::ledger::Usage;
+
+/// What a share's ledger says.
+#[derive(Debug)]
+pub enum LedgerReading {
+    Read(Usage),
+    /// The claim has the library of another release, whose format this one cannot read.
+    OtherFormat,
+    /// The tenant damaged or replaced it.
+    Damaged(LedgerError),
+}
+
+// === impl Node ===
+
+impl Node {
+    /// Reads the ledger of a share of a prepared claim. `buffer` is reused between calls.
+    #[must_use]
+    pub fn ledger(&self, uid: &str, entry: &Entry, share: &Share, buffer: &mut Vec<u8>) -> LedgerReading {
+        match self.dirs.usage(uid, share, buffer) {
+            Ok(usage) => LedgerReading::Read(usage),
+            Err(_) if self.library() != Some(&entry.library) => LedgerReading::OtherFormat,
+            Err(damage) => LedgerReading::Damaged(damage),
+        }
+    }
+}
+
+// === impl LedgerReading ===
+
+impl LedgerReading {
+    #[must_use]
+    pub fn usage(self) -> Option<Usage> {
+        match self {
+            Self::Read(usage) => Some(usage),
+            Self::OtherFormat | Self::Damaged(_) => None,
+        }
+    }
+}
