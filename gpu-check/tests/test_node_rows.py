@@ -143,8 +143,8 @@ class Injection(unittest.TestCase):
         self.assertEqual([row.outcome for row in found], [rows.OK] * 5)
         told = [(row.name.split()[1], row.figures["seen"], row.note) for row in found]
         self.assertEqual(told[0], ("and", "2 files, 4 names", ""))
-        self.assertEqual(told[2], ("utility", "2 files, 2 names", "1 libraries, 1 programs, 3 device nodes"))
-        self.assertEqual(told[3], ("video", "2 files, 3 names", "2 libraries, 3 device nodes"))
+        self.assertEqual(told[2], ("utility", "2 files, 2 names", "1 libraries, 1 programs, 4 device nodes"))
+        self.assertEqual(told[3], ("video", "2 files, 3 names", "2 libraries, 4 device nodes"))
 
     def test_a_driver_without_a_part_is_no_pass(self):
         found = node_rows.capabilities({**self.FOUND, "files": []}, set())

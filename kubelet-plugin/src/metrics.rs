@@ -192,8 +192,9 @@ impl Metrics {
         );
         registry.register(
             "prepare_part_seconds",
-            "The same by part: read, the claims from the API server; lock, the wait for it; state, driver, directory, \
-             arbitration, cdi, record and pages, the work for all calls that waited for it; room, the wait for that",
+            "Time of each part of a Prepare: read (GET of the claims), lock (wait for the node's lock), state, driver, \
+             directory, arbitration, cdi, record and pages (the work, of all calls that waited for the lock), room (wait until \
+             a share is released)",
             self.prepare_parts.clone(),
         );
         registry.register(
