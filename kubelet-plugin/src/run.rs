@@ -346,15 +346,15 @@ async fn node_uid(cluster: &Cluster, readiness: &Readiness) -> String {
 /// Serves kubelet's DRA and health services.
 pub async fn serve_dra<C: api::Claims, K: Keepers>(
     listener: UnixListener,
-    driver: Arc<Service<C, K>>,
+    service: Arc<Service<C, K>>,
     health_service: Health,
     until: impl Future<Output = ()>,
 ) -> Result<(), tonic::transport::Error> {
     use health::v1::dra_resource_health_server::DraResourceHealthServer as HealthV1;
     use health::v1alpha1::dra_resource_health_server::DraResourceHealthServer as HealthV1alpha1;
     Server::builder()
-        .add_service(v1::dra_plugin_server::DraPluginServer::from_arc(driver.clone()))
-        .add_service(v1beta1::dra_plugin_server::DraPluginServer::from_arc(driver))
+        .add_service(v1::dra_plugin_server::DraPluginServer::from_arc(service.clone()))
+        .add_service(v1beta1::dra_plugin_server::DraPluginServer::from_arc(service))
         .add_service(HealthV1::new(health_service.clone()))
         .add_service(HealthV1alpha1::new(health_service))
         .serve_with_incoming_shutdown(UnixListenerStream::new(listener), until)

@@ -1,18 +1,11 @@
 //! `vgpu-kubelet-plugin check`, which `make gpu-check` reads, on the software GPU. `make dist` builds it. gpu-check/tests
 //! compare its answers with NVML's.
 
-use serde_json::Value;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+mod soft_gpu;
 
-fn soft_gpu() -> PathBuf {
-    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dist");
-    let folder = std::env::var_os("VGPU_DIST")
-        .map_or(own, PathBuf::from)
-        .join("soft-gpu");
-    vgpu_built_from::assert_fresh(&folder.join("libnvidia-ml.so.1"));
-    folder
-}
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Command, Output};
 
 fn check(driver_root: &Path, state: &Path, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_vgpu-kubelet-plugin"));
@@ -28,7 +21,7 @@ fn answer(output: &Output) -> Value {
 
 #[test]
 fn the_child_lists_the_gpus_and_is_replaced() {
-    let (folder, state) = (soft_gpu(), tempfile::tempdir().expect("a folder"));
+    let (folder, state) = (soft_gpu::folder(), tempfile::tempdir().expect("a folder"));
     let found = answer(&check(&folder, state.path(), &["child"]));
     let child = |of: &str| found[of]["child"].as_u64().expect("a PID");
     assert_eq!(child("first"), child("again"));
@@ -43,7 +36,7 @@ fn the_child_lists_the_gpus_and_is_replaced() {
 
 #[test]
 fn the_software_gpu_is_injected_without_device_nodes() {
-    let (folder, state) = (soft_gpu(), tempfile::tempdir().expect("a folder"));
+    let (folder, state) = (soft_gpu::folder(), tempfile::tempdir().expect("a folder"));
     let state_text = state.path().display().to_string();
     let found = answer(&check(
         &folder,

@@ -1,5 +1,7 @@
 //! What the plugin lists and reads of GPUs with faults, on the software GPU. `make dist` builds it.
 
+mod soft_gpu;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::mpsc;
@@ -11,15 +13,6 @@ use vgpu_kubelet_plugin::nvml::Nvml;
 /// The software GPU's state, by which it is found: a variable of the process, so each test runs in a child of its own.
 const STATE: &str = "SOFT_GPU_STATE";
 const PATIENCE: Duration = Duration::from_secs(60);
-
-fn soft_gpu() -> PathBuf {
-    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dist");
-    let folder = std::env::var_os("VGPU_DIST")
-        .map_or(own, PathBuf::from)
-        .join("soft-gpu");
-    vgpu_built_from::assert_fresh(&folder.join("libnvidia-ml.so.1"));
-    folder
-}
 
 /// Returns the state folder in the child; None in the process that has run the child.
 fn in_child(test: &str) -> Option<PathBuf> {
@@ -66,7 +59,7 @@ fn has_ended(process: &Path) -> bool {
 
 #[test]
 fn faults_are_listed_while_they_last() {
-    let folder = soft_gpu();
+    let folder = soft_gpu::folder();
     let Some(state) = in_child("faults_are_listed_while_they_last") else {
         return;
     };
@@ -136,7 +129,7 @@ fn readings(nvml: &Nvml) -> [Reading; 2] {
 
 #[test]
 fn faults_of_gpus_are_read_and_xids_are_heard_once() {
-    let folder = soft_gpu();
+    let folder = soft_gpu::folder();
     let Some(state) = in_child("faults_of_gpus_are_read_and_xids_are_heard_once") else {
         return;
     };
@@ -221,7 +214,7 @@ fn faults_of_gpus_are_read_and_xids_are_heard_once() {
 
 #[test]
 fn a_fault_is_known_after_a_restart_and_when_the_driver_hangs() {
-    let folder = soft_gpu();
+    let folder = soft_gpu::folder();
     let Some(state) = in_child("a_fault_is_known_after_a_restart_and_when_the_driver_hangs") else {
         return;
     };

@@ -1,7 +1,9 @@
 //! What the plugin reads of the memory of processes, with a program in a process of its own on the software GPU. `make
 //! dist` builds both.
 
-use std::path::{Path, PathBuf};
+mod soft_gpu;
+
+use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 use vgpu_kubelet_plugin::inventory::Gpus as _;
@@ -13,17 +15,6 @@ const STATE: &str = "SOFT_GPU_STATE";
 const NAME: &str = "a_process_has_its_memory_while_it_lives";
 const PATIENCE: Duration = Duration::from_secs(60);
 const GIB: u64 = 1 << 30;
-
-fn soft_gpu() -> PathBuf {
-    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dist");
-    let folder = std::env::var_os("VGPU_DIST")
-        .map_or(own, PathBuf::from)
-        .join("soft-gpu");
-    for file in ["libcuda.so.1", "libnvidia-ml.so.1"] {
-        vgpu_built_from::assert_fresh(&folder.join(file));
-    }
-    folder
-}
 
 /// Ends with the test, whatever becomes of it.
 struct Client(Child);
@@ -37,7 +28,7 @@ impl Drop for Client {
 
 #[test]
 fn a_process_has_its_memory_while_it_lives() {
-    let folder = soft_gpu();
+    let folder = soft_gpu::folder();
     if std::env::var_os(STATE).is_none() {
         let state = tempfile::tempdir().expect("a folder");
         let mut child = Command::new(std::env::current_exe().expect("this program"));

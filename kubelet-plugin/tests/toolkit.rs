@@ -5,6 +5,7 @@
 //! root. What is on no machine without a GPU is not compared: DRM nodes, which nvidia-ctk finds by /proc/driver/nvidia.
 
 mod packages;
+mod soft_gpu;
 
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use packages::{BOOKWORM, LIBRARIES, choose, copy, fetch, give};
@@ -108,16 +109,6 @@ enum Layout {
     DriverContainer,
 }
 
-fn soft_gpu() -> PathBuf {
-    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dist");
-    let folder = std::env::var_os("VGPU_DIST")
-        .map_or(own, PathBuf::from)
-        .join("soft-gpu");
-    let library = folder.join("libnvidia-ml.so.1");
-    vgpu_built_from::assert_fresh(&library);
-    library
-}
-
 /// A root in this layout, and the version of its driver.
 fn make(layout: Layout, packages: &Path, root: &Path) -> String {
     let own = packages.join(LIBRARIES).join("nvidia/current");
@@ -160,7 +151,7 @@ fn make(layout: Layout, packages: &Path, root: &Path) -> String {
     // NVML of the software GPU, which answers without a GPU.
     let nvml = libraries.join(format!("libnvidia-ml.so.{version}"));
     fs::remove_file(&nvml).expect("removed");
-    fs::copy(soft_gpu(), nvml).expect("a copy");
+    fs::copy(soft_gpu::folder().join("libnvidia-ml.so.1"), nvml).expect("a copy");
     fs::create_dir(root.join("dev")).expect("a folder");
     for (name, minor) in [
         ("nvidiactl", 255),

@@ -1,7 +1,9 @@
 //! What the plugin reads of processes, with a program in a process of its own on the software GPU. `make dist` builds both.
 
+mod soft_gpu;
+
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 use vgpu_kubelet_plugin::compute::Utilisation as _;
@@ -12,17 +14,6 @@ use vgpu_kubelet_plugin::nvml::Nvml;
 const STATE: &str = "SOFT_GPU_STATE";
 const NAME: &str = "a_busy_process_has_its_percent_and_an_idle_gpu_is_no_silence";
 const PATIENCE: Duration = Duration::from_secs(60);
-
-fn soft_gpu() -> PathBuf {
-    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dist");
-    let folder = std::env::var_os("VGPU_DIST")
-        .map_or(own, PathBuf::from)
-        .join("soft-gpu");
-    for file in ["libcuda.so.1", "libnvidia-ml.so.1"] {
-        vgpu_built_from::assert_fresh(&folder.join(file));
-    }
-    folder
-}
 
 /// Ends with the test, whatever becomes of it.
 struct Client(Child);
@@ -49,7 +40,7 @@ fn until(nvml: &Nvml, gpu: &str, expected: impl Fn(Option<&BTreeMap<u32, f64>>) 
 
 #[test]
 fn a_busy_process_has_its_percent_and_an_idle_gpu_is_no_silence() {
-    let folder = soft_gpu();
+    let folder = soft_gpu::folder();
     if std::env::var_os(STATE).is_none() {
         let state = tempfile::tempdir().expect("a folder");
         let mut child = Command::new(std::env::current_exe().expect("this program"));

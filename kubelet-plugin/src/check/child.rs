@@ -10,13 +10,13 @@ use std::time::Instant;
 /// Three answers of children to the same question.
 #[derive(Debug, Serialize)]
 pub(super) struct Checked {
-    /// Of a child that starts for it and loads NVML.
+    /// A child is started for this question, and loads NVML.
     first: Answered,
-    /// Of the same child.
+    /// The same child is asked again.
     again: Answered,
-    /// The resident memory of that child then, in bytes.
+    /// The child's resident memory after both answers, in bytes.
     resident: u64,
-    /// Asked after that child was killed.
+    /// The child was killed, and another one answers.
     replaced: Answered,
 }
 

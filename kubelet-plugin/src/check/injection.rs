@@ -1,4 +1,4 @@
-//! What containers get of the driver: every file and device node, and the capabilities that give it.
+//! Lists the driver's files and device nodes that containers get, each with the capabilities that include it.
 
 use crate::driver::parts;
 use crate::driver::{Driver, Error, Found, Place, Root};
@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use vgpu_api::config::{Capabilities, Capability};
 
-/// What discovery finds in a driver root.
+/// The files and device nodes of a driver root.
 #[derive(Debug, Serialize)]
 pub(super) struct Injection {
     libcuda: PathBuf,

@@ -1,7 +1,7 @@
 //! Reads the faults every few seconds, on a thread of its own: neither a driver that hangs nor a disk may stop others.
 //!
-//! What a look found is told before it is written. While a write hangs, later faults are not seen; GPUs that are lost are,
-//! by the scans.
+//! Faults are published before they are written to disk. While a write hangs, later faults are not noticed. Lost GPUs still
+//! are, because scans look for them.
 
 use super::{Conditions, Files, Readings};
 use crate::inventory::Faults;
@@ -108,7 +108,7 @@ impl<R: Readings> Watcher<R> {
         }
     }
 
-    /// Writes what the last look found.
+    /// Writes the faults of the last look to disk.
     fn write(&mut self) {
         self.files.write(&self.conditions.kept());
     }

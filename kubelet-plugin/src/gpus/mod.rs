@@ -458,14 +458,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_turn_that_hangs_stops_no_scan() {
-        let Scanned {
-            rig,
-            outputs,
-            published,
-            health,
-        } = scan();
-        let (config, mut scans) = (rig.config(), Scans::new(Vec::new()));
-        scans.apply(Ok(list(&[gpu(0), gpu(1)])), &config, &outputs);
+        let scanned = scan();
+        let (outputs, published) = (&scanned.outputs, &scanned.published);
+        let (config, mut scans) = (scanned.rig.config(), Scans::new(Vec::new()));
+        scans.apply(Ok(list(&[gpu(0), gpu(1)])), &config, outputs);
         assert_eq!(prepare(&outputs.node, claim("u1", &[("s1", 20, 25)])).await, Ok(()));
         // As on a disk that does not answer.
         let (go_on, hangs) = std::sync::mpsc::channel::<()>();
@@ -484,13 +480,13 @@ mod tests {
             })
         };
         begins.await.expect("a turn");
-        scans.apply(Ok(list(&[gpu(1)])), &config, &outputs);
+        scans.apply(Ok(list(&[gpu(1)])), &config, outputs);
         assert_eq!(
-            taints(&published)[0].as_deref(),
+            taints(published)[0].as_deref(),
             Some("dra.vgpu/lost"),
             "held, so still published"
         );
-        assert!(health.borrow().devices["gpu-3f8a1c20"].contains("not in the driver's list"));
+        assert!(scanned.health.borrow().devices["gpu-3f8a1c20"].contains("not in the driver's list"));
         go_on.send(()).expect("a turn");
         turn.await.expect("a turn");
         let error = prepare(&outputs.node, claim("u2", &[("s2", 20, 25)]))

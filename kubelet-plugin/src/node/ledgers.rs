@@ -9,7 +9,7 @@ use crate::claimdir::LedgerError;
 use crate::share::Share;
 use vgpu_abi::ledger::Usage;
 
-/// What a share's ledger says.
+/// The result of reading a share's ledger.
 #[derive(Debug)]
 pub enum LedgerReading {
     Read(Usage),

@@ -34,7 +34,7 @@ pub struct SharedNode {
     scanned: Arc<Mutex<Scanned>>,
 }
 
-/// What scans saw since the node was locked last.
+/// The results of scans that no turn has taken over yet.
 #[derive(Default)]
 struct Scanned {
     inventory: Option<Result<Inventory, String>>,

@@ -28,11 +28,11 @@ pub struct ShareFiles {
     pub tmpfs: Option<PathBuf>,
 }
 
-/// What one comparison found.
+/// The result of one comparison.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ShareComparison {
     pub limit: u64,
-    /// What the share's ledger says is charged.
+    /// Bytes charged to the share, by its ledger.
     pub charged: u64,
     pub processes: Vec<Listed>,
     /// None without a tmpfs.
@@ -47,7 +47,7 @@ pub struct Listed {
     pub bytes: Option<u64>,
     /// If /proc has this process.
     pub is_here: bool,
-    /// What the share's ledger charges this process. None: it does not name it.
+    /// Bytes charged to this process, by the share's ledger. None: the ledger does not name the process.
     pub charged: Option<u64>,
     /// If its mount namespace has the share's tmpfs.
     pub has_share: bool,
@@ -55,7 +55,7 @@ pub struct Listed {
     pub is_unexplained: bool,
 }
 
-/// What the claim's condition `MemoryEnforced` would say, before it has settled.
+/// The condition `MemoryEnforced` that a claim would get if this result lasted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Verdict {
     pub status: &'static str,
@@ -107,8 +107,6 @@ fn facts(files: &ShareFiles) -> Result<(ShareFacts, Vec<ShareMount>), String> {
     let limits = limits.map_err(|error| damaged(LIMITS, error.to_string()))?;
     let usage = ledger::read(&read(LEDGER, ledger::MAX_SIZE)?);
     let usage = usage.map_err(|error| damaged(LEDGER, error.to_string()))?;
-    let processes = usage.processes.iter();
-    let processes = processes.map(|of| ((of.pid, of.pid_namespace), of.charged));
     let key: ShareKey = ("check".to_owned(), limits.share);
     let mount = files.tmpfs.as_deref().map(|tmpfs| device(tmpfs).map(Device::Number));
     let mount = mount.transpose()?.map(|device| ShareMount {
@@ -119,10 +117,7 @@ fn facts(files: &ShareFiles) -> Result<(ShareFacts, Vec<ShareMount>), String> {
         key,
         gpu: limits.gpu,
         limit: limits.memory,
-        ledger: Ledger::Read {
-            charged: usage.charged,
-            processes: processes.collect(),
-        },
+        ledger: usage.into(),
     };
     Ok((facts, mount.into_iter().collect()))
 }

@@ -17,6 +17,7 @@ use super::gpu_processes::Memory;
 use super::processes::{Process, Seen};
 use crate::share::ShareKey;
 use std::collections::{BTreeMap, BTreeSet};
+use vgpu_abi::ledger::Usage;
 
 const MIB: u64 = 1 << 20;
 /// More than the limit by so much is a breach.
@@ -46,6 +47,16 @@ pub(super) enum Ledger {
     /// Of another release of the library, whose format is not known.
     Other,
     Damaged,
+}
+
+impl From<Usage> for Ledger {
+    fn from(usage: Usage) -> Self {
+        let processes = usage.processes.into_iter();
+        Self::Read {
+            charged: usage.charged,
+            processes: processes.map(|of| ((of.pid, of.pid_namespace), of.charged)).collect(),
+        }
+    }
 }
 
 /// The answers of the driver, by the UUIDs of all GPUs.

@@ -130,14 +130,7 @@ pub(super) fn records(node: &Node) -> Records {
         let limited: Vec<_> = shares.filter(|share| share.role == Role::Share).collect();
         for share in &limited {
             let ledger = match node.ledger(uid, entry, share, &mut buffer) {
-                LedgerReading::Read(usage) => {
-                    let processes = usage.processes.iter();
-                    let processes = processes.map(|of| ((of.pid, of.pid_namespace), of.charged));
-                    Ledger::Read {
-                        charged: usage.charged,
-                        processes: processes.collect(),
-                    }
-                }
+                LedgerReading::Read(usage) => usage.into(),
                 LedgerReading::OtherFormat => Ledger::Other,
                 LedgerReading::Damaged(_) => Ledger::Damaged,
             };
