@@ -208,11 +208,13 @@ async fn at_once(
     rounds: usize,
 ) -> Result<()> {
     let (mut reads, mut prepares, mut unprepares) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut read_cpu, mut prepare_cpu) = (CpuTimes::default(), CpuTimes::default());
     for _ in 0..rounds {
         tokio::time::sleep(SETTLED).await;
-        let start = Instant::now();
+        let (start, before) = (Instant::now(), CpuTimes::read()?);
         try_join_all(claims.iter().map(|claim| api.get(&claim.name))).await?;
         reads.push(start.elapsed().as_micros());
+        read_cpu.add(&before)?;
         let calls = claims.iter().map(|claim| {
             let (mut plugin, claims) = (plugin.clone(), vec![claim.clone()]);
             async move {
@@ -221,9 +223,10 @@ async fn at_once(
                     .await
             }
         });
-        let start = Instant::now();
+        let (start, before) = (Instant::now(), CpuTimes::read()?);
         let answers = try_join_all(calls).await?;
         prepares.push(start.elapsed().as_micros());
+        prepare_cpu.add(&before)?;
         for (uid, claim) in answers.into_iter().flat_map(|answer| answer.into_inner().claims) {
             ensure!(claim.error.is_empty(), "claim {uid}: {}", claim.error);
         }
@@ -246,6 +249,8 @@ async fn at_once(
     print(&format!("get_{count}_at_once"), reads);
     print(&format!("prepare_{count}_calls_at_once"), prepares);
     print(&format!("unprepare_{count}_calls_at_once"), unprepares);
+    read_cpu.print(&format!("get_{count}_at_once"), rounds);
+    prepare_cpu.print(&format!("prepare_{count}_calls_at_once"), rounds);
     Ok(())
 }
 
@@ -368,6 +373,50 @@ fn print_parts(metrics: &str) {
     for (part, sum) in of("sum") {
         let count = counts.get(part).copied().unwrap_or(1.0);
         println!("part_{part}_mean us {:.0}", sum / count * 1e6);
+    }
+}
+
+/// CPU time of all programs of the machine, by their names (cut to 15 bytes), in nanoseconds.
+#[derive(Default)]
+struct CpuTimes(BTreeMap<String, u64>);
+
+impl CpuTimes {
+    fn read() -> Result<Self> {
+        let mut all = Self::default();
+        for entry in std::fs::read_dir("/proc")? {
+            let process = entry?.path();
+            let Ok(name) = std::fs::read_to_string(process.join("comm")) else {
+                continue;
+            };
+            // A thread's, because that of a process is of its first thread alone.
+            let threads = std::fs::read_dir(process.join("task")).into_iter().flatten().flatten();
+            let times = threads.filter_map(|thread| {
+                let text = std::fs::read_to_string(thread.path().join("schedstat")).ok()?;
+                text.split(' ').next()?.parse::<u64>().ok()
+            });
+            *all.0.entry(name.trim_end().to_owned()).or_default() += times.sum::<u64>();
+        }
+        Ok(all)
+    }
+
+    /// Adds what was used since `before`.
+    fn add(&mut self, before: &Self) -> Result<()> {
+        for (name, time) in Self::read()?.0 {
+            let used = time.saturating_sub(before.0.get(&name).copied().unwrap_or(0));
+            *self.0.entry(name).or_default() += used;
+        }
+        Ok(())
+    }
+
+    /// The mean of each program that used a millisecond or more, and of all.
+    fn print(&self, when: &str, rounds: usize) {
+        let mean = |time: u64| time / 1000 / rounds.max(1) as u64;
+        for (name, time) in &self.0 {
+            if mean(*time) >= 1000 {
+                println!("cpu_of_{name}_{when} us {}", mean(*time));
+            }
+        }
+        println!("cpu_of_all_{when} us {}", mean(self.0.values().sum()));
     }
 }
 

@@ -78,6 +78,8 @@ pub(super) fn enter(state: &State, member: Member) -> Result<()> {
     for path in OVERLAYS {
         overlay(Path::new(path), &reopened(&memory))?;
     }
+    // Where the state folder is on a file system of its own, an overlay shows what lies below that mount.
+    fs::create_dir_all(&state.0).with_context(|| format!("cannot create {}", state.0.display()))?;
     bind(&reopened(&kept), &state.0)?;
     if let Member::Node(node) = member {
         enter_node(&own, &machine_id(&state.name(), &node.name()))?;
