@@ -44,7 +44,10 @@ fn the_own_page_is_writable_and_those_of_others_are_not() {
         assert_eq!(printed(&mut scene.sh(&flags, as_nobody)), "open\n");
         assert_eq!(scene.weights(), [(0, 30_000)]);
         first.end();
-        assert!(!scene.run_dir().join(".arbitration").exists(), "pages are left when no run is");
+        assert!(
+            !scene.run_dir().join(".arbitration").exists(),
+            "pages are left when no run is"
+        );
     });
 }
 

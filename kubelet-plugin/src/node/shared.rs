@@ -17,6 +17,7 @@ use crate::checkpoint::Entry;
 use crate::inventory::{Gpu, Inventory};
 use crate::mount_users::MountUsers;
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
@@ -27,6 +28,8 @@ pub struct SharedNode {
     node: Arc<Mutex<Node>>,
     lock: LockFile,
     order: Arc<tokio::sync::Mutex<()>>,
+    /// How many turns have ended.
+    turns: Arc<AtomicU64>,
     /// Changes with each turn that unprepared a claim.
     ended: watch::Sender<u64>,
     /// The GPUs on which claims hold shares, by UUID, after the last turn.
@@ -50,6 +53,7 @@ impl SharedNode {
             scanned: Arc::default(),
             node: Arc::new(Mutex::new(node)),
             order: Arc::default(),
+            turns: Arc::default(),
             ended: watch::Sender::default(),
         }
     }
@@ -90,6 +94,7 @@ impl SharedNode {
                     }
                     is_new
                 });
+                node.turns.fetch_add(1, Ordering::Release);
                 (done, changed.ended)
             };
             node.ended
@@ -135,6 +140,12 @@ impl SharedNode {
             (is_same && is_free()).then(|| node.unprepare(locked, &[&uid]).remove(0))
         });
         release.await
+    }
+
+    /// How many turns have ended. While it is the same, so are the claims, as far as this instance knows them.
+    #[must_use]
+    pub fn turns(&self) -> u64 {
+        self.turns.load(Ordering::Acquire)
     }
 
     /// Tells of each turn that unprepared a claim. The other instance's are not among them.

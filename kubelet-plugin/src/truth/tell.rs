@@ -73,6 +73,8 @@ pub(super) struct Writer {
     dropped: bool,
     /// Claims whose last request failed, by UID: when, and for how long they are left alone.
     pauses: BTreeMap<String, (Instant, Duration)>,
+    /// The turns and findings of which all is written.
+    written: Option<(u64, Findings)>,
 }
 
 /// The device status of a claim at the API server. It is valid as long as the claim has these shares.
@@ -93,6 +95,11 @@ impl Writer {
         if self.dropped {
             return;
         }
+        // Counted before the claims are read: a turn that ends meanwhile is seen in the next round.
+        let now = (node.turns(), truth.lock().findings.clone());
+        if self.written.as_ref() == Some(&now) {
+            return;
+        }
         let read = node.read(|node| {
             let claims = node.claims().claims.iter();
             let named = claims.filter(|(_, entry)| !entry.name.is_empty());
@@ -104,7 +111,7 @@ impl Writer {
             )
         });
         let Ok((pool, entries)) = read.await else { return };
-        let findings = truth.lock().findings.clone();
+        let findings = &now.1;
         self.known
             .retain(|uid, known| entries.get(uid).is_some_and(|entry| share_ids(entry) == known.shares));
         self.pauses.retain(|uid, _| entries.contains_key(uid));
@@ -114,7 +121,7 @@ impl Writer {
             if paused.is_some_and(|(since, pause)| since.elapsed() < pause) {
                 continue;
             }
-            match self.write_one(api, &pool, uid, entry, &findings).await {
+            match self.write_one(api, &pool, uid, entry, findings).await {
                 Ok(()) => drop(self.pauses.remove(uid)),
                 Err(error) => {
                     let pause = paused.map_or(FIRST_PAUSE, |(_, pause)| pause * 2).min(LONGEST_PAUSE);
@@ -136,6 +143,7 @@ impl Writer {
                 return;
             }
         }
+        self.written = self.pauses.is_empty().then_some(now);
     }
 
     /// Ends the pauses.
@@ -226,13 +234,10 @@ impl Notices {
                 state.pods.clone(),
             )
         };
-        let names = node.read(|node| {
-            let claims = node.claims().claims.iter();
-            claims
-                .map(|(uid, entry)| (uid.clone(), entry.id(uid)))
-                .collect::<BTreeMap<String, ClaimId>>()
-        });
-        let names = names.await.unwrap_or_default();
+        let names = match breaches.is_empty() && self.killed.is_empty() {
+            true => BTreeMap::new(),
+            false => names(node).await,
+        };
         let broken: Vec<&str> = breaches.keys().map(|(uid, _)| uid.as_str()).collect();
         self.memory.keep(&broken);
         for ((uid, share), breach) in &breaches {
@@ -328,6 +333,15 @@ impl Notices {
             }
         }
     }
+}
+
+/// The claims of the node, by UID.
+async fn names(node: &SharedNode) -> BTreeMap<String, ClaimId> {
+    let read = node.read(|node| {
+        let claims = node.claims().claims.iter();
+        claims.map(|(uid, entry)| (uid.clone(), entry.id(uid))).collect()
+    });
+    read.await.unwrap_or_default()
 }
 
 fn unexplained_note((gpu, pod): &Place, processes: &[&Unexplained]) -> String {

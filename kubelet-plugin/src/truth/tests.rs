@@ -23,6 +23,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt as _;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 const GIB: u64 = 1 << 30;
 
@@ -432,6 +433,18 @@ async fn claims_are_written_on_change_alone_also_by_the_next_instance() {
         writer.write(&scene.node, &api, &scene.truth).await;
     }
     assert_eq!(api.counts(), (2, 2), "nothing changed");
+    {
+        // Where nothing can have changed, the node is not even read.
+        let _turn = scene.node.lock();
+        let write = writer.write(&scene.node, &api, &scene.truth);
+        let warned = async {
+            let (api, object) = (FakeApi::default(), ObjectReference::default());
+            Notices::default().warn(&scene.node, &api, &scene.truth, &object).await;
+        };
+        let both = async { tokio::join!(write, warned) };
+        let done = tokio::time::timeout(Duration::from_secs(30), both).await;
+        assert!(done.is_ok(), "it waits for a turn");
+    }
     scene.process(10, &[1], 'a');
     scene.memory = Memory::from([(10, Some(30 * GIB))]);
     scene.looks(2);
@@ -493,13 +506,12 @@ async fn a_claim_that_was_deallocated_is_written_again_once_it_has_other_shares(
     }
     assert_eq!((api.counts(), api.condition("u1", "Prepared")), ((2, 2), None));
     api.0.lock().expect("lock").deallocated = None;
-    {
-        let mut node = scene.node.lock();
-        let locked = node.locked();
-        assert!(node.unprepare(&locked, &["u1"]).remove(0).is_ok());
+    let again = scene.node.turn(|node, locked| {
+        assert!(node.unprepare(locked, &["u1"]).remove(0).is_ok());
         let again = claim("u1", &[("s3", 20, 25)]);
-        assert!(node.prepare(&locked, &[again]).remove(0).is_ok());
-    }
+        assert!(node.prepare(locked, &[again]).remove(0).is_ok());
+    });
+    again.await.expect("a turn");
     writer.write(&scene.node, &api, &scene.truth).await;
     assert_eq!(api.condition("u1", "Prepared").as_deref(), Some("True Prepared"));
 }
