@@ -53,26 +53,32 @@ broken_artefacts_are_named() {
   expect 'vgpu-kubelet-plugin: missing' "$out"
 }
 
-# A run whose cargo says that a test failed: the summary says where and why.
-failed_tests_are_named_with_their_reason() {
-  local out
-  mkdir -p "$work/cargo"
-  cat >"$work/cargo/cargo" <<'CARGO'
-#!/bin/sh
-printf '%s\n' 'test fits ... ok' 'test is_full ... FAILED' 'test other ... FAILED' '' 'failures:' '' '---- is_full stdout ----' '' \
-  "thread 'is_full' (7) panicked at src/room.rs:51:13:" 'no room for 20Gi' 'stack backtrace:' '' '---- other stdout ----' '' \
-  "thread 'other' (8) panicked at src/other.rs:7:1:" 'another reason' '' 'failures:' '    is_full' \
-  'test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out'
-exit 101
-CARGO
-  chmod +x "$work/cargo/cargo"
-  if out=$(PATH=$work/cargo:$PATH build/test.sh conformance 2>&1); then
-    echo "scripts-test.sh: test.sh passed with failed tests" >&2
-    bad=1
-  fi
-  expect 'failed: conformance: is_full: src/room.rs:51:13: no room for 20Gi' "$out"
-  expect 'failed: conformance: other: src/other.rs:7:1: another reason' "$out"
-  expect '1 passed, 2 failed, 0 skipped' "$out"
+# The summary of test.sh says where and why a test failed.
+the_reason_of_a_failed_test_is_found() {
+  local out test
+  cat >"$work/output" <<'OUTPUT'
+test is_full ... FAILED
+test other ... FAILED
+test a::is_full ... FAILED
+
+failures:
+
+---- a::is_full stdout ----
+
+---- is_full stdout ----
+
+thread 'is_full' (7) panicked at src/room.rs:51:13:
+no room for 20Gi
+stack backtrace:
+
+---- other stdout ----
+thread 'other' (8) panicked at src/other.rs:7:1:
+another reason
+OUTPUT
+  out=$(for test in is_full other a::is_full; do echo "$test: $(awk -v test=$test -f build/why.awk "$work/output")"; done)
+  expect 'is_full: src/room.rs:51:13: no room for 20Gi' "$out"
+  expect 'other: src/other.rs:7:1: another reason' "$out"
+  expect 'a::is_full: .' "$out."
 }
 
 # A PATH with an old Rust and an old Go, and without apt-get.
@@ -157,7 +163,7 @@ no_pipe_ends_in_a_reader_that_stops_early() {
 cd "$root"
 broken_artefacts_are_named
 no_pipe_ends_in_a_reader_that_stops_early
-failed_tests_are_named_with_their_reason
+the_reason_of_a_failed_test_is_found
 missing_prerequisites_are_named
 dead_links_and_commands_are_named
 crates_that_differ_from_the_table_are_named

@@ -132,18 +132,10 @@ count_of() { # WORD in `test result: ok. 3 passed; 0 failed; 1 ignored; ...`
   sed -n "s/^test result: .* \([0-9]*\) $1;.*/\1/p" "$logs/$stage" | awk '{n += $1} END {print n + 0}'
 }
 
-# Why a test of $stage failed: where it panicked and the first line of what it said, for whoever sees only the end.
-why() { # TEST
-  awk -v head="---- $1 stdout ----" '
-    /^---- .* stdout ----$/ { inside = $0 == head; next }
-    inside && sub(/^thread .* panicked at /, "") { where = $0; next }
-    inside && where != "" { print ": " where " " substr($0, 1, 300); exit }' "$logs/$stage"
-}
-
 # run_stage STAGE KIND COMMAND...: runs it now, or waits for it where it was begun beside others, and counts.
 run_stage() {
   stage=$1
-  local rc=0 by_log failed_here begun=$SECONDS
+  local rc=0 by_log failed_here reason begun=$SECONDS
   shift
   say "$stage"
   if [ -n "${beside[$stage]:-}" ]; then
@@ -162,7 +154,11 @@ run_stage() {
     skipped=$((skipped + by_log))
     [ "$1" = interpreted ] || skipped=$((skipped + $(count_of ignored)))
     failed_here=$(count_of failed)
-    while read -r name; do failures+=("$stage: $name$(why "$name")"); done < <(sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' "$logs/$stage")
+    # With the reason, for whoever sees only the end.
+    while read -r name; do
+      reason=$(awk -v test="$name" -f build/why.awk "$logs/$stage")
+      failures+=("$stage: $name${reason:+: $reason}")
+    done < <(sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' "$logs/$stage")
     # It did not compile, or died: there is no test to name.
     if [ $rc -ne 0 ] && [ "$failed_here" -eq 0 ]; then
       failed_here=1
