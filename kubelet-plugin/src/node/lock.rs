@@ -6,7 +6,8 @@
 //!   kubelet repeats its call. No thread blocks meanwhile.
 //! - The file is removed, as with its folder by somebody who tidies up: instances that start later would lock another file
 //!   of the same name. So whoever gets the lock of a file that is not at the path any more opens the path anew. Where no
-//!   file can be created there, the old one stays in use. A lock that is held while its file is removed ends as ever.
+//!   file can be created there, the old one stays in use. Who holds a lock for long asks now and then if its file is still
+//!   the one at the path ([`LockFile::is_current`]).
 
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
@@ -109,6 +110,12 @@ impl LockFile {
                 source: errno.into(),
             }),
         }
+    }
+
+    /// Returns false if somebody who locks the path now would lock another file than this.
+    #[must_use]
+    pub fn is_current(&self, locked: &Locked) -> bool {
+        self.is_at_path(&locked.0)
     }
 
     /// Returns false if another file is at the path, or none.

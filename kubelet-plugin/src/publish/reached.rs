@@ -5,7 +5,9 @@
 //! the one that has the lock file publishes; the other is ready, and takes over when it ends or is not reached any more.
 //!
 //! How it fails: an instance that is killed unlocks the file. One of a release before the lock publishes without it, until
-//! it ends. A lock file that cannot be locked at all keeps nobody from publishing.
+//! it ends. A lock file that cannot be locked at all keeps nobody from publishing. Where the file is removed while an
+//! instance holds it, another one may lock a new file and publish too; the first notices within 10 s and leaves it to that
+//! one.
 
 use super::Wanted;
 use crate::node::lock::{LockFile, Locked};
@@ -13,6 +15,8 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 const TRIED_EVERY: Duration = Duration::from_secs(1);
+/// How often the holder of the lock looks if the file is still at its path.
+const LOOKED_EVERY: Duration = Duration::from_secs(10);
 
 /// Forwards what is wanted while `reached` is true and the lock is this instance's.
 pub async fn only_while_reached(
@@ -24,9 +28,10 @@ pub async fn only_while_reached(
     let mut held = None;
     loop {
         let is_reached = *reached.borrow_and_update();
-        if !is_reached {
+        if !is_reached || held.as_ref().is_some_and(|right: &Right| !right.is_current(&lock)) {
             held = None;
-        } else if held.is_none() {
+        }
+        if is_reached && held.is_none() {
             held = take(&lock);
         }
         let waits = is_reached && held.is_none();
@@ -40,10 +45,11 @@ pub async fn only_while_reached(
             *last = now;
             changed
         });
+        let next = if waits { TRIED_EVERY } else { LOOKED_EVERY };
         let changed = tokio::select! {
             changed = wanted.changed() => changed,
             changed = reached.changed() => changed,
-            () = tokio::time::sleep(TRIED_EVERY), if waits => Ok(()),
+            () = tokio::time::sleep(next), if is_reached => Ok(()),
         };
         if changed.is_err() {
             return;
@@ -59,16 +65,25 @@ pub fn another_publishes(lock: &LockFile) -> bool {
 
 /// This instance's right to publish, with the lock if there is one.
 struct Right {
-    _lock: Option<Locked>,
+    lock: Option<Locked>,
+}
+
+// === impl Right ===
+
+impl Right {
+    /// Returns false if another instance may have it too by now.
+    fn is_current(&self, file: &LockFile) -> bool {
+        self.lock.as_ref().is_none_or(|locked| file.is_current(locked))
+    }
 }
 
 /// None: another instance has the lock.
 fn take(lock: &LockFile) -> Option<Right> {
     match lock.try_lock() {
-        Ok(locked) => locked.map(|locked| Right { _lock: Some(locked) }),
+        Ok(locked) => locked.map(|locked| Right { lock: Some(locked) }),
         Err(error) => {
             tracing::warn!("publishing beside other instances, if there are any: {error}");
-            Some(Right { _lock: None })
+            Some(Right { lock: None })
         }
     }
 }
@@ -100,7 +115,9 @@ mod tests {
         }
 
         async fn forwards(&mut self, expected: Wanted) {
-            self.forwarded.wait_for(|now| *now == expected).await.expect("a sender");
+            let seen = self.forwarded.wait_for(|now| *now == expected);
+            let seen = tokio::time::timeout(Duration::from_secs(60), seen).await;
+            assert!(seen.is_ok_and(|seen| seen.is_ok()), "not forwarded: {expected:?}");
         }
     }
 
@@ -141,5 +158,36 @@ mod tests {
         old.forwards(Wanted::ByAnother).await;
         new.task.abort();
         old.forwards(slices()).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_publishes_also_after_the_lock_file_was_removed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (mut old, mut new) = (Gate::new(&folder), Gate::new(&folder));
+        let slices = || Wanted::Slices(Vec::new());
+        old.reach.send_replace(true);
+        old.forwards(slices()).await;
+        std::fs::remove_file(folder.path().join("publisher")).expect("removed");
+        tokio::time::sleep(2 * LOOKED_EVERY).await;
+        assert_eq!(*old.forwarded.borrow(), slices(), "it has the lock of a new file");
+        new.reach.send_replace(true);
+        new.forwards(Wanted::ByAnother).await;
+
+        // The other one is faster.
+        std::fs::remove_file(folder.path().join("publisher")).expect("removed");
+        let other = LockFile::open(&folder.path().join("publisher")).expect("a lock file");
+        let other = other.try_lock().expect("a lock").expect("free");
+        old.forwards(Wanted::ByAnother).await;
+        drop(other);
+        let one = async {
+            tokio::select! {
+                () = old.forwards(slices()) => {}
+                () = new.forwards(slices()) => {}
+            }
+        };
+        one.await;
+        tokio::time::sleep(2 * LOOKED_EVERY).await;
+        let publish = [&old, &new].map(|gate| *gate.forwarded.borrow() == slices());
+        assert!(publish[0] != publish[1], "{publish:?}");
     }
 }
