@@ -419,6 +419,7 @@ impl FakeApi {
 }
 
 #[tokio::test]
+#[allow(clippy::await_holding_lock, reason = "a turn that works meanwhile is what it shows")]
 async fn claims_are_written_on_change_alone_also_by_the_next_instance() {
     let mut scene = Scene::new();
     let (api, mut writer) = (FakeApi::default(), Writer::default());
