@@ -100,6 +100,8 @@ impl Writer {
         if self.written.as_ref() == Some(&now) {
             return;
         }
+        // Until all of it is written: what fails may leave some claims with other findings than those before.
+        self.written = None;
         let read = node.read(|node| {
             let claims = node.claims().claims.iter();
             let named = claims.filter(|(_, entry)| !entry.name.is_empty());

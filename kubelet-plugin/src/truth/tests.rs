@@ -327,6 +327,8 @@ struct FakeState {
     fails: bool,
     drops: bool,
     gone: bool,
+    /// Fails once so many were written.
+    fails_after: Option<u32>,
     /// Refuses to write this claim.
     refuses: Option<&'static str>,
     /// Says of this claim at a write that it does not have that allocation.
@@ -348,7 +350,7 @@ impl Statuses for FakeApi {
     async fn apply(&self, id: &ClaimId, devices: &[AllocatedDeviceStatus]) -> Result<Applied, Error> {
         let mut state = self.0.lock().expect("lock");
         state.writes += 1;
-        if state.fails {
+        if state.fails || state.fails_after.is_some_and(|most| state.writes > most) {
             return Err(Error::Other("down".into()));
         }
         if state.drops {
@@ -495,6 +497,30 @@ async fn a_claim_that_is_refused_is_tried_again_and_keeps_no_other_one_waiting()
     writer.write(&scene.node, &api, &scene.truth).await;
     assert_eq!(api.condition("u1", "Prepared").as_deref(), Some("True Prepared"));
     assert_eq!(api.counts(), (3, 3), "and read again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn findings_that_return_are_written_if_others_were_written_of_a_part() {
+    let scene = Scene::new();
+    let more = scene.node.turn(|node, locked| {
+        let more = ["u3", "u4", "u5"].map(|uid| claim(uid, &[(uid, 1, 0)]));
+        assert!(node.prepare(locked, &more).iter().all(Result::is_ok));
+    });
+    more.await.expect("a turn");
+    let (api, mut writer) = (FakeApi::default(), Writer::default());
+    writer.write(&scene.node, &api, &scene.truth).await;
+    scene.truth.know_all(&key("u1", "s1"));
+    scene.truth.know_all(&key("u2", "s2"));
+    ["u3", "u4", "u5"].map(|uid| scene.truth.know_all(&key(uid, uid)));
+    api.0.lock().expect("lock").fails_after = Some(6);
+    writer.write(&scene.node, &api, &scene.truth).await;
+    let memory = || api.condition("u1", "MemoryEnforced");
+    assert_eq!((api.counts().1, memory().as_deref()), (9, Some("True WithinLimit")));
+    scene.truth.lock().findings.clear();
+    api.0.lock().expect("lock").fails_after = None;
+    writer.wake();
+    writer.write(&scene.node, &api, &scene.truth).await;
+    assert_eq!(memory().as_deref(), Some("Unknown NotSeenYet"));
 }
 
 #[tokio::test]
