@@ -74,11 +74,18 @@ stack backtrace:
 ---- other stdout ----
 thread 'other' (8) panicked at src/other.rs:7:1:
 another reason
+
+---- node::waits ----
+waited 20 s for pod plain
 OUTPUT
-  out=$(for test in is_full other a::is_full; do echo "$test: $(awk -v test=$test -f build/why.awk "$work/output")"; done)
+  out=$(for test in is_full other a::is_full node::waits; do echo "$test: $(awk -v test=$test -f build/why.awk "$work/output")"; done)
   expect 'is_full: src/room.rs:51:13: no room for 20Gi' "$out"
   expect 'other: src/other.rs:7:1: another reason' "$out"
-  expect 'a::is_full: .' "$out."
+  expect 'node::waits: waited 20 s for pod plain' "$out"
+  if ! grep -qx 'a::is_full: ' <<<"$out"; then
+    echo "scripts-test.sh: why.awk gave a test that said nothing another one's reason: $out" >&2
+    bad=1
+  fi
 }
 
 # A PATH with an old Rust and an old Go, and without apt-get.

@@ -1,7 +1,11 @@
-# Why a test failed: where it panicked and the first line of what it said, of the output of `cargo test`.
+# Why a test failed, from what `cargo test` printed: the place of its panic and the first line of what it said. The
+# cluster's tests have their own harness (libtest-mimic), which prints what they said alone.
 # awk -v test=NAME -f why.awk FILE
 
-BEGIN { head = "---- " test " stdout ----" }
-/^---- .* stdout ----$/ { inside = $0 == head; next }
-inside && sub(/^thread .* panicked at /, "") { where = $0; next }
-inside && where != "" { print where " " substr($0, 1, 300); exit }
+/^---- .* ----$/ {
+  is_panic = $0 == "---- " test " stdout ----"
+  is_message = $0 == "---- " test " ----"
+  next
+}
+is_panic && sub(/^thread .* panicked at /, "") { where = $0 " "; is_message = 1; next }
+is_message && $0 != "" { print where substr($0, 1, 300); exit }

@@ -5,6 +5,7 @@
 //! cuInit refuses it.
 #![forbid(unsafe_code)]
 
+use rustix::fs::{AtFlags, StatxFlags};
 use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,17 +25,18 @@ pub fn any(folder: &Path) -> bool {
 
 /// The id of the mount that `folder` is on; none on kernels before 5.8.
 fn mount_id(folder: &Path) -> Option<u64> {
-    let flags = (rustix::fs::AtFlags::empty(), rustix::fs::StatxFlags::MNT_ID);
-    let stat = rustix::fs::statx(rustix::fs::CWD, folder, flags.0, flags.1).ok()?;
-    let known = rustix::fs::StatxFlags::from_bits_retain(stat.stx_mask).contains(flags.1);
-    known.then_some(stat.stx_mnt_id)
+    let stat = rustix::fs::statx(rustix::fs::CWD, folder, AtFlags::empty(), StatxFlags::MNT_ID).ok()?;
+    let is_known = StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::MNT_ID);
+    is_known.then_some(stat.stx_mnt_id)
 }
 
 /// The file system of the mount `id`, as `major:minor`. Not taken from stat(2), which differs from it on btrfs.
 fn device_of(mountinfo: &str, id: u64) -> Option<&str> {
-    let mut lines = mountinfo.lines().map(|line| line.split(' '));
-    let mut line = lines.find(|line| line.clone().next().and_then(|word| word.parse().ok()) == Some(id))?;
-    line.nth(2)
+    let id = id.to_string();
+    mountinfo.lines().find_map(|line| {
+        let mut words = line.split(' ');
+        (words.next()? == id).then(|| words.nth(1)).flatten()
+    })
 }
 
 /// Returns true if one of the mounts is of a folder in `folder`/shares. A container may have a folder of the same name

@@ -399,24 +399,17 @@ impl CpuTimes {
             });
             *all.0.entry(name.trim_end().to_owned()).or_default() += times.sum::<u64>();
         }
-        let stat = std::fs::read_to_string("/proc/stat")?;
-        let ticks: Vec<u64> = stat
-            .split_whitespace()
-            .skip(1)
-            .map_while(|field| field.parse().ok())
-            .collect();
-        // user, nice, system, idle, iowait, irq, softirq; in ticks of 10 ms, of which many rounds make a mean.
-        let busy: u64 = [0, 1, 2, 5, 6].into_iter().filter_map(|field| ticks.get(field)).sum();
-        all.0.insert(
-            MACHINE.to_owned(),
-            busy * 1_000_000_000 / rustix::param::clock_ticks_per_second(),
-        );
+        // Last, and first in `add`: the reading of /proc above is no part of what is measured.
+        all.0.insert(MACHINE.to_owned(), machine()?);
         Ok(all)
     }
 
     /// Adds what was used since `before`.
     fn add(&mut self, before: &Self) -> Result<()> {
-        for (name, time) in Self::read()?.0 {
+        let machine = machine()?;
+        let mut now = Self::read()?;
+        now.0.insert(MACHINE.to_owned(), machine);
+        for (name, time) in now.0 {
             let used = time.saturating_sub(before.0.get(&name).copied().unwrap_or(0));
             *self.0.entry(name).or_default() += used;
         }
@@ -432,6 +425,16 @@ impl CpuTimes {
             }
         }
     }
+}
+
+/// The machine's CPU time in nanoseconds, in ticks of 10 ms, of which many rounds make a mean.
+fn machine() -> Result<u64> {
+    let stat = std::fs::read_to_string("/proc/stat")?;
+    let words = stat.split_whitespace().skip(1);
+    let ticks: Vec<u64> = words.map_while(|word| word.parse().ok()).collect();
+    // user, nice, system, idle, iowait, irq, softirq
+    let busy: u64 = [0, 1, 2, 5, 6].into_iter().filter_map(|field| ticks.get(field)).sum();
+    Ok(busy * 1_000_000_000 / rustix::param::clock_ticks_per_second())
 }
 
 /// The plugin's process and its children, which are of the same program.
