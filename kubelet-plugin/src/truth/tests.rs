@@ -509,9 +509,9 @@ async fn findings_that_return_are_written_if_others_were_written_of_a_part() {
     more.await.expect("a turn");
     let (api, mut writer) = (FakeApi::default(), Writer::default());
     writer.write(&scene.node, &api, &scene.truth).await;
-    scene.truth.know_all(&key("u1", "s1"));
-    scene.truth.know_all(&key("u2", "s2"));
-    ["u3", "u4", "u5"].map(|uid| scene.truth.know_all(&key(uid, uid)));
+    for (uid, share) in [("u1", "s1"), ("u2", "s2"), ("u3", "u3"), ("u4", "u4"), ("u5", "u5")] {
+        scene.truth.know_all(&key(uid, share));
+    }
     api.0.lock().expect("lock").fails_after = Some(6);
     writer.write(&scene.node, &api, &scene.truth).await;
     let memory = || api.condition("u1", "MemoryEnforced");
