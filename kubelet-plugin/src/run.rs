@@ -37,8 +37,8 @@ use crate::server::Service;
 use crate::truth::{Observer, Proc, Truth};
 use crate::waiting::{Keepers, NodeProcesses};
 use crate::{
-    api, background, claim_access, compute, connection, containers, driver_pause, faults, gpus, http, keep, publish,
-    records, registration, truth,
+    api, background, claim_access, compute, connection, containers, driver_pause, faults, gpus, heap, http, keep,
+    publish, records, registration, truth,
 };
 use anyhow::Context as _;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -206,6 +206,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     };
     tokio::spawn(keep::library(parts.node.clone(), parts.readiness.clone()));
     tokio::spawn(keep::cdi_files(parts.node.clone()));
+    tokio::spawn(heap::keep_small());
     let (claims, ready) = (parts.cluster.clone(), parts.readiness.clone());
     tokio::spawn(async move { claim_access::wait(&claims, &ready).await });
     tokio::spawn(with_node(parts, wants_of_reached));
