@@ -11,7 +11,10 @@
 use super::cgroup::Container;
 use super::finding::{Finding, Reason};
 use crate::share::{ShareKey, ShareKeys};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How often the API server is asked about a container without a share while another one has the claim's mounts.
+const MOST_ASKED: u32 = 3;
 
 /// A pod of this node, by the API server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -38,6 +41,8 @@ pub(super) struct Claim {
     pub namespace: String,
     pub name: String,
     pub shares: Vec<ShareKey>,
+    /// UIDs of the pods that it was reserved for when it was last prepared.
+    pub pods: BTreeSet<String>,
 }
 
 /// What is known of the mounts of shares.
@@ -105,20 +110,26 @@ fn users<'a>(
     })
 }
 
-/// True if there is a claim whose mounts nobody has, and a container that may be its and that the API server was not asked
-/// about.
+/// True if there is a container that may lack a share, and about which the API server should be asked: one without a share
+/// beside a claim whose mounts nobody has, or one without a share in a pod of a claim. `asked` returns how often it was asked
+/// about a container; None if it should not be asked now.
 #[must_use]
 pub(super) fn is_question(
     claims: &[Claim],
     seen: &BTreeMap<Container, ShareKeys>,
-    asked: impl Fn(&Container) -> bool,
+    asked: impl Fn(&Container) -> Option<u32>,
 ) -> bool {
     let is_unseen = |share: &ShareKey| !seen.values().any(|has| has.contains(share));
     let unseen = claims.iter().any(|claim| claim.shares.iter().any(is_unseen));
-    unseen
-        && seen
-            .iter()
-            .any(|(container, has)| has.is_empty() && container.id.is_some() && !asked(container))
+    let bare = seen
+        .iter()
+        .filter(|(container, has)| has.is_empty() && container.id.is_some());
+    let is_of_claim = |container: &Container| claims.iter().any(|claim| claim.pods.contains(&container.pod));
+    bare.into_iter().any(|(container, _)| match asked(container) {
+        // The sandbox of a pod never gets a name, and must not be asked about for ever.
+        Some(times) => unseen || times < MOST_ASKED && is_of_claim(container),
+        None => false,
+    })
 }
 
 #[cfg(test)]
@@ -134,6 +145,7 @@ mod tests {
             namespace: "d".into(),
             name: "c".into(),
             shares: vec![key("u")],
+            pods: BTreeSet::from(["p".to_owned()]),
         }
     }
 
@@ -198,17 +210,28 @@ mod tests {
     }
 
     #[test]
-    fn the_api_server_is_asked_once_about_a_container_and_only_for_claims_without_one() {
-        let asked = |_: &Container| true;
-        let unasked = |_: &Container| false;
-        assert!(is_question(&[claim()], &seen(&[("1", &[])]), unasked));
-        assert!(!is_question(&[claim()], &seen(&[("1", &[])]), asked));
-        assert!(!is_question(&[], &seen(&[("1", &[])]), unasked));
-        assert!(!is_question(&[claim()], &seen(&[]), unasked));
-        assert!(!is_question(&[claim()], &seen(&[("1", &[]), ("2", &["u"])]), unasked));
+    fn the_api_server_is_asked_about_containers_that_may_lack_a_share() {
+        let never = |_: &Container| Some(0);
+        let often = |_: &Container| Some(MOST_ASKED);
+        let waits = |_: &Container| None;
+        let bare = seen(&[("1", &[])]);
+        assert!(is_question(&[claim()], &bare, never));
+        assert!(is_question(&[claim()], &bare, often), "nobody has the mounts");
+        assert!(!is_question(&[claim()], &bare, waits));
+        assert!(!is_question(&[], &bare, never));
+        assert!(!is_question(&[claim()], &seen(&[]), never));
         assert!(
-            !is_question(&[claim()], &seen(&[("1", &["v"])]), unasked),
+            !is_question(&[claim()], &seen(&[("1", &["v"])]), never),
             "has a share of its own"
         );
+        // Another container has the mounts.
+        let second = seen(&[("1", &[]), ("2", &["u"])]);
+        assert!(is_question(&[claim()], &second, never));
+        assert!(!is_question(&[claim()], &second, often), "a sandbox");
+        let of_others = Claim {
+            pods: BTreeSet::from(["q".to_owned()]),
+            ..claim()
+        };
+        assert!(!is_question(&[of_others], &second, never), "not a pod of the claim");
     }
 }

@@ -147,6 +147,7 @@ pub(super) fn records(node: &Node) -> Records {
                 namespace: entry.namespace.clone(),
                 name: entry.name.clone(),
                 shares: limited.iter().map(|share| (uid.clone(), share.name.clone())).collect(),
+                pods: entry.pods.iter().map(|pod| pod.uid.clone()).collect(),
             });
         }
     }
@@ -457,19 +458,25 @@ fn question(state: &mut State, claims: &[Claim], seen: &Seen) {
     for container in gone {
         state.asked.remove(&container);
     }
-    let is_asked = |container: &Container| {
-        state
-            .asked
-            .get(container)
-            .is_some_and(|(times, last)| last.elapsed() < wait(*times))
-    };
-    let mounts = injected::is_question(claims, &seen.containers, is_asked);
     let pods = state.pods.as_deref().unwrap_or_default();
+    let is_named = |container: &Container| {
+        let of_pod = pods.iter().filter(|pod| pod.uid == container.pod);
+        let mut containers = of_pod.flat_map(|pod| &pod.containers);
+        containers.any(|named| Some(&named.id) == container.id.as_ref())
+    };
+    let asked = |container: &Container| match state.asked.get(container) {
+        None => Some(0),
+        Some((times, last)) => (last.elapsed() >= wait(*times)).then_some(*times),
+    };
+    // What the API server says of a container that it names does not change.
+    let mounts = injected::is_question(claims, &seen.containers, |container| {
+        asked(container).filter(|_| !is_named(container))
+    });
     let has_name = |container: &Container| pods.iter().any(|pod| pod.uid == container.pod);
     let users = state.unexplained.iter().filter_map(|of| of.container.as_ref());
     let nameless = users
         .into_iter()
-        .any(|container| !has_name(container) && !is_asked(container));
+        .any(|container| !has_name(container) && asked(container).is_some());
     if mounts || nameless {
         state.question = true;
         let now = Instant::now();

@@ -282,6 +282,47 @@ fn a_container_without_its_mounts_is_found_when_the_api_server_names_it() {
     assert_eq!(scene.found("u2", "s2").injected, Finding::unknown(Reason::NotSeenYet));
 }
 
+/// As after containerd was started again without CDI, and one of two containers too.
+#[test]
+fn a_second_container_without_its_mounts_is_found_beside_one_that_has_them() {
+    let mut scene = Scene::new();
+    let uid = format!("{0}-{1}-{1}-{1}-{2}", hex('a', 8), hex('a', 4), hex('a', 12));
+    {
+        let (id, mut reserved) = claim("u1", &[("s1", 20, 25)]);
+        let pods = json!([{"resource": "pods", "name": "p", "uid": uid}]);
+        reserved.status.as_mut().expect("a status").reserved_for = serde_json::from_value(pods).expect("pods");
+        let mut node = scene.node.lock();
+        let locked = node.locked();
+        assert!(node.prepare(&locked, &[(id, reserved)])[0].is_ok());
+    }
+    scene.process(10, &[1], 'a');
+    scene.process(20, &[2], 'b');
+    scene.looks(2);
+    assert!(!scene.truth.lock().question, "each has its mounts");
+    process(&scene.at(11), 11, &[], &in_pod('a', 'c'));
+    scene.looks(1);
+    assert!(
+        std::mem::take(&mut scene.truth.lock().question),
+        "a container of the claim's pod has no share"
+    );
+    let container = |name: char| PodContainer {
+        name: name.to_string(),
+        id: hex(name, 64),
+        claims: vec!["claim-u1".into()],
+    };
+    scene.truth.lock().pods = Some(vec![Pod {
+        uid,
+        namespace: "d".into(),
+        name: "p".into(),
+        containers: ['a', 'c'].map(container).to_vec(),
+    }]);
+    scene.looks(3);
+    assert_eq!(scene.found("u1", "s1").injected, Finding::fails(Reason::MountsMissing));
+    assert_eq!(scene.truth.lock().lacking[&key("u1", "s1")].container, "c");
+    assert!(!scene.truth.lock().question, "what it is is known");
+    assert_eq!(scene.found("u2", "s2").injected, Finding::holds(Reason::Mounted));
+}
+
 /// A node that reads a ledger which a tenant damaged, cut, grew or replaced by a link.
 #[test]
 fn a_tenant_that_breaks_its_ledger_changes_nothing_for_its_neighbour() {
