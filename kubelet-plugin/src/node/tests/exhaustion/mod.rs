@@ -10,6 +10,7 @@
 //!
 //! "The machine" is every file of the rig with its mode, its content and what is mounted.
 
+mod sockets;
 mod tracer;
 
 use super::former::OlderRelease;
@@ -158,15 +159,8 @@ fn worker() {
     let work = ALL.into_iter().find(|work| format!("{work:?}") == name).expect("known");
     let rig = Rig::at(Path::new(word()), tmpfs);
     let node = work.has_instance().then(|| rig.open());
-    eprintln!("\ntid={}", rustix::thread::gettid().as_raw_nonzero());
-    std::io::stdin().read_exact(&mut [0]).expect("the word to begin");
-    match work.perform(&rig, node) {
-        Ok(()) => std::process::exit(0),
-        Err(error) => {
-            eprintln!("refused: {error}");
-            std::process::exit(REFUSED);
-        }
-    }
+    wait_for_the_tracer();
+    end(work.perform(&rig, node));
 }
 
 /// How the traced work ended.
@@ -178,11 +172,17 @@ enum Ended {
 }
 
 fn traced(work: Work, rig: &Rig, decide: impl FnMut(&Call) -> Action) -> Ended {
+    let words = format!("{work:?} {} {}", rig.tmpfs, rig.path("").display());
+    traced_worker(WORKER, WORK, &words, decide)
+}
+
+/// Runs the test `worker` of this program, which does its work because `variable` is set to `words`.
+fn traced_worker(worker: &str, variable: &str, words: &str, decide: impl FnMut(&Call) -> Action) -> Ended {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     command
-        .args(["--exact", WORKER, "--nocapture"])
+        .args(["--exact", worker, "--nocapture"])
         .env("RUST_BACKTRACE", "0");
-    command.env(WORK, format!("{work:?} {} {}", rig.tmpfs, rig.path("").display()));
+    command.env(variable, words);
     command
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
@@ -202,7 +202,24 @@ fn traced(work: Work, rig: &Rig, decide: impl FnMut(&Call) -> Action) -> Ended {
         None => Ended::Killed,
         Some(0) => Ended::Done,
         Some(REFUSED) => Ended::Refused(said.join("\n")),
-        Some(code) => panic!("{work:?}: the worker ended with {code}: {}", said.join("\n")),
+        Some(code) => panic!("{words}: the worker ended with {code}: {}", said.join("\n")),
+    }
+}
+
+/// Tells the tracer that this worker is ready, and waits for the word to begin.
+fn wait_for_the_tracer() {
+    eprintln!("\ntid={}", rustix::thread::gettid().as_raw_nonzero());
+    std::io::stdin().read_exact(&mut [0]).expect("the word to begin");
+}
+
+/// Ends this worker with the answer of its work.
+fn end(done: Result<(), impl std::fmt::Display>) -> ! {
+    match done {
+        Ok(()) => std::process::exit(0),
+        Err(error) => {
+            eprintln!("refused: {error}");
+            std::process::exit(REFUSED);
+        }
     }
 }
 

@@ -92,10 +92,12 @@ enum Named {
     Descriptor,
     /// In the second argument (`mount`).
     Second,
+    /// In the address of a socket, the second argument.
+    Address,
 }
 
 /// Calls that change something: number, name, where the path is, whether they may need room.
-const CHANGING: [(c_long, &str, Named, bool); 33] = [
+const CHANGING: [(c_long, &str, Named, bool); 34] = [
     (libc::SYS_creat, "creat", Named::First, true),
     (libc::SYS_mkdir, "mkdir", Named::First, true),
     (libc::SYS_mkdirat, "mkdirat", Named::At, true),
@@ -124,6 +126,7 @@ const CHANGING: [(c_long, &str, Named, bool); 33] = [
     (libc::SYS_utimensat, "utimensat", Named::At, false),
     (libc::SYS_mount, "mount", Named::Second, true),
     (libc::SYS_umount2, "umount2", Named::First, false),
+    (libc::SYS_bind, "bind", Named::Address, true),
     (libc::SYS_fsync, "fsync", Named::Descriptor, true),
     (libc::SYS_fdatasync, "fdatasync", Named::Descriptor, true),
     (libc::SYS_syncfs, "syncfs", Named::Descriptor, true),
@@ -132,7 +135,7 @@ const CHANGING: [(c_long, &str, Named, bool); 33] = [
 ];
 
 /// Calls that change nothing that outlives the process. A lock ends with it.
-const HARMLESS: [c_long; 50] = [
+const HARMLESS: [c_long; 53] = [
     libc::SYS_read,
     libc::SYS_readv,
     libc::SYS_pread64,
@@ -154,6 +157,9 @@ const HARMLESS: [c_long; 50] = [
     libc::SYS_fcntl,
     libc::SYS_flock,
     libc::SYS_dup,
+    libc::SYS_socket,
+    libc::SYS_listen,
+    libc::SYS_epoll_ctl,
     libc::SYS_poll,
     libc::SYS_ppoll,
     libc::SYS_mmap,
@@ -210,6 +216,8 @@ fn changing(tid: Pid, registers: &libc::user_regs_struct) -> Option<Call> {
         Named::At => path_at(tid, first, second),
         Named::Descriptor => descriptor(tid, first),
         Named::Second => string(tid, second),
+        // After the family, of two bytes.
+        Named::Address => string(tid, second + 2),
     };
     // Pipes, sockets and terminals: what is said, not what is done.
     let is_file = path.starts_with('/') && !path.starts_with("/dev/pts");

@@ -1,0 +1,173 @@
+//! The same for the start of an instance with its sockets (`instance`), beside one that lives and others that were killed.
+//!
+//! ```text
+//!  before:  a: killed, starts again    b: lives    d: killed
+//!  after:   a: started                 b: as before    d: nothing is left
+//! ```
+
+use super::super::super::lock::{LockFile, Locked};
+use super::tracer::{Action, Call};
+use super::*;
+use crate::instance::{Folders, Instance};
+use crate::registration::Socket;
+use std::os::unix::net::UnixListener;
+
+/// Says to the worker in which folder.
+const START: &str = "VGPU_TRACED_INSTANCE";
+const WORKER: &str = "node::tests::exhaustion::sockets::worker";
+
+struct Scene {
+    dir: tempfile::TempDir,
+    _b: (Instance, [UnixListener; 2]),
+}
+
+fn folders(root: &Path) -> Folders {
+    Folders {
+        plugin: root.join("plugins/dra.vgpu"),
+        registry: root.join("plugins_registry"),
+    }
+}
+
+fn node_lock(root: &Path) -> Locked {
+    let lock = LockFile::open(&folders(root).plugin.join("lock")).expect("a lock");
+    lock.try_lock().expect("a lock file").expect("free")
+}
+
+fn paths(root: &Path, pod: &str) -> [PathBuf; 2] {
+    let folders = folders(root);
+    [folders.dra_socket(Some(pod)), folders.registration_socket(Some(pod))]
+}
+
+/// Starts an instance and binds its sockets, as the plugin does.
+fn start(root: &Path, pod: &str) -> Result<(Instance, [UnixListener; 2]), String> {
+    let instance = Instance::start(&folders(root), Some(pod), &node_lock(root)).map_err(|error| error.to_string())?;
+    let bind = |path: PathBuf| {
+        let _ = std::fs::remove_file(&path);
+        UnixListener::bind(&path).map_err(|error| error.to_string())
+    };
+    let [dra, registration] = paths(root, pod);
+    Ok((instance, [bind(dra)?, bind(registration)?]))
+}
+
+impl Scene {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().expect("a folder");
+        std::fs::create_dir_all(folders(dir.path()).registry).expect("a folder");
+        let b = start(dir.path(), "b").expect("started");
+        for killed in ["a", "d"] {
+            drop(start(dir.path(), killed).expect("started"));
+        }
+        Self { dir, _b: b }
+    }
+
+    /// The pods whose files are there, with how many each has.
+    fn files(&self) -> BTreeMap<String, usize> {
+        let folders = folders(self.dir.path());
+        let mut found = BTreeMap::new();
+        for folder in [folders.plugin, folders.registry] {
+            for entry in std::fs::read_dir(folder).expect("listed").flatten() {
+                let name = entry.file_name().to_string_lossy().into_owned();
+                if name != "lock" {
+                    let pod = name.split(['-', '.', '@']).nth(1).unwrap_or(&name);
+                    *found.entry(pod.to_owned()).or_default() += 1;
+                }
+            }
+        }
+        found
+    }
+
+    fn traced(&self, decide: impl FnMut(&Call) -> Action) -> Ended {
+        traced_worker(WORKER, START, &self.dir.path().to_string_lossy(), decide)
+    }
+
+    /// Whatever happened to the start of `a`, kubelet reaches `b`, and the next start leaves what it should.
+    fn check(self, next: &str, at: &str) {
+        let root = self.dir.path();
+        for path in paths(root, "b") {
+            assert!(
+                std::os::unix::net::UnixStream::connect(&path).is_ok(),
+                "{at}: {}",
+                path.display()
+            );
+        }
+        let taken = Instance::start(&folders(root), Some("b"), &node_lock(root));
+        assert!(taken.is_err(), "{at}: the place of one that lives was given away");
+        let _next = start(root, next).unwrap_or_else(|error| panic!("{at}: {next} starts: {error}"));
+        let expected = BTreeMap::from([("b".to_owned(), 3), (next.to_owned(), 3)]);
+        assert_eq!(self.files(), expected, "{at}, then {next}");
+    }
+}
+
+/// Not a test: the process that is traced. Without the variable it has nothing to do.
+#[test]
+fn worker() {
+    let Some(root) = std::env::var_os(START).map(PathBuf::from) else {
+        return;
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.expect("a runtime");
+    let _entered = runtime.enter();
+    wait_for_the_tracer();
+    let started = || -> anyhow::Result<()> {
+        let instance = Instance::start(&folders(&root), Some("a"), &node_lock(&root))?;
+        let [dra, registration] = paths(&root, "a");
+        let sockets = (Socket::bind(&dra)?, Socket::bind(&registration)?);
+        std::mem::forget((instance, sockets));
+        Ok(())
+    };
+    end(started());
+}
+
+fn calls() -> Vec<Call> {
+    let (scene, mut calls) = (Scene::new(), Vec::new());
+    let ended = scene.traced(|call| {
+        calls.push(call.clone());
+        Action::Go
+    });
+    assert_eq!(ended, Ended::Done);
+    let expected = BTreeMap::from([("a".to_owned(), 3), ("b".to_owned(), 3)]);
+    assert_eq!(scene.files(), expected);
+    calls
+}
+
+#[test]
+fn an_instance_starts() {
+    if !can_trace("exhaustion of the start of an instance") {
+        return;
+    }
+    let calls = calls();
+    assert!(calls.iter().any(|call| call.name == "bind"), "{calls:?}");
+    for (stop, call) in calls.iter().enumerate() {
+        // The same pod's next container, and another pod.
+        for next in ["a", "c"] {
+            let (scene, mut number) = (Scene::new(), 0);
+            let ended = scene.traced(|_| {
+                number += 1;
+                if number > stop { Action::Kill } else { Action::Go }
+            });
+            let at = format!("killed before call {stop}, {} {}", call.name, call.path);
+            assert_eq!(ended, Ended::Killed, "{at}");
+            scene.check(next, &at);
+        }
+        for (errno, name) in [(libc::ENOSPC, "ENOSPC"), (libc::EROFS, "EROFS"), (libc::EIO, "EIO")] {
+            if errno == libc::ENOSPC && !call.allocates {
+                continue;
+            }
+            for lasts in [false, true] {
+                let (scene, mut number) = (Scene::new(), 0);
+                let ended = scene.traced(|call| {
+                    number += 1;
+                    let fails = number == stop + 1 || lasts && number > stop;
+                    match fails && (errno != libc::ENOSPC || call.allocates) {
+                        true => Action::Fail(errno),
+                        false => Action::Go,
+                    }
+                });
+                let since = if lasts { "since" } else { "at" };
+                let at = format!("{name} {since} call {stop}, {} {}: {ended:?}", call.name, call.path);
+                assert_ne!(ended, Ended::Killed, "{at}");
+                scene.check("a", &at);
+            }
+        }
+    }
+}
