@@ -8,6 +8,7 @@ use axum::routing::get;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::registry::Registry;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
@@ -34,6 +35,8 @@ fn pages(readiness: Readiness, registries: Vec<Registry>, within: Duration) -> R
         }
     };
     let scrapes = Arc::new(Semaphore::new(SCRAPES));
+    // The length of the last page: text that grows step by step is copied each time.
+    let length = Arc::new(AtomicUsize::new(0));
     let metrics = move || async move {
         let deadline = Instant::now() + within;
         // Scrapes that hang would take up one thread after the other.
@@ -43,13 +46,13 @@ fn pages(readiness: Readiness, registries: Vec<Registry>, within: Duration) -> R
         // Not on the thread of all servers: a scrape reads ledgers, and may wait for a turn that works.
         let encoded = tokio::task::spawn_blocking(move || {
             let _permit = permit;
-            let mut text = String::new();
+            let mut text = String::with_capacity(length.load(Ordering::Relaxed));
             let all = registries
                 .iter()
                 .try_for_each(|registry| encode_registry(&mut text, registry));
-            all.and_then(|()| encode_eof(&mut text))
-                .map(|()| text)
-                .map_err(|error| error.to_string())
+            let all = all.and_then(|()| encode_eof(&mut text));
+            length.store(text.len(), Ordering::Relaxed);
+            all.map(|()| text).map_err(|error| error.to_string())
         });
         let Ok(encoded) = timeout_at(deadline, encoded).await else {
             return busy(within);

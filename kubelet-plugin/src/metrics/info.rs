@@ -43,18 +43,19 @@ impl Collector for ShareInfo {
                     .map(|held| &held.share)
                     .filter(|share| share.role == Role::Share)
                 {
-                    let own = labels(entry, share).to_vec();
-                    let with = |more: Vec<(&'static str, String)>| [own.clone(), more].concat();
-                    devices.push(with(vec![
+                    let own = || labels(entry, share).into_iter();
+                    let device = [
                         ("UUID", share.gpu.clone()),
                         ("dra_claim_name", entry.name.clone()),
                         ("dra_claim_namespace", entry.namespace.clone()),
                         ("dra_device_name", share.device.clone()),
                         ("dra_pool_name", node.pool()),
-                    ]));
+                    ];
+                    devices.push(own().chain(device).collect::<Vec<_>>());
                     let names = known.get(&(uid.clone(), share.name.clone())).into_iter().flatten();
                     let named = |(pod, container): &(String, String)| {
-                        with(vec![("pod", pod.clone()), ("container", container.clone())])
+                        let container = [("pod", pod.clone()), ("container", container.clone())];
+                        own().chain(container).collect()
                     };
                     containers.extend(names.take(MOST).map(named));
                 }

@@ -47,12 +47,12 @@ impl Drop for Prometheus {
 }
 
 impl Prometheus {
-    fn start(programs: &Path, target: &str) -> Self {
+    fn start(programs: &Path, targets: [&str; 2]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let config = serde_json::json!({
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": [self::folder().join("alerts.yaml")],
-            "scrape_configs": [{"job_name": "plugin", "honor_labels": true, "static_configs": [{"targets": [target]}]}],
+            "scrape_configs": [{"job_name": "plugin", "honor_labels": true, "static_configs": [{"targets": targets}]}],
         });
         // JSON is YAML.
         let file = folder.path().join("prometheus.yml");
@@ -146,6 +146,33 @@ fn sources() -> (Rig, Sources) {
     (rig, sources)
 }
 
+/// Stands in for dcgm-exporter and kube-state-metrics: series with the labels that their documentation shows, of the same GPU,
+/// claim and container.
+fn exporters(gpu: &str) -> String {
+    let device = format!(
+        r#"gpu="0",UUID="{gpu}",pci_bus_id="00000000:01:00.0",device="nvidia0",modelName="H100",Hostname="n1""#
+    );
+    let claim = r#"dra_claim_name="claim-u1",dra_claim_namespace="d",dra_device_name="gpu-3f8a1c20""#;
+    let of = r#"container="main",dra_driver_name="dra.vgpu",dra_pool_name="n1/vgpu",namespace="d",pod="p""#;
+    let pod = r#"namespace="d",pod="p",uid="8a3e""#;
+    [
+        format!("DCGM_FI_DEV_GPU_TEMP{{{device}}} 41"),
+        format!("DCGM_FI_PROF_GR_ENGINE_ACTIVE{{{device},{claim},{of}}} 0.5"),
+        format!(r#"kube_pod_container_info{{{pod},container="main",image="i",container_id="containerd://1"}} 1"#),
+        format!(r#"kube_pod_labels{{{pod},label_team="a"}} 1"#),
+    ]
+    .map(|line| line + "\n")
+    .concat()
+}
+
+/// The queries of docs/metrics.md that join metrics with those of other exporters.
+fn documented_joins() -> Vec<&'static str> {
+    let docs = include_str!("../../../docs/metrics.md");
+    let (_, section) = docs.split_once("### Joined with other exporters").expect("the section");
+    let block = section.split("```").nth(1).expect("its queries");
+    block.lines().filter(|line| !line.is_empty()).collect()
+}
+
 #[tokio::test]
 async fn every_query_of_the_dashboard_and_the_alerts_runs_in_a_real_prometheus() {
     let Some(programs) = programs("every_query_of_the_dashboard_and_the_alerts_runs_in_a_real_prometheus") else {
@@ -163,8 +190,13 @@ async fn every_query_of_the_dashboard_and_the_alerts_runs_in_a_real_prometheus()
     let target = listener.local_addr().expect("an address").to_string();
     let pages = crate::http::router(Readiness::new(&[]), registries);
     let serving = tokio::spawn(axum::serve(listener, pages).into_future());
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let others = listener.local_addr().expect("an address").to_string();
+    let text = exporters(&crate::inventory::tests::gpu(0).uuid);
+    let pages = axum::Router::new().route("/metrics", axum::routing::get(|| async { text }));
+    let serving_others = tokio::spawn(axum::serve(listener, pages).into_future());
     let work = tokio::task::spawn_blocking(move || {
-        let prometheus = Prometheus::start(&programs, &target);
+        let prometheus = Prometheus::start(&programs, [&target, &others]);
         until("a first scrape", || {
             prometheus.count("vgpu_share_info").ok().filter(|found| *found == 1)
         });
@@ -187,6 +219,14 @@ async fn every_query_of_the_dashboard_and_the_alerts_runs_in_a_real_prometheus()
         assert_eq!(hami, Ok(1), "both registries are one page");
         let join = "vgpu_gpu_memory_bytes * on (UUID) group_right vgpu_share_info";
         assert_eq!(prometheus.count(join), Ok(1));
+        until("a scrape of the other exporters", || {
+            prometheus.count("kube_pod_labels").ok().filter(|found| *found == 1)
+        });
+        let joins = documented_joins();
+        assert!(joins.len() >= 4, "{joins:?}");
+        for join in joins {
+            assert_eq!(prometheus.count(join), Ok(1), "{join}");
+        }
         let rules = until("the rules", || {
             let answer = prometheus.get("/api/v1/rules")?;
             let rules = answer["data"]["groups"][0]["rules"].as_array()?.clone();
@@ -212,6 +252,7 @@ async fn every_query_of_the_dashboard_and_the_alerts_runs_in_a_real_prometheus()
     });
     work.await.expect("the queries run");
     serving.abort();
+    serving_others.abort();
 }
 
 /// The metrics in a query.
