@@ -118,12 +118,19 @@ fn measure(flags: &Flags, memory: &Path, disk: &Path) -> Result<()> {
         print("own_unprepare_1", unprepare);
         let rounds = flags.rounds.div_ceil(20);
         let (mut prepares, mut unprepares) = (Vec::new(), Vec::new());
+        let mut spent = [0; 2];
         for _ in 0..rounds {
-            let (prepare, unprepare) = at_once(&plugin, &wire).await?;
-            prepares.push(prepare);
-            unprepares.push(unprepare);
+            let before = cpu_ticks()?;
+            prepares.push(prepare_all(&plugin, &wire).await?);
+            let after = cpu_ticks()?;
+            spent = [0, 1].map(|of| spent[of] + after[of] - before[of]);
+            unprepares.push(unprepare_all(&plugin, &wire).await?);
         }
         print(&format!("own_prepare_{}_calls_at_once", wire.len()), prepares);
+        for (what, ticks) in ["user", "kernel"].into_iter().zip(spent) {
+            let mean = ticks * 1_000_000 / rustix::param::clock_ticks_per_second() / rounds as u64;
+            println!("own_prepare_{}_calls_at_once_{what}_cpu us {mean}", wire.len());
+        }
         print(&format!("own_unprepare_{}_calls_at_once", wire.len()), unprepares);
         let after = State::read(memory, disk)?;
         for (what, unit, before, after) in [
@@ -278,6 +285,16 @@ fn print(what: &str, mut times: Vec<Duration>) {
     for (quantile, at) in [("p50", times.len() / 2), ("p99", (times.len() * 99).div_ceil(100) - 1)] {
         println!("{what}_{quantile} us {}", times[at].as_micros());
     }
+}
+
+/// This process's CPU time in its programs and in the kernel: plugin and client.
+fn cpu_ticks() -> Result<[u64; 2]> {
+    let stat = std::fs::read_to_string("/proc/self/stat")?;
+    let (_, fields) = stat.rsplit_once(") ").context("/proc/self/stat")?;
+    // utime and stime are fields 14 and 15, and the third one is the first here.
+    let mut ticks = fields.split(' ').skip(11).map(str::parse);
+    let mut next = || ticks.next().context("/proc/self/stat has no utime or stime");
+    Ok([next()??, next()??])
 }
 
 /// The resources of the plugin that must not grow with the number of calls.

@@ -1,7 +1,7 @@
 //! Compares what shares use of their GPUs with what they may, every 2 s.
 //!
 //! Failure modes: an NVML that hangs is not asked again before it has answered, and meanwhile nothing is known. A node
-//! without shares that are limited asks nothing. After a restart nothing is known and nobody is ignored, until it was
+//! without shares that are limited asks nothing, and one without claims reads nothing. After a restart nothing is known and nobody is ignored, until it was
 //! seen again.
 
 use super::charged::Charges;
@@ -68,9 +68,14 @@ type UsedByGpu = BTreeMap<String, Option<BTreeMap<ShareKey, f64>>>;
 /// Compares for ever.
 pub async fn run(node: SharedNode, nvml: impl Utilisation, comparison: Comparison) {
     let nvml = Arc::new(nvml);
-    let mut comparer = Comparer::default();
+    let (mut comparer, mut had_claims) = (Comparer::default(), true);
     loop {
         tokio::time::sleep(EVERY).await;
+        // Once more after the last claim, to forget its shares.
+        let has_claims = !node.held_gpus().is_empty();
+        if !std::mem::replace(&mut had_claims, has_claims) && !has_claims {
+            continue;
+        }
         let places = node.read(|node| limited(node)).await.unwrap_or_default();
         let asked = {
             let (nvml, places) = (nvml.clone(), places.clone());

@@ -53,7 +53,7 @@ const UNSIGNED_INT: u32 = 1;
 /// nvmlEventTypeXidCriticalError: what health checks ask for.
 const XID: u64 = 8;
 /// How often one that waits for an event looks for it.
-const LOOK: Duration = Duration::from_millis(100);
+const LOOK: Duration = Duration::from_millis(500);
 
 /// An event set: what its owner waits for.
 struct Set {
