@@ -1,32 +1,30 @@
 //! Background work: creates events for the hook's reports, for damaged checkpoints and ledgers, for claims that cannot be
-//! unprepared and for shares that break their limit of GPU time, and unprepares stale claims.
+//! unprepared and for shares that break their limit of GPU time, and has `clean_up` look for stale claims.
 
 use crate::api::{Claims, Events};
-use crate::checkpoint::{Entry, Held};
+use crate::clean_up::CleanUp;
 use crate::compute::{Comparison, Verdict};
 use crate::metrics::Metrics;
-use crate::mount_users::{MountUsers, Processes, ShareMount};
+use crate::mount_users::Processes;
 use crate::node::{LedgerReading, Node, SharedNode};
 use crate::report::Report;
 use crate::share::{ClaimId, Role, ShareKey};
-use crate::stale::{ClaimState, Gone};
+use crate::told::{Told, pod_reference, pods_of};
+use crate::truth::Pods;
 use k8s_openapi::api::core::v1::ObjectReference;
-use k8s_openapi::api::resource::v1::ResourceClaimConsumerReference;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 const EVENTS_EVERY: Duration = Duration::from_secs(5);
 /// With the patience that a claim has, one that is gone is freed within a minute.
 const CLEAN_UP_EVERY: Duration = Duration::from_secs(20);
-/// Claims of monitors alone are asked about in one of so many rounds: every 10 minutes.
-pub(crate) const MONITORS_EVERY: u32 = 30;
 const LEDGERS_EVERY: Duration = Duration::from_secs(60);
 /// The first time is long after a start: an instance that is being replaced by this one has ended by then, also one of a
 /// release that does not say which library it uses.
 const RELEASES_EVERY: Duration = Duration::from_secs(600);
 
 /// Runs the background work for ever.
-pub async fn run<A: Claims + Events>(
+pub async fn run<A: Claims + Events + Pods>(
     node: SharedNode,
     api: A,
     metrics: Metrics,
@@ -98,61 +96,6 @@ pub async fn warn_reported<A: Claims + Events>(node: &SharedNode, api: &A) {
         if let Err(error) = recorded.map_err(anyhow::Error::from).and_then(|done| Ok(done?)) {
             tracing::warn!(%error, "cannot record that the pods of {id} have the {event} event; it will be repeated");
         }
-    }
-}
-
-/// The pods of a claim; none if it is gone, because all of its pods are gone before it.
-async fn pods_of<A: Claims>(api: &A, id: &ClaimId) -> Result<Vec<ResourceClaimConsumerReference>, crate::api::Error> {
-    let claim = api.get(&id.namespace, &id.name).await?;
-    let claim = claim.filter(|claim| claim.metadata.uid.as_ref() == Some(&id.uid));
-    let holders = claim.and_then(|claim| claim.status?.reserved_for).unwrap_or_default();
-    Ok(holders.into_iter().filter(|holder| holder.resource == "pods").collect())
-}
-
-/// The pods that have an event, as (UID of the claim, UID of the pod), while its reason lasts. After a restart of the
-/// plugin they get it once more.
-#[derive(Debug, Default)]
-pub struct Told(BTreeSet<(String, String)>);
-
-impl Told {
-    /// Forgets the claims for which there is no reason any more: when it returns, so does the event.
-    pub(crate) fn keep(&mut self, claims: &[&str]) {
-        self.0.retain(|(claim, _)| claims.contains(&claim.as_str()));
-    }
-
-    /// Creates the event on each pod of the claim that does not have it. `note` gets the names of all its pods. Returns true
-    /// if all have it now.
-    pub(crate) async fn warn<A: Claims + Events>(
-        &mut self,
-        api: &A,
-        id: &ClaimId,
-        reason: &'static str,
-        note: impl Fn(&str) -> String,
-    ) -> bool {
-        let pods = match pods_of(api, id).await {
-            Ok(pods) => pods,
-            Err(error) => {
-                tracing::warn!(%error, "cannot create the {reason} event on the pods of {id}; retrying");
-                return false;
-            }
-        };
-        let names: Vec<&str> = pods.iter().map(|pod| pod.name.as_str()).collect();
-        let names = names.join(", ");
-        let mut all = true;
-        for pod in &pods {
-            let key = (id.uid.clone(), pod.uid.clone());
-            if self.0.contains(&key) {
-                continue;
-            }
-            match api.warn(pod_reference(id, pod), reason, note(&names)).await {
-                Ok(()) => drop(self.0.insert(key)),
-                Err(error) => {
-                    tracing::warn!(%error, "cannot create the {reason} event on pod {} of {id}; retrying", pod.name);
-                    all = false;
-                }
-            }
-        }
-        all
     }
 }
 
@@ -248,17 +191,6 @@ fn damaged_ledgers(node: &mut Node) -> Vec<(ClaimId, String)> {
     damaged
 }
 
-fn pod_reference(id: &ClaimId, pod: &ResourceClaimConsumerReference) -> ObjectReference {
-    ObjectReference {
-        api_version: Some("v1".into()),
-        kind: Some("Pod".into()),
-        namespace: Some(id.namespace.clone()),
-        name: Some(pod.name.clone()),
-        uid: Some(pod.uid.clone()),
-        ..ObjectReference::default()
-    }
-}
-
 /// Claims with a report that is not on all of their pods yet. A claim that was rebuilt from limits files has
 /// no name to look up until it is prepared again.
 fn reported(node: &mut Node) -> Vec<(ClaimId, Report)> {
@@ -289,98 +221,6 @@ async fn report_damages<A: Events>(
             tracing::warn!(%error, "cannot create an event on the node; retrying");
             unreported.push(damage);
             return;
-        }
-    }
-}
-
-/// Unprepares claims that ended without an Unprepare.
-pub struct CleanUp<M> {
-    users: M,
-    gone: Gone,
-    rounds: u32,
-    /// Why it is not known which shares have a container; empty if it is. For the log.
-    blind: String,
-}
-
-// === impl CleanUp ===
-
-impl<M: MountUsers> CleanUp<M> {
-    #[must_use]
-    pub fn new(users: M) -> Self {
-        Self {
-            users,
-            gone: Gone::default(),
-            rounds: 0,
-            blind: String::new(),
-        }
-    }
-
-    /// Reads the prepared claims that have no container from the API server, and unprepares those that are gone for good.
-    pub async fn run<A: Claims>(&mut self, node: &SharedNode, api: &A, metrics: &Metrics, now: Instant) {
-        let Some((pool, entries)) = self.without_container(node).await else {
-            return;
-        };
-        let mut states = Vec::new();
-        for (uid, entry) in &entries {
-            let state = match api.get(&entry.namespace, &entry.name).await {
-                Ok(found) => ClaimState::of(found.as_ref(), uid, &pool),
-                Err(_) => ClaimState::Unknown,
-            };
-            states.push((uid.clone(), state));
-        }
-        for uid in self.gone.apply(&states, now) {
-            let Some(seen) = entries.get(&uid).cloned() else {
-                continue;
-            };
-            // Since it was looked at, the claim may have been allocated here again, or a container may have started.
-            match node.release_unused(self.users.clone(), &uid, seen).await {
-                Ok(None) => {}
-                Ok(Some(Ok(()))) => {
-                    metrics.stale();
-                    tracing::warn!(
-                        uid,
-                        "claim is gone or has no device of this node, and was never unprepared; its share is released"
-                    );
-                }
-                Ok(Some(Err(error))) | Err(error) => {
-                    tracing::warn!(%error, uid, "claim is gone and cannot be unprepared; retrying");
-                }
-            }
-        }
-    }
-
-    /// This node's pool, and the entries of claims of which no container has a share. None: that is not known.
-    async fn without_container(&mut self, node: &SharedNode) -> Option<(String, BTreeMap<String, Entry>)> {
-        let users = self.users.clone();
-        let found = node.read(|node| {
-            let all = node.entries();
-            // A claim that was rebuilt from limits files has no name to look up.
-            let named = all.filter(|(_, entry)| !entry.name.is_empty());
-            let named: BTreeMap<String, Entry> = named.map(|(uid, entry)| (uid.clone(), entry.clone())).collect();
-            let mounts: Vec<ShareMount> = named.keys().flat_map(|uid| node.share_mounts(uid)).collect();
-            (node.pool(), named, mounts)
-        });
-        let (pool, mut entries, mounts) = found.await.inspect_err(|error| tracing::error!("{error}")).ok()?;
-        // Reading all processes takes a while, and no turn waits for it.
-        let living = tokio::task::spawn_blocking(move || users.living(&mounts)).await;
-        match living.unwrap_or_else(|error| Err(error.to_string())) {
-            Ok(living) => {
-                self.blind.clear();
-                entries.retain(|uid, _| !living.iter().any(|(claim, _)| claim == uid));
-                // A monitor has no mount by which its container is known, and holds nothing that anybody waits for.
-                let is_due = self.rounds.is_multiple_of(MONITORS_EVERY);
-                self.rounds = self.rounds.wrapping_add(1);
-                let is_share = |held: &Held| held.share.role == Role::Share;
-                entries.retain(|uid, entry| is_due || self.gone.has(uid) || entry.shares.iter().any(is_share));
-                Some((pool, entries))
-            }
-            Err(why) => {
-                if self.blind != why {
-                    tracing::warn!("no claim is cleaned up, because it is not known which have a container: {why}");
-                    self.blind = why;
-                }
-                None
-            }
         }
     }
 }

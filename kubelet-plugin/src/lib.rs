@@ -12,7 +12,7 @@
 //!  kubelet ──registration, server──► node: records, claimdir, arbitration, edits ──► CDI files
 //!     ▲                               │                                  library ──► /var/lib/vgpu
 //!     └──health──                     └── usage (ledgers), compute (pages, NVML) ──► metrics, http
-//!                                          ├──────────► background: events on pods, clean-up (stale, mount_users)
+//!                                          ├──────────► background: events on pods (told); clean_up (stale, mount_users)
 //!                                          └──────────► truth: conditions of claims, events, kills
 //! ```
 //!
@@ -21,7 +21,7 @@
 //!
 //! Pure (no I/O): `slice`, `claim`, `edits`, `gpus::published`, `faults::conditions`, `publish::plan`, `stale`, `compute::judge`. Synchronous: `node`
 //! and the modules it calls, on threads of their own (`node::shared`).
-//! Asynchronous: `api`, `background`, `claim_access`, `compute::compare`, `gpus`, `publish`, `server`, `registration`, `run`.
+//! Asynchronous: `api`, `background`, `claim_access`, `clean_up`, `compute::compare`, `gpus`, `publish`, `server`, `registration`, `run`.
 #![deny(unsafe_code)] // `heap` has the one exception.
 
 pub mod api;
@@ -32,6 +32,7 @@ pub mod checkpoint;
 pub mod claim;
 pub mod claim_access;
 pub mod claimdir;
+pub mod clean_up;
 pub mod compute;
 pub mod config;
 pub mod connection;
@@ -70,6 +71,7 @@ pub mod share;
 pub mod slice;
 pub mod stale;
 pub mod tmpfs;
+pub mod told;
 pub mod truth;
 pub mod usage;
 pub mod waiting;

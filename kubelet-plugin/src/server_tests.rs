@@ -3,7 +3,7 @@
 use super::*;
 use crate::api::{Error as ApiError, Events};
 use crate::background;
-use crate::background::{CleanUp, MONITORS_EVERY};
+use crate::clean_up::{CleanUp, MONITORS_EVERY};
 use crate::compute::{Comparison, Verdict};
 use crate::health::{Health, Report};
 use crate::inventory::tests::gpu;
@@ -17,6 +17,8 @@ use crate::registration::{self, Registrar, Socket};
 use crate::run::{serve_dra, serve_registration};
 use crate::share::{ShareKey, ShareKeys};
 use crate::stale::PATIENCE;
+use crate::told::Told;
+use crate::truth::{Pod, Pods};
 use crate::waiting::Keeper;
 use k8s_openapi::api::core::v1::ObjectReference;
 use std::sync::Arc;
@@ -46,6 +48,7 @@ struct Memory {
     asked: Arc<Mutex<Vec<String>>>,
     /// If set, a GET waits for it.
     slow: Arc<Mutex<Option<Arc<Notify>>>>,
+    pods: Arc<Mutex<Vec<Pod>>>,
 }
 
 impl Memory {
@@ -76,6 +79,15 @@ impl Claims for Memory {
             return Err(ApiError::Other("connection refused".into()));
         }
         Ok(found)
+    }
+}
+
+impl Pods for Memory {
+    async fn pods(&self) -> Result<Vec<Pod>, ApiError> {
+        if *self.down.lock().expect("lock") {
+            return Err(ApiError::Other("connection refused".into()));
+        }
+        Ok(self.pods.lock().expect("lock").clone())
     }
 }
 
@@ -441,7 +453,7 @@ async fn a_failed_unprepare_is_told_once_until_it_fails_again() {
         .map(|entry| entry.expect("an entry").path())
         .find(|path| path.to_string_lossy().contains("u1"))
         .expect("a CDI file");
-    let mut told = background::Told::default();
+    let mut told = Told::default();
     for round in 1..=2 {
         if file.is_file() {
             std::fs::remove_file(&file).expect("removed");
@@ -475,7 +487,7 @@ async fn every_pod_of_a_claim_is_told_who_can_mend_its_ledger() {
     served.api.put(held_by(claim("u1", &[("s1", 20, 25)]), &["one", "two"]));
     served.api.put(held_by(claim("u2", &[("s2", 20, 25)]), &["three"]));
     served.prepare(&["u1", "u2"]).await;
-    let mut told = background::Told::default();
+    let mut told = Told::default();
     background::warn_damaged_ledgers(&served.node, &served.api, &mut told).await;
     assert_eq!(served.api.events.lock().expect("lock").len(), 0);
     std::fs::write(served.rig.path("run/claims/u1/s1/ledger"), "damage").expect("damaged");
@@ -502,7 +514,7 @@ async fn every_pod_of_a_claim_is_told_who_can_mend_its_ledger() {
     // The next release does not know what the ledger of an older library has to look like.
     release(&served.rig.path("image"), "two");
     let next = SharedNode::new(served.rig.open());
-    background::warn_damaged_ledgers(&next, &served.api, &mut background::Told::default()).await;
+    background::warn_damaged_ledgers(&next, &served.api, &mut Told::default()).await;
     assert_eq!(served.api.events.lock().expect("lock").len(), 2);
 }
 
@@ -512,7 +524,7 @@ async fn the_pods_of_a_share_that_breaks_its_gpu_time_are_told_once_each_time() 
     served.api.put(held_by(claim("u1", &[("s1", 20, 25)]), &["one", "two"]));
     served.api.put(held_by(claim("u2", &[("s2", 20, 25)]), &["three"]));
     served.prepare(&["u1", "u2"]).await;
-    let (comparison, mut told) = (Comparison::default(), background::Told::default());
+    let (comparison, mut told) = (Comparison::default(), Told::default());
     let (holds, breaks, unknown) = (Some(true), Some(false), None);
     // The verdict on the share of u1, and how many events there are then.
     for (enforced, expected) in [
@@ -668,6 +680,57 @@ async fn claims_of_monitors_are_asked_about_rarely_and_go_when_they_are_gone() {
     served.api.drop_claim("u1");
     assert_eq!(rounds(MONITORS_EVERY).await, 2, "once more, to see that it stays gone");
     assert!(served.node.lock().claims().claims.is_empty());
+}
+
+#[tokio::test]
+async fn a_claim_that_was_rebuilt_from_limits_files_gets_its_name_or_goes_if_no_pod_uses_it() {
+    let served = Served::new().await;
+    for uid in ["u1", "u2"] {
+        served.api.put(claim(uid, &[(uid, 20, 25)]));
+        served.prepare(&[uid]).await;
+        for copy in [
+            served.rig.record(uid),
+            served.rig.path(&format!("run/claims/{uid}/entry.json")),
+        ] {
+            std::fs::write(copy, "garbage").expect("damaged");
+        }
+    }
+    let node = SharedNode::new(served.rig.open());
+    let names = || -> Vec<(String, String)> {
+        let node = node.lock();
+        let all = node.claims().claims.iter();
+        all.map(|(uid, entry)| (uid.clone(), entry.name.clone())).collect()
+    };
+    let both = |first: &str| vec![("u1".to_owned(), first.to_owned()), ("u2".into(), String::new())];
+    assert_eq!(names(), both(""));
+    *served.api.pods.lock().expect("lock") = vec![Pod {
+        namespace: "d".into(),
+        claims: vec!["claim-u1".into(), "not-made-yet".into()],
+        ..Pod::default()
+    }];
+    let containers = Containers(Arc::new(Mutex::new(Containers::of(&["u2"]))));
+    let (mut clean_up, start) = (CleanUp::new(containers.clone()), Instant::now());
+    let mut round = async |after: u32| {
+        let now = start + after * PATIENCE;
+        clean_up.run(&node, &served.api, &Metrics::default(), now).await;
+    };
+    *served.api.down.lock().expect("lock") = true;
+    for after in 0..3 {
+        round(after).await;
+    }
+    assert_eq!(names(), both(""), "nothing is known");
+    *served.api.down.lock().expect("lock") = false;
+    for after in 3..6 {
+        round(after).await;
+    }
+    assert_eq!(names(), both("claim-u1"), "a container has u2's share");
+    containers.set(Containers::of(&[]));
+    round(6).await;
+    assert_eq!(names(), both("claim-u1"), "for how long?");
+    round(7).await;
+    assert_eq!(names(), both("claim-u1")[..1]);
+    let again = served.rig.open();
+    assert_eq!(again.claims().claims["u1"].name, "claim-u1", "kept");
 }
 
 /// A container that starts between the last look at the processes and the Unprepare.

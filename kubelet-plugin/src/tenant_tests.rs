@@ -120,7 +120,7 @@ async fn whatever_a_tenant_does_to_its_ledger_is_told_to_its_pods_alone() {
         );
         assert_eq!(of("u2"), neighbour, "{what}");
         served.api.events.lock().expect("lock").clear();
-        background::warn_damaged_ledgers(&served.node, &served.api, &mut background::Told::default()).await;
+        background::warn_damaged_ledgers(&served.node, &served.api, &mut crate::told::Told::default()).await;
         let events = served.api.events.lock().expect("lock").clone();
         let told: Vec<_> = events.iter().filter_map(|(pod, _)| pod.name.as_deref()).collect();
         assert_eq!(told, ["tenant"], "{what}");

@@ -11,6 +11,7 @@ use super::turn::{Parts, Turn};
 use super::{Error, Living, Node, former, record_error, stopped};
 use crate::arbitration::{Arbitration, SLOTS};
 use crate::checkpoint::{Checkpoint, Entry, FormerFile, Held};
+use crate::claim;
 use crate::claimdir::ClaimDirs;
 use crate::config::Config;
 use crate::crash_points::CrashPoints;
@@ -18,7 +19,8 @@ use crate::driver::{Finder, Root};
 use crate::edits;
 use crate::library::Library;
 use crate::records::{self, Records, Verdict};
-use crate::share::ShareKeys;
+use crate::share::{ClaimId, ShareKeys};
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -262,6 +264,29 @@ impl Node {
             self.remove_files(uid)?;
         }
         Ok(())
+    }
+
+    /// Gives a claim that was rebuilt from limits files its name and its pods.
+    ///
+    /// # Errors
+    /// The claim's files cannot be written.
+    pub fn name_claim(&mut self, locked: &Locked, id: &ClaimId, claim: &ResourceClaim) -> Result<(), Error> {
+        self.begin_turn(locked)?;
+        let nameless = self
+            .checkpoint
+            .claims
+            .get(&id.uid)
+            .filter(|entry| entry.name.is_empty());
+        let Some(known) = nameless.cloned() else {
+            return Ok(());
+        };
+        let entry = Entry {
+            namespace: id.namespace.clone(),
+            name: id.name.clone(),
+            pods: claim::pods(claim),
+            ..known.clone()
+        };
+        self.keep(&id.uid, &known, entry)
     }
 
     /// Returns the release that a claim's CDI spec names, which must stay as long as its pod; else the

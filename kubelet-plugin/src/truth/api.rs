@@ -224,8 +224,11 @@ fn pod_of(namespace: String, name: String, uid: String, body: Value) -> Pod {
             name: of.name.clone(),
         })
     });
+    let extended = status.extended_resource_claim_status.iter();
+    let extended = extended.map(|of| of.resource_claim_name.as_str());
     Pod {
         containers: containers.collect(),
+        claims: claims.values().copied().chain(extended).map(str::to_owned).collect(),
         uid,
         namespace,
         name,
@@ -274,6 +277,7 @@ mod tests {
             ("side", "5", "shared"),
         ];
         assert_eq!(found, expected.map(|(name, id, claims)| (name, id, claims.to_owned())));
+        assert_eq!(pod.claims, ["shared", "made", "whole"]);
     }
 
     #[test]

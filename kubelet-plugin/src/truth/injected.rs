@@ -23,6 +23,8 @@ pub struct Pod {
     pub namespace: String,
     pub name: String,
     pub containers: Vec<PodContainer>,
+    /// Names of all ResourceClaims that it has, whether containers run or not.
+    pub claims: Vec<String>,
 }
 
 /// A container that runs.
@@ -173,6 +175,7 @@ mod tests {
             namespace: namespace.into(),
             name: "pod".into(),
             containers: containers.iter().map(of).collect(),
+            claims: Vec::new(),
         }
     }
 

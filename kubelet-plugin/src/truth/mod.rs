@@ -30,8 +30,10 @@ mod tell;
 #[cfg(test)]
 mod tests;
 
+pub use api::Pods;
 pub use compare_share::{Listed, ShareComparison, ShareFiles, Verdict, compare_share};
 pub use gpu_processes::{GpuProcesses, Memory, NvmlProcesses};
+pub use injected::Pod;
 pub use observe::{Observer, Truth, run as observe};
 pub use processes::Proc;
 #[cfg(test)]

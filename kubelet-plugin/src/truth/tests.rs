@@ -274,6 +274,7 @@ fn a_container_without_its_mounts_is_found_when_the_api_server_names_it() {
             id: hex('a', 64),
             claims: vec!["claim-u1".into()],
         }],
+        ..Pod::default()
     };
     scene.truth.lock().pods = Some(vec![pod]);
     scene.looks(2);
@@ -315,6 +316,7 @@ fn a_second_container_without_its_mounts_is_found_beside_one_that_has_them() {
         namespace: "d".into(),
         name: "p".into(),
         containers: ['a', 'c'].map(container).to_vec(),
+        ..Pod::default()
     }]);
     scene.looks(3);
     assert_eq!(scene.found("u1", "s1").injected, Finding::fails(Reason::MountsMissing));
@@ -630,6 +632,7 @@ async fn each_event_is_created_once() {
         namespace: "d".into(),
         name: "stray".into(),
         containers: Vec::new(),
+        ..Pod::default()
     }];
     list_pods(&api, &scene.truth).await;
     for _ in 0..3 {

@@ -153,7 +153,7 @@ impl Rig {
     }
 
     /// Where a claim's copy on the disk is.
-    fn record(&self, uid: &str) -> PathBuf {
+    pub(crate) fn record(&self, uid: &str) -> PathBuf {
         self.config().records.join(format!("{uid}.json"))
     }
 
