@@ -1,6 +1,6 @@
 //! The requests of this part: device status of claims, and the pods of the node. Behind traits that tests implement.
 
-use super::injected::{Pod, PodContainer};
+use super::injected::{ClaimUse, Pod, PodContainer};
 use crate::api::{Claims as _, Cluster, Error};
 use crate::share::ClaimId;
 use k8s_openapi::api::resource::v1::{AllocatedDeviceStatus, ResourceClaim};
@@ -149,6 +149,7 @@ struct Resources {
 #[serde(default)]
 struct Named {
     name: String,
+    request: Option<String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -178,6 +179,7 @@ struct Extended {
 #[serde(default, rename_all = "camelCase")]
 struct Mapping {
     container_name: String,
+    request_name: Option<String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -196,8 +198,14 @@ struct State {
 }
 
 fn pod_of(namespace: String, name: String, uid: String, body: Value) -> Pod {
-    let body: Body = serde_json::from_value(body).unwrap_or_default();
-    let (spec, status) = (body.spec, body.status);
+    let Ok(Body { spec, status }) = serde_json::from_value(body) else {
+        return Pod {
+            uid,
+            namespace,
+            name,
+            ..Pod::default()
+        };
+    };
     let named = spec.resource_claims.iter().chain(&status.resource_claim_statuses);
     let claims: BTreeMap<&str, &str> = named
         .filter_map(|claim| Some((claim.name.as_str(), claim.resource_claim_name.as_deref()?)))
@@ -207,12 +215,24 @@ fn pod_of(namespace: String, name: String, uid: String, body: Value) -> Pod {
         let own = all
             .filter(|of| of.name == container)
             .flat_map(|of| &of.resources.claims);
-        let mut used: Vec<String> = own
-            .filter_map(|of| Some((*claims.get(of.name.as_str())?).to_owned()))
+        let mut used: Vec<ClaimUse> = own
+            .filter_map(|of| {
+                Some(ClaimUse {
+                    claim: (*claims.get(of.name.as_str())?).to_owned(),
+                    request: of.request.clone(),
+                })
+            })
             .collect();
-        let extended = status.extended_resource_claim_status.iter();
-        let extended = extended.filter(|of| of.request_mappings.iter().any(|of| of.container_name == container));
-        used.extend(extended.map(|of| of.resource_claim_name.clone()));
+        if let Some(extended) = &status.extended_resource_claim_status {
+            let own = extended
+                .request_mappings
+                .iter()
+                .filter(|of| of.container_name == container);
+            used.extend(own.map(|of| ClaimUse {
+                claim: extended.resource_claim_name.clone(),
+                request: of.request_name.clone(),
+            }));
+        }
         used
     };
     let statuses = status.container_statuses.iter().chain(&status.init_container_statuses);
@@ -228,7 +248,7 @@ fn pod_of(namespace: String, name: String, uid: String, body: Value) -> Pod {
     let extended = extended.map(|of| of.resource_claim_name.as_str());
     Pod {
         containers: containers.collect(),
-        claims: claims.values().copied().chain(extended).map(str::to_owned).collect(),
+        claims: Some(claims.values().copied().chain(extended).map(str::to_owned).collect()),
         uid,
         namespace,
         name,
@@ -255,7 +275,7 @@ mod tests {
             },
             "status": {
                 "resourceClaimStatuses": [{"name": "b", "resourceClaimName": "made"}, {"name": "none"}],
-                "extendedResourceClaimStatus": {"resourceClaimName": "whole", "requestMappings": [{"containerName": "two", "resourceName": "nvidia.com/gpu"}]},
+                "extendedResourceClaimStatus": {"resourceClaimName": "whole", "requestMappings": [{"containerName": "two", "resourceName": "nvidia.com/gpu", "requestName": "container-1"}]},
                 "containerStatuses": [
                     running("one", "1"), running("two", "2"), running("plain", "4"),
                     {"name": "ended", "containerID": "containerd://3", "state": {"terminated": {}}},
@@ -265,19 +285,29 @@ mod tests {
             },
         });
         let pod = pod_of("d".into(), "p".into(), "u".into(), body);
+        let uses = |of: &PodContainer| {
+            let texts = of.claims.iter().map(|used| match &used.request {
+                Some(request) => format!("{}/{request}", used.claim),
+                None => used.claim.clone(),
+            });
+            texts.collect::<Vec<_>>().join(",")
+        };
         let found: Vec<_> = pod
             .containers
             .iter()
-            .map(|of| (of.name.as_str(), of.id.as_str(), of.claims.join(",")))
+            .map(|of| (of.name.as_str(), of.id.as_str(), uses(of)))
             .collect();
         let expected = [
-            ("one", "1", "shared,made"),
-            ("two", "2", "whole"),
+            ("one", "1", "shared,made/gpu"),
+            ("two", "2", "whole/container-1"),
             ("plain", "4", ""),
             ("side", "5", "shared"),
         ];
         assert_eq!(found, expected.map(|(name, id, claims)| (name, id, claims.to_owned())));
-        assert_eq!(pod.claims, ["shared", "made", "whole"]);
+        assert_eq!(
+            pod.claims,
+            Some(["shared", "made", "whole"].map(str::to_owned).to_vec())
+        );
     }
 
     #[test]
@@ -300,13 +330,20 @@ mod tests {
 
     #[test]
     fn nonsense_is_a_pod_without_containers() {
-        for body in [
-            json!(null),
-            json!([]),
-            json!({"spec": 5}),
-            json!({"status": {"containerStatuses": [{"containerID": "x"}]}}),
+        let named = json!({"status": {"containerStatuses": [{"containerID": "x"}]}});
+        for (body, is_pod) in [
+            (json!(null), false),
+            (json!({"spec": 5}), false),
+            (json!({"spec": {"resourceClaims": null}}), false),
+            (named, true),
         ] {
-            assert!(pod_of("d".into(), "p".into(), "u".into(), body).containers.is_empty());
+            let pod = pod_of("d".into(), "p".into(), "u".into(), body);
+            assert!(pod.containers.is_empty());
+            assert_eq!(
+                pod.claims.is_some(),
+                is_pod,
+                "which claims a pod has that is none is not known"
+            );
         }
     }
 }

@@ -23,8 +23,8 @@ pub struct Pod {
     pub namespace: String,
     pub name: String,
     pub containers: Vec<PodContainer>,
-    /// Names of all ResourceClaims that it has, whether containers run or not.
-    pub claims: Vec<String>,
+    /// Names of all ResourceClaims that it has, whether containers run or not. None: the pod is not as we know pods.
+    pub claims: Option<Vec<String>>,
 }
 
 /// A container that runs.
@@ -33,8 +33,16 @@ pub struct PodContainer {
     pub name: String,
     /// Without the runtime's name.
     pub id: String,
-    /// Names of the ResourceClaims that it uses.
-    pub claims: Vec<String>,
+    pub claims: Vec<ClaimUse>,
+}
+
+/// A claim that a container uses, or one request of it: kubelet gives it only that one's shares.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClaimUse {
+    /// Name of the ResourceClaim.
+    pub claim: String,
+    /// None: all requests.
+    pub request: Option<String>,
 }
 
 /// A prepared claim, by the node's records.
@@ -42,7 +50,8 @@ pub struct PodContainer {
 pub(super) struct Claim {
     pub namespace: String,
     pub name: String,
-    pub shares: Vec<ShareKey>,
+    /// Each with the name of its request; empty: it was rebuilt from limits files, which do not have it.
+    pub shares: Vec<(ShareKey, String)>,
     /// UIDs of the pods that it was reserved for when it was last prepared.
     pub pods: BTreeSet<String>,
 }
@@ -64,15 +73,29 @@ pub struct Lacking {
     pub container: String,
 }
 
+// === impl PodContainer ===
+
+impl PodContainer {
+    /// Returns true if it uses this request of a claim; None: any of them.
+    fn uses(&self, claim: &str, request: Option<&str>) -> bool {
+        let has =
+            |asked: &ClaimUse| request.is_none() || asked.request.is_none() || asked.request.as_deref() == request;
+        self.claims.iter().any(|of| of.claim == claim && has(of))
+    }
+}
+
 /// Compares once. `seen`: the shares of each container of which a process was seen.
 #[must_use]
 pub(super) fn mounts(claims: &[Claim], seen: &BTreeMap<Container, ShareKeys>, pods: &[Pod]) -> Mounts {
     let mut found = Mounts::default();
     for claim in claims {
         let users: Vec<(&Pod, &PodContainer, Option<&ShareKeys>)> = users(claim, seen, pods).collect();
-        for share in &claim.shares {
+        for (share, request) in &claim.shares {
             let lacks = |has: &Option<&ShareKeys>| has.is_some_and(|has| !has.contains(share));
-            let lacking = users.iter().find(|(_, _, has)| lacks(has));
+            let mut users = users
+                .iter()
+                .filter(|(_, container, _)| container.uses(&claim.name, Some(request)));
+            let lacking = users.find(|(_, _, has)| lacks(has));
             let is_mounted = seen.values().any(|has| has.contains(share));
             let finding = match lacking {
                 Some((pod, container, _)) => {
@@ -102,7 +125,7 @@ fn users<'a>(
 ) -> impl Iterator<Item = (&'a Pod, &'a PodContainer, Option<&'a ShareKeys>)> {
     let of_namespace = pods.iter().filter(|pod| pod.namespace == claim.namespace);
     let all = of_namespace.flat_map(|pod| pod.containers.iter().map(move |container| (pod, container)));
-    let using = all.filter(|(_, container)| container.claims.contains(&claim.name));
+    let using = all.filter(|(_, container)| container.uses(&claim.name, None));
     using.map(|(pod, container)| {
         let key = Container {
             pod: pod.uid.clone(),
@@ -112,26 +135,27 @@ fn users<'a>(
     })
 }
 
-/// True if there is a container that may lack a share, and about which the API server should be asked: one without a share
-/// beside a claim whose mounts nobody has, or one without a share in a pod of a claim. `asked` returns how often it was asked
-/// about a container; None if it should not be asked now.
+/// The containers that may lack a share, and about which the API server should be asked: those without a share, beside a claim
+/// whose mounts nobody has or in a pod of a claim. `asked` returns how often it was asked about a container; None if it should
+/// not be asked now.
 #[must_use]
-pub(super) fn is_question(
+pub(super) fn questions(
     claims: &[Claim],
     seen: &BTreeMap<Container, ShareKeys>,
     asked: impl Fn(&Container) -> Option<u32>,
-) -> bool {
-    let is_unseen = |share: &ShareKey| !seen.values().any(|has| has.contains(share));
+) -> BTreeSet<Container> {
+    let is_unseen = |(share, _): &(ShareKey, String)| !seen.values().any(|has| has.contains(share));
     let unseen = claims.iter().any(|claim| claim.shares.iter().any(is_unseen));
+    let is_of_claim = |container: &Container| claims.iter().any(|claim| claim.pods.contains(&container.pod));
     let bare = seen
         .iter()
         .filter(|(container, has)| has.is_empty() && container.id.is_some());
-    let is_of_claim = |container: &Container| claims.iter().any(|claim| claim.pods.contains(&container.pod));
-    bare.into_iter().any(|(container, _)| match asked(container) {
+    let due = bare.filter(|(container, _)| match asked(container) {
         // The sandbox of a pod never gets a name, and must not be asked about for ever.
         Some(times) => unseen || times < MOST_ASKED && is_of_claim(container),
         None => false,
-    })
+    });
+    due.map(|(container, _)| container.clone()).collect()
 }
 
 #[cfg(test)]
@@ -146,8 +170,19 @@ mod tests {
         Claim {
             namespace: "d".into(),
             name: "c".into(),
-            shares: vec![key("u")],
+            shares: vec![(key("u"), "gpu".into())],
             pods: BTreeSet::from(["p".to_owned()]),
+        }
+    }
+
+    /// A claim, or `claim/request`.
+    fn used(text: &str) -> ClaimUse {
+        let (claim, request) = text
+            .split_once('/')
+            .map_or((text, None), |(claim, of)| (claim, Some(of)));
+        ClaimUse {
+            claim: claim.into(),
+            request: request.map(str::to_owned),
         }
     }
 
@@ -168,14 +203,14 @@ mod tests {
         let of = |(id, claims): &(&str, &[&str])| PodContainer {
             name: format!("name-{id}"),
             id: (*id).into(),
-            claims: claims.iter().map(|claim| (*claim).to_owned()).collect(),
+            claims: claims.iter().map(|claim| used(claim)).collect(),
         };
         Pod {
             uid: "p".into(),
             namespace: namespace.into(),
             name: "pod".into(),
             containers: containers.iter().map(of).collect(),
-            claims: Vec::new(),
+            claims: None,
         }
     }
 
@@ -213,10 +248,40 @@ mod tests {
     }
 
     #[test]
+    fn a_container_of_one_request_has_only_its_shares() {
+        let two = Claim {
+            shares: vec![(key("u"), "one".into()), (key("v"), "two".into())],
+            ..claim()
+        };
+        let rebuilt = Claim {
+            shares: vec![(key("u"), String::new()), (key("v"), String::new())],
+            ..claim()
+        };
+        let reasons = |claim: &Claim, seen: &BTreeMap<Container, ShareKeys>, pods: &[Pod]| {
+            let found = mounts(std::slice::from_ref(claim), seen, pods);
+            ["u", "v"].map(|uid| found.shares[&key(uid)].reason)
+        };
+        let each = [pod("d", &[("1", &["c/one"]), ("2", &["c/two"])])];
+        let right = seen(&[("1", &["u"]), ("2", &["v"])]);
+        for claim in [&two, &rebuilt] {
+            assert_eq!(reasons(claim, &right, &each), [Reason::Mounted; 2]);
+        }
+        let lacks = seen(&[("1", &["u"]), ("2", &[])]);
+        let expected = [Reason::Mounted, Reason::MountsMissing];
+        assert_eq!(reasons(&two, &lacks, &each), expected);
+        let whole = [pod("d", &[("1", &["c"])])];
+        assert_eq!(reasons(&two, &seen(&[("1", &["u"])]), &whole), expected);
+    }
+
+    #[test]
     fn the_api_server_is_asked_about_containers_that_may_lack_a_share() {
-        let never = |_: &Container| Some(0);
-        let often = |_: &Container| Some(MOST_ASKED);
-        let waits = |_: &Container| None;
+        let is_question =
+            |claims: &[Claim], seen: &BTreeMap<Container, ShareKeys>, asked: fn(&Container) -> Option<u32>| {
+                !questions(claims, seen, asked).is_empty()
+            };
+        let never: fn(&Container) -> Option<u32> = |_| Some(0);
+        let often: fn(&Container) -> Option<u32> = |_| Some(MOST_ASKED);
+        let waits: fn(&Container) -> Option<u32> = |_| None;
         let bare = seen(&[("1", &[])]);
         assert!(is_question(&[claim()], &bare, never));
         assert!(is_question(&[claim()], &bare, often), "nobody has the mounts");
@@ -229,7 +294,7 @@ mod tests {
         );
         // Another container has the mounts.
         let second = seen(&[("1", &[]), ("2", &["u"])]);
-        assert!(is_question(&[claim()], &second, never));
+        assert_eq!(questions(&[claim()], &second, never), [container("p", "1")].into());
         assert!(!is_question(&[claim()], &second, often), "a sandbox");
         let of_others = Claim {
             pods: BTreeSet::from(["q".to_owned()]),

@@ -55,10 +55,10 @@ pub struct State {
     pub kills: u64,
     /// This node's pods; None before they were listed.
     pub pods: Option<Vec<Pod>>,
-    /// Containers that were there when the pods were listed, and how often, and when last.
+    /// Containers about which the pods were listed: how often, and when that was last wanted.
     pub asked: BTreeMap<Container, (u32, Instant)>,
-    /// True if the pods should be listed.
-    pub question: bool,
+    /// Containers about which the pods should be listed.
+    pub questions: BTreeSet<Container>,
 }
 
 /// A share that broke its limit of memory, as of the last comparison.
@@ -146,7 +146,10 @@ pub(super) fn records(node: &Node) -> Records {
             records.claims.push(Claim {
                 namespace: entry.namespace.clone(),
                 name: entry.name.clone(),
-                shares: limited.iter().map(|share| (uid.clone(), share.name.clone())).collect(),
+                shares: limited
+                    .iter()
+                    .map(|share| ((uid.clone(), share.name.clone()), share.base_request().to_owned()))
+                    .collect(),
                 pods: entry.pods.iter().map(|pod| pod.uid.clone()).collect(),
             });
         }
@@ -310,7 +313,7 @@ impl Settling {
         };
         state.lacking.retain(|key, _| missing(key));
         if let Ok(seen) = seen {
-            question(&mut state, &reading.records.claims, seen);
+            ask(&mut state, &reading.records.claims, seen);
         }
         drop(state);
         if reading.kills {
@@ -442,8 +445,8 @@ fn compute(reading: &Reading, key: &ShareKey) -> Finding {
     }
 }
 
-/// Says if the pods should be listed: for a claim without a container, or for the pod of unexplained use.
-fn question(state: &mut State, claims: &[Claim], seen: &Seen) {
+/// Notes the containers for which the pods should be listed: those that may lack a share, and those of unexplained use.
+fn ask(state: &mut State, claims: &[Claim], seen: &Seen) {
     let there: BTreeSet<&Container> = seen
         .containers
         .keys()
@@ -469,22 +472,19 @@ fn question(state: &mut State, claims: &[Claim], seen: &Seen) {
         Some((times, last)) => (last.elapsed() >= wait(*times)).then_some(*times),
     };
     // What the API server says of a container that it names does not change.
-    let mounts = injected::is_question(claims, &seen.containers, |container| {
+    let mut questions = injected::questions(claims, &seen.containers, |container| {
         asked(container).filter(|_| !is_named(container))
     });
     let has_name = |container: &Container| pods.iter().any(|pod| pod.uid == container.pod);
     let users = state.unexplained.iter().filter_map(|of| of.container.as_ref());
-    let nameless = users
-        .into_iter()
-        .any(|container| !has_name(container) && asked(container).is_some());
-    if mounts || nameless {
-        state.question = true;
-        let now = Instant::now();
-        for container in seen.containers.keys() {
-            let times = state.asked.get(container).map_or(0, |(times, _)| *times);
-            state.asked.insert(container.clone(), (times.saturating_add(1), now));
-        }
+    let nameless = users.filter(|container| !has_name(container) && asked(container).is_some());
+    questions.extend(nameless.cloned());
+    let now = Instant::now();
+    for container in &questions {
+        // They count once the API server has answered.
+        state.asked.entry(container.clone()).or_insert((0, now)).1 = now;
     }
+    state.questions.extend(questions);
 }
 
 /// A container that the API server does not name is asked about again later and later: it may be a sandbox.

@@ -55,11 +55,21 @@ pub async fn run<A: Claims + Events + Statuses + Pods>(
 
 /// Lists the node's pods if that was asked for.
 pub(super) async fn list_pods<A: Pods>(api: &A, truth: &Truth) {
-    if !std::mem::take(&mut truth.lock().question) {
+    let questions = std::mem::take(&mut truth.lock().questions);
+    if questions.is_empty() {
         return;
     }
     match api.pods().await {
-        Ok(pods) => truth.lock().pods = Some(pods),
+        Ok(pods) => {
+            let mut state = truth.lock();
+            state.pods = Some(pods);
+            for container in questions {
+                state
+                    .asked
+                    .entry(container)
+                    .and_modify(|(times, _)| *times = times.saturating_add(1));
+            }
+        }
         Err(error) => tracing::warn!(%error, "cannot list this node's pods; who uses which claim is asked again"),
     }
 }

@@ -4,7 +4,7 @@ use super::api::{Applied, Pods, Statuses};
 use super::conditions::ShareFindings;
 use super::finding::{Finding, Reason};
 use super::gpu_processes::Memory;
-use super::injected::{Pod, PodContainer};
+use super::injected::{ClaimUse, Pod, PodContainer};
 use super::memory::{Answers, Offender};
 use super::observe::{Reading, Settling, Truth, records};
 use super::processes::Proc;
@@ -223,7 +223,7 @@ fn use_without_a_share_is_settled_and_has_its_pod() {
         .map(|of| (of.pid, of.container.is_some()))
         .collect();
     assert_eq!(pods, [(10, true), (11, false)]);
-    assert!(state.question, "its pod's name is asked for");
+    assert!(!state.questions.is_empty(), "its pod's name is asked for");
     assert_eq!(state.findings[&key("u1", "s1")].memory.reason, Reason::WithinLimit);
 }
 
@@ -262,9 +262,9 @@ fn a_container_without_its_mounts_is_found_when_the_api_server_names_it() {
     scene.process(10, &[], 'a');
     scene.looks(1);
     let container = scene.truth.lock().asked.keys().next().cloned().expect("asked about");
-    assert!(std::mem::take(&mut scene.truth.lock().question));
+    assert!(!std::mem::take(&mut scene.truth.lock().questions).is_empty());
     scene.looks(1);
-    assert!(!scene.truth.lock().question, "not at once again");
+    assert!(scene.truth.lock().questions.is_empty(), "not at once again");
     let pod = Pod {
         uid: container.pod,
         namespace: "d".into(),
@@ -272,7 +272,10 @@ fn a_container_without_its_mounts_is_found_when_the_api_server_names_it() {
         containers: vec![PodContainer {
             name: "main".into(),
             id: hex('a', 64),
-            claims: vec!["claim-u1".into()],
+            claims: vec![ClaimUse {
+                claim: "claim-u1".into(),
+                request: None,
+            }],
         }],
         ..Pod::default()
     };
@@ -299,17 +302,20 @@ fn a_second_container_without_its_mounts_is_found_beside_one_that_has_them() {
     scene.process(10, &[1], 'a');
     scene.process(20, &[2], 'b');
     scene.looks(2);
-    assert!(!scene.truth.lock().question, "each has its mounts");
+    assert!(scene.truth.lock().questions.is_empty(), "each has its mounts");
     process(&scene.at(11), 11, &[], &in_pod('a', 'c'));
     scene.looks(1);
     assert!(
-        std::mem::take(&mut scene.truth.lock().question),
+        !std::mem::take(&mut scene.truth.lock().questions).is_empty(),
         "a container of the claim's pod has no share"
     );
     let container = |name: char| PodContainer {
         name: name.to_string(),
         id: hex(name, 64),
-        claims: vec!["claim-u1".into()],
+        claims: vec![ClaimUse {
+            claim: "claim-u1".into(),
+            request: None,
+        }],
     };
     scene.truth.lock().pods = Some(vec![Pod {
         uid,
@@ -321,7 +327,7 @@ fn a_second_container_without_its_mounts_is_found_beside_one_that_has_them() {
     scene.looks(3);
     assert_eq!(scene.found("u1", "s1").injected, Finding::fails(Reason::MountsMissing));
     assert_eq!(scene.truth.lock().lacking[&key("u1", "s1")].container, "c");
-    assert!(!scene.truth.lock().question, "what it is is known");
+    assert!(scene.truth.lock().questions.is_empty(), "what it is is known");
     assert_eq!(scene.found("u2", "s2").injected, Finding::holds(Reason::Mounted));
 }
 
