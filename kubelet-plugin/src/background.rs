@@ -192,7 +192,7 @@ fn damaged_ledgers(node: &mut Node) -> Vec<(ClaimId, String)> {
 }
 
 /// Claims with a report that is not on all of their pods yet. A claim that was rebuilt from limits files has
-/// no name to look up until it is prepared again.
+/// no name to look up until `clean_up` has found it.
 fn reported(node: &mut Node) -> Vec<(ClaimId, Report)> {
     let mut reported = Vec::new();
     for (uid, entry) in node.claims().claims.iter().filter(|(_, entry)| !entry.name.is_empty()) {

@@ -59,7 +59,8 @@ pub struct Entry {
     pub library: String,
     /// In the order of the claim's results.
     pub shares: Vec<Held>,
-    /// The pods that it was reserved for when it was last prepared. They only name it in texts.
+    /// The pods that it was reserved for when it was last prepared: they name it in texts, and their containers may lack its
+    /// mounts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pods: Vec<Pod>,
 }
@@ -118,6 +119,14 @@ struct Sealed<'a> {
 // === impl Entry ===
 
 impl Entry {
+    /// Takes over what only the API server knows, for an entry with the results of these shares.
+    pub(crate) fn name_as(&mut self, id: &ClaimId, shares: &[Share]) {
+        for (held, share) in self.shares.iter_mut().zip(shares) {
+            held.share = share.clone();
+        }
+        (self.namespace, self.name) = (id.namespace.clone(), id.name.clone());
+    }
+
     /// The claim with this UID.
     #[must_use]
     pub fn id(&self, uid: &str) -> ClaimId {

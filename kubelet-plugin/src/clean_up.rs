@@ -3,9 +3,11 @@
 //!
 //! How it fails:
 //! - A request to the API server fails: nothing is known of that claim, and nothing happens to it. If the pods cannot be
-//!   listed, or one of their claims cannot be read, nothing is known of any claim without a name.
-//! - A claim without a name is gone if no pod of this node uses a claim with its UID: kubelet prepares claims only for pods
-//!   that are bound to its node, and unprepares them before such a pod is deleted.
+//!   listed or understood, or one of their claims cannot be read, nothing is known of any claim without a name.
+//! - A claim without a name is gone if no pod of this node uses a claim with its UID and a device of this node: kubelet
+//!   prepares claims only for pods that are bound to its node, and unprepares them before such a pod is deleted.
+//! - A claim without a name that pods use and that cannot be named, because its shares are others now or its files cannot
+//!   be written: it stays as it is, and is looked for again later and later.
 
 use crate::api::{Claims, Error};
 use crate::checkpoint::{Entry, Held};
@@ -13,14 +15,16 @@ use crate::metrics::Metrics;
 use crate::mount_users::{MountUsers, ShareMount};
 use crate::node::SharedNode;
 use crate::share::{ClaimId, Role};
-use crate::stale::{ClaimState, Gone};
+use crate::stale::{ClaimState, Gone, PATIENCE};
 use crate::truth::Pods;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Claims of monitors alone are asked about in one of so many rounds: every 10 minutes.
 pub(crate) const MONITORS_EVERY: u32 = 30;
+/// Between two looks for claims without a name.
+const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 
 /// Unprepares claims that ended without an Unprepare.
 pub struct CleanUp<M> {
@@ -29,6 +33,15 @@ pub struct CleanUp<M> {
     rounds: u32,
     /// Why it is not known which shares have a container; empty if it is. For the log.
     blind: String,
+    naming: Naming,
+}
+
+/// When the claims without a name are looked for again.
+#[derive(Debug, Default)]
+struct Naming {
+    uids: BTreeSet<String>,
+    /// The last look, and the pause after it.
+    last: Option<(Instant, Duration)>,
 }
 
 // === impl CleanUp ===
@@ -41,19 +54,20 @@ impl<M: MountUsers> CleanUp<M> {
             gone: Gone::default(),
             rounds: 0,
             blind: String::new(),
+            naming: Naming::default(),
         }
     }
 
     /// Reads the prepared claims that have no container from the API server, and unprepares those that are gone for good.
     pub async fn run<A: Claims + Pods>(&mut self, node: &SharedNode, api: &A, metrics: &Metrics, now: Instant) {
-        let unused = name_claims(node, api).await;
+        let gone = self.naming.name_claims(node, api, now).await;
         let Some((pool, entries)) = self.without_container(node).await else {
             return;
         };
         let mut states = Vec::new();
         for (uid, entry) in &entries {
             let state = match entry.name.is_empty() {
-                true if unused.contains(uid) => ClaimState::Gone,
+                true if gone.contains(uid) => ClaimState::Gone,
                 true => ClaimState::Unknown,
                 false => match api.get(&entry.namespace, &entry.name).await {
                     Ok(found) => ClaimState::of(found.as_ref(), uid, &pool),
@@ -119,52 +133,82 @@ impl<M: MountUsers> CleanUp<M> {
     }
 }
 
-/// Gives names to the claims without one that pods of this node use. Returns the UIDs of those that no pod uses.
-async fn name_claims<A: Claims + Pods>(node: &SharedNode, api: &A) -> BTreeSet<String> {
-    let nameless = node.read(|node| {
-        let nameless = node.entries().filter(|(_, entry)| entry.name.is_empty());
-        nameless.map(|(uid, _)| uid.clone()).collect::<BTreeSet<_>>()
-    });
-    let mut nameless = nameless.await.unwrap_or_default();
-    if nameless.is_empty() {
-        return nameless;
-    }
-    let used = match claims_of_pods(api).await {
-        Ok(used) => used,
-        Err(error) => {
-            tracing::warn!(%error, ?nameless, "who uses claims that were rebuilt from limits files is not known; retrying");
+// === impl Naming ===
+
+impl Naming {
+    /// Gives names to the claims without one that pods of this node use. Returns the UIDs of those that are gone.
+    async fn name_claims<A: Claims + Pods>(&mut self, node: &SharedNode, api: &A, now: Instant) -> BTreeSet<String> {
+        let found = node.read(|node| {
+            let nameless = node.entries().filter(|(_, entry)| entry.name.is_empty());
+            (node.pool(), nameless.map(|(uid, _)| uid.clone()).collect())
+        });
+        let (pool, uids): (String, BTreeSet<String>) = found.await.unwrap_or_default();
+        if !self.is_due(&uids, now) {
             return BTreeSet::new();
         }
-    };
-    for claim in used {
-        let Some(uid) = claim.metadata.uid.clone().filter(|uid| nameless.remove(uid)) else {
-            continue;
-        };
-        let id = ClaimId {
-            namespace: claim.metadata.namespace.clone().unwrap_or_default(),
-            name: claim.metadata.name.clone().unwrap_or_default(),
-            uid,
-        };
-        let named = id.clone();
-        let named = node
-            .turn(move |node, locked| node.name_claim(locked, &named, &claim))
-            .await;
-        match named.and_then(|named| named) {
-            Ok(()) => tracing::info!("a claim that was rebuilt from limits files is {id}"),
+        let used = match claims_of_pods(api).await {
+            Ok(used) => used,
             Err(error) => {
-                tracing::warn!(%error, "{id} was rebuilt from limits files, and its name is not kept; retrying")
+                tracing::warn!(%error, ?uids, "who uses claims that were rebuilt from limits files is not known; retrying");
+                return BTreeSet::new();
+            }
+        };
+        let mut gone = uids;
+        for claim in used {
+            let uid = claim.metadata.uid.clone().unwrap_or_default();
+            if ClaimState::of(Some(&claim), &uid, &pool) != ClaimState::There || !gone.remove(&uid) {
+                continue;
+            }
+            let id = ClaimId {
+                namespace: claim.metadata.namespace.clone().unwrap_or_default(),
+                name: claim.metadata.name.clone().unwrap_or_default(),
+                uid,
+            };
+            let own = id.clone();
+            let named = node
+                .turn(move |node, locked| node.name_claim(locked, &own, &claim))
+                .await;
+            match named.and_then(|named| named) {
+                Ok(true) => tracing::info!("a claim that was rebuilt from limits files is {id}"),
+                Ok(false) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "{id} was rebuilt from limits files and does not get its name back; retrying");
+                }
             }
         }
+        gone
     }
-    nameless
+
+    /// Each look reads the node's pods and all of their claims, so there are fewer and fewer while nothing changes.
+    fn is_due(&mut self, uids: &BTreeSet<String>, now: Instant) -> bool {
+        if *uids != self.uids {
+            self.uids.clone_from(uids);
+            self.last = None;
+        }
+        let due = self
+            .last
+            .is_none_or(|(last, pause)| now.saturating_duration_since(last) >= pause);
+        if uids.is_empty() || !due {
+            return false;
+        }
+        let pause = self.last.map_or(PATIENCE, |(_, pause)| (pause * 2).min(LONGEST_PAUSE));
+        self.last = Some((now, pause));
+        true
+    }
 }
 
 /// The claims that pods of this node use, as far as they are there.
 async fn claims_of_pods<A: Claims + Pods>(api: &A) -> Result<Vec<ResourceClaim>, Error> {
-    let pods = api.pods().await?.into_iter();
-    let names = pods.flat_map(|pod| pod.claims.into_iter().map(move |claim| (pod.namespace.clone(), claim)));
+    let mut names = BTreeSet::new();
+    for pod in api.pods().await? {
+        let Some(claims) = pod.claims else {
+            let why = format!("pod {}/{} is not as this release knows pods", pod.namespace, pod.name);
+            return Err(Error::Other(why));
+        };
+        names.extend(claims.into_iter().map(|claim| (pod.namespace.clone(), claim)));
+    }
     let mut found = Vec::new();
-    for (namespace, name) in names.collect::<BTreeSet<_>>() {
+    for (namespace, name) in names {
         found.extend(api.get(&namespace, &name).await?);
     }
     Ok(found)

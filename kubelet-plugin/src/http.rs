@@ -35,7 +35,7 @@ fn pages(readiness: Readiness, registries: Vec<Registry>, within: Duration) -> R
         }
     };
     let scrapes = Arc::new(Semaphore::new(SCRAPES));
-    // The length of the last page: text that grows step by step is copied each time.
+    // The length of the last page, and some room: text that grows step by step is copied each time.
     let length = Arc::new(AtomicUsize::new(0));
     let metrics = move || async move {
         let deadline = Instant::now() + within;
@@ -46,7 +46,7 @@ fn pages(readiness: Readiness, registries: Vec<Registry>, within: Duration) -> R
         // Not on the thread of all servers: a scrape reads ledgers, and may wait for a turn that works.
         let encoded = tokio::task::spawn_blocking(move || {
             let _permit = permit;
-            let mut text = String::with_capacity(length.load(Ordering::Relaxed));
+            let mut text = String::with_capacity(length.load(Ordering::Relaxed) * 17 / 16);
             let all = registries
                 .iter()
                 .try_for_each(|registry| encode_registry(&mut text, registry));

@@ -703,9 +703,14 @@ async fn a_claim_that_was_rebuilt_from_limits_files_gets_its_name_or_goes_if_no_
     };
     let both = |first: &str| vec![("u1".to_owned(), first.to_owned()), ("u2".into(), String::new())];
     assert_eq!(names(), both(""));
+    // u2 is still there under a name of a pod's, but is not allocated any more.
+    let (mut id, mut elsewhere) = claim("u2", &[("u2", 20, 25)]);
+    id.name = "elsewhere".into();
+    elsewhere.status = None;
+    served.api.put((id, elsewhere));
     *served.api.pods.lock().expect("lock") = vec![Pod {
         namespace: "d".into(),
-        claims: vec!["claim-u1".into(), "not-made-yet".into()],
+        claims: Some(vec!["claim-u1".into(), "not-made-yet".into(), "elsewhere".into()]),
         ..Pod::default()
     }];
     let containers = Containers(Arc::new(Mutex::new(Containers::of(&["u2"]))));
@@ -725,12 +730,21 @@ async fn a_claim_that_was_rebuilt_from_limits_files_gets_its_name_or_goes_if_no_
     }
     assert_eq!(names(), both("claim-u1"), "a container has u2's share");
     containers.set(Containers::of(&[]));
-    round(6).await;
-    assert_eq!(names(), both("claim-u1"), "for how long?");
-    round(7).await;
+    // It is looked for less often by now, and must be gone in two looks.
+    for after in 6..11 {
+        round(after).await;
+        assert_eq!(names(), both("claim-u1"), "after {after}");
+    }
+    round(11).await;
     assert_eq!(names(), both("claim-u1")[..1]);
     let again = served.rig.open();
-    assert_eq!(again.claims().claims["u1"].name, "claim-u1", "kept");
+    let kept = &again.claims().claims["u1"];
+    let share = &kept.shares[0].share;
+    assert_eq!(
+        (kept.name.as_str(), share.request.as_str(), share.device.as_str()),
+        ("claim-u1", "gpu", "gpu-3f8a1c20"),
+        "without a device, its status would be emptied"
+    );
 }
 
 /// A container that starts between the last look at the processes and the Unprepare.

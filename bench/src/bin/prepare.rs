@@ -220,7 +220,7 @@ async fn at_once(
         prepares.push(start.elapsed().as_micros());
         prepare_cpu.add(&before)?;
         tokio::time::sleep(SETTLED).await;
-        // They are prepared: no mount is made and no file written.
+        // They are prepared: nothing is written but the node pages, once a turn.
         let start = Instant::now();
         prepare_each(plugin, claims).await?;
         again.push(start.elapsed().as_micros());

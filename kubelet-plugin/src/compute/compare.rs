@@ -1,8 +1,8 @@
 //! Compares what shares use of their GPUs with what they may, every 2 s.
 //!
 //! Failure modes: an NVML that hangs is not asked again before it has answered, and meanwhile nothing is known. A node
-//! without shares that are limited asks nothing, and one without claims reads nothing. After a restart nothing is known and nobody is ignored, until it was
-//! seen again.
+//! without shares that are limited asks nothing, and one without claims reads no pages. After a restart nothing is known
+//! and nobody is ignored, until it was seen again.
 
 use super::charged::Charges;
 use super::judge::{Judge, Observed, Paged, Seen, Verdict};
@@ -71,12 +71,12 @@ pub async fn run(node: SharedNode, nvml: impl Utilisation, comparison: Compariso
     let (mut comparer, mut had_claims) = (Comparer::default(), true);
     loop {
         tokio::time::sleep(EVERY).await;
+        let read = node.read(|node| (!node.claims().claims.is_empty(), limited(node)));
+        let (has_claims, places) = read.await.unwrap_or_default();
         // Once more after the last claim, to forget its shares.
-        let has_claims = !node.held_gpus().is_empty();
         if !std::mem::replace(&mut had_claims, has_claims) && !has_claims {
             continue;
         }
-        let places = node.read(|node| limited(node)).await.unwrap_or_default();
         let asked = {
             let (nvml, places) = (nvml.clone(), places.clone());
             tokio::task::spawn_blocking(move || ask(&*nvml, Path::new("/proc"), &places))

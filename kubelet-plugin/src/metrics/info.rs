@@ -64,7 +64,7 @@ impl Collector for ShareInfo {
         let infos = [
             (
                 "share_info",
-                "1 for each share, with the labels of dcgm-exporter",
+                "1 for each share, with dcgm-exporter's names of labels",
                 devices,
             ),
             (

@@ -146,18 +146,15 @@ fn sources() -> (Rig, Sources) {
     (rig, sources)
 }
 
-/// Stands in for dcgm-exporter and kube-state-metrics: series with the labels that their documentation shows, of the same GPU,
-/// claim and container.
+/// Stands in for dcgm-exporter and kube-state-metrics: series with the labels that their documentation shows, of the same GPU
+/// and container.
 fn exporters(gpu: &str) -> String {
     let device = format!(
         r#"gpu="0",UUID="{gpu}",pci_bus_id="00000000:01:00.0",device="nvidia0",modelName="H100",Hostname="n1""#
     );
-    let claim = r#"dra_claim_name="claim-u1",dra_claim_namespace="d",dra_device_name="gpu-3f8a1c20""#;
-    let of = r#"container="main",dra_driver_name="dra.vgpu",dra_pool_name="n1/vgpu",namespace="d",pod="p""#;
     let pod = r#"namespace="d",pod="p",uid="8a3e""#;
     [
         format!("DCGM_FI_DEV_GPU_TEMP{{{device}}} 41"),
-        format!("DCGM_FI_PROF_GR_ENGINE_ACTIVE{{{device},{claim},{of}}} 0.5"),
         format!(r#"kube_pod_container_info{{{pod},container="main",image="i",container_id="containerd://1"}} 1"#),
         format!(r#"kube_pod_labels{{{pod},label_team="a"}} 1"#),
     ]

@@ -91,6 +91,8 @@ pub enum Error {
          another claim"
     )]
     UseUnknown(String),
+    #[error("its limits files on this node have other shares than its allocation")]
+    OtherShares,
     #[error("GPU {0} is not in the driver's list any more; check nvidia-smi on the node")]
     GpuGone(String),
     #[error("device {device} takes no new claims: {why}")]
@@ -127,7 +129,7 @@ impl Error {
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
-            Self::Uid(_) | Self::Claim(_) => "claim",
+            Self::Uid(_) | Self::Claim(_) | Self::OtherShares => "claim",
             Self::Full(_) | Self::Used { .. } | Self::UseUnknown(_) => "full",
             Self::NoInventory(_) | Self::GpuGone(_) | Self::Ailing { .. } | Self::Driver(_) => "ailing",
             Self::Lock(_) => "lock",
@@ -237,14 +239,20 @@ impl Node {
     /// The file systems of a claim's shares.
     #[must_use]
     pub fn share_mounts(&self, uid: &str) -> Vec<ShareMount> {
-        let entry = self.checkpoint.claims.get(uid);
-        let shares = entry.into_iter().flat_map(|entry| &entry.shares);
-        let limited = shares.filter(|held| held.share.role == Role::Share);
-        let mount = |held: &Held| ShareMount {
-            key: (uid.to_owned(), held.share.name.clone()),
-            device: self.dirs.share_device(uid, &held.share.name),
+        let Some(entry) = self.checkpoint.claims.get(uid) else {
+            return Vec::new();
         };
-        limited.map(mount).collect()
+        let limited = entry.shares.iter().filter(|held| held.share.role == Role::Share);
+        let mut names: Vec<String> = limited.map(|held| held.share.name.clone()).collect();
+        if entry.name.is_empty() {
+            // It was rebuilt from limits files, and those of other shares may be lost.
+            names.extend(self.dirs.read_shares(uid).1);
+        }
+        let mount = |name: String| ShareMount {
+            device: self.dirs.share_device(uid, &name),
+            key: (uid.to_owned(), name),
+        };
+        names.into_iter().map(mount).collect()
     }
 
     /// Returns when this instance prepared a claim; None if a former one did.
@@ -366,10 +374,7 @@ impl Node {
                 entry.pods = claim::pods(claim);
                 // An entry that was rebuilt from limits files gets its names back.
                 if entry.name != id.name || entry.shares.iter().any(|held| held.share.request.is_empty()) {
-                    for (held, share) in entry.shares.iter_mut().zip(&shares) {
-                        held.share = share.clone();
-                    }
-                    (entry.namespace, entry.name) = (id.namespace.clone(), id.name.clone());
+                    entry.name_as(id, &shares);
                 }
                 self.materialize(&id.uid, &mut entry, false, turn)?;
                 self.keep(&id.uid, &known, entry)?;

@@ -8,7 +8,7 @@
 
 use super::lock::{LockFile, Locked};
 use super::turn::{Parts, Turn};
-use super::{Error, Living, Node, former, record_error, stopped};
+use super::{Error, Living, Node, former, record_error, same_results, stopped};
 use crate::arbitration::{Arbitration, SLOTS};
 use crate::checkpoint::{Checkpoint, Entry, FormerFile, Held};
 use crate::claim;
@@ -266,27 +266,35 @@ impl Node {
         Ok(())
     }
 
-    /// Gives a claim that was rebuilt from limits files its name and its pods.
+    /// Gives a claim that was rebuilt from limits files what only the API server knows: its name, its pods, and the requests
+    /// and devices of its shares. Returns false if it is not prepared, or has its name.
     ///
     /// # Errors
-    /// The claim's files cannot be written.
-    pub fn name_claim(&mut self, locked: &Locked, id: &ClaimId, claim: &ResourceClaim) -> Result<(), Error> {
-        self.begin_turn(locked)?;
+    /// The claim has other shares now, which kubelet's next Prepare will see; or its files cannot be written.
+    pub fn name_claim(&mut self, locked: &Locked, id: &ClaimId, claim: &ResourceClaim) -> Result<bool, Error> {
+        let mut turn = self.begin_turn(locked)?;
         let nameless = self
             .checkpoint
             .claims
             .get(&id.uid)
             .filter(|entry| entry.name.is_empty());
         let Some(known) = nameless.cloned() else {
-            return Ok(());
+            return Ok(false);
         };
-        let entry = Entry {
-            namespace: id.namespace.clone(),
-            name: id.name.clone(),
-            pods: claim::pods(claim),
-            ..known.clone()
-        };
-        self.keep(&id.uid, &known, entry)
+        let inventory = self.inventory.as_ref().map_err(|why| Error::NoInventory(why.clone()))?;
+        let shares = claim::shares(claim, &self.config.pool(), inventory)?;
+        if !same_results(&known.shares, &shares) {
+            return Err(Error::OtherShares);
+        }
+        let mut entry = known.clone();
+        entry.name_as(id, &shares);
+        entry.pods = claim::pods(claim);
+        // Its CDI file was written without what the API server alone knows.
+        self.materialize(&id.uid, &mut entry, false, &mut turn)?;
+        self.keep(&id.uid, &known, entry)?;
+        self.note_gpus();
+        self.write_node_pages_or_warn();
+        Ok(true)
     }
 
     /// Returns the release that a claim's CDI spec names, which must stay as long as its pod; else the

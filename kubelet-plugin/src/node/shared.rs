@@ -132,7 +132,8 @@ impl SharedNode {
     ) -> Result<Option<Result<(), Error>>, Error> {
         let uid = uid.to_owned();
         let release = self.turn(move |node, locked| {
-            let is_same = node.entry(&uid) == Some(&seen);
+            // Another instance may have prepared it meanwhile.
+            let is_same = node.begin_turn(locked).is_ok() && node.entry(&uid) == Some(&seen);
             let is_free = || {
                 let living = users.living(&node.share_mounts(&uid));
                 living.is_ok_and(|living| living.is_empty())

@@ -1,7 +1,7 @@
-//! The same for the start of an instance with its sockets (`instance`), beside one that lives and others that were killed.
+//! The same for the start of an instance with its sockets (`instance`), beside one that lives and one that was killed.
 //!
 //! ```text
-//!  before:  a: killed, starts again    b: lives    d: killed
+//!  before:  a: killed, starts again    b: lives        d: killed
 //!  after:   a: started                 b: as before    d: nothing is left
 //! ```
 
@@ -10,16 +10,12 @@ use super::tracer::{Action, Call};
 use super::*;
 use crate::instance::{Folders, Instance};
 use crate::registration::Socket;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::UnixStream;
+use tokio::net::UnixListener;
 
 /// Says to the worker in which folder.
 const START: &str = "VGPU_TRACED_INSTANCE";
 const WORKER: &str = "node::tests::exhaustion::sockets::worker";
-
-struct Scene {
-    dir: tempfile::TempDir,
-    _b: (Instance, [UnixListener; 2]),
-}
 
 fn folders(root: &Path) -> Folders {
     Folders {
@@ -38,26 +34,45 @@ fn paths(root: &Path, pod: &str) -> [PathBuf; 2] {
     [folders.dra_socket(Some(pod)), folders.registration_socket(Some(pod))]
 }
 
+/// An instance that listens. When it is dropped, it is as if it was killed: its files stay.
+struct Running {
+    _instance: Instance,
+    _listeners: [UnixListener; 2],
+}
+
 /// Starts an instance and binds its sockets, as the plugin does.
-fn start(root: &Path, pod: &str) -> Result<(Instance, [UnixListener; 2]), String> {
-    let instance = Instance::start(&folders(root), Some(pod), &node_lock(root)).map_err(|error| error.to_string())?;
-    let bind = |path: PathBuf| {
-        let _ = std::fs::remove_file(&path);
-        UnixListener::bind(&path).map_err(|error| error.to_string())
-    };
+fn start(root: &Path, pod: &str) -> anyhow::Result<Running> {
+    let instance = Instance::start(&folders(root), Some(pod), &node_lock(root))?;
     let [dra, registration] = paths(root, pod);
-    Ok((instance, [bind(dra)?, bind(registration)?]))
+    let bind = |path: &Path| -> anyhow::Result<UnixListener> {
+        let (listener, socket) = Socket::bind(path)?;
+        std::mem::forget(socket);
+        Ok(listener)
+    };
+    Ok(Running {
+        _instance: instance,
+        _listeners: [bind(&dra)?, bind(&registration)?],
+    })
+}
+
+struct Scene {
+    dir: tempfile::TempDir,
+    _b: Running,
+}
+
+fn of(pods: &[&str]) -> BTreeMap<String, usize> {
+    pods.iter().map(|pod| ((*pod).to_owned(), 3)).collect()
 }
 
 impl Scene {
     fn new() -> Self {
         let dir = tempfile::tempdir().expect("a folder");
         std::fs::create_dir_all(folders(dir.path()).registry).expect("a folder");
-        let b = start(dir.path(), "b").expect("started");
-        for killed in ["a", "d"] {
-            drop(start(dir.path(), killed).expect("started"));
-        }
-        Self { dir, _b: b }
+        let [a, b, d] = ["a", "b", "d"].map(|pod| start(dir.path(), pod).expect("started"));
+        drop((a, d));
+        let scene = Self { dir, _b: b };
+        assert_eq!(scene.files(), of(&["a", "b", "d"]));
+        scene
     }
 
     /// The pods whose files are there, with how many each has.
@@ -83,19 +98,19 @@ impl Scene {
     /// Whatever happened to the start of `a`, kubelet reaches `b`, and the next start leaves what it should.
     fn check(self, next: &str, at: &str) {
         let root = self.dir.path();
-        for path in paths(root, "b") {
-            assert!(
-                std::os::unix::net::UnixStream::connect(&path).is_ok(),
-                "{at}: {}",
-                path.display()
-            );
-        }
+        let is_reached = || paths(root, "b").iter().all(|path| UnixStream::connect(path).is_ok());
+        assert!(is_reached(), "{at}");
+        let _next = start(root, next).unwrap_or_else(|error| panic!("{at}: {next} starts: {error}"));
+        assert_eq!(self.files(), of(&["b", next]), "{at}, then {next}");
+        assert!(is_reached(), "{at}, then {next}");
         let taken = Instance::start(&folders(root), Some("b"), &node_lock(root));
         assert!(taken.is_err(), "{at}: the place of one that lives was given away");
-        let _next = start(root, next).unwrap_or_else(|error| panic!("{at}: {next} starts: {error}"));
-        let expected = BTreeMap::from([("b".to_owned(), 3), (next.to_owned(), 3)]);
-        assert_eq!(self.files(), expected, "{at}, then {next}");
     }
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime")
 }
 
 /// Not a test: the process that is traced. Without the variable it has nothing to do.
@@ -104,18 +119,10 @@ fn worker() {
     let Some(root) = std::env::var_os(START).map(PathBuf::from) else {
         return;
     };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.expect("a runtime");
+    let runtime = runtime();
     let _entered = runtime.enter();
     wait_for_the_tracer();
-    let started = || -> anyhow::Result<()> {
-        let instance = Instance::start(&folders(&root), Some("a"), &node_lock(&root))?;
-        let [dra, registration] = paths(&root, "a");
-        let sockets = (Socket::bind(&dra)?, Socket::bind(&registration)?);
-        std::mem::forget((instance, sockets));
-        Ok(())
-    };
-    end(started());
+    end(start(&root, "a").map(std::mem::forget));
 }
 
 fn calls() -> Vec<Call> {
@@ -125,8 +132,7 @@ fn calls() -> Vec<Call> {
         Action::Go
     });
     assert_eq!(ended, Ended::Done);
-    let expected = BTreeMap::from([("a".to_owned(), 3), ("b".to_owned(), 3)]);
-    assert_eq!(scene.files(), expected);
+    assert_eq!(scene.files(), of(&["a", "b"]));
     calls
 }
 
@@ -135,8 +141,10 @@ fn an_instance_starts() {
     if !can_trace("exhaustion of the start of an instance") {
         return;
     }
+    let runtime = runtime();
+    let _entered = runtime.enter();
     let calls = calls();
-    assert!(calls.iter().any(|call| call.name == "bind"), "{calls:?}");
+    assert_eq!(calls.iter().filter(|call| call.name == "bind").count(), 2, "{calls:?}");
     for (stop, call) in calls.iter().enumerate() {
         // The same pod's next container, and another pod.
         for next in ["a", "c"] {
@@ -165,7 +173,11 @@ fn an_instance_starts() {
                 });
                 let since = if lasts { "since" } else { "at" };
                 let at = format!("{name} {since} call {stop}, {} {}: {ended:?}", call.name, call.path);
-                assert_ne!(ended, Ended::Killed, "{at}");
+                match ended {
+                    Ended::Done => assert_eq!(scene.files().get("a"), Some(&3), "{at}"),
+                    Ended::Refused(_) => {}
+                    Ended::Killed => panic!("{at}"),
+                }
                 scene.check("a", &at);
             }
         }
