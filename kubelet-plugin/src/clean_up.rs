@@ -202,7 +202,10 @@ async fn claims_of_pods<A: Claims + Pods>(api: &A) -> Result<Vec<ResourceClaim>,
     let mut names = BTreeSet::new();
     for pod in api.pods().await? {
         let Some(claims) = pod.claims else {
-            let why = format!("pod {}/{} is not as this release knows pods", pod.namespace, pod.name);
+            let why = format!(
+                "pod {}/{} cannot be read by this release, so which claims it has is not known; update the plugin",
+                pod.namespace, pod.name
+            );
             return Err(Error::Other(why));
         };
         names.extend(claims.into_iter().map(|claim| (pod.namespace.clone(), claim)));

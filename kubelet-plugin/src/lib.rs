@@ -22,7 +22,6 @@
 //! Pure (no I/O): `slice`, `claim`, `edits`, `gpus::published`, `faults::conditions`, `publish::plan`, `stale`, `compute::judge`. Synchronous: `node`
 //! and the modules it calls, on threads of their own (`node::shared`).
 //! Asynchronous: `api`, `background`, `claim_access`, `clean_up`, `compute::compare`, `gpus`, `publish`, `server`, `registration`, `run`.
-#![deny(unsafe_code)] // `heap` has the one exception.
 
 pub mod api;
 pub mod arbitration;

@@ -91,7 +91,9 @@ pub enum Error {
          another claim"
     )]
     UseUnknown(String),
-    #[error("its limits files on this node have other shares than its allocation")]
+    #[error(
+        "its limits files on this node have other shares than its allocation; delete its pods, then it is prepared anew"
+    )]
     OtherShares,
     #[error("GPU {0} is not in the driver's list any more; check nvidia-smi on the node")]
     GpuGone(String),

@@ -471,7 +471,7 @@ fn ask(state: &mut State, claims: &[Claim], seen: &Seen) {
         None => Some(0),
         Some((times, last)) => (last.elapsed() >= wait(*times)).then_some(*times),
     };
-    // What the API server says of a container that it names does not change.
+    // Once the API server has named a container, the claims that it uses are known, and they cannot change.
     let mut questions = injected::questions(claims, &seen.containers, |container| {
         asked(container).filter(|_| !is_named(container))
     });

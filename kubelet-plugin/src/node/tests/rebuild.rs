@@ -210,3 +210,23 @@ fn a_file_that_cannot_be_written_fails_the_call_and_leaves_nothing() {
     unprepare(&mut node, "u1").expect("cleaned");
     assert_eq!(rig.checkpoint().claims.len(), 1);
 }
+
+#[test]
+fn a_rebuilt_claim_gets_the_name_of_an_allocation_with_its_shares_alone() {
+    let rig = Rig::new(false);
+    prepare(&mut rig.open(), claim("u1", &[("s1", 20, 25)])).expect("prepared");
+    damage_both(&rig, "u1");
+    let mut node = rig.open();
+    let named = |node: &mut Node, (id, claim): (ClaimId, ResourceClaim)| node.name_claim(&node.locked(), &id, &claim);
+    let error = named(&mut node, claim("u1", &[("s1", 30, 25)])).expect_err("other shares");
+    assert!(error.to_string().contains("delete its pods"), "{error}");
+    assert_eq!(node.claims().claims["u1"].name, "");
+    assert!(
+        matches!(named(&mut node, claim("u2", &[("s1", 20, 25)])), Ok(false)),
+        "not prepared"
+    );
+    for is_new in [true, false] {
+        let done = named(&mut node, claim("u1", &[("s1", 20, 25)])).expect("named");
+        assert_eq!((done, node.claims().claims["u1"].name.as_str()), (is_new, "claim-u1"));
+    }
+}
