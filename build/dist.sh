@@ -1,48 +1,92 @@
 #!/usr/bin/env bash
-# Builds the release artefacts into dist/ and checks each of them (check-dist.sh).
+# dist.sh: builds the release artefacts into dist/ and checks each of them (check-dist.sh).
+# dist.sh --for-tests: the same folder for the tests of this machine, in target/test-dist.
 #
 # All that runs on other people's systems is linked against glibc 2.17 by zig; the hook is static,
 # because it runs in whatever root file system a container brings. dist/ is filled file by file,
 # each by one rename and only where its bytes changed, so an interrupted run leaves no half file,
 # and a run without changes only asks cargo and checks.
+#
+# For tests, libraries and hook are those of the release. The three programs come from the build of the workspace that
+# the tests need anyway (profile dev, this machine's glibc), which saves the minutes that a build for size takes; what
+# differs is size, speed, and that overflows and debug assertions are checked.
 . "$(dirname "$0")/env.sh"
 . "$root/build/zigbuild.sh"
 as_caller "$@"
 
 readonly TRIPLE=x86_64-unknown-linux-gnu GLIBC=2.17
-dist=${VGPU_DIST:-$root/dist}
+for_tests=
+case ${1:-} in
+  '') dist=${VGPU_DIST:-$root/dist} ;;
+  --for-tests) for_tests=1 dist=${VGPU_DIST:-$CARGO_TARGET_DIR/test-dist} ;;
+  *) fail "$1: write nothing, or --for-tests" ;;
+esac
 # Flags of the caller would replace ours, or build something else than what is released.
 unset RUSTFLAGS CARGO_ENCODED_RUSTFLAGS CARGO_BUILD_TARGET CARGO_BUILD_RUSTFLAGS
 
 "$root/build/prerequisites.sh" build
 cd "$root"
 mkdir -p "$CARGO_TARGET_DIR" "$dist/soft-gpu"
-exec 9>"$CARGO_TARGET_DIR/.dist.lock"
+exec 9>"$CARGO_TARGET_DIR/.dist${for_tests:+-for-tests}.lock"
 flock 9 # two runs at once take turns
 zigbuild_ready
 
-say "building the programs and libraries (glibc $GLIBC)"
-cargo zigbuild --profile programs --target $TRIPLE.$GLIBC -p vgpu-kubelet-plugin -p vgpu-controller -p vgpu-cli
-cargo zigbuild --release --target $TRIPLE.$GLIBC -p vgpu-shim -p soft-gpu-cuda -p soft-gpu-nvml
-cargo zigbuild --profile preload --target $TRIPLE.$GLIBC -p vgpu-preload
-# A target folder of its own, so that the flag does not rebuild what others share.
-cargo build --release --target $TRIPLE --target-dir "$CARGO_TARGET_DIR/static" -p vgpu-cdi-hook \
-  --config "target.$TRIPLE.rustflags=[\"-C\",\"target-feature=+crt-static\"]"
+# What runs in other people's processes and containers: the same in both folders.
+libraries() {
+  cargo zigbuild --release --target $TRIPLE.$GLIBC -p vgpu-shim -p soft-gpu-cuda -p soft-gpu-nvml &&
+    cargo zigbuild --profile preload --target $TRIPLE.$GLIBC -p vgpu-preload &&
+    # A target folder of its own, so that the flag does not rebuild what others share.
+    cargo build --release --target $TRIPLE --target-dir "$CARGO_TARGET_DIR/static" -p vgpu-cdi-hook \
+      --config "target.$TRIPLE.rustflags=[\"-C\",\"target-feature=+crt-static\"]"
+}
 
-# Not an artefact: cargo builds it for its own package's tests only, and tests of other packages that load dist/ start it.
-cargo build -p gpu-client
+# With all features that any test needs, so that `cargo test --workspace` compiles nothing of it again.
+programs_for_tests() {
+  local built
+  built=$(cargo build --workspace --bin vgpu-kubelet-plugin --bin vgpu-controller --bin vgpu --bin vgpu-e2e \
+    --bin vgpu-client --bin gpu-client --test cluster --message-format=json-render-diagnostics)
+  # The cluster's tests, for test.sh.
+  ln -sfn "$(sed -n 's/.*"executable":"\([^"]*\/deps\/cluster-[0-9a-f]*\)".*/\1/p' <<<"$built")" "$CARGO_TARGET_DIR/cluster-tests"
+}
+
+if [ -n "$for_tests" ]; then
+  say "building the programs for tests, and the libraries (glibc $GLIBC)"
+  # Beside each other: the last crates of either leave a core idle.
+  libraries &
+  beside=$!
+  programs_for_tests || { kill $beside; exit 1; }
+  wait $beside
+  programs=debug
+else
+  say "building the programs and libraries (glibc $GLIBC)"
+  cargo zigbuild --profile programs --target $TRIPLE.$GLIBC -p vgpu-kubelet-plugin -p vgpu-controller -p vgpu-cli
+  libraries
+  # Not an artefact: cargo builds it for its own package's tests only, and tests of other packages that load dist/ start it.
+  cargo build -p gpu-client
+  programs=$TRIPLE/programs
+fi
 
 # place BUILT NAME
 place() {
-  local from=$CARGO_TARGET_DIR/$1 to=$dist/$2
-  cmp -s "$from" "$to" && return
-  install -m 755 "$from" "$dist/.${2##*/}.new"
-  mv -f "$dist/.${2##*/}.new" "$to"
+  local to=$dist/$2 new
+  new=$dist/.${2##*/}.new
+  install -m 755 "$CARGO_TARGET_DIR/$1" "$new"
+  case $1 in debug/*) strip "$new" ;; esac # symbols of a program for tests are most of an image's size
+  settle "$new" "$to"
 }
 
-place $TRIPLE/programs/vgpu-kubelet-plugin vgpu-kubelet-plugin
-place $TRIPLE/programs/vgpu-controller vgpu-controller
-place $TRIPLE/programs/vgpu vgpu
+# settle NEW FILE: replaces the file where its bytes differ.
+settle() {
+  if cmp -s "$1" "$2"; then
+    rm -f "$1"
+  else
+    mv -f "$1" "$2"
+  fi
+}
+
+place $programs/vgpu-kubelet-plugin vgpu-kubelet-plugin
+place $programs/vgpu-controller vgpu-controller
+place $programs/vgpu vgpu
 place static/$TRIPLE/release/vgpu-cdi-hook vgpu-cdi-hook
 place $TRIPLE/release/libvgpu.so libvgpu.so
 place $TRIPLE/preload/libvgpu_preload.so libvgpu-preload.so
@@ -60,7 +104,8 @@ combine() {
   done
   printf vgpushim
 }
-combine >"$CARGO_TARGET_DIR/libvgpu-hami.so"
-place libvgpu-hami.so libvgpu-hami.so
+combine >"$dist/.libvgpu-hami.so.new"
+chmod 755 "$dist/.libvgpu-hami.so.new"
+settle "$dist/.libvgpu-hami.so.new" "$dist/libvgpu-hami.so"
 
-"$root/build/check-dist.sh" "$dist"
+[ -n "$for_tests" ] || "$root/build/check-dist.sh" "$dist"

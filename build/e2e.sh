@@ -14,7 +14,8 @@ prerequisites() {
 }
 
 build_program() {
-  cargo build --quiet --release -p vgpu-e2e
+  # As the tests of the workspace have it (dist.sh --for-tests), so that they compile nothing of it again.
+  cargo build --quiet --workspace --bin vgpu-e2e --bin vgpu-client --test cluster
 }
 
 local_artefacts() {
@@ -39,10 +40,10 @@ ready_for_demo() {
     exit 1
   fi
   build_program
-  said=$("$CARGO_TARGET_DIR/release/vgpu-e2e" preflight --without-asking 2>&1) || rc=$?
+  said=$("$CARGO_TARGET_DIR/debug/vgpu-e2e" preflight --without-asking 2>&1) || rc=$?
   # Root installs what is missing: now sudo may ask, so that a user without the right is told before anything else.
   if [ $rc -eq 0 ] && ! prerequisites demo --only-check 2>/dev/null; then
-    said=$("$CARGO_TARGET_DIR/release/vgpu-e2e" preflight 2>&1) || rc=$?
+    said=$("$CARGO_TARGET_DIR/debug/vgpu-e2e" preflight 2>&1) || rc=$?
   fi
   case $rc in
     0) prerequisites demo ;;
@@ -68,8 +69,8 @@ case ${1:-} in
 esac
 build_program
 if [ "${1:-}" = guest ]; then
-  built=$(cargo test --quiet --release -p vgpu-e2e --test cluster --no-run --message-format=json)
+  built=$(cargo build --quiet --workspace --bin vgpu-e2e --test cluster --message-format=json)
   set -- "$@" --tests "$(sed -n 's/.*"executable":"\([^"]*\/deps\/cluster-[0-9a-f]*\)".*/\1/p' <<<"$built")"
 fi
 # exec: Ctrl-C reaches the program itself, which leaves the machine as it was.
-exec "$CARGO_TARGET_DIR/release/vgpu-e2e" "$@"
+exec "$CARGO_TARGET_DIR/debug/vgpu-e2e" "$@"

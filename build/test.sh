@@ -9,13 +9,20 @@
 #   `#[ignore = "reason"]` counts as skipped too. With VGPU_SKIP_LOG unset, the line on stderr is all. A stage that
 #   cannot run counts as one test.
 #
-# `test.sh STAGE...` runs only these stages: fmt circles scripts dist tools clippy unit conformance e2e, and miri, which
-# takes minutes and only runs by name (`make miri`). A run of all stages has e2e in two halves, e2e-node and
-# e2e-controller (e2e/tests/cluster/main.rs), which run side by side. `test.sh quick` (`make unit`) is all that needs
-# neither a cluster nor a build of Kubernetes: tests that compare with a Go program use one from the cache, else they are
-# skipped.
+# `test.sh STAGE...` runs only these stages: fmt scripts tools programs tests circles clippy unit conformance dist e2e alone,
+# and miri, which takes minutes and only runs by name (`make miri`). `test.sh quick` (`make unit`) is all that needs neither
+# a cluster nor a build of Kubernetes: tests that compare with a Go program use one from the cache, else they are skipped.
 #
-# Times: libtest measures each test (timed.sh), from its start to its end, beside the other tests of its program. Cluster
+# What waits runs beside what computes:
+#
+#   tools       Go ──────────┐
+#   programs    Rust ────────┴► e2e-machine, e2e-scheduler, ... (a process each, with clusters of its own) ───┐
+#   fmt scripts      tests (compile) ─► circles clippy conformance dist (compile)                             ├─► alone
+#                                  └──► unit (programs of tests, several at a time) ──────────────────────────┘
+#
+# Programs whose tests measure time are the stage `alone`: nothing runs beside them, and they run one by one.
+#
+# Times: libtest measures each test (program.sh), from its start to its end, beside the other tests of its program. Cluster
 # tests, which run one at a time, and doc-tests print no times: for them it is the time since the line of the test before,
 # marked by `~`. For the first it contains what came before it: the start of the cluster, the compiler.
 . "$(dirname "$0")/env.sh"
@@ -40,6 +47,11 @@ trap 'exit 143' TERM
 : >"$logs/skips.ignored"
 : >"$logs/times"
 gently=() # how the stages run that have the cluster's tests beside them
+parts=(scheduler controller observed machine) # of the cluster's tests: e2e/tests/cluster/main.rs
+side_by_side=3 # programs of tests
+slow=(gpu_check) # they begin first
+alone=(compute time) # programs that measure time
+released=(libc) # programs that need the release itself: it runs on the oldest systems
 passed=0 failed=0 skipped=0
 failures=()
 durations=()
@@ -49,9 +61,26 @@ plain() {
   "$@" 2>&1 | tee "$logs/$stage"
 }
 
-# Many: the tests of each program that `cargo test` runs.
+# Compiles every test, runs the doc-tests, and leaves the programs in the queue.
+compile() {
+  mkdir -p "$logs/queue"
+  VGPU_TEST_QUEUE=$logs/queue CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER=$root/build/program.sh \
+    "${gently[@]}" cargo test "$@" --no-fail-fast 2>&1 | timed | tee "$logs/$stage"
+}
+
+# Runs the queued programs JOBS at a time, the named ones first.
+queued() { # FOLDER JOBS PROGRAM...
+  "${gently[@]}" build/queue.sh "$@" 2>&1 | timed | tee "$logs/$stage"
+}
+
+# The cluster's tests, or a part of them.
+clusters() {
+  VGPU_E2E_PART=${1:-} "$CARGO_TARGET_DIR/cluster-tests" 2>&1 | timed | tee "$logs/$stage"
+}
+
+# Many: the tests of each program that `cargo test` runs, one program after another.
 libtest() {
-  CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER=$root/build/timed.sh \
+  CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER=$root/build/program.sh \
     "${gently[@]}" cargo test "$@" --no-fail-fast 2>&1 | timed | tee "$logs/$stage"
 }
 
@@ -174,10 +203,14 @@ run_stage() {
 }
 
 stage_fmt() { run_stage fmt plain build/lint.sh fmt; }
-stage_circles() { run_stage circles plain build/lint.sh circles; }
-stage_clippy() { run_stage clippy plain "${gently[@]}" build/lint.sh clippy; }
 stage_scripts() { run_stage scripts plain build/scripts-test.sh; }
-stage_dist() { run_stage dist plain build/dist.sh; }
+stage_circles() { run_stage circles plain "${gently[@]}" build/lint.sh circles; }
+stage_clippy() { run_stage clippy plain "${gently[@]}" build/lint.sh clippy; }
+stage_dist() {
+  VGPU_DIST='' run_stage dist plain "${gently[@]}" build/dist.sh
+  [ ! -d "$logs/released" ] || VGPU_DIST=$root/dist run_stage released queued "$logs/released" 1
+}
+stage_programs() { run_stage programs plain build/dist.sh --for-tests; }
 # Kubernetes, Helm and the others: tests of the unit stage use them too. Built beside the stages before this one: Go
 # has work for the core that a single large crate leaves idle.
 build_tools() {
@@ -194,7 +227,29 @@ stage_tools() {
     run_stage tools plain
   fi
 }
-stage_unit() { run_stage unit libtest --workspace --exclude vgpu-e2e; }
+stage_tests() {
+  [ -e "$VGPU_DIST/vgpu" ] || stage_programs
+  run_stage tests compile --workspace
+  aside alone "${alone[@]}"
+  aside released "${released[@]}"
+}
+aside() { # QUEUE PROGRAM...: takes these programs out of the queue, for a stage of their own
+  local to=$logs/$1 name
+  shift
+  mkdir -p "$to"
+  for name in "$@"; do
+    find "$logs/queue" -name "$name-*" -exec mv -t "$to" {} +
+  done
+}
+stage_unit() {
+  [ -d "$logs/queue" ] || stage_tests
+  run_stage unit queued "$logs/queue" "$side_by_side" "${slow[@]}"
+}
+stage_alone() {
+  [ -d "$logs/alone" ] || stage_tests
+  gently=()
+  run_stage alone queued "$logs/alone" 1
+}
 # The tests of unsafe code that need nothing but memory and threads, but those that look at too many states or lanes.
 stage_miri() {
   if RUSTUP_AUTO_INSTALL=0 cargo +nightly miri --version >/dev/null 2>&1; then
@@ -206,28 +261,24 @@ stage_miri() {
   fi
 }
 stage_conformance() { run_stage conformance libtest --manifest-path cdi/conformance/Cargo.toml; }
-# Most of it is waiting for a cluster, so where all stages are wanted the first half runs beside clippy and the unit
-# tests, and the second, without the tests that need no cluster, begins as soon as these have ended.
-e2e=(libtest -p vgpu-e2e)
-half() { # HALF COMMAND...
-  export VGPU_E2E_HALF=$1
-  shift
-  "$@"
+# One part of the cluster's tests, once there are the programs that a cluster needs.
+part() {
+  [ -z "${beside[tools]:-}" ] || tail -f --pid="${beside[tools]}" /dev/null
+  clusters "$1"
 }
 stage_e2e() {
-  if [ -n "${beside[e2e-node]:-}" ]; then
-    run_stage e2e-node libtest
-    run_stage e2e-controller libtest
-  else
-    run_stage e2e "${e2e[@]}"
-  fi
+  local name begun=
+  for name in "${parts[@]}"; do
+    [ -z "${beside[e2e-$name]:-}" ] || { run_stage "e2e-$name" libtest; begun=1; }
+  done
+  [ -n "$begun" ] || { [ -e "$CARGO_TARGET_DIR/cluster-tests" ] || stage_programs; run_stage e2e clusters; }
 }
 
 stages=("$@")
-[ ${#stages[@]} -gt 0 ] || stages=(fmt circles scripts dist tools clippy unit conformance e2e)
+[ ${#stages[@]} -gt 0 ] || stages=(fmt scripts programs tests circles clippy conformance dist unit tools e2e alone)
 if [ "${stages[*]}" = quick ]; then
   build/prerequisites.sh build
-  stages=(fmt circles scripts dist clippy unit conformance)
+  stages=(fmt scripts programs tests circles clippy conformance unit alone)
   export VGPU_GO=cached
 # Where no cluster can be made, what only a cluster needs is not missing, and not installed.
 elif ! build/prerequisites.sh demo --only-check 2>/dev/null; then
@@ -236,21 +287,24 @@ elif ! build/prerequisites.sh demo --only-check 2>/dev/null; then
   build/e2e.sh preflight || rc=$?
   [ $rc -eq 3 ] || build/prerequisites.sh demo
 fi
-case " ${stages[*]} " in *" tools "*) begin tools plain build_tools ;; esac
+export VGPU_DIST=$CARGO_TARGET_DIR/test-dist
+is_wanted() { case " ${stages[*]} " in *" $1 "*) ;; *) return 1 ;; esac }
+! is_wanted tools || begin tools plain build_tools
 for name in "${stages[@]}"; do
-  # From here on nothing is built that the cluster needs. Where sudo asks for a password, it needs the terminal.
-  case "$name ${stages[*]} " in "clippy "*" tools "*"e2e "*)
-    if [ "$(id -u)" -eq 0 ] || sudo -n true 2>/dev/null; then
-      begin e2e-node half node "${e2e[@]}"
-      gently=(nice -n 5)
-    fi
-    ;;
-  "conformance "*)
-    [ -z "${beside[e2e-node]:-}" ] || begin e2e-controller half controller "${e2e[@]}" --test cluster
-    ;;
-  esac
-  declare -F "stage_$name" >/dev/null || fail "$name: not a stage; there are fmt circles scripts dist tools clippy unit miri conformance e2e"
+  declare -F "stage_$name" >/dev/null || fail "$name: not a stage; there are fmt scripts tools programs tests circles clippy unit conformance dist e2e alone miri"
   "stage_$name"
+  case $name in
+    programs)
+      # Where sudo asks for a password, it needs the terminal: then the clusters' tests run at the end, in one piece.
+      if is_wanted e2e && { [ "$(id -u)" -eq 0 ] || sudo -n true 2>/dev/null; }; then
+        for part in "${parts[@]}"; do begin "e2e-$part" part "$part"; done
+        gently=(nice -n 5)
+      fi
+      ;;
+    tests)
+      ! is_wanted unit || begin unit queued "$logs/queue" "$side_by_side" "${slow[@]}"
+      ;;
+  esac
 done
 
 echo

@@ -26,6 +26,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -35,6 +36,7 @@ pub use handle::NodeHandle;
 
 use access::Access;
 
+use crate::api::Api;
 use crate::lock::Lock;
 use crate::toolchain::Toolchain;
 use crate::{interrupt, layout, patience};
@@ -46,6 +48,7 @@ pub struct Cluster {
     state: State,
     config: Config,
     keeper: Option<(Child, UnixStream)>,
+    api: OnceLock<Api>,
 }
 
 impl Cluster {
@@ -86,6 +89,7 @@ impl Cluster {
             state,
             config,
             keeper: Some((child, ours)),
+            api: OnceLock::new(),
         };
         // The keeper holds its own lock when it sends its first message. From then on no sweep removes the cluster.
         let mut heard = news.next();
@@ -120,12 +124,22 @@ impl Cluster {
             state,
             config,
             keeper: None,
+            api: OnceLock::new(),
         })
     }
 
     #[must_use]
     pub fn kubeconfig(&self) -> PathBuf {
         self.state.kubeconfig()
+    }
+
+    /// The connection to its API server, which lasts as long as this.
+    pub(crate) fn api(&self) -> Result<&Api> {
+        if let Some(api) = self.api.get() {
+            return Ok(api);
+        }
+        let api = Api::of(&self.state)?;
+        Ok(self.api.get_or_init(|| api))
     }
 
     #[must_use]

@@ -76,11 +76,18 @@ fn second_half(name: &str, keep: bool, prepared: &Prepared) -> Result<()> {
     ));
     progress.why("it has processes, mounts and a network of its own, so a kubelet of this machine would not notice");
     if let Err(error) = show(&cluster, prepared, &mut progress) {
-        let end = cluster
-            .down()
-            .err()
-            .map_or_else(|| "the cluster was taken down".to_owned(), |e| format!("{e:#}"));
-        return Err(error.context(end));
+        // One that is to be kept is kept all the more: to find out why.
+        let (ended, fate) = if keep {
+            let config = cluster.kubeconfig();
+            let fate = format!(
+                "the cluster stays up; `make down` ends it; KUBECONFIG={}",
+                config.display()
+            );
+            (cluster.keep(), fate)
+        } else {
+            (cluster.down(), "the cluster was taken down".to_owned())
+        };
+        return Err(error.context(ended.err().map_or(fate, |error| format!("{error:#}"))));
     }
     if keep {
         println!(

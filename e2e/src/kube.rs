@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow};
 use serde_json::Value;
 
+use crate::api::Request;
 use crate::cluster::Cluster;
 use crate::shell::{self, Said};
 use crate::wait::wait;
@@ -49,13 +50,38 @@ impl<'a> Kube<'a> {
         shell::capture(&mut self.command(arguments)?)
     }
 
-    /// Objects as JSON.
+    /// Objects as JSON. From the API server itself where that can answer, else from kubectl.
     pub fn get(&self, arguments: &[&str]) -> Result<Value> {
+        if let Some(asked) = Request::by_words(self.namespace, arguments) {
+            return self.cluster.api()?.json(&asked);
+        }
         let all: Vec<&str> = ["get", "-o", "json"]
             .into_iter()
             .chain(arguments.iter().copied())
             .collect();
         serde_json::from_str(&self.run(&all)?).context("kubectl gave no JSON")
+    }
+
+    /// The API server's answer to this path.
+    pub fn raw(&self, path: &str) -> Result<String> {
+        self.cluster.api()?.text(&Request::raw(path))
+    }
+
+    /// The log of a pod's container, or of its only one.
+    pub fn logs(&self, pod: &str, container: Option<&str>) -> Result<String> {
+        let container = container.map(|name| format!("?container={name}")).unwrap_or_default();
+        self.raw(&format!(
+            "/api/v1/namespaces/{}/pods/{pod}/log{container}",
+            self.namespace
+        ))
+    }
+
+    /// Waits until pods can be created in the namespace.
+    pub fn wait_service_account(&self, limit: Duration) -> Result<()> {
+        wait(limit, "the namespace's service account", || {
+            self.get(&["serviceaccount", "default"]).map(Some)
+        })
+        .map(drop)
     }
 
     /// Runs kubectl with `text` on its standard input and returns its output.

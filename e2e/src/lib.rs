@@ -30,6 +30,7 @@
 //! Errors are `anyhow`: this is a tool for people, and an error ends the run with its chain of causes.
 #![forbid(unsafe_code)]
 
+mod api;
 pub mod cli;
 pub mod cluster;
 pub mod demo;

@@ -28,7 +28,7 @@ const PASSED_ON: [&str; 16] = [
     "XDG_CACHE_HOME",
     "CARGO_TARGET_DIR",
     "VGPU_DIST",
-    "VGPU_E2E_HALF",
+    "VGPU_E2E_PART",
     "VGPU_SKIP_LOG",
     "VGPU_FULL_SIZE",
     "VGPU_STORM_PODS",

@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use crate::patience;
 
 /// Time between two checks of a condition.
-const POLL: Duration = Duration::from_millis(150);
+const POLL: Duration = Duration::from_millis(100);
 
 /// Checks a condition until it returns a value. Errors of single checks count only when the time is up. `limit` is for
 /// a machine of ordinary speed, and stretched on a slower one.

@@ -34,12 +34,6 @@ impl Access<'_> {
         )
     }
 
-    /// kubectl's standard output, with nothing of the caller's own configuration.
-    pub(super) fn kubectl(self, arguments: &[&str]) -> Result<String> {
-        let program = self.config.toolchain.program("kubectl")?;
-        shell::output(self.state.client(program).args(arguments))
-    }
-
     /// Ends a component at once (SIGKILL) and leaves it so.
     pub(super) fn stop(self, member: Member, component: &str) -> Result<()> {
         self.wish(&Wish::Stop(member, component.to_owned()))?;

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, ensure};
 use super::access::{Access, import, init_of, inside, path_inside, pid_of};
 use super::config::{Member, Node};
 use super::protocol::Wish;
+use crate::api::{Api, Request};
 use crate::wait::wait;
 
 /// The keeper gives up earlier and reports its reason.
@@ -97,10 +98,11 @@ impl<'a> NodeHandle<'a> {
     pub fn start(&self, images: &[PathBuf]) -> Result<()> {
         ensure!(!self.runs(), "{} runs already: end it first", self.name());
         // Until the new kubelet is heard, the API server may still call the old one Ready.
-        let before = self.last_heard()?;
+        let api = Api::of(self.cluster.state)?;
+        let before = self.last_heard(&api)?;
         self.cluster.wish(&Wish::StartNode(self.node, images.to_vec()))?;
         wait(START, &format!("{} to be Ready", self.name()), || {
-            Ok((self.last_heard()? != before && self.is_ready()?).then_some(()))
+            Ok((self.last_heard(&api)? != before && api.is_ready(&self.name())?).then_some(()))
         })
     }
 
@@ -115,20 +117,18 @@ impl<'a> NodeHandle<'a> {
 
     /// Returns true if the API server calls it Ready.
     pub fn is_ready(&self) -> Result<bool> {
-        let ready = "jsonpath={.status.conditions[?(@.type==\"Ready\")].status}";
-        Ok(self.cluster.kubectl(&["get", "node", &self.name(), "-o", ready])? == "True")
+        Api::of(self.cluster.state)?.is_ready(&self.name())
     }
 
-    /// When its kubelet last renewed its lease; empty before it ever did.
-    fn last_heard(&self) -> Result<String> {
-        let renewed = [
-            "--ignore-not-found",
-            "-n",
-            "kube-node-lease",
-            "-o",
-            "jsonpath={.spec.renewTime}",
-        ];
-        self.cluster
-            .kubectl(&[&["get", "lease", &self.name()], &renewed[..]].concat())
+    /// When its kubelet last renewed its lease; None before it ever did.
+    fn last_heard(&self, api: &Api) -> Result<Option<String>> {
+        let leases = api.json(&Request::raw(
+            "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases",
+        ))?;
+        let leases = leases["items"].as_array().into_iter().flatten();
+        let mut own = leases.filter(|lease| lease["metadata"]["name"] == self.name().as_str());
+        Ok(own
+            .next()
+            .and_then(|lease| lease["spec"]["renewTime"].as_str().map(str::to_owned)))
     }
 }

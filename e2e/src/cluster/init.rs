@@ -76,6 +76,10 @@ fn prepare(state: &State, member: Member) -> Result<i32> {
     Ok(host)
 }
 
+/// Go's garbage collector lets the heap of a component grow by so many percent before it runs again. These heaps are small,
+/// the machine's cores are few, and several clusters may run on them.
+const GOGC: &str = "300";
+
 struct Supervisor {
     temporary: PathBuf,
     own: MemberState,
@@ -139,6 +143,7 @@ impl Supervisor {
             .env("PATH", self.config.toolchain.search_path())
             .env("HOME", "/root")
             .env("TMPDIR", &self.temporary)
+            .env("GOGC", GOGC)
             .stdin(Stdio::null())
             .stdout(log.try_clone().context("cannot clone a log")?)
             .stderr(log)

@@ -30,13 +30,12 @@ use super::components;
 use super::config::{Config, Gpu, Member, Node, SOFT_GPU_DRIVER, SOFT_GPU_STATE, State};
 use super::protocol::{Event, News, Order, Wish, messages, send};
 use super::{certs, cgroup, host, mounts, network, undo};
+use crate::api::{Api, Request};
 use crate::lock::Lock;
 use crate::{layout, patience, shell};
 
 /// Enough on two quiet cores; stretched on slower machines. Afterwards the wait fails and names its condition.
 const LIMIT: Duration = Duration::from_secs(120);
-/// Limit of one request to the API server.
-const REQUEST: Duration = Duration::from_secs(5);
 /// A component that ended this often before the cluster was ready is given up.
 const MAX_FAILURES: u32 = 10;
 
@@ -217,7 +216,7 @@ impl Keeper<'_> {
             "kube-apiserver to answer",
             Member::ControlPlane,
             "kube-apiserver",
-            |keeper| keeper.kubectl(&["get", "--raw", "/readyz"]).is_some(),
+            |keeper| keeper.asks(|api| api.text(&Request::raw("/readyz"))).is_some(),
         )?;
         for component in components::second(&self.config, self.state)? {
             self.order(Member::ControlPlane, &Order::Start(component))?;
@@ -230,9 +229,8 @@ impl Keeper<'_> {
         }
         let manager = "kube-controller-manager";
         self.until("the default service account", Member::ControlPlane, manager, |keeper| {
-            keeper
-                .kubectl(&["get", "serviceaccount", "default", "-o", "name"])
-                .is_some()
+            let path = "/api/v1/namespaces/default/serviceaccounts/default";
+            keeper.asks(|api| api.text(&Request::raw(path))).is_some()
         })?;
         self.ready = true;
         send(self.caller, &News::Ready).or_else(|error| if self.keep { Ok(()) } else { Err(error) })?;
@@ -309,12 +307,9 @@ impl Keeper<'_> {
     }
 
     fn until_ready(&mut self, node: Node) -> Result<()> {
-        let ready = "jsonpath={.status.conditions[?(@.type==\"Ready\")].status}";
         let what = format!("{} to be Ready", node.name());
         self.until(&what, Member::Node(node), "kubelet", |keeper| {
-            keeper
-                .kubectl(&["get", "node", &node.name(), "-o", ready])
-                .is_some_and(|status| status == "True")
+            keeper.asks(|api| api.is_ready(&node.name())) == Some(true)
         })
     }
 
@@ -478,15 +473,9 @@ impl Keeper<'_> {
         send(&init.socket, order)
     }
 
-    fn kubectl(&self, arguments: &[&str]) -> Option<String> {
-        let program = self.config.toolchain.program("kubectl").ok()?;
-        let mut command = self.state.client(program);
-        shell::output(
-            command
-                .arg(format!("--request-timeout={}", patience::argument(REQUEST)))
-                .args(arguments),
-        )
-        .ok()
+    /// The API server's answer, once it gives one.
+    fn asks<T>(&self, ask: impl FnOnce(&Api) -> Result<T>) -> Option<T> {
+        Api::of(self.state).and_then(|api| ask(&api)).ok()
     }
 
     fn end_of_log(&self, member: Member, component: &str) -> String {

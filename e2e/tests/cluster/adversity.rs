@@ -76,7 +76,7 @@ fn stands_still() -> Result<()> {
         asleep.wake()?;
         let path = format!("/api/v1/namespaces/{}/pods/{first}:9441/proxy/metrics", install::NAME);
         let metrics = wait(LIMIT, "the one that stood still to stand by", || {
-            let metrics = project.run(&["get", "--raw", &path])?;
+            let metrics = project.raw(&path)?;
             let stands_by = metrics.lines().any(|line| line == "vgpu_controller_leading 0");
             Ok(stands_by.then_some(metrics))
         })?;
@@ -225,9 +225,7 @@ fn api_server_dies() -> Result<()> {
         let (before, after) = all.split_at(6);
         create(kube, &fleet.pods(before.iter().copied()))?;
         installed.cluster.restart("kube-apiserver", true)?;
-        wait(TAKEOVER, "the API server to answer", || {
-            kube.run(&["get", "--raw", "/readyz"]).map(Some)
-        })?;
+        wait(TAKEOVER, "the API server to answer", || kube.raw("/readyz").map(Some))?;
         create(kube, &fleet.pods(after.iter().copied()))?;
         wait_bound(kube, &all)
     })?;

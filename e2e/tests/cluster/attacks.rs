@@ -162,7 +162,7 @@ fn attacked(namespace: &str, context: &Value, spec: &Value, own_namespace: Expec
         }
         let (name, _) = OWN_NAMESPACE;
         if let Err(error) = judged(kube, "attacks", name, own_namespace) {
-            let log = kube.run(&["logs", "attacks", "-c", name]).unwrap_or_default();
+            let log = kube.logs("attacks", Some(name)).unwrap_or_default();
             let cannot = log.lines().find(|line| line.starts_with("no user namespace"));
             match (own_namespace, cannot) {
                 (Lifted, Some(line)) => vgpu_skip::skip(&format!("{namespace}: {name}"), line),
@@ -508,7 +508,7 @@ fn said(kube: &Kube<'_>, pod: &str, container: &str) -> Result<Option<String>> {
         return Ok(None);
     }
     // One that could not be started is terminated, too, and never was.
-    let log = kube.run(&["logs", pod, "-c", container])?;
+    let log = kube.logs(pod, Some(container))?;
     Ok((!log.trim().is_empty()).then(|| log.trim().to_owned()))
 }
 

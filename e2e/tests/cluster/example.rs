@@ -177,19 +177,12 @@ fn gpu_time_of_pods() -> Result<()> {
         for pod in ["thirty", "seventy"] {
             kube.wait_running(pod, LIMIT)?;
         }
-        let found = gpu_time::of_pods(kube, &["thirty", "seventy"], 3)?;
-        if !gpu_time::is_near(found[0], 30.0) || !gpu_time::is_near(found[1], 70.0) {
-            bail!("pods of 30 and 70 cores had {found:?} percent of the GPU's time");
-        }
+        gpu_time::near(kube, &[("thirty", 30.0), ("seventy", 70.0)], 3)?;
         if installed.gpus.len() < 2 {
             kube.run(&["delete", "pod", "thirty", "seventy"])?;
         }
         kube.wait_running("capped", LIMIT)?;
-        let capped = gpu_time::of_pods(kube, &["capped"], 3)?[0];
-        if !gpu_time::is_near(capped, 40.0) {
-            bail!("a Guaranteed pod of 40 cores had {capped} percent of the GPU's time");
-        }
-        Ok(())
+        gpu_time::near(kube, &[("capped", 40.0)], 3).map(drop)
     })
 }
 
@@ -208,7 +201,7 @@ fn every_example() -> Result<()> {
         if !TESTS
             .iter()
             .chain(dialects::ON_KUBE_SCHEDULER)
-            .chain(quota::TESTS)
+            .chain(quota::ON_KUBE_SCHEDULER)
             .any(|(known, _)| known.starts_with(&test))
         {
             bail!("no test runs the example {name}");

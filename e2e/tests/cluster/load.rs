@@ -125,20 +125,16 @@ impl<'a> Load<'a> {
             }
         }
         wait(limit, "the pods of the load to be gone", || {
-            let left = self.kube.run(&["get", "pods", "-l", "load", "-o", "name"])?;
-            if left.is_empty() {
-                Ok(Some(()))
-            } else {
-                Err(anyhow!("{left}"))
+            let left = self.kube.get(&["pods", "-l", "load"])?;
+            match left["items"].as_array().map_or(0, Vec::len) {
+                0 => Ok(Some(())),
+                left => Err(anyhow!("{left} are left")),
             }
         })
     }
 
     fn why(&self, name: &str) -> String {
-        let logs = self
-            .kube
-            .run(&["logs", name])
-            .unwrap_or_else(|error| format!("{error:#}"));
+        let logs = self.kube.logs(name, None).unwrap_or_else(|error| format!("{error:#}"));
         format!("{logs}\n{}", self.kube.describe(name))
     }
 }

@@ -347,8 +347,8 @@ fn killed_keeper() -> Result<()> {
 }
 
 fn name_in_use() -> Result<()> {
-    let installed = shared::installed()?;
-    let error = Cluster::up(plain(&shared::name("shared")))
+    let installed = shared::translating()?;
+    let error = Cluster::up(plain(&shared::name("translating")))
         .err()
         .context("a second cluster of the same name came up")?;
     if !error.to_string().contains("is running: `make down` ends it") {
@@ -360,7 +360,7 @@ fn name_in_use() -> Result<()> {
 }
 
 fn side_by_side() -> Result<()> {
-    let first = shared::installed()?;
+    let first = shared::translating()?;
     let second = Cluster::up(plain(&shared::name("second")))?;
     let uid = |cluster: &Cluster| {
         Kube::new(cluster, "default").run(&["get", "namespace", "kube-system", "-o", "jsonpath={.metadata.uid}"])
@@ -397,7 +397,7 @@ fn apparmor() -> Result<()> {
         vgpu_skip::skip("containers_run_under_the_default_apparmor_profile", missing);
         return Ok(());
     }
-    shared::in_namespace("apparmor", |installed, kube| {
+    shared::in_namespace_of(shared::translating()?, "apparmor", |installed, kube| {
         kube.apply(&(template("t", "vgpu", json!({"memory": "1Gi"}), &[]) + &pod("confined", "client", &HOLD, "t")))?;
         kube.wait_running("confined", LIMIT)?;
         let label = "/proc/1/attr/current";

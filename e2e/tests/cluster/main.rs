@@ -30,8 +30,8 @@
 //! ```
 //! One test at a time: they share the node's GPUs. A test that cannot run prints its name and reason and counts as ignored.
 //!
-//! Most of a run is waiting, so `make test` runs two of them side by side, each with clusters of its own: VGPU_E2E_HALF is
-//! `node` or `controller`, and the tests below say to which half they belong. Unset, one run has them all.
+//! Most of a run is waiting, so `make test` runs its parts side by side, each in a process with clusters of its own:
+//! VGPU_E2E_PART names one (`Part`), and `tests` says which tests belong to it. Unset, one run has them all.
 
 mod adversity;
 mod attacks;
@@ -80,7 +80,7 @@ fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
     let tests = match wanted() {
-        Ok(half) => tests(half),
+        Ok(part) => tests(part),
         Err(error) => {
             eprintln!("{error:#}");
             return ExitCode::FAILURE;
@@ -143,61 +143,81 @@ fn skipped(tests: Vec<Named>, reason: &str) -> Vec<Trial> {
 /// A test under the name of its module, as `cargo test` has it.
 type Named = (String, fn() -> Result<()>);
 
-/// The tests of a half share clusters; the others have the controller's.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Half {
-    Node,
+/// Tests that run one after another because they share a cluster. Each cluster is in one part: to bring one up and install
+/// the driver takes as much as eight tests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    /// The cluster of kube-scheduler.
+    Scheduler,
+    /// The cluster of vgpu-controller.
     Controller,
+    /// The cluster whose driver lists processes.
+    Observed,
+    /// Clusters that a test brings up and takes down itself, and the cluster whose webhook translates.
+    Machine,
 }
 
-const HALF: &str = "VGPU_E2E_HALF";
+const PARTS: [(&str, Part); 4] = [
+    ("scheduler", Part::Scheduler),
+    ("controller", Part::Controller),
+    ("observed", Part::Observed),
+    ("machine", Part::Machine),
+];
+const PART: &str = "VGPU_E2E_PART";
 
-/// The half that this run is, or all.
-fn wanted() -> Result<Option<Half>> {
-    match std::env::var(HALF).unwrap_or_default().as_str() {
-        "" => Ok(None),
-        "node" => Ok(Some(Half::Node)),
-        "controller" => Ok(Some(Half::Controller)),
-        other => bail!("{HALF}={other}: write node or controller, or unset it to run all tests"),
+/// The part that this run is, or None for all.
+fn wanted() -> Result<Option<Part>> {
+    let name = std::env::var(PART).unwrap_or_default();
+    if name.is_empty() {
+        return Ok(None);
+    }
+    match PARTS.iter().find(|(known, _)| *known == name) {
+        Some((_, part)) => Ok(Some(*part)),
+        None => {
+            let known = PARTS.map(|(known, _)| known).join(", ");
+            bail!("{PART}={name}: write one of {known}, or unset it to run all tests")
+        }
     }
 }
 
-fn tests(wanted: Option<Half>) -> Vec<Named> {
+fn tests(wanted: Option<Part>) -> Vec<Named> {
     let modules = [
-        (Half::Node, "machine", machine::TESTS),
-        (Half::Node, "example", example::TESTS),
-        (Half::Node, "dialects", dialects::ON_KUBE_SCHEDULER),
-        (Half::Node, "bad_input", bad_input::TESTS),
-        (Half::Node, "attacks", attacks::TESTS),
-        (Half::Node, "containers", containers::TESTS),
-        (Half::Node, "reallocated", reallocated::TESTS),
-        (Half::Node, "plugin_storm", plugin_storm::TESTS),
-        (Half::Node, "upgrades", upgrades::TESTS),
-        (Half::Node, "node_faults", node_faults::TESTS),
+        (Part::Scheduler, "example", example::TESTS),
+        (Part::Scheduler, "dialects", dialects::ON_KUBE_SCHEDULER),
+        (Part::Scheduler, "bad_input", bad_input::TESTS),
+        (Part::Scheduler, "attacks", attacks::TESTS),
+        (Part::Scheduler, "containers", containers::TESTS),
+        (Part::Scheduler, "privileges", privileges::TESTS),
+        (Part::Scheduler, "explain", explain::TESTS),
+        (Part::Scheduler, "restarts", restarts::TESTS),
+        (Part::Scheduler, "health", health::TESTS),
+        // They add a node to the cluster, so they are the last there.
+        (Part::Scheduler, "nodes", nodes::ON_KUBE_SCHEDULER),
+        (Part::Controller, "controller", controller::TESTS),
+        (Part::Controller, "dialects", dialects::IN_CONTROLLER_MODE),
+        (Part::Controller, "storm", storm::TESTS),
+        (Part::Controller, "adversity", adversity::TESTS),
+        (Part::Controller, "elsewhere", elsewhere::TESTS),
+        (Part::Controller, "mistakes", mistakes::TESTS),
+        (Part::Controller, "modes", modes::TESTS),
+        (Part::Controller, "quota", quota::IN_CONTROLLER_MODE),
+        (Part::Controller, "nodes", nodes::IN_CONTROLLER_MODE),
+        (Part::Observed, "reallocated", reallocated::TESTS),
+        (Part::Observed, "plugin_storm", plugin_storm::TESTS),
+        (Part::Observed, "upgrades", upgrades::TESTS),
+        (Part::Observed, "node_faults", node_faults::TESTS),
+        (Part::Observed, "quota", quota::ON_KUBE_SCHEDULER),
         // It changes the plugin of its cluster for good, so it is the last there.
-        (Half::Node, "truth", truth::TESTS),
-        (Half::Node, "privileges", privileges::TESTS),
-        (Half::Node, "explain", explain::TESTS),
-        (Half::Node, "restarts", restarts::TESTS),
-        (Half::Node, "health", health::TESTS),
-        (Half::Controller, "controller", controller::TESTS),
-        (Half::Controller, "dialects", dialects::IN_CONTROLLER_MODE),
-        (Half::Controller, "storm", storm::TESTS),
-        (Half::Controller, "adversity", adversity::TESTS),
-        (Half::Controller, "elsewhere", elsewhere::TESTS),
-        (Half::Controller, "mistakes", mistakes::TESTS),
-        (Half::Controller, "modes", modes::TESTS),
-        (Half::Controller, "translate", translate::TESTS),
-        (Half::Controller, "quota", quota::TESTS),
-        // They add nodes to both clusters.
-        (Half::Controller, "nodes", nodes::TESTS),
+        (Part::Observed, "truth", truth::TESTS),
+        (Part::Machine, "machine", machine::TESTS),
+        (Part::Machine, "translate", translate::TESTS),
     ];
-    let of = |(_, module, tests): (Half, &str, &[shared::Test])| -> Vec<Named> {
+    let of = |(_, module, tests): (Part, &str, &[shared::Test])| -> Vec<Named> {
         let tests = tests.iter();
         tests.map(|(name, test)| (format!("{module}::{name}"), *test)).collect()
     };
     let here = modules
         .into_iter()
-        .filter(|(half, ..)| wanted.is_none_or(|wanted| wanted == *half));
+        .filter(|(part, ..)| wanted.is_none_or(|wanted| wanted == *part));
     here.flat_map(of).collect()
 }

@@ -74,7 +74,7 @@ fn started_again(kube: &Kube<'_>, name: &str, times: u64) -> Result<()> {
 /// Waits until the pod's last container holds its memory, which it does once it has proved its limit.
 fn holds(kube: &Kube<'_>, name: &str) -> Result<()> {
     wait(LIMIT, &format!("{name} to hold its memory"), || {
-        Ok(kube.run(&["logs", name])?.contains("\"holding\":").then_some(()))
+        Ok(kube.logs(name, None)?.contains("\"holding\":").then_some(()))
     })
 }
 
@@ -136,11 +136,9 @@ fn api_server_is_away() -> Result<()> {
             std::thread::sleep(away.saturating_sub(begun.elapsed()));
             Ok(())
         })();
-        let back = cluster.resume("kube-apiserver").and_then(|()| {
-            wait(TAKEOVER, "the API server to answer", || {
-                kube.run(&["get", "--raw", "/readyz"]).map(Some)
-            })
-        });
+        let back = cluster
+            .resume("kube-apiserver")
+            .and_then(|()| wait(TAKEOVER, "the API server to answer", || kube.raw("/readyz").map(Some)));
         after(meanwhile, back.map(drop))?;
         println!("the API server was away for {} s", begun.elapsed().as_secs());
 

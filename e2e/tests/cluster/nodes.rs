@@ -14,14 +14,16 @@ use crate::fleet::{TAKEOVER, claim_of, clear, name_of, node_of_claim, node_of_po
 use crate::manifests::{HOLD, config, pod, template};
 use crate::shared::{self, Installed, LIMIT, Test};
 
-pub(crate) const TESTS: &[Test] = &[
+pub(crate) const ON_KUBE_SCHEDULER: &[Test] = &[
     ("nodes_fill_up_and_each_claim_is_prepared_on_its_own", fill),
     ("nodes_get_pods_that_spread_and_pack_as_they_ask", spread_and_pack),
     ("nodes_that_die_keep_their_shares_until_they_are_back", node_dies),
     ("nodes_that_are_drained_keep_nothing_and_are_used_again", drain),
     ("nodes_are_upgraded_under_running_pods", upgrade),
-    ("nodes_are_packed_and_spread_over_by_the_controllers_policy", by_policy),
 ];
+
+pub(crate) const IN_CONTROLLER_MODE: &[Test] =
+    &[("nodes_are_packed_and_spread_over_by_the_controllers_policy", by_policy)];
 
 /// The request of the tests: a quarter of a GPU.
 const QUARTER: &str = "20Gi";

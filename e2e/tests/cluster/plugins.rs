@@ -113,7 +113,7 @@ pub(crate) struct SliceWatch {
 impl SliceWatch {
     pub(crate) fn begin(kube: &Kube<'_>) -> Result<Self> {
         const SLICES: &str = "/apis/resource.k8s.io/v1/resourceslices";
-        let list: Value = serde_json::from_str(&kube.run(&["get", "--raw", SLICES])?)?;
+        let list: Value = serde_json::from_str(&kube.raw(SLICES)?)?;
         let version = list["metadata"]["resourceVersion"]
             .as_str()
             .context("a list without version")?;

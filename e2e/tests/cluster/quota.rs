@@ -30,17 +30,15 @@ use crate::shared::{self, Installed, LIMIT, Test};
 
 use namespace::{is_gated, quota, refused, set_quota, wait_label, wait_seen};
 
-pub(crate) const TESTS: &[Test] = &[
+pub(crate) const ON_KUBE_SCHEDULER: &[Test] = &[
     (
         "example_quota_second_pod_waits_for_the_first",
         example_on_kube_scheduler,
     ),
-    ("quota_example_in_controller_mode", example_in_controller_mode),
     ("quota_of_translated_pods_is_the_tighter_of_all", translated),
     ("quota_mistakes_are_refused_or_told", mistakes),
     ("quota_budget_that_is_spent_holds_or_yields", budgets),
     ("quota_evicts_the_one_over_budget_that_may_go", evict::on_kube_scheduler),
-    ("quota_evicts_in_controller_mode_too", evict::in_controller_mode),
     (
         "quota_holds_and_others_are_not_touched_while_the_api_server_restarts",
         troubles::api_server_restarts,
@@ -52,11 +50,16 @@ pub(crate) const TESTS: &[Test] = &[
         defaults::stamped,
     ),
     ("quota_holds_in_a_storm_on_kube_scheduler", storm::on_kube_scheduler),
+];
+
+pub(crate) const IN_CONTROLLER_MODE: &[Test] = &[
+    ("quota_example_in_controller_mode", example_in_controller_mode),
+    ("quota_evicts_in_controller_mode_too", evict::in_controller_mode),
     ("quota_holds_in_a_storm_in_controller_mode", storm::in_controller_mode),
 ];
 
 fn example_on_kube_scheduler() -> Result<()> {
-    example(shared::installed()?)
+    example(shared::observed()?)
 }
 
 fn example_in_controller_mode() -> Result<()> {
@@ -115,7 +118,7 @@ fn seen_by_people(installed: &Installed, team: &Kube<'_>) -> Result<()> {
     wait(LIMIT, "the leader's metrics", || {
         let leader = leader(&project)?.context("nobody leads")?;
         let path = format!("/api/v1/namespaces/{}/pods/{leader}:9441/proxy/metrics", install::NAME);
-        let metrics = project.run(&["get", "--raw", &path])?;
+        let metrics = project.raw(&path)?;
         let quotas: Vec<&str> = metrics
             .lines()
             .filter(|line| line.starts_with("vgpu_controller_quota"))
@@ -139,7 +142,7 @@ fn seen_by_people(installed: &Installed, team: &Kube<'_>) -> Result<()> {
 
 /// Pods of two dialects, and a ResourceQuota in the names of each.
 fn translated() -> Result<()> {
-    shared::in_namespace("quota-dialects", |_, kube| {
+    shared::in_namespace_of(shared::observed()?, "quota-dialects", |_, kube| {
         kube.run(&["label", "namespace", "quota-dialects", "dra.vgpu/translate=true"])?;
         let ceilings = json!({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "gpus"},
             "spec": {"hard": {"limits.nvidia.com/gpumem": "8000", "requests.volcano.sh/vgpu-memory": "5000"}}});
@@ -172,7 +175,7 @@ fn translated() -> Result<()> {
 }
 
 fn mistakes() -> Result<()> {
-    shared::in_namespace("quota-mistakes", |_, kube| {
+    shared::in_namespace_of(shared::observed()?, "quota-mistakes", |_, kube| {
         let any_field = ["create", "--validate=false", "-f", "-"];
         refused(
             kube,
@@ -235,7 +238,7 @@ fn mistakes() -> Result<()> {
 }
 
 fn budgets() -> Result<()> {
-    shared::in_namespace("quota-budget", |_, kube| {
+    shared::in_namespace_of(shared::observed()?, "quota-budget", |_, kube| {
         set_quota(
             kube,
             &json!({"budget": {"gpuHours": 0, "every": "1d", "whenSpent": "Hold"}}),

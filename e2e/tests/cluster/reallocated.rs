@@ -39,7 +39,7 @@ fn stubborn(name: &str, template: &str, grace: u64) -> Result<Value> {
 
 fn holds_memory(kube: &Kube<'_>, name: &str) -> Result<()> {
     wait(LIMIT, &format!("{name} to hold its memory"), || {
-        Ok(kube.run(&["logs", name])?.contains("\"holding\":").then_some(()))
+        Ok(kube.logs(name, None)?.contains("\"holding\":").then_some(()))
     })
 }
 

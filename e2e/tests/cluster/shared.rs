@@ -3,14 +3,14 @@
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use vgpu_e2e::cluster::{Cluster, Config};
 use vgpu_e2e::install::{self, PublishedGpu};
 use vgpu_e2e::kube::Kube;
 use vgpu_e2e::outcome::after;
 use vgpu_e2e::prepared::Prepared;
 use vgpu_e2e::wait::wait;
-use vgpu_e2e::{node, patience, workload};
+use vgpu_e2e::{node, workload};
 
 /// A test: its name and its function.
 pub(crate) type Test = (&'static str, fn() -> Result<()>);
@@ -44,28 +44,21 @@ pub(crate) fn name(of: &str) -> String {
     format!("test-{}-{of}", std::process::id())
 }
 
+const QUOTAS: [&str; 2] = ["quota.enabled=true", "quota.evictAfter=5s"];
+
 /// The cluster on which kube-scheduler allocates.
 pub(crate) fn installed() -> Result<&'static Installed> {
-    in_slot(
-        &CLUSTER,
-        "shared",
-        &[
-            &["quota.enabled=true", "quota.evictAfter=5s"][..],
-            &install::TRANSLATES[..],
-        ]
-        .concat(),
-    )
+    in_slot(&CLUSTER, "shared", &[&QUOTAS[..], &install::TRANSLATES].concat())
 }
 
 /// The cluster on which vgpu-controller does.
 pub(crate) fn controlled() -> Result<&'static Installed> {
-    let values = [
-        "quota.enabled=true",
-        "quota.evictAfter=5s",
-        "allocator=controller",
-        "admission.foreignClasses={nic.example}",
-    ];
-    in_slot(&CONTROLLER, "controlled", &[&values[..], &install::TRANSLATES].concat())
+    let values = ["allocator=controller", "admission.foreignClasses={nic.example}"];
+    in_slot(
+        &CONTROLLER,
+        "controlled",
+        &[&QUOTAS[..], &values, &install::TRANSLATES].concat(),
+    )
 }
 
 /// The cluster whose webhook translates pods of HAMi and KAI.
@@ -75,7 +68,8 @@ pub(crate) fn translating() -> Result<&'static Installed> {
 
 /// The cluster whose driver lists processes, as a real one does on a node.
 pub(crate) fn observed() -> Result<&'static Installed> {
-    in_slot_with(&OBSERVED, "observed", &[], |config| config.lists_processes = true)
+    let values = [&QUOTAS[..], &install::TRANSLATES].concat();
+    in_slot_with(&OBSERVED, "observed", &values, |config| config.lists_processes = true)
 }
 
 /// Brought up by the first test that wants it. When that fails, it fails for all of them.
@@ -97,13 +91,36 @@ fn in_slot_with(slot: &Slot, of: &str, values: &[&str], change: fn(&mut Config))
     .map_err(|error| anyhow!("no cluster: {error}"))
 }
 
-/// Takes the shared clusters down.
+/// Checks that the namespaces of all tests are gone, and takes the shared clusters down.
 pub(crate) fn end() -> Result<()> {
-    let down = |of: &str| vgpu_e2e::cluster::down(&name(of)).map(drop);
-    after(
-        down("shared"),
-        after(down("controlled"), after(down("translating"), down("observed"))),
-    )
+    let clusters = [
+        ("shared", &CLUSTER),
+        ("controlled", &CONTROLLER),
+        ("translating", &TRANSLATING),
+        ("observed", &OBSERVED),
+    ];
+    let mut ended = Ok(());
+    for (of, slot) in clusters {
+        let slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(Ok(installed)) = *slot {
+            ended = after(ended, namespaces_are_gone(&installed.cluster));
+        }
+        ended = after(ended, vgpu_e2e::cluster::down(&name(of)).map(drop));
+    }
+    ended
+}
+
+/// Tests delete their namespaces and do not wait until these are gone, which takes Kubernetes some seconds for each.
+fn namespaces_are_gone(cluster: &Cluster) -> Result<()> {
+    let kube = Kube::new(cluster, "default");
+    wait(LIMIT, "the tests' namespaces to be gone", || {
+        let all = kube.get(&["namespaces"])?;
+        let all = all["items"].as_array().into_iter().flatten();
+        let left = all.filter(|one| !one["metadata"]["deletionTimestamp"].is_null());
+        let left: Vec<_> = left.map(|one| one["status"].to_string()).collect();
+        ensure!(left.is_empty(), "{}", left.join(" "));
+        Ok(Some(()))
+    })
 }
 
 /// Runs a test in a namespace of its own on the cluster of kube-scheduler.
@@ -119,10 +136,11 @@ pub(crate) fn in_namespace_of(
     test: impl FnOnce(&Installed, &Kube<'_>) -> Result<()>,
 ) -> Result<()> {
     let kube = Kube::new(&installed.cluster, name);
-    kube.run(&["create", "namespace", name])?;
-    wait(LIMIT, "the namespace's service account", || {
-        kube.run(&["get", "serviceaccount", "default"]).map(Some)
+    // A test before may have used this name.
+    wait(LIMIT, "the namespace to be created", || {
+        kube.run(&["create", "namespace", name]).map(Some)
     })?;
+    kube.wait_service_account(LIMIT)?;
     let outcome = test(installed, &kube).map_err(|error| anyhow!("{error:#}\n{}", kube.dump()));
     let (uids, read) = match workload::shares(&kube) {
         Ok(shares) => (shares.into_iter().map(|share| share.claim_uid).collect(), Ok(())),
@@ -136,15 +154,20 @@ pub(crate) fn in_namespace_of(
     after(outcome, after(read, cleaned))
 }
 
+/// Deletes the namespace, and waits until its pods and claims are gone and the node has nothing of them.
 fn clean(installed: &Installed, kube: &Kube<'_>, name: &str, uids: &[String]) -> Result<()> {
-    kube.run(&["delete", "namespace", name, &patience::timeout(Duration::from_secs(90))])?;
+    kube.run(&["delete", "namespace", name, "--wait=false"])?;
+    wait(LIMIT * 2, "the namespace's pods and claims to be gone", || {
+        for kind in ["pods", "resourceclaims"] {
+            let left = kube.get(&[kind])?["items"].as_array().map_or(0, Vec::len);
+            ensure!(left == 0, "{left} {kind} are left");
+        }
+        Ok(Some(()))
+    })?;
     wait(LIMIT, "the node to forget the namespace's claims", || {
         let left = node::left_of(&installed.cluster, uids)?;
-        if left.is_empty() {
-            Ok(Some(()))
-        } else {
-            Err(anyhow!("left: {}", left.join(", ")))
-        }
+        ensure!(left.is_empty(), "left: {}", left.join(", "));
+        Ok(Some(()))
     })
 }
 

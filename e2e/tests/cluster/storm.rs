@@ -1,6 +1,6 @@
 //! Controller mode with many pods on hand-made nodes: packed across nodes, and nothing given twice while controllers die.
 //!
-//! The storm keeps `VGPU_STORM_PODS` pods there (80) for `VGPU_STORM_SECONDS` (60), with room for half of them.
+//! The storm keeps `VGPU_STORM_PODS` pods there (80) for `VGPU_STORM_SECONDS` (24; 60 in full), with room for half of them.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -13,6 +13,7 @@ use crate::checker::the_checker_notices;
 use crate::controller::leader;
 use crate::fleet::{ALL_BOUND, ROOM, TAKEOVER, bound, create, delete, on_fleet, wait_full};
 use crate::shared::{Installed, Test};
+use crate::size;
 
 pub(crate) const TESTS: &[Test] = &[
     ("checker_of_storms_notices_what_is_given_twice", the_checker_notices),
@@ -76,15 +77,15 @@ fn pause(round: usize) -> Duration {
     Duration::from_secs(5 + (round as u64 * 7) % 36)
 }
 
-/// Long enough for controllers to end three times.
-const LASTS: Duration = Duration::from_secs(60);
 /// Interval at which pods are deleted and others created.
 const TICK: Duration = Duration::from_secs(3);
 
 fn storm() -> Result<()> {
     let pods = usize::try_from(number("VGPU_STORM_PODS", 80)?)?;
     ensure!(pods > 0, "VGPU_STORM_PODS=0: write a number of at least 1");
-    let limit = Duration::from_secs(number("VGPU_STORM_SECONDS", patience::stretched(LASTS).as_secs())?);
+    // Either is long enough for controllers to end three times: after 0, 5 and 17 s.
+    let lasts = size::of("seconds of the storm of controllers:", 24, 60);
+    let limit = Duration::from_secs(number("VGPU_STORM_SECONDS", lasts)?);
     let nodes = pods.div_ceil(2 * ROOM);
     let room = nodes * ROOM;
     let (mut made, mut round, mut ended, mut left) = (0, 0, 0, 0);

@@ -139,7 +139,7 @@ fn reviews(installed: &Installed) -> Result<u64> {
     let mut sum = 0;
     for pod in replicas(&project)? {
         let path = format!("/api/v1/namespaces/{}/pods/{pod}:9441/proxy/metrics", install::NAME);
-        let text = project.run(&["get", "--raw", &path])?;
+        let text = project.raw(&path)?;
         let lines = text
             .lines()
             .filter(|line| line.starts_with("vgpu_controller_webhook_reviews_total{"));

@@ -89,11 +89,7 @@ fn event(kube: &Kube<'_>, name: &str, reason: &str) -> Result<String> {
 
 fn logs(kube: &Kube<'_>, name: &str, line: &str) -> Result<()> {
     wait(LIMIT, &format!("{name} to print {line:?}"), || {
-        Ok(kube
-            .run(&["logs", name])?
-            .lines()
-            .any(|found| found == line)
-            .then_some(()))
+        Ok(kube.logs(name, None)?.lines().any(|found| found == line).then_some(()))
     })
 }
 
@@ -101,8 +97,11 @@ fn metrics(cluster: &Cluster) -> Result<String> {
     let project = Kube::new(cluster, install::NAME);
     let plugin = shared::plugin_pod(cluster)?;
     let path = format!("/api/v1/namespaces/{}/pods/{plugin}:9440/proxy/metrics", install::NAME);
-    project.run(&["get", "--raw", &path])
+    project.raw(&path)
 }
+
+/// More than two rounds of the plugin, which observes its shares every 4 s.
+const REST: Duration = Duration::from_secs(10);
 
 fn honest() -> Result<()> {
     shared::in_namespace_of(shared::observed()?, "truth-honest", |_, kube| {
@@ -128,12 +127,21 @@ fn honest() -> Result<()> {
                 .is_some_and(|uuid| uuid.starts_with("GPU-"))
         );
         // Nothing changes any more, but for what is said of time, which takes longest to be known.
-        std::thread::sleep(Duration::from_secs(14));
-        let before = self::claim(kube, "p")?["metadata"]["resourceVersion"].clone();
-        std::thread::sleep(Duration::from_secs(10));
-        let after = self::claim(kube, "p")?["metadata"]["resourceVersion"].clone();
-        ensure!(before == after, "the claim was written without a change");
-        Ok(())
+        let mut last = (
+            self::claim(kube, "p")?["metadata"]["resourceVersion"].clone(),
+            Instant::now(),
+        );
+        wait(
+            LIMIT,
+            &format!("{REST:?} without a write to the claim, of which nothing changes"),
+            || {
+                let now = self::claim(kube, "p")?["metadata"]["resourceVersion"].clone();
+                if now != last.0 {
+                    last = (now, Instant::now());
+                }
+                Ok((last.1.elapsed() > REST).then_some(()))
+            },
+        )
     })
 }
 
@@ -270,9 +278,7 @@ fn without_cdi() -> Result<()> {
     let cluster = Cluster::up(config)?;
     let tested = install::install(&cluster, shared::prepared(), &[]).and_then(|_| {
         let kube = Kube::new(&cluster, "default");
-        wait(LIMIT, "the namespace's service account", || {
-            kube.run(&["get", "serviceaccount", "default"]).map(Some)
-        })?;
+        kube.wait_service_account(LIMIT)?;
         let small = template("t", "vgpu", json!({"memory": "1Gi"}), &[]);
         let mut lacking: Value =
             serde_json::from_str(pod("p", "client", &["sleep", "600"], "t").trim_end_matches("\n---\n"))?;

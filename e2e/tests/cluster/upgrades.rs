@@ -184,7 +184,7 @@ fn serves(installed: &Installed, kube: &Kube<'_>, release: Release, old: &str) -
     if release == Release::Incomplete {
         wait(LIMIT, "the new plugin to say that it has no library", || {
             let pod = new()?["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-            let logs = Kube::new(cluster, install::NAME).run(&["logs", &pod])?;
+            let logs = Kube::new(cluster, install::NAME).logs(&pod, None)?;
             Ok(logs.contains("has no libvgpu.so").then_some(()))
         })?;
         // A plugin registers within a second of its start, if it does.

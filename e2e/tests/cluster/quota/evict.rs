@@ -14,7 +14,7 @@ const SPENT: &str = "evict-spent";
 const RICH: &str = "evict-rich";
 
 pub(super) fn on_kube_scheduler() -> Result<()> {
-    evicted(shared::installed()?)
+    evicted(shared::observed()?)
 }
 
 pub(super) fn in_controller_mode() -> Result<()> {

@@ -24,7 +24,7 @@ use crate::size;
 use crate::storm::end_one;
 
 pub(super) fn on_kube_scheduler() -> Result<()> {
-    storm(shared::installed()?, "quota-storm-s", Mode::Scheduler)
+    storm(shared::observed()?, "quota-storm-s", Mode::Scheduler)
 }
 
 pub(super) fn in_controller_mode() -> Result<()> {
@@ -171,9 +171,7 @@ fn storm_in(
 ) -> Result<()> {
     let project = Kube::new(&installed.cluster, install::NAME);
     for team in teams {
-        wait(LIMIT, "the namespace's service account", || {
-            team.run(&["get", "serviceaccount", "default"]).map(Some)
-        })?;
+        team.wait_service_account(LIMIT)?;
         team.apply(&template(QUARTER, "vgpu", hand_made::quarter(), &[]))?;
         set_quota(team, &json!({"hard": {"memory": "100Gi"}}))?;
     }

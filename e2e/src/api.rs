@@ -1,0 +1,259 @@
+//! Reads from a cluster's API server, in this process.
+//!
+//! Tests look at objects several times a second until they are as wanted, and kubectl takes a tenth of a second of CPU
+//! time to start. So `Kube::get` asks the API server itself wherever `Request::by_words` knows the words, and starts kubectl for
+//! everything else. What users do, such as `kubectl apply`, is done with kubectl.
+//!
+//! Failure modes: a connection that the server closed meanwhile (it was restarted) is tried once more on a new one; every
+//! other failure is the caller's, with the server's own message.
+
+use std::fs;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+use ureq::Agent;
+use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig, TlsProvider};
+
+use crate::cluster::State;
+use crate::patience;
+
+/// Limit of one request.
+const REQUEST: Duration = Duration::from_secs(10);
+/// The largest list of a test is that of some thousand events.
+const LARGEST: u64 = 256 << 20;
+
+/// The administrator's connection to the API server of one cluster.
+#[derive(Debug)]
+pub(crate) struct Api {
+    agent: Agent,
+    server: String,
+}
+
+impl Api {
+    pub(crate) fn of(state: &State) -> Result<Self> {
+        let read =
+            |file: std::path::PathBuf| fs::read(&file).with_context(|| format!("cannot read {}", file.display()));
+        let kubeconfig: Value = serde_json::from_slice(&read(state.kubeconfig())?).context("a damaged kubeconfig")?;
+        let server = kubeconfig["clusters"][0]["cluster"]["server"].as_str();
+        let certificate =
+            |file| Certificate::from_pem(&read(state.pki(file))?).with_context(|| format!("a damaged {file}"));
+        let key = PrivateKey::from_pem(&read(state.pki("admin.key"))?).context("a damaged admin.key")?;
+        let tls = TlsConfig::builder()
+            .provider(TlsProvider::Rustls)
+            .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .root_certs(RootCerts::new_with_certs(&[certificate("ca.crt")?]))
+            .client_cert(Some(ClientCert::new_with_certs(&[certificate("admin.crt")?], key)))
+            .build();
+        let agent = Agent::config_builder()
+            .tls_config(tls)
+            .proxy(None)
+            .http_status_as_error(false)
+            .timeout_global(Some(patience::stretched(REQUEST)))
+            .build();
+        Ok(Self {
+            agent: agent.into(),
+            server: server.context("a kubeconfig without a server")?.to_owned(),
+        })
+    }
+
+    /// The answer to a GET. If its status is not a success, the server's message is the error.
+    pub(crate) fn text(&self, asked: &Request<'_>) -> Result<String> {
+        let answer = self.answer(asked).or_else(|error| match error {
+            ureq::Error::Timeout(_) => Err(error),
+            _ => self.answer(asked),
+        });
+        match answer.with_context(|| format!("GET {}", asked.path))? {
+            (status, text) if (200..300).contains(&status) => Ok(text),
+            (status, text) => bail!("GET {}: {}", asked.path, refusal(status, &text)),
+        }
+    }
+
+    fn answer(&self, asked: &Request<'_>) -> Result<(u16, String), ureq::Error> {
+        let request = self.agent.get(format!("{}{}", self.server, asked.path));
+        let mut answer = request.query_pairs(asked.query.iter().copied()).call()?;
+        let text = answer.body_mut().with_config().limit(LARGEST).read_to_string()?;
+        Ok((answer.status().as_u16(), text))
+    }
+
+    /// True if the node's kubelet is heard and says that it is ready.
+    pub(crate) fn is_ready(&self, node: &str) -> Result<bool> {
+        let found = self.json(&Request::raw(&format!("/api/v1/nodes/{node}")))?;
+        let conditions = found["status"]["conditions"].as_array();
+        let ready = conditions.and_then(|all| all.iter().find(|one| one["type"] == "Ready"));
+        Ok(ready.is_some_and(|ready| ready["status"] == "True"))
+    }
+
+    /// An object or a list as `kubectl get -o json` prints it: each item of a list says what it is.
+    pub(crate) fn json(&self, asked: &Request<'_>) -> Result<Value> {
+        let text = self.text(asked)?;
+        let mut found = serde_json::from_str(&text).with_context(|| format!("GET {}: no JSON", asked.path))?;
+        name_items(&mut found);
+        Ok(found)
+    }
+}
+
+/// What the server says of a request that it refused, in kubectl's words.
+fn refusal(status: u16, body: &str) -> String {
+    let said: Value = serde_json::from_str(body).unwrap_or_default();
+    match (said["reason"].as_str(), said["message"].as_str()) {
+        (Some(reason), Some(message)) => format!("Error from server ({reason}): {message}"),
+        _ => format!("status {status}: {body}"),
+    }
+}
+
+fn name_items(list: &mut Value) {
+    let version = list["apiVersion"].clone();
+    let kind = list["kind"].as_str().and_then(|kind| kind.strip_suffix("List"));
+    let kind = kind.map(Value::from);
+    let items = list.get_mut("items").and_then(Value::as_array_mut);
+    if let (Some(kind), Some(items)) = (kind, items) {
+        for item in items {
+            item["apiVersion"] = version.clone();
+            item["kind"] = kind.clone();
+        }
+    }
+}
+
+/// A kind: kubectl's words for it, its path, and whether it is in a namespace.
+const KINDS: [(&[&str], &str, &str, bool); 12] = [
+    (&["pod", "pods"], "/api/v1", "pods", true),
+    (&["event", "events"], "/api/v1", "events", true),
+    (&["secret", "secrets"], "/api/v1", "secrets", true),
+    (&["serviceaccount"], "/api/v1", "serviceaccounts", true),
+    (&["namespace", "namespaces"], "/api/v1", "namespaces", false),
+    (&["node", "nodes"], "/api/v1", "nodes", false),
+    (&["resourceclaim", "resourceclaims"], RESOURCE, "resourceclaims", true),
+    (&["resourceclaimtemplates"], RESOURCE, "resourceclaimtemplates", true),
+    (&["resourceslice", "resourceslices"], RESOURCE, "resourceslices", false),
+    (&["deviceclass", "deviceclasses"], RESOURCE, "deviceclasses", false),
+    (&["lease"], "/apis/coordination.k8s.io/v1", "leases", true),
+    (&["vgpuquota"], "/apis/dra.vgpu/v1alpha1", "vgpuquotas", true),
+];
+const RESOURCE: &str = "/apis/resource.k8s.io/v1";
+
+/// A request: the path and the parameters of its query.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Request<'a> {
+    path: String,
+    query: Vec<(&'static str, &'a str)>,
+}
+
+impl<'a> Request<'a> {
+    /// A path as `kubectl get --raw` takes it.
+    pub(crate) fn raw(path: &str) -> Self {
+        Self {
+            path: path.to_owned(),
+            query: Vec::new(),
+        }
+    }
+
+    /// The request that `kubectl get -o json` with these arguments makes: KIND [NAME], or KIND with selectors of labels or
+    /// fields. None for other words.
+    pub(crate) fn by_words(namespace: &str, words: &[&'a str]) -> Option<Self> {
+        let (kind, mut more) = words.split_first()?;
+        let (_, group, plural, is_namespaced) = KINDS.iter().find(|(words, ..)| words.contains(kind))?;
+        let mut path = match is_namespaced {
+            true => format!("{group}/namespaces/{namespace}/{plural}"),
+            false => format!("{group}/{plural}"),
+        };
+        if let [name, rest @ ..] = more
+            && !name.starts_with('-')
+        {
+            path = format!("{path}/{name}");
+            more = rest;
+        }
+        let mut query = Vec::new();
+        while let Some((word, rest)) = more.split_first() {
+            let (option, value, rest) = match word.split_once('=') {
+                Some((option, value)) => (option, value, rest),
+                None => rest.split_first().map(|(value, rest)| (*word, *value, rest))?,
+            };
+            let parameter = match option {
+                "-l" | "--selector" => "labelSelector",
+                "--field-selector" => "fieldSelector",
+                _ => return None,
+            };
+            query.push((parameter, value));
+            more = rest;
+        }
+        Some(Self { path, query })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn words_of_kubectl_are_requests() {
+        for (words, path, query) in [
+            (&["pods"][..], "/api/v1/namespaces/ns/pods", &[][..]),
+            (&["pod", "a"], "/api/v1/namespaces/ns/pods/a", &[]),
+            (&["resourceslices"], "/apis/resource.k8s.io/v1/resourceslices", &[]),
+            (&["namespace", "ns"], "/api/v1/namespaces/ns", &[]),
+            (
+                &["lease", "l"],
+                "/apis/coordination.k8s.io/v1/namespaces/ns/leases/l",
+                &[],
+            ),
+            (
+                &["pods", "-l", "a=b", "--field-selector=status.phase=Running"],
+                "/api/v1/namespaces/ns/pods",
+                &[("labelSelector", "a=b"), ("fieldSelector", "status.phase=Running")],
+            ),
+            (
+                &["events", "--field-selector", "involvedObject.name=p,reason=R"],
+                "/api/v1/namespaces/ns/events",
+                &[("fieldSelector", "involvedObject.name=p,reason=R")],
+            ),
+        ] {
+            let wanted = Request {
+                path: path.to_owned(),
+                query: query.to_vec(),
+            };
+            assert_eq!(Request::by_words("ns", words), Some(wanted), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn other_words_are_left_to_kubectl() {
+        for words in [
+            &[][..],
+            &["daemonset/x"],
+            &["crd", "x"],
+            &["pods", "-n", "other"],
+            &["pods", "-l"],
+            &["pods", "a", "b"],
+            &["pod", "a", "--ignore-not-found"],
+        ] {
+            assert_eq!(Request::by_words("ns", words), None, "{words:?}");
+        }
+    }
+
+    #[test]
+    fn items_of_a_list_say_what_they_are() {
+        let mut list = json!({"kind": "PodList", "apiVersion": "v1", "items": [{"metadata": {"name": "a"}}]});
+        name_items(&mut list);
+        assert_eq!(
+            list["items"][0],
+            json!({"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "a"}})
+        );
+        let pod = json!({"kind": "Pod", "apiVersion": "v1"});
+        let mut same = pod.clone();
+        name_items(&mut same);
+        assert_eq!(same, pod);
+    }
+
+    #[test]
+    fn a_refusal_is_the_servers_message() {
+        let status = json!({"kind": "Status", "reason": "NotFound", "message": "pods \"a\" not found"}).to_string();
+        assert_eq!(
+            refusal(404, &status),
+            "Error from server (NotFound): pods \"a\" not found"
+        );
+        assert_eq!(refusal(502, "gone"), "status 502: gone");
+    }
+}
