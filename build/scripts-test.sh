@@ -88,6 +88,26 @@ OUTPUT
   fi
 }
 
+# Programs that cargo hands over run in their folder with their variables, side by side. One that dies is a failed test.
+queued_programs_run_and_a_dead_one_is_a_failed_test() {
+  local out name rc=0 queue=$work/queue deps=$work/deps
+  mkdir -p "$queue" "$deps" "$work/folder"
+  printf '#!/bin/sh\n[ "$3" != --list ] || exit 0\necho "in ${PWD##*/}: $OF_CARGO, ${VGPU_SKIP_LOG:-no log}"\necho "test result: ok. 1 passed; 0 failed; 0 ignored;"\n' >"$deps/works-1"
+  printf '#!/bin/sh\n[ "$3" != --list ] || exit 0\necho "test result: FAILED. 1 passed; 1 failed; 0 ignored;"\nexit 101\n' >"$deps/fails-2"
+  printf '#!/bin/sh\n[ "$3" != --list ] || exit 0\nkill -KILL $$\n' >"$deps/dies-3"
+  chmod +x "$deps"/*
+  for name in works-1 fails-2 dies-3; do
+    (cd "$work/folder" && VGPU_SKIP_LOG=of-the-compiler OF_CARGO="it's its own" VGPU_TEST_QUEUE=$queue "$root/build/program.sh" "$deps/$name")
+  done
+  out=$(env -u VGPU_SKIP_LOG build/queue.sh "$queue" 2 dies 2>&1) || rc=$?
+  [ $rc -ne 0 ] || { echo "scripts-test.sh: queue.sh succeeded though programs failed" >&2 && bad=1; }
+  expect "in folder: it's its own, no log" "$out"
+  expect 'test result: FAILED. 1 passed; 1 failed;' "$out"
+  expect 'test dies ended with exit status 137 ... FAILED' "$out"
+  expect 'test result: FAILED. 0 passed; 1 failed; 0 ignored; it died' "$out"
+  [ "$(grep -c ' Running ' <<<"$out")" = 3 ] || { echo "scripts-test.sh: expected three programs in: $out" >&2 && bad=1; }
+}
+
 # A PATH with an old Rust and an old Go, and without apt-get.
 missing_prerequisites_are_named() {
   local out tool
@@ -171,6 +191,7 @@ cd "$root"
 broken_artefacts_are_named
 no_pipe_ends_in_a_reader_that_stops_early
 the_reason_of_a_failed_test_is_found
+queued_programs_run_and_a_dead_one_is_a_failed_test
 missing_prerequisites_are_named
 dead_links_and_commands_are_named
 crates_that_differ_from_the_table_are_named

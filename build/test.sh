@@ -47,7 +47,9 @@ trap 'exit 143' TERM
 : >"$logs/skips.ignored"
 : >"$logs/times"
 gently=() # how the stages run that have the cluster's tests beside them
-parts=(scheduler controller observed machine) # of the cluster's tests: e2e/tests/cluster/main.rs
+compiling=() # and compilers: they get what is left, or each step of a cluster would wait for its turn
+parts=(scheduler controller observed translating machine) # of the cluster's tests: e2e/tests/cluster/main.rs
+at_once=3 # of these parts: with more, each waits for the others' CPU time
 side_by_side=3 # programs of tests
 slow=(gpu_check) # they begin first
 alone=(compute time) # programs that measure time
@@ -65,7 +67,7 @@ plain() {
 compile() {
   mkdir -p "$logs/queue"
   VGPU_TEST_QUEUE=$logs/queue CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER=$root/build/program.sh \
-    "${gently[@]}" cargo test "$@" --no-fail-fast 2>&1 | timed | tee "$logs/$stage"
+    "${compiling[@]}" cargo test "$@" --no-fail-fast 2>&1 | timed | tee "$logs/$stage"
 }
 
 # Runs the queued programs JOBS at a time, the named ones first.
@@ -204,10 +206,10 @@ run_stage() {
 
 stage_fmt() { run_stage fmt plain build/lint.sh fmt; }
 stage_scripts() { run_stage scripts plain build/scripts-test.sh; }
-stage_circles() { run_stage circles plain "${gently[@]}" build/lint.sh circles; }
-stage_clippy() { run_stage clippy plain "${gently[@]}" build/lint.sh clippy; }
+stage_circles() { run_stage circles plain "${compiling[@]}" build/lint.sh circles; }
+stage_clippy() { run_stage clippy plain "${compiling[@]}" build/lint.sh clippy; }
 stage_dist() {
-  VGPU_DIST='' run_stage dist plain "${gently[@]}" build/dist.sh
+  VGPU_DIST='' run_stage dist plain "${compiling[@]}" build/dist.sh
   [ ! -d "$logs/released" ] || VGPU_DIST=$root/dist run_stage released queued "$logs/released" 1
 }
 stage_programs() { run_stage programs plain build/dist.sh --for-tests; }
@@ -261,10 +263,17 @@ stage_miri() {
   fi
 }
 stage_conformance() { run_stage conformance libtest --manifest-path cdi/conformance/Cargo.toml; }
-# One part of the cluster's tests, once there are the programs that a cluster needs.
+# One part of the cluster's tests, once there is room for it and there are the programs that a cluster needs.
 part() {
+  local slot
+  until
+    for slot in $(seq "$at_once"); do
+      exec 8>"$logs/slot.$slot"
+      flock -n 8 && break
+    done
+  do sleep 0.5; done
   [ -z "${beside[tools]:-}" ] || tail -f --pid="${beside[tools]}" /dev/null
-  clusters "$1"
+  clusters "$1" 8>&-
 }
 stage_e2e() {
   local name begun=
@@ -288,6 +297,8 @@ elif ! build/prerequisites.sh demo --only-check 2>/dev/null; then
   [ $rc -eq 3 ] || build/prerequisites.sh demo
 fi
 export VGPU_DIST=$CARGO_TARGET_DIR/test-dist
+# What the compiler notes for the next change costs a quarter more. Who works in this clone has such notes already.
+[ -d "$CARGO_TARGET_DIR/debug/incremental" ] || export CARGO_INCREMENTAL=0
 is_wanted() { case " ${stages[*]} " in *" $1 "*) ;; *) return 1 ;; esac }
 ! is_wanted tools || begin tools plain build_tools
 for name in "${stages[@]}"; do
@@ -297,8 +308,11 @@ for name in "${stages[@]}"; do
     programs)
       # Where sudo asks for a password, it needs the terminal: then the clusters' tests run at the end, in one piece.
       if is_wanted e2e && { [ "$(id -u)" -eq 0 ] || sudo -n true 2>/dev/null; }; then
-        for part in "${parts[@]}"; do begin "e2e-$part" part "$part"; done
-        gently=(nice -n 5)
+        for part in "${parts[@]}"; do
+          begin "e2e-$part" part "$part"
+          sleep 0.2 # in this order
+        done
+        gently=(nice -n 5) compiling=(chrt --idle 0)
       fi
       ;;
     tests)

@@ -213,10 +213,16 @@ fn example(installed: &Installed, kube: &Kube<'_>, file: &str, expected: &[Expec
         }
     }
     given_back(kube, file)?;
-    // Foreground: a Deployment that outlives its pods for a moment makes new ones.
-    let all = ["delete", "--wait", "--cascade=foreground", "--all"];
-    kube.run(&[&all[..], &["deployments,resourcequotas"]].concat())?;
-    kube.run(&[&all[..], &["pods"]].concat())?;
+    // What would make new pods goes first. The examples' programs are the first ones of their containers and do not handle
+    // SIGTERM, so kubelet would wait 30 s for each.
+    let owners = [
+        "delete",
+        "--cascade=orphan",
+        "--all",
+        "deployments,replicasets,resourcequotas",
+    ];
+    kube.run(&owners)?;
+    kube.run(&["delete", "--all", "pods", "--grace-period=1"])?;
     Ok(())
 }
 

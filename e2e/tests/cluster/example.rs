@@ -177,12 +177,12 @@ fn gpu_time_of_pods() -> Result<()> {
         for pod in ["thirty", "seventy"] {
             kube.wait_running(pod, LIMIT)?;
         }
-        gpu_time::near(kube, &[("thirty", 30.0), ("seventy", 70.0)], 3)?;
+        gpu_time::divided(kube, &[("thirty", 30.0), ("seventy", 70.0)], 3)?;
         if installed.gpus.len() < 2 {
             kube.run(&["delete", "pod", "thirty", "seventy"])?;
         }
         kube.wait_running("capped", LIMIT)?;
-        gpu_time::near(kube, &[("capped", 40.0)], 3).map(drop)
+        gpu_time::capped(kube, "capped", 40.0, 3).map(drop)
     })
 }
 

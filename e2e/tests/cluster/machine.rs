@@ -28,8 +28,10 @@ pub(crate) const TESTS: &[Test] = &[
     ("cluster_interrupted_on_its_way_up_is_gone", interrupted_on_the_way_up),
     ("cluster_of_a_killed_program_is_taken_down", killed_program),
     ("leftovers_of_a_killed_keeper_are_swept", killed_keeper),
-    ("a_name_in_use_is_refused", name_in_use),
-    ("two_clusters_run_side_by_side", side_by_side),
+    (
+        "two_clusters_run_side_by_side_and_a_name_in_use_is_refused",
+        side_by_side,
+    ),
     ("containers_run_under_the_default_apparmor_profile", apparmor),
 ];
 
@@ -346,32 +348,26 @@ fn killed_keeper() -> Result<()> {
     is_as_before(&before)
 }
 
-fn name_in_use() -> Result<()> {
-    let installed = shared::translating()?;
-    let error = Cluster::up(plain(&shared::name("translating")))
+fn side_by_side() -> Result<()> {
+    let name = shared::name("first");
+    let first = Cluster::up(plain(&name))?;
+    let error = Cluster::up(plain(&name))
         .err()
         .context("a second cluster of the same name came up")?;
     if !error.to_string().contains("is running: `make down` ends it") {
         bail!("the error does not say what to do: {error:#}");
     }
-    Kube::new(&installed.cluster, "default")
-        .run(&["get", "node", &Node::FIRST.name()])
-        .map(drop)
-}
-
-fn side_by_side() -> Result<()> {
-    let first = shared::translating()?;
     let second = Cluster::up(plain(&shared::name("second")))?;
-    let uid = |cluster: &Cluster| {
-        Kube::new(cluster, "default").run(&["get", "namespace", "kube-system", "-o", "jsonpath={.metadata.uid}"])
+    let uid = |cluster: &Cluster| -> Result<String> {
+        let found = Kube::new(cluster, "default").get(&["namespace", "kube-system"])?;
+        Ok(found["metadata"]["uid"].to_string())
     };
-    if uid(&first.cluster)? == uid(&second)? {
+    if uid(&first)? == uid(&second)? {
         bail!("both KUBECONFIGs lead to one cluster");
     }
     second.down()?;
-    Kube::new(&first.cluster, "default")
-        .run(&["get", "node", &Node::FIRST.name()])
-        .map(drop)
+    Kube::new(&first, "default").get(&["node", &Node::FIRST.name()])?;
+    first.down()
 }
 
 /// What containerd lacks here to load its profile. Without it, it starts containers under none.

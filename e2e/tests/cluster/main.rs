@@ -153,14 +153,17 @@ enum Part {
     Controller,
     /// The cluster whose driver lists processes.
     Observed,
-    /// Clusters that a test brings up and takes down itself, and the cluster whose webhook translates.
+    /// The cluster whose webhook translates.
+    Translating,
+    /// Clusters that a test brings up and takes down itself.
     Machine,
 }
 
-const PARTS: [(&str, Part); 4] = [
+const PARTS: [(&str, Part); 5] = [
     ("scheduler", Part::Scheduler),
     ("controller", Part::Controller),
     ("observed", Part::Observed),
+    ("translating", Part::Translating),
     ("machine", Part::Machine),
 ];
 const PART: &str = "VGPU_E2E_PART";
@@ -210,7 +213,7 @@ fn tests(wanted: Option<Part>) -> Vec<Named> {
         // It changes the plugin of its cluster for good, so it is the last there.
         (Part::Observed, "truth", truth::TESTS),
         (Part::Machine, "machine", machine::TESTS),
-        (Part::Machine, "translate", translate::TESTS),
+        (Part::Translating, "translate", translate::TESTS),
     ];
     let of = |(_, module, tests): (Part, &str, &[shared::Test])| -> Vec<Named> {
         let tests = tests.iter();
