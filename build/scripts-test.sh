@@ -176,6 +176,25 @@ crates_that_differ_from_the_table_are_named() {
   out=$(python3 build/check-crates.py docs/architecture.md <"$crates" 2>&1) || { echo "$out" >&2 && bad=1; }
 }
 
+# rustdoc reads a whole crate to find that its documentation has no example, so crates without one say `doctest = false`.
+# A crate that says so must have none.
+every_example_of_the_documentation_is_run() {
+  local file folder out
+  out=$(git ls-files '*.rs' | xargs awk '
+    FNR == 1 {inside = 0}
+    /^ *\/\/[\/!] *```/ {
+      if (!inside && $0 ~ /``` *(rust.*|no_run|should_panic|compile_fail|edition.*)?$/) print FILENAME
+      inside = !inside
+    }' | while read -r file; do
+    folder=${file%/src/*}
+    ! grep -q '^doctest = false' "$folder/Cargo.toml" || echo "$file"
+  done)
+  [ -z "$out" ] && return
+  echo "scripts-test.sh: these have examples that no test runs, for their Cargo.toml says \`doctest = false\`:" >&2
+  echo "$out" >&2
+  bad=1
+}
+
 # With pipefail, a reader that stops early (`head`, `grep -q`, `sed q`) ends its writer by SIGPIPE, and with it the script,
 # but only where the writer has more than the pipe holds: on another machine.
 no_pipe_ends_in_a_reader_that_stops_early() {
@@ -190,6 +209,7 @@ no_pipe_ends_in_a_reader_that_stops_early() {
 cd "$root"
 broken_artefacts_are_named
 no_pipe_ends_in_a_reader_that_stops_early
+every_example_of_the_documentation_is_run
 the_reason_of_a_failed_test_is_found
 queued_programs_run_and_a_dead_one_is_a_failed_test
 missing_prerequisites_are_named

@@ -67,7 +67,7 @@ plain() {
 compile() {
   mkdir -p "$logs/queue"
   VGPU_TEST_QUEUE=$logs/queue CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER=$root/build/program.sh \
-    "${compiling[@]}" cargo test "$@" --no-fail-fast 2>&1 | timed | tee "$logs/$stage"
+    "${compiling[@]}" cargo test --workspace --no-fail-fast 2>&1 | timed | tee "$logs/$stage"
 }
 
 # Runs the queued programs JOBS at a time, the named ones first.
@@ -231,7 +231,7 @@ stage_tools() {
 }
 stage_tests() {
   [ -e "$VGPU_DIST/vgpu" ] || stage_programs
-  run_stage tests compile --workspace
+  run_stage tests compile
   aside alone "${alone[@]}"
   aside released "${released[@]}"
 }
@@ -297,7 +297,7 @@ elif ! build/prerequisites.sh demo --only-check 2>/dev/null; then
   [ $rc -eq 3 ] || build/prerequisites.sh demo
 fi
 export VGPU_DIST=$CARGO_TARGET_DIR/test-dist
-# What the compiler notes for the next change costs a quarter more. Who works in this clone has such notes already.
+# What the compiler would note for the next change is of no use to a fresh clone. Who works in this one has such notes already.
 [ -d "$CARGO_TARGET_DIR/debug/incremental" ] || export CARGO_INCREMENTAL=0
 is_wanted() { case " ${stages[*]} " in *" $1 "*) ;; *) return 1 ;; esac }
 ! is_wanted tools || begin tools plain build_tools
