@@ -210,7 +210,10 @@ stage_circles() { run_stage circles plain "${compiling[@]}" build/lint.sh circle
 stage_clippy() { run_stage clippy plain "${compiling[@]}" build/lint.sh clippy; }
 stage_dist() {
   VGPU_DIST='' run_stage dist plain "${compiling[@]}" build/dist.sh
-  [ ! -d "$logs/released" ] || VGPU_DIST=$root/dist run_stage released queued "$logs/released" 1
+  if [ -d "$logs/released" ]; then
+    VGPU_DIST=$root/dist run_stage released queued "$logs/released" 1
+    rm -r "$logs/released"
+  fi
 }
 stage_programs() { run_stage programs plain build/dist.sh --for-tests; }
 # Kubernetes, Helm and the others: tests of the unit stage use them too. Built beside the stages before this one: Go
@@ -287,7 +290,7 @@ stages=("$@")
 [ ${#stages[@]} -gt 0 ] || stages=(fmt scripts programs tests circles clippy conformance dist unit tools e2e alone)
 if [ "${stages[*]}" = quick ]; then
   build/prerequisites.sh build
-  stages=(fmt scripts programs tests circles clippy conformance unit alone)
+  stages=(fmt scripts programs tests circles clippy conformance dist unit alone)
   export VGPU_GO=cached
 # Where no cluster can be made, what only a cluster needs is not missing, and not installed.
 elif ! build/prerequisites.sh demo --only-check 2>/dev/null; then
@@ -320,6 +323,10 @@ for name in "${stages[@]}"; do
       ;;
   esac
 done
+
+if [ -d "$logs/released" ]; then
+  left_out "tests of the release (${released[*]})" "the stage dist was not asked for"
+fi
 
 echo
 echo "seconds of each stage:"
