@@ -166,7 +166,7 @@ count_of() { # WORD in `test result: ok. 3 passed; 0 failed; 1 ignored; ...`
 # run_stage STAGE KIND COMMAND...: runs it now, or waits for it where it was begun beside others, and counts.
 run_stage() {
   stage=$1
-  local rc=0 by_log failed_here reason begun=$SECONDS
+  local rc=0 by_log failed_here name reason begun=$SECONDS
   shift
   say "$stage"
   if [ -n "${beside[$stage]:-}" ]; then
@@ -304,10 +304,10 @@ export VGPU_DIST=$CARGO_TARGET_DIR/test-dist
 [ -d "$CARGO_TARGET_DIR/debug/incremental" ] || export CARGO_INCREMENTAL=0
 is_wanted() { case " ${stages[*]} " in *" $1 "*) ;; *) return 1 ;; esac }
 ! is_wanted tools || begin tools plain build_tools
-for name in "${stages[@]}"; do
-  declare -F "stage_$name" >/dev/null || fail "$name: not a stage; there are fmt scripts tools programs tests circles clippy unit conformance dist e2e alone miri"
-  "stage_$name"
-  case $name in
+for next in "${stages[@]}"; do
+  declare -F "stage_$next" >/dev/null || fail "$next: not a stage; there are fmt scripts tools programs tests circles clippy unit conformance dist e2e alone miri"
+  "stage_$next"
+  case $next in
     programs)
       # Where sudo asks for a password, it needs the terminal: then the clusters' tests run at the end, in one piece.
       if is_wanted e2e && { [ "$(id -u)" -eq 0 ] || sudo -n true 2>/dev/null; }; then
