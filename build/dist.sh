@@ -42,19 +42,22 @@ libraries() {
 
 # With all features that any test needs, so that `cargo test --workspace` compiles nothing of it again.
 programs_for_tests() {
-  local built
+  local built tests
   built=$(cargo build --workspace --bin vgpu-kubelet-plugin --bin vgpu-controller --bin vgpu --bin vgpu-e2e \
-    --bin vgpu-client --bin gpu-client --test cluster --message-format=json-render-diagnostics)
+    --bin vgpu-client --bin gpu-client --test cluster --message-format=json-render-diagnostics) || return
   # The cluster's tests, for test.sh.
-  ln -sfn "$(sed -n 's/.*"executable":"\([^"]*\/deps\/cluster-[0-9a-f]*\)".*/\1/p' <<<"$built")" "$CARGO_TARGET_DIR/cluster-tests"
+  tests=$(sed -n 's/.*"executable":"\([^"]*\/deps\/cluster-[0-9a-f]*\)".*/\1/p' <<<"$built")
+  [ -x "$tests" ] && ln -sfn "$tests" "$CARGO_TARGET_DIR/cluster-tests"
 }
 
 if [ -n "$for_tests" ]; then
   say "building the programs for tests, and the libraries (glibc $GLIBC)"
   # Beside each other: the last crates of either leave a core idle.
-  libraries &
+  set -m # a process group of its own, which can be ended with its cargo
+  libraries 9>&- &
   beside=$!
-  programs_for_tests || { kill $beside; exit 1; }
+  set +m
+  programs_for_tests || { kill -- -$beside; exit 1; }
   wait $beside
   programs=debug
 else
@@ -62,7 +65,7 @@ else
   cargo zigbuild --profile programs --target $TRIPLE.$GLIBC -p vgpu-kubelet-plugin -p vgpu-controller -p vgpu-cli
   libraries
   # Not an artefact: cargo builds it for its own package's tests only, and tests of other packages that load dist/ start it.
-  cargo build -p gpu-client
+  cargo build --workspace --bin gpu-client
   programs=$TRIPLE/programs
 fi
 

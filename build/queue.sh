@@ -14,11 +14,10 @@ run() {
   (
     # shellcheck disable=SC1090 # what program.sh wrote
     . "$1"
-    cd "$VGPU_TEST_FOLDER"
-    exec "$program" "$VGPU_TEST_PROGRAM"
+    cd "$VGPU_TEST_FOLDER" && exec "$program" "$VGPU_TEST_PROGRAM"
   ) >"$out" 2>&1 </dev/null || rc=$?
   if [ $rc -ne 0 ] && ! grep '^test result: FAILED' "$out" >/dev/null; then
-    printf 'test %s ended with exit status %s ... FAILED\n' "$name" $rc
+    printf '\ntest %s ended with exit status %s ... FAILED\n' "$name" $rc
     printf 'test result: FAILED. 0 passed; 1 failed; 0 ignored; it died\n'
   fi >>"$out"
   # In one piece: others end at the same time.
@@ -27,7 +26,7 @@ run() {
     printf '\n     Running %s (%s)\n' "$name" "$1"
     cat "$out"
   ) 9>"${1%/*}/.lock"
-  return $rc
+  [ $rc -eq 0 ] # not the status itself: xargs begins no other program after a 255
 }
 
 program=$(cd "$(dirname "$0")" && pwd)/program.sh
@@ -43,4 +42,4 @@ first=("$@")
     find "$folder" -name "$name-*" ! -name '*.out' -type f
   done
   find "$folder" ! -name '.*' ! -name '*.out' -type f | sort
-} | awk '!seen[$0]++' | xargs -r -n 1 -P "$jobs" "$0" --run || exit 1
+} | awk '!seen[$0]++' | xargs -r -d '\n' -n 1 -P "$jobs" "$0" --run || exit 1

@@ -16,9 +16,9 @@
 # What waits runs beside what computes:
 #
 #   tools       Go ──────────┐
-#   programs    Rust ────────┴► e2e-machine, e2e-scheduler, ... (a process each, with clusters of its own) ───┐
-#   fmt scripts      tests (compile) ─► circles clippy conformance dist (compile)                             ├─► alone
-#                                  └──► unit (programs of tests, several at a time) ──────────────────────────┘
+#   programs    Rust ────────┴► e2e-machine ─► e2e-scheduler, ... (a process each, with a cluster of its own) ─┐
+#   fmt scripts      tests (compile) ─► circles clippy conformance dist (compile) ─► released                  ├─► alone
+#                                  └──► unit (programs of tests, several at a time) ───────────────────────────┘
 #
 # Programs whose tests measure time are the stage `alone`: nothing runs beside them, and they run one by one.
 #
@@ -35,7 +35,9 @@ declare -A beside=() # stages that run beside others: the process group of each
 end_beside() {
   local group until=$((SECONDS + 60))
   for group in "${beside[@]}"; do
-    kill -- "-$group" 2>/dev/null || continue
+    kill -- "-$group" 2>/dev/null || true
+  done
+  for group in "${beside[@]}"; do
     while [ $SECONDS -lt $until ] && kill -0 -- "-$group" 2>/dev/null; do sleep 0.2; done
   done
 }
@@ -48,12 +50,13 @@ trap 'exit 143' TERM
 : >"$logs/times"
 gently=() # how the stages run that have the cluster's tests beside them
 compiling=() # and compilers: they get what is left, or each step of a cluster would wait for its turn
-parts=(scheduler controller observed translating machine) # of the cluster's tests: e2e/tests/cluster/main.rs
+parts=(machine scheduler controller observed quota translating) # of the cluster's tests: e2e/tests/cluster/main.rs
 at_once=3 # of these parts: with more, each waits for the others' CPU time
 side_by_side=3 # programs of tests
 slow=(gpu_check) # they begin first
 alone=(compute time) # programs that measure time
 released=(libc) # programs that need the release itself: it runs on the oldest systems
+programs_are_built='' tests_are_built=''
 passed=0 failed=0 skipped=0
 failures=()
 durations=()
@@ -75,9 +78,9 @@ queued() { # FOLDER JOBS PROGRAM...
   "${gently[@]}" build/queue.sh "$@" 2>&1 | timed | tee "$logs/$stage"
 }
 
-# The cluster's tests, or a part of them.
-clusters() {
-  VGPU_E2E_PART=${1:-} "$CARGO_TARGET_DIR/cluster-tests" 2>&1 | timed | tee "$logs/$stage"
+# The cluster's tests, or a part of them, or those with this word in their names.
+clusters() { # [PART [WORD]]
+  VGPU_E2E_PART=${1:-} "$CARGO_TARGET_DIR/cluster-tests" "${@:2}" 2>&1 | timed | tee "$logs/$stage"
 }
 
 # Many: the tests of each program that `cargo test` runs, one program after another.
@@ -210,12 +213,12 @@ stage_circles() { run_stage circles plain "${compiling[@]}" build/lint.sh circle
 stage_clippy() { run_stage clippy plain "${compiling[@]}" build/lint.sh clippy; }
 stage_dist() {
   VGPU_DIST='' run_stage dist plain "${compiling[@]}" build/dist.sh
-  if [ -d "$logs/released" ]; then
-    VGPU_DIST=$root/dist run_stage released queued "$logs/released" 1
-    rm -r "$logs/released"
-  fi
+  [ -z "$tests_are_built" ] || VGPU_DIST=$root/dist of_queue released 1
 }
-stage_programs() { run_stage programs plain build/dist.sh --for-tests; }
+stage_programs() {
+  run_stage programs plain build/dist.sh --for-tests
+  programs_are_built=1
+}
 # Kubernetes, Helm and the others: tests of the unit stage use them too. Built beside the stages before this one: Go
 # has work for the core that a single large crate leaves idle.
 build_tools() {
@@ -233,27 +236,40 @@ stage_tools() {
   fi
 }
 stage_tests() {
-  [ -e "$VGPU_DIST/vgpu" ] || stage_programs
+  [ -n "$programs_are_built" ] || stage_programs
   run_stage tests compile
   aside alone "${alone[@]}"
   aside released "${released[@]}"
+  tests_are_built=1
 }
-aside() { # QUEUE PROGRAM...: takes these programs out of the queue, for a stage of their own
-  local to=$logs/$1 name
+# Takes these programs out of the queue, for a stage of their own.
+aside() { # STAGE PROGRAM...
+  local to=$logs/queue.$1 name
   shift
   mkdir -p "$to"
   for name in "$@"; do
-    find "$logs/queue" -name "$name-*" -exec mv -t "$to" {} +
+    if [ -n "$(find "$logs/queue" -name "$name-*" -print -exec mv -t "$to" {} +)" ]; then continue; fi
+    failed=$((failed + 1))
+    failures+=("tests: there is no program $name: test.sh names it as one of a stage of its own")
   done
 }
+# Runs the programs that were taken aside for this stage.
+of_queue() { # STAGE JOBS
+  run_stage "$1" queued "$logs/queue.$1" "$2"
+  rm -r "$logs/queue.$1"
+}
 stage_unit() {
-  [ -d "$logs/queue" ] || stage_tests
+  [ -n "$tests_are_built" ] || stage_tests
   run_stage unit queued "$logs/queue" "$side_by_side" "${slow[@]}"
 }
 stage_alone() {
-  [ -d "$logs/alone" ] || stage_tests
+  [ -n "$tests_are_built" ] || stage_tests
   gently=()
-  run_stage alone queued "$logs/alone" 1
+  of_queue alone 1
+  # The programs as they are released, on a cluster: one example.
+  if is_wanted e2e && is_wanted dist; then
+    VGPU_DIST=$root/dist run_stage e2e-release clusters '' example_fraction
+  fi
 }
 # The tests of unsafe code that need nothing but memory and threads, but those that look at too many states or lanes.
 stage_miri() {
@@ -266,9 +282,11 @@ stage_miri() {
   fi
 }
 stage_conformance() { run_stage conformance libtest --manifest-path cdi/conformance/Cargo.toml; }
-# One part of the cluster's tests, once there is room for it and there are the programs that a cluster needs.
+# One part of the cluster's tests, once there is room for it and there are the programs that a cluster needs. Those that
+# compare the machine before and after come first, alone: other clusters change it too.
 part() {
   local slot
+  [ "$1" = machine ] || tail -f --pid="${beside[e2e-machine]}" /dev/null
   until
     for slot in $(seq "$at_once"); do
       exec 8>"$logs/slot.$slot"
@@ -283,7 +301,7 @@ stage_e2e() {
   for name in "${parts[@]}"; do
     [ -z "${beside[e2e-$name]:-}" ] || { run_stage "e2e-$name" libtest; begun=1; }
   done
-  [ -n "$begun" ] || { [ -e "$CARGO_TARGET_DIR/cluster-tests" ] || stage_programs; run_stage e2e clusters; }
+  [ -n "$begun" ] || { [ -n "$programs_are_built" ] || stage_programs; run_stage e2e clusters; }
 }
 
 stages=("$@")
@@ -310,7 +328,7 @@ for next in "${stages[@]}"; do
   case $next in
     programs)
       # Where sudo asks for a password, it needs the terminal: then the clusters' tests run at the end, in one piece.
-      if is_wanted e2e && { [ "$(id -u)" -eq 0 ] || sudo -n true 2>/dev/null; }; then
+      if is_wanted e2e && { [ "$(id -u)" -eq 0 ] || sudo -k -n true 2>/dev/null; }; then
         for part in "${parts[@]}"; do
           begin "e2e-$part" part "$part"
           sleep 0.2 # in this order
@@ -324,9 +342,8 @@ for next in "${stages[@]}"; do
   esac
 done
 
-if [ -d "$logs/released" ]; then
-  left_out "tests of the release (${released[*]})" "the stage dist was not asked for"
-fi
+[ ! -d "$logs/queue.released" ] || left_out "tests of the release (${released[*]})" "build/test.sh tests dist runs them"
+[ ! -d "$logs/queue.alone" ] || left_out "tests that measure time (${alone[*]})" "build/test.sh alone runs them"
 
 echo
 echo "seconds of each stage:"

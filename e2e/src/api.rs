@@ -50,6 +50,7 @@ impl Api {
             .tls_config(tls)
             .proxy(None)
             .http_status_as_error(false)
+            .max_idle_connections_per_host(1) // so that the second try is on a new one
             .timeout_global(Some(patience::stretched(REQUEST)))
             .build();
         Ok(Self {
@@ -73,7 +74,12 @@ impl Api {
     fn answer(&self, asked: &Request<'_>) -> Result<(u16, String), ureq::Error> {
         let request = self.agent.get(format!("{}{}", self.server, asked.path));
         let mut answer = request.query_pairs(asked.query.iter().copied()).call()?;
-        let text = answer.body_mut().with_config().limit(LARGEST).read_to_string()?;
+        let text = answer
+            .body_mut()
+            .with_config()
+            .limit(LARGEST)
+            .lossy_utf8(true)
+            .read_to_string()?;
         Ok((answer.status().as_u16(), text))
     }
 

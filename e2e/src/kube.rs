@@ -201,7 +201,11 @@ impl<'a> Kube<'a> {
         S: AsRef<OsStr>,
     {
         let mut command = self.cluster.state().client(self.cluster.toolchain().program(program)?);
-        command.args(["--namespace", self.namespace]).args(arguments);
+        // Most of these end before there is garbage that is worth collecting.
+        command
+            .env("GOGC", "400")
+            .args(["--namespace", self.namespace])
+            .args(arguments);
         Ok(command)
     }
 }

@@ -212,7 +212,7 @@ impl State {
     /// A client of the cluster, kubectl or helm, that leaves nothing in its caller's home.
     pub(crate) fn client(&self, program: PathBuf) -> Command {
         let mut command = shell::command(program, ["--kubeconfig"]);
-        command.arg(self.kubeconfig()).env("GOGC", "off"); // it ends before there is garbage to collect
+        command.arg(self.kubeconfig());
         for folder in ["KUBECACHEDIR", "HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
             command.env(folder, self.0.join("tmp").join(folder.to_lowercase()));
         }

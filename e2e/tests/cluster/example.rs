@@ -5,6 +5,7 @@ use std::process::Stdio;
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
+use vgpu_e2e::gpu_time::Beside;
 use vgpu_e2e::wait::wait;
 use vgpu_e2e::{gpu_time, install, node, patience, workload};
 
@@ -177,12 +178,12 @@ fn gpu_time_of_pods() -> Result<()> {
         for pod in ["thirty", "seventy"] {
             kube.wait_running(pod, LIMIT)?;
         }
-        gpu_time::divided(kube, &[("thirty", 30.0), ("seventy", 70.0)], 3)?;
+        gpu_time::divided(kube, &[("thirty", 30.0), ("seventy", 70.0)], 3, Beside::Others)?;
         if installed.gpus.len() < 2 {
             kube.run(&["delete", "pod", "thirty", "seventy"])?;
         }
         kube.wait_running("capped", LIMIT)?;
-        gpu_time::capped(kube, "capped", 40.0, 3).map(drop)
+        gpu_time::capped(kube, "capped", 40.0, 3, Beside::Others).map(drop)
     })
 }
 

@@ -143,8 +143,8 @@ fn skipped(tests: Vec<Named>, reason: &str) -> Vec<Trial> {
 /// A test under the name of its module, as `cargo test` has it.
 type Named = (String, fn() -> Result<()>);
 
-/// Tests that run one after another because they share a cluster. Each cluster is in one part: to bring one up and install
-/// the driver takes as much as eight tests.
+/// Tests that run one after another because they share a cluster. To bring one up and install the driver takes as much CPU
+/// time as eight tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     /// The cluster of kube-scheduler.
@@ -153,18 +153,21 @@ enum Part {
     Controller,
     /// The cluster whose driver lists processes.
     Observed,
+    /// Quotas, on a second cluster of kube-scheduler: they and the tests of `Scheduler` would be the longest part by far.
+    Quota,
     /// The cluster whose webhook translates.
     Translating,
-    /// Clusters that a test brings up and takes down itself.
+    /// Clusters that a test brings up and takes down itself. They compare the machine before and after.
     Machine,
 }
 
-const PARTS: [(&str, Part); 5] = [
+const PARTS: [(&str, Part); 6] = [
+    ("machine", Part::Machine),
     ("scheduler", Part::Scheduler),
     ("controller", Part::Controller),
     ("observed", Part::Observed),
+    ("quota", Part::Quota),
     ("translating", Part::Translating),
-    ("machine", Part::Machine),
 ];
 const PART: &str = "VGPU_E2E_PART";
 
@@ -185,6 +188,8 @@ fn wanted() -> Result<Option<Part>> {
 
 fn tests(wanted: Option<Part>) -> Vec<Named> {
     let modules = [
+        // Before there is a cluster that outlives its test.
+        (Part::Machine, "machine", machine::TESTS),
         (Part::Scheduler, "example", example::TESTS),
         (Part::Scheduler, "dialects", dialects::ON_KUBE_SCHEDULER),
         (Part::Scheduler, "bad_input", bad_input::TESTS),
@@ -209,10 +214,9 @@ fn tests(wanted: Option<Part>) -> Vec<Named> {
         (Part::Observed, "plugin_storm", plugin_storm::TESTS),
         (Part::Observed, "upgrades", upgrades::TESTS),
         (Part::Observed, "node_faults", node_faults::TESTS),
-        (Part::Observed, "quota", quota::ON_KUBE_SCHEDULER),
+        (Part::Quota, "quota", quota::ON_KUBE_SCHEDULER),
         // It changes the plugin of its cluster for good, so it is the last there.
         (Part::Observed, "truth", truth::TESTS),
-        (Part::Machine, "machine", machine::TESTS),
         (Part::Translating, "translate", translate::TESTS),
     ];
     let of = |(_, module, tests): (Part, &str, &[shared::Test])| -> Vec<Named> {

@@ -59,7 +59,7 @@ pub(crate) const IN_CONTROLLER_MODE: &[Test] = &[
 ];
 
 fn example_on_kube_scheduler() -> Result<()> {
-    example(shared::observed()?)
+    example(shared::installed()?)
 }
 
 fn example_in_controller_mode() -> Result<()> {
@@ -142,7 +142,7 @@ fn seen_by_people(installed: &Installed, team: &Kube<'_>) -> Result<()> {
 
 /// Pods of two dialects, and a ResourceQuota in the names of each.
 fn translated() -> Result<()> {
-    shared::in_namespace_of(shared::observed()?, "quota-dialects", |_, kube| {
+    shared::in_namespace("quota-dialects", |_, kube| {
         kube.run(&["label", "namespace", "quota-dialects", "dra.vgpu/translate=true"])?;
         let ceilings = json!({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "gpus"},
             "spec": {"hard": {"limits.nvidia.com/gpumem": "8000", "requests.volcano.sh/vgpu-memory": "5000"}}});
@@ -175,7 +175,7 @@ fn translated() -> Result<()> {
 }
 
 fn mistakes() -> Result<()> {
-    shared::in_namespace_of(shared::observed()?, "quota-mistakes", |_, kube| {
+    shared::in_namespace("quota-mistakes", |_, kube| {
         let any_field = ["create", "--validate=false", "-f", "-"];
         refused(
             kube,
@@ -238,7 +238,7 @@ fn mistakes() -> Result<()> {
 }
 
 fn budgets() -> Result<()> {
-    shared::in_namespace_of(shared::observed()?, "quota-budget", |_, kube| {
+    shared::in_namespace("quota-budget", |_, kube| {
         set_quota(
             kube,
             &json!({"budget": {"gpuHours": 0, "every": "1d", "whenSpent": "Hold"}}),

@@ -66,10 +66,9 @@ pub(crate) fn translating() -> Result<&'static Installed> {
     in_slot(&TRANSLATING, "translating", &["translate.dialects={hami,kai}"])
 }
 
-/// The cluster whose driver lists processes, as a real one does on a node.
+/// The cluster whose driver lists processes, as a real one does on a node. It has the chart's own values.
 pub(crate) fn observed() -> Result<&'static Installed> {
-    let values = [&QUOTAS[..], &install::TRANSLATES].concat();
-    in_slot_with(&OBSERVED, "observed", &values, |config| config.lists_processes = true)
+    in_slot_with(&OBSERVED, "observed", &[], |config| config.lists_processes = true)
 }
 
 /// Brought up by the first test that wants it. When that fails, it fails for all of them.

@@ -28,7 +28,7 @@ fn wait_shares(kube: &Kube<'_>, wanted: u64) -> Result<Value> {
 }
 
 pub(super) fn stamped() -> Result<()> {
-    shared::in_namespace_of(shared::observed()?, "quota-default", |installed, kube| {
+    shared::in_namespace("quota-default", |installed, kube| {
         let any_field = ["create", "--validate=false", "-f", "-"];
         let bad = default(
             "bad",

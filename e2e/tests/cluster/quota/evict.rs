@@ -14,7 +14,7 @@ const SPENT: &str = "evict-spent";
 const RICH: &str = "evict-rich";
 
 pub(super) fn on_kube_scheduler() -> Result<()> {
-    evicted(shared::observed()?)
+    evicted(shared::installed()?)
 }
 
 pub(super) fn in_controller_mode() -> Result<()> {

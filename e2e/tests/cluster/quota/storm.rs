@@ -24,7 +24,7 @@ use crate::size;
 use crate::storm::end_one;
 
 pub(super) fn on_kube_scheduler() -> Result<()> {
-    storm(shared::observed()?, "quota-storm-s", Mode::Scheduler)
+    storm(shared::installed()?, "quota-storm-s", Mode::Scheduler)
 }
 
 pub(super) fn in_controller_mode() -> Result<()> {

@@ -16,7 +16,7 @@ use crate::shared::{self, LIMIT};
 /// An administrator may not remove it. What goes by the controller's own account comes back.
 pub(super) fn label() -> Result<()> {
     const NAME: &str = "quota-label";
-    shared::in_namespace_of(shared::observed()?, NAME, |_, kube| {
+    shared::in_namespace(NAME, |_, kube| {
         set_quota(kube, &json!({"hard": {"memory": "1Gi"}}))?;
         wait_label(kube, NAME, Some("InBudget"))?;
         for change in ["dra.vgpu/quota-", "dra.vgpu/quota=OverBudget"] {
@@ -48,7 +48,7 @@ const CRD: &str = "vgpuquotas.dra.vgpu";
 /// kind is back, so are quotas.
 pub(super) fn kind_deleted() -> Result<()> {
     const NAME: &str = "quota-kind";
-    shared::in_namespace_of(shared::observed()?, NAME, |_, kube| {
+    shared::in_namespace(NAME, |_, kube| {
         set_quota(kube, &json!({"hard": {"memory": "1Gi"}}))?;
         kube.apply(&(template("one", "vgpu", json!({"memory": "1Gi"}), &[]) + &pod("runs", "client", &HOLD, "one")))?;
         kube.wait_running("runs", LIMIT)?;
@@ -93,7 +93,7 @@ pub(super) fn kind_deleted() -> Result<()> {
 pub(super) fn api_server_restarts() -> Result<()> {
     const NAME: &str = "quota-api";
     const FREE: &str = "quota-api-free";
-    shared::in_namespace_of(shared::observed()?, NAME, |installed, kube| {
+    shared::in_namespace(NAME, |installed, kube| {
         shared::in_namespace_of(installed, FREE, |_, free| {
             set_quota(kube, &json!({"hard": {"memory": "0"}}))?;
             installed.cluster.restart("kube-apiserver", true)?;
