@@ -284,9 +284,12 @@ stage_miri() {
 stage_conformance() { run_stage conformance libtest --manifest-path cdi/conformance/Cargo.toml; }
 # One part of the cluster's tests, once there is room for it and there are the programs that a cluster needs. Those that
 # compare the machine before and after come first, alone: other clusters change it too.
-part() {
+part() { # PART PLACE
   local slot
-  [ "$1" = machine ] || tail -f --pid="${beside[e2e-machine]}" /dev/null
+  if [ "$1" != machine ]; then
+    tail -f --pid="${beside[e2e-machine]}" /dev/null
+    sleep "$2" # in their order: the longest first
+  fi
   until
     for slot in $(seq "$at_once"); do
       exec 8>"$logs/slot.$slot"
@@ -329,9 +332,10 @@ for next in "${stages[@]}"; do
     programs)
       # Where sudo asks for a password, it needs the terminal: then the clusters' tests run at the end, in one piece.
       if is_wanted e2e && { [ "$(id -u)" -eq 0 ] || sudo -k -n true 2>/dev/null; }; then
+        place=0
         for part in "${parts[@]}"; do
-          begin "e2e-$part" part "$part"
-          sleep 0.2 # in this order
+          begin "e2e-$part" part "$part" "$place"
+          place=$((place + 1))
         done
         gently=(nice -n 5) compiling=(chrt --idle 0)
       fi
