@@ -53,7 +53,7 @@ compiling=() # and compilers: they get what is left, or each step of a cluster w
 parts=(machine scheduler controller observed quota translating) # of the cluster's tests: e2e/tests/cluster/main.rs
 at_once=3 # of these parts: with more, each waits for the others' CPU time
 side_by_side=3 # programs of tests
-slow=(gpu_check) # they begin first
+slow=(vgpu_kubelet_plugin gpu_check clients accuracy real_files) # they begin first
 alone=(compute time) # programs that measure time
 released=(libc) # programs that need the release itself: it runs on the oldest systems
 programs_are_built='' tests_are_built=''
