@@ -20,7 +20,7 @@
 #   fmt scripts      tests (compile) ─► circles clippy conformance dist (compile) ─► released                  ├─► alone
 #                                  └──► unit (programs of tests, several at a time) ───────────────────────────┘
 #
-# Programs whose tests measure time are the stage `alone`: nothing runs beside them, and they run one by one.
+# Programs whose tests measure time are the stage `alone`: nothing runs beside them, and their tests run one by one.
 #
 # Times: libtest measures each test (program.sh), from its start to its end, beside the other tests of its program. Cluster
 # tests, which run one at a time, and doc-tests print no times: for them it is the time since the line of the test before,
@@ -265,7 +265,7 @@ stage_unit() {
 stage_alone() {
   [ -n "$tests_are_built" ] || stage_tests
   gently=()
-  of_queue alone 1
+  RUST_TEST_THREADS=1 of_queue alone 1
   # The programs as they are released, on a cluster: one example.
   if is_wanted e2e && is_wanted dist; then
     VGPU_DIST=$root/dist run_stage e2e-release clusters '' example_fraction
