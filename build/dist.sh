@@ -31,7 +31,7 @@ exec 9>"$CARGO_TARGET_DIR/.dist${for_tests:+-for-tests}.lock"
 flock 9 # two runs at once take turns
 zigbuild_ready
 
-# What runs in other people's processes and containers: the same in both folders.
+# Builds the libraries and the hook, which are the same in both folders.
 libraries() {
   cargo zigbuild --release --target $TRIPLE.$GLIBC -p vgpu-shim -p soft-gpu-cuda -p soft-gpu-nvml &&
     cargo zigbuild --profile preload --target $TRIPLE.$GLIBC -p vgpu-preload &&

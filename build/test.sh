@@ -13,7 +13,7 @@
 # and miri, which takes minutes and only runs by name (`make miri`). `test.sh quick` (`make unit`) is all that needs neither
 # a cluster nor a build of Kubernetes: tests that compare with a Go program use one from the cache, else they are skipped.
 #
-# What waits runs beside what computes:
+# Stages that mostly wait run beside stages that compute:
 #
 #   tools       Go ──────────┐
 #   programs    Rust ────────┴► e2e-machine ─► e2e-scheduler, ... (a process each, with a cluster of its own) ─┐
@@ -321,7 +321,7 @@ elif ! build/prerequisites.sh demo --only-check 2>/dev/null; then
   [ $rc -eq 3 ] || build/prerequisites.sh demo
 fi
 export VGPU_DIST=$CARGO_TARGET_DIR/test-dist
-# What the compiler would note for the next change is of no use to a fresh clone. Who works in this one has such notes already.
+# A fresh clone needs no incremental compilation. A clone that was worked in keeps it, so that nothing is compiled again.
 [ -d "$CARGO_TARGET_DIR/debug/incremental" ] || export CARGO_INCREMENTAL=0
 is_wanted() { case " ${stages[*]} " in *" $1 "*) ;; *) return 1 ;; esac }
 ! is_wanted tools || begin tools plain build_tools

@@ -100,7 +100,7 @@ impl Api {
     }
 }
 
-/// What the server says of a request that it refused, in kubectl's words.
+/// Formats the server's refusal as kubectl does.
 fn refusal(status: u16, body: &str) -> String {
     let said: Value = serde_json::from_str(body).unwrap_or_default();
     match (said["reason"].as_str(), said["message"].as_str()) {

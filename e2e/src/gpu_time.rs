@@ -10,7 +10,7 @@ use crate::kube::Kube;
 /// By how many points a pod's part may be wrong here: the machine has other things to do. docs/compute-accuracy.md has the
 /// errors.
 const TOLERANCE: f64 = 12.0;
-/// What pods that always have work must at least use of a GPU's time, in percent of what they would on a quiet machine.
+/// Other load on this machine, which decides how much of the GPU's time the pods must at least use.
 #[derive(Debug, Clone, Copy)]
 pub enum Beside {
     /// Tests of other clusters run too: turns begin late.

@@ -213,8 +213,8 @@ fn example(installed: &Installed, kube: &Kube<'_>, file: &str, expected: &[Expec
         }
     }
     given_back(kube, file)?;
-    // What would make new pods goes first. The examples' programs are the first ones of their containers and do not handle
-    // SIGTERM, so kubelet would wait 30 s for each.
+    // Deployments and ReplicaSets would make new pods, so they are deleted first. One second, because the examples in
+    // Python do not handle SIGTERM, and kubelet would wait 30 s for them.
     let owners = [
         "delete",
         "--cascade=orphan",
