@@ -95,6 +95,8 @@ pub struct Limiter {
     /// By slot, until when its page is ignored.
     distrusted: [Ns; SLOTS],
     distrusts_until: Ns,
+    /// The slot that the wish waited for last: a page that changes all the time need not say so when the wish is overdue.
+    waited_for: Option<usize>,
 }
 
 impl Limiter {
@@ -112,6 +114,7 @@ impl Limiter {
             unknown_goes: None,
             distrusted: [0; SLOTS],
             distrusts_until: 0,
+            waited_for: None,
         }
     }
 
@@ -235,6 +238,7 @@ impl Limiter {
         let own = Slot::read(pages.own, self.entry, page, now);
         if own.wish.is_none() {
             let view = look(pages, &own, &self.distrusted, now);
+            self.waited_for = None;
             self.wish(page, view.virtual_time, now, in_flight, sibling);
         } else {
             page.want.valid_until.store(now + WISH, Relaxed);
@@ -251,6 +255,9 @@ impl Limiter {
         let view = look(pages, &own, &self.distrusted, now);
         let waited = now.saturating_sub(wish.since);
         let is_overdue = waited > OVERRIDE && tokens > 0;
+        if now < view.free_at {
+            self.waited_for = view.held_by;
+        }
         if !is_overdue && now < view.free_at {
             let overdue_at = if tokens > 0 { wish.since + OVERRIDE + 1 } else { Ns::MAX };
             return sleep(view.free_at.min(overdue_at), view.held_by, Reason::Turn).bounded(now);
@@ -261,9 +268,9 @@ impl Limiter {
             return sleep(now + 150 * US, None, Reason::Turn);
         }
         // No honest turn keeps another share from its `cores` for so long, unless it is of high priority.
-        if let Some(slot) = view
-            .held_by
-            .filter(|slot| is_overdue && now < view.free_at && !pages.is_of_high_priority(*slot))
+        if let Some(slot) = self
+            .waited_for
+            .filter(|slot| is_overdue && !pages.is_of_high_priority(*slot))
         {
             self.distrusted[slot] = now + DISTRUST;
             self.distrusts_until = now + DISTRUST;
@@ -678,6 +685,40 @@ mod tests {
         }
     }
 
+    /// The other share's page says that the GPU is taken, but never when somebody is about to be blamed for it.
+    #[test]
+    fn a_liar_that_changes_its_page_all_the_time_is_left_out_too() {
+        let node = node(&[entry(30, 0), entry(70, 0)]);
+        let (own, liar) = (SlotPage::default(), SlotPage::default());
+        let slots = [Some(&own), Some(&liar)];
+        let pages = Pages {
+            node: &node,
+            slots: &slots,
+            own: 0,
+        };
+        let mut limiter = Limiter::new(0, entry(30, 0));
+        let begin = 5_000 * MS;
+        own.bucket.at.store(begin - 10 * MS, Relaxed);
+        let mut goes_at = |begin: Ns, lies_until: Ns| {
+            let mut now = begin;
+            loop {
+                let until = if now < lies_until { Ns::MAX / 2 } else { 0 };
+                liar.turn.until.store(until, Relaxed);
+                match limiter.ask(&pages, now, SHAPE, now, false) {
+                    Decision::Go => return now,
+                    Decision::Wait(wait) => now = wait.until,
+                }
+            }
+        };
+        let first = goes_at(begin, begin + OVERRIDE);
+        assert!(first - begin >= OVERRIDE && first - begin <= OVERRIDE + MS);
+        own.turn.ends.store(0, Relaxed);
+        own.turn.until.store(0, Relaxed);
+        // What went first is of unknown length: the next launch waits up to 100 ms for it.
+        let again = first + MEASURING + 50 * MS;
+        assert_eq!(goes_at(again, Ns::MAX), again, "it is believed again");
+    }
+
     #[test]
     fn a_slot_that_the_node_flags_is_not_looked_at() {
         let node = node(&[entry(30, 0), entry(70, entry_flags::IGNORED)]);
@@ -693,7 +734,6 @@ mod tests {
         assert_eq!(goes_at(&mut limiter, &pages, 5_000 * MS), Some(5_000 * MS));
     }
 
-    /// The own page may have been damaged by the tenant: the limiter neither panics nor hangs.
     /// A neighbour that says for ever that it has a turn takes no share's `cores`, also not after hours alone.
     #[test]
     #[cfg_attr(miri, ignore = "a minute, launch by launch")]
@@ -737,6 +777,7 @@ mod tests {
         assert!(beside > 2_000 * MS, "{} ms of 10 s", beside / MS);
     }
 
+    /// The own page may have been damaged by the tenant: the limiter neither panics nor hangs.
     #[test]
     fn any_words_on_the_own_page_are_survived() {
         let node = node(&[entry(30, entry_flags::GUARANTEED), entry(70, 0)]);
