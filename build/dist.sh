@@ -23,6 +23,8 @@ case ${1:-} in
 esac
 # Flags of the caller would replace ours, or build something else than what is released.
 unset RUSTFLAGS CARGO_ENCODED_RUSTFLAGS CARGO_BUILD_TARGET CARGO_BUILD_RUSTFLAGS
+wrapper=${RUSTC_WORKSPACE_WRAPPER:-} # test.sh: clippy's driver, for what tests are built of
+unset RUSTC_WORKSPACE_WRAPPER
 
 "$root/build/prerequisites.sh" build
 cd "$root"
@@ -43,7 +45,7 @@ libraries() {
 # With all features that any test needs, so that `cargo test --workspace` compiles nothing of it again.
 programs_for_tests() {
   local built tests
-  built=$(cargo build --workspace --bin vgpu-kubelet-plugin --bin vgpu-controller --bin vgpu --bin vgpu-e2e \
+  built=$(RUSTC_WORKSPACE_WRAPPER=$wrapper cargo build --workspace --bin vgpu-kubelet-plugin --bin vgpu-controller --bin vgpu --bin vgpu-e2e \
     --bin vgpu-client --bin gpu-client --test cluster --message-format=json-render-diagnostics) || return
   # The cluster's tests, for test.sh.
   tests=$(sed -n 's/.*"executable":"\([^"]*\/deps\/cluster-[0-9a-f]*\)".*/\1/p' <<<"$built")
@@ -65,7 +67,7 @@ else
   cargo zigbuild --profile programs --target $TRIPLE.$GLIBC -p vgpu-kubelet-plugin -p vgpu-controller -p vgpu-cli
   libraries
   # Not an artefact: cargo builds it for its own package's tests only, and tests of other packages that load dist/ start it.
-  cargo build --workspace --bin gpu-client
+  RUSTC_WORKSPACE_WRAPPER=$wrapper cargo build --workspace --bin gpu-client
   programs=$TRIPLE/programs
 fi
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Formatting, lints and import circles of everything, the conformance package (a workspace of its own) included.
-# lint.sh fmt | clippy | circles runs one of them.
+# lint.sh fmt | clippy | circles runs one of them. `lint.sh lints` is clippy for tests that are compiled with its driver
+# (build/test.sh): nothing is compiled again, cargo repeats what the driver said.
 . "$(dirname "$0")/env.sh"
 as_caller "$@"
 cd "$root"
@@ -11,14 +12,21 @@ packages=("$root/Cargo.toml")
 for what in ${1:-fmt circles clippy}; do
   if [ "$what" = circles ]; then
     # Circles that may stay are in allowed.yaml, each with its reason.
-    cargo run --quiet -p vgpu-circles -- build/circles/allowed.yaml "${packages[@]}"
+    # With the features of the whole workspace, as the tests are built, so that nothing is compiled for it alone.
+    cargo build --quiet --workspace --bin vgpu-circles
+    "$CARGO_TARGET_DIR/debug/vgpu-circles" build/circles/allowed.yaml "${packages[@]}"
     continue
   fi
   for manifest in "${packages[@]}"; do
     case $what in
       fmt) cargo fmt --all --manifest-path "$manifest" --check ;;
       clippy) cargo clippy --workspace --all-targets --manifest-path "$manifest" -- -D warnings ;;
-      *) fail "$what: not one of fmt, circles, clippy" ;;
+      lints)
+        : "${RUSTC_WORKSPACE_WRAPPER:?the path of clippy-driver}"
+        said=$(cargo test --workspace --no-run --color=never --manifest-path "$manifest" 2>&1) || { printf '%s\n' "$said"; exit 1; }
+        ! grep -q '^\(warning\|error\)' <<<"$said" || { printf '%s\n' "$said"; fail "the compiler or clippy warned"; }
+        ;;
+      *) fail "$what: not one of fmt, circles, clippy, lints" ;;
     esac
   done
 done

@@ -20,7 +20,8 @@
 #   fmt scripts      tests (compile) ─► circles clippy conformance dist (compile) ─► released                  ├─► alone
 #                                  └──► unit (programs of tests, several at a time) ───────────────────────────┘
 #
-# Programs whose tests measure time are the stage `alone`: nothing runs beside them, and their tests run one by one.
+# Programs whose tests measure time are the stage `alone`: nothing runs beside them, and their tests run one by one. The
+# clusters' tests that measure time come after them, as the part `quiet`.
 #
 # Times: libtest measures each test (program.sh), from its start to its end, beside the other tests of its program. Cluster
 # tests, which run one at a time, and doc-tests print no times: for them it is the time since the line of the test before,
@@ -210,7 +211,9 @@ run_stage() {
 stage_fmt() { run_stage fmt plain build/lint.sh fmt; }
 stage_scripts() { run_stage scripts plain build/scripts-test.sh; }
 stage_circles() { run_stage circles plain "${compiling[@]}" build/lint.sh circles; }
-stage_clippy() { run_stage clippy plain "${compiling[@]}" build/lint.sh clippy; }
+# The tests are compiled by clippy's driver, which is the compiler with lints: cargo repeats what it said, and nothing is
+# compiled a second time for it.
+stage_clippy() { run_stage clippy plain "${compiling[@]}" build/lint.sh "$([ -n "$tests_are_built" ] && echo lints || echo clippy)"; }
 stage_dist() {
   VGPU_DIST='' run_stage dist plain "${compiling[@]}" build/dist.sh
   [ -z "$tests_are_built" ] || VGPU_DIST=$root/dist of_queue released 1
@@ -266,10 +269,13 @@ stage_alone() {
   [ -n "$tests_are_built" ] || stage_tests
   gently=()
   RUST_TEST_THREADS=1 of_queue alone 1
-  # The programs as they are released, on a cluster: one example.
-  if is_wanted e2e && is_wanted dist; then
-    VGPU_DIST=$root/dist run_stage e2e-release clusters '' example_fraction
-  fi
+  ! is_wanted e2e || quiet
+}
+# The cluster's tests that need a quiet machine, with the programs as they are released where those are built.
+quiet() {
+  local dist=$VGPU_DIST
+  ! is_wanted dist || dist=$root/dist
+  VGPU_DIST=$dist run_stage e2e-quiet clusters quiet
 }
 # The tests of unsafe code that need nothing but memory and threads, but those that look at too many states or lanes.
 stage_miri() {
@@ -304,7 +310,12 @@ stage_e2e() {
   for name in "${parts[@]}"; do
     [ -z "${beside[e2e-$name]:-}" ] || { run_stage "e2e-$name" libtest; begun=1; }
   done
-  [ -n "$begun" ] || { [ -n "$programs_are_built" ] || stage_programs; run_stage e2e clusters; }
+  if [ -z "$begun" ]; then
+    [ -n "$programs_are_built" ] || stage_programs
+    run_stage e2e clusters
+  elif ! is_wanted alone; then
+    quiet
+  fi
 }
 
 stages=("$@")
@@ -321,6 +332,8 @@ elif ! build/prerequisites.sh demo --only-check 2>/dev/null; then
   [ $rc -eq 3 ] || build/prerequisites.sh demo
 fi
 export VGPU_DIST=$CARGO_TARGET_DIR/test-dist
+RUSTC_WORKSPACE_WRAPPER=$(rustc --print sysroot)/bin/clippy-driver
+if [ -x "$RUSTC_WORKSPACE_WRAPPER" ]; then export RUSTC_WORKSPACE_WRAPPER; else unset RUSTC_WORKSPACE_WRAPPER; fi
 # A fresh clone needs no incremental compilation. A clone that was worked in keeps it, so that nothing is compiled again.
 [ -d "$CARGO_TARGET_DIR/debug/incremental" ] || export CARGO_INCREMENTAL=0
 is_wanted() { case " ${stages[*]} " in *" $1 "*) ;; *) return 1 ;; esac }

@@ -1,11 +1,13 @@
-//! Reads from a cluster's API server, in this process.
+//! Reads and creates objects on a cluster's API server, in this process.
 //!
 //! Tests look at objects several times a second until they are as wanted, and kubectl takes a tenth of a second of CPU
-//! time to start. So `Kube::get` asks the API server itself wherever `Request::by_words` knows the words, and starts kubectl for
-//! everything else. What users do, such as `kubectl apply`, is done with kubectl.
+//! time to start. So `Kube::get` asks the API server itself wherever `Request::by_words` knows the words, `Kube::apply`
+//! where all objects are new and of `KINDS`, and both start kubectl for everything else. What kubectl says to its user is
+//! asked of kubectl (`Kube::try_apply`).
 //!
-//! Failure modes: a connection that the server closed meanwhile (it was restarted) is tried once more on a new one; every
-//! other failure is the caller's, with the server's own message.
+//! Failure modes: a connection that the server closed meanwhile (it was restarted) is tried once more on a new one, so that
+//! an object that was created all the same is there already; every other failure is the caller's, with the server's own
+//! message.
 
 use std::fs;
 use std::sync::Arc;
@@ -83,6 +85,51 @@ impl Api {
         Ok((answer.status().as_u16(), text))
     }
 
+    /// Creates an object, in `namespace` if it does not say in which.
+    pub(crate) fn create(&self, namespace: &str, object: &Value) -> Result<Created> {
+        let namespace = object["metadata"]["namespace"].as_str().unwrap_or(namespace);
+        let Some(path) = collection(namespace, object) else {
+            return Ok(Created::NotKnown);
+        };
+        let path = format!("{path}?fieldValidation=Strict");
+        self.changed("POST", &path, Some(object)).map(|is_done| match is_done {
+            true => Created::New,
+            false => Created::Exists,
+        })
+    }
+
+    /// Deletes one object, and does not wait for its end. Its absence is no error.
+    pub(crate) fn delete(&self, asked: &Request<'_>) -> Result<()> {
+        self.changed("DELETE", &asked.path, None).map(drop)
+    }
+
+    /// Returns false if the object of a POST is there already, or that of a DELETE is not.
+    fn changed(&self, verb: &str, path: &str, body: Option<&Value>) -> Result<bool> {
+        let change = || {
+            let url = format!("{}{path}", self.server);
+            let mut answer = match body {
+                Some(body) => self
+                    .agent
+                    .post(url)
+                    .content_type("application/json")
+                    .send(body.to_string().as_bytes())?,
+                None => self.agent.delete(url).call()?,
+            };
+            let text = answer.body_mut().with_config().limit(LARGEST).read_to_string()?;
+            Ok((answer.status().as_u16(), text))
+        };
+        let answer = change().or_else(|error| match error {
+            ureq::Error::Timeout(_) => Err(error),
+            _ => change(),
+        });
+        match answer.with_context(|| format!("{verb} {path}"))? {
+            (status, _) if (200..300).contains(&status) => Ok(true),
+            (409, text) if body.is_some() && text.contains("\"AlreadyExists\"") => Ok(false),
+            (404, _) if body.is_none() => Ok(false),
+            (status, text) => bail!("{}", refusal(status, &text)),
+        }
+    }
+
     /// True if the node's kubelet is heard and says that it is ready.
     pub(crate) fn is_ready(&self, node: &str) -> Result<bool> {
         let found = self.json(&Request::raw(&format!("/api/v1/nodes/{node}")))?;
@@ -109,6 +156,48 @@ fn refusal(status: u16, body: &str) -> String {
     }
 }
 
+/// What came of a creation.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Created {
+    New,
+    Exists,
+    /// The kind is none of `KINDS`.
+    NotKnown,
+}
+
+/// The path below which an object is created.
+fn collection(namespace: &str, object: &Value) -> Option<String> {
+    let (version, kind) = (object["apiVersion"].as_str()?, object["kind"].as_str()?);
+    let group = match version {
+        "v1" => "/api/v1".to_owned(),
+        _ => format!("/apis/{version}"),
+    };
+    let word = kind.to_lowercase();
+    let known = KINDS
+        .iter()
+        .find(|(words, of, ..)| words.contains(&&*word) && *of == group)?;
+    let (_, _, plural, is_namespaced) = known;
+    Some(match is_namespaced {
+        true => format!("{group}/namespaces/{namespace}/{plural}"),
+        false => format!("{group}/{plural}"),
+    })
+}
+
+/// The objects of a text of manifests, those of a List one by one. None if kubectl is to read it.
+pub(crate) fn objects(manifests: &str) -> Option<Vec<Value>> {
+    let documents: Vec<Value> = serde_saphyr::from_multiple(manifests).ok()?;
+    let mut all = Vec::new();
+    for mut document in documents {
+        match document["kind"].as_str() {
+            Some("List") => all.extend(document["items"].as_array_mut().map(std::mem::take)?),
+            Some(_) => all.push(document),
+            None if document.is_null() => {}
+            None => return None,
+        }
+    }
+    Some(all)
+}
+
 fn name_items(list: &mut Value) {
     let version = list["apiVersion"].clone();
     let kind = list["kind"].as_str().and_then(|kind| kind.strip_suffix("List"));
@@ -123,18 +212,27 @@ fn name_items(list: &mut Value) {
 }
 
 /// A kind: kubectl's words for it, its path, and whether it is in a namespace.
-const KINDS: [(&[&str], &str, &str, bool); 12] = [
+const KINDS: [(&[&str], &str, &str, bool); 16] = [
     (&["pod", "pods"], "/api/v1", "pods", true),
     (&["event", "events"], "/api/v1", "events", true),
     (&["secret", "secrets"], "/api/v1", "secrets", true),
     (&["serviceaccount"], "/api/v1", "serviceaccounts", true),
+    (&["configmap", "configmaps"], "/api/v1", "configmaps", true),
+    (&["resourcequota", "resourcequotas"], "/api/v1", "resourcequotas", true),
     (&["namespace", "namespaces"], "/api/v1", "namespaces", false),
     (&["node", "nodes"], "/api/v1", "nodes", false),
     (&["resourceclaim", "resourceclaims"], RESOURCE, "resourceclaims", true),
-    (&["resourceclaimtemplates"], RESOURCE, "resourceclaimtemplates", true),
+    (
+        &["resourceclaimtemplate", "resourceclaimtemplates"],
+        RESOURCE,
+        "resourceclaimtemplates",
+        true,
+    ),
     (&["resourceslice", "resourceslices"], RESOURCE, "resourceslices", false),
     (&["deviceclass", "deviceclasses"], RESOURCE, "deviceclasses", false),
     (&["lease"], "/apis/coordination.k8s.io/v1", "leases", true),
+    (&["deployment", "deployments"], "/apis/apps/v1", "deployments", true),
+    (&["job", "jobs"], "/apis/batch/v1", "jobs", true),
     (&["vgpuquota"], "/apis/dra.vgpu/v1alpha1", "vgpuquotas", true),
 ];
 const RESOURCE: &str = "/apis/resource.k8s.io/v1";
@@ -236,6 +334,39 @@ mod tests {
             &["pod", "a", "--ignore-not-found"],
         ] {
             assert_eq!(Request::by_words("ns", words), None, "{words:?}");
+        }
+    }
+
+    #[test]
+    fn objects_are_created_where_their_kind_is() {
+        let of = |version: &str, kind: &str| collection("ns", &json!({"apiVersion": version, "kind": kind}));
+        assert_eq!(of("v1", "Pod").as_deref(), Some("/api/v1/namespaces/ns/pods"));
+        assert_eq!(of("v1", "Node").as_deref(), Some("/api/v1/nodes"));
+        let templates = "/apis/resource.k8s.io/v1/namespaces/ns/resourceclaimtemplates";
+        assert_eq!(
+            of("resource.k8s.io/v1", "ResourceClaimTemplate").as_deref(),
+            Some(templates)
+        );
+        for (version, kind) in [
+            ("resource.k8s.io/v1beta1", "ResourceClaim"),
+            ("v1", "Pods.x"),
+            ("v1", "Binding"),
+        ] {
+            assert_eq!(of(version, kind), None, "{version} {kind}");
+        }
+    }
+
+    #[test]
+    fn manifests_are_read_one_by_one() {
+        let text = "---\nkind: A\n---\n{\"kind\": \"List\", \"items\": [{\"kind\": \"B\"}, {\"kind\": \"C\"}]}\n---\n";
+        let kinds: Vec<Value> = objects(text)
+            .expect("objects")
+            .iter()
+            .map(|one| one["kind"].clone())
+            .collect();
+        assert_eq!(kinds, ["A", "B", "C"]);
+        for text in ["kind: [", "a: b", "{\"kind\": \"List\"}"] {
+            assert_eq!(objects(text), None, "{text}");
         }
     }
 

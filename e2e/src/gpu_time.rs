@@ -10,46 +10,22 @@ use crate::kube::Kube;
 /// By how many points a pod's part may be wrong here: the machine has other things to do. docs/compute-accuracy.md has the
 /// errors.
 const TOLERANCE: f64 = 12.0;
-/// Other load on this machine, which decides how much of the GPU's time the pods must at least use.
-#[derive(Debug, Clone, Copy)]
-pub enum Beside {
-    /// Tests of other clusters run too: turns begin late.
-    Others,
-    Nothing,
-}
 
-impl Beside {
-    fn least(self, percent: f64) -> f64 {
-        match self {
-            Self::Others => percent / 4.0,
-            Self::Nothing => percent - TOLERANCE,
-        }
-    }
-}
-
-/// Keeps the GPU busy in these pods at once, and returns the percent of its time that each had. An error if they did not
-/// divide the time that they used as they are to.
-///
-/// On a busy machine a turn begins late, so that some of the GPU's time goes unused: that says nothing about the shares.
-pub fn divided(kube: &Kube<'_>, wanted: &[(&str, f64)], seconds: u32, beside: Beside) -> Result<Vec<f64>> {
+/// Keeps the GPU busy in these pods at once, and returns the percent of its time that each had. An error if one did not
+/// have its cores.
+pub fn divided(kube: &Kube<'_>, wanted: &[(&str, f64)], seconds: u32) -> Result<Vec<f64>> {
     let pods: Vec<&str> = wanted.iter().map(|(pod, _)| *pod).collect();
     let found = of_pods(kube, &pods, seconds)?;
-    let used: f64 = found.iter().sum();
-    let mut parts = found.iter().map(|percent| 100.0 * percent / used).zip(wanted);
-    let is_right = parts.all(|(part, (_, wanted))| (part - wanted).abs() <= TOLERANCE);
-    if used < beside.least(100.0) || !is_right {
+    let mut both = found.iter().zip(wanted);
+    if both.any(|(percent, (_, cores))| (percent - cores).abs() > TOLERANCE) {
         bail!("pods with {wanted:?} cores had {found:?} percent of the GPU's time");
     }
     Ok(found)
 }
 
 /// The same for a pod that is capped at its cores, alone.
-pub fn capped(kube: &Kube<'_>, pod: &str, cores: f64, seconds: u32, beside: Beside) -> Result<f64> {
-    let percent = of_pods(kube, &[pod], seconds)?[0];
-    if !(beside.least(cores)..=cores + TOLERANCE).contains(&percent) {
-        bail!("a Guaranteed pod of {cores} cores had {percent} percent of the GPU's time");
-    }
-    Ok(percent)
+pub fn capped(kube: &Kube<'_>, pod: &str, cores: f64, seconds: u32) -> Result<f64> {
+    Ok(divided(kube, &[(pod, cores)], seconds)?[0])
 }
 
 /// Keeps the GPU busy in these pods at once, and returns the percent of its time that each had.

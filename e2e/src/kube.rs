@@ -6,9 +6,9 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::api::Request;
+use crate::api::{self, Created, Request};
 use crate::cluster::Cluster;
 use crate::shell::{self, Said};
 use crate::wait::wait;
@@ -108,13 +108,42 @@ impl<'a> Kube<'a> {
         self.try_run_with_input(&["apply", "-f", "-"], manifests)
     }
 
+    /// Applies manifests. Objects that are new are created without kubectl ([`crate::api`]).
     pub fn apply(&self, manifests: &str) -> Result<()> {
+        if let Some(objects) = api::objects(manifests) {
+            let api = self.cluster.api()?;
+            let mut all_new = true;
+            for object in &objects {
+                all_new = api.create(self.namespace, object)? == Created::New;
+                if !all_new {
+                    break;
+                }
+            }
+            if all_new {
+                return Ok(());
+            }
+        }
         let said = self.try_apply(manifests)?;
         if said.status.success() {
             Ok(())
         } else {
             Err(anyhow!("kubectl apply: {}", said.stderr.trim()))
         }
+    }
+
+    /// Creates the namespace.
+    pub fn create_namespace(&self) -> Result<()> {
+        let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace}});
+        match self.cluster.api()?.create("", &namespace)? {
+            Created::New => Ok(()),
+            _ => Err(anyhow!("namespace {} exists", self.namespace)),
+        }
+    }
+
+    /// Deletes the namespace, and does not wait until it is gone.
+    pub fn delete_namespace(&self) -> Result<()> {
+        let namespace = Request::raw(&format!("/api/v1/namespaces/{}", self.namespace));
+        self.cluster.api()?.delete(&namespace)
     }
 
     /// A command in a pod's container: its standard output; an error when it fails.

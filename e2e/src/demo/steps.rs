@@ -9,7 +9,6 @@ use anyhow::{Context, Result, anyhow, bail};
 use serde_json::Value;
 
 use crate::cluster::{Cluster, Gpu};
-use crate::gpu_time::Beside;
 use crate::install::{self, PublishedGpu};
 use crate::kube::Kube;
 use crate::progress::Progress;
@@ -263,18 +262,13 @@ impl Demo<'_> {
             bail!("the pods of 30 and 70 cores are on {one:?} and {other:?} instead of on one GPU");
         }
         let before = self.charged()?;
-        let both = gpu_time::divided(
-            &self.kube,
-            &[("thirty", 30.0), ("seventy", 70.0)],
-            WORK,
-            Beside::Nothing,
-        )?;
+        let both = gpu_time::divided(&self.kube, &[("thirty", 30.0), ("seventy", 70.0)], WORK)?;
         let charged = self.charged()? - before;
         let alone = gpu_time::of_pods(&self.kube, &["seventy"], WORK)?[0];
         self.kube
             .run(&["delete", "pod", "thirty", "seventy", &patience::timeout(LIMIT)])?;
         self.kube.wait_running("capped", LIMIT)?;
-        let capped = gpu_time::capped(&self.kube, "capped", 40.0, WORK, Beside::Nothing)?;
+        let capped = gpu_time::capped(&self.kube, "capped", 40.0, WORK)?;
         progress.note(&format!(
             "of the same GPU, pods of 30 and 70 cores had {:.0} and {:.0} percent by their own count of kernels (by the \
              plugin's metrics {charged:.1} s together), the second one alone {alone:.0}, and a Guaranteed one of \

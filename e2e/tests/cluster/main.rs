@@ -159,15 +159,18 @@ enum Part {
     Translating,
     /// Clusters that a test brings up and takes down itself. They compare the machine before and after.
     Machine,
+    /// The cluster of kube-scheduler while nothing else runs.
+    Quiet,
 }
 
-const PARTS: [(&str, Part); 6] = [
+const PARTS: [(&str, Part); 7] = [
     ("machine", Part::Machine),
     ("scheduler", Part::Scheduler),
     ("controller", Part::Controller),
     ("observed", Part::Observed),
     ("quota", Part::Quota),
     ("translating", Part::Translating),
+    ("quiet", Part::Quiet),
 ];
 const PART: &str = "VGPU_E2E_PART";
 
@@ -190,6 +193,7 @@ fn tests(wanted: Option<Part>) -> Vec<Named> {
     let modules = [
         // Before there is a cluster that outlives its test.
         (Part::Machine, "machine", machine::TESTS),
+        (Part::Quiet, "example", example::QUIET),
         (Part::Scheduler, "example", example::TESTS),
         (Part::Scheduler, "dialects", dialects::ON_KUBE_SCHEDULER),
         (Part::Scheduler, "bad_input", bad_input::TESTS),

@@ -137,7 +137,7 @@ pub(crate) fn in_namespace_of(
     let kube = Kube::new(&installed.cluster, name);
     // A test before may have used this name.
     wait(LIMIT, "the namespace to be created", || {
-        kube.run(&["create", "namespace", name]).map(Some)
+        kube.create_namespace().map(Some)
     })?;
     kube.wait_service_account(LIMIT)?;
     let outcome = test(installed, &kube).map_err(|error| anyhow!("{error:#}\n{}", kube.dump()));
@@ -149,13 +149,13 @@ pub(crate) fn in_namespace_of(
             Err(error.context(format!("the claims of namespace {name}"))),
         ),
     };
-    let cleaned = clean(installed, &kube, name, &uids);
+    let cleaned = clean(installed, &kube, &uids);
     after(outcome, after(read, cleaned))
 }
 
 /// Deletes the namespace, and waits until its pods and claims are gone and the node has nothing of them.
-fn clean(installed: &Installed, kube: &Kube<'_>, name: &str, uids: &[String]) -> Result<()> {
-    kube.run(&["delete", "namespace", name, "--wait=false"])?;
+fn clean(installed: &Installed, kube: &Kube<'_>, uids: &[String]) -> Result<()> {
+    kube.delete_namespace()?;
     wait(LIMIT * 2, "the namespace's pods and claims to be gone", || {
         for kind in ["pods", "resourceclaims"] {
             let left = kube.get(&[kind])?["items"].as_array().map_or(0, Vec::len);

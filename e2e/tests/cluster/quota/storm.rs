@@ -144,10 +144,8 @@ fn storm(installed: &Installed, name: &'static str, mode: Mode) -> Result<()> {
     let size = size();
     let names: Vec<String> = (0..size.namespaces).map(|number| format!("{name}-{number}")).collect();
     shared::in_namespace_of(installed, name, |_, home| {
-        for namespace in &names {
-            home.run(&["create", "namespace", namespace])?;
-        }
         let teams: Vec<Kube<'_>> = names.iter().map(|name| Kube::new(&installed.cluster, name)).collect();
+        teams.iter().try_for_each(Kube::create_namespace)?;
         // Room for all of them: nothing but the quota holds them back.
         let fleet = Fleet::new(*home, name, size.pods.div_ceil(ROOM) + 1)?;
         if mode != Mode::Settled {
@@ -155,9 +153,7 @@ fn storm(installed: &Installed, name: &'static str, mode: Mode) -> Result<()> {
         }
         let outcome = storm_in(installed, &teams, &fleet, size, name);
         let cleared: Result<()> = teams.iter().try_for_each(clear);
-        let deleted = names
-            .iter()
-            .try_for_each(|namespace| home.run(&["delete", "namespace", namespace, "--wait=false"]).map(drop));
+        let deleted = teams.iter().try_for_each(Kube::delete_namespace);
         after(outcome, after(cleared, deleted))
     })
 }
