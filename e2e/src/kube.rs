@@ -123,6 +123,11 @@ impl<'a> Kube<'a> {
                 return Ok(());
             }
         }
+        self.apply_as_user(manifests)
+    }
+
+    /// Applies manifests with kubectl, which notes in the objects what it applied.
+    pub fn apply_as_user(&self, manifests: &str) -> Result<()> {
         let said = self.try_apply(manifests)?;
         if said.status.success() {
             Ok(())

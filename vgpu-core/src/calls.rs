@@ -57,17 +57,19 @@ struct Line {
     word: AtomicUsize,
     /// How many calls it has ended.
     ended: AtomicUsize,
+    /// How many calls it is in beside the outermost.
+    inner: AtomicUsize,
+    /// How often it has stopped all calls, and so does not wait for that.
+    stops: AtomicUsize,
 }
-
-/// What calls inside others of the same thread end instead of that; nobody looks at it.
-static INNER: Line = Line {
-    word: AtomicUsize::new(0),
-    ended: AtomicUsize::new(0),
-};
 
 /// A call, until this is dropped.
 #[must_use]
-pub struct Call<'a>(&'a Line);
+pub struct Call<'a> {
+    line: &'a Line,
+    /// It was made within another of the same thread.
+    is_inner: bool,
+}
 
 /// The thread's call is not under way, until this is dropped.
 #[must_use]
@@ -75,7 +77,7 @@ pub struct Outside<'a>(Option<&'a Line>);
 
 /// Calls wait before they begin, until this is dropped.
 #[must_use]
-pub struct Stopped<'a>(&'a Calls);
+pub struct Stopped<'a>(&'a Calls, &'a Line);
 
 /// Which calls were under way at one look; at two, if they are equal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -104,7 +106,7 @@ impl Calls {
             return self.begin_slowly(thread);
         }
         line.enter(thread);
-        Call(line)
+        Call { line, is_inner: false }
     }
 
     #[cold]
@@ -112,27 +114,38 @@ impl Calls {
     fn begin_slowly(&self, thread: usize) -> Call<'_> {
         let line = self.line(thread);
         if line.is_under_way() {
-            return Call(&INNER);
+            line.inner.store(line.inner.load(Relaxed) + 1, Relaxed);
+            return Call { line, is_inner: true };
         }
-        self.wait();
+        if line.stops.load(Relaxed) == 0 {
+            self.wait();
+        }
         line.enter(thread);
-        Call(line)
+        Call { line, is_inner: false }
     }
 
-    /// Whatever `thread` waits for from now on is not its call's.
+    /// Whatever `thread` waits for from now on is not its call's. A call within another stays inside that one.
     pub fn outside(&self, thread: usize) -> Outside<'_> {
         let line = self.line(thread);
-        let inside = line.is_under_way();
+        let inside = line.is_under_way() && line.inner.load(Relaxed) == 0;
         if inside {
             line.leave();
         }
         Outside(inside.then_some(line))
     }
 
-    /// Has calls wait before they begin.
-    pub fn stop(&self) -> Stopped<'_> {
+    /// Returns true if a call of `thread`, which is the caller, is under way.
+    #[must_use]
+    pub fn is_within(&self, thread: usize) -> bool {
+        self.line(thread).is_under_way()
+    }
+
+    /// Has calls of other threads wait before they begin.
+    pub fn stop(&self, thread: usize) -> Stopped<'_> {
+        let line = self.line(thread);
+        line.stops.store(line.stops.load(Relaxed) + 1, Relaxed);
         self.stopped.fetch_add(1, SeqCst);
-        Stopped(self)
+        Stopped(self, line)
     }
 
     /// Who is under way now.
@@ -220,7 +233,12 @@ impl UnderWay {
 impl Drop for Call<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.0.leave();
+        if self.is_inner {
+            let inner = &self.line.inner;
+            inner.store(inner.load(Relaxed).saturating_sub(1), Relaxed);
+        } else {
+            self.line.leave();
+        }
     }
 }
 
@@ -234,6 +252,8 @@ impl Drop for Outside<'_> {
 
 impl Drop for Stopped<'_> {
     fn drop(&mut self) {
+        let own = &self.1.stops;
+        own.store(own.load(Relaxed).saturating_sub(1), Relaxed);
         let less = |count: u32| count.checked_sub(1);
         // 0 already where somebody has waited for too long.
         let _ = self.0.stopped.fetch_update(Release, Relaxed, less);
@@ -302,7 +322,7 @@ mod tests {
         let calls = Calls::default();
         for home in [0, 0, 1] {
             let outer = calls.begin(thread(home, home));
-            let stopped = calls.stop();
+            let stopped = calls.stop(thread(7, 0));
             // It does not wait either: the other could not end.
             drop(calls.begin(thread(home, home)));
             assert!(!calls.under_way().is_nobody());
@@ -330,8 +350,8 @@ mod tests {
     #[test]
     fn who_stopped_calls_and_never_ends_that_is_waited_for_once() {
         let calls = Calls::default();
-        std::mem::forget(calls.stop());
-        let late = calls.stop();
+        std::mem::forget(calls.stop(thread(7, 0)));
+        let late = calls.stop(thread(7, 0));
         drop(calls.begin(thread(0, 0)));
         assert_eq!(calls.stopped.load(Relaxed), 0);
         drop(late);
@@ -368,7 +388,7 @@ mod tests {
             let mut seen = 0;
             while seen < rounds {
                 // One that waits for longer than a second lets all go on.
-                let mut stopped = calls.stop();
+                let mut stopped = calls.stop(thread(7, 0));
                 let (before, quiet) = loop {
                     let before = (changes.load(SeqCst), charged.load(SeqCst));
                     let quiet = calls.under_way();
@@ -377,7 +397,7 @@ mod tests {
                     }
                     std::thread::yield_now();
                     drop(stopped);
-                    stopped = calls.stop();
+                    stopped = calls.stop(thread(7, 0));
                 };
                 let found = held.load(SeqCst);
                 if calls.under_way() == quiet && (changes.load(SeqCst), charged.load(SeqCst)) == before {

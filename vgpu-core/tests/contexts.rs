@@ -6,8 +6,11 @@
 
 mod support;
 
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
-use support::hang::guard;
+use support::hang::{HangGuard, guard};
 use support::serve::Serving;
 use support::truth::Truth;
 use support::{Bench, GIB, MIB, until};
@@ -216,6 +219,87 @@ fn what_is_charged_covers_what_is_used_and_goes_with_it() {
         assert!(charged <= CONTEXT + 200 * MIB, "{mode}: {charged} after three rounds");
         drop(client);
         until(|| bench.free() == 8 * GIB - CONTEXT);
+    }
+}
+
+/// Builds the tool of tool.c.
+fn tool(folder: &Path) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tool.c");
+    let library = folder.join("tool.so");
+    let mut cc = Command::new("cc");
+    cc.args(["-shared", "-fPIC", "-o"])
+        .arg(&library)
+        .arg(source)
+        .arg("-ldl");
+    // Whoever builds these tests has a linker.
+    assert!(cc.status().expect("cc").success());
+    library
+}
+
+/// A profiler's library calls the driver within the driver's calls, in the same thread: it does not wait for itself.
+#[test]
+fn a_tool_that_calls_the_driver_within_its_calls_passes_and_is_charged() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let tool = tool(folder.path());
+    for mode in MODES {
+        for (within, cores) in [
+            ("cuDevicePrimaryCtxRetain", 0),
+            ("cuCtxCreate_v2", 0),
+            ("cuCtxSetLimit", 0),
+            ("cuModuleLoadData", 0),
+            ("cuModuleUnload", 0),
+            ("cuCtxDestroy_v2", 0),
+            ("cuEventRecord", 50),
+            ("cuEventQuery", 50),
+            ("cuLaunchKernel", 50),
+            ("cuCtxSynchronize", 50),
+            ("cuMemAlloc_v2", 0),
+            ("cuMemPoolGetAttribute", 0),
+            ("cuMemAllocAsync", 0),
+            ("cuMemFreeAsync", 0),
+        ] {
+            // Who waits for itself waits for 30 s at least.
+            let _guard = HangGuard::new("a tool within calls", Duration::from_secs(25));
+            let bench = bench(mode, "0ns");
+            let mut limits = bench.limits("share", 0, 0, 8 * GIB);
+            limits.cores = cores;
+            bench.put(&limits);
+            let mut truth = Truth::new(&bench);
+            let mut command = bench.client(&["serve"]);
+            command
+                .env("CUDA_INJECTION64_PATH", &tool)
+                .env("TOOL_WITHIN", within)
+                .stderr(File::create(folder.path().join("stderr")).expect("a file"));
+            let mut client = Serving::new(command);
+            for step in [
+                "init",
+                "ctx",
+                "load",
+                "heap:1GiB",
+                "async:8MiB",
+                "alloc:64MiB",
+                "freeasync:0",
+                "unload:last",
+                "ctxdestroy:0",
+                "init",
+                "work:100,50,0",
+            ] {
+                let answer = client.ask(step);
+                assert!(answer.starts_with('0'), "{mode}, within {within}: {step}: {answer}");
+                let (charged, used) = (bench.usage("share").charged, truth.used());
+                assert!(
+                    charged >= used,
+                    "{mode}, within {within}: {step}: {charged} charged, {used} used"
+                );
+            }
+            drop(client);
+            let said = std::fs::read_to_string(folder.path().join("stderr")).expect("read");
+            assert!(said.contains("cuInit within cuInit: 0\n"), "{said}");
+            assert!(
+                said.contains(&format!("within {within}: ")),
+                "never within {within}: {said}"
+            );
+        }
     }
 }
 

@@ -282,7 +282,7 @@ fn given_back() -> Result<()> {
         let project = Kube::new(&installed.cluster, install::NAME);
         let before = reviews(installed)?;
         let manifest = running("first", 3000).to_string();
-        kube.apply(&manifest)?;
+        kube.apply_as_user(&manifest)?;
         let created = kube.get(&["pod", "first"])?;
         check(&created)?;
         let pod = is_given_back(kube, "first")?;
@@ -294,7 +294,7 @@ fn given_back() -> Result<()> {
             "changed: {created}, {pod}"
         );
         // Nor does a second apply take any of it away.
-        kube.apply(&manifest)?;
+        kube.apply_as_user(&manifest)?;
         let again = kube.get(&["pod", "first"])?;
         ensure!(
             again["metadata"]["annotations"] == pod["metadata"]["annotations"] && again["spec"] == pod["spec"],

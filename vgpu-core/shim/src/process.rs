@@ -12,7 +12,7 @@ use vgpu_core::arbiter::Arbiter;
 use vgpu_core::calls::Calls;
 use vgpu_core::hami::mirror::Mirror;
 use vgpu_core::os::fork;
-use vgpu_core::os::spin::{Spin, Word};
+use vgpu_core::os::spin::{Reentrant, Spin};
 use vgpu_core::visible::choose;
 
 /// The index of no GPU.
@@ -43,7 +43,7 @@ pub(crate) struct Ready {
     /// Our copies of NVML's export tables, by the address of the original.
     pub(crate) export_tables: Spin<Vec<(usize, Box<[usize]>)>>,
     /// Held by the thread that is in the driver's cuInit.
-    pub(crate) initialising: Word,
+    pub(crate) initialising: Reentrant<()>,
     /// The value of CUDA_VISIBLE_DEVICES at that time.
     pub(crate) visible: Spin<Option<String>>,
     /// In a HAMi container: the writer of the file that HAMi's monitor reads.
@@ -97,7 +97,7 @@ impl Ready {
             nvml_own: Spin::default(),
             nvml_pid: AtomicU32::new(0),
             export_tables: Spin::default(),
-            initialising: Word::new(),
+            initialising: Reentrant::default(),
             visible: Spin::default(),
             mirror,
             devices: OnceLock::new(),

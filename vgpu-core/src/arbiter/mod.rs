@@ -40,7 +40,7 @@ use crate::compute::flight::{LEAST_LAUNCH, Mark, Stream};
 use crate::compute::limiter::{Decision, Limiter};
 use crate::compute::{MS, Ns};
 use crate::memory::driver::{SUCCESS, Streams, is_captured};
-use crate::os::spin::Spin;
+use crate::os::spin::{Entered, Reentrant};
 use crate::os::{errno, futex, monotonic_ns, sleep, thread};
 
 use cell::Owner;
@@ -89,7 +89,7 @@ pub struct Arbiter {
     is_busy: AtomicBool,
     /// Some in a container of HAMi that is limited only while others use the GPU.
     neighbours: Option<Neighbours>,
-    inner: Spin<Inner>,
+    inner: Reentrant<Inner>,
 }
 
 /// Whether other processes use the GPU, as of the last look.
@@ -186,7 +186,7 @@ impl Arbiter {
             credit: Credit::default(),
             is_busy: AtomicBool::new(false),
             neighbours: only_beside_others.then(Neighbours::default),
-            inner: Spin::new(Inner {
+            inner: Reentrant::new(Inner {
                 pages,
                 limiter: Limiter::new(cell, entry),
                 events: Events::default(),
@@ -227,7 +227,10 @@ impl Arbiter {
             let is_free = self.neighbours.as_ref().is_some_and(|them| !them.are_there(process));
             let sibling = process.holds_elsewhere(monotonic_ns());
             let nap = {
-                let mut inner = self.inner.lock();
+                let Some(inner) = self.enter() else {
+                    return false;
+                };
+                let mut inner = inner.borrow_mut();
                 let _unharmed = captures::spare(driver);
                 self.is_busy.store(true, Relaxed);
                 inner.ask(
@@ -256,7 +259,8 @@ impl Arbiter {
         }
         let _kept = errno::keep();
         let driver = process.driver();
-        let mut inner = self.inner.lock();
+        let Some(inner) = self.enter() else { return };
+        let mut inner = inner.borrow_mut();
         let _unharmed = captures::spare(driver);
         inner.launched(&self.credit, driver, handle, shape);
         // A wait of another thread may have cleared it since this launch asked.
@@ -268,7 +272,8 @@ impl Arbiter {
         if self.is_busy.load(Relaxed) {
             let _kept = errno::keep();
             let driver = process.driver();
-            let mut inner = self.inner.lock();
+            let Some(inner) = self.enter() else { return };
+            let mut inner = inner.borrow_mut();
             let _unharmed = captures::spare(driver);
             inner.before_wait(&self.credit, driver, scope);
         }
@@ -279,7 +284,8 @@ impl Arbiter {
         if self.is_busy.load(Relaxed) {
             let _kept = errno::keep();
             let driver = process.driver();
-            let mut inner = self.inner.lock();
+            let Some(inner) = self.enter() else { return };
+            let mut inner = inner.borrow_mut();
             let _unharmed = captures::spare(driver);
             let is_idle = inner.after_wait(&self.credit, driver, scope);
             self.is_busy.store(!is_idle, Relaxed);
@@ -290,7 +296,8 @@ impl Arbiter {
     pub fn forget(&self, process: &impl Process, context: usize) {
         let _kept = errno::keep();
         let driver = process.driver();
-        let mut inner = self.inner.lock();
+        let Some(inner) = self.enter() else { return };
+        let mut inner = inner.borrow_mut();
         let _unharmed = captures::spare(driver);
         inner.forget(&self.credit, driver, context);
     }
@@ -299,7 +306,8 @@ impl Arbiter {
     pub fn forget_stream(&self, process: &impl Process, handle: usize) {
         let _kept = errno::keep();
         let driver = process.driver();
-        let mut inner = self.inner.lock();
+        let Some(inner) = self.enter() else { return };
+        let mut inner = inner.borrow_mut();
         let _unharmed = captures::spare(driver);
         inner.forget_stream(&self.credit, driver, handle);
     }
@@ -309,7 +317,13 @@ impl Arbiter {
     pub fn holds_turn(&self, now: Ns) -> bool {
         self.inner
             .try_lock()
-            .is_some_and(|inner| inner.pages.own().turn.ends.load(Relaxed) > now)
+            .is_some_and(|inner| !inner.is_nested() && inner.borrow().pages.own().turn.ends.load(Relaxed) > now)
+    }
+
+    /// None: this thread is inside a call of ours already, which has called the driver, and that the program. What it
+    /// launches there goes and is measured with the outer launch.
+    fn enter(&self) -> Option<Entered<'_, Inner>> {
+        self.inner.lock_unless_within()
     }
 }
 

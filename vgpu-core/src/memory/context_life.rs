@@ -22,6 +22,7 @@ use super::measure::{Measurement, Nvml, Process};
 use super::overhead::Thing;
 use super::tables::Tables;
 use super::{deferred, deferred_free, graphs, room};
+use crate::os::spin::Entered;
 use crate::os::thread;
 use core::ffi::c_int;
 
@@ -63,13 +64,14 @@ pub fn begin<D: Driver, N: Nvml>(
     let _outside = process.calls.outside(thread());
     process.nvml.load();
     let gpu = place.gpu;
-    let mut contexts = gpu.contexts.lock();
-    end_unseen(process, place, &mut contexts, creation.device);
-    let (result, fits) = if (creation.is_new)(&contexts) {
+    let contexts = gpu.contexts.lock();
+    end_unseen(process, place, &contexts, creation.device);
+    let now = *contexts.borrow();
+    let (result, fits) = if (creation.is_new)(&now) {
         let mut measurement = Measurement::of(process, gpu, place.index);
         let handle = creation.handle;
         let thing = || Thing::Context(handle());
-        let (result, fits) = measurement.take(Ahead::Context, !contexts.any(), creation.make, thing);
+        let (result, fits) = measurement.take(Ahead::Context, !now.any(), creation.make, thing);
         if !fits {
             measurement.undo(creation.undo);
         }
@@ -81,7 +83,7 @@ pub fn begin<D: Driver, N: Nvml>(
         return OUT_OF_MEMORY;
     }
     if result == SUCCESS {
-        (creation.count)(&mut contexts);
+        (creation.count)(&mut contexts.borrow_mut());
         gpu.account.note_context();
     }
     result
@@ -106,7 +108,7 @@ struct Ending<E, C, S, L> {
 fn end_of<D: Driver, N: Nvml>(
     process: &Process<'_, D, N>,
     place: &Place<'_, D>,
-    contexts: &mut Contexts,
+    contexts: &Entered<'_, Contexts>,
     ending: Ending<impl FnOnce() -> c_int, impl FnOnce(&mut Contexts), impl FnOnce(&Contexts), impl Fn() -> bool>,
 ) -> c_int {
     let mut measurement = Measurement::of(process, place.gpu, place.index);
@@ -114,18 +116,21 @@ fn end_of<D: Driver, N: Nvml>(
     let call = || {
         let result = (ending.end)();
         if result == SUCCESS {
-            (ending.count)(contexts);
+            let mut now = *contexts.borrow();
+            (ending.count)(&mut now);
+            *contexts.borrow_mut() = now;
             // Before the second measurement, because memory that was freed with the context must not be charged there.
             sweep(process, place);
-            (ending.sweep_arrays)(contexts);
+            (ending.sweep_arrays)(&now);
             room::refresh(place.gpu);
         }
         result
     };
     let result = measurement.give_back(Some(Thing::Context(ending.handle)), call, || !lives());
     // Another context's end leaves a primary context that something else keeps.
-    if result == SUCCESS && !contexts.any() && place.gpu.driver.is_primary_active(ending.device) == Some(false) {
-        contexts.is_kept = false;
+    let is_any = contexts.borrow().any();
+    if result == SUCCESS && !is_any && place.gpu.driver.is_primary_active(ending.device) == Some(false) {
+        contexts.borrow_mut().is_kept = false;
         measurement.clear();
         if graphs::used() {
             forget_graphs(process, place);
@@ -138,17 +143,21 @@ fn end_of<D: Driver, N: Nvml>(
 fn end_unseen<D: Driver, N: Nvml>(
     process: &Process<'_, D, N>,
     place: &Place<'_, D>,
-    contexts: &mut Contexts,
+    contexts: &Entered<'_, Contexts>,
     device: c_int,
 ) {
     let is_gone = || place.gpu.driver.is_primary_active(device) == Some(false);
-    if !contexts.is_kept || contexts.retains > 0 || !is_gone() {
+    let (may_be_gone, primary) = {
+        let contexts = contexts.borrow();
+        (contexts.is_kept && contexts.retains == 0, contexts.primary)
+    };
+    if !may_be_gone || !is_gone() {
         return;
     }
     // No list before its end shows how much fell with it.
-    place.gpu.overhead.lock().may_fall = true;
+    place.gpu.overhead.lock().borrow_mut().may_fall = true;
     let ending = Ending {
-        handle: contexts.primary,
+        handle: primary,
         device,
         end: || SUCCESS,
         count: |contexts: &mut Contexts| contexts.is_kept = false,
@@ -190,12 +199,16 @@ pub fn release_primary<D: Driver, N: Nvml>(
     // Locked until the release is counted: another thread may retain or release the context at the same time.
     let mut contexts = place.gpu.contexts.lock();
     loop {
-        if !all && contexts.retains > 1 {
+        let (retains, primary) = {
+            let contexts = contexts.borrow();
+            (contexts.retains, contexts.primary)
+        };
+        if !all && retains > 1 {
             let result = call();
-            contexts.retains -= u32::from(result == SUCCESS);
+            let mut contexts = contexts.borrow_mut();
+            contexts.retains = contexts.retains.saturating_sub(u32::from(result == SUCCESS));
             return result;
         }
-        let primary = contexts.primary;
         if primary == 0 || !deferred_free::has_of(gpus, primary) {
             break;
         }
@@ -206,8 +219,9 @@ pub fn release_primary<D: Driver, N: Nvml>(
     }
     // Something else may hold the context unseen; then nothing was freed. Where the driver does not say, it may.
     let lives = || place.gpu.driver.is_primary_active(device) != Some(false);
+    let primary = contexts.borrow().primary;
     let ending = Ending {
-        handle: contexts.primary,
+        handle: primary,
         device,
         end: call,
         count: |contexts: &mut Contexts| {
@@ -221,7 +235,7 @@ pub fn release_primary<D: Driver, N: Nvml>(
         },
         lives,
     };
-    end_of(process, place, &mut contexts, ending)
+    end_of(process, place, &contexts, ending)
 }
 
 /// Destroys a context that is not the primary one, through `end`.
@@ -250,7 +264,7 @@ pub fn destroy<D: Driver, N: Nvml>(process: &Process<'_, D, N>, context: usize, 
         sweep_arrays: |_: &Contexts| tables.arrays.sweep(gpus, context),
         lives: || false,
     };
-    let result = end_of(process, &place, &mut gpu.contexts.lock(), ending);
+    let result = end_of(process, &place, &gpu.contexts.lock(), ending);
     if result != SUCCESS {
         tables.contexts.insert(context as u64, known);
     }
@@ -568,7 +582,7 @@ mod tests {
             SUCCESS
         );
         assert_eq!(
-            (scene.charged(), place.gpu.contexts.lock().any()),
+            (scene.charged(), place.gpu.contexts.lock().borrow().any()),
             (0, false),
             "a reset ends it at once"
         );

@@ -3,7 +3,7 @@
 use core::ffi::c_int;
 
 /// The contexts of one GPU.
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Contexts {
     pub retains: u32,
     pub created: u32,

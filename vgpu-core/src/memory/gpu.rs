@@ -9,7 +9,7 @@ use super::live::Live;
 use super::overhead::Overhead;
 use super::pools::Pools;
 use crate::account::Account;
-use crate::os::spin::Spin;
+use crate::os::spin::{Reentrant, Spin};
 use std::sync::atomic::AtomicU64;
 
 #[derive(Debug)]
@@ -21,8 +21,8 @@ pub struct Gpu<D> {
     pub surplus: AtomicU64,
     /// What a context takes on this GPU and driver; None: nobody measured it.
     pub context_reserve: Option<u64>,
-    pub contexts: Spin<Contexts>,
-    pub overhead: Spin<Overhead>,
+    pub contexts: Reentrant<Contexts>,
+    pub overhead: Reentrant<Overhead>,
     pub pools: Pools,
     /// Host memory whose free waits for a stream.
     pub deferred: Spin<Vec<Deferred>>,
@@ -44,8 +44,8 @@ impl<D: Driver> Gpu<D> {
             account,
             surplus: AtomicU64::new(0),
             context_reserve,
-            contexts: Spin::default(),
-            overhead: Spin::default(),
+            contexts: Reentrant::default(),
+            overhead: Reentrant::default(),
             pools: Pools::default(),
             deferred: Spin::default(),
             graphs: Graphs::default(),

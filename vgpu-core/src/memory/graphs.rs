@@ -22,7 +22,7 @@ use super::driver::{Driver, is_captured};
 use super::pools::Pools;
 use super::tracked_charge::TrackedCharge;
 use crate::account::Account;
-use crate::os::spin::{Held, Patience, Spin};
+use crate::os::spin::{Entered, Patience, Reentrant};
 use core::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -31,7 +31,7 @@ static USED: AtomicBool = AtomicBool::new(false);
 
 /// The memory of one GPU's graphs.
 #[derive(Debug, Default)]
-pub struct Graphs(Spin<Memory>);
+pub struct Graphs(Reentrant<Memory>);
 
 /// The charge for one GPU's graphs, and its bounds.
 #[derive(Debug, Default)]
@@ -103,27 +103,40 @@ impl Memory {
 }
 
 impl Graphs {
-    pub fn lock(&self) -> Held<'_, Memory> {
-        self.0.lock()
+    /// None: this thread launches a graph already, and the driver has called the program back. What a graph takes that is
+    /// launched there is charged with the outer one's.
+    pub fn lock(&self) -> Option<Entered<'_, Memory>> {
+        self.0.lock_unless_within()
+    }
+
+    /// Charges the graphs what the driver reserves for them now.
+    pub fn settle(&self, driver: &impl Driver, account: &Account) {
+        let memory = self.lock();
+        memory
+            .into_iter()
+            .for_each(|memory| memory.borrow_mut().settle(driver, account));
     }
 
     /// Counts the need of a new executable graph. `device`: the driver's number of their GPU.
     pub fn enter(&self, device: Option<c_int>, need: u64) {
-        let mut memory = self.0.lock();
+        let Some(memory) = self.lock() else { return };
+        let mut memory = memory.borrow_mut();
         memory.need = memory.need.saturating_add(need);
         memory.device = device;
     }
 
     /// Counts it out; what it may leave behind is known only by what stays reserved.
     pub fn leave(&self, need: u64) {
-        let mut memory = self.0.lock();
+        let Some(memory) = self.lock() else { return };
+        let mut memory = memory.borrow_mut();
         memory.need = memory.need.saturating_sub(need);
         memory.left = memory.left.saturating_add(need);
     }
 
     /// After the last context of the GPU went, and with it all graphs that need it.
     pub fn clear(&self, driver: &impl Driver, account: &Account) {
-        let mut memory = self.0.lock();
+        let Some(memory) = self.lock() else { return };
+        let mut memory = memory.borrow_mut();
         memory.need = 0;
         memory.settle(driver, account);
         memory.left = memory.charge.bytes();
@@ -131,14 +144,16 @@ impl Graphs {
 
     /// Returns the bytes that the graphs are charged, or None if another thread is launching one.
     pub fn reserved(&self) -> Option<u64> {
-        Some(self.0.try_lock()?.charge.bytes())
+        let memory = self.0.try_lock().filter(|memory| !memory.is_nested())?;
+        let charged = memory.borrow().charge.bytes();
+        Some(charged)
     }
 
-    /// Charges the graphs what the driver reserves for them now.
+    /// The same, where a graph may have memory.
     #[inline(always)]
     pub fn refresh(&self, driver: &impl Driver, account: &Account) {
         if used() {
-            self.0.lock().settle(driver, account);
+            self.settle(driver, account);
         }
     }
 
@@ -148,7 +163,7 @@ impl Graphs {
             || self
                 .0
                 .lock_with(patience)
-                .map(|mut graphs| graphs.settle(driver, account))
+                .map(|graphs| graphs.borrow_mut().settle(driver, account))
                 .is_some()
     }
 
@@ -157,7 +172,10 @@ impl Graphs {
     pub fn trim_all(&self, driver: &impl Driver, account: &Account) -> bool {
         let any = used();
         if any {
-            self.0.lock().trim(driver, account);
+            let memory = self.lock();
+            memory
+                .into_iter()
+                .for_each(|memory| memory.borrow_mut().trim(driver, account));
         }
         any
     }
@@ -184,7 +202,8 @@ mod tests {
 
     /// A launch of a graph that needs `need`, after which the driver reserves `reserved` for graphs.
     fn launch(gpu: &Gpu<Fake>, need: u64, reserved: u64) -> bool {
-        let mut memory = gpu.graphs.lock();
+        let memory = gpu.graphs.lock().expect("not within another launch");
+        let mut memory = memory.borrow_mut();
         let fits = memory.reserve(&gpu.driver, &gpu.account, &gpu.pools, need, STREAM);
         if fits {
             gpu.driver.state().graphs_reserved = reserved;

@@ -40,6 +40,10 @@
 //! Some charged bytes are not in NVML's figure for this process: imported memory of another process that could not be
 //! matched to its export, and memory that is charged twice (`Gpu::surplus`). They are not subtracted from the figure.
 //!
+//! A call inside a measured one: the driver may call the program back there (a profiler, an injected library), and that
+//! may load code or create a context. It is charged ahead, and the next measurement finds what it took: that of the outer
+//! call, if that is measured too.
+//!
 //! How it fails:
 //! - NVML is missing, lists no processes, or several new processes appear at once: nothing is measured. Contexts, limits
 //!   and code stay charged with what was charged ahead, which may be more or less than they take.
@@ -67,7 +71,7 @@ use super::settled_bytes::SettledBytes;
 use super::tables::Tables;
 use crate::account::Own;
 use crate::calls::{Calls, UnderWay};
-use crate::os::spin::{Held, Patience};
+use crate::os::spin::{Entered, Patience};
 use crate::os::thread;
 use core::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -131,7 +135,11 @@ pub struct Measurement<'a, D: 'static, N> {
     process: &'a Process<'a, D, N>,
     gpu: &'a Gpu<D>,
     index: usize,
-    overhead: Held<'a, Overhead>,
+    /// No borrow of it lives over a call of the driver, which may come in again.
+    overhead: Entered<'a, Overhead>,
+    /// Made within another call of this thread, by what the driver called there: a measurement now would find what that call
+    /// has charged and not allocated yet.
+    is_nested: bool,
     /// What this process was believed to hold before the last [`Measurement::take`].
     before: u64,
 }
@@ -139,18 +147,20 @@ pub struct Measurement<'a, D: 'static, N> {
 impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
     /// Waits for other measurements of `gpu`, which is GPU `index` of the process.
     pub fn of(process: &'a Process<'a, D, N>, gpu: &'a Gpu<D>, index: usize) -> Self {
+        let overhead = gpu.overhead.lock();
         Self {
             process,
             gpu,
             index,
-            overhead: gpu.overhead.lock(),
+            is_nested: overhead.is_nested() || process.calls.is_within(thread()),
+            overhead,
             before: 0,
         }
     }
 
     /// Releases the whole overhead, after the last context was destroyed.
     pub fn clear(&mut self) {
-        self.overhead.clear(&self.gpu.account);
+        self.overhead.borrow_mut().clear(&self.gpu.account);
     }
 
     /// Undoes what did not fit, by `undo`, and releases what it took.
@@ -163,9 +173,10 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
         };
         self.give_back(None, call, || true);
         // Not measured, or the list is late: it is gone all the same.
-        if result == SUCCESS && self.overhead.may_fall && self.overhead.expected() > before {
-            self.overhead.set_measured(before);
-            self.overhead.charge.set(&self.gpu.account, before);
+        let mut overhead = self.overhead.borrow_mut();
+        if result == SUCCESS && overhead.may_fall && overhead.expected() > before {
+            overhead.set_measured(before);
+            overhead.charge.set(&self.gpu.account, before);
         }
     }
 
@@ -179,7 +190,10 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
         call: impl FnOnce() -> c_int,
         thing: impl FnOnce() -> Thing,
     ) -> (c_int, bool) {
-        let start = self.overhead.expected();
+        if self.is_nested {
+            return (self.take_nested(ahead, call, thing), true);
+        }
+        let start = self.overhead.borrow().expected();
         self.before = start;
         let Some((bytes, reserved)) = self.charge_ahead(ahead, start) else {
             return (OUT_OF_MEMORY, true);
@@ -188,8 +202,7 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
         // first context can a new process in the list be this one; later this process is listed already.
         let is_coming = is_first && self.process.pid.load(Ordering::Relaxed) == 0;
         // What code takes is remembered. So it is measured alone: since the last measurement other code may have come.
-        let is_new =
-            matches!(ahead, Ahead::Code(code) if code.mark != 0 && !self.overhead.code_took.contains_key(&code.mark));
+        let is_new = matches!(ahead, Ahead::Code(code) if code.mark != 0 && !self.overhead.borrow().code_took.contains_key(&code.mark));
         let before = if is_coming || is_new && self.is_seen() {
             self.look(None)
         } else {
@@ -197,7 +210,10 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
         };
         let result = call();
         if result != SUCCESS {
-            self.overhead.charge.set(&self.gpu.account, start);
+            let mut overhead = self.overhead.borrow_mut();
+            // As before, but for what came in during the call.
+            let expected = overhead.expected();
+            overhead.charge.set(&self.gpu.account, expected);
             return (result, true);
         }
         let known = match &before {
@@ -208,28 +224,31 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
             Ahead::Limit(_) => Change::Either,
             _ => Change::Takes,
         };
-        let is_exact = !self.overhead.may_fall;
+        let is_exact = !self.overhead.borrow().may_fall;
         let Some(mut fits) = self.settle(change, start, &before, known) else {
-            self.overhead.keep(thing(), reserved);
-            let expected = self.overhead.expected();
-            let fits = self.overhead.charge.set(&self.gpu.account, expected);
+            let thing = thing();
+            let mut overhead = self.overhead.borrow_mut();
+            overhead.keep(thing, reserved);
+            let expected = overhead.expected();
+            let fits = overhead.charge.set(&self.gpu.account, expected);
             return (SUCCESS, fits || bytes == 0);
         };
         for _ in 0..SECOND_THOUGHTS {
-            if fits || self.overhead.in_vain.is_nobody() {
+            if fits || self.overhead.borrow().in_vain.is_nobody() {
                 break;
             }
-            self.overhead.in_vain = UnderWay::default();
+            self.overhead.borrow_mut().in_vain = UnderWay::default();
             fits = self.settle(change, start, &before, known) == Some(true);
         }
-        if is_exact && !self.overhead.may_fall {
+        if is_exact && !self.overhead.borrow().may_fall {
             let known = match before {
                 Look::Excess(least, most) if least == most => Some(most.max(0).unsigned_abs()),
                 // There was nothing of this process before its first context.
                 _ => is_first.then_some(start),
             };
             if let Some(known) = known {
-                self.learn(ahead, self.overhead.measured.saturating_sub(known));
+                let measured = self.overhead.borrow().measured;
+                self.learn(ahead, measured.saturating_sub(known));
             }
         }
         (SUCCESS, fits)
@@ -243,16 +262,48 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
         call: impl FnOnce() -> c_int,
         is_gone: impl FnOnce() -> bool,
     ) -> c_int {
-        let start = self.overhead.expected();
+        if self.is_nested {
+            let result = call();
+            if result == SUCCESS {
+                let thing = thing.filter(|_| is_gone());
+                let mut overhead = self.overhead.borrow_mut();
+                overhead.may_fall = true;
+                thing.into_iter().for_each(|thing| overhead.forget(thing));
+                // The outer call may have its own charged ahead.
+                if !self.overhead.is_nested() {
+                    let expected = overhead.expected();
+                    overhead.charge.set(&self.gpu.account, expected);
+                }
+            }
+            return result;
+        }
+        let start = self.overhead.borrow().expected();
         let before = self.look(None);
         let result = call();
         if self.settle(Change::GivesBack, start, &before, None).is_none() {
-            self.overhead.may_fall = true;
-            if let Some(thing) = thing.filter(|_| result == SUCCESS && is_gone()) {
-                self.overhead.forget(thing);
-            }
-            let expected = self.overhead.expected();
-            self.overhead.charge.set(&self.gpu.account, expected);
+            let thing = thing.filter(|_| result == SUCCESS && is_gone());
+            let mut overhead = self.overhead.borrow_mut();
+            overhead.may_fall = true;
+            thing.into_iter().for_each(|thing| overhead.forget(thing));
+            let expected = overhead.expected();
+            overhead.charge.set(&self.gpu.account, expected);
+        }
+        result
+    }
+
+    /// The call is charged ahead, and the next measurement corrects that: the outer call's, if it is one that is measured.
+    fn take_nested(&mut self, ahead: Ahead, call: impl FnOnce() -> c_int, thing: impl FnOnce() -> Thing) -> c_int {
+        // The outer call has its own charged ahead beside what is expected.
+        let start = self.overhead.borrow().charge.bytes();
+        let Some((_, reserved)) = self.charge_ahead(ahead, start) else {
+            return OUT_OF_MEMORY;
+        };
+        let result = call();
+        if result == SUCCESS {
+            let thing = thing();
+            self.overhead.borrow_mut().keep(thing, reserved);
+        } else {
+            self.overhead.borrow_mut().charge.set(&self.gpu.account, start);
         }
         result
     }
@@ -267,12 +318,12 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
             if bytes == 0 || self.reserve(start.saturating_add(bytes)) {
                 return Some((bytes, reserved));
             }
-            if newcomers.wait(self.gpu) {
+            if !self.is_nested && newcomers.wait(self.gpu) {
                 continue;
             }
             match ahead {
                 // What its file does not tell need not be free, if it is measured.
-                Ahead::Code(code) if self.is_seen() && !self.overhead.code_took.contains_key(&code.mark) => {
+                Ahead::Code(code) if self.is_seen() && !self.overhead.borrow().code_took.contains_key(&code.mark) => {
                     let told = granules(code.bytes)?;
                     let mut lesser = (1..=bytes.saturating_sub(told) / GRANULE).map(|less| bytes - less * GRANULE);
                     let fits = lesser.any(|less| self.reserve(start.saturating_add(less)));
@@ -293,18 +344,19 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
         let account = &self.gpu.account;
         let (bytes, base) = match ahead {
             Ahead::Context => {
-                let took = self.overhead.context_took.max(account.context_took());
+                let took = self.overhead.borrow().context_took.max(account.context_took());
                 let limit = account.device_limit();
                 let bytes = expected::context(self.gpu.context_reserve, took, limit);
                 (bytes.saturating_add(self.process.tables.libraries.charge()), 0)
             }
             Ahead::Limit(limit) => {
-                let (from, reserved) = self.overhead.base(limit.thing(), limit.now);
+                let (from, reserved) = self.overhead.borrow().base(limit.thing(), limit.now);
                 (expected::growth(&limit, from).saturating_sub(reserved), from)
             }
             Ahead::Code(code) => {
-                let took = self.overhead.code_took.get(&code.mark).copied();
-                let bytes = expected::code(&code, took, self.overhead.told());
+                let overhead = self.overhead.borrow();
+                let took = overhead.code_took.get(&code.mark).copied();
+                let bytes = expected::code(&code, took, overhead.told());
                 if took.is_none() && code.is_told {
                     let reserved = Reserved {
                         bytes: code.bytes,
@@ -326,13 +378,14 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
 
     /// Has at least `bytes` charged for the overhead. Returns false if they are not free.
     fn reserve(&mut self, bytes: u64) -> bool {
-        let charged = self.overhead.charge.bytes();
+        let charged = self.overhead.borrow().charge.bytes();
         if bytes <= charged {
             return true;
         }
         let more = charge_now(self.gpu, bytes - charged);
         let fits = more.is_some();
-        more.into_iter().for_each(|more| self.overhead.charge.add(more));
+        more.into_iter()
+            .for_each(|more| self.overhead.borrow_mut().charge.add(more));
         fits
     }
 
@@ -343,11 +396,12 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
             // It was not the context alone.
             Ahead::Context if self.process.tables.libraries.charge() > 0 => {}
             Ahead::Context => {
-                self.overhead.context_took = self.overhead.context_took.max(Some(took));
+                let mut overhead = self.overhead.borrow_mut();
+                overhead.context_took = overhead.context_took.max(Some(took));
                 self.gpu.account.note_context_took(took);
             }
             Ahead::Code(code) if code.mark != 0 => {
-                let known = &mut self.overhead.code_took;
+                let known = &mut self.overhead.borrow_mut().code_took;
                 if known.len() >= CODES && !known.contains_key(&code.mark) {
                     // Any other. The newest is the likeliest to be loaded again.
                     known.pop_first();
@@ -366,7 +420,7 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
         };
         let all = most.max(0) as u64;
         let measured = match (change, before) {
-            _ if self.overhead.may_fall => all,
+            _ if self.overhead.borrow().may_fall => all,
             (Change::Takes, _) => start.max(all),
             (Change::GivesBack, Look::Excess(least_before, _)) => {
                 let fallen = start.saturating_add_signed((most - least_before).min(0));
@@ -375,13 +429,17 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
             (Change::GivesBack, _) => start.min(all),
             (Change::Either, _) => all,
         };
-        self.overhead.set_measured(measured);
-        self.overhead.may_fall = most > least;
-        let fits = self.overhead.charge.set(&self.gpu.account, measured);
+        let set = || self.overhead.borrow_mut().charge.set(&self.gpu.account, measured);
+        {
+            let mut overhead = self.overhead.borrow_mut();
+            overhead.set_measured(measured);
+            overhead.may_fall = most > least;
+        }
+        let fits = set();
         if !fits {
             room::make_room(self.gpu);
         }
-        Some(fits || self.overhead.charge.set(&self.gpu.account, measured))
+        Some(fits || set())
     }
 
     /// Measures the overhead. `known`: the PIDs in NVML's list before the call, if they are needed to find this
@@ -395,12 +453,12 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
         };
         let calls = self.process.calls;
         for _ in 0..LOOKS {
-            let _stopped = calls.stop();
+            let _stopped = calls.stop(thread());
             let (charged, others, is_fresh) = self.stillness(&mut patience);
             let surplus = self.gpu.surplus.load(Ordering::Relaxed);
             let all_else = charged
                 .bytes()
-                .saturating_sub(self.overhead.charge.bytes())
+                .saturating_sub(self.overhead.borrow().charge.bytes())
                 .saturating_sub(surplus);
             let settled = (!others.is_nobody() || !is_fresh).then(|| self.settled_bytes());
             let at_stake = settled.map_or(0, |settled| all_else.saturating_sub(settled.bytes));
@@ -495,8 +553,8 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
             // to a call that is seen below or has ended.
             let charged = self.gpu.account.own();
             let others = self.process.calls.under_way();
-            if others.is_nobody() || others == self.overhead.in_vain || !patience.nap() {
-                self.overhead.in_vain = others;
+            if others.is_nobody() || others == self.overhead.borrow().in_vain || !patience.nap() {
+                self.overhead.borrow_mut().in_vain = others;
                 return (charged, others, is_fresh);
             }
         }
@@ -593,6 +651,57 @@ mod tests {
         assert_eq!((refused, scene.charged()), (42, 6 * MIB));
     }
 
+    /// The driver calls the program back within a call, and the program loads code there.
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn a_call_within_a_measured_one_is_charged_ahead_and_measured_with_it() {
+        let inner = Thing::Code(7, 0);
+        for (mode, outer_result) in [
+            (Mode::Own, SUCCESS),
+            (Mode::Own, 42),
+            (Mode::Missing, SUCCESS),
+            (Mode::Missing, 42),
+        ] {
+            let scene = Scene::new(64 * MIB);
+            scene.show(mode);
+            let process = scene.process();
+            process.pid.store(std::process::id(), Ordering::Relaxed);
+            let never = || panic!("it fits");
+            // NVML lists no process that holds nothing.
+            let stays = || Thing::Code(9, 0);
+            assert_eq!(
+                taking(&process, 0, code(9, 0), || scene.takes(2 * MIB), stays, never),
+                SUCCESS
+            );
+            let before = scene.charged();
+            let outer = || {
+                let load = taking(&process, 0, code(2, 0), || scene.takes(4 * MIB), || inner, never);
+                assert_eq!(load, SUCCESS);
+                let refused = taking(&process, 0, code(3, 0), || 43, || OTHER, never);
+                assert_eq!(refused, 43);
+                assert_eq!(scene.charged(), before + 2 * UNKNOWN_CODE, "{mode:?}: both, ahead");
+                match outer_result {
+                    SUCCESS => scene.takes(6 * MIB),
+                    error => error,
+                }
+            };
+            assert_eq!(taking(&process, 0, code(1, 0), outer, || OTHER, never), outer_result);
+            let charged = match (mode, outer_result) {
+                (Mode::Own, SUCCESS) => scene.held(),
+                (_, SUCCESS) => before + 2 * UNKNOWN_CODE,
+                _ => before + UNKNOWN_CODE,
+            };
+            assert_eq!(scene.charged(), charged, "{mode:?} {outer_result}");
+            let unload = || {
+                let within = giving_back(&process, 0, inner, || scene.drops(4 * MIB));
+                assert_eq!(within, SUCCESS);
+                scene.drops(scene.held() - 2 * MIB)
+            };
+            assert_eq!(giving_back(&process, 0, OTHER, unload), SUCCESS);
+            assert_eq!(scene.charged(), before, "{mode:?} {outer_result}");
+        }
+    }
+
     #[test]
     #[cfg_attr(miri, ignore = "maps a file")]
     fn the_newest_code_is_remembered_also_where_no_more_can_be() {
@@ -608,6 +717,7 @@ mod tests {
             assert_eq!(load, SUCCESS);
             assert_eq!(giving_back(&process, 0, OTHER, || scene.drops(2 * MIB)), SUCCESS);
             let overhead = scene.gpu().overhead.lock();
+            let overhead = overhead.borrow();
             assert_eq!(overhead.code_took.get(&mark), Some(&(2 * MIB)));
             assert!(overhead.code_took.len() <= CODES);
         }
@@ -647,7 +757,7 @@ mod tests {
         let load = taking(&process, 0, code(1, 0), || scene.takes(6 * MIB), || OTHER, || SUCCESS);
         assert_eq!((load, scene.charged()), (SUCCESS, 16 * MIB));
         scene.gpu().account.release(charge);
-        assert_eq!(scene.gpu().overhead.lock().measured, 6 * MIB);
+        assert_eq!(scene.gpu().overhead.lock().borrow().measured, 6 * MIB);
     }
 
     #[test]

@@ -12,14 +12,17 @@
 //! that is destroyed while it reserves memory is only marked as doomed, keeps nothing that is unused, and is
 //! destroyed as soon as it is found empty.
 //!
+//! The driver may call the program back within such a call (a profiler). What it allocates from a pool there is charged
+//! beside the pools until they are asked again, and it asks for no pool there.
+//!
 //! How it fails: a driver that does not report what a pool reserves (before 11.3) never shows it empty, and its
 //! charge stays until the process ends.
 
 use super::driver::{Driver, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS, is_captured};
 use super::granule::granules;
 use super::tracked_charge::TrackedCharge;
-use crate::account::Account;
-use crate::os::spin::{Patience, Spin};
+use crate::account::{Account, Charge};
+use crate::os::spin::{Patience, Reentrant, Spin};
 use core::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -28,7 +31,12 @@ static USED: AtomicBool = AtomicBool::new(false);
 
 /// The pools of one GPU.
 #[derive(Debug, Default)]
-pub struct Pools(Spin<Vec<Pool>>);
+pub struct Pools {
+    /// Locked over calls of the driver.
+    list: Reentrant<Vec<Pool>>,
+    /// Charged for allocations within such a call, by what the driver called there; until the pools are asked again.
+    within: Spin<Vec<Charge>>,
+}
 
 /// A pool and its charge.
 #[derive(Debug)]
@@ -78,7 +86,10 @@ impl Pools {
         let Some(bytes) = granules(wanted.bytes) else {
             return Growth::Done(Err(OUT_OF_MEMORY));
         };
-        let mut pools = self.0.lock();
+        let Some(list) = self.list.lock_unless_within() else {
+            return Growth::Done(self.grow_within(account, bytes, allocate));
+        };
+        let mut pools = list.borrow_mut();
         let index = entry(&mut pools, wanted.pool, false);
         if attempt == Attempt::First {
             if pools[index].doomed {
@@ -101,6 +112,7 @@ impl Pools {
             pool.charge.add(ahead);
         }
         let fits = pool.settle(driver, account);
+        self.end_within(account);
         match result {
             Ok(pointer) if !fits => {
                 // It grew by more than is free: as if it had not been. The legacy stream, in which this frees,
@@ -113,21 +125,48 @@ impl Pools {
         }
     }
 
+    /// Allocates within a call of the driver that this thread has made about pools: nothing can be asked there.
+    #[cold]
+    fn grow_within(
+        &self,
+        account: &Account,
+        bytes: u64,
+        allocate: impl FnOnce() -> Result<u64, c_int>,
+    ) -> Result<(), c_int> {
+        let charge = account.reserve(bytes).map_err(|_| OUT_OF_MEMORY)?;
+        let result = allocate();
+        match result {
+            Ok(_) => self.within.lock().push(charge),
+            Err(_) => account.release(charge),
+        }
+        result.map(drop)
+    }
+
+    /// After the pools were charged what they reserve.
+    fn end_within(&self, account: &Account) {
+        let ended = std::mem::take(&mut *self.within.lock());
+        ended.into_iter().for_each(|charge| account.release(charge));
+    }
+
     /// Returns true if `pool` is one of these.
     pub fn has(&self, pool: usize) -> bool {
-        self.0.lock().iter().any(|known| known.handle == pool)
+        let list = self.list.lock_unless_within();
+        list.is_some_and(|list| list.borrow().iter().any(|known| known.handle == pool))
     }
 
     /// Charges `pool` what it reserves from now on. `plain`: host memory may stand in for its own.
     pub fn know(&self, pool: usize, plain: bool) {
-        entry(&mut self.0.lock(), pool, plain);
+        if let Some(list) = self.list.lock_unless_within() {
+            entry(&mut list.borrow_mut(), pool, plain);
+        }
         USED.store(true, Ordering::Relaxed);
     }
 
     /// Returns true if the program made `pool` so that host memory may stand in for its own.
     #[cold]
     pub fn is_plain(&self, pool: usize) -> bool {
-        self.0.lock().iter().any(|known| known.handle == pool && known.plain)
+        let list = self.list.lock_unless_within();
+        list.is_some_and(|list| list.borrow().iter().any(|known| known.handle == pool && known.plain))
     }
 
     /// Trims every pool. Returns true if there is any.
@@ -136,7 +175,10 @@ impl Pools {
         if !used() {
             return false;
         }
-        let mut pools = self.0.lock();
+        let Some(list) = self.list.lock_unless_within() else {
+            return false;
+        };
+        let mut pools = list.borrow_mut();
         let any = !pools.is_empty();
         pools.iter_mut().for_each(|pool| pool.trim(driver, account));
         bury(driver, account, &mut pools);
@@ -147,22 +189,35 @@ impl Pools {
     #[inline(always)]
     pub fn refresh(&self, driver: &impl Driver, account: &Account) {
         if used() {
-            settle_all(driver, account, &mut self.0.lock());
+            let list = self.list.lock_unless_within();
+            list.into_iter()
+                .for_each(|list| self.settle_all(driver, account, &mut list.borrow_mut()));
         }
     }
 
-    /// The same. Returns false if another thread was in a pool's call for longer than `patience` lasts.
+    /// The same. Returns false if another thread was in a pool's call for longer than `patience` lasts, or this thread is.
     pub fn refresh_with(&self, driver: &impl Driver, account: &Account, patience: &mut Patience) -> bool {
         if !used() {
             return true;
         }
-        let pools = self.0.lock_with(patience);
-        pools.map(|mut pools| settle_all(driver, account, &mut pools)).is_some()
+        let list = self.list.lock_with(patience);
+        list.map(|list| self.settle_all(driver, account, &mut list.borrow_mut()))
+            .is_some()
     }
 
-    /// Returns the bytes that the pools are charged, or None if another thread is in a pool's call.
+    fn settle_all(&self, driver: &impl Driver, account: &Account, pools: &mut Vec<Pool>) {
+        pools.iter_mut().for_each(|pool| {
+            pool.settle(driver, account);
+        });
+        self.end_within(account);
+        bury(driver, account, pools);
+    }
+
+    /// Returns the bytes that the pools are charged, or None if a thread is in a pool's call.
     pub fn reserved(&self) -> Option<u64> {
-        Some(self.0.try_lock()?.iter().map(|pool| pool.charge.bytes()).sum())
+        let list = self.list.try_lock().filter(|list| !list.is_nested())?;
+        let reserved = list.borrow().iter().map(|pool| pool.charge.bytes()).sum();
+        Some(reserved)
     }
 
     /// Destroys `pool` through `destroy`, at once or when it is empty. None: it is not one of these. `device`: the
@@ -175,7 +230,8 @@ impl Pools {
         pool: usize,
         destroy: impl Fn() -> c_int,
     ) -> Option<c_int> {
-        let mut pools = self.0.lock();
+        let list = self.list.lock_unless_within()?;
+        let mut pools = list.borrow_mut();
         let at = pools.iter().position(|known| known.handle == pool)?;
         if pools[at].doomed {
             return Some(INVALID_VALUE);
@@ -238,13 +294,6 @@ fn entry(pools: &mut Vec<Pool>, handle: usize, plain: bool) -> usize {
             pools.len() - 1
         }
     }
-}
-
-fn settle_all(driver: &impl Driver, account: &Account, pools: &mut Vec<Pool>) {
-    pools.iter_mut().for_each(|pool| {
-        pool.settle(driver, account);
-    });
-    bury(driver, account, pools);
 }
 
 /// Destroys the doomed pools that are empty now.

@@ -7,9 +7,10 @@
 //! an ordinary holder from its CPU.
 #![allow(unsafe_code)] // A value that is reached through a lock only.
 
-use std::cell::UnsafeCell;
+use std::cell::{Ref, RefCell, RefMut, UnsafeCell};
+use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// The most that the time between two looks counts.
@@ -173,6 +174,113 @@ impl<T> Drop for Held<'_, T> {
     }
 }
 
+/// A value behind a [`Word`] that is held over a call of the driver. The driver may call the program back in such a call (a
+/// profiler's callback, an injected library), and the program may call the driver: then the thread that holds the lock
+/// enters it again, and does not wait for itself.
+///
+/// A borrow of the value that lives over a call of the driver is only for who asks [`Reentrant::lock_unless_within`].
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub struct Reentrant<T> {
+    word: Word,
+    /// The thread that holds the word; 0: none.
+    holder: AtomicUsize,
+    value: RefCell<T>,
+}
+
+/// The right to borrow a [`Reentrant`]'s value, for the thread that has it.
+#[must_use]
+pub struct Entered<'a, T> {
+    lock: &'a Reentrant<T>,
+    is_nested: bool,
+    of_this_thread: PhantomData<*const ()>,
+}
+
+// SAFETY: the value is reached only through `Entered`, which stays in its thread, and only one thread at a time has some.
+unsafe impl<T: Send> Sync for Reentrant<T> {}
+
+impl<T> Reentrant<T> {
+    pub fn new(value: T) -> Self {
+        Self {
+            word: Word::new(),
+            holder: AtomicUsize::new(0),
+            value: RefCell::new(value),
+        }
+    }
+
+    pub fn lock(&self) -> Entered<'_, T> {
+        loop {
+            if let Some(entered) = self.lock_within(Duration::from_secs(60)) {
+                return entered;
+            }
+        }
+    }
+
+    /// None: this thread has it already.
+    pub fn lock_unless_within(&self) -> Option<Entered<'_, T>> {
+        let entered = self.lock();
+        (!entered.is_nested).then_some(entered)
+    }
+
+    /// None: this thread has it already, or `patience` did not last.
+    pub fn lock_with(&self, patience: &mut Patience) -> Option<Entered<'_, T>> {
+        self.enter(|word| word.lock_with(patience))
+            .filter(|entered| !entered.is_nested)
+    }
+
+    /// None: another thread held it for all of `limit`.
+    pub fn lock_within(&self, limit: Duration) -> Option<Entered<'_, T>> {
+        self.enter(|word| word.lock_within(limit))
+    }
+
+    /// None: another thread has it.
+    pub fn try_lock(&self) -> Option<Entered<'_, T>> {
+        self.enter(Word::try_lock)
+    }
+
+    fn enter(&self, lock: impl FnOnce(&Word) -> bool) -> Option<Entered<'_, T>> {
+        let thread = super::thread();
+        let is_nested = self.holder.load(Ordering::Relaxed) == thread;
+        if !is_nested {
+            if !lock(&self.word) {
+                return None;
+            }
+            self.holder.store(thread, Ordering::Relaxed);
+        }
+        Some(Entered {
+            lock: self,
+            is_nested,
+            of_this_thread: PhantomData,
+        })
+    }
+}
+
+impl<T> Entered<'_, T> {
+    /// Returns true if this thread had the lock already, and so is inside a call of the driver.
+    #[must_use]
+    pub fn is_nested(&self) -> bool {
+        self.is_nested
+    }
+
+    pub fn borrow(&self) -> Ref<'_, T> {
+        self.lock.value.borrow()
+    }
+
+    pub fn borrow_mut(&self) -> RefMut<'_, T> {
+        self.lock.value.borrow_mut()
+    }
+}
+
+impl<T> Drop for Entered<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        if !self.is_nested {
+            self.lock.holder.store(0, Ordering::Relaxed);
+            self.lock.word.unlock();
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -191,6 +299,26 @@ mod tests {
             }
         });
         assert_eq!(*sum.lock(), 4 * rounds);
+    }
+
+    #[test]
+    fn a_thread_enters_again_what_it_holds_and_others_wait() {
+        let lock = Reentrant::<u32>::default();
+        let outer = lock.lock();
+        {
+            let inner = lock.lock();
+            assert!(inner.is_nested() && !outer.is_nested());
+            *inner.borrow_mut() += 1;
+        }
+        std::thread::scope(|threads| {
+            threads.spawn(|| assert!(lock.lock_within(Duration::from_millis(5)).is_none()));
+        });
+        assert_eq!(*outer.borrow(), 1, "the inner one has not unlocked it");
+        drop(outer);
+        std::thread::scope(|threads| {
+            threads.spawn(|| assert!(!lock.try_lock().expect("free").is_nested()));
+        });
+        assert!(!lock.lock().is_nested());
     }
 
     #[test]

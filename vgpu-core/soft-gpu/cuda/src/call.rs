@@ -1,5 +1,5 @@
-//! Wraps every exported function: injects failures, converts results to codes, counts calls of functions that are not
-//! modelled.
+//! Wraps every exported function: calls an injected library back, injects failures, converts results to codes, counts calls
+//! of functions that are not modelled.
 
 use soft_gpu::faults::Faults;
 
@@ -10,6 +10,7 @@ pub(crate) static FAULTS: Faults = Faults::none();
 
 #[inline]
 pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Res) -> i32 {
+    crate::injection::begins(name);
     match FAULTS.hit(name).map_or_else(body, |code| Err(Code(code))) {
         Ok(()) => 0,
         Err(Code(code)) => code,

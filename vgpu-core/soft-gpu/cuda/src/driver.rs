@@ -129,5 +129,8 @@ pub(crate) extern "C" fn cuInit(flags: u32) -> i32 {
     } else {
         Err(crate::code::INVALID_VALUE)
     };
+    if result.is_ok() {
+        crate::injection::load();
+    }
     crate::call::call("cuInit", || result)
 }

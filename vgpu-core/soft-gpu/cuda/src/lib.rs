@@ -29,6 +29,7 @@ mod graph_memory;
 mod green;
 mod handed_out;
 mod host;
+mod injection;
 mod interop;
 mod launch;
 mod location;

@@ -65,6 +65,7 @@ fn primary_gone(ready: &'static Ready, device: c_int, all: bool, call: impl FnOn
     if let Some(gpu) = ready.gpus.get(place.index) {
         let (primary, retains) = {
             let contexts = gpu.contexts.lock();
+            let contexts = contexts.borrow();
             (contexts.primary, contexts.retains)
         };
         if all || retains <= 1 {

@@ -92,7 +92,7 @@ pub(crate) fn may_have_context(ready: &'static Ready) -> bool {
 fn has_context(ready: &'static Ready, gpu: usize) -> bool {
     let is_primary = |(device, of): &(c_int, usize)| *of == gpu && Real.is_primary_active(*device) != Some(false);
     Real.current_context().is_ok_and(|context| context != 0)
-        || ready.gpus.get(gpu).is_none_or(|gpu| gpu.contexts.lock().any())
+        || ready.gpus.get(gpu).is_none_or(|gpu| gpu.contexts.lock().borrow().any())
         || ready
             .devices()
             .is_none_or(|devices| devices.list.iter().any(is_primary))

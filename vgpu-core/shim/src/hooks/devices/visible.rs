@@ -32,7 +32,14 @@ unsafe extern "C" {
 
 /// Calls the driver's cuInit with the variable hidden and its value kept.
 pub(crate) fn hidden(ready: &'static Ready, init: impl FnOnce() -> c_int) -> c_int {
-    if ready.knows_devices() || !ready.initialising.lock_within(PATIENCE) {
+    if ready.knows_devices() {
+        return init();
+    }
+    let Some(initialising) = ready.initialising.lock_within(PATIENCE) else {
+        return init();
+    };
+    // An injected library (a profiler, a sanitizer) calls cuInit within the driver's. The variable is hidden already.
+    if initialising.is_nested() {
         return init();
     }
     let places = places(|text| text.starts_with(NAME));
@@ -52,7 +59,7 @@ pub(crate) fn hidden(ready: &'static Ready, init: impl FnOnce() -> c_int) -> c_i
     for (place, text) in stood_in.into_iter().zip(texts) {
         place.store(text, Ordering::Release);
     }
-    ready.initialising.unlock();
+    drop(initialising);
     result
 }
 

@@ -12,14 +12,17 @@ pub(crate) fn mapped(ready: &Ready, needs: &Needs, stream: usize, launch: impl F
     // In the order of GPUs, so that two threads never wait for each other.
     for (index, need) in needs {
         if let Some(gpu) = ready.gpus.get(*index) {
-            let mut memory = gpu.graphs.lock();
-            fits = fits && memory.reserve(&gpu.driver, &gpu.account, &gpu.pools, *need, stream);
+            let Some(memory) = gpu.graphs.lock() else { continue };
+            fits = fits
+                && memory
+                    .borrow_mut()
+                    .reserve(&gpu.driver, &gpu.account, &gpu.pools, *need, stream);
             held.push((gpu, memory));
         }
     }
     let result = if fits { launch() } else { OUT_OF_MEMORY };
-    held.iter_mut()
-        .for_each(|(gpu, memory)| memory.settle(&gpu.driver, &gpu.account));
+    held.iter()
+        .for_each(|(gpu, memory)| memory.borrow_mut().settle(&gpu.driver, &gpu.account));
     result
 }
 
@@ -48,5 +51,5 @@ pub(crate) fn settle_all(ready: &Ready) {
     ready
         .gpus
         .iter()
-        .for_each(|gpu| gpu.graphs.lock().settle(&gpu.driver, &gpu.account));
+        .for_each(|gpu| gpu.graphs.settle(&gpu.driver, &gpu.account));
 }
