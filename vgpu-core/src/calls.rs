@@ -42,9 +42,9 @@ const UNDER_WAY: usize = 1;
 /// The calls of one process.
 #[derive(Debug)]
 pub struct Calls {
-    words: [Line; WORDS],
+    words: [Words; WORDS],
     /// The words of threads whose place in the array is another's.
-    others: Spin<BTreeMap<usize, &'static Line>>,
+    others: Spin<BTreeMap<usize, &'static Words>>,
     /// How many have stopped them.
     stopped: AtomicU32,
 }
@@ -52,24 +52,26 @@ pub struct Calls {
 /// What a thread tells, which it alone changes.
 #[derive(Debug, Default)]
 #[repr(align(64))]
+struct Words {
+    outer: Line,
+    /// Of its calls within others: twice how many have begun, and how many have ended.
+    inner: Line,
+    /// How often it has stopped all calls, and so does not wait for that.
+    stops: AtomicUsize,
+}
+
+/// A call ends by the same instructions whether it is within another or not.
+#[derive(Debug, Default)]
 struct Line {
     /// The thread's address, and whether it is under way; 0: nobody's.
     word: AtomicUsize,
     /// How many calls it has ended.
     ended: AtomicUsize,
-    /// How many calls it is in beside the outermost.
-    inner: AtomicUsize,
-    /// How often it has stopped all calls, and so does not wait for that.
-    stops: AtomicUsize,
 }
 
 /// A call, until this is dropped.
 #[must_use]
-pub struct Call<'a> {
-    line: &'a Line,
-    /// It was made within another of the same thread.
-    is_inner: bool,
-}
+pub struct Call<'a>(&'a Line);
 
 /// The thread's call is not under way, until this is dropped.
 #[must_use]
@@ -77,7 +79,7 @@ pub struct Outside<'a>(Option<&'a Line>);
 
 /// Calls wait before they begin, until this is dropped.
 #[must_use]
-pub struct Stopped<'a>(&'a Calls, &'a Line);
+pub struct Stopped<'a>(&'a Calls, &'a Words);
 
 /// Which calls were under way at one look; at two, if they are equal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -90,7 +92,7 @@ pub struct UnderWay {
 impl Default for Calls {
     fn default() -> Self {
         Self {
-            words: std::array::from_fn(|_| Line::default()),
+            words: std::array::from_fn(|_| Words::default()),
             others: Spin::default(),
             stopped: AtomicU32::new(0),
         }
@@ -101,51 +103,54 @@ impl Calls {
     /// `thread`, which is the caller ([`crate::os::thread`]), begins a call.
     #[inline(always)]
     pub fn begin(&self, thread: usize) -> Call<'_> {
-        let line = self.home(thread);
+        let line = &self.home(thread).outer;
         if line.word.load(Relaxed) != thread || self.stopped.load(Relaxed) != 0 {
             return self.begin_slowly(thread);
         }
         line.enter(thread);
-        Call { line, is_inner: false }
+        Call(line)
     }
 
     #[cold]
     #[inline(never)]
     fn begin_slowly(&self, thread: usize) -> Call<'_> {
-        let line = self.line(thread);
-        if line.is_under_way() {
-            line.inner.store(line.inner.load(Relaxed) + 1, Relaxed);
-            return Call { line, is_inner: true };
+        let words = self.words(thread);
+        if words.outer.is_under_way() {
+            words
+                .inner
+                .word
+                .store(words.inner.word.load(Relaxed).wrapping_add(2), Relaxed);
+            return Call(&words.inner);
         }
-        if line.stops.load(Relaxed) == 0 {
+        if words.stops.load(Relaxed) == 0 {
             self.wait();
         }
-        line.enter(thread);
-        Call { line, is_inner: false }
+        words.outer.enter(thread);
+        Call(&words.outer)
     }
 
     /// Whatever `thread` waits for from now on is not its call's. A call within another stays inside that one.
     pub fn outside(&self, thread: usize) -> Outside<'_> {
-        let line = self.line(thread);
-        let inside = line.is_under_way() && line.inner.load(Relaxed) == 0;
+        let words = self.words(thread);
+        let inside = words.outer.is_under_way() && !words.is_within_another();
         if inside {
-            line.leave();
+            words.outer.leave();
         }
-        Outside(inside.then_some(line))
+        Outside(inside.then_some(&words.outer))
     }
 
     /// Returns true if a call of `thread`, which is the caller, is under way.
     #[must_use]
     pub fn is_within(&self, thread: usize) -> bool {
-        self.line(thread).is_under_way()
+        self.words(thread).outer.is_under_way()
     }
 
     /// Has calls of other threads wait before they begin.
     pub fn stop(&self, thread: usize) -> Stopped<'_> {
-        let line = self.line(thread);
-        line.stops.store(line.stops.load(Relaxed) + 1, Relaxed);
+        let words = self.words(thread);
+        words.stops.store(words.stops.load(Relaxed) + 1, Relaxed);
         self.stopped.fetch_add(1, SeqCst);
-        Stopped(self, line)
+        Stopped(self, words)
     }
 
     /// Who is under way now.
@@ -155,6 +160,7 @@ impl Calls {
         let others = self.others.lock();
         let lines = self.words.iter().chain(others.values().copied());
         lines
+            .map(|words| &words.outer)
             .map(|line| (line.ended.load(Acquire), line.word.load(Acquire)))
             .filter(|(_, word)| word & UNDER_WAY != 0)
             .fold(UnderWay::default(), |all, (ended, word)| UnderWay {
@@ -164,23 +170,23 @@ impl Calls {
     }
 
     #[inline(always)]
-    fn home(&self, thread: usize) -> &Line {
+    fn home(&self, thread: usize) -> &Words {
         // Threads' addresses are a stack apart, often of a power of two: their higher bits must count.
         let mixed = (thread as u64 >> 12).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         &self.words[(mixed >> 58) as usize % WORDS]
     }
 
-    fn line(&self, thread: usize) -> &Line {
+    fn words(&self, thread: usize) -> &Words {
         let home = self.home(thread);
-        match home.word.compare_exchange(0, thread, AcqRel, Acquire) {
+        match home.outer.word.compare_exchange(0, thread, AcqRel, Acquire) {
             Ok(_) => home,
             Err(known) if known & !UNDER_WAY == thread => home,
             Err(_) => {
                 let mut others = self.others.lock();
-                let new = || -> &'static Line {
-                    let line = Box::leak(Box::<Line>::default());
-                    line.word.store(thread, Relaxed);
-                    line
+                let new = || -> &'static Words {
+                    let words = Box::leak(Box::<Words>::default());
+                    words.outer.word.store(thread, Relaxed);
+                    words
                 };
                 others.entry(thread).or_insert_with(new)
             }
@@ -198,6 +204,13 @@ impl Calls {
                 self.stopped.store(0, Relaxed);
             }
         }
+    }
+}
+
+impl Words {
+    /// Returns true if the call that is under way is within another of the thread.
+    fn is_within_another(&self) -> bool {
+        self.inner.word.load(Relaxed) / 2 != self.inner.ended.load(Relaxed)
     }
 }
 
@@ -233,12 +246,7 @@ impl UnderWay {
 impl Drop for Call<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        if self.is_inner {
-            let inner = &self.line.inner;
-            inner.store(inner.load(Relaxed).saturating_sub(1), Relaxed);
-        } else {
-            self.line.leave();
-        }
+        self.0.leave();
     }
 }
 
