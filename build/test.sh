@@ -17,7 +17,8 @@
 #
 #   tools       Go ──────────┐
 #   programs    Rust ────────┴► e2e-machine ─► e2e-scheduler, ... (a process each, with a cluster of its own) ─┐
-#   fmt scripts      tests (compile) ─► circles clippy conformance dist (compile) ─► released                  ├─► alone
+#   fmt scripts      dist (compile) ────────────────────────────────► released ────────────────────────────────┤
+#                    tests (compile) ─► circles clippy conformance ────────────────────────────────────────────┼─► alone
 #                                  └──► unit (programs of tests, several at a time) ───────────────────────────┘
 #
 # Programs whose tests measure time are the stage `alone`: nothing runs beside them, and their tests run one by one. The
@@ -214,8 +215,9 @@ stage_circles() { run_stage circles plain "${compiling[@]}" build/lint.sh circle
 # The tests are compiled by clippy's driver, which is the compiler with lints: cargo repeats what it said, and nothing is
 # compiled a second time for it.
 stage_clippy() { run_stage clippy plain "${compiling[@]}" build/lint.sh "$([ -n "$tests_are_built" ] && echo lints || echo clippy)"; }
+build_release() { VGPU_DIST='' "${compiling[@]}" build/dist.sh; }
 stage_dist() {
-  VGPU_DIST='' run_stage dist plain "${compiling[@]}" build/dist.sh
+  run_stage dist plain build_release
   [ -z "$tests_are_built" ] || VGPU_DIST=$root/dist of_queue released 1
 }
 stage_programs() {
@@ -352,6 +354,8 @@ for next in "${stages[@]}"; do
         done
         gently=(nice -n 5) compiling=(chrt --idle 0)
       fi
+      # Its last minutes are one thread's, so it begins early.
+      ! is_wanted dist || begin dist plain build_release
       ;;
     tests)
       ! is_wanted unit || begin unit queued "$logs/queue" "$side_by_side" "${slow[@]}"
