@@ -17,8 +17,8 @@
 #
 #   tools       Go ──────────┐
 #   programs    Rust ────────┴► e2e-machine ─► e2e-scheduler, ... (a process each, with a cluster of its own) ─┐
-#   fmt scripts      dist (compile) ────────────────────────────────► released ────────────────────────────────┤
-#                    tests (compile) ─► circles clippy conformance ────────────────────────────────────────────┼─► alone
+#   fmt scripts      tests (compile) ─► circles clippy conformance ────────────────────────────────────────────┤
+#                                  ├──► dist (compile) ─► released ────────────────────────────────────────────┼─► alone
 #                                  └──► unit (programs of tests, several at a time) ───────────────────────────┘
 #
 # Programs whose tests measure time are the stage `alone`: nothing runs beside them, and their tests run one by one. The
@@ -354,10 +354,10 @@ for next in "${stages[@]}"; do
         done
         gently=(nice -n 5) compiling=(chrt --idle 0)
       fi
-      # Its last minutes are one thread's, so it begins early.
-      ! is_wanted dist || begin dist plain build_release
       ;;
     tests)
+      # Its last minutes are those of single threads, so it begins beside the other stages.
+      ! is_wanted dist || begin dist plain build_release
       ! is_wanted unit || begin unit queued "$logs/queue" "$side_by_side" "${slow[@]}"
       ;;
   esac
