@@ -767,6 +767,32 @@ mod tests {
         }
     }
 
+    /// A share of high priority cuts a turn after 2 ms, but not one that low priority got because it had waited for a second.
+    #[test]
+    fn the_turn_of_a_share_that_waited_for_a_second_is_not_cut() {
+        let node = node(&[entry(30, 0), entry(70, entry_flags::HIGH)]);
+        let (own, high) = (SlotPage::default(), SlotPage::default());
+        let now = 5_000 * MS;
+        high.want.since.store(now - MS, Relaxed);
+        high.want.valid_until.store(now + WISH, Relaxed);
+        own.bucket.at.store(now, Relaxed);
+        let slots = [Some(&own), Some(&high)];
+        let pages = Pages {
+            node: &node,
+            slots: &slots,
+            own: 0,
+        };
+        for (flags, goes) in [(turn_flags::PROMOTED, true), (0, false)] {
+            own.turn.began.store(now - 5 * MS, Relaxed);
+            for word in [&own.turn.ends, &own.turn.until] {
+                word.store(now + 5 * MS, Relaxed);
+            }
+            own.turn.flags.store(flags, Relaxed);
+            let decision = Limiter::new(0, entry(30, 0)).ask(&pages, now, SHAPE, now, false);
+            assert_eq!(decision == Decision::Go, goes, "{flags}: {decision:?}");
+        }
+    }
+
     #[test]
     fn a_slot_that_the_node_flags_is_not_looked_at() {
         let node = node(&[entry(30, 0), entry(70, entry_flags::IGNORED)]);
