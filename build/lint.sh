@@ -22,7 +22,7 @@ for what in ${1:-fmt circles clippy}; do
       fmt) cargo fmt --all --manifest-path "$manifest" --check ;;
       clippy) cargo clippy --workspace --all-targets --manifest-path "$manifest" -- -D warnings ;;
       lints)
-        : "${RUSTC_WORKSPACE_WRAPPER:?the path of clippy-driver}"
+        : "${RUSTC_WORKSPACE_WRAPPER:?is not set: build/test.sh sets it to clippy-driver, if there is one (rustup component add clippy)}"
         said=$(cargo test --workspace --no-run --color=never --manifest-path "$manifest" 2>&1) || { printf '%s\n' "$said"; exit 1; }
         ! grep -q '^\(warning\|error\)' <<<"$said" || { printf '%s\n' "$said"; fail "the compiler or clippy warned"; }
         ;;

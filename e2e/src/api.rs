@@ -156,7 +156,7 @@ fn refusal(status: u16, body: &str) -> String {
     }
 }
 
-/// What came of a creation.
+/// The result of a creation.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Created {
     New,

@@ -54,7 +54,7 @@ pub struct Calls {
 #[repr(align(64))]
 struct Words {
     outer: Line,
-    /// Of its calls within others: twice how many have begun, and how many have ended.
+    /// Counts its calls within other calls: `word` is twice the number that began, `ended` the number that ended.
     inner: Line,
     /// How often it has stopped all calls, and so does not wait for that.
     stops: AtomicUsize,

@@ -11,9 +11,9 @@
 //! in a sleep.
 //!
 //! How it fails: without pages a share is held to its `cores` by a page of its own ([`pages`]). Events that cannot be had
-//! are replaced by estimates ([`events`]). A thread that jumps out of a launch leaves nothing locked; one that a
-//! signal handler jumps out of here leaves the lock, and further launches wait for ever. A fork child makes all of this
-//! anew.
+//! are replaced by estimates ([`events`]). A thread that jumps out of a launch leaves nothing locked. One that a signal
+//! handler jumps out of here keeps the lock: launches of other threads wait for ever, and its own go unmeasured. A fork child
+//! makes all of this anew.
 
 mod captures;
 mod cell;

@@ -738,7 +738,7 @@ mod tests {
         assert!(first - begin >= OVERRIDE && first - begin <= OVERRIDE + MS);
         own.turn.ends.store(0, Relaxed);
         own.turn.until.store(0, Relaxed);
-        // What went first is of unknown length: the next launch waits up to 100 ms for it.
+        // The first launch has an unknown length, so the next one waits up to 100 ms for its end.
         let again = first + MEASURING + 50 * MS;
         assert_eq!(goes_at(again, Ns::MAX), again, "it is believed again");
     }

@@ -178,7 +178,10 @@ impl<T> Drop for Held<'_, T> {
 /// profiler's callback, an injected library), and the program may call the driver: then the thread that holds the lock
 /// enters it again, and does not wait for itself.
 ///
-/// A borrow of the value that lives over a call of the driver is only for who asks [`Reentrant::lock_unless_within`].
+/// Only who locks by [`Reentrant::lock_unless_within`] may keep a borrow of the value over a call of the driver.
+///
+/// How it fails: a thread that a signal handler jumps out of while it holds the lock keeps it. Other threads wait for ever, and
+/// this one enters as if it were inside a call of the driver.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub struct Reentrant<T> {

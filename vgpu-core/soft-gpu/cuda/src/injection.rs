@@ -1,8 +1,8 @@
 //! Tools that come into a program with the driver: profilers, sanitizers, injected libraries.
 //!
 //! cuInit loads the library that CUDA_INJECTION64_PATH names and calls its InitializeInjection, as NVIDIA's driver does.
-//! Such a tool then has itself called back in the driver's calls (CUPTI, NVBit), where it may call the driver again. The
-//! stand-in for that interface: a library that exports `softGpuCallback(const char *name, size_t length)` gets the name of
+//! Such a tool registers callbacks for the driver's calls (CUPTI, NVBit), and may call the driver from them. The stand-in
+//! for that interface: a library that exports `softGpuCallback(const char *name, size_t length)` gets the name of
 //! each function at its begin, in the calling thread.
 //!
 //! How it fails: as with the driver, a library that cannot be loaded, or has no InitializeInjection, is left out.
