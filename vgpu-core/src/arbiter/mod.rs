@@ -317,7 +317,7 @@ impl Arbiter {
     pub fn holds_turn(&self, now: Ns) -> bool {
         self.inner
             .try_lock()
-            .is_some_and(|inner| !inner.is_nested() && inner.borrow().pages.own().turn.ends.load(Relaxed) > now)
+            .is_some_and(|inner| inner.borrow().pages.own().turn.ends.load(Relaxed) > now)
     }
 
     /// None: this thread is inside a call of ours already, which has called the driver, and that the program. What it

@@ -144,7 +144,7 @@ impl Graphs {
 
     /// Returns the bytes that the graphs are charged, or None if another thread is launching one.
     pub fn reserved(&self) -> Option<u64> {
-        let memory = self.0.try_lock().filter(|memory| !memory.is_nested())?;
+        let memory = self.0.try_lock()?;
         let charged = memory.borrow().charge.bytes();
         Some(charged)
     }

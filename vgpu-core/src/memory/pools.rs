@@ -215,7 +215,7 @@ impl Pools {
 
     /// Returns the bytes that the pools are charged, or None if a thread is in a pool's call.
     pub fn reserved(&self) -> Option<u64> {
-        let list = self.list.try_lock().filter(|list| !list.is_nested())?;
+        let list = self.list.try_lock()?;
         let reserved = list.borrow().iter().map(|pool| pool.charge.bytes()).sum();
         Some(reserved)
     }

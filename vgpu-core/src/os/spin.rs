@@ -138,16 +138,6 @@ impl<T> Spin<T> {
         while !self.word.lock_within(Duration::from_secs(60)) {}
         Held(self)
     }
-
-    /// None: `patience` did not last.
-    pub fn lock_with(&self, patience: &mut Patience) -> Option<Held<'_, T>> {
-        self.word.lock_with(patience).then(|| Held(self))
-    }
-
-    /// None: another has it.
-    pub fn try_lock(&self) -> Option<Held<'_, T>> {
-        self.word.try_lock().then(|| Held(self))
-    }
 }
 
 impl<T> Deref for Held<'_, T> {
@@ -236,9 +226,9 @@ impl<T> Reentrant<T> {
         self.enter(|word| word.lock_within(limit))
     }
 
-    /// None: another thread has it.
+    /// None: a thread has it, this one or another.
     pub fn try_lock(&self) -> Option<Entered<'_, T>> {
-        self.enter(Word::try_lock)
+        self.enter(Word::try_lock).filter(|entered| !entered.is_nested)
     }
 
     fn enter(&self, lock: impl FnOnce(&Word) -> bool) -> Option<Entered<'_, T>> {
@@ -348,8 +338,8 @@ mod tests {
 
     #[test]
     fn one_patience_is_for_several_locks() {
-        let (held, free) = (Spin::new(()), Spin::new(()));
-        let _held = held.lock();
+        let (held, free) = (Reentrant::new(()), Reentrant::new(()));
+        assert!(held.word.try_lock(), "as if by another thread");
         assert!(held.try_lock().is_none() && free.try_lock().is_some());
         let mut patience = Patience::new(Duration::from_millis(5));
         assert!(free.lock_with(&mut patience).is_some());
