@@ -131,7 +131,8 @@ pub struct Config {
     /// Where the sockets of all instances are.
     pub sockets: Folders,
     pub dra_socket: PathBuf,
-    pub registration_socket: PathBuf,
+    /// Which of the two is bound, `registration::name_in_turn` says.
+    pub registration_sockets: [PathBuf; 2],
     pub http_address: SocketAddr,
     /// 0: what was measured.
     pub context_reserve: u64,
@@ -227,8 +228,8 @@ impl Flags {
             registry: self.kubelet_root.join("plugins_registry"),
         };
         let dra_socket = sockets.dra_socket(pod_uid.as_deref());
-        let registration_socket = sockets.registration_socket(pod_uid.as_deref());
-        for socket in [&dra_socket, &registration_socket] {
+        let registration_sockets = sockets.registration_sockets(pod_uid.as_deref());
+        for socket in registration_sockets.iter().chain([&dra_socket]) {
             if socket.as_os_str().len() > 107 {
                 return Err(Error::SocketPath {
                     root: self.kubelet_root,
@@ -260,7 +261,7 @@ impl Flags {
             allocator_mark: plugin_dir.join("allocator"),
             sockets,
             dra_socket,
-            registration_socket,
+            registration_sockets,
             http_address,
             context_reserve,
             ledger_tmpfs: self.ledger_tmpfs,
@@ -324,8 +325,10 @@ mod tests {
         );
         assert_eq!(config.records, Path::new("/var/lib/kubelet/plugins/dra.vgpu/claims"));
         assert_eq!(
-            config.registration_socket,
-            Path::new("/var/lib/kubelet/plugins_registry/registration@dra.vgpu.sock")
+            config.registration_sockets,
+            ["", ".2"].map(|turn| PathBuf::from(format!(
+                "/var/lib/kubelet/plugins_registry/registration{turn}@dra.vgpu.sock"
+            )))
         );
         assert_eq!(config.driver_root_host, Path::new("/"));
         assert_eq!(config.pool(), "n1/vgpu");
@@ -347,23 +350,24 @@ mod tests {
         let expected = [
             format!("/var/lib/kubelet/plugins/dra.vgpu/dra-{uid}.sock"),
             format!("/var/lib/kubelet/plugins_registry/registration-{uid}@dra.vgpu.sock"),
+            format!("/var/lib/kubelet/plugins_registry/registration-{uid}.2@dra.vgpu.sock"),
         ];
-        assert_eq!(
-            [config.dra_socket, config.registration_socket],
-            expected.map(PathBuf::from)
-        );
+        let [first, second] = config.registration_sockets;
+        assert_eq!([config.dra_socket, first, second], expected.map(PathBuf::from));
         assert_eq!(parse(&["--pod-uid="]).expect("none").pod_uid, None);
     }
 
     #[test]
     fn the_authority_that_kubelet_makes_of_the_registration_socket_is_one() {
         for uid in ["", "5c0f3b9a-0000-4000-8000-000000000001"] {
-            let path = parse(&[&format!("--pod-uid={uid}")])
+            for path in parse(&[&format!("--pod-uid={uid}")])
                 .expect("valid")
-                .registration_socket;
-            let encoded = path.to_str().expect("UTF-8").replace('/', "%2F");
-            let authority: tonic::codegen::http::uri::Authority = encoded.parse().expect("an authority");
-            assert_eq!(authority.host(), "dra.vgpu.sock");
+                .registration_sockets
+            {
+                let encoded = path.to_str().expect("UTF-8").replace('/', "%2F");
+                let authority: tonic::codegen::http::uri::Authority = encoded.parse().expect("an authority");
+                assert_eq!(authority.host(), "dra.vgpu.sock");
+            }
         }
         assert!(
             "%2Fplugins_registry%2Fdra.vgpu-reg.sock"

@@ -3,7 +3,8 @@
 //! ```text
 //! <kubelet>/plugins/dra.vgpu/dra-<pod UID>.sock                     kubelet's calls
 //! <kubelet>/plugins/dra.vgpu/dra-<pod UID>.lock                     locked while the instance lives
-//! <kubelet>/plugins_registry/registration-<pod UID>@dra.vgpu.sock   by which kubelet finds the other socket
+//! <kubelet>/plugins_registry/registration-<pod UID>@dra.vgpu.sock   by which kubelet finds the other socket; or
+//!                               registration-<pod UID>.2@dra.vgpu.sock   the containers of a pod take these in turn
 //! ```
 //!
 //! Without --pod-uid there is no `-<pod UID>` in the names, as in releases before it.
@@ -11,7 +12,9 @@
 //! Failure modes:
 //! - An instance that is killed leaves its sockets, and kubelet would go on calling them. The next one removes them: their
 //!   lock is free. Sockets without a lock file are of an older release; they are removed if nobody listens.
-//! - A container of the same pod that starts again finds its own sockets and binds them anew.
+//! - A container of the same pod that starts again finds its own sockets. It binds the one for calls anew, and registers by
+//!   the other name (`registration::name_in_turn`). A release before this one does not know `.2`: after a downgrade, that of
+//!   an instance that was killed stays until somebody removes it, and kubelet tries it in vain.
 //! - Two processes with one pod UID, or two without: the second one does not start, and leaves the first alone.
 //! - Two instances that start at once: both do this under the lock of the node.
 //! - A disk without a free inode: a container that starts again has its lock, and its sockets take the place of the former
@@ -67,21 +70,23 @@ impl Folders {
         self.dra_socket_of(&suffix(pod_uid))
     }
 
-    /// The socket by which kubelet finds it. kubelet sends this path, percent-encoded, as the :authority of its calls, and
-    /// our server (h2) refuses a host name with `%2F`. The part before an `@` is user information, in which the encoding
-    /// is allowed, and kubelet does not encode `@`.
+    /// The two names that the containers of one pod give in turn to the socket by which kubelet finds them. kubelet sends
+    /// this path, percent-encoded, as the :authority of its calls, and our server (h2) refuses a host name with `%2F`. The
+    /// part before an `@` is user information, in which the encoding is allowed, and kubelet does not encode `@`.
     #[must_use]
-    pub fn registration_socket(&self, pod_uid: Option<&str>) -> PathBuf {
-        self.registration_socket_of(&suffix(pod_uid))
+    pub fn registration_sockets(&self, pod_uid: Option<&str>) -> [PathBuf; 2] {
+        self.registration_sockets_of(&suffix(pod_uid))
     }
 
     fn dra_socket_of(&self, suffix: &str) -> PathBuf {
         self.plugin.join(format!("{DRA}{suffix}{SOCKET}"))
     }
 
-    fn registration_socket_of(&self, suffix: &str) -> PathBuf {
-        self.registry
-            .join(format!("registration{suffix}@{DRIVER_NAME}{SOCKET}"))
+    fn registration_sockets_of(&self, suffix: &str) -> [PathBuf; 2] {
+        ["", ".2"].map(|turn| {
+            self.registry
+                .join(format!("registration{suffix}{turn}@{DRIVER_NAME}{SOCKET}"))
+        })
     }
 
     fn lock_of(&self, suffix: &str) -> PathBuf {
@@ -155,11 +160,8 @@ fn nobody_listens(socket: &Path) -> bool {
 /// Removes the registration first, so that kubelet calls nobody, and the lock last, so that a crash leaves the rest to the
 /// next start.
 fn remove(folders: &Folders, suffix: &str) {
-    for path in [
-        folders.registration_socket_of(suffix),
-        folders.dra_socket_of(suffix),
-        folders.lock_of(suffix),
-    ] {
+    let [first, second] = folders.registration_sockets_of(suffix);
+    for path in [first, second, folders.dra_socket_of(suffix), folders.lock_of(suffix)] {
         match std::fs::remove_file(&path) {
             Ok(()) => tracing::info!("removed {} of an instance that has ended", path.display()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -209,10 +211,8 @@ mod tests {
         }
 
         fn bind(&self, pod_uid: Option<&str>) -> Vec<UnixListener> {
-            let sockets = [
-                self.folders.dra_socket(pod_uid),
-                self.folders.registration_socket(pod_uid),
-            ];
+            let [registration, _] = self.folders.registration_sockets(pod_uid);
+            let sockets = [self.folders.dra_socket(pod_uid), registration];
             sockets
                 .iter()
                 .filter_map(|socket| UnixListener::bind(socket).ok())

@@ -4,6 +4,10 @@
 //! reports back if it accepted the plugin. A stale socket of a former instance is removed before binding. At
 //! the end only the own socket is removed.
 //!
+//! After the machine's boot, kubelet finds the socket of an instance that was killed, and connects for ten seconds. It would
+//! reach a successor at the same path, take it for the former plugin, and deregister it for a second when it hears that the
+//! file is a new one; a pod whose claim is prepared in that second waits more than a minute. So a successor takes another name.
+//!
 //! A socket whose file is removed or replaced is bound again (`keep_listening`): connections that exist live on, but
 //! kubelet deregisters a plugin whose registration socket is gone, and cannot connect anew.
 
@@ -137,6 +141,24 @@ impl Drop for Socket {
     }
 }
 
+/// Returns the first name, or the second if a former instance left the first, and removes the one not taken.
+#[must_use]
+pub fn name_in_turn([first, second]: &[PathBuf; 2]) -> &Path {
+    let is_left = first.exists() && !second.exists();
+    let (taken, other) = if is_left { (second, first) } else { (first, second) };
+    match std::fs::remove_file(other) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            // kubelet finds nobody there, and says so in its log.
+            tracing::warn!(
+                "cannot remove {} of an instance that has ended: {error}",
+                other.display()
+            );
+        }
+        _ => {}
+    }
+    taken
+}
+
 /// Serves at `path` until stopped, and binds it again whenever its file is lost, after `lost`. Servers of former sockets go
 /// on with the connections that they have.
 ///
@@ -215,6 +237,29 @@ mod tests {
         assert!(path.exists(), "the successor's");
         drop(new);
         assert!(!path.exists());
+    }
+
+    #[tokio::test]
+    async fn a_successor_of_an_instance_that_was_killed_has_another_name() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let names = ["reg.sock", "reg.2.sock"].map(|name| dir.path().join(name));
+        let [first, second] = &names;
+        let left = || std::fs::read_dir(dir.path()).expect("listed").count();
+        let bind_and_die = || {
+            let taken = name_in_turn(&names);
+            assert!(!taken.exists(), "nobody can connect before it is bound");
+            std::mem::forget(Socket::bind(taken).expect("bound"));
+            assert_eq!(left(), 1, "the former one's is gone");
+            taken.to_owned()
+        };
+        assert_eq!(
+            [(); 3].map(|()| bind_and_die()),
+            [first, second, first].map(Clone::clone)
+        );
+        // The former one's could not be removed.
+        std::mem::forget(Socket::bind(second).expect("bound"));
+        assert_eq!(name_in_turn(&names), first);
+        assert!(!second.exists());
     }
 
     /// Answers a kubelet that found the registration socket and accepts the plugin.

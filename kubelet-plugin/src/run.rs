@@ -137,7 +137,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     tokio::spawn(only_while_reached(wants, reaches, publisher_lock, forwarded));
     let (scanned, first_scan) = watch::channel(false);
     let registration = register(
-        config.registration_socket.clone(),
+        config.registration_sockets.clone(),
         registrar,
         first_scan,
         LockFile::open(&config.publisher_lock)?,
@@ -224,7 +224,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
 /// Registers with kubelet once the first scan of the GPUs has ended. If a part fails without which no claim can be
 /// prepared, only when no other instance serves.
 async fn register(
-    socket: PathBuf,
+    sockets: [PathBuf; 2],
     registrar: Registrar,
     mut first_scan: watch::Receiver<bool>,
     publisher_lock: LockFile,
@@ -248,7 +248,8 @@ async fn register(
         }
     }
     let serve = |listener| serve_registration(listener, registrar.clone(), until(stopped.clone()));
-    let served = keep_listening(&socket, stopped.clone(), serve, || registrar.lost());
+    let socket = registration::name_in_turn(&sockets);
+    let served = keep_listening(socket, stopped.clone(), serve, || registrar.lost());
     served.await.context("the registration server ended")
 }
 
@@ -433,7 +434,7 @@ mod tests {
             };
             let lock = Self::publisher(&dir);
             let task = tokio::spawn(register(
-                dir.path().join("reg.sock"),
+                ["reg.sock", "reg.2.sock"].map(|name| dir.path().join(name)),
                 registrar,
                 first_scan,
                 lock,

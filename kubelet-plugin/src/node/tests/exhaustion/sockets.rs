@@ -31,7 +31,8 @@ fn node_lock(root: &Path) -> Locked {
 
 fn paths(root: &Path, pod: &str) -> [PathBuf; 2] {
     let folders = folders(root);
-    [folders.dra_socket(Some(pod)), folders.registration_socket(Some(pod))]
+    let [registration, _] = folders.registration_sockets(Some(pod));
+    [folders.dra_socket(Some(pod)), registration]
 }
 
 /// An instance that listens. When it is dropped, it is as if it was killed: its files stay.
