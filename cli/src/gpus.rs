@@ -17,7 +17,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, SystemTime};
-use vgpu_context_size::{Kind, Sizes};
+use vgpu_context_size::{ContextSize, Kind, Sizes};
 
 /// Stands for a version or a model that the driver does not tell.
 const UNNAMED: &str = "-";
@@ -36,8 +36,8 @@ pub struct Gpu {
     pub reserved: u64,
     pub driver_version: String,
     pub model: String,
-    /// The size of a context in bytes. None: not measured.
-    pub context: Option<u64>,
+    /// The size of a context. None: not measured.
+    pub context: Option<ContextSize>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -149,10 +149,10 @@ pub fn measure(driver: &Driver, soft_gpu: Option<&SoftGpu>, gpu: &mut Gpu, known
         uuid: gpu.uuid.clone(),
     };
     match vgpu_context_size::ask(helper, &asked, vgpu_context_size::PATIENCE) {
-        Ok(bytes) => {
-            gpu.context = Some(bytes);
+        Ok(size) => {
+            gpu.context = Some(size);
             // The next run measures again if it cannot be kept.
-            let _ = sizes.put(kind, bytes, keeps);
+            let _ = sizes.put(kind, size, keeps);
         }
         Err(error) => {
             // A caller without stderr runs COMMAND all the same.

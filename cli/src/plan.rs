@@ -134,7 +134,8 @@ fn create(request: &Request, driver: &Driver, gpus: &[Gpu], others: &[Limits]) -
         compute_policy: request.compute_policy.unwrap_or_else(unasked),
         priority: request.priority.unwrap_or_default(),
         slot: Some(slot),
-        context_reserve: gpu.context,
+        context_reserve: gpu.context.map(|size| size.own),
+        context_unowned: gpu.context.map_or(0, |size| size.unowned),
         ..Limits::of_memory(share, &gpu.uuid, memory, &driver.libcuda, &driver.libnvidia_ml)
     })))
 }
@@ -217,7 +218,10 @@ mod tests {
                 reserved: (1 << 20) + 1,
                 driver_version: "550.1".into(),
                 model: "NVIDIA H100".into(),
-                context: Some(518 << 20),
+                context: Some(vgpu_context_size::ContextSize {
+                    own: 518 << 20,
+                    unowned: 64 << 20,
+                }),
             })
             .collect()
     }
@@ -256,7 +260,11 @@ mod tests {
             (limits.memory, limits.cores, &*limits.gpu),
             (80 * GIB - 2 * (1 << 20), 0, "GPU-aa")
         );
-        assert_eq!(limits.context_reserve, Some(518 << 20), "as it was measured");
+        assert_eq!(
+            (limits.context_reserve, limits.context_unowned),
+            (Some(518 << 20), 64 << 20),
+            "as it was measured"
+        );
         assert_eq!(Limits::parse(limits.render().as_bytes()), Ok(limits));
     }
 

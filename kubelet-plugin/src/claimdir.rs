@@ -33,6 +33,7 @@ use std::path::{Path, PathBuf};
 use vgpu_abi::ledger::{self, Usage};
 use vgpu_abi::limits::{self, Limits, Version};
 use vgpu_abi::paths::{LEDGER, LIMITS};
+use vgpu_context_size::ContextSize;
 
 const ENTRY: &str = "entry.json";
 /// A claim is reserved for at most 256 pods, and a UID has 36 bytes.
@@ -57,7 +58,7 @@ pub struct ClaimDirs {
 #[derive(Clone, Copy)]
 pub struct Terms<'a> {
     /// What a context takes on a GPU, by its UUID; None if that is not known.
-    pub context_reserve: &'a dyn Fn(&str) -> Option<u64>,
+    pub context_reserve: &'a dyn Fn(&str) -> Option<ContextSize>,
     /// The release of the claim's library.
     pub release: Release,
 }
@@ -363,7 +364,11 @@ mod tests {
         }
     }
 
-    fn terms(context_reserve: &dyn Fn(&str) -> Option<u64>) -> Terms<'_> {
+    const fn size(own: u64) -> ContextSize {
+        ContextSize { own, unowned: 2 }
+    }
+
+    fn terms(context_reserve: &dyn Fn(&str) -> Option<ContextSize>) -> Terms<'_> {
         Terms {
             context_reserve,
             release: Release::default(),
@@ -375,7 +380,7 @@ mod tests {
     }
 
     fn make_use_and_remove(dirs: &ClaimDirs) {
-        dirs.ensure("u", &entry(), terms(&|_| Some(7)), &mut NeverStop)
+        dirs.ensure("u", &entry(), terms(&|_| Some(size(7))), &mut NeverStop)
             .expect("made");
         let folder = dirs.share_path("u", "s2");
         let limits = Limits::parse(&std::fs::read(folder.join(LIMITS)).expect("read")).expect("limits");
@@ -390,7 +395,7 @@ mod tests {
         assert_eq!(dirs.uids().expect("listed"), ["u"]);
 
         std::fs::write(folder.join(LEDGER), "in use").expect("written");
-        dirs.ensure("u", &entry(), terms(&|_| Some(9)), &mut NeverStop)
+        dirs.ensure("u", &entry(), terms(&|_| Some(size(9))), &mut NeverStop)
             .expect("made");
         assert_eq!(
             std::fs::read(folder.join(LEDGER)).expect("read"),
@@ -498,7 +503,12 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         let dirs = ClaimDirs::new(dir.path().join("claims"), false);
         let path = dirs.share_path("u", "s1").join(LIMITS);
-        for (limits, slot) in [(Version::V1, None), (Version::V2, Some(0)), (Version::V1, None)] {
+        for (limits, slot) in [
+            (Version::V1, None),
+            (Version::V2, Some(0)),
+            (Version::V1, None),
+            (Version::V3, Some(0)),
+        ] {
             let terms = Terms {
                 release: Release { limits },
                 ..terms(&|_| None)

@@ -16,13 +16,13 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Command;
 use vgpu_abi::paths::{LIBCUDA, LIBNVIDIA_ML};
-use vgpu_context_size::{Kind, PATIENCE, Sizes, ask};
+use vgpu_context_size::{ContextSize, Kind, PATIENCE, Sizes, ask};
 
 /// Scans of the GPUs between two attempts: ten minutes.
 const SCANS_BETWEEN: u32 = 60;
 
 /// Measures the context of a GPU.
-type Measure = Box<dyn FnMut(&Gpu) -> Result<u64, String> + Send>;
+type Measure = Box<dyn FnMut(&Gpu) -> Result<ContextSize, String> + Send>;
 
 /// The sizes, and how to find missing ones.
 pub struct Contexts {
@@ -76,7 +76,7 @@ impl Contexts {
 
     /// Returns the sizes on these GPUs by UUID, and measures those that are not known. May block for
     /// [`PATIENCE`] each.
-    pub fn of(&mut self, gpus: &[Gpu]) -> BTreeMap<String, u64> {
+    pub fn of(&mut self, gpus: &[Gpu]) -> BTreeMap<String, ContextSize> {
         if self.is_given {
             return BTreeMap::new();
         }
@@ -87,13 +87,13 @@ impl Contexts {
         known.collect::<Vec<_>>().into_iter().collect()
     }
 
-    fn one(&mut self, gpu: &Gpu) -> Option<u64> {
+    fn one(&mut self, gpu: &Gpu) -> Option<ContextSize> {
         let kind = Kind {
             driver_version: gpu.driver_version.clone(),
             model: gpu.name.clone(),
         };
-        if let Some(bytes) = self.sizes.get(&kind) {
-            return Some(bytes);
+        if let Some(size) = self.sizes.get(&kind) {
+            return Some(size);
         }
         if self.failed.iter().any(|(failed, due)| *failed == kind && *due > 0) {
             return None;
@@ -112,20 +112,21 @@ impl Contexts {
         }
         self.failed.retain(|(failed, _)| *failed != kind);
         match self.measure_marked(gpu, &kind) {
-            Ok(bytes) => {
+            Ok(size) => {
                 tracing::info!(
                     gpu = gpu.uuid,
                     model = gpu.name,
                     driver = gpu.driver_version,
-                    bytes,
+                    bytes = size.own,
+                    unowned = size.unowned,
                     "measured a context"
                 );
-                if let Err(error) = self.sizes.put(kind, bytes, true) {
+                if let Err(error) = self.sizes.put(kind, size, true) {
                     tracing::warn!(
                         "the size of a context cannot be kept, and is measured after the next start: {error}"
                     );
                 }
-                Some(bytes)
+                Some(size)
             }
             Err(error) => {
                 tracing::warn!(
@@ -139,7 +140,7 @@ impl Contexts {
     }
 
     /// Measures while the kind is marked. A size that is found replaces the mark later.
-    fn measure_marked(&mut self, gpu: &Gpu, kind: &Kind) -> Result<u64, String> {
+    fn measure_marked(&mut self, gpu: &Gpu, kind: &Kind) -> Result<ContextSize, String> {
         let marked = self.sizes.mark(kind);
         marked.map_err(|error| format!("the file that marks a measurement cannot be written: {error}"))?;
         let measured = (self.measure)(gpu);
@@ -158,8 +159,12 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
 
+    const fn size(own: u64) -> ContextSize {
+        ContextSize { own, unowned: 0 }
+    }
+
     /// Answers `answer`, and counts how often it is asked.
-    fn counting(answer: Result<u64, String>) -> (Arc<AtomicU32>, Measure) {
+    fn counting(answer: Result<ContextSize, String>) -> (Arc<AtomicU32>, Measure) {
         let count = Arc::new(AtomicU32::new(0));
         let counted = count.clone();
         let measure = move |_: &Gpu| {
@@ -174,21 +179,21 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("contexts");
         for start in 0..2 {
-            let (count, measure) = counting(Ok(518));
+            let (count, measure) = counting(Ok(size(518)));
             let mut contexts = Contexts::new(path.clone(), measure);
             for _ in 0..3 {
                 let sizes = contexts.of(&[gpu(0), gpu(1)]);
-                assert_eq!(sizes.into_values().collect::<Vec<_>>(), [518, 518]);
+                assert_eq!(sizes.into_values().collect::<Vec<_>>(), [size(518), size(518)]);
             }
             assert_eq!(count.load(Ordering::Relaxed), u32::from(start == 0));
         }
-        let (count, measure) = counting(Ok(600));
+        let (count, measure) = counting(Ok(size(600)));
         let upgraded = Gpu {
             driver_version: "999.1".into(),
             ..gpu(0)
         };
         let sizes = Contexts::new(path, measure).of(&[upgraded, gpu(1)]);
-        assert_eq!((sizes[&gpu(0).uuid], sizes[&gpu(1).uuid]), (600, 518));
+        assert_eq!((sizes[&gpu(0).uuid], sizes[&gpu(1).uuid]), (size(600), size(518)));
         assert_eq!(count.load(Ordering::Relaxed), 1);
     }
 
@@ -202,7 +207,7 @@ mod tests {
             assert!(contexts.of(&[gpu(0), gpu(1)]).is_empty());
         }
         assert_eq!(count.load(Ordering::Relaxed), 2);
-        let (count, measure) = counting(Ok(518));
+        let (count, measure) = counting(Ok(size(518)));
         let sizes = Contexts::new(path, measure).of(&[gpu(0)]);
         assert_eq!((sizes.len(), count.load(Ordering::Relaxed)), (1, 1), "no mark is left");
     }
@@ -211,7 +216,7 @@ mod tests {
     fn a_measurement_that_ended_the_plugin_is_not_repeated_at_the_start_but_later() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("contexts");
-        let dies = |_: &Gpu| -> Result<u64, String> { panic!("killed") };
+        let dies = |_: &Gpu| -> Result<ContextSize, String> { panic!("killed") };
         let mut first = Contexts::new(path.clone(), Box::new(dies));
         let killed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| first.of(&[gpu(0)])));
         assert!(killed.is_err());
@@ -220,11 +225,11 @@ mod tests {
             driver_version: "999.1".into(),
             ..gpu(1)
         };
-        let (_, measure) = counting(Ok(600));
+        let (_, measure) = counting(Ok(size(600)));
         let sizes = Contexts::new(path.clone(), measure).of(&[gpu(0), other]);
-        assert_eq!(sizes, BTreeMap::from([(gpu(1).uuid, 600)]));
+        assert_eq!(sizes, BTreeMap::from([(gpu(1).uuid, size(600))]));
 
-        let (count, measure) = counting(Ok(518));
+        let (count, measure) = counting(Ok(size(518)));
         let mut contexts = Contexts::new(path.clone(), measure);
         for _ in 0..SCANS_BETWEEN {
             assert!(contexts.of(&[gpu(0), gpu(2)]).is_empty());
@@ -232,15 +237,15 @@ mod tests {
         assert_eq!(count.load(Ordering::Relaxed), 0);
         assert_eq!(contexts.of(&[gpu(0), gpu(2)]).len(), 2);
         assert_eq!(count.load(Ordering::Relaxed), 1);
-        let (count, measure) = counting(Ok(7));
-        assert_eq!(Contexts::new(path, measure).of(&[gpu(0)])[&gpu(0).uuid], 518);
+        let (count, measure) = counting(Ok(size(7)));
+        assert_eq!(Contexts::new(path, measure).of(&[gpu(0)])[&gpu(0).uuid], size(518));
         assert_eq!(count.load(Ordering::Relaxed), 0);
     }
 
     #[test]
     fn nothing_is_measured_where_the_size_is_given() {
         let folder = tempfile::tempdir().expect("a folder");
-        let (count, measure) = counting(Ok(518));
+        let (count, measure) = counting(Ok(size(518)));
         let mut contexts = Contexts {
             is_given: true,
             ..Contexts::new(folder.path().join("contexts"), measure)
@@ -251,7 +256,7 @@ mod tests {
 
     #[test]
     fn nothing_is_measured_that_cannot_be_marked() {
-        let (count, measure) = counting(Ok(518));
+        let (count, measure) = counting(Ok(size(518)));
         assert!(
             Contexts::new("/nonexistent/contexts".into(), measure)
                 .of(&[gpu(0)])

@@ -4,7 +4,7 @@
 //! each installed release has a file beside it that says what it expects, in the words of the limits file's first line:
 //!
 //! ```text
-//! vgpu-limits 2
+//! vgpu-limits 3
 //! ```
 //!
 //! A release without the file reads version 1. A plugin that was downgraded may find a later version than it knows, and
@@ -64,7 +64,8 @@ mod tests {
         };
         assert_eq!(found(None), Version::V1);
         assert_eq!(found(Some("vgpu-limits 1\n")), Version::V1);
-        assert_eq!(found(Some(&Release::default().text())), Version::V2);
+        assert_eq!(found(Some("vgpu-limits 2\n")), Version::V2);
+        assert_eq!(found(Some(&Release::default().text())), Version::V3);
         assert_eq!(found(Some("vgpu-limits 9\nmore\n")), Version::default());
     }
 }

@@ -9,6 +9,7 @@ use vgpu_abi::arbitration;
 use vgpu_abi::limits::{ComputePolicy, Limits, Priority};
 use vgpu_abi::paths::{CONTAINER_DRIVER_DIR, LIBCUDA, LIBNVIDIA_ML};
 use vgpu_api::config::{self, Capabilities, Dialect};
+use vgpu_context_size::ContextSize;
 use vgpu_dialects::GpuShare;
 
 /// Identifies a ResourceClaim as kubelet does.
@@ -139,7 +140,7 @@ impl Share {
 
     /// The limits file of this share. `order` is its index in the claim, `slot` its page for arbitration.
     #[must_use]
-    pub fn limits(&self, order: usize, slot: Option<u8>, context_reserve: Option<u64>) -> Limits {
+    pub fn limits(&self, order: usize, slot: Option<u8>, context: Option<ContextSize>) -> Limits {
         let driver = Path::new(CONTAINER_DRIVER_DIR);
         Limits {
             share: self.name.clone(),
@@ -152,7 +153,8 @@ impl Share {
             priority: self.priority,
             slot,
             host_memory: self.host_memory,
-            context_reserve,
+            context_reserve: context.map(|size| size.own),
+            context_unowned: context.map_or(0, |size| size.unowned),
             libcuda: driver.join(LIBCUDA),
             libnvidia_ml: driver.join(LIBNVIDIA_ML),
         }
@@ -227,7 +229,8 @@ pub(crate) mod tests {
     #[test]
     fn a_share_read_back_from_its_limits_is_the_same_result() {
         let whole = share("s");
-        let limits = whole.limits(0, Some(3), Some(5));
+        let limits = whole.limits(0, Some(3), Some(ContextSize { own: 5, unowned: 2 }));
+        assert_eq!((limits.context_reserve, limits.context_unowned), (Some(5), 2));
         let limits = Limits::parse(limits.render().as_bytes()).expect("limits");
         let back = Share::from_limits(&limits);
         assert!(back.same_result(&whole) && whole.same_result(&back));

@@ -222,6 +222,108 @@ fn what_is_charged_covers_what_is_used_and_goes_with_it() {
     }
 }
 
+/// NVML lists managed memory in no process's figure, as far as is known; if a driver does, too much is charged.
+#[test]
+fn managed_memory_is_charged_beside_what_nvml_lists() {
+    for (mode, listed) in [("own", "no"), ("host", "no"), ("own", "yes"), ("host", "yes")] {
+        let bench = Bench::with_profile(&format!(
+            "context_cost = 500MiB\nmodule_cost = 6MiB\nnvml_pids = {mode}\nnvml_managed = {listed}\n"
+        ));
+        bench.share("share", 0, 0, 8 * GIB);
+        let mut truth = Truth::new(&bench);
+        let mut client = bench.serving(&["init"]);
+        for step in [
+            "load",
+            "managed:700MiB",
+            "load",
+            "alloc:64MiB",
+            "load",
+            "managed:2GiB",
+            "load",
+            "free:0",
+            "load",
+            "free:0",
+            "free:0",
+            "unload:last",
+        ] {
+            assert_eq!(client.ask(step), "0", "{mode}, {listed}: {step}");
+            let (charged, used) = (bench.usage("share").charged, truth.used());
+            match listed {
+                "no" => assert_eq!(charged, used, "{mode}: {step}"),
+                _ => assert!(charged >= used, "{mode}: {step}: {charged} charged, {used} used"),
+            }
+        }
+    }
+}
+
+/// Page tables and buffers of the driver, say: the limits file tells what a context costs the GPU beside its process.
+#[test]
+fn memory_of_a_context_that_no_process_owns_is_charged_with_it() {
+    const UNOWNED: u64 = 64 * MIB;
+    for mode in MODES {
+        let bench = Bench::with_profile(&format!(
+            "context_cost = 500MiB\ncontext_unowned = 64MiB\nmodule_cost = 6MiB\nnvml_pids = {mode}\n"
+        ));
+        let limits = |memory| {
+            let mut limits = bench.limits("share", 0, 0, memory);
+            limits.context_unowned = UNOWNED;
+            bench.put(&limits);
+        };
+        limits(CONTEXT + UNOWNED - 2 * MIB);
+        assert_eq!(bench.run(&["init"]), ["init 2"], "{mode}: the context alone would fit");
+        assert_eq!(bench.usage("share").charged, 0, "{mode}");
+
+        limits(8 * GIB);
+        let mut truth = Truth::new(&bench);
+        let mut client = bench.serving(&["init"]);
+        for round in 0..2 {
+            for (step, contexts) in [("ctx", 2), ("load", 2), ("alloc:64MiB", 2), ("ctxdestroy:0", 1)] {
+                assert_eq!(client.ask(step), "0", "{mode}: {step}");
+                let (charged, used) = (bench.usage("share").charged, truth.used());
+                assert!(
+                    charged >= used && used >= contexts * (CONTEXT + UNOWNED),
+                    "{mode}: {step} of round {round}: {charged} charged, {used} used"
+                );
+                if mode != "none" && step != "ctxdestroy:0" {
+                    assert_eq!(charged, used, "{mode}: {step} of round {round}");
+                }
+            }
+        }
+        assert_eq!(client.ask("primary:0"), "0");
+        assert_eq!(
+            bench.usage("share").charged,
+            truth.used(),
+            "{mode}: after the last context"
+        );
+    }
+}
+
+/// A driver whose NVML lists imported memory for its importer as well: more is charged than is used, never less.
+#[test]
+fn imports_that_nvml_lists_twice_are_never_charged_too_little() {
+    for listed in ["no", "yes"] {
+        let bench = Bench::with_profile(&format!(
+            "context_cost = 500MiB\nmodule_cost = 6MiB\nnvml_imports = {listed}\n"
+        ));
+        bench.share("share", 0, 0, 8 * GIB);
+        let mut truth = Truth::new(&bench);
+        let mut maker = bench.serving(&["init", "alloc:512MiB", "export:0"]);
+        let mut importer = bench.serving(&["init"]);
+        assert_eq!(importer.ask(&format!("named:{}", maker.ask("name"))), "0");
+        for step in ["import", "load", "unload:last", "load"] {
+            assert_eq!(importer.ask(step), "0", "{listed}: {step}");
+            let (charged, used) = (bench.usage("share").charged, truth.used());
+            match listed {
+                "no" => assert_eq!(charged, used, "{step}"),
+                _ => assert!(
+                    charged >= used && charged <= used + 512 * MIB,
+                    "{step}: {charged} charged, {used} used"
+                ),
+            }
+        }
+    }
+}
+
 /// Builds the tool of tool.c.
 fn tool(folder: &Path) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tool.c");

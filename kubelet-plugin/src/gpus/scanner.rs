@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
+use vgpu_context_size::ContextSize;
 
 pub(super) const ANSWERS_WITHIN: Duration = Duration::from_secs(15);
 const MEASURED_WITHIN: Duration = Duration::from_secs(5);
@@ -43,7 +44,7 @@ pub(super) struct Measurer {
 }
 
 /// The GPUs that were asked about, and the sizes on those for which it is known.
-type Measured = (Contexts, Vec<Gpu>, BTreeMap<String, u64>);
+type Measured = (Contexts, Vec<Gpu>, BTreeMap<String, ContextSize>);
 
 // === impl ScanFailure ===
 
@@ -104,7 +105,7 @@ impl Measurer {
     }
 
     /// Returns what a context takes on these GPUs, as far as that can be measured. None: it is still being measured.
-    pub(super) async fn measure(&mut self, gpus: &[Gpu]) -> Option<BTreeMap<String, u64>> {
+    pub(super) async fn measure(&mut self, gpus: &[Gpu]) -> Option<BTreeMap<String, ContextSize>> {
         timeout(MEASURED_WITHIN, async {
             loop {
                 if let Some(mut contexts) = self.contexts.take() {

@@ -59,6 +59,7 @@ use std::time::Instant;
 pub use turn::Parts;
 use turn::{Part, Turn};
 use vgpu_abi::limits::is_share_name;
+use vgpu_context_size::ContextSize;
 
 /// A prepared device, as it is reported to kubelet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -166,7 +167,7 @@ pub struct Node {
     is_read: bool,
     inventory: Result<Inventory, String>,
     /// What a context takes on each GPU, by UUID, as far as that was measured.
-    contexts: BTreeMap<String, u64>,
+    contexts: BTreeMap<String, ContextSize>,
     /// GPUs whose node page does not say yet what the checkpoint does.
     stale_pages: BTreeSet<String>,
     /// Shares that were seen to break their limit.
@@ -200,7 +201,7 @@ impl Node {
         self.inventory = inventory;
     }
 
-    pub fn set_contexts(&mut self, contexts: BTreeMap<String, u64>) {
+    pub fn set_contexts(&mut self, contexts: BTreeMap<String, ContextSize>) {
         self.contexts = contexts;
     }
 
@@ -468,7 +469,7 @@ impl Node {
         let (fixed, measured) = (self.config.context_reserve, &self.contexts);
         let reserve = |gpu: &str| match fixed {
             0 => measured.get(gpu).copied(),
-            fixed => Some(fixed),
+            own => Some(ContextSize { own, unowned: 0 }),
         };
         let terms = Terms {
             context_reserve: &reserve,

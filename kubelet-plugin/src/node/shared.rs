@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
+use vgpu_context_size::ContextSize;
 
 /// The node's state, shared between tasks.
 #[derive(Clone)]
@@ -41,7 +42,7 @@ pub struct SharedNode {
 #[derive(Default)]
 struct Scanned {
     inventory: Option<Result<Inventory, String>>,
-    contexts: Option<BTreeMap<String, u64>>,
+    contexts: Option<BTreeMap<String, ContextSize>>,
 }
 
 impl SharedNode {
@@ -169,7 +170,7 @@ impl SharedNode {
     }
 
     /// Sets what a context takes on each GPU, for the turns that begin from now on. Waits for none.
-    pub fn set_contexts(&self, contexts: BTreeMap<String, u64>) {
+    pub fn set_contexts(&self, contexts: BTreeMap<String, ContextSize>) {
         self.scanned().contexts = Some(contexts);
     }
 

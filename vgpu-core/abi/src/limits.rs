@@ -5,7 +5,7 @@
 //! last line with a CRC-32 of all bytes before it, which detects truncated and edited files:
 //!
 //! ```text
-//! vgpu-limits 2
+//! vgpu-limits 3
 //! share 6e2a4c1e-0d5c-4f0e-9a5b-0c5b1f1b2a3c
 //! order 0
 //! gpu GPU-3f8a1c20-1111-2222-3333-444455556666
@@ -16,12 +16,14 @@
 //! slot 3
 //! host-memory 0
 //! context-reserve 0
+//! context-unowned 0
 //! libcuda /usr/lib/vgpu/driver/libcuda.so.1
 //! libnvidia-ml /usr/lib/vgpu/driver/libnvidia-ml.so.1
 //! crc32 1a2b3c4d
 //! ```
 //!
-//! A reader refuses unknown keys, because one may be a limit. So a new key needs a new version: version 1 has no `slot`.
+//! A reader refuses unknown keys, because one may be a limit. So a new key needs a new version: version 1 has no `slot`,
+//! versions 1 and 2 no `context-unowned`.
 //! Every version is read. A claim keeps the library of the plugin release that first prepared it, so a later plugin that
 //! writes the file again, as after a reboot, writes the version that this library reads.
 
@@ -37,8 +39,9 @@ pub const MAX_SIZE: usize = 16 * 1024;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Version {
     V1,
-    #[default]
     V2,
+    #[default]
+    V3,
 }
 
 /// The limits of one share.
@@ -64,6 +67,8 @@ pub struct Limits {
     /// What a CUDA context takes on this GPU and driver: charged for each one before the driver is asked. None: nobody
     /// measured it, which is 0 in the file; plugins before 0.2 wrote that always. Nothing at all is 1 in the file.
     pub context_reserve: Option<u64>,
+    /// What the GPU has less while a context exists, beside what NVML lists for its process: charged for each context.
+    pub context_unowned: u64,
     /// The real driver's libraries.
     pub libcuda: PathBuf,
     pub libnvidia_ml: PathBuf,
@@ -126,6 +131,7 @@ impl Limits {
             slot: None,
             host_memory: 0,
             context_reserve: None,
+            context_unowned: 0,
             libcuda: libcuda.into(),
             libnvidia_ml: libnvidia_ml.into(),
         }
@@ -142,12 +148,16 @@ impl Limits {
     pub fn render_as(&self, version: Version) -> String {
         let slot = match (version, self.slot) {
             (Version::V1, _) => String::new(),
-            (Version::V2, None) => "slot -\n".to_owned(),
-            (Version::V2, Some(slot)) => format!("slot {slot}\n"),
+            (_, None) => "slot -\n".to_owned(),
+            (_, Some(slot)) => format!("slot {slot}\n"),
+        };
+        let unowned = match version {
+            Version::V1 | Version::V2 => String::new(),
+            Version::V3 => format!("context-unowned {}\n", self.context_unowned),
         };
         let mut text = format!(
             "{}\nshare {}\norder {}\ngpu {}\nmemory {}\ncores {}\ncompute-policy {}\npriority {}\n{slot}\
-             host-memory {}\ncontext-reserve {}\nlibcuda {}\nlibnvidia-ml {}\n",
+             host-memory {}\ncontext-reserve {}\n{unowned}libcuda {}\nlibnvidia-ml {}\n",
             version.header(),
             self.share,
             self.order,
@@ -201,7 +211,7 @@ fn checked_body(text: &str) -> Option<&str> {
 // === impl Fields ===
 
 /// Every key of the file, in the order in which it is written.
-const KEYS: [&str; 12] = [
+const KEYS: [&str; 13] = [
     "share",
     "order",
     "gpu",
@@ -212,12 +222,15 @@ const KEYS: [&str; 12] = [
     SLOT,
     "host-memory",
     "context-reserve",
+    UNOWNED,
     "libcuda",
     "libnvidia-ml",
 ];
 
 /// The key that version 1 does not have.
 const SLOT: &str = "slot";
+/// The key that versions 1 and 2 do not have.
+const UNOWNED: &str = "context-unowned";
 
 struct Fields<'a> {
     version: Version,
@@ -245,7 +258,11 @@ impl<'a> Fields<'a> {
 
     /// Returns true if the file's version has this key.
     fn has(&self, key: &str) -> bool {
-        self.version != Version::V1 || key != SLOT
+        match key {
+            SLOT => self.version != Version::V1,
+            UNOWNED => self.version == Version::V3,
+            _ => true,
+        }
     }
 
     fn get(&self, key: &'static str) -> Result<&'a str, ParseError> {
@@ -272,6 +289,11 @@ impl<'a> Fields<'a> {
             slot: if self.has(SLOT) { self.parsed(SLOT, slot)? } else { None },
             host_memory: self.parsed("host-memory", |v| v.parse().ok())?,
             context_reserve: self.parsed("context-reserve", |v| v.parse().ok().map(context_reserve))?,
+            context_unowned: if self.has(UNOWNED) {
+                self.parsed(UNOWNED, |v| v.parse().ok())?
+            } else {
+                0
+            },
             libcuda: self.parsed("libcuda", path)?,
             libnvidia_ml: self.parsed("libnvidia-ml", path)?,
         })
@@ -313,13 +335,14 @@ impl Version {
         match self {
             Self::V1 => "vgpu-limits 1",
             Self::V2 => "vgpu-limits 2",
+            Self::V3 => "vgpu-limits 3",
         }
     }
 
     /// Returns the version that a first line names.
     #[must_use]
     pub fn from_header(line: &str) -> Option<Self> {
-        [Self::V1, Self::V2]
+        [Self::V1, Self::V2, Self::V3]
             .into_iter()
             .find(|version| version.header() == line)
     }
@@ -376,9 +399,9 @@ impl fmt::Display for ParseError {
             Self::NotText => write!(f, "not a limits file (text of at most {MAX_SIZE} bytes)"),
             Self::Version(line) => write!(
                 f,
-                "first line {line:?} is not {:?} or {:?}: library and plugin differ in version",
+                "first line {line:?} is not {:?} to {:?}: library and plugin differ in version",
                 Version::V1.header(),
-                Version::V2.header()
+                Version::default().header()
             ),
             Self::Checksum => write!(f, "checksum does not match: the file is cut or was changed"),
             Self::Missing(key) => write!(f, "field {key} is missing"),
@@ -399,6 +422,7 @@ mod tests {
         Limits {
             cores: 25,
             slot: Some(3),
+            context_unowned: 64 << 20,
             ..Limits::of_memory(
                 "6e2a4c1e-0d5c-4f0e-9a5b-0c5b1f1b2a3c",
                 "GPU-3f8a1c20-1111-2222-3333-444455556666",
@@ -420,16 +444,21 @@ mod tests {
 
     #[test]
     fn every_version_is_read_and_written_as_it_was_first_written() {
-        let golden: [(Version, Option<u8>, &[u8]); 2] = [
-            (Version::V1, None, include_bytes!("../testdata/limits-v1")),
-            (Version::V2, Some(3), include_bytes!("../testdata/limits-v2")),
+        let golden: [(Version, Option<u8>, u64, &[u8]); 3] = [
+            (Version::V1, None, 0, include_bytes!("../testdata/limits-v1")),
+            (Version::V2, Some(3), 0, include_bytes!("../testdata/limits-v2")),
+            (Version::V3, Some(3), 64 << 20, include_bytes!("../testdata/limits-v3")),
         ];
-        for (version, slot, golden) in golden {
-            let limits = Limits { slot, ..example() };
+        for (version, slot, context_unowned, golden) in golden {
+            let limits = Limits {
+                slot,
+                context_unowned,
+                ..example()
+            };
             assert_eq!(Limits::parse(golden), Ok(limits));
             assert_eq!(example().render_as(version).as_bytes(), golden);
         }
-        assert_eq!(example().render(), example().render_as(Version::V2));
+        assert_eq!(example().render(), example().render_as(Version::V3));
     }
 
     #[test]
@@ -446,8 +475,12 @@ mod tests {
         }
         assert_eq!(with("slot 3\n", ""), Err(ParseError::Missing("slot")));
         assert_eq!(
-            with("vgpu-limits 2", "vgpu-limits 1"),
+            with("vgpu-limits 3", "vgpu-limits 1"),
             Err(ParseError::Unknown("slot".into()))
+        );
+        assert_eq!(
+            with("vgpu-limits 3", "vgpu-limits 2"),
+            Err(ParseError::Unknown("context-unowned".into()))
         );
     }
 
@@ -505,8 +538,8 @@ mod tests {
             Some("libcuda")
         );
         assert_eq!(
-            with("vgpu-limits 2", "vgpu-limits 3"),
-            Err(ParseError::Version("vgpu-limits 3".into()))
+            with("vgpu-limits 3", "vgpu-limits 4"),
+            Err(ParseError::Version("vgpu-limits 4".into()))
         );
     }
 

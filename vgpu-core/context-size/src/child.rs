@@ -1,7 +1,7 @@
 //! The child process that measures: a program that starts itself again with [`ARGUMENT`].
 #![forbid(unsafe_code)]
 
-use crate::probe;
+use crate::{ContextSize, probe};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::Errno;
 use rustix::process::{
@@ -47,7 +47,7 @@ pub struct Gpu {
 ///
 /// # Errors
 /// Why there is no figure, in one line.
-pub fn ask(mut command: Command, gpu: &Gpu, patience: Duration) -> Result<u64, String> {
+pub fn ask(mut command: Command, gpu: &Gpu, patience: Duration) -> Result<ContextSize, String> {
     let variables = environment(&command);
     command
         .arg(ARGUMENT)
@@ -183,9 +183,9 @@ pub fn helper(arguments: &[OsString]) -> ExitCode {
         _ => Err(format!("{ARGUMENT} LIBCUDA LIBNVIDIA_ML UUID")),
     };
     match measured {
-        Ok(bytes) => {
+        Ok(size) => {
             // The driver may have written an unfinished line.
-            println!("\n{MARK}{bytes}");
+            println!("\n{MARK}{size}");
             ExitCode::SUCCESS
         }
         Err(error) => {
@@ -201,7 +201,9 @@ mod tests {
 
     const ALONE: &str = "VGPU_TEST_ALONE";
 
-    fn shell(script: &str, patience: Duration) -> Result<u64, String> {
+    const SEVEN: ContextSize = ContextSize { own: 7, unowned: 0 };
+
+    fn shell(script: &str, patience: Duration) -> Result<ContextSize, String> {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", script]);
         ask(command, &gpu(), patience)
@@ -217,17 +219,19 @@ mod tests {
 
     #[test]
     fn a_child_that_answers_anything_else_is_no_figure() {
-        assert_eq!(shell("echo noise; echo vgpu-context 7", PATIENCE), Ok(7));
+        assert_eq!(shell("echo noise; echo vgpu-context 7+0", PATIENCE), Ok(SEVEN));
         assert_eq!(
             shell("echo 7", PATIENCE).unwrap_err(),
             "the helper ended with exit status: 0"
         );
         assert!(
-            shell("echo vgpu-context 7; kill -9 $$", PATIENCE).is_err(),
+            shell("echo vgpu-context 7+0; kill -9 $$", PATIENCE).is_err(),
             "it crashed"
         );
         assert_eq!(shell("echo why >&2; exit 1", PATIENCE).unwrap_err(), "why");
-        assert!(shell("echo vgpu-context -7", PATIENCE).is_err());
+        for bad in ["-7+0", "7", "7+", "7+0+0"] {
+            assert!(shell(&format!("echo vgpu-context {bad}"), PATIENCE).is_err(), "{bad}");
+        }
     }
 
     #[test]
@@ -236,10 +240,10 @@ mod tests {
         let seen = folder.path().join("seen");
         let mut command = Command::new("/bin/sh");
         command
-            .args(["-c", &format!("env > {}; echo vgpu-context 7", seen.display())])
+            .args(["-c", &format!("env > {}; echo vgpu-context 7+0", seen.display())])
             .env("SOFT_GPU_STATE", "/state")
             .env_remove("HOME");
-        assert_eq!(ask(command, &gpu(), PATIENCE), Ok(7));
+        assert_eq!(ask(command, &gpu(), PATIENCE), Ok(SEVEN));
         let seen = std::fs::read_to_string(seen).expect("text");
         let mut names: Vec<_> = seen.lines().filter_map(|line| line.split('=').next()).collect();
         // The shell's own; and one of the software GPU's that this machine may have set.
@@ -251,15 +255,15 @@ mod tests {
 
     #[test]
     fn a_child_that_hangs_is_killed() {
-        let said = shell("echo vgpu-context 7; exec sleep 1000", Duration::ZERO).unwrap_err();
+        let said = shell("echo vgpu-context 7+0; exec sleep 1000", Duration::ZERO).unwrap_err();
         assert!(said.contains("not answered"), "{said}");
     }
 
     #[test]
     fn a_child_that_writes_much_is_read_to_its_end() {
         let much = "head -c 204800 /dev/zero | tr '\\0' x";
-        let script = format!("{much}; {much} >&2; echo; echo vgpu-context 7");
-        assert_eq!(shell(&script, PATIENCE), Ok(7));
+        let script = format!("{much}; {much} >&2; echo; echo vgpu-context 7+0");
+        assert_eq!(shell(&script, PATIENCE), Ok(SEVEN));
         let script = format!("{much} >&2; echo; {much}; echo >&2; echo why >&2; exit 1");
         assert_eq!(shell(&script, PATIENCE).unwrap_err(), "why");
     }
@@ -269,8 +273,8 @@ mod tests {
         let start = Instant::now();
         let folder = tempfile::tempdir().expect("a folder");
         let own = folder.path().join("pid");
-        let script = format!("sleep 1000 & echo $! > {}; echo vgpu-context 7", own.display());
-        assert_eq!(shell(&script, PATIENCE), Ok(7));
+        let script = format!("sleep 1000 & echo $! > {}; echo vgpu-context 7+0", own.display());
+        assert_eq!(shell(&script, PATIENCE), Ok(SEVEN));
         let pid = std::fs::read_to_string(own).expect("a number");
         let ended = || {
             let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
@@ -294,7 +298,7 @@ mod tests {
         assert!(start.elapsed() < Duration::from_millis(2500));
         while Path::new(&format!("/proc/{pid}")).exists() {
             assert!(start.elapsed() < PATIENCE, "a later call reaps it");
-            assert_eq!(shell("echo vgpu-context 7", PATIENCE), Ok(7));
+            assert_eq!(shell("echo vgpu-context 7+0", PATIENCE), Ok(SEVEN));
         }
     }
 
@@ -310,7 +314,7 @@ mod tests {
         }
         let threads = || std::fs::read_dir("/proc/self/task").expect("threads").count();
         let before = threads();
-        assert_eq!(shell("setsid sleep 3 & echo vgpu-context 7", PATIENCE), Ok(7));
+        assert_eq!(shell("setsid sleep 3 & echo vgpu-context 7+0", PATIENCE), Ok(SEVEN));
         assert_eq!(threads(), before);
     }
 }

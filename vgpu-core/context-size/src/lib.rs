@@ -2,9 +2,9 @@
 //! `vgpu run` write it into limits files, so that the library charges a context before the driver is asked for it.
 //!
 //! ```text
-//!  Sizes (a file) ── known ───────────────────────────────► bytes
+//!  Sizes (a file) ── known ───────────────────────────────► ContextSize
 //!        │
-//!        └─ not known ─► child process ─► probe: NVML before, a context, NVML after ─► bytes ─► Sizes
+//!        └─ not known ─► child process ─► probe: NVML before, a context, NVML after ─► ContextSize ─► Sizes
 //! ```
 //!
 //! A child, because a driver's library starts threads, opens files and may hang or crash, and because the context has
@@ -21,4 +21,4 @@ pub mod probe;
 pub mod sizes;
 
 pub use child::{ARGUMENT, Gpu, PATIENCE, ask, helper};
-pub use sizes::{Kind, Sizes};
+pub use sizes::{ContextSize, Kind, Sizes};

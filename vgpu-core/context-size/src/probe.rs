@@ -1,6 +1,12 @@
 //! Measures, in this process: creates a context and asks NVML what became of the GPU's memory.
+//!
+//! ```text
+//!  what NVML lists for this process          = own
+//!  what the GPU has less while it exists     = own + unowned   (a few contexts more, which have to agree)
+//! ```
 #![allow(unsafe_code)] // Seven functions of the CUDA driver API, called by their documented signatures.
 
+use crate::ContextSize;
 use core::ffi::{c_int, c_uint, c_void};
 use libloading::Library;
 use nvml_wrapper::enums::device::UsedGpuMemory;
@@ -52,11 +58,11 @@ struct Cuda {
     path: String,
 }
 
-/// Returns the bytes that a context takes on the GPU with this UUID, as NVML prints it.
+/// Returns what a context takes on the GPU with this UUID, as NVML prints it.
 ///
 /// # Errors
 /// A library is missing or fails, or NVML shows nothing of a context.
-pub fn measure(libcuda: &Path, libnvidia_ml: &Path, uuid: &str) -> Result<u64, Error> {
+pub fn measure(libcuda: &Path, libnvidia_ml: &Path, uuid: &str) -> Result<ContextSize, Error> {
     // NVML first: the driver then stays loaded between the two looks.
     let nvml = Nvml::builder().lib_path(libnvidia_ml.as_os_str()).init()?;
     let gpu = nvml.device_by_uuid(uuid)?;
@@ -67,11 +73,19 @@ pub fn measure(libcuda: &Path, libnvidia_ml: &Path, uuid: &str) -> Result<u64, E
     cuda.retain(device)?;
     let own = own_bytes(&gpu, &before)?;
     cuda.release(device)?;
-    let bytes = match own {
-        Some(bytes) => bytes,
-        None => by_used_memory(&gpu, &cuda, device)?,
-    };
-    plausible(bytes)
+    let all = by_used_memory(&gpu, &cuda, device);
+    Ok(match own {
+        Some(own) => ContextSize {
+            own: plausible(own)?,
+            // Other programs may use the GPU: then nobody knows, and what NVML lists is charged alone.
+            unowned: all.and_then(plausible).map_or(0, |all| all.saturating_sub(own)),
+        },
+        // All of it is one figure.
+        None => ContextSize {
+            own: plausible(all?)?,
+            unowned: 0,
+        },
+    })
 }
 
 fn processes(gpu: &Device<'_>) -> Result<Vec<(u32, Option<u64>)>, Error> {
@@ -122,8 +136,11 @@ fn by_used_memory(gpu: &Device<'_>, cuda: &Cuda, device: c_int) -> Result<u64, E
         let after = gpu.memory_info()?.used;
         cuda.release(device)?;
         growths.push(after as i64 - before as i64);
+        if let Some(bytes) = agreed(&growths).filter(|_| growths.len() >= AGREE) {
+            return Ok(bytes);
+        }
     }
-    agreed(&growths).ok_or(Error::Unsteady(growths))
+    Err(Error::Unsteady(growths))
 }
 
 /// The middle of the rounds that agree best. Nothing is a figure only if all rounds show nothing: NVML may not show

@@ -1,11 +1,23 @@
-//! What was measured before: a text file with a line `bytes<TAB>driver version<TAB>GPU model` for each kind of context.
+//! What was measured before: a text file with a line `own+unowned<TAB>driver version<TAB>GPU model`, in bytes, for each
+//! kind of context.
 //! A line with `?` for the bytes marks a kind that is being measured. The driver's memory counts toward the limit of
 //! the process that measures, so it may be killed meanwhile: the mark stays then, and a later start finds it.
 #![forbid(unsafe_code)]
 
+use std::fmt;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+/// What a context takes, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ContextSize {
+    /// What NVML lists for the process, or all of it where NVML lists no processes.
+    pub own: u64,
+    /// What the GPU has less beside that, and NVML lists for nobody. 0 if other programs hid it.
+    pub unowned: u64,
+}
 
 /// Contexts of one kind take the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,7 +30,7 @@ pub struct Kind {
 #[derive(Debug)]
 pub struct Sizes {
     path: PathBuf,
-    known: Vec<(Kind, u64)>,
+    known: Vec<(Kind, ContextSize)>,
     /// Kinds with a mark.
     marked: Vec<Kind>,
 }
@@ -27,6 +39,29 @@ pub struct Sizes {
 const MEASURING: &str = "?";
 /// More is not read: nobody has that many kinds of GPUs.
 const MOST: u64 = 64 << 10;
+
+// === impl ContextSize ===
+
+impl fmt::Display for ContextSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}+{}", self.own, self.unowned)
+    }
+}
+
+impl FromStr for ContextSize {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let (own, unowned) = text.split_once('+').ok_or(())?;
+        let number = |text: &str| text.parse().map_err(drop);
+        Ok(Self {
+            own: number(own)?,
+            unowned: number(unowned)?,
+        })
+    }
+}
+
+// === impl Sizes ===
 
 impl Sizes {
     /// Reads the file. One that is missing or not readable holds nothing, and lines that are no such line are left out.
@@ -39,9 +74,9 @@ impl Sizes {
         if read.is_err() {
             return sizes;
         }
-        for (kind, bytes) in text.lines().filter_map(parse) {
-            match bytes {
-                Some(bytes) => sizes.known.push((kind, bytes)),
+        for (kind, size) in text.lines().filter_map(parse) {
+            match size {
+                Some(size) => sizes.known.push((kind, size)),
                 None => sizes.marked.push(kind),
             }
         }
@@ -89,19 +124,19 @@ impl Sizes {
     }
 
     #[must_use]
-    pub fn get(&self, kind: &Kind) -> Option<u64> {
+    pub fn get(&self, kind: &Kind) -> Option<ContextSize> {
         let found = self.known.iter().find(|(known, _)| known == kind);
-        found.map(|(_, bytes)| *bytes)
+        found.map(|(_, size)| *size)
     }
 
     /// Adds a size, removes the kind's mark, and replaces the file if it `keeps` it.
     ///
     /// # Errors
     /// Those of the file system. The size is known to this value all the same.
-    pub fn put(&mut self, kind: Kind, bytes: u64, keeps: bool) -> io::Result<()> {
+    pub fn put(&mut self, kind: Kind, size: ContextSize, keeps: bool) -> io::Result<()> {
         self.known.retain(|(known, _)| *known != kind);
         self.marked.retain(|marked| *marked != kind);
-        self.known.push((kind, bytes));
+        self.known.push((kind, size));
         if keeps { self.replace() } else { Ok(()) }
     }
 
@@ -118,34 +153,38 @@ impl Sizes {
 
     fn write(&self, path: &Path) -> io::Result<()> {
         let mut file = fs::File::create(path)?;
-        let known = self.known.iter().map(|(kind, bytes)| (kind, bytes.to_string()));
+        let known = self.known.iter().map(|(kind, size)| (kind, size.to_string()));
         let marked = self.marked.iter().map(|kind| (kind, MEASURING.to_owned()));
-        for (kind, bytes) in known.chain(marked) {
+        for (kind, size) in known.chain(marked) {
             let plain = |text: &str| text.replace(['\t', '\n'], " ");
-            writeln!(file, "{bytes}\t{}\t{}", plain(&kind.driver_version), plain(&kind.model))?;
+            writeln!(file, "{size}\t{}\t{}", plain(&kind.driver_version), plain(&kind.model))?;
         }
         // A measurement may also take the machine with it.
         file.sync_all()
     }
 }
 
-/// Returns the kind and its bytes; no bytes: its mark.
-fn parse(line: &str) -> Option<(Kind, Option<u64>)> {
+/// Returns the kind and its size; no size: its mark.
+fn parse(line: &str) -> Option<(Kind, Option<ContextSize>)> {
     let mut fields = line.split('\t');
-    let bytes = match fields.next()? {
+    let size = match fields.next()? {
         MEASURING => None,
-        bytes => Some(bytes.parse().ok()?),
+        size => Some(size.parse().ok()?),
     };
     let kind = Kind {
         driver_version: fields.next()?.to_owned(),
         model: fields.next()?.to_owned(),
     };
-    fields.next().is_none().then_some((kind, bytes))
+    fields.next().is_none().then_some((kind, size))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const fn size(own: u64) -> ContextSize {
+        ContextSize { own, unowned: 3 }
+    }
 
     fn kind(driver_version: &str) -> Kind {
         Kind {
@@ -160,13 +199,13 @@ mod tests {
         let path = folder.path().join("sizes");
         let mut sizes = Sizes::read(&path);
         assert_eq!(sizes.get(&kind("550.1")), None);
-        sizes.put(kind("550.1"), 518 << 20, true).expect("written");
-        sizes.put(kind("560.1"), 1, true).expect("written");
-        sizes.put(kind("560.1"), 2, true).expect("written");
+        sizes.put(kind("550.1"), size(518 << 20), true).expect("written");
+        sizes.put(kind("560.1"), size(1), true).expect("written");
+        sizes.put(kind("560.1"), size(2), true).expect("written");
         let again = Sizes::read(&path);
         assert_eq!(
             (again.get(&kind("550.1")), again.get(&kind("560.1"))),
-            (Some(518 << 20), Some(2))
+            (Some(size(518 << 20)), Some(size(2)))
         );
         assert_eq!(
             fs::read_dir(folder.path()).expect("a folder").count(),
@@ -180,28 +219,35 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("sizes");
         let mut sizes = Sizes::read(&path);
-        sizes.put(kind("550.1"), 7, true).expect("written");
+        sizes.put(kind("550.1"), size(7), true).expect("written");
         for _ in 0..2 {
             sizes.mark(&kind("560.1")).expect("written");
             sizes.mark(&kind("570.1")).expect("written");
         }
         let again = Sizes::read(&path);
         assert_eq!(again.marked(), [kind("560.1"), kind("570.1")]);
-        assert_eq!((again.get(&kind("550.1")), again.get(&kind("560.1"))), (Some(7), None));
-        sizes.put(kind("560.1"), 8, true).expect("written");
+        assert_eq!(
+            (again.get(&kind("550.1")), again.get(&kind("560.1"))),
+            (Some(size(7)), None)
+        );
+        sizes.put(kind("560.1"), size(8), true).expect("written");
         assert_eq!(Sizes::read(&path).marked(), [kind("570.1")]);
         sizes.unmark(&kind("570.1")).expect("written");
         assert_eq!(Sizes::read(&path).marked(), []);
-        assert_eq!(Sizes::read(&path).get(&kind("560.1")), Some(8));
+        assert_eq!(Sizes::read(&path).get(&kind("560.1")), Some(size(8)));
     }
 
     #[test]
     fn a_damaged_file_holds_what_can_be_read_of_it() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("sizes");
-        fs::write(&path, "7\t550.1\tNVIDIA H100 80GB HBM3\nx\ty\tz\n8\t560.1\n9").expect("written");
+        fs::write(
+            &path,
+            "7+3\t550.1\tNVIDIA H100 80GB HBM3\nx\ty\tz\n8\t560.1\tolder\n8+3\t560.1\n9",
+        )
+        .expect("written");
         let sizes = Sizes::read(&path);
-        assert_eq!((sizes.get(&kind("550.1")), sizes.known.len()), (Some(7), 1));
+        assert_eq!((sizes.get(&kind("550.1")), sizes.known.len()), (Some(size(7)), 1));
         fs::write(&path, [0xff, 0xfe]).expect("written");
         assert_eq!(Sizes::read(&path).known.len(), 0);
     }
@@ -211,7 +257,7 @@ mod tests {
         let mut sizes = Sizes::read(Path::new("/nonexistent/sizes"));
         assert!(sizes.mark(&kind("550.1")).is_err());
         assert_eq!(sizes.marked(), []);
-        assert!(sizes.put(kind("550.1"), 7, true).is_err());
-        assert_eq!(sizes.get(&kind("550.1")), Some(7));
+        assert!(sizes.put(kind("550.1"), size(7), true).is_err());
+        assert_eq!(sizes.get(&kind("550.1")), Some(size(7)));
     }
 }

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use vgpu_context_size::{Gpu, PATIENCE, ask};
+use vgpu_context_size::{ContextSize, Gpu, PATIENCE, ask};
 
 const MODES: [&str; 3] = ["own", "host", "none"];
 
@@ -28,7 +28,7 @@ impl Scene {
         Self { folder, driver }
     }
 
-    fn ask(&self, uuid: &str) -> Result<u64, String> {
+    fn ask(&self, uuid: &str) -> Result<ContextSize, String> {
         let tests = std::env::current_exe().expect("a path");
         let program = tests.ancestors().nth(2).expect("a folder").join("examples/measure");
         let mut command = Command::new(program);
@@ -62,8 +62,27 @@ fn a_context_is_measured_in_every_mode_of_nvml() {
         let scene = Scene::new(&format!("context_cost = 518MiB\nnvml_pids = {mode}\n"));
         let uuid = scene.uuid();
         for _ in 0..2 {
-            assert_eq!(scene.ask(&uuid), Ok(518 << 20), "{mode}");
+            let size = ContextSize {
+                own: 518 << 20,
+                unowned: 0,
+            };
+            assert_eq!(scene.ask(&uuid), Ok(size), "{mode}");
         }
+    }
+}
+
+/// Page tables and buffers of the driver, say. Where NVML lists no processes, both are one figure.
+#[test]
+fn memory_of_a_context_that_belongs_to_no_process_is_measured_too() {
+    for mode in MODES {
+        let scene = Scene::new(&format!(
+            "context_cost = 518MiB\ncontext_unowned = 64MiB\nnvml_pids = {mode}\n"
+        ));
+        let (own, unowned) = match mode {
+            "none" => (582 << 20, 0),
+            _ => (518 << 20, 64 << 20),
+        };
+        assert_eq!(scene.ask(&scene.uuid()), Ok(ContextSize { own, unowned }), "{mode}");
     }
 }
 
@@ -71,7 +90,7 @@ fn a_context_is_measured_in_every_mode_of_nvml() {
 fn a_context_that_takes_nothing_is_known_to() {
     for mode in MODES {
         let scene = Scene::new(&format!("nvml_pids = {mode}\n"));
-        assert_eq!(scene.ask(&scene.uuid()), Ok(0), "{mode}");
+        assert_eq!(scene.ask(&scene.uuid()), Ok(ContextSize::default()), "{mode}");
     }
 }
 

@@ -9,6 +9,7 @@ use crate::{drop_in, real};
 use vgpu_core::account::Account;
 use vgpu_core::grants;
 use vgpu_core::hami::mirror::Mirror;
+use vgpu_core::memory::granule::granules;
 use vgpu_core::os::stderr;
 
 /// Returns the state of this process, or None if it is refused.
@@ -54,7 +55,10 @@ fn open() -> Result<Ready, String> {
             .iter()
             .filter_map(|share| share.limits.context_reserve)
             .max();
-        Ok(Gpu::new(Real, grant.gpu.clone(), account, reserve))
+        let unowned = grant.shares.iter().map(|share| share.limits.context_unowned).max();
+        let mut gpu = Gpu::new(Real, grant.gpu.clone(), account, reserve);
+        gpu.unowned.each = granules(unowned.unwrap_or(0)).unwrap_or(0);
+        Ok(gpu)
     };
     let gpus = grants.iter().map(open).collect::<Result<_, _>>()?;
     let times: Vec<_> = grants.iter().map(|gpu| TimeShare::of(gpu, of_hami)).collect();

@@ -4,14 +4,14 @@
 //! Every word that changes is an atomic, so a reader needs no lock. It is sparse: what no process has used takes no room.
 
 use std::mem::{offset_of, size_of};
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64};
 
 use crate::account::{Held, MAX_PROCS, Total};
 use crate::profile::MAX_GPUS;
 use crate::timeline::words::Timeline;
 use crate::virtual_time::VirtualTime;
 
-pub const MAGIC: u64 = u64::from_le_bytes(*b"SOFTGPU\x02");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"SOFTGPU\x03");
 /// Room for the profile's text.
 pub const PROFILE_BYTES: usize = 8 << 10;
 /// Counters of calls that are not modelled, by place in `names/`: libcuda's first, then libnvidia-ml's.
@@ -61,6 +61,8 @@ pub struct Proc {
 pub struct ProcGpu {
     pub held: Held,
     pub contexts: AtomicU32,
+    /// Units that NVML lists for the process beside those that it holds; negative: it lists fewer.
+    pub listed_beside: AtomicI64,
 }
 
 const _: () = {

@@ -11,6 +11,9 @@
 //! | `context_time` | how long it takes to make one, or to raise one of its limits, once its memory is taken (`ns`, `us`, `ms`, `s`) | `0ns` |
 //! | `module_cost` | what a loaded module or library takes, rounded up likewise | `0` |
 //! | `nvml_pids` | the processes that NVML lists: `own`, those of the caller's PID namespace by their PIDs there; `host`, all of them by numbers that no process has there, as a real driver in a container; `none` | `own` |
+//! | `nvml_managed` | whether NVML lists managed memory among what a process holds: `no`, as the source of the open kernel module (580) has it, where no process's figure includes what the UVM module allocates; or `yes` | `no` |
+//! | `nvml_imports` | whether NVML lists memory of another process, imported by a handle or a descriptor, for its importer as well: `no`, as is believed; or `yes` | `no` |
+//! | `context_unowned` | what the GPU has less while a context exists, beside `context_cost`, and NVML lists for no process: page tables, buffers of the driver | `0` |
 //! | `sms` | multiprocessors | `132` |
 //! | `compute_capability` | `major.minor` | `9.0` |
 //! | `driver_version` | as NVML reports it | `550.163.01` |
@@ -81,6 +84,26 @@ impl NvmlPids {
     }
 }
 
+/// Whether NVML lists a kind of memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Listed {
+    Yes,
+    No,
+}
+
+impl Listed {
+    fn from_name(name: &str) -> Option<Self> {
+        [Self::Yes, Self::No].into_iter().find(|known| known.name() == name)
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Yes => "yes",
+            Self::No => "no",
+        }
+    }
+}
+
 /// By which clock GPUs work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Clock {
@@ -115,6 +138,9 @@ pub struct Profile {
     pub context_time_ns: u64,
     pub module_cost: u64,
     pub nvml_pids: NvmlPids,
+    pub nvml_managed: Listed,
+    pub nvml_imports: Listed,
+    pub context_unowned: u64,
     pub sms: u32,
     pub compute_capability: (u32, u32),
     pub driver_version: String,
@@ -190,6 +216,9 @@ impl Default for Profile {
             context_time_ns: 0,
             module_cost: 0,
             nvml_pids: NvmlPids::Own,
+            nvml_managed: Listed::No,
+            nvml_imports: Listed::No,
+            context_unowned: 0,
             sms: 132,
             compute_capability: (9, 0),
             driver_version: "550.163.01".into(),
@@ -338,6 +367,9 @@ impl Profile {
                 put(&mut self.nvml_pids, NvmlPids::from_name(value)),
                 "own, host or none",
             ),
+            "nvml_managed" => (put(&mut self.nvml_managed, Listed::from_name(value)), "yes or no"),
+            "nvml_imports" => (put(&mut self.nvml_imports, Listed::from_name(value)), "yes or no"),
+            "context_unowned" => (put(&mut self.context_unowned, size(value)), "a size such as 64MiB"),
             "sms" => {
                 let count = value.parse().ok().filter(|n| (1..=1024).contains(n));
                 (put(&mut self.sms, count), "a number from 1 to 1024")
@@ -406,8 +438,8 @@ impl Profile {
                 format!("at least memory / {}", crate::account::MAX_UNITS),
             );
         }
-        if self.context_cost > self.memory {
-            return whole("context_cost", "at most memory".into());
+        if self.context_cost.saturating_add(self.context_unowned) > self.memory {
+            return whole("context_cost", "at most memory, with context_unowned".into());
         }
         if self.pci.is_empty() {
             // Spread over buses as in a server; any distinct addresses do.
@@ -425,7 +457,9 @@ impl Profile {
                 format!("{} addresses, one a GPU, got {}", self.gpus, self.pci.len()),
             );
         }
-        self.context_cost = self.context_cost.next_multiple_of(self.granularity);
+        for cost in [&mut self.context_cost, &mut self.context_unowned] {
+            *cost = cost.next_multiple_of(self.granularity);
+        }
         self.module_cost = self.module_cost.next_multiple_of(self.granularity);
         Ok(self)
     }
@@ -434,7 +468,7 @@ impl Profile {
     pub fn to_text(&self) -> String {
         let pci: Vec<String> = self.pci.iter().map(Pci::to_string).collect();
         let mut text = format!(
-            "name = {}\ngpus = {}\nmemory = {}\nreserved = {}\ngranularity = {}\ncontext_cost = {}\ncontext_time = {}ns\nmodule_cost = {}\nnvml_pids = {}\nsms = {}\n\
+            "name = {}\ngpus = {}\nmemory = {}\nreserved = {}\ngranularity = {}\ncontext_cost = {}\ncontext_time = {}ns\nmodule_cost = {}\nnvml_pids = {}\nnvml_managed = {}\nnvml_imports = {}\ncontext_unowned = {}\nsms = {}\n\
              compute_capability = {}.{}\ndriver_version = {}\ncuda_version = {}.{}\npci = {}\nkernel_time = {}ns\n\
              slice = {}ns\nswitch_time = {}ns\nclock = {}\n",
             self.name,
@@ -446,6 +480,9 @@ impl Profile {
             self.context_time_ns,
             self.module_cost,
             self.nvml_pids.name(),
+            self.nvml_managed.name(),
+            self.nvml_imports.name(),
+            self.context_unowned,
             self.sms,
             self.compute_capability.0,
             self.compute_capability.1,
@@ -551,7 +588,10 @@ mod tests {
                 "fail.cuInit = soon",
                 "line 1: fail.cuInit = soon: expected CODE [after N] [every M]",
             ),
-            ("context_cost = 99TiB", "context_cost: expected at most memory"),
+            (
+                "context_cost = 99TiB",
+                "context_cost: expected at most memory, with context_unowned",
+            ),
             (
                 "granularity = 4KiB\nmemory = 1TiB",
                 "granularity: expected at least memory / 16777215",

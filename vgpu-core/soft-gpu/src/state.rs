@@ -17,7 +17,7 @@ use crate::env::Config;
 use crate::error::Error;
 use crate::layout::{DEAD, FREE, LIVE, NVML_CALLS, PHASE_MASK, Proc, Shared};
 use crate::liveness::{Holders, Lock, PATIENCE, Pulse, pulse, take};
-use crate::profile::{Clock, Pci, Profile};
+use crate::profile::{Clock, Listed, Pci, Profile};
 use crate::region::Region;
 use crate::timeline::schedule::Pace;
 use crate::timeline::usage::WINDOW_NS;
@@ -53,6 +53,8 @@ pub struct User {
     /// None: the reader's PID namespace cannot see it.
     pub pid: Option<u32>,
     pub bytes: u64,
+    /// What NVML lists for it, by the profile.
+    pub listed: u64,
     pub contexts: u32,
     /// Percent of the GPU's time in the last window.
     pub busy: u32,
@@ -213,6 +215,7 @@ impl State {
                 }
                 entry.held.clear();
                 entry.contexts.store(0, Ordering::Relaxed);
+                entry.listed_beside.store(0, Ordering::Relaxed);
             }
             self.end_work(place);
             self.shared.virtual_time.clear(place);
@@ -310,11 +313,13 @@ impl State {
                 continue;
             }
             let bytes = units * self.profile.granularity;
+            let listed = units.saturating_add_signed(entry.listed_beside.load(Ordering::Relaxed));
             picture.used += bytes;
             picture.users.push(User {
                 place,
                 pid,
                 bytes,
+                listed: listed * self.profile.granularity,
                 contexts,
                 busy: 0,
             });
@@ -473,6 +478,26 @@ impl Member {
         let _ = state.shared.gpus[gpu]
             .total
             .change(self.place, delta, 0, state.held(gpu));
+    }
+
+    /// Has NVML list so many units more for this process than it holds, or fewer.
+    pub fn list_beside(&self, gpu: usize, units: i64) {
+        let counter = &self.state.shared.procs[self.place].gpus[gpu].listed_beside;
+        counter.fetch_add(units, Ordering::Relaxed);
+    }
+
+    /// Counts units of managed memory, which were allocated before or are released after.
+    pub fn managed(&self, gpu: usize, change: i64) {
+        if self.state.profile.nvml_managed == Listed::No {
+            self.list_beside(gpu, -change);
+        }
+    }
+
+    /// Counts units of another process's memory, which this one has imported or closed.
+    pub fn imported(&self, gpu: usize, change: i64) {
+        if self.state.profile.nvml_imports == Listed::Yes {
+            self.list_beside(gpu, change);
+        }
     }
 
     /// Returns the free bytes of a GPU.

@@ -76,6 +76,7 @@ pub fn assign(
             slot: None,
             host_memory: 0,
             context_reserve: None,
+            context_unowned: 0,
             libcuda: libcuda.to_owned(),
             libnvidia_ml: libnvidia_ml.to_owned(),
         }

@@ -208,7 +208,7 @@ impl Allocations {
     /// to count in.
     pub fn settled(&self, gpu: usize, mut note: impl FnMut(u64, u64)) {
         self.0.each(|key, live| {
-            if live.gpu() == gpu && !live.is_host() && !live.is_leaving() {
+            if live.gpu() == gpu && !live.is_host() && !live.is_unlisted() && !live.is_leaving() {
                 note(key, live.bytes());
             }
         });

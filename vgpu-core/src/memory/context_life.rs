@@ -21,7 +21,7 @@ use super::gpu::Gpu;
 use super::measure::{Measurement, Nvml, Process};
 use super::overhead::Thing;
 use super::tables::Tables;
-use super::{deferred, deferred_free, graphs, room};
+use super::{deferred, deferred_free, graphs, room, unowned};
 use crate::os::spin::Entered;
 use crate::os::thread;
 use core::ffi::c_int;
@@ -69,11 +69,17 @@ pub fn begin<D: Driver, N: Nvml>(
     let now = *contexts.borrow();
     let (result, fits) = if (creation.is_new)(&now) {
         let mut measurement = Measurement::of(process, gpu, place.index);
+        if !unowned::reserve(gpu, &now) {
+            return OUT_OF_MEMORY;
+        }
         let handle = creation.handle;
         let thing = || Thing::Context(handle());
         let (result, fits) = measurement.take(Ahead::Context, !now.any(), creation.make, thing);
         if !fits {
             measurement.undo(creation.undo);
+        }
+        if !fits || result != SUCCESS {
+            unowned::settle(gpu, &contexts.borrow());
         }
         (result, fits)
     } else {
@@ -119,6 +125,7 @@ fn end_of<D: Driver, N: Nvml>(
             let mut now = *contexts.borrow();
             (ending.count)(&mut now);
             *contexts.borrow_mut() = now;
+            unowned::settle(place.gpu, &now);
             // Before the second measurement, because memory that was freed with the context must not be charged there.
             sweep(process, place);
             (ending.sweep_arrays)(&now);
@@ -132,6 +139,7 @@ fn end_of<D: Driver, N: Nvml>(
     if result == SUCCESS && !is_any && place.gpu.driver.is_primary_active(ending.device) == Some(false) {
         contexts.borrow_mut().is_kept = false;
         measurement.clear();
+        unowned::settle(place.gpu, &contexts.borrow());
         if graphs::used() {
             forget_graphs(process, place);
         }

@@ -14,6 +14,11 @@ pub struct Contexts {
 }
 
 impl Contexts {
+    /// How many exist.
+    pub fn number(&self) -> u32 {
+        self.created + u32::from(self.retains > 0 || self.is_kept)
+    }
+
     pub fn any(&self) -> bool {
         self.retains > 0 || self.created > 0
     }

@@ -8,9 +8,10 @@ use super::graphs::Graphs;
 use super::live::Live;
 use super::overhead::Overhead;
 use super::pools::Pools;
+use super::unowned::Unowned;
 use crate::account::Account;
 use crate::os::spin::{Reentrant, Spin};
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 #[derive(Debug)]
 pub struct Gpu<D> {
@@ -21,6 +22,8 @@ pub struct Gpu<D> {
     pub surplus: AtomicU64,
     /// What a context takes on this GPU and driver; None: nobody measured it.
     pub context_reserve: Option<u64>,
+    /// Charged for each context beside its overhead.
+    pub unowned: Unowned,
     pub contexts: Reentrant<Contexts>,
     pub overhead: Reentrant<Overhead>,
     pub pools: Pools,
@@ -44,6 +47,7 @@ impl<D: Driver> Gpu<D> {
             account,
             surplus: AtomicU64::new(0),
             context_reserve,
+            unowned: Unowned::default(),
             contexts: Reentrant::default(),
             overhead: Reentrant::default(),
             pools: Pools::default(),
@@ -58,6 +62,9 @@ impl<D: Driver> Gpu<D> {
 #[inline(always)]
 pub fn release<D>(gpus: &[Gpu<D>], live: Live) {
     if let Some(gpu) = gpus.get(live.gpu()) {
+        if live.is_unlisted() {
+            gpu.surplus.fetch_sub(live.bytes(), Ordering::Relaxed);
+        }
         gpu.account.release(live.into_charge());
     }
 }

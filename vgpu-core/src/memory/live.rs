@@ -17,6 +17,8 @@ pub struct Live {
     count: u16,
     /// The one for which a shared granule was made, or [`OWN`].
     first: u16,
+    /// NVML lists it in no process's figure.
+    is_unlisted: bool,
     /// Which pointers are in a shared granule; None: the first alone.
     places: Option<Box<Places>>,
     charge: Charge,
@@ -49,9 +51,25 @@ impl Live {
             gpu: gpu as u16,
             count: 1,
             first: OWN,
+            is_unlisted: false,
             places: None,
             charge,
         }
+    }
+
+    /// Managed memory, which NVML lists in no process's figure.
+    #[must_use]
+    pub fn unlisted(self) -> Self {
+        Self {
+            is_unlisted: true,
+            ..self
+        }
+    }
+
+    /// Returns true if NVML lists it in no process's figure.
+    #[inline(always)]
+    pub fn is_unlisted(&self) -> bool {
+        self.is_unlisted
     }
 
     /// Returns the charge, to be given back to its GPU.

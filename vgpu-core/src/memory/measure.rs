@@ -37,8 +37,9 @@
 //! NVML's list may lack this process for a moment. Such a list is ignored and read again. After the last context the
 //! overhead is 0; no list is needed for that.
 //!
-//! Some charged bytes are not in NVML's figure for this process: imported memory of another process that could not be
-//! matched to its export, and memory that is charged twice (`Gpu::surplus`). They are not subtracted from the figure.
+//! Some charged bytes are not in NVML's figure for this process: managed memory, imported memory of another process that
+//! could not be matched to its export, and memory that is charged twice (`Gpu::surplus`). They are not subtracted from the
+//! figure.
 //!
 //! A call inside a measured one: the driver may call the program back there (a profiler, an injected library), and that
 //! may load code or create a context. It is charged ahead, and the next measurement finds what it took: that of the outer

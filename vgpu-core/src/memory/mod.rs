@@ -47,3 +47,4 @@ pub mod settled_bytes;
 pub mod tables;
 pub mod told;
 pub mod tracked_charge;
+pub mod unowned;

@@ -335,7 +335,7 @@ fn a_claim_of_an_older_release_keeps_its_library() {
     );
     let limits = read("run/claims/u2/s2/limits");
     assert!(
-        limits.starts_with("vgpu-limits 2\n") && limits.contains("\nslot 1\n"),
+        limits.starts_with("vgpu-limits 3\n") && limits.contains("\nslot 1\n"),
         "{limits}"
     );
 }

@@ -26,6 +26,8 @@ pub(crate) struct Context {
     flags: AtomicU32,
     cost: u64,
     /// Units that raised limits take.
+    /// Of the cost what NVML lists for no process.
+    unowned: u64,
     extra: AtomicU64,
     limits: [AtomicU64; LIMITS.len()],
     peers: Mutex<Vec<usize>>,
@@ -52,10 +54,12 @@ impl Context {
 
     pub(crate) fn open(driver: &Driver, gpu: usize, flags: u32, primary: bool) -> Result<&'static Self, Code> {
         let profile = driver.state().profile();
-        let cost = profile.context_cost / profile.granularity;
+        let unowned = profile.context_unowned / profile.granularity;
+        let cost = profile.context_cost / profile.granularity + unowned;
         driver
             .memory
             .charge(driver, gpu, cost.saturating_add(crate::module::waiting()))?;
+        driver.member().list_beside(gpu, -(unowned as i64));
         driver.member().contexts(gpu, 1);
         driver.member().sleep(profile.context_time_ns);
         let context: &'static Self = Box::leak(Box::new(Self {
@@ -66,6 +70,7 @@ impl Context {
             alive: AtomicBool::new(true),
             flags: AtomicU32::new(flags),
             cost,
+            unowned,
             extra: AtomicU64::new(0),
             limits: LIMITS.map(AtomicU64::new),
             peers: Mutex::default(),
@@ -111,6 +116,7 @@ impl Context {
             self.work.close(driver.member());
             driver.memory.free_context(driver, self);
             crate::module::unload_all(driver, self);
+            driver.member().list_beside(self.gpu, self.unowned as i64);
             driver
                 .member()
                 .shrink(self.gpu, self.cost + self.extra.load(Ordering::Relaxed));

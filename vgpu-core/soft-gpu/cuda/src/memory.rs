@@ -188,6 +188,7 @@ impl Memory {
                 unmap_host(address, range.size);
                 hosts.remove(&address);
                 crate::location::forget(address);
+                driver.member().managed(context.gpu, -(units as i64));
                 driver.member().shrink(context.gpu, units);
                 Ok(())
             }
@@ -382,6 +383,7 @@ soft_gpu::api! {
             driver.member().shrink(context.gpu, units);
             return Err(OUT_OF_MEMORY);
         };
+        driver.member().managed(context.gpu, units as i64);
         driver.memory.hosts().insert(address, HostRange { size, flags, kind: HostKind::Managed { context, units } });
         out.set(address)
     }

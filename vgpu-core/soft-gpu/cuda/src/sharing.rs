@@ -41,7 +41,13 @@ impl Sharing {
     pub(crate) fn freed(&self, address: u64) -> bool {
         let mut opened = lock(&self.0);
         let before = opened.len();
-        opened.retain(|handle, one| handle[0] != POOLED || one.address != address);
+        opened.retain(|handle, one| {
+            let stays = handle[0] != POOLED || one.address != address;
+            if !stays {
+                list(handle, -1);
+            }
+            stays
+        });
         opened.len() != before
     }
 }
@@ -69,6 +75,16 @@ fn describe(mark: u64, address: u64, whole: bool) -> Result<Handle, crate::code:
     ])
 }
 
+/// Counts memory that was opened (1) or closed (-1).
+fn list(handle: &Handle, sign: i64) {
+    if let Ok(driver) = driver::get() {
+        let [_, gpu, size, ..] = *handle;
+        driver
+            .member()
+            .imported(gpu as usize, sign * driver.memory.units(size) as i64);
+    }
+}
+
 fn open(out: Out<u64>, handle: Handle, mark: u64) -> crate::code::Res {
     let (driver, _) = here()?;
     let [found, gpu, size, _, _, ..] = handle;
@@ -82,6 +98,7 @@ fn open(out: Out<u64>, handle: Handle, mark: u64) -> crate::code::Res {
     }
     let address = driver.memory.place_foreign(gpu as usize, size)?;
     opened.insert(handle, Opened { address, count: 1 });
+    list(&handle, 1);
     out.set(address)
 }
 
@@ -103,6 +120,7 @@ soft_gpu::api! {
             one.count -= 1;
             if one.count == 0 {
                 opened.remove(&handle);
+                list(&handle, -1);
             }
         }
         Ok(())

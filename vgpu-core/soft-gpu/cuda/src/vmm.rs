@@ -42,7 +42,7 @@ struct Physical {
     /// Descriptors by which others may have it.
     handed_out: Vec<Watch>,
     /// The descriptor by which it was imported, which keeps it.
-    _imported_by: Option<OwnedFd>,
+    imported_by: Option<OwnedFd>,
     backing: u64,
     properties: Properties,
 }
@@ -72,6 +72,14 @@ struct Tables {
 pub(crate) struct Vmm(Mutex<Tables>);
 
 impl Physical {
+    /// Counts another process's memory that was imported (1) or is gone (-1).
+    fn list(&self, driver: &Driver, sign: i64) {
+        if self.imported_by.is_some() && !self.host {
+            let units = driver.memory.units(self.size) as i64;
+            driver.member().imported(self.gpu, sign * units);
+        }
+    }
+
     /// Returns true if another process may have it by a descriptor.
     fn is_handed_out(&self) -> bool {
         self.stays || !self.handed_out.iter().all(Watch::is_closed)
@@ -96,6 +104,7 @@ impl Tables {
             if !physical.imported && !physical.host {
                 driver.member().shrink(physical.gpu, driver.memory.units(physical.size));
             }
+            physical.list(driver, -1);
             self.physical.remove(&handle);
             // What was bound to it, if it was a multicast object.
             self.take_tiles(driver, |tile| tile.array == handle);
@@ -245,10 +254,11 @@ impl Vmm {
             mappings: 0,
             stays: false,
             handed_out: Vec::new(),
-            _imported_by: by,
+            imported_by: by,
             backing: 0,
             properties,
         };
+        physical.list(driver, 1);
         lock(&self.0).physical.insert(handle, physical);
         handle
     }
@@ -349,7 +359,7 @@ soft_gpu::api! {
         let (gpu, host) = (gpu.unwrap_or(driver.gpus[0]), gpu.is_none());
         let physical = Physical {
             gpu, host, imported: false, size, handles: 1, mappings: 0, stays: false, handed_out: Vec::new(),
-            _imported_by: None, backing: 0, properties,
+            imported_by: None, backing: 0, properties,
         };
         lock(&driver.memory.vmm.0).physical.insert(handle, physical);
         out.set(handle)

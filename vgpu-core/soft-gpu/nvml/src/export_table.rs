@@ -66,7 +66,7 @@ fn processes(gpu: u64, count: Out<u32>, out: Out<Entry>) -> Res {
     let picture = picture(gpu)?;
     let entry = |(pid, user): (u32, &User)| Entry {
         pid,
-        memory: user.bytes,
+        memory: user.listed,
         gpu_instance: u32::MAX,
         compute_instance: u32::MAX,
         padding: 0,

@@ -111,7 +111,7 @@ fn second(gpu: u64, count: Out<u32>, out: Out<ProcessV2>) -> Res {
     let instance = u32::MAX; // no MIG instance
     let process = |(pid, user): (u32, &User)| ProcessV2 {
         pid,
-        memory: user.bytes,
+        memory: user.listed,
         gpu_instance: instance,
         compute_instance: instance,
     };
@@ -170,7 +170,7 @@ soft_gpu::api! {
         out.set(Accounting {
             busy: user.busy,
             memory_busy: user.busy / 2,
-            most: user.bytes,
+            most: user.listed,
             time: 0,
             started: 0,
             running: 1,
@@ -191,7 +191,7 @@ soft_gpu::api! {
 
     fn nvmlDeviceGetComputeRunningProcesses(gpu: u64, count: Out<u32>, out: Out<ProcessV1>) {
         let picture = picture(gpu)?;
-        let process = |(pid, user): (u32, &User)| ProcessV1 { pid, memory: user.bytes };
+        let process = |(pid, user): (u32, &User)| ProcessV1 { pid, memory: user.listed };
         list(count, out, &visible(gpu, &picture)?.into_iter().map(process).collect::<Vec<_>>())
     }
 

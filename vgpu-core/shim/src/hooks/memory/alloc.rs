@@ -5,28 +5,40 @@ use crate::hooks::host;
 use crate::process::Ready;
 use crate::real::real;
 use core::ffi::{c_int, c_uint};
+use std::sync::atomic::Ordering;
 use vgpu_core::account::rounded;
 use vgpu_core::memory::charge::charge;
 use vgpu_core::memory::free::free_charged;
 use vgpu_core::memory::granule::{GRANULE, PITCH, granules};
 use vgpu_core::memory::live::Live;
 
-/// Charges `bytes`, calls the driver by `allocate`, and keeps the charge with the pointer that it returns. `packed`: the
-/// driver may put this allocation into a granule with others.
+/// What the driver makes of an allocation.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// It may put it into a granule with others.
+    Packed,
+    /// Managed memory: NVML lists it in no process's figure.
+    Managed,
+}
+
+/// Charges `bytes`, calls the driver by `allocate`, and keeps the charge with the pointer that it returns.
 #[inline(always)]
 fn allocate_charged(
     ready: &Ready,
     gpu: usize,
     bytes: u64,
-    packed: bool,
+    kind: Kind,
     allocate: impl FnOnce() -> Result<u64, c_int>,
 ) -> Result<(), c_int> {
     let owner = ready.gpus.get(gpu).ok_or(OUT_OF_MEMORY)?;
     let charge = charge(owner, bytes).ok_or(OUT_OF_MEMORY)?;
     match allocate() {
         Ok(pointer) => {
-            let live = Live::new(gpu, charge);
-            if packed && bytes < GRANULE {
+            let mut live = Live::new(gpu, charge);
+            if kind == Kind::Managed {
+                owner.surplus.fetch_add(live.bytes(), Ordering::Relaxed);
+                live = live.unlisted();
+            } else if bytes < GRANULE {
                 return ready.tables.live.join(&ready.gpus, pointer, bytes, live);
             }
             ready.tables.live.keep(&ready.gpus, pointer, live);
@@ -63,7 +75,7 @@ pub(crate) unsafe fn alloc(ready: &'static Ready, real: Alloc<u64, usize>, point
         // SAFETY: passed on: the driver says what is wrong.
         _ => return unsafe { real(pointer, bytes) },
     };
-    let result = allocate_charged(ready, gpu, bytes as u64, true, || {
+    let result = allocate_charged(ready, gpu, bytes as u64, Kind::Packed, || {
         // SAFETY: passed on; on success the driver has written the pointer.
         unsafe { written(real(pointer, bytes), pointer) }
     });
@@ -86,7 +98,7 @@ pub(crate) unsafe fn alloc_v1(
         // SAFETY: passed on.
         _ => return unsafe { real(pointer, bytes) },
     };
-    let result = allocate_charged(ready, gpu, u64::from(bytes), true, || {
+    let result = allocate_charged(ready, gpu, u64::from(bytes), Kind::Packed, || {
         // SAFETY: passed on; on success the driver has written the pointer.
         unsafe { written(real(pointer, bytes), pointer) }
     });
@@ -105,7 +117,7 @@ pub(crate) unsafe fn managed(
         // SAFETY: passed on.
         _ => return unsafe { real(pointer, bytes, flags) },
     };
-    let result = allocate_charged(ready, gpu, bytes as u64, false, || {
+    let result = allocate_charged(ready, gpu, bytes as u64, Kind::Managed, || {
         // SAFETY: passed on; on success the driver has written the pointer.
         unsafe { written(real(pointer, bytes, flags), pointer) }
     });
@@ -131,7 +143,7 @@ fn pitched(
         return OUT_OF_MEMORY;
     };
     let (mut pointer, mut row) = (0, 0);
-    let result = allocate_charged(ready, gpu, bytes, true, || {
+    let result = allocate_charged(ready, gpu, bytes, Kind::Packed, || {
         (pointer, row) = allocate()?;
         Ok(pointer)
     });
