@@ -14,6 +14,7 @@ use support::hang::{HangGuard, guard};
 use support::serve::Serving;
 use support::truth::Truth;
 use support::{Bench, GIB, MIB, until};
+use vgpu_abi::limits::ComputePolicy;
 
 /// What NVML lists: the software GPU's `nvml_pids`.
 const MODES: [&str; 3] = ["own", "host", "none"];
@@ -321,6 +322,51 @@ fn imports_that_nvml_lists_twice_are_never_charged_too_little() {
                 ),
             }
         }
+    }
+}
+
+/// The driver loads code at the first launch, which no call tells: it is charged while the program runs on.
+#[test]
+fn code_that_is_loaded_at_its_first_launch_is_charged_while_the_program_runs() {
+    for (cores, mode) in [(50, "own"), (50, "host"), (0, "own")] {
+        let bench = Bench::with_profile(&format!(
+            "context_cost = 500MiB\nmodule_cost = 6MiB\nfunction_cost = 32MiB\nnvml_pids = {mode}\n"
+        ));
+        let mut limits = bench.limits("share", 0, 0, 700 * MIB);
+        limits.cores = cores;
+        if cores == 0 {
+            limits.compute_policy = ComputePolicy::Unlimited;
+        }
+        bench.put(&limits);
+        let mut truth = Truth::new(&bench);
+        let mut client = bench.serving(&["init", "load"]);
+        assert_eq!(bench.usage("share").charged, truth.used(), "{mode}");
+        for name in ["time_1us", "time_2us"] {
+            assert_eq!(client.ask(&format!("first:{name}")), "0");
+            assert_eq!(
+                bench.usage("share").charged + 32 * MIB,
+                truth.used(),
+                "{mode}: {name}: nobody tells"
+            );
+            until(|| {
+                // A slow moment: a wait, which is hooked where time is limited, or an allocation.
+                let moment: &[&str] = if cores > 0 {
+                    &["sync"]
+                } else {
+                    &["alloc:2MiB", "free:0"]
+                };
+                moment.iter().for_each(|step| assert_eq!(client.ask(step), "0"));
+                bench.usage("share").charged == truth.used()
+            });
+        }
+        // 570 MiB are charged. What comes beyond the limit is charged as far as it fits, and nothing else is granted.
+        assert_eq!(client.ask("alloc:110MiB"), "0");
+        assert_eq!(client.ask("first:time_3us"), "0");
+        until(|| {
+            let answer = client.ask("alloc:2MiB");
+            assert!(answer == "2" || client.ask("free:1") == "0", "{mode}: {answer}");
+            answer == "2" && bench.usage("share").charged == 700 * MIB
+        });
     }
 }
 

@@ -4,7 +4,7 @@
 use crate::client::Client;
 use crate::library::{call, size};
 use crate::storm::{Live, enter, numbers, parent};
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CString, c_char, c_int, c_void};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -59,6 +59,21 @@ pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<Strin
             client.modules.push(module);
             result.to_string()
         }
+        // Launches a function of the module that was loaded last.
+        "first" => {
+            let (module, mut function) = (client.modules[client.modules.len() - 1], 0);
+            let name = CString::new(value).expect("a name");
+            let found = call!(cuda, "cuModuleGetFunction" (*mut usize, usize, *const c_char)
+                (&mut function, module, name.as_ptr()));
+            let launched = call!(
+                cuda,
+                "cuLaunchKernel"(usize, u32, u32, u32, u32, u32, u32, u32, usize, usize, usize)(
+                    function, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0
+                )
+            );
+            (found + launched).to_string()
+        }
+        "sync" => call!(cuda, "cuCtxSynchronize"()()).to_string(),
         "unload" => {
             let index = match value {
                 "last" => client.modules.len() - 1,

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use vgpu_core::arbiter::Arbiter;
 use vgpu_core::calls::Calls;
 use vgpu_core::hami::mirror::Mirror;
+use vgpu_core::memory::growth::Growth;
 use vgpu_core::os::fork;
 use vgpu_core::os::spin::{Reentrant, Spin};
 use vgpu_core::visible::choose;
@@ -38,6 +39,8 @@ pub(crate) struct Ready {
     pub(crate) nvml_users: AtomicU32,
     /// True if this library has initialised NVML for itself.
     pub(crate) nvml_own: Spin<bool>,
+    /// When to measure again what no call tells.
+    pub(crate) growth: Growth,
     /// The PID by which NVML lists this process; 0: not known yet.
     pub(crate) nvml_pid: AtomicU32,
     /// Our copies of NVML's export tables, by the address of the original.
@@ -95,6 +98,7 @@ impl Ready {
             nvml: Spin::default(),
             nvml_users: AtomicU32::new(0),
             nvml_own: Spin::default(),
+            growth: Growth::default(),
             nvml_pid: AtomicU32::new(0),
             export_tables: Spin::default(),
             initialising: Reentrant::default(),

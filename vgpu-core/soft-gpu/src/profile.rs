@@ -10,6 +10,7 @@
 //! | `context_cost` | what a context takes, rounded up to the granularity | `0` |
 //! | `context_time` | how long it takes to make one, or to raise one of its limits, once its memory is taken (`ns`, `us`, `ms`, `s`) | `0ns` |
 //! | `module_cost` | what a loaded module or library takes, rounded up likewise | `0` |
+//! | `function_cost` | what a function takes at its first launch, rounded up likewise: a driver loads code lazily | `0` |
 //! | `nvml_pids` | the processes that NVML lists: `own`, those of the caller's PID namespace by their PIDs there; `host`, all of them by numbers that no process has there, as a real driver in a container; `none` | `own` |
 //! | `nvml_managed` | whether NVML lists managed memory among what a process holds: `no`, as the source of the open kernel module (580) has it, where no process's figure includes what the UVM module allocates; or `yes` | `no` |
 //! | `nvml_imports` | whether NVML lists memory of another process, imported by a handle or a descriptor, for its importer as well: `no`, as is believed; or `yes` | `no` |
@@ -137,6 +138,7 @@ pub struct Profile {
     pub context_cost: u64,
     pub context_time_ns: u64,
     pub module_cost: u64,
+    pub function_cost: u64,
     pub nvml_pids: NvmlPids,
     pub nvml_managed: Listed,
     pub nvml_imports: Listed,
@@ -215,6 +217,7 @@ impl Default for Profile {
             context_cost: 0,
             context_time_ns: 0,
             module_cost: 0,
+            function_cost: 0,
             nvml_pids: NvmlPids::Own,
             nvml_managed: Listed::No,
             nvml_imports: Listed::No,
@@ -362,6 +365,7 @@ impl Profile {
             }
             "context_cost" => (put(&mut self.context_cost, size(value)), "a size such as 500MiB"),
             "context_time" => (put(&mut self.context_time_ns, duration_ns(value)), "a time up to 60s"),
+            "function_cost" => (put(&mut self.function_cost, size(value)), "a size such as 2MiB"),
             "module_cost" => (put(&mut self.module_cost, size(value)), "a size such as 6MiB"),
             "nvml_pids" => (
                 put(&mut self.nvml_pids, NvmlPids::from_name(value)),
@@ -457,7 +461,11 @@ impl Profile {
                 format!("{} addresses, one a GPU, got {}", self.gpus, self.pci.len()),
             );
         }
-        for cost in [&mut self.context_cost, &mut self.context_unowned] {
+        for cost in [
+            &mut self.context_cost,
+            &mut self.context_unowned,
+            &mut self.function_cost,
+        ] {
             *cost = cost.next_multiple_of(self.granularity);
         }
         self.module_cost = self.module_cost.next_multiple_of(self.granularity);
@@ -468,7 +476,7 @@ impl Profile {
     pub fn to_text(&self) -> String {
         let pci: Vec<String> = self.pci.iter().map(Pci::to_string).collect();
         let mut text = format!(
-            "name = {}\ngpus = {}\nmemory = {}\nreserved = {}\ngranularity = {}\ncontext_cost = {}\ncontext_time = {}ns\nmodule_cost = {}\nnvml_pids = {}\nnvml_managed = {}\nnvml_imports = {}\ncontext_unowned = {}\nsms = {}\n\
+            "name = {}\ngpus = {}\nmemory = {}\nreserved = {}\ngranularity = {}\ncontext_cost = {}\ncontext_time = {}ns\nmodule_cost = {}\nfunction_cost = {}\nnvml_pids = {}\nnvml_managed = {}\nnvml_imports = {}\ncontext_unowned = {}\nsms = {}\n\
              compute_capability = {}.{}\ndriver_version = {}\ncuda_version = {}.{}\npci = {}\nkernel_time = {}ns\n\
              slice = {}ns\nswitch_time = {}ns\nclock = {}\n",
             self.name,
@@ -479,6 +487,7 @@ impl Profile {
             self.context_cost,
             self.context_time_ns,
             self.module_cost,
+            self.function_cost,
             self.nvml_pids.name(),
             self.nvml_managed.name(),
             self.nvml_imports.name(),

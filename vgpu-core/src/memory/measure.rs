@@ -51,7 +51,8 @@
 //! - Of two processes that create their first contexts at once, NVML may list only the other one for a moment. It is
 //!   taken for this one only if four lists in a row agree and it holds at least half a context. If its figure later
 //!   cannot be ours, it is forgotten.
-//! - Lazy loading: code that the driver loads later than it was asked to is charged at the next measured call.
+//! - Lazy loading: code that the driver loads later than it was asked to is charged at the next measured call, or when
+//!   [`again`] is called ([`growth`](super::growth)).
 //! - What a call takes beyond what was charged ahead is not charged between the driver call and the measurement:
 //!   code of unknown size, or a context larger than any before on this GPU.
 //! - If a call does not end and the upper bound exceeds the limit, the new context or code is undone, although it might
@@ -65,6 +66,7 @@ use super::driver::{Driver, OUT_OF_MEMORY, SUCCESS};
 use super::expected::{self, Ahead};
 use super::gpu::Gpu;
 use super::granule::{GRANULE, granules};
+use super::growth::Found;
 use super::newcomers::Newcomers;
 use super::overhead::{Overhead, Reserved, Thing};
 use super::room;
@@ -100,12 +102,29 @@ pub struct Process<'a, D: 'static, N> {
     pub pid: &'a AtomicU32,
 }
 
-/// How many lists without this process are read before a measurement gives up.
-const ATTEMPTS: u32 = 16;
-/// How often a measurement starts again because something changed. New calls are unblocked between two attempts.
-const LOOKS: u32 = 256;
-/// How long a measurement waits for calls of other threads. It waits for the same calls only once.
-const PATIENCE: Duration = Duration::from_millis(100);
+/// How much a measurement does for its figure.
+#[derive(Clone, Copy)]
+struct Effort {
+    /// How many lists without this process are read before it gives up.
+    lists: u32,
+    /// How often it starts again because something changed. New calls are unblocked between two attempts.
+    looks: u32,
+    /// How long it waits for calls of other threads. It waits for the same calls only once.
+    patience: Duration,
+}
+
+/// For a call whose result depends on it.
+const FULL: Effort = Effort {
+    lists: 16,
+    looks: 256,
+    patience: Duration::from_millis(100),
+};
+/// For one that can be made at another time: it waits for nobody.
+const LEAST: Effort = Effort {
+    lists: 1,
+    looks: 4,
+    patience: Duration::ZERO,
+};
 /// How often a call that does not fit is measured again, because calls of other threads may have ended meanwhile.
 const SECOND_THOUGHTS: u32 = 10;
 /// How many lists in a row must have the same one new process before it counts as this one.
@@ -141,6 +160,7 @@ pub struct Measurement<'a, D: 'static, N> {
     /// Made within another call of this thread, by what the driver called there: a measurement now would find what that call
     /// has charged and not allocated yet.
     is_nested: bool,
+    effort: Effort,
     /// What this process was believed to hold before the last [`Measurement::take`].
     before: u64,
 }
@@ -155,6 +175,7 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
             index,
             is_nested: overhead.is_nested() || process.calls.is_within(thread()),
             overhead,
+            effort: FULL,
             before: 0,
         }
     }
@@ -447,13 +468,13 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
     /// process.
     fn look(&mut self, known: Option<&[u32]>) -> Look {
         let (mut stranger, mut agreed, mut lists) = (0, 0, 0);
-        let mut patience = Patience::new(PATIENCE);
+        let mut patience = Patience::new(self.effort.patience);
         // Before calls are blocked, because opening NVML takes milliseconds.
         let Some(device) = self.process.nvml.device(self.index) else {
             return Look::Blind;
         };
         let calls = self.process.calls;
-        for _ in 0..LOOKS {
+        for _ in 0..self.effort.looks {
             let _stopped = calls.stop(thread());
             let (charged, others, is_fresh) = self.stillness(&mut patience);
             let surplus = self.gpu.surplus.load(Ordering::Relaxed);
@@ -498,7 +519,7 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
                     _ => {
                         agreed = 0;
                         lists += 1;
-                        if lists == ATTEMPTS {
+                        if lists >= self.effort.lists {
                             break;
                         }
                         continue;
@@ -516,7 +537,7 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
                     }
                     // Less than is allocated for certain: the list is late, or this is the figure of another process.
                     lists += 1;
-                    if lists == ATTEMPTS {
+                    if lists >= self.effort.lists {
                         if own != std::process::id() {
                             self.process.pid.store(0, Ordering::Relaxed);
                         }
@@ -527,7 +548,7 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
                 // A list may lack a process for a moment, so this does not mean that it holds no memory.
                 None => {
                     lists += 1;
-                    if lists == ATTEMPTS {
+                    if lists >= self.effort.lists {
                         break;
                     }
                 }
@@ -559,6 +580,49 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
                 return (charged, others, is_fresh);
             }
         }
+    }
+}
+
+/// Measures the overhead of GPU `index` again, if nobody has to wait for that, and charges what it has grown by: as much of
+/// it as fits, because the driver has it already. The caller has nothing charged that it has not allocated yet.
+pub fn again<D: Driver, N: Nvml>(process: &Process<'_, D, N>, index: usize) -> Found {
+    let (Some(gpu), true) = (process.gpus.get(index), process.pid.load(Ordering::Relaxed) != 0) else {
+        return Found::Nothing;
+    };
+    let _outside = process.calls.outside(thread());
+    if process.calls.is_within(thread()) {
+        return Found::Nothing;
+    }
+    let Some(overhead) = gpu.overhead.try_lock() else {
+        return Found::Nothing;
+    };
+    let (start, in_vain) = (overhead.borrow().expected(), overhead.borrow().in_vain);
+    let mut measurement = Measurement {
+        process,
+        gpu,
+        index,
+        overhead,
+        is_nested: false,
+        effort: LEAST,
+        before: start,
+    };
+    let looked = measurement.look(None);
+    let mut overhead = measurement.overhead.borrow_mut();
+    // Another measurement may still wait for these calls.
+    overhead.in_vain = in_vain;
+    match looked {
+        Look::Excess(least, most) if least == most => {
+            let all = most.unsigned_abs();
+            overhead.set_measured(all);
+            overhead.may_fall = false;
+            if !overhead.charge.set(&gpu.account, all) {
+                let free = gpu.account.free(u64::MAX);
+                let fits = overhead.charge.bytes() + free / GRANULE * GRANULE;
+                overhead.charge.set(&gpu.account, fits.min(all));
+            }
+            if all == start { Found::AsBefore } else { Found::Changed }
+        }
+        _ => Found::Nothing,
     }
 }
 

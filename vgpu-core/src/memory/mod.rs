@@ -34,6 +34,7 @@ pub mod free;
 pub mod gpu;
 pub mod granule;
 pub mod graphs;
+pub mod growth;
 pub mod imports;
 pub mod libraries;
 pub mod live;

@@ -35,6 +35,8 @@ hooks! { cuda;
     virtualised cuGraphAddNode: (node: *mut usize, graph: usize, after: *const usize, count: usize, params: *mut graphs::calls::NodeParams) => graphs::calls::add;
     virtualised cuGraphAddNode_v2, cuGraphAddNode_v3: (node: *mut usize, graph: usize, after: *const usize, edges: *const c_void, count: usize, params: *mut graphs::calls::NodeParams) => graphs::calls::add_v2;
     virtualised cuGraphMemAllocNodeGetParams: (node: usize, params: *mut graphs::calls::AllocNode) => graphs::calls::alloc_params;
+    limited cuModuleGetFunction, cuLibraryGetKernel: (function: *mut usize, module: usize, name: *const c_char) => contexts::modules::named_function;
+    limited cuKernelGetFunction: (function: *mut usize, kernel: usize) => contexts::modules::function_of_kernel;
     limited cuGraphInstantiate, cuGraphInstantiate_v2: (exec: *mut usize, graph: usize, bad: *mut usize, log: *mut c_char, room: usize) => graphs::calls::instantiate;
     limited cuGraphInstantiateWithFlags: (exec: *mut usize, graph: usize, flags: c_ulonglong) => graphs::calls::instantiate_with_flags;
     charged cuGraphInstantiateWithParams, cuGraphInstantiateWithParams_ptsz: (exec: *mut usize, graph: usize, params: *mut graphs::calls::InstantiateParams) => graphs::calls::instantiate_with_params;

@@ -48,6 +48,7 @@ fn launch(function: u64, shape: Shape, stream: u64) -> Res {
     if !is_function(function) {
         return Err(INVALID_HANDLE);
     }
+    crate::module::load_lazily(driver, function)?;
     stream::queue(driver, stream, shape.cost(driver, function)?)
 }
 

@@ -2,7 +2,7 @@
 //! binary image is assumed to have any name. Every image has kernels that last as long as their names say: `time_500us`.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use soft_gpu::timeline;
@@ -20,6 +20,8 @@ struct Image {
     /// loaded, or else in the next that is made. None: there was none since.
     context: Mutex<Option<&'static Context>>,
     units: u64,
+    /// What its functions took at their first launch.
+    lazy: AtomicU64,
 }
 
 struct Function {
@@ -27,6 +29,8 @@ struct Function {
     image: u64,
     /// How long it runs, if its name says so.
     named_ns: Option<u64>,
+    /// It was launched, and so its code is on the GPU.
+    is_loaded: AtomicBool,
 }
 
 static IMAGES: RwLock<Option<HashMap<u64, Arc<Image>>>> = RwLock::new(None);
@@ -67,6 +71,7 @@ fn load(out: Out<u64>, kernels: Option<Vec<String>>) -> Res {
         functions: Mutex::default(),
         context: Mutex::new(context),
         units,
+        lazy: AtomicU64::new(0),
     };
     let mut images = IMAGES.write().unwrap_or_else(PoisonError::into_inner);
     images.get_or_insert_default().insert(handle, Arc::new(image));
@@ -78,12 +83,16 @@ fn unload(handle: u64) -> Res {
     let mut images = IMAGES.write().unwrap_or_else(PoisonError::into_inner);
     let image = images.get_or_insert_default().remove(&handle).ok_or(INVALID_HANDLE)?;
     if let Some(context) = image.context() {
-        driver.member().shrink(context.gpu, image.units);
+        driver.member().shrink(context.gpu, image.all_units());
     }
     Ok(())
 }
 
 impl Image {
+    fn all_units(&self) -> u64 {
+        self.units + self.lazy.load(Ordering::Relaxed)
+    }
+
     fn context(&self) -> Option<&'static Context> {
         *self.context.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -114,7 +123,7 @@ pub(crate) fn unload_all(driver: &Driver, dying: &'static Context) {
     images.get_or_insert_default().retain(|_, image| {
         let own = image.context().is_some_and(|context| std::ptr::eq(context, dying));
         if own {
-            driver.member().shrink(dying.gpu, image.units);
+            driver.member().shrink(dying.gpu, image.all_units());
         }
         !own
     });
@@ -177,6 +186,7 @@ fn function(handle: u64, name: &str) -> Result<u64, Code> {
         name: lasting,
         image: handle,
         named_ns,
+        is_loaded: AtomicBool::new(false),
     });
     FUNCTION_COUNT.store(functions.len(), Ordering::Release);
     known.insert(name.to_owned(), function);
@@ -192,6 +202,26 @@ fn with_function<T>(handle: u64, act: impl FnOnce(&Function) -> T) -> Result<T, 
         .get(((handle - FUNCTION) >> 4) as usize)
         .map(act)
         .ok_or(INVALID_HANDLE)
+}
+
+/// Takes memory for the code of a function at its first launch.
+#[inline]
+pub(crate) fn load_lazily(driver: &Driver, handle: u64) -> Res {
+    let profile = driver.state().profile();
+    if profile.function_cost == 0 {
+        return Ok(());
+    }
+    let is_first = |function: &Function| !function.is_loaded.swap(true, Ordering::AcqRel);
+    let Some(image) = with_function(handle, |function| is_first(function).then_some(function.image))? else {
+        return Ok(());
+    };
+    let image = self::image(image)?;
+    if let Some(context) = image.context() {
+        let units = profile.function_cost / profile.granularity;
+        driver.memory.charge(driver, context.gpu, units)?;
+        image.lazy.fetch_add(units, Ordering::Relaxed);
+    }
+    Ok(())
 }
 
 /// How long a kernel runs whose name says so.

@@ -2,6 +2,7 @@
 
 use super::{after, before, of_name};
 use crate::codes::SUCCESS;
+use crate::hooks::contexts::measure::at_slow_moment;
 use crate::process::Ready;
 use core::ffi::c_int;
 use vgpu_core::arbiter::Scope;
@@ -11,6 +12,7 @@ fn for_stream(ready: &'static Ready, stream: usize, call: impl FnOnce() -> c_int
     before(ready, Scope::Stream(stream));
     let result = call();
     after(ready, Scope::Stream(stream));
+    at_slow_moment(ready);
     result
 }
 
@@ -48,6 +50,7 @@ pub(crate) unsafe fn context(ready: &'static Ready, real: unsafe extern "C" fn()
     // SAFETY: takes nothing.
     let result = unsafe { real() };
     after(ready, Scope::All);
+    at_slow_moment(ready);
     result
 }
 
@@ -60,6 +63,7 @@ pub(crate) unsafe fn that_context(
     // SAFETY: passed on.
     let result = unsafe { real(context) };
     after(ready, Scope::All);
+    at_slow_moment(ready);
     result
 }
 
@@ -69,6 +73,7 @@ pub(crate) unsafe fn event(ready: &'static Ready, real: unsafe extern "C" fn(usi
     // SAFETY: passed on.
     let result = unsafe { real(event) };
     after(ready, Scope::Some);
+    at_slow_moment(ready);
     result
 }
 
@@ -91,5 +96,6 @@ pub(crate) fn copy(ready: &'static Ready, _: usize, call: impl FnOnce() -> c_int
     before(ready, Scope::Some);
     let result = call();
     after(ready, Scope::Some);
+    at_slow_moment(ready);
     result
 }

@@ -10,8 +10,10 @@ use crate::real::{self, real};
 use core::ffi::{c_int, c_uint};
 use vgpu_core::memory::driver::{Driver, Streams};
 use vgpu_core::memory::expected::Ahead;
+use vgpu_core::memory::growth::Found;
 use vgpu_core::memory::measure;
 use vgpu_core::memory::overhead::Thing;
+use vgpu_core::os::coarse_millis;
 
 /// NVML of this process.
 pub(crate) struct Nvml(&'static Ready);
@@ -96,6 +98,31 @@ fn has_context(ready: &'static Ready, gpu: usize) -> bool {
         || ready
             .devices()
             .is_none_or(|devices| devices.list.iter().any(is_primary))
+}
+
+/// The program has a new function or a new graph: the driver may take memory for it later, in calls that tell nothing.
+pub(crate) fn expect_growth(ready: &Ready) {
+    ready.growth.expect(coarse_millis());
+}
+
+/// At a slow moment, outside of all calls that may change memory: measures again what the driver may have taken since.
+#[inline(always)]
+pub(crate) fn at_slow_moment(ready: &'static Ready) {
+    if ready.growth.is_awaited() {
+        measure_growth(ready);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn measure_growth(ready: &'static Ready) {
+    if !ready.growth.is_due(coarse_millis()) {
+        return;
+    }
+    let all = (0..ready.gpus.len()).map(|gpu| measure::again(&process(ready), gpu));
+    // Measured on some of its GPUs, the process has no context on the others.
+    let found = all.min().unwrap_or(Found::Nothing);
+    ready.growth.looked(coarse_millis(), found);
 }
 
 /// Runs `call`, which ends `thing` on the GPU of the current context, and releases what it freed.

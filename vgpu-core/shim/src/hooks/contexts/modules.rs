@@ -6,10 +6,10 @@
 use crate::codes::{SUCCESS, UNKNOWN, UNSUPPORTED_LIMIT};
 use crate::driver::Real;
 use crate::hooks::contexts::code;
-use crate::hooks::contexts::measure::{giving_back, may_have_context, taking};
+use crate::hooks::contexts::measure::{expect_growth, giving_back, may_have_context, taking};
 use crate::process::Ready;
 use crate::real::real;
-use core::ffi::{c_int, c_uint, c_void};
+use core::ffi::{c_char, c_int, c_uint, c_void};
 use vgpu_core::memory::driver::Streams;
 use vgpu_core::memory::expected::{Ahead, Code, Limit};
 use vgpu_core::memory::overhead::Thing;
@@ -189,8 +189,31 @@ pub(crate) unsafe fn library_of_file(
     unsafe { load_library(ready, library, || code::in_file(path), load) }
 }
 
-/// cuModuleGetFunction and cuLibraryGetKernel do not take part: drivers that load lazily do so at the
-/// first launch. cuFuncLoad is the call that loads at once.
+/// The program finds a function: a driver that loads lazily does so at its first launch.
+pub(crate) unsafe fn named_function(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(*mut usize, usize, *const c_char) -> c_int,
+    function: *mut usize,
+    module: usize,
+    name: *const c_char,
+) -> c_int {
+    expect_growth(ready);
+    // SAFETY: passed on.
+    unsafe { real(function, module, name) }
+}
+
+pub(crate) unsafe fn function_of_kernel(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(*mut usize, usize) -> c_int,
+    function: *mut usize,
+    kernel: usize,
+) -> c_int {
+    expect_growth(ready);
+    // SAFETY: passed on.
+    unsafe { real(function, kernel) }
+}
+
+/// cuFuncLoad loads at once.
 pub(crate) unsafe fn load_function(
     ready: &'static Ready,
     real: unsafe extern "C" fn(usize) -> c_int,

@@ -3,6 +3,7 @@
 #![allow(clippy::too_many_arguments)] // They are NVIDIA's.
 
 use crate::codes::{INVALID_DEVICE, SUCCESS};
+use crate::hooks::contexts::measure::{at_slow_moment, expect_growth};
 use crate::hooks::devices::locations::{Access, with_real};
 use crate::hooks::graphs::launch::{enter, leave, mapped, settle_all};
 use crate::hooks::{compute, memory};
@@ -119,6 +120,7 @@ unsafe fn instantiated(
     upload: Option<usize>,
     call: impl FnOnce() -> c_int,
 ) -> c_int {
+    expect_growth(ready);
     let needs = needs_of(ready, graph);
     if needs.is_empty() || exec.is_null() {
         return call();
@@ -194,6 +196,7 @@ pub(crate) unsafe fn launch<const PER_THREAD: bool>(
     exec: usize,
     stream: usize,
 ) -> c_int {
+    at_slow_moment(ready);
     let own = compute::of_name::<PER_THREAD>(stream);
     compute::launch(ready, own, compute::shape([exec as u64]), || {
         // SAFETY: passed on.
@@ -237,6 +240,7 @@ pub(crate) unsafe fn destroy(ready: &'static Ready, real: unsafe extern "C" fn(u
 
 /// After an executable graph took over the parameters of `graph`.
 fn updated(ready: &Ready, exec: usize, graph: usize, result: c_int) -> c_int {
+    expect_growth(ready);
     if result == SUCCESS && used() {
         let needs = needs_of(ready, graph);
         enter(ready, &needs);

@@ -1,6 +1,7 @@
 //! cuMemAlloc and its variants: the size is charged before the driver is called.
 
 use crate::codes::{OUT_OF_MEMORY, SUCCESS};
+use crate::hooks::contexts::measure::at_slow_moment;
 use crate::hooks::host;
 use crate::process::Ready;
 use crate::real::real;
@@ -24,12 +25,13 @@ enum Kind {
 /// Charges `bytes`, calls the driver by `allocate`, and keeps the charge with the pointer that it returns.
 #[inline(always)]
 fn allocate_charged(
-    ready: &Ready,
+    ready: &'static Ready,
     gpu: usize,
     bytes: u64,
     kind: Kind,
     allocate: impl FnOnce() -> Result<u64, c_int>,
 ) -> Result<(), c_int> {
+    at_slow_moment(ready);
     let owner = ready.gpus.get(gpu).ok_or(OUT_OF_MEMORY)?;
     let charge = charge(owner, bytes).ok_or(OUT_OF_MEMORY)?;
     match allocate() {
@@ -132,7 +134,7 @@ pub(crate) unsafe fn managed(
 /// Allocates `height` rows of `width` bytes. `allocate` returns what the driver has written: the pointer, and the bytes
 /// from one row to the next.
 fn pitched(
-    ready: &Ready,
+    ready: &'static Ready,
     gpu: usize,
     width: u64,
     height: u64,
