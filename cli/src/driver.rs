@@ -1,25 +1,14 @@
 //! Finds the driver's libraries: the files that programs would open, so that libvgpu.so can open them, and
 //! the files that a mount namespace must cover.
 //!
-//! The order is the loader's: LD_LIBRARY_PATH, its cache, its default folders. libvgpu.so under one of the
-//! driver's names is skipped, because it would become its own driver.
+//! Where they are looked for, and how that fails, is the rule of `find-driver/`, with LD_LIBRARY_PATH. libvgpu.so under
+//! one of the driver's names is skipped, because it would become its own driver.
 #![forbid(unsafe_code)]
 
-use crate::loader_cache;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use vgpu_abi::paths::{LIBCUDA, LIBNVIDIA_ML, SHIM_NAMES};
-
-const CACHE: &str = "/etc/ld.so.cache";
-/// Default folders of Debian's and of Red Hat's loader.
-pub const DEFAULT_FOLDERS: [&str; 6] = [
-    "/lib/x86_64-linux-gnu",
-    "/usr/lib/x86_64-linux-gnu",
-    "/lib64",
-    "/usr/lib64",
-    "/lib",
-    "/usr/lib",
-];
+use vgpu_find_driver::{How, Library, Missing, Search};
 
 /// The real driver's libraries, absolute and without symlinks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,16 +19,18 @@ pub struct Driver {
 
 #[derive(Debug, thiserror::Error)]
 pub enum DriverError {
-    #[error("this machine has no NVIDIA driver ({name} was not found); use --soft-gpu for the software GPU")]
-    NotFound { name: &'static str },
+    #[error(
+        "this machine has no NVIDIA driver ({0}); if it has one elsewhere, set LD_LIBRARY_PATH to the folder with its \
+         libraries; use --soft-gpu for the software GPU"
+    )]
+    NotFound(Missing),
 }
 
-/// The folders and the cache in which libraries are searched.
+/// The places in which libraries are searched.
 #[derive(Debug)]
 pub struct Loader {
+    root: PathBuf,
     library_path: Vec<PathBuf>,
-    cache: Vec<u8>,
-    default_folders: Vec<PathBuf>,
     /// libvgpu.so itself, which is skipped.
     shim: PathBuf,
 }
@@ -48,15 +39,9 @@ impl Loader {
     /// This machine's loader.
     #[must_use]
     pub fn of_machine(library_path: Option<&OsStr>, shim: &Path) -> Self {
-        let folders = library_path.map(|path| std::env::split_paths(path).collect::<Vec<_>>());
         Self {
-            library_path: folders
-                .unwrap_or_default()
-                .into_iter()
-                .filter(|f| f.is_absolute())
-                .collect(),
-            cache: std::fs::read(CACHE).unwrap_or_default(),
-            default_folders: DEFAULT_FOLDERS.map(PathBuf::from).to_vec(),
+            root: PathBuf::from("/"),
+            library_path: vgpu_find_driver::library_path(library_path),
             shim: shim.to_path_buf(),
         }
     }
@@ -66,20 +51,26 @@ impl Loader {
     /// # Errors
     /// A library is missing.
     pub fn driver(&self) -> Result<Driver, DriverError> {
-        let first = |name: &'static str| {
-            let mut files = self.files(name, &self.library_path);
-            files.next().ok_or(DriverError::NotFound { name })
-        };
+        let mut search = Search::new(&self.root);
+        let mut all = |name| self.libraries(&mut search, name, &self.library_path);
+        let found = vgpu_find_driver::choose(all(LIBCUDA), all(LIBNVIDIA_ML), &self.library_path);
+        let found = found.map_err(DriverError::NotFound)?;
         Ok(Driver {
-            libnvidia_ml: first(LIBNVIDIA_ML)?,
-            libcuda: first(LIBCUDA)?,
+            libcuda: self.root.join(found.libcuda.file),
+            libnvidia_ml: self.root.join(found.libnvidia_ml.file),
         })
     }
 
     /// The files that a program without LD_LIBRARY_PATH may open under libvgpu.so's names.
     #[must_use]
     pub fn to_cover(&self) -> Vec<PathBuf> {
-        let mut files: Vec<_> = SHIM_NAMES.iter().flat_map(|name| self.files(name, &[])).collect();
+        let mut search = Search::new(&self.root);
+        let all = SHIM_NAMES.map(|name| self.libraries(&mut search, name, &[]));
+        let mut files: Vec<_> = all
+            .into_iter()
+            .flatten()
+            .map(|library| self.root.join(library.file))
+            .collect();
         files.sort();
         files.dedup();
         files
@@ -88,19 +79,17 @@ impl Loader {
     /// Returns true if a program without LD_LIBRARY_PATH finds both libraries.
     #[must_use]
     pub fn knows_both(&self) -> bool {
+        let mut search = Search::new(&self.root);
+        let by_loader = |library: &Library| matches!(library.how, How::Cache | How::LoaderFolder);
         [LIBCUDA, LIBNVIDIA_ML]
             .iter()
-            .all(|name| self.files(name, &[]).next().is_some())
+            .all(|name| self.libraries(&mut search, name, &[]).iter().any(by_loader))
     }
 
-    fn files<'a>(&'a self, name: &'a str, first: &'a [PathBuf]) -> impl Iterator<Item = PathBuf> + 'a {
-        let cached = loader_cache::paths(&self.cache, name);
-        let in_folders = move |folders: &'a [PathBuf]| folders.iter().map(move |folder| folder.join(name));
-        in_folders(first)
-            .chain(cached)
-            .chain(in_folders(&self.default_folders))
-            .filter_map(|path| path.canonicalize().ok())
-            .filter(|path| path.is_file() && *path != self.shim)
+    fn libraries(&self, search: &mut Search<'_>, name: &str, library_path: &[PathBuf]) -> Vec<Library> {
+        let all = vgpu_find_driver::libraries(search, library_path, name).into_iter();
+        all.filter(|library| self.root.join(&library.file) != self.shim)
+            .collect()
     }
 }
 
@@ -116,32 +105,37 @@ mod tests {
         let root = tmp.path().canonicalize().unwrap();
         let folder = |name: &str| {
             let folder = root.join(name);
-            fs::create_dir(&folder).unwrap();
+            fs::create_dir_all(&folder).unwrap();
             folder
         };
-        let (early, late) = (folder("early"), folder("late"));
+        let (early, late) = (folder("early"), folder("usr/lib64"));
         let shim = root.join("libvgpu.so");
         fs::write(&shim, "").unwrap();
-        let mut loader = Loader {
-            library_path: vec![early.clone()],
-            cache: Vec::new(),
-            default_folders: vec![late.clone()],
+        let loader = Loader {
+            root: root.clone(),
+            library_path: vec!["/early".into()],
             shim: shim.clone(),
         };
         let error = loader.driver().unwrap_err().to_string();
-        assert!(
-            error.contains("libnvidia-ml.so.1") && error.contains("--soft-gpu"),
-            "{error}"
-        );
+        for part in [
+            "libcuda.so.1",
+            "--soft-gpu",
+            "LD_LIBRARY_PATH",
+            "/early",
+            "/usr/local/nvidia/lib64",
+        ] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
 
         // A real driver's names are symlinks to its version.
         for name in ["libcuda.so.1", "libnvidia-ml.so.1"] {
             fs::write(late.join(format!("{name}.535")), "").unwrap();
             symlink(format!("{name}.535"), late.join(name)).unwrap();
-            symlink(&shim, early.join(name)).unwrap();
+            symlink("/libvgpu.so", early.join(name)).unwrap();
         }
         symlink("libcuda.so.1", late.join("libcuda.so")).unwrap();
-        assert_eq!(loader.driver().unwrap().libcuda, late.join("libcuda.so.1.535"));
+        let libcuda = || loader.driver().unwrap().libcuda;
+        assert_eq!(libcuda(), late.join("libcuda.so.1.535"));
         assert_eq!(
             loader.to_cover(),
             [late.join("libcuda.so.1.535"), late.join("libnvidia-ml.so.1.535")]
@@ -150,8 +144,27 @@ mod tests {
 
         fs::remove_file(early.join("libcuda.so.1")).unwrap();
         fs::write(early.join("libcuda.so.1"), "").unwrap();
-        assert_eq!(loader.driver().unwrap().libcuda, early.join("libcuda.so.1"));
-        loader.default_folders.clear();
+        assert_eq!(libcuda(), early.join("libcuda.so.1"));
+    }
+
+    /// The loader does not know the folder, so root's namespace gives it our library, and covers the driver's as well.
+    #[test]
+    fn a_driver_that_only_the_rule_knows_is_taken_and_covered() {
+        let tmp = tempfile::tempdir().unwrap();
+        let root = tmp.path().canonicalize().unwrap();
+        let folder = root.join("usr/local/nvidia/lib64");
+        fs::create_dir_all(&folder).unwrap();
+        for name in ["libcuda.so.1", "libnvidia-ml.so.1"] {
+            fs::write(folder.join(name), "").unwrap();
+        }
+        let loader = Loader {
+            shim: root.join("libvgpu.so"),
+            library_path: Vec::new(),
+            root,
+        };
+        let driver = loader.driver().unwrap();
+        assert_eq!(driver.libcuda, folder.join("libcuda.so.1"));
+        assert_eq!(loader.to_cover(), [driver.libcuda, driver.libnvidia_ml]);
         assert!(!loader.knows_both());
     }
 }

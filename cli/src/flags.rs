@@ -48,6 +48,11 @@ GPU time:
   guaranteed share gets at most its --cores, an unlimited one is never held back. The share of a whole
   GPU without --cores is unlimited. No kernel can be stopped: one longer than its turn gets more.
 
+Driver:
+  Its libcuda.so.1 and libnvidia-ml.so.1 are looked for in the folders of LD_LIBRARY_PATH, by the
+  loader's cache (/etc/ld.so.cache), in the loader's folders, and in /usr/local/nvidia/lib64. The stubs
+  of the CUDA toolkit are skipped. --verbose says which files were taken.
+
 Not limited:
   As an ordinary user: the limits reach COMMAND by LD_PRELOAD, LD_LIBRARY_PATH and VGPU_RUN_DIR. They do
   not reach setuid or setgid programs, statically linked programs, or programs that are started with
@@ -118,6 +123,9 @@ pub struct RunFlags {
     /// Use the software GPU instead of an NVIDIA driver
     #[arg(long)]
     pub soft_gpu: bool,
+    /// Say on standard error which GPU and which files of the driver the share has
+    #[arg(long)]
+    pub verbose: bool,
     /// Command and its arguments, after --
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,

@@ -24,7 +24,6 @@ pub mod exit;
 pub mod flags;
 pub mod gpus;
 pub mod launch;
-pub mod loader_cache;
 pub mod mount_users;
 pub mod namespace;
 mod offline;

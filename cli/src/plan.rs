@@ -242,6 +242,7 @@ mod tests {
             share: None,
             gpu: None,
             soft_gpu: false,
+            verbose: false,
             command: vec!["true".into()],
         }
     }

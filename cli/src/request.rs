@@ -21,6 +21,7 @@ pub struct Request {
     pub share: Option<String>,
     pub gpu: Option<GpuChoice>,
     pub soft_gpu: bool,
+    pub verbose: bool,
     /// Program and arguments; at least one.
     pub command: Vec<OsString>,
 }
@@ -65,6 +66,7 @@ impl Request {
             share: flags.share.as_deref().map(share).transpose()?,
             gpu: flags.gpu.as_deref().map(gpu).transpose()?,
             soft_gpu: flags.soft_gpu,
+            verbose: flags.verbose,
             command: flags.command,
         })
     }

@@ -93,6 +93,16 @@ fn run(flags: RunFlags) -> Result<u8, RunError> {
         host_folder: host_folder.as_ref(),
     };
     let held = entry.enter()?;
+    if request.verbose {
+        let driver = driver_of(&held.folder)?;
+        let (gpu, libcuda, nvml) = (
+            &held.limits.gpu,
+            driver.libcuda.display(),
+            driver.libnvidia_ml.display(),
+        );
+        // A caller without stderr still gets the share.
+        let _ = writeln!(std::io::stderr(), "vgpu run: GPU {gpu}, driver {libcuda} and {nvml}");
+    }
     let status = start(&request, &environment, &artefacts, in_namespace, &held);
     held.release(|| {
         if let Some(folder) = &host_folder {

@@ -255,6 +255,23 @@ fn its_environment_keeps_what_was_there() {
 }
 
 #[test]
+fn verbose_names_the_drivers_files_which_library_path_led_to() {
+    as_user(|scene| {
+        let folder = scene.path("release/soft-gpu");
+        let mut command = scene.vgpu(["run", "--verbose", "--", "true"]);
+        let output = output(command.env("LD_LIBRARY_PATH", &folder));
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(0), "{said}");
+        let line = said.lines().find(|line| line.starts_with("vgpu run: GPU GPU-"));
+        let line = line.unwrap_or_else(|| panic!("{said}"));
+        for name in ["libcuda.so.1", "libnvidia-ml.so.1"] {
+            let file = folder.canonicalize().unwrap().join(name);
+            assert!(line.contains(&file.display().to_string()), "{line}");
+        }
+    });
+}
+
+#[test]
 fn a_run_inside_of_a_run_is_refused() {
     as_user(|scene| {
         let inner = format!("{} run --soft-gpu -- true", scene.path("release/vgpu").display());

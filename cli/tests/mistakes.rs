@@ -52,6 +52,7 @@ fn a_machine_without_a_driver_is_told_of_soft_gpu() {
     if [
         "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1",
         "/usr/lib64/libnvidia-ml.so.1",
+        "/usr/local/nvidia/lib64/libnvidia-ml.so.1",
     ]
     .iter()
     .any(|path| std::fs::exists(path).unwrap_or(true))
@@ -63,10 +64,14 @@ fn a_machine_without_a_driver_is_told_of_soft_gpu() {
     }
     as_user(|scene| {
         let line = refused(&mut scene.vgpu(["run", "--", "true"]), 2);
-        assert!(
-            line.contains("no NVIDIA driver") && line.contains("--soft-gpu"),
-            "{line}"
-        );
+        for part in [
+            "no NVIDIA driver",
+            "--soft-gpu",
+            "LD_LIBRARY_PATH",
+            "/usr/local/nvidia/lib64",
+        ] {
+            assert!(line.contains(part), "{part}: {line}");
+        }
     });
 }
 

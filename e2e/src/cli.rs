@@ -1,12 +1,12 @@
 //! The command line of `vgpu-e2e`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 
-use crate::cluster::{self, Cluster, Config, Member};
+use crate::cluster::{self, Cluster, Config, Gpu, Member};
 use crate::prepared::{self, Prepared};
 use crate::toolchain::{Toolchain, Versions};
 use crate::{demo, guest, image, interrupt, layout, patience, preflight};
@@ -98,6 +98,11 @@ pub fn run(arguments: Arguments) -> Result<u8> {
         Verb::Preflight { without_asking } => {
             Versions::chosen()?;
             preflight::check(&own_program()?, !without_asking)?;
+            // Without the artefacts, which need not be built yet.
+            println!(
+                "a cluster here has {}",
+                Gpu::of_this_machine(Path::new("dist"))?.describe()
+            );
         }
         Verb::Probe { inside: false } => preflight::as_root()?,
         Verb::Probe { inside: true } => preflight::in_namespaces()?,

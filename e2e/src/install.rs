@@ -54,7 +54,7 @@ pub fn install(cluster: &Cluster, prepared: &Prepared, more: &[&str]) -> Result<
     let chart = chart.to_str().context("the clone's path is not UTF-8")?;
     let mut values = vec![
         "images.tag=dev".to_owned(),
-        format!("driverRoot={}", prepared.gpu.driver_root()),
+        format!("driverRoot={}", prepared.gpu.driver_root().display()),
     ];
     if let Gpu::Soft(_) = prepared.gpu {
         values.push(format!("softGpu.state={SOFT_GPU_STATE}"));

@@ -68,7 +68,7 @@ impl Prepared {
         };
         let (user, group) = (rustix::process::getuid(), rustix::process::getgid());
         let owner = (!user.is_root()).then(|| (user.as_raw(), group.as_raw()));
-        let gpu = Gpu::of_this_machine(&dist);
+        let gpu = Gpu::of_this_machine(&dist)?;
         Ok(Self {
             program,
             dist,

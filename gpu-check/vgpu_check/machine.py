@@ -4,6 +4,7 @@ import os
 import platform
 
 from .child import converse
+from .driver import places
 
 MIB = 1 << 20
 # Enough for every probe, and quickly filled.
@@ -15,16 +16,29 @@ class Unusable(Exception):
 
 
 def gpus(sides, patience):
-    """Returns (driver version, GPUs) from NVML."""
+    """Returns (the driver, as text: version and folder, GPUs) from NVML."""
     ended = converse(*sides.bare(sides.probe("gpus")), patience)
     if ended.skip is not None:
-        raise Unusable("no NVIDIA driver on this machine ({})".format(ended.skip))
+        raise Unusable("no NVIDIA driver on this machine ({})".format(why_missing(sides.options, ended.skip)))
     found = ended.of("gpus")
     if ended.note or not found:
         raise Unusable("the NVIDIA driver cannot be asked: {}".format(ended.note))
     if not found[0]["gpus"]:
         raise Unusable("the NVIDIA driver has no GPU here")
-    return found[0]["driver"], found[0]["gpus"]
+    return found[0]["driver"] + where(sides.options.driver), found[0]["gpus"]
+
+
+def where(libcuda):
+    """The driver's folder, and what led there, to follow its version."""
+    return " in {}, found {}".format(libcuda.folder, libcuda.how) if libcuda else ""
+
+
+def why_missing(options, said):
+    """`said`: the loader's message. Only that of the software GPU says enough."""
+    if options.soft_gpu or options.driver:
+        return said
+    text = "{}; neither LD_LIBRARY_PATH nor {} has it: set --driver-root to the root of the driver"
+    return text.format(said, places())
 
 
 def choose(found, wanted):

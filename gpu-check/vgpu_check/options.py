@@ -4,6 +4,8 @@ import argparse
 import os
 import pathlib
 
+from . import driver
+
 MIB = 1 << 20
 GROUPS = ("costs", "seen", "held", "overhead", "node", "time")
 
@@ -18,8 +20,8 @@ def parser():
     flags.add_argument("--memory", type=int, metavar="MIB", help=memory)
     flags.add_argument("--quick", action="store_true", help="fewer and shorter rounds: under 4 minutes")
     flags.add_argument("--only", metavar="GROUP,...", help="run only some of " + ", ".join(GROUPS))
-    root = "folder of NVIDIA's driver, for the rows of the node agent (/)"
-    flags.add_argument("--driver-root", default="/", metavar="DIR", help=root)
+    root = "root of NVIDIA's driver (default: where LD_LIBRARY_PATH, the loader's cache or a usual folder has it)"
+    flags.add_argument("--driver-root", metavar="DIR", help=root)
     flags.add_argument("--json", metavar="FILE", help="also write the rows as JSON")
     flags.add_argument("--markdown", metavar="FILE", help="also write the rows as a Markdown table")
     flags.add_argument("--patience", type=float, default=90, metavar="S", help="seconds that a probe may be silent (90)")
@@ -44,4 +46,28 @@ def parse(arguments=None):
     options.probe = str(root / "probe.py")
     options.dist = pathlib.Path(os.environ.get("VGPU_DIST") or root.parent / "dist").resolve()
     options.environment = dict(os.environ)
+    named = options.driver_root
+    choose_driver(options)
+    if named and not options.driver and not options.soft_gpu:
+        text = "--driver-root {}: it has no {} with {} in any of {}: set it to the root of NVIDIA's driver"
+        flags.error(text.format(named, driver.LIBCUDA, driver.LIBNVIDIA_ML, driver.places()))
     return options
+
+
+def choose_driver(options):
+    """Finds the driver, and leads all programs to the same one.
+
+    Sets `driver` (None: there is none, or it is the software GPU), `driver_root` (the flag's value, or the one with which
+    the plugin finds this driver) and LD_LIBRARY_PATH, if the loader would find another driver or none.
+    """
+    named, options.driver, options.driver_root = options.driver_root, None, options.driver_root or "/"
+    if options.soft_gpu:
+        return
+    folders = driver.folders(options.environment.get("LD_LIBRARY_PATH"))
+    options.driver = driver.driver(named) if named else driver.driver("/", folders)
+    if not options.driver:
+        return
+    if not named:
+        options.driver_root = driver.root_for(options.driver)
+    if not driver.loader_finds(options.driver, options.driver_root, folders):
+        options.environment["LD_LIBRARY_PATH"] = ":".join([options.driver.folder] + folders)

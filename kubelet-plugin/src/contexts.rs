@@ -15,7 +15,6 @@ use crate::inventory::Gpu;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Command;
-use vgpu_abi::paths::{LIBCUDA, LIBNVIDIA_ML};
 use vgpu_context_size::{ContextSize, Kind, PATIENCE, Sizes, ask};
 
 /// Scans of the GPUs between two attempts: ten minutes.
@@ -43,10 +42,10 @@ impl Contexts {
     pub fn of_node(config: &Config) -> Self {
         let root = config.driver_root.clone();
         let measure = Box::new(move |gpu: &Gpu| {
-            let library = |name| driver::find(&root, name).ok_or_else(|| format!("no {name} in {}", root.display()));
+            let pair = driver::find(&root).map_err(|missing| format!("--driver-root {}: {missing}", root.display()))?;
             let gpu = vgpu_context_size::Gpu {
-                libcuda: library(LIBCUDA)?,
-                libnvidia_ml: library(LIBNVIDIA_ML)?,
+                libcuda: pair.libcuda,
+                libnvidia_ml: pair.libnvidia_ml,
                 uuid: gpu.uuid.clone(),
             };
             ask(Command::new("/proc/self/exe"), &gpu, PATIENCE)

@@ -1,12 +1,13 @@
 //! A cluster's nodes, names and addresses, and the folders of its state.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::str::FromStr;
+use std::{env, fs};
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
+use vgpu_find_driver::{Driver, Search};
 
 use crate::toolchain::Toolchain;
 use crate::{layout, shell};
@@ -95,45 +96,110 @@ pub enum Gpu {
     /// No NVIDIA driver on this machine: the software GPU from this folder is installed as one.
     Soft(PathBuf),
     /// NVIDIA's driver of this machine.
-    Nvidia,
+    Nvidia {
+        root: PathBuf,
+        /// The folder of its libcuda.
+        folder: PathBuf,
+        /// Which driver it is, and what led there, for a person.
+        found: String,
+    },
     /// None at all.
     Absent,
 }
 
+/// Variable that names the root of NVIDIA's driver, where the machine's loader does not find it.
+const DRIVER_ROOT: &str = "VGPU_DRIVER_ROOT";
 /// The software GPU's driver root and state, inside of the cluster.
 pub const SOFT_GPU_DRIVER: &str = "/var/lib/soft-gpu/driver";
 pub const SOFT_GPU_STATE: &str = "/var/lib/soft-gpu/state";
 
 impl Gpu {
     /// The real driver where there is one, else the software GPU of the artefacts.
-    #[must_use]
-    pub fn of_this_machine(dist: &Path) -> Self {
-        let library = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/lib64"]
-            .iter()
-            .any(|folder| Path::new(folder).join("libnvidia-ml.so.1").exists());
-        if library && Path::new("/dev/nvidiactl").exists() {
-            return Self::Nvidia;
+    ///
+    /// # Errors
+    /// The variable [`DRIVER_ROOT`] names a folder without a driver.
+    pub fn of_this_machine(dist: &Path) -> Result<Self> {
+        let library_path = env::var_os("LD_LIBRARY_PATH");
+        let machine = Machine {
+            root: Path::new("/"),
+            driver_root: env::var_os(DRIVER_ROOT)
+                .filter(|root| !root.is_empty())
+                .map(PathBuf::from),
+            library_path: vgpu_find_driver::library_path(library_path.as_deref()),
+        };
+        Ok(machine.driver()?.unwrap_or_else(|| Self::Soft(dist.join("soft-gpu"))))
+    }
+
+    /// The driver that was found below `searched`.
+    fn nvidia(root: PathBuf, searched: &Path, found: &Driver) -> Self {
+        Self::Nvidia {
+            root,
+            folder: searched.join(found.libcuda.file.parent().unwrap_or(Path::new(""))),
+            found: found.describe(searched),
         }
-        Self::Soft(dist.join("soft-gpu"))
+    }
+
+    #[must_use]
+    pub fn is_nvidia(&self) -> bool {
+        matches!(self, Self::Nvidia { .. })
     }
 
     /// Where the driver's libraries lie for the kubelet plugin.
     #[must_use]
-    pub fn driver_root(&self) -> &'static str {
+    pub fn driver_root(&self) -> &Path {
         match self {
-            Self::Soft(_) => SOFT_GPU_DRIVER,
-            Self::Nvidia | Self::Absent => "/",
+            Self::Soft(_) => Path::new(SOFT_GPU_DRIVER),
+            Self::Nvidia { root, .. } => root,
+            Self::Absent => Path::new("/"),
         }
     }
 
     /// One line for a person.
     #[must_use]
-    pub fn describe(&self) -> &'static str {
+    pub fn describe(&self) -> String {
         match self {
-            Self::Soft(_) => "software GPUs (this machine has no NVIDIA driver)",
-            Self::Nvidia => "the NVIDIA driver and GPUs of this machine",
-            Self::Absent => "no GPU",
+            Self::Soft(_) => "software GPUs (this machine has no NVIDIA driver)".to_owned(),
+            Self::Nvidia { found, root, .. } => {
+                format!("the GPUs of this machine ({found}; driverRoot {})", root.display())
+            }
+            Self::Absent => "no GPU".to_owned(),
         }
+    }
+}
+
+/// Where a machine may have a driver.
+struct Machine<'a> {
+    root: &'a Path,
+    /// Where the caller says that it is.
+    driver_root: Option<PathBuf>,
+    library_path: Vec<PathBuf>,
+}
+
+impl Machine<'_> {
+    /// NVIDIA's driver; None if there is none, or no GPU for it.
+    fn driver(&self) -> Result<Option<Gpu>> {
+        let node = self.root.join("dev/nvidiactl");
+        let Some(root) = &self.driver_root else {
+            let found = vgpu_find_driver::driver(&mut Search::new(self.root), &self.library_path);
+            let found = found.ok().filter(|_| node.exists());
+            let root = |found: &Driver| vgpu_find_driver::root_for(self.root, &found.libcuda);
+            return Ok(found.map(|found| Gpu::nvidia(root(&found), self.root, &found)));
+        };
+        let found = vgpu_find_driver::driver(&mut Search::new(root), &[]).with_context(|| {
+            format!(
+                "{DRIVER_ROOT}={}: set it to the root of NVIDIA's driver",
+                root.display()
+            )
+        })?;
+        if !node.exists() {
+            bail!(
+                "{DRIVER_ROOT}={}: the driver there has no {}; load its kernel module, or unset the variable for the \
+                 software GPU",
+                root.display(),
+                node.display()
+            );
+        }
+        Ok(Some(Gpu::nvidia(root.clone(), root, &found)))
     }
 }
 
@@ -316,6 +382,71 @@ mod tests {
             assert_eq!(member.name().parse::<Member>().unwrap(), member);
         }
         assert!("node0".parse::<Member>().is_err() && "".parse::<Member>().is_err());
+    }
+
+    /// A machine with a driver in this folder, and with the kernel module's device node.
+    fn machine(folder: &str) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join(folder)).unwrap();
+        for name in ["libcuda.so.1", "libnvidia-ml.so.1"] {
+            fs::write(root.path().join(folder).join(name), "").unwrap();
+        }
+        fs::create_dir(root.path().join("dev")).unwrap();
+        fs::write(root.path().join("dev/nvidiactl"), "").unwrap();
+        root
+    }
+
+    fn gpu_of(root: &Path, driver_root: Option<&Path>, library_path: &[&str]) -> Result<Option<Gpu>> {
+        let machine = Machine {
+            root,
+            driver_root: driver_root.map(Path::to_path_buf),
+            library_path: library_path.iter().map(PathBuf::from).collect(),
+        };
+        machine.driver()
+    }
+
+    #[test]
+    fn a_machine_with_a_mounted_driver_has_nvidias() {
+        let root = machine("usr/local/nvidia/lib64");
+        let root = root.path();
+        let gpu = gpu_of(root, None, &[]).unwrap().unwrap();
+        assert_eq!(gpu.driver_root(), root);
+        let said = gpu.describe();
+        let folder = root.join("usr/local/nvidia/lib64").display().to_string();
+        assert!(gpu.is_nvidia() && said.contains(&folder), "{said}");
+        fs::remove_file(root.join("dev/nvidiactl")).unwrap();
+        assert_eq!(
+            gpu_of(root, None, &[]).unwrap(),
+            None,
+            "a driver without its kernel module"
+        );
+    }
+
+    #[test]
+    fn a_driver_that_only_library_path_names_gets_a_root_for_the_plugin() {
+        let root = machine("srv/gpu/lib64");
+        let root = root.path();
+        assert_eq!(gpu_of(root, None, &[]).unwrap(), None);
+        let gpu = gpu_of(root, None, &["/srv/gpu/lib64"]).unwrap().unwrap();
+        assert_eq!(gpu.driver_root(), root.join("srv/gpu"));
+        assert!(gpu.describe().contains("by LD_LIBRARY_PATH"), "{}", gpu.describe());
+    }
+
+    #[test]
+    fn a_named_root_goes_before_all_others_and_without_a_driver_is_an_error() {
+        let root = machine("usr/lib64");
+        let root = root.path();
+        let other = machine("lib64");
+        let gpu = gpu_of(root, Some(other.path()), &["/usr/lib64"]).unwrap().unwrap();
+        assert_eq!(gpu.driver_root(), other.path());
+        let nothing = tempfile::tempdir().unwrap();
+        let error = format!("{:#}", gpu_of(root, Some(nothing.path()), &[]).unwrap_err());
+        for part in [DRIVER_ROOT, "libcuda.so.1", "/usr/local/nvidia/lib64"] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+        fs::remove_file(root.join("dev/nvidiactl")).unwrap();
+        let error = gpu_of(root, Some(other.path()), &[]).unwrap_err().to_string();
+        assert!(error.contains(DRIVER_ROOT) && error.contains("nvidiactl"), "{error}");
     }
 
     #[test]

@@ -28,9 +28,14 @@ pub(super) fn local_share(dist: &Path, progress: &Progress) -> Result<()> {
     let client = image::client_program()?;
     let mut command = shell::command(dist.join("vgpu"), ["run"]);
     let mut on = "";
-    if matches!(Gpu::of_this_machine(dist), Gpu::Soft(_)) {
-        command.arg("--soft-gpu");
-        on = " (on this project's software GPU: this machine has no NVIDIA driver)";
+    match Gpu::of_this_machine(dist)? {
+        Gpu::Nvidia { folder, .. } => {
+            command.env("LD_LIBRARY_PATH", folder); // it may be one that the loader does not know
+        }
+        Gpu::Soft(_) | Gpu::Absent => {
+            command.arg("--soft-gpu");
+            on = " (on this project's software GPU: this machine has no NVIDIA driver)";
+        }
     }
     let said = shell::output(command.args(["--memory", ASKED, "--"]).arg(client).arg("check"))?;
     let seen: Value = serde_json::from_str(&said).context("vgpu-client said something that is no JSON")?;
@@ -62,7 +67,7 @@ impl Demo<'_> {
     /// Applies the example; returns the pod that waits.
     pub(super) fn apply(&self, gpu: &Gpu, progress: &Progress) -> Result<String> {
         let mut text = workload::manifests(&install::example(EXAMPLE))?;
-        if *gpu == Gpu::Nvidia {
+        if gpu.is_nvidia() {
             let quarter = format!("{}Mi", self.quarter() >> 20);
             text = fit(&text, &quarter, self.gpus.len() * 4 + 1)?;
             progress.note(&format!("fitted to the GPUs of this machine: {quarter} each"));
@@ -242,7 +247,7 @@ impl Demo<'_> {
             Ok(claims["items"].as_array().is_some_and(Vec::is_empty).then_some(()))
         })?;
         let mut text = workload::manifests(&install::example("gpu-time"))?;
-        if *gpu == Gpu::Nvidia {
+        if gpu.is_nvidia() {
             text = text.replace(
                 &format!("memory: {ASKED}"),
                 &format!("memory: {}Mi", self.quarter() >> 20),

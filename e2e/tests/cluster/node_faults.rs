@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use vgpu_e2e::cluster::{Cluster, Gpu, Member, Node, SOFT_GPU_DRIVER};
+use vgpu_e2e::cluster::{Cluster, Member, Node, SOFT_GPU_DRIVER};
 use vgpu_e2e::kube::Kube;
 use vgpu_e2e::outcome::after;
 use vgpu_e2e::wait::wait;
@@ -230,7 +230,7 @@ const NAMES: [&str; 2] = ["libcuda.so", "libnvidia-ml.so"];
 
 /// Returns true, and reports the test as skipped, if the machine's own driver would be changed.
 fn skips(test: &str) -> bool {
-    let skips = shared::prepared().gpu == Gpu::Nvidia;
+    let skips = shared::prepared().gpu.is_nvidia();
     if skips {
         vgpu_skip::skip(test, "it changes the software GPU, and this machine has a real one");
     }

@@ -5,7 +5,7 @@
 
 use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Value, json};
-use vgpu_e2e::cluster::{Gpu, Node, NodeHandle};
+use vgpu_e2e::cluster::{Node, NodeHandle};
 use vgpu_e2e::kube::Kube;
 use vgpu_e2e::wait::wait;
 use vgpu_e2e::{install, node, patience, shell, workload};
@@ -48,7 +48,7 @@ fn second(installed: &'static Installed) -> Result<NodeHandle<'static>> {
 
 /// Returns true, and reports the test as skipped, if both nodes would publish the GPUs of this machine.
 fn skips(test: &str) -> bool {
-    let skips = shared::prepared().gpu == Gpu::Nvidia;
+    let skips = shared::prepared().gpu.is_nvidia();
     if skips {
         vgpu_skip::skip(test, "two nodes on one machine would publish the same real GPUs");
     }
@@ -156,7 +156,7 @@ fn each_on_its_own_node(installed: &Installed, kube: &Kube<'_>, count: usize) ->
 }
 
 fn fill() -> Result<()> {
-    if shared::prepared().gpu != Gpu::Nvidia {
+    if !shared::prepared().gpu.is_nvidia() {
         // The controller allocates a new node's GPUs 30 s after they appeared, so the node of the last test joins here.
         second(shared::controlled()?)?;
     }

@@ -114,6 +114,6 @@ mod tests {
         let root = tempfile::tempdir().expect("a folder");
         let nvml = NvmlUtilisation::new(root.path().to_path_buf());
         assert_eq!(nvml.of("GPU-1"), None);
-        assert!(matches!(nvml.samples("GPU-1"), Err(Error::NoLibrary(_))));
+        assert!(matches!(nvml.samples("GPU-1"), Err(Error::NoLibrary { .. })));
     }
 }

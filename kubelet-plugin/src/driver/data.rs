@@ -2,10 +2,10 @@
 
 use super::found::{Found, Place};
 use super::parts::{self, CONFIGURATIONS, PROGRAMS, SOCKETS};
-use super::search::Search;
 use std::path::{Path, PathBuf};
+use vgpu_find_driver::Search;
 
-const PROGRAM_FOLDERS: [&str; 7] = [
+const PROGRAM_FOLDERS: [&str; 8] = [
     "usr/bin",
     "bin",
     "usr/sbin",
@@ -13,6 +13,7 @@ const PROGRAM_FOLDERS: [&str; 7] = [
     "usr/local/bin",
     "usr/local/sbin",
     "opt/bin",
+    "usr/local/nvidia/bin",
 ];
 /// Where all containers have programs in their path.
 const CONTAINER_PROGRAM_FOLDER: &str = "/usr/bin";

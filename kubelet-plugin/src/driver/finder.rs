@@ -7,6 +7,7 @@
 //!   that changed in the last two seconds is not kept.
 //! - A file is written in place: its path stays, so the mounts do.
 //! - Nothing complete is there: the error is not kept, and the next caller searches again.
+//! - Another driver is taken than before, or two versions are there: the log says so once.
 //! - Device nodes and sockets come and go by themselves, so these few are looked for each time.
 
 use super::{Driver, Error, Files, Root};
@@ -24,6 +25,8 @@ const SETTLED: Duration = Duration::from_secs(2);
 pub struct Finder {
     root: Root,
     kept: Mutex<Option<Kept>>,
+    /// The driver of which the log has told, and the others beside it.
+    logged: Mutex<Option<vgpu_find_driver::Driver>>,
 }
 
 #[derive(Debug)]
@@ -48,6 +51,7 @@ impl Finder {
         Self {
             root,
             kept: Mutex::new(None),
+            logged: Mutex::new(None),
         }
     }
 
@@ -67,9 +71,10 @@ impl Finder {
         }
         *kept = None;
         let started = SystemTime::now();
-        let (files, folders) = self.root.search()?;
-        let files = Arc::new(files);
-        let folders = folders.into_iter().map(|folder| self.root.here.join(folder));
+        let searched = self.root.search()?;
+        self.log(&searched.chosen);
+        let files = Arc::new(searched.files);
+        let folders = searched.folders.into_iter().map(|folder| self.root.here.join(folder));
         let folders = folders.map(|folder| {
             let stamp = Stamp::of(&folder);
             (folder, stamp)
@@ -87,6 +92,25 @@ impl Finder {
             });
         }
         self.root.with(files)
+    }
+
+    /// Says which driver was taken, if that is news.
+    fn log(&self, chosen: &vgpu_find_driver::Driver) {
+        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        if logged.as_ref() == Some(chosen) {
+            return;
+        }
+        tracing::info!("{}", chosen.describe(&self.root.here));
+        if !chosen.others.is_empty() {
+            let root = &self.root.here;
+            let others: Vec<_> = chosen.others.iter().map(|other| root.join(other)).collect();
+            tracing::warn!(
+                ?others,
+                "other versions of the driver are beside it and not used; if GPUs cannot be listed, remove what does not \
+                 fit the kernel module"
+            );
+        }
+        *logged = Some(chosen.clone());
     }
 }
 

@@ -5,23 +5,10 @@
 
 use super::found::{Found, Place};
 use super::parts;
-use super::search::Search;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use vgpu_find_driver::{LOADER_FOLDERS, OTHER_FOLDERS, Search, version};
 
-/// Where distributions and driver containers put libraries, likeliest first. The root itself is last: a software GPU may
-/// have all files in one folder.
-pub(super) const FOLDERS: [&str; 9] = [
-    "usr/lib/x86_64-linux-gnu",
-    "usr/lib/x86_64-linux-gnu/nvidia/current",
-    "usr/lib64",
-    "lib64",
-    "lib/x86_64-linux-gnu",
-    "usr/lib/nvidia",
-    "usr/lib",
-    "lib",
-    "",
-];
 /// The names of both libraries that the shim stands for, before `.so`.
 const SHIMMED: [&str; 2] = ["libcuda", "libnvidia-ml"];
 /// Modules of the X server, below a folder of libraries or of the X server.
@@ -40,11 +27,13 @@ pub(super) struct Libraries {
     pub(super) others: Vec<Found>,
 }
 
-/// All libraries of the driver whose libcuda is `libcuda`.
-pub(super) fn all(search: &mut Search<'_>, libcuda: &Path) -> Libraries {
+/// All libraries of this driver.
+pub(super) fn all(search: &mut Search<'_>, driver: &vgpu_find_driver::Driver) -> Libraries {
+    let libcuda = &driver.libcuda.file;
     let version = version(libcuda);
-    let own = libcuda.parent().unwrap_or(Path::new(""));
-    let names = names(search, own);
+    let folder = |file: &Path| file.parent().unwrap_or(Path::new("")).to_path_buf();
+    let own = &folder(libcuda);
+    let names = names(search, [own.clone(), folder(&driver.libnvidia_ml.file)]);
     let of_version: BTreeSet<&str> = names
         .iter()
         .filter_map(|(_, name)| name.strip_suffix(&format!(".so.{}", version.as_deref()?)))
@@ -96,15 +85,10 @@ pub(super) fn all(search: &mut Search<'_>, libcuda: &Path) -> Libraries {
     libraries
 }
 
-/// `535.261.03` of `libcuda.so.535.261.03`; None of a file such as `libcuda.so.1`.
-pub(super) fn version(libcuda: &Path) -> Option<String> {
-    let version = libcuda.file_name()?.to_str()?.strip_prefix("libcuda.so.")?;
-    version.contains('.').then(|| version.to_owned())
-}
-
-/// The names of all libraries, with their folders, each folder once. `own` is libcuda's.
-fn names(search: &mut Search<'_>, own: &Path) -> Vec<(PathBuf, String)> {
-    let folders = FOLDERS.map(PathBuf::from).into_iter().chain([own.to_owned()]);
+/// The names of all libraries, with their folders, each folder once. `own` are libcuda's and NVML's.
+fn names(search: &mut Search<'_>, own: [PathBuf; 2]) -> Vec<(PathBuf, String)> {
+    let known = LOADER_FOLDERS.into_iter().chain(OTHER_FOLDERS).map(PathBuf::from);
+    let folders = known.chain(own);
     let folders: Vec<PathBuf> = folders.flat_map(|folder| [folder.join("vdpau"), folder]).collect();
     let (mut seen, mut all) = (BTreeSet::new(), Vec::new());
     for folder in folders {

@@ -1,11 +1,14 @@
 //! Finds the driver's files and device nodes under the driver root: NVIDIA's driver or the software GPU.
 //!
 //! ```text
-//!  search (paths inside the root) ──► libraries, data ──► Files ─┐ kept by Finder until a folder changes
-//!  parts (which container gets it)          nodes, sockets ──────┴──► Driver ──► edits
+//!  vgpu-find-driver ──► libcuda, NVML
+//!  its search (paths inside the root) ──► libraries, data ──► Files ─┐ kept by Finder until a folder changes
+//!  parts (which container gets it)              nodes, sockets ──────┴──► Driver ──► edits
 //! ```
 //!
 //! The root has two paths: `--driver-root` in this process, `--driver-root-host` for the container runtime.
+//! Where libcuda and NVML are looked for is the rule of `find-driver/`, without LD_LIBRARY_PATH: this process has none of
+//! the node's. The log says which ones were taken, and warns of another version beside them.
 //! A driver upgrade changes the files, so every Prepare asks again, and `node/renew.rs` every 10 s.
 
 mod data;
@@ -14,18 +17,16 @@ mod found;
 mod libraries;
 mod nodes;
 pub(crate) mod parts;
-mod search;
 
 pub use finder::Finder;
 pub use found::{Files, Found, Place};
 pub use nodes::Node;
 use parts::COMMON_NODES;
-use search::Search;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use vgpu_abi::paths::{LIBCUDA, LIBNVIDIA_ML};
 use vgpu_api::config::Capabilities;
+use vgpu_find_driver::{Missing, Search};
 
 /// The folder of a driver, and the kind of driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,11 +51,24 @@ pub struct Driver {
     pub soft_gpu_state: Option<PathBuf>,
 }
 
+/// The result of a search.
+struct Searched {
+    files: Files,
+    /// The folders on which it depends.
+    folders: BTreeSet<PathBuf>,
+    /// Which driver was taken, and why.
+    chosen: vgpu_find_driver::Driver,
+}
+
 /// Why a driver cannot be mounted into a container.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    #[error("{name} is not under --driver-root {}: install NVIDIA's driver completely", root.display())]
-    NoLibrary { name: &'static str, root: PathBuf },
+    #[error(
+        "--driver-root {}: {missing}; install NVIDIA's driver completely, or set --driver-root (chart value driverRoot) to \
+         the root of the file system that has it",
+        root.display()
+    )]
+    NoLibrary { missing: Missing, root: PathBuf },
     #[error("{0} does not exist on the node: load its kernel module (nvidia-modprobe -c 0 -u)")]
     NoDeviceNode(String),
 }
@@ -67,35 +81,35 @@ impl Root {
     /// # Errors
     /// A library or device node is missing without which no container can use the GPU.
     pub fn read(&self) -> Result<Driver, Error> {
-        let (files, _) = self.search()?;
-        self.with(Arc::new(files))
+        self.with(Arc::new(self.search()?.files))
     }
 
-    /// The files, and the folders on which the answer depends.
-    fn search(&self) -> Result<(Files, BTreeSet<PathBuf>), Error> {
+    fn search(&self) -> Result<Searched, Error> {
         let mut search = Search::new(&self.here);
-        let mut library = |name| {
-            find_in(&mut search, name).ok_or_else(|| Error::NoLibrary {
-                name,
-                root: self.here.clone(),
-            })
-        };
-        let (libcuda, libnvidia_ml) = (library(LIBCUDA)?, library(LIBNVIDIA_ML)?);
-        let libraries = libraries::all(&mut search, &libcuda);
+        let chosen = vgpu_find_driver::driver(&mut search, &[]).map_err(|missing| Error::NoLibrary {
+            missing,
+            root: self.here.clone(),
+        })?;
+        let libcuda = &chosen.libcuda.file;
+        let libraries = libraries::all(&mut search, &chosen);
         let mut found = libraries.others;
         found.extend(data::programs(&mut search));
         found.extend(data::configurations(&mut search));
-        if let Some(version) = libraries::version(&libcuda) {
+        if let Some(version) = vgpu_find_driver::version(libcuda) {
             found.extend(data::firmware(&mut search, &version));
         }
         self.name_on_host(&mut found);
         let files = Files {
             libcuda: self.host.join(libcuda),
-            libnvidia_ml: self.host.join(libnvidia_ml),
+            libnvidia_ml: self.host.join(&chosen.libnvidia_ml.file),
             shimmed: libraries.shimmed,
             found,
         };
-        Ok((files, search.folders()))
+        Ok(Searched {
+            files,
+            folders: search.folders(),
+            chosen,
+        })
     }
 
     /// The driver with these files, and with the nodes and sockets that are there now.
@@ -128,16 +142,32 @@ impl Root {
     }
 }
 
-/// Finds the library `name` under `root` and resolves its links.
-#[must_use]
-pub fn find(root: &Path, name: &str) -> Option<PathBuf> {
-    find_in(&mut Search::new(root), name).map(|file| root.join(file))
+/// The libcuda and NVML of a root, as paths in this process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pair {
+    pub libcuda: PathBuf,
+    pub libnvidia_ml: PathBuf,
 }
 
-fn find_in(search: &mut Search<'_>, name: &str) -> Option<PathBuf> {
-    libraries::FOLDERS
-        .iter()
-        .find_map(|folder| search.file(Path::new(folder).join(name)))
+/// Finds NVML under `root`, also without a libcuda, and resolves its links.
+///
+/// # Errors
+/// There is none. The text names every place where it was looked for.
+pub fn find_nvml(root: &Path) -> Result<PathBuf, Missing> {
+    let found = vgpu_find_driver::libnvidia_ml(&mut Search::new(root), &[])?;
+    Ok(root.join(found.file))
+}
+
+/// Finds libcuda and NVML under `root`, and resolves their links.
+///
+/// # Errors
+/// One of them is missing. The text names every place where it was looked for.
+pub fn find(root: &Path) -> Result<Pair, Missing> {
+    let found = vgpu_find_driver::driver(&mut Search::new(root), &[])?;
+    Ok(Pair {
+        libcuda: root.join(found.libcuda.file),
+        libnvidia_ml: root.join(found.libnvidia_ml.file),
+    })
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use crate::inventory::tests::gpu;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::time::{Duration, SystemTime};
+use vgpu_abi::paths::{LIBCUDA, LIBNVIDIA_ML};
 use vgpu_api::config::Capability;
 
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
@@ -103,13 +104,45 @@ fn a_link_out_of_the_root_or_in_a_circle_finds_nothing() {
     let folder = dir.path().join("lib64");
     fs::create_dir_all(&folder).expect("a folder");
     symlink("libcuda.so.1", folder.join("libcuda.so.1")).expect("a link");
-    assert_eq!(find(dir.path(), LIBCUDA), None);
+    assert!(find(dir.path()).is_err());
     symlink("../../../../../../../bin/sh", folder.join("libnvidia-ml.so.1")).expect("a link");
-    assert_eq!(
-        find(dir.path(), LIBNVIDIA_ML),
-        None,
-        "the host has /bin/sh, the root has not"
-    );
+    let nvml = find_nvml(dir.path());
+    assert!(nvml.is_err(), "the host has /bin/sh, the root has not: {nvml:?}");
+}
+
+/// As on machines whose driver is mounted from outside: nothing is in a folder of a distribution.
+#[test]
+fn a_driver_in_usr_local_nvidia_is_found_with_its_programs() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let here = dir.path();
+    for name in [
+        "lib64/libcuda.so.550.54",
+        "lib64/libnvidia-ml.so.550.54",
+        "lib64/libnvidia-ptxjitcompiler.so.550.54",
+        "bin/nvidia-smi",
+    ] {
+        file(here, &format!("usr/local/nvidia/{name}"));
+    }
+    for name in ["libcuda", "libnvidia-ml"] {
+        let target = format!("{name}.so.550.54");
+        link(here, &target, &format!("usr/local/nvidia/lib64/{name}.so.1"));
+    }
+    for node in ["dev/nvidiactl", "dev/nvidia-uvm"] {
+        file(here, node);
+    }
+    // What is linked with the CUDA toolkit's stub is no driver.
+    file(here, "usr/local/cuda/lib64/stubs/libcuda.so");
+    link(here, "/usr/local/cuda/lib64/stubs/libcuda.so", "usr/lib64/libcuda.so.1");
+    let driver = root(here, false).read().expect("a driver");
+    let folder = Path::new("/opt/driver/usr/local/nvidia");
+    assert_eq!(driver.files.libcuda, folder.join("lib64/libcuda.so.550.54"));
+    assert_eq!(driver.files.libnvidia_ml, folder.join("lib64/libnvidia-ml.so.550.54"));
+    let jit = "libnvidia-ptxjitcompiler.so.550.54";
+    assert_eq!(file_of(&driver, jit), Some(folder.join("lib64").join(jit)));
+    assert!(places(&driver, &[Capability::Utility]).contains(&"/usr/bin/nvidia-smi".to_owned()));
+    let pair = find(here).expect("a driver");
+    assert_eq!(pair.libcuda, here.join("usr/local/nvidia/lib64/libcuda.so.550.54"));
+    assert_eq!(find_nvml(here), Ok(pair.libnvidia_ml));
 }
 
 #[test]
@@ -165,7 +198,15 @@ fn a_driver_without_versions_in_its_names_has_the_libraries_that_are_known() {
     assert!(places(&driver, &[Capability::Utility]).contains(&"/usr/bin/nvidia-smi".to_owned()));
     fs::remove_file(dir.path().join("usr/lib64/libcuda.so.1")).expect("removed");
     let error = root.read().expect_err("no libcuda").to_string();
-    assert!(error.contains(LIBCUDA) && error.contains("--driver-root"), "{error}");
+    for part in [
+        LIBCUDA,
+        "--driver-root",
+        "driverRoot",
+        "/etc/ld.so.cache",
+        "/usr/local/nvidia/lib64",
+    ] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
 }
 
 #[test]

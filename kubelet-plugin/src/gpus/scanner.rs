@@ -81,7 +81,7 @@ impl<G: Gpus> Scanner<G> {
         };
         match timeout(ANSWERS_WITHIN, scan).await {
             Ok(Ok(Ok(list))) => Ok(list),
-            Ok(Ok(Err(error @ inventory::Error::NoLibrary(_)))) => Err(ScanFailure::NoDriver(error.to_string())),
+            Ok(Ok(Err(error @ inventory::Error::NoLibrary { .. }))) => Err(ScanFailure::NoDriver(error.to_string())),
             Ok(Ok(Err(error))) => Err(ScanFailure::Silent(error.to_string())),
             Ok(Err(error)) => Err(ScanFailure::Silent(format!(
                 "the scan of the GPUs ended early: {error}"

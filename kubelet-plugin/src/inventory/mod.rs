@@ -83,10 +83,11 @@ pub enum Ailment {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum Error {
     #[error(
-        "no libnvidia-ml.so.1 under --driver-root {}: install NVIDIA's driver, or point --driver-root at it",
-        .0.display()
+        "--driver-root {}: {missing}; install NVIDIA's driver, or set --driver-root (chart value driverRoot) to the root \
+         of the file system that has it",
+        root.display()
     )]
-    NoLibrary(PathBuf),
+    NoLibrary { root: PathBuf, missing: String },
     #[error("{} cannot be loaded or started: {reason}; check the node's NVIDIA driver", library.display())]
     Init { library: PathBuf, reason: String },
     #[error("GPU {index}: {field} cannot be read: {reason}; check the node's NVIDIA driver")]

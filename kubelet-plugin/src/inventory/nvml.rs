@@ -51,8 +51,10 @@ impl Gpus for NvmlGpus {
 
 /// Loads NVML from the driver root.
 pub(crate) fn start(driver_root: &Path) -> Result<Nvml, Error> {
-    let library = driver::find(driver_root, vgpu_abi::paths::LIBNVIDIA_ML)
-        .ok_or_else(|| Error::NoLibrary(driver_root.to_path_buf()))?;
+    let library = driver::find_nvml(driver_root).map_err(|missing| Error::NoLibrary {
+        root: driver_root.to_path_buf(),
+        missing: missing.to_string(),
+    })?;
     Nvml::builder()
         .lib_path(library.as_os_str())
         .init()
@@ -160,8 +162,16 @@ mod tests {
     fn a_node_without_a_driver_says_where_it_looked() {
         let root = tempfile::tempdir().expect("a folder");
         let error = NvmlGpus::new(root.path().to_path_buf()).list().expect_err("no driver");
-        assert_eq!(error, Error::NoLibrary(root.path().to_path_buf()));
-        assert!(error.to_string().contains("--driver-root"));
+        assert!(matches!(&error, Error::NoLibrary { root: named, .. } if named == root.path()));
+        let error = error.to_string();
+        for place in [
+            "--driver-root",
+            "/etc/ld.so.cache",
+            "/usr/local/nvidia/lib64",
+            "driverRoot",
+        ] {
+            assert!(error.contains(place), "{place}: {error}");
+        }
     }
 
     #[test]

@@ -1,8 +1,10 @@
 //! Reads the dynamic loader's cache, /etc/ld.so.cache: the file that the loader opens for a library's name.
 //!
-//! Only glibc's format since 2.2 is read (magic `glibc-ld.so.cache1.1`), alone or after the older one. A
-//! cache that cannot be read counts as empty, and only the default folders are searched.
-#![forbid(unsafe_code)]
+//! Only glibc's format since 2.2 is read (magic `glibc-ld.so.cache1.1`), alone or after the older one.
+//!
+//! How it fails: a cache that cannot be read counts as empty, and only folders are searched. A hostile one costs one
+//! pass over its bytes: names are compared before paths are read, and paths are few and short. Relative paths do not
+//! count.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -13,25 +15,44 @@ const HEADER: usize = 48;
 const ENTRY: usize = 24;
 /// An ELF library for libc 6 on x86-64.
 const X86_64: u32 = 0x0303;
+/// The kernel's limit of a path.
+const PATH_MAX: usize = 4096;
+/// A library has an entry for each set of CPU features, and each folder of /etc/ld.so.conf.
+const MOST: usize = 32;
 
 /// The paths under which `cache` lists the 64-bit library `name`, the loader's choice first.
 #[must_use]
-pub fn paths(cache: &[u8], name: &str) -> Vec<PathBuf> {
+pub(crate) fn paths(cache: &[u8], name: &str) -> Vec<PathBuf> {
     let Some(start) = cache.windows(MAGIC.len()).position(|window| window == MAGIC) else {
         return Vec::new();
     };
     let cache = &cache[start..];
     let count = u32_at(cache, MAGIC.len()).unwrap_or(0) as usize;
-    (0..count)
-        .map_while(|index| entry(cache, HEADER + index * ENTRY))
-        .filter(|(flags, key, _)| *flags & 0xffff == X86_64 && *key == name.as_bytes())
-        .map(|(_, _, value)| Path::new(OsStr::from_bytes(value)).to_path_buf())
+    let places = (0..count).map_while(|index| HEADER.checked_add(index.checked_mul(ENTRY)?));
+    places
+        .map_while(|at| cache.get(at..)?.get(..ENTRY))
+        .filter(|entry| is_of(cache, entry, name))
+        .take(MOST)
+        .filter_map(|entry| path(cache, entry))
         .collect()
 }
 
-fn entry(cache: &[u8], at: usize) -> Option<(u32, &[u8], &[u8])> {
-    let text = |at| text_at(cache, u32_at(cache, at)? as usize);
-    Some((u32_at(cache, at)?, text(at + 4)?, text(at + 8)?))
+fn is_of(cache: &[u8], entry: &[u8], name: &str) -> bool {
+    let is_64_bit = u32_at(entry, 0).is_some_and(|flags| flags & 0xffff == X86_64);
+    let rest = text(cache, entry, 4).and_then(|key| key.strip_prefix(name.as_bytes()));
+    is_64_bit && rest.is_some_and(|rest| rest.starts_with(b"\0"))
+}
+
+fn path(cache: &[u8], entry: &[u8]) -> Option<PathBuf> {
+    let path = text(cache, entry, 8)?;
+    let end = path.iter().take(PATH_MAX).position(|byte| *byte == 0)?;
+    let path = Path::new(OsStr::from_bytes(&path[..end]));
+    path.is_absolute().then(|| path.to_path_buf())
+}
+
+/// The text, with all that follows it, whose place is a field of an entry.
+fn text<'a>(cache: &'a [u8], entry: &[u8], field: usize) -> Option<&'a [u8]> {
+    cache.get(u32_at(entry, field)? as usize..)
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
@@ -39,17 +60,12 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(raw.try_into().ok()?))
 }
 
-fn text_at(bytes: &[u8], at: usize) -> Option<&[u8]> {
-    let rest = bytes.get(at..)?;
-    Some(&rest[..rest.iter().position(|b| *b == 0)?])
-}
-
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// Builds a cache from (flags, name, path).
-    fn cache(entries: &[(u32, &str, &str)]) -> Vec<u8> {
+    pub(crate) fn cache(entries: &[(u32, &str, &str)]) -> Vec<u8> {
         let mut texts = Vec::new();
         let base = HEADER + entries.len() * ENTRY;
         let mut place = |text: &str| {
@@ -96,6 +112,24 @@ mod tests {
             changed[at] = 0xff;
             let _ = paths(&changed, "libcuda.so.1");
         }
+    }
+
+    /// A count that no file has, a name that never ends, and paths that are endless, relative or too many.
+    #[test]
+    fn a_hostile_cache_costs_little_and_names_few_paths() {
+        let mut endless = cache(&[(0x0303, "libcuda.so.1", "/a")]);
+        endless[MAGIC.len()..MAGIC.len() + 4].copy_from_slice(&u32::MAX.to_ne_bytes());
+        assert_eq!(paths(&endless, "libcuda.so.1"), [PathBuf::from("/a")]);
+        let entries = vec![(0x0303, "libcuda.so.1", "/a"); 100_000];
+        assert_eq!(paths(&cache(&entries), "libcuda.so.1").len(), MOST);
+        let long = format!("/{}", "a".repeat(PATH_MAX));
+        for path in ["", "a", "../a", long.as_str()] {
+            let bytes = cache(&[(0x0303, "libcuda.so.1", path)]);
+            assert_eq!(paths(&bytes, "libcuda.so.1"), Vec::<PathBuf>::new(), "{path}");
+        }
+        let mut unended = cache(&[(0x0303, "libcuda.so.1", "/a")]);
+        unended.pop();
+        assert_eq!(paths(&unended, "libcuda.so.1"), Vec::<PathBuf>::new());
     }
 
     #[test]

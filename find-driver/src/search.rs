@@ -6,21 +6,22 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::OsString;
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read as _};
 use std::path::{Component, Path, PathBuf};
 
 /// The kernel's limit.
 const MAX_LINKS: usize = 40;
 
 /// A search of a root. Paths are relative to it, given and returned ones.
-pub(super) struct Search<'a> {
+#[derive(Debug)]
+pub struct Search<'a> {
     root: &'a Path,
     folders: BTreeSet<PathBuf>,
     /// The kind of each path that was looked at. The kernel is asked once for each: most paths of a search begin alike.
     seen: BTreeMap<PathBuf, Seen>,
 }
 
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 enum Seen {
     Missing,
     /// A file or a folder.
@@ -31,7 +32,8 @@ enum Seen {
 // === impl Search ===
 
 impl<'a> Search<'a> {
-    pub(super) fn new(root: &'a Path) -> Self {
+    #[must_use]
+    pub fn new(root: &'a Path) -> Self {
         Self {
             root,
             folders: BTreeSet::new(),
@@ -39,15 +41,24 @@ impl<'a> Search<'a> {
         }
     }
 
+    /// The first `most` bytes of the regular file to which `path` leads.
+    pub fn read(&mut self, path: impl AsRef<Path>, most: u64) -> Option<Vec<u8>> {
+        let file = self.file(path)?;
+        let file = fs::File::open(self.root.join(file)).ok()?;
+        let mut bytes = Vec::new();
+        file.take(most).read_to_end(&mut bytes).ok()?;
+        Some(bytes)
+    }
+
     /// The regular file to which `path` leads.
-    pub(super) fn file(&mut self, path: impl AsRef<Path>) -> Option<PathBuf> {
+    pub fn file(&mut self, path: impl AsRef<Path>) -> Option<PathBuf> {
         let found = self.resolve(path.as_ref())?;
         let is_file = fs::symlink_metadata(self.root.join(&found)).is_ok_and(|kind| kind.is_file());
         is_file.then_some(found)
     }
 
     /// The folder to which `path` leads, and the names in it in their order.
-    pub(super) fn list(&mut self, path: impl AsRef<Path>) -> Option<(PathBuf, Vec<String>)> {
+    pub fn list(&mut self, path: impl AsRef<Path>) -> Option<(PathBuf, Vec<String>)> {
         let folder = self.resolve(path.as_ref())?;
         let entries = fs::read_dir(self.root.join(&folder)).into_iter().flatten().flatten();
         let mut names: Vec<String> = entries
@@ -59,7 +70,8 @@ impl<'a> Search<'a> {
     }
 
     /// All folders that were looked into. While none of them changes, the same search finds the same.
-    pub(super) fn folders(self) -> BTreeSet<PathBuf> {
+    #[must_use]
+    pub fn folders(self) -> BTreeSet<PathBuf> {
         self.folders
     }
 
