@@ -1,7 +1,7 @@
 //! Finds the driver's libraries: the files that programs would open, so that libvgpu.so can open them, and
 //! the files that a mount namespace must cover.
 //!
-//! Where they are looked for, and how that fails, is the rule of `find-driver/`, with LD_LIBRARY_PATH. libvgpu.so under
+//! Where they are looked for, and how that fails, is the rule of `kubelet-plugin/find-driver/`, with LD_LIBRARY_PATH. libvgpu.so under
 //! one of the driver's names is skipped, because it would become its own driver.
 #![forbid(unsafe_code)]
 

@@ -93,7 +93,7 @@ class Order(Roots):
         self.assertIsNone(driver.driver(os.path.join(self.root, inner)))
 
     def test_rust_has_the_same_folders(self):
-        text = pathlib.Path(__file__).resolve().parents[2].joinpath("find-driver/src/lib.rs").read_text()
+        text = pathlib.Path(__file__).resolve().parents[2].joinpath("kubelet-plugin/find-driver/src/lib.rs").read_text()
         for name in ("LOADER_FOLDERS", "OTHER_FOLDERS"):
             part = text.split("pub const {}".format(name))[1].split("[\n")[1].split("]")[0]
             folders = tuple(line.strip().strip(',"') for line in part.splitlines() if line.strip())

@@ -1,4 +1,4 @@
-"""Where NVIDIA's driver is looked for. The same rule in Rust, with its failure modes: find-driver/src/lib.rs; change both.
+"""Where NVIDIA's driver is looked for. The same rule in Rust, with its failure modes: kubelet-plugin/find-driver/src/lib.rs; change both.
 
     LD_LIBRARY_PATH ─► the loader's cache ─► the loader's folders ─► other folders ─► the root itself
 

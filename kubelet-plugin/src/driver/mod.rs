@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The root has two paths: `--driver-root` in this process, `--driver-root-host` for the container runtime.
-//! Where libcuda and NVML are looked for is the rule of `find-driver/`, without LD_LIBRARY_PATH: this process has none of
+//! Where libcuda and NVML are looked for is the rule of `kubelet-plugin/find-driver/`, without LD_LIBRARY_PATH: this process has none of
 //! the node's. The log says which ones were taken, and warns of another version beside them.
 //! A driver upgrade changes the files, so every Prepare asks again, and `node/renew.rs` every 10 s.
 
