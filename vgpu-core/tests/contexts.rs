@@ -223,6 +223,25 @@ fn what_is_charged_covers_what_is_used_and_goes_with_it() {
     }
 }
 
+/// Many at once, each of them unknown to NVML by its PID: each finds out which entry is its own, and is charged exactly.
+#[test]
+fn a_hundred_processes_that_start_at_once_are_all_measured() {
+    let _guard = guard("a hundred processes at once");
+    for mode in ["own", "host"] {
+        let bench = bench(mode, "0ns");
+        bench.share("share", 0, 0, 60 * GIB);
+        let mut truth = Truth::new(&bench);
+        let mut clients: Vec<Serving> = (0..100).map(|_| bench.serving(&["cuinit"])).collect();
+        let begun = Instant::now();
+        assert_eq!(served(&all(&mut clients, "init")), 100, "{mode}");
+        println!("{mode}: {} ms", begun.elapsed().as_millis());
+        // What a module takes is charged exactly only by a process that was found.
+        assert_eq!(served(&all(&mut clients, "load")), 100, "{mode}");
+        assert_eq!(bench.usage("share").charged, truth.used(), "{mode}");
+        assert_eq!(truth.used(), 100 * (CONTEXT + 6 * MIB), "{mode}");
+    }
+}
+
 /// NVML lists managed memory in no process's figure, as far as is known; if a driver does, too much is charged.
 #[test]
 fn managed_memory_is_charged_beside_what_nvml_lists() {

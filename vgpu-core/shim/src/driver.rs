@@ -127,6 +127,13 @@ impl Streams for Real {
 }
 
 impl Driver for Real {
+    fn allocate(&self, bytes: u64) -> Answer<u64> {
+        let mut pointer = 0;
+        // SAFETY: to be written.
+        let result = unsafe { real!(cuMemAlloc_v2(*mut u64, usize))(&mut pointer, bytes as usize) };
+        answer(result, pointer)
+    }
+
     fn free(&self, pointer: u64) -> c_int {
         // SAFETY: the driver validates the pointer, which no other thread has.
         unsafe { real!(cuMemFree_v2(u64))(pointer) }

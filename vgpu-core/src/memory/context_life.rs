@@ -407,7 +407,7 @@ mod tests {
     fn a_context_of_unknown_size_takes_a_share_of_its_own_size_at_least() {
         let mut scene = Scene::new(700 * MIB);
         scene.gpu_mut().context_reserve = None;
-        scene.show(Mode::Crowd);
+        scene.show(Mode::Others);
         let process = scene.process();
         assert_eq!(make_as(&process, 100, 10 * MIB), SUCCESS);
         assert_eq!(scene.charged(), UNKNOWN_CONTEXT);

@@ -51,6 +51,8 @@ pub trait Streams {
 
 /// All of them.
 pub trait Driver: Streams {
+    /// cuMemAlloc, in the current context.
+    fn allocate(&self, bytes: u64) -> Answer<u64>;
     /// cuMemFree.
     fn free(&self, pointer: u64) -> c_int;
 

@@ -49,6 +49,8 @@ pub(super) struct State {
     pub(super) no_events: bool,
     pub(super) capture_mode: c_int,
     pub(super) primary_active: bool,
+    /// Bytes that are allocated by the driver's own call.
+    pub(super) allocated: u64,
     /// The driver does not say if the primary context lives.
     pub(super) primary_unknown: bool,
     pub(super) log: Vec<String>,
@@ -230,8 +232,11 @@ impl Nvml for &Scene {
             Mode::Crowd => vec![0x40_0001, 0x40_0002],
             Mode::Missing | Mode::Others => Vec::new(),
         };
-        let own = listed.into_iter().filter(|_| nvml.held > 0).map(|pid| (pid, nvml.held));
-        Some([(1, 1 << 40)].into_iter().chain(own).collect())
+        let mut own = listed.into_iter().filter(|_| nvml.held > 0).map(|pid| (pid, nvml.held));
+        let this = own
+            .next()
+            .map(|(pid, held)| (pid, held + self.gpu().driver.state().allocated));
+        Some([(1, 1 << 40)].into_iter().chain(this).chain(own).collect())
     }
 }
 
@@ -316,8 +321,16 @@ impl Streams for Fake {
 }
 
 impl Driver for Fake {
+    fn allocate(&self, bytes: u64) -> Answer<u64> {
+        let mut state = self.state();
+        state.allocated += bytes;
+        Ok(bytes)
+    }
+
     fn free(&self, pointer: u64) -> c_int {
-        self.state().freed.push(pointer);
+        let mut state = self.state();
+        state.allocated = state.allocated.saturating_sub(pointer);
+        state.freed.push(pointer);
         SUCCESS
     }
 

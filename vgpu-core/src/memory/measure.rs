@@ -12,8 +12,8 @@
 //! No absence of knowledge approves anything. What a call will take is charged before it ([`expected`]); where NVML does
 //! not show this process afterwards, that charge stays until the thing that it was made for is gone.
 //!
-//! Which process is ours: NVML reports PIDs of its own PID namespace, so `getpid` does not identify this process. It is
-//! the one that NVML lists after this process's first context and did not list before.
+//! Which process is ours: NVML reports PIDs of its own PID namespace, so `getpid` does not identify this process. With its
+//! first context it is found by memory that it allocates for a moment ([`beacon`]).
 //!
 //! When a measurement is valid: the charge for other memory is made before the driver allocates it and ends after the
 //! driver has freed it. While another thread is inside such a call, more is charged than allocated. A measurement would
@@ -46,11 +46,10 @@
 //! call, if that is measured too.
 //!
 //! How it fails:
-//! - NVML is missing, lists no processes, or several new processes appear at once: nothing is measured. Contexts, limits
-//!   and code stay charged with what was charged ahead, which may be more or less than they take.
-//! - Of two processes that create their first contexts at once, NVML may list only the other one for a moment. It is
-//!   taken for this one only if four lists in a row agree and it holds at least half a context. If its figure later
-//!   cannot be ours, it is forgotten.
+//! - NVML is missing, lists no processes, or this process is not found among them: nothing is measured. Contexts, limits
+//!   and code stay charged with what was charged ahead, which may be more or less than they take. The next context is
+//!   another occasion to find it.
+//! - Another process is taken for this one. If its figure later cannot be ours, it is forgotten.
 //! - Lazy loading: code that the driver loads later than it was asked to is charged at the next measured call, or when
 //!   [`again`] is called ([`growth`](super::growth)).
 //! - What a call takes beyond what was charged ahead is not charged between the driver call and the measurement:
@@ -58,9 +57,11 @@
 //! - If a call does not end and the upper bound exceeds the limit, the new context or code is undone, although it might
 //!   have fitted.
 //!
+//! [`beacon`]: super::beacon
 //! [`expected`]: super::expected
 //! [`settled_bytes`]: super::settled_bytes
 
+use super::beacon::{self, Search};
 use super::charge::charge_now;
 use super::driver::{Driver, OUT_OF_MEMORY, SUCCESS};
 use super::expected::{self, Ahead};
@@ -75,7 +76,7 @@ use super::tables::Tables;
 use crate::account::Own;
 use crate::calls::{Calls, UnderWay};
 use crate::os::spin::{Entered, Patience};
-use crate::os::thread;
+use crate::os::{monotonic_ns, thread};
 use core::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -127,8 +128,6 @@ const LEAST: Effort = Effort {
 };
 /// How often a call that does not fit is measured again, because calls of other threads may have ended meanwhile.
 const SECOND_THOUGHTS: u32 = 10;
-/// How many lists in a row must have the same one new process before it counts as this one.
-const AGREED: u32 = 4;
 /// Of so many files with code it is remembered what they took.
 const CODES: usize = if cfg!(test) { 8 } else { 4096 };
 
@@ -144,9 +143,7 @@ enum Change {
 enum Look {
     /// The lower and the upper bound of the overhead in bytes. Negative if more is charged than allocated.
     Excess(i64, i64),
-    /// The PID of this process in NVML's list is not known yet; these are all PIDs in the list.
-    Strangers(Vec<u32>),
-    /// NVML could not be asked, or its lists did not allow a measurement.
+    /// NVML could not be asked, its lists did not allow a measurement, or this process is not known there.
     Blind,
 }
 
@@ -220,16 +217,10 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
         let Some((bytes, reserved)) = self.charge_ahead(ahead, start) else {
             return (OUT_OF_MEMORY, true);
         };
-        // A measurement costs a call of NVML, so there is one before `call` only if its result is used. Only at the
-        // first context can a new process in the list be this one; later this process is listed already.
-        let is_coming = is_first && self.process.pid.load(Ordering::Relaxed) == 0;
-        // What code takes is remembered. So it is measured alone: since the last measurement other code may have come.
+        // A measurement costs a call of NVML, so there is one before `call` only if its result is used. What code takes is
+        // remembered, so it is measured alone: since the last measurement other code may have come.
         let is_new = matches!(ahead, Ahead::Code(code) if code.mark != 0 && !self.overhead.borrow().code_took.contains_key(&code.mark));
-        let before = if is_coming || is_new && self.is_seen() {
-            self.look(None)
-        } else {
-            Look::Blind
-        };
+        let before = if is_new { self.look() } else { Look::Blind };
         let result = call();
         if result != SUCCESS {
             let mut overhead = self.overhead.borrow_mut();
@@ -238,17 +229,17 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
             overhead.charge.set(&self.gpu.account, expected);
             return (result, true);
         }
-        let known = match &before {
-            Look::Strangers(pids) => Some(pids.as_slice()),
-            _ => None,
-        };
+        let thing = thing();
         let change = match ahead {
             Ahead::Limit(_) => Change::Either,
             _ => Change::Takes,
         };
         let is_exact = !self.overhead.borrow().may_fall;
-        let Some(mut fits) = self.settle(change, start, &before, known) else {
-            let thing = thing();
+        let after = match thing {
+            Thing::Context(context) if !self.is_seen() => self.first_look(context),
+            _ => self.look(),
+        };
+        let Some(mut fits) = self.settle(change, start, &before, &after) else {
             let mut overhead = self.overhead.borrow_mut();
             overhead.keep(thing, reserved);
             let expected = overhead.expected();
@@ -260,7 +251,8 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
                 break;
             }
             self.overhead.borrow_mut().in_vain = UnderWay::default();
-            fits = self.settle(change, start, &before, known) == Some(true);
+            let after = self.look();
+            fits = self.settle(change, start, &before, &after) == Some(true);
         }
         if is_exact && !self.overhead.borrow().may_fall {
             let known = match before {
@@ -300,9 +292,10 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
             return result;
         }
         let start = self.overhead.borrow().expected();
-        let before = self.look(None);
+        let before = self.look();
         let result = call();
-        if self.settle(Change::GivesBack, start, &before, None).is_none() {
+        let after = self.look();
+        if self.settle(Change::GivesBack, start, &before, &after).is_none() {
             let thing = thing.filter(|_| result == SUCCESS && is_gone());
             let mut overhead = self.overhead.borrow_mut();
             overhead.may_fall = true;
@@ -434,10 +427,10 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
         }
     }
 
-    /// Measures after a call and charges the result. `start` is the overhead before the call. Returns false if the
-    /// result exceeds the limit, and None if nothing could be measured: then nothing is changed.
-    fn settle(&mut self, change: Change, start: u64, before: &Look, known: Option<&[u32]>) -> Option<bool> {
-        let Look::Excess(least, most) = self.look(known) else {
+    /// Charges what was measured `after` a call. `start` is the overhead before the call. Returns false if the result exceeds
+    /// the limit, and None if nothing could be measured: then nothing is changed.
+    fn settle(&mut self, change: Change, start: u64, before: &Look, after: &Look) -> Option<bool> {
+        let Look::Excess(least, most) = *after else {
             return None;
         };
         let all = most.max(0) as u64;
@@ -464,10 +457,82 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
         Some(fits || set())
     }
 
-    /// Measures the overhead. `known`: the PIDs in NVML's list before the call, if they are needed to find this
-    /// process.
-    fn look(&mut self, known: Option<&[u32]>) -> Look {
-        let (mut stranger, mut agreed, mut lists) = (0, 0, 0);
+    /// Finds this process in NVML's list, in its new `context`, and measures the overhead.
+    fn first_look(&mut self, context: usize) -> Look {
+        let Some(device) = self.process.nvml.device(self.index) else {
+            return Look::Blind;
+        };
+        for _ in 0..beacon::TRIES {
+            let random = monotonic_ns() ^ u64::from(std::process::id()).rotate_left(7);
+            let sizes = beacon::sizes(random, self.gpu.account.free(u64::MAX));
+            let Some(charge) = charge_now(self.gpu, sizes[0] + sizes[1]) else {
+                break;
+            };
+            let found = self.with_beacon(device, context, sizes);
+            self.gpu.account.release(charge);
+            match found {
+                Ok(Some(look)) => return look,
+                Ok(None) if self.is_seen() => return self.look(),
+                Ok(None) => {}
+                Err(()) => break,
+            }
+        }
+        Look::Blind
+    }
+
+    /// Allocates these sizes, which are charged, while it looks. Returns an error if that is not possible, and None if this
+    /// process was not found, or its memory could not be measured.
+    fn with_beacon(&mut self, device: usize, context: usize, sizes: [u64; 2]) -> Result<Option<Look>, ()> {
+        let process = self.process;
+        let _stopped = process.calls.stop(thread());
+        let (charged, others, is_fresh) = self.stillness(&mut Patience::new(self.effort.patience));
+        let mut search = Search::new(process.nvml.processes(device).ok_or(())?, std::process::id());
+        let driver = &self.gpu.driver;
+        if driver.push_context(context) != SUCCESS {
+            return Err(());
+        }
+        let (mut pointers, mut allocated, mut found) = (Vec::new(), 0, Ok(None));
+        for bytes in sizes {
+            allocated += bytes;
+            let list = driver.allocate(bytes).ok().and_then(|pointer| {
+                pointers.push(pointer);
+                process.nvml.processes(device)
+            });
+            found = list.map(|list| search.narrow(&list, allocated)).ok_or(());
+            if found != Ok(None) || !search.is_open() {
+                break;
+            }
+        }
+        let is_still = process.calls.under_way() == others && self.gpu.account.own() == charged;
+        for pointer in pointers {
+            driver.free(pointer);
+        }
+        driver.pop_context();
+        let Some((pid, held)) = found? else {
+            return Ok(None);
+        };
+        process.pid.store(pid, Ordering::Relaxed);
+        // Charged are both sizes.
+        let missing = sizes[0] + sizes[1] - allocated;
+        let excess = held as i64 - self.all_else(&charged).saturating_sub(missing) as i64;
+        let is_exact = is_still && is_fresh && others.is_nobody() && excess >= 0;
+        Ok(is_exact.then_some(Look::Excess(excess, excess)))
+    }
+
+    /// Returns what of these charges is for other things than the overhead, and in NVML's figure.
+    fn all_else(&self, charged: &Own) -> u64 {
+        charged
+            .bytes()
+            .saturating_sub(self.overhead.borrow().charge.bytes())
+            .saturating_sub(self.gpu.surplus.load(Ordering::Relaxed))
+    }
+
+    /// Measures the overhead.
+    fn look(&mut self) -> Look {
+        if !self.is_seen() {
+            return Look::Blind;
+        }
+        let mut lists = 0;
         let mut patience = Patience::new(self.effort.patience);
         // Before calls are blocked, because opening NVML takes milliseconds.
         let Some(device) = self.process.nvml.device(self.index) else {
@@ -477,11 +542,7 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
         for _ in 0..self.effort.looks {
             let _stopped = calls.stop(thread());
             let (charged, others, is_fresh) = self.stillness(&mut patience);
-            let surplus = self.gpu.surplus.load(Ordering::Relaxed);
-            let all_else = charged
-                .bytes()
-                .saturating_sub(self.overhead.borrow().charge.bytes())
-                .saturating_sub(surplus);
+            let all_else = self.all_else(&charged);
             let settled = (!others.is_nobody() || !is_fresh).then(|| self.settled_bytes());
             let at_stake = settled.map_or(0, |settled| all_else.saturating_sub(settled.bytes));
             let Some(list) = self.process.nvml.processes(device) else {
@@ -495,38 +556,6 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
                     Some(settled) => self.settled_bytes() == settled,
                     None => is_fresh,
                 };
-            if self.process.pid.load(Ordering::Relaxed) == 0 {
-                let pids = list.iter().map(|(pid, _)| *pid);
-                let Some(known) = known else {
-                    return Look::Strangers(pids.collect());
-                };
-                let came: Vec<u32> = pids.filter(|pid| !known.contains(pid)).collect();
-                let own = match came.as_slice() {
-                    several if several.contains(&std::process::id()) => std::process::id(),
-                    // A PID of another namespace. It is ours if it stays the only new one, and holds what a context takes.
-                    [one]
-                        if list
-                            .iter()
-                            .any(|(pid, held)| pid == one && *held >= self.least_context()) =>
-                    {
-                        agreed = if *one == stranger { agreed + 1 } else { 1 };
-                        stranger = *one;
-                        if agreed < AGREED {
-                            continue;
-                        }
-                        stranger
-                    }
-                    _ => {
-                        agreed = 0;
-                        lists += 1;
-                        if lists >= self.effort.lists {
-                            break;
-                        }
-                        continue;
-                    }
-                };
-                self.process.pid.store(own, Ordering::Relaxed);
-            }
             let own = self.process.pid.load(Ordering::Relaxed);
             match list.iter().find(|(pid, _)| *pid == own) {
                 Some((_, held)) if is_still => {
@@ -555,11 +584,6 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
             }
         }
         Look::Blind
-    }
-
-    /// Returns what a process with a context holds at least.
-    fn least_context(&self) -> u64 {
-        self.gpu.context_reserve.unwrap_or(0) / 2
     }
 
     fn settled_bytes(&self) -> SettledBytes {
@@ -606,7 +630,7 @@ pub fn again<D: Driver, N: Nvml>(process: &Process<'_, D, N>, index: usize) -> F
         effort: LEAST,
         before: start,
     };
-    let looked = measurement.look(None);
+    let looked = measurement.look();
     let mut overhead = measurement.overhead.borrow_mut();
     // Another measurement may still wait for these calls.
     overhead.in_vain = in_vain;
@@ -839,6 +863,38 @@ mod tests {
             (SUCCESS, true, 4711)
         );
         assert_eq!(scene.charged(), 10 * MIB);
+    }
+
+    /// Another process comes at the same time, and NVML has PIDs of another namespace: this one is found by what it allocates.
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn this_process_is_found_among_others_that_come_at_the_same_time() {
+        let scene = Scene::new(32 * MIB);
+        scene.show(Mode::Crowd);
+        let process = scene.process();
+        let mut measurement = Measurement::of(&process, scene.gpu(), 0);
+        let context = || Thing::Context(1);
+        let (result, fits) = measurement.take(Ahead::Context, true, || scene.takes(10 * MIB), context);
+        let pid = process.pid.load(Ordering::Relaxed);
+        assert_eq!((result, fits, pid), (SUCCESS, true, 0x40_0001));
+        assert_eq!(
+            scene.charged(),
+            10 * MIB,
+            "exactly, and nothing for what it allocated meanwhile"
+        );
+    }
+
+    /// A share without room for what this process would allocate: it stays unknown, and charged what was charged ahead.
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn in_a_full_share_this_process_stays_unknown() {
+        let scene = Scene::new(Scene::RESERVE);
+        let process = scene.process();
+        let mut measurement = Measurement::of(&process, scene.gpu(), 0);
+        let context = || Thing::Context(1);
+        let (result, fits) = measurement.take(Ahead::Context, true, || scene.takes(Scene::RESERVE), context);
+        assert_eq!((result, fits, process.pid.load(Ordering::Relaxed)), (SUCCESS, true, 0));
+        assert_eq!(scene.charged(), Scene::RESERVE);
     }
 
     /// A neighbour has too much charged for a context until it is measured. Another one has been measured meanwhile, so

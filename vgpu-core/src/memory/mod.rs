@@ -16,6 +16,7 @@
 pub mod allocations;
 pub mod arrays;
 pub mod backing;
+pub mod beacon;
 pub mod charge;
 pub mod code_file;
 pub mod context_life;

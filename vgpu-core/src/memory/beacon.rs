@@ -1,0 +1,124 @@
+//! Which of the processes that NVML lists is this one. NVML has PIDs of a namespace that may not be ours, and many processes
+//! may start at the same time. So this process allocates some memory for a moment, and looks which entry grew by that much:
+//!
+//! ```text
+//!  charge it ─► list ─► allocate ─► list ─► several grew by as much: allocate more ─► list ─► free
+//!               └─────────────────────┴─────────────────────────────────────────────────┴──► who grew by exactly that
+//! ```
+//! The own PID, if it is among those that grew, decides at once.
+//!
+//! How it fails: if several grew by as much twice, other sizes are tried. A list that is late shows growth of nobody, or of
+//! another process alone: taken for this one, its figure soon is less than what is allocated here, and it is forgotten
+//! ([`measure`](super::measure)). Without room for it in the share, and without NVML, this process stays unknown.
+
+use super::granule::GRANULE;
+
+/// How many sizes are tried.
+pub const TRIES: u32 = 4;
+/// How many sizes there are: few enough to fit into a small share, enough to differ from those of others.
+const SIZES: u64 = 16;
+
+/// A process and the bytes that NVML shows for it.
+pub type Entry = (u32, u64);
+
+/// The bytes to allocate first, and then. `random`: any number, which other processes do not have at the same time; `room`: at
+/// least two granules.
+#[must_use]
+pub fn sizes(random: u64, room: u64) -> [u64; 2] {
+    let most = (room / 2 / GRANULE).clamp(1, SIZES);
+    [random, random / SIZES].map(|random| (1 + random % most) * GRANULE)
+}
+
+/// The processes that may be this one.
+#[derive(Debug)]
+pub struct Search {
+    before: Vec<Entry>,
+    own_pid: u32,
+}
+
+impl Search {
+    /// `before`: the list before anything was allocated. `own_pid`: the PID in the own namespace.
+    #[must_use]
+    pub fn new(before: Vec<Entry>, own_pid: u32) -> Self {
+        Self { before, own_pid }
+    }
+
+    /// Leaves those that have grown by exactly `bytes` since the first list, and returns this process if it is found.
+    pub fn narrow(&mut self, now: &[Entry], bytes: u64) -> Option<Entry> {
+        let held = |pid: u32| now.iter().find(|(listed, _)| *listed == pid).map(|(_, held)| *held);
+        self.before
+            .retain(|(pid, old)| old.checked_add(bytes).is_some_and(|grown| held(*pid) == Some(grown)));
+        let own = self.before.iter().find(|(pid, _)| *pid == self.own_pid);
+        let found = match self.before.as_slice() {
+            [one] => Some(one),
+            _ => own,
+        };
+        found.map(|(pid, old)| (*pid, old + bytes))
+    }
+
+    /// Returns true if several processes may be this one.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.before.len() > 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BEFORE: [Entry; 4] = [(1, 100), (2, 500), (3, 500), (4, 7)];
+
+    fn search() -> Search {
+        Search::new(BEFORE.to_vec(), 99)
+    }
+
+    #[test]
+    fn it_is_the_only_process_that_grew_by_that_much() {
+        assert_eq!(
+            search().narrow(&[(1, 100), (2, 516), (3, 500), (4, 7)], 16),
+            Some((2, 516))
+        );
+        assert_eq!(search().narrow(&[(1, 100), (2, 500)], 16), None, "the list is late");
+        assert_eq!(
+            search().narrow(&[(2, 517), (5, 16)], 16),
+            None,
+            "more, or not there before"
+        );
+        assert_eq!(Search::new(vec![(1, u64::MAX)], 1).narrow(&[(1, 3)], 4), None);
+        assert_eq!(Search::new(Vec::new(), 1).narrow(&[], 4), None);
+    }
+
+    #[test]
+    fn of_several_it_is_the_one_that_grows_again_or_has_the_own_pid() {
+        let both = [(1, 100), (2, 516), (3, 516), (4, 7)];
+        let mut search = search();
+        assert_eq!(search.narrow(&both, 16), None);
+        assert!(search.is_open());
+        assert_eq!(
+            search.narrow(&[(1, 120), (2, 520), (3, 516), (4, 27)], 20),
+            Some((2, 520))
+        );
+        assert_eq!(Search::new(BEFORE.to_vec(), 3).narrow(&both, 16), Some((3, 516)));
+        assert_eq!(
+            Search::new(BEFORE.to_vec(), 1).narrow(&[(1, 100), (2, 516)], 16),
+            Some((2, 516)),
+            "another process has that PID where NVML takes its PIDs from"
+        );
+    }
+
+    #[test]
+    fn sizes_are_whole_granules_that_fit_together() {
+        for random in 0..300 {
+            for room in [2 * GRANULE, 9 * GRANULE, u64::MAX] {
+                let [first, second] = sizes(random, room);
+                assert!(
+                    first.min(second) >= GRANULE && first + second <= room,
+                    "{first} {second}"
+                );
+                assert!(first.is_multiple_of(GRANULE) && second.is_multiple_of(GRANULE));
+                assert!(first.max(second) <= SIZES * GRANULE);
+            }
+        }
+    }
+}
