@@ -11,6 +11,8 @@ import subprocess
 NATIVE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "native")
 LOADER = "ld-linux-x86-64.so.2"
 FOLDERS = (("bin", "lib"), ("usr/bin", "usr/lib/x86_64-linux-gnu"))
+# Programs that need no loader; runc starts itself again, which does not work through a loader.
+STATIC = "static"
 LIBRARIES = ("stop", "injection")
 
 
@@ -21,6 +23,9 @@ class Tools:
 
     def program(self, name):
         """The command that runs a tool; None if there is none."""
+        static = os.path.join(self.folder, STATIC, name)
+        if self.folder and os.path.exists(static):
+            return [static]
         for programs, libraries in FOLDERS if self.folder else ():
             program, library = [os.path.join(self.folder, one) for one in (os.path.join(programs, name), libraries)]
             if os.path.exists(program) and os.path.exists(os.path.join(library, LOADER)):
