@@ -1,4 +1,5 @@
-"""The names that a library exports, and its build-id, from its ELF file. Only 64-bit little-endian files."""
+"""The names that a library exports, and its build-id, from its ELF file. Only 64-bit little-endian files; another file has
+neither."""
 
 import struct
 
@@ -7,6 +8,8 @@ BUILD_ID = 3
 
 
 def sections(data):
+    if data[:6] != b"\x7fELF\x02\x01" or len(data) < 64:
+        return []
     offset, count = struct.unpack_from("<Q", data, 40)[0], struct.unpack_from("<H", data, 60)[0]
     return [struct.unpack_from("<IIQQQQIIQQ", data, offset + 64 * at) for at in range(count)]
 

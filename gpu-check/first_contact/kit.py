@@ -4,8 +4,10 @@ A failure does not end the run, because nobody can rebuild in between: the varia
 Only a GPU that does not answer without a share any more, or a process that cannot be killed, ends it.
 """
 
+import glob
 import json
 import os
+import pathlib
 import re
 import shutil
 import sys
@@ -67,6 +69,19 @@ class Kit:
         self.stages, self.stage, self.stage_end, self.repaired = {}, None, self.end, 0.0
         self.variant, self.living, self.watcher, self.verdict, self.has_no_share = variants.AS_IT_IS, [], None, "", False
         self.libcuda = self.driver_root = None
+        self.dissect = self.dissect_dist()
+
+    def dissect_dist(self):
+        """A folder of programs with the library with switches in place of libvgpu.so; None without it."""
+        library, folder = self.options.dist / "libvgpu-dissect.so", pathlib.Path(self.work) / "dissect"
+        if not library.exists():
+            return None
+        folder.mkdir()
+        for name in ("vgpu", "libvgpu-preload.so"):
+            shutil.copy(str(self.options.dist / name), str(folder))
+        shutil.copy(str(library), str(folder / "libvgpu.so"))
+        (folder / "soft-gpu").symlink_to(self.options.dist / "soft-gpu")
+        return folder
 
     # Jobs.
 
@@ -109,7 +124,10 @@ class Kit:
         if {"cores", "policy", "priority"} <= set(share) and not variant.policy:
             flags = list(compute(share["cores"], share["policy"], share["priority"]))
         memory = self.facts.get("memory", 0) // MIB * MIB if variant.whole else share.get("memory", 8 << 30)
-        command, environment = self.sides.limited(command, flags, memory=memory, name=share.get("name"), **variables)
+        if variant.off:
+            variables["VGPU_DISSECT"] = variant.off
+        dist = self.dissect if variant.off else None
+        command, environment = self.sides.limited(command, flags, memory=memory, name=share.get("name"), dist=dist, **variables)
         return (["setpriv", "--bounding-set", "-sys_admin"] if variant.ordinary else []) + command, environment
 
     def on_step(self, job, message):
@@ -254,7 +272,7 @@ class Kit:
         """Tries the failing step in other forms, with the library's and the driver's logs; the first that passes names the
         culprit. Returns its job."""
         where = "{} {}".format(self.stage.name, step)
-        for one in variants.to_try(self.variant, "policy" in share):
+        for one in variants.to_try(self.variant, "policy" in share, bool(self.dissect)):
             began = time.monotonic()
             seconds = min(ONE_REPAIR, REPAIR - self.repaired, self.end - began)
             if seconds < 3:
@@ -279,7 +297,7 @@ class Kit:
         return None
 
     def keep_logs(self, step, variant, logs):
-        for path in [path for path in logs if os.path.exists(path)]:
+        for path in [path for log in logs for path in glob.glob(log + "*")]:  # a ring of calls lies beside the library's log
             folder = os.path.join(self.diag, re.sub(r"[^A-Za-z0-9.-]+", "-", "{}-{}-logs".format(self.stage.name, step)))
             os.makedirs(folder, exist_ok=True)
             os.replace(path, os.path.join(folder, "{}-{}".format(variant.replace(" ", "-"), os.path.basename(path))))

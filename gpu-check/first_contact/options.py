@@ -38,7 +38,7 @@ def parse(arguments=None):
     add_pack(verbs)
     add_run(verbs)
     explain = verbs.add_parser("explain", help="resolve addresses, and print what to do")
-    explain.add_argument("results", metavar="DIR", help="folder of the results")
+    explain.add_argument("results", metavar="DIR", nargs="+", help="folders of results, the oldest first")
     explain.add_argument("--symbols", metavar="DIR", help="folder of symbol files by build-id (target/symbols)")
     verbs.add_parser("selftest", help="planted failures on the software GPU, under a minute")
     options = parser.parse_args(arguments)

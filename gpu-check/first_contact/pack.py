@@ -22,6 +22,7 @@ from . import elf, state, tools
 from .options import KIT
 
 PROGRAMS = ("vgpu", "libvgpu.so", "libvgpu-preload.so", "vgpu-kubelet-plugin", "vgpu-cdi-hook")
+DISSECT = "libvgpu-dissect.so"
 DEBIAN = ("strace", "elfutils")
 CARRIED = ("strace", "eu-stack")
 MIB = 1 << 20
@@ -94,13 +95,13 @@ def checkout_size(checkout):
 
 
 def symbols(options, dist):
-    """Says for each program if its symbols are here, where `explain` needs them."""
+    """Says for each program if its symbols are here, where `explain` needs them. Returns the build-ids."""
     folder, ids = options.symbols or str(options.checkout / "target/symbols"), {}
     for name in PROGRAMS:
         ids[name] = elf.build_id(os.path.join(dist, name))
-        has = ids[name] and glob.glob(os.path.join(folder, "*" + ids[name][2:] + "*")) + glob.glob(os.path.join(folder, ids[name][:2], ids[name][2:] + "*"))
-        if not has:
-            say("{}: no symbols in {}: its addresses stay offsets".format(name, folder))
+        twin = os.path.join(folder, name)
+        if not ids[name] or not os.path.exists(twin) or elf.build_id(twin) != ids[name]:
+            say("{}: {} has no symbols of this build: its addresses stay offsets".format(name, folder))
     return ids
 
 
@@ -116,6 +117,11 @@ def main(options):
     os.makedirs(carried)
     for name in PROGRAMS:
         put(str(options.dist / name), dist)
+    dissect = [path for path in (options.dist, options.checkout / "target/dissect-dist") if (path / DISSECT).exists()]
+    if dissect:
+        put(str(dissect[0] / DISSECT), dist)
+    else:
+        say("without {}: build/dist.sh --dissect builds it".format(DISSECT))
     shutil.copytree(str(options.dist / "soft-gpu"), os.path.join(dist, "soft-gpu"))
     for what, why in (("strace and eu-stack", debian_tools(options.checkout, carried)), ("runc", runc(carried))):
         if why:

@@ -9,11 +9,13 @@ import shutil
 import sys
 import time
 
+from .. import elf
 from ..evidence import kernel_log, read, run
 
 TITLE, LIMIT = "facts", 15
 TOOLS = ("nvidia-smi nvcc ncu nsys compute-sanitizer cuda-gdb nvidia-cuda-mps-control nvidia-cuda-mps-server cuda-checkpoint gcc gdb "
          "strace nsenter unshare setpriv ip ldconfig runc nvidia-modprobe").split()
+PROGRAMS = ("vgpu", "libvgpu.so", "libvgpu-preload.so", "vgpu-kubelet-plugin", "vgpu-cdi-hook")
 QUERY = ("name,uuid,driver_version,memory.total,memory.reserved,memory.used,persistence_mode,compute_mode,mig.mode.current,pstate,"
          "clocks.sm,power.limit,ecc.mode.current")
 FILES = ("/proc/driver/nvidia/version /proc/driver/nvidia/params /sys/module/nvidia_uvm/parameters/uvm_disable_hmm "
@@ -61,6 +63,7 @@ def run_stage(kit):
         kit.finish(step, found[-1])
     driver = found[0].figures
     smi = run(["nvidia-smi", "--query-gpu=" + QUERY, "--format=csv,noheader"]) if shutil.which("nvidia-smi") and not kit.soft else ""
+    kit.facts["build_ids"] = {name: elf.build_id(str(kit.options.dist / name)) for name in PROGRAMS if (kit.options.dist / name).exists()}
     kit.facts.update(machine(), driver=driver, truth=truth, nvidia_smi=smi)
     if "name" not in driver:
         kit.verdict = "no bare GPU: {}".format(kit.judge(found[0])[1])
