@@ -10,7 +10,6 @@ Failure modes: killed in between, the old .kit/ stays (.kit.new is removed by th
 no .kit/, status 1.
 """
 
-import glob
 import json
 import os
 import shutil
@@ -74,12 +73,11 @@ def debian_tools(checkout, to):
 
 
 def runc(to):
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    found = sorted(glob.glob(os.path.join(cache, "dra-driver-vgpu/tools/runc-*/runc")), key=os.path.getmtime)
+    found = tools.cached_runc()
     if not found:
         return "the test cluster's is not built: build/e2e.sh tools"
     os.makedirs(os.path.join(to, tools.STATIC), exist_ok=True)
-    put(found[-1], os.path.join(to, tools.STATIC))
+    put(found, os.path.join(to, tools.STATIC))
     return ""
 
 

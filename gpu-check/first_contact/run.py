@@ -38,6 +38,8 @@ class Run(Kit):
     def everything(self):
         """S0 gives the key of the state, by which the plan is made."""
         self.one("S0", [])
+        if not self.verdict and "driver_version" not in self.facts:
+            self.verdict = "the machine was not looked at: S0 was {}".format(self.stages["S0"].end)
         if self.verdict:
             return
         kind = "soft" if self.soft else "real"
@@ -70,7 +72,7 @@ class Run(Kit):
             self.stage.end = "cut at its limit"
         except Exception:
             self.stage.end = "a mistake of the kit"
-            self.trouble("kit", classes.ERROR, traceback.format_exc()[-330:])
+            self.failures.append((classes.ERROR, "{} kit [error] {}".format(name, traceback.format_exc()[-330:])))
         finally:
             self.stage.seconds = time.monotonic() - start
             self.end_jobs(keep=[job for job in (self.watcher, getattr(self, "imports", None)) if job])
@@ -155,6 +157,8 @@ def with_gpu(options, journal, soft):
         run.everything()
     except Ended:
         pass
+    except Exception:  # what is known is printed all the same
+        run.verdict = "a mistake of the kit: " + traceback.format_exc()[-330:].replace("\n", " ")
     print(run.close(), flush=True)
     return 1 if run.failures or run.verdict else 0
 

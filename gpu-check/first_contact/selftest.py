@@ -151,7 +151,7 @@ def without_nvml_scene(folder, options):
 
 def limits_scene(folder, options):
     scene = Scene(folder, "limits").run("--only", "S2,S5", "--budget", "14")
-    yield "too small a budget: S5 is not run, and is next", "not run" in scene.text and "S5" in scene.text.rstrip().splitlines()[-1], scene.text
+    yield "too small a budget: S5 is not run, and is next", "not run" in scene.text and "S5" in scene.text.rstrip().split("\n")[-1], (scene.status, scene.text, scene.words)
     process = Scene(folder, "ended").start("--only", "S5")
     ended = Scene(folder, "ended")
     ended.eventually(lambda: any(row["stage"] == "S5" for row in ended.rows()))
@@ -162,6 +162,17 @@ def limits_scene(folder, options):
     yield "the limits of S0 to S8 fit into {} s".format(BUDGET_OF_FIRST), total <= BUDGET_OF_FIRST, total
 
 
+def container_scene(folder, options):
+    """Where a container can be made, its share holds."""
+    scene = Scene(folder, "container").run("--only", "S13")
+    reasons = [row["note"] for row in scene.rows() if row["step"] == "a container" and row["class"] == "skipped"]
+    if reasons:
+        options.unchecked.append("a container: " + reasons[0])
+        return
+    steps = ("a container: what it sees", "a container: until refused")
+    yield "a container sees its share and is refused at its limit", [scene.row(step) for step in steps] == ["ok", "ok"], scene.text
+
+
 def main(options):
     if not (options.dist / "vgpu").exists():
         sys.stderr.write("selftest: {} has no vgpu: run `make dist`, or name it with VGPU_DIST\n".format(options.dist))
@@ -170,9 +181,10 @@ def main(options):
     options.has_unwinder = Tools(options.tools, folder).program("eu-stack") is not None
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     failed, count, start = 0, 0, time.monotonic()
+    options.unchecked = []
     try:
         with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-            scenes = [hang_scene, classes_scene, without_nvml_scene, limits_scene]
+            scenes = [hang_scene, classes_scene, without_nvml_scene, limits_scene, container_scene]
             for checks in [pool.submit(lambda scene=scene: list(scene(folder, options))) for scene in scenes]:
                 for name, is_good, detail in checks.result():
                     count, failed = count + 1, failed + (not is_good)
@@ -180,6 +192,8 @@ def main(options):
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if not options.has_unwinder:
-        print("without eu-stack: the stacks' content was not checked (FIRST_CONTACT_TOOLS names a folder with it)")
+        options.unchecked.append("what stacks show: no eu-stack (FIRST_CONTACT_TOOLS names a folder with it)")
+    for one in options.unchecked:
+        print("not checked: " + one)
     print("{} checks, {} failed, {:.0f} s".format(count, failed, time.monotonic() - start))
     return 1 if failed else 0

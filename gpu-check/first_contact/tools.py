@@ -4,6 +4,7 @@ Without them a failure has fewer stacks, and its evidence says so. Programs are 
 a root file system of Debian's packages), then in PATH.
 """
 
+import glob
 import os
 import shutil
 import subprocess
@@ -11,8 +12,8 @@ import subprocess
 NATIVE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "native")
 LOADER = "ld-linux-x86-64.so.2"
 FOLDERS = (("bin", "lib"), ("usr/bin", "usr/lib/x86_64-linux-gnu"))
-# Programs that need no loader; runc starts itself again, which does not work through a loader.
-STATIC = "static"
+# Programs that need no loader. One that starts itself again cannot be started through another loader.
+STATIC, BY_ITSELF = "static", ("runc",)
 LIBRARIES = ("stop", "injection")
 
 
@@ -26,11 +27,11 @@ class Tools:
         static = os.path.join(self.folder, STATIC, name)
         if self.folder and os.path.exists(static):
             return [static]
-        for programs, libraries in FOLDERS if self.folder else ():
+        for programs, libraries in FOLDERS if self.folder and name not in BY_ITSELF else ():
             program, library = [os.path.join(self.folder, one) for one in (os.path.join(programs, name), libraries)]
             if os.path.exists(program) and os.path.exists(os.path.join(library, LOADER)):
                 return [os.path.join(library, LOADER), "--library-path", library, program]
-        found = shutil.which(name)
+        found = shutil.which(name) or (name == "runc" and cached_runc())
         return [found] if found else None
 
     def library(self, name):
@@ -40,6 +41,13 @@ class Tools:
             if os.path.exists(path):
                 return path
         return build(name, self.work)
+
+
+def cached_runc():
+    """The runc that the test cluster has built on this machine (`build/e2e.sh tools`); None if there is none."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    found = sorted(glob.glob(os.path.join(cache, "dra-driver-vgpu/tools/runc-*/runc")), key=os.path.getmtime)
+    return found[-1] if found else None
 
 
 def build(name, folder):

@@ -147,10 +147,17 @@ mod tests {
         fs::create_dir(&folder).expect("a folder");
         let found = check(&root, &gpus, &wanted(&folder, &gpu(0).uuid), false).expect("a container");
         let limits = fs::read_to_string(found.share.join("limits")).expect("limits");
-        assert!(limits.contains(&gpu(0).uuid) && limits.contains("1073741824"), "{limits}");
+        assert!(
+            limits.contains(&gpu(0).uuid) && limits.contains("1073741824"),
+            "{limits}"
+        );
         assert!(found.share.join("ledger").is_file());
         let text = found.spec.to_string();
-        for part in [&*found.share.display().to_string(), "/lib/vgpu/vgpu-cdi-hook", "/dev/vgpu/s1/ledger"] {
+        for part in [
+            &*found.share.display().to_string(),
+            "/lib/vgpu/vgpu-cdi-hook",
+            "/dev/vgpu/s1/ledger",
+        ] {
             assert!(text.contains(part), "{part}: {text}");
         }
         let unknown = check(&root, &gpus, &wanted(&folder, "GPU-none"), false).expect_err("no such GPU");

@@ -123,7 +123,12 @@ fn run(flags: Flags) -> Result<String, String> {
                 library: library_dir,
                 folder,
             };
-            json(&container::check(&root(flags.driver_root, soft_gpu_state), &nvml, &wanted, true)?)
+            json(&container::check(
+                &root(flags.driver_root, soft_gpu_state),
+                &nvml,
+                &wanted,
+                true,
+            )?)
         }
     }
 }
