@@ -18,7 +18,7 @@ from vgpu_check import journal
 from . import classes, elf
 
 OURS = ("libvgpu.so", "libvgpu-preload.so", "libvgpu-dissect.so")
-FRAME = re.compile(r"^#\d+\s+0x([0-9a-f]+).* - (\S+)")
+FRAME = re.compile(r"^#(\d+)\s+0x([0-9a-f]+).* - (\S+)")
 MAP = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) \S+ \d+\s+(\S+)$")
 FRAMES = 12
 ADVICE = {
@@ -90,10 +90,11 @@ def stacks(found, symbols):
         maps, told = ranges(found.get(name.replace("stacks.txt", "proc.txt"), "")), []
         for line in found[name].splitlines():
             frame = FRAME.match(line)
-            if not frame or os.path.basename(frame[2]) not in OURS or len(told) == FRAMES:
+            if not frame or os.path.basename(frame[3]) not in OURS or len(told) == FRAMES:
                 continue
-            place = offset(int(frame[1], 16), maps)
-            library = os.path.basename(frame[2])
+            # But for the first frame, these are addresses to return to, after the call.
+            place = offset(int(frame[2], 16) - (frame[1] != "0"), maps)
+            library = os.path.basename(frame[3])
             library = "libvgpu.so" if place is None else os.path.basename(place[0]) if os.path.basename(place[0]) in OURS else library
             text = "  {}+{:#x}: {}".format(library, place[1], symbols.resolve(library, place[1])) if place else "  " + line
             if text not in told:

@@ -63,7 +63,7 @@ class Run(Kit):
             spare -= limit if limit <= spare else 0
         self.stage_end = start + module.LIMIT + max(0.0, spare)
         try:
-            if left < LEAST * module.LIMIT:
+            if left < LEAST * module.LIMIT and name != "S0":
                 self.stage.end = "not run: {:.0f} s left of {} s".format(left, module.LIMIT)
                 return
             module.run_stage(self)
@@ -99,7 +99,7 @@ class Run(Kit):
     def next_call(self):
         program = ("SOFT=1 " if self.soft else "") + "gpu-check/first-contact.sh"
         left = [name for name in (self.known.left(stages.ORDER) if self.known.key else stages.ORDER) if name != "S0"]
-        if not left or self.verdict:
+        if not left or self.verdict and self.known.key:
             return "{} explain {}".format(program, self.out)
         return "{} run --out {} --budget {} --only {}".format(program, self.out, NEXT_BUDGET, ",".join(left))
 

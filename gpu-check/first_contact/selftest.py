@@ -150,7 +150,7 @@ def without_nvml_scene(folder, options):
 
 
 def limits_scene(folder, options):
-    scene = Scene(folder, "limits").run("--only", "S2,S5", "--budget", "14")
+    scene = Scene(folder, "limits").run("--only", "S2,S5", "--budget", "40")
     yield "too small a budget: S5 is not run, and is next", "not run" in scene.text and "S5" in scene.text.rstrip().split("\n")[-1], (scene.status, scene.text, scene.words)
     process = Scene(folder, "ended").start("--only", "S5")
     ended = Scene(folder, "ended")
