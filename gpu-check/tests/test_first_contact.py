@@ -2,12 +2,14 @@
 
 import os
 import pathlib
+import shutil
+import subprocess
 import sys
 import tempfile
 import types
 import unittest
 
-from first_contact import classes, elf, evidence, explain, job, options, pack, report, stages, state, variants
+from first_contact import classes, elf, evidence, explain, job, options, pack, report, stages, state, tools, variants
 from first_contact.kit import Stage
 
 TALK = "import sys, os, time; say = lambda text: print('@gpu-check ' + text, flush=True); "
@@ -145,6 +147,17 @@ class Addresses(unittest.TestCase):
             text = explain.Symbols(folder, {}).resolve("libvgpu.so", 0x2234)
             self.assertIn("addr2line -Cfipe", text)
             self.assertIn("0x2234", text)
+
+    def test_with_symbols_an_offset_is_a_function(self):
+        if not shutil.which("cc") or not shutil.which("addr2line"):
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            twin, source = os.path.join(folder, "libvgpu.so"), os.path.join(tools.NATIVE, "injection.c")
+            subprocess.check_call(["cc", "-g", "-shared", "-fPIC", "-Wl,--build-id", "-o", twin, source, "-ldl"])
+            symbols = subprocess.check_output(["nm", twin], universal_newlines=True)
+            at = next(int(line.split()[0], 16) for line in symbols.splitlines() if line.endswith("T InitializeInjection"))
+            self.assertIn("InitializeInjection", explain.Symbols(folder, {"libvgpu.so": elf.build_id(twin)}).resolve("libvgpu.so", at))
+            self.assertIn("of another build", explain.Symbols(folder, {"libvgpu.so": "00"}).resolve("libvgpu.so", at))
 
     def test_a_library_of_ours_decides_which_stack_is_shown(self):
         thread = "\nTID {}:\n#0  0x00007f0000001234 read - /lib/libc.so.6\n#1  0x00007f0000001234 cuInit - {}\n"
