@@ -100,7 +100,7 @@ class SoftwareGpu(Scene):
                 self.assertTrue(row["note"], row)
 
     def test_a_library_that_holds_nothing_is_found_out(self):
-        status, found, out, _ = self.check("--soft-gpu", "--only", "costs,seen,held", dist=self.fake())
+        status, found, out, _ = self.check("--soft-gpu", "--quick", "--only", "costs,seen,held", dist=self.fake())
         self.assertEqual(status, 1, out)
         rows = {(row["group"], row["name"]): row for row in found["rows"]}
         expected = {("seen", LOOK_UP + way): "the share has" for way in WAYS}
