@@ -71,6 +71,7 @@ def run_stage(kit):
     kit.facts["memory"] = driver["memory"][1]
     kit.libcuda = next(path for path in driver["files"] if "libcuda.so" in path)
     kit.driver_root = re.sub(BELOW_ROOT, "", os.path.dirname(os.path.realpath(kit.libcuda))) or "/"
+    kit.options.driver_root = kit.driver_root  # for the plugin's check (vgpu_check.sides)
     module = read("/proc/driver/nvidia/version")
     kind = "software" if kit.soft else "open" if "Open" in module else "closed" if "NVRM" in module else "no"
     version = (smi.split(", ") + [""] * 3)[2] or str(driver["version"])

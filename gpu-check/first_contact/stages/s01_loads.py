@@ -64,8 +64,11 @@ def look_ups(kit):
                 if name in limited and limited[name][at] != one:
                     where = (name, VERSIONS[at // len(FLAGS)], at % len(FLAGS), limited[name][at], one)
                     differ.append("{} {} flag {}: {}, bare {}".format(*where))
-        with lzma.open(os.path.join(kit.out, "matrix.json.xz"), "wt", preset=1) as out:
-            json.dump({"versions": VERSIONS, "bare": bare, "differ": differ}, out)
+        try:
+            with lzma.open(os.path.join(kit.out, "matrix.json.xz"), "wt", preset=1) as out:
+                json.dump({"versions": VERSIONS, "bare": bare, "differ": differ}, out)
+        except OSError as error:
+            kit.tell("the matrix is not kept: {}".format(error))
         kit.tell("{} of {} look-ups differ, {} unnamed".format(len(differ), both[0].figures.get("look_ups"), both[0].figures.get("unnamed")))
     kit.finish("look-ups", *both, check=lambda job: job is both[1] and differ and "{} differ: {}".format(len(differ), differ[0]))
 
