@@ -118,7 +118,7 @@ class Reports(unittest.TestCase):
         return types.SimpleNamespace(stages=found, failures=failures, culprits={"S0 a": "b"}, surprises=[], stack=[], **more)
 
     def test_it_is_short_and_keeps_verdict_and_next(self):
-        for size in (0, 9500, 2000):
+        for size in (0, 9500, 2000, 900):
             text = report.text(self.kit(12), [], "the next call", size)
             lines = text.splitlines()
             self.assertTrue(not size or len(text) <= size)
