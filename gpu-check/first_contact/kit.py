@@ -278,8 +278,11 @@ class Kit:
             if seconds < 3:
                 break
             self.stage_end = max(self.stage_end, began + seconds)
-            logs = [os.path.join(self.work, name) for name in ("vgpu.log", "cuda.log")]
-            job = start(variants.merged(self.variant, one), {"VGPU_LOG": logs[0] + ":debug", "CUDA_LOG_FILE": logs[1]})
+            logs = [os.path.join(self.work, name) for name in ("vgpu.log", "cuda.log", "ld.log")]
+            variables = {"VGPU_LOG": logs[0] + ":debug", "CUDA_LOG_FILE": logs[1]}
+            if self.stage.name == "S1":  # which files the loader opened, a log for each process
+                variables.update(LD_DEBUG="files", LD_DEBUG_OUTPUT=logs[2])
+            job = start(variants.merged(self.variant, one), variables)
             job.end = min(job.end, began + seconds)
             self.wait(job)
             cls, note = self.judge(job)

@@ -47,7 +47,7 @@ class Run(Kit):
         self.plan = self.known.to_run([name for name in self.options.stages if name != "S0"], self.options.again)
         for at, name in enumerate(self.plan):
             self.one(name, self.plan[at + 1 :])
-            self.verdict = self.verdict or ("no share starts in any form" if self.has_no_share and name in ("S2", self.plan[-1]) else "")
+            self.verdict = self.verdict or ("no share works in any form" if self.has_no_share and name in ("S2", self.plan[-1]) else "")
             if self.verdict:
                 return
 
