@@ -1,4 +1,5 @@
-"""Runs one probe: `probe.py NAME ARGUMENTS`. The check starts it bare or under a share."""
+"""Runs one probe: `probe.py NAME ARGUMENTS` of the check, `probe.py MODULE:FUNCTION ARGUMENTS` of first_contact. They are
+started bare or under a share."""
 
 import importlib
 import os
@@ -6,7 +7,17 @@ import sys
 
 from vgpu_check.probes import talk
 
+
+def probe(name):
+    module, _, function = name.partition(":")
+    package = "first_contact.probes." if function else "vgpu_check.probes."
+    return getattr(importlib.import_module(package + module), function or "main")
+
+
 if __name__ == "__main__":
     talk.end_with_parent()
+    status = talk.run(lambda: probe(sys.argv[1])(*sys.argv[2:]))
+    if ":" in sys.argv[1]:
+        sys.exit(status)  # how the libraries' exit handlers end is a result of first_contact
     # Skip the libraries' exit handlers: they may hang, and are not part of the check.
-    os._exit(talk.run(lambda: importlib.import_module("vgpu_check.probes." + sys.argv[1]).main(*sys.argv[2:])))
+    os._exit(status)

@@ -2,7 +2,7 @@
 
 import unittest
 
-from vgpu_check import report, rows, spans
+from vgpu_check import expected, report, rows, spans
 
 MIB = rows.MIB
 LIMIT = 4096 * MIB
@@ -185,24 +185,41 @@ class Time(unittest.TestCase):
 
 
 class Report(unittest.TestCase):
-    def test_table_markdown_and_counts_tell_the_same(self):
+    def test_lines_summary_and_markdown_tell_the_same(self):
         found = [context(518 * MIB), rows.overhead("a call", 1000.0, 1060.0), filled(got=LIMIT + 2 * MIB, code=0)]
-        text, marked = report.table(found, ["here"]), report.markdown(found, ["here"])
-        tolerance = "tolerance of `Enforced`: 518 MiB (the first context)"
-        for part in (tolerance, "2 ok, 1 failed, 0 skipped", "FAILED: 4098 MiB"):
+        text, marked = report.summary(found), report.markdown(found, ["here"])
+        for part in ("tolerance of `Enforced`: 518 MiB (the first context)", "2 ok, 1 failed, 0 skipped"):
             self.assertIn(part, text)
             self.assertIn(part, marked)
-        found = [capped(30), rows.distribution("slice", [1_500_000])]
-        text, marked = report.table(found, ["here"]), report.markdown(found, ["here"])
-        self.assertRegex(text, r"x +30\.0 +30\.0 +100\.0 +30\.0  ok")
+        self.assertIn("FAILED\n  path: 4098 MiB were allocated", text)
+        self.assertIn("FAILED: 4098 MiB", marked)
+        self.assertIn("ended early: by a signal", report.summary(found, "by a signal"))
+        marked = report.markdown([capped(30), rows.distribution("slice", [1_500_000])], ["here"])
+        self.assertEqual(report.line(capped(30)), "  x: cores 30.0, got 30.0, bare 100.0, throughput 30.0; ok")
         self.assertIn("| x | 30.0 | 30.0 | 100.0 |  | 30.0 | ok |", marked)
         self.assertIn("| slice | 1.500 | 1.500 |  |", marked)
 
     def test_times_of_calls_are_in_us(self):
-        found = [rows.overhead("a call", 1000.0, 1060.0)]
-        text, marked = report.table(found, ["here"]), report.markdown(found, ["here"])
-        self.assertRegex(text, r"a call +1\.00 +1\.06 +\+0\.06 +1\.060")
-        self.assertIn("| a call | 1.00 | 1.06 | +0.06 | 1.060 |  |", marked)
+        found = rows.overhead("a call", 1000.0, 1060.0)
+        self.assertEqual(report.line(found), "  a call: bare 1.00, limited 1.06, more +0.06, ratio 1.060")
+        self.assertIn("| a call | 1.00 | 1.06 | +0.06 | 1.060 |  |", report.markdown([found], ["here"]))
+
+    def test_the_summary_is_short_however_many_rows_fail(self):
+        found = [rows.Row("seen", "row {}".format(at), rows.FAILED, "x" * 500) for at in range(200)]
+        text = report.summary(found)
+        self.assertLess(len(text), 4000)
+        self.assertIn("... 188 more", text)
+
+
+class Expectations(unittest.TestCase):
+    def test_a_figure_outside_its_bounds_is_a_surprise_and_no_failure(self):
+        for ratio, is_surprise in ((1.1, False), (1.4, True)):
+            row = rows.overhead("cuLaunchKernel of an empty kernel", 1000.0, 1000.0 * ratio)
+            row.expected, row.is_surprise = expected.of(row)
+            self.assertEqual((row.is_surprise, row.outcome), (is_surprise, rows.TOLD))
+            self.assertEqual("SURPRISES" in report.summary([row]), is_surprise)
+            self.assertIn("ratio 0.9 to 1.3 times bare", row.as_dict()["expected"])
+        self.assertEqual(expected.of(rows.Row("seen", "x")), (None, False))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import tempfile
 import time
 import unittest
 
-from vgpu_check import node_rows
+from vgpu_check import journal, node_rows
 from vgpu_check.probes.lookups import WAYS
 
 HERE = pathlib.Path(__file__).resolve().parent.parent
@@ -100,7 +100,7 @@ class SoftwareGpu(Scene):
                 self.assertTrue(row["note"], row)
 
     def test_a_library_that_holds_nothing_is_found_out(self):
-        status, found, out, _ = self.check("--soft-gpu", "--only", "costs,seen,held", dist=self.fake())
+        status, found, out, _ = self.check("--soft-gpu", "--quick", "--only", "costs,seen,held", dist=self.fake())
         self.assertEqual(status, 1, out)
         rows = {(row["group"], row["name"]): row for row in found["rows"]}
         expected = {("seen", LOOK_UP + way): "the share has" for way in WAYS}
@@ -188,6 +188,7 @@ class SoftwareGpu(Scene):
         status, found, out, _ = self.check(*flags, dist=self.fake(hang))
         self.assertEqual(status, 1, out)
         self.assertIn("FAILED: hung", out)
+        self.assertEqual([row["control"] for row in found["rows"] if row["name"] == "driver API and NVML"], ["ok"])
         self.assertEqual([row["outcome"] for row in found["rows"] if row["name"] == "driver API and NVML"], ["FAILED"])
 
     def test_when_the_time_is_up_the_rest_has_failed(self):
@@ -215,6 +216,24 @@ class SoftwareGpu(Scene):
             self.eventually(lambda: not sleepers(str(self.folder)))
             if number == signal.SIGTERM:
                 self.assertEqual(list(self.folder.glob("gpu-check-*")), [])
+
+    def test_rows_are_there_when_it_is_killed(self):
+        kept, words = self.folder / "rows.jsonl", self.folder / "words"
+        command = [str(HERE / "run.sh"), "--soft-gpu", "--quick", "--only", "seen,held", "--rows", str(kept)]
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            before = len(journal.read(str(kept)))
+            with words.open("w") as out:
+                environment = {**os.environ, "VGPU_DIST": str(DIST)}
+                check = subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.DEVNULL)
+                self.eventually(lambda: len(journal.read(str(kept))) > before + 3)
+                check.send_signal(number)
+                check.wait(60)
+            self.assertEqual("ended early: by a signal" in words.read_text(), number == signal.SIGTERM)
+        rows = [row for row in journal.read(str(kept)) if "machine" not in row]
+        self.assertGreater(len(rows), 6)
+        for row in rows:
+            self.assertGreaterEqual(row["seconds"], 0)
+            self.assertIn(row["control"], ("ok", "not run", ""))
 
     def eventually(self, holds):
         end = time.monotonic() + 60

@@ -1,26 +1,55 @@
-"""Runs the probes of all groups, bare or under a share and within the time, and turns errors into rows."""
+"""Runs the probes of all groups, bare or under a share and within the time, and turns errors into rows.
+
+A row is added once it is complete: it is printed, and written to the journal, before the next probe starts.
+"""
 
 import json
 import time
 
+from . import expected, report
 from .child import Ended, converse, output, side_by_side
 from .rows import FAILED, SKIPPED, Row
 from .truth import Account
 
+# Probes that import a framework or start NVML: reading their files from a cold disk takes longer than any call.
+SLOW = ("clients", "torch_fill", "torch_step", "gpus", "watch", "utilisation")
+SLOWER = 4  # times
+NOT_RUN = "not run"
+
+
+def patience_of(probe, patience):
+    """Seconds that this kind of probe may be silent."""
+    return patience * (SLOWER if probe in SLOW else 1)
+
 
 class Bench:
-    def __init__(self, options, sides, watcher):
-        self.options, self.sides, self.watcher = options, sides, watcher
+    def __init__(self, options, sides, watcher, journal):
+        self.options, self.sides, self.watcher, self.journal = options, sides, watcher, journal
         self.limit, self.rows = sides.limit, []
         self.end = time.monotonic() + options.time
+        self.begun, self.control, self.group = time.monotonic(), "", None
 
     def add(self, row):
+        """Keeps a complete row."""
+        now = time.monotonic()
+        row.seconds, self.begun = round(now - self.begun, 2), now
+        row.control = self.control
+        if not self.sides.soft:
+            row.expected, row.is_surprise = expected.of(row)
         self.rows.append(row)
+        self.write(row)
         return row
 
-    def patience(self):
-        """Seconds that the next probe may be silent; 0: the time is up."""
-        return max(0.0, min(self.options.patience, self.end - time.monotonic()))
+    def write(self, row):
+        if row.group != self.group:
+            self.group = row.group
+            print("\n" + report.TITLES[row.group], flush=True)
+        print(report.line(row), flush=True)
+        self.journal.add(**row.as_dict())
+
+    def patience(self, probe, silent=0):
+        """Seconds that the next probe may be silent; 0: the time is up. `silent`: what it needs for its work."""
+        return max(0.0, min(patience_of(probe, self.options.patience) + silent, self.end - time.monotonic()))
 
     def not_run(self):
         ended = Ended()
@@ -33,25 +62,43 @@ class Bench:
             return self.sides.limited(command, compute, **variables)
         return self.sides.bare(command, **variables)
 
-    def probe(self, side, name, *arguments, at_step=None, compute=(), **variables):
-        """Runs a probe; `at_step` gets each step and the memory of its processes by the driver's account."""
-        patience = self.patience()
+    def probe(self, side, name, *arguments, at_step=None, compute=(), silent=0, control=None, **variables):
+        """Runs a probe; `at_step` gets each step and the memory of its processes by the driver's account.
+
+        A limited probe also runs without a share: before, so that each row says how that ended; with --quick only after
+        a failure. `control`: the caller has run it, and this is how it ended.
+        """
+        patience = self.patience(name, silent)
+        self.begun, self.control = time.monotonic(), control or ""
         if not patience:
             return self.not_run()
+        command, bare = self.sides.probe(name, *arguments), None
+        if side == "limited" and control is None:
+            self.control = NOT_RUN
+            if not self.options.quick:
+                bare = self.bare(name, command, variables)
+                self.begun = time.monotonic()
         account = Account(self.watcher) if at_step else None
-        command = self.sides.probe(name, *arguments)
         run = self.run_of(side, command, compute, **variables)
         ended = converse(*run, patience, at_step and (lambda message: at_step(message, account.held(message["pids"]))))
         if side == "limited" and ended.note and not ended.hung:
             # A probe that fails without limits too shows nothing about them.
-            bare = converse(*self.sides.bare(command, **variables), self.patience())
+            bare = bare or self.bare(name, command, variables)
             if bare.note and not bare.hung:
                 ended.note, ended.skip = "", "does not work without a share either: " + bare.note
         return ended
 
-    def probes(self, *wanted):
+    def bare(self, name, command, variables):
+        """Runs a probe without a share, and keeps how it ended."""
+        ended = converse(*self.sides.bare(command, **variables), self.patience(name))
+        skipped = "skipped: {}".format(ended.skip) if ended.skip is not None else "ok"
+        self.control = "fails: " + ended.note if ended.note else skipped
+        return ended
+
+    def probes(self, *wanted, silent=0):
         """Runs probes at once, from step to step; each of `wanted` is (side, compute flags, name, arguments ...)."""
-        patience = self.patience()
+        patience = self.patience(wanted[0][2], silent)
+        self.begun, self.control = time.monotonic(), ""
         if not patience:
             return [self.not_run() for _ in wanted]
         runs = [self.run_of(side, self.sides.probe(*probe), compute) for side, compute, *probe in wanted]
@@ -59,14 +106,16 @@ class Bench:
 
     def program(self, command):
         """Runs a program under the share and returns (stdout, note)."""
-        patience = self.patience()
+        patience = self.patience("program")
+        self.begun, self.control = time.monotonic(), ""
         if not patience:
-            return "", "not run: the {:.0f} s are over".format(self.options.time)
+            return "", self.not_run().note
         return output(*self.sides.limited(command), patience)
 
     def ask_plugin(self, name, *arguments):
         """Runs the kubelet plugin's check and returns its answer; None after a row that says why there is none."""
-        patience = self.patience()
+        patience = self.patience("plugin")
+        self.begun, self.control = time.monotonic(), ""
         if not patience:
             self.add(Row("node", name, FAILED, self.not_run().note))
             return None
@@ -80,9 +129,12 @@ class Bench:
         return None
 
     def close(self, group, name, ended, row=None):
-        """Records the end of a probe: a failure of its row (a new one if it has none yet), or a skip."""
+        """Records the end of a probe: a failure or a skip of `row`, which the caller adds, or of a new one."""
         if ended.note:
-            (row or self.add(Row(group, name))).fail(ended.note)
+            if row is None:
+                self.add(Row(group, name, FAILED, ended.note))
+            else:
+                row.fail(ended.note)
         elif ended.skip is not None:
             if row is None:
                 self.add(Row(group, name, SKIPPED, ended.skip))

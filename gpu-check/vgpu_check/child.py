@@ -1,9 +1,10 @@
 """Runs a process that may hang, crash or print anything, and reads its lines of JSON.
 
 Its stderr goes to a file, so that it never blocks on us. It gets its own session: processes that do not end
-when the probe is killed are killed as a group.
+when the probe is killed are killed as a group, with those of their children that left it.
 """
 
+import collections
 import json
 import os
 import select
@@ -16,6 +17,10 @@ from .probes.talk import MARK, end_with_parent
 
 # Seconds for a `vgpu run` to end after its probe.
 LEAVE = 10
+# Bytes of its other output that are kept.
+KEPT = 1 << 16
+# How deep children of children are looked for.
+GENERATIONS = 4
 
 
 class Silent(Exception):
@@ -26,7 +31,7 @@ class Child:
     def __init__(self, command, environment):
         self.errors = tempfile.TemporaryFile()
         self.probe = None  # the probe's PID, once it reported it
-        self.buffer = b""
+        self.buffer, self.text, self.messages, self.at_end = b"", b"", collections.deque(), False
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.errors}
         try:
             # This program has one thread, so its child may run Python code before exec.
@@ -40,24 +45,32 @@ class Child:
     def message(self, patience):
         """The next message, or None at the end of the output."""
         end = time.monotonic() + patience
-        while True:
-            line, found, rest = self.buffer.partition(b"\n")
-            if found:
-                self.buffer = rest
-                message = parse(line)
-                if message is None:
-                    continue
-                if message.get("kind") == "hello":
-                    self.probe = message["pid"]
-                    continue
-                return message
+        while not self.messages:
             left = end - time.monotonic()
-            if left <= 0 or not select.select([self.process.stdout], [], [], left)[0]:
-                raise Silent()
-            more = os.read(self.process.stdout.fileno(), 1 << 16)
-            if not more:
+            if self.at_end:
                 return None
-            self.buffer += more
+            if left <= 0 or not self.is_ready(left):
+                raise Silent()
+            self.receive()
+        return self.messages.popleft()
+
+    def is_ready(self, seconds=0.0):
+        """Whether `receive` would not wait, now or within some seconds."""
+        return bool(select.select([self.process.stdout], [], [], seconds)[0])
+
+    def receive(self):
+        """Reads once from its output: `messages` are its messages, `text` its other lines."""
+        more = os.read(self.process.stdout.fileno(), 1 << 16)
+        self.at_end = not more
+        *lines, self.buffer = (self.buffer + more).split(b"\n")
+        for line in lines:
+            message = parse(line)
+            if message is None:
+                self.text = (self.text + line + b"\n")[-KEPT:]
+            elif message.get("kind") == "hello":
+                self.probe = message["pid"]
+            else:
+                self.messages.append(message)
 
     def go_on(self):
         try:
@@ -68,9 +81,13 @@ class Child:
 
     def last_words(self):
         """The last line of its stderr."""
-        self.errors.seek(max(0, self.errors.seek(0, os.SEEK_END) - 4096))
-        lines = self.errors.read().decode(errors="replace").split("\n")
+        lines = self.stderr(4096).split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+    def stderr(self, most=KEPT):
+        """The end of its stderr."""
+        self.errors.seek(max(0, self.errors.seek(0, os.SEEK_END) - most))
+        return self.errors.read().decode(errors="replace")
 
     def status(self):
         """How it ended, as text; empty if successfully."""
@@ -88,14 +105,25 @@ class Child:
             self.process.stdin.close()
         except OSError:
             pass
+        left = self.members()
         # The probe first, so that its `vgpu run` removes the share.
         if self.process.poll() is None and self.kill_probe():
             self.is_gone()
         self.kill_group()
-        gone = self.is_gone()
+        kill(left)
+        gone = self.is_gone() and all_ended(left, LEAVE)
         self.process.stdout.close()
         self.errors.close()
         return gone
+
+    def members(self):
+        """The PIDs of its session, and of all their children."""
+        found = {int(name): stat(name) for name in os.listdir("/proc") if name.isdigit()}
+        found = {pid: one for pid, one in found.items() if one}
+        mine = {pid for pid, one in found.items() if one.session == self.process.pid}
+        for _ in range(GENERATIONS):
+            mine |= {pid for pid, one in found.items() if one.parent in mine}
+        return sorted(mine)
 
     def is_gone(self):
         try:
@@ -119,6 +147,37 @@ class Child:
             os.killpg(self.process.pid, signal.SIGKILL)
         except OSError:
             pass
+
+
+Stat = collections.namedtuple("Stat", "state parent session")
+
+
+def stat(pid):
+    """A process' state, parent and session; None if it has ended."""
+    try:
+        with open("/proc/{}/stat".format(pid)) as file:
+            fields = file.read().rsplit(")", 1)[1].split()
+        return Stat(fields[0], int(fields[1]), int(fields[3]))
+    except (OSError, IndexError):
+        return None
+
+
+def kill(pids):
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except OSError:
+            pass
+
+
+def all_ended(pids, seconds):
+    """Waits until none of these processes runs; False if one still does. One that nobody has waited for has ended."""
+    end = time.monotonic() + seconds
+    while any((stat(pid) or Stat("Z", 0, 0)).state not in "ZX" for pid in pids):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def parse(line):

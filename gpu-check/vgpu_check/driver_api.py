@@ -85,13 +85,14 @@ def nvidia_smi(bench):
         bench.add(Row("seen", "nvidia-smi", SKIPPED, why))
         return
     text, note = bench.program([program, "--query-gpu=memory.total", "--format=csv,noheader,nounits"])
-    row = bench.add(Row("seen", "nvidia-smi"))
+    row = Row("seen", "nvidia-smi")
     lines = text.split()
     row.figures["seen"] = " ".join(lines) + " MiB"
     if note:
         row.fail(note)
     elif lines != [str(bench.limit >> 20)]:
         row.fail("the share has {} MiB".format(bench.limit >> 20))
+    bench.add(row)
 
 
 def run_held(bench):
@@ -111,7 +112,7 @@ def run_held(bench):
 
 def ahead(bench, what):
     """Makes one row: memory that a call takes for itself is refused before the driver is asked for it."""
-    row = bench.add(Row("held", AHEAD[what]))
+    row = Row("held", AHEAD[what])
 
     def at_step(message, truth):
         if message["name"] == "asked":
@@ -122,6 +123,7 @@ def ahead(bench, what):
     bench.close("held", row.name, ended, row)
     if row.outcome not in (FAILED, SKIPPED) and "truth" not in row.figures:
         row.fail("the probe ended without a figure")
+    bench.add(row)
 
 
 def fill(bench, name, *probe, exact=False, **variables):
@@ -140,17 +142,17 @@ def fill(bench, name, *probe, exact=False, **variables):
             row.figures["truth"] = truth
 
     ended = bench.probe("limited", *probe, at_step=at_step, **variables)
-    bench.add(row)
     bench.close("held", name, ended, row)
     if row.outcome == OK and "got" not in row.figures:
         row.fail("the probe ended without a figure")
+    bench.add(row)
     if probe[0] != "fill" and ready.figures:
         bench.add(ready)
     return ended
 
 
 def beyond(bench, what):
-    row = bench.add(Row("held", what + " beyond the share"))
+    row = Row("held", what + " beyond the share")
 
     def at_step(message, truth):
         if message["name"] == "asked":
@@ -161,3 +163,4 @@ def beyond(bench, what):
     bench.close("held", row.name, ended, row)
     if row.outcome not in (FAILED, SKIPPED) and "truth" not in row.figures:
         row.fail("the probe ended without a figure")
+    bench.add(row)

@@ -81,7 +81,7 @@ def utilisation_of_others(bench):
 
 def calibration(bench, window, *names):
     """Returns (what ends the kernels, {workload: what it does bare}); (None, {}) after a row that says why."""
-    ended = bench.probe("bare", "work", "calibrate", window / 2, *names)
+    ended = bench.probe("bare", "work", "calibrate", window / 2, *names, silent=window)
     ruler = ended.of("ruler")
     if ended.note or ended.skip is not None or not ruler:
         bench.close("time", "calibration, bare", ended)
@@ -98,29 +98,32 @@ def capped(bench, cores, ruler, bare, window, bounds):
     name = "Guaranteed {}: {{}}".format(cores)
     flags = compute(cores, "guaranteed")
     with sampled(bench) as samples:
-        ended = bench.probe("limited", "work", ruler, window, *NAMES, compute=flags)
+        ended = bench.probe("limited", "work", ruler, window, *NAMES, compute=flags, silent=window, control="ok")
     done = {work["name"]: work for work in ended.of("work")}
     for workload, text in NAMES.items():
         if workload in done:
-            row = bench.add(rows.capped(name.format(text), cores, done[workload], bare[workload], bounds))
+            row = rows.capped(name.format(text), cores, done[workload], bare[workload], bounds)
             row.figures["nvml"] = rows.during(samples, done[workload])
+            bench.add(row)
     bench.close("time", name.format("probe"), ended)
 
 
 def alone(bench, ruler, bare, window, bounds):
     name = "Balanced 10, alone"
     with sampled(bench) as samples:
-        ended = bench.probe("limited", "work", ruler, window, "matmul", compute=compute(10, "balanced"))
+        flags = compute(10, "balanced")
+        ended = bench.probe("limited", "work", ruler, window, "matmul", compute=flags, silent=window, control="ok")
     for work in ended.of("work"):
-        row = bench.add(rows.alone(name, 10, work, bare, bounds))
+        row = rows.alone(name, 10, work, bare, bounds)
         row.figures["nvml"] = rows.during(samples, work)
+        bench.add(row)
     bench.close("time", name, ended)
 
 
 def tenants(bench, ruler, bare, window, bounds):
     parts = (30, 70)
     wanted = [("limited", compute(cores, "balanced"), "work", ruler, window, "matmul") for cores in parts]
-    both = bench.probes(*wanted)
+    both = bench.probes(*wanted, silent=window)
     if complete(bench, "time", "30 beside 70, both Balanced and busy", both):
         for row in rows.tenants({cores: ended.of("work")[0] for cores, ended in zip(parts, both)}, bare, bounds):
             bench.add(row)
@@ -138,7 +141,7 @@ def complete(bench, group, name, both):
 def slices(bench, ruler, seconds):
     for way, how in (("events", "short kernels"), ("timer", "one long kernel")):
         probe = ("absences", way, ruler, int(seconds * 1000))
-        both = bench.probes(("bare", (), *probe), ("bare", (), *probe))
+        both = bench.probes(("bare", (), *probe), ("bare", (), *probe), silent=seconds)
         if complete(bench, "durations", "slice and switch, " + how, both):
             for row in rows.slices(how, [ended.of("spans")[0] for ended in both]):
                 bench.add(row)
@@ -156,7 +159,7 @@ def bursts(bench, ruler, seconds):
     )
     for case, wanted in cases:
         name = "2 ms of work every 20 ms, " + case
-        both = bench.probes(*wanted)
+        both = bench.probes(*wanted, silent=seconds)
         if complete(bench, "durations", name, both):
             bench.add(rows.distribution(name, both[0].of("bursts")[0]["taken"]))
 

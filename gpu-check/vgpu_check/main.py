@@ -6,18 +6,23 @@ import sys
 import tempfile
 
 from . import driver_api, frameworks, gpu_time, machine, node_agent, options, overhead, report, rows
-from .bench import Bench
+from .bench import Bench, patience_of
 from .child import output
+from .journal import Busy, Journal
 from .sides import Sides
 from .truth import WAYS, NoTruth, Watcher
 
 
 def main():
     flags = options.parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # runs every `finally`
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))  # runs every `finally`
     state = tempfile.mkdtemp(prefix="gpu-check-") if flags.soft_gpu else None
     try:
         return check(flags, state)
+    except Busy as reason:
+        print("gpu-check: {}".format(reason), file=sys.stderr)
+        return 2
     except (machine.Unusable, NoTruth) as reason:
         hint = "" if flags.soft_gpu else "; `make gpu-check SOFT=1` runs what the software GPU can answer"
         print("gpu-check: {}{}".format(reason, hint), file=sys.stderr)
@@ -31,27 +36,31 @@ def check(flags, state):
     sides = Sides(flags, state)
     if flags.look:
         if not flags.soft_gpu:
-            machine.gpus(sides, flags.patience)
+            machine.gpus(sides, patience_of("gpus", flags.patience))
         return 0
-    driver, found = machine.gpus(sides, flags.patience)
+    journal = Journal(flags.rows)
+    driver, found = machine.gpus(sides, patience_of("gpus", flags.patience))
     gpu = machine.choose(found, flags.gpu)
     sides.choose(gpu, machine.share(gpu["free"], flags.memory))
     heading = ["gpu-check: " + machine.describe(driver, gpu, flags.soft_gpu)]
     print(heading[0], flush=True)
     run_works(sides, flags.patience)
-    watcher = Watcher(sides, flags.patience)
+    watcher = Watcher(sides, patience_of("watch", flags.patience))
+    bench, ended = None, "by a signal"
     try:
         wrong = watcher.learn(sides)
         if wrong:
             raise machine.Unusable("the GPU cannot be used without a share: " + wrong)
         heading.append("share: {} MiB; truth: {}".format(sides.limit >> 20, WAYS[watcher.way]))
         print(heading[1], flush=True)
-        bench = Bench(flags, sides, watcher)
+        journal.add(machine=heading, software_gpu=flags.soft_gpu, limit=sides.limit)
+        bench = Bench(flags, sides, watcher, journal)
         run_groups(bench, flags.groups)
+        ended = ""
     finally:
         watcher.end()
-    rows.judge(bench.rows, sides.limit)
-    publish(flags, bench.rows, heading, sides.limit)
+        if bench:
+            publish(flags, bench, heading, ended)
     return 1 if rows.counts(bench.rows)[1] else 0
 
 
@@ -63,15 +72,15 @@ def run_works(sides, patience):
 
 
 def run_groups(bench, groups):
-    """Runs the groups; if NVML stops answering, the rows up to then are kept."""
+    """Runs the groups, the most telling first; if NVML stops answering, the rows up to then are kept."""
     steps = (
-        ("costs", "costs", driver_api.run_costs),
         ("seen", "seen", driver_api.run_seen),
         ("held", "held", driver_api.run_held),
         ("held", "clients", frameworks.run),
-        ("overhead", "overhead", overhead.run),
-        ("node", "node agent", node_agent.run),
         ("time", "time", gpu_time.run),
+        ("node", "node agent", node_agent.run),
+        ("costs", "costs", driver_api.run_costs),
+        ("overhead", "overhead", overhead.run),
     )
     for group, name, run in steps:
         if group not in groups:
@@ -84,11 +93,14 @@ def run_groups(bench, groups):
             return
 
 
-def publish(flags, found, heading, limit):
-    print(report.table(found, heading[2:]), end="")
+def publish(flags, bench, heading, ended):
+    """Judges what needs all rows, and prints the summary; also when the check is ended by a signal."""
+    for row in rows.judge(bench.rows, bench.limit):
+        bench.write(row)  # again: the last line with a row's name is valid
     if flags.json:
         with open(flags.json, "w") as file:
-            file.write(report.as_json(found, heading, limit, flags.soft_gpu))
+            file.write(report.as_json(bench.rows, heading, bench.limit, flags.soft_gpu, ended))
     if flags.markdown:
         with open(flags.markdown, "w") as file:
-            file.write(report.markdown(found, heading))
+            file.write(report.markdown(bench.rows, heading))
+    print(report.summary(bench.rows, ended), end="", flush=True)

@@ -48,7 +48,7 @@ def child(bench, gpus):
         return
     for row in node_rows.child(found, gpus):
         bench.add(row)
-    row = bench.add(Row("node", "that process ends with the plugin"))
+    row = Row("node", "that process ends with the plugin")
     left = {found[answer]["child"] for answer in ("first", "again", "replaced")}
     start = time.monotonic()
     while left and time.monotonic() < start + LEAVE:
@@ -56,6 +56,7 @@ def child(bench, gpus):
         time.sleep(0.01)
     if left:
         row.fail("process {} lives".format(sorted(left)[0]))
+    bench.add(row)
 
 
 def has_ended(pid):
@@ -91,7 +92,7 @@ def beside(bench, look):
         pids.append(message["pids"][0])
         look(pids[0])
 
-    patience = bench.patience()
+    patience = bench.patience("hold")
     if patience:
         converse(*bench.sides.bare(bench.sides.probe("hold")), patience, at_step)
     if not pids:
@@ -155,7 +156,7 @@ def expected(bench, libcuda, version):
     # Not in the path of every user.
     environment = dict(bench.options.environment)
     environment["PATH"] = ":".join(filter(None, [environment.get("PATH"), "/usr/sbin", "/sbin"]))
-    text, _ = output(["ldconfig", "-p"], environment, max(1, bench.patience()))
+    text, _ = output(["ldconfig", "-p"], environment, max(1, bench.patience("ldconfig")))
     names += [os.path.basename(os.path.realpath(path)) for path in node_rows.loader_paths(text)]
     return node_rows.of_version(names, version)
 

@@ -7,7 +7,7 @@ import pathlib
 from . import driver
 
 MIB = 1 << 20
-GROUPS = ("costs", "seen", "held", "overhead", "node", "time")
+GROUPS = ("seen", "held", "time", "node", "costs", "overhead")
 
 
 def parser():
@@ -22,9 +22,11 @@ def parser():
     flags.add_argument("--only", metavar="GROUP,...", help="run only some of " + ", ".join(GROUPS))
     root = "root of NVIDIA's driver (default: where LD_LIBRARY_PATH, the loader's cache or a usual folder has it)"
     flags.add_argument("--driver-root", metavar="DIR", help=root)
-    flags.add_argument("--json", metavar="FILE", help="also write the rows as JSON")
+    flags.add_argument("--rows", metavar="FILE", help="append each row to a file of JSON lines as soon as it is known")
+    flags.add_argument("--json", metavar="FILE", help="also write all rows as JSON, at the end")
     flags.add_argument("--markdown", metavar="FILE", help="also write the rows as a Markdown table")
-    flags.add_argument("--patience", type=float, default=90, metavar="S", help="seconds that a probe may be silent (90)")
+    patience = "seconds that a probe of the driver API may be silent (15); frameworks and NVML's start have four times as long"
+    flags.add_argument("--patience", type=float, default=15, metavar="S", help=patience)
     flags.add_argument("--time", type=float, metavar="S", help="seconds for the whole check (770; with --quick 235)")
     flags.add_argument("--look", action="store_true", help=argparse.SUPPRESS)
     return flags

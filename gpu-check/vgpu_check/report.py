@@ -1,8 +1,11 @@
-"""Formats the rows as text, Markdown and JSON. Pure."""
+"""Formats rows as lines, a summary, Markdown and JSON. Pure."""
 
 import json
 
-from .rows import TOLD, counts, mib, tolerance
+from .rows import FAILED, TOLD, counts, mib, tolerance
+
+# Lines of a list in the summary, and characters of each.
+MOST, WIDTH = 12, 160
 
 TITLES = {
     "costs": "Memory charged, and memory in use by the driver's account, in MiB",
@@ -56,8 +59,20 @@ def lines(rows, group):
     return [TITLES[group], *[title for _, title in keys], ""], body
 
 
-def summary(rows):
-    """The last lines."""
+def line(row):
+    """One row as a line of text."""
+    figures = []
+    for key, title in COLUMNS[row.group]:
+        text = cell(row.group, key, row.figures.get(key))
+        figures += ["{} {}".format(title, text)] if text else []
+    outcome = "" if row.outcome == TOLD else row.outcome
+    words = ": ".join(part for part in (outcome, row.note) if part)
+    marks = ["SURPRISE: expected " + row.expected] if row.is_surprise else []
+    return "  {}".format("; ".join(part for part in (row.name + ":", ", ".join(figures), words, *marks) if part).replace(":;", ":"))
+
+
+def tail(rows):
+    """The last lines, after tables too."""
     text = []
     measured = tolerance(rows)
     if measured:
@@ -66,17 +81,17 @@ def summary(rows):
     return text
 
 
-def table(rows, heading):
-    text = list(heading)
-    for group, cells in grouped(rows):
-        header, body = cells
-        width = max(len(line[0]) for line in [header] + body)
-        widths = [max(9, *[len(line[at]) for line in [header] + body]) for at in range(1, len(header) - 1)]
-        text.append("")
-        for line in [header] + body:
-            figures = "".join("  {:>{}}".format(figure, size) for figure, size in zip(line[1:-1], widths))
-            text.append("{:{}}{}  {}".format(line[0], width, figures, line[-1]).rstrip())
-    return "\n".join(text + [""] + summary(rows)) + "\n"
+def summary(rows, ended=""):
+    """What to read first, as the last lines: at most some 4,000 characters. `ended`: why the check ended early."""
+    text = []
+    failures = ["  {}: {}".format(row.name, row.note)[:WIDTH] for row in rows if row.outcome == FAILED]
+    surprises = ["  {}: expected {}".format(line(row).strip().split("; SURPRISE")[0], row.expected)[:WIDTH] for row in rows if row.is_surprise]
+    for title, lines in (("FAILED", failures), ("SURPRISES (never a failure)", surprises)):
+        if lines:
+            more = ["  ... {} more".format(len(lines) - MOST)] if len(lines) > MOST else []
+            text += [title, *lines[:MOST], *more]
+    text += ["ended early: " + ended] if ended else []
+    return "\n".join(["", *text, *tail(rows)]) + "\n"
 
 
 def markdown(rows, heading):
@@ -84,10 +99,10 @@ def markdown(rows, heading):
     for group, (header, body) in grouped(rows):
         text += ["", "| " + " | ".join(header) + " |", "|---" + "|---:" * (len(header) - 2) + "|---|"]
         text += ["| " + " | ".join(part.replace("|", "\\|") for part in line) + " |" for line in body]
-    return "\n".join(text + [""] + summary(rows)) + "\n"
+    return "\n".join(text + [""] + tail(rows)) + "\n"
 
 
-def as_json(rows, heading, limit, soft):
+def as_json(rows, heading, limit, soft, ended=""):
     measured = tolerance(rows)
     ok, failed, skipped = counts(rows)
     document = {
@@ -98,6 +113,7 @@ def as_json(rows, heading, limit, soft):
         "ok": ok,
         "failed": failed,
         "skipped": skipped,
+        "ended_early": ended,
         "rows": [row.as_dict() for row in rows],
     }
     return json.dumps(document, indent=1) + "\n"

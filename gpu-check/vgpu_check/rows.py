@@ -21,6 +21,9 @@ class Row:
 
     def __init__(self, group, name, outcome=OK, note="", **figures):
         self.group, self.name, self.outcome, self.note, self.figures = group, name, outcome, note, figures
+        # Set when the row is written: seconds since the row before it or the start of its probe, how the same probe
+        # ended without a share, and what is expected of a real GPU.
+        self.seconds, self.control, self.expected, self.is_surprise = None, "", None, False
 
     def fail(self, note):
         """Adds an error to the row."""
@@ -28,7 +31,8 @@ class Row:
         self.outcome = FAILED
 
     def as_dict(self):
-        return {"group": self.group, "name": self.name, "outcome": self.outcome, "note": self.note, **self.figures}
+        about = {"seconds": self.seconds, "control": self.control, "expected": self.expected, "surprise": self.is_surprise}
+        return {"group": self.group, "name": self.name, "outcome": self.outcome, "note": self.note, **about, **self.figures}
 
 
 def mib(size):
@@ -119,19 +123,23 @@ def freed(row, message):
 
 
 def judge(rows, limit):
-    """Compares the truth of the held rows with limit + tolerance. Needs all rows, from which the tolerance follows."""
-    measured = tolerance(rows)
+    """Compares the truth of the held rows with limit + tolerance. Needs all rows, from which the tolerance follows.
+    Returns the rows that changed."""
+    measured, changed = tolerance(rows), []
     if measured is None:
-        return
+        return changed
     most = limit + measured[0] + rounding(limit)
     for row in rows:
-        truth = row.figures.get("truth") if row.group == "held" else None
+        truth, before = row.figures.get("truth") if row.group == "held" else None, row.note
         if truth is not None and truth > most:
             over = mib(truth - limit)
             row.fail("the GPU holds {} MiB more than the limit; the tolerance is {} MiB".format(over, mib(measured[0])))
         # If NVML does not show memory that certainly is in use, its figures would let every other row pass.
         if truth is not None and row.figures.get("exact") and truth + rounding(limit) < row.figures["got"]:
             row.fail("NVML shows only {} MiB of it: it is no measure here".format(mib(truth)))
+        if row.note != before:
+            changed.append(row)
+    return changed
 
 
 # === time ===

@@ -36,10 +36,12 @@ class Sides:
             environment["CUDA_VISIBLE_DEVICES"] = self.uuid
         return command, environment
 
-    def limited(self, command, compute=(), **variables):
-        """Returns (command, environment) with a new share of the same GPU. `compute`: flags for its GPU time."""
-        share = ["--memory", "{}Mi".format(self.limit >> 20), "--gpu", str(self.gpu), *compute]
-        run = [str(self.options.dist / "vgpu"), "run", *share]
+    def limited(self, command, compute=(), memory=None, name=None, dist=None, **variables):
+        """Returns (command, environment) with a share of the same GPU. `compute`: flags for its GPU time; `memory`: bytes,
+        if not those chosen; `name`: two processes with one name have one share; `dist`: a folder with other programs."""
+        share = ["--memory", "{}Mi".format((memory or self.limit) >> 20), "--gpu", str(self.gpu), *compute]
+        share += ["--share", name] if name else []
+        run = [str((dist or self.options.dist) / "vgpu"), "run", *share]
         if self.soft:
             run.append("--soft-gpu")
         return [*run, "--", *command], self.environment(variables)

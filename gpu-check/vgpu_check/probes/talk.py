@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 
 MARK = "@gpu-check "
 
@@ -21,6 +22,11 @@ def say(kind, **fields):
     fields["kind"] = kind
     sys.stdout.write("\n" + MARK + json.dumps(fields) + "\n")
     sys.stdout.flush()
+
+
+def figures(**values):
+    """Reports figures by name, for the row of this probe."""
+    say("figures", **{name: round(value, 4) if isinstance(value, float) else value for name, value in values.items()})
 
 
 def step(name, **fields):
@@ -42,6 +48,7 @@ def run(probe):
     except SystemExit as leaving:
         return leaving.code or 0
     except BaseException as error:  # a probe reports every error
+        traceback.print_exc()
         sys.stderr.write("{}: {}\n".format(type(error).__name__, error))
         sys.stderr.flush()
         return 1

@@ -4,15 +4,18 @@
 //! ```text
 //!  flags ─┬─► child      nvml: starts a child, kills it, has another one ─┐
 //!         ├─► processes  truth: compares once ────────────────────────────┼─► JSON on standard output
-//!         └─► injection  driver: files and device nodes ──────────────────┘
+//!         ├─► injection  driver: files and device nodes ──────────────────┤
+//!         └─► container  claimdir, edits: one share's folder, CDI spec ───┘
 //! ```
 //!
-//! It runs the plugin's own code, needs no kubelet, no API server and no claim, and writes no file.
+//! It runs the plugin's own code, needs no kubelet, no API server and no claim. Only `container` writes files, below the
+//! folder that it is given.
 //!
 //! How it fails: what cannot be known is an error in one line and exit status 1. It waits no longer than its
 //! few questions to NVML may take (`crate::nvml`).
 
 mod child;
+mod container;
 mod injection;
 
 use crate::driver::Root;
@@ -60,6 +63,24 @@ enum What {
         #[arg(long)]
         soft_gpu_state: Option<PathBuf>,
     },
+    /// Makes the folder of one share and prints the CDI spec of a container with it
+    Container {
+        /// The GPU's UUID
+        #[arg(long)]
+        gpu: String,
+        /// The share's memory in MiB
+        #[arg(long)]
+        memory: u64,
+        /// Folder with libvgpu.so, libvgpu-preload.so and vgpu-cdi-hook
+        #[arg(long)]
+        library_dir: PathBuf,
+        /// Folder for the share
+        #[arg(long)]
+        folder: PathBuf,
+        /// State folder of the software GPU, if the driver is that one
+        #[arg(long)]
+        soft_gpu_state: Option<PathBuf>,
+    },
 }
 
 /// Runs as the check. `arguments` follow [`ARGUMENT`].
@@ -87,15 +108,37 @@ fn run(flags: Flags) -> Result<String, String> {
             let files = ShareFiles { folder: share, tmpfs };
             json(&truth::compare_share(&nvml, &Proc::of_node(None), &gpu, &files)?)
         }
-        What::Injection { soft_gpu_state } => {
-            let root = Root {
-                here: flags.driver_root.clone(),
-                host: flags.driver_root,
-                sys: "/sys".into(),
-                soft_gpu_state,
+        What::Injection { soft_gpu_state } => json(&injection::check(&root(flags.driver_root, soft_gpu_state), &nvml)?),
+        What::Container {
+            gpu,
+            memory,
+            library_dir,
+            folder,
+            soft_gpu_state,
+        } => {
+            let memory = memory.checked_mul(1 << 20).ok_or("--memory: more than 64 bits")?;
+            let wanted = container::Wanted {
+                gpu,
+                memory,
+                library: library_dir,
+                folder,
             };
-            json(&injection::check(&root, &nvml)?)
+            json(&container::check(
+                &root(flags.driver_root, soft_gpu_state),
+                &nvml,
+                &wanted,
+                true,
+            )?)
         }
+    }
+}
+
+fn root(folder: PathBuf, soft_gpu_state: Option<PathBuf>) -> Root {
+    Root {
+        here: folder.clone(),
+        host: folder,
+        sys: "/sys".into(),
+        soft_gpu_state,
     }
 }
 
