@@ -71,7 +71,7 @@ fn main() {
         text += &format!("{name}\\0");
     }
     put(format!("static STARTS: [u16; COUNT] = {starts:?};"));
-    put(format!("static TEXT: &[u8] = b\"{text}\";"));
+    put(format!("pub(crate) static TEXT: &[u8] = b\"{text}\";"));
     put("pub(crate) fn name(index: usize) -> &'static core::ffi::CStr {".into());
     put("let text = STARTS.get(index).and_then(|start| TEXT.get(usize::from(*start)..));".into());
     put("text.and_then(|text| core::ffi::CStr::from_bytes_until_nul(text).ok()).unwrap_or_default()".into());

@@ -31,6 +31,7 @@ mod jump;
 mod out;
 mod process;
 mod real;
+mod record;
 mod start;
 mod table;
 mod time_share;

@@ -71,6 +71,7 @@ use super::settled_bytes::SettledBytes;
 use super::tables::Tables;
 use crate::account::Own;
 use crate::calls::{Calls, UnderWay};
+use crate::log;
 use crate::os::spin::{Entered, Patience};
 use crate::os::thread;
 use core::ffi::c_int;
@@ -166,6 +167,8 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
     /// Undoes what did not fit, by `undo`, and releases what it took.
     pub fn undo(&mut self, undo: impl FnOnce() -> c_int) {
         let before = self.before;
+        let took = self.overhead.borrow().expected().saturating_sub(before);
+        log::refused(&self.gpu.uuid, &self.gpu.account, took);
         let mut result = SUCCESS;
         let call = || {
             result = undo();
@@ -327,9 +330,15 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
                     let told = granules(code.bytes)?;
                     let mut lesser = (1..=bytes.saturating_sub(told) / GRANULE).map(|less| bytes - less * GRANULE);
                     let fits = lesser.any(|less| self.reserve(start.saturating_add(less)));
+                    if !fits {
+                        log::refused(&self.gpu.uuid, &self.gpu.account, told);
+                    }
                     return fits.then_some((bytes, reserved));
                 }
-                _ => return None,
+                _ => {
+                    log::refused(&self.gpu.uuid, &self.gpu.account, bytes);
+                    return None;
+                }
             }
         }
     }
@@ -448,9 +457,11 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
         let (mut stranger, mut agreed, mut lists) = (0, 0, 0);
         let mut patience = Patience::new(PATIENCE);
         // Before calls are blocked, because opening NVML takes milliseconds.
+        let mut log = log::Measuring::begin(&self.gpu.uuid, self.overhead.borrow().charge.bytes());
         let Some(device) = self.process.nvml.device(self.index) else {
             return Look::Blind;
         };
+        log.found_gpu();
         let calls = self.process.calls;
         for _ in 0..LOOKS {
             let _stopped = calls.stop(thread());
@@ -465,6 +476,7 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
             let Some(list) = self.process.nvml.processes(device) else {
                 return Look::Blind;
             };
+            log.listed(&list, self.process.pid.load(Ordering::Relaxed), all_else);
             // A pool is charged after it grew: growth while NVML was asked changes the charges here.
             let is_fresh = room::refresh_with(self.gpu, &mut patience);
             let is_still = self.process.calls.under_way() == others
@@ -476,6 +488,7 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
             if self.process.pid.load(Ordering::Relaxed) == 0 {
                 let pids = list.iter().map(|(pid, _)| *pid);
                 let Some(known) = known else {
+                    log.strangers(list.len());
                     return Look::Strangers(pids.collect());
                 };
                 let came: Vec<u32> = pids.filter(|pid| !known.contains(pid)).collect();
@@ -504,6 +517,8 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
                     }
                 };
                 self.process.pid.store(own, Ordering::Relaxed);
+                log::pid_learned(own);
+                log.finds(&list, own);
             }
             let own = self.process.pid.load(Ordering::Relaxed);
             match list.iter().find(|(pid, _)| *pid == own) {
@@ -511,6 +526,7 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
                     let least = *held as i64 - all_else as i64;
                     let most = least.saturating_add_unsigned(at_stake);
                     if most >= 0 {
+                        log.excess(least, most);
                         return Look::Excess(least, most);
                     }
                     // Less than is allocated for certain: the list is late, or this is the figure of another process.
@@ -518,6 +534,7 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
                     if lists == ATTEMPTS {
                         if own != std::process::id() {
                             self.process.pid.store(0, Ordering::Relaxed);
+                            log::pid_forgotten(own);
                         }
                         break;
                     }

@@ -39,7 +39,9 @@ macro_rules! limited_launches {
 macro_rules! function {
     ($name:ident, ($($argument:ident: $kind:ty),*), $handler:path) => {
         pub(super) unsafe extern "C" fn $name($($argument: $kind),*) -> core::ffi::c_int {
-            $crate::detour::time($crate::names::slot::$name, |ready, address| {
+            // SAFETY: the caller's promises are passed on.
+            let again = || unsafe { $name($($argument),*) };
+            $crate::detour::time($crate::names::slot::$name, again, |ready, address| {
                 // SAFETY: the real function of this very name has this signature.
                 let real = unsafe {
                     core::mem::transmute::<*const (), unsafe extern "C" fn($($kind),*) -> core::ffi::c_int>(address)
@@ -59,7 +61,9 @@ macro_rules! function {
             e: usize,
             f: usize,
         ) -> core::ffi::c_int {
-            $crate::detour::time($crate::names::slot::$name, |ready, address| {
+            // SAFETY: registers are passed on as they came.
+            let again = || unsafe { $name(a, b, c, d, e, f) };
+            $crate::detour::time($crate::names::slot::$name, again, |ready, address| {
                 // SAFETY: registers are passed on as they came.
                 let real = unsafe {
                     core::mem::transmute::<
@@ -78,7 +82,9 @@ macro_rules! hook {
     ($api:ident, $class:ident, $name:ident, ($($argument:ident: $kind:ty),*), $handler:path) => {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($argument: $kind),*) -> core::ffi::c_int {
-            $crate::table::detour!($api, $class, $name, |ready, address| {
+            // SAFETY: the caller's promises are passed on.
+            let again = || unsafe { $name($($argument),*) };
+            $crate::table::detour!($api, $class, $name, again, |ready, address| {
                 // SAFETY: the real function of this very name has this signature.
                 let real = unsafe {
                     core::mem::transmute::<*const (), unsafe extern "C" fn($($kind),*) -> core::ffi::c_int>(address)
@@ -92,11 +98,16 @@ macro_rules! hook {
 
 /// Runs a hook of one API.
 macro_rules! detour {
-    (cuda, $class:ident, $name:ident, $handle:expr) => {
-        $crate::detour::cuda($crate::detour::Class::$class, $crate::names::slot::$name, $handle)
+    (cuda, $class:ident, $name:ident, $again:expr, $handle:expr) => {
+        $crate::detour::cuda(
+            $crate::detour::Class::$class,
+            $crate::names::slot::$name,
+            $again,
+            $handle,
+        )
     };
-    (nvml, $class:ident, $name:ident, $handle:expr) => {
-        $crate::detour::nvml($crate::names::slot::$name, $handle)
+    (nvml, $class:ident, $name:ident, $again:expr, $handle:expr) => {
+        $crate::detour::nvml($crate::names::slot::$name, $again, $handle)
     };
 }
 
