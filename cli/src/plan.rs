@@ -238,6 +238,7 @@ mod tests {
             share: None,
             gpu: None,
             soft_gpu: false,
+            report: false,
             command: vec!["true".into()],
         }
     }

@@ -21,6 +21,8 @@ pub struct Request {
     pub share: Option<String>,
     pub gpu: Option<GpuChoice>,
     pub soft_gpu: bool,
+    /// Whether to print what COMMAND's processes waited for.
+    pub report: bool,
     /// Program and arguments; at least one.
     pub command: Vec<OsString>,
 }
@@ -65,6 +67,7 @@ impl Request {
             share: flags.share.as_deref().map(share).transpose()?,
             gpu: flags.gpu.as_deref().map(gpu).transpose()?,
             soft_gpu: flags.soft_gpu,
+            report: flags.report,
             command: flags.command,
         })
     }
