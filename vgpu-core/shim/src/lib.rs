@@ -24,6 +24,8 @@
 
 mod codes;
 mod detour;
+#[cfg(feature = "dissect")]
+mod dissect;
 mod driver;
 mod drop_in;
 mod hooks;

@@ -17,6 +17,11 @@ macro_rules! devices {
             // SAFETY: see the module: registers are passed on as they came.
             let again = || unsafe { $name(a, b, c, d, e, f) };
             $crate::table::detour!(cuda, $class, $name, again, |ready, address| {
+                #[cfg(feature = "dissect")]
+                if $crate::dissect::is_off("devices") {
+                    // SAFETY: see the module: registers are passed on as they came.
+                    return unsafe { devices::list::translate(ready, address, [a, b, c, d, e, f], &[]) };
+                }
                 // SAFETY: see the module: registers are passed on as they came.
                 unsafe { devices::list::translate(ready, address, [a, b, c, d, e, f], &$places) }
             })

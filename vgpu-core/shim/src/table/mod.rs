@@ -46,6 +46,7 @@ macro_rules! function {
                 let real = unsafe {
                     core::mem::transmute::<*const (), unsafe extern "C" fn($($kind),*) -> core::ffi::c_int>(address)
                 };
+                $crate::table::dissected!($handler, real($($argument),*));
                 // SAFETY: the caller's promises to the driver are passed on.
                 unsafe { $handler(ready, real, $($argument),*) }
             })
@@ -71,6 +72,7 @@ macro_rules! function {
                         unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> core::ffi::c_int,
                     >(address)
                 };
+                $crate::table::dissected!($handler, real(a, b, c, d, e, f));
                 // SAFETY: as above.
                 $handler(ready, a, || unsafe { real(a, b, c, d, e, f) })
             })
@@ -89,6 +91,7 @@ macro_rules! hook {
                 let real = unsafe {
                     core::mem::transmute::<*const (), unsafe extern "C" fn($($kind),*) -> core::ffi::c_int>(address)
                 };
+                $crate::table::dissected!($handler, real($($argument),*));
                 // SAFETY: the caller's promises to the driver are passed on.
                 unsafe { $handler(ready, real, $($argument),*) }
             })
@@ -111,7 +114,18 @@ macro_rules! detour {
     };
 }
 
-pub(crate) use {detour, function, hook};
+/// Calls the driver instead if the handler's part is switched off: in libvgpu-dissect.so alone.
+macro_rules! dissected {
+    ($handler:path, $call:expr) => {
+        #[cfg(feature = "dissect")]
+        if $crate::dissect::is_off(stringify!($handler)) {
+            // SAFETY: the caller's promises to the driver are passed on.
+            return unsafe { $call };
+        }
+    };
+}
+
+pub(crate) use {detour, dissected, function, hook};
 
 pub(crate) mod compute;
 pub(crate) mod cuda;
