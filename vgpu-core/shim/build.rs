@@ -40,7 +40,13 @@ fn main() {
     ]);
     // No DT_SONAME: the file answers to three names. $ORIGIN: it finds itself under them, by DT_RPATH, which
     // comes before an LD_LIBRARY_PATH that leads to a driver of the image's.
-    for argument in ["-Bsymbolic", "-z,nodelete", "-rpath,$ORIGIN", "--disable-new-dtags"] {
+    for argument in [
+        "-Bsymbolic",
+        "-z,nodelete",
+        "-rpath,$ORIGIN",
+        "--disable-new-dtags",
+        "--build-id=sha1",
+    ] {
         println!("cargo:rustc-cdylib-link-arg=-Wl,{argument}");
     }
     let data: BTreeSet<String> = lines("names/cuda-data.txt").into_iter().collect();
