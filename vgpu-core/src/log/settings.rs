@@ -79,6 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "asks for the folder")]
     fn a_value_is_a_file_and_perhaps_a_level() {
         let of = |value: &str| split(OsStr::new(value)).map(|(path, level)| (path.to_owned(), level));
         assert_eq!(of("/tmp/a"), Ok(("/tmp/a".into(), Level::Info)));
