@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# check-dist.sh [DIST]: what every release artefact promises, read from its ELF headers.
+# check-dist.sh [DIST [SYMBOLS]]: what every release artefact promises, read from its ELF headers.
 #
+# SYMBOLS has the twins with symbols (dist.sh); without it they are not looked at.
 # One line for each promise that is broken, with the file and what was found; exit 1 if any is.
 . "$(dirname "$0")/env.sh"
 
-dist=${1:-$root/dist}
+dist=${1:-$root/dist} symbols=${2:-}
 findings=0
 
 finding() { # FILE TEXT
@@ -20,6 +21,7 @@ exports() {
     awk '$7 != "UND" && ($5 == "GLOBAL" || $5 == "WEAK" || $5 == "UNIQUE") && ($6 == "DEFAULT" || $6 == "PROTECTED") {print $8}' |
     sed 's/@.*//' | sort -u
 }
+build_id() { readelf -nW "$1" 2>/dev/null | sed -n 's/.*Build ID: \([0-9a-f]\{40\}\)$/\1/p'; }
 glibc_versions() { readelf -W --version-info "$1" | sed -n 's/.*Name: GLIBC_\([A-Z0-9.]*\) .*/\1/p' | sort -uV; }
 
 # A first few of a list that may be long.
@@ -30,6 +32,17 @@ some() {
 check_present() { # FILE
   [ -s "$dist/$1" ] || { finding "$1" "missing: run \`make dist\`"; return 1; }
   readelf -h "$dist/$1" 2>/dev/null | grep 'X86-64' >/dev/null || { finding "$1" "not an ELF file for x86-64"; return 1; }
+}
+
+# A stack of a user's machine has a build-id and offsets: without the first, nobody knows which file the second are of.
+check_build_id() { # FILE
+  local id twin
+  id=$(build_id "$dist/$1")
+  [ -n "$id" ] || { finding "$1" "has no build-id: link it with --build-id=sha1"; return; }
+  [ -n "$symbols" ] || return 0
+  twin=$symbols/${1##*/}
+  [ "$(build_id "$twin")" = "$id" ] || finding "$1" "$twin is not its twin, by their build-ids: run \`make dist\`"
+  readelf -SW "$twin" 2>/dev/null | grep -w '.symtab' >/dev/null || finding "$1" "$twin has no symbols: do not strip what cargo builds"
 }
 
 check_glibc() { # FILE
@@ -102,13 +115,16 @@ readonly LIBC="libc.so.6 ld-linux-x86-64.so.2 libdl.so.2 libpthread.so.0"
 
   for program in vgpu-kubelet-plugin vgpu-controller vgpu; do
     check_present $program || continue
+    check_build_id $program
     check_glibc $program
     check_needed $program $LIBC libm.so.6 librt.so.1
   done
 
-  check_present vgpu-cdi-hook && check_static vgpu-cdi-hook
+  check_present vgpu-cdi-hook && check_build_id vgpu-cdi-hook && check_static vgpu-cdi-hook
 
   if check_present libvgpu.so; then
+    check_build_id libvgpu.so
+    ! grep -F VGPU_DISSECT "$dist/libvgpu.so" >/dev/null || finding libvgpu.so "can be switched off by VGPU_DISSECT: build it without the feature dissect"
     check_glibc libvgpu.so
     check_needed libvgpu.so $LIBC
     check_soname libvgpu.so ""
@@ -118,6 +134,7 @@ readonly LIBC="libc.so.6 ld-linux-x86-64.so.2 libdl.so.2 libpthread.so.0"
   fi
 
   if check_present libvgpu-preload.so; then
+    check_build_id libvgpu-preload.so
     check_glibc libvgpu-preload.so
     check_needed libvgpu-preload.so
     check_exports_only libvgpu-preload.so __asan_default_options dlopen dlmopen dlsym dlvsym

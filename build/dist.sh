@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
 # dist.sh: builds the release artefacts into dist/ and checks each of them (check-dist.sh).
 # dist.sh --for-tests: the same folder for the tests of this machine, in target/test-dist.
+# dist.sh --dissect: only libvgpu-dissect.so, in target/dissect-dist: its parts can be switched off (docs/debugging.md).
+#
+# What is in dist/ is stripped. target/symbols has a twin of each file with its symbols, which has the same build-id.
 #
 # All that runs on other people's systems is linked against glibc 2.17 by zig; the hook is static,
 # because it runs in whatever root file system a container brings. dist/ is filled file by file,
@@ -15,11 +18,12 @@
 as_caller "$@"
 
 readonly TRIPLE=x86_64-unknown-linux-gnu GLIBC=2.17
-for_tests=
+for_tests='' dissect=''
 case ${1:-} in
   '') dist=${VGPU_DIST:-$root/dist} ;;
   --for-tests) for_tests=1 dist=${VGPU_DIST:-$CARGO_TARGET_DIR/test-dist} ;;
-  *) fail "$1: write nothing, or --for-tests" ;;
+  --dissect) dissect=1 dist=${VGPU_DIST:-$CARGO_TARGET_DIR/dissect-dist} ;;
+  *) fail "$1: write nothing, --for-tests or --dissect" ;;
 esac
 # Flags of the caller would replace ours, or build something else than what is released.
 unset RUSTFLAGS CARGO_ENCODED_RUSTFLAGS CARGO_BUILD_TARGET CARGO_BUILD_RUSTFLAGS
@@ -28,7 +32,8 @@ unset RUSTC_WORKSPACE_WRAPPER
 
 "$root/build/prerequisites.sh" build
 cd "$root"
-mkdir -p "$CARGO_TARGET_DIR" "$dist/soft-gpu"
+symbols=$CARGO_TARGET_DIR/symbols${for_tests:+-for-tests}
+mkdir -p "$CARGO_TARGET_DIR" "$dist" "$symbols"
 exec 9>"$CARGO_TARGET_DIR/.dist${for_tests:+-for-tests}.lock"
 flock 9 # two runs at once take turns
 zigbuild_ready
@@ -42,6 +47,11 @@ libraries() {
       --config "target.$TRIPLE.rustflags=[\"-C\",\"target-feature=+crt-static\"]"
 }
 
+# In a target folder of its own: another feature would rebuild what the release has.
+dissecting_library() {
+  cargo zigbuild --release --target $TRIPLE.$GLIBC --target-dir "$CARGO_TARGET_DIR/dissect" -p vgpu-shim --features dissect
+}
+
 # With all features that any test needs, so that `cargo test --workspace` compiles nothing of it again.
 programs_for_tests() {
   local built tests
@@ -52,7 +62,10 @@ programs_for_tests() {
   [ -x "$tests" ] && ln -sfn "$tests" "$CARGO_TARGET_DIR/cluster-tests"
 }
 
-if [ -n "$for_tests" ]; then
+if [ -n "$dissect" ]; then
+  say "building the library whose parts can be switched off (glibc $GLIBC)"
+  dissecting_library
+elif [ -n "$for_tests" ]; then
   say "building the programs for tests, and the libraries (glibc $GLIBC)"
   # Beside each other: the last crates of either leave a core idle.
   set -m # a process group of its own, which can be ended with its cargo
@@ -71,13 +84,16 @@ else
   programs=$TRIPLE/programs
 fi
 
-# place BUILT NAME
+# place BUILT NAME: strips it into dist/, and keeps it as it was built among the symbols.
 place() {
-  local to=$dist/$2 new
-  new=$dist/.${2##*/}.new
+  local name=${2##*/} new twin
+  new=$dist/.$name.new twin=$symbols/.$name.new
   install -m 755 "$CARGO_TARGET_DIR/$1" "$new"
-  case $1 in debug/*) strip "$new" ;; esac # symbols of a program for tests are most of an image's size
-  settle "$new" "$to"
+  strip "$new" # symbols are most of a file
+  settle "$new" "$dist/$2"
+  case $1 in debug/*) return ;; esac # tests need no symbols of their programs
+  cp --reflink=auto "$CARGO_TARGET_DIR/$1" "$twin"
+  settle "$twin" "$symbols/$name"
 }
 
 # settle NEW FILE: replaces the file where its bytes differ.
@@ -89,6 +105,12 @@ settle() {
   fi
 }
 
+if [ -n "$dissect" ]; then
+  place dissect/$TRIPLE/release/libvgpu.so libvgpu-dissect.so
+  exit
+fi
+
+mkdir -p "$dist/soft-gpu"
 place $programs/vgpu-kubelet-plugin vgpu-kubelet-plugin
 place $programs/vgpu-controller vgpu-controller
 place $programs/vgpu vgpu
@@ -113,4 +135,4 @@ combine >"$dist/.libvgpu-hami.so.new"
 chmod 755 "$dist/.libvgpu-hami.so.new"
 settle "$dist/.libvgpu-hami.so.new" "$dist/libvgpu-hami.so"
 
-[ -n "$for_tests" ] || "$root/build/check-dist.sh" "$dist"
+[ -n "$for_tests" ] || "$root/build/check-dist.sh" "$dist" "$symbols"

@@ -25,10 +25,10 @@ local_artefacts() {
   cargo build --quiet --release -p vgpu-cli -p vgpu-shim -p soft-gpu-cuda -p soft-gpu-nvml
   cargo build --quiet --profile preload -p vgpu-preload
   mkdir -p "$VGPU_DIST/soft-gpu"
-  install -m 755 "$from/vgpu" "$from/libvgpu.so" "$VGPU_DIST"
-  install -m 755 "$CARGO_TARGET_DIR/preload/libvgpu_preload.so" "$VGPU_DIST/libvgpu-preload.so"
-  install -m 755 "$from/libsoft_gpu_cuda.so" "$VGPU_DIST/soft-gpu/libcuda.so.1"
-  install -m 755 "$from/libsoft_gpu_nvml.so" "$VGPU_DIST/soft-gpu/libnvidia-ml.so.1"
+  install -s -m 755 "$from/vgpu" "$from/libvgpu.so" "$VGPU_DIST"
+  install -s -m 755 "$CARGO_TARGET_DIR/preload/libvgpu_preload.so" "$VGPU_DIST/libvgpu-preload.so"
+  install -s -m 755 "$from/libsoft_gpu_cuda.so" "$VGPU_DIST/soft-gpu/libcuda.so.1"
+  install -s -m 755 "$from/libsoft_gpu_nvml.so" "$VGPU_DIST/soft-gpu/libnvidia-ml.so.1"
 }
 
 # Before anything long is built or installed: variables that are refused, and if a cluster can be made here. What a

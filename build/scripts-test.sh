@@ -27,12 +27,13 @@ library() {
 broken_artefacts_are_named() {
   local out
   mkdir -p "$work/dist"
-  library libvgpu.so 'int nothing; int memory_of_tomorrow(void); double cos(double); double f(double x) { return cos(x) + memory_of_tomorrow(); }' -lm -Wl,-soname,libcuda.so.1
-  library libvgpu-preload.so 'int puts(const char *); void dlsym(void) {} void cuInit(void) { puts(""); }'
+  library libvgpu.so 'const char *off = "VGPU_DISSECT"; int nothing; int memory_of_tomorrow(void); double cos(double); double f(double x) { return cos(x) + memory_of_tomorrow(); }' -lm -Wl,--build-id=sha1 -Wl,-soname,libcuda.so.1
+  library libvgpu-preload.so 'int puts(const char *); void dlsym(void) {} void cuInit(void) { puts(""); }' -Wl,--build-id=none
   library soft-gpu/libcuda.so.1 'int fcntl64(int, int, ...); int cuInit(void) { return fcntl64(0, 0); }' -Wl,-soname,other.so
   cc -x c -o "$work/dist/vgpu-cdi-hook" - <<<'int main(void) { return 0; }'
   echo text >"$work/dist/vgpu"
-  if out=$(build/check-dist.sh "$work/dist" 2>&1); then
+  library ../symbols/libvgpu.so 'int other;' -s
+  if out=$(build/check-dist.sh "$work/dist" "$work/symbols" 2>&1); then
     echo "scripts-test.sh: check-dist.sh passed a folder of broken artefacts" >&2
     bad=1
   fi
@@ -41,6 +42,10 @@ broken_artefacts_are_named() {
   expect 'libvgpu.so: lacks the flag SYMBOLIC' "$out"
   expect 'libvgpu.so: lacks the flag NODELETE' "$out"
   expect 'libvgpu.so: does not export cu' "$out"
+  expect 'libvgpu.so: can be switched off by VGPU_DISSECT' "$out"
+  expect 'libvgpu-preload.so: has no build-id' "$out"
+  expect 'is not its twin, by their build-ids' "$out"
+  expect 'has no symbols' "$out"
   expect 'libvgpu-preload.so: needs libc.so.6; allowed: nothing' "$out"
   expect "libvgpu-preload.so: exports 'cuInit dlsym', not exactly '__asan_default_options dlopen dlmopen dlsym dlvsym'" "$out"
   expect 'soft-gpu/libcuda.so.1: needs GLIBC_2.28, newer than GLIBC_2.17' "$out"

@@ -20,6 +20,9 @@ pub enum Parsed {
     Allocate(AllocateFlags),
     Explain(ExplainFlags),
     Translate(TranslateFlags),
+    Log {
+        file: PathBuf,
+    },
     /// The helper process of [`crate::gpus`].
     ListGpus {
         library: PathBuf,
@@ -67,6 +70,8 @@ Variables:
   SOFT_GPU_STATE, SOFT_GPU_PROFILE   the software GPU's state folder and profile (with --soft-gpu)
   XDG_RUNTIME_DIR                    its folder vgpu-run has an ordinary user's shares (if unset:
                                      /tmp/vgpu-run-<uid>); root's are in /run/vgpu-run
+  VGPU_LOG                           FILE or FILE:level (error, info, debug): what the library finds, refuses
+                                     and measures, and in FILE.<pid>.ring the last calls (docs/debugging.md)
   CUDA_VISIBLE_DEVICES               replaced by the share's GPU. If COMMAND sets it again, 0 is the
                                      GPU that COMMAND sees
 
@@ -95,6 +100,11 @@ enum Command {
     /// Print pods of HAMi, Koordinator, Volcano, gpu-manager and KAI as pods with claims, and what is lost
     #[command(long_about = offline::TRANSLATE_LONG, after_help = offline::TRANSLATE_AFTER)]
     Translate(TranslateFlags),
+    /// Print the last calls of a process from FILE.<pid>.ring, which VGPU_LOG=FILE has recorded (docs/debugging.md)
+    Log {
+        /// The ring: FILE.<pid>.ring
+        file: PathBuf,
+    },
     #[command(name = "list-gpus", hide = true)]
     ListGpus { library: PathBuf },
 }
@@ -126,6 +136,9 @@ pub struct RunFlags {
     /// Say on standard error which GPU and which files of the driver the share has
     #[arg(long)]
     pub verbose: bool,
+    /// When COMMAND has ended, print on stderr what its processes waited for, were refused and measured (docs/debugging.md)
+    #[arg(long)]
+    pub report: bool,
     /// Command and its arguments, after --
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
@@ -154,6 +167,9 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, String>
         Ok(Cli {
             command: Command::Translate(flags),
         }) => Ok(Parsed::Translate(flags)),
+        Ok(Cli {
+            command: Command::Log { file },
+        }) => Ok(Parsed::Log { file }),
         Ok(Cli {
             command: Command::ListGpus { library },
         }) => Ok(Parsed::ListGpus { library }),
@@ -204,6 +220,9 @@ fn one_line(error: &clap::Error, command: Option<&str>) -> String {
         ErrorKind::UnknownArgument if command == Some("explain") => {
             format!("{flag:?}: unexpected argument; one pod or claim is explained at a time")
         }
+        ErrorKind::UnknownArgument if command == Some("log") => {
+            format!("{flag:?}: unexpected argument; one ring is printed at a time")
+        }
         ErrorKind::UnknownArgument => format!("{flag:?}: unexpected argument; COMMAND follows after --"),
         ErrorKind::InvalidValue if named(ContextKind::InvalidValue).is_empty() => {
             format!("{flag}: its value is missing")
@@ -219,6 +238,9 @@ fn one_line(error: &clap::Error, command: Option<&str>) -> String {
         }
         ErrorKind::MissingRequiredArgument if command == Some("explain") => {
             "what to explain is missing: pod/NAME or claim/NAME".to_owned()
+        }
+        ErrorKind::MissingRequiredArgument if command == Some("log") => {
+            "the file is missing: name a ring, FILE.<pid>.ring beside the log".to_owned()
         }
         ErrorKind::MissingRequiredArgument => "COMMAND is missing: write it after --".to_owned(),
         ErrorKind::InvalidSubcommand => format!("{:?}: unknown command", named(ContextKind::InvalidSubcommand)),
@@ -332,6 +354,8 @@ mod tests {
                 &["vgpu", "explain"],
                 "what to explain is missing: pod/NAME or claim/NAME (see vgpu explain --help)",
             ),
+            (&["vgpu", "log"], "the file is missing: name a ring"),
+            (&["vgpu", "log", "a", "b"], "\"b\": unexpected argument; one ring"),
             (
                 &["vgpu", "explain", "pod/a", "pod/b"],
                 "\"pod/b\": unexpected argument; one pod",

@@ -12,7 +12,7 @@
 //! Failure modes: a `vgpu run` that is killed at any point leaves a share that the next one removes
 //! ([`share`]). Hostile folders in /tmp are refused ([`run_dir`]). A broken driver breaks only a helper
 //! process ([`gpus`]). A mount that fails ends COMMAND before it starts ([`namespace`]). `vgpu allocate`,
-//! `vgpu explain` and `vgpu translate` have only flags and exit statuses in common with `vgpu run`: see [`mod@offline`].
+//! `vgpu explain` and `vgpu translate` ([`mod@offline`]) and `vgpu log` ([`ring`]) have only flags and exit statuses in common with `vgpu run`.
 //!
 //! An error is one line on stderr and exit status 2. COMMAND's own output and exit status are passed through.
 
@@ -28,7 +28,9 @@ pub mod mount_users;
 pub mod namespace;
 mod offline;
 pub mod plan;
+pub mod report;
 pub mod request;
+pub mod ring;
 pub mod run;
 pub mod run_dir;
 pub mod share;
@@ -52,6 +54,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(Parsed::Allocate(flags)) => offline::allocate::main(&flags),
         Ok(Parsed::Explain(flags)) => offline::explain::main(&flags),
         Ok(Parsed::Translate(flags)) => offline::translate::main(&flags),
+        Ok(Parsed::Log { file }) => ring::main(&file),
         Ok(Parsed::ListGpus { library }) => gpus::helper(&library),
         Ok(Parsed::Print(text)) => {
             // Fails if the reader closed the pipe, which is not an error.

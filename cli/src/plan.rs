@@ -243,6 +243,7 @@ mod tests {
             gpu: None,
             soft_gpu: false,
             verbose: false,
+            report: false,
             command: vec!["true".into()],
         }
     }

@@ -22,6 +22,8 @@ pub struct Request {
     pub gpu: Option<GpuChoice>,
     pub soft_gpu: bool,
     pub verbose: bool,
+    /// Whether to print what COMMAND's processes waited for.
+    pub report: bool,
     /// Program and arguments; at least one.
     pub command: Vec<OsString>,
 }
@@ -67,6 +69,7 @@ impl Request {
             gpu: flags.gpu.as_deref().map(gpu).transpose()?,
             soft_gpu: flags.soft_gpu,
             verbose: flags.verbose,
+            report: flags.report,
             command: flags.command,
         })
     }

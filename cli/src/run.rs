@@ -10,6 +10,7 @@ use crate::gpus::{self, Gpu, GpuError};
 use crate::launch::{self, Places};
 use crate::namespace::{self, HostFolder, Namespace, NamespaceError};
 use crate::plan::{self, Decision, PlanError};
+use crate::report::{Report, ReportError};
 use crate::request::{FlagError, Request};
 use crate::run_dir::{RunDir, RunDirError};
 use crate::share::{self, Held, Links, ShareError, ShareFolder};
@@ -17,6 +18,7 @@ use crate::supervise::{self, StartError};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use vgpu_abi::log::REPORT_VARIABLE;
 use vgpu_abi::paths::{CONTAINER_DIR, LIMITS, NAMESPACE_DIR, PRELOAD_FILE, RUN_DIR_VARIABLE};
 
 #[derive(Debug, thiserror::Error)]
@@ -37,6 +39,8 @@ pub enum RunError {
     Share(#[from] ShareError),
     #[error(transparent)]
     Namespace(#[from] NamespaceError),
+    #[error(transparent)]
+    Report(#[from] ReportError),
     #[error(transparent)]
     Start(#[from] StartError),
     #[error("cannot find this program's own file: {0}")]
@@ -154,11 +158,22 @@ fn start(
         soft_gpu.as_ref(),
         environment,
     ));
+    let report = match request.report {
+        true => Some(Report::create(&held.folder.0)?),
+        false => None,
+    };
+    if let Some(report) = &report {
+        command.env(REPORT_VARIABLE, report.path());
+    }
     let prepare = move || match &namespace {
         Some(namespace) => namespace.apply().map_err(|error| error.to_string()),
         None => Ok(()),
     };
-    Ok(supervise::run(command, held.lock(), prepare)?)
+    let status = supervise::run(command, held.lock(), prepare)?;
+    if let Some(report) = report {
+        report.print();
+    }
+    Ok(status)
 }
 
 fn plain_places(folder: &ShareFolder) -> Places {

@@ -9,7 +9,7 @@ fn main() {
         "-Wl,-Bsymbolic",
         "-Wl,-z,now",
         "-Wl,--hash-style=gnu",
-        "-Wl,--build-id=none",
+        "-Wl,--build-id=sha1",
     ] {
         println!("cargo::rustc-cdylib-link-arg={argument}");
     }

@@ -40,7 +40,13 @@ fn main() {
     ]);
     // No DT_SONAME: the file answers to three names. $ORIGIN: it finds itself under them, by DT_RPATH, which
     // comes before an LD_LIBRARY_PATH that leads to a driver of the image's.
-    for argument in ["-Bsymbolic", "-z,nodelete", "-rpath,$ORIGIN", "--disable-new-dtags"] {
+    for argument in [
+        "-Bsymbolic",
+        "-z,nodelete",
+        "-rpath,$ORIGIN",
+        "--disable-new-dtags",
+        "--build-id=sha1",
+    ] {
         println!("cargo:rustc-cdylib-link-arg=-Wl,{argument}");
     }
     let data: BTreeSet<String> = lines("names/cuda-data.txt").into_iter().collect();
@@ -71,7 +77,7 @@ fn main() {
         text += &format!("{name}\\0");
     }
     put(format!("static STARTS: [u16; COUNT] = {starts:?};"));
-    put(format!("static TEXT: &[u8] = b\"{text}\";"));
+    put(format!("pub(crate) static TEXT: &[u8] = b\"{text}\";"));
     put("pub(crate) fn name(index: usize) -> &'static core::ffi::CStr {".into());
     put("let text = STARTS.get(index).and_then(|start| TEXT.get(usize::from(*start)..));".into());
     put("text.and_then(|text| core::ffi::CStr::from_bytes_until_nul(text).ok()).unwrap_or_default()".into());

@@ -25,12 +25,14 @@
 //! all go on. Words are never given back: a new thread reuses the word of an ended one with the same address, as
 //! threads of a pool have. A fork child does not use the words that it inherits.
 
+use crate::log;
 use crate::os::errno;
 use crate::os::spin::{Patience, Spin};
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicUsize, compiler_fence, fence};
 use std::time::Duration;
+use vgpu_abi::log::Wait;
 
 /// Threads with a word in the array; others look theirs up.
 const WORDS: usize = 64;
@@ -198,12 +200,14 @@ impl Calls {
             return;
         }
         let _kept = errno::keep();
-        let mut patience = Patience::new(LONGEST);
-        while self.stopped.load(Relaxed) != 0 {
-            if !patience.nap() {
-                self.stopped.store(0, Relaxed);
+        log::waits(Wait::Measurement, || {
+            let mut patience = Patience::new(LONGEST);
+            while self.stopped.load(Relaxed) != 0 {
+                if !patience.nap() {
+                    self.stopped.store(0, Relaxed);
+                }
             }
-        }
+        });
     }
 }
 

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! `compute` decides which launch goes and which waits, and `arbiter` asks it. `hami` finds limits and ledgers in a container of HAMi, `bindings` and `table` keep charges by object and by handle,
-//! `visible` reads CUDA_VISIBLE_DEVICES, and `os` has locks, files and forks.
+//! `visible` reads CUDA_VISIBLE_DEVICES, `log` writes down what happens where VGPU_LOG is set, and `os` has locks, files and forks.
 
 pub mod account;
 pub mod arbiter;
@@ -18,6 +18,7 @@ pub mod compute;
 pub mod grants;
 pub mod hami;
 pub mod ledger;
+pub mod log;
 pub mod memory;
 pub mod os;
 pub mod table;

@@ -28,7 +28,6 @@ for name in "torch triton jax cupy numba transformers cuda.bindings.driver".spli
     except Exception as error: text = type(error).__name__ + ": " + str(error)[:80]
     print(name, text, round(time.time() - start, 2), flush=True)"""
 IMPORT_SECONDS = 150
-# The folder above those in which the plugin looks (kubelet-plugin/src/driver/libraries.rs).
 
 
 def can(command):

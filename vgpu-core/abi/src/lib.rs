@@ -8,6 +8,7 @@
 //!    ledger::read   ◄── bounded read ◄──────┘
 //!    entitlement::entries ──► <dir>/.arbitration/<GPU>/node ──► compute (vgpu-core)
 //!    arbitration::counters ◄── bounded read ◄── <GPU>/<slot> ◄─ mapped ─┘
+//!    log::Counts, log::Ring ◄── bounded read ◄── a report, a ring of calls ◄─ mapped ─ vgpu-core
 //! ```
 #![forbid(unsafe_code)]
 
@@ -16,4 +17,5 @@ pub mod checksum;
 pub mod entitlement;
 pub mod ledger;
 pub mod limits;
+pub mod log;
 pub mod paths;

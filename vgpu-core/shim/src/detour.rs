@@ -4,8 +4,9 @@
 
 use crate::codes::{NOT_PERMITTED, NVML_NO_PERMISSION, NVML_UNINITIALIZED, UNKNOWN};
 use crate::names::slot;
-use crate::process::Ready;
-use crate::{real, start};
+use crate::process::{self, Ready};
+use crate::real;
+use crate::record::{self, Entry};
 use core::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use vgpu_core::os::{stderr, thread};
@@ -33,7 +34,12 @@ impl Class {
 
 /// Runs a hook of the driver API. `handle` gets the state of the process and the address of the real function.
 #[inline(always)]
-pub(crate) fn cuda(class: Class, slot: usize, handle: impl FnOnce(&'static Ready, *const ()) -> c_int) -> c_int {
+pub(crate) fn cuda(
+    class: Class,
+    slot: usize,
+    again: impl FnOnce() -> c_int,
+    handle: impl FnOnce(&'static Ready, *const ()) -> c_int,
+) -> c_int {
     /// Functions that only report sizes. They are called often and must stay cheap, so they are not tracked.
     const REPORTS: [usize; 4] = [
         slot::cuMemGetInfo,
@@ -41,7 +47,7 @@ pub(crate) fn cuda(class: Class, slot: usize, handle: impl FnOnce(&'static Ready
         slot::cuDeviceTotalMem,
         slot::cuDeviceTotalMem_v2,
     ];
-    run(slot, NOT_PERMITTED, |ready, address| {
+    run(slot, NOT_PERMITTED, again, |ready, address| {
         // A call that may allocate is charged to a GPU. While the driver does not list them, the answer is its error.
         if matches!(class, Class::charged) && ready.devices().is_none() {
             return ready.device_error();
@@ -53,15 +59,23 @@ pub(crate) fn cuda(class: Class, slot: usize, handle: impl FnOnce(&'static Ready
 
 /// Runs a hook of a launch or a wait: it changes no GPU memory, and may take long.
 #[inline(always)]
-pub(crate) fn time(slot: usize, handle: impl FnOnce(&'static Ready, *const ()) -> c_int) -> c_int {
-    run(slot, NOT_PERMITTED, handle)
+pub(crate) fn time(
+    slot: usize,
+    again: impl FnOnce() -> c_int,
+    handle: impl FnOnce(&'static Ready, *const ()) -> c_int,
+) -> c_int {
+    run(slot, NOT_PERMITTED, again, handle)
 }
 
 /// Runs a hook of NVML. It changes no GPU memory, so its class does not matter here.
 #[inline(always)]
-pub(crate) fn nvml(slot: usize, handle: impl FnOnce(&'static Ready, *const ()) -> c_int) -> c_int {
+pub(crate) fn nvml(
+    slot: usize,
+    again: impl FnOnce() -> c_int,
+    handle: impl FnOnce(&'static Ready, *const ()) -> c_int,
+) -> c_int {
     const INIT: [usize; 3] = [slot::nvmlInit, slot::nvmlInit_v2, slot::nvmlInitWithFlags];
-    run(slot, NVML_NO_PERMISSION, |ready, address| {
+    run(slot, NVML_NO_PERMISSION, again, |ready, address| {
         if ready.hides_nvml() && !INIT.contains(&slot) {
             return NVML_UNINITIALIZED;
         }
@@ -69,11 +83,25 @@ pub(crate) fn nvml(slot: usize, handle: impl FnOnce(&'static Ready, *const ()) -
     })
 }
 
+/// Runs a hook. `again` makes the same call once more: that is how a call is recorded, between two entries, without a second
+/// copy of each handler.
 #[inline(always)]
-fn run(slot: usize, refused: c_int, handle: impl FnOnce(&'static Ready, *const ()) -> c_int) -> c_int {
-    guarded(|| match start::ready() {
-        Some(ready) => handle(ready, real::address(slot)),
-        None => refused,
+fn run(
+    slot: usize,
+    refused: c_int,
+    again: impl FnOnce() -> c_int,
+    handle: impl FnOnce(&'static Ready, *const ()) -> c_int,
+) -> c_int {
+    guarded(|| {
+        let ready = match process::plain() {
+            Some(ready) => ready,
+            None => match record::enter(slot) {
+                Entry::Handle(ready) => ready,
+                Entry::Refused => return refused,
+                Entry::Record(call) => return call.end(again()),
+            },
+        };
+        handle(ready, real::address(slot))
     })
     .unwrap_or(UNKNOWN)
 }

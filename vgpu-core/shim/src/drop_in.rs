@@ -85,7 +85,7 @@ pub(crate) fn watched(account: Account) -> Account {
 #[cold]
 fn changed() {
     if let Some((ready, mirror)) = process::known().and_then(|ready| Some((ready, ready.mirror.as_ref()?))) {
-        mirror.refresh(charged(ready), || processes(ready));
+        mirror.refresh(ready.charged(), || processes(ready));
     }
 }
 
@@ -93,15 +93,8 @@ fn changed() {
 #[cold]
 pub(crate) fn show(ready: &Ready) {
     if let Some(mirror) = &ready.mirror {
-        mirror.write(charged(ready), || processes(ready));
+        mirror.write(ready.charged(), || processes(ready));
     }
-}
-
-fn charged(ready: &Ready) -> u64 {
-    ready
-        .gpus
-        .iter()
-        .fold(0, |sum, gpu| sum.saturating_add(gpu.account.charged()))
 }
 
 fn processes(ready: &Ready) -> Processes {

@@ -105,7 +105,7 @@ extern "C" fn resolve(index: u32) -> *const () {
     let _kept = vgpu_core::os::errno::keep();
     let found = guarded(|| {
         let ready = start::ready()?;
-        if let Some(hook) = table::compute::bound(index).filter(|_| ready.limits_time()) {
+        if let Some(hook) = table::compute::bound(index).filter(|_| ready.hooks_launches()) {
             if let Some(place) = TABLE.get(index) {
                 place.store(hook.cast_mut(), Ordering::Release);
             }

@@ -24,6 +24,8 @@
 
 mod codes;
 mod detour;
+#[cfg(feature = "dissect")]
+mod dissect;
 mod driver;
 mod drop_in;
 mod hooks;
@@ -31,6 +33,7 @@ mod jump;
 mod out;
 mod process;
 mod real;
+mod record;
 mod start;
 mod table;
 mod time_share;

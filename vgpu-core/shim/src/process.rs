@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use vgpu_core::arbiter::Arbiter;
 use vgpu_core::calls::Calls;
 use vgpu_core::hami::mirror::Mirror;
+use vgpu_core::log;
 use vgpu_core::memory::growth::Growth;
 use vgpu_core::os::fork;
 use vgpu_core::os::spin::{Reentrant, Spin};
@@ -21,8 +22,14 @@ pub(crate) const UNKNOWN_GPU: usize = usize::MAX;
 /// What the driver answers to a thread without a usable context: not initialised, ended, none, destroyed.
 const NO_CONTEXT: [c_int; 4] = [3, 4, 201, 709];
 
-/// The state, or None if the process was refused. It never changes: a refused process stays refused.
-struct State(Option<Ready>);
+/// The state. It never changes: a refused process stays refused. That calls are recorded is one of the cases, so that it
+/// costs nothing where they are not: hooks look for `Plain` alone.
+enum State {
+    Plain(Ready),
+    /// Calls go into the ring of the log.
+    Recorded(Ready),
+    Refused,
+}
 
 /// A process with shares.
 #[derive(Debug)]
@@ -69,10 +76,23 @@ pub(crate) struct NvmlDevice {
     pub(crate) gpu: usize,
 }
 
-/// Returns the state of this process, if it exists already. The inner None: the process was refused.
+/// Returns the state of this process, if it exists already, was not refused and does not record its calls.
 #[inline(always)]
+pub(crate) fn plain() -> Option<&'static Ready> {
+    match fork::current::<State>()? {
+        State::Plain(ready) => Some(ready),
+        State::Recorded(_) | State::Refused => None,
+    }
+}
+
+/// Returns the state of this process, if it exists already. The inner None: the process was refused.
 pub(crate) fn made() -> Option<Option<&'static Ready>> {
-    Some(fork::current::<State>()?.0.as_ref())
+    Some(fork::current::<State>()?.ready())
+}
+
+/// Returns true if the calls of this process go into the ring of the log.
+pub(crate) fn is_recorded() -> bool {
+    matches!(fork::current::<State>(), Some(State::Recorded(_)))
 }
 
 /// Returns the state of this process, if it exists already and the process was not refused.
@@ -84,8 +104,23 @@ pub(crate) fn known() -> Option<&'static Ready> {
 /// refused.
 pub(crate) fn make(make: impl FnOnce() -> Option<Ready>) -> Option<&'static Ready> {
     // SAFETY: State is the only type that this library stores there.
-    let state = unsafe { fork::start(|| State(make())) }?;
-    state.0.as_ref()
+    let state = unsafe {
+        fork::start(|| match make() {
+            Some(ready) if log::is_recording() => State::Recorded(ready),
+            Some(ready) => State::Plain(ready),
+            None => State::Refused,
+        })
+    }?;
+    state.ready()
+}
+
+impl State {
+    fn ready(&self) -> Option<&Ready> {
+        match self {
+            Self::Plain(ready) | Self::Recorded(ready) => Some(ready),
+            Self::Refused => None,
+        }
+    }
 }
 
 impl Ready {
@@ -116,6 +151,17 @@ impl Ready {
     /// Returns true if the time of this process is limited on any GPU.
     pub(crate) fn limits_time(&self) -> bool {
         self.times.iter().any(Option::is_some)
+    }
+
+    /// Returns true if launches and waits go through hooks: to be limited, or to be recorded.
+    pub(crate) fn hooks_launches(&self) -> bool {
+        self.limits_time() || log::is_recording()
+    }
+
+    /// Returns what the shares are charged, over all GPUs.
+    pub(crate) fn charged(&self) -> u64 {
+        let gpus = self.gpus.iter();
+        gpus.fold(0, |sum, gpu| sum.saturating_add(gpu.account.charged()))
     }
 
     /// Returns true if only this library has initialised NVML. The program must then find it uninitialised.

@@ -24,6 +24,7 @@ use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use vgpu_abi::paths::{LIBCUDA, LIBNVIDIA_ML};
+use vgpu_core::log;
 use vgpu_core::os::{coarse_millis, errno, fork, stderr};
 
 /// The real libraries' handles: libcuda, libnvidia-ml. A fork child keeps them.
@@ -153,6 +154,7 @@ fn load(handle: &AtomicPtr<c_void>, path: &Path, own: (&CStr, *const ())) -> Res
         ));
     }
     handle.store(library, Ordering::Release);
+    log::library(path);
     Ok(())
 }
 

@@ -5,15 +5,16 @@
 use crate::driver::{Gpu, Real};
 use crate::process::{self, Ready};
 use crate::time_share::TimeShare;
-use crate::{drop_in, real};
+use crate::{drop_in, names, real};
+use vgpu_abi::log::{LOG_VARIABLE, REPORT_VARIABLE};
 use vgpu_core::account::Account;
 use vgpu_core::grants;
 use vgpu_core::hami::mirror::Mirror;
+use vgpu_core::log;
 use vgpu_core::memory::granule::granules;
 use vgpu_core::os::stderr;
 
 /// Returns the state of this process, or None if it is refused.
-#[inline(always)]
 pub(crate) fn ready() -> Option<&'static Ready> {
     match process::made() {
         Some(state) => state,
@@ -23,16 +24,51 @@ pub(crate) fn ready() -> Option<&'static Ready> {
 
 #[cold]
 fn first() -> Option<&'static Ready> {
-    process::make(|| match open() {
-        Ok(ready) => {
-            drop_in::show(&ready);
-            Some(ready)
-        }
-        Err(reason) => {
-            stderr::say(&reason);
-            None
+    process::make(|| {
+        open_log();
+        match open() {
+            Ok(ready) => {
+                drop_in::show(&ready);
+                Some(ready)
+            }
+            Err(reason) => {
+                stderr::say(&reason);
+                None
+            }
         }
     })
+}
+
+/// Opens what VGPU_LOG and VGPU_REPORT name. A log that cannot be opened is a line on stderr, and no more.
+fn open_log() {
+    let settings = log::Settings {
+        log: real::variable(LOG_VARIABLE),
+        report: real::variable(REPORT_VARIABLE),
+    };
+    for refusal in log::open(&settings, names::TEXT) {
+        stderr::say(&refusal);
+    }
+}
+
+/// Writes the shares that were found to the log.
+fn log_shares(grants: &[grants::GpuGrants]) {
+    for gpu in grants {
+        for share in &gpu.shares {
+            let limits = &share.limits;
+            log::info(format_args!(
+                "share name={} gpu={} memory={} host-memory={} cores={} policy={:?} priority={:?} slot={:?} folder={:?}",
+                limits.share,
+                gpu.gpu,
+                limits.memory,
+                limits.host_memory,
+                limits.cores,
+                limits.compute_policy,
+                limits.priority,
+                limits.slot,
+                share.directory
+            ));
+        }
+    }
 }
 
 /// Opens the shares of this process and the driver's libraries.
@@ -42,6 +78,7 @@ fn open() -> Result<Ready, String> {
         mirror,
         of_hami,
     } = shares()?;
+    log_shares(&grants);
     let open = |grant: &grants::GpuGrants| -> Result<Gpu, String> {
         let account =
             Account::open(grant).map_err(|error| format!("{error}; delete the pod so that it is prepared again"))?;

@@ -23,6 +23,10 @@ impl TimeShare {
     /// Returns None if the time is not limited. A process with several shares of a GPU runs in the turns of the one with
     /// the most `cores`, and is not limited if one of them is not.
     pub(crate) fn of(gpu: &GpuGrants, of_hami: bool) -> Option<Self> {
+        #[cfg(feature = "dissect")]
+        if crate::dissect::is_off("limiter") {
+            return None;
+        }
         let mut policies = gpu.shares.iter().map(|share| share.limits.compute_policy);
         if policies.any(|policy| policy == ComputePolicy::Unlimited) {
             return None;

@@ -34,11 +34,13 @@ use std::time::Duration;
 use vgpu_abi::arbitration::{Entry, entry_flags};
 use vgpu_abi::entitlement::{Holder, entries};
 use vgpu_abi::limits::Limits;
+use vgpu_abi::log::Wait;
 
 use crate::compute::estimate::Shape;
 use crate::compute::flight::{LEAST_LAUNCH, Mark, Stream};
-use crate::compute::limiter::{Decision, Limiter};
+use crate::compute::limiter::{Decision, Limiter, Reason};
 use crate::compute::{MS, Ns};
+use crate::log;
 use crate::memory::driver::{SUCCESS, Streams, is_captured};
 use crate::os::spin::{Entered, Reentrant};
 use crate::os::{errno, futex, monotonic_ns, sleep, thread};
@@ -127,6 +129,7 @@ struct Question {
 struct Nap {
     word: Option<(*const AtomicU32, u32)>,
     length: Duration,
+    reason: Wait,
 }
 
 /// Returns the entry of a share by its limits file, which counts until the node's page is read. None: it is not limited.
@@ -247,7 +250,7 @@ impl Arbiter {
             };
             match nap {
                 None => return true,
-                Some(nap) => process.asleep(|| nap.sleep()),
+                Some(nap) => process.asleep(|| log::waits(nap.reason, || nap.sleep())),
             }
         }
     }
@@ -397,6 +400,7 @@ impl Inner {
                 Some(Nap {
                     word: wait.on.and_then(|slot| self.pages.wake_word(slot)),
                     length: Duration::from_nanos(wait.until.saturating_sub(now)),
+                    reason: reported(wait.reason),
                 })
             }
         }
@@ -578,6 +582,9 @@ impl Inner {
             Outcome::Measured { from, to } => limiter.finished(pages, now, mark, from, to),
             Outcome::Failed => limiter.failed(pages, now, mark),
         });
+        if outcome == Outcome::Failed {
+            log::failed_event();
+        }
     }
 
     /// Returns the stream of a handle, with its context.
@@ -636,6 +643,16 @@ impl Neighbours {
             self.are_there.store(process.has_neighbours(), Relaxed);
         }
         self.are_there.load(Relaxed)
+    }
+}
+
+/// Returns the reason of a wait as the log and `vgpu run --report` have it.
+fn reported(reason: Reason) -> Wait {
+    match reason {
+        Reason::Throttled => Wait::Budget,
+        Reason::Turn => Wait::Turn,
+        Reason::Queue => Wait::Queue,
+        Reason::Measuring => Wait::Unknown,
     }
 }
 

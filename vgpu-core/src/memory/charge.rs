@@ -10,6 +10,7 @@ use super::newcomers::Newcomers;
 use super::room::make_room;
 use crate::account::Charge;
 use crate::ledger::Refusal;
+use crate::log;
 
 /// Charges `bytes`, rounded up to whole granules, to `gpu`. If they do not fit, pools and graphs first return what they
 /// keep unused, and [`newcomers`](super::newcomers) of the share are waited for. Returns None if they still do not fit.
@@ -18,7 +19,7 @@ pub fn charge<D: Driver>(gpu: &Gpu<D>, bytes: u64) -> Option<Charge> {
     let bytes = granules(bytes)?;
     let charge = match gpu.account.reserve(bytes) {
         Ok(charge) => charge,
-        Err(Refusal::Limit) => charge_with_room(gpu, bytes, &mut Newcomers::awaited())?,
+        Err(Refusal::Limit) => charge_or_report(gpu, bytes)?,
         Err(_) => return None,
     };
     Some(charge)
@@ -31,6 +32,16 @@ pub fn charge_now<D: Driver>(gpu: &Gpu<D>, bytes: u64) -> Option<Charge> {
         Err(Refusal::Limit) => charge_with_room(gpu, bytes, &mut Newcomers::ignored()),
         outcome => outcome.ok(),
     }
+}
+
+#[cold]
+#[inline(never)]
+fn charge_or_report<D: Driver>(gpu: &Gpu<D>, bytes: u64) -> Option<Charge> {
+    let charge = charge_with_room(gpu, bytes, &mut Newcomers::awaited());
+    if charge.is_none() {
+        log::refused(&gpu.uuid, &gpu.account, bytes);
+    }
+    charge
 }
 
 #[cold]

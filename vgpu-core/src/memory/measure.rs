@@ -75,6 +75,7 @@ use super::settled_bytes::SettledBytes;
 use super::tables::Tables;
 use crate::account::Own;
 use crate::calls::{Calls, UnderWay};
+use crate::log;
 use crate::os::spin::{Entered, Patience};
 use crate::os::{monotonic_ns, thread};
 use core::ffi::c_int;
@@ -185,6 +186,8 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
     /// Undoes what did not fit, by `undo`, and releases what it took.
     pub fn undo(&mut self, undo: impl FnOnce() -> c_int) {
         let before = self.before;
+        let took = self.overhead.borrow().expected().saturating_sub(before);
+        log::refused(&self.gpu.uuid, &self.gpu.account, took);
         let mut result = SUCCESS;
         let call = || {
             result = undo();
@@ -342,9 +345,15 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
                     let told = granules(code.bytes)?;
                     let mut lesser = (1..=bytes.saturating_sub(told) / GRANULE).map(|less| bytes - less * GRANULE);
                     let fits = lesser.any(|less| self.reserve(start.saturating_add(less)));
+                    if !fits {
+                        log::refused(&self.gpu.uuid, &self.gpu.account, told);
+                    }
                     return fits.then_some((bytes, reserved));
                 }
-                _ => return None,
+                _ => {
+                    log::refused(&self.gpu.uuid, &self.gpu.account, bytes);
+                    return None;
+                }
             }
         }
     }
@@ -459,20 +468,25 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
 
     /// Finds this process in NVML's list, in its new `context`, and measures the overhead.
     fn first_look(&mut self, context: usize) -> Look {
+        let mut log = log::Measuring::begin(&self.gpu.uuid, self.overhead.borrow().charge.bytes());
         let Some(device) = self.process.nvml.device(self.index) else {
             return Look::Blind;
         };
+        log.found_gpu();
         for _ in 0..beacon::TRIES {
             let random = monotonic_ns() ^ u64::from(std::process::id()).rotate_left(7);
             let sizes = beacon::sizes(random, self.gpu.account.free(u64::MAX));
             let Some(charge) = charge_now(self.gpu, sizes[0] + sizes[1]) else {
                 break;
             };
-            let found = self.with_beacon(device, context, sizes);
+            let found = self.with_beacon(device, context, sizes, &mut log);
             self.gpu.account.release(charge);
             match found {
                 Ok(Some(look)) => return look,
-                Ok(None) if self.is_seen() => return self.look(),
+                Ok(None) if self.is_seen() => {
+                    drop(log);
+                    return self.look();
+                }
                 Ok(None) => {}
                 Err(()) => break,
             }
@@ -482,11 +496,23 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
 
     /// Allocates these sizes, which are charged, while it looks. Returns an error if that is not possible, and None if this
     /// process was not found, or its memory could not be measured.
-    fn with_beacon(&mut self, device: usize, context: usize, sizes: [u64; 2]) -> Result<Option<Look>, ()> {
+    fn with_beacon(
+        &mut self,
+        device: usize,
+        context: usize,
+        sizes: [u64; 2],
+        log: &mut log::Measuring<'_>,
+    ) -> Result<Option<Look>, ()> {
         let process = self.process;
         let _stopped = process.calls.stop(thread());
         let (charged, others, is_fresh) = self.stillness(&mut Patience::new(self.effort.patience));
-        let mut search = Search::new(process.nvml.processes(device).ok_or(())?, std::process::id());
+        let all_else = self.all_else(&charged);
+        let mut list = || {
+            let list = process.nvml.processes(device)?;
+            log.listed(&list, 0, all_else);
+            Some(list)
+        };
+        let mut search = Search::new(list().ok_or(())?, std::process::id());
         let driver = &self.gpu.driver;
         if driver.push_context(context) != SUCCESS {
             return Err(());
@@ -494,11 +520,11 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
         let (mut pointers, mut allocated, mut found) = (Vec::new(), 0, Ok(None));
         for bytes in sizes {
             allocated += bytes;
-            let list = driver.allocate(bytes).ok().and_then(|pointer| {
+            let now = driver.allocate(bytes).ok().and_then(|pointer| {
                 pointers.push(pointer);
-                process.nvml.processes(device)
+                list()
             });
-            found = list.map(|list| search.narrow(&list, allocated)).ok_or(());
+            found = now.map(|now| search.narrow(&now, allocated)).ok_or(());
             if found != Ok(None) || !search.is_open() {
                 break;
             }
@@ -512,10 +538,15 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
             return Ok(None);
         };
         process.pid.store(pid, Ordering::Relaxed);
+        log::pid_learned(pid);
+        log.finds(&[(pid, held)], pid);
         // Charged are both sizes.
         let missing = sizes[0] + sizes[1] - allocated;
-        let excess = held as i64 - self.all_else(&charged).saturating_sub(missing) as i64;
+        let excess = held as i64 - all_else.saturating_sub(missing) as i64;
         let is_exact = is_still && is_fresh && others.is_nobody() && excess >= 0;
+        if is_exact {
+            log.excess(excess, excess);
+        }
         Ok(is_exact.then_some(Look::Excess(excess, excess)))
     }
 
@@ -529,7 +560,9 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
 
     /// Measures the overhead.
     fn look(&mut self) -> Look {
+        let mut log = log::Measuring::begin(&self.gpu.uuid, self.overhead.borrow().charge.bytes());
         if !self.is_seen() {
+            log.unknown();
             return Look::Blind;
         }
         let mut lists = 0;
@@ -538,6 +571,7 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
         let Some(device) = self.process.nvml.device(self.index) else {
             return Look::Blind;
         };
+        log.found_gpu();
         let calls = self.process.calls;
         for _ in 0..self.effort.looks {
             let _stopped = calls.stop(thread());
@@ -548,6 +582,7 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
             let Some(list) = self.process.nvml.processes(device) else {
                 return Look::Blind;
             };
+            log.listed(&list, self.process.pid.load(Ordering::Relaxed), all_else);
             // A pool is charged after it grew: growth while NVML was asked changes the charges here.
             let is_fresh = room::refresh_with(self.gpu, &mut patience);
             let is_still = self.process.calls.under_way() == others
@@ -562,6 +597,7 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
                     let least = *held as i64 - all_else as i64;
                     let most = least.saturating_add_unsigned(at_stake);
                     if most >= 0 {
+                        log.excess(least, most);
                         return Look::Excess(least, most);
                     }
                     // Less than is allocated for certain: the list is late, or this is the figure of another process.
@@ -569,6 +605,7 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
                     if lists >= self.effort.lists {
                         if own != std::process::id() {
                             self.process.pid.store(0, Ordering::Relaxed);
+                            log::pid_forgotten(own);
                         }
                         break;
                     }

@@ -7,9 +7,11 @@
 //! refused after [`PATIENCE`] instead of at once.
 
 use super::gpu::Gpu;
+use crate::log;
 use crate::os::sleep;
 use crate::os::spin::Patience;
 use std::time::Duration;
+use vgpu_abi::log::Wait;
 
 /// How long one call waits at most.
 const PATIENCE: Duration = Duration::from_secs(6);
@@ -34,11 +36,16 @@ impl Newcomers {
 
     /// Waits a moment. Returns false if nobody may give room back, or the patience is at its end.
     pub fn wait<D>(&mut self, gpu: &Gpu<D>) -> bool {
-        let wait = gpu.context_reserve.is_none() && gpu.account.is_another_starting() && self.0.nap();
-        if wait {
-            sleep(BETWEEN_TRIES);
+        if gpu.context_reserve.is_some() || !gpu.account.is_another_starting() {
+            return false;
         }
-        wait
+        log::waits(Wait::Newcomer, || {
+            let waits = self.0.nap();
+            if waits {
+                sleep(BETWEEN_TRIES);
+            }
+            waits
+        })
     }
 }
 

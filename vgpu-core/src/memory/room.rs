@@ -6,6 +6,7 @@ use super::gpu::Gpu;
 use super::newcomers::Newcomers;
 use super::pools::{Attempt, Growth, Wanted};
 use super::{graphs, pools};
+use crate::log;
 use crate::os::spin::Patience;
 use core::ffi::c_int;
 
@@ -41,6 +42,19 @@ pub fn after_free<D: Driver>(gpus: &[Gpu<D>]) {
 /// Allocates from a pool and charges the pool's growth. If that exceeds the limit, frees what graphs keep unused, waits
 /// for newcomers and tries once more.
 pub fn grow<D: Driver>(gpu: &Gpu<D>, wanted: Wanted, allocate: impl Fn() -> Result<u64, c_int>) -> Result<(), c_int> {
+    let bytes = wanted.bytes;
+    let result = grow_with_room(gpu, wanted, allocate);
+    if result == Err(OUT_OF_MEMORY) {
+        log::refused(&gpu.uuid, &gpu.account, bytes);
+    }
+    result
+}
+
+fn grow_with_room<D: Driver>(
+    gpu: &Gpu<D>,
+    wanted: Wanted,
+    allocate: impl Fn() -> Result<u64, c_int>,
+) -> Result<(), c_int> {
     if let Growth::Done(result) = gpu
         .pools
         .grow(&gpu.driver, &gpu.account, wanted, Attempt::First, &allocate)

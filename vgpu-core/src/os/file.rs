@@ -172,8 +172,10 @@ pub fn open(path: &Path) -> io::Result<OwnedFd> {
 }
 
 fn open_as(path: &CStr, flags: libc::c_int) -> io::Result<OwnedFd> {
+    /// Of a file that is created.
+    const OWNER_ONLY: libc::c_uint = 0o600;
     // SAFETY: `path` is a C string.
-    let raw = unsafe { libc::open(path.as_ptr(), flags) };
+    let raw = unsafe { libc::open(path.as_ptr(), flags, OWNER_ONLY) };
     if raw < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -189,6 +191,88 @@ fn open_as(path: &CStr, flags: libc::c_int) -> io::Result<OwnedFd> {
     }
     // SAFETY: the descriptor is new and nobody else's.
     Ok(unsafe { OwnedFd::from_raw_fd(higher) })
+}
+
+/// Appends `bytes` to the file at `path` by one write, and creates it if it is missing. It is opened for this moment only.
+/// The file never becomes longer than `most` or than the process may make one: beyond that the kernel ends a process.
+///
+/// # Errors
+/// Those of open(2), fstat(2) and write(2), a file that is not a regular one or is full, and a write that was cut off.
+pub fn append(path: &CStr, bytes: &[u8], most: u64) -> io::Result<()> {
+    // O_NONBLOCK: a FIFO without a reader is an error, and not a wait.
+    let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_NONBLOCK | libc::O_NOCTTY;
+    let file = open_as(path, flags | libc::O_CLOEXEC | libc::O_NOFOLLOW)?;
+    let opened = Opened {
+        identity: identity(&file)?,
+        file: ManuallyDrop::new(file),
+    };
+    if size(&opened)?.saturating_add(bytes.len() as u64) > most.min(longest_file()) {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    // SAFETY: pointer and length are those of `bytes`.
+    let written = unsafe { libc::write(opened.as_raw_fd(), bytes.as_ptr().cast(), bytes.len()) };
+    match usize::try_from(written) {
+        Ok(written) if written == bytes.len() => Ok(()),
+        Ok(_) => Err(io::ErrorKind::WriteZero.into()),
+        Err(_) => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Creates the file at `path` with `size` zero bytes, all of which have their place on the disk: no store to a mapping of it
+/// can end the process because the disk is full. A file that is there already loses its name, and is not changed: another
+/// process may have mapped it.
+///
+/// # Errors
+/// Those of unlink(2), open(2) and posix_fallocate(3), and a size that the process may not give to a file.
+pub fn create(path: &CStr, size: u64) -> io::Result<Opened> {
+    if size > longest_file() {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    remove(path)?;
+    let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_CLOEXEC | libc::O_NOFOLLOW;
+    let file = open_as(path, flags)?;
+    let size = libc::off_t::try_from(size).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let allocated = loop {
+        // SAFETY: `file` is open.
+        match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, size) } {
+            libc::EINTR => {}
+            0 => break Ok(()),
+            error => break Err(io::Error::from_raw_os_error(error)),
+        }
+    };
+    if let Err(error) = allocated {
+        // An empty file would only take a name.
+        let _ = remove(path);
+        return Err(error);
+    }
+    Ok(Opened {
+        identity: identity(&file)?,
+        file: ManuallyDrop::new(file),
+    })
+}
+
+fn remove(path: &CStr) -> io::Result<()> {
+    // SAFETY: `path` is a C string.
+    if unsafe { libc::unlink(path.as_ptr()) } == 0 {
+        return Ok(());
+    }
+    match io::Error::last_os_error() {
+        error if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        error => Err(error),
+    }
+}
+
+/// Returns the size beyond which a write to a file ends the process, by SIGXFSZ.
+fn longest_file() -> u64 {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: `limit` is to be written.
+    match unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) } {
+        0 => limit.rlim_cur,
+        _ => u64::MAX,
+    }
 }
 
 /// Size of a regular file.

@@ -33,6 +33,7 @@ const PATIENCE: Duration = Duration::from_millis(200);
 #[repr(C)]
 struct Page {
     state: AtomicPtr<()>,
+    log: AtomicPtr<()>,
     starting: Word,
     descriptors: Descriptors,
 }
@@ -85,6 +86,14 @@ impl Drop for Guard {
 
 fn descriptors() -> &'static Descriptors {
     page().map_or(&DESCRIPTORS, |page| &page.descriptors)
+}
+
+/// The pointer to this process's log (`crate::log`), null in a fork child: its pages are not mapped there. None: no page
+/// can be had, or none was needed yet.
+pub fn log_pointer() -> Option<&'static AtomicPtr<()>> {
+    let page = NonNull::new(PAGE.load(Ordering::Acquire))?;
+    // SAFETY: as in `current`.
+    Some(unsafe { &page.as_ref().log })
 }
 
 /// The state of this very process; None before [`start`], and in a fork child.
@@ -194,6 +203,7 @@ extern "C" fn in_child() {
         // SAFETY: as in `current`.
         let page = unsafe { page.as_ref() };
         page.state.store(std::ptr::null_mut(), Ordering::Release);
+        page.log.store(std::ptr::null_mut(), Ordering::Release);
         page.starting.unlock();
     }
 }

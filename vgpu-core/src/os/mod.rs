@@ -5,6 +5,7 @@ pub mod file;
 pub mod fork;
 pub mod futex;
 pub mod last_close;
+pub mod line;
 pub mod mount;
 pub mod peek;
 pub mod pinned;
@@ -39,6 +40,26 @@ pub fn monotonic_ns() -> u64 {
     (now.tv_sec as u64)
         .wrapping_mul(1_000_000_000)
         .wrapping_add(now.tv_nsec as u64)
+}
+
+/// The time of day in ns since 1970.
+#[must_use]
+#[allow(unsafe_code)] // One call of libc.
+pub fn unix_ns() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `now` is a timespec to be written.
+    unsafe { libc::clock_gettime(libc::CLOCK_REALTIME, &mut now) };
+    (now.tv_sec as u64)
+        .wrapping_mul(1_000_000_000)
+        .wrapping_add(now.tv_nsec as u64)
+}
+
+/// The calling thread's number, as the kernel and tools show it.
+#[must_use]
+#[allow(unsafe_code)] // One system call.
+pub fn thread_id() -> u32 {
+    // SAFETY: takes nothing, and cannot fail. glibc has a function for it since 2.30 only.
+    unsafe { libc::syscall(libc::SYS_gettid) as u32 }
 }
 
 /// Sleeps for about `duration`, or not at all where a filter denies it: std's sleep would panic. Nobody is

@@ -14,7 +14,14 @@ macro_rules! devices {
     (@one $class:ident, $name:ident, $places:tt) => {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_int {
-            $crate::table::detour!(cuda, $class, $name, |ready, address| {
+            // SAFETY: see the module: registers are passed on as they came.
+            let again = || unsafe { $name(a, b, c, d, e, f) };
+            $crate::table::detour!(cuda, $class, $name, again, |ready, address| {
+                #[cfg(feature = "dissect")]
+                if $crate::dissect::is_off("devices") {
+                    // SAFETY: see the module: registers are passed on as they came.
+                    return unsafe { devices::list::translate(ready, address, [a, b, c, d, e, f], &[]) };
+                }
                 // SAFETY: see the module: registers are passed on as they came.
                 unsafe { devices::list::translate(ready, address, [a, b, c, d, e, f], &$places) }
             })

@@ -39,11 +39,14 @@ macro_rules! limited_launches {
 macro_rules! function {
     ($name:ident, ($($argument:ident: $kind:ty),*), $handler:path) => {
         pub(super) unsafe extern "C" fn $name($($argument: $kind),*) -> core::ffi::c_int {
-            $crate::detour::time($crate::names::slot::$name, |ready, address| {
+            // SAFETY: the caller's promises are passed on.
+            let again = || unsafe { $name($($argument),*) };
+            $crate::detour::time($crate::names::slot::$name, again, |ready, address| {
                 // SAFETY: the real function of this very name has this signature.
                 let real = unsafe {
                     core::mem::transmute::<*const (), unsafe extern "C" fn($($kind),*) -> core::ffi::c_int>(address)
                 };
+                $crate::table::dissected!($handler, real($($argument),*));
                 // SAFETY: the caller's promises to the driver are passed on.
                 unsafe { $handler(ready, real, $($argument),*) }
             })
@@ -59,7 +62,9 @@ macro_rules! function {
             e: usize,
             f: usize,
         ) -> core::ffi::c_int {
-            $crate::detour::time($crate::names::slot::$name, |ready, address| {
+            // SAFETY: registers are passed on as they came.
+            let again = || unsafe { $name(a, b, c, d, e, f) };
+            $crate::detour::time($crate::names::slot::$name, again, |ready, address| {
                 // SAFETY: registers are passed on as they came.
                 let real = unsafe {
                     core::mem::transmute::<
@@ -67,6 +72,7 @@ macro_rules! function {
                         unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> core::ffi::c_int,
                     >(address)
                 };
+                $crate::table::dissected!($handler, real(a, b, c, d, e, f));
                 // SAFETY: as above.
                 $handler(ready, a, || unsafe { real(a, b, c, d, e, f) })
             })
@@ -78,11 +84,14 @@ macro_rules! hook {
     ($api:ident, $class:ident, $name:ident, ($($argument:ident: $kind:ty),*), $handler:path) => {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($argument: $kind),*) -> core::ffi::c_int {
-            $crate::table::detour!($api, $class, $name, |ready, address| {
+            // SAFETY: the caller's promises are passed on.
+            let again = || unsafe { $name($($argument),*) };
+            $crate::table::detour!($api, $class, $name, again, |ready, address| {
                 // SAFETY: the real function of this very name has this signature.
                 let real = unsafe {
                     core::mem::transmute::<*const (), unsafe extern "C" fn($($kind),*) -> core::ffi::c_int>(address)
                 };
+                $crate::table::dissected!($handler, real($($argument),*));
                 // SAFETY: the caller's promises to the driver are passed on.
                 unsafe { $handler(ready, real, $($argument),*) }
             })
@@ -92,15 +101,31 @@ macro_rules! hook {
 
 /// Runs a hook of one API.
 macro_rules! detour {
-    (cuda, $class:ident, $name:ident, $handle:expr) => {
-        $crate::detour::cuda($crate::detour::Class::$class, $crate::names::slot::$name, $handle)
+    (cuda, $class:ident, $name:ident, $again:expr, $handle:expr) => {
+        $crate::detour::cuda(
+            $crate::detour::Class::$class,
+            $crate::names::slot::$name,
+            $again,
+            $handle,
+        )
     };
-    (nvml, $class:ident, $name:ident, $handle:expr) => {
-        $crate::detour::nvml($crate::names::slot::$name, $handle)
+    (nvml, $class:ident, $name:ident, $again:expr, $handle:expr) => {
+        $crate::detour::nvml($crate::names::slot::$name, $again, $handle)
     };
 }
 
-pub(crate) use {detour, function, hook};
+/// Calls the driver instead if the handler's part is switched off: in libvgpu-dissect.so alone.
+macro_rules! dissected {
+    ($handler:path, $call:expr) => {
+        #[cfg(feature = "dissect")]
+        if $crate::dissect::is_off(stringify!($handler)) {
+            // SAFETY: the caller's promises to the driver are passed on.
+            return unsafe { $call };
+        }
+    };
+}
+
+pub(crate) use {detour, dissected, function, hook};
 
 pub(crate) mod compute;
 pub(crate) mod cuda;

@@ -65,7 +65,7 @@ fn hook_of(ready: &'static Ready, name: &CStr, address: *mut c_void) -> Option<*
     }
     let mut found = None;
     // Of the driver API alone: to ask for NVML's would open it. Launches are the driver's own where time is not limited.
-    let is_hooked = |slot: usize| slot < CUDA && (ready.limits_time() || compute::bound(slot).is_none());
+    let is_hooked = |slot: usize| slot < CUDA && (ready.hooks_launches() || compute::bound(slot).is_none());
     for (slot, ours) in hooked().filter(|(slot, _)| is_hooked(*slot)) {
         if real::has(slot) && real::address(slot) == address.cast_const().cast() {
             if name_of(slot).to_bytes().starts_with(name.to_bytes()) {

@@ -3,6 +3,7 @@
 use crate::codes::OUT_OF_MEMORY;
 use crate::process::Ready;
 use core::ffi::c_int;
+use vgpu_core::log;
 use vgpu_core::memory::graphs::{self, Needs};
 
 /// Calls `launch`, by which a graph with `needs` gets its memory, with that charged.
@@ -13,10 +14,14 @@ pub(crate) fn mapped(ready: &Ready, needs: &Needs, stream: usize, launch: impl F
     for (index, need) in needs {
         if let Some(gpu) = ready.gpus.get(*index) {
             let Some(memory) = gpu.graphs.lock() else { continue };
-            fits = fits
-                && memory
-                    .borrow_mut()
-                    .reserve(&gpu.driver, &gpu.account, &gpu.pools, *need, stream);
+            let reserve = || {
+                let mut memory = memory.borrow_mut();
+                memory.reserve(&gpu.driver, &gpu.account, &gpu.pools, *need, stream)
+            };
+            if fits && !reserve() {
+                fits = false;
+                log::refused(&gpu.uuid, &gpu.account, *need);
+            }
             held.push((gpu, memory));
         }
     }
