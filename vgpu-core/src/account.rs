@@ -14,6 +14,7 @@ mod exports;
 
 use crate::ledger::OpenError;
 use crate::ledger::share::{OwnCharge, Refusal, Reservation, Share};
+use crate::os::pinned::PinnedLock;
 use std::time::Duration;
 
 /// A reap by this process that is not older than this counts as recent: see [`Account::reap`].
@@ -112,6 +113,13 @@ impl Account {
             device.collect::<Result<_, _>>()?,
             host.collect::<Result<_, _>>()?,
         ))
+    }
+
+    /// Waits for the turn of one process of the share at a time, for what is to be done by one of them at once. None: it has
+    /// lasted longer, or there is no descriptor.
+    #[must_use]
+    pub fn turn(&self, patience: Duration) -> Option<PinnedLock> {
+        self.of(Kind::Device).next()?.1.turn(patience)
     }
 
     /// The one ledger of an account without host memory and without a watch.

@@ -231,10 +231,28 @@ fn a_hundred_processes_that_start_at_once_are_all_measured() {
         let bench = bench(mode, "0ns");
         bench.share("share", 0, 0, 60 * GIB);
         let mut truth = Truth::new(&bench);
-        let mut clients: Vec<Serving> = (0..100).map(|_| bench.serving(&["cuinit"])).collect();
+        let log = bench.lib().with_file_name("log");
+        let serving = || {
+            Serving::new({
+                let mut client = bench.client(&["cuinit", "serve"]);
+                client.env("VGPU_LOG", &log);
+                client
+            })
+        };
+        let mut clients: Vec<Serving> = (0..100).map(|_| serving()).collect();
+        clients
+            .iter_mut()
+            .for_each(|client| assert_eq!(client.line(), "cuinit 0"));
         let begun = Instant::now();
         assert_eq!(served(&all(&mut clients, "init")), 100, "{mode}");
         println!("{mode}: {} ms", begun.elapsed().as_millis());
+        let said = std::fs::read_to_string(&log).expect("a log");
+        let measured: Vec<&str> = said.lines().filter(|line| line.contains(" measured ")).collect();
+        if measured.len() != 100 {}
+        assert_eq!(measured.len(), 100, "{mode}");
+        let few = |line: &&&str| line.contains(" lists=2 ") || line.contains(" lists=3 ");
+        let many = measured.len() - measured.iter().filter(few).count();
+        assert!(many <= 10, "{mode}: {many} had to look again");
         // What a module takes is charged exactly only by a process that was found.
         assert_eq!(served(&all(&mut clients, "load")), 100, "{mode}");
         assert_eq!(bench.usage("share").charged, truth.used(), "{mode}");

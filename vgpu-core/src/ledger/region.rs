@@ -91,6 +91,6 @@ const _: () = {
 /// Returns the offset of lane `index` in the file. Its owner locks the first byte. Object `i`, on which all holders
 /// have a read lock, has the index `LANES + i`.
 #[must_use]
-pub fn lane_offset(index: usize) -> usize {
+pub const fn lane_offset(index: usize) -> usize {
     format::FIRST_LANE_AT + index * format::LINE
 }

@@ -20,7 +20,7 @@ use super::region::{Lane, Region, lane_offset};
 use super::wide;
 use crate::os::pinned::{Mapping, PinnedLock};
 use crate::os::spin::{Patience, Spin, Word};
-use crate::os::{coarse_millis, errno, file, fork, stderr};
+use crate::os::{coarse_millis, errno, file, fork, sleep, stderr};
 use std::collections::BTreeSet;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -41,6 +41,11 @@ const IN_VAIN: u64 = 10_000;
 const START_PATIENCE: Duration = Duration::from_millis(100);
 /// How long a release waits for its lane.
 const LANE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// The byte that a process locks in its turn ([`Share::turn`]): no lane and no object begins there.
+const TURN_AT: usize = lane_offset(REAPER) + 1;
+/// As long as what is done in a turn, so that a crowd does not try all the time.
+const BETWEEN_TURNS: Duration = Duration::from_millis(2);
 
 /// An open share.
 #[derive(Debug)]
@@ -438,6 +443,17 @@ impl Share {
                     return (None, waited);
                 }
                 Err(_) => return (None, waited),
+            }
+        }
+    }
+
+    /// Waits for the turn of one process of the share at a time. None: it has lasted longer, or there is no descriptor.
+    pub fn turn(&self, patience: Duration) -> Option<PinnedLock> {
+        let mut patience = Patience::new(patience);
+        loop {
+            match PinnedLock::take(&self.file, self.at + TURN_AT) {
+                Ok(None) if patience.nap() => sleep(BETWEEN_TURNS),
+                taken => return taken.ok().flatten(),
             }
         }
     }

@@ -5,28 +5,88 @@
 //!  charge it ─► list ─► allocate ─► list ─► several grew by as much: allocate more ─► list ─► free
 //!               └─────────────────────┴─────────────────────────────────────────────────┴──► who grew by exactly that
 //! ```
-//! The own PID, if it is among those that grew, decides at once.
+//! The own PID, if it is among those that grew, decides at once. Processes of one share do this in turn, so that a crowd of
+//! them takes little of the share, and seldom two grow by as much.
 //!
 //! How it fails: if several grew by as much twice, other sizes are tried. A list that is late shows growth of nobody, or of
 //! another process alone: taken for this one, its figure soon is less than what is allocated here, and it is forgotten
-//! ([`measure`](super::measure)). Without room for it in the share, and without NVML, this process stays unknown.
+//! ([`measure`](super::measure)). Without NVML this process stays unknown. Without room in the
+//! share, the entry with the own PID is taken for it, if there is one. A process
+//! that stops in its turn delays each of the others by [`TURN`]; one that dies ends it. A neighbour that needs the last bytes
+//! of the share just then waits a moment for them ([`newcomers`](super::newcomers)).
 
+use super::charge::charge_now;
+use super::driver::{Driver, SUCCESS};
+use super::gpu::Gpu;
 use super::granule::GRANULE;
+use crate::account::Charge;
+use std::time::Duration;
 
-/// How many sizes are tried.
+/// How many pairs of sizes are tried.
 pub const TRIES: u32 = 4;
-/// How many sizes there are: few enough to fit into a small share, enough to differ from those of others.
+/// How long a process waits for others of its share that do the same. Without its turn it does it all the same.
+pub const TURN: Duration = Duration::from_secs(2);
+/// How many sizes there are: few enough to take little of a share, enough to differ from those of other shares.
 const SIZES: u64 = 16;
 
 /// A process and the bytes that NVML shows for it.
 pub type Entry = (u32, u64);
 
-/// The bytes to allocate first, and then. `random`: any number, which other processes do not have at the same time; `room`: at
-/// least two granules.
+/// The bytes to allocate first, and then. `random`: any number, which other processes do not have at the same time; `room`:
+/// what is free in the share.
 #[must_use]
 pub fn sizes(random: u64, room: u64) -> [u64; 2] {
     let most = (room / 2 / GRANULE).clamp(1, SIZES);
     [random, random / SIZES].map(|random| (1 + random % most) * GRANULE)
+}
+
+/// What is allocated, with its charges.
+#[derive(Debug, Default)]
+pub struct Beacon {
+    charges: Vec<Charge>,
+    pointers: Vec<u64>,
+    context: usize,
+}
+
+impl Beacon {
+    /// Charges `bytes` more. Returns false if they are not free.
+    pub fn charge<D: Driver>(&mut self, gpu: &Gpu<D>, bytes: u64) -> bool {
+        let charge = charge_now(gpu, bytes);
+        let fits = charge.is_some();
+        self.charges.extend(charge);
+        fits
+    }
+
+    /// Allocates `bytes`, which are charged, in `context`. Returns None if the driver refuses.
+    pub fn allocate<D: Driver>(&mut self, gpu: &Gpu<D>, context: usize, bytes: u64) -> Option<()> {
+        self.context = context;
+        let pointer = in_context(gpu, context, |driver| driver.allocate(bytes).ok())?;
+        self.pointers.push(pointer);
+        Some(())
+    }
+
+    /// Returns what is charged.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.charges.iter().map(Charge::bytes).sum()
+    }
+
+    /// Frees it.
+    pub fn end<D: Driver>(self, gpu: &Gpu<D>) {
+        for pointer in self.pointers {
+            in_context(gpu, self.context, |driver| Some(driver.free(pointer)));
+        }
+        self.charges.into_iter().for_each(|charge| gpu.account.release(charge));
+    }
+}
+
+fn in_context<D: Driver, T>(gpu: &Gpu<D>, context: usize, call: impl FnOnce(&D) -> Option<T>) -> Option<T> {
+    if gpu.driver.push_context(context) != SUCCESS {
+        return None;
+    }
+    let answer = call(&gpu.driver);
+    gpu.driver.pop_context();
+    answer
 }
 
 /// The processes that may be this one.
@@ -54,6 +114,12 @@ impl Search {
             _ => own,
         };
         found.map(|(pid, old)| (*pid, old + bytes))
+    }
+
+    /// Returns true if there is a process with the own PID.
+    #[must_use]
+    pub fn has_own_pid(&self) -> bool {
+        self.before.iter().any(|(pid, _)| *pid == self.own_pid)
     }
 
     /// Returns true if several processes may be this one.
@@ -108,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_whole_granules_that_fit_together() {
+    fn sizes_are_some_whole_granules_that_fit_together() {
         for random in 0..300 {
             for room in [2 * GRANULE, 9 * GRANULE, u64::MAX] {
                 let [first, second] = sizes(random, room);

@@ -61,7 +61,7 @@
 //! [`expected`]: super::expected
 //! [`settled_bytes`]: super::settled_bytes
 
-use super::beacon::{self, Search};
+use super::beacon::{self, Beacon, Search};
 use super::charge::charge_now;
 use super::driver::{Driver, OUT_OF_MEMORY, SUCCESS};
 use super::expected::{self, Ahead};
@@ -473,81 +473,75 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
             return Look::Blind;
         };
         log.found_gpu();
+        let _turn = self.gpu.account.turn(beacon::TURN);
         for _ in 0..beacon::TRIES {
-            let random = monotonic_ns() ^ u64::from(std::process::id()).rotate_left(7);
-            let sizes = beacon::sizes(random, self.gpu.account.free(u64::MAX));
-            let Some(charge) = charge_now(self.gpu, sizes[0] + sizes[1]) else {
-                break;
-            };
-            let found = self.with_beacon(device, context, sizes, &mut log);
-            self.gpu.account.release(charge);
+            let mut beacon = Beacon::default();
+            let found = self.with_beacon(device, context, &mut beacon, &mut log);
+            beacon.end(self.gpu);
             match found {
-                Ok(Some(look)) => return look,
-                Ok(None) if self.is_seen() => {
+                Some(Look::Blind) if self.is_seen() => {
                     drop(log);
                     return self.look();
                 }
-                Ok(None) => {}
-                Err(()) => break,
+                Some(look) => return look,
+                None => {}
             }
         }
         Look::Blind
     }
 
-    /// Allocates these sizes, which are charged, while it looks. Returns an error if that is not possible, and None if this
-    /// process was not found, or its memory could not be measured.
+    /// Looks while it allocates `beacon`. Returns None if other sizes may find this process.
     fn with_beacon(
         &mut self,
         device: usize,
         context: usize,
-        sizes: [u64; 2],
+        beacon: &mut Beacon,
         log: &mut log::Measuring<'_>,
-    ) -> Result<Option<Look>, ()> {
-        let process = self.process;
+    ) -> Option<Look> {
+        let (process, gpu) = (self.process, self.gpu);
         let _stopped = process.calls.stop(thread());
-        let (charged, others, is_fresh) = self.stillness(&mut Patience::new(self.effort.patience));
-        let all_else = self.all_else(&charged);
-        let mut list = || {
-            let list = process.nvml.processes(device)?;
-            log.listed(&list, 0, all_else);
-            Some(list)
+        let mut patience = Patience::new(self.effort.patience);
+        let Some(list) = process.nvml.processes(device) else {
+            return Some(Look::Blind);
         };
-        let mut search = Search::new(list().ok_or(())?, std::process::id());
-        let driver = &self.gpu.driver;
-        if driver.push_context(context) != SUCCESS {
-            return Err(());
-        }
-        let (mut pointers, mut allocated, mut found) = (Vec::new(), 0, Ok(None));
-        for bytes in sizes {
-            allocated += bytes;
-            let now = driver.allocate(bytes).ok().and_then(|pointer| {
-                pointers.push(pointer);
-                list()
-            });
-            found = now.map(|now| search.narrow(&now, allocated)).ok_or(());
-            if found != Ok(None) || !search.is_open() {
-                break;
+        log.listed(&list, 0, 0);
+        let mut search = Search::new(list, std::process::id());
+        let random = monotonic_ns() ^ u64::from(std::process::id()).rotate_left(7);
+        for bytes in beacon::sizes(random, gpu.account.free(u64::MAX)) {
+            if !beacon.charge(gpu, bytes) {
+                if search.has_own_pid() {
+                    process.pid.store(std::process::id(), Ordering::Relaxed);
+                    log::pid_learned(std::process::id());
+                }
+                return Some(Look::Blind);
+            }
+            let (charged, others, is_fresh) = self.stillness(&mut patience);
+            let list = beacon
+                .allocate(gpu, context, bytes)
+                .and_then(|()| process.nvml.processes(device));
+            let Some(list) = list else {
+                return Some(Look::Blind);
+            };
+            let is_still = process.calls.under_way() == others && gpu.account.own() == charged;
+            let all_else = self.all_else(&charged).saturating_sub(beacon.bytes());
+            log.listed(&list, 0, all_else);
+            if let Some((pid, held)) = search.narrow(&list, beacon.bytes()) {
+                process.pid.store(pid, Ordering::Relaxed);
+                log::pid_learned(pid);
+                let held = held - beacon.bytes();
+                log.finds(&[(pid, held)], pid);
+                let excess = held as i64 - all_else as i64;
+                if !is_still || !is_fresh || !others.is_nobody() || excess < 0 {
+                    return Some(Look::Blind);
+                }
+                log.excess(excess, excess);
+                return Some(Look::Excess(excess, excess));
+            }
+            if !search.is_open() {
+                return None;
             }
         }
-        let is_still = process.calls.under_way() == others && self.gpu.account.own() == charged;
-        for pointer in pointers {
-            driver.free(pointer);
-        }
-        driver.pop_context();
-        let Some((pid, held)) = found? else {
-            return Ok(None);
-        };
-        process.pid.store(pid, Ordering::Relaxed);
-        log::pid_learned(pid);
-        log.finds(&[(pid, held)], pid);
-        // Charged are both sizes.
-        let missing = sizes[0] + sizes[1] - allocated;
-        let excess = held as i64 - all_else.saturating_sub(missing) as i64;
-        let is_exact = is_still && is_fresh && others.is_nobody() && excess >= 0;
-        if is_exact {
-            log.excess(excess, excess);
-        }
-        Ok(is_exact.then_some(Look::Excess(excess, excess)))
+        None
     }
 
     /// Returns what of these charges is for other things than the overhead, and in NVML's figure.
@@ -921,11 +915,13 @@ mod tests {
         );
     }
 
-    /// A share without room for what this process would allocate: it stays unknown, and charged what was charged ahead.
+    /// A share without room for what this process would allocate, and PIDs of another namespace: it stays unknown, and charged
+    /// what was charged ahead.
     #[test]
     #[cfg_attr(miri, ignore = "maps a file")]
     fn in_a_full_share_this_process_stays_unknown() {
         let scene = Scene::new(Scene::RESERVE);
+        scene.name_as(4711);
         let process = scene.process();
         let mut measurement = Measurement::of(&process, scene.gpu(), 0);
         let context = || Thing::Context(1);

@@ -1,10 +1,10 @@
-//! Processes of the share that are creating their first context. Where nobody has measured what a context takes, each of
-//! them has far more charged than it will have in a moment ([`UNKNOWN_CONTEXT`](super::expected::UNKNOWN_CONTEXT)). A call
-//! that does not fit beside them waits for their measurements before it is refused: else of twelve processes that start
-//! at once, some would be out of memory in a share with room for all.
+//! Processes of the share that are creating their first context. Each of them has more charged for a moment than it will
+//! keep: where nobody has measured what a context takes, far more ([`UNKNOWN_CONTEXT`](super::expected::UNKNOWN_CONTEXT)), and
+//! else a few granules ([`beacon`](super::beacon)). A call that does not fit beside them waits before it is refused: else of
+//! twelve processes that start at once, some would be out of memory in a share with room for all.
 //!
 //! How it fails: a newcomer is stopped, or holds memory and never creates a context. Then a call that does not fit is
-//! refused after [`PATIENCE`] instead of at once.
+//! refused after [`PATIENCE`], or after [`SHORT`], instead of at once.
 
 use super::gpu::Gpu;
 use crate::log;
@@ -13,34 +13,49 @@ use crate::os::spin::Patience;
 use std::time::Duration;
 use vgpu_abi::log::Wait;
 
-/// How long one call waits at most.
+/// How long one call waits at most where nobody knows what a context takes.
 const PATIENCE: Duration = Duration::from_secs(6);
+/// The same where that is known: the time in which a process finds its entry in NVML's list.
+const SHORT: Duration = Duration::from_millis(100);
 /// Each try takes locks of the ledger, which those who are being measured need.
 const BETWEEN_TRIES: Duration = Duration::from_millis(4);
 
 /// The wait of one call.
 #[derive(Debug)]
-pub struct Newcomers(Patience);
+pub struct Newcomers {
+    patience: Patience,
+    short: Patience,
+}
 
 impl Newcomers {
     #[must_use]
     pub fn awaited() -> Self {
-        Self(Patience::new(PATIENCE))
+        Self {
+            patience: Patience::new(PATIENCE),
+            short: Patience::new(SHORT),
+        }
     }
 
     /// For a call that does not wait.
     #[must_use]
     pub fn ignored() -> Self {
-        Self(Patience::new(Duration::ZERO))
+        Self {
+            patience: Patience::new(Duration::ZERO),
+            short: Patience::new(Duration::ZERO),
+        }
     }
 
     /// Waits a moment. Returns false if nobody may give room back, or the patience is at its end.
     pub fn wait<D>(&mut self, gpu: &Gpu<D>) -> bool {
-        if gpu.context_reserve.is_some() || !gpu.account.is_another_starting() {
+        if !gpu.account.is_another_starting() {
             return false;
         }
+        let patience = match gpu.context_reserve {
+            None => &mut self.patience,
+            Some(_) => &mut self.short,
+        };
         log::waits(Wait::Newcomer, || {
-            let waits = self.0.nap();
+            let waits = patience.nap();
             if waits {
                 sleep(BETWEEN_TRIES);
             }
