@@ -37,7 +37,7 @@ pub enum PlanError {
     #[error("--gpu {wanted}: this machine has no such GPU; it has {}", list(.gpus))]
     NoGpu { wanted: GpuChoice, gpus: Vec<Gpu> },
     #[error("--memory {}: GPU {} has only {}; ask for at most that", format_bytes(*.wanted), .gpu.index, format_bytes(.gpu.published()))]
-    TooMuch { wanted: u64, gpu: Gpu },
+    TooMuch { wanted: u64, gpu: Box<Gpu> },
     #[error(
         "--cores {wanted}: GPU {gpu} has only {left} of its 100 left, because {}; {}end commands of the others",
         cores_of(.others), if *.left > 0 { format!("ask for at most {left} for share {share:?}, or ") } else { String::new() }
@@ -106,7 +106,7 @@ fn create(request: &Request, driver: &Driver, gpus: &[Gpu], others: &[Limits]) -
     if memory > gpu.published() {
         return Err(PlanError::TooMuch {
             wanted: memory,
-            gpu: gpu.clone(),
+            gpu: Box::new(gpu.clone()),
         });
     }
     let share = request.share.as_deref().unwrap_or(OWN_SHARE);

@@ -1,5 +1,7 @@
 //! The contexts of this process.
 
+use super::tracked_charge::TrackedCharge;
+use crate::os::spin::Spin;
 use core::ffi::c_int;
 
 /// The contexts of one GPU.
@@ -11,6 +13,14 @@ pub struct Contexts {
     pub primary: usize,
     /// The primary context outlived its last release, because something else in the process keeps it. It is charged.
     pub is_kept: bool,
+}
+
+/// What a GPU has less while contexts exist, beside what NVML lists for this process ([`unowned`](super::unowned)).
+#[derive(Debug, Default)]
+pub struct Unowned {
+    /// Bytes for each context.
+    pub each: u64,
+    pub(super) charge: Spin<TrackedCharge>,
 }
 
 impl Contexts {

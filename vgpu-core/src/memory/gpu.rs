@@ -1,6 +1,6 @@
 //! One GPU of which this process has shares, and everything that is charged to them.
 
-use super::contexts::Contexts;
+use super::contexts::{Contexts, Unowned};
 use super::deferred::Deferred;
 use super::driver::Driver;
 use super::exported::Exported;
@@ -8,7 +8,6 @@ use super::graphs::Graphs;
 use super::live::Live;
 use super::overhead::Overhead;
 use super::pools::Pools;
-use super::unowned::Unowned;
 use crate::account::Account;
 use crate::os::spin::{Reentrant, Spin};
 use std::sync::atomic::{AtomicU64, Ordering};

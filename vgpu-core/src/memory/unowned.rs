@@ -9,17 +9,7 @@ use super::charge::charge_now;
 use super::contexts::Contexts;
 use super::driver::Driver;
 use super::gpu::Gpu;
-use super::tracked_charge::TrackedCharge;
-use crate::os::spin::Spin;
 use std::sync::atomic::Ordering;
-
-/// Of one GPU.
-#[derive(Debug, Default)]
-pub struct Unowned {
-    /// Bytes for each context.
-    pub each: u64,
-    charge: Spin<TrackedCharge>,
-}
 
 /// Charges one more context than there are, before the driver is asked for it. Returns false if that much is not free. The
 /// caller holds the lock of the overhead: a measurement would take the charge for allocated memory.
