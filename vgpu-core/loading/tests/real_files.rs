@@ -6,6 +6,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 use vgpu_abi::paths::{LIBCUDA, LIBNVIDIA_ML, SHIM_FILE};
 use vgpu_cache::apt::{self, Distribution, Release, With};
 use vgpu_cache::run;
@@ -16,13 +17,13 @@ use vgpu_skip::skip;
 
 type Family = (&'static str, [&'static str; 2]);
 
-/// Releases and the families of drivers in them: the packages of libcuda and of NVML.
+/// Releases and the families of drivers in them: the packages of libcuda and of NVML. The last has the newest that Debian has.
 const FAMILIES: [Family; 5] = [
     ("bookworm", ["libcuda1", "libnvidia-ml1"]),
     ("bookworm", ["libnvidia-tesla-470-cuda1", "libnvidia-tesla-470-ml1"]),
     ("trixie", ["libnvidia-tesla-535-cuda1", "libnvidia-tesla-535-ml1"]),
     ("trixie", ["libcuda1", "libnvidia-ml1"]),
-    ("sid", ["libcuda1", "libnvidia-ml1"]),
+    ("experimental", ["libcuda1", "libnvidia-ml1"]),
 ];
 
 /// Not functions of NVML: 470 exports one of its own by mistake.
@@ -291,10 +292,17 @@ const OTHER_ERROR: [&str; 16] = [
     "nvmlDeviceGetRunningProcessDetailList",
 ];
 
+/// The driver reads an argument of it before it looks if it is initialised, and ends the program by a signal (555); the
+/// library answers an error.
+const FAULTS: &str = "cuCtxCreate_v4";
+
 /// The lines of calls without arguments, in which an error of [`OTHER_ERROR`] is only that: an error.
 fn any_error(lines: Vec<String>) -> Vec<String> {
     let one = |line: String| match line.split(' ').collect::<Vec<_>>()[..] {
         [when, name, answer] if OTHER_ERROR.contains(&name) && answer.parse().is_ok_and(|code: i32| code > 0) => {
+            format!("{when} {name} fails")
+        }
+        [when, name, answer] if name == FAULTS && answer.parse().is_ok_and(|code: i32| code != 0) => {
             format!("{when} {name} fails")
         }
         _ => line,
@@ -334,6 +342,37 @@ fn under_a_share_the_real_driver_answers_as_bare() {
             );
         }
     }
+}
+
+/// A tool that the driver loads within cuInit (CUDA_INJECTION64_PATH: Nsight, compute-sanitizer) and that calls cuInit there. It
+/// once waited half a minute for a lock of its own thread.
+#[test]
+fn a_tool_within_cuinit_is_answered_as_bare() {
+    const LONGEST: Duration = Duration::from_secs(20);
+    let family = FAMILIES[FAMILIES.len() - 1];
+    let Some((stage, real)) = stage("a_tool_within_cuinit_is_answered_as_bare", family) else {
+        return;
+    };
+    let tool = stage.path().join("tool.so");
+    cc::build("../../tests/tool.c", &tool, ["-shared", "-fPIC"]);
+    let share = Share::new(GIB, &stage.path().join("client"), &real);
+    let lookups = stage.path().join("lookups");
+    let mut bare = Command::new(&lookups);
+    bare.env("LD_LIBRARY_PATH", &real);
+    let [theirs, shared] = [bare, Place::user(share).command(&lookups, &[])].map(|mut command| {
+        let names = File::open(stage.path().join("exports")).expect("a file");
+        command.env("CUDA_INJECTION64_PATH", &tool).arg(ZERO[0]);
+        let began = Instant::now();
+        let output = command.stdin(Stdio::from(names)).output().expect("a program");
+        assert!(began.elapsed() < LONGEST, "{:?}: {command:?}", began.elapsed());
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        text.lines()
+            .filter(|line| line.contains("within cuInit"))
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    });
+    assert!(!theirs.is_empty(), "the driver loads no tool");
+    assert_eq!(theirs, shared);
 }
 
 /// The programs of the test below: a client that finds the driver by name or path, and those that are linked with it.
