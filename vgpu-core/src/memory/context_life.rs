@@ -37,6 +37,8 @@ pub struct Place<'a, D> {
 pub struct Creation<N, C, M, H, U> {
     /// The driver's number of its GPU.
     pub device: c_int,
+    /// It is a green context, whose handle no call takes that takes a context.
+    pub is_green: bool,
     /// Returns false if an existing context is only retained, which needs no memory.
     pub is_new: N,
     /// Counts the context.
@@ -69,6 +71,7 @@ pub fn begin<D: Driver, N: Nvml>(
     let now = *contexts.borrow();
     let (result, fits) = if (creation.is_new)(&now) {
         let mut measurement = Measurement::of(process, gpu, place.index);
+        measurement.is_green = creation.is_green;
         if !unowned::reserve(gpu, &now) {
             return OUT_OF_MEMORY;
         }
@@ -330,6 +333,7 @@ mod tests {
             &scene.place(),
             Creation {
                 device: DEVICE,
+                is_green: false,
                 is_new: |_: &Contexts| true,
                 count: |contexts: &mut Contexts| contexts.created += 1,
                 make: || scene.takes(bytes),
@@ -351,6 +355,7 @@ mod tests {
             &scene.place(),
             Creation {
                 device: DEVICE,
+                is_green: false,
                 is_new: |contexts: &Contexts| {
                     contexts.is_primary_new(|| process.gpus[0].driver.is_primary_active(DEVICE))
                 },
@@ -448,6 +453,7 @@ mod tests {
             &scene.place(),
             Creation {
                 device: DEVICE,
+                is_green: false,
                 is_new: |_: &Contexts| true,
                 count: |contexts: &mut Contexts| contexts.created += 1,
                 make: || {

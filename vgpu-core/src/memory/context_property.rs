@@ -194,6 +194,7 @@ impl<'a> Actor<'a> {
         };
         let creation = Creation {
             device: DEVICE,
+            is_green: false,
             is_new: |_: &Contexts| true,
             count: |contexts: &mut Contexts| contexts.created += 1,
             make: || self.driver(answer, bytes as i64),

@@ -159,6 +159,8 @@ pub struct Measurement<'a, D: 'static, N> {
     /// has charged and not allocated yet.
     is_nested: bool,
     effort: Effort,
+    /// The context that is being made is a green one.
+    pub is_green: bool,
     /// What this process was believed to hold before the last [`Measurement::take`].
     before: u64,
 }
@@ -174,6 +176,7 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
             is_nested: overhead.is_nested() || process.calls.is_within(thread()),
             overhead,
             effort: FULL,
+            is_green: false,
             before: 0,
         }
     }
@@ -473,6 +476,13 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
             return Look::Blind;
         };
         log.found_gpu();
+        let context = match self.is_green {
+            true => self.gpu.driver.context_behind(context).unwrap_or(0),
+            false => context,
+        };
+        if context == 0 {
+            return Look::Blind;
+        }
         let _turn = self.gpu.account.turn(beacon::TURN);
         for _ in 0..beacon::TRIES {
             let mut beacon = Beacon::default();
@@ -659,6 +669,7 @@ pub fn again<D: Driver, N: Nvml>(process: &Process<'_, D, N>, index: usize) -> F
         overhead,
         is_nested: false,
         effort: LEAST,
+        is_green: false,
         before: start,
     };
     let looked = measurement.look();

@@ -39,6 +39,7 @@ pub(crate) unsafe fn retain(
     let handle = || unsafe { context.as_ref() }.map_or(0, |primary| *primary);
     let creation = Creation {
         device,
+        is_green: false,
         is_new: |contexts: &Contexts| contexts.is_primary_new(|| place.gpu.driver.is_primary_active(device)),
         count: |contexts: &mut Contexts| {
             contexts.retains += 1;
@@ -117,6 +118,7 @@ unsafe fn made_as(
     let gpu = place.index;
     let creation = Creation {
         device,
+        is_green,
         is_new: |_: &Contexts| true,
         count: |contexts: &mut Contexts| contexts.created += 1,
         make: || make(device),
