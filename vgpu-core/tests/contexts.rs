@@ -251,8 +251,8 @@ fn a_hundred_processes_that_start_at_once_are_all_measured() {
         assert_eq!(measured.len(), 100, "{mode}");
         // Two or three each, unless a busy machine lets them wait for their turn for too long.
         let lists = |line: &&str| -> Option<u32> { line.split(" lists=").nth(1)?.split(' ').next()?.parse().ok() };
-        let all: u32 = measured.iter().filter_map(lists).sum();
-        assert!((200..=600).contains(&all), "{mode}: {all} lists of NVML");
+        let sum: u32 = measured.iter().filter_map(lists).sum();
+        assert!((200..=600).contains(&sum), "{mode}: {sum} lists of NVML");
         // What a module takes is charged exactly only by a process that was found.
         assert_eq!(served(&all(&mut clients, "load")), 100, "{mode}");
         assert_eq!(bench.usage("share").charged, truth.used(), "{mode}");

@@ -71,12 +71,18 @@ impl Beacon {
         self.charges.iter().map(Charge::bytes).sum()
     }
 
-    /// Frees it.
+    /// Frees it. What the driver does not free stays charged.
     pub fn end<D: Driver>(self, gpu: &Gpu<D>) {
-        for pointer in self.pointers {
-            in_context(gpu, self.context, |driver| Some(driver.free(pointer)));
+        let mut pointers = self.pointers.into_iter();
+        for charge in self.charges {
+            let freed = match pointers.next() {
+                Some(pointer) => in_context(gpu, self.context, |driver| Some(driver.free(pointer))),
+                None => Some(SUCCESS),
+            };
+            if freed == Some(SUCCESS) {
+                gpu.account.release(charge);
+            }
         }
-        self.charges.into_iter().for_each(|charge| gpu.account.release(charge));
     }
 }
 
