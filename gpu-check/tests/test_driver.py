@@ -73,7 +73,7 @@ class Order(Roots):
         self.write("usr/lib64/" + CUDA)
         self.assertIsNone(self.found())
 
-    def test_a_stub_is_skipped_wherever_it_is_named(self):
+    def test_a_stub_is_left_out_wherever_it_is_named(self):
         stubs = "usr/local/cuda/lib64/stubs"
         for name in ("libcuda.so", CUDA, NVML):
             self.write("{}/{}".format(stubs, name))

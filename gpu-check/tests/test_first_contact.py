@@ -80,7 +80,7 @@ class Classes(unittest.TestCase):
 class States(unittest.TestCase):
     KEY = {"build": "a", "driver": "b", "gpu": "c", "kind": "soft"}
 
-    def test_what_passed_is_skipped_while_the_build_is_the_same_but_the_canary(self):
+    def test_what_passed_is_left_out_while_the_build_is_the_same_but_the_canary(self):
         with tempfile.TemporaryDirectory() as folder:
             known = state.load(folder)
             known.begin(**self.KEY)
