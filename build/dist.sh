@@ -3,7 +3,7 @@
 # dist.sh --for-tests: the same folder for the tests of this machine, in target/test-dist.
 # dist.sh --dissect: only libvgpu-dissect.so, in target/dissect-dist: its parts can be switched off (docs/debugging.md).
 #
-# What is in dist/ is stripped. target/symbols has a twin of each file with its symbols, which has the same build-id.
+# Files in dist/ are stripped. target/symbols has an unstripped twin of each, with the same build-id.
 #
 # All that runs on other people's systems is linked against glibc 2.17 by zig; the hook is static,
 # because it runs in whatever root file system a container brings. dist/ is filled file by file,

@@ -34,7 +34,7 @@ impl Report {
     pub fn create(folder: &Path) -> Result<Self, ReportError> {
         let path = folder.join(format!("report.{}", std::process::id()));
         let create = || {
-            // What a killed run of the same PID has left.
+            // A killed run of the same PID may have left its file.
             let _ = std::fs::remove_file(&path);
             let mut options = File::options();
             let file = options

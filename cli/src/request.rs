@@ -22,7 +22,7 @@ pub struct Request {
     pub gpu: Option<GpuChoice>,
     pub soft_gpu: bool,
     pub verbose: bool,
-    /// Whether to print what COMMAND's processes waited for.
+    /// Print the waits of COMMAND's processes at its end.
     pub report: bool,
     /// Program and arguments; at least one.
     pub command: Vec<OsString>,

@@ -18,7 +18,7 @@ CRASH, HANG, REFUSED, ERROR, DIFFERS, SLOW, NOISE = "crash", "hang", "refused", 
 FAILED = (CRASH, HANG, REFUSED, ERROR, DIFFERS, SLOW, NOISE)
 HAVE_VARIANTS = (CRASH, HANG, REFUSED, ERROR)
 NOT_PERMITTED = "answers 800"  # CUDA_ERROR_NOT_PERMITTED
-# What a shell adds to the signal's number.
+# A shell's exit status is this plus the signal's number.
 BY_SIGNAL = 128
 
 

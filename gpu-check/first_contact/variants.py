@@ -16,7 +16,7 @@ ALL = (
     AS_IT_IS._replace(name="eager loading", env={"CUDA_MODULE_LOADING": "EAGER"}, culprit="lazy loading of modules"),
     AS_IT_IS._replace(name="whole memory", whole=True, culprit="the memory limit"),
 )
-# Of libvgpu-dissect.so (docs/debugging.md), which is not in dist/ but may be packed.
+# These need libvgpu-dissect.so (docs/debugging.md), which is not in dist/ but may be packed.
 PARTS = ("limiter", "measure", "graphs", "sharing", "physical", "contexts", "memory", "devices,nvml", "entry")
 DISSECTED = tuple(AS_IT_IS._replace(name="without " + part, off=part, culprit="the library's part " + part) for part in PARTS)
 NONE_PASSES = "no variant passes"

@@ -5,7 +5,7 @@
     injection  what the plugin gives containers ─► the loader's list of the driver's libraries
 """
 
-from .rows import FAILED, MIB, OK, SKIPPED, TOLD, Row, mib
+from .rows import MIB, OK, SKIPPED, TOLD, Row, mib
 
 CAPABILITIES = ("compute", "utility", "video", "graphics")
 KINDS = (("library", "libraries"), ("program", "programs"), ("file", "files"), ("module", "modules"), ("socket", "sockets"))

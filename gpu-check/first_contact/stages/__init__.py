@@ -9,7 +9,7 @@ FILES = {
     "S12": "s12_check", "S13": "s13_container", "S15": "s15_checkpoint", "planted": "planted",
 }
 FIRST = tuple("S0 S1 S2 S3 S4 S5 S6 S7 S8".split())
-# What the later ones answer, the most telling first.
+# The order of the second call: the most telling stages first.
 ORDER = FIRST + tuple("S9 S11 S15 S13 S10 S12".split())
 
 

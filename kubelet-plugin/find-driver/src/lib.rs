@@ -56,7 +56,7 @@ pub const OTHER_FOLDERS: [&str; 5] = [
 /// The folder of the CUDA toolkit's libraries that only exist to be linked with.
 const STUBS: &str = "stubs";
 
-/// What led to a library.
+/// The rule by which a library was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
     LibraryPath,

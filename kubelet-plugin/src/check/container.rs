@@ -1,4 +1,4 @@
-//! What a container with one share gets: makes the share's folder as Prepare does, and returns the CDI spec, so that a
+//! Injects one share into a container without Kubernetes: makes the share's folder as Prepare does, and returns the CDI spec, so that a
 //! runtime can start a container of it without a cluster.
 //!
 //! It writes below the caller's folder only, and removes nothing: the caller deletes the folder, and ends the mount
@@ -31,7 +31,7 @@ pub(super) struct Container {
     share: PathBuf,
 }
 
-/// What to make.
+/// The share, and where its files go.
 pub(super) struct Wanted {
     pub(super) gpu: String,
     /// Bytes.
@@ -109,17 +109,8 @@ fn share(wanted: &Wanted) -> Share {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inventory::tests::gpu;
-    use crate::inventory::{self, Gpu, List};
+    use crate::inventory::tests::{Listed, gpu};
     use std::fs;
-
-    struct Listed(Vec<Gpu>);
-
-    impl Gpus for Listed {
-        fn list(&self) -> Result<List, inventory::Error> {
-            Ok(List::new(self.0.iter().cloned().map(Ok)))
-        }
-    }
 
     fn wanted(folder: &Path, uuid: &str) -> Wanted {
         Wanted {

@@ -121,19 +121,10 @@ fn of_gpu(root: &Root, gpu: &Gpu) -> Result<Vec<DeviceNode>, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inventory::tests::gpu;
-    use crate::inventory::{self, List};
+    use crate::inventory::tests::{Listed, gpu};
     use std::fs;
     use std::os::unix::fs::symlink;
     use std::path::Path;
-
-    struct Listed(Vec<Gpu>);
-
-    impl Gpus for Listed {
-        fn list(&self) -> Result<List, inventory::Error> {
-            Ok(List::new(self.0.iter().cloned().map(Ok)))
-        }
-    }
 
     /// A driver root with a library of a table, one of none, a program, and the device nodes of GPU 3.
     fn install(here: &Path) -> Root {

@@ -130,7 +130,7 @@ fn a_driver_in_usr_local_nvidia_is_found_with_its_programs() {
     for node in ["dev/nvidiactl", "dev/nvidia-uvm"] {
         file(here, node);
     }
-    // What is linked with the CUDA toolkit's stub is no driver.
+    // The CUDA toolkit's stub is no driver.
     file(here, "usr/local/cuda/lib64/stubs/libcuda.so");
     link(here, "/usr/local/cuda/lib64/stubs/libcuda.so", "usr/lib64/libcuda.so.1");
     let driver = root(here, false).read().expect("a driver");

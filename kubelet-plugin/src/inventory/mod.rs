@@ -319,6 +319,15 @@ fn uuid_digits(uuid: &str) -> String {
 pub(crate) mod tests {
     use super::*;
 
+    /// A driver that lists these GPUs.
+    pub(crate) struct Listed(pub(crate) Vec<Gpu>);
+
+    impl Gpus for Listed {
+        fn list(&self) -> Result<List, Error> {
+            Ok(List::new(self.0.iter().cloned().map(Ok)))
+        }
+    }
+
     /// GPU `index` of a made-up node.
     pub(crate) fn gpu(index: u32) -> Gpu {
         Gpu {

@@ -67,7 +67,7 @@ pub struct Limits {
     /// What a CUDA context takes on this GPU and driver: charged for each one before the driver is asked. None: nobody
     /// measured it, which is 0 in the file; plugins before 0.2 wrote that always. Nothing at all is 1 in the file.
     pub context_reserve: Option<u64>,
-    /// What the GPU has less while a context exists, beside what NVML lists for its process: charged for each context.
+    /// Bytes of the GPU that a context takes beside NVML's figure of its process. Charged for each context.
     pub context_unowned: u64,
     /// The real driver's libraries.
     pub libcuda: PathBuf,

@@ -1,4 +1,4 @@
-//! What a process records for people who look for a fault: counters, and the ring of its last calls. Layout 1.
+//! The records of a process for debugging: counters, and the ring of its last calls. Layout 1.
 //!
 //! ```text
 //!  FILE.<pid>.ring   counters (one page) │ names of functions, each with a zero │ CALLS entries of 64 bytes

@@ -10,10 +10,10 @@
 //!
 //! How it fails: if several grew by as much twice, other sizes are tried. A list that is late shows growth of nobody, or of
 //! another process alone: taken for this one, its figure soon is less than what is allocated here, and it is forgotten
-//! ([`measure`](super::measure)). Without NVML this process stays unknown. Without room in the
-//! share, the entry with the own PID is taken for it, if there is one. A process
-//! that stops in its turn delays each of the others by [`TURN`]; one that dies ends it. A neighbour that needs the last bytes
-//! of the share just then waits a moment for them ([`newcomers`](super::newcomers)).
+//! ([`measure`](super::measure)). Without NVML this process stays unknown. Without room in the share, the entry with the own
+//! PID is taken for it, if there is one. A process that stops in its turn delays each of the others by [`TURN`]; one that dies
+//! ends it. A neighbour that needs the last bytes of the share just then waits a moment for them
+//! ([`newcomers`](super::newcomers)).
 
 use super::charge::charge_now;
 use super::driver::{Driver, SUCCESS};

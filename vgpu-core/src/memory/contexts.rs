@@ -15,7 +15,7 @@ pub struct Contexts {
     pub is_kept: bool,
 }
 
-/// What a GPU has less while contexts exist, beside what NVML lists for this process ([`unowned`](super::unowned)).
+/// Memory that contexts take beside NVML's figure of this process ([`unowned`](super::unowned)).
 #[derive(Debug, Default)]
 pub struct Unowned {
     /// Bytes for each context.

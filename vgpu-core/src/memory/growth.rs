@@ -11,7 +11,7 @@
 //!
 //! How it fails: what a program loads and launches between two slow moments is charged late. Where another thread is always
 //! inside a call that may change memory, no moment is quiet, and nothing is measured; nor where NVML does not show this
-//! process. What was taken beyond the limit is charged as soon as there is room, and allocations are refused meanwhile.
+//! process. A thread that ends while it looks keeps the others from it for good. What was taken beyond the limit is charged as soon as there is room, and allocations are refused meanwhile.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -50,7 +50,7 @@ impl Growth {
 
     /// The program has a new function or a new graph.
     #[cold]
-    pub fn expect(&self, now: u64) {
+    pub fn note_new(&self, now: u64) {
         self.interval.store(SHORTEST_MS, Relaxed);
         let earliest = match self.last.load(Relaxed) {
             0 => 0,
@@ -95,12 +95,12 @@ mod tests {
     fn it_is_measured_at_most_once_a_second_and_ever_more_rarely() {
         let growth = Growth::default();
         assert!(!growth.is_awaited() && !growth.is_due(u64::MAX - 1), "nothing is new");
-        growth.expect(5_000);
+        growth.note_new(5_000);
         assert!(growth.is_awaited() && !growth.is_due(5_099));
         assert!(growth.is_due(5_100));
         assert!(!growth.is_due(9_000), "one thread looks");
         growth.looked(5_100, Found::Changed);
-        growth.expect(5_200);
+        growth.note_new(5_200);
         assert!(!growth.is_due(6_099) && growth.is_due(6_100));
         let mut now = 6_100;
         for seconds in [1, 2, 4, 8, 16, 32, 64, 64] {
@@ -110,7 +110,7 @@ mod tests {
             assert!(growth.is_due(now), "{seconds} s");
         }
         growth.looked(now, Found::AsBefore);
-        growth.expect(now + 5_000);
+        growth.note_new(now + 5_000);
         assert!(
             !growth.is_due(now + 5_099) && growth.is_due(now + 5_100),
             "a new function"
@@ -120,9 +120,9 @@ mod tests {
     #[test]
     fn what_is_new_while_a_thread_looks_is_looked_for_a_second_later() {
         let growth = Growth::default();
-        growth.expect(1_000);
+        growth.note_new(1_000);
         assert!(growth.is_due(2_000));
-        growth.expect(2_000);
+        growth.note_new(2_000);
         growth.looked(2_001, Found::AsBefore);
         assert!(growth.is_due(3_001));
     }
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn a_measurement_that_fails_is_tried_again_at_the_same_pace() {
         let growth = Growth::default();
-        growth.expect(1_000);
+        growth.note_new(1_000);
         let mut now = 1_100;
         for _ in 0..5 {
             assert!(growth.is_due(now));

@@ -106,7 +106,7 @@ fn has_context(ready: &'static Ready, gpu: usize) -> bool {
 
 /// The program has a new function or a new graph: the driver may take memory for it later, in calls that tell nothing.
 pub(crate) fn expect_growth(ready: &Ready) {
-    ready.growth.expect(coarse_millis());
+    ready.growth.note_new(coarse_millis());
 }
 
 /// At a slow moment, outside of all calls that may change memory: measures again what the driver may have taken since.
