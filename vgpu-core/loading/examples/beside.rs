@@ -1,0 +1,64 @@
+//! beside DRIVER PROGRAM [ARGUMENT]...: runs the program twice, on the driver's files in the folder DRIVER as they are and
+//! under a share of 1 GiB of them, and says whether both did the same. For frameworks that are too large for a test: see
+//! docs/loading.md.
+//!
+//! Needs `make dist`. Exit status 1 if output, standard error or exit status differ. In standard error numbers are not
+//! compared: lines of logs begin with the time and the process ID.
+
+use std::path::Path;
+use std::process::{Command, ExitCode, Output};
+use std::time::Instant;
+use vgpu_loading::place::Place;
+use vgpu_loading::share::Share;
+use vgpu_loading::{GIB, cc};
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [driver, program, arguments @ ..] = &arguments[..] else {
+        eprintln!("usage: beside DRIVER PROGRAM [ARGUMENT]...");
+        return ExitCode::from(2);
+    };
+    let stage = tempfile::tempdir().expect("a folder");
+    let probe = stage.path().join("client");
+    cc::build("client.c", &probe, std::iter::empty::<&str>());
+    let place = Place::user(Share::new(GIB, &probe, Path::new(driver)));
+    let mut bare = Command::new(program);
+    bare.env_clear()
+        .env("PATH", "/usr/local/bin:/usr/bin:/bin")
+        .env("HOME", "/tmp")
+        .env("LD_LIBRARY_PATH", driver);
+    // The first run fills the page cache for both.
+    run(bare.args(arguments));
+    let (alone, seconds) = run(&mut bare);
+    let (shared, seconds_shared) = run(place.command(Path::new(program), &[]).args(arguments));
+    print!("{}", String::from_utf8_lossy(&alone.stdout));
+    eprint!("{}", String::from_utf8_lossy(&alone.stderr));
+    let mut same = alone.status.code() == shared.status.code();
+    println!("status {}, under a share {}", alone.status, shared.status);
+    println!("{seconds:.1} s, under a share {seconds_shared:.1} s");
+    for (what, is_same, shared) in [
+        ("output", alone.stdout == shared.stdout, &shared.stdout),
+        (
+            "standard error",
+            without_numbers(&alone.stderr) == without_numbers(&shared.stderr),
+            &shared.stderr,
+        ),
+    ] {
+        println!("{what}: {}", if is_same { "the same" } else { "DIFFERS" });
+        if !is_same {
+            print!("{}", String::from_utf8_lossy(shared));
+        }
+        same &= is_same;
+    }
+    if same { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn without_numbers(text: &[u8]) -> Vec<u8> {
+    text.iter().filter(|byte| !byte.is_ascii_digit()).copied().collect()
+}
+
+fn run(command: &mut Command) -> (Output, f64) {
+    let began = Instant::now();
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    (output, began.elapsed().as_secs_f64())
+}
