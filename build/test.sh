@@ -16,10 +16,10 @@
 # Stages that mostly wait run beside stages that compute:
 #
 #   tools       Go ──────────┐
-#   programs    Rust ────────┴► e2e-machine ─► e2e-scheduler, ... (a process each, with a cluster of its own) ─┐
-#   fmt scripts      tests (compile) ─► circles clippy conformance ────────────────────────────────────────────┤
-#                                  ├──► dist (compile) ─► released ────────────────────────────────────────────┼─► alone
-#                                  └──► unit (programs of tests, several at a time) ───────────────────────────┘
+#   programs    Rust ─────┬──┴► e2e-machine ─► e2e-scheduler, ... (a process each, with a cluster of its own) ─┐
+#                          ├────► dist (compile) ─► released ──────────────────────────────────────────────────┤
+#   fmt scripts            └► tests (compile) ─► circles clippy conformance ───────────────────────────────────┼─► alone
+#                                        └──► unit (programs of tests, several at a time) ─────────────────────┘
 #
 # Programs whose tests measure time are the stage `alone`: nothing runs beside them, and their tests run one by one. The
 # clusters' tests that measure time come after them, as the part `quiet`.
@@ -354,10 +354,10 @@ for next in "${stages[@]}"; do
         done
         gently=(nice -n 5) compiling=(chrt --idle 0)
       fi
+      # Its last minutes are those of single threads, so it begins beside all that is left.
+      ! is_wanted dist || begin dist plain build_release
       ;;
     tests)
-      # Its last minutes are those of single threads, so it begins beside the other stages.
-      ! is_wanted dist || begin dist plain build_release
       ! is_wanted unit || begin unit queued "$logs/queue" "$side_by_side" "${slow[@]}"
       ;;
   esac
