@@ -373,7 +373,7 @@ fn a_tool_within_cuinit_is_answered_as_bare() {
         (lines, took)
     });
     assert!(!theirs.is_empty(), "the driver loads no tool");
-    // Of the half minute. On a busy machine the files alone take many seconds, with a share and without.
+    // The wait was of 30 s. On a busy machine the bare run alone takes up to 21 s.
     let most = 2 * alone + Duration::from_secs(20);
     assert!(took < most, "{took:?}, and bare {alone:?}");
     assert_eq!(theirs, shared);
