@@ -16,7 +16,7 @@
 # Stages that mostly wait run beside stages that compute:
 #
 #   tools       Go ──────────┐
-#   programs    Rust ─────┬──┴► e2e-machine ─► e2e-scheduler, ... (a process each, with a cluster of its own) ─┐
+#   programs    Rust ──────┬─┴► e2e-machine ─► e2e-scheduler, ... (a process each, with a cluster of its own) ─┐
 #                          ├────► dist (compile) ─► released ──────────────────────────────────────────────────┤
 #   fmt scripts            └► tests (compile) ─► circles clippy conformance ───────────────────────────────────┼─► alone
 #                                        └──► unit (programs of tests, several at a time) ─────────────────────┘

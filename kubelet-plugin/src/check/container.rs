@@ -1,5 +1,5 @@
-//! Injects one share into a container without Kubernetes: makes the share's folder as Prepare does, and returns the CDI spec, so that a
-//! runtime can start a container of it without a cluster.
+//! Injects one share into a container without Kubernetes: makes the share's folder as Prepare does, and returns the CDI
+//! spec, so that a runtime can start a container of it.
 //!
 //! It writes below the caller's folder only, and removes nothing: the caller deletes the folder, and ends the mount
 //! namespace that it gave to this process. Killed in between, it leaves what exists up to then; a second call with the

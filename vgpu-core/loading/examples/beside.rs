@@ -2,7 +2,7 @@
 //! under a share of 1 GiB of them, and says whether both did the same. For frameworks that are too large for a test: see
 //! docs/loading.md.
 //!
-//! Needs `make dist`. Exit status 1 if output, standard error or exit status differ. In standard error numbers are not
+//! Needs `make dist`. Exit status 1 if output, standard error or exit status differ, or if the library was not in use. In standard error numbers are not
 //! compared: lines of logs begin with the time and the process ID.
 
 use std::path::Path;
@@ -18,10 +18,18 @@ fn main() -> ExitCode {
         eprintln!("usage: beside DRIVER PROGRAM [ARGUMENT]...");
         return ExitCode::from(2);
     };
+    let libcuda = Path::new(driver).join("libcuda.so.1");
+    if !libcuda.is_absolute() || !libcuda.exists() {
+        eprintln!("beside: DRIVER {driver}: not the absolute path of a folder with libcuda.so.1");
+        return ExitCode::from(2);
+    }
     let stage = tempfile::tempdir().expect("a folder");
     let probe = stage.path().join("client");
     cc::build("client.c", &probe, std::iter::empty::<&str>());
     let place = Place::user(Share::new(GIB, &probe, Path::new(driver)));
+    let logs = stage.path().join("logs");
+    std::fs::create_dir(&logs).expect("a folder");
+    let log = logs.join("log");
     let mut bare = Command::new(program);
     bare.env_clear()
         .env("PATH", "/usr/local/bin:/usr/bin:/bin")
@@ -30,10 +38,17 @@ fn main() -> ExitCode {
     // The first run fills the page cache for both.
     run(bare.args(arguments));
     let (alone, seconds) = run(&mut bare);
-    let (shared, seconds_shared) = run(place.command(Path::new(program), &[]).args(arguments));
+    let (shared, seconds_shared) = run(place
+        .command(Path::new(program), &[("VGPU_LOG", &log.display().to_string())])
+        .args(arguments));
     print!("{}", String::from_utf8_lossy(&alone.stdout));
     eprint!("{}", String::from_utf8_lossy(&alone.stderr));
     let mut same = alone.status.code() == shared.status.code();
+    // Else both were bare, and the same for that reason.
+    if std::fs::read_dir(&logs).expect("a folder").next().is_none() {
+        println!("the library was not in use under the share: it wrote no log");
+        same = false;
+    }
     println!("status {}, under a share {}", alone.status, shared.status);
     println!("{seconds:.1} s, under a share {seconds_shared:.1} s");
     for (what, is_same, shared) in [
