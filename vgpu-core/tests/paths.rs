@@ -177,6 +177,39 @@ fn code_and_limits_of_contexts_are_charged_what_they_take() {
     }
 }
 
+/// However PTX spells them. What does not fit is refused before the driver is asked, whose answer here would be 200.
+#[test]
+fn static_variables_of_ptx_are_charged_ahead() {
+    let mut one = Watched::new(&format!("{COSTS}fail.cuModuleLoadDataEx = 200\n"), 64 * MIB);
+    let text = |variables: &str| {
+        let text = format!(".version 8.0\n.target sm_90\n{variables}\n.entry k() {{ ret; }}\n");
+        text.replace(' ', "\\s").replace('\n', "\\n")
+    };
+    for (fits, too_large) in [
+        (".global .b8 x[41943040];", ".global .b8 x[4000000000];"),
+        (".global .b8 x[0x2800000U];", ".global .b8 x[0xEE6B2800];"),
+        (".global/**/.b8 x[/*4*/41943040];", ".global/**/.b8 x[/*4*/4000000000];"),
+        (
+            ".global .b8 x [ 40960 ] [ 1024 ];",
+            ".global .b8 x [ 400000 ] [ 1024 ];",
+        ),
+        (".global .b8 a, x[41943039];", ".global .b8 a, x[4000000000];"),
+        (
+            ".global .attribute(.managed) .v4 .b32 x[2621440];",
+            ".global .attribute(.managed) .v4 .b32 x[250000000];",
+        ),
+    ] {
+        one.call(&format!("cuModuleLoadData >1 \"{}\"", text(fits)), 0, 56 * MIB);
+        one.call("cuModuleUnload @1", 0, 10 * MIB);
+        one.call(
+            &format!("cuModuleLoadDataEx >1 \"{}\" 0 0 0", text(too_large)),
+            2,
+            10 * MIB,
+        );
+    }
+    one.call(&format!("cuModuleLoadDataEx >1 {PTX} 0 0 0"), 200, 10 * MIB);
+}
+
 #[test]
 fn arrays_are_charged_by_their_elements() {
     let mut one = Watched::new("", 4 * GIB);

@@ -3,10 +3,10 @@
 //! | file | what counts |
 //! |---|---|
 //! | ELF (a cubin) | its sections that are loaded, also those without bytes in the file (`__device__` arrays), each aligned; or its segments, if they take more |
-//! | PTX | its `.global` variables |
+//! | PTX | its `.global` and `.const` variables ([`vgpu_ptx`]) |
 //! | a fat binary | nothing: it has code for several kinds of GPU, of which the driver loads one, and may be compressed |
 //!
-//! Only what the driver itself has to read is read: the first four bytes, which tell the kind, then the start of the
+//! Only what the driver itself has to read is read: the first bytes, as far as they tell the kind, then the start of the
 //! header of that kind, which tells its version, the header, the tables that it names, or text up to its NUL. So the program's memory can be read directly: where that
 //! faults, the driver's call would.
 //!
@@ -15,26 +15,32 @@
 //! after the call finds that.
 
 use super::expected::Code;
+use vgpu_ptx::Variables;
 
 /// Memory or a file from which code is read.
 pub trait Bytes {
     /// Reads from `at` on. Returns how many bytes there are, at most as many as fit.
     fn read(&self, at: u64, into: &mut [u8]) -> usize;
+
+    /// The same up to a NUL, which does not count. Fewer bytes than fit: there are no more.
+    fn text(&self, at: u64, into: &mut [u8]) -> usize {
+        let read = self.read(at, into);
+        let is_end = |byte: &u8| *byte == 0;
+        into.iter().take(read).position(is_end).unwrap_or(read)
+    }
 }
 
 const ELF: &[u8; 4] = b"\x7fELF";
 const WRAPPER: &[u8; 4] = &0x4662_43b1_u32.to_le_bytes();
 const FAT_BINARY: &[u8; 4] = &0xba55_ed50_u32.to_le_bytes();
-/// Longer text is not searched further.
-const LONGEST_TEXT: u64 = 64 << 20;
-/// As much of a file is compared with others.
+/// Text is read in parts, multiples of eight bytes.
+const PART: usize = 4096;
+/// As much of a fat binary is compared with others.
 const COMPARED: u64 = 64 << 10;
-/// Memory is mapped in pages, so the rest of a page can be read if one byte of it can.
-const PAGE: u64 = 4096;
 
 /// Describes the code at `at`.
 pub fn of(bytes: &impl Bytes, at: u64) -> Code {
-    if array::<4>(bytes, at) == *WRAPPER {
+    if starts_with(bytes, at, WRAPPER) {
         // The kind, the version, and where the code is.
         let wrapper: [u8; 16] = array(bytes, at);
         return match word(&wrapper, 8) {
@@ -46,17 +52,24 @@ pub fn of(bytes: &impl Bytes, at: u64) -> Code {
 }
 
 fn one(bytes: &impl Bytes, at: u64) -> Code {
-    let kind: [u8; 4] = array(bytes, at);
-    if kind == *ELF {
+    let is_text = |byte: u8| matches!(byte, 0 | b'\t'..=b'\r' | b' '..=b'~');
+    if starts_with(bytes, at, ELF) {
         elf(bytes, at)
-    } else if kind == *FAT_BINARY {
+    } else if starts_with(bytes, at, FAT_BINARY) {
         fat_binary(bytes, at)
-    } else if kind.iter().all(|byte| matches!(byte, 0 | b'\t'..=b'\r' | b' '..=b'~')) {
+    } else if is_text(array::<1>(bytes, at)[0]) {
         text(bytes, at)
     } else {
         // How long it is, only the driver knows.
         Code::default()
     }
+}
+
+/// Reads no further than to the first difference: a text may be shorter than `start`.
+fn starts_with(bytes: &impl Bytes, at: u64, start: &[u8; 4]) -> bool {
+    (0..)
+        .zip(start)
+        .all(|(index, byte)| array::<1>(bytes, at.saturating_add(index)) == [*byte])
 }
 
 fn fat_binary(bytes: &impl Bytes, at: u64) -> Code {
@@ -132,125 +145,57 @@ fn elf(bytes: &impl Bytes, at: u64) -> Code {
     }
 }
 
-/// The text up to its NUL, page by page: what follows its last page may not be mapped.
+/// The text up to its NUL.
 fn text(bytes: &impl Bytes, at: u64) -> Code {
-    let mut globals = Globals::default();
-    let mut start = Vec::new();
-    let (mut length, mut page) = (0, [0; PAGE as usize]);
-    while length < LONGEST_TEXT {
-        let from = at.saturating_add(length);
-        let rest = (PAGE - from % PAGE) as usize;
-        let read = page.get_mut(..rest).map_or(0, |rest| bytes.read(from, rest));
-        let part = page.get(..read).unwrap_or_default();
-        let part = part.split(|byte| *byte == 0).next().unwrap_or_default();
-        part.iter().for_each(|byte| globals.add(*byte));
-        if length < COMPARED {
-            start.extend(part);
-        }
-        length += part.len() as u64;
-        if part.len() < rest {
+    let mut variables = Variables::default();
+    let mut mark = Mark::default();
+    let (mut length, mut part) = (0_u64, [0; PART]);
+    loop {
+        let read = bytes.text(at.saturating_add(length), &mut part);
+        let text = part.get(..read).unwrap_or_default();
+        text.iter().for_each(|byte| variables.add(*byte));
+        mark.add(text);
+        length += text.len() as u64;
+        if read < PART {
             break;
         }
     }
-    globals.add(b' ');
-    start.truncate(COMPARED as usize);
     Code {
-        mark: mark(length, &[&start]),
-        bytes: globals.sum,
+        mark: mark.end(length),
+        bytes: variables.end(),
         is_told: false,
     }
 }
 
-/// Adds up what the `.global` variables of PTX take, which is read byte by byte:
-/// `.global .align 4 .b8 name[16][4];`
+/// A number that is equal for equal parts, each of which is filled up to a multiple of eight bytes.
 #[derive(Default)]
-struct Globals {
-    sum: u64,
-    word: Vec<u8>,
-    declaration: Option<Declaration>,
-}
+struct Mark(u64);
 
-struct Declaration {
-    element: u64,
-    /// Name and dimensions.
-    declared: Vec<u8>,
-    /// The next word is the alignment.
-    is_align: bool,
-}
-
-impl Globals {
-    /// Initial values without a space between them are one word. Its start has all that counts.
-    const LONGEST_WORD: usize = 4096;
-
-    fn add(&mut self, byte: u8) {
-        if !byte.is_ascii_whitespace() {
-            if self.word.len() < Self::LONGEST_WORD {
-                self.word.push(byte);
-            }
-        } else if !self.word.is_empty() {
-            let word = core::mem::take(&mut self.word);
-            self.end_of(&word);
-            self.word = word;
-            self.word.clear();
+impl Mark {
+    fn add(&mut self, part: &[u8]) {
+        for part in part.chunks(8) {
+            let mut eight = [0; 8];
+            eight.iter_mut().zip(part).for_each(|(to, from)| *to = *from);
+            self.mix(u64::from_le_bytes(eight));
         }
     }
 
-    fn end_of(&mut self, word: &[u8]) {
-        let Some(declaration) = &mut self.declaration else {
-            self.declaration = (word == b".global").then_some(Declaration {
-                element: 1,
-                declared: Vec::new(),
-                is_align: false,
-            });
-            return;
-        };
-        if core::mem::take(&mut declaration.is_align) {
-            return;
-        }
-        match word.strip_prefix(b".") {
-            Some(b"align") => declaration.is_align = true,
-            Some(kind) => declaration.element = declaration.element.saturating_mul(size_of_kind(kind)),
-            None if declaration.declared.len() < Self::LONGEST_WORD => declaration.declared.extend(word),
-            None => {}
-        }
-        if word.iter().any(|byte| b";={".contains(byte)) {
-            self.sum = self.sum.saturating_add(declaration.bytes());
-            self.declaration = None;
-        }
+    fn mix(&mut self, word: u64) {
+        let mixed = (self.0 ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        self.0 = mixed ^ mixed >> 29;
+    }
+
+    /// `length`: of all that it stands for.
+    fn end(mut self, length: u64) -> u64 {
+        self.mix(length);
+        self.0
     }
 }
 
-impl Declaration {
-    fn bytes(&self) -> u64 {
-        let declared = String::from_utf8_lossy(&self.declared);
-        let declared = declared.split([';', '=']).next().unwrap_or_default();
-        let dimensions = declared.split('[').skip(1);
-        let dimensions = dimensions.filter_map(|part| part.split(']').next()?.parse::<u64>().ok());
-        dimensions.fold(self.element, u64::saturating_mul)
-    }
-}
-
-/// Returns the bytes of a type such as `b32`, or the elements of a vector such as `v4`.
-fn size_of_kind(kind: &[u8]) -> u64 {
-    let kind = core::str::from_utf8(kind).unwrap_or_default();
-    let number = kind.trim_start_matches(|letter: char| letter.is_ascii_alphabetic());
-    let number = number.parse::<u64>().unwrap_or(1);
-    if kind.starts_with('v') {
-        number
-    } else {
-        number.div_ceil(8)
-    }
-}
-
-/// Equal for equal parts. `length`: of all that it stands for.
 fn mark(length: u64, parts: &[&[u8]]) -> u64 {
-    let words = parts.iter().flat_map(|part| part.chunks(8));
-    words.fold(length, |mark, part| {
-        let mut eight = [0; 8];
-        eight.iter_mut().zip(part).for_each(|(to, from)| *to = *from);
-        let mixed = (mark ^ u64::from_le_bytes(eight)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        mixed ^ mixed >> 29
-    })
+    let mut mark = Mark::default();
+    parts.iter().for_each(|part| mark.add(part));
+    mark.end(length)
 }
 
 /// Bytes that are not there are 0.
@@ -405,6 +350,9 @@ mod tests {
         }
     }
 
+    /// Memory is mapped in pages.
+    const PAGE: u64 = 4096;
+
     /// Memory of which only the pages of `text` are mapped, and what was read of it.
     struct Mapped<'a>(u64, &'a [u8], core::cell::Cell<u64>);
 
@@ -423,6 +371,15 @@ mod tests {
                 .for_each(|(from, to)| *to = from);
             into.len()
         }
+
+        fn text(&self, at: u64, into: &mut [u8]) -> usize {
+            let mut bytes = into.chunks_mut(1).zip(at..);
+            let end = bytes.position(|(to, at)| {
+                self.read(at, to);
+                to == [0]
+            });
+            end.unwrap_or(into.len())
+        }
     }
 
     #[test]
@@ -433,18 +390,23 @@ mod tests {
         // Up to the last byte before a page that is not mapped, from wherever it starts.
         for start in [PAGE, PAGE + 1, 3 * PAGE - 9] {
             let text = [ptx.as_slice(), &[0]].concat();
-            let code = of(&Mapped(start, &text, 0.into()), start);
+            let memory = Mapped(start, &text, 0.into());
+            let code = of(&memory, start);
             assert_eq!(
                 (code.mark, code.bytes),
                 (known.mark, known.bytes),
                 "the same text anywhere"
             );
+            assert_eq!(memory.2.get(), start + text.len() as u64, "up to its NUL");
         }
-        let short = Mapped(2 * PAGE - 8, b"// none\0", 0.into());
-        assert_eq!(of(&short, 2 * PAGE - 8).bytes, 0);
+        for text in ["// none\0", "\0", "P\0"] {
+            let short = Mapped(PAGE, text.as_bytes(), 0.into());
+            assert_eq!(of(&short, PAGE).bytes, 0);
+            assert_eq!(short.2.get(), PAGE + text.len() as u64, "{text:?}");
+        }
         let other = Mapped(PAGE, &[0xde, 0xc0, 0x17, 0x0b, 1, 2, 3], 0.into());
         assert_eq!(of(&other, PAGE).mark, 0, "of another kind");
-        assert_eq!(other.2.get(), PAGE + 4, "its kind alone");
+        assert_eq!(other.2.get(), PAGE + 1, "its kind alone");
         let file = elf_with(&[(".text.kernel", 1, 6, 4096), (".debug_info", 1, 0, 1 << 20)]);
         let memory = Mapped(PAGE, &file, 0.into());
         of(&memory, PAGE);
@@ -472,12 +434,20 @@ mod tests {
     }
 
     #[test]
-    fn the_variables_of_ptx_count() {
-        let text = b".version 8.0\n.target sm_90\n.visible .global .align 4 .b8 big[1024][3];\n\
-                     .global .u64 one = 5;\n.global .align 16 .v4 .f32 four[2];\n\
-                     .entry k() { ld.global.u32 %r1, [big]; }\0.global .b8 behind[99999];";
-        assert_eq!(of(&text.as_slice(), 0).bytes, 3072 + 8 + 32);
+    fn the_variables_of_ptx_count_up_to_the_end_of_the_text() {
+        let declared = b".global .b8 big[1024][3];";
+        let text = [declared.as_slice(), b"\0.global .b8 behind[99999];"].concat();
+        assert_eq!(of(&text.as_slice(), 0).bytes, 3072);
         assert_eq!(of(&b"".as_slice(), 0).bytes, 0);
+        let long = [b" ".repeat(100 << 10).as_slice(), declared].concat();
+        let code = of(&long.as_slice(), 0);
+        assert_eq!(code.bytes, 3072);
+        let other = [b" ".repeat(100 << 10).as_slice(), b".global .b8 big[1025][3];"].concat();
+        assert_ne!(
+            of(&other.as_slice(), 0).mark,
+            code.mark,
+            "no text that took less before"
+        );
     }
 
     #[test]

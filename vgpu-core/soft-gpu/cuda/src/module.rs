@@ -1,11 +1,12 @@
 //! Modules, libraries, kernels and functions. Code never runs. The names of kernels are searched in a PTX image; a
-//! binary image is assumed to have any name. Every image has kernels that last as long as their names say: `time_500us`.
+//! binary image is assumed to have any name. The static variables of PTX take memory. Every image has kernels that last as long as their names say: `time_500us`.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use soft_gpu::timeline;
+use vgpu_ptx::Variables;
 
 use crate::code::{Code, FILE_NOT_FOUND, INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, NOT_FOUND, Res};
 use crate::context::{Context, here};
@@ -22,6 +23,15 @@ struct Image {
     units: u64,
     /// What its functions took at their first launch.
     lazy: AtomicU64,
+}
+
+/// What an image has.
+#[derive(Default)]
+struct Contents {
+    /// As in [`Image`].
+    kernels: Option<Vec<String>>,
+    /// What its static variables take; of a binary image, nothing.
+    variables: u64,
 }
 
 struct Function {
@@ -54,7 +64,7 @@ fn image(handle: u64) -> Result<Arc<Image>, Code> {
         .ok_or(INVALID_HANDLE)
 }
 
-fn load(out: Out<u64>, kernels: Option<Vec<String>>) -> Res {
+fn load(out: Out<u64>, Contents { kernels, variables }: Contents) -> Res {
     if !out.given() {
         return Err(INVALID_VALUE);
     }
@@ -62,7 +72,7 @@ fn load(out: Out<u64>, kernels: Option<Vec<String>>) -> Res {
     let handle = driver.handle();
     let context = crate::context::current().ok();
     let profile = driver.state().profile();
-    let units = profile.module_cost / profile.granularity;
+    let units = (profile.module_cost / profile.granularity).saturating_add(driver.memory.units(variables));
     if let Some(context) = context {
         driver.memory.charge(driver, context.gpu, units)?;
     }
@@ -145,26 +155,35 @@ fn entries(ptx: &str) -> Vec<String> {
         .collect()
 }
 
-/// What kernels an image in memory has. A binary starts with a byte that no text does.
-fn scan(data: Text, first: In<[u8; 4]>) -> Result<Option<Vec<String>>, Code> {
+fn contents(ptx: &str) -> Contents {
+    let mut variables = Variables::default();
+    ptx.bytes().for_each(|byte| variables.add(byte));
+    Contents {
+        kernels: Some(entries(ptx)),
+        variables: variables.end(),
+    }
+}
+
+/// What an image in memory has. A binary starts with a byte that no text does.
+fn scan(data: Text, first: In<[u8; 4]>) -> Result<Contents, Code> {
     let first = first.get()?;
     let binary = first == *b"\x7fELF" || first == [0x50, 0xed, 0x55, 0xba] || first == [0xb1, 0x43, 0x62, 0x46];
     if binary {
-        return Ok(None);
+        return Ok(Contents::default());
     }
     let text = data.get()?;
     if text.contains(".version") || text.contains(".target") {
-        Ok(Some(entries(&text)))
+        Ok(contents(&text))
     } else {
         Err(INVALID_IMAGE)
     }
 }
 
-fn file(path: Text) -> Result<Option<Vec<String>>, Code> {
+fn file(path: Text) -> Result<Contents, Code> {
     let bytes = std::fs::read(path.get()?).map_err(|_| FILE_NOT_FOUND)?;
     match String::from_utf8(bytes) {
-        Ok(text) if text.contains(".version") => Ok(Some(entries(&text))),
-        _ => Ok(None),
+        Ok(text) if text.contains(".version") => Ok(contents(&text)),
+        _ => Ok(Contents::default()),
     }
 }
 

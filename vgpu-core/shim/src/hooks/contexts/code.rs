@@ -25,6 +25,19 @@ impl Bytes for Memory {
         unsafe { core::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
         into.len()
     }
+
+    /// Byte by byte: what follows the text's NUL is none of it, and may not be mapped.
+    fn text(&self, at: u64, into: &mut [u8]) -> usize {
+        let from = core::ptr::with_exposed_provenance::<u8>(at as usize);
+        for (index, to) in into.iter_mut().enumerate() {
+            // SAFETY: as above; no byte before this one ended the text.
+            *to = unsafe { from.add(index).read() };
+            if *to == 0 {
+                return index;
+            }
+        }
+        into.len()
+    }
 }
 
 struct File(std::fs::File);
