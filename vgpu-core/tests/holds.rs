@@ -167,6 +167,17 @@ fn threads_of_one_process_meet_and_end_even() {
     assert_eq!(number(&shown[2], 2), GIB, "{shown:?}");
 }
 
+/// An allocation that does not fit is passed to the driver where it becomes a node of a graph. It must still be one when the
+/// driver gets it.
+#[test]
+fn a_capture_that_ends_beside_an_allocation_lets_nothing_through() {
+    let bench = Bench::with_share(GIB);
+    let shown = bench.run(&["init", "captures:2000"]);
+    let (nodes, most) = (number(&shown[1], 1), number(&shown[1], 2));
+    assert!(nodes > 0, "none was captured: {shown:?}");
+    assert!(most <= GIB, "{most} bytes in the pool of a share of 1 GiB");
+}
+
 #[test]
 fn a_fork_child_counts_for_itself() {
     let bench = Bench::with_share(20 * GIB);

@@ -39,6 +39,7 @@ pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<Strin
             }
             "0".into()
         }
+        "captures" => allocated_beside_captures(client, number),
         "churn" => churn(client, number).to_string(),
         // So many retains and releases in each thread, of the primary context and of one handle, all gone in the end.
         "counted" => counted(client, number).to_string(),
@@ -162,6 +163,53 @@ fn storm(cuda: usize, seed: u64, rounds: u64) -> u64 {
         assert_eq!(call!(cuda, "cuMemFree_v2"(u64)(pointer)), 0);
     }
     failed
+}
+
+/// So many allocations of 16 GiB each in every thread, in the order of a stream that another thread captures again and again.
+/// Returns how many became nodes of graphs, and the most that the pool has had.
+fn allocated_beside_captures(client: &mut Client, rounds: u64) -> String {
+    const RELAXED: c_int = 2;
+    const RESERVED_HIGH: c_int = 6;
+    let cuda = client.cuda();
+    let (mut stream, mut pool, mut most) = (0_usize, 0_usize, 0_u64);
+    assert_eq!(call!(cuda, "cuStreamCreate" (*mut usize, u32) (&mut stream, 1)), 0);
+    assert_eq!(
+        call!(cuda, "cuDeviceGetDefaultMemPool" (*mut usize, c_int) (&mut pool, 0)),
+        0
+    );
+    let allocate = move |cuda: usize, _seed| {
+        let cuda = cuda as *mut c_void;
+        enter(cuda);
+        (0..rounds)
+            .filter(|_| {
+                let (mut pointer, bytes) = (0_u64, 16_usize << 30);
+                let result = call!(cuda, "cuMemAllocAsync" (*mut u64, usize, usize) (&mut pointer, bytes, stream));
+                granted("cuMemAllocAsync", result)
+            })
+            .count() as u64
+    };
+    let shared = cuda as usize;
+    let is_over = AtomicBool::new(false);
+    let nodes = std::thread::scope(|threads| {
+        threads.spawn(|| {
+            let cuda = shared as *mut c_void;
+            enter(cuda);
+            while !is_over.load(Ordering::Relaxed) {
+                let mut graph = 0_usize;
+                let begun = call!(cuda, "cuStreamBeginCapture_v2"(usize, c_int)(stream, RELAXED));
+                std::thread::yield_now();
+                let ended = call!(cuda, "cuStreamEndCapture" (usize, *mut usize) (stream, &mut graph));
+                let destroyed = call!(cuda, "cuGraphDestroy"(usize)(graph));
+                assert_eq!([begun, ended, destroyed], [0; 3], "capture");
+            }
+        });
+        let nodes = all_threads(client, allocate);
+        is_over.store(true, Ordering::Relaxed);
+        nodes
+    });
+    let asked = call!(cuda, "cuMemPoolGetAttribute" (usize, c_int, *mut u64) (pool, RESERVED_HIGH, &mut most));
+    assert_eq!(asked, 0, "cuMemPoolGetAttribute");
+    format!("{nodes} {most}")
 }
 
 fn mixed(cuda: usize, seed: u64, rounds: u64, contexts: bool) -> u64 {

@@ -36,6 +36,8 @@ use std::time::Duration;
 
 /// How long a stream's work is waited for before an allocation is refused.
 const LONGEST: Duration = Duration::from_secs(10);
+/// Of an event that was recorded in a stream that is captured.
+const CAPTURED_EVENT: c_int = 907;
 /// Naps between two looks at the ledger, which all processes of the share use.
 const LOOKS: u32 = 200;
 
@@ -90,28 +92,30 @@ pub fn free<D: Driver>(
         Err(error) => return error,
     };
     let home = gpu.driver.pointer_context(pointer).unwrap_or(0);
-    // Out of the table first, so that of two frees one finds it.
+    // A capture may have begun since: then the event is one of its graph, which is never reached.
+    let event = match event_in(&gpu.driver, stream) {
+        Ok(event) if gpu.driver.query_event(event) == CAPTURED_EVENT => {
+            gpu.driver.destroy_event(event);
+            return pass();
+        }
+        Ok(event) => event,
+        Err(error) => return error,
+    };
+    // Of two frees one finds it.
     let Taken::Whole(one) = live.take(pointer) else {
+        gpu.driver.destroy_event(event);
         return INVALID_VALUE;
     };
-    match event_in(&gpu.driver, stream) {
-        Ok(event) => {
-            deferred::note_used();
-            gpu.deferred.lock().push(Deferred {
-                pointer,
-                home,
-                context: order.context,
-                event,
-                bytes: one.bytes(),
-                live: Some(one),
-            });
-            SUCCESS
-        }
-        Err(error) => {
-            live.keep(gpus, pointer, one);
-            error
-        }
-    }
+    deferred::note_used();
+    gpu.deferred.lock().push(Deferred {
+        pointer,
+        home,
+        context: order.context,
+        event,
+        bytes: one.bytes(),
+        live: Some(one),
+    });
+    SUCCESS
 }
 
 /// A new event that is reached when `stream` has done what is queued in it now.
@@ -411,6 +415,9 @@ mod tests {
         gpus[0].driver.state().no_events = true;
         assert_eq!(freed_in_order(&gpus, &live), super::super::driver::OUT_OF_MEMORY);
         gpus[0].driver.state().no_events = false;
+        gpus[0].driver.state().captures_at_record = true;
+        assert_eq!(free(&gpus, &live, POINTER, STREAM, || 42), 42, "a capture began");
+        gpus[0].driver.state().captures_at_record = false;
         assert_eq!(freed_in_order(&gpus, &live), SUCCESS, "it was still there");
     }
 

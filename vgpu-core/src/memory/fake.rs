@@ -47,6 +47,9 @@ pub(super) struct State {
     /// Events by number; true: reached.
     pub(super) events: BTreeMap<usize, bool>,
     pub(super) no_events: bool,
+    /// A capture of the stream begins just before an event is recorded there.
+    pub(super) captures_at_record: bool,
+    pub(super) captured_events: Vec<usize>,
     pub(super) capture_mode: c_int,
     pub(super) primary_active: bool,
     /// Bytes that are allocated by the driver's own call.
@@ -286,13 +289,21 @@ impl Streams for Fake {
     }
 
     fn record_event(&self, event: usize, stream: usize) -> c_int {
+        let mut state = self.state();
+        if state.captures_at_record || state.capturing.contains(&stream) {
+            state.events.remove(&event);
+            state.captured_events.push(event);
+        }
+        drop(state);
         self.log(format!("record {event} in {stream}"))
     }
 
     fn query_event(&self, event: usize) -> c_int {
-        match self.state().events.get(&event) {
+        let state = self.state();
+        match state.events.get(&event) {
             Some(true) => SUCCESS,
             Some(false) => NOT_READY,
+            None if state.captured_events.contains(&event) => 907,
             None => INVALID_VALUE,
         }
     }

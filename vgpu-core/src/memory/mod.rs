@@ -10,13 +10,14 @@
 //!                                                          └─► driver ├─► overhead, contexts, deferred
 //!                                                                     └─► live: one allocation
 //!  refcounts: handles that the driver counts. export_identity: how an import is matched to its export.
-//!  exported: what only a descriptor keeps
+//!  exported: what only a descriptor keeps. captures: their end waits for calls about pools and graphs
 //! ```
 
 pub mod allocations;
 pub mod arrays;
 pub mod backing;
 pub mod beacon;
+pub mod captures;
 pub mod charge;
 pub mod code_file;
 pub mod context_life;

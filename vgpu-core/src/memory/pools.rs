@@ -213,6 +213,11 @@ impl Pools {
         bury(driver, account, pools);
     }
 
+    /// While this lives, no other thread is in a pool's call.
+    pub fn hold(&self) -> impl Sized + '_ {
+        self.list.lock()
+    }
+
     /// Returns the bytes that the pools are charged, or None if a thread is in a pool's call.
     pub fn reserved(&self) -> Option<u64> {
         let list = self.list.try_lock()?;

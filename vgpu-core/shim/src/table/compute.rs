@@ -27,6 +27,5 @@ limited_launches! {
     limited cuMemcpy, cuMemcpy_ptds, cuMemcpyAtoA_v2, cuMemcpyAtoA_v2_ptds, cuMemcpyAtoA, cuMemcpyAtoD, cuMemcpyAtoD_v2, cuMemcpyAtoD_v2_ptds, cuMemcpyAtoH, cuMemcpyAtoH_v2, cuMemcpyAtoH_v2_ptds, cuMemcpyDtoA, cuMemcpyDtoA_v2, cuMemcpyDtoA_v2_ptds, cuMemcpyDtoD, cuMemcpyDtoD_v2, cuMemcpyDtoD_v2_ptds, cuMemcpyDtoH, cuMemcpyDtoH_v2, cuMemcpyDtoH_v2_ptds, cuMemcpyHtoA, cuMemcpyHtoA_v2, cuMemcpyHtoA_v2_ptds, cuMemcpyHtoD, cuMemcpyHtoD_v2, cuMemcpyHtoD_v2_ptds, cuMemcpy2D, cuMemcpy2D_v2, cuMemcpy2D_v2_ptds, cuMemcpy2DUnaligned, cuMemcpy2DUnaligned_v2, cuMemcpy2DUnaligned_v2_ptds, cuMemcpy3D, cuMemcpy3D_v2, cuMemcpy3D_v2_ptds, cuMemcpy3DPeer, cuMemcpy3DPeer_ptds, cuMemcpyPeer, cuMemcpyPeer_ptds: registers => waits::copy;
 
     limited cuStreamBeginCapture, cuStreamBeginCaptureToCig, cuStreamBeginCaptureToCig_ptsz, cuStreamBeginCaptureToGraph, cuStreamBeginCaptureToGraph_ptsz, cuStreamBeginCapture_ptsz, cuStreamBeginCapture_v2, cuStreamBeginCapture_v2_ptsz, cuStreamBeginRecaptureToGraph, cuStreamBeginRecaptureToGraph_ptsz: registers => streams::begin_capture;
-    limited cuStreamEndCapture, cuStreamEndCaptureToCig, cuStreamEndCaptureToCig_ptsz, cuStreamEndCapture_ptsz: registers => streams::end_capture;
     limited cuStreamDestroy, cuStreamDestroy_v2: registers => streams::destroy;
 }

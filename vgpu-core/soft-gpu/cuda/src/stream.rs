@@ -3,13 +3,15 @@
 //! has to wait for.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use soft_gpu::timeline::words::Ticket;
 use soft_gpu::work::{Moment, Refused};
 
-use crate::code::{CONTEXT_IS_DESTROYED, Code, INVALID_HANDLE, INVALID_VALUE, NOT_READY, OUT_OF_MEMORY, Res};
+use crate::code::{
+    CAPTURED_EVENT, CONTEXT_IS_DESTROYED, Code, INVALID_HANDLE, INVALID_VALUE, NOT_READY, OUT_OF_MEMORY, Res,
+};
 use crate::context::{self, Context, here};
 use crate::driver::{self, Driver};
 use crate::ffi::{In, Out};
@@ -37,11 +39,21 @@ struct Event {
     flags: u32,
     /// None: not recorded yet, which counts as reached.
     moment: Mutex<Option<Arc<Moment>>>,
+    /// It was last recorded in a stream that is captured: an event of the graph.
+    is_captured: AtomicBool,
 }
 
 impl Event {
     fn moment(&self) -> Option<Arc<Moment>> {
         lock(&self.moment).clone()
+    }
+
+    /// For who asks about its work.
+    fn work(&self) -> Result<Option<Arc<Moment>>, Code> {
+        match self.is_captured.load(Ordering::Acquire) {
+            true => Err(CAPTURED_EVENT),
+            false => Ok(self.moment()),
+        }
     }
 }
 
@@ -193,6 +205,11 @@ fn create(out: Out<u64>, flags: u32, priority: i32) -> Res {
 fn record(event: u64, stream: u64) -> Res {
     let driver = driver::get()?;
     let event = find(&EVENTS, event)?;
+    let is_captured = created(stream)?.is_some_and(|stream| lock(&stream.capture).is_some());
+    event.is_captured.store(is_captured, Ordering::Release);
+    if is_captured {
+        return Ok(());
+    }
     let (last, work) = (last(driver, stream)?, &context_of(stream)?.work);
     let moment = work.record(driver.member(), last).map_err(refused)?;
     if let (Some(stream), Some(ticket)) = (created(stream)?, moment.pending()) {
@@ -297,7 +314,7 @@ soft_gpu::api! {
             return Err(INVALID_VALUE);
         }
         let handle = driver.handle();
-        add(&EVENTS, handle, Event { context, flags, moment: Mutex::default() });
+        add(&EVENTS, handle, Event { context, flags, moment: Mutex::default(), is_captured: AtomicBool::default() });
         out.set(handle)
     }
 
@@ -316,7 +333,7 @@ soft_gpu::api! {
 
     fn cuEventQuery(event: u64) {
         let driver = driver::get()?;
-        let moment = find(&EVENTS, event)?.moment();
+        let moment = find(&EVENTS, event)?.work()?;
         let is_reached = moment.is_none_or(|moment| moment.reached(driver.member()).is_some());
         if is_reached { Ok(()) } else { Err(NOT_READY) }
     }
@@ -324,7 +341,7 @@ soft_gpu::api! {
     fn cuEventSynchronize(event: u64) {
         let driver = driver::get()?;
         let event = find(&EVENTS, event)?;
-        if let Some(moment) = event.moment() {
+        if let Some(moment) = event.work()? {
             moment.wait(driver.member());
         }
         driver.memory.trim_pools(driver, event.context.gpu);
@@ -335,7 +352,7 @@ soft_gpu::api! {
         const NO_TIMING: u32 = 2;
         let driver = driver::get()?;
         let (start, end) = (find(&EVENTS, start)?, find(&EVENTS, end)?);
-        let (Some(from), Some(to)) = (start.moment(), end.moment()) else { return Err(INVALID_HANDLE) };
+        let (Some(from), Some(to)) = (start.work()?, end.work()?) else { return Err(INVALID_HANDLE) };
         if (start.flags | end.flags) & NO_TIMING != 0 {
             return Err(INVALID_HANDLE);
         }

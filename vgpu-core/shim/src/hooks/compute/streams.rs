@@ -18,8 +18,9 @@ pub(crate) fn begin_capture(_ready: &'static Ready, _stream: usize, call: impl F
     result
 }
 
-/// The default stream cannot be captured, so 0 is the thread's own. A capture that was broken may end with any code.
-pub(crate) fn end_capture(_ready: &'static Ready, stream: usize, call: impl FnOnce() -> c_int) -> c_int {
+/// Ends the capture of `stream` by `call`, and counts it. The default stream cannot be captured, so 0 is the thread's own. A
+/// capture that was broken may end with any code.
+pub(crate) fn capture_ends(stream: usize, call: impl FnOnce() -> c_int) -> c_int {
     let stream = per_thread(stream);
     let was_captured = is_captured(stream);
     let result = call();

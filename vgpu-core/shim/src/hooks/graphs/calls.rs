@@ -10,6 +10,7 @@ use crate::hooks::{compute, memory};
 use crate::process::Ready;
 use crate::real::real;
 use core::ffi::{c_char, c_int, c_ulonglong, c_void};
+use vgpu_core::memory::captures;
 use vgpu_core::memory::granule::granules;
 use vgpu_core::memory::graphs::{Needs, used};
 
@@ -218,6 +219,19 @@ fn with_memory(ready: &'static Ready, exec: usize, stream: usize, pass: impl FnO
             result
         }
     }
+}
+
+/// The same for all names: what a call has no place for in its registers it ignores.
+pub(crate) unsafe fn end_capture(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(usize, *mut usize) -> c_int,
+    stream: usize,
+    graph: *mut usize,
+) -> c_int {
+    captures::end(&ready.gpus, || {
+        // SAFETY: passed on.
+        compute::streams::capture_ends(stream, || unsafe { real(stream, graph) })
+    })
 }
 
 pub(crate) unsafe fn destroy(ready: &'static Ready, real: unsafe extern "C" fn(usize) -> c_int, exec: usize) -> c_int {
