@@ -336,11 +336,21 @@ fn try_lock_as(file: &OwnedFd, offset: usize, kind: libc::c_int) -> io::Result<b
 /// Returns true if another open file description holds a lock on the byte at `offset`.
 ///
 /// # Errors
-/// Those of fcntl(2).
+/// Those of fcntl(2), and an answer that is none: a filter of system calls may let a call succeed that was never made.
 pub fn is_locked(file: &OwnedFd, offset: usize) -> io::Result<bool> {
     let mut lock = byte(offset)?;
     control(file.as_raw_fd(), libc::F_OFD_GETLK, &mut lock)?;
-    Ok(i32::from(lock.l_type) != libc::F_UNLCK)
+    match (i32::from(lock.l_type), lock.l_pid) {
+        (libc::F_UNLCK, _) => Ok(false),
+        // The kernel writes a process there; for an open file's lock, -1.
+        (_, 0) => Err(no_effect()),
+        _ => Ok(true),
+    }
+}
+
+/// The error where fcntl(2) succeeds and does nothing.
+pub fn no_effect() -> io::Error {
+    io::Error::other("locks of fcntl have no effect: a seccomp filter answers in the kernel's place")
 }
 
 fn byte(offset: usize) -> io::Result<libc::flock> {

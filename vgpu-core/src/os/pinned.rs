@@ -162,7 +162,7 @@ impl PinnedLock {
     /// Takes the lock on the byte of `file` at `offset`; None: another holds it.
     ///
     /// # Errors
-    /// Those of the system calls, and another file in its place.
+    /// Those of the system calls, another file in its place, and a lock that nobody else sees.
     pub fn take(known: &file::Known, offset: usize) -> io::Result<Option<Self>> {
         Self::by(file::try_lock, known, offset, |file| match OWN.map(file)? {
             Some(mapping) => Ok(mapping),
@@ -193,6 +193,13 @@ impl PinnedLock {
         }
         let mapping = map(&file)?;
         file.close()?;
-        Ok(Some(Self { _mapping: mapping }))
+        // Another open file sees the lock, or there is none.
+        let other = known.open(&no_fork)?;
+        let is_locked = file::is_locked(&other, offset);
+        other.close()?;
+        match is_locked? {
+            true => Ok(Some(Self { _mapping: mapping })),
+            false => Err(file::no_effect()),
+        }
     }
 }

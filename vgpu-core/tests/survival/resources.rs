@@ -131,6 +131,8 @@ fn system_calls_that_a_filter_denies_refuse_or_do_without() {
         ("statx", "0"),
         ("madvise", "800"),
         ("fcntl", "800"),
+        // It succeeds, and has no effect: two processes would have one lane.
+        ("fcntl=0", "800"),
         ("pread64", "800"),
     ];
     for (calls, answer) in denied {
