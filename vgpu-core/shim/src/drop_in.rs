@@ -57,7 +57,7 @@ pub(crate) fn shares() -> Result<Option<Shares>, String> {
         devices().ok_or("NVML shows no GPU in this container: check the driver and its capability `utility`")?;
     let limits = assign(&settings, &devices, &libcuda, &libnvidia_ml).map_err(|error| error.to_string())?;
     let bases = place::BASES.map(Path::new);
-    let grants = place::prepare(settings.cache.as_deref(), limits, &bases).map_err(|error| error.to_string())?;
+    let grants = place::prepare(settings.cache.as_deref(), place::container(), limits, &bases).map_err(|error| error.to_string())?;
     let limits = || grants.iter().flat_map(|gpu| &gpu.shares).map(|share| &share.limits);
     if settings.log_level >= INFO {
         for share in limits() {
@@ -164,8 +164,9 @@ fn own_file() -> Option<(u64, u64)> {
     Some((found.dev(), found.ino()))
 }
 
-/// The GPUs that NVML shows, in its order; None: it does not work here.
-fn devices() -> Option<Vec<Device>> {
+/// The GPUs that NVML counts, in its order, without those that it cannot describe: they are lost. None: it does not work here,
+/// or all are.
+fn devices() -> Option<Vec<Option<Device>>> {
     // SAFETY: takes nothing.
     if unsafe { real!(nvmlInit_v2())() } != 0 {
         return None;
@@ -173,10 +174,10 @@ fn devices() -> Option<Vec<Device>> {
     let mut count: c_uint = 0;
     // SAFETY: `count` is to be written.
     let counted = unsafe { real!(nvmlDeviceGetCount_v2(*mut c_uint))(&mut count) } == 0;
-    let found = counted.then(|| (0..count).filter_map(device).collect::<Vec<_>>());
+    let found = counted.then(|| (0..count).map(device).collect::<Vec<_>>());
     // SAFETY: takes nothing; ends what began above, and no more.
     unsafe { real!(nvmlShutdown())() };
-    found.filter(|found| !found.is_empty())
+    found.filter(|found| found.iter().any(Option::is_some))
 }
 
 fn device(index: c_uint) -> Option<Device> {

@@ -5,9 +5,11 @@
 //!   order.
 //! - If it has numbers, and as many as the container sees GPUs, they are the node's numbers: the container's GPUs are
 //!   these in ascending order. If the container sees more GPUs than numbers, it sees all, and a number is NVML's index.
-//! - Otherwise a place is NVML's index.
+//! - Otherwise a place is NVML's index: also where the variable names no GPU, because CDI (`void`), volume mounts (a path)
+//!   or nobody at all told which GPUs the container has.
 //!
-//! A GPU that the list leaves out gets no share.
+//! A name may be CDI's, `nvidia.com/gpu=NAME`. A GPU that the list leaves out gets no share. One that is lost keeps its place,
+//! and gets none either.
 #![forbid(unsafe_code)]
 
 use super::variables::{MAX_DEVICES, Policy, Settings};
@@ -33,13 +35,13 @@ pub enum AssignError {
     TooMany(usize),
 }
 
-/// Returns the limits of each GPU, in the order of their places. `devices` are in NVML's order.
+/// Returns the limits of each GPU, in the order of their places. `devices` are in NVML's order; None: it is lost.
 ///
 /// # Errors
 /// No GPU is left, or more than HAMi's variables can number.
 pub fn assign(
     settings: &Settings,
-    devices: &[Device],
+    devices: &[Option<Device>],
     libcuda: &Path,
     libnvidia_ml: &Path,
 ) -> Result<Vec<Limits>, AssignError> {
@@ -83,22 +85,22 @@ pub fn assign(
     };
     let found = places.into_iter().enumerate();
     Ok(found
-        .filter_map(|(place, device)| Some((place, devices.get(device?)?)))
+        .filter_map(|(place, device)| Some((place, devices.get(device?)?.as_ref()?)))
         .map(limits)
         .collect())
 }
 
 /// Returns the device at each place; None where the named device does not exist.
-fn places(value: Option<&str>, devices: &[Device]) -> Result<Vec<Option<usize>>, AssignError> {
+fn places(value: Option<&str>, devices: &[Option<Device>]) -> Result<Vec<Option<usize>>, AssignError> {
     let value = value.unwrap_or("all").trim();
-    if value.eq_ignore_ascii_case("all") {
-        return Ok((0..devices.len()).map(Some).collect());
-    }
     let entries: Vec<&str> = value
         .split(',')
-        .map(str::trim)
+        .map(|entry| entry.rsplit_once('=').map_or(entry, |(_kind, name)| name).trim())
         .filter(|entry| !entry.is_empty())
         .collect();
+    if entries.iter().all(|entry| names_none(entry)) {
+        return Ok((0..devices.len()).map(Some).collect());
+    }
     if entries
         .iter()
         .any(|entry| entry.starts_with("MIG-") || entry.contains(':'))
@@ -117,7 +119,8 @@ fn places(value: Option<&str>, devices: &[Device]) -> Result<Vec<Option<usize>>,
             .collect(),
         None => entries.iter().map(|entry| named(entry, devices)).collect(),
     };
-    if found.iter().all(Option::is_none) {
+    let is_here = |at: &Option<usize>| at.is_some_and(|at| devices.get(at).is_some_and(Option::is_some));
+    if !found.iter().any(is_here) {
         return Err(AssignError::NoDevice(value.to_owned()));
     }
     // A GPU that is named twice gets the limit of its first place.
@@ -125,12 +128,18 @@ fn places(value: Option<&str>, devices: &[Device]) -> Result<Vec<Option<usize>>,
     Ok((0..found.len()).map(|at| found[at].filter(|_| is_first(at))).collect())
 }
 
-fn named(entry: &str, devices: &[Device]) -> Option<usize> {
+/// Returns true for what stands in the variable where it does not tell which GPUs the container has.
+fn names_none(entry: &str) -> bool {
+    let words = ["all", "void", "none"];
+    entry.starts_with('/') || words.iter().any(|word| entry.eq_ignore_ascii_case(word))
+}
+
+fn named(entry: &str, devices: &[Option<Device>]) -> Option<usize> {
     let is_named = |device: &Device| {
         let head = device.uuid.get(..entry.len());
         entry.len() > "GPU-".len() && head.is_some_and(|head| head.eq_ignore_ascii_case(entry))
     };
-    let mut found = (0..devices.len()).filter(|at| is_named(&devices[*at]));
+    let mut found = (0..devices.len()).filter(|at| devices[*at].as_ref().is_some_and(is_named));
     found.next().filter(|_| found.next().is_none())
 }
 
@@ -162,6 +171,8 @@ mod tests {
     use super::*;
 
     const GIB: u64 = 1 << 30;
+    /// In the place of a UUID: the GPU is lost, and does not tell it.
+    const LOST: &str = "";
 
     fn settings(devices: Option<&str>, limits: &[u64]) -> Settings {
         let variables = |name: &str| match name.strip_prefix("CUDA_DEVICE_MEMORY_LIMIT_") {
@@ -178,7 +189,7 @@ mod tests {
             uuid: (*uuid).into(),
             memory: 80 * GIB,
         };
-        let devices: Vec<Device> = seen.iter().map(device).collect();
+        let devices: Vec<Option<Device>> = seen.iter().map(|uuid| (*uuid != LOST).then(|| device(uuid))).collect();
         let found = assign(&settings(value, limits), &devices, Path::new("/c"), Path::new("/n"))?;
         Ok(found.into_iter().map(|l| (l.gpu, l.memory / GIB)).collect())
     }
@@ -215,11 +226,18 @@ mod tests {
             ),
             (Some("1,1"), &[4, 9], &[("GPU-bbbb-2", 4)]),
             (Some("0"), &[100], &[("GPU-aaaa-1", 80)]),
+            // CDI's names.
+            (
+                Some("nvidia.com/gpu=GPU-cccc-3,nvidia.com/gpu=GPU-aaaa-1"),
+                &[1, 2],
+                &[("GPU-cccc-3", 1), ("GPU-aaaa-1", 2)],
+            ),
+            (Some("runtime.nvidia.com/gpu=1"), &[4], &[("GPU-bbbb-2", 4)]),
         ] {
             let expected: Vec<(String, u64)> = expected.iter().map(|(uuid, gib)| ((*uuid).into(), *gib)).collect();
             assert_eq!(assigned(value, limits, &seen), Ok(expected), "{value:?}");
         }
-        for value in ["none", "void", "GPU-", "7", "GPU-dddd-4"] {
+        for value in ["GPU-", "7", "GPU-dddd-4", "nvidia.com/gpu=GPU-dddd-4"] {
             assert_eq!(
                 assigned(Some(value), &[1], &seen),
                 Err(AssignError::NoDevice(value.into())),
@@ -234,6 +252,37 @@ mod tests {
         }
     }
 
+    /// As CDI, volume mounts and images leave the variable.
+    #[test]
+    fn a_list_that_names_no_gpu_leaves_the_limits_to_those_that_nvml_shows() {
+        let seen = ["GPU-aaaa-1", "GPU-bbbb-2"];
+        let both = Ok(vec![("GPU-aaaa-1".into(), 3), ("GPU-bbbb-2".into(), 7)]);
+        for value in [
+            "void",
+            "none",
+            "",
+            "All",
+            "nvidia.com/gpu=all",
+            "/var/run/nvidia-container-devices",
+        ] {
+            assert_eq!(assigned(Some(value), &[3, 7], &seen), both, "{value:?}");
+        }
+    }
+
+    #[test]
+    fn a_limit_stays_with_its_gpu_where_another_is_lost() {
+        let seen = ["GPU-aaaa-1", LOST, "GPU-cccc-3"];
+        let others = Ok(vec![("GPU-aaaa-1".into(), 1), ("GPU-cccc-3".into(), 3)]);
+        for value in [None, Some("all"), Some("0,1,2")] {
+            assert_eq!(assigned(value, &[1, 2, 3], &seen), others, "{value:?}");
+        }
+        assert_eq!(
+            assigned(Some("1"), &[1], &seen),
+            Err(AssignError::NoDevice("1".into())),
+            "it alone"
+        );
+    }
+
     #[test]
     fn percentages_are_kept_for_the_limiter() {
         let device = Device {
@@ -244,12 +293,7 @@ mod tests {
         let mut policy = |policy, percent| {
             settings.policy = policy;
             settings.sm[0] = percent;
-            let found = assign(
-                &settings,
-                std::slice::from_ref(&device),
-                Path::new("/c"),
-                Path::new("/n"),
-            );
+            let found = assign(&settings, &[Some(device.clone())], Path::new("/c"), Path::new("/n"));
             let limits = found.expect("limits").remove(0);
             (limits.cores, limits.compute_policy)
         };
@@ -266,7 +310,7 @@ mod tests {
             uuid: "GPU-3F8A1C20-1111-2222-3333-444455556666".into(),
             memory: GIB,
         };
-        let found = assign(&settings(None, &[]), &[device], Path::new("/c"), Path::new("/n")).expect("limits");
+        let found = assign(&settings(None, &[]), &[Some(device)], Path::new("/c"), Path::new("/n")).expect("limits");
         assert!(vgpu_abi::limits::is_share_name(&found[0].share), "{}", found[0].share);
     }
 }

@@ -2,11 +2,11 @@
 //!
 //! They are not beside the region file, because the monitor refuses a folder with more files than HAMi puts there. Each
 //! GPU has a folder in /dev/shm, or in /tmp if that is not writable. Its name has device, inode and a checksum of the
-//! path of the region file, which every container has for itself. Without a region file, the name has the user, the
-//! root folder and the limits:
+//! path of the region file, and one of the container's root: a region file at a fixed path may outlive its container, and the
+//! next one has its own limits. Without a region file, the name has the user, the root folder and the limits:
 //!
 //! ```text
-//!  /dev/shm/vgpu-<device>-<inode>-<checksum of the path>-<GPU>/{limits,ledger}
+//!  /dev/shm/vgpu-<device>-<inode>-<checksum of the path>-<checksum of the root>-<GPU>/{limits,ledger}
 //! ```
 //!
 //! Both files are complete before a rename gives the folder its name. If two processes create it at once, the second
@@ -19,6 +19,8 @@
 //!   never a path. So a stranger who was there first can at worst refuse memory or lift the limit, as a tenant of the
 //!   same container can. If no region file identifies the container, the folder must belong to this user or to root.
 //! - A process that is killed before the rename leaves a folder whose name starts with a dot. No process uses it.
+//! - Where the root tells containers not apart (it is no overlay), the next one has the limits of the first, as long as both
+//!   have the region file and /dev/shm in common.
 //! - If /dev/shm is full, the process is refused: a folder elsewhere would be another account.
 #![allow(unsafe_code)] // geteuid.
 
@@ -49,17 +51,38 @@ pub enum PlaceError {
     Limits(PathBuf, String),
 }
 
-/// Returns the shares of `limits`, one for each GPU. Creates the ledgers that do not exist.
+/// Returns a number that all processes of this container have in common, and no other container has.
+#[must_use]
+pub fn container() -> u32 {
+    container_in(&fs::read_to_string("/proc/self/mountinfo").unwrap_or_default())
+}
+
+/// The same for this list of mounts: what is mounted at the root. For an overlay it names the container's own layer. The
+/// numbers of the mounts do not count, which are others in each namespace.
+fn container_in(mounts: &str) -> u32 {
+    let root = |line: &&str| line.split(' ').nth(4) == Some("/");
+    let line = mounts.lines().rfind(root).unwrap_or_default();
+    let (place, kind) = line.split_once(" - ").unwrap_or_default();
+    let within: Vec<&str> = place.split(' ').skip(2).take(2).collect();
+    crc32(format!("{} {kind}", within.join(" ")).as_bytes())
+}
+
+/// Returns the shares of `limits`, one for each GPU. Creates the ledgers that do not exist. `container`: [`container`].
 ///
 /// # Errors
 /// A ledger can neither be found nor created.
-pub fn prepare(cache: Option<&Path>, limits: Vec<Limits>, bases: &[&Path]) -> Result<Vec<GpuGrants>, PlaceError> {
+pub fn prepare(
+    cache: Option<&Path>,
+    container: u32,
+    limits: Vec<Limits>,
+    bases: &[&Path],
+) -> Result<Vec<GpuGrants>, PlaceError> {
     let named = match cache {
         Some(path) => {
             let found = region(path).map_err(|error| PlaceError::Cache(path.to_owned(), error))?;
             // The path too, because the inode of a removed file is used again, while HAMi's paths are unique.
             let name = crc32(path.as_os_str().as_encoded_bytes());
-            Some(format!("{}-{name:08x}", identity(&found)))
+            Some(format!("{}-{name:08x}-{container:08x}", identity(&found)))
         }
         None => None,
     };

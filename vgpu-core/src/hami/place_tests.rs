@@ -3,12 +3,14 @@
 use super::*;
 use std::os::unix::fs::symlink;
 
+const CONTAINER: u32 = 7;
+
 fn own(gpu: &str, memory: u64) -> Limits {
     Limits::of_memory(gpu.to_ascii_lowercase(), gpu, memory, "/c", "/n")
 }
 
 fn prepared(cache: Option<&Path>, memory: u64, base: &Path) -> Result<Grant, PlaceError> {
-    let mut gpus = prepare(cache, vec![own("GPU-1", memory)], &[base])?;
+    let mut gpus = prepare(cache, CONTAINER, vec![own("GPU-1", memory)], &[base])?;
     Ok(gpus.remove(0).shares.remove(0))
 }
 
@@ -132,8 +134,38 @@ fn the_next_base_is_for_one_that_cannot_be_written_to() {
     );
     fs::write(&file, "").expect("a file");
     fs::create_dir(&good).expect("a folder");
-    let found = prepare(None, vec![own("GPU-1", 1)], &[&absent, &file, &good]).expect("a place");
+    let found = prepare(None, CONTAINER, vec![own("GPU-1", 1)], &[&absent, &file, &good]).expect("a place");
     assert!(found[0].shares[0].directory.starts_with(&good));
-    let none = prepare(None, vec![own("GPU-1", 1)], &[&absent, &file]);
+    let none = prepare(None, CONTAINER, vec![own("GPU-1", 1)], &[&absent, &file]);
     assert!(none.expect_err("refused").to_string().contains("/dev/shm nor /tmp"));
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "files")]
+fn a_region_file_that_outlives_its_container_brings_no_limit_to_the_next() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let cache = folder.path().join("x.cache");
+    let limit_in = |container, memory| {
+        let mut found =
+            prepare(Some(&cache), container, vec![own("GPU-1", memory)], &[folder.path()]).expect("a place");
+        found.remove(0).shares.remove(0).limits.memory
+    };
+    assert_eq!([limit_in(1, 3 << 30), limit_in(2, 7 << 30)], [3 << 30, 7 << 30]);
+    assert_eq!(limit_in(1, 80 << 30), 3 << 30, "in one container the first limit stays");
+}
+
+#[test]
+fn a_container_is_known_by_the_layer_of_its_root() {
+    let mounts = |number: u32, layer: &str| {
+        format!(
+            "{number} 22 0:{layer} / / rw,relatime master:1 - overlay overlay rw,lowerdir=/l,upperdir=/snapshots/{layer}/fs\n\
+             {} {number} 0:99 / /dev rw - tmpfs tmpfs rw\n",
+            number + 1
+        )
+    };
+    let one = container_in(&mounts(100, "41"));
+    assert_eq!(one, container_in(&mounts(300, "41")), "in another mount namespace");
+    assert_ne!(one, container_in(&mounts(100, "42")));
+    assert_ne!(one, container_in(""));
+    assert_ne!(container(), container_in(""), "of the machine that runs this");
 }
