@@ -5,6 +5,7 @@
 //!
 //! ```text
 //! one line per GPU:  "vgpu-gpu index uuid total reserved driver-version model"; other lines are the driver's own output
+//! or, if it is lost: "vgpu-silent index reason"
 //! ```
 #![forbid(unsafe_code)]
 
@@ -23,6 +24,8 @@ use vgpu_context_size::{ContextSize, Kind, Sizes};
 const UNNAMED: &str = "-";
 /// Prefix of the helper's lines.
 const MARK: &str = "vgpu-gpu ";
+/// Prefix of its lines of GPUs that do not answer.
+const MARK_SILENT: &str = "vgpu-silent ";
 /// How long a measurement that failed is not repeated: a run must not wait for a driver that hangs each time.
 const FAILED_FOR: Duration = Duration::from_secs(5 * 60);
 
@@ -38,6 +41,14 @@ pub struct Gpu {
     pub model: String,
     /// The size of a context. None: not measured.
     pub context: Option<ContextSize>,
+}
+
+/// The GPUs of a machine.
+#[derive(Debug, Default)]
+pub struct Listed {
+    pub gpus: Vec<Gpu>,
+    /// A sentence for each that NVML counts and cannot describe, as one that fell off the bus.
+    pub silent: Vec<String>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -97,8 +108,9 @@ impl Gpu {
 
 /// Lists the GPUs of the NVML at `library`. With `soft_gpu` that is the software GPU's, with these variables.
 ///
-/// # Errors NVML failed, or a variable of the software GPU is not valid.
-pub fn list(library: &Path, soft_gpu: Option<&SoftGpu>) -> Result<Vec<Gpu>, GpuError> {
+/// # Errors
+/// NVML failed, no GPU answers, or a variable of the software GPU is not valid.
+pub fn list(library: &Path, soft_gpu: Option<&SoftGpu>) -> Result<Listed, GpuError> {
     let program = PathBuf::from("/proc/self/exe");
     let mut helper = Command::new(&program);
     helper
@@ -110,9 +122,12 @@ pub fn list(library: &Path, soft_gpu: Option<&SoftGpu>) -> Result<Vec<Gpu>, GpuE
     set(&mut helper, soft_gpu);
     let output = helper.output().map_err(|source| GpuError::Helper { program, source })?;
     let text = String::from_utf8_lossy(&output.stdout);
-    let gpus: Vec<_> = text.lines().filter_map(Gpu::parse).collect();
-    match output.status.success() && !gpus.is_empty() {
-        true => Ok(gpus),
+    let listed = Listed {
+        gpus: text.lines().filter_map(Gpu::parse).collect(),
+        silent: text.lines().filter_map(silence).collect(),
+    };
+    match output.status.success() && !listed.gpus.is_empty() {
+        true => Ok(listed),
         false => {
             let said = String::from_utf8_lossy(&output.stderr);
             let silent = || format!("the helper ended with {}", output.status);
@@ -120,6 +135,11 @@ pub fn list(library: &Path, soft_gpu: Option<&SoftGpu>) -> Result<Vec<Gpu>, GpuE
             Err(blame(library, soft_gpu, reason))
         }
     }
+}
+
+fn silence(line: &str) -> Option<String> {
+    let (index, reason) = line.strip_prefix(MARK_SILENT)?.split_once(' ')?;
+    Some(format!("GPU {index} does not answer: NVML says: {reason}"))
 }
 
 /// Measures what a context takes on `gpu`, in a helper process, unless `known` has it. The software GPU's depends on
@@ -235,11 +255,14 @@ pub fn helper(library: &Path) -> ExitCode {
         Ok(gpus) => {
             // The driver may have written an unfinished line.
             println!();
-            for gpu in gpus {
-                println!(
-                    "{MARK}{} {} {} {} {} {}",
-                    gpu.index, gpu.uuid, gpu.total, gpu.reserved, gpu.driver_version, gpu.model
-                );
+            for (index, gpu) in (0..).zip(gpus) {
+                match gpu {
+                    Ok(gpu) => println!(
+                        "{MARK}{index} {} {} {} {} {}",
+                        gpu.uuid, gpu.total, gpu.reserved, gpu.driver_version, gpu.model
+                    ),
+                    Err(error) => println!("{MARK_SILENT}{index} {}", error.to_string().replace('\n', " ")),
+                }
             }
             ExitCode::SUCCESS
         }
@@ -250,7 +273,8 @@ pub fn helper(library: &Path) -> ExitCode {
     }
 }
 
-fn ask(library: &Path) -> Result<Vec<Gpu>, NvmlError> {
+/// Returns each GPU that NVML counts, in its order. If none answers, the first one's error.
+fn ask(library: &Path) -> Result<Vec<Result<Gpu, NvmlError>>, NvmlError> {
     let nvml = Nvml::builder().lib_path(library.as_os_str()).init()?;
     let count = nvml.device_count()?;
     if count == 0 {
@@ -263,7 +287,7 @@ fn ask(library: &Path) -> Result<Vec<Gpu>, NvmlError> {
     } else {
         &driver_version
     };
-    (0..count)
+    let gpus: Vec<_> = (0..count)
         .map(|index| {
             let device = nvml.device_by_index(index)?;
             let memory = device.memory_info()?;
@@ -277,7 +301,14 @@ fn ask(library: &Path) -> Result<Vec<Gpu>, NvmlError> {
                 context: None,
             })
         })
-        .collect()
+        .collect();
+    match gpus.iter().any(Result::is_ok) {
+        true => Ok(gpus),
+        false => gpus
+            .into_iter()
+            .next()
+            .map_or(Err(NvmlError::NotFound), |first| first.map(|_| Vec::new())),
+    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use crate::driver::{Driver, DriverError, Loader};
 use crate::environment::{Environment, SoftGpu};
 use crate::exit;
 use crate::flags::RunFlags;
-use crate::gpus::{self, Gpu, GpuError};
+use crate::gpus::{self, GpuError, Listed};
 use crate::launch::{self, Places};
 use crate::namespace::{self, HostFolder, Namespace, NamespaceError};
 use crate::plan::{self, Decision, PlanError};
@@ -33,6 +33,8 @@ pub enum RunError {
     Gpu(#[from] GpuError),
     #[error(transparent)]
     Plan(#[from] PlanError),
+    #[error("{plan}; {}", silent.join("; "))]
+    SilentGpu { plan: PlanError, silent: Vec<String> },
     #[error(transparent)]
     RunDir(#[from] RunDirError),
     #[error(transparent)]
@@ -61,6 +63,15 @@ pub enum RunError {
 fn or_none(path: &Option<PathBuf>) -> String {
     path.as_ref()
         .map_or_else(|| "none".to_owned(), |path| path.display().to_string())
+}
+
+/// Returns the error with the GPUs that do not answer, if it is that the wanted one is not there.
+fn named(plan: PlanError, asked: Option<&(Driver, Listed)>) -> RunError {
+    let silent = asked.map_or_else(Vec::new, |(_, listed)| listed.silent.clone());
+    match plan {
+        PlanError::NoGpu { .. } if !silent.is_empty() => RunError::SilentGpu { plan, silent },
+        plan => plan.into(),
+    }
 }
 
 /// Runs COMMAND; on an error prints one line and returns its exit status.
@@ -208,7 +219,7 @@ impl Entry<'_> {
     /// Joins the share, or creates it. The folder's lock is not held while NVML lists the GPUs, so the share
     /// may appear or disappear meanwhile; then it decides again.
     fn enter(&self) -> Result<Held, RunError> {
-        let mut asked: Option<(Driver, Vec<Gpu>)> = None;
+        let mut asked: Option<(Driver, Listed)> = None;
         loop {
             let locked = self.run_dir.lock()?;
             share::sweep(self.run_dir, &locked);
@@ -223,7 +234,7 @@ impl Entry<'_> {
             let gpus = asked
                 .as_ref()
                 .filter(|(of, _)| *of == driver)
-                .map(|(_, gpus)| gpus.as_slice());
+                .map(|(_, listed)| listed.gpus.as_slice());
             let existing = found.as_ref().map(|(_, existing)| existing);
             let as_seen = if self.host_folder.is_some() {
                 namespace::driver()
@@ -234,15 +245,16 @@ impl Entry<'_> {
                 .into_iter()
                 .map(|share| share.limits)
                 .collect();
-            match plan::decide(self.request, existing, &as_seen, gpus, &others)? {
+            let decision = plan::decide(self.request, existing, &as_seen, gpus, &others);
+            match decision.map_err(|error| named(error, asked.as_ref()))? {
                 Decision::AskGpus => {
                     drop(locked);
-                    let mut gpus = gpus::list(&driver.libnvidia_ml, soft_gpu.as_ref())?;
-                    let new = plan::chosen(self.request, &gpus).filter(|_| existing.is_none());
-                    if let Some(gpu) = new.and_then(|place| gpus.get_mut(place)) {
+                    let mut listed = gpus::list(&driver.libnvidia_ml, soft_gpu.as_ref())?;
+                    let new = plan::chosen(self.request, &listed.gpus).filter(|_| existing.is_none());
+                    if let Some(gpu) = new.and_then(|place| listed.gpus.get_mut(place)) {
                         gpus::measure(&driver, soft_gpu.as_ref(), gpu, &self.run_dir.context_sizes());
                     }
-                    asked = Some((driver, gpus));
+                    asked = Some((driver, listed));
                 }
                 Decision::Join => {
                     let Some((folder, existing)) = found else {

@@ -248,3 +248,27 @@ fn a_bad_variable_of_the_software_gpu_is_named_in_one_line() {
         }
     });
 }
+
+/// The others can be used, and one that is lost is named.
+#[test]
+fn a_lost_gpu_takes_no_other_with_it() {
+    as_user(|scene| {
+        prepare(scene);
+        std::fs::write(scene.path("profile"), "gpus = 3\n").unwrap();
+        let on = |gpu: &str| {
+            let mut command = client(scene, &["--gpu", gpu, "--memory", "1Gi"], &[], &["init", "info"]);
+            command.env("SOFT_GPU_PROFILE", scene.path("profile"));
+            command
+        };
+        printed(&mut on("0"));
+        std::fs::write(scene.path("state/control"), "lost 1\n").unwrap();
+        for gpu in ["0", "2"] {
+            let shown = printed(&mut on(gpu));
+            assert!(shown.contains(&format!("info 0 {GIB} {GIB}")), "GPU {gpu}: {shown}");
+        }
+        let line = refused(&mut on("1"), 2);
+        for part in ["--gpu 1", "it has 0 (GPU-", ", 2 (GPU-", "GPU 1 does not answer"] {
+            assert!(line.contains(part), "{part}: {line}");
+        }
+    });
+}
