@@ -241,12 +241,15 @@ impl Publisher {
         self.untainted = !kept;
     }
 
+    /// Makes all writes: one that is refused stops no other. Returns the first error, of what has to be published before what
+    /// has to go.
     async fn carry_out<S: Slices>(&mut self, api: &S, steps: Plan) -> Result<(), Error> {
+        let (mut undeleted, mut unwritten) = (None, None);
         for slice in &steps.delete {
             self.writes += 1;
             match api.delete(slice).await {
                 Ok(()) | Err(Error::NotFound(_)) => drop(self.existing.remove(uid(slice))),
-                Err(error) => return Err(error),
+                Err(error) => drop(undeleted.get_or_insert(error)),
             }
         }
         for slice in &steps.update {
@@ -257,16 +260,18 @@ impl Publisher {
                     if matches!(error, Error::NotFound(_)) {
                         self.existing.remove(uid(slice));
                     }
-                    return Err(error);
+                    unwritten.get_or_insert(error);
                 }
             }
         }
         for slice in &steps.create {
             self.writes += 1;
-            let answer = api.create(slice, false).await?;
-            self.written(slice, answer);
+            match api.create(slice, false).await {
+                Ok(answer) => self.written(slice, answer),
+                Err(error) => drop(unwritten.get_or_insert(error)),
+            }
         }
-        Ok(())
+        unwritten.or(undeleted).map_or(Ok(()), Err)
     }
 
     fn written(&mut self, sent: &ResourceSlice, answer: ResourceSlice) {

@@ -138,7 +138,7 @@ pub fn learn(stored: &mut Stored, sent: &[Device], answer: &ResourceSlice) {
     stored.insert(json(sent), json(devices(answer)));
 }
 
-fn slice(owner: &Owner, devices: &[Device], generation: i64, count: i64) -> ResourceSlice {
+pub(super) fn slice(owner: &Owner, devices: &[Device], generation: i64, count: i64) -> ResourceSlice {
     ResourceSlice {
         metadata: ObjectMeta {
             generate_name: Some(format!("{}-{DRIVER_NAME}-", owner.node)),

@@ -22,6 +22,8 @@ struct State {
     /// Refuses taints with the effect None.
     refuses_none: bool,
     fail: bool,
+    /// Refuses to delete the slice with this UID.
+    keeps: String,
     /// UID of the Node object; that of `owner()` if empty.
     node_uid: String,
     dry_runs: usize,
@@ -101,6 +103,9 @@ impl Slices for Memory {
     }
 
     async fn delete(&self, slice: &ResourceSlice) -> Result<(), Error> {
+        if self.with(|state| state.keeps == uid(slice)) {
+            return Err(Error::Invalid("spec.pool.name: old/vgpu (422)".into()));
+        }
         self.with(|state| state.slices.remove(uid(slice)))
             .map(drop)
             .ok_or(Error::NotFound("gone".into()))
@@ -291,6 +296,27 @@ async fn the_loop_survives_a_server_that_is_down_and_says_so() {
     assert!(readiness.status().0, "{}", readiness.status().1);
     assert_eq!(api.all().len(), 1);
     running.abort();
+}
+
+/// As of another release, or of a backup, where a policy forbids to delete it.
+#[tokio::test]
+async fn a_slice_that_cannot_be_deleted_stops_no_other_write() {
+    let api = Memory::default();
+    let mut stray = plan::slice(&owner(), &wanted(1)[0], 1, 1);
+    stray.spec.pool.name = "old/vgpu".into();
+    let stray = api.create(&stray, false).await.expect("stored");
+    api.with(|state| state.keeps = uid(&stray).to_owned());
+    let mut publisher = Publisher::new(no_taints());
+    publisher.apply(watcher::Event::Init);
+    publisher.apply(watcher::Event::InitApply(stray));
+    publisher.apply(watcher::Event::InitDone);
+    let said = publisher.reconcile(&api, &mut owner(), &wanted(1)).await;
+    assert!(said.is_err_and(|error| error.to_string().contains("old/vgpu")));
+    let pools = || -> Vec<_> { api.all().into_iter().map(|slice| slice.spec.pool.name).collect() };
+    assert!(pools().contains(&owner().pool), "{:?}", pools());
+    api.with(|state| state.keeps.clear());
+    publisher.reconcile(&api, &mut owner(), &wanted(1)).await.expect("written");
+    assert_eq!(pools(), [owner().pool]);
 }
 
 #[tokio::test(start_paused = true)]
