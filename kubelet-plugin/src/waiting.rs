@@ -19,9 +19,10 @@
 //! - Several claims wait for one place: one gets it. The others find a holder that exists, and are refused.
 //! - The other instance of a rolling update unprepares the holder: this one is not told, and sees it within a second.
 //! - The API server does not answer for a holder: that one counts as existing.
-//! - kubelet has lost its state and unprepares nothing: once the last process of a claim that is gone was seen to end, it
-//!   is released here, by the rules of the clean-up but for its patience. That one is for containers which are being
-//!   started, and the pods of a claim that is gone get no more of them.
+//! - kubelet has lost its state and unprepares nothing: once the last process of a claim that is gone was seen to end, or none
+//!   was seen for 5 s, it is released here, by the rules of the clean-up but for its patience. That one is for containers which
+//!   are being started. The pods of a claim that is gone get no more of them; one whose start has already begun fails, as what
+//!   it has to mount is gone, and belongs to a pod that ends.
 //! - The plugin sees no processes (`hostPID: false`): it releases nothing, and the refusal says why it names none.
 //! - A hundred calls wait: the processes are read once a second for all of them.
 
@@ -44,6 +45,9 @@ use tokio::time::{Instant, timeout_at};
 pub const PATIENCE: Duration = Duration::from_secs(15);
 /// How often the node is looked at without a reason.
 pub const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How long a claim that is gone may be without a process before it is released: a runtime takes less from reading the CDI file
+/// to the container's mounts, unless the node is very busy.
+const UNUSED: Duration = Duration::from_secs(5);
 /// Concurrent GETs of holders.
 const CONCURRENT_GETS: usize = 8;
 /// A refusal names at most this many claims.
@@ -91,6 +95,8 @@ pub(crate) struct Holders {
     gone: BTreeMap<String, (ClaimId, Entry)>,
     /// Those of `gone` of which a process was seen.
     lived: BTreeSet<String>,
+    /// Since when there was none, of the others of `gone`.
+    unused: BTreeMap<String, Instant>,
 }
 
 // === impl NodeProcesses ===
@@ -207,7 +213,8 @@ impl Holders {
         true
     }
 
-    /// Releases the claims that are gone and whose last process has ended. Returns true if one was released.
+    /// Releases the claims that are gone and whose last process has ended, or that had none for [`UNUSED`]. Returns true if one
+    /// was released.
     pub(crate) async fn release_dead<C: Claims, K: Keepers>(
         &mut self,
         node: &SharedNode,
@@ -222,7 +229,12 @@ impl Holders {
         let (living, dead): (Vec<_>, Vec<_>) = self.gone.keys().cloned().partition(lives);
         let pool = node.read(|node| node.pool()).await.unwrap_or_default();
         let mut released = false;
-        for uid in dead.iter().filter(|uid| self.lived.contains(*uid)) {
+        self.unused.retain(|uid, _| dead.contains(uid));
+        for uid in &dead {
+            let since = *self.unused.entry(uid.clone()).or_insert_with(Instant::now);
+            if !self.lived.contains(uid) && since.elapsed() < UNUSED {
+                continue;
+            }
             let Some((id, seen)) = self.gone.get(uid) else { continue };
             let state = async {
                 let found = claims.get(&id.namespace, &id.name).await;
@@ -235,7 +247,7 @@ impl Holders {
                 Ok(Some(Ok(()))) => {
                     tracing::warn!(
                         uid,
-                        "claim is gone, its last process has ended, and another claim waits for its share: released"
+                        "claim is gone, no process of it is left, and another claim waits for its share: released"
                     );
                     released = true;
                 }
