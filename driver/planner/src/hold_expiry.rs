@@ -35,8 +35,26 @@ use crate::write::Intent;
 pub(crate) struct Duty {
     pub(crate) intent: Intent,
     pub(crate) why: Option<Verdict>,
-    /// The pod whose hold expired, and its node.
-    pub(crate) slow: Option<(String, String)>,
+    pub(crate) slow: Option<Slow>,
+}
+
+/// The pod whose hold expired.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Slow {
+    /// `namespace/name`.
+    pub(crate) pod: String,
+    pub(crate) uid: String,
+    pub(crate) node: String,
+}
+
+impl Slow {
+    fn of(pod: &Pod, node: &str) -> Self {
+        Self {
+            pod: pod.key(),
+            uid: pod.uid.clone(),
+            node: node.to_owned(),
+        }
+    }
 }
 
 /// What the decisions depend on besides the claim.
@@ -118,7 +136,7 @@ impl<'a> HoldExpiry<'a> {
             node: node.to_owned(),
         };
         let mut duty = clear(Some(hold), Some(why));
-        duty.slow = Some((pod.uid.clone(), node.to_owned()));
+        duty.slow = Some(Slow::of(pod, node));
         Some(duty)
     }
 
@@ -128,7 +146,7 @@ impl<'a> HoldExpiry<'a> {
             node: node.to_owned(),
         };
         let mut duty = release(hold, Some(why));
-        duty.slow = self.pod_of(claim, hold).map(|pod| (pod.uid.clone(), node.to_owned()));
+        duty.slow = self.pod_of(claim, hold).map(|pod| Slow::of(pod, node));
         duty
     }
 

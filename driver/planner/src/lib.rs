@@ -48,6 +48,7 @@ mod problems;
 mod queue;
 mod search_budget;
 mod state;
+mod suspects;
 mod term;
 mod time;
 mod verdict;

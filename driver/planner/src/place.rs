@@ -59,6 +59,11 @@ impl Waits {
     pub(crate) fn is_unanswered(&self) -> bool {
         matches!(self, Self::For(why) if **why == Verdict::Unanswered)
     }
+
+    /// Returns true if no node has room for the pod now.
+    pub(crate) fn is_no_fit(&self) -> bool {
+        matches!(self, Self::For(why) if matches!(**why, Verdict::NoFit(_)))
+    }
 }
 
 impl From<Verdict> for Waits {
@@ -162,7 +167,7 @@ impl<'a> Placing<'a, '_> {
             )
             .map_err(|error| waits_for(&error, &asked))?;
         if placement.is_none() && any_avoided {
-            // A node where it failed before is better than none.
+            // A node where it failed before is better than none: the hold gives way to pods that never lost one.
             let mut any = |node: &str| {
                 let checked = check_pins(&sorted.pinned, cluster, node).and_then(|()| filters.check(node));
                 checked.is_ok() && !without.contains(node)

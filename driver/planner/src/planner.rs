@@ -1,12 +1,13 @@
 //! The planner of one replica: applies changes and outcomes of writes to the state, and makes the next [`Plan`].
 //!
 //! `apply` has the input, `pass` what a leader decides, `fencing` what it does before it may decide, `gangs` how a gang
-//! is placed, `cycle` how far a cycle of passes is.
+//! is placed, `giving_way` which holds are cleared for other pods, `cycle` how far a cycle of passes is.
 
 mod apply;
 mod cycle;
 mod fencing;
 mod gangs;
+mod giving_way;
 mod pass;
 
 use std::collections::HashMap;
@@ -22,6 +23,7 @@ use crate::open_reads::{OpenReads, RETRY_AFTER};
 use crate::queue::Queue;
 use crate::search_budget::SearchBudgets;
 use crate::state::{Mode, State};
+use crate::suspects::Suspects;
 use crate::term::{Stage, Term};
 use crate::time::{Latest, Time};
 use crate::verdict::{About, ReportedVerdicts, Verdict};
@@ -72,6 +74,7 @@ pub struct Planner {
     share_id: Box<dyn FnMut() -> String + Send>,
     state: State,
     penalties: NodePenalties,
+    suspects: Suspects,
     budgets: SearchBudgets,
     queue: Queue,
     cycle: Cycle,
@@ -111,6 +114,7 @@ impl Planner {
                 features,
             ),
             penalties: NodePenalties::default(),
+            suspects: Suspects::default(),
             budgets: SearchBudgets::default(),
             queue: Queue::default(),
             cycle: Cycle::default(),
@@ -208,6 +212,7 @@ impl Planner {
             self.set_term(None, now);
             self.open_reads.clear();
             self.penalties = NodePenalties::default();
+            self.suspects = Suspects::default();
             self.budgets = SearchBudgets::default();
             self.state.claims.set_back(now);
             self.state.ownership.set_back(now);

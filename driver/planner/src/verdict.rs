@@ -111,6 +111,10 @@ pub enum Verdict {
         "pod {pod} is reserved for and was not bound on node {node} in time; its devices are kube-scheduler's to bind or to give back, and the node is avoided"
     )]
     NotBound { pod: String, node: String },
+    #[error(
+        "pod {pod} was not bound in time before, and another pod needs its devices on node {node}; they are given back. See the pod's spec.schedulerName, its volumes and kube-scheduler's events"
+    )]
+    GaveWay { pod: String, node: String },
     #[error("node {node} is gone; its devices are given back")]
     NodeGone { node: String },
     #[error("pod {pod} is gone; the devices are given back")]
@@ -180,6 +184,7 @@ impl Verdict {
             Self::GangIncomplete { .. } | Self::GangDoesNotFit { .. } => "GangWaits",
             Self::GangSize { .. } => "GangSize",
             Self::TooSlow { .. } | Self::NotBound { .. } => "HoldTimeout",
+            Self::GaveWay { .. } => "HoldGaveWay",
             Self::NodeGone { .. } => "NodeGone",
             Self::PodGone { .. } => "PodGone",
             Self::ThirdParty { .. } => "AllocatedByOthers",

@@ -10,6 +10,8 @@ mod desk;
 mod gangs;
 #[path = "scenarios/trouble.rs"]
 mod trouble;
+#[path = "scenarios/unbindable.rs"]
+mod unbindable;
 
 use std::sync::Arc;
 

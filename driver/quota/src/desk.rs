@@ -207,7 +207,8 @@ impl Desk {
         };
         let was_over_budget = namespace.is_over_budget();
         let mut decided = namespace.decide(&view, must_yield, now);
-        let is_other = namespace.is_over_budget() != was_over_budget;
+        let is_over_budget = namespace.is_over_budget();
+        let is_other = is_over_budget != was_over_budget;
         if namespace.quota_uid().is_none() && self.keeper.stamps(name) {
             // There is a ceiling in a moment.
             decided.ungate.clear();
@@ -227,7 +228,11 @@ impl Desk {
         }
         let mut writes: Vec<Write> = decided.write.into_iter().collect();
         let ungate = decided.ungate.into_iter();
-        writes.extend(ungate.map(|(pod, claims)| Write::Ungate { pod, claims }));
+        writes.extend(ungate.map(|(pod, claims)| Write::Ungate {
+            pod,
+            claims,
+            is_over_budget,
+        }));
         for write in writes {
             if self.is_paused(name, &write.task(), now) {
                 continue;

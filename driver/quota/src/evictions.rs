@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use crate::demand::Demand;
-use crate::names::OVER_BUDGET;
 use crate::plan::PodRef;
 use crate::pod::Pod;
 use crate::time::{Now, Wall};
@@ -78,6 +77,7 @@ impl Evictions {
 
     pub(crate) fn may_evict(&self, pod: &Pod, now: Now) -> bool {
         let is_left_out = self.refused.get(&pod.uid).is_some_and(|(_, until)| *until > now);
-        pod.priority_class.as_deref() == Some(OVER_BUDGET) && pod.is_bound() && !pod.is_deleted && !is_left_out
+        // Not by the class: a pod that waited behind another gate was created in budget.
+        pod.was_opened_over_budget && pod.is_bound() && !pod.is_deleted && !is_left_out
     }
 }

@@ -8,6 +8,8 @@ pub const LABEL: &str = "dra.vgpu/quota";
 pub const QUOTA: &str = "vgpu";
 /// The PriorityClass of pods whose namespace has spent its budget.
 pub const OVER_BUDGET: &str = "vgpu-over-budget";
+/// The annotation that the leader writes on a pod with the removal of its gate, if the namespace was over budget then.
+pub const OPENED_OVER_BUDGET: &str = "dra.vgpu/opened-over-budget";
 /// The label of a quota that was made from a VgpuQuotaDefault: the default's name.
 pub const FROM_DEFAULT: &str = "dra.vgpu/default";
 /// The annotation of such a quota: its `spec` as it was stamped. Once the two differ the quota is an administrator's.

@@ -26,7 +26,13 @@ pub enum Write {
     Read { namespace: String },
     /// Take the gate off, if its claims by these names still have these UIDs: a claim may be deleted and another made by
     /// its name, and the watch of pods may be ahead of that of claims.
-    Ungate { pod: PodRef, claims: Vec<(String, String)> },
+    ///
+    /// `is_over_budget`: the pod may be evicted for pods in budget. It is recorded on the pod in the same write.
+    Ungate {
+        pod: PodRef,
+        claims: Vec<(String, String)>,
+        is_over_budget: bool,
+    },
     /// Evict these, if the pod that waits is still there and unbound; none of them, if a dry run for one is refused.
     Evict { waiting: PodRef, victims: Vec<PodRef> },
     /// Set the label of a namespace, or remove it.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use crate::names::GATE;
+use crate::names::{GATE, OPENED_OVER_BUDGET};
 use crate::time::Wall;
 
 /// A pod with a claim, an extended resource or our gate.
@@ -32,6 +32,8 @@ pub struct Pod {
     /// kube-scheduler found no place for it.
     pub is_unschedulable: bool,
     pub priority_class: Option<String>,
+    /// The leader took its gate off while the namespace was over budget.
+    pub was_opened_over_budget: bool,
     /// The claim that kube-scheduler made for its extended resources.
     pub extended_claim: Option<String>,
 }
@@ -76,6 +78,7 @@ impl<'de> Deserialize<'de> for Pod {
             #[serde(default)]
             creation_timestamp: String,
             deletion_timestamp: Option<String>,
+            annotations: Option<BTreeMap<String, String>>,
         }
         #[derive(Default, Deserialize)]
         #[serde(rename_all = "camelCase")]
@@ -169,6 +172,9 @@ impl<'de> Deserialize<'de> for Pod {
         extended.retain(|_, count| *count > 0);
         Ok(Self {
             claims: claims.collect(),
+            was_opened_over_budget: metadata
+                .annotations
+                .is_some_and(|annotations| annotations.contains_key(OPENED_OVER_BUDGET)),
             namespace: metadata.namespace,
             name: metadata.name,
             uid: metadata.uid,

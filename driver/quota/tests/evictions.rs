@@ -82,7 +82,7 @@ impl Cluster {
             .any(|(memory, cores)| *memory >= wanted.memory && *cores >= wanted.cores)
     }
 
-    /// Over budget by its namespace and its class, and bound.
+    /// Over budget by its namespace and when its gate was opened, and bound.
     fn may_go(&self, pod: &str) -> bool {
         let pod = &self.pods[pod];
         pod.namespace == "spent" && pod.is_low && pod.node.is_some()
@@ -120,7 +120,7 @@ impl Cluster {
             }
         }
         if pod.is_low {
-            value["spec"]["priorityClassName"] = json!("vgpu-over-budget");
+            value["metadata"]["annotations"] = json!({"dra.vgpu/opened-over-budget": "true"});
         }
         if let Some(by) = pod.deleted_by {
             value["metadata"]["deletionTimestamp"] = json!(by.text());

@@ -260,3 +260,42 @@ fn a_share_costs_what_it_did_while_its_node_is_away() {
         "a quarter of 80Gi, not most of 24Gi"
     );
 }
+
+#[test]
+fn a_pod_that_hid_behind_another_gate_is_opened_as_over_budget() {
+    let mut api = Api::new(json!({"hard": {"memory": "80Gi"}, "budget": {"gpuHours": "0", "every": "24h"}}));
+    let mut leader = Replica::new(&api);
+    let open = |leader: &mut Replica, api: &mut Api| {
+        let mut opened = Vec::new();
+        for _ in 0..3 {
+            for write in leader.desk.plan(api.now).writes {
+                if let Write::Ungate {
+                    pod, is_over_budget, ..
+                } = &write
+                {
+                    opened.push((pod.name.clone(), *is_over_budget));
+                }
+                let outcome = api.send(&write);
+                leader.desk.report(&write.task(), outcome, api.now);
+            }
+        }
+        opened
+    };
+    let gates = |names: &[&str]| {
+        let mut pod = waiting("late", &["shared"]);
+        pod["spec"]["schedulingGates"] = names.iter().map(|name| json!({"name": name})).collect();
+        pod
+    };
+    // Another pod of the claim has its gate off, so the claim is reserved.
+    api.shared("shared", 8);
+    leader.catch_up(&api);
+    leader.desk.apply(pod(gates(&["mine", "dra.vgpu/quota"])), api.now);
+    leader.desk.apply(pod(waiting("first", &["shared"])), api.now);
+    assert_eq!(
+        open(&mut leader, &mut api),
+        [("first".to_owned(), true)],
+        "ours goes last"
+    );
+    leader.desk.apply(pod(gates(&["dra.vgpu/quota"])), api.now);
+    assert_eq!(open(&mut leader, &mut api), [("late".to_owned(), true)]);
+}

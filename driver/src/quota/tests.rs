@@ -71,6 +71,7 @@ fn ungate() -> Write {
             uid: "pod".into(),
         },
         claims: vec![("c".into(), "claim".into())],
+        is_over_budget: false,
     }
 }
 
@@ -127,6 +128,14 @@ async fn a_gate_goes_only_for_the_claims_that_were_reserved() {
     );
     let gone = json!({"metadata": {"uid": "pod"}, "spec": {"schedulingGates": [{"$patch": "delete", "name": "dra.vgpu/quota"}]}});
     assert_eq!(body, gone);
+    let mut over_budget = ungate();
+    if let Write::Ungate { is_over_budget, .. } = &mut over_budget {
+        *is_over_budget = true;
+    }
+    let (client, sent) = server([(200, claim("claim")), (200, pod.clone())]);
+    assert_eq!(send(&client, &over_budget).await, Outcome::Ungated);
+    let recorded = sent.lock().unwrap()[1].2["metadata"]["annotations"].clone();
+    assert_eq!(recorded, json!({"dra.vgpu/opened-over-budget": "true"}));
     // Another claim by that name, and none.
     for answer in [(200, claim("another")), status(404)] {
         let (client, sent) = server([answer, (200, pod.clone())]);

@@ -25,7 +25,11 @@ pub(super) async fn send(client: &Client, write: &Write) -> Outcome {
                 status,
             } => put(client, namespace, uid, version, status).await,
             Write::Read { namespace } => read(client, namespace).await,
-            Write::Ungate { pod, claims } => ungate(client, pod, claims).await,
+            Write::Ungate {
+                pod,
+                claims,
+                is_over_budget,
+            } => ungate(client, pod, claims, *is_over_budget).await,
             Write::Evict { waiting, victims } => evict(client, waiting, victims).await,
             Write::Label { namespace, uid, mark } => label(client, namespace, uid, *mark).await,
             Write::Stamp {
@@ -112,7 +116,12 @@ fn answer(quota: Value) -> Outcome {
 }
 
 /// Reads the pod's claims as they are now, and takes the gate off if they are those that were reserved.
-async fn ungate(client: &Client, pod: &PodRef, claims: &[(String, String)]) -> kube::Result<Outcome> {
+async fn ungate(
+    client: &Client,
+    pod: &PodRef,
+    claims: &[(String, String)],
+    is_over_budget: bool,
+) -> kube::Result<Outcome> {
     let api: Api<ResourceClaim> = Api::namespaced(client.clone(), &pod.namespace);
     let found = try_join_all(claims.iter().map(|(name, _)| api.get_metadata_opt(name))).await?;
     let is_same = |(found, (_, uid)): (_, &(String, String))| {
@@ -130,8 +139,11 @@ async fn ungate(client: &Client, pod: &PodRef, claims: &[(String, String)]) -> k
         return Ok(Outcome::Again);
     }
     // The uid makes the patch fail on another pod of this name.
-    let patch = json!({"metadata": {"uid": pod.uid},
+    let mut patch = json!({"metadata": {"uid": pod.uid},
         "spec": {"schedulingGates": [{"$patch": "delete", "name": names::GATE}]}});
+    if is_over_budget {
+        patch["metadata"]["annotations"] = json!({names::OPENED_OVER_BUDGET: "true"});
+    }
     let pods: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace);
     pods.patch_metadata(&pod.name, &parameters(), &Patch::Strategic(patch))
         .await?;

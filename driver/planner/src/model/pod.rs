@@ -2,6 +2,7 @@
 
 use litemap::LiteMap;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use vgpu_allocator::model::{NodeSelector, Toleration, fitted, or_default};
 
 use super::container::{self, Container, Extended, HostPort, Resources};
@@ -24,6 +25,10 @@ pub struct Pod {
     pub is_finished: bool,
     pub is_gated: bool,
     pub node: Option<String>,
+    /// `spec.schedulerName`; `None` for `default-scheduler`.
+    pub scheduler: Option<Box<str>>,
+    /// True if it has volumes that must be bound before it: claims of volumes, or ephemeral ones.
+    pub has_claimed_volumes: bool,
     /// It is not bound, and kube-scheduler has set the condition Unschedulable.
     pub is_unschedulable: bool,
     /// The annotations of its gang as written: name and size.
@@ -85,6 +90,10 @@ struct Spec {
     #[serde(deserialize_with = "or_default")]
     node_name: String,
     #[serde(deserialize_with = "or_default")]
+    scheduler_name: String,
+    #[serde(deserialize_with = "fitted")]
+    volumes: Vec<Volume>,
+    #[serde(deserialize_with = "or_default")]
     priority: i32,
     #[serde(deserialize_with = "fitted")]
     containers: Vec<Container>,
@@ -110,6 +119,13 @@ struct Spec {
 
 #[derive(Deserialize)]
 struct Gate {}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct Volume {
+    persistent_volume_claim: Option<IgnoredAny>,
+    ephemeral: Option<IgnoredAny>,
+}
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
@@ -201,6 +217,13 @@ impl From<Object<Spec, Status>> for Pod {
             is_finished: matches!(status.phase.as_str(), "Succeeded" | "Failed"),
             is_gated: !spec.scheduling_gates.is_empty(),
             node: Some(spec.node_name).filter(|node| !node.is_empty()),
+            scheduler: Some(spec.scheduler_name)
+                .filter(|name| !matches!(name.as_str(), "" | "default-scheduler"))
+                .map(String::into_boxed_str),
+            has_claimed_volumes: spec
+                .volumes
+                .iter()
+                .any(|volume| volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some()),
             gang: meta.annotations.get(GANG).map(|name| {
                 (
                     name.clone(),
@@ -284,6 +307,23 @@ mod tests {
         assert!(pod.is_gated && pod.is_waiting() && pod.node_affinity.is_some());
         assert_eq!((pod.anti_affinity.len(), pod.created.millis()), (1, 1_000));
         assert_eq!(pod.gang, Some(("g".to_owned(), "3".to_owned())));
+    }
+
+    #[test]
+    fn what_its_binding_depends_on_is_read() {
+        let pod = |spec: &str| serde_json::from_str::<Pod>(&format!(r#"{{"spec":{spec}}}"#)).unwrap();
+        let of = |spec: &str| {
+            let pod = pod(spec);
+            (pod.scheduler.as_deref().map(str::to_owned), pod.has_claimed_volumes)
+        };
+        assert_eq!(of("{}"), (None, false));
+        assert_eq!(
+            of(r#"{"schedulerName":"default-scheduler","volumes":[{"name":"v","emptyDir":{}}]}"#),
+            (None, false)
+        );
+        let claimed = r#"{"schedulerName":"mine","volumes":[{"name":"v","persistentVolumeClaim":{"claimName":"c"}}]}"#;
+        assert_eq!(of(claimed), (Some("mine".to_owned()), true));
+        assert!(pod(r#"{"volumes":[{"name":"v","ephemeral":{"volumeClaimTemplate":{}}}]}"#).has_claimed_volumes);
     }
 
     #[test]

@@ -37,15 +37,15 @@ const STEPS: u64 = 2_000;
 
 /// One pod's placement, and the nodes that were tried for it before.
 #[derive(Default)]
-struct Step {
-    node: Option<String>,
-    writes: Vec<Write>,
+pub(super) struct Step {
+    pub(super) node: Option<String>,
+    pub(super) writes: Vec<Write>,
     stale: Vec<String>,
     without: BTreeSet<String>,
 }
 
 /// The pod that could not be placed, by its index in the order, and why.
-struct Failed {
+pub(super) struct Failed {
     at: usize,
     waits: Waits,
 }
@@ -96,6 +96,8 @@ impl Planner {
                 }
             }
         }
+        let is_helped = found.as_ref().is_err_and(|failed| failed.waits.is_no_fit())
+            && self.take_weak_holds(term, pods, &mut budget, now, plan);
         let answer = match &found {
             Ok(steps) => match stale(steps) {
                 slices if slices.is_empty() => SearchEnd::Answered,
@@ -115,6 +117,7 @@ impl Planner {
         self.spend(spender(&key), budget.spent(), answer, now, plan);
         let first = match found {
             Ok(steps) => return self.take_gang(pods, steps, now, plan),
+            Err(_) if is_helped => return pods.iter().for_each(|pod| self.keep_verdicts(pod)),
             Err(failed) => failed,
         };
         let waits = match first.waits {
@@ -142,7 +145,7 @@ impl Planner {
             order[..=failed].rotate_right(1);
             match self.one_by_one(term, order, false, left, budget, now) {
                 Ok(steps) => return Some(steps),
-                Err(next) if !is_no_fit(&next.waits) || next.at == 0 => return None,
+                Err(next) if !next.waits.is_no_fit() || next.at == 0 => return None,
                 Err(next) => failed = next.at,
             }
         }
@@ -150,7 +153,7 @@ impl Planner {
     }
 
     /// Places the pods in this order, each beside those before it. If one cannot be placed, none is.
-    fn one_by_one(
+    pub(super) fn one_by_one(
         &mut self,
         term: &Term,
         order: &[String],
@@ -174,7 +177,7 @@ impl Planner {
                 Err(Waits::Done) => steps.push(Step::default()),
                 Err(waits) => {
                     let at = steps.len();
-                    let back = (goes_back && is_no_fit(&waits))
+                    let back = (goes_back && waits.is_no_fit())
                         .then(|| steps.iter().rposition(|step| step.node.is_some()))
                         .flatten();
                     for step in steps.drain(back.unwrap_or(0)..).rev().collect::<Vec<_>>() {
@@ -231,7 +234,7 @@ impl Planner {
             return false;
         };
         let mut before = order[..failed.at].iter().filter_map(|key| self.state.cluster.pod(key));
-        is_no_fit(&failed.waits) && before.any(|other| !self.are_alike(pod, other))
+        failed.waits.is_no_fit() && before.any(|other| !self.are_alike(pod, other))
     }
 
     /// Returns true if the pods are certainly interchangeable; a cheap check.
@@ -248,10 +251,6 @@ impl Planner {
             && one.tolerations == other.tolerations
             && specs(one) == specs(other)
     }
-}
-
-fn is_no_fit(waits: &Waits) -> bool {
-    matches!(waits, Waits::For(why) if matches!(**why, Verdict::NoFit(_)))
 }
 
 /// The slices that must be read before anything is written.

@@ -16,11 +16,12 @@ use super::gangs::{budget_key, search_key_of};
 use super::{Plan, Planner, soonest};
 use crate::change::Read;
 use crate::gang::{self, Gangs};
-use crate::hold_expiry::HoldExpiry;
+use crate::hold_expiry::{HoldExpiry, Slow};
 use crate::place::{Placed, Placing, Waits};
 use crate::problems;
 use crate::queue::Queue;
 use crate::search_budget::{SearchEnd, Spender};
+use crate::suspects::Schedulers;
 use crate::term::{Stage, Term};
 use crate::time::Time;
 use crate::verdict::{About, Verdict};
@@ -36,6 +37,9 @@ struct Unit {
     gang: Option<gang::Name>,
     pods: Vec<String>,
 }
+
+/// Failures, traits under suspicion, priority, age and name.
+type Rank = (u32, usize, Reverse<i32>, Time, String);
 
 impl Planner {
     /// One pass: finishes fencing first, then decides.
@@ -100,8 +104,8 @@ impl Planner {
         for (key, duty, about) in duties {
             // If the write did not land, the same is decided again. It is not a second hold that expired.
             let is_new = self.state.claims.get(&key).is_some_and(|known| !known.is_reported);
-            if let Some((pod, node)) = duty.slow.filter(|_| is_new) {
-                self.penalties.add(&pod, &node, now);
+            if let Some(slow) = duty.slow.filter(|_| is_new) {
+                self.add_strike(&slow, now);
             }
             if let Some(why) = duty.why.filter(|_| is_new) {
                 self.reported.add(about, why);
@@ -109,6 +113,16 @@ impl Planner {
             }
             self.write(term, &key, duty.intent, now, plan);
         }
+    }
+
+    /// A pod was not bound in time. The first time says something of pods that resemble it.
+    fn add_strike(&mut self, slow: &Slow, now: Time) {
+        let is_first = self.penalties.count(&slow.uid) == 0;
+        if let Some(pod) = self.state.cluster.pod(&slow.pod).filter(|_| is_first) {
+            let schedulers = Schedulers::of(&self.state.cluster);
+            self.suspects.add(pod, &schedulers, self.settings.hold, now);
+        }
+        self.penalties.add(&slow.uid, &slow.node, now);
     }
 
     fn place_all(&mut self, term: &Term, changed: bool, now: Time, plan: &mut Plan) {
@@ -136,8 +150,13 @@ impl Planner {
             pods,
         }));
         // A gang has the rank of its first pod.
+        let schedulers = Schedulers::of(&self.state.cluster);
         units.sort_by_cached_key(|unit| {
-            let rank = unit.pods.iter().filter_map(|key| self.rank(key)).min();
+            let rank = unit
+                .pods
+                .iter()
+                .filter_map(|key| self.rank(key, &schedulers, now))
+                .min();
             (self.budgets.reads(&unit.who).is_empty(), rank)
         });
         self.budgets.begin_pass();
@@ -181,13 +200,14 @@ impl Planner {
         plan.wake = if again { Some(now) } else { wake };
     }
 
-    /// The order of pods: first those that never lost a hold and never ran out of budget, then by priority, age and
-    /// name.
-    fn rank(&self, key: &str) -> Option<(u32, Reverse<i32>, Time, String)> {
+    /// The order of pods: first those that never lost a hold and never ran out of budget, then those that resemble no
+    /// pod that lost one, then by priority, age and name.
+    fn rank(&self, key: &str, schedulers: &Schedulers<'_>, now: Time) -> Option<Rank> {
         let pod = self.state.cluster.pod(key)?;
         let of_gang = gang::of(pod).map_or(0, |name| self.budgets.failures(&budget_key(&name)));
         Some((
             self.penalties.count(&pod.uid) + self.budgets.failures(&pod.uid) + of_gang,
+            self.suspects.count(pod, schedulers, now),
             Reverse(pod.priority),
             pod.created,
             key.to_owned(),
@@ -205,6 +225,8 @@ impl Planner {
             Err(waits) => return self.wait(key, waits, now, plan),
         };
         let placed = self.place(term, key, &BTreeSet::new(), &mut budget, now);
+        let is_helped = placed.as_ref().is_err_and(Waits::is_no_fit)
+            && self.take_weak_holds(term, &[key.to_owned()], &mut budget, now, plan);
         let answer = match &placed {
             Ok(placed) if !placed.stale.is_empty() => SearchEnd::NeedsReads(placed.stale.clone()),
             Err(waits) if waits.is_unanswered() => SearchEnd::Unanswered,
@@ -214,6 +236,7 @@ impl Planner {
         match placed {
             Ok(placed) if !placed.stale.is_empty() => self.wait(key, Waits::ForSlices(placed.stale), now, plan),
             Ok(placed) => self.write_allocations(term, placed, plan),
+            Err(_) if is_helped => self.keep_verdicts(key),
             Err(waits) => self.wait(key, waits, now, plan),
         }
     }

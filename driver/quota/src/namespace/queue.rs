@@ -93,8 +93,11 @@ impl Namespace {
                 .filter(|(key, _)| !reservations.contains_key(key))
                 .collect();
             if open.is_empty() {
-                // Written by whoever led then. Other gates may still be shut.
-                if needs.iter().all(|(key, _)| written.contains_key(key)) {
+                // Reserved for another pod that shares the claim, or before the controller was restarted. Our gate goes
+                // last, so that what its removal records is true when the pod starts.
+                if !pod.other_gates.is_empty() {
+                    waiting += 1;
+                } else if needs.iter().all(|(key, _)| written.contains_key(key)) {
                     decided.ungate.push((PodRef::of(pod), self.claims_of(pod)));
                 }
                 continue;

@@ -61,11 +61,11 @@ impl Namespace {
         self.claims.values().map(Box::as_ref)
     }
 
-    /// Pods that may be bound and are not. One that chose the low priority itself waits behind.
+    /// Pods that may be bound and are not. Those with the low priority, and those that started over budget, wait behind.
     pub(crate) fn unbound(&self) -> impl Iterator<Item = &Pod> {
         let may_bind = |pod: &&Pod| !pod.has_gates() && !pod.is_bound() && !pod.is_over && !pod.is_deleted;
         let pods = self.pods.values().map(Box::as_ref).filter(may_bind);
-        pods.filter(|pod| pod.priority_class.as_deref() != Some(OVER_BUDGET))
+        pods.filter(|pod| pod.priority_class.as_deref() != Some(OVER_BUDGET) && !pod.was_opened_over_budget)
     }
 
     /// Returns the GPUs that a pod needs besides those it has; `None` if it needs none of ours, or if a claim is missing.

@@ -292,7 +292,7 @@ impl Api {
 
     pub(crate) fn send(&mut self, write: &Write) -> Outcome {
         match write {
-            Write::Ungate { pod, claims } => self.ungate(pod, claims),
+            Write::Ungate { pod, claims, .. } => self.ungate(pod, claims),
             Write::Evict { .. } => panic!("nobody is over budget with pods of low priority here"),
             Write::Label { .. } | Write::Stamp { .. } => unreachable!("no namespace is listed"),
             Write::Read { .. } => match &self.quota {
