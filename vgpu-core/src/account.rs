@@ -17,8 +17,8 @@ use crate::ledger::share::{OwnCharge, Refusal, Reservation, Share};
 use crate::os::pinned::PinnedLock;
 use std::time::Duration;
 
-/// A reap by this process that is not older than this counts as recent: see [`Account::reap`].
-const REAP_AGE: Duration = Duration::from_millis(200);
+/// A reap by this process that is not older than this counts as recent: see [`Account::reap`]. It costs some microseconds.
+const REAP_AGE: Duration = Duration::from_millis(10);
 
 /// The ledgers of one GPU's shares: of device memory in the order of the shares, then of host memory.
 #[derive(Debug)]

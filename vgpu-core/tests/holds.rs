@@ -167,6 +167,21 @@ fn threads_of_one_process_meet_and_end_even() {
     assert_eq!(number(&shown[2], 2), GIB, "{shown:?}");
 }
 
+/// As on a GPU without shares: a program may take the memory of a child that ended.
+#[test]
+fn memory_of_an_ended_process_is_not_shown_as_used() {
+    let bench = Bench::with_share(GIB);
+    let mut looking = bench.serving(&["init"]);
+    for _ in 0..3 {
+        let holding = bench.serving(&["init", "alloc:512MiB"]);
+        let free = |shown: String| shown.split(' ').nth(1).and_then(|bytes| bytes.parse::<u64>().ok());
+        assert_eq!(free(looking.ask("info")), Some(GIB / 2));
+        holding.kill();
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert_eq!(free(looking.ask("info")), Some(GIB));
+    }
+}
+
 /// An allocation that does not fit is passed to the driver where it becomes a node of a graph. It must still be one when the
 /// driver gets it.
 #[test]

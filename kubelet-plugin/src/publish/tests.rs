@@ -315,7 +315,10 @@ async fn a_slice_that_cannot_be_deleted_stops_no_other_write() {
     let pools = || -> Vec<_> { api.all().into_iter().map(|slice| slice.spec.pool.name).collect() };
     assert!(pools().contains(&owner().pool), "{:?}", pools());
     api.with(|state| state.keeps.clear());
-    publisher.reconcile(&api, &mut owner(), &wanted(1)).await.expect("written");
+    publisher
+        .reconcile(&api, &mut owner(), &wanted(1))
+        .await
+        .expect("written");
     assert_eq!(pools(), [owner().pool]);
 }
 

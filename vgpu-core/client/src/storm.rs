@@ -372,18 +372,21 @@ fn churn(client: &mut Client, number: u64) -> u64 {
     refused
 }
 
-/// cuMemAlloc of `bytes` in a thread that was cancelled before and has not noticed: its answer.
+/// cuMemAlloc of `bytes`, or a new context for 0, in a thread that was cancelled before and has not noticed: its answer.
 fn cancelled(client: &mut Client, bytes: u64) -> i32 {
     struct Call(*mut c_void, usize);
     static ANSWER: AtomicI32 = AtomicI32::new(-1);
     extern "C" fn body(call: *mut c_void) -> *mut c_void {
         // SAFETY: the Call of `cancelled`, which joins this thread.
         let call = unsafe { &*call.cast::<Call>() };
-        let mut pointer = 0_u64;
+        let (mut pointer, mut context) = (0_u64, 0_usize);
         enter(call.0);
         // SAFETY: this very thread; nothing of it needs to be dropped.
         unsafe { libc::pthread_cancel(libc::pthread_self()) };
-        let result = call!(call.0, "cuMemAlloc_v2" (*mut u64, usize) (&mut pointer, call.1));
+        let result = match call.1 {
+            0 => call!(call.0, "cuCtxCreate_v2" (*mut usize, u32, c_int) (&mut context, 0, 0)),
+            bytes => call!(call.0, "cuMemAlloc_v2" (*mut u64, usize) (&mut pointer, bytes)),
+        };
         ANSWER.store(result, Ordering::Release);
         std::ptr::null_mut()
     }

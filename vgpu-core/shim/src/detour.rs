@@ -9,7 +9,7 @@ use crate::real;
 use crate::record::{self, Entry};
 use core::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use vgpu_core::os::{stderr, thread};
+use vgpu_core::os::{errno, stderr, thread};
 
 /// The classes of the driver API's hooks, as the tables write them ([`crate::table`]).
 #[allow(non_camel_case_types)] // The words of the tables.
@@ -76,6 +76,8 @@ pub(crate) fn nvml(
 ) -> c_int {
     const INIT: [usize; 3] = [slot::nvmlInit, slot::nvmlInit_v2, slot::nvmlInitWithFlags];
     run(slot, NVML_NO_PERMISSION, again, |ready, address| {
+        // NVML opens files, which is where a cancelled thread ends.
+        let _kept = errno::keep();
         if ready.hides_nvml() && !INIT.contains(&slot) {
             return NVML_UNINITIALIZED;
         }
@@ -95,11 +97,14 @@ fn run(
     guarded(|| {
         let ready = match process::plain() {
             Some(ready) => ready,
-            None => match record::enter(slot) {
-                Entry::Handle(ready) => ready,
-                Entry::Refused => return refused,
-                Entry::Record(call) => return call.end(again()),
-            },
+            None => {
+                let _kept = errno::keep();
+                match record::enter(slot) {
+                    Entry::Handle(ready) => ready,
+                    Entry::Refused => return refused,
+                    Entry::Record(call) => return call.end(again()),
+                }
+            }
         };
         handle(ready, real::address(slot))
     })

@@ -57,7 +57,8 @@ pub(crate) fn shares() -> Result<Option<Shares>, String> {
         devices().ok_or("NVML shows no GPU in this container: check the driver and its capability `utility`")?;
     let limits = assign(&settings, &devices, &libcuda, &libnvidia_ml).map_err(|error| error.to_string())?;
     let bases = place::BASES.map(Path::new);
-    let grants = place::prepare(settings.cache.as_deref(), place::container(), limits, &bases).map_err(|error| error.to_string())?;
+    let grants = place::prepare(settings.cache.as_deref(), place::container(), limits, &bases)
+        .map_err(|error| error.to_string())?;
     let limits = || grants.iter().flat_map(|gpu| &gpu.shares).map(|share| &share.limits);
     if settings.log_level >= INFO {
         for share in limits() {

@@ -23,7 +23,7 @@ use super::overhead::Thing;
 use super::tables::Tables;
 use super::{deferred, deferred_free, graphs, room, unowned};
 use crate::os::spin::Entered;
-use crate::os::thread;
+use crate::os::{errno, thread};
 use core::ffi::c_int;
 
 /// A GPU of the process, and its number there.
@@ -63,6 +63,7 @@ pub fn begin<D: Driver, N: Nvml>(
         impl FnOnce() -> c_int,
     >,
 ) -> c_int {
+    let _kept = errno::keep();
     let _outside = process.calls.outside(thread());
     process.nvml.load();
     let gpu = place.gpu;
@@ -204,6 +205,7 @@ pub fn release_primary<D: Driver, N: Nvml>(
     all: bool,
     call: impl FnOnce() -> c_int,
 ) -> c_int {
+    let _kept = errno::keep();
     let _outside = process.calls.outside(thread());
     process.nvml.load();
     let (gpus, tables) = (process.gpus, process.tables);
@@ -251,6 +253,7 @@ pub fn release_primary<D: Driver, N: Nvml>(
 
 /// Destroys a context that is not the primary one, through `end`.
 pub fn destroy<D: Driver, N: Nvml>(process: &Process<'_, D, N>, context: usize, end: impl FnOnce() -> c_int) -> c_int {
+    let _kept = errno::keep();
     let (gpus, tables) = (process.gpus, process.tables);
     let _outside = process.calls.outside(thread());
     // Remove it from the table first: once it is destroyed, the driver may return the same handle to another thread.
@@ -289,6 +292,7 @@ pub fn attach<D>(tables: &Tables<D>, context: usize) {
 
 /// Ends one use of a context through `end`. The last detach destroys the context.
 pub fn detach<D: Driver, N: Nvml>(process: &Process<'_, D, N>, context: usize, end: impl FnOnce() -> c_int) -> c_int {
+    let _kept = errno::keep();
     let others = process.tables.contexts.with(context as u64, |known| {
         let others = known.attached > 0;
         known.attached -= u32::from(others);

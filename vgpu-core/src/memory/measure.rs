@@ -77,7 +77,7 @@ use crate::account::Own;
 use crate::calls::{Calls, UnderWay};
 use crate::log;
 use crate::os::spin::{Entered, Patience};
-use crate::os::{monotonic_ns, thread};
+use crate::os::{errno, monotonic_ns, thread};
 use core::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -651,6 +651,7 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
 /// Measures the overhead of GPU `index` again, if nobody has to wait for that, and charges what it has grown by: as much of
 /// it as fits, because the driver has it already. The caller has nothing charged that it has not allocated yet.
 pub fn again<D: Driver, N: Nvml>(process: &Process<'_, D, N>, index: usize) -> Found {
+    let _kept = errno::keep();
     let (Some(gpu), true) = (process.gpus.get(index), process.pid.load(Ordering::Relaxed) != 0) else {
         return Found::Nothing;
     };
@@ -702,6 +703,7 @@ pub fn taking<D: Driver, N: Nvml>(
     thing: impl FnOnce() -> Thing,
     undo: impl FnOnce() -> c_int,
 ) -> c_int {
+    let _kept = errno::keep();
     let Some(gpu) = process.gpus.get(index) else {
         return OUT_OF_MEMORY;
     };
@@ -723,6 +725,7 @@ pub fn giving_back<D: Driver, N: Nvml>(
     thing: Thing,
     call: impl FnOnce() -> c_int,
 ) -> c_int {
+    let _kept = errno::keep();
     let Some(gpu) = process.gpus.get(index) else {
         return call();
     };

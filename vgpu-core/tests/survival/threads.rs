@@ -28,6 +28,7 @@ fn a_cancelled_thread_ends_after_its_call() {
     bench.death_with("256MiB");
     assert_eq!(client.ask("cancel:1GiB"), "2");
     assert_eq!(client.ask("cancel:512MiB"), "0");
+    assert_eq!(client.ask("cancel:0"), "0", "a context, which is measured by NVML");
     assert_eq!(client.ask("alloc:2MiB"), "2");
     assert_eq!(client.ask("free:0"), "0");
     assert_eq!(client.free(), GIB / 2);
