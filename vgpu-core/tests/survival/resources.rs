@@ -79,6 +79,13 @@ fn without_descriptors_a_start_is_refused_and_a_running_program_goes_on() {
         said.contains("Too many open files") && said.lines().count() == 1,
         "{said}"
     );
+    // As many as docs/charging.md says are enough.
+    let starts = |left: u32| {
+        let mut client = bench.client(&["open:cuda", &format!("fill:{left}"), "init", "alloc:2MiB"]);
+        let shown = lines(&client.output().expect("a client"));
+        shown.get(3).is_some_and(|line| line == "alloc 0")
+    };
+    assert!(!starts(2) && starts(4));
     // One that runs keeps its account; it cannot look for the dead, others do.
     let mut client = bench.serving(&["init", "alloc:5GiB"]);
     client.ask("fill:0");
