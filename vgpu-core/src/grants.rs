@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{fmt, fs, io};
 
+use crate::os::file::{MORE_FILES, no_descriptor};
 use crate::os::mount;
 use vgpu_abi::limits::{self, Limits, ParseError};
 use vgpu_abi::paths::{
@@ -250,13 +251,6 @@ fn group(mut grants: Vec<Grant>) -> Result<Vec<GpuGrants>, GrantError> {
         }
     }
     Ok(gpus)
-}
-
-const MORE_FILES: &str = "raise the limit of open files (ulimit -n), or close files before the first call of CUDA";
-
-/// Returns true if the process has no file descriptor left.
-fn no_descriptor(error: &io::Error) -> bool {
-    error.raw_os_error() == Some(libc::EMFILE)
 }
 
 // === impl GrantError ===

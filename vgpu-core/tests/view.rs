@@ -237,7 +237,10 @@ fn an_absent_driver_library_is_named() {
     limits.libcuda = bench.lib().join("libcuda.so.1");
     bench.put(&limits);
     let said = bench.refusal();
-    assert!(said.contains("is libvgpu.so itself"), "{said}");
+    assert!(
+        said.contains("the limits file names this library as the driver"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -149,8 +149,10 @@ fn load(handle: &AtomicPtr<c_void>, path: &Path, own: (&CStr, *const ())) -> Res
     let found = unsafe { libc::dlsym(library, own.0.as_ptr()) };
     if core::ptr::eq(found.cast_const().cast(), own.1) {
         return Err(format!(
-            "driver library {} is libvgpu.so itself, not the driver: check the limits file",
-            path.display()
+            "driver library {}: a look-up in it finds libvgpu.so: either the limits file names this library as the driver, or \
+             a preloaded library answers look-ups itself (dlsym; LD_PRELOAD is {:?})",
+            path.display(),
+            std::env::var_os("LD_PRELOAD").unwrap_or_default()
         ));
     }
     handle.store(library, Ordering::Release);

@@ -80,8 +80,7 @@ fn open() -> Result<Ready, String> {
     } = shares()?;
     log_shares(&grants);
     let open = |grant: &grants::GpuGrants| -> Result<Gpu, String> {
-        let account =
-            Account::open(grant).map_err(|error| format!("{error}; delete the pod so that it is prepared again"))?;
+        let account = Account::open(grant).map_err(|error| error.to_string())?;
         let account = if mirror.is_some() {
             drop_in::watched(account)
         } else {

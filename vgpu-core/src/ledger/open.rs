@@ -1,7 +1,7 @@
 //! Checks a ledger when it is opened, and the reasons for which one is refused.
 #![allow(unsafe_code)] // pread at an offset of an OwnedFd, which std has for File alone.
 
-use crate::os::file;
+use crate::os::file::{self, MORE_FILES, no_descriptor};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::{fmt, io};
@@ -61,21 +61,64 @@ fn read_at(file: &OwnedFd, bytes: &mut [u8], at: usize) -> io::Result<()> {
 impl fmt::Display for OpenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::File(path, error) => write!(f, "{}: {error}", path.display()),
-            Self::Damage(path, damage) => write!(f, "{}: {damage}", path.display()),
+            Self::File(path, error) => write!(f, "{}: {error}; {}", path.display(), remedy(error)),
+            Self::Damage(path, damage) => write!(f, "{}: {damage}; {PREPARE}", path.display()),
             Self::Lane(path) => write!(
                 f,
-                "{}: every lane is taken: at most {} processes use a share at once",
+                "{}: every lane is taken: at most {} processes use a share at once; end one of them first",
                 path.display(),
                 LANES - 1
             ),
             Self::Elsewhere(path) => write!(
                 f,
-                "{}: not the ledger that the node made, but a file on another file system",
+                "{}: not the ledger that the node made, but a file on another file system; {PREPARE}",
                 path.display()
             ),
-            Self::Processor => write!(f, "this processor lacks cmpxchg16b"),
+            Self::Processor => write!(
+                f,
+                "this processor lacks cmpxchg16b, which the ledger of a share needs; use a node with a newer one"
+            ),
         }
+    }
+}
+
+/// What to do where the share itself is at fault.
+const PREPARE: &str = "delete the pod so that it is prepared again";
+
+/// What to do about an error of the ledger's file, most of which are not the pod's.
+fn remedy(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        _ if no_descriptor(error) => MORE_FILES,
+        Some(libc::ENOMEM) => "give the program more memory or address space (ulimit -v)",
+        Some(libc::EROFS) => "its file system is mounted read-only here: the program has to be able to write to it",
+        Some(libc::EPERM) => "a security profile (seccomp, AppArmor) has to allow the call",
+        // Our own: a lock without effect.
+        None => "the security profile (seccomp) has to let the call reach the kernel",
+        _ => PREPARE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_error_says_what_to_do_about_it() {
+        let file = |error| OpenError::File("/l".into(), error).to_string();
+        let errno = |errno| file(io::Error::from_raw_os_error(errno));
+        for (said, remedy) in [
+            (errno(libc::EMFILE), "ulimit -n"),
+            (errno(libc::ENOMEM), "ulimit -v"),
+            (errno(libc::EROFS), "read-only"),
+            (errno(libc::EPERM), "seccomp"),
+            (file(file::no_effect()), "let the call reach the kernel"),
+            (OpenError::Lane("/l".into()).to_string(), "end one of them"),
+            (OpenError::Processor.to_string(), "newer one"),
+        ] {
+            assert!(said.contains(remedy) && !said.contains("delete the pod"), "{said}");
+        }
+        assert!(errno(libc::ENOENT).contains("/l: ") && errno(libc::ENOENT).contains("delete the pod"));
+        assert!(OpenError::Elsewhere("/l".into()).to_string().contains("delete the pod"));
     }
 }
 

@@ -348,6 +348,15 @@ pub fn is_locked(file: &OwnedFd, offset: usize) -> io::Result<bool> {
     }
 }
 
+/// The remedy for [`no_descriptor`].
+pub const MORE_FILES: &str = "raise the limit of open files (ulimit -n), or close files before the first call of CUDA";
+
+/// Returns true if the process has no file descriptor left.
+#[must_use]
+pub fn no_descriptor(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EMFILE)
+}
+
 /// The error where fcntl(2) succeeds and does nothing.
 pub fn no_effect() -> io::Error {
     io::Error::other("locks of fcntl have no effect: a seccomp filter answers in the kernel's place")
