@@ -98,6 +98,8 @@ fn remedy(error: &io::Error) -> &'static str {
     }
 }
 
+impl std::error::Error for OpenError {}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -121,5 +123,3 @@ mod tests {
         assert!(OpenError::Elsewhere("/l".into()).to_string().contains("delete the pod"));
     }
 }
-
-impl std::error::Error for OpenError {}
