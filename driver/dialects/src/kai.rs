@@ -5,6 +5,7 @@ use vgpu_api::request::{MEMORY_MAX, MEMORY_MIN};
 use vgpu_quantity::whole;
 
 use crate::hami;
+use crate::instead;
 use crate::pod::PodView;
 use crate::request::{COUNT_MAX, MILLION, Memory, Request};
 use crate::resources::Resources;
@@ -115,8 +116,21 @@ fn millionths(text: &str) -> Option<u32> {
 
 pub(crate) fn lost(key: &str) -> Option<&'static str> {
     Some(match key {
-        "kai.scheduler/queue" => "the pod is in no queue; use Kueue for quotas of a queue",
         "gpu-sm-cores" => "GPU time is not reserved by a number of cores",
+        _ => return None,
+    })
+}
+
+/// What KAI's scheduler decides by a key, and what to use instead.
+pub(crate) fn scheduling(key: &str) -> Option<&'static str> {
+    Some(match key {
+        "kai.scheduler/queue" | "runai/queue" => instead::QUEUE,
+        "kai.scheduler/node-pool" | "runai/node-pool" => instead::NODE_POOL,
+        "pod-group-name" | "kai.scheduler/subgroup-name" => instead::GANG,
+        "kai.scheduler/preemptibility" => {
+            "whether other queues may take the pod's place is not decided by it; use priority classes, or Kueue"
+        }
+        _ if key.starts_with("kai.scheduler/topology") => instead::NETWORK,
         _ => return None,
     })
 }

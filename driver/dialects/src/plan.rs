@@ -6,7 +6,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use vgpu_api::config::Dialect;
 use vgpu_quantity::{quoted, shortened};
 
-use crate::applied::DEFAULT_SCHEDULER;
 use crate::keys::{DIALECTS, Kind, containers, kai_annotations, removed_keys};
 use crate::pod::{PodView, annotation_at};
 use crate::problem::Problem;
@@ -200,18 +199,15 @@ fn check_spec(view: &mut PodView<'_>, create: bool) {
 
 /// The scheduler that kube-scheduler replaces.
 fn scheduler(view: &mut PodView<'_>) -> Option<String> {
-    let spec = view.pod.spec.as_ref()?;
-    let name = spec.scheduler_name.as_deref().filter(|name| !name.is_empty())?;
-    if view.settings.schedulers.contains(name) && name != DEFAULT_SCHEDULER {
+    let name = view.other_scheduler()?;
+    if !view.keeps_scheduler() {
         return Some(name.to_owned());
     }
-    if name != DEFAULT_SCHEDULER {
-        let text = format!(
-            "{} stays; it must allocate ResourceClaims. To give the pod to kube-scheduler, add it to translate.schedulers",
-            quoted(name)
-        );
-        view.findings.warn("spec.schedulerName", text);
-    }
+    let text = format!(
+        "{} stays; it must allocate ResourceClaims. To give the pod to kube-scheduler, add it to translate.schedulers",
+        quoted(name)
+    );
+    view.findings.warn("spec.schedulerName", text);
     None
 }
 
