@@ -236,12 +236,18 @@ fn variables() {
         texts(&[("VOLCANO_GPU_ALLOCATED", "2")])
     );
     assert_eq!(of(Dialect::GpuManager, &two), texts(&[]));
-    let portion = texts(&[("GPU_PORTION", "0.50"), ("RUNAI_NUM_OF_GPUS", "0.50")]);
-    assert_eq!(of(Dialect::Kai, &[share(0, 11_520, 0)]), portion);
+    let portion = |limit: &str| {
+        texts(&[
+            ("GPU_PORTION", "0.50"),
+            ("RUNAI_NUM_OF_GPUS", "0.50"),
+            ("CUDA_DEVICE_MEMORY_LIMIT", limit),
+        ])
+    };
+    assert_eq!(of(Dialect::Kai, &[share(0, 11_520, 0)]), portion("11520m"));
     // Rounded down to whole MiB.
     let mut h100 = share(0, 40_779, 0);
     h100.device_memory = 81_559 << 20;
-    assert_eq!(of(Dialect::Kai, &[h100]), portion);
+    assert_eq!(of(Dialect::Kai, &[h100]), portion("40779m"));
     for dialect in Dialect::ALL {
         assert_eq!(of(dialect, &[]), texts(&[]));
     }
