@@ -154,6 +154,15 @@ pub struct Config {
 pub enum Error {
     #[error("--node-name {0:?} is not a node's name; pass spec.nodeName of this pod (NODE_NAME)")]
     NodeName(String),
+    #[error(
+        "--node-name {node} has {length} characters, and with {POOL_SUFFIX} the name of its pool is longer than the \
+         {POOL_NAME_MAX} that Kubernetes accepts; register the node under a name of at most {most} \
+         (kubelet --hostname-override)",
+        node = vgpu_quantity::quoted(.0),
+        length = .0.len(),
+        most = POOL_NAME_MAX - POOL_SUFFIX.len()
+    )]
+    PoolName(String),
     #[error("--pod-uid {0:?} is not a pod's UID; pass metadata.uid of this pod (POD_UID)")]
     PodUid(String),
     #[error("{flag} {} is not an absolute path; give one that starts with /", path.display())]
@@ -185,6 +194,9 @@ impl Flags {
     fn validate_with(self, soft_gpu_seen: bool) -> Result<Config, Error> {
         if !is_dns_subdomain(&self.node_name) {
             return Err(Error::NodeName(self.node_name));
+        }
+        if pool_of(&self.node_name).len() > POOL_NAME_MAX {
+            return Err(Error::PoolName(self.node_name));
         }
         let pod_uid = self.pod_uid.filter(|uid| !uid.is_empty());
         if let Some(uid) = pod_uid.as_ref().filter(|uid| !is_uid(uid)) {
@@ -278,8 +290,17 @@ impl Config {
     /// Name of this node's pool of devices.
     #[must_use]
     pub fn pool(&self) -> String {
-        format!("{}/vgpu", self.node_name)
+        pool_of(&self.node_name)
     }
+}
+
+/// What the name of a node's pool has after the node's.
+const POOL_SUFFIX: &str = "/vgpu";
+/// The longest name of a pool that the API server accepts in a ResourceSlice.
+const POOL_NAME_MAX: usize = 253;
+
+fn pool_of(node: &str) -> String {
+    format!("{node}{POOL_SUFFIX}")
 }
 
 fn absolute(flag: &'static str, path: &Path) -> Result<(), Error> {
@@ -308,6 +329,29 @@ fn is_dns_subdomain(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The API server refuses a slice whose pool has a longer name, and then nothing of the node is published.
+    #[test]
+    fn a_node_name_that_makes_the_pool_name_too_long_is_refused() {
+        let named = |length: usize| {
+            let name = format!(
+                "{}.{}.{}.{}",
+                "a".repeat(63),
+                "b".repeat(63),
+                "c".repeat(63),
+                "d".repeat(length - 192)
+            );
+            let flags = Flags::try_parse_from(["vgpu-kubelet-plugin", &format!("--node-name={name}")]);
+            flags.expect("parses").validate_with(false)
+        };
+        assert_eq!(named(248).expect("fits").pool().len(), 253);
+        for length in 249..=253 {
+            let said = named(length).expect_err("too long").to_string();
+            for part in ["--node-name", &format!("has {length} characters"), "253", "at most 248"] {
+                assert!(said.contains(part), "{said}");
+            }
+        }
+    }
 
     fn parse(more: &[&str]) -> Result<Config, Error> {
         let arguments = ["vgpu-kubelet-plugin", "--node-name=n1"].iter().chain(more);

@@ -6,8 +6,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, PodResourceClaim, ResourceClaim
 
 use crate::keys::removed_keys;
 use crate::record::{Asked, Record};
-
-pub(crate) const DEFAULT_SCHEDULER: &str = "default-scheduler";
+use crate::settings::DEFAULT_SCHEDULER;
 
 /// Writes a record's translation into a pod's spec. What is there already stays in its place.
 pub(crate) fn apply(pod: &mut Pod, record: &Record) {

@@ -2,10 +2,11 @@
 
 use vgpu_api::config::Dialect;
 use vgpu_api::request::{MEMORY_MAX, MEMORY_MIN};
-use vgpu_quantity::whole;
+use vgpu_quantity::{shortened, whole};
 
 use crate::hami;
-use crate::pod::PodView;
+use crate::instead;
+use crate::pod::{PodView, annotation_at};
 use crate::request::{COUNT_MAX, MILLION, Memory, Request};
 use crate::resources::Resources;
 
@@ -13,6 +14,15 @@ const FRACTION: &str = "gpu-fraction";
 const MEMORY: &str = "gpu-memory";
 const DEVICES: &str = "gpu-fraction-num-devices";
 const CONTAINER: &str = "gpu-fraction-container-name";
+
+/// Asks that the pod's shares run by NVIDIA's MPS.
+const MPS: &str = "mps";
+/// The end of the annotation with which a container of NvFractions chooses how time is shared.
+const COMPUTE_MODE: &str = ".gpu-compute.mode";
+/// `"false"`: KAI's isolator leaves the pod without a limit of memory.
+const INJECT: &str = "kai-resource-isolator.io/inject";
+/// The folder by which a pod of KAI reaches the node's MPS daemon.
+const MPS_FOLDER: &str = "nvidia-mps";
 
 /// A pod with one of these asks.
 pub(crate) const ASKS: &[&str] = &[FRACTION, MEMORY, DEVICES];
@@ -93,7 +103,33 @@ pub(crate) fn read<'a>(
             }
         },
     };
+    warn_of_isolation(pod);
     Some((name, Request::fraction(count, memory, Dialect::Kai)))
+}
+
+/// KAI's pods choose how they are isolated from each other. Here that is this driver's library, for all of them.
+fn warn_of_isolation(pod: &mut PodView<'_>) {
+    const NO_MPS: &str = "is lost: MPS is not started, and shares of a GPU take turns; \
+                          computePolicy of the claim's class says how its time is shared";
+    for (key, value) in pod.annotations().into_iter().flatten() {
+        let said = match (key.as_str(), value.trim()) {
+            (MPS, value) if !value.eq_ignore_ascii_case("false") => NO_MPS,
+            (key, "sm-sharing") if key.starts_with("nvidia.com/container.") && key.ends_with(COMPUTE_MODE) => NO_MPS,
+            (INJECT, value) if value.eq_ignore_ascii_case("false") => {
+                "is lost: the limit of memory holds in every share, and no DeviceClass lifts it; \
+                 for all of a GPU's memory write the resource nvidia.com/gpu instead of a fraction"
+            }
+            _ => continue,
+        };
+        pod.findings.warn(annotation_at(&shortened(key)), said);
+    }
+    let volumes = pod.pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+    for (at, volume) in volumes.enumerate() {
+        let path = volume.host_path.as_ref().map(|folder| folder.path.as_str());
+        if path.is_some_and(|path| path.trim_end_matches('/').ends_with(MPS_FOLDER)) {
+            pod.findings.warn(format!("spec.volumes[{at}].hostPath.path"), NO_MPS);
+        }
+    }
 }
 
 /// A decimal number between 0 and 1 in millionths, rounded down: never more than was asked for.
@@ -115,8 +151,21 @@ fn millionths(text: &str) -> Option<u32> {
 
 pub(crate) fn lost(key: &str) -> Option<&'static str> {
     Some(match key {
-        "kai.scheduler/queue" => "the pod is in no queue; use Kueue for quotas of a queue",
         "gpu-sm-cores" => "GPU time is not reserved by a number of cores",
+        _ => return None,
+    })
+}
+
+/// What KAI's scheduler decides by a key, and what to use instead.
+pub(crate) fn scheduling(key: &str) -> Option<&'static str> {
+    Some(match key {
+        "kai.scheduler/queue" | "runai/queue" => instead::QUEUE,
+        "kai.scheduler/node-pool" | "runai/node-pool" => instead::NODE_POOL,
+        "pod-group-name" | "kai.scheduler/subgroup-name" => instead::GANG,
+        "kai.scheduler/preemptibility" => {
+            "whether other queues may take the pod's place is not decided by it; use priority classes, or Kueue"
+        }
+        _ if key.starts_with("kai.scheduler/topology") => instead::NETWORK,
         _ => return None,
     })
 }

@@ -5,6 +5,7 @@
 
 use vgpu_api::config::Dialect;
 
+use crate::instead;
 use crate::pod::PodView;
 use crate::problem::Problem;
 use crate::request::{Memory, Request};
@@ -138,6 +139,32 @@ pub(crate) fn lost(key: &str) -> Option<&'static str> {
         "scheduling.koordinator.sh/device-allocate-hint" => "hints are not read: name GPUs by a claim's selectors",
         "scheduling.koordinator.sh/device-joint-allocate" => "devices of other kinds are not allocated jointly",
         "scheduling.koordinator.sh/gpu-partition-spec" => "partitions of GPUs are not allocated",
+        _ => return None,
+    })
+}
+
+/// What Koordinator's scheduler decides by a key, and what to use instead.
+pub(crate) fn scheduling(key: &str) -> Option<&'static str> {
+    let (domain, name) = key.split_once('/')?;
+    Some(match (domain, name) {
+        ("quota.scheduling.koordinator.sh", "preemptible") => {
+            "no quota of Koordinator decides what is preempted; use priority classes"
+        }
+        ("quota.scheduling.koordinator.sh", _) => {
+            "the pod counts in no ElasticQuota; use a VgpuQuota or a ResourceQuota, or Kueue for quotas of a queue"
+        }
+        ("gang.scheduling.koordinator.sh", "network-topology-spec" | "network-topology-index") => instead::NETWORK,
+        ("gang.scheduling.koordinator.sh" | "pod-group.scheduling.sigs.k8s.io", _) => instead::GANG,
+        ("scheduling.koordinator.sh", "reservation-affinity") => {
+            "the pod gets no place of a Reservation, which kube-scheduler does not know; remove it"
+        }
+        ("scheduling.koordinator.sh", "numa-topology-spec") => instead::NUMA,
+        ("scheduling.koordinator.sh", "resource-spec") => {
+            "CPUs are not bound by the scheduler; use kubelet's CPU manager policy static"
+        }
+        ("koordinator.sh", "priority") => {
+            "pods of one priority class are in no order among each other; use priority classes"
+        }
         _ => return None,
     })
 }

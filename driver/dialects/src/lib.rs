@@ -24,6 +24,7 @@ mod applied;
 mod given_back;
 mod gpu_manager;
 mod hami;
+mod instead;
 mod inventory;
 mod kai;
 mod keys;

@@ -4,6 +4,7 @@
 use vgpu_api::config::Dialect;
 use vgpu_quantity::shortened;
 
+use crate::instead;
 use crate::pod::{PodView, annotation_at};
 use crate::resources::Resources;
 use crate::{given_back, gpu_manager, hami, kai, koordinator, volcano, volcano_vgpu};
@@ -11,15 +12,23 @@ use crate::{given_back, gpu_manager, hami, kai, koordinator, volcano, volcano_vg
 /// A warning has at most so many unknown keys: a tenant chooses how many there are.
 const MOST_KEYS: usize = 8;
 
-/// Whose key it is, by its prefix.
-fn prefixes(dialect: Dialect) -> &'static [&'static str] {
-    match dialect {
-        Dialect::Hami => &["nvidia.com/", "hami.io/"],
-        Dialect::Koordinator => &["koordinator.sh/", "scheduling.koordinator.sh/"],
-        Dialect::Volcano | Dialect::VolcanoVgpu => &["volcano.sh/"],
-        Dialect::GpuManager => &["tencent.com/"],
-        Dialect::Kai => &["gpu-"],
-    }
+/// Returns true for a key of a dialect: of its domain, or a subdomain of it. KAI's oldest have none.
+fn is_of(dialect: Dialect, key: &str) -> bool {
+    let domains: &[&str] = match dialect {
+        Dialect::Hami => &["nvidia.com", "hami.io"],
+        Dialect::Koordinator => &["koordinator.sh"],
+        Dialect::Volcano | Dialect::VolcanoVgpu => &["volcano.sh"],
+        Dialect::GpuManager => &["tencent.com"],
+        Dialect::Kai if key.starts_with("gpu-") => return true,
+        Dialect::Kai => &["kai.scheduler", "runai"],
+    };
+    let domain = key.split_once('/').map_or("", |(domain, _)| domain);
+    let is_in = |of: &&str| {
+        domain
+            .strip_suffix(*of)
+            .is_some_and(|sub| sub.is_empty() || sub.ends_with('.'))
+    };
+    domains.iter().any(is_in)
 }
 
 fn resources(dialect: Dialect) -> &'static [&'static str] {
@@ -44,18 +53,29 @@ fn annotations(dialect: Dialect) -> &'static [&'static str] {
     }
 }
 
-fn loss(key: &str) -> Option<&'static str> {
+/// What is lost with a key. What a scheduler decides is lost unless the pod keeps its scheduler.
+fn loss(key: &str, keeps_scheduler: bool) -> Option<&'static str> {
     hami::lost(key)
         .or_else(|| koordinator::lost(key))
         .or_else(|| volcano_vgpu::lost(key))
         .or_else(|| kai::lost(key))
+        .or_else(|| scheduling(key).filter(|_| !keeps_scheduler))
+}
+
+/// Queue, quota, gang, topology or node pool, as a key has another scheduler decide.
+fn scheduling(key: &str) -> Option<&'static str> {
+    match key {
+        // Of the plugin for gangs, which any scheduler may have.
+        "scheduling.x-k8s.io/pod-group" => Some(instead::GANG),
+        _ => volcano::scheduling(key)
+            .or_else(|| koordinator::scheduling(key))
+            .or_else(|| kai::scheduling(key)),
+    }
 }
 
 /// Warns of resources of a dialect in one container that are not known.
 pub(crate) fn warn_of_resources(dialect: Dialect, container: &Resources<'_>, pod: &mut PodView<'_>) {
-    let is_unknown = |key: &&str| {
-        prefixes(dialect).iter().any(|prefix| key.starts_with(prefix)) && !resources(dialect).contains(key)
-    };
+    let is_unknown = |key: &&str| is_of(dialect, key) && !resources(dialect).contains(key);
     let unknown: Vec<&str> = container.keys().filter(is_unknown).take(MOST_KEYS).collect();
     for key in unknown {
         let text = "is not read and stays as it is; the pod waits until a device plugin has it. Correct or remove it";
@@ -66,26 +86,30 @@ pub(crate) fn warn_of_resources(dialect: Dialect, container: &Resources<'_>, pod
 /// Warns of annotations and labels that change nothing here.
 pub(crate) fn warn_of_metadata(dialects: &[Dialect], pod: &mut PodView<'_>) {
     let metadata = &pod.pod.metadata;
+    let keeps_scheduler = pod.keeps_scheduler();
     let mut said = 0;
     for key in metadata.annotations.iter().flatten().map(|(key, _)| key) {
-        let of_a_dialect = dialects
-            .iter()
-            .any(|dialect| prefixes(*dialect).iter().any(|prefix| key.starts_with(prefix)));
+        let of_a_dialect = dialects.iter().any(|dialect| is_of(*dialect, key));
         let is_read = || {
             dialects
                 .iter()
                 .any(|dialect| annotations(*dialect).contains(&key.as_str()))
         };
-        if let Some(what) = loss(key) {
+        if let Some(what) = loss(key, keeps_scheduler) {
             pod.findings.warn(annotation_at(key), format!("is lost: {what}"));
-        } else if of_a_dialect && !is_read() && !given_back::is_given_back(key) && said < MOST_KEYS {
+        } else if of_a_dialect
+            && !is_read()
+            && scheduling(key).is_none()
+            && !given_back::is_given_back(key)
+            && said < MOST_KEYS
+        {
             said += 1;
             let text = "is not read, and changes nothing; correct or remove it";
             pod.findings.warn(annotation_at(&shortened(key)), text);
         }
     }
     for key in metadata.labels.iter().flatten().map(|(key, _)| key) {
-        if let Some(what) = loss(key) {
+        if let Some(what) = loss(key, keeps_scheduler) {
             pod.findings
                 .warn(format!("metadata.labels[{key}]"), format!("is lost: {what}"));
         }

@@ -6,7 +6,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use vgpu_api::config::Dialect;
 use vgpu_quantity::{quoted, shortened};
 
-use crate::applied::DEFAULT_SCHEDULER;
 use crate::keys::{DIALECTS, Kind, containers, kai_annotations, removed_keys};
 use crate::pod::{PodView, annotation_at};
 use crate::problem::Problem;
@@ -15,7 +14,7 @@ use crate::request::Request;
 use crate::resources::Resources;
 use crate::{gpu_manager, hami, kai, koordinator, lost, volcano, volcano_vgpu};
 
-/// Names claims that may stand beside a dialect's resources, because they are not for our GPUs: `nic,fpga`.
+/// Names claims beside a dialect's resources that are not for our GPUs, so that no warning asks: `nic,fpga`.
 pub const OTHER_CLAIMS: &str = "dra.vgpu/other-claims";
 /// The limit of containers with GPU requests in a pod. It bounds the webhook's work, and the annotation with the original
 /// requests would hardly have room for more.
@@ -164,15 +163,16 @@ fn check_container(container: &Resources<'_>, others: &BTreeSet<&str>, view: &mu
     }
     let resources = container.container.resources.as_ref();
     let claims = resources.and_then(|resources| resources.claims.as_ref());
-    for (at, claim) in claims.into_iter().flatten().enumerate() {
-        if !others.contains(claim.name.as_str()) {
-            let advice = format!(
-                "a container has GPUs by a claim or by a dialect's resources, not by both; remove one of them. \
-                 If the claim is not for GPUs of this driver, name it in the annotation {OTHER_CLAIMS}"
-            );
-            let field = format!("{}.resources.claims[{at}].name", container.path);
-            view.findings.refuse(Problem::invalid(field, &claim.name, advice));
-        }
+    // Only the claim's name is known here, not whose devices it is for.
+    let mut unnamed = claims.into_iter().flatten().enumerate();
+    if let Some((at, claim)) = unnamed.find(|(_, claim)| !others.contains(claim.name.as_str())) {
+        let text = format!(
+            "{} stays; if it is for GPUs of this driver too, the container has those beside the ones for which its \
+             resources ask. The annotation {OTHER_CLAIMS}, with the names of claims for other devices, says that it is not",
+            quoted(&claim.name)
+        );
+        let field = format!("{}.resources.claims[{at}].name", container.path);
+        view.findings.warn(field, text);
     }
     for key in container.keys() {
         if let Some(class) = key.strip_prefix(CLASS_RESOURCE)
@@ -200,18 +200,15 @@ fn check_spec(view: &mut PodView<'_>, create: bool) {
 
 /// The scheduler that kube-scheduler replaces.
 fn scheduler(view: &mut PodView<'_>) -> Option<String> {
-    let spec = view.pod.spec.as_ref()?;
-    let name = spec.scheduler_name.as_deref().filter(|name| !name.is_empty())?;
-    if view.settings.schedulers.contains(name) && name != DEFAULT_SCHEDULER {
+    let name = view.other_scheduler()?;
+    if !view.keeps_scheduler() {
         return Some(name.to_owned());
     }
-    if name != DEFAULT_SCHEDULER {
-        let text = format!(
-            "{} stays; it must allocate ResourceClaims. To give the pod to kube-scheduler, add it to translate.schedulers",
-            quoted(name)
-        );
-        view.findings.warn("spec.schedulerName", text);
-    }
+    let text = format!(
+        "{} stays; it must allocate ResourceClaims. To give the pod to kube-scheduler, add it to translate.schedulers",
+        quoted(name)
+    );
+    view.findings.warn("spec.schedulerName", text);
     None
 }
 

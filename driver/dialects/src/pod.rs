@@ -8,7 +8,7 @@ use vgpu_api::config::AllocationPolicy;
 use crate::problem::Problem;
 use crate::request::{Devices, ITEM_MAX, LIST_BYTES_MAX, LIST_MAX, cel_bytes};
 use crate::resources::Findings;
-use crate::settings::Settings;
+use crate::settings::{DEFAULT_SCHEDULER, Settings};
 
 pub(crate) struct PodView<'a> {
     pub(crate) pod: &'a Pod,
@@ -43,6 +43,18 @@ impl<'a> PodView<'a> {
 
     pub(crate) fn label(&self, key: &str) -> Option<&'a str> {
         self.pod.metadata.labels.as_ref()?.get(key).map(String::as_str)
+    }
+
+    /// The scheduler that the pod names, unless it is kube-scheduler.
+    pub(crate) fn other_scheduler(&self) -> Option<&'a str> {
+        let name = self.pod.spec.as_ref()?.scheduler_name.as_deref()?;
+        (!name.is_empty() && name != DEFAULT_SCHEDULER).then_some(name)
+    }
+
+    /// Returns true if another scheduler than kube-scheduler places the pod, translated or not.
+    pub(crate) fn keeps_scheduler(&self) -> bool {
+        self.other_scheduler()
+            .is_some_and(|name| !self.settings.schedulers.contains(name))
     }
 
     /// Refuses an annotation's value.

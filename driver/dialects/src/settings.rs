@@ -6,6 +6,8 @@ use serde::Deserialize;
 use vgpu_api::class;
 use vgpu_api::config::Dialect;
 
+pub(crate) const DEFAULT_SCHEDULER: &str = "default-scheduler";
+
 /// The chart's values that change a translation.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]

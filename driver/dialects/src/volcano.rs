@@ -2,6 +2,7 @@
 
 use vgpu_api::config::Dialect;
 
+use crate::instead;
 use crate::pod::PodView;
 use crate::problem::Problem;
 use crate::request::Request;
@@ -28,4 +29,24 @@ pub(crate) fn read(container: &Resources<'_>, pod: &mut PodView<'_>) -> Option<R
         }
         (None, memory) => Some(Request::fraction(1, memory?, Dialect::Volcano)),
     }
+}
+
+/// What Volcano's scheduler decides by a key, and what to use instead.
+pub(crate) fn scheduling(key: &str) -> Option<&'static str> {
+    Some(match key {
+        "scheduling.volcano.sh/queue-name" | "volcano.sh/queue-name" => instead::QUEUE,
+        "volcano.sh/hierarchy" | "volcano.sh/hierarchy-weights" => instead::QUEUE,
+        "scheduling.k8s.io/group-name" => instead::GANG,
+        "volcano.sh/preemptable" | "volcano.sh/cooldown-time" => {
+            "other queues do not take the pod's place; use priority classes, or Kueue for preemption between queues"
+        }
+        "volcano.sh/jdb-min-available" | "volcano.sh/jdb-max-unavailable" => {
+            "evictions of the job's pods are not bounded by it; use a PodDisruptionBudget"
+        }
+        "volcano.sh/revocable-zone" | "volcano.sh/nodegroup-name" => instead::NODE_POOL,
+        "volcano.sh/numa-topology-policy" => instead::NUMA,
+        _ if key.starts_with("scheduling.volcano.sh/group-") => instead::GANG,
+        _ if key.starts_with("volcano.sh/network-topology-") => instead::NETWORK,
+        _ => return None,
+    })
 }

@@ -69,7 +69,6 @@ pub(crate) fn lost(key: &str) -> Option<&'static str> {
         "volcano.sh/vgpu-podgroup-policy" => {
             "the pods of a group are not spread over GPUs; use topologySpreadConstraints"
         }
-        "scheduling.k8s.io/group-name" => "the pods of a group are not started together; use a gang of Kueue",
         _ => return None,
     })
 }

@@ -423,3 +423,39 @@ fn kai_gives_one_container_the_gpu() {
         }
     }
 }
+
+/// KAI's pods choose their isolation; here it is the same for all, and each word that changes nothing is said.
+#[test]
+fn kai_says_what_becomes_of_its_ways_of_isolation() {
+    let with = |key: &str, value: &str| {
+        let annotations = json!({"annotations": {"gpu-fraction": "0.5", key: value}});
+        warnings(&translated(&pod(annotations, json!({"cpu": "1"}))))
+    };
+    const MPS: &str = "is lost: MPS is not started";
+    for (key, value, said) in [
+        ("mps", "true", Some(MPS)),
+        ("mps", "", Some(MPS)),
+        ("mps", "false", None),
+        ("nvidia.com/container.main.gpu-compute.mode", "sm-sharing", Some(MPS)),
+        ("nvidia.com/container.main.gpu-compute.mode", "time-slicing", None),
+        (
+            "kai-resource-isolator.io/inject",
+            "false",
+            Some("is lost: the limit of memory holds in every share, and no DeviceClass lifts it"),
+        ),
+        ("kai-resource-isolator.io/inject", "true", None),
+    ] {
+        let all = with(key, value);
+        let line = all
+            .lines()
+            .find(|line| line.contains(&format!("metadata.annotations[{key}]")));
+        assert_eq!(line.is_some(), said.is_some(), "{key}={value}: {all}");
+        assert!(line.is_none_or(|line| line.contains(said.unwrap_or_default())), "{all}");
+    }
+    let mounted = support::read(json!({"metadata": {"annotations": {"gpu-fraction": "0.5"}}, "spec": {
+        "containers": [{"name": "main"}],
+        "volumes": [{"name": "x"}, {"name": "mps", "hostPath": {"path": "/tmp/nvidia-mps/"}}],
+    }}));
+    let all = warnings(&translated(&mounted));
+    assert!(all.contains(&format!("spec.volumes[1].hostPath.path: {MPS}")), "{all}");
+}

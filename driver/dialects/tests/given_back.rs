@@ -91,6 +91,26 @@ fn hami() {
     assert_eq!(back.labels, texts(&[("hami.io/vgpu-node", "n1")]));
 }
 
+/// HAMi counts places from the first init container on, whether a container has GPUs or not.
+#[test]
+fn hami_has_a_place_for_every_init_container_and_sidecar() {
+    let asks = |memory: u32| json!({"limits": {"nvidia.com/gpu": "1", "nvidia.com/gpumem": memory.to_string()}});
+    let pod = read(json!({"spec": {
+        "initContainers": [
+            {"name": "fetch"},
+            {"name": "warm", "resources": asks(3000)},
+            {"name": "side", "restartPolicy": "Always", "resources": asks(1000)},
+        ],
+        "containers": [{"name": "log"}, {"name": "main", "resources": asks(3000)}],
+    }}));
+    let (main, side) = (vec![share(1, 3000, 0)], vec![share(2, 1000, 0)]);
+    let back = back(&pod, &[("warm", main.clone()), ("side", side), ("main", main)]);
+    assert_eq!(
+        back.annotations["hami.io/vgpu-devices-allocated"],
+        ";GPU-1,NVIDIA,3000,0:;GPU-2,NVIDIA,1000,0:;;GPU-1,NVIDIA,3000,0:;"
+    );
+}
+
 #[test]
 fn volcano_vgpu() {
     let one = pod(
@@ -216,12 +236,18 @@ fn variables() {
         texts(&[("VOLCANO_GPU_ALLOCATED", "2")])
     );
     assert_eq!(of(Dialect::GpuManager, &two), texts(&[]));
-    let portion = texts(&[("GPU_PORTION", "0.50"), ("RUNAI_NUM_OF_GPUS", "0.50")]);
-    assert_eq!(of(Dialect::Kai, &[share(0, 11_520, 0)]), portion);
+    let portion = |limit: &str| {
+        texts(&[
+            ("GPU_PORTION", "0.50"),
+            ("RUNAI_NUM_OF_GPUS", "0.50"),
+            ("CUDA_DEVICE_MEMORY_LIMIT", limit),
+        ])
+    };
+    assert_eq!(of(Dialect::Kai, &[share(0, 11_520, 0)]), portion("11520m"));
     // Rounded down to whole MiB.
     let mut h100 = share(0, 40_779, 0);
     h100.device_memory = 81_559 << 20;
-    assert_eq!(of(Dialect::Kai, &[h100]), portion);
+    assert_eq!(of(Dialect::Kai, &[h100]), portion("40779m"));
     for dialect in Dialect::ALL {
         assert_eq!(of(dialect, &[]), texts(&[]));
     }

@@ -4,7 +4,7 @@ mod support;
 
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
-use support::{claims, limits, patched, read, translated, warnings, with};
+use support::{claims, limits, patched, pod, read, translated, warnings, with};
 use vgpu_dialects::{Dialect, Record, Settings, TRANSLATED, recorded, translate, update};
 
 fn asks(mebibytes: u32) -> Value {
@@ -362,4 +362,74 @@ fn an_update_keeps_the_order_of_claims() {
     assert_eq!(update(&live, &live, &Settings::default()), Ok(None));
     let again = applied_again(&manifest, &live);
     assert_eq!(update(&live, &again, &Settings::default()).unwrap().unwrap().pod, live);
+}
+
+/// What the other scheduler decided and kube-scheduler does not: each key has its own sentence.
+#[test]
+fn what_another_scheduler_decided_is_said_key_by_key() {
+    const QUEUE: &str = "the pod is in no queue";
+    const GANG: &str = "are not started together";
+    const NODES: &str = "spec.nodeSelector";
+    const NUMA: &str = "topology manager";
+    const NETWORK: &str = "topology of the network";
+    const PREEMPTS: &str = "use priority classes";
+    for (key, said) in [
+        ("scheduling.volcano.sh/queue-name", QUEUE),
+        ("volcano.sh/queue-name", QUEUE),
+        ("volcano.sh/hierarchy", QUEUE),
+        ("scheduling.k8s.io/group-name", GANG),
+        ("scheduling.volcano.sh/group-name", GANG),
+        ("scheduling.volcano.sh/group-min-member", GANG),
+        ("volcano.sh/preemptable", PREEMPTS),
+        ("volcano.sh/jdb-min-available", "use a PodDisruptionBudget"),
+        ("volcano.sh/revocable-zone", NODES),
+        ("volcano.sh/nodegroup-name", NODES),
+        ("volcano.sh/numa-topology-policy", NUMA),
+        ("volcano.sh/network-topology-mode", NETWORK),
+        ("quota.scheduling.koordinator.sh/name", "ElasticQuota; use a VgpuQuota"),
+        (
+            "quota.scheduling.koordinator.sh/tree-id",
+            "ElasticQuota; use a VgpuQuota",
+        ),
+        ("quota.scheduling.koordinator.sh/preemptible", PREEMPTS),
+        ("gang.scheduling.koordinator.sh/name", GANG),
+        ("gang.scheduling.koordinator.sh/network-topology-spec", NETWORK),
+        ("pod-group.scheduling.sigs.k8s.io/name", GANG),
+        ("scheduling.x-k8s.io/pod-group", GANG),
+        ("scheduling.koordinator.sh/reservation-affinity", "Reservation"),
+        ("scheduling.koordinator.sh/numa-topology-spec", NUMA),
+        ("scheduling.koordinator.sh/resource-spec", "CPU manager policy"),
+        ("kai.scheduler/queue", QUEUE),
+        ("runai/queue", QUEUE),
+        ("kai.scheduler/node-pool", NODES),
+        ("runai/node-pool", NODES),
+        ("pod-group-name", GANG),
+        ("kai.scheduler/subgroup-name", GANG),
+        ("kai.scheduler/topology-required-placement", NETWORK),
+        ("kai.scheduler/preemptibility", PREEMPTS),
+    ] {
+        for (kind, scheduler) in [
+            ("labels", "volcano"),
+            ("annotations", "volcano"),
+            ("labels", "default-scheduler"),
+        ] {
+            let mut asks = pod(json!({kind: {key: "v"}}), json!({"nvidia.com/gpu": 1}));
+            asks.spec.as_mut().unwrap().scheduler_name = Some(scheduler.to_owned());
+            let all = warnings(&with(&asks, &schedulers(&["volcano"])));
+            let line = all
+                .lines()
+                .find(|line| line.starts_with(&format!("metadata.{kind}[{key}]: is lost: ")));
+            let line = line.unwrap_or_else(|| panic!("{kind} {key}: {all}"));
+            assert!(line.contains(said), "{line}");
+            assert_eq!(all.matches(&format!("[{key}]")).count(), 1, "{all}");
+            // The scheduler that decides by the key still places the pod.
+            if scheduler == "volcano" {
+                let all = warnings(&with(&asks, &schedulers(&[])));
+                assert!(
+                    !all.contains(key) && all.contains("spec.schedulerName: \"volcano\" stays"),
+                    "{all}"
+                );
+            }
+        }
+    }
 }

@@ -283,7 +283,6 @@ fn what_no_claim_can_do_is_refused() {
         container
     };
     let spec = |spec: Value| read(json!({"metadata": {"name": "p"}, "spec": spec}));
-    let with_claim = json!({"limits": {"nvidia.com/gpumem": 3000}, "claims": [{"name": "mine"}]});
     for (pod, field, advice) in [
         (
             spec(json!({"containers": [main(json!({"securityContext": {"privileged": true}}))]})),
@@ -294,11 +293,6 @@ fn what_no_claim_can_do_is_refused() {
             spec(json!({"nodeName": "n1", "containers": [main(json!({}))]})),
             "spec.nodeName",
             "no scheduler sees such a pod",
-        ),
-        (
-            spec(json!({"containers": [main(json!({"resources": with_claim}))], "resourceClaims": [{"name": "mine"}]})),
-            "spec.containers[0].resources.claims[0].name",
-            "dra.vgpu/other-claims",
         ),
         (
             limits(json!({"nvidia.com/gpumem": 3000, "deviceclass.resource.kubernetes.io/vgpu": 1})),
@@ -333,18 +327,37 @@ fn what_no_claim_can_do_is_refused() {
     }
 }
 
+/// Whose devices another claim is for is not known here. It stays, with a warning unless it is named.
 #[test]
-fn a_claim_for_other_devices_may_stand_beside_if_it_is_named() {
-    let pod = read(
-        json!({"metadata": {"annotations": {"dra.vgpu/other-claims": "fpga, nic"}}, "spec": {
-            "resourceClaims": [{"name": "nic", "resourceClaimTemplateName": "nic"}],
-            "containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpumem": 3000}, "claims": [{"name": "nic"}]}}],
-        }}),
-    );
-    let translation = translated(&pod);
-    assert_eq!(support::claims(&translation.pod, "main"), ["nic", "vgpu-translated-0"]);
-    let spec = translation.pod.spec.as_ref().unwrap();
-    assert_eq!(spec.resource_claims.as_ref().unwrap().len(), 2);
+fn a_claim_for_other_devices_may_stand_beside() {
+    for (others, is_said) in [("fpga, nic", false), ("fpga", true), ("", true)] {
+        let pod = read(
+            json!({"metadata": {"annotations": {"dra.vgpu/other-claims": others}}, "spec": {
+                "resourceClaims": [{"name": "nic", "resourceClaimTemplateName": "nic"}],
+                "containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpumem": 3000}, "claims": [{"name": "nic"}]}}],
+            }}),
+        );
+        let translation = translated(&pod);
+        assert_eq!(support::claims(&translation.pod, "main"), ["nic", "vgpu-translated-0"]);
+        let spec = translation.pod.spec.as_ref().unwrap();
+        assert_eq!(spec.resource_claims.as_ref().unwrap().len(), 2);
+        let said = support::warnings(&translation);
+        let field = "spec.containers[0].resources.claims[0].name: \"nic\" stays; if it is for GPUs of this driver too";
+        assert_eq!(said.contains(field), is_said, "{others}: {said}");
+        // KAI's pods ask by annotations.
+        let mut pod = pod;
+        let annotations = json!({"gpu-fraction": "0.5", "dra.vgpu/other-claims": others});
+        pod.metadata.annotations = serde_json::from_value(annotations).unwrap();
+        pod.spec.as_mut().unwrap().containers[0]
+            .resources
+            .as_mut()
+            .unwrap()
+            .limits = None;
+        assert_eq!(
+            support::claims(&translated(&pod).pod, "main"),
+            ["nic", "vgpu-translated-0"]
+        );
+    }
 }
 
 #[test]
@@ -418,7 +431,7 @@ fn pods_with_very_many_containers_and_claims_are_answered() {
     let mut pod = spec(json!({"containers": containers(1, resources)}));
     let others = ["x"; 100_000].join(",");
     pod.metadata.annotations = Some([(vgpu_dialects::OTHER_CLAIMS.to_owned(), others)].into());
-    let said = refused(&pod).to_string();
+    let said = support::warnings(&translated(&pod));
     assert!(said.contains("claims[0].name") && said.len() < 4096, "{said}");
 }
 

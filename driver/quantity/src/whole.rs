@@ -56,8 +56,8 @@ pub fn whole(text: &str) -> Result<i64, WholeError> {
         Err(QuantityError::Exponent { .. }) => return Err(too_large(text)),
         Err(_) => return Err(describe(text)),
     };
-    let (value, exponent) = match unit {
-        Unit::Decimal(exponent) => (value, exponent),
+    let (value, exponent) = match &unit {
+        Unit::Decimal(exponent) => (value, *exponent),
         Unit::Binary(bits) => (value << bits, 0),
     };
     let places = exponent - parts.fraction.len() as i32; // a text of at most 4096 bytes
@@ -69,6 +69,10 @@ pub fn whole(text: &str) -> Result<i64, WholeError> {
     } else {
         return Err(not_whole(text));
     };
+    // With a binary unit Kubernetes holds the magnitude at 2^63 - 1: it reads -8Ei, which is -2^63, as one more.
+    if matches!(unit, Unit::Binary(_)) && value > BigInt::from(i64::MAX) {
+        return Err(too_large(text));
+    }
     i64::try_from(if parts.positive { value } else { -value }).map_err(|_| too_large(text))
 }
 
@@ -213,6 +217,8 @@ mod tests {
     fn a_number_too_large_is_an_error() {
         for text in [
             "8Ei",
+            "-8Ei",
+            "-8192Pi",
             "10E",
             "9223372036854775808",
             "1e19",

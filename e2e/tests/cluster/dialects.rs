@@ -144,7 +144,7 @@ const EXAMPLES: &[(&str, &[Expected])] = &[
                 Memory::Percent(50),
                 &["GPU_PORTION=0.50", "RUNAI_NUM_OF_GPUS=0.50", VISIBLE],
             ),
-            ("kai-memory", "main", 1, Memory::Mib(4096), &[]),
+            ("kai-memory", "main", 1, Memory::Mib(4096), &["CUDA_DEVICE_MEMORY_LIMIT=4096m"]),
             ("kai-two-gpus", "main", 2, Memory::Percent(25), &["GPU_PORTION=0.25"]),
             ("kai-second-container", "first", 0, Memory::None, &[]),
             ("kai-second-container", "second", 1, Memory::Mib(4096), &[]),

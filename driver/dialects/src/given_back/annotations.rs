@@ -66,7 +66,7 @@ pub fn given_back(pod: &Pod, record: &Record, bound: &Bound) -> GivenBack {
         let nanoseconds = bound.at.as_nanos().to_string();
         match dialect {
             Dialect::Hami => {
-                set("hami.io/vgpu-devices-allocated", pod.encoded(";", true));
+                set("hami.io/vgpu-devices-allocated", pod.hami());
                 set("hami.io/vgpu-node", bound.node.clone());
                 set("hami.io/vgpu-time", seconds.clone());
                 set("hami.io/bind-time", seconds);
@@ -74,7 +74,7 @@ pub fn given_back(pod: &Pod, record: &Record, bound: &Bound) -> GivenBack {
                 back.labels.insert(GIVEN_BACK_LABEL.to_owned(), bound.node.clone());
             }
             Dialect::VolcanoVgpu => {
-                set("volcano.sh/vgpu-ids-new", pod.encoded(";", false));
+                set("volcano.sh/vgpu-ids-new", pod.volcano_vgpu());
                 set("volcano.sh/vgpu-node", bound.node.clone());
                 set("volcano.sh/vgpu-time", seconds.clone());
                 set("volcano.sh/bind-time", seconds);
@@ -105,12 +105,20 @@ pub fn given_back(pod: &Pod, record: &Record, bound: &Bound) -> GivenBack {
     back
 }
 
+/// `UUID,NVIDIA,<MiB>,<cores>:` for each GPU of one container.
+fn encoded(shares: &[GpuShare]) -> String {
+    let gpu = |share: &GpuShare| format!("{},NVIDIA,{},{}:", share.uuid, share.mebibytes(), share.cores);
+    shares.iter().map(gpu).collect()
+}
+
 /// The GPUs of a pod that were asked for in one dialect.
 struct PodShares<'a> {
     /// For each entry of `spec.containers`; empty without GPUs of this dialect.
     containers: Vec<&'a [GpuShare]>,
-    /// Of init containers, except those whose claim an app container has too.
+    /// For each entry of `spec.initContainers`.
     init: Vec<&'a [GpuShare]>,
+    /// The entries of `init` whose claim no app container has.
+    only_init: Vec<&'a [GpuShare]>,
 }
 
 impl<'a> PodShares<'a> {
@@ -131,39 +139,36 @@ impl<'a> PodShares<'a> {
             .collect();
         let claim = |name: &str| asked(name).and_then(|asked| asked.claim.as_deref());
         let claims_of_apps: Vec<Option<&str>> = apps.iter().map(|name| claim(name)).collect();
-        let init = spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
+        let init: Vec<&str> = spec
+            .iter()
+            .flat_map(|spec| spec.init_containers.iter().flatten())
+            .map(|container| container.name.as_str())
+            .collect();
+        let is_only = |name: &&&str| !claims_of_apps.contains(&claim(name));
         Self {
             containers: apps.iter().map(|name| of(name)).collect(),
-            init: init
-                .filter(|container| !claims_of_apps.contains(&claim(&container.name)))
-                .map(|container| of(&container.name))
-                .collect(),
+            only_init: init.iter().filter(is_only).map(|name| of(name)).collect(),
+            init: init.iter().map(|name| of(name)).collect(),
         }
     }
 
     fn all(&self) -> impl Iterator<Item = &'a GpuShare> + use<'a, '_> {
         self.containers
             .iter()
-            .chain(&self.init)
+            .chain(&self.only_init)
             .flat_map(|shares| shares.iter())
     }
 
-    /// `UUID,NVIDIA,<MiB>,<cores>:` for each GPU, containers separated or ended by a text.
-    fn encoded(&self, separator: &str, ended: bool) -> String {
-        let container = |shares: &&[GpuShare]| {
-            let gpu = |share: &GpuShare| format!("{},NVIDIA,{},{}:", share.uuid, share.mebibytes(), share.cores);
-            shares.iter().map(gpu).collect::<String>()
-        };
-        let mut text = self
-            .containers
-            .iter()
-            .map(container)
-            .collect::<Vec<_>>()
-            .join(separator);
-        if ended {
-            text.push_str(separator);
-        }
-        text
+    /// As HAMi writes it: init containers, sidecars among them, have the first places, and `;` ends each place.
+    fn hami(&self) -> String {
+        let places = self.init.iter().chain(&self.containers);
+        places.map(|shares| encoded(shares) + ";").collect()
+    }
+
+    /// As Volcano's vGPU writes it, which knows app containers alone: `;` between places.
+    fn volcano_vgpu(&self) -> String {
+        let places: Vec<String> = self.containers.iter().map(|shares| encoded(shares)).collect();
+        places.join(";")
     }
 
     /// `{"gpu":[{"minor":1,"resources":{...}}]}`: one entry for each GPU, with the sum of what containers have of it.

@@ -80,6 +80,8 @@ pub fn environment(of: &Environment<'_>) -> BTreeMap<String, String> {
             let portion = format!("{}.{:02}", hundredths / 100, hundredths % 100);
             set("GPU_PORTION", portion.clone());
             set("RUNAI_NUM_OF_GPUS", portion);
+            // One variable for all GPUs, as KAI's plugin for HAMi-core sets it: each of them has the same share.
+            set("CUDA_DEVICE_MEMORY_LIMIT", format!("{}m", first.mebibytes()));
         }
     }
     variables
