@@ -65,3 +65,9 @@ of the old chart, which may not have `translate`. */}}
 {{- define "vgpu.celTexts" -}}
 [{{ range $at, $text := . }}{{ if $at }}, {{ end }}'{{ $text }}'{{ end }}]
 {{- end -}}
+
+{{/* CEL: the containers of a pod, init containers too. A pod without spec.containers, or with null there, has none: the API
+server says what is wrong with it. */}}
+{{- define "vgpu.celContainers" -}}
+((object.spec.?containers.orValue(null) == null ? [] : object.spec.containers) + object.spec.?initContainers.orValue([]))
+{{- end -}}

@@ -27,7 +27,8 @@ namespaceSelector:
 {{/* Of a pod that is created, and its namespace. */}}
 {{- define "vgpu.quotaPodVariables" -}}
 - name: containers
-  expression: object.spec.containers + object.spec.?initContainers.orValue([])
+  expression: >-
+    {{ include "vgpu.celContainers" . }}
 - name: extended
   expression: "{{ include "vgpu.quotaExtended" . }}"
 - name: asks
