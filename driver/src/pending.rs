@@ -4,7 +4,7 @@
 //! long text is cut in its middle, because its end has the largest fraction that would fit and the command that lists
 //! all reasons.
 
-use vgpu_allocator::{AllocateError, Largest, ReasonKind, together};
+use vgpu_allocator::{AllocateError, Largest, ReasonKind, held, together};
 use vgpu_api::DRIVER_NAME;
 use vgpu_planner::model::Pod;
 use vgpu_planner::{About, State};
@@ -102,6 +102,7 @@ pub fn explain(pod: &Pod, state: &State, answers: &Answers) -> Option<Message> {
                 question: &question,
                 state,
                 nodes: *nodes,
+                namespace: &pod.namespace,
             };
             // On a node without devices the search stops at the first request; other nodes show more.
             let says_more = summary.sections.iter().any(Section::is_about_devices);
@@ -164,6 +165,8 @@ struct Described<'a> {
     question: &'a Question,
     state: &'a State,
     nodes: usize,
+    /// The pod's: whoever reads its events may know no names of others.
+    namespace: &'a str,
 }
 
 impl Described<'_> {
@@ -205,7 +208,8 @@ impl Described<'_> {
     fn group(&self, group: &Group, devices: usize, is_first: bool) -> String {
         let reason = &group.closest;
         let with_it = reason.together.iter().map(|claim| self.question.name(*claim));
-        let message = reason.message.clone() + &together(with_it.collect());
+        let held = held(&reason.holders, self.namespace);
+        let message = format!("{}{held}{}", reason.message, together(with_it.collect()));
         let message = text::cut(&message, REASON_MAX);
         let said = format!("{}: {message}", group.kind.name());
         let place = match (reason.node.as_str(), reason.device.as_str()) {

@@ -223,6 +223,7 @@ mod tests {
             field: "spec.devices.requests[0].exactly".into(),
             message: message.into(),
             shortages: Vec::new(),
+            holders: Vec::new(),
             together: Vec::new(),
         }
     }

@@ -11,6 +11,8 @@
 //! Both answers come from the search itself, which tries a device as an allocation would. So what is said to fit does
 //! fit.
 
+use std::sync::Arc;
+
 use serde::Serialize;
 
 use crate::allocate::Attempt;
@@ -20,7 +22,7 @@ use crate::error::AllocateError;
 use crate::model::{Allocation, ResourceClaim, Taint};
 use crate::policy::Order;
 use crate::pools::{NodeView, PoolState};
-use crate::reason::{CLASS_SELECTORS, Reason, ReasonKind, few, field_of};
+use crate::reason::{CLASS_SELECTORS, Reason, ReasonKind, field_of};
 use crate::search::{Refusal, Search};
 use crate::selectors::SelectorCache;
 use vgpu_quantity::Quantity;
@@ -234,15 +236,18 @@ impl Explainer<'_, '_, '_, '_> {
                         Refusal::Capacity(Misfit::Short(_)) => self.shortages(index)?,
                         _ => Vec::new(),
                     };
-                    // Only these texts name the claims that hold the device.
-                    let together = match &refusal {
-                        Refusal::InUse | Refusal::Capacity(Misfit::Short(_)) => self.with_it(index),
-                        _ => Vec::new(),
+                    // Only these name the claims that hold the device.
+                    let (holders, together) = match &refusal {
+                        Refusal::InUse | Refusal::Capacity(Misfit::Short(_)) => {
+                            (self.holders(index), self.with_it(index))
+                        }
+                        _ => Default::default(),
                     };
                     let said = self.say(refusal, &shortages, index)?;
                     let reason = self.reason(&candidate.slice.spec.pool.name, &candidate.device().name, said);
                     reasons.push(Reason {
                         shortages,
+                        holders,
                         together,
                         ..reason
                     });
@@ -324,9 +329,8 @@ impl Explainer<'_, '_, '_, '_> {
 
     fn say(&mut self, refusal: Refusal, shortages: &[Shortage], index: usize) -> Result<Said, AllocateError> {
         let field = self.field();
-        let holders = self.holders(index);
         Ok(match refusal {
-            Refusal::InUse => (ReasonKind::InUse, String::new(), format!("in use{holders}")),
+            Refusal::InUse => (ReasonKind::InUse, String::new(), "in use".to_owned()),
             Refusal::Taken => {
                 let message = "taken by an earlier request of the claims that are allocated together".to_owned();
                 (ReasonKind::InUse, field, message)
@@ -354,11 +358,7 @@ impl Explainer<'_, '_, '_, '_> {
                             format!("{name}: {wanted} wanted, {free} of {total} free")
                         });
                         let all: Vec<String> = all.collect();
-                        (
-                            ReasonKind::Capacity,
-                            at(&short.name),
-                            format!("{}{holders}", all.join("; ")),
-                        )
+                        (ReasonKind::Capacity, at(&short.name), all.join("; "))
                     }
                 }
             }
@@ -427,11 +427,11 @@ impl Explainer<'_, '_, '_, '_> {
         Ok((ReasonKind::Selector, field, message))
     }
 
-    /// The claims that hold a device, as the end of a message.
-    fn holders(&self, index: usize) -> String {
+    /// The claims that hold a device.
+    fn holders(&self, index: usize) -> Vec<Arc<str>> {
         let usage = self.search.usage(index).into_iter();
-        let holders = usage.flat_map(|usage| usage.holders()).map(|holder| holder.to_string());
-        few(", held by ", holders.collect())
+        let holders = usage.flat_map(|usage| usage.holders());
+        holders.cloned().collect()
     }
 
     /// The places of the claims of this attempt that would use a device.
@@ -458,6 +458,7 @@ impl Explainer<'_, '_, '_, '_> {
             field,
             message,
             shortages: Vec::new(),
+            holders: Vec::new(),
             together: Vec::new(),
         }
     }

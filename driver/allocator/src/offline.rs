@@ -251,6 +251,7 @@ impl<'o> Cluster<'o> {
                     field: "spec.nodeName".to_owned(),
                     message: format!("slice {} is not for {}", slice.name, self.node_words()),
                     shortages: Vec::new(),
+                    holders: Vec::new(),
                     together: Vec::new(),
                 });
             }

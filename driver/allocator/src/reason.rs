@@ -1,5 +1,8 @@
 //! Why claims do not fit: one [`Reason`] for each device that is blocked.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
 use serde::Serialize;
 
 use crate::capacity::Shortage;
@@ -48,6 +51,9 @@ pub struct Reason<C = usize> {
     /// With `Capacity`, the numbers of the message.
     #[serde(skip)]
     pub shortages: Vec<Shortage>,
+    /// The claims that hold the device, by `namespace/name`. Not every reader may know of those of other namespaces.
+    #[serde(skip)]
+    pub holders: Vec<Arc<str>>,
     /// The claims of the attempt that would use the device themselves.
     #[serde(skip)]
     pub together: Vec<C>,
@@ -84,6 +90,7 @@ impl Reason {
             field: String::new(),
             message: "the claims do not fit together".to_owned(),
             shortages: Vec::new(),
+            holders: Vec::new(),
             together: Vec::new(),
         }
     }
@@ -99,8 +106,11 @@ impl Reason {
             device: self.device,
             reason: self.reason,
             field: self.field,
-            message: self.message.clone() + &together(self.together.iter().copied().map(name).collect()),
+            message: self.message
+                + &few(HELD_BY, self.holders.iter().map(ToString::to_string).collect())
+                + &together(self.together.iter().copied().map(name).collect()),
             shortages: self.shortages,
+            holders: Vec::new(),
             together: Vec::new(),
         }
     }
@@ -110,6 +120,24 @@ impl Reason {
 #[must_use]
 pub fn together(claims: Vec<String>) -> String {
     few(", and asked for together with ", claims)
+}
+
+const HELD_BY: &str = ", held by ";
+
+/// The claims that hold a device, as the end of a message for readers of `namespace`, who may not know the names of others.
+#[must_use]
+pub fn held(holders: &[Arc<str>], namespace: &str) -> String {
+    let is_own = |holder: &&Arc<str>| holder.split_once('/').is_none_or(|(of, _)| of == namespace);
+    let (own, others): (Vec<_>, Vec<_>) = holders.iter().partition(is_own);
+    let others: BTreeSet<_> = others.into_iter().collect();
+    let own = few(HELD_BY, own.into_iter().map(ToString::to_string).collect());
+    let of_others = match others.len() {
+        0 => return own,
+        1 => "a claim of another namespace".to_owned(),
+        many => format!("{many} claims of other namespaces"),
+    };
+    let start = if own.is_empty() { HELD_BY } else { " and " };
+    format!("{own}{start}{of_others}")
 }
 
 /// Names the first few claims, after `start`; empty without claims.
@@ -216,6 +244,7 @@ impl AllocateError {
             field,
             message: fault.to_string(),
             shortages: Vec::new(),
+            holders: Vec::new(),
             together: Vec::new(),
         })
     }
@@ -240,4 +269,25 @@ pub(crate) fn field_of(claim: &ResourceClaim, request: &str) -> String {
         }
     }
     "spec.devices.requests".to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_other_namespaces_are_counted_and_not_said() {
+        let seen = |holders: &[&str]| {
+            let holders: Vec<Arc<str>> = holders.iter().map(|holder| (*holder).into()).collect();
+            held(&holders, "a")
+        };
+        assert_eq!(seen(&[]), "");
+        assert_eq!(seen(&["a/x", "a/y"]), ", held by a/x, a/y");
+        assert_eq!(seen(&["b/secret"]), ", held by a claim of another namespace");
+        assert_eq!(
+            seen(&["b/x", "a/x", "c/x", "b/x"]),
+            ", held by a/x and 2 claims of other namespaces",
+            "each once"
+        );
+    }
 }
