@@ -135,6 +135,8 @@ fn the_controller_gets_the_values_as_flags_in_both_modes() {
                 "translate.schedulers={volcano,kai-scheduler}",
                 "translate.highPriorityClass=high",
                 "translate.limitVcudaCores=true",
+                r"translate.resourceNames.nvidia\.com/vgpu=nvidia.com/gpu",
+                r"translate.resourceNames.nvidia\.com/vmem=nvidia.com/gpumem",
                 "translate.port=8443",
                 "admission.derivedClasses={mine,high}",
             ],
@@ -147,6 +149,7 @@ fn the_controller_gets_the_values_as_flags_in_both_modes() {
             "--translate-schedulers=volcano,kai-scheduler",
             "--translate-high-priority-class=high",
             "--translate-limit-vcuda-cores=true",
+            "--translate-resource-names=nvidia.com/vgpu=nvidia.com/gpu,nvidia.com/vmem=nvidia.com/gpumem",
             "--translate-derived-classes=mine,high",
             "--webhook-address=0.0.0.0:8443",
             "--webhook-name=x-webhook",
@@ -294,6 +297,27 @@ fn pods_that_ask_in_an_enabled_dialect_are_sent_and_no_others() {
             assert!(compared.iter().any(|compared| compared == key), "{key}");
         }
         assert_eq!(annotations.next(), None, "{}", dialect.name());
+    }
+}
+
+/// A name that the cluster chose is sent as the dialect's own, on updates whatever is read now.
+#[test]
+fn pods_that_ask_under_a_chosen_name_are_sent() {
+    let Some(helm) = helm("pods_that_ask_under_a_chosen_name_are_sent") else {
+        return;
+    };
+    let chosen = r"translate.resourceNames.nvidia\.com/vgpu=nvidia.com/gpu";
+    for (dialect, is_created) in [("hami", true), ("kai", false)] {
+        let rendered = render(&helm, &[&format!("translate.dialects={{{dialect}}}"), chosen]).expect("rendered");
+        let lists = lists(&rendered);
+        let has = |list: &Vec<String>| list.iter().any(|key| key == "nvidia.com/vgpu");
+        assert_eq!((has(&lists[0]), has(&lists[1])), (is_created, true), "{dialect}");
+    }
+    for wrong in [
+        r"translate.resourceNames.cpu=nvidia.com/gpu",
+        r"translate.resourceNames.nvidia\.com/vgpu=nvidia.com/gpux",
+    ] {
+        assert!(render(&helm, &["translate.dialects={hami}", wrong]).is_err(), "{wrong}");
     }
 }
 

@@ -134,6 +134,10 @@ pub struct TranslateFlags {
     /// Take tencent.com/vcuda-core for a limit in every pod, as GPUSharing does
     #[arg(long)]
     pub limit_vcuda_cores: bool,
+    /// Resource names that the cluster chose instead of a system's own, separated by commas:
+    /// nvidia.com/vgpu=nvidia.com/gpu
+    #[arg(long, value_name = "NAMES", default_value = "", hide_default_value = true)]
+    pub resource_names: String,
     /// Output format
     #[arg(short, long, value_name = "json|yaml", default_value = "yaml")]
     pub output: ListFormat,

@@ -18,7 +18,7 @@ use std::process::ExitCode;
 
 use serde_json::{Map, Value, json};
 use vgpu_api::config::UnknownDialect;
-use vgpu_dialects::{Dialect, Gpu, Inventory, Pod, Refusal, Request, Settings};
+use vgpu_dialects::{Dialect, Gpu, Inventory, Pod, Refusal, Request, ResourceNamesError, Settings};
 
 use super::{OfflineError, documents, print, yaml};
 use crate::exit;
@@ -31,6 +31,8 @@ const MOST_LISTS: usize = 8;
 enum TranslateError {
     #[error("--dialects: {0}")]
     Dialect(#[from] UnknownDialect),
+    #[error("--resource-names: {0}")]
+    ResourceNames(#[from] ResourceNamesError),
     #[error("{file}: a document is not an object with apiVersion and kind")]
     NoObject { file: String },
     #[error("{file}: lists lie in lists more than {MOST_LISTS} deep")]
@@ -120,6 +122,7 @@ fn settings(flags: &TranslateFlags) -> Result<Settings, TranslateError> {
         schedulers: flags.schedulers.iter().cloned().collect(),
         high_priority_class: flags.high_priority_class.clone(),
         limit_vcuda_cores: flags.limit_vcuda_cores,
+        resource_names: vgpu_dialects::resource_names(&flags.resource_names)?,
         ..Settings::default()
     };
     if !flags.dialects.is_empty() {
@@ -318,7 +321,13 @@ fn inventory(documents: &[Value]) -> Inventory {
 fn asks(object: &Value, settings: &Settings) -> bool {
     let has = |map: &Value, keys: fn(Dialect) -> &'static [&'static str]| {
         let mut all = settings.dialects.iter().flat_map(|dialect| keys(*dialect));
-        all.any(|key| map.get(key).is_some())
+        all.any(|key| {
+            map.get(key).is_some()
+                || settings
+                    .resource_names
+                    .chosen(&[*key])
+                    .any(|key| map.get(key).is_some())
+        })
     };
     match object {
         Value::Object(map) => map.iter().any(|(key, value)| match key.as_str() {
@@ -341,7 +350,9 @@ fn warn_of_kind(object: &Value, settings: &Settings) {
                 let resource = key
                     .split_once('.')
                     .filter(|(verb, _)| matches!(*verb, "limits" | "requests"));
-                if resource.is_some_and(|(_, resource)| vgpu_dialects::is_resource(resource)) {
+                if resource
+                    .is_some_and(|(_, resource)| vgpu_dialects::is_resource(settings.resource_names.known(resource)))
+                {
                     say(&format!(
                         "{name}: spec.hard[{key}]: is lost: it counts 0 for translated pods; \
                          use requests of <class>.deviceclass.resource.k8s.io/devices"

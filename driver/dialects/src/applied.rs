@@ -5,11 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::core::v1::{Container, Pod, PodResourceClaim, ResourceClaim};
 
 use crate::keys::removed_keys;
+use crate::names::ResourceNames;
 use crate::record::{Asked, Record};
-use crate::settings::DEFAULT_SCHEDULER;
+use crate::settings::{DEFAULT_SCHEDULER, Settings};
 
 /// Writes a record's translation into a pod's spec. What is there already stays in its place.
-pub(crate) fn apply(pod: &mut Pod, record: &Record) {
+pub(crate) fn apply(pod: &mut Pod, record: &Record, settings: &Settings) {
     let Some(spec) = &mut pod.spec else { return };
     if record.scheduler_name.is_some() && spec.scheduler_name == record.scheduler_name {
         spec.scheduler_name = Some(DEFAULT_SCHEDULER.to_owned());
@@ -29,17 +30,17 @@ pub(crate) fn apply(pod: &mut Pod, record: &Record) {
     }
     for container in spec.init_containers.iter_mut().flatten().chain(&mut spec.containers) {
         if let Some(asked) = record.containers.iter().find(|asked| asked.name == container.name) {
-            take(container, asked);
+            take(container, asked, &settings.resource_names);
         }
     }
 }
 
 /// Takes the dialect's resources from a container and gives it its claim.
-fn take(container: &mut Container, asked: &Asked) {
+fn take(container: &mut Container, asked: &Asked, names: &ResourceNames) {
     let keys = removed_keys(asked.dialect);
     if let Some(resources) = &mut container.resources {
         for map in [&mut resources.limits, &mut resources.requests].into_iter().flatten() {
-            map.retain(|key, _| !keys.contains(&key.as_str()));
+            map.retain(|key, _| !keys.contains(&names.known(key)));
         }
     }
     if let Some(claim) = &asked.claim {
@@ -59,7 +60,8 @@ fn take(container: &mut Container, asked: &Asked) {
 
 /// The pod without its record's translation. Containers that have no resources of their dialect any more get them
 /// back.
-pub(crate) fn undo(pod: &Pod, record: &Record) -> Pod {
+pub(crate) fn undo(pod: &Pod, record: &Record, settings: &Settings) -> Pod {
+    let names = &settings.resource_names;
     let mut pod = pod.clone();
     let ours: BTreeSet<&str> = record.claims().iter().map(|(claim, _)| *claim).collect();
     let Some(spec) = &mut pod.spec else { return pod };
@@ -83,7 +85,7 @@ pub(crate) fn undo(pod: &Pod, record: &Record) -> Pod {
         }
         let has = |map: &Option<BTreeMap<String, _>>| {
             map.as_ref()
-                .is_some_and(|map| map.keys().any(|key: &String| keys.contains(&key.as_str())))
+                .is_some_and(|map| map.keys().any(|key: &String| keys.contains(&names.known(key))))
         };
         if has(&resources.limits) || has(&resources.requests) {
             continue;
@@ -93,7 +95,7 @@ pub(crate) fn undo(pod: &Pod, record: &Record) -> Pod {
             (&mut resources.requests, &asked.requests),
         ] {
             // Only keys of the dialect: whatever somebody wrote into the annotation.
-            let asked = asked.iter().filter(|(key, _)| keys.contains(&key.as_str()));
+            let asked = asked.iter().filter(|(key, _)| keys.contains(&names.known(key)));
             for (key, value) in asked {
                 let quantity = k8s_openapi::apimachinery::pkg::api::resource::Quantity(value.clone());
                 map.get_or_insert_default().insert(key.clone(), quantity);

@@ -56,7 +56,7 @@ pub(crate) fn read(container: &Resources<'_>, pod: &mut PodView<'_>) -> Option<R
     }
     let count = container.count(GPU, count.unwrap_or(1), &mut pod.findings)?;
     if memory.is_some() && percentage.is_some() {
-        let text = "nvidia.com/gpumem is given too, and counts";
+        let text = format!("{} is given too, and counts", container.name(MEMORY));
         pod.findings.warn(container.at(PERCENTAGE), text);
     }
     let memory = memory.or(percentage).unwrap_or(Memory::All);

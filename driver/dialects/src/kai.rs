@@ -41,7 +41,7 @@ pub(crate) fn read<'a>(
         return None;
     }
     for container in containers {
-        if container.keys().any(|key| key == hami::GPU) && container.asks_for(&[hami::GPU]) {
+        if container.asks_for(&[hami::GPU]) {
             let key = match (fraction, memory) {
                 (Some(_), _) => FRACTION,
                 (None, Some(_)) => MEMORY,

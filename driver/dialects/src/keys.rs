@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Pod;
 use vgpu_api::config::Dialect;
 
+use crate::names::{ResourceNames, ResourceNamesError};
 use crate::resources::Resources;
 use crate::settings::Settings;
 use crate::{gpu_manager, hami, kai, koordinator, volcano, volcano_vgpu};
@@ -41,6 +42,15 @@ pub fn is_resource(name: &str) -> bool {
     DIALECTS.iter().any(|(.., keys)| keys.contains(&name))
 }
 
+/// Reads a list of names that a cluster chose: `nvidia.com/vgpu=nvidia.com/gpu`, with commas.
+///
+/// # Errors
+/// An item that is no chosen name for a resource of a dialect.
+pub fn resource_names(text: &str) -> Result<ResourceNames, ResourceNamesError> {
+    let own: Vec<&str> = DIALECTS.iter().flat_map(|(.., keys)| *keys).copied().collect();
+    ResourceNames::parse(text, &own)
+}
+
 pub(crate) fn removed_keys(dialect: Dialect) -> &'static [&'static str] {
     let found = DIALECTS.iter().find(|(of, ..)| *of == dialect);
     found.map_or(&[], |(.., keys)| keys)
@@ -59,7 +69,8 @@ pub(crate) fn kai_annotations(pod: &Pod, settings: &Settings) -> BTreeMap<String
 }
 
 /// The containers in the order in which they are translated, with their paths.
-pub(crate) fn containers(pod: &Pod) -> Vec<(Kind, Resources<'_>)> {
+pub(crate) fn containers<'a>(pod: &'a Pod, settings: &'a Settings) -> Vec<(Kind, Resources<'a>)> {
+    let names = &settings.resource_names;
     let Some(spec) = &pod.spec else { return Vec::new() };
     let init = spec
         .init_containers
@@ -72,11 +83,11 @@ pub(crate) fn containers(pod: &Pod) -> Vec<(Kind, Resources<'_>)> {
                 _ => Kind::Init,
             };
             let path = format!("spec.initContainers[{at}]");
-            (kind, Resources { path, container })
+            (kind, Resources { path, container, names })
         });
     let app = spec.containers.iter().enumerate().map(|(at, container)| {
         let path = format!("spec.containers[{at}]");
-        (Kind::App, Resources { path, container })
+        (Kind::App, Resources { path, container, names })
     });
     init.chain(app).collect()
 }

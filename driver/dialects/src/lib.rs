@@ -31,6 +31,7 @@ mod keys;
 mod koordinator;
 mod literal;
 mod lost;
+mod names;
 mod patch;
 mod plan;
 mod pod;
@@ -53,7 +54,8 @@ pub use given_back::{
 pub use k8s_openapi::api::core::v1::Pod;
 
 pub use inventory::{Gpu, Inventory};
-pub use keys::{asking_annotations, asking_resources, is_resource};
+pub use keys::{asking_annotations, asking_resources, is_resource, resource_names};
+pub use names::{ResourceNames, ResourceNamesError};
 pub use plan::OTHER_CLAIMS;
 pub use problem::{Problem, Refusal, Warning};
 pub use record::{Asked, CLAIM_PREFIX, Record, TRANSLATED, recorded};

@@ -75,11 +75,11 @@ fn scheduling(key: &str) -> Option<&'static str> {
 
 /// Warns of resources of a dialect in one container that are not known.
 pub(crate) fn warn_of_resources(dialect: Dialect, container: &Resources<'_>, pod: &mut PodView<'_>) {
-    let is_unknown = |key: &&str| is_of(dialect, key) && !resources(dialect).contains(key);
+    let is_unknown = |key: &&str| is_of(dialect, key) && !resources(dialect).contains(&container.names.known(key));
     let unknown: Vec<&str> = container.keys().filter(is_unknown).take(MOST_KEYS).collect();
     for key in unknown {
         let text = "is not read and stays as it is; the pod waits until a device plugin has it. Correct or remove it";
-        pod.findings.warn(container.at(&shortened(key)), text);
+        pod.findings.warn(container.place(&shortened(key)), text);
     }
 }
 

@@ -61,8 +61,11 @@ pub(crate) fn plan(view: &mut PodView<'_>, create: bool) -> Record {
 
 fn read(view: &mut PodView<'_>) -> Vec<Ask> {
     let pod = view.pod;
-    let all = containers(pod);
-    let resources: Vec<Resources<'_>> = containers(pod).into_iter().map(|(_, container)| container).collect();
+    let all = containers(pod, view.settings);
+    let resources: Vec<Resources<'_>> = containers(pod, view.settings)
+        .into_iter()
+        .map(|(_, container)| container)
+        .collect();
     let mut kai = match kai_annotations(pod, view.settings) {
         none if none.is_empty() => None,
         annotations => {
@@ -161,6 +164,13 @@ fn check_container(container: &Resources<'_>, others: &BTreeSet<&str>, view: &mu
             "no limit holds in a privileged container, which sees every GPU of the node; remove it, or the GPU resources",
         ));
     }
+    for (first, second) in container.doubles() {
+        view.findings.refuse(Problem::invalid(
+            container.place(second),
+            container.value(second),
+            format!("asks for the same as {first}; remove one of them"),
+        ));
+    }
     let resources = container.container.resources.as_ref();
     let claims = resources.and_then(|resources| resources.claims.as_ref());
     // Only the claim's name is known here, not whose devices it is for.
@@ -180,7 +190,7 @@ fn check_container(container: &Resources<'_>, others: &BTreeSet<&str>, view: &mu
         {
             let advice = "asks for a GPU beside a dialect's resources; remove one of them";
             view.findings
-                .refuse(Problem::invalid(container.at(key), container.written(key), advice));
+                .refuse(Problem::invalid(container.place(key), container.value(key), advice));
         }
     }
 }

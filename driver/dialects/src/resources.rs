@@ -11,6 +11,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use vgpu_api::request::{MEMORY_MAX, MEMORY_MIN, MEMORY_STEP};
 use vgpu_quantity::{WholeError, format_bytes, whole};
 
+use crate::names::ResourceNames;
 use crate::problem::{Problem, Warning};
 use crate::request::{COUNT_MAX, Memory};
 
@@ -49,6 +50,7 @@ pub(crate) struct Resources<'a> {
     /// `spec.containers[0]`.
     pub(crate) path: String,
     pub(crate) container: &'a Container,
+    pub(crate) names: &'a ResourceNames,
 }
 
 impl<'a> Resources<'a> {
@@ -61,9 +63,46 @@ impl<'a> Resources<'a> {
         }
     }
 
-    /// The path of a limit.
+    /// The entry of a resource, under its own name or one that the cluster chose.
+    fn entry(&self, limits: bool, key: &str) -> Option<(&'a str, &'a Quantity)> {
+        let map = self.map(limits)?;
+        let entry = |name: &str| map.get_key_value(name).map(|(name, value)| (name.as_str(), value));
+        entry(key).or_else(|| self.names.chosen(&[key]).find_map(entry))
+    }
+
+    /// A resource's name as the container has it.
+    pub(crate) fn name<'k>(&self, key: &'k str) -> &'k str
+    where
+        'a: 'k,
+    {
+        let entry = self.entry(true, key).or_else(|| self.entry(false, key));
+        entry.map_or(key, |(name, _)| name)
+    }
+
+    /// The path of a resource's limit.
     pub(crate) fn at(&self, key: &str) -> String {
-        format!("{}.resources.limits[{key}]", self.path)
+        self.place(self.name(key))
+    }
+
+    /// The path of the limit with exactly this name.
+    pub(crate) fn place(&self, name: &str) -> String {
+        format!("{}.resources.limits[{name}]", self.path)
+    }
+
+    /// The value of the limit with exactly this name.
+    pub(crate) fn value(&self, name: &str) -> &'a str {
+        let limit = self.map(true).and_then(|map| map.get(name));
+        limit.map_or("", |value| value.0.as_str())
+    }
+
+    /// Names in the container that stand for one resource.
+    pub(crate) fn doubles(&self) -> Vec<(&'a str, &'a str)> {
+        let mut first: BTreeMap<&str, &'a str> = BTreeMap::new();
+        let named = self.keys().filter_map(|key| {
+            let known = *first.entry(self.names.known(key)).or_insert(key);
+            (known != key).then_some((known, key))
+        });
+        named.collect()
     }
 
     /// Every resource's name, those of the requests included.
@@ -75,36 +114,34 @@ impl<'a> Resources<'a> {
 
     /// Returns true if the container has any of these resources, and not with the value 0.
     pub(crate) fn asks_for(&self, keys: &[&str]) -> bool {
-        let asks = |map: &BTreeMap<String, Quantity>| {
-            keys.iter()
-                .any(|key| map.get(*key).is_some_and(|value| whole(&value.0) != Ok(0)))
+        let asks = |limits: bool| {
+            let mut entries = keys.iter().filter_map(|key| self.entry(limits, key));
+            entries.any(|(_, value)| whole(&value.0) != Ok(0))
         };
-        self.map(true).is_some_and(asks) || self.map(false).is_some_and(asks)
+        asks(true) || asks(false)
     }
 
     /// The entries of limits or requests with these keys.
     pub(crate) fn entries(&self, keys: &[&str], limits: bool) -> BTreeMap<String, String> {
         let map = self.map(limits).into_iter().flatten();
-        map.filter(|(key, _)| keys.contains(&key.as_str()))
+        map.filter(|(key, _)| keys.contains(&self.names.known(key)))
             .map(|(key, value)| (key.clone(), value.0.clone()))
             .collect()
     }
 
     /// A resource as it is written.
     pub(crate) fn written(&self, key: &str) -> &'a str {
-        self.map(true)
-            .and_then(|map| map.get(key))
-            .map_or("", |value| value.0.as_str())
+        self.entry(true, key).map_or("", |(_, value)| value.0.as_str())
     }
 
     /// A resource's number. `None` if it is not there, and after a problem.
     pub(crate) fn amount(&self, key: &str, findings: &mut Findings) -> Option<u64> {
-        let limit = self.map(true).and_then(|map| map.get(key));
-        let request = self.map(false).and_then(|map| map.get(key));
+        let limit = self.entry(true, key).map(|(_, value)| value);
+        let request = self.entry(false, key).map(|(_, value)| value);
         let Some(limit) = limit else {
             if let Some(request) = request {
                 findings.refuse(Problem::invalid(
-                    format!("{}.resources.requests[{key}]", self.path),
+                    format!("{}.resources.requests[{}]", self.path, self.name(key)),
                     &request.0,
                     "has no limit; write the same value under limits, as for every extended resource",
                 ));
@@ -125,7 +162,7 @@ impl<'a> Resources<'a> {
         };
         if request.is_some_and(|request| whole(&request.0) != Ok(number)) {
             findings.refuse(Problem::invalid(
-                format!("{}.resources.requests[{key}]", self.path),
+                format!("{}.resources.requests[{}]", self.path, self.name(key)),
                 request.map(|request| request.0.clone()).unwrap_or_default(),
                 format!("must be equal to the limit {}; remove it, or write the same", limit.0),
             ));

@@ -6,6 +6,8 @@ use serde::Deserialize;
 use vgpu_api::class;
 use vgpu_api::config::Dialect;
 
+use crate::names::ResourceNames;
+
 pub(crate) const DEFAULT_SCHEDULER: &str = "default-scheduler";
 
 /// The chart's values that change a translation.
@@ -22,6 +24,9 @@ pub struct Settings {
     /// GPUSharing's rule: `tencent.com/vcuda-core` is always a limit (`translate.limitVcudaCores`). Else, as for
     /// gpu-manager, the pod's annotation says whether there is one.
     pub limit_vcuda_cores: bool,
+    /// Resource names that the cluster chose instead of a dialect's own (`translate.resourceNames`).
+    #[serde(skip)]
+    pub resource_names: ResourceNames,
     /// DeviceClasses that are ours by more than their name (`admission.derivedClasses`): a container must not ask for
     /// one of them beside a dialect's resources.
     pub derived_classes: BTreeSet<String>,
@@ -35,6 +40,7 @@ impl Default for Settings {
             schedulers: BTreeSet::new(),
             high_priority_class: None,
             limit_vcuda_cores: false,
+            resource_names: ResourceNames::default(),
             derived_classes: BTreeSet::new(),
         }
     }

@@ -56,7 +56,7 @@ pub fn update(old: &Pod, new: &Pod, settings: &Settings) -> Result<Option<Transl
     // A record that its author wrote by hand does not say what the pod is. To bring the pod in line with it is a
     // change that the API server refuses, and so the pod's finalizers could not be removed any more.
     let mut same = old.clone();
-    apply(&mut same, &record);
+    apply(&mut same, &record, settings);
     if same.spec != old.spec {
         return Ok(None);
     }
@@ -66,7 +66,7 @@ pub fn update(old: &Pod, new: &Pod, settings: &Settings) -> Result<Option<Transl
         return fresh(new, Some(&record), settings, false);
     }
     let mut pod = new.clone();
-    apply(&mut pod, &record);
+    apply(&mut pod, &record, settings);
     let annotation = old.metadata.annotations.as_ref().and_then(|all| all.get(TRANSLATED));
     write_annotation(&mut pod, annotation.cloned().unwrap_or_default());
     Ok(translation(new, pod, record, Vec::new()))
@@ -81,7 +81,10 @@ fn is_ignored(pod: &Pod) -> bool {
 fn asks(pod: &Pod, record: Option<&Record>, settings: &Settings) -> bool {
     let read = settings.dialects.iter();
     let keys: Vec<&str> = read.flat_map(|dialect| asking_resources(*dialect)).copied().collect();
-    if containers(pod).iter().any(|(_, container)| container.asks_for(&keys)) {
+    if containers(pod, settings)
+        .iter()
+        .any(|(_, container)| container.asks_for(&keys))
+    {
         return true;
     }
     let kai = kai_annotations(pod, settings);
@@ -103,7 +106,7 @@ fn is_unchanged(pod: &Pod, record: &Record, settings: &Settings) -> bool {
                 })
         })
     };
-    containers(pod).iter().all(same)
+    containers(pod, settings).iter().all(same)
 }
 
 /// Compares numbers, not texts: `3000M` comes as `3G` the second time. Requests follow from limits.
@@ -143,7 +146,7 @@ fn fresh(
     create: bool,
 ) -> Result<Option<Translation>, Refusal> {
     let written = match record {
-        Some(record) => undo(pod, record),
+        Some(record) => undo(pod, record, settings),
         None => pod.clone(),
     };
     let mut view = PodView::new(&written, settings);
@@ -156,7 +159,7 @@ fn fresh(
         return Ok(None);
     }
     let mut translated = written;
-    apply(&mut translated, &record);
+    apply(&mut translated, &record, settings);
     write_annotation(&mut translated, record.text());
     Ok(translation(pod, translated, record, warnings))
 }

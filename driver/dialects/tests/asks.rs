@@ -459,3 +459,65 @@ fn kai_says_what_becomes_of_its_ways_of_isolation() {
     let all = warnings(&translated(&mounted));
     assert!(all.contains(&format!("spec.volumes[1].hostPath.path: {MPS}")), "{all}");
 }
+
+/// HAMi's chart lets an administrator choose the names. Findings name the field as the pod has it.
+#[test]
+fn names_that_the_cluster_chose_are_read_as_the_dialects_own() {
+    let names = "nvidia.com/vgpu=nvidia.com/gpu,example.com/mem=nvidia.com/gpumem,example.com/prio=nvidia.com/priority";
+    let settings = Settings {
+        resource_names: vgpu_dialects::resource_names(names).unwrap(),
+        ..Settings::default()
+    };
+    for (asked, expected) in [
+        (
+            json!({"nvidia.com/vgpu": 2, "example.com/mem": 3000, "nvidia.com/gpucores": 30}),
+            fraction(Dialect::Hami, 2, mebibytes(3000), 30),
+        ),
+        (json!({"nvidia.com/vgpu": 3}), Request::whole(3, Dialect::Hami)),
+        (
+            json!({"example.com/mem": 3000}),
+            fraction(Dialect::Hami, 1, mebibytes(3000), 0),
+        ),
+        // The dialect's own names go on.
+        (json!({"nvidia.com/gpu": 3}), Request::whole(3, Dialect::Hami)),
+    ] {
+        let pod = limits(asked.clone());
+        let translation = with(&pod, &settings);
+        assert_eq!(request(&translation), expected, "{asked}");
+        let left = support::container(&translation.pod, "main").resources.clone().unwrap();
+        assert_eq!(left.limits.unwrap_or_default(), [].into(), "{asked}");
+        assert_eq!(support::patched(&pod, &translation.patch), translation.pod);
+        assert!(
+            !warnings(&translation).contains("is not read"),
+            "{}",
+            warnings(&translation)
+        );
+        // Twice is once, and a second `kubectl apply` sends the limits again.
+        assert_eq!(vgpu_dialects::translate(&translation.pod, &settings), Ok(None));
+        let again = vgpu_dialects::update(&translation.pod, &pod, &settings)
+            .unwrap()
+            .unwrap();
+        assert_eq!(again.pod, translation.pod);
+    }
+    let refusal = |asked: Value| {
+        vgpu_dialects::translate(&limits(asked), &settings)
+            .unwrap_err()
+            .to_string()
+    };
+    for (asked, said) in [
+        (
+            json!({"nvidia.com/vgpu": "1500m"}),
+            "spec.containers[0].resources.limits[nvidia.com/vgpu]: Invalid value: \"1500m\"",
+        ),
+        (
+            json!({"nvidia.com/vgpu": 1, "nvidia.com/gpu": 2}),
+            "limits[nvidia.com/vgpu]: Invalid value: \"1\": asks for the same as nvidia.com/gpu; remove one of them",
+        ),
+    ] {
+        let refused = refusal(asked);
+        assert!(refused.contains(said), "{refused}");
+    }
+    // Nobody chose the name: it is not HAMi's.
+    let unknown = limits(json!({"nvidia.com/vgpu": 1}));
+    assert_eq!(vgpu_dialects::translate(&unknown, &Settings::default()), Ok(None));
+}

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use vgpu_dialects::{Dialect, Settings};
+use vgpu_dialects::{Dialect, ResourceNamesError, Settings, resource_names};
 
 use super::name::is_name;
 use crate::webhook::Config;
@@ -28,6 +28,10 @@ pub struct TranslateFlags {
     /// annotation says so.
     #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
     pub translate_limit_vcuda_cores: bool,
+    /// Resource names that the cluster chose instead of a system's own, as HAMi's chart allows, separated by commas:
+    /// nvidia.com/vgpu=nvidia.com/gpu.
+    #[arg(long, default_value = "")]
+    pub translate_resource_names: String,
     /// DeviceClasses that were derived from the chart's, separated by commas.
     #[arg(long, default_value = "")]
     pub translate_derived_classes: String,
@@ -48,6 +52,8 @@ pub enum TranslateError {
     Dialects(String),
     #[error("--translate-high-priority-class {0:?} is not a name of a DeviceClass")]
     HighPriorityClass(String),
+    #[error("--translate-resource-names: {0}")]
+    ResourceNames(#[from] ResourceNamesError),
     #[error("--webhook-address {0:?} is not an address with a port; write one, for example 0.0.0.0:9443")]
     Address(String),
     #[error("--webhook-name {0:?} is not a name of a Service; write lower case letters, digits and `-`")]
@@ -83,6 +89,7 @@ impl TranslateFlags {
                 schedulers: names(&self.translate_schedulers),
                 high_priority_class: (!high.is_empty()).then_some(high),
                 limit_vcuda_cores: self.translate_limit_vcuda_cores,
+                resource_names: resource_names(&self.translate_resource_names)?,
                 derived_classes: names(&self.translate_derived_classes),
                 dialects,
             },
@@ -124,6 +131,7 @@ mod tests {
             "--translate-schedulers=volcano,koord-scheduler",
             "--translate-high-priority-class=vgpu-high",
             "--translate-limit-vcuda-cores=true",
+            "--translate-resource-names=nvidia.com/vgpu=nvidia.com/gpu",
             "--translate-derived-classes=mine",
             "--webhook-name=x-webhook",
         ])
@@ -136,6 +144,10 @@ mod tests {
         assert_eq!(config.settings.high_priority_class.as_deref(), Some("vgpu-high"));
         assert!(config.settings.limit_vcuda_cores);
         assert_eq!(
+            config.settings.resource_names.known("nvidia.com/vgpu"),
+            "nvidia.com/gpu"
+        );
+        assert_eq!(
             config.settings.derived_classes.into_iter().collect::<Vec<_>>(),
             ["mine"]
         );
@@ -147,6 +159,17 @@ mod tests {
     #[test]
     fn a_system_that_is_none_is_refused_with_all_there_are() {
         let flags = crate::Flags::try_parse_from(["vgpu-controller", "--translate-dialects=nvshare"]).unwrap();
+        let names = ["vgpu-controller", "--translate-resource-names=cpu=nvidia.com/gpu"];
+        let said = crate::Flags::try_parse_from(names)
+            .unwrap()
+            .translate
+            .config("ns")
+            .unwrap_err();
+        assert!(
+            said.to_string()
+                .starts_with("--translate-resource-names: \"cpu\" is not a name of an extended resource"),
+            "{said}"
+        );
         assert_eq!(
             flags.translate.config("ns").unwrap_err().to_string(),
             "--translate-dialects \"nvshare\" is not a list of hami, koordinator, volcano, volcano-vgpu, gpu-manager, kai"
