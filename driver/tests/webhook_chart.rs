@@ -252,8 +252,11 @@ fn lists(rendered: &[Value]) -> Vec<Vec<String>> {
         let texts = list.split(", ").filter(|text| !text.is_empty());
         texts.map(|text| text.trim_matches('\'').to_owned()).collect::<Vec<_>>()
     };
-    // `[?key]` is no list.
-    lists.map(texts).filter(|list| list != &["?key"]).collect()
+    // `[?key]` is no list, and `[]` are the containers of a pod without any.
+    lists
+        .map(texts)
+        .filter(|list| !list.is_empty() && list != &["?key"])
+        .collect()
 }
 
 fn sorted<'a>(texts: impl IntoIterator<Item = &'a str>) -> Vec<String> {
