@@ -246,17 +246,14 @@ fn asks(rendered: &[Value]) -> String {
 
 /// The texts in the lists of the condition: of a pod that is created, and of one that is updated.
 fn lists(rendered: &[Value]) -> Vec<Vec<String>> {
-    let expression = asks(rendered).replace("orValue([])", "");
+    let expression = asks(rendered).replace("orValue([])", "").replace("null ? []", "");
     let lists = expression.split('[').skip(1).filter_map(|rest| rest.split_once(']'));
     let texts = |(list, _): (&str, &str)| {
         let texts = list.split(", ").filter(|text| !text.is_empty());
         texts.map(|text| text.trim_matches('\'').to_owned()).collect::<Vec<_>>()
     };
-    // `[?key]` is no list, and `[]` are the containers of a pod without any.
-    lists
-        .map(texts)
-        .filter(|list| !list.is_empty() && list != &["?key"])
-        .collect()
+    // `[?key]` is no list.
+    lists.map(texts).filter(|list| list != &["?key"]).collect()
 }
 
 fn sorted<'a>(texts: impl IntoIterator<Item = &'a str>) -> Vec<String> {
