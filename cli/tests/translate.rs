@@ -254,12 +254,18 @@ fn flags_choose_dialects_schedulers_and_the_class() {
     }
     assert_eq!(said.lines().count(), 2, "{said}");
     let named = POD.replace("nvidia.com/gpu:", "nvidia.com/vgpu:");
-    let named = translate(&named, &["-o", "json", "--resource-names", "nvidia.com/vgpu=nvidia.com/gpu"]);
+    let named = translate(
+        &named,
+        &["-o", "json", "--resource-names", "nvidia.com/vgpu=nvidia.com/gpu"],
+    );
     let limits = &items(&named)[1]["spec"]["containers"][0]["resources"]["limits"];
     assert_eq!(*limits, json!({"cpu": 2}));
     let wrong = translate(POD, &["--resource-names", "nvidia.com/vgpu"]);
     assert_eq!(wrong.status.code(), Some(2));
-    assert!(stderr(&wrong).contains("--resource-names: \"nvidia.com/vgpu\" is not CHOSEN=NAME"), "{wrong:?}");
+    assert!(
+        stderr(&wrong).contains("--resource-names: \"nvidia.com/vgpu\" is not CHOSEN=NAME"),
+        "{wrong:?}"
+    );
 }
 
 /// A kind of which nobody knows here where its pods are.
