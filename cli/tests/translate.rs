@@ -246,7 +246,26 @@ fn flags_choose_dialects_schedulers_and_the_class() {
     let kept = translate(POD, &["-o", "json", "--schedulers", "volcano"]);
     assert_eq!(items(&kept)[1]["spec"]["schedulerName"], "hami-scheduler");
     let other = translate(POD, &["-o", "json", "--dialects", "kai,volcano"]);
-    assert_eq!((items(&other).len(), stderr(&other).as_str()), (1, ""));
+    assert_eq!(items(&other).len(), 1);
+    let said = stderr(&other);
+    for key in ["nvidia.com/gpumem", "nvidia.com/gpucores"] {
+        let line = format!("Pod team/train: spec.containers[0].resources.limits[{key}]: is not read: its dialect is");
+        assert!(said.contains(&line), "{said}");
+    }
+    assert_eq!(said.lines().count(), 2, "{said}");
+    let named = POD.replace("nvidia.com/gpu:", "nvidia.com/vgpu:");
+    let named = translate(
+        &named,
+        &["-o", "json", "--resource-names", "nvidia.com/vgpu=nvidia.com/gpu"],
+    );
+    let limits = &items(&named)[1]["spec"]["containers"][0]["resources"]["limits"];
+    assert_eq!(*limits, json!({"cpu": 2}));
+    let wrong = translate(POD, &["--resource-names", "nvidia.com/vgpu"]);
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(
+        stderr(&wrong).contains("--resource-names: \"nvidia.com/vgpu\" is not CHOSEN=NAME"),
+        "{wrong:?}"
+    );
 }
 
 /// A kind of which nobody knows here where its pods are.

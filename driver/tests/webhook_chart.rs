@@ -434,3 +434,75 @@ fn an_update_of_the_scheduler_alone_is_sent() {
         "{expression}"
     );
 }
+
+/// The policy in Kubernetes' own CEL: a key that nobody reads is named, and one that the webhook reads is not.
+#[test]
+fn a_pod_with_keys_that_nobody_reads_is_warned() {
+    const TEST: &str = "a_pod_with_keys_that_nobody_reads_is_warned";
+    let Some(helm) = helm(TEST) else { return };
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../e2e/kubernetes-go");
+    let mut kubernetes = match go::Answers::of(&source, &["admission"]) {
+        Ok(answers) => answers,
+        Err(vgpu_cache::Error::Unavailable(why)) => return vgpu_skip::skip(TEST, &why),
+        Err(vgpu_cache::Error::Failed(why)) => panic!("{why}"),
+    };
+    for read in [Dialect::Hami, Dialect::Kai] {
+        let chosen = r"translate.resourceNames.nvidia\.com/vgpu=nvidia.com/gpu";
+        let rendered = render(&helm, &[&format!("translate.dialects={{{}}}", read.name()), chosen]).expect("rendered");
+        let of = |kind: &str| {
+            let policies = all(&rendered, kind).into_iter();
+            let mut named = policies.filter(|policy| policy["metadata"]["name"] == "x-unread-keys");
+            named.next().unwrap_or_else(|| panic!("no {kind}")).clone()
+        };
+        assert_eq!(
+            of("ValidatingAdmissionPolicyBinding")["spec"]["validationActions"],
+            json!(["Warn"])
+        );
+        let mut policy = of("ValidatingAdmissionPolicy");
+        assert_eq!(policy["spec"]["failurePolicy"], "Ignore");
+        // So that an error of an expression is seen here.
+        policy["spec"]["failurePolicy"] = json!("Fail");
+        let mut cases = Vec::new();
+        for of in Dialect::ALL {
+            let mut keys: Vec<(&str, bool)> = asking_resources(of).iter().map(|key| (*key, false)).collect();
+            keys.extend(asking_annotations(of).iter().map(|key| (*key, true)));
+            keys.extend((of == Dialect::Hami).then_some(("nvidia.com/vgpu", false)));
+            for (key, is_annotation) in keys {
+                for (labels, is_labelled, is_ignored) in [
+                    (json!({}), false, false),
+                    (json!({"dra.vgpu/translate": "true"}), true, false),
+                    (json!({"hami.io/webhook": "ignore"}), false, true),
+                ] {
+                    let mut container = json!({"name": "c", "image": "i"});
+                    let mut metadata = json!({"name": "p", "namespace": "n"});
+                    match is_annotation {
+                        true => metadata["annotations"] = json!({key: "1"}),
+                        false => container["resources"] = json!({"limits": {key: "1"}}),
+                    }
+                    let object = json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {
+                        "containers": [{"name": "d", "image": "i"}], "initContainers": [container]}});
+                    let is_read = is_labelled && of == read;
+                    let is_said = !is_read && !is_ignored && key != "nvidia.com/gpu";
+                    let request = json!({"user": "u", "object": object, "namespace": labels});
+                    cases.push((request, key, is_labelled, is_said));
+                }
+            }
+        }
+        let requests: Vec<&Value> = cases.iter().map(|(request, ..)| request).collect();
+        let question = json!({"policies": [policy], "requests": requests}).to_string();
+        let answer: Value = serde_json::from_str(&kubernetes.ask(&question).expect("an answer")).expect("JSON");
+        let verdicts = answer["verdicts"].as_array().unwrap_or_else(|| panic!("{answer}"));
+        assert_eq!(verdicts.len(), cases.len());
+        for ((request, key, is_labelled, is_said), verdict) in cases.iter().zip(verdicts) {
+            assert_eq!(verdict["errors"], Value::Null, "{request}");
+            let said = verdict["denied"][0].as_str();
+            assert_eq!(said.is_some(), *is_said, "{request}: {verdict}");
+            let why = match is_labelled {
+                true => "translate.dialects",
+                false => "dra.vgpu/translate=true",
+            };
+            let is_whole = |said: &str| said.contains(&format!("[{key}]: ")) && said.contains(why);
+            assert!(said.is_none_or(is_whole), "{said:?}");
+        }
+    }
+}

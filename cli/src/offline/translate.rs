@@ -198,6 +198,9 @@ fn translated(object: &Value, settings: &Settings) -> Result<Outcome, TranslateE
         return Ok(Outcome::Unchanged);
     };
     let pod = read(object, pod)?;
+    for warning in vgpu_dialects::unread(&pod, settings) {
+        say(&format!("{}: {warning}", name_of(object)));
+    }
     let translation = match vgpu_dialects::translate(&pod, settings) {
         Ok(None) => return Ok(Outcome::Unchanged),
         Err(refusal) => return Ok(Outcome::Refused(refusal)),

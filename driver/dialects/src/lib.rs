@@ -55,6 +55,7 @@ pub use k8s_openapi::api::core::v1::Pod;
 
 pub use inventory::{Gpu, Inventory};
 pub use keys::{asking_annotations, asking_resources, is_resource, resource_names};
+pub use lost::unread;
 pub use names::{ResourceNames, ResourceNamesError};
 pub use plan::OTHER_CLAIMS;
 pub use problem::{Problem, Refusal, Warning};

@@ -1,13 +1,22 @@
 //! What a pod says in a dialect that changes nothing here: keys of the dialect that are not known, and known ones
 //! whose meaning is lost.
 
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::Pod;
 use vgpu_api::config::Dialect;
 use vgpu_quantity::shortened;
 
 use crate::instead;
+use crate::keys::{asking_annotations, asking_resources, containers};
 use crate::pod::{PodView, annotation_at};
+use crate::problem::Warning;
 use crate::resources::Resources;
+use crate::settings::Settings;
 use crate::{given_back, gpu_manager, hami, kai, koordinator, volcano, volcano_vgpu};
+
+const NOBODY: &str = "is not read: its dialect is switched off; switch it on, or make sure that another system gives \
+                      the pod its GPU";
 
 /// A warning has at most so many unknown keys: a tenant chooses how many there are.
 const MOST_KEYS: usize = 8;
@@ -71,6 +80,30 @@ fn scheduling(key: &str) -> Option<&'static str> {
             .or_else(|| koordinator::scheduling(key))
             .or_else(|| kai::scheduling(key)),
     }
+}
+
+/// The keys of dialects that are switched off, by which a pod asks: nobody here reads them. In a cluster the chart's
+/// policy warns of them. `nvidia.com/gpu` alone is no dialect's: NVIDIA's device plugin serves it too.
+#[must_use]
+pub fn unread(pod: &Pod, settings: &Settings) -> Vec<Warning> {
+    let mut view = PodView::new(pod, settings);
+    let off = || Dialect::ALL.into_iter().filter(|dialect| !settings.reads(*dialect));
+    for (_, container) in containers(pod, settings) {
+        let of_none = |key: &&str| {
+            let known = container.names.known(key);
+            *key != hami::GPU && off().any(|dialect| asking_resources(dialect).contains(&known))
+        };
+        let keys: BTreeSet<&str> = container.keys().filter(of_none).collect();
+        for key in keys {
+            view.findings.warn(container.place(key), NOBODY);
+        }
+    }
+    for key in off().flat_map(asking_annotations) {
+        if view.annotation(key).is_some() {
+            view.findings.warn(annotation_at(key), NOBODY);
+        }
+    }
+    view.findings.warnings
 }
 
 /// Warns of resources of a dialect in one container that are not known.

@@ -433,3 +433,47 @@ fn what_another_scheduler_decided_is_said_key_by_key() {
         }
     }
 }
+
+/// A pod that asks in a dialect that is switched off is not translated, and each of its keys is named.
+#[test]
+fn keys_of_a_dialect_that_nobody_reads_are_named() {
+    let only = |dialect: Dialect| Settings {
+        dialects: [dialect].into(),
+        resource_names: vgpu_dialects::resource_names("nvidia.com/vgpu=nvidia.com/gpu").unwrap(),
+        ..Settings::default()
+    };
+    for of in Dialect::ALL {
+        let asks = vgpu_dialects::asking_resources(of)
+            .iter()
+            .map(|key| (*key, "resources.limits", false));
+        let annotations = vgpu_dialects::asking_annotations(of);
+        let annotations = annotations.iter().map(|key| (*key, "metadata.annotations", true));
+        for (key, field, is_annotation) in asks.chain(annotations) {
+            let asks = match is_annotation {
+                true => pod(json!({"annotations": {key: "1"}}), json!({})),
+                false => limits(json!({key: 1})),
+            };
+            for read in Dialect::ALL {
+                let said: Vec<String> = vgpu_dialects::unread(&asks, &only(read))
+                    .iter()
+                    .map(ToString::to_string)
+                    .collect();
+                if read == of || key == "nvidia.com/gpu" {
+                    assert_eq!(said, Vec::<String>::new(), "{key}, {read}");
+                    continue;
+                }
+                assert_eq!(translate(&asks, &only(read)), Ok(None));
+                let [said] = &said[..] else {
+                    panic!("{key}, {read}: {said:?}")
+                };
+                assert!(
+                    said.contains(&format!("{field}[{key}]: is not read: its dialect is switched off")),
+                    "{said}"
+                );
+            }
+        }
+    }
+    // A name that the cluster chose is HAMi's for certain.
+    let said = vgpu_dialects::unread(&limits(json!({"nvidia.com/vgpu": 1})), &only(Dialect::Kai));
+    assert_eq!(said.len(), 1, "{said:?}");
+}

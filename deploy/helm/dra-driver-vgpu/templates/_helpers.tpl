@@ -71,3 +71,27 @@ server says what is wrong with it. */}}
 {{- define "vgpu.celContainers" -}}
 ((object.spec.?containers.orValue(null) == null ? [] : object.spec.containers) + object.spec.?initContainers.orValue([]))
 {{- end -}}
+
+{{/* The resources by which a container asks, by dialect, with the names that the cluster chose for them, as JSON. */}}
+{{- define "vgpu.asked" -}}
+{{- $all := dict
+  "hami" (list "nvidia.com/gpu" "nvidia.com/gpumem" "nvidia.com/gpumem-percentage" "nvidia.com/gpucores")
+  "koordinator" (list "koordinator.sh/gpu" "koordinator.sh/gpu.shared" "koordinator.sh/gpu-core" "koordinator.sh/gpu-memory" "koordinator.sh/gpu-memory-ratio")
+  "volcano" (list "volcano.sh/gpu-memory" "volcano.sh/gpu-number")
+  "volcano-vgpu" (list "volcano.sh/vgpu-number" "volcano.sh/vgpu-memory" "volcano.sh/vgpu-memory-percentage" "volcano.sh/vgpu-cores")
+  "gpu-manager" (list "tencent.com/vcuda-core" "tencent.com/vcuda-memory")
+}}
+{{- $named := dict }}
+{{- range $dialect, $keys := $all }}
+{{- range $chosen, $known := ($.Values.translate).resourceNames }}
+{{- if has $known $keys }}{{ $keys = append $keys $chosen }}{{ end }}
+{{- end }}
+{{- $_ := set $named $dialect $keys }}
+{{- end }}
+{{- $named | toJson -}}
+{{- end -}}
+
+{{/* KAI's annotations of a pod, as JSON. A pod asks by any but the last. */}}
+{{- define "vgpu.askedAnnotations" -}}
+{{- list "gpu-fraction" "gpu-memory" "gpu-fraction-num-devices" "gpu-fraction-container-name" | toJson -}}
+{{- end -}}
