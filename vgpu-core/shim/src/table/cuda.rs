@@ -45,7 +45,8 @@ hooks! { cuda;
     charged cuGraphLaunch_ptsz: (exec: usize, stream: usize) => graphs::calls::launch::<true>;
     limited cuGraphExecUpdate: (exec: usize, graph: usize, bad: *mut usize, outcome: *mut c_int) => graphs::calls::update;
     limited cuGraphExecUpdate_v2: (exec: usize, graph: usize, outcome: *mut c_void) => graphs::calls::update_v2;
-    limited cuStreamEndCapture, cuStreamEndCapture_ptsz, cuStreamEndCaptureToCig, cuStreamEndCaptureToCig_ptsz: (stream: usize, graph: *mut usize) => graphs::calls::end_capture;
+    limited cuStreamEndCapture, cuStreamEndCapture_ptsz: (stream: usize, graph: *mut usize) => graphs::calls::end_capture;
+    limited cuStreamEndCaptureToCig, cuStreamEndCaptureToCig_ptsz: (stream: usize) => graphs::calls::end_capture_to_list;
     released cuGraphExecDestroy: (exec: usize) => graphs::calls::destroy;
     released cuDeviceGraphMemTrim: (device: c_int) => graphs::calls::trim;
 

@@ -221,17 +221,25 @@ fn with_memory(ready: &'static Ready, exec: usize, stream: usize, pass: impl FnO
     }
 }
 
-/// The same for all names: what a call has no place for in its registers it ignores.
 pub(crate) unsafe fn end_capture(
     ready: &'static Ready,
     real: unsafe extern "C" fn(usize, *mut usize) -> c_int,
     stream: usize,
     graph: *mut usize,
 ) -> c_int {
-    captures::end(&ready.gpus, || {
-        // SAFETY: passed on.
-        compute::streams::capture_ends(stream, || unsafe { real(stream, graph) })
-    })
+    // SAFETY: passed on.
+    let end = || unsafe { real(stream, graph) };
+    captures::end(&ready.gpus, || compute::streams::capture_ends(stream, end))
+}
+
+pub(crate) unsafe fn end_capture_to_list(
+    ready: &'static Ready,
+    real: unsafe extern "C" fn(usize) -> c_int,
+    stream: usize,
+) -> c_int {
+    // SAFETY: passed on.
+    let end = || unsafe { real(stream) };
+    captures::end(&ready.gpus, || compute::streams::capture_ends(stream, end))
 }
 
 pub(crate) unsafe fn destroy(ready: &'static Ready, real: unsafe extern "C" fn(usize) -> c_int, exec: usize) -> c_int {
