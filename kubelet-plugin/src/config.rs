@@ -294,7 +294,7 @@ impl Config {
     }
 }
 
-/// What the name of a node's pool has after the node's.
+/// A pool is named by its node, followed by this.
 const POOL_SUFFIX: &str = "/vgpu";
 /// The longest name of a pool that the API server accepts in a ResourceSlice.
 const POOL_NAME_MAX: usize = 253;

@@ -1,4 +1,4 @@
-//! What several schedulers decide by keys of their own and kube-scheduler does not, and what to use instead.
+//! Several schedulers read keys for decisions that kube-scheduler does not make. These sentences say what to use instead.
 
 pub(crate) const QUEUE: &str = "the pod is in no queue; use Kueue for quotas of a queue";
 pub(crate) const GANG: &str = "the pods of a group are not started together; use a gang of Kueue";

@@ -156,7 +156,7 @@ pub(crate) fn lost(key: &str) -> Option<&'static str> {
     })
 }
 
-/// What KAI's scheduler decides by a key, and what to use instead.
+/// Returns what to use instead of a key that KAI's scheduler reads; None for any other key.
 pub(crate) fn scheduling(key: &str) -> Option<&'static str> {
     Some(match key {
         "kai.scheduler/queue" | "runai/queue" => instead::QUEUE,

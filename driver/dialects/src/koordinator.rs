@@ -143,7 +143,7 @@ pub(crate) fn lost(key: &str) -> Option<&'static str> {
     })
 }
 
-/// What Koordinator's scheduler decides by a key, and what to use instead.
+/// Returns what to use instead of a key that Koordinator's scheduler reads; None for any other key.
 pub(crate) fn scheduling(key: &str) -> Option<&'static str> {
     let (domain, name) = key.split_once('/')?;
     Some(match (domain, name) {

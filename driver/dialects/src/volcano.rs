@@ -31,7 +31,7 @@ pub(crate) fn read(container: &Resources<'_>, pod: &mut PodView<'_>) -> Option<R
     }
 }
 
-/// What Volcano's scheduler decides by a key, and what to use instead.
+/// Returns what to use instead of a key that Volcano's scheduler reads; None for any other key.
 pub(crate) fn scheduling(key: &str) -> Option<&'static str> {
     Some(match key {
         "scheduling.volcano.sh/queue-name" | "volcano.sh/queue-name" => instead::QUEUE,

@@ -327,7 +327,7 @@ fn what_no_claim_can_do_is_refused() {
     }
 }
 
-/// Whose devices another claim is for is not known here. It stays, with a warning unless it is named.
+/// The webhook does not know for which devices another claim is. The claim stays, with a warning unless it is named.
 #[test]
 fn a_claim_for_other_devices_may_stand_beside() {
     for (others, is_said) in [("fpga, nic", false), ("fpga", true), ("", true)] {

@@ -165,7 +165,7 @@ fn storm(cuda: usize, seed: u64, rounds: u64) -> u64 {
     failed
 }
 
-/// So many allocations of 16 GiB each in every thread, in the order of a stream that another thread captures again and again.
+/// Every thread allocates 16 GiB `rounds` times in one stream, which another thread captures again and again.
 /// Returns how many became nodes of graphs, and the most that the pool has had.
 fn allocated_beside_captures(client: &mut Client, rounds: u64) -> String {
     const RELAXED: c_int = 2;

@@ -16,7 +16,7 @@
 //! variables that it drops. `ld .global`, with a blank, counts as a variable of one operand. Variables are rounded up to their
 //! alignment one by one, though ptxas packs them.
 
-/// What the variables take together, as far as the text was read.
+/// Adds up the bytes of the variables in the text that was read so far.
 #[derive(Debug, Default)]
 pub struct Variables {
     sum: u64,

@@ -19,8 +19,8 @@
 //!   never a path. So a stranger who was there first can at worst refuse memory or lift the limit, as a tenant of the
 //!   same container can. If no region file identifies the container, the folder must belong to this user or to root.
 //! - A process that is killed before the rename leaves a folder whose name starts with a dot. No process uses it.
-//! - Where the root tells containers not apart (it is no overlay), the next one has the limits of the first, as long as both
-//!   have the region file and /dev/shm in common.
+//! - Roots that are no overlays do not tell containers apart: then the next one has the limits of the first, if both have the
+//!   region file and /dev/shm in common.
 //! - If /dev/shm is full, the process is refused: a folder elsewhere would be another account.
 #![allow(unsafe_code)] // geteuid.
 
@@ -51,7 +51,7 @@ pub enum PlaceError {
     Limits(PathBuf, String),
 }
 
-/// Returns a number that all processes of this container have in common, and no other container has.
+/// Returns a number that all processes of this container have in common. Another container whose root is an overlay has another.
 #[must_use]
 pub fn container() -> u32 {
     container_in(&fs::read_to_string("/proc/self/mountinfo").unwrap_or_default())

@@ -52,17 +52,28 @@ pub fn of(bytes: &impl Bytes, at: u64) -> Code {
 }
 
 fn one(bytes: &impl Bytes, at: u64) -> Code {
-    let is_text = |byte: u8| matches!(byte, 0 | b'\t'..=b'\r' | b' '..=b'~');
     if starts_with(bytes, at, ELF) {
         elf(bytes, at)
     } else if starts_with(bytes, at, FAT_BINARY) {
         fat_binary(bytes, at)
-    } else if is_text(array::<1>(bytes, at)[0]) {
+    } else if begins_as_text(bytes, at) {
         text(bytes, at)
     } else {
         // How long it is, only the driver knows.
         Code::default()
     }
+}
+
+/// Returns true if the first four bytes are those of text, or those up to its NUL. Reads no further than it has to.
+fn begins_as_text(bytes: &impl Bytes, at: u64) -> bool {
+    for index in 0..4 {
+        match array::<1>(bytes, at.saturating_add(index)) {
+            [0] => return true,
+            [b'\t'..=b'\r' | b' '..=b'~'] => {}
+            _ => return false,
+        }
+    }
+    true
 }
 
 /// Reads no further than to the first difference: a text may be shorter than `start`.
@@ -407,6 +418,9 @@ mod tests {
         let other = Mapped(PAGE, &[0xde, 0xc0, 0x17, 0x0b, 1, 2, 3], 0.into());
         assert_eq!(of(&other, PAGE).mark, 0, "of another kind");
         assert_eq!(other.2.get(), PAGE + 1, "its kind alone");
+        let bitcode = Mapped(PAGE, b"BC\xc0\xde, which has no NUL", 0.into());
+        assert_eq!(of(&bitcode, PAGE).mark, 0, "it only begins as text");
+        assert_eq!(bitcode.2.get(), PAGE + 3);
         let file = elf_with(&[(".text.kernel", 1, 6, 4096), (".debug_info", 1, 0, 1 << 20)]);
         let memory = Mapped(PAGE, &file, 0.into());
         of(&memory, PAGE);

@@ -38,7 +38,7 @@ fn bound(desk: &mut Desk) {
 /// Returns what is special about one of the pods.
 type Spec = fn(usize) -> Value;
 
-/// What keeps the 40 pods from being bound.
+/// The reason why nobody binds the 40 pods.
 fn kinds_of_unbindable() -> [(&'static str, Spec); 3] {
     [
         ("one scheduler", |_| json!({"schedulerName": "nobody"})),
