@@ -24,6 +24,24 @@ pub fn build<S: AsRef<OsStr>>(from: &str, output: &Path, arguments: impl IntoIte
     run(&mut cc).unwrap_or_else(|error| panic!("{error}"));
 }
 
+/// The same for the musl of the packages in `root`, by whose loader the program is run.
+///
+/// # Panics
+/// It does not compile.
+pub fn build_musl(from: &str, output: &Path, root: &Path) {
+    let library = |name: &str| root.join("usr/lib/x86_64-linux-musl").join(name);
+    let libc = root.join("lib/x86_64-linux-musl/libc.so");
+    let mut cc = Command::new("cc");
+    cc.args(["-O1", "-Wall", "-nostdinc", "-nostdlib", "-fPIE", "-pie", "-isystem"])
+        .arg(root.join("usr/include/x86_64-linux-musl"))
+        .arg(source(from))
+        .args([library("Scrt1.o"), library("crti.o"), libc.clone(), library("crtn.o")])
+        .arg(format!("-Wl,--dynamic-linker={}", libc.display()))
+        .arg("-o")
+        .arg(output);
+    run(&mut cc).unwrap_or_else(|error| panic!("{error}"));
+}
+
 /// The same for glibc 2.17, with the zig that built the artefacts.
 ///
 /// # Errors

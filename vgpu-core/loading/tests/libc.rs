@@ -161,3 +161,27 @@ fn every_libc_of_the_last_decade() {
     }
     assert!(broken.is_empty(), "{broken:#?}");
 }
+
+/// A program that musl's loader runs opens libraries as without the backstop, and gets musl's own errors.
+#[test]
+fn a_program_of_musl_opens_libraries() {
+    let root = match apt::own_packages("main", &["musl", "musl-dev"], With::Nothing) {
+        Ok(root) => root,
+        Err(reason) => return skip("a_program_of_musl_opens_libraries", &reason),
+    };
+    let stage = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| stage.path().join(name);
+    cc::build("opens.c", &at("library.so"), ["-DLIBRARY", "-nostdlib", "-shared", "-fPIC"]);
+    cc::build_musl("opens.c", &at("opens"), &root);
+    cc::build("client.c", &at("client"), [""; 0]);
+    let place = Place::user(Share::new(GIB, &at("client"), &Form::User.driver()));
+    let says = |library: &str| {
+        let command = &mut place.command(&at("opens"), &[]);
+        let output = command.arg(at(library)).output().expect("a program");
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    assert_eq!(says("library.so"), "7\n");
+    let error = says("missing.so");
+    assert!(error.starts_with("dlopen: Error loading shared library "), "{error}");
+}

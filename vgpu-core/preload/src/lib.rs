@@ -14,8 +14,8 @@
 //!
 //! Every program in the container loads it, so it must cost little and break nothing:
 //! - It has no DT_NEEDED, no thread-local, no allocation and no lock, and touches neither the environment nor errno. It
-//!   has one weak import from the loader, `_r_debug`; everything else is found from there when it is needed. Its one
-//!   constructor looks up two names in each start-up object, and does nothing more if none is a driver.
+//!   has two weak imports from the loader, of which there is one (`_r_debug`, or musl's `_dl_debug_addr`); everything
+//!   else is found from there when it is needed. Its one constructor looks up two names in each start-up object, and does nothing more if none is a driver.
 //! - A detour ends in a jump to the real function with the caller's return address still on the stack. The loader
 //!   derives namespace, RPATH and RTLD_NEXT from that address, so they keep their meaning.
 //! - A call that cannot be resolved goes to the real function unchanged.

@@ -32,7 +32,7 @@ pub(crate) struct LinkMap {
     previous: *const LinkMap,
 }
 
-/// `r_debug`, which the loader exports for debuggers.
+/// `r_debug`, which the loader keeps for debuggers.
 #[repr(C)]
 struct Debug {
     version: c_int,
@@ -404,20 +404,31 @@ pub(crate) fn elsewhere(address: usize, visitor: &mut dyn FnMut(&Report)) -> boo
     true
 }
 
-/// Returns the loader's `_r_debug`, the only import of this library. It is weak, so that a loader without it is no
-/// error.
+/// Returns the loader's record of its objects: glibc exports it as `_r_debug`, musl a pointer to it as `_dl_debug_addr`.
+/// They are the only imports of this library. They are weak, so that a loader without them is no error.
 fn debug() -> Option<*const Debug> {
-    let address: usize;
-    // SAFETY: reads one word of this library's own table, which the loader has filled before.
+    let (glibc, musl): (usize, usize);
+    // SAFETY: reads two words of this library's own table, which the loader has filled before.
     unsafe {
         asm!(
             ".weak _r_debug",
+            ".weak _dl_debug_addr",
             "mov {}, qword ptr [rip + _r_debug@GOTPCREL]",
-            out(reg) address,
+            "mov {}, qword ptr [rip + _dl_debug_addr@GOTPCREL]",
+            out(reg) glibc,
+            out(reg) musl,
             options(pure, readonly, nostack, preserves_flags)
         );
     }
-    (address != 0).then(|| core::ptr::with_exposed_provenance(address))
+    match (glibc, musl) {
+        (0, 0) => None,
+        (0, musl) => {
+            // SAFETY: a variable of musl's loader, which nothing changes.
+            let debug = unsafe { core::ptr::with_exposed_provenance::<usize>(musl).read() };
+            Some(core::ptr::with_exposed_provenance(debug))
+        }
+        (glibc, _) => Some(core::ptr::with_exposed_provenance(glibc)),
+    }
 }
 
 /// Returns true if `place` is that of this library, which is in the program's namespace.
