@@ -1,5 +1,6 @@
 /* Allocates, copies and frees, opens a library and looks up a function, in two threads: what checkers of memory check.
- * With -DGPU it also uses a GPU. Prints "fine" as the last thing. */
+ * With -DGPU it also uses a GPU, in several threads at once. With -DRACE two threads write to one variable without a
+ * lock. Prints "fine" as the last thing. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -18,19 +19,50 @@ static void *work(void *text) {
 }
 
 #ifdef GPU
+#define CALL(name, ...) ((int (*)(__VA_ARGS__))dlsym(cuda, name))
+
+static void *allocate(void *cuda) {
+    void *context = 0;
+    int result = CALL("cuDevicePrimaryCtxRetain", void **, int)(&context, 0);
+    result |= CALL("cuCtxSetCurrent", void *)(context);
+    for (unsigned round = 0; round < 500; round++) {
+        unsigned long long pointer = 0;
+        size_t bytes = (size_t)(1 + round % 7) << (10 + round % 10), free = 0, total = 0;
+        result |= CALL("cuMemAlloc_v2", unsigned long long *, size_t)(&pointer, bytes);
+        result |= CALL("cuMemGetInfo_v2", size_t *, size_t *)(&free, &total);
+        result |= CALL("cuMemFree_v2", unsigned long long)(pointer);
+        if (round % 50 == 0) {
+            result |= CALL("cuCtxCreate_v2", void **, unsigned, int)(&context, 0, 0);
+            result |= CALL("cuCtxDestroy_v2", void *)(context);
+        }
+    }
+    return result ? 0 : cuda;
+}
+
 static int gpu(void) {
-    void *cuda = dlopen("libcuda.so.1", RTLD_NOW), *context = 0;
-    unsigned long long pointer = 0;
-    if (!cuda) return 0;
-    int result = ((int (*)(unsigned))dlsym(cuda, "cuInit"))(0);
-    result |= ((int (*)(void **, int))dlsym(cuda, "cuDevicePrimaryCtxRetain"))(&context, 0);
-    result |= ((int (*)(void *))dlsym(cuda, "cuCtxSetCurrent"))(context);
-    result |= ((int (*)(unsigned long long *, size_t))dlsym(cuda, "cuMemAlloc_v2"))(&pointer, 1 << 20);
-    result |= ((int (*)(unsigned long long))dlsym(cuda, "cuMemFree_v2"))(pointer);
-    return !result;
+    enum { THREADS = 4 };
+    void *cuda = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!cuda || CALL("cuInit", unsigned)(0)) return 0;
+    pthread_t threads[THREADS];
+    int good = 1;
+    for (int i = 0; i < THREADS; i++) good &= !pthread_create(&threads[i], 0, allocate, cuda);
+    for (int i = 0; i < THREADS; i++) {
+        void *answer = 0;
+        good &= !pthread_join(threads[i], &answer) && answer;
+    }
+    return good;
 }
 #else
 static int gpu(void) { return 1; }
+#endif
+
+#ifdef RACE
+static int raced;
+
+static void *race(void *none) {
+    for (int i = 0; i < 100000; i++) raced++;
+    return none;
+}
 #endif
 
 int main(void) {
@@ -38,6 +70,11 @@ int main(void) {
     void *answer = 0;
     if (pthread_create(&other, 0, work, "text") || pthread_join(other, &answer)) return 1;
     if (!answer || !work("text") || !gpu()) return 2;
+#ifdef RACE
+    if (pthread_create(&other, 0, race, 0)) return 3;
+    race(0);
+    pthread_join(other, 0);
+#endif
     printf("fine\n");
     return 0;
 }

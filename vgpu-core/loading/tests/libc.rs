@@ -171,7 +171,11 @@ fn a_program_of_musl_opens_libraries() {
     };
     let stage = tempfile::tempdir().expect("a folder");
     let at = |name: &str| stage.path().join(name);
-    cc::build("opens.c", &at("library.so"), ["-DLIBRARY", "-nostdlib", "-shared", "-fPIC"]);
+    cc::build(
+        "opens.c",
+        &at("library.so"),
+        ["-DLIBRARY", "-nostdlib", "-shared", "-fPIC"],
+    );
     cc::build_musl("opens.c", &at("opens"), &root);
     cc::build("client.c", &at("client"), [""; 0]);
     let place = Place::user(Share::new(GIB, &at("client"), &Form::User.driver()));

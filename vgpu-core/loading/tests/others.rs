@@ -56,6 +56,21 @@ fn quiet(mut command: Command) -> Result<(), String> {
     }
 }
 
+/// Compiles c/plain.c. Returns false if the compiler cannot do that.
+fn builds(path: &Path, arguments: &[&str]) -> bool {
+    let mut cc = Command::new("cc");
+    cc.args([
+        "-O1",
+        "-pthread",
+        concat!(env!("CARGO_MANIFEST_DIR"), "/c/plain.c"),
+        "-o",
+    ])
+    .arg(path)
+    .args(arguments)
+    .arg("-ldl");
+    cc.output().is_ok_and(|output| output.status.success())
+}
+
 #[test]
 fn programs_of_sanitizers_notice_nothing() {
     let test = "programs_of_sanitizers_notice_nothing";
@@ -69,16 +84,7 @@ fn programs_of_sanitizers_notice_nothing() {
         }
         for (program, more) in [("plain", &[][..]), ("gpu", &["-DGPU"])] {
             let path = stage.path().join(program);
-            let built = Command::new("cc")
-                .args(["-O1", "-pthread"])
-                .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/c/plain.c"))
-                .arg("-o")
-                .arg(&path)
-                .args(arguments)
-                .args(more)
-                .arg("-ldl")
-                .output();
-            if !built.is_ok_and(|output| output.status.success()) {
+            if !builds(&path, &[arguments, more].concat()) {
                 skip(&format!("{test}, {name}"), "cc has no runtime of this sanitizer");
                 continue;
             }
@@ -94,6 +100,29 @@ fn programs_of_sanitizers_notice_nothing() {
         }
     }
     assert!(broken.is_empty(), "{}", broken.join("\n\n"));
+}
+
+/// What ThreadSanitizer finds in the program itself is still told, beside what is suppressed.
+#[test]
+fn a_race_of_the_program_is_found() {
+    let stage = stage();
+    let path = stage.path().join("plain");
+    let arguments = ["-fsanitize=thread", "-DGPU", "-DRACE"];
+    if !builds(&path, &arguments) {
+        return skip("a_race_of_the_program_is_found", "cc has no runtime of this sanitizer");
+    }
+    for place in places(stage.path()) {
+        let output = place.command(&path, &[]).output().expect("a program");
+        let err = String::from_utf8_lossy(&output.stderr);
+        let found = err.contains("data race") && err.contains(" in race");
+        assert!(
+            found && output.status.code() == Some(66),
+            "{:?}: {}: {err}",
+            place.form,
+            output.status
+        );
+        assert_eq!(err.matches("WARNING").count(), 1, "{:?}: {err}", place.form);
+    }
 }
 
 /// The loader cannot load the backstop into such a program and says so. The program runs.

@@ -1,14 +1,37 @@
-//! Tells AddressSanitizer that this library may come before its runtime.
+//! Tells the runtimes of sanitizers what they have to know of the libraries that a share brings, in the way that they
+//! document: they call a function of a known name, and read options from its answer. Options of the environment
+//! (ASAN_OPTIONS, TSAN_OPTIONS) override these. A program's own function of that name is called instead: docs/loading.md
+//! tells what it has to answer.
 //!
-//! Its shared runtime, gcc's default, ends a program in whose list of libraries another one is first: that one could
-//! have its own malloc. The list of /etc/ld.so.preload is always first. This library has nothing that the runtime
-//! intercepts but `dlopen`, whose next definition it calls. So it switches the check off, in the way that the runtime
-//! documents: it calls a function of this name and reads options from the answer. Options of ASAN_OPTIONS override
-//! these, and a program that has the function itself has to set `verify_asan_link_order=0` there.
-#![allow(unsafe_code)] // An exported name.
+//! AddressSanitizer's shared runtime, gcc's default, ends a program in whose list of libraries another one is first: that
+//! one could have its own malloc. The list of /etc/ld.so.preload is always first. This library has nothing that the
+//! runtime intercepts but `dlopen`, whose next definition it calls. So it switches the check off.
+//!
+//! ThreadSanitizer sees what uncompiled libraries do with memory (malloc, memcpy), and not the locks by which their
+//! threads agree on that. It would find races in the shim, and end an honest program with exit status 66. So reports
+//! whose accesses were made by the shim or the driver are suppressed. The program's own functions that the driver calls
+//! back are not: their accesses are the program's.
+#![allow(unsafe_code)] // Exported names.
+
+use core::ffi::{CStr, c_char};
+
+const SUPPRESSIONS: &CStr = c"race:libcuda.so.1\nrace:libnvidia-ml.so.1\n";
 
 /// const char *__asan_default_options(void)
 #[unsafe(no_mangle)]
-extern "C" fn __asan_default_options() -> *const core::ffi::c_char {
+extern "C" fn __asan_default_options() -> *const c_char {
     c"verify_asan_link_order=0".as_ptr()
+}
+
+/// const char *__tsan_default_options(void)
+#[unsafe(no_mangle)]
+extern "C" fn __tsan_default_options() -> *const c_char {
+    // Suppressions that matched are listed on stderr otherwise.
+    c"print_suppressions=0".as_ptr()
+}
+
+/// const char *__tsan_default_suppressions(void)
+#[unsafe(no_mangle)]
+extern "C" fn __tsan_default_suppressions() -> *const c_char {
+    SUPPRESSIONS.as_ptr()
 }
