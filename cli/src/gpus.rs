@@ -11,6 +11,7 @@
 
 use crate::driver::Driver;
 use crate::environment::SoftGpu;
+use crate::run_dir::lock_file;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 use std::io::Write;
@@ -28,6 +29,8 @@ const MARK: &str = "vgpu-gpu ";
 const MARK_SILENT: &str = "vgpu-silent ";
 /// How long a measurement that failed is not repeated: a run must not wait for a driver that hangs each time.
 const FAILED_FOR: Duration = Duration::from_secs(5 * 60);
+/// How long the turn of others that measure is waited for.
+const TURN: Duration = Duration::from_secs(30);
 
 /// One GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -151,12 +154,20 @@ pub fn measure(driver: &Driver, soft_gpu: Option<&SoftGpu>, gpu: &mut Gpu, known
         model: gpu.model.clone(),
     };
     let keeps = soft_gpu.is_none() && kind.driver_version != UNNAMED && kind.model != UNNAMED;
-    let mut sizes = if keeps { Sizes::read(known) } else { Sizes::none(known) };
+    let read = || if keeps { Sizes::read(known) } else { Sizes::none(known) };
+    gpu.context = read().get(&kind);
+    if gpu.context.is_some() {
+        return;
+    }
+    // Of several that start at once one measures, or each in its turn: contexts of the others would change its figures.
+    // Without its turn it measures all the same.
+    let _turn = lock_file(&beside(known, "-lock"), TURN);
+    let mut sizes = read();
     gpu.context = sizes.get(&kind);
     if gpu.context.is_some() {
         return;
     }
-    let failure = Failure::beside(known, &kind);
+    let failure = Failure::of(known, &kind);
     if keeps && failure.is_recent() {
         return;
     }
@@ -184,6 +195,13 @@ pub fn measure(driver: &Driver, soft_gpu: Option<&SoftGpu>, gpu: &mut Gpu, known
     }
 }
 
+/// A file beside the sizes.
+fn beside(known: &Path, suffix: &str) -> PathBuf {
+    let mut name = known.file_name().unwrap_or_default().to_owned();
+    name.push(suffix);
+    known.with_file_name(name)
+}
+
 fn unmeasured(uuid: &str, error: &str) -> String {
     format!(
         "what a CUDA context takes on {uuid} cannot be measured: {error}; 600 MiB are reserved for each, or the whole \
@@ -200,11 +218,9 @@ struct Failure {
 // === impl Failure ===
 
 impl Failure {
-    fn beside(known: &Path, kind: &Kind) -> Self {
-        let mut name = known.file_name().unwrap_or_default().to_owned();
-        name.push("-failed");
+    fn of(known: &Path, kind: &Kind) -> Self {
         Self {
-            path: known.with_file_name(name),
+            path: beside(known, "-failed"),
             kind: format!("{}\t{}", kind.driver_version, kind.model),
         }
     }
@@ -352,7 +368,7 @@ mod tests {
             driver_version: version.into(),
             model: "NVIDIA H100 80GB".into(),
         };
-        let failure = |version| Failure::beside(&folder.path().join(".contexts"), &kind(version));
+        let failure = |version| Failure::of(&folder.path().join(".contexts"), &kind(version));
         assert!(!failure("550.1").is_recent());
         failure("550.1").keep();
         assert!(failure("550.1").is_recent());

@@ -86,17 +86,29 @@ impl RunDir {
             path: path.clone(),
             source: source.into(),
         };
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let file = File::from(rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).map_err(error)?);
-        let end = Instant::now() + PATIENCE;
-        loop {
-            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Locked { _file: file }),
-                Err(Errno::WOULDBLOCK) if Instant::now() < end => std::thread::sleep(Duration::from_millis(2)),
-                Err(Errno::WOULDBLOCK) => return Err(RunDirError::Busy { path }),
-                Err(Errno::INTR) => {}
-                Err(source) => return Err(error(source)),
-            }
+        match lock_file(&path, PATIENCE).map_err(error)? {
+            Some(file) => Ok(Locked { _file: file }),
+            None => Err(RunDirError::Busy { path }),
+        }
+    }
+}
+
+/// Locks the file `path`, which is created if it is missing, until what is returned is dropped. Returns None if another
+/// process has it locked for all of `patience`.
+///
+/// # Errors
+/// It cannot be opened or locked.
+pub fn lock_file(path: &Path, patience: Duration) -> Result<Option<File>, Errno> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let file = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
+    let end = Instant::now() + patience;
+    loop {
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(Some(file)),
+            Err(Errno::WOULDBLOCK) if Instant::now() < end => std::thread::sleep(Duration::from_millis(2)),
+            Err(Errno::WOULDBLOCK) => return Ok(None),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
         }
     }
 }

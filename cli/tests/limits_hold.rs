@@ -6,7 +6,7 @@ mod support;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use support::{Running, Scene, as_root, as_user, is_root, may_do_as_root, printed, refused};
 
 const GIB: u64 = 1 << 30;
@@ -269,6 +269,28 @@ fn a_lost_gpu_takes_no_other_with_it() {
         let line = refused(&mut on("1"), 2);
         for part in ["--gpu 1", "it has 0 (GPU-", ", 2 (GPU-", "GPU 1 does not answer"] {
             assert!(line.contains(part), "{part}: {line}");
+        }
+    });
+}
+
+/// Each measures what a context takes, where NVML lists other PIDs than its own, beside contexts of the others that come
+/// and go.
+#[test]
+fn many_runs_at_once_measure_their_contexts() {
+    as_user(|scene| {
+        prepare(scene);
+        let profile = "gpus = 1\nmemory = 80GiB\ncontext_cost = 300MiB\nnvml_pids = host\n";
+        std::fs::write(scene.path("profile"), profile).unwrap();
+        let start = || {
+            let mut command = scene.vgpu_in("dist", ["run", "--soft-gpu", "--memory", "1Gi", "--", "true"]);
+            command.env("SOFT_GPU_PROFILE", scene.path("profile"));
+            command.stderr(Stdio::piped()).spawn().expect("vgpu")
+        };
+        let runs: Vec<_> = (0..40).map(|_| start()).collect();
+        for run in runs {
+            let output = run.wait_with_output().expect("its end");
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success() && said.is_empty(), "{}: {said}", output.status);
         }
     });
 }

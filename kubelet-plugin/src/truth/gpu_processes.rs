@@ -10,6 +10,7 @@ use nvml_wrapper::error::NvmlError;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
+use vgpu_context_size::probe::whole_list;
 
 /// The memory of each process of a GPU, by PID. None: the driver does not say.
 pub type Memory = BTreeMap<u32, Option<u64>>;
@@ -52,9 +53,9 @@ impl NvmlProcesses {
             reason: error.to_string(),
         };
         let device = nvml.device_by_uuid(gpu).map_err(failed)?;
-        let mut memory = device.running_compute_processes().map_err(failed)?;
+        let mut memory = whole_list(|| device.running_compute_processes()).map_err(failed)?;
         // Not every GPU has graphics, and a process with both is in both lists.
-        memory.extend(device.running_graphics_processes().unwrap_or_default());
+        memory.extend(whole_list(|| device.running_graphics_processes()).unwrap_or_default());
         // Kept only if it works: after a driver upgrade an old handle fails for ever.
         *kept = Some(nvml);
         Ok(most(memory.into_iter().map(|process| {

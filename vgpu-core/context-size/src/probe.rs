@@ -10,6 +10,7 @@ use crate::ContextSize;
 use core::ffi::{c_int, c_uint, c_void};
 use libloading::Library;
 use nvml_wrapper::enums::device::UsedGpuMemory;
+use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 use std::path::Path;
 use std::time::Duration;
@@ -19,6 +20,8 @@ const LOOKS: u32 = 20;
 const BETWEEN: Duration = Duration::from_millis(5);
 /// How many lists in a row must have the same one new process.
 const AGREED: u32 = 4;
+/// How often a list is asked for that grows while it is made.
+const LISTS: u32 = 64;
 /// How often the used memory of the GPU is compared, where no list shows this process.
 const ROUNDS: usize = 5;
 /// How many of them have to agree, and to how many bytes: other programs change the used memory too, and a wrong figure
@@ -40,7 +43,7 @@ pub enum Error {
     #[error("{library}: {source}")]
     Library { library: String, source: libloading::Error },
     #[error("NVML: {0}")]
-    Nvml(#[from] nvml_wrapper::error::NvmlError),
+    Nvml(#[from] NvmlError),
     #[error("CUDA has no device {0}")]
     NoDevice(String),
     #[error(
@@ -89,12 +92,27 @@ pub fn measure(libcuda: &Path, libnvidia_ml: &Path, uuid: &str) -> Result<Contex
 }
 
 fn processes(gpu: &Device<'_>) -> Result<Vec<(u32, Option<u64>)>, Error> {
-    let listed = gpu.running_compute_processes()?.into_iter();
+    let listed = whole_list(|| gpu.running_compute_processes())?.into_iter();
     let figures = listed.map(|process| match process.used_gpu_memory {
         UsedGpuMemory::Used(bytes) => (process.pid, Some(bytes)),
         UsedGpuMemory::Unavailable => (process.pid, None),
     });
     Ok(figures.collect())
+}
+
+/// Returns a list of processes that `ask` has NVML make. nvml-wrapper asks for its length first, and leaves room for five
+/// more; where more processes start between the two calls, it has to be asked again.
+///
+/// # Errors
+/// What NVML answers, or that the list has grown [`LISTS`] times.
+pub fn whole_list<T>(mut ask: impl FnMut() -> Result<Vec<T>, NvmlError>) -> Result<Vec<T>, NvmlError> {
+    for _ in 1..LISTS {
+        match ask() {
+            Err(NvmlError::InsufficientSize(_)) => {}
+            answer => return answer,
+        }
+    }
+    ask()
 }
 
 fn pids(gpu: &Device<'_>) -> Result<Vec<u32>, Error> {
@@ -278,6 +296,22 @@ mod tests {
         let said = Error::Unsteady(vec![0, 518 * MIB, -MIB, 7 * MIB, 0]).to_string();
         assert!(said.contains("grew by 0, 518, -1, 7, 0 MiB"), "{said}");
         assert!(said.contains("other programs"), "{said}");
+    }
+
+    #[test]
+    fn a_list_that_grows_is_asked_for_again() {
+        let grown = || Err(NvmlError::InsufficientSize(None));
+        let mut answers = [grown(), grown(), Ok(vec![1, 2])].into_iter();
+        assert_eq!(whole_list(|| answers.next().expect("an answer")).ok(), Some(vec![1, 2]));
+        let mut asked = 0;
+        let always = whole_list::<u32>(|| {
+            asked += 1;
+            grown()
+        });
+        assert!(matches!(always, Err(NvmlError::InsufficientSize(_))), "it ends");
+        assert_eq!(asked, LISTS);
+        let other = whole_list::<u32>(|| Err(NvmlError::GpuLost));
+        assert!(matches!(other, Err(NvmlError::GpuLost)));
     }
 
     #[test]
