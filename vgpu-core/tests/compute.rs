@@ -198,6 +198,54 @@ fn every_way_to_launch_is_measured_and_charged() {
     }
 }
 
+/// A stream keeps its GPU, whatever context is current, and leaves its handle to others.
+#[test]
+fn a_launch_is_charged_to_the_gpu_of_its_stream() {
+    const PTX: &str = r#"".version\s8.0\n.target\ssm_90\n.entry\stime_3000us()\s{\sret;\s}\n""#;
+    let bench = Bench::with_profile("gpus = 2\n");
+    for (order, share) in [(0, "share"), (1, "second")] {
+        let part = balanced(50);
+        bench.pages_on(order, &entries(&[part.holder(0)]));
+        let limits = bench.limits(share, order as u32, order, GIB);
+        bench.put(&Limits {
+            cores: part.cores,
+            compute_policy: part.policy,
+            slot: Some(0),
+            ..limits
+        });
+    }
+    let mut caller = bench.caller(true);
+    caller.ok("cuInit 0");
+    for (device, context, stream) in [(0, 1, 3), (1, 2, 4)] {
+        caller.ok(&format!("cuDevicePrimaryCtxRetain >{context} {device}"));
+        caller.ok(&format!("cuCtxSetCurrent @{context}"));
+        caller.ok(&format!("cuStreamCreate >{stream} 1"));
+    }
+    // Of no context.
+    caller.ok(&format!("cuLibraryLoadData >5 {PTX} 0 0 0 0 0 0"));
+    caller.ok(r#"cuLibraryGetKernel >6 @5 "time_3000us""#);
+    let mut charged = |launch: &str, current: &str| {
+        let before = [0, 1].map(|gpu| bench.counted_on(gpu, 0).charged);
+        caller.ok(&format!("cuCtxSetCurrent {current}"));
+        caller.ok(launch);
+        for context in ["@1", "@2"] {
+            caller.ok(&format!("cuCtxSetCurrent {context}"));
+            caller.ok("cuCtxSynchronize");
+        }
+        [0, 1].map(|gpu| (bench.counted_on(gpu, 0).charged - before[gpu]) / 1_000_000 >= 2)
+    };
+    for current in ["@1", "@2", "0"] {
+        for (stream, gpus) in [("@3", [true, false]), ("@4", [false, true])] {
+            let launch = format!("cuLaunchKernel @6 1 1 1 32 1 1 0 {stream} 0");
+            assert_eq!(charged(&launch, current), gpus, "{stream} while {current} is current");
+        }
+    }
+    for (current, gpus) in [("@1", [true, false]), ("@2", [false, true])] {
+        let launch = "cuLaunchKernel @6 1 1 1 32 1 1 0 0 0";
+        assert_eq!(charged(launch, current), gpus, "the default stream of {current}");
+    }
+}
+
 #[test]
 fn a_balanced_share_has_all_that_nobody_wants() {
     let bench = shares(&[balanced(10)]).remove(0);

@@ -212,6 +212,12 @@ impl Ready {
         }
     }
 
+    /// Returns the GPU of a program that sees one alone.
+    #[inline(always)]
+    pub(crate) fn only_gpu(&self) -> Option<usize> {
+        self.devices()?.only
+    }
+
     /// Returns the GPU of the calling thread's context. None: there is no context, and the driver will return that
     /// error. [`UNKNOWN_GPU`]: there may be one, but the driver does not tell on which GPU; nothing can be charged there.
     #[inline(always)]

@@ -22,6 +22,7 @@ mod events;
 #[cfg(test)]
 mod fake;
 mod pages;
+pub mod stream_gpus;
 
 pub use captures::{begun as capture_begun, ended as capture_ended};
 
@@ -334,6 +335,13 @@ impl Arbiter {
 #[must_use]
 pub fn per_thread(handle: usize) -> usize {
     if handle == 0 { PER_THREAD } else { handle }
+}
+
+/// Returns true if a handle means a stream of the context that is current.
+#[must_use]
+#[inline(always)]
+pub fn is_of_a_context(handle: usize) -> bool {
+    handle <= PER_THREAD
 }
 
 /// Returns the stream of a handle: each thread has one of its own, and the default stream has two handles.

@@ -145,7 +145,12 @@ impl Bench {
 
     /// Makes the pages by which the shares of the first GPU arbitrate its time, with what each slot is entitled to.
     pub(crate) fn pages(&self, entries: &[Entry; SLOTS]) {
-        let folder = self.arbitration();
+        self.pages_on(0, entries);
+    }
+
+    /// The same for another GPU.
+    pub(crate) fn pages_on(&self, gpu: usize, entries: &[Entry; SLOTS]) {
+        let folder = self.arbitration_on(gpu);
         std::fs::create_dir_all(&folder).expect("a folder");
         for slot in 0..SLOTS as u8 {
             std::fs::write(folder.join(slot_file_name(slot)), [0; PAGE]).expect("a page");
@@ -159,13 +164,22 @@ impl Bench {
 
     /// Returns what the page of a slot has counted.
     pub(crate) fn counted(&self, slot: u8) -> Counted {
-        let page = std::fs::read(self.arbitration().join(slot_file_name(slot))).expect("a page");
+        self.counted_on(0, slot)
+    }
+
+    /// The same for another GPU.
+    pub(crate) fn counted_on(&self, gpu: usize, slot: u8) -> Counted {
+        let page = std::fs::read(self.arbitration_on(gpu).join(slot_file_name(slot))).expect("a page");
         counters(&page).expect("a whole page")
     }
 
     /// The folder of the first GPU's pages.
     pub(crate) fn arbitration(&self) -> PathBuf {
-        self.folder.path().join("run").join(ARBITRATION).join(&self.gpus[0])
+        self.arbitration_on(0)
+    }
+
+    fn arbitration_on(&self, gpu: usize) -> PathBuf {
+        self.folder.path().join("run").join(ARBITRATION).join(&self.gpus[gpu])
     }
 
     /// Takes turns on the pages of another bench, whose GPU this is on.

@@ -2,13 +2,10 @@
 //! ends with `_ptsz`.
 #![allow(clippy::too_many_arguments)] // They are NVIDIA's.
 
-use super::{launch, launch_on, of_name, shape};
-use crate::codes::SUCCESS;
-use crate::driver::Real;
+use super::{launch, launch_on, of_name, shape, streams};
 use crate::process::Ready;
 use core::ffi::{c_int, c_uint, c_void};
 use vgpu_core::compute::estimate::Shape;
-use vgpu_core::memory::driver::Streams;
 
 /// The beginning of CUlaunchConfig.
 #[repr(C)]
@@ -155,17 +152,8 @@ fn together(ready: &'static Ready, parts: &[OnDevice], call: &mut dyn FnMut() ->
         return call();
     };
     let shape = of_kernel(part.function, part.grid, part.block);
-    let gpu = gpu_of(ready, part.stream);
+    let gpu = streams::of_driver(ready, part.stream);
     launch_on(ready, gpu, part.stream, shape, || together(ready, rest, call))
-}
-
-/// Returns the GPU of a stream.
-fn gpu_of(ready: &'static Ready, stream: usize) -> Option<usize> {
-    let context = Real.stream_context(stream).ok()?;
-    (Real.push_context(context) == SUCCESS).then_some(())?;
-    let gpu = ready.current();
-    Real.pop_context();
-    gpu
 }
 
 /// cuLaunch and its like: the block was set before, by cuFuncSetBlockShape.

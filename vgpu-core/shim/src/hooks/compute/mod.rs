@@ -59,10 +59,10 @@ impl arbiter::Process for Here {
     }
 }
 
-/// Launches work by `call` in a stream of the current context, when its share may.
+/// Launches work by `call` in a stream, when the share of the stream's GPU may.
 #[inline(always)]
 pub(crate) fn launch(ready: &'static Ready, stream: usize, shape: Shape, call: impl FnOnce() -> c_int) -> c_int {
-    launch_on(ready, ready.current(), stream, shape, call)
+    launch_on(ready, streams::gpu_of(ready, stream), stream, shape, call)
 }
 
 /// Launches it on this GPU.
@@ -90,14 +90,16 @@ fn after(ready: &'static Ready, scope: Scope) {
     each(ready, |arbiter, here| arbiter.after_wait(here, scope));
 }
 
-/// A stream is about to be destroyed.
-fn forget_stream(ready: &'static Ready, stream: usize) {
+/// A stream is about to be destroyed, before what is returned is dropped.
+fn forget_stream(ready: &'static Ready, stream: usize) -> streams::Ending {
     each(ready, |arbiter, here| arbiter.forget_stream(here, stream));
+    streams::Ending::new()
 }
 
-/// A context is about to end.
-pub(crate) fn forget(ready: &'static Ready, context: usize) {
+/// A context is about to end, before what is returned is dropped.
+pub(crate) fn forget(ready: &'static Ready, context: usize) -> streams::Ending {
     each(ready, |arbiter, here| arbiter.forget(here, context));
+    streams::Ending::new()
 }
 
 fn each(ready: &'static Ready, act: impl Fn(&Arbiter, &Here)) {

@@ -63,6 +63,7 @@ fn primary_gone(ready: &'static Ready, device: c_int, all: bool, call: impl FnOn
     let Some((real, place)) = place(ready, devices, device) else {
         return INVALID_DEVICE;
     };
+    let mut _ending = None;
     if let Some(gpu) = ready.gpus.get(place.index) {
         let (primary, retains) = {
             let contexts = gpu.contexts.lock();
@@ -70,7 +71,7 @@ fn primary_gone(ready: &'static Ready, device: c_int, all: bool, call: impl FnOn
             (contexts.primary, contexts.retains)
         };
         if all || retains <= 1 {
-            compute::forget(ready, primary);
+            _ending = Some(compute::forget(ready, primary));
         }
     }
     context_life::release_primary(&process(ready), &place, real, all, || call(real))
@@ -191,7 +192,7 @@ pub(crate) unsafe fn destroy(
     real: unsafe extern "C" fn(usize) -> c_int,
     context: usize,
 ) -> c_int {
-    compute::forget(ready, context);
+    let _ending = compute::forget(ready, context);
     // SAFETY: passed on.
     context_life::destroy(&process(ready), context, || unsafe { real(context) })
 }
@@ -218,7 +219,7 @@ pub(crate) unsafe fn detach(
     real: unsafe extern "C" fn(usize) -> c_int,
     context: usize,
 ) -> c_int {
-    compute::forget(ready, context);
+    let _ending = compute::forget(ready, context);
     // SAFETY: passed on.
     context_life::detach(&process(ready), context, || unsafe { real(context) })
 }
