@@ -1,16 +1,17 @@
 //! Background work: creates events for the hook's reports, for damaged checkpoints and ledgers, for claims that cannot be
-//! unprepared and for shares that break their limit of GPU time, and has `clean_up` look for stale claims.
+//! unprepared and for shares that break their limit of GPU time, and has `clean_up` look for stale claims and for shares without
+//! a claim.
 
 use crate::api::{Claims, Events};
 use crate::clean_up::CleanUp;
 use crate::compute::{Comparison, Verdict};
 use crate::metrics::Metrics;
-use crate::mount_users::Processes;
 use crate::node::{LedgerReading, Node, SharedNode};
 use crate::report::Report;
 use crate::share::{ClaimId, Role, ShareKey};
 use crate::told::{Told, pod_reference, pods_of};
 use crate::truth::Pods;
+use crate::waiting::NodeProcesses;
 use k8s_openapi::api::core::v1::ObjectReference;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -29,9 +30,10 @@ pub async fn run<A: Claims + Events + Pods>(
     api: A,
     metrics: Metrics,
     comparison: Comparison,
+    processes: NodeProcesses,
     node_object: ObjectReference,
 ) {
-    let mut clean_up = CleanUp::new(Processes::of_node());
+    let mut clean_up = CleanUp::new(processes, node_object.clone());
     let mut cleaned_up = Instant::now();
     let mut ledgers_read = Instant::now();
     let mut releases_removed = Instant::now();

@@ -1,5 +1,5 @@
 //! Unprepares claims that ended without an Unprepare, and gives those their names back that were rebuilt from limits files,
-//! which have only a UID.
+//! which have only a UID. Claims with a container that are gone are reported (`unclaimed`).
 //!
 //! How it fails:
 //! - A request to the API server fails: nothing is known of that claim, and nothing happens to it. If the pods cannot be
@@ -9,14 +9,17 @@
 //! - A claim without a name that pods use and that cannot be named, because its shares are others now or its files cannot
 //!   be written: it stays as it is, and is looked for again later and later.
 
-use crate::api::{Claims, Error};
+use crate::api::{Claims, Error, Events};
 use crate::checkpoint::{Entry, Held};
 use crate::metrics::Metrics;
-use crate::mount_users::{MountUsers, ShareMount};
+use crate::mount_users::ShareMount;
 use crate::node::SharedNode;
 use crate::share::{ClaimId, Role};
 use crate::stale::{ClaimState, Gone, PATIENCE};
 use crate::truth::Pods;
+use crate::unclaimed::{self, Fate, Found, Unclaimed};
+use crate::waiting::Keepers;
+use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -27,9 +30,14 @@ pub(crate) const MONITORS_EVERY: u32 = 30;
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 
 /// Unprepares claims that ended without an Unprepare.
-pub struct CleanUp<M> {
-    users: M,
+pub struct CleanUp<K> {
+    users: K,
+    /// The Node, for events.
+    node_object: ObjectReference,
+    /// Claims without a container.
     gone: Gone,
+    /// Claims with one.
+    unclaimed: Unclaimed,
     rounds: u32,
     /// Why it is not known which shares have a container; empty if it is. For the log.
     blind: String,
@@ -44,33 +52,86 @@ struct Naming {
     last: Option<(Instant, Duration)>,
 }
 
+/// The prepared claims at the start of a round.
+struct Prepared {
+    pool: String,
+    /// No container has a share of these.
+    unused: BTreeMap<String, Entry>,
+    /// A container has a share of these.
+    living: BTreeMap<String, Entry>,
+    suspects: BTreeSet<String>,
+}
+
 // === impl CleanUp ===
 
-impl<M: MountUsers> CleanUp<M> {
+impl<K: Keepers> CleanUp<K> {
     #[must_use]
-    pub fn new(users: M) -> Self {
+    pub fn new(users: K, node_object: ObjectReference) -> Self {
         Self {
             users,
-            gone: Gone::default(),
+            node_object,
+            gone: Gone::new(PATIENCE),
+            unclaimed: Unclaimed::default(),
             rounds: 0,
             blind: String::new(),
             naming: Naming::default(),
         }
     }
 
-    /// Reads the prepared claims that have no container from the API server, and unprepares those that are gone for good.
-    pub async fn run<A: Claims + Pods>(&mut self, node: &SharedNode, api: &A, metrics: &Metrics, now: Instant) {
+    /// Reads prepared claims from the API server: all that have no container, of which it unprepares those that are gone for
+    /// good, and some of those that have one, of which it reports those that are gone.
+    pub async fn run<A: Claims + Events + Pods>(
+        &mut self,
+        node: &SharedNode,
+        api: &A,
+        metrics: &Metrics,
+        now: Instant,
+    ) {
         let gone = self.naming.name_claims(node, api, now).await;
-        let Some((pool, entries)) = self.without_container(node).await else {
+        let Some(prepared) = self.prepared(node).await else {
             return;
         };
+        self.release(node, api, metrics, &prepared, &gone, now).await;
+        let Prepared {
+            pool, living, suspects, ..
+        } = &prepared;
+        let mut answers = BTreeMap::new();
+        for uid in self.unclaimed.due(living, suspects) {
+            let Some(entry) = living.get(&uid) else { continue };
+            let found = match entry.name.is_empty() {
+                true if gone.contains(&uid) => Found::Gone(Fate::Deleted),
+                true => Found::Unknown,
+                false => match api.get(&entry.namespace, &entry.name).await {
+                    Ok(found) => Found::of(found.as_ref(), &uid, pool, entry),
+                    Err(_) => Found::Unknown,
+                },
+            };
+            answers.insert(uid, found);
+        }
+        self.unclaimed.apply(&answers, now);
+        self.unclaimed
+            .tell(node, api, &self.users, living, &self.node_object)
+            .await;
+    }
+
+    async fn release<A: Claims>(
+        &mut self,
+        node: &SharedNode,
+        api: &A,
+        metrics: &Metrics,
+        Prepared {
+            pool, unused: entries, ..
+        }: &Prepared,
+        gone: &BTreeSet<String>,
+        now: Instant,
+    ) {
         let mut states = Vec::new();
-        for (uid, entry) in &entries {
+        for (uid, entry) in entries {
             let state = match entry.name.is_empty() {
                 true if gone.contains(uid) => ClaimState::Gone,
                 true => ClaimState::Unknown,
                 false => match api.get(&entry.namespace, &entry.name).await {
-                    Ok(found) => ClaimState::of(found.as_ref(), uid, &pool),
+                    Ok(found) => ClaimState::of(found.as_ref(), uid, pool),
                     Err(_) => ClaimState::Unknown,
                 },
             };
@@ -97,8 +158,8 @@ impl<M: MountUsers> CleanUp<M> {
         }
     }
 
-    /// This node's pool, and the entries of claims of which no container has a share. None: that is not known.
-    async fn without_container(&mut self, node: &SharedNode) -> Option<(String, BTreeMap<String, Entry>)> {
+    /// Reads which claims are prepared, and which of them have a container. None: that is not known.
+    async fn prepared(&mut self, node: &SharedNode) -> Option<Prepared> {
         let users = self.users.clone();
         let found = node.read(|node| {
             let all: BTreeMap<String, Entry> = node
@@ -106,27 +167,35 @@ impl<M: MountUsers> CleanUp<M> {
                 .map(|(uid, entry)| (uid.clone(), entry.clone()))
                 .collect();
             let mounts: Vec<ShareMount> = all.keys().flat_map(|uid| node.share_mounts(uid)).collect();
-            (node.pool(), all, mounts)
+            (node.pool(), all, mounts, node.take_suspects())
         });
-        let (pool, mut entries, mounts) = found.await.inspect_err(|error| tracing::error!("{error}")).ok()?;
+        let (pool, all, mounts, suspects) = found.await.inspect_err(|error| tracing::error!("{error}")).ok()?;
         // Reading all processes takes a while, and no turn waits for it.
         let living = tokio::task::spawn_blocking(move || users.living(&mounts)).await;
         match living.unwrap_or_else(|error| Err(error.to_string())) {
             Ok(living) => {
                 self.blind.clear();
-                entries.retain(|uid, _| !living.iter().any(|(claim, _)| claim == uid));
+                let uids: BTreeSet<String> = living.into_iter().map(|(claim, _)| claim).collect();
+                let (living, mut unused): (BTreeMap<_, _>, BTreeMap<_, _>) =
+                    all.into_iter().partition(|(uid, _)| uids.contains(uid));
                 // A monitor has no mount by which its container is known, and holds nothing that anybody waits for.
                 let is_due = self.rounds.is_multiple_of(MONITORS_EVERY);
                 self.rounds = self.rounds.wrapping_add(1);
                 let is_share = |held: &Held| held.share.role == Role::Share;
-                entries.retain(|uid, entry| is_due || self.gone.has(uid) || entry.shares.iter().any(is_share));
-                Some((pool, entries))
+                unused.retain(|uid, entry| is_due || self.gone.has(uid) || entry.shares.iter().any(is_share));
+                Some(Prepared {
+                    pool,
+                    unused,
+                    living,
+                    suspects,
+                })
             }
             Err(why) => {
                 if self.blind != why {
                     tracing::warn!("no claim is cleaned up, because it is not known which have a container: {why}");
                     self.blind = why;
                 }
+                unclaimed::note(node, None).await;
                 None
             }
         }

@@ -16,7 +16,8 @@
 //!                                          └──────────► truth: conditions of claims, events, kills
 //! ```
 //!
-//! `server` passes the calls that wait for the node's lock to `queue`, and those without room to `waiting`; `connection` is
+//! `server` passes the calls that wait for the node's lock to `queue`, and those without room to `waiting`; `clean_up` reports
+//! shares without a claim by `unclaimed`; `connection` is
 //! what `api` talks over. `check` prints what `nvml`, `truth` and `driver` find, for `make gpu-check`.
 //!
 //! Pure (no I/O): `slice`, `claim`, `edits`, `gpus::published`, `faults::conditions`, `publish::plan`, `stale`, `compute::judge`. Synchronous: `node`
@@ -72,5 +73,6 @@ pub mod stale;
 pub mod tmpfs;
 pub mod told;
 pub mod truth;
+mod unclaimed;
 pub mod usage;
 pub mod waiting;

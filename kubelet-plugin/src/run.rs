@@ -113,7 +113,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let service = Arc::new(Service::new(
         node.clone(),
         cluster.clone(),
-        processes,
+        processes.clone(),
         metrics.clone(),
         stopped.clone(),
     ));
@@ -197,6 +197,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     }));
     let parts = NodeParts {
         node,
+        processes,
         cluster,
         config,
         comparison,
@@ -256,6 +257,7 @@ async fn register(
 /// The parts that are started once the Node object's UID is known use these.
 struct NodeParts {
     node: SharedNode,
+    processes: NodeProcesses,
     cluster: Cluster,
     config: Config,
     comparison: Comparison,
@@ -287,6 +289,7 @@ async fn with_node(parts: NodeParts, wants: watch::Receiver<Wanted>) {
         parts.cluster.clone(),
         parts.metrics.clone(),
         parts.comparison,
+        parts.processes,
         node_object,
     );
     tokio::spawn(background);

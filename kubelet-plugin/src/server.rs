@@ -79,7 +79,7 @@ impl<C: Claims, K: Keepers> Service<C, K> {
         }
     }
 
-    /// Prepares each claim. kubelet shows the errors on the pod.
+    /// Prepares each claim. kubelet shows the errors on the pod, so they name no object of another namespace.
     pub async fn prepare(&self, ids: Vec<ClaimId>) -> BTreeMap<String, Result<Vec<Prepared>, String>> {
         let started = Instant::now();
         let begun = tokio::time::Instant::now();
@@ -135,13 +135,17 @@ impl<C: Claims, K: Keepers> Service<C, K> {
                 false => Ok(prepared),
             });
             reasons.extend(answer.as_ref().err().map(|failure| failure.reason));
-            let answer = answer.map_err(|failure| format!("{id}: {}", failure.text));
+            let answer = answer.map_err(|failure| {
+                let text = format!("{id}: {}", failure.text);
+                match failure.not_named.is_empty() {
+                    true => tracing::warn!("cannot prepare {text}"),
+                    false => tracing::warn!(holders = ?failure.not_named, "cannot prepare {text}"),
+                }
+                text
+            });
             texts.insert(id.uid, answer);
         }
         self.metrics.prepared(started.elapsed(), times, reasons);
-        for error in texts.values().filter_map(|answer| answer.as_ref().err()) {
-            tracing::warn!("cannot prepare {error}");
-        }
         texts
     }
 
@@ -233,11 +237,13 @@ impl<C: Claims, K: Keepers> Service<C, K> {
                 return Err(full);
             }
             if tokio::time::Instant::now() >= until {
-                let kept = holders.refusal(known, &self.looks.look(&self.node).await);
-                return Err(Failure {
-                    text: format!("{}; {kept}", full.text),
-                    ..full
-                });
+                let kept = holders.refusal(&no_room.full, &self.looks.look(&self.node).await);
+                let text = match kept.is_empty() {
+                    // All is said already.
+                    true => full.text.clone(),
+                    false => format!("{}; {kept}", full.text),
+                };
+                return Err(Failure { text, ..full });
             }
             let next = until.min(tokio::time::Instant::now() + LOOK_EVERY);
             let mut stopped = self.stopped.clone();
@@ -320,6 +326,8 @@ struct Failure {
     text: String,
     /// Its GPU has no room for it.
     full: bool,
+    /// Claims of other namespaces that have the room: for the log alone.
+    not_named: Vec<String>,
 }
 
 type Answer = Result<Vec<Prepared>, Failure>;
@@ -333,6 +341,7 @@ impl Failure {
             reason,
             text,
             full: false,
+            not_named: Vec::new(),
         }
     }
 
@@ -348,6 +357,10 @@ impl From<&Error> for Failure {
             reason: error.kind(),
             text: error.to_string(),
             full: matches!(error, Error::Full(_)),
+            not_named: match error {
+                Error::Full(full) => full.not_named(),
+                _ => Vec::new(),
+            },
         }
     }
 }

@@ -33,6 +33,8 @@ use vgpu_proto::registration::{InfoRequest, RegistrationStatus};
 mod queue_tests;
 #[path = "tenant_tests.rs"]
 mod tenant;
+#[path = "unclaimed_tests.rs"]
+mod unclaimed;
 #[path = "waiting_tests.rs"]
 mod waiting;
 
@@ -49,6 +51,8 @@ struct Memory {
     /// If set, a GET waits for it.
     slow: Arc<Mutex<Option<Arc<Notify>>>>,
     pods: Arc<Mutex<Vec<Pod>>>,
+    /// The pods cannot be listed.
+    no_pods: Arc<Mutex<bool>>,
 }
 
 impl Memory {
@@ -84,7 +88,7 @@ impl Claims for Memory {
 
 impl Pods for Memory {
     async fn pods(&self) -> Result<Vec<Pod>, ApiError> {
-        if *self.down.lock().expect("lock") {
+        if *self.down.lock().expect("lock") || *self.no_pods.lock().expect("lock") {
             return Err(ApiError::Other("connection refused".into()));
         }
         Ok(self.pods.lock().expect("lock").clone())
@@ -566,6 +570,15 @@ async fn the_pods_of_a_share_that_breaks_its_gpu_time_are_told_once_each_time() 
     }
 }
 
+/// The node's object, for events.
+fn node_object() -> ObjectReference {
+    ObjectReference {
+        kind: Some("Node".into()),
+        name: Some("n1".into()),
+        ..ObjectReference::default()
+    }
+}
+
 /// What is known of containers.
 #[derive(Clone)]
 struct Containers(Arc<Mutex<Result<ShareKeys, String>>>);
@@ -606,7 +619,7 @@ impl Keepers for Containers {
 async fn a_claim_that_ended_without_unprepare_frees_its_share_once_its_container_is_gone() {
     let served = Served::new().await;
     let containers = Containers(Arc::new(Mutex::new(Containers::of(&["u1"]))));
-    let (mut clean_up, start) = (CleanUp::new(containers.clone()), Instant::now());
+    let (mut clean_up, start) = (CleanUp::new(containers.clone(), node_object()), Instant::now());
     let mut round = async |after: Duration| {
         clean_up
             .run(&served.node, &served.api, &Metrics::default(), start + after)
@@ -623,9 +636,9 @@ async fn a_claim_that_ended_without_unprepare_frees_its_share_once_its_container
     served.api.drop_claim("u1");
     let names = |uids: &[&str]| uids.iter().map(|uid| format!("claim-{uid}")).collect::<Vec<_>>();
     let both = vec!["u1".to_owned(), "u2".into()];
-    // Its container lives: nobody even asks.
+    // Its container lives, so it stays.
     for after in [Duration::ZERO, 10 * PATIENCE] {
-        assert_eq!(round(after).await, (names(&["u2"]), both.clone()));
+        assert_eq!(round(after).await, (names(&["u2", "u1"]), both.clone()));
     }
     // It is not known who lives.
     containers.set(Err("cannot be read".into()));
@@ -633,15 +646,15 @@ async fn a_claim_that_ended_without_unprepare_frees_its_share_once_its_container
     containers.set(Containers::of(&["u2"]));
     assert_eq!(
         round(30 * PATIENCE).await,
-        (names(&["u1"]), both.clone()),
+        (names(&["u1", "u2"]), both.clone()),
         "gone, and for how long?"
     );
     // A container that starts meanwhile begins the wait anew.
     containers.set(Containers::of(&["u1", "u2"]));
-    assert_eq!(round(31 * PATIENCE).await, (Vec::new(), both.clone()));
+    assert_eq!(round(31 * PATIENCE).await.1, both);
     containers.set(Containers::of(&["u2"]));
     assert_eq!(round(32 * PATIENCE).await.1, both);
-    assert_eq!(round(33 * PATIENCE).await, (names(&["u1"]), vec!["u2".to_owned()]));
+    assert_eq!(round(33 * PATIENCE).await.1, ["u2"]);
     // The claim exists, but the scheduler allocated it on another node after kubelet lost its state.
     let (id, mut moved) = claim("u2", &[("u2", 20, 25)]);
     let status = moved.status.as_mut().and_then(|status| status.allocation.as_mut());
@@ -665,7 +678,7 @@ async fn claims_of_monitors_are_asked_about_rarely_and_go_when_they_are_gone() {
     served.api.put((id, serde_json::from_value(monitor).expect("a claim")));
     assert_eq!(served.prepare(&["u1"]).await["u1"].error, "");
     let (mut clean_up, start) = (
-        CleanUp::new(Containers(Arc::new(Mutex::new(Containers::of(&[]))))),
+        CleanUp::new(Containers(Arc::new(Mutex::new(Containers::of(&[])))), node_object()),
         Instant::now(),
     );
     let mut rounds = async |count: u32| {
@@ -714,7 +727,7 @@ async fn a_claim_that_was_rebuilt_from_limits_files_gets_its_name_or_goes_if_no_
         ..Pod::default()
     }];
     let containers = Containers(Arc::new(Mutex::new(Containers::of(&["u2"]))));
-    let (mut clean_up, start) = (CleanUp::new(containers.clone()), Instant::now());
+    let (mut clean_up, start) = (CleanUp::new(containers.clone(), node_object()), Instant::now());
     let mut round = async |after: u32| {
         let now = start + after * PATIENCE;
         clean_up.run(&node, &served.api, &Metrics::default(), now).await;
@@ -759,11 +772,16 @@ async fn a_container_that_starts_at_the_last_moment_keeps_its_share() {
             Containers::of(if *looks < 3 { &[] } else { &["u1"] })
         }
     }
+    impl Keepers for Late {
+        fn keepers(&self, _: &[ShareMount]) -> Result<BTreeMap<ShareKey, Keeper>, String> {
+            Err("nobody asks".into())
+        }
+    }
     let served = Served::new().await;
     served.api.put(claim("u1", &[("u1", 20, 25)]));
     served.prepare(&["u1"]).await;
     served.api.drop_claim("u1");
-    let (mut clean_up, start) = (CleanUp::new(Late(Arc::default())), Instant::now());
+    let (mut clean_up, start) = (CleanUp::new(Late(Arc::default()), node_object()), Instant::now());
     for after in [Duration::ZERO, PATIENCE] {
         let now = start + after;
         clean_up.run(&served.node, &served.api, &Metrics::default(), now).await;

@@ -4,8 +4,8 @@
 //! were deallocated (and perhaps allocated on another node) after kubelet lost its own state. Their entries
 //! would block a GPU's capacity for ever.
 //!
-//! A claim whose container lives is never asked about (`mount_users`): its GPU memory is in use, and kubelet unprepares it
-//! when the container has ended. Any other one must be gone for a while, because a container may be starting, and a
+//! A claim whose container lives is never unprepared (`mount_users`): its GPU memory is in use, and kubelet unprepares it
+//! when the container has ended; `unclaimed` reports it. Any other one must be gone for a while, because a container may be starting, and a
 //! failed request to the API server counts as nothing.
 
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
@@ -28,8 +28,11 @@ pub enum ClaimState {
 }
 
 /// Since when each claim is gone.
-#[derive(Debug, Default)]
-pub struct Gone(BTreeMap<String, Instant>);
+#[derive(Debug)]
+pub struct Gone {
+    since: BTreeMap<String, Instant>,
+    patience: Duration,
+}
 
 // === impl ClaimState ===
 
@@ -52,24 +55,33 @@ impl ClaimState {
 // === impl Gone ===
 
 impl Gone {
+    /// Claims have to be gone for `patience`.
+    #[must_use]
+    pub fn new(patience: Duration) -> Self {
+        Self {
+            since: BTreeMap::new(),
+            patience,
+        }
+    }
+
     /// Returns true if this claim was gone when it was last asked about.
     #[must_use]
     pub fn has(&self, uid: &str) -> bool {
-        self.0.contains_key(uid)
+        self.since.contains_key(uid)
     }
 
-    /// Applies one round of observations, of claims without a container, and returns the UIDs that were gone long enough to unprepare.
+    /// Applies one round of observations, and returns the UIDs that were gone long enough and are still.
     pub fn apply(&mut self, states: &[(String, ClaimState)], now: Instant) -> Vec<String> {
         // Drop entries that were unprepared since the last round.
-        self.0.retain(|uid, _| states.iter().any(|(seen, _)| seen == uid));
+        self.since.retain(|uid, _| states.iter().any(|(seen, _)| seen == uid));
         let mut over = Vec::new();
         for (uid, state) in states {
             match state {
-                ClaimState::There => drop(self.0.remove(uid)),
+                ClaimState::There => drop(self.since.remove(uid)),
                 ClaimState::Unknown => {}
                 ClaimState::Gone => {
-                    let since = *self.0.entry(uid.clone()).or_insert(now);
-                    if now.duration_since(since) >= PATIENCE {
+                    let since = *self.since.entry(uid.clone()).or_insert(now);
+                    if now.duration_since(since) >= self.patience {
                         over.push(uid.clone());
                     }
                 }
@@ -98,7 +110,7 @@ mod tests {
 
     #[test]
     fn only_a_claim_that_stays_gone_is_given_up() {
-        let mut gone = Gone::default();
+        let mut gone = Gone::new(PATIENCE);
         let start = Instant::now();
         let seen = |what| [("u".to_owned(), what)];
         assert!(gone.apply(&seen(ClaimState::Gone), start).is_empty());

@@ -23,6 +23,8 @@
 //!   was seen for 5 s, it is released here, by the rules of the clean-up but for its patience. That one is for containers which
 //!   are being started. The pods of a claim that is gone get no more of them; one whose start has already begun fails, as what
 //!   it has to mount is gone, and belongs to a pod that ends.
+//! - The holder is of another namespace: neither it nor its pod is named, as the refusal becomes an event on the pod that
+//!   waits. The log names it, and if its share stays without a claim so does an event on the node (`unclaimed`).
 //! - The plugin sees no processes (`hostPID: false`): it releases nothing, and the refusal says why it names none.
 //! - A hundred calls wait: the processes are read once a second for all of them.
 
@@ -30,6 +32,7 @@ use crate::api::Claims;
 use crate::checkpoint::{Entry, Pod};
 use crate::mount_users::{MountUsers, Processes, ShareMount};
 use crate::node::SharedNode;
+use crate::node::room::{Full, Holder, without_claim};
 use crate::share::{ClaimId, ShareKey, ShareKeys};
 use crate::stale::ClaimState;
 use crate::truth::Proc;
@@ -40,6 +43,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout_at};
+use vgpu_quantity::format_bytes;
 
 /// How long a Prepare waits for room.
 pub const PATIENCE: Duration = Duration::from_secs(15);
@@ -79,6 +83,15 @@ pub struct NodeProcesses {
     proc: Proc,
 }
 
+/// A claim whose place may be free soon.
+#[derive(Debug)]
+struct Ended {
+    id: ClaimId,
+    entry: Entry,
+    /// False: it exists, and no pod has it.
+    is_deleted: bool,
+}
+
 /// The last look at the node's processes, which all calls share.
 #[derive(Clone)]
 pub(crate) struct Looks<K> {
@@ -92,7 +105,7 @@ type Look = Result<Arc<BTreeMap<ShareKey, Keeper>>, String>;
 #[derive(Debug, Default)]
 pub(crate) struct Holders {
     exist: BTreeSet<String>,
-    gone: BTreeMap<String, (ClaimId, Entry)>,
+    gone: BTreeMap<String, Ended>,
     /// Those of `gone` of which a process was seen.
     lived: BTreeSet<String>,
     /// Since when there was none, of the others of `gone`.
@@ -184,11 +197,12 @@ impl Holders {
         &mut self,
         node: &SharedNode,
         claims: &C,
-        holders: &[ClaimId],
+        holders: &[Holder],
         until: Instant,
     ) -> bool {
         let is_known = |id: &&ClaimId| self.exist.contains(&id.uid) || self.gone.contains_key(&id.uid);
-        let unknown: Vec<ClaimId> = holders.iter().filter(|id| !is_known(id)).cloned().collect();
+        let ids = holders.iter().map(|holder| &holder.id);
+        let unknown: Vec<ClaimId> = ids.filter(|id| !is_known(id)).cloned().collect();
         if unknown.is_empty() {
             return false;
         }
@@ -200,15 +214,24 @@ impl Holders {
         let (pool, entries) = entries.await.unwrap_or_default();
         let pool = &pool;
         let asked = unknown.into_iter().zip(entries).map(|(id, entry)| async move {
-            let found = timeout_at(until, is_gone(claims, &id, pool)).await;
-            (id, entry, found.unwrap_or(false))
+            let found = timeout_at(until, ended(claims, &id, pool)).await;
+            (id, entry, found.unwrap_or_default())
         });
+        let mut suspects = Vec::new();
         let mut asked = futures::stream::iter(asked).buffer_unordered(CONCURRENT_GETS);
-        while let Some((id, entry, is_gone)) = asked.next().await {
-            match entry.filter(|_| is_gone) {
-                Some(entry) => drop(self.gone.insert(id.uid.clone(), (id, entry))),
+        while let Some((id, entry, ended)) = asked.next().await {
+            match entry.zip(ended) {
+                Some((entry, is_deleted)) => {
+                    suspects.extend(is_deleted.then(|| id.uid.clone()));
+                    let ended = Ended { id, entry, is_deleted };
+                    self.gone.insert(ended.id.uid.clone(), ended);
+                }
                 None => drop(self.exist.insert(id.uid)),
             }
+        }
+        if !suspects.is_empty() {
+            // Without it the event on the node only comes later.
+            let _ = node.read(|node| node.suspect(suspects)).await;
         }
         true
     }
@@ -235,7 +258,9 @@ impl Holders {
             if !self.lived.contains(uid) && since.elapsed() < UNUSED {
                 continue;
             }
-            let Some((id, seen)) = self.gone.get(uid) else { continue };
+            let Some(Ended { id, entry: seen, .. }) = self.gone.get(uid) else {
+                continue;
+            };
             let state = async {
                 let found = claims.get(&id.namespace, &id.name).await;
                 found.is_ok_and(|found| ClaimState::of(found.as_ref(), uid, &pool) == ClaimState::Gone)
@@ -261,27 +286,64 @@ impl Holders {
         released
     }
 
-    /// Says why the place was not freed in time: the claims that are gone, and a process of each.
-    pub(crate) fn refusal(&self, holders: &[ClaimId], look: &Look) -> String {
-        let gone = holders.iter().filter_map(|id| self.gone.get(&id.uid));
-        let mut all: Vec<String> = gone.map(|(id, entry)| keeper(id, entry, look)).collect();
+    /// Says why the place was not freed in time: the claims that are gone, and a process of each. Of other namespaces only how
+    /// much they hold: the text becomes an event on a pod, which whoever reads events of its namespace sees.
+    pub(crate) fn refusal(&self, full: &Full, look: &Look) -> String {
+        let gone = full
+            .holders
+            .iter()
+            .filter_map(|holder| Some((holder, self.gone.get(&holder.id.uid)?)));
+        let (own, others): (Vec<_>, Vec<_>) = gone.partition(|(holder, _)| full.may_name(holder));
+        let mut all: Vec<String> = own.iter().map(|(_, ended)| keeper(ended, look)).collect();
         let more = all.len().saturating_sub(NAMED);
         all.truncate(NAMED);
         if more > 0 {
             all.push(format!("{more} more claims are gone and keep their places"));
         }
+        all.extend(of_others(others, look));
         all.join("; ")
     }
 }
 
-fn keeper(id: &ClaimId, entry: &Entry, look: &Look) -> String {
+/// Says how much claims of other namespaces that are gone hold, unless the refusal has said so already.
+fn of_others(mut others: Vec<(&Holder, &Ended)>, look: &Look) -> Vec<String> {
+    let seconds = PATIENCE.as_secs();
+    others.retain(|(holder, _)| !holder.is_unclaimed);
+    let lives = |uid: &String| {
+        look.as_ref()
+            .is_ok_and(|look| look.keys().any(|(claim, _)| claim == uid))
+    };
+    let (kept, ending): (Vec<_>, Vec<_>) = others
+        .into_iter()
+        .partition(|(holder, ended)| ended.is_deleted && lives(&holder.id.uid));
+    let [kept, ending] = [kept, ending].map(|of| of.into_iter().map(|(holder, _)| holder).collect::<Vec<_>>());
+    let mut all = Vec::new();
+    if !kept.is_empty() {
+        let held = without_claim(&kept, "says which within two minutes");
+        all.push(format!("room was waited for ({seconds} s at most), and {held}"));
+    }
+    if !ending.is_empty() {
+        let memory = format_bytes(ending.iter().map(|holder| holder.memory).sum());
+        let why = match look {
+            Err(why) => format!("which process of them lives is not known: {why}"),
+            Ok(_) => "the plugin releases their shares within a minute after their last process".to_owned(),
+        };
+        all.push(format!(
+            "{memory} of that GPU are those of ended claims of other namespaces, which were waited for ({seconds} s at most); {why}"
+        ));
+    }
+    all
+}
+
+fn keeper(Ended { id, entry, .. }: &Ended, look: &Look) -> String {
     let seconds = PATIENCE.as_secs();
     let kept = match look {
         Err(why) => format!("and which process of it lives is not known: {why}"),
         Ok(look) => match look.iter().find(|((uid, _), _)| *uid == id.uid) {
             None => "and no process of it is left; the plugin releases its share within a minute".to_owned(),
             Some(((_, share), keeper)) => format!(
-                "and {} still has its share {share}, by process {} ({}): end that one if it does not end by itself",
+                "and {} still has its share {share}, by process {} ({}): delete that pod if it is still there, else have the \
+                 process ended if it does not end by itself",
                 pod(id, entry, keeper),
                 keeper.pid,
                 keeper.name
@@ -306,16 +368,16 @@ fn pod(id: &ClaimId, entry: &Entry, keeper: &Keeper) -> String {
     }
 }
 
-/// Returns true if no pod can use this claim any more, so that its place may be free soon.
-async fn is_gone<C: Claims>(claims: &C, id: &ClaimId, pool: &str) -> bool {
+/// Returns Some if no pod can get this claim any more, so that its place may be free soon: true if the claim is gone, false if
+/// it is only reserved for nobody.
+async fn ended<C: Claims>(claims: &C, id: &ClaimId, pool: &str) -> Option<bool> {
     // A claim that was rebuilt from limits files has no name to look up.
     if id.name.is_empty() {
-        return false;
+        return None;
     }
-    match claims.get(&id.namespace, &id.name).await {
-        Ok(found) => ClaimState::of(found.as_ref(), &id.uid, pool) == ClaimState::Gone || !is_reserved(found.as_ref()),
-        Err(_) => false,
-    }
+    let found = claims.get(&id.namespace, &id.name).await.ok()?;
+    let is_deleted = ClaimState::of(found.as_ref(), &id.uid, pool) == ClaimState::Gone;
+    (is_deleted || !is_reserved(found.as_ref())).then_some(is_deleted)
 }
 
 /// kubelet runs a claim's pod only while the claim is reserved for it.

@@ -1,7 +1,7 @@
 //! Shares that Kubernetes gives away while a process of the former pod still has them.
 //!
 //! A pod that is deleted by force is gone from the API server at once, and its claim is freed, while kubelet still ends its
-//! containers. The node must not let two have the same memory.
+//! containers. The node must not let two have the same memory. A share whose claim is gone while its pod runs on is reported.
 
 use std::time::Duration;
 
@@ -15,11 +15,15 @@ use vgpu_e2e::{node, patience, shell, workload};
 use crate::fleet::TAKEOVER;
 use crate::manifests::{HOLD, pod, pod_object, template};
 use crate::shared::{self, Installed, LIMIT, Test};
-use crate::{load, size};
+use crate::{load, size, truth};
 
 pub(crate) const TESTS: &[Test] = &[
     ("share_of_a_living_process_is_given_away_after_it_alone", given_away),
     ("claim_that_is_allocated_again_holds_its_limit", allocated_again),
+    (
+        "share_without_a_claim_is_reported_and_who_waits_reads_no_name",
+        without_a_claim,
+    ),
 ];
 
 /// Returns true while the process of the first pod lives.
@@ -189,4 +193,102 @@ fn has_share(installed: &Installed, kube: &Kube<'_>, pod: &str, uid: &str, share
     let held = claims.get(uid).map(|claim| &claim["shares"][0]["shareId"]);
     ensure!(held == Some(&json!(share)), "the plugin holds {held:?} for the claim");
     Ok(())
+}
+
+/// Ends the allocation of a claim, takes its finalizer off and deletes it, as an administrator can while its pod runs.
+fn remove_claim(kube: &Kube<'_>, claim: &str) -> Result<()> {
+    let patch = |more: &[&str], patch: &Value| {
+        let patch = patch.to_string();
+        let words = ["patch", "resourceclaim", claim, "--type=merge", "-p", &patch];
+        kube.try_run(&[&words[..], more].concat())
+    };
+    let no_finalizer = json!({"metadata": {"finalizers": null}});
+    let refused = patch(&[], &no_finalizer)?;
+    ensure!(
+        !refused.status.success() && refused.stderr.contains("delete the pods that use the claim"),
+        "the finalizer of an allocated claim: {refused:?}"
+    );
+    let ended = json!({"status": {"allocation": null, "reservedFor": null, "devices": null}});
+    for (more, change) in [(&["--subresource=status"][..], &ended), (&[], &no_finalizer)] {
+        let said = patch(more, change)?;
+        ensure!(said.status.success(), "{change}: {said:?}");
+    }
+    kube.run(&["delete", "resourceclaim", claim, &patience::timeout(LIMIT)])
+        .map(drop)
+}
+
+/// How many shares without a claim the plugin counts on all GPUs.
+fn counted(cluster: &Cluster) -> Result<Option<u64>> {
+    let text = truth::metrics(cluster)?;
+    let of_gpus = text
+        .lines()
+        .filter(|line| line.starts_with("vgpu_gpu_shares_without_claim{"));
+    let numbers: Vec<u64> = of_gpus
+        .filter_map(|line| line.rsplit(' ').next()?.parse().ok())
+        .collect();
+    Ok((!numbers.is_empty()).then(|| numbers.iter().sum()))
+}
+
+/// Pods take all GPUs. The claim of one is removed while it runs, and its place is given to a pod of another namespace.
+fn without_a_claim() -> Result<()> {
+    let installed = shared::observed()?;
+    shared::in_namespace_of(installed, "spectre", |installed, owner| {
+        shared::in_namespace_of(installed, "beside", |installed, beside| {
+            haunted(installed, owner, beside)
+        })
+    })
+}
+
+fn haunted(installed: &Installed, owner: &Kube<'_>, beside: &Kube<'_>) -> Result<()> {
+    let cluster = &installed.cluster;
+    let memory = installed.gpus.iter().map(|gpu| gpu.memory).max().unwrap_or(0);
+    let most = json!({"memory": (memory / 4 * 3).to_string()});
+    let most = template("most", "vgpu", most, &[]);
+    owner.apply(&most)?;
+    beside.apply(&most)?;
+    let claim = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "alone"},
+        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "vgpu",
+            "capacity": {"requests": {"memory": (memory / 4 * 3).to_string()}}}}]}}});
+    let mut ghost = pod_object("ghost", &HOLD, "")?;
+    ghost["spec"]["resourceClaims"] = json!([{"name": "gpu", "resourceClaimName": "alone"}]);
+    owner.apply(&format!("{claim}\n---\n{ghost}"))?;
+    owner.wait_running("ghost", LIMIT)?;
+    for number in 1..installed.gpus.len() {
+        owner.apply(&pod(&format!("other-{number}"), "client", &HOLD, "most"))?;
+        owner.wait_running(&format!("other-{number}"), LIMIT)?;
+    }
+    remove_claim(owner, "alone")?;
+
+    beside.apply(&pod("waits", "client", &HOLD, "most"))?;
+    let told = wait(LIMIT, "the pod that waits to have an event", || {
+        let failed = load::failed_prepares(beside)?;
+        Ok(failed.into_iter().find(|text| text.contains("has no room")))
+    })?;
+    ensure!(
+        told.contains("a share without a claim holds") && told.contains("event ShareWithoutClaim on this node"),
+        "{told}"
+    );
+    for secret in ["spectre", "ghost", "alone", "other-1"] {
+        ensure!(!told.contains(secret), "it names {secret} of another namespace: {told}");
+    }
+
+    let events = Kube::new(cluster, "default");
+    let node = &installed.gpus.first().context("no GPU")?.node;
+    let told = wait(LIMIT * 2, "the node to have an event", || {
+        let told = events.events(node, "ShareWithoutClaim")?;
+        Ok(told.into_iter().find(|text| text.contains("pod spectre/ghost ")))
+    })?;
+    ensure!(
+        told.contains("ResourceClaim spectre/alone (uid ") && told.contains("Delete that pod"),
+        "{told}"
+    );
+    ensure!(counted(cluster)? == Some(1), "counted: {:?}", counted(cluster)?);
+
+    owner.run(&["delete", "pod", "ghost", &patience::timeout(LIMIT)])?;
+    // So that kubelet tries again at once.
+    beside.run(&["label", "pod", "waits", "nudged=1"])?;
+    beside.wait_running("waits", TAKEOVER)?;
+    wait(LIMIT, "no share without a claim", || {
+        Ok((counted(cluster)? == Some(0)).then_some(()))
+    })
 }

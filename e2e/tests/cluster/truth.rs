@@ -93,7 +93,8 @@ fn logs(kube: &Kube<'_>, name: &str, line: &str) -> Result<()> {
     })
 }
 
-fn metrics(cluster: &Cluster) -> Result<String> {
+/// The plugin's metrics.
+pub(crate) fn metrics(cluster: &Cluster) -> Result<String> {
     let project = Kube::new(cluster, install::NAME);
     let plugin = shared::plugin_pod(cluster)?;
     let path = format!("/api/v1/namespaces/{}/pods/{plugin}:9440/proxy/metrics", install::NAME);

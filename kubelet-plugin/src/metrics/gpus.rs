@@ -2,7 +2,7 @@
 
 use crate::inventory::Inventory;
 use crate::node::SharedNode;
-use crate::share::Role;
+use crate::share::{Role, Share, ShareKeys};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::MetricType;
@@ -22,6 +22,8 @@ struct Sample {
     healthy: bool,
     /// Name and effect of each taint.
     taints: Vec<(&'static str, &'static str)>,
+    /// How many of the shares have no claim; None while that is not known.
+    unclaimed: Option<usize>,
 }
 
 // === impl Gpus ===
@@ -37,11 +39,13 @@ impl Gpus {
             return Vec::new();
         };
         let sample = |(device, gpu): (&str, &crate::inventory::Gpu)| {
-            let entries = node.claims().claims.values();
-            let shares = entries.flat_map(|entry| &entry.shares).map(|held| &held.share);
-            let own: Vec<_> = shares
-                .filter(|share| share.role == Role::Share && share.gpu == gpu.uuid)
-                .collect();
+            let entries = node.claims().claims.iter();
+            let shares = entries.flat_map(|(uid, entry)| entry.shares.iter().map(move |held| (uid, &held.share)));
+            let is_own = |share: &Share| share.role == Role::Share && share.gpu == gpu.uuid;
+            let (keys, own): (ShareKeys, Vec<_>) = shares
+                .filter(|(_, share)| is_own(share))
+                .map(|(uid, share)| ((uid.clone(), share.name.clone()), share))
+                .unzip();
             Sample {
                 labels: [
                     ("gpu", gpu.uuid.clone()),
@@ -55,6 +59,7 @@ impl Gpus {
                 cores: own.iter().map(|share| share.cores).sum(),
                 healthy: inventory.troubles(&gpu.uuid).is_empty(),
                 taints: taints(inventory, &gpu.uuid),
+                unclaimed: node.unclaimed().map(|unclaimed| keys.intersection(unclaimed).count()),
             }
         };
         inventory.by_index().into_iter().map(sample).collect()
@@ -127,6 +132,16 @@ impl Collector for Gpus {
                 let labels: Vec<_> = sample.labels.iter().cloned().chain(own).collect();
                 ConstGauge::new(1_i64).encode(family.encode_family(&labels)?)?;
             }
+        }
+        let (name, help) = (
+            "gpu_shares_without_claim",
+            "Shares of a GPU that containers have and whose claim is gone, so that allocator and quota do not count them. \
+             Absent while that is not known",
+        );
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for sample in &samples {
+            let Some(count) = sample.unclaimed else { continue };
+            ConstGauge::new(count as i64).encode(family.encode_family(&sample.labels)?)?;
         }
         Ok(())
     }

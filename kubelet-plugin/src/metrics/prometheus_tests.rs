@@ -131,6 +131,7 @@ fn sources() -> (Rig, Sources) {
     let rig = Rig::new(false);
     let mut node = rig.open();
     assert!(node.prepare(&node.locked(), &[claim("u1", &[("s1", 20, 30)])])[0].is_ok());
+    node.set_unclaimed(Some(BTreeSet::new()));
     let sources = Sources::new(SharedNode::new(node));
     let key = ("u1".to_owned(), "s1".to_owned());
     let container = [("p".to_owned(), "main".to_owned())];

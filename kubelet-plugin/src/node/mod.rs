@@ -172,6 +172,10 @@ pub struct Node {
     stale_pages: BTreeSet<String>,
     /// Shares that were seen to break their limit.
     ignored: ShareKeys,
+    /// Shares that containers have and whose claim is gone; None while that is not known.
+    unclaimed: Option<ShareKeys>,
+    /// UIDs of claims that a Prepare without room found to be gone, until `clean_up` takes them.
+    suspects: BTreeSet<String>,
     /// When this instance prepared each claim for the first time.
     prepared_at: BTreeMap<String, Instant>,
     /// Descriptions of damaged files that have no event on the node yet.
@@ -273,6 +277,25 @@ impl Node {
     /// All entries, also those that are dormant.
     pub fn entries(&self) -> impl Iterator<Item = (&String, &Entry)> {
         self.checkpoint.claims.iter().chain(&self.dormant)
+    }
+
+    /// Shares that containers have and whose claim is gone; None while that is not known.
+    #[must_use]
+    pub fn unclaimed(&self) -> Option<&ShareKeys> {
+        self.unclaimed.as_ref()
+    }
+
+    pub fn set_unclaimed(&mut self, unclaimed: Option<ShareKeys>) {
+        self.unclaimed = unclaimed;
+    }
+
+    /// Has `clean_up` ask about these claims next, which a Prepare without room found to be gone.
+    pub fn suspect(&mut self, uids: impl IntoIterator<Item = String>) {
+        self.suspects.extend(uids);
+    }
+
+    pub fn take_suspects(&mut self) -> BTreeSet<String> {
+        std::mem::take(&mut self.suspects)
     }
 
     /// Digest of the library to which new claims are bound; None if it is not installed.

@@ -5,7 +5,7 @@ use super::room::{self, Full};
 use super::{Error, Node};
 use crate::checkpoint::{Checkpoint, Entry, Held};
 use crate::claim;
-use crate::share::{ClaimId, Role, Share};
+use crate::share::{ClaimId, Role, Share, ShareKeys};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use std::collections::BTreeSet;
 
@@ -42,7 +42,7 @@ impl Node {
                 claims: others.map(|(uid, entry)| (uid.clone(), entry.clone())).collect(),
                 ..Checkpoint::default()
             };
-            match self.held(&others, &shares) {
+            match self.held(id, &others, &shares) {
                 Err(Error::Full(full)) => Some(full),
                 _ => None,
             }
@@ -60,13 +60,15 @@ impl Node {
             namespace: id.namespace.clone(),
             name: id.name.clone(),
             library,
-            shares: self.held(&self.checkpoint, shares)?,
+            shares: self.held(id, &self.checkpoint, shares)?,
             pods: Vec::new(),
         })
     }
 
-    /// Returns a slot for each share that is not a monitor's, if all fit beside those of `prepared`.
-    fn held(&self, prepared: &Checkpoint, shares: &[Share]) -> Result<Vec<Held>, Error> {
+    /// Returns a slot for each share of claim `id` that is not a monitor's, if all fit beside those of `prepared`.
+    fn held(&self, id: &ClaimId, prepared: &Checkpoint, shares: &[Share]) -> Result<Vec<Held>, Error> {
+        let nobody = ShareKeys::new();
+        let unclaimed = self.unclaimed.as_ref().unwrap_or(&nobody);
         let inventory = self.inventory.as_ref().map_err(|why| Error::NoInventory(why.clone()))?;
         let mut all = Vec::new();
         for share in shares {
@@ -82,7 +84,8 @@ impl Node {
                             why: ailment.text(&gpu.uuid),
                         });
                     }
-                    Some(room::slot(prepared, &all, gpu, share, self.config.shares)?)
+                    let slot = room::slot(prepared, &all, gpu, share, self.config.shares);
+                    Some(slot.map_err(|full| full.told_to(&id.namespace, unclaimed))?)
                 }
             };
             all.push(Held {

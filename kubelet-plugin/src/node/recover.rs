@@ -66,6 +66,8 @@ impl Node {
             contexts: BTreeMap::new(),
             stale_pages: BTreeSet::new(),
             ignored: ShareKeys::new(),
+            unclaimed: None,
+            suspects: BTreeSet::new(),
             prepared_at: BTreeMap::new(),
             damages: Vec::new(),
             lasting_damages: BTreeSet::new(),
