@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# e2e.sh demo | up | down | kubectl | exec | images | tools | preflight | guest: the cluster's own program (crate
+# e2e.sh demo | up | down | kubectl | exec | images | tools | preflight | payload | guest: the cluster's own program (crate
 # vgpu-e2e), which asks for root where it needs it.
 #
 # demo builds dist/ first. Where no cluster can be made, it shows a share without one, says what is missing, and exits 3

@@ -66,6 +66,8 @@ enum Verb {
     Tools,
     /// Build the images of this project, and name their archives.
     Images,
+    /// Write all that a cluster needs into a tar for another machine, and print where it lies there as JSON.
+    Payload { file: PathBuf },
     /// Run the demo and the tests that concern the machine in an emulated Debian, and print a transcript.
     Guest(guest::Arguments),
     #[command(hide = true)]
@@ -120,6 +122,11 @@ pub fn run(arguments: Arguments) -> Result<u8> {
             for archive in images.archives {
                 println!("{}", archive.display());
             }
+        }
+        Verb::Payload { file } => {
+            let prepared = Prepared::make(own_program()?, &mut |text| eprintln!("{text}"))?;
+            let unpacked = guest::for_another_machine(&prepared, &file)?;
+            println!("{}", serde_json::to_string(&unpacked)?);
         }
         Verb::Guest(arguments) => return guest::run(arguments),
         Verb::Demo { keep } => demo::run(&arguments.cluster, keep)?,

@@ -36,6 +36,7 @@ use anyhow::Result;
 use crate::layout;
 pub use options::Arguments;
 use options::Options;
+pub use payload::{Unpacked, for_another_machine};
 
 /// The exit status where this machine cannot hold the guest.
 const NO_ROOM: u8 = 3;

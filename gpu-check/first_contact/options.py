@@ -12,6 +12,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 GPU_CHECK = HERE.parent
 # Where `pack` puts what travels, and where `run` finds it: the folder above gpu-check/.
 KIT = ".kit"
+# The same for what a cluster needs, in parts.
+CLUSTER = ".kit-cluster"
 
 
 def add_run(verbs):
@@ -30,6 +32,8 @@ def add_pack(verbs):
     pack = verbs.add_parser("pack", help="make {}/ in this checkout, to be copied to another machine".format(KIT))
     pack.add_argument("--size", type=float, default=0, metavar="MIB", help="refuse a larger pack; the checkout's files count too (0: no limit)")
     pack.add_argument("--earlier", metavar="DIR", help="results of an earlier run, whose stages are not run again")
+    pack.add_argument("--cluster", action="store_true", help="also {}/: what S14 needs, Kubernetes' programs among it, in parts".format(CLUSTER))
+    pack.add_argument("--part-size", type=float, default=48, metavar="MIB", help="of a part of {}/ (48)".format(CLUSTER))
     pack.add_argument("--symbols", metavar="DIR", help="folder of symbol files by build-id (target/symbols); they stay here")
 
 

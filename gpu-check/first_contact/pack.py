@@ -1,4 +1,5 @@
-"""The verb `pack`: an ignored folder .kit/ in this checkout, to be copied to a machine with a GPU together with it.
+"""The verb `pack`: an ignored folder .kit/ in this checkout, to be copied to a machine with a GPU together with it. With
+--cluster also .kit-cluster/ ([parts](parts.py)).
 
     .kit/dist    the programs      .kit/tools   strace, eu-stack, runc, two small libraries (tools)
     .kit/state.json, rows          what an earlier run found      .kit/packed.json   commit, hashes, build-ids
@@ -17,8 +18,8 @@ import subprocess
 import sys
 import time
 
-from . import elf, state, tools
-from .options import KIT
+from . import elf, parts, state, tools
+from .options import CLUSTER, KIT
 
 PROGRAMS = ("vgpu", "libvgpu.so", "libvgpu-preload.so", "vgpu-kubelet-plugin", "vgpu-cdi-hook")
 DISSECT = "libvgpu-dissect.so"
@@ -136,12 +137,17 @@ def main(options):
     own, rest = size(new) / MIB, checkout_size(options.checkout) / MIB
     say("{} has {:.1f} MiB, the checkout's files {:.1f} MiB".format(KIT, own, rest))
     if options.size and own + rest > options.size:
-        parts = ", ".join("{} {:.1f}".format(name, size(os.path.join(new, name)) / MIB) for name in ("dist", "tools"))
-        sys.stderr.write("pack: more than --size {:g}: {} MiB\n".format(options.size, parts))
+        sizes = ", ".join("{} {:.1f}".format(name, size(os.path.join(new, name)) / MIB) for name in ("dist", "tools"))
+        sys.stderr.write("pack: more than --size {:g}: {} MiB\n".format(options.size, sizes))
         shutil.rmtree(new)
         return 1
     shutil.rmtree(kit, ignore_errors=True)
     os.rename(new, kit)
+    if options.cluster:
+        why = parts.make(options.checkout, options.dist, int(options.part_size * MIB), say)
+        if why:
+            sys.stderr.write("pack: no {}: {}\n".format(CLUSTER, why))
+            return 1
     print("On the machine, in a copy of this checkout with {}/:\n"
           "  gpu-check/first-contact.sh run --out DIR --budget 240     # S0 to S8; its last line is the next call\n"
           "Back here:\n"

@@ -1,15 +1,17 @@
-//! The guest's files as one tar: the checkout, the built programs, the tools and the images, at the same paths and
-//! with the guest's user as their owner.
+//! What a cluster needs as one tar, for a machine that has neither Go nor a network: the checkout, the built programs, the
+//! tools and the images, at the same paths. A file says what was prepared here, and variables lead there.
 //!
-//! The guest unpacks it from its second disk. It has neither Go nor a network, so it also gets a file that says what
-//! was prepared here, and a profile whose variables lead there.
+//! The guest unpacks it from its second disk, with its user as the owner, and has the variables in a profile. For a machine
+//! with a GPU, `gpu-check/first-contact.sh pack --cluster` makes parts of it.
 
+use std::collections::BTreeMap;
 use std::env;
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use serde::Serialize;
 use tar::{Builder, EntryType, Header};
 
 use super::ending;
@@ -21,72 +23,57 @@ use crate::prepared::{self, Prepared};
 /// Settings of this machine's user that count in the guest too.
 const PASSED_ON: [&str; 3] = ["CONTAINERD_VERSION", "KUBERNETES_VERSION", "VGPU_TIME_FACTOR"];
 
-/// Folders of git and cargo in a checkout.
-const LEFT_OUT: [&str; 2] = [".git", "target"];
+/// Folders of git, cargo and gpu-check in a checkout.
+const LEFT_OUT: [&str; 6] = [".git", "target", ".kit", ".kit.new", ".kit-cluster", ".kit-cluster.new"];
 
-/// Writes the payload.
-pub(super) fn write(prepared: &Prepared, tests: Option<&Path>, to: &Path) -> Result<()> {
-    let file = File::create(to).with_context(|| format!("cannot create {}", to.display()))?;
-    let mut payload = Payload(Builder::new(file));
-    let (checkout, dist, output) = (layout::workspace(), layout::dist()?, layout::output());
-    payload.tree(&checkout)?;
-    if !dist.starts_with(&checkout) {
-        payload.tree(&dist)?;
-    }
-    // Below target, where a tree stops.
-    let programs = [prepared.program().to_path_buf(), client_program()?];
-    for folder in [output.parent(), Some(output.as_path()), programs[0].parent()]
-        .into_iter()
-        .flatten()
-    {
-        payload.folder(folder)?;
-    }
-    for file in programs
-        .iter()
-        .map(PathBuf::as_path)
-        .chain(tests)
-        .chain(prepared.archives())
-    {
-        payload.file(file)?;
-    }
-    for folder in [Some(layout::cache()?), layout::cache()?.parent().map(Path::to_path_buf)]
-        .into_iter()
-        .flatten()
-    {
-        payload.folder(&folder)?;
-    }
-    for path in prepared.toolchain.paths() {
-        payload.tree(path)?;
-    }
-    let built = output.join("built.json");
-    payload.text(&built, &prepared.to_json()?)?;
-    payload.text(
-        Path::new("/etc/profile.d/checkout.sh"),
-        &profile(&dist, &output, &built)?,
-    )?;
-    payload.0.finish().context("cannot write the payload")
+/// Where a payload lies when it is unpacked, and how it is used.
+#[derive(Debug, Serialize)]
+pub struct Unpacked {
+    /// Everything is below these.
+    folders: [PathBuf; 2],
+    /// vgpu-e2e.
+    program: PathBuf,
+    environment: BTreeMap<String, String>,
 }
 
-/// The variables of the guest's user.
-fn profile(dist: &Path, output: &Path, built: &Path) -> Result<String> {
+/// Writes what a cluster needs, for root of another machine.
+pub fn for_another_machine(prepared: &Prepared, to: &Path) -> Result<Unpacked> {
+    let mut payload = Payload::create(to, 0)?;
+    let environment = payload.all(prepared, None)?;
+    payload.finish()?;
+    Ok(Unpacked {
+        folders: [layout::workspace(), layout::cache()?],
+        program: prepared.program().to_path_buf(),
+        environment,
+    })
+}
+
+/// Writes the guest's payload.
+pub(super) fn write(prepared: &Prepared, tests: Option<&Path>, to: &Path) -> Result<()> {
+    let mut payload = Payload::create(to, USER_ID)?;
+    let variables = payload.all(prepared, tests)?;
+    let variables = variables
+        .iter()
+        .map(|(name, value)| format!("export {name}={}\n", quoted(value)));
+    payload.text(Path::new("/etc/profile.d/checkout.sh"), &variables.collect::<String>())?;
+    payload.finish()
+}
+
+/// The variables that lead to what was prepared.
+fn variables(dist: &Path, output: &Path, built: &Path) -> Result<BTreeMap<String, String>> {
     let cache = layout::cache()?;
     let target = output.parent().unwrap_or(output);
-    let mut variables = vec![
-        (
-            "XDG_CACHE_HOME".to_owned(),
-            cache.parent().unwrap_or(&cache).display().to_string(),
-        ),
-        ("CARGO_TARGET_DIR".to_owned(), target.display().to_string()),
-        ("VGPU_DIST".to_owned(), dist.display().to_string()),
-        (prepared::BUILT.to_owned(), built.display().to_string()),
-    ];
+    let text = |path: &Path| path.display().to_string();
+    let mut variables = BTreeMap::from([
+        ("XDG_CACHE_HOME".to_owned(), text(cache.parent().unwrap_or(&cache))),
+        ("CARGO_TARGET_DIR".to_owned(), text(target)),
+        ("VGPU_DIST".to_owned(), text(dist)),
+        (prepared::BUILT.to_owned(), text(built)),
+    ]);
     for name in PASSED_ON {
         variables.extend(env::var(name).ok().map(|value| (name.to_owned(), value)));
     }
-    Ok(variables
-        .iter()
-        .map(|(name, value)| format!("export {name}={}\n", quoted(value)))
-        .collect())
+    Ok(variables)
 }
 
 /// One word of a shell.
@@ -94,9 +81,59 @@ pub(super) fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
-struct Payload(Builder<File>);
+struct Payload {
+    tar: Builder<File>,
+    owner: u64,
+}
 
 impl Payload {
+    fn create(path: &Path, owner: u64) -> Result<Self> {
+        let file = File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
+        Ok(Self {
+            tar: Builder::new(file),
+            owner,
+        })
+    }
+
+    /// Everything. Returns the variables that lead there.
+    fn all(&mut self, prepared: &Prepared, tests: Option<&Path>) -> Result<BTreeMap<String, String>> {
+        let (checkout, dist, output) = (layout::workspace(), layout::dist()?, layout::output());
+        self.tree(&checkout)?;
+        if !is_in_tree(&dist, &checkout) {
+            self.tree(&dist)?;
+        }
+        // Below target, where a tree stops.
+        let programs = [prepared.program().to_path_buf(), client_program()?];
+        for folder in [output.parent(), Some(output.as_path()), programs[0].parent()]
+            .into_iter()
+            .flatten()
+        {
+            self.folder(folder)?;
+        }
+        for file in programs
+            .iter()
+            .map(PathBuf::as_path)
+            .chain(tests)
+            .chain(prepared.archives())
+        {
+            self.file(file)?;
+        }
+        let cache = layout::cache()?;
+        for folder in [Some(cache.as_path()), cache.parent()].into_iter().flatten() {
+            self.folder(folder)?;
+        }
+        for path in prepared.toolchain.paths() {
+            self.tree(path)?;
+        }
+        let built = output.join("built.json");
+        self.text(&built, &prepared.to_json()?)?;
+        variables(&dist, &output, &built)
+    }
+
+    fn finish(mut self) -> Result<()> {
+        self.tar.finish().context("cannot write the payload")
+    }
+
     /// A file, or a folder with its contents except [`LEFT_OUT`].
     fn tree(&mut self, path: &Path) -> Result<()> {
         ending::check()?;
@@ -126,7 +163,8 @@ impl Payload {
     }
 
     fn folder(&mut self, path: &Path) -> Result<()> {
-        self.add(path, header(EntryType::Directory, 0o755, 0), std::io::empty())
+        let header = self.header(EntryType::Directory, 0o755, 0);
+        self.add(path, header, std::io::empty())
     }
 
     fn file(&mut self, path: &Path) -> Result<()> {
@@ -137,46 +175,51 @@ impl Payload {
             .with_context(|| format!("cannot read {}", path.display()))?;
         // A file that grows meanwhile would end in the middle of the next one.
         let contents = std::io::Read::take(&file, known.len());
-        self.add(
-            path,
-            header(EntryType::Regular, known.mode() & 0o7777, known.len()),
-            contents,
-        )
+        let header = self.header(EntryType::Regular, known.mode() & 0o7777, known.len());
+        self.add(path, header, contents)
     }
 
     fn text(&mut self, path: &Path, text: &str) -> Result<()> {
         let size = u64::try_from(text.len()).context("a text without a length")?;
-        self.add(path, header(EntryType::Regular, 0o644, size), text.as_bytes())
+        let header = self.header(EntryType::Regular, 0o644, size);
+        self.add(path, header, text.as_bytes())
     }
 
     fn link(&mut self, path: &Path) -> Result<()> {
         let target = fs::read_link(path).with_context(|| format!("cannot read {}", path.display()))?;
-        let mut header = header(EntryType::Symlink, 0o777, 0);
-        self.0
+        let mut header = self.header(EntryType::Symlink, 0o777, 0);
+        self.tar
             .append_link(&mut header, inside(path), target)
             .with_context(|| format!("cannot pack {}", path.display()))
     }
 
+    fn header(&self, kind: EntryType, mode: u32, size: u64) -> Header {
+        let mut header = Header::new_gnu();
+        header.set_entry_type(kind);
+        header.set_mode(mode);
+        header.set_size(size);
+        header.set_uid(self.owner);
+        header.set_gid(self.owner);
+        header
+    }
+
     fn add(&mut self, path: &Path, mut header: Header, contents: impl std::io::Read) -> Result<()> {
-        self.0
+        self.tar
             .append_data(&mut header, inside(path), contents)
             .with_context(|| format!("cannot pack {}", path.display()))
     }
 }
 
+/// Returns true if [`Payload::tree`] of `folder` has `path`.
+fn is_in_tree(path: &Path, folder: &Path) -> bool {
+    let is_left_out = |part: &std::ffi::OsStr| LEFT_OUT.iter().any(|name| part == *name);
+    path.strip_prefix(folder)
+        .is_ok_and(|below| !below.iter().any(is_left_out))
+}
+
 /// A tar has no absolute paths.
 fn inside(path: &Path) -> &Path {
     path.strip_prefix("/").unwrap_or(path)
-}
-
-fn header(kind: EntryType, mode: u32, size: u64) -> Header {
-    let mut header = Header::new_gnu();
-    header.set_entry_type(kind);
-    header.set_mode(mode);
-    header.set_size(size);
-    header.set_uid(USER_ID);
-    header.set_gid(USER_ID);
-    header
 }
 
 #[cfg(test)]
@@ -187,16 +230,16 @@ mod tests {
     fn a_tree_is_packed_for_the_guests_user_without_what_git_and_cargo_keep() {
         let folder = tempfile::tempdir().unwrap();
         let tree = folder.path().join("tree");
-        for name in ["src", ".git", "target"] {
+        for name in ["src", ".git", "target", ".kit", ".kit-cluster"] {
             fs::create_dir_all(tree.join(name)).unwrap();
             fs::write(tree.join(name).join("file"), name).unwrap();
         }
         fs::write(tree.join("target/CACHEDIR.TAG"), "").unwrap();
         std::os::unix::fs::symlink("src/file", tree.join("link")).unwrap();
         let to = folder.path().join("payload.tar");
-        let mut payload = Payload(Builder::new(File::create(&to).unwrap()));
+        let mut payload = Payload::create(&to, USER_ID).unwrap();
         payload.tree(&tree).unwrap();
-        payload.0.finish().unwrap();
+        payload.finish().unwrap();
         let mut archive = tar::Archive::new(File::open(&to).unwrap());
         let mut found: Vec<(String, u64)> = archive
             .entries()
@@ -213,6 +256,13 @@ mod tests {
             found,
             ["", "link", "src", "src/file"].map(|name| (name.to_owned(), USER_ID))
         );
+    }
+
+    #[test]
+    fn programs_that_lie_in_a_folder_that_is_left_out_are_added() {
+        let is_in = |dist: &str| is_in_tree(Path::new(dist), Path::new("/home/clone"));
+        assert!(is_in("/home/clone/dist"));
+        assert!(!is_in("/home/clone/target/test-dist") && !is_in("/elsewhere/dist"));
     }
 
     #[test]

@@ -1,5 +1,5 @@
 """A container without Kubernetes: the plugin's CDI edits applied by runc over this machine's own root. The limit of memory
-holds, and programs see the share. S14, the demo's cluster on this machine, does not exist yet."""
+holds, and programs see the share."""
 
 import json
 import os

@@ -1,0 +1,91 @@
+"""Runs the demo on this machine with what `pack --cluster` has made: a cluster of Kubernetes' own programs, this project in
+it, pods with shares.
+
+    cluster.py FOLDER      FOLDER: .kit-cluster
+
+It lies in tmpfs in a mount namespace of its own, at the paths of the machine that packed it, so nothing of it outlives this
+process; folders above them that are missing are made, and removed at the end. Failure modes: parts are missing: they are
+named, status 2; a cluster cannot be made here: vgpu-e2e's reason, status 3; it is killed: vgpu-e2e ends the cluster, and
+empty folders stay.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+
+from first_contact import parts
+from first_contact.container import NEW_MOUNTS, PRIVATE, REC, mount
+
+# The exit status without the parts.
+NO_PARTS = 2
+
+
+def make_folders(path):
+    """Makes a folder and those above it; returns the ones that it has made, the deepest first."""
+    made = []
+    while not os.path.isdir(path):
+        made.append(path)
+        path = os.path.dirname(path)
+    for one in reversed(made):
+        os.mkdir(one)
+    return made
+
+
+def in_namespace(folder):
+    found = parts.index(folder)
+    if found is None:
+        sys.stderr.write("cluster: {} has no {}: first-contact.sh pack --cluster\n".format(folder, parts.INDEX))
+        return NO_PARTS
+    try:
+        # Before the mounts: the folder may be below one of them.
+        files = parts.opened(folder, found)
+    except parts.Missing as error:
+        sys.stderr.write("cluster: {}\n".format(error))
+        return NO_PARTS
+    libc = ctypes.CDLL(None, use_errno=True)
+    # The folders are made in the machine's own tree, where they have to be for the mounts.
+    made = [one for path in found["folders"] for one in make_folders(path)]
+    try:
+        return child(libc, found, files)
+    finally:
+        for path in sorted(made, key=len, reverse=True):
+            try:
+                os.rmdir(path)
+            except OSError:
+                pass
+
+
+def child(libc, found, files):
+    """In a process of its own, whose mounts go with it."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os._exit(run(libc, found, files))
+        except OSError as error:
+            sys.stderr.write("cluster: {}\n".format(error))
+            os._exit(1)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: os.kill(pid, number))
+    status = os.waitpid(pid, 0)[1]
+    return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+
+
+def run(libc, found, files):
+    if libc.unshare(NEW_MOUNTS):
+        raise OSError(ctypes.get_errno(), "no mount namespace: " + os.strerror(ctypes.get_errno()))
+    mount(None, "/", None, PRIVATE | REC)
+    # The one above first, if one is below the other.
+    for path in sorted(found["folders"], key=len):
+        os.makedirs(path, exist_ok=True)
+        mount("tmpfs", path, "tmpfs", 0, "mode=755")
+    parts.unpack(files)
+    os.chdir(found["folders"][0])
+    environment = dict(os.environ, **found["environment"])
+    # One process, so that a signal meets vgpu-e2e, which ends the cluster.
+    os.execvpe(found["program"], [found["program"], "demo"], environment)
+
+
+if __name__ == "__main__":
+    sys.exit(in_namespace(os.path.abspath(sys.argv[1])))
