@@ -20,4 +20,4 @@ mod utilisation;
 
 pub use compare::Comparison;
 pub use judge::Verdict;
-pub use utilisation::{NvmlUtilisation, Used, Utilisation};
+pub use utilisation::{GpuRates, NvmlUtilisation, Rates, Used, Utilisation};
