@@ -182,7 +182,7 @@ impl<'a> Placing<'a, '_> {
             return Err(match unmatched {
                 Some(unmatched) => Verdict::NoMatch {
                     claim: asked[unmatched.claim].key(),
-                    unmatched,
+                    unmatched: Box::new(unmatched),
                 },
                 None => Verdict::NoFit(refused),
             }

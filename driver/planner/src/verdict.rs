@@ -60,7 +60,7 @@ pub enum Verdict {
     #[error("no node has both the devices and what else the pod needs{}", refused(.0))]
     NoFit(BTreeMap<Refusal, usize>),
     #[error("claim {claim}, request {}: {unmatched}", .unmatched.request)]
-    NoMatch { claim: String, unmatched: Unmatched },
+    NoMatch { claim: String, unmatched: Box<Unmatched> },
     #[error("{0}")]
     Mistake(String),
     #[error(
