@@ -10,6 +10,7 @@ mod info;
 mod prometheus_tests;
 
 use crate::compute::Comparison;
+use crate::compute::busy::Busy;
 use crate::compute::metrics::ComputeUsage;
 use crate::containers::Containers;
 use crate::node::{Parts, SharedNode};
@@ -45,7 +46,7 @@ pub struct Sources {
     pub truth: Truth,
     pub containers: Containers,
     /// Empty unless HAMi's names are served.
-    pub busy: hami::Busy,
+    pub busy: Busy,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -141,7 +142,7 @@ impl Sources {
             comparison: Comparison::default(),
             truth: Truth::default(),
             containers: Containers::default(),
-            busy: hami::Busy::default(),
+            busy: Busy::default(),
         }
     }
 }

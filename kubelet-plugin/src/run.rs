@@ -150,7 +150,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         comparison: comparison.clone(),
         truth: known.clone(),
         containers: Containers::default(),
-        busy: hami::Busy::default(),
+        busy: compute::busy::Busy::default(),
     };
     let busy = sources.busy.clone();
     let names = containers::run(node.clone(), config.pod_resources.clone(), sources.containers.clone());
@@ -188,7 +188,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         outputs,
     ));
     if config.hami_metrics {
-        tokio::spawn(hami::watch(nvml.clone(), busy));
+        tokio::spawn(compute::busy::watch(nvml.clone(), busy));
     }
     tokio::spawn(compute::compare::run(node.clone(), nvml.clone(), comparison.clone()));
     tokio::spawn(truth::observe(Observer {

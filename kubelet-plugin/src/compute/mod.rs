@@ -11,6 +11,7 @@
 //! is said.
 #![forbid(unsafe_code)]
 
+pub mod busy;
 mod charged;
 pub mod compare;
 mod judge;

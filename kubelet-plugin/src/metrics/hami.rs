@@ -7,10 +7,9 @@
 //! A share has a line for each container that kubelet names, as HAMi's has, but for two at most: with them it has no more
 //! than the 40 series that a share may have.
 //!
-//! A scrape never waits for the driver: how busy GPUs are is asked every [`EVERY`], and is not served while NVML hangs.
+//! A scrape never waits for the driver: how busy GPUs are comes from [`crate::compute::busy`].
 
 use super::Sources;
-use crate::compute::{GpuRates, Rates};
 use crate::share::Role;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
@@ -18,51 +17,10 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 /// Containers of a share that these metrics name, with a series for each of `GAUGES`.
 const MOST: usize = 2;
-
-/// How often NVML is asked how busy the GPUs are.
-const EVERY: Duration = Duration::from_secs(5);
-
-/// How busy each GPU is, as of the last answer.
-#[derive(Clone, Debug, Default)]
-pub struct Busy(Arc<Mutex<Rates>>);
-
-// === impl Busy ===
-
-impl Busy {
-    fn rates(&self) -> Rates {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn set(&self, rates: Rates) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = rates;
-    }
-}
-
-/// Asks for ever. An NVML that hangs is not asked again before it has answered; meanwhile nothing is known.
-pub async fn watch(nvml: impl GpuRates, busy: Busy) {
-    watch_every(EVERY, nvml, busy).await;
-}
-
-async fn watch_every(every: Duration, nvml: impl GpuRates, busy: Busy) {
-    let nvml = Arc::new(nvml);
-    loop {
-        let nvml = nvml.clone();
-        let mut asked = std::pin::pin!(tokio::task::spawn_blocking(move || nvml.rates()));
-        let rates = loop {
-            match tokio::time::timeout(every, &mut asked).await {
-                Ok(rates) => break rates.unwrap_or_default(),
-                Err(_) => busy.set(Rates::new()),
-            }
-        };
-        busy.set(rates);
-        tokio::time::sleep(every).await;
-    }
-}
 
 /// A registry with these metrics alone, whose names have no prefix.
 #[must_use]
@@ -204,10 +162,12 @@ impl Collector for Hami {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::compute::Verdict;
+    use crate::compute::busy::watch_every;
+    use crate::compute::{GpuRates, Rates, Verdict};
     use crate::node::SharedNode;
     use crate::node::tests::{Rig, claim};
     use std::collections::{BTreeMap, BTreeSet};
+    use std::time::Duration;
 
     #[test]
     fn dashboards_of_hami_find_their_names_and_labels() {
