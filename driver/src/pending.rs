@@ -102,6 +102,7 @@ pub fn explain(pod: &Pod, state: &State, answers: &Answers) -> Option<Message> {
                 question: &question,
                 state,
                 nodes: *nodes,
+                all_nodes: looked_at == nodes,
                 namespace: &pod.namespace,
             };
             // On a node without devices the search stops at the first request; other nodes show more.
@@ -165,6 +166,8 @@ struct Described<'a> {
     question: &'a Question,
     state: &'a State,
     nodes: usize,
+    /// True if every node was looked at.
+    all_nodes: bool,
     /// The pod's: whoever reads its events may know no names of others.
     namespace: &'a str,
 }
@@ -185,6 +188,9 @@ impl Described<'_> {
         // If some nodes have devices of the class, the nodes without any are not what the pod waits for.
         if devices > 0 {
             groups.retain(|group| group.devices > 0 || group.kind != ReasonKind::NodeMismatch);
+        }
+        if section.is_unmatched() && self.all_nodes {
+            text.push_str("; no GPU of the cluster matches it, so it waits for another GPU or another selector");
         }
         for (at, group) in groups.iter().enumerate() {
             text.push_str("; ");

@@ -120,6 +120,14 @@ impl Section {
         self.fitting > 0 || !self.groups.is_empty()
     }
 
+    /// Returns true if a selector of the request rules out each device of its class: what is free does not matter. Where a
+    /// selector fails the search ends, so other devices are not known.
+    pub fn is_unmatched(&self) -> bool {
+        let rules_out = |group: &Group| group.kind == ReasonKind::Selector;
+        let mut with_devices = self.groups.iter().filter(|group| group.devices > 0).peekable();
+        with_devices.peek().is_some() && with_devices.all(rules_out) && self.fitting == 0 && self.others == 0
+    }
+
     /// The groups, those with most devices first.
     pub fn by_size(&self) -> Vec<&Group> {
         let mut groups: Vec<&Group> = self.groups.iter().collect();

@@ -150,7 +150,9 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         comparison: comparison.clone(),
         truth: known.clone(),
         containers: Containers::default(),
+        busy: compute::busy::Busy::default(),
     };
+    let busy = sources.busy.clone();
     let names = containers::run(node.clone(), config.pod_resources.clone(), sources.containers.clone());
     tokio::spawn(names);
     let hami = config.hami_metrics.then(|| hami::registry(sources.clone()));
@@ -185,6 +187,9 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         known_faults,
         outputs,
     ));
+    if config.hami_metrics {
+        tokio::spawn(compute::busy::watch(nvml.clone(), busy));
+    }
     tokio::spawn(compute::compare::run(node.clone(), nvml.clone(), comparison.clone()));
     tokio::spawn(truth::observe(Observer {
         node: node.clone(),

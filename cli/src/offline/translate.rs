@@ -8,7 +8,8 @@
 //!
 //! Writes only to stdout and stderr, and reads only the named files. Objects are changed by the same JSON patch as in
 //! the cluster, so that fields which this program does not know stay. Exit status 0: everything was translated, or
-//! asks for nothing; 1: a pod is refused; 2: an error in the flags or in the input.
+//! asks for nothing; 1: a pod is refused; 2: an error in the flags or in the input. A pod with a value of the wrong type, as a number where Kubernetes wants a text, is refused
+//! like one that asks for what cannot be: the other objects of the input are printed.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -17,6 +18,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use serde_json::{Map, Value, json};
+use serde_path_to_error::{Path, Segment};
 use vgpu_api::config::UnknownDialect;
 use vgpu_dialects::{Dialect, Gpu, Inventory, Pod, Refusal, Request, ResourceNamesError, Settings};
 
@@ -37,8 +39,6 @@ enum TranslateError {
     NoObject { file: String },
     #[error("{file}: lists lie in lists more than {MOST_LISTS} deep")]
     TooDeep { file: String },
-    #[error("{object}: is not a pod that can be read: {message}")]
-    Pod { object: String, message: String },
     #[error(transparent)]
     Offline(#[from] OfflineError),
 }
@@ -75,14 +75,18 @@ fn run(flags: &TranslateFlags) -> Result<bool, TranslateError> {
             flatten(document, file, 0, &mut documents)?;
         }
     }
-    let inventory = inventory(&documents);
+    let inventory = inventory(documents.iter().map(|(_, document)| document));
     let mut templates: BTreeMap<(String, String), Request> = BTreeMap::new();
     let mut objects = Vec::new();
     let mut all_translated = true;
-    for document in documents.into_iter().filter(|document| !is_inventory(document)) {
+    for (file, document) in documents.into_iter().filter(|(_, document)| !is_inventory(document)) {
         warn_of_kind(&document, &settings);
-        match translated(&document, &settings)? {
+        match translated(&document, &settings) {
             Outcome::Unchanged => objects.push(document),
+            Outcome::Unreadable(why) => {
+                all_translated = false;
+                say(&format!("{}: {}: {why}", file.display(), name_of(&document)));
+            }
             Outcome::Refused(refusal) => {
                 all_translated = false;
                 say(&format!("{}: {refusal}", name_of(&document)));
@@ -133,7 +137,12 @@ fn settings(flags: &TranslateFlags) -> Result<Settings, TranslateError> {
 }
 
 /// The objects of a document, in order.
-fn flatten(mut document: Value, file: &PathBuf, depth: usize, into: &mut Vec<Value>) -> Result<(), TranslateError> {
+fn flatten(
+    mut document: Value,
+    file: &PathBuf,
+    depth: usize,
+    into: &mut Vec<(PathBuf, Value)>,
+) -> Result<(), TranslateError> {
     if document.is_null() {
         return Ok(()); // an empty document between two `---`
     }
@@ -152,7 +161,7 @@ fn flatten(mut document: Value, file: &PathBuf, depth: usize, into: &mut Vec<Val
         }
         return Ok(());
     }
-    into.push(document);
+    into.push((file.clone(), document));
     Ok(())
 }
 
@@ -187,23 +196,28 @@ fn pod_path(object: &Value) -> Option<&'static str> {
 enum Outcome {
     Unchanged,
     Refused(Refusal),
+    /// The field, its value and what to write instead.
+    Unreadable(String),
     Translated {
         object: Value,
         requests: Vec<(String, Request)>,
     },
 }
 
-fn translated(object: &Value, settings: &Settings) -> Result<Outcome, TranslateError> {
+fn translated(object: &Value, settings: &Settings) -> Outcome {
     let Some((path, pod)) = pod_path(object).and_then(|path| Some((path, object.pointer(path)?))) else {
-        return Ok(Outcome::Unchanged);
+        return Outcome::Unchanged;
     };
-    let pod = read(object, pod)?;
+    let pod = match read(path, pod) {
+        Ok(pod) => pod,
+        Err(why) => return Outcome::Unreadable(why),
+    };
     for warning in vgpu_dialects::unread(&pod, settings) {
         say(&format!("{}: {warning}", name_of(object)));
     }
     let translation = match vgpu_dialects::translate(&pod, settings) {
-        Ok(None) => return Ok(Outcome::Unchanged),
-        Err(refusal) => return Ok(Outcome::Refused(refusal)),
+        Ok(None) => return Outcome::Unchanged,
+        Err(refusal) => return Outcome::Refused(refusal),
         Ok(Some(translation)) => translation,
     };
     for warning in &translation.warnings {
@@ -214,14 +228,15 @@ fn translated(object: &Value, settings: &Settings) -> Result<Outcome, TranslateE
         apply(&mut object, path, step);
     }
     let requests = translation.templates.into_iter();
-    Ok(Outcome::Translated {
+    Outcome::Translated {
         object,
         requests: requests.map(|named| (named.name, named.request)).collect(),
-    })
+    }
 }
 
 /// Reads a pod, or a workload's pod template. A number for an amount becomes a text, as in the API server.
-fn read(object: &Value, pod: &Value) -> Result<Pod, TranslateError> {
+/// `path` is where it is in its object.
+fn read(path: &str, pod: &Value) -> Result<Pod, String> {
     let mut pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": pod["metadata"], "spec": pod["spec"]});
     if pod["metadata"].is_null() {
         pod["metadata"] = json!({});
@@ -242,10 +257,41 @@ fn read(object: &Value, pod: &Value) -> Result<Pod, TranslateError> {
             }
         }
     }
-    serde_json::from_value(pod).map_err(|error| TranslateError::Pod {
-        object: name_of(object),
-        message: error.to_string(),
-    })
+    serde_path_to_error::deserialize(&pod)
+        .map_err(|error| unreadable(path, &pod, error.path(), &error.inner().to_string()))
+}
+
+/// Names the field as the user's file has it, and says what to write in place of a number without quotes.
+fn unreadable(path: &str, pod: &Value, of_pod: &Path, why: &str) -> String {
+    let mut field: String = path.trim_start_matches('/').replace('/', ".");
+    let mut value = pod;
+    for segment in of_pod.iter() {
+        match segment {
+            Segment::Seq { index } => {
+                field.push_str(&format!("[{index}]"));
+                value = &value[*index];
+            }
+            Segment::Map { key } | Segment::Enum { variant: key } => {
+                match key.contains(['.', '/']) {
+                    true => field.push_str(&format!("[{key}]")),
+                    false if field.is_empty() => field.push_str(key),
+                    false => field.push_str(&format!(".{key}")),
+                }
+                value = &value[key.as_str()];
+            }
+            Segment::Unknown => {}
+        }
+    }
+    if field.is_empty() {
+        return format!("is not a pod that can be read: {why}");
+    }
+    let is_text_wanted = why.ends_with("expected a string");
+    match value {
+        Value::Number(_) | Value::Bool(_) if is_text_wanted => {
+            format!("{field}: {value} is not a text; write it in quotes: \"{value}\"")
+        }
+        _ => format!("{field}: {}", vgpu_quantity::shortened(why)),
+    }
 }
 
 /// Applies one step of a translation's patch below `path`: it adds to objects and to the ends of lists, and removes
@@ -298,10 +344,9 @@ fn is_inventory(object: &Value) -> bool {
 }
 
 /// The GPUs in ResourceSlices of our driver.
-fn inventory(documents: &[Value]) -> Inventory {
-    let slices = documents
-        .iter()
-        .filter(|document| is_inventory(document) && document["spec"]["driver"] == vgpu_api::DRIVER_NAME);
+fn inventory<'a>(documents: impl Iterator<Item = &'a Value>) -> Inventory {
+    let slices =
+        documents.filter(|document| is_inventory(document) && document["spec"]["driver"] == vgpu_api::DRIVER_NAME);
     let devices = slices.flat_map(|slice| slice["spec"]["devices"].as_array().into_iter().flatten());
     let gpu = |device: &Value| {
         let text = |name: &str| device["attributes"][name]["string"].as_str();

@@ -19,6 +19,7 @@ use crate::allocate::Attempt;
 use crate::budget::Budget;
 use crate::capacity::{CORES, MEMORY, Misfit, Shortage};
 use crate::error::AllocateError;
+use crate::expression::{domain_hint, excerpt};
 use crate::model::{Allocation, ResourceClaim, Taint};
 use crate::policy::Order;
 use crate::pools::{NodeView, PoolState};
@@ -419,7 +420,11 @@ impl Explainer<'_, '_, '_, '_> {
             false => (&ask.exactly.selectors, "the request".to_owned()),
         };
         let expression = selectors[at].cel.as_ref().map_or("", |cel| &cel.expression);
-        let message = format!("the selector of {object} does not match: {expression}");
+        let message = format!(
+            "the selector of {object} does not match: {}{}",
+            excerpt(expression),
+            domain_hint(expression, candidate)
+        );
         let field = match of_class {
             true => format!("{CLASS_SELECTORS}[{at}].cel.expression"),
             false => format!("{}.selectors[{at}].cel.expression", self.field()),

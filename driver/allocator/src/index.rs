@@ -18,6 +18,7 @@ mod choose;
 mod free;
 mod free_index;
 mod rankings;
+mod unmatched;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -37,6 +38,7 @@ use crate::shared::Shared;
 pub use free::Free;
 use free_index::FreeIndex;
 use rankings::Rankings;
+pub use unmatched::Unmatched;
 use vgpu_api::config::AllocationPolicy;
 
 /// A node for claims, and their allocations there.

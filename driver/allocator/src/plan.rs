@@ -3,6 +3,7 @@
 use crate::capacity;
 use crate::constraint::Tracked;
 use crate::error::{AllocateError, RequestError};
+use crate::expression::domain_hint;
 use crate::features::Features;
 use crate::model::{Alternative, DeviceClass, Exactly, Mode, Request, ResourceClaim};
 use crate::pools::{Candidate, NodeView, PoolState};
@@ -297,6 +298,8 @@ impl Ask<'_> {
                     Ok(true) => {}
                     Ok(false) => return Ok(Some((of_class, index))),
                     Err(message) => {
+                        let message =
+                            message + &expression.map_or_else(String::new, |text| domain_hint(text, candidate));
                         let fault = RequestError::Cel {
                             class: of_class.then(|| self.class.metadata.name.clone()),
                             index,

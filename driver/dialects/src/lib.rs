@@ -32,6 +32,7 @@ mod koordinator;
 mod literal;
 mod lost;
 mod names;
+mod owners;
 mod patch;
 mod plan;
 mod pod;

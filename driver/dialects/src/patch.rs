@@ -31,6 +31,13 @@ pub(crate) fn patch(before: &Pod, after: &Pod) -> Value {
             ),
         }
     }
+    let owners = |pod: &Pod| pod.metadata.managed_fields.clone().unwrap_or_default();
+    for (at, (old, new)) in owners(before).into_iter().zip(owners(after)).enumerate() {
+        if old.fields_v1 != new.fields_v1 {
+            let path = format!("/metadata/managedFields/{at}/fieldsV1");
+            patch.push("add", &path, json!(new.fields_v1));
+        }
+    }
     if let (Some(old), Some(new)) = (&before.spec, &after.spec) {
         if old.scheduler_name != new.scheduler_name {
             patch.push("add", "/spec/schedulerName", json!(new.scheduler_name));

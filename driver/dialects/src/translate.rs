@@ -15,6 +15,7 @@ use vgpu_api::config::Dialect;
 
 use crate::applied::{apply, undo};
 use crate::keys::{DIALECTS, Kind, asking_resources, containers, kai_annotations};
+use crate::owners;
 use crate::patch;
 use crate::plan::plan;
 use crate::pod::PodView;
@@ -125,7 +126,8 @@ fn write_annotation(pod: &mut Pod, text: String) {
 }
 
 /// `None` if nothing changes.
-fn translation(before: &Pod, after: Pod, record: Record, warnings: Vec<Warning>) -> Option<Translation> {
+fn translation(before: &Pod, mut after: Pod, record: Record, warnings: Vec<Warning>) -> Option<Translation> {
+    owners::release(before, &mut after);
     let patch = patch::patch(before, &after);
     if patch.as_array().is_none_or(Vec::is_empty) {
         return None;

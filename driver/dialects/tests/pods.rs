@@ -225,11 +225,17 @@ fn applied_again(manifest: &Pod, live: &Pod) -> Pod {
     let mut again = live.clone();
     let (spec, of_manifest) = (again.spec.as_mut().unwrap(), manifest.spec.as_ref().unwrap());
     spec.scheduler_name.clone_from(&of_manifest.scheduler_name);
-    for (container, original) in spec.containers.iter_mut().zip(&of_manifest.containers) {
-        let (now, then) = (
-            container.resources.as_mut().unwrap(),
-            original.resources.clone().unwrap(),
-        );
+    let live = spec.init_containers.iter_mut().flatten().chain(&mut spec.containers);
+    let originals = of_manifest
+        .init_containers
+        .iter()
+        .flatten()
+        .chain(&of_manifest.containers);
+    for (container, original) in live.zip(originals) {
+        let Some(then) = original.resources.clone() else {
+            continue;
+        };
+        let now = container.resources.as_mut().unwrap();
         now.limits.clone_from(&then.limits);
         now.requests.clone_from(&then.requests);
     }
@@ -256,6 +262,76 @@ fn a_second_apply_of_the_same_manifest_changes_nothing() {
         assert_eq!(translation.pod, bound);
         assert_eq!(patched(&again, &translation.patch), bound, "{}", translation.patch);
     }
+}
+
+/// Else a second applier of the manifest, under another name, gets a conflict with the first one over fields that the pod
+/// does not have.
+#[test]
+fn nobody_owns_what_a_translation_takes_away() {
+    let mut manifest = spec(
+        json!({"schedulerName": "hami-scheduler", "initContainers": [{"name": "i", "resources": {"limits": {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1000}}}],
+        "containers": [{"name": "a", "resources": {"limits": {"cpu": "1", "nvidia.com/gpu": 1, "nvidia.com/gpumem": 1000}}}, {"name": "b"}]}),
+    );
+    let item = |name: &str| format!("k:{}", json!({"name": name}));
+    let gpu = || json!({"f:nvidia.com/gpu": {}, "f:nvidia.com/gpumem": {}});
+    let mut with_cpu = gpu();
+    with_cpu["f:cpu"] = json!({});
+    let mut itself = gpu();
+    itself["."] = json!({});
+    let entry = |manager: &str, operation: &str, fields: Value| json!({"manager": manager, "operation": operation, "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": fields});
+    let labels = json!({"f:metadata": {"f:labels": {"f:app": {}}}});
+    let fields = json!([
+        entry(
+            "kubectl",
+            "Apply",
+            json!({"f:spec": {
+            "f:schedulerName": {},
+            "f:initContainers": {item("i"): {"f:name": {}, "f:resources": {"f:limits": gpu()}}},
+            "f:containers": {item("a"): {"f:name": {}, "f:resources": {"f:limits": with_cpu}}, item("b"): {"f:name": {}}}}})
+        ),
+        entry(
+            "argocd",
+            "Update",
+            json!({"f:spec": {
+            "f:initContainers": {item("i"): {".": {}, "f:resources": {".": {}, "f:limits": itself}}},
+            "f:containers": {item("a"): {".": {}, "f:resources": {".": {}, "f:limits": itself}}}}})
+        ),
+        entry("labeller", "Apply", labels.clone()),
+    ]);
+    manifest.metadata.managed_fields = serde_json::from_value(fields).unwrap();
+    let settings = schedulers(&["hami-scheduler"]);
+    let translation = with(&manifest, &settings);
+    let left = |pod: &Pod| -> Vec<Value> {
+        let entries = pod.metadata.managed_fields.iter().flatten();
+        entries
+            .map(|entry| entry.fields_v1.as_ref().unwrap().0.clone())
+            .collect()
+    };
+    let owned = [
+        json!({"f:spec": {"f:initContainers": {item("i"): {"f:name": {}}},
+            "f:containers": {item("a"): {"f:name": {}, "f:resources": {"f:limits": {"f:cpu": {}}}}, item("b"): {"f:name": {}}}}}),
+        json!({"f:spec": {
+            "f:initContainers": {item("i"): {".": {}, "f:resources": {".": {}}}},
+            "f:containers": {item("a"): {".": {}, "f:resources": {".": {}, "f:limits": {".": {}}}}}}}),
+        labels,
+    ];
+    assert_eq!(left(&translation.pod), owned);
+    assert_eq!(
+        patched(&manifest, &translation.patch),
+        translation.pod,
+        "{}",
+        translation.patch
+    );
+    // The second applier's request: the limits are there again, and theirs.
+    let live = translation.pod;
+    let mut again = applied_again(&manifest, &live);
+    again
+        .metadata
+        .managed_fields
+        .clone_from(&manifest.metadata.managed_fields);
+    let second = update(&live, &again, &settings).unwrap().unwrap();
+    assert_eq!(second.pod.metadata.managed_fields, live.metadata.managed_fields);
+    assert_eq!(patched(&again, &second.patch), second.pod);
 }
 
 #[test]

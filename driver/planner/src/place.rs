@@ -62,7 +62,7 @@ impl Waits {
 
     /// Returns true if no node has room for the pod now.
     pub(crate) fn is_no_fit(&self) -> bool {
-        matches!(self, Self::For(why) if matches!(**why, Verdict::NoFit(_)))
+        matches!(self, Self::For(why) if matches!(**why, Verdict::NoFit(_) | Verdict::NoMatch { .. }))
     }
 }
 
@@ -178,7 +178,15 @@ impl<'a> Placing<'a, '_> {
                 .map_err(|error| waits_for(&error, &asked))?;
         }
         let Some(placement) = placement else {
-            return Err(Verdict::NoFit(refused).into());
+            let unmatched = self.index.unmatched(&asked, self.budget, self.cache);
+            return Err(match unmatched {
+                Some(unmatched) => Verdict::NoMatch {
+                    claim: asked[unmatched.claim].key(),
+                    unmatched: Box::new(unmatched),
+                },
+                None => Verdict::NoFit(refused),
+            }
+            .into());
         };
         let mut allocations = Vec::new();
         let mut stale = Vec::new();

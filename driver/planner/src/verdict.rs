@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use vgpu_allocator::Unmatched;
+
 use crate::filter::Refusal;
 use crate::model::{Claim, Pod};
 
@@ -57,6 +59,8 @@ impl About {
 pub enum Verdict {
     #[error("no node has both the devices and what else the pod needs{}", refused(.0))]
     NoFit(BTreeMap<Refusal, usize>),
+    #[error("claim {claim}, request {}: {unmatched}", .unmatched.request)]
+    NoMatch { claim: String, unmatched: Box<Unmatched> },
     #[error("{0}")]
     Mistake(String),
     #[error(
@@ -171,6 +175,7 @@ impl Verdict {
     pub const fn reason(&self) -> &'static str {
         match self {
             Self::NoFit(_) => "NoNodeFits",
+            Self::NoMatch { .. } => "NoDeviceMatches",
             Self::Mistake(_) => "ClaimMistake",
             Self::Unanswered => "NoAnswerInTime",
             Self::Mixed { .. } => "ClaimMixesDrivers",

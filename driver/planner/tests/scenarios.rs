@@ -15,7 +15,7 @@ mod unbindable;
 
 use std::sync::Arc;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use vgpu_api::config::AllocationPolicy;
 use vgpu_planner::{Change, Intent, Settings, Write};
 
@@ -174,6 +174,47 @@ fn what_can_never_be_says_why() {
             "NoNodeFits",
             "PlacedByHand"
         ]
+    );
+}
+
+#[test]
+fn a_selector_that_no_device_matches_is_said_and_one_that_is_only_full_is_not() {
+    let why = |selectors: Value, memory: u8| {
+        let mut desk = Desk::new(2);
+        let mut wanted = wants("vgpu", memory);
+        let selectors = selectors.as_array().unwrap().iter();
+        wanted["exactly"]["selectors"] = selectors.map(|text| json!({"cel": {"expression": text}})).collect();
+        desk.claim("c", json!([wanted]));
+        desk.pod("p", &["c"], json!({}));
+        let (_, verdicts) = desk.settle();
+        let [(_, verdict)] = &verdicts[..] else {
+            panic!("{verdicts:?}");
+        };
+        (verdict.reason(), verdict.to_string())
+    };
+    // Every GPU matches, and none is large enough.
+    assert_eq!(why(json!(["device.driver == 'dra.vgpu'"]), 9).0, "NoNodeFits");
+    let (reason, text) = why(
+        json!([
+            "true",
+            "device.driver == 'dra.vgpu'\n  // the large ones\n  && device.allowMultipleAllocations == false\n"
+        ]),
+        9,
+    );
+    assert_eq!(
+        (reason, &*text),
+        (
+            "NoDeviceMatches",
+            "claim ns/c, request r-vgpu: no device of class vgpu in the cluster matches selectors[1]: device.driver == \
+             'dra.vgpu' && device.allowMultipleAllocations == false; kubectl get resourceslices -o yaml shows what there is"
+        )
+    );
+    let (reason, text) = why(json!(["device.attributes['gpu.nvidia.com'].productName == 'H100'"]), 1);
+    assert_eq!(reason, "NoDeviceMatches");
+    assert!(
+        text.contains("no such key")
+            && text.ends_with("\"gpu.nvidia.com\" is another driver's domain, these devices have \"dra.vgpu\""),
+        "{text}"
     );
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 use vgpu_api::request::{MEMORY_MIN, memory};
-use vgpu_quantity::{Quantity, quoted};
+use vgpu_quantity::{Quantity, WholeError, quoted};
 
 use crate::amount::{Ceilings, Dimension, GPU};
 
@@ -14,6 +14,9 @@ const EVERY_MIN: Duration = Duration::from_secs(60);
 const EVERY_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 /// More hours than a thousand GPUs have in a year.
 const HOURS_MAX: u64 = 10_000_000;
+
+/// The most memory that a quota counts: 4Ei. Sums of claims stay below what Kubernetes' numbers hold.
+const MEMORY_MOST: i64 = 4 << 60;
 
 /// The ceilings and the budget of a quota.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -40,6 +43,8 @@ pub enum WhenSpent {
     Hold,
 }
 
+const AT_MEMORY: &str = "spec.hard.memory";
+
 /// Why a spec is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
@@ -53,6 +58,13 @@ pub enum SpecError {
     },
     #[error("{0}")]
     Memory(String),
+    #[error(
+        "{AT_MEMORY}: {} is not a whole number of bytes; write a whole number of a smaller unit, for example 1536Mi for 1.5Gi",
+        quoted(.0)
+    )]
+    MemoryNotWhole(String),
+    #[error("{AT_MEMORY}: {} is more than the 4Ei that a quota can count; leave the field out for no ceiling", quoted(.0))]
+    MemoryTooLarge(String),
     #[error("{at}: {} is not a number of {what}; write {example}", quoted(.value))]
     Number {
         at: &'static str,
@@ -169,14 +181,16 @@ fn duration(value: &Value) -> Option<Duration> {
     (EVERY_MIN..=EVERY_MAX).contains(&every).then_some(every)
 }
 
-/// 0 blocks; else the rules of a claim's memory, with its suggestions.
+/// 0 blocks; else the rules of a claim's memory, with its suggestions. The sum of a namespace may be more than one GPU has.
 fn memory_of(value: &Value) -> Result<u64, SpecError> {
     let text = shown(value);
     match vgpu_quantity::whole(&text) {
         Ok(0) => Ok(0),
-        // More than one GPU has: the sum of a namespace.
+        Ok(bytes) if bytes > MEMORY_MOST => Err(SpecError::MemoryTooLarge(text)),
         Ok(bytes) if bytes >= MEMORY_MIN as i64 => Ok(bytes as u64),
-        _ => memory("spec.hard.memory", &text).map_err(|error| SpecError::Memory(error.to_string())),
+        Err(WholeError::TooLarge { .. }) if !text.starts_with('-') => Err(SpecError::MemoryTooLarge(text)),
+        Err(WholeError::NotWhole { .. }) => Err(SpecError::MemoryNotWhole(text)),
+        _ => memory(AT_MEMORY, &text).map_err(|error| SpecError::Memory(error.to_string())),
     }
 }
 
@@ -293,10 +307,10 @@ mod tests {
         };
         assert_eq!((spec.budget, spec.backfill), (Some(budget), true));
         assert_eq!(Spec::parse(&Value::Null), Ok(Spec::default()));
-        assert_eq!(
-            Spec::parse(&json!({"hard": {"memory": 0}})).unwrap().hard.memory,
-            Some(0)
-        );
+        for (written, bytes) in [(json!(0), 0), (json!("1.5Gi"), 3 << 29), (json!("4Ei"), 4 << 60)] {
+            let spec = Spec::parse(&json!({"hard": {"memory": written}})).unwrap();
+            assert_eq!(spec.hard.memory, Some(bytes), "{written}");
+        }
         let none = Spec::parse(&json!({"budget": {"gpuHours": 0, "every": "90m"}}))
             .unwrap()
             .budget
@@ -329,6 +343,18 @@ mod tests {
             (
                 json!({"hard": {"memory": "-1Gi"}}),
                 "spec.hard.memory: \"-1Gi\" is less than",
+            ),
+            (
+                json!({"hard": {"memory": "1.3Gi"}}),
+                "spec.hard.memory: \"1.3Gi\" is not a whole number of bytes; write a whole number of a smaller unit",
+            ),
+            (
+                json!({"hard": {"memory": "9000Pi"}}),
+                "spec.hard.memory: \"9000Pi\" is more than the 4Ei that a quota can count; leave the field out",
+            ),
+            (
+                json!({"hard": {"memory": "5Ei"}}),
+                "spec.hard.memory: \"5Ei\" is more than the 4Ei",
             ),
             (
                 json!({"hard": {"cores": "250m"}}),

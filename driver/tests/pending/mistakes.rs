@@ -134,6 +134,36 @@ fn a_selector_that_fails_is_named_and_stops_no_other_claim() {
 }
 
 #[test]
+fn a_selector_that_no_gpu_matches_is_said_on_one_line() {
+    let mut world = World::new();
+    let mut devices = fraction();
+    let selector = "device.attributes['dra.vgpu'].type ==\n  'H100' // the new ones\n  && true\n";
+    devices["requests"][0]["exactly"]["selectors"] = json!([{"cel": {"expression": selector}}]);
+    let text = world.words(devices.clone());
+    assert!(
+        text.starts_with(
+            "claim default/train, request gpu: asked for memory 20Gi, cores 25; no GPU of the cluster matches it, so it \
+             waits for another GPU or another selector; on 2 of 2 devices: Selector: the selector of the request does not \
+             match: device.attributes['dra.vgpu'].type == 'H100' && true (for example node1 gpu-"
+        ),
+        "{text}"
+    );
+    // With the GPU there, its memory is what is missing.
+    let selector = "device.attributes['dra.vgpu'].type == 'gpu'";
+    devices["requests"][0]["exactly"]["selectors"] = json!([{"cel": {"expression": selector}}]);
+    devices["requests"][0]["exactly"]["capacity"]["requests"]["memory"] = "90Gi".into();
+    let text = world.words(devices.clone());
+    assert!(text.contains("Capacity: ") && !text.contains("matches it"), "{text}");
+    let selector = "'x' in device.attributes['gpu.nvidia.com']";
+    devices["requests"][0]["exactly"]["selectors"] = json!([{"cel": {"expression": selector}}]);
+    let text = world.words(devices);
+    assert!(
+        text.contains("\"gpu.nvidia.com\" is another driver's domain, this device has \"dra.vgpu\""),
+        "{text}"
+    );
+}
+
+#[test]
 fn a_selector_that_costs_too_much_is_told_so() {
     let ten = |name: &str, of: &str| format!("[1,2,3,4,5,6,7,8,9,10].all({name}, {of})");
     let expression = ["a", "b", "c", "d", "e"]

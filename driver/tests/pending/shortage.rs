@@ -294,7 +294,10 @@ fn a_long_text_is_cut_where_it_does_no_harm() {
         text.contains("on 1 of 1 devices: Selector: the selector of the request does not match: device.driver == 'xxx"),
         "{text}"
     );
-    assert!(text.contains("xxx... (node1 gpu-0000000a)"), "{text}");
+    assert!(
+        text.contains("xxx...xxx") && text.contains("xxx' (node1 gpu-0000000a)"),
+        "{text}"
+    );
 }
 
 #[test]

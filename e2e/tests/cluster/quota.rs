@@ -189,7 +189,7 @@ fn mistakes() -> Result<()> {
             kube,
             &any_field,
             &quota(&json!({"hard": {"memory": "80GB"}})),
-            "spec.hard.memory: \"80GB\" is neither 0 nor at least 64Mi",
+            "spec.hard.memory: \"80GB\" is not a quantity; did you mean 80Gi?",
         )?;
         let second = quota(&json!({})).replace("\"vgpu\"", "\"second\"");
         refused(kube, &any_field, &second, "a namespace has one VgpuQuota, named vgpu")?;

@@ -99,6 +99,15 @@ fn again() -> Result<()> {
         for (name, how) in [
             ("client", &["apply", "-f", "-"][..]),
             ("server", &["apply", "--server-side", "-f", "-"]),
+            // Another one applies what these two have applied, as Argo CD beside a user.
+            (
+                "server",
+                &["apply", "--server-side", "--field-manager=argocd", "-f", "-"],
+            ),
+            (
+                "client",
+                &["apply", "--server-side", "--field-manager=argocd", "-f", "-"],
+            ),
         ] {
             let manifest = hami(name).to_string();
             let mut seen: Option<Value> = None;

@@ -11,6 +11,7 @@
 //! is said.
 #![forbid(unsafe_code)]
 
+pub mod busy;
 mod charged;
 pub mod compare;
 mod judge;
@@ -20,4 +21,4 @@ mod utilisation;
 
 pub use compare::Comparison;
 pub use judge::Verdict;
-pub use utilisation::{NvmlUtilisation, Used, Utilisation};
+pub use utilisation::{GpuRates, NvmlUtilisation, Rates, Used, Utilisation};

@@ -15,10 +15,19 @@ use std::sync::{Mutex, PoisonError};
 /// Percent of the time since the last question, by PID.
 pub type Used = BTreeMap<u32, f64>;
 
+/// Percent of a short time before the question in which something ran on each GPU, by UUID.
+pub type Rates = BTreeMap<String, u32>;
+
 /// Something that measures processes.
 pub trait Utilisation: Send + Sync + 'static {
     /// Returns how much each process used of a GPU since the last question. None: it is not known.
     fn of(&self, gpu: &str) -> Option<Used>;
+}
+
+/// Something that measures whole GPUs.
+pub trait GpuRates: Send + Sync + 'static {
+    /// Returns how busy each GPU is. GPUs of which that is not known are left out.
+    fn rates(&self) -> Rates;
 }
 
 /// The driver's NVML.
@@ -74,6 +83,26 @@ impl NvmlUtilisation {
     }
 }
 
+impl GpuRates for NvmlUtilisation {
+    fn rates(&self) -> Rates {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let nvml = match state.nvml.take().map_or_else(|| nvml::start(&self.driver_root), Ok) {
+            Ok(nvml) => nvml,
+            Err(error) => {
+                tracing::debug!(%error, "no utilisation of GPUs");
+                return Rates::new();
+            }
+        };
+        let rate = |index: u32| {
+            let device = nvml.device_by_index(index).ok()?;
+            Some((device.uuid().ok()?, device.utilization_rates().ok()?.gpu.min(100)))
+        };
+        let rates = (0..nvml.device_count().unwrap_or(0)).filter_map(rate).collect();
+        state.nvml = Some(nvml);
+        rates
+    }
+}
+
 impl Utilisation for NvmlUtilisation {
     fn of(&self, gpu: &str) -> Option<Used> {
         let samples = self.samples(gpu);
@@ -114,6 +143,7 @@ mod tests {
         let root = tempfile::tempdir().expect("a folder");
         let nvml = NvmlUtilisation::new(root.path().to_path_buf());
         assert_eq!(nvml.of("GPU-1"), None);
+        assert_eq!(nvml.rates(), Rates::new());
         assert!(matches!(nvml.samples("GPU-1"), Err(Error::NoLibrary { .. })));
     }
 }

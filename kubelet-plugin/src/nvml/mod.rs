@@ -23,7 +23,7 @@ mod parent;
 pub use child::helper;
 pub use parent::{Nvml, Silence};
 
-use crate::compute::{NvmlUtilisation, Used, Utilisation as _};
+use crate::compute::{GpuRates as _, NvmlUtilisation, Rates, Used, Utilisation as _};
 use crate::faults::{NvmlReadings, Reading, Readings as _};
 use crate::inventory::nvml::NvmlGpus;
 use crate::inventory::{Error, Gpus as _, List};
@@ -46,6 +46,8 @@ enum Question {
     List,
     /// Of each process on the GPU with this UUID.
     Utilisation(String),
+    /// How busy each GPU is.
+    Rates,
     /// The memory of each process on the GPU with this UUID.
     Processes(String),
     /// A reading of each GPU.
@@ -56,6 +58,7 @@ enum Question {
 enum Answer {
     List(Result<List, Error>),
     Utilisation(Option<Used>),
+    Rates(Rates),
     Processes(Result<Memory, String>),
     Faults(Result<Vec<Reading>, String>),
 }
@@ -84,6 +87,7 @@ impl Local {
         match question {
             Question::List => Answer::List(self.gpus.list()),
             Question::Utilisation(gpu) => Answer::Utilisation(self.utilisation.of(&gpu)),
+            Question::Rates => Answer::Rates(self.utilisation.rates()),
             Question::Processes(gpu) => Answer::Processes(self.processes.of(&gpu)),
             Question::Faults => Answer::Faults(self.readings.readings()),
         }

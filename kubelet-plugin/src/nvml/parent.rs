@@ -1,7 +1,7 @@
 //! The plugin's side: starts the child, asks it, and ends it.
 
 use super::{ANSWERS_WITHIN, ARGUMENT, Answer, MAX_LINE, Question, STARTS_WITHIN, UNENDED};
-use crate::compute::{Used, Utilisation};
+use crate::compute::{GpuRates, Rates, Used, Utilisation};
 use crate::faults::{Reading, Readings};
 use crate::inventory::{Error, Gpus, List};
 use crate::truth::{GpuProcesses, Memory};
@@ -220,6 +220,15 @@ impl Utilisation for Nvml {
         match self.ask(&Question::Utilisation(gpu.to_owned())) {
             Ok(Answer::Utilisation(used)) => used,
             _ => None,
+        }
+    }
+}
+
+impl GpuRates for Nvml {
+    fn rates(&self) -> Rates {
+        match self.ask(&Question::Rates) {
+            Ok(Answer::Rates(rates)) => rates,
+            _ => Rates::new(),
         }
     }
 }

@@ -217,9 +217,11 @@ Arguments: (list holder path); `holder` is CEL for the object with the list `con
                 'hostMemory' in c.p.memoryPolicy ? c.at + '.memoryPolicy.hostMemory: contradicts type Hard, which uses no host memory; remove it, or set type to Oversubscribe' : '')
               : c.p.memoryPolicy.?type.orValue('') != 'Oversubscribe' ? c.at + '.memoryPolicy.type: is missing or not allowed; use one of Hard, Oversubscribe'
               : !('hostMemory' in c.p.memoryPolicy) ? c.at + '.memoryPolicy.hostMemory: is needed with type Oversubscribe; write how much host memory may be used, for example 10Gi'
-              : type(c.p.memoryPolicy.hostMemory) != string || !isQuantity(c.p.memoryPolicy.hostMemory) || !quantity(c.p.memoryPolicy.hostMemory).isInteger()
+              : type(c.p.memoryPolicy.hostMemory) != string || !isQuantity(c.p.memoryPolicy.hostMemory)
                 || quantity(c.p.memoryPolicy.hostMemory).compareTo(quantity('0')) <= 0
               ? c.at + '.memoryPolicy.hostMemory: is not a positive quantity; write how much host memory may be used, for example 10Gi'
+              : !{{ include "vgpu.isWhole" "c.p.memoryPolicy.hostMemory" | replace "\n" " " }}
+              ? c.at + '.memoryPolicy.hostMemory: ' + {{ include "vgpu.quoted" "c.p.memoryPolicy.hostMemory" }} + ' is not a whole number; write one without a fraction'
               : '']))
 {{- end -}}
 
@@ -277,6 +279,17 @@ and the user would see the expression.
 */}}
 {{- define "vgpu.quoted" -}}
 strings.quote({{ . }}.size() > 64 ? {{ . }}.substring(0, 64) + '...' : {{ . }})
+{{- end -}}
+
+{{/*
+CEL: true if a text that is a quantity is a whole number. isInteger alone says no to 100Ti, and to 1.5Gi. Of n digits after
+the point a binary unit makes a whole number if 5 to the n divides them.
+*/}}
+{{- define "vgpu.isWhole" -}}
+(quantity({{ . }}).isInteger() || {{ . }}.matches('^[+]?[0-9]+([kMGTPE]|[KMGTPE]i)?$')
+|| {{ . }}.matches('^[+]?[0-9]*[.][0-9]{1,9}[KMGTPE]i$')
+&& int({{ . }}.substring({{ . }}.indexOf('.') + 1, {{ . }}.size() - 2))
+% [1, 5, 25, 125, 625, 3125, 15625, 78125, 390625, 1953125][{{ . }}.size() - {{ . }}.indexOf('.') - 3] == 0)
 {{- end -}}
 
 {{/* CEL for a field's name behind its object's path. */}}

@@ -55,9 +55,9 @@ Spec. */}}
   expression: variables.spec.?budget.orValue({})
 - name: unknown
   expression: >-
-    variables.spec.filter(k, !(k in ['hard', 'budget', 'backfill'])).map(k, '{{ .at }}.' + k + ': unknown field; use hard, budget and backfill')
-    + variables.hard.filter(k, !(k in ['memory', 'cores', 'gpus', 'shares'])).map(k, '{{ .at }}.hard.' + k + ': unknown field; use memory, cores, gpus and shares')
-    + variables.budget.filter(k, !(k in ['gpuHours', 'every', 'whenSpent'])).map(k, '{{ .at }}.budget.' + k + ': unknown field; use gpuHours, every and whenSpent')
+    variables.spec.filter(k, !(k in ['hard', 'budget', 'backfill'])).map(k, '{{ .at }}' + {{ include "vgpu.field" "k" }} + ': unknown field; use hard, budget and backfill')
+    + variables.hard.filter(k, !(k in ['memory', 'cores', 'gpus', 'shares'])).map(k, '{{ .at }}.hard' + {{ include "vgpu.field" "k" }} + ': unknown field; use memory, cores, gpus and shares')
+    + variables.budget.filter(k, !(k in ['gpuHours', 'every', 'whenSpent'])).map(k, '{{ .at }}.budget' + {{ include "vgpu.field" "k" }} + ': unknown field; use gpuHours, every and whenSpent')
 - name: memory
   expression: "'memory' in variables.hard ? string(variables.hard.memory) : '0'"
 - name: cores
@@ -72,6 +72,23 @@ Spec. */}}
   expression: "'every' in variables.budget ? string(variables.budget.every) : '1d'"
 - name: when
   expression: "'whenSpent' in variables.budget ? string(variables.budget.whenSpent) : 'Yield'"
+- name: memoryMistake
+  expression: >-
+    !isQuantity(variables.memory)
+    ? (variables.memory.matches('^[0-9]+([.][0-9]+)? *[kKmMgGtT][iI]?([bB]|[bB]ytes?)?$')
+      ? ' is not a quantity; did you mean ' + variables.memory.find('^[0-9]{1,19}([.][0-9]{1,9})?') + variables.memory.find('[kKmMgGtT]').upperAscii() + 'i?'
+      : ' is not a quantity; write a whole number with a unit, for example 80Gi')
+    : quantity(variables.memory).compareTo(quantity('0')) == 0 ? ''
+    : quantity(variables.memory).compareTo(quantity('64Mi')) < 0
+    ? (variables.memory.matches('^([1-9]|[1-9][0-9]|1[0-9][0-9]|2[0-4][0-9]|25[0-6])$')
+      ? ' is less than the smallest share, 64Mi; did you mean ' + variables.memory + 'Gi?'
+      : variables.memory.matches('^[1-9][0-9]{2,5}$')
+      ? ' is less than the smallest share, 64Mi; did you mean ' + variables.memory + 'Mi?'
+      : ' is less than the smallest share, 64Mi; write at least 64Mi, or 0 for none')
+    : quantity(variables.memory).compareTo(quantity('4Ei')) > 0
+    ? ' is more than the 4Ei that a quota can count; leave the field out for no ceiling'
+    : {{ include "vgpu.isWhole" "variables.memory" | replace "\n" " " }} ? ''
+    : ' is not a whole number of bytes; write a whole number of a smaller unit, for example 1536Mi for 1.5Gi'
 - name: minutes
   expression: >-
     !variables.every.matches('^[0-9]{1,6}[mhd]$') ? 0
@@ -79,32 +96,27 @@ Spec. */}}
       * (variables.every.endsWith('m') ? 1 : variables.every.endsWith('h') ? 60 : 1440)
 {{- end -}}
 
-{{/* isInteger is false for large numbers, such as 100Ti. */}}
 {{- define "vgpu.quotaSpecValidations" -}}
 - expression: variables.unknown.size() == 0
   messageExpression: variables.unknown[0]
-- expression: >-
-    isQuantity(variables.memory)
-    && (quantity(variables.memory).isInteger() || variables.memory.matches('^[0-9]+([kMGTPE]|[KMGTPE]i)?$'))
-    && quantity(variables.memory).compareTo(quantity('4Ei')) <= 0
-    && (quantity(variables.memory).compareTo(quantity('0')) == 0 || quantity(variables.memory).compareTo(quantity('64Mi')) >= 0)
-  messageExpression: "'{{ .at }}.hard.memory: \"' + variables.memory + '\" is neither 0 nor at least 64Mi, the smallest share, or it is above 4Ei; write a whole number with a unit, for example 80Gi'"
+- expression: variables.memoryMistake == ''
+  messageExpression: "'{{ .at }}.hard.memory: ' + {{ include "vgpu.quoted" "variables.memory" }} + variables.memoryMistake"
 - expression: isQuantity(variables.cores) && quantity(variables.cores).isInteger() && quantity(variables.cores).compareTo(quantity('0')) >= 0
-  messageExpression: "'{{ .at }}.hard.cores: \"' + variables.cores + '\" is not a number of percent of a GPU; write a whole number, for example 150'"
+  messageExpression: "'{{ .at }}.hard.cores: ' + {{ include "vgpu.quoted" "variables.cores" }} + ' is not a number of percent of a GPU; write a whole number, for example 150'"
 - expression: isQuantity(variables.gpus) && quantity(variables.gpus).compareTo(quantity('0')) >= 0 && quantity(variables.gpus).compareTo(quantity('1G')) < 0
-  messageExpression: "'{{ .at }}.hard.gpus: \"' + variables.gpus + '\" is not a number of GPUs; write a number, for example \"1.5\"'"
+  messageExpression: "'{{ .at }}.hard.gpus: ' + {{ include "vgpu.quoted" "variables.gpus" }} + ' is not a number of GPUs; write a number, for example \"1.5\"'"
 - expression: isQuantity(variables.shares) && quantity(variables.shares).isInteger() && quantity(variables.shares).compareTo(quantity('0')) >= 0
-  messageExpression: "'{{ .at }}.hard.shares: \"' + variables.shares + '\" is not a number of shares; write a whole number, for example 8'"
+  messageExpression: "'{{ .at }}.hard.shares: ' + {{ include "vgpu.quoted" "variables.shares" }} + ' is not a number of shares; write a whole number, for example 8'"
 - expression: "!has(variables.spec.budget) || 'gpuHours' in variables.budget"
   message: "{{ .at }}.budget.gpuHours: missing; write the GPU hours of each period, for example 100"
 - expression: isQuantity(variables.hours) && quantity(variables.hours).compareTo(quantity('0')) >= 0 && quantity(variables.hours).compareTo(quantity('10M')) <= 0
-  messageExpression: "'{{ .at }}.budget.gpuHours: \"' + variables.hours + '\" is not a number of GPU hours from 0 to 10M; write a number, for example 100'"
+  messageExpression: "'{{ .at }}.budget.gpuHours: ' + {{ include "vgpu.quoted" "variables.hours" }} + ' is not a number of GPU hours from 0 to 10M; write a number, for example 100'"
 - expression: "!has(variables.spec.budget) || 'every' in variables.budget"
   message: "{{ .at }}.budget.every: missing; write how often the hours begin anew, for example 7d"
 - expression: variables.minutes >= 1 && variables.minutes <= 527040
-  messageExpression: "'{{ .at }}.budget.every: \"' + variables.every + '\" is not a time from 1m to 366d; write minutes, hours or days, for example 24h or 7d'"
+  messageExpression: "'{{ .at }}.budget.every: ' + {{ include "vgpu.quoted" "variables.every" }} + ' is not a time from 1m to 366d; write minutes, hours or days, for example 24h or 7d'"
 - expression: variables.when in ['Yield', 'Hold']
-  messageExpression: "'{{ .at }}.budget.whenSpent: \"' + variables.when + '\" is none of Yield, Hold'"
+  messageExpression: "'{{ .at }}.budget.whenSpent: ' + {{ include "vgpu.quoted" "variables.when" }} + ' is none of Yield, Hold'"
 {{- end -}}
 
 {{/* The schema of a quota's spec. Unknown fields are kept, so that the policy can refuse them by name: the API server would

@@ -20,7 +20,7 @@ use crate::explain::{Answer, Largest};
 use crate::model::{Pod, ResourceClaim};
 use crate::node_selector;
 use crate::pools::NodeView;
-use crate::reason::Reason;
+use crate::reason::{Reason, ReasonKind};
 use crate::selectors::SelectorCache;
 
 /// The pod or claim to explain.
@@ -271,6 +271,21 @@ impl Explanation {
         pod.rsplit('/').next()
     }
 
+    /// The end of the first line if a selector of the request rules out each device of its class, whatever is free.
+    fn unmatched(&self) -> String {
+        let mut of_class = self
+            .reasons
+            .iter()
+            .filter(|reason| !reason.is_of_another_class() && reason.reason != ReasonKind::NodeMismatch);
+        let rules_out = |reason: &Reason<String>| reason.reason == ReasonKind::Selector;
+        match of_class.clone().next() {
+            Some(first) if of_class.all(rules_out) => {
+                format!(": no device matches the selector of request {}", first.request)
+            }
+            _ => String::new(),
+        }
+    }
+
     fn headline(&self) -> String {
         let subject = &self.subject;
         if !self.missing.is_empty() {
@@ -296,8 +311,8 @@ impl Explanation {
         };
         match (&self.nodes[..], &self.fits[..]) {
             ([], _) => format!("{who} fits nowhere: no node is where its other claims are"),
-            ([node], []) => format!("{who} does not fit on node {node}"),
-            (nodes, []) => format!("{who} fits on none of {} nodes", nodes.len()),
+            ([node], []) => format!("{who} does not fit on node {node}{}", self.unmatched()),
+            (nodes, []) => format!("{who} fits on none of {} nodes{}", nodes.len(), self.unmatched()),
             (nodes, fits) => {
                 let more = match fits.len().saturating_sub(NODES_IN_WORDS) {
                     0 => String::new(),

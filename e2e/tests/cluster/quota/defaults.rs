@@ -38,7 +38,7 @@ pub(super) fn stamped() -> Result<()> {
             kube,
             &any_field,
             &bad,
-            "spec.quota.hard.memory: \"80GB\" is neither 0 nor at least 64Mi",
+            "spec.quota.hard.memory: \"80GB\" is not a quantity; did you mean 80Gi?",
         )?;
         let bad = default("bad", &json!({"quota": {}}));
         refused(

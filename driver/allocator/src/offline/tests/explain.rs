@@ -40,6 +40,31 @@ fn holds(name: &str, device: &str, memory: &str, cores: &str) -> Value {
 }
 
 #[test]
+fn a_selector_that_no_device_matches_is_named_first() {
+    let explained = |selector: &str| {
+        let mut asked = asks("mine", "90Gi", "50");
+        asked["spec"]["devices"]["requests"][0]["exactly"]["selectors"] = json!([{"cel": {"expression": selector}}]);
+        let objects = [node("n"), class(), slice("n", [gpu("a", "80Gi")]), asked];
+        why(objects, "claim/mine").unwrap().to_string()
+    };
+    let text = explained("device.attributes['drv'].model ==\n  'x100'\n");
+    let mut lines = text.lines();
+    assert_eq!(
+        lines.next(),
+        Some("claim ns/mine does not fit on node n: no device matches the selector of request r")
+    );
+    assert_eq!(
+        lines.next(),
+        Some(
+            "  claim ns/mine, request r, node n, pool n, device a: Selector: the selector of the request does not match: \
+             device.attributes['drv'].model == 'x100'"
+        )
+    );
+    let text = explained("device.driver == 'drv'");
+    assert!(text.starts_with("claim ns/mine does not fit on node n\n"), "{text}");
+}
+
+#[test]
 fn the_largest_fraction_is_what_an_allocation_would_get() {
     let mut tainted = gpu("tainted", "80Gi");
     tainted["taints"] = json!([{"key": "health", "effect": "NoSchedule"}]);
