@@ -9,7 +9,7 @@ import tempfile
 import types
 import unittest
 
-from first_contact import classes, elf, evidence, explain, job, options, pack, report, stages, state, tools, variants
+from first_contact import classes, elf, evidence, explain, job, options, pack, parts, report, stages, state, tools, variants
 from first_contact.kit import Stage
 
 TALK = "import sys, os, time; say = lambda text: print('@gpu-check ' + text, flush=True); "
@@ -75,6 +75,70 @@ class Classes(unittest.TestCase):
         pid = one.of("x")[0]["pid"]
         self.assertTrue(one.kill())
         self.assertIn((job.stat(pid) or types.SimpleNamespace(state="Z")).state, "ZX")
+
+
+class Parts(unittest.TestCase):
+    """A checkout whose build/e2e.sh makes a tar of two files, 300 kB that do not compress."""
+
+    def setUp(self):
+        self.work = pathlib.Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, str(self.work))
+        (self.work / "build").mkdir()
+        self.program(
+            "head -c 300000 /dev/urandom > \"$0.data\"; tar -cf \"$2\" -C / \"${0#/}\" \"${0#/}.data\"; "
+            "echo a note >&2; echo building; echo '{\"folders\": [\"/a\"], \"program\": \"/a/p\", \"environment\": {}}'")
+        self.folder = self.work / ".kit-cluster"
+
+    def program(self, script):
+        path = self.work / "build/e2e.sh"
+        path.write_text("#!/bin/sh\n" + script + "\n")
+        path.chmod(0o755)
+
+    def make(self, size=100_000):
+        return parts.make(self.work, self.work / "dist", size, lambda _: None)
+
+    def test_what_was_cut_is_put_together(self):
+        self.assertEqual(self.make(), "")
+        found = parts.index(str(self.folder))
+        sizes = [one["bytes"] for one in found["parts"]]
+        self.assertTrue(len(sizes) > 3 and set(sizes[:-1]) == {100_000} and found["program"] == "/a/p", sizes)
+        data = self.work / "build/e2e.sh.data"
+        packed = data.read_bytes()
+        data.unlink()
+        parts.unpack(parts.opened(str(self.folder), found))
+        self.assertEqual(data.read_bytes(), packed)
+
+    def test_a_part_that_is_missing_cut_or_of_another_pack_is_named(self):
+        self.make()
+        found = parts.index(str(self.folder))
+        whole = (self.folder / "part-01").read_bytes()
+        for name, change in (
+            ("part-02", (self.folder / "part-02").unlink),
+            ("part-01", lambda: (self.folder / "part-01").write_bytes(whole[:-1])),
+            ("part-01", lambda: (self.folder / "part-01").write_bytes(whole[:-1] + b"x")),
+        ):
+            change()
+            with self.assertRaises(parts.Missing) as raised:
+                parts.opened(str(self.folder), found)
+            self.assertIn(name, str(raised.exception))
+        self.assertIsNone(parts.index(str(self.work)))
+
+    def test_a_pack_that_fails_keeps_the_one_before(self):
+        self.make()
+        self.program("exit 7")
+        self.assertIn("status 7", self.make())
+        self.assertTrue((self.folder / "index.json").exists() and not (self.work / ".kit-cluster.new").exists())
+
+    def test_without_parts_the_stage_is_told_so(self):
+        for name, said in ((self.work, "has no index.json"), (self.folder, "part-00")):
+            if name == self.folder:
+                self.make()
+                (self.folder / "part-00").unlink()
+            program = pathlib.Path(parts.__file__).with_name("cluster.py")
+            variables = dict(os.environ, PYTHONPATH=str(program.parent.parent))
+            done = subprocess.run([sys.executable, str(program), str(name)], env=variables, stderr=subprocess.PIPE, universal_newlines=True)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn(said, done.stderr)
 
 
 class States(unittest.TestCase):
@@ -195,7 +259,7 @@ class Packs(unittest.TestCase):
     def test_flags_are_checked(self):
         chosen = options.parse(["run", "--only", "S4,S0", "--budget", "5"])
         self.assertEqual(chosen.stages, ["S0", "S4"])
-        self.assertEqual(options.parse(["run", "--from", "S15"]).stages, ["S0", "S15", "S13", "S10", "S12"])
+        self.assertEqual(options.parse(["run", "--from", "S15"]).stages, ["S0", "S15", "S13", "S10", "S12", "S14"])
         with self.assertRaises(SystemExit), open(os.devnull, "w") as sink:
             before, sys.stderr = sys.stderr, sink
             try:
