@@ -2,7 +2,7 @@
 //! ends with `_ptsz`.
 #![allow(clippy::too_many_arguments)] // They are NVIDIA's.
 
-use super::{launch, launch_on, of_name, shape, streams};
+use super::{gpus, launch, launch_on, of_name, shape};
 use crate::process::Ready;
 use core::ffi::{c_int, c_uint, c_void};
 use vgpu_core::compute::estimate::Shape;
@@ -152,7 +152,7 @@ fn together(ready: &'static Ready, parts: &[OnDevice], call: &mut dyn FnMut() ->
         return call();
     };
     let shape = of_kernel(part.function, part.grid, part.block);
-    let gpu = streams::of_driver(ready, part.stream);
+    let gpu = gpus::of_driver(ready, part.stream);
     launch_on(ready, gpu, part.stream, shape, || together(ready, rest, call))
 }
 

@@ -12,6 +12,7 @@ use vgpu_core::compute::estimate::Shape;
 use vgpu_core::memory::measure::Nvml;
 use vgpu_core::os::thread;
 
+mod gpus;
 pub(crate) mod launches;
 pub(crate) mod streams;
 pub(crate) mod waits;
@@ -62,7 +63,7 @@ impl arbiter::Process for Here {
 /// Launches work by `call` in a stream, when the share of the stream's GPU may.
 #[inline(always)]
 pub(crate) fn launch(ready: &'static Ready, stream: usize, shape: Shape, call: impl FnOnce() -> c_int) -> c_int {
-    launch_on(ready, streams::gpu_of(ready, stream), stream, shape, call)
+    launch_on(ready, gpus::of_stream(ready, stream), stream, shape, call)
 }
 
 /// Launches it on this GPU.
@@ -91,15 +92,15 @@ fn after(ready: &'static Ready, scope: Scope) {
 }
 
 /// A stream is about to be destroyed, before what is returned is dropped.
-fn forget_stream(ready: &'static Ready, stream: usize) -> streams::Ending {
+fn forget_stream(ready: &'static Ready, stream: usize) -> gpus::Ending {
     each(ready, |arbiter, here| arbiter.forget_stream(here, stream));
-    streams::Ending::new()
+    gpus::Ending::new()
 }
 
 /// A context is about to end, before what is returned is dropped.
-pub(crate) fn forget(ready: &'static Ready, context: usize) -> streams::Ending {
+pub(crate) fn forget(ready: &'static Ready, context: usize) -> gpus::Ending {
     each(ready, |arbiter, here| arbiter.forget(here, context));
-    streams::Ending::new()
+    gpus::Ending::new()
 }
 
 fn each(ready: &'static Ready, act: impl Fn(&Arbiter, &Here)) {
