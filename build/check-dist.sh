@@ -80,6 +80,8 @@ check_exports_all() { # FILE LIST...: every name of the lists
   [ -z "$lost" ] || finding "$file" "does not export $lost"
 }
 
+backstop_names="__asan_default_options __tsan_default_options __tsan_default_suppressions dlopen dlmopen dlsym dlvsym"
+
 check_exports_only() { # FILE NAME...
   local file=$1 have
   shift
@@ -137,12 +139,12 @@ readonly LIBC="libc.so.6 ld-linux-x86-64.so.2 libdl.so.2 libpthread.so.0"
     check_build_id libvgpu-preload.so
     check_glibc libvgpu-preload.so
     check_needed libvgpu-preload.so
-    check_exports_only libvgpu-preload.so __asan_default_options dlopen dlmopen dlsym dlvsym
+    check_exports_only libvgpu-preload.so $backstop_names
   fi
 
   if check_present libvgpu-hami.so; then
     check_needed libvgpu-hami.so
-    check_exports_only libvgpu-hami.so __asan_default_options dlopen dlmopen dlsym dlvsym
+    check_exports_only libvgpu-hami.so $backstop_names
     cmp -s <(tail -c $(($(stat -c %s "$dist/libvgpu.so") + 16)) "$dist/libvgpu-hami.so" | head -c -16) "$dist/libvgpu.so" ||
       finding libvgpu-hami.so "does not end with libvgpu.so: run \`make dist\`"
   fi

@@ -47,7 +47,7 @@ broken_artefacts_are_named() {
   expect 'is not its twin, by their build-ids' "$out"
   expect 'has no symbols' "$out"
   expect 'libvgpu-preload.so: needs libc.so.6; allowed: nothing' "$out"
-  expect "libvgpu-preload.so: exports 'cuInit dlsym', not exactly '__asan_default_options dlopen dlmopen dlsym dlvsym'" "$out"
+  expect "libvgpu-preload.so: exports 'cuInit dlsym', not exactly '__asan_default_options __tsan_default_options __tsan_default_suppressions dlopen dlmopen dlsym dlvsym'" "$out"
   expect 'soft-gpu/libcuda.so.1: needs GLIBC_2.28, newer than GLIBC_2.17' "$out"
   expect 'libvgpu.so: needs memory_of_tomorrow of no known glibc version' "$out"
   expect "soft-gpu/libcuda.so.1: SONAME is 'other.so', not 'libcuda.so.1'" "$out"
