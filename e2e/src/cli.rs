@@ -31,6 +31,9 @@ enum Verb {
         /// Leave the cluster up.
         #[arg(long, env = "KEEP", value_parser = clap::builder::FalseyValueParser::new())]
         keep: bool,
+        /// Also apply the file, of which pod `extra` has to succeed, and print what it says.
+        #[arg(long, hide = true, value_name = "FILE")]
+        extra: Option<PathBuf>,
     },
     /// Bring a cluster up with our images in it, and leave it running.
     Up {
@@ -129,7 +132,7 @@ pub fn run(arguments: Arguments) -> Result<u8> {
             println!("{}", serde_json::to_string(&unpacked)?);
         }
         Verb::Guest(arguments) => return guest::run(arguments),
-        Verb::Demo { keep } => demo::run(&arguments.cluster, keep)?,
+        Verb::Demo { keep, extra } => demo::run(&arguments.cluster, keep, extra.as_deref())?,
         Verb::Up { hold, nodes } => up(&arguments.cluster, hold, nodes)?,
         Verb::Down => {
             prepared::rerun_as_root()?;

@@ -2,6 +2,7 @@
 
 mod steps;
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -18,23 +19,25 @@ use steps::Demo;
 
 const STEPS: u32 = 13;
 
-/// Runs the demo. A step that fails its check ends it with an error, after the cluster is removed.
-pub fn run(name: &str, keep: bool) -> Result<()> {
+/// Runs the demo. A step that fails its check ends it with an error, after the cluster is removed. `extra`: a file with a
+/// pod of that name, which is a step of its own.
+pub fn run(name: &str, keep: bool, extra: Option<&Path>) -> Result<()> {
+    let steps = STEPS + u32::from(extra.is_some());
     let prepared = match Prepared::inherited()? {
         Some(prepared) => {
             interrupt::handle()?;
             prepared
         }
-        None => first_half()?.as_root()?,
+        None => first_half(steps)?.as_root()?,
     };
-    second_half(name, keep, &prepared)
+    second_half(name, keep, extra, &prepared)
 }
 
 /// As the caller: a local share at once, then everything that takes building.
-fn first_half() -> Result<Prepared> {
+fn first_half(steps: u32) -> Result<Prepared> {
     interrupt::handle()?;
     Versions::chosen()?;
-    let mut progress = Progress::new(STEPS);
+    let mut progress = Progress::new(steps);
     let factor = patience::start()?;
     progress.step("a share of a GPU on this machine, without Kubernetes: `vgpu run --memory 20Gi`");
     steps::local_share(&layout::local()?, &progress)?;
@@ -58,9 +61,9 @@ fn first_half() -> Result<Prepared> {
 }
 
 /// As root: the cluster.
-fn second_half(name: &str, keep: bool, prepared: &Prepared) -> Result<()> {
+fn second_half(name: &str, keep: bool, extra: Option<&Path>, prepared: &Prepared) -> Result<()> {
     let (taken, elapsed) = prepared.so_far;
-    let mut progress = Progress::resume(STEPS, taken, elapsed);
+    let mut progress = Progress::resume(STEPS + u32::from(extra.is_some()), taken, elapsed);
     cluster::sweep()?;
     let before = Snapshot::take();
 
@@ -75,7 +78,7 @@ fn second_half(name: &str, keep: bool, prepared: &Prepared) -> Result<()> {
         prepared.gpu.describe()
     ));
     progress.why("it has processes, mounts and a network of its own, so a kubelet of this machine would not notice");
-    if let Err(error) = show(&cluster, prepared, &mut progress) {
+    if let Err(error) = show(&cluster, prepared, extra, &mut progress) {
         // One that is to be kept is kept all the more: to find out why.
         let (ended, fate) = if keep {
             let config = cluster.kubeconfig();
@@ -112,7 +115,7 @@ fn second_half(name: &str, keep: bool, prepared: &Prepared) -> Result<()> {
     Ok(())
 }
 
-fn show(cluster: &Cluster, prepared: &Prepared, progress: &mut Progress) -> Result<()> {
+fn show(cluster: &Cluster, prepared: &Prepared, extra: Option<&Path>, progress: &mut Progress) -> Result<()> {
     progress.step("this project, installed by Helm");
     let gpus = install::install(cluster, prepared, &install::TRANSLATES)?;
     let published: Vec<String> = gpus
@@ -145,5 +148,9 @@ fn show(cluster: &Cluster, prepared: &Prepared, progress: &mut Progress) -> Resu
     gone.extend(demo.time(&prepared.gpu, progress)?);
     progress.step("pods written for HAMi, Koordinator and Volcano, applied as they are");
     demo.dialects(progress)?;
+    if let Some(file) = extra {
+        progress.step(&format!("a pod of {}", file.display()));
+        demo.extra(file, progress)?;
+    }
     demo.clean(gone, progress, Duration::from_secs(60))
 }

@@ -1,11 +1,12 @@
 """Runs the demo on this machine with what `pack --cluster` has made: a cluster of Kubernetes' own programs, this project in
 it, pods with shares.
 
-    cluster.py FOLDER      FOLDER: .kit-cluster
+    cluster.py FOLDER POD FOLDERS...      FOLDER: .kit-cluster; POD: a pod's file, for `vgpu-e2e demo --extra`; FOLDERS: what
+                                          it needs of this machine, which the node sees at `on_the_node`
 
 It lies in tmpfs in a mount namespace of its own, at the paths of the machine that packed it, so nothing of it outlives this
 process; folders above them that are missing are made, and removed at the end. Failure modes: parts are missing: they are
-named, status 2; a cluster cannot be made here: vgpu-e2e's reason, status 3; it is killed: vgpu-e2e ends the cluster, and
+named, status 77; a cluster cannot be made here: vgpu-e2e's reason, status 3; it is killed: vgpu-e2e ends the cluster, and
 empty folders stay.
 """
 
@@ -16,10 +17,10 @@ import subprocess
 import sys
 
 from first_contact import parts
-from first_contact.container import NEW_MOUNTS, PRIVATE, REC, mount
+from first_contact.container import BIND, NEW_MOUNTS, PRIVATE, REC, mount
 
-# The exit status without the parts.
-NO_PARTS = 2
+# The exit status without the parts; no other program's here.
+NO_PARTS = 77
 
 
 def make_folders(path):
@@ -33,7 +34,14 @@ def make_folders(path):
     return made
 
 
-def in_namespace(folder):
+def on_the_node(folder, needed):
+    """{where a node sees it: a folder of this machine}. A node has an /opt and others of its own."""
+    found = parts.index(folder)
+    below = found["folders"][1] if found else ""
+    return {os.path.join(below, "machine", path.lstrip("/")): path for path in needed}
+
+
+def in_namespace(folder, pod, needed):
     found = parts.index(folder)
     if found is None:
         sys.stderr.write("cluster: {} has no {}: first-contact.sh pack --cluster\n".format(folder, parts.INDEX))
@@ -48,7 +56,7 @@ def in_namespace(folder):
     # The folders are made in the machine's own tree, where they have to be for the mounts.
     made = [one for path in found["folders"] for one in make_folders(path)]
     try:
-        return child(libc, found, files)
+        return child(libc, found, files, pod, on_the_node(folder, needed))
     finally:
         for path in sorted(made, key=len, reverse=True):
             try:
@@ -57,35 +65,50 @@ def in_namespace(folder):
                 pass
 
 
-def child(libc, found, files):
+def child(libc, found, files, pod, binds):
     """In a process of its own, whose mounts go with it."""
+    signals = (signal.SIGTERM, signal.SIGINT)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     pid = os.fork()
     if pid == 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
         try:
-            os._exit(run(libc, found, files))
-        except OSError as error:
+            os._exit(run(libc, found, files, pod, binds))
+        except Exception as error:
             sys.stderr.write("cluster: {}\n".format(error))
-            os._exit(1)
-    for number in (signal.SIGTERM, signal.SIGINT):
+        os._exit(1)
+    for number in signals:
         signal.signal(number, lambda number, _: os.kill(pid, number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
     status = os.waitpid(pid, 0)[1]
     return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
 
 
-def run(libc, found, files):
+def run(libc, found, files, pod, binds):
     if libc.unshare(NEW_MOUNTS):
         raise OSError(ctypes.get_errno(), "no mount namespace: " + os.strerror(ctypes.get_errno()))
     mount(None, "/", None, PRIVATE | REC)
+    # What is hidden below is reached through these.
+    opened = {target: os.open(path, os.O_PATH) for target, path in binds.items()}
+    with open(pod) as file:
+        text = file.read()
     # The one above first, if one is below the other.
     for path in sorted(found["folders"], key=len):
         os.makedirs(path, exist_ok=True)
         mount("tmpfs", path, "tmpfs", 0, "mode=755")
-    parts.unpack(files)
+    parts.unpack(files, found["folders"])
+    for target, source in opened.items():
+        os.makedirs(target)
+        mount("/proc/self/fd/{}".format(source), target, None, BIND | REC)
+    # The same file where the program sees it.
+    pod = os.path.join(found["folders"][1], "pod.json")
+    with open(pod, "w") as file:
+        file.write(text)
     os.chdir(found["folders"][0])
     environment = dict(os.environ, **found["environment"])
     # One process, so that a signal meets vgpu-e2e, which ends the cluster.
-    os.execvpe(found["program"], [found["program"], "demo"], environment)
+    os.execvpe(found["program"], [found["program"], "demo", "--extra", pod], environment)
 
 
 if __name__ == "__main__":
-    sys.exit(in_namespace(os.path.abspath(sys.argv[1])))
+    sys.exit(in_namespace(os.path.abspath(sys.argv[1]), sys.argv[2], sys.argv[3:]))

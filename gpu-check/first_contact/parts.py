@@ -134,8 +134,14 @@ def opened(folder, found):
     return files
 
 
-def unpack(files):
-    """Unpacks the parts at the root, as root. The tar is this project's own: only its folders and files are in it."""
+def unpack(files, folders):
+    """Unpacks the parts at the root, as root; nothing outside these folders but folders above them."""
+    # Python 3.14 refuses absolute links unless told otherwise.
+    more = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
     with lzma.open(io.BufferedReader(Reader(files), BLOCK)) as packed, tarfile.open(fileobj=packed, mode="r|") as tar:
         for entry in tar:
-            tar.extract(entry, "/", numeric_owner=True)
+            path = os.path.normpath("/" + entry.name)
+            if any(path == one or path.startswith(one + "/") for one in folders):
+                tar.extract(entry, "/", numeric_owner=True, **more)
+            elif not entry.isdir():
+                raise OSError("{} is outside of {}".format(path, ", ".join(folders)))

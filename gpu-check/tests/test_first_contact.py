@@ -9,7 +9,7 @@ import tempfile
 import types
 import unittest
 
-from first_contact import classes, elf, evidence, explain, job, options, pack, parts, report, stages, state, tools, variants
+from first_contact import classes, cluster, elf, evidence, explain, job, options, pack, parts, report, stages, state, tools, variants
 from first_contact.kit import Stage
 
 TALK = "import sys, os, time; say = lambda text: print('@gpu-check ' + text, flush=True); "
@@ -105,7 +105,10 @@ class Parts(unittest.TestCase):
         data = self.work / "build/e2e.sh.data"
         packed = data.read_bytes()
         data.unlink()
-        parts.unpack(parts.opened(str(self.folder), found))
+        with self.assertRaises(OSError):
+            parts.unpack(parts.opened(str(self.folder), found), ["/elsewhere"])
+        self.assertFalse(data.exists())
+        parts.unpack(parts.opened(str(self.folder), found), [str(self.work)])
         self.assertEqual(data.read_bytes(), packed)
 
     def test_a_part_that_is_missing_cut_or_of_another_pack_is_named(self):
@@ -136,8 +139,8 @@ class Parts(unittest.TestCase):
                 (self.folder / "part-00").unlink()
             program = pathlib.Path(parts.__file__).with_name("cluster.py")
             variables = dict(os.environ, PYTHONPATH=str(program.parent.parent))
-            done = subprocess.run([sys.executable, str(program), str(name)], env=variables, stderr=subprocess.PIPE, universal_newlines=True)
-            self.assertEqual(done.returncode, 2)
+            done = subprocess.run([sys.executable, str(program), str(name), "pod"], env=variables, stderr=subprocess.PIPE, universal_newlines=True)
+            self.assertEqual(done.returncode, cluster.NO_PARTS)
             self.assertIn(said, done.stderr)
 
 

@@ -59,7 +59,6 @@ struct Prepared {
     unused: BTreeMap<String, Entry>,
     /// A container has a share of these.
     living: BTreeMap<String, Entry>,
-    suspects: BTreeSet<String>,
 }
 
 // === impl CleanUp ===
@@ -92,11 +91,9 @@ impl<K: Keepers> CleanUp<K> {
             return;
         };
         self.release(node, api, metrics, &prepared, &gone, now).await;
-        let Prepared {
-            pool, living, suspects, ..
-        } = &prepared;
+        let Prepared { pool, living, .. } = &prepared;
         let mut answers = BTreeMap::new();
-        for uid in self.unclaimed.due(living, suspects) {
+        for uid in self.unclaimed.due(living) {
             let Some(entry) = living.get(&uid) else { continue };
             let found = match entry.name.is_empty() {
                 true if gone.contains(&uid) => Found::Gone(Fate::Deleted),
@@ -170,6 +167,7 @@ impl<K: Keepers> CleanUp<K> {
             (node.pool(), all, mounts, node.take_suspects())
         });
         let (pool, all, mounts, suspects) = found.await.inspect_err(|error| tracing::error!("{error}")).ok()?;
+        self.unclaimed.suspect(suspects);
         // Reading all processes takes a while, and no turn waits for it.
         let living = tokio::task::spawn_blocking(move || users.living(&mounts)).await;
         match living.unwrap_or_else(|error| Err(error.to_string())) {
@@ -183,12 +181,7 @@ impl<K: Keepers> CleanUp<K> {
                 self.rounds = self.rounds.wrapping_add(1);
                 let is_share = |held: &Held| held.share.role == Role::Share;
                 unused.retain(|uid, entry| is_due || self.gone.has(uid) || entry.shares.iter().any(is_share));
-                Some(Prepared {
-                    pool,
-                    unused,
-                    living,
-                    suspects,
-                })
+                Some(Prepared { pool, unused, living })
             }
             Err(why) => {
                 if self.blind != why {

@@ -18,7 +18,7 @@
 //! - Nobody can read which processes there are (`hostPID: false`): no event, and the metric is absent.
 //! - The plugin restarts: the 40 s begin again, and each event is repeated once.
 //! - Two instances of a rolling update: each creates the event.
-//! - A node with many claims: only a few are read in a round, so such a share may be found minutes later. One that a Prepare
+//! - A node with many claims: only one is read in a round, so such a share may be found minutes later. One that a Prepare
 //!   waits for is read in the next round.
 //! - A claim that was rebuilt from limits files has no name: `clean_up` says if it is gone.
 //! - Pods share the claim: the event names the pod of one process. When that pod has ended, it names the next one.
@@ -40,7 +40,7 @@ use vgpu_quantity::format_bytes;
 /// How long a claim must be gone: a pod that was deleted by force has 30 s to end unless it says otherwise.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(40);
 /// Claims with a container that are read in one round, beside those that are gone or suspected: nodes are many.
-pub(crate) const READ_AT_ONCE: usize = 4;
+pub(crate) const READ_AT_ONCE: usize = 1;
 const EVENT: &str = "ShareWithoutClaim";
 
 /// What was found of claims with a container.
@@ -51,6 +51,8 @@ pub(crate) struct Unclaimed {
     fates: BTreeMap<String, Fate>,
     /// Claims that were gone for long enough.
     settled: BTreeSet<String>,
+    /// Claims that a Prepare found gone, until they were read.
+    suspected: BTreeSet<String>,
     /// The last claim that was read in its turn.
     last: String,
     /// Shares with an event on the node, and the UID of the pod that it names.
@@ -130,6 +132,7 @@ impl Default for Unclaimed {
             gone: Gone::new(PATIENCE),
             fates: BTreeMap::new(),
             settled: BTreeSet::new(),
+            suspected: BTreeSet::new(),
             last: String::new(),
             told: BTreeSet::new(),
         }
@@ -137,10 +140,16 @@ impl Default for Unclaimed {
 }
 
 impl Unclaimed {
+    /// Notes claims that a Prepare found gone.
+    pub(crate) fn suspect(&mut self, uids: BTreeSet<String>) {
+        self.suspected.extend(uids);
+    }
+
     /// Returns which of the claims with a container to read in this round: those that are gone, those that a Prepare found
-    /// gone, and a few others in turn.
-    pub(crate) fn due(&mut self, living: &BTreeMap<String, Entry>, suspects: &BTreeSet<String>) -> BTreeSet<String> {
-        let is_due = |uid: &String| self.gone.has(uid) || suspects.contains(uid);
+    /// gone, and another one in turn.
+    pub(crate) fn due(&mut self, living: &BTreeMap<String, Entry>) -> BTreeSet<String> {
+        self.suspected.retain(|uid| living.contains_key(uid));
+        let is_due = |uid: &String| self.gone.has(uid) || self.suspected.contains(uid);
         let (mut due, others): (BTreeSet<_>, BTreeSet<_>) = living.keys().cloned().partition(is_due);
         let (before, after): (Vec<_>, Vec<_>) = others.into_iter().partition(|uid| *uid <= self.last);
         let turn: Vec<String> = after.into_iter().chain(before).take(READ_AT_ONCE).collect();
@@ -155,6 +164,9 @@ impl Unclaimed {
     pub(crate) fn apply(&mut self, answers: &BTreeMap<String, Found>, now: Instant) {
         let mut states = Vec::new();
         for (uid, found) in answers {
+            if !matches!(found, Found::Unknown) {
+                self.suspected.remove(uid);
+            }
             let state = match found {
                 Found::There => ClaimState::There,
                 Found::Unknown => ClaimState::Unknown,
@@ -338,24 +350,27 @@ mod tests {
         let mut unclaimed = Unclaimed::default();
         let uids: Vec<String> = (0..10).map(|n| format!("u{n}")).collect();
         let all = living(&uids.iter().map(String::as_str).collect::<Vec<_>>());
-        let none = BTreeSet::new();
         let mut read: Vec<String> = Vec::new();
-        for _ in 0..5 {
-            read.extend(unclaimed.due(&all, &none));
+        for _ in 0..20 / READ_AT_ONCE {
+            read.extend(unclaimed.due(&all));
         }
-        assert_eq!(read.len(), 5 * READ_AT_ONCE);
+        assert_eq!(read.len(), 20);
         for uid in &uids {
             assert_eq!(read.iter().filter(|found| *found == uid).count(), 2, "{uid}");
         }
-        let suspects = BTreeSet::from(["u9".to_owned(), "of-nobody".into()]);
-        let due = unclaimed.due(&all, &suspects);
-        assert!(due.contains("u9") && due.len() == READ_AT_ONCE + 1, "{due:?}");
+        unclaimed.suspect(BTreeSet::from(["u9".to_owned(), "of-nobody".into()]));
+        for _ in 0..3 {
+            let due = unclaimed.due(&all);
+            assert!(due.contains("u9") && due.len() == READ_AT_ONCE + 1, "{due:?}");
+            unclaimed.apply(&BTreeMap::from([("u9".to_owned(), Found::Unknown)]), Instant::now());
+        }
         let gone = BTreeMap::from([("u9".to_owned(), Found::Gone(Fate::Deleted))]);
         unclaimed.apply(&gone, Instant::now());
         for _ in 0..3 {
-            assert!(unclaimed.due(&all, &none).contains("u9"));
+            assert!(unclaimed.due(&all).contains("u9"));
         }
-        assert!(unclaimed.due(&BTreeMap::new(), &suspects).is_empty());
+        unclaimed.suspect(BTreeSet::from(["u1".to_owned()]));
+        assert!(unclaimed.due(&BTreeMap::new()).is_empty());
     }
 
     #[test]

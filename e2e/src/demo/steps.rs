@@ -20,6 +20,8 @@ const EXAMPLE: &str = "fraction";
 /// The memory that the example requests.
 const ASKED: &str = "20Gi";
 const LIMIT: Duration = Duration::from_secs(60);
+/// For a pod that imports a framework.
+const EXTRA: Duration = Duration::from_secs(90);
 /// Seconds for which a pod keeps its GPU busy.
 const WORK: u32 = 3;
 
@@ -320,6 +322,25 @@ impl Demo<'_> {
         }
         progress.note(&format!("each meets its limit to the granule: {}", seen.join(", ")));
         progress.why("a cluster can move here by a chart value, and no manifest changes");
+        Ok(())
+    }
+
+    /// Applies a file of the caller's, and waits for its pod to succeed.
+    pub(super) fn extra(&self, file: &Path, progress: &Progress) -> Result<()> {
+        const POD: &str = "extra";
+        let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+        self.kube.apply(&text)?;
+        let phase = wait(EXTRA, "the pod of the file to end", || {
+            let pod = self.kube.get(&["pod", POD])?;
+            let phase = pod["status"]["phase"].as_str().unwrap_or_default();
+            Ok(["Succeeded", "Failed"].contains(&phase).then(|| phase.to_owned()))
+        });
+        let phase = phase.with_context(|| self.kube.describe(POD))?;
+        let said = self.kube.logs(POD, None)?;
+        if phase != "Succeeded" {
+            bail!("pod {POD} of {} {phase}: {}", file.display(), said.trim());
+        }
+        progress.note(said.trim());
         Ok(())
     }
 

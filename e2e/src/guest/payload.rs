@@ -10,7 +10,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use tar::{Builder, EntryType, Header};
 
@@ -38,11 +38,26 @@ pub struct Unpacked {
 
 /// Writes what a cluster needs, for root of another machine.
 pub fn for_another_machine(prepared: &Prepared, to: &Path) -> Result<Unpacked> {
+    let folders = [layout::workspace(), layout::cache()?];
+    let (dist, output) = (layout::dist()?, layout::output());
+    let outside = [dist.as_path(), &output, prepared.program()]
+        .into_iter()
+        .chain(prepared.toolchain.paths())
+        .find(|path| !folders.iter().any(|folder| path.starts_with(folder)));
+    if let Some(path) = outside {
+        bail!(
+            "{} is neither in the checkout ({}) nor in the cache ({}), and would replace a file of the other machine; \
+             leave VGPU_DIST and CARGO_TARGET_DIR unset, and install libseccomp-dev if it is runc",
+            path.display(),
+            folders[0].display(),
+            folders[1].display()
+        );
+    }
     let mut payload = Payload::create(to, 0)?;
     let environment = payload.all(prepared, None)?;
     payload.finish()?;
     Ok(Unpacked {
-        folders: [layout::workspace(), layout::cache()?],
+        folders,
         program: prepared.program().to_path_buf(),
         environment,
     })

@@ -1,7 +1,7 @@
 //! Tells the runtimes of sanitizers what they have to know of the libraries that a share brings, in the way that they
 //! document: they call a function of a known name, and read options from its answer. Options of the environment
-//! (ASAN_OPTIONS, TSAN_OPTIONS) override these. A program's own function of that name is called instead: docs/loading.md
-//! tells what it has to answer.
+//! (ASAN_OPTIONS, TSAN_OPTIONS) override these, and suppressions of the environment are added. A program's own function of
+//! that name is called instead: docs/loading.md tells what it has to answer.
 //!
 //! AddressSanitizer's shared runtime, gcc's default, ends a program in whose list of libraries another one is first: that
 //! one could have its own malloc. The list of /etc/ld.so.preload is always first. This library has nothing that the
@@ -9,8 +9,9 @@
 //!
 //! ThreadSanitizer sees what uncompiled libraries do with memory (malloc, memcpy), and not the locks by which their
 //! threads agree on that. It would find races in the shim, and end an honest program with exit status 66. So reports
-//! whose accesses were made by the shim or the driver are suppressed. The program's own functions that the driver calls
-//! back are not: their accesses are the program's.
+//! with a frame of the shim or the driver in one of their stacks are suppressed. Those on functions of the program that the
+//! driver calls back are among them. (`called_from_lib` would leave them in, but the runtime ends a process in which two
+//! libraries have the name, as shim and driver do.)
 #![allow(unsafe_code)] // Exported names.
 
 use core::ffi::{CStr, c_char};

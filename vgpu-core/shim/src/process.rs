@@ -212,10 +212,10 @@ impl Ready {
         }
     }
 
-    /// Returns the GPU of a program that sees one alone.
+    /// Returns true if the driver is initialised and has several GPUs for the program.
     #[inline(always)]
-    pub(crate) fn only_gpu(&self) -> Option<usize> {
-        self.devices()?.only
+    pub(crate) fn has_several_gpus(&self) -> bool {
+        self.devices().is_some_and(|devices| devices.only.is_none())
     }
 
     /// Returns the GPU of the calling thread's context. None: there is no context, and the driver will return that

@@ -222,6 +222,8 @@ Arguments: (list holder path); `holder` is CEL for the object with the list `con
               ? c.at + '.memoryPolicy.hostMemory: is not a positive quantity; write how much host memory may be used, for example 10Gi'
               : !{{ include "vgpu.isWhole" "c.p.memoryPolicy.hostMemory" | replace "\n" " " }}
               ? c.at + '.memoryPolicy.hostMemory: ' + {{ include "vgpu.quoted" "c.p.memoryPolicy.hostMemory" }} + ' is not a whole number; write one without a fraction'
+              : quantity(c.p.memoryPolicy.hostMemory).compareTo(quantity('1Pi')) > 0
+              ? c.at + '.memoryPolicy.hostMemory: ' + {{ include "vgpu.quoted" "c.p.memoryPolicy.hostMemory" }} + ' is more than 1Pi, which no machine has; write how much host memory may be used, for example 10Gi'
               : '']))
 {{- end -}}
 

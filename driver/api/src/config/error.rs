@@ -37,6 +37,8 @@ pub enum ConfigError {
     BadCount { at: String, count: usize, allowed: String },
     #[error("{at}: {reason}")]
     BadQuantity { at: String, reason: WholeError },
+    #[error("{at}: {} is more than 1Pi, which no machine has; write how much host memory may be used, for example 10Gi", quoted(.value))]
+    TooMuch { at: String, value: String },
     #[error("{at}: {} is not positive; write how much host memory may be used, for example 10Gi", quoted(.value))]
     NotPositive { at: String, value: String },
     #[error("{at}: is needed with type Oversubscribe; write how much host memory may be used, for example 10Gi")]

@@ -70,6 +70,9 @@ fn capabilities(at: &str, value: &Value) -> Result<Capabilities, ConfigError> {
     Ok(Capabilities::of(&members.collect::<Result<Vec<_>, _>>()?))
 }
 
+/// What a node takes for damage beyond it.
+const HOST_MEMORY_MAX: u64 = 1 << 50;
+
 fn memory_policy(at: &str, value: &Value) -> Result<MemoryPolicy, ConfigError> {
     const TYPES: &str = "Hard, Oversubscribe";
     let fields = object(at, value)?;
@@ -96,6 +99,10 @@ fn memory_policy(at: &str, value: &Value) -> Result<MemoryPolicy, ConfigError> {
                 reason,
             })?;
             match u64::try_from(bytes) {
+                Ok(host_memory) if host_memory > HOST_MEMORY_MAX => Err(ConfigError::TooMuch {
+                    at: host_at,
+                    value: written.to_owned(),
+                }),
                 Ok(host_memory) if host_memory > 0 => Ok(MemoryPolicy::Oversubscribe { host_memory }),
                 _ => Err(ConfigError::NotPositive {
                     at: host_at,

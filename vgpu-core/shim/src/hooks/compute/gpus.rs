@@ -26,17 +26,15 @@ impl Drop for Ending {
     }
 }
 
-/// Returns the GPU of a stream, or that of the current context if the handle means a stream of that.
+/// Returns the GPU of a stream, or that of the current context if the handle means a stream of that. A driver that is not
+/// initialised is not asked: NVIDIA's crashes there for a handle that is none, which a launch answers with an error.
 #[inline(always)]
 pub(super) fn of_stream(ready: &'static Ready, stream: usize) -> Option<usize> {
-    if let Some(only) = ready.only_gpu() {
-        return Some(only);
+    if is_of_a_context(stream) || !ready.has_several_gpus() {
+        return ready.current();
     }
-    let known = match is_of_a_context(stream) {
-        true => None,
-        false => GPUS.get(stream, || of_driver(ready, stream)),
-    };
-    known.or_else(|| ready.current())
+    GPUS.get(stream, || of_driver(ready, stream))
+        .or_else(|| ready.current())
 }
 
 /// Asks the driver for the GPU of a stream.
