@@ -13,6 +13,8 @@ from first_contact.job import EXIT
 TITLE, LIMIT = "cluster", 220
 # `[ 7/14]  12.3s  inside the containers: ...`
 STEP = re.compile(r"^\[ *(\d+)/(\d+)\] +([\d.]+)s  (.*)")
+# What SCRIPT prints, among the demo's notes.
+SAID = re.compile(r"^ +(PyTorch \S+|the Python) of this machine ")
 END = "all of it was shown"
 OF_SOFT_GPU = ("LD_LIBRARY_PATH", "SOFT_GPU_STATE", "SOFT_GPU_PROFILE")
 # vgpu-e2e's exit status where no cluster can be made.
@@ -103,5 +105,6 @@ def run_stage(kit):
     if steps:
         number, count, seconds, title = steps[-1]
         kit.tell("{} of {} steps in {} s{}".format(number, count, seconds, "" if ended == "ok" else ", the last: " + title[:80]))
-    kit.tell("; ".join(line.strip() for line in lines if " of this machine " in line and not STEP.match(line))[:200])
+    for line in filter(SAID.match, lines):
+        kit.tell(line.strip()[:200])
     return None
