@@ -159,8 +159,8 @@ pub fn measure(driver: &Driver, soft_gpu: Option<&SoftGpu>, gpu: &mut Gpu, known
     if gpu.context.is_some() {
         return;
     }
-    // Of several that start at once one measures, or each in its turn: contexts of the others would change its figures.
-    // Without its turn it measures all the same.
+    // Several may start at once, and contexts of the others would change the figures. So they measure one after another,
+    // and the later ones usually find a figure. One that cannot get the lock measures all the same.
     let _turn = lock_file(&beside(known, "-lock"), TURN);
     let mut sizes = read();
     gpu.context = sizes.get(&kind);

@@ -88,7 +88,7 @@ def run(libc, found, files, pod, binds):
     if libc.unshare(NEW_MOUNTS):
         raise OSError(ctypes.get_errno(), "no mount namespace: " + os.strerror(ctypes.get_errno()))
     mount(None, "/", None, PRIVATE | REC)
-    # What is hidden below is reached through these.
+    # The mounts below may hide these folders; the descriptors still reach them.
     opened = {target: os.open(path, os.O_PATH) for target, path in binds.items()}
     with open(pod) as file:
         text = file.read()

@@ -27,13 +27,11 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 use vgpu_abi::checksum::crc32;
-use vgpu_api::request::CORES_MAX;
+use vgpu_api::request::{CORES_MAX, HOST_MEMORY_MAX};
 
 const VERSION: u32 = 1;
 /// A thousand claims take less than a megabyte.
 const MAX_SIZE: usize = 64 << 20;
-/// More than any GPU or machine has.
-const MAX_MEMORY: u64 = 1 << 50;
 
 /// All prepared claims, by UID.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -186,7 +184,7 @@ impl Checkpoint {
                 cores,
                 ..
             } = &held.share;
-            let fits = *memory <= MAX_MEMORY && *host_memory <= MAX_MEMORY && *cores <= CORES_MAX;
+            let fits = *memory <= HOST_MEMORY_MAX && *host_memory <= HOST_MEMORY_MAX && *cores <= CORES_MAX;
             if !fits || held.slot.is_some_and(|slot| slot >= SLOTS) {
                 return Err(format!(
                     "share {name} has {memory} bytes, {host_memory} of the host's, {cores} cores and slot {:?}",

@@ -43,11 +43,11 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(40);
 pub(crate) const READ_AT_ONCE: usize = 1;
 const EVENT: &str = "ShareWithoutClaim";
 
-/// What was found of claims with a container.
+/// The state of the claims that have a container, over the rounds.
 #[derive(Debug)]
 pub(crate) struct Unclaimed {
     gone: Gone,
-    /// What became of each claim that is gone, by UID.
+    /// Why each missing claim is missing, by UID.
     fates: BTreeMap<String, Fate>,
     /// Claims that were gone for long enough.
     settled: BTreeSet<String>,
@@ -59,7 +59,7 @@ pub(crate) struct Unclaimed {
     told: BTreeSet<(ShareKey, Option<String>)>,
 }
 
-/// What a request for the claim of prepared shares showed.
+/// The answer to one GET of a prepared claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
     /// The claim has these shares.
@@ -69,7 +69,7 @@ pub(crate) enum Found {
     Unknown,
 }
 
-/// What became of the claim of prepared shares.
+/// Why a prepared claim is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     Deleted,

@@ -11,6 +11,8 @@ use crate::{capacity, class};
 pub const MEMORY_MIN: u64 = 64 << 20;
 /// More than any GPU has; beyond it a request is a slip.
 pub const MEMORY_MAX: u64 = 10 << 40;
+/// The most host memory of a share, 1 Pi: no machine has more, and the node takes more for a damaged record.
+pub const HOST_MEMORY_MAX: u64 = 1 << 50;
 /// Memory is handed out in whole MiB; a request is rounded up to it.
 pub const MEMORY_STEP: u64 = 1 << 20;
 /// All of a GPU's time, in percent.

@@ -1,9 +1,8 @@
-//! Who owns what a translation takes away: `metadata.managedFields`.
+//! Removes from `metadata.managedFields` the fields that a translation removes from a pod.
 //!
-//! The API server writes down what a request sets before it asks the webhook. So whoever applies a manifest would own the
-//! limits that the pod no longer has, and the scheduler's name that it no longer has. A second applier of the same manifest,
-//! under another name, would set them again and get a conflict, before any webhook is asked. So each owner loses what was
-//! taken away. The API server keeps managedFields as a webhook leaves them if they can be read.
+//! The API server records the owners of fields before it calls the webhook. So the applier of a manifest would own limits and
+//! a scheduler's name that the translated pod no longer has. A second applier of the same manifest would then get a conflict,
+//! before any webhook is called. The API server accepts a webhook's managedFields if it can decode them.
 
 use std::collections::BTreeMap;
 

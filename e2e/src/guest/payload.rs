@@ -1,5 +1,5 @@
-//! What a cluster needs as one tar, for a machine that has neither Go nor a network: the checkout, the built programs, the
-//! tools and the images, at the same paths. A file says what was prepared here, and variables lead there.
+//! Packs all files of a cluster into one tar, for a machine that has neither Go nor a network: the checkout, the built
+//! programs, the tools and the images, at the same paths, with a file that lists what was prepared here.
 //!
 //! The guest unpacks it from its second disk, with its user as the owner, and has the variables in a profile. For a machine
 //! with a GPU, `gpu-check/first-contact.sh pack --cluster` makes parts of it.

@@ -13,14 +13,14 @@ from first_contact.job import EXIT
 TITLE, LIMIT = "cluster", 220
 # `[ 7/14]  12.3s  inside the containers: ...`
 STEP = re.compile(r"^\[ *(\d+)/(\d+)\] +([\d.]+)s  (.*)")
-# What SCRIPT prints, among the demo's notes.
+# Matches the line that SCRIPT prints, among the demo's notes.
 SAID = re.compile(r"^ +(PyTorch \S+|the Python) of this machine ")
 END = "all of it was shown"
 OF_SOFT_GPU = ("LD_LIBRARY_PATH", "SOFT_GPU_STATE", "SOFT_GPU_PROFILE")
 # vgpu-e2e's exit status where no cluster can be made.
 NOWHERE = 3
 GIB = 8
-# What the pod does: PyTorch until it is refused, or the driver's own answer. Its last line is the figure.
+# The pod's program: PyTorch allocates until it is refused. Without PyTorch, the driver is asked for the total.
 SCRIPT = """
 import ctypes
 share = {share}

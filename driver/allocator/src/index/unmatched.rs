@@ -85,7 +85,7 @@ impl Index {
         let Some(class) = self.classes.get(&ask.class).filter(|_| !ask.selectors.is_empty()) else {
             return Some(None);
         };
-        // Of the device that comes furthest: which selector ends it, and why.
+        // The failing selector of the device that passes the most selectors.
         let mut furthest: Option<Unmatched> = None;
         for slice in self.inventory.all() {
             for device in (0..slice.spec.devices.len()).map(|index| Candidate::alone(slice, index)) {

@@ -8,6 +8,7 @@ use super::{
     AllocationPolicy, Capabilities, Capability, ComputePolicy, ConfigError, Dialect, MemoryPolicy, Priority, Sharing,
     VgpuConfig, Words,
 };
+use crate::request::HOST_MEMORY_MAX;
 use crate::{CONFIG_API_VERSION, CONFIG_KIND};
 
 const FIELDS: &[&str] = &[
@@ -69,9 +70,6 @@ fn capabilities(at: &str, value: &Value) -> Result<Capabilities, ConfigError> {
     let members = entries.map(|(index, entry)| one_word::<Capability>(format!("{at}[{index}]"), entry));
     Ok(Capabilities::of(&members.collect::<Result<Vec<_>, _>>()?))
 }
-
-/// What a node takes for damage beyond it.
-const HOST_MEMORY_MAX: u64 = 1 << 50;
 
 fn memory_policy(at: &str, value: &Value) -> Result<MemoryPolicy, ConfigError> {
     const TYPES: &str = "Hard, Oversubscribe";
@@ -376,6 +374,11 @@ mod tests {
                 with(json!({"memoryPolicy": {"type": "Oversubscribe", "hostMemory": "0"}})),
                 ".memoryPolicy.hostMemory",
                 "not positive",
+            ),
+            (
+                with(json!({"memoryPolicy": {"type": "Oversubscribe", "hostMemory": "2Pi"}})),
+                ".memoryPolicy.hostMemory",
+                "\"2Pi\" is more than 1Pi",
             ),
             (
                 with(json!({"memoryPolicy": {"type": "Oversubscribe", "hostMemory": "-1Gi"}})),
