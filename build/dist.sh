@@ -15,6 +15,7 @@
 # differs is size, speed, and that overflows and debug assertions are checked.
 . "$(dirname "$0")/env.sh"
 . "$root/build/zigbuild.sh"
+. "$root/build/crates.sh"
 as_caller "$@"
 
 readonly TRIPLE=x86_64-unknown-linux-gnu GLIBC=2.17
@@ -37,6 +38,7 @@ mkdir -p "$CARGO_TARGET_DIR" "$dist" "$symbols"
 exec 9>"$CARGO_TARGET_DIR/.dist${for_tests:+-for-tests}.lock"
 flock 9 # two runs at once take turns
 zigbuild_ready
+crates_take
 
 # Builds the libraries and the hook, which are the same in both folders.
 libraries() {

@@ -3,6 +3,7 @@
 # prerequisites.sh must name what a machine lacks, check-docs.py the dead links of a document, and check-crates.py the
 # differences between a table of crates and the crates. It then checks the scripts and documents of this repository.
 . "$(dirname "$0")/env.sh"
+. "$root/build/crates.sh"
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -200,6 +201,32 @@ every_example_of_the_documentation_is_run() {
   bad=1
 }
 
+# Crates of others are kept, those of this workspace are not, and only a target folder without anything is filled.
+compiled_crates_are_kept_outside_the_clone() {
+  local cache=$work/cache CARGO_TARGET_DIR=$work/built profile=triple/release kept name
+  # file NAME...: as cargo leaves them of one profile.
+  for name in .fingerprint/serde-json-00112233445566aa/lib build/serde-json-00112233445566aa/output deps/libserde_json-00112233445566aa.rlib \
+    .fingerprint/vgpu-core-00112233445566bb/lib deps/libvgpu_core-00112233445566bb.rlib deps/time-00112233445566bb; do
+    mkdir -p "$CARGO_TARGET_DIR/$profile/${name%/*}"
+    echo "$name" >"$CARGO_TARGET_DIR/$profile/$name"
+  done
+  crates_keep
+  CARGO_TARGET_DIR=$work/fresh
+  crates_take
+  kept=$(cd "$work/fresh" && find . -type f -size +0 | sort | tr '\n' ' ')
+  expect "./$profile/.fingerprint/serde-json-00112233445566aa/lib ./$profile/build/serde-json-00112233445566aa/output ./$profile/deps/libserde_json-00112233445566aa.rlib " "$kept"
+  ! grep vgpu <<<"$kept" >/dev/null || { echo "scripts-test.sh: crates of the workspace were kept: $kept" >&2 && bad=1; }
+  # What was compiled here stays: its records may be newer.
+  rm "$work/fresh/$profile/deps/libserde_json-00112233445566aa.rlib"
+  crates_take
+  [ ! -e "$work/fresh/$profile/deps/libserde_json-00112233445566aa.rlib" ] || { echo "scripts-test.sh: a target folder with something in it was filled" >&2 && bad=1; }
+  # A copy that was cut leaves no record, so cargo compiles it.
+  CARGO_TARGET_DIR=$work/cut
+  rm -r "$(crates_folder)/records"
+  crates_take
+  [ ! -e "$work/cut/$profile" ] || { echo "scripts-test.sh: a cached folder without records was taken" >&2 && bad=1; }
+}
+
 # With pipefail, a reader that stops early (`head`, `grep -q`, `sed q`) ends its writer by SIGPIPE, and with it the script,
 # but only where the writer has more than the pipe holds: on another machine.
 no_pipe_ends_in_a_reader_that_stops_early() {
@@ -220,4 +247,5 @@ queued_programs_run_and_a_dead_one_is_a_failed_test
 missing_prerequisites_are_named
 dead_links_and_commands_are_named
 crates_that_differ_from_the_table_are_named
+compiled_crates_are_kept_outside_the_clone
 [ $bad -eq 0 ] && echo "scripts-test.sh: ok"

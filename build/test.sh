@@ -28,6 +28,7 @@
 # tests, which run one at a time, and doc-tests print no times: for them it is the time since the line of the test before,
 # marked by `~`. For the first it contains what came before it: the start of the cluster, the compiler.
 . "$(dirname "$0")/env.sh"
+. "$root/build/crates.sh"
 as_caller "$@"
 cd "$root"
 
@@ -362,6 +363,11 @@ for next in "${stages[@]}"; do
       ;;
   esac
 done
+
+# Once everything was compiled.
+if is_wanted tests && is_wanted conformance && is_wanted dist && [[ ${failures[*]-} != *'exited with'* ]]; then
+  crates_keep || echo "test.sh: cannot keep what was compiled in $cache: the next clone compiles it again" >&2
+fi
 
 [ ! -d "$logs/queue.released" ] || left_out "tests of the release (${released[*]})" "build/test.sh tests dist runs them"
 [ ! -d "$logs/queue.alone" ] || left_out "tests that measure time (${alone[*]})" "build/test.sh alone runs them"
