@@ -6,6 +6,7 @@
 # (make says `Error 3` then and itself exits 2). For that much Rust and a C compiler are enough: without the rest, what
 # the share needs is built for this machine alone.
 . "$(dirname "$0")/env.sh"
+. "$root/build/crates.sh"
 as_caller "$@"
 cd "$root"
 
@@ -14,6 +15,7 @@ prerequisites() {
 }
 
 build_program() {
+  crates_take
   # As the tests of the workspace have it (dist.sh --for-tests), so that they compile nothing of it again.
   cargo build --quiet --workspace --bin vgpu-e2e --bin vgpu-client --test cluster
 }
