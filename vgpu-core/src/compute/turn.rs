@@ -79,7 +79,7 @@ pub struct Pages<'a> {
 
 /// A wish for a turn.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wish {
+pub struct Wish {
     pub since: Ns,
     pub tag: Tag,
     pub behind: bool,
@@ -88,7 +88,7 @@ pub(super) struct Wish {
 
 /// What a slot says, clamped.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Slot {
+pub struct Slot {
     pub index: usize,
     pub weight: u32,
     pub high: bool,
@@ -103,7 +103,8 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    pub(super) fn read(index: usize, entry: Entry, page: &SlotPage, now: Ns) -> Self {
+    #[must_use]
+    pub fn read(index: usize, entry: Entry, page: &SlotPage, now: Ns) -> Self {
         let tag = |word: &std::sync::atomic::AtomicU64| Tag(word.load(Relaxed));
         let soon = |word: &std::sync::atomic::AtomicU64| word.load(Acquire).min(now.saturating_add(FAR));
         let since = page.want.since.load(Acquire).min(now);
@@ -132,7 +133,8 @@ impl Slot {
     }
 
     /// Returns when others need not wait for this share any longer.
-    pub(super) fn free_at(&self) -> Ns {
+    #[must_use]
+    pub fn free_at(&self) -> Ns {
         if self.ends == 0 {
             self.until
         } else {
@@ -181,7 +183,8 @@ impl<'a> Pages<'a> {
     }
 
     /// Returns true if a share of this GPU takes no part in turns.
-    pub(super) fn has_others_without_turns(&self) -> bool {
+    #[must_use]
+    pub fn has_others_without_turns(&self) -> bool {
         const WITHOUT: u32 = entry_flags::IGNORED | entry_flags::UNLIMITED;
         let entries = (0..SLOTS).filter(|slot| *slot != self.own);
         entries
@@ -189,13 +192,14 @@ impl<'a> Pages<'a> {
             .any(|entry| entry.weight != 0 && entry.flags & WITHOUT != 0)
     }
 
-    pub(super) fn is_of_high_priority(&self, slot: usize) -> bool {
+    #[must_use]
+    pub fn is_of_high_priority(&self, slot: usize) -> bool {
         let entry = self.node.entry(slot);
         entry.is_some_and(|entry| entry.flags & entry_flags::HIGH != 0)
     }
 
     /// The other shares of the GPU that take part in turns.
-    pub(super) fn others(&self, now: Ns) -> impl Iterator<Item = Slot> {
+    pub fn others(&self, now: Ns) -> impl Iterator<Item = Slot> {
         let (node, slots, own) = (self.node, self.slots, self.own);
         slots
             .iter()
@@ -213,7 +217,7 @@ impl<'a> Pages<'a> {
 
 /// What one look at the other shares tells.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct View {
+pub struct View {
     /// The virtual time: the start tag of the turn that began last, whosever it was.
     pub virtual_time: Tag,
     /// Somebody waits.
@@ -230,7 +234,8 @@ pub(super) struct View {
 }
 
 /// `own` is the own slot, with its wish if it waits. A slot's page is ignored until the moment in `distrusted`.
-pub(super) fn look(pages: &Pages<'_>, own: &Slot, distrusted: &[Ns; SLOTS], now: Ns) -> View {
+#[must_use]
+pub fn look(pages: &Pages<'_>, own: &Slot, distrusted: &[Ns; SLOTS], now: Ns) -> View {
     let mut view = View {
         virtual_time: own.start_tag,
         wanted: false,
