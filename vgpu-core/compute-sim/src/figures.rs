@@ -21,6 +21,8 @@ pub struct Used {
 #[derive(Clone, Copy, Debug)]
 pub struct Error {
     pub use_percent: f64,
+    /// The use, less what the share was to get.
+    pub signed: f64,
     /// Of windows of 1 s: the mean of the absolute error, the most above and the most below.
     pub mean: f64,
     pub above: f64,
@@ -72,6 +74,7 @@ impl Used {
         let errors: Vec<f64> = starts.map(|at| self.percent(at, at + WINDOW) - target).collect();
         Error {
             use_percent: self.total(),
+            signed: self.total() - target,
             mean: errors.iter().map(|error| error.abs()).sum::<f64>() / errors.len() as f64,
             above: errors.iter().copied().fold(f64::MIN, f64::max),
             below: errors.iter().copied().fold(f64::MAX, f64::min),

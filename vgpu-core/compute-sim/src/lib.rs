@@ -1,17 +1,26 @@
-//! How exact the limiter of GPU time is: its modules (`vgpu_core::compute`), as libvgpu.so calls them, in a simulation of
-//! discrete events. No machine's speed is in it: the same run gives the same figures everywhere.
+//! How exact laws that share a GPU's time are, in a simulation of discrete events: the law of today, whose modules are
+//! `vgpu_core::compute`, beside the law by measured time, which is proposed, and the hardware alone. No machine's speed
+//! is in it: the same run gives the same figures everywhere.
 //!
 //! ```text
-//!  scenario ─► world: programs launch and wait ─► limiter (vgpu_core::compute)
-//!                └─► gpu: contexts in turn, slices, switches ─► figures: use and error by share
+//!  scenarios ─► world: threads launch, wait, sleep and exit ─► law: asked before each launch ─► today, measured
+//!                 │                                               │ records events, reads and writes pages
+//!                 └─► gpu: contexts in slices ─► context: streams, copies, events ◄────┘
+//!                       └─► figures: use and error by share ─► the tables of docs/compute-accuracy.md, and tests
 //! ```
+//!
+//! Not modelled: CPUs that are short, memory bandwidth, launches that block, multiprocessors beyond the width of a
+//! kernel, graphs (one is a long kernel), captures, events that fail, streams on a second GPU.
 
+mod context;
 pub mod figures;
-pub mod gpu;
-pub mod program;
-pub mod random;
+mod gpu;
+pub mod hardware;
+pub mod law;
+mod programs;
+mod random;
 pub mod scenarios;
-pub mod world;
+mod world;
 
 /// A time or a duration in ns.
 pub type Ns = u64;

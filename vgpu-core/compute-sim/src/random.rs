@@ -3,30 +3,34 @@
 use crate::Ns;
 
 #[derive(Clone, Debug)]
-pub struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    #[must_use]
-    pub fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// Returns a number from 0 up to 1.
-    pub fn unit(&mut self) -> f64 {
+    fn word(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
-        (self.0 >> 11) as f64 / (1u64 << 53) as f64
+        self.0
     }
 
-    /// Returns a duration that differs from `mean` by up to `percent`.
-    pub fn around(&mut self, mean: Ns, percent: u64) -> Ns {
-        let part = (self.unit() * 2.0 - 1.0) * percent as f64 / 100.0;
-        ((mean as f64 * (1.0 + part)) as Ns).max(500)
+    /// Returns a number from 0 to `limit` - 1.
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
+        self.word() % limit.max(1)
+    }
+
+    /// Returns a duration that differs from `length` by up to `percent`.
+    pub(crate) fn around(&mut self, length: Ns, percent: u64) -> Ns {
+        let most = length * percent / 100;
+        length - most + self.below(2 * most + 1)
     }
 
     /// Returns an exponentially distributed duration.
-    pub fn exponential(&mut self, mean: Ns) -> Ns {
-        (-(1.0 - self.unit()).ln() * mean as f64) as Ns
+    pub(crate) fn exponential(&mut self, mean: Ns) -> Ns {
+        let unit = (self.word() >> 11) as f64 / (1u64 << 53) as f64;
+        (-(1.0 - unit).ln() * mean as f64) as Ns
     }
 }

@@ -1,52 +1,45 @@
-//! Shares, their processes and the GPUs, from event to event.
+//! Shares, their processes and threads, and the GPUs, from event to event.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::sync::atomic::Ordering::Relaxed;
 
 use vgpu_abi::arbitration::{CELLS, Entry, NodePage, SLOTS, SlotPage};
-use vgpu_core::compute::estimate::Shape;
-use vgpu_core::compute::flight::{Mark, Stream};
-use vgpu_core::compute::limiter::{Decision, Limiter};
 use vgpu_core::compute::turn::Pages;
 
-use crate::figures::Used;
-use crate::gpu::{Context, Gpu, Hardware, Progress, Reached, Work};
-use crate::program::Program;
+use crate::context::{Context, Kernel, Work};
+use crate::figures::{Used, WARM};
+use crate::gpu::{Gpu, Progress};
+use crate::hardware::Hardware;
+use crate::law::io::{Answer, Io, Law, Living, Words};
+use crate::law::{self, LawKind};
+use crate::programs::{Launch, Program, Step};
 use crate::random::Random;
 use crate::{Ns, US};
 
-const STREAM: Stream = Stream(1);
-
-/// Who limits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Law {
-    /// Nobody: the GPU's slices alone.
-    Hardware,
-    Turns,
-}
-
-/// One process of a share, on one GPU.
-#[derive(Clone, Debug)]
-pub struct Tenant {
+/// A thread of a share's process.
+pub(crate) struct Thread {
     pub share: usize,
     pub gpu: usize,
+    /// Threads with the same number are one process.
+    pub process: usize,
     pub program: Program,
     /// When it starts.
     pub from: Ns,
-    /// The rank that it shakes hands with.
+    /// The process of the rank that it shakes hands with.
     pub partner: Option<usize>,
     /// It launches without asking.
     pub ignores: bool,
-    /// It is stopped, or killed, at this moment: launches no more, and what it has in flight runs.
+    /// It is killed at this moment: launches no more, and what it has in flight runs.
     pub stops: Option<Ns>,
 }
 
-impl Tenant {
-    #[must_use]
-    pub fn new(share: usize, program: Program) -> Self {
+impl Thread {
+    pub(crate) fn new(share: usize, process: usize, program: Program) -> Self {
         Self {
             share,
             gpu: 0,
+            process,
             program,
             from: 0,
             partner: None,
@@ -57,165 +50,162 @@ impl Tenant {
 }
 
 /// What is simulated.
-#[derive(Clone, Debug)]
-pub struct Scenario {
+pub(crate) struct Scenario {
     pub hardware: Hardware,
-    pub law: Law,
+    pub law: LawKind,
     /// What each share is entitled to, on every GPU.
     pub shares: Vec<Entry>,
-    pub tenants: Vec<Tenant>,
+    pub threads: Vec<Thread>,
     pub length: Ns,
+}
+
+/// What came out.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    /// GPU time of each share.
+    pub used: Vec<Used>,
+    /// What each share's page says was charged, on all GPUs.
+    pub charged: Vec<Ns>,
+    pub threads: Vec<Counts>,
+    /// Events that were recorded, in the whole time.
+    pub events: u64,
+}
+
+/// What a thread did.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Counts {
+    /// Launches in the whole time, and in that for which figures count.
+    pub launches: u64,
+    pub launches_counted: u64,
+    /// Requests that ended, in the same times.
+    pub done: u64,
+    pub done_counted: u64,
+    pub latencies: Vec<Ns>,
+    /// The longest time for which a launch waited.
+    pub longest_wait: Ns,
+    /// CPU time in the law, and what was spun away besides.
+    pub cpu: Ns,
+    pub spun: Ns,
+}
+
+impl Counts {
+    /// Returns a time per launch, in ns.
+    pub(crate) fn per_launch(&self, time: Ns) -> f64 {
+        time as f64 / self.launches.max(1) as f64
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    Launch,
-    /// The limiter said to wait for this slot, if any.
+    /// The process starts.
+    Starts,
+    Ready,
+    /// The law said to wait for this slot, if any.
     Held(Option<usize>),
     QueueFull,
-    /// For its work.
-    Waits,
+    /// For a stream, or for all.
+    Waits(Option<usize>),
     /// Its wait has returned.
-    Returned,
-    Pause,
+    Returned(Option<usize>),
+    Gone,
 }
 
-struct Process {
-    tenant: Tenant,
+struct Running {
+    thread: Thread,
     phase: Phase,
     /// A wake-up of an older generation is void.
     generation: u64,
-    launches: usize,
-    phase_began: Ns,
     random: Random,
-    limiter: Limiter,
-    /// The next launch is the first of a chunk.
-    first: bool,
-    /// The kernel that waits to be launched.
-    next: Option<(u64, Ns)>,
-    latencies: Vec<Ns>,
+    /// The launch that waits.
+    next: Option<Launch>,
+    asked: Option<Ns>,
+    /// When its request began.
+    began: Ns,
+    counts: Counts,
+}
+
+struct Process {
+    share: usize,
+    gpu: usize,
+    law: Option<Box<dyn Law>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     Gpu(usize, u64),
-    Process(usize, u64),
-}
-
-/// What came out.
-#[derive(Debug)]
-pub struct Outcome {
-    /// GPU time of each share.
-    pub used: Vec<Used>,
-    /// Launches of each tenant.
-    pub launches: Vec<usize>,
-    /// Latencies of each tenant's bursts.
-    pub latencies: Vec<Vec<Ns>>,
-    /// What each share's page says was charged, on all GPUs.
-    pub charged: Vec<Ns>,
-    /// The longest time for which a launch of each tenant waited.
-    pub longest_wait: Vec<Ns>,
+    Thread(usize, u64),
 }
 
 struct World {
     hardware: Hardware,
-    law: Law,
+    law: LawKind,
+    shares: Vec<Entry>,
     now: Ns,
     sequence: u64,
     events: BinaryHeap<Reverse<(Ns, u64, Event)>>,
     gpus: Vec<Gpu>,
+    /// By process.
     contexts: Vec<Context>,
     processes: Vec<Process>,
+    threads: Vec<Running>,
     node: NodePage,
     /// By GPU, then by share.
     pages: Vec<Vec<SlotPage>>,
+    words: Vec<Vec<Words>>,
     used: Vec<Used>,
-    held_since: Vec<Option<Ns>>,
-    longest_wait: Vec<Ns>,
+    living: Living,
 }
 
 /// Runs a scenario.
 ///
 /// # Panics
-/// If a scenario has no tenants.
-#[must_use]
-pub fn run(scenario: &Scenario) -> Outcome {
+/// If a scenario has no threads.
+pub(crate) fn run(scenario: Scenario) -> Outcome {
+    let length = scenario.length;
+    let warm = WARM.min(length / 3);
     let mut world = World::new(scenario);
-    for index in 0..world.processes.len() {
-        let at = world.processes[index].tenant.from + index as Ns * 137 * US;
+    for index in 0..world.threads.len() {
+        let at = world.threads[index].thread.from + index as Ns * 137 * US;
         world.wake(index, at);
     }
+    let mut before: Option<Vec<(u64, u64)>> = None;
     while let Some(Reverse((at, _, event))) = world.events.pop() {
-        if at > scenario.length {
+        if at > length {
             break;
         }
         world.now = at;
+        if at >= warm && before.is_none() {
+            let counts = world.threads.iter().map(|thread| &thread.counts);
+            before = Some(counts.map(|counts| (counts.launches, counts.done)).collect());
+        }
         match event {
             Event::Gpu(gpu, generation) if world.gpus[gpu].generation == generation => world.look_at_gpu(gpu),
-            Event::Process(process, generation) if world.processes[process].generation == generation => {
-                world.step(process);
-            }
+            Event::Thread(index, generation) if world.threads[index].generation == generation => world.step(index),
             _ => {}
         }
     }
-    let charged = |share: usize| {
-        let pages = world.pages.iter().map(|pages| &pages[share]);
-        pages
-            .map(|page| page.counters.charged.load(std::sync::atomic::Ordering::Relaxed))
-            .sum()
-    };
-    Outcome {
-        charged: (0..scenario.shares.len()).map(charged).collect(),
-        used: world.used,
-        launches: world.processes.iter().map(|process| process.launches).collect(),
-        latencies: world.processes.into_iter().map(|process| process.latencies).collect(),
-        longest_wait: world.longest_wait,
-    }
+    world.outcome(&before.unwrap_or_default())
 }
 
 impl World {
-    fn new(scenario: &Scenario) -> Self {
-        let gpus = scenario
-            .tenants
-            .iter()
-            .map(|tenant| tenant.gpu)
-            .max()
-            .expect("no tenants")
-            + 1;
+    fn new(scenario: Scenario) -> Self {
+        let most = |of: fn(&Thread) -> usize| scenario.threads.iter().map(of).max().expect("no threads") + 1;
+        let (gpus, processes) = (most(|thread| thread.gpu), most(|thread| thread.process));
         let node = NodePage::default();
         let mut entries = [Entry::default(); SLOTS];
         entries[..scenario.shares.len()].copy_from_slice(&scenario.shares);
         node.write(&entries);
-        let pages: Vec<Vec<SlotPage>> = (0..gpus)
-            .map(|_| scenario.shares.iter().map(|_| SlotPage::default()).collect())
-            .collect();
-        let process = |(index, tenant): (usize, &Tenant)| {
-            let before = scenario.tenants[..index].iter();
-            let cell = before
-                .filter(|other| (other.share, other.gpu) == (tenant.share, tenant.gpu))
-                .count()
-                % CELLS;
-            let owner = &pages[tenant.gpu][tenant.share].cells[cell].owner;
-            owner.store(index as u64 + 1, std::sync::atomic::Ordering::Relaxed);
-            Process {
-                tenant: tenant.clone(),
-                phase: Phase::Launch,
-                generation: 0,
-                launches: 0,
-                phase_began: 0,
-                random: Random::new(index as u64 + 1),
-                limiter: Limiter::new(cell, scenario.shares[tenant.share]),
-                first: true,
-                next: None,
-                latencies: Vec::new(),
-            }
+        let first = |process: usize| {
+            let thread = scenario.threads.iter().find(|thread| thread.process == process);
+            thread.expect("a process without threads")
         };
-        let processes: Vec<Process> = scenario.tenants.iter().enumerate().map(process).collect();
-        let contexts = scenario.tenants.iter().map(|tenant| Context {
-            gpu: tenant.gpu,
-            partner: tenant.partner,
-            ..Context::default()
-        });
+        let context = |process: usize| Context::new(first(process).gpu, first(process).partner);
+        let process = |process: usize| Process {
+            share: first(process).share,
+            gpu: first(process).gpu,
+            law: None,
+        };
+        let of_shares = || scenario.shares.iter();
         Self {
             hardware: scenario.hardware,
             law: scenario.law,
@@ -223,13 +213,41 @@ impl World {
             sequence: 0,
             events: BinaryHeap::new(),
             gpus: (0..gpus).map(|_| Gpu::new()).collect(),
-            contexts: contexts.collect(),
-            held_since: vec![None; processes.len()],
-            longest_wait: vec![0; processes.len()],
-            processes,
+            contexts: (0..processes).map(context).collect(),
+            processes: (0..processes).map(process).collect(),
             node,
-            pages,
-            used: scenario.shares.iter().map(|_| Used::new(scenario.length)).collect(),
+            pages: (0..gpus)
+                .map(|_| of_shares().map(|_| SlotPage::default()).collect())
+                .collect(),
+            words: (0..gpus)
+                .map(|_| of_shares().map(|_| Words::default()).collect())
+                .collect(),
+            used: of_shares().map(|_| Used::new(scenario.length)).collect(),
+            living: Living::new(processes),
+            shares: scenario.shares,
+            threads: (1..).zip(scenario.threads).map(Running::new).collect(),
+        }
+    }
+
+    /// `before`: launches and requests of each thread before the time for which figures count.
+    fn outcome(self, before: &[(u64, u64)]) -> Outcome {
+        let charged = |share: usize| {
+            let pages = self.pages.iter().map(|pages| &pages[share]);
+            pages.map(|page| page.counters.charged.load(Relaxed)).sum()
+        };
+        let counts = |(index, thread): (usize, Running)| {
+            let (launches, done) = before.get(index).copied().unwrap_or_default();
+            Counts {
+                launches_counted: thread.counts.launches - launches,
+                done_counted: thread.counts.done - done,
+                ..thread.counts
+            }
+        };
+        Outcome {
+            charged: (0..self.shares.len()).map(charged).collect(),
+            used: self.used,
+            events: self.contexts.iter().map(|context| context.recorded).sum(),
+            threads: self.threads.into_iter().enumerate().map(counts).collect(),
         }
     }
 
@@ -238,9 +256,9 @@ impl World {
         self.events.push(Reverse((at, self.sequence, event)));
     }
 
-    fn wake(&mut self, process: usize, at: Ns) {
-        self.processes[process].generation += 1;
-        self.push(at, Event::Process(process, self.processes[process].generation));
+    fn wake(&mut self, thread: usize, at: Ns) {
+        self.threads[thread].generation += 1;
+        self.push(at, Event::Thread(thread, self.threads[thread].generation));
     }
 
     // === the GPUs
@@ -252,10 +270,10 @@ impl World {
 
     fn progressed(&mut self, gpu: usize, progress: &Progress) {
         if let Some((context, from, to)) = progress.ran {
-            self.used[self.processes[context].tenant.share].add(from, to);
-            if progress.ended {
-                self.work_ended(context);
-            }
+            self.used[self.processes[context].share].add(from, to);
+        }
+        for context in &progress.ended {
+            self.work_ended(*context);
         }
         if let Some(at) = progress.next {
             self.push(at, Event::Gpu(gpu, self.gpus[gpu].generation));
@@ -263,202 +281,254 @@ impl World {
     }
 
     fn work_ended(&mut self, context: usize) {
-        match self.processes[context].phase {
-            Phase::Waits if self.contexts[context].queue.is_empty() => {
-                self.processes[context].phase = Phase::Returned;
-                self.wake(context, self.now + self.hardware.wait);
+        for index in 0..self.threads.len() {
+            if self.threads[index].thread.process != context {
+                continue;
             }
-            Phase::QueueFull => {
-                self.processes[context].phase = Phase::Launch;
-                self.wake(context, self.now + 2 * US);
+            match self.threads[index].phase {
+                Phase::Waits(scope) if self.contexts[context].is_done(scope) => {
+                    self.threads[index].phase = Phase::Returned(scope);
+                    self.wake(index, self.now + self.hardware.wait);
+                }
+                Phase::QueueFull => {
+                    self.threads[index].phase = Phase::Ready;
+                    self.wake(index, self.now + 2 * US);
+                }
+                _ => {}
             }
-            _ => {}
         }
     }
 
     // === the processes
 
-    fn step(&mut self, index: usize) {
-        if self.processes[index].tenant.stops.is_some_and(|at| at <= self.now) {
+    /// A process starts: it takes a cell of its share's page, if one is free or its owner is dead.
+    fn start(&mut self, index: usize) {
+        let thread = &self.threads[index].thread;
+        let (share, gpu, process) = (thread.share, thread.gpu, thread.process);
+        if self.law == LawKind::Hardware || thread.ignores || self.processes[process].law.is_some() {
             return;
         }
-        match self.processes[index].phase {
-            Phase::Pause => {
-                self.processes[index].phase = Phase::Launch;
-                self.processes[index].phase_began = self.now;
-            }
-            Phase::Returned => {
-                self.returned(index);
-                return;
+        let owner = self.living.starts(process);
+        let page = &self.pages[gpu][share];
+        let is_free = |cell: &usize| {
+            let owner = page.cells[*cell].owner.load(Relaxed);
+            owner == 0 || self.living.is_dead(owner)
+        };
+        let cell = (0..CELLS).find(is_free);
+        if let Some(cell) = cell {
+            let words = &mut self.words[gpu][share];
+            law::bury(self.law, page, words, self.shares[share].weight, cell, self.now);
+            page.cells[cell].owner.store(owner, Relaxed);
+        }
+        self.processes[process].law = law::make(self.law, cell.unwrap_or(usize::MAX), owner, self.shares[share]);
+    }
+
+    fn died(&mut self, process: usize) {
+        self.processes[process].law = None;
+        self.living.ends(process);
+    }
+
+    fn exit(&mut self, index: usize, normal: bool) {
+        if normal {
+            self.with_law(index, |law, io| law.exit(io));
+        }
+        let thread = &self.threads[index].thread;
+        let (process, gpu) = (thread.process, thread.gpu);
+        self.look_at_gpu(gpu);
+        self.died(process);
+        self.contexts[process].clear();
+        self.look_at_gpu(gpu);
+    }
+
+    // === the threads
+
+    fn step(&mut self, index: usize) {
+        let now = self.now;
+        let thread = &self.threads[index];
+        if thread.phase == Phase::Gone {
+            return;
+        }
+        if thread.thread.stops.is_some_and(|at| at <= now) {
+            let process = thread.thread.process;
+            self.threads[index].phase = Phase::Gone;
+            self.died(process);
+            return;
+        }
+        match thread.phase {
+            Phase::Starts => self.start(index),
+            Phase::Returned(scope) => {
+                let cost = self.with_law(index, |law, io| law.after_wait(io, scope));
+                if cost > 0 {
+                    self.threads[index].phase = Phase::Ready;
+                    self.wake(index, now + cost);
+                    return;
+                }
             }
             _ => {}
         }
-        if self.contexts[index].queue.len() >= self.hardware.depth {
-            self.processes[index].phase = Phase::QueueFull;
+        let thread = &mut self.threads[index];
+        thread.phase = Phase::Ready;
+        let step = match thread.next.take() {
+            Some(launch) => Step::Launch(launch),
+            None => (thread.thread.program)(&mut thread.random, now),
+        };
+        let process = thread.thread.process;
+        match step {
+            Step::Launch(launch) => self.launch(index, launch),
+            Step::Copy { stream, length } => {
+                self.submit(process, stream, Work::Copy, length);
+                self.wake(index, now + self.hardware.launch);
+            }
+            Step::Wait(scope) => self.wait(index, scope),
+            Step::Sleep(length) => self.wake(index, now + length.max(1)),
+            Step::Begin => {
+                thread.began = now;
+                self.wake(index, now + 1);
+            }
+            Step::Done => {
+                thread.counts.done += 1;
+                thread.counts.latencies.push(now - thread.began);
+                thread.began = now;
+                self.wake(index, now + 1);
+            }
+            Step::Exit { normal, pause } => {
+                self.exit(index, normal);
+                self.threads[index].phase = Phase::Starts;
+                self.wake(index, now + pause);
+            }
+            Step::Stop => thread.phase = Phase::Gone,
+        }
+    }
+
+    fn wait(&mut self, index: usize, scope: Option<usize>) {
+        let process = self.threads[index].thread.process;
+        let cost = self.with_law(index, |law, io| law.before_wait(io, scope));
+        if self.contexts[process].is_done(scope) {
+            self.threads[index].phase = Phase::Returned(scope);
+            self.wake(index, self.now + cost + 2 * US);
+        } else {
+            self.threads[index].phase = Phase::Waits(scope);
+        }
+    }
+
+    fn submit(&mut self, process: usize, stream: usize, work: Work, length: Ns) {
+        self.contexts[process].submit(stream, work, length);
+        self.look_at_gpu(self.processes[process].gpu);
+    }
+
+    fn launch(&mut self, index: usize, launch: Launch) {
+        let now = self.now;
+        let thread = &mut self.threads[index];
+        let process = thread.thread.process;
+        if self.contexts[process].queued() >= self.hardware.depth {
+            thread.next = Some(launch);
+            thread.phase = Phase::QueueFull;
             return;
         }
-        let process = &mut self.processes[index];
-        let next = process.next.take();
-        let kernel = next.unwrap_or_else(|| process.tenant.program.kernel(process.launches, &mut process.random));
-        match self.ask(index, Shape(kernel.0)) {
-            Decision::Go => {
-                if let Some(since) = self.held_since[index].take() {
-                    self.longest_wait[index] = self.longest_wait[index].max(self.now - since);
-                }
-                self.launch(index, kernel);
+        let asked = *thread.asked.get_or_insert(now);
+        let mut answer = Answer::Go;
+        let mut cost = self.with_law(index, |law, io| {
+            answer = law.ask(io, launch.stream, launch.shape, asked)
+        });
+        let thread = &mut self.threads[index];
+        if let Answer::Wait { until, on, spins } = answer {
+            thread.next = Some(launch);
+            thread.phase = Phase::Held(on);
+            let until = until.max(now + 1) + cost;
+            if spins {
+                thread.counts.spun += until - now;
+                self.wake(index, until);
+            } else {
+                self.wake(index, until + self.hardware.wake);
             }
-            Decision::Wait(wait) => {
-                self.end_chunks(index);
-                self.held_since[index].get_or_insert(self.now);
-                let process = &mut self.processes[index];
-                process.next = Some(kernel);
-                process.phase = Phase::Held(wait.on);
-                self.wake(index, wait.until.max(self.now + 1) + self.hardware.wake);
-            }
+            return;
         }
-    }
-
-    fn returned(&mut self, index: usize) {
-        self.after_wait(index);
-        let process = &mut self.processes[index];
-        if matches!(process.tenant.program, Program::Burst { .. }) {
-            process.latencies.push(self.now - process.phase_began);
-        }
-        let pause = process.tenant.program.pause(&mut process.random);
-        process.phase = Phase::Pause;
-        self.wake(index, self.now + pause);
-    }
-
-    fn launch(&mut self, index: usize, (shape, length): (u64, Ns)) {
-        let mark = self.launched(index, Shape(shape));
-        let process = &mut self.processes[index];
-        process.launches += 1;
-        let waits = process
-            .tenant
-            .program
-            .waits_after(process.launches, self.now - process.phase_began);
-        let mark = mark.or_else(|| waits.then(|| self.waits_for(index)).flatten());
-        let process = &mut self.processes[index];
-        let first = std::mem::replace(&mut process.first, mark.is_some());
-        let work = Work {
-            left: length,
-            submitted: self.now,
-            mark: mark.map(|mark| mark.0),
-            number: process.launches as u64,
-            handshakes: process.tenant.program.handshakes(),
-            first,
+        thread.asked = None;
+        thread.counts.longest_wait = thread.counts.longest_wait.max(now - asked);
+        thread.counts.launches += 1;
+        let kernel = Kernel {
+            width: launch.width,
+            handshakes: launch.handshakes,
+            number: thread.counts.launches,
         };
-        process.phase = if waits { Phase::Waits } else { Phase::Launch };
-        let was_empty = self.contexts[index].queue.is_empty();
-        self.contexts[index].queue.push_back(work);
-        let gpu = self.contexts[index].gpu;
-        if was_empty || self.gpus[gpu].is_idle() {
-            let progress = self.gpus[gpu].arrival(gpu, &mut self.contexts, self.now, &self.hardware);
-            if let Some(progress) = progress {
-                self.progressed(gpu, &progress);
-            }
-        }
-        if !waits {
-            self.wake(index, self.now + self.hardware.launch);
-        }
+        self.submit(process, launch.stream, Work::Kernel(kernel), launch.length);
+        cost += self.with_law(index, |law, io| law.launched(io, launch.stream, launch.shape));
+        self.wake(index, now + self.hardware.launch + cost);
     }
 
-    // === the limiter
-
-    fn is_limited(&self, index: usize) -> bool {
-        self.law == Law::Turns && !self.processes[index].tenant.ignores
-    }
-
-    /// Calls the limiter of a process with its GPU's pages, and wakes those who sleep on the page of its share if its
-    /// word has changed.
-    fn with_limiter<T>(&mut self, index: usize, call: impl FnOnce(&mut Limiter, &Pages<'_>, Ns) -> T) -> T {
-        let process = &mut self.processes[index];
-        let (gpu, own) = (process.tenant.gpu, process.tenant.share);
+    /// Calls the law of a thread's process. Returns what that took of the CPU.
+    fn with_law(&mut self, index: usize, call: impl FnOnce(&mut dyn Law, &mut Io<'_>)) -> Ns {
+        let thread = &self.threads[index].thread;
+        let (process, gpu, share) = (thread.process, thread.gpu, thread.share);
+        let sibling = thread.partner.is_some_and(|partner| {
+            let other = &self.processes[partner];
+            let turn = &self.pages[other.gpu][other.share].turn;
+            other.gpu != gpu && turn.ends.load(Relaxed) > self.now
+        });
+        let Some(mut law) = self.processes[process].law.take() else {
+            return 0;
+        };
+        // So that events which the GPU has passed are seen.
+        self.look_at_gpu(gpu);
+        let (word, recorded) = (self.wake_word(gpu, share), self.contexts[process].recorded);
         let mut slots = [None; SLOTS];
         for (slot, page) in slots.iter_mut().zip(&self.pages[gpu]) {
             *slot = Some(page);
         }
-        let used = self.pages[gpu].len();
-        let pages = Pages {
-            node: &self.node,
-            slots: &slots[..used],
-            own,
+        let mut io = Io {
+            now: self.now,
+            hardware: &self.hardware,
+            cost: 0,
+            context: &mut self.contexts[process],
+            pages: Pages {
+                node: &self.node,
+                slots: &slots[..self.pages[gpu].len()],
+                own: share,
+            },
+            page: &self.pages[gpu][share],
+            words: &mut self.words[gpu][share],
+            living: &self.living,
+            sibling,
         };
-        let word = || self.pages[gpu][own].wake.load(std::sync::atomic::Ordering::Relaxed);
-        let before = word();
-        let result = call(&mut process.limiter, &pages, self.now);
-        if word() != before {
-            for sleeper in 0..self.processes.len() {
-                let other = &self.processes[sleeper];
-                if other.phase == Phase::Held(Some(own)) && other.tenant.gpu == gpu && sleeper != index {
-                    self.wake(sleeper, self.now + self.hardware.wake);
-                }
-            }
+        call(law.as_mut(), &mut io);
+        let cost = io.cost;
+        self.processes[process].law = Some(law);
+        self.threads[index].counts.cpu += cost;
+        if self.contexts[process].recorded != recorded {
+            self.look_at_gpu(gpu);
         }
-        result
+        if self.wake_word(gpu, share) != word {
+            self.wake_sleepers(gpu, share, index);
+        }
+        cost
     }
 
-    fn ask(&mut self, index: usize, shape: Shape) -> Decision {
-        if !self.is_limited(index) {
-            return Decision::Go;
-        }
-        self.read_events(index);
-        let tenant = &self.processes[index].tenant;
-        let sibling = tenant.partner.is_some_and(|partner| {
-            let other = &self.processes[partner].tenant;
-            let turn = &self.pages[other.gpu][other.share].turn;
-            other.gpu != tenant.gpu && turn.ends.load(std::sync::atomic::Ordering::Relaxed) > self.now
-        });
-        let asked = self.held_since[index].unwrap_or(self.now);
-        if self.processes[index].limiter.is_due(shape) {
-            self.end_chunks(index);
-        }
-        self.with_limiter(index, |limiter, pages, now| {
-            limiter.ask(pages, now, shape, asked, sibling)
-        })
+    fn wake_word(&self, gpu: usize, share: usize) -> u32 {
+        self.pages[gpu][share].wake.load(Relaxed)
     }
 
-    fn launched(&mut self, index: usize, shape: Shape) -> Option<Mark> {
-        if !self.is_limited(index) {
-            return None;
-        }
-        self.with_limiter(index, |limiter, pages, now| limiter.launched(pages, now, STREAM, shape))
-    }
-
-    fn waits_for(&mut self, index: usize) -> Option<Mark> {
-        self.is_limited(index)
-            .then(|| self.processes[index].limiter.waits_for(self.now, STREAM))
-            .flatten()
-    }
-
-    /// Records the events that the limiter wants behind what is in flight. On a stream without work they are reached now.
-    fn end_chunks(&mut self, index: usize) {
-        for (_, mark) in self.processes[index].limiter.holds(self.now, |_| true) {
-            self.processes[index].first = true;
-            let context = &mut self.contexts[index];
-            match context.queue.back_mut() {
-                Some(work) => work.mark = Some(mark.0),
-                None => context.reached.push_back(Reached {
-                    mark: mark.0,
-                    from: context.chunk_from,
-                    to: self.now,
-                }),
+    /// Wakes those who sleep on a share's page, except the thread that changed it.
+    fn wake_sleepers(&mut self, gpu: usize, share: usize, except: usize) {
+        for sleeper in 0..self.threads.len() {
+            let other = &self.threads[sleeper];
+            if other.phase == Phase::Held(Some(share)) && other.thread.gpu == gpu && sleeper != except {
+                self.wake(sleeper, self.now + self.hardware.wake);
             }
         }
     }
+}
 
-    fn read_events(&mut self, index: usize) {
-        while let Some(reached) = self.contexts[index].reached.pop_front() {
-            self.with_limiter(index, |limiter, pages, now| {
-                limiter.finished(pages, now, Mark(reached.mark), reached.from, reached.to);
-            });
-        }
-    }
-
-    fn after_wait(&mut self, index: usize) {
-        if self.is_limited(index) {
-            self.read_events(index);
-            self.with_limiter(index, |limiter, pages, now| limiter.waited(pages, now));
+impl Running {
+    fn new((seed, thread): (u64, Thread)) -> Self {
+        Self {
+            thread,
+            phase: Phase::Starts,
+            generation: 0,
+            random: Random::new(seed),
+            next: None,
+            asked: None,
+            began: 0,
+            counts: Counts::default(),
         }
     }
 }

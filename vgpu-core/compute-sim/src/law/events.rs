@@ -1,0 +1,40 @@
+//! When events were passed. The driver tells the distance of two events, and nobody knows for certain when the GPU passed
+//! the first of them, the base.
+
+use crate::law::io::Io;
+use crate::{MS, Ns};
+
+/// A base is replaced when it is this old: the GPU's clock drifts.
+const RENEWAL: Ns = 10_000 * MS;
+
+/// The event of a process from which distances are told.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Base {
+    event: usize,
+    pub recorded: Ns,
+    /// It was passed at this moment at the latest, as far as is known.
+    pub latest: Ns,
+}
+
+impl Base {
+    pub(super) fn record(io: &mut Io<'_>, stream: usize) -> Self {
+        Self {
+            event: io.record(stream),
+            recorded: io.now,
+            latest: Ns::MAX,
+        }
+    }
+
+    pub(super) fn is_old(&self, now: Ns) -> bool {
+        now.saturating_sub(self.recorded) >= RENEWAL
+    }
+
+    /// Returns the distance of an event that the GPU passed at `passed`, by its own clock, and that is seen now.
+    pub(super) fn distance(&mut self, io: &mut Io<'_>, passed: Ns) -> Ns {
+        io.cost += io.hardware.elapsed;
+        let base = io.context.passed(self.event).unwrap_or(passed);
+        let distance = passed.saturating_sub(base);
+        self.latest = self.latest.min(io.now.saturating_sub(distance));
+        distance
+    }
+}

@@ -1,0 +1,122 @@
+//! A law as a process sees it: what it is asked, and what it sees and does then.
+
+use vgpu_abi::arbitration::SlotPage;
+use vgpu_core::compute::turn::Pages;
+
+use crate::Ns;
+use crate::context::Context;
+use crate::hardware::Hardware;
+
+/// The answer to a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    Go,
+    /// Ask again at `until`, or when the word `wake` of slot `on` changes.
+    Wait {
+        until: Ns,
+        on: Option<usize>,
+        /// The thread does not sleep until then, and is there at once.
+        spins: bool,
+    },
+}
+
+impl Answer {
+    pub(super) fn sleep(until: Ns, on: Option<usize>) -> Self {
+        Self::Wait {
+            until,
+            on,
+            spins: false,
+        }
+    }
+}
+
+/// The law in one process.
+pub(crate) trait Law {
+    /// May this launch go, which has waited since `asked`?
+    fn ask(&mut self, io: &mut Io<'_>, stream: usize, shape: u64, asked: Ns) -> Answer;
+    fn launched(&mut self, io: &mut Io<'_>, stream: usize, shape: u64);
+    /// A thread is about to wait for a stream, or for all.
+    fn before_wait(&mut self, io: &mut Io<'_>, scope: Option<usize>);
+    fn after_wait(&mut self, io: &mut Io<'_>, scope: Option<usize>);
+    /// The process ends by itself.
+    fn exit(&mut self, io: &mut Io<'_>);
+}
+
+/// What a law sees and does in one call.
+pub(crate) struct Io<'a> {
+    pub now: Ns,
+    pub hardware: &'a Hardware,
+    /// CPU time that this call takes.
+    pub cost: Ns,
+    pub context: &'a mut Context,
+    pub pages: Pages<'a>,
+    /// The own share's page.
+    pub page: &'a SlotPage,
+    pub words: &'a mut Words,
+    pub living: &'a Living,
+    /// The share holds a turn on another GPU.
+    pub sibling: bool,
+}
+
+impl Io<'_> {
+    /// Records an event in a stream and returns its number.
+    pub(super) fn record(&mut self, stream: usize) -> usize {
+        self.cost += self.hardware.record;
+        self.context.record(stream, self.hardware)
+    }
+
+    /// Asks whether the GPU has passed an event. Returns when, on a clock that only [`super::events::Base`] can read.
+    pub(super) fn query(&mut self, event: usize) -> Option<Ns> {
+        self.cost += self.hardware.query;
+        self.context.passed(event)
+    }
+}
+
+/// The processes that live, by the names that they write into cells.
+#[derive(Debug)]
+pub(crate) struct Living {
+    /// By process. 0: none lives.
+    names: Vec<u64>,
+    started: u64,
+}
+
+/// The lower bits of a name are the process's number.
+const NUMBER_BITS: u32 = 20;
+
+impl Living {
+    pub(crate) fn new(processes: usize) -> Self {
+        Self {
+            names: vec![0; processes],
+            started: 0,
+        }
+    }
+
+    /// Returns the name of a process that starts.
+    pub(crate) fn starts(&mut self, process: usize) -> u64 {
+        self.started += 1;
+        self.names[process] = self.started << NUMBER_BITS | process as u64;
+        self.names[process]
+    }
+
+    pub(crate) fn ends(&mut self, process: usize) {
+        self.names[process] = 0;
+    }
+
+    pub(crate) fn is_dead(&self, name: u64) -> bool {
+        let process = name & ((1 << NUMBER_BITS) - 1);
+        self.names[process as usize] != name
+    }
+}
+
+/// Words that the law by measured time needs in a share's page besides today's.
+#[derive(Debug, Default)]
+pub(crate) struct Words {
+    /// When a launch may next go behind a kernel that does not end, and how many have since one ended.
+    pub stuck_at: Ns,
+    pub stuck: u32,
+    /// Dead processes whose work was charged by the clock, and when the last one was.
+    pub burials: u32,
+    pub buried_at: Ns,
+    /// When a launch of the share was last acknowledged.
+    pub acknowledged_at: Ns,
+}

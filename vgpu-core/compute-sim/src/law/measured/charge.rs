@@ -1,0 +1,106 @@
+//! What is charged: the union of the times in which the share had work on the GPU, each moment once.
+
+use std::sync::atomic::Ordering::{Relaxed, Release};
+
+use vgpu_abi::arbitration::SlotPage;
+use vgpu_core::compute::account;
+use vgpu_core::compute::limiter::{GRACE, LINGER};
+
+use super::Measured;
+use crate::law::io::Io;
+use crate::{MS, Ns, US};
+
+/// Another share's turn that overlaps for no longer was not on the GPU: a switch takes as long.
+const SWITCH: Ns = 100 * US;
+/// A pause between a wait and the next launch counts for no longer.
+const LONGEST_GAP: Ns = 5 * MS;
+
+impl Measured {
+    /// Launches have ended at `to`: the time until then is charged.
+    pub(super) fn ended(&mut self, io: &mut Io<'_>, launches: u32, to: Ns) {
+        if launches == 0 {
+            return;
+        }
+        let from = self.busy.unwrap_or(to).max(self.charged_to).min(to);
+        let own = self.own_part(io, from, to);
+        let wall = own.unwrap_or(to - from);
+        let siblings = account::at_work(io.page, io.now).filter(|work| work.cell != self.cell);
+        self.siblings = siblings.count() as u32;
+        let each = wall / Ns::from(launches * (1 + self.siblings));
+        self.pace.acknowledged(each, self.has_gaps, self.is_alone);
+        self.widen(launches);
+        self.uncharged = self.uncharged.max(launches);
+        let at_most = self.bound(io, own, to - from);
+        if let Some(cell) = io.page.cells.get(self.cell) {
+            // Otherwise what this process has published would be taken for the work of another one.
+            cell.busy_since.store(0, Release);
+        }
+        account::charge_work(io.page, self.entry.weight, from, to, at_most);
+        self.charged_to = to.max(self.charged_to);
+        self.uncharged = 0;
+        self.has_gaps = false;
+        io.words.acknowledged_at = io.now;
+        if self.in_flight == 0 {
+            self.busy = None;
+            io.words.stuck = 0;
+        }
+        self.publish(io);
+    }
+
+    /// Returns how much of a time is charged at most: what launches take by samples, if the GPU waited for launches or
+    /// may have been another share's.
+    fn bound(&self, io: &Io<'_>, own: Option<Ns>, wall: Ns) -> Option<Ns> {
+        let launches = Ns::from(self.uncharged);
+        let mut bound = own;
+        if self.pace.short > 0 && io.pages.has_others_without_turns() {
+            bound = Some(bound.unwrap_or(wall).min(launches * self.pace.short));
+        }
+        if self.has_gaps && self.config.has_samples && self.pace.sample > 0 {
+            let worked = launches * self.pace.sample;
+            bound = Some(bound.map_or(worked, |bound| bound.min(worked)));
+        }
+        bound
+    }
+
+    /// Returns how much of a time is the share's own, if others had turns in it too: the GPU divides it by contexts.
+    fn own_part(&self, io: &Io<'_>, from: Ns, to: Ns) -> Option<Ns> {
+        let (mut others, mut both) = (0, 0);
+        for other in io.pages.others(io.now).filter(|other| other.began != 0) {
+            let has_turn_until = if other.ends == 0 { 0 } else { io.now };
+            let end = other.until.saturating_sub(GRACE).max(has_turn_until);
+            let both_with = end.min(to).saturating_sub(other.began.max(from));
+            if both_with > SWITCH {
+                others += 1;
+                both = both.max(both_with);
+            }
+        }
+        let contexts = others + 1 + Ns::from(self.siblings);
+        (others > 0).then(|| to - from - both * others / contexts)
+    }
+
+    /// Publishes what this process has in flight.
+    pub(super) fn publish(&mut self, io: &Io<'_>) {
+        let Some(cell) = io.page.cells.get(self.cell) else {
+            return;
+        };
+        let is_unknown = self.in_flight > 0 && self.pace.mean == 0;
+        account::publish(cell, io.now, self.busy.unwrap_or(0), self.own_left(io.now), is_unknown);
+    }
+
+    /// Charges the time between a wait and the next launch, if others wanted the turn in which it was.
+    pub(super) fn charge_gap(&mut self, page: &SlotPage, now: Ns, is_kept_from_others: bool) {
+        if let Some(drained_at) = self.drained_at.take() {
+            let gap = now.saturating_sub(drained_at).min(LONGEST_GAP);
+            self.gap = if gap > self.gap {
+                self.gap + (gap - self.gap) / 5
+            } else {
+                self.gap - (self.gap - gap) / 5
+            };
+        }
+        let idle_since = page.turn.idle_since.swap(0, Relaxed);
+        if idle_since != 0 && is_kept_from_others {
+            let until = page.turn.until.load(Relaxed).min(now);
+            account::charge_time(page, self.entry.weight, until.saturating_sub(idle_since).min(LINGER));
+        }
+    }
+}

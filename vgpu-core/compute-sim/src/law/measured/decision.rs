@@ -1,0 +1,372 @@
+//! Whether a launch goes now, and if not, until when its thread sleeps: tokens, then the turn, then the window.
+
+use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
+
+use vgpu_abi::arbitration::{SlotPage, entry_flags, turn_flags, want_flags};
+use vgpu_core::compute::limiter::{GRACE, OVERRIDE};
+use vgpu_core::compute::turn::{CUT, DRAIN, FLOOR, QUANTUM, Slot, Tag, View, Wish, look};
+use vgpu_core::compute::{account, bucket};
+
+use super::launches::InFlight;
+use super::{Measured, SHARED};
+use crate::law::io::{Answer, Io};
+use crate::{MS, Ns, US};
+
+/// What is in flight for so long takes no turns any more: it is sliced.
+const LATE: Ns = 150 * MS;
+/// A launch waits so long for a kernel that may wait for it; of a capped share, divided by its part.
+const STUCK: Ns = 1000 * MS;
+/// For how long the page of a share is left out that kept another one from its `cores`.
+const DISTRUST: Ns = 750 * MS;
+/// How long a wish holds that is not renewed.
+const WISH: Ns = 300 * MS;
+/// No sleep is longer, so that wishes are renewed.
+const LONGEST_SLEEP: Ns = 100 * MS;
+/// A share that does not take a free turn for this long is passed over.
+const ABSENT: Ns = 5 * MS;
+/// A turn without work for this long is over.
+const FORGOTTEN: Ns = 2 * MS;
+/// How long others leave the GPU to what is left over from a turn. Then it is sliced.
+const OVERRUN: Ns = 4 * MS;
+/// Beside a share that takes no turns, turns do not give a share its `cores`: the hardware's slices do more.
+const OVERRIDE_BESIDE_OTHERS: Ns = MS;
+/// A thread that spins asks again after this.
+const SPIN: Ns = 10 * US;
+/// A sleep for a part of what is left is no shorter.
+const SHORTEST_SLEEP: Ns = 40 * US;
+/// What a thread takes to wake up.
+const WAKE_UP: Ns = 60 * US;
+
+/// A launch that asks.
+struct Launch {
+    waited: Ns,
+    in_flight: InFlight,
+    /// What the share may still use of its `cores`.
+    tokens: i64,
+    /// The window is full.
+    is_full: bool,
+    /// It may go behind a kernel that does not end and may wait for it.
+    is_stuck: bool,
+    patience: Ns,
+}
+
+impl Measured {
+    /// May this launch go, which has waited since `asked`?
+    pub(super) fn decide(&mut self, io: &mut Io<'_>, asked: Ns) -> Answer {
+        let (now, page) = (io.now, io.page);
+        self.entry = io.pages.entry().unwrap_or(self.entry);
+        let weight = self.entry.weight;
+        let in_flight = self.share_in_flight(io);
+        let burst = (QUANTUM * Ns::from(weight) / bucket::WHOLE).max(2 * MS);
+        let tokens = bucket::refill(&page.bucket, weight, burst + in_flight.ran, now);
+        if in_flight.left == 0 && page.turn.ends.load(Relaxed) == 0 && page.turn.until.load(Relaxed) > now {
+            // What was left over from its turn has ended.
+            page.turn.until.store(now, Release);
+            page.wake.fetch_add(1, AcqRel);
+        }
+        let own = Slot::read(io.pages.own, self.entry, page, now);
+        let view = look(&io.pages, &own, &self.distrusted, now);
+        self.see_others(io, &view);
+        self.charge_gap(page, now, view.wanted && own.ends != 0);
+        let launch = self.launch(io, now.saturating_sub(asked), in_flight, tokens);
+        let has_unknown = account::at_work(page, now).any(|work| work.cell != self.cell && work.is_unknown);
+        if self.pace.mean == 0 && has_unknown && !launch.is_stuck && !self.is_alone {
+            return Answer::sleep(now + 200 * US, None); // first launches of the share's processes go one by one
+        }
+        if self.is_capped(now)
+            && let Some(answer) = self.within_cap(io, &launch, own.ends != 0)
+        {
+            return answer;
+        }
+        let is_forgotten = page.turn.until.load(Relaxed).saturating_add(FORGOTTEN) < now;
+        if own.ends != 0 && !view.taken_over && !is_forgotten {
+            return self.within_turn(io, &launch, &view);
+        }
+        if own.ends != 0 {
+            self.end_turn(page, now, in_flight.left);
+            if self.waits {
+                self.wish(io, Tag(page.finish_tag.load(Relaxed)));
+            }
+        }
+        self.without_turn(io, &launch)
+    }
+
+    fn launch(&self, io: &Io<'_>, waited: Ns, in_flight: InFlight, tokens: i64) -> Launch {
+        let patience = if self.is_capped(io.now) {
+            bucket::time_for(STUCK, self.entry.weight)
+        } else {
+            STUCK
+        };
+        let is_its_time = io.now >= io.words.stuck_at || !self.config.has_one_stuck;
+        Launch {
+            waited,
+            in_flight,
+            tokens: tokens.saturating_sub_unsigned(in_flight.ran),
+            is_full: self.in_flight >= self.room(io.now),
+            is_stuck: waited >= patience && in_flight.ran >= patience << io.words.stuck.min(6) && is_its_time,
+            patience,
+        }
+    }
+
+    /// Notes whether others want the GPU, here and where the share's other ranks are.
+    fn see_others(&mut self, io: &mut Io<'_>, view: &View) {
+        let now = io.now;
+        if view.wanted || io.pages.others(now).any(|other| other.free_at() > now) {
+            self.seen_others = now;
+        }
+        if io.sibling {
+            self.sibling_at = now;
+        }
+        let was_alone = self.is_alone;
+        self.is_alone = self.config.has_alone && !self.is_capped(now) && now > self.seen_others + SHARED;
+        if was_alone && !self.is_alone {
+            self.mark_all(io);
+        }
+    }
+
+    /// A launch goes behind a kernel that does not end. The next one waits twice as long.
+    fn go_behind(io: &mut Io<'_>, launch: &Launch) {
+        io.words.stuck_at = io.now + (launch.patience << io.words.stuck.min(6));
+        io.words.stuck += 1;
+    }
+
+    /// Decides by the tokens of a share that gets its `cores` and no more. Returns None if they suffice.
+    fn within_cap(&mut self, io: &mut Io<'_>, launch: &Launch, has_turn: bool) -> Option<Answer> {
+        let (now, page, left) = (io.now, io.page, launch.in_flight.left);
+        if !launch.is_stuck && self.is_late(now, left) {
+            return Some(Answer::sleep(now + 200 * US, None));
+        }
+        let free = launch.tokens.saturating_sub_unsigned(left);
+        if free > 0 {
+            return None;
+        }
+        if launch.is_stuck {
+            Self::go_behind(io, launch);
+            return Some(Answer::Go);
+        }
+        if has_turn {
+            self.end_turn(page, now, left);
+        }
+        page.want.since.store(0, Release);
+        // Until there is room for a launch, and not for a sliver of one.
+        let missing = free.unsigned_abs() + self.pace.mean.clamp(200 * US, MS);
+        let mut sleeps = bucket::time_for(missing, self.entry.weight).min(LONGEST_SLEEP);
+        if self.in_flight > 0 {
+            self.mark_all(io);
+            sleeps = sleeps.min(left.max(500 * US));
+        }
+        Some(Answer::sleep(now + sleeps, None))
+    }
+
+    /// Waits until about half of the queue has run, by what was acknowledged lately, and less at first: it may be shorter.
+    fn wait_for_room(&mut self, io: &mut Io<'_>, launch: &Launch) -> Answer {
+        self.mark_all(io);
+        let now = io.now;
+        let length = (launch.in_flight.left / 2).min(LONGEST_SLEEP);
+        if length <= self.config.spin {
+            return Answer::Wait {
+                until: now + SPIN,
+                on: None,
+                spins: true,
+            };
+        }
+        let length = length.saturating_sub(WAKE_UP);
+        let length = length.min((launch.waited / 4).max(SHORTEST_SLEEP)).max(20 * US);
+        Answer::sleep(now + length, None)
+    }
+
+    /// Returns how long others leave the GPU to what is left over from a turn: longer if all launches are long.
+    pub(super) fn leftover(&self, left: Ns) -> Ns {
+        let overrun = (2 * Ns::from(self.in_flight) * self.pace.least).clamp(OVERRUN, DRAIN);
+        left.min(overrun)
+    }
+
+    // === in a turn
+
+    fn within_turn(&mut self, io: &mut Io<'_>, launch: &Launch, view: &View) -> Answer {
+        let (now, page, left) = (io.now, io.page, launch.in_flight.left);
+        let began = page.turn.began.load(Relaxed);
+        let gives_up = self.gives_up(io, began);
+        let is_wanted = view.wanted && (gives_up || now >= page.turn.ends.load(Relaxed));
+        if view.wanted && gives_up {
+            // Its kernel may wait for one on another GPU that has no turn.
+            page.turn.ends.store(now, Relaxed);
+        }
+        if launch.is_full && !is_wanted {
+            if !launch.is_stuck {
+                let until = now + GRACE.max(self.leftover(left));
+                page.turn.until.fetch_max(until, AcqRel);
+                return self.wait_for_room(io, launch);
+            }
+            Self::go_behind(io, launch);
+        }
+        let is_promoted = page.turn.flags.load(Relaxed) & turn_flags::PROMOTED != 0;
+        let is_over = now + left >= page.turn.ends.load(Relaxed);
+        if !is_over && (now.saturating_sub(began) < CUT || is_promoted || !view.cut_wanted) {
+            return Answer::Go;
+        }
+        if !view.wanted {
+            if !self.is_capped(now) {
+                // Time that nobody else wanted is not owed.
+                page.bucket.tokens.fetch_max(0, Relaxed);
+            }
+            page.start_tag.store(page.finish_tag.load(Relaxed), Relaxed);
+            self.begin_turn(page, now, left, 0);
+            return Answer::Go;
+        }
+        self.mark_all(io);
+        self.end_turn(page, now, left);
+        self.wish(io, view.virtual_time);
+        let until = if left > 0 {
+            now + (left / 4).max(SHORTEST_SLEEP)
+        } else {
+            view.free_at.max(now + 50 * US)
+        };
+        Answer::sleep(until.clamp(now + 1, now + LONGEST_SLEEP), view.held_by)
+    }
+
+    /// Returns true if a rank's turn has seen no acknowledgement for long.
+    fn gives_up(&self, io: &Io<'_>, began: Ns) -> bool {
+        let Some(least) = self
+            .config
+            .gives_up
+            .filter(|_| self.is_rank(io.now) && self.in_flight > 0)
+        else {
+            return false;
+        };
+        let since = began.max(io.words.acknowledged_at);
+        let should_take = Ns::from(self.in_flight) * self.pace.least;
+        io.now.saturating_sub(since) > least.max(4 * should_take)
+    }
+
+    // === before a turn
+
+    fn without_turn(&mut self, io: &mut Io<'_>, launch: &Launch) -> Answer {
+        if launch.is_full && launch.is_stuck {
+            Self::go_behind(io, launch);
+        } else if launch.is_full && self.oldest().is_some_and(|first| first + LATE < io.now) {
+            io.page.want.since.store(0, Release);
+            return self.wait_for_room(io, launch);
+        }
+        let answer = self.before_turn(io, launch);
+        if answer == Answer::Go && launch.is_full && !launch.is_stuck {
+            return self.wait_for_room(io, launch);
+        }
+        answer
+    }
+
+    fn before_turn(&mut self, io: &mut Io<'_>, launch: &Launch) -> Answer {
+        let (now, page, pages) = (io.now, io.page, io.pages);
+        let mut own = Slot::read(pages.own, self.entry, page, now);
+        if own.wish.is_none() {
+            self.wish(io, look(&pages, &own, &self.distrusted, now).virtual_time);
+        } else {
+            self.renew_wish(io);
+        }
+        own = Slot::read(pages.own, self.entry, page, now);
+        let Some(wish) = own.wish else {
+            return Answer::sleep(now + 50 * US, None); // another process of the share has changed it
+        };
+        let view = look(&pages, &own, &self.distrusted, now);
+        let patience = if pages.has_others_without_turns() {
+            OVERRIDE_BESIDE_OTHERS
+        } else {
+            OVERRIDE
+        };
+        let has_tokens = launch.tokens > 0;
+        let is_overdue = has_tokens && now.saturating_sub(wish.since) > patience;
+        if !is_overdue && now < view.free_at {
+            return self.sleep_until_free(io, launch, &view, has_tokens.then_some(wish.since + patience + 1));
+        }
+        // A share that is next and does not go is dead, stopped or lies.
+        let is_passed_over = now >= view.free_at.max(own.until).max(wish.since) + ABSENT;
+        if !is_overdue && !view.is_next && !is_passed_over {
+            return Answer::sleep(now + 150 * US, None);
+        }
+        // No honest turn keeps another share from its `cores` for so long, unless it is of high priority.
+        let is_robbed = is_overdue && now > wish.since + OVERRIDE && now < view.free_at;
+        let robber = view
+            .held_by
+            .filter(|slot| is_robbed && !pages.is_of_high_priority(*slot));
+        if let Some(slot) = robber {
+            self.distrusted[slot] = now + DISTRUST;
+            self.distrusts_until = now + DISTRUST;
+        }
+        self.take_turn(page, &wish, now, launch.in_flight.left);
+        Answer::Go
+    }
+
+    fn sleep_until_free(&mut self, io: &mut Io<'_>, launch: &Launch, view: &View, overdue_at: Option<Ns>) -> Answer {
+        let now = io.now;
+        if self.in_flight > 0 {
+            // Left over from its own turn: others may be told that it has ended.
+            self.mark_all(io);
+            if io.page.turn.until.load(Relaxed) > now {
+                let length = (launch.in_flight.left / 4).clamp(SHORTEST_SLEEP, DRAIN);
+                return Answer::sleep(now + length, view.held_by);
+            }
+        }
+        let until = overdue_at.map_or(view.free_at, |at| at.min(view.free_at));
+        Answer::sleep(until.clamp(now + 1, now + LONGEST_SLEEP), view.held_by)
+    }
+
+    // === the share's page
+
+    /// Wishes for a turn. What is in flight is charged when it has ended, so the tag does not hold it.
+    fn wish(&self, io: &Io<'_>, virtual_time: Tag) {
+        let (now, page) = (io.now, io.page);
+        let finish = Tag(page.finish_tag.load(Relaxed));
+        let mut flags = 0;
+        if finish.before(virtual_time) {
+            flags |= want_flags::BEHIND;
+        }
+        if io.sibling {
+            flags |= want_flags::SIBLING;
+        }
+        let away = now.saturating_sub(page.turn.began.load(Relaxed));
+        page.want.tag.store(finish.lifted(virtual_time, away).0, Relaxed);
+        page.want.flags.store(flags, Relaxed);
+        page.want.valid_until.store(now + WISH, Relaxed);
+        page.want.since.store(now, Release);
+    }
+
+    fn renew_wish(&self, io: &Io<'_>) {
+        let want = &io.page.want;
+        want.valid_until.store(io.now + WISH, Relaxed);
+        if io.sibling {
+            let cuts = if self.config.siblings_cut {
+                want_flags::BEHIND
+            } else {
+                0
+            };
+            want.flags.fetch_or(want_flags::SIBLING | cuts, Relaxed);
+        } else {
+            want.flags.fetch_and(!want_flags::SIBLING, Relaxed);
+        }
+    }
+
+    fn take_turn(&self, page: &SlotPage, wish: &Wish, now: Ns, left: Ns) {
+        let lifted = |finish: u64| Some(Tag(finish).max(wish.tag).0);
+        let _ = page.finish_tag.fetch_update(Relaxed, Relaxed, lifted);
+        page.start_tag.store(wish.tag.0, Relaxed);
+        let waited = now.saturating_sub(wish.since.max(page.turn.began.load(Relaxed)));
+        let is_promoted = self.entry.flags & entry_flags::HIGH == 0 && waited >= FLOOR;
+        self.begin_turn(page, now, left, if is_promoted { turn_flags::PROMOTED } else { 0 });
+        page.want.since.store(0, Release);
+    }
+
+    fn begin_turn(&self, page: &SlotPage, now: Ns, left: Ns, flags: u64) {
+        let left = self.leftover(left);
+        let longer = if flags & turn_flags::PROMOTED == 0 { 0 } else { 3 * MS };
+        page.turn.began.store(now, Release);
+        page.turn.flags.store(flags, Relaxed);
+        page.turn.until.store(now + left + GRACE, Release);
+        page.turn.ends.store(now + left + QUANTUM + longer, Release);
+    }
+
+    fn end_turn(&self, page: &SlotPage, now: Ns, left: Ns) {
+        page.turn.until.store(now + self.leftover(left), Release);
+        page.turn.ends.store(0, Release);
+        page.wake.fetch_add(1, AcqRel);
+    }
+}

@@ -1,0 +1,90 @@
+//! What a law takes of the CPU.
+
+use vgpu_abi::arbitration::Entry;
+
+use super::{balanced, guaranteed, run_programs};
+use crate::law::LawKind;
+use crate::programs::{Program, busy, circle, waits};
+use crate::{Ns, S, US};
+
+const LENGTH: Ns = 4 * S;
+
+/// One or two shares whose launches are short.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    pub name: &'static str,
+    shares: fn() -> Vec<(Entry, Program)>,
+}
+
+/// What the first share's launches cost.
+#[derive(Clone, Debug)]
+pub struct Cost {
+    /// In a second.
+    pub launches: f64,
+    /// CPU time in the law for each, in ns, and what was spun away besides.
+    pub cpu: f64,
+    pub spun: f64,
+    /// Events that were recorded for each launch of all shares.
+    pub events: f64,
+    pub uses: Vec<f64>,
+}
+
+/// A Balanced share, alone, that waits for each kernel of 20 us.
+const WAITS_ALONE: Load = Load {
+    name: "20 us, waits, alone",
+    shares: || vec![(balanced(30), waits(20 * US, 5, US))],
+};
+
+#[must_use]
+pub fn waits_alone(law: LawKind) -> Cost {
+    WAITS_ALONE.run(law)
+}
+
+#[must_use]
+pub fn loads() -> Vec<Load> {
+    let of = |name, shares| Load { name, shares };
+    vec![
+        of("2 us, alone", || vec![(balanced(30), busy(2 * US))]),
+        of("5 us, alone", || vec![(balanced(30), busy(5 * US))]),
+        WAITS_ALONE,
+        of("2 us, Guaranteed 50", || vec![(guaranteed(50), busy(2 * US))]),
+        of("5 us, Guaranteed 95", || vec![(guaranteed(95), busy(5 * US))]),
+        of("20 us, waits, Guaranteed 50", || {
+            vec![(guaranteed(50), waits(20 * US, 5, US))]
+        }),
+        of("5 us beside 5 us", || both(busy(5 * US), busy(5 * US))),
+        of("2 us beside 2 us", || both(busy(2 * US), busy(2 * US))),
+        of("5 us in 16 streams beside 500 us", || {
+            both(circle(&[5 * US], 5, 16, 100), busy(500 * US))
+        }),
+        of("20 us, waits, beside 500 us", || {
+            both(waits(20 * US, 5, US), busy(500 * US))
+        }),
+    ]
+}
+
+fn both(one: Program, other: Program) -> Vec<(Entry, Program)> {
+    vec![(balanced(50), one), (balanced(50), other)]
+}
+
+impl Load {
+    #[must_use]
+    pub fn run(&self, law: LawKind) -> Cost {
+        let (shares, programs) = (self.shares)().into_iter().unzip();
+        let outcome = run_programs(law, shares, programs, LENGTH);
+        let first = &outcome.threads[0];
+        let launches: u64 = outcome.threads.iter().map(|thread| thread.launches).sum();
+        Cost {
+            launches: per_second(first.launches_counted),
+            cpu: first.per_launch(first.cpu),
+            spun: first.per_launch(first.spun),
+            events: outcome.events as f64 / launches as f64,
+            uses: outcome.uses(),
+        }
+    }
+}
+
+/// Returns launches in a second, of those that counted in a run of [`LENGTH`]: two thirds of it count.
+pub(super) fn per_second(launches_counted: u64) -> f64 {
+    launches_counted as f64 * 3.0 / 2.0 * S as f64 / LENGTH as f64
+}

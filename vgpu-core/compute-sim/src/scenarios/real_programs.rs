@@ -1,0 +1,74 @@
+//! Programs as people run them: a decoder of tokens, and training.
+
+use super::{balanced, guaranteed, run_programs};
+use crate::figures::quantile;
+use crate::law::LawKind;
+use crate::programs::{decoder, training};
+use crate::world::Outcome;
+use crate::{Ns, S};
+
+/// A decoder: 300 kernels of 5 to 60 us a token, and a wait.
+#[derive(Clone, Copy, Debug)]
+pub struct Decoder {
+    /// Tokens in a second, and use, of one alone.
+    pub alone: f64,
+    pub alone_use: f64,
+    /// Tokens in a second of each of two with 50 cores each, their use together, and p99 of a token in ms.
+    pub two: f64,
+    pub two_use: f64,
+    pub p99: f64,
+    /// Use of a Guaranteed share of 30 cores.
+    pub capped: f64,
+}
+
+/// `fresh`: each token has other grids.
+#[must_use]
+pub fn decoders(law: LawKind, fresh: bool) -> Decoder {
+    const LENGTH: Ns = 10 * S;
+    let alone = run_programs(law, vec![balanced(50)], vec![decoder(fresh)], LENGTH);
+    let programs = vec![decoder(fresh), decoder(fresh)];
+    let two = run_programs(law, vec![balanced(50); 2], programs, LENGTH);
+    let capped = run_programs(law, vec![guaranteed(30)], vec![decoder(fresh)], LENGTH);
+    Decoder {
+        alone: per_second(&alone, LENGTH)[0],
+        alone_use: alone.uses()[0],
+        two: per_second(&two, LENGTH).iter().sum::<f64>() / 2.0,
+        two_use: two.uses().iter().sum(),
+        p99: quantile(&two.threads[0].latencies, 0.99),
+        capped: capped.uses()[0],
+    }
+}
+
+/// A decoder with 70 cores beside training with 30: tokens in a second, and the use of both.
+#[must_use]
+pub fn decoder_beside_training(law: LawKind, fresh: bool) -> (f64, Vec<f64>) {
+    const LENGTH: Ns = 10 * S;
+    let programs = vec![decoder(fresh), training(0)];
+    let outcome = run_programs(law, vec![balanced(70), balanced(30)], programs, LENGTH);
+    (per_second(&outcome, LENGTH)[0], outcome.uses())
+}
+
+/// Training whose CPU pauses in each step: steps in a second alone, of each of two with 50 cores each, and their use
+/// together.
+#[must_use]
+pub fn trainings(law: LawKind, pause: Ns) -> (f64, f64, f64) {
+    const LENGTH: Ns = 20 * S;
+    let alone = run_programs(law, vec![balanced(50)], vec![training(pause)], LENGTH);
+    let programs = vec![training(pause), training(pause)];
+    let two = run_programs(law, vec![balanced(50); 2], programs, LENGTH);
+    (
+        per_second(&alone, LENGTH)[0],
+        per_second(&two, LENGTH).iter().sum::<f64>() / 2.0,
+        two.uses().iter().sum(),
+    )
+}
+
+/// Returns the requests of each thread that ended in a second.
+fn per_second(outcome: &Outcome, length: Ns) -> Vec<f64> {
+    let seconds = (length - crate::figures::WARM) as f64 / S as f64;
+    let done = outcome
+        .threads
+        .iter()
+        .map(|thread| thread.done_counted as f64 / seconds);
+    done.collect()
+}

@@ -1,0 +1,111 @@
+//! The sections of docs/compute-accuracy.md.
+
+mod head;
+mod parts;
+mod programs;
+mod request;
+
+use vgpu_compute_sim::law::LawKind;
+use vgpu_compute_sim::law::measured::Config;
+use vgpu_compute_sim::scenarios::drawn::GATE;
+
+use request::{Laws, Request};
+
+/// What is printed: the page, or one section.
+pub(crate) struct Output {
+    section: Option<Section>,
+    request: Request,
+}
+
+#[derive(Clone, Copy)]
+struct Section {
+    name: &'static str,
+    print: fn(&Request),
+}
+
+const SECTIONS: [Section; 13] = [
+    section("caps", parts::caps),
+    section("pairs", parts::pair_tables),
+    section("drawn", parts::drawn),
+    section("many", parts::many_table),
+    section("bursts", parts::bursts),
+    section("slices", parts::slices),
+    section("others", parts::others),
+    section("streams", programs::streams_table),
+    section("lengths", programs::lengths),
+    section("adversaries", programs::adversary_table),
+    section("processes", programs::processes_table),
+    section("programs", programs::programs),
+    section("costs", programs::costs),
+];
+/// Not on the page: for whoever changes the law.
+const VARIANTS: Section = section("variants", parts::variants_table);
+
+const fn section(name: &'static str, print: fn(&Request)) -> Section {
+    Section { name, print }
+}
+
+fn laws() -> Laws {
+    vec![
+        ("hardware", LawKind::Hardware),
+        ("today", LawKind::Today),
+        ("measured", LawKind::Measured(Config::default())),
+    ]
+}
+
+/// Returns what may be asked for.
+pub(crate) fn names() -> String {
+    let sections = SECTIONS.iter().chain([&VARIANTS]).map(|section| section.name);
+    let laws = laws().into_iter().map(|(name, _)| name);
+    format!(
+        "sections: {}\nlaws: {}",
+        sections.collect::<Vec<_>>().join(" "),
+        laws.collect::<Vec<_>>().join(" ")
+    )
+}
+
+impl Output {
+    pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Self, String> {
+        let (mut section, mut chosen, mut set) = (None, None, GATE);
+        while let Some(argument) = arguments.next() {
+            if argument == "--fresh" {
+                let seed = arguments.next().and_then(|seed| seed.parse().ok());
+                set = seed.ok_or("--fresh needs a number")?;
+            } else if section.is_none() {
+                section = Some(section_of(&argument)?);
+            } else if chosen.is_none() {
+                chosen = Some(laws_of(&argument)?);
+            } else {
+                return Err(format!("{argument}: one argument too many"));
+            }
+        }
+        let laws = chosen.unwrap_or_else(laws);
+        let request = Request { laws, set };
+        Ok(Self { section, request })
+    }
+
+    pub(crate) fn print(&self) {
+        if let Some(section) = self.section {
+            (section.print)(&self.request);
+            return;
+        }
+        println!("{}", head::HEAD);
+        for section in &SECTIONS {
+            (section.print)(&self.request);
+        }
+    }
+}
+
+fn section_of(name: &str) -> Result<Section, String> {
+    let mut all = SECTIONS.iter().chain([&VARIANTS]);
+    let found = all.find(|section| section.name == name).copied();
+    found.ok_or_else(|| format!("{name}: no such section"))
+}
+
+fn laws_of(names: &str) -> Result<Laws, String> {
+    let law = |name: &str| {
+        let found = laws().into_iter().find(|(law, _)| *law == name);
+        found.ok_or_else(|| format!("{name}: no such law"))
+    };
+    names.split(',').map(law).collect()
+}

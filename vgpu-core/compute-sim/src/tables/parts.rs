@@ -1,0 +1,241 @@
+//! Whether shares get their parts.
+
+use vgpu_compute_sim::figures::Error;
+use vgpu_compute_sim::hardware::Hardware;
+use vgpu_compute_sim::law::LawKind;
+use vgpu_compute_sim::law::measured::variants;
+use vgpu_compute_sim::scenarios::adversaries::{killed_again_and_again, long_kernels_in_threads};
+use vgpu_compute_sim::scenarios::costs::waits_alone;
+use vgpu_compute_sim::scenarios::drawn::{PAIRS, drawn_pairs};
+use vgpu_compute_sim::scenarios::others::{
+    Unseen, best_effort, dead_holders, four_processes, guaranteed_beside_balanced, guaranteed_beside_one_that_ignores,
+    low_beside_high, mostly_idle, one_ignores, ranks, start_delay,
+};
+use vgpu_compute_sim::scenarios::parts::{Many, Summary, cap, latencies, many, pairs};
+use vgpu_compute_sim::{MS, S, US};
+
+use super::request::{Request, length, list};
+
+pub(super) fn caps(request: &Request) {
+    const CORES: [u32; 7] = [5, 10, 30, 50, 70, 90, 95];
+    println!("## One Guaranteed share, alone\n");
+    println!("Points of the GPU's time: mean error with its sign, and the worst window of 1 s.\n");
+    for (name, law) in request.limiting() {
+        println!("{name}:\n");
+        let cores = CORES.map(|cores| format!("cores {cores}")).join(" | ");
+        println!("| kernels | {cores} |\n|---|{}", "---|".repeat(CORES.len()));
+        for kernel in [5 * US, 50 * US, 500 * US, 5 * MS, 50 * MS, 500 * MS] {
+            for is_waiting in [false, true] {
+                let cells = CORES.map(|cores| {
+                    let error = cap(*law, cores, kernel, is_waiting);
+                    format!("{:+.2}, {:.1}", error.signed, error.worst())
+                });
+                let waits = if is_waiting { ", waits for each" } else { "" };
+                println!("| {}{waits} | {} |", length(kernel), cells.join(" | "));
+            }
+        }
+        println!();
+    }
+}
+
+pub(super) fn pair_tables(request: &Request) {
+    println!("## Two Balanced shares that always have work\n");
+    println!("Use of each in percent of the GPU's time; mean error and worst window in points.\n");
+    for (name, law) in &request.laws {
+        println!("{name}:\n");
+        println!("| kernels | cores | use | sum | mean error | worst window |\n|---|---|---|---|---|---|");
+        let mut counted: Vec<[Error; 2]> = Vec::new();
+        for pair in pairs() {
+            for cores in [30, 10] {
+                let errors = pair.run(*law, Hardware::default(), cores);
+                let [a, b] = errors;
+                println!(
+                    "| {} | {cores} / {} | {:.1} / {:.1} | {:.1} | {:.2} / {:.2} | {:.1} / {:.1} |",
+                    pair.name,
+                    100 - cores,
+                    a.use_percent,
+                    b.use_percent,
+                    a.use_percent + b.use_percent,
+                    a.mean,
+                    b.mean,
+                    a.worst(),
+                    b.worst()
+                );
+                if pair.in_goal {
+                    counted.push(errors);
+                }
+            }
+        }
+        let Summary { mean, worst, used, .. } = Summary::of(&counted);
+        println!("\nThe first six pairs: mean error {mean:.2}, worst window {worst:.1}, use {used:.1} %.\n");
+    }
+}
+
+pub(super) fn drawn(request: &Request) {
+    println!("## {PAIRS} pairs drawn by chance\n");
+    println!(
+        "1 to 4 lengths from 5 us to 10 ms, 1 to 8 streams, 5 to 50 cores beside the rest; set {}. No constant was chosen \
+         by them.\n",
+        request.set
+    );
+    request.head("of all shares");
+    let results: Vec<(LawKind, Summary)> = request
+        .laws
+        .iter()
+        .map(|(_, law)| (*law, Summary::of(&drawn_pairs(*law, request.set))))
+        .collect();
+    let of = |law: LawKind| {
+        results
+            .iter()
+            .find(|(known, _)| *known == law)
+            .map(|(_, summary)| *summary)
+    };
+    let cell =
+        |law, of_summary: fn(Summary) -> f64| of(law).map_or(String::new(), |it| format!("{:.2}", of_summary(it)));
+    request.row("mean error", |law| cell(law, |it| it.mean));
+    request.row("worst window, mean of the shares", |law| cell(law, |it| it.mean_worst));
+    request.row("worst window of all", |law| cell(law, |it| it.worst));
+    request.row("use of the GPU, %", |law| cell(law, |it| it.used));
+    println!();
+}
+
+pub(super) fn many_table(request: &Request) {
+    println!("## Several equal shares, half of which wait for each kernel\n");
+    println!("Mean error, Jain's index, use of the GPU.\n");
+    request.head("shares");
+    for count in [2, 4, 8] {
+        request.row(&count.to_string(), |law| {
+            let Many { mean_error, jain, used } = many(law, count);
+            format!("{mean_error:.2}, {jain:.3}, {used:.1} %")
+        });
+    }
+    println!();
+}
+
+pub(super) fn bursts(request: &Request) {
+    println!("## A burst of 2 ms every 20 ms, cores 20, beside shares that always have work\n");
+    println!("Latency in ms, p50 and p99.\n");
+    request.head("beside");
+    for is_high in [false, true] {
+        for beside in [1, 3, 7] {
+            let as_high = if is_high { ", as High" } else { "" };
+            request.row(&format!("{beside}{as_high}"), |law| {
+                let (p50, p99) = latencies(law, beside, is_high);
+                format!("{p50:.1}, {p99:.1}")
+            });
+        }
+    }
+    println!();
+}
+
+pub(super) fn slices(request: &Request) {
+    println!("## What depends on the hardware\n");
+    println!("500 us / 500 us at 30 / 70: use of each, and the sum.\n");
+    request.head("slice, switch");
+    let pair = &pairs()[1];
+    for slice in [MS, 2 * MS, 6 * MS] {
+        for switch in [20 * US, 100 * US, 300 * US] {
+            request.row(&format!("{}, {}", length(slice), length(switch)), |law| {
+                let hardware = Hardware {
+                    slice,
+                    switch,
+                    ..Hardware::default()
+                };
+                let [a, b] = pair.run(law, hardware, 30).map(|error| error.use_percent);
+                format!("{a:.1} / {b:.1} = {:.1}", a + b)
+            });
+        }
+    }
+    println!();
+}
+
+pub(super) fn others(request: &Request) {
+    println!("## Priorities, starts, deaths, ranks\n");
+    println!("Use in percent where nothing else is said.\n");
+    request.head("scenario");
+    request.row(
+        "Low beside High that always has work, 50 cores each: use of Low, its longest wait",
+        |law| {
+            let (low, wait) = low_beside_high(law);
+            format!("{low:.1}, {wait:.0} ms")
+        },
+    );
+    for kernel in [500 * US, 5 * US, 50 * MS] {
+        let what = format!(
+            "70 starts beside 30 with kernels of {}: has its part after",
+            length(kernel)
+        );
+        request.row(&what, |law| {
+            start_delay(law, kernel).map_or("never".into(), |ms| format!("{ms} ms"))
+        });
+    }
+    request.row("one job of two ranks over two GPUs, steps/s", |law| {
+        list(&ranks(law, 1, false))
+    });
+    request.row("two such jobs", |law| list(&ranks(law, 2, false)));
+    request.row("two such jobs, crossed", |law| list(&ranks(law, 2, true)));
+    for of in [Unseen::NotFlagged, Unseen::Flagged] {
+        let known = if of == Unseen::Flagged {
+            ", and the node says so"
+        } else {
+            ""
+        };
+        request.row(
+            &format!("30, 30, 30, and one of 10 that ignores the limiter{known}"),
+            |law| list(&one_ignores(law, of)),
+        );
+        request.row(
+            &format!("Guaranteed 30 beside one that ignores the limiter{known}"),
+            |law| list(&guaranteed_beside_one_that_ignores(law, of)),
+        );
+    }
+    request.row("Guaranteed 10 beside Balanced 90; worst window of the first", |law| {
+        let (uses, error) = guaranteed_beside_balanced(law);
+        format!("{}; {:.1}", list(&uses), error.worst())
+    });
+    request.row("four processes of one share beside one of another, 50 each", |law| {
+        list(&four_processes(law))
+    });
+    request.row("30 beside cores 0; 30 and 70 beside cores 0", |law| {
+        let (one, two) = best_effort(law);
+        format!("{}; {}", list(&one), list(&two))
+    });
+    request.row("30 beside 30 that is mostly idle", |law| list(&mostly_idle(law)));
+    request.row("40 holders of a turn killed: longest wait of the other share", |law| {
+        format!("{:.1} ms", dead_holders(law))
+    });
+    println!();
+}
+
+pub(super) fn variants_table(request: &Request) {
+    println!(
+        "Six pairs, and drawn pairs of set {}: mean error, worst window, use. Crossed ranks: steps/s. Killed holders: longest \
+         wait in ms. 10 cores with 32 threads of 12 s kernels, and killed after each kernel of 3 s: use. 20 us, waits, \
+         alone: ns of CPU for each launch.\n",
+        request.set
+    );
+    println!("| measured, with | six pairs | drawn pairs | ranks | holders | threads | killed | CPU |");
+    println!("|---|---|---|---|---|---|---|---|");
+    for (name, config) in variants() {
+        let law = LawKind::Measured(config);
+        let in_goal = pairs().into_iter().filter(|pair| pair.in_goal);
+        let six: Vec<[Error; 2]> = in_goal
+            .flat_map(|pair| [30, 10].map(|cores| pair.run(law, Hardware::default(), cores)))
+            .collect();
+        let (threads, _) = long_kernels_in_threads(law, 10, 12 * S, 100 * S);
+        println!(
+            "| {name} | {} | {} | {} | {:.1} | {threads:.1} | {:.1} | {:.0} |",
+            summary(&six),
+            summary(&drawn_pairs(law, request.set)),
+            list(&ranks(law, 2, true)),
+            dead_holders(law),
+            killed_again_and_again(law, 3 * S, 2900 * MS, 300 * S),
+            waits_alone(law).cpu,
+        );
+    }
+}
+
+fn summary(pairs: &[[Error; 2]]) -> String {
+    let Summary { mean, worst, used, .. } = Summary::of(pairs);
+    format!("{mean:.2}, {worst:.1}, {used:.1}")
+}
