@@ -111,8 +111,8 @@ impl Living {
 /// Words that the law by measured time needs in a share's page besides today's.
 #[derive(Debug, Default)]
 pub(crate) struct Words {
-    /// When a launch may next go behind a kernel that does not end, and how many have since one ended.
-    pub stuck_at: Ns,
+    /// Launches that went behind a kernel that does not end, since nothing was in flight. Each waits twice as long as the
+    /// one before.
     pub stuck: u32,
     /// Dead processes whose work was charged by the clock, and when the last one was.
     pub burials: u32,

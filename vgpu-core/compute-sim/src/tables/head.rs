@@ -33,7 +33,7 @@ is asserted for that law instead of the goal; where it says no, nothing is.
 | one of 30 cores, kernels of 50 us | mean error 0.3, or 0.9 if it waits for each | yes | yes |
 | two Balanced shares that always have work, kernels up to 5 ms | mean error 1, worst window 5 points, 96.9 % of the GPU \
 used | 5.3 points | 3.2 points |
-| 60 pairs drawn by chance | mean error 1.8, worst window 8 points, 96.5 % of the GPU used | no | yes |
+| 60 [pairs drawn by chance](#pairs-drawn-by-chance), of one set | mean error 1.8, worst window 8 points, 96.5 % of the GPU used | no | yes |
 | eight shares, half of which wait for each kernel | at most 1 point less of the GPU used than by the hardware alone | yes \
 | yes |
 | a share that starts | has its part within 100 ms | yes | yes |

@@ -66,11 +66,11 @@ pub(crate) fn names() -> String {
 
 impl Output {
     pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Self, String> {
-        let (mut section, mut chosen, mut set) = (None, None, GATE);
+        let (mut section, mut chosen, mut sets) = (None, None, vec![GATE, 2, 3, 4, 5]);
         while let Some(argument) = arguments.next() {
             if argument == "--fresh" {
                 let seed = arguments.next().and_then(|seed| seed.parse().ok());
-                set = seed.ok_or("--fresh needs a number")?;
+                sets = vec![seed.ok_or("--fresh needs a number")?];
             } else if section.is_none() {
                 section = Some(section_of(&argument)?);
             } else if chosen.is_none() {
@@ -80,7 +80,7 @@ impl Output {
             }
         }
         let laws = chosen.unwrap_or_else(laws);
-        let request = Request { laws, set };
+        let request = Request { laws, sets };
         Ok(Self { section, request })
     }
 

@@ -6,7 +6,7 @@ use vgpu_compute_sim::law::LawKind;
 use vgpu_compute_sim::law::measured::variants;
 use vgpu_compute_sim::scenarios::adversaries::{killed_again_and_again, long_kernels_in_threads};
 use vgpu_compute_sim::scenarios::costs::waits_alone;
-use vgpu_compute_sim::scenarios::drawn::{PAIRS, drawn_pairs};
+use vgpu_compute_sim::scenarios::drawn::{GATE, PAIRS, drawn_pairs};
 use vgpu_compute_sim::scenarios::others::{
     Unseen, best_effort, dead_holders, four_processes, guaranteed_beside_balanced, guaranteed_beside_one_that_ignores,
     low_beside_high, mostly_idle, one_ignores, ranks, start_delay,
@@ -72,30 +72,24 @@ pub(super) fn pair_tables(request: &Request) {
 }
 
 pub(super) fn drawn(request: &Request) {
-    println!("## {PAIRS} pairs drawn by chance\n");
+    println!("## Pairs drawn by chance\n");
     println!(
-        "1 to 4 lengths from 5 us to 10 ms, 1 to 8 streams, 5 to 50 cores beside the rest; set {}. No constant was chosen \
-         by them.\n",
-        request.set
+        "Sets of {PAIRS} pairs: 1 to 4 lengths from 5 us to 10 ms, 1 to 8 streams, 5 to 50 cores beside the rest. Mean error; \
+         worst window, mean of the shares and worst of all; use of the GPU. Tests use set {GATE}.\n"
     );
-    request.head("of all shares");
-    let results: Vec<(LawKind, Summary)> = request
-        .laws
-        .iter()
-        .map(|(_, law)| (*law, Summary::of(&drawn_pairs(*law, request.set))))
-        .collect();
-    let of = |law: LawKind| {
-        results
-            .iter()
-            .find(|(known, _)| *known == law)
-            .map(|(_, summary)| *summary)
-    };
-    let cell =
-        |law, of_summary: fn(Summary) -> f64| of(law).map_or(String::new(), |it| format!("{:.2}", of_summary(it)));
-    request.row("mean error", |law| cell(law, |it| it.mean));
-    request.row("worst window, mean of the shares", |law| cell(law, |it| it.mean_worst));
-    request.row("worst window of all", |law| cell(law, |it| it.worst));
-    request.row("use of the GPU, %", |law| cell(law, |it| it.used));
+    request.head("set");
+    for set in &request.sets {
+        request.row(&set.to_string(), |law| {
+            let summary = Summary::of(&drawn_pairs(law, *set));
+            let Summary {
+                mean,
+                mean_worst,
+                worst,
+                used,
+            } = summary;
+            format!("{mean:.2}; {mean_worst:.1}, {worst:.1}; {used:.1} %")
+        });
+    }
     println!();
 }
 
@@ -208,11 +202,11 @@ pub(super) fn others(request: &Request) {
 }
 
 pub(super) fn variants_table(request: &Request) {
+    let set = request.sets[0];
     println!(
-        "Six pairs, and drawn pairs of set {}: mean error, worst window, use. Crossed ranks: steps/s. Killed holders: longest \
+        "Six pairs, and drawn pairs of set {set}: mean error, worst window, use. Crossed ranks: steps/s. Killed holders: longest \
          wait in ms. 10 cores with 32 threads of 12 s kernels, and killed after each kernel of 3 s: use. 20 us, waits, \
-         alone: ns of CPU for each launch.\n",
-        request.set
+         alone: ns of CPU for each launch.\n"
     );
     println!("| measured, with | six pairs | drawn pairs | ranks | holders | threads | killed | CPU |");
     println!("|---|---|---|---|---|---|---|---|");
@@ -226,7 +220,7 @@ pub(super) fn variants_table(request: &Request) {
         println!(
             "| {name} | {} | {} | {} | {:.1} | {threads:.1} | {:.1} | {:.0} |",
             summary(&six),
-            summary(&drawn_pairs(law, request.set)),
+            summary(&drawn_pairs(law, set)),
             list(&ranks(law, 2, true)),
             dead_holders(law),
             killed_again_and_again(law, 3 * S, 2900 * MS, 300 * S),

@@ -7,8 +7,8 @@ pub(super) type Laws = Vec<(&'static str, LawKind)>;
 
 pub(crate) struct Request {
     pub laws: Laws,
-    /// The set of drawn pairs.
-    pub set: u64,
+    /// The sets of drawn pairs, at least one.
+    pub sets: Vec<u64>,
 }
 
 impl Request {

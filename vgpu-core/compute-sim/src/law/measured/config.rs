@@ -21,8 +21,6 @@ pub struct Config {
     pub has_alone: bool,
     pub budget_alone: u32,
     pub age_alone: Ns,
-    /// One launch at a time goes behind a kernel that does not end, and not each that waits.
-    pub has_one_stuck: bool,
     /// Gaps of a program that does not keep the GPU busy are taken out, by launches that are measured one by one.
     pub has_samples: bool,
     /// A thread that is expected to wait no longer asks again and again instead of sleeping.
@@ -51,7 +49,6 @@ impl Default for Config {
             has_alone: true,
             budget_alone: 16,
             age_alone: 2 * MS,
-            has_one_stuck: true,
             has_samples: true,
             spin: 80 * US,
             burial: Some(1000 * MS),
@@ -79,10 +76,6 @@ pub fn variants() -> Vec<(&'static str, Config)> {
         ("500 us ahead", with(|it| it.ahead = 500 * US)),
         ("never alone", with(|it| it.has_alone = false)),
         ("an event behind 8", with(|it| it.every = 8)),
-        (
-            "each launch goes behind a stuck one",
-            with(|it| it.has_one_stuck = false),
-        ),
         ("no samples", with(|it| it.has_samples = false)),
         ("no spinning", with(|it| it.spin = 0)),
         ("ranks as others", with(|it| it.ahead_ranks = 2 * MS)),

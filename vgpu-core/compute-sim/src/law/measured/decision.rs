@@ -47,7 +47,6 @@ struct Launch {
     is_full: bool,
     /// It may go behind a kernel that does not end and may wait for it.
     is_stuck: bool,
-    patience: Ns,
 }
 
 impl Measured {
@@ -97,14 +96,12 @@ impl Measured {
         } else {
             STUCK
         };
-        let is_its_time = io.now >= io.words.stuck_at || !self.config.has_one_stuck;
         Launch {
             waited,
             in_flight,
             tokens: tokens.saturating_sub_unsigned(in_flight.ran),
             is_full: self.in_flight >= self.room(io.now),
-            is_stuck: waited >= patience && in_flight.ran >= patience << io.words.stuck.min(6) && is_its_time,
-            patience,
+            is_stuck: waited >= patience && in_flight.ran >= patience << io.words.stuck.min(6),
         }
     }
 
@@ -124,12 +121,6 @@ impl Measured {
         }
     }
 
-    /// A launch goes behind a kernel that does not end. The next one waits twice as long.
-    fn go_behind(io: &mut Io<'_>, launch: &Launch) {
-        io.words.stuck_at = io.now + (launch.patience << io.words.stuck.min(6));
-        io.words.stuck += 1;
-    }
-
     /// Decides by the tokens of a share that gets its `cores` and no more. Returns None if they suffice.
     fn within_cap(&mut self, io: &mut Io<'_>, launch: &Launch, has_turn: bool) -> Option<Answer> {
         let (now, page, left) = (io.now, io.page, launch.in_flight.left);
@@ -141,7 +132,7 @@ impl Measured {
             return None;
         }
         if launch.is_stuck {
-            Self::go_behind(io, launch);
+            io.words.stuck += 1;
             return Some(Answer::Go);
         }
         if has_turn {
@@ -198,7 +189,7 @@ impl Measured {
                 page.turn.until.fetch_max(until, AcqRel);
                 return self.wait_for_room(io, launch);
             }
-            Self::go_behind(io, launch);
+            io.words.stuck += 1;
         }
         let is_promoted = page.turn.flags.load(Relaxed) & turn_flags::PROMOTED != 0;
         let is_over = now + left >= page.turn.ends.load(Relaxed);
@@ -243,7 +234,7 @@ impl Measured {
 
     fn without_turn(&mut self, io: &mut Io<'_>, launch: &Launch) -> Answer {
         if launch.is_full && launch.is_stuck {
-            Self::go_behind(io, launch);
+            io.words.stuck += 1;
         } else if launch.is_full && self.oldest().is_some_and(|first| first + LATE < io.now) {
             io.page.want.since.store(0, Release);
             return self.wait_for_room(io, launch);
