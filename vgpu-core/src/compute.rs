@@ -15,7 +15,7 @@
 //! milliseconds and never hang. A share whose policy is Guaranteed has to have tokens besides.
 //!
 //! Safe code without I/O: clock, pages and measurements are arguments. docs/compute-accuracy.md says how exact it is.
-//! `account`, `bucket` and `turn` are public because the law that is compared with this one there (vgpu-core/compute-sim)
+//! `account`, `bucket`, `lost` and `turn` are public because the law that is compared with this one there (vgpu-core/compute-sim)
 //! differs in what it measures and not in them.
 //!
 //! How it fails: a process that is killed leaves its cell and its wish on the page; both end by the clock. Two processes
@@ -27,6 +27,7 @@ pub mod bucket;
 pub mod estimate;
 pub mod flight;
 pub mod limiter;
+pub mod lost;
 pub mod turn;
 
 /// A time of CLOCK_MONOTONIC, or a duration, in ns.

@@ -41,6 +41,8 @@ struct Item {
 #[derive(Debug, Default)]
 pub(crate) struct Context {
     pub gpu: usize,
+    /// Until when the GPU had a kernel of it.
+    pub ran_until: Ns,
     /// The context whose kernels shake hands with this one's.
     pub partner: Option<usize>,
     /// The handshake that it has come to: kernel, stage.

@@ -81,7 +81,7 @@ pub(crate) struct Counts {
     pub done: u64,
     pub done_counted: u64,
     pub latencies: Vec<Ns>,
-    /// The longest time for which a launch waited.
+    /// The longest time for which a launch waited and the GPU did nothing for its process.
     pub longest_wait: Ns,
     /// CPU time in the law, and what was spun away besides.
     pub cpu: Ns,
@@ -271,6 +271,7 @@ impl World {
     fn progressed(&mut self, gpu: usize, progress: &Progress) {
         if let Some((context, from, to)) = progress.ran {
             self.used[self.processes[context].share].add(from, to);
+            self.contexts[context].ran_until = to;
         }
         for context in &progress.ended {
             self.work_ended(*context);
@@ -444,7 +445,8 @@ impl World {
             return;
         }
         thread.asked = None;
-        thread.counts.longest_wait = thread.counts.longest_wait.max(now - asked);
+        let waits_since = asked.max(self.contexts[process].ran_until);
+        thread.counts.longest_wait = thread.counts.longest_wait.max(now - waits_since);
         thread.counts.launches += 1;
         let kernel = Kernel {
             width: launch.width,

@@ -5,6 +5,7 @@ use vgpu_compute_sim::hardware::Hardware;
 use vgpu_compute_sim::law::LawKind;
 use vgpu_compute_sim::law::measured::Config;
 use vgpu_compute_sim::scenarios::adversaries::{adversaries, long_kernels_in_threads};
+use vgpu_compute_sim::scenarios::alone;
 use vgpu_compute_sim::scenarios::drawn::{GATE, PAIRS, drawn_pair};
 use vgpu_compute_sim::scenarios::lengths::{Mixture, many_grids};
 use vgpu_compute_sim::scenarios::others::{
@@ -12,7 +13,6 @@ use vgpu_compute_sim::scenarios::others::{
 };
 use vgpu_compute_sim::scenarios::parts::{Summary, cap, latencies, many, pairs};
 use vgpu_compute_sim::scenarios::processes::{after_an_end, short};
-use vgpu_compute_sim::scenarios::real_programs::trainings;
 use vgpu_compute_sim::scenarios::streams;
 use vgpu_compute_sim::{MS, Ns, S, US};
 
@@ -83,7 +83,7 @@ fn two_that_always_have_work_get_their_shares_today() {
 
 #[test]
 fn two_that_always_have_work_get_their_shares() {
-    six_pairs(measured(), 3.2);
+    six_pairs(measured(), 3.3);
 }
 
 /// Pairs on which no constant was chosen. Shorter than in the page, to take a third of the time.
@@ -92,7 +92,7 @@ fn drawn_pairs_get_their_shares() {
     let pairs: Vec<[Error; 2]> = (0..PAIRS).map(|n| drawn_pair(measured(), GATE, n, 4 * S)).collect();
     let summary = Summary::of(&pairs);
     assert!(
-        summary.mean <= 1.8 && summary.worst <= 8.0 && summary.used >= 96.5,
+        summary.mean <= 1.6 && summary.worst <= 7.5 && summary.used >= 97.0,
         "{summary:?}"
     );
 }
@@ -124,15 +124,15 @@ fn a_share_that_starts_has_its_part_soon() {
     }
 }
 
-/// 7.0 ms today before events had costs here. The measured law does not reach the goal of 1 % for low priority.
+/// 7.0 ms today before events had costs here.
 #[test]
 fn high_priority_waits_for_one_kernel_and_low_is_not_starved() {
-    for (law, most, least) in [(TODAY, 7.2, 1.0), (measured(), 5.5, 0.75)] {
+    for (law, most) in [(TODAY, 7.2), (measured(), 5.5)] {
         let (_, p99) = latencies(law, 7, true);
         assert!(p99 <= most, "{law:?}: {p99} ms for 2 ms of work");
         let (low, wait) = low_beside_high(law);
         assert!(
-            low >= least && wait <= 1100.0,
+            low >= 1.0 && wait <= 1100.0,
             "{law:?}: low priority: {low} %, waited {wait} ms"
         );
     }
@@ -140,9 +140,9 @@ fn high_priority_waits_for_one_kernel_and_low_is_not_starved() {
 
 #[test]
 fn processes_of_a_share_have_one_account() {
-    for (law, apart) in [(TODAY, 5.0), (measured(), 7.5)] {
+    for law in both() {
         let used = four_processes(law);
-        assert!((used[0] - used[1]).abs() < apart, "{law:?}: {used:?}");
+        assert!((used[0] - used[1]).abs() < 5.0, "{law:?}: {used:?}");
     }
 }
 
@@ -172,10 +172,10 @@ fn who_ignores_the_limiter_gets_no_more_than_from_the_hardware() {
 }
 
 #[test]
-fn a_dead_holder_costs_150_ms_at_most() {
+fn a_dead_holder_costs_100_ms_at_most() {
     for law in both() {
         let wait = dead_holders(law);
-        assert!(wait > 1.0 && wait <= 150.0, "{law:?}: {wait} ms");
+        assert!(wait > 1.0 && wait <= 100.0, "{law:?}: {wait} ms");
     }
 }
 
@@ -191,10 +191,19 @@ fn idle_time_goes_to_who_has_no_cores() {
 
 // === what the measured law is for
 
+/// Nobody is to be protected. An event a millisecond is what it pays for being measured.
+#[test]
+fn a_share_that_is_alone_is_as_fast_as_without_a_law() {
+    for program in alone::all() {
+        let got = program.run(measured());
+        assert!(got.kept >= 99.0 && got.events <= 1.05, "{}: {got:?}", program.name);
+        let is_exact = got.charged_more.abs() <= 2.0;
+        assert!(is_exact || program.is_bound_by_launches, "{}: {got:?}", program.name);
+    }
+}
+
 #[test]
 fn a_share_of_many_streams_has_its_part() {
-    let (used, _) = streams::alone(measured(), 64, 100);
-    assert!(used >= 92.0, "alone: {used}");
     for count in [8, 64] {
         let used = streams::beside(measured(), count, 25);
         assert!(used[0] >= 65.0 && used[1] >= 29.0, "{count} streams: {used:?}");
@@ -261,11 +270,4 @@ fn short_processes_are_one_share_and_leave_nothing_behind() {
         let wait = after_an_end(measured(), 10, normal);
         assert!(wait <= 0.1, "normal {normal}: {wait} s");
     }
-}
-
-#[test]
-fn training_that_pauses_runs_ahead_as_on_the_hardware_alone() {
-    let (without, ..) = trainings(HARDWARE, 50 * MS);
-    let (with, ..) = trainings(measured(), 50 * MS);
-    assert!(with >= 0.95 * without, "{with} steps/s, hardware {without}");
 }

@@ -9,6 +9,7 @@ use vgpu_abi::arbitration::{Entry, SLOTS, SlotPage, entry_flags, turn_flags, wan
 
 use super::estimate::{Estimates, Shape, Trust};
 use super::flight::{Flight, LEAST_LEFT, Mark, Stream};
+use super::lost::Lost;
 use super::turn::{CUT, DRAIN, FLOOR, Pages, QUANTUM, Slot, Tag, View, Wish, look};
 use super::{MS, Ns, US, account, bucket};
 
@@ -98,24 +99,6 @@ pub struct Limiter {
     /// The slot that the wish waited for last: a page that changes all the time need not say so when the wish is overdue.
     waited_for: Option<usize>,
     lost: Lost,
-}
-
-/// Time that was lost to waits, one after the other. It grows by what the share waits, and falls by what it has between waits:
-/// so fast that it stays at 0 for a share that has half of its `cores`, or pauses by itself.
-#[derive(Clone, Copy, Debug, Default)]
-struct Lost {
-    time: Ns,
-    at: Ns,
-}
-
-impl Lost {
-    /// A wait of this length has ended.
-    fn waited(&mut self, length: Ns, now: Ns, weight: u32) {
-        let between = now.saturating_sub(self.at).saturating_sub(length);
-        let regained = bucket::time_for(between.saturating_mul(2), weight);
-        self.time = self.time.saturating_sub(regained).saturating_add(length);
-        self.at = now;
-    }
 }
 
 impl Limiter {
@@ -290,14 +273,14 @@ impl Limiter {
         // No honest turn keeps another share from its `cores` for so long, at once or by many waits, unless it is of high
         // priority.
         self.lost.waited(waited, now, self.entry.weight);
-        let is_robbed = self.lost.time > OVERRIDE && tokens > 0;
+        let is_robbed = self.lost.time() > OVERRIDE && tokens > 0;
         if let Some(slot) = self
             .waited_for
             .filter(|slot| (is_overdue || is_robbed) && !pages.is_of_high_priority(*slot))
         {
             self.distrusted[slot] = now + DISTRUST;
             self.distrusts_until = now + DISTRUST;
-            self.lost.time = 0;
+            self.lost.forget();
         }
         self.take_turn(page, &wish, now, in_flight);
         Decision::Go
@@ -741,30 +724,6 @@ mod tests {
         // The first launch has an unknown length, so the next one waits up to 100 ms for its end.
         let again = first + MEASURING + 50 * MS;
         assert_eq!(goes_at(again, Ns::MAX), again, "it is believed again");
-    }
-
-    #[test]
-    fn many_waits_are_one_but_not_those_of_a_share_that_has_its_cores() {
-        let most = |cores: u32, wait: Ns, between: Ns| {
-            let (mut lost, mut now, mut most) = (Lost::default(), 1000 * MS, 0);
-            lost.at = now;
-            for _ in 0..1000 {
-                now += wait;
-                lost.waited(wait, now, cores * WEIGHT_OF_ONE_CORE);
-                most = most.max(lost.time);
-                now += between;
-            }
-            most
-        };
-        assert!(most(50, 10 * MS, 500 * US) > OVERRIDE, "5 percent of 50");
-        for (cores, wait, between) in [
-            (50, 10 * MS, 10 * MS),
-            (12, 70 * MS, 10 * MS),
-            (10, 90 * MS, 5 * MS),
-            (50, 2 * MS, MS),
-        ] {
-            assert!(most(cores, wait, between) < OVERRIDE, "{cores} {wait} {between}");
-        }
     }
 
     /// A share of high priority cuts a turn after 2 ms, but not one that low priority got because it had waited for a second.

@@ -2,6 +2,7 @@
 //! figures: tests assert some of them, and the tables print them.
 
 pub mod adversaries;
+pub mod alone;
 pub mod costs;
 pub mod drawn;
 pub mod lengths;

@@ -10,13 +10,6 @@ fn program(streams: usize, width: u32) -> Program {
     batches(200 * US, streams, width, 4 * streams)
 }
 
-/// One Balanced share, alone: use, and launches in a second.
-#[must_use]
-pub fn alone(law: LawKind, streams: usize, width: u32) -> (f64, f64) {
-    let outcome = run_programs(law, vec![balanced(30)], vec![program(streams, width)], 6 * S);
-    (outcome.uses()[0], outcome.threads[0].launches_counted as f64 / 4.0)
-}
-
 /// Use of a share of 70 cores with many streams, and of one of 30 with one.
 #[must_use]
 pub fn beside(law: LawKind, streams: usize, width: u32) -> Vec<f64> {

@@ -23,7 +23,7 @@ struct Section {
     print: fn(&Request),
 }
 
-const SECTIONS: [Section; 13] = [
+const SECTIONS: [Section; 14] = [
     section("caps", parts::caps),
     section("pairs", parts::pair_tables),
     section("drawn", parts::drawn),
@@ -31,6 +31,7 @@ const SECTIONS: [Section; 13] = [
     section("bursts", parts::bursts),
     section("slices", parts::slices),
     section("others", parts::others),
+    section("alone", programs::alone),
     section("streams", programs::streams_table),
     section("lengths", programs::lengths),
     section("adversaries", programs::adversary_table),

@@ -1,7 +1,9 @@
 //! Programs with many streams, lengths or processes, adversaries, and what a law costs.
 
 use vgpu_compute_sim::figures::Error;
+use vgpu_compute_sim::law::LawKind;
 use vgpu_compute_sim::scenarios::adversaries::{adversaries, killed_again_and_again, long_kernels_in_threads};
+use vgpu_compute_sim::scenarios::alone::{self, Kept};
 use vgpu_compute_sim::scenarios::costs::loads;
 use vgpu_compute_sim::scenarios::lengths::{Mixture, many_grids};
 use vgpu_compute_sim::scenarios::processes::{self, after_an_end, end_with_work};
@@ -11,17 +13,35 @@ use vgpu_compute_sim::{MS, S, US};
 
 use super::request::{Request, length, list};
 
+pub(super) fn alone(request: &Request) {
+    println!("## One Balanced share, alone\n");
+    println!(
+        "Use of the GPU in percent of the use without a law; charged less used, in percent of the GPU's time; events in a \
+         ms; ns of CPU in the law for each launch.\n"
+    );
+    request.head("program");
+    for program in alone::all() {
+        request.row(program.name, |law| {
+            if law == LawKind::Hardware {
+                return "100".into();
+            }
+            let Kept {
+                kept,
+                charged_more,
+                events,
+                cpu,
+            } = program.run(law);
+            format!("{kept:.1}; {charged_more:+.1}; {events:.2}; {cpu:.0}")
+        });
+    }
+    println!();
+}
+
 pub(super) fn streams_table(request: &Request) {
     println!("## Many streams\n");
     println!("Kernels of 200 us that take 100 or 25 % of the multiprocessors. Use in percent.\n");
     request.head("streams");
     for width in [100, 25] {
-        for count in [1, 4, 16, 64] {
-            request.row(&format!("{count} of {width} %, alone; launches/s"), |law| {
-                let (used, launches) = streams::alone(law, count, width);
-                format!("{used:.1}; {launches:.0}")
-            });
-        }
         for count in [1, 8, 64] {
             request.row(&format!("70 with {count} of {width} %, beside 30"), |law| {
                 list(&streams::beside(law, count, width))

@@ -26,11 +26,19 @@ impl Measured {
         let wall = own.unwrap_or(to - from);
         let siblings = account::at_work(io.page, io.now).filter(|work| work.cell != self.cell);
         self.siblings = siblings.count() as u32;
-        let each = wall / Ns::from(launches * (1 + self.siblings));
-        self.pace.acknowledged(each, self.has_gaps, self.is_alone);
+        let at_once = Ns::from(launches * (1 + self.siblings));
+        self.pace.took(wall / at_once, self.has_gaps);
+        let without_pause = self.without_pause(wall, launches);
+        let mean = self.pace.mean;
+        let memory = self.config.memory;
+        self.pace.acknowledged(without_pause.unwrap_or(wall), at_once, memory);
         self.widen(launches);
         self.uncharged = self.uncharged.max(launches);
-        let at_most = self.bound(io, own, to - from);
+        let mut at_most = self.bound(io, own, to - from);
+        if without_pause.is_some() {
+            let worked = Ns::from(self.uncharged) * mean;
+            at_most = Some(at_most.map_or(worked, |bound| bound.min(worked)));
+        }
         if let Some(cell) = io.page.cells.get(self.cell) {
             // Otherwise what this process has published would be taken for the work of another one.
             cell.busy_since.store(0, Release);
@@ -45,6 +53,14 @@ impl Measured {
             io.words.stuck = 0;
         }
         self.publish(io);
+    }
+
+    /// A share that is alone may have paused behind launches that have no event behind them. Returns what they take by the
+    /// mean if that is far less than the time until the event in front of the next one.
+    fn without_pause(&self, wall: Ns, launches: u32) -> Option<Ns> {
+        let worked = Ns::from(launches) * self.pace.mean;
+        let is_pause = self.is_alone && self.has_gaps && worked > 0 && wall > 2 * worked + MS;
+        is_pause.then_some(worked)
     }
 
     /// Returns how much of a time is charged at most: what launches take by samples, if the GPU waited for launches or

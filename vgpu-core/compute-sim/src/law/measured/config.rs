@@ -4,11 +4,10 @@ use crate::{MS, Ns, US};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Config {
-    /// Launches in flight at most: beside others, of a capped share, of a share that is alone.
+    /// Launches in flight at most: beside others, of a capped share of the whole GPU.
     pub most: u32,
     pub most_capped: u32,
-    pub most_alone: u32,
-    /// The same as GPU time.
+    /// The same as GPU time, and of a share that is alone.
     pub ahead: Ns,
     pub ahead_capped: Ns,
     pub ahead_alone: Ns,
@@ -17,10 +16,11 @@ pub struct Config {
     /// An event is recorded behind so many launches of a stream, or when the first of them is so old.
     pub every: u32,
     pub age: Ns,
-    /// A share that is alone is hardly measured: launches without a question, and the age.
+    /// A share that is alone is hardly measured: a launch by itself at this distance.
     pub has_alone: bool,
-    pub budget_alone: u32,
     pub age_alone: Ns,
+    /// How long the mean time of a launch remembers.
+    pub memory: Ns,
     /// Gaps of a program that does not keep the GPU busy are taken out, by launches that are measured one by one.
     pub has_samples: bool,
     /// A thread that is expected to wait no longer asks again and again instead of sleeping.
@@ -38,17 +38,16 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             most: 32,
-            most_capped: 32,
-            most_alone: 128,
+            most_capped: 48,
             ahead: 2 * MS,
             ahead_capped: 300 * US,
-            ahead_alone: 100 * MS,
+            ahead_alone: 70 * MS,
             ahead_ranks: 500 * US,
             every: 16,
             age: 200 * US,
             has_alone: true,
-            budget_alone: 16,
             age_alone: 2 * MS,
+            memory: 100 * MS,
             has_samples: true,
             spin: 80 * US,
             burial: Some(1000 * MS),
@@ -68,13 +67,12 @@ pub fn variants() -> Vec<(&'static str, Config)> {
     };
     vec![
         ("as proposed", Config::default()),
-        (
-            "16 in flight",
-            with(|it| (it.most, it.most_capped, it.most_alone) = (16, 16, 64)),
-        ),
+        ("16 in flight", with(|it| (it.most, it.most_capped) = (16, 16))),
         ("64 in flight beside others", with(|it| it.most = 64)),
         ("500 us ahead", with(|it| it.ahead = 500 * US)),
         ("never alone", with(|it| it.has_alone = false)),
+        ("alone 40 ms ahead", with(|it| it.ahead_alone = 40 * MS)),
+        ("a mean of 20 ms", with(|it| it.memory = 20 * MS)),
         ("an event behind 8", with(|it| it.every = 8)),
         ("no samples", with(|it| it.has_samples = false)),
         ("no spinning", with(|it| it.spin = 0)),

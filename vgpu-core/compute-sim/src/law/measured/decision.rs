@@ -28,10 +28,12 @@ const ABSENT: Ns = 5 * MS;
 const FORGOTTEN: Ns = 2 * MS;
 /// How long others leave the GPU to what is left over from a turn. Then it is sliced.
 const OVERRUN: Ns = 4 * MS;
-/// Beside a share that takes no turns, turns do not give a share its `cores`: the hardware's slices do more.
-const OVERRIDE_BESIDE_OTHERS: Ns = MS;
 /// A thread that spins asks again after this.
 const SPIN: Ns = 10 * US;
+/// A turn that a share took because it had waited for so long is not cut for this long.
+const UNCUT: Ns = 4 * MS;
+/// First launches of a share that is alone wait for those of its other processes no longer.
+const UNKNOWN_ALONE: Ns = 50 * MS;
 /// A sleep for a part of what is left is no shorter.
 const SHORTEST_SLEEP: Ns = 40 * US;
 /// What a thread takes to wake up.
@@ -69,13 +71,25 @@ impl Measured {
         self.charge_gap(page, now, view.wanted && own.ends != 0);
         let launch = self.launch(io, now.saturating_sub(asked), in_flight, tokens);
         let has_unknown = account::at_work(page, now).any(|work| work.cell != self.cell && work.is_unknown);
-        if self.pace.mean == 0 && has_unknown && !launch.is_stuck && !self.is_alone {
+        let waits_for_unknown = !self.is_alone || launch.waited < UNKNOWN_ALONE;
+        if self.pace.mean == 0 && has_unknown && !launch.is_stuck && waits_for_unknown {
             return Answer::sleep(now + 200 * US, None); // first launches of the share's processes go one by one
         }
         if self.is_capped(now)
             && let Some(answer) = self.within_cap(io, &launch, own.ends != 0)
         {
             return answer;
+        }
+        // Beside a share that takes no turns the GPU slices all of them: who has not had its `cores` needs none either.
+        if launch.tokens > 0 && io.pages.has_others_without_turns() {
+            if launch.is_full && !launch.is_stuck {
+                return self.wait_for_room(io, &launch);
+            }
+            if launch.is_full {
+                io.words.stuck += 1;
+            }
+            self.begin_turn(page, now, in_flight.left, 0);
+            return Answer::Go;
         }
         let is_forgotten = page.turn.until.load(Relaxed).saturating_add(FORGOTTEN) < now;
         if own.ends != 0 && !view.taken_over && !is_forgotten {
@@ -100,7 +114,7 @@ impl Measured {
             waited,
             in_flight,
             tokens: tokens.saturating_sub_unsigned(in_flight.ran),
-            is_full: self.in_flight >= self.room(io.now),
+            is_full: self.in_flight >= self.room(io.now) || self.is_alone && self.is_deep(io.now),
             is_stuck: waited >= patience && in_flight.ran >= patience << io.words.stuck.min(6),
         }
     }
@@ -109,13 +123,14 @@ impl Measured {
     fn see_others(&mut self, io: &mut Io<'_>, view: &View) {
         let now = io.now;
         if view.wanted || io.pages.others(now).any(|other| other.free_at() > now) {
-            self.seen_others = now;
+            self.seen_others = Some(now);
         }
         if io.sibling {
             self.sibling_at = now;
         }
         let was_alone = self.is_alone;
-        self.is_alone = self.config.has_alone && !self.is_capped(now) && now > self.seen_others + SHARED;
+        let has_seen = self.seen_others.is_some_and(|seen| now <= seen + SHARED);
+        self.is_alone = self.config.has_alone && !self.is_capped(now) && !has_seen;
         if was_alone && !self.is_alone {
             self.mark_all(io);
         }
@@ -153,6 +168,9 @@ impl Measured {
     fn wait_for_room(&mut self, io: &mut Io<'_>, launch: &Launch) -> Answer {
         self.mark_all(io);
         let now = io.now;
+        if self.is_alone {
+            return self.wait_alone(now);
+        }
         let length = (launch.in_flight.left / 2).min(LONGEST_SLEEP);
         if length <= self.config.spin {
             return Answer::Wait {
@@ -193,7 +211,8 @@ impl Measured {
         }
         let is_promoted = page.turn.flags.load(Relaxed) & turn_flags::PROMOTED != 0;
         let is_over = now + left >= page.turn.ends.load(Relaxed);
-        if !is_over && (now.saturating_sub(began) < CUT || is_promoted || !view.cut_wanted) {
+        let may_be_cut = now.saturating_sub(began) >= CUT && now >= self.uncut_until && !is_promoted;
+        if !(is_over || may_be_cut && view.cut_wanted) {
             return Answer::Go;
         }
         if !view.wanted {
@@ -250,6 +269,7 @@ impl Measured {
         let (now, page, pages) = (io.now, io.page, io.pages);
         let mut own = Slot::read(pages.own, self.entry, page, now);
         if own.wish.is_none() {
+            self.waited_for = None;
             self.wish(io, look(&pages, &own, &self.distrusted, now).virtual_time);
         } else {
             self.renew_wish(io);
@@ -259,29 +279,32 @@ impl Measured {
             return Answer::sleep(now + 50 * US, None); // another process of the share has changed it
         };
         let view = look(&pages, &own, &self.distrusted, now);
-        let patience = if pages.has_others_without_turns() {
-            OVERRIDE_BESIDE_OTHERS
-        } else {
-            OVERRIDE
-        };
         let has_tokens = launch.tokens > 0;
-        let is_overdue = has_tokens && now.saturating_sub(wish.since) > patience;
+        let waited = now.saturating_sub(wish.since);
+        let is_overdue = has_tokens && waited > OVERRIDE;
+        if now < view.free_at {
+            self.waited_for = view.held_by;
+        }
         if !is_overdue && now < view.free_at {
-            return self.sleep_until_free(io, launch, &view, has_tokens.then_some(wish.since + patience + 1));
+            return self.sleep_until_free(io, launch, &view, has_tokens.then_some(wish.since + OVERRIDE + 1));
         }
         // A share that is next and does not go is dead, stopped or lies.
         let is_passed_over = now >= view.free_at.max(own.until).max(wish.since) + ABSENT;
         if !is_overdue && !view.is_next && !is_passed_over {
             return Answer::sleep(now + 150 * US, None);
         }
-        // No honest turn keeps another share from its `cores` for so long, unless it is of high priority.
-        let is_robbed = is_overdue && now > wish.since + OVERRIDE && now < view.free_at;
-        let robber = view
-            .held_by
-            .filter(|slot| is_robbed && !pages.is_of_high_priority(*slot));
-        if let Some(slot) = robber {
+        // No honest turn keeps another share from its `cores` for so long, at once or by many waits, unless it is of high
+        // priority.
+        self.lost.waited(waited, now, self.entry.weight);
+        let is_robbed = is_overdue || has_tokens && self.lost.time() > OVERRIDE;
+        let robber = self.waited_for.filter(|slot| !pages.is_of_high_priority(*slot));
+        if let Some(slot) = robber.filter(|_| is_robbed) {
             self.distrusted[slot] = now + DISTRUST;
             self.distrusts_until = now + DISTRUST;
+            self.lost.forget();
+        }
+        if is_overdue {
+            self.uncut_until = now + UNCUT;
         }
         self.take_turn(page, &wish, now, launch.in_flight.left);
         Answer::Go

@@ -39,3 +39,13 @@ pub(super) struct InFlight {
     /// How much longer it takes, if it is as what was acknowledged last.
     pub left: Ns,
 }
+
+/// What a process remembers while its share is alone.
+#[derive(Debug, Default)]
+pub(super) struct Alone {
+    /// When it last looked at the others' pages, and how many launches may still go before the next look.
+    pub looked: Ns,
+    pub granted: u32,
+    /// Launches since the last event.
+    pub unmarked: u32,
+}

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  launch ─► budget left? ─ yes ─► driver                                                       a counter
-//!              └ no ─► acknowledgements (window) ─► charge ─► alone? ─ yes ─► driver, a budget of 16
+//!              └ no ─► acknowledgements (window) ─► charge ─► alone? ─ yes ─► driver
 //!                        └─► cells                              └ no ─► tokens? turn? room? (decision) ─► driver
 //!  wait returns ─► acknowledges what is in its stream, without an event
 //! ```
@@ -14,6 +14,7 @@
 //! How it fails: no kernel can be stopped, so the window times the length of a launch is the most that a share takes at
 //! once; it is charged afterwards. `cells` says what the death of a process costs.
 
+mod alone;
 pub mod cells;
 mod charge;
 pub mod config;
@@ -28,12 +29,13 @@ use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use vgpu_abi::arbitration::{Entry, SLOTS, entry_flags};
 use vgpu_core::compute::account;
 use vgpu_core::compute::limiter::{GRACE, LINGER};
+use vgpu_core::compute::lost::Lost;
 
 use super::events::Base;
 use super::io::{Answer, Io, Law};
 use crate::{MS, Ns, US};
 pub use config::{Config, variants};
-use launches::{Mark, Recorded, Stream};
+use launches::{Alone, Mark, Recorded, Stream};
 use pace::Pace;
 
 /// CPU: a launch within the budget, one that asks, and a wait that finds nothing to do. Not measured yet.
@@ -46,8 +48,6 @@ const LONG: Ns = 8 * MS;
 const SHARED: Ns = 1000 * MS;
 /// A program that launches again later than this after a wait does not keep its turn.
 const LONG_GAP: Ns = 700 * US;
-/// A share that is alone asks so seldom that others leave the GPU to it for this long.
-const ALONE_LASTS: Ns = 3 * MS;
 
 /// The law in one process.
 #[derive(Debug)]
@@ -85,9 +85,13 @@ pub(crate) struct Measured {
     budget: u32,
     /// The launch under way is one of them.
     is_within_budget: bool,
+    /// No other share wants the GPU or uses it.
     is_alone: bool,
+    alone: Alone,
     /// When another share was last seen to want the GPU or to use it.
-    seen_others: Ns,
+    seen_others: Option<Ns>,
+    /// Until when its turn is not cut.
+    uncut_until: Ns,
     /// When the share last had a turn on another GPU.
     sibling_at: Ns,
     /// How long the program usually takes from the end of a wait to its next launch.
@@ -98,6 +102,9 @@ pub(crate) struct Measured {
     /// By slot, until when its page is ignored; and until when the share keeps to its `cores` because of that.
     distrusted: [Ns; SLOTS],
     distrusts_until: Ns,
+    /// The slot that the wish waited for last: a page that changes all the time need not say so when the wish is overdue.
+    waited_for: Option<usize>,
+    lost: Lost,
     random: u64,
 }
 
@@ -126,13 +133,17 @@ impl Measured {
             budget: 0,
             is_within_budget: false,
             is_alone: false,
-            seen_others: 0,
+            alone: Alone::default(),
+            seen_others: None,
+            uncut_until: 0,
             sibling_at: 0,
             gap: 0,
             drained_at: None,
             waits: false,
             distrusted: [0; SLOTS],
             distrusts_until: 0,
+            waited_for: None,
+            lost: Lost::default(),
             random: owner | 1,
         }
     }
@@ -146,14 +157,14 @@ impl Measured {
     /// Returns how many launches may now go without a question.
     fn next_budget(&mut self, io: &Io<'_>, every: u32) -> u32 {
         let room = self.free_room(io.now);
-        let mut budget = room.min(if self.is_alone { self.config.budget_alone } else { every });
+        let mut budget = room.min(every);
         if self.is_capped(io.now) && self.pace.mean > 0 {
             let in_flight = self.share_in_flight(io);
             let tokens = io.page.bucket.tokens.load(Relaxed);
             let free = tokens.saturating_sub_unsigned(in_flight.ran + in_flight.left);
             budget = budget.min((u64::try_from(free).unwrap_or(0) / self.pace.mean) as u32);
         }
-        if !self.is_alone && budget > 2 {
+        if budget > 2 {
             // So that samples fall on any launch of a program that repeats itself.
             budget = budget / 2 + self.chance(budget);
         }
@@ -174,21 +185,6 @@ impl Measured {
         let in_scope = |(index, _): &(usize, &mut Stream)| scope.is_none_or(|scope| scope == *index);
         let streams = self.streams.iter_mut().enumerate().filter(in_scope);
         streams.map(|(_, stream)| std::mem::take(stream).open).sum()
-    }
-
-    /// A wait has returned while the share is alone: counters, no clock and no event. What ran is charged by samples.
-    fn after_wait_alone(&mut self, io: &mut Io<'_>, scope: Option<usize>) {
-        self.has_gaps = true;
-        let in_scope = |mark: &&Mark| scope.is_none_or(|scope| scope == mark.stream);
-        let elsewhere = self.marks.iter().filter(|mark| !in_scope(mark));
-        let kept: u32 = elsewhere.map(|mark| mark.launches).sum();
-        let has_marks = self.marks.iter().any(|mark| in_scope(&mark));
-        let ended = self.close_streams(scope);
-        self.in_flight = self.in_flight.saturating_sub(ended).max(kept);
-        if has_marks {
-            self.poll(io);
-        }
-        self.drained_at = None;
     }
 
     /// Nothing of this process is in flight any more: the turn is kept for as long as the program usually takes to
@@ -226,6 +222,11 @@ impl Law for Measured {
             self.busy.get_or_insert(io.now);
             return Answer::Go;
         }
+        if self.goes_alone(io.now) {
+            io.cost += QUIET_WAIT;
+            return Answer::Go;
+        }
+        self.looks(io.now);
         io.cost += ASKS;
         self.poll(io);
         if io.pages.slots.len() > 1 {
@@ -240,12 +241,14 @@ impl Law for Measured {
         if self.waits {
             return answer;
         }
-        let may_have_gaps = self.has_caught_up || self.is_alone || io.pages.has_others_without_turns();
+        let may_have_gaps = self.has_caught_up || io.pages.has_others_without_turns();
         if self.busy.is_none() {
             self.busy = Some(io.now);
             if self.is_capped(io.now) {
                 self.begin = Some(self.record(io, stream));
             }
+        } else if self.is_alone {
+            self.sample_alone(io, stream);
         } else if self.config.has_samples && may_have_gaps && self.stream(stream).open == 0 {
             self.record_in_front(io, stream);
         }
@@ -258,15 +261,15 @@ impl Law for Measured {
         }
         let now = io.now;
         self.count_launch(now, stream);
+        if self.is_alone {
+            self.launched_alone(io, stream);
+            return;
+        }
         let open = *self.stream(stream);
-        let half = self.room(now) / 2;
-        let (every, age, since) = if self.is_alone {
-            (half, self.config.age_alone, open.since.max(self.last_mark))
-        } else {
-            (self.config.every.min(half), self.config.age, open.since)
-        };
+        let age = self.config.age;
+        let every = self.config.every.min(self.room(now) / 2);
         let is_full = self.free_room(now) == 0;
-        let is_old = now.saturating_sub(since) >= age;
+        let is_old = now.saturating_sub(open.since) >= age;
         if self.pace.mean == 0 || self.single.is_some() || open.open >= every || is_old || is_full {
             self.mark(io, stream);
         }
@@ -281,12 +284,8 @@ impl Law for Measured {
         }
         self.publish(io);
         self.budget = self.next_budget(io, every);
-        let lasts = if self.is_alone {
-            ALONE_LASTS
-        } else {
-            let left = self.share_in_flight(io).left + Ns::from(self.budget) * self.pace.mean;
-            GRACE + self.leftover(left)
-        };
+        let left = self.share_in_flight(io).left + Ns::from(self.budget) * self.pace.mean;
+        let lasts = GRACE + self.leftover(left);
         io.page.turn.until.fetch_max(now + lasts, Release);
     }
 

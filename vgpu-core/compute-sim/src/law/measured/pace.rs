@@ -1,5 +1,6 @@
 //! How much GPU time a launch takes: one number for all launches of a process. It limits how many may be in flight; what
-//! is charged is measured.
+//! is charged is measured. It is the time of the launches that were acknowledged lately, divided by their number: a mean of
+//! means would follow each long kernel.
 
 use crate::Ns;
 
@@ -8,6 +9,8 @@ use crate::Ns;
 pub(super) struct Pace {
     /// Of the launches that were acknowledged lately.
     pub mean: Ns,
+    time: Ns,
+    launches: u64,
     /// The same of the shorter ones.
     pub least: Ns,
     /// Of launches that were measured one by one.
@@ -30,21 +33,24 @@ impl Pace {
         };
     }
 
+    /// So many launches were acknowledged that took so long together. `memory`: how long the mean remembers.
+    pub(super) fn acknowledged(&mut self, time: Ns, launches: u64, memory: Ns) {
+        self.time += time;
+        self.launches += launches;
+        if self.time > memory {
+            self.time /= 2;
+            self.launches = self.launches.div_ceil(2);
+        }
+        self.mean = (self.time / self.launches.max(1)).max(1);
+    }
+
     /// Launches were acknowledged that took `each`. `has_gaps`: with time in which the GPU waited for launches.
-    pub(super) fn acknowledged(&mut self, each: Ns, has_gaps: bool, is_alone: bool) {
+    pub(super) fn took(&mut self, each: Ns, has_gaps: bool) {
         let each = if has_gaps && self.sample > 0 {
             each.min(self.sample)
         } else {
             each
         };
-        if !has_gaps || self.sample > 0 || self.mean == 0 {
-            self.mean = match self.mean {
-                0 => each.max(1),
-                mean if each > mean && is_alone => mean / 2 + each / 2,
-                mean if each > mean => mean + (each - mean) / 4,
-                mean => (mean - mean / 8 + each / 8).max(1),
-            };
-        }
         self.least = if each < self.least || self.least == 0 {
             each.max(1)
         } else {

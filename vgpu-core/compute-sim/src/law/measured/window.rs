@@ -18,8 +18,12 @@ const LAUNCHING: Ns = 3 * US;
 /// What is assumed of a launch when nothing was acknowledged yet.
 const UNKNOWN: Ns = 200 * US;
 const LEAST_LEFT: Ns = 20 * US;
+/// A capped share may have so many in flight whatever its `cores`.
+const LEAST_CAPPED: u32 = 4;
 /// The window grows no further.
-const WIDEST: u32 = 1024;
+const WIDEST: u32 = 1 << 20;
+/// All processes of a share together may have two launches each in flight if that takes no longer.
+const TWO_EACH: Ns = 6 * MS;
 
 impl Measured {
     pub(super) fn stream(&mut self, stream: usize) -> &mut Stream {
@@ -138,9 +142,9 @@ impl Measured {
         let config = &self.config;
         let (most, ahead) = if self.is_capped(now) {
             let part = self.entry.weight * config.most_capped / 100_000;
-            (part.max(4.min(config.most_capped)), config.ahead_capped)
+            (part.max(LEAST_CAPPED), config.ahead_capped)
         } else if self.is_alone {
-            (config.most_alone, config.ahead_alone)
+            (WIDEST, config.ahead_alone)
         } else {
             let part = self.entry.weight * 4 / 3 / 1000;
             let ahead = if self.is_rank(now) {
@@ -152,12 +156,12 @@ impl Measured {
         };
         let deep = match ahead.checked_div(self.pace.mean) {
             Some(fit) => {
-                let least = if self.siblings > 1 || self.pace.least > LONG {
-                    1
-                } else {
-                    2
-                };
-                (fit / Ns::from(1 + self.siblings)).clamp(least, Ns::from(WIDEST)) as u32
+                let processes = Ns::from(1 + self.siblings);
+                let are_many = processes > 2 && 2 * self.pace.mean * processes > TWO_EACH;
+                let least = if are_many || self.pace.least > LONG { 1 } else { 2 };
+                // Alone, processes need not leave room for each other.
+                let each = if self.is_alone { fit } else { fit / processes };
+                each.clamp(least, Ns::from(WIDEST)) as u32
             }
             None if self.is_capped(now) => 1,
             None => 2,
