@@ -1,34 +1,44 @@
 # Sourced: keeps what cargo compiled of other people's crates in the cache outside the clone, so that the next fresh clone
-# does not compile it again. That is a fifth of what `make test` computes.
+# does not compile it again.
 #
 # crates_take fills a target folder in which nothing was compiled yet; crates_keep stores what a full build left.
 # Cargo then decides itself what it can use. For crates of a registry it compares versions, features, profiles, flags and
 # the compiler. For crates of this workspace it compares times, which say nothing in another clone: they are left out.
 #
-# A folder of the cache is keyed by the compiler and the lock files, and appears by one rename. Cargo's records are copied
-# last, so that after a copy that was cut it compiles again what has no record. Two runs in one clone take turns. Folders
-# that nothing has used for two weeks are removed; one that is removed while it is read is like a copy that was cut.
+# A folder of the cache is keyed by the compilers, the lock files and the profiles, and appears by one rename when all of it
+# was copied. Cargo's records are copied last into a target folder, so that after a copy that was cut it compiles again what
+# has no record. Folders of other users are not taken, and those that nothing has used for two weeks are removed by the next
+# full run; one that is removed while it is read is like a copy that was cut. Where the cache cannot be used, cargo compiles.
+#
+# crates_keep may be called where errexit is off (`crates_keep || ...`): each step of it says itself if it failed.
 # shellcheck shell=bash
 
 crates_folder() {
   local key
-  key=$({ rustc -vV; cat "$root/Cargo.lock" "$root/cdi/conformance/Cargo.lock" "$root/Cargo.toml"; } | sha256sum | cut -c1-16)
+  key=$({
+    rustc -vV
+    cc --version
+    cat "$root/Cargo.lock" "$root/cdi/conformance/Cargo.lock" "$root/Cargo.toml" "$root/build/zigbuild.txt"
+  } | sha256sum | cut -c1-16) || return 1
   echo "$cache/crates-$key"
 }
 
 # Cargo's folders of one profile each: those with records of what was compiled.
 crates_profiles() {
-  find "$CARGO_TARGET_DIR" -maxdepth 5 -type d -name .fingerprint -printf '%P\n' 2>/dev/null | sed 's|/*\.fingerprint$||'
+  find -H "$CARGO_TARGET_DIR" -maxdepth 5 -type d -name .fingerprint -printf '%P\n' 2>/dev/null | sed 's|/*\.fingerprint$||'
 }
 
 crates_take() {
   local from
-  from=$(crates_folder)
+  command -v flock >/dev/null || return 0
+  from=$(crates_folder) || return 0
+  [ -d "$from/records" ] && [ -O "$from" ] || return 0
   mkdir -p "$CARGO_TARGET_DIR"
   (
     flock 9
-    [ -d "$from/records" ] && [ -z "$(crates_profiles)" ] || exit 0
-    touch "$from"
+    [ -z "$(crates_profiles)" ] || exit 0
+    say "taking compiled crates of others from $from"
+    touch "$from" 2>/dev/null || true
     cp -a --reflink=auto "$from/built/." "$CARGO_TARGET_DIR/" && cp -a --reflink=auto "$from/records/." "$CARGO_TARGET_DIR/" ||
       echo "${0##*/}: cannot copy compiled crates from $from: they are compiled again" >&2
   ) 9>"$CARGO_TARGET_DIR/.crates.lock"
@@ -36,27 +46,34 @@ crates_take() {
 
 crates_keep() {
   local to new profile own
-  to=$(crates_folder)
-  [ ! -d "$to" ] || return 0
-  mkdir -p "$cache"
-  find "$cache" -maxdepth 1 -name 'crates-*' -mtime +14 -exec rm -rf {} +
-  new=$(mktemp -d "$cache/.crates-XXXXXX")
+  find "$cache" -maxdepth 1 \( -name 'crates-*' -mtime +14 -o -name '.crates-*' -mtime +0 \) -exec rm -rf {} + 2>/dev/null
+  to=$(crates_folder) || return 1
+  # Flags of the caller would fill it with what nobody else uses.
+  [ ! -d "$to" ] && [ -z "${RUSTFLAGS:-}${CARGO_ENCODED_RUSTFLAGS:-}" ] || return 0
   # Names of this workspace's packages.
-  own=$(find "$root" -name target -prune -o -name Cargo.toml -print0 |
-    xargs -0 awk 'FNR == 1 {found = 0} !found && /^name *=/ {gsub(/.*= *"|".*/, ""); print; found = 1}')
+  own=$(find "$root" -mindepth 1 -name target -prune -o -name Cargo.toml -print0 |
+    xargs -0 awk 'FNR == 1 {found = 0} !found && /^name *=/ {gsub(/.*= *"|".*/, ""); print; found = 1}') || return 1
+  [ -n "$own" ] || return 1
+  say "keeping compiled crates of others in $to"
+  mkdir -p "$cache" || return 1
+  new=$(mktemp -d "$cache/.crates-XXXXXX") || return 1
   while read -r profile; do
     crates_copy "$CARGO_TARGET_DIR/$profile" "$new" "$profile" "$own" || { rm -rf "$new"; return 1; }
   done < <(crates_profiles)
+  [ -d "$new/records" ] || { rm -rf "$new"; return 1; }
   mv -T "$new" "$to" 2>/dev/null || rm -rf "$new" # another run was faster
 }
 
-# Copies what cargo has of other packages. Its names of a package's files all end in the same hash.
+# Copies what cargo has of other packages. The names of all files of a package end in one hash.
 crates_copy() { # FOLDER NEW PROFILE OWN
-  mkdir -p "$2/built/$3" "$2/records/$3"
+  mkdir -p "$2/built/$3" "$2/records/$3" || return 1
   (
-    cd "$1"
-    export own=$4
-    find .fingerprint build deps -mindepth 1 -maxdepth 1 -printf '%p\n' | awk '
+    folders=()
+    cd "$1" || exit 1
+    for folder in .fingerprint build deps; do [ ! -d $folder ] || folders+=($folder); done
+    find "${folders[@]}" -mindepth 1 -maxdepth 1 -printf '%p\n' >"$2/all" || exit 1
+    : >"$2/records.list"
+    own=$4 records=$2/records.list awk '
       BEGIN {count = split(ENVIRON["own"], names, "\n"); for (i = 1; i <= count; i++) is_own[names[i]] = 1}
       {
         name = $0
@@ -64,12 +81,13 @@ crates_copy() { # FOLDER NEW PROFILE OWN
         if (!match(name, /-[0-9a-f]+(\.|$)/)) next
         hash = substr(name, RSTART + 1, 16)
         if (/^\.fingerprint\//) {
-          if (!(substr(name, 1, length(name) - 17) in is_own)) {other[hash] = 1; print > "/dev/stderr"}
+          if (!(substr(name, 1, length(name) - 17) in is_own)) {other[hash] = 1; print > ENVIRON["records"]}
         } else path[NR] = $0 "\t" hash
       }
-      END {for (i in path) {split(path[i], part, "\t"); if (part[2] in other) print part[1]}}' 2>"$2/list" >"$2/files"
-    tr '\n' '\0' <"$2/files" | xargs -0r cp -a --reflink=auto --parents -t "$2/built/$3"
-    tr '\n' '\0' <"$2/list" | xargs -0r cp -a --reflink=auto --parents -t "$2/records/$3"
-    rm "$2/list" "$2/files"
+      END {for (i in path) {split(path[i], part, "\t"); if (part[2] in other) print part[1]}}' "$2/all" >"$2/built.list" || exit 1
+    # Records first: another cargo may compile meanwhile, and what has no record is not used.
+    tr '\n' '\0' <"$2/records.list" | xargs -0r cp -a --reflink=auto --parents -t "$2/records/$3" || exit 1
+    tr '\n' '\0' <"$2/built.list" | xargs -0r cp -a --reflink=auto --parents -t "$2/built/$3" || exit 1
+    rm "$2/all" "$2/records.list" "$2/built.list"
   )
 }

@@ -35,7 +35,7 @@ unset RUSTC_WORKSPACE_WRAPPER
 cd "$root"
 symbols=$CARGO_TARGET_DIR/symbols${for_tests:+-for-tests}
 mkdir -p "$CARGO_TARGET_DIR" "$dist" "$symbols"
-exec 9>"$CARGO_TARGET_DIR/.dist${for_tests:+-for-tests}.lock"
+exec 9>"$CARGO_TARGET_DIR/.dist${for_tests:+-for-tests}${dissect:+-dissect}.lock"
 flock 9 # two runs at once take turns
 zigbuild_ready
 crates_take

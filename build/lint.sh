@@ -3,12 +3,14 @@
 # lint.sh fmt | clippy | circles runs one of them. `lint.sh lints` is clippy for tests that are compiled with its driver
 # (build/test.sh): nothing is compiled again, cargo repeats what the driver said.
 . "$(dirname "$0")/env.sh"
+. "$root/build/crates.sh"
 as_caller "$@"
 cd "$root"
 
 packages=("$root/Cargo.toml")
 [ ! -f cdi/conformance/Cargo.toml ] || packages+=("$root/cdi/conformance/Cargo.toml")
 
+crates_take
 for what in ${1:-fmt circles clippy}; do
   if [ "$what" = circles ]; then
     # Circles that may stay are in allowed.yaml, each with its reason.

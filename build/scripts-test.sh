@@ -204,26 +204,39 @@ every_example_of_the_documentation_is_run() {
 # Crates of others are kept, those of this workspace are not, and only a target folder without anything is filled.
 compiled_crates_are_kept_outside_the_clone() {
   local cache=$work/cache CARGO_TARGET_DIR=$work/built profile=triple/release kept name
+  local -x PATH=$PATH
   # file NAME...: as cargo leaves them of one profile.
   for name in .fingerprint/serde-json-00112233445566aa/lib build/serde-json-00112233445566aa/output deps/libserde_json-00112233445566aa.rlib \
     .fingerprint/vgpu-core-00112233445566bb/lib deps/libvgpu_core-00112233445566bb.rlib deps/time-00112233445566bb; do
     mkdir -p "$CARGO_TARGET_DIR/$profile/${name%/*}"
     echo "$name" >"$CARGO_TARGET_DIR/$profile/$name"
   done
-  crates_keep
+  # A copy that fails, as on a full disk, keeps nothing.
+  mkdir -p "$work/failing"
+  printf '#!/bin/sh\n/bin/cp "$@"; exit 1\n' >"$work/failing/cp"
+  chmod +x "$work/failing/cp"
+  if PATH=$work/failing:$PATH crates_keep >/dev/null; then
+    echo "scripts-test.sh: a copy that failed was kept" >&2 && bad=1
+  fi
+  [ -z "$(ls -A "$cache")" ] || { echo "scripts-test.sh: a copy that failed left $(ls -A "$cache")" >&2 && bad=1; }
+  crates_keep >/dev/null
+  # A target folder on another disk is no empty one.
+  ln -s "$work/built" "$work/linked"
+  CARGO_TARGET_DIR=$work/linked
+  [ "$(crates_profiles)" = "$profile" ] || { echo "scripts-test.sh: a linked target folder has profiles: $(crates_profiles)" >&2 && bad=1; }
   CARGO_TARGET_DIR=$work/fresh
-  crates_take
+  crates_take >/dev/null
   kept=$(cd "$work/fresh" && find . -type f -size +0 | sort | tr '\n' ' ')
   expect "./$profile/.fingerprint/serde-json-00112233445566aa/lib ./$profile/build/serde-json-00112233445566aa/output ./$profile/deps/libserde_json-00112233445566aa.rlib " "$kept"
   ! grep vgpu <<<"$kept" >/dev/null || { echo "scripts-test.sh: crates of the workspace were kept: $kept" >&2 && bad=1; }
   # What was compiled here stays: its records may be newer.
   rm "$work/fresh/$profile/deps/libserde_json-00112233445566aa.rlib"
-  crates_take
+  crates_take >/dev/null
   [ ! -e "$work/fresh/$profile/deps/libserde_json-00112233445566aa.rlib" ] || { echo "scripts-test.sh: a target folder with something in it was filled" >&2 && bad=1; }
   # A copy that was cut leaves no record, so cargo compiles it.
   CARGO_TARGET_DIR=$work/cut
   rm -r "$(crates_folder)/records"
-  crates_take
+  crates_take >/dev/null
   [ ! -e "$work/cut/$profile" ] || { echo "scripts-test.sh: a cached folder without records was taken" >&2 && bad=1; }
 }
 

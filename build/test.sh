@@ -58,7 +58,7 @@ at_once=3 # of these parts: with more, each waits for the others' CPU time
 side_by_side=3 # programs of tests
 slow=(vgpu_kubelet_plugin gpu_check clients accuracy real_files) # they begin first
 alone=(compute time) # programs that measure time
-released=(libc) # programs that need the release itself: it runs on the oldest systems
+released=(libc dissect) # programs that need the release itself, which runs on the oldest systems, or what is built with it
 programs_are_built='' tests_are_built=''
 passed=0 failed=0 skipped=0
 failures=()
@@ -216,7 +216,15 @@ stage_circles() { run_stage circles plain "${compiling[@]}" build/lint.sh circle
 # The tests are compiled by clippy's driver, which is the compiler with lints: cargo repeats what it said, and nothing is
 # compiled a second time for it.
 stage_clippy() { run_stage clippy plain "${compiling[@]}" build/lint.sh "$([ -n "$tests_are_built" ] && echo lints || echo clippy)"; }
-build_release() { VGPU_DIST='' "${compiling[@]}" build/dist.sh; }
+# The library with switches beside it: the release ends with minutes of a single thread.
+build_release() {
+  local rc=0 dissect
+  VGPU_DIST='' "${compiling[@]}" build/dist.sh --dissect &
+  dissect=$!
+  VGPU_DIST='' "${compiling[@]}" build/dist.sh || rc=$?
+  wait "$dissect" || rc=$?
+  return $rc
+}
 stage_dist() {
   run_stage dist plain build_release
   [ -z "$tests_are_built" ] || VGPU_DIST=$root/dist of_queue released 1
@@ -338,7 +346,8 @@ export VGPU_DIST=$CARGO_TARGET_DIR/test-dist
 RUSTC_WORKSPACE_WRAPPER=$(rustc --print sysroot)/bin/clippy-driver
 if [ -x "$RUSTC_WORKSPACE_WRAPPER" ]; then export RUSTC_WORKSPACE_WRAPPER; else unset RUSTC_WORKSPACE_WRAPPER; fi
 # A fresh clone needs no incremental compilation. A clone that was worked in keeps it, so that nothing is compiled again.
-[ -d "$CARGO_TARGET_DIR/debug/incremental" ] || export CARGO_INCREMENTAL=0
+is_fresh=''
+[ -d "$CARGO_TARGET_DIR/debug/incremental" ] || { export CARGO_INCREMENTAL=0; is_fresh=1; }
 is_wanted() { case " ${stages[*]} " in *" $1 "*) ;; *) return 1 ;; esac }
 ! is_wanted tools || begin tools plain build_tools
 for next in "${stages[@]}"; do
@@ -364,11 +373,6 @@ for next in "${stages[@]}"; do
   esac
 done
 
-# Once everything was compiled.
-if is_wanted tests && is_wanted conformance && is_wanted dist && [[ ${failures[*]-} != *'exited with'* ]]; then
-  crates_keep || echo "test.sh: cannot keep what was compiled in $cache: the next clone compiles it again" >&2
-fi
-
 [ ! -d "$logs/queue.released" ] || left_out "tests of the release (${released[*]})" "build/test.sh tests dist runs them"
 [ ! -d "$logs/queue.alone" ] || left_out "tests that measure time (${alone[*]})" "build/test.sh alone runs them"
 
@@ -382,5 +386,9 @@ fi
 echo
 sort -u "$logs"/skips.* | sed 's/^/skipped: /'
 [ ${#failures[@]} -eq 0 ] || printf 'failed: %s\n' "${failures[@]}"
+# Once everything was compiled, of which a clone that was worked in has more.
+if [ -n "$is_fresh" ] && is_wanted tests && is_wanted conformance && is_wanted dist && [[ ${failures[*]-} != *'exited with'* ]]; then
+  crates_keep || echo "test.sh: cannot keep what was compiled in $cache: the next clone compiles it again" >&2
+fi
 echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed -eq 0 ]
