@@ -15,8 +15,8 @@
 //! milliseconds and never hang. A share whose policy is Guaranteed has to have tokens besides.
 //!
 //! Safe code without I/O: clock, pages and measurements are arguments. docs/compute-accuracy.md says how exact it is.
-//! `account`, `bucket`, `lost` and `turn` are public because the law that is compared with this one there (vgpu-core/compute-sim)
-//! differs in what it measures and not in them.
+//! `account`, `bucket`, `lost` and `turn` are those of the law by measured time too (`measured`), which is compared with this
+//! one there and is to replace it.
 //!
 //! How it fails: a process that is killed leaves its cell and its wish on the page; both end by the clock. Two processes
 //! of a share that change the page at once may lose one of two changes to a turn; both then run or both ask again. A
@@ -28,6 +28,7 @@ pub mod estimate;
 pub mod flight;
 pub mod limiter;
 pub mod lost;
+pub mod measured;
 pub mod turn;
 
 /// A time of CLOCK_MONOTONIC, or a duration, in ns.

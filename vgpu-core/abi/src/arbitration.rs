@@ -52,6 +52,7 @@ pub struct SlotPage {
     pub covered: AtomicU64,
     pub counters: Counters,
     pub cells: [Cell; CELLS],
+    pub ends: Ends,
 }
 
 /// The turn of a share.
@@ -134,6 +135,19 @@ pub struct Cell {
     pub valid_until: AtomicU64,
 }
 
+/// What the share knows of launches that ended, or did not. Libraries before it leave these words at 0.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct Ends {
+    /// When a launch was last seen to have ended.
+    pub seen_at: AtomicU64,
+    /// Launches that went behind a kernel that does not end, since nothing was in flight.
+    pub stuck: AtomicU64,
+    /// Processes whose work was charged by the clock because they were dead, and when the last one was.
+    pub burials: AtomicU64,
+    pub buried_at: AtomicU64,
+}
+
 /// The node's page.
 #[derive(Debug)]
 #[repr(C)]
@@ -188,7 +202,7 @@ pub struct Counted {
 }
 
 const _: () = assert!(size_of::<SlotPage>() <= PAGE && size_of::<NodePage>() <= PAGE);
-const _: () = assert!(size_of::<SlotPage>() == 152 + CELLS * 32 && size_of::<NodePage>() == 8 + SLOTS * 16);
+const _: () = assert!(size_of::<SlotPage>() == 152 + CELLS * 32 + 32 && size_of::<NodePage>() == 8 + SLOTS * 16);
 
 /// Returns the counters in the bytes of a slot page; None if it was cut or has grown.
 #[must_use]

@@ -4,14 +4,14 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::atomic::Ordering::Relaxed;
 
-use vgpu_abi::arbitration::{CELLS, Entry, NodePage, SLOTS, SlotPage};
+use vgpu_abi::arbitration::{Entry, NodePage, SLOTS, SlotPage};
 use vgpu_core::compute::turn::Pages;
 
 use crate::context::{Context, Kernel, Work};
 use crate::figures::{Used, WARM};
 use crate::gpu::{Gpu, Progress};
 use crate::hardware::Hardware;
-use crate::law::io::{Answer, Io, Law, Living, Words};
+use crate::law::io::{Answer, Io, Law, Living};
 use crate::law::{self, LawKind};
 use crate::programs::{Launch, Program, Step};
 use crate::random::Random;
@@ -151,7 +151,6 @@ struct World {
     node: NodePage,
     /// By GPU, then by share.
     pages: Vec<Vec<SlotPage>>,
-    words: Vec<Vec<Words>>,
     used: Vec<Used>,
     living: Living,
 }
@@ -218,9 +217,6 @@ impl World {
             node,
             pages: (0..gpus)
                 .map(|_| of_shares().map(|_| SlotPage::default()).collect())
-                .collect(),
-            words: (0..gpus)
-                .map(|_| of_shares().map(|_| Words::default()).collect())
                 .collect(),
             used: of_shares().map(|_| Used::new(scenario.length)).collect(),
             living: Living::new(processes),
@@ -302,7 +298,7 @@ impl World {
 
     // === the processes
 
-    /// A process starts: it takes a cell of its share's page, if one is free or its owner is dead.
+    /// A process starts.
     fn start(&mut self, index: usize) {
         let thread = &self.threads[index].thread;
         let (share, gpu, process) = (thread.share, thread.gpu, thread.process);
@@ -310,18 +306,8 @@ impl World {
             return;
         }
         let owner = self.living.starts(process);
-        let page = &self.pages[gpu][share];
-        let is_free = |cell: &usize| {
-            let owner = page.cells[*cell].owner.load(Relaxed);
-            owner == 0 || self.living.is_dead(owner)
-        };
-        let cell = (0..CELLS).find(is_free);
-        if let Some(cell) = cell {
-            let words = &mut self.words[gpu][share];
-            law::bury(self.law, page, words, self.shares[share].weight, cell, self.now);
-            page.cells[cell].owner.store(owner, Relaxed);
-        }
-        self.processes[process].law = law::make(self.law, cell.unwrap_or(usize::MAX), owner, self.shares[share]);
+        let (page, entry) = (&self.pages[gpu][share], self.shares[share]);
+        self.processes[process].law = law::make(self.law, page, &self.living, owner, entry, self.now);
     }
 
     fn died(&mut self, process: usize) {
@@ -488,7 +474,6 @@ impl World {
                 own: share,
             },
             page: &self.pages[gpu][share],
-            words: &mut self.words[gpu][share],
             living: &self.living,
             sibling,
         };

@@ -3,7 +3,6 @@
 use vgpu_compute_sim::figures::Error;
 use vgpu_compute_sim::hardware::Hardware;
 use vgpu_compute_sim::law::LawKind;
-use vgpu_compute_sim::law::measured::Config;
 use vgpu_compute_sim::scenarios::adversaries::{adversaries, long_kernels_in_threads};
 use vgpu_compute_sim::scenarios::alone;
 use vgpu_compute_sim::scenarios::drawn::{GATE, PAIRS, drawn_pair};
@@ -20,7 +19,7 @@ const HARDWARE: LawKind = LawKind::Hardware;
 const TODAY: LawKind = LawKind::Today;
 
 fn measured() -> LawKind {
-    LawKind::Measured(Config::default())
+    LawKind::measured()
 }
 
 fn both() -> [LawKind; 2] {

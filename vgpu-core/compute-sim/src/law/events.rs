@@ -25,6 +25,11 @@ impl Base {
         }
     }
 
+    /// Returns true if an event was recorded after this base.
+    pub(super) fn is_before(&self, event: usize) -> bool {
+        self.event < event
+    }
+
     pub(super) fn is_old(&self, now: Ns) -> bool {
         now.saturating_sub(self.recorded) >= RENEWAL
     }

@@ -20,16 +20,6 @@ pub(crate) enum Answer {
     },
 }
 
-impl Answer {
-    pub(super) fn sleep(until: Ns, on: Option<usize>) -> Self {
-        Self::Wait {
-            until,
-            on,
-            spins: false,
-        }
-    }
-}
-
 /// The law in one process.
 pub(crate) trait Law {
     /// May this launch go, which has waited since `asked`?
@@ -52,7 +42,6 @@ pub(crate) struct Io<'a> {
     pub pages: Pages<'a>,
     /// The own share's page.
     pub page: &'a SlotPage,
-    pub words: &'a mut Words,
     pub living: &'a Living,
     /// The share holds a turn on another GPU.
     pub sibling: bool,
@@ -106,17 +95,4 @@ impl Living {
         let process = name & ((1 << NUMBER_BITS) - 1);
         self.names[process as usize] != name
     }
-}
-
-/// Words that the law by measured time needs in a share's page besides today's.
-#[derive(Debug, Default)]
-pub(crate) struct Words {
-    /// Launches that went behind a kernel that does not end, since nothing was in flight. Each waits twice as long as the
-    /// one before.
-    pub stuck: u32,
-    /// Dead processes whose work was charged by the clock, and when the last one was.
-    pub burials: u32,
-    pub buried_at: Ns,
-    /// When a launch of the share was last acknowledged.
-    pub acknowledged_at: Ns,
 }

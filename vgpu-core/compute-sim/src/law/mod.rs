@@ -2,14 +2,14 @@
 
 pub(crate) mod events;
 pub(crate) mod io;
-pub mod measured;
+pub(crate) mod measured;
 pub(crate) mod today;
 
 use vgpu_abi::arbitration::{Entry, SlotPage};
-use vgpu_core::compute::account;
+use vgpu_core::compute::measured::config::Config;
 
 use crate::Ns;
-use io::{Law, Words};
+use io::{Law, Living};
 use measured::Measured;
 use today::Today;
 
@@ -19,23 +19,29 @@ pub enum LawKind {
     /// Nobody: the GPU's slices alone.
     Hardware,
     Today,
-    Measured(measured::Config),
+    Measured(Config),
 }
 
-/// Returns the law of a process that starts. `cell` is its cell of the share's page, `owner` its name there.
-pub(crate) fn make(kind: LawKind, cell: usize, owner: u64, entry: Entry) -> Option<Box<dyn Law>> {
-    match kind {
-        LawKind::Hardware => None,
-        LawKind::Today => Some(Box::new(Today::new(cell, entry))),
-        LawKind::Measured(config) => Some(Box::new(Measured::new(config, cell, owner, entry))),
+impl LawKind {
+    /// Returns the law by measured time as it is proposed.
+    #[must_use]
+    pub fn measured() -> Self {
+        Self::Measured(Config::default())
     }
 }
 
-/// A process takes a cell: what the one before it had in flight is charged if it is dead.
-pub(crate) fn bury(kind: LawKind, page: &SlotPage, words: &mut Words, weight: u32, cell: usize, now: Ns) {
+/// Returns the law of a process that starts. `owner`: its name in cells of the share's page.
+pub(crate) fn make(
+    kind: LawKind,
+    page: &SlotPage,
+    living: &Living,
+    owner: u64,
+    entry: Entry,
+    now: Ns,
+) -> Option<Box<dyn Law>> {
     match kind {
-        LawKind::Hardware => {}
-        LawKind::Today => account::bury(page, weight, &page.cells[cell], now),
-        LawKind::Measured(config) => measured::cells::bury(&config, page, words, weight, cell, now),
+        LawKind::Hardware => None,
+        LawKind::Today => Some(Box::new(Today::new(page, living, owner, entry, now))),
+        LawKind::Measured(config) => Some(Box::new(Measured::new(config, owner, entry))),
     }
 }

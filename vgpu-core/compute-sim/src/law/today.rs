@@ -2,14 +2,16 @@
 //! Its CPU costs are about those of docs/benchmarks.md.
 
 use std::collections::VecDeque;
+use std::sync::atomic::Ordering::Relaxed;
 
-use vgpu_abi::arbitration::Entry;
+use vgpu_abi::arbitration::{CELLS, Entry, SlotPage};
+use vgpu_core::compute::account;
 use vgpu_core::compute::estimate::Shape;
 use vgpu_core::compute::flight::{LEAST_LAUNCH, Mark, Stream};
 use vgpu_core::compute::limiter::{Decision, Limiter};
 
 use super::events::Base;
-use super::io::{Answer, Io, Law};
+use super::io::{Answer, Io, Law, Living};
 use crate::{MS, Ns};
 
 /// CPU: a launch on credit.
@@ -72,9 +74,19 @@ pub(crate) struct Today {
 }
 
 impl Today {
-    pub(super) fn new(cell: usize, entry: Entry) -> Self {
+    /// The process takes a cell of its share's page, if one is free or its owner is dead.
+    pub(super) fn new(page: &SlotPage, living: &Living, owner: u64, entry: Entry, now: Ns) -> Self {
+        let is_free = |cell: &usize| {
+            let owner = page.cells[*cell].owner.load(Relaxed);
+            owner == 0 || living.is_dead(owner)
+        };
+        let cell = (0..CELLS).find(is_free);
+        if let Some(cell) = cell {
+            account::bury(page, entry.weight, &page.cells[cell], now);
+            page.cells[cell].owner.store(owner, Relaxed);
+        }
         Self {
-            limiter: Limiter::new(cell, entry),
+            limiter: Limiter::new(cell.unwrap_or(usize::MAX), entry),
             bases: Vec::new(),
             begun: Vec::new(),
             pending: VecDeque::new(),
@@ -251,7 +263,11 @@ impl Law for Today {
             Decision::Wait(wait) => {
                 self.withdraw();
                 self.end_all(io);
-                Answer::sleep(wait.until, wait.on)
+                Answer::Wait {
+                    until: wait.until,
+                    on: wait.on,
+                    spins: false,
+                }
             }
         }
     }

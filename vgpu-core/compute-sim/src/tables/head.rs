@@ -13,7 +13,7 @@ much.
 | hardware | none: the GPU's slices alone |
 | today | the modules that decide (`vgpu-core/src/compute`), with events and credit as the library has them |
 | measured | \"measured time\", which is proposed and not in the library: launches in flight are bounded by acknowledgements, \
-and measured time is charged, without estimates of lengths (`vgpu-core/compute-sim/src/law/measured`) |
+and measured time is charged, without estimates of lengths (`vgpu-core/src/compute/measured`) |
 
 The simulated GPU runs one context at a time. Contexts that have work change every 2 ms, and a change takes 100 us. \
 Streams of a context run at once as far as their kernels fit on the multiprocessors; copies run beside them; a stream stops \

@@ -4,9 +4,9 @@ mod head;
 mod parts;
 mod programs;
 mod request;
+mod variants;
 
 use vgpu_compute_sim::law::LawKind;
-use vgpu_compute_sim::law::measured::Config;
 use vgpu_compute_sim::scenarios::drawn::GATE;
 
 use request::{Laws, Request};
@@ -40,7 +40,7 @@ const SECTIONS: [Section; 14] = [
     section("costs", programs::costs),
 ];
 /// Not on the page: for whoever changes the law.
-const VARIANTS: Section = section("variants", parts::variants_table);
+const VARIANTS: Section = section("variants", variants::variants);
 
 const fn section(name: &'static str, print: fn(&Request)) -> Section {
     Section { name, print }
@@ -50,7 +50,7 @@ fn laws() -> Laws {
     vec![
         ("hardware", LawKind::Hardware),
         ("today", LawKind::Today),
-        ("measured", LawKind::Measured(Config::default())),
+        ("measured", LawKind::measured()),
     ]
 }
 

@@ -2,17 +2,13 @@
 
 use vgpu_compute_sim::figures::Error;
 use vgpu_compute_sim::hardware::Hardware;
-use vgpu_compute_sim::law::LawKind;
-use vgpu_compute_sim::law::measured::variants;
-use vgpu_compute_sim::scenarios::adversaries::{killed_again_and_again, long_kernels_in_threads};
-use vgpu_compute_sim::scenarios::costs::waits_alone;
 use vgpu_compute_sim::scenarios::drawn::{GATE, PAIRS, drawn_pairs};
 use vgpu_compute_sim::scenarios::others::{
     Unseen, best_effort, dead_holders, four_processes, guaranteed_beside_balanced, guaranteed_beside_one_that_ignores,
     low_beside_high, mostly_idle, one_ignores, ranks, start_delay,
 };
 use vgpu_compute_sim::scenarios::parts::{Many, Summary, cap, latencies, many, pairs};
-use vgpu_compute_sim::{MS, S, US};
+use vgpu_compute_sim::{MS, US};
 
 use super::request::{Request, length, list};
 
@@ -199,37 +195,4 @@ pub(super) fn others(request: &Request) {
         format!("{:.1} ms", dead_holders(law))
     });
     println!();
-}
-
-pub(super) fn variants_table(request: &Request) {
-    let set = request.sets[0];
-    println!(
-        "Six pairs, and drawn pairs of set {set}: mean error, worst window, use. Crossed ranks: steps/s. Killed holders: longest \
-         wait in ms. 10 cores with 32 threads of 12 s kernels, and killed after each kernel of 3 s: use. 20 us, waits, \
-         alone: ns of CPU for each launch.\n"
-    );
-    println!("| measured, with | six pairs | drawn pairs | ranks | holders | threads | killed | CPU |");
-    println!("|---|---|---|---|---|---|---|---|");
-    for (name, config) in variants() {
-        let law = LawKind::Measured(config);
-        let in_goal = pairs().into_iter().filter(|pair| pair.in_goal);
-        let six: Vec<[Error; 2]> = in_goal
-            .flat_map(|pair| [30, 10].map(|cores| pair.run(law, Hardware::default(), cores)))
-            .collect();
-        let (threads, _) = long_kernels_in_threads(law, 10, 12 * S, 100 * S);
-        println!(
-            "| {name} | {} | {} | {} | {:.1} | {threads:.1} | {:.1} | {:.0} |",
-            summary(&six),
-            summary(&drawn_pairs(law, set)),
-            list(&ranks(law, 2, true)),
-            dead_holders(law),
-            killed_again_and_again(law, 3 * S, 2900 * MS, 300 * S),
-            waits_alone(law).cpu,
-        );
-    }
-}
-
-fn summary(pairs: &[[Error; 2]]) -> String {
-    let Summary { mean, worst, used, .. } = Summary::of(pairs);
-    format!("{mean:.2}, {worst:.1}, {used:.1}")
 }

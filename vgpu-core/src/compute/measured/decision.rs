@@ -3,14 +3,14 @@
 use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 
 use vgpu_abi::arbitration::{SlotPage, entry_flags, turn_flags, want_flags};
-use vgpu_core::compute::limiter::{GRACE, OVERRIDE};
-use vgpu_core::compute::turn::{CUT, DRAIN, FLOOR, QUANTUM, Slot, Tag, View, Wish, look};
-use vgpu_core::compute::{account, bucket};
 
+use super::call::{Answer, Call, Wait};
 use super::launches::InFlight;
-use super::{Measured, SHARED};
-use crate::law::io::{Answer, Io};
-use crate::{MS, Ns, US};
+use super::{Limiter, SHARED};
+use crate::compute::flight::Stream;
+use crate::compute::limiter::{GRACE, OVERRIDE, Reason};
+use crate::compute::turn::{CUT, DRAIN, FLOOR, QUANTUM, Slot, Tag, View, Wish, look};
+use crate::compute::{MS, Ns, US, account, bucket};
 
 /// What is in flight for so long takes no turns any more: it is sliced.
 const LATE: Ns = 150 * MS;
@@ -51,13 +51,20 @@ struct Launch {
     is_stuck: bool,
 }
 
-impl Measured {
+impl Launch {
+    /// Returns what the share may use besides what is in flight.
+    fn free(&self) -> i64 {
+        self.tokens.saturating_sub_unsigned(self.in_flight.left)
+    }
+}
+
+impl Limiter {
     /// May this launch go, which has waited since `asked`?
-    pub(super) fn decide(&mut self, io: &mut Io<'_>, asked: Ns) -> Answer {
-        let (now, page) = (io.now, io.page);
-        self.entry = io.pages.entry().unwrap_or(self.entry);
+    pub(super) fn decide(&mut self, call: &mut Call<'_>, stream: Stream, asked: Ns) -> Answer {
+        let (now, page) = (call.now, call.page);
+        self.entry = call.pages.entry().unwrap_or(self.entry);
         let weight = self.entry.weight;
-        let in_flight = self.share_in_flight(io);
+        let in_flight = self.share_in_flight(call);
         let burst = (QUANTUM * Ns::from(weight) / bucket::WHOLE).max(2 * MS);
         let tokens = bucket::refill(&page.bucket, weight, burst + in_flight.ran, now);
         if in_flight.left == 0 && page.turn.ends.load(Relaxed) == 0 && page.turn.until.load(Relaxed) > now {
@@ -65,89 +72,102 @@ impl Measured {
             page.turn.until.store(now, Release);
             page.wake.fetch_add(1, AcqRel);
         }
-        let own = Slot::read(io.pages.own, self.entry, page, now);
-        let view = look(&io.pages, &own, &self.distrusted, now);
-        self.see_others(io, &view);
+        let own = Slot::read(call.pages.own, self.entry, page, now);
+        let view = look(&call.pages, &own, &self.distrusted, now);
+        self.see_others(call, &view);
         self.charge_gap(page, now, view.wanted && own.ends != 0);
-        let launch = self.launch(io, now.saturating_sub(asked), in_flight, tokens);
+        let launch = self.launch(call, stream, now.saturating_sub(asked), in_flight, tokens);
+        let answer = self.answer(call, &launch, &own, &view);
+        let is_over = self.is_capped(now) && launch.free() <= 0;
+        if answer == Answer::Go && launch.is_stuck && (launch.is_full || is_over) {
+            page.ends.stuck.fetch_add(1, Relaxed);
+        }
+        answer
+    }
+
+    fn answer(&mut self, call: &mut Call<'_>, launch: &Launch, own: &Slot, view: &View) -> Answer {
+        let (now, page, left) = (call.now, call.page, launch.in_flight.left);
         let has_unknown = account::at_work(page, now).any(|work| work.cell != self.cell && work.is_unknown);
         let waits_for_unknown = !self.is_alone || launch.waited < UNKNOWN_ALONE;
         if self.pace.mean == 0 && has_unknown && !launch.is_stuck && waits_for_unknown {
-            return Answer::sleep(now + 200 * US, None); // first launches of the share's processes go one by one
+            // First launches of the share's processes go one by one.
+            return Answer::sleep(now + 200 * US, None, Reason::Measuring);
         }
         if self.is_capped(now)
-            && let Some(answer) = self.within_cap(io, &launch, own.ends != 0)
+            && let Some(answer) = self.within_cap(call, launch, own.ends != 0)
         {
             return answer;
         }
         // Beside a share that takes no turns the GPU slices all of them: who has not had its `cores` needs none either.
-        if launch.tokens > 0 && io.pages.has_others_without_turns() {
+        if launch.tokens > 0 && call.pages.has_others_without_turns() {
             if launch.is_full && !launch.is_stuck {
-                return self.wait_for_room(io, &launch);
+                return self.wait_for_room(call, launch);
             }
-            if launch.is_full {
-                io.words.stuck += 1;
-            }
-            self.begin_turn(page, now, in_flight.left, 0);
+            page.want.since.store(0, Release);
+            self.begin_turn(page, now, left, 0);
             return Answer::Go;
         }
         let is_forgotten = page.turn.until.load(Relaxed).saturating_add(FORGOTTEN) < now;
         if own.ends != 0 && !view.taken_over && !is_forgotten {
-            return self.within_turn(io, &launch, &view);
+            return self.within_turn(call, launch, view);
         }
         if own.ends != 0 {
-            self.end_turn(page, now, in_flight.left);
+            self.end_turn(page, now, left);
             if self.waits {
-                self.wish(io, Tag(page.finish_tag.load(Relaxed)));
+                self.wish(call, Tag(page.finish_tag.load(Relaxed)));
             }
         }
-        self.without_turn(io, &launch)
+        self.without_turn(call, launch)
     }
 
-    fn launch(&self, io: &Io<'_>, waited: Ns, in_flight: InFlight, tokens: i64) -> Launch {
-        let patience = if self.is_capped(io.now) {
+    fn launch(&self, call: &Call<'_>, stream: Stream, waited: Ns, in_flight: InFlight, tokens: i64) -> Launch {
+        let now = call.now;
+        let patience = if self.is_capped(call.now) {
             bucket::time_for(STUCK, self.entry.weight)
         } else {
             STUCK
         };
+        let stuck = call.page.ends.stuck.load(Relaxed).min(6);
+        // Others of the share may be acknowledged meanwhile.
+        let own = self.oldest().map_or(0, |first| now.saturating_sub(first));
         Launch {
             waited,
             in_flight,
             tokens: tokens.saturating_sub_unsigned(in_flight.ran),
-            is_full: self.in_flight >= self.room(io.now) || self.is_alone && self.is_deep(io.now),
-            is_stuck: waited >= patience && in_flight.ran >= patience << io.words.stuck.min(6),
+            is_full: self.in_flight >= self.room(now) || self.is_alone && self.is_deep(now, stream),
+            is_stuck: waited >= patience && in_flight.ran.max(own) >= patience << stuck,
         }
     }
 
     /// Notes whether others want the GPU, here and where the share's other ranks are.
-    fn see_others(&mut self, io: &mut Io<'_>, view: &View) {
-        let now = io.now;
-        if view.wanted || io.pages.others(now).any(|other| other.free_at() > now) {
+    fn see_others(&mut self, call: &mut Call<'_>, view: &View) {
+        let now = call.now;
+        if view.wanted || call.pages.others(now).any(|other| other.free_at() > now) {
             self.seen_others = Some(now);
         }
-        if io.sibling {
+        if call.sibling {
             self.sibling_at = now;
         }
         let was_alone = self.is_alone;
         let has_seen = self.seen_others.is_some_and(|seen| now <= seen + SHARED);
         self.is_alone = self.config.has_alone && !self.is_capped(now) && !has_seen;
         if was_alone && !self.is_alone {
-            self.mark_all(io);
+            self.mark_all(call);
         }
     }
 
     /// Decides by the tokens of a share that gets its `cores` and no more. Returns None if they suffice.
-    fn within_cap(&mut self, io: &mut Io<'_>, launch: &Launch, has_turn: bool) -> Option<Answer> {
-        let (now, page, left) = (io.now, io.page, launch.in_flight.left);
+    fn within_cap(&mut self, call: &mut Call<'_>, launch: &Launch, has_turn: bool) -> Option<Answer> {
+        let (now, page, left) = (call.now, call.page, launch.in_flight.left);
         if !launch.is_stuck && self.is_late(now, left) {
-            return Some(Answer::sleep(now + 200 * US, None));
+            self.mark_all(call);
+            return Some(Answer::sleep(now + 200 * US, None, Reason::Queue));
         }
-        let free = launch.tokens.saturating_sub_unsigned(left);
+        let free = launch.free();
         if free > 0 {
             return None;
         }
         if launch.is_stuck {
-            io.words.stuck += 1;
             return Some(Answer::Go);
         }
         if has_turn {
@@ -158,30 +178,31 @@ impl Measured {
         let missing = free.unsigned_abs() + self.pace.mean.clamp(200 * US, MS);
         let mut sleeps = bucket::time_for(missing, self.entry.weight).min(LONGEST_SLEEP);
         if self.in_flight > 0 {
-            self.mark_all(io);
+            self.mark_all(call);
             sleeps = sleeps.min(left.max(500 * US));
         }
-        Some(Answer::sleep(now + sleeps, None))
+        Some(Answer::sleep(now + sleeps, None, Reason::Throttled))
     }
 
     /// Waits until about half of the queue has run, by what was acknowledged lately, and less at first: it may be shorter.
-    fn wait_for_room(&mut self, io: &mut Io<'_>, launch: &Launch) -> Answer {
-        self.mark_all(io);
-        let now = io.now;
+    fn wait_for_room(&mut self, call: &mut Call<'_>, launch: &Launch) -> Answer {
         if self.is_alone {
-            return self.wait_alone(now);
+            return self.wait_alone(call);
         }
+        self.mark_all(call);
+        let now = call.now;
         let length = (launch.in_flight.left / 2).min(LONGEST_SLEEP);
         if length <= self.config.spin {
-            return Answer::Wait {
+            return Answer::Wait(Wait {
                 until: now + SPIN,
                 on: None,
                 spins: true,
-            };
+                reason: Reason::Queue,
+            });
         }
         let length = length.saturating_sub(WAKE_UP);
         let length = length.min((launch.waited / 4).max(SHORTEST_SLEEP)).max(20 * US);
-        Answer::sleep(now + length, None)
+        Answer::sleep(now + length, None, Reason::Queue)
     }
 
     /// Returns how long others leave the GPU to what is left over from a turn: longer if all launches are long.
@@ -192,22 +213,19 @@ impl Measured {
 
     // === in a turn
 
-    fn within_turn(&mut self, io: &mut Io<'_>, launch: &Launch, view: &View) -> Answer {
-        let (now, page, left) = (io.now, io.page, launch.in_flight.left);
+    fn within_turn(&mut self, call: &mut Call<'_>, launch: &Launch, view: &View) -> Answer {
+        let (now, page, left) = (call.now, call.page, launch.in_flight.left);
         let began = page.turn.began.load(Relaxed);
-        let gives_up = self.gives_up(io, began);
+        let gives_up = self.gives_up(call, began);
         let is_wanted = view.wanted && (gives_up || now >= page.turn.ends.load(Relaxed));
         if view.wanted && gives_up {
             // Its kernel may wait for one on another GPU that has no turn.
             page.turn.ends.store(now, Relaxed);
         }
-        if launch.is_full && !is_wanted {
-            if !launch.is_stuck {
-                let until = now + GRACE.max(self.leftover(left));
-                page.turn.until.fetch_max(until, AcqRel);
-                return self.wait_for_room(io, launch);
-            }
-            io.words.stuck += 1;
+        if launch.is_full && !is_wanted && !launch.is_stuck {
+            let until = now + GRACE.max(self.leftover(left));
+            page.turn.until.fetch_max(until, AcqRel);
+            return self.wait_for_room(call, launch);
         }
         let is_promoted = page.turn.flags.load(Relaxed) & turn_flags::PROMOTED != 0;
         let is_over = now + left >= page.turn.ends.load(Relaxed);
@@ -224,59 +242,57 @@ impl Measured {
             self.begin_turn(page, now, left, 0);
             return Answer::Go;
         }
-        self.mark_all(io);
+        self.mark_all(call);
         self.end_turn(page, now, left);
-        self.wish(io, view.virtual_time);
+        self.wish(call, view.virtual_time);
         let until = if left > 0 {
             now + (left / 4).max(SHORTEST_SLEEP)
         } else {
             view.free_at.max(now + 50 * US)
         };
-        Answer::sleep(until.clamp(now + 1, now + LONGEST_SLEEP), view.held_by)
+        Answer::sleep(until.clamp(now + 1, now + LONGEST_SLEEP), view.held_by, Reason::Turn)
     }
 
     /// Returns true if a rank's turn has seen no acknowledgement for long.
-    fn gives_up(&self, io: &Io<'_>, began: Ns) -> bool {
+    fn gives_up(&self, call: &Call<'_>, began: Ns) -> bool {
         let Some(least) = self
             .config
             .gives_up
-            .filter(|_| self.is_rank(io.now) && self.in_flight > 0)
+            .filter(|_| self.is_rank(call.now) && self.in_flight > 0)
         else {
             return false;
         };
-        let since = began.max(io.words.acknowledged_at);
+        let since = began.max(call.page.ends.seen_at.load(Relaxed));
         let should_take = Ns::from(self.in_flight) * self.pace.least;
-        io.now.saturating_sub(since) > least.max(4 * should_take)
+        call.now.saturating_sub(since) > least.max(4 * should_take)
     }
 
     // === before a turn
 
-    fn without_turn(&mut self, io: &mut Io<'_>, launch: &Launch) -> Answer {
-        if launch.is_full && launch.is_stuck {
-            io.words.stuck += 1;
-        } else if launch.is_full && self.oldest().is_some_and(|first| first + LATE < io.now) {
-            io.page.want.since.store(0, Release);
-            return self.wait_for_room(io, launch);
+    fn without_turn(&mut self, call: &mut Call<'_>, launch: &Launch) -> Answer {
+        if launch.is_full && !launch.is_stuck && self.oldest().is_some_and(|first| first + LATE < call.now) {
+            call.page.want.since.store(0, Release);
+            return self.wait_for_room(call, launch);
         }
-        let answer = self.before_turn(io, launch);
+        let answer = self.before_turn(call, launch);
         if answer == Answer::Go && launch.is_full && !launch.is_stuck {
-            return self.wait_for_room(io, launch);
+            return self.wait_for_room(call, launch);
         }
         answer
     }
 
-    fn before_turn(&mut self, io: &mut Io<'_>, launch: &Launch) -> Answer {
-        let (now, page, pages) = (io.now, io.page, io.pages);
+    fn before_turn(&mut self, call: &mut Call<'_>, launch: &Launch) -> Answer {
+        let (now, page, pages) = (call.now, call.page, call.pages);
         let mut own = Slot::read(pages.own, self.entry, page, now);
         if own.wish.is_none() {
             self.waited_for = None;
-            self.wish(io, look(&pages, &own, &self.distrusted, now).virtual_time);
+            self.wish(call, look(&pages, &own, &self.distrusted, now).virtual_time);
         } else {
-            self.renew_wish(io);
+            self.renew_wish(call);
         }
         own = Slot::read(pages.own, self.entry, page, now);
         let Some(wish) = own.wish else {
-            return Answer::sleep(now + 50 * US, None); // another process of the share has changed it
+            return Answer::sleep(now + 50 * US, None, Reason::Turn); // another process of the share has changed it
         };
         let view = look(&pages, &own, &self.distrusted, now);
         let has_tokens = launch.tokens > 0;
@@ -286,12 +302,12 @@ impl Measured {
             self.waited_for = view.held_by;
         }
         if !is_overdue && now < view.free_at {
-            return self.sleep_until_free(io, launch, &view, has_tokens.then_some(wish.since + OVERRIDE + 1));
+            return self.sleep_until_free(call, launch, &view, has_tokens.then_some(wish.since + OVERRIDE + 1));
         }
         // A share that is next and does not go is dead, stopped or lies.
         let is_passed_over = now >= view.free_at.max(own.until).max(wish.since) + ABSENT;
         if !is_overdue && !view.is_next && !is_passed_over {
-            return Answer::sleep(now + 150 * US, None);
+            return Answer::sleep(now + 150 * US, None, Reason::Turn);
         }
         // No honest turn keeps another share from its `cores` for so long, at once or by many waits, unless it is of high
         // priority.
@@ -310,31 +326,37 @@ impl Measured {
         Answer::Go
     }
 
-    fn sleep_until_free(&mut self, io: &mut Io<'_>, launch: &Launch, view: &View, overdue_at: Option<Ns>) -> Answer {
-        let now = io.now;
+    fn sleep_until_free(
+        &mut self,
+        call: &mut Call<'_>,
+        launch: &Launch,
+        view: &View,
+        overdue_at: Option<Ns>,
+    ) -> Answer {
+        let now = call.now;
         if self.in_flight > 0 {
             // Left over from its own turn: others may be told that it has ended.
-            self.mark_all(io);
-            if io.page.turn.until.load(Relaxed) > now {
+            self.mark_all(call);
+            if call.page.turn.until.load(Relaxed) > now {
                 let length = (launch.in_flight.left / 4).clamp(SHORTEST_SLEEP, DRAIN);
-                return Answer::sleep(now + length, view.held_by);
+                return Answer::sleep(now + length, view.held_by, Reason::Turn);
             }
         }
         let until = overdue_at.map_or(view.free_at, |at| at.min(view.free_at));
-        Answer::sleep(until.clamp(now + 1, now + LONGEST_SLEEP), view.held_by)
+        Answer::sleep(until.clamp(now + 1, now + LONGEST_SLEEP), view.held_by, Reason::Turn)
     }
 
     // === the share's page
 
     /// Wishes for a turn. What is in flight is charged when it has ended, so the tag does not hold it.
-    fn wish(&self, io: &Io<'_>, virtual_time: Tag) {
-        let (now, page) = (io.now, io.page);
+    fn wish(&self, call: &Call<'_>, virtual_time: Tag) {
+        let (now, page) = (call.now, call.page);
         let finish = Tag(page.finish_tag.load(Relaxed));
         let mut flags = 0;
         if finish.before(virtual_time) {
             flags |= want_flags::BEHIND;
         }
-        if io.sibling {
+        if call.sibling {
             flags |= want_flags::SIBLING;
         }
         let away = now.saturating_sub(page.turn.began.load(Relaxed));
@@ -344,10 +366,10 @@ impl Measured {
         page.want.since.store(now, Release);
     }
 
-    fn renew_wish(&self, io: &Io<'_>) {
-        let want = &io.page.want;
-        want.valid_until.store(io.now + WISH, Relaxed);
-        if io.sibling {
+    fn renew_wish(&self, call: &Call<'_>) {
+        let want = &call.page.want;
+        want.valid_until.store(call.now + WISH, Relaxed);
+        if call.sibling {
             let cuts = if self.config.siblings_cut {
                 want_flags::BEHIND
             } else {

@@ -3,30 +3,29 @@
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use vgpu_abi::arbitration::SlotPage;
-use vgpu_core::compute::account;
-use vgpu_core::compute::limiter::{GRACE, LINGER};
 
-use super::Measured;
-use crate::law::io::Io;
-use crate::{MS, Ns, US};
+use super::Limiter;
+use super::call::Call;
+use crate::compute::limiter::{GRACE, LINGER};
+use crate::compute::{MS, Ns, US, account};
 
 /// Another share's turn that overlaps for no longer was not on the GPU: a switch takes as long.
 const SWITCH: Ns = 100 * US;
 /// A pause between a wait and the next launch counts for no longer.
 const LONGEST_GAP: Ns = 5 * MS;
 
-impl Measured {
+impl Limiter {
     /// Launches have ended at `to`: the time until then is charged.
-    pub(super) fn ended(&mut self, io: &mut Io<'_>, launches: u32, to: Ns) {
+    pub(super) fn ended(&mut self, call: &mut Call<'_>, launches: u32, to: Ns) {
         if launches == 0 {
             return;
         }
         let from = self.busy.unwrap_or(to).max(self.charged_to).min(to);
-        let own = self.own_part(io, from, to);
+        let own = self.own_part(call, from, to);
         let wall = own.unwrap_or(to - from);
-        let siblings = account::at_work(io.page, io.now).filter(|work| work.cell != self.cell);
+        let siblings = account::at_work(call.page, call.now).filter(|work| work.cell != self.cell);
         self.siblings = siblings.count() as u32;
-        let at_once = Ns::from(launches * (1 + self.siblings));
+        let at_once = Ns::from(launches) * Ns::from(1 + self.siblings);
         self.pace.took(wall / at_once, self.has_gaps);
         let without_pause = self.without_pause(wall, launches);
         let mean = self.pace.mean;
@@ -34,25 +33,25 @@ impl Measured {
         self.pace.acknowledged(without_pause.unwrap_or(wall), at_once, memory);
         self.widen(launches);
         self.uncharged = self.uncharged.max(launches);
-        let mut at_most = self.bound(io, own, to - from);
+        let mut at_most = self.bound(call, own, to - from);
         if without_pause.is_some() {
             let worked = Ns::from(self.uncharged) * mean;
             at_most = Some(at_most.map_or(worked, |bound| bound.min(worked)));
         }
-        if let Some(cell) = io.page.cells.get(self.cell) {
+        if self.owns_cell(call.page) {
             // Otherwise what this process has published would be taken for the work of another one.
-            cell.busy_since.store(0, Release);
+            call.page.cells[self.cell].busy_since.store(0, Release);
         }
-        account::charge_work(io.page, self.entry.weight, from, to, at_most);
+        account::charge_work(call.page, self.entry.weight, from, to, at_most);
         self.charged_to = to.max(self.charged_to);
         self.uncharged = 0;
         self.has_gaps = false;
-        io.words.acknowledged_at = io.now;
+        call.page.ends.seen_at.store(call.now, Relaxed);
         if self.in_flight == 0 {
             self.busy = None;
-            io.words.stuck = 0;
+            call.page.ends.stuck.store(0, Relaxed);
         }
-        self.publish(io);
+        self.publish(call);
     }
 
     /// A share that is alone may have paused behind launches that have no event behind them. Returns what they take by the
@@ -65,10 +64,10 @@ impl Measured {
 
     /// Returns how much of a time is charged at most: what launches take by samples, if the GPU waited for launches or
     /// may have been another share's.
-    fn bound(&self, io: &Io<'_>, own: Option<Ns>, wall: Ns) -> Option<Ns> {
+    fn bound(&self, call: &Call<'_>, own: Option<Ns>, wall: Ns) -> Option<Ns> {
         let launches = Ns::from(self.uncharged);
         let mut bound = own;
-        if self.pace.short > 0 && io.pages.has_others_without_turns() {
+        if self.pace.short > 0 && call.pages.has_others_without_turns() {
             bound = Some(bound.unwrap_or(wall).min(launches * self.pace.short));
         }
         if self.has_gaps && self.config.has_samples && self.pace.sample > 0 {
@@ -79,10 +78,10 @@ impl Measured {
     }
 
     /// Returns how much of a time is the share's own, if others had turns in it too: the GPU divides it by contexts.
-    fn own_part(&self, io: &Io<'_>, from: Ns, to: Ns) -> Option<Ns> {
+    fn own_part(&self, call: &Call<'_>, from: Ns, to: Ns) -> Option<Ns> {
         let (mut others, mut both) = (0, 0);
-        for other in io.pages.others(io.now).filter(|other| other.began != 0) {
-            let has_turn_until = if other.ends == 0 { 0 } else { io.now };
+        for other in call.pages.others(call.now).filter(|other| other.began != 0) {
+            let has_turn_until = if other.ends == 0 { 0 } else { call.now };
             let end = other.until.saturating_sub(GRACE).max(has_turn_until);
             let both_with = end.min(to).saturating_sub(other.began.max(from));
             if both_with > SWITCH {
@@ -95,12 +94,18 @@ impl Measured {
     }
 
     /// Publishes what this process has in flight.
-    pub(super) fn publish(&mut self, io: &Io<'_>) {
-        let Some(cell) = io.page.cells.get(self.cell) else {
+    pub(super) fn publish(&self, call: &Call<'_>) {
+        self.publish_since(call, self.busy.unwrap_or(0));
+    }
+
+    /// The same with what is about to be launched.
+    pub(super) fn publish_since(&self, call: &Call<'_>, since: Ns) {
+        if !self.owns_cell(call.page) {
             return;
-        };
-        let is_unknown = self.in_flight > 0 && self.pace.mean == 0;
-        account::publish(cell, io.now, self.busy.unwrap_or(0), self.own_left(io.now), is_unknown);
+        }
+        let cell = &call.page.cells[self.cell];
+        let is_unknown = since != 0 && self.pace.mean == 0;
+        account::publish(cell, call.now, since, self.own_left(call.now), is_unknown);
     }
 
     /// Charges the time between a wait and the next launch, if others wanted the turn in which it was.

@@ -1,28 +1,34 @@
 //! What a process knows of its launches that are in flight.
 
-use crate::Ns;
+use crate::compute::Ns;
+use crate::compute::flight::Stream;
 
-/// A stream of the process.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Stream {
-    /// Launches behind its last event.
-    pub open: u32,
+/// Launches of a stream that have no event behind them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Open {
+    pub stream: Stream,
+    pub launches: u32,
     /// When the first of them was made.
     pub since: Ns,
+    /// The number of the last of them among all launches.
+    pub last: u64,
 }
 
-/// An event that was recorded, and the base from which its distance is told.
+/// A wait of the program, before it: of what was launched later it says nothing.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Recorded {
-    pub event: usize,
-    pub base: usize,
+pub struct Waiting {
+    pub(super) scope: Option<Stream>,
+    pub(super) since: Ns,
+    /// Launches that were made before it.
+    pub(super) launches: u64,
 }
 
 /// An event behind launches.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mark {
-    pub event: Recorded,
-    pub stream: usize,
+    /// None: it could not be recorded, and its launches end by the clock.
+    pub event: Option<usize>,
+    pub stream: Stream,
     pub recorded: Ns,
     pub launches: u32,
     /// When the first of them was made.
@@ -46,6 +52,6 @@ pub(super) struct Alone {
     /// When it last looked at the others' pages, and how many launches may still go before the next look.
     pub looked: Ns,
     pub granted: u32,
-    /// Launches since the last event.
-    pub unmarked: u32,
+    /// All launches that were made when it last recorded an event.
+    pub marked: u64,
 }

@@ -2,7 +2,7 @@
 //! is charged is measured. It is the time of the launches that were acknowledged lately, divided by their number: a mean of
 //! means would follow each long kernel.
 
-use crate::Ns;
+use crate::compute::Ns;
 
 /// All of them are 0 until the first acknowledgement, or the first sample.
 #[derive(Clone, Copy, Debug, Default)]

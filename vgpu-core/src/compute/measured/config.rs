@@ -1,6 +1,6 @@
 //! The constants of the law that were chosen by measurement, and other choices, which show what each of them is for.
 
-use crate::{MS, Ns, US};
+use crate::compute::{MS, Ns, US};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Config {
@@ -55,30 +55,4 @@ impl Default for Config {
             siblings_cut: true,
         }
     }
-}
-
-/// Returns the law as it is proposed, and with one part changed or left out at a time, by name.
-#[must_use]
-pub fn variants() -> Vec<(&'static str, Config)> {
-    let with = |change: fn(&mut Config)| {
-        let mut config = Config::default();
-        change(&mut config);
-        config
-    };
-    vec![
-        ("as proposed", Config::default()),
-        ("16 in flight", with(|it| (it.most, it.most_capped) = (16, 16))),
-        ("64 in flight beside others", with(|it| it.most = 64)),
-        ("500 us ahead", with(|it| it.ahead = 500 * US)),
-        ("never alone", with(|it| it.has_alone = false)),
-        ("alone 40 ms ahead", with(|it| it.ahead_alone = 40 * MS)),
-        ("a mean of 20 ms", with(|it| it.memory = 20 * MS)),
-        ("an event behind 8", with(|it| it.every = 8)),
-        ("no samples", with(|it| it.has_samples = false)),
-        ("no spinning", with(|it| it.spin = 0)),
-        ("ranks as others", with(|it| it.ahead_ranks = 2 * MS)),
-        ("ranks do not give up", with(|it| it.gives_up = None)),
-        ("ranks do not cut", with(|it| it.siblings_cut = false)),
-        ("10 s a burial", with(|it| it.burial = None)),
-    ]
 }

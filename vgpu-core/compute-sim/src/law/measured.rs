@@ -1,0 +1,174 @@
+//! The law by measured time: `vgpu_core::compute::measured`, called as the library would call it. What its calls take of the
+//! CPU is a guess.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use vgpu_abi::arbitration::Entry;
+use vgpu_core::compute::flight::Stream;
+use vgpu_core::compute::measured::call::{self, Call, Process};
+use vgpu_core::compute::measured::config::Config;
+use vgpu_core::compute::measured::{Limiter, Waiting};
+
+use super::events::Base;
+use super::io::{Answer, Io, Law};
+use crate::Ns;
+
+/// CPU: a launch within the budget, one that asks, and a wait that finds nothing to do.
+const WITHIN_BUDGET: Ns = 12;
+const ASKS: Ns = 250;
+const QUIET_WAIT: Ns = 25;
+
+#[derive(Debug)]
+pub(crate) struct Measured {
+    limiter: Limiter,
+    bases: Vec<Base>,
+    /// Launches that may go without a question.
+    budget: u32,
+    /// Those that went and were not reported yet, by stream.
+    passed: Vec<(usize, u32)>,
+    /// The launch under way is one of them.
+    is_within_budget: bool,
+    /// Waits of the threads that have not returned, with what they wait for.
+    waiting: Vec<(Option<usize>, Waiting)>,
+}
+
+impl Measured {
+    pub(super) fn new(config: Config, owner: u64, entry: Entry) -> Self {
+        Self {
+            limiter: Limiter::new(config, owner, entry),
+            bases: Vec::new(),
+            budget: 0,
+            passed: Vec::new(),
+            is_within_budget: false,
+            waiting: Vec::new(),
+        }
+    }
+
+    fn report_passed(&mut self, now: Ns) {
+        for (stream, launches) in self.passed.drain(..) {
+            self.limiter.passed(now, of(stream), launches);
+        }
+    }
+
+    fn with_limiter<T>(&mut self, io: &mut Io<'_>, ask: impl FnOnce(&mut Limiter, &mut Call<'_>) -> T) -> T {
+        self.report_passed(io.now);
+        let (now, pages, page, sibling) = (io.now, io.pages, io.page, io.sibling);
+        let bases = &mut self.bases;
+        let mut call = Call {
+            now,
+            pages,
+            page,
+            process: &mut Simulated { io, bases },
+            sibling,
+        };
+        ask(&mut self.limiter, &mut call)
+    }
+}
+
+fn of(stream: usize) -> Stream {
+    Stream(stream as u64)
+}
+
+impl Law for Measured {
+    fn ask(&mut self, io: &mut Io<'_>, stream: usize, _shape: u64, asked: Ns) -> Answer {
+        io.cost += WITHIN_BUDGET;
+        self.is_within_budget = self.budget > 0;
+        if self.is_within_budget {
+            self.budget -= 1;
+            match self.passed.iter_mut().find(|(passed, _)| *passed == stream) {
+                Some((_, launches)) => *launches += 1,
+                None => self.passed.push((stream, 1)),
+            }
+            return Answer::Go;
+        }
+        if self.limiter.needs_no_look(io.now) {
+            io.cost += QUIET_WAIT;
+            return Answer::Go;
+        }
+        io.cost += ASKS;
+        if io.pages.slots.len() > 1 {
+            io.cost += io.hardware.look;
+        }
+        match self.with_limiter(io, |limiter, call| limiter.ask(call, of(stream), asked)) {
+            call::Answer::Go => Answer::Go,
+            call::Answer::Wait(wait) => Answer::Wait {
+                until: wait.until,
+                on: wait.on,
+                spins: wait.spins,
+            },
+        }
+    }
+
+    fn launched(&mut self, io: &mut Io<'_>, stream: usize, _shape: u64) {
+        if !self.is_within_budget {
+            self.budget = self.with_limiter(io, |limiter, call| limiter.launched(call, of(stream)));
+        }
+    }
+
+    fn before_wait(&mut self, io: &mut Io<'_>, scope: Option<usize>) {
+        io.cost += QUIET_WAIT;
+        let recorded = io.context.recorded;
+        let wait = self.with_limiter(io, |limiter, call| limiter.before_wait(call, scope.map(of)));
+        self.waiting.push((scope, wait));
+        if io.context.recorded != recorded {
+            io.cost += ASKS / 2;
+        }
+    }
+
+    fn after_wait(&mut self, io: &mut Io<'_>, scope: Option<usize>) {
+        io.cost += QUIET_WAIT;
+        let Some(at) = self.waiting.iter().position(|(of, _)| *of == scope) else {
+            return;
+        };
+        let (_, wait) = self.waiting.remove(at);
+        let wake = io.page.wake.load(Relaxed);
+        let was_asked = self.with_limiter(io, |limiter, call| limiter.after_wait(call, &wait));
+        if was_asked {
+            io.cost += ASKS / 2;
+        }
+        if io.page.wake.load(Relaxed) != wake {
+            io.cost += io.hardware.rouse;
+        }
+        // The next launch begins a busy time, and somebody has to look at the clock.
+        if was_asked || self.limiter.is_idle() {
+            self.budget = 0;
+        }
+    }
+
+    fn exit(&mut self, io: &mut Io<'_>) {
+        self.with_limiter(io, |limiter, call| limiter.exit(call));
+    }
+}
+
+/// The process as the limiter sees it.
+struct Simulated<'a, 'b> {
+    io: &'a mut Io<'b>,
+    bases: &'a mut Vec<Base>,
+}
+
+impl Process for Simulated<'_, '_> {
+    fn record(&mut self, stream: Stream) -> Option<usize> {
+        let stream = stream.0 as usize;
+        if self.bases.last().is_none_or(|base| base.is_old(self.io.now)) {
+            self.bases.push(Base::record(self.io, stream));
+        }
+        Some(self.io.record(stream))
+    }
+
+    fn passed(&mut self, event: usize) -> Option<Ns> {
+        let passed = self.io.query(event)?;
+        let base = self.bases.iter_mut().rfind(|base| base.is_before(event))?;
+        let distance = base.distance(self.io, passed);
+        Some((base.latest + distance).min(self.io.now))
+    }
+
+    fn between(&mut self, front: usize, behind: usize) -> Option<Ns> {
+        self.io.cost += self.io.hardware.elapsed;
+        let (front, behind) = (self.io.context.passed(front)?, self.io.context.passed(behind)?);
+        Some(behind.saturating_sub(front))
+    }
+
+    fn is_dead(&self, owner: u64) -> bool {
+        self.io.living.is_dead(owner)
+    }
+}

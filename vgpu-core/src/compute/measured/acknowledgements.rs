@@ -1,0 +1,155 @@
+//! What is in flight, and what has ended. An acknowledgement is an event that was reached, or a wait that returned.
+//!
+//! How it fails: launches behind which no event can be recorded count as ended by the clock, or as soon as a later event of
+//! their stream was reached or the program has waited for them.
+
+use super::Limiter;
+use super::call::Call;
+use super::launches::{Mark, Open, Waiting};
+use crate::compute::flight::Stream;
+use crate::compute::{MS, Ns, US};
+
+/// An event that is reached so soon after it was recorded says that the GPU had waited for launches.
+const CAUGHT_UP: Ns = 30 * US;
+/// The GPU passes the event in front of a launch while the CPU still makes the launch.
+const LAUNCHING: Ns = 3 * US;
+/// Launches without an event count as ended after this, or four times what they should take.
+const BY_THE_CLOCK: Ns = 10 * MS;
+
+impl Limiter {
+    /// Launches are in flight.
+    pub(super) fn count(&mut self, now: Ns, stream: Stream, launches: u32) {
+        self.in_flight = self.in_flight.saturating_add(launches);
+        self.uncharged = self.uncharged.saturating_add(launches);
+        self.launches += u64::from(launches);
+        self.busy.get_or_insert(now);
+        let last = self.launches;
+        if let Some(open) = self.open.iter_mut().find(|open| open.stream == stream) {
+            open.launches = open.launches.saturating_add(launches);
+            open.last = last;
+            return;
+        }
+        self.open.push(Open {
+            stream,
+            launches,
+            since: now,
+            last,
+        });
+    }
+
+    /// Returns true if a stream has launches with no event behind them.
+    pub(super) fn is_open(&self, stream: Stream) -> bool {
+        self.open.iter().any(|open| open.stream == stream)
+    }
+
+    /// The launch that comes next is measured by itself.
+    pub(super) fn record_in_front(&mut self, call: &mut Call<'_>, stream: Stream) {
+        self.single = call.process.record(stream).map(|event| (stream, event));
+    }
+
+    /// Records an event behind the launches of a stream that have none behind them.
+    pub(super) fn mark(&mut self, call: &mut Call<'_>, stream: Stream) {
+        let Some(at) = self.open.iter().position(|open| open.stream == stream) else {
+            return;
+        };
+        let open = self.open.remove(at);
+        let in_front = self.single.take_if(|(of, _)| *of == stream).map(|(_, event)| event);
+        let in_front = in_front.filter(|_| open.launches == 1);
+        self.marks.push_back(Mark {
+            event: call.process.record(stream),
+            stream,
+            recorded: call.now,
+            launches: open.launches,
+            first: open.since,
+            in_front,
+        });
+        self.last_mark = call.now;
+    }
+
+    pub(super) fn mark_all(&mut self, call: &mut Call<'_>) {
+        while let Some(open) = self.open.first() {
+            self.mark(call, open.stream);
+        }
+    }
+
+    /// Reads the events that were reached, each stream's in order.
+    pub(super) fn poll(&mut self, call: &mut Call<'_>) {
+        let mut waiting: Vec<Stream> = Vec::new();
+        let mut at = 0;
+        while at < self.marks.len() {
+            let mark = self.marks[at];
+            if waiting.contains(&mark.stream) {
+                at += 1;
+                continue;
+            }
+            let Some(ended) = self.ended_at(call, &mark) else {
+                if mark.event.is_some() {
+                    waiting.push(mark.stream);
+                }
+                at += 1;
+                continue;
+            };
+            self.marks.remove(at);
+            let before = self.without_event_before(at, mark.stream);
+            let launches = mark.launches + before;
+            self.reached(call, &Mark { launches, ..mark }, ended);
+            at = 0;
+        }
+    }
+
+    /// Takes out the marks of a stream before this place that have no event: what is behind them has ended, and so have
+    /// they. Returns their launches.
+    fn without_event_before(&mut self, place: usize, stream: Stream) -> u32 {
+        let (mut launches, mut at) = (0, 0);
+        self.marks.retain(|mark| {
+            let ends = at < place && mark.stream == stream && mark.event.is_none();
+            launches += if ends { mark.launches } else { 0 };
+            at += 1;
+            !ends
+        });
+        launches
+    }
+
+    fn ended_at(&self, call: &mut Call<'_>, mark: &Mark) -> Option<Ns> {
+        if let Some(event) = mark.event {
+            return call.process.passed(event);
+        }
+        let should_take = Ns::from(mark.launches) * self.pace.mean * Ns::from(1 + self.siblings);
+        let ended = mark.recorded + BY_THE_CLOCK.max(4 * should_take);
+        (call.now >= ended).then_some(ended)
+    }
+
+    fn reached(&mut self, call: &mut Call<'_>, mark: &Mark, ended: Ns) {
+        let to = ended.min(call.now);
+        if let Some(begun) = self.begin.take().and_then(|begin| call.process.passed(begin)) {
+            // The busy time did not begin with the launch but when the GPU passed the event in front of it.
+            self.busy = self.busy.map(|busy| busy.max(begun.min(to)));
+        }
+        let is_older = |other: &Mark| other.first < mark.recorded && other.stream != mark.stream;
+        let has_caught_up = to < mark.recorded + CAUGHT_UP && !self.marks.iter().any(is_older);
+        let both = mark.in_front.zip(mark.event);
+        if let Some(length) = both.and_then(|(front, behind)| call.process.between(front, behind)) {
+            let lag = if has_caught_up { LAUNCHING } else { 0 };
+            self.pace.sampled(length + lag);
+        }
+        self.has_gaps |= has_caught_up && mark.launches > 1;
+        self.has_caught_up = has_caught_up;
+        self.ended(call, mark.launches, to);
+    }
+
+    /// Ends the launches that a wait covers and that have no event. Returns how many there were. Of a stream in which another
+    /// thread has launched meanwhile nobody knows which of them have ended.
+    pub(super) fn close(&mut self, wait: &Waiting) -> u32 {
+        let is_waited_for = |stream: Stream| wait.scope.is_none_or(|scope| scope == stream);
+        let is_covered = |open: &mut Open| is_waited_for(open.stream) && open.last <= wait.launches;
+        let open = self.open.extract_if(.., is_covered);
+        let open: u32 = open.map(|open| open.launches).sum();
+        let mut without_event = 0;
+        self.marks.retain(|mark| {
+            let ends = mark.event.is_none() && is_waited_for(mark.stream) && mark.recorded <= wait.since;
+            without_event += if ends { mark.launches } else { 0 };
+            !ends
+        });
+        open + without_event
+    }
+}

@@ -1,0 +1,84 @@
+//! Cells of the share's page as leases: a process has one while it has work in flight, so any number of processes can
+//! share them.
+//!
+//! How it fails: of two processes that take one cell at once, one gets it. A process whose cell was taken while it had
+//! nothing in flight takes another before its next launch that asks; what it publishes in between is overwritten. A process
+//! that is killed is charged for what it had in flight, by whoever of its share asks next.
+
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+use vgpu_abi::arbitration::{Cell, SlotPage};
+
+use super::Limiter;
+use super::call::Call;
+use crate::compute::{MS, Ns, account};
+
+/// Deaths before this are forgotten, and no burial charges more.
+const REMEMBERED: Ns = 600_000 * MS;
+/// What a burial charges at most without the bound that doubles.
+const MOST: Ns = 10_000 * MS;
+
+impl Limiter {
+    /// Returns true if this process has a cell, if need be that of another one which has nothing in flight.
+    pub(super) fn has_cell(&mut self, call: &mut Call<'_>) -> bool {
+        if self.owns_cell(call.page) {
+            return true;
+        }
+        // Those that nobody has come first: who has nothing in flight may be about to launch.
+        let is_free = |cell: &(usize, &Cell)| cell.1.owner.load(Relaxed) == 0;
+        let (free, taken): (Vec<_>, Vec<_>) = call.page.cells.iter().enumerate().partition(is_free);
+        for (index, cell) in free.into_iter().chain(taken) {
+            let owner = cell.owner.load(Acquire);
+            let is_free = owner == 0 || cell.busy_since.load(Relaxed) == 0;
+            if !is_free && !call.process.is_dead(owner) {
+                continue;
+            }
+            if cell.owner.compare_exchange(owner, self.owner, AcqRel, Relaxed).is_ok() {
+                bury(call.page, cell, self.entry.weight, call.now, self.config.burial);
+                self.cell = index;
+                return true;
+            }
+        }
+        false
+    }
+
+    pub(super) fn owns_cell(&self, page: &SlotPage) -> bool {
+        let cell = page.cells.get(self.cell);
+        cell.is_some_and(|cell| cell.owner.load(Relaxed) == self.owner)
+    }
+
+    /// Charges what processes of the share had in flight that are dead.
+    pub(super) fn bury_the_dead(&self, call: &mut Call<'_>) {
+        for cell in &call.page.cells {
+            let owner = cell.owner.load(Acquire);
+            let is_busy = owner != 0 && cell.busy_since.load(Relaxed) != 0;
+            let is_dead = is_busy && call.process.is_dead(owner);
+            // Taken first, so that nobody else does, whose work would be charged.
+            if is_dead && cell.owner.compare_exchange(owner, self.owner, AcqRel, Relaxed).is_ok() {
+                bury(call.page, cell, self.entry.weight, call.now, self.config.burial);
+                cell.owner.store(0, Release);
+            }
+        }
+    }
+}
+
+/// Charges what a cell's process had in flight, by the clock until it was found dead. Nobody knows when it died, so the
+/// charge has a bound, `first`, which doubles with each such death: otherwise a share could have work for nothing.
+pub fn bury(page: &SlotPage, cell: &Cell, weight: u32, now: Ns, first: Option<Ns>) {
+    let since = cell.busy_since.swap(0, AcqRel);
+    cell.estimated.store(0, Relaxed);
+    if since == 0 || since >= now {
+        return;
+    }
+    let ends = &page.ends;
+    if now.saturating_sub(ends.buried_at.load(Relaxed)) > REMEMBERED {
+        ends.burials.store(0, Relaxed);
+    }
+    let before = ends.burials.fetch_add(1, Relaxed);
+    ends.buried_at.store(now, Relaxed);
+    let bound = match first {
+        None => MOST,
+        Some(first) => (first << before.min(16)).min(REMEMBERED),
+    };
+    account::charge_work(page, weight, since, now.min(since.saturating_add(bound)), None);
+}

@@ -1,0 +1,324 @@
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+use vgpu_abi::arbitration::{CELLS, Entry, NodePage, SLOTS, SlotPage, WEIGHT_OF_ONE_CORE, entry_flags};
+
+use super::Limiter;
+use super::call::{Answer, Call, Process};
+use super::config::Config;
+use crate::compute::flight::Stream;
+use crate::compute::limiter::OVERRIDE;
+use crate::compute::turn::Pages;
+use crate::compute::{MS, Ns, US};
+
+const STREAM: Stream = Stream(1);
+const OWNER: u64 = 7;
+
+/// A process whose events are passed as the test says.
+#[derive(Debug, Default)]
+struct Fake {
+    can_record: bool,
+    recorded: usize,
+    /// By event, when it is passed.
+    passed: Vec<Option<Ns>>,
+    dead: Vec<u64>,
+}
+
+impl Fake {
+    fn recording() -> Self {
+        Self {
+            can_record: true,
+            ..Self::default()
+        }
+    }
+
+    /// All events that were recorded are passed at this moment.
+    fn pass_all(&mut self, at: Ns) {
+        for passed in &mut self.passed {
+            passed.get_or_insert(at);
+        }
+    }
+}
+
+impl Process for Fake {
+    fn record(&mut self, _stream: Stream) -> Option<usize> {
+        self.recorded += 1;
+        self.can_record.then(|| {
+            self.passed.push(None);
+            self.passed.len() - 1
+        })
+    }
+
+    fn passed(&mut self, event: usize) -> Option<Ns> {
+        self.passed[event]
+    }
+
+    fn between(&mut self, front: usize, behind: usize) -> Option<Ns> {
+        Some(self.passed[behind]?.saturating_sub(self.passed[front]?))
+    }
+
+    fn is_dead(&self, owner: u64) -> bool {
+        self.dead.contains(&owner)
+    }
+}
+
+fn entry(cores: u32, flags: u32) -> Entry {
+    Entry {
+        weight: cores * WEIGHT_OF_ONE_CORE,
+        flags,
+        generation: 1,
+    }
+}
+
+/// Some shares on a GPU; the first is the one that is asked.
+struct Gpu {
+    node: NodePage,
+    pages: Vec<SlotPage>,
+}
+
+impl Gpu {
+    fn new(shares: &[Entry]) -> Self {
+        let mut entries = [Entry::default(); SLOTS];
+        entries[..shares.len()].copy_from_slice(shares);
+        let node = NodePage::default();
+        node.write(&entries);
+        let pages = shares.iter().map(|_| SlotPage::default()).collect();
+        Self { node, pages }
+    }
+
+    fn call<T>(&self, now: Ns, process: &mut Fake, call: impl FnOnce(&mut Call<'_>) -> T) -> T {
+        let slots: Vec<Option<&SlotPage>> = self.pages.iter().map(Some).collect();
+        call(&mut Call {
+            now,
+            pages: Pages {
+                node: &self.node,
+                slots: &slots,
+                own: 0,
+            },
+            page: &self.pages[0],
+            process,
+            sibling: false,
+        })
+    }
+
+    fn charged(&self) -> Ns {
+        self.pages[0].counters.charged.load(Relaxed)
+    }
+}
+
+fn limiter(entry: Entry) -> Limiter {
+    Limiter::new(Config::default(), OWNER, entry)
+}
+
+/// Launches as soon as it may from `now` on. Returns when it went, if that was before `until`.
+fn goes_at(gpu: &Gpu, limiter: &mut Limiter, process: &mut Fake, mut now: Ns, until: Ns) -> Option<Ns> {
+    let asked = now;
+    while now < until {
+        match gpu.call(now, process, |call| limiter.ask(call, STREAM, asked)) {
+            Answer::Go => {
+                gpu.call(now, process, |call| limiter.launched(call, STREAM));
+                return Some(now);
+            }
+            Answer::Wait(wait) => now = wait.until.max(now + 1),
+        }
+    }
+    None
+}
+
+/// The program waits for all, and the wait returns at once.
+fn waits(gpu: &Gpu, limiter: &mut Limiter, process: &mut Fake, now: Ns) {
+    let wait = gpu.call(now, process, |call| limiter.before_wait(call, None));
+    gpu.call(now, process, |call| limiter.after_wait(call, &wait));
+}
+
+/// The own page and those of others may hold anything: the limiter neither panics nor hangs.
+#[test]
+fn any_words_on_the_pages_are_survived() {
+    let mut random = 1u64;
+    for round in 0..if cfg!(miri) { 10 } else { 2000 } {
+        let flags = if round % 2 == 0 { entry_flags::GUARANTEED } else { 0 };
+        let gpu = Gpu::new(&[entry(30, flags), entry(70, 0)]);
+        for page in &gpu.pages {
+            let bucket = AtomicU64::new(0);
+            let words = [
+                &page.turn.began,
+                &page.turn.ends,
+                &page.turn.until,
+                &page.turn.idle_since,
+                &page.turn.flags,
+                &page.want.since,
+                &page.want.valid_until,
+                &page.want.tag,
+                &page.want.flags,
+                &page.start_tag,
+                &page.finish_tag,
+                &page.bucket.at,
+                &bucket,
+                &page.covered,
+                &page.cells[3].owner,
+                &page.cells[3].busy_since,
+                &page.cells[3].estimated,
+                &page.cells[3].valid_until,
+                &page.ends.seen_at,
+                &page.ends.stuck,
+                &page.ends.burials,
+                &page.ends.buried_at,
+            ];
+            for word in words {
+                random = random
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1_442_695_040_888_963_407);
+                let extremes = [0, 1, Ns::MAX, Ns::MAX / 2, 5_000 * MS, 5_001 * MS, random, random >> 30];
+                word.store(extremes[(random >> 60) as usize % extremes.len()], Relaxed);
+            }
+            page.bucket.tokens.store(bucket.load(Relaxed).cast_signed(), Relaxed);
+        }
+        let (mut limiter, mut process) = (limiter(entry(30, flags)), Fake::recording());
+        process.dead.push(gpu.pages[0].cells[3].owner.load(Relaxed));
+        let mut now = 5_000 * MS;
+        for _ in 0..20 {
+            match gpu.call(now, &mut process, |call| limiter.ask(call, STREAM, now)) {
+                Answer::Go => {
+                    let budget = gpu.call(now, &mut process, |call| limiter.launched(call, STREAM));
+                    limiter.passed(now, STREAM, budget);
+                    now += MS;
+                    process.pass_all(now);
+                    let wait = gpu.call(now, &mut process, |call| limiter.before_wait(call, None));
+                    gpu.call(now, &mut process, |call| limiter.after_wait(call, &wait));
+                }
+                Answer::Wait(wait) => now = wait.until.min(now + 200 * MS).max(now + 1),
+            }
+        }
+        gpu.call(now, &mut process, |call| limiter.exit(call));
+    }
+}
+
+/// A neighbour that says for ever that it has a turn takes no share's `cores`.
+#[test]
+fn a_liar_takes_no_shares_cores() {
+    let gpu = Gpu::new(&[entry(30, 0), entry(70, 0)]);
+    let (mut limiter, mut process) = (limiter(entry(30, 0)), Fake::recording());
+    let (mut now, mut ran) = (1000 * MS, 0);
+    let end = now + 10_000 * MS;
+    while now < end {
+        let turn = &gpu.pages[1].turn;
+        for word in [&turn.began, &turn.ends, &turn.until] {
+            word.store(1 << 62, Relaxed);
+        }
+        match gpu.call(now, &mut process, |call| limiter.ask(call, STREAM, now)) {
+            Answer::Go => {
+                gpu.call(now, &mut process, |call| limiter.launched(call, STREAM));
+                now += MS;
+                ran += MS;
+                process.pass_all(now);
+            }
+            Answer::Wait(wait) => now = wait.until.max(now + 1),
+        }
+    }
+    assert!(ran > 2_000 * MS, "{} ms of 10 s", ran / MS);
+}
+
+/// Launches behind which no event can be recorded end by the clock, or when the program has waited for them.
+#[test]
+fn launches_without_an_event_are_charged_by_the_clock() {
+    let gpu = Gpu::new(&[entry(30, 0), entry(70, 0)]);
+    let (mut limiter, mut process) = (limiter(entry(30, 0)), Fake::default());
+    assert_eq!(
+        goes_at(&gpu, &mut limiter, &mut process, 1000 * MS, 1001 * MS),
+        Some(1000 * MS)
+    );
+    assert!(process.recorded > 0 && !limiter.is_idle());
+    // The second launch fills the window, and waits for the first.
+    goes_at(&gpu, &mut limiter, &mut process, 1000 * MS, 1001 * MS);
+    let third = goes_at(&gpu, &mut limiter, &mut process, 1001 * MS, 2000 * MS).expect("the first two count as ended");
+    assert!((1010 * MS..1100 * MS).contains(&third), "{third}");
+    assert!(
+        gpu.charged() >= 10 * MS && gpu.charged() <= 100 * MS,
+        "{}",
+        gpu.charged()
+    );
+    waits(&gpu, &mut limiter, &mut process, 1200 * MS);
+    assert!(limiter.is_idle(), "the program has waited for it");
+}
+
+/// Any number of processes share the cells: one that has nothing in flight gives its own away.
+#[test]
+fn cells_are_leases() {
+    let gpu = Gpu::new(&[entry(30, 0)]);
+    let mut limiters: Vec<Limiter> = (1..=CELLS as u64 + 8)
+        .map(|owner| Limiter::new(Config::default(), owner, entry(30, 0)))
+        .collect();
+    let (mut process, mut now) = (Fake::recording(), 1000 * MS);
+    for limiter in &mut limiters {
+        assert!(
+            goes_at(&gpu, limiter, &mut process, now, now + MS).is_some(),
+            "at {now}"
+        );
+        now += MS;
+        process.pass_all(now);
+        waits(&gpu, limiter, &mut process, now);
+        assert!(limiter.is_idle());
+    }
+    assert_eq!(gpu.charged(), 40 * MS, "each of 40 ran for a ms");
+    // All cells are busy: a further process waits, and goes when the owner of one of them is dead.
+    for (cell, limiter) in gpu.pages[0].cells.iter().zip(&mut limiters) {
+        let started = gpu.call(now, &mut process, |call| limiter.ask(call, STREAM, now));
+        assert_eq!(started, Answer::Go);
+        gpu.call(now, &mut process, |call| limiter.launched(call, STREAM));
+        assert_ne!(cell.owner.load(Relaxed), 0);
+    }
+    let last = limiters.last_mut().expect("there are many");
+    assert_eq!(goes_at(&gpu, last, &mut process, now, now + 20 * MS), None);
+    process.dead.push(gpu.pages[0].cells[5].owner.load(Relaxed));
+    assert!(goes_at(&gpu, last, &mut process, now + 20 * MS, now + 60 * MS).is_some());
+}
+
+/// A killed process is charged by the clock up to a second, the next one up to two.
+#[test]
+fn a_death_is_charged_within_a_bound_that_doubles() {
+    let page = SlotPage::default();
+    let cell = &page.cells[0];
+    for (death, bound) in [(1, 1000 * MS), (2, 2000 * MS), (3, 4000 * MS)] {
+        let (since, before) = (death * 100_000 * MS, page.counters.charged.load(Relaxed));
+        cell.busy_since.store(since, Relaxed);
+        super::cells::bury(&page, cell, 30_000, since + 50_000 * MS, Config::default().burial);
+        assert_eq!(page.counters.charged.load(Relaxed) - before, bound, "death {death}");
+    }
+    let (since, before) = (900_000 * MS, page.counters.charged.load(Relaxed));
+    cell.busy_since.store(since, Relaxed);
+    super::cells::bury(&page, cell, 30_000, since + 5 * MS, Config::default().burial);
+    assert_eq!(page.counters.charged.load(Relaxed) - before, 5 * MS, "found soon");
+}
+
+/// A kernel may wait for one that is launched behind it: in the end that one goes, of each policy.
+#[test]
+fn a_kernel_that_does_not_end_stops_no_launch_for_ever() {
+    for (flags, least) in [(0, 0), (entry_flags::GUARANTEED, 9_000 * MS)] {
+        let gpu = Gpu::new(&[entry(10, flags)]);
+        let (mut limiter, mut process) = (limiter(entry(10, flags)), Fake::recording());
+        let mut now = 1000 * MS;
+        for launch in 0..4 {
+            let at = goes_at(&gpu, &mut limiter, &mut process, now, now + 600_000 * MS);
+            now = at.unwrap_or_else(|| panic!("launch {launch}, flags {flags}"));
+        }
+        assert!(now >= 1000 * MS + least, "{now}");
+    }
+}
+
+/// What a share waits for at most, if it has not had its `cores`.
+#[test]
+fn who_has_waited_for_the_override_goes() {
+    let gpu = Gpu::new(&[entry(30, 0), entry(70, 0)]);
+    let (mut limiter, mut process) = (limiter(entry(30, 0)), Fake::recording());
+    let begin = 5_000 * MS;
+    gpu.pages[0].bucket.at.store(begin - 10 * MS, Relaxed);
+    gpu.pages[1].turn.began.store(begin - MS, Relaxed);
+    gpu.pages[1].turn.ends.store(begin + 60_000 * MS, Relaxed);
+    gpu.pages[1].turn.until.store(begin + 60_000 * MS, Relaxed);
+    let went = goes_at(&gpu, &mut limiter, &mut process, begin, begin + 1000 * MS).expect("it goes");
+    assert!(
+        went >= begin + OVERRIDE && went <= begin + OVERRIDE + 2 * MS,
+        "{}",
+        (went - begin) / US
+    );
+}

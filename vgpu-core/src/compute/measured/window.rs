@@ -1,0 +1,109 @@
+//! How much may be in flight: a window of launches, which acknowledgements widen, as in congestion control, and which is
+//! no deeper than some GPU time by the mean time of a launch.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::call::Call;
+use super::launches::InFlight;
+use super::{LONG, Limiter, SHARED};
+use crate::compute::{MS, Ns, US, account, bucket};
+
+/// What is assumed of a launch when nothing was acknowledged yet.
+const UNKNOWN: Ns = 200 * US;
+const LEAST_LEFT: Ns = 20 * US;
+/// A capped share may have so many in flight whatever its `cores`.
+const LEAST_CAPPED: u32 = 4;
+/// The window grows no further.
+const WIDEST: u32 = 1 << 20;
+/// All processes of a share together may have two launches each in flight if that takes no longer.
+const TWO_EACH: Ns = 6 * MS;
+
+impl Limiter {
+    /// Returns how many launches may be in flight.
+    pub(super) fn room(&self, now: Ns) -> u32 {
+        let config = &self.config;
+        let (most, ahead) = if self.is_capped(now) {
+            let part = u64::from(self.entry.weight) * u64::from(config.most_capped) / bucket::WHOLE;
+            ((part as u32).max(LEAST_CAPPED), config.ahead_capped)
+        } else if self.is_alone {
+            (WIDEST, config.ahead_alone)
+        } else {
+            let part = self.entry.weight * 4 / 3 / 1000;
+            let ahead = if self.is_rank(now) {
+                config.ahead_ranks
+            } else {
+                config.ahead
+            };
+            (part.clamp(16.min(config.most), config.most), ahead)
+        };
+        let deep = match ahead.checked_div(self.pace.mean) {
+            Some(fit) => {
+                let processes = Ns::from(1 + self.siblings);
+                let are_many = processes > 2 && 2 * self.pace.mean * processes > TWO_EACH;
+                let least = if are_many || self.pace.least > LONG { 1 } else { 2 };
+                // Alone, processes need not leave room for each other.
+                let each = if self.is_alone { fit } else { fit / processes };
+                each.clamp(least, Ns::from(WIDEST)) as u32
+            }
+            None if self.is_capped(now) => 1,
+            None => 2,
+        };
+        self.window.min(most).min(deep).max(1)
+    }
+
+    /// Returns how many more launches may be in flight.
+    pub(super) fn free_room(&self, now: Ns) -> u32 {
+        self.room(now).saturating_sub(self.in_flight)
+    }
+
+    /// Returns true if the share has had turns on several GPUs at once lately.
+    pub(super) fn is_rank(&self, now: Ns) -> bool {
+        self.sibling_at != 0 && now < self.sibling_at + SHARED
+    }
+
+    /// Launches were acknowledged: the window is twice as wide.
+    pub(super) fn widen(&mut self, launches: u32) {
+        self.window = (2 * self.window).min(WIDEST);
+        self.in_flight = self.in_flight.saturating_sub(launches);
+    }
+
+    // === how long what is in flight takes
+
+    /// Returns how much longer what this process has in flight takes.
+    pub(super) fn own_left(&self, now: Ns) -> Ns {
+        if self.in_flight == 0 {
+            return 0;
+        }
+        let each = match self.pace.mean {
+            0 => UNKNOWN,
+            mean => mean * Ns::from(1 + self.siblings),
+        };
+        let since = self.busy.unwrap_or(now).max(self.charged_to);
+        let left = (Ns::from(self.in_flight) * each).saturating_sub(now.saturating_sub(since));
+        left.max(LEAST_LEFT)
+    }
+
+    pub(super) fn share_in_flight(&self, call: &Call<'_>) -> InFlight {
+        let (now, page) = (call.now, call.page);
+        let others = || account::at_work(page, now).filter(|work| work.cell != self.cell);
+        let since = others().map(|work| work.since).chain(self.busy).min();
+        let covered = page.covered.load(Relaxed);
+        let ran = |since: Ns| now.saturating_sub(since.max(covered));
+        let left = others().map(|work| work.estimated.saturating_sub(ran(work.since)));
+        InFlight {
+            ran: since.map_or(0, ran),
+            left: left.max().unwrap_or(0).max(self.own_left(now)),
+        }
+    }
+
+    /// Returns when the oldest launch was made that is not known to have ended.
+    pub(super) fn oldest(&self) -> Option<Ns> {
+        let open = self.open.iter().map(|open| open.since);
+        self.marks.iter().map(|mark| mark.first).chain(open).min()
+    }
+
+    /// Returns true if what is in flight has taken far longer than it should.
+    pub(super) fn is_late(&self, now: Ns, left: Ns) -> bool {
+        self.oldest().is_some_and(|first| first + 4 * left + 10 * MS < now)
+    }
+}
