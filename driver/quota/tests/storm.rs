@@ -68,6 +68,67 @@ fn check(api: &Api, step: &dyn std::fmt::Debug) {
     assert!(status.used.memory >= once, "a reservation counts less than its claim");
 }
 
+fn take(step: &Step, api: &mut Api, replicas: &mut [Replica; 2]) {
+    match step {
+        Step::Pod(pod, size) => api.pod(*pod, Err(*size), true),
+        Step::Sharer(pod) => api.pod(*pod, Ok("ours"), true),
+        Step::Bind(pod) => api.bind(&format!("p{pod:03}")),
+        Step::End(pod) => api.end(&format!("p{pod:03}")),
+        Step::Turn {
+            replica,
+            seen,
+            sent,
+            heard,
+        } => {
+            replicas[*replica].see(api, *seen);
+            replicas[*replica].turn(api, *sent, *heard);
+        }
+        Step::Term(replica) => replicas[*replica] = Replica::new(api),
+        Step::Wait(time) => {
+            // A watch lags less than reservations of unknown claims are kept.
+            let lagging = replicas.iter_mut().filter(|_| *time > 1);
+            lagging.for_each(|replica| replica.catch_up(api));
+            api.now += seconds(*time);
+        }
+    }
+}
+
+/// What the random steps below found on 2026-11-27, as small as it gets. A write of the quota lands only on the version that it
+/// was decided on; to open a gate is bound to nothing.
+#[test]
+#[ignore = "fails: two lead at once, and one releases a claim that nobody has used for 30 s while the other opens the gate of a new pod of it"]
+fn a_gate_is_not_opened_on_a_reservation_that_another_leader_releases() {
+    let turn = |replica, seen, sent| Step::Turn {
+        replica,
+        seen,
+        sent,
+        heard: 0,
+    };
+    let steps = [
+        turn(0, [0, 0, 0], 1),
+        Step::Pod(0, 100),
+        Step::Pod(1, 100),
+        Step::Sharer(15),
+        turn(1, [2, 0, 1], 0),
+        Step::Pod(2, 10),
+        Step::End(15),
+        turn(1, [1, 0, 0], 1),
+        turn(0, [0, 0, 2], 0),
+        Step::Wait(40),
+        turn(1, [0, 0, 0], 1),
+        turn(0, [0, 0, 1], 1),
+        Step::Sharer(12),
+        turn(1, [1, 0, 1], 2),
+    ];
+    let mut api = Api::new(json!({"hard": {"memory": format!("{HARD}Gi")}, "backfill": false}));
+    api.shared("ours", 30);
+    let mut replicas = [Replica::new(&api), Replica::new(&api)];
+    for step in &steps {
+        take(step, &mut api, &mut replicas);
+        check(&api, step);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
     #[test]
@@ -76,22 +137,7 @@ proptest! {
         api.shared("ours", 30);
         let mut replicas = [Replica::new(&api), Replica::new(&api)];
         for step in &steps {
-            match step {
-                Step::Pod(pod, size) => api.pod(*pod, Err(*size), true),
-                Step::Sharer(pod) => api.pod(*pod, Ok("ours"), true),
-                Step::Bind(pod) => api.bind(&format!("p{pod:03}")),
-                Step::End(pod) => api.end(&format!("p{pod:03}")),
-                Step::Turn { replica, seen, sent, heard } => {
-                    replicas[*replica].see(&api, *seen);
-                    replicas[*replica].turn(&mut api, *sent, *heard);
-                }
-                Step::Term(replica) => replicas[*replica] = Replica::new(&api),
-                Step::Wait(time) => {
-                    // A watch lags less than reservations of unknown claims are kept.
-                    replicas.iter_mut().filter(|_| *time > 1).for_each(|replica| replica.catch_up(&api));
-                    api.now += seconds(*time);
-                }
-            }
+            take(step, &mut api, &mut replicas);
             check(&api, step);
         }
         // Quiet: one leads, and what is left over from claims that are gone goes after its time.
