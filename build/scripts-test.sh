@@ -204,7 +204,6 @@ every_example_of_the_documentation_is_run() {
 # Crates of others are kept, those of this workspace are not, and only a target folder without anything is filled.
 compiled_crates_are_kept_outside_the_clone() {
   local cache=$work/cache CARGO_TARGET_DIR=$work/built profile=triple/release kept name
-  local -x PATH=$PATH
   # file NAME...: as cargo leaves them of one profile.
   for name in .fingerprint/serde-json-00112233445566aa/lib build/serde-json-00112233445566aa/output deps/libserde_json-00112233445566aa.rlib \
     .fingerprint/vgpu-core-00112233445566bb/lib deps/libvgpu_core-00112233445566bb.rlib deps/time-00112233445566bb; do
@@ -229,7 +228,7 @@ compiled_crates_are_kept_outside_the_clone() {
   kept=$(cd "$work/fresh" && find . -type f -size +0 | sort | tr '\n' ' ')
   expect "./$profile/.fingerprint/serde-json-00112233445566aa/lib ./$profile/build/serde-json-00112233445566aa/output ./$profile/deps/libserde_json-00112233445566aa.rlib " "$kept"
   ! grep vgpu <<<"$kept" >/dev/null || { echo "scripts-test.sh: crates of the workspace were kept: $kept" >&2 && bad=1; }
-  # What was compiled here stays: its records may be newer.
+  # A target folder in which something was compiled is left as it is.
   rm "$work/fresh/$profile/deps/libserde_json-00112233445566aa.rlib"
   crates_take >/dev/null
   [ ! -e "$work/fresh/$profile/deps/libserde_json-00112233445566aa.rlib" ] || { echo "scripts-test.sh: a target folder with something in it was filled" >&2 && bad=1; }

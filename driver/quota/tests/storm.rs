@@ -93,8 +93,8 @@ fn take(step: &Step, api: &mut Api, replicas: &mut [Replica; 2]) {
     }
 }
 
-/// What the random steps below found on 2026-11-27, as small as it gets. A write of the quota lands only on the version that it
-/// was decided on; to open a gate is bound to nothing.
+/// The smallest case of a failure that the random steps below found on 2026-11-27. A stale replica cannot write the quota,
+/// because the write names the version that it saw. It can still open a gate, because that write names no version.
 #[test]
 #[ignore = "fails: two lead at once, and one releases a claim that nobody has used for 30 s while the other opens the gate of a new pod of it"]
 fn a_gate_is_not_opened_on_a_reservation_that_another_leader_releases() {

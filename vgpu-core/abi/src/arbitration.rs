@@ -135,7 +135,7 @@ pub struct Cell {
     pub valid_until: AtomicU64,
 }
 
-/// What the share knows of launches that ended, or did not. Libraries before it leave these words at 0.
+/// When launches of the share ended, and how many did not. Older libraries leave these words at 0.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Ends {

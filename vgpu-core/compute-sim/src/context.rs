@@ -58,7 +58,7 @@ pub(crate) struct Context {
     running: Vec<usize>,
 }
 
-/// What happened while a context ran.
+/// The result of running a context for a while.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ran {
     pub had_kernel: bool,

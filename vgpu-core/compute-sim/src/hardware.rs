@@ -1,8 +1,8 @@
-//! What the GPU and the machine around it cost.
+//! How long operations of the GPU and of the machine take.
 
 use crate::{MS, Ns, US};
 
-/// What the hardware, the driver and the operating system take.
+/// The time of each operation of the hardware, the driver and the operating system.
 #[derive(Clone, Copy, Debug)]
 pub struct Hardware {
     /// How long a context runs while others have work.

@@ -1,9 +1,9 @@
-//! What threads do.
+//! The programs that threads run.
 
 use crate::random::Random;
 use crate::{MS, Ns, US};
 
-/// What a thread does next.
+/// One step of a program.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Step {
     Launch(Launch),

@@ -9,7 +9,7 @@ use super::{MS, Ns, bucket};
 
 /// Charges the part of a measured time that is not charged yet. `at_most` is the limit of the charge
 /// where the measurement contains others' work.
-pub fn charge_work(page: &SlotPage, weight: u32, from: Ns, to: Ns, at_most: Option<Ns>) {
+pub(super) fn charge_work(page: &SlotPage, weight: u32, from: Ns, to: Ns, at_most: Option<Ns>) {
     let from = with_siblings(page, from);
     let before = page.covered.fetch_max(to, Relaxed);
     let measured = to.saturating_sub(from.max(before));
@@ -21,7 +21,7 @@ pub fn charge_work(page: &SlotPage, weight: u32, from: Ns, to: Ns, at_most: Opti
 }
 
 /// Charges time that no measurement covers: a turn that was kept for nothing, or an estimate.
-pub fn charge_time(page: &SlotPage, weight: u32, charge: Ns) {
+pub(super) fn charge_time(page: &SlotPage, weight: u32, charge: Ns) {
     page.counters.charged.fetch_add(charge, Relaxed);
     page.finish_tag.fetch_add(scaled(charge, weight), Relaxed);
     bucket::take(&page.bucket, charge);
@@ -44,8 +44,7 @@ const MOST: Ns = 10_000 * MS;
 const UNKNOWN: u64 = 1 << 63;
 
 /// What one process of the share has in flight.
-#[derive(Clone, Copy, Debug)]
-pub struct Work {
+pub(super) struct Work {
     pub cell: usize,
     pub since: Ns,
     pub estimated: Ns,
@@ -82,7 +81,7 @@ pub fn bury(page: &SlotPage, weight: u32, cell: &Cell, now: Ns) {
 }
 
 /// The processes of the share that are at work, by what they published.
-pub fn at_work(page: &SlotPage, now: Ns) -> impl Iterator<Item = Work> {
+pub(super) fn at_work(page: &SlotPage, now: Ns) -> impl Iterator<Item = Work> {
     page.cells.iter().enumerate().filter_map(move |(cell, words)| {
         let (since, estimated) = (words.busy_since.load(Acquire), words.estimated.load(Relaxed));
         let is_valid = words.owner.load(Relaxed) != 0 && since != 0 && words.valid_until.load(Relaxed) >= now;

@@ -7,12 +7,12 @@ use vgpu_abi::arbitration::{Bucket, WEIGHT_OF_ONE_CORE};
 use super::Ns;
 
 /// The weight of the whole GPU.
-pub const WHOLE: u64 = 100 * WEIGHT_OF_ONE_CORE as u64;
+pub(super) const WHOLE: u64 = 100 * WEIGHT_OF_ONE_CORE as u64;
 /// A refill has a whole number of tokens for each step of this length, whatever the weight: nothing is lost to rounding.
 const STEP: Ns = WHOLE;
 
 /// Adds what came since the last refill and returns the tokens. `weight` is the rate in thousandths of a percent.
-pub fn refill(bucket: &Bucket, weight: u32, burst: Ns, now: Ns) -> i64 {
+pub(super) fn refill(bucket: &Bucket, weight: u32, burst: Ns, now: Ns) -> i64 {
     let at = bucket.at.load(Relaxed);
     let burst = i64::try_from(burst).unwrap_or(i64::MAX);
     if at == 0 || at > now {
@@ -47,8 +47,7 @@ pub(super) fn take(bucket: &Bucket, charge: Ns) {
 }
 
 /// Returns how long it takes to earn so many tokens.
-#[must_use]
-pub fn time_for(tokens: u64, weight: u32) -> Ns {
+pub(super) fn time_for(tokens: u64, weight: u32) -> Ns {
     (u128::from(tokens) * u128::from(WHOLE) / u128::from(weight.max(1))).min(u128::from(u64::MAX)) as Ns
 }
 

@@ -21,24 +21,24 @@ pub const GRACE: Ns = 500 * US;
 /// How long a turn is kept at most when nothing is in flight.
 pub const LINGER: Ns = 300 * US;
 /// A program that launches again later than this does not keep its turn.
-const LONG_GAP: Ns = 700 * US;
+pub(super) const LONG_GAP: Ns = 700 * US;
 /// A share that has waited this long goes, if it has not used its `cores`.
 pub const OVERRIDE: Ns = 250 * MS;
 /// How long a launch waits for one of unknown length to end.
 const MEASURING: Ns = 100 * MS;
 /// A launch of a capped share waits for this much of the GPU's whole time at least, divided by its part, for a kernel that
 /// may wait for it.
-const STUCK: Ns = 1000 * MS;
+pub(super) const STUCK: Ns = 1000 * MS;
 /// For how long the page of a share is left out that kept another one from its `cores`.
-const DISTRUST: Ns = 750 * MS;
+pub(super) const DISTRUST: Ns = 750 * MS;
 /// How long a wish holds that is not renewed.
-const WISH: Ns = 300 * MS;
+pub(super) const WISH: Ns = 300 * MS;
 /// No sleep is longer, so that wishes are renewed.
-const LONGEST_SLEEP: Ns = 100 * MS;
+pub(super) const LONGEST_SLEEP: Ns = 100 * MS;
 /// A share that does not take a free turn for this long is passed over.
-const ABSENT: Ns = 5 * MS;
+pub(super) const ABSENT: Ns = 5 * MS;
 /// A turn without work for this long is over.
-const FORGOTTEN: Ns = 2 * MS;
+pub(super) const FORGOTTEN: Ns = 2 * MS;
 
 /// The answer to a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -79,7 +79,7 @@ pub struct Pages<'a> {
 
 /// A wish for a turn.
 #[derive(Clone, Copy, Debug)]
-pub struct Wish {
+pub(super) struct Wish {
     pub since: Ns,
     pub tag: Tag,
     pub behind: bool,
@@ -88,7 +88,7 @@ pub struct Wish {
 
 /// What a slot says, clamped.
 #[derive(Clone, Copy, Debug)]
-pub struct Slot {
+pub(super) struct Slot {
     pub index: usize,
     pub weight: u32,
     pub high: bool,
@@ -103,8 +103,7 @@ pub struct Slot {
 }
 
 impl Slot {
-    #[must_use]
-    pub fn read(index: usize, entry: Entry, page: &SlotPage, now: Ns) -> Self {
+    pub(super) fn read(index: usize, entry: Entry, page: &SlotPage, now: Ns) -> Self {
         let tag = |word: &std::sync::atomic::AtomicU64| Tag(word.load(Relaxed));
         let soon = |word: &std::sync::atomic::AtomicU64| word.load(Acquire).min(now.saturating_add(FAR));
         let since = page.want.since.load(Acquire).min(now);
@@ -133,8 +132,7 @@ impl Slot {
     }
 
     /// Returns when others need not wait for this share any longer.
-    #[must_use]
-    pub fn free_at(&self) -> Ns {
+    pub(super) fn free_at(&self) -> Ns {
         if self.ends == 0 {
             self.until
         } else {
@@ -183,8 +181,7 @@ impl<'a> Pages<'a> {
     }
 
     /// Returns true if a share of this GPU takes no part in turns.
-    #[must_use]
-    pub fn has_others_without_turns(&self) -> bool {
+    pub(super) fn has_others_without_turns(&self) -> bool {
         const WITHOUT: u32 = entry_flags::IGNORED | entry_flags::UNLIMITED;
         let entries = (0..SLOTS).filter(|slot| *slot != self.own);
         entries
@@ -192,14 +189,13 @@ impl<'a> Pages<'a> {
             .any(|entry| entry.weight != 0 && entry.flags & WITHOUT != 0)
     }
 
-    #[must_use]
-    pub fn is_of_high_priority(&self, slot: usize) -> bool {
+    pub(super) fn is_of_high_priority(&self, slot: usize) -> bool {
         let entry = self.node.entry(slot);
         entry.is_some_and(|entry| entry.flags & entry_flags::HIGH != 0)
     }
 
     /// The other shares of the GPU that take part in turns.
-    pub fn others(&self, now: Ns) -> impl Iterator<Item = Slot> {
+    pub(super) fn others(&self, now: Ns) -> impl Iterator<Item = Slot> {
         let (node, slots, own) = (self.node, self.slots, self.own);
         slots
             .iter()
@@ -217,7 +213,7 @@ impl<'a> Pages<'a> {
 
 /// What one look at the other shares tells.
 #[derive(Clone, Copy, Debug)]
-pub struct View {
+pub(super) struct View {
     /// The virtual time: the start tag of the turn that began last, whosever it was.
     pub virtual_time: Tag,
     /// Somebody waits.
@@ -234,8 +230,7 @@ pub struct View {
 }
 
 /// `own` is the own slot, with its wish if it waits. A slot's page is ignored until the moment in `distrusted`.
-#[must_use]
-pub fn look(pages: &Pages<'_>, own: &Slot, distrusted: &[Ns; SLOTS], now: Ns) -> View {
+pub(super) fn look(pages: &Pages<'_>, own: &Slot, distrusted: &[Ns; SLOTS], now: Ns) -> View {
     let mut view = View {
         virtual_time: own.start_tag,
         wanted: false,

@@ -32,7 +32,7 @@ pub(crate) trait Law {
     fn exit(&mut self, io: &mut Io<'_>);
 }
 
-/// What a law sees and does in one call.
+/// Everything that a law can read or do in one call.
 pub(crate) struct Io<'a> {
     pub now: Ns,
     pub hardware: &'a Hardware,

@@ -1,4 +1,4 @@
-//! What decides which launch goes and which waits: the law of today, and the law by measured time.
+//! The laws that decide which launch goes and which waits: the law of today, and the law by measured time.
 
 pub(crate) mod events;
 pub(crate) mod io;
@@ -13,7 +13,7 @@ use io::{Law, Living};
 use measured::Measured;
 use today::Today;
 
-/// Who limits.
+/// The law that a simulation runs with.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum LawKind {
     /// Nobody: the GPU's slices alone.

@@ -316,6 +316,6 @@ impl Law for Today {
         }
     }
 
-    /// What it has in flight stays in its cell, until another process takes that.
+    /// Its work in flight stays recorded in its cell until another process takes the cell.
     fn exit(&mut self, _io: &mut Io<'_>) {}
 }

@@ -12,12 +12,14 @@ much.
 |---|---|
 | hardware | none: the GPU's slices alone |
 | today | the modules that decide (`vgpu-core/src/compute`), with events and credit as the library has them |
-| measured | \"measured time\", which is proposed and not in the library: launches in flight are bounded by acknowledgements, \
+| measured | \"measured time\", which is proposed and not called by the library yet: launches in flight are bounded by acknowledgements, \
 and measured time is charged, without estimates of lengths (`vgpu-core/src/compute/measured`) |
 
 The simulated GPU runs one context at a time. Contexts that have work change every 2 ms, and a change takes 100 us. \
 Streams of a context run at once as far as their kernels fit on the multiprocessors; copies run beside them; a stream stops \
-for 1.5 us at an event. CPU time: 4 us for a launch, 8 us for the return of a wait, 1.5 us to record an event, 0.5 us to ask \
+for 1.5 us at an event.
+
+CPU time: 4 us for a launch, 8 us for the return of a wait, 1.5 us to record an event, 0.5 us to ask \
 for it, 1 us for a distance of two, 0.8 us for a look at others' pages; a thread that sleeps wakes up 60 us late. A launch \
 takes 65 ns of today's law on credit and 465 ns if it asks, 12 ns and 262 ns of the measured law; the last two were not \
 measured yet. Kernels are up to 5 % longer or shorter, where nothing else is said. Figures count from the third second on, \

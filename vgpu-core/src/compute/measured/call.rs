@@ -1,4 +1,4 @@
-//! What the law sees and does in one call.
+//! Everything that the law can read or do in one call.
 
 use vgpu_abi::arbitration::SlotPage;
 

@@ -8,24 +8,12 @@ use super::call::{Answer, Call, Wait};
 use super::launches::InFlight;
 use super::{Limiter, SHARED};
 use crate::compute::flight::Stream;
-use crate::compute::limiter::{GRACE, OVERRIDE, Reason};
+use crate::compute::limiter::{ABSENT, DISTRUST, FORGOTTEN, GRACE, LONGEST_SLEEP, OVERRIDE, Reason, STUCK, WISH};
 use crate::compute::turn::{CUT, DRAIN, FLOOR, QUANTUM, Slot, Tag, View, Wish, look};
 use crate::compute::{MS, Ns, US, account, bucket};
 
 /// What is in flight for so long takes no turns any more: it is sliced.
 const LATE: Ns = 150 * MS;
-/// A launch waits so long for a kernel that may wait for it; of a capped share, divided by its part.
-const STUCK: Ns = 1000 * MS;
-/// For how long the page of a share is left out that kept another one from its `cores`.
-const DISTRUST: Ns = 750 * MS;
-/// How long a wish holds that is not renewed.
-const WISH: Ns = 300 * MS;
-/// No sleep is longer, so that wishes are renewed.
-const LONGEST_SLEEP: Ns = 100 * MS;
-/// A share that does not take a free turn for this long is passed over.
-const ABSENT: Ns = 5 * MS;
-/// A turn without work for this long is over.
-const FORGOTTEN: Ns = 2 * MS;
 /// How long others leave the GPU to what is left over from a turn. Then it is sliced.
 const OVERRUN: Ns = 4 * MS;
 /// A thread that spins asks again after this.

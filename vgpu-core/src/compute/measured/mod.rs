@@ -38,7 +38,7 @@ use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use vgpu_abi::arbitration::{Entry, SLOTS, entry_flags};
 
 use super::flight::Stream;
-use super::limiter::{GRACE, LINGER, Reason};
+use super::limiter::{GRACE, LINGER, LONG_GAP, Reason};
 use super::lost::Lost;
 use super::{MS, Ns, US, account};
 use call::{Answer, Call};
@@ -51,8 +51,6 @@ use pace::Pace;
 const LONG: Ns = 8 * MS;
 /// How long after others were seen the GPU counts as shared.
 const SHARED: Ns = 1000 * MS;
-/// A program that launches again later than this after a wait does not keep its turn.
-const LONG_GAP: Ns = 700 * US;
 /// A wait returns so long after the work has ended.
 const WAIT_RETURNS: Ns = 8 * US;
 
