@@ -659,7 +659,7 @@ fn reported(reason: Reason) -> Wait {
     match reason {
         Reason::Throttled => Wait::Budget,
         Reason::Turn => Wait::Turn,
-        Reason::Queue => Wait::Queue,
+        Reason::Queue | Reason::Cells => Wait::Queue,
         Reason::Measuring => Wait::Unknown,
     }
 }

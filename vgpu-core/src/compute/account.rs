@@ -10,10 +10,10 @@ use super::{MS, Ns, bucket};
 /// Charges the part of a measured time that is not charged yet. `at_most` is the limit of the charge
 /// where the measurement contains others' work.
 pub(super) fn charge_work(page: &SlotPage, weight: u32, from: Ns, to: Ns, at_most: Option<Ns>) {
-    let from = with_siblings(page, from);
     let before = page.covered.fetch_max(to, Relaxed);
     let measured = to.saturating_sub(from.max(before));
-    let charge = at_most.map_or(measured, |most| measured.min(most));
+    let of_siblings = from.min(to).saturating_sub(with_siblings(page, from).max(before));
+    let charge = of_siblings + at_most.map_or(measured, |most| measured.min(most));
     if at_most.is_some() {
         page.counters.overlapped.fetch_add(charge, Relaxed);
     }

@@ -66,6 +66,8 @@ pub enum Reason {
     Queue,
     /// A launch of unknown length is in flight.
     Measuring,
+    /// Too many processes of the share are at work.
+    Cells,
 }
 
 /// What a share has on the GPU.
@@ -575,7 +577,7 @@ impl Limiter {
         let sum = match reason {
             Reason::Throttled => &page.counters.throttled,
             Reason::Turn => &page.counters.waited,
-            Reason::Queue | Reason::Measuring => return,
+            Reason::Queue | Reason::Measuring | Reason::Cells => return,
         };
         sum.fetch_add(now.saturating_sub(since), Relaxed);
     }

@@ -3,9 +3,9 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use vgpu_abi::arbitration::Entry;
+use vgpu_abi::arbitration::{Cell, Entry};
 use vgpu_core::compute::flight::Stream;
-use vgpu_core::compute::measured::call::{self, Call, Process};
+use vgpu_core::compute::measured::call::{self, Call, Process, Recorded, Scope};
 use vgpu_core::compute::measured::config::Config;
 use vgpu_core::compute::measured::{Limiter, Waiting};
 
@@ -108,7 +108,9 @@ impl Law for Measured {
     fn before_wait(&mut self, io: &mut Io<'_>, scope: Option<usize>) {
         io.cost += QUIET_WAIT;
         let recorded = io.context.recorded;
-        let wait = self.with_limiter(io, |limiter, call| limiter.before_wait(call, scope.map(of)));
+        let wait = self.with_limiter(io, |limiter, call| {
+            limiter.before_wait(call, scope.map_or(Scope::All, |stream| Scope::Stream(of(stream))))
+        });
         self.waiting.push((scope, wait));
         if io.context.recorded != recorded {
             io.cost += ASKS / 2;
@@ -147,12 +149,12 @@ struct Simulated<'a, 'b> {
 }
 
 impl Process for Simulated<'_, '_> {
-    fn record(&mut self, stream: Stream) -> Option<usize> {
+    fn record(&mut self, stream: Stream) -> Recorded {
         let stream = stream.0 as usize;
         if self.bases.last().is_none_or(|base| base.is_old(self.io.now)) {
             self.bases.push(Base::record(self.io, stream));
         }
-        Some(self.io.record(stream))
+        Recorded::Event(self.io.record(stream))
     }
 
     fn passed(&mut self, event: usize) -> Option<Ns> {
@@ -168,7 +170,9 @@ impl Process for Simulated<'_, '_> {
         Some(behind.saturating_sub(front))
     }
 
-    fn is_dead(&self, owner: u64) -> bool {
+    fn release(&mut self, _event: usize) {}
+
+    fn is_dead(&self, owner: u64, _cell: &Cell) -> bool {
         self.io.living.is_dead(owner)
     }
 }

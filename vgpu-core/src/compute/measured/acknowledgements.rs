@@ -4,7 +4,7 @@
 //! their stream was reached or the program has waited for them.
 
 use super::Limiter;
-use super::call::Call;
+use super::call::{Call, Recorded};
 use super::launches::{Mark, Open, Waiting};
 use crate::compute::flight::Stream;
 use crate::compute::{MS, Ns, US};
@@ -22,6 +22,7 @@ impl Limiter {
         self.in_flight = self.in_flight.saturating_add(launches);
         self.uncharged = self.uncharged.saturating_add(launches);
         self.launches += u64::from(launches);
+        self.is_drained = false;
         self.busy.get_or_insert(now);
         let last = self.launches;
         if let Some(open) = self.open.iter_mut().find(|open| open.stream == stream) {
@@ -44,19 +45,36 @@ impl Limiter {
 
     /// The launch that comes next is measured by itself.
     pub(super) fn record_in_front(&mut self, call: &mut Call<'_>, stream: Stream) {
-        self.single = call.process.record(stream).map(|event| (stream, event));
+        let event = call.process.record(stream).event();
+        self.measure_behind(call, stream, event);
     }
 
-    /// Records an event behind the launches of a stream that have none behind them.
+    /// The next launch of a stream is measured from this event on.
+    pub(super) fn measure_behind(&mut self, call: &mut Call<'_>, stream: Stream, event: Option<usize>) {
+        let before = std::mem::replace(&mut self.single, event.map(|event| (stream, event)));
+        self.release(call, before.map(|(_, event)| event));
+    }
+
+    /// Records an event behind the launches of a stream that have none behind them. Where this thread cannot, another one
+    /// may come that can; after a while they end by the clock.
     pub(super) fn mark(&mut self, call: &mut Call<'_>, stream: Stream) {
         let Some(at) = self.open.iter().position(|open| open.stream == stream) else {
             return;
         };
+        let recorded = call.process.record(stream);
+        if recorded == Recorded::NotHere && call.now < self.open[at].since + BY_THE_CLOCK {
+            return;
+        }
         let open = self.open.remove(at);
         let in_front = self.single.take_if(|(of, _)| *of == stream).map(|(_, event)| event);
-        let in_front = in_front.filter(|_| open.launches == 1);
+        let (in_front, unused) = if open.launches == 1 {
+            (in_front, None)
+        } else {
+            (None, in_front)
+        };
+        self.release(call, unused);
         self.marks.push_back(Mark {
-            event: call.process.record(stream),
+            event: recorded.event(),
             stream,
             recorded: call.now,
             launches: open.launches,
@@ -67,8 +85,9 @@ impl Limiter {
     }
 
     pub(super) fn mark_all(&mut self, call: &mut Call<'_>) {
-        while let Some(open) = self.open.first() {
-            self.mark(call, open.stream);
+        let streams: Vec<Stream> = self.open.iter().map(|open| open.stream).collect();
+        for stream in streams {
+            self.mark(call, stream);
         }
     }
 
@@ -121,26 +140,50 @@ impl Limiter {
 
     fn reached(&mut self, call: &mut Call<'_>, mark: &Mark, ended: Ns) {
         let to = ended.min(call.now);
-        if let Some(begun) = self.begin.take().and_then(|begin| call.process.passed(begin)) {
+        let begin = self.begin.take();
+        if let Some(length) = self.since(call, begin, mark) {
             // The busy time did not begin with the launch but when the GPU passed the event in front of it.
-            self.busy = self.busy.map(|busy| busy.max(begun.min(to)));
+            self.busy = self.busy.map(|busy| busy.max(to.saturating_sub(length)));
         }
-        let is_older = |other: &Mark| other.first < mark.recorded && other.stream != mark.stream;
-        let has_caught_up = to < mark.recorded + CAUGHT_UP && !self.marks.iter().any(is_older);
-        let both = mark.in_front.zip(mark.event);
-        if let Some(length) = both.and_then(|(front, behind)| call.process.between(front, behind)) {
+        let is_older = |first: Ns, stream: Stream| first < mark.recorded && stream != mark.stream;
+        let has_other_work = self.marks.iter().any(|other| is_older(other.first, other.stream))
+            || self.open.iter().any(|open| is_older(open.since, open.stream));
+        let has_caught_up = to < mark.recorded + CAUGHT_UP && !has_other_work;
+        if let Some(length) = self.since(call, mark.in_front, mark) {
             let lag = if has_caught_up { LAUNCHING } else { 0 };
             self.pace.sampled(length + lag);
         }
         self.has_gaps |= has_caught_up && mark.launches > 1;
         self.has_caught_up = has_caught_up;
         self.ended(call, mark.launches, to);
+        self.release(call, begin);
+        self.release_both(call, mark);
+    }
+
+    /// Returns the distance of an event that was passed before this mark's.
+    fn since(&self, call: &mut Call<'_>, front: Option<usize>, mark: &Mark) -> Option<Ns> {
+        call.process.between(front?, mark.event?)
+    }
+
+    pub(super) fn release_both(&self, call: &mut Call<'_>, mark: &Mark) {
+        self.release(call, mark.in_front);
+        self.release(call, mark.event);
+    }
+
+    /// Gives an event back, unless it is needed for something else.
+    pub(super) fn release(&self, call: &mut Call<'_>, event: Option<usize>) {
+        let Some(event) = event else { return };
+        let of_marks = self.marks.iter().flat_map(|mark| [mark.event, mark.in_front]);
+        let of_next = [self.begin, self.single.map(|(_, event)| event)];
+        if !of_marks.chain(of_next).flatten().any(|needed| needed == event) {
+            call.process.release(event);
+        }
     }
 
     /// Ends the launches that a wait covers and that have no event. Returns how many there were. Of a stream in which another
     /// thread has launched meanwhile nobody knows which of them have ended.
     pub(super) fn close(&mut self, wait: &Waiting) -> u32 {
-        let is_waited_for = |stream: Stream| wait.scope.is_none_or(|scope| scope == stream);
+        let is_waited_for = |stream: Stream| wait.scope.covers(stream);
         let is_covered = |open: &mut Open| is_waited_for(open.stream) && open.last <= wait.launches;
         let open = self.open.extract_if(.., is_covered);
         let open: u32 = open.map(|open| open.launches).sum();

@@ -7,9 +7,9 @@
 
 use std::sync::atomic::Ordering::Release;
 
-use super::call::{Answer, Call};
-use super::launches::{Mark, Waiting};
-use super::{Limiter, WAIT_RETURNS};
+use super::Limiter;
+use super::call::{Answer, Call, Scope};
+use super::launches::{Mark, WAIT_RETURNS, Waiting};
 use crate::compute::flight::Stream;
 use crate::compute::limiter::Reason;
 use crate::compute::{MS, Ns};
@@ -48,7 +48,7 @@ impl Limiter {
         if self.is_open(stream) {
             self.mark(call, stream);
             let behind = self.marks.back().and_then(|mark| mark.event);
-            self.single = behind.map(|event| (stream, event));
+            self.measure_behind(call, stream, behind);
         } else {
             self.record_in_front(call, stream);
         }
@@ -85,8 +85,8 @@ impl Limiter {
 
     /// A wait has returned: by the clock it says until when there was work, if nothing is left.
     pub(super) fn after_wait_alone(&mut self, call: &mut Call<'_>, wait: &Waiting) {
-        let is_waited_for = |mark: &Mark| wait.scope.is_none_or(|scope| scope == mark.stream);
-        if self.marks.iter().any(is_waited_for) {
+        let is_waited_for = |mark: &Mark| wait.scope.covers(mark.stream);
+        if wait.scope == Scope::Some || self.marks.iter().any(is_waited_for) {
             self.poll(call);
         }
         let elsewhere = self.marks.iter().filter(|mark| !is_waited_for(mark));
@@ -95,12 +95,13 @@ impl Limiter {
         let open: u32 = self.open.iter().map(|open| open.launches).sum();
         let left = self.in_flight.saturating_sub(ended).max(kept + open);
         if left == 0 {
-            // One that blocked had work to wait for: no gap lies before its end.
-            let has_blocked = call.now > wait.since + 2 * WAIT_RETURNS;
-            self.has_gaps = self.has_caught_up && !has_blocked;
+            // One that has blocked had work to wait for: no gap lies before its end.
+            self.has_caught_up = !wait.has_blocked(call.now);
+            self.has_gaps = self.has_caught_up;
             self.ended(call, self.in_flight, call.now.saturating_sub(WAIT_RETURNS));
         }
         self.in_flight = left;
+        self.is_drained = left == 0;
         self.drained_at = None;
     }
 }

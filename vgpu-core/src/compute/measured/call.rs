@@ -1,6 +1,6 @@
 //! Everything that the law can read or do in one call.
 
-use vgpu_abi::arbitration::SlotPage;
+use vgpu_abi::arbitration::{Cell, SlotPage};
 
 use crate::compute::Ns;
 use crate::compute::flight::Stream;
@@ -35,18 +35,59 @@ impl Answer {
     }
 }
 
+/// The work for which a program waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// For the work of one stream.
+    Stream(Stream),
+    /// For the work of some streams; nobody knows which.
+    Some,
+    /// For all work.
+    All,
+}
+
+impl Scope {
+    /// Returns true if the wait is known to be for this stream.
+    pub(super) fn covers(self, stream: Stream) -> bool {
+        match self {
+            Self::Stream(of) => of == stream,
+            Self::Some => false,
+            Self::All => true,
+        }
+    }
+}
+
+/// What came of recording an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recorded {
+    Event(usize),
+    /// It is another thread's own stream, in which only that thread can record.
+    NotHere,
+    /// Nobody can: the stream is being captured, or is gone.
+    Never,
+}
+
+impl Recorded {
+    pub(super) fn event(self) -> Option<usize> {
+        match self {
+            Self::Event(event) => Some(event),
+            Self::NotHere | Self::Never => None,
+        }
+    }
+}
+
 /// What the law needs of its process: events in its streams, and which processes of the share live.
 pub trait Process {
-    /// Records an event in a stream. Returns None if that is not possible: it is another thread's own stream, is being
-    /// captured, or its context has ended.
-    fn record(&mut self, stream: Stream) -> Option<usize>;
+    fn record(&mut self, stream: Stream) -> Recorded;
     /// Returns when the GPU passed an event, at the latest moment that is possible: an interval that lies too early would
     /// hide behind those of other processes. None: it has not. An event that is lost counts as passed now.
     fn passed(&mut self, event: usize) -> Option<Ns>;
     /// Returns the distance of two events that were passed. None: nobody knows.
     fn between(&mut self, front: usize, behind: usize) -> Option<Ns>;
-    /// Returns true if the process of this name (`Cell::owner`) is dead.
-    fn is_dead(&self, owner: u64) -> bool;
+    /// Nobody will ask for this event any more.
+    fn release(&mut self, event: usize);
+    /// Returns true if the process to which a cell belongs, by `owner`, is dead, or cannot be told from a dead one.
+    fn is_dead(&self, owner: u64, cell: &Cell) -> bool;
 }
 
 /// One call.

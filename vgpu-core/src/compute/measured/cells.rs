@@ -13,9 +13,9 @@ use super::Limiter;
 use super::call::Call;
 use crate::compute::{MS, Ns, account};
 
-/// Deaths before this are forgotten, and no burial charges more.
+/// Deaths before this are forgotten.
 const REMEMBERED: Ns = 600_000 * MS;
-/// What a burial charges at most without the bound that doubles.
+/// No burial charges more: a program that crashes again and again is started later each time, and the GPU was idle until then.
 const MOST: Ns = 10_000 * MS;
 
 impl Limiter {
@@ -30,7 +30,7 @@ impl Limiter {
         for (index, cell) in free.into_iter().chain(taken) {
             let owner = cell.owner.load(Acquire);
             let is_free = owner == 0 || cell.busy_since.load(Relaxed) == 0;
-            if !is_free && !call.process.is_dead(owner) {
+            if !is_free && owner != self.owner && !call.process.is_dead(owner, cell) {
                 continue;
             }
             if cell.owner.compare_exchange(owner, self.owner, AcqRel, Relaxed).is_ok() {
@@ -49,10 +49,12 @@ impl Limiter {
 
     /// Charges what processes of the share had in flight that are dead.
     pub(super) fn bury_the_dead(&self, call: &mut Call<'_>) {
-        for cell in &call.page.cells {
+        for (index, cell) in call.page.cells.iter().enumerate() {
             let owner = cell.owner.load(Acquire);
             let is_busy = owner != 0 && cell.busy_since.load(Relaxed) != 0;
-            let is_dead = is_busy && call.process.is_dead(owner);
+            // One that had this process's name before it is dead, too.
+            let is_predecessor = owner == self.owner && index != self.cell;
+            let is_dead = is_busy && (is_predecessor || owner != self.owner && call.process.is_dead(owner, cell));
             // Taken first, so that nobody else does, whose work would be charged.
             if is_dead && cell.owner.compare_exchange(owner, self.owner, AcqRel, Relaxed).is_ok() {
                 bury(call.page, cell, self.entry.weight, call.now, self.config.burial);
@@ -78,7 +80,7 @@ pub fn bury(page: &SlotPage, cell: &Cell, weight: u32, now: Ns, first: Option<Ns
     ends.buried_at.store(now, Relaxed);
     let bound = match first {
         None => MOST,
-        Some(first) => (first << before.min(16)).min(REMEMBERED),
+        Some(first) => (first << before.min(16)).min(MOST),
     };
     account::charge_work(page, weight, since, now.min(since.saturating_add(bound)), None);
 }

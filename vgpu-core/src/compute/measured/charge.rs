@@ -54,11 +54,11 @@ impl Limiter {
         self.publish(call);
     }
 
-    /// A share that is alone may have paused behind launches that have no event behind them. Returns what they take by the
-    /// mean if that is far less than the time until the event in front of the next one.
+    /// The program may have paused behind launches that have no event behind them. Returns what they take by the mean if that
+    /// is far less than the time until the event in front of the next one.
     fn without_pause(&self, wall: Ns, launches: u32) -> Option<Ns> {
         let worked = Ns::from(launches) * self.pace.mean;
-        let is_pause = self.is_alone && self.has_gaps && worked > 0 && wall > 2 * worked + MS;
+        let is_pause = self.has_gaps && worked > 0 && wall > 2 * worked + MS;
         is_pause.then_some(worked)
     }
 

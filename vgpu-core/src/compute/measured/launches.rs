@@ -1,7 +1,11 @@
 //! What a process knows of its launches that are in flight.
 
-use crate::compute::Ns;
+use super::call::Scope;
 use crate::compute::flight::Stream;
+use crate::compute::{Ns, US};
+
+/// A wait returns so long after the work has ended.
+pub(super) const WAIT_RETURNS: Ns = 8 * US;
 
 /// Launches of a stream that have no event behind them.
 #[derive(Clone, Copy, Debug)]
@@ -17,10 +21,17 @@ pub(super) struct Open {
 /// A wait of the program, before it: of what was launched later it says nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct Waiting {
-    pub(super) scope: Option<Stream>,
+    pub(super) scope: Scope,
     pub(super) since: Ns,
     /// Launches that were made before it.
     pub(super) launches: u64,
+}
+
+impl Waiting {
+    /// Returns true if it has blocked: there was work until shortly before it returned.
+    pub(super) fn has_blocked(&self, now: Ns) -> bool {
+        now > self.since + 2 * WAIT_RETURNS
+    }
 }
 
 /// An event behind launches.

@@ -35,24 +35,22 @@ mod window;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 
-use vgpu_abi::arbitration::{Entry, SLOTS, entry_flags};
+use vgpu_abi::arbitration::{Entry, SLOTS, SlotPage, entry_flags};
 
 use super::flight::Stream;
-use super::limiter::{GRACE, LINGER, LONG_GAP, Reason};
+use super::limiter::{GRACE, LINGER, LONG_GAP, Reason, STUCK};
 use super::lost::Lost;
 use super::{MS, Ns, US, account};
-use call::{Answer, Call};
+use call::{Answer, Call, Scope};
 use config::Config;
 pub use launches::Waiting;
-use launches::{Alone, Mark, Open};
+use launches::{Alone, Mark, Open, WAIT_RETURNS};
 use pace::Pace;
 
 /// Launches that take as long go one by one.
 const LONG: Ns = 8 * MS;
 /// How long after others were seen the GPU counts as shared.
 const SHARED: Ns = 1000 * MS;
-/// A wait returns so long after the work has ended.
-const WAIT_RETURNS: Ns = 8 * US;
 
 /// The limiter of one process on one GPU.
 #[derive(Debug)]
@@ -100,6 +98,10 @@ pub struct Limiter {
     /// How long the program usually takes from the end of a wait to its next launch.
     gap: Ns,
     drained_at: Option<Ns>,
+    /// Nothing was launched since a wait found nothing in flight.
+    is_drained: bool,
+    /// Since when a launch waits, and why.
+    waiting: Option<(Ns, Reason)>,
     /// The launch before this one, or this one when it last asked, had to wait.
     waits: bool,
     /// By slot, until when its page is ignored; and until when the share keeps to its `cores` because of that.
@@ -142,6 +144,8 @@ impl Limiter {
             sibling_at: 0,
             gap: 0,
             drained_at: None,
+            is_drained: true,
+            waiting: None,
             waits: false,
             distrusted: [0; SLOTS],
             distrusts_until: 0,
@@ -160,11 +164,15 @@ impl Limiter {
     pub fn ask(&mut self, call: &mut Call<'_>, stream: Stream, asked: Ns) -> Answer {
         self.looks(call.now);
         self.poll(call);
-        if !self.has_cell(call) {
-            return Answer::sleep(call.now + MS, None, Reason::Queue);
-        }
         self.bury_the_dead(call);
-        let answer = self.decide(call, stream, asked);
+        // At last without one: what it has in flight is then charged when it has ended.
+        let may_go = self.has_cell(call) || call.now.saturating_sub(asked) >= STUCK;
+        let answer = if may_go {
+            self.decide(call, stream, asked)
+        } else {
+            Answer::sleep(call.now + MS, None, Reason::Cells)
+        };
+        self.count_wait(call, answer);
         self.waits = answer != Answer::Go;
         if !self.waits {
             self.record_before(call, stream);
@@ -177,11 +185,14 @@ impl Limiter {
     /// Records events in front of a launch that says more than others.
     fn record_before(&mut self, call: &mut Call<'_>, stream: Stream) {
         if self.busy.is_none() {
-            self.begin = if self.is_capped(call.now) {
-                call.process.record(stream)
-            } else {
-                None
-            };
+            let before = self.begin.take();
+            if self.is_capped(call.now) {
+                self.begin = call.process.record(stream).event();
+            }
+            self.release(call, before);
+            if self.begin.is_none() && self.is_to_be_sampled(call.now) {
+                self.record_in_front(call, stream);
+            }
             return;
         }
         if self.is_alone {
@@ -192,6 +203,27 @@ impl Limiter {
         if self.config.has_samples && may_have_gaps && !self.is_open(stream) {
             self.record_in_front(call, stream);
         }
+    }
+
+    /// Returns true for one in a few launches of a program whose waits do not say when its work has ended.
+    fn is_to_be_sampled(&mut self, now: Ns) -> bool {
+        let is_time = if self.is_alone {
+            now.saturating_sub(self.last_mark) >= self.config.age_alone
+        } else {
+            self.pace.sample == 0 || self.chance(4) == 0
+        };
+        is_time && self.config.has_samples && self.has_caught_up
+    }
+
+    /// The driver refused the launch.
+    pub fn failed(&mut self, call: &mut Call<'_>) {
+        let single = self.single.take().map(|(_, event)| event);
+        self.release(call, single);
+        if self.busy.is_none() {
+            let begin = self.begin.take();
+            self.release(call, begin);
+        }
+        self.publish(call);
     }
 
     /// The launch was made. Returns how many launches of any stream may now go without a question.
@@ -234,15 +266,29 @@ impl Limiter {
     }
 
     /// The program is about to wait for a stream, or for all. Returns what [`Limiter::after_wait`] takes.
-    pub fn before_wait(&mut self, call: &mut Call<'_>, scope: Option<Stream>) -> Waiting {
+    pub fn before_wait(&mut self, call: &mut Call<'_>, scope: Scope) -> Waiting {
         // Else the wait itself says when the work has ended.
-        let needs_events = self.in_flight > 0 && !self.is_alone && self.is_capped(call.now);
-        if needs_events {
+        let needs_events = self.is_capped(call.now) || scope == Scope::Some;
+        if self.in_flight > 0 && !self.is_alone && needs_events {
             match scope {
-                Some(stream) => self.mark(call, stream),
-                None => self.mark_all(call),
+                Scope::Stream(stream) => self.mark(call, stream),
+                Scope::Some | Scope::All => self.mark_all(call),
             }
         }
+        self.waiting_for(call, scope)
+    }
+
+    /// The program has asked the driver, and there is no work left of what it asked for.
+    pub fn found_done(&mut self, call: &mut Call<'_>, scope: Scope) -> bool {
+        if scope == Scope::Some && self.marks.is_empty() && !self.is_alone {
+            // The next question finds them reached.
+            self.mark_all(call);
+        }
+        let wait = self.waiting_for(call, scope);
+        self.after_wait(call, &wait)
+    }
+
+    fn waiting_for(&self, call: &Call<'_>, scope: Scope) -> Waiting {
         Waiting {
             scope,
             since: call.now,
@@ -252,7 +298,7 @@ impl Limiter {
 
     /// The wait has returned. Returns false if there was nothing to do.
     pub fn after_wait(&mut self, call: &mut Call<'_>, wait: &Waiting) -> bool {
-        if self.in_flight == 0 && self.drained_at.is_some() {
+        if self.is_drained {
             return false;
         }
         if self.is_alone {
@@ -261,11 +307,60 @@ impl Limiter {
         }
         self.poll(call);
         let ended = self.close(wait);
+        if ended > 0 {
+            // One that has not blocked does not say when the work has ended.
+            self.has_caught_up = !wait.has_blocked(call.now);
+            self.has_gaps |= self.has_caught_up;
+        }
         self.ended(call, ended, call.now.saturating_sub(WAIT_RETURNS));
         if self.in_flight == 0 {
             self.drained(call);
         }
         true
+    }
+
+    /// Streams have ended, and the driver has waited for what was in them.
+    pub fn forget(&mut self, call: &mut Call<'_>, has_ended: impl Fn(Stream) -> bool) {
+        self.poll(call);
+        let open = self.open.extract_if(.., |open| has_ended(open.stream));
+        let open: u32 = open.map(|open| open.launches).sum();
+        let (gone, kept): (VecDeque<Mark>, _) = self.marks.drain(..).partition(|mark| has_ended(mark.stream));
+        self.marks = kept;
+        let marked: u32 = gone.iter().map(|mark| mark.launches).sum();
+        self.ended(call, open + marked, call.now);
+        for mark in gone {
+            self.release_both(call, &mark);
+        }
+    }
+
+    /// A stream ends, and what is in it goes on.
+    pub fn forget_stream(&mut self, call: &mut Call<'_>, stream: Stream) {
+        self.mark(call, stream);
+    }
+
+    /// From now on the share is held to its `cores`, which it was not before.
+    pub fn begin_to_count(&mut self, page: &SlotPage) {
+        page.bucket.tokens.fetch_max(0, Relaxed);
+    }
+
+    #[must_use]
+    pub fn weight(&self) -> u32 {
+        self.entry.weight
+    }
+
+    /// Counts the time since the last answer by the reason of that one. Threads that wait at once count once.
+    fn count_wait(&mut self, call: &Call<'_>, answer: Answer) {
+        let before = match answer {
+            Answer::Wait(wait) => self.waiting.replace((call.now, wait.reason)),
+            Answer::Go => self.waiting.take(),
+        };
+        let Some((since, reason)) = before else { return };
+        let sum = match reason {
+            Reason::Throttled => &call.page.counters.throttled,
+            Reason::Turn => &call.page.counters.waited,
+            Reason::Queue | Reason::Measuring | Reason::Cells => return,
+        };
+        sum.fetch_add(call.now.saturating_sub(since), Relaxed);
     }
 
     /// The process ends by itself: what it had in flight is charged until now.
@@ -333,6 +428,7 @@ impl Limiter {
     fn drained(&mut self, call: &mut Call<'_>) {
         let (now, turn) = (call.now, &call.page.turn);
         self.drained_at = Some(now);
+        self.is_drained = true;
         let left = self.share_in_flight(call).left;
         if left > 0 {
             turn.until.store(now + self.leftover(left) + GRACE, Release);

@@ -1,10 +1,11 @@
+use std::collections::BTreeSet;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use vgpu_abi::arbitration::{CELLS, Entry, NodePage, SLOTS, SlotPage, WEIGHT_OF_ONE_CORE, entry_flags};
+use vgpu_abi::arbitration::{CELLS, Cell, Entry, NodePage, SLOTS, SlotPage, WEIGHT_OF_ONE_CORE, entry_flags};
 
 use super::Limiter;
-use super::call::{Answer, Call, Process};
+use super::call::{Answer, Call, Process, Recorded, Scope};
 use super::config::Config;
 use crate::compute::flight::Stream;
 use crate::compute::limiter::OVERRIDE;
@@ -12,16 +13,21 @@ use crate::compute::turn::Pages;
 use crate::compute::{MS, Ns, US};
 
 const STREAM: Stream = Stream(1);
+/// Of another thread, or another context.
+const OTHER: Stream = Stream(2);
 const OWNER: u64 = 7;
 
 /// A process whose events are passed as the test says.
 #[derive(Debug, Default)]
 struct Fake {
     can_record: bool,
+    /// The other stream is another thread's own.
+    is_of_other: bool,
     recorded: usize,
     /// By event, when it is passed.
     passed: Vec<Option<Ns>>,
     dead: Vec<u64>,
+    released: BTreeSet<usize>,
 }
 
 impl Fake {
@@ -41,23 +47,33 @@ impl Fake {
 }
 
 impl Process for Fake {
-    fn record(&mut self, _stream: Stream) -> Option<usize> {
+    fn record(&mut self, stream: Stream) -> Recorded {
+        if self.is_of_other && stream == OTHER {
+            return Recorded::NotHere;
+        }
         self.recorded += 1;
-        self.can_record.then(|| {
-            self.passed.push(None);
-            self.passed.len() - 1
-        })
+        if !self.can_record {
+            return Recorded::Never;
+        }
+        self.passed.push(None);
+        Recorded::Event(self.passed.len() - 1)
+    }
+
+    fn release(&mut self, event: usize) {
+        assert!(self.released.insert(event), "{event} twice");
     }
 
     fn passed(&mut self, event: usize) -> Option<Ns> {
+        assert!(!self.released.contains(&event), "{event} was released");
         self.passed[event]
     }
 
     fn between(&mut self, front: usize, behind: usize) -> Option<Ns> {
+        assert!(!self.released.contains(&front) && !self.released.contains(&behind));
         Some(self.passed[behind]?.saturating_sub(self.passed[front]?))
     }
 
-    fn is_dead(&self, owner: u64) -> bool {
+    fn is_dead(&self, owner: u64, _cell: &Cell) -> bool {
         self.dead.contains(&owner)
     }
 }
@@ -127,7 +143,7 @@ fn goes_at(gpu: &Gpu, limiter: &mut Limiter, process: &mut Fake, mut now: Ns, un
 
 /// The program waits for all, and the wait returns at once.
 fn waits(gpu: &Gpu, limiter: &mut Limiter, process: &mut Fake, now: Ns) {
-    let wait = gpu.call(now, process, |call| limiter.before_wait(call, None));
+    let wait = gpu.call(now, process, |call| limiter.before_wait(call, Scope::All));
     gpu.call(now, process, |call| limiter.after_wait(call, &wait));
 }
 
@@ -183,7 +199,7 @@ fn any_words_on_the_pages_are_survived() {
                     limiter.passed(now, STREAM, budget);
                     now += MS;
                     process.pass_all(now);
-                    let wait = gpu.call(now, &mut process, |call| limiter.before_wait(call, None));
+                    let wait = gpu.call(now, &mut process, |call| limiter.before_wait(call, Scope::All));
                     gpu.call(now, &mut process, |call| limiter.after_wait(call, &wait));
                 }
                 Answer::Wait(wait) => now = wait.until.min(now + 200 * MS).max(now + 1),
@@ -321,4 +337,88 @@ fn who_has_waited_for_the_override_goes() {
         "{}",
         (went - begin) / US
     );
+}
+
+/// A program that pauses on the CPU before it waits: the wait returns at once and does not say when the work has ended.
+#[test]
+fn pauses_before_a_wait_are_not_charged() {
+    for is_alone in [false, true] {
+        let gpu = Gpu::new(&[entry(30, 0), entry(70, 0)]);
+        let (mut limiter, mut process) = (limiter(entry(30, 0)), Fake::recording());
+        let mut now = 1000 * MS;
+        for _ in 0..1000 {
+            if !is_alone {
+                gpu.pages[1].turn.until.store(now + US, Relaxed);
+            }
+            now = goes_at(&gpu, &mut limiter, &mut process, now, now + 100 * MS).expect("it goes");
+            process.pass_all(now + 100 * US);
+            now += 10 * MS;
+            waits(&gpu, &mut limiter, &mut process, now);
+            assert!(limiter.is_idle());
+        }
+        let charged = gpu.charged();
+        assert!(
+            (90 * MS..400 * MS).contains(&charged),
+            "{} ms of 100, {is_alone}",
+            charged / MS
+        );
+        let kept = process.passed.len() - process.released.len();
+        assert!(
+            kept < 4,
+            "{kept} events of {} were not given back",
+            process.passed.len()
+        );
+    }
+}
+
+/// A launch in another thread's own stream: only that thread can record an event there, so it is left to it for a while.
+#[test]
+fn what_another_thread_has_in_its_own_stream_is_left_to_it() {
+    let gpu = Gpu::new(&[entry(30, entry_flags::GUARANTEED)]);
+    let (mut limiter, mut process) = (limiter(entry(30, entry_flags::GUARANTEED)), Fake::recording());
+    let now = 1000 * MS;
+    limiter.passed(now, OTHER, 1);
+    process.is_of_other = true;
+    let wait = gpu.call(now, &mut process, |call| limiter.before_wait(call, Scope::Some));
+    process.is_of_other = false;
+    gpu.call(now, &mut process, |call| limiter.before_wait(call, Scope::Some));
+    process.pass_all(now + MS);
+    gpu.call(now + MS, &mut process, |call| limiter.after_wait(call, &wait));
+    assert!(limiter.is_idle(), "its own event has been reached");
+    assert_eq!(gpu.charged(), MS);
+}
+
+#[test]
+fn a_refused_launch_leaves_nothing() {
+    let gpu = Gpu::new(&[entry(30, entry_flags::GUARANTEED)]);
+    let (mut limiter, mut process) = (limiter(entry(30, entry_flags::GUARANTEED)), Fake::recording());
+    let mut refused = 0;
+    for at in 1000..1010 {
+        if gpu.call(at * MS, &mut process, |call| limiter.ask(call, STREAM, at * MS)) == Answer::Go {
+            gpu.call(at * MS, &mut process, |call| limiter.failed(call));
+            refused += 1;
+        }
+    }
+    assert!(refused > 5, "{refused}");
+    assert_eq!(process.released.len(), process.passed.len());
+    assert!(limiter.is_idle() && gpu.charged() == 0);
+    assert_eq!(gpu.pages[0].cells[0].busy_since.load(Relaxed), 0);
+}
+
+/// What a context had in flight when it ended is charged until then.
+#[test]
+fn streams_that_end_are_charged_until_then() {
+    let gpu = Gpu::new(&[entry(30, 0), entry(70, 0)]);
+    let (mut limiter, mut process) = (limiter(entry(30, 0)), Fake::recording());
+    let begin = goes_at(&gpu, &mut limiter, &mut process, 1000 * MS, 1001 * MS).expect("it goes");
+    limiter.passed(begin, OTHER, 1);
+    let end = begin + 20 * MS;
+    gpu.call(end, &mut process, |call| {
+        limiter.forget(call, |stream| stream == STREAM)
+    });
+    assert!(!limiter.is_idle(), "the other stream lives");
+    assert_eq!(gpu.charged(), 20 * MS);
+    gpu.call(end + MS, &mut process, |call| limiter.forget(call, |_| true));
+    assert!(limiter.is_idle());
+    assert_eq!(gpu.charged(), 21 * MS);
 }
