@@ -1,50 +1,35 @@
-//! Measures chunks of work by the driver's events, in the time of CLOCK_MONOTONIC.
+//! Events of the driver, and when the GPU passed them in the time of CLOCK_MONOTONIC.
 //!
-//! ```text
-//!  begin: event in front of a chunk, or the end of the one before it, if that has not been reached
-//!  end:   event behind it ─► poll: reached? ─► from and to, by their distance from a base event
-//! ```
+//! The driver tells distances between events, and no times. So a base event is recorded in each context, and each event that
+//! is seen narrows down when the GPU passed the base: not later than that event was seen, less their distance, and not
+//! earlier than it was recorded, less the same. Of what is possible the latest moment counts, as the law wants it. A program
+//! that asks seldom would learn little that way, so a base that is recorded while nothing is in flight is watched until it is
+//! passed, and a later base counts from the one before it. The distance is a float of milliseconds, which gets coarse with
+//! time, and the GPU's clock drifts: the base is renewed.
 //!
-//! The driver tells distances between events, and no times. So a base event is recorded in each context, and the moment
-//! at which the GPU passed it is narrowed down: an event is reached after it was recorded, and before it is seen. The
-//! distance is a float of milliseconds, which gets coarse with time: the base is renewed.
-//!
-//! How it fails: an event that cannot be made, recorded or asked for (the context has ended, the stream is destroyed or
-//! being captured) is reported as failed, and the chunk is charged by its estimate. Events are used again; those of a
-//! context that ended without us are forgotten.
+//! How it fails: an event that cannot be made or recorded is none. One that the driver does not answer for (its context has
+//! ended) counts as passed when it is asked for. Events are used again; those of a context that ended without us are
+//! forgotten.
 
-use std::collections::VecDeque;
-
-use crate::compute::flight::{Mark, Stream};
-use crate::compute::{MS, Ns};
+use crate::compute::{MS, Ns, US};
 use crate::memory::driver::{NOT_READY, SUCCESS, Streams};
+
+use super::streams::Target;
 
 /// A base is renewed when it is older.
 const RENEWAL: Ns = 10_000 * MS;
+/// For so long a base is watched, and so often.
+const WATCH: Ns = 30 * US;
+const TRIES: u32 = 4;
 /// Events that a context keeps for later.
 const SPARE: usize = 64;
-
-/// Where a stream's work can be recorded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Target {
-    pub stream: Stream,
-    pub handle: usize,
-    pub context: usize,
-}
-
-/// The result of measuring a chunk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
-    Measured { from: Ns, to: Ns },
-    Failed,
-}
 
 #[derive(Debug, Default)]
 pub(super) struct Events {
     contexts: Vec<Context>,
-    /// The beginnings of the chunks that are open.
-    begun: Vec<(Target, From)>,
-    pending: VecDeque<Pending>,
+    /// Those that were recorded and not released, by number.
+    recorded: Vec<Event>,
+    made: usize,
 }
 
 #[derive(Debug, Default)]
@@ -58,235 +43,181 @@ struct Context {
 #[derive(Clone, Copy, Debug)]
 struct Base {
     event: usize,
-    /// When the GPU passed it, as far as is known.
-    at: Ns,
-}
-
-/// Where a chunk begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum From {
-    /// With the base that was the newest then.
-    Event { event: usize, base: usize },
-    /// The chunk before it in this stream, which has not ended yet.
-    Previous,
-    /// Nothing could be recorded.
-    Clock(Ns),
-}
-
-impl From {
-    fn event(self) -> Option<usize> {
-        if let Self::Event { event, .. } = self {
-            Some(event)
-        } else {
-            None
-        }
-    }
-}
-
-#[derive(Debug)]
-struct Pending {
-    mark: Mark,
-    target: Target,
-    from: From,
-    end: usize,
     recorded: Ns,
+    /// When the GPU passed it, at the latest moment that is possible. None: nothing is known.
+    at: Option<Ns>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Event {
+    number: usize,
+    /// 0: its context is ending, and the event has ended.
+    handle: usize,
+    context: usize,
     base: usize,
+    recorded: Ns,
+    passed: Option<Ns>,
 }
 
 impl Events {
-    /// Something is recorded and not reached.
-    pub(super) fn is_empty(&self) -> bool {
-        self.pending.is_empty()
-    }
-
-    pub(super) fn uses(&self, stream: Stream) -> bool {
-        self.pending.iter().any(|pending| pending.target.stream == stream)
-    }
-
-    /// A chunk begins: called before its first launch.
-    pub(super) fn begin(&mut self, driver: &impl Streams, target: Target, now: Ns) {
-        let from = if self.uses(target.stream) {
-            From::Previous
-        } else {
-            let event = self.record(driver, target, now);
-            let base = self.context(target.context).bases.last().map(|base| base.event);
-            let both = event.zip(base);
-            both.map_or(From::Clock(now), |(event, base)| From::Event { event, base })
-        };
-        // One that was begun before and has got no launch.
-        if let Some(at) = self.begun_at(target.stream) {
-            let (unused, from) = self.begun.swap_remove(at);
-            self.context(unused.context).spare.extend(from.event());
-        }
-        self.begun.push((target, from));
-    }
-
-    fn begun_at(&self, stream: Stream) -> Option<usize> {
-        self.begun.iter().position(|(target, _)| target.stream == stream)
-    }
-
-    /// A chunk ends: called behind its last launch. Returns false if that cannot be recorded.
-    #[must_use]
-    pub(super) fn end(&mut self, driver: &impl Streams, mark: Mark, target: Target, now: Ns) -> bool {
-        let at = self.begun_at(target.stream);
-        let from = at.map_or(From::Clock(now), |at| self.begun.swap_remove(at).1);
-        let end = self.record(driver, target, now);
-        let newest = self.context(target.context).bases.last().map(|base| base.event);
-        let base = if let From::Event { base, .. } = from {
-            Some(base)
-        } else {
-            newest
-        };
-        match (end, base) {
-            (Some(end), Some(base)) => {
-                self.pending.push_back(Pending {
-                    mark,
-                    target,
-                    from,
-                    end,
-                    recorded: now,
-                    base,
-                });
-                true
-            }
-            (end, _) => {
-                for event in end.into_iter().chain(from.event()) {
-                    driver.destroy_event(event);
-                }
-                false
-            }
-        }
-    }
-
-    /// Looks which events were reached, and reports their chunks, each stream's in order.
-    pub(super) fn poll(
+    /// Records an event behind what is in a stream. Returns its number. `is_idle`: nothing is in flight.
+    pub(super) fn record(
         &mut self,
         driver: &impl Streams,
+        target: &Target,
+        is_idle: bool,
         clock: impl Fn() -> Ns,
-        mut report: impl FnMut(Mark, Outcome),
-    ) {
-        let mut waiting: Vec<Stream> = Vec::new();
-        let mut at = 0;
-        while at < self.pending.len() {
-            let (stream, end) = (self.pending[at].target.stream, self.pending[at].end);
-            if waiting.contains(&stream) {
-                at += 1;
-                continue;
+    ) -> Option<usize> {
+        let now = clock();
+        let is_young = |base: &Base| now.saturating_sub(base.recorded) < RENEWAL;
+        if !self.context(target.context).bases.last().is_some_and(is_young) {
+            let base = self.base(driver, target, is_idle, &clock)?;
+            self.context(target.context).bases.push(base);
+        }
+        let handle = self.place(driver, target)?;
+        let base = self.context(target.context).bases.last()?.event;
+        self.made += 1;
+        self.recorded.push(Event {
+            number: self.made,
+            handle,
+            context: target.context,
+            base,
+            recorded: now,
+            passed: None,
+        });
+        Some(self.made)
+    }
+
+    fn base(&mut self, driver: &impl Streams, target: &Target, is_idle: bool, clock: impl Fn() -> Ns) -> Option<Base> {
+        let mut base = Base {
+            event: self.place(driver, target)?,
+            recorded: clock(),
+            at: None,
+        };
+        // The first calls of a process take long, and any thread may lose the CPU in between.
+        for _ in 0..if is_idle { TRIES } else { 0 } {
+            let begun = clock();
+            if !self.record_again(driver, target, base.event) {
+                return None;
             }
-            match driver.query_event(end) {
-                NOT_READY => {
-                    waiting.push(stream);
-                    at += 1;
-                }
-                SUCCESS => {
-                    let Some(pending) = self.pending.remove(at) else { return };
-                    let outcome = self.measure(driver, &pending, clock());
-                    let to = match outcome {
-                        Outcome::Measured { to, .. } => to,
-                        Outcome::Failed => pending.recorded,
-                    };
-                    self.follow(stream, to);
-                    report(pending.mark, outcome);
-                }
-                _ => {
-                    let Some(pending) = self.pending.remove(at) else { return };
-                    self.lose(pending.target.context);
-                    self.follow(stream, pending.recorded);
-                    report(pending.mark, Outcome::Failed);
-                }
+            base.recorded = begun;
+            base.at = watched(driver, base.event, begun, &clock);
+            if base.at.is_some_and(|at| at < begun + WATCH) {
+                break;
             }
         }
+        Some(base)
     }
 
-    fn measure(&mut self, driver: &impl Streams, pending: &Pending, seen: Ns) -> Outcome {
-        let context = self.context(pending.target.context);
-        let Some(base) = context.bases.iter_mut().find(|base| base.event == pending.base) else {
-            return Outcome::Failed;
-        };
-        let Ok(end) = driver.elapsed(base.event, pending.end) else {
-            return Outcome::Failed;
-        };
-        base.at = base
-            .at
-            .max(pending.recorded.saturating_sub(end))
-            .min(seen.saturating_sub(end));
-        let to = base.at + end;
-        let from = match pending.from {
-            From::Event { event, .. } => driver.elapsed(base.event, event).map_or(to, |begin| base.at + begin),
-            From::Clock(at) => at,
-            // The one before it was reported: it came first.
-            From::Previous => to,
-        };
-        context.spare.extend(pending.from.event());
-        self.recycle(driver, pending);
-        Outcome::Measured { from: from.min(to), to }
-    }
-
-    /// The next chunk of a stream begins where the one before it ended.
-    fn follow(&mut self, stream: Stream, to: Ns) {
-        let next = self.pending.iter_mut().find(|next| next.target.stream == stream);
-        let from = match next {
-            Some(next) => Some(&mut next.from),
-            None => self
-                .begun
-                .iter_mut()
-                .find(|(target, _)| target.stream == stream)
-                .map(|(_, from)| from),
-        };
-        if let Some(from) = from.filter(|from| **from == From::Previous) {
-            *from = From::Clock(to);
+    /// Returns when the GPU passed an event. None: it has not, or its context is ending.
+    pub(super) fn passed(&mut self, driver: &impl Streams, number: usize, clock: impl Fn() -> Ns) -> Option<Ns> {
+        let at = self.find(number)?;
+        let event = self.recorded[at];
+        if event.passed.is_some() || event.handle == 0 {
+            return event.passed;
         }
+        let passed = match driver.query_event(event.handle) {
+            NOT_READY => return None,
+            SUCCESS => self.time_of(driver, &event, clock()),
+            _ => {
+                self.lose(event.context);
+                clock()
+            }
+        };
+        if let Some(at) = self.find(number) {
+            self.recorded[at].passed = Some(passed);
+        }
+        Some(passed)
     }
 
-    /// Keeps what a chunk does not need any more for later ones.
-    fn recycle(&mut self, driver: &impl Streams, done: &Pending) {
-        let is_of = |event: usize, from: From| matches!(from, From::Event { base, .. } if base == event);
-        let in_use = |event: usize| {
-            self.pending.iter().any(|pending| pending.base == event)
-                || self.begun.iter().any(|(_, from)| is_of(event, *from))
+    fn time_of(&mut self, driver: &impl Streams, event: &Event, seen: Ns) -> Ns {
+        let bases = &mut self.context(event.context).bases;
+        let Some(at) = bases.iter().position(|base| base.event == event.base) else {
+            return seen;
         };
-        let Some(at) = self
-            .contexts
-            .iter()
-            .position(|context| context.handle == done.target.context)
-        else {
+        let base = bases[at];
+        let Ok(distance) = driver.elapsed(base.event, event.handle) else {
+            return seen;
+        };
+        let by_former = || {
+            let former = bases.get(at.checked_sub(1)?)?;
+            Some(former.at? + driver.elapsed(former.event, base.event).ok()?)
+        };
+        let latest = base.at.or_else(by_former).unwrap_or(Ns::MAX);
+        let latest = latest
+            .min(seen.saturating_sub(distance))
+            .max(event.recorded.saturating_sub(distance));
+        bases[at].at = Some(latest);
+        (latest + distance).min(seen)
+    }
+
+    /// Returns the distance of two events that were passed. None: nobody knows.
+    pub(super) fn between(&self, driver: &impl Streams, front: usize, behind: usize) -> Option<Ns> {
+        let handle = |number| Some(self.recorded[self.find(number)?].handle).filter(|handle| *handle != 0);
+        driver.elapsed(handle(front)?, handle(behind)?).ok()
+    }
+
+    /// Keeps an event for later that nobody will ask for any more.
+    pub(super) fn release(&mut self, driver: &impl Streams, number: usize) {
+        let Some(at) = self.find(number) else { return };
+        let event = self.recorded.swap_remove(at);
+        let Some(at) = self.contexts.iter().position(|context| context.handle == event.context) else {
             return;
         };
-        let newest = self.contexts[at].bases.len().saturating_sub(1);
-        let old: Vec<usize> = self.contexts[at].bases[..newest]
-            .iter()
-            .map(|base| base.event)
-            .filter(|event| !in_use(*event))
-            .collect();
+        let recorded = &self.recorded;
         let context = &mut self.contexts[at];
-        context.bases.retain(|base| !old.contains(&base.event));
-        context.spare.extend(old);
-        context.spare.push(done.end);
+        // The newest is needed for the next event, and the one before it until the newest has a time.
+        let is_timed = context.bases.last().is_some_and(|base| base.at.is_some());
+        let old = context.bases.len().saturating_sub(if is_timed { 1 } else { 2 });
+        let is_over = |base: &mut Base| !recorded.iter().any(|event| event.base == base.event);
+        let over = context.bases.extract_if(..old, is_over).map(|base| base.event);
+        context.spare.extend(over);
+        context.spare.extend(Some(event.handle).filter(|handle| *handle != 0));
         for event in context.spare.split_off(context.spare.len().min(SPARE)) {
             driver.destroy_event(event);
         }
     }
 
-    /// Records an event, after a base if there is none that is young enough.
-    fn record(&mut self, driver: &impl Streams, target: Target, now: Ns) -> Option<usize> {
-        let is_young = |base: &Base| now.saturating_sub(base.at) < RENEWAL;
-        if !self.context(target.context).bases.last().is_some_and(is_young) {
-            let event = self.place(driver, target)?;
-            self.context(target.context).bases.push(Base { event, at: now });
+    /// A context is about to end, and its events with it. What they would have said stays open.
+    pub(super) fn forget(&mut self, driver: &impl Streams, context: usize) {
+        let Some(at) = self.contexts.iter().position(|known| known.handle == context) else {
+            return;
+        };
+        let known = self.contexts.swap_remove(at);
+        let bases = known.bases.iter().map(|base| base.event);
+        let mut events: Vec<usize> = known.spare.iter().copied().chain(bases).collect();
+        for event in self.recorded.iter_mut().filter(|event| event.context == context) {
+            events.push(std::mem::take(&mut event.handle));
         }
-        self.place(driver, target)
+        for event in events.into_iter().filter(|event| *event != 0) {
+            driver.destroy_event(event);
+        }
     }
 
-    fn place(&mut self, driver: &impl Streams, target: Target) -> Option<usize> {
+    fn place(&mut self, driver: &impl Streams, target: &Target) -> Option<usize> {
         let event = match self.context(target.context).spare.pop() {
             Some(event) => event,
             None => in_context(driver, target.context, || driver.create_timing_event().ok())?,
         };
-        if driver.record_event(event, target.handle) == SUCCESS {
+        if self.record_again(driver, target, event) {
             return Some(event);
         }
         driver.destroy_event(event);
         None
+    }
+
+    fn record_again(&self, driver: &impl Streams, target: &Target, event: usize) -> bool {
+        let record = || Some(driver.record_event(event, target.handle));
+        let result = if target.is_of_current_context() {
+            in_context(driver, target.context, record)
+        } else {
+            record()
+        };
+        result == Some(SUCCESS)
+    }
+
+    fn find(&self, number: usize) -> Option<usize> {
+        self.recorded.iter().position(|event| event.number == number)
     }
 
     fn context(&mut self, handle: usize) -> &mut Context {
@@ -301,38 +232,23 @@ impl Events {
         &mut self.contexts[at]
     }
 
-    /// How many contexts have work.
-    pub(super) fn contexts(&self) -> usize {
-        self.contexts.len()
-    }
-
-    /// A context is about to end: its events are destroyed, and its chunks reported as failed.
-    pub(super) fn forget(&mut self, driver: &impl Streams, context: usize, mut report: impl FnMut(Mark)) {
-        let (gone, kept): (Vec<Pending>, Vec<Pending>) = std::mem::take(&mut self.pending)
-            .into_iter()
-            .partition(|pending| pending.target.context == context);
-        self.pending = kept.into();
-        let Some(at) = self.contexts.iter().position(|known| known.handle == context) else {
-            return;
-        };
-        let known = self.contexts.swap_remove(at);
-        let begun = self.begun.extract_if(.., |(target, _)| target.context == context);
-        let begun: Vec<usize> = begun.filter_map(|(_, from)| from.event()).collect();
-        let of_chunks = gone
-            .iter()
-            .flat_map(|pending| pending.from.event().into_iter().chain([pending.end]));
-        let bases = known.bases.iter().map(|base| base.event);
-        for event in known.spare.iter().copied().chain(bases).chain(of_chunks).chain(begun) {
-            driver.destroy_event(event);
-        }
-        for pending in gone {
-            report(pending.mark);
-        }
-    }
-
     /// A context's events do not answer: it has ended without us, and they with it.
     fn lose(&mut self, context: usize) {
         self.contexts.retain(|known| known.handle != context);
+    }
+}
+
+/// Asks for an event until it was passed, from `begun` on for a moment. Returns when that was seen.
+fn watched(driver: &impl Streams, event: usize, begun: Ns, clock: impl Fn() -> Ns) -> Option<Ns> {
+    loop {
+        let code = driver.query_event(event);
+        let now = clock();
+        if code == SUCCESS {
+            return Some(now);
+        }
+        if code != NOT_READY || now.saturating_sub(begun) > WATCH {
+            return None;
+        }
     }
 }
 
@@ -353,137 +269,132 @@ fn in_context<T>(driver: &impl Streams, context: usize, make: impl FnOnce() -> O
 mod tests {
     use super::*;
     use crate::arbiter::fake::{CONTEXT, Fake};
-    use crate::compute::US;
+    use crate::compute::flight::Stream;
 
     const START: Ns = 1000 * MS;
+    const TARGET: Target = Target {
+        stream: Stream(5),
+        handle: 5,
+        context: CONTEXT,
+    };
 
-    fn target(stream: u64) -> Target {
-        Target {
-            stream: Stream(stream),
-            handle: stream as usize,
-            context: CONTEXT,
-        }
+    fn recorded(events: &mut Events, driver: &Fake, now: Ns) -> usize {
+        events.record(driver, &TARGET, false, || now).expect("recorded")
     }
 
-    fn polled(events: &mut Events, driver: &Fake, now: Ns) -> Vec<(u64, Outcome)> {
-        let mut found = Vec::new();
-        events.poll(driver, || now, |mark, outcome| found.push((mark.0, outcome)));
-        found
-    }
-
-    /// The base is passed 100 us after it was recorded, and all times are in its distance: they are right as soon as
-    /// something narrows the base down.
+    /// The base is passed 100 us after it was recorded. Each event that is seen narrows down when.
     #[test]
-    fn chunks_are_measured_in_the_clock_of_the_processes() {
+    fn times_are_the_latest_that_are_possible() {
         let (driver, mut events) = (Fake::default(), Events::default());
-        events.begin(&driver, target(5), START);
-        assert!(events.end(&driver, Mark(1), target(5), START + 10 * US));
-        assert_eq!(driver.recorded(), 3, "a base, and an event on each side");
-        assert_eq!(polled(&mut events, &driver, START + 20 * US), []);
-        driver.reach(0, START + 100 * US);
-        driver.reach(1, START + 100 * US);
-        driver.reach(2, START + 300 * US);
-        let measured = polled(&mut events, &driver, START + 301 * US);
-        let (from, to) = (START, START + 200 * US);
-        assert_eq!(measured, [(1, Outcome::Measured { from, to })]);
-
-        // What was recorded while the GPU was idle says when it was not earlier.
-        events.begin(&driver, target(5), START + 500 * US);
-        assert!(events.end(&driver, Mark(2), target(5), START + 500 * US));
-        driver.reach(3, START + 500 * US);
-        driver.reach(4, START + 600 * US);
-        let measured = polled(&mut events, &driver, START + 601 * US);
-        let Outcome::Measured { from, to } = measured[0].1 else {
-            panic!("{measured:?}");
-        };
-        assert_eq!(to - from, 100 * US);
-        assert!(
-            (START + 600 * US..=START + 601 * US).contains(&to) || to == START + 500 * US,
-            "{to}"
+        let (first, second) = (
+            recorded(&mut events, &driver, START),
+            recorded(&mut events, &driver, START),
         );
-    }
-
-    #[test]
-    fn chunks_in_a_row_share_an_event() {
-        let (driver, mut events) = (Fake::default(), Events::default());
-        events.begin(&driver, target(5), START);
-        assert!(events.end(&driver, Mark(1), target(5), START));
-        events.begin(&driver, target(5), START);
-        assert!(events.end(&driver, Mark(2), target(5), START));
-        assert_eq!(driver.recorded(), 4);
-        for (nth, at) in [(0, 0), (1, 0), (2, 70), (3, 100)] {
+        assert_eq!(driver.recorded(), 3, "a base and two");
+        assert_eq!(events.passed(&driver, first, || START + 20 * US), None);
+        for (nth, at) in [(0, 100), (1, 200), (2, 300)] {
             driver.reach(nth, START + at * US);
         }
-        let measured = polled(&mut events, &driver, START + 100 * US);
-        let expected = [(1, 0, 70), (2, 70, 100)].map(|(mark, from, to)| {
-            let (from, to) = (START + from * US, START + to * US);
-            (mark, Outcome::Measured { from, to })
-        });
-        assert_eq!(measured, expected);
+        let late = events.passed(&driver, first, || START + 450 * US);
+        assert_eq!(late, Some(START + 450 * US), "it may have been passed just now");
+        assert_eq!(
+            events.passed(&driver, first, || START + 900 * US),
+            late,
+            "asked for once"
+        );
+        let soon = events.passed(&driver, second, || START + 301 * US);
+        assert_eq!(soon, Some(START + 301 * US));
+        assert_eq!(events.between(&driver, first, second), Some(100 * US));
+        let third = recorded(&mut events, &driver, START + 400 * US);
+        driver.reach(3, START + 500 * US);
+        let third = events.passed(&driver, third, || START + 700 * US);
+        assert_eq!(third, Some(START + 501 * US), "by what the second has said");
     }
 
+    /// The GPU's clock is slow: its distances would place an event before it was recorded.
     #[test]
-    fn streams_do_not_wait_for_each_other() {
+    fn no_event_is_passed_before_it_was_recorded() {
         let (driver, mut events) = (Fake::default(), Events::default());
-        for stream in [5, 6] {
-            events.begin(&driver, target(stream), START);
-            assert!(events.end(&driver, Mark(stream), target(stream), START));
-        }
+        let first = recorded(&mut events, &driver, START);
         driver.reach(0, START);
-        driver.reach(3, START);
-        driver.reach(4, START + US);
-        let measured = polled(&mut events, &driver, START + US);
-        assert_eq!(measured.len(), 1);
-        assert_eq!(measured[0].0, 6);
-        assert!(events.uses(Stream(5)) && !events.uses(Stream(6)));
+        driver.reach(1, START);
+        assert_eq!(events.passed(&driver, first, || START), Some(START));
+        let second = recorded(&mut events, &driver, START + 2000 * MS);
+        driver.reach(2, START + 1999 * MS);
+        let seen = START + 2000 * MS + 50 * US;
+        assert_eq!(events.passed(&driver, second, || seen), Some(START + 2000 * MS));
+    }
+
+    /// A program that asks 1 ms after each event: its first base was watched, and all later times follow from that.
+    #[test]
+    fn a_base_that_was_watched_is_known_at_once() {
+        let (driver, mut events) = (Fake::default(), Events::default());
+        let time = std::cell::Cell::new(START);
+        // The first try takes too long.
+        let clock = || {
+            time.set(time.get() + if driver.recorded() == 2 { 90 * US } else { US });
+            if driver.recorded() >= 2 {
+                driver.reach(driver.recorded() - 1, time.get());
+            }
+            time.get()
+        };
+        let mut last = events.record(&driver, &TARGET, true, clock).expect("recorded");
+        let base = events.contexts[0].bases[0];
+        assert_eq!(base.at, Some(base.recorded + 2 * US));
+        let late = time.get() - START;
+        let (mut now, mut first) = (START + late, driver.recorded() - 1);
+        for round in 0..30 {
+            let at = now + 20 * US;
+            (first..driver.recorded()).for_each(|nth| driver.reach(nth, at));
+            let passed = events.passed(&driver, last, || now + MS);
+            assert_eq!(passed, Some(at), "in round {round}");
+            events.release(&driver, last);
+            now += 1000 * MS;
+            first = driver.recorded();
+            last = recorded(&mut events, &driver, now);
+        }
+        assert!(driver.living() <= 4, "{}", driver.living());
     }
 
     #[test]
-    fn a_context_that_has_ended_fails_its_chunks() {
+    fn a_context_that_has_ended_counts_as_passed_and_records_nothing() {
         let (driver, mut events) = (Fake::default(), Events::default());
-        events.begin(&driver, target(5), START);
-        assert!(events.end(&driver, Mark(1), target(5), START));
+        let event = recorded(&mut events, &driver, START);
         driver.0.borrow_mut().is_gone = true;
-        assert_eq!(polled(&mut events, &driver, START), [(1, Outcome::Failed)]);
-        events.begin(&driver, target(5), START);
-        assert!(!events.end(&driver, Mark(2), target(5), START));
-        assert!(events.is_empty());
+        assert_eq!(events.passed(&driver, event, || START + MS), Some(START + MS));
+        assert_eq!(events.record(&driver, &TARGET, false, || START), None);
+        events.release(&driver, event);
+        assert!(events.recorded.is_empty());
     }
 
     #[test]
     fn nothing_is_left_in_a_context_that_is_about_to_end() {
         let (driver, mut events) = (Fake::default(), Events::default());
-        for mark in 1..4 {
-            events.begin(&driver, target(5), START);
-            assert!(events.end(&driver, Mark(mark), target(5), START));
-        }
-        events.begin(&driver, target(6), START);
-        let mut gone = Vec::new();
-        events.forget(&driver, CONTEXT, |mark| gone.push(mark.0));
-        assert_eq!(gone, [1, 2, 3]);
+        let of_it: Vec<usize> = (0..3).map(|_| recorded(&mut events, &driver, START)).collect();
+        events.release(&driver, of_it[2]);
+        events.forget(&driver, CONTEXT);
         assert_eq!(driver.living(), 0);
+        assert_eq!(events.passed(&driver, of_it[0], || START + MS), None, "nobody knows");
+        assert_eq!(events.between(&driver, of_it[0], of_it[1]), None);
+        of_it.iter().for_each(|event| events.release(&driver, *event));
+        assert!(events.recorded.is_empty());
     }
 
     #[test]
     fn bases_are_renewed_and_events_used_again() {
         let (driver, mut events) = (Fake::default(), Events::default());
         let mut now = START;
-        for mark in 0..100 {
+        for _ in 0..100 {
             let first = driver.recorded();
-            events.begin(&driver, target(5), now);
-            assert!(events.end(&driver, Mark(mark), target(5), now));
+            let event = recorded(&mut events, &driver, now);
             for nth in first..driver.recorded() {
-                driver.reach(nth, now + nth as Ns * US);
+                driver.reach(nth, now);
             }
-            let measured = polled(&mut events, &driver, now + 1000 * US);
-            assert_eq!(measured.len(), 1, "at {mark}: {measured:?}");
+            assert_eq!(events.passed(&driver, event, || now), Some(now));
+            events.release(&driver, event);
             now += 1000 * MS;
         }
-        assert!(
-            driver.recorded() >= 209,
-            "200 and a base each 10 s: {}",
-            driver.recorded()
-        );
-        assert!(driver.living() <= 6, "{}", driver.living());
+        assert_eq!(driver.recorded(), 110, "100 and a base each 10 s");
+        assert!(driver.living() <= 4, "{}", driver.living());
     }
 }

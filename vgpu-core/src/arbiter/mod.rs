@@ -1,65 +1,68 @@
 //! Shares the time of one GPU: every launch of this process asks here, and every wait reports here.
 //!
 //! ```text
-//!  launch ─► credit? ─ yes ───────────────────────────────► driver
-//!              └ no ─► limiter: go? ─ no ─► sleep on the page of the share that has its turn, and ask again
-//!                        └ yes ─► event in front, if a chunk begins ─► driver ─► event behind, if it ends ─► credit
-//!  wait   ─► event behind what is in flight ─► driver ─► what was measured is charged; others are woken
+//!  launch ─► budget? ─ yes ───────────────────────────────► driver
+//!              └ no ─► law: go? ─ no ─► sleep on the page of the share that has its turn, and ask again
+//!                        └ yes ─► driver ─► law: an event behind it, if one is due ─► budget
+//!  wait   ─► driver ─► law: what it waited for has ended, and is charged; others are woken
 //! ```
 //!
-//! `crate::compute` decides; here are the pages, events, locks and sleeps. No lock is held in a call of the program's or
-//! in a sleep.
+//! `crate::compute::measured` decides; here are the pages, events, locks and sleeps. No lock is held in a call of the program's
+//! or in a sleep, but for the call that begins a capture: no event of ours may fall into one.
 //!
-//! How it fails: without pages a share is held to its `cores` by a page of its own ([`pages`]). Events that cannot be had
-//! are replaced by estimates ([`events`]). A thread that jumps out of a launch leaves nothing locked. One that a signal
+//! How it fails: without pages a share is held to its `cores` by a page of its own ([`pages`]). Launches behind which no event
+//! can be recorded end by the clock. A thread that jumps out of a launch leaves nothing locked. One that a signal
 //! handler jumps out of here keeps the lock: launches of other threads wait for ever, and its own go unmeasured. A fork child
 //! makes all of this anew.
 
+mod budget;
 mod captures;
-mod cell;
-mod credit;
 mod events;
 #[cfg(test)]
 mod fake;
+mod owner;
 mod pages;
+mod process;
 pub mod stream_gpus;
+mod streams;
 
 pub use captures::{begun as capture_begun, ended as capture_ended};
+pub use streams::is_of_a_context;
 
 use core::ffi::c_int;
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use vgpu_abi::arbitration::{Entry, entry_flags};
 use vgpu_abi::entitlement::{Holder, entries};
 use vgpu_abi::limits::Limits;
 use vgpu_abi::log::Wait;
 
-use crate::compute::estimate::Shape;
-use crate::compute::flight::{LEAST_LAUNCH, Mark, Stream};
-use crate::compute::limiter::{Decision, Limiter, Reason};
+use crate::compute::flight::Stream;
+use crate::compute::limiter::Reason;
+use crate::compute::measured::call::{self, Answer, Call};
+use crate::compute::measured::config::Config;
+use crate::compute::measured::{Limiter, Waiting};
 use crate::compute::{MS, Ns};
 use crate::log;
 use crate::memory::driver::{SUCCESS, Streams, is_captured};
 use crate::os::spin::{Entered, Reentrant};
-use crate::os::{errno, futex, monotonic_ns, sleep, thread};
+use crate::os::{errno, futex, monotonic_ns, sleep};
 
-use cell::Owner;
-use credit::Credit;
-use events::{Events, Outcome, Target};
+use budget::Budget;
+use events::Events;
+use owner::Owner;
 use pages::OpenPages;
 pub use pages::PagesError;
+use process::{Ending, Live};
+use streams::{Known, PER_THREAD, Target, stream_of};
 
-/// The stream that a thread has for itself, as a handle. Handles below are the default stream.
-const PER_THREAD: usize = 2;
-/// Streams that are remembered.
-const STREAMS: usize = 64;
-/// How often a cell is looked for where all are taken.
-const CELL: Ns = 100 * MS;
 /// How often NVML is asked for other processes on the GPU.
 const NEIGHBOURS: Ns = 1000 * MS;
+/// Copies of the others' pages that are older are made anew before a wait's work is charged.
+const LOOK: Ns = MS;
 
 /// The process in which the arbiter works.
 pub trait Process {
@@ -80,14 +83,14 @@ pub enum Scope {
     Stream(usize),
     /// For the work of some streams; nobody knows which.
     Some,
-    /// For all work.
-    All,
+    /// For all work of a context. None: of the current one.
+    Context(Option<usize>),
 }
 
 /// The arbiter of one GPU in this process.
 #[derive(Debug)]
 pub struct Arbiter {
-    credit: Credit,
+    budget: Budget,
     /// There may be work that is not measured yet.
     is_busy: AtomicBool,
     /// Some in a container of HAMi that is limited only while others use the GPU.
@@ -107,13 +110,10 @@ struct Inner {
     pages: OpenPages,
     limiter: Limiter,
     events: Events,
-    streams: Vec<Target>,
+    streams: Known,
     owner: Owner,
-    cell: usize,
-    /// When the share's cells were looked at the last time.
-    looked_for_cell: Ns,
-    /// Nobody else used the GPU at the last question.
-    was_free: bool,
+    /// When the others' pages were copied the last time.
+    looked: Ns,
 }
 
 /// The circumstances in which a launch asks.
@@ -130,6 +130,8 @@ struct Question {
 struct Nap {
     word: Option<(*const AtomicU32, u32)>,
     length: Duration,
+    /// The thread stays awake.
+    spins: bool,
     reason: Wait,
 }
 
@@ -185,33 +187,30 @@ impl Arbiter {
 
     fn new(pages: OpenPages, entry: Entry, only_beside_others: bool) -> Self {
         let owner = Owner::of_this_process();
-        let cell = cell::claim(pages.own(), entry.weight, owner, monotonic_ns(), cell::is_dead).unwrap_or(usize::MAX);
         Self {
-            credit: Credit::default(),
+            budget: Budget::default(),
             is_busy: AtomicBool::new(false),
             neighbours: only_beside_others.then(Neighbours::default),
             inner: Reentrant::new(Inner {
                 pages,
-                limiter: Limiter::new(cell, entry),
+                limiter: Limiter::new(Config::default(), owner.0, entry),
                 events: Events::default(),
-                streams: Vec::new(),
+                streams: Known::default(),
                 owner,
-                cell,
-                looked_for_cell: 0,
-                was_free: false,
+                looked: 0,
             }),
         }
     }
 
-    /// Launches work of this shape in a stream by `call`, when it may go. Handles of `_ptsz` names: [`per_thread`].
+    /// Launches work in a stream by `call`, when it may go. Handles of `_ptsz` names: [`per_thread`].
     #[inline(always)]
-    pub fn launch(&self, process: &impl Process, handle: usize, shape: Shape, call: impl FnOnce() -> c_int) -> c_int {
-        if !captures::may_be_under_way() && self.credit.take(stream_of(handle), shape) {
+    pub fn launch(&self, process: &impl Process, handle: usize, call: impl FnOnce() -> c_int) -> c_int {
+        if !captures::may_be_under_way() && self.budget.take(stream_of(handle)) {
             return call();
         }
-        if self.admit(process, handle, shape) {
+        if self.admit(process, handle) {
             let result = call();
-            self.launched(process, handle, shape, result);
+            self.launched(process, handle, result);
             result
         } else {
             call()
@@ -220,7 +219,7 @@ impl Arbiter {
 
     /// Waits until the launch may go. Returns false if it is none: it becomes a node of a graph.
     #[cold]
-    fn admit(&self, process: &impl Process, handle: usize, shape: Shape) -> bool {
+    fn admit(&self, process: &impl Process, handle: usize) -> bool {
         let _kept = errno::keep();
         let driver = process.driver();
         if captures::may_be_under_way() && is_captured(driver, handle) {
@@ -228,26 +227,16 @@ impl Arbiter {
         }
         let asked = monotonic_ns();
         loop {
-            let is_free = self.neighbours.as_ref().is_some_and(|them| !them.are_there(process));
-            let sibling = process.holds_elsewhere(monotonic_ns());
-            let nap = {
-                let Some(inner) = self.enter() else {
-                    return false;
-                };
-                let mut inner = inner.borrow_mut();
-                let _unharmed = captures::spare(driver);
+            let question = Question {
+                asked,
+                is_free: self.neighbours.as_ref().is_some_and(|them| !them.are_there(process)),
+                sibling: process.holds_elsewhere(monotonic_ns()),
+            };
+            let Some(nap) = self.with(driver, |inner| {
                 self.is_busy.store(true, Relaxed);
-                inner.ask(
-                    &self.credit,
-                    driver,
-                    handle,
-                    shape,
-                    &Question {
-                        asked,
-                        is_free,
-                        sibling,
-                    },
-                )
+                inner.ask(&self.budget, driver, handle, &question)
+            }) else {
+                return false;
             };
             match nap {
                 None => return true,
@@ -257,63 +246,112 @@ impl Arbiter {
     }
 
     #[cold]
-    fn launched(&self, process: &impl Process, handle: usize, shape: Shape, result: c_int) {
-        if result != SUCCESS {
-            return;
+    fn launched(&self, process: &impl Process, handle: usize, result: c_int) {
+        let _kept = errno::keep();
+        let driver = process.driver();
+        self.with(driver, |inner| {
+            inner.launched(&self.budget, driver, handle, result == SUCCESS);
+            // A wait of another thread may have cleared it since this launch asked.
+            self.is_busy.store(true, Relaxed);
+        });
+    }
+
+    /// The program is about to wait. Returns what [`Arbiter::after_wait`] takes, if there is anything to wait for.
+    pub fn before_wait(&self, process: &impl Process, scope: Scope) -> Option<Waiting> {
+        if !self.is_busy.load(Relaxed) {
+            return None;
         }
         let _kept = errno::keep();
         let driver = process.driver();
-        let Some(inner) = self.enter() else { return };
-        let mut inner = inner.borrow_mut();
-        let _unharmed = captures::spare(driver);
-        inner.launched(&self.credit, driver, handle, shape);
-        // A wait of another thread may have cleared it since this launch asked.
-        self.is_busy.store(true, Relaxed);
+        self.with(driver, |inner| {
+            let scope = inner.scope_of(driver, scope);
+            inner.law(&self.budget, driver, |limiter, call| limiter.before_wait(call, scope))
+        })
     }
 
-    /// The program is about to wait.
-    pub fn before_wait(&self, process: &impl Process, scope: Scope) {
+    /// Its wait has returned.
+    pub fn after_wait(&self, process: &impl Process, wait: Waiting) {
+        self.has_ended(
+            process,
+            |_| wait,
+            |limiter, call, wait| {
+                limiter.after_wait(call, wait);
+            },
+        );
+    }
+
+    /// The program has asked the driver, and what it asked for has ended.
+    pub fn found_done(&self, process: &impl Process, scope: Scope) {
         if self.is_busy.load(Relaxed) {
-            let _kept = errno::keep();
             let driver = process.driver();
-            let Some(inner) = self.enter() else { return };
-            let mut inner = inner.borrow_mut();
-            let _unharmed = captures::spare(driver);
-            inner.before_wait(&self.credit, driver, scope);
+            self.has_ended(process, |inner| inner.scope_of(driver, scope), Limiter::found_done);
         }
     }
 
-    /// Its wait has returned, or a question for it with "done".
-    pub fn after_wait(&self, process: &impl Process, scope: Scope) {
-        if self.is_busy.load(Relaxed) {
-            let _kept = errno::keep();
-            let driver = process.driver();
-            let Some(inner) = self.enter() else { return };
-            let mut inner = inner.borrow_mut();
-            let _unharmed = captures::spare(driver);
-            let is_idle = inner.after_wait(&self.credit, driver, scope);
-            self.is_busy.store(!is_idle, Relaxed);
-        }
+    fn has_ended<T>(
+        &self,
+        process: &impl Process,
+        what: impl FnOnce(&Inner) -> T,
+        report: impl FnOnce(&mut Limiter, &mut Call<'_>, T),
+    ) {
+        let _kept = errno::keep();
+        let driver = process.driver();
+        self.with(driver, |inner| {
+            inner.look(LOOK);
+            let what = what(inner);
+            inner.law(&self.budget, driver, |limiter, call| report(limiter, call, what));
+            self.is_busy.store(!inner.limiter.is_idle(), Relaxed);
+        });
+    }
+
+    /// Makes a call of the program's in which no event of ours may be recorded: it begins a capture.
+    pub fn without_events<T>(&self, call: impl FnOnce() -> T) -> T {
+        let _entered = self.inner.lock_unless_within();
+        call()
     }
 
     /// A context is about to end: nothing of ours may be left in it.
     pub fn forget(&self, process: &impl Process, context: usize) {
         let _kept = errno::keep();
         let driver = process.driver();
-        let Some(inner) = self.enter() else { return };
-        let mut inner = inner.borrow_mut();
-        let _unharmed = captures::spare(driver);
-        inner.forget(&self.credit, driver, context);
+        self.with(driver, |inner| {
+            inner.law(&self.budget, driver, |_, _| ());
+            inner.events.forget(driver, context);
+        });
+    }
+
+    /// It has ended: what was in it is charged until now.
+    pub fn has_forgotten(&self, process: &impl Process, context: usize) {
+        let _kept = errno::keep();
+        let driver = process.driver();
+        self.with(driver, |inner| inner.forget(&self.budget, driver, context));
     }
 
     /// A stream is about to be destroyed: no event can be recorded in it any more.
     pub fn forget_stream(&self, process: &impl Process, handle: usize) {
+        let stream = stream_of(handle);
+        if is_of_a_context(handle) {
+            return;
+        }
         let _kept = errno::keep();
         let driver = process.driver();
-        let Some(inner) = self.enter() else { return };
-        let mut inner = inner.borrow_mut();
-        let _unharmed = captures::spare(driver);
-        inner.forget_stream(&self.credit, driver, handle);
+        self.with(driver, |inner| {
+            inner.law(&self.budget, driver, |limiter, call| {
+                limiter.forget_stream(call, stream)
+            });
+            self.budget.forget(stream);
+            inner.streams.forget(stream);
+        });
+    }
+
+    /// The process ends by itself. The driver may be gone already.
+    pub fn end(&self) {
+        let Some(inner) = self.inner.try_lock() else { return };
+        let inner = &mut *inner.borrow_mut();
+        let now = monotonic_ns();
+        self.budget
+            .withdraw(|stream, launches| inner.limiter.passed(now, stream, launches));
+        call_law(&mut inner.limiter, &inner.pages, &mut Ending, now, false, Limiter::exit);
     }
 
     /// Returns true if this process's share holds a turn here.
@@ -326,8 +364,11 @@ impl Arbiter {
 
     /// None: this thread is inside a call of ours already, which has called the driver, and that the program. What it
     /// launches there goes and is measured with the outer launch.
-    fn enter(&self) -> Option<Entered<'_, Inner>> {
-        self.inner.lock_unless_within()
+    fn with<T>(&self, driver: &impl Streams, act: impl FnOnce(&mut Inner) -> T) -> Option<T> {
+        let inner: Entered<'_, Inner> = self.inner.lock_unless_within()?;
+        let mut inner = inner.borrow_mut();
+        let _unharmed = captures::spare(driver);
+        Some(act(&mut inner))
     }
 }
 
@@ -337,309 +378,139 @@ pub fn per_thread(handle: usize) -> usize {
     if handle == 0 { PER_THREAD } else { handle }
 }
 
-/// Returns true if a handle means a stream of the context that is current.
-#[must_use]
-#[inline(always)]
-pub fn is_of_a_context(handle: usize) -> bool {
-    handle <= PER_THREAD
-}
-
-/// Returns the stream of a handle: each thread has one of its own, and the default stream has two handles.
-#[inline(always)]
-fn stream_of(handle: usize) -> Stream {
-    match handle {
-        0 | 1 => Stream(1),
-        PER_THREAD => Stream(thread() as u64 + PER_THREAD as u64),
-        _ => Stream(handle as u64),
-    }
-}
-
 impl Inner {
     /// Returns None if the launch may go.
-    fn ask(
-        &mut self,
-        credit: &Credit,
-        driver: &impl Streams,
-        handle: usize,
-        shape: Shape,
-        question: &Question,
-    ) -> Option<Nap> {
-        let now = monotonic_ns();
-        self.count(credit, now);
+    fn ask(&mut self, budget: &Budget, driver: &impl Streams, handle: usize, question: &Question) -> Option<Nap> {
         let target = self.target(driver, handle);
-        let ended = if self.limiter.is_due(shape) {
-            self.limiter.waits_for(now, target.stream)
-        } else {
-            self.limiter.end_full(now, target.stream)
-        };
-        if let Some(mark) = ended {
-            credit.close(target.stream);
-            self.end(driver, mark, target, now);
-        }
-        self.poll(driver);
-        self.end_others(now);
-        let is_first_beside_others = std::mem::replace(&mut self.was_free, question.is_free) && !question.is_free;
-        if question.is_free {
-            self.begin(driver, target, now);
+        self.limiter.set_free(self.pages.own(), question.is_free);
+        if self.limiter.needs_no_look(monotonic_ns()) {
             return None;
         }
-        if is_first_beside_others {
-            let limiter = &mut self.limiter;
-            self.pages.with(|pages| limiter.begin_to_count(pages));
-        }
-        self.keep_cell(now);
-        self.pages.look(now);
-        let wake = self.pages.own().wake.load(Relaxed);
-        let limiter = &mut self.limiter;
-        let decision = self
-            .pages
-            .with(|pages| limiter.ask(pages, now, shape, question.asked, question.sibling));
-        if self.pages.own().wake.load(Relaxed) != wake {
-            futex::wake(&self.pages.own().wake);
-        }
-        match decision {
-            Decision::Go => {
-                self.begin(driver, target, now);
-                None
-            }
-            Decision::Wait(wait) => {
-                credit.withdraw();
-                self.hold(driver, now);
-                Some(Nap {
-                    word: wait.on.and_then(|slot| self.pages.wake_word(slot)),
-                    length: Duration::from_nanos(wait.until.saturating_sub(now)),
-                    reason: reported(wait.reason),
-                })
-            }
-        }
-    }
-
-    fn launched(&mut self, credit: &Credit, driver: &impl Streams, handle: usize, shape: Shape) {
-        let now = monotonic_ns();
-        self.count(credit, now);
-        let target = self.target(driver, handle);
-        let limiter = &mut self.limiter;
-        let mark = self
-            .pages
-            .with(|pages| limiter.launched(pages, now, target.stream, shape));
-        if let Some(mark) = mark {
-            credit.close(target.stream);
-            self.end(driver, mark, target, now);
-            return;
-        }
-        let Some(estimate) = self.limiter.estimate(shape) else {
-            return;
-        };
-        // With several contexts, a default stream's handle does not say which one.
-        if handle > PER_THREAD || self.events.contexts() <= 1 {
-            credit.know(target.stream, shape, estimate.max(LEAST_LAUNCH));
-            credit.open(target.stream);
-            let limiter = &mut self.limiter;
-            credit.grant(self.pages.with(|pages| limiter.credit(pages, now, target.stream)));
-        }
-    }
-
-    fn before_wait(&mut self, credit: &Credit, driver: &impl Streams, scope: Scope) {
-        let now = monotonic_ns();
-        self.count(credit, now);
-        match scope {
-            Scope::Stream(handle) => {
-                let known = self.streams.iter().find(|target| target.stream == stream_of(handle));
-                let Some(target) = known.copied() else { return };
-                credit.close(target.stream);
-                if let Some(mark) = self.limiter.waits_for(now, target.stream) {
-                    self.end(driver, mark, target, now);
-                }
-            }
-            Scope::Some | Scope::All => {
-                credit.withdraw();
-                self.hold(driver, now);
-            }
-        }
-    }
-
-    /// Returns true if nothing is left to be measured.
-    fn after_wait(&mut self, credit: &Credit, driver: &impl Streams, scope: Scope) -> bool {
-        let now = monotonic_ns();
-        self.count(credit, now);
-        self.poll(driver);
-        if scope == Scope::All {
-            // Work in other threads' own streams, in which this one can record nothing.
-            for (_, mark) in self.limiter.holds(now, |_| true) {
-                self.report(now, mark, Outcome::Failed);
-            }
-        }
-        self.end_others(now);
-        let is_idle = self.limiter.is_idle();
-        if is_idle {
-            credit.withdraw();
-        }
-        let limiter = &mut self.limiter;
-        if self.pages.with(|pages| limiter.waited(pages, monotonic_ns())) {
-            futex::wake(&self.pages.own().wake);
-        }
-        is_idle
-    }
-
-    fn forget(&mut self, credit: &Credit, driver: &impl Streams, context: usize) {
-        let now = monotonic_ns();
-        self.count(credit, now);
-        credit.withdraw();
-        let streams = &self.streams;
-        let is_there = |stream: Stream| {
-            let known = streams.iter().find(|target| target.stream == stream);
-            known.is_none_or(|target| target.context == context)
-        };
-        for (_, mark) in self.limiter.holds(now, is_there) {
-            self.report(now, mark, Outcome::Failed);
-        }
-        let mut gone = Vec::new();
-        self.events.forget(driver, context, |mark| gone.push(mark));
-        for mark in gone {
-            self.report(now, mark, Outcome::Failed);
-        }
-        self.streams.retain(|target| target.context != context);
-    }
-
-    fn forget_stream(&mut self, credit: &Credit, driver: &impl Streams, handle: usize) {
-        let now = monotonic_ns();
-        self.count(credit, now);
-        let known = self
-            .streams
-            .iter()
-            .position(|target| target.stream == stream_of(handle));
-        let Some(at) = known.filter(|_| handle > PER_THREAD) else {
-            return;
-        };
-        let target = self.streams.swap_remove(at);
-        credit.close(target.stream);
-        if let Some(mark) = self.limiter.waits_for(now, target.stream) {
-            self.end(driver, mark, target, now);
-        }
-    }
-
-    /// Counts the launches that went on credit.
-    fn count(&mut self, credit: &Credit, now: Ns) {
-        let limiter = &mut self.limiter;
-        credit.drain(|stream, shape, count| limiter.passed(now, stream, shape, count));
-    }
-
-    fn begin(&mut self, driver: &impl Streams, target: Target, now: Ns) {
-        if !self.limiter.is_open(target.stream) {
-            self.events.begin(driver, target, now);
-        }
-    }
-
-    fn end(&mut self, driver: &impl Streams, mark: Mark, target: Target, now: Ns) {
-        if !may_record(driver, target) || !self.events.end(driver, mark, target, now) {
-            self.report(now, mark, Outcome::Failed);
-        }
-    }
-
-    /// Ends the chunks of all streams in which this thread can record.
-    fn hold(&mut self, driver: &impl Streams, now: Ns) {
-        let streams = &self.streams;
-        let target_of = |stream: Stream| {
-            let target = streams.iter().find(|target| target.stream == stream);
-            target.copied().filter(|target| can_record(*target))
-        };
-        let ended = self
-            .limiter
-            .holds(now, |stream| target_of(stream).is_some())
-            .into_iter();
-        let ended: Vec<(Target, Mark)> = ended
-            .filter_map(|(stream, mark)| Some((target_of(stream)?, mark)))
-            .collect();
-        for (target, mark) in ended {
-            self.end(driver, mark, target, now);
-        }
-    }
-
-    /// Ends chunks in other threads' own streams, in which this one can record nothing, when their work must have ended:
-    /// such a thread may be gone.
-    fn end_others(&mut self, now: Ns) {
-        let streams = &self.streams;
-        let cannot = |stream: Stream| {
-            let target = streams.iter().find(|target| target.stream == stream);
-            target.is_none_or(|target| !can_record(*target))
-        };
-        for mark in self.limiter.ends_old(now, cannot) {
-            self.report(now, mark, Outcome::Failed);
-        }
-    }
-
-    fn poll(&mut self, driver: &impl Streams) {
-        if self.events.is_empty() {
-            return;
-        }
-        let mut reached = Vec::new();
-        self.events
-            .poll(driver, monotonic_ns, |mark, outcome| reached.push((mark, outcome)));
-        if reached.is_empty() {
-            return;
-        }
-        let now = monotonic_ns();
-        for (mark, outcome) in reached {
-            self.report(now, mark, outcome);
-        }
-    }
-
-    fn report(&mut self, now: Ns, mark: Mark, outcome: Outcome) {
-        let limiter = &mut self.limiter;
-        self.pages.with(|pages| match outcome {
-            Outcome::Measured { from, to } => limiter.finished(pages, now, mark, from, to),
-            Outcome::Failed => limiter.failed(pages, now, mark),
+        self.look(0);
+        let asked = question.asked;
+        let answer = self.law_of(budget, driver, question.sibling, |limiter, call| {
+            limiter.ask(call, target.stream, asked)
         });
-        if outcome == Outcome::Failed {
-            log::failed_event();
-        }
+        let Answer::Wait(wait) = answer else { return None };
+        Some(Nap {
+            word: wait.on.and_then(|slot| self.pages.wake_word(slot)),
+            length: Duration::from_nanos(wait.until.saturating_sub(monotonic_ns())),
+            spins: wait.spins,
+            reason: reported(wait.reason),
+        })
     }
 
-    /// Returns the stream of a handle, with its context.
-    fn target(&mut self, driver: &impl Streams, handle: usize) -> Target {
-        let mut stream = stream_of(handle);
-        let has_one_context = self.events.contexts() <= 1;
-        let found = self.streams.iter().find(|target| target.stream == stream);
-        if let Some(target) = found.filter(|_| handle > PER_THREAD || has_one_context) {
-            return *target;
-        }
-        let context = if handle > PER_THREAD {
-            driver.stream_context(handle).unwrap_or(0)
-        } else {
-            driver.current_context().unwrap_or(0)
-        };
-        if let Some(first) = found.filter(|first| first.context != context) {
-            // The default stream of another context.
-            stream = Stream(first.stream.0 ^ (context as u64).rotate_left(32));
-        }
-        let target = Target {
-            stream,
-            handle,
-            context,
-        };
-        if !self.streams.contains(&target) {
-            if self.streams.len() >= STREAMS {
-                let (limiter, events) = (&self.limiter, &self.events);
-                self.streams
-                    .retain(|known| limiter.is_open(known.stream) || events.uses(known.stream));
-            }
-            self.streams.push(target);
-        }
-        target
-    }
-
-    fn keep_cell(&mut self, now: Ns) {
-        if now.saturating_sub(self.looked_for_cell) < CELL {
+    fn launched(&mut self, budget: &Budget, driver: &impl Streams, handle: usize, was_taken: bool) {
+        let target = self.target(driver, handle);
+        if !was_taken {
+            self.law(budget, driver, Limiter::failed);
             return;
         }
-        self.looked_for_cell = now;
-        let (page, weight) = (self.pages.own(), self.limiter.weight());
-        cell::bury_the_dead(page, weight, self.owner, now, cell::is_dead);
-        if !cell::is_own(page, self.cell, self.owner) {
-            self.cell = cell::claim(page, weight, self.owner, now, cell::is_dead).unwrap_or(usize::MAX);
-            self.limiter.move_to(self.cell);
+        let more = self.law(budget, driver, |limiter, call| limiter.launched(call, target.stream));
+        // With several contexts, a default stream's handle does not say which one.
+        if !target.is_of_current_context() || self.streams.has_one_context() {
+            budget.know(target.stream);
+        } else {
+            budget.forget(stream_of(handle));
+        }
+        budget.grant(more);
+    }
+
+    fn forget(&mut self, budget: &Budget, driver: &impl Streams, context: usize) {
+        let kept: Vec<Stream> = self.streams.elsewhere(context).collect();
+        self.law(budget, driver, |limiter, call| {
+            limiter.forget(call, |stream| !kept.contains(&stream));
+        });
+        for stream in self.streams.forget_context(context) {
+            budget.forget(stream);
         }
     }
+
+    fn law<T>(
+        &mut self,
+        budget: &Budget,
+        driver: &impl Streams,
+        act: impl FnOnce(&mut Limiter, &mut Call<'_>) -> T,
+    ) -> T {
+        self.law_of(budget, driver, false, act)
+    }
+
+    /// Calls the law, with what has gone within the budget counted, and nothing left of it.
+    fn law_of<T>(
+        &mut self,
+        budget: &Budget,
+        driver: &impl Streams,
+        sibling: bool,
+        act: impl FnOnce(&mut Limiter, &mut Call<'_>) -> T,
+    ) -> T {
+        let now = monotonic_ns();
+        budget.withdraw(|stream, launches| self.limiter.passed(now, stream, launches));
+        let mut process = Live {
+            driver,
+            events: &mut self.events,
+            known: &self.streams,
+            own: self.owner,
+            now,
+            is_idle: self.limiter.is_idle(),
+        };
+        call_law(&mut self.limiter, &self.pages, &mut process, now, sibling, act)
+    }
+
+    /// Copies what the others say, if the copy is older than this.
+    fn look(&mut self, age: Ns) {
+        let now = monotonic_ns();
+        if now.saturating_sub(self.looked) >= age {
+            self.looked = now;
+            self.pages.look(now);
+        }
+    }
+
+    /// Returns what a wait is for, as the law has it. Of one context among several nobody knows which streams it has.
+    fn scope_of(&self, driver: &impl Streams, scope: Scope) -> call::Scope {
+        let is_only = |context: Option<usize>| {
+            let context = context.or_else(|| driver.current_context().ok());
+            context.is_some_and(|context| self.streams.has_only(context))
+        };
+        match scope {
+            Scope::Stream(handle) if !is_of_a_context(handle) || is_only(None) => {
+                call::Scope::Stream(stream_of(handle))
+            }
+            Scope::Context(context) if is_only(context) => call::Scope::All,
+            Scope::Stream(_) | Scope::Context(_) | Scope::Some => call::Scope::Some,
+        }
+    }
+
+    fn target(&mut self, driver: &impl Streams, handle: usize) -> Target {
+        let limiter = &self.limiter;
+        self.streams
+            .of_handle(driver, handle, |stream| limiter.has_work(stream))
+    }
+}
+
+fn call_law<T>(
+    limiter: &mut Limiter,
+    pages: &OpenPages,
+    process: &mut dyn call::Process,
+    now: Ns,
+    sibling: bool,
+    act: impl FnOnce(&mut Limiter, &mut Call<'_>) -> T,
+) -> T {
+    let page = pages.own();
+    let wake = page.wake.load(Relaxed);
+    let result = pages.with(|all| {
+        let call = &mut Call {
+            now,
+            pages: *all,
+            page,
+            process,
+            sibling,
+        };
+        act(limiter, call)
+    });
+    if page.wake.load(Relaxed) != wake {
+        futex::wake(&page.wake);
+    }
+    result
 }
 
 impl Neighbours {
@@ -664,19 +535,15 @@ fn reported(reason: Reason) -> Wait {
     }
 }
 
-/// Returns true if this thread can name the stream: that of another thread has no handle here.
-fn can_record(target: Target) -> bool {
-    target.handle != PER_THREAD || stream_of(PER_THREAD) == target.stream
-}
-
-/// Returns true if an event can be recorded in a stream: it would become a node of a graph that is being captured. Of the
-/// default stream, the driver answers an error while a stream is captured whose capture an event there would end.
-fn may_record(driver: &impl Streams, target: Target) -> bool {
-    !captures::may_be_under_way() || driver.is_capturing(target.handle) == Ok(false)
-}
-
 impl Nap {
     fn sleep(self) {
+        if self.spins {
+            let until = Instant::now() + self.length;
+            while Instant::now() < until {
+                std::hint::spin_loop();
+            }
+            return;
+        }
         let woken = self
             .word
             .map(|(word, expected)| futex::wait(word, expected, self.length));

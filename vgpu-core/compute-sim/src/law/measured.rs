@@ -124,7 +124,7 @@ impl Law for Measured {
         };
         let (_, wait) = self.waiting.remove(at);
         let wake = io.page.wake.load(Relaxed);
-        let was_asked = self.with_limiter(io, |limiter, call| limiter.after_wait(call, &wait));
+        let was_asked = self.with_limiter(io, |limiter, call| limiter.after_wait(call, wait));
         if was_asked {
             io.cost += ASKS / 2;
         }

@@ -17,8 +17,8 @@ const LAUNCHING: Ns = 3 * US;
 const BY_THE_CLOCK: Ns = 10 * MS;
 
 impl Limiter {
-    /// Launches are in flight.
-    pub(super) fn count(&mut self, now: Ns, stream: Stream, launches: u32) {
+    /// Launches are in flight. `is_exact`: it is one that is made now.
+    pub(super) fn count(&mut self, now: Ns, stream: Stream, launches: u32, is_exact: bool) {
         self.in_flight = self.in_flight.saturating_add(launches);
         self.uncharged = self.uncharged.saturating_add(launches);
         self.launches += u64::from(launches);
@@ -28,6 +28,7 @@ impl Limiter {
         if let Some(open) = self.open.iter_mut().find(|open| open.stream == stream) {
             open.launches = open.launches.saturating_add(launches);
             open.last = last;
+            open.is_exact = false;
             return;
         }
         self.open.push(Open {
@@ -35,6 +36,7 @@ impl Limiter {
             launches,
             since: now,
             last,
+            is_exact,
         });
     }
 
@@ -43,14 +45,15 @@ impl Limiter {
         self.open.iter().any(|open| open.stream == stream)
     }
 
-    /// The launch that comes next is measured by itself.
-    pub(super) fn record_in_front(&mut self, call: &mut Call<'_>, stream: Stream) {
-        let event = call.process.record(stream).event();
-        self.measure_behind(call, stream, event);
-    }
-
-    /// The next launch of a stream is measured from this event on.
-    pub(super) fn measure_behind(&mut self, call: &mut Call<'_>, stream: Stream, event: Option<usize>) {
+    /// The launch that comes next in a stream is measured by itself: from the event behind those before it, or one of its own.
+    pub(super) fn measure_next(&mut self, call: &mut Call<'_>, stream: Stream) {
+        let event = if self.is_open(stream) {
+            self.mark(call, stream);
+            let behind = self.marks.back().filter(|mark| mark.stream == stream);
+            behind.and_then(|mark| mark.event)
+        } else {
+            call.process.record(stream).event()
+        };
         let before = std::mem::replace(&mut self.single, event.map(|event| (stream, event)));
         self.release(call, before.map(|(_, event)| event));
     }
@@ -79,6 +82,7 @@ impl Limiter {
             recorded: call.now,
             launches: open.launches,
             first: open.since,
+            is_exact: open.is_exact && call.now < open.since + CAUGHT_UP,
             in_front,
         });
         self.last_mark = call.now;
@@ -153,7 +157,7 @@ impl Limiter {
             let lag = if has_caught_up { LAUNCHING } else { 0 };
             self.pace.sampled(length + lag);
         }
-        self.has_gaps |= has_caught_up && mark.launches > 1;
+        self.has_gaps |= has_caught_up && !mark.is_exact;
         self.has_caught_up = has_caught_up;
         self.ended(call, mark.launches, to);
         self.release(call, begin);

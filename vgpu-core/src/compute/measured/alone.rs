@@ -45,13 +45,7 @@ impl Limiter {
         if call.now.saturating_sub(self.last_mark) < self.config.age_alone {
             return;
         }
-        if self.is_open(stream) {
-            self.mark(call, stream);
-            let behind = self.marks.back().and_then(|mark| mark.event);
-            self.measure_behind(call, stream, behind);
-        } else {
-            self.record_in_front(call, stream);
-        }
+        self.measure_next(call, stream);
     }
 
     /// Returns how many launches may now go without a question.

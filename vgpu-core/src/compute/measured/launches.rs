@@ -16,6 +16,8 @@ pub(super) struct Open {
     pub since: Ns,
     /// The number of the last of them among all launches.
     pub last: u64,
+    /// There is one, and it was made at `since`.
+    pub is_exact: bool,
 }
 
 /// A wait of the program, before it: of what was launched later it says nothing.
@@ -44,6 +46,8 @@ pub(super) struct Mark {
     pub launches: u32,
     /// When the first of them was made.
     pub first: Ns,
+    /// There is one, and the event was recorded right behind it.
+    pub is_exact: bool,
     /// The event in front, if this one measures a single launch.
     pub in_front: Option<usize>,
 }

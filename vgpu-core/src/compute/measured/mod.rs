@@ -61,6 +61,8 @@ pub struct Limiter {
     owner: u64,
     /// What the node's page said last: it may be being written at the moment.
     entry: Entry,
+    /// It is not held to its `cores` at the moment.
+    is_free: bool,
     /// By stream, launches that have no event behind them.
     open: Vec<Open>,
     /// Events that were not reached yet.
@@ -122,6 +124,7 @@ impl Limiter {
             cell: usize::MAX,
             owner,
             entry,
+            is_free: false,
             open: Vec::new(),
             marks: VecDeque::new(),
             last_mark: 0,
@@ -157,7 +160,9 @@ impl Limiter {
 
     /// Launches went within the budget.
     pub fn passed(&mut self, now: Ns, stream: Stream, launches: u32) {
-        self.count(now, stream, launches);
+        if launches > 0 {
+            self.count(now, stream, launches, false);
+        }
     }
 
     /// May this launch go, which has waited since `asked`?
@@ -191,7 +196,7 @@ impl Limiter {
             }
             self.release(call, before);
             if self.begin.is_none() && self.is_to_be_sampled(call.now) {
-                self.record_in_front(call, stream);
+                self.measure_next(call, stream);
             }
             return;
         }
@@ -200,8 +205,8 @@ impl Limiter {
             return;
         }
         let may_have_gaps = self.has_caught_up || call.pages.has_others_without_turns();
-        if self.config.has_samples && may_have_gaps && !self.is_open(stream) {
-            self.record_in_front(call, stream);
+        if self.config.has_samples && may_have_gaps {
+            self.measure_next(call, stream);
         }
     }
 
@@ -229,7 +234,7 @@ impl Limiter {
     /// The launch was made. Returns how many launches of any stream may now go without a question.
     pub fn launched(&mut self, call: &mut Call<'_>, stream: Stream) -> u32 {
         let now = call.now;
-        self.count(now, stream, 1);
+        self.count(now, stream, 1, true);
         if self.is_alone {
             return self.launched_alone(call, stream);
         }
@@ -279,13 +284,13 @@ impl Limiter {
     }
 
     /// The program has asked the driver, and there is no work left of what it asked for.
-    pub fn found_done(&mut self, call: &mut Call<'_>, scope: Scope) -> bool {
+    pub fn found_done(&mut self, call: &mut Call<'_>, scope: Scope) {
         if scope == Scope::Some && self.marks.is_empty() && !self.is_alone {
             // The next question finds them reached.
             self.mark_all(call);
         }
         let wait = self.waiting_for(call, scope);
-        self.after_wait(call, &wait)
+        self.after_wait(call, wait);
     }
 
     fn waiting_for(&self, call: &Call<'_>, scope: Scope) -> Waiting {
@@ -297,16 +302,16 @@ impl Limiter {
     }
 
     /// The wait has returned. Returns false if there was nothing to do.
-    pub fn after_wait(&mut self, call: &mut Call<'_>, wait: &Waiting) -> bool {
+    pub fn after_wait(&mut self, call: &mut Call<'_>, wait: Waiting) -> bool {
         if self.is_drained {
             return false;
         }
         if self.is_alone {
-            self.after_wait_alone(call, wait);
+            self.after_wait_alone(call, &wait);
             return false;
         }
         self.poll(call);
-        let ended = self.close(wait);
+        let ended = self.close(&wait);
         if ended > 0 {
             // One that has not blocked does not say when the work has ended.
             self.has_caught_up = !wait.has_blocked(call.now);
@@ -338,14 +343,17 @@ impl Limiter {
         self.mark(call, stream);
     }
 
-    /// From now on the share is held to its `cores`, which it was not before.
-    pub fn begin_to_count(&mut self, page: &SlotPage) {
-        page.bucket.tokens.fetch_max(0, Relaxed);
+    /// Nobody else uses the GPU, and the share is limited only beside others: its `cores` do not count until then.
+    pub fn set_free(&mut self, page: &SlotPage, is_free: bool) {
+        if std::mem::replace(&mut self.is_free, is_free) && !is_free {
+            page.bucket.tokens.fetch_max(0, Relaxed);
+        }
     }
 
+    /// Returns true if there is work in a stream that is not known to have ended.
     #[must_use]
-    pub fn weight(&self) -> u32 {
-        self.entry.weight
+    pub fn has_work(&self, stream: Stream) -> bool {
+        self.is_open(stream) || self.marks.iter().any(|mark| mark.stream == stream)
     }
 
     /// Counts the time since the last answer by the reason of that one. Threads that wait at once count once.
@@ -394,7 +402,7 @@ impl Limiter {
     /// Returns true if the share gets its `cores` and no more: by its policy, or because it leaves another one's page
     /// out, whose share may be honest.
     fn is_capped(&self, now: Ns) -> bool {
-        self.entry.flags & entry_flags::GUARANTEED != 0 || now < self.distrusts_until
+        !self.is_free && self.entry.flags & entry_flags::GUARANTEED != 0 || now < self.distrusts_until
     }
 
     fn budget(&mut self, call: &Call<'_>, every: u32) -> u32 {

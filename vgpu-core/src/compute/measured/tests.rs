@@ -28,6 +28,8 @@ struct Fake {
     passed: Vec<Option<Ns>>,
     dead: Vec<u64>,
     released: BTreeSet<usize>,
+    /// The time, and until when the GPU has work, if it passes events by itself.
+    gpu: Option<(Ns, Ns)>,
 }
 
 impl Fake {
@@ -55,7 +57,7 @@ impl Process for Fake {
         if !self.can_record {
             return Recorded::Never;
         }
-        self.passed.push(None);
+        self.passed.push(self.gpu.map(|(now, busy_until)| busy_until.max(now)));
         Recorded::Event(self.passed.len() - 1)
     }
 
@@ -65,7 +67,7 @@ impl Process for Fake {
 
     fn passed(&mut self, event: usize) -> Option<Ns> {
         assert!(!self.released.contains(&event), "{event} was released");
-        self.passed[event]
+        self.passed[event].filter(|at| self.gpu.is_none_or(|(now, _)| *at <= now))
     }
 
     fn between(&mut self, front: usize, behind: usize) -> Option<Ns> {
@@ -144,7 +146,7 @@ fn goes_at(gpu: &Gpu, limiter: &mut Limiter, process: &mut Fake, mut now: Ns, un
 /// The program waits for all, and the wait returns at once.
 fn waits(gpu: &Gpu, limiter: &mut Limiter, process: &mut Fake, now: Ns) {
     let wait = gpu.call(now, process, |call| limiter.before_wait(call, Scope::All));
-    gpu.call(now, process, |call| limiter.after_wait(call, &wait));
+    gpu.call(now, process, |call| limiter.after_wait(call, wait));
 }
 
 /// The own page and those of others may hold anything: the limiter neither panics nor hangs.
@@ -200,7 +202,7 @@ fn any_words_on_the_pages_are_survived() {
                     now += MS;
                     process.pass_all(now);
                     let wait = gpu.call(now, &mut process, |call| limiter.before_wait(call, Scope::All));
-                    gpu.call(now, &mut process, |call| limiter.after_wait(call, &wait));
+                    gpu.call(now, &mut process, |call| limiter.after_wait(call, wait));
                 }
                 Answer::Wait(wait) => now = wait.until.min(now + 200 * MS).max(now + 1),
             }
@@ -383,7 +385,7 @@ fn what_another_thread_has_in_its_own_stream_is_left_to_it() {
     process.is_of_other = false;
     gpu.call(now, &mut process, |call| limiter.before_wait(call, Scope::Some));
     process.pass_all(now + MS);
-    gpu.call(now + MS, &mut process, |call| limiter.after_wait(call, &wait));
+    gpu.call(now + MS, &mut process, |call| limiter.after_wait(call, wait));
     assert!(limiter.is_idle(), "its own event has been reached");
     assert_eq!(gpu.charged(), MS);
 }
@@ -421,4 +423,43 @@ fn streams_that_end_are_charged_until_then() {
     gpu.call(end + MS, &mut process, |call| limiter.forget(call, |_| true));
     assert!(limiter.is_idle());
     assert_eq!(gpu.charged(), 21 * MS);
+}
+
+/// A program that launches seldom and never waits: what the GPU idles between its launches is not charged.
+#[test]
+fn gaps_between_launches_are_not_charged() {
+    for (flags, gap) in [0, entry_flags::GUARANTEED]
+        .into_iter()
+        .flat_map(|flags| [(flags, 400 * US), (flags, 2 * MS)])
+    {
+        let gpu = Gpu::new(&[entry(30, flags), entry(70, 0)]);
+        let (mut limiter, mut process) = (limiter(entry(30, flags)), Fake::recording());
+        let (mut now, mut budget, mut passed) = (1000 * MS, 0, 0);
+        let begin = now;
+        for _ in 0..2500 {
+            gpu.pages[1].turn.until.store(now + US, Relaxed);
+            process.gpu = Some((now, now));
+            if budget > 0 {
+                budget -= 1;
+                passed += 1;
+            } else {
+                limiter.passed(now, STREAM, std::mem::take(&mut passed));
+                while let Answer::Wait(wait) = gpu.call(now, &mut process, |call| limiter.ask(call, STREAM, now)) {
+                    now = wait.until.max(now + 1);
+                    assert!(now < begin + 2600 * gap, "{wait:?}");
+                    process.gpu = Some((now, now));
+                }
+                process.gpu = Some((now, now + 20 * US));
+                budget = gpu.call(now, &mut process, |call| limiter.launched(call, STREAM));
+            }
+            now += gap;
+        }
+        assert!(now < begin + 2510 * gap + 100 * MS, "{} ms", (now - begin) / MS);
+        let charged = gpu.charged();
+        assert!(
+            (25 * MS..150 * MS).contains(&charged),
+            "{} ms of 50, {flags}",
+            charged / MS
+        );
+    }
 }

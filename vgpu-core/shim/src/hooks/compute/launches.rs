@@ -1,11 +1,9 @@
-//! Every way to launch kernels. The length of a launch is known by its function, grid and block. `PER_THREAD`: the name
-//! ends with `_ptsz`.
+//! Every way to launch kernels. `PER_THREAD`: the name ends with `_ptsz`.
 #![allow(clippy::too_many_arguments)] // They are NVIDIA's.
 
-use super::{gpus, launch, launch_on, of_name, shape};
+use super::{gpus, launch, launch_on, of_name};
 use crate::process::Ready;
 use core::ffi::{c_int, c_uint, c_void};
-use vgpu_core::compute::estimate::Shape;
 
 /// The beginning of CUlaunchConfig.
 #[repr(C)]
@@ -27,17 +25,6 @@ pub(crate) struct OnDevice {
     parameters: *mut *mut c_void,
 }
 const _: () = assert!(size_of::<OnDevice>() == 56 && core::mem::offset_of!(Config, stream) == 32);
-
-#[inline(always)]
-fn of_kernel(function: usize, grid: [c_uint; 3], block: [c_uint; 3]) -> Shape {
-    let pair = |low: c_uint, high: c_uint| u64::from(low) | u64::from(high) << 32;
-    shape([
-        function as u64,
-        pair(grid[0], grid[1]),
-        pair(grid[2], block[0]),
-        pair(block[1], block[2]),
-    ])
-}
 
 type Kernel = unsafe extern "C" fn(
     usize,
@@ -68,9 +55,8 @@ pub(crate) unsafe fn kernel<const PER_THREAD: bool>(
     parameters: *mut *mut c_void,
     extra: *mut *mut c_void,
 ) -> c_int {
-    let shape = of_kernel(function, [gx, gy, gz], [bx, by, bz]);
     // SAFETY: passed on.
-    launch(ready, of_name::<PER_THREAD>(stream), shape, || unsafe {
+    launch(ready, of_name::<PER_THREAD>(stream), || unsafe {
         real(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra)
     })
 }
@@ -102,9 +88,8 @@ pub(crate) unsafe fn cooperative<const PER_THREAD: bool>(
     stream: usize,
     parameters: *mut *mut c_void,
 ) -> c_int {
-    let shape = of_kernel(function, [gx, gy, gz], [bx, by, bz]);
     // SAFETY: passed on.
-    launch(ready, of_name::<PER_THREAD>(stream), shape, || unsafe {
+    launch(ready, of_name::<PER_THREAD>(stream), || unsafe {
         real(function, gx, gy, gz, bx, by, bz, shared, stream, parameters)
     })
 }
@@ -125,8 +110,7 @@ pub(crate) unsafe fn ex<const PER_THREAD: bool>(
     let Some(config) = (unsafe { config.as_ref() }) else {
         return call();
     };
-    let shape = of_kernel(function, config.grid, config.block);
-    launch(ready, of_name::<PER_THREAD>(config.stream), shape, call)
+    launch(ready, of_name::<PER_THREAD>(config.stream), call)
 }
 
 /// One launch on several GPUs: each of their shares is asked in turn, and then all parts go.
@@ -151,9 +135,8 @@ fn together(ready: &'static Ready, parts: &[OnDevice], call: &mut dyn FnMut() ->
     let Some((part, rest)) = parts.split_first() else {
         return call();
     };
-    let shape = of_kernel(part.function, part.grid, part.block);
     let gpu = gpus::of_driver(ready, part.stream);
-    launch_on(ready, gpu, part.stream, shape, || together(ready, rest, call))
+    launch_on(ready, gpu, part.stream, || together(ready, rest, call))
 }
 
 /// cuLaunch and its like: the block was set before, by cuFuncSetBlockShape.
@@ -163,7 +146,7 @@ pub(crate) unsafe fn single(
     function: usize,
 ) -> c_int {
     // SAFETY: passed on.
-    launch(ready, 0, shape([function as u64]), || unsafe { real(function) })
+    launch(ready, 0, || unsafe { real(function) })
 }
 
 pub(crate) unsafe fn grid(
@@ -173,9 +156,8 @@ pub(crate) unsafe fn grid(
     width: c_int,
     height: c_int,
 ) -> c_int {
-    let shape = shape([function as u64, width as u64, height as u64]);
     // SAFETY: passed on.
-    launch(ready, 0, shape, || unsafe { real(function, width, height) })
+    launch(ready, 0, || unsafe { real(function, width, height) })
 }
 
 pub(crate) unsafe fn grid_async(
@@ -186,9 +168,6 @@ pub(crate) unsafe fn grid_async(
     height: c_int,
     stream: usize,
 ) -> c_int {
-    let shape = shape([function as u64, width as u64, height as u64]);
     // SAFETY: passed on.
-    launch(ready, stream, shape, || unsafe {
-        real(function, width, height, stream)
-    })
+    launch(ready, stream, || unsafe { real(function, width, height, stream) })
 }

@@ -2,13 +2,12 @@
 //! in processes whose time is limited ([`crate::jump`]).
 
 use crate::driver::Real;
-use crate::hooks::contexts::measure;
-use crate::process::Ready;
+use crate::hooks::contexts::measure::{self, at_slow_moment};
+use crate::process::{self, Ready};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering;
 use vgpu_core::arbiter::{self, Arbiter, Scope, per_thread};
 use vgpu_core::compute::Ns;
-use vgpu_core::compute::estimate::Shape;
 use vgpu_core::memory::measure::Nvml;
 use vgpu_core::os::thread;
 
@@ -62,33 +61,51 @@ impl arbiter::Process for Here {
 
 /// Launches work by `call` in a stream, when the share of the stream's GPU may.
 #[inline(always)]
-pub(crate) fn launch(ready: &'static Ready, stream: usize, shape: Shape, call: impl FnOnce() -> c_int) -> c_int {
-    launch_on(ready, gpus::of_stream(ready, stream), stream, shape, call)
+pub(crate) fn launch(ready: &'static Ready, stream: usize, call: impl FnOnce() -> c_int) -> c_int {
+    launch_on(ready, gpus::of_stream(ready, stream), stream, call)
 }
 
 /// Launches it on this GPU.
 #[inline(always)]
-fn launch_on(
-    ready: &'static Ready,
-    gpu: Option<usize>,
-    stream: usize,
-    shape: Shape,
-    call: impl FnOnce() -> c_int,
-) -> c_int {
+fn launch_on(ready: &'static Ready, gpu: Option<usize>, stream: usize, call: impl FnOnce() -> c_int) -> c_int {
     match gpu.and_then(|gpu| Some((gpu, ready.arbiter(gpu)?))) {
-        Some((gpu, arbiter)) => arbiter.launch(&Here { ready, gpu }, stream, shape, call),
+        Some((gpu, arbiter)) => arbiter.launch(&Here { ready, gpu }, stream, call),
         None => call(),
     }
 }
 
-/// The program is about to wait.
-fn before(ready: &'static Ready, scope: Scope) {
-    each(ready, |arbiter, here| arbiter.before_wait(here, scope));
+/// The program waits in `call`.
+fn wait(ready: &'static Ready, scope: Scope, call: impl FnOnce() -> c_int) -> c_int {
+    let mut call = Some(call);
+    let result = within(&mut in_use(ready), ready, scope, &mut || {
+        call.take().map_or(0, |call| call())
+    });
+    at_slow_moment(ready);
+    result
 }
 
-/// Its wait is over.
-fn after(ready: &'static Ready, scope: Scope) {
-    each(ready, |arbiter, here| arbiter.after_wait(here, scope));
+/// Tells each arbiter before the wait and after it.
+fn within(
+    arbiters: &mut dyn Iterator<Item = (usize, &'static Arbiter)>,
+    ready: &'static Ready,
+    scope: Scope,
+    call: &mut dyn FnMut() -> c_int,
+) -> c_int {
+    let Some((gpu, arbiter)) = arbiters.next() else {
+        return call();
+    };
+    let here = Here { ready, gpu };
+    let wait = arbiter.before_wait(&here, scope);
+    let result = within(arbiters, ready, scope, call);
+    if let Some(wait) = wait {
+        arbiter.after_wait(&here, wait);
+    }
+    result
+}
+
+/// The program has asked, and what it asked for has ended.
+fn found_done(ready: &'static Ready, scope: Scope) {
+    each(ready, |arbiter, here| arbiter.found_done(here, scope));
 }
 
 /// A stream is about to be destroyed, before what is returned is dropped.
@@ -97,10 +114,41 @@ fn forget_stream(ready: &'static Ready, stream: usize) -> gpus::Ending {
     gpus::Ending::new()
 }
 
-/// A context is about to end, before what is returned is dropped.
-pub(crate) fn forget(ready: &'static Ready, context: usize) -> gpus::Ending {
+/// A context that ends.
+#[must_use]
+pub(crate) struct Ending {
+    ready: &'static Ready,
+    context: usize,
+    _streams: gpus::Ending,
+}
+
+/// A context is about to end, and has ended when what is returned is dropped.
+pub(crate) fn forget(ready: &'static Ready, context: usize) -> Ending {
     each(ready, |arbiter, here| arbiter.forget(here, context));
-    gpus::Ending::new()
+    Ending {
+        ready,
+        context,
+        _streams: gpus::Ending::new(),
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        each(self.ready, |arbiter, here| arbiter.has_forgotten(here, self.context));
+    }
+}
+
+/// Runs when the process ends by itself: what it has used is charged, and its share need not wait for it.
+#[used]
+#[allow(unsafe_code)] // A destructor.
+#[unsafe(link_section = ".fini_array")]
+static END: extern "C" fn() = end;
+
+extern "C" fn end() {
+    let Some(ready) = process::known() else { return };
+    for (_, arbiter) in in_use(ready) {
+        arbiter.end();
+    }
 }
 
 fn each(ready: &'static Ready, act: impl Fn(&Arbiter, &Here)) {
@@ -119,15 +167,4 @@ fn in_use(ready: &'static Ready) -> impl Iterator<Item = (usize, &'static Arbite
 #[inline(always)]
 pub(crate) fn of_name<const PER_THREAD: bool>(stream: usize) -> usize {
     if PER_THREAD { per_thread(stream) } else { stream }
-}
-
-/// Returns a number for launches that are alike. The words are mixed side by side, because each launch waits for it.
-#[inline(always)]
-pub(crate) fn shape<const N: usize>(words: [u64; N]) -> Shape {
-    const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
-    let mut sum = 0;
-    for (index, word) in words.into_iter().enumerate() {
-        sum ^= word.wrapping_mul(ODD.rotate_left(index as u32 * 14) | 1);
-    }
-    Shape((sum ^ sum >> 29) | 1)
 }

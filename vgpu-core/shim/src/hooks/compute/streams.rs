@@ -1,6 +1,6 @@
 //! Streams that are captured into graphs, which are counted, because launches in them are none; and streams that end.
 
-use super::forget_stream;
+use super::{forget_stream, gpus};
 use crate::codes::SUCCESS;
 use crate::driver::Real;
 use crate::process::Ready;
@@ -8,14 +8,21 @@ use core::ffi::c_int;
 use vgpu_core::arbiter::{capture_begun, capture_ended, per_thread};
 use vgpu_core::memory::driver::Streams;
 
-pub(crate) fn begin_capture(_ready: &'static Ready, _stream: usize, call: impl FnOnce() -> c_int) -> c_int {
-    // Counted before: a launch of another thread asks the driver meanwhile.
-    capture_begun();
-    let result = call();
-    if result != SUCCESS {
-        capture_ended();
+pub(crate) fn begin_capture(ready: &'static Ready, stream: usize, call: impl FnOnce() -> c_int) -> c_int {
+    let begin = || {
+        // Counted before: a launch of another thread asks the driver meanwhile.
+        capture_begun();
+        let result = call();
+        if result != SUCCESS {
+            capture_ended();
+        }
+        result
+    };
+    let gpu = gpus::of_stream(ready, stream).and_then(|gpu| ready.times.get(gpu)?.as_ref()?.arbiter_in_use());
+    match gpu {
+        Some(arbiter) => arbiter.without_events(begin),
+        None => begin(),
     }
-    result
 }
 
 /// Ends the capture of `stream` by `call`, and counts it. The default stream cannot be captured, so 0 is the thread's own. A

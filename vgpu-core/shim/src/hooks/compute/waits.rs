@@ -1,20 +1,10 @@
 //! Waits and questions: when the program knows that its work is done, its share may give its turn up.
 
-use super::{after, before, of_name};
+use super::{found_done, of_name, wait};
 use crate::codes::SUCCESS;
-use crate::hooks::contexts::measure::at_slow_moment;
 use crate::process::Ready;
 use core::ffi::c_int;
 use vgpu_core::arbiter::Scope;
-
-/// A wait for one stream.
-fn for_stream(ready: &'static Ready, stream: usize, call: impl FnOnce() -> c_int) -> c_int {
-    before(ready, Scope::Stream(stream));
-    let result = call();
-    after(ready, Scope::Stream(stream));
-    at_slow_moment(ready);
-    result
-}
 
 pub(crate) unsafe fn stream<const PER_THREAD: bool>(
     ready: &'static Ready,
@@ -22,15 +12,16 @@ pub(crate) unsafe fn stream<const PER_THREAD: bool>(
     stream: usize,
 ) -> c_int {
     // SAFETY: passed on.
-    for_stream(ready, of_name::<PER_THREAD>(stream), || unsafe { real(stream) })
+    wait(ready, Scope::Stream(of_name::<PER_THREAD>(stream)), || unsafe {
+        real(stream)
+    })
 }
 
 /// A question whether a stream has work: if not, that is the end of a wait.
 fn of_stream(ready: &'static Ready, stream: usize, call: impl FnOnce() -> c_int) -> c_int {
     let result = call();
     if result == SUCCESS {
-        before(ready, Scope::Stream(stream));
-        after(ready, Scope::Stream(stream));
+        found_done(ready, Scope::Stream(stream));
     }
     result
 }
@@ -46,12 +37,8 @@ pub(crate) unsafe fn query_stream<const PER_THREAD: bool>(
 
 /// A wait for all of a context's work.
 pub(crate) unsafe fn context(ready: &'static Ready, real: unsafe extern "C" fn() -> c_int) -> c_int {
-    before(ready, Scope::All);
     // SAFETY: takes nothing.
-    let result = unsafe { real() };
-    after(ready, Scope::All);
-    at_slow_moment(ready);
-    result
+    wait(ready, Scope::Context(None), || unsafe { real() })
 }
 
 pub(crate) unsafe fn that_context(
@@ -59,22 +46,14 @@ pub(crate) unsafe fn that_context(
     real: unsafe extern "C" fn(usize) -> c_int,
     context: usize,
 ) -> c_int {
-    before(ready, Scope::All);
     // SAFETY: passed on.
-    let result = unsafe { real(context) };
-    after(ready, Scope::All);
-    at_slow_moment(ready);
-    result
+    wait(ready, Scope::Context(Some(context)), || unsafe { real(context) })
 }
 
 /// A wait for an event, which may have been recorded in any stream.
 pub(crate) unsafe fn event(ready: &'static Ready, real: unsafe extern "C" fn(usize) -> c_int, event: usize) -> c_int {
-    before(ready, Scope::Some);
     // SAFETY: passed on.
-    let result = unsafe { real(event) };
-    after(ready, Scope::Some);
-    at_slow_moment(ready);
-    result
+    wait(ready, Scope::Some, || unsafe { real(event) })
 }
 
 pub(crate) unsafe fn query_event(
@@ -85,17 +64,12 @@ pub(crate) unsafe fn query_event(
     // SAFETY: passed on.
     let result = unsafe { real(event) };
     if result == SUCCESS {
-        before(ready, Scope::Some);
-        after(ready, Scope::Some);
+        found_done(ready, Scope::Some);
     }
     result
 }
 
 /// A copy that returns when it is done, which it is not before the work in front of it.
 pub(crate) fn copy(ready: &'static Ready, _: usize, call: impl FnOnce() -> c_int) -> c_int {
-    before(ready, Scope::Some);
-    let result = call();
-    after(ready, Scope::Some);
-    at_slow_moment(ready);
-    result
+    wait(ready, Scope::Some, call)
 }

@@ -199,7 +199,7 @@ pub(crate) unsafe fn launch<const PER_THREAD: bool>(
 ) -> c_int {
     at_slow_moment(ready);
     let own = compute::of_name::<PER_THREAD>(stream);
-    compute::launch(ready, own, compute::shape([exec as u64]), || {
+    compute::launch(ready, own, || {
         // SAFETY: passed on.
         with_memory(ready, exec, stream, || unsafe { real(exec, stream) })
     })

@@ -1,0 +1,135 @@
+//! The streams in which this process has launched, and whether an event can be recorded there.
+
+use crate::compute::flight::Stream;
+use crate::memory::driver::Streams as Driver;
+use crate::os::thread;
+
+use super::captures;
+
+/// The stream that a thread has for itself, as a handle. Handles below are the default stream.
+pub(super) const PER_THREAD: usize = 2;
+/// Streams that are remembered.
+const STREAMS: usize = 64;
+
+/// Where a stream's work can be recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Target {
+    pub stream: Stream,
+    pub handle: usize,
+    pub context: usize,
+}
+
+impl Target {
+    /// Returns true if this thread can name the stream: that of another thread has no handle here.
+    pub(super) fn is_here(&self) -> bool {
+        self.handle != PER_THREAD || stream_of(PER_THREAD) == self.stream
+    }
+
+    /// Returns true if the handle alone does not say which stream is meant, because each context has one of that handle.
+    pub(super) fn is_of_current_context(&self) -> bool {
+        is_of_a_context(self.handle)
+    }
+
+    /// Returns true if an event in it would become a node of a graph. Of the default stream, the driver answers an error
+    /// while a stream is captured whose capture an event there would end.
+    pub(super) fn is_captured(&self, driver: &impl Driver) -> bool {
+        captures::may_be_under_way() && driver.is_capturing(self.handle) != Ok(false)
+    }
+}
+
+/// Returns true if a handle means a stream of the context that is current.
+#[must_use]
+#[inline(always)]
+pub fn is_of_a_context(handle: usize) -> bool {
+    handle <= PER_THREAD
+}
+
+/// Returns the stream of a handle: each thread has one of its own, and the default stream has two handles.
+#[inline(always)]
+pub(super) fn stream_of(handle: usize) -> Stream {
+    match handle {
+        0 | 1 => Stream(1),
+        PER_THREAD => Stream(thread() as u64 + PER_THREAD as u64),
+        _ => Stream(handle as u64),
+    }
+}
+
+/// The streams of one process on one GPU.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    targets: Vec<Target>,
+    /// Contexts in which work was launched.
+    contexts: Vec<usize>,
+}
+
+impl Known {
+    pub(super) fn find(&self, stream: Stream) -> Option<&Target> {
+        self.targets.iter().find(|target| target.stream == stream)
+    }
+
+    /// Returns true if a default stream's handle says which stream is meant.
+    pub(super) fn has_one_context(&self) -> bool {
+        self.contexts.len() <= 1
+    }
+
+    /// Returns true if all work was launched in this context.
+    pub(super) fn has_only(&self, context: usize) -> bool {
+        self.contexts.iter().all(|known| *known == context)
+    }
+
+    /// Returns the stream of a handle, with its context. `is_in_use`: it has work that is not measured yet.
+    pub(super) fn of_handle(
+        &mut self,
+        driver: &impl Driver,
+        handle: usize,
+        is_in_use: impl Fn(Stream) -> bool,
+    ) -> Target {
+        let mut stream = stream_of(handle);
+        let found = self.find(stream).copied();
+        if let Some(target) = found.filter(|_| !is_of_a_context(handle) || self.has_one_context()) {
+            return target;
+        }
+        let context = if is_of_a_context(handle) {
+            driver.current_context().unwrap_or(0)
+        } else {
+            driver.stream_context(handle).unwrap_or(0)
+        };
+        if !self.contexts.contains(&context) {
+            self.contexts.push(context);
+        }
+        if let Some(first) = found.filter(|first| first.context != context) {
+            // The default stream of another context.
+            stream = Stream(first.stream.0 ^ (context as u64).rotate_left(32));
+        }
+        let target = Target {
+            stream,
+            handle,
+            context,
+        };
+        if !self.targets.contains(&target) {
+            if self.targets.len() >= STREAMS {
+                self.targets.retain(|known| is_in_use(known.stream));
+            }
+            self.targets.push(target);
+        }
+        target
+    }
+
+    /// A stream ends.
+    pub(super) fn forget(&mut self, stream: Stream) {
+        self.targets.retain(|target| target.stream != stream);
+    }
+
+    /// Returns the streams that are known to be in other contexts.
+    pub(super) fn elsewhere(&self, context: usize) -> impl Iterator<Item = Stream> {
+        let others = self.targets.iter().filter(move |target| target.context != context);
+        others.map(|target| target.stream)
+    }
+
+    /// A context has ended. Returns the streams that were in it.
+    pub(super) fn forget_context(&mut self, context: usize) -> Vec<Stream> {
+        self.contexts.retain(|known| *known != context);
+        let gone = self.targets.extract_if(.., |target| target.context == context);
+        gone.map(|target| target.stream).collect()
+    }
+}
