@@ -100,7 +100,7 @@ impl QuotaLeader {
         self.clock.check(self.now(), machine_time());
         let mut changes = watches::watch(&self.client);
         let mut term = Term {
-            desk: Desk::new(self.clock).with_evictions_after(self.evict_after),
+            desk: Desk::new(epoch, self.clock).with_evictions_after(self.evict_after),
             under_way: FuturesUnordered::new(),
             plan_at: Instant::now() + HEARTBEAT,
         };

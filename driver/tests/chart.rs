@@ -362,6 +362,15 @@ fn quotas_are_the_leaders() {
         of(&rendered, "CustomResourceDefinition"),
         ["vgpuquotas.dra.vgpu", "vgpuquotadefaults.dra.vgpu"]
     );
+    let crd = rendered
+        .iter()
+        .find(|object| object["metadata"]["name"] == "vgpuquotas.dra.vgpu");
+    let schema = &crd.expect("the CRD")["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"];
+    let status = serde_json::to_value(vgpu_quota::Status::default()).expect("a status");
+    for field in status.as_object().expect("an object").keys() {
+        let known = &schema["properties"][field];
+        assert!(known.is_object(), "the API server drops status.{field}");
+    }
     assert_eq!(of(&rendered, "MutatingAdmissionPolicy"), ["x-quota-gate"]);
     assert_eq!(
         of(&rendered, "ValidatingAdmissionPolicy"),

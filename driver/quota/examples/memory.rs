@@ -24,7 +24,7 @@ fn main() {
     let api = std::env::temp_dir().join(format!("vgpu-quota-memory-{}", std::process::id()));
     std::fs::create_dir_all(&api).expect("a folder");
     let mut before = resident();
-    let mut desk = Desk::new(Steady::new(Now::ZERO, START));
+    let mut desk = Desk::new("term", Steady::new(Now::ZERO, START));
     let mut grown = |what: &str| {
         let now = resident();
         println!("{what}: {} KiB", now.saturating_sub(before));

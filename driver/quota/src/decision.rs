@@ -11,6 +11,8 @@ pub(crate) struct Decision {
     pub(crate) ungate: Vec<(PodRef, Vec<(String, String)>)>,
     pub(crate) notices: Vec<(Subject, Notice)>,
     pub(crate) wake: Option<Now>,
+    /// Something can be done only after this leader has written its epoch.
+    pub(crate) takes_over: bool,
 }
 
 impl Decision {

@@ -45,6 +45,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// See the crate's head. One desk is one term of leading: it begins with lists that were made after the lease was won.
 #[derive(Debug)]
 pub struct Desk {
+    /// Of this term: no other term ever has it.
+    epoch: String,
     listed: Listed,
     classes: Classes,
     gpus: Gpus,
@@ -72,8 +74,9 @@ pub struct Desk {
 
 impl Desk {
     #[must_use]
-    pub fn new(clock: Steady) -> Self {
+    pub fn new(epoch: impl Into<String>, clock: Steady) -> Self {
         Self {
+            epoch: epoch.into(),
             listed: Listed::default(),
             classes: Classes::default(),
             gpus: Gpus::default(),
@@ -93,9 +96,9 @@ impl Desk {
         }
     }
 
-    /// A desk for which the objects that it gets are all there are.
+    /// A desk for which the objects that it gets are all there are. It leads nobody.
     pub(crate) fn of_all(clock: Steady) -> Self {
-        let mut desk = Self::new(clock);
+        let mut desk = Self::new("", clock);
         desk.listed = Listed {
             quotas: true,
             claims: true,
@@ -204,6 +207,7 @@ impl Desk {
             classes: &self.classes,
             gpus: &self.gpus,
             wall: self.clock.wall(now),
+            epoch: &self.epoch,
         };
         let was_over_budget = namespace.is_over_budget();
         let mut decided = namespace.decide(&view, must_yield, now);
@@ -249,10 +253,7 @@ impl Desk {
                     let Some(namespace) = self.namespaces.get_mut(name) else {
                         continue;
                     };
-                    namespace.begin_write(match &write {
-                        Write::Status { status, .. } => status.budget,
-                        _ => None,
-                    });
+                    namespace.begin_write();
                 }
                 // These come from the keeper, below.
                 Write::Label { .. } | Write::Stamp { .. } => {}

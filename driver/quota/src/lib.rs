@@ -12,6 +12,9 @@
 //! UID, in a write that lands only on the version it was decided on, and then takes the gate off. So everybody reserves
 //! one after the other, and `status` is all that the next leader needs: whatever is reserved there is ungated again.
 //!
+//! `status` has the epoch of the term in which it was written. A leader that finds another's there writes its own before it
+//! opens a gate on a reservation that exists already. For 30 s after that it releases only reservations of deleted claims.
+//!
 //! A reservation goes when its claim is deleted or freed, never because it is allocated: the next leader may see the
 //! claims a moment later than `status`. What holds shares without one (pods that were there, a gate that somebody else
 //! took off) counts as soon as it is seen, above the ceiling too, so that others wait for it; it is no reservation.
@@ -20,7 +23,10 @@
 //! - **A crash before the reservation is written:** nothing happened. **Between reservation and gate:** the next leader
 //!   finds it and takes the gate off.
 //! - **Two leaders:** one of two writes on the same version fails, and what the API server has is read before anything
-//!   else is decided. Taking a gate off twice changes nothing.
+//!   else is decided. Taking a gate off twice changes nothing. A gate is taken off without a version, so a leader whose
+//!   watch lags may open one after another leader took over. The other keeps the reservation for 30 s after that, and
+//!   longer if it sees the pod by then. So the first one's watch of quotas, its request that opens the gate, and the second
+//!   one's watch of pods may together lag by less than 30 s.
 //! - **An answer that is lost:** the quota is read. What is in `status` counts, whoever wrote it.
 //! - **A new leader with an old view:** a desk begins with lists that were made after the lease was won. A reservation
 //!   of a claim that it does not know stays for 30 s. So a watch may lag by less than that; one that lags by more could

@@ -9,7 +9,7 @@ mod yielding;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
-use crate::budget::{Steady, Sum};
+use crate::budget::Steady;
 use crate::ceilings::ResourceQuota;
 use crate::claim::{Claim, extended_key, pod_of_key};
 use crate::notice::{Kind, Subject};
@@ -22,6 +22,8 @@ use crate::view::View;
 use held::{Held, charge};
 
 /// A reservation without claim and pod is kept this long: by then kube-scheduler has written what it had decided before.
+/// A leader that took over from another releases no reservation of a claim that exists for as long: by then the other one
+/// has seen that, and this one has seen the pods whose gates the other one opened.
 pub const HOLD: Duration = Duration::from_secs(30);
 /// The limit of reservations in a status. An object of etcd has room for three times as many.
 pub const RESERVATIONS_MAX: usize = 4096;
@@ -82,7 +84,7 @@ impl Namespace {
         self.pods.get(pod).is_some_and(|pod| pod.is_gated)
     }
 
-    pub(crate) fn set_quota(&mut self, quota: Quota, view: &View<'_>, clock: &Steady) {
+    pub(crate) fn set_quota(&mut self, quota: Quota, view: &View<'_>, clock: &Steady, now: Now) {
         if let Some(held) = &mut self.quota {
             if !quota.is_newer_than(&held.quota) {
                 return;
@@ -90,9 +92,10 @@ impl Namespace {
             let is_same = held.quota.uid == quota.uid;
             let budget = |quota: &Quota| quota.spec.as_ref().ok().and_then(|spec| spec.budget);
             // This leader wrote it, or somebody changed the spec: the account goes on.
-            let is_known = [held.quota.status.budget, held.sent].contains(&quota.status.budget);
+            let is_known = held.quota.status.budget == quota.status.budget || quota.status.is_of(view.epoch);
             let goes_on = is_same && is_known;
             let new = budget(&quota);
+            held.note_leader(&quota.status, now);
             held.quota = quota;
             held.must_read = false;
             match (&mut held.account, new) {
@@ -111,7 +114,7 @@ impl Namespace {
             account: None,
             is_busy: false,
             must_read: false,
-            sent: None,
+            releases_from: Now::ZERO,
             summed: None,
         };
         held.open(&self.claims, view, clock);
@@ -243,11 +246,9 @@ impl Namespace {
         self.subject()
     }
 
-    /// `sum`: the budget's sum that is written.
-    pub(crate) fn begin_write(&mut self, sum: Option<Sum>) {
+    pub(crate) fn begin_write(&mut self) {
         if let Some(held) = &mut self.quota {
             held.is_busy = true;
-            held.sent = sum.or(held.sent);
         }
     }
 

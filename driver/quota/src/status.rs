@@ -32,6 +32,8 @@ pub struct Quota {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Status {
     pub generation: i64,
+    /// The leader's term that wrote it.
+    pub epoch: Option<String>,
     pub problem: Option<String>,
     /// The ceilings that hold, with those of ResourceQuotas.
     pub hard: WrittenAmount,
@@ -48,6 +50,8 @@ pub struct Status {
 struct Written {
     #[serde(default)]
     observed_generation: i64,
+    #[serde(default)]
+    epoch: Option<String>,
     #[serde(default)]
     problem: Option<String>,
     #[serde(default)]
@@ -93,6 +97,7 @@ impl Serialize for Status {
         });
         let written = Written {
             observed_generation: self.generation,
+            epoch: self.epoch.clone(),
             problem: self.problem.clone(),
             hard: self.hard.clone(),
             limited_by: self.limited_by.clone(),
@@ -109,6 +114,11 @@ impl Serialize for Status {
 }
 
 impl Status {
+    /// Returns true if it was written in the term with this epoch.
+    pub(crate) fn is_of(&self, epoch: &str) -> bool {
+        self.epoch.as_deref() == Some(epoch)
+    }
+
     /// Reads a status that this program wrote. One that somebody else wrote counts as empty: it is computed anew from claims
     /// and pods.
     fn read(value: Value) -> Self {
@@ -128,6 +138,7 @@ impl Status {
         let reservations = written.reservations.into_iter();
         Self {
             generation: written.observed_generation,
+            epoch: written.epoch,
             problem: written.problem,
             hard: written.hard,
             limited_by: written.limited_by,
@@ -210,6 +221,7 @@ mod tests {
         let at = |text: &str| Wall::parse(text).unwrap();
         let status = Status {
             generation: 3,
+            epoch: Some("term".into()),
             problem: None,
             hard: WrittenAmount {
                 memory: Some("80Gi".into()),

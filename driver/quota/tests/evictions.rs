@@ -146,7 +146,7 @@ impl Cluster {
     /// A leader that lists all as it is.
     fn leader(&self) -> Desk {
         let now = self.now;
-        let mut desk = Desk::new(Steady::new(now, START.after(now)));
+        let mut desk = Desk::new("term", Steady::new(now, START.after(now)));
         let class = json!({"metadata": {"name": "vgpu"},
             "spec": {"selectors": [{"cel": {"expression": "device.driver == \"dra.vgpu\""}}]}});
         desk.apply(Change::Class(read(class)), now);

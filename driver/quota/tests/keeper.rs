@@ -36,7 +36,7 @@ impl World {
             defaults: BTreeMap::new(),
             gated: BTreeMap::new(),
             refuses: None,
-            desk: Desk::new(Steady::new(now, Wall(1_795_309_200_000))),
+            desk: Desk::new("first", Steady::new(now, Wall(1_795_309_200_000))),
             notices: Vec::new(),
         }
     }
@@ -149,7 +149,7 @@ impl World {
 
     /// The leader crashes, and another one lists everything.
     fn crash(&mut self) {
-        self.desk = Desk::new(*self.desk.clock());
+        self.desk = Desk::new(format!("term-{}", self.version), *self.desk.clock());
         self.list();
     }
 

@@ -1,5 +1,7 @@
 //! What users and administrators do by mistake or on purpose, and what follows.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use vgpu_quota::{Change, Steady, Wall};
 
@@ -244,13 +246,75 @@ fn a_crash_between_reservation_and_gate_is_finished_by_the_next() {
     let mut first = Replica::new(&api);
     assert_eq!(first.turn(&mut api, 1, 0), 1);
     drop(first);
-    let written = api.writes;
+    let (written, reserved) = (api.writes, api.status().reservations);
     Replica::new(&api).settle(&mut api);
     assert_eq!(
-        (gated(&api).len(), api.writes),
-        (0, written),
-        "nothing is reserved again"
+        (gated(&api).len(), api.writes, api.status().reservations),
+        (0, written + 1, reserved),
+        "the next leader writes its epoch, and reserves nothing again"
     );
+}
+
+#[test]
+fn a_gate_needs_a_write_of_the_status_only_for_a_new_claim_or_a_new_leader() {
+    let mut api = Api::new(hard(80));
+    api.shared("ours", 10);
+    let writes_for = |number: u64, leader: &mut Replica, api: &mut Api| {
+        api.pod(number, Ok("ours"), true);
+        let before = api.writes;
+        leader.settle(api);
+        assert_eq!(gated(api), [""; 0]);
+        api.bind(&format!("p{number:03}"));
+        api.writes - before
+    };
+    let mut first = Replica::new(&api);
+    assert_eq!(writes_for(1, &mut first, &mut api), 1, "the reservation");
+    assert_eq!(writes_for(2, &mut first, &mut api), 0, "the claim is in use");
+    let mut next = Replica::new(&api);
+    assert_eq!(writes_for(3, &mut next, &mut api), 1, "its epoch");
+    assert_eq!(writes_for(4, &mut next, &mut api), 0, "the claim is in use");
+}
+
+#[test]
+fn what_nobody_uses_is_released_though_the_leader_writes_all_the_time() {
+    let mut api = Api::new(budget("100", "Hold"));
+    api.shared("ours", 10);
+    api.pod(1, Err(20), true);
+    api.pod(2, Ok("ours"), true);
+    let mut leader = Replica::new(&api);
+    leader.settle(&mut api);
+    api.bind("p001");
+    // It was never bound, so the claim is not freed.
+    api.end("p002");
+    leader.settle(&mut api);
+    assert_eq!(api.status().reservations.len(), 2);
+    for _ in 0..7 {
+        api.now += seconds(5);
+        leader.turn(&mut api, 9, 9);
+        leader.catch_up(&api);
+    }
+    assert_eq!(api.status().reservations.len(), 1);
+}
+
+#[test]
+fn two_leaders_at_once_do_not_overwrite_each_other_without_end() {
+    let mut api = Api::new(hard(80));
+    api.shared("ours", 10);
+    api.pod(1, Ok("ours"), true);
+    Replica::new(&api).settle(&mut api);
+    // It was never bound, so the claim is not freed.
+    api.end("p001");
+    let mut leaders = [Replica::new(&api), Replica::new(&api)];
+    let before = api.writes;
+    for _ in 0..400 {
+        for leader in &mut leaders {
+            leader.catch_up(&api);
+            leader.turn(&mut api, 9, 9);
+        }
+        api.now += Duration::from_millis(100);
+    }
+    assert_eq!(api.status().reservations.len(), 0);
+    assert_eq!(api.writes - before, 2, "an epoch, and 30 s later the release");
 }
 
 #[test]

@@ -73,6 +73,16 @@ fn claims_that_say_they_are_a_pods_extended_one_count_each_by_itself() {
 }
 
 #[test]
+fn a_pod_that_needs_none_of_our_gpus_waits_for_no_write() {
+    let mut api = hard(80);
+    api.set_status(json!({"epoch": "of another leader"}));
+    let mut leader = Replica::new(&api);
+    leader.desk.apply(pod(waiting("p", &[])), api.now);
+    let (_, opened) = plan(&mut leader, &mut api);
+    assert_eq!(opened, ["p"]);
+}
+
+#[test]
 fn two_such_claims_of_one_pod_both_count() {
     let mut api = hard(80);
     let mut leader = Replica::new(&api);

@@ -39,6 +39,7 @@ impl Desk {
                     classes: &self.classes,
                     gpus: &self.gpus,
                     wall,
+                    epoch: &self.epoch,
                 };
                 self.namespaces.entry(name.clone()).or_default().set_claim(claim, &view);
                 self.dirty.insert(name);
@@ -169,10 +170,11 @@ impl Desk {
             classes: &self.classes,
             gpus: &self.gpus,
             wall: self.clock.wall(now),
+            epoch: &self.epoch,
         };
         let known = self.namespaces.entry(name.clone()).or_default();
         let was_over_budget = known.is_over_budget();
-        known.set_quota(quota, &view, &self.clock);
+        known.set_quota(quota, &view, &self.clock, now);
         let is_other = known.is_over_budget() != was_over_budget;
         self.dirty.insert(name);
         if is_other {
@@ -254,6 +256,7 @@ impl Desk {
             classes: &self.classes,
             gpus: &self.gpus,
             wall,
+            epoch: &self.epoch,
         };
         for (name, namespace) in &mut self.namespaces {
             namespace.recount(&view);

@@ -44,7 +44,7 @@ impl Namespace {
         let spec = held.quota.spec.clone();
         let hard = spec.as_ref().map(|spec| spec.hard).unwrap_or_default();
         let effective = Effective::new(hard, self.resource_quotas.values());
-        let mut reservations = self.kept(&held.quota.status.reservations, view, now, decided);
+        let mut reservations = self.kept(held, view, now, decided);
         let counted = self.unreserved(&reservations, &effective, view, decided);
 
         let sum = held.account.as_mut().map(|account| {
@@ -81,6 +81,7 @@ impl Namespace {
 
         let mut status = Status {
             generation: held.quota.generation,
+            epoch: held.quota.status.epoch.clone(),
             problem: spec.as_ref().err().cloned(),
             hard: effective.ceilings.into(),
             limited_by: effective
@@ -99,7 +100,8 @@ impl Namespace {
             status.hard = WrittenAmount::default();
         }
         let is_due = held.is_sum_due(sum.as_ref(), now, decided);
-        if is_due || status != held.quota.status {
+        if is_due || decided.takes_over || status != held.quota.status {
+            status.epoch = Some(view.epoch.to_owned());
             status.budget = sum;
             held.summed = Some(now);
             if let Some(sum) = sum.filter(|sum| sum.is_spent) {

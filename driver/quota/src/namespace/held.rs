@@ -10,9 +10,11 @@ use crate::decision::Decision;
 use crate::notice::Notice;
 use crate::plan::SUM_EVERY;
 use crate::spec::{Spec, WhenSpent};
-use crate::status::Quota;
+use crate::status::{Quota, Status};
 use crate::time::{Now, Wall};
 use crate::view::View;
+
+use super::HOLD;
 
 #[derive(Debug)]
 pub(super) struct Held {
@@ -22,8 +24,8 @@ pub(super) struct Held {
     pub(super) is_busy: bool,
     /// The version at the API server is not known: read it before the next write.
     pub(super) must_read: bool,
-    /// The sum in the write that is under way: the account goes on when it comes back.
-    pub(super) sent: Option<Sum>,
+    /// No reservation of a claim that exists is released before, nor is the status taken over for that.
+    pub(super) releases_from: Now,
     /// When the sum of the budget was last written.
     pub(super) summed: Option<Now>,
 }
@@ -45,6 +47,15 @@ impl Held {
             charge(&mut account, claim, view, Some(claim.allocated_at));
         }
         self.account = Some(account);
+    }
+
+    /// Compares with the status that comes now: another leader may not have seen yet that it was written in another term.
+    pub(super) fn note_leader(&mut self, new: &Status, now: Now) {
+        let old = &self.quota.status;
+        // Without reservations there was no gate to open.
+        if old.epoch != new.epoch && !old.reservations.is_empty() {
+            self.releases_from = now + HOLD;
+        }
     }
 
     pub(super) fn is_spent(&self) -> bool {

@@ -59,6 +59,7 @@ impl Namespace {
         let mut gated: Vec<&Pod> = gated.collect();
         gated.sort_by(|a, b| (&a.created, &a.name, &a.uid).cmp(&(&b.created, &b.name, &b.uid)));
         let written = &queue.held.quota.status.reservations;
+        let is_ours = queue.held.quota.status.is_of(view.epoch);
         let mut used: Amount = reservations.values().chain(queue.counted.values()).copied().sum();
         let mut blocked_by: Option<&str> = None;
         let mut waiting = 0;
@@ -97,8 +98,10 @@ impl Namespace {
                 // last, so that what its removal records is true when the pod starts.
                 if !pod.other_gates.is_empty() {
                     waiting += 1;
-                } else if needs.iter().all(|(key, _)| written.contains_key(key)) {
+                } else if needs.is_empty() || is_ours && needs.iter().all(|(key, _)| written.contains_key(key)) {
                     decided.ungate.push((PodRef::of(pod), self.claims_of(pod)));
+                } else {
+                    decided.takes_over |= !is_ours;
                 }
                 continue;
             }

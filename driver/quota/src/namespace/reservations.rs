@@ -12,6 +12,7 @@ use crate::pod::Pod;
 use crate::time::Now;
 use crate::view::View;
 
+use super::held::Held;
 use super::{HOLD, Namespace};
 
 /// The amounts that one pod needs.
@@ -29,14 +30,14 @@ impl Namespace {
     /// The reservations that go on, with what they count now.
     pub(super) fn kept(
         &mut self,
-        old: &BTreeMap<String, Amount>,
+        held: &Held,
         view: &View<'_>,
         now: Now,
         decided: &mut Decision,
     ) -> BTreeMap<String, Amount> {
         let used = self.used_keys();
         let mut kept = BTreeMap::new();
-        for (key, amount) in old {
+        for (key, amount) in &held.quota.status.reservations {
             let claim = self.claim_of(key);
             let is_used = used.contains(key);
             let amount = match claim {
@@ -48,20 +49,36 @@ impl Namespace {
                 None => *amount,
             };
             let is_seen = claim.is_some_and(|claim| claim.is_allocated()) || is_used;
+            // No pod can use it again.
+            let is_deleted = claim.is_none() && self.ended.contains(key);
             if is_seen {
                 self.idle.remove(key);
-            } else if self.ended.contains(key) {
+            } else if is_deleted || self.releases(key, held, view, now, decided) {
                 continue;
-            } else {
-                let until = *self.idle.entry(key.clone()).or_insert(now) + HOLD;
-                if until <= now {
-                    continue;
-                }
-                decided.wake(until);
             }
             kept.insert(key.clone(), amount);
         }
         kept
+    }
+
+    /// Decides on a reservation that nothing uses, as far as is seen: returns true if it is released now. Another leader may
+    /// have seen a pod that uses it.
+    fn releases(&mut self, key: &str, held: &Held, view: &View<'_>, now: Now, decided: &mut Decision) -> bool {
+        let unseen_until = match self.ended.contains(key) {
+            true => now,
+            false => *self.idle.entry(key.to_owned()).or_insert(now) + HOLD,
+        };
+        let is_ours = held.quota.status.is_of(view.epoch);
+        let until = match is_ours {
+            true => unseen_until.max(held.releases_from),
+            false => held.releases_from,
+        };
+        if until > now {
+            decided.wake(until);
+            return false;
+        }
+        decided.takes_over |= !is_ours;
+        is_ours
     }
 
     /// The keys that pods which have not finished name, gated or not.

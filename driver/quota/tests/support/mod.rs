@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -313,8 +314,13 @@ impl Api {
                     return Outcome::Again;
                 }
                 let mut quota = quota;
-                quota["status"] = serde_json::to_value(status).unwrap();
+                let status = serde_json::to_value(status).unwrap();
                 self.writes += 1;
+                if quota["status"] == status {
+                    // As the API server does: what changes nothing makes no version.
+                    return Outcome::Quota(Box::new(Self::read(&quota)));
+                }
+                quota["status"] = status;
                 Outcome::Quota(Box::new(Self::read(&self.store(quota))))
             }
         }
@@ -353,6 +359,9 @@ fn slice() -> Change {
     Change::Slice(serde_json::from_value(slice).unwrap())
 }
 
+/// Each has an epoch of its own.
+static TERMS: AtomicUsize = AtomicUsize::new(0);
+
 impl Replica {
     /// A new term: it lists everything as it is now.
     pub(crate) fn new(api: &Api) -> Self {
@@ -360,7 +369,7 @@ impl Replica {
     }
 
     pub(crate) fn with_clock(api: &Api, clock: Steady) -> Self {
-        let mut desk = Desk::new(clock);
+        let mut desk = Desk::new(format!("term-{}", TERMS.fetch_add(1, Ordering::Relaxed)), clock);
         let now = api.now;
         desk.apply(class(), now);
         desk.apply(
