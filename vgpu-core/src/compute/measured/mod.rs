@@ -205,7 +205,9 @@ impl Limiter {
             return;
         }
         let may_have_gaps = self.has_caught_up || call.pages.has_others_without_turns();
-        if self.config.has_samples && may_have_gaps {
+        // An event that ends what is open costs more than one in front, so there are fewer of them.
+        let is_its_turn = !self.is_open(stream) || self.pace.sample == 0 || self.chance(8) == 0;
+        if self.config.has_samples && may_have_gaps && is_its_turn {
             self.measure_next(call, stream);
         }
     }
