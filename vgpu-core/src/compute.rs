@@ -1,9 +1,9 @@
-//! The limiter of GPU time: which launch goes now, which waits, and what is charged for it.
+//! GPU time: which launch goes now, which waits, and what is charged for it.
 //!
 //! ```text
 //!  launch ─► limiter ─► turn: whose turn it is, by the pages of all shares    (vgpu_abi::arbitration)
-//!               │   └─► bucket: what `cores` guarantees
-//!               ├─► flight: what this process has on the GPU ─► estimate: how long a launch of this shape takes
+//!               ├─► bucket: what `cores` guarantees
+//!               ├─► lost: what waits for others have cost
 //!               └─► account: what was measured is charged to the share, once
 //! ```
 //!
@@ -15,8 +15,6 @@
 //! milliseconds and never hang. A share whose policy is Guaranteed has to have tokens besides.
 //!
 //! Safe code without I/O: clock, pages and measurements are arguments. docs/compute-accuracy.md says how exact it is.
-//! `account`, `bucket`, `lost` and `turn` are those of the law by measured time too (`measured`), which is compared with this
-//! one there and is to replace it.
 //!
 //! How it fails: a process that is killed leaves its cell and its wish on the page; both end by the clock. Two processes
 //! of a share that change the page at once may lose one of two changes to a turn; both then run or both ask again. A
@@ -24,11 +22,8 @@
 
 pub mod account;
 pub mod bucket;
-pub mod estimate;
-pub mod flight;
 pub mod limiter;
 pub mod lost;
-pub mod measured;
 pub mod turn;
 
 /// A time of CLOCK_MONOTONIC, or a duration, in ns.

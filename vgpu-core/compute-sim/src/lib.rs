@@ -1,9 +1,8 @@
-//! How exact laws that share a GPU's time are, in a simulation of discrete events: the law of today, whose modules are
-//! `vgpu_core::compute`, beside the law by measured time, which is proposed, and the hardware alone. No machine's speed
-//! is in it: the same run gives the same figures everywhere.
+//! How exact the limiter of GPU time is, in a simulation of discrete events: the modules that decide, `vgpu_core::compute`,
+//! beside the hardware alone. No machine's speed is in it: the same run gives the same figures everywhere.
 //!
 //! ```text
-//!  scenarios ─► world: threads launch, wait, sleep and exit ─► law: asked before each launch ─► today, measured
+//!  scenarios ─► world: threads launch, wait, sleep and exit ─► law: asked before each launch ─► limiter
 //!                 │                                               │ records events, reads and writes pages
 //!                 └─► gpu: contexts in slices ─► context: streams, copies, events ◄────┘
 //!                       └─► figures: use and error by share ─► the tables of docs/compute-accuracy.md, and tests

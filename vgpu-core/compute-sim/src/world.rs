@@ -306,8 +306,8 @@ impl World {
             return;
         }
         let owner = self.living.starts(process);
-        let (page, entry) = (&self.pages[gpu][share], self.shares[share]);
-        self.processes[process].law = law::make(self.law, page, &self.living, owner, entry, self.now);
+        let entry = self.shares[share];
+        self.processes[process].law = law::make(self.law, owner, entry);
     }
 
     fn died(&mut self, process: usize) {

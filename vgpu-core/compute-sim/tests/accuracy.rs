@@ -16,29 +16,23 @@ use vgpu_compute_sim::scenarios::streams;
 use vgpu_compute_sim::{MS, Ns, S, US};
 
 const HARDWARE: LawKind = LawKind::Hardware;
-const TODAY: LawKind = LawKind::Today;
 
-fn measured() -> LawKind {
-    LawKind::measured()
-}
-
-fn both() -> [LawKind; 2] {
-    [TODAY, measured()]
+fn limited() -> LawKind {
+    LawKind::limited()
 }
 
 #[test]
 fn a_capped_share_is_at_its_cap() {
-    for law in both() {
-        for (cores, kernel) in [(5, 5 * MS), (10, 500 * US), (30, 50 * US), (50, 5 * MS), (95, 500 * US)] {
-            for is_waiting in [false, true] {
-                let error = cap(law, cores, kernel, is_waiting);
-                // A program that waits for each short kernel cannot make up for the time that events take.
-                let most = if is_waiting && kernel < 500 * US { 0.9 } else { 0.3 };
-                assert!(
-                    error.mean <= most && error.worst() <= 1.0,
-                    "{law:?}: {cores} cores, {kernel} ns: {error:?}"
-                );
-            }
+    let law = limited();
+    for (cores, kernel) in [(5, 5 * MS), (10, 500 * US), (30, 50 * US), (50, 5 * MS), (95, 500 * US)] {
+        for is_waiting in [false, true] {
+            let error = cap(law, cores, kernel, is_waiting);
+            // A program that waits for each short kernel cannot make up for the time that events take.
+            let most = if is_waiting && kernel < 500 * US { 0.9 } else { 0.3 };
+            assert!(
+                error.mean <= most && error.worst() <= 1.0,
+                "{cores} cores, {kernel} ns: {error:?}"
+            );
         }
     }
 }
@@ -46,24 +40,22 @@ fn a_capped_share_is_at_its_cap() {
 /// No kernel can be stopped: of one of 500 ms, nine tenths are over a cap of 10.
 #[test]
 fn a_cap_is_over_by_one_kernel_at_most() {
-    for law in both() {
-        let error = cap(law, 10, 500 * MS, true);
-        assert!(error.above > 30.0 && error.above <= 50.0, "{law:?}: {error:?}");
-        assert!(
-            error.signed.abs() < 2.0,
-            "the mean holds all the same: {law:?}: {error:?}"
-        );
-    }
+    let law = limited();
+    let error = cap(law, 10, 500 * MS, true);
+    assert!(error.above > 30.0 && error.above <= 50.0, "{error:?}");
+    assert!(error.signed.abs() < 2.0, "the mean holds all the same: {error:?}");
 }
 
-fn six_pairs(law: LawKind, worst: f64) {
+#[test]
+fn two_that_always_have_work_get_their_shares() {
+    const WORST: f64 = 3.3;
     let mut errors = Vec::new();
     for pair in pairs().iter().filter(|pair| pair.in_goal) {
         for cores in [10, 30] {
-            let [a, b] = pair.run(law, Hardware::default(), cores);
+            let [a, b] = pair.run(limited(), Hardware::default(), cores);
             let name = pair.name;
             assert!(
-                a.worst() <= worst && b.worst() <= worst,
+                a.worst() <= WORST && b.worst() <= WORST,
                 "{name} at {cores}: {a:?} {b:?}"
             );
             assert!(a.use_percent + b.use_percent >= 96.9, "{name} at {cores}: {a:?} {b:?}");
@@ -74,21 +66,10 @@ fn six_pairs(law: LawKind, worst: f64) {
     assert!(mean <= 1.0, "mean error {mean:.2}");
 }
 
-/// 5.0 before events had costs here: of kernels from 5 us to 3 ms, at 10 cores.
-#[test]
-fn two_that_always_have_work_get_their_shares_today() {
-    six_pairs(TODAY, 5.3);
-}
-
-#[test]
-fn two_that_always_have_work_get_their_shares() {
-    six_pairs(measured(), 3.3);
-}
-
 /// Pairs on which no constant was chosen. Shorter than in the page, to take a third of the time.
 #[test]
 fn drawn_pairs_get_their_shares() {
-    let pairs: Vec<[Error; 2]> = (0..PAIRS).map(|n| drawn_pair(measured(), GATE, n, 4 * S)).collect();
+    let pairs: Vec<[Error; 2]> = (0..PAIRS).map(|n| drawn_pair(limited(), GATE, n, 4 * S)).collect();
     let summary = Summary::of(&pairs);
     assert!(
         summary.mean <= 1.6 && summary.worst <= 7.5 && summary.used >= 97.0,
@@ -106,95 +87,76 @@ fn the_hardware_alone_knows_no_shares() {
 #[test]
 fn several_shares_are_equal_and_use_what_the_hardware_uses() {
     let hardware = many(HARDWARE, 8);
-    for law in both() {
-        let with = many(law, 8);
-        assert!(with.jain > 0.99 && with.mean_error <= 1.0, "{law:?}: {with:?}");
-        assert!(with.used >= hardware.used - 1.0, "{law:?}: {with:?} {hardware:?}");
-    }
+    let law = limited();
+    let with = many(law, 8);
+    assert!(with.jain > 0.99 && with.mean_error <= 1.0, "{with:?}");
+    assert!(with.used >= hardware.used - 1.0, "{with:?} {hardware:?}");
 }
 
 #[test]
 fn a_share_that_starts_has_its_part_soon() {
-    for law in both() {
-        for kernel in [500 * US, 50 * MS] {
-            let delay = start_delay(law, kernel).expect("it never has its part");
-            assert!(delay <= 100, "{law:?}, {kernel} ns: {delay} ms");
-        }
+    let law = limited();
+    for kernel in [500 * US, 50 * MS] {
+        let delay = start_delay(law, kernel).expect("it never has its part");
+        assert!(delay <= 100, "{kernel} ns: {delay} ms");
     }
 }
 
-/// 7.0 ms today before events had costs here.
 #[test]
 fn high_priority_waits_for_one_kernel_and_low_is_not_starved() {
-    for (law, most) in [(TODAY, 7.2), (measured(), 5.5)] {
-        let (_, p99) = latencies(law, 7, true);
-        assert!(p99 <= most, "{law:?}: {p99} ms for 2 ms of work");
-        let (low, wait) = low_beside_high(law);
-        assert!(
-            low >= 1.0 && wait <= 1100.0,
-            "{law:?}: low priority: {low} %, waited {wait} ms"
-        );
-    }
+    let (_, p99) = latencies(limited(), 7, true);
+    assert!(p99 <= 5.5, "{p99} ms for 2 ms of work");
+    let (low, wait) = low_beside_high(limited());
+    assert!(low >= 1.0 && wait <= 1100.0, "low priority: {low} %, waited {wait} ms");
 }
 
 #[test]
 fn processes_of_a_share_have_one_account() {
-    for law in both() {
-        let used = four_processes(law);
-        assert!((used[0] - used[1]).abs() < 5.0, "{law:?}: {used:?}");
-    }
+    let law = limited();
+    let used = four_processes(law);
+    assert!((used[0] - used[1]).abs() < 5.0, "{used:?}");
 }
 
-/// Today 95 % before events had costs here: recording and asking, and the stop of the stream.
 #[test]
 fn ranks_that_wait_for_each_other_are_not_slower_than_on_the_hardware_alone() {
-    for (law, part) in [(TODAY, 0.5), (measured(), 0.95)] {
-        for crossed in [false, true] {
-            let (without, with) = (ranks(HARDWARE, 2, crossed), ranks(law, 2, crossed));
-            for (without, with) in without.iter().zip(&with) {
-                assert!(
-                    *with >= part * without,
-                    "{law:?}, crossed {crossed}: {with}, hardware {without}"
-                );
-            }
+    for crossed in [false, true] {
+        let (without, with) = (ranks(HARDWARE, 2, crossed), ranks(limited(), 2, crossed));
+        for (without, with) in without.iter().zip(&with) {
+            assert!(*with >= 0.95 * without, "crossed {crossed}: {with}, hardware {without}");
         }
     }
 }
 
-/// The measured law does not reach this goal: who ignores it has half of the GPU.
+/// Not the goal, which is what the hardware gives: shares that take turns are sliced one by one with who takes none.
 #[test]
-fn who_ignores_the_limiter_gets_no_more_than_from_the_hardware() {
-    for of in [Unseen::Flagged, Unseen::NotFlagged] {
-        let (hardware, today) = (one_ignores(HARDWARE, of), one_ignores(TODAY, of));
-        assert!(today[3] <= hardware[3] + 1.0, "{today:?}, hardware {hardware:?}");
+fn who_ignores_the_limiter_gets_no_more_than_beside_one() {
+    for (of, most) in [(Unseen::Flagged, 32.0), (Unseen::NotFlagged, 51.0)] {
+        let used = one_ignores(limited(), of);
+        assert!(used[3] <= most, "{used:?}");
     }
 }
 
 #[test]
 fn a_dead_holder_costs_100_ms_at_most() {
-    for law in both() {
-        let wait = dead_holders(law);
-        assert!(wait > 1.0 && wait <= 100.0, "{law:?}: {wait} ms");
-    }
+    let law = limited();
+    let wait = dead_holders(law);
+    assert!(wait > 1.0 && wait <= 100.0, "{wait} ms");
 }
 
 #[test]
 fn idle_time_goes_to_who_has_no_cores() {
-    for law in both() {
-        let (one, two) = best_effort(law);
-        assert!((one[0] - 30.0).abs() < 2.0 && one[1] > 67.0, "{law:?}: {one:?}");
-        let has_parts = (two[0] - 30.0).abs() < 2.0 && (two[1] - 70.0).abs() < 2.0;
-        assert!(has_parts && two[2] > 0.0, "{law:?}: {two:?}");
-    }
+    let law = limited();
+    let (one, two) = best_effort(law);
+    assert!((one[0] - 30.0).abs() < 2.0 && one[1] > 67.0, "{one:?}");
+    let has_parts = (two[0] - 30.0).abs() < 2.0 && (two[1] - 70.0).abs() < 2.0;
+    assert!(has_parts && two[2] > 0.0, "{two:?}");
 }
-
-// === what the measured law is for
 
 /// Nobody is to be protected. An event a millisecond is what it pays for being measured.
 #[test]
-fn a_share_that_is_alone_is_as_fast_as_without_a_law() {
+fn a_share_that_is_alone_is_as_fast_as_without_a_limiter() {
     for program in alone::all() {
-        let got = program.run(measured());
+        let got = program.run(limited());
         assert!(got.kept >= 99.0 && got.events <= 1.05, "{}: {got:?}", program.name);
         let is_exact = got.charged_more.abs() <= 2.0;
         assert!(is_exact || program.is_bound_by_launches, "{}: {got:?}", program.name);
@@ -204,7 +166,7 @@ fn a_share_that_is_alone_is_as_fast_as_without_a_law() {
 #[test]
 fn a_share_of_many_streams_has_its_part() {
     for count in [8, 64] {
-        let used = streams::beside(measured(), count, 25);
+        let used = streams::beside(limited(), count, 25);
         assert!(used[0] >= 65.0 && used[1] >= 29.0, "{count} streams: {used:?}");
     }
 }
@@ -216,15 +178,15 @@ fn launches_that_look_the_same_are_charged_by_what_they_took() {
         long: 5 * MS,
         rare: 100,
     };
-    let used = mixture.beside(measured(), 8 * S);
+    let used = mixture.beside(limited(), 8 * S);
     assert!(used[0] >= 27.0 && used[1] >= 67.0, "{used:?}");
 }
 
 #[test]
 fn many_grids_cost_what_one_costs() {
     let (few, many) = (
-        many_grids(measured(), 1, 20 * US),
-        many_grids(measured(), 10_000, 20 * US),
+        many_grids(limited(), 1, 20 * US),
+        many_grids(limited(), 10_000, 20 * US),
     );
     assert!(
         many.launches >= 0.99 * few.launches && many.cpu <= 1.1 * few.cpu,
@@ -249,7 +211,7 @@ fn an_adversary_takes_no_more_than_what_cannot_be_stopped() {
             .find(|adversary| adversary.name == name)
             .expect(name);
         for (is_guaranteed, least) in [(false, balanced), (true, guaranteed)] {
-            let got = adversary.run(measured(), is_guaranteed, LENGTH);
+            let got = adversary.run(limited(), is_guaranteed, LENGTH);
             assert!(got.neighbour >= least, "{name}, guaranteed {is_guaranteed}: {got:?}");
         }
     }
@@ -257,16 +219,16 @@ fn an_adversary_takes_no_more_than_what_cannot_be_stopped() {
 
 #[test]
 fn threads_with_long_kernels_are_one_share() {
-    let (first, all) = long_kernels_in_threads(measured(), 10, 12 * S, 240 * S);
+    let (first, all) = long_kernels_in_threads(limited(), 10, 12 * S, 240 * S);
     assert!(first <= 25.0 && all <= 16.0, "{first} {all}");
 }
 
 #[test]
 fn short_processes_are_one_share_and_leave_nothing_behind() {
-    let short = short(measured(), 16);
+    let short = short(limited(), 16);
     assert!((short.used - 10.0).abs() < 0.3 && short.beside[1] >= 80.0, "{short:?}");
     for normal in [true, false] {
-        let wait = after_an_end(measured(), 10, normal);
+        let wait = after_an_end(limited(), 10, normal);
         assert!(wait <= 0.1, "normal {normal}: {wait} s");
     }
 }

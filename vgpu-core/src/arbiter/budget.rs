@@ -12,7 +12,7 @@
 use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
-use crate::compute::flight::Stream;
+use crate::compute::limiter::Stream;
 
 /// Twice as many as streams are remembered ([`super::streams`]), so that few of them replace each other.
 const PLACES: usize = 128;

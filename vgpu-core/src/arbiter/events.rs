@@ -269,7 +269,7 @@ fn in_context<T>(driver: &impl Streams, context: usize, make: impl FnOnce() -> O
 mod tests {
     use super::*;
     use crate::arbiter::fake::{CONTEXT, Fake};
-    use crate::compute::flight::Stream;
+    use crate::compute::limiter::Stream;
 
     const START: Ns = 1000 * MS;
     const TARGET: Target = Target {

@@ -7,7 +7,7 @@
 //!  wait   ─► driver ─► law: what it waited for has ended, and is charged; others are woken
 //! ```
 //!
-//! `crate::compute::measured` decides; here are the pages, events, locks and sleeps. No lock is held in a call of the program's
+//! `crate::compute` decides; here are the pages, events, locks and sleeps. No lock is held in a call of the program's
 //! or in a sleep, but for the call that begins a capture: no event of ours may fall into one.
 //!
 //! How it fails: without pages a share is held to its `cores` by a page of its own ([`pages`]). Launches behind which no event
@@ -40,11 +40,9 @@ use vgpu_abi::entitlement::{Holder, entries};
 use vgpu_abi::limits::Limits;
 use vgpu_abi::log::Wait;
 
-use crate::compute::flight::Stream;
-use crate::compute::limiter::Reason;
-use crate::compute::measured::call::{self, Answer, Call};
-use crate::compute::measured::config::Config;
-use crate::compute::measured::{Limiter, Waiting};
+use crate::compute::limiter::call::{self, Answer, Call, Reason};
+use crate::compute::limiter::config::Config;
+use crate::compute::limiter::{self, Limiter, Stream, Waiting};
 use crate::compute::{MS, Ns};
 use crate::log;
 use crate::memory::driver::{SUCCESS, Streams, is_captured};
@@ -466,17 +464,17 @@ impl Inner {
     }
 
     /// Returns what a wait is for, as the law has it. Of one context among several nobody knows which streams it has.
-    fn scope_of(&self, driver: &impl Streams, scope: Scope) -> call::Scope {
+    fn scope_of(&self, driver: &impl Streams, scope: Scope) -> limiter::Scope {
         let is_only = |context: Option<usize>| {
             let context = context.or_else(|| driver.current_context().ok());
             context.is_some_and(|context| self.streams.has_only(context))
         };
         match scope {
             Scope::Stream(handle) if !is_of_a_context(handle) || is_only(None) => {
-                call::Scope::Stream(stream_of(handle))
+                limiter::Scope::Stream(stream_of(handle))
             }
-            Scope::Context(context) if is_only(context) => call::Scope::All,
-            Scope::Stream(_) | Scope::Context(_) | Scope::Some => call::Scope::Some,
+            Scope::Context(context) if is_only(context) => limiter::Scope::All,
+            Scope::Stream(_) | Scope::Context(_) | Scope::Some => limiter::Scope::Some,
         }
     }
 

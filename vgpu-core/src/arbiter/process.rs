@@ -3,8 +3,8 @@
 use vgpu_abi::arbitration::Cell;
 
 use crate::compute::Ns;
-use crate::compute::flight::Stream;
-use crate::compute::measured::call::{Process, Recorded};
+use crate::compute::limiter::Stream;
+use crate::compute::limiter::call::{Process, Recorded};
 use crate::log;
 use crate::memory::driver::Streams;
 use crate::os::monotonic_ns;

@@ -1,6 +1,6 @@
 //! The streams in which this process has launched, and whether an event can be recorded there.
 
-use crate::compute::flight::Stream;
+use crate::compute::limiter::Stream;
 use crate::memory::driver::Streams as Driver;
 use crate::os::thread;
 

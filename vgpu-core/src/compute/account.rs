@@ -1,6 +1,6 @@
 //! What a share has used of the GPU's time: every moment once, however many of its streams and processes were at work.
 
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use vgpu_abi::arbitration::{Cell, SlotPage};
 
@@ -52,7 +52,7 @@ pub(super) struct Work {
 }
 
 /// Publishes what a process has in flight. It counts until it is published again, is expected to have ended, or the
-/// process is seen to be dead ([`bury`]). What has no known length counts for [`MOST`].
+/// process is seen to be dead. What has no known length counts for [`MOST`].
 pub fn publish(cell: &Cell, now: Ns, since: Ns, estimated: Ns, is_unknown: bool) {
     let (word, lasts) = if is_unknown {
         (estimated | UNKNOWN, MOST)
@@ -62,22 +62,6 @@ pub fn publish(cell: &Cell, now: Ns, since: Ns, estimated: Ns, is_unknown: bool)
     cell.estimated.store(word, Relaxed);
     cell.valid_until.store(now + lasts, Relaxed);
     cell.busy_since.store(since, Release);
-}
-
-/// Charges what a dead process had in flight: it cannot measure it any more. Nobody knows when it died, so work of unknown
-/// length counts as long as its cell did.
-pub fn bury(page: &SlotPage, weight: u32, cell: &Cell, now: Ns) {
-    let since = cell.busy_since.swap(0, AcqRel);
-    let word = cell.estimated.swap(0, Relaxed);
-    if since == 0 || since >= now {
-        return;
-    }
-    let valid = cell.valid_until.load(Relaxed);
-    let ended = match word & UNKNOWN {
-        0 => since.saturating_add(word.min(MOST)),
-        _ => valid.min(since.saturating_add(MOST)),
-    };
-    charge_work(page, weight, since, ended.min(now), None);
 }
 
 /// The processes of the share that are at work, by what they published.

@@ -34,7 +34,7 @@ impl Lost {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::compute::limiter::OVERRIDE;
+    use crate::compute::limiter::times::OVERRIDE;
     use crate::compute::{MS, US};
     use vgpu_abi::arbitration::WEIGHT_OF_ONE_CORE;
 

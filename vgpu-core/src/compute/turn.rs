@@ -29,11 +29,6 @@ pub struct Tag(pub u64);
 
 impl Tag {
     #[must_use]
-    pub fn after(self, charge: Ns, weight: u32) -> Self {
-        Self(self.0.wrapping_add(scaled(charge, weight)))
-    }
-
-    #[must_use]
     pub fn ahead_of(self, charge: Ns, weight: u32) -> Self {
         Self(self.0.wrapping_sub(scaled(charge, weight)))
     }

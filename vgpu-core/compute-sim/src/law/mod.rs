@@ -1,47 +1,35 @@
-//! The laws that decide which launch goes and which waits: the law of today, and the law by measured time.
+//! Who decides which launch goes and which waits: nobody, or the limiter of `vgpu_core::compute`.
 
 pub(crate) mod events;
 pub(crate) mod io;
-pub(crate) mod measured;
-pub(crate) mod today;
+pub(crate) mod limited;
 
-use vgpu_abi::arbitration::{Entry, SlotPage};
-use vgpu_core::compute::measured::config::Config;
+use vgpu_abi::arbitration::Entry;
+use vgpu_core::compute::limiter::config::Config;
 
-use crate::Ns;
-use io::{Law, Living};
-use measured::Measured;
-use today::Today;
+use io::Law;
+use limited::Limited;
 
 /// The law that a simulation runs with.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum LawKind {
     /// Nobody: the GPU's slices alone.
     Hardware,
-    Today,
-    Measured(Config),
+    Limited(Config),
 }
 
 impl LawKind {
-    /// Returns the law by measured time as it is proposed.
+    /// Returns the limiter as the library has it.
     #[must_use]
-    pub fn measured() -> Self {
-        Self::Measured(Config::default())
+    pub fn limited() -> Self {
+        Self::Limited(Config::default())
     }
 }
 
 /// Returns the law of a process that starts. `owner`: its name in cells of the share's page.
-pub(crate) fn make(
-    kind: LawKind,
-    page: &SlotPage,
-    living: &Living,
-    owner: u64,
-    entry: Entry,
-    now: Ns,
-) -> Option<Box<dyn Law>> {
+pub(crate) fn make(kind: LawKind, owner: u64, entry: Entry) -> Option<Box<dyn Law>> {
     match kind {
         LawKind::Hardware => None,
-        LawKind::Today => Some(Box::new(Today::new(page, living, owner, entry, now))),
-        LawKind::Measured(config) => Some(Box::new(Measured::new(config, owner, entry))),
+        LawKind::Limited(config) => Some(Box::new(Limited::new(config, owner, entry))),
     }
 }

@@ -47,11 +47,7 @@ const fn section(name: &'static str, print: fn(&Request)) -> Section {
 }
 
 fn laws() -> Laws {
-    vec![
-        ("hardware", LawKind::Hardware),
-        ("today", LawKind::Today),
-        ("measured", LawKind::measured()),
-    ]
+    vec![("hardware", LawKind::Hardware), ("limiter", LawKind::limited())]
 }
 
 /// Returns what may be asked for.

@@ -1,4 +1,4 @@
-//! The measured law with one part changed or left out at a time: what each of them is for.
+//! The limiter with one part changed or left out at a time: what each of them is for.
 
 use vgpu_compute_sim::figures::Error;
 use vgpu_compute_sim::hardware::Hardware;
@@ -9,7 +9,7 @@ use vgpu_compute_sim::scenarios::drawn::drawn_pairs;
 use vgpu_compute_sim::scenarios::others::{dead_holders, ranks};
 use vgpu_compute_sim::scenarios::parts::{Summary, pairs};
 use vgpu_compute_sim::{MS, S, US};
-use vgpu_core::compute::measured::config::Config;
+use vgpu_core::compute::limiter::config::Config;
 
 use super::request::{Request, list};
 
@@ -45,10 +45,10 @@ pub(super) fn variants(request: &Request) {
          wait in ms. 10 cores with 32 threads of 12 s kernels, and killed after each kernel of 3 s: use. 20 us, waits, \
          alone: ns of CPU for each launch.\n"
     );
-    println!("| measured, with | six pairs | drawn pairs | ranks | holders | threads | killed | CPU |");
+    println!("| limiter, with | six pairs | drawn pairs | ranks | holders | threads | killed | CPU |");
     println!("|---|---|---|---|---|---|---|---|");
     for (name, config) in choices() {
-        let law = LawKind::Measured(config);
+        let law = LawKind::Limited(config);
         let in_goal = pairs().into_iter().filter(|pair| pair.in_goal);
         let six: Vec<[Error; 2]> = in_goal
             .flat_map(|pair| [30, 10].map(|cores| pair.run(law, Hardware::default(), cores)))

@@ -2,9 +2,8 @@
 
 use vgpu_abi::arbitration::{Cell, SlotPage};
 
+use super::launches::Stream;
 use crate::compute::Ns;
-use crate::compute::flight::Stream;
-use crate::compute::limiter::Reason;
 use crate::compute::turn::Pages;
 
 /// The answer to a launch.
@@ -24,6 +23,21 @@ pub struct Wait {
     pub reason: Reason,
 }
 
+/// Why a launch waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// The share has used its `cores`.
+    Throttled,
+    /// Another share has its turn.
+    Turn,
+    /// Enough is in flight.
+    Queue,
+    /// A launch of unknown length is in flight.
+    Measuring,
+    /// Too many processes of the share are at work.
+    Cells,
+}
+
 impl Answer {
     pub(super) fn sleep(until: Ns, on: Option<usize>, reason: Reason) -> Self {
         Self::Wait(Wait {
@@ -32,28 +46,6 @@ impl Answer {
             spins: false,
             reason,
         })
-    }
-}
-
-/// The work for which a program waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
-    /// For the work of one stream.
-    Stream(Stream),
-    /// For the work of some streams; nobody knows which.
-    Some,
-    /// For all work.
-    All,
-}
-
-impl Scope {
-    /// Returns true if the wait is known to be for this stream.
-    pub(super) fn covers(self, stream: Stream) -> bool {
-        match self {
-            Self::Stream(of) => of == stream,
-            Self::Some => false,
-            Self::All => true,
-        }
     }
 }
 

@@ -4,11 +4,10 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use vgpu_abi::arbitration::{CELLS, Cell, Entry, NodePage, SLOTS, SlotPage, WEIGHT_OF_ONE_CORE, entry_flags};
 
-use super::Limiter;
-use super::call::{Answer, Call, Process, Recorded, Scope};
+use super::call::{Answer, Call, Process, Recorded};
 use super::config::Config;
-use crate::compute::flight::Stream;
-use crate::compute::limiter::OVERRIDE;
+use super::times::OVERRIDE;
+use super::{Limiter, Scope, Stream};
 use crate::compute::turn::Pages;
 use crate::compute::{MS, Ns, US};
 

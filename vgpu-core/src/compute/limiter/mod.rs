@@ -1,6 +1,6 @@
-//! The law by measured time, which is to replace [`limiter`](super::limiter) and is not in the library yet: no estimate of a
-//! launch's length. What is in flight is bounded by acknowledgements, as in congestion control; what is charged is the time
-//! in which there was work.
+//! Decides for one process on one GPU which launch goes, which waits, and what is charged. No estimate of a launch's length:
+//! what is in flight is bounded by acknowledgements, as in congestion control; what is charged is the time in which there was
+//! work.
 //!
 //! ```text
 //!  launch ─► budget left? ─ yes ─► driver                                       the caller's counter
@@ -12,8 +12,8 @@
 //! The caller counts launches within the budget and reports them before its next call; asks before each other launch, and
 //! again after each sleep; reports it when it was made; and reports waits before and after them.
 //!
-//! `pace` is the GPU time of a launch lately, by which the window is limited; `config` the constants that were chosen by
-//! measurement. Turns, tokens and the share's account are those of today.
+//! `pace` is the GPU time of a launch lately, by which the window is limited; `config` and `times` are the constants, of which
+//! those in `config` were chosen by measurement.
 //!
 //! How it fails: no kernel can be stopped, so the window times the length of a launch is the most that a share takes at
 //! once; it is charged afterwards. `cells` says what the death of a process costs, `acknowledgements` what happens where no
@@ -30,6 +30,7 @@ mod launches;
 mod pace;
 #[cfg(test)]
 mod tests;
+pub(super) mod times;
 mod window;
 
 use std::collections::VecDeque;
@@ -37,15 +38,14 @@ use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 
 use vgpu_abi::arbitration::{Entry, SLOTS, SlotPage, entry_flags};
 
-use super::flight::Stream;
-use super::limiter::{GRACE, LINGER, LONG_GAP, Reason, STUCK};
 use super::lost::Lost;
 use super::{MS, Ns, US, account};
-use call::{Answer, Call, Scope};
+use call::{Answer, Call, Reason};
 use config::Config;
-pub use launches::Waiting;
 use launches::{Alone, Mark, Open, WAIT_RETURNS};
+pub use launches::{Scope, Stream, Waiting};
 use pace::Pace;
+use times::{GRACE, LINGER, LONG_GAP, STUCK};
 
 /// Launches that take as long go one by one.
 const LONG: Ns = 8 * MS;

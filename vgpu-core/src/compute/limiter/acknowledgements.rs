@@ -5,8 +5,7 @@
 
 use super::Limiter;
 use super::call::{Call, Recorded};
-use super::launches::{Mark, Open, Waiting};
-use crate::compute::flight::Stream;
+use super::launches::{Mark, Open, Stream, Waiting};
 use crate::compute::{MS, Ns, US};
 
 /// An event that is reached so soon after it was recorded says that the GPU had waited for launches.

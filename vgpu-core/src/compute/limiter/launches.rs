@@ -1,11 +1,24 @@
 //! What a process knows of its launches that are in flight.
 
-use super::call::Scope;
-use crate::compute::flight::Stream;
 use crate::compute::{Ns, US};
 
 /// A wait returns so long after the work has ended.
 pub(super) const WAIT_RETURNS: Ns = 8 * US;
+
+/// A stream of this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stream(pub u64);
+
+/// The work for which a program waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// For the work of one stream.
+    Stream(Stream),
+    /// For the work of some streams; nobody knows which.
+    Some,
+    /// For all work.
+    All,
+}
 
 /// Launches of a stream that have no event behind them.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +40,17 @@ pub struct Waiting {
     pub(super) since: Ns,
     /// Launches that were made before it.
     pub(super) launches: u64,
+}
+
+impl Scope {
+    /// Returns true if the wait is known to be for this stream.
+    pub(super) fn covers(self, stream: Stream) -> bool {
+        match self {
+            Self::Stream(of) => of == stream,
+            Self::Some => false,
+            Self::All => true,
+        }
+    }
 }
 
 impl Waiting {

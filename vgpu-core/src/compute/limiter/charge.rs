@@ -6,7 +6,7 @@ use vgpu_abi::arbitration::SlotPage;
 
 use super::Limiter;
 use super::call::Call;
-use crate::compute::limiter::{GRACE, LINGER};
+use super::times::{GRACE, LINGER};
 use crate::compute::{MS, Ns, US, account};
 
 /// Another share's turn that overlaps for no longer was not on the GPU: a switch takes as long.

@@ -4,11 +4,10 @@ use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 
 use vgpu_abi::arbitration::{SlotPage, entry_flags, turn_flags, want_flags};
 
-use super::call::{Answer, Call, Wait};
-use super::launches::InFlight;
+use super::call::{Answer, Call, Reason, Wait};
+use super::launches::{InFlight, Stream};
+use super::times::{ABSENT, DISTRUST, FORGOTTEN, GRACE, LONGEST_SLEEP, OVERRIDE, STUCK, WISH};
 use super::{Limiter, SHARED};
-use crate::compute::flight::Stream;
-use crate::compute::limiter::{ABSENT, DISTRUST, FORGOTTEN, GRACE, LONGEST_SLEEP, OVERRIDE, Reason, STUCK, WISH};
 use crate::compute::turn::{CUT, DRAIN, FLOOR, QUANTUM, Slot, Tag, View, Wish, look};
 use crate::compute::{MS, Ns, US, account, bucket};
 

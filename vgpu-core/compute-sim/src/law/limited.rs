@@ -1,13 +1,12 @@
-//! The law by measured time: `vgpu_core::compute::measured`, called as the library would call it. What its calls take of the
-//! CPU is a guess.
+//! The limiter, `vgpu_core::compute::limiter`, called as `vgpu_core::arbiter` calls it. What its calls take of the CPU is a
+//! guess.
 
 use std::sync::atomic::Ordering::Relaxed;
 
 use vgpu_abi::arbitration::{Cell, Entry};
-use vgpu_core::compute::flight::Stream;
-use vgpu_core::compute::measured::call::{self, Call, Process, Recorded, Scope};
-use vgpu_core::compute::measured::config::Config;
-use vgpu_core::compute::measured::{Limiter, Waiting};
+use vgpu_core::compute::limiter::call::{self, Call, Process, Recorded};
+use vgpu_core::compute::limiter::config::Config;
+use vgpu_core::compute::limiter::{Limiter, Scope, Stream, Waiting};
 
 use super::events::Base;
 use super::io::{Answer, Io, Law};
@@ -19,7 +18,7 @@ const ASKS: Ns = 250;
 const QUIET_WAIT: Ns = 25;
 
 #[derive(Debug)]
-pub(crate) struct Measured {
+pub(crate) struct Limited {
     limiter: Limiter,
     bases: Vec<Base>,
     /// Launches that may go without a question.
@@ -32,7 +31,7 @@ pub(crate) struct Measured {
     waiting: Vec<(Option<usize>, Waiting)>,
 }
 
-impl Measured {
+impl Limited {
     pub(super) fn new(config: Config, owner: u64, entry: Entry) -> Self {
         Self {
             limiter: Limiter::new(config, owner, entry),
@@ -69,7 +68,7 @@ fn of(stream: usize) -> Stream {
     Stream(stream as u64)
 }
 
-impl Law for Measured {
+impl Law for Limited {
     fn ask(&mut self, io: &mut Io<'_>, stream: usize, _shape: u64, asked: Ns) -> Answer {
         io.cost += WITHIN_BUDGET;
         self.is_within_budget = self.budget > 0;

@@ -8,10 +8,8 @@
 use std::sync::atomic::Ordering::Release;
 
 use super::Limiter;
-use super::call::{Answer, Call, Scope};
-use super::launches::{Mark, WAIT_RETURNS, Waiting};
-use crate::compute::flight::Stream;
-use crate::compute::limiter::Reason;
+use super::call::{Answer, Call, Reason};
+use super::launches::{Mark, Scope, Stream, WAIT_RETURNS, Waiting};
 use crate::compute::{MS, Ns};
 
 /// A share looks at the others' pages after so long, or at its next launch.
