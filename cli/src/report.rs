@@ -99,9 +99,10 @@ pub fn lines(counts: &Counts) -> Vec<String> {
             of(Counter::MeasuringNs) / 1000
         ),
         format!(
-            "report failed-events={} lost-lines={}",
+            "report failed-events={} lost-lines={} long-waits={}",
             of(Counter::FailedEvents),
-            of(Counter::LostLines)
+            of(Counter::LostLines),
+            of(Counter::LongWaits)
         ),
     ];
     lines.extend(Wait::ALL.map(|(reason, name)| {

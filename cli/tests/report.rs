@@ -63,7 +63,10 @@ fn a_report_follows_the_command() {
             "{said}"
         );
         assert!(lines[2].starts_with("vgpu run: report measurements="), "{said}");
-        assert_eq!(lines[3], "vgpu run: report failed-events=0 lost-lines=0", "{said}");
+        assert_eq!(
+            lines[3], "vgpu run: report failed-events=0 lost-lines=0 long-waits=0",
+            "{said}"
+        );
         let waits = lines[4..]
             .iter()
             .filter(|line| line.starts_with("vgpu run: report waits reason="));

@@ -43,9 +43,9 @@ pub enum Wait {
     Budget,
     /// Another share uses the GPU.
     Turn,
-    /// Enough work of this process is queued.
+    /// Enough work of this process or its share is queued.
     Queue,
-    /// A launch of unknown length is being measured.
+    /// Another process of the share has made its first launch, whose length nobody knows.
     Unknown,
     /// Another process of the share is creating its first context.
     Newcomer,
@@ -70,6 +70,8 @@ pub enum Counter {
     FailedEvents,
     /// Lines of the log that could not be written.
     LostLines,
+    /// Launches that waited for more than [`LONG_WAIT`].
+    LongWaits,
 }
 
 impl Wait {
@@ -94,6 +96,9 @@ impl Wait {
         WAITS_AT + 2 * self as usize
     }
 }
+
+/// A launch that waits for longer is a line of the log, in ns.
+pub const LONG_WAIT: u64 = 5_000_000_000;
 
 /// Counters before those of waits, with room for more of them.
 const WAITS_AT: usize = 32;
@@ -142,7 +147,7 @@ pub struct Call {
 const _: () = {
     assert!(size_of::<Page>() <= PAGE && offset_of!(Page, counters) == 64);
     assert!(size_of::<Call>() == 64 && offset_of!(Call, thread) == 32 && offset_of!(Call, result) == 40);
-    assert!((Counter::LostLines as usize) < WAITS_AT && Wait::Measurement.index() + 1 < COUNTERS);
+    assert!((Counter::LongWaits as usize) < WAITS_AT && Wait::Measurement.index() + 1 < COUNTERS);
     assert!(CALLS.is_power_of_two());
 };
 

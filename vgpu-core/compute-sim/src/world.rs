@@ -301,7 +301,7 @@ impl World {
     /// A process starts.
     fn start(&mut self, index: usize) {
         let thread = &self.threads[index].thread;
-        let (share, gpu, process) = (thread.share, thread.gpu, thread.process);
+        let (share, process) = (thread.share, thread.process);
         if self.law == LawKind::Hardware || thread.ignores || self.processes[process].law.is_some() {
             return;
         }

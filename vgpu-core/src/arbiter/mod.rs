@@ -38,7 +38,7 @@ use std::time::{Duration, Instant};
 use vgpu_abi::arbitration::{Entry, entry_flags};
 use vgpu_abi::entitlement::{Holder, entries};
 use vgpu_abi::limits::Limits;
-use vgpu_abi::log::Wait;
+use vgpu_abi::log::{LONG_WAIT, Wait};
 
 use crate::compute::limiter::call::{self, Answer, Call, Reason};
 use crate::compute::limiter::config::Config;
@@ -224,6 +224,7 @@ impl Arbiter {
             return false;
         }
         let asked = monotonic_ns();
+        let mut is_long = LONG_WAIT;
         loop {
             let question = Question {
                 asked,
@@ -238,7 +239,15 @@ impl Arbiter {
             };
             match nap {
                 None => return true,
-                Some(nap) => process.asleep(|| log::waits(nap.reason, || nap.sleep())),
+                Some(nap) => {
+                    let reason = nap.reason;
+                    process.asleep(|| log::waits(reason, || nap.sleep()));
+                    let waited = monotonic_ns().saturating_sub(asked);
+                    if waited >= is_long {
+                        log::long_wait(reason, waited, is_long == LONG_WAIT);
+                        is_long = 2 * waited;
+                    }
+                }
             }
         }
     }

@@ -46,7 +46,7 @@ pub fn pid_forgotten(pid: u32) {
     ));
 }
 
-/// A piece of GPU work was not measured by events, and is charged by its estimate. Lines are few: of the first, the
+/// A piece of GPU work was not measured by events, and is charged by the clock. Lines are few: of the first, the
 /// second, the fourth and so on.
 #[cold]
 pub fn failed_event() {
@@ -56,6 +56,18 @@ pub fn failed_event() {
         if count.is_power_of_two() {
             log.write(Level::Error, format_args!("event-failed count={count}"));
         }
+    }
+}
+
+/// A launch has waited for long, lately for this reason. A line each time that it has waited twice as long.
+#[cold]
+pub fn long_wait(reason: Wait, ns: u64, is_first: bool) {
+    if is_first {
+        count(Counter::LongWaits, 1);
+    }
+    if let Some(log) = current() {
+        let (name, s) = (reason.name(), ns / 1_000_000_000);
+        log.write(Level::Error, format_args!("long-wait reason={name} s={s}"));
     }
 }
 

@@ -37,7 +37,7 @@ mod events;
 mod ring;
 mod settings;
 
-pub use events::{Measuring, failed_event, info, library, pid_forgotten, pid_learned, refused, waits};
+pub use events::{Measuring, failed_event, info, library, long_wait, pid_forgotten, pid_learned, refused, waits};
 pub use ring::Recorded;
 pub use settings::{Level, Settings};
 
