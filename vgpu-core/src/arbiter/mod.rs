@@ -200,19 +200,13 @@ impl Arbiter {
         }
     }
 
-    /// Launches work in a stream by `call`, when it may go. Handles of `_ptsz` names: [`per_thread`].
+    /// Waits until a launch in a stream may go. Returns true if [`Arbiter::launched`] is to be told of it. Handles of `_ptsz`
+    /// names: [`per_thread`].
     #[inline(always)]
-    pub fn launch(&self, process: &impl Process, handle: usize, call: impl FnOnce() -> c_int) -> c_int {
-        if !captures::may_be_under_way() && self.budget.take(stream_of(handle)) {
-            return call();
-        }
-        if self.admit(process, handle) {
-            let result = call();
-            self.launched(process, handle, result);
-            result
-        } else {
-            call()
-        }
+    #[must_use]
+    pub fn begin(&self, process: &impl Process, handle: usize) -> bool {
+        let is_granted = !captures::may_be_under_way() && self.budget.take(stream_of(handle));
+        !is_granted && self.admit(process, handle)
     }
 
     /// Waits until the launch may go. Returns false if it is none: it becomes a node of a graph.
@@ -252,8 +246,9 @@ impl Arbiter {
         }
     }
 
+    /// The launch was made.
     #[cold]
-    fn launched(&self, process: &impl Process, handle: usize, result: c_int) {
+    pub fn launched(&self, process: &impl Process, handle: usize, result: c_int) {
         let _kept = errno::keep();
         let driver = process.driver();
         self.with(driver, |inner| {
@@ -416,11 +411,10 @@ impl Inner {
         let more = self.law(budget, driver, |limiter, call| limiter.launched(call, target.stream));
         // With several contexts, a default stream's handle does not say which one.
         if !target.is_of_current_context() || self.streams.has_one_context() {
-            budget.know(target.stream);
+            budget.grant(target.stream, more);
         } else {
             budget.forget(stream_of(handle));
         }
-        budget.grant(more);
     }
 
     fn forget(&mut self, budget: &Budget, driver: &impl Streams, context: usize) {

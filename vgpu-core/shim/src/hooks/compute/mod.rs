@@ -68,10 +68,14 @@ pub(crate) fn launch(ready: &'static Ready, stream: usize, call: impl FnOnce() -
 /// Launches it on this GPU.
 #[inline(always)]
 fn launch_on(ready: &'static Ready, gpu: Option<usize>, stream: usize, call: impl FnOnce() -> c_int) -> c_int {
-    match gpu.and_then(|gpu| Some((gpu, ready.arbiter(gpu)?))) {
-        Some((gpu, arbiter)) => arbiter.launch(&Here { ready, gpu }, stream, call),
-        None => call(),
+    let arbiter = gpu.and_then(|gpu| Some((gpu, ready.arbiter(gpu)?)));
+    let asked = arbiter.filter(|(gpu, arbiter)| arbiter.begin(&Here { ready, gpu: *gpu }, stream));
+    // Called at one place: as several, its arguments would lie in memory.
+    let result = call();
+    if let Some((gpu, arbiter)) = asked {
+        arbiter.launched(&Here { ready, gpu }, stream, result);
     }
+    result
 }
 
 /// The program waits in `call`.
