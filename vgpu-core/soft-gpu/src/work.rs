@@ -19,8 +19,8 @@ use std::time::Duration;
 use crate::clock::{self, sleep_until, sleep_while};
 use crate::state::Member;
 use crate::timeline::schedule::Schedule;
-use crate::timeline::words::{DEPTH, Owner, Queue, Ticket};
-use crate::timeline::{self};
+use crate::timeline::words::{DEPTH, Lane, Owner, Queue, Shape, Ticket, WHOLE};
+use crate::timeline::{self, Cost};
 use crate::virtual_time::VirtualTime;
 
 /// How often one of the processes that look tests if others with work have died.
@@ -34,14 +34,16 @@ pub struct Work {
     /// The queue's number + 1; 0: none. Apart from the tail, which a launch keeps locked while it waits.
     queue: AtomicUsize,
     is_closed: AtomicBool,
+    /// Its streams have run at once, or may: what takes no time waits for no other stream's work.
+    is_concurrent: AtomicBool,
     tail: Mutex<Tail>,
 }
 
 #[derive(Default)]
 struct Tail {
     pushed: u64,
-    /// Where the last entry ends.
-    end: u64,
+    /// The number after the last entry of the default stream.
+    default_end: u64,
     /// Moments that are not known to be reached. An entry's place is used again only when its stamp is kept here.
     moments: BTreeMap<u64, Weak<Moment>>,
 }
@@ -69,6 +71,7 @@ impl Work {
             gpu,
             queue: AtomicUsize::new(0),
             is_closed: AtomicBool::new(false),
+            is_concurrent: AtomicBool::new(false),
             tail: Mutex::default(),
         }
     }
@@ -77,13 +80,41 @@ impl Work {
         self.tail.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues `work` ns of GPU time behind all that is queued, not to begin before `after` has ended. Waits while the
+    /// Queues a kernel behind all that is queued in its lane, not to begin before `after` has ended. Waits while the
     /// queue is full.
-    pub fn launch(&self, member: &Member, work: u64, after: Option<Ticket>) -> Result<Ticket, Refused> {
-        self.push(member, &mut self.tail(), work, after)
+    #[inline]
+    pub fn launch(&self, member: &Member, cost: Cost, lane: Lane, after: Option<Ticket>) -> Result<Ticket, Refused> {
+        self.push(member, &mut self.tail(), cost, lane, after)
     }
 
-    fn push(&self, member: &Member, tail: &mut Tail, work: u64, after: Option<Ticket>) -> Result<Ticket, Refused> {
+    /// Whether work of its streams may run at once, so that what waits for another stream has to say so.
+    #[inline]
+    pub fn is_concurrent(&self) -> bool {
+        self.is_concurrent.load(Ordering::Relaxed)
+    }
+
+    /// Returns the width of what begins, which the queue has to know.
+    #[inline]
+    fn width(&self, cost: Cost) -> u32 {
+        if cost.ns > 0 && cost.width < WHOLE {
+            self.is_concurrent.store(true, Ordering::Relaxed);
+        }
+        // Otherwise all goes one after the other.
+        if cost.ns == 0 && self.is_concurrent() {
+            0
+        } else {
+            cost.width
+        }
+    }
+
+    fn push(
+        &self,
+        member: &Member,
+        tail: &mut Tail,
+        cost: Cost,
+        lane: Lane,
+        after: Option<Ticket>,
+    ) -> Result<Ticket, Refused> {
         member.enters();
         let (number, place) = self.open(member, tail)?;
         if tail.pushed.wrapping_sub(place.done.load(Ordering::Acquire)) >= DEPTH {
@@ -101,10 +132,17 @@ impl Work {
             number: tail.pushed,
         };
         tail.keep_stamps(place, ticket.number);
-        tail.end = tail.end.saturating_add(work);
         tail.pushed += 1;
+        if lane == Lane::DEFAULT {
+            tail.default_end = tail.pushed;
+        }
+        let width = self.width(cost);
+        if width < WHOLE {
+            place.narrow.store(tail.pushed, Ordering::Relaxed);
+        }
         let entry = place.entry(ticket.number);
-        entry.end.store(tail.end, Ordering::Relaxed);
+        entry.work.store(cost.ns, Ordering::Relaxed);
+        entry.shape.store(Shape { width, lane }.pack(), Ordering::Relaxed);
         entry.after.store(after.map_or(0, Ticket::pack), Ordering::Relaxed);
         // Release: who reads it as a stamp, because it was slow, sees that the moment has its own.
         entry.when.store(member.state.now(), Ordering::Release);
@@ -130,7 +168,7 @@ impl Work {
         let place = &words.queues[queue];
         self.queue.store(queue + 1, Ordering::Release);
         tail.pushed = place.pushed.load(Ordering::Acquire);
-        tail.end = place.executed.load(Ordering::Acquire);
+        tail.default_end = 0;
         Ok((queue, place))
     }
 
@@ -149,20 +187,51 @@ impl Work {
         Some(Ticket { queue, number })
     }
 
-    /// Returns true if the ticket is this context's: what is queued later runs later anyway.
+    /// Waits until all that is queued has ended.
+    pub fn finish(&self, member: &Member) {
+        let Some(last) = self.last(member) else { return };
+        let queue = &member.state.words().queues[last.queue];
+        let first = || queue.done.load(Ordering::Acquire);
+        member.wait(last);
+        while first() <= last.number {
+            let number = first();
+            member.wait(Ticket { number, ..last });
+        }
+    }
+
+    /// The last piece of work for which the default stream waits.
+    pub fn last_of_default(&self, member: &Member) -> Result<Option<Ticket>, Refused> {
+        let mut tail = self.tail();
+        let is_known = |last: &Ticket| tail.default_end == last.number + 1;
+        match self.last(member) {
+            Some(last) if self.is_concurrent() && self.is_pending(member) && !is_known(&last) => {
+                let ticket = self.push(member, &mut tail, Cost::NONE, Lane::DEFAULT, None)?;
+                Ok(Some(ticket))
+            }
+            last => Ok(last),
+        }
+    }
+
+    /// Whether work is queued that has not ended.
+    fn is_pending(&self, member: &Member) -> bool {
+        let Some(last) = self.last(member) else { return false };
+        let done = &member.state.words().queues[last.queue].done;
+        !member.is_done(last) || done.load(Ordering::Acquire) <= last.number
+    }
+
+    /// Returns true if the ticket is this context's. Unless its streams run at once, what is queued later runs later.
     pub fn has(&self, ticket: Ticket) -> bool {
         self.queue() == Some(ticket.queue)
     }
 
     /// Returns the moment at which `last` has ended and the context is on the GPU. Without earlier work in any stream
     /// that is the context's next turn, which an entry without work waits for.
-    pub fn record(&self, member: &Member, last: Option<Ticket>) -> Result<Arc<Moment>, Refused> {
+    pub fn record(&self, member: &Member, last: Option<Ticket>, lane: Lane) -> Result<Arc<Moment>, Refused> {
         let mut tail = self.tail();
-        let pending = last.filter(|ticket| !member.is_done(*ticket));
-        let ticket = match (pending, self.last(member)) {
-            (Some(ticket), _) => ticket,
-            (None, Some(other)) if !member.is_done(other) => return Ok(Arc::new(Moment::now(member))),
-            (None, _) => self.push(member, &mut tail, 0, None)?,
+        let ticket = match last.filter(|ticket| !member.is_done(*ticket)) {
+            Some(ticket) => ticket,
+            None if self.is_pending(member) => return Ok(Arc::new(Moment::now(member))),
+            None => self.push(member, &mut tail, Cost::NONE, lane, None)?,
         };
         Ok(tail.moment(ticket))
     }
