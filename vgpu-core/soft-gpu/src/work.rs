@@ -225,15 +225,38 @@ impl Work {
     }
 
     /// Returns the moment at which `last` has ended and the context is on the GPU. Without earlier work in any stream
-    /// that is the context's next turn, which an entry without work waits for.
-    pub fn record(&self, member: &Member, last: Option<Ticket>, lane: Lane) -> Result<Arc<Moment>, Refused> {
+    /// that is the context's next turn, which an entry without work waits for. And the piece of work at whose end the
+    /// stream goes on, if that is not known to have come.
+    pub fn record(
+        &self,
+        member: &Member,
+        last: Option<Ticket>,
+        lane: Lane,
+    ) -> Result<(Arc<Moment>, Option<Ticket>), Refused> {
         let mut tail = self.tail();
+        let (moment, passed) = self.moment(member, &mut tail, last, lane)?;
+        match member.state.profile().event_stop_ns {
+            0 => Ok((moment, passed)),
+            ns => {
+                let stop = self.push(member, &mut tail, Cost { ns, width: 0 }, lane, None)?;
+                Ok((moment, Some(stop)))
+            }
+        }
+    }
+
+    fn moment(
+        &self,
+        member: &Member,
+        tail: &mut Tail,
+        last: Option<Ticket>,
+        lane: Lane,
+    ) -> Result<(Arc<Moment>, Option<Ticket>), Refused> {
         let ticket = match last.filter(|ticket| !member.is_done(*ticket)) {
             Some(ticket) => ticket,
-            None if self.is_pending(member) => return Ok(Arc::new(Moment::now(member))),
-            None => self.push(member, &mut tail, Cost::NONE, lane, None)?,
+            None if self.is_pending(member) => return Ok((Arc::new(Moment::now(member)), None)),
+            None => self.push(member, tail, Cost::NONE, lane, None)?,
         };
-        Ok(tail.moment(ticket))
+        Ok((tail.moment(ticket), Some(ticket)))
     }
 
     /// Ends the work of a context. What is queued is gone.
@@ -245,11 +268,13 @@ impl Work {
         let (words, now) = (member.state.words(), member.advance().at);
         let done = words.queues[queue].done.load(Ordering::Acquire);
         tail.keep_stamps(&words.queues[queue], (done + DEPTH).saturating_sub(1));
-        for moment in std::mem::take(&mut tail.moments)
-            .into_values()
-            .filter_map(|moment| moment.upgrade())
-        {
-            moment.at.store(now, Ordering::Release);
+        for (number, moment) in std::mem::take(&mut tail.moments) {
+            let ended = Ticket { queue, number }.is_done(words);
+            let entry = words.queues[queue].entry(number);
+            let at = if ended { entry.when.load(Ordering::Acquire) } else { now };
+            if let Some(moment) = moment.upgrade() {
+                moment.at.store(at, Ordering::Release);
+            }
         }
         self.queue.store(0, Ordering::Release);
         let _journal = member.journal();

@@ -441,6 +441,42 @@ fn arguments_are_read_when_a_graph_is_made_and_when_it_is_changed() {
     assert_eq!(launched(&mut caller), 400);
 }
 
+/// Ten kernels, between some of which events are recorded.
+#[test]
+fn a_stream_stops_at_each_event_if_the_profile_says_so() {
+    for (stop, each) in [("0ns", 0), ("2us", 2)] {
+        let state = Folder::new(&format!("stop-{each}"));
+        let mut caller = Caller::new(&state, &format!("event_stop = {stop}\n"));
+        caller.all(&["cuEventCreate >13 0", "cuEventCreate >14 0"]);
+        caller.streams(30..32);
+        caller.function(22, "time_100us_width_50");
+        for events in [1, 5] {
+            let took = caller.timed(|caller| {
+                for number in 0..10 {
+                    caller.launch(22, 30, "");
+                    // The other stream does not stop.
+                    caller.launch(22, 31, "");
+                    if number < events {
+                        caller.all(&["cuEventRecord @13 @30"]);
+                    }
+                }
+                caller.all(&[
+                    "cuEventRecord @13 @30",
+                    "cuEventRecord @14 @31",
+                    "cuEventSynchronize @14",
+                ]);
+            });
+            assert_eq!(caller.between(START, 13), 1_000 + events * each, "{stop}");
+            assert_eq!(caller.between(START, 14), 1_000, "{stop}");
+            assert_eq!(
+                took,
+                1_000 + (events + 1) * each,
+                "it stops behind its last event as well"
+            );
+        }
+    }
+}
+
 #[test]
 fn virtual_time_gives_the_same_figures_each_time() {
     let run = |name: &str| {

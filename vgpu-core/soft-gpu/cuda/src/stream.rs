@@ -223,8 +223,8 @@ fn record(event: u64, stream: u64) -> Res {
     let (last, work) = (last(driver, stream)?, &context_of(stream)?.work);
     let stream = created(stream)?;
     let lane = stream.as_ref().map_or(Lane::DEFAULT, |stream| stream.lane);
-    let moment = work.record(driver.member(), last, lane).map_err(refused)?;
-    if let (Some(stream), Some(ticket)) = (stream, moment.pending()) {
+    let (moment, end) = work.record(driver.member(), last, lane).map_err(refused)?;
+    if let (Some(stream), Some(ticket)) = (stream, end) {
         stream.reaches(ticket);
     }
     *lock(&event.moment) = Some(moment);
