@@ -167,6 +167,10 @@ impl Work {
         let queue = timeline::open(words, owner).ok_or(Refused::Crowded)?;
         let place = &words.queues[queue];
         self.queue.store(queue + 1, Ordering::Release);
+        if member.state.profile().late_events {
+            // An event waits for its context's turn, but for no other stream.
+            self.is_concurrent.store(true, Ordering::Relaxed);
+        }
         tail.pushed = place.pushed.load(Ordering::Acquire);
         tail.default_end = 0;
         Ok((queue, place))
@@ -253,7 +257,9 @@ impl Work {
     ) -> Result<(Arc<Moment>, Option<Ticket>), Refused> {
         let ticket = match last.filter(|ticket| !member.is_done(*ticket)) {
             Some(ticket) => ticket,
-            None if self.is_pending(member) => return Ok((Arc::new(Moment::now(member)), None)),
+            None if self.is_pending(member) && !member.state.profile().late_events => {
+                return Ok((Arc::new(Moment::now(member)), None));
+            }
             None => self.push(member, tail, Cost::NONE, lane, None)?,
         };
         Ok((tail.moment(ticket), Some(ticket)))
@@ -326,14 +332,10 @@ impl Moment {
         let Some(ticket) = self.pending() else {
             return Some(self.at.load(Ordering::Acquire));
         };
-        if !member.is_done(ticket) {
+        if !member.knows(ticket) {
             return None;
         }
-        let words = member.state.words();
-        let stamp = words.queues[ticket.queue]
-            .entry(ticket.number)
-            .when
-            .load(Ordering::Acquire);
+        let stamp = ticket.stamp(member.state.words());
         // If the entry's place was used again meanwhile, its stamp was kept here before.
         match self.at.load(Ordering::Acquire) {
             0 => Some(stamp),
@@ -384,10 +386,21 @@ impl Member {
         ticket.is_done(words)
     }
 
-    /// Waits until a piece of work has ended.
+    /// Returns true if a piece of work has ended by now, as far as its context tells.
+    pub fn knows(&self, ticket: Ticket) -> bool {
+        self.is_done(ticket) && (!self.state.profile().late_events || !self.hides(ticket))
+    }
+
+    /// Waits until its context tells that a piece of work has ended.
     pub fn wait(&self, ticket: Ticket) {
         static NEVER: AtomicBool = AtomicBool::new(false);
         self.wait_unless(ticket, &NEVER);
+        while !self.knows(ticket) {
+            let schedule = self.advance();
+            let (now, until) = (schedule.at, schedule.tells(ticket.queue));
+            drop(schedule);
+            self.nap(now, until, || false);
+        }
     }
 
     fn wait_unless(&self, ticket: Ticket, given_up: &AtomicBool) {
@@ -399,13 +412,31 @@ impl Member {
             }
             let (now, until) = (schedule.at, schedule.earliest(ticket));
             drop(schedule);
-            match self.state.virtual_time() {
-                None => sleep_until(until.min(now.saturating_add(NAP_NS))),
-                Some(time) => self.pass(time, until, || {
-                    given_up.load(Ordering::Acquire) || ticket.is_done(words)
-                }),
-            }
+            self.nap(now, until, || given_up.load(Ordering::Acquire) || ticket.is_done(words));
         }
+    }
+
+    /// Waits for a moment that may turn out not to be the right one.
+    fn nap(&self, now: u64, until: u64, is_over: impl Fn() -> bool) {
+        match self.state.virtual_time() {
+            None => sleep_until(until.min(now.saturating_add(NAP_NS))),
+            Some(time) => self.pass(time, until, is_over),
+        }
+    }
+
+    /// With `late_events`, whether the context of a piece of work that has ended does not tell it yet.
+    fn hides(&self, ticket: Ticket) -> bool {
+        let (words, told) = (self.state.words(), &self.told[ticket.queue]);
+        if words.queues[ticket.queue].pushed.load(Ordering::Acquire) >= ticket.number + DEPTH {
+            // Its place may be another one's, so it ended long ago.
+            return false;
+        }
+        let stamp = ticket.stamp(words);
+        let hides = stamp > told.load(Ordering::Relaxed) && self.advance_only().hides(ticket.queue, stamp);
+        if !hides {
+            told.fetch_max(stamp, Ordering::Relaxed);
+        }
+        hides
     }
 
     /// Sleeps until a moment of the GPUs' clock.

@@ -249,6 +249,12 @@ impl Caller {
         self.all(&[&format!("cuMemcpy @{slot} [{value}] 8")]);
     }
 
+    /// Sleeps until the GPUs' clock shows so many microseconds. Returns what it shows.
+    fn clock(&mut self, us: u64) -> u64 {
+        let shown = self.say(&format!("softGpuSleepUntil {us}000"));
+        shown.parse::<u64>().expect("a short time, in nanoseconds") / 1_000
+    }
+
     /// Microseconds between two events that have passed.
     fn between(&mut self, start: u32, end: u32) -> u64 {
         self.all(&["set 12 0", &format!("cuEventElapsedTime >12 @{start} @{end}")]);
@@ -474,6 +480,47 @@ fn a_stream_stops_at_each_event_if_the_profile_says_so() {
                 "it stops behind its last event as well"
             );
         }
+    }
+}
+
+/// A context with an event between its kernels and one in an idle stream, beside another context.
+#[test]
+fn a_context_that_is_switched_out_tells_late_if_the_profile_says_so() {
+    for (late, expected, idle) in [("no", "0", 2_700), ("yes", "600", 4_200)] {
+        let state = Folder::new(&format!("late-{late}"));
+        let mut caller = Caller::new(&state, &format!("late_events = {late}\n"));
+        caller.all(&["cuEventCreate >13 0", "cuEventCreate >14 0", "cuEventCreate >15 0"]);
+        caller.streams(30..32);
+        caller.function(22, "time_1000us");
+        caller.launch(22, 30, "");
+        caller.all(&["cuCtxSynchronize", "cuCtxCreate_v2 >5 0 0"]);
+        caller.all(&[&format!(
+            "cuModuleLoadData >6 {}",
+            r#"".version\s8.0\n.target\ssm_90\n""#
+        )]);
+        caller.all(&["cuModuleGetFunction >7 @6 \"time_20000us\"", "cuCtxSetCurrent @0"]);
+        let begin = caller.clock(0);
+        // The first context has 1 ms of work and 4 ms more; the other one 20 ms.
+        caller.all(&[&format!("cuEventRecord @{START} @30")]);
+        caller.launch(22, 30, "");
+        caller.all(&["cuEventRecord @13 @30"]);
+        (0..4).for_each(|_| caller.launch(22, 30, ""));
+        caller.all(&["cuCtxSetCurrent @5"]);
+        caller.launch(7, 20, "");
+        caller.all(&["cuCtxSetCurrent @0"]);
+        // Nobody has asked before its slice ended. The other one has the GPU from 2.1 to 4.1 ms.
+        assert_eq!(caller.clock(begin + 2_700), begin + 2_700);
+        assert_eq!(caller.say("cuEventQuery @13"), expected, "{late}");
+        caller.all(&["cuEventRecord @14 @31"]);
+        assert_eq!(caller.say("cuEventQuery @14"), expected, "{late}");
+        caller.all(&["cuEventSynchronize @14"]);
+        assert_eq!(caller.clock(0), begin + idle, "{late}: when the wait is over");
+        assert_eq!(caller.between(START, 14), idle, "{late}: and when it passed");
+        assert_eq!(caller.say("cuEventQuery @13"), "0");
+        // What was told once stays told, also when the next slice is over.
+        caller.clock(begin + 6_500);
+        assert_eq!(caller.say("cuEventQuery @13"), "0");
+        assert_eq!(caller.between(START, 13), 1_000, "it passed in time");
     }
 }
 

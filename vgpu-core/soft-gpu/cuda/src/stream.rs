@@ -256,7 +256,7 @@ soft_gpu::api! {
 
     fn cuStreamQuery(stream: u64) {
         let driver = driver::get()?;
-        let is_done = last(driver, stream)?.is_none_or(|last| driver.member().is_done(last));
+        let is_done = last(driver, stream)?.is_none_or(|last| driver.member().knows(last));
         if is_done { Ok(()) } else { Err(NOT_READY) }
     }
 

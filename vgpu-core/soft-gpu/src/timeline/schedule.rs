@@ -29,6 +29,8 @@ pub struct Pace {
     pub slice: u64,
     /// What a change from one context to another takes.
     pub switch: u64,
+    /// A context that is switched out does not tell what has ended (see [`Schedule::hides`]).
+    pub late_events: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +54,7 @@ struct Context<'a> {
     queue: usize,
     place: usize,
     gpu: usize,
+    since: u64,
     run: Run<'a>,
 }
 
@@ -80,8 +83,8 @@ struct Before {
     at: u64,
     /// Of each GPU: turn, start of the slice, end of the switch.
     turns: Vec<[u64; 3]>,
-    /// Of each context: done, executed.
-    contexts: Vec<[u64; 2]>,
+    /// Of each context: done, executed, since.
+    contexts: Vec<[u64; 3]>,
 }
 
 /// How far a context comes in one go.
@@ -142,11 +145,14 @@ impl<'a> Schedule<'a> {
                     queue,
                     place: owner.place,
                     gpu: owner.gpu,
+                    since: words.queues[queue].since.load(Acquire),
                     run: Run::read(&words.queues[queue], queue),
                 })
             })
             .collect();
-        let before = contexts.iter().map(|context| [context.run.done, context.run.executed]);
+        let before = contexts
+            .iter()
+            .map(|context| [context.run.done, context.run.executed, context.since]);
         let before = Before {
             at,
             contexts: before.collect(),
@@ -302,27 +308,20 @@ impl<'a> Schedule<'a> {
     /// Has a GPU do until `until` what it does. `foreseen` is how its context comes to the next change, if that is not
     /// earlier. Returns what becomes of the context: GPUs work at the same time, so none sees before the end of it how
     /// far another one's context comes.
-    fn run(
-        &mut self,
-        number: usize,
-        until: u64,
-        budget: usize,
-        foreseen: Option<Reach<'a>>,
-    ) -> Option<(usize, Run<'a>)> {
+    fn run(&mut self, number: usize, until: u64, budget: usize, foreseen: Option<Reach<'a>>) -> Option<Reach<'a>> {
         let (gpu, length) = (self.gpus[number], until - self.at);
         let reach = match foreseen {
             Some(reach) if reach.until == until => Some(reach),
             Some(_) => self.reach(number, until, budget),
             None => None,
         };
-        let Some(Reach { index, run, stamps, .. }) = reach else {
+        let Some(Reach { index, ref run, .. }) = reach else {
             match gpu.state {
                 State::Switches(..) => self.spent.switching += length,
                 _ => self.spent.idle += length,
             }
             return None;
         };
-        self.stamps.extend(stamps);
         let ran = run.executed - self.contexts[index].run.executed;
         self.spent.ran += ran;
         self.spent.idle += length.saturating_sub(ran);
@@ -331,25 +330,25 @@ impl<'a> Schedule<'a> {
             let slices = (until - gpu.slice_start.min(until)) / self.pace.slice.max(1);
             self.gpus[number].slice_start = gpu.slice_start + slices * self.pace.slice;
         }
-        Some((index, run))
+        reach
     }
 
     /// Advances to `now`, or as far as fits into one transaction and between two samples of usage.
     pub fn advance(&mut self, now: u64) {
         let in_use = (0..self.gpus.len()).filter(|gpu| self.contexts.iter().any(|context| context.gpu == *gpu));
         let in_use = in_use.count().max(1);
-        // What a step can change besides the entries: three words of a GPU, two of a queue, seven of a process's usage.
+        // What a step can change besides the entries: three words of a GPU, three of a queue, seven of a process's usage.
         // And an entry more than its budget allows.
-        let step = in_use * 14;
+        let step = in_use * 15;
         let mut budget = (RECORDS - 1).saturating_sub(self.acts()[0]);
-        let (mut foreseen, mut ran) = (Vec::new(), Vec::new());
-        let mut has_acted = true;
+        let (mut foreseen, mut has_acted) = (Vec::with_capacity(self.gpus.len()), true);
         while budget > step {
             budget -= step;
             let mut is_same = true;
             for number in 0..self.gpus.len() {
                 let next = self.decide(number);
                 is_same &= next == self.gpus[number];
+                self.arrives(number, &next);
                 self.gpus[number] = next;
             }
             if self.at >= now && is_same && !has_acted {
@@ -358,11 +357,12 @@ impl<'a> Schedule<'a> {
             let (share, [records, acts]) = (budget / in_use, self.acts());
             foreseen.extend((0..self.gpus.len()).map(|number| self.next(number, now, share)));
             let until = foreseen.iter().map(|(moment, _)| *moment).min().unwrap_or(now);
-            for (number, (_, reach)) in foreseen.drain(..).enumerate() {
-                ran.extend(self.run(number, until, share, reach));
+            for (number, (_, reach)) in foreseen.iter_mut().enumerate() {
+                *reach = self.run(number, until, share, reach.take());
             }
-            for (index, run) in ran.drain(..) {
+            for Reach { index, run, stamps, .. } in foreseen.drain(..).filter_map(|(_, reach)| reach) {
                 self.contexts[index].run = run;
+                self.stamps.extend(stamps);
             }
             let after = self.acts();
             // Fewer records if what had begun has ended.
@@ -372,6 +372,19 @@ impl<'a> Schedule<'a> {
             if self.at - self.before.at >= usage::SAMPLE_NS && self.spent.ran > 0 {
                 return;
             }
+        }
+    }
+
+    /// Notes who comes onto a GPU, if that matters to anybody.
+    fn arrives(&mut self, number: usize, next: &Gpu) {
+        let arrived = next
+            .running()
+            .filter(|queue| self.gpus[number].running() != Some(*queue));
+        if let Some(index) = arrived
+            .and_then(|queue| self.index(queue))
+            .filter(|_| self.pace.late_events)
+        {
+            self.contexts[index].since = self.at;
         }
     }
 
@@ -400,8 +413,10 @@ impl<'a> Schedule<'a> {
         for (place, gpu, ran) in self.ran() {
             usage::add(self.words, (place, gpu), [self.before.at, self.at], ran, &mut change);
         }
-        for ([done, executed], Context { queue, run, .. }) in self.before.contexts.iter().zip(&self.contexts) {
-            let queue = *queue;
+        for (before, context) in self.before.contexts.iter().zip(&self.contexts) {
+            let ([done, executed, since], Context { run, .. }) = (before, context);
+            let queue = context.queue;
+            change(Name::Since { queue }, *since, context.since);
             for (entry, ends, stage) in run.stages() {
                 let words = self.words.queues[queue].entry(entry);
                 if let Some(ends) = ends {
@@ -486,6 +501,24 @@ impl<'a> Schedule<'a> {
         // Nothing begins before something changes on a GPU, be it what the context waits for.
         let change = (0..self.gpus.len()).map(|number| self.change(number)).min();
         start.saturating_add(work).max(change.unwrap_or(self.at))
+    }
+
+    /// Returns true if the context's process cannot know yet that something ended at `stamp`, with `late_events`: its
+    /// slice was over with work left, and it was not on the GPU again.
+    pub fn hides(&self, queue: usize, stamp: u64) -> bool {
+        let Some(context) = self.context(queue).filter(|_| self.pace.late_events) else {
+            return false;
+        };
+        let is_out = |gpu: &Gpu| gpu.resident != Some(queue) || matches!(gpu.state, State::Switches(..));
+        self.gpus.get(context.gpu).is_some_and(is_out)
+            && stamp >= context.since
+            && context.run.front().is_some_and(|queued| queued <= stamp)
+    }
+
+    /// Returns the moment before which a context that hides something cannot tell it.
+    pub fn tells(&self, queue: usize) -> u64 {
+        let change = self.context(queue).map(|context| self.change(context.gpu));
+        change.unwrap_or(self.at).max(self.at.saturating_add(1))
     }
 
     /// The next moment at which a GPU does something else, if nothing is launched meanwhile.

@@ -95,6 +95,7 @@ mod tests {
     const PACE: Pace = Pace {
         slice: 2 * MS,
         switch: MS / 10,
+        late_events: false,
     };
 
     fn advance(words: Words<'_>, now: u64) {

@@ -122,6 +122,8 @@ pub struct Queue {
     pub done: AtomicU64,
     /// How much GPU time the queue has ever had.
     pub executed: AtomicU64,
+    /// When the context last came onto the GPU. Only if events are told late.
+    pub since: AtomicU64,
     /// The number after the last entry that does not fill the GPU. The owner writes it, before `pushed`.
     pub narrow: AtomicU64,
     pub entries: [Entry; DEPTH as usize],
@@ -133,6 +135,7 @@ impl Default for Queue {
             pushed: AtomicU64::new(0),
             done: AtomicU64::new(0),
             executed: AtomicU64::new(0),
+            since: AtomicU64::new(0),
             narrow: AtomicU64::new(0),
             entries: std::array::from_fn(|_| Entry::default()),
         }
@@ -177,7 +180,7 @@ pub struct Usage {
 }
 
 /// The most changes of one transaction.
-pub const RECORDS: usize = 256;
+pub const RECORDS: usize = 512;
 
 #[derive(Default)]
 #[repr(C)]
@@ -268,6 +271,7 @@ pub enum Name {
     When { queue: usize, entry: u64 },
     Ends { queue: usize, entry: u64 },
     Stage { queue: usize, entry: u64 },
+    Since { queue: usize },
     Served { place: usize, gpu: usize },
     Sampled { place: usize, gpu: usize },
     SampleAt { place: usize, gpu: usize, sample: u64 },
@@ -293,6 +297,7 @@ impl Name {
             Self::SampleServed { place, gpu, sample } => word(11, place, gpu, sample % SAMPLES as u64),
             Self::Ends { queue, entry } => word(12, queue, 0, entry % DEPTH),
             Self::Stage { queue, entry } => word(13, queue, 0, entry % DEPTH),
+            Self::Since { queue } => word(14, queue, 0, 0),
         }
     }
 }
@@ -318,6 +323,7 @@ impl<'a> Words<'a> {
             11 => &usage()?.samples.get(c)?.served,
             12 => &self.queues.get(a)?.entries.get(c)?.ends,
             13 => &self.queues.get(a)?.entries.get(c)?.stage,
+            14 => &self.queues.get(a)?.since,
             _ => return None,
         })
     }
@@ -368,6 +374,12 @@ impl Ticket {
             queue: queue % MAX_QUEUES,
             number: word & ((1 << 48) - 1),
         })
+    }
+
+    /// When it ended, once it is done, and as long as its place was not used again.
+    pub fn stamp(self, words: Words<'_>) -> u64 {
+        let queue = words.queues.get(self.queue);
+        queue.map_or(0, |queue| queue.entry(self.number).when.load(Ordering::Acquire))
     }
 
     /// Returns true if it has ended, as far as the schedule has come. A queue that was closed has ended all.
@@ -439,6 +451,7 @@ pub(crate) mod tests {
         }
         for queue in 0..3 {
             names.extend([Name::Owner { queue }, Name::Done { queue }, Name::Executed { queue }]);
+            names.push(Name::Since { queue });
             for entry in [0, 1023] {
                 names.extend([
                     Name::When { queue, entry },
@@ -455,7 +468,7 @@ pub(crate) mod tests {
         found.dedup();
         assert_eq!(found.len(), names.len());
         for damaged in [
-            14 << 48,
+            15 << 48,
             Name::Done { queue: 3 }.pack(),
             Name::Turn { gpu: 2 }.pack(),
             u64::MAX,

@@ -12,6 +12,7 @@ const MS: u64 = 1_000 * US;
 const PACE: Pace = Pace {
     slice: 2 * MS,
     switch: 100 * US,
+    late_events: false,
 };
 
 /// Of a non-blocking stream; 0: the default stream.
@@ -25,6 +26,7 @@ fn shape(width: u32, stream: u32) -> Shape {
 
 struct Stage {
     memory: Memory,
+    pace: Pace,
     spent: Spent,
 }
 
@@ -43,6 +45,7 @@ impl Stage {
         memory.clock[2].store(owners.len() as u64, SeqCst);
         Self {
             memory,
+            pace: PACE,
             spent: Spent::default(),
         }
     }
@@ -85,7 +88,7 @@ impl Stage {
         let words = self.memory.words();
         while words.at.load(SeqCst) < now {
             let quiet = words.quiet();
-            let mut schedule = Schedule::read(words, PACE);
+            let mut schedule = Schedule::read(words, self.pace);
             schedule.advance(now);
             let changes = schedule.changes();
             assert!(changes.len() <= RECORDS && !changes.is_empty());
@@ -465,6 +468,38 @@ fn stamps_of_narrow_kernels_stay_right_when_places_are_used_again() {
         let expected = [3, 0, 1, 2, 3, 2, 5, 4].map(|ms| Some(now + ms * MS));
         assert_eq!(tickets.map(|ticket| stage.stamp(ticket)), expected, "round {round}");
         now += 10 * MS;
+    }
+}
+
+/// Another context has the GPU from 2.1 to 4.1 ms, and so on.
+#[test]
+fn a_context_whose_slice_is_over_tells_of_an_end_when_it_is_next_on_the_gpu() {
+    for late_events in [false, true] {
+        let mut stage = Stage::new(&[(0, 0), (1, 0)]);
+        stage.pace.late_events = late_events;
+        let [first, second] = [MS, 2 * MS].map(|work| stage.push(0, 0, work));
+        stage.push(1, 0, 10 * MS);
+        let mut told = Vec::new();
+        for now in (500..8_000).step_by(500) {
+            stage.advance(now * US);
+            let schedule = Schedule::read(stage.words(), stage.pace);
+            let knows = |ticket| {
+                let stamp = stage.stamp(ticket)?;
+                (!schedule.hides(0, stamp)).then_some(now)
+            };
+            told.push([first, second].map(|ticket| knows(ticket).is_some()));
+            if !told[told.len() - 1][0] && now > 1_000 {
+                let tells = schedule.tells(0);
+                assert!((now * US + 1..=4_200 * US).contains(&tells), "{tells} at {now} us");
+            }
+        }
+        let first_told: Vec<bool> = told.iter().map(|[first, _]| *first).collect();
+        let hidden = |at: usize| late_events && (2_000..4_200).contains(&(500 + at * 500));
+        let expected: Vec<bool> = (0..15).map(|at| at >= 1 && !hidden(at)).collect();
+        assert_eq!(first_told, expected, "{late_events}");
+        // The context has no more work then, and gives way itself.
+        assert_eq!(stage.stamp(second), Some(5_200 * US));
+        assert!(told[10..].iter().all(|[_, second]| *second), "{late_events}: {told:?}");
     }
 }
 
