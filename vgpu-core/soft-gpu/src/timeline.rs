@@ -3,7 +3,8 @@
 //! ```text
 //!  work.rs: a context's launches ──► words::Queue     in shared memory, written by their process alone
 //!                                        │
-//!       now ──► schedule::Schedule ──────┤ advances from the last moment to now: slices, switches, stamps (pure)
+//!       now ──► schedule::Schedule ──────┤ advances from the last moment to now: slices, switches, stamps (pure);
+//!                                        │ schedule::run: what of a context's work runs at once
 //!                                        ▼
 //!                                    journal          makes the changed words visible as one change
 //!                                        ▼

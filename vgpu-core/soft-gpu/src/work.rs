@@ -397,7 +397,7 @@ impl Member {
         self.wait_unless(ticket, &NEVER);
         while !self.knows(ticket) {
             let schedule = self.advance();
-            let (now, until) = (schedule.at, schedule.tells(ticket.queue));
+            let (now, until) = (schedule.at, schedule.tells());
             drop(schedule);
             self.nap(now, until, || false);
         }

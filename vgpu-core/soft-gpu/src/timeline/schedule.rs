@@ -499,8 +499,7 @@ impl<'a> Schedule<'a> {
             State::Idle => self.at,
         };
         // Nothing begins before something changes on a GPU, be it what the context waits for.
-        let change = (0..self.gpus.len()).map(|number| self.change(number)).min();
-        start.saturating_add(work).max(change.unwrap_or(self.at))
+        start.saturating_add(work).max(self.first_change())
     }
 
     /// Returns true if the context's process cannot know yet that something ended at `stamp`, with `late_events`: its
@@ -515,15 +514,19 @@ impl<'a> Schedule<'a> {
             && context.run.front().is_some_and(|queued| queued <= stamp)
     }
 
-    /// Returns the moment before which a context that hides something cannot tell it.
-    pub fn tells(&self, queue: usize) -> u64 {
-        let change = self.context(queue).map(|context| self.change(context.gpu));
-        change.unwrap_or(self.at).max(self.at.saturating_add(1))
+    /// Returns the moment before which a context that hides something cannot tell it: it may wait for any GPU.
+    pub fn tells(&self) -> u64 {
+        self.first_change().max(self.at.saturating_add(1))
     }
 
     /// The next moment at which a GPU does something else, if nothing is launched meanwhile.
     fn change(&self, number: usize) -> u64 {
         self.next(number, u64::MAX, DEPTH as usize).0
+    }
+
+    fn first_change(&self) -> u64 {
+        let changes = (0..self.gpus.len()).map(|number| self.change(number));
+        changes.min().unwrap_or(self.at)
     }
 
     /// Returns the places of processes other than `own` that have work.

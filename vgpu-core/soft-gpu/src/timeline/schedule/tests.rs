@@ -489,7 +489,7 @@ fn a_context_whose_slice_is_over_tells_of_an_end_when_it_is_next_on_the_gpu() {
             };
             told.push([first, second].map(|ticket| knows(ticket).is_some()));
             if !told[told.len() - 1][0] && now > 1_000 {
-                let tells = schedule.tells(0);
+                let tells = schedule.tells();
                 assert!((now * US + 1..=4_200 * US).contains(&tells), "{tells} at {now} us");
             }
         }
