@@ -154,6 +154,67 @@ fn processes_stopped_and_killed_at_any_moment_hold_up_nobody() {
     }
 }
 
+/// The same for clients whose kernels run at once in several streams.
+#[test]
+fn processes_with_many_streams_may_stop_and_die_at_any_moment() {
+    let state = Folder::new("streams");
+    std::fs::create_dir_all(&state.0).unwrap();
+    let calls = state.0.join("calls");
+    std::fs::write(&calls, many_streams()).unwrap();
+    let mut survivor = Client::ready(&state.0);
+    for round in 0..20 {
+        let mut busy = [(); 2].map(|()| {
+            let mut command = on_gpus(program(), &state.0);
+            command.arg("calls").stdin(std::fs::File::open(&calls).unwrap());
+            command.stdout(Stdio::null()).spawn().expect("the client starts")
+        });
+        timed(&mut survivor, "100x20");
+        std::thread::sleep(Duration::from_micros(round * 37));
+        for child in &busy {
+            assert!(succeeds("kill", &["-s", "STOP", &child.id().to_string()]));
+        }
+        timed(&mut survivor, "100x20");
+        for child in &mut busy {
+            assert_eq!(child.try_wait().unwrap(), None, "it had more to do");
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        survivor.look(0);
+        about(timed(&mut survivor, "1000x5"), 5_000, 1);
+    }
+}
+
+/// Calls for some seconds: kernels of several widths in eight streams, events, questions and waits.
+fn many_streams() -> String {
+    let mut text = String::from(
+        r#"cuInit 0
+cuDevicePrimaryCtxRetain >0 0
+cuCtxSetCurrent @0
+cuModuleLoadData >1 ".version\s8.0\n.target\ssm_90\n"
+cuModuleGetFunction >2 @1 "time_20us_width_25"
+cuModuleGetFunction >3 @1 "time_5us_width_60"
+cuModuleGetFunction >4 @1 "time_5us"
+cuEventCreate >5 0
+"#,
+    );
+    for stream in 10..18 {
+        text += &format!("cuStreamCreate >{stream} {}\n", stream % 2);
+    }
+    for number in 0..200_000 {
+        let (stream, function) = (10 + number % 8, 2 + number % 3);
+        text += &format!("cuLaunchCooperativeKernel @{function} 1 1 1 32 1 1 0 @{stream} []\n");
+        text += match number % 50 {
+            10 => "cuEventRecord @5 @12\n",
+            11 => "cuStreamWaitEvent @13 @5 0\n",
+            12..30 => "cuEventQuery @5\n",
+            40 => "cuStreamSynchronize @14\n",
+            49 => "cuCtxSynchronize\n",
+            _ => "",
+        };
+    }
+    text
+}
+
 /// Clients that meet on GPUs with virtual time and then do their steps: the lines of each from there on.
 fn in_virtual_time(state: &Folder, steps: &[&[&str]]) -> Vec<Vec<String>> {
     std::fs::create_dir_all(&state.0).unwrap();
