@@ -27,6 +27,8 @@ const SAME: &[(&str, &str)] = &[
     ("cuGLGetDevices", "cuGLGetDevices_v2"),
     ("cuVDPAUCtxCreate", "cuVDPAUCtxCreate_v2"),
     ("cuGraphAddKernelNode", "cuGraphAddKernelNode_v2"),
+    ("cuGraphKernelNodeSetParams", "cuGraphKernelNodeSetParams_v2"),
+    ("cuGraphExecKernelNodeSetParams", "cuGraphExecKernelNodeSetParams_v2"),
 ];
 
 fn main() {

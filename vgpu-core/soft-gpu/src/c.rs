@@ -99,6 +99,22 @@ impl<const NULL: i32> Out<u8, NULL> {
 }
 
 impl<T: Copy, const NULL: i32> In<T, NULL> {
+    pub fn none() -> Self {
+        Self(std::ptr::null())
+    }
+
+    pub fn given(self) -> bool {
+        !self.0.is_null()
+    }
+
+    /// A value of another type some bytes further on in the same structure.
+    pub fn inside<U>(self, offset: usize) -> In<U, NULL> {
+        if self.0.is_null() {
+            return In(std::ptr::null());
+        }
+        In(self.0.cast::<u8>().wrapping_add(offset).cast())
+    }
+
     pub fn get(self) -> Result<T, Code> {
         self.at(0)
     }

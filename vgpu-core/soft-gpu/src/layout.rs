@@ -11,7 +11,7 @@ use crate::profile::MAX_GPUS;
 use crate::timeline::words::Timeline;
 use crate::virtual_time::VirtualTime;
 
-pub const MAGIC: u64 = u64::from_le_bytes(*b"SOFTGPU\x03");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"SOFTGPU\x04");
 /// Room for the profile's text.
 pub const PROFILE_BYTES: usize = 8 << 10;
 /// Counters of calls that are not modelled, by place in `names/`: libcuda's first, then libnvidia-ml's.

@@ -23,6 +23,8 @@
 //! | `kernel_time` | what a wave of thread blocks takes (`ns`, `us`, `ms`, `s`) | `5us` |
 //! | `slice` | how long a context runs while others have work | `2ms` |
 //! | `switch_time` | what a change from one context to another takes | `100us` |
+//! | `event_stop` | how long a stream stops at each event, while others go on: some 1.5 us of GPU time are believed of hardware | `0ns` |
+//! | `late_events` | whether a context that is switched out with work left tells of an end, and lets an event pass, only when it is next on the GPU: `no`, or `yes` | `no` |
 //! | `clock` | `real`, or `virtual`: time stands still while threads compute (see `virtual_time`) | `real` |
 //! | `fail.FUNCTION` | `CODE [after N] [every M]`: the function returns CODE, after N good calls, every M-th call | none |
 //!
@@ -151,6 +153,8 @@ pub struct Profile {
     pub kernel_time_ns: u64,
     pub slice_ns: u64,
     pub switch_time_ns: u64,
+    pub event_stop_ns: u64,
+    pub late_events: bool,
     pub clock: Clock,
     pub faults: Vec<Fault>,
 }
@@ -230,6 +234,8 @@ impl Default for Profile {
             kernel_time_ns: 5_000,
             slice_ns: 2_000_000,
             switch_time_ns: 100_000,
+            event_stop_ns: 0,
+            late_events: false,
             clock: Clock::Real,
             faults: Vec::new(),
         }
@@ -402,6 +408,11 @@ impl Profile {
             ),
             "clock" => (put(&mut self.clock, Clock::from_name(value)), "real or virtual"),
             "switch_time" => (put(&mut self.switch_time_ns, duration_ns(value)), "a time up to 60s"),
+            "event_stop" => (put(&mut self.event_stop_ns, duration_ns(value)), "a time up to 60s"),
+            "late_events" => {
+                let given = Listed::from_name(value).map(|given| given == Listed::Yes);
+                (put(&mut self.late_events, given), "yes or no")
+            }
             _ => match key
                 .strip_prefix("fail.")
                 .filter(|name| name.starts_with("cu") || name.starts_with("nvml"))
@@ -478,7 +489,7 @@ impl Profile {
         let mut text = format!(
             "name = {}\ngpus = {}\nmemory = {}\nreserved = {}\ngranularity = {}\ncontext_cost = {}\ncontext_time = {}ns\nmodule_cost = {}\nfunction_cost = {}\nnvml_pids = {}\nnvml_managed = {}\nnvml_imports = {}\ncontext_unowned = {}\nsms = {}\n\
              compute_capability = {}.{}\ndriver_version = {}\ncuda_version = {}.{}\npci = {}\nkernel_time = {}ns\n\
-             slice = {}ns\nswitch_time = {}ns\nclock = {}\n",
+             slice = {}ns\nswitch_time = {}ns\nevent_stop = {}ns\nlate_events = {}\nclock = {}\n",
             self.name,
             self.gpus,
             self.memory,
@@ -502,6 +513,8 @@ impl Profile {
             self.kernel_time_ns,
             self.slice_ns,
             self.switch_time_ns,
+            self.event_stop_ns,
+            if self.late_events { Listed::Yes } else { Listed::No }.name(),
             self.clock.name()
         );
         for Fault {
@@ -560,10 +573,14 @@ mod tests {
 
     #[test]
     fn time_is_shared_as_the_profile_says() {
-        let profile = Profile::parse("slice = 500us\nswitch_time = 0ns").unwrap();
-        assert_eq!((profile.slice_ns, profile.switch_time_ns), (500_000, 0));
+        let profile = Profile::parse("slice = 500us\nswitch_time = 0ns\nevent_stop = 1500ns").unwrap();
+        let times = (profile.slice_ns, profile.switch_time_ns, profile.event_stop_ns);
+        assert_eq!(times, (500_000, 0, 1_500));
         assert_eq!(Profile::parse(&profile.to_text()).unwrap(), profile);
         assert!(Profile::parse("slice = 1us").is_err());
+        let profile = Profile::parse("late_events = yes").unwrap();
+        assert!(profile.late_events && !Profile::default().late_events);
+        assert_eq!(Profile::parse(&profile.to_text()).unwrap(), profile);
         assert!(Profile::parse("clock = fast").is_err());
         let profile = Profile::parse("clock = virtual").unwrap();
         assert_eq!(profile.clock, Clock::Virtual);

@@ -21,7 +21,7 @@ use crate::profile::{Clock, Listed, Pci, Profile};
 use crate::region::Region;
 use crate::timeline::schedule::Pace;
 use crate::timeline::usage::WINDOW_NS;
-use crate::timeline::words::{Owner, Words, owner};
+use crate::timeline::words::{MAX_QUEUES, Owner, Words, owner};
 use crate::timeline::{self, usage};
 use crate::virtual_time::VirtualTime;
 
@@ -41,6 +41,8 @@ pub struct Member {
     turns: Vec<Mutex<()>>,
     /// The same for its journal.
     pub(crate) journal: Mutex<()>,
+    /// For each queue, the latest end that this process was told, with `late_events`: what it knows it does not forget.
+    pub(crate) told: Vec<AtomicU64>,
 }
 
 /// The journal of the process that has the folder's lock.
@@ -263,6 +265,7 @@ impl State {
         Pace {
             slice: self.profile.slice_ns,
             switch: self.profile.switch_time_ns,
+            late_events: self.profile.late_events,
         }
     }
 
@@ -403,12 +406,14 @@ impl State {
                 usage::join(state.words(), place, state.now());
                 proc.phase.store(phase | LIVE, Ordering::Release);
                 let turns = (0..state.profile.gpus).map(|_| Mutex::default()).collect();
+                let queues = if state.profile.late_events { MAX_QUEUES } else { 0 };
                 drop(_lock);
                 return Ok(Member {
                     state,
                     place,
                     turns,
                     journal: Mutex::default(),
+                    told: (0..queues).map(|_| AtomicU64::new(0)).collect(),
                 });
             }
             return Err(Error::Crowded {

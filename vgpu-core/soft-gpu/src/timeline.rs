@@ -3,7 +3,8 @@
 //! ```text
 //!  work.rs: a context's launches ──► words::Queue     in shared memory, written by their process alone
 //!                                        │
-//!       now ──► schedule::Schedule ──────┤ advances from the last moment to now: slices, switches, stamps (pure)
+//!       now ──► schedule::Schedule ──────┤ advances from the last moment to now: slices, switches, stamps (pure);
+//!                                        │ schedule::run: what of a context's work runs at once
 //!                                        ▼
 //!                                    journal          makes the changed words visible as one change
 //!                                        ▼
@@ -22,7 +23,7 @@ use std::sync::atomic::Ordering::{Acquire, SeqCst};
 
 use journal::Change;
 use schedule::{Pace, Schedule};
-use words::{Name, Owner, Words, owner};
+use words::{Name, Owner, WHOLE, Words, owner, stage};
 
 /// Claims a queue. None: all are in use. Nothing of its last owner's is left in it.
 pub fn open(words: Words<'_>, owner: Owner) -> Option<usize> {
@@ -42,10 +43,12 @@ pub fn close(words: Words<'_>, journal: usize, queue: usize) {
         let quiet = words.quiet();
         let (word, place) = (words.owners[queue].load(Acquire), &words.queues[queue]);
         let [pushed, done, executed] = [&place.pushed, &place.done, &place.executed].map(|word| word.load(Acquire));
-        let end = match pushed.checked_sub(1) {
-            Some(last) if done < pushed => place.entry(last).end.load(Acquire),
-            _ => executed,
-        };
+        // Ends of what has begun stay behind the clock, so that none recurs.
+        let begun = (done..pushed).map(|number| (number, place.entry(number)));
+        let begun = begun.filter(|(number, entry)| entry.stage.load(Acquire) == stage::begun(*number));
+        let end = begun
+            .map(|(_, entry)| entry.ends.load(Acquire))
+            .fold(executed, u64::max);
         let list = [
             (Name::Executed { queue }, executed, end),
             (Name::Done { queue }, done, pushed),
@@ -122,11 +125,61 @@ pub fn kernel_ns(blocks: u64, threads_per_block: u64, sms: u32, wave_ns: u64) ->
 /// The longest kernel that a name can ask for: an hour.
 const LONGEST_US: u64 = 3_600_000_000;
 
-/// Returns how long a kernel runs whose name says so: `time_500us`.
-pub fn named_ns(name: &str) -> Option<u64> {
-    let digits = name.strip_prefix("time_")?.strip_suffix("us")?;
-    let us: u64 = digits.parse().ok().filter(|us| *us <= LONGEST_US)?;
-    digits.bytes().all(|byte| byte.is_ascii_digit()).then_some(us * 1_000)
+/// What a kernel takes of a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cost {
+    pub ns: u64,
+    /// The part of the GPU that it fills, in percent.
+    pub width: u32,
+}
+
+impl Cost {
+    /// It takes no time.
+    pub const NONE: Self = Self { ns: 0, width: WHOLE };
+
+    /// Of a kernel that fills the GPU.
+    pub fn whole(ns: u64) -> Self {
+        Self { ns, width: WHOLE }
+    }
+
+    /// None: longer than an hour, no width, or wider than the GPU.
+    pub fn checked(ns: u64, width: u32) -> Option<Self> {
+        let is_good = ns <= LONGEST_US * 1_000 && (1..=WHOLE).contains(&width);
+        is_good.then_some(Self { ns, width })
+    }
+}
+
+/// What a kernel's name says of its cost; None: its arguments say it at each launch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Named {
+    pub ns: Option<u64>,
+    pub width: Option<u32>,
+}
+
+impl Named {
+    /// `time_500us`, `time_500us_width_25`; `time_by_argument`, `time_by_argument_width_25`;
+    /// `time_and_width_by_arguments`.
+    pub fn parse(name: &str) -> Option<Self> {
+        if name == "time_and_width_by_arguments" {
+            return Some(Self { ns: None, width: None });
+        }
+        let rest = name.strip_prefix("time_")?;
+        let (time, width) = match rest.split_once("_width_") {
+            None => (rest, WHOLE),
+            Some((time, width)) => (time, number(width)?.try_into().ok()?),
+        };
+        let ns = match time {
+            "by_argument" => None,
+            _ => Some(number(time.strip_suffix("us")?)?.checked_mul(1_000)?),
+        };
+        let Cost { width, .. } = Cost::checked(ns.unwrap_or(0), width)?;
+        Some(Self { ns, width: Some(width) })
+    }
+}
+
+fn number(digits: &str) -> Option<u64> {
+    let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
+    digits.parse().ok().filter(|_| is_number)
 }
 
 #[cfg(test)]
@@ -142,18 +195,32 @@ mod tests {
     }
 
     #[test]
-    fn names_say_how_long_a_kernel_takes() {
-        assert_eq!(named_ns("time_500us"), Some(500_000));
-        assert_eq!(named_ns("time_0us"), Some(0));
+    fn names_say_how_long_a_kernel_takes_and_how_wide_it_is() {
+        let named = |ns, width| Some(Named { ns, width });
+        for (name, expected) in [
+            ("time_500us", named(Some(500_000), Some(100))),
+            ("time_0us", named(Some(0), Some(100))),
+            ("time_3600000000us_width_1", named(Some(3_600_000_000_000), Some(1))),
+            ("time_by_argument", named(None, Some(100))),
+            ("time_by_argument_width_25", named(None, Some(25))),
+            ("time_and_width_by_arguments", named(None, None)),
+        ] {
+            assert_eq!(Named::parse(name), expected, "{name}");
+        }
         for name in [
             "time_us",
             "time_5ms",
             "time_+5us",
             "time_3600000001us",
+            "time_5us_width_0",
+            "time_5us_width_101",
+            "time_5us_width_",
+            "time_5us_width_+5",
+            "time_by_arguments",
             "xtime_5us",
             "time_5us_",
         ] {
-            assert_eq!(named_ns(name), None, "{name}");
+            assert_eq!(Named::parse(name), None, "{name}");
         }
     }
 }

@@ -19,8 +19,8 @@ use std::time::Duration;
 use crate::clock::{self, sleep_until, sleep_while};
 use crate::state::Member;
 use crate::timeline::schedule::Schedule;
-use crate::timeline::words::{DEPTH, Owner, Queue, Ticket};
-use crate::timeline::{self};
+use crate::timeline::words::{DEPTH, Lane, Owner, Queue, Shape, Ticket, WHOLE};
+use crate::timeline::{self, Cost};
 use crate::virtual_time::VirtualTime;
 
 /// How often one of the processes that look tests if others with work have died.
@@ -34,14 +34,16 @@ pub struct Work {
     /// The queue's number + 1; 0: none. Apart from the tail, which a launch keeps locked while it waits.
     queue: AtomicUsize,
     is_closed: AtomicBool,
+    /// Its streams have run at once, or may: what takes no time waits for no other stream's work.
+    is_concurrent: AtomicBool,
     tail: Mutex<Tail>,
 }
 
 #[derive(Default)]
 struct Tail {
     pushed: u64,
-    /// Where the last entry ends.
-    end: u64,
+    /// The number after the last entry of the default stream.
+    default_end: u64,
     /// Moments that are not known to be reached. An entry's place is used again only when its stamp is kept here.
     moments: BTreeMap<u64, Weak<Moment>>,
 }
@@ -69,6 +71,7 @@ impl Work {
             gpu,
             queue: AtomicUsize::new(0),
             is_closed: AtomicBool::new(false),
+            is_concurrent: AtomicBool::new(false),
             tail: Mutex::default(),
         }
     }
@@ -77,13 +80,41 @@ impl Work {
         self.tail.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues `work` ns of GPU time behind all that is queued, not to begin before `after` has ended. Waits while the
+    /// Queues a kernel behind all that is queued in its lane, not to begin before `after` has ended. Waits while the
     /// queue is full.
-    pub fn launch(&self, member: &Member, work: u64, after: Option<Ticket>) -> Result<Ticket, Refused> {
-        self.push(member, &mut self.tail(), work, after)
+    #[inline]
+    pub fn launch(&self, member: &Member, cost: Cost, lane: Lane, after: Option<Ticket>) -> Result<Ticket, Refused> {
+        self.push(member, &mut self.tail(), cost, lane, after)
     }
 
-    fn push(&self, member: &Member, tail: &mut Tail, work: u64, after: Option<Ticket>) -> Result<Ticket, Refused> {
+    /// Whether work of its streams may run at once, so that what waits for another stream has to say so.
+    #[inline]
+    pub fn is_concurrent(&self) -> bool {
+        self.is_concurrent.load(Ordering::Relaxed)
+    }
+
+    /// Returns the width of what begins, which the queue has to know.
+    #[inline]
+    fn width(&self, cost: Cost) -> u32 {
+        if cost.ns > 0 && cost.width < WHOLE {
+            self.is_concurrent.store(true, Ordering::Relaxed);
+        }
+        // Otherwise all goes one after the other.
+        if cost.ns == 0 && self.is_concurrent() {
+            0
+        } else {
+            cost.width
+        }
+    }
+
+    fn push(
+        &self,
+        member: &Member,
+        tail: &mut Tail,
+        cost: Cost,
+        lane: Lane,
+        after: Option<Ticket>,
+    ) -> Result<Ticket, Refused> {
         member.enters();
         let (number, place) = self.open(member, tail)?;
         if tail.pushed.wrapping_sub(place.done.load(Ordering::Acquire)) >= DEPTH {
@@ -101,10 +132,17 @@ impl Work {
             number: tail.pushed,
         };
         tail.keep_stamps(place, ticket.number);
-        tail.end = tail.end.saturating_add(work);
         tail.pushed += 1;
+        if lane == Lane::DEFAULT {
+            tail.default_end = tail.pushed;
+        }
+        let width = self.width(cost);
+        if width < WHOLE {
+            place.narrow.store(tail.pushed, Ordering::Relaxed);
+        }
         let entry = place.entry(ticket.number);
-        entry.end.store(tail.end, Ordering::Relaxed);
+        entry.work.store(cost.ns, Ordering::Relaxed);
+        entry.shape.store(Shape { width, lane }.pack(), Ordering::Relaxed);
         entry.after.store(after.map_or(0, Ticket::pack), Ordering::Relaxed);
         // Release: who reads it as a stamp, because it was slow, sees that the moment has its own.
         entry.when.store(member.state.now(), Ordering::Release);
@@ -129,8 +167,12 @@ impl Work {
         let queue = timeline::open(words, owner).ok_or(Refused::Crowded)?;
         let place = &words.queues[queue];
         self.queue.store(queue + 1, Ordering::Release);
+        if member.state.profile().late_events {
+            // An event waits for its context's turn, but for no other stream.
+            self.is_concurrent.store(true, Ordering::Relaxed);
+        }
         tail.pushed = place.pushed.load(Ordering::Acquire);
-        tail.end = place.executed.load(Ordering::Acquire);
+        tail.default_end = 0;
         Ok((queue, place))
     }
 
@@ -149,22 +191,78 @@ impl Work {
         Some(Ticket { queue, number })
     }
 
-    /// Returns true if the ticket is this context's: what is queued later runs later anyway.
+    /// Waits until all that is queued has ended.
+    pub fn finish(&self, member: &Member) {
+        let Some(last) = self.last(member) else { return };
+        let queue = &member.state.words().queues[last.queue];
+        let first = || queue.done.load(Ordering::Acquire);
+        member.wait(last);
+        while first() <= last.number {
+            let number = first();
+            member.wait(Ticket { number, ..last });
+        }
+    }
+
+    /// The last piece of work for which the default stream waits.
+    pub fn last_of_default(&self, member: &Member) -> Result<Option<Ticket>, Refused> {
+        let mut tail = self.tail();
+        let is_known = |last: &Ticket| tail.default_end == last.number + 1;
+        match self.last(member) {
+            Some(last) if self.is_concurrent() && self.is_pending(member) && !is_known(&last) => {
+                let ticket = self.push(member, &mut tail, Cost::NONE, Lane::DEFAULT, None)?;
+                Ok(Some(ticket))
+            }
+            last => Ok(last),
+        }
+    }
+
+    /// Whether work is queued that has not ended.
+    fn is_pending(&self, member: &Member) -> bool {
+        let Some(last) = self.last(member) else { return false };
+        let done = &member.state.words().queues[last.queue].done;
+        !member.is_done(last) || done.load(Ordering::Acquire) <= last.number
+    }
+
+    /// Returns true if the ticket is this context's. Unless its streams run at once, what is queued later runs later.
     pub fn has(&self, ticket: Ticket) -> bool {
         self.queue() == Some(ticket.queue)
     }
 
     /// Returns the moment at which `last` has ended and the context is on the GPU. Without earlier work in any stream
-    /// that is the context's next turn, which an entry without work waits for.
-    pub fn record(&self, member: &Member, last: Option<Ticket>) -> Result<Arc<Moment>, Refused> {
+    /// that is the context's next turn, which an entry without work waits for. And the piece of work at whose end the
+    /// stream goes on, if that is not known to have come.
+    pub fn record(
+        &self,
+        member: &Member,
+        last: Option<Ticket>,
+        lane: Lane,
+    ) -> Result<(Arc<Moment>, Option<Ticket>), Refused> {
         let mut tail = self.tail();
-        let pending = last.filter(|ticket| !member.is_done(*ticket));
-        let ticket = match (pending, self.last(member)) {
-            (Some(ticket), _) => ticket,
-            (None, Some(other)) if !member.is_done(other) => return Ok(Arc::new(Moment::now(member))),
-            (None, _) => self.push(member, &mut tail, 0, None)?,
+        let (moment, passed) = self.moment(member, &mut tail, last, lane)?;
+        match member.state.profile().event_stop_ns {
+            0 => Ok((moment, passed)),
+            ns => {
+                let stop = self.push(member, &mut tail, Cost { ns, width: 0 }, lane, None)?;
+                Ok((moment, Some(stop)))
+            }
+        }
+    }
+
+    fn moment(
+        &self,
+        member: &Member,
+        tail: &mut Tail,
+        last: Option<Ticket>,
+        lane: Lane,
+    ) -> Result<(Arc<Moment>, Option<Ticket>), Refused> {
+        let ticket = match last.filter(|ticket| !member.is_done(*ticket)) {
+            Some(ticket) => ticket,
+            None if self.is_pending(member) && !member.state.profile().late_events => {
+                return Ok((Arc::new(Moment::now(member)), None));
+            }
+            None => self.push(member, tail, Cost::NONE, lane, None)?,
         };
-        Ok(tail.moment(ticket))
+        Ok((tail.moment(ticket), Some(ticket)))
     }
 
     /// Ends the work of a context. What is queued is gone.
@@ -176,11 +274,13 @@ impl Work {
         let (words, now) = (member.state.words(), member.advance().at);
         let done = words.queues[queue].done.load(Ordering::Acquire);
         tail.keep_stamps(&words.queues[queue], (done + DEPTH).saturating_sub(1));
-        for moment in std::mem::take(&mut tail.moments)
-            .into_values()
-            .filter_map(|moment| moment.upgrade())
-        {
-            moment.at.store(now, Ordering::Release);
+        for (number, moment) in std::mem::take(&mut tail.moments) {
+            let ended = Ticket { queue, number }.is_done(words);
+            let entry = words.queues[queue].entry(number);
+            let at = if ended { entry.when.load(Ordering::Acquire) } else { now };
+            if let Some(moment) = moment.upgrade() {
+                moment.at.store(at, Ordering::Release);
+            }
         }
         self.queue.store(0, Ordering::Release);
         let _journal = member.journal();
@@ -232,14 +332,10 @@ impl Moment {
         let Some(ticket) = self.pending() else {
             return Some(self.at.load(Ordering::Acquire));
         };
-        if !member.is_done(ticket) {
+        if !member.knows(ticket) {
             return None;
         }
-        let words = member.state.words();
-        let stamp = words.queues[ticket.queue]
-            .entry(ticket.number)
-            .when
-            .load(Ordering::Acquire);
+        let stamp = ticket.stamp(member.state.words());
         // If the entry's place was used again meanwhile, its stamp was kept here before.
         match self.at.load(Ordering::Acquire) {
             0 => Some(stamp),
@@ -290,10 +386,21 @@ impl Member {
         ticket.is_done(words)
     }
 
-    /// Waits until a piece of work has ended.
+    /// Returns true if a piece of work has ended by now, as far as its context tells.
+    pub fn knows(&self, ticket: Ticket) -> bool {
+        self.is_done(ticket) && (!self.state.profile().late_events || !self.hides(ticket))
+    }
+
+    /// Waits until its context tells that a piece of work has ended.
     pub fn wait(&self, ticket: Ticket) {
         static NEVER: AtomicBool = AtomicBool::new(false);
         self.wait_unless(ticket, &NEVER);
+        while !self.knows(ticket) {
+            let schedule = self.advance();
+            let (now, until) = (schedule.at, schedule.tells());
+            drop(schedule);
+            self.nap(now, until, || false);
+        }
     }
 
     fn wait_unless(&self, ticket: Ticket, given_up: &AtomicBool) {
@@ -305,13 +412,31 @@ impl Member {
             }
             let (now, until) = (schedule.at, schedule.earliest(ticket));
             drop(schedule);
-            match self.state.virtual_time() {
-                None => sleep_until(until.min(now.saturating_add(NAP_NS))),
-                Some(time) => self.pass(time, until, || {
-                    given_up.load(Ordering::Acquire) || ticket.is_done(words)
-                }),
-            }
+            self.nap(now, until, || given_up.load(Ordering::Acquire) || ticket.is_done(words));
         }
+    }
+
+    /// Waits for a moment that may turn out not to be the right one.
+    fn nap(&self, now: u64, until: u64, is_over: impl Fn() -> bool) {
+        match self.state.virtual_time() {
+            None => sleep_until(until.min(now.saturating_add(NAP_NS))),
+            Some(time) => self.pass(time, until, is_over),
+        }
+    }
+
+    /// With `late_events`, whether the context of a piece of work that has ended does not tell it yet.
+    fn hides(&self, ticket: Ticket) -> bool {
+        let (words, told) = (self.state.words(), &self.told[ticket.queue]);
+        if words.queues[ticket.queue].pushed.load(Ordering::Acquire) >= ticket.number + DEPTH {
+            // Its place may be another one's, so it ended long ago.
+            return false;
+        }
+        let stamp = ticket.stamp(words);
+        let hides = stamp > told.load(Ordering::Relaxed) && self.advance_only().hides(ticket.queue, stamp);
+        if !hides {
+            told.fetch_max(stamp, Ordering::Relaxed);
+        }
+        hides
     }
 
     /// Sleeps until a moment of the GPUs' clock.

@@ -26,6 +26,7 @@ pub(crate) const NOT_SUPPORTED: Code = Code(801);
 pub(crate) const SYSTEM_NOT_READY: Code = Code(802);
 pub(crate) const STREAM_CAPTURE_UNMATCHED: Code = Code(903);
 pub(crate) const CAPTURED_EVENT: Code = Code(907);
+pub(crate) const GRAPH_EXEC_UPDATE_FAILURE: Code = Code(910);
 
 const NAMES: &str = include_str!("../../names/cuda-errors.txt");
 

@@ -5,6 +5,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use soft_gpu::timeline::words::Lane;
 use soft_gpu::work::Work;
 
 use crate::code::{
@@ -32,6 +33,8 @@ pub(crate) struct Context {
     limits: [AtomicU64; LIMITS.len()],
     peers: Mutex<Vec<usize>>,
     pub(crate) work: Work,
+    /// How many streams were ever made in it: blocking ones, others.
+    streams: [AtomicU32; 2],
 }
 
 /// Defaults of the limits that can be asked for, by their numbers.
@@ -75,6 +78,7 @@ impl Context {
             limits: LIMITS.map(AtomicU64::new),
             peers: Mutex::default(),
             work: Work::new(gpu),
+            streams: Default::default(),
         }));
         ALL.lock().unwrap_or_else(PoisonError::into_inner).push(context);
         crate::module::place_waiting(context);
@@ -108,6 +112,12 @@ impl Context {
         }
         self.extra.store(want, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// For a new stream.
+    pub(crate) fn lane(&self, is_blocking: bool) -> Lane {
+        let count = &self.streams[usize::from(!is_blocking)];
+        Lane::of_stream(count.fetch_add(1, Ordering::Relaxed), is_blocking)
     }
 
     /// Ends a context, what it has queued included, and frees what was allocated in it.

@@ -4,11 +4,16 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-use crate::code::{Code, ILLEGAL_STATE, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, Res, STREAM_CAPTURE_UNMATCHED};
+use soft_gpu::timeline::Cost;
+
+use crate::code::{
+    Code, GRAPH_EXEC_UPDATE_FAILURE, ILLEGAL_STATE, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, Res,
+    STREAM_CAPTURE_UNMATCHED,
+};
 use crate::driver::{self, Driver};
 use crate::ffi::{In, Out};
 use crate::graph_memory::{Plan, Range};
-use crate::launch::Shape;
+use crate::launch::{Arguments, Shape};
 use crate::stream;
 
 /// What a stream collects while it is captured.
@@ -19,16 +24,16 @@ pub(crate) struct Capture {
 }
 
 impl Capture {
-    pub(crate) fn add(&mut self, cost: u64) {
+    pub(crate) fn add(&mut self, cost: Cost) {
         self.nodes.push(Node::new(KERNEL, cost, Part::Work));
     }
 
     pub(crate) fn alloc(&mut self, range: Range) {
-        self.nodes.push(Node::new(MEM_ALLOC, 0, Part::Alloc(range)));
+        self.nodes.push(Node::new(MEM_ALLOC, Cost::NONE, Part::Alloc(range)));
     }
 
     pub(crate) fn free(&mut self, address: u64) {
-        self.nodes.push(Node::new(MEM_FREE, 0, Part::Free(address)));
+        self.nodes.push(Node::new(MEM_FREE, Cost::NONE, Part::Free(address)));
     }
 
     /// A graph that is launched into a captured stream becomes part of the capture.
@@ -41,7 +46,7 @@ impl Capture {
 struct Node {
     handle: u64,
     kind: u32,
-    cost: u64,
+    cost: Cost,
     part: Part,
 }
 
@@ -55,7 +60,7 @@ enum Part {
 }
 
 impl Node {
-    fn new(kind: u32, cost: u64, part: Part) -> Self {
+    fn new(kind: u32, cost: Cost, part: Part) -> Self {
         Self {
             handle: 0,
             kind,
@@ -91,7 +96,7 @@ fn keep(out: Out<u64>, nodes: Vec<Node>) -> Res {
     out.set(handle)
 }
 
-fn add(out: Out<u64>, graph: u64, kind: u32, cost: u64) -> Res {
+fn add(out: Out<u64>, graph: u64, kind: u32, cost: Cost) -> Res {
     push(out, graph, Node::new(kind, cost, Part::Work))
 }
 
@@ -157,6 +162,16 @@ fn instantiate(out: Out<u64>, graph: u64, flags: u64) -> Result<u64, Code> {
     Ok(handle)
 }
 
+/// One after the other: as wide as the widest.
+fn sum(nodes: &[Node]) -> Cost {
+    let kernels = nodes.iter().map(|node| node.cost).filter(|cost| cost.ns > 0);
+    let both = |one: Cost, other: Cost| Cost {
+        ns: one.ns.saturating_add(other.ns),
+        width: one.width.max(other.width),
+    };
+    kernels.reduce(both).unwrap_or(Cost::NONE)
+}
+
 fn alloc_node(driver: &Driver, params: Out<AllocNode>) -> Result<Node, Code> {
     let mut asked = params.get()?;
     // Allocation type, handle types, location type, location.
@@ -167,19 +182,23 @@ fn alloc_node(driver: &Driver, params: Out<AllocNode>) -> Result<Node, Code> {
     let range = driver.memory.graphs.reserve(driver, driver.gpu(device)?, asked.size)?;
     asked.address = range.address;
     params.set(asked)?;
-    Ok(Node::new(MEM_ALLOC, 0, Part::Alloc(range)))
+    Ok(Node::new(MEM_ALLOC, Cost::NONE, Part::Alloc(range)))
 }
 
 fn any_node(driver: &Driver, params: Out<u32>, kind: u32) -> Result<Node, Code> {
     const PART: usize = 16;
     match kind {
-        EMPTY => Ok(Node::new(EMPTY, 0, Part::Work)),
+        EMPTY => Ok(Node::new(EMPTY, Cost::NONE, Part::Work)),
         KERNEL => {
-            let KernelNode { function, shape } = params.inside::<KernelNode>(PART).get()?;
-            Ok(Node::new(KERNEL, shape.cost(driver, function)?, Part::Work))
+            let cost = params.inside::<KernelNode>(PART).get()?.cost()?;
+            Ok(Node::new(KERNEL, cost, Part::Work))
         }
         MEM_ALLOC => alloc_node(driver, params.inside(PART)),
-        MEM_FREE => Ok(Node::new(MEM_FREE, 0, Part::Free(params.inside::<u64>(PART).get()?))),
+        MEM_FREE => Ok(Node::new(
+            MEM_FREE,
+            Cost::NONE,
+            Part::Free(params.inside::<u64>(PART).get()?),
+        )),
         _ => Err(NOT_SUPPORTED),
     }
 }
@@ -190,6 +209,47 @@ fn find(node: u64) -> Result<Node, Code> {
         let found = graphs.values().flatten().find(|one| one.handle == node);
         found.cloned().ok_or(INVALID_HANDLE)
     })
+}
+
+/// Changes the cost of a kernel's node.
+fn set_kernel(graph: u64, node: u64, cost: Cost) -> Res {
+    with(|graphs| {
+        let mut nodes = graphs.get_mut(&graph).ok_or(INVALID_VALUE)?.iter_mut();
+        let found = nodes.find(|one| one.handle == node && one.kind == KERNEL);
+        found.ok_or(INVALID_VALUE)?.cost = cost;
+        Ok(())
+    })
+}
+
+/// The graph that a node was added to: copies, which have the same nodes, were made later.
+fn graph_of(node: u64) -> Result<u64, Code> {
+    with(|graphs| {
+        let has_node = |(_, nodes): &(&u64, &Vec<Node>)| nodes.iter().any(|one| one.handle == node);
+        let found = graphs.iter().filter(has_node).map(|(graph, _)| *graph);
+        found.min().ok_or(INVALID_VALUE)
+    })
+}
+
+/// Gives an executable graph the costs of a graph with the same nodes.
+fn update(exec: u64, graph: u64) -> Res {
+    let new = flat(graph)?;
+    with(|graphs| {
+        let old = graphs.get_mut(&exec).ok_or(INVALID_VALUE)?;
+        let is_same =
+            |(one, other): (&Node, &Node)| one.kind == other.kind && !matches!(one.kind, MEM_ALLOC | MEM_FREE);
+        if old.len() != new.len() || !old.iter().zip(&new).all(is_same) {
+            return Err(GRAPH_EXEC_UPDATE_FAILURE);
+        }
+        for (one, other) in old.iter_mut().zip(new) {
+            one.cost = other.cost;
+        }
+        Ok(())
+    })
+}
+
+/// CUgraphExecUpdateResult: success, and that the nodes are others.
+fn outcome(result: Res) -> u32 {
+    if result.is_ok() { 0 } else { 2 }
 }
 
 /// CUDA_MEM_ALLOC_NODE_PARAMS: the pool's properties, who may access it, its size and its address.
@@ -205,12 +265,21 @@ pub(crate) struct AllocNode {
 }
 const _: () = assert!(std::mem::size_of::<AllocNode>() == 120);
 
-/// CUDA_KERNEL_NODE_PARAMS begins with the function and the shape.
+/// How CUDA_KERNEL_NODE_PARAMS begins.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct KernelNode {
     function: u64,
     shape: Shape,
+    shared: u32,
+    arguments: Arguments,
+}
+const _: () = assert!(std::mem::size_of::<KernelNode>() == 56);
+
+impl KernelNode {
+    fn cost(self) -> Result<Cost, Code> {
+        self.shape.cost(driver::get()?, self.function, self.arguments)
+    }
 }
 
 fn capture<T>(stream: u64, act: impl FnOnce(&mut Option<Capture>) -> Result<T, Code>) -> Result<T, Code> {
@@ -233,24 +302,23 @@ soft_gpu::api! {
     }
 
     fn cuGraphAddKernelNode_v2(out: Out<u64>, graph: u64, _after: In<u64>, _count: u64, node: In<KernelNode>) {
-        let KernelNode { function, shape } = node.get()?;
-        add(out, graph, KERNEL, shape.cost(driver::get()?, function)?)
+        add(out, graph, KERNEL, node.get()?.cost()?)
     }
 
     fn cuGraphAddEmptyNode(out: Out<u64>, graph: u64, _after: In<u64>, _count: u64) {
-        add(out, graph, EMPTY, 0)
+        add(out, graph, EMPTY, Cost::NONE)
     }
 
     fn cuGraphAddMemcpyNode(out: Out<u64>, graph: u64, _after: In<u64>, _count: u64, _copy: In<u64>, _context: u64) {
-        add(out, graph, MEMCPY, 0)
+        add(out, graph, MEMCPY, Cost::NONE)
     }
 
     fn cuGraphAddMemsetNode(out: Out<u64>, graph: u64, _after: In<u64>, _count: u64, _set: In<u64>, _context: u64) {
-        add(out, graph, MEMSET, 0)
+        add(out, graph, MEMSET, Cost::NONE)
     }
 
     fn cuGraphAddHostNode(out: Out<u64>, graph: u64, _after: In<u64>, _count: u64, _call: In<u64>) {
-        add(out, graph, HOST, 0)
+        add(out, graph, HOST, Cost::NONE)
     }
 
     fn cuGraphAddDependencies(graph: u64, _from: In<u64>, _to: In<u64>, _count: u64) {
@@ -277,14 +345,14 @@ soft_gpu::api! {
     }
 
     fn cuGraphAddMemFreeNode(out: Out<u64>, graph: u64, _after: In<u64>, _count: u64, address: u64) {
-        push(out, graph, Node::new(MEM_FREE, 0, Part::Free(address)))
+        push(out, graph, Node::new(MEM_FREE, Cost::NONE, Part::Free(address)))
     }
 
     fn cuGraphAddChildGraphNode(out: Out<u64>, graph: u64, _after: In<u64>, _count: u64, child: u64) {
         let own = driver::get()?.handle();
         let copied = nodes(child)?;
         with(|graphs| Ok(graphs.insert(own, copied)))?;
-        push(out, graph, Node::new(CHILD, 0, Part::Child(own)))
+        push(out, graph, Node::new(CHILD, Cost::NONE, Part::Child(own)))
     }
 
     fn cuGraphAddNode(out: Out<u64>, graph: u64, _after: In<u64>, _count: u64, params: Out<u32>) {
@@ -347,6 +415,27 @@ soft_gpu::api! {
         instantiate(out, graph, 0).map(|_| ())
     }
 
+    fn cuGraphKernelNodeSetParams_v2(node: u64, params: In<KernelNode>) {
+        set_kernel(graph_of(node)?, node, params.get()?.cost()?)
+    }
+
+    fn cuGraphExecKernelNodeSetParams_v2(exec: u64, node: u64, params: In<KernelNode>) {
+        set_kernel(exec, node, params.get()?.cost()?)
+    }
+
+    fn cuGraphExecUpdate(exec: u64, graph: u64, bad: Out<u64>, result: Out<u32>) {
+        let updated = update(exec, graph);
+        bad.offer(0);
+        result.offer(outcome(updated));
+        updated
+    }
+
+    fn cuGraphExecUpdate_v2(exec: u64, graph: u64, result: Out<[u64; 3]>) {
+        let updated = update(exec, graph);
+        result.offer([outcome(updated).into(), 0, 0]);
+        updated
+    }
+
     fn cuGraphExecDestroy(graph: u64) {
         drop_one(graph)?;
         let driver = driver::get()?;
@@ -370,7 +459,7 @@ soft_gpu::api! {
             capture.child(nodes);
             return Ok(());
         }
-        let cost = nodes.iter().map(|node| node.cost).fold(0, u64::saturating_add);
+        let cost = sum(&nodes);
         driver.memory.graphs.launch(driver, graph)?;
         stream::queue(driver, stream, cost)?;
         driver.memory.graphs.busy_until(graph, stream::last(driver, stream)?);

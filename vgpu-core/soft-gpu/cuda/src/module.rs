@@ -1,11 +1,12 @@
 //! Modules, libraries, kernels and functions. Code never runs. The names of kernels are searched in a PTX image; a
-//! binary image is assumed to have any name. The static variables of PTX take memory. Every image has kernels that last as long as their names say: `time_500us`.
+//! binary image is assumed to have any name. The static variables of PTX take memory. Every image has kernels
+//! that last as long as their names or their arguments say (see `timeline::Named`): `time_500us`.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use soft_gpu::timeline;
+use soft_gpu::timeline::Named;
 use vgpu_ptx::Variables;
 
 use crate::code::{Code, FILE_NOT_FOUND, INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, NOT_FOUND, Res};
@@ -37,8 +38,8 @@ struct Contents {
 struct Function {
     name: &'static str,
     image: u64,
-    /// How long it runs, if its name says so.
-    named_ns: Option<u64>,
+    /// What its name says of its cost.
+    named: Option<Named>,
     /// It was launched, and so its code is on the GPU.
     is_loaded: AtomicBool,
 }
@@ -189,9 +190,9 @@ fn file(path: Text) -> Result<Contents, Code> {
 
 fn function(handle: u64, name: &str) -> Result<u64, Code> {
     let image = image(handle)?;
-    let named_ns = timeline::named_ns(name);
+    let named = Named::parse(name);
     let is_missing = |kernels: &Vec<String>| !kernels.iter().any(|one| one == name);
-    if name.is_empty() || named_ns.is_none() && image.kernels.as_ref().is_some_and(is_missing) {
+    if name.is_empty() || named.is_none() && image.kernels.as_ref().is_some_and(is_missing) {
         return Err(NOT_FOUND);
     }
     let mut known = image.functions.lock().unwrap_or_else(PoisonError::into_inner);
@@ -204,7 +205,7 @@ fn function(handle: u64, name: &str) -> Result<u64, Code> {
     functions.push(Function {
         name: lasting,
         image: handle,
-        named_ns,
+        named,
         is_loaded: AtomicBool::new(false),
     });
     FUNCTION_COUNT.store(functions.len(), Ordering::Release);
@@ -243,10 +244,10 @@ pub(crate) fn load_lazily(driver: &Driver, handle: u64) -> Res {
     Ok(())
 }
 
-/// How long a kernel runs whose name says so.
+/// What a kernel's name says of its cost. A function that does not exist has no name.
 #[inline]
-pub(crate) fn named_ns(handle: u64) -> Option<u64> {
-    with_function(handle, |function| function.named_ns).ok().flatten()
+pub(crate) fn named(handle: u64) -> Option<Named> {
+    with_function(handle, |function| function.named).ok().flatten()
 }
 
 fn attribute(out: Out<i32>, attribute: u32, handle: u64) -> Res {

@@ -1,12 +1,13 @@
-//! Streams and events. A context runs what all its streams queue in the order in which it was queued (see
-//! soft_gpu::work), so a stream has no queue of its own: it knows its last piece of work, and what of other contexts it
-//! has to wait for.
+//! Streams and events. A context has one queue for all its streams, and runs it in order, apart from kernels that fit on
+//! the GPU at once (see soft_gpu::work). So a stream has no queue of its own, but a lane in that of its context: it knows
+//! its last piece of work, and what it has to wait for.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use soft_gpu::timeline::words::Ticket;
+use soft_gpu::timeline::Cost;
+use soft_gpu::timeline::words::{Lane, Ticket};
 use soft_gpu::work::{Moment, Refused};
 
 use crate::code::{
@@ -25,11 +26,12 @@ const PER_THREAD: u64 = 2;
 pub(crate) struct Stream {
     pub(crate) context: &'static Context,
     flags: u32,
+    lane: Lane,
     priority: i32,
     id: u64,
     /// The number of its last piece of work in its context's queue, plus 1; 0: none.
     last: AtomicU64,
-    /// What its next piece of work has to wait for, of other contexts.
+    /// What its next piece of work has to wait for: of other contexts, and of its own if streams of that run at once.
     awaited: Mutex<Vec<Ticket>>,
     pub(crate) capture: Mutex<Option<Capture>>,
 }
@@ -118,7 +120,7 @@ fn refused(why: Refused) -> Code {
 
 impl Stream {
     /// Queues work behind what the stream has to wait for.
-    fn launch(&self, driver: &Driver, work_ns: u64) -> Res {
+    fn launch(&self, driver: &Driver, cost: Cost) -> Res {
         let awaited = std::mem::take(&mut *lock(&self.awaited));
         let (after, others) = match awaited.split_last() {
             Some((after, others)) => (Some(*after), others),
@@ -126,9 +128,10 @@ impl Stream {
         };
         let work = &self.context.work;
         for other in others {
-            work.launch(driver.member(), 0, Some(*other)).map_err(refused)?;
+            work.launch(driver.member(), Cost::NONE, self.lane, Some(*other))
+                .map_err(refused)?;
         }
-        let ticket = work.launch(driver.member(), work_ns, after).map_err(refused)?;
+        let ticket = work.launch(driver.member(), cost, self.lane, after).map_err(refused)?;
         self.reaches(ticket);
         Ok(())
     }
@@ -141,7 +144,7 @@ impl Stream {
     fn last(&self, driver: &Driver) -> Result<Option<Ticket>, Code> {
         let waits = !lock(&self.awaited).is_empty();
         if waits {
-            self.launch(driver, 0)?;
+            self.launch(driver, Cost::NONE)?;
         }
         let number = self.last.load(Ordering::Acquire).checked_sub(1);
         Ok(number
@@ -150,36 +153,42 @@ impl Stream {
     }
 }
 
-/// Queues GPU time on a stream, or notes it for the graph that the stream is being captured into.
+/// Queues a kernel on a stream, or notes it for the graph that the stream is being captured into.
 #[inline]
-pub(crate) fn queue(driver: &Driver, handle: u64, work_ns: u64) -> Res {
+pub(crate) fn queue(driver: &Driver, handle: u64, cost: Cost) -> Res {
     if handle <= PER_THREAD {
-        let work = &context::current()?.work;
-        return work.launch(driver.member(), work_ns, None).map(|_| ()).map_err(refused);
+        return launch_by_default(driver, cost, None);
     }
     let stream = find(&STREAMS, handle)?;
     stream.context.usable()?;
     if let Some(capture) = lock(&stream.capture).as_mut() {
-        capture.add(work_ns);
+        capture.add(cost);
         return Ok(());
     }
-    stream.launch(driver, work_ns)
+    stream.launch(driver, cost)
+}
+
+#[inline]
+fn launch_by_default(driver: &Driver, cost: Cost, after: Option<Ticket>) -> Res {
+    let work = &context::current()?.work;
+    let launched = work.launch(driver.member(), cost, Lane::DEFAULT, after);
+    launched.map(|_| ()).map_err(refused)
 }
 
 /// The last piece of work of a stream.
 pub(crate) fn last(driver: &Driver, handle: u64) -> Result<Option<Ticket>, Code> {
     match created(handle)? {
         Some(stream) => stream.last(driver),
-        // The default streams wait for, and are waited for by, all others.
-        None => Ok(context::current()?.work.last(driver.member())),
+        None => context::current()?
+            .work
+            .last_of_default(driver.member())
+            .map_err(refused),
     }
 }
 
 /// Waits for all work of a context.
 pub(crate) fn synchronize(driver: &Driver, context: &Context) {
-    if let Some(last) = context.work.last(driver.member()) {
-        driver.member().wait(last);
-    }
+    context.work.finish(driver.member());
 }
 
 fn create(out: Out<u64>, flags: u32, priority: i32) -> Res {
@@ -192,6 +201,7 @@ fn create(out: Out<u64>, flags: u32, priority: i32) -> Res {
     let stream = Stream {
         context,
         flags,
+        lane: context.lane(flags == 0),
         priority,
         id: handle,
         last: AtomicU64::new(0),
@@ -211,8 +221,10 @@ fn record(event: u64, stream: u64) -> Res {
         return Ok(());
     }
     let (last, work) = (last(driver, stream)?, &context_of(stream)?.work);
-    let moment = work.record(driver.member(), last).map_err(refused)?;
-    if let (Some(stream), Some(ticket)) = (created(stream)?, moment.pending()) {
+    let stream = created(stream)?;
+    let lane = stream.as_ref().map_or(Lane::DEFAULT, |stream| stream.lane);
+    let (moment, end) = work.record(driver.member(), last, lane).map_err(refused)?;
+    if let (Some(stream), Some(ticket)) = (stream, end) {
         stream.reaches(ticket);
     }
     *lock(&event.moment) = Some(moment);
@@ -244,7 +256,7 @@ soft_gpu::api! {
 
     fn cuStreamQuery(stream: u64) {
         let driver = driver::get()?;
-        let is_done = last(driver, stream)?.is_none_or(|last| driver.member().is_done(last));
+        let is_done = last(driver, stream)?.is_none_or(|last| driver.member().knows(last));
         if is_done { Ok(()) } else { Err(NOT_READY) }
     }
 
@@ -252,13 +264,12 @@ soft_gpu::api! {
         let driver = driver::get()?;
         let pending = find(&EVENTS, event)?.moment().and_then(|moment| moment.pending());
         let Some(ticket) = pending.filter(|ticket| !driver.member().is_done(*ticket)) else { return Ok(()) };
-        match (created(stream)?, context_of(stream)?.work.has(ticket)) {
+        let work = &context_of(stream)?.work;
+        match (created(stream)?, work.has(ticket) && !work.is_concurrent()) {
             (Some(stream), true) => stream.reaches(ticket),
             (Some(stream), false) => lock(&stream.awaited).push(ticket),
             (None, true) => {}
-            (None, false) => {
-                context::current()?.work.launch(driver.member(), 0, Some(ticket)).map_err(refused)?;
-            }
+            (None, false) => launch_by_default(driver, Cost::NONE, Some(ticket))?,
         }
         Ok(())
     }

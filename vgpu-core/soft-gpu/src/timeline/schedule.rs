@@ -3,8 +3,9 @@
 //! - Contexts with work take turns, in the order of their queues' numbers, for a slice each. A context without work
 //!   gives way at once. To change to another context takes a switch; the first one after the GPU was idle, or the
 //!   same one again, costs none. A kernel goes on where its last slice ended.
-//! - A context runs its queue in order, whatever the stream.
-//! - A piece of work that has to wait for another queue's stops its whole queue, and the context has no work until then.
+//! - A context runs its queue in order, apart from work of different streams that fits on the GPU at once (see `run`).
+//! - A piece of work that has to wait for another queue's keeps all from beginning that is behind it in its queue. If
+//!   nothing runs, the context has no work until then.
 //!
 //! `advance` works on a copy of the words and changes nothing; `changes` says what has to be written. Both are
 //! pure: the clock is an argument, and the same words give the same answer.
@@ -12,11 +13,14 @@
 //! How it fails: words that were read while another process changed them, or a damaged file, give nonsense, but no
 //! endless loop and no panic. The journal refuses what was made from words that have changed since.
 
+mod run;
+
 use std::sync::atomic::Ordering::Acquire;
 
 use super::journal::Change;
 use super::usage;
 use super::words::{DEPTH, Name, RECORDS, Ticket, Words, owner};
+use run::{Bounds, Run};
 
 /// What the profile says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +29,8 @@ pub struct Pace {
     pub slice: u64,
     /// What a change from one context to another takes.
     pub switch: u64,
+    /// A context that is switched out does not tell what has ended (see [`Schedule::hides`]).
+    pub late_events: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,14 +50,12 @@ struct Gpu {
 }
 
 /// A queue in use.
-#[derive(Debug, Clone, Copy)]
-struct Context {
+struct Context<'a> {
     queue: usize,
     place: usize,
     gpu: usize,
-    pushed: u64,
-    done: u64,
-    executed: u64,
+    since: u64,
+    run: Run<'a>,
 }
 
 /// What the GPUs did, summed over all of them.
@@ -68,7 +72,7 @@ pub struct Schedule<'a> {
     pace: Pace,
     pub at: u64,
     gpus: Vec<Gpu>,
-    contexts: Vec<Context>,
+    contexts: Vec<Context<'a>>,
     pub spent: Spent,
     before: Before,
     stamps: Vec<Change>,
@@ -79,14 +83,16 @@ struct Before {
     at: u64,
     /// Of each GPU: turn, start of the slice, end of the switch.
     turns: Vec<[u64; 3]>,
-    contexts: Vec<Context>,
+    /// Of each context: done, executed, since.
+    contexts: Vec<[u64; 3]>,
 }
 
-/// How far a queue comes in one go.
-struct Reach {
+/// How far a context comes in one go.
+struct Reach<'a> {
+    index: usize,
     until: u64,
-    done: u64,
-    executed: u64,
+    run: Run<'a>,
+    stamps: Vec<Change>,
 }
 
 const FIELD: u64 = 0xfff;
@@ -130,63 +136,66 @@ impl<'a> Schedule<'a> {
             .map(|gpu| [&gpu.turn, &gpu.slice_start, &gpu.switch_end].map(|word| word.load(Acquire)))
             .collect();
         let high = (words.high_water.load(Acquire) as usize).min(words.queues.len());
-        let contexts: Vec<Context> = words.owners[..high]
+        let contexts: Vec<Context<'_>> = words.owners[..high]
             .iter()
             .enumerate()
             .filter_map(|(queue, word)| {
                 let owner = owner::of(word.load(Acquire)).filter(|owner| owner.gpu < turns.len())?;
-                let [executed, done, pushed] = {
-                    let queue = &words.queues[queue];
-                    [&queue.executed, &queue.done, &queue.pushed].map(|word| word.load(Acquire))
-                };
                 Some(Context {
                     queue,
                     place: owner.place,
                     gpu: owner.gpu,
-                    pushed,
-                    done,
-                    executed,
+                    since: words.queues[queue].since.load(Acquire),
+                    run: Run::read(&words.queues[queue], queue),
                 })
             })
             .collect();
+        let before = contexts
+            .iter()
+            .map(|context| [context.run.done, context.run.executed, context.since]);
+        let before = Before {
+            at,
+            contexts: before.collect(),
+            turns,
+        };
         Self {
             words,
             pace,
             at,
-            gpus: turns.iter().copied().map(Gpu::read).collect(),
-            contexts: contexts.clone(),
+            gpus: before.turns.iter().copied().map(Gpu::read).collect(),
+            contexts,
             spent: Spent::default(),
-            before: Before { at, turns, contexts },
+            before,
             stamps: Vec::new(),
         }
     }
 
-    fn context(&self, queue: usize) -> Option<&Context> {
-        let found = self.contexts.binary_search_by_key(&queue, |context| context.queue);
-        found.ok().map(|at| &self.contexts[at])
+    fn index(&self, queue: usize) -> Option<usize> {
+        self.contexts.binary_search_by_key(&queue, |context| context.queue).ok()
+    }
+
+    fn context(&self, queue: usize) -> Option<&Context<'a>> {
+        self.index(queue).map(|at| &self.contexts[at])
     }
 
     fn is_done(&self, ticket: Ticket) -> bool {
         match self.context(ticket.queue) {
-            Some(context) => context.done > ticket.number,
+            Some(context) => context.run.is_done(ticket.number),
             None => ticket.is_done(self.words),
         }
     }
 
-    /// What the front of a queue waits for in another one.
-    fn awaits(&self, context: &Context) -> Option<Ticket> {
-        let front = (context.done < context.pushed).then(|| self.words.queues[context.queue].entry(context.done))?;
-        Ticket::unpack(front.after.load(Acquire)).filter(|ticket| !self.is_done(*ticket))
-    }
-
     /// When a queue has work that can run; None: not before something else ends, or a launch.
-    fn ready_at(&self, context: &Context) -> Option<u64> {
-        let front = (context.done < context.pushed).then(|| self.words.queues[context.queue].entry(context.done))?;
-        let ready = self.awaits(context).is_none();
-        ready.then(|| front.when.load(Acquire).max(self.at))
+    fn ready_at(&self, context: &Context<'_>) -> Option<u64> {
+        if !context.run.running.is_empty() {
+            return Some(self.at);
+        }
+        let front = context.run.front()?;
+        let ready = context.run.front_after().is_none_or(|ticket| self.is_done(ticket));
+        ready.then(|| front.max(self.at))
     }
 
-    fn is_ready(&self, context: &Context) -> bool {
+    fn is_ready(&self, context: &Context<'_>) -> bool {
         self.ready_at(context) == Some(self.at)
     }
 
@@ -213,10 +222,10 @@ impl<'a> Schedule<'a> {
         let next = self.next_ready(number, &gpu);
         if let Some(resident) = gpu.running() {
             let other = next.filter(|next| *next != resident);
-            let ready = self
-                .context(resident)
-                .is_some_and(|context| context.gpu == number && self.is_ready(context));
-            let expired = self.at >= gpu.slice_start.saturating_add(self.pace.slice);
+            let context = self.context(resident).filter(|context| context.gpu == number);
+            let ready = context.is_some_and(|context| self.is_ready(context));
+            let expired = self.at >= gpu.slice_start.saturating_add(self.pace.slice)
+                && context.is_none_or(|context| context.run.first_end() != Some(0));
             gpu.state = match other {
                 Some(other) if expired || !ready => State::Switches(other, self.at.saturating_add(self.pace.switch)),
                 _ if ready => State::Runs,
@@ -238,134 +247,151 @@ impl<'a> Schedule<'a> {
         (first == Some(self.at), first.unwrap_or(u64::MAX))
     }
 
-    /// How far a context comes until `limit`: to the end of its work, to an end that another queue waits for, or to
-    /// `budget` ends.
-    fn reach(&self, context: &Context, limit: u64, budget: usize, mut ended: impl FnMut(u64, u64, u64)) -> Reach {
-        let awaited = self.contexts.iter().filter_map(|other| self.awaits(other));
-        let stop = awaited
-            .filter(|ticket| ticket.queue == context.queue)
+    /// Numbers of a queue's entries that other queues wait for.
+    fn awaited(&self, queue: usize) -> Vec<u64> {
+        let tickets = self.contexts.iter().flat_map(|other| other.run.awaits());
+        tickets
+            .filter(|ticket| ticket.queue == queue && !self.is_done(*ticket))
             .map(|ticket| ticket.number)
-            .min();
-        let queue = &self.words.queues[context.queue];
-        let mut reach = Reach {
-            until: self.at,
-            done: context.done,
-            executed: context.executed,
-        };
-        while reach.done < context.pushed && reach.done - context.done < budget as u64 {
-            let entry = queue.entry(reach.done);
-            let when = entry.when.load(Acquire);
-            let after = Ticket::unpack(entry.after.load(Acquire));
-            if when > reach.until || after.is_some_and(|ticket| !self.is_done(ticket)) {
-                break;
-            }
-            let left = entry.end.load(Acquire).saturating_sub(reach.executed);
-            if left > limit.saturating_sub(reach.until) {
-                reach.executed += limit.saturating_sub(reach.until);
-                reach.until = limit.max(reach.until);
-                break;
-            }
-            reach.until += left;
-            reach.executed += left;
-            ended(reach.done, when, reach.until);
-            reach.done += 1;
-            if stop == Some(reach.done - 1) {
-                break;
-            }
-        }
-        reach
+            .collect()
     }
 
-    /// The next moment at which something changes on a GPU, but not after `now`.
-    fn next(&self, number: usize, now: u64, budget: usize) -> u64 {
+    /// Runs a GPU's context until `limit` or the end of its slice, to the end of its work, to an end that another queue
+    /// waits for, or as far as `budget` records go. None: it has none that runs.
+    fn reach(&self, number: usize, limit: u64, budget: usize) -> Option<Reach<'a>> {
         let gpu = &self.gpus[number];
-        match gpu.state {
-            State::Switches(_, end) => end,
-            State::Idle => {
-                let contexts = self.contexts.iter().filter(|context| context.gpu == number);
-                contexts
-                    .filter_map(|context| self.ready_at(context))
-                    .min()
-                    .unwrap_or(now)
-            }
-            State::Runs => {
-                let Some(context) = gpu.resident.and_then(|queue| self.context(queue)) else {
-                    return now;
-                };
-                let limit = match self.others(number, context.queue) {
-                    (true, _) => gpu.slice_start.saturating_add(self.pace.slice),
-                    (false, first) => first,
-                };
-                self.reach(context, limit.min(now), budget, |_, _, _| ()).until
-            }
-        }
-        .clamp(self.at, now)
+        let index = gpu.running().and_then(|queue| self.index(queue))?;
+        let Context { queue, run, .. } = &self.contexts[index];
+        let slice_end = gpu.slice_start.saturating_add(self.pace.slice);
+        let (closes, others) = match self.others(number, *queue) {
+            (true, _) => (slice_end, slice_end),
+            (false, first) => (u64::MAX, first),
+        };
+        let bounds = Bounds {
+            from: self.at,
+            limit: limit.min(others),
+            closes,
+            budget,
+            is_done: |ticket| self.is_done(ticket),
+            awaited: &self.awaited(*queue),
+        };
+        let (mut run, mut stamps, queue) = (run.clone(), Vec::new(), *queue);
+        let until = run.advance(&bounds, |entry, old, new| {
+            let name = Name::When { queue, entry };
+            stamps.push(Change { name, old, new });
+        });
+        Some(Reach {
+            index,
+            until,
+            run,
+            stamps,
+        })
     }
 
-    /// Has a GPU do until `until` what it does.
-    fn run(&mut self, number: usize, until: u64, budget: usize) {
+    /// The next moment at which something changes on a GPU, but not after `now`, and how its context comes there.
+    fn next(&self, number: usize, now: u64, budget: usize) -> (u64, Option<Reach<'a>>) {
+        let reach = self.reach(number, now, budget);
+        let moment = match (self.gpus[number].state, &reach) {
+            (State::Switches(_, end), _) => end,
+            (State::Idle, _) => {
+                let contexts = self.contexts.iter().filter(|context| context.gpu == number);
+                let ready = contexts.filter_map(|context| self.ready_at(context));
+                ready.min().unwrap_or(now)
+            }
+            (State::Runs, Some(reach)) => reach.until,
+            (State::Runs, None) => now,
+        };
+        // Another process may have come further than now.
+        (moment.min(now).max(self.at), reach)
+    }
+
+    /// Has a GPU do until `until` what it does. `foreseen` is how its context comes to the next change, if that is not
+    /// earlier. Returns what becomes of the context: GPUs work at the same time, so none sees before the end of it how
+    /// far another one's context comes.
+    fn run(&mut self, number: usize, until: u64, budget: usize, foreseen: Option<Reach<'a>>) -> Option<Reach<'a>> {
         let (gpu, length) = (self.gpus[number], until - self.at);
-        let resident = gpu.running().and_then(|queue| self.context(queue)).copied();
-        let Some(context) = resident else {
+        let reach = match foreseen {
+            Some(reach) if reach.until == until => Some(reach),
+            Some(_) => self.reach(number, until, budget),
+            None => None,
+        };
+        let Some(Reach { index, ref run, .. }) = reach else {
             match gpu.state {
                 State::Switches(..) => self.spent.switching += length,
                 _ => self.spent.idle += length,
             }
-            return;
+            return None;
         };
-        let mut stamps = std::mem::take(&mut self.stamps);
-        let reach = self.reach(&context, until, budget, |entry, old, new| {
-            let name = Name::When {
-                queue: context.queue,
-                entry,
-            };
-            stamps.push(Change { name, old, new });
-        });
-        self.stamps = stamps;
-        let ran = reach.executed - context.executed;
+        let ran = run.executed - self.contexts[index].run.executed;
         self.spent.ran += ran;
         self.spent.idle += length.saturating_sub(ran);
-        if !self.others(number, context.queue).0 {
+        if !self.others(number, self.contexts[index].queue).0 {
             // Alone: one slice follows the other.
             let slices = (until - gpu.slice_start.min(until)) / self.pace.slice.max(1);
             self.gpus[number].slice_start = gpu.slice_start + slices * self.pace.slice;
         }
-        if let Ok(at) = self
-            .contexts
-            .binary_search_by_key(&context.queue, |context| context.queue)
-        {
-            (self.contexts[at].done, self.contexts[at].executed) = (reach.done, reach.executed);
-        }
+        reach
     }
 
     /// Advances to `now`, or as far as fits into one transaction and between two samples of usage.
     pub fn advance(&mut self, now: u64) {
         let in_use = (0..self.gpus.len()).filter(|gpu| self.contexts.iter().any(|context| context.gpu == *gpu));
         let in_use = in_use.count().max(1);
-        // What a step can change besides the stamps: three words of a GPU, two of a queue, seven of a process's usage.
-        let step = in_use * 12;
-        let mut budget = (RECORDS - 1).saturating_sub(self.stamps.len());
+        // What a step can change besides the entries: three words of a GPU, three of a queue, seven of a process's usage.
+        // And an entry more than its budget allows.
+        let step = in_use * 15;
+        let mut budget = (RECORDS - 1).saturating_sub(self.acts()[0]);
+        let (mut foreseen, mut has_acted) = (Vec::with_capacity(self.gpus.len()), true);
         while budget > step {
             budget -= step;
+            let mut is_same = true;
             for number in 0..self.gpus.len() {
-                self.gpus[number] = self.decide(number);
+                let next = self.decide(number);
+                is_same &= next == self.gpus[number];
+                self.arrives(number, &next);
+                self.gpus[number] = next;
             }
-            if self.at >= now {
+            if self.at >= now && is_same && !has_acted {
                 return;
             }
-            let share = budget / in_use;
-            let moments = (0..self.gpus.len()).map(|number| self.next(number, now, share));
-            let until = moments.min().unwrap_or(now);
-            let stamped = self.stamps.len();
-            for number in 0..self.gpus.len() {
-                self.run(number, until, share);
+            let (share, [records, acts]) = (budget / in_use, self.acts());
+            foreseen.extend((0..self.gpus.len()).map(|number| self.next(number, now, share)));
+            let until = foreseen.iter().map(|(moment, _)| *moment).min().unwrap_or(now);
+            for (number, (_, reach)) in foreseen.iter_mut().enumerate() {
+                *reach = self.run(number, until, share, reach.take());
             }
-            budget -= self.stamps.len() - stamped;
+            for Reach { index, run, stamps, .. } in foreseen.drain(..).filter_map(|(_, reach)| reach) {
+                self.contexts[index].run = run;
+                self.stamps.extend(stamps);
+            }
+            let after = self.acts();
+            // Fewer records if what had begun has ended.
+            budget = (budget + records).saturating_sub(after[0]);
+            has_acted = acts != after[1];
             self.at = until;
             if self.at - self.before.at >= usage::SAMPLE_NS && self.spent.ran > 0 {
                 return;
             }
         }
+    }
+
+    /// Notes who comes onto a GPU, if that matters to anybody.
+    fn arrives(&mut self, number: usize, next: &Gpu) {
+        let arrived = next
+            .running()
+            .filter(|queue| self.gpus[number].running() != Some(*queue));
+        if let Some(index) = arrived
+            .and_then(|queue| self.index(queue))
+            .filter(|_| self.pace.late_events)
+        {
+            self.contexts[index].since = self.at;
+        }
+    }
+
+    /// How many changes of entries there are, and how often one has begun or ended.
+    fn acts(&self) -> [usize; 2] {
+        let runs = self.contexts.iter().map(|context| &context.run);
+        runs.fold([0; 2], |[records, acts], run| [records + run.records, acts + run.acts])
     }
 
     /// Advances to `now` for a look that changes nothing.
@@ -387,11 +413,21 @@ impl<'a> Schedule<'a> {
         for (place, gpu, ran) in self.ran() {
             usage::add(self.words, (place, gpu), [self.before.at, self.at], ran, &mut change);
         }
-        for (old, new) in self.before.contexts.iter().zip(&self.contexts) {
-            let queue = new.queue;
-            change(Name::Executed { queue }, old.executed, new.executed);
-            // After the stamps: who sees that an entry is done finds its stamp.
-            change(Name::Done { queue }, old.done, new.done);
+        for (before, context) in self.before.contexts.iter().zip(&self.contexts) {
+            let ([done, executed, since], Context { run, .. }) = (before, context);
+            let queue = context.queue;
+            change(Name::Since { queue }, *since, context.since);
+            for (entry, ends, stage) in run.stages() {
+                let words = self.words.queues[queue].entry(entry);
+                if let Some(ends) = ends {
+                    change(Name::Ends { queue, entry }, words.ends.load(Acquire), ends);
+                }
+                // After the stamps: who sees that an entry is done finds its stamp.
+                change(Name::Stage { queue, entry }, words.stage.load(Acquire), stage);
+            }
+            change(Name::Executed { queue }, *executed, run.executed);
+            // After the stamps as well.
+            change(Name::Done { queue }, *done, run.done);
         }
         for (gpu, (before, now)) in self.before.turns.iter().zip(&self.gpus).enumerate() {
             let [turn, start, end] = *before;
@@ -412,7 +448,7 @@ impl<'a> Schedule<'a> {
     fn ran(&self) -> Vec<(usize, usize, u64)> {
         let mut list: Vec<(usize, usize, u64)> = Vec::new();
         for (old, new) in self.before.contexts.iter().zip(&self.contexts) {
-            let ran = new.executed - old.executed;
+            let ran = new.run.executed - old[1];
             match list
                 .iter_mut()
                 .find(|(place, gpu, _)| (*place, *gpu) == (new.place, new.gpu))
@@ -436,12 +472,11 @@ impl<'a> Schedule<'a> {
     pub fn earliest(&self, ticket: Ticket) -> u64 {
         let Some(context) = self
             .context(ticket.queue)
-            .filter(|context| context.done <= ticket.number)
+            .filter(|context| !context.run.is_done(ticket.number) && ticket.number < context.run.pushed)
         else {
             return self.at;
         };
-        let end = self.words.queues[context.queue].entry(ticket.number).end.load(Acquire);
-        let work = end.saturating_sub(context.executed);
+        let work = context.run.least(ticket.number);
         let Some(gpu) = self.gpus.get(context.gpu) else {
             return self.at;
         };
@@ -464,13 +499,34 @@ impl<'a> Schedule<'a> {
             State::Idle => self.at,
         };
         // Nothing begins before something changes on a GPU, be it what the context waits for.
-        let change = (0..self.gpus.len()).map(|number| self.change(number)).min();
-        start.saturating_add(work).max(change.unwrap_or(self.at))
+        start.saturating_add(work).max(self.first_change())
+    }
+
+    /// Returns true if the context's process cannot know yet that something ended at `stamp`, with `late_events`: its
+    /// slice was over with work left, and it was not on the GPU again.
+    pub fn hides(&self, queue: usize, stamp: u64) -> bool {
+        let Some(context) = self.context(queue).filter(|_| self.pace.late_events) else {
+            return false;
+        };
+        let is_out = |gpu: &Gpu| gpu.resident != Some(queue) || matches!(gpu.state, State::Switches(..));
+        self.gpus.get(context.gpu).is_some_and(is_out)
+            && stamp >= context.since
+            && context.run.front().is_some_and(|queued| queued <= stamp)
+    }
+
+    /// Returns the moment before which a context that hides something cannot tell it: it may wait for any GPU.
+    pub fn tells(&self) -> u64 {
+        self.first_change().max(self.at.saturating_add(1))
     }
 
     /// The next moment at which a GPU does something else, if nothing is launched meanwhile.
     fn change(&self, number: usize) -> u64 {
-        self.next(number, u64::MAX, DEPTH as usize)
+        self.next(number, u64::MAX, DEPTH as usize).0
+    }
+
+    fn first_change(&self) -> u64 {
+        let changes = (0..self.gpus.len()).map(|number| self.change(number));
+        changes.min().unwrap_or(self.at)
     }
 
     /// Returns the places of processes other than `own` that have work.
@@ -478,7 +534,7 @@ impl<'a> Schedule<'a> {
         let others = self
             .contexts
             .iter()
-            .filter(|context| context.place != own && context.done < context.pushed);
+            .filter(|context| context.place != own && context.run.front().is_some());
         let mut places: Vec<usize> = others.map(|context| context.place).collect();
         places.sort_unstable();
         places.dedup();

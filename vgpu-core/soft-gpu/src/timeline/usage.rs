@@ -95,6 +95,7 @@ mod tests {
     const PACE: Pace = Pace {
         slice: 2 * MS,
         switch: MS / 10,
+        late_events: false,
     };
 
     fn advance(words: Words<'_>, now: u64) {
@@ -111,11 +112,7 @@ mod tests {
     fn push(words: Words<'_>, now: u64, work: u64) {
         let queue = &words.queues[0];
         let number = queue.pushed.load(SeqCst);
-        let end = match number {
-            0 => 0,
-            _ => queue.entry(number - 1).end.load(SeqCst),
-        };
-        queue.entry(number).end.store(end + work, SeqCst);
+        queue.entry(number).work.store(work, SeqCst);
         queue.entry(number).when.store(now, SeqCst);
         queue.pushed.store(number + 1, SeqCst);
     }

@@ -1,12 +1,15 @@
 //! The shared words of the GPUs' time.
 //!
 //! Two kinds of words, by who writes them:
-//! - `Queue::pushed` and an entry that is not pushed yet: the process that owns the queue, and nobody else.
+//! - `Queue::pushed`, `Queue::narrow` and what an entry says of its work: the process that owns the queue, and nobody
+//!   else, before the entry is pushed.
 //! - All others: transactions of the journal. Their values never recur: times, positions and counters only grow, also
 //!   when a queue or a process's place gets another owner. So an exchange of a process that was stopped in the middle
 //!   of one, and goes on much later, fails.
 //!
-//! A queue is a tape: entry `n` ends at the position `end` of GPU time, and the context has come to `executed`.
+//! A queue has a clock, `executed`: how much GPU time its context has had. Work that has begun ends when the clock shows
+//! its `ends`. Work is done in order, apart from that of different lanes that runs at once: an entry that has begun, or
+//! has ended before an earlier one, says so in its `stage`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -24,12 +27,90 @@ pub const SAMPLES: usize = 32;
 #[derive(Default)]
 #[repr(C)]
 pub struct Entry {
-    /// Where on the tape it ends.
-    pub end: AtomicU64,
+    /// GPU time that it takes.
+    pub work: AtomicU64,
     /// When it was queued. Once it is done: when it ended.
     pub when: AtomicU64,
-    /// The ticket of another queue that has to be done before, as [`Ticket::pack`] has it; 0: none.
+    /// The ticket that has to be done before, as [`Ticket::pack`] has it; 0: none.
     pub after: AtomicU64,
+    /// As [`Shape::pack`] has it.
+    pub shape: AtomicU64,
+    /// What the queue's clock shows when it ends, once it has begun.
+    pub ends: AtomicU64,
+    /// See [`stage`].
+    pub stage: AtomicU64,
+}
+
+/// How far a piece of work has come, if the queue's `done` does not say so. Numbers only grow, so a place that is used
+/// again needs no reset.
+pub mod stage {
+    pub const fn begun(number: u64) -> u64 {
+        number.wrapping_mul(2).wrapping_add(1)
+    }
+
+    pub const fn ended(number: u64) -> u64 {
+        number.wrapping_mul(2).wrapping_add(2)
+    }
+}
+
+/// The width of work that fills the GPU, in percent.
+pub const WHOLE: u32 = 100;
+
+/// Which part of the GPU a piece of work fills, and with what it may run at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Percent of the GPU.
+    pub width: u32,
+    pub lane: Lane,
+}
+
+/// A stream, as far as the order of work is concerned: a number below 128, as many kernels as can run at once on
+/// hardware. Work of one lane runs in order. Odd ones wait for the default stream's lane, which waits for them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lane(u32);
+
+/// A set of lanes, one a bit.
+pub type Lanes = u128;
+
+impl Lane {
+    pub const DEFAULT: Self = Self(0);
+
+    /// The lane of the n-th stream that is blocking, or of the n-th that is not. After 63 they share lanes.
+    pub fn of_stream(n: u32, is_blocking: bool) -> Self {
+        match is_blocking {
+            true => Self(n % 64 * 2 + 1),
+            false => Self(n % 63 * 2 + 2),
+        }
+    }
+
+    /// The set of this lane alone.
+    pub fn bit(self) -> Lanes {
+        1 << self.0
+    }
+
+    /// The lanes whose earlier work has to end before that of this lane begins.
+    pub fn before(self) -> Lanes {
+        const ODD: Lanes = Lanes::MAX / 3 * 2;
+        match self.0 {
+            0 => ODD | 1,
+            odd if odd % 2 == 1 => self.bit() | 1,
+            _ => self.bit(),
+        }
+    }
+}
+
+impl Shape {
+    pub fn pack(self) -> u64 {
+        u64::from(self.width) << 8 | u64::from(self.lane.0)
+    }
+
+    /// Nonsense becomes a shape as well.
+    pub fn unpack(word: u64) -> Self {
+        Self {
+            width: ((word >> 8) as u32).min(WHOLE),
+            lane: Lane(word as u32 % Lanes::BITS),
+        }
+    }
 }
 
 /// The work of one context.
@@ -41,6 +122,10 @@ pub struct Queue {
     pub done: AtomicU64,
     /// How much GPU time the queue has ever had.
     pub executed: AtomicU64,
+    /// When the context last came onto the GPU. Only if events are told late.
+    pub since: AtomicU64,
+    /// The number after the last entry that does not fill the GPU. The owner writes it, before `pushed`.
+    pub narrow: AtomicU64,
     pub entries: [Entry; DEPTH as usize],
 }
 
@@ -50,6 +135,8 @@ impl Default for Queue {
             pushed: AtomicU64::new(0),
             done: AtomicU64::new(0),
             executed: AtomicU64::new(0),
+            since: AtomicU64::new(0),
+            narrow: AtomicU64::new(0),
             entries: std::array::from_fn(|_| Entry::default()),
         }
     }
@@ -93,7 +180,7 @@ pub struct Usage {
 }
 
 /// The most changes of one transaction.
-pub const RECORDS: usize = 256;
+pub const RECORDS: usize = 512;
 
 #[derive(Default)]
 #[repr(C)]
@@ -138,7 +225,7 @@ pub struct Timeline {
 }
 
 const _: () = {
-    assert!(size_of::<Queue>() == 24 * DEPTH as usize + 128);
+    assert!(size_of::<Queue>() == 48 * DEPTH as usize + 128);
     assert!(size_of::<Usage>() == 576);
 };
 
@@ -182,6 +269,9 @@ pub enum Name {
     Done { queue: usize },
     Executed { queue: usize },
     When { queue: usize, entry: u64 },
+    Ends { queue: usize, entry: u64 },
+    Stage { queue: usize, entry: u64 },
+    Since { queue: usize },
     Served { place: usize, gpu: usize },
     Sampled { place: usize, gpu: usize },
     SampleAt { place: usize, gpu: usize, sample: u64 },
@@ -205,6 +295,9 @@ impl Name {
             Self::Sampled { place, gpu } => word(9, place, gpu, 0),
             Self::SampleAt { place, gpu, sample } => word(10, place, gpu, sample % SAMPLES as u64),
             Self::SampleServed { place, gpu, sample } => word(11, place, gpu, sample % SAMPLES as u64),
+            Self::Ends { queue, entry } => word(12, queue, 0, entry % DEPTH),
+            Self::Stage { queue, entry } => word(13, queue, 0, entry % DEPTH),
+            Self::Since { queue } => word(14, queue, 0, 0),
         }
     }
 }
@@ -228,6 +321,9 @@ impl<'a> Words<'a> {
             9 => &usage()?.sampled,
             10 => &usage()?.samples.get(c)?.at,
             11 => &usage()?.samples.get(c)?.served,
+            12 => &self.queues.get(a)?.entries.get(c)?.ends,
+            13 => &self.queues.get(a)?.entries.get(c)?.stage,
+            14 => &self.queues.get(a)?.since,
             _ => return None,
         })
     }
@@ -280,12 +376,18 @@ impl Ticket {
         })
     }
 
+    /// When it ended, once it is done, and as long as its place was not used again.
+    pub fn stamp(self, words: Words<'_>) -> u64 {
+        let queue = words.queues.get(self.queue);
+        queue.map_or(0, |queue| queue.entry(self.number).when.load(Ordering::Acquire))
+    }
+
     /// Returns true if it has ended, as far as the schedule has come. A queue that was closed has ended all.
     pub fn is_done(self, words: Words<'_>) -> bool {
-        words
-            .queues
-            .get(self.queue)
-            .is_none_or(|queue| queue.done.load(Ordering::Acquire) > self.number)
+        words.queues.get(self.queue).is_none_or(|queue| {
+            let is_ahead = || queue.entry(self.number).stage.load(Ordering::Acquire) >= stage::ended(self.number);
+            queue.done.load(Ordering::Acquire) > self.number || is_ahead()
+        })
     }
 }
 
@@ -349,7 +451,14 @@ pub(crate) mod tests {
         }
         for queue in 0..3 {
             names.extend([Name::Owner { queue }, Name::Done { queue }, Name::Executed { queue }]);
-            names.extend([0, 1023].map(|entry| Name::When { queue, entry }));
+            names.push(Name::Since { queue });
+            for entry in [0, 1023] {
+                names.extend([
+                    Name::When { queue, entry },
+                    Name::Ends { queue, entry },
+                    Name::Stage { queue, entry },
+                ]);
+            }
         }
         let mut found: Vec<_> = names
             .iter()
@@ -359,12 +468,39 @@ pub(crate) mod tests {
         found.dedup();
         assert_eq!(found.len(), names.len());
         for damaged in [
-            12 << 48,
+            15 << 48,
             Name::Done { queue: 3 }.pack(),
             Name::Turn { gpu: 2 }.pack(),
             u64::MAX,
         ] {
             assert!(words.named(damaged).is_none(), "{damaged:x}");
+        }
+    }
+
+    #[test]
+    fn shapes_survive_packing() {
+        for lane in [0, 1, 127].map(Lane) {
+            for width in [0, 1, 100] {
+                let shape = Shape { width, lane };
+                assert_eq!(Shape::unpack(shape.pack()), shape);
+            }
+        }
+        assert_eq!(Shape::unpack(u64::MAX).width, WHOLE);
+    }
+
+    #[test]
+    fn streams_have_lanes_and_the_default_stream_waits_for_blocking_ones_alone() {
+        let streams =
+            [true, false].map(|is_blocking| [0, 1, 62, 63, 64, 1000].map(|n| Lane::of_stream(n, is_blocking)));
+        for (lanes, is_blocking) in streams.iter().zip([true, false]) {
+            for lane in lanes {
+                assert_ne!(*lane, Lane::DEFAULT);
+                assert_eq!(Lane::DEFAULT.before() & lane.bit() != 0, is_blocking, "{lane:?}");
+                assert_eq!(lane.before() & Lane::DEFAULT.bit() != 0, is_blocking, "{lane:?}");
+                assert_ne!(lane.before() & lane.bit(), 0);
+            }
+            let distinct = lanes[..3].iter().fold(0, |set, lane| set | lane.bit());
+            assert_eq!(distinct.count_ones(), 3);
         }
     }
 
