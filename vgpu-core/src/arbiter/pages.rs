@@ -20,7 +20,7 @@ use std::mem::offset_of;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use vgpu_abi::arbitration::{Entry, NodePage, PAGE, SLOTS, SlotPage, entry_flags, slot_file_name};
 use vgpu_abi::paths::NODE_PAGE;
@@ -47,7 +47,18 @@ pub(super) struct OpenPages {
     page: Own,
     node: Node,
     others: Vec<Other>,
+    seats: Seats,
     folder: PathBuf,
+}
+
+/// What the node's page said at the last look.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seats {
+    sequence: Option<u32>,
+    /// A bit for each other share that takes turns.
+    others: u64,
+    /// Slots from this one on are free.
+    end: usize,
 }
 
 #[derive(Debug)]
@@ -111,6 +122,7 @@ impl OpenPages {
             page: Own::Mapped(own),
             node: Node::Mapped(node),
             others: Vec::new(),
+            seats: Seats::default(),
             folder: folder.to_owned(),
         })
     }
@@ -147,6 +159,7 @@ impl OpenPages {
                 .map_or_else(|| Own::Private(Box::default()), Own::Mapped),
             node: Node::Private(node),
             others: Vec::new(),
+            seats: Seats::default(),
             folder: PathBuf::new(),
         }
     }
@@ -173,11 +186,9 @@ impl OpenPages {
         if self.others.is_empty() {
             return;
         }
-        for slot in 0..SLOTS {
-            let takes_part = self.takes_part(slot);
-            let Some(other) = self.others.get_mut(slot) else {
-                continue;
-            };
+        self.take_seats();
+        for (slot, other) in self.others.iter_mut().enumerate().take(self.seats.end) {
+            let takes_part = self.seats.others & 1 << slot != 0;
             other.is_copied = takes_part && other.is_open(&self.folder, slot, now);
         }
         let mut wanted: Vec<&mut Other> = self.others.iter_mut().filter(|other| other.is_copied).collect();
@@ -196,13 +207,13 @@ impl OpenPages {
     /// Returns all pages, the others' as of the last look.
     pub(super) fn with<T>(&self, use_them: impl FnOnce(&Pages<'_>) -> T) -> T {
         let mut slots = [None; SLOTS];
-        for (slot, other) in slots.iter_mut().zip(&self.others) {
+        for (slot, other) in slots.iter_mut().zip(&self.others).take(self.seats.end) {
             *slot = other.is_copied.then_some(&other.copy);
         }
         slots[self.own] = Some(self.own());
         use_them(&Pages {
             node: self.node(),
-            slots: &slots,
+            slots: &slots[..self.seats.end.max(self.own + 1)],
             own: self.own,
         })
     }
@@ -216,10 +227,28 @@ impl OpenPages {
         Some((word, other.copy.wake.load(Relaxed)))
     }
 
-    fn takes_part(&self, slot: usize) -> bool {
+    /// Reads the node's page, if it has changed. While it is being written, what it said before holds.
+    fn take_seats(&mut self) {
         const NOT: u32 = entry_flags::IGNORED | entry_flags::UNLIMITED;
-        let entry = self.node().entry(slot);
-        slot != self.own && entry.is_some_and(|entry| entry.weight != 0 && entry.flags & NOT == 0)
+        let sequence = self.node().sequence.load(Acquire);
+        if self.seats.sequence == Some(sequence) {
+            return;
+        }
+        let mut seats = Seats::default();
+        for slot in 0..SLOTS {
+            let Some(entry) = self.node().entry(slot) else { return };
+            if entry.weight == 0 {
+                continue;
+            }
+            seats.end = slot + 1;
+            if slot != self.own && entry.flags & NOT == 0 {
+                seats.others |= 1 << slot;
+            }
+        }
+        if self.node().sequence.load(Acquire) == sequence {
+            seats.sequence = Some(sequence);
+            self.seats = seats;
+        }
     }
 }
 
@@ -353,7 +382,11 @@ mod tests {
     }
 
     fn seen(pages: &OpenPages) -> Vec<usize> {
-        pages.with(|pages| (0..SLOTS).filter(|slot| pages.slots[*slot].is_some()).collect())
+        pages.with(|pages| {
+            (0..pages.slots.len())
+                .filter(|slot| pages.slots[*slot].is_some())
+                .collect()
+        })
     }
 
     #[test]

@@ -178,7 +178,7 @@ impl<'a> Pages<'a> {
     /// Returns true if a share of this GPU takes no part in turns.
     pub(super) fn has_others_without_turns(&self) -> bool {
         const WITHOUT: u32 = entry_flags::IGNORED | entry_flags::UNLIMITED;
-        let entries = (0..SLOTS).filter(|slot| *slot != self.own);
+        let entries = (0..self.slots.len()).filter(|slot| *slot != self.own);
         entries
             .filter_map(|slot| self.node.entry(slot))
             .any(|entry| entry.weight != 0 && entry.flags & WITHOUT != 0)

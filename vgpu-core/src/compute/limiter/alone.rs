@@ -15,7 +15,7 @@ use crate::compute::{MS, Ns};
 /// A share looks at the others' pages after so long, or at its next launch.
 const LOOK: Ns = MS;
 /// Launches without a question at most.
-const BUDGET: u32 = 32;
+const BUDGET: u32 = 128;
 /// A share asks so seldom that others leave the GPU to it for this long.
 const LASTS: Ns = 3 * MS;
 
