@@ -105,7 +105,8 @@ extern "C" fn resolve(index: u32) -> *const () {
     let _kept = vgpu_core::os::errno::keep();
     let found = guarded(|| {
         let ready = start::ready()?;
-        if let Some(hook) = table::compute::bound(index).filter(|_| ready.hooks_launches()) {
+        let hook = || table::granted::bound(index).or_else(|| table::compute::bound(index));
+        if let Some(hook) = ready.hooks_launches().then(hook).flatten() {
             if let Some(place) = TABLE.get(index) {
                 place.store(hook.cast_mut(), Ordering::Release);
             }

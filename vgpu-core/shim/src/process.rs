@@ -214,6 +214,11 @@ impl Ready {
 
     /// Returns true if the driver is initialised and has several GPUs for the program.
     #[inline(always)]
+    pub(crate) fn only_gpu(&self) -> Option<usize> {
+        self.devices()?.only
+    }
+
+    #[inline(always)]
     pub(crate) fn has_several_gpus(&self) -> bool {
         self.devices().is_some_and(|devices| devices.only.is_none())
     }

@@ -154,7 +154,9 @@ impl Budget {
 
     #[inline(always)]
     fn place_of(&self, stream: Stream) -> Option<&Place> {
-        let [first, second] = places_of(stream).map(|place| &self.places[place]);
+        let [first, second] = places_of(stream);
+        // Not by `map`, which is a call.
+        let (first, second) = (&self.places[first], &self.places[second]);
         if first.stream.load(Relaxed) == stream.0 {
             return Some(first);
         }

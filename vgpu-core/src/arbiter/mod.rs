@@ -205,8 +205,13 @@ impl Arbiter {
     #[inline(always)]
     #[must_use]
     pub fn begin(&self, process: &impl Process, handle: usize) -> bool {
-        let is_granted = !captures::may_be_under_way() && self.budget.take(stream_of(handle));
-        !is_granted && self.admit(process, handle)
+        !self.is_granted(handle) && self.admit(process, handle)
+    }
+
+    /// Returns true if a launch in a stream may go at once. It is counted then.
+    #[inline(always)]
+    pub fn is_granted(&self, handle: usize) -> bool {
+        !captures::may_be_under_way() && self.budget.take(stream_of(handle))
     }
 
     /// Waits until the launch may go. Returns false if it is none: it becomes a node of a graph.

@@ -20,7 +20,7 @@ macro_rules! hooks {
 /// that fit in six registers; the handler gets the first of them.
 macro_rules! limited_launches {
     ($($class:ident $($name:ident),+: $arguments:tt => $handler:path;)*) => {
-        mod functions {
+        pub(super) mod functions {
             #[allow(clippy::wildcard_imports)] // The types that the table names.
             use super::*;
             $($($crate::table::function!($name, $arguments, $handler);)+)*
@@ -38,7 +38,7 @@ macro_rules! limited_launches {
 
 macro_rules! function {
     ($name:ident, ($($argument:ident: $kind:ty),*), $handler:path) => {
-        pub(super) unsafe extern "C" fn $name($($argument: $kind),*) -> core::ffi::c_int {
+        pub(in crate::table) unsafe extern "C" fn $name($($argument: $kind),*) -> core::ffi::c_int {
             // SAFETY: the caller's promises are passed on.
             let again = || unsafe { $name($($argument),*) };
             $crate::detour::time($crate::names::slot::$name, again, |ready, address| {
@@ -54,7 +54,7 @@ macro_rules! function {
     };
     // Integers or pointers, each of which takes one register.
     ($name:ident, registers, $handler:path) => {
-        pub(super) unsafe extern "C" fn $name(
+        pub(in crate::table) unsafe extern "C" fn $name(
             a: usize,
             b: usize,
             c: usize,
@@ -130,4 +130,5 @@ pub(crate) use {detour, dissected, function, hook};
 pub(crate) mod compute;
 pub(crate) mod cuda;
 pub(crate) mod devices;
+pub(crate) mod granted;
 pub(crate) mod nvml;

@@ -65,6 +65,16 @@ pub(crate) fn launch(ready: &'static Ready, stream: usize, call: impl FnOnce() -
     launch_on(ready, gpus::of_stream(ready, stream), stream, call)
 }
 
+/// Returns true if a launch in this stream may go at once. It is counted then. Calls nobody: with several GPUs the hook asks the
+/// driver which of them is meant.
+#[inline(always)]
+pub(crate) fn may_go<const PER_THREAD: bool>(stream: usize) -> bool {
+    let Some(ready) = process::plain() else { return false };
+    let time = ready.only_gpu().and_then(|gpu| ready.times.get(gpu)?.as_ref());
+    let arbiter = time.and_then(|time| time.arbiter_in_use());
+    arbiter.is_some_and(|arbiter| arbiter.is_granted(of_name::<PER_THREAD>(stream)))
+}
+
 /// Launches it on this GPU.
 #[inline(always)]
 fn launch_on(ready: &'static Ready, gpu: Option<usize>, stream: usize, call: impl FnOnce() -> c_int) -> c_int {

@@ -1,0 +1,73 @@
+//! The way of a launch within the budget: a question, and a jump to the driver with all arguments where they are. Any other launch
+//! jumps to its hook.
+//!
+//! How it fails: the question makes no system call and calls nobody who could throw or be cancelled, so no frame of these
+//! functions is ever unwound.
+
+use super::compute::functions;
+use crate::hooks::compute::may_go;
+use crate::names::slot;
+use crate::real;
+use core::arch::naked_asm;
+use core::ptr::null;
+
+/// Returns the function to bind for a slot instead of its hook, if it has such a way.
+pub(crate) fn bound(slot: usize) -> Option<*const ()> {
+    match slot {
+        slot::cuLaunchKernel => Some(kernel as *const ()),
+        slot::cuLaunchKernel_ptsz => Some(kernel_ptsz as *const ()),
+        _ => None,
+    }
+}
+
+/// The stream is the third argument on the stack. Six arguments are in registers, and kept; the stack is aligned to 16.
+macro_rules! granted {
+    ($name:ident, $question:ident, $hook:path) => {
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name() {
+            naked_asm!(
+                "push rdi",
+                "push rsi",
+                "push rdx",
+                "push rcx",
+                "push r8",
+                "push r9",
+                "mov rdi, [rsp + 48 + 24]",
+                "sub rsp, 8",
+                "call {question}",
+                "add rsp, 8",
+                "pop r9",
+                "pop r8",
+                "pop rcx",
+                "pop rdx",
+                "pop rsi",
+                "pop rdi",
+                "test rax, rax",
+                "je {hook}",
+                "jmp rax",
+                question = sym $question,
+                hook = sym $hook,
+            )
+        }
+    };
+}
+
+granted!(kernel, question, functions::cuLaunchKernel);
+granted!(kernel_ptsz, question_ptsz, functions::cuLaunchKernel_ptsz);
+
+/// Returns the real function if a launch in this stream may go at once, and has been counted.
+extern "C" fn question(stream: usize) -> *const () {
+    if may_go::<false>(stream) {
+        real::address(slot::cuLaunchKernel)
+    } else {
+        null()
+    }
+}
+
+extern "C" fn question_ptsz(stream: usize) -> *const () {
+    if may_go::<true>(stream) {
+        real::address(slot::cuLaunchKernel_ptsz)
+    } else {
+        null()
+    }
+}
