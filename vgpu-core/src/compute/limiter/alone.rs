@@ -91,7 +91,7 @@ impl Limiter {
         if left == 0 {
             // One that has blocked had work to wait for: no gap lies before its end.
             self.has_caught_up = !wait.has_blocked(call.now);
-            self.has_gaps = self.has_caught_up;
+            self.has_gaps = self.has_caught_up && self.in_flight > 0;
             self.ended(call, self.in_flight, call.now.saturating_sub(WAIT_RETURNS));
         }
         self.in_flight = left;
