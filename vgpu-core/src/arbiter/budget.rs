@@ -89,8 +89,9 @@ impl Budget {
         for place in self.used() {
             let passed = place.passed.load(Relaxed);
             place.until.store(passed, Relaxed);
-            let launches = passed.wrapping_sub(place.counted.swap(passed, Relaxed));
-            if launches > 0 {
+            let launches = passed.wrapping_sub(place.counted.swap(passed, Relaxed)).cast_signed();
+            // Less than what was counted: a thread that was held up in `take` has written what it read before.
+            if let Ok(launches @ 1..) = u32::try_from(launches) {
                 count(Stream(place.stream.load(Relaxed)), launches);
                 place.idle.store(0, Relaxed);
             }
@@ -211,6 +212,21 @@ mod tests {
         budget.grant(STREAM, 3);
         budget.forget(STREAM);
         assert!(!budget.take(STREAM));
+    }
+
+    /// A thread reads `passed` in [`Budget::take`] and is held up there, while others launch and their launches are counted.
+    #[test]
+    fn a_thread_that_was_held_up_does_not_count_all_launches_that_there_can_be() {
+        let budget = granted(3);
+        let place = budget.place_of(STREAM).expect("known");
+        let read = place.passed.load(Relaxed);
+        assert_eq!(taken(&budget, STREAM), 3);
+        assert_eq!(counted(&budget), [(64, 3)]);
+        place.passed.store(read + 1, Relaxed);
+        assert_eq!(counted(&budget), []);
+        budget.grant(STREAM, 2);
+        assert_eq!(taken(&budget, STREAM), 2);
+        assert_eq!(counted(&budget), [(64, 2)]);
     }
 
     /// 16 streams in turns ask once in as many launches as are granted, and get no more together.

@@ -38,6 +38,8 @@ struct Context {
     /// The newest is the last.
     bases: Vec<Base>,
     spare: Vec<usize>,
+    /// The driver may be ending it at the moment: its events are not used.
+    is_ending: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +53,7 @@ struct Base {
 #[derive(Clone, Copy, Debug)]
 struct Event {
     number: usize,
-    /// 0: its context is ending, and the event has ended.
+    /// 0: it has ended with its context.
     handle: usize,
     context: usize,
     base: usize,
@@ -68,6 +70,9 @@ impl Events {
         is_idle: bool,
         clock: impl Fn() -> Ns,
     ) -> Option<usize> {
+        if self.is_ending(target.context) {
+            return None;
+        }
         let now = clock();
         let is_young = |base: &Base| now.saturating_sub(base.recorded) < RENEWAL;
         if !self.context(target.context).bases.last().is_some_and(is_young) {
@@ -113,7 +118,7 @@ impl Events {
     pub(super) fn passed(&mut self, driver: &impl Streams, number: usize, clock: impl Fn() -> Ns) -> Option<Ns> {
         let at = self.find(number)?;
         let event = self.recorded[at];
-        if event.passed.is_some() || event.handle == 0 {
+        if event.passed.is_some() || self.is_ending(event.context) {
             return event.passed;
         }
         let passed = match driver.query_event(event.handle) {
@@ -153,7 +158,10 @@ impl Events {
 
     /// Returns the distance of two events that were passed. None: nobody knows.
     pub(super) fn between(&self, driver: &impl Streams, front: usize, behind: usize) -> Option<Ns> {
-        let handle = |number| Some(self.recorded[self.find(number)?].handle).filter(|handle| *handle != 0);
+        let handle = |number| {
+            let event = &self.recorded[self.find(number)?];
+            (event.handle != 0 && !self.is_ending(event.context)).then_some(event.handle)
+        };
         driver.elapsed(handle(front)?, handle(behind)?).ok()
     }
 
@@ -173,24 +181,34 @@ impl Events {
         let over = context.bases.extract_if(..old, is_over).map(|base| base.event);
         context.spare.extend(over);
         context.spare.extend(Some(event.handle).filter(|handle| *handle != 0));
+        if context.is_ending {
+            return;
+        }
         for event in context.spare.split_off(context.spare.len().min(SPARE)) {
             driver.destroy_event(event);
         }
     }
 
-    /// A context is about to end, and its events with it. What they would have said stays open.
-    pub(super) fn forget(&mut self, driver: &impl Streams, context: usize) {
-        let Some(at) = self.contexts.iter().position(|known| known.handle == context) else {
-            return;
-        };
-        let known = self.contexts.swap_remove(at);
-        let bases = known.bases.iter().map(|base| base.event);
-        let mut events: Vec<usize> = known.spare.iter().copied().chain(bases).collect();
-        for event in self.recorded.iter_mut().filter(|event| event.context == context) {
-            events.push(std::mem::take(&mut event.handle));
+    /// A context is about to end, and its events with it: they are left alone until [`Events::has_ended`].
+    pub(super) fn ends(&mut self, context: usize) {
+        if let Some(known) = self.contexts.iter_mut().find(|known| known.handle == context) {
+            known.is_ending = true;
         }
-        for event in events.into_iter().filter(|event| *event != 0) {
-            driver.destroy_event(event);
+    }
+
+    /// It goes on: the driver has refused to end it, or something else still uses it.
+    pub(super) fn lives(&mut self, context: usize) {
+        if let Some(known) = self.contexts.iter_mut().find(|known| known.handle == context) {
+            known.is_ending = false;
+        }
+    }
+
+    /// It has ended, and its events with it, all of which count as passed now.
+    pub(super) fn has_ended(&mut self, context: usize, now: Ns) {
+        self.lose(context);
+        for event in self.recorded.iter_mut().filter(|event| event.context == context) {
+            event.handle = 0;
+            event.passed.get_or_insert(now);
         }
     }
 
@@ -218,6 +236,12 @@ impl Events {
 
     fn find(&self, number: usize) -> Option<usize> {
         self.recorded.iter().position(|event| event.number == number)
+    }
+
+    fn is_ending(&self, context: usize) -> bool {
+        self.contexts
+            .iter()
+            .any(|known| known.handle == context && known.is_ending)
     }
 
     fn context(&mut self, handle: usize) -> &mut Context {
@@ -368,16 +392,32 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_left_in_a_context_that_is_about_to_end() {
+    fn events_of_a_context_that_ends_are_not_used_and_count_as_passed_when_it_has_ended() {
         let (driver, mut events) = (Fake::default(), Events::default());
         let of_it: Vec<usize> = (0..3).map(|_| recorded(&mut events, &driver, START)).collect();
         events.release(&driver, of_it[2]);
-        events.forget(&driver, CONTEXT);
-        assert_eq!(driver.living(), 0);
-        assert_eq!(events.passed(&driver, of_it[0], || START + MS), None, "nobody knows");
+        (0..3).for_each(|nth| driver.reach(nth, START));
+        events.ends(CONTEXT);
+        assert_eq!(events.passed(&driver, of_it[0], || START + MS), None, "nobody is asked");
+        assert_eq!(events.between(&driver, of_it[0], of_it[1]), None);
+        assert_eq!(events.record(&driver, &TARGET, false, || START), None);
+        events.has_ended(CONTEXT, START + MS);
+        driver.0.borrow_mut().is_gone = true;
+        assert_eq!(events.passed(&driver, of_it[0], || START + 2 * MS), Some(START + MS));
         assert_eq!(events.between(&driver, of_it[0], of_it[1]), None);
         of_it.iter().for_each(|event| events.release(&driver, *event));
         assert!(events.recorded.is_empty());
+    }
+
+    #[test]
+    fn events_of_a_context_that_did_not_end_say_what_they_would_have_said() {
+        let (driver, mut events) = (Fake::default(), Events::default());
+        let event = recorded(&mut events, &driver, START);
+        events.ends(CONTEXT);
+        events.lives(CONTEXT);
+        assert_eq!(events.passed(&driver, event, || START + MS), None);
+        (0..2).for_each(|nth| driver.reach(nth, START));
+        assert_eq!(events.passed(&driver, event, || START + MS), Some(START + MS));
     }
 
     #[test]

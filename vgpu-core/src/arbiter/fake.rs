@@ -17,6 +17,8 @@ pub(super) struct State {
     made: usize,
     /// Every call that takes an event or a stream fails.
     pub(super) is_gone: bool,
+    /// The current context, if it is another one than [`CONTEXT`].
+    pub(super) current: Option<usize>,
     /// Events that were recorded, with their streams.
     pub(super) recorded: Vec<(usize, usize)>,
 }
@@ -52,7 +54,7 @@ impl Streams for Fake {
     }
 
     fn current_context(&self) -> Answer<usize> {
-        Ok(CONTEXT)
+        Ok(self.0.borrow().current.unwrap_or(CONTEXT))
     }
 
     fn push_context(&self, _context: usize) -> c_int {
@@ -62,7 +64,8 @@ impl Streams for Fake {
     fn pop_context(&self) {}
 
     fn stream_context(&self, _stream: usize) -> Answer<usize> {
-        Ok(CONTEXT)
+        let is_gone = self.0.borrow().is_gone;
+        if is_gone { Err(INVALID_HANDLE) } else { Ok(CONTEXT) }
     }
 
     fn exchange_capture_mode(&self, mode: c_int) -> c_int {

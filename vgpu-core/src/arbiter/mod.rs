@@ -42,7 +42,7 @@ use vgpu_abi::log::{LONG_WAIT, Wait};
 
 use crate::compute::limiter::call::{self, Answer, Call, Reason};
 use crate::compute::limiter::config::Config;
-use crate::compute::limiter::{self, Limiter, Stream, Waiting};
+use crate::compute::limiter::{self, Limiter, Waiting};
 use crate::compute::{MS, Ns};
 use crate::log;
 use crate::memory::driver::{SUCCESS, Streams, is_captured};
@@ -317,21 +317,27 @@ impl Arbiter {
         call()
     }
 
-    /// A context is about to end: nothing of ours may be left in it.
+    /// A context is about to end: its events are left alone until [`Arbiter::has_forgotten`].
     pub fn forget(&self, process: &impl Process, context: usize) {
         let _kept = errno::keep();
         let driver = process.driver();
         self.with(driver, |inner| {
             inner.law(&self.budget, driver, |_, _| ());
-            inner.events.forget(driver, context);
+            inner.events.ends(context);
         });
     }
 
-    /// It has ended: what was in it is charged until now.
-    pub fn has_forgotten(&self, process: &impl Process, context: usize) {
+    /// It has ended, and what was in it is charged until now; or it goes on.
+    pub fn has_forgotten(&self, process: &impl Process, context: usize, has_ended: bool) {
         let _kept = errno::keep();
         let driver = process.driver();
-        self.with(driver, |inner| inner.forget(&self.budget, driver, context));
+        self.with(driver, |inner| {
+            if has_ended {
+                inner.forget(&self.budget, driver, context);
+            } else {
+                inner.events.lives(context);
+            }
+        });
     }
 
     /// A stream is about to be destroyed: no event can be recorded in it any more.
@@ -423,11 +429,12 @@ impl Inner {
     }
 
     fn forget(&mut self, budget: &Budget, driver: &impl Streams, context: usize) {
-        let kept: Vec<Stream> = self.streams.elsewhere(context).collect();
+        self.events.has_ended(context, monotonic_ns());
+        let gone = self.streams.forget_context(context);
         self.law(budget, driver, |limiter, call| {
-            limiter.forget(call, |stream| !kept.contains(&stream));
+            limiter.forget(call, |stream| gone.contains(&stream));
         });
-        for stream in self.streams.forget_context(context) {
+        for stream in gone {
             budget.forget(stream);
         }
     }

@@ -86,14 +86,26 @@ impl Known {
     ) -> Target {
         let mut stream = stream_of(handle);
         let found = self.find(stream).copied();
-        if let Some(target) = found.filter(|_| !is_of_a_context(handle) || self.has_one_context()) {
+        if let Some(target) = found.filter(|_| !is_of_a_context(handle)) {
             return target;
         }
         let context = if is_of_a_context(handle) {
-            driver.current_context().unwrap_or(0)
+            driver.current_context()
         } else {
-            driver.stream_context(handle).unwrap_or(0)
+            driver.stream_context(handle)
         };
+        let context = context.unwrap_or(0);
+        if let Some(target) = found.filter(|target| target.context == context) {
+            return target;
+        }
+        if context == 0 {
+            // No stream: the driver refuses the launch.
+            return Target {
+                stream,
+                handle,
+                context,
+            };
+        }
         if !self.contexts.contains(&context) {
             self.contexts.push(context);
         }
@@ -120,16 +132,38 @@ impl Known {
         self.targets.retain(|target| target.stream != stream);
     }
 
-    /// Returns the streams that are known to be in other contexts.
-    pub(super) fn elsewhere(&self, context: usize) -> impl Iterator<Item = Stream> {
-        let others = self.targets.iter().filter(move |target| target.context != context);
-        others.map(|target| target.stream)
-    }
-
     /// A context has ended. Returns the streams that were in it.
     pub(super) fn forget_context(&mut self, context: usize) -> Vec<Stream> {
         self.contexts.retain(|known| *known != context);
         let gone = self.targets.extract_if(.., |target| target.context == context);
         gone.map(|target| target.stream).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arbiter::fake::{CONTEXT, Fake};
+
+    #[test]
+    fn the_default_stream_of_a_second_context_is_another_stream() {
+        let (driver, mut known) = (Fake::default(), Known::default());
+        let first = known.of_handle(&driver, 0, |_| false);
+        driver.0.borrow_mut().current = Some(CONTEXT + 1);
+        let second = known.of_handle(&driver, 0, |_| false);
+        assert_eq!((first.context, second.context), (CONTEXT, CONTEXT + 1));
+        assert!(first.stream != second.stream && !known.has_one_context());
+        assert_eq!(known.find(second.stream), Some(&second));
+        driver.0.borrow_mut().current = None;
+        assert_eq!(known.of_handle(&driver, 0, |_| false), first);
+    }
+
+    #[test]
+    fn a_handle_that_is_no_stream_is_not_remembered() {
+        let (driver, mut known) = (Fake::default(), Known::default());
+        known.of_handle(&driver, 0, |_| false);
+        driver.0.borrow_mut().is_gone = true;
+        let target = known.of_handle(&driver, 0x1230, |_| false);
+        assert!(known.find(target.stream).is_none() && known.has_one_context());
     }
 }

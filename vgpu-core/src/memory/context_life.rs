@@ -290,6 +290,11 @@ pub fn attach<D>(tables: &Tables<D>, context: usize) {
     tables.contexts.with(context as u64, |known| known.attached += 1);
 }
 
+/// Returns true if a context has users besides its maker: a detach does not destroy it.
+pub fn is_attached<D>(tables: &Tables<D>, context: usize) -> bool {
+    tables.contexts.with(context as u64, |known| known.attached > 0) == Some(true)
+}
+
 /// Ends one use of a context through `end`. The last detach destroys the context.
 pub fn detach<D: Driver, N: Nvml>(process: &Process<'_, D, N>, context: usize, end: impl FnOnce() -> c_int) -> c_int {
     let _kept = errno::keep();

@@ -35,7 +35,9 @@ impl Limiter {
     pub(super) fn is_deep(&self, now: Ns, stream: Stream) -> bool {
         let of_stream = self.marks.iter().filter(|mark| mark.stream == stream);
         let oldest = of_stream.map(|mark| mark.recorded).min();
-        oldest.is_some_and(|at| now.saturating_sub(at) > self.config.ahead_alone)
+        // Two long ones may be queued.
+        let longest = self.config.ahead_alone.max(3 * self.pace.mean);
+        oldest.is_some_and(|at| now.saturating_sub(at) > longest)
     }
 
     /// Now and then a launch is measured by itself: the event in front of it ends what was launched before.
@@ -89,7 +91,7 @@ impl Limiter {
         if left == 0 {
             // One that has blocked had work to wait for: no gap lies before its end.
             self.has_caught_up = !wait.has_blocked(call.now);
-            self.has_gaps = self.has_caught_up;
+            self.has_gaps = self.has_caught_up && self.in_flight > 0;
             self.ended(call, self.in_flight, call.now.saturating_sub(WAIT_RETURNS));
         }
         self.in_flight = left;

@@ -35,7 +35,7 @@ impl Limiter {
         self.uncharged = self.uncharged.max(launches);
         let mut at_most = self.bound(call, own, to - from);
         if without_pause.is_some() {
-            let worked = Ns::from(self.uncharged) * mean;
+            let worked = Ns::from(self.uncharged) * mean.max(self.pace.sample);
             at_most = Some(at_most.map_or(worked, |bound| bound.min(worked)));
         }
         if self.owns_cell(call.page) {
@@ -55,9 +55,10 @@ impl Limiter {
     }
 
     /// The program may have paused behind launches that have no event behind them. Returns what they take by the mean if that
-    /// is far less than the time until the event in front of the next one.
+    /// is far less than the time until the event in front of the next one. Longer samples say that launches have become
+    /// longer: the mean alone would take all of them for pauses, and never learn of it.
     fn without_pause(&self, wall: Ns, launches: u32) -> Option<Ns> {
-        let worked = Ns::from(launches) * self.pace.mean;
+        let worked = Ns::from(launches) * self.pace.mean.max(self.pace.sample);
         let is_pause = self.has_gaps && worked > 0 && wall > 2 * worked + MS;
         is_pause.then_some(worked)
     }

@@ -195,7 +195,7 @@ impl Limiter {
                 self.begin = call.process.record(stream).event();
             }
             self.release(call, before);
-            if self.begin.is_none() && self.is_to_be_sampled(call.now) {
+            if self.is_to_be_sampled(call.now) {
                 self.measure_next(call, stream);
             }
             return;

@@ -453,6 +453,12 @@ fn gaps_between_launches_are_not_charged() {
             }
             now += gap;
         }
+        println!(
+            "{flags} {gap} slowed {} us charged {} {:?}",
+            (now - begin - 2500 * gap) / US,
+            gpu.charged() / MS,
+            limiter.pace
+        );
         assert!(now < begin + 2510 * gap + 100 * MS, "{} ms", (now - begin) / MS);
         let charged = gpu.charged();
         assert!(
@@ -460,5 +466,48 @@ fn gaps_between_launches_are_not_charged() {
             "{} ms of 50, {flags}",
             charged / MS
         );
+    }
+}
+
+/// A program launches one kernel after the other, and asks whether it has ended. Returns what is charged for kernels that take
+/// `then`, after some that took `before`, and what they took.
+fn asks_for_the_end(entry: Entry, scope: Scope, before: Ns, then: Ns) -> (Ns, Ns) {
+    let gpu = Gpu::new(&[entry]);
+    let (mut limiter, mut process) = (limiter(entry), Fake::recording());
+    let (mut now, mut charged, mut used) = (1000 * MS, 0, 0);
+    for launch in 0..400 {
+        let takes = if launch < 100 { before } else { then };
+        if launch == 100 {
+            charged = gpu.charged();
+        }
+        let asked = now;
+        process.gpu = Some((now, now));
+        while let Answer::Wait(wait) = gpu.call(now, &mut process, |call| limiter.ask(call, STREAM, asked)) {
+            now = wait.until.max(now + 1);
+            process.gpu = Some((now, now));
+        }
+        used += if launch < 100 { 0 } else { takes };
+        process.gpu = Some((now + US, now + US + takes));
+        gpu.call(now + US, &mut process, |call| limiter.launched(call, STREAM));
+        // It is seen 50 us later.
+        now += takes + 50 * US;
+        process.gpu = Some((now, now - 49 * US));
+        gpu.call(now, &mut process, |call| limiter.found_done(call, scope));
+    }
+    waits(&gpu, &mut limiter, &mut process, now);
+    (gpu.charged() - charged, used)
+}
+
+#[test]
+fn kernels_of_a_program_that_asks_for_their_end_are_charged_what_they_take() {
+    for flags in [entry_flags::GUARANTEED, 0] {
+        for scope in [Scope::Stream(STREAM), Scope::Some] {
+            for (before, then) in [(10 * US, 5 * MS), (5 * MS, 200 * US)] {
+                let (charged, used) = asks_for_the_end(entry(10, flags), scope, before, then);
+                // 30 launches until the samples say it.
+                let is_right = 9 * used / 10 <= charged && charged <= used + 20 * MS;
+                assert!(is_right, "{flags} {scope:?} {then}: {charged} of {used}");
+            }
+        }
     }
 }

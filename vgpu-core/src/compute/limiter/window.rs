@@ -40,8 +40,9 @@ impl Limiter {
             Some(fit) => {
                 let processes = Ns::from(1 + self.siblings);
                 let are_many = processes > 2 && 2 * self.pace.mean * processes > TWO_EACH;
-                let least = if are_many || self.pace.least > LONG { 1 } else { 2 };
-                // Alone, processes need not leave room for each other.
+                // Alone, the GPU would be idle until the next launch, and processes need not leave room for each other.
+                let are_long = self.pace.least > LONG && !self.is_alone;
+                let least = if are_many || are_long { 1 } else { 2 };
                 let each = if self.is_alone { fit } else { fit / processes };
                 each.clamp(least, Ns::from(WIDEST)) as u32
             }

@@ -133,22 +133,32 @@ fn forget_stream(ready: &'static Ready, stream: usize) -> gpus::Ending {
 pub(crate) struct Ending {
     ready: &'static Ready,
     context: usize,
+    has_ended: bool,
     _streams: gpus::Ending,
 }
 
-/// A context is about to end, and has ended when what is returned is dropped.
+/// A context is about to end. When what is returned is dropped, it has ended, or goes on.
 pub(crate) fn forget(ready: &'static Ready, context: usize) -> Ending {
     each(ready, |arbiter, here| arbiter.forget(here, context));
     Ending {
         ready,
         context,
+        has_ended: false,
         _streams: gpus::Ending::new(),
+    }
+}
+
+impl Ending {
+    pub(crate) fn ended(&mut self, has_ended: bool) {
+        self.has_ended = has_ended;
     }
 }
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        each(self.ready, |arbiter, here| arbiter.has_forgotten(here, self.context));
+        each(self.ready, |arbiter, here| {
+            arbiter.has_forgotten(here, self.context, self.has_ended);
+        });
     }
 }
 

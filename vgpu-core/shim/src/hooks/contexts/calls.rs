@@ -2,6 +2,7 @@
 //! them.
 
 use crate::codes::{INVALID_DEVICE, SUCCESS};
+use crate::driver::Gpu;
 use crate::hooks::compute;
 use crate::hooks::contexts::measure::process;
 use crate::process::{Devices, Ready};
@@ -63,7 +64,7 @@ fn primary_gone(ready: &'static Ready, device: c_int, all: bool, call: impl FnOn
     let Some((real, place)) = place(ready, devices, device) else {
         return INVALID_DEVICE;
     };
-    let mut _ending = None;
+    let mut ending = None;
     if let Some(gpu) = ready.gpus.get(place.index) {
         let (primary, retains) = {
             let contexts = gpu.contexts.lock();
@@ -71,10 +72,16 @@ fn primary_gone(ready: &'static Ready, device: c_int, all: bool, call: impl FnOn
             (contexts.primary, contexts.retains)
         };
         if all || retains <= 1 {
-            _ending = Some(compute::forget(ready, primary));
+            ending = Some(compute::forget(ready, primary));
         }
     }
-    context_life::release_primary(&process(ready), &place, real, all, || call(real))
+    let result = context_life::release_primary(&process(ready), &place, real, all, || call(real));
+    if let Some(ending) = &mut ending {
+        // A green context may hold it.
+        let lives = || !all && place.gpu.driver.is_primary_active(real) == Some(true);
+        ending.ended(result == SUCCESS && !lives());
+    }
+    result
 }
 
 pub(crate) unsafe fn release(
@@ -192,9 +199,26 @@ pub(crate) unsafe fn destroy(
     real: unsafe extern "C" fn(usize) -> c_int,
     context: usize,
 ) -> c_int {
-    let _ending = compute::forget(ready, context);
-    // SAFETY: passed on.
-    context_life::destroy(&process(ready), context, || unsafe { real(context) })
+    destroyed(ready, context, || {
+        // SAFETY: passed on.
+        context_life::destroy(&process(ready), context, || unsafe { real(context) })
+    })
+}
+
+/// Destroys a context by `call`. The driver refuses to destroy a primary one, whose work goes on.
+fn destroyed(ready: &'static Ready, context: usize, call: impl FnOnce() -> c_int) -> c_int {
+    let is_primary = |gpu: &Gpu| {
+        let contexts = gpu.contexts.lock();
+        let contexts = contexts.borrow();
+        contexts.primary == context && (contexts.retains > 0 || contexts.is_kept)
+    };
+    if ready.gpus.iter().any(is_primary) {
+        return call();
+    }
+    let mut ending = compute::forget(ready, context);
+    let result = call();
+    ending.ended(result == SUCCESS);
+    result
 }
 
 /// One user more of the current context.
@@ -219,9 +243,12 @@ pub(crate) unsafe fn detach(
     real: unsafe extern "C" fn(usize) -> c_int,
     context: usize,
 ) -> c_int {
-    let _ending = compute::forget(ready, context);
     // SAFETY: passed on.
-    context_life::detach(&process(ready), context, || unsafe { real(context) })
+    let call = || context_life::detach(&process(ready), context, || unsafe { real(context) });
+    if context_life::is_attached(&ready.tables, context) {
+        return call();
+    }
+    destroyed(ready, context, call)
 }
 
 /// A context for VDPAU.
