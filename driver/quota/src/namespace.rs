@@ -7,7 +7,6 @@ mod reservations;
 mod yielding;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::time::Duration;
 
 use crate::budget::Steady;
 use crate::ceilings::ResourceQuota;
@@ -19,12 +18,9 @@ use crate::status::{Quota, Status};
 use crate::time::{Now, Wall};
 use crate::view::View;
 
+pub use held::HOLD;
 use held::{Held, charge};
 
-/// A reservation without claim and pod is kept this long: by then kube-scheduler has written what it had decided before.
-/// A leader that took over from another releases no reservation of a claim that exists for as long: by then the other one
-/// has seen that, and this one has seen the pods whose gates the other one opened.
-pub const HOLD: Duration = Duration::from_secs(30);
 /// The limit of reservations in a status. An object of etcd has room for three times as many.
 pub const RESERVATIONS_MAX: usize = 4096;
 

@@ -14,7 +14,10 @@ use crate::status::{Quota, Status};
 use crate::time::{Now, Wall};
 use crate::view::View;
 
-use super::HOLD;
+/// A reservation without claim and pod is kept this long: by then kube-scheduler has written what it had decided before.
+/// A leader that took over from another releases no reservation of a claim that exists for as long: by then the other one
+/// has seen that, and this one has seen the pods whose gates the other one opened.
+pub const HOLD: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 pub(super) struct Held {

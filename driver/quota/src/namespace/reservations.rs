@@ -12,8 +12,9 @@ use crate::pod::Pod;
 use crate::time::Now;
 use crate::view::View;
 
+use super::Namespace;
+use super::held::HOLD;
 use super::held::Held;
-use super::{HOLD, Namespace};
 
 /// The amounts that one pod needs.
 #[derive(Debug)]
