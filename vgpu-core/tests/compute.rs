@@ -451,12 +451,30 @@ fn a_kernel_of_unknown_length_delays_the_next_process_for_what_it_took() {
     }
 }
 
+/// A context is destroyed, or a process ends, without a wait: what was running is charged, and not what the program did after
+/// its last kernel.
 #[test]
-fn a_context_that_is_destroyed_with_its_work_is_charged_for_it() {
-    let bench = shares(&[guaranteed(50)]).remove(0);
-    bench.run(&["cuinit", "ctx:0", "spin:100000", "idle:50", "ctxdestroy:0"]);
-    let charged = bench.counted(0).charged / 1_000_000;
-    assert!((45..=110).contains(&charged), "{charged} ms");
+fn what_ends_without_a_wait_is_charged_for_its_work() {
+    let ends = |context: &[&'static str], kernel, idle| {
+        let begin = if context.is_empty() {
+            &["init"][..]
+        } else {
+            &["cuinit", "ctx:0"]
+        };
+        [begin, &[kernel, idle], context].concat()
+    };
+    for part in [guaranteed(50), balanced(50)] {
+        for context in [&[][..], &["ctxdestroy:0"]] {
+            let bench = shares(&[part]).remove(0);
+            for (kernel, idle, charged) in [("spin:100000", "idle:50", 45..=110), ("spin:1000", "idle:200", 0..=50)] {
+                let before = bench.counted(0).charged;
+                let steps = ends(context, kernel, idle);
+                bench.run(&steps);
+                let more = (bench.counted(0).charged - before) / 1_000_000;
+                assert!(charged.contains(&more), "{steps:?}: {more} ms");
+            }
+        }
+    }
 }
 
 #[test]

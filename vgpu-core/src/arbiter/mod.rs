@@ -54,7 +54,7 @@ use events::Events;
 use owner::Owner;
 use pages::OpenPages;
 pub use pages::PagesError;
-use process::{Ending, Live};
+use process::Live;
 use streams::{Known, PER_THREAD, Target, stream_of};
 
 /// How often NVML is asked for other processes on the GPU.
@@ -317,7 +317,8 @@ impl Arbiter {
         let _kept = errno::keep();
         let driver = process.driver();
         self.with(driver, |inner| {
-            inner.law(&self.budget, driver, |_, _| ());
+            // What has ended is charged for what it took: afterwards nobody can tell.
+            inner.law(&self.budget, driver, Limiter::see_ended);
             inner.events.forget(driver, context);
         });
     }
@@ -346,14 +347,11 @@ impl Arbiter {
         });
     }
 
-    /// The process ends by itself. The driver may be gone already.
-    pub fn end(&self) {
+    /// The process ends by itself. A driver that is gone already answers with an error, and then the time until now counts.
+    pub fn end(&self, process: &impl Process) {
         let Some(inner) = self.inner.try_lock() else { return };
         let inner = &mut *inner.borrow_mut();
-        let now = monotonic_ns();
-        self.budget
-            .withdraw(|stream, launches| inner.limiter.passed(now, stream, launches));
-        call_law(&mut inner.limiter, &inner.pages, &mut Ending, now, false, Limiter::exit);
+        inner.law(&self.budget, process.driver(), Limiter::exit);
     }
 
     /// Returns true if this process's share holds a turn here.

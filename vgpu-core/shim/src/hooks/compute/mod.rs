@@ -150,9 +150,7 @@ static END: extern "C" fn() = end;
 
 extern "C" fn end() {
     let Some(ready) = process::known() else { return };
-    for (_, arbiter) in in_use(ready) {
-        arbiter.end();
-    }
+    each(ready, |arbiter, here| arbiter.end(here));
 }
 
 fn each(ready: &'static Ready, act: impl Fn(&Arbiter, &Here)) {
