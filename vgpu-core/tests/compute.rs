@@ -8,7 +8,7 @@
 mod support;
 
 use std::process::Output;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use support::{Bench, GIB, lines};
 use vgpu_abi::entitlement::{Holder, entries};
 use vgpu_abi::limits::{ComputePolicy, Limits, Priority};
@@ -61,7 +61,12 @@ impl Part {
 
 /// Shares of one GPU that take turns: the nth has slot n.
 fn shares(parts: &[Part]) -> Vec<Bench> {
-    let first = Bench::new();
+    shares_of("", parts)
+}
+
+/// The same of a GPU with this profile.
+fn shares_of(profile: &str, parts: &[Part]) -> Vec<Bench> {
+    let first = Bench::with_profile(profile);
     let holders: Vec<Holder> = (0..).zip(parts).map(|(slot, part)| part.holder(slot)).collect();
     first.pages(&entries(&holders));
     first.put(&parts[0].limits(&first, Some(0)));
@@ -97,7 +102,7 @@ fn percents(benches: &[Bench], steps: &[&str], length: u64) -> Vec<f64> {
 fn percent(output: &Output, length: u64) -> f64 {
     let said = lines(output);
     let is_work = |line: &&String| {
-        ["work ", "graph ", "streams ", "capture "]
+        ["work ", "graph ", "streams ", "capture ", "lanes ", "shapes "]
             .iter()
             .any(|step| line.starts_with(step))
     };
@@ -107,16 +112,16 @@ fn percent(output: &Output, length: u64) -> f64 {
 
 /// Returns what a line of the client says: its result, launches and ms.
 fn percent_of(said: &str, length: u64) -> f64 {
-    let words: Vec<u64> = said
-        .split(' ')
-        .skip(1)
-        .map(|word| word.parse().unwrap_or_else(|_| panic!("{said:?}")))
-        .collect();
-    let [code, count, took] = words[..] else {
-        panic!("{said:?}")
-    };
-    assert_eq!(code, 0, "{said:?}");
+    let [count, took] = counted(said);
     (count * length) as f64 / (took * 10) as f64
+}
+
+/// Returns the numbers behind the result in a line of the client, which says that it succeeded.
+fn counted<const N: usize>(said: &str) -> [u64; N] {
+    let numbers = said.split(' ').skip(1).map(str::parse);
+    let numbers: Vec<u64> = numbers.collect::<Result<_, _>>().unwrap_or_else(|_| panic!("{said:?}"));
+    assert_eq!(numbers[0], 0, "{said:?}");
+    numbers[1..].try_into().unwrap_or_else(|_| panic!("{said:?}"))
 }
 
 fn one(bench: &Bench, step: &str, length: u64) -> f64 {
@@ -315,6 +320,161 @@ fn where_nothing_can_be_known_of_others_a_share_is_held_to_its_cores() {
         .envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?))));
     let said = said_when_held_to_its_cores(inside);
     assert!(said.contains("a time namespace with another clock"), "{said}");
+}
+
+/// Events in many streams, and launches of a shape that was not seen before, must not cost a lone share its speed.
+#[test]
+fn a_share_that_is_alone_is_as_fast_as_without_a_limit() {
+    for (step, length) in [
+        ("lanes:4,200,100,400", 200),
+        ("lanes:64,200,100,400", 200),
+        ("lanes:8,400,25,400", 400),
+        ("lanes:64,400,25,400", 400),
+        ("shapes:1,20,400", 20),
+        ("shapes:2000,20,400", 20),
+    ] {
+        at_least(80.0, || {
+            let bench = shares(&[balanced(30)]).remove(0);
+            let free = bench.bare(&["init", step]).output().expect("a client");
+            one(&bench, step, length) / percent(&free, length) * 100.0
+        });
+    }
+}
+
+#[test]
+fn many_streams_are_no_more_than_one() {
+    // An event stops its stream, and a context that is switched out tells of it late.
+    for profile in ["", "event_stop = 1500ns\nlate_events = yes\n"] {
+        let benches = shares_of(profile, &[balanced(30), balanced(70)]);
+        let found = percents(&benches, &["work:200,1500,0", "lanes:8,200,100,1500"], 200);
+        assert!((20.0..=40.0).contains(&found[0]), "{profile}: {found:?}");
+        assert!((55.0..=80.0).contains(&found[1]), "{profile}: {found:?}");
+    }
+}
+
+/// A launch that looks like short ones, and whose length is in an argument.
+#[test]
+fn launches_that_are_suddenly_long_are_few_and_the_mean_holds() {
+    const LENGTH: u64 = 20;
+    let bench = shares(&[guaranteed(10)]).remove(0);
+    let said = bench.run(&["init", "longer:20000,1500"]);
+    let [launches, took, at_once] = counted(&said[1]);
+    assert!(at_once <= 8, "{said:?}");
+    // The last of them went when the others were paid for.
+    let most = took / 10 + 20 + LENGTH;
+    assert!((launches - 1) * LENGTH <= most && launches >= 3, "{said:?}: {most}");
+    let charged = bench.counted(0).charged / 1_000_000;
+    assert!(
+        (launches - 2) * LENGTH <= charged && charged <= (launches + 2) * LENGTH + 20,
+        "{said:?}: {charged} ms"
+    );
+}
+
+/// The first has a length that nobody knows, so the others wait for it, until one of them may be what it waits for.
+#[test]
+fn of_many_threads_with_long_kernels_few_launch_at_once() {
+    let bench = shares(&[guaranteed(90)]).remove(0);
+    let output = bench.client(&["init", "threads:32,60000000,1600", "kill"]).output();
+    let said = lines(&output.expect("a client"));
+    let [launched, _] = counted(&said[1]);
+    assert!((1..=3).contains(&launched), "{launched}");
+}
+
+/// Processes that launch one kernel and end, as many at once as this.
+#[test]
+fn short_processes_at_once_have_one_account() {
+    const LENGTH: u64 = 1;
+    let bench = shares(&[guaranteed(10)]).remove(0);
+    let (start, time) = (Instant::now(), Duration::from_millis(1500));
+    let work = || {
+        let mut count = 0;
+        while start.elapsed() < time {
+            assert_eq!(
+                bench.run(&["init", "spin:1000", "sync"]),
+                ["init 0", "spin 0", "sync 0"]
+            );
+            count += 1;
+        }
+        count
+    };
+    let used: u64 = std::thread::scope(|threads| {
+        let all: Vec<_> = (0..16).map(|_| threads.spawn(work)).collect();
+        all.into_iter().map(|one| one.join().expect("no panic")).sum::<u64>() * LENGTH
+    });
+    let took = start.elapsed().as_millis() as u64;
+    assert!(used <= took / 10 * 5 / 4 + 20 + LENGTH, "{used} of {took} ms");
+    let charged = bench.counted(0).charged / 1_000_000;
+    assert!(charged >= used * 4 / 5, "{charged} of {used} ms");
+}
+
+/// More than the share's page has cells for, of which most have nothing in flight: those that launch are charged all the same,
+/// although they are killed behind a kernel for which they have not waited.
+#[test]
+fn forty_processes_are_all_charged() {
+    const LENGTH: u64 = 50;
+    let bench = shares(&[guaranteed(20)]).remove(0);
+    let _idle: Vec<_> = (0..32).map(|_| bench.serving(&["init", "spin:20", "sync"])).collect();
+    let start = Instant::now();
+    let mut working = Vec::new();
+    while start.elapsed() < Duration::from_millis(1200) {
+        let mut client = bench.client(&["init", "spin:50000", "idle:60", "kill"]);
+        working.push(client.stdout(std::process::Stdio::piped()).spawn().expect("a client"));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    working.iter_mut().for_each(|client| client.kill().expect("killed"));
+    let took = start.elapsed().as_millis() as u64;
+    let ended = working
+        .into_iter()
+        .map(|client| client.wait_with_output().expect("its output"));
+    let launched = ended.filter(|output| lines(output).contains(&"spin 0".into())).count() as u64;
+    assert!(
+        (1..=took / 5 / LENGTH + 2).contains(&launched),
+        "{launched} of 50 ms in {took} ms"
+    );
+    let charged = bench.counted(0).charged / 1_000_000;
+    assert!(charged >= (launched - 1) * LENGTH, "{charged} of {launched} kernels");
+}
+
+#[test]
+fn a_kernel_of_unknown_length_delays_the_next_process_for_what_it_took() {
+    for (ends, most) in [
+        (&["init", "spin:1000"][..], 300),
+        (&["init", "spin:1000", "kill"], 2500),
+    ] {
+        let bench = shares(&[guaranteed(20)]).remove(0);
+        bench.client(ends).output().expect("a client");
+        // Nobody knows when the killed one died, so this is charged.
+        std::thread::sleep(Duration::from_millis(200));
+        let said = bench.run(&["init", "work:1000,1,1"]);
+        let [_, took] = counted(&said[1]);
+        assert!(took <= most, "{ends:?}: {took} ms");
+    }
+}
+
+/// A context is destroyed, or a process ends, without a wait: what was running is charged, and not what the program did after
+/// its last kernel.
+#[test]
+fn what_ends_without_a_wait_is_charged_for_its_work() {
+    let ends = |context: &[&'static str], kernel, idle| {
+        let begin = if context.is_empty() {
+            &["init"][..]
+        } else {
+            &["cuinit", "ctx:0"]
+        };
+        [begin, &[kernel, idle], context].concat()
+    };
+    for part in [guaranteed(50), balanced(50)] {
+        for context in [&[][..], &["ctxdestroy:0"]] {
+            let bench = shares(&[part]).remove(0);
+            for (kernel, idle, charged) in [("spin:100000", "idle:50", 45..=110), ("spin:1000", "idle:200", 0..=50)] {
+                let before = bench.counted(0).charged;
+                let steps = ends(context, kernel, idle);
+                bench.run(&steps);
+                let more = (bench.counted(0).charged - before) / 1_000_000;
+                assert!(charged.contains(&more), "{steps:?}: {more} ms");
+            }
+        }
+    }
 }
 
 #[test]

@@ -6,14 +6,22 @@
 //!  streams:US,MS,EVERY the same in four streams in turn, of which it waits for the first by asking an event
 //!  capture:US,MS,EVERY as work, while another thread captures and instantiates graphs all the time
 //!  sparse:US,MS,EVERY  one each EVERY us, without a wait
+//!  lanes:STREAMS,US,WIDTH,MS   kernels that fill WIDTH percent of the GPU, in many streams in turn; waits for all of them now and then
+//!  shapes:SHAPES,US,MS         kernels with that many different grids in turn; waits after each 64th
+//!  longer:US,MS                teaches that time_by_argument is short, then launches it with US us for MS ms without a wait
+//!  threads:THREADS,US,MS       one kernel in each of many threads, and looks after MS ms how many were launched
 //!  idle:MS             sleeps
 //! ```
 //!
-//! The first five answer with the first code that is not 0 (else 0), the number of launches, and the ms that they took.
+//! All but idle answer with the first code that is not 0 (else 0), the number of launches, and the ms that they took. longer adds
+//! the launches of its first 50 ms.
 
 use crate::client::Client;
 use crate::library::call;
+use crate::storm::enter;
 use std::ffi::{CString, c_char, c_int, c_void};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 /// Kernels to launch: their length, for how long, and how many before a wait.
@@ -30,6 +38,10 @@ pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<Strin
         "sparse" => Some(sparse(client, &Work::parse(value))),
         "streams" => Some(streams(client, &Work::parse(value))),
         "capture" => Some(beside_captures(client, &Work::parse(value))),
+        "lanes" => Some(lanes(client, numbers(value))),
+        "shapes" => Some(shapes(client, numbers(value))),
+        "longer" => Some(longer(client, numbers(value))),
+        "threads" => Some(threads(client, numbers(value))),
         "idle" => {
             std::thread::sleep(Duration::from_millis(value.parse().expect("milliseconds")));
             Some("0".into())
@@ -40,19 +52,23 @@ pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<Strin
 
 impl Work {
     fn parse(value: &str) -> Self {
-        let numbers: Vec<u64> = value
-            .split(',')
-            .map(|number| number.parse().expect("a number"))
-            .collect();
-        let [length, time, every] = numbers[..] else {
-            panic!("{value}: three numbers are needed");
-        };
+        let [length, time, every] = numbers(value);
         Self {
             length,
             time: Duration::from_millis(time),
             every,
         }
     }
+}
+
+fn numbers<const N: usize>(value: &str) -> [u64; N] {
+    let numbers: Vec<u64> = value
+        .split(',')
+        .map(|number| number.parse().expect("a number"))
+        .collect();
+    numbers
+        .try_into()
+        .unwrap_or_else(|_| panic!("{value}: {N} numbers are needed"))
 }
 
 /// Calls `launch` and `wait` as `work` says.
@@ -72,8 +88,13 @@ fn repeat(work: &Work, mut launch: impl FnMut() -> c_int, mut wait: impl FnMut()
 
 /// Returns the handle of a kernel that takes so many us.
 fn kernel(cuda: *mut c_void, length: u64) -> usize {
+    function(cuda, &format!("time_{length}us"))
+}
+
+/// Returns the handle of the kernel of this name.
+fn function(cuda: *mut c_void, name: &str) -> usize {
     let (mut module, mut function) = (0_usize, 0_usize);
-    let name = CString::new(format!("time_{length}us")).expect("a name");
+    let name = CString::new(name).expect("a name");
     let text = format!(
         ".version 8.0\n.target sm_90\n.entry {}() {{ ret; }}\n",
         name.to_string_lossy()
@@ -192,13 +213,13 @@ fn beside_captures(client: &mut Client, work: &Work) -> String {
             let mut count = 0_u64;
             assert_eq!(call!(cuda, "cuCtxSetCurrent"(usize)(context)), 0);
             let (function, launch) = (kernel(cuda, work.length), launcher(cuda));
-            while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+            while !is_over.load(Relaxed) {
                 count += capture(cuda, function, launch);
             }
             count
         });
         let said = kernels(client, work);
-        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        is_over.store(true, Relaxed);
         captures = capturing.join().expect("no capture failed");
         said
     });
@@ -225,4 +246,98 @@ fn capture(cuda: *mut c_void, function: usize, launch: Launch) -> u64 {
     assert_eq!([created, begun, launched, ended, made], [0; 5], "capture");
     assert_eq!(destroyed, [0; 3], "capture");
     1
+}
+
+fn lanes(client: &mut Client, [count, length, width, time]: [u64; 4]) -> String {
+    let cuda = client.cuda();
+    let function = function(cuda, &format!("time_{length}us_width_{width}"));
+    let (launch, mut streams, mut next) = (launcher(cuda), vec![0_usize; count as usize], 0);
+    for stream in &mut streams {
+        assert_eq!(call!(cuda, "cuStreamCreate" (*mut usize, u32) (stream, 1)), 0);
+    }
+    let work = Work {
+        length,
+        time: Duration::from_millis(time),
+        every: 4 * count,
+    };
+    repeat(
+        &work,
+        || {
+            next = (next + 1) % streams.len();
+            // SAFETY: a kernel without parameters, on a stream of ours.
+            unsafe { launch(function, 1, 1, 1, 32, 1, 1, 0, streams[next], 0, 0) }
+        },
+        || call!(cuda, "cuCtxSynchronize"()()),
+    )
+}
+
+fn shapes(client: &mut Client, [shapes, length, time]: [u64; 3]) -> String {
+    let cuda = client.cuda();
+    let (function, launch, mut next) = (kernel(cuda, length), launcher(cuda), 0);
+    let work = Work {
+        length,
+        time: Duration::from_millis(time),
+        every: 64,
+    };
+    repeat(
+        &work,
+        || {
+            next = (next + 1) % shapes as u32;
+            // SAFETY: a kernel without parameters, on the default stream.
+            unsafe { launch(function, 1 + next, 1, 1, 32, 1, 1, 0, 0, 0, 0) }
+        },
+        || call!(cuda, "cuCtxSynchronize"()()),
+    )
+}
+
+fn longer(client: &mut Client, [length, time]: [u64; 2]) -> String {
+    const TAUGHT: u64 = 300;
+    const SHORT: u64 = 5;
+    let cuda = client.cuda();
+    let (function, launch) = (function(cuda, "time_by_argument"), launcher(cuda));
+    let launch = |us: u64| {
+        let ns = us * 1000;
+        let parameters = [&raw const ns];
+        // SAFETY: a kernel with one parameter, on the default stream.
+        unsafe { launch(function, 1, 1, 1, 32, 1, 1, 0, 0, parameters.as_ptr() as usize, 0) }
+    };
+    for _ in 0..TAUGHT {
+        assert_eq!(launch(SHORT), 0);
+        assert_eq!(call!(cuda, "cuCtxSynchronize"()()), 0);
+    }
+    let work = Work {
+        length,
+        time: Duration::from_millis(time),
+        every: 0,
+    };
+    let (start, mut at_once) = (Instant::now(), 0);
+    // What is queued at the end does not belong to this time.
+    let said = repeat(
+        &work,
+        || {
+            let result = launch(length);
+            at_once += u64::from(start.elapsed() < Duration::from_millis(50));
+            result
+        },
+        || 0,
+    );
+    format!("{said} {at_once}")
+}
+
+/// The threads are left behind: most of them wait.
+fn threads(client: &mut Client, [threads, length, time]: [u64; 3]) -> String {
+    static LAUNCHED: AtomicU64 = AtomicU64::new(0);
+    let cuda = client.cuda() as usize;
+    for _ in 0..threads {
+        std::thread::spawn(move || {
+            let (cuda, mut stream) = (cuda as *mut c_void, 0_usize);
+            enter(cuda);
+            assert_eq!(call!(cuda, "cuStreamCreate" (*mut usize, u32) (&mut stream, 1)), 0);
+            // SAFETY: a kernel without parameters, on a stream of ours.
+            let launched = unsafe { launcher(cuda)(kernel(cuda, length), 1, 1, 1, 32, 1, 1, 0, stream, 0, 0) };
+            LAUNCHED.fetch_add(u64::from(launched == 0), Relaxed);
+        });
+    }
+    std::thread::sleep(Duration::from_millis(time));
+    format!("0 {} {time}", LAUNCHED.load(Relaxed))
 }

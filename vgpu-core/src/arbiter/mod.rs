@@ -54,7 +54,7 @@ use events::Events;
 use owner::Owner;
 use pages::OpenPages;
 pub use pages::PagesError;
-use process::{Ending, Live};
+use process::Live;
 use streams::{Known, PER_THREAD, Target, stream_of};
 
 /// How often NVML is asked for other processes on the GPU.
@@ -70,6 +70,8 @@ pub trait Process {
     fn holds_elsewhere(&self, now: Ns) -> bool;
     /// Returns true if other processes use the GPU, as far as can be known.
     fn has_neighbours(&self) -> bool;
+    /// It launches for the first time: the driver is initialised.
+    fn starts(&self);
     /// Calls `nap`, in which this thread sleeps.
     fn asleep(&self, nap: impl FnOnce());
 }
@@ -91,6 +93,8 @@ pub struct Arbiter {
     budget: Budget,
     /// There may be work that is not measured yet.
     is_busy: AtomicBool,
+    /// Something was launched.
+    is_used: AtomicBool,
     /// Some in a container of HAMi that is limited only while others use the GPU.
     neighbours: Option<Neighbours>,
     inner: Reentrant<Inner>,
@@ -188,6 +192,7 @@ impl Arbiter {
         Self {
             budget: Budget::default(),
             is_busy: AtomicBool::new(false),
+            is_used: AtomicBool::new(false),
             neighbours: only_beside_others.then(Neighbours::default),
             inner: Reentrant::new(Inner {
                 pages,
@@ -221,6 +226,9 @@ impl Arbiter {
         let driver = process.driver();
         if captures::may_be_under_way() && is_captured(driver, handle) {
             return false;
+        }
+        if !self.is_used.swap(true, Relaxed) {
+            process.starts();
         }
         let asked = monotonic_ns();
         let mut is_long = LONG_WAIT;
@@ -322,7 +330,8 @@ impl Arbiter {
         let _kept = errno::keep();
         let driver = process.driver();
         self.with(driver, |inner| {
-            inner.law(&self.budget, driver, |_, _| ());
+            // What has ended is charged for what it took: afterwards nobody can tell.
+            inner.law(&self.budget, driver, Limiter::see_ended);
             inner.events.ends(context);
         });
     }
@@ -357,14 +366,11 @@ impl Arbiter {
         });
     }
 
-    /// The process ends by itself. The driver may be gone already.
-    pub fn end(&self) {
+    /// The process ends by itself. Where the driver answers with an error, the time until now counts.
+    pub fn end(&self, process: &impl Process) {
         let Some(inner) = self.inner.try_lock() else { return };
         let inner = &mut *inner.borrow_mut();
-        let now = monotonic_ns();
-        self.budget
-            .withdraw(|stream, launches| inner.limiter.passed(now, stream, launches));
-        call_law(&mut inner.limiter, &inner.pages, &mut Ending, now, false, Limiter::exit);
+        inner.law(&self.budget, process.driver(), Limiter::exit);
     }
 
     /// Returns true if this process's share holds a turn here.

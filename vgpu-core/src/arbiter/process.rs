@@ -13,7 +13,6 @@ use super::events::Events;
 use super::owner::Owner;
 use super::streams::Known;
 
-/// In a call in which the driver may be called.
 pub(super) struct Live<'a, D> {
     pub driver: &'a D,
     pub events: &'a mut Events,
@@ -58,28 +57,5 @@ impl<D: Streams> Process for Live<'_, D> {
 
     fn is_dead(&self, owner: u64, cell: &Cell) -> bool {
         Owner(owner).is_dead(self.own, cell, self.now)
-    }
-}
-
-/// At the end of the process, when the driver may be gone.
-pub(super) struct Ending;
-
-impl Process for Ending {
-    fn record(&mut self, _stream: Stream) -> Recorded {
-        Recorded::Never
-    }
-
-    fn passed(&mut self, _event: usize) -> Option<Ns> {
-        None
-    }
-
-    fn between(&mut self, _front: usize, _behind: usize) -> Option<Ns> {
-        None
-    }
-
-    fn release(&mut self, _event: usize) {}
-
-    fn is_dead(&self, _owner: u64, _cell: &Cell) -> bool {
-        false
     }
 }

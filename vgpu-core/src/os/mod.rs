@@ -78,6 +78,13 @@ pub fn sleep(duration: Duration) {
     unsafe { libc::nanosleep(&wanted, std::ptr::null_mut()) };
 }
 
+/// Has `end` called when this process, or a fork child of it, ends by itself: before all that was registered earlier.
+#[allow(unsafe_code)] // One call of libc.
+pub fn at_exit(end: extern "C" fn()) {
+    // SAFETY: a function that takes nothing. Without memory for it, it is not called.
+    unsafe { libc::atexit(end) };
+}
+
 /// The address of the calling thread's own block, which no other living thread has; even, and never 0.
 #[inline(always)]
 #[must_use]

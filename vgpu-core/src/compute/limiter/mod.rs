@@ -193,6 +193,10 @@ impl Limiter {
             let before = self.begin.take();
             if self.is_capped(call.now) {
                 self.begin = call.process.record(stream).event();
+            } else if self.pace.mean == 0 {
+                // The GPU passes it at once, so it dates the one behind the launch, which may be asked for much later.
+                let first = call.process.record(stream).event();
+                self.release(call, first);
             }
             self.release(call, before);
             if self.is_to_be_sampled(call.now) {
@@ -324,6 +328,11 @@ impl Limiter {
             self.drained(call);
         }
         true
+    }
+
+    /// Charges what is known to have ended.
+    pub fn see_ended(&mut self, call: &mut Call<'_>) {
+        self.poll(call);
     }
 
     /// Streams have ended, and the driver has waited for what was in them.

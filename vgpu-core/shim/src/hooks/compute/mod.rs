@@ -5,11 +5,11 @@ use crate::driver::Real;
 use crate::hooks::contexts::measure::{self, at_slow_moment};
 use crate::process::{self, Ready};
 use core::ffi::c_int;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicBool, Ordering};
 use vgpu_core::arbiter::{self, Arbiter, Scope, per_thread};
 use vgpu_core::compute::Ns;
 use vgpu_core::memory::measure::Nvml;
-use vgpu_core::os::thread;
+use vgpu_core::os::{at_exit, thread};
 
 mod gpus;
 pub(crate) mod launches;
@@ -51,6 +51,15 @@ impl arbiter::Process for Here {
             others.next();
         }
         others.next().is_some()
+    }
+
+    /// The end comes before the driver's own, which was registered when it was initialised.
+    fn starts(&self) {
+        // No Once: a fork child would wait for a thread that it does not have.
+        static IS_REGISTERED: AtomicBool = AtomicBool::new(false);
+        if !IS_REGISTERED.swap(true, Ordering::Relaxed) {
+            at_exit(end);
+        }
     }
 
     fn asleep(&self, nap: impl FnOnce()) {
@@ -162,17 +171,11 @@ impl Drop for Ending {
     }
 }
 
-/// Runs when the process ends by itself: what it has used is charged, and its share need not wait for it.
-#[used]
-#[allow(unsafe_code)] // A destructor.
-#[unsafe(link_section = ".fini_array")]
-static END: extern "C" fn() = end;
-
+/// Runs when the process ends by itself: what it has used is charged, and its share need not wait for it. A fork child that has
+/// launched nothing has no state of its own.
 extern "C" fn end() {
     let Some(ready) = process::known() else { return };
-    for (_, arbiter) in in_use(ready) {
-        arbiter.end();
-    }
+    each(ready, |arbiter, here| arbiter.end(here));
 }
 
 fn each(ready: &'static Ready, act: impl Fn(&Arbiter, &Here)) {
