@@ -59,6 +59,12 @@ use streams::{Known, PER_THREAD, Target, stream_of};
 
 /// How often NVML is asked for other processes on the GPU.
 const NEIGHBOURS: Ns = 1000 * MS;
+/// After so many sleeps in one wait that a changed word has ended at once, the word says nothing: its share may change it all
+/// the time.
+const HASTY: u32 = 16;
+/// A sleep that ended before this ended at once, and how long sleeps without a word are then at most.
+const AT_ONCE: Duration = Duration::from_micros(50);
+const WITHOUT_WORD: Duration = Duration::from_micros(500);
 /// Copies of the others' pages that are older are made anew before a wait's work is charged.
 const LOOK: Ns = MS;
 
@@ -231,7 +237,7 @@ impl Arbiter {
             process.starts();
         }
         let asked = monotonic_ns();
-        let mut is_long = LONG_WAIT;
+        let (mut is_long, mut hasty) = (LONG_WAIT, 0);
         loop {
             let question = Question {
                 asked,
@@ -247,8 +253,9 @@ impl Arbiter {
             match nap {
                 None => return true,
                 Some(nap) => {
+                    let nap = if hasty < HASTY { nap } else { nap.without_word() };
                     let reason = nap.reason;
-                    process.asleep(|| log::waits(reason, || nap.sleep()));
+                    process.asleep(|| log::waits(reason, || hasty += u32::from(nap.sleep())));
                     let waited = monotonic_ns().saturating_sub(asked);
                     if waited >= is_long {
                         log::long_wait(reason, waited, is_long == LONG_WAIT);
@@ -555,19 +562,52 @@ fn reported(reason: Reason) -> Wait {
 }
 
 impl Nap {
-    fn sleep(self) {
+    fn without_word(mut self) -> Self {
+        if self.word.take().is_some() {
+            self.length = self.length.min(WITHOUT_WORD);
+        }
+        self
+    }
+
+    /// Returns true if a change of the word has ended it at once.
+    fn sleep(self) -> bool {
+        let begun = Instant::now();
         if self.spins {
-            let until = Instant::now() + self.length;
+            let until = begun + self.length;
             while Instant::now() < until {
                 std::hint::spin_loop();
             }
-            return;
+            return false;
         }
         let woken = self
             .word
             .map(|(word, expected)| futex::wait(word, expected, self.length));
         if woken.is_none_or(|woken| woken == futex::Woken::Impossible) {
             sleep(self.length);
+            return false;
         }
+        let slept = begun.elapsed();
+        slept < AT_ONCE && slept < self.length / 2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "a futex")]
+    fn a_word_that_changes_all_the_time_ends_no_sleep_for_long() {
+        let word = AtomicU32::new(7);
+        let nap = |expected| Nap {
+            word: Some((&raw const word, expected)),
+            length: Duration::from_millis(50),
+            spins: false,
+            reason: Wait::Turn,
+        };
+        assert!(nap(6).sleep(), "it has changed");
+        let begun = Instant::now();
+        assert!(!nap(6).without_word().sleep());
+        assert!(begun.elapsed() >= WITHOUT_WORD);
     }
 }
