@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 pub(crate) mod allocate;
+mod dialect;
 mod documents;
 pub(crate) mod explain;
 mod kubectl;

@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const OBJECTS: &str = r#"
 {"apiVersion": "v1", "kind": "List", "items": [
@@ -288,4 +288,186 @@ fn in_controller_mode_kube_schedulers_devices_and_claims_are_told_apart() {
         (text(&output.stdout), output.status.code()),
         (words.to_owned(), Some(1))
     );
+}
+
+/// A pod whose claim is allocated, and what its node and GPU say.
+const HELD: &str = r#"
+{"apiVersion": "v1", "kind": "List", "items": [
+  {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}, "spec": {"taints": []}},
+  {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "vgpu"}, "spec": {"selectors": [
+    {"cel": {"expression": "device.driver == 'dra.vgpu'"}}]}},
+  {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "s"}, "spec": {
+    "driver": "dra.vgpu", "nodeName": "n1", "pool": {"name": "n1/vgpu", "generation": 1, "resourceSliceCount": 1},
+    "devices": [{"name": "gpu-0", "allowMultipleAllocations": true, "capacity": {"memory": {"value": "80Gi"}}, "taints": []}]}},
+  {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "mine", "namespace": "team"},
+   "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "vgpu"}}]}},
+   "status": {"allocation": {"devices": {"results": [{"request": "gpu", "driver": "dra.vgpu", "pool": "n1/vgpu",
+     "device": "gpu-0", "shareID": "11111111-1111-1111-1111-111111111111", "consumedCapacity": {"memory": "20Gi"}}]}}}},
+  {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "train", "namespace": "team"},
+   "spec": {"nodeName": "n1", "schedulingGates": [], "resourceClaims": [{"name": "gpu", "resourceClaimName": "mine"}],
+     "initContainers": [{"name": "fetch"}],
+     "containers": [{"name": "main", "resources": {"claims": [{"name": "gpu"}]}}]}}
+]}"#;
+
+fn ask_about(subject: &str, objects: &Value) -> (String, Option<i32>) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("objects.json");
+    std::fs::write(&file, objects.to_string()).unwrap();
+    let output = explain(None, &[subject, "-n", "team", "-f", file.to_str().unwrap()]);
+    assert_eq!(text(&output.stderr), "");
+    (text(&output.stdout), output.status.code())
+}
+
+const NODE: usize = 0;
+const CLASS: usize = 1;
+const SLICE: usize = 2;
+const CLAIM: usize = 3;
+const POD: usize = 4;
+
+/// The objects after a change.
+fn changed(change: impl FnOnce(&mut Vec<Value>)) -> Value {
+    let mut objects: Value = serde_json::from_str(HELD).unwrap();
+    change(objects["items"].as_array_mut().unwrap());
+    objects
+}
+
+#[test]
+fn what_keeps_a_pod_from_its_gpu_is_never_everything() {
+    let (said, code) = ask_about("pod/train", &changed(|_| {}));
+    let words = "pod team/train has everything: claim team/mine has gpu-0 of pool n1/vgpu\n";
+    assert_eq!((said.as_str(), code), (words, Some(0)));
+
+    type Change = fn(&mut Vec<Value>);
+    let cases: [(&str, Change, &str); 13] = [
+        (
+            "a lost GPU",
+            |all| {
+                all[SLICE]["spec"]["devices"][0]["taints"] = json!([{"key": "dra.vgpu/lost", "effect": "NoSchedule"}])
+            },
+            "gpu-0 of pool n1/vgpu, which claim team/mine has, has the taint dra.vgpu/lost:NoSchedule: the GPU is not well",
+        ),
+        (
+            "a GPU that is not published",
+            |all| all[SLICE]["spec"]["devices"][0]["name"] = "gpu-1".into(),
+            "gpu-0 of pool n1/vgpu, which claim team/mine has, is not published any more",
+        ),
+        (
+            "a container that names no claim",
+            |all| all[POD]["spec"]["containers"][0]["resources"] = json!({}),
+            "no container names its claim gpu, so none gets the GPU: add resources.claims: [{name: gpu}]",
+        ),
+        (
+            "only an init container",
+            |all| {
+                let named = all[POD]["spec"]["containers"][0]["resources"].take();
+                all[POD]["spec"]["initContainers"][0]["resources"] = named;
+            },
+            "only init container fetch names its claim gpu",
+        ),
+        (
+            "Terminating",
+            |all| all[POD]["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:05Z".into(),
+            "is being deleted (Terminating), so it gets nothing more; if it stays, see that kubelet and \
+             vgpu-kubelet-plugin run on node n1",
+        ),
+        (
+            "a node that is gone",
+            |all| all[NODE]["metadata"]["name"] = "n2".into(),
+            "node n1 does not exist any more",
+        ),
+        (
+            "a node that is not ready",
+            |all| {
+                all[NODE]["spec"]["taints"] = json!([{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}])
+            },
+            "node n1 is not ready (taint node.kubernetes.io/unreachable)",
+        ),
+        (
+            "spec.nodeName",
+            |all| all[CLAIM]["status"] = json!({}),
+            "was put on node n1 by spec.nodeName, so no scheduler allocates its claim team/mine, and it never starts: leave \
+             out nodeName, and use nodeSelector {kubernetes.io/hostname: n1}",
+        ),
+        (
+            "a claim that is being deleted",
+            |all| {
+                all[CLAIM]["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:05Z".into();
+                all[POD]["spec"]["nodeName"] = Value::Null;
+            },
+            "claim team/mine is being deleted, so it is given to no pod any more",
+        ),
+        (
+            "a gate of somebody else's",
+            |all| {
+                all[POD]["spec"]["nodeName"] = Value::Null;
+                all[POD]["spec"]["schedulingGates"] = json!([{"name": "example.com/later"}]);
+            },
+            "has the scheduling gate example.com/later: no scheduler looks at it",
+        ),
+        (
+            "it would fit on a node that is not ready",
+            |all| {
+                all[CLAIM]["status"] = json!({});
+                all[POD]["spec"]["nodeName"] = Value::Null;
+                all[NODE]["spec"]["taints"] = json!([{"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}]);
+            },
+            "it fits only on nodes that are not ready: n1",
+        ),
+        (
+            "a pod that has ended",
+            |all| all[POD]["status"] = json!({"phase": "Succeeded"}),
+            "has ended; only a new pod gets devices",
+        ),
+        (
+            "a pod that nobody translated",
+            |all| {
+                all[POD]["spec"]["resourceClaims"] = Value::Null;
+                all[POD]["spec"]["containers"][0]["resources"] = json!({"limits": {"nvidia.com/gpumem": "3000"}});
+            },
+            "it asks by nvidia.com/gpumem and has no claim, so dra.vgpu gives it nothing: pods of namespace team are \
+             translated only if",
+        ),
+    ];
+    for (case, change, words) in cases {
+        let (said, code) = ask_about("pod/train", &changed(change));
+        assert_eq!(code, Some(1), "{case}: {said}");
+        assert!(said.starts_with(&format!("pod team/train: {words}")), "{case}: {said}");
+        assert!(
+            !said.contains("has everything") && !said.contains("has no claims"),
+            "{case}: {said}"
+        );
+    }
+    // Of a claim the same is said.
+    let lost = changed(cases[0].1);
+    let (said, code) = ask_about("claim/mine", &lost);
+    assert!(said.starts_with("claim team/mine: gpu-0 of pool n1/vgpu"), "{said}");
+    assert_eq!(code, Some(1));
+}
+
+/// Beside a container with the GPU one without is usual, so that is a note.
+#[test]
+fn a_container_beside_that_has_no_gpu_is_a_note() {
+    let objects = changed(|all| {
+        all[POD]["spec"]["containers"]
+            .as_array_mut()
+            .unwrap()
+            .push(json!({"name": "beside"}))
+    });
+    let (said, code) = ask_about("pod/train", &objects);
+    let words = "pod team/train has everything: claim team/mine has gpu-0 of pool n1/vgpu\n  \
+                 container beside names none of its claims, so it has no GPU\n";
+    assert_eq!((said.as_str(), code), (words, Some(0)));
+}
+
+#[test]
+fn a_class_that_does_not_exist_is_the_reason_and_no_other() {
+    let objects = changed(|all| {
+        all[CLASS]["metadata"]["name"] = "vgpu-large".into();
+        all[CLAIM]["status"] = json!({});
+    });
+    let (said, code) = ask_about("claim/mine", &objects);
+    let words = "claim team/mine fits nowhere: it names a DeviceClass that does not exist\n  \
+                 claim team/mine, request gpu: UnknownClass: deviceClassName \"vgpu\": there is no such DeviceClass; install \
+                 dra-driver-vgpu's chart, or name another class\n";
+    assert_eq!((said.as_str(), code), (words, Some(1)));
 }

@@ -55,7 +55,9 @@ impl Health {
     fn lacks(&self) -> Option<&'static str> {
         let is = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
         if !is(&self.certificate) {
-            Some("the webhook has no certificate yet; a leader issues one, and stores it in the webhook's Secret\n")
+            Some(
+                "the webhook has no certificate yet; this replica or the leader stores one in the webhook's Secret, and the log says what fails\n",
+            )
         } else if !is(&self.ready) {
             Some("pods, nodes, claims, slices, classes and taint rules are not all listed yet\n")
         } else {

@@ -12,6 +12,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 use vgpu_allocator::Free;
 use vgpu_api::config::AllocationPolicy;
@@ -37,6 +38,9 @@ pub(crate) struct Metrics {
 impl Metrics {
     pub(crate) fn new() -> Self {
         let mut registry = Registry::default();
+        let build = Info::new([("program", "vgpu-controller"), ("version", env!("CARGO_PKG_VERSION"))]);
+        // By the plugin's name, and so without our prefix.
+        registry.register("vgpu_build", "The release of a program", build);
         Self {
             pending_pods: register(
                 &mut registry,
@@ -284,18 +288,17 @@ mod tests {
             .filter_map(|line| line.strip_prefix("# HELP ")?.split_once(' '));
         let served: Vec<String> = helps
             .map(|(name, help)| {
-                let total = if kinds.next().is_some_and(|kind| kind.ends_with(" counter")) {
-                    "_total"
-                } else {
-                    ""
+                let total = match kinds.next().and_then(|kind| kind.rsplit(' ').next()) {
+                    Some("counter") => "_total",
+                    Some("info") => "_info",
+                    _ => "",
                 };
                 format!("| `{name}{total}` | {} |", help.trim_end_matches('.'))
             })
             .collect();
-        let rows = include_str!("../../docs/metrics.md")
-            .lines()
-            .filter(|line| line.starts_with("| `"));
-        let documented: Vec<&str> = rows.filter(|row| row.starts_with("| `vgpu_controller_")).collect();
+        let docs = include_str!("../../docs/metrics.md");
+        let (_, controller) = docs.split_once("\n## The controller\n").expect("its part");
+        let documented: Vec<&str> = controller.lines().filter(|line| line.starts_with("| `")).collect();
         assert_eq!(documented, served);
     }
 }

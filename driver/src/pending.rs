@@ -4,13 +4,15 @@
 //! long text is cut in its middle, because its end has the largest fraction that would fit and the command that lists
 //! all reasons.
 
+use vgpu_allocator::model::Request;
 use vgpu_allocator::{AllocateError, Largest, ReasonKind, held, together};
 use vgpu_api::DRIVER_NAME;
 use vgpu_planner::model::Pod;
-use vgpu_planner::{About, State};
+use vgpu_planner::{About, ClaimState, Obstacle, State};
 
 use crate::answers::{Answer, Answers};
 use crate::check::mistakes;
+use crate::class::is_ours_by_name;
 use crate::question::Question;
 use crate::summary::{Group, Section, Summary};
 use crate::text::{self, RequestText};
@@ -67,12 +69,14 @@ pub fn explain(pod: &Pod, state: &State, answers: &Answers) -> Option<Message> {
     let question = Question::of(pod, state)?;
     let answer = answers.get(pod, &question.shape)?;
     let mistakes = mistakes(&question, state);
+    let obstacles = obstacles(pod, state);
     let kind = match answer {
         _ if mistakes.iter().any(|mistake| mistake.refused) => MessageKind::Refused,
-        Answer::Fits { .. } if mistakes.is_empty() => MessageKind::Room,
+        Answer::Fits { .. } if mistakes.is_empty() && obstacles.is_empty() => MessageKind::Room,
         _ => MessageKind::Waiting,
     };
     let mut parts: Vec<String> = mistakes.into_iter().map(|mistake| mistake.text).collect();
+    parts.extend(obstacles.iter().map(Obstacle::to_string));
     // Beside mistakes, that the rest fits is not reported.
     let end = match answer {
         Answer::Fits { node, devices } => {
@@ -126,6 +130,19 @@ pub fn explain(pod: &Pod, state: &State, answers: &Answers) -> Option<Message> {
     };
     let text = text::cut_before(&parts.join("; "), &end, TEXT_MAX);
     Some(Message { kind, text })
+}
+
+/// What keeps the pod from its devices whatever is free, as `vgpu explain` says it.
+fn obstacles(pod: &Pod, state: &State) -> Vec<Obstacle> {
+    Obstacle::of_waiting(pod, |key| {
+        let claim = state.claim(key)?;
+        let mut asks = claim.facts.spec.devices.requests.iter().flat_map(Request::asks);
+        Some(ClaimState {
+            is_ours: asks.any(|ask| is_ours_by_name(&ask.class, state)),
+            is_deleted: claim.is_deleted,
+            is_allocated: claim.allocation().is_some(),
+        })
+    })
 }
 
 fn fits(question: &Question, node: &str, devices: &[(usize, String, String)]) -> String {
@@ -223,11 +240,7 @@ impl Described<'_> {
             (node, "") => format!("node {node}"),
             (node, device) => format!("{node} {device}"),
         };
-        let hint = match group.kind {
-            ReasonKind::UnknownClass => "; install dra-driver-vgpu's chart, or name another class",
-            ReasonKind::IncompletePool => "; see the log of the driver's plugin on its node",
-            _ => "",
-        };
+        let hint = group.kind.hint();
         if group.kind == ReasonKind::UnknownClass {
             return format!("{said}{hint}");
         }
@@ -272,7 +285,10 @@ impl Described<'_> {
         for (room, what, other) in [(memory, "memory", "cores"), (cores, "cores", "memory")] {
             if let Some(room) = room {
                 let place = format!("{} {}", room.node, room.device);
-                rooms.push(format!("{what} {} with the {other} asked for ({place})", room.amount));
+                rooms.push(format!(
+                    "{what} {} with the {other} asked for ({place})",
+                    room.amount.suggested()
+                ));
             }
         }
         let is_short = summary.sections.iter().flat_map(|section| &section.groups);

@@ -1,5 +1,6 @@
 //! Starts the controller's parts: metrics server, election, webhook, watches and the main loop. Stops them on a signal.
 
+use std::io::IsTerminal as _;
 use std::sync::Arc;
 
 use anyhow::Context as _;
@@ -25,6 +26,7 @@ use crate::webhook::Webhook;
 pub async fn run(config: Config) -> anyhow::Result<()> {
     tracing_subscriber::fmt()
         .with_env_filter(config.log.as_str())
+        .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr)
         .init();
     let no_way = "no way to the API server; set KUBECONFIG or run in a cluster";

@@ -5,8 +5,8 @@
 //!                            ▲ served: the certificate of the moment
 //!  Secret ──watch──► reload ─┘                                       every replica
 //!  ─────────────────────────────────────────────────────────────────────────────
-//!    ▲ one write, with a precondition                                the leader
-//!  keeper ◄── rotation (pure): which write comes next
+//!    ▲ one write, with a precondition                                the leader, and for the first
+//!  keeper ◄── rotation (pure): which write comes next                pair any replica that serves
 //!    ▼
 //!  caBundle of the MutatingWebhookConfiguration
 //! ```
@@ -64,7 +64,7 @@ pub(crate) struct Webhook {
 }
 
 impl Webhook {
-    /// Starts the server, the watch of the Secret, and the part of the leader.
+    /// Starts the server, the watch of the Secret, and what keeps the certificates.
     ///
     /// # Errors
     /// The address is taken.
@@ -85,8 +85,13 @@ impl Webhook {
         server::start(listener, tls, reviewer, ending).context("the webhook's thread cannot be started")?;
         let names = config.names.clone();
         let mut tasks = JoinSet::new();
-        tasks.spawn(reload::reload(client.clone(), names.clone(), served, health.clone()));
-        tasks.spawn(Keeper::new(client.clone(), names, term).run());
+        tasks.spawn(reload::reload(
+            client.clone(),
+            names.clone(),
+            served.clone(),
+            health.clone(),
+        ));
+        tasks.spawn(Keeper::new(client.clone(), names, term, served).run());
         tracing::info!(address = %config.address, mode = ?config.mode, "the webhook serves");
         Ok(Self { ends, tasks })
     }

@@ -26,6 +26,7 @@ use crate::release::Release;
 use crate::report::Report;
 use crate::share::{Role, Share};
 use crate::tmpfs::{self, Size};
+use nix::fcntl::{FcntlArg, fcntl};
 use std::collections::BTreeSet;
 use std::io;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
@@ -271,6 +272,20 @@ impl ClaimDirs {
         Ok(ledger::read(buffer)?)
     }
 
+    /// How many of the share's processes live; `ledger` is what [`usage`](Self::usage) has read. `None` if the file can
+    /// no longer be opened.
+    #[must_use]
+    pub fn living(&self, uid: &str, share: &Share, ledger: &[u8]) -> Option<usize> {
+        let (file, _) = files::open_regular(&self.share_path(uid, &share.name).join(LEDGER)).ok()?;
+        let is_locked = |offset| {
+            let mut byte = lock_of(offset);
+            // fcntl(2) writes the lock that is in the way, or that there is none.
+            let asked = fcntl(&file, FcntlArg::F_OFD_GETLK(&mut byte)).is_ok();
+            asked && i32::from(byte.l_type) != libc::F_UNLCK
+        };
+        Some(ledger::living(ledger, is_locked))
+    }
+
     /// Takes one of the hook's reports. Returns true if there is one that is not yet on all pods of the claim. The
     /// hook can then report again, for example for a later pod.
     pub fn take_report(&self, uid: &str, report: Report) -> bool {
@@ -302,6 +317,17 @@ impl ClaimDirs {
 
     fn report_file(&self, uid: &str, report: Report, suffix: &str) -> PathBuf {
         self.claim_path(uid).join(format!("{}{suffix}", report.file()))
+    }
+}
+
+/// An exclusive lock on one byte.
+fn lock_of(offset: u64) -> libc::flock {
+    libc::flock {
+        l_type: libc::F_WRLCK as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: i64::try_from(offset).unwrap_or(i64::MAX),
+        l_len: 1,
+        l_pid: 0,
     }
 }
 
@@ -456,6 +482,34 @@ mod tests {
             dirs.usage("u", &share("s1"), &mut Vec::new()),
             Err(LedgerError::Io(_))
         ));
+    }
+
+    /// Two processes with a lane each: the second was killed.
+    #[test]
+    fn a_process_that_was_killed_is_not_living() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let dirs = ClaimDirs::new(dir.path().join("claims"), false);
+        dirs.ensure("u", &entry(), terms(&|_| None), &mut NeverStop)
+            .expect("made");
+        let path = dirs.share_path("u", "s1").join(LEDGER);
+        let mut bytes = std::fs::read(&path).expect("read");
+        for index in [1, 2] {
+            let at = ledger::FIRST_LANE_AT + index * ledger::LINE;
+            bytes[at + ledger::lane::GENERATION] = 1;
+            bytes[at + ledger::lane::PID] = index as u8;
+            bytes[at + ledger::lane::PROCESS] = index as u8;
+        }
+        std::fs::write(&path, &bytes).expect("written");
+        let process = std::fs::File::options().write(true).open(&path).expect("opened");
+        let lock = lock_of((ledger::FIRST_LANE_AT + ledger::LINE) as u64);
+        fcntl(&process, FcntlArg::F_OFD_SETLK(&lock)).expect("locked");
+        let mut buffer = Vec::new();
+        let usage = dirs.usage("u", &share("s1"), &mut buffer).expect("a ledger");
+        assert_eq!(usage.processes.len(), 2);
+        let living = |buffer: &[u8]| dirs.living("u", &share("s1"), buffer);
+        assert_eq!(living(&buffer), Some(1));
+        drop(process);
+        assert_eq!(living(&buffer), Some(0));
     }
 
     #[test]

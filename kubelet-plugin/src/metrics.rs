@@ -176,7 +176,8 @@ impl Metrics {
         self.stale_claims.inc();
     }
 
-    /// Registers every metric under its name.
+    /// Registers every metric under its name. Each has the Node's name as a label: a scrape's own labels name the pod's
+    /// address.
     #[must_use]
     pub fn registry(&self, sources: Sources) -> Registry {
         for reason in REASONS {
@@ -188,7 +189,9 @@ impl Metrics {
         {
             drop(self.prepare_parts.get_or_create(&Part { part }));
         }
-        let mut registry = Registry::with_prefix("vgpu");
+        let node = sources.node.lock().name().to_owned();
+        let labels = [("node".into(), node.into())];
+        let mut registry = Registry::with_prefix_and_labels("vgpu", labels.into_iter());
         registry.register(
             "prepare_seconds",
             "Time of a NodePrepareResources call",
@@ -228,8 +231,11 @@ impl Metrics {
         );
         registry.register("gpus", "GPUs that this node publishes", self.gpus.clone());
         registry.register("slice_writes", "Writes of ResourceSlices", self.slice_writes.clone());
-        let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
-        registry.register("build", "The release of the plugin", build);
+        let build = Info::new([
+            ("program", "vgpu-kubelet-plugin"),
+            ("version", env!("CARGO_PKG_VERSION")),
+        ]);
+        registry.register("build", "The release of a program", build);
         let Sources {
             node,
             comparison,
@@ -273,11 +279,28 @@ mod tests {
                 format!("| `{name}{total}` | {} |", help.trim_end_matches('.'))
             })
             .collect();
-        let rows = include_str!("../../docs/metrics.md")
-            .lines()
-            .filter(|line| line.starts_with("| `"));
-        let documented: Vec<&str> = rows.filter(|row| !row.starts_with("| `vgpu_controller_")).collect();
+        let docs = include_str!("../../docs/metrics.md");
+        let (plugin, _) = docs.split_once("\n## The controller\n").expect("its part");
+        let documented: Vec<&str> = plugin.lines().filter(|line| line.starts_with("| `")).collect();
         assert_eq!(documented, served);
+    }
+
+    /// An alert on any of them says where to look.
+    #[test]
+    fn every_series_names_the_node_and_a_gpu_its_model() {
+        use crate::node::tests::claim;
+        let rig = Rig::new(false);
+        let mut node = rig.open();
+        assert!(node.prepare(&node.locked(), &[claim("u1", &[("s1", 20, 30)])])[0].is_ok());
+        let name = format!("node=\"{}\"", node.name());
+        let registry = Metrics::default().registry(Sources::new(SharedNode::new(node)));
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).expect("encoded");
+        let mut series = text.lines().filter(|line| !line.starts_with('#'));
+        assert_eq!(series.clone().find(|line| !line.contains(&name)), None);
+        let info = series.find(|line| line.starts_with("vgpu_gpu_info{")).expect("a GPU");
+        let model = format!("model=\"{}\"", crate::inventory::tests::gpu(0).name);
+        assert!(info.contains(&model), "{info}");
     }
 
     /// A tenant cannot make Prometheus hold more than this.

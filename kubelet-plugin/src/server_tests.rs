@@ -806,7 +806,7 @@ async fn metrics_tell_what_shares_hold_and_which_ledgers_are_damaged() {
     prometheus_client::encoding::text::encode(&mut text, &registry).expect("encoded");
     let labels = |uid: &str| {
         format!(
-            "{{namespace=\"d\",claim=\"claim-{uid}\",share=\"{uid}\",gpu=\"{}\"}}",
+            "{{node=\"n1\",namespace=\"d\",claim=\"claim-{uid}\",share=\"{uid}\",gpu=\"{}\"}}",
             crate::share::tests::GPU
         )
     };
@@ -815,8 +815,8 @@ async fn metrics_tell_what_shares_hold_and_which_ledgers_are_damaged() {
         format!("vgpu_share_memory_used_bytes{} 4096", labels("u1")),
         format!("vgpu_share_ledger_damaged{} 0", labels("u1")),
         format!("vgpu_share_ledger_damaged{} 1", labels("u2")),
-        "vgpu_prepare_seconds_count 0".into(),
-        "vgpu_checkpoint_damaged_total 0".into(),
+        "vgpu_prepare_seconds_count{node=\"n1\"} 0".into(),
+        "vgpu_checkpoint_damaged_total{node=\"n1\"} 0".into(),
     ] {
         assert!(text.lines().any(|found| found == line), "{line} not in\n{text}");
     }

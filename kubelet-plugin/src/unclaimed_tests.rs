@@ -51,7 +51,10 @@ impl Alone {
         let registry = Metrics::default().registry(crate::metrics::Sources::new(self.served.node.clone()));
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).expect("encoded");
-        let start = format!("vgpu_gpu_shares_without_claim{{gpu=\"{}\"", crate::share::tests::GPU);
+        let start = format!(
+            "vgpu_gpu_shares_without_claim{{node=\"n1\",gpu=\"{}\"",
+            crate::share::tests::GPU
+        );
         let line = text.lines().find(|line| line.starts_with(&start))?;
         line.rsplit(' ').next().map(str::to_owned)
     }

@@ -23,8 +23,10 @@ struct Sample {
     labels: [(&'static str, String); 4],
     limit: i64,
     cores: i64,
-    /// Device memory, host memory and processes; `None` if the ledger cannot be read.
-    used: Option<(i64, i64, i64)>,
+    /// Device memory and host memory; `None` if the ledger cannot be read.
+    used: Option<(i64, i64)>,
+    /// Processes that live; `None` in the same case.
+    living: Option<usize>,
     is_damaged: bool,
     host_limit: i64,
 }
@@ -45,11 +47,13 @@ impl Usage {
                 let ledger = node.ledger(uid, entry, &held.share, &mut buffer);
                 let is_damaged = matches!(ledger, LedgerReading::Damaged(_));
                 let usage = ledger.usage();
+                let has_usage = usage.is_some();
                 samples.push(Sample {
                     labels: labels(entry, &held.share),
                     limit: signed(held.share.memory),
                     cores: i64::from(held.share.cores),
-                    used: usage.map(|usage| (signed(usage.charged), signed(usage.host), usage.processes.len() as i64)),
+                    used: usage.map(|usage| (signed(usage.charged), signed(usage.host))),
+                    living: has_usage.then(|| node.living(uid, &held.share, &buffer)).flatten(),
                     is_damaged,
                     host_limit: signed(held.share.host_memory),
                 });
@@ -78,7 +82,7 @@ impl Collector for Usage {
             (
                 "share_memory_used_bytes",
                 "Device memory in use by a share's processes",
-                |s| s.used.map(|(charged, _, _)| charged),
+                |s| s.used.map(|(charged, _)| charged),
             ),
             (
                 "share_host_memory_limit_bytes",
@@ -88,10 +92,10 @@ impl Collector for Usage {
             (
                 "share_host_memory_used_bytes",
                 "Host memory in use by a share's processes",
-                |s| s.used.map(|(_, host, _)| host),
+                |s| s.used.map(|(_, host)| host),
             ),
-            ("share_processes", "Processes of a share that use its GPU", |s| {
-                s.used.map(|(_, _, processes)| processes)
+            ("share_processes", "Living processes of a share that use its GPU", |s| {
+                s.living.map(|living| living as i64)
             }),
             ("share_cores", "Percent of GPU time reserved for a share", |s| {
                 Some(s.cores)

@@ -373,10 +373,10 @@ async fn metrics(address: &str) -> Result<String> {
 /// The mean of each part of the Prepares so far.
 fn print_parts(metrics: &str) {
     let of = |suffix: &str| -> BTreeMap<&str, f64> {
-        let prefix = format!("vgpu_prepare_part_seconds_{suffix}{{part=\"");
+        let prefix = format!("vgpu_prepare_part_seconds_{suffix}{{");
         let lines = metrics
             .lines()
-            .filter_map(|line| line.strip_prefix(&prefix)?.split_once("\"} "));
+            .filter_map(|line| line.strip_prefix(&prefix)?.split_once("part=\"")?.1.split_once("\"} "));
         lines
             .filter_map(|(part, number)| Some((part, number.parse().ok()?)))
             .collect()

@@ -9,7 +9,7 @@ use vgpu_allocator::SelectorCache;
 use vgpu_allocator::offline::{Explanation, InputError, Objects, Options, Subject};
 use vgpu_planner::Time;
 
-use super::{OfflineError, features, kubectl, objects_in, print, quota, yaml};
+use super::{OfflineError, dialect, features, kubectl, objects_in, print, quota, yaml};
 use crate::exit;
 use crate::flags::{AnswerFormat, ExplainFlags};
 
@@ -42,7 +42,9 @@ fn run(flags: &ExplainFlags) -> Result<bool, OfflineError> {
         Some(lists) => objects_of(lists)?,
         None => objects_in(&flags.files)?,
     };
-    let answer = vgpu_planner::explain(objects, &subject, &options, &mut SelectorCache::default(), now())?;
+    let asks_elsewhere = dialect::asks(&objects, &subject);
+    let mut answer = vgpu_planner::explain(objects, &subject, &options, &mut SelectorCache::default(), now())?;
+    answer.obstacles.extend(asks_elsewhere);
     let quota = lists.map(|lists| quota::of(&flags.namespace, answer.pod(), &lists));
     let quota = quota.unwrap_or_default();
     let document = || document(&answer, &quota);

@@ -75,6 +75,24 @@ impl ReasonKind {
             Self::UnknownClass => "UnknownClass",
         }
     }
+
+    /// What to do about it, where that is not clear from the reason itself.
+    #[must_use]
+    pub const fn hint(self) -> &'static str {
+        match self {
+            Self::UnknownClass => "; install dra-driver-vgpu's chart, or name another class",
+            Self::IncompletePool => "; see the log of the driver's plugin on its node",
+            _ => "",
+        }
+    }
+}
+
+impl<C> Reason<C> {
+    /// The reason without its place.
+    #[must_use]
+    pub fn in_words(&self) -> String {
+        format!("{}: {}{}", self.reason.name(), self.message, self.reason.hint())
+    }
 }
 
 impl Reason {

@@ -12,9 +12,12 @@ use std::collections::HashMap;
 use vgpu_allocator::offline::{self, Explanation, Objects, OfflineError, Options, Subject};
 use vgpu_allocator::{Index, SelectorCache};
 
+use serde::Deserialize as _;
+
 use crate::device_ownership::{DeviceOwnership, Sighting};
 use crate::device_taints::{Handover, rewrite_taints};
-use crate::model::{Slice, Version};
+use crate::model::{Pod, Slice, Version};
+use crate::obstacle::Obstacle;
 use crate::planner::Settings;
 use crate::time::Time;
 
@@ -67,5 +70,38 @@ pub fn explain(
         .iter()
         .filter_map(|claim| refused.remove(claim))
         .collect();
+    add_obstacles(&mut answer, &objects);
     Ok(answer)
+}
+
+/// Adds what keeps the subject from its devices besides their number and size.
+fn add_obstacles(answer: &mut Explanation, objects: &Objects) {
+    let mut found = match answer.subject.split_once(' ') {
+        Some(("pod", key)) => {
+            let pod = objects.pod(key).and_then(|document| Pod::deserialize(document).ok());
+            let pod = pod.unwrap_or_default();
+            let without = pod.unusual().claimless.iter();
+            answer.notes = without
+                .map(|name| format!("container {name} names none of its claims, so it has no GPU"))
+                .collect();
+            Obstacle::of_pod(&pod, objects)
+        }
+        Some(("claim", key)) => {
+            let mut found = Obstacle::of_claim(key, objects);
+            let document = objects.claim_document(key);
+            if document.is_some_and(|claim| claim["metadata"]["deletionTimestamp"].is_string()) {
+                found.push(Obstacle::ClaimDeleted(key.to_owned()));
+            }
+            found
+        }
+        _ => Vec::new(),
+    };
+    found.extend(Obstacle::of_fits(&answer.fits, objects));
+    // Two claims may be on one node.
+    for obstacle in found {
+        let text = obstacle.to_string();
+        if !answer.obstacles.contains(&text) {
+            answer.obstacles.push(text);
+        }
+    }
 }

@@ -15,6 +15,6 @@ pub use container::{Extended, HostPort};
 pub use labels::LabelSelector;
 pub use meta::{Meta, Version, VersionError};
 pub use node::Node;
-pub use pod::{Pod, PodClaim, PodTerm, Spread};
+pub use pod::{Pod, PodClaim, PodTerm, Spread, UnnamedClaim, Unusual};
 pub use requests::Requests;
 pub use slice::Slice;

@@ -1,5 +1,10 @@
-//! The leader: performs the rotation's steps. Each is one write with the version that was read as its precondition.
+//! Performs the rotation's steps. Each is one write with the version that was read as its precondition.
+//!
+//! The leader does it, and a replica that has no certificate yet while the Secret has none either: when
+//! `translate.dialects` is switched on, the leader is a pod of the old Deployment, which knows no webhook and is not
+//! replaced before a new pod is ready. Any number of them may do so at once (see [`super::rotation`]).
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::ByteString;
@@ -17,6 +22,7 @@ use super::certificate::{self, authorities};
 use super::names::{Names, WEBHOOK};
 use super::rotation::{Authority, Rotation, Seconds, Step, Stored};
 use super::secret;
+use super::served::Served;
 
 /// Between two looks; right after a step there is none.
 const PAUSE: Duration = Duration::from_secs(10);
@@ -43,21 +49,32 @@ pub(super) enum Failure {
     Issue(#[from] rcgen::Error),
 }
 
-/// Keeps Secret and caBundle, while its replica leads.
+/// Why a replica writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Leader,
+    /// It has no certificate to show, so it makes the first pair if nobody else does.
+    Starter,
+}
+
+/// Keeps Secret and caBundle while its replica leads, and makes the first pair.
 pub(super) struct Keeper {
     pub(super) client: Client,
     pub(super) names: Names,
     pub(super) term: watch::Receiver<Option<Term>>,
+    /// What this replica shows.
+    served: Arc<Served>,
     rotation: Rotation,
     started: Instant,
 }
 
 impl Keeper {
-    pub(super) fn new(client: Client, names: Names, term: watch::Receiver<Option<Term>>) -> Self {
+    pub(super) fn new(client: Client, names: Names, term: watch::Receiver<Option<Term>>, served: Arc<Served>) -> Self {
         Self {
             client,
             names,
             term,
+            served,
             rotation: Rotation::default(),
             started: Instant::now(),
         }
@@ -67,7 +84,11 @@ impl Keeper {
     pub(super) async fn run(mut self) {
         loop {
             let leads = self.term.borrow_and_update().is_some();
-            if !leads {
+            let role = match leads {
+                true => Some(Role::Leader),
+                false => self.served.shown().is_none().then_some(Role::Starter),
+            };
+            let Some(role) = role else {
                 // Whoever leads again has not seen what happened meanwhile.
                 self.rotation = Rotation::default();
                 if self.term.changed().await.is_err() {
@@ -75,8 +96,8 @@ impl Keeper {
                     return std::future::pending().await;
                 }
                 continue;
-            }
-            match tokio::time::timeout(TIMEOUT, self.turn()).await {
+            };
+            match tokio::time::timeout(TIMEOUT, self.turn(role)).await {
                 Ok(Ok(Step::Wait)) => {}
                 Ok(Ok(_)) => continue,
                 Ok(Err(Failure::Kube(kube::Error::Api(status)))) if status.code == 409 => {
@@ -95,11 +116,15 @@ impl Keeper {
     }
 
     /// One look, and the write that it leads to.
-    async fn turn(&mut self) -> Result<Step, Failure> {
+    async fn turn(&mut self, role: Role) -> Result<Step, Failure> {
         let (secret, now) = self.secret().await?;
+        let stored = self.stored(secret.as_ref());
+        if role == Role::Starter && stored.current.is_some() {
+            // This replica will show it in a moment. Everything else is the leader's.
+            return Ok(Step::Wait);
+        }
         let configuration = self.configuration().await?;
         let bundle = bundle(&configuration).ok_or_else(|| Failure::NoWebhook(self.names.name.clone()))?;
-        let stored = self.stored(secret.as_ref());
         let step = self.rotation.step(&stored, &bundle, now, self.started.elapsed());
         match &step {
             Step::Wait => {}

@@ -117,17 +117,20 @@ fn world() -> (Arc<Mutex<Objects>>, Keeper) {
         name: "x-webhook".into(),
     };
     let term = watch::channel(None).1;
-    (objects, Keeper::new(Client::new(router, "default"), names, term))
+    (
+        objects,
+        Keeper::new(Client::new(router, "default"), names, term, Arc::default()),
+    )
 }
 
 #[tokio::test]
 async fn from_nothing_to_a_trusted_certificate_in_three_writes() {
     let (objects, mut keeper) = world();
-    assert_eq!(keeper.turn().await.unwrap(), Step::Issue);
+    assert_eq!(keeper.turn(Role::Leader).await.unwrap(), Step::Issue);
     assert_eq!(objects.lock().unwrap().bundle(), []);
-    assert!(matches!(keeper.turn().await.unwrap(), Step::Trust(_)));
-    assert_eq!(keeper.turn().await.unwrap(), Step::Promote);
-    assert_eq!(keeper.turn().await.unwrap(), Step::Wait);
+    assert!(matches!(keeper.turn(Role::Leader).await.unwrap(), Step::Trust(_)));
+    assert_eq!(keeper.turn(Role::Leader).await.unwrap(), Step::Promote);
+    assert_eq!(keeper.turn(Role::Leader).await.unwrap(), Step::Wait);
     let objects = objects.lock().unwrap();
     assert_eq!(objects.bundle(), [objects.current()]);
     // By the API server's clock, whatever this machine's says.
@@ -152,7 +155,7 @@ async fn a_damaged_secret_is_replaced_and_keeps_its_metadata() {
     let damaged = json!({"metadata": {"name": "x-webhook", "labels": {"a": "b"}},
         "data": {"ca.crt": "AAAA", "tls.crt": "AAAA", "tls.key": "AAAA"}});
     objects.lock().unwrap().keep(damaged);
-    while keeper.turn().await.unwrap() != Step::Wait {}
+    while keeper.turn(Role::Leader).await.unwrap() != Step::Wait {}
     let objects = objects.lock().unwrap();
     assert_eq!(objects.bundle(), [objects.current()]);
     assert_eq!(objects.secret.as_ref().unwrap()["metadata"]["labels"]["a"], "b");
@@ -163,7 +166,7 @@ async fn of_two_leaders_the_late_write_is_refused() {
     let (objects, mut keeper) = world();
     let (secret, _) = keeper.secret().await.unwrap();
     let configuration = keeper.configuration().await.unwrap();
-    while keeper.turn().await.unwrap() != Step::Wait {}
+    while keeper.turn(Role::Leader).await.unwrap() != Step::Wait {}
     let before = objects.lock().unwrap().bundle();
     let pair = certificate::issue("x-webhook.n.svc", 1_795_475_995).unwrap();
     for late in [
@@ -182,12 +185,12 @@ async fn of_two_leaders_the_late_write_is_refused() {
 async fn without_the_api_servers_time_or_the_webhook_nothing_is_written() {
     let (objects, mut keeper) = world();
     objects.lock().unwrap().date = None;
-    assert!(matches!(keeper.turn().await, Err(Failure::NoDate)));
+    assert!(matches!(keeper.turn(Role::Leader).await, Err(Failure::NoDate)));
     objects.lock().unwrap().date = Some("yesterday");
-    assert!(matches!(keeper.turn().await, Err(Failure::NoDate)));
+    assert!(matches!(keeper.turn(Role::Leader).await, Err(Failure::NoDate)));
     objects.lock().unwrap().date = Some("Mon, 23 Nov 2026 23:19:55 GMT");
     objects.lock().unwrap().configuration["webhooks"] = json!([]);
-    let error = keeper.turn().await.unwrap_err().to_string();
+    let error = keeper.turn(Role::Leader).await.unwrap_err().to_string();
     assert!(
         error.contains("x-webhook has no webhook pods.translate.dra.vgpu"),
         "{error}"
@@ -201,8 +204,10 @@ async fn without_the_api_servers_time_or_the_webhook_nothing_is_written() {
 }
 
 #[tokio::test]
-async fn only_the_leader_looks_and_writes() {
+async fn with_a_certificate_only_the_leader_looks_and_writes() {
     let (objects, mut keeper) = world();
+    let pair = certificate::issue("x-webhook.n.svc", 1_795_475_995).unwrap();
+    keeper.served.set(pair.certified().unwrap());
     let (terms, term) = watch::channel(None);
     keeper.term = term;
     let running = tokio::spawn(keeper.run());
@@ -214,15 +219,65 @@ async fn only_the_leader_looks_and_writes() {
         epoch: "e".into(),
         until: vgpu_planner::Time::default(),
     }));
-    loop {
-        let in_use = |objects: &Objects| {
-            let secret: Secret = serde_json::from_value(objects.secret.clone()?).ok()?;
-            secret::current(&secret)
-        };
-        if in_use(&objects.lock().unwrap()).is_some() {
-            break;
-        }
-        tokio::task::yield_now().await;
-    }
+    until_in_use(&objects).await;
     running.abort();
+}
+
+async fn until_in_use(objects: &Mutex<Objects>) {
+    let in_use = || {
+        let secret: Secret = serde_json::from_value(objects.lock().unwrap().secret.clone()?).ok()?;
+        secret::current(&secret)
+    };
+    let made = async {
+        while in_use().is_none() {
+            tokio::task::yield_now().await;
+        }
+    };
+    let limit = Duration::from_secs(60);
+    tokio::time::timeout(limit, made).await.expect("a pair in use");
+}
+
+/// `translate.dialects` is switched on: the leader is a pod of before, which ends only once this replica is ready.
+#[tokio::test]
+async fn a_replica_without_a_certificate_makes_the_first_pair_while_another_leads() {
+    let (objects, mut keeper) = world();
+    let (_terms, term) = watch::channel(None);
+    keeper.term = term;
+    let served = keeper.served.clone();
+    let running = tokio::spawn(keeper.run());
+    until_in_use(&objects).await;
+    {
+        let objects = objects.lock().unwrap();
+        assert_eq!(objects.bundle(), [objects.current()], "trusted before it is in use");
+    }
+    assert!(served.shown().is_none(), "the watch of the Secret loads it");
+    running.abort();
+}
+
+#[tokio::test]
+async fn of_replicas_that_start_together_one_makes_the_pair() {
+    let (objects, mut one) = world();
+    let (client, names) = (one.client.clone(), one.names.clone());
+    let mut two = Keeper::new(client, names, watch::channel(None).1, Arc::default());
+    for _ in 0..4 {
+        for keeper in [&mut one, &mut two] {
+            keeper.turn(Role::Starter).await.unwrap();
+        }
+    }
+    let objects = objects.lock().unwrap();
+    assert_eq!(objects.bundle(), [objects.current()]);
+    let issued = objects.asked.iter().filter(|asked| asked.starts_with("POST")).count();
+    assert_eq!(issued, 1);
+}
+
+/// Replicas of before serve with it: only the leader replaces it, or repairs the caBundle.
+#[tokio::test]
+async fn a_replica_that_starts_leaves_a_pair_in_use_alone() {
+    let (objects, mut keeper) = world();
+    while keeper.turn(Role::Leader).await.unwrap() != Step::Wait {}
+    let asked = objects.lock().unwrap().asked.len();
+    objects.lock().unwrap().configuration["webhooks"][1]["clientConfig"]["caBundle"] = Value::Null;
+    assert_eq!(keeper.turn(Role::Starter).await.unwrap(), Step::Wait);
+    let objects = objects.lock().unwrap();
+    assert_eq!(objects.asked[asked..], [format!("GET {SECRET}")]);
 }

@@ -36,7 +36,7 @@ pub(super) async fn reload(client: Client, names: Names, served: Arc<Served>, he
                 }
                 Ok(None) => {}
                 Err(error) => {
-                    tracing::warn!(secret = names.secret(), %error, "the webhook keeps its certificate; the leader will replace the Secret's");
+                    tracing::warn!(secret = names.secret(), %error, "the pair in the webhook's Secret cannot be used and will be replaced; the webhook shows what it had before");
                 }
             },
             Ok(_) => {}

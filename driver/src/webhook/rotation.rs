@@ -16,8 +16,9 @@
 //! How it could fail, and what holds then (each is a test below):
 //! - **A crash between two writes:** a pair that is issued but not trusted is not in use yet; one that is trusted but
 //!   not promoted is promoted by the next leader.
-//! - **Two leaders:** preconditions let one of two writes of the same version through. A late write to the caBundle by
-//!   a leader that has not seen the newest pair must not remove its authority: a young authority is never removed.
+//! - **Two leaders, or replicas that start without a certificate:** preconditions let one of two writes of the same
+//!   version through. A late write to the caBundle by a leader that has not seen the newest pair must not remove its
+//!   authority: a young authority is never removed.
 //! - **The Secret is deleted, or its content damaged:** running replicas go on with what they have loaded. A new pair
 //!   is issued and trusted beside the old one before anybody uses it.
 //! - **A replica with the old certificate:** its authority stays trusted for [`KEEP`] after a new pair was issued. If a

@@ -320,3 +320,40 @@ fn a_translated_pod_that_wants_more_than_any_gpu_has_is_refused() {
         assert_ne!(why(waits).kind, MessageKind::Refused);
     }
 }
+
+/// In the words of `vgpu explain`.
+#[test]
+fn a_claim_that_no_container_names_and_one_that_goes_are_said_beside_the_shortage_and_where_there_is_room() {
+    let pod = |claims: Value| {
+        json!({"containers": [{"name": "main", "resources": {"claims": claims}}],
+            "resourceClaims": [{"name": "gpu", "resourceClaimName": "train"}]})
+    };
+    let unnamed = "no container names its claim gpu, so none gets the GPU: add resources.claims: [{name: gpu}] to the \
+                   container that needs it, and create the pod again";
+    for (memory, words) in [("100Gi", "100Gi wanted"), ("20Gi", "node1 has room")] {
+        let mut world = World::new();
+        world.claim("train", exactly("vgpu", json!({"memory": memory})), Value::Null);
+        let message = world.why_pod(pod(json!([])), json!([])).expect("it waits");
+        assert!(message.text.starts_with(unnamed), "{}", message.text);
+        assert_eq!(message.kind, MessageKind::Waiting);
+        assert_eq!(message.text.contains(words), memory == "100Gi", "{}", message.text);
+        let named = world
+            .why_pod(pod(json!([{"name": "gpu"}])), json!([]))
+            .expect("it waits");
+        assert!(
+            named.text.contains(words) && !named.text.contains("names"),
+            "{}",
+            named.text
+        );
+    }
+    let mut world = World::new();
+    world.set_claim(
+        json!({"metadata": {"name": "train", "namespace": "default", "deletionTimestamp": "2026-01-02T03:04:05Z"},
+        "spec": {"devices": fraction()}}),
+    );
+    let message = world
+        .why_pod(pod(json!([{"name": "gpu"}])), json!([]))
+        .expect("it waits");
+    let words = "claim default/train is being deleted, so it is given to no pod any more";
+    assert!(message.text.starts_with(words), "{}", message.text);
+}

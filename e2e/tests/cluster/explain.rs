@@ -10,10 +10,13 @@ use vgpu_e2e::outcome::after;
 use vgpu_e2e::shell::{self, Said};
 use vgpu_e2e::wait::wait;
 
-use crate::manifests::{HOLD, pod, template};
+use crate::manifests::{HOLD, pod, pod_object, template};
 use crate::shared::{self, Installed, LIMIT, Test};
 
-pub(crate) const TESTS: &[Test] = &[("explain_and_the_event_give_the_same_reasons", same_reasons)];
+pub(crate) const TESTS: &[Test] = &[
+    ("explain_and_the_event_give_the_same_reasons", same_reasons),
+    ("explain_says_what_keeps_a_pod_from_its_gpu", obstacles),
+];
 
 const RULE: &str = "test-explain-drain";
 const HELD: &str = "held by explain/holder-";
@@ -44,6 +47,37 @@ fn same_reasons() -> Result<()> {
         let outcome = compare(installed, kube, installed.gpus.len() > 1);
         let ended = kube.run(&["delete", "devicetaintrule", RULE]).map(drop);
         after(outcome, ended)
+    })
+}
+
+/// Pods that the API server accepts and that never get a GPU, and one that runs without the GPU that it holds.
+fn obstacles() -> Result<()> {
+    shared::in_namespace("explain-obstacles", |installed, kube| {
+        let node = installed.gpus.first().context("no GPU is published")?.node.clone();
+        kube.apply(&template("t", "vgpu", json!({"memory": "1Gi"}), &[]))?;
+        let mut pinned = pod_object("pinned", &HOLD, "t")?;
+        pinned["spec"]["nodeName"] = json!(node);
+        let mut gated = pod_object("gated", &HOLD, "t")?;
+        gated["spec"]["schedulingGates"] = json!([{"name": "example.com/later"}]);
+        let mut unnamed = pod_object("unnamed", &["python3", "-c", "import signal; signal.pause()"], "t")?;
+        unnamed["spec"]["containers"][0]["resources"] = json!({});
+        for pod in [&pinned, &gated, &unnamed] {
+            kube.apply(&pod.to_string())?;
+        }
+        kube.wait_running("unnamed", LIMIT)?;
+        for (name, words) in [
+            ("pinned", format!("was put on node {node} by spec.nodeName")),
+            ("gated", "has the scheduling gate example.com/later".to_owned()),
+            ("unnamed", "no container names its claim gpu".to_owned()),
+        ] {
+            let start = format!("pod explain-obstacles/{name}: {words}");
+            wait(LIMIT, &start, || {
+                let said = run(installed, "explain-obstacles", &format!("pod/{name}"), "text")?;
+                let is_said = said.status.code() == Some(1) && said.stdout.starts_with(&start);
+                Ok(is_said.then_some(()))
+            })?;
+        }
+        Ok(())
     })
 }
 

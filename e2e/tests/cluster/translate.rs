@@ -27,6 +27,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("no_pod_gets_through_untranslated_while_replicas_are_killed", killed),
     ("upgrade_of_the_chart_keeps_certificates_and_trust", upgraded),
     ("deleted_secret_comes_back_and_every_pod_is_translated", without_secret),
+    ("dialects_are_switched_on_while_an_old_pod_leads", switched_on),
 ];
 
 const WEBHOOK: &str = "dra-driver-vgpu-webhook";
@@ -529,6 +530,33 @@ fn upgraded() -> Result<()> {
         let reported = kube.get(&["pod", "report"])?;
         ensure!(reported["spec"]["resourceClaims"].is_null(), "translated: {reported}");
         Ok(())
+    })
+}
+
+/// With quotas on there is a leader before there is a webhook, and a rollout keeps it until a new pod is ready. Without a
+/// first pair by that pod, `--wait` would run into its limit.
+fn switched_on() -> Result<()> {
+    in_labelled("translate-switched", |installed, kube| {
+        let project = Kube::new(&installed.cluster, install::NAME);
+        let chart = install::chart();
+        let chart = chart.to_str().context("the clone's path is not UTF-8")?;
+        let limit = patience::timeout(LIMIT);
+        let upgrade = |values: &[&str]| -> Result<()> {
+            let mut arguments = vec!["upgrade", install::NAME, chart, "--reuse-values", "--wait", &limit];
+            for value in values {
+                arguments.extend(["--set", value]);
+            }
+            project.helm(&arguments).map(drop)
+        };
+        let switched = upgrade(&["translate.dialects=null", "quota.enabled=true"]).and_then(|()| {
+            wait(LIMIT, "a leader without the webhook", || leader(&project))?;
+            upgrade(&["translate.dialects={hami,kai}"])?;
+            kube.apply(&hami("first").to_string())?;
+            check(&kube.get(&["pod", "first"])?)
+        });
+        // The cluster is other tests' too.
+        let back = upgrade(&["translate.dialects={hami,kai}", "quota.enabled=false"]);
+        switched.and(back)
     })
 }
 

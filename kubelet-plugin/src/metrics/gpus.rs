@@ -15,6 +15,8 @@ pub(super) struct Gpus {
 
 struct Sample {
     labels: [(&'static str, String); 4],
+    model: String,
+    driver_version: String,
     memory: u64,
     held: u64,
     shares: usize,
@@ -53,6 +55,8 @@ impl Gpus {
                     ("dra_device_name", device.to_owned()),
                     ("dra_pool_name", node.pool()),
                 ],
+                model: gpu.name.clone(),
+                driver_version: gpu.driver_version.clone(),
                 memory: gpu.memory,
                 held: own.iter().fold(0, |sum, share| sum.saturating_add(share.memory)),
                 shares: own.len(),
@@ -120,6 +124,16 @@ impl Collector for Gpus {
             for sample in &samples {
                 ConstGauge::new(value(sample)).encode(family.encode_family(&sample.labels)?)?;
             }
+        }
+        let help = "1 for each GPU, with its model and the driver's version";
+        let mut family = encoder.encode_descriptor("gpu_info", help, None, MetricType::Gauge)?;
+        for sample in &samples {
+            let own = [
+                ("model", sample.model.clone()),
+                ("driver_version", sample.driver_version.clone()),
+            ];
+            let labels: Vec<_> = sample.labels.iter().cloned().chain(own).collect();
+            ConstGauge::new(1_i64).encode(family.encode_family(&labels)?)?;
         }
         let (name, help) = (
             "gpu_taint",

@@ -33,6 +33,15 @@ impl Node {
     }
 }
 
+impl Node {
+    /// How many processes of a share live, from the buffer that [`ledger`](Self::ledger) has filled. The ledger names
+    /// those that were killed too until another process needs their memory.
+    #[must_use]
+    pub fn living(&self, uid: &str, share: &Share, buffer: &[u8]) -> Option<usize> {
+        self.dirs.living(uid, share, buffer)
+    }
+}
+
 // === impl LedgerReading ===
 
 impl LedgerReading {

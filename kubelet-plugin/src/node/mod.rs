@@ -233,6 +233,12 @@ impl Node {
         self.config.pool()
     }
 
+    /// The name of the Node.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.config.node_name
+    }
+
     #[must_use]
     pub fn dirs(&self) -> &ClaimDirs {
         &self.dirs

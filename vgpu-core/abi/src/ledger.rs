@@ -35,6 +35,7 @@ use crate::checksum::crc32;
 use crate::limits::Limits;
 pub use layout::*;
 use object::OBJECTS;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Range;
 
@@ -188,6 +189,26 @@ pub fn read(bytes: &[u8]) -> Result<Usage, Damage> {
         }
     }
     Ok(usage)
+}
+
+/// Returns how many of a share's processes live, from bytes that [`read`] accepts. A process holds a lock on the first
+/// byte of each of its lanes until it ends, however it ends; `is_locked` says whether the byte at that offset of the
+/// ledger's file is locked.
+pub fn living(bytes: &[u8], mut is_locked: impl FnMut(u64) -> bool) -> usize {
+    let mut living = BTreeSet::new();
+    for (number, one) in bytes.chunks_exact(SIZE).enumerate() {
+        for index in REAPER + 1..LANES {
+            let at = FIRST_LANE_AT + index * LINE;
+            if word(one, at + lane::GENERATION).is_multiple_of(2) {
+                continue;
+            }
+            let process = (word(one, at + lane::PID_NAMESPACE), half(one, at + lane::PID));
+            if !living.contains(&process) && is_locked((number * SIZE + at) as u64) {
+                living.insert(process);
+            }
+        }
+    }
+    living.len()
 }
 
 fn read_one(bytes: &[u8]) -> Result<Usage, Damage> {

@@ -137,6 +137,23 @@ fn lanes_of_one_process_are_added_up() {
     );
 }
 
+/// Killed processes leave their lanes as they were, but not locked.
+#[test]
+fn a_process_lives_while_one_of_its_lanes_is_locked() {
+    let mut bytes = [fresh(), fresh()].concat();
+    let at = |number: usize, index: usize| number * SIZE + FIRST_LANE_AT + index * LINE;
+    for (number, index, pid) in [(0, 3, 42), (0, 600, 42), (0, 4, 43), (1, 3, 42), (1, 5, 44)] {
+        let fields = [(lane::GENERATION, 1), (lane::PID, pid), (lane::PID_NAMESPACE, 9)];
+        put_lane(&mut bytes[number * SIZE..], index, &fields);
+    }
+    let locked = |lanes: &[usize]| living(&bytes, |offset| lanes.contains(&(offset as usize)));
+    assert_eq!(locked(&[]), 0, "all were killed");
+    assert_eq!(locked(&[at(0, 600)]), 1);
+    assert_eq!(locked(&[at(0, 3), at(0, 600), at(1, 3)]), 1, "one process");
+    assert_eq!(locked(&[at(0, 3), at(0, 4), at(1, 5)]), 3);
+    assert_eq!(locked(&[at(0, 7)]), 0, "a free lane");
+}
+
 #[test]
 fn an_operation_counts_once_the_total_or_a_record_says_so() {
     let here = |number| Stamp { lane: 7, number }.pack();

@@ -57,6 +57,10 @@ pub struct Explanation {
     /// Why nobody may allocate claims that wait, whatever is free. The caller adds it, because the allocator does not
     /// know.
     pub refused: Vec<String>,
+    /// What keeps the subject from its devices besides their number and size. The caller adds it, too.
+    pub obstacles: Vec<String>,
+    /// What the reader may not expect, and what keeps it from nothing. The caller adds it.
+    pub notes: Vec<String>,
     /// Claims that a pod names and that do not exist.
     pub missing: Vec<String>,
     /// The devices that the subject has already, as sentences.
@@ -88,6 +92,12 @@ impl Subject {
         })
     }
 
+    /// `namespace/name` of a pod, if it may be one.
+    #[must_use]
+    pub fn pod(&self) -> Option<String> {
+        (self.kind != Some(SubjectKind::Claim)).then(|| self.key())
+    }
+
     fn key(&self) -> String {
         match self.namespace.as_str() {
             "" => self.name.clone(),
@@ -109,7 +119,9 @@ pub fn explain(
     let mut asked = Asked::find(objects, subject)?;
     let mut options = options.clone();
     if options.node.is_none() {
-        options.node = asked.node.take();
+        // A pod may be bound to a node that is gone.
+        let is_there = |name: &String| objects.nodes.iter().any(|node| node.metadata.name == *name);
+        options.node = asked.node.take().filter(is_there);
     }
     let cluster = Cluster::of(objects, &options)?;
     let mut answer = Explanation {
@@ -261,7 +273,10 @@ impl Explanation {
     /// Returns true if nothing that was looked at blocks the subject.
     #[must_use]
     pub fn fits(&self) -> bool {
-        self.missing.is_empty() && self.refused.is_empty() && (self.waiting.is_empty() || !self.fits.is_empty())
+        self.missing.is_empty()
+            && self.refused.is_empty()
+            && self.obstacles.is_empty()
+            && (self.waiting.is_empty() || !self.fits.is_empty())
     }
 
     /// The name of the pod that it is about, if it is about a pod.
@@ -269,6 +284,12 @@ impl Explanation {
     pub fn pod(&self) -> Option<&str> {
         let pod = self.subject.strip_prefix("pod ")?;
         pod.rsplit('/').next()
+    }
+
+    fn unknown_class(&self) -> Option<&Reason<String>> {
+        self.reasons
+            .iter()
+            .find(|reason| reason.reason == ReasonKind::UnknownClass)
     }
 
     /// The end of the first line if a selector of the request rules out each device of its class, whatever is free.
@@ -309,6 +330,9 @@ impl Explanation {
             true => subject.clone(),
             false => format!("{subject} waits for {waiting}, which"),
         };
+        if self.unknown_class().is_some() {
+            return format!("{who} fits nowhere: it names a DeviceClass that does not exist");
+        }
         match (&self.nodes[..], &self.fits[..]) {
             ([], _) => format!("{who} fits nowhere: no node is where its other claims are"),
             ([node], []) => format!("{who} does not fit on node {node}{}", self.unmatched()),
@@ -337,12 +361,32 @@ const NODES_IN_WORDS: usize = 10;
 impl fmt::Display for Explanation {
     /// In words, a line each: the answer, every reason, and what would fit.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}", self.headline())?;
+        for obstacle in &self.obstacles {
+            writeln!(f, "{}: {obstacle}", self.subject)?;
+        }
+        // That a pod has everything, or names nothing, is not said after what it lacks.
+        if self.obstacles.is_empty() || !self.waiting.is_empty() || !self.missing.is_empty() {
+            writeln!(f, "{}", self.headline())?;
+        }
+        for note in &self.notes {
+            writeln!(f, "  {note}")?;
+        }
         if self.waiting.is_empty() || !self.fits.is_empty() || !self.refused.is_empty() {
             return Ok(());
         }
         for held in &self.held {
             writeln!(f, "  {held}, so that it must be where that is")?;
+        }
+        // That a class does not exist is the same on every node, and nothing else is known then.
+        if let Some(reason) = self.unknown_class() {
+            writeln!(
+                f,
+                "  claim {}, request {}: {}",
+                reason.claim,
+                reason.request,
+                reason.in_words()
+            )?;
+            return Ok(());
         }
         for reason in self.reasons.iter().take(REASONS_IN_WORDS) {
             writeln!(f, "  {reason}")?;
@@ -356,14 +400,21 @@ impl fmt::Display for Explanation {
             cores,
             is_of_several,
         } = &self.largest;
+        // Where nothing is short, as with a selector that matches nothing, more memory would not help.
+        let mut kinds = self.reasons.iter().map(|reason| reason.reason);
+        let is_short = kinds.any(|kind| matches!(kind, ReasonKind::Capacity | ReasonKind::InUse));
         for (room, what, other) in [(memory, "memory", "cores"), (cores, "cores", "memory")] {
             match room {
                 Some(room) => writeln!(
                     f,
                     "most {what} that one device has, with the {other} asked for: {} (request {} of claim {}; node {}, device {})",
-                    room.amount, room.request, room.claim, room.node, room.device
+                    room.amount.suggested(),
+                    room.request,
+                    room.claim,
+                    room.node,
+                    room.device
                 )?,
-                None if *is_of_several => {}
+                None if *is_of_several || !is_short => {}
                 None => writeln!(f, "no eligible GPU has free {what} together with the requested {other}")?,
             }
         }

@@ -11,6 +11,7 @@ use crate::model::{DeviceClass, DeviceTaintRule, Node, ResourceClaim, ResourceSl
 #[derive(Debug, Default)]
 pub struct Objects {
     pub(super) nodes: Vec<Node>,
+    node_documents: Vec<Value>,
     pub(super) classes: Vec<DeviceClass>,
     pub(super) slices: Vec<ResourceSlice>,
     pub(super) rules: Vec<DeviceTaintRule>,
@@ -85,6 +86,17 @@ impl Objects {
         &self.classes
     }
 
+    #[must_use]
+    pub fn slices(&self) -> &[ResourceSlice] {
+        &self.slices
+    }
+
+    /// The nodes as they were given.
+    #[must_use]
+    pub fn node_documents(&self) -> &[Value] {
+        &self.node_documents
+    }
+
     /// For callers that rewrite taints.
     pub fn slices_mut(&mut self) -> &mut [ResourceSlice] {
         &mut self.slices
@@ -109,12 +121,22 @@ impl Objects {
     }
 
     /// By `namespace/name`.
-    pub(super) fn claim(&self, key: &str) -> Option<&ResourceClaim> {
+    #[must_use]
+    pub fn claim_document(&self, key: &str) -> Option<&Value> {
+        let given = self.claims.iter().find(|given| given.claim.key() == key);
+        given.map(|given| &given.document)
+    }
+
+    /// By `namespace/name`.
+    #[must_use]
+    pub fn claim(&self, key: &str) -> Option<&ResourceClaim> {
         let mut claims = self.claims.iter().map(|given| &given.claim);
         claims.find(|claim| claim.key() == key)
     }
 
-    pub(super) fn pod(&self, key: &str) -> Option<&Value> {
+    /// By `namespace/name`.
+    #[must_use]
+    pub fn pod(&self, key: &str) -> Option<&Value> {
         self.pods.iter().find(|pod| name_of(pod) == key)
     }
 
@@ -138,7 +160,10 @@ impl Objects {
             self.note(&kind, name_of(&document), origin)?;
         }
         match kind.as_str() {
-            "Node" => self.nodes.push(read(&kind, "v1", document, origin)?),
+            "Node" => {
+                self.nodes.push(read(&kind, "v1", document.clone(), origin)?);
+                self.node_documents.push(document);
+            }
             "DeviceClass" => self.classes.push(read(&kind, RESOURCE, document, origin)?),
             "ResourceSlice" => self.slices.push(read(&kind, RESOURCE, document, origin)?),
             "DeviceTaintRule" => self.rules.push(read(&kind, RESOURCE, document, origin)?),

@@ -3,7 +3,7 @@
 use litemap::LiteMap;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use vgpu_allocator::model::or_default;
+use vgpu_allocator::model::{fitted, or_default};
 use vgpu_quantity::Quantity;
 
 use super::Requests;
@@ -50,6 +50,16 @@ pub(super) struct Resources {
     /// As text, so that an invalid quantity does not keep the pod from being decoded.
     #[serde(deserialize_with = "or_default")]
     limits: LiteMap<String, Text>,
+    #[serde(deserialize_with = "fitted")]
+    claims: Vec<ClaimName>,
+}
+
+/// An entry of `resources.claims`: the name of an entry of the pod's `resourceClaims`.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct ClaimName {
+    #[serde(deserialize_with = "or_default")]
+    name: String,
 }
 
 /// A text, or nothing for any other value.
@@ -61,6 +71,15 @@ enum Text {
 }
 
 impl Container {
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns true if it names this entry of the pod's `resourceClaims`.
+    pub(super) fn names(&self, entry: &str) -> bool {
+        self.resources.claims.iter().any(|claim| claim.name == entry)
+    }
+
     /// Its extended resources: those whose name has a domain.
     pub(super) fn extended(&self) -> impl Iterator<Item = Extended> {
         let limits = self.resources.limits.iter();

@@ -42,6 +42,8 @@ pub struct Pod {
     pub anti_affinity: Vec<PodTerm>,
     pub spread: Vec<Spread>,
     pub claims: Vec<PodClaim>,
+    /// What few pods have: see [`Pod::unusual`].
+    pub unusual: Option<Box<Unusual>>,
     /// Extended resources that its containers request; only of a pod that waits.
     pub extended: Vec<Extended>,
 }
@@ -55,6 +57,27 @@ pub enum PodClaim {
     Made(String),
     /// The claim of a template, which does not exist yet.
     NotYet,
+}
+
+/// Fields that are empty in most pods, of which there are many.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Unusual {
+    /// The names of its scheduling gates.
+    pub gates: Vec<String>,
+    /// Entries of `resourceClaims` that none of its containers names, but at most an init container.
+    pub unnamed: Vec<UnnamedClaim>,
+    /// Containers that name none of its claims, if others name one.
+    pub claimless: Vec<String>,
+}
+
+/// An entry of `resourceClaims` whose devices no container gets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnnamedClaim {
+    pub entry: String,
+    /// The claim's name; `None` before its template has made it.
+    pub claim: Option<String>,
+    /// The init container that names it.
+    pub init: Option<String>,
 }
 
 /// One required term of affinity or anti-affinity to pods.
@@ -117,8 +140,12 @@ struct Spec {
     resource_claims: Vec<Reference>,
 }
 
-#[derive(Deserialize)]
-struct Gate {}
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Gate {
+    #[serde(deserialize_with = "or_default")]
+    name: String,
+}
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
@@ -197,6 +224,38 @@ impl From<Object<Spec, Status>> for Pod {
             condition.kind == "PodScheduled" && condition.status == "False" && condition.reason != "SchedulingGated"
         });
         let containers = spec.containers.iter().chain(&spec.init_containers);
+        let unnamed = spec.resource_claims.iter().filter_map(|reference| {
+            let names = |container: &&Container| container.names(&reference.name);
+            // Without containers nothing is known of them: the API server has no such pod.
+            if spec.containers.is_empty() || spec.containers.iter().any(|container| names(&container)) {
+                return None;
+            }
+            let made = status
+                .resource_claim_statuses
+                .iter()
+                .find(|made| made.name == reference.name);
+            let made = made.and_then(|made| made.resource_claim_name.as_ref());
+            Some(UnnamedClaim {
+                entry: reference.name.clone(),
+                claim: reference.resource_claim_name.as_ref().or(made).cloned(),
+                init: spec
+                    .init_containers
+                    .iter()
+                    .find(names)
+                    .map(|init| init.name().to_owned()),
+            })
+        });
+        let unnamed: Vec<UnnamedClaim> = unnamed.collect();
+        let names_any = |container: &Container| spec.resource_claims.iter().any(|of| container.names(&of.name));
+        let (with, without): (Vec<&Container>, Vec<&Container>) =
+            spec.containers.iter().partition(|container| names_any(container));
+        let without = without.into_iter().filter(|_| !with.is_empty());
+        let claimless = without.map(|container| container.name().to_owned()).collect();
+        let unusual = Unusual {
+            gates: spec.scheduling_gates.iter().map(|gate| gate.name.clone()).collect(),
+            unnamed,
+            claimless,
+        };
         let extended = containers.filter(|_| may_wait).flat_map(Container::extended);
         Self {
             is_unschedulable: may_wait && is_unschedulable,
@@ -207,6 +266,7 @@ impl From<Object<Spec, Status>> for Pod {
                 .into_iter()
                 .filter_map(|reference| claim(reference, &status.resource_claim_statuses))
                 .collect(),
+            unusual: (unusual != Unusual::default()).then(|| Box::new(unusual)),
             namespace: meta.namespace,
             name: meta.name,
             uid: meta.uid,
@@ -265,6 +325,17 @@ impl Pod {
             PodClaim::Named(name) | PodClaim::Made(name) => Some(format!("{}/{name}", self.namespace)),
             PodClaim::NotYet => None,
         })
+    }
+
+    /// Its gates, and its mistakes with claims.
+    #[must_use]
+    pub fn unusual(&self) -> &Unusual {
+        static NONE: Unusual = Unusual {
+            gates: Vec::new(),
+            unnamed: Vec::new(),
+            claimless: Vec::new(),
+        };
+        self.unusual.as_deref().unwrap_or(&NONE)
     }
 
     /// Returns true if the pod may still be bound.
