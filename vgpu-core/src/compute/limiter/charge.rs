@@ -7,6 +7,7 @@ use vgpu_abi::arbitration::SlotPage;
 use super::Limiter;
 use super::call::Call;
 use super::times::{GRACE, LINGER};
+use crate::compute::turn::DRAIN;
 use crate::compute::{MS, Ns, US, account};
 
 /// Another share's turn that overlaps for no longer was not on the GPU: a switch takes as long.
@@ -82,7 +83,9 @@ impl Limiter {
     fn own_part(&self, call: &Call<'_>, from: Ns, to: Ns) -> Option<Ns> {
         let (mut others, mut both) = (0, 0);
         for other in call.pages.others(call.now).filter(|other| other.began != 0) {
-            let has_turn_until = if other.ends == 0 { 0 } else { call.now };
+            // Who ended, or launches nothing more, in its turn may never say that it is over.
+            let last = other.ends.max(other.until) + DRAIN;
+            let has_turn_until = if other.ends == 0 { 0 } else { call.now.min(last) };
             let end = other.until.saturating_sub(GRACE).max(has_turn_until);
             let both_with = end.min(to).saturating_sub(other.began.max(from));
             if both_with > SWITCH {

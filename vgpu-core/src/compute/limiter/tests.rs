@@ -511,3 +511,25 @@ fn kernels_of_a_program_that_asks_for_their_end_are_charged_what_they_take() {
         }
     }
 }
+
+/// A neighbour ended, or paused, in its turn: the time after that is not divided with it.
+#[test]
+fn a_turn_that_nobody_ended_takes_no_part_of_what_comes_later() {
+    let gpu = Gpu::new(&[entry(30, entry_flags::GUARANTEED), entry(70, 0)]);
+    let turn = &gpu.pages[1].turn;
+    for (word, at) in [(&turn.began, 1000), (&turn.until, 1005), (&turn.ends, 1010)] {
+        word.store(at * MS, Relaxed);
+    }
+    let (mut limiter, mut process) = (limiter(entry(30, entry_flags::GUARANTEED)), Fake::recording());
+    // The bucket of a new page is empty.
+    let mut begin = 2000 * MS;
+    while let Answer::Wait(wait) = gpu.call(begin, &mut process, |call| limiter.ask(call, STREAM, begin)) {
+        begin = wait.until.max(begin + 1);
+    }
+    process.pass_all(begin);
+    gpu.call(begin, &mut process, |call| limiter.launched(call, STREAM));
+    process.pass_all(begin + 20 * MS);
+    waits(&gpu, &mut limiter, &mut process, begin + 20 * MS);
+    let charged = gpu.charged();
+    assert!((19 * MS..=21 * MS).contains(&charged), "{charged}");
+}
