@@ -285,7 +285,10 @@ impl Described<'_> {
         for (room, what, other) in [(memory, "memory", "cores"), (cores, "cores", "memory")] {
             if let Some(room) = room {
                 let place = format!("{} {}", room.node, room.device);
-                rooms.push(format!("{what} {} with the {other} asked for ({place})", room.amount));
+                rooms.push(format!(
+                    "{what} {} with the {other} asked for ({place})",
+                    room.amount.suggested()
+                ));
             }
         }
         let is_short = summary.sections.iter().flat_map(|section| &section.groups);

@@ -330,6 +330,49 @@ fn where_pods_are_translated_the_controller_writes_templates_annotations_and_a_l
     render(&helm, &["translate.dialects={nvshare}"]).expect_err("no dialect");
 }
 
+/// `kubectl explain` and the columns of `kubectl get` are what a user sees first.
+#[test]
+fn every_field_of_a_kind_is_described_and_every_column_has_a_name_of_its_own() {
+    let Some(helm) = helm("every_field_of_a_kind_is_described_and_every_column_has_a_name_of_its_own") else {
+        return;
+    };
+    let rendered = render(&helm, &["quota.enabled=true"]).expect("rendered");
+    let kinds: Vec<&Value> = rendered
+        .iter()
+        .filter(|object| object["kind"] == "CustomResourceDefinition")
+        .collect();
+    assert_eq!(kinds.len(), 2);
+    let mut bare = Vec::new();
+    for kind in kinds {
+        let version = &kind["spec"]["versions"][0];
+        let columns = version["additionalPrinterColumns"].as_array().expect("columns");
+        let names: Vec<&str> = columns.iter().filter_map(|column| column["name"].as_str()).collect();
+        let distinct: std::collections::BTreeSet<&str> = names.iter().copied().collect();
+        assert_eq!(distinct.len(), names.len(), "{names:?}");
+        undescribed(
+            &version["schema"]["openAPIV3Schema"],
+            &kind["metadata"]["name"].to_string(),
+            &mut bare,
+        );
+    }
+    assert_eq!(bare, Vec::<String>::new());
+}
+
+/// The fields of a schema without a description.
+fn undescribed(schema: &Value, at: &str, bare: &mut Vec<String>) {
+    if schema["description"].as_str().is_none_or(str::is_empty) {
+        bare.push(at.to_owned());
+    }
+    for (name, field) in schema["properties"].as_object().into_iter().flatten() {
+        undescribed(field, &format!("{at}.{name}"), bare);
+    }
+    for each in ["items", "additionalProperties"] {
+        if schema[each].is_object() {
+            undescribed(&schema[each], &format!("{at}[]"), bare);
+        }
+    }
+}
+
 #[test]
 fn quotas_are_the_leaders() {
     let Some(helm) = helm("quotas_are_the_leaders") else {

@@ -35,7 +35,7 @@ use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClai
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use vgpu_api::DRIVER_NAME;
-use vgpu_quantity::format_bytes;
+use vgpu_quantity::readable_bytes;
 
 /// How long a claim must be gone: a pod that was deleted by force has 30 s to end unless it says otherwise.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(40);
@@ -293,7 +293,7 @@ fn event_note(uid: &str, entry: &Entry, share: &Share, fate: Fate, keeper: &Keep
         "{who} has {} and {} cores of GPU {}{device} without a claim: {claim} {}. {remedy}; the plugin releases share {} once its \
          last process has ended. Until then quota and allocator do not count it, and pods that get its place stay \
          ContainerCreating",
-        format_bytes(share.memory),
+        readable_bytes(share.memory),
         share.cores,
         share.gpu,
         fate.text(),

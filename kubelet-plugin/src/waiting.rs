@@ -43,7 +43,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout_at};
-use vgpu_quantity::format_bytes;
+use vgpu_quantity::readable_bytes;
 
 /// How long a Prepare waits for room.
 pub const PATIENCE: Duration = Duration::from_secs(15);
@@ -323,7 +323,7 @@ fn of_others(mut others: Vec<(&Holder, &Ended)>, look: &Look) -> Vec<String> {
         all.push(format!("room was waited for ({seconds} s at most), and {held}"));
     }
     if !ending.is_empty() {
-        let memory = format_bytes(ending.iter().map(|holder| holder.memory).sum());
+        let memory = readable_bytes(ending.iter().map(|holder| holder.memory).sum());
         let why = match look {
             Err(why) => format!("which process of them lives is not known: {why}"),
             Ok(_) => "the plugin releases their shares within a minute after their last process".to_owned(),

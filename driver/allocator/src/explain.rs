@@ -356,7 +356,11 @@ impl Explainer<'_, '_, '_, '_> {
                                 free,
                                 total,
                             } = short;
-                            format!("{name}: {wanted} wanted, {free} of {total} free")
+                            format!(
+                                "{name}: {wanted} wanted, {} of {} free",
+                                free.readable(),
+                                total.readable()
+                            )
                         });
                         let all: Vec<String> = all.collect();
                         (ReasonKind::Capacity, at(&short.name), all.join("; "))

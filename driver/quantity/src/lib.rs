@@ -31,7 +31,7 @@ pub use error::QuantityError;
 pub use format::Format;
 pub use quantity::Quantity;
 pub use shorten::{quoted, shortened};
-pub use whole::{WholeError, format_bytes, whole};
+pub use whole::{WholeError, format_bytes, readable_bytes, whole};
 
 #[cfg(test)]
 mod tests;

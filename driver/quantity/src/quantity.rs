@@ -12,6 +12,7 @@ use crate::error::QuantityError;
 use crate::format::Format;
 use crate::parse;
 use crate::text;
+use crate::whole::{format_bytes, readable_bytes};
 
 /// An exact decimal number. Equality and order are those of the numbers: `1Gi` is `1024Mi`.
 #[derive(Clone)]
@@ -237,6 +238,32 @@ impl<'de> Deserialize<'de> for Quantity {
 impl Serialize for Quantity {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
+    }
+}
+
+impl Quantity {
+    /// The quantity for a reader: in GiB where it has a binary unit and is that large, rounded down.
+    #[must_use]
+    pub fn readable(&self) -> String {
+        match self.binary() {
+            Some(bytes) if bytes < 0 => format!("-{}", readable_bytes(bytes.unsigned_abs())),
+            Some(bytes) => readable_bytes(bytes.unsigned_abs()),
+            None => self.to_string(),
+        }
+    }
+
+    /// The quantity as a suggestion that can be copied into a request: whole GiB where that loses little.
+    #[must_use]
+    pub fn suggested(&self) -> String {
+        const GI: i64 = 1 << 30;
+        match self.binary() {
+            Some(bytes) if bytes >= 10 * GI => format_bytes((bytes - bytes % GI).unsigned_abs()),
+            _ => self.to_string(),
+        }
+    }
+
+    fn binary(&self) -> Option<i64> {
+        self.as_i64().filter(|_| self.format == Format::Binary)
     }
 }
 

@@ -174,3 +174,23 @@ proptest! {
         prop_assert_eq!(quantity.is_negative(), quantity.to_string().starts_with('-'));
     }
 }
+
+#[test]
+fn a_suggestion_is_whole_gibibytes_that_can_be_requested() {
+    for (amount, suggested, readable) in [
+        ("56702Mi", "55Gi", "55.3Gi"),
+        ("7400Mi", "7400Mi", "7.2Gi"),
+        ("80Gi", "80Gi", "80Gi"),
+        ("-10Gi", "-10Gi", "-10Gi"),
+        ("64Mi", "64Mi", "64Mi"),
+        // Cores.
+        ("100", "100", "100"),
+    ] {
+        let quantity = Quantity::parse(amount).unwrap();
+        assert_eq!(
+            (quantity.suggested().as_str(), quantity.readable().as_str()),
+            (suggested, readable)
+        );
+        assert!(whole(suggested).is_ok());
+    }
+}

@@ -90,6 +90,18 @@ pub fn format_bytes(bytes: u64) -> String {
     text
 }
 
+/// A number of bytes for a reader: from 1 GiB on in GiB with one decimal place, rounded down, as `55.3Gi` for 56702Mi.
+#[must_use]
+pub fn readable_bytes(bytes: u64) -> String {
+    const GI: u64 = 1 << 30;
+    let (whole, rest) = (bytes / GI, bytes % GI);
+    match (whole, (rest * 10) >> 30) {
+        (0, _) => format_bytes(bytes),
+        (_, 0) => format_bytes(whole * GI),
+        (whole, tenths) => format!("{whole}.{tenths}Gi"),
+    }
+}
+
 fn digits(text: &Text<'_>) -> BigInt {
     let digits = [text.whole, text.fraction].concat();
     BigInt::parse_bytes(digits.as_bytes(), 10).unwrap_or_default()
@@ -271,6 +283,23 @@ mod tests {
             (u64::MAX, "18446744073709551615"),
         ] {
             assert_eq!(format_bytes(bytes), text);
+        }
+    }
+
+    #[test]
+    fn a_reader_gets_gibibytes() {
+        for (bytes, text) in [
+            (0, "0"),
+            (300 << 20, "300Mi"),
+            (1_023 << 20, "1023Mi"),
+            (1_025 << 20, "1Gi"),
+            (56_702 << 20, "55.3Gi"),
+            (81_559 << 20, "79.6Gi"),
+            (80 << 30, "80Gi"),
+            (1 << 40, "1Ti"),
+            (u64::MAX, "17179869183.9Gi"),
+        ] {
+            assert_eq!(readable_bytes(bytes), text);
         }
     }
 

@@ -69,7 +69,7 @@ fn a_whole_gpu_waits_for_a_wholly_free_one() {
     let text = world.words(exactly("gpu", json!({})));
     assert!(
         text.contains(
-            "asked for a whole GPU; on 2 of 2 devices: Capacity: memory: 80Gi wanted, 81856Mi of 80Gi free, held by \
+            "asked for a whole GPU; on 2 of 2 devices: Capacity: memory: 80Gi wanted, 79.9Gi of 80Gi free, held by \
              default/a (most free: node1 gpu-0000000a)"
         ),
         "{text}"
@@ -356,4 +356,18 @@ fn claims_of_other_drivers_are_asked_about_together_with_ours() {
     world.claim("train", devices, Value::Null);
     let text = world.why(&["train"]).unwrap().text;
     assert!(text.contains("eth1 for claim default/train, request nic"), "{text}");
+}
+
+/// One unit for a reader, and a suggestion that can be copied: `55.3Gi` is no whole number of bytes.
+#[test]
+fn sizes_are_gibibytes() {
+    let mut world = World::new();
+    world.share("a", "gpu-0000000a", "25218Mi", "0");
+    world.share("b", "gpu-0000000b", "80Gi", "0");
+    let text = world.words(exactly("vgpu", json!({"memory": "60Gi"})));
+    assert!(text.contains("memory: 60Gi wanted, 55.3Gi of 80Gi free"), "{text}");
+    assert!(
+        text.contains("would fit: memory 55Gi with the cores asked for"),
+        "{text}"
+    );
 }

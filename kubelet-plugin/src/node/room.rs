@@ -8,7 +8,7 @@ use crate::checkpoint::{Checkpoint, Entry, Held};
 use crate::inventory::Gpu;
 use crate::share::{ClaimId, Share, ShareKeys};
 use vgpu_api::request::CORES_MAX;
-use vgpu_quantity::format_bytes;
+use vgpu_quantity::{format_bytes, readable_bytes};
 
 /// A GPU that has no room for a share.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -94,8 +94,8 @@ pub fn slot(checkpoint: &Checkpoint, own: &[Held], gpu: &Gpu, share: &Share, max
         }))
     };
     if memory.saturating_add(share.memory) > gpu.memory {
-        let (wanted, held) = (format_bytes(share.memory), format_bytes(memory));
-        return full("memory", wanted, held, format_bytes(gpu.memory));
+        let (wanted, held) = (format_bytes(share.memory), readable_bytes(memory));
+        return full("memory", wanted, held, readable_bytes(gpu.memory));
     }
     if cores.saturating_add(share.cores) > CORES_MAX {
         let (wanted, held) = (format!("{} cores", share.cores), cores.to_string());
@@ -162,7 +162,7 @@ fn unclaimed(holders: &[Holder]) -> String {
 
 /// Says how much of a GPU these holders have without a claim, and who can help. `when`: if the event is there.
 pub(crate) fn without_claim(holders: &[&Holder], when: &str) -> String {
-    let memory = format_bytes(holders.iter().map(|holder| holder.memory).sum());
+    let memory = readable_bytes(holders.iter().map(|holder| holder.memory).sum());
     let held = match holders.iter().map(|holder| holder.shares.len()).sum() {
         1_usize => format!("a share without a claim holds {memory}"),
         more => format!("{more} shares without a claim hold {memory}"),

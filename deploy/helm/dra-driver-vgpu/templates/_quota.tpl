@@ -122,6 +122,7 @@ Spec. */}}
 {{/* The schema of a quota's spec. Unknown fields are kept, so that the policy can refuse them by name: the API server would
 drop them without a word. */}}
 {{- define "vgpu.quotaSpecSchema" -}}
+description: How much of the GPUs the namespace may hold at a time, and how many GPU hours it may use
 type: object
 x-kubernetes-preserve-unknown-fields: true
 properties:
@@ -135,6 +136,7 @@ properties:
       gpus: {description: "GPUs: of each share the larger of its parts of memory and time", x-kubernetes-int-or-string: true}
       shares: {description: Number of shares, x-kubernetes-int-or-string: true}
   budget:
+    description: GPU hours that the namespace may use in each period. Without it there is no limit.
     type: object
     x-kubernetes-preserve-unknown-fields: true
     properties:

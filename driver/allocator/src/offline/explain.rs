@@ -408,7 +408,11 @@ impl fmt::Display for Explanation {
                 Some(room) => writeln!(
                     f,
                     "most {what} that one device has, with the {other} asked for: {} (request {} of claim {}; node {}, device {})",
-                    room.amount, room.request, room.claim, room.node, room.device
+                    room.amount.suggested(),
+                    room.request,
+                    room.claim,
+                    room.node,
+                    room.device
                 )?,
                 None if *is_of_several || !is_short => {}
                 None => writeln!(f, "no eligible GPU has free {what} together with the requested {other}")?,
