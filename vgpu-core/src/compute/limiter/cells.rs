@@ -15,6 +15,8 @@ use crate::compute::{MS, Ns, account};
 
 /// Deaths before this are forgotten.
 const REMEMBERED: Ns = 600_000 * MS;
+/// Work that began so short a time ago may be that of a process whose cell was taken, and which lives.
+const NO_DEATH: Ns = MS;
 /// No burial charges more: a program that crashes again and again is started later each time, and the GPU was idle until then.
 const MOST: Ns = 10_000 * MS;
 
@@ -25,10 +27,12 @@ impl Limiter {
             return true;
         }
         // Those that nobody has come first: who has nothing in flight may be about to launch.
-        let is_free = |cell: &(usize, &Cell)| cell.1.owner.load(Relaxed) == 0;
-        let (free, taken): (Vec<_>, Vec<_>) = call.page.cells.iter().enumerate().partition(is_free);
-        for (index, cell) in free.into_iter().chain(taken) {
-            let owner = cell.owner.load(Acquire);
+        let all = call.page.cells.iter().enumerate();
+        let mut cells: Vec<(usize, &Cell, u64)> = all
+            .map(|(index, cell)| (index, cell, cell.owner.load(Acquire)))
+            .collect();
+        cells.sort_by_key(|(_, _, owner)| *owner != 0);
+        for (index, cell, owner) in cells {
             let is_free = owner == 0 || cell.busy_since.load(Relaxed) == 0;
             if !is_free && owner != self.owner && !call.process.is_dead(owner, cell) {
                 continue;
@@ -73,6 +77,10 @@ pub fn bury(page: &SlotPage, cell: &Cell, weight: u32, now: Ns, first: Option<Ns
         return;
     }
     let ends = &page.ends;
+    if now - since < NO_DEATH {
+        account::charge_work(page, weight, since, now, None);
+        return;
+    }
     if now.saturating_sub(ends.buried_at.load(Relaxed)) > REMEMBERED {
         ends.burials.store(0, Relaxed);
     }
