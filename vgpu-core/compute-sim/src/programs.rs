@@ -92,6 +92,19 @@ pub(crate) fn batches(length: Ns, streams: usize, width: u32, batch: usize) -> P
     })
 }
 
+/// Launches some short kernels, of which it waits for each fifth, and then some long ones, again and again.
+pub(crate) fn waves(short: (Ns, usize), long: (Ns, usize)) -> Program {
+    let mut count = 0;
+    Box::new(move |_, _| {
+        let is_short = count % (short.1 + long.1) < short.1;
+        count += 1;
+        if is_short && count % 5 == 0 {
+            return Step::Wait(Some(0));
+        }
+        kernel(0, 1, if is_short { short.0 } else { long.0 })
+    })
+}
+
 /// Launches one, waits for it, pauses.
 pub(crate) fn waits(length: Ns, jitter: u64, pause: Ns) -> Program {
     let mut count = 0;

@@ -2,7 +2,7 @@
 
 use super::{balanced, guaranteed, run_threads};
 use crate::law::LawKind;
-use crate::programs::{ShortLife, busy, circle, lane, mixture, short_processes, turncoat};
+use crate::programs::{Program, ShortLife, batches, busy, circle, lane, mixture, short_processes, turncoat, waves};
 use crate::world::Thread;
 use crate::{MS, Ns, S, US};
 
@@ -60,7 +60,7 @@ pub fn adversaries() -> Vec<Adversary> {
     ]
 }
 
-fn one(program: crate::programs::Program) -> Vec<Thread> {
+fn one(program: Program) -> Vec<Thread> {
     vec![Thread::new(0, 0, program)]
 }
 
@@ -68,18 +68,29 @@ impl Adversary {
     /// Runs it with 10 cores beside a Balanced share of 90 that always has work.
     #[must_use]
     pub fn run(&self, law: LawKind, is_guaranteed: bool, length: Ns) -> Got {
-        let mut threads = (self.threads)();
-        let processes = threads.iter().map(|thread| thread.process + 1).max().unwrap_or(0);
-        threads.push(Thread::new(1, processes, busy(500 * US)));
-        let own = if is_guaranteed { guaranteed(10) } else { balanced(10) };
-        let outcome = run_threads(law, vec![own, balanced(90)], threads, length);
-        let error = outcome.used[1].error(90.0);
-        Got {
-            adversary: outcome.uses()[0],
-            neighbour: error.use_percent,
-            below: error.below,
-        }
+        beside(law, (self.threads)(), busy(500 * US), is_guaranteed, length)
     }
+}
+
+fn beside(law: LawKind, mut threads: Vec<Thread>, neighbour: Program, is_guaranteed: bool, length: Ns) -> Got {
+    let processes = threads.iter().map(|thread| thread.process + 1).max().unwrap_or(0);
+    threads.push(Thread::new(1, processes, neighbour));
+    let own = if is_guaranteed { guaranteed(10) } else { balanced(10) };
+    let outcome = run_threads(law, vec![own, balanced(90)], threads, length);
+    let error = outcome.used[1].error(90.0);
+    Got {
+        adversary: outcome.uses()[0],
+        neighbour: error.use_percent,
+        below: error.below,
+    }
+}
+
+/// 200 short kernels and 20 of this length in turns, beside a Balanced share of 90 that waits after each ten of 500 us: while it
+/// waits, it wants no turn.
+#[must_use]
+pub fn waves_beside_one_that_waits(law: LawKind, long: Ns, is_guaranteed: bool, length: Ns) -> Got {
+    let threads = one(waves((20 * US, 200), (long, 20)));
+    beside(law, threads, batches(500 * US, 1, 100, 10), is_guaranteed, length)
 }
 
 /// A Guaranteed share, alone, whose threads launch a kernel of seconds each: its use of the whole time, first 100 s and

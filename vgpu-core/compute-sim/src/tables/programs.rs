@@ -2,7 +2,9 @@
 
 use vgpu_compute_sim::figures::Error;
 use vgpu_compute_sim::law::LawKind;
-use vgpu_compute_sim::scenarios::adversaries::{adversaries, killed_again_and_again, long_kernels_in_threads};
+use vgpu_compute_sim::scenarios::adversaries::{
+    Got, adversaries, killed_again_and_again, long_kernels_in_threads, waves_beside_one_that_waits,
+};
 use vgpu_compute_sim::scenarios::alone::{self, Kept};
 use vgpu_compute_sim::scenarios::costs::loads;
 use vgpu_compute_sim::scenarios::lengths::{Mixture, many_grids};
@@ -87,6 +89,10 @@ pub(super) fn lengths(request: &Request) {
     println!();
 }
 
+fn said(got: &Got) -> String {
+    format!("{:.1}, {:.1} ({:.1})", got.neighbour, got.below, got.adversary)
+}
+
 pub(super) fn adversary_table(request: &Request) {
     println!("## A neighbour of 90 beside an adversary of 10\n");
     println!("The neighbour's use in 60 s, and its worst window below its part; the adversary's use in brackets.\n");
@@ -95,7 +101,16 @@ pub(super) fn adversary_table(request: &Request) {
         for adversary in adversaries() {
             request.row(adversary.name, |law| {
                 let got = adversary.run(law, is_guaranteed, 60 * S);
-                format!("{:.1}, {:.1} ({:.1})", got.neighbour, got.below, got.adversary)
+                said(&got)
+            });
+        }
+        for long in [5 * MS, 20 * MS] {
+            let what = format!(
+                "200 kernels of 20 us and 20 of {} in turns; the neighbour waits after each ten",
+                length(long)
+            );
+            request.row(&what, |law| {
+                said(&waves_beside_one_that_waits(law, long, is_guaranteed, 60 * S))
             });
         }
         println!();
