@@ -121,6 +121,7 @@ class SoftwareGpu(Scene):
         _, found, out, err = self.check("--soft-gpu", "--quick", "--only", "time")
         rows = {row["name"]: row for row in found["rows"]}
         for cores in (10, 50, 90):
+            self.assertIn(self.MATMUL.format(cores), rows, out + err)
             row = rows[self.MATMUL.format(cores)]
             self.assertNotIn("more than", row["note"], out)
             self.assertGreater(row["got"], 0)
@@ -138,6 +139,7 @@ class SoftwareGpu(Scene):
         self.assertEqual(status, 1, out)
         rows = {row["name"]: row for row in found["rows"]}
         for cores in (10, 50):
+            self.assertIn(self.MATMUL.format(cores), rows, out)
             row = rows[self.MATMUL.format(cores)]
             self.assertEqual(row["outcome"], "FAILED", out)
             self.assertIn("more than", row["note"])
