@@ -79,8 +79,12 @@ impl Limiter {
         bound
     }
 
-    /// Returns how much of a time is the share's own, if others had turns in it too: the GPU divides it by contexts.
+    /// Returns how much of a time is the share's own, if others had turns in it too: the GPU divides it by contexts. Whether they
+    /// had is what they say, so of a share that may have no more than its `cores` all of it counts.
     fn own_part(&self, call: &Call<'_>, from: Ns, to: Ns) -> Option<Ns> {
+        if self.is_capped(call.now) {
+            return None;
+        }
         let (mut others, mut both) = (0, 0);
         for other in call.pages.others(call.now).filter(|other| other.began != 0) {
             // Who ended, or launches nothing more, in its turn may never say that it is over.

@@ -533,3 +533,22 @@ fn a_turn_that_nobody_ended_takes_no_part_of_what_comes_later() {
     let charged = gpu.charged();
     assert!((19 * MS..=21 * MS).contains(&charged), "{charged}");
 }
+
+/// A neighbour that says that it was on the GPU all the time, and was not: a share that is held to its `cores` pays for all.
+#[test]
+fn a_lie_about_a_turn_makes_no_capped_share_cheaper() {
+    for (flags, least) in [(entry_flags::GUARANTEED, 20 * MS), (0, 10 * MS)] {
+        let gpu = Gpu::new(&[entry(30, flags), entry(70, 0)]);
+        let (mut limiter, mut process) = (limiter(entry(30, flags)), Fake::recording());
+        let begin = goes_at(&gpu, &mut limiter, &mut process, 1000 * MS, 1001 * MS).expect("it goes");
+        let turn = &gpu.pages[1].turn;
+        turn.began.store(begin, Relaxed);
+        turn.ends.store(begin + 60_000 * MS, Relaxed);
+        turn.until.store(begin + 60_000 * MS, Relaxed);
+        // The event in front of the launch.
+        process.passed[0] = Some(begin);
+        process.pass_all(begin + 20 * MS);
+        waits(&gpu, &mut limiter, &mut process, begin + 20 * MS);
+        assert_eq!(gpu.charged(), least, "flags {flags}");
+    }
+}
