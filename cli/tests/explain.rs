@@ -437,7 +437,7 @@ fn what_keeps_a_pod_from_its_gpu_is_never_everything() {
             "{case}: {said}"
         );
     }
-    // Of a claim the same is said.
+    // `explain claim/NAME` says the same as `explain pod/NAME`.
     let lost = changed(cases[0].1);
     let (said, code) = ask_about("claim/mine", &lost);
     assert!(said.starts_with("claim team/mine: gpu-0 of pool n1/vgpu"), "{said}");

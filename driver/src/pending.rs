@@ -132,7 +132,7 @@ pub fn explain(pod: &Pod, state: &State, answers: &Answers) -> Option<Message> {
     Some(Message { kind, text })
 }
 
-/// What keeps the pod from its devices whatever is free, as `vgpu explain` says it.
+/// Returns why the pod gets no devices however many are free, in the words of `vgpu explain`.
 fn obstacles(pod: &Pod, state: &State) -> Vec<Obstacle> {
     Obstacle::of_waiting(pod, |key| {
         let claim = state.claim(key)?;

@@ -76,7 +76,7 @@ impl ReasonKind {
         }
     }
 
-    /// What to do about it, where that is not clear from the reason itself.
+    /// Returns what to do, if the reason alone does not tell.
     #[must_use]
     pub const fn hint(self) -> &'static str {
         match self {

@@ -1,4 +1,4 @@
-//! What keeps a pod from its GPUs besides their number and size: fields of its own, its node, the state of its claims.
+//! Obstacles: reasons why a pod gets no GPUs even if enough are free, such as its own fields, its node, or the state of its claims.
 //!
 //! The controller's events and `vgpu explain` have these sentences from here. The pod is their subject.
 
@@ -88,7 +88,7 @@ pub struct ClaimState {
 }
 
 impl Obstacle {
-    /// What keeps a pod from being scheduled with its claims. `claim` looks one up by `namespace/name`.
+    /// Returns the obstacles of a pod and its claims. `claim` looks one up by `namespace/name`.
     pub fn of_waiting(pod: &Pod, claim: impl Fn(&str) -> Option<ClaimState>) -> Vec<Self> {
         let mut found = Self::unnamed(pod, &claim);
         let deleted = |key: &String| claim(key).is_some_and(|claim| claim.is_ours && claim.is_deleted);
@@ -141,7 +141,7 @@ impl Obstacle {
         found
     }
 
-    /// What is wrong with the devices that a claim has, and with their node.
+    /// Returns the obstacles of the devices that a claim has, and of their node.
     pub(crate) fn of_claim(key: &str, objects: &Objects) -> Vec<Self> {
         let mut found = Vec::new();
         let Some(claim) = objects.claim(key) else {

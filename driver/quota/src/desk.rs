@@ -45,7 +45,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// See the crate's head. One desk is one term of leading: it begins with lists that were made after the lease was won.
 #[derive(Debug)]
 pub struct Desk {
-    /// Of this term: no other term ever has it.
+    /// The number of this term as leader: no other term has the same.
     epoch: String,
     listed: Listed,
     classes: Classes,

@@ -62,7 +62,7 @@ pub(super) struct Keeper {
     pub(super) client: Client,
     pub(super) names: Names,
     pub(super) term: watch::Receiver<Option<Term>>,
-    /// What this replica shows.
+    /// The certificate that this replica shows.
     served: Arc<Served>,
     rotation: Rotation,
     started: Instant,

@@ -311,7 +311,7 @@ fn longer(client: &mut Client, [length, time]: [u64; 2]) -> String {
         every: 0,
     };
     let (start, mut at_once) = (Instant::now(), 0);
-    // What is queued at the end does not belong to this time.
+    // Work that is still queued then ends later, and is not counted.
     let said = repeat(
         &work,
         || {

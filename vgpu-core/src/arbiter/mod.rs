@@ -40,7 +40,7 @@ use vgpu_abi::entitlement::{Holder, entries};
 use vgpu_abi::limits::Limits;
 use vgpu_abi::log::{LONG_WAIT, Wait};
 
-use crate::compute::limiter::call::{self, Answer, Call, Reason};
+use crate::compute::limiter::call::{Answer, Call, Reason};
 use crate::compute::limiter::config::Config;
 use crate::compute::limiter::{self, Limiter, Waiting};
 use crate::compute::{MS, Ns};
@@ -293,35 +293,29 @@ impl Arbiter {
 
     /// Its wait has returned.
     pub fn after_wait(&self, process: &impl Process, wait: Waiting) {
-        self.has_ended(
-            process,
-            |_| wait,
-            |limiter, call, wait| {
-                limiter.after_wait(call, wait);
-            },
-        );
+        let driver = process.driver();
+        self.has_ended(driver, |inner| {
+            inner.law(&self.budget, driver, |limiter, call| limiter.after_wait(call, wait));
+        });
     }
 
     /// The program has asked the driver, and what it asked for has ended.
     pub fn found_done(&self, process: &impl Process, scope: Scope) {
-        if self.is_busy.load(Relaxed) {
-            let driver = process.driver();
-            self.has_ended(process, |inner| inner.scope_of(driver, scope), Limiter::found_done);
+        if !self.is_busy.load(Relaxed) {
+            return;
         }
+        let driver = process.driver();
+        self.has_ended(driver, |inner| {
+            let scope = inner.scope_of(driver, scope);
+            inner.law(&self.budget, driver, |limiter, call| limiter.found_done(call, scope));
+        });
     }
 
-    fn has_ended<T>(
-        &self,
-        process: &impl Process,
-        what: impl FnOnce(&Inner) -> T,
-        report: impl FnOnce(&mut Limiter, &mut Call<'_>, T),
-    ) {
+    fn has_ended(&self, driver: &impl Streams, report: impl FnOnce(&mut Inner)) {
         let _kept = errno::keep();
-        let driver = process.driver();
         self.with(driver, |inner| {
             inner.look(LOOK);
-            let what = what(inner);
-            inner.law(&self.budget, driver, |limiter, call| report(limiter, call, what));
+            report(inner);
             self.is_busy.store(!inner.limiter.is_idle(), Relaxed);
         });
     }
@@ -471,15 +465,30 @@ impl Inner {
     ) -> T {
         let now = monotonic_ns();
         budget.withdraw(|stream, launches| self.limiter.passed(now, stream, launches));
-        let mut process = Live {
+        let (page, limiter) = (self.pages.own(), &mut self.limiter);
+        let process = &mut Live {
             driver,
             events: &mut self.events,
             known: &self.streams,
             own: self.owner,
             now,
-            is_idle: self.limiter.is_idle(),
+            is_idle: limiter.is_idle(),
         };
-        call_law(&mut self.limiter, &self.pages, &mut process, now, sibling, act)
+        let wake = page.wake.load(Relaxed);
+        let result = self.pages.with(|all| {
+            let call = &mut Call {
+                now,
+                pages: *all,
+                page,
+                process,
+                sibling,
+            };
+            act(limiter, call)
+        });
+        if page.wake.load(Relaxed) != wake {
+            futex::wake(&page.wake);
+        }
+        result
     }
 
     /// Copies what the others say, if the copy is older than this.
@@ -511,32 +520,6 @@ impl Inner {
         self.streams
             .of_handle(driver, handle, |stream| limiter.has_work(stream))
     }
-}
-
-fn call_law<T>(
-    limiter: &mut Limiter,
-    pages: &OpenPages,
-    process: &mut dyn call::Process,
-    now: Ns,
-    sibling: bool,
-    act: impl FnOnce(&mut Limiter, &mut Call<'_>) -> T,
-) -> T {
-    let page = pages.own();
-    let wake = page.wake.load(Relaxed);
-    let result = pages.with(|all| {
-        let call = &mut Call {
-            now,
-            pages: *all,
-            page,
-            process,
-            sibling,
-        };
-        act(limiter, call)
-    });
-    if page.wake.load(Relaxed) != wake {
-        futex::wake(&page.wake);
-    }
-    result
 }
 
 impl Neighbours {

@@ -57,9 +57,9 @@ pub struct Explanation {
     /// Why nobody may allocate claims that wait, whatever is free. The caller adds it, because the allocator does not
     /// know.
     pub refused: Vec<String>,
-    /// What keeps the subject from its devices besides their number and size. The caller adds it, too.
+    /// Why the subject gets no devices even if enough are free. The caller adds them.
     pub obstacles: Vec<String>,
-    /// What the reader may not expect, and what keeps it from nothing. The caller adds it.
+    /// Remarks that are no reason to wait. The caller adds them.
     pub notes: Vec<String>,
     /// Claims that a pod names and that do not exist.
     pub missing: Vec<String>,

@@ -42,7 +42,7 @@ pub struct Pod {
     pub anti_affinity: Vec<PodTerm>,
     pub spread: Vec<Spread>,
     pub claims: Vec<PodClaim>,
-    /// What few pods have: see [`Pod::unusual`].
+    /// Fields that few pods have: see [`Pod::unusual`].
     pub unusual: Option<Box<Unusual>>,
     /// Extended resources that its containers request; only of a pod that waits.
     pub extended: Vec<Extended>,
