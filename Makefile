@@ -1,4 +1,4 @@
-# The entry points. Each calls one script in build/, bench/ or gpu-check/, which says how it fails.
+# The entry points. Each calls one script in build/, bench/ or gpu-check/, which documents how it can fail.
 .DEFAULT_GOAL := help
 .PHONY: help demo down test unit guest miri dist images lint deny bench gpu-check clean
 # One target at a time: each of them uses all cores by itself.
@@ -7,7 +7,7 @@
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
-# It builds dist/ itself: where no cluster can be made, it needs less of the machine (exit status 3, make's own is 2).
+# Builds dist/ itself, because it needs fewer tools where no cluster can be created (it then exits with 3, make with 2).
 demo: ## starts a one-node cluster, shows what a user sees, removes everything; KEEP=1 keeps the cluster, V=1 prints documents in full
 	@build/e2e.sh demo
 
@@ -29,7 +29,7 @@ miri: ## the tests of unsafe code in an interpreter that finds undefined behavio
 dist: ## the release artefacts, built and checked, in dist/
 	@build/dist.sh
 
-images: dist ## the container images as OCI archives, whose names it prints
+images: dist ## the container images as OCI archives; prints their names
 	@build/e2e.sh images
 
 lint: ## formatting, lints and import circles alone
@@ -41,9 +41,9 @@ deny: ## licences, banned crates and sources of all dependencies; needs cargo-de
 bench: dist ## the figures of docs/benchmarks.md, measured on this machine
 	@bench/run.sh
 
-# dist/ is no prerequisite: it may come from another machine, and is built only where there is none.
-gpu-check: ## limits, coverage and cost on this machine's NVIDIA GPU; SOFT=1 takes the software GPU, ARGS="--quick --json F"
+# dist/ is not a prerequisite: it may come from another machine, and is built only if it is missing.
+gpu-check: ## limits, coverage and cost on this machine's NVIDIA GPU; SOFT=1 uses the software GPU, ARGS="--quick --json F"
 	@gpu-check/run.sh $(if $(filter-out 0,$(SOFT)),--soft-gpu) $(ARGS)
 
-clean: ## remove what was built (the cache outside the clone stays)
+clean: ## remove build outputs (the cache outside the clone stays)
 	@build/clean.sh

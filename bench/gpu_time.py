@@ -1,7 +1,7 @@
 """GPU time of shares through the library, in real time on the software GPU: a part of docs/compute-accuracy.md.
 
-Programs under `vgpu run` launch kernels of a known length for a second at a time, and count them. What they count is
-compared with what their shares were promised. The machine's other work disturbs it, so no test asserts these figures.
+Programs under `vgpu run` launch kernels of a known length and count them every second. The counts are compared with
+the entitlements of their shares. Other work on the machine disturbs them, so no test asserts these figures.
 """
 
 import os
@@ -14,12 +14,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 DIST = Path(os.environ.get("VGPU_DIST", ROOT / "dist"))
 CLIENT = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug" / "gpu-client"
-# Seconds of which the figures are taken, after those in which the programs start.
+# Seconds before the measurement, in which the programs start, and measured seconds.
 FIRST, SECONDS = 1, 6
 
 
 class Tenant:
-    """A program in a share of its own. `every`: it waits after so many kernels, 0: never."""
+    """A program in a share of its own. `every`: number of kernels between waits; 0: never waits."""
 
     def __init__(self, cores, length, every=0, policy="balanced", priority="low", kind="work"):
         self.cores, self.length, self.every = cores, length, every
@@ -33,7 +33,7 @@ class Tenant:
 
 
 def run(tenants, environment):
-    """Returns each tenant's percent of the GPU's time in each second."""
+    """Returns each tenant's percentage of the GPU's time, by second."""
     running = [subprocess.Popen(one.command(), env=environment, stdout=subprocess.PIPE, text=True) for one in tenants]
     found = []
     for tenant, process in zip(tenants, running):
@@ -53,7 +53,7 @@ def mean(values):
 
 
 def errors(percents, wanted):
-    """Returns the error of the mean, and the worst of a second."""
+    """Returns the error of the mean, and the largest error of a second."""
     return abs(mean(percents) - wanted), max(abs(percent - wanted) for percent in percents)
 
 
@@ -70,7 +70,7 @@ def caps(environment):
     all_means = []
     for us, every, kind in ((10, 0, "work"), (50, 1, "work"), (500, 0, "work"), (500, 0, "graph"), (5000, 0, "work")):
         cells = []
-        # A program that waits for each kernel leaves the GPU idle by itself.
+        # A program that waits after each kernel leaves the GPU partly idle even when alone.
         (free,) = run([Tenant(0, us, every, "unlimited", kind=kind)], environment)
         most = mean(free) if every else 100
         for one in cores:

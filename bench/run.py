@@ -1,8 +1,8 @@
-"""What the library costs: the same program with and without it, in turns, in one run.
+"""The library's overhead: the same program without and with it, in turns, in one run.
 
-Each round measures bare first and limited next, so that a machine that grows slower or faster meets
-both alike. Of each round's medians the median over rounds is printed, with the difference and the
-ratio of the two. docs/benchmarks.md says what the rows mean.
+Each round measures bare first and limited next, so that a machine whose speed changes affects both
+alike. Prints the medians over the rounds' medians, with difference and ratio. docs/benchmarks.md
+explains the rows.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def machine():
 
 
 def figures(command, env):
-    """NAME MEDIAN P99 lines of a program, as {name: ns, name_p99: ns}."""
+    """Parses a program's lines "NAME MEDIAN P99" into {name: ns, name_p99: ns}."""
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
         sys.exit(f"bench: {' '.join(map(str, command))}: exit status {done.returncode}")
@@ -73,10 +73,10 @@ def timed(command, env):
 
 
 class Side:
-    """One of the two: how a command runs, and what was measured."""
+    """One variant: how a command runs, and its measurements."""
 
     def __init__(self, name, prefix, large, env):
-        """`large`: the prefix where there is room for a million allocations; none on a real GPU."""
+        """`large`: the prefix for a run that makes a million allocations; None on a real GPU."""
         self.name, self.prefix, self.large, self.env = name, prefix, large, env
         self.samples = {}
 
@@ -91,14 +91,14 @@ class Side:
         for args in (["calls"], ["contend", "4"], ["exec", "50" if quick else "300"]):
             self.measure(self.prefix, [client, *args], self.env)
         for name, options in LAUNCHES.items():
-            # Before the `--` that ends the options of `vgpu run`.
+            # Options of `vgpu run` must come before the `--`.
             prefix = [*self.prefix[:-1], *options, "--"] if self.prefix else []
             self.measure(prefix, [client, "launch", name], self.env)
         for _ in range(5):
             self.measure(self.prefix, [client, "init"], self.env)
             self.add("run", timed([*self.prefix, "/bin/true"], self.env))
-        # GPUs of their own: what these leave behind would slow the others' down, and a GPU is no larger
-        # than its first program said.
+        # Each runs on its own GPU: allocations left by one would slow the others down, and a GPU's size is set by its
+        # first program.
         with tempfile.TemporaryDirectory() as state:
             self.measure(self.prefix, [client, "storm", str(STORM)], {**self.env, "SOFT_GPU_STATE": f"{state}/storm"})
             if self.large is not None:

@@ -1,16 +1,15 @@
 #!/usr/bin/env bash
-# The figures of docs/benchmarks.md, measured on this machine: the library's cost, the allocator's, the plugin's own part of
-# a Prepare, the cluster's, that of translated pods and of quotas, and the controller's.
+# Measures the figures of docs/benchmarks.md on this machine. One part alone:
 # `run.sh library [--quick|--real-gpu|--rounds N]`, `run.sh allocator`, `run.sh calls [--rounds N]`, `run.sh cluster`,
-# `run.sh translate`, `run.sh quota` or `run.sh controller [--rounds N] [--pods N] [--nodes N]` prints one part alone. The
-# last four bring clusters up and take them down, however they end. `run.sh compute` prints docs/compute-accuracy.md: a
+# `run.sh translate`, `run.sh quota` or `run.sh controller [--rounds N] [--pods N] [--nodes N]`.
+# The last four start clusters and always remove them. `run.sh compute` prints docs/compute-accuracy.md: a
 # simulation, and three minutes in real time.
 . "$(dirname "$0")/../build/env.sh"
 as_caller "$@"
 cd "$root"
 part=${1:-all}
 [ $# -eq 0 ] || shift
-runs() { # whether PART is to be run
+runs() { # whether PART was selected
   [ "$part" = all ] || [ "$part" = "$1" ]
 }
 case $part in
@@ -30,7 +29,7 @@ if runs allocator; then
   command -v go >/dev/null || fail "Go is missing: install Go >= 1.26, Kubernetes' own allocator is built with it"
   kubernetes=$CARGO_TARGET_DIR/kubernetes-go
   (cd e2e/kubernetes-go && GOWORK=off go build -mod=readonly -trimpath -buildvcs=false -o "$kubernetes" .)
-  # As they are released.
+  # Built as for a release.
   cargo build --quiet --profile programs -p vgpu-bench --bin bench-selectors --bin bench-allocator --bin bench-reviews
   echo "selectors:"
   "$CARGO_TARGET_DIR/programs/bench-selectors"
@@ -51,7 +50,7 @@ fi
 if runs calls; then
   cargo build --quiet --profile programs -p vgpu-bench --bin bench-calls
   sudo=()
-  [ "$(id -u)" = 0 ] || sudo=(sudo) # it mounts
+  [ "$(id -u)" = 0 ] || sudo=(sudo) # mounting needs root
   "${sudo[@]}" "$CARGO_TARGET_DIR/programs/bench-calls" "$@"
 fi
 if runs cluster; then
@@ -67,7 +66,7 @@ if runs quota; then
   "$CARGO_TARGET_DIR/release/vgpu-bench" quota --gates "$CARGO_TARGET_DIR/programs/bench-gates"
 fi
 if runs controller; then
-  # As it is released.
+  # Built as for a release.
   cargo build --quiet --profile programs -p vgpu-bench --bin bench-explanations
   "$CARGO_TARGET_DIR/release/vgpu-bench" burst "$@"
   "$CARGO_TARGET_DIR/release/vgpu-bench" memory

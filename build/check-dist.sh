@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# check-dist.sh [DIST [SYMBOLS]]: what every release artefact promises, read from its ELF headers.
+# check-dist.sh [DIST [SYMBOLS]]: checks the promises of every release artefact in its ELF headers.
 #
-# SYMBOLS has the twins with symbols (dist.sh); without it they are not looked at.
-# One line for each promise that is broken, with the file and what was found; exit 1 if any is.
+# SYMBOLS is the folder of unstripped copies (dist.sh); without it they are not checked.
+# Prints one line for each broken promise, with the file and the finding; exits with 1 if there is any.
 . "$(dirname "$0")/env.sh"
 
 dist=${1:-$root/dist} symbols=${2:-}
@@ -24,7 +24,7 @@ exports() {
 build_id() { readelf -nW "$1" 2>/dev/null | sed -n 's/.*Build ID: \([0-9a-f]\{40\}\)$/\1/p'; }
 glibc_versions() { readelf -W --version-info "$1" | sed -n 's/.*Name: GLIBC_\([A-Z0-9.]*\) .*/\1/p' | sort -uV; }
 
-# A first few of a list that may be long.
+# Shortens a list that may be long.
 some() {
   awk 'NR <= 5 {printf "%s%s", s, $0; s = " "} END {if (NR > 5) printf " ... (%d in all)", NR}'
 }
@@ -34,7 +34,7 @@ check_present() { # FILE
   readelf -h "$dist/$1" 2>/dev/null | grep 'X86-64' >/dev/null || { finding "$1" "not an ELF file for x86-64"; return 1; }
 }
 
-# A stack of a user's machine has a build-id and offsets: without the first, nobody knows which file the second are of.
+# A user's stack trace has a build ID and offsets. Without the build ID, nobody knows to which file the offsets belong.
 check_build_id() { # FILE
   local id twin
   id=$(build_id "$dist/$1")
@@ -51,7 +51,7 @@ check_glibc() { # FILE
     [ "$(printf '%s\n2.17\n' "$v" | sort -V | tail -n 1)" = 2.17 ] || echo "GLIBC_$v"
   done | some)
   [ -z "$bad" ] || finding "$1" "needs $bad, newer than GLIBC_2.17"
-  # A name without a version is one that no glibc up to 2.17 has: the loader would say so on old systems alone.
+  # A name without a version exists in no glibc up to 2.17; the loader would report that only on old systems.
   bad=$(readelf -W --dyn-syms "$dist/$1" | awk '$7 == "UND" && $5 != "WEAK" && $8 != "" && $8 !~ /@/ {print $8}' | some)
   [ -z "$bad" ] || finding "$1" "needs $bad of no known glibc version"
 }
@@ -100,13 +100,11 @@ check_static() { # FILE
   check_needed "$1"
 }
 
-# names NAME.txt: the name list, wherever it lies.
+# names NAME.txt: the path of a list of public names.
 names() {
-  local dir
-  for dir in vgpu-core/shim/names vgpu-core/soft-gpu/names; do
-    [ -s "$root/$dir/$1" ] && { echo "$root/$dir/$1"; return; }
-  done
-  finding "$1" "the list of public names is missing in vgpu-core/shim/names and vgpu-core/soft-gpu/names"
+  local list="$root/vgpu-core/shim/names/$1"
+  [ -s "$list" ] || finding "$1" "the list of public names is missing: $list"
+  echo "$list"
 }
 
 readonly LIBC="libc.so.6 ld-linux-x86-64.so.2 libdl.so.2 libpthread.so.0"

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Checks the documents of a tree: each relative link leads to a file and each anchor to a heading of it, and each
-`make NAME` is a target of the Makefile. Prints one line for each that does not; exit status 1 then."""
+"""Checks a tree's documents: each relative link must lead to a file and each anchor to one of its headings, each `make NAME`
+must be a target of the Makefile, each alert must have a runbook, and docs/events.md must list the events of the code. Prints one
+line for each mistake, and then exits with status 1."""
 import os
 import re
 import subprocess
@@ -14,7 +15,7 @@ mistakes = []
 
 
 def anchors(path):
-    """The names by which a renderer finds the headings of a file."""
+    """The anchors that a renderer gives to a file's headings."""
     text = re.sub(r"^```.*?^```", "", open(path).read(), flags=re.M | re.S)
     headings = re.findall(r"^#+ (.*)$", text, re.M)
     plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings]
@@ -40,5 +41,55 @@ for name in sorted(files):
         elif anchor and anchor not in anchors(to):
             mistakes.append(f"{name}: link to {link}: no such heading")
 
-print("\n".join(mistakes) if mistakes else f"{len(files)} documents: links and make targets are there")
+def check_runbooks():
+    """Each alert has a runbook_url that is its section, and each section is about an alert."""
+    name = "deploy/dashboards/alerts.yaml"
+    if not os.path.exists(os.path.join(root, name)):
+        return
+    runbooks = "docs/runbooks.md"
+    known = anchors(os.path.join(root, runbooks))
+    rules = re.split(r"^  - alert: ", open(os.path.join(root, name)).read(), flags=re.M)[1:]
+    for rule in rules:
+        alert = rule.split("\n")[0]
+        if f"runbook_url: {runbooks}#{alert.lower()}\n" not in rule:
+            mistakes.append(f"{name}: {alert}: its runbook_url is not {runbooks}#{alert.lower()}")
+        elif alert.lower() not in known:
+            mistakes.append(f"{runbooks}: no section on {alert}")
+    alerts = {rule.split("\n")[0].lower() for rule in rules}
+    for section in sorted(known - alerts - {"runbooks"}):
+        mistakes.append(f"{runbooks}: section {section}: no such alert")
+
+
+def events_of_the_code():
+    """The texts of two words or more, as Kubernetes writes reasons, in each `fn reason` of vgpu-controller's crates, and in the
+    plugin's files that make notices."""
+    reasons = set()
+    for folder in ["driver", "kubelet-plugin/src"]:
+        for at, _, files in os.walk(os.path.join(root, folder)):
+            for file in files:
+                if not file.endswith(".rs") or "test" in file:
+                    continue
+                code = open(os.path.join(at, file)).read().split("#[cfg(test)]")[0]
+                parts = re.findall(r"fn reason\(&?self\) -> &'static str \{(.*?)\n    \}", code, re.S)
+                if folder != "driver" and "Notice" in code:
+                    parts = [code]
+                for part in parts:
+                    reasons |= set(re.findall(r'"([A-Z][a-z]+[A-Z][A-Za-z]*)"', part))
+    return reasons
+
+
+def check_events():
+    """The first column of docs/events.md has the reasons of the code, and no other."""
+    name = "docs/events.md"
+    if not os.path.exists(os.path.join(root, name)):
+        return
+    documented = set(re.findall(r"^\| `(\w+)` \|", open(os.path.join(root, name)).read(), re.M))
+    known = events_of_the_code()
+    mistakes.extend(f"{name}: event {reason} of the code is missing" for reason in sorted(known - documented))
+    mistakes.extend(f"{name}: event {reason}: the code has none" for reason in sorted(documented - known))
+
+
+check_runbooks()
+check_events()
+print("\n".join(mistakes) if mistakes else f"{len(files)} documents: links, make targets, runbooks and events are there")
 sys.exit(1 if mistakes else 0)

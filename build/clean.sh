@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Removes what was built in the clone. The cache outside it ($XDG_CACHE_HOME/dra-driver-vgpu) stays.
+# Removes the build outputs in the clone. The cache outside it ($XDG_CACHE_HOME/dra-driver-vgpu) stays.
 . "$(dirname "$0")/env.sh"
 as_caller "$@"
 cd "$root"

@@ -1,16 +1,18 @@
-# Sourced: keeps what cargo compiled of other people's crates in the cache outside the clone, so that the next fresh clone
-# does not compile it again.
+# Sourced: keeps other people's compiled crates in the cache outside the clone, so that the next fresh clone does not
+# compile them again.
 #
-# crates_take fills a target folder in which nothing was compiled yet; crates_keep stores what a full build left.
-# Cargo then decides itself what it can use. For crates of a registry it compares versions, features, profiles, flags and
-# the compiler. For crates of this workspace it compares times, which say nothing in another clone: they are left out.
+# crates_take fills a target folder in which nothing was compiled yet; crates_keep stores the result of a full build.
+# Cargo then decides itself what it can use. For crates of a registry it compares versions, features, profiles, flags
+# and the compiler. For crates of this workspace it compares times, which mean nothing in another clone: they are left
+# out.
 #
-# A folder of the cache is keyed by the compilers, the lock files and the profiles, and appears by one rename when all of it
-# was copied. Cargo's records are copied last into a target folder, so that after a copy that was cut it compiles again what
-# has no record. Folders of other users are not taken, and those that nothing has used for two weeks are removed by the next
-# full run; one that is removed while it is read is like a copy that was cut. Where the cache cannot be used, cargo compiles.
+# A folder of the cache is keyed by the compilers, the lock files and the profiles, and appears by one rename after it
+# was copied completely. Cargo's records are copied last into a target folder, so that after an interrupted copy cargo
+# compiles everything without a record again. Folders of other users are not used. The next full run removes folders
+# that were not used for two weeks; if one is removed during a copy, this is like an interrupted copy. If the cache
+# cannot be used, cargo compiles.
 #
-# crates_keep may be called where errexit is off (`crates_keep || ...`): each step of it says itself if it failed.
+# crates_keep may be called with errexit off (`crates_keep || ...`): each of its steps handles its own failure.
 # shellcheck shell=bash
 
 crates_folder() {
@@ -23,7 +25,7 @@ crates_folder() {
   echo "$cache/crates-$key"
 }
 
-# Cargo's folders of one profile each: those with records of what was compiled.
+# Cargo's folders of one profile each, recognised by their records of compiled crates.
 crates_profiles() {
   find -H "$CARGO_TARGET_DIR" -maxdepth 5 -type d -name .fingerprint -printf '%P\n' 2>/dev/null | sed 's|/*\.fingerprint$||'
 }
@@ -48,7 +50,7 @@ crates_keep() {
   local to new profile own
   find "$cache" -maxdepth 1 \( -name 'crates-*' -mtime +14 -o -name '.crates-*' -mtime +0 \) -exec rm -rf {} + 2>/dev/null
   to=$(crates_folder) || return 1
-  # Flags of the caller would fill it with what nobody else uses.
+  # A build with the caller's flags would fill the cache with crates that nobody else uses.
   [ ! -d "$to" ] && [ -z "${RUSTFLAGS:-}${CARGO_ENCODED_RUSTFLAGS:-}" ] || return 0
   # Names of this workspace's packages.
   own=$(find "$root" -mindepth 1 -name target -prune -o -name Cargo.toml -print0 |
@@ -61,10 +63,10 @@ crates_keep() {
     crates_copy "$CARGO_TARGET_DIR/$profile" "$new" "$profile" "$own" || { rm -rf "$new"; return 1; }
   done < <(crates_profiles)
   [ -d "$new/records" ] || { rm -rf "$new"; return 1; }
-  mv -T "$new" "$to" 2>/dev/null || rm -rf "$new" # another run was faster
+  mv -T "$new" "$to" 2>/dev/null || rm -rf "$new" # a concurrent run was faster
 }
 
-# Copies what cargo has of other packages. The names of all files of a package end in one hash.
+# Copies cargo's files of other packages. The names of all files of a package end in one hash.
 crates_copy() { # FOLDER NEW PROFILE OWN
   mkdir -p "$2/built/$3" "$2/records/$3" || return 1
   (
@@ -85,7 +87,7 @@ crates_copy() { # FOLDER NEW PROFILE OWN
         } else path[NR] = $0 "\t" hash
       }
       END {for (i in path) {split(path[i], part, "\t"); if (part[2] in other) print part[1]}}' "$2/all" >"$2/built.list" || exit 1
-    # Records first: another cargo may compile meanwhile, and what has no record is not used.
+    # Records first: another cargo may be compiling, and files without a record are not used.
     tr '\n' '\0' <"$2/records.list" | xargs -0r cp -a --reflink=auto --parents -t "$2/records/$3" || exit 1
     tr '\n' '\0' <"$2/built.list" | xargs -0r cp -a --reflink=auto --parents -t "$2/built/$3" || exit 1
     rm "$2/all" "$2/records.list" "$2/built.list"

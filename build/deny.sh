@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Compares the dependencies of both workspaces with deny.toml: licences, sources, and for what is shipped banned crates.
+# Compares the dependencies of both workspaces with deny.toml: licences, sources, and for shipped programs banned
+# crates.
 . "$(dirname "$0")/env.sh"
 as_caller "$@"
 cd "$root"
@@ -11,5 +12,5 @@ check() { # MANIFEST CHECK...
   cargo deny --log-level error --locked --manifest-path "$manifest" --config "$root/deny.toml" check "$@"
 }
 check Cargo.toml licenses bans sources
-# A test alone, whose jsonschema brings a second TLS stack: that is why it is a workspace of its own.
+# Only a test. Its jsonschema depends on a second TLS stack, so it is a workspace of its own.
 check cdi/conformance/Cargo.toml licenses sources

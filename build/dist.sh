@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
 # dist.sh: builds the release artefacts into dist/ and checks each of them (check-dist.sh).
 # dist.sh --for-tests: the same folder for the tests of this machine, in target/test-dist.
-# dist.sh --dissect: only libvgpu-dissect.so, in target/dissect-dist: its parts can be switched off (docs/debugging.md).
+# dist.sh --dissect: only libvgpu-dissect.so, in target/dissect-dist: its parts can be switched off
+# (docs/debugging.md).
 #
-# Files in dist/ are stripped. target/symbols has an unstripped twin of each, with the same build-id.
+# Files in dist/ are stripped. target/symbols has an unstripped copy of each, with the same build ID.
 #
-# All that runs on other people's systems is linked against glibc 2.17 by zig; the hook is static,
-# because it runs in whatever root file system a container brings. dist/ is filled file by file,
-# each by one rename and only where its bytes changed, so an interrupted run leaves no half file,
-# and a run without changes only asks cargo and checks.
+# Everything that runs on other people's systems is linked against glibc 2.17 by zig; the hook is static,
+# because it runs in any container's root file system. dist/ is filled file by file, each by one rename
+# and only if its bytes changed, so an interrupted run leaves no half file, and a run without changes
+# only asks cargo and checks.
 #
 # For tests, libraries and hook are those of the release. The three programs come from the build of the workspace that
-# the tests need anyway (profile dev, this machine's glibc), which saves the minutes that a build for size takes; what
-# differs is size, speed, and that overflows and debug assertions are checked.
+# the tests need anyway (profile dev, this machine's glibc), which saves the minutes of a build for size. They differ
+# in size and speed, and check overflows and debug assertions.
 . "$(dirname "$0")/env.sh"
 . "$root/build/zigbuild.sh"
 . "$root/build/crates.sh"
@@ -26,9 +27,9 @@ case ${1:-} in
   --dissect) dissect=1 dist=${VGPU_DIST:-$CARGO_TARGET_DIR/dissect-dist} ;;
   *) fail "$1: write nothing, --for-tests or --dissect" ;;
 esac
-# Flags of the caller would replace ours, or build something else than what is released.
+# The caller's flags would replace ours, or build something else than the release.
 unset RUSTFLAGS CARGO_ENCODED_RUSTFLAGS CARGO_BUILD_TARGET CARGO_BUILD_RUSTFLAGS
-wrapper=${RUSTC_WORKSPACE_WRAPPER:-} # test.sh: clippy's driver, for what tests are built of
+wrapper=${RUSTC_WORKSPACE_WRAPPER:-} # test.sh: clippy's driver, for programs and tests
 unset RUSTC_WORKSPACE_WRAPPER
 
 "$root/build/prerequisites.sh" build
@@ -36,7 +37,7 @@ cd "$root"
 symbols=$CARGO_TARGET_DIR/symbols${for_tests:+-for-tests}
 mkdir -p "$CARGO_TARGET_DIR" "$dist" "$symbols"
 exec 9>"$CARGO_TARGET_DIR/.dist${for_tests:+-for-tests}${dissect:+-dissect}.lock"
-flock 9 # two runs at once take turns
+flock 9 # concurrent runs wait for each other
 zigbuild_ready
 crates_take
 
@@ -44,22 +45,22 @@ crates_take
 libraries() {
   cargo zigbuild --release --target $TRIPLE.$GLIBC -p vgpu-shim -p soft-gpu-cuda -p soft-gpu-nvml &&
     cargo zigbuild --profile preload --target $TRIPLE.$GLIBC -p vgpu-preload &&
-    # A target folder of its own, so that the flag does not rebuild what others share.
+    # Its own target folder, so that the flag does not cause rebuilds for others.
     cargo build --release --target $TRIPLE --target-dir "$CARGO_TARGET_DIR/static" -p vgpu-cdi-hook \
       --config "target.$TRIPLE.rustflags=[\"-C\",\"target-feature=+crt-static\"]"
 }
 
-# In a target folder of its own: another feature would rebuild what the release has.
+# In its own target folder, because another feature would rebuild the release's crates.
 dissecting_library() {
   cargo zigbuild --release --target $TRIPLE.$GLIBC --target-dir "$CARGO_TARGET_DIR/dissect" -p vgpu-shim --features dissect
 }
 
-# With all features that any test needs, so that `cargo test --workspace` compiles nothing of it again.
+# With all features that any test needs, so that `cargo test --workspace` compiles none of it again.
 programs_for_tests() {
   local built tests
   built=$(RUSTC_WORKSPACE_WRAPPER=$wrapper cargo build --workspace --bin vgpu-kubelet-plugin --bin vgpu-controller --bin vgpu --bin vgpu-e2e \
     --bin vgpu-client --bin gpu-client --test cluster --message-format=json-render-diagnostics) || return
-  # The cluster's tests, for test.sh.
+  # The cluster tests' program, for test.sh.
   tests=$(sed -n 's/.*"executable":"\([^"]*\/deps\/cluster-[0-9a-f]*\)".*/\1/p' <<<"$built")
   [ -x "$tests" ] && ln -sfn "$tests" "$CARGO_TARGET_DIR/cluster-tests"
 }
@@ -69,8 +70,8 @@ if [ -n "$dissect" ]; then
   dissecting_library
 elif [ -n "$for_tests" ]; then
   say "building the programs for tests, and the libraries (glibc $GLIBC)"
-  # Beside each other: the last crates of either leave a core idle.
-  set -m # a process group of its own, which can be ended with its cargo
+  # Both at the same time: the last crates of either leave a core idle.
+  set -m # own process group, to be ended together with its cargo
   libraries 9>&- &
   beside=$!
   set +m
@@ -81,12 +82,12 @@ else
   say "building the programs and libraries (glibc $GLIBC)"
   cargo zigbuild --profile programs --target $TRIPLE.$GLIBC -p vgpu-kubelet-plugin -p vgpu-controller -p vgpu-cli
   libraries
-  # Not an artefact: cargo builds it for its own package's tests only, and tests of other packages that load dist/ start it.
+  # Not an artefact. Cargo builds it only for tests of its own package, but tests of other packages start it too.
   RUSTC_WORKSPACE_WRAPPER=$wrapper cargo build --workspace --bin gpu-client
   programs=$TRIPLE/programs
 fi
 
-# place BUILT NAME: strips it into dist/, and keeps it as it was built among the symbols.
+# place BUILT NAME: copies it stripped into dist/, and unstripped into the symbols.
 place() {
   local name=${2##*/} new twin
   new=$dist/.$name.new twin=$symbols/.$name.new
@@ -98,7 +99,7 @@ place() {
   settle "$twin" "$symbols/$name"
 }
 
-# settle NEW FILE: replaces the file where its bytes differ.
+# settle NEW FILE: replaces the file if its bytes differ.
 settle() {
   if cmp -s "$1" "$2"; then
     rm -f "$1"
@@ -122,7 +123,7 @@ place $TRIPLE/preload/libvgpu_preload.so libvgpu-preload.so
 place $TRIPLE/release/libsoft_gpu_cuda.so soft-gpu/libcuda.so.1
 place $TRIPLE/release/libsoft_gpu_nvml.so soft-gpu/libnvidia-ml.so.1
 
-# What HAMi has one place for: the backstop with the shim behind it, the shim's length and a mark
+# HAMi's single library: the backstop with the shim appended, the shim's length and a marker
 # (vgpu-core/preload/src/embedded.rs).
 combine() {
   local length i

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# e2e.sh demo | up | down | kubectl | exec | images | tools | preflight | payload | guest: the cluster's own program (crate
-# vgpu-e2e), which asks for root where it needs it.
+# e2e.sh demo | up | down | kubectl | exec | images | tools | preflight | payload | guest: the cluster's own program
+# (crate vgpu-e2e), which asks for root if it needs it.
 #
-# demo builds dist/ first. Where no cluster can be made, it shows a share without one, says what is missing, and exits 3
-# (make says `Error 3` then and itself exits 2). For that much Rust and a C compiler are enough: without the rest, what
-# the share needs is built for this machine alone.
+# demo builds dist/ first. If no cluster can be created, it shows a share without one, says what is missing, and exits
+# with 3 (make then prints `Error 3` and exits with 2). For this, Rust and a C compiler are enough: if other tools are
+# missing, the share's programs are built for this machine alone.
 . "$(dirname "$0")/env.sh"
 . "$root/build/crates.sh"
 as_caller "$@"
@@ -16,7 +16,7 @@ prerequisites() {
 
 build_program() {
   crates_take
-  # As the tests of the workspace have it (dist.sh --for-tests), so that they compile nothing of it again.
+  # With the workspace tests' options (dist.sh --for-tests), so that they compile none of it again.
   cargo build --quiet --workspace --bin vgpu-e2e --bin vgpu-client --test cluster
 }
 
@@ -33,8 +33,8 @@ local_artefacts() {
   install -s -m 755 "$from/libsoft_gpu_nvml.so" "$VGPU_DIST/soft-gpu/libnvidia-ml.so.1"
 }
 
-# Before anything long is built or installed: variables that are refused, and if a cluster can be made here. What a
-# cluster needs is installed, or asked for, only where one can.
+# Runs before long builds and installations: refuses bad variables and checks whether a cluster can be created.
+# Prerequisites of a cluster are only installed, or requested, on machines that can have one.
 ready_for_demo() {
   local missing said rc=0
   if ! missing=$(prerequisites demo --only-check 2>&1) && ! prerequisites local 2>/dev/null; then
@@ -43,7 +43,7 @@ ready_for_demo() {
   fi
   build_program
   said=$("$CARGO_TARGET_DIR/debug/vgpu-e2e" preflight --without-asking 2>&1) || rc=$?
-  # Root installs what is missing: now sudo may ask, so that a user without the right is told before anything else.
+  # Root installs missing packages. sudo may ask for a password now, so that a user without the right finds out first.
   if [ $rc -eq 0 ] && ! prerequisites demo --only-check 2>/dev/null; then
     said=$("$CARGO_TARGET_DIR/debug/vgpu-e2e" preflight 2>&1) || rc=$?
   fi
@@ -74,5 +74,5 @@ if [ "${1:-}" = guest ]; then
   built=$(cargo build --quiet --workspace --bin vgpu-e2e --test cluster --message-format=json)
   set -- "$@" --tests "$(sed -n 's/.*"executable":"\([^"]*\/deps\/cluster-[0-9a-f]*\)".*/\1/p' <<<"$built")"
 fi
-# exec: Ctrl-C reaches the program itself, which leaves the machine as it was.
+# exec: Ctrl-C reaches the program itself, which cleans up.
 exec "$CARGO_TARGET_DIR/debug/vgpu-e2e" "$@"

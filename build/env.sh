@@ -1,6 +1,6 @@
-# Sourced by the scripts of this folder: where things lie, and a PATH that finds the toolchains.
+# Sourced by the scripts of this folder: defines folders, and a PATH that finds the toolchains.
 #
-# sudo resets PATH and HOME, so a toolchain in the caller's ~/.cargo is looked for by name.
+# sudo resets PATH and HOME, so a toolchain in the caller's ~/.cargo is searched by name.
 # shellcheck shell=bash
 set -euo pipefail
 
@@ -20,7 +20,7 @@ for folder in "$HOME/.cargo/bin" "$(home_of_sudo_user || true)/.cargo/bin" /usr/
 done
 export PATH
 
-# One line on stderr, and the end.
+# Prints one line on stderr and exits.
 fail() {
   echo "${0##*/}: $*" >&2
   exit 1
@@ -30,8 +30,8 @@ say() {
   echo "==> $*"
 }
 
-# `sudo make ...` in a clone of an ordinary user: go on as that user, so that no file in the clone
-# and in the cache comes to belong to root. sudo resets the environment; what the user set for us goes on.
+# `sudo make ...` in a clone of an ordinary user: continues as that user, so that root owns no file in the clone or the
+# cache. sudo resets the environment; variables that the user set for us are passed on.
 as_caller() {
   if [ "$(id -u)" = 0 ] && [ -n "${SUDO_UID:-}" ] && [ "$SUDO_UID" != 0 ] && [ "$(stat -c %u "$root")" = "$SUDO_UID" ]; then
     local name keep=()

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Formatting, lints and import circles of everything, the conformance package (a workspace of its own) included.
-# lint.sh fmt | clippy | circles runs one of them. `lint.sh lints` is clippy for tests that are compiled with its driver
-# (build/test.sh): nothing is compiled again, cargo repeats what the driver said.
+# Formatting, lints and import circles of everything, including the conformance package (a workspace of its own).
+# lint.sh fmt | clippy | circles runs one of them. `lint.sh lints` is clippy for tests compiled with its driver
+# (build/test.sh): it compiles nothing again, cargo repeats the driver's messages.
 . "$(dirname "$0")/env.sh"
 . "$root/build/crates.sh"
 as_caller "$@"
@@ -12,9 +12,10 @@ packages=("$root/Cargo.toml")
 
 crates_take
 for what in ${1:-fmt circles clippy}; do
+  [ "$what" != fmt ] || python3 build/long-functions.py | tail -n 1
   if [ "$what" = circles ]; then
-    # Circles that may stay are in allowed.yaml, each with its reason.
-    # With the features of the whole workspace, as the tests are built, so that nothing is compiled for it alone.
+    # allowed.yaml lists the circles that may stay, each with its reason. Built with the features of the whole
+    # workspace, like the tests, so that nothing is compiled only for this.
     cargo build --quiet --workspace --bin vgpu-circles
     "$CARGO_TARGET_DIR/debug/vgpu-circles" build/circles/allowed.yaml "${packages[@]}"
     continue

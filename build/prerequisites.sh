@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# prerequisites.sh local | build | demo | guest [--only-check]: what the machine must have for a share without a cluster,
-# for dist/, for a cluster too, for an emulated machine with a cluster. Rights and sizes are not asked for here:
-# `vgpu-e2e preflight` tries them.
+# prerequisites.sh local | build | demo | guest [--only-check]: checks this machine's programs for a share without a
+# cluster, for building dist/, for a cluster, or for an emulated machine with a cluster. It does not check rights and
+# sizes; `vgpu-e2e preflight` tries them.
 #
-# Rust and Go are named when they are missing or too old, because what distributions ship is too old. Everything else is
-# installed where apt and root (or sudo) are at hand, else named; --only-check installs nothing. All that is missing is
-# reported at once, one line each.
+# Rust and Go are only reported if they are missing or too old, because distributions ship old versions. Everything
+# else is installed if apt and root (or sudo) are available, else reported; --only-check installs nothing. All missing
+# programs are reported at once, one per line.
 . "$(dirname "$0")/env.sh"
 
 readonly RUST=1.89 GO=1.26.6 GO_SWITCHING=1.21
@@ -18,7 +18,7 @@ at_least() {
   [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | sed -n 1p)" = "$2" ]
 }
 
-# need PACKAGE WHAT COMMAND...: when COMMAND fails, PACKAGE (Debian's name) is missing, and with it WHAT.
+# need PACKAGE WHAT COMMAND...: if COMMAND fails, PACKAGE (Debian's name) is missing, and with it WHAT.
 need() {
   local package=$1 what=$2
   shift 2
@@ -31,7 +31,7 @@ check_machine() {
 
 check_rust() {
   local said have
-  # What rustup says when it has a toolchain to fetch first, and cannot, is the reason.
+  # If rustup cannot fetch the toolchain that it needs, its message is the reason.
   said=$(cd "$root" && rustc --version 2>&1) || true
   have=$(sed -n 's/^rustc \([0-9.]*\).*/\1/p' <<<"$said")
   if [ -z "$have" ] || ! command -v cargo >/dev/null; then
@@ -61,12 +61,12 @@ links_statically() {
   echo 'int main(void) { return 0; }' | cc -static -x c -o /dev/null -
 }
 
-# Debian 12's runc will do; building one with seccomp needs the library's headers.
+# Debian 12's runc is sufficient; building runc with seccomp needs the library's headers.
 runc_or_seccomp() {
   pkg-config --exists libseccomp || at_least "$(runc --version | sed -n 's/^runc version //p')" 1.1
 }
 
-# Installs what is missing, or fails.
+# Installs missing packages, or fails.
 install_packages() {
   local names=("${packages[@]%%:*}") as_root=()
   [ -z "$only_check" ] || return

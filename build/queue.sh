@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# queue.sh FOLDER JOBS [PROGRAM...]: runs the test programs that build/program.sh left in FOLDER, JOBS at a time, the named
-# ones first. Each program's output is printed in one piece when it has ended. Exit status 1 if any failed.
+# queue.sh FOLDER JOBS [PROGRAM...]: runs the test programs that build/program.sh stored in FOLDER, JOBS at a time, the
+# named ones first. Prints each program's output in one piece when it has ended. Exit status 1 if any failed.
 #
-# Most of the tests' time is waiting, so more programs run at a time than there are cores. A program that dies without a
-# result counts as one failed test, under its own name.
+# Tests spend most of their time waiting, so more programs run at a time than there are cores. A program that dies
+# without a result is reported as one failed test with the program's name.
 set -euo pipefail
 
-# run ENTRY: one program.
+# run ENTRY: runs one program.
 run() {
   local rc=0 name=${1##*/} out
   name=${name%-*}
@@ -20,13 +20,13 @@ run() {
     printf '\ntest %s ended with exit status %s ... FAILED\n' "$name" $rc
     printf 'test result: FAILED. 0 passed; 1 failed; 0 ignored; it died\n'
   fi >>"$out"
-  # In one piece: others end at the same time.
+  # In one piece, because other programs end at the same time.
   (
     flock 9
     printf '\n     Running %s (%s)\n' "$name" "$1"
     cat "$out"
   ) 9>"${1%/*}/.lock"
-  [ $rc -eq 0 ] # not the status itself: xargs begins no other program after a 255
+  [ $rc -eq 0 ] # not the status itself: xargs stops after a 255
 }
 
 program=$(cd "$(dirname "$0")" && pwd)/program.sh

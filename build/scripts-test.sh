@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Tests of this folder's scripts: each promise that check-dist.sh checks is broken once and must be named,
-# prerequisites.sh must name what a machine lacks, check-docs.py the dead links of a document, and check-crates.py the
-# differences between a table of crates and the crates. It then checks the scripts and documents of this repository.
+# Tests this folder's scripts: each promise that check-dist.sh checks is broken once and must be reported;
+# prerequisites.sh must report missing programs, check-docs.py dead links, missing runbooks and events, and check-crates.py the
+# differences between a table of crates and the crates. Then checks the scripts and documents of this repository.
 . "$(dirname "$0")/env.sh"
 . "$root/build/crates.sh"
 
@@ -59,7 +59,7 @@ broken_artefacts_are_named() {
   expect 'vgpu-kubelet-plugin: missing' "$out"
 }
 
-# The summary of test.sh says where and why a test failed.
+# The summary of test.sh shows where and why a test failed.
 the_reason_of_a_failed_test_is_found() {
   local out test
   cat >"$work/output" <<'OUTPUT'
@@ -94,7 +94,8 @@ OUTPUT
   fi
 }
 
-# Programs that cargo hands over run in their folder with their variables, side by side. One that dies is a failed test.
+# Programs that cargo passes on run in their folder with their variables, side by side. A program that dies is a failed
+# test.
 queued_programs_run_and_a_dead_one_is_a_failed_test() {
   local out name rc=0 queue=$work/queue deps=$work/deps
   mkdir -p "$queue" "$deps" "$work/folder"
@@ -165,6 +166,20 @@ dead_links_and_commands_are_named() {
   expect 'README.md: link to #nowhere: no such heading' "$out"
   expect 'README.md: make tea: the Makefile has no such target' "$out"
   [ "$(wc -l <<<"$out")" = 3 ] || { echo "scripts-test.sh: expected three lines of: $out" >&2 && bad=1; }
+  mkdir -p "$tree/docs" "$tree/deploy/dashboards" "$tree/driver/src" "$tree/kubelet-plugin/src"
+  printf '# R\n' >"$tree/README.md"
+  printf '# Runbooks\n\n## Known\n\n## Old\n' >"$tree/docs/runbooks.md"
+  printf '  - alert: %s\n    runbook_url: docs/runbooks.md#%s\n' Known known Bare gone New new >"$tree/deploy/dashboards/alerts.yaml"
+  printf '| reason |\n|---|\n| `RoomMade` |\n| `NotMade` |\n' >"$tree/docs/events.md"
+  printf "    fn reason(&self) -> &'static str {\n        \"RoomMade\"\n    }\n#[cfg(test)]\n\"OnlyATest\"\n" >"$tree/driver/src/notice.rs"
+  printf 'Notice { reason: "GpuGone" }\n' >"$tree/kubelet-plugin/src/notices.rs"
+  out=$(python3 build/check-docs.py "$tree" 2>&1) && bad=1
+  expect 'deploy/dashboards/alerts.yaml: Bare: its runbook_url is not docs/runbooks.md#bare' "$out"
+  expect 'docs/runbooks.md: no section on New' "$out"
+  expect 'docs/runbooks.md: section old: no such alert' "$out"
+  expect 'docs/events.md: event GpuGone of the code is missing' "$out"
+  expect 'docs/events.md: event NotMade: the code has none' "$out"
+  [ "$(wc -l <<<"$out")" = 5 ] || { echo "scripts-test.sh: expected five lines of: $out" >&2 && bad=1; }
   out=$(python3 build/check-docs.py "$root" 2>&1) || { echo "$out" >&2 && bad=1; }
 }
 
@@ -172,6 +187,22 @@ crates_that_differ_from_the_table_are_named() {
   local out crates=$work/crates.json table=$work/table.md
   cargo metadata --no-deps --offline --format-version 1 >"$crates"
   printf '| folder | crate | depends on |\n|---|---|---|\n| x | gone | nothing |\n| cdi | vgpu-cdi | abi, api |\n' >"$table"
+  cat >>"$table" <<'PICTURE'
+
+## Crates
+
+```
+ shim   lost    allocator
+  │       │       │
+  └──┬────┼───────┘
+  ┌──┴──┐ └─► ptx ◄─ cdi
+  ▼     ▼
+ abi   cel ──► quantity
+```
+
+Beside it: core.
+
+PICTURE
   if out=$(python3 build/check-crates.py "$table" <"$crates" 2>&1); then
     echo "scripts-test.sh: check-crates.py passed a wrong table" >&2
     bad=1
@@ -179,11 +210,17 @@ crates_that_differ_from_the_table_are_named() {
   expect 'gone: depends on (no such crate); table: nothing' "$out"
   expect 'vgpu-cdi: depends on nothing; table: abi, api' "$out"
   expect 'vgpu-cdi-hook: depends on abi; table: (no row)' "$out"
+  expect 'picture: lost: no such crate' "$out"
+  expect 'vgpu-api: neither in the picture nor in the paragraph below it' "$out"
+  expect 'picture: shim has an arrow to cel, and does not depend on it' "$out"
+  expect 'picture: cdi has an arrow to ptx, and does not depend on it' "$out"
+  ! grep -E 'shim has an arrow to (ptx|quantity)|from shim to abi|allocator depends|vgpu-core: neither' <<<"$out" ||
+    { echo "scripts-test.sh: check-crates.py follows a line of the picture to where it does not lead" >&2 && bad=1; }
   out=$(python3 build/check-crates.py docs/architecture.md <"$crates" 2>&1) || { echo "$out" >&2 && bad=1; }
 }
 
-# rustdoc reads a whole crate to find that its documentation has no example, so crates without one say `doctest = false`.
-# A crate that says so must have none.
+# rustdoc reads a whole crate even if its documentation has no example, so crates without examples set `doctest =
+# false`. Such a crate must then have none.
 every_example_of_the_documentation_is_run() {
   local file folder out
   out=$(git ls-files '*.rs' | xargs awk '
@@ -201,16 +238,16 @@ every_example_of_the_documentation_is_run() {
   bad=1
 }
 
-# Crates of others are kept, those of this workspace are not, and only a target folder without anything is filled.
+# Other people's crates are kept, those of this workspace are not, and only an empty target folder is filled.
 compiled_crates_are_kept_outside_the_clone() {
   local cache=$work/cache CARGO_TARGET_DIR=$work/built profile=triple/release kept name
-  # file NAME...: as cargo leaves them of one profile.
+  # file NAME...: creates files like cargo's of one profile.
   for name in .fingerprint/serde-json-00112233445566aa/lib build/serde-json-00112233445566aa/output deps/libserde_json-00112233445566aa.rlib \
     .fingerprint/vgpu-core-00112233445566bb/lib deps/libvgpu_core-00112233445566bb.rlib deps/time-00112233445566bb; do
     mkdir -p "$CARGO_TARGET_DIR/$profile/${name%/*}"
     echo "$name" >"$CARGO_TARGET_DIR/$profile/$name"
   done
-  # A copy that fails, as on a full disk, keeps nothing.
+  # After a failed copy, as on a full disk, nothing is kept.
   mkdir -p "$work/failing"
   printf '#!/bin/sh\n/bin/cp "$@"; exit 1\n' >"$work/failing/cp"
   chmod +x "$work/failing/cp"
@@ -219,7 +256,7 @@ compiled_crates_are_kept_outside_the_clone() {
   fi
   [ -z "$(ls -A "$cache")" ] || { echo "scripts-test.sh: a copy that failed left $(ls -A "$cache")" >&2 && bad=1; }
   crates_keep >/dev/null
-  # A target folder on another disk is no empty one.
+  # A linked target folder (on another disk) is not empty.
   ln -s "$work/built" "$work/linked"
   CARGO_TARGET_DIR=$work/linked
   [ "$(crates_profiles)" = "$profile" ] || { echo "scripts-test.sh: a linked target folder has profiles: $(crates_profiles)" >&2 && bad=1; }
@@ -228,19 +265,19 @@ compiled_crates_are_kept_outside_the_clone() {
   kept=$(cd "$work/fresh" && find . -type f -size +0 | sort | tr '\n' ' ')
   expect "./$profile/.fingerprint/serde-json-00112233445566aa/lib ./$profile/build/serde-json-00112233445566aa/output ./$profile/deps/libserde_json-00112233445566aa.rlib " "$kept"
   ! grep vgpu <<<"$kept" >/dev/null || { echo "scripts-test.sh: crates of the workspace were kept: $kept" >&2 && bad=1; }
-  # A target folder in which something was compiled is left as it is.
+  # A target folder with compiled crates is not changed.
   rm "$work/fresh/$profile/deps/libserde_json-00112233445566aa.rlib"
   crates_take >/dev/null
   [ ! -e "$work/fresh/$profile/deps/libserde_json-00112233445566aa.rlib" ] || { echo "scripts-test.sh: a target folder with something in it was filled" >&2 && bad=1; }
-  # A copy that was cut leaves no record, so cargo compiles it.
+  # An interrupted copy leaves no records, so cargo compiles again.
   CARGO_TARGET_DIR=$work/cut
   rm -r "$(crates_folder)/records"
   crates_take >/dev/null
   [ ! -e "$work/cut/$profile" ] || { echo "scripts-test.sh: a cached folder without records was taken" >&2 && bad=1; }
 }
 
-# With pipefail, a reader that stops early (`head`, `grep -q`, `sed q`) ends its writer by SIGPIPE, and with it the script,
-# but only where the writer has more than the pipe holds: on another machine.
+# With pipefail, a reader that stops early (`head`, `grep -q`, `sed q`) kills its writer by SIGPIPE and so ends the
+# script, but only if the output exceeds the pipe's buffer: so it may fail only on other machines.
 no_pipe_ends_in_a_reader_that_stops_early() {
   local out
   out=$(grep -nE '\| *(head\b|grep +-[a-zA-Z]*[qm]|sed [^|]*[0-9;]q\b)' build/*.sh bench/*.sh gpu-check/*.sh |

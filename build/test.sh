@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# Runs every test, stage by stage; a failed stage does not stop the next. The end of the output is the time of each
-# stage, the twenty slowest tests, the skipped and the failed ones, and as its last line
-# `N passed, N failed, N skipped` over all stages. The exit status is 0 when none failed.
+# Runs all tests, stage by stage; a failed stage does not stop the next. The output ends with the time of each stage,
+# the twenty slowest tests, the skipped and the failed ones, and as its last line
+# `N passed, N failed, N skipped` over all stages. The exit status is 0 if none failed.
 #
 # A test that cannot run here (no stage and no test skips silently):
 #   calls `vgpu_skip::skip(test, reason)` (build/skip), which appends a line to the file that VGPU_SKIP_LOG names and
-#   prints it on stderr, and returns. libtest calls such a test passed; here it is counted as skipped and listed.
-#   `#[ignore = "reason"]` counts as skipped too. With VGPU_SKIP_LOG unset, the line on stderr is all. A stage that
-#   cannot run counts as one test.
+#   prints it on stderr, and returns. libtest calls such a test passed; here it is listed as skipped.
+#   Tests with `#[ignore = "reason"]` are skipped tests too. Without VGPU_SKIP_LOG there is only the line on stderr.
+#   A stage that cannot run is one skipped test.
 #
-# `test.sh STAGE...` runs only these stages: fmt scripts tools programs tests circles clippy unit conformance dist e2e alone,
-# and miri, which takes minutes and only runs by name (`make miri`). `test.sh quick` (`make unit`) is all that needs neither
-# a cluster nor a build of Kubernetes: tests that compare with a Go program use one from the cache, else they are skipped.
+# `test.sh STAGE...` runs only these stages: fmt scripts tools programs tests circles clippy unit conformance dist e2e
+# alone, and miri, which takes minutes and only runs by name (`make miri`). `test.sh quick` (`make unit`) runs
+# everything that needs neither a cluster nor a build of Kubernetes: tests that compare with a Go program use a cached
+# one, else they are skipped.
 #
 # Stages that mostly wait run beside stages that compute:
 #
@@ -21,20 +22,20 @@
 #   fmt scripts            └► tests (compile) ─► circles clippy conformance ───────────────────────────────────┼─► alone
 #                                        └──► unit (programs of tests, several at a time) ─────────────────────┘
 #
-# Programs whose tests measure time are the stage `alone`: nothing runs beside them, and their tests run one by one. The
-# clusters' tests that measure time come after them, as the part `quiet`.
+# Programs whose tests measure time are the stage `alone`: nothing runs beside them, and their tests run one by one.
+# The clusters' tests that measure time come after them, as the part `quiet`.
 #
-# Times: libtest measures each test (program.sh), from its start to its end, beside the other tests of its program. Cluster
-# tests, which run one at a time, and doc-tests print no times: for them it is the time since the line of the test before,
-# marked by `~`. For the first it contains what came before it: the start of the cluster, the compiler.
+# Times: libtest measures each test (program.sh) from its start to its end, beside the other tests of its program.
+# Cluster tests, which run one at a time, and doc-tests print no times: for these, `~` marks the time since the
+# previous test's line. For the first test this includes everything before it: the start of the cluster, the compiler.
 . "$(dirname "$0")/env.sh"
 . "$root/build/crates.sh"
 as_caller "$@"
 cd "$root"
 
 logs=$(mktemp -d)
-declare -A beside=() # stages that run beside others: the process group of each
-# What runs beside is asked to end, and has a minute to take its cluster down.
+declare -A beside=() # process groups of stages in the background
+# Background stages are asked to end, and have a minute to remove their cluster.
 end_beside() {
   local group until=$((SECONDS + 60))
   for group in "${beside[@]}"; do
@@ -51,20 +52,20 @@ trap 'exit 130' INT
 trap 'exit 143' TERM
 : >"$logs/skips.ignored"
 : >"$logs/times"
-gently=() # how the stages run that have the cluster's tests beside them
-compiling=() # and compilers: they get what is left, or each step of a cluster would wait for its turn
-parts=(machine scheduler controller observed quota translating) # of the cluster's tests: e2e/tests/cluster/main.rs
-at_once=3 # of these parts: with more, each waits for the others' CPU time
-side_by_side=3 # programs of tests
-slow=(vgpu_kubelet_plugin gpu_check clients accuracy real_files) # they begin first
+gently=() # prefix of stages that run beside the cluster's tests
+compiling=() # prefix of compilers, at low priority: otherwise each step of a cluster would wait
+parts=(machine scheduler controller observed quota translating) # parts of the cluster's tests: e2e/tests/cluster/main.rs
+at_once=3 # parts at a time; with more, they wait for each other's CPU time
+side_by_side=3 # test programs at a time
+slow=(vgpu_kubelet_plugin gpu_check clients accuracy real_files) # started first
 alone=(compute time) # programs that measure time
-released=(libc dissect) # programs that need the release itself, which runs on the oldest systems, or what is built with it
+released=(libc dissect) # programs that need the release itself, which runs on the oldest systems, or the library with switches
 programs_are_built='' tests_are_built=''
 passed=0 failed=0 skipped=0
 failures=()
 durations=()
 
-# One check: the stage as a whole.
+# A stage that is one check as a whole.
 plain() {
   "$@" 2>&1 | tee "$logs/$stage"
 }
@@ -81,18 +82,18 @@ queued() { # FOLDER JOBS PROGRAM...
   "${gently[@]}" build/queue.sh "$@" 2>&1 | timed | tee "$logs/$stage"
 }
 
-# The cluster's tests, or a part of them, or those with this word in their names.
+# The cluster's tests: all, a part of them, or those with this word in their names.
 clusters() { # [PART [WORD]]
   VGPU_E2E_PART=${1:-} "$CARGO_TARGET_DIR/cluster-tests" "${@:2}" 2>&1 | timed | tee "$logs/$stage"
 }
 
-# Many: the tests of each program that `cargo test` runs, one program after another.
+# A stage of many checks: the tests of each program that `cargo test` runs, one program after another.
 libtest() {
   CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER=$root/build/program.sh \
     "${gently[@]}" cargo test "$@" --no-fail-fast 2>&1 | timed | tee "$logs/$stage"
 }
 
-# Takes the time off each test's line and into $logs/times: seconds, program, test.
+# Moves the time from each test's line into $logs/times: seconds, program, test.
 timed() {
   local line program='' last=$EPOCHREALTIME seconds
   while IFS= read -r line || [ -n "$line" ]; do
@@ -121,18 +122,18 @@ timed() {
   done
 }
 
-# The same in an interpreter that finds undefined behaviour and races.
+# The tests in an interpreter that finds undefined behaviour and races.
 interpreted() {
   RUSTUP_AUTO_INSTALL=0 cargo +nightly miri test --no-fail-fast "$@" 2>&1 | tee "$logs/$stage"
 }
 
-skips_of() { # STAGE: the tests that it runs write their skips to a file of its own
+skips_of() { # STAGE: its tests write their skips to a file of its own
   export VGPU_SKIP_LOG=$logs/skips.$1
   : >"$VGPU_SKIP_LOG"
 }
 
-# begin STAGE KIND COMMAND...: runs it beside the stages to come, in a process group of its own, which ends with this
-# script. run_stage shows its output and counts it.
+# begin STAGE KIND COMMAND...: starts it in the background, in a process group of its own that ends with this script.
+# run_stage shows its output and counts its tests.
 begin() {
   local stage=$1
   shift
@@ -150,7 +151,7 @@ begin() {
   set +m
 }
 
-# Shows what $stage prints until it has ended, and returns its status.
+# Shows the output of $stage until it has ended, and returns its status.
 follow() {
   tail -n +1 -f --pid="${beside[$stage]}" "$logs/$stage.out"
   [ -s "$logs/$stage.rc" ] || fail "$stage was killed before it ended: there may be too little memory; build/test.sh $stage runs it alone"
@@ -169,7 +170,8 @@ count_of() { # WORD in `test result: ok. 3 passed; 0 failed; 1 ignored; ...`
   sed -n "s/^test result: .* \([0-9]*\) $1;.*/\1/p" "$logs/$stage" | awk '{n += $1} END {print n + 0}'
 }
 
-# run_stage STAGE KIND COMMAND...: runs it now, or waits for it where it was begun beside others, and counts.
+# run_stage STAGE KIND COMMAND...: runs it now, or waits for it if it was started in the background, and counts its
+# tests.
 run_stage() {
   stage=$1
   local rc=0 by_log failed_here name reason begun=$SECONDS
@@ -185,18 +187,18 @@ run_stage() {
   fi
   by_log=$(sort -u "$logs/skips.$stage" | wc -l)
   if [ "$1" != plain ]; then
-    # What the interpreter ignores, the unit stage has run.
+    # Tests that the interpreter ignores have run in the unit stage.
     [ "$1" = interpreted ] || sed -n "s/^test \(.*\) \.\.\. ignored\(, \(.*\)\)*$/\1: \3/p" "$logs/$stage" >>"$logs/skips.ignored"
     passed=$((passed + $(count_of passed) - by_log))
     skipped=$((skipped + by_log))
     [ "$1" = interpreted ] || skipped=$((skipped + $(count_of ignored)))
     failed_here=$(count_of failed)
-    # With the reason, for whoever sees only the end.
+    # With the reason, for readers who see only the end.
     while read -r name; do
       reason=$(awk -v test="$name" -f build/why.awk "$logs/$stage")
       failures+=("$stage: $name${reason:+: $reason}")
     done < <(sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' "$logs/$stage")
-    # It did not compile, or died: there is no test to name.
+    # The stage did not compile, or died: there is no test to name.
     if [ $rc -ne 0 ] && [ "$failed_here" -eq 0 ]; then
       failed_here=1
       failures+=("$stage: cargo test exited with $rc")
@@ -213,10 +215,10 @@ run_stage() {
 stage_fmt() { run_stage fmt plain build/lint.sh fmt; }
 stage_scripts() { run_stage scripts plain build/scripts-test.sh; }
 stage_circles() { run_stage circles plain "${compiling[@]}" build/lint.sh circles; }
-# The tests are compiled by clippy's driver, which is the compiler with lints: cargo repeats what it said, and nothing is
-# compiled a second time for it.
+# Clippy's driver, which is the compiler with lints, has compiled the tests: cargo repeats its messages, and compiles
+# nothing again for them.
 stage_clippy() { run_stage clippy plain "${compiling[@]}" build/lint.sh "$([ -n "$tests_are_built" ] && echo lints || echo clippy)"; }
-# The library with switches beside it: the release ends with minutes of a single thread.
+# Also builds the library with switches: the release ends with minutes of a single thread.
 build_release() {
   local rc=0 dissect
   VGPU_DIST='' "${compiling[@]}" build/dist.sh --dissect &
@@ -233,10 +235,10 @@ stage_programs() {
   run_stage programs plain build/dist.sh --for-tests
   programs_are_built=1
 }
-# Kubernetes, Helm and the others: tests of the unit stage use them too. Built beside the stages before this one: Go
-# has work for the core that a single large crate leaves idle.
+# Kubernetes, Helm and others, which tests of the unit stage use too. Built in the background during the earlier
+# stages: Go uses the core that a single large crate leaves idle.
 build_tools() {
-  # Without asking for a password: a job in the background has no terminal.
+  # Without asking for a password: a background job has no terminal.
   build/e2e.sh preflight --without-asking && : >"$logs/wanted" && build/e2e.sh tools
 }
 stage_tools() {
@@ -256,7 +258,7 @@ stage_tests() {
   aside released "${released[@]}"
   tests_are_built=1
 }
-# Takes these programs out of the queue, for a stage of their own.
+# Moves these programs from the queue to a stage of their own.
 aside() { # STAGE PROGRAM...
   local to=$logs/queue.$1 name
   shift
@@ -267,7 +269,7 @@ aside() { # STAGE PROGRAM...
     failures+=("tests: there is no program $name: test.sh names it as one of a stage of its own")
   done
 }
-# Runs the programs that were taken aside for this stage.
+# Runs the programs that were moved to this stage.
 of_queue() { # STAGE JOBS
   run_stage "$1" queued "$logs/queue.$1" "$2"
   rm -r "$logs/queue.$1"
@@ -282,13 +284,13 @@ stage_alone() {
   RUST_TEST_THREADS=1 of_queue alone 1
   ! is_wanted e2e || quiet
 }
-# The cluster's tests that need a quiet machine, with the programs as they are released where those are built.
+# The cluster's tests that need a quiet machine, with the released programs if those are built.
 quiet() {
   local dist=$VGPU_DIST
   ! is_wanted dist || dist=$root/dist
   VGPU_DIST=$dist run_stage e2e-quiet clusters quiet
 }
-# The tests of unsafe code that need nothing but memory and threads, but those that look at too many states or lanes.
+# Tests of unsafe code that need only memory and threads, without those that visit too many states or lanes.
 stage_miri() {
   if RUSTUP_AUTO_INSTALL=0 cargo +nightly miri --version >/dev/null 2>&1; then
     run_stage miri interpreted -p vgpu-abi -p vgpu-core -p soft-gpu --lib -- \
@@ -299,13 +301,13 @@ stage_miri() {
   fi
 }
 stage_conformance() { run_stage conformance libtest --manifest-path cdi/conformance/Cargo.toml; }
-# One part of the cluster's tests, once there is room for it and there are the programs that a cluster needs. Those that
-# compare the machine before and after come first, alone: other clusters change it too.
+# One part of the cluster's tests, once there is room for it and the cluster's programs exist. Tests that compare the
+# machine before and after come first, alone, because other clusters change the machine too.
 part() { # PART PLACE
   local slot
   if [ "$1" != machine ]; then
     tail -f --pid="${beside[e2e-machine]}" /dev/null
-    sleep "$2" # in their order: the longest first
+    sleep "$2" # keeps their order: the longest first
   fi
   until
     for slot in $(seq "$at_once"); do
@@ -335,7 +337,7 @@ if [ "${stages[*]}" = quick ]; then
   build/prerequisites.sh build
   stages=(fmt scripts programs tests circles clippy conformance dist unit alone)
   export VGPU_GO=cached
-# Where no cluster can be made, what only a cluster needs is not missing, and not installed.
+# If no cluster can be created, programs that only a cluster needs are not reported as missing, and not installed.
 elif ! build/prerequisites.sh demo --only-check 2>/dev/null; then
   rc=0
   build/prerequisites.sh build
@@ -345,7 +347,7 @@ fi
 export VGPU_DIST=$CARGO_TARGET_DIR/test-dist
 RUSTC_WORKSPACE_WRAPPER=$(rustc --print sysroot)/bin/clippy-driver
 if [ -x "$RUSTC_WORKSPACE_WRAPPER" ]; then export RUSTC_WORKSPACE_WRAPPER; else unset RUSTC_WORKSPACE_WRAPPER; fi
-# A fresh clone needs no incremental compilation. A clone that was worked in keeps it, so that nothing is compiled again.
+# A fresh clone needs no incremental compilation. A clone in use keeps it, so that nothing is compiled again.
 is_fresh=''
 [ -d "$CARGO_TARGET_DIR/debug/incremental" ] || { export CARGO_INCREMENTAL=0; is_fresh=1; }
 is_wanted() { case " ${stages[*]} " in *" $1 "*) ;; *) return 1 ;; esac }
@@ -355,7 +357,7 @@ for next in "${stages[@]}"; do
   "stage_$next"
   case $next in
     programs)
-      # Where sudo asks for a password, it needs the terminal: then the clusters' tests run at the end, in one piece.
+      # If sudo asks for a password, it needs the terminal: the clusters' tests then run at the end, in one piece.
       if is_wanted e2e && { [ "$(id -u)" -eq 0 ] || sudo -k -n true 2>/dev/null; }; then
         place=0
         for part in "${parts[@]}"; do
@@ -364,7 +366,7 @@ for next in "${stages[@]}"; do
         done
         gently=(nice -n 5) compiling=(chrt --idle 0)
       fi
-      # Its last minutes are those of single threads, so it begins beside all that is left.
+      # Its last minutes use a single thread, so it starts beside all remaining stages.
       ! is_wanted dist || begin dist plain build_release
       ;;
     tests)
@@ -386,9 +388,9 @@ fi
 echo
 sort -u "$logs"/skips.* | sed 's/^/skipped: /'
 [ ${#failures[@]} -eq 0 ] || printf 'failed: %s\n' "${failures[@]}"
-# Once everything was compiled, of which a clone that was worked in has more.
+# Only after everything was compiled from scratch; a clone in use contains more than that.
 if [ -n "$is_fresh" ] && is_wanted tests && is_wanted conformance && is_wanted dist && [[ ${failures[*]-} != *'exited with'* ]]; then
-  crates_keep || echo "test.sh: cannot keep what was compiled in $cache: the next clone compiles it again" >&2
+  crates_keep || echo "test.sh: cannot keep compiled crates in $cache: the next clone compiles them again" >&2
 fi
 echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed -eq 0 ]

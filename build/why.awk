@@ -1,5 +1,5 @@
-# Why a test failed, from what `cargo test` printed: the place of its panic and the first line of what it said. The
-# cluster's tests have their own harness (libtest-mimic), which prints what they said alone.
+# Prints why a test failed, from the output of `cargo test`: the place of its panic and the message's first line. The
+# cluster's tests have their own harness (libtest-mimic), which prints only the message.
 # awk -v test=NAME -f why.awk FILE
 
 /^---- .* ----$/ {

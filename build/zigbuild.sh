@@ -1,7 +1,7 @@
-# Sourced: makes `cargo zigbuild` of the versions in zigbuild.txt ready, in the cache outside the clone.
+# Sourced: installs `cargo zigbuild` in the versions of zigbuild.txt into the cache outside the clone.
 #
-# The folder is keyed by zigbuild.txt and appears by one rename, so a cut download leaves nothing
-# that a later run would trust, and two runs at once agree.
+# The folder is keyed by zigbuild.txt and appears by one rename, so an interrupted download leaves nothing
+# that a later run would trust, and two concurrent runs do not conflict.
 # shellcheck shell=bash
 
 zigbuild_ready() {
@@ -17,13 +17,13 @@ zigbuild_ready() {
       fail "cannot install ziglang and cargo-zigbuild (build/zigbuild.txt) from PyPI with pip: see the lines above"
     fi
     rm -rf "$tmp/venv"
-    mv -T "$tmp" "$dir" 2>/dev/null || rm -rf "$tmp" # another run was faster
+    mv -T "$tmp" "$dir" 2>/dev/null || rm -rf "$tmp" # a concurrent run was faster
   fi
   PATH=$dir/bin:$PATH
   export PATH CARGO_ZIGBUILD_ZIG_PATH=$dir/ziglang/zig
 }
 
-# zigbuild_install FOLDER: pip of a venv, or python3's own where venv is missing.
+# zigbuild_install FOLDER: uses a venv's pip, or python3's own if venv is missing.
 zigbuild_install() {
   local python=python3
   if python3 -m venv "$1/venv" >/dev/null 2>&1; then

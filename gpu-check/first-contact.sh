@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# A first look at a machine with an NVIDIA GPU, in minutes: docs/gpu-check.md.
+# A first check of a machine with an NVIDIA GPU, in minutes: docs/gpu-check.md.
 #   first-contact.sh pack | run | explain DIR | selftest; each has --help
 #
-# SOFT=1: on the software GPU. PYTHON names the interpreter with PyTorch (3.8 or newer), VGPU_DIST the programs (dist/).
+# SOFT=1: on the software GPU. PYTHON names the interpreter with PyTorch (3.8 or newer), VGPU_DIST the programs
+# (dist/).
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python3}

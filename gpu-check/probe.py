@@ -1,5 +1,5 @@
-"""Runs one probe: `probe.py NAME ARGUMENTS` of the check, `probe.py MODULE:FUNCTION ARGUMENTS` of first_contact. They are
-started bare or under a share."""
+"""Runs one probe: `probe.py NAME ARGUMENTS` of the check, `probe.py MODULE:FUNCTION ARGUMENTS` of first_contact. Each
+runs bare or under a share."""
 
 import importlib
 import os
@@ -18,6 +18,6 @@ if __name__ == "__main__":
     talk.end_with_parent()
     status = talk.run(lambda: probe(sys.argv[1])(*sys.argv[2:]))
     if ":" in sys.argv[1]:
-        sys.exit(status)  # how the libraries' exit handlers end is a result of first_contact
-    # Skip the libraries' exit handlers: they may hang, and are not part of the check.
+        sys.exit(status)  # for first_contact, the libraries' exit handlers are part of the result
+    # Skips the libraries' exit handlers: they may hang, and are not part of the check.
     os._exit(status)

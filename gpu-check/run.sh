@@ -12,7 +12,7 @@ if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 8))' 2>/dev/null;
   exit 2
 fi
 case " $* " in *" --help "* | *" -h "*) exec "$python" "$here/check.py" --help ;; esac
-# Look for a GPU before the build: without one there is nothing to build for.
+# Look for a GPU before the build: without one there is no reason to build.
 "$python" "$here/check.py" "$@" --look
 if [ ! -e "$VGPU_DIST/vgpu" ]; then
   "$here/../build/dist.sh" >&2

@@ -12,7 +12,7 @@ const FILES: [&str; 6] = [
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=kubelet");
     let descriptors = protox::compile(FILES, ["kubelet"])?;
-    // Responses of a BTreeMap are written in one order, so that equal answers are equal bytes.
+    // BTreeMap writes the entries of a response in one order, so that equal answers are equal bytes.
     tonic_prost_build::configure().btree_map(".").compile_fds(descriptors)?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The benchmarks that need a cluster, and what they share.
+//! The benchmarks that need a cluster, and their shared code.
 
 mod bound;
 pub(crate) mod burst;

@@ -1,4 +1,4 @@
-//! What the parts on a cluster share: the cluster itself, the namespace, the machine's name, the median.
+//! Shared by the benchmarks on a cluster: the cluster itself, the namespace, the machine's name, the median.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use vgpu_e2e::wait::wait;
 
 pub(crate) const NAMESPACE: &str = "bench";
 
-/// Measures on a cluster that is gone afterwards.
+/// Runs a measurement on a temporary cluster.
 pub(crate) fn on_cluster<T>(name: &str, prepared: &Prepared, measure: impl FnOnce(&Cluster) -> Result<T>) -> Result<T> {
     let cluster = Cluster::up(prepared.config(name))?;
     let outcome = measure(&cluster);
@@ -25,7 +25,7 @@ pub(crate) fn make_namespace(kube: &Kube<'_>) -> Result<()> {
     })
 }
 
-/// One line about this machine.
+/// One line that describes this machine.
 pub(crate) fn machine() -> String {
     let read = |file: &str| std::fs::read_to_string(file).unwrap_or_default();
     let info = read("/proc/cpuinfo");

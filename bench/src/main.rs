@@ -1,18 +1,18 @@
 //! `vgpu-bench`: the cluster's and the controller's parts of `make bench`.
 //!
 //! ```text
-//! cluster/node.rs      how long a node, a pod and a Prepare take
+//! cluster/node.rs      a node's start, a pod's start and a Prepare
 //! cluster/burst.rs     many pods at once on hand-made nodes (fleet.rs): kube-scheduler alone and with vgpu-controller,
 //!                      in turn, timed by one watch (bound.rs)
-//! cluster/memory.rs    how much memory vgpu-controller takes for a large cluster
+//! cluster/memory.rs    vgpu-controller's memory in a large cluster
 //! cluster/deployed.rs  vgpu-controller as the chart runs it: its memory, its CPU time, its own metrics
 //! ```
-//! The programs in `bin/` need no cluster, except `prepare.rs`, which node.rs runs on the node. run.py with client.c
-//! measures what the library costs.
+//! The programs in `bin/` need no cluster, except `prepare.rs`, which node.rs runs on the node; plugin.rs and resident.rs
+//! are parts of several of them. run.py with client.c measures the library's overhead.
 //!
-//! Each part has a cluster of its own, which is removed afterwards, however it ends. No time is asserted: figures
-//! differ by machine. What would make a figure meaningless is an error: a pod that is never bound, or a claim that
-//! something else allocated.
+//! Each part has a cluster of its own, which is always removed afterwards. No time is asserted: figures differ by
+//! machine. Anything that makes a figure meaningless is an error: a pod that is never bound, or a claim that something
+//! else allocated.
 #![forbid(unsafe_code)]
 
 mod cluster;
@@ -40,27 +40,27 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Part {
-    /// How long a node, a pod and a Prepare take.
+    /// Measures a node's start, a pod's start and a Prepare.
     Node {
         /// The program bench-prepare.
         #[arg(long)]
         prepare: PathBuf,
     },
-    /// How long a pod of another system takes that is translated, and the webhook.
+    /// Measures the start of pods translated from another system, and the webhook.
     Translate {
         /// The program bench-webhook.
         #[arg(long)]
         webhook: PathBuf,
     },
-    /// How soon the gate of a quota opens.
+    /// Measures how soon a quota's gate opens.
     Quota {
         /// The program bench-gates.
         #[arg(long)]
         gates: PathBuf,
     },
-    /// How long many pods take until the last is bound, by kube-scheduler alone and with vgpu-controller.
+    /// Measures how long many pods take until the last is bound, by kube-scheduler alone and with vgpu-controller.
     Burst(burst::Size),
-    /// What vgpu-controller keeps in memory of a large cluster.
+    /// Measures vgpu-controller's memory in a large cluster.
     Memory(memory::Size),
 }
 
@@ -90,7 +90,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     }
 }
 
-/// What a cluster is made of: as the caller when this is the first half, as root when it returns.
+/// Prepares what a cluster is made of. It runs as the calling user first, and returns as root.
 fn prepare() -> Result<Prepared> {
     if let Some(prepared) = Prepared::inherited()? {
         return Ok(prepared);

@@ -1,11 +1,12 @@
-//! Container Device Interface (CDI): the types of the documents that tell a container runtime which mounts,
-//! devices and hooks a container gets, their validation, and a folder of spec files.
+//! Container Device Interface (CDI): the documents that tell a container runtime which mounts, device nodes and hooks a
+//! container of a claim gets, with their validation, and the folder of spec files. Of CDI's fields it has those that
+//! vgpu-kubelet-plugin writes.
 //!
 //! ```text
-//!  Spec::new(kind), devices, edits ─► validate ─► render (lowest cdiVersion) ─► store::Dir::write
-//!                                        ▲                                           │ temp file, fsync,
-//!  Spec::parse (unknown fields refused) ─┘                                           ▼ rename, fsync of the folder
-//!                                                  /var/run/cdi/<vendor>-<class>_<id>.json ─► container runtime
+//!  Spec::new(kind), devices, edits ─► validate ─► render ─► store::Dir::update
+//!                                                                │ temp file, rename
+//!                                                                ▼
+//!                        /var/run/cdi/<vendor>-<class>_<id>.json ─► container runtime
 //! ```
 //!
 //! A runtime that finds an unknown field or version ignores the whole file, and reports only `unresolvable
@@ -19,17 +20,13 @@
 //! - a reader never sees an incomplete file; writing the same id again replaces the file atomically.
 #![forbid(unsafe_code)]
 
-mod document;
 mod name;
 mod path;
+mod render;
 mod spec;
 pub mod store;
-mod strict;
 mod validate;
-mod version;
 
-pub use document::ReadError;
 pub use name::Kind;
-pub use spec::{ContainerEdits, Device, DeviceNode, DeviceType, Hook, HookName, IntelRdt, Mount, NetDevice, Spec};
+pub use spec::{ContainerEdits, Device, DeviceNode, Hook, HookName, Mount, Spec, VERSION};
 pub use validate::{Error, Problem};
-pub use version::Version;

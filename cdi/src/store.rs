@@ -13,7 +13,9 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use crate::{document::ReadError, name::Kind, spec::Spec, validate};
+use serde_json::Value;
+
+use crate::{name::Kind, spec::Spec, validate};
 
 /// Limit for a spec that is read back; a real one has some kilobytes.
 const MAX_FILE: u64 = 4 << 20;
@@ -31,10 +33,6 @@ pub enum Error {
     Kind { found: Kind, wanted: Kind, path: PathBuf },
     #[error("CDI spec {id}: {source}")]
     Invalid { id: String, source: validate::Error },
-    #[error("{path}: {source}", path = .path.display())]
-    Unreadable { path: PathBuf, source: ReadError },
-    #[error("{path} is larger than {MAX_FILE} bytes, so it is none of ours; remove it", path = .path.display())]
-    TooLarge { path: PathBuf },
     #[error("cannot {action} {path}: {source}", path = .path.display())]
     Io {
         action: &'static str,
@@ -69,9 +67,9 @@ impl Dir {
         Ok(self.path.join(self.file_name(id)?))
     }
 
-    /// Writes or replaces the spec of `id` atomically. Nothing is synced: the page cache outlives this process, and after a
-    /// power loss there is no container that the spec is of.
-    pub fn write(&self, spec: &Spec, id: &str) -> Result<(), Error> {
+    /// Writes or replaces the spec of `id` atomically, unless the file has this spec already. Returns true if it wrote.
+    /// Nothing is synced: the page cache outlives this process, and after a power loss the containers of the spec are gone.
+    pub fn update(&self, spec: &Spec, id: &str) -> Result<bool, Error> {
         if spec.kind != self.kind {
             return Err(Error::Kind {
                 found: spec.kind.clone(),
@@ -84,8 +82,11 @@ impl Dir {
             id: id.to_owned(),
             source,
         })?;
-        fs::create_dir_all(&self.path).map_err(io_error("create", &self.path))?;
         let target = self.path.join(&name);
+        if read(&target).is_ok_and(|found| found == json) {
+            return Ok(false);
+        }
+        fs::create_dir_all(&self.path).map_err(io_error("create", &self.path))?;
         for _ in 1..ATTEMPTS {
             match self.replace(&name, &target, &json) {
                 Err(Error::Io {
@@ -93,35 +94,26 @@ impl Dir {
                     source,
                     ..
                 }) if source.kind() == io::ErrorKind::NotFound => {}
-                done => return done,
+                done => return done.map(|()| true),
             }
         }
-        self.replace(&name, &target, &json)
+        self.replace(&name, &target, &json).map(|()| true)
     }
 
-    /// Removes the spec of `id`. Returns false if there was none. Nothing is synced: a file that is back after a power loss
-    /// is one of a container that is gone, and a full or broken disk must not keep it.
+    /// Removes the spec of `id`. Returns false if there was none. Nothing is synced: if a power loss brings the file
+    /// back, its container is gone, and a full or broken disk must not prevent the removal.
     pub fn remove(&self, id: &str) -> Result<bool, Error> {
         remove_file(&self.file(id)?)
     }
 
-    /// Reads the spec of `id`, if it exists.
-    pub fn read(&self, id: &str) -> Result<Option<Spec>, Error> {
-        let path = self.file(id)?;
-        let file = match File::open(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            opened => opened.map_err(io_error("open", &path))?,
-        };
-        let mut json = Vec::new();
-        file.take(MAX_FILE + 1)
-            .read_to_end(&mut json)
-            .map_err(io_error("read", &path))?;
-        if json.len() as u64 > MAX_FILE {
-            return Err(Error::TooLarge { path });
-        }
-        Spec::parse(&json)
-            .map(Some)
-            .map_err(|source| Error::Unreadable { path, source })
+    /// Returns the files of the node that the spec of `id` mounts into each of its containers; none if it cannot be read.
+    pub fn mounted(&self, id: &str) -> Vec<PathBuf> {
+        let json = self.file(id).ok().and_then(|path| read(&path).ok());
+        let spec: Value = serde_json::from_slice(&json.unwrap_or_default()).unwrap_or_default();
+        let mounts = spec["containerEdits"]["mounts"].as_array().into_iter().flatten();
+        mounts
+            .filter_map(|mount| mount["hostPath"].as_str().map(PathBuf::from))
+            .collect()
     }
 
     /// The ids of all spec files of this kind, sorted. The files are not read.
@@ -212,10 +204,17 @@ fn fill(mut file: File, path: &Path, content: &[u8]) -> Result<(), Error> {
         .map_err(io_error("set the mode of", path))
 }
 
+/// Reads at most [`MAX_FILE`] bytes of a file; a larger file is not ours.
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let mut content = Vec::new();
+    File::open(path)?.take(MAX_FILE).read_to_end(&mut content)?;
+    Ok(content)
+}
+
 fn remove_file(path: &Path) -> Result<bool, Error> {
     match fs::remove_file(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        // A read-only disk refuses also what is not there.
+        // A read-only disk also refuses to remove a file that does not exist.
         Err(_) if matches!(path.symlink_metadata(), Err(error) if error.kind() == io::ErrorKind::NotFound) => Ok(false),
         removed => removed.map(|()| true).map_err(io_error("remove", path)),
     }

@@ -1,20 +1,14 @@
 //! Validates what the types cannot express. At least as strict as CDI's own libraries. Stricter where those
 //! accept a spec that fails later or silently does something else: relative paths, a mount or device node
-//! that replaces another one of the same edits, an annotation key that readers spell differently.
+//! that replaces another one of the same edits.
 
 use std::{collections::HashSet, fmt, hash::Hash};
 
 use crate::{
     name,
     path::At,
-    spec::{ContainerEdits, Device, DeviceNode, DeviceType, Hook, IntelRdt, Mount, NetDevice, Spec},
+    spec::{ContainerEdits, Device, DeviceNode, Hook, Mount, Spec},
 };
-
-/// Kubernetes' limit for all keys and values of an object's annotations.
-const MAX_ANNOTATIONS: usize = 256 << 10;
-/// Longest file name of resctrl.
-const MAX_CLOS_ID: usize = 255;
-const MAX_INTERFACE_NAME: usize = 15;
 
 /// A problem of a spec and its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,10 +28,6 @@ pub enum Problem {
     Duplicate(String),
     #[error("{0:?} is not a device name; use letters, digits, '-', '_', '.' and ':', a letter or digit at both ends")]
     DeviceName(String),
-    #[error("{0:?} is not an annotation key; write [lower-case.domain/]name, the name at most 63 characters")]
-    AnnotationKey(String),
-    #[error("annotations take {0} bytes; shorten them to 262144")]
-    AnnotationSize(usize),
     #[error("{0:?} is not an absolute path without '.', '..' and empty parts; write it from the root")]
     Path(String),
     #[error("{0:?} is the root directory itself, which cannot be replaced; name a path below it")]
@@ -52,20 +42,6 @@ pub enum Problem {
     MountOption(String),
     #[error("{0:#o} is not a file mode; use permission bits alone, 0o7777 at most")]
     FileMode(u32),
-    #[error("{0:?} is not some of 'r', 'w' and 'm', each once")]
-    Permissions(String),
-    #[error("major and minor go together, from 0 to 4294967295, with a type of 'b', 'c' or 'u'")]
-    DeviceNumber,
-    #[error("is 0 seconds; give at least 1, or leave it out")]
-    Timeout,
-    #[error("is group 0, which runtimes ignore; leave it out")]
-    RootGroup,
-    #[error("{0:?} is not a resctrl group; use at most 255 bytes without '/', and not '.' or '..'")]
-    ClosId(String),
-    #[error("enableCMT and enableMBM exclude schemata and enableMonitoring, which replace them since 1.1.0")]
-    MixedRdt,
-    #[error("{0:?} is not an interface name; use 1 to 15 characters without '/', ':' and white space")]
-    InterfaceName(String),
 }
 
 impl fmt::Display for Error {
@@ -96,7 +72,7 @@ fn each<T>(list: &[T], at: At<'_>, check: impl Fn(&T, At<'_>) -> Valid) -> Valid
         .try_for_each(|(index, item)| check(item, at.index(index)))
 }
 
-/// As [`each`], and refuses two items with the same key.
+/// Does the same as [`each`], and refuses two items with the same key.
 fn each_distinct<'a, T, K>(list: &'a [T], at: At<'_>, key: impl Fn(&'a T) -> K) -> Valid
 where
     K: Hash + Eq + fmt::Display + Copy,
@@ -113,7 +89,6 @@ where
 
 pub(crate) fn spec(spec: &Spec) -> Valid {
     let root = At::Root;
-    annotations(&spec.annotations, root.field("annotations"))?;
     let devices = root.field("devices");
     ensure(!spec.devices.is_empty(), devices, || Problem::NoDevices)?;
     each(&spec.devices, devices, device)?;
@@ -125,22 +100,9 @@ fn device(device: &Device, at: At<'_>) -> Valid {
     ensure(name::is_device_name(&device.name), at.field("name"), || {
         Problem::DeviceName(device.name.clone())
     })?;
-    annotations(&device.annotations, at.field("annotations"))?;
     let container_edits = at.field("containerEdits");
     ensure(!device.container_edits.is_empty(), container_edits, || Problem::NoEdits)?;
     edits(&device.container_edits, container_edits)
-}
-
-fn annotations(map: &std::collections::BTreeMap<String, String>, at: At<'_>) -> Valid {
-    let mut size = 0;
-    for (key, value) in map {
-        ensure(name::is_annotation_key(key), at.key(key), || {
-            Problem::AnnotationKey(key.clone())
-        })?;
-        text(value, at.key(key))?;
-        size += key.len() + value.len();
-    }
-    ensure(size <= MAX_ANNOTATIONS, at, || Problem::AnnotationSize(size))
 }
 
 fn edits(edits: &ContainerEdits, at: At<'_>) -> Valid {
@@ -150,27 +112,11 @@ fn edits(edits: &ContainerEdits, at: At<'_>) -> Valid {
     each(&edits.device_nodes, nodes, device_node)?;
     each_distinct(&edits.device_nodes, nodes, |node| node.path.as_str())?;
 
-    let net = at.field("netDevices");
-    each(&edits.net_devices, net, net_device)?;
-    each_distinct(&edits.net_devices, net, |device| device.host_interface_name.as_str())?;
-    each_distinct(&edits.net_devices, net, |device| device.name.as_str())?;
-
     let mounts = at.field("mounts");
     each(&edits.mounts, mounts, mount)?;
     each_distinct(&edits.mounts, mounts, |mount| mount.container_path.as_str())?;
 
-    each(&edits.hooks, at.field("hooks"), hook)?;
-
-    let gids = at.field("additionalGids");
-    each(&edits.additional_gids, gids, |gid, at| {
-        ensure(*gid != 0, at, || Problem::RootGroup)
-    })?;
-    each_distinct(&edits.additional_gids, gids, |gid| *gid)?;
-
-    edits
-        .intel_rdt
-        .as_ref()
-        .map_or(Ok(()), |rdt| intel_rdt(rdt, at.field("intelRdt")))
+    each(&edits.hooks, at.field("hooks"), hook)
 }
 
 fn env(list: &[String], at: At<'_>) -> Valid {
@@ -192,39 +138,7 @@ fn device_node(node: &DeviceNode, at: At<'_>) -> Valid {
     }
     ensure(node.file_mode <= 0o7777, at.field("fileMode"), || {
         Problem::FileMode(node.file_mode)
-    })?;
-    if let Some(permissions) = &node.permissions {
-        let distinct: HashSet<char> = permissions.chars().collect();
-        let good = !permissions.is_empty()
-            && distinct.len() == permissions.chars().count()
-            && distinct.iter().all(|c| "rwm".contains(*c));
-        ensure(good, at.field("permissions"), || {
-            Problem::Permissions(permissions.clone())
-        })?;
-    }
-    let numbers = match (node.major, node.minor) {
-        (None, None) => true,
-        (Some(major), Some(minor)) => {
-            let typed = node.r#type.is_some_and(|kind| kind != DeviceType::Fifo);
-            typed && u32::try_from(major).is_ok() && u32::try_from(minor).is_ok()
-        }
-        _ => false,
-    };
-    ensure(numbers, at, || Problem::DeviceNumber)
-}
-
-fn net_device(device: &NetDevice, at: At<'_>) -> Valid {
-    for (name, field) in [
-        (&device.host_interface_name, "hostInterfaceName"),
-        (&device.name, "name"),
-    ] {
-        let good = (1..=MAX_INTERFACE_NAME).contains(&name.len())
-            && !matches!(name.as_str(), "." | "..")
-            && !name.contains(|c: char| c == '/' || c == ':' || c.is_whitespace());
-        ensure(good, at.field(field), || Problem::InterfaceName(name.clone()))?;
-        single_line(name, at.field(field))?;
-    }
-    Ok(())
+    })
 }
 
 fn mount(mount: &Mount, at: At<'_>) -> Valid {
@@ -246,29 +160,7 @@ fn mount(mount: &Mount, at: At<'_>) -> Valid {
 
 fn hook(hook: &Hook, at: At<'_>) -> Valid {
     absolute(&hook.path, at.field("path"))?;
-    each(&hook.args, at.field("args"), |argument, at| text(argument, at))?;
-    env(&hook.env, at.field("env"))?;
-    ensure(hook.timeout != Some(0), at.field("timeout"), || Problem::Timeout)
-}
-
-fn intel_rdt(rdt: &IntelRdt, at: At<'_>) -> Valid {
-    ensure(*rdt != IntelRdt::default(), at, || Problem::NoEdits)?;
-    if let Some(id) = &rdt.clos_id {
-        let good = !id.is_empty() && id.len() <= MAX_CLOS_ID && !matches!(id.as_str(), "." | "..") && !id.contains('/');
-        ensure(good, at.field("closID"), || Problem::ClosId(id.clone()))?;
-        single_line(id, at.field("closID"))?;
-    }
-    for (schema, field) in [
-        (&rdt.l3_cache_schema, "l3CacheSchema"),
-        (&rdt.mem_bw_schema, "memBwSchema"),
-    ] {
-        schema
-            .as_ref()
-            .map_or(Ok(()), |schema| non_empty(schema, at.field(field)))?;
-    }
-    each(&rdt.schemata, at.field("schemata"), |line, at| non_empty(line, at))?;
-    let newer = !rdt.schemata.is_empty() || rdt.enable_monitoring.is_some();
-    ensure(!(newer && rdt.uses_fields_gone_in_1_1()), at, || Problem::MixedRdt)
+    each(&hook.args, at.field("args"), |argument, at| text(argument, at))
 }
 
 fn container_path(path: &str, at: At<'_>) -> Valid {

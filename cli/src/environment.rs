@@ -75,6 +75,16 @@ impl Environment {
     }
 }
 
+/// Width of the caller's terminal, as `watch` and shells export it.
+#[must_use]
+pub fn columns() -> Option<usize> {
+    std::env::var("COLUMNS")
+        .ok()?
+        .parse()
+        .ok()
+        .filter(|columns| *columns > 0)
+}
+
 fn absolute(path: &OsStr) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| Path::new(path).to_path_buf())
 }

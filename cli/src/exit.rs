@@ -1,9 +1,7 @@
 //! Exit statuses of `vgpu` itself. `vgpu run` otherwise exits with COMMAND's status.
 
-/// `vgpu allocate` and `vgpu explain`: the claims do not fit.
-pub const DOES_NOT_FIT: u8 = 1;
-/// `vgpu translate`: a pod is refused.
-pub const REFUSED: u8 = 1;
+/// `vgpu allocate` and `vgpu explain`: the claims do not fit. `vgpu translate`: a pod is refused.
+pub const NO: u8 = 1;
 /// An error in the flags or the input, or a machine that does not support them.
 pub const USAGE: u8 = 2;
 /// COMMAND cannot be executed (the shells' status for it).

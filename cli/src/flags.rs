@@ -2,16 +2,23 @@
 //!
 //! clap's own messages take several lines; here each error becomes one line that names the flag.
 
+mod cluster;
 mod offline;
+mod operate;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Args, CommandFactory as _, Parser, Subcommand};
+use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use clap_complete::Shell;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use vgpu_quantity::shortened;
 
-pub use offline::{AllocateFlags, AnswerFormat, ExplainFlags, ListFormat, TranslateFlags};
+pub use cluster::ClusterFlags;
+pub use offline::{
+    AdviseFlags, AllocateFlags, AnswerFormat, ExplainFlags, FitFlags, ListFormat, TopFlags, TranslateFlags,
+};
+pub use operate::{BundleFlags, DoctorFlags, ProbeFlags};
 
 /// A parsed command line.
 #[derive(Debug)]
@@ -19,6 +26,11 @@ pub enum Parsed {
     Run(RunFlags),
     Allocate(AllocateFlags),
     Explain(ExplainFlags),
+    Doctor(DoctorFlags),
+    Bundle(BundleFlags),
+    Fit(FitFlags),
+    Top(TopFlags),
+    Advise(AdviseFlags),
     Translate(TranslateFlags),
     Log {
         file: PathBuf,
@@ -27,6 +39,8 @@ pub enum Parsed {
     ListGpus {
         library: PathBuf,
     },
+    /// The program of the pod of `vgpu doctor --probe`.
+    ProbeShare,
     /// Help or version.
     Print(String),
 }
@@ -94,9 +108,24 @@ enum Command {
     /// Show where claims in files would be placed, without a cluster
     #[command(long_about = offline::ALLOCATE_LONG, after_help = offline::ALLOCATE_AFTER)]
     Allocate(AllocateFlags),
-    /// Explain why a pod or a claim is Pending: what blocks it on each GPU, and what would fit
+    /// Explain why pods wait: what blocks them on each GPU, and what would fit; and what a pod that runs has and uses
     #[command(long_about = offline::EXPLAIN_LONG, after_help = offline::EXPLAIN_AFTER)]
     Explain(ExplainFlags),
+    /// Say how many pods of a workload would have their devices now, and what the next one lacks
+    #[command(long_about = offline::FIT_LONG, after_help = offline::FIT_AFTER)]
+    Fit(FitFlags),
+    /// Show what the namespace holds and uses of the GPUs; -A: each namespace, --nodes: each GPU
+    #[command(long_about = offline::TOP_LONG, after_help = offline::TOP_AFTER)]
+    Top(TopFlags),
+    /// Say which requests would have been enough, by what was used
+    #[command(long_about = offline::ADVISE_LONG, after_help = offline::ADVISE_AFTER)]
+    Advise(AdviseFlags),
+    /// Find what keeps the driver from working on a cluster: each with the object, what it breaks, and what to do
+    #[command(long_about = operate::DOCTOR_LONG, after_help = operate::DOCTOR_AFTER)]
+    Doctor(DoctorFlags),
+    /// Collect objects, logs and a page with a bar for each GPU into one archive, without Secrets and tenants' names
+    #[command(long_about = operate::BUNDLE_LONG, after_help = operate::BUNDLE_AFTER)]
+    Bundle(BundleFlags),
     /// Print pods of HAMi, Koordinator, Volcano, gpu-manager and KAI as pods with claims, and what is lost
     #[command(long_about = offline::TRANSLATE_LONG, after_help = offline::TRANSLATE_AFTER)]
     Translate(TranslateFlags),
@@ -105,8 +134,16 @@ enum Command {
         /// The ring: FILE.<pid>.ring
         file: PathBuf,
     },
+    /// Print a script that completes commands and flags: for bash, `source <(vgpu completion bash)`
+    Completion { shell: Shell },
+    /// Print the manual page of vgpu, or of one of its commands, for `man -l -`
+    Man { command: Option<String> },
+    /// Print the version
+    Version,
     #[command(name = "list-gpus", hide = true)]
     ListGpus { library: PathBuf },
+    #[command(name = "probe-share", hide = true)]
+    ProbeShare,
 }
 
 /// The flags of `vgpu run` as typed.
@@ -144,6 +181,36 @@ pub struct RunFlags {
     pub command: Vec<OsString>,
 }
 
+/// How the program was called: as a plugin of kubectl, its file is named `kubectl-vgpu`.
+fn called_as(args: &[OsString]) -> &'static str {
+    let file = args.first().and_then(|path| Path::new(path).file_name());
+    match file.is_some_and(|name| name == "kubectl-vgpu") {
+        true => "kubectl vgpu",
+        false => "vgpu",
+    }
+}
+
+fn completion(shell: Shell, name: &str) -> String {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), name, &mut script);
+    String::from_utf8_lossy(&script).into_owned()
+}
+
+fn manual(command: Option<&str>) -> Result<String, String> {
+    let mut cli = Cli::command();
+    // Gives the commands their full names.
+    cli.build();
+    let asked = match command {
+        None => Some(&cli),
+        Some(name) => cli.find_subcommand(name),
+    };
+    let asked = asked.ok_or_else(|| format!("{:?}: unknown command (see vgpu --help)", command.unwrap_or_default()))?;
+    let mut page = Vec::new();
+    let rendered = clap_mangen::Man::new(asked.clone()).render(&mut page);
+    rendered.map_err(|error| error.to_string())?;
+    Ok(String::from_utf8_lossy(&page).into_owned())
+}
+
 /// Reads a command line.
 ///
 /// # Errors
@@ -154,33 +221,35 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, String>
     if let Some(flag) = flag_before_the_command(&args) {
         return Err(format!("{flag}: its value is missing (see vgpu run --help)"));
     }
-    match Cli::try_parse_from(args) {
-        Ok(Cli {
-            command: Command::Run(flags),
-        }) => Ok(Parsed::Run(flags)),
-        Ok(Cli {
-            command: Command::Allocate(flags),
-        }) => Ok(Parsed::Allocate(flags)),
-        Ok(Cli {
-            command: Command::Explain(flags),
-        }) => Ok(Parsed::Explain(flags)),
-        Ok(Cli {
-            command: Command::Translate(flags),
-        }) => Ok(Parsed::Translate(flags)),
-        Ok(Cli {
-            command: Command::Log { file },
-        }) => Ok(Parsed::Log { file }),
-        Ok(Cli {
-            command: Command::ListGpus { library },
-        }) => Ok(Parsed::ListGpus { library }),
+    let program = called_as(&args);
+    let matches = Cli::command().bin_name(program).try_get_matches_from(args);
+    let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
+        Ok(cli) => cli,
         Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
-            Ok(Parsed::Print(error.to_string()))
+            return Ok(Parsed::Print(error.to_string()));
         }
         Err(error) => {
             let command = typed.filter(|typed| Cli::command().find_subcommand(typed).is_some());
-            Err(one_line(&error, command.as_deref()))
+            return Err(one_line(&error, program, command.as_deref()));
         }
-    }
+    };
+    Ok(match cli.command {
+        Command::Run(flags) => Parsed::Run(flags),
+        Command::Allocate(flags) => Parsed::Allocate(flags),
+        Command::Explain(flags) => Parsed::Explain(flags),
+        Command::Fit(flags) => Parsed::Fit(flags),
+        Command::Doctor(flags) => Parsed::Doctor(flags),
+        Command::Bundle(flags) => Parsed::Bundle(flags),
+        Command::Top(flags) => Parsed::Top(flags),
+        Command::Advise(flags) => Parsed::Advise(flags),
+        Command::Translate(flags) => Parsed::Translate(flags),
+        Command::Log { file } => Parsed::Log { file },
+        Command::Completion { shell } => Parsed::Print(completion(shell, &program.replace(' ', "-"))),
+        Command::Man { command } => Parsed::Print(manual(command.as_deref())?),
+        Command::Version => Parsed::Print(format!("vgpu {}\n", env!("CARGO_PKG_VERSION"))),
+        Command::ListGpus { library } => Parsed::ListGpus { library },
+        Command::ProbeShare => Parsed::ProbeShare,
+    })
 }
 
 /// Returns the flag of `vgpu run` that has `--` for a value. clap would read on, and name COMMAND as the mistake.
@@ -205,7 +274,7 @@ fn flag_before_the_command(args: &[OsString]) -> Option<String> {
 }
 
 /// Formats clap's error in one line. `command` is the subcommand that was typed.
-fn one_line(error: &clap::Error, command: Option<&str>) -> String {
+fn one_line(error: &clap::Error, program: &str, command: Option<&str>) -> String {
     let named = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => shortened(text.split(" <").next().unwrap_or(text)).into_owned(),
         Some(ContextValue::Strings(texts)) => texts.join(" "),
@@ -213,17 +282,10 @@ fn one_line(error: &clap::Error, command: Option<&str>) -> String {
     };
     let flag = named(ContextKind::InvalidArg);
     let what = match error.kind() {
-        ErrorKind::UnknownArgument if flag.starts_with('-') => format!("{flag}: unknown flag"),
-        ErrorKind::UnknownArgument if matches!(command, Some("allocate" | "translate")) => {
-            format!("{flag:?}: unexpected argument; files follow after -f")
+        ErrorKind::UnknownArgument if flag.starts_with('-') => {
+            format!("{flag}: unknown flag{}", meant(&named(ContextKind::SuggestedArg)))
         }
-        ErrorKind::UnknownArgument if command == Some("explain") => {
-            format!("{flag:?}: unexpected argument; one pod or claim is explained at a time")
-        }
-        ErrorKind::UnknownArgument if command == Some("log") => {
-            format!("{flag:?}: unexpected argument; one ring is printed at a time")
-        }
-        ErrorKind::UnknownArgument => format!("{flag:?}: unexpected argument; COMMAND follows after --"),
+        ErrorKind::UnknownArgument => format!("{flag:?}: unexpected argument; {}", expected(command)),
         ErrorKind::InvalidValue if named(ContextKind::InvalidValue).is_empty() => {
             format!("{flag}: its value is missing")
         }
@@ -231,19 +293,20 @@ fn one_line(error: &clap::Error, command: Option<&str>) -> String {
             let values = named(ContextKind::ValidValue);
             format!("{flag}: {:?} is not one of {values}", named(ContextKind::InvalidValue))
         }
+        ErrorKind::TooManyValues if command == Some("explain") => {
+            let word = named(ContextKind::InvalidValue);
+            format!("{word:?}: unexpected argument; one object is explained at a time")
+        }
         ErrorKind::TooManyValues => format!("{flag}: takes no value"),
-        ErrorKind::ArgumentConflict => format!("{flag}: given twice"),
-        ErrorKind::MissingRequiredArgument if matches!(command, Some("allocate" | "translate")) => {
-            "-f: FILE is missing".to_owned()
+        ErrorKind::ArgumentConflict => match named(ContextKind::PriorArg) {
+            prior if prior.is_empty() || prior == flag => format!("{flag}: given twice"),
+            prior => format!("{flag}: not with {prior}"),
+        },
+        ErrorKind::MissingRequiredArgument => missing(command).to_owned(),
+        ErrorKind::InvalidSubcommand => {
+            let meant = meant(&named(ContextKind::SuggestedSubcommand));
+            format!("{:?}: unknown command{meant}", named(ContextKind::InvalidSubcommand))
         }
-        ErrorKind::MissingRequiredArgument if command == Some("explain") => {
-            "what to explain is missing: pod/NAME or claim/NAME".to_owned()
-        }
-        ErrorKind::MissingRequiredArgument if command == Some("log") => {
-            "the file is missing: name a ring, FILE.<pid>.ring beside the log".to_owned()
-        }
-        ErrorKind::MissingRequiredArgument => "COMMAND is missing: write it after --".to_owned(),
-        ErrorKind::InvalidSubcommand => format!("{:?}: unknown command", named(ContextKind::InvalidSubcommand)),
         ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             "a command is missing, for example: vgpu run --memory 20Gi -- COMMAND".to_owned()
         }
@@ -257,7 +320,36 @@ fn one_line(error: &clap::Error, command: Option<&str>) -> String {
         }
     };
     let of = command.map_or_else(String::new, |command| format!(" {command}"));
-    format!("{what} (see vgpu{of} --help)")
+    format!("{what} (see {program}{of} --help)")
+}
+
+fn missing(command: Option<&str>) -> &'static str {
+    match command {
+        Some("allocate" | "fit" | "translate") => "-f: FILE is missing",
+        Some("doctor") => "--probe is missing: the other flags are about its pod",
+        Some("log") => "the file is missing: name a ring, FILE.<pid>.ring beside the log",
+        _ => "COMMAND is missing: write it after --",
+    }
+}
+
+/// Returns what a command takes, for the error about an argument that it does not take.
+fn expected(command: Option<&str>) -> &'static str {
+    match command {
+        Some("allocate" | "fit" | "translate") => "files follow after -f",
+        Some("explain") => "one object is explained at a time, as KIND/NAME",
+        Some("doctor" | "bundle") => "it looks at the whole cluster",
+        Some("top") => "-n NAMESPACE, -A or --nodes choose what is shown",
+        Some("advise") => "one workload is advised at a time, or all",
+        Some("log") => "one ring is printed at a time",
+        _ => "COMMAND follows after --",
+    }
+}
+
+fn meant(suggested: &str) -> String {
+    match suggested {
+        "" => String::new(),
+        suggested => format!("; did you mean {suggested}?"),
+    }
 }
 
 #[cfg(test)]
@@ -311,6 +403,46 @@ mod tests {
     }
 
     #[test]
+    fn a_mistake_names_what_was_meant_and_how_the_program_was_called() {
+        for (args, line) in [
+            (
+                &["vgpu", "explian"][..],
+                "\"explian\": unknown command; did you mean explain? (see vgpu --help)",
+            ),
+            (
+                &["/usr/bin/kubectl-vgpu", "explain", "pod/a", "--namespac", "team"],
+                "--namespac: unknown flag; did you mean --namespace? (see kubectl vgpu explain --help)",
+            ),
+            (
+                &["vgpu", "man", "explian"],
+                "\"explian\": unknown command (see vgpu --help)",
+            ),
+        ] {
+            assert_eq!(line_of(args), line);
+        }
+    }
+
+    #[test]
+    fn usage_completion_and_manual_have_the_name_that_was_typed() {
+        let printed = |args: &[&str]| match parse(args.iter().map(OsString::from)) {
+            Ok(Parsed::Print(text)) => text,
+            other => panic!("{args:?}: {other:?}"),
+        };
+        let help = printed(&["kubectl-vgpu", "explain", "--help"]);
+        assert!(help.contains("Usage: kubectl vgpu explain"), "{help}");
+        for shell in ["bash", "zsh", "fish"] {
+            let script = printed(&["kubectl-vgpu", "completion", shell]);
+            assert!(
+                script.contains("kubectl-vgpu") && script.contains("translate"),
+                "{script}"
+            );
+        }
+        assert!(printed(&["vgpu", "man"]).contains(".TH vgpu"));
+        assert!(printed(&["vgpu", "man", "explain"]).contains("kubeconfig"));
+        assert_eq!(printed(&["vgpu", "version"]), printed(&["vgpu", "--version"]));
+    }
+
+    #[test]
     fn a_long_argument_is_shortened() {
         let long = "x".repeat(5000);
         for args in [
@@ -318,7 +450,7 @@ mod tests {
             &["vgpu", "run", &long],
             &["vgpu", "run", &format!("--{long}"), "--", "true"],
             &["vgpu", "allocate", "-f", "x", "-o", &long],
-            &["vgpu", "explain", "pod/a", &long],
+            &["vgpu", "explain", "pod", "a", &long],
         ] {
             let line = line_of(args);
             assert!(line.len() < 250 && line.contains("xxx..."), "{line}");
@@ -350,15 +482,34 @@ mod tests {
                 &["vgpu", "allocate", "-f", "x", "--nodes", "n"],
                 "--nodes: unknown flag",
             ),
+            (&["vgpu", "top", "team"], "\"team\": unexpected argument; -n NAMESPACE"),
+            (&["vgpu", "top", "-A", "--nodes"], "--all-namespaces: not with --nodes"),
             (
-                &["vgpu", "explain"],
-                "what to explain is missing: pod/NAME or claim/NAME (see vgpu explain --help)",
+                &["vgpu", "top", "-n", "a", "-A"],
+                "--namespace: not with --all-namespaces",
+            ),
+            (
+                &["vgpu", "advise", "a", "b"],
+                "\"b\": unexpected argument; one workload",
             ),
             (&["vgpu", "log"], "the file is missing: name a ring"),
+            (
+                &["vgpu", "doctor", "-n", "team"],
+                "--probe is missing: the other flags are about its pod (see vgpu doctor --help)",
+            ),
+            (
+                &["vgpu", "doctor", "--probe", "--timeout", "0"],
+                "invalid value '0' for '--timeout",
+            ),
+            (&["vgpu", "bundle", "team"], "\"team\": unexpected argument; it looks"),
             (&["vgpu", "log", "a", "b"], "\"b\": unexpected argument; one ring"),
             (
-                &["vgpu", "explain", "pod/a", "pod/b"],
-                "\"pod/b\": unexpected argument; one pod",
+                &["vgpu", "explain", "pod", "a", "b"],
+                "\"b\": unexpected argument; one object",
+            ),
+            (
+                &["vgpu", "explain", "-A", "-n", "x"],
+                "--all-namespaces: not with --namespace",
             ),
         ] {
             let line = line_of(args);

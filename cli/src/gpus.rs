@@ -1,32 +1,26 @@
 //! Lists the machine's GPUs through NVML.
 //!
-//! The driver's library runs in a helper process, `vgpu list-gpus LIBRARY`: threads, files, output and
-//! crashes of the library end with it, and COMMAND starts in a process that never loaded it.
+//! The driver's library runs in a helper process, `vgpu list-gpus LIBRARY`: threads, files, output and crashes of the
+//! library end with it, and COMMAND starts in a process that never loaded it. A driver that hangs is given up after 20 s.
 //!
-//! ```text
-//! one line per GPU:  "vgpu-gpu index uuid total reserved driver-version model"; other lines are the driver's own output
-//! or, if it is lost: "vgpu-silent index reason"
-//! ```
+//! Its line is "vgpu-gpus" and the list (`vgpu_node::gpus`) as JSON; other lines are the driver's own output.
 #![forbid(unsafe_code)]
 
 use crate::driver::Driver;
 use crate::environment::SoftGpu;
 use crate::run_dir::lock_file;
 use nvml_wrapper::Nvml;
-use nvml_wrapper::error::NvmlError;
 use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode};
 use std::time::{Duration, SystemTime};
-use vgpu_context_size::{ContextSize, Kind, Sizes};
+use vgpu_context_size::child::{Answer, NoAnswer, answer};
+use vgpu_context_size::{ANSWER_TIMEOUT, ContextSize, Kind, Sizes};
+use vgpu_node::gpus::{self, List};
 
-/// Stands for a version or a model that the driver does not tell.
-const UNNAMED: &str = "-";
-/// Prefix of the helper's lines.
-const MARK: &str = "vgpu-gpu ";
-/// Prefix of its lines of GPUs that do not answer.
-const MARK_SILENT: &str = "vgpu-silent ";
+/// Prefix of the helper's line.
+const MARK: &str = "vgpu-gpus ";
 /// How long a measurement that failed is not repeated: a run must not wait for a driver that hangs each time.
 const FAILED_FOR: Duration = Duration::from_secs(5 * 60);
 /// How long the turn of others that measure is waited for.
@@ -38,10 +32,9 @@ pub struct Gpu {
     /// NVML's index.
     pub index: u32,
     pub uuid: String,
-    pub total: u64,
-    pub reserved: u64,
-    pub driver_version: String,
-    pub model: String,
+    /// The memory for all shares together.
+    pub memory: u64,
+    pub kind: Kind,
     /// The size of a context. None: not measured.
     pub context: Option<ContextSize>,
 }
@@ -50,8 +43,8 @@ pub struct Gpu {
 #[derive(Debug, Default)]
 pub struct Listed {
     pub gpus: Vec<Gpu>,
-    /// A sentence for each that NVML counts and cannot describe, as one that fell off the bus.
-    pub silent: Vec<String>,
+    /// A sentence for each that NVML counts and that cannot be used, as one that fell off the bus.
+    pub left_out: Vec<String>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -86,26 +79,32 @@ fn hint(soft: bool) -> &'static str {
     }
 }
 
-impl Gpu {
-    /// The memory for all shares together, as the kubelet plugin publishes it.
-    #[must_use]
-    pub fn published(&self) -> u64 {
-        const STEP: u64 = 1 << 20;
-        self.total.saturating_sub(self.reserved) / STEP * STEP
-    }
-
-    fn parse(line: &str) -> Option<Self> {
-        let mut fields = line.strip_prefix(MARK)?.splitn(6, ' ');
-        let gpu = Self {
-            index: fields.next()?.parse().ok()?,
-            uuid: fields.next()?.to_owned(),
-            total: fields.next()?.parse().ok()?,
-            reserved: fields.next()?.parse().ok()?,
-            driver_version: fields.next()?.to_owned(),
-            model: fields.next()?.to_owned(),
+impl From<gpus::Gpu> for Gpu {
+    fn from(gpu: gpus::Gpu) -> Self {
+        Self {
+            index: gpu.index,
+            uuid: gpu.uuid,
+            memory: gpu.memory,
+            kind: Kind {
+                driver_version: gpu.driver_version,
+                model: gpu.name,
+            },
             context: None,
-        };
-        Some(gpu)
+        }
+    }
+}
+
+impl Listed {
+    /// # Errors
+    /// Why there is no GPU.
+    fn of(list: List) -> Result<Self, gpus::Error> {
+        match list.why_empty() {
+            Some(why) => Err(why),
+            None => Ok(Self {
+                gpus: list.gpus.into_iter().map(Gpu::from).collect(),
+                left_out: list.left_out.into_iter().map(|left| left.why.to_string()).collect(),
+            }),
+        }
     }
 }
 
@@ -120,40 +119,35 @@ pub fn list(library: &Path, soft_gpu: Option<&SoftGpu>) -> Result<Listed, GpuErr
         .arg0("vgpu")
         .arg("list-gpus")
         .arg(library)
-        .env_remove("LD_PRELOAD")
-        .stdin(Stdio::null());
+        .env_remove("LD_PRELOAD");
     set(&mut helper, soft_gpu);
-    let output = helper.output().map_err(|source| GpuError::Helper { program, source })?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let listed = Listed {
-        gpus: text.lines().filter_map(Gpu::parse).collect(),
-        silent: text.lines().filter_map(silence).collect(),
+    let listed = match answer(helper, ANSWER_TIMEOUT) {
+        Ok(answer) => listed(&answer),
+        Err(NoAnswer::Start(source)) => return Err(GpuError::Helper { program, source }),
+        Err(error) => Err(error.to_string()),
     };
-    match output.status.success() && !listed.gpus.is_empty() {
-        true => Ok(listed),
-        false => {
-            let said = String::from_utf8_lossy(&output.stderr);
-            let silent = || format!("the helper ended with {}", output.status);
-            let reason = said.lines().next().map_or_else(silent, str::to_owned);
-            Err(blame(library, soft_gpu, reason))
-        }
-    }
+    listed.map_err(|reason| blame(library, soft_gpu, reason))
 }
 
-fn silence(line: &str) -> Option<String> {
-    let (index, reason) = line.strip_prefix(MARK_SILENT)?.split_once(' ')?;
-    Some(format!("GPU {index} does not answer: NVML says: {reason}"))
+/// Reads what the helper has written.
+fn listed(answer: &Answer) -> Result<Listed, String> {
+    let mut lines = answer.stdout.lines();
+    let list = lines.find_map(|line| serde_json::from_str(line.strip_prefix(MARK)?).ok());
+    match list.filter(|_| answer.status.success()) {
+        Some(list) => Listed::of(list).map_err(|why| why.to_string()),
+        None => {
+            let silent = || format!("the helper ended with {}", answer.status);
+            Err(answer.stderr.lines().next().map_or_else(silent, str::to_owned))
+        }
+    }
 }
 
 /// Measures what a context takes on `gpu`, in a helper process, unless `known` has it. The software GPU's depends on
 /// its profile, so it is not kept. A size that cannot be measured stays unknown, which is said on stderr, and the
 /// library reserves a default.
 pub fn measure(driver: &Driver, soft_gpu: Option<&SoftGpu>, gpu: &mut Gpu, known: &Path) {
-    let kind = Kind {
-        driver_version: gpu.driver_version.clone(),
-        model: gpu.model.clone(),
-    };
-    let keeps = soft_gpu.is_none() && kind.driver_version != UNNAMED && kind.model != UNNAMED;
+    let kind = gpu.kind.clone();
+    let keeps = soft_gpu.is_none();
     let read = || if keeps { Sizes::read(known) } else { Sizes::none(known) };
     gpu.context = read().get(&kind);
     if gpu.context.is_some() {
@@ -179,7 +173,7 @@ pub fn measure(driver: &Driver, soft_gpu: Option<&SoftGpu>, gpu: &mut Gpu, known
         libnvidia_ml: driver.libnvidia_ml.clone(),
         uuid: gpu.uuid.clone(),
     };
-    match vgpu_context_size::ask(helper, &asked, vgpu_context_size::PATIENCE) {
+    match vgpu_context_size::ask(helper, &asked, ANSWER_TIMEOUT) {
         Ok(size) => {
             gpu.context = Some(size);
             // The next run measures again if it cannot be kept.
@@ -268,18 +262,9 @@ fn blame(library: &Path, soft_gpu: Option<&SoftGpu>, reason: String) -> GpuError
 #[must_use]
 pub fn helper(library: &Path) -> ExitCode {
     match ask(library) {
-        Ok(gpus) => {
+        Ok(list) => {
             // The driver may have written an unfinished line.
-            println!();
-            for (index, gpu) in (0..).zip(gpus) {
-                match gpu {
-                    Ok(gpu) => println!(
-                        "{MARK}{index} {} {} {} {} {}",
-                        gpu.uuid, gpu.total, gpu.reserved, gpu.driver_version, gpu.model
-                    ),
-                    Err(error) => println!("{MARK_SILENT}{index} {}", error.to_string().replace('\n', " ")),
-                }
-            }
+            println!("\n{MARK}{list}");
             ExitCode::SUCCESS
         }
         Err(error) => {
@@ -289,42 +274,12 @@ pub fn helper(library: &Path) -> ExitCode {
     }
 }
 
-/// Returns each GPU that NVML counts, in its order. If none answers, the first one's error.
-fn ask(library: &Path) -> Result<Vec<Result<Gpu, NvmlError>>, NvmlError> {
-    let nvml = Nvml::builder().lib_path(library.as_os_str()).init()?;
-    let count = nvml.device_count()?;
-    if count == 0 {
-        return Err(NvmlError::NotFound);
-    }
-    // Only to keep what a context takes: a driver that does not tell is measured for each share.
-    let driver_version = nvml.sys_driver_version().unwrap_or_default();
-    let driver_version = if driver_version.is_empty() {
-        UNNAMED
-    } else {
-        &driver_version
-    };
-    let gpus: Vec<_> = (0..count)
-        .map(|index| {
-            let device = nvml.device_by_index(index)?;
-            let memory = device.memory_info()?;
-            Ok(Gpu {
-                index,
-                uuid: device.uuid()?,
-                total: memory.total,
-                reserved: memory.reserved,
-                driver_version: driver_version.replace(' ', "-"),
-                model: device.name().unwrap_or_else(|_| UNNAMED.to_owned()),
-                context: None,
-            })
-        })
-        .collect();
-    match gpus.iter().any(Result::is_ok) {
-        true => Ok(gpus),
-        false => gpus
-            .into_iter()
-            .next()
-            .map_or(Err(NvmlError::NotFound), |first| first.map(|_| Vec::new())),
-    }
+/// The list as JSON, or why there is none.
+fn ask(library: &Path) -> Result<String, String> {
+    let nvml = Nvml::builder().lib_path(library.as_os_str()).init();
+    let list = gpus::list(&nvml.map_err(|error| error.to_string())?);
+    let list = list.map_err(|error| error.to_string())?;
+    serde_json::to_string(&list).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]
@@ -343,22 +298,6 @@ mod tests {
             "{line}"
         );
         assert!(!error(libc::EACCES).to_string().contains("ulimit"));
-    }
-
-    #[test]
-    fn what_is_published_is_what_is_not_reserved_in_whole_mebibytes() {
-        let gpu = |total, reserved| Gpu {
-            index: 0,
-            uuid: "GPU-1".into(),
-            total,
-            reserved,
-            driver_version: String::new(),
-            model: String::new(),
-            context: None,
-        };
-        assert_eq!(gpu(80 << 30, 0).published(), 80 << 30);
-        assert_eq!(gpu(80 << 30, 1).published(), (80 << 30) - (1 << 20));
-        assert_eq!(gpu(1, 2).published(), 0);
     }
 
     #[test]
@@ -392,28 +331,20 @@ mod tests {
     }
 
     #[test]
-    fn a_helpers_line_is_read_whole_or_not_at_all() {
-        let gpu = Gpu {
-            index: 1,
-            uuid: "GPU-1".into(),
-            total: 3,
-            reserved: 2,
-            driver_version: "550.1".into(),
-            model: "NVIDIA H100 80GB".into(),
-            context: None,
+    fn a_list_without_a_gpu_says_why() {
+        let lost = |index| gpus::LeftOut {
+            uuid: None,
+            why: gpus::Error::Field {
+                index,
+                field: "handle".into(),
+                reason: "GPU is lost".into(),
+            },
         };
-        assert_eq!(Gpu::parse("vgpu-gpu 1 GPU-1 3 2 550.1 NVIDIA H100 80GB"), Some(gpu));
-        for line in [
-            "",
-            "1",
-            "1 GPU-1 3",
-            "1 GPU-1 3 2",
-            "x GPU-1 3 2 5 m",
-            "1 GPU-1 -3 2 5 m",
-        ] {
-            assert_eq!(Gpu::parse(&format!("vgpu-gpu {line}")), None, "{line:?}");
-            assert_eq!(Gpu::parse(line), None, "{line:?}");
-        }
+        let none = List::new([Err(lost(0)), Err(lost(1))]);
+        assert_eq!(Listed::of(none).unwrap_err(), lost(0).why);
+        let one = Listed::of(List::new([Err(lost(0)), Ok(gpus::Gpu::default())])).unwrap();
+        assert_eq!(one.gpus.len(), 1);
+        assert!(one.left_out[0].starts_with("GPU 0: handle cannot be read"), "{one:?}");
     }
 
     #[test]

@@ -6,21 +6,25 @@
 #![forbid(unsafe_code)]
 
 use rustix::fs::{AtFlags, StatxFlags};
-use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use vgpu_node::mounts::{Mount, Namespaces, numbered_folders};
 
 /// Returns true if the share below `folder` is mounted in a namespace with processes, other than this one.
 #[must_use]
 pub fn any(folder: &Path) -> bool {
     let own = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let device = mount_id(folder).and_then(|id| device_of(&own, id));
-    let mut seen: HashSet<PathBuf> = fs::read_link("/proc/self/ns/mnt").into_iter().collect();
-    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    processes.map(|entry| entry.path()).any(|process| {
-        let first = fs::read_link(process.join("ns/mnt")).is_ok_and(|namespace| seen.insert(namespace));
-        first && fs::read_to_string(process.join("mountinfo")).is_ok_and(|mounts| has_share_of(&mounts, folder, device))
-    })
+    let Some(part) = part(folder) else { return false };
+    let mut namespaces = Namespaces::default();
+    namespaces.leave_out(Path::new("/proc/self"));
+    let wanted = |mount: &Mount<'_>| is_of_share(mount, &part, device).then_some(());
+    let has_share = |process: PathBuf| {
+        let found = namespaces.of_process(&process, false, wanted);
+        found.is_ok_and(|found| found.is_some_and(|found| !found.is_empty()))
+    };
+    let processes = numbered_folders(Path::new("/proc")).unwrap_or_default();
+    processes.into_iter().any(has_share)
 }
 
 /// The id of the mount that `folder` is on; none on kernels before 5.8.
@@ -33,26 +37,22 @@ fn mount_id(folder: &Path) -> Option<u64> {
 /// The file system of the mount `id`, as `major:minor`. Not taken from stat(2), which differs from it on btrfs.
 fn device_of(mountinfo: &str, id: u64) -> Option<&str> {
     let id = id.to_string();
-    mountinfo.lines().find_map(|line| {
-        let mut words = line.split(' ');
-        (words.next()? == id).then(|| words.nth(1)).flatten()
-    })
+    let mut mounts = mountinfo.lines().filter_map(Mount::parse);
+    Some(mounts.find(|mount| mount.id == id)?.device)
 }
 
-/// Returns true if one of the mounts is of a folder in `folder`/shares. A container may have a folder of the same name
-/// in a file system of its own, which `device` tells apart; without it, any counts.
-fn has_share_of(mountinfo: &str, folder: &Path, device: Option<&str>) -> bool {
+/// Returns the end of `folder`/shares, by which mounts of its folders are recognised: the root of a mount is a path within
+/// its file system, so it may begin in another way than `folder`.
+fn part(folder: &Path) -> Option<String> {
     let mut own = folder.components().rev().map(|part| part.as_os_str().to_string_lossy());
-    let (Some(id), Some(run_dir)) = (own.next(), own.next()) else {
-        return false;
-    };
-    // A mount's root is a path within its file system, so only its end can be compared.
-    let part = format!("/{run_dir}/{id}/shares/");
-    mountinfo.lines().any(|line| {
-        let mut words = line.split(' ').skip(2);
-        let on = words.next();
-        device.is_none_or(|device| on == Some(device)) && words.next().is_some_and(|root| root.contains(&part))
-    })
+    let (id, run_dir) = (own.next()?, own.next()?);
+    Some(format!("/{run_dir}/{id}/shares/"))
+}
+
+/// A container may have a folder of the same name in a file system of its own, which `device` tells apart; without it, any
+/// counts.
+fn is_of_share(mount: &Mount<'_>, part: &str, device: Option<&str>) -> bool {
+    device.is_none_or(|device| mount.device == device) && mount.root.contains(part)
 }
 
 #[cfg(test)]
@@ -62,9 +62,15 @@ mod tests {
     const MOUNTS: &str = "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n\
                           30 22 0:5 /vgpu-run/a/shares/a /run/vgpu/a ro - tmpfs run rw\n";
 
+    fn has_share_of(folder: &str, device: Option<&str>) -> bool {
+        let mut mounts = MOUNTS.lines().filter_map(Mount::parse);
+        let part = part(Path::new(folder)).unwrap();
+        mounts.any(|mount| is_of_share(&mount, &part, device))
+    }
+
     #[test]
     fn a_shares_mount_is_known_by_the_end_of_its_root() {
-        let has = |folder| has_share_of(MOUNTS, Path::new(folder), Some("0:5"));
+        let has = |folder| has_share_of(folder, Some("0:5"));
         assert!(has("/run/vgpu-run/a"));
         assert!(!has("/run/vgpu-run/b"));
         assert!(!has("/run/vgpu-run/shares"));
@@ -72,7 +78,7 @@ mod tests {
 
     #[test]
     fn a_folder_of_the_same_name_in_another_file_system_is_another() {
-        let has = |device| has_share_of(MOUNTS, Path::new("/run/vgpu-run/a"), device);
+        let has = |device| has_share_of("/run/vgpu-run/a", device);
         assert!(!has(Some("0:6")));
         assert!(has(None), "where the file system is not known, any counts");
     }

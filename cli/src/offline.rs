@@ -1,56 +1,63 @@
-//! Implements `vgpu allocate` and `vgpu explain`, which run the controller's allocator on objects in files or of a
+//! Implements `vgpu allocate`, `vgpu explain` and `vgpu fit`, which run the controller's allocator on objects in files or of a
 //! cluster, and `vgpu translate` ([`translate`]).
 //!
 //! ```text
-//! files, or kubectl get ─► documents (YAML or JSON) ─► vgpu_allocator::offline ─► text, JSON or YAML
+//! files, or a cluster ─► documents (YAML or JSON) ─► vgpu_allocator::offline ─► text, JSON or YAML
 //! ```
 //!
-//! Writes only to stdout and stderr, and reads only the named files or the output of kubectl. Exit status 0:
-//! it fits; 1: it does not, and the answer has the reasons; 2: an error in the flags or in the input.
+//! Writes only to stdout and stderr, and reads only the named files or the cluster ([`cluster`](crate::cluster)). Exit status 0:
+//! it fits; 1: it does not, and the answer has the reasons; 2: an error in the flags, or in the input: then the answer, if
+//! there is one, is about the documents that can be read.
 #![forbid(unsafe_code)]
 
 pub(crate) mod allocate;
 mod dialect;
 mod documents;
 pub(crate) mod explain;
-mod kubectl;
+pub(crate) mod fit;
 mod quota;
+mod seen;
 pub(crate) mod translate;
+mod workload;
 
+use std::fmt;
 use std::io::Write;
-use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
-use vgpu_allocator::offline::{self, InputError, Objects};
+use vgpu_allocator::offline::{self, Objects};
 use vgpu_allocator::{FeatureError, Features};
+use vgpu_planner::Time;
+use vgpu_planner::explain::ExplainError;
 
-use documents::DocumentError;
-use kubectl::KubectlError;
+use crate::cluster::{ConnectError, ReadError};
+use crate::exit;
+use documents::{Documents, FileError};
 
-/// The errors of both commands.
+/// The errors of these commands.
 #[derive(Debug, thiserror::Error)]
 enum OfflineError {
     #[error("--feature-gates: {0}")]
     Features(#[from] FeatureError),
     #[error(transparent)]
-    Document(#[from] DocumentError),
+    File(#[from] FileError),
     #[error(transparent)]
-    Kubectl(#[from] KubectlError),
+    Connect(#[from] ConnectError),
     #[error(transparent)]
-    Input(#[from] InputError),
+    Read(#[from] ReadError),
     #[error(transparent)]
     Offline(#[from] offline::OfflineError),
+    #[error(transparent)]
+    Explain(#[from] ExplainError),
+    #[error(transparent)]
+    Asked(#[from] explain::AskedError),
+    #[error("{0}")]
+    Pod(String),
     #[error("the answer cannot be written as YAML: {0}; use -o json")]
     Yaml(String),
     #[error("standard output: {0}")]
     Output(#[source] std::io::Error),
-}
-
-impl OfflineError {
-    /// True if the reader of stdout closed it, which is not an error.
-    fn is_closed_pipe(&self) -> bool {
-        matches!(self, Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe)
-    }
 }
 
 fn features(gates: &[String]) -> Result<Features, OfflineError> {
@@ -60,14 +67,32 @@ fn features(gates: &[String]) -> Result<Features, OfflineError> {
     Ok(features)
 }
 
-fn objects_in(files: &[PathBuf]) -> Result<Objects, OfflineError> {
+/// Writes a line to stderr, without control characters of names. Errors are ignored: the reader of stderr may have closed it.
+fn say(command: &str, line: impl fmt::Display) {
+    let line = line.to_string().replace(char::is_control, " ");
+    let _ = writeln!(std::io::stderr(), "vgpu {command}: {line}");
+}
+
+/// The exit status, with what could not be read of the input.
+fn status(failed: &[String], is_yes: bool) -> ExitCode {
+    match (failed, is_yes) {
+        ([], true) => ExitCode::SUCCESS,
+        ([], false) => ExitCode::from(exit::NO),
+        _ => ExitCode::from(exit::USAGE),
+    }
+}
+
+/// The objects of documents, and in sentences what cannot be read. The answer is about the rest.
+fn objects(documents: Documents) -> (Objects, Vec<String>) {
     let mut objects = Objects::default();
-    for file in files {
-        for document in documents::read(file)? {
-            objects.add(document, &file.display().to_string())?;
+    let mut failed = documents.failed;
+    for object in documents.objects {
+        let (origin, name) = (object.place.origin.clone(), object.name());
+        if let Err(why) = objects.add(object.value, &origin) {
+            failed.push(format!("{origin}: {name}: {why}"));
         }
     }
-    Ok(objects)
+    (objects, failed)
 }
 
 /// Formats as YAML.
@@ -76,7 +101,11 @@ fn yaml(answer: &Value) -> Result<String, OfflineError> {
 }
 
 fn print(text: &str) -> Result<(), OfflineError> {
-    std::io::stdout()
-        .write_all(text.as_bytes())
-        .map_err(OfflineError::Output)
+    crate::output::print(text).map_err(OfflineError::Output)
+}
+
+/// The current time. The controller allocates a device only once its taint is old enough.
+pub(crate) fn now() -> Time {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Time::from_millis(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
 }

@@ -36,7 +36,7 @@ pub struct Existing {
 pub enum PlanError {
     #[error("--gpu {wanted}: this machine has no such GPU; it has {}", list(.gpus))]
     NoGpu { wanted: GpuChoice, gpus: Vec<Gpu> },
-    #[error("--memory {}: GPU {} has only {}; ask for at most that", format_bytes(*.wanted), .gpu.index, format_bytes(.gpu.published()))]
+    #[error("--memory {}: GPU {} has only {}; ask for at most that", format_bytes(*.wanted), .gpu.index, format_bytes(.gpu.memory))]
     TooMuch { wanted: u64, gpu: Box<Gpu> },
     #[error(
         "--cores {wanted}: GPU {gpu} has only {left} of its 100 left, because {}; {}end commands of the others",
@@ -102,8 +102,8 @@ fn wanted(request: &Request) -> &GpuChoice {
 
 fn create(request: &Request, driver: &Driver, gpus: &[Gpu], others: &[Limits]) -> Result<Decision, PlanError> {
     let gpu = find(wanted(request), gpus)?;
-    let memory = request.memory.unwrap_or(gpu.published());
-    if memory > gpu.published() {
+    let memory = request.memory.unwrap_or(gpu.memory);
+    if memory > gpu.memory {
         return Err(PlanError::TooMuch {
             wanted: memory,
             gpu: Box::new(gpu.clone()),
@@ -127,7 +127,7 @@ fn create(request: &Request, driver: &Driver, gpus: &[Gpu], others: &[Limits]) -
         });
     }
     let slot = arbitration::free_slot(&gpu.uuid, others).ok_or(PlanError::NoSlot(gpu.index))?;
-    let is_whole = memory == gpu.published();
+    let is_whole = memory == gpu.memory;
     let unasked = || ComputePolicy::default().of_share(cores, is_whole);
     Ok(Decision::Create(Box::new(Limits {
         cores,
@@ -214,10 +214,11 @@ mod tests {
             .map(|(uuid, index)| Gpu {
                 index,
                 uuid: uuid.into(),
-                total: 80 * GIB,
-                reserved: (1 << 20) + 1,
-                driver_version: "550.1".into(),
-                model: "NVIDIA H100".into(),
+                memory: 80 * GIB - 2 * (1 << 20),
+                kind: vgpu_context_size::Kind {
+                    driver_version: "550.1".into(),
+                    model: "NVIDIA H100".into(),
+                },
                 context: Some(vgpu_context_size::ContextSize {
                     own: 518 << 20,
                     unowned: 64 << 20,

@@ -33,8 +33,8 @@ pub enum RunError {
     Gpu(#[from] GpuError),
     #[error(transparent)]
     Plan(#[from] PlanError),
-    #[error("{plan}; {}", silent.join("; "))]
-    SilentGpu { plan: PlanError, silent: Vec<String> },
+    #[error("{plan}; {}", left_out.join("; "))]
+    LeftOut { plan: PlanError, left_out: Vec<String> },
     #[error(transparent)]
     RunDir(#[from] RunDirError),
     #[error(transparent)]
@@ -65,11 +65,11 @@ fn or_none(path: &Option<PathBuf>) -> String {
         .map_or_else(|| "none".to_owned(), |path| path.display().to_string())
 }
 
-/// Returns the error with the GPUs that do not answer, if it is that the wanted one is not there.
+/// Returns the error with the GPUs that cannot be used, if it is that the wanted one is not there.
 fn named(plan: PlanError, asked: Option<&(Driver, Listed)>) -> RunError {
-    let silent = asked.map_or_else(Vec::new, |(_, listed)| listed.silent.clone());
+    let left_out = asked.map_or_else(Vec::new, |(_, listed)| listed.left_out.clone());
     match plan {
-        PlanError::NoGpu { .. } if !silent.is_empty() => RunError::SilentGpu { plan, silent },
+        PlanError::NoGpu { .. } if !left_out.is_empty() => RunError::LeftOut { plan, left_out },
         plan => plan.into(),
     }
 }
@@ -249,11 +249,7 @@ impl Entry<'_> {
             match decision.map_err(|error| named(error, asked.as_ref()))? {
                 Decision::AskGpus => {
                     drop(locked);
-                    let mut listed = gpus::list(&driver.libnvidia_ml, soft_gpu.as_ref())?;
-                    let new = plan::chosen(self.request, &listed.gpus).filter(|_| existing.is_none());
-                    if let Some(gpu) = new.and_then(|place| listed.gpus.get_mut(place)) {
-                        gpus::measure(&driver, soft_gpu.as_ref(), gpu, &self.run_dir.context_sizes());
-                    }
+                    let listed = self.list_gpus(&driver, soft_gpu.as_ref(), existing.is_none())?;
                     asked = Some((driver, listed));
                 }
                 Decision::Join => {
@@ -278,6 +274,16 @@ impl Entry<'_> {
                 }
             }
         }
+    }
+
+    /// Lists the GPUs, and measures what a context takes of the one that a new share gets.
+    fn list_gpus(&self, driver: &Driver, soft_gpu: Option<&SoftGpu>, is_new: bool) -> Result<Listed, RunError> {
+        let mut listed = gpus::list(&driver.libnvidia_ml, soft_gpu)?;
+        let chosen = plan::chosen(self.request, &listed.gpus).filter(|_| is_new);
+        if let Some(gpu) = chosen.and_then(|place| listed.gpus.get_mut(place)) {
+            gpus::measure(driver, soft_gpu, gpu, &self.run_dir.context_sizes());
+        }
+        Ok(listed)
     }
 
     /// Finds the driver for a new share.

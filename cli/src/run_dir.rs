@@ -179,10 +179,22 @@ fn ensure(path: &Path, uid: u32, mode: u32) -> Result<(), RunDirError> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use std::fs;
     use std::os::unix::fs::symlink;
+
+    /// Returns the folder of a user whose XDG_RUNTIME_DIR is a new one.
+    pub(crate) fn temporary() -> (tempfile::TempDir, RunDir) {
+        let tmp = tempfile::tempdir().unwrap();
+        let environment = Environment {
+            uid: uid(),
+            runtime_dir: Some(tmp.path().to_path_buf()),
+            ..Environment::default()
+        };
+        let run_dir = RunDir::open(&environment, false).unwrap();
+        (tmp, run_dir)
+    }
 
     fn uid() -> u32 {
         rustix::process::geteuid().as_raw()

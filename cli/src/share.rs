@@ -16,9 +16,9 @@
 //! but while it uses the GPU it holds locks on its lanes in the ledger; both are checked. All changes happen
 //! under the folder's lock ([`crate::run_dir`]), so a share is seen complete or not at all. A share that a
 //! killed `vgpu run` left incomplete is not in use, and the next run removes it.
-#![allow(unsafe_code)] // One fcntl(F_OFD_GETLK), which rustix does not have.
+#![forbid(unsafe_code)]
 
-use crate::arbitration::{self, Neighbour, PageError};
+use crate::arbitration::{self, Neighbour};
 use crate::driver::Driver;
 use crate::environment::{SOFT_GPU_PROFILE, SOFT_GPU_STATE, SoftGpu};
 use crate::mount_users;
@@ -27,13 +27,13 @@ use crate::run_dir::{self, Locked, RunDir};
 use rustix::fs::FlockOperation;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 use vgpu_abi::limits::Limits;
 use vgpu_abi::paths::{ARBITRATION, LEDGER, LIBCUDA, LIBNVIDIA_ML, LIMITS, PRELOAD_FILE, SHIM_NAMES};
 use vgpu_abi::{ledger, limits};
+use vgpu_node::locks;
 
 /// A share that this process uses.
 #[derive(Debug)]
@@ -68,7 +68,7 @@ pub enum ShareError {
         folder: PathBuf,
     },
     #[error(transparent)]
-    Page(#[from] PageError),
+    Page(#[from] vgpu_node::arbitration::Error),
     #[error("cannot {what} {}: {source}", path.display())]
     Io {
         what: &'static str,
@@ -117,7 +117,8 @@ impl ShareFolder {
 
     /// Returns true if a process uses the share. The caller holds the folder's lock.
     fn in_use(&self) -> bool {
-        let on_the_gpu = |ledger: &PathBuf| has_owners(ledger).unwrap_or(false);
+        let has_lane = |ledger: &PathBuf| File::open(ledger).and_then(|file| locks::is_locked(&file, 0, 0));
+        let on_the_gpu = |ledger: &PathBuf| has_lane(ledger).unwrap_or(false);
         self.is_locked()
             || self.ledgers().iter().any(on_the_gpu)
             || self.0.starts_with(run_dir::ROOT) && mount_users::any(&self.0)
@@ -134,20 +135,6 @@ impl ShareFolder {
         let entries = fs::read_dir(self.shares()).into_iter().flatten().flatten();
         entries.map(|entry| entry.path().join(LEDGER)).collect()
     }
-}
-
-/// Returns true if a process holds a lock on a lane of this ledger.
-fn has_owners(ledger: &Path) -> io::Result<bool> {
-    let file = File::open(ledger)?;
-    // SAFETY: an all-zero flock is a value of its type: from the start of the file to its end.
-    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = libc::F_WRLCK as libc::c_short;
-    lock.l_whence = libc::SEEK_SET as libc::c_short;
-    // SAFETY: `file` is open, and the command reads and writes the flock that is given.
-    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, std::ptr::from_mut(&mut lock)) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(i32::from(lock.l_type) != libc::F_UNLCK)
 }
 
 // === Creation and removal, under the folder's lock ===

@@ -148,11 +148,14 @@ fn a_mistake_is_one_line_and_exit_2() {
     };
     for (args, words) in [
         (with(&missing, &[]), "missing.yaml: "),
-        (with(&yaml, &[]), "bad.yaml: not YAML"),
-        (with(&json, &[]), "bad.json: not JSON"),
+        (
+            with(&yaml, &[]),
+            "bad.yaml: document 1: not YAML: unclosed bracket '[' at line 1, column 7",
+        ),
+        (with(&json, &[]), "bad.json: document 1: not JSON: line 1 column 9: EOF"),
         (
             with(&field, &[]),
-            "ResourceClaim ns/c: spec.devices.requests[0].exactly",
+            "field.yaml: ResourceClaim ns/c: spec.devices.requests[0].exactly.capacity.requests.memory: \"20GB\" is not a quantity",
         ),
         (
             with(&good, &["--node", "n2"]),
@@ -174,6 +177,35 @@ fn a_mistake_is_one_line_and_exit_2() {
         assert_eq!(line.lines().count(), 1, "{line}");
         assert!(output.stdout.is_empty(), "{args:?}");
     }
+}
+
+/// Each mistake is a line, and the answer is about the rest.
+#[test]
+fn the_documents_beside_one_that_cannot_be_read_are_allocated() {
+    let files = Files::new();
+    let sound = claim("1Gi").replace("memory: 1Gi", "memory: 1073741824, cores: null");
+    let text = [OBJECTS, &sound, "---\nkind: [\n---\n", &super_claim("20GB")].concat();
+    let list = r#"{"apiVersion": "v1", "kind": "NodeList", "items": [{"metadata": {"name": "n2"}}]}"#;
+    let (file, list) = (files.write("all.yaml", &text), files.write("nodes.json", list));
+    let output = allocate([
+        "-o".as_ref(),
+        "json".as_ref(),
+        "-f".as_ref(),
+        file.as_os_str(),
+        "-f".as_ref(),
+        list.as_os_str(),
+    ]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), said.lines().count()), (Some(2), 2), "{said}");
+    for words in [
+        "all.yaml: document 5: not YAML",
+        "ResourceClaim ns/second: spec.devices.requests[0]",
+    ] {
+        assert!(said.contains(words), "{said}");
+    }
+    let list: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let result = &list["items"][0]["status"]["allocation"]["devices"]["results"][0];
+    assert_eq!(result["consumedCapacity"], json!({"memory": "1Gi", "cores": "0"}));
 }
 
 #[test]
@@ -251,7 +283,7 @@ fn an_object_given_twice_and_no_claim_at_all_are_told() {
     let output = allocate(["-f".as_ref(), objects.as_os_str(), "-f".as_ref(), again.as_os_str()]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
-    for words in ["Node n1 is given twice", "objects.yaml", "again.yaml"] {
+    for words in ["again.yaml: Node n1: is given twice, in ", "objects.yaml too"] {
         assert!(said.contains(words), "{said}");
     }
     let output = allocate(["-f".as_ref(), objects.as_os_str()]);

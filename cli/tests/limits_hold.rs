@@ -249,7 +249,7 @@ fn a_bad_variable_of_the_software_gpu_is_named_in_one_line() {
     });
 }
 
-/// The others can be used, and one that is lost is named.
+/// The others can be used, and one that is lost or in MIG mode is named.
 #[test]
 fn a_lost_gpu_takes_no_other_with_it() {
     as_user(|scene| {
@@ -261,13 +261,19 @@ fn a_lost_gpu_takes_no_other_with_it() {
             command
         };
         printed(&mut on("0"));
+        std::fs::write(scene.path("state/control"), "mig 1\n").unwrap();
+        let line = refused(&mut on("1"), 2);
+        assert!(
+            line.contains("it has 0 (GPU-") && line.contains("is in MIG mode"),
+            "{line}"
+        );
         std::fs::write(scene.path("state/control"), "lost 1\n").unwrap();
         for gpu in ["0", "2"] {
             let shown = printed(&mut on(gpu));
             assert!(shown.contains(&format!("info 0 {GIB} {GIB}")), "GPU {gpu}: {shown}");
         }
         let line = refused(&mut on("1"), 2);
-        for part in ["--gpu 1", "it has 0 (GPU-", ", 2 (GPU-", "GPU 1 does not answer"] {
+        for part in ["--gpu 1", "it has 0 (GPU-", ", 2 (GPU-", "GPU 1: ", "cannot be read"] {
             assert!(line.contains(part), "{part}: {line}");
         }
     });

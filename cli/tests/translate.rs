@@ -192,7 +192,8 @@ fn a_value_of_the_wrong_type_names_file_and_field_and_the_other_pods_are_printed
         "{POD}---\n{{apiVersion: v1, kind: Pod, metadata: {{name: unquoted, annotations: {{tencent.com/vcuda-core-limit: 50}}}}, \
          spec: {{containers: [{{name: c, image: i}}]}}}}\n---\n{{apiVersion: apps/v1, kind: Deployment, metadata: {{name: d}}, \
          spec: {{template: {template}}}}}\n---\n{{apiVersion: v1, kind: Pod, metadata: {{name: env}}, spec: {{containers: \
-         [{{name: c, image: i, env: [{{name: A, value: true}}]}}, {{name: d, image: [i]}}]}}}}\n"
+         [{{name: c, image: i, env: [{{name: A, value: true}}]}}, {{name: d, image: [i]}}]}}}}\n---\n{{apiVersion: v1, kind: \
+         Pod, metadata: {{name: number}}, spec: {{containers: 1}}}}\n"
     );
     let output = translate(&text, &["-o", "json"]);
     assert_eq!(output.status.code(), Some(1));
@@ -201,19 +202,50 @@ fn a_value_of_the_wrong_type_names_file_and_field_and_the_other_pods_are_printed
         "in.yaml: Pod unquoted: metadata.annotations[tencent.com/vcuda-core-limit]: 50 is not a text; write it in quotes: \"50\"\n",
         "in.yaml: Deployment d: spec.template.metadata.annotations.gpu-fraction: 0.5 is not a text; write it in quotes: \"0.5\"\n",
         "in.yaml: Pod env: spec.containers[0].env[0].value: true is not a text; write it in quotes: \"true\"\n",
+        "in.yaml: Pod number: spec.containers: 1 is not a list; write [1] for a list of it\n",
     ] {
         assert!(said.contains(words), "{words}: {said}");
     }
-    let no_list = translate(
-        "kind: Pod\napiVersion: v1\nmetadata: {name: p}\nspec: {containers: 1}\n",
-        &[],
-    );
-    let line = "in.yaml: Pod p: spec.containers: invalid type: integer `1`, expected a sequence\n";
-    assert!(stderr(&no_list).ends_with(line), "{no_list:?}");
-    assert_eq!(no_list.status.code(), Some(1));
     let printed = items(&output);
     let kinds: Vec<&str> = printed.iter().filter_map(|item| item["kind"].as_str()).collect();
     assert_eq!(kinds, ["ResourceClaimTemplate", "Pod"]);
+}
+
+/// As the API server does: null is 0, an amount may be a number wherever it stands, and a PodList's items have no kind.
+#[test]
+fn what_the_api_server_reads_is_read() {
+    let container = json!({"name": "c", "image": "i", "resources": {
+        "limits": {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000, "memory": null, "cpu": 0.5}, "requests": null}});
+    let spec = json!({"containers": [container], "initContainers": null, "overhead": {"cpu": 1},
+        "volumes": [{"name": "v", "emptyDir": {"sizeLimit": 1000}}]});
+    let list = json!({"apiVersion": "v1", "kind": "PodList", "items": [{"metadata": {"name": "p", "creationTimestamp": null},
+        "spec": spec}]});
+    let output = translate(&list.to_string(), &["-o", "json"]);
+    let kinds: Vec<Value> = items(&output).iter().map(|item| item["kind"].clone()).collect();
+    assert_eq!(
+        (output.status.code(), kinds),
+        (Some(0), vec![json!("ResourceClaimTemplate"), json!("Pod")])
+    );
+    let limits = &items(&output)[1]["spec"]["containers"][0]["resources"]["limits"];
+    assert_eq!(limits, &json!({"memory": null, "cpu": 0.5}));
+    let nothing = POD.replace(
+        "nvidia.com/gpu: 1, nvidia.com/gpumem: 3000, nvidia.com/gpucores: 30",
+        "nvidia.com/gpu: null",
+    );
+    let output = translate(&nothing, &["-o", "json"]);
+    assert_eq!((output.status.code(), items(&output).len()), (Some(0), 1), "{output:?}");
+    let no_template = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: d}\nspec: {}\n";
+    assert_eq!(
+        items(&translate(no_template, &["-o", "json"])).len(),
+        1,
+        "the API server's to refuse"
+    );
+    let octal = POD.replace(
+        "  containers:",
+        "  volumes: [{name: v, secret: {defaultMode: 0644}}]\n  containers:",
+    );
+    let output = translate(&octal, &["-o", "json"]);
+    assert_eq!(items(&output)[1]["spec"]["volumes"][0]["secret"]["defaultMode"], 0o644);
 }
 
 #[test]
@@ -253,8 +285,8 @@ fn a_mistake_is_one_line_and_exit_2() {
             &["--dialects", "hammy"][..],
             "--dialects: dialect \"hammy\" is unknown; use one of hami, koordinator",
         ),
-        ("kind: [Pod\n", &[], "in.yaml: not YAML"),
-        ("[1]", &[], "in.yaml: a document is not an object"),
+        ("kind: [Pod\n", &[], "in.yaml: document 1: not YAML"),
+        ("[1]", &[], "in.yaml: document 1 is a list, not an object"),
     ] {
         let output = translate(text, more);
         let line = stderr(&output);
@@ -262,6 +294,29 @@ fn a_mistake_is_one_line_and_exit_2() {
         assert!(line.contains(words) && line.lines().count() == 1, "{line}");
         assert!(output.stdout.is_empty(), "{output:?}");
     }
+}
+
+#[test]
+fn the_documents_beside_one_that_cannot_be_read_are_printed() {
+    let output = translate(
+        &[POD, "---\nkind: [Pod\n---", &POD.replace("train", "other")].concat(),
+        &["-o", "json"],
+    );
+    assert_eq!((output.status.code(), items(&output).len()), (Some(2), 3), "{output:?}");
+    assert!(
+        stderr(&output).contains("in.yaml: document 2: not YAML: "),
+        "{output:?}"
+    );
+    let slice = SLICE.replace("value: 100,", "value: 1x,");
+    let output = translate(&[&slice, "---", POD].concat(), &["-o", "json"]);
+    assert_eq!((output.status.code(), items(&output).len()), (Some(0), 2), "{output:?}");
+    let output = translate(
+        &[&slice.replace("driver:", "driver: 1 #"), "---", POD].concat(),
+        &["-o", "json"],
+    );
+    assert_eq!((output.status.code(), items(&output).len()), (Some(1), 2), "{output:?}");
+    let line = "in.yaml: ResourceSlice n1-gpus: spec.driver: 1 is not a text; write it in quotes: \"1\"";
+    assert!(stderr(&output).contains(line), "{output:?}");
 }
 
 #[test]

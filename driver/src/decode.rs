@@ -10,10 +10,11 @@
 //! Failure modes: the API server stores objects that this cannot decode (parameters nested a thousand deep, quantities
 //! beyond any number), and a list is decoded as a whole. So each part of an object is decoded by itself. A part that
 //! fails is left out, and a line in the log says what follows; no other object is affected. Of a claim as much of the
-//! status is kept as can be decoded, because what it holds must count even if its owner wrote parameters that nobody
+//! status is kept as can be decoded, because its devices are in use even if its owner wrote parameters that nobody
 //! can read; without its spec it is never allocated.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -24,13 +25,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
-use serde_json::value::RawValue;
+use serde_json::value::{RawValue, to_raw_value};
 use vgpu_allocator::model::{
-    Allocation, CelSelector, ClassSpec, DeviceClass, DeviceResult, DeviceResults, DeviceTaintRule, Selector,
+    Allocation, CelSelector, ClaimSpec, Constraint, DeviceClaim, DeviceClass, DeviceResult, DeviceResults,
+    DeviceTaintRule, Selector, fitted,
 };
+use vgpu_planner::explain::cut;
 use vgpu_planner::model;
-
-use crate::text;
 
 /// An object of kind `K`, as a `T` if it can be read.
 pub struct Object<K, T> {
@@ -47,7 +48,7 @@ pub type Claim = Object<resource::ResourceClaim, model::Claim>;
 pub type Rule = Object<resource::DeviceTaintRule, DeviceTaintRule>;
 
 /// The parts of an object, as the API server wrote them.
-#[derive(Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 pub struct Parts {
     metadata: Box<RawValue>,
     spec: Option<Box<RawValue>>,
@@ -66,21 +67,66 @@ impl<'de, K: Resource<DynamicType = ()>, T: Readable> Deserialize<'de> for Objec
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let parts = Parts::deserialize(deserializer)?;
         let metadata = slim(&parts).map_err(serde::de::Error::custom)?;
-        let body = T::read(&parts).map(Some).unwrap_or_else(|error| {
-            let (left, follows) = T::salvage(&parts, &error);
-            tracing::warn!(
-                kind = &*K::kind(&()),
-                namespace = metadata.namespace.as_deref().unwrap_or_default(),
-                name = metadata.name.as_deref().unwrap_or_default(),
-                "{follows}: {error}"
-            );
-            left
-        });
         Ok(Self {
+            body: read_or_salvage::<K, T>(&parts, &metadata),
             metadata,
-            body,
             kind: PhantomData,
         })
+    }
+}
+
+fn read_or_salvage<K: Resource<DynamicType = ()>, T: Readable>(parts: &Parts, metadata: &ObjectMeta) -> Option<T> {
+    T::read(parts).map(Some).unwrap_or_else(|error| {
+        let (left, follows) = T::salvage(parts, &error);
+        warn::<K>(metadata, follows, &error);
+        left
+    })
+}
+
+fn warn<K: Resource<DynamicType = ()>>(metadata: &ObjectMeta, follows: &str, error: &serde_json::Error) {
+    tracing::warn!(
+        kind = &*K::kind(&()),
+        namespace = metadata.namespace.as_deref().unwrap_or_default(),
+        name = metadata.name.as_deref().unwrap_or_default(),
+        "{follows}: {error}"
+    );
+}
+
+/// The parts themselves, for several readers of one object. Without `managedFields`, which may be half of the object.
+impl Readable for Parts {
+    fn read(parts: &Parts) -> Result<Self, serde_json::Error> {
+        let mut metadata: BTreeMap<String, &RawValue> = serde_json::from_str(parts.metadata.get())?;
+        metadata.remove("managedFields");
+        Ok(Self {
+            metadata: to_raw_value(&metadata)?,
+            ..parts.clone()
+        })
+    }
+
+    fn salvage(_: &Parts, _: &serde_json::Error) -> (Option<Self>, &'static str) {
+        (None, NOTHING)
+    }
+}
+
+impl<K: Resource<DynamicType = ()>> Object<K, Parts> {
+    /// Decodes the object as a `T`, or as much of it as can be decoded.
+    pub(crate) fn facts<T: Readable>(&self) -> Option<T> {
+        read_or_salvage::<K, T>(self.body.as_ref()?, &self.metadata)
+    }
+
+    /// Decodes the whole object; `None` if that fails. `follows` says in the log what follows then.
+    pub(crate) fn decode<T: DeserializeOwned>(&self, follows: &str) -> Option<T> {
+        let parts = self.body.as_ref()?;
+        let whole = parts.whole(true, parts.status());
+        whole
+            .inspect_err(|error| warn::<K>(&self.metadata, follows, error))
+            .ok()
+    }
+
+    /// As [`Self::decode`], without spec and status.
+    pub(crate) fn metadata<T: DeserializeOwned>(&self, follows: &str) -> Option<T> {
+        let bare = self.body.as_ref()?.whole(false, None);
+        bare.inspect_err(|error| warn::<K>(&self.metadata, follows, error)).ok()
     }
 }
 
@@ -159,7 +205,7 @@ const ERROR_MAX: usize = 200;
 fn in_short(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());
-    text::cut(text.strip_suffix(&place).unwrap_or(&text), ERROR_MAX)
+    cut(text.strip_suffix(&place).unwrap_or(&text), ERROR_MAX)
 }
 
 /// What follows if an object has no readable name or version.
@@ -234,11 +280,23 @@ impl Readable for model::Claim {
             Some(status) => parts.whole(false, Some(&status)),
             None => Err(error),
         });
-        let of_spec = parts.whole::<Self>(true, None).err();
-        let unreadable = Some(match &of_spec {
-            Some(error) => format!("spec: {}", in_short(error)),
-            None => format!("status: {}", in_short(error)),
-        });
+        let of_spec = parts.whole::<Self>(true, None);
+        let unreadable = Some(Box::new(match of_spec {
+            Err(error) => model::Unreadable {
+                why: format!("spec: {}", in_short(&error)),
+                asked: Arc::new(
+                    parts
+                        .spec
+                        .as_ref()
+                        .and_then(|spec| asked(spec.get()))
+                        .unwrap_or_default(),
+                ),
+            },
+            Ok(claim) => model::Unreadable {
+                why: format!("status: {}", in_short(error)),
+                asked: claim.facts.spec,
+            },
+        }));
         match by_status {
             Ok(claim) => {
                 let claim = Self { unreadable, ..claim };
@@ -260,6 +318,39 @@ impl Readable for model::Claim {
             }
         }
     }
+}
+
+/// The requests and constraints of a claim's spec. Parameters are left out, because they may be nested deeper than the
+/// decoder goes, and so are capacities that cannot be read: the device then counts whole. `None` if that does not help.
+fn asked(spec: &str) -> Option<ClaimSpec> {
+    #[derive(Deserialize)]
+    struct Spec {
+        devices: Devices,
+    }
+    #[derive(Deserialize)]
+    struct Devices {
+        requests: Vec<Box<RawValue>>,
+        #[serde(default, deserialize_with = "fitted")]
+        constraints: Vec<Constraint>,
+    }
+    let Spec { devices } = serde_json::from_str(spec).ok()?;
+    let request = |raw: &RawValue| {
+        serde_json::from_str(raw.get()).ok().or_else(|| {
+            let mut request: serde_json::Value = serde_json::from_str(raw.get()).ok()?;
+            let alternatives = request.get_mut("firstAvailable").and_then(|list| list.as_array_mut());
+            let remove = |ask: &mut serde_json::Value| ask.as_object_mut().map(|ask| ask.remove("capacity"));
+            alternatives.into_iter().flatten().for_each(|ask| drop(remove(ask)));
+            request.get_mut("exactly").map(remove);
+            serde_json::from_value(request).ok()
+        })
+    };
+    Some(ClaimSpec {
+        devices: DeviceClaim {
+            requests: devices.requests.iter().map(|raw| request(raw)).collect::<Option<_>>()?,
+            constraints: devices.constraints,
+            config: Vec::new(),
+        },
+    })
 }
 
 /// Removes from a claim's status the parameters of its allocation, which are a copy of those in its spec.
@@ -368,22 +459,31 @@ impl Readable for DeviceClass {
     }
 
     /// The class with a selector that matches nothing, because it must not select devices that its own selectors
-    /// exclude.
+    /// exclude. It remembers which drivers' devices its own selectors accept, if only its config cannot be read.
     fn salvage(parts: &Parts, error: &serde_json::Error) -> (Option<Self>, &'static str) {
-        let Ok(bare) = parts.whole::<Self>(false, None) else {
+        #[derive(Deserialize, serde::Serialize)]
+        struct Spec {
+            #[serde(skip_serializing_if = "Option::is_none")]
+            selectors: Option<Box<RawValue>>,
+            #[serde(rename = "extendedResourceName", skip_serializing_if = "Option::is_none")]
+            extended_resource_name: Option<Box<RawValue>>,
+        }
+        let without_config = || {
+            let spec: Spec = serde_json::from_str(parts.spec.as_ref()?.get()).ok()?;
+            let parts = Parts {
+                spec: Some(to_raw_value(&spec).ok()?),
+                ..parts.clone()
+            };
+            parts.whole::<Self>(true, None).ok()
+        };
+        let Some(mut class) = without_config().or_else(|| parts.whole(false, None).ok()) else {
             return (None, NOTHING);
         };
         let never = CelSelector {
             expression: "false".into(),
         };
-        let class = Self {
-            spec: ClassSpec {
-                selectors: vec![Selector { cel: Some(never) }],
-                ..ClassSpec::default()
-            },
-            unreadable: Some(in_short(error)),
-            ..bare
-        };
+        class.spec.selectors = vec![Selector { cel: Some(never) }];
+        class.unreadable = Some(in_short(error));
         (
             Some(class),
             "its spec cannot be read, so it selects no device and claims that name it are not allocated",
@@ -443,12 +543,13 @@ mod tests {
         let config = format!(r#"{{"opaque":{{"driver":"theirs","parameters":{{"x":{deep}}}}}}}"#);
         let spec = SPEC.replace("}}]}}", &format!("}}}}],\"config\":[{config}]}}}}"));
         let claim = claim(&spec, &status(&config)).unwrap();
-        let why = claim.unreadable.as_deref();
+        let unreadable = claim.unreadable.as_ref().unwrap();
         assert_eq!(
-            why,
-            Some("spec: recursion limit exceeded"),
+            unreadable.why, "spec: recursion limit exceeded",
             "never allocated, nor any claim of its pod"
         );
+        assert_eq!(claim.asked().devices.requests.len(), 1, "quotas count it all the same");
+        assert_eq!(claim.facts.spec.devices.requests.len(), 0);
         let results = &claim.allocation().unwrap().devices.results;
         assert_eq!(results[0].device, "d");
         assert_eq!(claim.reserved_for.len(), 1);
@@ -462,7 +563,7 @@ mod tests {
             .replace("\"consumedCapacity\"", tolerations);
         let status = status.replace("[{\"request\"", "[{\"device\":7},{\"shareID\":\"s\",\"request\"");
         let claim = claim(SPEC, &status).unwrap();
-        assert!(claim.unreadable.as_ref().unwrap().starts_with("status: "));
+        assert!(claim.unreadable.as_ref().unwrap().why.starts_with("status: "));
         let results = &claim.allocation().unwrap().devices.results;
         let held = DeviceResult {
             driver: "dra.vgpu".into(),
@@ -476,6 +577,25 @@ mod tests {
             "without a share, and as nobody's that could take it back"
         );
         assert_eq!(claim.reserved_for[0].name, "p");
+    }
+
+    #[test]
+    fn a_capacity_that_cannot_be_read_is_as_none() {
+        let ask = |capacity: &str| format!(r#"{{"deviceClassName":"vgpu"{capacity}}}"#);
+        let odd = ask(r#","capacity":{"requests":{"memory":"a lot"}}"#);
+        for (requests, asked) in [
+            (format!(r#"[{{"name":"r","exactly":{odd}}}]"#), Some(1)),
+            (format!(r#"[{{"name":"r","firstAvailable":[{odd}]}}]"#), Some(1)),
+            (r#"[{"name":7}]"#.to_owned(), None),
+        ] {
+            let claim = claim(&format!(r#"{{"devices":{{"requests":{requests}}}}}"#), "{}").unwrap();
+            let requests = &claim.asked().devices.requests;
+            assert!(claim.unreadable.is_some());
+            assert_eq!((!requests.is_empty()).then_some(requests.len()), asked);
+            for request in requests {
+                assert!(request.asks().all(|ask| ask.class == "vgpu" && ask.capacity.is_none()));
+            }
+        }
     }
 
     #[test]

@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use vgpu_planner::State;
+use vgpu_planner::explain::{Answers, messages};
 
-use crate::answers::Answers;
 use crate::http::Health;
+use crate::leader::clock::Clock;
 use crate::notices::Notices;
-use crate::pending::messages;
 
 /// Changes come in bursts, so those within this time are explained together.
 const SETTLE: Duration = Duration::from_millis(250);
@@ -17,7 +17,6 @@ const TURN: Duration = Duration::from_millis(50);
 const SHARE_OF_TIME: u32 = 10;
 
 pub(crate) struct Explanations {
-    started: Instant,
     answers: Answers,
     /// When to work on answers again; `None` if nothing has changed since all were complete.
     pub(crate) work_at: Option<Instant>,
@@ -30,13 +29,12 @@ pub(crate) struct Explanations {
 }
 
 impl Explanations {
-    pub(crate) fn new(started: Instant) -> Self {
+    pub(crate) fn new() -> Self {
         Self {
-            started,
             answers: Answers::default(),
             work_at: None,
             version: 0,
-            worked: (started, Duration::ZERO),
+            worked: (Instant::now(), Duration::ZERO),
             explains: false,
         }
     }
@@ -49,7 +47,14 @@ impl Explanations {
 
     /// Works on answers if it is time, and passes the current texts to `notices`. `explains`: true if this replica
     /// creates the events.
-    pub(crate) fn turn(&mut self, state: &mut State, explains: bool, notices: &mut Notices, health: &Health) {
+    pub(crate) fn turn(
+        &mut self,
+        state: &mut State,
+        explains: bool,
+        notices: &mut Notices,
+        clock: &Clock,
+        health: &Health,
+    ) {
         // Besides the watches, writes change the state, and so does the time at which a device changes its allocator.
         let version = state.version();
         if version != self.version {
@@ -69,12 +74,12 @@ impl Explanations {
             self.answers.update_queue(state);
             let may_continue = &mut || begun.elapsed() < TURN;
             done = self.answers.work(state, may_continue);
-            notices.observe(messages(state, &self.answers), self.started.elapsed());
+            notices.observe(messages(state, &self.answers), clock.elapsed());
             health
                 .metrics
                 .looked(begun.elapsed(), notices.len(), self.answers.len());
         } else {
-            notices.observe(Vec::new(), self.started.elapsed());
+            notices.observe(Vec::new(), clock.elapsed());
         }
         self.worked = (begun, begun.elapsed());
         self.work_at = (!done).then(|| begun + self.worked.1 * SHARE_OF_TIME);

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use vgpu_api::config::AllocationPolicy;
 
-use self::name::is_name;
+pub(crate) use self::name::is_name;
 pub use self::translate::TranslateFlags;
 use crate::webhook;
 
@@ -44,12 +44,15 @@ pub struct Flags {
     /// Name of that Lease.
     #[arg(long, default_value = "vgpu-controller")]
     pub lease_name: String,
-    /// Take scheduling gates off by VgpuQuotas. Without it pods with the gate dra.vgpu/quota wait for ever.
+    /// Take scheduling gates off by VgpuQuotas. Without it pods with the gate dra.vgpu/quota wait forever.
     #[arg(long)]
     pub quota: bool,
     /// How long a pod in budget waits before pods over budget are evicted for it: seconds or minutes, for example 60s.
     #[arg(long, default_value = "60s")]
     pub quota_evict_after: String,
+    /// Sum up what nodes report of their shares, into one VgpuUsage a namespace.
+    #[arg(long)]
+    pub usage: bool,
     #[command(flatten)]
     pub translate: TranslateFlags,
     /// Log filter, for example info or vgpu_controller=debug.
@@ -94,6 +97,8 @@ pub struct Config {
     pub quota: bool,
     /// So long a pod in budget waits before others are evicted for it.
     pub quota_evict_after: Duration,
+    /// Each namespace has a VgpuUsage.
+    pub usage: bool,
     pub lease: LeaseName,
     pub log: String,
 }
@@ -183,6 +188,7 @@ impl TryFrom<Flags> for Config {
             webhook,
             quota: flags.quota,
             quota_evict_after,
+            usage: flags.usage,
             lease,
             log: flags.log,
         })

@@ -43,6 +43,7 @@ impl Health {
 
     /// The webhook serves: without a certificate this replica is not ready.
     pub(crate) fn waits_for_certificate(&self) {
+        self.metrics.reviews.certificate_until(0);
         self.certificate.store(false, Ordering::Relaxed);
     }
 

@@ -1,16 +1,17 @@
 //! vgpu-controller explains why a pod that asks for a GPU fraction is Pending. In controller mode it also allocates.
 //!
 //! ```text
-//!  pods ─┐                                      vgpu_planner: pure, no kube
-//!  claims├─ watch ─► decode ─► Change ─► State ─► vgpu_allocator::Index
-//!  slices│  (async)                        │           │ the answer for a node
-//!  classes                                 │           ▼
-//!  nodes │            pod ─► Question, Shape ─► Answers (one for all pods with equal claims)
-//!  rules ┘                      │                 │
-//!                             check             Summary
-//!                               └───► pending ◄───┘
-//!                                        ▼
-//!  events.k8s.io ◄── publish (async) ◄── Notices: when, how often
+//!  one watch for each kind ─► decode ─► Changes ─┬─► State ─► vgpu_allocator::Index
+//!         (async)                                │     │           │ the answer for a node
+//!                                                │     │           ▼
+//!                                                │     │   Answers: one for all pods with equal claims (Question, Shape)
+//!                                                │     │           │
+//!                                                │     │   vgpu_planner::explain: the text
+//!                                                │     │                        │
+//!  Lease ─► Term ─► leader: Placer, Quotas, ◄────┘     │                        ▼
+//!                   Translator, Usages ────────────────┴───────────► Notices: when, how often
+//!                     │                                                         │
+//!                     └─► writes, checked against the lease                     └─► publish: events.k8s.io
 //! ```
 //!
 //! kube-scheduler only says `cannot allocate all claims`. This controller reads what the scheduler reads, asks the
@@ -18,10 +19,11 @@
 //! claim and request, what it asked for, how many devices are blocked by what, who holds the rest, and the largest
 //! fraction that would fit. `vgpu explain` lists every device. With `--allocator=scheduler` the controller writes
 //! nothing but events, so a wrong text is the worst that it can do; it holds no lock and stores nothing. With
-//! `--allocator=controller` a planner owns the same state, and its decisions are written: see [`control`]. With
+//! `--allocator=controller` a planner owns the same state, and its decisions are written: `placing.rs`. With
 //! `--translate-dialects` it also serves a mutating webhook, which gives claims to pods of other systems: see
 //! [`webhook`]. The leader then makes the templates of these claims, and gives the pods their annotations back:
-//! `reconcile.rs`. With `--quota` the leader takes scheduling gates off by namespace quotas and budgets: `quota.rs`.
+//! `translation.rs`. With `--quota` the leader takes scheduling gates off by namespace quotas and budgets: `quota.rs`.
+//! With `--usage` it writes one VgpuUsage a namespace: `usage.rs`. The loop of the four is `leader.rs`.
 //!
 //! Failure modes:
 //! - **Killed, restarted, run twice:** an event's name is a digest of pod, reason and text, so the same text finds the
@@ -34,32 +36,29 @@
 //! - **The API server refuses an event:** transient failures are retried, refusals are logged and dropped.
 //! - **Hostile objects:** a mistake in a claim, a class or a slice affects only the pods that use it. An expensive
 //!   claim waits its turn behind all others. Every text is cut to the length of an event's note.
-//! - **A large cluster:** see [`answers`]; an event may be older than the cluster's state, never newer.
+//! - **A large cluster:** see [`vgpu_planner::explain::Answers`]; an event may be older than the cluster's state, never newer.
 
 #![forbid(unsafe_code)]
 
-pub mod answers;
-pub mod control;
 pub mod decode;
 pub mod flags;
 pub mod notices;
-pub mod pending;
-pub mod question;
-pub mod summary;
 pub mod webhook;
 
-mod check;
-mod class;
 mod explain;
-mod follow;
+#[cfg(test)]
+#[path = "fake_api_test.rs"]
+mod fake_api;
 mod http;
+mod leader;
 mod main_loop;
 mod metrics;
+mod placing;
 mod publish;
 mod quota;
-mod reconcile;
 mod run;
-mod text;
+mod translation;
+mod usage;
 mod watch;
 
 pub use flags::{Config, Flags};

@@ -21,6 +21,7 @@ use vgpu_planner::{Planner, Queue, Time, Verdict};
 pub(crate) use self::quotas::Quotas;
 use self::register::{Labels, count, register};
 pub(crate) use self::reviews::Reviews;
+use crate::publish::Delivery;
 
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -28,11 +29,12 @@ pub(crate) struct Metrics {
     pending_pods: Gauge,
     questions: Gauge,
     explain_seconds: Counter<f64, AtomicU64>,
-    pub(crate) events: Family<Labels, Counter>,
-    pub(crate) watch_errors: Family<Labels, Counter>,
+    events: Family<Labels, Counter>,
+    watch_errors: Family<[(&'static str, String); 1], Counter>,
     pub(crate) decisions: Decisions,
     pub(crate) reviews: Reviews,
     pub(crate) quotas: Quotas,
+    usage_writes: Family<[(&'static str, &'static str); 2], Counter>,
 }
 
 impl Metrics {
@@ -74,6 +76,12 @@ impl Metrics {
             ),
             reviews: Reviews::new(&mut registry),
             quotas: Quotas::new(&mut registry),
+            usage_writes: register(
+                &mut registry,
+                "usage_writes",
+                "Writes of VgpuUsages by intent and outcome: set, delete, list; done, again, dropped",
+                Family::default(),
+            ),
             decisions: Decisions::new(&mut registry),
             registry,
         }
@@ -84,6 +92,31 @@ impl Metrics {
         self.pending_pods.set(count(pods));
         self.questions.set(count(questions));
         self.explain_seconds.inc_by(took.as_secs_f64());
+    }
+
+    pub(crate) fn watch_failed(&self, kind: &str) {
+        self.watch_errors.get_or_create(&[("resource", kind.to_owned())]).inc();
+    }
+
+    /// Records the outcome of an event.
+    pub(crate) fn delivered(&self, delivery: Delivery) {
+        let outcome = match delivery {
+            Delivery::Said => "said",
+            Delivery::Refused => "refused",
+            Delivery::Failed => "failed",
+        };
+        self.events.get_or_create(&[("outcome", outcome)]).inc();
+    }
+
+    /// Records a decision for which the queue of events had no room.
+    pub(crate) fn dropped(&self) {
+        self.events.get_or_create(&[("outcome", "too many")]).inc();
+    }
+
+    pub(crate) fn usage_wrote(&self, intent: &'static str, outcome: &'static str) {
+        self.usage_writes
+            .get_or_create(&[("intent", intent), ("outcome", outcome)])
+            .inc();
     }
 
     pub(crate) fn text(&self) -> String {
@@ -104,13 +137,81 @@ pub(crate) struct Decisions {
     holds_timed_out: Counter,
     verdicts: Family<Labels, Counter>,
     allocations: Family<Labels, Counter>,
-    queue_pods: Gauge,
-    queue_claims: Gauge,
-    queue_oldest: Gauge<f64, AtomicU64>,
+    queue: Waiting,
+    capacity: Capacity,
+}
+
+/// What waits for the controller.
+#[derive(Debug, Clone)]
+struct Waiting {
+    pods: Gauge,
+    claims: Gauge,
+    oldest: Gauge<f64, AtomicU64>,
+}
+
+/// What is free on the GPUs.
+#[derive(Debug, Clone)]
+struct Capacity {
     free_memory: Family<Labels, Gauge>,
     fragmentation: Gauge<f64, AtomicU64>,
     stranded_memory: Gauge,
     stranded_cores: Gauge,
+}
+
+impl Waiting {
+    fn new(registry: &mut Registry) -> Self {
+        Self {
+            pods: register(
+                registry,
+                "queue_pods",
+                "Pods that wait for claims which this controller allocates",
+                Gauge::default(),
+            ),
+            claims: register(
+                registry,
+                "queue_claims",
+                "Claims that these pods wait for",
+                Gauge::default(),
+            ),
+            oldest: register(
+                registry,
+                "queue_oldest_seconds",
+                "Age of the oldest of these pods, 0 without one",
+                Gauge::default(),
+            ),
+        }
+    }
+}
+
+impl Capacity {
+    fn new(registry: &mut Registry) -> Self {
+        Self {
+            free_memory: register(
+                registry,
+                "free_memory_bytes",
+                "Memory that is not allocated, by the GPUs that it is on: unused, used",
+                Family::default(),
+            ),
+            fragmentation: register(
+                registry,
+                "fragmentation_ratio",
+                "Part of the free memory that is on GPUs in use: 0 all of it on whole free GPUs, 1 no GPU is free",
+                Gauge::default(),
+            ),
+            stranded_memory: register(
+                registry,
+                "stranded_memory_bytes",
+                "Free memory on GPUs without cores, or without shares, to go with it",
+                Gauge::default(),
+            ),
+            stranded_cores: register(
+                registry,
+                "stranded_cores",
+                "Free cores, in hundredths of a GPU, on GPUs without memory, or without shares, to go with them",
+                Gauge::default(),
+            ),
+        }
+    }
 }
 
 impl Decisions {
@@ -119,7 +220,7 @@ impl Decisions {
             is_leading: register(
                 registry,
                 "leading",
-                "Whether this replica allocates: it has the lease and has fenced off its predecessor",
+                "1 if this replica leads: it has the lease, or there is no election, and where it allocates it has fenced off its predecessor",
                 Gauge::default(),
             ),
             plan_seconds: register(
@@ -149,7 +250,7 @@ impl Decisions {
             verdicts: register(
                 registry,
                 "verdicts",
-                "Verdicts on pods and claims, by the event's reason",
+                "Decisions that became events, by the event's reason",
                 Family::default(),
             ),
             allocations: register(
@@ -158,53 +259,17 @@ impl Decisions {
                 "Claims that were allocated, by the policy that chose the devices",
                 Family::default(),
             ),
-            queue_pods: register(
-                registry,
-                "queue_pods",
-                "Pods that wait for claims which this controller allocates",
-                Gauge::default(),
-            ),
-            queue_claims: register(
-                registry,
-                "queue_claims",
-                "Claims that these pods wait for",
-                Gauge::default(),
-            ),
-            queue_oldest: register(
-                registry,
-                "queue_oldest_seconds",
-                "Age of the oldest of these pods, 0 without one",
-                Gauge::default(),
-            ),
-            free_memory: register(
-                registry,
-                "free_memory_bytes",
-                "Memory that is not allocated, by the GPUs that it is on: unused, used",
-                Family::default(),
-            ),
-            fragmentation: register(
-                registry,
-                "fragmentation_ratio",
-                "Part of the free memory that is on GPUs in use: 0 all of it on whole free GPUs, 1 no GPU is free",
-                Gauge::default(),
-            ),
-            stranded_memory: register(
-                registry,
-                "stranded_memory_bytes",
-                "Free memory on GPUs without cores, or without shares, to go with it",
-                Gauge::default(),
-            ),
-            stranded_cores: register(
-                registry,
-                "stranded_cores",
-                "Free cores, in hundredths of a GPU, on GPUs without memory, or without shares, to go with them",
-                Gauge::default(),
-            ),
+            queue: Waiting::new(registry),
+            capacity: Capacity::new(registry),
         }
     }
 
     pub(crate) fn planned(&self, took: Duration) {
         self.plan_seconds.observe(took.as_secs_f64());
+    }
+
+    pub(crate) fn leads(&self, leads: bool) {
+        self.is_leading.set(i64::from(leads));
     }
 
     /// What a planner has to say of itself; all zero, where it does not lead.
@@ -214,16 +279,16 @@ impl Decisions {
             true => (planner.queue(), planner.state().free()),
             false => (Queue::default(), Free::default()),
         };
-        self.is_leading.set(i64::from(leads));
-        self.queue_pods.set(count(queue.pods));
-        self.queue_claims.set(count(queue.claims));
-        self.queue_oldest.set(queue.oldest(now).as_secs_f64());
+        self.leads(leads);
+        self.queue.pods.set(count(queue.pods));
+        self.queue.claims.set(count(queue.claims));
+        self.queue.oldest.set(queue.oldest(now).as_secs_f64());
         for (gpus, memory) in [("unused", free.memory_of_unused), ("used", free.memory_of_used)] {
-            self.free_memory.get_or_create(&[("gpus", gpus)]).set(memory);
+            self.capacity.free_memory.get_or_create(&[("gpus", gpus)]).set(memory);
         }
-        self.fragmentation.set(free.fragmentation());
-        self.stranded_memory.set(free.stranded_memory);
-        self.stranded_cores.set(free.stranded_cores);
+        self.capacity.fragmentation.set(free.fragmentation());
+        self.capacity.stranded_memory.set(free.stranded_memory);
+        self.capacity.stranded_cores.set(free.stranded_cores);
     }
 
     pub(crate) fn allocated(&self, policy: AllocationPolicy) {
@@ -239,8 +304,12 @@ impl Decisions {
             .inc();
     }
 
-    pub(crate) fn decided(&self, verdict: &Verdict) {
-        self.verdicts.get_or_create(&[("reason", verdict.reason())]).inc();
+    /// Records a decision that becomes an event.
+    pub(crate) fn decided(&self, reason: &'static str) {
+        self.verdicts.get_or_create(&[("reason", reason)]).inc();
+    }
+
+    pub(crate) fn found(&self, verdict: &Verdict) {
         if matches!(verdict, Verdict::TooSlow { .. } | Verdict::NotBound { .. }) {
             self.holds_timed_out.inc();
         }
@@ -256,31 +325,31 @@ mod tests {
         let metrics = Metrics::new();
         let (pod, node) = ("p".to_owned(), "n".to_owned());
         let (other, there) = (pod.clone(), node.clone());
-        metrics.decisions.decided(&Verdict::TooSlow { pod, node });
-        metrics.decisions.decided(&Verdict::NotBound {
+        metrics.decisions.found(&Verdict::TooSlow { pod, node });
+        metrics.decisions.found(&Verdict::NotBound {
             pod: other,
             node: there,
         });
-        let text = metrics.text();
-        for line in ["holds_timed_out_total 2", "verdicts_total{reason=\"HoldTimeout\"} 2"] {
-            let line = format!("vgpu_controller_{line}");
-            assert!(text.lines().any(|is| is == line), "{line}: {text}");
-        }
+        let (text, line) = (metrics.text(), "vgpu_controller_holds_timed_out_total 2");
+        assert!(text.lines().any(|is| is == line), "{text}");
     }
     /// The rows of docs/metrics.md are those that are served.
     #[test]
     fn the_documentation_has_every_metric() {
         let metrics = Metrics::new();
         // A metric with labels is served once it has a value.
-        metrics.events.get_or_create(&[("outcome", "said")]).inc();
-        metrics.watch_errors.get_or_create(&[("resource", "pods")]).inc();
+        metrics.delivered(Delivery::Said);
+        metrics.watch_failed("pods");
         metrics.reviews.bad();
+        metrics.reviews.certificate_until(0);
         metrics.quotas.wrote("gate", "done");
+        metrics.quotas.used(&[("team", "memory", 0.5)]);
+        metrics.usage_wrote("set", "done");
         let decisions = &metrics.decisions;
         decisions.wrote("mark", "done", Duration::ZERO);
         decisions.allocated(AllocationPolicy::Binpack);
-        decisions.verdicts.get_or_create(&[("reason", "HoldTimeout")]).inc();
-        decisions.free_memory.get_or_create(&[("gpus", "used")]).set(1);
+        decisions.decided("HoldTimeout");
+        decisions.capacity.free_memory.get_or_create(&[("gpus", "used")]).set(1);
         let text = metrics.text();
         let mut kinds = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
         let helps = text

@@ -3,7 +3,8 @@
 //! Time is an argument. A pod's first text is due at once; that GPUs have room, only after it has been true for
 //! [`ROOM_HOLD`]. A changed text is due no earlier than [`CHANGE_HOLD`] after the last one, because in a busy cluster
 //! what is free changes with every pod. An unchanged text is repeated after `repeat_after`. A decision of the
-//! controller is reported once ([`Notices::add_decision`]). A token bucket limits all of it.
+//! controller is reported once ([`Notices::add_decision`]), and a state that a decider finds again and again once in
+//! [`SAY_AGAIN`]: deciders do not remember what was reported. A token bucket limits all of it.
 
 mod decided;
 mod subject;
@@ -12,19 +13,52 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use vgpu_planner::About;
+use vgpu_planner::explain::{Message, MessageKind, TEXT_MAX, cut};
 
-use crate::pending::Message;
 use decided::Decided;
-pub use decided::MAX_DECISIONS;
+pub use decided::{Added, MAX_DECISIONS};
 pub use subject::{CHANGE_HOLD, Now, ROOM_HOLD, Topic};
 use subject::{RETRY_AFTER, Said, Subject};
+
+/// How long after its report a state that lasts is reported again, if it is found again. The API server drops events
+/// after an hour.
+pub const SAY_AGAIN: Duration = Duration::from_secs(1800);
 
 /// An event to write, for the `count`th time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Notice {
     pub topic: Topic,
     pub message: Message,
+    /// See [`Reported`].
+    pub lasting: Option<String>,
     pub count: u32,
+}
+
+/// A decision to report once, as an event on an object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reported {
+    pub topic: Topic,
+    pub message: Message,
+    /// `None` for something that has happened. A state that lasts has a key of its object and reason: whatever its text
+    /// is, it is reported once in [`SAY_AGAIN`].
+    pub lasting: Option<String>,
+}
+
+impl Reported {
+    /// `reason`: the event's. `lasting`: see the field.
+    pub fn new(about: About, reason: &'static str, text: &impl std::fmt::Display, lasting: Option<String>) -> Self {
+        Self {
+            topic: Topic {
+                about,
+                decided: Some(reason),
+            },
+            message: Message {
+                kind: MessageKind::Decided(reason),
+                text: cut(&text.to_string(), TEXT_MAX),
+            },
+            lasting,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -36,6 +70,8 @@ pub struct Notices {
     /// The texts of pods that wait.
     explained: HashMap<Topic, Subject>,
     decided: Decided,
+    /// States that last, and when each was reported. The token bucket limits how many these are.
+    lasting: HashMap<(Topic, String), Now>,
 }
 
 impl Notices {
@@ -48,6 +84,7 @@ impl Notices {
             refilled: Now::ZERO,
             explained: HashMap::new(),
             decided: Decided::default(),
+            lasting: HashMap::new(),
         }
     }
 
@@ -73,13 +110,37 @@ impl Notices {
         }
     }
 
-    /// Adds a decision, to be reported once. Returns false if the queue was full and a decision was dropped.
-    pub fn add_decision(&mut self, topic: Topic, message: Message, now: Now) -> bool {
-        if let Some(known) = self.decided.get_mut(&topic) {
-            known.wanted = message;
-            return true;
+    /// Adds a decision, to be reported once. It replaces one of its topic that was not reported yet.
+    pub fn add_decision(&mut self, reported: Reported, now: Now) -> Added {
+        let Reported {
+            topic,
+            message,
+            lasting,
+        } = reported;
+        let state = lasting.map(|key| (topic.clone(), key));
+        let said = state.as_ref().and_then(|state| self.lasting.get(state));
+        let is_known = said.is_some_and(|said| now < *said + SAY_AGAIN);
+        let lasting = state.map(|(_, key)| key);
+        if is_known {
+            // What was to replace it is not the last word any more. If it still holds, it is found again.
+            if let Some(known) = self.decided.get_mut(&topic)
+                && let Some(said) = known.said.as_ref().filter(|said| said.lasting == lasting)
+            {
+                (known.wanted, known.lasting) = (said.message.clone(), lasting);
+            }
+            return Added::Known;
         }
-        self.decided.insert(topic, Subject::new(message, now))
+        let Some(known) = self.decided.get_mut(&topic) else {
+            let subject = Subject {
+                lasting,
+                ..Subject::new(message, now)
+            };
+            return self.decided.insert(topic, subject);
+        };
+        let is_new = known.is_said() && known.wanted != message;
+        known.wanted = message;
+        known.lasting = lasting;
+        if is_new { Added::New } else { Added::Known }
     }
 
     /// Returns the notices to write now. They count as written unless [`Notices::failed`] is called.
@@ -89,6 +150,7 @@ impl Notices {
         self.tokens = (self.tokens + elapsed * f64::from(self.per_second)).min(f64::from(self.per_second));
         let repeat_after = self.repeat_after;
         self.decided.remove_over(now);
+        self.lasting.retain(|_, said| now < *said + SAY_AGAIN);
         let subjects = self.explained.iter_mut().chain(self.decided.iter_mut());
         let mut due: Vec<_> = subjects
             .filter(|(_, subject)| subject.due_at(repeat_after).is_some_and(|at| at <= now))
@@ -105,12 +167,17 @@ impl Notices {
                 };
                 pod.said = Some(Said {
                     message: pod.wanted.clone(),
+                    lasting: pod.lasting.clone(),
                     at: now,
                     count,
                 });
+                if let Some(key) = &pod.lasting {
+                    self.lasting.insert((topic.clone(), key.clone()), now);
+                }
                 Notice {
                     topic: topic.clone(),
                     message: pod.wanted.clone(),
+                    lasting: pod.lasting.clone(),
                     count,
                 }
             })
@@ -119,6 +186,9 @@ impl Notices {
 
     /// A notice could not be delivered: it is due again after a while.
     pub fn failed(&mut self, notice: &Notice, now: Now) {
+        if let Some(key) = &notice.lasting {
+            self.lasting.remove(&(notice.topic.clone(), key.clone()));
+        }
         let subject = match notice.topic.decided {
             Some(_) => self.decided.get_mut(&notice.topic),
             None => self.explained.get_mut(&notice.topic),
@@ -157,8 +227,6 @@ impl Notices {
 #[cfg(test)]
 mod tests {
     use vgpu_planner::Object;
-
-    use crate::pending::MessageKind;
 
     use super::*;
 
@@ -231,6 +299,15 @@ mod tests {
         assert_eq!(texts(notices.due(seconds(10))), ["gpu 8 has room"]);
     }
 
+    /// It may be created a moment after its pod.
+    #[test]
+    fn a_missing_claim_is_said_only_when_it_stays_missing() {
+        let mut notices = notices();
+        notices.observe(vec![pod("a", MessageKind::NoClaim, "no claim")], seconds(0));
+        assert_eq!(notices.due(seconds(9)), vec![]);
+        assert_eq!(texts(notices.due(seconds(10))), ["no claim"]);
+    }
+
     #[test]
     fn a_pod_that_runs_gets_no_more() {
         let mut notices = notices();
@@ -291,18 +368,140 @@ mod tests {
         }
     }
 
-    fn decision(text: &str) -> Message {
-        Message {
+    fn decided(topic: Topic, text: &str) -> Reported {
+        let message = Message {
             kind: MessageKind::Decided("HoldTimeout"),
             text: text.into(),
+        };
+        Reported {
+            topic,
+            message,
+            lasting: None,
         }
+    }
+
+    fn lasting(key: &str, found: Reported) -> Reported {
+        Reported {
+            lasting: Some(key.into()),
+            ..found
+        }
+    }
+
+    #[test]
+    fn a_state_that_is_found_again_and_again_is_told_once_in_half_an_hour() {
+        let mut notices = notices();
+        let mut said = vec![];
+        for now in 0..=1800 {
+            let found = decided(topic("a", Object::Pod), &format!("refused at {now}"));
+            notices.add_decision(lasting("template-1", found), seconds(now));
+            said.extend(texts(notices.due(seconds(now))));
+        }
+        assert_eq!(said, ["refused at 0", "refused at 1800"]);
+        let other = decided(topic("a", Object::Pod), "refused too");
+        notices.add_decision(lasting("template-2", other), seconds(1801));
+        assert_eq!(texts(notices.due(seconds(1900))), ["refused too"]);
+    }
+
+    /// The newest counts: what it replaces is found again if it still holds.
+    #[test]
+    fn a_state_that_was_replaced_or_not_delivered_is_told_when_it_is_found_again() {
+        let mut notices = notices();
+        let find = |notices: &mut Notices, key: &str, at| {
+            notices.add_decision(lasting(key, decided(topic("a", Object::Pod), key)), seconds(at))
+        };
+        assert_eq!(find(&mut notices, "full", 0), Added::New);
+        assert_eq!(find(&mut notices, "behind", 0), Added::Known);
+        let due = notices.due(seconds(0));
+        assert_eq!(texts(due.clone()), ["behind"]);
+        notices.failed(&due[0], seconds(0));
+        find(&mut notices, "full", 1);
+        assert_eq!(texts(notices.due(seconds(5))), ["full"]);
+        assert_eq!(find(&mut notices, "behind", 6), Added::New);
+        assert_eq!(find(&mut notices, "behind", 6), Added::Known);
+        assert_eq!(texts(notices.due(seconds(20))), ["behind"]);
+    }
+
+    /// A delivery may take longer than its decision is kept.
+    #[test]
+    fn a_state_whose_delivery_fails_late_is_told_when_it_is_found_again() {
+        let mut notices = notices();
+        let full = || lasting("full", decided(topic("a", Object::Pod), "full"));
+        notices.add_decision(full(), seconds(0));
+        let due = notices.due(seconds(0));
+        assert_eq!(notices.due(seconds(20)), vec![]);
+        notices.failed(&due[0], seconds(30));
+        assert_eq!(notices.add_decision(full(), seconds(31)), Added::New);
+        assert_eq!(texts(notices.due(seconds(31))), ["full"]);
+    }
+
+    #[test]
+    fn a_state_that_is_back_before_another_was_told_is_the_last_that_is_told() {
+        let mut notices = notices();
+        let mut said = vec![];
+        for now in 0..60 {
+            let key = if now == 1 { "behind" } else { "full" };
+            let found = decided(topic("a", Object::Pod), &format!("{key} at {now}"));
+            notices.add_decision(lasting(key, found), seconds(now));
+            said.extend(texts(notices.due(seconds(now))));
+        }
+        assert_eq!(said, ["full at 0"]);
+        let behind = decided(topic("a", Object::Pod), "behind at 60");
+        assert_eq!(notices.add_decision(lasting("behind", behind), seconds(60)), Added::New);
+        assert_eq!(texts(notices.due(seconds(60))), ["behind at 60"]);
+    }
+
+    #[test]
+    fn states_that_find_no_room_are_not_lost_and_displace_nothing() {
+        let mut notices = notices();
+        let find = |notices: &mut Notices, number: usize, at| {
+            let found = decided(topic(&number.to_string(), Object::Pod), "waits");
+            notices.add_decision(lasting("", found), seconds(at))
+        };
+        let pods = MAX_DECISIONS + 5;
+        let added: Vec<Added> = (0..pods).map(|number| find(&mut notices, number, 0)).collect();
+        assert_eq!(
+            added.iter().filter(|added| **added == Added::New).count(),
+            MAX_DECISIONS
+        );
+        assert!(!added.contains(&Added::Dropped));
+        let mut said = std::collections::BTreeSet::new();
+        for now in 0..200 {
+            said.extend(
+                notices
+                    .due(seconds(now))
+                    .into_iter()
+                    .map(|notice| notice.topic.about.name),
+            );
+            for number in 0..pods {
+                find(&mut notices, number, now);
+            }
+        }
+        assert_eq!(said.len(), pods);
+    }
+
+    #[test]
+    fn two_lasting_states_of_an_object_that_are_found_together_are_both_told() {
+        let mut notices = notices();
+        let mut said = vec![];
+        for now in 0..600 {
+            for of in ["template-1", "template-2"] {
+                let found = decided(topic("a", Object::Pod), &format!("{of} is refused"));
+                assert_ne!(notices.add_decision(lasting(of, found), seconds(now)), Added::Dropped);
+            }
+            said.extend(texts(notices.due(seconds(now))));
+        }
+        said.sort();
+        assert_eq!(said, ["template-1 is refused", "template-2 is refused"]);
     }
 
     #[test]
     fn a_decision_is_told_once_and_beside_an_explanation() {
         let mut notices = notices();
         notices.observe(vec![pod("a", MessageKind::Waiting, "full")], seconds(0));
-        assert!(notices.add_decision(topic("a", Object::Pod), decision("too slow"), seconds(0)));
+        assert_eq!(
+            notices.add_decision(decided(topic("a", Object::Pod), "too slow"), seconds(0)),
+            Added::New
+        );
         let mut said = texts(notices.due(seconds(0)));
         said.sort();
         assert_eq!(said, ["full", "too slow"]);
@@ -310,20 +509,20 @@ mod tests {
         assert_eq!(notices.due(seconds(1)), vec![]);
         assert_eq!((notices.next(), notices.is_empty()), (None, true));
         // Another one waits until the first was seen; the same one in between is said already.
-        notices.add_decision(topic("a", Object::Pod), decision("too slow"), seconds(2));
-        notices.add_decision(topic("b", Object::Claim), decision("cleared"), seconds(2));
+        notices.add_decision(decided(topic("a", Object::Pod), "too slow"), seconds(2));
+        notices.add_decision(decided(topic("b", Object::Claim), "cleared"), seconds(2));
         assert_eq!(texts(notices.due(seconds(2))), ["cleared"]);
-        notices.add_decision(topic("b", Object::Claim), decision("given"), seconds(3));
+        notices.add_decision(decided(topic("b", Object::Claim), "given"), seconds(3));
         assert_eq!(notices.due(seconds(16)), vec![]);
         assert_eq!(texts(notices.due(seconds(17))), ["given"]);
-        notices.add_decision(topic("a", Object::Pod), decision("too slow"), seconds(60));
+        notices.add_decision(decided(topic("a", Object::Pod), "too slow"), seconds(60));
         assert_eq!(texts(notices.due(seconds(60))), ["too slow"], "it happened again");
     }
 
     #[test]
     fn a_decision_that_could_not_be_told_is_told_later() {
         let mut notices = notices();
-        notices.add_decision(topic("a", Object::Claim), decision("cleared"), seconds(0));
+        notices.add_decision(decided(topic("a", Object::Claim), "cleared"), seconds(0));
         let due = notices.due(seconds(0));
         notices.failed(&due[0], seconds(1));
         assert_eq!(notices.due(seconds(5)), vec![]);
@@ -334,17 +533,26 @@ mod tests {
     fn decisions_without_end_do_not_take_memory_without_end() {
         let mut notices = notices();
         for number in 0..MAX_DECISIONS {
-            assert!(notices.add_decision(topic(&number.to_string(), Object::Claim), decision("x"), seconds(0)));
+            assert_eq!(
+                notices.add_decision(decided(topic(&number.to_string(), Object::Claim), "x"), seconds(0)),
+                Added::New
+            );
         }
-        assert!(!notices.add_decision(topic("more", Object::Claim), decision("x"), seconds(0)));
-        assert!(notices.add_decision(topic("0", Object::Claim), decision("y"), seconds(0)));
+        assert_eq!(
+            notices.add_decision(decided(topic("more", Object::Claim), "x"), seconds(0)),
+            Added::Dropped
+        );
+        assert_eq!(
+            notices.add_decision(decided(topic("0", Object::Claim), "y"), seconds(0)),
+            Added::Known
+        );
     }
 
     #[test]
     fn a_flood_of_one_namespace_silences_no_other() {
         let mut notices = notices();
         for number in 0..MAX_DECISIONS {
-            notices.add_decision(topic(&number.to_string(), Object::Claim), decision("x"), seconds(0));
+            notices.add_decision(decided(topic(&number.to_string(), Object::Claim), "x"), seconds(0));
         }
         let of_others = |name: &str| {
             let mut topic = topic(name, Object::Pod);
@@ -352,15 +560,20 @@ mod tests {
             topic
         };
         assert_eq!(notices.due(seconds(0)).len(), 10);
-        assert!(
-            notices.add_decision(of_others("a"), decision("theirs"), seconds(0)),
+        assert_eq!(
+            notices.add_decision(decided(of_others("a"), "theirs"), seconds(0)),
+            Added::New,
             "in the place of one that was said"
         );
         for name in ["b", "c", "d", "e", "f", "g", "h", "i", "j"] {
-            assert!(notices.add_decision(of_others(name), decision("theirs"), seconds(1)));
+            assert_eq!(
+                notices.add_decision(decided(of_others(name), "theirs"), seconds(1)),
+                Added::New
+            );
         }
-        assert!(
-            !notices.add_decision(of_others("k"), decision("theirs"), seconds(1)),
+        assert_eq!(
+            notices.add_decision(decided(of_others("k"), "theirs"), seconds(1)),
+            Added::Dropped,
             "one of the flood is lost"
         );
         assert_eq!(notices.decided.values().count(), MAX_DECISIONS);
@@ -369,16 +582,26 @@ mod tests {
             .iter_mut()
             .filter(|(known, _)| known.about.namespace == "others");
         assert_eq!(theirs.count(), 11);
-        assert!(!notices.add_decision(topic("more", Object::Claim), decision("x"), seconds(1)));
-        // What the flood has said makes room for what it has not.
+        assert_eq!(
+            notices.add_decision(decided(topic("more", Object::Claim), "x"), seconds(1)),
+            Added::Dropped
+        );
+        // Delivered decisions of the flood make room for its others.
         let of_flood = |notice: &&Notice| notice.topic.about.namespace != "others";
         let said = notices.due(seconds(2)).iter().filter(of_flood).count();
         assert!(said > 0, "nothing of the flood was said");
         for number in 0..said {
             let more = topic(&format!("more-{number}"), Object::Claim);
-            assert!(notices.add_decision(more, decision("x"), seconds(2)), "{number}");
+            assert_eq!(
+                notices.add_decision(decided(more, "x"), seconds(2)),
+                Added::New,
+                "{number}"
+            );
         }
-        assert!(!notices.add_decision(topic("more", Object::Claim), decision("x"), seconds(2)));
+        assert_eq!(
+            notices.add_decision(decided(topic("more", Object::Claim), "x"), seconds(2)),
+            Added::Dropped
+        );
         assert_eq!(notices.decided.values().count(), MAX_DECISIONS);
     }
 
@@ -389,8 +612,8 @@ mod tests {
             decided: Some("WriteRefused"),
             ..topic("a", Object::Claim)
         };
-        notices.add_decision(topic("a", Object::Claim), decision("too slow"), seconds(0));
-        notices.add_decision(refused, decision("refused"), seconds(0));
+        notices.add_decision(decided(topic("a", Object::Claim), "too slow"), seconds(0));
+        notices.add_decision(decided(refused, "refused"), seconds(0));
         let mut said = texts(notices.due(seconds(0)));
         said.sort();
         assert_eq!(said, ["refused", "too slow"]);

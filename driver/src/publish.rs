@@ -12,10 +12,10 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 
+use vgpu_planner::explain::MessageKind;
 use vgpu_planner::{About, Object};
 
 use crate::notices::Notice;
-use crate::pending::MessageKind;
 
 /// `reportingController` of the events of this program.
 pub(crate) const CONTROLLER: &str = "dra.vgpu/controller";
@@ -115,7 +115,7 @@ fn event(instance: &str, notice: &Notice, now: MicroTime) -> Event {
 fn action(kind: MessageKind) -> &'static str {
     match kind {
         MessageKind::Decided(_) => "Allocate",
-        MessageKind::Waiting | MessageKind::Refused | MessageKind::Room => "Explain",
+        MessageKind::Waiting | MessageKind::Refused | MessageKind::Room | MessageKind::NoClaim => "Explain",
     }
 }
 
@@ -151,8 +151,9 @@ impl Fnv {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use vgpu_planner::explain::Message;
+
     use crate::notices::Topic;
-    use crate::pending::Message;
 
     fn notice(pod: &str, text: &str) -> Notice {
         Notice {
@@ -169,6 +170,7 @@ mod tests {
                 kind: MessageKind::Waiting,
                 text: text.into(),
             },
+            lasting: None,
             count: 1,
         }
     }

@@ -1,198 +1,205 @@
-//! Namespace quotas and budgets: watches, the desk of `vgpu_quota`, and its writes.
+//! Namespace quotas and budgets: the `QuotaController` of `vgpu_quota`, and its writes.
 //!
-//! ```text
-//!  term of the lease ─► a desk ◄─ Change ─ watches that begin after the lease was won
-//!                        │  ▲
-//!                        │  └─ Outcome ─ writes: check of the lease, one request each
-//!                        └─► notices, to the main loop
-//! ```
-//!
-//! Only the leader watches and writes. A desk is one term: its lists are made after the lease was won, so it knows all
-//! that the leader before it did. It has watches of its own: those of the main loop leave out bound pods where
-//! kube-scheduler allocates. Failure modes: the head of `vgpu_quota`.
+//! A `QuotaController` is for one term: its lists are read after the lease was won, so it knows everything
+//! that the leader before it did. Failure modes: the head of `vgpu_quota`.
 
 #[cfg(test)]
 mod tests;
-mod watches;
 mod writes;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
-use futures::StreamExt as _;
-use futures::future::BoxFuture;
-use futures::stream::FuturesUnordered;
 use kube::Client;
-use tokio::sync::{Semaphore, mpsc};
-use vgpu_planner::{About, Object};
-use vgpu_quota::{Change, Desk, Kind, Notice, Now, Numbers, Outcome, Steady, Subject, Task, Wall, Write};
+use tokio::sync::Semaphore;
+use vgpu_api::usage::BudgetUse;
+use vgpu_planner::{Term, Time};
+use vgpu_quota::{self as quotas, Now, Numbers, QuotaController, Steady, Task};
 
 use crate::http::Health;
-use crate::notices::Topic;
-use crate::pending::{Message, MessageKind, TEXT_MAX};
-use crate::reconcile::HeldLease;
-use crate::text;
+use crate::leader::clock::{Clock, SetBack};
+use crate::leader::{self, Decider, HeldLease, Request, in_turn};
+use crate::notices::Reported;
 
-/// Changes within this time of each other are decided on together.
-const SETTLE: Duration = Duration::from_millis(5);
-/// The clock is compared with the machine's at least this often.
+/// The quotas' clock is compared with the machine's at least this often.
 const HEARTBEAT: Duration = Duration::from_secs(5);
+/// How often the metrics of namespaces are set.
+const RATIOS_EVERY: Duration = Duration::from_secs(1);
 /// Requests that are sent in parallel.
 const WRITES: usize = 16;
+/// How long the first decisions of a term wait for the VgpuNodes.
+const NODES_WITHIN: Duration = Duration::from_secs(10);
 
 /// See the head of this file.
-pub(crate) struct QuotaLeader {
+pub(crate) struct Quotas {
     client: Client,
+    clock: Arc<Clock>,
     lease: HeldLease,
-    started: Instant,
-    clock: Steady,
     evict_after: Duration,
+    /// Nodes report shares without a claim.
+    has_nodes: bool,
     turns: Arc<Semaphore>,
-    tell: mpsc::UnboundedSender<(Topic, Message)>,
     health: Arc<Health>,
+    /// The time of day by which budgets are charged, from one term to the next.
+    steady: Steady,
+    /// The term's epoch and controller, while this replica leads.
+    term: Option<(String, QuotaController)>,
+    /// When the metrics of namespaces were last set in this term.
+    ratios_at: Option<Now>,
 }
 
-/// One term.
-struct Term {
-    desk: Desk,
-    under_way: FuturesUnordered<BoxFuture<'static, (Task, Outcome)>>,
-    plan_at: Instant,
-}
-
-impl Term {
-    fn plan_by(&mut self, at: Instant) {
-        self.plan_at = self.plan_at.min(at);
-    }
-}
-
-impl QuotaLeader {
+impl Quotas {
     pub(crate) fn new(
         client: Client,
+        clock: Arc<Clock>,
         lease: HeldLease,
         evict_after: Duration,
-        tell: mpsc::UnboundedSender<(Topic, Message)>,
+        has_nodes: bool,
         health: Arc<Health>,
     ) -> Self {
         Self {
             client,
             lease,
-            started: Instant::now(),
-            clock: Steady::new(Now::ZERO, machine_time()),
             evict_after,
+            has_nodes,
             turns: Arc::new(Semaphore::new(WRITES)),
-            tell,
             health,
+            steady: Steady::new(clock.elapsed(), machine_time(&clock)),
+            clock,
+            term: None,
+            ratios_at: None,
         }
     }
 
-    /// Runs for ever: term after term.
-    pub(crate) async fn run(mut self) {
-        loop {
-            match self.lease.epoch() {
-                Some(epoch) => self.lead(&epoch).await,
-                None => self.lease.changed().await,
-            }
-        }
+    pub(crate) fn is_leading(&self) -> bool {
+        self.term.is_some()
     }
 
-    /// Leads until this term is over.
-    async fn lead(&mut self, epoch: &str) {
-        self.clock.check(self.now(), machine_time());
-        let mut changes = watches::watch(&self.client);
-        let mut term = Term {
-            desk: Desk::new(epoch, self.clock).with_evictions_after(self.evict_after),
-            under_way: FuturesUnordered::new(),
-            plan_at: Instant::now() + HEARTBEAT,
-        };
-        while self.lease.epoch().as_deref() == Some(epoch) {
-            let plan_at = term.plan_at;
-            tokio::select! {
-                change = changes.next() => match change {
-                    Some(Ok(change)) => self.apply(&mut term, change),
-                    Some(Err((kind, error))) => {
-                        self.health.metrics.watch_errors.get_or_create(&[("resource", kind)]).inc();
-                        tracing::warn!(%error, "the watch of {kind} for quotas failed and is retried");
-                    }
-                    None => break,
-                },
-                Some((task, outcome)) = term.under_way.next(), if !term.under_way.is_empty() => {
-                    term.desk.report(&task, outcome, self.now());
-                    term.plan_by(Instant::now());
-                }
-                () = self.lease.changed() => {}
-                () = tokio::time::sleep_until(plan_at.into()) => self.plan(&mut term),
-            }
-        }
-        self.clock = *term.desk.clock();
-        self.health.metrics.quotas.observe(Numbers::default());
+    pub(crate) fn epoch(&self) -> Option<&str> {
+        self.term.as_ref().map(|(epoch, _)| epoch.as_str())
+    }
+
+    /// The budgets of all namespaces, as their quotas say; `None` while they are not known.
+    pub(crate) fn budgets(&self) -> Option<BTreeMap<String, BudgetUse>> {
+        let (_, controller) = self.term.as_ref().filter(|(_, controller)| controller.is_complete())?;
+        let budgets = controller.budgets().map(|(name, budget)| {
+            let budget = BudgetUse {
+                gpu_hours: budget.gpu_hours,
+                used_gpu_hours: budget.used_gpu_hours,
+                state: budget.state,
+            };
+            (name.to_owned(), budget)
+        });
+        Some(budgets.collect())
     }
 
     fn now(&self) -> Now {
-        self.started.elapsed()
+        self.clock.elapsed()
     }
 
-    fn apply(&self, term: &mut Term, change: Change) {
-        term.desk.apply(change, self.now());
-        term.plan_by(Instant::now() + SETTLE);
-    }
-
-    fn plan(&self, term: &mut Term) {
-        term.desk.check_clock(self.now(), machine_time());
-        let plan = term.desk.plan(self.now());
-        let heartbeat = Instant::now() + HEARTBEAT;
-        term.plan_at = plan.wake.map_or(heartbeat, |wake| heartbeat.min(self.started + wake));
-        for write in plan.writes {
-            term.under_way.push(self.write(write));
-        }
-        for (subject, notice) in plan.notices {
-            // The main loop ends only with the process.
-            let _ = self.tell.send(message(subject, &notice));
-        }
-        self.health.metrics.quotas.observe(term.desk.numbers());
-    }
-
-    fn write(&self, write: Write) -> BoxFuture<'static, (Task, Outcome)> {
-        let (client, lease, turns) = (self.client.clone(), self.lease.clone(), self.turns.clone());
-        let health = self.health.clone();
-        Box::pin(async move {
-            let _turn = turns.acquire().await;
-            let outcome = match lease.is_held() {
+    /// A write is sent only in the term in which it was decided.
+    fn write(&self, epoch: String, write: quotas::Write) -> Request<Done> {
+        let (client, lease, health) = (self.client.clone(), self.lease.clone(), self.health.clone());
+        Box::pin(in_turn(self.turns.clone(), async move {
+            let outcome = match lease.is_held_in(&epoch) {
                 true => writes::send(&client, &write).await,
-                false => Outcome::Dropped,
+                false => quotas::Outcome::Dropped,
             };
-            health
-                .metrics
-                .quotas
-                .wrote(writes::intent(&write), writes::name(&outcome));
-            (write.task(), outcome)
+            let (intent, name) = (writes::intent(&write), writes::name(&outcome));
+            health.metrics.quotas.wrote(intent, name);
+            Done {
+                epoch,
+                task: write.task(),
+                outcome,
+            }
+        }))
+    }
+}
+
+/// A write that has ended.
+pub(crate) struct Done {
+    epoch: String,
+    task: Task,
+    outcome: quotas::Outcome,
+}
+
+impl Decider for Quotas {
+    type Change = quotas::Change;
+    type Done = Done;
+
+    fn lead(&mut self, term: Option<&Term>) {
+        if self.epoch() == term.map(|term| term.epoch.as_str()) {
+            return;
+        }
+        if let Some((_, controller)) = self.term.take() {
+            self.steady = *controller.clock();
+            self.health.metrics.quotas.observe(Numbers::default());
+            self.health.metrics.quotas.used(&[]);
+            self.ratios_at = None;
+        }
+        self.steady.check(self.now(), machine_time(&self.clock));
+        self.term = term.map(|term| {
+            let controller = QuotaController::new(&*term.epoch, self.steady).with_evictions_after(self.evict_after);
+            let controller = match self.has_nodes {
+                true => controller.with_nodes(self.now() + NODES_WITHIN),
+                false => controller,
+            };
+            (term.epoch.clone(), controller)
+        });
+    }
+
+    fn apply(&mut self, change: quotas::Change) -> Vec<Request<Done>> {
+        let now = self.now();
+        if let Some((_, controller)) = &mut self.term {
+            controller.apply(change, now);
+        }
+        Vec::new()
+    }
+
+    fn plan(&mut self) -> Result<leader::Plan<Done>, SetBack> {
+        let (now, machine) = (self.now(), machine_time(&self.clock));
+        let Some((epoch, controller)) = self.term.as_mut().filter(|(epoch, _)| self.lease.is_held_in(epoch)) else {
+            return Ok(leader::Plan {
+                requests: Vec::new(),
+                reports: Vec::new(),
+                wake: None,
+            });
+        };
+        controller.check_clock(now, machine);
+        let plan = controller.plan(now);
+        let metrics = &self.health.metrics.quotas;
+        metrics.observe(controller.numbers());
+        // A plan follows each change, and a cluster may have thousands of namespaces.
+        if self.ratios_at.is_none_or(|at| now >= at + RATIOS_EVERY) {
+            self.ratios_at = Some(now);
+            metrics.used(&controller.used().collect::<Vec<_>>());
+        }
+        let epoch = epoch.clone();
+        let wake = plan
+            .wake
+            .map_or(HEARTBEAT, |wake| HEARTBEAT.min(wake.saturating_sub(now)));
+        let writes = plan.writes.into_iter();
+        Ok(leader::Plan {
+            requests: writes.map(|write| self.write(epoch.clone(), write)).collect(),
+            reports: plan
+                .notices
+                .into_iter()
+                .map(|(about, notice)| Reported::new(about, notice.reason(), &notice, notice.topic()))
+                .collect(),
+            wake: Some(wake),
         })
     }
+
+    fn report(&mut self, done: Done) -> Vec<Request<Done>> {
+        let now = self.now();
+        if let Some((_, controller)) = self.term.as_mut().filter(|(epoch, _)| *epoch == done.epoch) {
+            controller.report(&done.task, done.outcome, now);
+        }
+        Vec::new()
+    }
 }
 
-fn machine_time() -> Wall {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Wall(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
-}
-
-/// A notice as an event on its object, reported once.
-fn message(subject: Subject, notice: &Notice) -> (Topic, Message) {
-    let reason = notice.reason();
-    let topic = Topic {
-        about: About {
-            object: match subject.kind {
-                Kind::Pod => Object::Pod,
-                Kind::Quota => Object::Quota,
-                Kind::Default => Object::QuotaDefault,
-            },
-            namespace: subject.namespace,
-            name: subject.name,
-            uid: subject.uid,
-        },
-        decided: Some(reason),
-    };
-    let message = Message {
-        kind: MessageKind::Decided(reason),
-        text: text::cut(&notice.to_string(), TEXT_MAX),
-    };
-    (topic, message)
+fn machine_time(clock: &Clock) -> Time {
+    Time::from_millis(clock.machine_millis())
 }

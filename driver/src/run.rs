@@ -6,21 +6,23 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use kube::Client;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
-use vgpu_allocator::Features;
-use vgpu_planner::{Mode, Settings, State};
+use vgpu_planner::Settings;
 
-use crate::control::Control;
-use crate::control::clock::Clock;
-use crate::control::elect::Election;
 use crate::flags::{Config, LeaseName};
 use crate::http::{self, Health};
-use crate::main_loop::{StateOwner, main_loop};
-use crate::quota::QuotaLeader;
-use crate::reconcile::{HeldLease, Reconcile};
-use crate::watch::watch;
+use crate::leader::clock::Clock;
+use crate::leader::elect::Election;
+use crate::leader::{HeldLease, Leader};
+use crate::main_loop::main_loop;
+use crate::placing::Placer;
+use crate::quota::Quotas;
+use crate::translation::Translator;
+use crate::usage::Usages;
 use crate::webhook::Webhook;
+
+const NO_API_SERVER: &str = "no way to the API server; set KUBECONFIG or run in a cluster";
 
 /// Runs until SIGTERM or SIGINT.
 pub async fn run(config: Config) -> anyhow::Result<()> {
@@ -29,9 +31,8 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr)
         .init();
-    let no_way = "no way to the API server; set KUBECONFIG or run in a cluster";
-    let api = kube::Config::infer().await.context(no_way)?;
-    let client = Client::try_from(api.clone()).context(no_way)?;
+    let api = kube::Config::infer().await.context(NO_API_SERVER)?;
+    let client = Client::try_from(api.clone()).context(NO_API_SERVER)?;
     let listener = tokio::net::TcpListener::bind(config.http_address)
         .await
         .with_context(|| format!("--http-address {}: cannot listen", config.http_address))?;
@@ -42,71 +43,23 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let clock = Arc::new(Clock::start());
     let mut election: Option<JoinHandle<()>> = None;
     let mut term = None;
-    // With several replicas one of them decides, writes what the webhook, translated pods and quotas need, and explains.
-    if config.controller.is_some() || config.webhook.is_some() || config.quota {
+    // With several replicas one of them decides, writes what the webhook, translated pods, quotas and usages need, and explains.
+    if config.controller.is_some() || config.webhook.is_some() || config.quota || config.usage {
         let LeaseName { namespace, name } = &config.lease;
         let (elects, leads) = Election::new(&client, namespace, name, &config.instance, clock.clone());
         // A task of its own: it renews while the loop decides.
         election = Some(tokio::spawn(elects.run(async { drop(is_over.await) })));
         term = Some(leads);
     }
-    // Without a limit: quotas and decisions must not wait for the main loop. Each object has a few notices at most.
-    let (tell, told) = mpsc::unbounded_channel();
-    let (mut webhook, mut reconcile) = (None, None);
+    let mut webhook = None;
     if let (Some(config), Some(term)) = (&config.webhook, &term) {
         webhook = Some(Webhook::start(&client, config, term.clone(), &health)?);
-        let settings = vgpu_reconciler::Settings {
-            high_priority_class: config.settings.high_priority_class.clone(),
-        };
-        let lease = HeldLease::new(clock.clone(), term.clone());
-        reconcile = Some(Reconcile::new(
-            client.clone(),
-            settings,
-            lease,
-            tell.clone(),
-            health.clone(),
-        ));
     }
-    let mut quota = None;
-    if let (true, Some(term)) = (config.quota, &term) {
-        let lease = HeldLease::new(clock.clone(), term.clone());
-        // A PodDisruptionBudget refuses an eviction by status 429, which kube would otherwise send again until the write is
-        // given up, so that no other pod is ever chosen.
-        let mut sends_once = api;
-        sends_once.default_retry = false;
-        quota = Some(QuotaLeader::new(
-            Client::try_from(sends_once).context(no_way)?,
-            lease,
-            config.quota_evict_after,
-            tell,
-            health.clone(),
-        ));
-    }
-    let (watched, owner) = match (&config.controller, term) {
-        (Some(mode), Some(term)) => {
-            let settings = Settings {
-                policy: mode.policy,
-                hold: mode.hold_timeout,
-                ..Settings::default()
-            };
-            let watched = Mode::Controller {
-                settle: settings.settle,
-            };
-            let decisions = health.metrics.decisions.clone();
-            let control = Control::new(client.clone(), clock, term, settings, decisions);
-            (watched, StateOwner::Controller(Box::new(control)))
-        }
-        (_, term) => {
-            let state = Box::new(State::new(Mode::Scheduler, Features::default()));
-            (Mode::Scheduler, StateOwner::Scheduler { state, term })
-        }
-    };
-    let changes = watch(&client, watched);
+    let lease = term.map(|term| HeldLease::new(clock.clone(), term));
+    let leader = leader(&config, &client, api, &clock, lease, &health)?;
     let mut farewell = None;
     let ended = tokio::select! {
-        ended = main_loop(&client, &config, &health, changes, owner, told) => ended,
-        () = reconciling(reconcile) => Ok(()),
-        () = leading_quotas(quota) => Ok(()),
+        ended = main_loop(&client, &config, &health, &clock, leader) => ended,
         Err(error) = election_ended(&mut election) => Err(error),
         error = webhook_failed(&mut webhook) => Err(error),
         served = http::serve(listener, health.clone()) => served.context("--http-address: serving ended"),
@@ -129,20 +82,54 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     ended
 }
 
-/// Runs for ever, with or without translated pods.
-async fn reconciling(reconcile: Option<Reconcile>) {
-    match reconcile {
-        Some(reconcile) => reconcile.run().await,
-        None => std::future::pending().await,
+/// Makes the deciders that the configuration asks for. Each has the lease, which exists if there is any.
+fn leader(
+    config: &Config,
+    client: &Client,
+    api: kube::Config,
+    clock: &Arc<Clock>,
+    lease: Option<HeldLease>,
+    health: &Arc<Health>,
+) -> anyhow::Result<Leader> {
+    let Some(held) = &lease else {
+        return Ok(Leader::new(None, None, None, None, None));
+    };
+    let placer = config.controller.as_ref().map(|mode| {
+        let settings = Settings {
+            policy: mode.policy,
+            hold: mode.hold_timeout,
+            ..Settings::default()
+        };
+        let decisions = health.metrics.decisions.clone();
+        Placer::new(client.clone(), clock.clone(), held.clone(), settings, decisions)
+    });
+    let mut quotas = None;
+    if config.quota {
+        // A PodDisruptionBudget refuses an eviction by status 429, which kube would otherwise send again until the write
+        // is given up, so that no other pod is ever chosen.
+        let mut sends_once = api;
+        sends_once.default_retry = false;
+        let client = Client::try_from(sends_once).context(NO_API_SERVER)?;
+        let (clock, held, health) = (clock.clone(), held.clone(), health.clone());
+        quotas = Some(Quotas::new(
+            client,
+            clock,
+            held,
+            config.quota_evict_after,
+            config.usage,
+            health,
+        ));
     }
-}
-
-/// Runs for ever, with or without quotas.
-async fn leading_quotas(quota: Option<QuotaLeader>) {
-    match quota {
-        Some(quota) => quota.run().await,
-        None => std::future::pending().await,
-    }
+    let translator = config.webhook.as_ref().map(|webhook| {
+        let settings = vgpu_reconciler::Settings {
+            high_priority_class: webhook.settings.high_priority_class.clone(),
+        };
+        Translator::new(client.clone(), clock.clone(), held.clone(), settings)
+    });
+    let usages = config
+        .usage
+        .then(|| Usages::new(client.clone(), clock.clone(), held.clone(), health.clone()));
+    Ok(Leader::new(lease, placer, quotas, translator, usages))
 }
 
 /// Waits until the election has ended; returns at once without one.
@@ -153,7 +140,7 @@ async fn election_ended(election: &mut Option<JoinHandle<()>>) -> anyhow::Result
     }
 }
 
-/// Waits until the webhook fails; without one for ever.
+/// Waits until the webhook fails. Never returns without a webhook.
 async fn webhook_failed(webhook: &mut Option<Webhook>) -> anyhow::Error {
     match webhook {
         Some(webhook) => webhook.failed().await,

@@ -6,7 +6,7 @@
 //!  Secret ──watch──► reload ─┘                                       every replica
 //!  ─────────────────────────────────────────────────────────────────────────────
 //!    ▲ one write, with a precondition                                the leader, and for the first
-//!  keeper ◄── rotation (pure): which write comes next                pair any replica that serves
+//!  cert_controller ◄── rotation (pure): which write comes next                pair any replica that serves
 //!    ▼
 //!  caBundle of the MutatingWebhookConfiguration
 //! ```
@@ -16,8 +16,8 @@
 //! `docs/translate.md` says how each failure ends.
 
 mod admission;
+mod cert_controller;
 mod certificate;
-mod keeper;
 pub mod names;
 mod reload;
 pub mod review;
@@ -37,7 +37,7 @@ use tokio::task::JoinSet;
 use vgpu_dialects::Settings;
 use vgpu_planner::Term;
 
-use self::keeper::Keeper;
+use self::cert_controller::CertController;
 use self::names::Names;
 use self::review::Mode;
 use self::served::Served;
@@ -91,7 +91,7 @@ impl Webhook {
             served.clone(),
             health.clone(),
         ));
-        tasks.spawn(Keeper::new(client.clone(), names, term, served).run());
+        tasks.spawn(CertController::new(client.clone(), names, term, served).run());
         tracing::info!(address = %config.address, mode = ?config.mode, "the webhook serves");
         Ok(Self { ends, tasks })
     }

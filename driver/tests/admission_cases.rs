@@ -187,11 +187,12 @@ struct Verdict {
 
 /// `None` if this machine has no helm, or cannot build the program with Kubernetes' packages.
 fn verdicts(test: &str, values: &[&str], objects: &[Value]) -> Option<Vec<Verdict>> {
-    answers(test, values, "objects", objects)
+    answers(test, values, "Deny", "objects", objects)
 }
 
-/// The same, for `objects` that somebody creates, or for `requests` with a user, an old object and a new one.
-fn answers(test: &str, values: &[&str], kind: &str, objects: &[Value]) -> Option<Vec<Verdict>> {
+/// The same of the policies with this action, for `objects` that somebody creates, or for `requests` with a user, an old object
+/// and a new one.
+fn answers(test: &str, values: &[&str], action: &str, kind: &str, objects: &[Value]) -> Option<Vec<Verdict>> {
     #[derive(Debug, serde::Deserialize)]
     struct Answer {
         verdicts: Vec<Verdict>,
@@ -200,18 +201,23 @@ fn answers(test: &str, values: &[&str], kind: &str, objects: &[Value]) -> Option
     }
     let helm = support::helm(test)?;
     let rendered = support::render(&helm, values).expect("rendered");
+    let acts = |policy: &Value| {
+        rendered.iter().any(|object| {
+            object["kind"] == "ValidatingAdmissionPolicyBinding"
+                && object["spec"]["policyName"] == policy["metadata"]["name"]
+                && object["spec"]["validationActions"] == json!([action])
+        })
+    };
     let policies: Vec<_> = rendered
         .iter()
-        .filter(|object| object["kind"] == "ValidatingAdmissionPolicy")
+        .filter(|object| object["kind"] == "ValidatingAdmissionPolicy" && acts(object))
         .collect();
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../e2e/kubernetes-go");
-    let mut kubernetes = match go::Answers::of(&source, &["admission"]) {
+    let mut kubernetes = match go::Answers::of_kubernetes("admission") {
         Ok(answers) => answers,
-        Err(vgpu_cache::Error::Unavailable(why)) => {
+        Err(why) => {
             vgpu_skip::skip(test, &why);
             return None;
         }
-        Err(vgpu_cache::Error::Failed(why)) => panic!("{why}"),
     };
     let question = json!({"policies": policies, kind: objects});
     let answer = kubernetes.ask(&question.to_string()).expect("an answer");
@@ -262,6 +268,59 @@ fn the_policies_refuse_each_mistake_in_words() {
     }
 }
 
+/// Each warning is given once, in these words. Files whose name begins with `off-` are for a cluster without dialects.
+#[test]
+fn the_policies_warn_of_what_probably_means_something_else() {
+    let test = "the_policies_warn_of_what_probably_means_something_else";
+    for (values, is_off) in [(&TRANSLATING[..], false), (&[][..], true)] {
+        for kind in ["warn", "silent"] {
+            let files = cases(&format!("warnings/{kind}"));
+            let is_of = |file: &&PathBuf| file.file_name().unwrap().to_string_lossy().starts_with("off-") == is_off;
+            let files: Vec<&PathBuf> = files.iter().filter(is_of).collect();
+            let read: Vec<(String, Value)> = files.iter().map(|file| read(file)).collect();
+            let requests: Vec<Value> = read.iter().map(|(_, request)| request.clone()).collect();
+            let Some(verdicts) = answers(test, values, "Warn", "requests", &requests) else {
+                return;
+            };
+            for ((file, (first, _)), verdict) in files.iter().zip(read).zip(verdicts) {
+                let name = file.display();
+                assert_eq!((verdict.policies, verdict.errors), (1, Vec::<String>::new()), "{name}");
+                match (kind, first.strip_prefix("warned: ")) {
+                    ("silent", _) => assert_eq!(verdict.denied, Vec::<String>::new(), "{name}"),
+                    (_, words) => {
+                        let words = words.expect("the first line says `# warned: `");
+                        let [said] = &verdict.denied[..] else {
+                            panic!("{name}: {:?}", verdict.denied);
+                        };
+                        assert!(said.contains(words), "{name}: {words}: {said}");
+                        // A longer message, or one of two lines, is shown as the expression.
+                        assert!(said.len() < 5 << 10 && !said.contains('\n'), "{name}: {said}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Names that another system serves are not ours to warn of, and the warnings can be switched off.
+#[test]
+fn the_policies_do_not_warn_of_what_others_serve() {
+    let test = "the_policies_do_not_warn_of_what_others_serve";
+    let pod = json!({"user": "tenant", "object": {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"},
+        "spec": {"containers": [{"name": "main", "image": "cuda", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}}});
+    for (values, warnings) in [
+        (&[][..], 1),
+        (&["admission.foreignResources={nvidia.com/gpu}"][..], 0),
+        (&["deviceClasses.gpu.extendedResourceName=nvidia.com/gpu"][..], 0),
+        (&["admission.warnings=false"][..], 0),
+    ] {
+        let Some(verdicts) = answers(test, values, "Warn", "requests", std::slice::from_ref(&pod)) else {
+            return;
+        };
+        assert_eq!(verdicts[0].denied.len(), warnings, "{values:?}: {:?}", verdicts[0]);
+    }
+}
+
 /// The policies that hold vgpu-controller to its own templates, and to the annotations of dialects.
 const TRANSLATING: [&str; 1] = ["translate.dialects={hami}"];
 
@@ -272,7 +331,7 @@ fn the_controller_writes_only_what_it_gives_back_and_its_own_templates() {
         let files = cases(&format!("requests/{kind}"));
         let read: Vec<(String, Value)> = files.iter().map(|file| read(file)).collect();
         let requests: Vec<Value> = read.iter().map(|(_, request)| request.clone()).collect();
-        let Some(verdicts) = answers(test, &TRANSLATING, "requests", &requests) else {
+        let Some(verdicts) = answers(test, &TRANSLATING, "Deny", "requests", &requests) else {
             return;
         };
         for ((file, (first, _)), verdict) in files.iter().zip(read).zip(verdicts) {
@@ -302,7 +361,7 @@ fn quotas_gates_and_status_are_held_to_their_rules() {
             let files = cases(&format!("quota/{kind}"));
             let read: Vec<(String, Value)> = files.iter().map(|file| read(file)).collect();
             let requests: Vec<Value> = read.iter().map(|(_, request)| request.clone()).collect();
-            let Some(verdicts) = answers(test, values, "requests", &requests) else {
+            let Some(verdicts) = answers(test, values, "Deny", "requests", &requests) else {
                 return;
             };
             for ((file, (first, _)), verdict) in files.iter().zip(read).zip(verdicts) {
@@ -410,7 +469,7 @@ fn the_controller_may_write_what_every_dialect_gives_back() {
         json!({"user": user, "old": old, "object": new})
     });
     let test = "the_controller_may_write_what_every_dialect_gives_back";
-    let Some(verdicts) = answers(test, &TRANSLATING, "requests", &requests) else {
+    let Some(verdicts) = answers(test, &TRANSLATING, "Deny", "requests", &requests) else {
         return;
     };
     for (request, verdict) in requests.iter().zip(verdicts) {

@@ -2,6 +2,9 @@
 //!
 //! Uses the helm that the end-to-end tests built (`make demo`, `make test`), or the one on PATH.
 
+use std::path::Path;
+use std::process::Command;
+
 use serde_json::Value;
 use vgpu_api::config::AllocationPolicy;
 
@@ -9,101 +12,79 @@ mod support;
 
 use support::{helm, render};
 
+/// Values, and words of the refusal.
+const REFUSED: &str = "
+plugin.share=4 | share
+sotfGpu.state=/x | sotfGpu
+plugin.shares=1000000 | /plugin/shares
+plugin.shares=0 | /plugin/shares
+allocator=both | /allocator
+controller.replicas=many | /controller/replicas
+controller.holdTimeout=30 | /controller/holdTimeout
+controller.holdTimeout=4s | /controller/holdTimeout
+controller.holdTimeout=601s | /controller/holdTimeout
+controller.holdTimeout=11m | /controller/holdTimeout
+allocator=null | missing property 'allocator'
+allocator=controller,controller.replicas=0 | /controller/replicas
+allocator=to-scheduler,controller.replicas=0 | /controller/replicas
+controller.policy=Spread | 'binpack', 'spread', 'numa', 'pcie', 'whole-gpus', 'first-fit'
+controller.policy= | /controller/policy
+deviceClasses.vgpu.config.allocationPolicy=best | /deviceClasses/vgpu/config/allocationPolicy
+admission.foreignClasses=nic | /admission/foreignClasses
+translate.dialects=hami | /translate/dialects
+translate.dialects={HAMi} | /translate/dialects/0
+translate.dialects={hami,hami} | /translate/dialects
+translate.mode=warn | /translate/mode
+translate.schedulers={a b} | /translate/schedulers/0
+translate.schedulers={a\\,b} | /translate/schedulers/0
+translate.highPriorityClass=High | /translate/highPriorityClass
+translate.highPriorityClass=gpu | /translate/highPriorityClass
+translate.limitVcudaCores=always | /translate/limitVcudaCores
+translate.port=0 | /translate/port
+quota.enabled=yes | /quota/enabled
+quota.evictAfter=0s | /quota/evictAfter
+quota.extendedResources={gpu} | /quota/extendedResources/0
+quota.enabled=true,controller.replicas=0 | /controller/replicas
+translate.namespaces=all | namespaces
+# Then every pod would be refused.
+translate.dialects={hami},controller.replicas=0 | /controller/replicas
+plugin.contextReserve=some | /plugin/contextReserve
+# The plugin does not start with one that does not fit in 64 bits; 10Ti is more than any GPU has.
+plugin.contextReserve=99999999999999999999Ti | /plugin/contextReserve
+plugin.contextReserve=99999999999999 | /plugin/contextReserve
+plugin.contextReserve=11Ti | /plugin/contextReserve
+plugin.contextReserve=12345Gi | /plugin/contextReserve
+plugin.contextReserve=-1 | /plugin/contextReserve
+networkPolicy.monitorNamespace=Monitoring | /networkPolicy/monitorNamespace
+# The name of a module, of which alone there would be logs.
+plugin.logLevel=nonsense | /plugin/logLevel
+controller.logLevel=loud | /controller/logLevel
+plugin.logLevel=kube=debug | /plugin/logLevel
+plugin.logLevel=info\\,kube=loud | /plugin/logLevel
+plugin.kubeletRoot=kubelet | /plugin/kubeletRoot
+driverRoot=run/nvidia | /driverRoot
+softGpu.state=state | /softGpu/state
+controller.repeatAfter=1 | /controller/repeatAfter
+images.pullPolicy=Sometimes | /images/pullPolicy
+deviceClasses.mine.create=true | mine
+deviceClasses.vgpu-slot.create=true | vgpu-slot
+deviceClasses.vgpu.config.computePolicy=unlimited | /deviceClasses/vgpu/config/computePolicy
+deviceClasses.vgpu.config.computepolicy=Unlimited | /deviceClasses/vgpu/config
+deviceClasses.vgpu.config.memoryPolicy.type=Oversubscribe | /deviceClasses/vgpu/config/memoryPolicy
+deviceClasses.vgpu.config.memoryPolicy.type=Oversubscribe,\
+deviceClasses.vgpu.config.memoryPolicy.hostMemory=99999999999999999999Ti | /deviceClasses/vgpu/config/memoryPolicy
+deviceClasses.vgpu.config.memoryPolicy.type=Oversubscribe,\
+deviceClasses.vgpu.config.memoryPolicy.hostMemory=1.2.3Gi | /deviceClasses/vgpu/config/memoryPolicy
+deviceClasses.gpu.config.sharing=Shared | /deviceClasses/gpu/config/sharing
+";
+
 #[test]
 fn the_schema_refuses_what_the_values_do_not_list() {
     let Some(helm) = helm("the_schema_refuses_what_the_values_do_not_list") else {
         return;
     };
-    for (values, named) in [
-        ("plugin.share=4", "share"),
-        ("sotfGpu.state=/x", "sotfGpu"),
-        ("plugin.shares=1000000", "/plugin/shares"),
-        ("plugin.shares=0", "/plugin/shares"),
-        ("allocator=both", "/allocator"),
-        ("controller.replicas=many", "/controller/replicas"),
-        ("controller.holdTimeout=30", "/controller/holdTimeout"),
-        ("controller.holdTimeout=4s", "/controller/holdTimeout"),
-        ("controller.holdTimeout=601s", "/controller/holdTimeout"),
-        ("controller.holdTimeout=11m", "/controller/holdTimeout"),
-        ("allocator=null", "missing property 'allocator'"),
-        ("allocator=controller,controller.replicas=0", "/controller/replicas"),
-        ("allocator=to-scheduler,controller.replicas=0", "/controller/replicas"),
-        (
-            "controller.policy=Spread",
-            "'binpack', 'spread', 'numa', 'pcie', 'whole-gpus', 'first-fit'",
-        ),
-        ("controller.policy=", "/controller/policy"),
-        (
-            "deviceClasses.vgpu.config.allocationPolicy=best",
-            "/deviceClasses/vgpu/config/allocationPolicy",
-        ),
-        ("admission.foreignClasses=nic", "/admission/foreignClasses"),
-        ("translate.dialects=hami", "/translate/dialects"),
-        ("translate.dialects={HAMi}", "/translate/dialects/0"),
-        ("translate.dialects={hami,hami}", "/translate/dialects"),
-        ("translate.mode=warn", "/translate/mode"),
-        ("translate.schedulers={a b}", "/translate/schedulers/0"),
-        ("translate.schedulers={a\\,b}", "/translate/schedulers/0"),
-        ("translate.highPriorityClass=High", "/translate/highPriorityClass"),
-        ("translate.highPriorityClass=gpu", "/translate/highPriorityClass"),
-        ("translate.limitVcudaCores=always", "/translate/limitVcudaCores"),
-        ("translate.port=0", "/translate/port"),
-        ("quota.enabled=yes", "/quota/enabled"),
-        ("quota.evictAfter=0s", "/quota/evictAfter"),
-        ("quota.extendedResources={gpu}", "/quota/extendedResources/0"),
-        ("quota.enabled=true,controller.replicas=0", "/controller/replicas"),
-        ("translate.namespaces=all", "namespaces"),
-        // Then every pod would be refused.
-        (
-            "translate.dialects={hami},controller.replicas=0",
-            "/controller/replicas",
-        ),
-        ("plugin.contextReserve=some", "/plugin/contextReserve"),
-        // The plugin does not start with one that does not fit in 64 bits; 10Ti is more than any GPU has.
-        ("plugin.contextReserve=99999999999999999999Ti", "/plugin/contextReserve"),
-        ("plugin.contextReserve=99999999999999", "/plugin/contextReserve"),
-        ("plugin.contextReserve=11Ti", "/plugin/contextReserve"),
-        ("plugin.contextReserve=12345Gi", "/plugin/contextReserve"),
-        ("plugin.contextReserve=-1", "/plugin/contextReserve"),
-        // The name of a module, of which alone there would be logs.
-        ("plugin.logLevel=nonsense", "/plugin/logLevel"),
-        ("controller.logLevel=loud", "/controller/logLevel"),
-        ("plugin.logLevel=kube=debug", "/plugin/logLevel"),
-        ("plugin.logLevel=info\\,kube=loud", "/plugin/logLevel"),
-        ("plugin.kubeletRoot=kubelet", "/plugin/kubeletRoot"),
-        ("driverRoot=run/nvidia", "/driverRoot"),
-        ("softGpu.state=state", "/softGpu/state"),
-        ("controller.repeatAfter=1", "/controller/repeatAfter"),
-        ("images.pullPolicy=Sometimes", "/images/pullPolicy"),
-        ("deviceClasses.mine.create=true", "mine"),
-        ("deviceClasses.vgpu-slot.create=true", "vgpu-slot"),
-        (
-            "deviceClasses.vgpu.config.computePolicy=unlimited",
-            "/deviceClasses/vgpu/config/computePolicy",
-        ),
-        (
-            "deviceClasses.vgpu.config.computepolicy=Unlimited",
-            "/deviceClasses/vgpu/config",
-        ),
-        (
-            "deviceClasses.vgpu.config.memoryPolicy.type=Oversubscribe",
-            "/deviceClasses/vgpu/config/memoryPolicy",
-        ),
-        (
-            "deviceClasses.vgpu.config.memoryPolicy.type=Oversubscribe,\
-             deviceClasses.vgpu.config.memoryPolicy.hostMemory=99999999999999999999Ti",
-            "/deviceClasses/vgpu/config/memoryPolicy",
-        ),
-        (
-            "deviceClasses.vgpu.config.memoryPolicy.type=Oversubscribe,\
-             deviceClasses.vgpu.config.memoryPolicy.hostMemory=1.2.3Gi",
-            "/deviceClasses/vgpu/config/memoryPolicy",
-        ),
-        (
-            "deviceClasses.gpu.config.sharing=Shared",
-            "/deviceClasses/gpu/config/sharing",
-        ),
-    ] {
+    for row in REFUSED.lines().filter(|row| !row.is_empty() && !row.starts_with('#')) {
+        let (values, named) = row.split_once(" | ").expect("two cells");
         match render(&helm, &[values]) {
             Ok(_) => panic!("--set {values} is accepted"),
             Err(text) => assert!(text.contains(named), "--set {values}: {text}"),
@@ -111,55 +92,34 @@ fn the_schema_refuses_what_the_values_do_not_list() {
     }
 }
 
+/// A row: values that are set together. The first row sets none.
+const ACCEPTED: &str = "
+images.tag=dev driverRoot=/opt/soft softGpu.state=/var/lib/soft
+plugin.shares=1 plugin.contextReserve=300Mi plugin.httpPort=1
+plugin.contextReserve=0 plugin.nodeSelector.gpu=yes
+plugin.contextReserve=314572800 plugin.logLevel=off
+plugin.contextReserve=9999Mi controller.logLevel=trace
+plugin.contextReserve=10Ti plugin.logLevel=warn\\,kube::client=debug
+plugin.contextReserve=512k controller.logLevel=kube=warn\\,debug
+deviceClasses.vgpu.config.computePolicy=Unlimited deviceClasses.vgpu.config.priority=High
+deviceClasses.vgpu.config.memoryPolicy.type=Oversubscribe deviceClasses.vgpu.config.memoryPolicy.hostMemory=10Gi
+deviceClasses.vgpu.config.memoryPolicy.type=Oversubscribe deviceClasses.vgpu.config.memoryPolicy.hostMemory=1.5Gi
+deviceClasses.gpu.extendedResourceName=nvidia.com/gpu
+deviceClasses.gpu.create=false admission.derivedClasses={a,b}
+allocator=to-scheduler controller.replicas=3
+controller.replicas=0
+translate.dialects={hami,koordinator,volcano,volcano-vgpu,gpu-manager,kai} \
+translate.mode=report translate.schedulers={hami-scheduler,volcano} translate.highPriorityClass=vgpu-high translate.port=8443 controller.replicas=1
+allocator=controller controller.holdTimeout=2m controller.policy=whole-gpus admission.foreignClasses={nic}";
+
 #[test]
 fn what_the_values_offer_is_accepted() {
     let Some(helm) = helm("what_the_values_offer_is_accepted") else {
         return;
     };
-    for values in [
-        &[][..],
-        &["images.tag=dev", "driverRoot=/opt/soft", "softGpu.state=/var/lib/soft"],
-        &["plugin.shares=1", "plugin.contextReserve=300Mi", "plugin.httpPort=1"],
-        &["plugin.contextReserve=0", "plugin.nodeSelector.gpu=yes"],
-        &["plugin.contextReserve=314572800", "plugin.logLevel=off"],
-        &["plugin.contextReserve=9999Mi", "controller.logLevel=trace"],
-        &[
-            "plugin.contextReserve=10Ti",
-            "plugin.logLevel=warn\\,kube::client=debug",
-        ],
-        &["plugin.contextReserve=512k", "controller.logLevel=kube=warn\\,debug"],
-        &[
-            "deviceClasses.vgpu.config.computePolicy=Unlimited",
-            "deviceClasses.vgpu.config.priority=High",
-        ],
-        &[
-            "deviceClasses.vgpu.config.memoryPolicy.type=Oversubscribe",
-            "deviceClasses.vgpu.config.memoryPolicy.hostMemory=10Gi",
-        ],
-        &[
-            "deviceClasses.vgpu.config.memoryPolicy.type=Oversubscribe",
-            "deviceClasses.vgpu.config.memoryPolicy.hostMemory=1.5Gi",
-        ],
-        &["deviceClasses.gpu.extendedResourceName=nvidia.com/gpu"],
-        &["deviceClasses.gpu.create=false", "admission.derivedClasses={a,b}"],
-        &["allocator=to-scheduler", "controller.replicas=3"],
-        &["controller.replicas=0"],
-        &[
-            "translate.dialects={hami,koordinator,volcano,volcano-vgpu,gpu-manager,kai}",
-            "translate.mode=report",
-            "translate.schedulers={hami-scheduler,volcano}",
-            "translate.highPriorityClass=vgpu-high",
-            "translate.port=8443",
-            "controller.replicas=1",
-        ],
-        &[
-            "allocator=controller",
-            "controller.holdTimeout=2m",
-            "controller.policy=whole-gpus",
-            "admission.foreignClasses={nic}",
-        ],
-    ] {
-        let rendered = render(&helm, values).unwrap_or_else(|text| panic!("{values:?}: {text}"));
+    for row in ACCEPTED.lines() {
+        let values: Vec<&str> = row.split_whitespace().collect();
+        let rendered = render(&helm, &values).unwrap_or_else(|text| panic!("{values:?}: {text}"));
         assert!(rendered.len() > 8, "{values:?}: {} objects", rendered.len());
     }
 }
@@ -215,7 +175,7 @@ fn rights(rendered: &[Value], kind: &str, role: &str) -> Vec<String> {
     rights
 }
 
-/// Of the controller in either mode.
+/// The rights that the controller has in every mode.
 const READS: [&str; 7] = [
     "resource.k8s.io/resourceclaims: list watch",
     "resource.k8s.io/resourceslices: list watch",
@@ -226,7 +186,7 @@ const READS: [&str; 7] = [
     "events.k8s.io/events: create patch",
 ];
 
-/// The rights that the code uses: kubelet-plugin/src/api.rs and run.rs, driver/src/watch.rs, publish.rs and control/. A
+/// The rights that the code uses: kubelet-plugin/src/api.rs and run.rs, driver/src/watch.rs, publish.rs, leader/ and placing/. A
 /// call that is new there belongs here and in the chart.
 #[test]
 fn the_programs_have_the_rights_that_they_use_and_no_other() {
@@ -243,11 +203,124 @@ fn the_programs_have_the_rights_that_they_use_and_no_other() {
             "resource.k8s.io/resourceclaims/driver: associated-node:patch named dra.vgpu",
             "/pods: list",
             "/nodes: get list watch",
+            "dra.vgpu/vgpunodes: get create patch",
             "events.k8s.io/events: create",
         ]
     );
     assert_eq!(rights(&rendered, "ClusterRole", "x-controller"), READS);
-    assert!(rendered.iter().all(|object| object["kind"] != "Role"));
+    assert_eq!(
+        rights(&rendered, "ClusterRole", "x-controller-usage"),
+        [
+            "dra.vgpu/vgpunodes: list watch",
+            "dra.vgpu/vgpuusages: list create patch delete",
+        ]
+    );
+    assert_eq!(rights(&rendered, "Role", "x-controller"), LEASE);
+    // A release of before has no such value.
+    for off in ["usage.enabled=false", "usage=null"] {
+        let without = render(&helm, &[off]).expect("rendered");
+        assert!(without.iter().all(|object| object["kind"] != "Role"), "{off}");
+        let usage = ["x-controller-usage", "x-usage-view"];
+        let is_of_usage = |object: &&Value| usage.iter().any(|name| object["metadata"]["name"] == **name);
+        assert_eq!(without.iter().find(is_of_usage), None, "{off}");
+        let flags = arguments(&without, "Deployment");
+        let is_other = |flag: &&String| **flag == "--usage" || flag.starts_with("--lease-");
+        assert_eq!(flags.iter().find(is_other), None, "{off}");
+    }
+}
+
+/// The rights by which replicas elect a leader.
+const LEASE: [&str; 2] = [
+    "coordination.k8s.io/leases: create",
+    "coordination.k8s.io/leases: get update named x-controller",
+];
+
+/// There is one replica as before: nothing waits for a VgpuUsage. With more, one of them writes.
+#[test]
+fn usages_are_summed_by_default_and_by_one_replica() {
+    let Some(helm) = helm("usages_are_summed_by_default_and_by_one_replica") else {
+        return;
+    };
+    let rendered = render(&helm, &[]).expect("rendered");
+    let flags = arguments(&rendered, "Deployment");
+    for flag in ["--usage", "--lease-name=x-controller"] {
+        assert!(flags.iter().any(|is| is == flag), "{flag}: {flags:?}");
+    }
+    let deployment = one(&rendered, "Deployment");
+    assert_eq!(deployment["spec"]["replicas"], 1);
+    assert!(deployment["spec"]["template"]["spec"]["affinity"].is_null());
+}
+
+/// Whoever may use one namespace alone reads its quota by `view`, and by the binding what the cluster offers.
+#[test]
+fn users_read_what_is_offered_and_their_quota_and_write_neither() {
+    let Some(helm) = helm("users_read_what_is_offered_and_their_quota_and_write_neither") else {
+        return;
+    };
+    let offered = [
+        "resource.k8s.io/deviceclasses: get list watch",
+        "resource.k8s.io/resourceslices: get list watch",
+        "resource.k8s.io/devicetaintrules: get list watch",
+    ];
+    let bindings = |rendered: &[Value]| -> Vec<Value> {
+        let of = rendered
+            .iter()
+            .filter(|object| object["kind"] == "ClusterRoleBinding" && object["roleRef"]["name"] == "x-reader");
+        of.map(|object| object["subjects"].clone()).collect()
+    };
+    let plain = render(&helm, &[]).expect("rendered");
+    assert_eq!(rights(&plain, "ClusterRole", "x-reader"), offered);
+    assert_eq!(bindings(&plain), Vec::<Value>::new());
+    // The values of an earlier release lack this field.
+    render(&helm, &["readers=null"]).expect("rendered");
+    let rendered = render(
+        &helm,
+        &[
+            "quota.enabled=true",
+            "readers.subjects[0].kind=Group,readers.subjects[0].name=system:authenticated",
+            "readers.subjects[1].kind=ServiceAccount,readers.subjects[1].name=a,readers.subjects[1].namespace=b",
+        ],
+    )
+    .expect("rendered");
+    let defaults = "dra.vgpu/vgpuquotadefaults: get list watch";
+    assert_eq!(
+        rights(&rendered, "ClusterRole", "x-reader"),
+        [&offered[..], &[defaults]].concat()
+    );
+    assert_eq!(
+        rights(&rendered, "ClusterRole", "x-quota-view"),
+        ["dra.vgpu/vgpuquotas: get list watch"]
+    );
+    // They name the claims of all namespaces, so the binding gives nobody VgpuNodes.
+    assert_eq!(
+        rights(&rendered, "ClusterRole", "x-usage-view"),
+        [
+            "dra.vgpu/vgpuusages: get list watch",
+            "dra.vgpu/vgpunodes: get list watch",
+        ]
+    );
+    for name in ["x-reader", "x-quota-view", "x-usage-view"] {
+        let role = rendered
+            .iter()
+            .find(|object| object["kind"] == "ClusterRole" && object["metadata"]["name"] == name);
+        let labels = &role.expect("the role")["metadata"]["labels"];
+        assert_eq!(labels["rbac.authorization.k8s.io/aggregate-to-view"], "true");
+    }
+    assert_eq!(
+        bindings(&rendered),
+        [serde_json::json!([
+            {"kind": "Group", "name": "system:authenticated", "apiGroup": "rbac.authorization.k8s.io"},
+            {"kind": "ServiceAccount", "name": "a", "namespace": "b"},
+        ])]
+    );
+    for wrong in [
+        "readers.subjects[0].kind=Team,readers.subjects[0].name=a",
+        "readers.subjects[0].kind=ServiceAccount,readers.subjects[0].name=a",
+        "readers.subjects[0].kind=Group,readers.subjects[0].name=a,readers.subjects[0].namespace=b",
+    ] {
+        let refused = render(&helm, &[wrong]).expect_err(wrong);
+        assert!(refused.contains("/readers/subjects/0"), "{refused}");
+    }
 }
 
 #[test]
@@ -265,13 +338,7 @@ fn only_in_controller_mode_the_controller_writes_claims_and_a_lease() {
         ];
         let all: Vec<&str> = READS.into_iter().chain(writes).collect();
         assert_eq!(rights(&rendered, "ClusterRole", "x-controller"), all);
-        assert_eq!(
-            rights(&rendered, "Role", "x-controller"),
-            [
-                "coordination.k8s.io/leases: create",
-                "coordination.k8s.io/leases: get update named x-controller",
-            ]
-        );
+        assert_eq!(rights(&rendered, "Role", "x-controller"), LEASE);
     }
 }
 
@@ -290,7 +357,7 @@ fn where_pods_are_translated_the_controller_writes_templates_annotations_and_a_l
             .filter(|name| name == "x-given-back" || name == "x-translated-templates")
             .collect::<Vec<_>>()
     };
-    let without = render(&helm, &["translate.highPriorityClass=vgpu-high"]).expect("rendered");
+    let without = render(&helm, &["translate.highPriorityClass=vgpu-high", "usage.enabled=false"]).expect("rendered");
     let flags = |rendered: &[Value]| {
         let flags = arguments(rendered, "Deployment").into_iter();
         flags
@@ -320,12 +387,9 @@ fn where_pods_are_translated_the_controller_writes_templates_annotations_and_a_l
     ] {
         assert!(flags(&rendered).iter().any(|has| has == flag), "{flag}");
     }
-    let deployment = rendered
-        .iter()
-        .find(|object| object["kind"] == "Deployment")
-        .expect("it");
+    let deployment = one(&rendered, "Deployment");
     assert_eq!(deployment["spec"]["replicas"], 2);
-    // A release of before has no such value.
+    // The values of an earlier release lack this field.
     render(&helm, &["translate=null"]).expect("rendered");
     render(&helm, &["translate.dialects={nvshare}"]).expect_err("no dialect");
 }
@@ -341,7 +405,7 @@ fn every_field_of_a_kind_is_described_and_every_column_has_a_name_of_its_own() {
         .iter()
         .filter(|object| object["kind"] == "CustomResourceDefinition")
         .collect();
-    assert_eq!(kinds.len(), 2);
+    assert_eq!(kinds.len(), 4);
     let mut bare = Vec::new();
     for kind in kinds {
         let version = &kind["spec"]["versions"][0];
@@ -468,7 +532,7 @@ fn quotas_are_the_leaders() {
         assert_eq!(key, vgpu_quota::names::LABEL, "other namespaces are never touched");
     }
     assert!(gate.to_string().contains("'nvidia.com/gpu'"));
-    // A release of before has no such value.
+    // The values of an earlier release lack this field.
     render(&helm, &["quota=null"]).expect("rendered");
     // There the policy that sets the gate is a beta that is off: nothing would hold.
     for version in ["1.34.0", "1.35.3"] {
@@ -499,7 +563,7 @@ fn breaches_are_reported_unless_the_values_say_kill_and_the_nodes_processes_are_
     else {
         return;
     };
-    // null: a release of before has no such value.
+    // null: the values of an earlier release lack this field.
     for (value, expected) in [("report", "report"), ("kill", "kill"), ("null", "report")] {
         let rendered = render(&helm, &[&format!("plugin.onBreach={value}")]).expect("rendered");
         let flag = format!("--on-breach={expected}");
@@ -508,10 +572,7 @@ fn breaches_are_reported_unless_the_values_say_kill_and_the_nodes_processes_are_
     render(&helm, &["plugin.onBreach=stop"]).expect_err("refused");
     for (value, expected) in [("true", true), ("false", false), ("null", true)] {
         let rendered = render(&helm, &[&format!("plugin.hostPID={value}")]).expect("rendered");
-        let plugin = rendered
-            .iter()
-            .find(|object| object["kind"] == "DaemonSet")
-            .expect("it");
+        let plugin = one(&rendered, "DaemonSet");
         assert_eq!(plugin["spec"]["template"]["spec"]["hostPID"], expected, "{value}");
     }
 }
@@ -531,7 +592,7 @@ fn xids_that_do_not_count_are_a_list() {
         flag(&["plugin.ignoredXids={94,13}"]).as_deref(),
         Some("--ignored-xids=94,13")
     );
-    // A release of before has no such value: the plugin's own list.
+    // The values of an earlier release lack this field: the plugin uses its own list.
     assert_eq!(flag(&["plugin.ignoredXids=null"]), None);
     for wrong in [
         "plugin.ignoredXids={all}",
@@ -543,8 +604,8 @@ fn xids_that_do_not_count_are_a_list() {
 }
 
 #[test]
-fn metrics_are_closed_and_scraped_only_if_the_values_say_so() {
-    let Some(helm) = helm("metrics_are_closed_and_scraped_only_if_the_values_say_so") else {
+fn metrics_are_closed_to_pods_but_the_monitors_and_scraped_only_if_the_values_say_so() {
+    let Some(helm) = helm("metrics_are_closed_to_pods_but_the_monitors_and_scraped_only_if_the_values_say_so") else {
         return;
     };
     let of = |rendered: &[Value], kind: &str| -> Vec<Value> {
@@ -554,22 +615,34 @@ fn metrics_are_closed_and_scraped_only_if_the_values_say_so() {
             .cloned()
             .collect()
     };
-    for values in [&[][..], &["networkPolicy=null", "podMonitor=null"]] {
-        let plain = render(&helm, values).expect("rendered");
+    for off in ["networkPolicy=null", "networkPolicy.enabled=false"] {
+        let plain = render(&helm, &[off, "podMonitor=null"]).expect("rendered");
         assert!(of(&plain, "NetworkPolicy").is_empty() && of(&plain, "PodMonitor").is_empty());
+        // Nothing is closed, so nothing is shut out.
+        render(&helm, &[off, "podMonitor.enabled=true"]).expect("rendered");
     }
-    let both = [
-        "networkPolicy.enabled=true",
-        "podMonitor.enabled=true",
-        "podMonitor.labels.release=x",
-    ];
-    let rendered = render(&helm, &both).expect("rendered");
-    let closed = of(&rendered, "NetworkPolicy");
+    let closed = of(&render(&helm, &[]).expect("rendered"), "NetworkPolicy");
     assert_eq!(closed.len(), 2);
     for policy in &closed {
         assert_eq!(policy["spec"]["policyTypes"], serde_json::json!(["Ingress"]));
         assert!(policy["spec"]["ingress"].is_null(), "nobody: {policy}");
     }
+    let refused = render(&helm, &["podMonitor.enabled=true"]).expect_err("Prometheus would be shut out");
+    assert!(refused.contains("networkPolicy.monitorNamespace"), "{refused}");
+    let both = [
+        "podMonitor.enabled=true",
+        "podMonitor.labels.release=x",
+        "networkPolicy.monitorNamespace=monitoring",
+    ];
+    let rendered = render(&helm, &both).expect("rendered");
+    let expected = serde_json::json!([{"from": [{"namespaceSelector": {"matchLabels":
+        {"kubernetes.io/metadata.name": "monitoring"}}}], "ports": [{"protocol": "TCP", "port": "http"}]}]);
+    for policy in of(&rendered, "NetworkPolicy") {
+        assert_eq!(policy["spec"]["ingress"], expected);
+    }
+    // A policy has no effect on a pod in the host's network.
+    let plugin = &one(&rendered, "DaemonSet")["spec"]["template"]["spec"];
+    assert!(plugin["hostNetwork"].is_null(), "{plugin}");
     let monitor = &of(&rendered, "PodMonitor")[0];
     assert_eq!(monitor["metadata"]["labels"]["release"], "x");
     let endpoint = &monitor["spec"]["podMetricsEndpoints"][0];
@@ -591,7 +664,7 @@ fn metrics_are_closed_and_scraped_only_if_the_values_say_so() {
         assert!(ports.iter().any(|port| port["name"] == "http"), "{kind}");
     }
     let open = [
-        "networkPolicy.enabled=true",
+        "podMonitor.enabled=true",
         "networkPolicy.from[0].podSelector.matchLabels.app=prometheus",
         "translate.dialects={hami}",
     ];
@@ -612,15 +685,79 @@ fn metrics_are_closed_and_scraped_only_if_the_values_say_so() {
     };
     assert_eq!(rules("plugin"), [(true, "http".into())]);
     assert_eq!(rules("controller"), [(true, "http".into()), (false, "webhook".into())]);
-    render(&helm, &["podMonitor.interval=often"]).expect_err("refused");
+    let often = ["podMonitor.interval=often", "networkPolicy.monitorNamespace=m"];
+    render(&helm, &often).expect_err("refused");
 }
 
-/// What the one container of this kind of object is started with.
-fn arguments(rendered: &[Value], kind: &str) -> Vec<String> {
-    let object = rendered
+/// What `helm test` creates, with these values.
+fn of_helm_test(helm: &Path, values: &[&str]) -> Vec<Value> {
+    let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/helm/dra-driver-vgpu");
+    let mut command = Command::new(helm);
+    command
+        .args(["template", "x", "--namespace", "n", "--kube-version", "1.37.1"])
+        .arg(chart);
+    for value in values {
+        command.args(["--set", value]);
+    }
+    let output = command.output().expect("helm runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).expect("text");
+    let objects = serde_saphyr::from_multiple::<Value>(&text).expect("YAML").into_iter();
+    objects
+        .filter(|object| object["metadata"]["annotations"]["helm.sh/hook"] == "test")
+        .collect()
+}
+
+/// It may do no more than `vgpu doctor --probe` in its own namespace, and has the image with that program.
+#[test]
+fn helm_test_is_a_probe_with_rights_in_its_namespace_alone() {
+    let Some(helm) = helm("helm_test_is_a_probe_with_rights_in_its_namespace_alone") else {
+        return;
+    };
+    let values = [
+        "images.registry=r.example",
+        "images.tag=dev",
+        "images.pullSecrets[0].name=s",
+    ];
+    let objects = of_helm_test(&helm, &values);
+    assert_eq!(
+        rights(&objects, "Role", "x-test"),
+        [
+            "/pods: list create delete",
+            "resource.k8s.io/resourceclaimtemplates: list create delete",
+            "events.k8s.io/events: list",
+            "apps/deployments: list",
+        ]
+    );
+    let kinds: Vec<&str> = objects.iter().filter_map(|object| object["kind"].as_str()).collect();
+    assert_eq!(kinds, ["ServiceAccount", "Role", "RoleBinding", "Pod"]);
+    let pod = &one(&objects, "Pod")["spec"];
+    assert_eq!(pod["serviceAccountName"], "x-test");
+    assert_eq!(one(&objects, "RoleBinding")["subjects"][0]["name"], "x-test");
+    let rendered = render(&helm, &values).expect("rendered");
+    let controller = &one(&rendered, "Deployment")["spec"]["template"]["spec"];
+    let container = &pod["containers"][0];
+    assert_eq!(container["image"], controller["containers"][0]["image"]);
+    assert_eq!(pod["imagePullSecrets"], controller["imagePullSecrets"]);
+    let words: Vec<&str> = container["command"]
+        .as_array()
+        .expect("words")
         .iter()
-        .find(|object| object["kind"] == kind)
-        .expect("the object");
+        .filter_map(Value::as_str)
+        .collect();
+    assert_eq!(words, ["/usr/bin/vgpu", "doctor", "--probe", "--namespace=n"]);
+    // Nothing to probe.
+    assert!(of_helm_test(&helm, &["deviceClasses.vgpu.create=false"]).is_empty());
+}
+
+fn one<'a>(rendered: &'a [Value], kind: &str) -> &'a Value {
+    let mut objects = rendered.iter().filter(|object| object["kind"] == kind);
+    objects.next().unwrap_or_else(|| panic!("no {kind}"))
+}
+
+/// The arguments of the container of the object of this kind.
+fn arguments(rendered: &[Value], kind: &str) -> Vec<String> {
+    let object = one(rendered, kind);
     let arguments = object["spec"]["template"]["spec"]["containers"][0]["args"].as_array();
     let arguments = arguments.expect("arguments").iter();
     arguments
@@ -638,7 +775,8 @@ fn plugin_and_controller_change_modes_together() {
         ("controller", "controller", "controller", 2),
         ("to-scheduler", "scheduler", "controller", 2),
     ] {
-        let rendered = render(&helm, &[&format!("allocator={value}")]).expect("rendered");
+        let values = [&format!("allocator={value}"), "usage.enabled=false"];
+        let rendered = render(&helm, &values).expect("rendered");
         let says = |kind: &str, flag: &str| arguments(&rendered, kind).iter().any(|argument| argument == flag);
         assert!(says("DaemonSet", &format!("--allocator={plugin}")), "{value}");
         assert!(says("Deployment", &format!("--allocator={controller}")), "{value}");
@@ -646,10 +784,7 @@ fn plugin_and_controller_change_modes_together() {
             says("Deployment", "--lease-name=x-controller"),
             controller == "controller"
         );
-        let deployment = rendered
-            .iter()
-            .find(|object| object["kind"] == "Deployment")
-            .expect("it");
+        let deployment = one(&rendered, "Deployment");
         assert_eq!(deployment["spec"]["replicas"], replicas, "{value}");
     }
     let without_policy = render(&helm, &["allocator=controller", "admission.claims=false"]);
@@ -662,10 +797,7 @@ fn two_instances_of_the_plugin_can_run_on_a_node() {
         return;
     };
     let rendered = render(&helm, &[]).expect("rendered");
-    let set = rendered
-        .iter()
-        .find(|object| object["kind"] == "DaemonSet")
-        .expect("it");
+    let set = one(&rendered, "DaemonSet");
     let update = &set["spec"]["updateStrategy"]["rollingUpdate"];
     assert_eq!((&update["maxSurge"], &update["maxUnavailable"]), (&1.into(), &0.into()));
     let pod = &set["spec"]["template"]["spec"];
@@ -675,13 +807,13 @@ fn two_instances_of_the_plugin_can_run_on_a_node() {
         uid.expect("POD_UID")["valueFrom"]["fieldRef"]["fieldPath"],
         "metadata.uid"
     );
-    // A port of the node has room for one.
+    // Only one pod can have a port of the node.
     assert_eq!(pod["hostNetwork"], serde_json::Value::Null);
     let ports = pod["containers"][0]["ports"].as_array().expect("ports");
     assert!(ports.iter().all(|port| port["hostPort"].is_null()));
 }
 
-/// Every policy that there is, and binpack if none is named, or the values are those of a release without policies.
+/// Tries each policy. Without one, as in the values of an earlier release, it is binpack.
 #[test]
 fn the_controller_is_started_with_the_policy_that_the_values_name() {
     let Some(helm) = helm("the_controller_is_started_with_the_policy_that_the_values_name") else {

@@ -1,8 +1,6 @@
 //! What the chart renders for the webhook: nothing without dialects, else the objects, flags and rights that
 //! `driver/src/webhook` counts on.
 
-use std::path::Path;
-
 use serde_json::{Value, json};
 use vgpu_cache::go;
 use vgpu_controller::webhook::names::{PATH, WEBHOOK};
@@ -39,6 +37,8 @@ fn without_dialects_there_is_no_webhook() {
     };
     // As `helm upgrade --reuse-values` has it from a chart without these values.
     for values in [&[][..], &["translate=null"], &["translate.dialects=null"]] {
+        // A Role and a Lease are also for usages.
+        let values = &[values, &["usage.enabled=false"]].concat();
         let rendered = render(&helm, values).expect("rendered");
         for kind in [
             "MutatingWebhookConfiguration",
@@ -197,7 +197,7 @@ fn rights_for_the_webhook_name_its_objects() {
     };
     let with = ["translate.dialects={hami}"];
     let more = |kind: &str| {
-        let before = rights(&[], kind);
+        let before = rights(&["usage.enabled=false"], kind);
         let all = rights(&with, kind).into_iter();
         all.filter(|rule| !before.contains(rule)).collect::<Vec<_>>()
     };
@@ -275,7 +275,7 @@ fn pods_that_ask_in_an_enabled_dialect_are_sent_and_no_others() {
         let (created, updated) = (&lists[0], &lists[1]);
         let known = sorted(asking_resources(dialect).iter().copied());
         assert_eq!(sorted(created.iter().map(String::as_str)), known);
-        // A translated pod stays so when its dialect is no longer read.
+        // Updates of translated pods are sent even if their dialect is switched off.
         assert_eq!(
             sorted(updated.iter().map(String::as_str)),
             sorted(every.iter().copied())
@@ -300,7 +300,7 @@ fn pods_that_ask_in_an_enabled_dialect_are_sent_and_no_others() {
     }
 }
 
-/// A name that the cluster chose is sent as the dialect's own, on updates whatever is read now.
+/// Pods with a resource name that the cluster chose are sent like those with the dialect's own name; updates always.
 #[test]
 fn pods_that_ask_under_a_chosen_name_are_sent() {
     let Some(helm) = helm("pods_that_ask_under_a_chosen_name_are_sent") else {
@@ -321,17 +321,15 @@ fn pods_that_ask_under_a_chosen_name_are_sent() {
     }
 }
 
-/// The conditions in Kubernetes' own CEL, as those of a policy that refuses whatever they let through. Each dialect alone:
+/// Evaluates the conditions in Kubernetes' own CEL, in a policy that refuses the pods they accept. Each dialect alone:
 /// the lists of the others are empty then. A condition that fails refuses a pod that asks for nothing.
 #[test]
 fn kubernetes_sends_the_pods_that_ask_and_no_others() {
     const TEST: &str = "kubernetes_sends_the_pods_that_ask_and_no_others";
     let Some(helm) = helm(TEST) else { return };
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../e2e/kubernetes-go");
-    let mut kubernetes = match go::Answers::of(&source, &["admission"]) {
+    let mut kubernetes = match go::Answers::of_kubernetes("admission") {
         Ok(answers) => answers,
-        Err(vgpu_cache::Error::Unavailable(why)) => return vgpu_skip::skip(TEST, &why),
-        Err(vgpu_cache::Error::Failed(why)) => panic!("{why}"),
+        Err(why) => return vgpu_skip::skip(TEST, &why),
     };
     let pod = |metadata: Value, key: &str, init: bool| {
         let asks = json!({"name": "c", "image": "i", "resources": {"limits": {key: "1"}}});
@@ -440,18 +438,16 @@ fn an_update_of_the_scheduler_alone_is_sent() {
 fn a_pod_with_keys_that_nobody_reads_is_warned() {
     const TEST: &str = "a_pod_with_keys_that_nobody_reads_is_warned";
     let Some(helm) = helm(TEST) else { return };
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../e2e/kubernetes-go");
-    let mut kubernetes = match go::Answers::of(&source, &["admission"]) {
+    let mut kubernetes = match go::Answers::of_kubernetes("admission") {
         Ok(answers) => answers,
-        Err(vgpu_cache::Error::Unavailable(why)) => return vgpu_skip::skip(TEST, &why),
-        Err(vgpu_cache::Error::Failed(why)) => panic!("{why}"),
+        Err(why) => return vgpu_skip::skip(TEST, &why),
     };
     for read in [Dialect::Hami, Dialect::Kai] {
         let chosen = r"translate.resourceNames.nvidia\.com/vgpu=nvidia.com/gpu";
         let rendered = render(&helm, &[&format!("translate.dialects={{{}}}", read.name()), chosen]).expect("rendered");
         let of = |kind: &str| {
             let policies = all(&rendered, kind).into_iter();
-            let mut named = policies.filter(|policy| policy["metadata"]["name"] == "x-unread-keys");
+            let mut named = policies.filter(|policy| policy["metadata"]["name"] == "x-pod-warnings");
             named.next().unwrap_or_else(|| panic!("no {kind}")).clone()
         };
         assert_eq!(
@@ -482,9 +478,9 @@ fn a_pod_with_keys_that_nobody_reads_is_warned() {
                     let object = json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {
                         "containers": [{"name": "d", "image": "i"}], "initContainers": [container]}});
                     let is_read = is_labelled && of == read;
-                    let is_said = !is_read && !is_ignored && key != "nvidia.com/gpu";
+                    let is_said = !is_read && !is_ignored;
                     let request = json!({"user": "u", "object": object, "namespace": labels});
-                    cases.push((request, key, is_labelled, is_said));
+                    cases.push((request, key, of == read, is_said));
                 }
             }
         }
@@ -493,13 +489,13 @@ fn a_pod_with_keys_that_nobody_reads_is_warned() {
         let answer: Value = serde_json::from_str(&kubernetes.ask(&question).expect("an answer")).expect("JSON");
         let verdicts = answer["verdicts"].as_array().unwrap_or_else(|| panic!("{answer}"));
         assert_eq!(verdicts.len(), cases.len());
-        for ((request, key, is_labelled, is_said), verdict) in cases.iter().zip(verdicts) {
+        for ((request, key, is_on, is_said), verdict) in cases.iter().zip(verdicts) {
             assert_eq!(verdict["errors"], Value::Null, "{request}");
             let said = verdict["denied"][0].as_str();
             assert_eq!(said.is_some(), *is_said, "{request}: {verdict}");
-            let why = match is_labelled {
-                true => "translate.dialects",
-                false => "dra.vgpu/translate=true",
+            let why = match is_on {
+                true => "dra.vgpu/translate=true",
+                false => "translate.dialects",
             };
             let is_whole = |said: &str| said.contains(&format!("[{key}]: ")) && said.contains(why);
             assert!(said.is_none_or(is_whole), "{said:?}");

@@ -1,6 +1,6 @@
-//! libcuda and libnvidia-ml as any program meets them: opened by name, functions looked up by name.
+//! libcuda and libnvidia-ml as any program uses them: opened by name, functions looked up by name.
 //!
-//! Unsafe: the libraries are C. Each function's type is the one of CUDA's driver API and NVML's documentation.
+//! Unsafe: the libraries are C. The types of functions are those of CUDA's driver API and NVML's documentation.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -72,7 +72,8 @@ impl Library {
         if symbol.is_null() {
             return Err(Error::Missing(name.to_str().unwrap_or("function")));
         }
-        // SAFETY: `F` is a function pointer by this function's contract, and of the size of a pointer by the assertion.
+        // SAFETY: `F` is a function pointer by this function's contract, and has the size of a pointer by the
+        // assertion.
         Ok(unsafe { std::mem::transmute_copy(&symbol) })
     }
 }
@@ -162,7 +163,7 @@ impl Cuda {
         Ok(bytes as u64)
     }
 
-    /// Free and total.
+    /// Free and total bytes.
     pub(crate) fn info(&self) -> Result<(u64, u64), Error> {
         let (mut free, mut total) = (0usize, 0usize);
         call!(
@@ -206,7 +207,7 @@ struct Memory {
     used: u64,
 }
 
-/// Reads from NVML: the number of devices, and the UUID and total memory of the first.
+/// Reads the number of devices from NVML, and the UUID and total memory of the first.
 pub(crate) fn nvml() -> Result<(c_uint, String, u64), Error> {
     let library = Library::open(c"libnvidia-ml.so.1")?;
     call!(library, Error::Nvml, "nvmlInit_v2", (), ())?;

@@ -1,4 +1,4 @@
-//! A kernel of a known length: it counts to a number. The software GPU takes the length from its name.
+//! A kernel of a known length, which counts to a number. The software GPU takes the length from the kernel's name.
 #![allow(unsafe_code)] // Launches.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -8,9 +8,9 @@ use std::time::Duration;
 use crate::driver::{Cuda, Error, call};
 
 const SYMBOL: &CStr = c"time_500us";
-/// Rounds of the loop, each of which reads a clock: about 500 us on GPUs of 1 to 2 GHz.
+/// Rounds of the loop. Each reads a clock, so all take about 500 us on GPUs of 1 to 2 GHz.
 const ROUNDS: u64 = 20_000;
-/// A share of 5 cores has earned the time of two launches after this.
+/// After this time a share of 5 cores has earned the time of two launches.
 const REST: Duration = Duration::from_millis(20);
 const CODE: &CStr = c".version 6.0
 .target sm_50
@@ -100,9 +100,9 @@ impl<'a> Kernel<'a> {
         }
     }
 
-    /// Returns how long it takes: the least of several measurements, because others may have been on the GPU too. A first
-    /// launch, which is not measured, waits until the share has its turn, and each time the share has rested, so that it may
-    /// use the GPU for both: else the measurement would contain a wait.
+    /// Returns the kernel's duration: the least of several measurements, because other programs may use the GPU. The
+    /// first launch is not measured; it waits for the share's turn. The share rests before each measurement, so that
+    /// it may use the GPU for both launches and no wait is measured.
     pub(crate) fn measured(&self) -> Result<Duration, Error> {
         let library = &self.cuda.library;
         let mut events: [*mut c_void; 2] = [std::ptr::null_mut(); 2];

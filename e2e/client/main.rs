@@ -1,8 +1,8 @@
 //! `vgpu-client`: a plain CUDA program, unaware of this project, that prints what it sees of its GPU in one line.
 //!
 //! `check` proves a limit from the inside: all free memory can be allocated, and one granule more cannot.
-//! `hold [BYTES]` stays until SIGTERM, `alloc BYTES` allocates once. `work SECONDS` keeps the GPU busy, and tells how much
-//! of its time this program had, by its own count of kernels.
+//! `hold [BYTES]` stays until SIGTERM, `alloc BYTES` allocates once. `work SECONDS` keeps the GPU busy, and prints its
+//! part of the GPU's time by its own count of kernels.
 
 mod driver;
 mod kernel;
@@ -15,7 +15,7 @@ use kernel::Kernel;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// Drivers round device memory up to this.
+/// Drivers round device memory up to a multiple of this.
 const GRANULE: u64 = 2 << 20;
 
 const USAGE: &str = "usage: vgpu-client check | hold [BYTES] | alloc BYTES | work SECONDS";
@@ -73,7 +73,7 @@ fn check() -> Result<(), String> {
         Err(Error::Cuda(_, OUT_OF_MEMORY)) => OUT_OF_MEMORY,
         Err(error) => {
             return Err(format!(
-                "{GRANULE} bytes more than what is free: {error}, not out of memory"
+                "{GRANULE} bytes more than the free memory: {error}, not out of memory"
             ));
         }
         Ok(_) => {
@@ -98,7 +98,7 @@ fn check() -> Result<(), String> {
 }
 
 fn hold(bytes: u64) -> Result<(), String> {
-    // Before the line that others wait for, and because a container's first process ignores signals without a handler.
+    // Before the line that others wait for. A container's first process ignores signals without a handler.
     let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(|error| format!("cannot handle signals: {error}"))?;
     let cuda = Cuda::start().map_err(said)?;
     if bytes > 0 {

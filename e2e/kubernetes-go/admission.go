@@ -1,4 +1,4 @@
-// What a ValidatingAdmissionPolicy does: compiled, and applied to objects as the API server has them.
+// Compiles ValidatingAdmissionPolicies and applies them to objects, as the API server does.
 
 package main
 
@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -27,19 +29,21 @@ import (
 	"k8s.io/apiserver/pkg/cel/environment"
 )
 
-// Every policy is applied to each object of a resource that it matches.
+// Every policy is applied to each object whose resource it matches.
 type admissionQuestion struct {
 	Policies []admissionv1.ValidatingAdmissionPolicy `json:"policies"`
-	// Each is created, by somebody.
+	// Objects to be created by some user.
 	Objects []runtime.RawExtension `json:"objects,omitempty"`
-	// In place of objects: requests with their users.
+	// Requests with their users, in place of objects.
 	Requests []admissionRequest `json:"requests,omitempty"`
 }
 
 // Without an old object it is a CREATE, without a new one a DELETE, else an UPDATE.
 type admissionRequest struct {
 	User string `json:"user"`
-	// As in pods/status. That of an Eviction is eviction.
+	// The node that the user's token names, as that of a pod.
+	Node string `json:"node,omitempty"`
+	// For example status, for pods/status; eviction for an Eviction.
 	Subresource string `json:"subresource,omitempty"`
 	// Labels of the object's namespace.
 	Namespace map[string]string    `json:"namespace,omitempty"`
@@ -53,10 +57,10 @@ type admissionVerdicts struct {
 }
 
 type admissionVerdict struct {
-	// How many policies match the resource: an object that none looks at is not accepted by any.
+	// Number of policies that match the resource. An object without any policy does not count as accepted.
 	Policies int      `json:"policies"`
 	Denied   []string `json:"denied,omitempty"`
-	// Expressions that fail, for example by their cost. The API server refuses the object for them.
+	// Expressions that fail, for example by their cost. The API server then refuses the object.
 	Errors []string `json:"errors,omitempty"`
 }
 
@@ -116,8 +120,12 @@ func (r *admissionRequest) attributes() (*admission.VersionedAttributes, error) 
 		operation, options, any = admission.Delete, &metav1.DeleteOptions{}, old
 	}
 	kind := any.GetObjectKind().GroupVersionKind()
+	by := &user.DefaultInfo{Name: r.User}
+	if r.Node != "" {
+		by.Extra = map[string][]string{"authentication.kubernetes.io/node-name": {r.Node}}
+	}
 	attributes := admission.NewAttributesRecord(
-		object, old, kind, "default", "x", resource, r.Subresource, operation, options, false, &user.DefaultInfo{Name: r.User})
+		object, old, kind, "default", "x", resource, r.Subresource, operation, options, false, by)
 	versioned := &admission.VersionedAttributes{Attributes: attributes, VersionedKind: kind}
 	if object != nil {
 		versioned.VersionedObject = admission.NewLazyObject(object)
@@ -160,8 +168,8 @@ func matches(policy *admissionv1.ValidatingAdmissionPolicy, attributes admission
 	return false, nil
 }
 
-// typed makes of JSON what an admission plugin sees: a list without omitempty that is not there becomes null, and a
-// quantity is written as Kubernetes writes it.
+// typed converts JSON as an admission plugin sees it: a missing list without omitempty becomes null, and a quantity is
+// written in Kubernetes' form.
 func typed(text []byte) (runtime.Object, schema.GroupVersionResource, error) {
 	var head metav1.TypeMeta
 	if err := json.Unmarshal(text, &head); err != nil {
@@ -174,6 +182,14 @@ func typed(text []byte) (runtime.Object, schema.GroupVersionResource, error) {
 		pod := &corev1.Pod{}
 		err := json.Unmarshal(text, pod)
 		return pod, corev1.SchemeGroupVersion.WithResource("pods"), err
+	case "Deployment":
+		deployment := &appsv1.Deployment{}
+		err := json.Unmarshal(text, deployment)
+		return deployment, appsv1.SchemeGroupVersion.WithResource("deployments"), err
+	case "CronJob":
+		job := &batchv1.CronJob{}
+		err := json.Unmarshal(text, job)
+		return job, batchv1.SchemeGroupVersion.WithResource("cronjobs"), err
 	case "Eviction":
 		eviction := &policyv1.Eviction{}
 		err := json.Unmarshal(text, eviction)
@@ -182,7 +198,7 @@ func typed(text []byte) (runtime.Object, schema.GroupVersionResource, error) {
 		namespace := &corev1.Namespace{}
 		err := json.Unmarshal(text, namespace)
 		return namespace, corev1.SchemeGroupVersion.WithResource("namespaces"), err
-	case "VgpuQuota", "VgpuQuotaDefault":
+	case "VgpuQuota", "VgpuQuotaDefault", "VgpuNode":
 		quota := &unstructured.Unstructured{}
 		err := json.Unmarshal(text, &quota.Object)
 		resource := strings.ToLower(head.Kind) + "s"
@@ -202,7 +218,7 @@ func typed(text []byte) (runtime.Object, schema.GroupVersionResource, error) {
 	return object, resourceapi.SchemeGroupVersion.WithResource(resource), nil
 }
 
-// compile does what the API server does when it loads a policy, from the same parts.
+// compile does the same as the API server when it loads a policy, with the same packages.
 func compile(policy *admissionv1.ValidatingAdmissionPolicy) (validating.Validator, error) {
 	compiler, err := cel.NewCompositedCompiler(environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()))
 	if err != nil {

@@ -1,5 +1,5 @@
-// Whether claims fit on a node: NewAllocator, Allocate.
-// {"timeout": true} says that there was no answer in time.
+// Decides whether claims fit on a node: NewAllocator, Allocate. {"timeout": true} means that there was no answer in
+// time.
 
 package main
 
@@ -39,7 +39,7 @@ type answer struct {
 }
 
 func allocateReply(q *question) (a answer) {
-	// Objects that the API server would refuse make it panic here and there; that is an error like another.
+	// Objects that the API server would refuse can make it panic; that is treated as an ordinary error.
 	defer func() {
 		if problem := recover(); problem != nil {
 			a = answer{Error: fmt.Sprintf("panic: %v", problem)}
@@ -141,7 +141,7 @@ func inUse(q *question) (*structured.AllocatedState, error) {
 	return state, nil
 }
 
-// device reads driver/pool/device, and what follows it.
+// device splits driver/pool/device, with an optional rest.
 func device(path string) (structured.DeviceID, string, error) {
 	words := strings.SplitN(path, "/", 4)
 	if len(words) < 3 {

@@ -1,4 +1,4 @@
-// What a device selector does: compiled, and matched with a device.
+// Compiles a device selector and matches it with a device.
 
 package main
 
@@ -30,7 +30,7 @@ type verdict struct {
 	// The worst case that Kubernetes computes at compile time; it refuses a selector for it only at admission.
 	Estimate uint64 `json:"estimate"`
 	Error    string `json:"error,omitempty"`
-	// Kubernetes' packages can panic: nobody can agree with that.
+	// Kubernetes' packages panicked, so there is no answer to compare with.
 	Panics bool `json:"panics,omitempty"`
 }
 

@@ -13,7 +13,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/structured"
 )
 
-// A case with many nodes, and how often it is measured.
+// A case with many nodes, and the number of measurements.
 type cluster struct {
 	question
 	Nodes  []*v1.Node `json:"nodes"`
@@ -23,12 +23,12 @@ type cluster struct {
 type times struct {
 	MedianNs int64 `json:"medianNs"`
 	P99Ns    int64 `json:"p99Ns"`
-	// On how many nodes the claims fit.
+	// The number of nodes on which the claims fit.
 	Fit int `json:"fit"`
 }
 
-// figures measures what a scheduler does for one pod: one NewAllocator, and one Allocate on each node. Selectors are
-// compiled, and what is in use is added up, before it begins.
+// figures measures a scheduler's work for one pod: one NewAllocator, and one Allocate on each node. Before the
+// measurement it compiles selectors and adds up allocated capacity.
 func figures(in io.Reader, out io.Writer) error {
 	var q cluster
 	if err := json.NewDecoder(in).Decode(&q); err != nil {

@@ -1,9 +1,11 @@
-// What Kubernetes' own packages say, for tests and benchmarks that compare.
+// The answers of Kubernetes' own packages, for tests and benchmarks that compare.
 //
-//	kubernetes-go allocate   a case in the form of the conformance vectors ─► {"results": [...]} or {"error": "..."}
-//	kubernetes-go cel        {"expression": "...", "device": {...}} ─► {"compiles": ..., "result": ..., "cost": ..., "error": "..."}
-//	kubernetes-go admission  {"policies": [...], "objects": [...]} ─► {"verdicts": [{"policies": ..., "denied": [...], "errors": [...]}]}
-//	kubernetes-go figures    one cluster, measured: figures.go
+// 	kubernetes-go allocate   a case in the form of the conformance vectors ─► {"results": [...]} or {"error": "..."}
+// 	kubernetes-go cel        {"expression": "...", "device": {...}} ─► {"compiles": ..., "result": ..., "cost": ...,
+// 	"error": "..."}
+// 	kubernetes-go admission  {"policies": [...], "objects": [...]} ─► {"verdicts": [{"policies": ..., "denied": [...],
+// 	"errors": [...]}]}
+// 	kubernetes-go figures    one cluster, measured: figures.go
 //
 // allocate, cel and admission take a line of JSON and answer with one, until standard input ends.
 package main
@@ -40,7 +42,7 @@ func main() {
 	}
 }
 
-// answerLines answers every line before it reads the next.
+// answerLines answers each line before it reads the next.
 func answerLines[Question, Answer any](reply func(*Question) Answer) func(io.Reader, io.Writer) error {
 	return func(in io.Reader, out io.Writer) error {
 		lines := bufio.NewScanner(in)

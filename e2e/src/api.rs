@@ -1,13 +1,12 @@
 //! Reads and creates objects on a cluster's API server, in this process.
 //!
-//! Tests look at objects several times a second until they are as wanted, and kubectl takes a tenth of a second of CPU
-//! time to start. So `Kube::get` asks the API server itself wherever `Request::by_words` knows the words, `Kube::apply`
-//! where all objects are new and of `KINDS`, and both start kubectl for everything else. What kubectl says to its user is
-//! asked of kubectl (`Kube::try_apply`).
+//! Tests read objects several times a second until they have the expected state, and starting kubectl takes a tenth of
+//! a second of CPU time. So `Kube::get` sends requests itself if `Request::by_words` knows the words, and
+//! `Kube::apply` if all objects are new and of `KINDS`; both start kubectl for everything else. Tests of kubectl's own
+//! messages use kubectl (`Kube::try_apply`).
 //!
-//! Failure modes: a connection that the server closed meanwhile (it was restarted) is tried once more on a new one, so that
-//! an object that was created all the same is there already; every other failure is the caller's, with the server's own
-//! message.
+//! Failure modes: if the server has closed the connection (it was restarted), the request is repeated once on a new
+//! one, so an object may already exist. Every other failure is returned to the caller, with the server's own message.
 
 use std::fs;
 use std::sync::Arc;
@@ -23,7 +22,7 @@ use crate::patience;
 
 /// Limit of one request.
 const REQUEST: Duration = Duration::from_secs(10);
-/// The largest list of a test is that of some thousand events.
+/// The largest list in a test has some thousand events.
 const LARGEST: u64 = 256 << 20;
 
 /// The administrator's connection to the API server of one cluster.
@@ -52,7 +51,7 @@ impl Api {
             .tls_config(tls)
             .proxy(None)
             .http_status_as_error(false)
-            .max_idle_connections_per_host(1) // so that the second try is on a new one
+            .max_idle_connections_per_host(1) // so that the second attempt uses a new connection
             .timeout_global(Some(patience::stretched(REQUEST)))
             .build();
         Ok(Self {
@@ -61,7 +60,7 @@ impl Api {
         })
     }
 
-    /// The answer to a GET. If its status is not a success, the server's message is the error.
+    /// Sends a GET. If its status is not a success, the server's message is the error.
     pub(crate) fn text(&self, asked: &Request<'_>) -> Result<String> {
         let answer = self.answer(asked).or_else(|error| match error {
             ureq::Error::Timeout(_) => Err(error),
@@ -85,7 +84,7 @@ impl Api {
         Ok((answer.status().as_u16(), text))
     }
 
-    /// Creates an object, in `namespace` if it does not say in which.
+    /// Creates an object, in `namespace` if the object names none.
     pub(crate) fn create(&self, namespace: &str, object: &Value) -> Result<Created> {
         let namespace = object["metadata"]["namespace"].as_str().unwrap_or(namespace);
         let Some(path) = collection(namespace, object) else {
@@ -98,12 +97,12 @@ impl Api {
         })
     }
 
-    /// Deletes one object, and does not wait for its end. Its absence is no error.
+    /// Deletes an object without waiting for its end. Its absence is no error.
     pub(crate) fn delete(&self, asked: &Request<'_>) -> Result<()> {
         self.changed("DELETE", &asked.path, None).map(drop)
     }
 
-    /// Returns false if the object of a POST is there already, or that of a DELETE is not.
+    /// Returns false if the object of a POST already exists, or that of a DELETE does not.
     fn changed(&self, verb: &str, path: &str, body: Option<&Value>) -> Result<bool> {
         let change = || {
             let url = format!("{}{path}", self.server);
@@ -130,7 +129,7 @@ impl Api {
         }
     }
 
-    /// True if the node's kubelet is heard and says that it is ready.
+    /// Returns true if the node's kubelet reports, and reports ready.
     pub(crate) fn is_ready(&self, node: &str) -> Result<bool> {
         let found = self.json(&Request::raw(&format!("/api/v1/nodes/{node}")))?;
         let conditions = found["status"]["conditions"].as_array();
@@ -138,7 +137,7 @@ impl Api {
         Ok(ready.is_some_and(|ready| ready["status"] == "True"))
     }
 
-    /// An object or a list as `kubectl get -o json` prints it: each item of a list says what it is.
+    /// An object or a list as `kubectl get -o json` prints it: each item of a list has its kind.
     pub(crate) fn json(&self, asked: &Request<'_>) -> Result<Value> {
         let text = self.text(asked)?;
         let mut found = serde_json::from_str(&text).with_context(|| format!("GET {}: no JSON", asked.path))?;
@@ -161,11 +160,11 @@ fn refusal(status: u16, body: &str) -> String {
 pub(crate) enum Created {
     New,
     Exists,
-    /// The kind is none of `KINDS`.
+    /// The kind is not in `KINDS`.
     NotKnown,
 }
 
-/// The path below which an object is created.
+/// The path of the collection in which an object is created.
 fn collection(namespace: &str, object: &Value) -> Option<String> {
     let (version, kind) = (object["apiVersion"].as_str()?, object["kind"].as_str()?);
     let group = match version {
@@ -183,7 +182,7 @@ fn collection(namespace: &str, object: &Value) -> Option<String> {
     })
 }
 
-/// The objects of a text of manifests, those of a List one by one. None if kubectl is to read it.
+/// The objects in a text of manifests, with the items of Lists. None if kubectl must read it.
 pub(crate) fn objects(manifests: &str) -> Option<Vec<Value>> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(manifests).ok()?;
     let mut all = Vec::new();
@@ -211,7 +210,7 @@ fn name_items(list: &mut Value) {
     }
 }
 
-/// A kind: kubectl's words for it, its path, and whether it is in a namespace.
+/// Kinds: kubectl's words, path, and whether objects are in a namespace.
 const KINDS: [(&[&str], &str, &str, bool); 16] = [
     (&["pod", "pods"], "/api/v1", "pods", true),
     (&["event", "events"], "/api/v1", "events", true),
@@ -237,7 +236,7 @@ const KINDS: [(&[&str], &str, &str, bool); 16] = [
 ];
 const RESOURCE: &str = "/apis/resource.k8s.io/v1";
 
-/// A request: the path and the parameters of its query.
+/// A GET request: path and query parameters.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Request<'a> {
     path: String,
@@ -253,8 +252,8 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// The request that `kubectl get -o json` with these arguments makes: KIND [NAME], or KIND with selectors of labels or
-    /// fields. None for other words.
+    /// The request that `kubectl get -o json` would send for these arguments: KIND [NAME], or KIND with selectors of
+    /// labels or fields. None for other arguments.
     pub(crate) fn by_words(namespace: &str, words: &[&'a str]) -> Option<Self> {
         let (kind, mut more) = words.split_first()?;
         let (_, group, plural, is_namespaced) = KINDS.iter().find(|(words, ..)| words.contains(kind))?;

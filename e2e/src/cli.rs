@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand};
 
 use crate::cluster::{self, Cluster, Config, Gpu, Member};
@@ -17,7 +17,7 @@ use crate::{demo, guest, image, interrupt, layout, patience, preflight};
     about = "A real Kubernetes on this machine, and dra-driver-vgpu on it"
 )]
 pub struct Arguments {
-    /// The cluster's name; two names are two clusters.
+    /// The cluster's name; each name is a separate cluster.
     #[arg(long, global = true, env = "CLUSTER", default_value = "demo")]
     cluster: String,
     #[command(subcommand)]
@@ -28,23 +28,23 @@ pub struct Arguments {
 enum Verb {
     /// Run the demo: a local share, then a cluster whose pods share its GPUs.
     Demo {
-        /// Leave the cluster up.
+        /// Keep the cluster running.
         #[arg(long, env = "KEEP", value_parser = clap::builder::FalseyValueParser::new())]
         keep: bool,
-        /// Also apply the file, of which pod `extra` has to succeed, and print what it says.
+        /// Also apply the file, whose pod `extra` must succeed, and print its output.
         #[arg(long, hide = true, value_name = "FILE")]
         extra: Option<PathBuf>,
     },
-    /// Bring a cluster up with our images in it, and leave it running.
+    /// Start a cluster that has our images, and leave it running.
     Up {
-        /// Stay in the foreground; the cluster is removed when this program ends, in any way.
+        /// Stay in the foreground; the cluster is removed when this program ends, however it ends.
         #[arg(long)]
         hold: bool,
         /// Number of nodes, 1 to 9.
         #[arg(long, default_value = "1", value_parser = cluster::parse_nodes)]
         nodes: u8,
     },
-    /// End the cluster, and remove what earlier runs may have left.
+    /// Stop the cluster, and remove leftovers of earlier runs.
     Down,
     /// Run kubectl on the cluster.
     Kubectl {
@@ -59,19 +59,19 @@ enum Verb {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
         command: Vec<String>,
     },
-    /// Check if a cluster can be made on this machine and name what is missing: exit status 0 or 3.
+    /// Check if a cluster can be created on this machine and name what is missing: exit status 0 or 3.
     Preflight {
-        /// Where sudo would ask for a password, assume that it will be given.
+        /// If sudo would ask for a password, assume that it will be given.
         #[arg(long)]
         without_asking: bool,
     },
     /// Build the tools that are not in the cache.
     Tools,
-    /// Build the images of this project, and name their archives.
+    /// Build the images of this project, and print their archives' names.
     Images,
-    /// Write all that a cluster needs into a tar for another machine, and print where it lies there as JSON.
+    /// Pack everything that a cluster needs into a tar for another machine, and print its paths there as JSON.
     Payload { file: PathBuf },
-    /// Run the demo and the tests that concern the machine in an emulated Debian, and print a transcript.
+    /// Run the demo and the tests of the machine in an emulated Debian, and print a transcript.
     Guest(guest::Arguments),
     #[command(hide = true)]
     Probe {
@@ -84,7 +84,7 @@ enum Verb {
     Init { state: PathBuf, member: Member },
 }
 
-/// The exit status of a run that ended with this error.
+/// The exit status for this error.
 #[must_use]
 pub fn status(error: &anyhow::Error) -> u8 {
     if error.is::<preflight::Nowhere>() {
@@ -103,7 +103,7 @@ pub fn run(arguments: Arguments) -> Result<u8> {
         Verb::Preflight { without_asking } => {
             Versions::chosen()?;
             preflight::check(&own_program()?, !without_asking)?;
-            // Without the artefacts, which need not be built yet.
+            // Does not print the artefacts, which may not be built yet.
             println!(
                 "a cluster here has {}",
                 Gpu::of_this_machine(Path::new("dist"))?.describe()
@@ -142,24 +142,30 @@ pub fn run(arguments: Arguments) -> Result<u8> {
                 _ => println!("removed: {}", removed.join(", ")),
             }
         }
-        Verb::Kubectl { arguments: words } => {
-            let cluster = Cluster::attach(&arguments.cluster)?;
-            let mut command = cluster.state().client(cluster.toolchain().program("kubectl")?);
-            let status = command.args(words).stdin(Stdio::inherit()).status();
-            return Ok(code(status.context("cannot run kubectl")?));
-        }
-        Verb::Exec { node, command } => {
-            prepared::rerun_as_root()?;
-            let cluster = Cluster::attach(&arguments.cluster)?;
-            if !cluster.state().member(node).init().exists() {
-                anyhow::bail!("{} does not run in cluster {}", node.name(), arguments.cluster);
-            }
-            let words: Vec<&str> = command.iter().map(String::as_str).collect();
-            let status = cluster.inside_member(node, &words).stdin(Stdio::inherit()).status();
-            return Ok(code(status.context("cannot run nsenter")?));
-        }
+        Verb::Kubectl { arguments: words } => return kubectl(&arguments.cluster, &words),
+        Verb::Exec { node, command } => return exec(&arguments.cluster, node, &command),
     }
     Ok(0)
+}
+
+fn kubectl(name: &str, words: &[String]) -> Result<u8> {
+    let cluster = Cluster::attach(name)?;
+    let mut command = cluster.state().client(cluster.toolchain().program("kubectl")?);
+    let status = command.args(words).stdin(Stdio::inherit()).status();
+    Ok(code(status.context("cannot run kubectl")?))
+}
+
+fn exec(name: &str, node: Member, command: &[String]) -> Result<u8> {
+    prepared::rerun_as_root()?;
+    let cluster = Cluster::attach(name)?;
+    ensure!(
+        cluster.state().member(node).init().exists(),
+        "{} does not run in cluster {name}",
+        node.name()
+    );
+    let words: Vec<&str> = command.iter().map(String::as_str).collect();
+    let status = cluster.inside_member(node, &words).stdin(Stdio::inherit()).status();
+    Ok(code(status.context("cannot run nsenter")?))
 }
 
 fn code(status: std::process::ExitStatus) -> u8 {
@@ -170,7 +176,7 @@ fn own_program() -> Result<PathBuf> {
     std::env::current_exe().context("this program has no path")
 }
 
-/// Builds what a cluster needs. Called as the caller; returns as root.
+/// Builds everything that a cluster needs. Called as the calling user; returns as root.
 fn build(say: &mut dyn FnMut(&str)) -> Result<Prepared> {
     match Prepared::inherited()? {
         Some(prepared) => Ok(prepared),

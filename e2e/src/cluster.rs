@@ -29,7 +29,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 pub use config::{Config, Gpu, Member, Node, SOFT_GPU_DRIVER, SOFT_GPU_STATE, State, check_name, names, parse_nodes};
 pub use handle::NodeHandle;
@@ -52,20 +52,19 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Brings a cluster up. Only root can: the caller sees to that.
+    /// Starts a cluster. The caller must be root.
     pub fn up(config: Config) -> Result<Self> {
         check_name(&config.name)?;
         let state = State::of(&config.name);
         let root = Path::new(layout::STATE);
         let all = Lock::wait_for_folder(root)?;
         undo::sweep(&all)?;
-        if state.0.exists() {
-            bail!(
-                "a cluster named {} is running: `make down` ends it, CLUSTER=NAME names another",
-                config.name
-            );
-        }
-        // Before anything is made: a signal waits for the lock that is held here.
+        ensure!(
+            !state.0.exists(),
+            "a cluster named {} is running: `make down` ends it, CLUSTER=NAME names another",
+            config.name
+        );
+        // First of all: a signal during the start waits for the lock that is held here.
         interrupt::started(&config.name, |name| down(name).map(drop))?;
         host::remember(&all)?;
         fs::create_dir(&state.0).with_context(|| format!("cannot create {}", state.0.display()))?;
@@ -115,10 +114,11 @@ impl Cluster {
     pub fn attach(name: &str) -> Result<Self> {
         check_name(name)?;
         let state = State::of(name);
-        // The files of a cluster that died name processes that may be anybody's by now.
-        if !is_running(&state)? || !state.member(Member::ControlPlane).init().exists() {
-            bail!("no cluster named {name} is running: `build/e2e.sh up` starts one");
-        }
+        // A dead cluster's files contain PIDs that may belong to other processes by now.
+        ensure!(
+            is_running(&state)? && state.member(Member::ControlPlane).init().exists(),
+            "no cluster named {name} is running: `build/e2e.sh up` starts one"
+        );
         let config = state.load()?;
         Ok(Self {
             state,
@@ -133,7 +133,7 @@ impl Cluster {
         self.state.kubeconfig()
     }
 
-    /// The connection to its API server, which lasts as long as this.
+    /// The connection to the cluster's API server, created at its first use.
     pub(crate) fn api(&self) -> Result<&Api> {
         if let Some(api) = self.api.get() {
             return Ok(api);
@@ -157,25 +157,25 @@ impl Cluster {
         &self.config.toolchain
     }
 
-    /// A command inside of the control plane's namespaces, as root. It sees the processes of all nodes.
+    /// A command inside the control plane's namespaces, as root. It sees the processes of all nodes.
     #[must_use]
     pub fn inside(&self, command: &[&str]) -> Command {
         self.inside_member(Member::ControlPlane, command)
     }
 
-    /// A command inside of a member's namespaces, as root.
+    /// A command inside a member's namespaces, as root.
     #[must_use]
     pub fn inside_member(&self, member: Member, command: &[&str]) -> Command {
         access::inside(&self.state, &self.config, member, command)
     }
 
-    /// One of its nodes, running or not.
+    /// A node of the cluster, running or not.
     #[must_use]
     pub fn node(&self, node: Node) -> NodeHandle<'_> {
         NodeHandle::new(self.access(), node)
     }
 
-    /// The nodes that run.
+    /// The running nodes.
     #[must_use]
     pub fn nodes(&self) -> Vec<NodeHandle<'_>> {
         let all = Node::all().map(|node| self.node(node));
@@ -187,22 +187,22 @@ impl Cluster {
         self.nodes().iter().try_for_each(|node| node.import(archive))
     }
 
-    /// The process id of a component of the control plane, as that sees it.
+    /// The PID of a component of the control plane, in the control plane's namespace.
     pub fn pid_of(&self, component: &str) -> Result<i32> {
         access::pid_of(&self.state, Member::ControlPlane, component)
     }
 
-    /// Where a path of the control plane can be seen from the host. Its /proc has the processes of all nodes.
+    /// A path of the control plane, as a path on the host. Its /proc has the processes of all nodes.
     pub fn path_inside(&self, path: &str) -> Result<PathBuf> {
         access::path_inside(&self.state, Member::ControlPlane, path)
     }
 
-    /// Ends a component of the control plane (SIGTERM, or SIGKILL) and waits until it was started again.
+    /// Stops a component of the control plane (SIGTERM, or SIGKILL) and waits until it was started again.
     pub fn restart(&self, component: &str, kill: bool) -> Result<()> {
         self.access().restart(Member::ControlPlane, component, kill)
     }
 
-    /// Ends a component of the control plane at once and leaves it so.
+    /// Kills a component of the control plane, which is then not started again.
     pub fn stop(&self, component: &str) -> Result<()> {
         self.access().stop(Member::ControlPlane, component)
     }
@@ -255,7 +255,7 @@ impl Drop for Cluster {
     }
 }
 
-/// Asks the keeper to end, and waits until all of the cluster is gone.
+/// Asks the keeper to end, and waits until the cluster is removed.
 fn finish(child: &mut Child, socket: &UnixStream) -> Result<()> {
     let _ = socket.shutdown(std::net::Shutdown::Write);
     let last = messages::<News>(socket)?.last();
@@ -263,11 +263,11 @@ fn finish(child: &mut Child, socket: &UnixStream) -> Result<()> {
     match last {
         Some(News::Done) => Ok(()),
         Some(News::Failed(reason)) => bail!("{reason}"),
-        _ => bail!("the cluster's keeper was ended before it removed the cluster: `make down` removes what is left"),
+        _ => bail!("the cluster's keeper was killed before it removed the cluster: `make down` removes the rest"),
     }
 }
 
-/// Ends the cluster of that name if it runs, and removes what dead clusters left. Returns the removed names.
+/// Stops the cluster with that name if it runs, and removes leftovers of dead clusters. Returns the removed names.
 pub fn down(name: &str) -> Result<Vec<String>> {
     check_name(name)?;
     if !Path::new(layout::STATE).exists() {
@@ -278,13 +278,12 @@ pub fn down(name: &str) -> Result<Vec<String>> {
     let deadline = Instant::now() + patience::stretched(Duration::from_secs(30));
     let mut asked = None;
     while ask_keeper_to_end(&state, &mut asked)? {
-        if Instant::now() > deadline {
-            bail!(
-                "the keeper of {name} (process {}) does not end: see {}",
-                asked.map_or_else(|| "unknown".to_owned(), |pid| pid.to_string()),
-                state.0.join("keeper.log").display()
-            );
-        }
+        ensure!(
+            Instant::now() <= deadline,
+            "the keeper of {name} (process {}) does not end: see {}",
+            asked.map_or_else(|| "unknown".to_owned(), |pid| pid.to_string()),
+            state.0.join("keeper.log").display()
+        );
         std::thread::sleep(Duration::from_millis(50));
         if removed.is_empty() {
             removed.push(name.to_owned());
@@ -296,8 +295,8 @@ pub fn down(name: &str) -> Result<Vec<String>> {
     Ok(removed)
 }
 
-/// Returns true if a keeper holds the cluster. Takes the lock over all clusters. Otherwise this could mistake a sweep for
-/// a keeper, and a starting keeper could mistake this check for one.
+/// Returns true if a keeper runs for this cluster. Takes the lock over all clusters. Otherwise this could mistake a
+/// sweep for a keeper, and a starting keeper could mistake this check for one.
 fn is_running(state: &State) -> Result<bool> {
     let root = Path::new(layout::STATE);
     if !root.exists() {
@@ -307,12 +306,12 @@ fn is_running(state: &State) -> Result<bool> {
     Ok(Lock::is_held(&state.lock()))
 }
 
-/// Asks the keeper of a running cluster to end it. Returns false if none holds it any more. One that has just started
-/// has not written its process id or is not in its cgroup yet, and is asked by a later call. `asked` is the one that
-/// was asked.
+/// Asks the keeper of a running cluster to end it. Returns false if the cluster has no keeper any more. A keeper that
+/// has just started has not yet written its PID or entered its cgroup; a later call asks it. `asked` is the keeper
+/// that was asked.
 ///
-/// Under the lock over all clusters, so that nobody starts or sweeps this one meanwhile, and the process that holds the
-/// cluster's lock is its keeper.
+/// Holds the lock over all clusters, so that nobody starts or sweeps this one meanwhile, and the process that holds
+/// the cluster's lock is its keeper.
 fn ask_keeper_to_end(state: &State, asked: &mut Option<u32>) -> Result<bool> {
     let _all = Lock::wait_for_folder(Path::new(layout::STATE))?;
     if !Lock::is_held(&state.lock()) {
@@ -328,7 +327,7 @@ fn ask_keeper_to_end(state: &State, asked: &mut Option<u32>) -> Result<bool> {
         .parse()
         .with_context(|| format!("{} holds no process id: end the keeper by hand", file.display()))?;
     if asked.is_some() {
-        return Ok(*asked == Some(pid)); // another process id is another cluster of that name
+        return Ok(*asked == Some(pid)); // another PID belongs to a new cluster with that name
     }
     if cgroup::processes(&state.name())?.contains(&pid)
         && let Some(process) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw)
@@ -339,7 +338,7 @@ fn ask_keeper_to_end(state: &State, asked: &mut Option<u32>) -> Result<bool> {
     Ok(true)
 }
 
-/// Removes the leftovers of clusters that died.
+/// Removes the leftovers of dead clusters.
 pub fn sweep() -> Result<Vec<String>> {
     if !Path::new(layout::STATE).exists() {
         return Ok(Vec::new());
@@ -350,12 +349,12 @@ pub fn sweep() -> Result<Vec<String>> {
     Ok(removed)
 }
 
-/// The process that the keeper's command line starts.
+/// Entry point of the keeper process.
 pub fn run_keeper(state: PathBuf) -> Result<()> {
     keeper::run(State(state))
 }
 
-/// The process that an init's command line starts.
+/// Entry point of an init process.
 pub fn run_init(state: PathBuf, member: Member) -> Result<()> {
     init::run(&State(state), member)
 }

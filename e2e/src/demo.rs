@@ -1,11 +1,11 @@
-//! `make demo`: the whole way from a clone to a limit that holds, shown step by step.
+//! `make demo`: shows step by step how a clone becomes a limit that is enforced.
 
 mod steps;
 
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 
 use crate::cluster::{self, Cluster};
 use crate::interrupt;
@@ -19,8 +19,8 @@ use steps::Demo;
 
 const STEPS: u32 = 13;
 
-/// Runs the demo. A step that fails its check ends it with an error, after the cluster is removed. `extra`: a file with a
-/// pod of that name, which is a step of its own.
+/// Runs the demo. If a step fails its check, the cluster is removed and the error returned. `extra`: a file with a pod
+/// of that name, which becomes an additional step.
 pub fn run(name: &str, keep: bool, extra: Option<&Path>) -> Result<()> {
     let steps = STEPS + u32::from(extra.is_some());
     let prepared = match Prepared::inherited()? {
@@ -33,7 +33,7 @@ pub fn run(name: &str, keep: bool, extra: Option<&Path>) -> Result<()> {
     second_half(name, keep, extra, &prepared)
 }
 
-/// As the caller: a local share at once, then everything that takes building.
+/// As the calling user: first a local share, then everything that must be built.
 fn first_half(steps: u32) -> Result<Prepared> {
     interrupt::handle()?;
     Versions::chosen()?;
@@ -79,7 +79,7 @@ fn second_half(name: &str, keep: bool, extra: Option<&Path>, prepared: &Prepared
     ));
     progress.why("it has processes, mounts and a network of its own, so a kubelet of this machine would not notice");
     if let Err(error) = show(&cluster, prepared, extra, &mut progress) {
-        // One that is to be kept is kept all the more: to find out why.
+        // After a failure, a cluster that was to be kept is kept to find the cause.
         let (ended, fate) = if keep {
             let config = cluster.kubeconfig();
             let fate = format!(
@@ -102,9 +102,11 @@ fn second_half(name: &str, keep: bool, extra: Option<&Path>, prepared: &Prepared
     progress.step("the cluster goes, and the machine is as it was");
     cluster.down()?;
     let left = before.left_by(name, &Snapshot::take());
-    if !left.is_empty() {
-        bail!("something of the cluster is left:\n{}", left.join("\n"));
-    }
+    ensure!(
+        left.is_empty(),
+        "something of the cluster is left:\n{}",
+        left.join("\n")
+    );
     progress.note("no process, mount, cgroup, sysctl or file of it is left");
     progress.why("the demo may run on a machine that is in use");
     println!(

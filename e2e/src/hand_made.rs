@@ -1,12 +1,12 @@
-//! Objects of hand-made nodes with GPUs, as a kubelet and our plugin write them, without a machine behind them. A pod
-//! on such a node is bound and never starts.
+//! Objects of hand-made nodes with GPUs, as a kubelet and our plugin would write them, without a machine behind them.
+//! A pod on such a node is bound and never starts.
 
 use serde_json::{Value, json};
 
-/// A taint's time so long ago that nobody waits for its age.
+/// A taint's time that is older than every age that components wait for.
 const LONG_AGO: &str = "2026-01-01T00:00:00Z";
 
-/// Without a system's name, which keeps the pods of our chart away.
+/// A node without the label for its operating system, so that the chart's pods do not run there.
 #[must_use]
 pub fn node(fleet: &str, name: &str, cpu: &str) -> Value {
     let room = json!({"cpu": cpu, "memory": "512Gi", "pods": "110"});
@@ -22,7 +22,7 @@ pub fn pool(node: &str) -> String {
     format!("{node}/vgpu")
 }
 
-/// The slices that a node publishes; one is enough here.
+/// The slices that a node publishes; here only one.
 #[must_use]
 pub fn slice(fleet: &str, node: &str, devices: &[Value]) -> Value {
     json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice",
@@ -35,7 +35,7 @@ pub fn slice(fleet: &str, node: &str, devices: &[Value]) -> Value {
 /// The memory of each GPU.
 const MEMORY: &str = "80Gi";
 
-/// The capacity of a shared GPU: its memory and 100 cores, in the form of `kubelet-plugin/src/slice.rs`.
+/// The capacity of a shared GPU: its memory and 100 cores, in the form of the plugin's slices.
 #[must_use]
 pub fn capacity() -> Value {
     json!({
@@ -45,7 +45,38 @@ pub fn capacity() -> Value {
             "requestPolicy": {"default": "0", "validRange": {"min": "0", "max": "100", "step": "1"}}}})
 }
 
-/// A quarter of that, as requests ask for it and allocations consume it.
+/// The name of a node's GPU.
+#[must_use]
+pub fn device(gpu: usize) -> String {
+    format!("gpu-{gpu}")
+}
+
+/// The shared device of a GPU, with every attribute that the plugin publishes.
+#[must_use]
+pub fn shared(node: usize, gpu: usize) -> Value {
+    let mut capacity = capacity();
+    capacity["shares"] = json!({"value": "64", "requestPolicy": {"default": "1", "validValues": ["1"]}});
+    json!({"name": device(gpu), "allowMultipleAllocations": true, "attributes": attributes("gpu", node, gpu),
+        "capacity": capacity})
+}
+
+/// The monitor device of a GPU.
+#[must_use]
+pub fn monitor(node: usize, gpu: usize) -> Value {
+    json!({"name": format!("{}-monitor", device(gpu)), "attributes": attributes("monitor", node, gpu)})
+}
+
+fn attributes(kind: &str, node: usize, gpu: usize) -> Value {
+    json!({"type": {"string": kind}, "uuid": {"string": format!("GPU-{node:08x}-1111-2222-3333-{gpu:012x}")},
+        "index": {"int": gpu}, "productName": {"string": "NVIDIA H100 80GB HBM3"}, "brand": {"string": "Nvidia"},
+        "architecture": {"string": "Hopper"}, "cudaComputeCapability": {"version": "9.0.0"},
+        "driverVersion": {"version": "535.161.8"}, "cudaDriverVersion": {"version": "12.2.0"},
+        "resource.kubernetes.io/pciBusID": {"string": format!("0000:{:02x}:00.0", 16 * gpu + 11)},
+        "resource.kubernetes.io/pcieRoot": {"string": format!("pci0000:{:02x}", 16 * gpu + 10)},
+        "resource.kubernetes.io/numaNode": {"int": gpu / 4}})
+}
+
+/// A quarter of a GPU, as in requests and allocations.
 #[must_use]
 pub fn quarter() -> Value {
     json!({"memory": "20Gi", "cores": "25"})
@@ -57,7 +88,7 @@ pub fn taint(value: &str) -> Value {
     json!({"key": "dra.vgpu/allocator", "value": value, "effect": "NoSchedule"})
 }
 
-/// The controller's, as it was long ago.
+/// The controller's taint with an old time.
 #[must_use]
 pub fn settled() -> Value {
     let mut taint = taint("controller");

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! the distribution's packages ─ apt-get, dpkg -x ─► base layer  (cached by the packages' names and versions)
-//! dist/, pause.c, pynvml       ───────────────────► top layer   (made anew each time)
+//! dist/, pause.c, pynvml       ───────────────────► top layer   (built each time)
 //!                                                      └─► OCI layout in a tar ─ ctr images import ─► the cluster
 //! ```
 
@@ -21,7 +21,7 @@ pub use oci::Contents;
 use crate::layout;
 use crate::lock::Lock;
 
-/// The image of a pod's sandbox, which the cluster itself needs.
+/// The image of pod sandboxes, which the cluster itself needs.
 pub fn pause() -> Result<PathBuf> {
     let output = made(layout::output())?;
     let _lock = Lock::wait(&output.join(".lock"))?;
@@ -36,8 +36,8 @@ pub fn all(dist: &Path, say: &mut dyn FnMut(&str)) -> Result<Built> {
     catalogue::all(&cache, &output, dist, say)
 }
 
-/// Writes an image that has `top` on top of the image of another archive, as a Dockerfile with FROM and COPY does. `work`
-/// is a folder for its parts and its archive.
+/// Writes an image with the layer `top` on another archive's image, like a Dockerfile with FROM and COPY. `work` is a
+/// folder for its parts and its archive.
 pub fn on_top(below: &Path, name: &str, top: Contents, work: &Path) -> Result<PathBuf> {
     let to = work.join("image.tar");
     oci::on_top(below, name, top, &made(work.join("parts"))?, &to)?;

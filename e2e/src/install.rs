@@ -12,18 +12,18 @@ use crate::prepared::Prepared;
 use crate::wait::wait;
 use crate::{layout, patience};
 
-/// Namespace and release.
+/// The name of the namespace and of the release.
 pub const NAME: &str = "dra-driver-vgpu";
 const DRIVER: &str = "dra.vgpu";
 const GI: u64 = 1 << 30;
 
-/// Chart values with which every dialect is translated, in namespaces with the label.
+/// Chart values that enable the translation of every dialect, in labelled namespaces.
 pub const TRANSLATES: [&str; 2] = [
     "translate.dialects={hami,koordinator,volcano,volcano-vgpu,gpu-manager,kai}",
     "translate.schedulers={hami-scheduler,koord-scheduler,volcano,kai-scheduler}",
 ];
 
-/// The chart of the clone.
+/// The clone's chart.
 #[must_use]
 pub fn chart() -> PathBuf {
     layout::workspace().join("deploy/helm/dra-driver-vgpu")
@@ -35,7 +35,7 @@ pub fn example(name: &str) -> PathBuf {
     layout::workspace().join("deploy/examples").join(name)
 }
 
-/// A shareable GPU as its ResourceSlice publishes it.
+/// A shareable GPU as published in its ResourceSlice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PublishedGpu {
     pub node: String,
@@ -44,7 +44,7 @@ pub struct PublishedGpu {
     pub memory: u64,
 }
 
-/// Imports the images, installs the chart with these values besides, and waits until the GPUs are published.
+/// Imports the images, installs the chart with these additional values, and waits until the GPUs are published.
 pub fn install(cluster: &Cluster, prepared: &Prepared, more: &[&str]) -> Result<Vec<PublishedGpu>> {
     for archive in &prepared.images.archives {
         cluster.import(archive)?;
@@ -77,7 +77,8 @@ pub fn install(cluster: &Cluster, prepared: &Prepared, more: &[&str]) -> Result<
             kube.run(&["describe", "pods"]).unwrap_or_default()
         ))
     })?;
-    // Helm calls a DaemonSet ready when all but the pods that an update may stop are: here, none.
+    // Helm considers a DaemonSet ready if at most as many pods are missing as an update may stop: here, that is all of
+    // them.
     kube.run(&[
         "rollout",
         "status",
@@ -123,7 +124,7 @@ fn gpus_of(slices: &Value) -> Vec<PublishedGpu> {
     .collect()
 }
 
-/// A whole quantity of bytes as Kubernetes prints it: digits and a binary suffix.
+/// Parses a whole quantity of bytes in Kubernetes' form: digits and a binary suffix.
 #[must_use]
 pub fn bytes(quantity: &str) -> Option<u64> {
     let digits = quantity.trim_end_matches(|c: char| c.is_ascii_alphabetic());

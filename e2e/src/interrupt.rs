@@ -1,35 +1,37 @@
-//! Ctrl-C and its like: the cluster of this program is taken down before the program ends.
+//! Ctrl-C and similar signals: removes this program's cluster before the program ends.
 //!
-//! A signal kills the running commands, so the main thread sees them fail and reaches the end of `main`. There it waits
-//! in [`wait_if_interrupted`]: otherwise the program would end before its cluster has. A cluster that would start after
-//! the signal does not.
+//! A signal kills the running commands, so the main thread sees them fail and reaches the end of `main`. There it
+//! waits in [`wait_if_interrupted`]: otherwise the program would end before its cluster is removed. No cluster starts
+//! after the signal.
 
 use std::io::{Write, stderr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::shell;
 
-/// Ends the cluster of that name.
+/// Removes the cluster with that name.
 type End = fn(&str) -> Result<()>;
 
-/// The clusters that this program has started and not yet ended.
+/// Clusters that this program has started and not yet removed.
 static OURS: Mutex<Vec<(String, End)>> = Mutex::new(Vec::new());
 /// A signal asked this program to end.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// To be called before anything of the cluster is made. Fails after a signal.
+/// Call this before any part of the cluster is created. Fails after a signal.
 pub(crate) fn started(name: &str, end: End) -> Result<()> {
     let mut ours = OURS.lock().unwrap_or_else(PoisonError::into_inner);
-    // With the list locked: the handler reads it after it has set the flag, so it finds this cluster, or this the flag.
-    if INTERRUPTED.load(Ordering::SeqCst) {
-        bail!("interrupted: cluster {name} is not started");
-    }
+    // With the list locked: the handler first sets the flag and then reads the list. So either it finds this cluster,
+    // or this sees the flag.
+    ensure!(
+        !INTERRUPTED.load(Ordering::SeqCst),
+        "interrupted: cluster {name} is not started"
+    );
     ours.push((name.to_owned(), end));
     Ok(())
 }
@@ -40,7 +42,7 @@ pub(crate) fn ended(name: &str) {
         .retain(|(other, _)| other != name);
 }
 
-/// Handles signals from now on: the first one ends running commands and our clusters, and then the program.
+/// Starts to handle signals: the first one ends running commands and our clusters, and then the program.
 pub fn handle() -> Result<()> {
     on_signal(|signal| {
         INTERRUPTED.store(true, Ordering::SeqCst);
@@ -56,13 +58,13 @@ pub fn handle() -> Result<()> {
     })
 }
 
-/// A line on stderr, if that is still open. `eprintln!` would panic after the terminal has gone, and what is left to be
-/// removed would stay.
+/// Prints a line on stderr if it is still open. `eprintln!` would panic if the terminal was closed, and the cleanup
+/// would not finish.
 pub(crate) fn tell(line: &str) {
     let _ = writeln!(stderr(), "{line}");
 }
 
-/// Calls `action` in a thread of its own with the first signal that asks this program to end.
+/// Calls `action` in its own thread with the first signal that asks this program to end.
 pub(crate) fn on_signal(action: impl FnOnce(i32) + Send + 'static) -> Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot handle signals")?;
     thread::spawn(move || {
@@ -73,8 +75,8 @@ pub(crate) fn on_signal(action: impl FnOnce(i32) + Send + 'static) -> Result<()>
     Ok(())
 }
 
-/// Returns at once if no signal has come; after one it never returns, and the handler ends the program. To be called
-/// before the program ends by itself.
+/// Returns at once if there was no signal. After a signal it never returns, and the handler ends the program. Call
+/// this before the program ends by itself.
 pub fn wait_if_interrupted() {
     while INTERRUPTED.load(Ordering::SeqCst) {
         thread::park();

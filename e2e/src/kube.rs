@@ -5,7 +5,7 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Value, json};
 
 use crate::api::{self, Created, Request};
@@ -13,7 +13,7 @@ use crate::cluster::Cluster;
 use crate::shell::{self, Said};
 use crate::wait::wait;
 
-/// A namespace of a cluster, as kubectl sees it.
+/// A namespace of a cluster, for kubectl.
 #[derive(Debug, Clone, Copy)]
 pub struct Kube<'a> {
     cluster: &'a Cluster,
@@ -40,17 +40,17 @@ impl<'a> Kube<'a> {
         self.client("kubectl", arguments)
     }
 
-    /// kubectl's standard output; an error when it fails.
+    /// Returns kubectl's standard output; an error if it fails.
     pub fn run(&self, arguments: &[&str]) -> Result<String> {
         shell::output(&mut self.command(arguments)?)
     }
 
-    /// Runs kubectl and returns its status and output, also when it failed.
+    /// Runs kubectl and returns its status and output, even if it failed.
     pub fn try_run(&self, arguments: &[&str]) -> Result<Said> {
         shell::capture(&mut self.command(arguments)?)
     }
 
-    /// Objects as JSON. From the API server itself where that can answer, else from kubectl.
+    /// Returns objects as JSON: from the API server itself if possible, else from kubectl.
     pub fn get(&self, arguments: &[&str]) -> Result<Value> {
         if let Some(asked) = Request::by_words(self.namespace, arguments) {
             return self.cluster.api()?.json(&asked);
@@ -67,7 +67,7 @@ impl<'a> Kube<'a> {
         self.cluster.api()?.text(&Request::raw(path))
     }
 
-    /// The log of a pod's container, or of its only one.
+    /// The log of a pod's container, which must be named if there are several.
     pub fn logs(&self, pod: &str, container: Option<&str>) -> Result<String> {
         let container = container.map(|name| format!("?container={name}")).unwrap_or_default();
         self.raw(&format!(
@@ -93,7 +93,8 @@ impl<'a> Kube<'a> {
             .stderr(Stdio::piped());
         let mut child = command.spawn().context("cannot run kubectl")?;
         let mut pipe = child.stdin.take().context("kubectl has no standard input")?;
-        pipe.write_all(input.as_bytes()).context("kubectl went away")?;
+        pipe.write_all(input.as_bytes())
+            .context("kubectl ended before it read its input")?;
         drop(pipe);
         let output = child.wait_with_output().context("cannot wait for kubectl")?;
         Ok(Said {
@@ -103,12 +104,12 @@ impl<'a> Kube<'a> {
         })
     }
 
-    /// Applies manifests from a text, and returns kubectl's output.
+    /// Applies manifests with kubectl. Returns its status and output.
     pub fn try_apply(&self, manifests: &str) -> Result<Said> {
         self.try_run_with_input(&["apply", "-f", "-"], manifests)
     }
 
-    /// Applies manifests. Objects that are new are created without kubectl ([`crate::api`]).
+    /// Applies manifests. New objects are created without kubectl ([`crate::api`]).
     pub fn apply(&self, manifests: &str) -> Result<()> {
         if let Some(objects) = api::objects(manifests) {
             let api = self.cluster.api()?;
@@ -126,14 +127,11 @@ impl<'a> Kube<'a> {
         self.apply_as_user(manifests)
     }
 
-    /// Applies manifests with kubectl, which notes in the objects what it applied.
+    /// Applies manifests with kubectl, which records in the objects what it applied.
     pub fn apply_as_user(&self, manifests: &str) -> Result<()> {
         let said = self.try_apply(manifests)?;
-        if said.status.success() {
-            Ok(())
-        } else {
-            Err(anyhow!("kubectl apply: {}", said.stderr.trim()))
-        }
+        ensure!(said.status.success(), "kubectl apply: {}", said.stderr.trim());
+        Ok(())
     }
 
     /// Creates the namespace.
@@ -145,13 +143,13 @@ impl<'a> Kube<'a> {
         }
     }
 
-    /// Deletes the namespace, and does not wait until it is gone.
+    /// Deletes the namespace without waiting for its end.
     pub fn delete_namespace(&self) -> Result<()> {
         let namespace = Request::raw(&format!("/api/v1/namespaces/{}", self.namespace));
         self.cluster.api()?.delete(&namespace)
     }
 
-    /// A command in a pod's container: its standard output; an error when it fails.
+    /// Runs a command in a pod's container. Returns its standard output; an error if it fails.
     pub fn exec(&self, pod: &str, command: &[&str]) -> Result<String> {
         let all: Vec<&str> = ["exec", pod, "--"].into_iter().chain(command.iter().copied()).collect();
         self.run(&all)
@@ -168,7 +166,7 @@ impl<'a> Kube<'a> {
             .collect())
     }
 
-    /// Messages of the events on one object with this reason (any when empty).
+    /// Messages of an object's events with this reason (any reason if it is empty).
     pub fn events(&self, object: &str, reason: &str) -> Result<Vec<String>> {
         let mut selector = format!("involvedObject.name={object}");
         if !reason.is_empty() {
@@ -182,7 +180,7 @@ impl<'a> Kube<'a> {
             .collect())
     }
 
-    /// Waits until the pod runs and its containers are ready.
+    /// Waits until the pod is running and its containers are ready.
     pub fn wait_running(&self, pod: &str, limit: Duration) -> Result<()> {
         wait(limit, &format!("pod {}/{pod} to run", self.namespace), || {
             let found = self.get(&["pod", pod])?;
@@ -196,7 +194,7 @@ impl<'a> Kube<'a> {
         .map_err(|error| anyhow!("{error:#}\n{}", self.describe(pod)))
     }
 
-    /// Details for a person who wants to know why a pod failed.
+    /// Details that show people why a pod failed.
     #[must_use]
     pub fn describe(&self, pod: &str) -> String {
         self.run(&["describe", "pod", pod])
@@ -235,7 +233,7 @@ impl<'a> Kube<'a> {
         S: AsRef<OsStr>,
     {
         let mut command = self.cluster.state().client(self.cluster.toolchain().program(program)?);
-        // Most of these end before there is garbage that is worth collecting.
+        // Most of these processes end before garbage collection is worthwhile.
         command
             .env("GOGC", "400")
             .args(["--namespace", self.namespace])

@@ -1,11 +1,11 @@
-//! Where things are on this machine: the clone, its artefacts, the cache, the clusters' state.
+//! Paths on this machine: the clone, its artefacts, the cache, the clusters' state.
 
 use std::env;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, ensure};
 
-/// Clusters' state, one folder a cluster. On a disk and not under /run: that is small and noexec.
+/// Clusters' state, with a folder for each. On disk, because /run is small and noexec.
 pub const STATE: &str = "/var/lib/vgpu-e2e";
 
 /// The clone that this program was built from.
@@ -16,7 +16,7 @@ pub fn workspace() -> PathBuf {
 
 /// The programs that `vgpu run` needs.
 const LOCAL: [&str; 3] = ["vgpu", "libvgpu.so", "libvgpu-preload.so"];
-/// And a cluster besides.
+/// Additional programs for a cluster.
 const REMAINING: [&str; 3] = ["vgpu-kubelet-plugin", "vgpu-controller", "vgpu-cdi-hook"];
 
 /// The release artefacts: `$VGPU_DIST`, else `dist/` of the clone.
@@ -32,9 +32,11 @@ pub fn local() -> Result<PathBuf> {
 fn with(names: &[&str]) -> Result<PathBuf> {
     let dist = env::var_os("VGPU_DIST").map_or_else(|| workspace().join("dist"), PathBuf::from);
     for name in names {
-        if !dist.join(name).exists() {
-            bail!("{} is missing: run `make dist`", dist.join(name).display());
-        }
+        ensure!(
+            dist.join(name).exists(),
+            "{} is missing: run `make dist`",
+            dist.join(name).display()
+        );
     }
     Ok(dist)
 }

@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 pub struct Lock(#[allow(dead_code)] File);
 
 impl Lock {
-    /// Waits for the lock on the file, which is created when missing.
+    /// Waits for the lock on the file, which is created if it does not exist.
     pub fn wait(file: &Path) -> Result<Self> {
         let opened = open(file)?;
         opened
@@ -36,8 +36,8 @@ impl Lock {
         File::open(file).is_ok_and(|opened| matches!(opened.try_lock(), Err(TryLockError::WouldBlock)))
     }
 
-    /// Waits for the lock on the folder, which is created when missing, and which may be removed and created again by
-    /// others in between.
+    /// Waits for the lock on the folder, which is created if it does not exist. Others may remove and create it
+    /// meanwhile.
     pub fn wait_for_folder(folder: &Path) -> Result<Self> {
         loop {
             std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;

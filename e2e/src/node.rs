@@ -9,11 +9,10 @@ use serde_json::Value;
 
 use crate::cluster::{Cluster, NodeHandle};
 
-const CDI: &str = "/run/cdi"; // /var/run is a link, which would lead to the host's
+const CDI: &str = "/run/cdi"; // /var/run is a link, which would lead to the host's /run
 const CLAIMS: &str = "/run/vgpu/claims";
-const RECORDS: &str = "/var/lib/kubelet/plugins/dra.vgpu/claims";
 
-/// The nodes on which a claim is prepared: those that have its CDI file.
+/// The nodes on which a claim is prepared, which have its CDI file.
 pub fn prepared_on<'a>(cluster: &'a Cluster, claim_uid: &str) -> Result<Vec<NodeHandle<'a>>> {
     let mut found = Vec::new();
     for node in cluster.nodes() {
@@ -28,7 +27,7 @@ fn cdi_file(claim_uid: &str) -> String {
     format!("{CDI}/dra.vgpu-claim_{claim_uid}.json")
 }
 
-/// The CDI file of a claim: its path on its node, and its text.
+/// The path of a claim's CDI file on its node, and its text.
 pub fn cdi_spec(cluster: &Cluster, claim_uid: &str) -> Result<(String, String)> {
     let inside = cdi_file(claim_uid);
     let nodes = prepared_on(cluster, claim_uid)?;
@@ -46,7 +45,7 @@ pub fn claim_folder(cluster: &Cluster, claim_uid: &str) -> Result<PathBuf> {
     node.path_inside(&format!("{CLAIMS}/{claim_uid}"))
 }
 
-/// The prepared claims of all running nodes, by UID, each as the plugin's file of it has them. One whose file is just
+/// The prepared claims of all running nodes by UID, as in the plugin's records. A claim whose file is just being
 /// replaced or removed is left out.
 pub fn claims(cluster: &Cluster) -> Result<BTreeMap<String, Value>> {
     let mut found = BTreeMap::new();
@@ -57,14 +56,14 @@ pub fn claims(cluster: &Cluster) -> Result<BTreeMap<String, Value>> {
             let Ok(mut file) = serde_json::from_slice::<Value>(&text) else {
                 continue;
             };
-            let claim = file["payload"]["claims"][&uid].take();
+            let claim = file["payload"]["claim"].take();
             found.insert(uid, claim);
         }
     }
     Ok(found)
 }
 
-/// Bytes and percent of each GPU that prepared claims hold, by UUID.
+/// Bytes and percent of each GPU that prepared claims use, by UUID.
 #[must_use]
 pub fn held(claims: &BTreeMap<String, Value>) -> BTreeMap<String, (u64, u64)> {
     let mut held: BTreeMap<String, (u64, u64)> = BTreeMap::new();
@@ -81,7 +80,7 @@ pub fn held(claims: &BTreeMap<String, Value>) -> BTreeMap<String, (u64, u64)> {
     held
 }
 
-/// Everything that is still on a running node of these claims: CDI files, folders, mounts, the plugin's own files.
+/// Everything of these claims that is still on a running node: CDI files, folders, mounts, the plugin's own files.
 pub fn left_of(cluster: &Cluster, claim_uids: &[String]) -> Result<Vec<String>> {
     let mut left = Vec::new();
     for node in cluster.nodes() {
@@ -93,7 +92,7 @@ pub fn left_of(cluster: &Cluster, claim_uids: &[String]) -> Result<Vec<String>> 
 
 fn left_on(node: &NodeHandle<'_>, claim_uids: &[String]) -> Result<Vec<String>> {
     let mut left = Vec::new();
-    for folder in [CDI, CLAIMS, RECORDS] {
+    for folder in [CDI, CLAIMS] {
         let entries = fs::read_dir(node.path_inside(folder)?).into_iter().flatten().flatten();
         for name in entries.map(|entry| entry.file_name().to_string_lossy().into_owned()) {
             if claim_uids.iter().any(|uid| name.contains(uid)) {

@@ -4,12 +4,12 @@
 //! ```text
 //! VGPU_TIME_FACTOR, else a short measurement ─► the first half ─ Prepared ─► root's half ─ VGPU_TIME_FACTOR ─► keeper, init
 //! ```
-//! Limits are written for a quiet machine with two cores. The measurement runs a short shell script twice at once, so
-//! that a machine with one core counts as half as fast. It takes the best of a few tries: another program's burst does
-//! not stretch anything, a machine that is busy all the time does.
+//! Limits are chosen for a quiet machine with two cores. The measurement runs a short shell script twice at the same
+//! time, so that a machine with one core is measured as half as fast. It uses the best of a few attempts: a short
+//! burst of another program does not matter, but permanent load does.
 //!
-//! Failure modes: a factor that is not a number from 1 to 1000 is refused before anything is built. A process that was
-//! handed no factor reads the variable, else measures when it first waits.
+//! Failure modes: a factor that is not a number from 1 to 1000 is refused before anything is built. A process that did
+//! not inherit a factor reads the variable, else measures at its first wait.
 
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -22,22 +22,23 @@ use anyhow::{Context, Result, bail};
 pub const VARIABLE: &str = "VGPU_TIME_FACTOR";
 const LARGEST: f64 = 1000.0;
 
-/// Arithmetic and the start of processes. Other programs do it, so that a debug build of this one measures the same.
+/// Measures arithmetic and the start of processes. Other programs do the work, so that a debug build of this one gives
+/// the same result.
 const SCRIPT: &str = "i=0; while [ $i -lt 50000 ]; do i=$((i+1)); done
 i=0; while [ $i -lt 50 ]; do sh -c :; i=$((i+1)); done";
-/// Two runs of the script at once take 0.13 s on a quiet 2-core cloud machine. The rest is for an ordinary one that is
-/// somewhat slower: the limits themselves have room for that.
+/// Two concurrent runs of the script take 0.13 s on a quiet 2-core cloud machine. A machine that is up to half slower gets no
+/// longer limits, because they have room for it.
 const REFERENCE: Duration = Duration::from_millis(200);
 const TRIES: usize = 3;
 
 static FACTOR: OnceLock<f64> = OnceLock::new();
 
-/// Returns an error if the variable is set and is no factor.
+/// Returns an error if the variable is set and is not a factor.
 pub fn check() -> Result<()> {
     of_variable().map(drop)
 }
 
-/// The factor of this run, settled before anything is built: the variable's, else the measured one.
+/// Determines the factor of this run before anything is built: from the variable, else by measuring.
 pub fn start() -> Result<f64> {
     let factor = match of_variable()? {
         Some(factor) => factor,
@@ -46,12 +47,12 @@ pub fn start() -> Result<f64> {
     Ok(*FACTOR.get_or_init(|| factor))
 }
 
-/// The factor that the first half of this run settled.
+/// Sets the factor that the first half of this run determined.
 pub(crate) fn inherit(factor: f64) {
-    let _ = FACTOR.set(factor); // the one that is set already is the same
+    let _ = FACTOR.set(factor); // a factor that is already set is the same one
 }
 
-/// At least 1.
+/// The factor, at least 1.
 #[must_use]
 pub fn factor() -> f64 {
     *FACTOR.get_or_init(|| {
@@ -60,7 +61,7 @@ pub fn factor() -> f64 {
     })
 }
 
-/// The limit of a wait on this machine, where `nominal` is enough on a quiet one with two cores.
+/// The limit of a wait on this machine. `nominal` is enough on a quiet one with two cores.
 #[must_use]
 pub fn stretched(nominal: Duration) -> Duration {
     by(factor(), nominal)
@@ -111,7 +112,7 @@ fn whole_seconds(limit: Duration) -> String {
     format!("{}s", limit.as_secs() + u64::from(limit.subsec_nanos() > 0))
 }
 
-/// The best of a few tries, as a factor in tenths.
+/// The best of a few attempts, as a factor in tenths.
 fn measured(mut attempt: impl FnMut() -> io::Result<Duration>) -> io::Result<f64> {
     let mut best = attempt()?;
     for _ in 1..TRIES {
@@ -200,7 +201,7 @@ mod tests {
         let start = Instant::now();
         let factor = measured(two_runs).unwrap();
         assert!((1.0..=LARGEST).contains(&factor), "{factor}");
-        let bound = by(factor, REFERENCE) * (TRIES as u32) * 10; // tries may differ, and other tests run beside this
+        let bound = by(factor, REFERENCE) * (TRIES as u32) * 10; // attempts may differ, and other tests run at the same time
         assert!(
             start.elapsed() < bound.max(Duration::from_secs(20)),
             "{:?}",

@@ -1,14 +1,14 @@
-//! Checks, before anything long is built, that a cluster can be made on this machine, and names what is missing.
+//! Checks, before long builds start, that a cluster can be created on this machine, and names what is missing.
 //!
 //! ```text
 //! probe.rs: tries as root what a cluster does (namespaces, mounts, cgroups), measures memory and disk ─► Facts
-//! missing(Facts): one line each, naming the right or the size and what would give it ─► Nowhere, exit status 3
+//! missing(Facts): one line each, with the missing right or size and how to get it ─► Nowhere, exit status 3
 //! ```
 //! Rights are tried, never guessed from signs of a container. Nothing is left behind: mounts are made in namespaces
 //! that end with the probe, a cgroup folder is removed at once.
 //!
-//! How it fails: a probe that is killed between making a cgroup folder and removing it leaves that empty folder, named
-//! by its process id; the next probe removes folders of processes that are gone.
+//! How it fails: a probe that is killed between creating a cgroup folder and removing it leaves that empty folder,
+//! named with its PID; the next probe removes folders of dead processes.
 
 mod facts;
 mod probe;
@@ -21,13 +21,13 @@ use anyhow::Result;
 use facts::{Disk, Facts, Failure, GI, Memory, Root, Step};
 pub(crate) use probe::{as_root, in_namespaces, memory_limit};
 
-/// The build of Kubernetes needs half of it.
+/// Memory that a cluster needs; the build of Kubernetes needs half of it.
 const MEMORY: u64 = 4 * GI;
 
-/// The exit status where no cluster can be made.
+/// The exit status if no cluster can be created.
 pub const STATUS: u8 = 3;
 
-/// No cluster can be made here, for these reasons.
+/// No cluster can be created here, for these reasons.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Nowhere(pub Vec<String>);
 
@@ -43,8 +43,8 @@ impl fmt::Display for Nowhere {
 
 impl std::error::Error for Nowhere {}
 
-/// An error that is `Nowhere` if something is missing. Where sudo would ask for a password and `may_ask` is false, root's
-/// rights stay untried and count as given. `program` is vgpu-e2e, which is run to try.
+/// Fails with `Nowhere` if something is missing. If sudo would ask for a password and `may_ask` is false, root's
+/// rights are not tried and assumed. `program` is vgpu-e2e, which runs the tries.
 pub fn check(program: &Path, may_ask: bool) -> Result<()> {
     let missing = missing(&probe::facts(program, may_ask)?);
     if missing.is_empty() {
@@ -53,7 +53,7 @@ pub fn check(program: &Path, may_ask: bool) -> Result<()> {
     Err(Nowhere(missing).into())
 }
 
-/// A line for each thing that is missing.
+/// Returns a line for each missing thing.
 fn missing(facts: &Facts) -> Vec<String> {
     let mut lines = Vec::new();
     match &facts.root {
@@ -122,7 +122,7 @@ fn of_root(failure: &Failure) -> String {
 }
 
 fn of_memory(memory: &Memory) -> Option<String> {
-    // The kernel keeps some of a machine's memory to itself before it counts.
+    // The kernel reserves some memory that the machine's total does not show.
     let enough = if memory.limit.is_some() { MEMORY } else { MEMORY / 8 * 7 };
     if memory.bytes >= enough {
         return None;

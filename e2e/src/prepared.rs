@@ -1,7 +1,7 @@
 //! Tools, images and artefacts, built as the caller before a cluster runs as root.
 //!
-//! Root's part finds it by a file that the variable `VGPU_E2E_PREPARED` names. So nothing is built as root, and no file
-//! in the clone or the cache comes to belong to root.
+//! Root's part finds them through a file that the variable `VGPU_E2E_PREPARED` names. So nothing is built as root, and
+//! root owns no file in the clone or the cache.
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::Duration;
 use std::{env, fs};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, ensure};
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::{Config, Gpu};
@@ -19,7 +19,7 @@ use crate::{layout, patience, progress};
 
 /// Names a file that lists artefacts built on another machine, for a machine without Go and network.
 pub const BUILT: &str = "VGPU_E2E_BUILT";
-/// Names the file.
+/// Names the file with the artefacts for root's half.
 pub const VARIABLE: &str = "VGPU_E2E_PREPARED";
 /// Variables that sudo removes and the second half needs.
 const PASSED_ON: [&str; 16] = [
@@ -41,7 +41,7 @@ const PASSED_ON: [&str; 16] = [
     progress::VARIABLE,
 ];
 
-/// Everything that a cluster with this project on it needs.
+/// Everything that is needed for a cluster with this project.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Prepared {
     program: PathBuf,
@@ -51,14 +51,14 @@ pub struct Prepared {
     pause: PathBuf,
     pub images: Built,
     owner: Option<(u32, u32)>,
-    /// By how much the waits of this run are stretched.
+    /// The factor by which the waits of this run are stretched.
     time_factor: f64,
-    /// How far the progress of the first half came.
+    /// The steps and the time of the first half.
     pub so_far: (u32, Duration),
 }
 
 impl Prepared {
-    /// Builds everything. `program` is vgpu-e2e's own.
+    /// Builds everything. `program` is vgpu-e2e's path.
     pub fn make(program: PathBuf, say: &mut dyn FnMut(&str)) -> Result<Self> {
         let time_factor = patience::start()?;
         let dist = layout::dist()?;
@@ -82,7 +82,7 @@ impl Prepared {
         })
     }
 
-    /// In root's half of a run: the artefacts that the caller's half made.
+    /// Used in root's half of a run: reads the artefacts that the caller's half built.
     pub fn inherited() -> Result<Option<Self>> {
         let Some(file) = env::var_os(VARIABLE).map(PathBuf::from) else {
             return Ok(None);
@@ -101,7 +101,7 @@ impl Prepared {
 
     /// The same for another machine.
     pub fn to_json(&self) -> Result<String> {
-        serde_json::to_string(self).context("cannot encode what was prepared")
+        serde_json::to_string(self).context("cannot encode the prepared artefacts")
     }
 
     /// The program that clusters run.
@@ -134,14 +134,14 @@ impl Prepared {
         Err(sudo(&own, &[(VARIABLE, &file)]))
     }
 
-    /// Writes this to a file for another process, which removes it when it has read it.
+    /// Writes this to a file for another process, which removes the file after reading it.
     pub fn save(&self) -> Result<PathBuf> {
         let file = layout::output().join(format!("prepared-{}.json", std::process::id()));
         fs::write(&file, self.to_json()?).with_context(|| format!("cannot write {}", file.display()))?;
         Ok(file)
     }
 
-    /// The configuration of a cluster of that name.
+    /// The configuration of a cluster with that name.
     #[must_use]
     pub fn config(&self, name: &str) -> Config {
         Config {
@@ -167,9 +167,7 @@ pub fn rerun_as_root() -> Result<()> {
     if is_root() {
         return Ok(());
     }
-    if env::var_os(VARIABLE).is_some() {
-        bail!("sudo did not make this program root");
-    }
+    ensure!(env::var_os(VARIABLE).is_none(), "sudo did not make this program root");
     Err(sudo(&env::current_exe().context("this program has no path")?, &[]))
 }
 

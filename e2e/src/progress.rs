@@ -1,13 +1,13 @@
-//! The demo's output: numbered steps, each with one line of what was shown and one of why it matters.
+//! The demo's output: numbered steps, each with a line about the result and one about its meaning.
 //!
-//! `V=1` prints the details too: whole documents and the output of each pod.
+//! `V=1` also prints details: whole documents and the output of each pod.
 
 use std::time::{Duration, Instant};
 
 /// The environment variable that asks for details.
 pub const VARIABLE: &str = "V";
 
-/// Prints steps, each with the time that it began at.
+/// Prints steps with their start times.
 #[derive(Debug)]
 pub struct Progress {
     start: Instant,
@@ -17,13 +17,13 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Of a run that will have `steps` steps.
+    /// Starts a run of `steps` steps.
     #[must_use]
     pub fn new(steps: u32) -> Self {
         Self::resume(steps, 0, Duration::ZERO)
     }
 
-    /// Continues a run whose first steps another process took.
+    /// Continues a run whose first steps ran in another process.
     #[must_use]
     pub fn resume(steps: u32, step: u32, elapsed: Duration) -> Self {
         let now = Instant::now();
@@ -42,26 +42,26 @@ impl Progress {
         println!("[{:>2}/{}] {seconds:>5.1}s  {text}", self.step, self.steps);
     }
 
-    /// Something that was shown in the step.
+    /// Prints a result of the step.
     pub fn note(&self, text: &str) {
         for line in text.lines() {
             println!("        {line}");
         }
     }
 
-    /// Why it matters.
+    /// Prints why it matters.
     pub fn why(&self, text: &str) {
         println!("        why: {text}");
     }
 
-    /// Printed with `V=1` only.
+    /// Printed only with `V=1`.
     pub fn detail(&self, text: &str) {
         if self.details {
             self.note(text);
         }
     }
 
-    /// How many steps were taken, and the time since the start.
+    /// The number of steps so far, and the time since the start.
     #[must_use]
     pub fn so_far(&self) -> (u32, Duration) {
         (self.step, self.start.elapsed())

@@ -1,4 +1,4 @@
-//! Runs other programs. Every failure names the command, its status and the end of its output.
+//! Runs other programs. Every error contains the command, its status and the end of its output.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -27,7 +27,7 @@ where
     command
 }
 
-/// Runs the command and returns its status and output, also when it failed.
+/// Runs the command and returns its status and output, even if it failed.
 pub fn capture(command: &mut Command) -> Result<Said> {
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let child = spawn(command)?;
@@ -61,7 +61,7 @@ pub fn run(command: &mut Command) -> Result<()> {
     output(command).map(drop)
 }
 
-/// Runs the command with its output in a file; an error carries the file's end.
+/// Runs the command with its output in a file; an error contains the file's end.
 pub fn run_logged(command: &mut Command, log: &Path) -> Result<()> {
     let file = File::create(log).with_context(|| format!("cannot create {}", log.display()))?;
     let copy = file
@@ -83,7 +83,7 @@ pub fn run_logged(command: &mut Command, log: &Path) -> Result<()> {
     ))
 }
 
-/// Commands that are running, so that a signal can end them: a build may take minutes.
+/// Running commands, so that a signal can end them: a build may take minutes.
 static RUNNING: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 
 fn spawn(command: &mut Command) -> Result<Child> {
@@ -111,7 +111,7 @@ pub fn end_all() {
     }
 }
 
-/// The command line as a person would type it, cut where it is long.
+/// The command line as a person would type it, shortened.
 fn describe(command: &Command) -> String {
     let mut line = Path::new(command.get_program())
         .file_name()

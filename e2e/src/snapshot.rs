@@ -1,4 +1,4 @@
-//! The state of the machine outside of any cluster, to compare before and after.
+//! The machine's state outside any cluster, to compare before and after.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,11 +7,11 @@ use std::path::Path;
 use crate::cluster::{self, cgroup};
 use crate::layout;
 
-/// Facts of this machine, one line each.
+/// Facts about this machine, one per line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot(BTreeSet<String>);
 
-/// Folders in which a careless cluster leaves things.
+/// Folders in which a careless cluster might leave files.
 const FOLDERS: [&str; 11] = [
     "/etc",
     "/etc/cdi",
@@ -42,7 +42,7 @@ impl Snapshot {
     pub fn take() -> Self {
         let mut lines = BTreeSet::new();
         let home = std::env::var_os("HOME").unwrap_or_default();
-        let of_clients = Path::new(&home).join(".kube/cache/discovery"); // a folder a cluster
+        let of_clients = Path::new(&home).join(".kube/cache/discovery"); // a folder for each cluster
         for folder in FOLDERS.map(Path::new).into_iter().chain([of_clients.as_path()]) {
             for name in names(folder) {
                 lines.insert(format!("file {}/{name}", folder.display()));
@@ -73,14 +73,14 @@ impl Snapshot {
         Self(lines)
     }
 
-    /// The facts that name this.
+    /// Facts that contain this text.
     #[must_use]
     pub fn lines_with(&self, text: &str) -> Vec<String> {
         self.0.iter().filter(|line| line.contains(text)).cloned().collect()
     }
 
-    /// The differences: facts that were added, and facts that are gone. Clusters whose names do not start with `own` come
-    /// and go meanwhile: what is theirs does not count, nor what clusters have in common if one of them was there.
+    /// The differences: added facts, and missing facts. Clusters whose names do not start with `own` may start and end
+    /// meanwhile: their facts are ignored, and so are facts shared by all clusters if one of them was running.
     #[must_use]
     pub fn changes(&self, after: &Self, own: &str) -> Vec<String> {
         let is_other = |name: &str| !name.starts_with(own);
@@ -96,8 +96,8 @@ impl Snapshot {
             .collect()
     }
 
-    /// The facts of `after` that are new and that the cluster of this name has caused. On a machine in use, other
-    /// programs and other clusters cause new ones meanwhile.
+    /// New facts in `after` that the cluster with this name has caused. On a machine in use, other programs and
+    /// clusters cause new facts meanwhile.
     #[must_use]
     pub fn left_by(&self, cluster: &str, after: &Self) -> Vec<String> {
         let is_last = !after.0.iter().any(|line| line.starts_with(CLUSTER));
@@ -108,10 +108,10 @@ impl Snapshot {
     }
 }
 
-/// What the fact that a cluster has a state folder starts with.
+/// Prefix of the fact that a cluster has a state folder.
 const CLUSTER: &str = "state of cluster ";
 
-/// The cluster that a line names by itself, or by its cgroup or its state folder as a part of a path.
+/// The cluster that a line names directly, or by its cgroup or its state folder as part of a path.
 fn named_cluster(line: &str) -> Option<&str> {
     let of_state = || {
         line.split_once(&format!("{}/", layout::STATE))?
@@ -124,7 +124,7 @@ fn named_cluster(line: &str) -> Option<&str> {
     line.strip_prefix(CLUSTER).or_else(of_cgroup).or_else(of_state)
 }
 
-/// Returns true for what clusters have in common: it goes with the last of them.
+/// Returns true for facts shared by all clusters, which disappear with the last of them.
 fn of_all_clusters(line: &str) -> bool {
     let names_none = !line.contains(&format!("{}/", layout::STATE)) && !line.contains(cgroup::PREFIX);
     names_none
@@ -154,7 +154,7 @@ fn cgroups(folder: &Path, levels: u32, lines: &mut BTreeSet<String>) {
     }
 }
 
-/// Processes of clusters, by their cgroup: everything that a cluster starts is in its own, and nothing else is.
+/// Processes of clusters, by their cgroup: a cluster's cgroup has all of its processes and no others.
 fn processes(lines: &mut BTreeSet<String>) {
     for pid in names(Path::new("/proc")) {
         if !pid.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -174,7 +174,7 @@ fn processes(lines: &mut BTreeSet<String>) {
     }
 }
 
-/// A zombie by its /proc/PID/stat. The name before the state may hold anything.
+/// Returns true for a zombie, by its /proc/PID/stat. The name before the state may contain anything.
 fn is_dead(stat: &str) -> bool {
     stat.rsplit_once(") ")
         .is_some_and(|(_, rest)| rest.starts_with(['Z', 'X']))

@@ -3,7 +3,7 @@
 //! ```text
 //! tools/<family>/go.mod, go.sum ─┐
 //! packages, tags, linker flags  ─┼─ sha256 ─► cache/tools/<family>-<key>/<programs>
-//! Go's version, the platform    ─┘            (a folder under that name is complete: it is renamed there at the end)
+//! Go's version, the platform    ─┘            (a folder with that name is complete: it is renamed at the end)
 //! ```
 
 mod family;
@@ -24,7 +24,7 @@ pub use versions::{Versions, is_containerd_1};
 use crate::lock::Lock;
 use crate::{layout, shell};
 
-/// The built programs, one folder a family.
+/// The built programs, with a folder for each family.
 #[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
 pub struct Toolchain {
     /// The version of Kubernetes without `v`.
@@ -39,7 +39,7 @@ pub struct Toolchain {
 }
 
 impl Toolchain {
-    /// Builds the tools that are not in the cache. `say` is called before each long build.
+    /// Builds the tools that are not cached. `say` is called before each long build.
     pub fn build(say: &mut dyn FnMut(&str)) -> Result<Self> {
         let versions = Versions::chosen()?;
         let go = go::check()?;
@@ -81,7 +81,7 @@ impl Toolchain {
         found.with_context(|| format!("{name} is not among the built tools"))
     }
 
-    /// Every folder and program that a cluster runs from.
+    /// All folders and programs that a cluster uses.
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
         let runc = Some(&self.runc).filter(|runc| !self.folders.iter().any(|folder| runc.starts_with(folder)));
         self.folders.iter().chain(runc).map(PathBuf::as_path)
@@ -124,7 +124,7 @@ fn build_family(family: &Family, versions: &Versions, go: &str, say: &mut dyn Fn
     }
     fs::create_dir_all(&work).with_context(|| format!("cannot create {}", work.display()))?;
     let mut output = OsString::from(&work);
-    output.push("/"); // go build writes into a folder when the name ends so
+    output.push("/"); // makes `go build` write into a folder
     let mut build = go::command();
     build
         .current_dir(&module)
@@ -178,7 +178,7 @@ fn module_of(
     Ok(done)
 }
 
-/// Everything that decides the result. `go build` itself checks go.sum, so that the sources are in it as well.
+/// Everything that decides the result. `go build` itself checks go.sum, so that covers the sources too.
 fn key_of(module: &Path, flags: &[String], packages: &[String], go: &str) -> Result<String> {
     let mut hash = Sha256::new();
     for name in ["go.mod", "go.sum"] {

@@ -1,4 +1,4 @@
-//! Waits whose errors name the condition that did not come true.
+//! Waits whose errors name the condition that was not met.
 
 use std::time::{Duration, Instant};
 
@@ -9,8 +9,8 @@ use crate::patience;
 /// Time between two checks of a condition.
 const POLL: Duration = Duration::from_millis(100);
 
-/// Checks a condition until it returns a value. Errors of single checks count only when the time is up. `limit` is for
-/// a machine of ordinary speed, and stretched on a slower one.
+/// Checks a condition until it returns a value. An error of a single check is only returned when the time is up.
+/// `limit` is for a machine of ordinary speed, and is stretched on a slower one.
 pub fn wait<T>(limit: Duration, what: &str, look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     wait_just(patience::stretched(limit), what, look)
 }

@@ -1,22 +1,22 @@
-//! The documented example while it runs: its pods, their claims, and their allocations.
+//! The documented example at run time: its pods, their claims, and their allocations.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use crate::kube::Kube;
 use crate::wait::wait;
 
-/// One pod that holds one claim of ours.
+/// A pod with one claim of ours.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Share {
     pub pod: String,
     pub claim: String,
     pub claim_uid: String,
-    /// The GPU, when allocated.
+    /// The allocated GPU.
     pub device: Option<String>,
 }
 
@@ -26,9 +26,7 @@ pub fn manifests(example: &Path) -> Result<String> {
     let mut files: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
     files.retain(|file| file.extension().is_some_and(|extension| extension == "yaml"));
     files.sort();
-    if files.is_empty() {
-        bail!("{} holds no manifest", example.display());
-    }
+    ensure!(!files.is_empty(), "{} holds no manifest", example.display());
     let mut text = String::new();
     for file in files {
         let one = std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
@@ -65,7 +63,8 @@ fn shares_of(pods: &Value, claims: &Value) -> Vec<Share> {
         .collect()
 }
 
-/// Waits until exactly `running` pods of the namespace run and `pending` are Pending. Returns the names of both.
+/// Waits until exactly `running` pods of the namespace are running and `pending` are Pending. Returns the names of
+/// both.
 pub fn settle(kube: &Kube<'_>, running: usize, pending: usize, limit: Duration) -> Result<(Vec<String>, Vec<String>)> {
     let what = format!("{running} pods to run and {pending} to wait");
     wait(limit, &what, || {
@@ -91,7 +90,7 @@ pub fn settle(kube: &Kube<'_>, running: usize, pending: usize, limit: Duration) 
     .map_err(|error| error.context(kube.dump()))
 }
 
-/// How many of these pods each GPU has.
+/// The number of these pods on each GPU.
 #[must_use]
 pub fn by_device(shares: &[Share]) -> BTreeMap<String, Vec<String>> {
     let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();

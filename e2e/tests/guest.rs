@@ -1,7 +1,7 @@
-//! `vgpu-e2e guest` when it is refused or interrupted: one line, no process, no temporary file.
+//! `vgpu-e2e guest` when it is refused or interrupted: it prints one line and leaves no process and no temporary file.
 //!
-//! mmdebstrap and qemu are stand-ins here, because the boot itself is not what these tests ask about: they leave a
-//! mark, start a child of their own as the real ones do, and stay. `make guest` runs the real ones.
+//! mmdebstrap and qemu are replaced by stand-ins, because these tests are not about the boot itself: a stand-in leaves
+//! a mark, starts a child as the real program does, and waits. `make guest` runs the real ones.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -16,10 +16,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use vgpu_e2e::patience;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_vgpu-e2e");
-/// On a quiet machine.
+/// For a quiet machine.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// A machine of its own: a cache, and stand-ins before all other programs.
+/// A simulated machine: a cache, and stand-ins that precede all other programs in PATH.
 struct Machine {
     folder: tempfile::TempDir,
 }
@@ -38,7 +38,7 @@ impl Machine {
         self.folder.path().join(name)
     }
 
-    /// A program that prints its place and then waits in a child, which has this folder in its arguments.
+    /// Adds a program that prints its name and then waits in a child, which has this folder in its arguments.
     fn waits(&self, name: &str) {
         let (mark, folder) = (self.path("reached"), self.folder.path().display().to_string());
         self.program(
@@ -47,7 +47,7 @@ impl Machine {
         );
     }
 
-    /// Everything before the boot, and a qemu that runs without output.
+    /// Adds stand-ins for everything before the boot, and a qemu that runs without output.
     fn is_prepared(&self) {
         let make =
             "mkdir -p root/boot root/etc/sudoers.d root/usr/local/bin root/etc/systemd/system/multi-user.target.wants
@@ -102,7 +102,7 @@ impl Machine {
         command
     }
 
-    /// Starts a guest and returns when a stand-in has been reached.
+    /// Starts a guest and returns when it has reached a stand-in.
     fn start(&self) -> Child {
         let said = fs::File::create(self.path("said")).unwrap();
         let child = self.guest().stdout(Stdio::null()).stderr(said).spawn().unwrap();
@@ -124,7 +124,7 @@ impl Machine {
         }
     }
 
-    /// Processes and temporary files of a guest.
+    /// Remaining processes and temporary files of a guest.
     fn left(&self) -> Vec<String> {
         let mine = self.folder.path().display().to_string();
         let mut found = Vec::new();
@@ -155,8 +155,8 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Skips where a guest is refused, and where namespaces are: they take root that may mount, or a range of users of one's
-/// own.
+/// Skips the test on machines that refuse a guest or its namespaces, which need root that may mount, or a user with
+/// subordinate IDs.
 fn can_run(test: &str) -> bool {
     let machine = Machine::new();
     machine.program("mmdebstrap", "exit 4");
@@ -265,7 +265,7 @@ fn a_signal_in_the_build_leaves_nothing() {
     }
 }
 
-/// After the terminal has gone, nothing can be said any more.
+/// After the terminal was closed, nothing can be printed.
 #[test]
 fn a_signal_without_a_terminal_leaves_nothing() {
     if !can_run("a_signal_without_a_terminal_leaves_nothing") {

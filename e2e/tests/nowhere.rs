@@ -1,7 +1,7 @@
-//! Places where no cluster can be made: unprivileged containers, made by hand of namespaces and dropped capabilities.
-//! Each run prints one line with what is missing, at once, and the demo shows the share that needs no cluster.
+//! Places where no cluster can be created: unprivileged containers, built from namespaces and dropped capabilities.
+//! Each run prints at once one line that names what is missing, and the demo shows a share, which needs no cluster.
 //!
-//! Also input that is refused before anything is built: wrong factors and versions.
+//! Also input that is refused before anything is built: invalid factors and versions.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -23,7 +23,7 @@ const CONTAINER: [&str; 7] = [
 const WITHOUT_RIGHTS: [&str; 4] = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--"];
 const LINE: &str = "no cluster can be made on this machine: ";
 
-/// The programs in a folder that every user can read, and a folder for programs in front of the others.
+/// The programs in a folder that every user can read, and a folder for programs that precede the others in PATH.
 struct Place {
     folder: TempDir,
 }
@@ -47,7 +47,7 @@ impl Place {
         self.folder.path().join("vgpu-e2e").display().to_string()
     }
 
-    /// A program in front of the machine's own.
+    /// Adds a program that precedes the machine's own.
     fn script(&self, name: &str, text: &str) {
         let file = self.bin().join(name);
         fs::write(&file, format!("#!/bin/sh\n{text}\n")).unwrap();
@@ -58,7 +58,7 @@ impl Place {
         self.folder.path().join("bin")
     }
 
-    /// `vgpu-e2e` with these arguments behind the words before it, without a terminal.
+    /// Runs `vgpu-e2e` with these arguments, through the command prefix `before`, without a terminal.
     fn run(&self, before: &[&str], arguments: &[&str]) -> Output {
         let program = self.program();
         let words: Vec<&str> = ["setsid", "--wait"]
@@ -74,7 +74,7 @@ impl Place {
     }
 }
 
-/// Words that make the command after them one of an ordinary user, whose PATH has these folders.
+/// A command prefix that runs its command as an ordinary user, with these folders in PATH.
 fn ordinary(path: &str) -> Vec<String> {
     let mut words = vec!["env".to_owned(), format!("PATH={path}")];
     if rustix::process::geteuid().is_root() {
@@ -88,7 +88,7 @@ fn words(of: &[String]) -> Vec<&str> {
     of.iter().map(String::as_str).collect()
 }
 
-/// Root of a user namespace in which this shell script has run.
+/// A command prefix for root of a user namespace in which this shell script has run.
 fn after(script: &str) -> Vec<&str> {
     [&CONTAINER[..], &["sh", "-ec", script, "sh"]].concat()
 }
@@ -97,7 +97,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Exit status 3, and one line with these words.
+/// Checks for exit status 3, and one line with these words.
 fn is_told(output: &Output, wanted: &[&str]) {
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(3), "{said}\n{}", text(&output.stdout));
@@ -106,7 +106,7 @@ fn is_told(output: &Output, wanted: &[&str]) {
     assert!(found, "no line with {wanted:?} in:\n{said}");
 }
 
-/// If this machine lets this user make a user namespace; a test that cannot have one is skipped.
+/// Returns whether this user can create a user namespace here; if not, reports the test as skipped.
 fn has_user_namespaces(test: &str) -> bool {
     let made = Command::new(CONTAINER[0]).args(&CONTAINER[1..]).arg("true").output();
     let made = made.is_ok_and(|output| output.status.success());
@@ -116,8 +116,8 @@ fn has_user_namespaces(test: &str) -> bool {
     made
 }
 
-/// If this user is an ordinary one, or can become one; a test that needs one is skipped otherwise. Root of a container
-/// may have no right to.
+/// Returns whether this user is an ordinary one or can become one; if not, reports the test as skipped. Root of a
+/// container may not be allowed to.
 fn has_ordinary_user(test: &str) -> bool {
     let words = ordinary("/nowhere");
     let tried = Command::new(&words[0]).args(&words[1..]).arg("/bin/true").output();
@@ -187,7 +187,7 @@ fn root_without_capabilities_shows_a_local_share_and_says_why_no_more() {
         let output = place.run(&before, &[arguments]);
         is_told(&output, &wanted);
     }
-    // A folder of its own, as a container has it: in /tmp may be one of the machine's root, who has the same number.
+    // Its own folder, as a container has: files in /tmp may belong to the machine's root, who has the same UID.
     let start = format!(
         "mount -t tmpfs -o mode=711 x /run; export XDG_RUNTIME_DIR=/run; exec {} \"$@\"",
         WITHOUT_RIGHTS.join(" ")

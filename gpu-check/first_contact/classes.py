@@ -1,11 +1,11 @@
-"""What became of a step, as one word. Pure.
+"""The result of a step, as one word. Pure.
 
     crash       a fatal signal                    hang     no end within its limit
     refused     the library refused a call (800)  error    another error
-    differs     a wrong result or figure          slow     right, and too late
+    differs     a wrong result or figure          slow     right, but too late
     noise       lines on stderr that the bare control does not have
-    no control  it does not work bare either      skipped  not possible here, with the reason
-    cut         the stage's or the run's time was over before its limit
+    no control  it also fails bare      skipped  not possible here, with the reason
+    cut         the stage or the run ran out of time before the step's limit
 """
 
 import re
@@ -14,7 +14,7 @@ from . import job as jobs
 
 OK, SKIPPED, NO_CONTROL, CUT = "ok", "skipped", "no control", "cut"
 CRASH, HANG, REFUSED, ERROR, DIFFERS, SLOW, NOISE = "crash", "hang", "refused", "error", "differs", "slow", "noise"
-# The worst first. Variants are tried for the first four: the others have an answer to look at.
+# The worst first. Variants are tried for the first four; the others have a result to examine.
 FAILED = (CRASH, HANG, REFUSED, ERROR, DIFFERS, SLOW, NOISE)
 HAVE_VARIANTS = (CRASH, HANG, REFUSED, ERROR)
 NOT_PERMITTED = "answers 800"  # CUDA_ERROR_NOT_PERMITTED
@@ -27,7 +27,7 @@ def worst(classes):
 
 
 def of(job, is_program):
-    """(class, note) of a job that has ended. `is_program`: it does not report its end, as probes do."""
+    """(class, note) of a job that has ended. `is_program`: a program that does not report its end, unlike a probe."""
     lines = [line for line in job.stderr().splitlines() if line.strip()]
     refusals = [line for line in lines if line.startswith(("vgpu: ", "vgpu run: ")) or NOT_PERMITTED in line]
     named = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
@@ -49,7 +49,7 @@ def of(job, is_program):
 
 
 def noise(job, control):
-    """The first line on stderr that the control does not have, numbers aside."""
+    """The first line on stderr that the control does not have, ignoring numbers."""
 
     def lines(one):
         return {re.sub(r"0x[0-9a-f]+|[0-9.]+", "N", line).strip() for line in one.stderr().splitlines()}

@@ -1,13 +1,13 @@
-"""Runs the demo on this machine with what `pack --cluster` has made: a cluster of Kubernetes' own programs, this project in
-it, pods with shares.
+"""Runs the demo on this machine with the parts from `pack --cluster`: a cluster of Kubernetes' own programs with this
+project, and pods with shares.
 
-    cluster.py FOLDER POD FOLDERS...      FOLDER: .kit-cluster; POD: a pod's file, for `vgpu-e2e demo --extra`; FOLDERS: what
-                                          it needs of this machine, which the node sees at `on_the_node`
+    cluster.py FOLDER POD FOLDERS...      FOLDER: .kit-cluster; POD: a pod's file, for `vgpu-e2e demo --extra`; FOLDERS: this
+                                          machine's folders that it needs; the node sees them at `on_the_node`
 
-It lies in tmpfs in a mount namespace of its own, at the paths of the machine that packed it, so nothing of it outlives this
-process; folders above them that are missing are made, and removed at the end. Failure modes: parts are missing: they are
-named, status 77; a cluster cannot be made here: vgpu-e2e's reason, status 3; it is killed: vgpu-e2e ends the cluster, and
-empty folders stay.
+The parts are unpacked to tmpfs in a separate mount namespace, at the paths of the machine that packed them, so nothing
+outlives this process; missing parent folders are created, and removed at the end. Failure modes: parts are missing: they
+are named, status 77; a cluster cannot be created here: vgpu-e2e's reason, status 3; it is killed: vgpu-e2e ends the
+cluster, and empty folders stay.
 """
 
 import ctypes
@@ -19,12 +19,12 @@ import sys
 from first_contact import parts
 from first_contact.container import BIND, NEW_MOUNTS, PRIVATE, REC, mount
 
-# The exit status without the parts; no other program's here.
+# The exit status if parts are missing; no other program here uses it.
 NO_PARTS = 77
 
 
 def make_folders(path):
-    """Makes a folder and those above it; returns the ones that it has made, the deepest first."""
+    """Creates a folder and its parents; returns the created ones, the deepest first."""
     made = []
     while not os.path.isdir(path):
         made.append(path)
@@ -35,7 +35,7 @@ def make_folders(path):
 
 
 def on_the_node(folder, needed):
-    """{where a node sees it: a folder of this machine}. A node has an /opt and others of its own."""
+    """{path on the node: folder of this machine}. A node has its own /opt and other folders."""
     found = parts.index(folder)
     below = found["folders"][1] if found else ""
     return {os.path.join(below, "machine", path.lstrip("/")): path for path in needed}
@@ -47,13 +47,13 @@ def in_namespace(folder, pod, needed):
         sys.stderr.write("cluster: {} has no {}: first-contact.sh pack --cluster\n".format(folder, parts.INDEX))
         return NO_PARTS
     try:
-        # Before the mounts: the folder may be below one of them.
+        # Before the mounts, because the folder may be below one of them.
         files = parts.opened(folder, found)
     except parts.Missing as error:
         sys.stderr.write("cluster: {}\n".format(error))
         return NO_PARTS
     libc = ctypes.CDLL(None, use_errno=True)
-    # The folders are made in the machine's own tree, where they have to be for the mounts.
+    # The folders are created in the machine's own tree, because the mounts need them there.
     made = [one for path in found["folders"] for one in make_folders(path)]
     try:
         return child(libc, found, files, pod, on_the_node(folder, needed))
@@ -66,7 +66,7 @@ def in_namespace(folder, pod, needed):
 
 
 def child(libc, found, files, pod, binds):
-    """In a process of its own, whose mounts go with it."""
+    """Runs in a separate process, whose mounts end with it."""
     signals = (signal.SIGTERM, signal.SIGINT)
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     pid = os.fork()
@@ -92,7 +92,7 @@ def run(libc, found, files, pod, binds):
     opened = {target: os.open(path, os.O_PATH) for target, path in binds.items()}
     with open(pod) as file:
         text = file.read()
-    # The one above first, if one is below the other.
+    # Parents first, if one folder is below another.
     for path in sorted(found["folders"], key=len):
         os.makedirs(path, exist_ok=True)
         mount("tmpfs", path, "tmpfs", 0, "mode=755")
@@ -106,7 +106,7 @@ def run(libc, found, files, pod, binds):
         file.write(text)
     os.chdir(found["folders"][0])
     environment = dict(os.environ, **found["environment"])
-    # One process, so that a signal meets vgpu-e2e, which ends the cluster.
+    # One process, so that a signal reaches vgpu-e2e, which ends the cluster.
     os.execvpe(found["program"], [found["program"], "demo", "--extra", pod], environment)
 
 

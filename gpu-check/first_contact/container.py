@@ -2,11 +2,11 @@
 
     container.py JOB.json -- COMMAND ...
 
-JOB: `runc` (its command), `work` (a folder), `plugin` (the command that makes a share and prints its CDI spec; none: a
-container of the bare GPU), `binds` (folders that the command needs), `devices` (paths), `environment`.
+JOB: `runc` (its command), `work` (a folder), `plugin` (the command that creates a share and prints its CDI spec; none: a
+container with the bare GPU), `binds` (folders that the command needs), `devices` (paths), `environment`.
 
-It runs in a mount namespace of its own, so nothing that it mounts outlives it: an overlay of the root, because runtimes
-create the mount points that are missing. Failure modes: no overlay, no runc, no cgroups: a line on stderr and status 1. If
+It runs in a separate mount namespace, so none of its mounts outlives it: an overlay of the root, because runtimes
+create missing mount points. Failure modes: no overlay, no runc, no cgroups: a line on stderr and status 1. If
 it is killed, runc's process ends with its group.
 """
 
@@ -18,7 +18,7 @@ import subprocess
 import sys
 
 NEW_MOUNTS, PRIVATE, BIND, REC = 0x20000, 1 << 18, 1 << 12, 1 << 14  # CLONE_NEWNS, MS_PRIVATE, MS_BIND, MS_REC
-# File systems of the kernel's, which a container gets its own of.
+# File systems of the kernel; a container gets its own ones.
 OWN = ("proc", "sysfs", "tmpfs", "devtmpfs", "devpts", "mqueue", "cgroup", "cgroup2", "overlay", "securityfs", "debugfs", "tracefs",
        "bpf", "pstore", "nsfs", "autofs", "hugetlbfs", "configfs", "fusectl", "binfmt_misc", "rpc_pipefs")
 CAPABILITIES = ["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_KILL", "CAP_SETGID", "CAP_SETUID", "CAP_SYS_CHROOT", "CAP_MKNOD"]
@@ -42,7 +42,7 @@ def mount(source, target, kind, flags, data=None):
 
 
 def root(work):
-    """An overlay of this machine's root; what a container writes there is lost."""
+    """An overlay of this machine's root; a container's writes to it are lost."""
     top = os.path.join(work, "top")
     os.makedirs(top, exist_ok=True)
     mount("top", top, "tmpfs", 0)

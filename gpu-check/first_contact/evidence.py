@@ -1,7 +1,7 @@
-"""What is kept of a failure: stacks of all its processes, maps, its words, logs, the share's files. Takes some seconds.
+"""Collects the evidence of a failure: stacks of all its processes, maps, output, logs, the share's files. Takes some seconds.
 
-A process under root's `vgpu run` is looked at from inside its mount namespace: outside, its libraries are at other paths,
-and an unwinder stops there. What cannot be read is written down with the reason, never left out silently.
+A process under root's `vgpu run` is examined from inside its mount namespace: outside, its libraries are at other paths,
+and an unwinder stops there. Unreadable evidence is recorded with the reason, never left out silently.
 """
 
 import ctypes
@@ -14,14 +14,14 @@ import time
 
 from . import job as jobs
 
-# Seconds: for a look at all stacks, between two looks at a hanging process, for counting its system calls.
+# Seconds: to read all stacks, between two readings of a hanging process, to count its system calls.
 LOOK, BETWEEN, COUNT = 8, 1, 2
 LINES = 60
 FILES_OF_SHARE = 8
 
 
 def run(command, seconds=4):
-    """A command's output, or why there is none."""
+    """A command's output, or the reason why there is none."""
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=seconds)
         return done.stdout.decode(errors="replace")
@@ -72,8 +72,8 @@ class Evidence:
         return found
 
     def collect(self, name, failed, files=()):
-        """Writes all that is known of the `failed` jobs; returns the stack to show. Those that hang or were stopped are still
-        alive. `files`: logs of theirs."""
+        """Writes all evidence of the `failed` jobs; returns the stack to show. Jobs that hang or were stopped are still
+        running. `files`: their logs."""
         folder = os.path.join(self.folder, name)
         os.makedirs(folder, exist_ok=True)
 
@@ -103,7 +103,7 @@ class Evidence:
         return worst_stack(found)
 
     def look_again(self, keep, pids, before):
-        """Does a hanging process move, and what does it ask of the kernel?"""
+        """Finds out whether a hanging process moves, and which system calls it makes."""
         time.sleep(BETWEEN)
         for pid, text in self.stacks(pids).items():
             plain = [re.sub(r"0x[0-9a-f]+", "", one) for one in (before.get(pid, ""), text)]
@@ -114,7 +114,7 @@ class Evidence:
 
 
 def worst_stack(found):
-    """Ten lines of the thread that is deepest in the library or the driver."""
+    """Ten lines of the thread with the deepest stack in the library or the driver."""
     best = (0, [])
     for pid, text in found.items():
         for thread in text.split("\nTID ")[1:]:

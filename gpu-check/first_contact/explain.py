@@ -1,8 +1,8 @@
-"""The verb `explain`: results of one or more runs together, with addresses resolved, and what to do.
+"""The verb `explain`: combines the results of one or more runs, resolves addresses, and says what to do.
 
-An address of a stack becomes an offset by the maps that were kept with it, and the offset a function and a line by the
-library's twin with symbols, which must have the same build-id. Without a twin or a program that reads it, the command that
-would do it is printed. Failure modes: a folder without rows ends with status 2; evidence that cannot be read is named.
+The stored maps turn an address of a stack into an offset, and the library's copy with symbols, which must have the same
+build ID, turns the offset into a function and a line. Without that copy or a program that reads it, prints the command
+that would do it. Failure modes: a folder without rows ends with status 2; evidence that cannot be read is named.
 """
 
 import json
@@ -54,7 +54,7 @@ def ranges(maps):
 
 
 def offset(address, maps):
-    """(path, offset in the file), None if no file is there."""
+    """(path, offset in the file), None if no file is mapped there."""
     for begin, end, start, path in maps:
         if begin <= address < end:
             return path, address - begin + start
@@ -67,7 +67,7 @@ class Symbols:
         self.program = shutil.which("addr2line") or shutil.which("eu-addr2line")
 
     def twin(self, name):
-        """(path of the twin, why there is none)"""
+        """(path of the copy with symbols, why there is none)"""
         path = os.path.join(self.folder, name)
         if not os.path.exists(path):
             return None, "no {}".format(path)
@@ -85,14 +85,14 @@ class Symbols:
 
 
 def stacks(found, symbols):
-    """Prints the frames of ours in each stack, resolved."""
+    """Prints our frames in each stack, resolved."""
     for name in sorted(one for one in found if one.endswith("stacks.txt")):
         maps, told = ranges(found.get(name.replace("stacks.txt", "proc.txt"), "")), []
         for line in found[name].splitlines():
             frame = FRAME.match(line)
             if not frame or os.path.basename(frame[3]) not in OURS or len(told) == FRAMES:
                 continue
-            # But for the first frame, these are addresses to return to, after the call.
+            # Except for the first frame, these are return addresses, which follow the call.
             place = offset(int(frame[2], 16) - (frame[1] != "0"), maps)
             library = os.path.basename(frame[3])
             library = "libvgpu.so" if place is None else os.path.basename(place[0]) if os.path.basename(place[0]) in OURS else library

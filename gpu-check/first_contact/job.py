@@ -1,4 +1,4 @@
-"""Processes with a hard limit in seconds, several at once, read without threads."""
+"""Runs several processes at the same time, each with a hard limit in seconds, and reads them without threads."""
 
 import collections
 import select
@@ -13,7 +13,7 @@ LOOK_FOR_STOPPED = 0.25  # seconds; reading /proc takes milliseconds
 
 
 class Job:
-    """A process. `messages`: what the probe reported; `waiting`: the step at which it waits for `go`; `fate`: how it ended,
+    """A process. `messages`: the probe's reports; `waiting`: the step at which it waits for `go`; `fate`: how it ended,
     None while it runs. A `held` job waits at its steps until somebody calls `go`."""
 
     def __init__(self, command, environment, limit, held=False):
@@ -32,7 +32,7 @@ class Job:
 
     @property
     def figures(self):
-        """All figures that it reported, in the words of its probe."""
+        """All reported figures, with the probe's names."""
         found = {}
         for message in self.messages:
             if message["kind"] == "figures":
@@ -66,7 +66,7 @@ class Job:
         self.child.go_on()
 
     def advance(self, on_step):
-        """Takes what it has reported, and finds out if it has ended."""
+        """Reads its reports, and finds out whether it has ended."""
         child, now = self.child, time.monotonic()
         while not child.at_end and child.is_ready():
             child.receive()
@@ -80,7 +80,7 @@ class Job:
                     self.go()
         self.seconds = now - self.started
         if child.process.poll() is not None and (child.at_end or not child.is_ready()):
-            self.fate = EXIT  # a child of it may keep the pipe open
+            self.fate = EXIT  # one of its children may keep the pipe open
         elif now > self.end:
             self.fate = HANG
         elif now - self.looked > LOOK_FOR_STOPPED:
@@ -89,7 +89,7 @@ class Job:
                 self.fate = STOPPED
 
     def kill(self):
-        """Ends all of it; False if a process cannot be killed. Its stderr can be read until then."""
+        """Ends all of its processes; False if one cannot be killed. Its stderr can be read until then."""
         if not self.is_alive:
             return True
         words = self.stderr()

@@ -1,7 +1,7 @@
-"""Runs the steps of stages: each bare, then under a share; classifies them, and keeps what a failure shows.
+"""Runs the steps of stages: each bare, then under a share; classifies them, and keeps the evidence of failures.
 
-A failure does not end the run, because nobody can rebuild in between: the variant that passes is used by later stages.
-Only a GPU that does not answer without a share any more, or a process that cannot be killed, ends it.
+A failure does not end the run, because nothing can be rebuilt in between: later stages use the variant that passes.
+Only a GPU that no longer answers without a share, or a process that cannot be killed, ends the run.
 """
 
 import glob
@@ -24,11 +24,11 @@ from .job import Job, wait
 from .tools import Tools
 
 MIB = 1 << 20
-# Seconds: for all variants of a run, for one, for the look whether the bare GPU still answers, beyond a stage's limit.
+# Seconds: for all variants of a run, for one, to check that the bare GPU still answers, beyond a stage's limit.
 REPAIR, ONE_REPAIR, CANARY, AFTER_FAILURE = 60, 20, 8, 10
 # Seconds for an answer of NVML; its first start may load the GPU's state.
 ANSWER, FIRST_ANSWER = 4, 12
-# A later failure has a row, and no evidence of its own.
+# Later failures have a row, but no evidence.
 MOST_EVIDENCE = 30
 # Stages whose variant is kept for all later ones.
 CORE = ("S1", "S2", "S3", "S4", "planted")
@@ -44,7 +44,7 @@ class Ended(BaseException):
 
 
 class Stage:
-    """What a stage has shown so far."""
+    """The results of a stage so far."""
 
     def __init__(self, name, title):
         self.name, self.title, self.classes, self.notes, self.seconds, self.end = name, title, [], [], 0.0, "did not end"
@@ -72,7 +72,7 @@ class Kit:
         self.dissect = self.dissect_dist()
 
     def dissect_dist(self):
-        """A folder of programs with the library with switches in place of libvgpu.so; None without it."""
+        """A folder of programs in which the library with switches replaces libvgpu.so; None without that library."""
         library, folder = self.options.dist / "libvgpu-dissect.so", pathlib.Path(self.work) / "dissect"
         if not library.exists():
             return None
@@ -182,7 +182,7 @@ class Kit:
         return classes.of(job, bool(job.program))
 
     def row(self, step, side, cls, note="", job=None, **figures):
-        """Writes a row. The classes of bare steps count for the stage only if they failed."""
+        """Writes a row. Bare steps affect the stage's class only if they failed."""
         hidden = ("kind", "name", "pids")
         steps = {name: {k: v for k, v in one.items() if k not in hidden} for name, one in (job.steps() if job else {}).items()}
         self.journal.add(
@@ -193,7 +193,7 @@ class Kit:
             self.stage.classes.append(cls)
 
     def trouble(self, step, cls, note, *failed, files=()):
-        """A failure: keeps its evidence, and looks whether the GPU still answers."""
+        """Handles a failure: keeps its evidence, and checks that the GPU still answers."""
         self.failures.append((cls, "{} {} [{}] {}".format(self.stage.name, step, cls, note[:260])))
         if failed and len(self.failures) <= MOST_EVIDENCE:
             name = re.sub(r"[^A-Za-z0-9.-]+", "-", "{}-{}-{}".format(self.stage.name, step, len(self.failures)))
@@ -213,9 +213,9 @@ class Kit:
                 raise Ended()
 
     def finish(self, step, *those, check=lambda job: None, control=None, wanted=None):
-        """Waits for jobs that belong together, and writes a row for each. Returns the class of the last that is not ok.
+        """Waits for jobs that belong together, and writes a row for each. Returns the last class that is not ok.
 
-        `check` returns what is wrong, as text or (class, text). `wanted`: this text in the output is enough."""
+        `check` returns the mistake, as text or (class, text). `wanted`: this text in the output is sufficient."""
         self.wait(*those)
         if any(job.fate == jobs.HANG and job.is_cut for job in those):
             self.row(step, those[0].side, classes.CUT, "the stage's time is over", those[0])
@@ -269,7 +269,7 @@ class Kit:
         return control, job if cls == classes.OK or cls in classes.HAVE_VARIANTS else None
 
     def repair(self, step, start, share, compare):
-        """Tries the failing step in other forms, with the library's and the driver's logs; the first that passes names the
+        """Tries variants of the failing step, with the library's and the driver's logs; the first one that passes names the
         culprit. Returns its job."""
         where = "{} {}".format(self.stage.name, step)
         for one in variants.to_try(self.variant, "policy" in share, bool(self.dissect)):
@@ -309,7 +309,7 @@ class Kit:
         self.row(step, "limited", classes.SKIPPED, reason)
 
     def has_no_cudart(self, *steps):
-        """True, with rows, on the software GPU: CUDA's runtime library does not run there."""
+        """Returns True and writes rows on the software GPU, because CUDA's runtime library does not run there."""
         for step in steps if self.soft else ():
             self.skip(step, "CUDA's runtime library does not run on the software GPU")
         return self.soft
@@ -320,7 +320,7 @@ class Kit:
         self.stage.notes.append(text)
 
     def beyond(self, job, low, high, what="", names=None):
-        """Tells what NVML says beyond the charge, at each step of a job."""
+        """Writes NVML's figure minus the charge, at each step of a job."""
         steps = job.steps() if job else {}
         known = {name: one for name, one in steps.items() if None not in (one.get("proc"), one.get("charged")) and (not names or name in names)}
         found = {name: (one["proc"] - one["charged"]) / MIB for name, one in known.items()}
@@ -330,14 +330,14 @@ class Kit:
             self.expect(what + name + ", NVML beyond the charge", value, low, high, " MiB")
 
     def expect(self, name, value, low, high, unit=""):
-        """Outside these bounds a figure of a real GPU is a surprise, and no failure."""
+        """On a real GPU, a figure outside these bounds is a surprise, but not a failure."""
         if not low <= value <= high and not self.soft:
             self.surprises.append("{} {}: {:.4g}{}, expected {:g} to {:g}".format(self.stage.name, name, value, unit, low, high))
 
     # The end.
 
     def keep_evidence(self):
-        """Writes diag.tar: what is there if this process is killed. The oldest evidence is dropped first."""
+        """Writes diag.tar, so that it exists if this process is killed. The oldest evidence is dropped first."""
         if not os.path.isdir(self.diag):
             return
         names = sorted(os.listdir(self.diag), key=lambda name: os.stat(os.path.join(self.diag, name)).st_mtime)

@@ -1,4 +1,4 @@
-"""The flags of all verbs, and the environment. No other module reads either, but for the probes' own variables."""
+"""The flags of all verbs, and the environment. No other module reads them, except the probes' own variables."""
 
 import argparse
 import os
@@ -10,9 +10,9 @@ from . import stages
 
 HERE = pathlib.Path(__file__).resolve().parent
 GPU_CHECK = HERE.parent
-# Where `pack` puts what travels, and where `run` finds it: the folder above gpu-check/.
+# The folder beside gpu-check/ in which `pack` puts the files for the other machine, and `run` finds them.
 KIT = ".kit"
-# The same for what a cluster needs, in parts.
+# The same for the parts of a cluster.
 CLUSTER = ".kit-cluster"
 
 

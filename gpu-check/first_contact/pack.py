@@ -1,11 +1,11 @@
-"""The verb `pack`: an ignored folder .kit/ in this checkout, to be copied to a machine with a GPU together with it. With
+"""The verb `pack`: creates an ignored folder .kit/ in this checkout, to be copied together with it to a machine with a GPU. With
 --cluster also .kit-cluster/ ([parts](parts.py)).
 
     .kit/dist    the programs      .kit/tools   strace, eu-stack, runc, two small libraries (tools)
-    .kit/state.json, rows          what an earlier run found      .kit/packed.json   commit, hashes, build-ids
+    .kit/state.json, rows          results of an earlier run      .kit/packed.json   commit, hashes, build-ids
 
-strace and eu-stack come from Debian's packages (vgpu-cache) and are never committed; runc is the one that the test cluster
-has built. Without network, compiler or cluster the pack lacks them, and says so: it is usable without.
+strace and eu-stack come from Debian's packages (vgpu-cache) and are never committed; runc is the test cluster's build.
+Without network, compiler or cluster the pack lacks them, and says so: it is usable without them.
 
 Failure modes: killed in between, the old .kit/ stays (.kit.new is removed by the next pack); too large: the sizes by part,
 no .kit/, status 1.
@@ -42,8 +42,8 @@ def output(*command, **more):
 
 
 def put(source, folder):
-    """Copies a file into a folder, by its own name. Never to a path that a text of another program names: `ld.so --list` names
-    the loader by its absolute path."""
+    """Copies a file into a folder, by its base name. Never to a path from another program's output: `ld.so --list` prints
+    the loader's absolute path."""
     to = os.path.join(folder, os.path.basename(source))
     if os.path.lexists(to):
         os.remove(to)
@@ -51,7 +51,7 @@ def put(source, folder):
 
 
 def debian_tools(checkout, to):
-    """Copies the tools with the loader and the libraries that they need; returns why not."""
+    """Copies the tools with the loader and the libraries that they need; returns the reason if it cannot."""
     status, root = output("cargo", "run", "--quiet", "--package", "vgpu-cache", "--", *DEBIAN, cwd=str(checkout))
     if status:
         return root.splitlines()[-1] if root else "cargo fails"
@@ -87,14 +87,14 @@ def size(folder):
 
 
 def checkout_size(checkout):
-    """Bytes of the files that travel with the checkout: tracked ones, and untracked ones that git does not ignore."""
+    """Bytes of the checkout's files that are copied: tracked ones, and untracked ones that git does not ignore."""
     status, names = output("git", "ls-files", "-co", "--exclude-standard", cwd=str(checkout))
     paths = [os.path.join(str(checkout), name) for name in names.splitlines()] if status == 0 else []
     return sum(os.path.getsize(path) for path in paths if os.path.isfile(path))
 
 
 def symbols(options, dist):
-    """Says for each program if its symbols are here, where `explain` needs them. Returns the build-ids."""
+    """Prints for each program whether its symbols are here, where `explain` needs them. Returns the build IDs."""
     folder, ids = options.symbols or str(options.checkout / "target/symbols"), {}
     for name in PROGRAMS:
         ids[name] = elf.build_id(os.path.join(dist, name))

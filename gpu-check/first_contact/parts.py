@@ -1,10 +1,10 @@
-"""What a cluster needs on a machine without network, in parts that travel one by one: .kit-cluster/.
+"""The files of a cluster for a machine without network, in parts that can be copied one by one: .kit-cluster/.
 
-    index.json   where it lies when it is unpacked (vgpu-e2e payload), and size and hash of each part
+    index.json   its paths after unpacking (vgpu-e2e payload), and size and hash of each part
     part-00 ...  a tar, compressed with xz, cut into pieces of --part-size
 
 Failure modes: killed in between, the old folder stays (.kit-cluster.new is removed by the next pack); a part that is missing
-or of another pack is named, and nothing is unpacked.
+or from another pack is named, and nothing is unpacked.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ class Missing(Exception):
 
 
 class Writer(io.RawIOBase):
-    """Cuts what is written into files of `size` bytes."""
+    """Splits written data into files of `size` bytes."""
 
     def __init__(self, folder, size):
         super().__init__()
@@ -78,7 +78,7 @@ class Reader(io.RawIOBase):
 
 
 def make(checkout, dist, size, say):
-    """Makes the folder in `checkout`; returns why not, or an empty text."""
+    """Creates the folder in `checkout`; returns the reason if it cannot, or an empty text."""
     new, folder = str(checkout / (CLUSTER + ".new")), str(checkout / CLUSTER)
     shutil.rmtree(new, ignore_errors=True)
     os.mkdir(new)

@@ -1,7 +1,7 @@
 """The report: a verdict, a line for each stage, culprits, surprises, the worst stack, failures. Pure.
 
-It is the last of the output and short, because the end is what a remote call returns: longer texts are cut at the stages'
-remarks, never at the verdict or at NEXT.
+It is the end of the output and short, because a remote call may return only the end: longer texts are shortened at the
+stages' remarks, never at the verdict or at NEXT.
 """
 
 from . import classes
@@ -12,7 +12,7 @@ MOST, WIDTH = 12, 1200
 
 
 def result(stage):
-    """What the state keeps of a stage."""
+    """The part of a stage's results that is stored in the state."""
     if stage.end.startswith(NOT_RUN):
         return NOT_RUN
     return PASSED if stage.has_passed() else FAILED
@@ -32,7 +32,7 @@ def limited(title, lines):
 
 
 def text(kit, kernel_lines, next_call, size):
-    """`size`: characters in all, 0: no limit."""
+    """`size`: limit of characters, 0: no limit."""
     stages = list(kit.stages.values())
     passed = sum(stage.has_passed() for stage in stages)
     head = "first contact{}: {} of {} stages passed".format(" (SOFTWARE GPU)" if kit.soft else "", passed, len(stages))

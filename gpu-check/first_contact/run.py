@@ -1,6 +1,6 @@
 """The verb `run`: stages against the clock, rows at once, the report last.
 
-Exit status: 0 nothing failed, 1 something did, 2 nothing can be run here (no `vgpu`, another run in this folder).
+Exit status: 0 nothing failed, 1 something failed, 2 nothing can be run here (no `vgpu`, another run in this folder).
 """
 
 import lzma
@@ -36,7 +36,7 @@ class Run(Kit):
         return time.monotonic() - self.begin
 
     def everything(self):
-        """S0 gives the key of the state, by which the plan is made."""
+        """S0 provides the state's key, which the plan needs."""
         self.one("S0", [])
         if not self.verdict and "driver_version" not in self.facts:
             self.verdict = "the machine was not looked at: S0 was {}".format(self.stages["S0"].end)
@@ -52,7 +52,7 @@ class Run(Kit):
                 return
 
     def one(self, name, later):
-        """Runs a stage. It gets its limit, and what is left beyond the limits of those later ones that fit."""
+        """Runs a stage. It gets its limit, and the time that is left beyond the limits of the later stages that fit."""
         module = stages.load(name)
         start, left = time.monotonic(), self.end - time.monotonic()
         sys.stderr.write("first-contact: {} {} at {:.0f} s\n".format(name, module.TITLE, self.seconds()))
@@ -105,7 +105,7 @@ class Run(Kit):
 
     def close(self):
         imports = getattr(self, "imports", None)
-        if imports:  # what it has printed so far
+        if imports:  # its output so far
             imports.end = 0
             self.wait(imports)
             self.facts["imports"] = imports.text().splitlines()
@@ -157,7 +157,7 @@ def with_gpu(options, journal, soft):
         run.everything()
     except Ended:
         pass
-    except Exception:  # what is known is printed all the same
+    except Exception:  # the known results are printed anyway
         run.verdict = "a mistake of the kit: " + traceback.format_exc()[-330:].replace("\n", " ")
     print(run.close(), flush=True)
     return 1 if run.failures or run.verdict else 0
@@ -170,4 +170,4 @@ def find_gpu(sides):
         gpu = machine.choose(found.of("gpus")[0]["gpus"], None)
         sides.choose(gpu, 8 << 30)
     except (IndexError, machine.Unusable):
-        sides.gpu, sides.uuid, sides.limit = 0, None, 8 << 30  # S0 says what is wrong
+        sides.gpu, sides.uuid, sides.limit = 0, None, 8 << 30  # S0 reports the mistake

@@ -1,7 +1,7 @@
-"""The verb `selftest`: does the kit itself hold? Failures are planted on the software GPU; each must end in the right class,
-with its evidence, in time. The scenes run side by side; each is a `run` of its own in a folder of its own.
+"""The verb `selftest`: tests the kit itself. Failures are caused on the software GPU; each must get the right class and its
+evidence, in time. The scenes run at the same time; each is a separate `run` in its own folder.
 
-It ends with `N checks, M failed`, and with status 1 if one failed. Its processes end with it.
+It prints `N checks, M failed` at the end, and exits with 1 if one failed. Its processes end with it.
 """
 
 import concurrent.futures
@@ -23,7 +23,7 @@ from .stages import FIRST, load
 from .stages.planted import KINDS
 from .tools import Tools
 
-# Seconds in which a scene must have ended, on a machine that does other things too.
+# Seconds in which a scene must end, on a machine with other work.
 IN_TIME = 150
 AT_ONCE = 3
 BUDGET_OF_FIRST = 240
@@ -31,7 +31,7 @@ REPORT = 9500
 
 
 class Scene:
-    """A run in a folder, and what is there after it."""
+    """A run in a folder, and the files after it."""
 
     def __init__(self, folder, name, dist=None):
         self.out, self.name, self.dist = os.path.join(folder, name), name, dist
@@ -74,7 +74,7 @@ class Scene:
         return holds()
 
     def processes(self):
-        """Processes that still work for it."""
+        """Its processes that are still running."""
         found = []
         for one in pathlib.Path("/proc").glob("[0-9]*"):
             try:
@@ -87,13 +87,13 @@ class Scene:
 
 
 def stacks_of(scene, kind, has_unwinder):
-    """Whether the evidence of a planted failure shows the driver's library in a stack."""
+    """Returns whether the evidence of a planted failure shows the driver's library in a stack."""
     found = [text for name, text in scene.evidence().items() if name.endswith("stacks.txt") and "planted-" + kind in name]
     return bool(found) and (not has_unwinder or any(".so" in text and "#" in text for text in found))
 
 
 def classes_scene(folder, options):
-    """All kinds but the hang, in one run."""
+    """All kinds except the hang, in one run."""
     scene = Scene(folder, "classes")
     kinds = [kind for kind in KINDS if kind != "hang"]
     scene.run("--only", "planted", "--planted", ",".join(kinds + ["in both"]), "--report-size", str(REPORT))
@@ -112,7 +112,7 @@ def classes_scene(folder, options):
 
 
 def hang_scene(folder, options):
-    """A hang ends at its limit; killed in the next one, the run keeps what it had; a later run goes on there."""
+    """A hang ends at its limit; killed in the next one, the run keeps its results; a later run continues there."""
     scene = Scene(folder, "hang")
     process = scene.start("--only", "S2,planted", "--planted", "hang")
     is_seen = scene.eventually(lambda: scene.row("hang") == "hang" and os.path.exists(os.path.join(scene.out, "diag.tar")))
@@ -163,7 +163,7 @@ def limits_scene(folder, options):
 
 
 def container_scene(folder, options):
-    """Where a container can be made, its share holds."""
+    """If a container can be created, its share is enforced."""
     scene = Scene(folder, "container").run("--only", "S13")
     reasons = [row["note"] for row in scene.rows() if row["step"] == "a container" and row["class"] == "skipped"]
     if reasons:

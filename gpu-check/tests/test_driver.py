@@ -1,4 +1,4 @@
-"""Where the driver is looked for, on roots that a test makes; and the flags and the header that follow from it."""
+"""The search for the driver on temporary roots, and the resulting flags and header."""
 
 import contextlib
 import io
@@ -49,7 +49,7 @@ class Roots(unittest.TestCase):
             self.link(file, "{}/{}".format(folder, name))
 
     def found(self, *library_path):
-        """(path below the root, what led there); None without a driver."""
+        """(path below the root, how it was found); None without a driver."""
         found = driver.driver(self.root, library_path)
         return found and (os.path.relpath(found.file, self.root), found.how)
 
@@ -131,7 +131,7 @@ class Cache(unittest.TestCase):
 
 
 class Flags(Roots):
-    """The driver that is found on this machine's root only by LD_LIBRARY_PATH, as a test cannot install one in /usr."""
+    """A driver found on this machine's root only by LD_LIBRARY_PATH, because a test cannot install one in /usr."""
 
     def parse(self, *flags, **variables):
         with mock.patch.dict(os.environ, variables):

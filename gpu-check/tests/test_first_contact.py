@@ -1,4 +1,4 @@
-"""The parts of first_contact without a GPU: classes, state, report, addresses, jobs. Its selftest runs the whole."""
+"""The parts of first_contact that need no GPU: classes, state, report, addresses, jobs. Its selftest runs everything."""
 
 import os
 import pathlib
@@ -78,7 +78,7 @@ class Classes(unittest.TestCase):
 
 
 class Parts(unittest.TestCase):
-    """A checkout whose build/e2e.sh makes a tar of two files, 300 kB that do not compress."""
+    """A checkout whose build/e2e.sh creates a tar of two files with 300 kB of incompressible data."""
 
     def setUp(self):
         self.work = pathlib.Path(tempfile.mkdtemp())
@@ -249,7 +249,7 @@ class Packs(unittest.TestCase):
             (source / "loader").write_text("new")
             outside = pathlib.Path(folder, "outside")
             outside.write_text("of the machine")
-            (to / "loader").symlink_to(outside)  # not even by a link
+            (to / "loader").symlink_to(outside)  # not even through a link
             pack.put(str(source / "loader"), str(to))
             self.assertEqual(((to / "loader").read_text(), outside.read_text()), ("new", "of the machine"))
 

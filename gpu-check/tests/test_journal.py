@@ -1,4 +1,4 @@
-"""Rows that survive what ends their writer."""
+"""Rows survive the end of their writer."""
 
 import os
 import pathlib

@@ -120,7 +120,7 @@ class Time(unittest.TestCase):
     def test_a_capped_share_may_have_its_cores_a_burst_and_a_kernel(self):
         for percent, outcome in ((30, rows.OK), (24, rows.OK), (23.9, rows.FAILED), (32.2, rows.OK), (32.3, rows.FAILED)):
             self.assertEqual(capped(percent).outcome, outcome, percent)
-        # 20 ms are more of a second than of ten, and no kernel can be stopped.
+        # The allowance of 20 ms is a larger part of one second than of ten; it exists because no kernel can be stopped.
         self.assertEqual(capped(34, seconds=1).outcome, rows.OK)
         self.assertEqual(capped(36, longest=400_000_000).outcome, rows.OK)
         self.assertIn("more than 32.2 %", capped(100).note)

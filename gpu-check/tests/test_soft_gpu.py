@@ -1,4 +1,4 @@
-"""The whole check on the software GPU (dist/), and on a `vgpu` that limits nothing or hangs, which it must detect."""
+"""The whole check on the software GPU (dist/), and with a `vgpu` that limits nothing or hangs, which it must detect."""
 
 import ast
 import json
@@ -24,7 +24,7 @@ PROFILE = "gpus = 2\nmemory = 16GiB\ncontext_cost = 518MiB\n"
 BARE = '#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nshift\n{}LD_LIBRARY_PATH="${{0%/*}}/soft-gpu" exec "$@"\n'
 
 
-# PIDs of its own, where this process may look at the mounts of all processes that it sees.
+# A separate PID namespace, where this process may read the mounts of all visible processes.
 APART = ("unshare", "--pid", "--mount", "--fork", "--mount-proc")
 
 
@@ -34,7 +34,7 @@ def script(path, text):
 
 
 def is_apart():
-    """Returns True if this user can have a PID namespace. Without root `vgpu run` makes no mount namespace either."""
+    """Returns True if this user can create a PID namespace. Without root `vgpu run` does not create a mount namespace either."""
     return shutil.which("unshare") is not None and subprocess.run([*APART, "true"], stderr=subprocess.DEVNULL).returncode == 0
 
 
@@ -113,8 +113,8 @@ class SoftwareGpu(Scene):
             self.assertEqual(row["outcome"], "FAILED")
             self.assertIn(part, row["note"])
 
-    # How much of a GPU's time a program gets also depends on the CPU's other work. So a test asks only for what must not
-    # be exceeded, and of the workload with the longest queue, whose figures a busy CPU does not change.
+    # A program's part of GPU time also depends on the CPU's other work. So a test checks only upper limits, and only
+    # for the workload with the longest queue, whose figures a busy CPU does not change.
     MATMUL = "Guaranteed {}: kernels of 500 us (as matmul)"
 
     def test_a_cap_is_not_exceeded(self):
@@ -126,7 +126,7 @@ class SoftwareGpu(Scene):
             self.assertNotIn("more than", row["note"], out)
             self.assertGreater(row["got"], 0)
             self.assertGreater(row["nvml"], 0)
-        # No probe failed to run: a failed row has its figures.
+        # Every probe ran: even a failed row has figures.
         for row in found["rows"]:
             if row["group"] == "time" and row["outcome"] == "FAILED":
                 self.assertIn("throughput", row, out + err)

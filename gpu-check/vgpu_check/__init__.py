@@ -16,7 +16,7 @@ no other module opens a library. Pure: rows, node_rows, spans, expected, report.
 
 Failure modes: a child that cannot be killed (it waits inside the kernel driver) is left running and named. A
 share that a `vgpu run` could not remove is removed by the next one. When the time is up, the remaining rows
-are failures, never passes. Ended by SIGTERM, it prints the summary of the rows so far; killed, its rows are in the journal.
+are failures, never passes. After SIGTERM, it prints the summary of the rows so far; if it is killed, its rows are in the journal.
 
-first_contact/ is a second program on the same probes, for a first look at an unknown machine.
+first_contact/ is a second program with the same probes, for a first check of an unknown machine.
 """

@@ -18,7 +18,7 @@ NOT_RUN = "not run"
 
 
 def patience_of(probe, patience):
-    """Seconds that this kind of probe may be silent."""
+    """Seconds for which this kind of probe may be silent."""
     return patience * (SLOWER if probe in SLOW else 1)
 
 
@@ -48,7 +48,7 @@ class Bench:
         self.journal.add(**row.as_dict())
 
     def patience(self, probe, silent=0):
-        """Seconds that the next probe may be silent; 0: the time is up. `silent`: what it needs for its work."""
+        """Seconds for which the next probe may be silent; 0: the time is up. `silent`: the time that its work needs."""
         return max(0.0, min(patience_of(probe, self.options.patience) + silent, self.end - time.monotonic()))
 
     def not_run(self):
@@ -57,16 +57,16 @@ class Bench:
         return ended
 
     def run_of(self, side, command, compute=(), **variables):
-        """The command and environment of a probe; `compute` is for a share."""
+        """The command and environment of a probe; `compute` are a share's flags."""
         if side == "limited":
             return self.sides.limited(command, compute, **variables)
         return self.sides.bare(command, **variables)
 
     def probe(self, side, name, *arguments, at_step=None, compute=(), silent=0, control=None, **variables):
-        """Runs a probe; `at_step` gets each step and the memory of its processes by the driver's account.
+        """Runs a probe; `at_step` gets each step and the memory of its processes according to the driver.
 
-        A limited probe also runs without a share: before, so that each row says how that ended; with --quick only after
-        a failure. `control`: the caller has run it, and this is how it ended.
+        A limited probe also runs without a share: first, so that each row has the result; with --quick only after
+        a failure. `control`: the result, if the caller has already run it.
         """
         patience = self.patience(name, silent)
         self.begun, self.control = time.monotonic(), control or ""
@@ -82,21 +82,21 @@ class Bench:
         run = self.run_of(side, command, compute, **variables)
         ended = converse(*run, patience, at_step and (lambda message: at_step(message, account.held(message["pids"]))))
         if side == "limited" and ended.note and not ended.hung:
-            # A probe that fails without limits too shows nothing about them.
+            # A probe that also fails without limits shows nothing about them.
             bare = bare or self.bare(name, command, variables)
             if bare.note and not bare.hung:
                 ended.note, ended.skip = "", "does not work without a share either: " + bare.note
         return ended
 
     def bare(self, name, command, variables):
-        """Runs a probe without a share, and keeps how it ended."""
+        """Runs a probe without a share, and stores the result."""
         ended = converse(*self.sides.bare(command, **variables), self.patience(name))
         skipped = "skipped: {}".format(ended.skip) if ended.skip is not None else "ok"
         self.control = "fails: " + ended.note if ended.note else skipped
         return ended
 
     def probes(self, *wanted, silent=0):
-        """Runs probes at once, from step to step; each of `wanted` is (side, compute flags, name, arguments ...)."""
+        """Runs probes at the same time, step by step; each of `wanted` is (side, compute flags, name, arguments ...)."""
         patience = self.patience(wanted[0][2], silent)
         self.begun, self.control = time.monotonic(), ""
         if not patience:
@@ -113,7 +113,7 @@ class Bench:
         return output(*self.sides.limited(command), patience)
 
     def ask_plugin(self, name, *arguments):
-        """Runs the kubelet plugin's check and returns its answer; None after a row that says why there is none."""
+        """Runs the kubelet plugin's check and returns its answer; None after a row with the reason."""
         patience = self.patience("plugin")
         self.begun, self.control = time.monotonic(), ""
         if not patience:

@@ -19,7 +19,7 @@ from .probes.talk import MARK, end_with_parent
 LEAVE = 10
 # Bytes of its other output that are kept.
 KEPT = 1 << 16
-# How deep children of children are looked for.
+# Depth of the search for descendants.
 GENERATIONS = 4
 
 
@@ -55,7 +55,7 @@ class Child:
         return self.messages.popleft()
 
     def is_ready(self, seconds=0.0):
-        """Whether `receive` would not wait, now or within some seconds."""
+        """Returns whether `receive` has something to return, now or within some seconds."""
         return bool(select.select([self.process.stdout], [], [], seconds)[0])
 
     def receive(self):
@@ -90,7 +90,7 @@ class Child:
         return self.errors.read().decode(errors="replace")
 
     def status(self):
-        """How it ended, as text; empty if successfully."""
+        """Its result as text; empty after success."""
         try:
             code = self.process.wait(LEAVE)
         except subprocess.TimeoutExpired:
@@ -100,7 +100,7 @@ class Child:
         return "signal {}".format(-code) if code < 0 else "exit status {}".format(code)
 
     def end(self):
-        """Kills all that is left of it; returns False if a process cannot be killed."""
+        """Kills all its remaining processes; returns False if one cannot be killed."""
         try:
             self.process.stdin.close()
         except OSError:
@@ -171,7 +171,7 @@ def kill(pids):
 
 
 def all_ended(pids, seconds):
-    """Waits until none of these processes runs; False if one still does. One that nobody has waited for has ended."""
+    """Waits until none of these processes runs; False if one still does. A zombie has ended."""
     end = time.monotonic() + seconds
     while any((stat(pid) or Stat("Z", 0, 0)).state not in "ZX" for pid in pids):
         if time.monotonic() > end:
@@ -193,7 +193,7 @@ def parse(line):
 
 
 class Ended:
-    """The messages of a probe and its end: `note` is its error, `skip` the reason why it did nothing."""
+    """The messages of a probe and its result: `note` is its error, `skip` the reason why it did nothing."""
 
     def __init__(self):
         self.messages, self.note, self.skip, self.hung = [], "", None, False
@@ -213,7 +213,7 @@ class Talk:
             self.ended.note = "cannot start {}: {}".format(command[0], error)
 
     def step(self, patience):
-        """Returns its next step, at which it waits; None: it has ended."""
+        """Returns its next step, at which it waits; None if it has ended."""
         if self.child is None or self.ended.note:
             return None
         finished = False
@@ -260,9 +260,9 @@ def converse(command, environment, patience, at_step=None):
 
 
 def side_by_side(runs, patience):
-    """Runs probes at once, `runs`: (command, environment) of each; none goes on from a step before all have reached it.
+    """Runs probes at the same time, `runs`: (command, environment) of each. None continues after a step before all have reached it.
 
-    When one ends, the others are read to their end too; one that still waits at a step then is killed, with a note.
+    When one ends, the others are also read to their end; a probe that still waits at a step is killed, with a note.
     """
     talks = []
     try:

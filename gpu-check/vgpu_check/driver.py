@@ -1,9 +1,9 @@
-"""Where NVIDIA's driver is looked for. The same rule in Rust, with its failure modes: kubelet-plugin/find-driver/src/lib.rs; change both.
+"""Finds NVIDIA's driver. The same rule in Rust, with its failure modes: kubelet-plugin/find-driver/src/lib.rs; change both.
 
     LD_LIBRARY_PATH ─► the loader's cache ─► the loader's folders ─► other folders ─► the root itself
 
-All of it is below a root, and links are resolved inside that root. A file in a folder `stubs` is the CUDA toolkit's, and
-no driver.
+All paths are below a root, and links are resolved inside that root. A file in a folder `stubs` belongs to the CUDA toolkit
+and is not a driver.
 """
 
 import os
@@ -12,7 +12,7 @@ import struct
 
 LIBCUDA, LIBNVIDIA_ML = "libcuda.so.1", "libnvidia-ml.so.1"
 CACHE = "etc/ld.so.cache"
-# A cache of thousands of libraries has less than one MiB.
+# A cache of thousands of libraries is smaller than one MiB.
 CACHE_MAX = 16 << 20
 LOADER_FOLDERS = ("lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu", "lib64", "usr/lib64", "lib", "usr/lib")
 OTHER_FOLDERS = (
@@ -37,7 +37,7 @@ PATH_MAX, MOST = 4096, 32
 
 
 class Library:
-    """A file of the driver, without links, and what led there."""
+    """A file of the driver, with links resolved, and how it was found."""
 
     def __init__(self, file, how):
         self.file, self.how = file, how
@@ -48,7 +48,7 @@ class Library:
 
 
 def driver(root="/", library_path=()):
-    """Returns libcuda of the driver below root; None if it has none, or no NVML. `library_path`: folders."""
+    """Returns the driver's libcuda below root; None without libcuda or NVML. `library_path`: folders."""
     found = [find(root, library_path, name) for name in (LIBCUDA, LIBNVIDIA_ML)]
     return found[0] if all(found) else None
 
@@ -65,7 +65,7 @@ def root_for(libcuda):
 
 
 def loader_finds(libcuda, root, library_path):
-    """Returns True if the loader takes this libcuda. Unlike this rule, it takes stubs, and knows one root."""
+    """Returns True if the loader uses this libcuda. Unlike this rule, it accepts stubs, and knows only one root."""
     for folder in library_path:
         if os.path.exists(os.path.join(folder, LIBCUDA)):
             return resolve("/", os.path.join(folder, LIBCUDA)) == libcuda.file
@@ -78,7 +78,7 @@ def places():
 
 
 def folders(value):
-    """The folders of a value of LD_LIBRARY_PATH; relative ones depend on where a program is started, and are left out."""
+    """The folders of a value of LD_LIBRARY_PATH; relative ones depend on the working directory, and are left out."""
     return [folder for folder in (value or "").split(":") if folder.startswith("/")]
 
 
@@ -139,7 +139,7 @@ def read_cache(root):
 
 
 def cached(cache, name):
-    """The paths of a 64-bit library in a loader's cache. What is damaged is no entry."""
+    """The paths of a 64-bit library in a loader's cache. Damaged entries are ignored."""
     start, found = cache.find(MAGIC), []
     if start < 0 or len(cache) < start + HEADER:
         return []

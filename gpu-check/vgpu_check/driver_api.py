@@ -36,7 +36,7 @@ def run_costs(bench):
 
 
 def measure(bench, name, *probe, **variables):
-    """Makes a row for each step of a probe: the charge beside the driver's truth."""
+    """Makes a row for each step of a probe: the charge and the driver's truth."""
     base = [(0, 0)]
 
     def at_step(message, truth):
@@ -65,7 +65,7 @@ def run_seen(bench):
 
 
 def look_ups(bench):
-    """Programs that find the driver's own file get the share too."""
+    """Programs that open the driver's own file also get the share."""
     ended = bench.probe("bare", "driver_file")
     bench.close("seen", "the driver's file", ended)
     for message in ended.of("driver_file"):
@@ -111,7 +111,7 @@ def run_held(bench):
 
 
 def ahead(bench, what):
-    """Makes one row: memory that a call takes for itself is refused before the driver is asked for it."""
+    """Makes one row: implicit memory of a call is refused before the driver allocates it."""
     row = Row("held", AHEAD[what])
 
     def at_step(message, truth):

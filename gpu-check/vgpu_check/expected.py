@@ -1,4 +1,4 @@
-"""What figures of a real GPU are expected to be, so that surprises stand out. Pure. A surprise never fails a row.
+"""The expected figures of a real GPU, so that surprises stand out. Pure. A surprise never fails a row.
 
 The bounds are estimates of drivers 535 to 580 on data-centre GPUs; the first table of a real GPU replaces them.
 """

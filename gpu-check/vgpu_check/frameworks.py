@@ -17,7 +17,7 @@ CLIENTS = (
     ("CuPy, stream-ordered", "cupy-async"),
     ("JAX", "jax"),
 )
-# They use libcudart, which checks its driver in a way that the software GPU does not imitate.
+# They use libcudart, whose check of the driver the software GPU does not imitate.
 NEED_CUDART = ("cupy", "cupy-async", "jax")
 NO_CUDART = "CUDA's runtime library does not run on the software GPU"
 

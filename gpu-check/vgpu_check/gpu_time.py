@@ -1,6 +1,6 @@
-"""The group time: how much of the GPU's time shares get, beside what they are due.
+"""The group time: the GPU time of shares, compared with their entitlement.
 
-    calibration (bare, alone) ─► what ends the kernels, the length of each workload's unit, the bare throughput
+    calibration (bare, alone) ─► how kernels end, the length of each workload's unit, the bare throughput
              │
              ├─► each cap, alone ─► GPU time by the share's own count of units, beside NVML's utilisation
              ├─► a Balanced share, alone; two beside each other ─► throughput
@@ -8,13 +8,14 @@
 
 Failure modes: other programs that use the GPU make every figure wrong, so a GPU that is busy before we begin skips the
 group. Without a calibration there is nothing to count by: one row, skipped or failed as the calibration was. A probe that
-ends early has no row of figures but a failed one; its neighbour's is not judged then.
+ends early has a failed row without figures; its neighbour's row is then not checked.
 """
 
 import time
 from contextlib import contextmanager
 
 from . import overhead, rows
+from .bench import patience_of
 from .rows import SKIPPED, Row
 from .sides import compute
 from .utilisation import Sampler
@@ -44,11 +45,11 @@ def run(bench):
         return
     for cores in sizes["caps"]:
         capped(bench, cores, ruler, bare, sizes["window"], bounds)
-    # Clocks fall while a GPU gets warm, so what is compared by throughput has a reference of its own.
+    # Clocks fall while a GPU gets warm, so comparisons of throughput have their own reference.
     _, fresh = calibration(bench, sizes["window"], "matmul")
     if fresh:
         alone(bench, ruler, fresh["matmul"], sizes["window"], bounds)
-        # Kernels that end by a clock would be done when they come back from another's slice.
+        # Kernels that end by a clock would be finished when they return from another process's slice.
         rounds = by_rounds(ruler, fresh["matmul"])
         tenants(bench, rounds, fresh["matmul"], sizes["tenants"], bounds)
         bursts(bench, rounds, sizes["bursts"])
@@ -58,8 +59,8 @@ def run(bench):
 
 @contextmanager
 def sampled(bench):
-    """A list that has NVML's samples when the block has ended."""
-    sampler = Sampler(bench.sides, bench.options.patience)
+    """A list that contains NVML's samples after the block."""
+    sampler = Sampler(bench.sides, patience_of("utilisation", bench.options.patience))
     samples = []
     try:
         yield samples
@@ -69,7 +70,7 @@ def sampled(bench):
 
 
 def utilisation_of_others(bench):
-    """The least figure of 3 s: that of probes before this group disappears after a second."""
+    """The lowest figure in 3 s: earlier probes' use disappears after a second."""
     end = time.monotonic() + 3
     least = 100
     while least > BUSY and time.monotonic() < end:
@@ -80,7 +81,7 @@ def utilisation_of_others(bench):
 
 
 def calibration(bench, window, *names):
-    """Returns (what ends the kernels, {workload: what it does bare}); (None, {}) after a row that says why."""
+    """Returns (how kernels end, {workload: its bare results}); (None, {}) after a row with the reason."""
     ended = bench.probe("bare", "work", "calibrate", window / 2, *names, silent=window)
     ruler = ended.of("ruler")
     if ended.note or ended.skip is not None or not ruler:
@@ -90,7 +91,7 @@ def calibration(bench, window, *names):
 
 
 def by_rounds(ruler, bare):
-    """The ruler of kernels that take as long bare, and longer beside others."""
+    """A ruler of kernels with the same length bare, and a greater length beside others."""
     return "{}:rounds:{}".format(ruler.split(":")[0], 1000 * bare["work"] / (bare["units"] * bare["length"]))
 
 
@@ -130,7 +131,7 @@ def tenants(bench, ruler, bare, window, bounds):
 
 
 def complete(bench, group, name, both):
-    """Returns True if all of these probes came to their end; else makes a row that says which did not."""
+    """Returns True if all of these probes finished; otherwise makes a row that names those that did not."""
     for ended in both:
         if ended.note or ended.skip is not None:
             bench.close(group, name, ended)

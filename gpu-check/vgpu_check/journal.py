@@ -1,9 +1,9 @@
 """A file of JSON lines that survives its writer: each line is written, flushed and synced before the next step.
 
 Failure modes:
-- killed within a line: the next writer begins a new line, and `read` skips the part that is no JSON;
-- no room on the disk: one line on stderr, the rows go on without the file (`broken` says why);
-- two writers at once: the second gets `Busy`; the lock ends with its process, also if that is killed.
+- killed within a line: the next writer begins a new line, and `read` skips the part that is not JSON;
+- no room on the disk: one line on stderr, the check continues without the file (`broken` has the reason);
+- two writers at once: the second gets `Busy`; the lock ends with its process, even if that is killed.
 """
 
 import fcntl

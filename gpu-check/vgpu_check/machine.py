@@ -16,7 +16,7 @@ class Unusable(Exception):
 
 
 def gpus(sides, patience):
-    """Returns (the driver, as text: version and folder, GPUs) from NVML."""
+    """Returns (the driver's version and folder as text, GPUs) from NVML."""
     ended = converse(*sides.bare(sides.probe("gpus")), patience)
     if ended.skip is not None:
         raise Unusable("no NVIDIA driver on this machine ({})".format(why_missing(sides.options, ended.skip)))
@@ -29,12 +29,12 @@ def gpus(sides, patience):
 
 
 def where(libcuda):
-    """The driver's folder, and what led there, to follow its version."""
+    """The driver's folder, and how it was found, to be appended to its version."""
     return " in {}, found {}".format(libcuda.folder, libcuda.how) if libcuda else ""
 
 
 def why_missing(options, said):
-    """`said`: the loader's message. Only that of the software GPU says enough."""
+    """`said`: the loader's message, which is sufficient only for the software GPU."""
     if options.soft_gpu or options.driver:
         return said
     text = "{}; neither LD_LIBRARY_PATH nor {} has it: set --driver-root to the root of the driver"

@@ -65,14 +65,14 @@ def check(flags, state):
 
 
 def run_works(sides, patience):
-    """Checks once that a share can be created, so that not every row fails for it."""
+    """Checks once that a share can be created, so that not every row fails for this reason."""
     note = output(*sides.limited(["true"]), patience)[1]
     if note:
         raise machine.Unusable("`vgpu run` does not start a command here: {}".format(note))
 
 
 def run_groups(bench, groups):
-    """Runs the groups, the most telling first; if NVML stops answering, the rows up to then are kept."""
+    """Runs the groups, the most informative ones first; if NVML stops answering, the rows so far are kept."""
     steps = (
         ("seen", "seen", driver_api.run_seen),
         ("held", "held", driver_api.run_held),
@@ -94,9 +94,9 @@ def run_groups(bench, groups):
 
 
 def publish(flags, bench, heading, ended):
-    """Judges what needs all rows, and prints the summary; also when the check is ended by a signal."""
+    """Applies the rules that need all rows, and prints the summary, even if a signal ends the check."""
     for row in rows.judge(bench.rows, bench.limit):
-        bench.write(row)  # again: the last line with a row's name is valid
+        bench.write(row)  # once more: the last line with a row's name is valid
     if flags.json:
         with open(flags.json, "w") as file:
             file.write(report.as_json(bench.rows, heading, bench.limit, flags.soft_gpu, ended))

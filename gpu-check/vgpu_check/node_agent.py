@@ -1,11 +1,11 @@
-"""The group node: what the kubelet plugin's own code finds here, without a cluster.
+"""The group node: results of the kubelet plugin's own code on this machine, without a cluster.
 
     dist/vgpu-kubelet-plugin check ─┬─ child      NVML in a process of its own: its list, its time, its end
                                     ├─ processes  while a probe holds memory under a share, and another one without
                                     └─ injection  files and device nodes, beside those of the loader and of /dev
 
-Failure modes: without the program the rows are skipped. Which share a process has is read off mount namespaces: that
-needs a `vgpu run` by root that could make one, and the right to look at all processes; elsewhere these rows are skipped.
+Failure modes: without the program the rows are skipped. Mount namespaces show the share of a process: this
+needs a `vgpu run` by root that could create one, and the right to see all processes; otherwise these rows are skipped.
 In a container, where NVML has PIDs of another namespace or none, the rows that need a PID are.
 """
 
@@ -60,7 +60,7 @@ def child(bench, gpus):
 
 
 def has_ended(pid):
-    """Also true of a process that nobody has waited for yet."""
+    """Also true for a zombie."""
     try:
         with open("/proc/{}/stat".format(pid)) as file:
             return file.read().rsplit(")", 1)[-1].split()[0] == "Z"
@@ -117,7 +117,7 @@ def compare(bench, holder, bare):
 
 
 def why_blind(holder):
-    """Why the mounts of processes cannot be compared; empty if they can."""
+    """The reason why the mounts of processes cannot be compared; empty if they can."""
     if not holder["has_namespace"]:
         return ALONE
     for process in glob.glob("/proc/[0-9]*"):
@@ -153,7 +153,7 @@ def expected(bench, libcuda, version):
     names = os.listdir(os.path.dirname(libcuda))
     if bench.options.driver_root != "/":
         return node_rows.of_version(names, version)
-    # Not in the path of every user.
+    # Not in every user's path.
     environment = dict(bench.options.environment)
     environment["PATH"] = ":".join(filter(None, [environment.get("PATH"), "/usr/sbin", "/sbin"]))
     text, _ = output(["ldconfig", "-p"], environment, max(1, bench.patience("ldconfig")))

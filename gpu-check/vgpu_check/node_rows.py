@@ -1,8 +1,8 @@
 """The rows for the node agent, and the rules by which one fails. Pure: no I/O.
 
-    child      what the plugin's process with NVML lists ─► NVML's own list
-    matching   what the plugin finds of a share's process ─► NVML's figure, the share's size, the program's own charge
-    injection  what the plugin gives containers ─► the loader's list of the driver's libraries
+    child      the list of the plugin's process with NVML ─► NVML's own list
+    matching   the plugin's facts about a share's process ─► NVML's figure, the share's size, the program's own charge
+    injection  the plugin's files for containers ─► the loader's list of the driver's libraries
 """
 
 from .rows import MIB, OK, SKIPPED, TOLD, Row, mib
@@ -16,7 +16,7 @@ def row(name, outcome=OK, note="", **figures):
 
 
 def some(names, most=12):
-    """The first few of names, and how many there are."""
+    """The first few names, and their number."""
     names = sorted(names)
     more = len(names) - most
     return ", ".join(names[:most]) + (" and {} more".format(more) if more > 0 else "")
@@ -50,7 +50,7 @@ def taken(answered):
 
 
 def listed(found, gpus):
-    """The plugin shares whole GPUs, and of their memory what the driver does not reserve, in whole MiB."""
+    """The plugin shares whole GPUs, with their memory minus the driver's reserved memory, in whole MiB."""
     own = {gpu["uuid"]: gpu["memory"] for gpu in found["gpus"]}
     made = row("GPUs that the plugin's process with NVML lists", seen=str(len(own)))
     for gpu in gpus:
@@ -82,9 +82,9 @@ BARE = "a process without a share is reported"
 
 
 def matching(found, holder, bare, nvml, limit, blind):
-    """Makes a row for each thing that the plugin finds of a share's process.
+    """Makes a row for each of the plugin's facts about a share's process.
 
-    `found`: the plugin's answer; `holder`: what the share's process said of itself; `bare`: the PID of a process without
+    `found`: the plugin's answer; `holder`: the report of the share's process; `bare`: the PID of a process without
     a share; `nvml`: {PID as text: bytes} by NVML; `blind`: why mounts cannot be compared here, or ''.
     """
     by_pid = {process["pid"]: process for process in found["processes"]}
@@ -159,7 +159,7 @@ def unexplained(by_pid, bare):
 
 
 def capabilities(found, gone):
-    """A row for what each capability gives, beside libcuda and NVML. `gone`: files that do not exist."""
+    """A row for the files of each capability, in addition to libcuda and NVML. `gone`: files that do not exist."""
     own = {found["libcuda"], found["libnvidia_ml"]}
     rows = [row("libcuda and NVML, which every container has", seen=counted(own, found["shimmed"]))]
     missing(rows[0], own & gone)
@@ -180,7 +180,7 @@ def counted(files, names):
 
 
 def kinds(files):
-    """How many files of each kind."""
+    """The number of files of each kind."""
     counts = [(len({file["file"] for file in files if file["kind"] == kind}), text) for kind, text in KINDS]
     return ["{} {}".format(count, text) for count, text in counts if count]
 
@@ -227,5 +227,5 @@ def loader_paths(text):
 
 
 def of_version(names, version):
-    """Those of names that are a library of this version."""
+    """The names that are libraries of this version."""
     return {name for name in names if name.startswith("lib") and name.endswith(".so." + version)}

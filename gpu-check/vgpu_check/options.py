@@ -57,7 +57,7 @@ def parse(arguments=None):
 
 
 def choose_driver(options):
-    """Finds the driver, and leads all programs to the same one.
+    """Finds the driver, and makes all programs use it.
 
     Sets `driver` (None: there is none, or it is the software GPU), `driver_root` (the flag's value, or the one with which
     the plugin finds this driver) and LD_LIBRARY_PATH, if the loader would find another driver or none.

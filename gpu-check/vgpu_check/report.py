@@ -82,7 +82,7 @@ def tail(rows):
 
 
 def summary(rows, ended=""):
-    """What to read first, as the last lines: at most some 4,000 characters. `ended`: why the check ended early."""
+    """The summary, to be printed last: at most some 4,000 characters. `ended`: the reason if the check ended early."""
     text = []
     failures = ["  {}: {}".format(row.name, row.note)[:WIDTH] for row in rows if row.outcome == FAILED]
     surprises = ["  {}: expected {}".format(line(row).strip().split("; SURPRISE")[0], row.expected)[:WIDTH] for row in rows if row.is_surprise]

@@ -17,12 +17,12 @@ OK, FAILED, SKIPPED, TOLD = "ok", "FAILED", "skipped", "told"
 
 
 class Row:
-    """A line of a table. `figures` by name, in bytes, ns or as text; `note`: the error, why it was skipped, or a remark."""
+    """A line of a table. `figures` by name, in bytes, ns or as text; `note`: the error, the reason for skipping, or a remark."""
 
     def __init__(self, group, name, outcome=OK, note="", **figures):
         self.group, self.name, self.outcome, self.note, self.figures = group, name, outcome, note, figures
-        # Set when the row is written: seconds since the row before it or the start of its probe, how the same probe
-        # ended without a share, and what is expected of a real GPU.
+        # Set when the row is written: seconds since the previous row or the start of its probe, the same probe's
+        # result without a share, and the expectation for a real GPU.
         self.seconds, self.control, self.expected, self.is_surprise = None, "", None, False
 
     def fail(self, note):
@@ -80,7 +80,7 @@ def cost(name, message, base, truth):
 
 
 def tolerance(rows):
-    """Returns (bytes, name of the row that has them), or None if nothing was measured."""
+    """Returns (bytes, name of their row), or None if nothing was measured."""
     fixed = [(row.figures["beyond"], row.name) for row in rows if row.group == "costs" and row.figures.get("fixed")]
     if not fixed:
         return None
@@ -92,7 +92,7 @@ def tolerance(rows):
 
 
 def filled(row, message, limit, exact=False):
-    """Checks how much a path allocated until it was refused. `exact`: it must be able to allocate the whole share."""
+    """Checks how much a path allocated until it was refused. `exact`: the whole share must have been possible."""
     got, before = message["got"], message["before"]
     row.figures.update(got=got, charged=message["charged"], exact=exact)
     if got > limit:
@@ -106,7 +106,7 @@ def filled(row, message, limit, exact=False):
 
 
 def refused(row, message):
-    """Checks that at most `most` of the calls that ask for too much were granted."""
+    """Checks that at most `most` of the excessive requests were granted."""
     if message["granted"] > message["most"]:
         row.fail("{} calls were granted that together ask for more than the limit".format(message["granted"]))
     elif message["code"] != OUT_OF_MEMORY and message["code"] != 0:
@@ -114,12 +114,12 @@ def refused(row, message):
 
 
 def freed(row, message):
-    """Checks that nothing is left after everything was freed."""
+    """Checks that no charge is left after everything was freed."""
     charged, before = message.get("charged"), message["before"]
     if charged is not None and charged > before:
         row.fail("{} MiB stay charged when all is freed".format(mib(charged - before)))
     if message["again"]:
-        row.fail("what was freed cannot be allocated again ({})".format(message["again"]))
+        row.fail("freed memory cannot be allocated again ({})".format(message["again"]))
 
 
 def judge(rows, limit):
@@ -134,7 +134,7 @@ def judge(rows, limit):
         if truth is not None and truth > most:
             over = mib(truth - limit)
             row.fail("the GPU holds {} MiB more than the limit; the tolerance is {} MiB".format(over, mib(measured[0])))
-        # If NVML does not show memory that certainly is in use, its figures would let every other row pass.
+        # If NVML does not show memory that is certainly in use, every other row would pass with its figures.
         if truth is not None and row.figures.get("exact") and truth + rounding(limit) < row.figures["got"]:
             row.fail("NVML shows only {} MiB of it: it is no measure here".format(mib(truth)))
         if row.note != before:
@@ -145,13 +145,13 @@ def judge(rows, limit):
 # === time ===
 
 MS = 1_000_000
-# Points by which a share may exceed its cap, exceed its cores beside another one, and fall short of what it is due;
-# percent of the bare throughput that must be used.
+# Percentage points by which a share may exceed its cap, exceed its cores beside another one, and fall below its
+# entitlement; percent of the bare throughput that must be reached.
 Bounds = namedtuple("Bounds", "more beside less use")
 SILICON = Bounds(more=2, beside=6, less=6, use=94)
-# The software GPU's time goes on while other programs keep the CPU from those that wait for it.
+# The software GPU's time advances even while other programs delay the waiting ones on the CPU.
 MODELLED = Bounds(more=5, beside=15, less=30, use=60)
-# Besides its part and its longest kernel or graph, a capped share may have this much in any window.
+# In addition to its part and its longest kernel or graph, a capped share may use this much in any window.
 BURST = 20 * MS
 
 
@@ -161,17 +161,17 @@ def gpu_time(work, length):
 
 
 def throughput(work, bare):
-    """Returns the work done in a time, in percent of what was done bare."""
+    """Returns the work done in a time, in percent of the work done bare."""
     rate, whole = [one["work"] / (one["end"] - one["begin"]) for one in (work, bare)]
     return 100 * rate / whole
 
 
 def capped(name, cores, work, bare, bounds):
-    """Makes the row for a share that may use `cores` percent and no more. `bare`: the calibration, with a unit's length."""
+    """Makes the row for a share that is capped at `cores` percent. `bare`: the calibration, with a unit's length."""
     got, unlimited = gpu_time(work, bare["length"]), min(100, gpu_time(bare, bare["length"]))
     row = Row("time", name, cores=cores, got=got, bare=unlimited, throughput=throughput(work, bare))
     most = cores + bounds.more + 100 * (BURST + work["longest"]) / (work["end"] - work["begin"])
-    # One that waits for each kernel leaves the GPU idle also when it is not limited.
+    # A program that waits for each kernel leaves the GPU partly idle even without a limit.
     least = min(cores, unlimited) - bounds.less
     if got > most:
         row.fail("more than {:.1f} %".format(most))
@@ -181,7 +181,7 @@ def capped(name, cores, work, bare, bounds):
 
 
 def tenants(parts, bare, bounds):
-    """Makes the rows for shares that always have work and run at once; `parts`: {cores: its work}, 100 in sum."""
+    """Makes the rows for busy shares that run at the same time; `parts`: {cores: its work}, 100 in sum."""
     found = []
     for cores, work in parts.items():
         part = throughput(work, bare)
@@ -197,7 +197,7 @@ def tenants(parts, bare, bounds):
 
 
 def alone(name, cores, work, bare, bounds):
-    """Makes the row for a Balanced share with the GPU for itself."""
+    """Makes the row for a Balanced share that is alone on the GPU."""
     row = Row("time", name, cores=cores, got=gpu_time(work, bare["length"]), throughput=throughput(work, bare))
     used(row, bounds)
     return row
@@ -211,7 +211,7 @@ def used(row, bounds):
 def during(samples, work):
     """Returns NVML's utilisation while a workload ran; None without a sample. `samples`: (moment, percent).
 
-    A figure is of up to a second before, so only the second half counts.
+    A figure covers up to a second before it, so only the second half is used.
     """
     middle = (work["begin"] + work["end"]) // 2
     found = [percent for at, percent in samples if middle <= at <= work["end"]]
@@ -219,7 +219,7 @@ def during(samples, work):
 
 
 def percentile(values, percent):
-    """Returns the least value that so many percent do not exceed."""
+    """Returns the least value that this percentage of the values does not exceed."""
     ordered = sorted(values)
     return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
 
@@ -230,7 +230,7 @@ def distribution(name, values, note=""):
 
 
 def slices(how, both):
-    """Makes the rows for slice and switch; `both`: the runs and absences of two processes that were busy at once."""
+    """Makes the rows for slice and switch; `both`: the runs and absences of two processes that were busy at the same time."""
     runs = [run for one in both for run in one["runs"]]
     names = ["slice, " + how, "switch between contexts, " + how]
     if not all(one["runs"] for one in both):
@@ -239,7 +239,7 @@ def slices(how, both):
     switches = []
     for own, other in (both, both[::-1]):
         usual = percentile(other["runs"], 50)
-        # Away and back again.
+        # Two switches: away and back.
         switches += [max(0, absence - usual) / 2 for absence in own["absences"]]
     return [*found, distribution(names[1], switches)]
 
@@ -253,6 +253,6 @@ def overhead(name, bare, limited):
 
 
 def counts(rows):
-    """Returns (ok, failed, skipped). Rows without a rule count as ok."""
+    """Returns (ok, failed, skipped). Rows without a rule are ok."""
     outcomes = [row.outcome for row in rows]
     return outcomes.count(OK) + outcomes.count(TOLD), outcomes.count(FAILED), outcomes.count(SKIPPED)

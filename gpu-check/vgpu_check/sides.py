@@ -38,7 +38,7 @@ class Sides:
 
     def limited(self, command, compute=(), memory=None, name=None, dist=None, **variables):
         """Returns (command, environment) with a share of the same GPU. `compute`: flags for its GPU time; `memory`: bytes,
-        if not those chosen; `name`: two processes with one name have one share; `dist`: a folder with other programs."""
+        if not the chosen ones; `name`: processes with the same name share one share; `dist`: a folder with other programs."""
         share = ["--memory", "{}Mi".format((memory or self.limit) >> 20), "--gpu", str(self.gpu), *compute]
         share += ["--share", name] if name else []
         run = [str((dist or self.options.dist) / "vgpu"), "run", *share]

@@ -1,4 +1,4 @@
-"""Reads from NVML how much memory processes use, from outside the share.
+"""Reads the memory of processes from NVML, outside the share.
 
 Uses the first of three ways that works here (`learn` tries them with a process of known size):
 
@@ -20,11 +20,11 @@ WAYS = {
 
 
 class NoTruth(Exception):
-    """NVML does not answer; the text says why."""
+    """NVML does not answer; the text has the reason."""
 
 
 class NvmlProcess:
-    """A probe that asks NVML, in a process of its own outside the shares."""
+    """A probe that reads NVML, in a separate process outside the shares."""
 
     def __init__(self, sides, patience, probe):
         self.patience = patience
@@ -55,7 +55,7 @@ class Watcher(NvmlProcess):
         return self.message()
 
     def quiet(self):
-        """The figures once they are stable: memory of an ended process disappears a moment later."""
+        """The figures once they are stable: an ended process's memory disappears a moment later."""
         last, end = self.picture(), time.monotonic() + 3
         while time.monotonic() < end:
             time.sleep(0.05)
@@ -66,7 +66,7 @@ class Watcher(NvmlProcess):
         return last
 
     def learn(self, sides):
-        """Chooses the way that works, with a bare process. Returns its error, or ''."""
+        """Uses a bare process to choose the way that works. Returns its error, or ''."""
         self.message()  # it has started
         before = self.quiet()
         pictures = []

@@ -3,13 +3,13 @@
 //! Every path of docs/architecture.md is derived from a flag whose default gives that path, so that a test
 //! can run the whole plugin in its own folder.
 
-use crate::instance::Folders;
+use crate::dra::instance::Folders;
 use crate::publish::taints::Allocator;
 use clap::{Parser, ValueEnum};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
-use vgpu_api::DRIVER_NAME;
+use std::path::PathBuf;
+use vgpu_api::{DRIVER_NAME, POOL_SUFFIX, pool_of};
 
 /// Where the kernel names the boot of the machine.
 pub(crate) const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -23,7 +23,7 @@ pub struct Flags {
     pub node_name: String,
     /// UID of the pod of this process, which names its sockets, so that two instances can run during an update
     #[arg(long, env = "POD_UID")]
-    pub pod_uid: Option<String>,
+    pub pod_uid: String,
     /// Folder of NVIDIA's driver, as a path in this process
     #[arg(long, default_value = "/")]
     pub driver_root: PathBuf,
@@ -106,7 +106,7 @@ pub enum VisibleDevices {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     pub node_name: String,
-    pub pod_uid: Option<String>,
+    pub pod_uid: String,
     pub driver_root: PathBuf,
     pub driver_root_host: PathBuf,
     pub soft_gpu_state: Option<PathBuf>,
@@ -116,10 +116,6 @@ pub struct Config {
     pub claims_dir: PathBuf,
     pub gpus_dir: PathBuf,
     pub cdi_dir: PathBuf,
-    /// The file of releases before `records`.
-    pub checkpoint: PathBuf,
-    /// The folder of the claims' files.
-    pub records: PathBuf,
     pub run_dir: PathBuf,
     /// The file in which the kernel names the boot of the machine.
     pub boot_id: PathBuf,
@@ -142,8 +138,8 @@ pub struct Config {
     pub visible_devices: bool,
     pub on_breach: OnBreach,
     pub ignored_xids: BTreeSet<u64>,
-    /// The files with the faults of GPUs: on the disk, and in the memory of this boot.
-    pub faults: [PathBuf; 2],
+    /// The file with the faults of GPUs in this boot.
+    pub faults: PathBuf,
     pub hami_metrics: bool,
     /// kubelet's service that names the containers of shares.
     pub pod_resources: PathBuf,
@@ -192,68 +188,35 @@ impl Flags {
     }
 
     fn validate_with(self, soft_gpu_seen: bool) -> Result<Config, Error> {
-        if !is_dns_subdomain(&self.node_name) {
-            return Err(Error::NodeName(self.node_name));
-        }
-        if pool_of(&self.node_name).len() > POOL_NAME_MAX {
-            return Err(Error::PoolName(self.node_name));
-        }
-        let pod_uid = self.pod_uid.filter(|uid| !uid.is_empty());
-        if let Some(uid) = pod_uid.as_ref().filter(|uid| !is_uid(uid)) {
-            return Err(Error::PodUid(uid.clone()));
-        }
-        let driver_root_host = self.driver_root_host.unwrap_or_else(|| self.driver_root.clone());
-        for (flag, path) in [
-            ("--driver-root", &self.driver_root),
-            ("--driver-root-host", &driver_root_host),
-            ("--library-dir", &self.library_dir),
-            ("--library-store", &self.library_store),
-            ("--kubelet-root", &self.kubelet_root),
-            ("--cdi-dir", &self.cdi_dir),
-            ("--run-dir", &self.run_dir),
-            ("--boot-id-file", &self.boot_id_file),
-        ] {
-            absolute(flag, path)?;
-        }
-        if let Some(state) = &self.soft_gpu_state {
-            absolute("--soft-gpu-state", state)?;
-            if !soft_gpu_seen {
-                return Err(Error::SoftGpuUnset(state.clone()));
-            }
-        }
+        self.check_names()?;
+        self.check_paths(soft_gpu_seen)?;
         if !(1..=64).contains(&self.shares) {
             return Err(Error::Shares(self.shares));
         }
         let http_address = self.http_address.parse();
         let http_address = http_address.map_err(|_| Error::HttpAddress(self.http_address.clone()))?;
-        let context_reserve = vgpu_quantity::whole(&self.context_reserve).ok();
-        let context_reserve = context_reserve.and_then(|bytes| u64::try_from(bytes).ok());
+        let context_reserve = bytes(&self.context_reserve);
         let context_reserve = context_reserve.ok_or_else(|| Error::ContextReserve(self.context_reserve.clone()))?;
-        let ignored_xids = match self.ignored_xids.as_str() {
-            "" => Ok(BTreeSet::new()),
-            list => list.split(',').map(str::parse).collect(),
-        };
-        let ignored_xids = ignored_xids.map_err(|_| Error::IgnoredXids(self.ignored_xids.clone()))?;
+        let ignored_xids = xids(&self.ignored_xids).ok_or_else(|| Error::IgnoredXids(self.ignored_xids.clone()))?;
         let plugin_dir = self.kubelet_root.join("plugins").join(DRIVER_NAME);
         let sockets = Folders {
             plugin: plugin_dir.clone(),
             registry: self.kubelet_root.join("plugins_registry"),
         };
-        let dra_socket = sockets.dra_socket(pod_uid.as_deref());
-        let registration_sockets = sockets.registration_sockets(pod_uid.as_deref());
-        for socket in registration_sockets.iter().chain([&dra_socket]) {
-            if socket.as_os_str().len() > 107 {
-                return Err(Error::SocketPath {
-                    root: self.kubelet_root,
-                    socket: socket.clone(),
-                });
-            }
+        let dra_socket = sockets.dra_socket(&self.pod_uid);
+        let registration_sockets = sockets.registration_sockets(&self.pod_uid);
+        let too_long = |socket: &&PathBuf| socket.as_os_str().len() > SOCKET_PATH_MAX;
+        if let Some(socket) = registration_sockets.iter().chain([&dra_socket]).find(too_long) {
+            return Err(Error::SocketPath {
+                root: self.kubelet_root,
+                socket: socket.clone(),
+            });
         }
         Ok(Config {
             node_name: self.node_name,
-            pod_uid,
+            pod_uid: self.pod_uid,
+            driver_root_host: self.driver_root_host.unwrap_or_else(|| self.driver_root.clone()),
             driver_root: self.driver_root,
-            driver_root_host,
             soft_gpu_state: self.soft_gpu_state,
             context_sizes: self.library_store.join("contexts"),
             library_dir: self.library_dir,
@@ -261,12 +224,10 @@ impl Flags {
             shares: self.shares,
             claims_dir: self.run_dir.join("claims"),
             gpus_dir: self.run_dir.join("gpus"),
-            faults: [plugin_dir.join("faults.json"), self.run_dir.join("faults.json")],
+            faults: self.run_dir.join("faults.json"),
             run_dir: self.run_dir,
             cdi_dir: self.cdi_dir,
-            records: plugin_dir.join("claims"),
             boot_id: self.boot_id_file,
-            checkpoint: plugin_dir.join("checkpoint.json"),
             lock: plugin_dir.join("lock"),
             publisher_lock: plugin_dir.join("publisher"),
             allocator: self.allocator,
@@ -284,6 +245,43 @@ impl Flags {
             pod_resources: self.kubelet_root.join("pod-resources/kubelet.sock"),
         })
     }
+
+    fn check_names(&self) -> Result<(), Error> {
+        if !is_dns_subdomain(&self.node_name) {
+            return Err(Error::NodeName(self.node_name.clone()));
+        }
+        if pool_of(&self.node_name).len() > POOL_NAME_MAX {
+            return Err(Error::PoolName(self.node_name.clone()));
+        }
+        if !is_uid(&self.pod_uid) {
+            return Err(Error::PodUid(self.pod_uid.clone()));
+        }
+        Ok(())
+    }
+
+    fn check_paths(&self, soft_gpu_seen: bool) -> Result<(), Error> {
+        let all = [
+            ("--driver-root", Some(&self.driver_root)),
+            ("--driver-root-host", self.driver_root_host.as_ref()),
+            ("--library-dir", Some(&self.library_dir)),
+            ("--library-store", Some(&self.library_store)),
+            ("--kubelet-root", Some(&self.kubelet_root)),
+            ("--cdi-dir", Some(&self.cdi_dir)),
+            ("--run-dir", Some(&self.run_dir)),
+            ("--boot-id-file", Some(&self.boot_id_file)),
+            ("--soft-gpu-state", self.soft_gpu_state.as_ref()),
+        ];
+        for (flag, path) in all {
+            if let Some(path) = path.filter(|path| !path.is_absolute()) {
+                let path = path.clone();
+                return Err(Error::Relative { flag, path });
+            }
+        }
+        match &self.soft_gpu_state {
+            Some(state) if !soft_gpu_seen => Err(Error::SoftGpuUnset(state.clone())),
+            _ => Ok(()),
+        }
+    }
 }
 
 impl Config {
@@ -294,28 +292,27 @@ impl Config {
     }
 }
 
-/// A pool is named by its node, followed by this.
-const POOL_SUFFIX: &str = "/vgpu";
 /// The longest name of a pool that the API server accepts in a ResourceSlice.
 const POOL_NAME_MAX: usize = 253;
+/// The kernel's limit, without the final NUL (unix(7)).
+const SOCKET_PATH_MAX: usize = 107;
 
-fn pool_of(node: &str) -> String {
-    format!("{node}{POOL_SUFFIX}")
+/// None: it is no quantity of bytes.
+fn bytes(quantity: &str) -> Option<u64> {
+    u64::try_from(vgpu_quantity::whole(quantity).ok()?).ok()
 }
 
-fn absolute(flag: &'static str, path: &Path) -> Result<(), Error> {
-    if path.is_absolute() {
-        return Ok(());
+/// None: it is no list of numbers.
+fn xids(list: &str) -> Option<BTreeSet<u64>> {
+    match list {
+        "" => Some(BTreeSet::new()),
+        list => list.split(',').map(|xid| xid.parse().ok()).collect(),
     }
-    Err(Error::Relative {
-        flag,
-        path: path.to_path_buf(),
-    })
 }
 
 /// Accepts what is safe in a file's name; a UID has 36 bytes, that of a static pod 32.
 fn is_uid(uid: &str) -> bool {
-    uid.len() <= 36 && uid.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+    (1..=36).contains(&uid.len()) && uid.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
 }
 
 fn is_dns_subdomain(name: &str) -> bool {
@@ -329,6 +326,7 @@ fn is_dns_subdomain(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
 
     /// The API server refuses a slice whose pool has a longer name, and then nothing of the node is published.
     #[test]
@@ -341,7 +339,7 @@ mod tests {
                 "c".repeat(63),
                 "d".repeat(length - 192)
             );
-            let flags = Flags::try_parse_from(["vgpu-kubelet-plugin", &format!("--node-name={name}")]);
+            let flags = Flags::try_parse_from(["p", &format!("--node-name={name}"), "--pod-uid=a"]);
             flags.expect("parses").validate_with(false)
         };
         assert_eq!(named(248).expect("fits").pool().len(), 253);
@@ -354,7 +352,10 @@ mod tests {
     }
 
     fn parse(more: &[&str]) -> Result<Config, Error> {
-        let arguments = ["vgpu-kubelet-plugin", "--node-name=n1"].iter().chain(more);
+        let arguments = ["vgpu-kubelet-plugin", "--node-name=n1", "--pod-uid=a"].iter();
+        let arguments =
+            arguments.filter(|one| !more.iter().any(|more| more.split('=').next() == one.split('=').next()));
+        let arguments = arguments.chain(more);
         Flags::try_parse_from(arguments).expect("parses").validate_with(false)
     }
 
@@ -365,13 +366,12 @@ mod tests {
         assert_eq!(config.gpus_dir, Path::new(vgpu_abi::paths::NODE_GPUS_DIR));
         assert_eq!(
             config.dra_socket,
-            Path::new("/var/lib/kubelet/plugins/dra.vgpu/dra.sock")
+            Path::new("/var/lib/kubelet/plugins/dra.vgpu/dra-a.sock")
         );
-        assert_eq!(config.records, Path::new("/var/lib/kubelet/plugins/dra.vgpu/claims"));
         assert_eq!(
             config.registration_sockets,
             ["", ".2"].map(|turn| PathBuf::from(format!(
-                "/var/lib/kubelet/plugins_registry/registration{turn}@dra.vgpu.sock"
+                "/var/lib/kubelet/plugins_registry/registration-a{turn}@dra.vgpu.sock"
             )))
         );
         assert_eq!(config.driver_root_host, Path::new("/"));
@@ -382,7 +382,7 @@ mod tests {
     #[test]
     fn ignored_xids_are_a_list_that_may_be_empty() {
         let ignored = |more: &[&str]| parse(more).expect("valid").ignored_xids;
-        assert_eq!(ignored(&[]), BTreeSet::from(crate::faults::IGNORED_XIDS));
+        assert_eq!(ignored(&[]), BTreeSet::from(crate::publish::faults::IGNORED_XIDS));
         assert_eq!(ignored(&["--ignored-xids=94,13"]), BTreeSet::from([13, 94]));
         assert_eq!(ignored(&["--ignored-xids="]), BTreeSet::new());
     }
@@ -398,20 +398,14 @@ mod tests {
         ];
         let [first, second] = config.registration_sockets;
         assert_eq!([config.dra_socket, first, second], expected.map(PathBuf::from));
-        assert_eq!(parse(&["--pod-uid="]).expect("none").pod_uid, None);
     }
 
     #[test]
     fn the_authority_that_kubelet_makes_of_the_registration_socket_is_one() {
-        for uid in ["", "5c0f3b9a-0000-4000-8000-000000000001"] {
-            for path in parse(&[&format!("--pod-uid={uid}")])
-                .expect("valid")
-                .registration_sockets
-            {
-                let encoded = path.to_str().expect("UTF-8").replace('/', "%2F");
-                let authority: tonic::codegen::http::uri::Authority = encoded.parse().expect("an authority");
-                assert_eq!(authority.host(), "dra.vgpu.sock");
-            }
+        for path in parse(&[]).expect("valid").registration_sockets {
+            let encoded = path.to_str().expect("UTF-8").replace('/', "%2F");
+            let authority: tonic::codegen::http::uri::Authority = encoded.parse().expect("an authority");
+            assert_eq!(authority.host(), "dra.vgpu.sock");
         }
         assert!(
             "%2Fplugins_registry%2Fdra.vgpu-reg.sock"
@@ -427,6 +421,7 @@ mod tests {
             (vec!["--node-name=UPPER"], "--node-name", "UPPER"),
             (vec!["--node-name=a..b"], "--node-name", "a..b"),
             (vec!["--pod-uid=../x"], "--pod-uid", "../x"),
+            (vec!["--pod-uid="], "--pod-uid", "\"\""),
             (vec!["--driver-root=here"], "--driver-root", "here"),
             (vec!["--driver-root-host=here"], "--driver-root-host", "here"),
             (vec!["--soft-gpu-state=here"], "--soft-gpu-state", "here"),
@@ -446,12 +441,7 @@ mod tests {
             (vec![long.as_str()], "--kubelet-root", "kkkk"),
             (vec!["--soft-gpu-state=/s"], "--soft-gpu-state", "/s"),
         ] {
-            let arguments = ["vgpu-kubelet-plugin", "--node-name=n1"]
-                .iter()
-                .filter(|a| !(a.starts_with("--node") && arguments[0].starts_with("--node")))
-                .chain(&arguments);
-            let error = Flags::try_parse_from(arguments).expect("parses").validate_with(false);
-            let error = error.expect_err(value).to_string();
+            let error = parse(&arguments).expect_err(value).to_string();
             assert!(
                 error.contains(flag) && error.contains(value) && !error.contains('\n'),
                 "{error}"
@@ -462,7 +452,7 @@ mod tests {
     #[test]
     fn unparsable_values_name_their_flag() {
         for argument in ["--shares=many", "--ledger-tmpfs=perhaps", "--colour=red"] {
-            let error = Flags::try_parse_from(["p", "--node-name=n", argument])
+            let error = Flags::try_parse_from(["p", "--node-name=n", "--pod-uid=a", argument])
                 .expect_err(argument)
                 .to_string();
             let flag = argument.split('=').next().expect("a flag");

@@ -3,8 +3,8 @@
 //! How it fails: without the socket, or a kubelet that does not answer within 5 s, nothing is known, which is logged once;
 //! metrics then lack the names of containers. Asked only while claims are prepared.
 
-use crate::node::{Node, SharedNode};
-use crate::share::ShareKey;
+use crate::dra::node::{Node, SharedNode};
+use crate::dra::share::ShareKey;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,7 +17,7 @@ use vgpu_api::DRIVER_NAME;
 use vgpu_proto::pod_resources::{LIST, ListPodResourcesRequest, ListPodResourcesResponse};
 
 const EVERY: Duration = Duration::from_secs(10);
-const PATIENCE: Duration = Duration::from_secs(5);
+const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 /// A node has at most some hundred pods with some KiB each.
 const LARGEST: usize = 16 << 20;
 /// Containers of a share that metrics name. A claim may have 256 pods, and a share may not have endless series.
@@ -44,7 +44,7 @@ impl Containers {
     }
 }
 
-/// Asks for ever.
+/// Asks until the plugin ends.
 pub async fn run(node: SharedNode, socket: std::path::PathBuf, containers: Containers) {
     let mut failed = String::new();
     loop {
@@ -89,8 +89,8 @@ async fn ask(socket: &Path) -> Result<ListPodResourcesResponse, String> {
             .map(tonic::Response::into_inner)
             .map_err(|status| status.to_string())
     };
-    let answer = tokio::time::timeout(PATIENCE, asked).await;
-    answer.unwrap_or_else(|_| Err(format!("no answer within {} s", PATIENCE.as_secs())))
+    let answer = tokio::time::timeout(ANSWERS_WITHIN, asked).await;
+    answer.unwrap_or_else(|_| Err(format!("no answer within {} s", ANSWERS_WITHIN.as_secs())))
 }
 
 /// tonic's error says only that a connection failed; its source says why.
@@ -120,7 +120,7 @@ fn shares(node: &Node, answer: &ListPodResourcesResponse) -> BTreeMap<ShareKey, 
                     .flat_map(|of| &of.claim_resources)
                     .filter(|of| of.driver_name == DRIVER_NAME);
                 for device in devices {
-                    let has = |share: &&crate::share::Share| {
+                    let has = |share: &&crate::dra::share::Share| {
                         share.device == device.device_name
                             && (device.share_id.is_none() || device.share_id == share.share_id)
                     };
@@ -138,7 +138,7 @@ fn shares(node: &Node, answer: &ListPodResourcesResponse) -> BTreeMap<ShareKey, 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::tests::{Rig, claim};
+    use crate::dra::node::tests::{Rig, claim};
     use vgpu_proto::pod_resources::{ClaimResource, ContainerResources, DynamicResource, PodResources};
 
     fn container(name: &str, claim: &str, share: Option<&str>) -> ContainerResources {
@@ -187,7 +187,7 @@ mod tests {
             claim("u1", &[("s1", 10, 0), ("s2", 10, 0)]),
             claim("u2", &[("s3", 10, 0)]),
         ];
-        assert!(node.prepare(&node.locked(), &claims).iter().all(Result::is_ok));
+        assert!(node.prepare(&node.locked(), &claims).0.iter().all(Result::is_ok));
         let pods = vec![
             pod(
                 "d",

@@ -3,8 +3,8 @@
 //! The GPU Operator sets the node's label `nvidia.com/gpu.deploy.client` to `paused-for-...` before it unloads the driver,
 //! and back afterwards. Nothing may have the driver open then.
 //!
-//! How it fails: while the API server cannot be reached, the last word counts. After a restart of the plugin NVML may be
-//! asked for as long as the first list of the watch takes. A node that is deleted says nothing.
+//! How it fails: while the API server cannot be reached, the last label that was seen applies. After a restart of the plugin
+//! NVML may be asked until the first list of the watch is there. A deleted node has no label.
 
 use crate::nvml::Nvml;
 use futures::{Stream, StreamExt as _};
@@ -18,7 +18,7 @@ const PAUSED: &str = "paused";
 
 type Node = PartialObjectMeta<k8s_openapi::api::core::v1::Node>;
 
-/// Follows the events of this node's object for ever. `rescan` has the GPUs looked at anew.
+/// Follows the events of this node's object. `rescan` has the GPUs listed again.
 pub async fn run(events: impl Stream<Item = watcher::Result<Event<Node>>>, nvml: Nvml, rescan: Arc<Notify>) {
     let mut events = std::pin::pin!(events);
     let mut last = None;
@@ -61,7 +61,7 @@ fn reason(node: &Node) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inventory::Gpus as _;
+    use crate::publish::inventory::Gpus as _;
     use std::path::Path;
 
     fn node(value: Option<&str>) -> Node {

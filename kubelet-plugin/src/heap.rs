@@ -1,4 +1,4 @@
-//! Gives memory back to the node. By itself, malloc gives back only what is free at the end of its heap, and after a burst
+//! Gives memory back to the node. By itself, malloc gives back only free memory at the end of its heap, and after a burst
 //! of calls it keeps some MiB between blocks in use.
 #![allow(unsafe_code)] // One call of libc.
 
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 const EVERY: Duration = Duration::from_secs(30);
 
-/// Gives memory back for ever.
+/// Gives memory back until the plugin ends.
 pub(crate) async fn keep_small() {
     loop {
         tokio::time::sleep(EVERY).await;

@@ -86,7 +86,7 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::{TcpListener, TcpStream};
 
-    /// A source of figures that hangs until it is told to go on, and counts the threads that it has.
+    /// A source of figures that hangs until it is allowed to go on, and counts the threads that it has.
     #[derive(Clone, Debug, Default)]
     struct Hangs(Arc<(Mutex<(bool, usize)>, Condvar)>);
 

@@ -1,28 +1,30 @@
-//! Metrics for Prometheus. `usage`, `compute` and `truth` read what shares use at each scrape.
+//! Metrics for Prometheus: counters of calls, and figures of shares and GPUs that are read at each scrape.
 //!
-//! A share has at most 40 series, and a GPU 60, HAMi's names included: tenants cannot add any, but for the containers of a
-//! share, of which few are named. A scrape reads ledgers and waits up to 8 s for a turn that works (`http`). Labels are names of objects and UUIDs, never what a tenant's process says.
+//! A share has at most 44 series, and a GPU 60, HAMi's names included: tenants cannot add any, but for the containers of a
+//! share, of which few are named. A scrape reads ledgers and waits up to 8 s for a turn that works (`http`). Labels are names of
+//! objects and UUIDs, never a text of a tenant's process.
 
+mod figures;
 mod gpus;
 pub mod hami;
-mod info;
 #[cfg(test)]
 mod prometheus_tests;
+mod shares;
+mod sources;
 
-use crate::compute::Comparison;
-use crate::compute::busy::Busy;
-use crate::compute::metrics::ComputeUsage;
-use crate::containers::Containers;
-use crate::node::{Parts, SharedNode};
-use crate::truth::{Truth, metrics::Observed};
-use crate::usage::Usage;
-use prometheus_client::encoding::EncodeLabelSet;
+use crate::dra::node::Parts;
+use crate::enforcement::counters::Counters;
+use figures::{Figure, Labels, Metric};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
+pub use sources::Sources;
+use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -33,20 +35,14 @@ const SECONDS: [f64; 12] = [
 /// The parts are shorter.
 const PART_SECONDS: [f64; 10] = [0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.02, 0.1, 2.0];
 
-/// Why claims cannot be prepared, and the parts of a Prepare: all are there from the start, so that a first error is an
-/// increase.
+/// Why claims cannot be prepared, and the parts of a Prepare.
 const REASONS: [&str; 8] = ["api", "claim", "full", "ailing", "lock", "library", "files", "other"];
 const PARTS: [&str; 3] = ["read", "lock", "room"];
 
-/// What is read at each scrape.
-#[derive(Clone)]
-pub struct Sources {
-    pub node: SharedNode,
-    pub comparison: Comparison,
-    pub truth: Truth,
-    pub containers: Containers,
-    /// Empty unless HAMi's names are served.
-    pub busy: Busy,
+/// Reads shares and GPUs at each scrape.
+struct Scraped {
+    sources: Sources,
+    counters: Mutex<Counters>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -133,20 +129,6 @@ impl Default for Metrics {
     }
 }
 
-impl Sources {
-    /// Where only the node is known.
-    #[must_use]
-    pub fn new(node: SharedNode) -> Self {
-        Self {
-            node,
-            comparison: Comparison::default(),
-            truth: Truth::default(),
-            containers: Containers::default(),
-            busy: Busy::default(),
-        }
-    }
-}
-
 impl Metrics {
     pub(crate) fn prepared(&self, took: Duration, times: &Times, errors: impl IntoIterator<Item = &'static str>) {
         self.prepare.observe(took.as_secs_f64());
@@ -176,10 +158,8 @@ impl Metrics {
         self.stale_claims.inc();
     }
 
-    /// Registers every metric under its name. Each has the Node's name as a label: a scrape's own labels name the pod's
-    /// address.
-    #[must_use]
-    pub fn registry(&self, sources: Sources) -> Registry {
+    /// Creates every series, so that a first error is an increase.
+    fn create_all(&self) {
         for reason in REASONS {
             drop(self.prepare_errors.get_or_create(&Reason { reason }));
         }
@@ -189,6 +169,13 @@ impl Metrics {
         {
             drop(self.prepare_parts.get_or_create(&Part { part }));
         }
+    }
+
+    /// Registers every metric under its name. Each has the Node's name as a label: a scrape's own labels name the pod's
+    /// address.
+    #[must_use]
+    pub fn registry(&self, sources: Sources) -> Registry {
+        self.create_all();
         let node = sources.node.lock().name().to_owned();
         let labels = [("node".into(), node.into())];
         let mut registry = Registry::with_prefix_and_labels("vgpu", labels.into_iter());
@@ -236,34 +223,69 @@ impl Metrics {
             ("version", env!("CARGO_PKG_VERSION")),
         ]);
         registry.register("build", "The release of a program", build);
-        let Sources {
-            node,
-            comparison,
-            truth,
-            containers,
-            busy: _,
-        } = sources;
-        registry.register_collector(Box::new(Usage::new(node.clone())));
-        registry.register_collector(Box::new(ComputeUsage::new(node.clone(), comparison)));
-        registry.register_collector(Box::new(Observed::new(node.clone(), truth)));
-        registry.register_collector(Box::new(gpus::Gpus::new(node.clone())));
-        registry.register_collector(Box::new(info::ShareInfo::new(node, containers)));
+        registry.register_collector(Box::new(Scraped {
+            sources,
+            counters: Mutex::default(),
+        }));
         registry
     }
+}
+
+// === impl Scraped ===
+
+const KILLED: Metric<u64> = Metric::counter(
+    "killed_processes",
+    "Processes that were killed because their share was over its limit (plugin.onBreach: kill)",
+    |kills| Some(Figure::bytes(*kills)),
+);
+
+const READY: Metric<bool> = Metric::gauge(
+    "ready",
+    "1 if this part of the plugin works or has nothing to do, 0 if it does not; /readyz says why",
+    |is_ready| Some(Figure::from(*is_ready)),
+);
+
+impl fmt::Debug for Scraped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Scraped")
+    }
+}
+
+impl Collector for Scraped {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let samples = shares::samples(&self.sources, Some(&self.counters));
+        shares::encode(&samples, &mut encoder)?;
+        let kills = self.sources.observations.lock().kills;
+        KILLED.encode(&mut encoder, [(&Labels::new(), &kills)])?;
+        let parts = self.sources.readiness.parts().into_iter();
+        let parts: Vec<(Labels, bool)> = parts
+            .map(|(part, is_ready)| (vec![("part", part.to_owned())], is_ready))
+            .collect();
+        READY.encode(&mut encoder, parts.iter().map(|(labels, is_ready)| (labels, is_ready)))?;
+        gpus::encode(&self.sources, &mut encoder)
+    }
+}
+
+/// The page with these metrics.
+#[cfg(test)]
+pub(crate) fn page(registry: &Registry) -> String {
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, registry).expect("encoded");
+    text
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::tests::Rig;
+    use crate::dra::node::SharedNode;
+    use crate::dra::node::tests::{Rig, prepared};
 
     /// The rows of docs/metrics.md are those that are served.
     #[test]
     fn the_documentation_has_every_metric() {
         let node = SharedNode::new(Rig::new(false).open());
         let registry = Metrics::default().registry(Sources::new(node));
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry).expect("encoded");
+        let text = page(&registry);
         let mut kinds = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
         let helps = text
             .lines()
@@ -288,42 +310,28 @@ mod tests {
     /// An alert on any of them says where to look.
     #[test]
     fn every_series_names_the_node_and_a_gpu_its_model() {
-        use crate::node::tests::claim;
-        let rig = Rig::new(false);
-        let mut node = rig.open();
-        assert!(node.prepare(&node.locked(), &[claim("u1", &[("s1", 20, 30)])])[0].is_ok());
+        let (_rig, node) = prepared(20, 30);
         let name = format!("node=\"{}\"", node.name());
         let registry = Metrics::default().registry(Sources::new(SharedNode::new(node)));
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry).expect("encoded");
+        let text = page(&registry);
         let mut series = text.lines().filter(|line| !line.starts_with('#'));
         assert_eq!(series.clone().find(|line| !line.contains(&name)), None);
         let info = series.find(|line| line.starts_with("vgpu_gpu_info{")).expect("a GPU");
-        let model = format!("model=\"{}\"", crate::inventory::tests::gpu(0).name);
+        let model = format!("model=\"{}\"", crate::publish::inventory::tests::gpu(0).name);
         assert!(info.contains(&model), "{info}");
     }
 
     /// A tenant cannot make Prometheus hold more than this.
     #[test]
-    fn a_share_has_at_most_40_series_and_a_gpu_60() {
-        use crate::node::tests::claim;
-        let rig = Rig::new(false);
-        let mut node = rig.open();
-        assert!(node.prepare(&node.locked(), &[claim("u1", &[("s1", 20, 30)])])[0].is_ok());
+    fn a_share_has_at_most_44_series_and_a_gpu_60() {
+        let (_rig, node) = prepared(20, 30);
         let sources = Sources::new(SharedNode::new(node));
         let key = ("u1".to_owned(), "s1".to_owned());
         let container = |at: u32| (format!("p{at}"), "main".to_owned());
         sources
             .containers
             .set([(key.clone(), (0..256).map(container).collect())].into());
-        let verdict = crate::compute::Verdict {
-            enforced: Some(true),
-            error_points: Some(0.0),
-            used: Some(1.0),
-        };
-        sources.comparison.set([(key.clone(), verdict)].into());
-        sources.comparison.touch([key.clone()], std::time::SystemTime::now());
-        sources.truth.know_all(&key);
+        sources.observations.know_all(&key);
         let mut text = String::new();
         for registry in [Metrics::default().registry(sources.clone()), hami::registry(sources)] {
             prometheus_client::encoding::text::encode(&mut text, &registry).expect("encoded");
@@ -334,9 +342,9 @@ mod tests {
             count(|line| line.contains("podname=")),
         );
         let gpu = count(|line| line.starts_with("vgpu_gpu_")) / 2;
-        assert!(share >= 27 && hami == 10, "{share} and {hami}");
+        assert!(share >= 30 && hami == 10, "{share} and {hami}");
         assert!(
-            share + hami < 40,
+            share + hami < 44,
             "{share} and {hami}: a ratio comes with the first charge"
         );
         assert!((6..60).contains(&gpu), "{gpu}: HAMi's has one more");

@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Clone)]
 pub struct Readiness(Arc<Mutex<BTreeMap<&'static str, State>>>);
 
+/// The state of a part.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum State {
+pub(crate) enum State {
     Works,
     /// Nothing to do, with the reason.
     Idle(String),
@@ -50,6 +51,17 @@ impl Readiness {
         wanted.iter().all(works)
     }
 
+    /// Returns the state of each part.
+    pub(crate) fn states(&self) -> BTreeMap<&'static str, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Each part, and if it is ready.
+    pub(crate) fn parts(&self) -> Vec<(&'static str, bool)> {
+        let is_ready = |(part, state)| (part, !matches!(state, State::Fails(_)));
+        self.states().into_iter().map(is_ready).collect()
+    }
+
     /// Returns true if all parts are ready, and one line per part.
     #[must_use]
     pub fn status(&self) -> (bool, String) {
@@ -79,6 +91,7 @@ mod tests {
         assert!(readiness.status().0);
         assert!(readiness.set("a", Err("lost".into())));
         assert_eq!(readiness.status(), (false, "a: lost\nb: ok\n".into()));
+        assert_eq!(readiness.parts(), [("a", false), ("b", true)]);
         assert!(readiness.idle("a", "no driver".into()));
         assert!(!readiness.idle("a", "no driver".into()), "no news");
         assert_eq!(

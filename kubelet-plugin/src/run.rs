@@ -6,42 +6,32 @@
 //! - Slices are published once kubelet has accepted this instance, and while it reaches it.
 //! - Registration waits for the first scan of the GPUs: a Prepare before it would fail, and kubelet retries
 //!   only after up to a minute.
-//! - kubelet calls the instance that registered last. So one that can prepare nothing, because its library or its driver
-//!   fails, or because it cannot read claims, does not register while another one serves. Alone it does: claims must be
-//!   unprepared.
+//! - kubelet calls the instance that registered last. So an instance that can prepare nothing, because its library or its
+//!   driver fails, or because it cannot read claims, does not register while another one works. Alone it does: claims must
+//!   be unprepared.
 //!
 //! At shutdown the registration socket is removed first. The slices stay: kubelet removes them if no instance
 //! comes back.
 
-use crate::api::Cluster;
-use crate::api::Slices as _;
-use crate::compute::Comparison;
-use crate::config::{Config, Flags, OnBreach};
-use crate::containers::Containers;
-use crate::contexts::Contexts;
-use crate::crash_points::NeverStop;
-use crate::faults::{Conditions, Files, Watcher};
-use crate::health::{Health, Report};
-use crate::instance::Instance;
+use crate::api::{self, Cluster};
+use crate::config::{Config, Flags};
+use crate::dra::health::{Health, Report};
+use crate::dra::instance::Instance;
+use crate::dra::mount_users::MountUsers;
+use crate::dra::node::lock::{LOCKED_WITHIN, LockFile};
+use crate::dra::node::{Living, Node, SharedNode};
+use crate::dra::registration::{Registrar, keep_listening};
+use crate::dra::server::Service;
+use crate::dra::{claim_access, keep, registration};
+use crate::enforcement::Processes;
 use crate::metrics::{Metrics, Sources, hami};
-use crate::mount_users::{MountUsers as _, Processes};
-use crate::node::lock::{LOCKED_WITHIN, LockFile};
-use crate::node::{Living, Node, SharedNode};
 use crate::nvml::Nvml;
-use crate::publish::reached::{another_publishes, only_while_reached};
-use crate::publish::taints::Taints;
-use crate::publish::{Wanted, delay, plan::Owner};
+use crate::publish::gpus;
+use crate::publish::publish_gate::Holding;
 use crate::ready::Readiness;
-use crate::registration::{Registrar, keep_listening};
-use crate::server::Service;
-use crate::truth::{Observer, Proc, Truth};
-use crate::waiting::{Keepers, NodeProcesses};
-use crate::{
-    api, background, claim_access, compute, connection, containers, driver_pause, faults, gpus, heap, http, keep,
-    publish, records, registration, truth,
-};
+use crate::work::{self, TaskInputs};
+use crate::{connection, driver_pause, heap, http, publish};
 use anyhow::Context as _;
-use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::{WatchStreamExt as _, watcher};
 use std::future::Future;
 use std::io::IsTerminal as _;
@@ -50,18 +40,17 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
-use vgpu_api::DRIVER_NAME;
 use vgpu_proto::dra::{v1, v1beta1};
 use vgpu_proto::health;
 use vgpu_proto::registration::registration_server::RegistrationServer;
 
-/// Without one of these parts no claim can be prepared. Slices are none of them: only a registered instance writes those.
+/// Without one of these parts no claim can be prepared. Slices are not among them: only a registered instance writes slices.
 const NEEDED: [&str; 3] = [keep::LIBRARY, gpus::PART, claim_access::PART];
-/// How often an instance that can prepare nothing looks if another one serves.
+/// How often an instance that can prepare nothing looks if another one works.
 const TRIED_EVERY: Duration = Duration::from_secs(1);
 /// How long registration waits for the first scan. Loading a driver takes seconds without persistence mode.
 const FIRST_SCAN: Duration = Duration::from_secs(30);
@@ -88,152 +77,125 @@ pub fn run(flags: Flags) -> anyhow::Result<()> {
 }
 
 async fn serve(config: Config) -> anyhow::Result<()> {
-    let lock = LockFile::open(&config.lock)?;
-    let locked = lock.lock(Instant::now() + LOCKED_WITHIN).await?;
-    let living: Living = {
-        let processes = Processes::of_node();
-        Box::new(move |shares| processes.living(shares))
-    };
-    let node = Node::open(config.clone(), lock, &locked, living, Box::new(NeverStop))?;
-    let node = SharedNode::new(node);
-    let _instance = Instance::start(&config.sockets, config.pod_uid.as_deref(), &locked)?;
-    drop(locked);
+    let processes = Processes::of_node(Some(&config.pod_uid));
+    let (node, _instance) = recover(&config, &processes).await?;
     let [library, gpus, claims] = NEEDED;
     let readiness = Readiness::new(&[library, gpus, claims, publish::PART, registration::PART]);
     let metrics = Metrics::default();
-    let (comparison, known) = (Comparison::default(), Truth::default());
     let server = kube::Config::infer().await;
     let client = connection::client(server.context("no configuration for the API server")?)?;
     let cluster = Cluster::new(client, config.node_name.clone());
     let (stop, stopped) = watch::channel(false);
-    let (wanted, wants) = watch::channel(Wanted::Unknown);
     let (reports, reported) = watch::channel(Report::default());
-
-    let processes = NodeProcesses::new(config.pod_uid.as_deref());
-    let service = Arc::new(Service::new(
-        node.clone(),
-        cluster.clone(),
-        processes.clone(),
-        metrics.clone(),
-        stopped.clone(),
-    ));
-    let dra = {
-        let (path, health, stopped) = (config.dra_socket.clone(), Health::new(reported), stopped.clone());
-        let serve = {
-            let stopped = stopped.clone();
-            move |listener| serve_dra(listener, service.clone(), health.clone(), until(stopped.clone()))
-        };
-        // kubelet's connection lives on, and a new one finds the new socket at the same path.
-        async move { keep_listening(&path, stopped, serve, || {}).await }
-    };
     let (reached, reaches) = watch::channel(false);
+    let (scanned, first_scan) = watch::channel(false);
+
+    let (claims, users) = (cluster.clone(), processes.clone());
+    let service = Service::new(node.clone(), claims, users, metrics.clone(), stopped.clone());
+    let dra = dra(&config.dra_socket, service, Health::new(reported), stopped.clone());
     let registrar = Registrar {
         dra_socket: config.dra_socket.clone(),
         readiness: readiness.clone(),
         reached,
     };
-    let (forwarded, wants_of_reached) = watch::channel(Wanted::Unknown);
-    let publisher_lock = LockFile::open(&config.publisher_lock)?;
-    tokio::spawn(only_while_reached(wants, reaches, publisher_lock, forwarded));
-    let (scanned, first_scan) = watch::channel(false);
-    let registration = register(
-        config.registration_sockets.clone(),
-        registrar,
-        first_scan,
-        LockFile::open(&config.publisher_lock)?,
-        stopped.clone(),
-    );
+    let holding = Holding::begin(LockFile::open(&config.publisher_lock)?);
+    let (work, works) = watch::channel(holding.is_held());
+    tokio::spawn(holding.keep(work));
+    let sockets = config.registration_sockets.clone();
+    let registration = register(sockets, registrar, first_scan, works.clone(), stopped.clone());
     let listener = tokio::net::TcpListener::bind(config.http_address).await;
     let listener = listener.with_context(|| format!("--http-address {} cannot be used", config.http_address))?;
-    let sources = Sources {
-        node: node.clone(),
-        comparison: comparison.clone(),
-        truth: known.clone(),
-        containers: Containers::default(),
-        busy: compute::busy::Busy::default(),
-    };
-    let busy = sources.busy.clone();
-    let names = containers::run(node.clone(), config.pod_resources.clone(), sources.containers.clone());
-    tokio::spawn(names);
-    let hami = config.hami_metrics.then(|| hami::registry(sources.clone()));
-    let registries = [metrics.registry(sources)].into_iter().chain(hami).collect();
-    let pages = http::router(readiness.clone(), registries);
-    let http = axum::serve(listener, pages).with_graceful_shutdown(until(stopped));
-
-    let nvml = Nvml::new(Path::new("/proc/self/exe"), &config.driver_root);
-    let rescan = Arc::new(Notify::new());
-    let own = watcher::Config::default().fields(&format!("metadata.name={}", config.node_name));
-    let own_node = watcher(cluster.nodes(), own).default_backoff();
-    tokio::spawn(driver_pause::run(own_node, nvml.clone(), rescan.clone()));
-    let outputs = gpus::ScanOutputs {
-        node: node.clone(),
-        wanted,
-        reports,
-        readiness: readiness.clone(),
-        metrics: metrics.clone(),
-        scanned,
-        rescan: rescan.clone(),
-    };
-    let [disk, run] = config.faults.clone();
-    let files = Files::new(records::boot(&config.boot_id)?, disk, run);
-    let conditions = Conditions::new(config.ignored_xids.clone());
-    let watcher = Watcher::new(nvml.clone(), conditions, files);
-    let (faults, known_faults) = watch::channel(watcher.faults());
-    tokio::spawn(faults::run(watcher, faults, rescan));
-    tokio::spawn(gpus::run(
-        nvml.clone(),
-        Contexts::of_node(&config),
-        config.clone(),
-        known_faults,
-        outputs,
-    ));
-    if config.hami_metrics {
-        tokio::spawn(compute::busy::watch(nvml.clone(), busy));
-    }
-    tokio::spawn(compute::compare::run(node.clone(), nvml.clone(), comparison.clone()));
-    tokio::spawn(truth::observe(Observer {
-        node: node.clone(),
-        gpus: nvml,
-        proc: Proc::of_node(config.pod_uid.as_deref()),
-        comparison: comparison.clone(),
-        truth: known.clone(),
-        own_pod: config.pod_uid.clone(),
-        kills: config.on_breach == OnBreach::Kill,
-    }));
-    let parts = NodeParts {
-        node,
+    let parts = TaskInputs {
         processes,
         cluster,
-        config,
-        comparison,
-        truth: known,
+        nvml: Nvml::new(Path::new("/proc/self/exe"), &config.driver_root),
+        config: config.clone(),
+        boot: boot(&config.boot_id)?,
+        sources: Sources {
+            readiness: readiness.clone(),
+            ..Sources::new(node.clone())
+        },
+        node,
         readiness,
         metrics,
+        reached: reaches,
+        reports,
+        scanned,
+        rescan: Arc::default(),
     };
-    tokio::spawn(keep::library(parts.node.clone(), parts.readiness.clone()));
-    tokio::spawn(keep::cdi_files(parts.node.clone()));
+    let http = axum::serve(listener, pages(&parts)).with_graceful_shutdown(until(stopped));
+    start_tasks(&parts, stop);
+    let work = tokio::spawn(work::run(parts, works));
+    let http = async { http.await.context("the HTTP server ended") };
+    tokio::select! {
+        served = async { tokio::try_join!(registration, dra, http) } => served.map(drop),
+        ended = work => anyhow::bail!("{}; kubelet starts the plugin again", ended.unwrap_or_else(|error| error.to_string())),
+    }
+}
+
+/// Recovers the state of a former instance, and says that this one lives.
+async fn recover(config: &Config, processes: &Processes) -> anyhow::Result<(SharedNode, Instance)> {
+    let lock = LockFile::open(&config.lock)?;
+    let locked = lock.lock(Instant::now() + LOCKED_WITHIN).await?;
+    let processes = processes.clone();
+    let living: Living = Box::new(move |shares| processes.living(shares));
+    let node = Node::open(config.clone(), lock, &locked, living)?;
+    let instance = Instance::start(&config.sockets, &config.pod_uid, &locked)?;
+    Ok((SharedNode::new(node), instance))
+}
+
+/// Serves kubelet's calls.
+async fn dra(
+    socket: &Path,
+    service: Service<Cluster, Processes>,
+    health: Health,
+    stopped: watch::Receiver<bool>,
+) -> anyhow::Result<()> {
+    let service = Arc::new(service);
+    let serve = |listener| serve_dra(listener, service.clone(), health.clone(), until(stopped.clone()));
+    // kubelet's connection lives on, and a new one finds the new socket at the same path.
+    let served = keep_listening(socket, stopped.clone(), serve, || {}).await;
+    served.context("the DRA server ended")
+}
+
+/// /healthz, /readyz and /metrics.
+fn pages(parts: &TaskInputs) -> axum::Router {
+    let sources = parts.sources.clone();
+    let hami = parts.config.hami_metrics.then(|| hami::registry(sources.clone()));
+    let registries = [parts.metrics.registry(sources)].into_iter().chain(hami).collect();
+    http::router(parts.readiness.clone(), registries)
+}
+
+/// Starts what runs beside servers and work until the plugin ends.
+fn start_tasks(parts: &TaskInputs, stop: watch::Sender<bool>) {
+    let (cluster, readiness) = (parts.cluster.clone(), parts.readiness.clone());
+    let own = watcher::Config::default().fields(&format!("metadata.name={}", parts.config.node_name));
+    let own_node = watcher(cluster.nodes(), own).default_backoff();
+    tokio::spawn(driver_pause::run(own_node, parts.nvml.clone(), parts.rescan.clone()));
+    tokio::spawn(keep::run(parts.node.clone(), readiness.clone()));
     tokio::spawn(heap::keep_small());
-    let (claims, ready) = (parts.cluster.clone(), parts.readiness.clone());
-    tokio::spawn(async move { claim_access::wait(&claims, &ready).await });
-    tokio::spawn(with_node(parts, wants_of_reached));
+    tokio::spawn(async move { claim_access::wait(&cluster, &readiness).await });
     tokio::spawn(async move {
         end_signal().await;
         tracing::info!("stopping on a signal");
         stop.send_replace(true);
     });
-    let dra = async { dra.await.context("the DRA server ended") };
-    let http = async { http.await.context("the HTTP server ended") };
-    tokio::try_join!(registration, dra, http)?;
-    Ok(())
+}
+
+/// Reads which boot of the machine this is.
+fn boot(path: &Path) -> anyhow::Result<String> {
+    let text = std::fs::read_to_string(path);
+    let text = text.with_context(|| format!("{} does not say which boot this is", path.display()))?;
+    Ok(text.trim().to_owned())
 }
 
 /// Registers with kubelet once the first scan of the GPUs has ended. If a part fails without which no claim can be
-/// prepared, only when no other instance serves.
+/// prepared, only when no other instance works.
 async fn register(
     sockets: [PathBuf; 2],
     registrar: Registrar,
     mut first_scan: watch::Receiver<bool>,
-    publisher_lock: LockFile,
+    works: watch::Receiver<bool>,
     stopped: watch::Receiver<bool>,
 ) -> anyhow::Result<()> {
     tokio::select! {
@@ -243,10 +205,10 @@ async fn register(
         },
         () = until(stopped.clone()) => return Ok(()),
     }
-    while !registrar.readiness.has(&NEEDED) && another_publishes(&publisher_lock) {
-        let why = "another instance serves, and this one can prepare nothing yet".to_owned();
+    while !registrar.readiness.has(&NEEDED) && !*works.borrow() {
+        let why = "another instance works, and this one can prepare nothing yet".to_owned();
         if registrar.readiness.set(registration::PART, Err(why)) {
-            tracing::warn!("not registering while another instance serves: this one can prepare nothing yet");
+            tracing::warn!("not registering while another instance works: this one can prepare nothing yet");
         }
         tokio::select! {
             () = tokio::time::sleep(TRIED_EVERY) => {}
@@ -259,102 +221,8 @@ async fn register(
     served.await.context("the registration server ended")
 }
 
-/// The parts that are started once the Node object's UID is known use these.
-struct NodeParts {
-    node: SharedNode,
-    processes: NodeProcesses,
-    cluster: Cluster,
-    config: Config,
-    comparison: Comparison,
-    truth: Truth,
-    readiness: Readiness,
-    metrics: Metrics,
-}
-
-/// Starts the parts that need the Node object's UID: slices are owned by the Node, and events refer to it.
-async fn with_node(parts: NodeParts, wants: watch::Receiver<Wanted>) {
-    let taints = taints(&parts.config, &parts.readiness).await;
-    let node_uid = node_uid(&parts.cluster, &parts.readiness).await;
-    let node_object = ObjectReference {
-        api_version: Some("v1".into()),
-        kind: Some("Node".into()),
-        name: Some(parts.config.node_name.clone()),
-        uid: Some(node_uid.clone()),
-        ..ObjectReference::default()
-    };
-    let tell = truth::tell(
-        parts.node.clone(),
-        parts.cluster.clone(),
-        parts.truth,
-        node_object.clone(),
-    );
-    tokio::spawn(tell);
-    let background = background::run(
-        parts.node,
-        parts.cluster.clone(),
-        parts.metrics.clone(),
-        parts.comparison,
-        parts.processes,
-        node_object,
-    );
-    tokio::spawn(background);
-    let owner = Owner {
-        node: parts.config.node_name.clone(),
-        node_uid,
-        pool: parts.config.pool(),
-    };
-    let own = format!("spec.driver={DRIVER_NAME},spec.nodeName={}", parts.config.node_name);
-    let events = watcher(parts.cluster.slices(), watcher::Config::default().fields(&own)).default_backoff();
-    publish::run(
-        parts.cluster,
-        events,
-        taints,
-        owner,
-        wants,
-        parts.readiness,
-        parts.metrics,
-    )
-    .await;
-    tracing::error!("the watch of ResourceSlices has ended; slices are not updated any more");
-}
-
-/// Reads and writes the record of who allocates, without which nothing may be published.
-async fn taints(config: &Config, readiness: &Readiness) -> Taints {
-    let mut failures = 0;
-    loop {
-        let mark = &config.allocator_mark;
-        let error = match Taints::new(config.allocator, mark.clone()) {
-            Ok(taints) => return taints,
-            Err(error) => format!(
-                "cannot read or write {}, which records who allocates: {error}",
-                mark.display()
-            ),
-        };
-        if readiness.set(publish::PART, Err(error.clone())) {
-            tracing::error!("{error}; retrying");
-        }
-        tokio::time::sleep(delay(failures)).await;
-        failures += 1;
-    }
-}
-
-async fn node_uid(cluster: &Cluster, readiness: &Readiness) -> String {
-    let mut failures = 0;
-    loop {
-        let error: api::Error = match cluster.node_uid().await {
-            Ok(uid) => return uid,
-            Err(error) => error,
-        };
-        if readiness.set(publish::PART, Err(format!("cannot read this node's object: {error}"))) {
-            tracing::warn!("cannot read this node's object: {error}; retrying");
-        }
-        tokio::time::sleep(delay(failures)).await;
-        failures += 1;
-    }
-}
-
 /// Serves kubelet's DRA and health services.
-pub async fn serve_dra<C: api::Claims, K: Keepers>(
+pub async fn serve_dra<C: api::Claims, K: MountUsers>(
     listener: UnixListener,
     service: Arc<Service<C, K>>,
     health_service: Health,
@@ -425,6 +293,7 @@ mod tests {
         readiness: Readiness,
         scanned: watch::Sender<bool>,
         stop: watch::Sender<bool>,
+        works: watch::Sender<bool>,
         task: tokio::task::JoinHandle<anyhow::Result<()>>,
     }
 
@@ -440,12 +309,12 @@ mod tests {
                 readiness: readiness.clone(),
                 reached: watch::channel(false).0,
             };
-            let lock = Self::publisher(&dir);
+            let (works, working) = watch::channel(true);
             let task = tokio::spawn(register(
                 ["reg.sock", "reg.2.sock"].map(|name| dir.path().join(name)),
                 registrar,
                 first_scan,
-                lock,
+                working,
                 stopped,
             ));
             Self {
@@ -453,12 +322,9 @@ mod tests {
                 readiness,
                 scanned,
                 stop,
+                works,
                 task,
             }
-        }
-
-        fn publisher(dir: &tempfile::TempDir) -> LockFile {
-            LockFile::open(&dir.path().join("publisher")).expect("a lock file")
         }
 
         fn is_registered(&self) -> bool {
@@ -495,8 +361,7 @@ mod tests {
         for missing in NEEDED {
             for old_one_ends in [true, false] {
                 let plugin = Registering::begin();
-                let old = Registering::publisher(&plugin.dir);
-                let old = old.try_lock().expect("locked").expect("free");
+                plugin.works.send_replace(false);
                 for part in NEEDED {
                     plugin.readiness.set(part, Ok(()));
                 }
@@ -504,9 +369,9 @@ mod tests {
                 plugin.scanned.send_replace(true);
                 tokio::time::sleep(2 * FIRST_SCAN).await;
                 assert!(!plugin.is_registered(), "{}", plugin.readiness.status().1);
-                assert!(plugin.readiness.status().1.contains("another instance serves"));
+                assert!(plugin.readiness.status().1.contains("another instance works"));
                 if old_one_ends {
-                    drop(old);
+                    plugin.works.send_replace(true);
                     tokio::time::sleep(TRIED_EVERY).await;
                     assert!(soon(|| plugin.is_registered()).await, "claims must be unprepared");
                 } else {
@@ -522,8 +387,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_instance_that_waits_for_another_one_ends_when_it_is_told() {
         let plugin = Registering::begin();
-        let old = Registering::publisher(&plugin.dir);
-        let _old = old.try_lock().expect("locked").expect("free");
+        plugin.works.send_replace(false);
         plugin.scanned.send_replace(true);
         assert!(!soon(|| plugin.is_registered()).await);
         plugin.end().await;

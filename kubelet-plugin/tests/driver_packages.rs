@@ -16,7 +16,7 @@ use vgpu_kubelet_plugin::driver::{Driver, Place, Root};
 /// A driver in a release's packages.
 struct Family {
     codename: &'static str,
-    packages: &'static [&'static str],
+    packages: &'static str,
     /// The last part of the folders in which it has its files.
     folder: &'static str,
 }
@@ -24,41 +24,24 @@ struct Family {
 const FAMILIES: [Family; 3] = [
     Family {
         codename: "bookworm",
-        packages: &[
-            "libcuda1",
-            "libnvidia-ml1",
-            "libnvidia-ptxjitcompiler1",
-            "libnvidia-nvvm4",
-            "nvidia-smi",
-        ],
+        packages: "libcuda1 libnvidia-ml1 libnvidia-ptxjitcompiler1 libnvidia-nvvm4 nvidia-smi",
         folder: "current",
     },
     Family {
         codename: "trixie",
-        packages: &[
-            "libnvidia-tesla-535-cuda1",
-            "libnvidia-tesla-535-ml1",
-            "libnvidia-tesla-535-ptxjitcompiler1",
-            "libnvidia-tesla-535-nvvm4",
-            "nvidia-tesla-535-smi",
-        ],
+        packages: "libnvidia-tesla-535-cuda1 libnvidia-tesla-535-ml1 libnvidia-tesla-535-ptxjitcompiler1 \
+                   libnvidia-tesla-535-nvvm4 nvidia-tesla-535-smi",
         folder: "tesla-535",
     },
     Family {
         codename: "trixie",
-        packages: &[
-            "libcuda1",
-            "libnvidia-ml1",
-            "libnvidia-ptxjitcompiler1",
-            "libnvidia-nvvm4",
-            "libnvidia-gpucomp",
-            "nvidia-smi",
-        ],
+        packages: "libcuda1 libnvidia-ml1 libnvidia-ptxjitcompiler1 libnvidia-nvvm4 libnvidia-gpucomp \
+                   nvidia-smi",
         folder: "current",
     },
 ];
 
-/// What the files name and is not theirs to open: for confidential computing, for debuggers, files with debugging
+/// Names in the files that need no library beside them: for confidential computing, for debuggers, files with debugging
 /// information, and the two libraries that containers have anyway.
 const NO_COMPANIONS: [&str; 5] = [
     "libnvidia-pkcs11",
@@ -96,7 +79,7 @@ fn read(root: &Path) -> Driver {
     root.read().expect("a driver")
 }
 
-/// The file under the root that the container runtime is told.
+/// Returns the file under the test's root for its path on the node.
 fn here(root: &Path, on_host: &Path) -> PathBuf {
     root.join(on_host.strip_prefix("/run/nvidia/driver").expect("a path on the node"))
 }
@@ -182,7 +165,7 @@ fn a_container_gets_all_that_the_driver_needs() {
         let files: BTreeSet<&PathBuf> = given.iter().map(|(_, file)| file).chain([&cuda, &nvml]).collect();
         for file in files {
             assert!(file.is_file() && !file.is_symlink(), "{}", file.display());
-            // What it is linked with is libc's, or is there.
+            // Each library that it is linked with is libc's, or is given.
             for library in needed(file) {
                 let of_libc = [
                     "libc.",
@@ -207,7 +190,7 @@ fn a_container_gets_all_that_the_driver_needs() {
                 assert!(companions.contains(&name.as_str()), "{} names {name}", file.display());
             }
         }
-        // Which program it is depends on the links; without them, the package's own path is none of a container's.
+        // Without the links, nvidia-smi is only at the package's own path, which is no path of a container.
         let smi = nvidia_smi(&driver).map(|file| here(root, file));
         assert_eq!(smi.is_some_and(|file| file.is_file()), family.folder != "current");
         let nodes: Vec<&str> = driver.common_nodes.iter().map(|(node, _)| node.as_str()).collect();
@@ -236,12 +219,12 @@ fn the_links_of_alternatives_change_nothing_but_nvidia_smi() {
     assert_eq!(*before.files, files);
 }
 
-/// Whatever a class gives, what the libraries are linked with is given too, and each has the name under which it asks to
-/// be found.
+/// With each set of capabilities, the libraries that the given ones are linked with are given too, and each has the name by
+/// which it wants to be found.
 #[test]
 fn each_set_of_capabilities_is_complete_in_itself() {
     let test = "each_set_of_capabilities_is_complete_in_itself";
-    let Some(packages) = fetch(test, "bookworm", "main non-free", &BOOKWORM) else {
+    let Some(packages) = fetch(test, "bookworm", "main non-free", BOOKWORM) else {
         return;
     };
     let dir = tempfile::tempdir().expect("a folder");

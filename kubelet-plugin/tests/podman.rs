@@ -1,29 +1,26 @@
 //! A CDI file of ours, loaded by Debian's podman (4.3.1 in bookworm, which reads CDI up to 0.5.0) with crun: the mounts are
 //! there, the hook ran, and libcuda and NVML are ours under all names, also where the image brings a driver of its own.
 //!
-//! podman is unpacked, not installed. It runs in a mount namespace with a root of its own (crun does not keep a changed root), and the container without cgroups and
-//! network. The files of driver and library are texts that say what they are.
+//! podman is unpacked, not installed. It runs in a mount namespace with its own root (crun does not keep a changed root),
+//! and the container runs without cgroups and network. The files of driver and library are texts that say what they are.
 
 mod packages;
 
-use packages::{copy, give};
+use packages::{copy, give, share};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use vgpu_abi::limits::{ComputePolicy, Priority};
-use vgpu_api::config::Capabilities;
-use vgpu_cache::apt::{self, Distribution, Release, With};
+use vgpu_cache::apt::{self, Release, With};
+use vgpu_kubelet_plugin::dra::edits::{self, Inputs, Placed};
 use vgpu_kubelet_plugin::driver::Root;
-use vgpu_kubelet_plugin::edits::{self, Inputs, Placed};
-use vgpu_kubelet_plugin::share::{Role, Share};
 use vgpu_skip::skip;
 
 const TEST: &str = "podman_loads_a_claim_and_the_shims_names_win";
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 const UID: &str = "5c0f3b9a-0000-4000-8000-000000000001";
 
-/// In a mount namespace of its own; the first argument is the root. /sys/fs/cgroup becomes one that crun understands,
+/// The script of a mount namespace; its first argument is the root. It mounts a /sys/fs/cgroup that crun understands,
 /// whatever the machine has.
 const SCRIPT: &str = "set -e; R=$1; shift
 mount --make-rprivate /
@@ -54,7 +51,7 @@ fn hook() -> PathBuf {
     hook
 }
 
-/// A driver of software with NVIDIA's names of files: it needs no device nodes.
+/// Installs a software driver with NVIDIA's names of files: it needs no device nodes.
 fn install(root: &Path) -> Root {
     let here = root.join("driver");
     for stem in [
@@ -92,24 +89,6 @@ fn image(root: &Path) {
     put(&image.join("etc/ld.so.preload"), "/of/the/image.so\n");
 }
 
-fn share() -> Share {
-    Share {
-        name: "s1".into(),
-        role: Role::Share,
-        request: "gpu".into(),
-        device: "gpu".into(),
-        share_id: Some("s1".into()),
-        gpu: "GPU-3f8a1c20-1111-2222-3333-444455556666".into(),
-        memory: 1 << 30,
-        cores: 0,
-        compute_policy: ComputePolicy::Balanced,
-        priority: Priority::Low,
-        host_memory: 0,
-        report: None,
-        driver_capabilities: Capabilities::ALL,
-    }
-}
-
 #[test]
 fn podman_loads_a_claim_and_the_shims_names_win() {
     let may_mount = Command::new("unshare")
@@ -119,10 +98,8 @@ fn podman_loads_a_claim_and_the_shims_names_win() {
         return skip(TEST, "podman needs root here, and to mount");
     }
     let release = Release {
-        distribution: Distribution::Debian,
         codename: "bookworm",
         components: "main",
-        merged: true,
     };
     let packages = match apt::root(release, &["podman", "crun", "busybox-static"], With::AllThatTheyNeed) {
         Ok(packages) => packages,

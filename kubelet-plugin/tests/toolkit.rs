@@ -1,14 +1,14 @@
 //! Compares what a container gets of a driver with what NVIDIA's nvidia-ctk lists, for three layouts of a driver root made
-//! of NVIDIA's own packages. Each difference is in a table with its reason; docs/injection.md has the same.
+//! of NVIDIA's own packages. Each difference is in the table of docs/injection.md, with its reason.
 //!
 //! nvidia-ctk asks NVML for the GPUs, so the root has the software GPU's. It looks for character devices, so the test needs
-//! root. What is on no machine without a GPU is not compared: DRM nodes, which nvidia-ctk finds by /proc/driver/nvidia.
+//! root. DRM nodes are not compared: nvidia-ctk finds them by /proc/driver/nvidia, which only a machine with a GPU has.
 
 mod packages;
 mod soft_gpu;
 
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
-use packages::{BOOKWORM, LIBRARIES, choose, copy, fetch, give};
+use packages::{BOOKWORM, LIBRARIES, choose, copy, fetch, give, share};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -16,88 +16,14 @@ use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use vgpu_abi::limits::{ComputePolicy, Priority};
-use vgpu_api::config::Capabilities;
 use vgpu_cache::{go, run};
-use vgpu_kubelet_plugin::driver::{Node, Root};
-use vgpu_kubelet_plugin::edits::{self, Inputs, Placed};
-use vgpu_kubelet_plugin::share::{Role, Share};
+use vgpu_kubelet_plugin::dra::edits::{self, Inputs, Placed};
+use vgpu_kubelet_plugin::dra::share::Share;
+use vgpu_kubelet_plugin::driver::{DeviceFile, Root};
 use vgpu_skip::skip;
 
 const TEST: &str = "a_container_gets_what_nvidias_toolkit_lists_or_there_is_a_reason";
 const TOOLKIT: &str = "github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-ctk";
-const GPU: &str = "GPU-00000000-0000-0000-0000-000000000000";
-
-/// What one of both lists alone, and why. `{}` is the driver's version.
-const DIFFERENCES: &[(Side, &str, &str)] = &[
-    (
-        Side::Toolkit,
-        "hook apply-cuda-memory-limits",
-        "limits are our library's affair",
-    ),
-    (
-        Side::Toolkit,
-        "hook disable-device-node-modification",
-        "vgpu-cdi-hook does it",
-    ),
-    (
-        Side::Toolkit,
-        "hook enable-cuda-compat",
-        "CUDA forward compatibility is not used",
-    ),
-    (
-        Side::Toolkit,
-        "hook update-application-profile",
-        "it tells EGL which GPUs to list; a container has nodes of no other GPU",
-    ),
-    (
-        Side::Toolkit,
-        "hook update-ldcache",
-        "all libraries are in the loader's default folders",
-    ),
-    (
-        Side::Toolkit,
-        "library vdpau/libvdpau_nvidia.so.{}",
-        "VDPAU opens libvdpau_nvidia.so.1 there, which is mounted",
-    ),
-    (
-        Side::Toolkit,
-        "variable NVIDIA_CTK_LIBCUDA_DIR",
-        "it is for the hook enable-cuda-compat",
-    ),
-    (
-        Side::Ours,
-        "library libnvidia-egl-wayland.so.1",
-        "nvidia-ctk leaves the name to ldconfig in the container",
-    ),
-    (
-        Side::Ours,
-        "library libnvoptix.so.1",
-        "nvidia-ctk reads the name in the file, which is a stand-in in this test",
-    ),
-    (
-        Side::Ours,
-        "library libvdpau_nvidia.so.1",
-        "programs also open it by its name alone",
-    ),
-    (Side::Ours, "library libvdpau_nvidia.so.{}", "as above"),
-    (
-        Side::Ours,
-        "library vdpau/libvdpau_nvidia.so.1",
-        "nvidia-ctk leaves Debian's link to ldconfig, which makes it elsewhere",
-    ),
-    (
-        Side::Ours,
-        "program nvidia-smi",
-        "Debian's link is absolute, and nvidia-ctk follows it out of the root",
-    ),
-];
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Side {
-    Toolkit,
-    Ours,
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layout {
@@ -129,7 +55,7 @@ fn make(layout: Layout, packages: &Path, root: &Path) -> String {
             folder
         }
     };
-    // What the packages left out have, by its name; the services' sockets; and an earlier driver's rest.
+    // Files that the packages left out, by their names; the services' sockets; and a file of an earlier driver.
     let put = |path: PathBuf| {
         fs::create_dir_all(path.parent().expect("a folder")).expect("folders");
         fs::write(path, "").expect("a file");
@@ -172,7 +98,7 @@ fn make(layout: Layout, packages: &Path, root: &Path) -> String {
     version
 }
 
-/// The same files, with all libraries in one folder and without the links of alternatives.
+/// Copies the same files, with all libraries in one folder and without the links of alternatives.
 fn flatten(packages: &Path, libraries: &Path, root: &Path, layout: Layout) {
     let from = packages.join(LIBRARIES);
     for folder in [from.clone(), from.join("nvidia/current")] {
@@ -232,14 +158,7 @@ fn flatten(packages: &Path, libraries: &Path, root: &Path, layout: Layout) {
 fn listed(toolkit: &Path, root: &Path, state: &Path) -> BTreeSet<String> {
     let mut command = Command::new(toolkit);
     command
-        .args([
-            "--quiet",
-            "cdi",
-            "generate",
-            "--mode=nvml",
-            "--format=json",
-            "--device-name-strategy=index",
-        ])
+        .args("--quiet cdi generate --mode=nvml --format=json --device-name-strategy=index".split(' '))
         .arg(format!("--driver-root={}", root.display()))
         .env("SOFT_GPU_STATE", state);
     let said = run(&mut command).unwrap_or_else(|error| panic!("{error}"));
@@ -287,24 +206,13 @@ fn given(root: &Path) -> BTreeSet<String> {
     };
     let driver = here.read().expect("a driver");
     let share = Share {
-        name: "s1".into(),
-        role: Role::Share,
-        request: "gpu".into(),
-        device: "gpu".into(),
         share_id: None,
-        gpu: GPU.into(),
-        memory: 1 << 30,
-        cores: 0,
-        compute_policy: ComputePolicy::Balanced,
-        priority: Priority::Low,
-        host_memory: 0,
-        report: None,
-        driver_capabilities: Capabilities::ALL,
+        ..share()
     };
     let placed = Placed {
         share: &share,
         slot: None,
-        nodes: vec![Node::same("/dev/nvidia0")],
+        nodes: vec![DeviceFile::same("/dev/nvidia0")],
         reported: None,
     };
     let inputs = Inputs {
@@ -318,7 +226,7 @@ fn given(root: &Path) -> BTreeSet<String> {
     spec.validate().expect("a valid spec");
     let mut entries = BTreeSet::new();
     for edits in [&spec.container_edits, &spec.devices[0].container_edits] {
-        // What is below /dev/vgpu is ours alone, and no other driver's affair.
+        // Files below /dev/vgpu are only ours, and are not compared.
         let mounts = edits.mounts.iter().map(|mount| mount.container_path.as_str());
         entries.extend(mounts.filter(|path| !path.starts_with("/dev/vgpu")).map(entry));
         entries.extend(edits.device_nodes.iter().map(|node| format!("node {}", node.path)));
@@ -328,8 +236,8 @@ fn given(root: &Path) -> BTreeSet<String> {
     entries
 }
 
-/// A path in the container in words that both have: libraries by their names, because ours are in the loader's default
-/// folders and those of the toolkit at their paths on the node; programs by theirs.
+/// Names a path in the container so that both sides can be compared: libraries by their names, because ours are in the
+/// loader's default folders and those of the toolkit at their paths on the node; programs by theirs.
 fn entry(path: &str) -> String {
     let folders = [
         "/usr/lib/x86_64-linux-gnu/nvidia/current/",
@@ -357,10 +265,10 @@ fn a_container_gets_what_nvidias_toolkit_lists_or_there_is_a_reason() {
         Err(vgpu_cache::Error::Unavailable(why)) => return skip(TEST, &why),
         Err(vgpu_cache::Error::Failed(why)) => panic!("{why}"),
     };
-    let Some(packages) = fetch(TEST, "bookworm", "main non-free", &BOOKWORM) else {
+    let Some(packages) = fetch(TEST, "bookworm", "main non-free", BOOKWORM) else {
         return;
     };
-    let mut found: BTreeMap<(Side, String), Vec<Layout>> = BTreeMap::new();
+    let mut found: BTreeMap<(&str, String), Vec<Layout>> = BTreeMap::new();
     for layout in [Layout::Debian, Layout::RedHat, Layout::DriverContainer] {
         let dir = tempfile::tempdir().expect("a folder");
         let root = match layout {
@@ -376,30 +284,30 @@ fn a_container_gets_what_nvidias_toolkit_lists_or_there_is_a_reason() {
             listed.len() > 60,
             "{layout:?}: nvidia-ctk lists too little to compare: {listed:?}"
         );
-        let missing = listed.difference(&given).map(|entry| (Side::Toolkit, entry));
-        for (side, entry) in missing.chain(given.difference(&listed).map(|entry| (Side::Ours, entry))) {
-            let entry = entry.replace(&version, "{}");
+        let missing = listed.difference(&given).map(|entry| ("nvidia-ctk", entry));
+        for (side, entry) in missing.chain(given.difference(&listed).map(|entry| ("ours", entry))) {
+            let entry = entry.replace(&version, "535");
             found.entry((side, entry)).or_default().push(layout);
         }
     }
-    let explained = |side: Side, entry: &str| DIFFERENCES.iter().any(|(of, known, _)| (*of, *known) == (side, entry));
-    let unexplained: Vec<_> = found
-        .iter()
-        .filter(|((side, entry), _)| !explained(*side, entry))
-        .collect();
-    assert!(unexplained.is_empty(), "differences without a reason: {unexplained:#?}");
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/injection.md");
     let page = fs::read_to_string(page).expect("a page");
-    for (side, entry, reason) in DIFFERENCES {
-        let by = match side {
-            Side::Toolkit => "nvidia-ctk",
-            Side::Ours => "ours",
-        };
-        let row = format!("| {by} | `{}` | {reason} |", entry.replace("{}", "535"));
-        assert!(page.contains(&row), "docs/injection.md lacks: {row}");
-        assert!(
-            found.contains_key(&(*side, (*entry).to_owned())),
-            "{side:?} {entry}: no difference any more: {reason}"
-        );
-    }
+    let explained: BTreeSet<(&str, String)> = page.lines().filter_map(difference).collect();
+    let unexplained: Vec<_> = found.iter().filter(|(key, _)| !explained.contains(key)).collect();
+    assert!(
+        unexplained.is_empty(),
+        "docs/injection.md gives no reason: {unexplained:#?}"
+    );
+    let gone: Vec<_> = explained.iter().filter(|key| !found.contains_key(key)).collect();
+    assert!(gone.is_empty(), "docs/injection.md: no difference any more: {gone:#?}");
+}
+
+/// The side and the entry in a row of the page: `| ours | ENTRY | REASON |`.
+fn difference(row: &str) -> Option<(&str, String)> {
+    let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+    let ["", side @ ("nvidia-ctk" | "ours"), entry, reason, ""] = cells[..] else {
+        return None;
+    };
+    assert!(!reason.is_empty(), "a row without a reason: {row}");
+    Some((side, entry.trim_matches('`').to_owned()))
 }

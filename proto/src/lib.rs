@@ -33,7 +33,8 @@ pub mod health {
     }
 }
 
-/// Which container has which device, by kubelet. The service's name is not unique, so its messages are called by path.
+/// Which container has which device, as the kubelet knows it. The service's name is not unique, so its methods are
+/// called by path.
 pub mod pod_resources {
     tonic::include_proto!("v1podresources");
 

@@ -1,5 +1,5 @@
-//! Golden encodings: what each message is on the wire, byte by byte. A changed field number or type
-//! fails here, before a kubelet meets it.
+//! Golden encodings: the bytes of each message on the wire. A changed field number or type fails here, before a
+//! kubelet sees it.
 
 use prost::Message;
 use std::collections::BTreeMap;

@@ -2,10 +2,10 @@
 
 fn main() {
     for argument in [
-        // No start files and no default libraries, so no DT_NEEDED: 90 us of each exec went there.
+        // No start files and no default libraries, so no DT_NEEDED, which would cost 90 us at each exec.
         "-nostdlib",
         "-nostartfiles",
-        // Calls inside the library never go through a table that other objects can change.
+        // Calls inside the library never use a table that other objects can change.
         "-Wl,-Bsymbolic",
         "-Wl,-z,now",
         "-Wl,--hash-style=gnu",

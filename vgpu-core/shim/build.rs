@@ -2,10 +2,9 @@
 //! hooked only where GPU time is limited, and the list of hooked names. Also sets the link flags of libvgpu.so.
 
 use std::collections::BTreeSet;
-use std::fmt::Write as _;
 use std::{env, fs, path::Path};
 
-/// One reader of the tables: the crate that documents them has it.
+/// The reader of the tables, shared with the crate that documents them.
 #[path = "coverage/src/hooks.rs"]
 #[allow(dead_code, unreachable_pub)]
 mod hooks;
@@ -38,8 +37,8 @@ fn main() {
         "vgpu-core/shim/names",
         "vgpu-core/shim/src",
     ]);
-    // No DT_SONAME: the file answers to three names. $ORIGIN: it finds itself under them, by DT_RPATH, which
-    // comes before an LD_LIBRARY_PATH that leads to a driver of the image's.
+    // No DT_SONAME: the file has three names. $ORIGIN: the file finds itself under them, by DT_RPATH, which comes
+    // before an LD_LIBRARY_PATH that leads to a driver in the image.
     for argument in [
         "-Bsymbolic",
         "-z,nodelete",
@@ -54,64 +53,70 @@ fn main() {
         .into_iter()
         .filter(|name| !data.contains(name))
         .collect();
-    let nvml = lines("names/nvml.txt");
-    let all: Vec<&String> = cuda.iter().chain(&nvml).collect();
+    let all: Vec<String> = cuda.iter().cloned().chain(lines("names/nvml.txt")).collect();
     let hooks: Vec<String> = TABLES.iter().flat_map(|table| hooked(table)).collect();
     for (index, hook) in hooks.iter().enumerate() {
-        assert!(
-            all.contains(&hook),
-            "hooked name {hook} is not public: add it to names/"
-        );
+        assert!(all.contains(hook), "hooked name {hook} is not public: add it to names/");
         assert!(!hooks[..index].contains(hook), "{hook} is hooked twice");
     }
-
     let mut out = String::new();
-    let mut put = |line: String| writeln!(out, "{line}").expect("a String takes what is written");
-    put(format!("pub(crate) const CUDA: usize = {};", cuda.len()));
-    put(format!("pub(crate) const COUNT: usize = {};", all.len()));
-    // One text and where each name begins: a thousand pointers would be a thousand relocations, at every start.
-    let (mut text, mut starts, mut start) = (String::new(), Vec::new(), 0);
-    for name in &all {
+    out += &format!("pub(crate) const CUDA: usize = {};\n", cuda.len());
+    out += &names(&all);
+    out += &exports(&hooks);
+    write("names.rs", &out);
+    write("passed.rs", &passed(&all, &hooks, &data));
+}
+
+/// Generates the text of all names, and a slot for each.
+fn names(all: &[String]) -> String {
+    // One text and the offset of each name: a thousand pointers would be a thousand relocations, at every start.
+    let (mut text, mut starts, mut start, mut slots) = (String::new(), Vec::new(), 0, String::new());
+    for (index, name) in all.iter().enumerate() {
         starts.push(u16::try_from(start).expect("all names together are shorter than 64 KiB"));
         start += name.len() + 1;
         text += &format!("{name}\\0");
+        slots += &format!("pub(crate) const {name}: usize = {index};\n");
     }
-    put(format!("static STARTS: [u16; COUNT] = {starts:?};"));
-    put(format!("pub(crate) static TEXT: &[u8] = b\"{text}\";"));
-    put("pub(crate) fn name(index: usize) -> &'static core::ffi::CStr {".into());
-    put("let text = STARTS.get(index).and_then(|start| TEXT.get(usize::from(*start)..));".into());
-    put("text.and_then(|text| core::ffi::CStr::from_bytes_until_nul(text).ok()).unwrap_or_default()".into());
-    put("}".into());
-    put("#[allow(dead_code)] pub(crate) mod slot {".into()); // Every name has one; not all are called.
-    for (index, name) in all.iter().enumerate() {
-        put(format!("pub(crate) const {name}: usize = {index};"));
-    }
-    put("}".into());
-    // Our own functions by their link names: -Bsymbolic binds them to this file, whatever else has that name.
-    put("pub(crate) mod exports { #![allow(dead_code)] unsafe extern \"C\" {".into());
-    for name in &hooks {
-        put(format!("pub(crate) fn {name}();"));
-    }
-    put("} }".into());
-    put("pub(crate) fn hooked() -> impl Iterator<Item = (usize, *const ())> { [".into());
-    for name in &hooks {
-        put(format!("(slot::{name}, exports::{name} as *const ()),"));
-    }
-    put("].into_iter() }".into());
-    write("names.rs", &out);
+    // Every name has a slot; not all slots are used.
+    format!(
+        "pub(crate) const COUNT: usize = {};
+        static STARTS: [u16; COUNT] = {starts:?};
+        pub(crate) static TEXT: &[u8] = b\"{text}\";
+        pub(crate) fn name(index: usize) -> &'static core::ffi::CStr {{
+            let text = STARTS.get(index).and_then(|start| TEXT.get(usize::from(*start)..));
+            text.and_then(|text| core::ffi::CStr::from_bytes_until_nul(text).ok()).unwrap_or_default()
+        }}
+        #[allow(dead_code)] pub(crate) mod slot {{ {slots} }}\n",
+        all.len()
+    )
+}
 
-    let mut out = String::new();
-    let mut put = |line: String| writeln!(out, "{line}").expect("a String takes what is written");
+/// Declares our own functions by their link names: -Bsymbolic binds these to this file, whatever else has the same name.
+fn exports(hooks: &[String]) -> String {
+    let (mut declared, mut listed) = (String::new(), String::new());
+    for name in hooks {
+        declared += &format!("pub(crate) fn {name}();\n");
+        listed += &format!("(slot::{name}, exports::{name} as *const ()),\n");
+    }
+    format!(
+        "pub(crate) mod exports {{ #![allow(dead_code)] unsafe extern \"C\" {{ {declared} }} }}
+        pub(crate) fn hooked() -> impl Iterator<Item = (usize, *const ())> {{ [ {listed} ].into_iter() }}\n"
+    )
+}
+
+/// Generates a jump for each name that is not hooked, or hooked only where GPU time is limited.
+fn passed(all: &[String], hooks: &[String], data: &BTreeSet<String>) -> String {
     let of_compute = hooked(COMPUTE);
+    let mut out = String::new();
     for (index, name) in all.iter().enumerate() {
         if !hooks.contains(name) || of_compute.contains(name) {
-            put(format!("crate::jump::jump!({name}, {index});"));
+            out += &format!("crate::jump::jump!({name}, {index});\n");
         }
     }
-    for name in &data {
-        put(format!("crate::jump::object!({name});"));
+    for name in data {
+        out += &format!("crate::jump::object!({name});\n");
     }
-    write("passed.rs", &out);
+    out
 }
 
 /// Writes a generated file.

@@ -1,26 +1,27 @@
-//! The shares of this process on one GPU, charged as one: a program sees one GPU with the sum of their memory.
+//! The shares of this process on one GPU, charged together: a program sees one GPU with the sum of their memory.
 //!
 //! ```text
 //!  reserve(bytes) ─► share 0: what fits ─► share 1: the rest ─► ... ─► Charge, or all undone
 //! ```
 //!
-//! A charge remembers its parts. A process that is killed between two parts leaves what each ledger already
-//! knows, and each ledger releases that by itself.
+//! A charge remembers its parts. If a process is killed between two parts, each ledger releases the part that it
+//! already has.
 //!
-//! All ledgers are in one list, each with the kind of memory that it counts. The common case is one ledger of
-//! device memory and no watch: it keeps its fast path, and all others are handled in cold functions.
+//! All ledgers are in one list, each with its kind of memory. The common case, one ledger of device memory and no
+//! watch, has a fast path; cold functions handle all others.
 
 mod exports;
 
-use crate::ledger::OpenError;
 use crate::ledger::share::{OwnCharge, Refusal, Reservation, Share};
+use crate::ledger::{OpenError, Refused};
 use crate::os::pinned::PinnedLock;
 use std::time::Duration;
 
-/// A reap by this process that is not older than this counts as recent: see [`Account::reap`]. It costs some microseconds.
+/// [`Account::reap`] does nothing if this process reaped less than this ago: a reap costs some microseconds.
 const REAP_AGE: Duration = Duration::from_millis(10);
 
-/// The ledgers of one GPU's shares: of device memory in the order of the shares, then of host memory.
+/// The ledgers of one GPU's shares: first those of device memory, in the order of the shares, then those of host
+/// memory.
 #[derive(Debug)]
 pub struct Account {
     ledgers: Vec<Ledger>,
@@ -33,32 +34,33 @@ struct Ledger {
     share: Share,
 }
 
-/// The kind of memory that a ledger counts.
+/// The kind of memory that a ledger is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Device,
     Host,
 }
 
-/// The kind of a ledger, and its place in the account's list, in one word. An enum here would leave values unused, which
-/// the compiler then tests for wherever a charge may be absent: twenty instructions in an allocation and its free.
+/// The kind of a ledger and its index in the account's list, in one word. Not an enum: it would have unused values,
+/// which the compiler would use for `None` and test for, at a cost of twenty instructions for an allocation and its
+/// free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place(u32);
 
-/// Is called when charges have changed.
+/// Called after each change of the charges.
 pub struct Watch(pub Box<dyn Fn(&Account) + Send + Sync>);
 
-/// The charge of one allocation, to be released once.
+/// The charge of one allocation. It must be released exactly once.
 #[derive(Debug)]
 #[must_use = "bytes stay charged until this is released"]
 pub struct Charge {
     first: Part,
-    /// Boxed twice: a charge is moved often, and has one part nearly always.
+    /// Boxed twice to keep `Charge` small: it is moved often and nearly always has one part.
     #[allow(clippy::box_collection)]
     rest: Option<Box<Vec<Part>>>,
 }
 
-/// What one ledger was charged. Without padding: what is moved often stays in registers.
+/// The part of a charge in one ledger. It has no padding, so that moves stay in registers.
 #[derive(Clone, Copy, Debug)]
 struct Part {
     bytes: u64,
@@ -67,12 +69,12 @@ struct Part {
 }
 const _: () = assert!(size_of::<Part>() == 16);
 
-/// What this process has charged, lane by lane; if two are equal, nothing has changed between them.
+/// The charges of this process, lane by lane. Two equal values mean that nothing changed between the two reads.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Own(Vec<OwnCharge>);
 
 impl Account {
-    /// An account over `shares`, at least one.
+    /// Returns an account for `shares`; there must be at least one.
     #[must_use]
     pub fn new(shares: Vec<Share>) -> Self {
         Self::with(shares, Vec::new())
@@ -99,12 +101,12 @@ impl Account {
     /// Opens the shares of one GPU.
     ///
     /// # Errors
-    /// The first that cannot be opened.
+    /// The first share that cannot be opened.
     pub fn open(grants: &crate::grants::GpuGrants) -> Result<Self, OpenError> {
         let open = |grant: &crate::grants::Grant, at, limit| {
-            let mark = vgpu_abi::ledger::share_mark(&grant.limits.share, &grant.limits.gpu);
+            let checksum = vgpu_abi::ledger::share_checksum(&grant.limits.share, &grant.limits.gpu);
             let path = grant.directory.join(vgpu_abi::paths::LEDGER);
-            Share::open_at(&path, at, grant.device, mark, limit)
+            Share::open_at(&path, at, grant.device, checksum, limit)
         };
         let device = grants.shares.iter().map(|grant| open(grant, 0, grant.limits.memory));
         let extended = grants.shares.iter().filter(|grant| grant.limits.host_memory > 0);
@@ -115,14 +117,14 @@ impl Account {
         ))
     }
 
-    /// Waits for the turn of one process of the share at a time, for what is to be done by one of them at once. None: it has
-    /// lasted longer, or there is no descriptor.
+    /// Waits for a lock that only one process of the share can hold. Returns None after `patience`, or without a free
+    /// descriptor.
     #[must_use]
     pub fn turn(&self, patience: Duration) -> Option<PinnedLock> {
         self.of(Kind::Device).next()?.1.turn(patience)
     }
 
-    /// The one ledger of an account without host memory and without a watch.
+    /// Returns the only ledger if there is no host memory and no watch.
     #[inline(always)]
     fn only(&self) -> Option<&Share> {
         match (self.ledgers.as_slice(), &self.watch) {
@@ -131,18 +133,18 @@ impl Account {
         }
     }
 
-    /// Every ledger: of device memory, then of host memory.
+    /// Returns every ledger: device memory first, then host memory.
     fn all(&self) -> impl Iterator<Item = &Share> {
         self.ledgers.iter().map(|ledger| &ledger.share)
     }
 
-    /// The ledgers of one kind, with their places.
+    /// Returns the ledgers of one kind, with their places.
     fn of(&self, kind: Kind) -> impl Iterator<Item = (Place, &Share)> {
         let numbered = (0..).zip(&self.ledgers);
         numbered.filter_map(move |(at, ledger)| (ledger.kind == kind).then_some((Place::new(kind, at), &ledger.share)))
     }
 
-    /// The sum of the limits, of host memory too: what a program can have altogether.
+    /// Returns the sum of the limits of device and host memory: the most that a program can allocate.
     #[inline]
     #[must_use]
     pub fn limit(&self) -> u64 {
@@ -152,7 +154,7 @@ impl Account {
         }
     }
 
-    /// The sum of the charges of all processes, of host memory too; never more than the limit.
+    /// Returns the sum of the charges of all processes, including host memory; never more than the limit.
     #[inline]
     #[must_use]
     pub fn charged(&self) -> u64 {
@@ -163,14 +165,14 @@ impl Account {
         }
     }
 
-    /// What this process itself has charged of device memory.
+    /// Returns the device memory that this process has charged.
     #[must_use]
     pub fn own(&self) -> Own {
         Own(self.of(Kind::Device).flat_map(|(_, share)| share.own()).collect())
     }
 
-    /// Returns what a program can still have, where the GPU itself has `physical` free: that bounds device
-    /// memory alone.
+    /// Returns the bytes that a program can still allocate. `physical` bytes are free on the GPU; that bounds device
+    /// memory only.
     #[inline]
     #[must_use]
     pub fn free(&self, physical: u64) -> u64 {
@@ -183,13 +185,13 @@ impl Account {
         }
     }
 
-    /// Returns true if allocations may go on in host memory.
+    /// Returns true if allocations may use host memory once device memory is full.
     #[must_use]
     pub fn has_host(&self) -> bool {
         self.of(Kind::Host).next().is_some()
     }
 
-    /// Returns the bytes of host memory that are charged to no process.
+    /// Returns the free bytes of host memory.
     #[must_use]
     pub fn host_room(&self) -> u64 {
         self.free_of(Kind::Host)
@@ -203,7 +205,7 @@ impl Account {
     /// Charges `bytes` of host memory, or nothing.
     ///
     /// # Errors
-    /// Why not.
+    /// The limit is reached, or the ledger is damaged.
     #[cold]
     pub fn reserve_host(&self, bytes: u64) -> Result<Charge, Refusal> {
         self.split(Kind::Host, bytes)
@@ -224,11 +226,11 @@ impl Account {
     /// Charges `bytes`, or nothing.
     ///
     /// # Errors
-    /// Why not.
+    /// The limit is reached, or the ledger is damaged.
     #[inline(always)]
     pub fn reserve(&self, bytes: u64) -> Result<Charge, Refusal> {
         let Some(one) = self.only() else {
-            // Taken apart, so that the charge of the common case is never in memory for this one's sake.
+            // Taken apart, so that in the common case the charge is never stored in memory because of this case.
             let Charge { first, rest } = self.reserve_split(bytes)?;
             return Ok(Charge { first, rest });
         };
@@ -287,6 +289,18 @@ impl Account {
         self.of(Kind::Device).any(|(_, share)| share.is_another_starting())
     }
 
+    /// Records in each share of the GPU that a call failed with out of memory.
+    #[cold]
+    pub fn note_refusal(&self, refused: Refused) {
+        self.of(Kind::Device).for_each(|(_, share)| share.note_refusal(refused));
+    }
+
+    /// Returns true if one more byte of device memory could be charged.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        self.free_of(Kind::Device) > 0
+    }
+
     /// The sum of the limits of device memory.
     #[must_use]
     pub fn device_limit(&self) -> u64 {
@@ -294,7 +308,7 @@ impl Account {
         limits.fold(0, u64::saturating_add)
     }
 
-    /// What the largest context of a process of these shares took, if any was measured.
+    /// Returns the size of the largest context of a process of these shares, if any was measured.
     #[must_use]
     pub fn context_took(&self) -> Option<u64> {
         self.of(Kind::Device)
@@ -302,7 +316,7 @@ impl Account {
             .max()
     }
 
-    /// Records what a context of this process took.
+    /// Records the size of a context of this process.
     pub fn note_context_took(&self, bytes: u64) {
         self.of(Kind::Device)
             .for_each(|(_, share)| share.note_context_took(bytes));
@@ -319,7 +333,7 @@ impl Account {
         sums.into_iter().collect()
     }
 
-    /// What every process holds, as [`Share::holders`] has it, over all shares.
+    /// Returns what each process holds, as [`Share::holders`] does, over all shares.
     pub fn holders(&self) -> impl Iterator<Item = (u64, u32, u64)> {
         self.all().flat_map(Share::holders)
     }
@@ -440,7 +454,7 @@ impl std::fmt::Debug for Watch {
 }
 
 impl Own {
-    /// The sum; of one moment if another look is equal.
+    /// Returns the sum. It is exact for one moment if a second read is equal.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.0.iter().fold(0, |sum, lane| sum.saturating_add(lane.bytes))
@@ -448,20 +462,20 @@ impl Own {
 }
 
 impl Charge {
-    /// Takes `other`, of the same account, in.
+    /// Adds the parts of `other`, a charge of the same account.
     pub fn join(&mut self, other: Self) {
         let rest = self.rest.get_or_insert_default();
         rest.push(other.first);
         rest.extend(other.rest.into_iter().flat_map(|more| *more));
     }
 
-    /// Returns true if it is host memory that is charged.
+    /// Returns true if the charge is of host memory.
     #[must_use]
     pub fn is_host(&self) -> bool {
         self.first.place.is_host()
     }
 
-    /// Its bytes.
+    /// Returns the bytes of all parts.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.parts().fold(0, |sum, part| sum.saturating_add(part.bytes))
@@ -476,7 +490,7 @@ impl Charge {
     }
 }
 
-/// `bytes` rounded up to whole granules of `granule` (a power of two); None: too many.
+/// Rounds `bytes` up to whole granules of `granule` (a power of two). None: too many.
 #[inline]
 #[must_use]
 pub fn rounded(bytes: u64, granule: u64) -> Option<u64> {
@@ -484,13 +498,12 @@ pub fn rounded(bytes: u64, granule: u64) -> Option<u64> {
     Some(bytes.checked_add(mask)? & !mask)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))] // The tests use files.
 mod tests {
     use super::*;
     use crate::ledger::fresh;
 
     #[test]
-    #[cfg_attr(miri, ignore = "files")]
     fn two_looks_are_equal_only_if_nothing_changed_between() {
         let folder = tempfile::tempdir().expect("a folder");
         let account = Account::new(vec![fresh::share(folder.path(), "share", 1 << 30)]);

@@ -1,24 +1,24 @@
-//! Memory that is bound to an object of the driver's (a multicast object, a logical endpoint), by its place there. A
-//! binding keeps the memory, and with it the charge, until it is unbound or the object is destroyed.
+//! Memory that is bound to an object of the driver (a multicast object or a logical endpoint), by its offset in the
+//! object. A binding keeps the memory and its charge until it is unbound or the object is destroyed.
 //!
 //! ```text
 //!  bind:    driver ─ done ──► added
 //!  unbind:  taken out ──► driver ─ refused ──► added again
 //! ```
 //!
-//! How it holds: an entry is added after the driver has bound, and taken out before the driver unbinds. So memory
-//! that another thread binds at that place meanwhile is never mistaken for the memory that was unbound. The caller
+//! Why it is right: an entry is added after the driver has bound the memory, and removed before the driver unbinds it.
+//! So memory that another thread binds at that offset meanwhile is never mistaken for the unbound memory. The caller
 //! keeps the memory until the driver has answered.
 //!
-//! How it fails: a call that the driver refuses leaves everything as it was. A thread that unbinds a place between
-//! another thread's binding there and its entry misses that entry: the memory stays charged until that place is
-//! unbound again or the object is destroyed. Too much is charged then, never too little.
+//! How it fails: a call that the driver refuses changes nothing. If a thread unbinds an offset after another thread has
+//! bound memory there and before that thread has added its entry, the entry is missed: the memory stays charged until
+//! that offset is unbound again or the object is destroyed. Too much is charged then, never too little.
 
 use core::ffi::c_int;
 
 const SUCCESS: c_int = 0;
 
-/// Bytes of an object, on one GPU.
+/// A range of an object on one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
     pub gpu: usize,
@@ -26,16 +26,16 @@ pub struct Part {
     pub bytes: u64,
 }
 
-/// What is bound to one object, each part with the memory that it keeps.
+/// The memory that is bound to one object, by range.
 #[derive(Debug)]
 #[must_use = "memory is let go when this is dropped"]
 pub struct Bindings<M>(Vec<(Part, M)>);
 
-/// What memory can be bound to.
+/// An object of the driver to which memory can be bound.
 pub trait Object<M> {
-    /// Keeps more.
+    /// Adds bindings.
     fn add(&self, more: Bindings<M>);
-    /// Takes out what lies within `part`.
+    /// Removes and returns the bindings that lie within `part`.
     fn take(&self, part: Part) -> Bindings<M>;
 }
 
@@ -68,7 +68,7 @@ impl<M> Bindings<M> {
         self.0.extend(more.0);
     }
 
-    /// Takes out what lies within `part`; what only reaches into it stays.
+    /// Removes and returns the bindings that lie within `part`. Bindings that only overlap it stay.
     pub fn take(&mut self, part: Part) -> Self {
         let all = std::mem::take(&mut self.0).into_iter();
         let (gone, left) = all.partition(|(known, _)| part.contains(known));
@@ -77,7 +77,7 @@ impl<M> Bindings<M> {
     }
 }
 
-/// Binds through `call`, and keeps `what` if the driver has done so.
+/// Binds by `call`. If the driver succeeds, `what` is kept.
 pub fn bind<M>(object: &impl Object<M>, what: Bindings<M>, call: impl FnOnce() -> c_int) -> c_int {
     let result = call();
     if result == SUCCESS && !what.is_empty() {
@@ -86,7 +86,7 @@ pub fn bind<M>(object: &impl Object<M>, what: Bindings<M>, call: impl FnOnce() -
     result
 }
 
-/// Unbinds `part` through `call`, and lets go of what was bound there if the driver has done so.
+/// Unbinds `part` by `call`. If the driver succeeds, the memory that was bound there is dropped.
 pub fn unbind<M>(object: &impl Object<M>, part: Part, call: impl FnOnce() -> c_int) -> c_int {
     let gone = object.take(part);
     let result = call();

@@ -7,23 +7,23 @@
 //!  measuring: stop ─► read charges; nobody inside ─► ask NVML ─► nobody inside; charges as before
 //! ```
 //!
-//! A charge is there before the driver takes memory and stays until the driver has released it. So inside a call
-//! more may be charged than is held; outside of all calls the two are equal. A call that begins and ends between two
-//! looks at [`Calls::under_way`] changes a charge, which shows; a call that changes no charge changes no GPU memory.
+//! Memory is charged before the driver takes it and until the driver has released it. So inside a call more may be
+//! charged than is held; outside of all calls the two are equal. A call that begins and ends between two reads of
+//! [`Calls::under_way`] shows as a changed charge; a call that changes no charge changes no GPU memory.
 //!
-//! Each thread marks a word of its own. That costs a few instructions and no lock, unless another thread took that
-//! word first (there are 64): then the thread looks up another word, under a lock. The mark is visible before
-//! anything else that the call does: every call locks something of ours before it asks the driver, and on x86-64 a
-//! locked instruction is a full barrier. Elsewhere there is a fence.
+//! Each thread sets a flag in a word of its own. That costs a few instructions and no lock, unless another thread
+//! already has that word (there are 64): then the thread looks up another word, under a lock. The flag is visible
+//! before anything else that the call does: every call takes one of our locks before it asks the driver, and on x86-64
+//! a locked instruction is a full barrier. Elsewhere there is a fence.
 //!
-//! While [`Stopped`] lives, calls wait before they begin and hold no lock of ours. This only makes a quiet moment
+//! While a [`Stopped`] exists, calls wait before they begin, and hold none of our locks. This only makes a quiet moment
 //! likely; a call that slips through is detected.
 //!
-//! How it fails: a thread that ends inside a call, or jumps out of it, counts as inside for good, and so does one
-//! whose driver's call does not return. A measurement waits for neither for long, and then knows only bounds. A
-//! thread that ends while it has stopped the calls leaves them stopped; a call that has waited for [`LONGEST`] lets
-//! all go on. Words are never given back: a new thread reuses the word of an ended one with the same address, as
-//! threads of a pool have. A fork child does not use the words that it inherits.
+//! How it fails: a thread that ends inside a call, jumps out of it, or never returns from the driver is inside forever.
+//! A measurement does not wait long for it, and then knows only bounds. If a thread ends while it has stopped the
+//! calls, they stay stopped until one has waited for [`LONGEST`] and lets all continue. Words are never freed: a new
+//! thread reuses the word of an ended thread with the same address, as threads of a pool have. A fork child does not
+//! use the words that it inherits.
 
 use crate::log;
 use crate::os::errno;
@@ -34,60 +34,60 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, compiler_fence, fence};
 use std::time::Duration;
 use vgpu_abi::log::Wait;
 
-/// Threads with a word in the array; others look theirs up.
+/// Number of threads that have a word in the array. Others look theirs up.
 const WORDS: usize = 64;
-/// How long a call waits before it lets all calls go on: whoever stopped them has ended or hangs.
+/// How long a call waits before it lets all calls continue: the thread that stopped them has ended or hangs.
 const LONGEST: Duration = Duration::from_secs(1);
-/// In a thread's word beside its address, which is even: its call is under way.
+/// The flag in a thread's word, beside its address, which is even: its call is under way.
 const UNDER_WAY: usize = 1;
 
 /// The calls of one process.
 #[derive(Debug)]
 pub struct Calls {
     words: [Words; WORDS],
-    /// The words of threads whose place in the array is another's.
+    /// The words of threads whose entry in the array belongs to another thread.
     others: Spin<BTreeMap<usize, &'static Words>>,
-    /// How many have stopped them.
+    /// Number of threads that have stopped the calls.
     stopped: AtomicU32,
 }
 
-/// What a thread tells, which it alone changes.
+/// The state of one thread. Only this thread changes it.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Words {
     outer: Line,
-    /// Counts its calls within other calls: `word` is twice the number that began, `ended` the number that ended.
+    /// Counts calls inside other calls: `word` is twice the number that began, `ended` the number that ended.
     inner: Line,
-    /// How often it has stopped all calls, and so does not wait for that.
+    /// How many times this thread has stopped all calls without letting them go on. Above 0, its own calls do not wait.
     stops: AtomicUsize,
 }
 
-/// A call ends by the same instructions whether it is within another or not.
+/// A separate type, so that a call ends by the same instructions whether it is nested or not.
 #[derive(Debug, Default)]
 struct Line {
-    /// The thread's address, and whether it is under way; 0: nobody's.
+    /// The thread's address and the flag [`UNDER_WAY`]; 0: not used.
     word: AtomicUsize,
-    /// How many calls it has ended.
+    /// Number of calls that have ended.
     ended: AtomicUsize,
 }
 
-/// A call, until this is dropped.
+/// A call that is under way until this is dropped.
 #[must_use]
 pub struct Call<'a>(&'a Line);
 
-/// The thread's call is not under way, until this is dropped.
+/// The thread's call is not considered under way until this is dropped.
 #[must_use]
 pub struct Outside<'a>(Option<&'a Line>);
 
-/// Calls wait before they begin, until this is dropped.
+/// Calls of other threads wait before they begin until this is dropped.
 #[must_use]
 pub struct Stopped<'a>(&'a Calls, &'a Words);
 
-/// Which calls were under way at one look; at two, if they are equal.
+/// The calls that are under way. Two equal values mean that the same calls were under way at both reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UnderWay {
     threads: usize,
-    /// Of their addresses and their calls: others add up to another sum.
+    /// Sum of their addresses and numbers of calls, so that other calls give another sum.
     sum: usize,
 }
 
@@ -102,7 +102,7 @@ impl Default for Calls {
 }
 
 impl Calls {
-    /// `thread`, which is the caller ([`crate::os::thread`]), begins a call.
+    /// Begins a call of `thread`, which must be the calling thread ([`crate::os::thread`]).
     #[inline(always)]
     pub fn begin(&self, thread: usize) -> Call<'_> {
         let line = &self.home(thread).outer;
@@ -131,7 +131,8 @@ impl Calls {
         Call(&words.outer)
     }
 
-    /// Whatever `thread` waits for from now on is not its call's. A call within another stays inside that one.
+    /// Until the result is dropped, `thread` is outside its call, because it waits. A nested call stays inside the
+    /// outer one.
     pub fn outside(&self, thread: usize) -> Outside<'_> {
         let words = self.words(thread);
         let inside = words.outer.is_under_way() && !words.is_within_another();
@@ -147,7 +148,7 @@ impl Calls {
         self.words(thread).outer.is_under_way()
     }
 
-    /// Has calls of other threads wait before they begin.
+    /// Makes calls of other threads wait before they begin.
     pub fn stop(&self, thread: usize) -> Stopped<'_> {
         let words = self.words(thread);
         words.stops.store(words.stops.load(Relaxed) + 1, Relaxed);
@@ -155,7 +156,7 @@ impl Calls {
         Stopped(self, words)
     }
 
-    /// Who is under way now.
+    /// Returns the calls that are under way now.
     #[must_use]
     pub fn under_way(&self) -> UnderWay {
         fence(SeqCst);
@@ -173,7 +174,7 @@ impl Calls {
 
     #[inline(always)]
     fn home(&self, thread: usize) -> &Words {
-        // Threads' addresses are a stack apart, often of a power of two: their higher bits must count.
+        // Addresses of threads are a stack apart, often a power of two, so the hash must use their higher bits.
         let mixed = (thread as u64 >> 12).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         &self.words[(mixed >> 58) as usize % WORDS]
     }
@@ -212,7 +213,7 @@ impl Calls {
 }
 
 impl Words {
-    /// Returns true if the call that is under way is within another of the thread.
+    /// Returns true if the call that is under way is nested in another one of the thread.
     fn is_within_another(&self) -> bool {
         self.inner.word.load(Relaxed) / 2 != self.inner.ended.load(Relaxed)
     }
@@ -267,7 +268,7 @@ impl Drop for Stopped<'_> {
         let own = &self.1.stops;
         own.store(own.load(Relaxed).saturating_sub(1), Relaxed);
         let less = |count: u32| count.checked_sub(1);
-        // 0 already where somebody has waited for too long.
+        // It is 0 already if a call has waited for too long.
         let _ = self.0.stopped.fetch_update(Release, Relaxed, less);
     }
 }
@@ -278,10 +279,10 @@ mod tests {
     use std::sync::LazyLock;
     use std::sync::atomic::{AtomicBool, AtomicU64};
 
-    /// For good, as the library's own: the words of threads without a place in the array are never given back.
+    /// Never dropped, like the library's own: the words of threads without a place in the array are not freed.
     type Always = LazyLock<Calls>;
 
-    /// Addresses of threads: the `index`th whose home that is.
+    /// Returns the `index`th address of a thread whose place in the array is `home`.
     fn thread(home: usize, index: usize) -> usize {
         let calls = Calls::default();
         let is_there = |thread: &usize| std::ptr::eq(calls.home(*thread), &raw const calls.words[home % WORDS]);
@@ -289,7 +290,7 @@ mod tests {
         all.filter(is_there).nth(index).expect("a home has many")
     }
 
-    /// As the stacks of most C libraries are: 8 MiB apart to the byte.
+    /// The stacks of most C libraries are like these: exactly 8 MiB apart.
     #[test]
     fn threads_whose_stacks_lie_evenly_have_words_of_their_own() {
         let calls = Calls::default();
@@ -308,7 +309,7 @@ mod tests {
         let one = calls.begin(thread(3, 0));
         let first = calls.under_way();
         assert!(!first.is_nobody());
-        // Of the same place in the array, of which the first thread is the owner.
+        // A thread with the same home in the array, where the first thread owns the slot.
         let other = calls.begin(thread(3, 1));
         assert_ne!(calls.under_way(), first);
         drop(one);
@@ -335,7 +336,7 @@ mod tests {
         for home in [0, 0, 1] {
             let outer = calls.begin(thread(home, home));
             let stopped = calls.stop(thread(7, 0));
-            // It does not wait either: the other could not end.
+            // An inner call does not wait for the stop: the outer call could not end before it.
             drop(calls.begin(thread(home, home)));
             assert!(!calls.under_way().is_nobody());
             drop((stopped, outer));
@@ -371,8 +372,8 @@ mod tests {
         drop(calls.begin(thread(0, 0)));
     }
 
-    /// Threads that charge before they take and give back before they discharge; at every moment at which nobody
-    /// is under way and no charge changes, the two are the same.
+    /// Threads charge before they take, and give back before they discharge. Whenever nobody is under way and no charge
+    /// changes, charged and held are equal.
     #[test]
     fn what_is_seen_between_calls_is_of_one_moment() {
         static CALLS: Always = LazyLock::new(Calls::default);
@@ -399,7 +400,7 @@ mod tests {
             }
             let mut seen = 0;
             while seen < rounds {
-                // One that waits for longer than a second lets all go on.
+                // A call that waits for longer than a second lets all continue.
                 let mut stopped = calls.stop(thread(7, 0));
                 let (before, quiet) = loop {
                     let before = (changes.load(SeqCst), charged.load(SeqCst));

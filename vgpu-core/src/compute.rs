@@ -3,7 +3,7 @@
 //! ```text
 //!  launch ─► limiter ─► turn: whose turn it is, by the pages of all shares    (vgpu_abi::arbitration)
 //!               ├─► bucket: what `cores` guarantees
-//!               ├─► lost: what waits for others have cost
+//!               ├─► lost: the time lost to waits for others
 //!               └─► account: what was measured is charged to the share, once
 //! ```
 //!
@@ -12,7 +12,7 @@
 //! the least start tag goes next (start-time fair queueing). A turn ends by the clock and never by a lock: its holder
 //! publishes until when it needs the GPU, others sleep until then. Whoever sees a turn that began after its own stops.
 //! Two turns at once are safe, because the GPU slices: races, dead holders and ranks that wait for each other cost
-//! milliseconds and never hang. A share whose policy is Guaranteed has to have tokens besides.
+//! milliseconds and never hang. A share with the policy Guaranteed also needs tokens.
 //!
 //! Safe code without I/O: clock, pages and measurements are arguments. docs/compute-accuracy.md says how exact it is.
 //!

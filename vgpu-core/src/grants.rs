@@ -1,51 +1,51 @@
-//! Finds the shares of this process, and their GPUs.
+//! Finds the shares of this process and their GPUs.
 //!
-//! If `/dev/vgpu` exists, this is a container. If `/run/vgpu` exists and is not a node's own, this is the mount namespace
-//! of root's `vgpu run`. There anything that is missing, damaged or not a mount of the node's making refuses the process:
-//! root of a container could rename these folders, or change its root to a folder of its own, and forge the limits.
-//! Otherwise the directory that `vgpu run` names in VGPU_RUN_DIR counts (ignored if the program is setuid), of which
-//! nothing can be verified, and after it HAMi's variables ([`crate::hami`]), which come last because the tenant may set
-//! them. Without any of these there is no limit to enforce, and the process is refused rather than unlimited. The path
-//! decides what is verified, so what a tenant writes into a limits file or a variable cannot.
+//! If `/dev/vgpu` exists, this is a container. If `/run/vgpu` exists and is not the node's own, this is the mount
+//! namespace of root's `vgpu run`. There the process is refused if anything is missing, damaged or not mounted by the
+//! node: root of a container could rename these folders, or chroot into a folder of its own, and forge the limits.
+//! Otherwise the directory in VGPU_RUN_DIR is used (ignored if the program is setuid); nothing in it can be verified.
+//! Last come HAMi's variables ([`crate::hami`]), because the tenant may set them. Without any of these the process is
+//! refused, rather than unlimited. Only the path decides what is verified, so a tenant cannot change that by a limits
+//! file or a variable.
 
 use std::ffi::{OsStr, OsString};
 use std::io::Read;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{fmt, fs, io};
 
-use crate::os::file::{MORE_FILES, no_descriptor};
+use crate::os::file::{MORE_FILES, no_descriptor, status};
 use crate::os::mount;
 use vgpu_abi::limits::{self, Limits, ParseError};
 use vgpu_abi::paths::{
     CONTAINER_DIR, LIMITS, NAMESPACE_DIR, NODE_CLAIMS_DIR, NODE_GPUS_DIR, NODE_MARK_DIR, RUN_DIR_VARIABLE,
 };
 
-/// A share as the library finds it: its limits and its directory. `ledger::Share` is one whose ledger is open.
+/// A share's limits and directory. `ledger::Share` is a share whose ledger is open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
     pub limits: Limits,
     pub directory: PathBuf,
-    /// The file system of the directory if it is a verified mount: the ledger must be on it.
+    /// The file system of the directory, if it is a verified mount. The ledger must be on it.
     pub device: Option<u64>,
 }
 
-/// A directory of shares, and who made it.
+/// A directory of shares and its creator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
     pub directory: PathBuf,
     maker: Maker,
 }
 
-/// Who made a directory of shares, and so what can be verified of it.
+/// The creator of a directory of shares, which decides what can be verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Maker {
-    /// The node, in a container: it and each share is a read-only tmpfs.
+    /// The node, in a container: the directory and each share are read-only tmpfs mounts.
     Node,
-    /// `vgpu run` of root, in a mount namespace: it is a read-only tmpfs, and each share a read-only mount.
+    /// Root's `vgpu run`, in a mount namespace: the directory is a read-only tmpfs, each share a read-only mount.
     Namespace,
-    /// Whoever set VGPU_RUN_DIR: nothing.
+    /// Anybody who can set VGPU_RUN_DIR: nothing is verified.
     Variable,
 }
 
@@ -56,18 +56,18 @@ pub struct GpuGrants {
     pub shares: Vec<Grant>,
 }
 
-/// Why there is no grant.
+/// Why the shares of this process cannot be used.
 #[derive(Debug)]
 pub enum GrantError {
-    /// Neither a container's nor a `vgpu run`'s directory.
+    /// There is no directory of shares.
     Nowhere,
     Directory(PathBuf, io::Error),
     NoShare(PathBuf),
-    /// The folder is not a mount of the node's making, and what shows it.
+    /// The folder was not mounted by the node: the reason.
     Forged(PathBuf, &'static str),
     Unreadable(PathBuf, io::Error),
     Invalid(PathBuf, ParseError),
-    /// A share's directory and its limits file differ in name.
+    /// The limits file in a share's directory names another share.
     Misplaced(PathBuf, String),
     /// Two shares name different driver libraries.
     Libraries(PathBuf),
@@ -95,7 +95,8 @@ pub fn directory(run_dir: Option<OsString>) -> Result<Origin, GrantError> {
         .ok_or(GrantError::Nowhere)
 }
 
-/// A device of that name is not ours. What cannot be read is refused later.
+/// Returns true if this may be a directory of shares: not a device of that name. If it cannot be read, it is refused
+/// later.
 fn is_there(directory: &Path) -> bool {
     match fs::symlink_metadata(directory) {
         Ok(found) => found.is_dir() || found.is_symlink(),
@@ -103,19 +104,18 @@ fn is_there(directory: &Path) -> bool {
     }
 }
 
-/// How often, and how long each time, a folder that is neither a container's nor a node's is looked at again.
+/// How often a folder that looks like neither a container's nor a node's is read again, and at which interval.
 const LOOKS: u32 = 20;
 const BETWEEN: Duration = Duration::from_millis(1);
 
-/// Root's `vgpu run` makes the node's folder and its mark in two steps, and removes them in two: in between the
-/// folder is empty or gone. One that stays empty is a container whose shares are gone, and one that cannot be read
-/// is one whose shares cannot be read: both are refused later.
+/// Root's `vgpu run` creates the node's folder and its mark in two steps and removes them in two: in between, the
+/// folder is empty or gone. A folder that stays empty or cannot be read is treated as a container's, and refused later.
 fn is_container(directory: &Path) -> bool {
     for look in 0..LOOKS {
         if look > 0 {
             std::thread::sleep(BETWEEN);
         }
-        // Every start of a container's program asks: one reading of the folder answers nearly always.
+        // This runs at each start of a program in a container. One read of the folder is nearly always enough.
         let entries = match fs::read_dir(directory) {
             Ok(entries) => entries.flatten(),
             Err(error) => return !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory),
@@ -139,15 +139,15 @@ fn is_of_node(name: &OsStr) -> bool {
         .any(|folder| Path::new(folder).file_name() == Some(name))
 }
 
-/// Every share of this process, by GPU.
+/// Returns every share of this process, by GPU.
 ///
-/// # Errors
-/// One share that cannot be read, or is not of the node's making, refuses all: it may be the one that matters.
+/// # Errors If one share cannot be read or was not mounted by the node, all are refused, because any of them may set
+/// the limit that matters.
 pub fn read(origin: &Origin) -> Result<Vec<GpuGrants>, GrantError> {
     let directory = &origin.directory;
     let failed = |error| GrantError::Directory(directory.clone(), error);
-    // Opened before it is verified, and every share is opened in it: whatever the path leads to by the time it is listed,
-    // no limits come from elsewhere.
+    // The directory is opened before it is verified, and every share is opened relative to it. So no limits come from
+    // elsewhere if the path leads to another directory by the time it is listed.
     let opened = match origin.maker {
         Maker::Variable => None,
         Maker::Node | Maker::Namespace => {
@@ -182,7 +182,7 @@ pub fn read(origin: &Origin) -> Result<Vec<GpuGrants>, GrantError> {
     group(grants)
 }
 
-/// Verifies that an opened folder is a mount of the node's making, and returns its file system.
+/// Verifies that the node mounted an opened folder, and returns its file system.
 fn verify(folder: &OwnedFd, path: &Path, tmpfs: bool) -> Result<u64, GrantError> {
     let facts = mount::facts(folder).map_err(|error| GrantError::Directory(path.to_owned(), error))?;
     match facts.objection(tmpfs) {
@@ -191,7 +191,7 @@ fn verify(folder: &OwnedFd, path: &Path, tmpfs: bool) -> Result<u64, GrantError>
     }
 }
 
-/// A user may name a link with VGPU_RUN_DIR.
+/// Follows links: a user may name one in VGPU_RUN_DIR.
 fn open_folder_of_variable(path: &Path) -> Result<OwnedFd, GrantError> {
     let opened = fs::File::open(path).map_err(|error| GrantError::Unreadable(path.join(LIMITS), error))?;
     Ok(opened.into())
@@ -199,7 +199,7 @@ fn open_folder_of_variable(path: &Path) -> Result<OwnedFd, GrantError> {
 
 fn read_share(folder: &OwnedFd, directory: PathBuf, device: Option<u64>) -> Result<Grant, GrantError> {
     let path = directory.join(LIMITS);
-    // Usual ones fit, and are read at once.
+    // Usual files fit and are read at once.
     let mut bytes = Vec::with_capacity(1024);
     open(folder, device)
         .and_then(|file| file.take(limits::MAX_SIZE as u64 + 1).read_to_end(&mut bytes))
@@ -215,10 +215,10 @@ fn read_share(folder: &OwnedFd, directory: PathBuf, device: Option<u64>) -> Resu
     })
 }
 
-/// Opens the limits file of a share: a regular file, on the file system of a verified share.
+/// Opens the limits file of a share. It must be a regular file, on the share's file system if that is verified.
 fn open(folder: &OwnedFd, device: Option<u64>) -> io::Result<fs::File> {
     let file = mount::open_in(folder, Path::new(LIMITS), 0)?;
-    let status = mount::status(&file)?;
+    let status = status(file.as_raw_fd())?;
     let wrong = if status.st_mode & libc::S_IFMT != libc::S_IFREG {
         "not a regular file"
     } else if device.is_some_and(|device| device != status.st_dev) {
@@ -255,6 +255,9 @@ fn group(mut grants: Vec<Grant>) -> Result<Vec<GpuGrants>, GrantError> {
 
 // === impl GrantError ===
 
+/// The remedy if the node's files of a pod are missing or damaged.
+const AGAIN: &str = "delete the pod so that it is prepared again";
+
 impl fmt::Display for GrantError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -266,31 +269,19 @@ impl fmt::Display for GrantError {
                 write!(f, "directory of shares {}: {error}; {MORE_FILES}", path.display())
             }
             Self::Directory(path, error) => write!(f, "directory of shares {}: {error}", path.display()),
-            Self::NoShare(path) => write!(
-                f,
-                "directory of shares {} holds no share; delete the pod so that it is prepared again",
-                path.display()
-            ),
+            Self::NoShare(path) => write!(f, "directory of shares {} holds no share; {AGAIN}", path.display()),
             Self::Forged(path, objection) => write!(
                 f,
-                "{} {objection}: limits are accepted only from mounts that the node made; delete the pod so that it is \
-                 prepared again, and leave the mounts and the root of its programs as they are",
+                "{} {objection}: limits are accepted only from mounts that the node made; {AGAIN}, and leave the mounts \
+                 and the root of its programs as they are",
                 path.display()
             ),
-            // Not the pod's fault, nor that of the limits.
+            // Neither the pod nor the limits are at fault.
             Self::Unreadable(path, error) if no_descriptor(error) => {
                 write!(f, "limits file {}: {error}; {MORE_FILES}", path.display())
             }
-            Self::Unreadable(path, error) => write!(
-                f,
-                "limits file {}: {error}; delete the pod so that it is prepared again",
-                path.display()
-            ),
-            Self::Invalid(path, error) => write!(
-                f,
-                "limits file {}: {error}; delete the pod so that it is prepared again",
-                path.display()
-            ),
+            Self::Unreadable(path, error) => write!(f, "limits file {}: {error}; {AGAIN}", path.display()),
+            Self::Invalid(path, error) => write!(f, "limits file {}: {error}; {AGAIN}", path.display()),
             Self::Misplaced(path, share) => write!(f, "limits file {} is that of share {share}", path.display()),
             Self::Libraries(path) => write!(
                 f,
@@ -303,7 +294,7 @@ impl fmt::Display for GrantError {
 
 impl std::error::Error for GrantError {}
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))] // The tests use files.
 mod tests {
     use super::*;
 
@@ -336,7 +327,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "files")]
     fn shares_are_grouped_by_gpu_in_claim_order() {
         let directory = tempfile::tempdir().expect("a directory");
         for (share, gpu, order) in [("b", "GPU-1", 0), ("a", "GPU-2", 1), ("c", "GPU-1", 2)] {
@@ -357,7 +347,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "files")]
     fn one_bad_share_refuses_all_and_is_named() {
         let directory = tempfile::tempdir().expect("a directory");
         let message = || read(&of_variable(directory.path())).expect_err("refused").to_string();
@@ -381,9 +370,8 @@ mod tests {
         assert!(message().contains("b/limits"), "{}", message());
     }
 
-    /// What root of a container makes by a rename and some writes, a node or `vgpu run` never makes.
+    /// Root of a container can create such folders by a rename and some writes; a node or `vgpu run` never does.
     #[test]
-    #[cfg_attr(miri, ignore = "files")]
     fn a_folder_in_the_place_of_a_mount_is_refused() {
         let directory = tempfile::tempdir().expect("a directory");
         put(directory.path(), "a", &limits("a", "GPU-1", 0).render());
@@ -399,7 +387,7 @@ mod tests {
                 "{line}"
             );
         }
-        // A mount that is not the node's: the machine's own /proc.
+        // This mount was not made by the node: it is the machine's own /proc.
         let origin = Origin {
             maker: Maker::Node,
             ..of_variable(Path::new("/proc"))
@@ -408,9 +396,8 @@ mod tests {
         assert!(line.starts_with("/proc is no tmpfs: "), "{line}");
     }
 
-    /// As root's `vgpu run` makes and removes it, again and again, while others look.
+    /// Root's `vgpu run` creates and removes the folder again and again while others read it.
     #[test]
-    #[cfg_attr(miri, ignore = "files")]
     fn a_nodes_folder_that_comes_and_goes_is_never_a_container() {
         let parent = tempfile::tempdir().expect("a directory");
         let directory = parent.path().join("vgpu");
@@ -438,9 +425,8 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "files")]
     fn nothing_at_all_says_what_to_do() {
-        // The machine that runs the tests is no container of ours.
+        // The machine that runs the tests is not one of our containers.
         let refused = directory(None).map_err(|error| error.to_string());
         let refused = refused.expect_err("run the tests outside a vgpu container");
         assert!(refused.contains("vgpu run"));

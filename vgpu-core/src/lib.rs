@@ -3,12 +3,13 @@
 //! ```text
 //!  limits files ─► grants ─────────────────────────────► account: the shares of one GPU ─► ledger: one share
 //!                                                           ▲
-//!  libvgpu.so (vgpu-shim) ─► hook ─► memory: what is charged, and for how long
-//!                        └─► calls: threads that are inside a call, for measurements of the GPU
+//!  libvgpu.so (vgpu-shim) ─► hook ─► memory: charges each allocation until it is freed
+//!                        └─► calls: tracks threads inside calls, for measurements of the GPU
 //! ```
 //!
-//! `compute` decides which launch goes and which waits, and `arbiter` asks it. `hami` finds limits and ledgers in a container of HAMi, `bindings` and `table` keep charges by object and by handle,
-//! `visible` reads CUDA_VISIBLE_DEVICES, `log` writes down what happens where VGPU_LOG is set, and `os` has locks, files and forks.
+//! `compute` decides which launch runs and which waits; `arbiter` asks it. `hami` finds limits and ledgers in a
+//! container of HAMi. `bindings` and `table` keep charges by object and by handle. `visible` parses
+//! CUDA_VISIBLE_DEVICES. `log` writes a log if VGPU_LOG is set. `os` has locks, files and forks.
 
 pub mod account;
 pub mod arbiter;

@@ -1,12 +1,12 @@
 //! A map from a driver's handle to its charge.
 //!
-//! Shards with a lock each, so that threads seldom meet; open addressing with linear probing and backward shifts, so
-//! that removing leaves nothing behind and the cost does not grow with the number of entries or of past removals.
-//! Handles are addresses: neighbours share a shard's lines.
+//! The map has shards with a lock each, so that threads seldom contend, and open addressing with linear probing and
+//! backward shifts, so that removal leaves no tombstones and the cost does not grow with the number of entries or
+//! removals. Handles are addresses: neighbours share cache lines of a shard.
 //!
-//! How it fails: host memory runs out when a shard has to grow. The shard fills up then, and further values are not
-//! kept: a value that holds a charge is leaked, never dropped, so the charge stays until the process ends, and no
-//! limit is exceeded. The same happens to a value for key 0, which no driver returns.
+//! How it fails: host memory runs out when a shard has to grow. Once the shard is full, further values are leaked, not
+//! dropped, so their charges stay until the process ends, and no limit is exceeded. The same happens to a value for key
+//! 0, which no driver returns.
 
 use crate::os::spin::Spin;
 use std::num::NonZeroU64;
@@ -19,21 +19,21 @@ const FIRST: usize = 64;
 /// A map from non-zero handles to values.
 #[derive(Debug)]
 pub struct Table<V> {
-    /// Made at first use: most processes use few of their tables, and a start pays for every page it touches.
+    /// Created at first use: most processes use few tables, and each page that is touched makes the start slower.
     shards: OnceLock<Box<Shards<V>>>,
 }
 
 type Shards<V> = [Spin<Run<V>>; SHARDS];
 
-/// The entries that share a lock: those of whole runs of addresses.
+/// The entries that share a lock: whole runs of addresses.
 #[derive(Debug)]
 pub struct Run<V> {
-    /// A power of two long, or empty.
+    /// Empty, or its length is a power of two.
     slots: Vec<Slot<V>>,
     used: usize,
 }
 
-/// A key says by not being 0 that there is one: no word beside it tells that.
+/// A key is not 0, so that an empty slot needs no extra word.
 type Slot<V> = Option<(NonZeroU64, V)>;
 
 impl<V> Default for Run<V> {
@@ -54,31 +54,31 @@ impl<V> Default for Table<V> {
 }
 
 impl<V> Table<V> {
-    /// Keeps `value` for `key`; the value it had.
+    /// Inserts `value` for `key`. Returns the previous value.
     #[inline(always)]
     pub fn insert(&self, key: u64, value: V) -> Option<V> {
         self.shard(key).lock().insert(key, value)
     }
 
-    /// Takes out the value of `key`.
+    /// Removes and returns the value of `key`.
     #[inline(always)]
     pub fn remove(&self, key: u64) -> Option<V> {
         self.shard(key).lock().remove(key)
     }
 
-    /// Looks at the value of `key`, and may change it.
+    /// Calls `look` with the value of `key`; `look` may change it.
     #[inline]
     pub fn with<T>(&self, key: u64, look: impl FnOnce(&mut V) -> T) -> Option<T> {
         self.run(key, |run| run.get(key).map(look))
     }
 
-    /// Looks at the entries of the run of `key` (128 MiB of addresses) as one, and may change them.
+    /// Calls `act` with the run of `key`, the entries of 128 MiB of addresses, under its lock.
     #[inline(always)]
     pub fn run<T>(&self, key: u64, act: impl FnOnce(&mut Run<V>) -> T) -> T {
         act(&mut self.shard(key).lock())
     }
 
-    /// Takes out every value that `pick` chooses, which may change the others.
+    /// Removes and returns every value for which `pick` returns true. `pick` may change the others.
     pub fn drain(&self, mut pick: impl FnMut(u64, &mut V) -> bool) -> Vec<V> {
         let mut taken = Vec::new();
         for shard in self.made() {
@@ -94,7 +94,7 @@ impl<V> Table<V> {
         taken
     }
 
-    /// Looks at every entry.
+    /// Calls `look` with every entry.
     pub fn each(&self, mut look: impl FnMut(u64, &V)) {
         for shard in self.made() {
             let shard = shard.lock();
@@ -106,7 +106,7 @@ impl<V> Table<V> {
         }
     }
 
-    /// Entries.
+    /// Returns the number of entries.
     #[must_use]
     pub fn len(&self) -> usize {
         self.made().map(|shard| shard.lock().used).sum()
@@ -119,7 +119,7 @@ impl<V> Table<V> {
 
     #[inline(always)]
     fn shard(&self, key: u64) -> &Spin<Run<V>> {
-        // A shard has whole runs of 64 granules, so that a run's entries share cache lines.
+        // A shard has whole runs of 64 granules, so that the entries of a run share cache lines.
         let shards = match self.shards.get() {
             Some(shards) => shards,
             None => self.make(),
@@ -133,27 +133,27 @@ impl<V> Table<V> {
             .get_or_init(|| Box::new(std::array::from_fn(|_| Spin::default())))
     }
 
-    /// The shards, none if nothing was ever kept.
+    /// Returns the shards, or none if nothing was ever inserted.
     fn made(&self) -> impl Iterator<Item = &Spin<Run<V>>> {
         self.shards.get().into_iter().flat_map(|shards| shards.iter())
     }
 }
 
 impl<V> Run<V> {
-    /// The value of `key`.
+    /// Returns the value of `key`.
     #[inline(always)]
     pub fn get(&mut self, key: u64) -> Option<&mut V> {
         let place = self.find(key)?;
         self.at(place).map(|(_, value)| value)
     }
 
-    /// What is at a place that was found.
+    /// Returns the entry at a place that was found.
     #[inline(always)]
     pub fn at(&mut self, place: usize) -> Option<&mut (NonZeroU64, V)> {
         self.slots.get_mut(place)?.as_mut()
     }
 
-    /// Keeps `value` for `key`; if that has a value, `meet` makes one of both, and what is left over.
+    /// Inserts `value` for `key`. If there is a value already, `meet` merges the two and returns what is left over.
     #[inline(always)]
     pub fn meet(&mut self, key: u64, value: V, meet: impl FnOnce(&mut V, V) -> Option<V>) -> Option<V> {
         if (self.used + 1) * 4 > self.slots.len() * 3 {
@@ -168,13 +168,13 @@ impl<V> Run<V> {
             match &mut self.slots[at] {
                 Some((known, old)) if *known == kept => return meet(old, value),
                 Some(_) => at = (at + 1) & mask,
-                // The last free slot ends every search.
+                // The last free slot stays free, because it ends every search.
                 None if self.used == mask => {
                     std::mem::forget(value);
                     return None;
                 }
                 free => {
-                    // It is free: an assignment would call for the drop of what it has.
+                    // The slot is free. An assignment would generate code to drop its old value.
                     std::mem::forget(free.replace((kept, value)));
                     self.used += 1;
                     return None;
@@ -183,19 +183,19 @@ impl<V> Run<V> {
         }
     }
 
-    /// Keeps `value` for `key`; the value it had.
+    /// Inserts `value` for `key`. Returns the previous value.
     #[inline(always)]
     pub fn insert(&mut self, key: u64, value: V) -> Option<V> {
         self.meet(key, value, |old, value| Some(std::mem::replace(old, value)))
     }
 
-    /// The place of `key`.
+    /// Returns the place of `key`.
     #[inline(always)]
     pub fn find(&self, key: u64) -> Option<usize> {
         self.find_either(key, key)
     }
 
-    /// The place of one of two keys that differ in their lowest 9 bits alone.
+    /// Returns the place of one of two keys that differ only in their lowest 9 bits.
     #[inline(always)]
     pub fn find_either(&self, one: u64, other: u64) -> Option<usize> {
         let mask = self.slots.len().checked_sub(1)?;
@@ -209,20 +209,20 @@ impl<V> Run<V> {
         }
     }
 
-    /// Takes out the value of `key`.
+    /// Removes and returns the value of `key`.
     #[inline(always)]
     pub fn remove(&mut self, key: u64) -> Option<V> {
         let place = self.find(key)?;
         self.remove_at(place)
     }
 
-    /// Takes out what is at a place that was found.
+    /// Removes and returns the value at a place that was found.
     #[inline(always)]
     pub fn remove_at(&mut self, mut hole: usize) -> Option<V> {
         let mask = self.slots.len().checked_sub(1)?;
         let (_, value) = self.slots.get_mut(hole)?.take()?;
         self.used -= 1;
-        // Whoever was pushed beyond the hole moves into it.
+        // Entries that collided with the removed one move up.
         let mut at = (hole + 1) & mask;
         while let Some((known, _)) = &self.slots[at] {
             let from_home = at.wrapping_sub(home(known.get(), mask)) & mask;
@@ -251,7 +251,7 @@ impl<V> Run<V> {
     }
 }
 
-/// Returns true if a test says that host memory has run out.
+/// Returns true if a test simulates that host memory has run out.
 #[cfg(test)]
 use tests::no_memory;
 #[cfg(not(test))]
@@ -261,7 +261,7 @@ fn no_memory() -> bool {
 
 #[inline(always)]
 fn home(key: u64, mask: usize) -> usize {
-    // Addresses are multiples of a granule: its bits say nothing. Runs of granules stay together.
+    // Addresses are multiples of a granule, so their lowest bits are useless. Runs of granules stay together.
     let key = key >> 9;
     (key ^ (key >> 12)) as usize & mask
 }
@@ -297,7 +297,7 @@ mod tests {
             table.insert(0, dropped.clone()).is_none() && table.is_empty(),
             "no handle"
         );
-        // Neighbours, so that all are of one shard, whose first array is made now.
+        // The keys are neighbours, so all are in one shard, whose first array is allocated now.
         table.insert(key(0), dropped.clone());
         NO_MEMORY.set(true);
         for index in 0..200 {

@@ -1,10 +1,10 @@
-//! CUDA_VISIBLE_DEVICES as CUDA reads it: which GPUs, in which order.
+//! Parses CUDA_VISIBLE_DEVICES as CUDA does: which GPUs are visible, and in which order.
 //!
-//! Entries are indices or UUIDs, or as much of the beginning of one as tells it apart. The list ends
-//! at the first entry that names no GPU; a GPU named twice makes it empty.
+//! Entries are indices, UUIDs, or unique prefixes of UUIDs. The list ends at the first entry that names no GPU; if a
+//! GPU is named twice, the list is empty.
 #![forbid(unsafe_code)]
 
-/// The places in `uuids` of the GPUs that `value` shows.
+/// Returns the indices in `uuids` of the GPUs that `value` makes visible.
 #[must_use]
 pub fn choose(uuids: &[&str], value: &str) -> Vec<usize> {
     let mut chosen = Vec::new();
@@ -24,12 +24,18 @@ fn find(uuids: &[&str], entry: &str) -> Option<usize> {
     if let Ok(index) = entry.parse::<usize>() {
         return Some(index).filter(|index| *index < uuids.len());
     }
+    named(uuids.iter().copied().map(Some), entry)
+}
+
+/// Returns the place of the only GPU whose UUID is `name` or begins with it. None in `uuids`: a GPU without a name.
+pub fn named<'a>(uuids: impl Iterator<Item = Option<&'a str>>, name: &str) -> Option<usize> {
     let is_named = |uuid: &str| {
-        let head = uuid.get(..entry.len());
-        entry.len() > "GPU-".len() && head.is_some_and(|head| head.eq_ignore_ascii_case(entry))
+        let head = uuid.get(..name.len());
+        name.len() > "GPU-".len() && head.is_some_and(|head| head.eq_ignore_ascii_case(name))
     };
-    let mut named = (0..uuids.len()).filter(|place| is_named(uuids[*place]));
-    named.next().filter(|_| named.next().is_none())
+    let mut named = uuids.enumerate().filter(|(_, uuid)| uuid.is_some_and(is_named));
+    let (place, _) = named.next()?;
+    named.next().is_none().then_some(place)
 }
 
 /// Returns true if `value` names instances of a partitioned GPU, which only the driver can choose.

@@ -1,7 +1,7 @@
 //! GPU time of shares, through the library, on the software GPU, whose kernels last as long as they say.
 //!
-//! In real time on whatever machine this is: so bounds are wide, and those above are of what a share must not have.
-//! docs/compute-accuracy.md has exact figures, from a simulation.
+//! In real time on whatever machine this is: so bounds are wide, and upper bounds are only for what a share must not
+//! get. docs/compute-accuracy.md has exact figures, from a simulation.
 
 #![allow(unsafe_code)] // kill(2).
 
@@ -128,16 +128,17 @@ fn one(bench: &Bench, step: &str, length: u64) -> f64 {
     percents(std::slice::from_ref(bench), &[step], length)[0]
 }
 
-/// Measures a percentage again while it is below `least`, five times at most: other work on the machine takes time from
+/// Measures a percentage again while it is below `least`, for a minute at most: other work on the machine takes time from
 /// the client, too.
 fn at_least(least: f64, mut measure: impl FnMut() -> f64) {
-    let mut found = Vec::new();
-    while found.len() < 5 {
+    let (begun, mut found) = (Instant::now(), Vec::new());
+    while begun.elapsed() < Duration::from_secs(60) {
         let percent = measure();
         if percent > least {
             return;
         }
         found.push(percent);
+        std::thread::sleep(Duration::from_secs(1));
     }
     panic!("never above {least}: {found:?}");
 }
@@ -151,13 +152,18 @@ fn a_guaranteed_share_stays_at_its_cores() {
         "streams:500,1500,7",
         "capture:500,1500,0",
     ] {
-        let bench = shares(&[guaranteed(30)]).remove(0);
-        let percent = one(&bench, step, 500);
-        assert!((18.0..=34.0).contains(&percent), "{step}: {percent}");
-        let counted = bench.counted(0);
-        let charged = Duration::from_nanos(counted.charged).as_millis();
-        assert!((300..=520).contains(&charged), "{step}: {charged} ms of 1500");
-        assert!(counted.throttled > 500_000_000, "{step}: {}", counted.throttled);
+        at_least(20.0, || {
+            let bench = shares(&[guaranteed(30)]).remove(0);
+            let percent = one(&bench, step, 500);
+            assert!(percent <= 34.0, "{step}: {percent}");
+            if percent > 20.0 {
+                let counted = bench.counted(0);
+                let charged = Duration::from_nanos(counted.charged).as_millis();
+                assert!((300..=520).contains(&charged), "{step}: {charged} ms of 1500");
+                assert!(counted.throttled > 500_000_000, "{step}: {}", counted.throttled);
+            }
+            percent
+        });
     }
 }
 
@@ -187,7 +193,7 @@ fn every_way_to_launch_is_measured_and_charged() {
         let charged = (bench.counted(0).charged - before) / 1000;
         assert!((2_500..20_000).contains(&charged), "{launch}: {charged} us");
     }
-    // A capture that nobody ends: what is launched elsewhere is charged all the same.
+    // A capture that nobody ends: launches elsewhere are charged nevertheless.
     caller.ok("cuStreamCreate >4 1");
     caller.ok("cuStreamBeginCapture_v2 @4 2");
     let before = bench.counted(0).charged;
@@ -203,7 +209,7 @@ fn every_way_to_launch_is_measured_and_charged() {
     }
 }
 
-/// A stream keeps its GPU, whatever context is current, and leaves its handle to others.
+/// A stream keeps its GPU, whatever context is current; once it is gone, its handle may be another one's.
 #[test]
 fn a_launch_is_charged_to_the_gpu_of_its_stream() {
     const PTX: &str = r#"".version\s8.0\n.target\ssm_90\n.entry\stime_3000us()\s{\sret;\s}\n""#;
@@ -226,7 +232,7 @@ fn a_launch_is_charged_to_the_gpu_of_its_stream() {
         caller.ok(&format!("cuCtxSetCurrent @{context}"));
         caller.ok(&format!("cuStreamCreate >{stream} 1"));
     }
-    // Of no context.
+    // A kernel of a library, which belongs to no context.
     caller.ok(&format!("cuLibraryLoadData >5 {PTX} 0 0 0 0 0 0"));
     caller.ok(r#"cuLibraryGetKernel >6 @5 "time_3000us""#);
     let mut charged = |launch: &str, current: &str| {
@@ -268,8 +274,11 @@ fn shares_that_want_more_get_their_cores() {
 #[test]
 fn millions_of_tiny_launches_are_limited_too() {
     let bench = shares(&[guaranteed(30)]).remove(0);
-    let percent = one(&bench, "work:10,1500,0", 10);
-    assert!((18.0..=34.0).contains(&percent), "{percent}");
+    at_least(18.0, || {
+        let percent = one(&bench, "work:10,1500,0", 10);
+        assert!(percent <= 34.0, "{percent}");
+        percent
+    });
 }
 
 #[test]
@@ -286,7 +295,7 @@ fn without_pages_a_share_is_held_to_its_cores_and_says_so() {
     assert!((15.0..=36.0).contains(&percent), "{percent}");
 }
 
-/// Returns what a client says on stderr that works as `steps` say, held to 30 percent.
+/// Returns what a client prints on stderr while it is held to 30 percent.
 fn said_when_held_to_its_cores(mut client: std::process::Command) -> String {
     let output = client.output().expect("a client");
     let percent = percent(&output, 500);
@@ -343,9 +352,9 @@ fn a_share_that_is_alone_is_as_fast_as_without_a_limit() {
 
 #[test]
 fn many_streams_are_no_more_than_one() {
-    // An event stops its stream, and a context that is switched out tells of it late.
+    // With and without hardware whose events stop their stream and are reported late by a context that is switched out.
     for profile in ["", "event_stop = 1500ns\nlate_events = yes\n"] {
-        // Of the part that has the least of its cores.
+        // The part that gets the least of its cores decides.
         at_least(72.0, || {
             let benches = shares_of(profile, &[balanced(30), balanced(70)]);
             let found = percents(&benches, &["work:200,1500,0", "lanes:8,200,100,1500"], 200);
@@ -362,7 +371,7 @@ fn launches_that_are_suddenly_long_are_few_and_the_mean_holds() {
     let said = bench.run(&["init", "longer:20000,1500"]);
     let [launches, took, at_once] = counted(&said[1]);
     assert!(at_once <= 8, "{said:?}");
-    // The last of them went when the others were paid for.
+    // The last one was launched when the others were paid for.
     let most = took / 10 + 20 + LENGTH;
     assert!((launches - 1) * LENGTH <= most && launches >= 3, "{said:?}: {most}");
     let charged = bench.counted(0).charged / 1_000_000;
@@ -372,7 +381,7 @@ fn launches_that_are_suddenly_long_are_few_and_the_mean_holds() {
     );
 }
 
-/// The first has a length that nobody knows, so the others wait for it, until one of them may be what it waits for.
+/// The first kernel has an unknown length, so the other threads wait for it, until it may itself wait for one of them.
 #[test]
 fn of_many_threads_with_long_kernels_few_launch_at_once() {
     let bench = shares(&[guaranteed(90)]).remove(0);
@@ -382,7 +391,7 @@ fn of_many_threads_with_long_kernels_few_launch_at_once() {
     assert!((1..=3).contains(&launched), "{launched}");
 }
 
-/// Processes that launch one kernel and end, as many at once as this.
+/// Processes that launch one kernel and end, several at once.
 #[test]
 fn short_processes_at_once_have_one_account() {
     const LENGTH: u64 = 1;
@@ -409,8 +418,8 @@ fn short_processes_at_once_have_one_account() {
     assert!(charged >= used * 4 / 5, "{charged} of {used} ms");
 }
 
-/// More than the share's page has cells for, of which most have nothing in flight: those that launch are charged all the same,
-/// although they are killed behind a kernel for which they have not waited.
+/// There are more processes than cells in the share's page, and most have nothing in flight. Those that launch are charged
+/// although they are killed before they have waited for their kernel.
 #[test]
 fn forty_processes_are_all_charged() {
     const LENGTH: u64 = 50;
@@ -445,7 +454,7 @@ fn a_kernel_of_unknown_length_delays_the_next_process_for_what_it_took() {
     ] {
         let bench = shares(&[guaranteed(20)]).remove(0);
         bench.client(ends).output().expect("a client");
-        // Nobody knows when the killed one died, so this is charged.
+        // It is unknown when the killed process died, so this is charged.
         std::thread::sleep(Duration::from_millis(200));
         let said = bench.run(&["init", "work:1000,1,1"]);
         let [_, took] = counted(&said[1]);
@@ -493,17 +502,20 @@ fn nothing_holds_an_unlimited_share_back() {
 #[test]
 fn processes_of_a_share_have_one_account() {
     let benches = shares(&[guaranteed(40)]);
-    let running: Vec<_> = (0..4)
-        .map(|_| {
-            let mut client = benches[0].client(&["init", "work:500,1500,0"]);
-            client.stdout(std::process::Stdio::piped()).spawn().expect("a client")
-        })
-        .collect();
-    let outputs = running
-        .into_iter()
-        .map(|one| one.wait_with_output().expect("its output"));
-    let sum: f64 = outputs.map(|output| percent(&output, 500)).sum();
-    assert!((24.0..=48.0).contains(&sum), "{sum}");
+    at_least(24.0, || {
+        let running: Vec<_> = (0..4)
+            .map(|_| {
+                let mut client = benches[0].client(&["init", "work:500,1500,0"]);
+                client.stdout(std::process::Stdio::piped()).spawn().expect("a client")
+            })
+            .collect();
+        let outputs = running
+            .into_iter()
+            .map(|one| one.wait_with_output().expect("its output"));
+        let sum = outputs.map(|output| percent(&output, 500)).sum();
+        assert!(sum <= 48.0, "{sum}");
+        sum
+    });
 }
 
 /// A holder that is killed or stopped keeps the GPU for as long as its page said, and no longer.
@@ -529,11 +541,11 @@ fn a_holder_that_dies_or_stops_delays_nobody_for_long() {
     }
 }
 
-/// A program that cannot launch as fast as the GPU works is not charged the GPU's waiting for it.
+/// If the GPU waits for a program's next launch, the program is not charged for that time.
 #[test]
 fn gaps_between_launches_are_not_charged() {
     for step in ["sparse:20,1000,400", "sparse:20,1000,2000"] {
-        // Of what may be charged, in percent: on a busy machine an event is seen late, and then counts for longer.
+        // The most that may be charged in percent of the charge. On a busy machine an event is seen late, which charges more.
         at_least(100.0, || {
             let bench = shares(&[guaranteed(30)]).remove(0);
             let output = bench.client(&["init", step]).output().expect("a client");
@@ -569,21 +581,8 @@ fn a_fork_child_has_its_part_of_the_account() {
 fn contexts_come_and_go_with_their_events() {
     let bench = shares(&[guaranteed(50)]).remove(0);
     let work = "work:100,150,0";
-    let output = bench
-        .client(&[
-            "init",
-            work,
-            "ctx",
-            work,
-            "ctxdestroy:0",
-            "init",
-            work,
-            "primary",
-            "init",
-            work,
-        ])
-        .output()
-        .expect("a client");
+    let steps = format!("init {work} ctx {work} ctxdestroy:0 init {work} primary init {work}");
+    let output = bench.client(&[&steps]).output().expect("a client");
     let said = lines(&output);
     assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
     let works = said.iter().filter(|line| line.starts_with("work 0 ")).count();

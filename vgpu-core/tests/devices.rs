@@ -4,7 +4,6 @@
 mod support;
 
 use support::caller::Caller;
-use support::serve::Serving;
 use support::{Bench, GIB, MIB, lines, number};
 
 /// Two GPUs with a share each, of 2 and of 3 GiB.
@@ -15,7 +14,7 @@ fn two() -> Bench {
     bench
 }
 
-/// A client that is told its calls, with that CUDA_VISIBLE_DEVICES.
+/// A client that makes single calls, with this CUDA_VISIBLE_DEVICES.
 fn caller(bench: &Bench, visible: Option<&str>) -> Caller {
     let mut like = bench.client(&[]);
     if let Some(visible) = visible {
@@ -24,7 +23,7 @@ fn caller(bench: &Bench, visible: Option<&str>) -> Caller {
     Caller::like(&like)
 }
 
-/// What is charged on both GPUs, which must be what each has in use.
+/// The charges on both GPUs, which must equal what each has in use.
 fn charged(bench: &Bench, truth: &mut Caller) -> [u64; 2] {
     let charged = ["zero", "one"].map(|share| bench.usage(share).charged);
     assert_eq!(
@@ -35,67 +34,44 @@ fn charged(bench: &Bench, truth: &mut Caller) -> [u64; 2] {
     charged
 }
 
-/// Every way to memory, with device `own` or its context `own`, while that of `other` is current wherever
-/// the call allows it: calls to have 64 MiB, and calls to give them back.
-fn ways(own: usize, other: usize) -> Vec<(Vec<String>, Vec<String>)> {
-    let at = own as u64;
-    let place = 1 | at << 32;
-    let current = |which: usize| format!("cuCtxSetCurrent @{}", 9100 + which);
-    let line = |text: &str| text.to_owned();
-    let both = |calls: &[String], back: &[&str]| {
-        let back: Vec<String> = back.iter().map(|call| (*call).to_owned()).collect();
-        (calls.to_vec(), back)
-    };
-    vec![
-        both(
-            &[current(own), line("cuMemAlloc_v2 >1 64MiB"), current(other)],
-            &["cuMemFree_v2 @1"],
+/// Every way to allocate on device `own`, while the context of `other` is current wherever the call allows it: calls
+/// that allocate 64 MiB, and calls that free them.
+fn ways(own: usize, other: usize) -> [[Vec<String>; 2]; 8] {
+    let place = 1 | (own as u64) << 32;
+    let [here, there] = [own, other].map(|which| format!("cuCtxSetCurrent @{}", 9100 + which));
+    let of_pool = "cuMemAllocFromPoolAsync >1 64MiB @3 0";
+    let freed = "cuMemFreeAsync @1 0; cuStreamSynchronize 0";
+    let default = format!("cuDeviceGetDefaultMemPool >3 {own}");
+    let (pool, trimmed) = (
+        format!("{freed}; cuMemPoolDestroy @3"),
+        format!("{freed}; cuMemPoolTrimTo @3 0"),
+    );
+    [
+        (format!("{here}; cuMemAlloc_v2 >1 64MiB; {there}"), "cuMemFree_v2 @1"),
+        (
+            format!("{here}; cuMemAllocPitch_v2 >1 >2 64KiB 1024 4; {there}"),
+            "cuMemFree_v2 @1",
         ),
-        both(
-            &[
-                current(own),
-                line("cuMemAllocPitch_v2 >1 >2 64KiB 1024 4"),
-                current(other),
-            ],
-            &["cuMemFree_v2 @1"],
+        (
+            format!("{here}; cuMemAllocManaged >1 64MiB 1; {there}"),
+            "cuMemFree_v2 @1",
         ),
-        both(
-            &[current(own), line("cuMemAllocManaged >1 64MiB 1"), current(other)],
-            &["cuMemFree_v2 @1"],
+        (
+            format!("{here}; cuArrayCreate_v2 >1 [2048,2048,0x400000020]"),
+            "cuArrayDestroy @1",
         ),
-        both(
-            &[current(own), line("cuArrayCreate_v2 >1 [2048,2048,0x400000020]")],
-            &["cuArrayDestroy @1"],
+        (
+            format!("{there}; cuMemCreate >1 64MiB [1,{place},0,0] 0"),
+            "cuMemRelease @1",
         ),
-        both(
-            &[current(other), format!("cuMemCreate >1 64MiB [1,{place},0,0] 0")],
-            &["cuMemRelease @1"],
+        (
+            format!("{there}; cuMemPoolCreate >3 [1,{place},0,0,0,0,0,0,0,0,0]; {of_pool}"),
+            &pool,
         ),
-        both(
-            &[
-                current(other),
-                format!("cuMemPoolCreate >3 [1,{place},0,0,0,0,0,0,0,0,0]"),
-                line("cuMemAllocFromPoolAsync >1 64MiB @3 0"),
-            ],
-            &["cuMemFreeAsync @1 0", "cuStreamSynchronize 0", "cuMemPoolDestroy @3"],
-        ),
-        both(
-            &[
-                current(other),
-                format!("cuDeviceGetDefaultMemPool >3 {at}"),
-                line("cuMemAllocFromPoolAsync >1 64MiB @3 0"),
-            ],
-            &["cuMemFreeAsync @1 0", "cuStreamSynchronize 0", "cuMemPoolTrimTo @3 0"],
-        ),
-        both(
-            &[
-                current(own),
-                line("cuMemAllocAsync >1 64MiB 0"),
-                format!("cuDeviceGetDefaultMemPool >3 {at}"),
-            ],
-            &["cuMemFreeAsync @1 0", "cuStreamSynchronize 0", "cuMemPoolTrimTo @3 0"],
-        ),
+        (format!("{there}; {default}; {of_pool}"), &trimmed),
+        (format!("{here}; cuMemAllocAsync >1 64MiB 0; {default}"), &trimmed),
     ]
+    .map(|(have, give)| [have.as_str(), give].map(|calls| calls.split("; ").map(String::from).collect()))
 }
 
 #[test]
@@ -125,7 +101,7 @@ fn core_319_every_way_to_memory_is_charged_to_its_own_gpu() {
         }
         for (device, gpu) in order.iter().enumerate() {
             let other = (device + 1) % order.len();
-            for (have, give) in ways(device, other) {
+            for [have, give] in ways(device, other) {
                 have.iter().for_each(|call| client.ok(call));
                 let mut expected = idle;
                 expected[*gpu] += 64 * MIB;
@@ -133,22 +109,19 @@ fn core_319_every_way_to_memory_is_charged_to_its_own_gpu() {
                 give.iter().for_each(|call| client.ok(call));
                 assert_eq!(charged(&bench, &mut truth), idle, "{visible:?} {give:?}");
             }
-            // The limit is that GPU's, by the current context and by the device.
+            // Both the current context and the device show this GPU's limit.
             client.ok(&format!("cuCtxSetCurrent @{}", 9100 + device));
             let limit = [2 * GIB, 3 * GIB][*gpu];
             client.ok("cuMemGetInfo_v2 >4 >5");
             assert_eq!([client.get(4), client.get(5)], [limit - 10 * MIB, limit]);
             client.ok(&format!("cuDeviceTotalMem_v2 >4 {device}"));
             assert_eq!(client.get(4), limit);
-            assert_eq!(client.call(&format!("cuMemAlloc_v2 >1 {limit}")), 2);
-            assert_eq!(
-                client.call(&format!(
-                    "cuMemCreate >1 {limit} [1,{},0,0] 0",
-                    1 | (device as u64) << 32
-                )),
-                2
+            client.gives(&format!("cuMemAlloc_v2 >1 {limit}"), 2);
+            client.gives(
+                &format!("cuMemCreate >1 {limit} [1,{},0,0] 0", 1 | (device as u64) << 32),
+                2,
             );
-            // NVML has its own order, which no variable changes.
+            // No variable changes NVML's order.
             let used = number(&client.say(&format!("look {gpu}")), 0);
             assert_eq!(used, 10 * MIB, "{visible:?}");
         }
@@ -184,23 +157,14 @@ fn an_allocation_that_shares_cannot_hold_together_takes_of_none() {
     let bench = Bench::new();
     bench.share("first", 0, 0, 3 * GIB);
     bench.share("second", 1, 0, 5 * GIB);
-    let mut client =
-        Serving::new(bench.client(&["init", "alloc:4GiB", "alloc:5GiB", "wait", "managed:4GiB", "alloc:2MiB"]));
-    assert_eq!(
-        [client.line(), client.line(), client.line()],
-        ["init 0", "alloc 0", "alloc 2"]
-    );
+    let mut client = bench.serving(&["init"]);
+    assert_eq!([client.ask("alloc:4GiB"), client.ask("alloc:5GiB")], ["0", "2"]);
     assert_eq!(
         [bench.usage("first").charged, bench.usage("second").charged],
         [3 * GIB, GIB]
     );
-    client.go_on();
-    assert_eq!(
-        [client.line(), client.line(), client.line()],
-        ["wait on", "managed 0", "alloc 2"]
-    );
-    assert!(client.end().success());
-    // The driver refuses what the shares would allow: both parts come back.
+    assert_eq!([client.ask("managed:4GiB"), client.ask("alloc:2MiB")], ["0", "2"]);
+    // If the driver refuses what the shares would allow, both parts are released.
     let bench = Bench::with_profile("fail.cuMemAlloc = 2\n");
     bench.share("first", 0, 0, GIB);
     bench.share("second", 1, 0, GIB);
@@ -213,22 +177,25 @@ fn a_split_allocation_finds_the_dead_of_every_share() {
     let bench = Bench::new();
     bench.share("first", 0, 0, GIB);
     bench.share("second", 1, 0, GIB);
-    let mut waiting = Serving::new(bench.client(&["init", "wait", "alloc:2GiB"]));
-    assert_eq!(waiting.line(), "init 0");
+    let mut waiting = bench.serving(&["init"]);
     bench.death_with("2GiB");
-    waiting.go_on();
-    assert_eq!([waiting.line(), waiting.line()], ["wait on", "alloc 0"]);
-    assert!(waiting.end().success());
+    assert_eq!(waiting.ask("alloc:2GiB"), "0");
 }
 
 /// UUIDs that CUDA shows, or cuInit's answer.
 fn seen(bench: &Bench, visible: &str) -> Result<Vec<usize>, String> {
     let output = bench
-        .client(&["cuinit", "devices"])
+        .client(&["cuinit", "devices", "getenv:CUDA_VISIBLE_DEVICES"])
         .env("CUDA_VISIBLE_DEVICES", visible)
         .output()
         .expect("a client");
+    assert!(output.stderr.is_empty(), "{output:?}");
     let shown = lines(&output);
+    assert_eq!(
+        shown[2],
+        format!("getenv Some({visible:?})"),
+        "the program's value stays"
+    );
     if shown[0] != "cuinit 0" {
         return Err(shown[0].clone());
     }
@@ -246,7 +213,7 @@ fn seen(bench: &Bench, visible: &str) -> Result<Vec<usize>, String> {
 #[test]
 fn visible_devices_are_read_as_cuda_reads_them() {
     let bench = Bench::with_profile("gpus = 3\n");
-    // The shares' own order is of no matter, and the middle GPU has none.
+    // The order of the shares does not matter. The middle GPU has none.
     bench.share("b", 0, 2, GIB);
     bench.share("a", 1, 0, GIB);
     let uuid = |gpu: usize| bench.gpu(gpu).to_owned();
@@ -266,11 +233,13 @@ fn visible_devices_are_read_as_cuda_reads_them() {
         ("0,0".into(), none()),
         (format!("0,{}", uuid(0)), none()),
         ("-1".into(), none()),
+        ("nonsense".into(), none()),
+        ("1,2,0".into(), Ok(vec![2])),
         ("".into(), none()),
         ("GPU-".into(), none()),
     ] {
         assert_eq!(seen(&bench, &value), expected, "{value:?}");
     }
-    // What only the driver can choose is left to it; the software GPU has no instances.
+    // Only the driver can choose instances, so they are left to it. The software GPU has none.
     assert_eq!(seen(&bench, "MIG-11111111-2222-3333-4444-555555555555"), none());
 }

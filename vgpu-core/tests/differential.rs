@@ -15,10 +15,9 @@ const LIMIT: u64 = 96 << 20;
 const PROFILE: &str = "memory = 1GiB\ncontext_cost = 4MiB\nmodule_cost = 2MiB\n";
 const CLIENTS: usize = 2;
 
-/// One run of at most `steps` calls; how many it made.
+/// One run of at most `steps` calls. Returns how many it made.
 fn run(seed: u64, steps: usize, end: Instant) -> usize {
-    let bench = Bench::with_profile(PROFILE);
-    bench.share("share", 0, 0, LIMIT);
+    let bench = Bench::of_share(PROFILE, LIMIT);
     let mut truth = bench.caller(false);
     let mut actors: Vec<Actor> = (0..CLIENTS).map(|_| Actor::new(&bench)).collect();
     let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
@@ -32,7 +31,7 @@ fn run(seed: u64, steps: usize, end: Instant) -> usize {
         };
         done += 1;
         let _ = writeln!(story, "{done}: {who}: {line} = {code}");
-        // What a synchronisation changed is seen by the next look.
+        // The next reading shows what a synchronisation changed.
         for actor in &mut actors {
             actor.caller.call("cuMemGetInfo_v2 >9010 >9011");
         }
@@ -51,13 +50,13 @@ fn run(seed: u64, steps: usize, end: Instant) -> usize {
             Must::Take(bytes) if before + bytes <= LIMIT => {
                 assert_eq!(code, 0, "{bytes} bytes of {} free; {}", LIMIT - before, context());
             }
-            // Pools and graphs may have given room.
+            // Pools and graphs may have made room.
             Must::Take(_) => assert!(code == 0 || code == 2, "{}", context()),
             Must::Succeed => assert_eq!(code, 0, "{}", context()),
             Must::Anything => assert!(code == 0 || code == 1 || code == 2, "{}", context()),
         }
     }
-    // All of it goes with the processes.
+    // All memory ends with the processes.
     actors.into_iter().for_each(|actor| actor.caller.kill());
     assert_eq!(
         bench.free() + 4 * MIB,
@@ -71,8 +70,7 @@ fn run(seed: u64, steps: usize, end: Instant) -> usize {
 /// the limit, and in the end they agree.
 #[test]
 fn at_no_instant_is_there_more_than_the_limit() {
-    let bench = Bench::with_profile("memory = 1GiB\n");
-    bench.share("share", 0, 0, LIMIT);
+    let bench = Bench::of_share("memory = 1GiB\n", LIMIT);
     let mut truth = bench.caller(false);
     let end = Instant::now() + Duration::from_secs(variable("VGPU_SECONDS").unwrap_or(5));
     std::thread::scope(|threads| {

@@ -1,13 +1,11 @@
-//! libvgpu-dissect.so: each part that is named in VGPU_DISSECT leaves its calls to the driver. The released library has
-//! no such switch.
+//! libvgpu-dissect.so: each part of the library that VGPU_DISSECT names leaves its calls to the driver. The released
+//! library has no such switch.
 
 mod support;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use support::{Bench, GIB, dist, lines};
-use vgpu_abi::entitlement::{Holder, entries};
-use vgpu_abi::limits::{ComputePolicy, Limits, Priority};
 use vgpu_abi::log::{Counter, Counts, REPORT_VARIABLE, Wait, report_image};
 use vgpu_abi::paths::{SHIM_FILE, SHIM_NAMES};
 
@@ -19,18 +17,18 @@ struct Scene {
     folder: tempfile::TempDir,
 }
 
-/// The library; None: it was not built from these sources, which only `build/dist.sh --dissect` does.
+/// The library. None: it was not built from these sources (only `build/dist.sh --dissect` builds it).
 fn library() -> Option<PathBuf> {
     let own = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target");
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(own, PathBuf::from);
     let library = target.join("dissect-dist/libvgpu-dissect.so").canonicalize().ok()?;
-    // One of an earlier day is no mistake of this build.
+    // An old file is not an error: this build may not have built it.
     std::panic::catch_unwind(|| vgpu_built_from::assert_fresh(&library)).ok()?;
     Some(library)
 }
 
 impl Scene {
-    /// None: the library is missing, and the test skipped.
+    /// Returns None if the library is missing. The test is then recorded as skipped.
     fn new(test: &str) -> Option<Self> {
         let Some(library) = library() else {
             vgpu_skip::skip(
@@ -40,21 +38,7 @@ impl Scene {
             return None;
         };
         let bench = Bench::with_profile("context_cost = 100MiB\n");
-        let holder = Holder {
-            slot: 0,
-            cores: 20,
-            compute_policy: ComputePolicy::Guaranteed,
-            priority: Priority::Low,
-            generation: 1,
-            ignored: false,
-        };
-        bench.pages(&entries(&[holder]));
-        bench.put(&Limits {
-            cores: 20,
-            compute_policy: ComputePolicy::Guaranteed,
-            slot: Some(0),
-            ..bench.limits("share", 0, 0, GIB)
-        });
+        bench.limit_time(20);
         let folder = tempfile::tempdir().expect("a folder");
         for name in SHIM_NAMES {
             std::os::unix::fs::symlink(&library, folder.path().join(name)).expect("a link");
@@ -70,7 +54,7 @@ impl Scene {
         command
     }
 
-    /// The lines of a client, and what it wrote to stderr.
+    /// The output of a client: its lines, and what it wrote to stderr.
     fn run(&self, off: &str, steps: &[&str]) -> (Vec<String>, String) {
         let output = self.client(off, steps).output().expect("a client");
         assert!(output.status.success(), "{off}: {output:?}");

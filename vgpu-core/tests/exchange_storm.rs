@@ -19,7 +19,7 @@ use support::truth::Truth;
 use support::{Bench, GIB, GRANULE};
 
 const PROCESSES: usize = 8;
-/// For longer than the library takes a look of its own for fresh.
+/// Longer than the library trusts an earlier look for dead processes.
 const LOOK_AGE: Duration = Duration::from_millis(300);
 /// Kills between two comparisons.
 const ROUND: u64 = 60;
@@ -29,8 +29,8 @@ fn storming(bench: &Bench, board: &std::path::Path) -> Serving {
     Serving::new(bench.client(&["listen", "init", &exchange, "serve"]))
 }
 
-/// Bytes of what the clients have, once where several have it. A driver may give a name again once its maker
-/// has freed what had it, so of two pieces by one name the larger counts: never more than there is.
+/// The bytes that the clients hold, with shared pieces counted once. A driver may reuse a name once the exporter has
+/// freed its piece. So of two pieces with one name only the larger is counted, and the result is never too high.
 fn distinct(clients: &mut [Serving]) -> u64 {
     let mut pieces: HashMap<String, u64> = HashMap::new();
     for client in clients {
@@ -44,7 +44,7 @@ fn distinct(clients: &mut [Serving]) -> u64 {
     pieces.values().sum()
 }
 
-/// Has every process stop, give back what it has, and compares on the way. What was imported by how many.
+/// Stops every process, frees what it holds, and compares meanwhile. Returns what was imported, and by how many.
 fn compare(bench: &Bench, truth: &mut Truth, clients: &mut Vec<Serving>) -> u64 {
     for client in clients.iter_mut() {
         assert_eq!(client.line(), "listen 0");
@@ -58,7 +58,7 @@ fn compare(bench: &Bench, truth: &mut Truth, clients: &mut Vec<Serving>) -> u64 
         imported += count.parse::<u64>().expect("a number");
     }
     let mut look = |clients: &mut [Serving]| {
-        // Who looks gives back what the dead held, unless it looked a moment ago.
+        // A process that reads the figures releases what the dead held, unless it has just done so.
         std::thread::sleep(LOOK_AGE);
         clients
             .iter_mut()
@@ -69,7 +69,7 @@ fn compare(bench: &Bench, truth: &mut Truth, clients: &mut Vec<Serving>) -> u64 
         (usage.charged, truth.used())
     };
     for left in [PROCESSES, PROCESSES / 2] {
-        // What was made by those who go now, only importers have any more.
+        // From now on only importers hold what these processes exported.
         clients.truncate(left);
         let had = distinct(clients);
         let (charged, used) = look(clients);
@@ -109,7 +109,7 @@ fn a_storm_of_kills_leaves_an_exact_ledger_whoever_has_what_together() {
             clients[slot] = storming(&bench, &board);
         }
         imported += compare(&bench, &mut truth, &mut clients);
-        // The rest at once.
+        // Ends the rest at once.
         let clients: Vec<Serving> = (0..PROCESSES).map(|_| storming(&bench, &board)).collect();
         std::thread::sleep(Duration::from_micros(chance.below(200_000)));
         clients.iter().for_each(|client| client.signal(libc::SIGKILL));

@@ -1,12 +1,12 @@
-//! Memory that stays allocated after it was freed, because of exported descriptors or logical endpoints. And contexts
-//! that are created and destroyed by other functions than cuCtxCreate and cuCtxDestroy.
+//! Memory that stays allocated after it was freed, because of exported descriptors or logical endpoints. Also contexts
+//! that are created and destroyed by functions other than cuCtxCreate and cuCtxDestroy.
 
 mod support;
 
 use support::watched::Watched;
 use support::{GIB, GRANULE, MIB};
 
-/// A context: what it takes in the profile of these tests.
+/// The size of a context in these tests.
 const COSTS: &str = "context_cost = 10MiB\nnvml_pids = host\n";
 
 #[test]
@@ -19,12 +19,12 @@ fn memory_with_a_descriptor_stays_charged_after_its_release() {
         one.call("cuMemRelease @1", 0, round * 64 * MIB);
     }
     one.call("cuMemCreate >1 64MiB [0x100000001,1,0,0] 0", 2, 256 * MIB);
-    // With the process go its charges, and here its memory.
+    // The charges end with the process, and on the software GPU its memory too.
     assert_eq!(one.kill().free(), 256 * MIB);
 }
 
-/// NVIDIA's documentation of cuMemRelease: such memory is freed when its mappings, its handles and their shareable
-/// counterparts are gone.
+/// According to NVIDIA's documentation of cuMemRelease, such memory is freed when its mappings, its handles and their
+/// shareable counterparts are gone.
 #[test]
 fn memory_is_free_when_its_last_descriptor_is_closed() {
     let mut one = Watched::new("", 256 * MIB);
@@ -43,7 +43,7 @@ fn memory_is_free_when_its_last_descriptor_is_closed() {
         one.call("cuMemGetInfo_v2 >8 >9", 0, 0);
         assert_eq!(one.client.get(8), 256 * MIB, "round {round}");
     }
-    // First the descriptors, then the mapping and the handle.
+    // The descriptors first, then the mapping and the handle.
     one.ok("cuMemCreate >1 64MiB [0x100000001,1,0,0] 0");
     one.ok("cuMemAddressReserve >5 64MiB 0 0 0");
     one.ok("cuMemMap @5 64MiB 0 @1 0");
@@ -53,7 +53,7 @@ fn memory_is_free_when_its_last_descriptor_is_closed() {
     one.call("cuMemUnmap @5 64MiB", 0, 0);
 }
 
-/// A loop of exports that are closed and released fits for ever, and a refusal looks for them too.
+/// Exports that are closed and released in a loop always fit, and a call that does not fit looks for them too.
 #[test]
 fn closed_exports_give_way() {
     let mut one = Watched::new("", 96 * MIB);
@@ -67,7 +67,7 @@ fn closed_exports_give_way() {
     one.call("cuMemAlloc_v2 >3 96MiB", 0, 96 * MIB);
 }
 
-/// An import by that descriptor keeps the memory, and the charge.
+/// An import with this descriptor keeps the memory and its charge.
 #[test]
 fn an_import_keeps_what_its_closed_descriptor_had() {
     let mut one = Watched::new("", 256 * MIB);
@@ -108,14 +108,14 @@ fn memory_with_a_dma_buf_stays_charged_after_its_free() {
     one.call("cuMemGetHandleForAddressRange >2 @1 32MiB 1 0", 0, 32 * MIB);
     one.call("cuMemFree_v2 @1", 0, 32 * MIB);
     one.call("cuMemFree_v2 @1", 1, 32 * MIB);
-    // What is mapped: each physical allocation of the range.
+    // Each physical allocation that is mapped in the range.
     one.call("cuMemCreate >3 16MiB [1,1,0,0] 0", 0, 48 * MIB);
     one.ok("cuMemAddressReserve >4 16MiB 0 0 0");
     one.ok("cuMemMap @4 16MiB 0 @3 0");
     one.call("cuMemGetHandleForAddressRange >5 @4 16MiB 1 0", 0, 48 * MIB);
     one.call("cuMemUnmap @4 16MiB", 0, 48 * MIB);
     one.call("cuMemRelease @3", 0, 48 * MIB);
-    // Host memory is nobody's.
+    // Host memory is not charged.
     one.ok("cuMemHostAlloc >6 4096 0");
     one.fails("cuMemGetHandleForAddressRange >7 @6 4096 1 0");
 }
@@ -128,13 +128,13 @@ fn a_granule_with_a_dma_buf_is_charged_at_least_once() {
     one.call("cuMemGetHandleForAddressRange >9 @1 4096 1 0", 0, GRANULE);
     one.call("cuMemFree_v2 @1", 0, GRANULE);
     one.call("cuMemFree_v2 @2", 0, GRANULE);
-    // Beside it: the library cannot tell that this granule is the one that is kept, and charges it anew.
+    // The library cannot tell that this granule is the one that is kept, and charges it again.
     one.ok("cuMemAlloc_v2 >3 4096");
     assert_eq!(one.charged(), 2 * GRANULE);
     one.call("cuMemFree_v2 @3", 0, GRANULE);
 }
 
-/// A pool's descriptor keeps nothing: the pool itself lives, and is charged, until it is empty.
+/// A pool's descriptor keeps nothing. The pool itself lives, and is charged, until it is empty.
 #[test]
 fn a_pool_with_a_descriptor_is_charged_until_it_is_empty() {
     let mut one = Watched::new("", 256 * MIB);
@@ -187,7 +187,7 @@ fn what_the_driver_does_not_unbind_or_destroy_changes_nothing() {
     one.call("cuLogicalEndpointUnbind @1 0 0 64MiB", 0, 0);
 }
 
-/// What a binding of a pool's memory keeps is charged beside the pool; the software GPU refuses such bindings.
+/// A binding of a pool's memory would be charged beside the pool. The software GPU refuses such bindings.
 #[test]
 fn a_binding_that_fails_is_not_charged() {
     let mut one = Watched::new("", 96 * MIB);
@@ -228,7 +228,7 @@ fn a_context_goes_with_its_last_user() {
     one.call("cuCtxDetach @1", 0, 28 * MIB);
     one.call("cuCtxDetach @1", 0, 10 * MIB);
     one.fails("cuCtxDetach @1");
-    // cuCtxDestroy asks no other user.
+    // cuCtxDestroy does not wait for other users.
     one.call("cuCtxCreate_v2 >1 0 0", 0, 20 * MIB);
     one.call("cuCtxAttach >3 0", 0, 20 * MIB);
     one.call("cuCtxDestroy_v2 @1", 0, 10 * MIB);

@@ -1,11 +1,11 @@
-//! The lock that delays forks, tested in a program of its own: the lock is process-wide, and a test that waits for it
+//! Tests the lock that delays forks, in a separate program: the lock is process-wide, and a test that waits for it
 //! would keep other tests from opening their ledgers.
 #![allow(unsafe_code)] // fork, clone and the state.
 
 use std::thread;
 use vgpu_core::os::fork::{guard, start};
 
-/// Waits for a child, which ends well.
+/// Waits for a child, which must end without an error.
 fn ended_well(pid: libc::pid_t) {
     let mut status = 0;
     // SAFETY: our own child, and a place for its status.
@@ -13,7 +13,7 @@ fn ended_well(pid: libc::pid_t) {
     assert_eq!(status, 0);
 }
 
-/// Forks in another thread; the child says by its status whether `is_well`.
+/// Forks in another thread. The child's exit status tells whether `is_well` was true.
 fn forked_elsewhere(is_well: fn() -> bool) {
     let child = || {
         // SAFETY: the child does nothing but ask and end.

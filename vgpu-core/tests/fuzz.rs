@@ -1,12 +1,11 @@
-//! Fuzzes inputs of the library other than its file formats (vgpu-abi's tests do those): CUDA_VISIBLE_DEVICES, and a
-//! directory of shares with arbitrary content.
+//! Fuzzes inputs of the library: CUDA_VISIBLE_DEVICES, and a directory of shares with arbitrary content. vgpu-abi's
+//! tests fuzz the file formats.
 
 mod support;
 
 use std::fs;
 use std::os::unix::ffi::OsStringExt;
 use support::chance::Chance;
-use support::hang::guard;
 use vgpu_core::grants;
 use vgpu_core::visible::{choose, names_instances};
 
@@ -23,25 +22,8 @@ fn chances() -> [Chance; 2] {
 
 #[test]
 fn visible_devices_of_any_text() {
-    let pieces = [
-        "0",
-        "1",
-        "3",
-        "7",
-        ",",
-        ",,",
-        " ",
-        "-1",
-        "GPU-",
-        "GPU-aaaa",
-        "MIG-",
-        "gpu-BBBB3333",
-        "\u{fc}",
-        "\t",
-        "+1",
-        "18446744073709551616",
-        "x",
-    ];
+    let pieces = "0|1|3|7|,|,,| |-1|GPU-|GPU-aaaa|MIG-|gpu-BBBB3333|\u{fc}|\t|+1|18446744073709551616|x";
+    let pieces: Vec<&str> = pieces.split('|').collect();
     for mut chance in chances() {
         for _ in 0..20_000 {
             let mut text: String = (0..chance.below(8))
@@ -86,7 +68,6 @@ fn visible_devices_of_any_list_of_places_and_names() {
 
 #[test]
 fn a_directory_of_shares_with_anything_in_it() {
-    let _guard = guard("hostile shares");
     let golden = include_bytes!("../abi/testdata/limits-v1");
     let good = "6e2a4c1e-0d5c-4f0e-9a5b-0c5b1f1b2a3c";
     for mut chance in chances() {
@@ -110,7 +91,7 @@ fn a_directory_of_shares_with_anything_in_it() {
                     _ => fs::create_dir(&share),
                 };
                 let is_folder = fs::symlink_metadata(&share).is_ok_and(|found| found.is_dir());
-                // A second one of that name might write into a FIFO.
+                // Only once for each name: a second write might go into a FIFO.
                 if !is_folder || fs::symlink_metadata(&limits).is_ok() {
                     continue;
                 }

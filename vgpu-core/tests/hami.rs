@@ -1,5 +1,5 @@
-//! The library in place of HAMi-core, in a container as HAMi's device plugin creates it, by its variables alone. And
-//! the failures that HAMi's users have reported, each by its issue number.
+//! The library in place of HAMi-core, in a container as HAMi's device plugin creates it, with nothing but its
+//! variables. Also the failures that HAMi's users have reported, each with its issue number.
 
 mod support;
 
@@ -7,7 +7,6 @@ use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::PathBuf;
 use std::process::Command;
-use support::hang::guard;
 use support::serve::Serving;
 use support::{Bench, GIB, MIB, dist, lines, number};
 use vgpu_core::hami::region;
@@ -56,7 +55,14 @@ impl Container {
         lines(&output)
     }
 
-    /// What a client that must be refused says.
+    /// A client of [`Self::client`] that has done `steps` and serves.
+    fn serving(&self, steps: &[&str], variables: &[(&str, &str)]) -> Serving {
+        let mut client = Serving::new(self.client(&[steps, &["serve"]].concat(), variables));
+        client.did(steps);
+        client
+    }
+
+    /// The line that a client prints when it is refused, as it must be.
     fn refusal(&self, variables: &[(&str, &str)]) -> String {
         let command = self.client(&["cuinit", "cuinit", "memory"], variables);
         let output = { command }.output().expect("a client");
@@ -66,7 +72,7 @@ impl Container {
         said
     }
 
-    /// Places of ledgers of this test's GPUs.
+    /// The folders with ledgers of this test's GPUs.
     fn places(&self) -> Vec<PathBuf> {
         let entries = ["/dev/shm", "/tmp"]
             .into_iter()
@@ -84,7 +90,7 @@ impl Container {
             .collect()
     }
 
-    /// The monitor's view: what each process uses of GPU `place`.
+    /// PID and use of GPU `place` of each process, as the monitor sees them.
     fn monitored(&self, place: u64) -> Vec<(u32, u64)> {
         let file = fs::File::open(self.cache()).expect("a region");
         assert_eq!(file.metadata().expect("a file").len(), region::SIZE);
@@ -116,10 +122,9 @@ const LIMIT: (&str, &str) = ("CUDA_DEVICE_MEMORY_LIMIT_0", "3000m");
 fn the_limit_of_its_variables_holds_for_all_processes_together() {
     let container = Container::new();
     let full = 3000 * MIB;
-    let mut first = Serving::new(container.client(&["init", "info", "alloc:2000MiB", "wait"], &[LIMIT]));
-    assert_eq!(first.line(), "init 0");
-    assert_eq!(first.line(), format!("info 0 {full} {full}"));
-    assert_eq!(first.line(), "alloc 0");
+    let mut first = container.serving(&["init"], &[LIMIT]);
+    assert_eq!(first.ask("info"), format!("0 {full} {full}"));
+    assert_eq!(first.ask("alloc:2000MiB"), "0");
     let shown = container.run(&["init", "info", "alloc:1002MiB", "alloc:1000MiB", "memory"], &[LIMIT]);
     assert_eq!(shown[1], format!("info 0 {} {full}", 1000 * MIB));
     assert_eq!(shown[2..4], ["alloc 2", "alloc 0"]);
@@ -160,10 +165,9 @@ fn each_gpu_has_the_limit_of_its_place_in_the_list() {
     // HAMi-core 319: a subset by CUDA_VISIBLE_DEVICES.
     let mut subset = variables.to_vec();
     subset.push(("CUDA_VISIBLE_DEVICES", "1"));
-    let mut client = Serving::new(container.client(&["init", "info", "alloc:1GiB", "alloc:2MiB", "wait"], &subset));
-    assert_eq!(client.line(), "init 0");
-    assert_eq!(client.line(), format!("info 0 {GIB} {GIB}"));
-    assert_eq!([client.line(), client.line()], ["alloc 0", "alloc 2"]);
+    let mut client = container.serving(&["init"], &subset);
+    assert_eq!(client.ask("info"), format!("0 {GIB} {GIB}"));
+    assert_eq!([client.ask("alloc:1GiB"), client.ask("alloc:2MiB")], ["0", "2"]);
     assert_eq!(container.monitored(0).len(), 1, "the list's order is the region's too");
     assert_eq!(container.monitored(0)[0].1, GIB);
     assert_eq!(container.monitored(1)[0].1, 0);
@@ -173,8 +177,7 @@ fn each_gpu_has_the_limit_of_its_place_in_the_list() {
 #[test]
 fn the_monitor_goes_on_seeing() {
     let container = Container::new();
-    let mut first = Serving::new(container.client(&["init", "alloc:1GiB", "wait", "free:0", "wait"], &[LIMIT]));
-    assert_eq!([first.line(), first.line()], ["init 0", "alloc 0"]);
+    let mut first = container.serving(&["init", "alloc:1GiB"], &[LIMIT]);
     assert_eq!(container.monitored(0), [(first.pid(), GIB)]);
     let file = fs::File::open(container.cache()).expect("a region");
     let mut bytes = [0; 8];
@@ -185,15 +188,13 @@ fn the_monitor_goes_on_seeing() {
         names, 2,
         "its monitor refuses a folder with more than the library and the region"
     );
-    let mut second = Serving::new(container.client(&["init", "alloc:512MiB", "wait"], &[LIMIT]));
-    assert_eq!([second.line(), second.line()], ["init 0", "alloc 0"]);
+    let second = container.serving(&["init", "alloc:512MiB"], &[LIMIT]);
     let mut both = [(first.pid(), GIB), (second.pid(), GIB / 2)];
     both.sort_unstable();
     assert_eq!(container.monitored(0), both);
-    // Killed: whoever asks next takes it out.
+    // It is killed. The next process that asks removes it.
     second.kill();
-    first.go_on();
-    assert_eq!([first.line(), first.line()], ["wait on", "free 0"]);
+    assert_eq!(first.ask("free:0"), "0");
     let shown = container.run(&["init", "info"], &[LIMIT]);
     assert_eq!(number(&shown[1], 2), 3000 * MIB);
     assert!(
@@ -208,14 +209,13 @@ fn the_monitor_goes_on_seeing() {
 fn core_86_a_lock_that_a_killed_process_held_holds_nobody_up() {
     let container = Container::new();
     container.run(&["init", "alloc:1GiB"], &[LIMIT]);
-    let file = fs::OpenOptions::new()
+    let file = fs::File::options()
         .write(true)
         .open(container.cache())
         .expect("a region");
     file.write_all_at(&[0; 32], 24).expect("the semaphore is taken");
     file.write_all_at(&i32::MAX.to_le_bytes(), 16)
         .expect("by nobody who lives");
-    let _guard = guard("a semaphore of nobody who lives");
     let shown = container.run(&["init", "alloc:1GiB", "info"], &[LIMIT]);
     assert_eq!(shown[..2], ["init 0", "alloc 0"]);
 }
@@ -224,7 +224,7 @@ fn core_86_a_lock_that_a_killed_process_held_holds_nobody_up() {
 fn core_200_garbage_in_the_region_is_not_shown_and_lifts_nothing() {
     let container = Container::new();
     container.run(&["init"], &[LIMIT]);
-    let file = fs::OpenOptions::new()
+    let file = fs::File::options()
         .write(true)
         .open(container.cache())
         .expect("a region");
@@ -236,7 +236,7 @@ fn core_200_garbage_in_the_region_is_not_shown_and_lifts_nothing() {
     assert_eq!(number(&shown[3], 5), GIB);
     assert_eq!(shown[4], "alloc 2");
     assert_eq!(container.monitored(0).len(), 1);
-    // Cut while it is in use: nobody has it mapped.
+    // It is truncated while in use. No process has mapped it.
     file.set_len(0).expect("a cut");
     assert_eq!(container.run(&["init", "alloc:1GiB"], &[LIMIT])[1], "alloc 0");
     assert_eq!(file.metadata().expect("a file").size(), region::SIZE);
@@ -322,7 +322,7 @@ fn a_file_that_is_no_region_is_left_alone_and_limits_hold() {
 #[test]
 fn hami_1662_many_that_start_at_once_share_one_account() {
     let container = Container::new();
-    // No more than the software GPU lets in at once on a busy machine.
+    // Not more than can start at once with the software GPU on a busy machine.
     let mut clients: Vec<_> = (0..12)
         .map(|_| container.client(&["init", "alloc:200MiB", "wait"], &[LIMIT]))
         .map(Serving::new)
@@ -336,8 +336,8 @@ fn hami_1662_many_that_start_at_once_share_one_account() {
     clients.into_iter().for_each(Serving::kill);
 }
 
-/// A client in a container whose `/etc/ld.so.preload` names the one file, and where the driver lies in the
-/// loader's folders.
+/// Runs a client as in a container whose `/etc/ld.so.preload` names the one file, with the driver in the loader's
+/// folders.
 fn preloaded(container: &Container, mut command: Command) -> Vec<String> {
     let library = container.folder.path().join("libvgpu.so");
     fs::copy(dist().join("libvgpu-hami.so"), &library).expect("the one file");
@@ -352,16 +352,7 @@ fn preloaded(container: &Container, mut command: Command) -> Vec<String> {
 #[test]
 fn one_file_in_its_place_holds_programs_that_open_the_driver() {
     let container = Container::new();
-    let steps = [
-        "init",
-        "info",
-        "alloc:3000MiB",
-        "alloc:2MiB",
-        "memory",
-        "fork",
-        "init",
-        "info",
-    ];
+    let steps = ["init info alloc:3000MiB alloc:2MiB memory fork init info"];
     let shown = preloaded(&container, container.client(&steps, &[LIMIT]));
     let full = 3000 * MIB;
     assert_eq!(
@@ -393,7 +384,7 @@ fn one_file_in_its_place_holds_programs_that_are_linked_with_the_driver() {
          cuCtxSetCurrent(c); cuMemGetInfo_v2(&f, &t); printf(\"%d %d %zu\\n\", a, b, t); return 0; }\n",
     )
     .expect("a program");
-    // Whoever builds these tests has a linker.
+    // These tests could not be built without a linker.
     let built = Command::new("cc")
         .arg(&source)
         .arg("-o")
@@ -428,7 +419,7 @@ fn the_log_level_tells_the_limits() {
     assert!(said.contains(&format!("{} bytes, 30 %", 3000 * MIB)), "{said}");
 }
 
-/// Percent of the GPU's time that a client had in a second, with these variables.
+/// The percentage of the GPU's time that a client got in a second, with these variables.
 fn percent_of_time(container: &Container, variables: &[(&str, &str)]) -> u64 {
     let said = container.run(&["init", "work:500,1000,0"], variables);
     let [code, kernels, ms] = [1, 2, 3].map(|index| number(&said[1], index));
@@ -452,22 +443,11 @@ fn gpu_time_follows_the_variables() {
         let expected = if is_limited { 15..=36 } else { 65..=101 };
         assert!(expected.contains(&percent), "{variables:?}: {percent}");
     }
-    // By default, while NVML names another process on the GPU.
+    // The default policy, while NVML lists another process on the GPU.
     let container = Container::new();
-    let mut neighbour = container.bench.bare(&["init", "wait"]);
-    let mut neighbour = neighbour
-        .stdin(std::process::Stdio::piped())
-        .stdout(std::process::Stdio::piped())
-        .spawn()
-        .expect("a neighbour");
-    let mut first = String::new();
-    std::io::BufRead::read_line(
-        &mut std::io::BufReader::new(neighbour.stdout.as_mut().expect("its output")),
-        &mut first,
-    )
-    .expect("a line");
+    let mut neighbour = Serving::new(container.bench.bare(&["init serve"]));
+    neighbour.did(&["init"]);
     let percent = percent_of_time(&container, &[(SM, "30")]);
-    neighbour.kill().expect("killed");
-    neighbour.wait().expect("waited for");
+    neighbour.kill();
     assert!((15..=36).contains(&percent), "beside another process: {percent}");
 }

@@ -4,7 +4,6 @@
 mod support;
 
 use support::caller::Caller;
-use support::hang::guard;
 use support::truth::Truth;
 use support::watched::Watched;
 use support::{Bench, GIB, GRANULE, MIB};
@@ -43,7 +42,7 @@ fn physical_memory_is_charged_by_its_references_and_its_device() {
     one.call("cuMemUnmap @3 32MiB", 0, 32 * MIB);
     one.call("cuMemRelease @5", 0, 0);
     one.call("cuMemCreate >6 2GiB [1,1,0,0] 0", 2, 0);
-    // The second device of the machine is none of this process's.
+    // The process does not have the machine's second device.
     one.fails("cuMemCreate >6 2MiB [1,0x100000001,0,0] 0");
 }
 
@@ -59,7 +58,7 @@ fn multicast_objects_hold_what_is_bound_to_them() {
     one.call("cuMemMap @3 64MiB 0 @1 0", 0, 32 * MIB);
     one.call("cuMulticastUnbind @1 0 0 16MiB", 0, 32 * MIB);
     one.call("cuMulticastUnbind @1 0 0 32MiB", 0, 0);
-    // What is bound goes with the object's last handle and mapping.
+    // Bound memory is released with the object's last handle and mapping.
     one.call("cuMemCreate >2 16MiB [1,1,0,0] 0", 0, 16 * MIB);
     one.ok("cuMemAddressReserve >4 16MiB 0 0 0");
     one.ok("cuMemMap @4 16MiB 0 @2 0");
@@ -70,8 +69,8 @@ fn multicast_objects_hold_what_is_bound_to_them() {
     one.call("cuMemUnmap @3 64MiB", 0, 0);
 }
 
-/// Another bind may come while the driver unbinds, so what is bound is let go before; a driver that refuses
-/// has it back.
+/// Another thread may bind while the driver unbinds, so the entry is removed before the call, and added again if the
+/// driver refuses.
 #[test]
 fn what_the_driver_does_not_bind_or_unbind_changes_nothing() {
     let faults = "fail.cuMulticastUnbind = 1 after 0 every 2\nfail.cuMulticastBindMem = 1 after 0 every 2\n";
@@ -105,7 +104,7 @@ fn a_binding_for_a_device_goes_with_that_device() {
     one.call("cuMulticastUnbind @1 0 32MiB 32MiB", 0, 0);
 }
 
-/// A handle from another process whose properties the driver does not tell: a multicast object.
+/// A handle from another process whose properties the driver does not report: a multicast object.
 #[test]
 fn imported_multicast_objects_hold_what_is_bound_to_them() {
     let fault = "fail.cuMemGetAllocationPropertiesFromHandle = 1 after 0 every 1\n";
@@ -122,7 +121,7 @@ fn imported_multicast_objects_hold_what_is_bound_to_them() {
     one.call("cuMemUnmap @5 64MiB", 0, 0);
 }
 
-/// What is charged twice must not hide what a module takes: it goes, and the module stays.
+/// Memory that is charged twice must not hide what a module takes: it may be released while the module stays.
 #[test]
 fn modules_are_charged_beside_memory_that_is_charged_twice() {
     let mut one = Watched::new(
@@ -131,7 +130,7 @@ fn modules_are_charged_beside_memory_that_is_charged_twice() {
     );
     one.call("cuMemCreate >1 64MiB [0x100000001,1,0,0] 0", 0, 74 * MIB);
     one.ok("cuMemExportToShareableHandle >9 @1 1 0");
-    // By a second name, so that it is not recognised.
+    // Under a second name, so that it is not recognised.
     one.ok("cuMemExportToShareableHandle >2 @1 1 0");
     one.ok("cuMemImportFromShareableHandle >3 @2 1");
     one.ok("cuMemAddressReserve >4 32MiB 0 0 0");
@@ -154,7 +153,7 @@ fn imported_memory_that_is_bound_is_charged_here_too() {
     let mut one = Watched::new("", 256 * MIB);
     one.call("cuMemCreate >1 64MiB [0x100000001,1,0,0] 0", 0, 64 * MIB);
     one.call("cuMemExportToShareableHandle >9 @1 1 0", 0, 64 * MIB);
-    // By a second name, so that it is not recognised.
+    // Under a second name, so that it is not recognised.
     one.call("cuMemExportToShareableHandle >2 @1 1 0", 0, 64 * MIB);
     one.ok("cuMemImportFromShareableHandle >3 @2 1");
     one.ok("cuMulticastCreate >4 [1,67108864,1,0]");
@@ -168,15 +167,14 @@ fn imported_memory_that_is_bound_is_charged_here_too() {
 
 #[test]
 fn what_threads_count_at_once_is_gone_with_the_last() {
-    let bench = Bench::with_profile("context_cost = 100MiB\nnvml_pids = host\n");
-    bench.share("share", 0, 0, GIB);
+    let bench = Bench::of_share("context_cost = 100MiB\nnvml_pids = host\n", GIB);
     let mut truth = Truth::new(&bench);
     let mut client = bench.serving(&["init"]);
     assert_eq!(client.ask("counted:5000"), "0");
     assert_eq!([bench.usage("share").charged, truth.used()], [0; 2]);
 }
 
-/// Another process, of that bench, that was told in slot 2 how to open the first one's pointer 1.
+/// Another process, of that bench, with the IPC handle of the first one's pointer 1 in slot 2.
 fn importer_of(bench: &Bench, one: &mut Watched) -> Caller {
     one.ok("cuIpcGetMemHandle >2 @1");
     let words = one.client.say("raw 2");
@@ -192,7 +190,7 @@ fn imports_of_another_share_are_charged_to_who_maps_them() {
     one.call("cuMemAlloc_v2 >1 64MiB", 0, 64 * MIB);
     let theirs = Bench::on_gpu_of(&one.bench, 256 * MIB);
     let mut other = importer_of(&theirs, &mut one);
-    assert_eq!(other.call("cuIpcOpenMemHandle_v2 >3 >2"), 0);
+    other.ok("cuIpcOpenMemHandle_v2 >3 >2");
     assert_eq!([one.charged(), theirs.usage("share").charged], [64 * MIB; 2]);
     assert_eq!(
         other.call("cuIpcOpenMemHandle_v2 >4 >2"),
@@ -200,12 +198,12 @@ fn imports_of_another_share_are_charged_to_who_maps_them() {
         "once more: counted, not charged"
     );
     assert_eq!((theirs.usage("share").charged, other.get(4)), (64 * MIB, other.get(3)));
-    assert_eq!(other.call("cuIpcCloseMemHandle @3"), 0);
+    other.ok("cuIpcCloseMemHandle @3");
     assert_eq!(theirs.usage("share").charged, 64 * MIB);
-    // Whoever made it dies: what is mapped stays charged.
+    // Its maker dies. Mapped memory stays charged.
     assert_eq!(one.kill().free(), 256 * MIB);
     assert_eq!(theirs.free(), 192 * MIB);
-    assert_eq!(other.call("cuIpcCloseMemHandle @3"), 0);
+    other.ok("cuIpcCloseMemHandle @3");
     assert_eq!(theirs.free(), 256 * MIB);
 }
 
@@ -215,13 +213,13 @@ fn imports_that_do_not_fit_are_closed_again() {
     one.call("cuMemAlloc_v2 >1 64MiB", 0, 64 * MIB);
     let theirs = Bench::on_gpu_of(&one.bench, 32 * MIB);
     let mut other = importer_of(&theirs, &mut one);
-    assert_eq!(other.call("cuIpcOpenMemHandle_v2 >3 >2"), 2);
+    other.gives("cuIpcOpenMemHandle_v2 >3 >2", 2);
     assert_eq!(other.call("cuIpcCloseMemHandle @3"), 1, "it is not open");
     assert_eq!(theirs.usage("share").charged, 0);
     one.same();
 }
 
-/// A process of another share, or one that the descriptor reached in a way that is not recognised.
+/// For a process of another share, or a process that got the descriptor in a way that is not recognised.
 #[test]
 fn imported_physical_memory_of_another_name_is_charged_by_what_is_mapped() {
     let mut one = Watched::new("", 256 * MIB);
@@ -237,15 +235,15 @@ fn imported_physical_memory_of_another_name_is_charged_by_what_is_mapped() {
     one.ok("cuMemRelease @3");
     assert_eq!(one.charged(), 96 * MIB);
     one.ok("cuMemUnmap @4 32MiB");
-    // Whoever has the descriptor keeps it.
+    // The descriptor keeps the memory.
     one.call("cuMemRelease @1", 0, 64 * MIB);
 }
 
-/// Handle 3 is an import of 64 MiB, array 4 a sparse one of 64 x 64 elements a tile.
+/// Makes handle 3, an import of 64 MiB, and array 4, a sparse one with tiles of 64 x 64 elements.
 fn imported_for_an_array(one: &mut Watched) {
     one.call("cuMemCreate >1 64MiB [0x100000001,1,0,0] 0", 0, 64 * MIB);
     one.call("cuMemExportToShareableHandle >9 @1 1 0", 0, 64 * MIB);
-    // By a second name, so that it is not recognised.
+    // Under a second name, so that it is not recognised.
     one.call("cuMemExportToShareableHandle >2 @1 1 0", 0, 64 * MIB);
     one.ok("cuMemImportFromShareableHandle >3 @2 1");
     one.ok("cuArray3DCreate_v2 >4 [4096,4096,0,0x400000020,0x40]");
@@ -260,7 +258,7 @@ fn imported_memory_in_a_sparse_array_is_charged_by_what_is_mapped() {
     let part = "0,@4,0,0,0,0x100000000000,0x100000080";
     one.ok(&format!("cuMemMapArrayAsync [{part},1,@3,0x1000000,1,0] 1 0"));
     assert_eq!(one.charged(), (64 + 24) * MIB, "its maker may die first");
-    // One element more is one row of tiles more; a level has a depth of 1 where none is said.
+    // One more element takes one more row of tiles. Without a given depth, a level has depth 1.
     let other = "0,@4,0,0,0x8000000000,0x100000000000,0x81";
     one.ok(&format!("cuMemMapArrayAsync [{other},1,@3,0x1000000,1,0] 1 0"));
     assert_eq!(one.charged(), (64 + 28) * MIB);
@@ -285,7 +283,7 @@ fn imported_memory_that_does_not_fit_is_not_mapped_into_an_array() {
     one.same();
 }
 
-/// Where the driver does not tell how an array is tiled: at least one tile.
+/// If the driver does not report the size of tiles, at least one tile is charged.
 #[test]
 fn imported_memory_in_an_array_of_unknown_tiles_is_charged_all_the_same() {
     let mut one = Watched::new("fail.cuArrayGetSparseProperties = 801 after 0 every 1\n", 256 * MIB);
@@ -323,11 +321,9 @@ fn external_memory_is_charged_until_nothing_refers_to_it() {
     one.call("cuImportExternalMemory >1 [1,7,0,536870912,0]", 2, 0);
 }
 
-/// Another share's memory, so that nobody else pays for it: charged by the first who opened it, until the last of
-/// them has closed it.
+/// The memory of another share, which is charged once here: from the first open to the last close.
 #[test]
 fn two_threads_that_open_one_handle_at_once_are_charged_once() {
-    let _guard = guard("two threads with one handle");
     let ours = Bench::with_share(GIB);
     let theirs = Bench::on_gpu_of(&ours, GIB);
     let mut maker = ours.serving(&["init", "alloc:64MiB", "export:0"]);
@@ -337,14 +333,13 @@ fn two_threads_that_open_one_handle_at_once_are_charged_once() {
     assert_eq!(theirs.usage("share").charged, 0);
 }
 
-/// What the driver says of a call that cannot succeed, it says under a share: of sizes beside and beyond the share and
-/// the GPU, of wrong arguments, and of both at once.
+/// A call that cannot succeed fails under a share with the driver's own error: for sizes around and beyond the share and
+/// the GPU, for wrong arguments, and for both at once.
 #[test]
 fn a_create_that_cannot_succeed_answers_as_the_driver() {
     const GPU: u64 = 1 << 30;
     for share in [64 * MIB, GPU] {
-        let bench = Bench::with_profile("memory = 1GiB\n");
-        bench.share("share", 0, 0, share);
+        let bench = Bench::of_share("memory = 1GiB\n", share);
         let (mut client, mut bare) = (bench.caller(true), bench.caller(false));
         client.init();
         bare.init();

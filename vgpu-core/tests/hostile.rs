@@ -8,13 +8,13 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
 use support::chance::{Chance, setting};
-use support::hang::guard;
 use support::serve::Serving;
 use support::{Bench, GIB, lines, number};
 use vgpu_abi::ledger::object::OBJECTS;
+use vgpu_abi::ledger::refusal::BY_LIMIT_AT;
 use vgpu_abi::ledger::{self, FIRST_LANE_AT, FIRST_OBJECT_AT, LANES, LINE, OBJECTS_USED_AT, SIZE};
 
-/// A client that did `steps`.
+/// A client that has done `steps`.
 fn ready(bench: &Bench, steps: &[&str]) -> Serving {
     let mut client = Serving::heard(bench.client(&[steps, &["serve"]].concat()));
     client.did(steps);
@@ -23,7 +23,6 @@ fn ready(bench: &Bench, steps: &[&str]) -> Serving {
 
 #[test]
 fn a_deleted_ledger_goes_on_for_those_who_have_it() {
-    let _guard = guard("a deleted ledger");
     let bench = Bench::with_share(GIB);
     let mut client = ready(&bench, &["init", "alloc:512MiB"]);
     fs::remove_file(bench.ledger("share")).expect("a ledger");
@@ -38,7 +37,6 @@ fn a_deleted_ledger_goes_on_for_those_who_have_it() {
 
 #[test]
 fn a_replaced_ledger_does_not_make_living_neighbours_look_dead() {
-    let _guard = guard("a replaced ledger");
     let bench = Bench::with_share(GIB);
     let mut first = ready(&bench, &["init", "alloc:512MiB"]);
     let mut second = ready(&bench, &["init", "alloc:256MiB"]);
@@ -61,7 +59,6 @@ fn a_replaced_ledger_does_not_make_living_neighbours_look_dead() {
 
 #[test]
 fn a_program_that_changes_its_root_leaves_neighbours_alone() {
-    let _guard = guard("chroot");
     let bench = Bench::with_share(GIB);
     let mut neighbour = ready(&bench, &["init", "alloc:512MiB"]);
     let mut client = ready(&bench, &["init"]);
@@ -81,13 +78,12 @@ fn a_program_that_changes_its_root_leaves_neighbours_alone() {
 
 #[test]
 fn garbage_of_any_kind_is_refused_at_open() {
-    let _guard = guard("garbage at open");
     let bench = Bench::with_share(GIB);
     let (path, mut chance) = (bench.ledger("share"), Chance::new(None));
     let good = fs::read(&path).expect("a ledger");
     for round in 0..40 {
         let mut bytes = good.clone();
-        // The constant line and the seal, which open checks; the rest changes while a ledger lives.
+        // The constant line and the seal, which are checked at open. The rest changes while a ledger is in use.
         let constant = [0..28, SIZE - 8..SIZE];
         let places: Vec<usize> = constant.into_iter().flatten().collect();
         for _ in 0..=chance.below(4) {
@@ -121,11 +117,12 @@ fn garbage_of_any_kind_is_refused_at_open() {
 
 /// A word of the ledger that a running process uses, or any.
 fn word(chance: &mut Chance) -> usize {
-    match chance.below(7) {
+    match chance.below(8) {
         0 => LINE + 8 * chance.below(2) as usize,
         4 => FIRST_OBJECT_AT + chance.below(32 * LINE as u64 / 8) as usize * 8,
         5 => FIRST_OBJECT_AT + chance.below(OBJECTS as u64) as usize * LINE + 8 * chance.below(4) as usize,
         6 => OBJECTS_USED_AT,
+        7 => BY_LIMIT_AT + 8 * chance.below((FIRST_LANE_AT - BY_LIMIT_AT) as u64 / 8) as usize,
         1 => FIRST_LANE_AT + 8 * chance.below(8) as usize,
         2 => FIRST_LANE_AT + chance.below(LANES as u64) as usize * LINE + 8 * chance.below(8) as usize,
         _ => 8 * chance.below(SIZE as u64 / 8) as usize,
@@ -143,29 +140,38 @@ fn value(chance: &mut Chance) -> u64 {
     }
 }
 
+/// Checks that the client still gets figures, and reports at most that the ledger is damaged.
+fn unharmed(mut client: Serving, round: u64) {
+    assert!(["0", "2"].contains(&client.ask("alloc:2MiB").as_str()), "round {round}");
+    for look in ["info", "memory", "running"] {
+        assert!(client.ask(look).starts_with("0 "), "round {round}");
+    }
+    let said = client.said();
+    assert!(said.lines().count() <= 1, "round {round}: {said}");
+    assert!(said.is_empty() || said.contains("damaged"), "round {round}: {said}");
+}
+
+/// Writes a random value, and waits a moment.
+fn damage(file: &fs::File, at: usize, chance: &mut Chance) {
+    let value = value(chance).to_le_bytes();
+    file.write_all_at(&value, at as u64).expect("damage");
+    std::thread::sleep(Duration::from_micros(chance.below(400)));
+}
+
 #[test]
 fn words_overwritten_while_it_is_used_cost_allocations_and_nothing_else() {
-    let _guard = guard("damage");
     let rounds = setting("VGPU_DAMAGE_ROUNDS", 24);
     for round in 0..rounds {
         // Half of the rounds are the same every time.
         let mut chance = Chance::new((round % 2 == 0).then_some(round));
         let bench = Bench::with_share(GIB);
-        let file = fs::OpenOptions::new()
-            .write(true)
-            .open(bench.ledger("share"))
-            .expect("a ledger");
+        let file = bench.open_ledger("share");
         let mut clients: Vec<Serving> = (0..3)
             .map(|_| ready(&bench, &["listen", "init", "alloc:64MiB"]))
             .collect();
-        let mut lanes: Vec<usize> = Vec::new();
         let bytes = fs::read(bench.ledger("share")).expect("a ledger");
-        for index in 0..LANES {
-            let at = FIRST_LANE_AT + index * LINE;
-            if bytes[at] % 2 == 1 {
-                lanes.push(at);
-            }
-        }
+        let lanes = (0..LANES).map(|index| FIRST_LANE_AT + index * LINE);
+        let lanes: Vec<usize> = lanes.filter(|at| bytes[*at] % 2 == 1).collect();
         clients.iter_mut().for_each(|client| client.tell("mixed:0"));
         for _ in 0..=chance.below(400) {
             let at = match chance.below(2) {
@@ -173,30 +179,21 @@ fn words_overwritten_while_it_is_used_cost_allocations_and_nothing_else() {
                 // A lane in use.
                 _ => lanes[chance.below(lanes.len() as u64) as usize] + 8 * chance.below(8) as usize,
             };
-            file.write_all_at(&value(&mut chance).to_le_bytes(), at as u64)
-                .expect("damage");
-            std::thread::sleep(Duration::from_micros(chance.below(400)));
+            damage(&file, at, &mut chance);
         }
         for mut client in clients {
             client.signal(libc::SIGUSR1);
             assert!(client.line().starts_with("mixed "), "round {round}");
-            assert!(["0", "2"].contains(&client.ask("alloc:2MiB").as_str()), "round {round}");
             client.ask("freekept");
             assert_eq!(client.ask("free:0"), "0", "round {round}: frees pass");
-            for look in ["info", "memory", "running"] {
-                assert!(client.ask(look).starts_with("0 "), "round {round}");
-            }
-            let said = client.said();
-            assert!(said.lines().count() <= 1, "round {round}: {said}");
-            assert!(said.is_empty() || said.contains("damaged"), "round {round}: {said}");
+            unharmed(client, round);
         }
     }
 }
 
-/// The same of processes that have memory together, of which some are killed.
+/// The same for processes that share memory; some are killed.
 #[test]
 fn objects_overwritten_while_they_are_used_hang_and_crash_nobody() {
-    let _guard = guard("damaged objects");
     for round in 0..setting("VGPU_DAMAGE_ROUNDS", 24) / 2 {
         let mut chance = Chance::new((round % 2 == 0).then_some(round));
         let bench = Bench::with_share(GIB);
@@ -209,10 +206,7 @@ fn objects_overwritten_while_they_are_used_hang_and_crash_nobody() {
             client
         };
         let mut clients: Vec<Serving> = (0..3).map(|_| start()).collect();
-        let file = fs::OpenOptions::new()
-            .write(true)
-            .open(bench.ledger("share"))
-            .expect("a ledger");
+        let file = bench.open_ledger("share");
         for _ in 0..=chance.below(400) {
             let line = FIRST_OBJECT_AT + chance.below(40) as usize * LINE;
             let at = match chance.below(8) {
@@ -221,11 +215,9 @@ fn objects_overwritten_while_they_are_used_hang_and_crash_nobody() {
                 2 | 3 => line + 96 + 8 * chance.below(4) as usize,
                 _ => line + 8 * chance.below(4) as usize,
             };
-            file.write_all_at(&value(&mut chance).to_le_bytes(), at as u64)
-                .expect("damage");
-            std::thread::sleep(Duration::from_micros(chance.below(400)));
+            damage(&file, at, &mut chance);
         }
-        // One of them dies with what it has.
+        // One of them dies with what it holds.
         clients.pop().expect("a client").kill();
         for mut client in clients {
             client.signal(libc::SIGUSR1);
@@ -235,34 +227,24 @@ fn objects_overwritten_while_they_are_used_hang_and_crash_nobody() {
                 ["0", "0"],
                 "round {round}: frees pass"
             );
-            assert!(["0", "2"].contains(&client.ask("alloc:2MiB").as_str()), "round {round}");
-            for look in ["info", "memory", "running"] {
-                assert!(client.ask(look).starts_with("0 "), "round {round}");
-            }
-            let said = client.said();
-            assert!(said.lines().count() <= 1, "round {round}: {said}");
-            assert!(said.is_empty() || said.contains("damaged"), "round {round}: {said}");
+            unharmed(client, round);
         }
     }
 }
 
 #[test]
 fn a_cut_ledger_hurts_processes_of_its_claim_alone() {
-    let _guard = guard("a cut ledger");
     let bench = Bench::with_share(GIB);
     let neighbour = Bench::on_gpu_of(&bench, GIB);
     let mut other = ready(&neighbour, &["init", "alloc:512MiB"]);
     let mut client = ready(&bench, &["init", "alloc:512MiB"]);
-    let file = fs::OpenOptions::new()
-        .write(true)
-        .open(bench.ledger("share"))
-        .expect("a ledger");
+    let file = bench.open_ledger("share");
     file.set_len(0).expect("cut");
     client.tell("alloc:2MiB");
     let status = client.end();
     assert!(status.success() || status.signal() == Some(libc::SIGBUS), "{status}");
     assert!(bench.refusal().contains("0 bytes"));
-    // Another claim's, on the same GPU.
+    // A client of another claim on the same GPU.
     assert_eq!([other.ask("alloc:1GiB"), other.ask("alloc:512MiB")], ["2", "0"]);
     assert_eq!([other.ask("free:0"), other.ask("free:0")], ["0", "0"]);
     assert_eq!(other.said(), "");
@@ -273,10 +255,7 @@ fn a_cut_ledger_hurts_processes_of_its_claim_alone() {
         let mut storm = ready(&neighbour, &["listen", "init"]);
         storm.tell("mixed:0");
         std::thread::sleep(Duration::from_millis(20));
-        let file = fs::OpenOptions::new()
-            .write(true)
-            .open(neighbour.ledger("share"))
-            .expect("a ledger");
+        let file = neighbour.open_ledger("share");
         file.set_len(keep).expect("cut");
         file.set_len(SIZE as u64).expect("grown");
         std::thread::sleep(Duration::from_millis(20));
@@ -288,7 +267,7 @@ fn a_cut_ledger_hurts_processes_of_its_claim_alone() {
         );
         assert!(neighbour.refusal().contains("not"), "{keep}: no seal any more");
     }
-    // The first bench's GPU serves on.
+    // The first bench's GPU still works.
     bench.put(&bench.limits("share", 0, 0, GIB));
     assert_eq!(bench.free(), GIB);
     let output = bench.client(&["init", "allocfree"]).output().expect("a client");

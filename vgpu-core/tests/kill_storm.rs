@@ -24,7 +24,7 @@ fn storming(bench: &Bench) -> Serving {
     Serving::new(bench.client(&["listen", "init", "mixed:0", "serve"]))
 }
 
-/// What was seen from outside while the storm went on.
+/// The figures seen from outside during the storm.
 #[derive(Default)]
 struct Seen {
     end: AtomicBool,
@@ -32,7 +32,7 @@ struct Seen {
     highest: AtomicU64,
 }
 
-/// Looks at the ledger as the node does.
+/// Reads the ledger as the node does.
 fn watch_ledger(bench: &Bench, seen: &Seen) {
     while !seen.end.load(Ordering::Relaxed) {
         let charged = bench.usage("share").charged;
@@ -43,7 +43,7 @@ fn watch_ledger(bench: &Bench, seen: &Seen) {
     }
 }
 
-/// Asks the software GPU.
+/// Reads the software GPU's account.
 fn watch_gpu(truth: &mut Truth, seen: &Seen) {
     while !seen.end.load(Ordering::Relaxed) {
         let used = truth.used();
@@ -52,16 +52,17 @@ fn watch_gpu(truth: &mut Truth, seen: &Seen) {
     }
 }
 
-/// Waits until the ledger and the GPU agree, and returns the sum of it. On a busy machine two things may be late, and then
-/// too much is charged: a thread stayed in a call for longer than a measurement waits, until the next measured call
-/// (docs/charging.md); or a dead process keeps its locks for as long as somebody reads its memory maps in /proc.
+/// Waits until the ledger and the GPU agree, and returns the sum. On a busy machine too much may be charged for a
+/// while: if a thread stays in a call for longer than a measurement waits, until the next measured call
+/// (docs/charging.md); or while somebody reads a dead process's memory maps in /proc, because that process then keeps
+/// its locks.
 fn settled(bench: &Bench, truth: &mut Truth, clients: &mut [Serving]) -> u64 {
     let mut agreed = 0;
     until(|| {
         for client in clients.iter_mut() {
-            // A measured call: the heap's first size.
+            // A measured call, which sets the heap to its first size.
             assert_eq!(client.ask("heap:8MiB"), "0");
-            // Releases what the dead held, and what pools no longer keep.
+            // This releases what the dead held and what pools no longer keep.
             assert!(client.ask("info").starts_with("0 "));
         }
         let (usage, used) = (bench.usage("share"), truth.used());
@@ -78,7 +79,7 @@ fn settled(bench: &Bench, truth: &mut Truth, clients: &mut [Serving]) -> u64 {
     agreed
 }
 
-/// Has every process end its storm with what it holds; the ledger and the GPU agree then. The sum of it.
+/// Lets every process end its storm with what it holds, and waits until the ledger and the GPU agree. Returns the sum.
 fn compare(bench: &Bench, truth: &mut Truth, clients: &mut [Serving]) -> u64 {
     for client in clients.iter_mut() {
         assert_eq!(client.line(), "listen 0");
@@ -122,13 +123,14 @@ fn a_storm_of_kills_leaves_an_exact_ledger_whatever_was_allocated() {
         looks += seen.looks.load(Ordering::Relaxed);
         highest = highest.max(seen.highest.load(Ordering::Relaxed));
         highest = highest.max(compare(&bench, &mut truth, &mut clients));
-        // The rest at once.
+        // Ends the rest at once.
         let clients: Vec<Serving> = (0..PROCESSES).map(|_| storming(&bench)).collect();
         std::thread::sleep(Duration::from_micros(chance.below(100_000)));
         clients.iter().for_each(|client| client.signal(libc::SIGKILL));
         drop(clients);
         killed += PROCESSES as u64;
-        // The driver gives all back, and the next start too, once nobody reads the dead ones' maps.
+        // The driver releases everything. The next start of a process releases the charges, once nobody reads the maps
+        // of the dead.
         until(|| truth.used() == 0 && bench.free() == GIB);
         assert_eq!(bench.usage("share").charged, 0);
     }

@@ -1,5 +1,5 @@
-//! The log of the library (`VGPU_LOG`), the ring of calls beside it and the counters of a report: what they say, and that
-//! nothing that is wrong with them harms the program.
+//! The log of the library (`VGPU_LOG`), the ring of calls beside it and the counters of a report: what they contain,
+//! and that no fault in them harms the program.
 
 mod support;
 
@@ -9,7 +9,6 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 use support::hang::HangGuard;
 use support::{Bench, GIB, MIB, lines, until};
-use vgpu_abi::entitlement::{Holder, entries};
 use vgpu_abi::limits::{ComputePolicy, Limits};
 use vgpu_abi::log::{Counter, Counts, LOG_VARIABLE, REPORT_VARIABLE, Ring, Wait, report_image};
 
@@ -21,8 +20,7 @@ struct Scene {
 
 impl Scene {
     fn new(profile: &str) -> Self {
-        let bench = Bench::with_profile(profile);
-        bench.share("share", 0, 0, GIB);
+        let bench = Bench::of_share(profile, GIB);
         Self {
             bench,
             folder: tempfile::tempdir().expect("a folder"),
@@ -63,7 +61,7 @@ fn read(ring: &Path) -> Ring {
     Ring::parse(&std::fs::read(ring).expect("a ring")).expect("a ring")
 }
 
-/// Its lines, after a good end and without a word on stderr.
+/// Runs a client that must succeed and print nothing on stderr. Returns its lines.
 #[track_caller]
 fn silent(mut command: Command) -> Vec<String> {
     let output = command.output().expect("a client");
@@ -71,7 +69,7 @@ fn silent(mut command: Command) -> Vec<String> {
     lines(&output)
 }
 
-/// Its one line on stderr, after a good end.
+/// Returns the only line on stderr of a client that succeeded.
 #[track_caller]
 fn complaint(output: &Output) -> String {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -80,7 +78,8 @@ fn complaint(output: &Output) -> String {
     said
 }
 
-/// The event of a line, with the values behind it. Every line has time, process and thread, and level before that.
+/// Returns the event of a line and its values. Before the event, every line has the time, the process and thread, and
+/// the level.
 fn event(line: &str) -> (&str, &str) {
     let (head, rest) = line.split_at(line.match_indices(' ').nth(2).expect("three words").0);
     let words: Vec<&str> = head.split(' ').collect();
@@ -121,7 +120,11 @@ fn the_log_says_what_was_found_measured_and_refused() {
     );
     assert!(measured.starts_with(&expected), "{measured}");
     let refused = values(&log, "refused");
-    let expected = format!("gpu={gpu} bytes={} charged={} limit={GIB}", 900 * MIB, 400 * MIB);
+    let expected = format!(
+        "gpu={gpu} bytes={} charged={} limit={GIB} by=limit",
+        900 * MIB,
+        400 * MIB
+    );
     assert_eq!(refused, expected);
     assert!(!log.contains(" debug "), "{log}");
     let mode = std::fs::metadata(scene.path("log"))
@@ -195,7 +198,7 @@ fn a_log_that_cannot_be_opened_is_one_line_and_no_harm() {
     assert!(scene.rings().is_empty());
 }
 
-/// The kernel ends a process that writes beyond its limit of file sizes.
+/// The kernel kills a process that writes beyond its file size limit.
 #[test]
 fn a_limit_of_file_sizes_ends_no_program() {
     let scene = Scene::new("");
@@ -215,7 +218,7 @@ fn a_limit_of_file_sizes_ends_no_program() {
     assert!(complaint(&limited("10")).contains("file too large"));
 }
 
-/// A disk that is full when the ring is made, and one that fills up later.
+/// A disk that is full when the ring is created, and one that fills up later.
 #[test]
 fn a_full_disk_ends_no_program() {
     const SCRIPT: &str = "mount -t tmpfs -o size=$1 none \"$2\" && shift 2 && exec \"$@\"";
@@ -227,7 +230,7 @@ fn a_full_disk_ends_no_program() {
         return vgpu_skip::skip("a_full_disk_ends_no_program", "needs the right to mount");
     }
     let scene = Scene::new("");
-    // Outside of that disk.
+    // Not on that disk.
     let outside = tempfile::tempdir().expect("a folder");
     let report = outside.path().join("report");
     std::fs::write(&report, report_image()).expect("a report");
@@ -244,7 +247,7 @@ fn a_full_disk_ends_no_program() {
     };
     let said = complaint(&run("64k", &["init", "alloc:3MiB", "free:0"]));
     assert!(said.contains(".ring: No space left"), "{said}");
-    // The ring has its place, and the first page of lines; 2,000 refusals are more.
+    // There is space for the ring and the first page of lines, but not for 2,000 refusals.
     let many = ["init", "alloc:3MiB"]
         .into_iter()
         .chain(std::iter::repeat_n("alloc:2GiB", 2000));
@@ -258,15 +261,7 @@ fn a_full_disk_ends_no_program() {
 #[test]
 fn processes_and_fork_children_write_whole_lines_and_rings_of_their_own() {
     let scene = Scene::new("");
-    let steps = [
-        "init",
-        "fork",
-        "init",
-        "alloc:2GiB",
-        "closefrom",
-        "alloc:2GiB",
-        "alloc:2GiB",
-    ];
+    let steps = ["init fork init alloc:2GiB closefrom alloc:2GiB alloc:2GiB"];
     let clients: Vec<_> = (0..6)
         .map(|_| {
             scene
@@ -298,7 +293,7 @@ fn processes_and_fork_children_write_whole_lines_and_rings_of_their_own() {
         assert_eq!(calls.count() as u64, ring.counts.get(Counter::Refusals), "{name}");
     }
     refused.sort_unstable();
-    // A driver works in no child of a process that has used it, as CUDA does.
+    // As with CUDA, the driver does not work in a child of a process that has used it.
     assert_eq!(refused, [0, 0, 0, 0, 0, 0, 3, 3, 3, 3, 3, 3]);
 }
 
@@ -312,7 +307,7 @@ fn the_ring_of_a_killed_process_has_the_call_that_hangs() {
         .spawn()
         .expect("a client");
     let running = || {
-        // It may be being made.
+        // It may not be complete yet.
         let ring = scene
             .rings()
             .first()
@@ -355,21 +350,7 @@ fn the_log_says_why_nothing_is_measured_and_what_stderr_says() {
 #[test]
 fn a_report_counts_waits_and_refusals_of_all_processes() {
     let scene = Scene::new("");
-    let holder = Holder {
-        slot: 0,
-        cores: 20,
-        compute_policy: ComputePolicy::Guaranteed,
-        priority: vgpu_abi::limits::Priority::Low,
-        generation: 1,
-        ignored: false,
-    };
-    scene.bench.pages(&entries(&[holder]));
-    scene.bench.put(&Limits {
-        cores: 20,
-        compute_policy: ComputePolicy::Guaranteed,
-        slot: Some(0),
-        ..scene.bench.limits("share", 0, 0, GIB)
-    });
+    scene.bench.limit_time(20);
     let report = scene.path("report");
     std::fs::write(&report, report_image()).expect("a report");
     for _ in 0..2 {
@@ -404,10 +385,8 @@ fn a_report_counts_waits_and_refusals_of_all_processes() {
 #[test]
 fn launches_of_a_share_without_a_limit_of_time_are_recorded_too() {
     let scene = Scene::new("");
-    scene.bench.put(&Limits {
-        compute_policy: ComputePolicy::Unlimited,
-        ..scene.bench.limits("share", 0, 0, GIB)
-    });
+    let unlimited = |limits: &mut Limits| limits.compute_policy = ComputePolicy::Unlimited;
+    scene.bench.share_with(GIB, unlimited);
     silent(scene.client("info", &["init", "work:500,50,1"]));
     let calls = scene.ring().calls;
     for name in ["cuLaunchKernel", "cuCtxSynchronize"] {

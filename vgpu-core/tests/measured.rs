@@ -1,20 +1,19 @@
-//! The memory of contexts, modules and limits is measured exactly, while other threads of the process allocate and free
-//! without a pause.
+//! The memory of contexts, modules and limits is measured exactly while other threads of the process constantly
+//! allocate and free.
 //!
 //! After each measured call the whole client is stopped: whatever its threads are doing, at least as much is charged as
-//! the software GPU's own account has. Then its other threads pause between two calls, and both are equal.
+//! the software GPU's own account shows. Then its other threads pause between two calls, and both are equal.
 
 mod support;
 
 use std::time::{Duration, Instant};
-use support::hang::guard;
 use support::serve::Serving;
 use support::truth::Truth;
 use support::{Bench, GIB};
 
-/// A context, a module: what they take in the profile of these tests.
+/// The sizes of a context and of a module in these tests.
 const COSTS: &str = "context_cost = 10MiB\nmodule_cost = 6MiB\n";
-/// What NVML lists: PIDs of this process's namespace, of another one, or nothing.
+/// Which PIDs NVML lists: those of this namespace, those of another one, or none.
 const MODES: [&str; 3] = ["own", "host", "none"];
 /// Calls that are measured, each undone by a later one.
 const CALLS: [&str; 11] = [
@@ -23,7 +22,7 @@ const CALLS: [&str; 11] = [
     "load",
     "unload:1",
     "ctxdestroy:0",
-    "init", // The destroyed one was current.
+    "init", // The destroyed context was current.
     "load",
     "unload:1",
     "unload:0",
@@ -34,7 +33,7 @@ const CALLS: [&str; 11] = [
 struct Measured {
     bench: Bench,
     truth: Truth,
-    /// Has made what the client imports: nothing of it is the client's own.
+    /// The process that made what the client imports, so that none of it is the client's own.
     _maker: Serving,
     client: Serving,
     /// NVML shows this process, so its charge is exact.
@@ -43,8 +42,7 @@ struct Measured {
 
 impl Measured {
     fn new(threads: u32, mode: &str) -> Self {
-        let bench = Bench::with_profile(&format!("{COSTS}nvml_pids = {mode}\n"));
-        bench.share("share", 0, 0, 8 * GIB);
+        let bench = Bench::of_share(&format!("{COSTS}nvml_pids = {mode}\n"), 8 * GIB);
         let truth = Truth::new(&bench);
         let mut maker = bench.serving(&["init"]);
         assert_eq!([maker.ask("alloc:2GiB"), maker.ask("export:0")], ["0", "0"]);
@@ -59,7 +57,7 @@ impl Measured {
         }
     }
 
-    /// Charged, and used by the GPU's account.
+    /// Returns the bytes charged, and those used by the GPU's account.
     fn both(&mut self) -> [u64; 2] {
         [self.bench.usage("share").charged, self.truth.used()]
     }
@@ -71,15 +69,15 @@ impl Measured {
         assert!(charged >= used, "{what}: {charged} charged, {used} used");
     }
 
-    /// Charged is what is used, or too much, and no more at one of the next looks: a machine without time for the
-    /// other threads may keep one in its call for longer than it is waited for.
+    /// The charge equals what is used, at least at one of the next readings. Until then too much may be charged,
+    /// because on a busy machine another thread may stay in its call for longer than a measurement waits.
     fn same(&mut self, what: &str) {
         if !self.is_seen {
             return self.not_less(what);
         }
         for look in 0.. {
             assert_eq!(self.client.ask("pause"), "0");
-            // Pools that shrank are charged less when somebody asks.
+            // The charge of pools that shrank falls when somebody asks.
             assert!(self.client.ask("info").starts_with("0 "));
             let [charged, used] = self.both();
             assert_eq!(self.client.ask("resume"), "0");
@@ -96,7 +94,7 @@ impl Measured {
     }
 }
 
-/// The calls in turn for a few seconds, each done by `around`.
+/// Makes the calls in turn for a few seconds, each through `around`.
 fn rounds(one: &mut Measured, mut around: impl FnMut(&mut Measured, &str, u32)) {
     let end = Instant::now() + Duration::from_secs(4);
     for round in 0.. {
@@ -111,7 +109,6 @@ fn rounds(one: &mut Measured, mut around: impl FnMut(&mut Measured, &str, u32)) 
 
 #[test]
 fn what_a_call_took_is_charged_exactly_while_other_threads_allocate() {
-    let _guard = guard("measured calls beside others");
     for mode in MODES {
         let mut one = Measured::new(4, mode);
         rounds(&mut one, |one, call, round| {
@@ -125,11 +122,10 @@ fn what_a_call_took_is_charged_exactly_while_other_threads_allocate() {
     }
 }
 
-/// A thread stands still wherever it is, also inside the driver: what it is at is not known, and counts as taken
-/// until the next look.
+/// A thread stands still wherever it is, even inside the driver. What its call does is unknown, and is charged until
+/// the next measurement.
 #[test]
 fn a_thread_that_stands_still_in_a_call_hides_nothing() {
-    let _guard = guard("measured calls beside one that does not end");
     for mode in MODES {
         let mut one = Measured::new(3, mode);
         rounds(&mut one, |one, call, round| {

@@ -6,7 +6,7 @@ mod support;
 use support::caller::Caller;
 use support::{Bench, GIB, MIB};
 
-/// CU_DEVICE_INVALID, as the 32 bits that a call writes.
+/// CU_DEVICE_INVALID in 32 bits.
 const NO_DEVICE: u64 = 0xffff_fffe;
 const INVALID_VALUE: i32 = 1;
 const INVALID_DEVICE: i32 = 101;
@@ -27,7 +27,7 @@ fn second_gpu_of(profile: &str) -> (Bench, Caller) {
     (bench, client)
 }
 
-/// What is charged, which must be what the GPUs' own accounts show: all of it on the second.
+/// Returns the charge, which must equal what the GPUs' own accounts show, all of it on the second.
 fn charged(bench: &Bench) -> u64 {
     let mut truth = bench.caller(false);
     assert_eq!(truth.used(0), 0, "on the GPU without a share");
@@ -49,27 +49,21 @@ fn word(client: &mut Caller, slot: u32, index: usize) -> u64 {
 #[test]
 fn memory_in_a_part_of_a_gpu_is_charged_to_that_gpu() {
     let (bench, mut client) = second_gpu();
-    assert_eq!(client.call("cuMemCreate >1 32MiB [1,6,0,0] 0"), 0);
+    client.ok("cuMemCreate >1 32MiB [1,6,0,0] 0");
     assert_eq!(charged(&bench), 32 * MIB);
-    assert_eq!(
-        client.call("cuMemCreate >2 32MiB [1,0x100000006,0,0] 0"),
-        INVALID_DEVICE
-    );
+    client.gives("cuMemCreate >2 32MiB [1,0x100000006,0,0] 0", INVALID_DEVICE);
     assert_eq!(client.call("cuMemCreate >2 1GiB [1,6,0,0] 0"), 2, "more than is free");
-    // There is one part, and no eighth kind of location.
-    assert_eq!(
-        client.call("cuMemCreate >2 32MiB [1,0x10000000006,0,0] 0"),
-        INVALID_VALUE
-    );
-    assert_eq!(client.call("cuMemCreate >2 32MiB [1,7,0,0] 0"), INVALID_VALUE);
+    // The GPU has one part, and there is no location of kind 7.
+    client.gives("cuMemCreate >2 32MiB [1,0x10000000006,0,0] 0", INVALID_VALUE);
+    client.gives("cuMemCreate >2 32MiB [1,7,0,0] 0", INVALID_VALUE);
     assert_eq!(charged(&bench), 32 * MIB);
-    assert_eq!(client.call("cuMemGetAllocationPropertiesFromHandle >3 @1"), 0);
+    client.ok("cuMemGetAllocationPropertiesFromHandle >3 @1");
     assert_eq!(word(&mut client, 3, 1), 6, "the first device, its part 0");
-    assert_eq!(client.call("cuMemCreate >2 2MiB [1,1,0,0] 0"), 0);
-    assert_eq!(client.call("cuMemGetAllocationPropertiesFromHandle >3 @2"), 0);
+    client.ok("cuMemCreate >2 2MiB [1,1,0,0] 0");
+    client.ok("cuMemGetAllocationPropertiesFromHandle >3 @2");
     assert_eq!(word(&mut client, 3, 1), 1, "the first device");
-    assert_eq!(client.call("cuMemRelease @1"), 0);
-    assert_eq!(client.call("cuMemRelease @2"), 0);
+    client.ok("cuMemRelease @1");
+    client.ok("cuMemRelease @2");
     assert_eq!(charged(&bench), 0);
 }
 
@@ -77,35 +71,32 @@ fn memory_in_a_part_of_a_gpu_is_charged_to_that_gpu() {
 fn pools_are_found_by_the_share_s_numbers() {
     let (bench, mut client) = second_gpu();
     for call in ["cuMemGetDefaultMemPool", "cuMemGetMemPool"] {
-        assert_eq!(client.call(&format!("{call} >1 [{FIRST}] 1")), 0);
-        assert_eq!(client.call(&format!("{call} >2 [6] 1")), 0);
+        client.ok(&format!("{call} >1 [{FIRST}] 1"));
+        client.ok(&format!("{call} >2 [6] 1"));
         assert_eq!(client.get(1), client.get(2), "the one part of it");
-        assert_eq!(client.call(&format!("{call} >2 [{SECOND}] 1")), INVALID_DEVICE);
-        assert_eq!(client.call(&format!("{call} >2 [9] 1")), INVALID_VALUE);
+        client.gives(&format!("{call} >2 [{SECOND}] 1"), INVALID_DEVICE);
+        client.gives(&format!("{call} >2 [9] 1"), INVALID_VALUE);
     }
-    assert_eq!(client.call("cuMemPoolGetAttribute @1 11 >3"), 0);
-    assert_eq!(client.call("cuMemPoolGetAttribute @1 12 >4"), 0);
+    client.ok("cuMemPoolGetAttribute @1 11 >3");
+    client.ok("cuMemPoolGetAttribute @1 12 >4");
     assert_eq!((client.get(3), client.get(4)), (0, 1));
-    assert_eq!(client.call("cuMemPoolCreate >5 [1,6,0,0,0,0,0,0,0,0,0]"), 0);
-    assert_eq!(client.call(&format!("cuMemSetMemPool [{SECOND}] 1 @5")), INVALID_DEVICE);
-    assert_eq!(client.call(&format!("cuMemSetMemPool [{FIRST}] 1 @5")), 0);
-    assert_eq!(client.call(&format!("cuMemGetMemPool >6 [{FIRST}] 1")), 0);
+    client.ok("cuMemPoolCreate >5 [1,6,0,0,0,0,0,0,0,0,0]");
+    client.gives(&format!("cuMemSetMemPool [{SECOND}] 1 @5"), INVALID_DEVICE);
+    client.ok(&format!("cuMemSetMemPool [{FIRST}] 1 @5"));
+    client.ok(&format!("cuMemGetMemPool >6 [{FIRST}] 1"));
     assert_eq!(client.get(6), client.get(5));
-    assert_eq!(client.call("cuMemAllocAsync >7 32MiB 0"), 0);
-    assert_eq!(client.call("cuMemAllocFromPoolAsync >8 32MiB @1 0"), 0);
+    client.ok("cuMemAllocAsync >7 32MiB 0");
+    client.ok("cuMemAllocFromPoolAsync >8 32MiB @1 0");
     assert_eq!(charged(&bench), 64 * MIB);
 }
 
 #[test]
 fn managed_memory_lies_on_the_share_s_numbers() {
     let (_bench, mut client) = second_gpu();
-    assert_eq!(client.call("cuMemAllocManaged >1 2MiB 1"), 0);
+    client.ok("cuMemAllocManaged >1 2MiB 1");
     let told = |client: &mut Caller, attribute: u32| {
-        assert_eq!(client.call("set 2 0"), 0);
-        assert_eq!(
-            client.call(&format!("cuMemRangeGetAttribute >2 4 {attribute} @1 2MiB")),
-            0
-        );
+        client.ok("set 2 0");
+        client.ok(&format!("cuMemRangeGetAttribute >2 4 {attribute} @1 2MiB"));
         client.get(2)
     };
     assert_eq!(
@@ -113,48 +104,45 @@ fn managed_memory_lies_on_the_share_s_numbers() {
         [NO_DEVICE, NO_DEVICE, 0, 0]
     );
     // SET_PREFERRED_LOCATION and SET_ACCESSED_BY.
-    assert_eq!(
-        client.call(&format!("cuMemAdvise_v2 @1 2MiB 3 {SECOND}")),
-        INVALID_DEVICE
-    );
-    assert_eq!(client.call(&format!("cuMemAdvise_v2 @1 2MiB 3 {FIRST}")), 0);
-    assert_eq!(client.call("cuMemAdvise @1 2MiB 5 0"), 0);
+    client.gives(&format!("cuMemAdvise_v2 @1 2MiB 3 {SECOND}"), INVALID_DEVICE);
+    client.ok(&format!("cuMemAdvise_v2 @1 2MiB 3 {FIRST}"));
+    client.ok("cuMemAdvise @1 2MiB 5 0");
     assert_eq!([2, 5, 6].map(|which| told(&mut client, which)), [0, 1, 0]);
-    assert_eq!(client.call("cuMemRangeGetAttribute >3 12 3 @1 2MiB"), 0);
+    client.ok("cuMemRangeGetAttribute >3 12 3 @1 2MiB");
     assert_eq!(word(&mut client, 3, 0), NO_DEVICE << 32, "the first device, and none");
     for call in ["cuMemPrefetchBatchAsync", "cuMemDiscardAndPrefetchBatchAsync"] {
         let at = |place: &str| format!("{call} [@1] [2MiB] 1 [{place}] [0] 1 0 0");
-        assert_eq!(client.call(&at(SECOND)), INVALID_DEVICE);
-        assert_eq!(client.call(&at("9")), INVALID_VALUE);
-        assert_eq!(client.call(&at(FIRST)), 0);
+        client.gives(&at(SECOND), INVALID_DEVICE);
+        client.gives(&at("9"), INVALID_VALUE);
+        client.ok(&at(FIRST));
     }
     assert_eq!([4, 7, 8].map(|which| told(&mut client, which)), [0, 1, 0]);
-    assert_eq!(client.call("cuMemGetLocationInfo @1 2MiB 1MiB 0 >4"), 0);
+    client.ok("cuMemGetLocationInfo @1 2MiB 1MiB 0 >4");
     assert_eq!(
         [word(&mut client, 4, 0), word(&mut client, 4, 1)],
         [1, 1],
         "the first device, twice"
     );
-    // The same by a list of attributes; the host can be named too.
-    assert_eq!(client.call("cuMemHostAlloc >5 4096 0"), 0);
-    assert_eq!(client.call("cuMemRangeGetAttributes [@5] [4] [4] 1 @1 2MiB"), 0);
-    assert_eq!(client.call("cuMemcpyDtoH_v2 >6 @5 8"), 0);
+    // The same with a list of attributes. The location may be the host.
+    client.ok("cuMemHostAlloc >5 4096 0");
+    client.ok("cuMemRangeGetAttributes [@5] [4] [4] 1 @1 2MiB");
+    client.ok("cuMemcpyDtoH_v2 >6 @5 8");
     assert_eq!(client.get(6), 0);
-    assert_eq!(client.call("cuMemPrefetchBatchAsync [@1] [2MiB] 1 [2] [0] 1 0 0"), 0);
+    client.ok("cuMemPrefetchBatchAsync [@1] [2MiB] 1 [2] [0] 1 0 0");
     assert_eq!(told(&mut client, 4), 0xffff_ffff, "the CPU");
 }
 
 #[test]
 fn nodes_endpoints_and_graphics_have_the_share_s_numbers() {
     let (_bench, mut client) = second_gpu();
-    assert_eq!(client.call("cuGraphCreate >1 0"), 0);
+    client.ok("cuGraphCreate >1 0");
     let node = "[0x1,0x1,0,0,0,0,0,0,0,0,0,0,0,2097152,0]";
-    assert_eq!(client.call(&format!("cuGraphAddMemAllocNode >2 @1 0 0 {node}")), 0);
-    assert_eq!(client.call("cuGraphNodeGetParams @2 >3"), 0);
+    client.ok(&format!("cuGraphAddMemAllocNode >2 @1 0 0 {node}"));
+    client.ok("cuGraphNodeGetParams @2 >3");
     // Kind and reserved words, kind and handles of the pool, its location.
     assert_eq!([word(&mut client, 3, 0), word(&mut client, 3, 3)], [10, 1]);
 
-    assert_eq!(client.call("cuLogicalEndpointIdReserve >4 1"), 0);
+    client.ok("cuLogicalEndpointIdReserve >4 1");
     for (first, second) in [
         (
             "cuLogicalEndpointGetLimits >5 >6 [1,2097152,0]",
@@ -174,15 +162,15 @@ fn nodes_endpoints_and_graphics_have_the_share_s_numbers() {
     }
 
     for call in ["cuGLGetDevices_v2", "cuGLGetDevices"] {
-        assert_eq!(client.call(&format!("{call} >15 >16 8 1")), 0);
+        client.ok(&format!("{call} >15 >16 8 1"));
         assert_eq!((client.get(15), client.get(16)), (1, 0));
-        assert_eq!(client.call(&format!("{call} >15 >16 8 9")), INVALID_VALUE);
+        client.gives(&format!("{call} >15 >16 8 9"), INVALID_VALUE);
     }
-    assert_eq!(client.call("cuVDPAUGetDevice >7 1 0"), 0);
+    client.ok("cuVDPAUGetDevice >7 1 0");
     assert_eq!(client.get(7), 0);
-    assert_eq!(client.call("cuVDPAUGetDevice >7 0 0"), INVALID_DEVICE);
-    assert_eq!(client.call("cuGLCtxCreate_v2 >8 0 1"), INVALID_DEVICE);
-    assert_eq!(client.call("cuVDPAUCtxCreate_v2 >8 0 1 0 0"), INVALID_DEVICE);
+    client.gives("cuVDPAUGetDevice >7 0 0", INVALID_DEVICE);
+    client.gives("cuGLCtxCreate_v2 >8 0 1", INVALID_DEVICE);
+    client.gives("cuVDPAUCtxCreate_v2 >8 0 1 0 0", INVALID_DEVICE);
 }
 
 /// nvmlUUID_t in words: version and kind, then 16 bytes.
@@ -205,7 +193,7 @@ fn nvml_finds_no_gpu_without_a_share() {
     let (bench, mut client) = second_gpu();
     let mut bare = bench.caller(false);
     for one in [&mut client, &mut bare] {
-        assert_eq!(one.call("nvmlInit_v2"), 0);
+        one.ok("nvmlInit_v2");
     }
     let find = |client: &mut Caller, gpu| {
         client.call(&format!(
@@ -215,9 +203,9 @@ fn nvml_finds_no_gpu_without_a_share() {
     };
     assert_eq!([find(&mut bare, 0), find(&mut bare, 1)], [0, 0]);
     assert_eq!([find(&mut client, 0), find(&mut client, 1)], [6, 0]);
-    assert_eq!(client.call("nvmlDeviceGetIndex @1 >2"), 0);
+    client.ok("nvmlDeviceGetIndex @1 >2");
     assert_eq!(client.get(2), 0);
-    // No unit is here: the answer is NVML's.
+    // There is no unit, and NVML's answer is passed on.
     assert_eq!(
         client.call("nvmlUnitGetDevices 1 >3 >4"),
         bare.call("nvmlUnitGetDevices 1 >3 >4")
@@ -227,12 +215,12 @@ fn nvml_finds_no_gpu_without_a_share() {
 #[test]
 fn nvml_tells_no_figures_of_the_whole_gpu() {
     let (_bench, mut client) = second_gpu();
-    assert_eq!(client.call("cuMemAlloc_v2 >1 32MiB"), 0);
-    assert_eq!(client.call("nvmlInit_v2"), 0);
-    assert_eq!(client.call("nvmlDeviceGetHandleByIndex_v2 0 >2"), 0);
-    assert_eq!(client.call("nvmlDeviceGetConfComputeMemSizeInfo @2 >3"), 0);
+    client.ok("cuMemAlloc_v2 >1 32MiB");
+    client.ok("nvmlInit_v2");
+    client.ok("nvmlDeviceGetHandleByIndex_v2 0 >2");
+    client.ok("nvmlDeviceGetConfComputeMemSizeInfo @2 >3");
     assert_eq!([word(&mut client, 3, 0), word(&mut client, 3, 1)], [0, GIB >> 10]);
-    assert_eq!(client.call("nvmlDeviceGetConfComputeProtectedMemoryUsage @2 >4"), 0);
+    client.ok("nvmlDeviceGetConfComputeProtectedMemoryUsage @2 >4");
     assert_eq!(word(&mut client, 4, 0), 0, "nothing is protected here");
 }
 
@@ -241,18 +229,18 @@ fn nvml_tells_accounts_of_the_share_s_processes_alone() {
     let (bench, mut client) = second_gpu_of("context_cost = 10MiB\n");
     let (mut other, mut stranger, mut monitor) = (bench.caller(true), bench.caller(false), bench.caller(true));
     other.init();
-    assert_eq!(stranger.call("cuInit 0"), 0);
-    assert_eq!(stranger.call("cuDevicePrimaryCtxRetain >1 1"), 0);
+    stranger.ok("cuInit 0");
+    stranger.ok("cuDevicePrimaryCtxRetain >1 1");
     for one in [&mut client, &mut monitor, &mut stranger] {
-        assert_eq!(one.call("nvmlInit_v2"), 0);
+        one.ok("nvmlInit_v2");
     }
     let pids = [&client, &other, &stranger].map(|one| one.pid());
     let ask = |one: &mut Caller, gpu: u32| {
-        assert_eq!(one.call(&format!("nvmlDeviceGetHandleByIndex_v2 {gpu} >2")), 0);
+        one.ok(&format!("nvmlDeviceGetHandleByIndex_v2 {gpu} >2"));
         pids.map(|pid| one.call(&format!("nvmlDeviceGetAccountingStats @2 {pid} >3")))
     };
     assert_eq!(ask(&mut stranger, 1), [0, 0, 0], "the bare GPU tells all");
     assert_eq!(ask(&mut client, 0), [0, 0, 6]);
-    // Without a context it cannot tell how NVML numbers processes.
+    // Without a context, the library does not know which PIDs NVML uses.
     assert_eq!(ask(&mut monitor, 0), [6, 6, 6]);
 }

@@ -1,10 +1,9 @@
-//! NVML's figures are those of the share: never a neighbour's, and never more than there is.
+//! NVML's figures are those of the share: they never include a neighbour, and never exceed what there is.
 
 mod support;
 
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
-use support::hang::guard;
 use support::serve::Serving;
 use support::{Bench, GIB, lines, number, until};
 use vgpu_abi::ledger;
@@ -13,14 +12,14 @@ use vgpu_abi::paths::LEDGER;
 /// More than a minute of the software GPU's time.
 const LONG: &str = "launch:80000";
 
-/// How busy a client sees the GPU, over a window of the last second or less.
+/// The utilisation that a client sees, over a window of the last second or less.
 fn busy(client: &mut Serving) -> u64 {
     let line = client.ask("rates");
     assert!(line.starts_with("0 "), "{line}");
     number(&line, 1)
 }
 
-/// Asks for as long as a window is.
+/// Checks for the length of a window that the client sees no utilisation.
 fn sees_nothing(client: &mut Serving) {
     for _ in 0..20 {
         assert_eq!(busy(client), 0);
@@ -30,7 +29,6 @@ fn sees_nothing(client: &mut Serving) {
 
 #[test]
 fn a_neighbours_work_is_not_the_shares() {
-    let _guard = guard("utilisation");
     let bench = Bench::with_share(GIB);
     let mut neighbour = Serving::new(bench.bare(&["init", LONG, "serve"]));
     neighbour.did(&["init", LONG]);
@@ -46,7 +44,6 @@ fn a_neighbours_work_is_not_the_shares() {
 
 #[test]
 fn the_shares_work_is_seen_by_all_of_it() {
-    let _guard = guard("utilisation");
     let bench = Bench::with_share(GIB);
     let _busy = bench.serving(&["init", LONG]);
     let mut monitor = bench.serving(&[]);
@@ -56,10 +53,8 @@ fn the_shares_work_is_seen_by_all_of_it() {
 #[test]
 fn hami_1181_no_figure_is_beyond_what_there_is() {
     let bench = Bench::with_share(GIB);
-    let mut holding = Serving::new(bench.client(&["init", "alloc:512MiB", "wait"]));
-    assert_eq!([holding.line(), holding.line()], ["init 0", "alloc 0"]);
-    let path = bench.directory("share").join(LEDGER);
-    let file = std::fs::OpenOptions::new().write(true).open(path).expect("a ledger");
+    let holding = bench.serving(&["init", "alloc:512MiB"]);
+    let file = bench.open_ledger("share");
     for garbage in [u64::MAX, 1 << 44, GIB + 1] {
         file.write_all_at(&garbage.to_le_bytes(), ledger::CHARGED_AT as u64)
             .expect("damage");
@@ -77,7 +72,6 @@ fn hami_1181_no_figure_is_beyond_what_there_is() {
 
 #[test]
 fn an_nvml_that_could_not_be_opened_is_opened_later() {
-    let _guard = guard("a late NVML");
     let bench = Bench::with_share(GIB);
     let mut limits = bench.limits("share", 0, 0, GIB);
     let there = std::mem::replace(&mut limits.libnvidia_ml, bench.lib().join("late.so"));
@@ -91,8 +85,7 @@ fn an_nvml_that_could_not_be_opened_is_opened_later() {
 
 #[test]
 fn an_nvml_that_comes_while_a_context_is_made_is_not_opened_under_its_locks() {
-    let _guard = guard("an NVML that comes meanwhile");
-    // Longer than the time between two attempts to open it.
+    // Longer than the time between two attempts to open NVML.
     let bench = Bench::with_profile("context_cost = 64MiB\ncontext_time = 3s\n");
     let mut limits = bench.limits("share", 0, 0, GIB);
     const RESERVE: u64 = 256 << 20;
@@ -101,7 +94,7 @@ fn an_nvml_that_comes_while_a_context_is_made_is_not_opened_under_its_locks() {
     bench.put(&limits);
     let mut client = bench.serving(&[]);
     client.tell("init");
-    // Charged ahead, after the first attempt.
+    // It is charged ahead, because the first attempt has failed.
     until(|| bench.usage("share").charged == RESERVE);
     std::os::unix::fs::symlink(there, &limits.libnvidia_ml).expect("a link");
     assert_eq!(client.line(), "init 0");
@@ -111,7 +104,7 @@ fn an_nvml_that_comes_while_a_context_is_made_is_not_opened_under_its_locks() {
     assert!(has_nvml(client.pid()));
 }
 
-/// Whether that process has the driver's NVML mapped.
+/// Returns true if the process has the driver's NVML mapped.
 fn has_nvml(pid: u32) -> bool {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("maps");
     assert!(maps.contains("soft-gpu/libcuda.so.1"), "{maps}");
@@ -123,7 +116,7 @@ fn nvml_is_opened_by_who_needs_it_and_in_a_fork_child_too() {
     let bench = Bench::with_share(GIB);
     let mut client = bench.caller(true);
     client.ok("cuInit 0");
-    // Libraries that get all their functions so do not need it either.
+    // Programs that look up all functions this way do not need it either.
     client.ok("cuGetProcAddress_v2 \"cuMemAlloc\" >1 12000 0 >2");
     assert!(!has_nvml(client.pid()));
     assert_eq!(client.used(0), 0);
@@ -142,15 +135,8 @@ fn an_nvml_that_cannot_be_opened_is_said_once_and_no_limit_hangs_on_it() {
         limits.libnvidia_ml = nvml.to_owned();
         bench.put(&limits);
         let output = bench.client(&steps).output().expect("a client");
-        let held = [
-            "init 0",
-            "alloc 0",
-            "alloc 2",
-            &format!("info 0 0 {GIB}"),
-            "memory 13",
-            "memory 13",
-        ];
-        assert_eq!(lines(&output), held, "{output:?}");
+        let held = format!("init 0\nalloc 0\nalloc 2\ninfo 0 0 {GIB}\nmemory 13\nmemory 13\n");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), held, "{output:?}");
         String::from_utf8(output.stderr).expect("text")
     };
     assert_eq!(run("/nowhere/libnvidia-ml.so.1".as_ref()), "");

@@ -6,12 +6,10 @@ mod support;
 use support::serve::Serving;
 use support::{Bench, GIB, MIB, lines, number};
 
-/// A share of 2 GiB of the first GPU that goes on for 3 GiB in host memory.
+/// A share of 2 GiB on the first GPU, extended by 3 GiB of host memory.
 fn extended() -> Bench {
     let bench = Bench::new();
-    let mut limits = bench.limits("share", 0, 0, 2 * GIB);
-    limits.host_memory = 3 * GIB;
-    bench.put(&limits);
+    bench.share_with(2 * GIB, |limits| limits.host_memory = 3 * GIB);
     bench
 }
 
@@ -30,54 +28,24 @@ fn truth(bench: &Bench) -> u64 {
 fn what_does_not_fit_goes_on_in_host_memory_up_to_its_bound() {
     let bench = extended();
     let idle = truth(&bench);
-    let steps = [
-        "init",
-        "info",
-        "alloc:1GiB",
-        "alloc:1GiB",
-        "info",
-        "alloc:2GiB",
-        "wait",
-        "info",
-        "alloc:1GiB",
-        "alloc:2MiB",
-        "info",
-        "memory",
-        "wait",
-        "free:2",
-        "info",
-        "free:0",
-        "info",
-        "wait",
-    ];
-    let mut client = Serving::new(bench.client(&steps));
-    assert_eq!(client.line(), "init 0");
-    assert_eq!(
-        client.line(),
-        format!("info 0 {0} {0}", 5 * GIB),
-        "both parts are there to be had"
-    );
-    assert_eq!([client.line(), client.line()], ["alloc 0", "alloc 0"]);
-    assert_eq!(client.line(), format!("info 0 {} {}", 3 * GIB, 5 * GIB));
-    assert_eq!(client.line(), "alloc 0");
+    let mut client = bench.serving(&["init"]);
+    let info = |free: u64| format!("0 {} {}", free * GIB, 5 * GIB);
+    assert_eq!(client.ask("info"), info(5), "both parts are there to be had");
+    assert_eq!([client.ask("alloc:1GiB"), client.ask("alloc:1GiB")], ["0", "0"]);
+    assert_eq!(client.ask("info"), info(3));
+    assert_eq!(client.ask("alloc:2GiB"), "0");
     assert_eq!(parts(&bench), (2 * GIB, 2 * GIB));
     assert_eq!(truth(&bench) - idle, 2 * GIB, "the GPU has the device part and no more");
-    client.go_on();
-    assert_eq!(client.line(), "wait on");
-    assert_eq!(client.line(), format!("info 0 {} {}", GIB, 5 * GIB));
-    assert_eq!([client.line(), client.line()], ["alloc 0", "alloc 2"]);
-    assert_eq!(client.line(), format!("info 0 0 {}", 5 * GIB));
-    assert_eq!(client.line(), format!("memory 0 1 {} {1} {1}", bench.gpu(0), 5 * GIB));
+    assert_eq!(client.ask("info"), info(1));
+    assert_eq!([client.ask("alloc:1GiB"), client.ask("alloc:2MiB")], ["0", "2"]);
+    assert_eq!(client.ask("info"), info(0));
+    let seen = format!("0 1 {} {1} {1}", bench.gpu(0), 5 * GIB);
+    assert_eq!(client.ask("memory"), seen);
     assert_eq!(parts(&bench), (2 * GIB, 3 * GIB));
-    client.go_on();
-    assert_eq!([client.line(), client.line()], ["wait on", "free 0"]);
-    assert_eq!(
-        number(&client.line(), 2),
-        2 * GIB,
-        "host memory is given back to its own part"
-    );
-    assert_eq!(client.line(), "free 0");
-    assert_eq!(number(&client.line(), 2), 3 * GIB);
+    assert_eq!(client.ask("free:2"), "0");
+    assert_eq!(client.free(), 2 * GIB, "host memory is given back to its own part");
+    assert_eq!(client.ask("free:0"), "0");
+    assert_eq!(client.free(), 3 * GIB);
     assert_eq!(parts(&bench), (GIB, GIB));
     client.kill();
     assert_eq!(bench.free(), 5 * GIB, "the dead hold neither part");
@@ -96,15 +64,7 @@ fn an_allocation_is_whole_in_one_part() {
 #[test]
 fn memory_of_every_kind_but_arrays_goes_on_there_too() {
     let bench = extended();
-    let shown = bench.run(&[
-        "init",
-        "alloc:2GiB",
-        "managed:1GiB",
-        "pitch:1GiB",
-        "async:2MiB",
-        "create:2MiB",
-        "array:2MiB",
-    ]);
+    let shown = bench.run(&["init alloc:2GiB managed:1GiB pitch:1GiB async:2MiB create:2MiB array:2MiB"]);
     assert_eq!(shown[1..4], ["alloc 0", "managed 0", "pitch 0 1024"]);
     assert_eq!(shown[4..], ["async 0", "create 0", "array 2"]);
     assert_eq!(parts(&bench), (2 * GIB, 2 * GIB + 4 * MIB));
@@ -124,15 +84,7 @@ fn a_hard_share_has_no_host_memory() {
 #[test]
 fn the_host_part_of_a_context_goes_with_it() {
     let bench = extended();
-    let shown = bench.run(&[
-        "init",
-        "ctx",
-        "alloc:2GiB",
-        "alloc:1GiB",
-        "ctxdestroy:0",
-        "init",
-        "info",
-    ]);
+    let shown = bench.run(&["init ctx alloc:2GiB alloc:1GiB ctxdestroy:0 init info"]);
     assert_eq!(shown[2..5], ["alloc 0", "alloc 0", "ctxdestroy 0"]);
     assert_eq!(number(&shown[6], 2), 5 * GIB, "{shown:?}");
 }
@@ -161,35 +113,19 @@ fn the_parts_of_several_shares_add_up() {
         limits.host_memory = host;
         bench.put(&limits);
     }
-    let mut client = Serving::new(bench.client(&[
-        "init",
-        "info",
-        "alloc:3GiB",
-        "alloc:2GiB",
-        "wait",
-        "alloc:2GiB",
-        "alloc:1GiB",
-    ]));
-    assert_eq!(client.line(), "init 0");
-    assert_eq!(client.line(), format!("info 0 {0} {0}", 6 * GIB));
-    assert_eq!([client.line(), client.line()], ["alloc 0", "alloc 0"]);
+    let mut client = bench.serving(&["init"]);
+    assert_eq!(client.ask("info"), format!("0 {0} {0}", 6 * GIB));
+    assert_eq!([client.ask("alloc:3GiB"), client.ask("alloc:2GiB")], ["0", "0"]);
     let parts =
         ["first", "second", "third"].map(|share| (bench.usage(share).charged / GIB, bench.usage(share).host / GIB));
     assert_eq!(parts, [(1, 0), (1, 1), (1, 1)]);
-    client.go_on();
-    assert_eq!(
-        [client.line(), client.line(), client.line()],
-        ["wait on", "alloc 2", "alloc 0"]
-    );
-    assert!(client.end().success());
+    assert_eq!([client.ask("alloc:2GiB"), client.ask("alloc:1GiB")], ["2", "0"]);
 }
 
 #[test]
 fn a_storm_of_kills_leaves_both_parts_exact() {
     let bench = Bench::new();
-    let mut limits = bench.limits("share", 0, 0, GIB);
-    limits.host_memory = GIB;
-    bench.put(&limits);
+    bench.share_with(GIB, |limits| limits.host_memory = GIB);
     for round in 0..8 {
         let clients: Vec<_> = (0..3)
             .map(|_| Serving::new(bench.client(&["init", "storm:0"])))
@@ -220,14 +156,14 @@ fn a_ledger_without_its_second_half_is_refused() {
     assert!(bench.refusal().contains("not written to its end"));
 }
 
-/// As PyTorch's expandable segments do: handles mapped one behind the other, device and host memory alike.
+/// Like PyTorch's expandable segments: handles of device and host memory, mapped one after the other.
 #[test]
 fn handles_go_on_in_host_memory_and_are_used_as_the_others() {
     let bench = extended();
     let idle = truth(&bench);
     let mut one = bench.caller(true);
     one.init();
-    // To be exported, and reached by RDMA.
+    // Exportable, and reachable by RDMA.
     let asked = "[0x100000001,1,0,0x100]";
     one.ok("cuMemAddressReserve >1 5GiB 0 0 0");
     one.ok(&format!("cuMemCreate >2 2GiB {asked} 0"));
@@ -239,16 +175,16 @@ fn handles_go_on_in_host_memory_and_are_used_as_the_others() {
     one.ok(&format!("set 4 {behind}"));
     one.ok("cuMemMap @4 512MiB 0 @3 0");
     one.ok("cuMemSetAccess @1 2684354560 [1,3] 1");
-    // What one has set the other reads, over their border.
+    // A write across the border of both can be read in the second.
     one.ok(&format!("cuMemsetD8_v2 {} 7 8", behind - 4));
     one.ok(&format!("cuMemcpyDtoH_v2 >5 {behind} 4"));
     assert_eq!(one.get(5), 0x0707_0707);
-    // The device for which it was made, the kinds of handles, and no RDMA that is not there.
+    // The properties show the requested device and kinds of handles, but no RDMA for host memory.
     one.ok("cuMemGetAllocationPropertiesFromHandle >6 @3");
     assert!(one.say("raw 6").starts_with(&format!("{} 1 0 0 ", 0x1_0000_0001_u64)));
     one.ok("cuMemGetAllocationPropertiesFromHandle >6 @2");
     assert!(one.say("raw 6").starts_with(&format!("{} 1 0 256 ", 0x1_0000_0001_u64)));
-    // An importer could not be charged: such memory is not given out, by handle or by address.
+    // Such memory cannot be exported, by handle or by address, because an importer could not be charged.
     assert_eq!(one.say("cuMemExportToShareableHandle >7 @3 1 0"), "801");
     assert_eq!(one.say("cuMemGetHandleForAddressRange >7 @4 512MiB 1 0"), "801");
     one.ok("cuMemRelease @3");
@@ -272,7 +208,7 @@ fn handles_go_on_in_host_memory_and_are_used_as_the_others() {
 #[test]
 fn handles_stay_on_the_device_where_host_memory_would_not_do() {
     for (profile, properties) in [
-        // Compressed; for the tiles of sparse arrays.
+        // Compressed memory, and memory for the tiles of sparse arrays.
         ("", "[1,1,0,1]"),
         ("", "[1,1,0,0x10000]"),
         // The driver does not know such memory, or refuses it.
@@ -280,9 +216,7 @@ fn handles_stay_on_the_device_where_host_memory_would_not_do() {
         ("fail.cuMemCreate = 2 after 0 every 1\n", "[1,1,0,0]"),
     ] {
         let bench = Bench::with_profile(profile);
-        let mut limits = bench.limits("share", 0, 0, GIB);
-        limits.host_memory = 3 * GIB;
-        bench.put(&limits);
+        bench.share_with(GIB, |limits| limits.host_memory = 3 * GIB);
         let mut one = bench.caller(true);
         one.init();
         assert_eq!(

@@ -4,14 +4,13 @@
 mod support;
 
 use support::caller::Caller;
-use support::hang::guard;
 use support::{Bench, GIB, MIB, number};
 
-/// Work of an hour, whose end no machine is slow enough to see; the client is killed before.
+/// Work for an hour. It never ends within a test, because the client is killed before.
 const ENDLESS: &str = "kernel_time = 60s\n";
 const HOUR: u32 = 60;
 
-/// A client of a share of 64 MiB of the first GPU that goes on for 128 MiB in host memory.
+/// A client of a share of 64 MiB on the first GPU, extended by 128 MiB of host memory.
 struct Stage {
     bench: Bench,
     client: Caller,
@@ -20,17 +19,15 @@ struct Stage {
 impl Stage {
     fn new(profile: &str) -> Self {
         let bench = Bench::with_profile(profile);
-        let mut limits = bench.limits("share", 0, 0, 64 * MIB);
-        limits.host_memory = 128 * MIB;
-        bench.put(&limits);
-        // The second GPU, for a context of another GPU.
+        bench.share_with(64 * MIB, |limits| limits.host_memory = 128 * MIB);
+        // For a context on another GPU.
         bench.put(&bench.limits("other", 1, 1, 64 * MIB));
         let mut client = bench.caller(true);
         client.init();
         Self { bench, client }
     }
 
-    /// One whose device part is full, with two streams in slots 10 and 11.
+    /// A stage whose device part is full, with streams in slots 10 and 11.
     fn full(profile: &str) -> Self {
         let mut stage = Self::new(profile);
         stage.ok("cuMemAllocAsync >1 64MiB 0");
@@ -51,20 +48,20 @@ impl Stage {
         assert_eq!(self.client.call(line), code, "{line}");
     }
 
-    /// What is charged, in MiB.
+    /// Compares the charges, in MiB.
     #[track_caller]
     fn has(&self, device: u64, host: u64) {
         let usage = self.bench.usage("share");
         assert_eq!([usage.charged / MIB, usage.host / MIB], [device, host]);
     }
 
-    /// The kernel of [`Self::work`], in the current context.
+    /// Loads the kernel of [`Self::work`] in the current context.
     fn load(&mut self) {
         self.ok("cuModuleLoadData >20 \".version\\s8.0\\n.target\\ssm_90\\n.entry\\sspin()\\s{\\sret;\\s}\\n\"");
         self.ok("cuModuleGetFunction >21 @20 \"spin\"");
     }
 
-    /// Makes a context on a GPU current, with a stream in slot 12; its handle in `slot`.
+    /// Creates a context on a GPU and a stream in it, with their handles in `slot` and in slot 12.
     fn enter(&mut self, slot: u32, gpu: u32) {
         self.ok(&format!("cuCtxCreate_v2 >{slot} 0 {gpu}"));
         self.ok("cuStreamCreate >12 1");
@@ -75,24 +72,24 @@ impl Stage {
         self.ok("cuCtxPopCurrent_v2 >91");
     }
 
-    /// Queues so many times the profile's kernel time in a stream.
+    /// Queues work in a stream for this many times the profile's kernel time.
     fn work(&mut self, times: u32, stream: u32) {
         let grid = times * 132 * 2;
         self.ok(&format!("cuLaunchKernel @21 {grid} 1 1 1024 1 1 0 @{stream} 0"));
     }
 
-    /// Bytes free, which is a moment at which all that is in use no more is given back.
+    /// Returns the free bytes. This call also frees all memory that is no longer in use.
     fn free(&mut self) -> u64 {
         self.ok("cuMemGetInfo_v2 >90 >91");
         self.client.get(90)
     }
 
-    /// Whether the driver still knows the pointer in a slot.
+    /// Returns true if the driver still knows the pointer in a slot.
     fn is_there(&mut self, slot: u32) -> bool {
         self.client.call(&format!("cuPointerGetAttribute >92 2 @{slot}")) == 0
     }
 
-    /// The second word of each number is not the driver's: these are ints.
+    /// Only the low half is compared, because the driver writes an int.
     fn is_managed(&mut self, slot: u32) -> bool {
         self.ok("set 92 0");
         self.ok(&format!("cuPointerGetAttribute >92 8 @{slot}"));
@@ -102,7 +99,6 @@ impl Stage {
 
 #[test]
 fn what_pools_cannot_have_goes_on_in_host_memory() {
-    let _guard = guard("pools");
     let mut stage = Stage::new("");
     stage.ok("cuMemPoolCreate >1 [1,1,0,0,0,0,0,0,0,0,0]");
     stage.ok("cuMemAllocAsync >2 48MiB 0");
@@ -120,7 +116,7 @@ fn what_pools_cannot_have_goes_on_in_host_memory() {
     stage.call("cuMemAllocAsync >7 64MiB 0", 2);
     stage.call("cuMemPoolExportPointer >7 @3", 1);
     stage.call("cuIpcGetMemHandle >7 @3", 1);
-    // Managed memory of either call is freed by either.
+    // Both ways of freeing work for memory of both calls.
     stage.ok("cuMemFreeAsync @3 0");
     stage.ok("cuMemFree_v2 @4");
     stage.ok("cuMemFreeAsync_ptsz @5 0");
@@ -135,7 +131,7 @@ fn what_pools_cannot_have_goes_on_in_host_memory() {
     stage.has(0, 0);
 }
 
-/// Trimmed first: what other pools keep unused is the device's.
+/// Unused memory of other pools is trimmed first, because it is device memory.
 #[test]
 fn pools_give_way_before_the_host_is_asked() {
     let mut stage = Stage::new("");
@@ -150,7 +146,7 @@ fn pools_give_way_before_the_host_is_asked() {
     stage.has(32, 0);
 }
 
-/// Host memory is no stand-in for what can be exported, is managed already, or is to have an end.
+/// Host memory does not replace pools that can be exported or that have a maximum size.
 #[test]
 fn pools_of_which_more_is_asked_stay_on_the_device() {
     let mut stage = Stage::new("");
@@ -166,7 +162,6 @@ fn pools_of_which_more_is_asked_stay_on_the_device() {
 
 #[test]
 fn what_a_stream_still_uses_is_not_freed() {
-    let _guard = guard("order");
     let mut stage = Stage::full(ENDLESS);
     stage.ok("cuMemAllocAsync >2 64MiB @10");
     stage.work(HOUR, 10);
@@ -178,7 +173,6 @@ fn what_a_stream_still_uses_is_not_freed() {
 
 #[test]
 fn what_a_stream_has_used_is_freed_after_that() {
-    let _guard = guard("after that");
     let mut stage = Stage::full("kernel_time = 300ms\n");
     stage.ok("cuMemAllocAsync >2 64MiB @10");
     stage.work(1, 10);
@@ -191,12 +185,11 @@ fn what_a_stream_has_used_is_freed_after_that() {
 
 #[test]
 fn memory_in_use_is_lent_again_in_the_order_of_streams() {
-    let _guard = guard("lent again");
     let mut stage = Stage::full(ENDLESS);
     stage.ok("cuMemAllocAsync >2 128MiB @10");
     stage.work(HOUR, 10);
     stage.ok("cuMemFreeAsync @2 @10");
-    // Nobody waits: the other stream does.
+    // The call does not wait. The other stream does.
     stage.ok("cuMemAllocAsync >3 128MiB @11");
     assert_eq!(stage.client.get(3), stage.client.get(2));
     stage.call("cuStreamQuery @10", 600);
@@ -209,7 +202,6 @@ fn memory_in_use_is_lent_again_in_the_order_of_streams() {
 
 #[test]
 fn what_would_be_refused_waits_for_memory_that_is_being_freed() {
-    let _guard = guard("waits");
     let mut stage = Stage::full("kernel_time = 1s\n");
     stage.ok("cuMemAllocAsync >2 128MiB @10");
     stage.work(1, 10);
@@ -217,7 +209,7 @@ fn what_would_be_refused_waits_for_memory_that_is_being_freed() {
     stage.ok("cuMemAllocAsync >3 32MiB @11");
     stage.call("cuStreamQuery @10", 0);
     stage.has(64, 32);
-    // As for memory without streams.
+    // The same for an allocation without a stream.
     stage.work(1, 11);
     stage.ok("cuMemFreeAsync @3 @11");
     stage.ok("cuMemAlloc_v2 >4 128MiB");
@@ -225,22 +217,21 @@ fn what_would_be_refused_waits_for_memory_that_is_being_freed() {
     stage.has(64, 128);
 }
 
-/// That the last test's memory is not taken before its work is done.
+/// As in the last test, but the work never ends, so the memory is never taken.
 #[test]
 fn memory_of_work_without_an_end_is_given_to_nobody() {
-    let _guard = guard("without an end");
     let mut stage = Stage::full(ENDLESS);
     stage.ok("cuMemAllocAsync >2 128MiB @10");
     stage.work(HOUR, 10);
     stage.ok("cuMemFreeAsync @2 @10");
-    // More than there would be without it too.
+    // This would not fit even without that memory.
     stage.call("cuMemAllocAsync >3 192MiB @11", 2);
     stage.call("cuMemAllocAsync >3 32MiB @11", 2);
     assert!(stage.is_there(2));
     stage.has(64, 128);
 }
 
-/// An answer that tells nothing of the work frees nothing.
+/// An answer that does not show if the work is done frees nothing.
 #[test]
 fn a_driver_that_does_not_say_whether_work_is_done_keeps_memory() {
     let mut stage = Stage::full(&format!("{ENDLESS}fail.cuEventQuery = 999\n"));
@@ -264,13 +255,13 @@ fn what_is_being_freed_is_freed_once() {
     stage.has(64, 48);
 }
 
-/// It goes with the context in which it was allocated.
+/// Memory ends with the context in which it was allocated.
 #[test]
 fn memory_is_not_lent_to_another_context() {
     let mut stage = Stage::full("");
     stage.enter(30, 0);
     stage.ok("cuMemAllocAsync >2 64MiB @12");
-    // Freed in the other one's stream: that does not make it the other one's.
+    // Freed in a stream of the other context, which does not move it to that context.
     stage.ok("cuMemFreeAsync @2 @10");
     stage.leave();
     stage.ok("cuMemAllocAsync >3 64MiB @10");
@@ -282,7 +273,6 @@ fn memory_is_not_lent_to_another_context() {
 
 #[test]
 fn a_context_ends_while_another_one_works() {
-    let _guard = guard("another context's work");
     let mut stage = Stage::full(ENDLESS);
     stage.ok("cuMemAllocAsync >2 64MiB @10");
     stage.work(HOUR, 10);
@@ -296,10 +286,9 @@ fn a_context_ends_while_another_one_works() {
     assert!(stage.is_there(2));
 }
 
-/// The event is the stream's context's, whose GPU may be another.
+/// The event belongs to the context of the stream, which may be on another GPU.
 #[test]
 fn a_context_ends_after_what_its_streams_free_of_another_gpu() {
-    let _guard = guard("another GPU's memory");
     let mut stage = Stage::full("kernel_time = 300ms\n");
     stage.ok("cuMemAllocAsync >2 64MiB @10");
     stage.enter(30, 1);
@@ -320,7 +309,7 @@ fn a_capture_has_no_host_part() {
     stage.ok("cuStreamBeginCapture_v2 @10 0");
     stage.call("cuMemAllocAsync >3 32MiB @10", 2);
     stage.has(64, 32);
-    // What is no graph's is freed by no graph; nothing else of the capture is disturbed.
+    // A graph cannot free memory that it did not allocate. The capture goes on undisturbed.
     stage.call("cuMemFreeAsync @2 @10", 1);
     stage.has(64, 32);
     stage.ok("cuMemAllocAsync >4 32MiB @11");
@@ -354,7 +343,6 @@ fn a_free_that_cannot_be_ordered_frees_nothing() {
 
 #[test]
 fn what_is_being_freed_goes_with_its_context_at_last() {
-    let _guard = guard("contexts");
     let mut stage = Stage::full("kernel_time = 300ms\n");
     stage.ok("cuMemAllocAsync >2 64MiB @10");
     stage.ok("cuMemAllocAsync >3 64MiB @10");
@@ -368,11 +356,8 @@ fn what_is_being_freed_goes_with_its_context_at_last() {
 
 #[test]
 fn threads_and_contexts_leave_nothing() {
-    let _guard = guard("a storm");
     let bench = Bench::new();
-    let mut limits = bench.limits("share", 0, 0, 128 * MIB);
-    limits.host_memory = GIB;
-    bench.put(&limits);
+    bench.share_with(128 * MIB, |limits| limits.host_memory = GIB);
     let mut client = bench.serving(&["init"]);
     for _ in 0..3 {
         client.ask("mixed:3000");

@@ -1,14 +1,14 @@
-//! Calls that allocate at once are charged the amount in the software GPU's own account, and no more than the limit.
-//! Each test makes the calls of one family and compares after each.
+//! Calls that allocate immediately are charged exactly what the software GPU's own account shows, and never beyond the
+//! limit. Each test makes the calls of one family and compares after each.
 
 mod support;
 
 use support::watched::Watched;
 use support::{Bench, GIB, GRANULE, MIB};
 
-/// A context, a module: what they take in the profile of these tests.
+/// The sizes of a context and of a module in these tests.
 const COSTS: &str = "context_cost = 10MiB\nmodule_cost = 6MiB\n";
-/// What NVML lists: PIDs of this process's namespace, of another one, or nothing.
+/// Which PIDs NVML lists: those of this namespace, those of another one, or none.
 const MODES: [&str; 3] = ["own", "host", "none"];
 const PTX: &str = "\".version\\s8.0\\n.target\\ssm_90\\n\"";
 
@@ -34,7 +34,7 @@ fn small_allocations_share_granules() {
 
 #[test]
 fn a_failed_free_of_a_small_allocation_changes_nothing() {
-    // The library itself has freed once, in the first context (beacon.rs).
+    // The library itself has freed memory once, in the first context (beacon.rs).
     let mut one = Watched::new("fail.cuMemFree = 700 after 1 every 2\n", GIB);
     one.call("cuMemAlloc_v2 >1 4096", 0, GRANULE);
     one.call("cuMemFree_v2 @1", 0, 0);
@@ -87,26 +87,24 @@ fn contexts_are_charged_what_they_take() {
     }
 }
 
-/// The driver loads it with the next context, also where nothing can be measured.
+/// The driver loads it with the next context, even if nothing can be measured.
 #[test]
 fn a_library_that_was_loaded_without_a_context_is_charged_with_the_next() {
     for mode in MODES {
-        let bench = Bench::with_profile(&format!("{COSTS}nvml_pids = {mode}\n"));
-        bench.share("share", 0, 0, GIB);
+        let bench = Bench::of_share(&format!("{COSTS}nvml_pids = {mode}\n"), GIB);
         let mut client = bench.caller(true);
-        assert_eq!(client.call("cuInit 0"), 0);
+        client.ok("cuInit 0");
         let load = format!("cuLibraryLoadData >1 {PTX} 0 0 0 0 0 0");
-        assert_eq!(client.call(&load), 0);
-        assert_eq!(client.call("cuLibraryUnload @1"), 0);
-        assert_eq!(client.call(&load), 0);
+        client.ok(&load);
+        client.ok("cuLibraryUnload @1");
+        client.ok(&load);
         assert_eq!(bench.usage("share").charged, 0, "{mode}");
-        assert_eq!(client.call("cuDevicePrimaryCtxRetain >9001 0"), 0);
+        client.ok("cuDevicePrimaryCtxRetain >9001 0");
         let (charged, used) = (bench.usage("share").charged, bench.caller(false).used(0));
         assert_eq!(used, 16 * MIB, "{mode}: the context and the code");
         assert!((used..used + 4 * MIB).contains(&charged), "{mode}: {charged}");
         assert_eq!(charged == used, mode != "none", "{mode}: measured");
-        let full = Bench::with_profile(&format!("{COSTS}nvml_pids = {mode}\n"));
-        full.share("share", 0, 0, 12 * MIB);
+        let full = Bench::of_share(&format!("{COSTS}nvml_pids = {mode}\n"), 12 * MIB);
         let mut client = full.caller(true);
         assert_eq!([client.call("cuInit 0"), client.call(&load)], [0, 0]);
         assert_eq!(client.call("cuDevicePrimaryCtxRetain >9001 0"), 2, "{mode}");
@@ -123,11 +121,10 @@ fn a_context_that_does_not_fit_is_undone() {
     for mode in MODES {
         let mut one = Watched::new(&format!("{COSTS}nvml_pids = {mode}\n"), 16 * MIB);
         one.call("cuCtxCreate_v2 >1 0 0", 2, 10 * MIB);
-        let bench = Bench::with_profile(&format!("{COSTS}nvml_pids = {mode}\n"));
-        bench.share("share", 0, 0, 8 * MIB);
+        let bench = Bench::of_share(&format!("{COSTS}nvml_pids = {mode}\n"), 8 * MIB);
         let mut client = bench.caller(true);
-        assert_eq!(client.call("cuInit 0"), 0);
-        assert_eq!(client.call("cuDevicePrimaryCtxRetain >1 0"), 2);
+        client.ok("cuInit 0");
+        client.gives("cuDevicePrimaryCtxRetain >1 0", 2);
         assert_eq!(bench.usage("share").charged, 0);
         assert_eq!(bench.caller(false).used(0), 0);
     }
@@ -148,7 +145,7 @@ fn a_reserve_is_corrected_by_what_was_measured() {
     drop(client);
     bench.put(&limits);
     let mut client = bench.caller(true);
-    assert_eq!(client.call("cuInit 0"), 0);
+    client.ok("cuInit 0");
     assert_eq!(
         client.call("cuDevicePrimaryCtxRetain >1 0"),
         2,
@@ -177,7 +174,7 @@ fn code_and_limits_of_contexts_are_charged_what_they_take() {
     }
 }
 
-/// However PTX spells them. What does not fit is refused before the driver is asked, whose answer here would be 200.
+/// In every way to write them in PTX. What does not fit is refused without the driver, which would answer 200 here.
 #[test]
 fn static_variables_of_ptx_are_charged_ahead() {
     let mut one = Watched::new(&format!("{COSTS}fail.cuModuleLoadDataEx = 200\n"), 64 * MIB);
@@ -232,7 +229,7 @@ fn arrays_are_charged_by_their_elements() {
     one.call("cuArray3DCreate_v2 >7 [4096,4096,0,0x40000009d,0]", 0, 24 * MIB);
     one.call("cuArrayDestroy @6", 0, 16 * MIB);
     one.call("cuArrayDestroy @7", 0, 0);
-    // Levels: a volume halves in depth, layers do not.
+    // With levels, the depth of a volume halves and the number of layers does not.
     let volume: u64 = (0..4).map(|level| (4 * 256 * 256 * 64) >> (3 * level)).sum();
     one.call(
         &format!("cuMipmappedArrayCreate >8 [256,256,64,{half2},0] 4"),

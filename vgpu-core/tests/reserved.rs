@@ -3,70 +3,46 @@
 
 mod support;
 
-use support::caller::Caller;
 use support::watched::Watched;
 use support::{Bench, GIB, MIB};
 
 #[test]
 fn memory_lies_on_the_device_that_was_named_whatever_is_current() {
+    const NODE: &str = "cuGraphAddMemAllocNode >8 @6 0 0 [1,0x100000001,0,0,0,0,0,0,0,0,0,0,0,6291456,0]>7:14";
     let bench = Bench::new();
     bench.share("first", 0, 0, 64 * MIB);
     bench.share("second", 1, 1, 32 * MIB);
     let (mut client, mut truth) = (bench.caller(true), bench.caller(false));
     client.init();
-    let mut check = |client: &mut Caller, line: &str, code: i32, used: [u64; 2]| {
+    // A CUmemLocation has a type and an ordinal, here of device 1. The last calls: a stream uses the pool of its own
+    // device, whatever is current, and a default pool belongs to the named device.
+    for (line, code, used) in [
+        ("cuMemCreate >1 16MiB [1,0x100000001,0,0] 0", 0, [0, 16]),
+        ("cuMemCreate >2 32MiB [1,0x100000001,0,0] 0", 2, [0, 16]),
+        ("cuMemPoolCreate >3 [1,0x100000001,0,0,0,0,0,0,0,0,0]", 0, [0, 16]),
+        ("cuMemAllocFromPoolAsync >4 8MiB @3 0", 0, [0, 24]),
+        ("cuMemAllocFromPoolAsync >5 16MiB @3 0", 2, [0, 24]),
+        ("cuGraphCreate >6 0", 0, [0, 24]),
+        (NODE, 0, [0, 24]),
+        ("cuGraphInstantiateWithFlags >9 @6 0", 0, [0, 24]),
+        ("cuGraphLaunch @9 0", 0, [0, 30]),
+        ("cuMemAlloc_v2 >10 4MiB", 0, [4, 30]),
+        ("cuMemFree_v2 @7", 0, [4, 30]),
+        ("cuDeviceGraphMemTrim 1", 0, [4, 24]),
+        ("cuMemRelease @1", 0, [4, 8]),
+        ("cuDevicePrimaryCtxRetain >11 1", 0, [4, 8]),
+        ("cuCtxSetCurrent @11", 0, [4, 8]),
+        ("cuStreamCreate >12 0", 0, [4, 8]),
+        ("cuCtxSetCurrent @9001", 0, [4, 8]),
+        ("cuMemAllocAsync >13 8MiB @12", 0, [4, 16]),
+        ("cuDeviceGetDefaultMemPool >14 1", 0, [4, 16]),
+        ("cuMemAllocFromPoolAsync >15 8MiB @14 0", 0, [4, 24]),
+    ] {
         assert_eq!(client.call(line), code, "{line}");
+        let used = used.map(|mib| mib * MIB);
         let charged = [bench.usage("first").charged, bench.usage("second").charged];
         assert_eq!((charged, [truth.used(0), truth.used(1)]), (used, used), "{line}");
-    };
-    // CUmemLocation is a type and an ordinal: device 1.
-    check(
-        &mut client,
-        "cuMemCreate >1 16MiB [1,0x100000001,0,0] 0",
-        0,
-        [0, 16 * MIB],
-    );
-    check(
-        &mut client,
-        "cuMemCreate >2 32MiB [1,0x100000001,0,0] 0",
-        2,
-        [0, 16 * MIB],
-    );
-    check(
-        &mut client,
-        "cuMemPoolCreate >3 [1,0x100000001,0,0,0,0,0,0,0,0,0]",
-        0,
-        [0, 16 * MIB],
-    );
-    check(&mut client, "cuMemAllocFromPoolAsync >4 8MiB @3 0", 0, [0, 24 * MIB]);
-    check(&mut client, "cuMemAllocFromPoolAsync >5 16MiB @3 0", 2, [0, 24 * MIB]);
-    let node = "[1,0x100000001,0,0,0,0,0,0,0,0,0,0,0,6291456,0]>7:14";
-    check(&mut client, "cuGraphCreate >6 0", 0, [0, 24 * MIB]);
-    check(
-        &mut client,
-        &format!("cuGraphAddMemAllocNode >8 @6 0 0 {node}"),
-        0,
-        [0, 24 * MIB],
-    );
-    check(&mut client, "cuGraphInstantiateWithFlags >9 @6 0", 0, [0, 24 * MIB]);
-    check(&mut client, "cuGraphLaunch @9 0", 0, [0, 30 * MIB]);
-    check(&mut client, "cuMemAlloc_v2 >10 4MiB", 0, [4 * MIB, 30 * MIB]);
-    check(&mut client, "cuMemFree_v2 @7", 0, [4 * MIB, 30 * MIB]);
-    check(&mut client, "cuDeviceGraphMemTrim 1", 0, [4 * MIB, 24 * MIB]);
-    check(&mut client, "cuMemRelease @1", 0, [4 * MIB, 8 * MIB]);
-    // A stream's pool is its device's, whatever is current; and so is a default pool.
-    assert_eq!(client.call("cuDevicePrimaryCtxRetain >11 1"), 0);
-    assert_eq!(client.call("cuCtxSetCurrent @11"), 0);
-    assert_eq!(client.call("cuStreamCreate >12 0"), 0);
-    assert_eq!(client.call("cuCtxSetCurrent @9001"), 0);
-    check(&mut client, "cuMemAllocAsync >13 8MiB @12", 0, [4 * MIB, 16 * MIB]);
-    check(&mut client, "cuDeviceGetDefaultMemPool >14 1", 0, [4 * MIB, 16 * MIB]);
-    check(
-        &mut client,
-        "cuMemAllocFromPoolAsync >15 8MiB @14 0",
-        0,
-        [4 * MIB, 24 * MIB],
-    );
+    }
 }
 
 #[test]
@@ -77,7 +53,7 @@ fn what_pools_keep_is_charged_until_they_give_it_back() {
     one.ok(&format!("cuMemPoolSetAttribute @1 {THRESHOLD} [67108864]"));
     one.call("cuMemAllocAsync >2 512MiB 0", 0, 512 * MIB);
     one.call("cuMemFreeAsync @2 0", 0, 512 * MIB);
-    // A synchronisation is no call that we see: the next one about pools tells.
+    // The library does not see a synchronisation. The next call about pools shows the effect.
     one.ok("cuStreamSynchronize 0");
     one.call("cuMemPoolTrimTo @1 0xffffffff", 0, 64 * MIB);
     one.call("cuMemPoolTrimTo @1 32MiB", 0, 32 * MIB);
@@ -88,7 +64,7 @@ fn what_pools_keep_is_charged_until_they_give_it_back() {
     one.call("cuMemAllocAsync >4 2MiB 0", 2, GIB);
 }
 
-/// CUDA_MEM_ALLOC_NODE_PARAMS of device 0, whose address goes to slot `to`.
+/// CUDA_MEM_ALLOC_NODE_PARAMS for device 0. The address goes to slot `to`.
 fn alloc_node(bytes: u64, to: u32) -> String {
     format!("[1,1,0,0,0,0,0,0,0,0,0,0,0,{bytes},0]>{to}:14")
 }
@@ -108,16 +84,16 @@ fn graphs_are_charged_when_they_get_their_memory() {
     one.call("cuGraphLaunch @5 0", 0, 64 * MIB);
     one.call("cuGraphExecDestroy @5", 0, 64 * MIB);
     one.call("cuDeviceGraphMemTrim 0", 0, 0);
-    // Uploaded by instantiating it.
+    // Instantiating it uploads it.
     one.call("cuGraphInstantiateWithParams >5 @1 [2,0,0,0]", 0, 64 * MIB);
     one.call("cuGraphLaunch @5 0", 0, 64 * MIB);
-    // A second one shares the memory, for the first does not run.
+    // A second one shares the memory, because the first is not running.
     one.call("cuGraphInstantiate_v2 >6 @1 0 0 0", 0, 64 * MIB);
     one.call("cuGraphUpload @6 0", 0, 64 * MIB);
     one.call("cuMemAlloc_v2 >7 192MiB", 0, 256 * MIB);
     one.call("cuGraphLaunch @5 0", 0, 256 * MIB);
     one.call("cuGraphLaunch @6 0", 0, 256 * MIB);
-    // What graphs keep unused is trimmed before memory runs out, and comes back when there is room.
+    // Unused graph memory is trimmed before memory runs out. Graphs get it again when there is room.
     one.call("cuMemAlloc_v2 >8 64MiB", 0, 256 * MIB);
     one.call("cuGraphLaunch @5 0", 2, 256 * MIB);
     one.call("cuMemFree_v2 @8", 0, 192 * MIB);
@@ -153,7 +129,7 @@ fn captured_allocations_are_charged_when_the_graph_is_launched() {
     one.ok("cuStreamEndCapture @1 >4");
     one.call("cuGraphInstantiateWithFlags >5 @4 0", 0, 0);
     one.call("cuGraphLaunch @5 @1", 2, 0);
-    // As a part of another graph, the smaller alone.
+    // Only the smaller allocation, as a part of another graph.
     one.ok("cuStreamBeginCapture_v2 @1 0");
     one.ok("cuMemAllocAsync >6 64MiB @1");
     one.ok("cuMemFreeAsync @6 @1");

@@ -42,7 +42,8 @@ use support::{Bench, GIB, MIB, dist};
 use vgpu_abi::ledger::SIZE;
 use vgpu_abi::paths::SHIM_FILE;
 
-/// What the first context is charged until it is measured, so that calls about contexts change the ledger.
+/// The charge for the first context until it is measured. It differs from the size, so that calls about contexts change
+/// the ledger.
 const RESERVE: u64 = 64 * MIB;
 
 /// A call to be interrupted.
@@ -50,13 +51,13 @@ struct Case {
     symbol: &'static str,
     before: &'static [&'static str],
     call: &'static str,
-    /// Another process of the share dies with half of it, just before the call.
+    /// Just before the call, another process of the share dies while it has half of the share.
     beside_the_dead: bool,
-    /// What the neighbour has made and exported, the client that is led knows by name from its start.
+    /// The neighbour has exported memory, and the victim knows its name from the start.
     of_the_neighbour: bool,
-    /// Just before the call the neighbour frees it.
+    /// The neighbour frees it just before the call.
     freed: bool,
-    /// Shares, of 1 GiB together.
+    /// The number of shares, with 1 GiB together.
     shares: u64,
 }
 
@@ -72,7 +73,7 @@ const fn case(symbol: &'static str, before: &'static [&'static str], call: &'sta
     }
 }
 
-/// The same with what another process has made.
+/// The same with memory of another process.
 const fn imported(symbol: &'static str, before: &'static [&'static str], call: &'static str) -> Case {
     Case {
         of_the_neighbour: true,
@@ -80,27 +81,27 @@ const fn imported(symbol: &'static str, before: &'static [&'static str], call: &
     }
 }
 
-/// The beginning of the software GPU's state, with the places of more processes than there are here.
+/// The length of the software GPU's state that is compared: enough for the processes of this test.
 const STATE_SIZE: usize = 256 << 10;
 
-/// A mapped file, and what it held when it was last looked at.
+/// A mapped file, and its content at the last comparison.
 struct View {
     at: *const u8,
     size: usize,
     seen: Vec<u8>,
 }
 
-/// What a kill at some stop leaves, and at those that follow up to the next one of these.
+/// The files that a kill leaves at a stop, and at all later stops up to the next change.
 struct Left {
     stop: usize,
     ledgers: Vec<Vec<u8>>,
     state: Vec<u8>,
 }
 
-/// What there is to know of a call's stops.
+/// The stops of a call.
 struct Survey {
     stops: usize,
-    /// Those beside which something changes.
+    /// The stops next to a change.
     telling: BTreeSet<usize>,
     left: Vec<Left>,
 }
@@ -110,7 +111,7 @@ impl View {
     fn new(path: &Path, size: usize) -> Self {
         let file = std::fs::File::open(path).expect("a file");
         let (rights, flags) = (libc::PROT_READ, libc::MAP_SHARED);
-        // SAFETY: a new mapping of a file of that size at least, which nobody cuts.
+        // SAFETY: a new mapping of a file of at least that size, which nobody truncates.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), size, rights, flags, file.as_raw_fd(), 0) };
         assert_ne!(at, libc::MAP_FAILED);
         let mut view = Self {
@@ -124,7 +125,7 @@ impl View {
 
     #[allow(unsafe_code)]
     fn changed(&mut self) -> bool {
-        // SAFETY: the mapping of `new`, never unmapped while this lives; its writers stand still.
+        // SAFETY: the mapping of `new` lives as long as this, and its writers are stopped.
         let now = unsafe { std::slice::from_raw_parts(self.at, self.size) };
         let changed = self.seen != now;
         if changed {
@@ -145,7 +146,7 @@ impl Drop for View {
 struct Stage {
     bench: Bench,
     neighbour: Serving,
-    /// The name of what the neighbour has exported.
+    /// The name of the neighbour's exported memory.
     name: Option<String>,
     truth: Truth,
     shares: Vec<String>,
@@ -171,7 +172,7 @@ impl Stage {
         }
     }
 
-    /// Has the neighbour make and export what the victim is to know.
+    /// Lets the neighbour allocate and export what the victim needs.
     fn export(&mut self, case: &Case) {
         if case.of_the_neighbour && self.name.is_none() {
             assert_eq!(self.neighbour.ask("alloc:64MiB"), "0");
@@ -180,7 +181,7 @@ impl Stage {
         }
     }
 
-    /// Has it free that.
+    /// Lets it free that.
     fn unmake(&mut self) {
         if self.name.take().is_some() {
             assert_eq!(self.neighbour.ask("free:0"), "0");
@@ -218,7 +219,7 @@ impl Stage {
         Ok(victim)
     }
 
-    /// Leads a victim to its end.
+    /// Steps a victim through the call.
     fn survey(&mut self, case: &Case) -> std::io::Result<Survey> {
         let mut victim = self.victim(case)?;
         let mut views = self.views();
@@ -240,7 +241,7 @@ impl Stage {
         }
     }
 
-    /// What was seen last, while the victim stands there.
+    /// The state at the victim's present stop.
     fn keep(&mut self, case: &Case, stop: usize, views: &[View]) -> Left {
         self.sound(&format!("{} at stop {stop}", case.symbol));
         let (state, ledgers) = views.split_last().expect("a view of each");
@@ -251,7 +252,7 @@ impl Stage {
         }
     }
 
-    /// No more is used than charged, and no more charged than there is.
+    /// Checks that no more is used than charged, and no more charged than the limit.
     fn sound(&mut self, name: &str) {
         let (used, charged) = (self.truth.used(), self.charged());
         assert!(
@@ -260,7 +261,7 @@ impl Stage {
         );
     }
 
-    /// Kills a victim at stop `stop` and looks at what it leaves.
+    /// Kills a victim at stop `stop` and checks what it leaves.
     fn kill_at(&mut self, case: &Case, stop: usize) {
         let name = format!("{} at stop {stop}", case.symbol);
         let mut victim = self.victim(case).expect("the survey could");
@@ -280,13 +281,13 @@ impl Stage {
             assert_eq!(self.neighbour.ask("free:0"), "0", "{name}");
         }
         victim.kill();
-        // What is its own the neighbour has still, and then it has the whole share.
+        // The neighbour still has its own memory, and can then have the whole share.
         self.sound(&name);
         self.unmake();
         all_is_back(&self.bench, &self.shares, &mut self.neighbour, &mut self.truth, &name);
     }
 
-    /// Ends all clients, and puts each state in place for others to find.
+    /// Ends all clients, and restores each state for new processes to find.
     fn find_all(self, case: &Case, left: &[Left]) {
         let Self {
             bench,
@@ -310,7 +311,7 @@ impl Stage {
                     assert_eq!(newcomer.ask("free:0"), "0", "{name}");
                 }
                 all_is_back(&bench, &shares, &mut newcomer, &mut truth, &name);
-                // Of a ledger that it found damaged it would have said so.
+                // It would have reported a damaged ledger.
                 assert_eq!(newcomer.said(), "", "{name}");
             }
         }
@@ -334,15 +335,15 @@ fn charged(bench: &Bench, shares: &[String]) -> u64 {
     shares.iter().map(|share| bench.usage(share).charged).sum()
 }
 
-/// `client` can have the whole share, and everybody's account says so, then and after.
+/// Checks that `client` can have the whole share, and that all accounts show this while it does and afterwards.
 fn all_is_back(bench: &Bench, shares: &[String], client: &mut Serving, truth: &mut Truth, name: &str) {
     assert_eq!(client.ask("alloc:1GiB"), "0", "{name}: not all came back");
     assert_eq!([truth.used(), charged(bench, shares)], [GIB; 2], "{name}");
     assert_eq!(client.ask("free:0"), "0", "{name}");
-    // Who was killed in a reap had perhaps given back what the dead held, and not said so yet.
+    // A process killed in a reap may have released what the dead held before it recorded that.
     assert!(client.ask("info").starts_with("0 "), "{name}");
     assert_eq!([truth.used(), charged(bench, shares)], [0; 2], "{name}");
-    // Who is refused looks at everything that a dead process may have left.
+    // A process that is refused looks at everything that the dead may have left.
     assert_ne!(client.ask("alloc:2GiB"), "0", "{name}");
     for share in shares {
         let usage = bench.usage(share);
@@ -351,7 +352,7 @@ fn all_is_back(bench: &Bench, shares: &[String], client: &mut Serving, truth: &m
     }
 }
 
-/// Has every state found that the call's stops leave, and kills at a sample of them.
+/// Tests every state that the stops of a call leave, and real kills at a sample of the stops.
 fn kill_everywhere(case: &Case) {
     let _guard = HangGuard::new(case.symbol, Duration::from_secs(setting("VGPU_STEP_GUARD", 600)));
     let mut stage = Stage::new(case);
@@ -368,7 +369,7 @@ fn kill_everywhere(case: &Case) {
         .map(|stop| stop as usize);
     let mut points: BTreeSet<usize> = sample.collect();
     let known = telling.len();
-    // Most of cuInit's are the loader's and the driver's own system calls.
+    // Most stops of cuInit are system calls of the loader and the driver.
     let thin = if every { 1 } else { known.div_ceil(8) };
     points.extend(telling.into_iter().skip(offset as usize % thin).step_by(thin));
     for stop in &points {

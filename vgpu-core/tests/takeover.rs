@@ -1,5 +1,5 @@
-//! Memory that several processes of one share have is charged once, as long as any of them has it, whichever process
-//! exported it, frees it or dies. It is compared with the software GPU's own account where that is right: that account
+//! Memory that several processes of one share hold is charged once, as long as any of them holds it, whichever process
+//! exported it, frees it or dies. The charge is compared with the software GPU's own account where that is right: it
 //! counts shared memory once, with its exporter, and unlike a GPU it ends the memory with that process.
 
 mod support;
@@ -10,7 +10,7 @@ use support::serve::Serving;
 use support::watched::Watched;
 use support::{Bench, GIB, GRANULE, MIB};
 
-/// Another process of the share that was told, in slot 2, how to open the first one's pointer `slot`.
+/// Another process of the share, with the IPC handle of the first one's pointer `slot` in slot 2.
 fn importer(one: &mut Watched, slot: u32) -> Caller {
     one.ok(&format!("cuIpcGetMemHandle >2 @{slot}"));
     let words = one.client.say("raw 2");
@@ -57,7 +57,7 @@ fn a_free_by_its_maker_leaves_it_charged_until_the_importer_has_closed_it() {
     other.ok("cuIpcOpenMemHandle_v2 >3 >2");
     one.ok("cuMemFree_v2 @1");
     assert_eq!(one.charged(), 64 * MIB);
-    // The same address, size and so, here, the same handle: other memory.
+    // Other memory with the same address and size and so, on the software GPU, the same handle.
     one.ok("cuMemAlloc_v2 >5 64MiB");
     assert_eq!((one.charged(), one.client.get(5)), (128 * MIB, one.client.get(1)));
     let mut third = importer(&mut one, 5);
@@ -86,7 +86,7 @@ fn an_export_without_an_importer_changes_nothing() {
     assert_eq!(one.kill().free(), 64 * MIB);
 }
 
-/// Small allocations share a granule: it is what is exported, by the first of them.
+/// Small allocations share a granule. The first export exports the whole granule.
 #[test]
 fn small_allocations_export_their_granule() {
     let mut one = Watched::new("", 8 * MIB);
@@ -119,7 +119,7 @@ fn an_import_that_the_driver_refuses_lets_go_again() {
     one.call("cuMemFree_v2 @1", 0, 0);
 }
 
-/// A descriptor that is nobody else's file is recognised in whatever process it comes to.
+/// A descriptor of a nameless file is recognised in every process that gets it.
 #[test]
 fn a_descriptor_of_a_nameless_file_is_recognised() {
     let mut one = Watched::new("", 96 * MIB);
@@ -130,7 +130,7 @@ fn a_descriptor_of_a_nameless_file_is_recognised() {
     one.call("cuMemMap @4 64MiB 0 @3 0", 0, 64 * MIB);
     one.call("cuMemRelease @3", 0, 64 * MIB);
     one.call("cuMemUnmap @4 64MiB", 0, 64 * MIB);
-    // Its maker keeps it for as long as it lives: somebody may have the descriptor.
+    // It stays charged to its maker while that lives, because somebody may have the descriptor.
     one.call("cuMemRelease @1", 0, 64 * MIB);
     assert_eq!(one.kill().free(), 96 * MIB);
 }
@@ -158,7 +158,7 @@ fn an_allocation_of_two_shares_is_recognised_by_who_has_both() {
     assert_eq!(charged(), [0; 2]);
 }
 
-/// Locks on a share's ledger that do not lie below all else in the memory of that process.
+/// The mappings that hold locks on a share's ledger and do not lie below everything else in the process's memory.
 fn high_locks(pid: u32) -> Vec<String> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("maps");
     let is_high = |line: &&str| {
@@ -171,7 +171,7 @@ fn high_locks(pid: u32) -> Vec<String> {
     maps.lines().filter(is_high).map(String::from).collect()
 }
 
-/// More exports than a process may hold, and more than there is room for: the rest is charged to each who has it.
+/// More exports than a process may hold, and more than the ledger has room for: each holder is charged for the rest.
 #[test]
 fn what_finds_no_room_is_charged_twice() {
     const OBJECTS: u32 = vgpu_abi::ledger::object::OBJECTS as u32;
@@ -197,7 +197,7 @@ fn what_finds_no_room_is_charged_twice() {
     other.ok("cuIpcOpenMemHandle_v2 >3 >2");
     assert_eq!(one.same(), all - GRANULE, "there is room again");
     other.ok("cuIpcCloseMemHandle @3");
-    // All that the share has room for, and one more.
+    // As many as the share has room for, and one more.
     for slot in 100..=100 + OBJECTS - MOST {
         other.ok(&format!("cuMemAlloc_v2 >{slot} 2MiB"));
         other.ok(&format!("cuIpcGetMemHandle >2 @{slot}"));
@@ -216,7 +216,7 @@ fn what_finds_no_room_is_charged_twice() {
     assert_eq!(one.same(), all - GRANULE, "there is room again");
 }
 
-/// Two processes that both are PID 1 and have the same address: here, their handles are the same.
+/// Two processes that both are PID 1 and use the same address. On the software GPU their handles are the same.
 #[test]
 fn the_same_handle_of_two_pid_namespaces_is_two() {
     let bench = Bench::with_share(GIB);

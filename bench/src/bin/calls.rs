@@ -1,18 +1,24 @@
-//! The plugin's own part of a Prepare: all but the read of the claim, which is answered at once here.
+//! Measures the plugin's own part of a Prepare: everything except reading the claim from the API server, which a stub
+//! answers at once.
 //!
 //! ```text
 //!  client (gRPC, a thread of its own) ─► socket ─► the plugin's service, as it runs on a node ─► tmpfs mounts, files
 //! ```
 //!
-//! `bench-calls [--rounds 1000] [--claims 100] [--gpus 8] [--disk FOLDER]`, as root, without a cluster and without a GPU:
-//! rounds of {Prepare, Unprepare} of one claim, then all claims at once, each in a call of its own, as kubelet sends them.
-//! Prints one figure a line, `<name> <unit> <value>`; among them what grew over the rounds. Folders of the node's memory
-//! are in /dev/shm, those of its disk in FOLDER (the folder of temporary files).
+//! `bench-calls [--rounds 1000] [--claims 100] [--gpus 8] [--disk FOLDER]`, as root, without a cluster and without a
+//! GPU: rounds of {Prepare, Unprepare} of one claim, then all claims at once with a call each, as the kubelet sends
+//! them. Prints one figure per line, `<name> <unit> <value>`, including resources that grew over the rounds. The
+//! node's in-memory folders are in /dev/shm, its folders on disk in FOLDER (default: the folder of temporary files).
 #![forbid(unsafe_code)]
 
-use anyhow::{Context as _, Result, ensure};
+#[path = "../plugin.rs"]
+mod plugin;
+
+use anyhow::{Context as _, Result};
 use clap::Parser;
 use k8s_openapi::api::resource::v1::ResourceClaim;
+use plugin::{Plugin, prepare_each, print, unprepare_each};
+use prometheus_client::registry::Registry;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -20,32 +26,30 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::UnixListener;
 use tokio::sync::watch;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Endpoint;
 use vgpu_kubelet_plugin::api::{self, Claims};
 use vgpu_kubelet_plugin::config;
-use vgpu_kubelet_plugin::crash_points::NeverStop;
-use vgpu_kubelet_plugin::health::{Health, Report};
-use vgpu_kubelet_plugin::inventory::{Gpu, Inventory};
+use vgpu_kubelet_plugin::dra::health::{Health, Report};
+use vgpu_kubelet_plugin::dra::node::lock::LockFile;
+use vgpu_kubelet_plugin::dra::node::{Node, SharedNode};
+use vgpu_kubelet_plugin::dra::server::Service;
+use vgpu_kubelet_plugin::enforcement::Processes;
 use vgpu_kubelet_plugin::metrics::{Metrics, Sources};
-use vgpu_kubelet_plugin::node::lock::LockFile;
-use vgpu_kubelet_plugin::node::{Node, SharedNode};
+use vgpu_kubelet_plugin::publish::inventory::{Gpu, Inventory};
 use vgpu_kubelet_plugin::run::serve_dra;
-use vgpu_kubelet_plugin::server::Service;
-use vgpu_kubelet_plugin::waiting::NodeProcesses;
-use vgpu_proto::dra::v1::dra_plugin_client::DraPluginClient;
-use vgpu_proto::dra::v1::{Claim, NodePrepareResourcesRequest, NodeUnprepareResourcesRequest};
+use vgpu_proto::dra::v1::Claim;
 
 #[derive(Parser)]
 struct Flags {
-    /// Rounds with one claim; a twentieth as many with all.
+    /// Rounds with one claim; a twentieth of it with all claims.
     #[arg(long, default_value_t = 1000)]
     rounds: usize,
-    /// Claims that are prepared at once.
+    /// Claims that are prepared at the same time.
     #[arg(long, default_value_t = 100)]
     claims: usize,
     #[arg(long, default_value_t = 8)]
     gpus: u32,
-    /// A folder on a disk, for the state that a node keeps there.
+    /// A folder on a disk, for the node's state.
     #[arg(long)]
     disk: Option<PathBuf>,
 }
@@ -83,31 +87,14 @@ fn measure(flags: &Flags, memory: &Path, disk: &Path) -> Result<()> {
         .filter_map(|claim| Some((claim.metadata.name.clone()?, claim.clone())));
     let api = Memory(Arc::new(by_name.collect()));
     let socket = memory.join("dra.sock");
-    let listener = std::os::unix::net::UnixListener::bind(&socket)?;
-    listener.set_nonblocking(true)?;
-    let metrics = Metrics::default();
-    let registry = metrics.registry(Sources::new(node.clone()));
-    let (serving, shared) = (metrics, node.clone());
-    std::thread::spawn(move || -> Result<()> {
-        // As the plugin runs.
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime.block_on(async {
-            let (health, stopped) = (
-                Health::new(watch::channel(Report::default()).1),
-                watch::channel(false).1,
-            );
-            let service = Service::new(shared, api, NodeProcesses::new(None), serving, stopped);
-            let listener = UnixListener::from_std(listener)?;
-            serve_dra(listener, Arc::new(service), health, std::future::pending()).await?;
-            Ok(())
-        })
-    });
+    let registry = serve(node, api, &socket)?;
     let wire: Vec<Claim> = claims.iter().map(wire).collect();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
+    let many = wire.len();
+    runtime()?.block_on(async {
         let endpoint = Endpoint::try_from(format!("unix://{}", socket.display()))?;
-        let plugin = DraPluginClient::new(endpoint.connect().await?);
-        // The plugin keeps its search of the driver once the driver's folders are two seconds old. On a node they are.
+        let plugin = Plugin::new(endpoint.connect().await?);
+        // The plugin caches its search for the driver once the driver's folders are two seconds old, as they are on a
+        // node.
         tokio::time::sleep(Duration::from_secs(3)).await;
         // Warm up: the first Prepare on a GPU creates its arbitration directory, and the allocator maps its first pages.
         at_once(&plugin, &wire).await?;
@@ -116,45 +103,70 @@ fn measure(flags: &Flags, memory: &Path, disk: &Path) -> Result<()> {
         let (prepare, unprepare) = one_by_one(&plugin, &wire[..1], flags.rounds).await?;
         print("own_prepare_1", prepare);
         print("own_unprepare_1", unprepare);
-        let rounds = flags.rounds.div_ceil(20);
-        let (mut prepares, mut unprepares) = (Vec::new(), Vec::new());
-        let mut spent = [0; 2];
-        for _ in 0..rounds {
-            let before = cpu_ticks()?;
-            prepares.push(prepare_all(&plugin, &wire).await?);
-            let after = cpu_ticks()?;
-            spent = [0, 1].map(|of| spent[of] + after[of] - before[of]);
-            unprepares.push(unprepare_all(&plugin, &wire).await?);
-        }
-        print(&format!("own_prepare_{}_calls_at_once", wire.len()), prepares);
-        for (what, ticks) in ["user", "kernel"].into_iter().zip(spent) {
-            let mean = ticks * 1_000_000 / rustix::param::clock_ticks_per_second() / rounds as u64;
-            println!("own_prepare_{}_calls_at_once_{what}_cpu us {mean}", wire.len());
-        }
-        print(&format!("own_unprepare_{}_calls_at_once", wire.len()), unprepares);
-        let after = State::read(memory, disk)?;
-        for (what, unit, before, after) in [
-            ("rss", "KiB", before.rss, after.rss),
-            ("descriptors", "count", before.descriptors, after.descriptors),
-            ("mounts", "count", before.mounts, after.mounts),
-            ("files", "count", before.files, after.files),
-        ] {
-            println!("{what}_before {unit} {before}");
-            println!("{what}_after {unit} {after}");
-        }
-        prepare_all(&plugin, &wire).await?;
-        let mut scrapes = Vec::new();
-        for _ in 0..100 {
-            let start = Instant::now();
-            let mut text = String::new();
-            prometheus_client::encoding::text::encode(&mut text, &registry)?;
-            scrapes.push(start.elapsed());
-        }
-        print(&format!("scrape_of_{}_claims", wire.len()), scrapes);
-        println!("rss_with_{}_claims KiB {}", wire.len(), State::read(memory, disk)?.rss);
-        unprepare_all(&plugin, &wire).await?;
-        Ok(())
+        all_at_once(&plugin, &wire, flags.rounds.div_ceil(20)).await?;
+        State::read(memory, disk)?.print_since(&before);
+        prepare_each(&plugin, &wire).await?;
+        print(&format!("scrape_of_{many}_claims"), scrapes(&registry)?);
+        println!("rss_with_{many}_claims KiB {}", State::read(memory, disk)?.rss);
+        unprepare_each(&plugin, &wire).await.map(drop)
     })
+}
+
+/// The same runtime as the plugin's.
+fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()
+}
+
+/// Serves the plugin's calls at the socket, in a thread of its own. Returns its metrics.
+fn serve(node: SharedNode, api: Memory, socket: &Path) -> Result<Registry> {
+    let listener = std::os::unix::net::UnixListener::bind(socket)?;
+    listener.set_nonblocking(true)?;
+    let metrics = Metrics::default();
+    let registry = metrics.registry(Sources::new(node.clone()));
+    std::thread::spawn(move || -> Result<()> {
+        runtime()?.block_on(async {
+            let (health, stopped) = (
+                Health::new(watch::channel(Report::default()).1),
+                watch::channel(false).1,
+            );
+            let service = Service::new(node, api, Processes::of_node(None), metrics, stopped);
+            let listener = UnixListener::from_std(listener)?;
+            serve_dra(listener, Arc::new(service), health, std::future::pending()).await?;
+            Ok(())
+        })
+    });
+    Ok(registry)
+}
+
+/// Rounds of all claims, with the CPU time of their Prepares.
+async fn all_at_once(plugin: &Plugin, claims: &[Claim], rounds: usize) -> Result<()> {
+    let (mut prepares, mut unprepares) = (Vec::new(), Vec::new());
+    let mut spent = [0; 2];
+    for _ in 0..rounds {
+        let before = cpu_ticks()?;
+        prepares.push(prepare_each(plugin, claims).await?);
+        let after = cpu_ticks()?;
+        spent = [0, 1].map(|of| spent[of] + after[of] - before[of]);
+        unprepares.push(unprepare_each(plugin, claims).await?);
+    }
+    let many = claims.len();
+    print(&format!("own_prepare_{many}_calls_at_once"), prepares);
+    for (what, ticks) in ["user", "kernel"].into_iter().zip(spent) {
+        let mean = ticks * 1_000_000 / rustix::param::clock_ticks_per_second() / rounds as u64;
+        println!("own_prepare_{many}_calls_at_once_{what}_cpu us {mean}");
+    }
+    print(&format!("own_unprepare_{many}_calls_at_once"), unprepares);
+    Ok(())
+}
+
+fn scrapes(registry: &Registry) -> Result<Vec<Duration>> {
+    let mut scrapes = Vec::new();
+    for _ in 0..100 {
+        let start = Instant::now();
+        prometheus_client::encoding::text::encode(&mut String::new(), registry)?;
+        scrapes.push(start.elapsed());
+    }
+    Ok(scrapes)
 }
 
 /// A plugin's node with these GPUs, as after a start.
@@ -173,7 +185,7 @@ fn node(memory: &Path, disk: &Path, gpus: Vec<Gpu>) -> Result<SharedNode> {
         ("cdi-dir", memory.join("cdi")),
         ("run-dir", memory.join("run")),
     ];
-    let mut arguments = vec!["bench".to_owned(), "--node-name=bench".into()];
+    let mut arguments = vec!["bench".to_owned(), "--node-name=bench".into(), "--pod-uid=bench".into()];
     arguments.extend(folders.map(|(flag, folder)| format!("--{flag}={}", folder.display())));
     let mut config = config::Flags::try_parse_from(arguments)?.validate()?;
     config.soft_gpu_state = Some(memory.join("soft"));
@@ -183,9 +195,8 @@ fn node(memory: &Path, disk: &Path, gpus: Vec<Gpu>) -> Result<SharedNode> {
         config,
         lock.clone(),
         &locked,
-        // Nothing is run with these claims.
+        // No program uses these claims.
         Box::new(|_| Ok(BTreeSet::new())),
-        Box::new(NeverStop),
     )?;
     node.set_inventory(Ok(Inventory::new(gpus)));
     drop(locked);
@@ -204,7 +215,7 @@ fn gpu(index: u32) -> Result<Gpu> {
         "driverVersion": "535.161.08", "cudaVersion": [12, 2], "memory": 80_u64 << 30}))?)
 }
 
-/// A claim of 64Mi, in turn over the GPUs.
+/// A claim of 64Mi; claims take turns over the GPUs.
 fn claim(index: usize, gpus: &[Gpu]) -> Result<ResourceClaim> {
     let name = format!("claim-{index}");
     let uid = format!("11111111-2222-4333-8444-{index:012x}");
@@ -227,8 +238,6 @@ fn wire(claim: &ResourceClaim) -> Claim {
     }
 }
 
-type Plugin = DraPluginClient<Channel>;
-
 async fn one_by_one(plugin: &Plugin, claims: &[Claim], rounds: usize) -> Result<(Vec<Duration>, Vec<Duration>)> {
     let (mut prepares, mut unprepares) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
@@ -239,65 +248,25 @@ async fn one_by_one(plugin: &Plugin, claims: &[Claim], rounds: usize) -> Result<
     Ok((prepares, unprepares))
 }
 
-/// Prepares and unprepares all claims, each in a call of its own. Returns when the last call of each was answered.
+/// Prepares and unprepares all claims with a call each. Returns when the last call of each kind was answered.
 async fn at_once(plugin: &Plugin, claims: &[Claim]) -> Result<(Duration, Duration)> {
-    Ok((prepare_all(plugin, claims).await?, unprepare_all(plugin, claims).await?))
+    Ok((
+        prepare_each(plugin, claims).await?,
+        unprepare_each(plugin, claims).await?,
+    ))
 }
 
-async fn prepare_all(plugin: &Plugin, claims: &[Claim]) -> Result<Duration> {
-    let start = Instant::now();
-    let calls = claims.iter().map(|claim| {
-        let (mut plugin, claims) = (plugin.clone(), vec![claim.clone()]);
-        async move {
-            plugin
-                .node_prepare_resources(NodePrepareResourcesRequest { claims })
-                .await
-        }
-    });
-    let answers = futures::future::try_join_all(calls).await?;
-    let took = start.elapsed();
-    for (uid, answer) in answers.into_iter().flat_map(|answer| answer.into_inner().claims) {
-        ensure!(answer.error.is_empty(), "claim {uid}: {}", answer.error);
-    }
-    Ok(took)
-}
-
-async fn unprepare_all(plugin: &Plugin, claims: &[Claim]) -> Result<Duration> {
-    let start = Instant::now();
-    let calls = claims.iter().map(|claim| {
-        let (mut plugin, claims) = (plugin.clone(), vec![claim.clone()]);
-        async move {
-            plugin
-                .node_unprepare_resources(NodeUnprepareResourcesRequest { claims })
-                .await
-        }
-    });
-    let answers = futures::future::try_join_all(calls).await?;
-    let took = start.elapsed();
-    for (uid, answer) in answers.into_iter().flat_map(|answer| answer.into_inner().claims) {
-        ensure!(answer.error.is_empty(), "claim {uid}: {}", answer.error);
-    }
-    Ok(took)
-}
-
-fn print(what: &str, mut times: Vec<Duration>) {
-    times.sort_unstable();
-    for (quantile, at) in [("p50", times.len() / 2), ("p99", (times.len() * 99).div_ceil(100) - 1)] {
-        println!("{what}_{quantile} us {}", times[at].as_micros());
-    }
-}
-
-/// This process's CPU time in its programs and in the kernel: plugin and client.
+/// CPU time of this process (plugin and client), in user mode and in the kernel.
 fn cpu_ticks() -> Result<[u64; 2]> {
     let stat = std::fs::read_to_string("/proc/self/stat")?;
     let (_, fields) = stat.rsplit_once(") ").context("/proc/self/stat")?;
-    // utime and stime are fields 14 and 15, and the third one is the first here.
+    // utime and stime are fields 14 and 15; the first field here is number 3.
     let mut ticks = fields.split(' ').skip(11).map(str::parse);
     let mut next = || ticks.next().context("/proc/self/stat has no utime or stime");
     Ok([next()??, next()??])
 }
 
-/// The resources of the plugin that must not grow with the number of calls.
+/// Resources of the plugin that must not grow with the number of calls.
 struct State {
     rss: u64,
     descriptors: u64,
@@ -320,6 +289,18 @@ impl State {
             files: files(memory)? + files(disk)?,
         })
     }
+
+    fn print_since(&self, before: &Self) {
+        for (what, unit, before, after) in [
+            ("rss", "KiB", before.rss, self.rss),
+            ("descriptors", "count", before.descriptors, self.descriptors),
+            ("mounts", "count", before.mounts, self.mounts),
+            ("files", "count", before.files, self.files),
+        ] {
+            println!("{what}_before {unit} {before}");
+            println!("{what}_after {unit} {after}");
+        }
+    }
 }
 
 fn files(folder: &Path) -> Result<u64> {
@@ -334,7 +315,7 @@ fn files(folder: &Path) -> Result<u64> {
     Ok(count)
 }
 
-/// Removes the mounts of shares and GPUs that are left.
+/// Removes remaining mounts of shares and GPUs.
 fn unmount(run: &Path) {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let points = mounts.lines().filter_map(|line| line.split(' ').nth(4));

@@ -1,28 +1,31 @@
-//! What explanations cost in a large cluster: a part of `bench/run.sh controller`.
+//! Measures the cost of explanations in a large cluster: a part of `bench/run.sh controller`.
 //!
-//! 1,000 nodes with 8 GPUs, each GPU full: four claims hold a quarter each. 500 pods wait, all with equal claims, or
-//! with ten or fifty different ones. Nothing is asserted: figures differ by machine.
+//! 1,000 nodes with 8 GPUs, each GPU full: four claims use a quarter each. 500 pods wait, with equal claims or with
+//! ten or fifty different ones. Asserts nothing, because figures differ by machine.
 
+#[path = "../resident.rs"]
+mod resident;
+
+use resident::resident;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use vgpu_allocator::Features;
-use vgpu_controller::answers::Answers;
-use vgpu_controller::pending::messages;
+use vgpu_planner::explain::{Answers, messages};
 use vgpu_planner::{Change, Mode, State, Time};
 
 const NODES: usize = 1000;
 const GPUS: usize = 8;
 const PODS: usize = 500;
-/// As the controller works on them.
+/// The length of the controller's turns of work.
 const TURN: Duration = Duration::from_millis(50);
 
 fn read<T: serde::de::DeserializeOwned>(object: &Value) -> T {
     serde_json::from_str(&object.to_string()).expect("an object of its kind")
 }
 
-/// The object as the newest of all.
+/// Gives the object the newest resource version.
 fn newest(mut object: Value) -> Value {
     static VERSION: AtomicU64 = AtomicU64::new(1);
     let version = VERSION.fetch_add(1, Ordering::Relaxed);
@@ -108,7 +111,7 @@ fn full_cluster() -> State {
     state
 }
 
-/// Pods that ask for so many different things; the nodes have none of them. Their keys.
+/// Adds waiting pods with this number of different claims, which no node can satisfy. Returns the pods' keys.
 fn waiting(state: &mut State, asks: usize) -> Vec<String> {
     let conditions = json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]);
     let make = |at: usize| {
@@ -143,12 +146,4 @@ fn device(gpu: usize) -> Value {
 
 fn monitor(gpu: usize) -> Value {
     json!({"name": format!("gpu-{gpu}-monitor"), "attributes": {"type": {"string": "monitor"}}})
-}
-
-/// In KiB.
-fn resident() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    line.and_then(|line| line.split_whitespace().next()?.parse().ok())
-        .unwrap_or(0)
 }

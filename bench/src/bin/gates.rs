@@ -1,9 +1,10 @@
-//! How soon the gate of a quota opens: pods are created at a fixed rate in a namespace whose quota has room for all of
-//! them, and a watch sees their gates go. Each has a claim that was there before: kube-controller-manager makes claims
-//! from templates at 20 a second, which would be all that is measured.
+//! Measures how soon a quota removes a pod's gate: pods are created at a fixed rate in a namespace whose quota has
+//! room for all of them, and a watch shows when their gates disappear. Each pod's claim exists before the pod:
+//! kube-controller-manager creates claims from templates at only 20 per second, which would dominate the measurement.
 //!
-//! Runs inside the cluster's namespaces, as root, with KUBECONFIG set: `bench-gates --namespace WITH-QUOTA...
-//! [--rate 50] [--seconds 20]`. Pods go to the namespaces in turn. Prints one figure a line: `<name> <unit> <value>`.
+//! Runs inside the cluster's namespaces, as root, with KUBECONFIG set: `bench-gates --namespace WITH-QUOTA... [--rate
+//! 50] [--seconds 20]`. Pods are spread over the namespaces in turn. Prints one figure per line: `<name> <unit>
+//! <value>`.
 #![forbid(unsafe_code)]
 
 use std::collections::HashMap;
@@ -21,10 +22,10 @@ use tokio::time::Instant;
 
 #[derive(Parser)]
 struct Flags {
-    /// Namespaces with a quota that all of the pods fit into.
+    /// Namespaces whose quota has room for all of the pods.
     #[arg(long = "namespace", required = true)]
     namespaces: Vec<String>,
-    /// Pods a second.
+    /// Pods per second.
     #[arg(long, default_value_t = 50)]
     rate: u32,
     #[arg(long, default_value_t = 20)]
@@ -32,7 +33,7 @@ struct Flags {
 }
 
 const PREFIX: &str = "gate-";
-/// For the last gates.
+/// Time to wait for the last gates.
 const LIMIT: Duration = Duration::from_secs(60);
 
 #[tokio::main(flavor = "current_thread")]
@@ -83,7 +84,7 @@ async fn main() -> Result<()> {
     let opened = tokio::time::timeout(LIMIT, seen).await.context("gates stay shut")???;
     let mut times: Vec<Duration> = created
         .iter()
-        // The watch may be ahead of the answer.
+        // The watch may deliver the event before the call returns.
         .filter_map(|(name, at)| Some(opened.get(name)?.saturating_duration_since(*at)))
         .collect();
     times.sort_unstable();
@@ -110,7 +111,7 @@ fn claim(number: u32) -> Result<ResourceClaim> {
     Ok(serde_json::from_value(claim)?)
 }
 
-/// A pod that no scheduler looks at: its work and its events are not what is measured.
+/// A pod that no scheduler handles, so that scheduling and its events are not measured.
 fn pod(number: u32) -> Result<Pod> {
     let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name(number)}, "spec": {
         "schedulerName": "none",

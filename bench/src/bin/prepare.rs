@@ -1,22 +1,25 @@
-//! How long NodePrepareResources and NodeUnprepareResources take: a gRPC client of the plugin's own
-//! socket, beside the running plugin, against real claims.
+//! Measures NodePrepareResources and NodeUnprepareResources: a gRPC client on the running plugin's own socket, with
+//! real claims.
 //!
 //! ```text
 //!  make N claims, allocate them by status writes ─► rounds of {GET, Prepare, Unprepare} for 1 claim
 //!                                                ─► rounds of {GETs, Prepare, Unprepare} for all N in one call
 //!                                                ─► rounds of {GET, Prepare, Unprepare} for all N at once, a call each,
-//!                                                   as kubelet sends them: when the last one was answered; a pause
-//!                                                   before each, as a node has that starts a hundred pods
+//!                                                   as kubelet sends them, timed to the last answer; with a pause
+//!                                                   before each round, as on a node that starts a hundred pods
 //!                                                ─► the plugin with N prepared claims for a minute
 //!                                                ─► a Prepare after `--quiet` seconds without a request
 //!  ─► p50 and p99 of each; the mean of each part of a Prepare of one claim, by the plugin's metrics; RSS and CPU time of
 //!     the plugin and of its child, which asks NVML ─► the claims are deleted
 //! ```
 //!
-//! Runs inside the cluster's namespaces (it opens the socket), as root, with KUBECONFIG set:
-//! `bench-prepare --node NODE [--claims 100] [--rounds 200] [--quiet 310]`. Prints one figure a line:
-//! `<name> <unit> <value>`. Units: microseconds, kibibytes, percent of a core.
+//! Runs inside the cluster's namespaces (it opens the socket), as root, with KUBECONFIG set: `bench-prepare --node
+//! NODE [--claims 100] [--rounds 200] [--quiet 310]`. Prints one figure per line: `<name> <unit> <value>`. Units:
+//! microseconds, kibibytes, percent of a core.
 #![forbid(unsafe_code)]
+
+#[path = "../plugin.rs"]
+mod plugin;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
@@ -25,44 +28,45 @@ use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use plugin::{Plugin, prepare_each, print, unprepare_each};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Endpoint;
 use vgpu_kubelet_plugin::connection;
-use vgpu_kubelet_plugin::server::CONCURRENT_GETS;
+use vgpu_kubelet_plugin::dra::server::CONCURRENT_GETS;
 use vgpu_proto::dra::v1::dra_plugin_client::DraPluginClient;
 use vgpu_proto::dra::v1::{Claim, NodePrepareResourcesRequest, NodeUnprepareResourcesRequest};
 
 #[derive(Parser)]
 struct Flags {
-    /// The node whose GPUs the claims are given.
+    /// The node whose GPUs are allocated to the claims.
     #[arg(long)]
     node: String,
-    /// The plugin's socket. Without it: the newest one of an instance of the plugin.
+    /// The plugin's socket. Default: the newest socket of a plugin instance.
     #[arg(long)]
     socket: Option<PathBuf>,
     #[arg(long, default_value = "default")]
     namespace: String,
-    /// Claims in the call that prepares many.
+    /// Claims in the call that prepares many at once.
     #[arg(long, default_value_t = 100)]
     claims: usize,
-    /// Rounds with one claim; a tenth as many with all in one call, and a 25th with a call for each.
+    /// Rounds with one claim; a tenth of it with all claims in one call, a 25th with a call per claim.
     #[arg(long, default_value_t = 200)]
     rounds: usize,
-    /// Seconds without a request before the last Prepare; 0: it is left out.
+    /// Seconds without a request before the last Prepare; 0 skips it.
     #[arg(long, default_value_t = 310)]
     quiet: u64,
 }
 
 const MINUTE: Duration = Duration::from_secs(60);
 const SCRAPES: usize = 50;
-/// Once a second the plugin writes what it knows of claims. Those of the last round have ended by then.
+/// The plugin writes the claims' status once a second. After this time the writes of the last round have ended.
 const SETTLED: Duration = Duration::from_millis(1500);
 
-/// Each instance of the plugin has a socket `dra-<pod UID>.sock`.
+/// Finds the newest socket. Each instance of the plugin has a socket `dra-<pod UID>.sock`.
 fn newest_socket() -> Result<PathBuf> {
     const FOLDER: &str = "/var/lib/kubelet/plugins/dra.vgpu";
     let mut found = Vec::new();
@@ -82,7 +86,7 @@ fn newest_socket() -> Result<PathBuf> {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
     let flags = Flags::parse();
-    // As the plugin connects, so that the reads alone are its floor.
+    // Connects as the plugin does, so that the reads alone are a lower bound of its time.
     let client = connection::client(kube::Config::infer().await.context("KUBECONFIG")?)?;
     let claims = Api::<ResourceClaim>::namespaced(client.clone(), &flags.namespace);
     let made = make_claims(&client, &claims, &flags).await;
@@ -100,7 +104,7 @@ fn name(index: usize) -> String {
     format!("prepare-bench-{index}")
 }
 
-/// Claims of 64Mi each, in turn over the node's GPUs, allocated as kube-scheduler would.
+/// Creates claims of 64Mi each, in turn over the node's GPUs, allocated as kube-scheduler would.
 async fn make_claims(client: &kube::Client, claims: &Api<ResourceClaim>, flags: &Flags) -> Result<Vec<Claim>> {
     let slices = Api::<ResourceSlice>::all(client.clone());
     let list = slices
@@ -160,7 +164,7 @@ async fn make_claims(client: &kube::Client, claims: &Api<ResourceClaim>, flags: 
 
 async fn release(claims: &Api<ResourceClaim>, name: &str) {
     let none = json!({"status": {"allocation": null}});
-    // A claim that was never made, or never allocated, is as good as released.
+    // A claim that does not exist or was not allocated needs no release.
     let _ = claims
         .patch_status(name, &PatchParams::default(), &Patch::Merge(&none))
         .await;
@@ -188,7 +192,7 @@ async fn measure(flags: &Flags, client: &kube::Client, api: &Api<ResourceClaim>,
     for _ in 0..SCRAPES {
         let start = Instant::now();
         metrics(&address).await?;
-        scrapes.push(start.elapsed().as_micros());
+        scrapes.push(start.elapsed());
     }
     print(&format!("scrape_of_{many}_claims"), scrapes);
     unprepare(&mut plugin, claims).await?;
@@ -200,44 +204,24 @@ async fn measure(flags: &Flags, client: &kube::Client, api: &Api<ResourceClaim>,
     Ok(())
 }
 
-/// Each claim in a call of its own, all at once, beside as many reads at once. Times are those of the last answer.
-async fn at_once(
-    api: &Api<ResourceClaim>,
-    plugin: &DraPluginClient<Channel>,
-    claims: &[Claim],
-    rounds: usize,
-) -> Result<()> {
+/// Prepares all claims at the same time with a call each, and for comparison only reads them at the same time.
+/// Measures until the last answer.
+async fn at_once(api: &Api<ResourceClaim>, plugin: &Plugin, claims: &[Claim], rounds: usize) -> Result<()> {
     let (mut reads, mut prepares, mut again, mut unprepares) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let (mut read_cpu, mut prepare_cpu) = (CpuTimes::default(), CpuTimes::default());
     for _ in 0..rounds {
         tokio::time::sleep(SETTLED).await;
         let (start, before) = (Instant::now(), CpuTimes::read()?);
         try_join_all(claims.iter().map(|claim| api.get(&claim.name))).await?;
-        reads.push(start.elapsed().as_micros());
+        reads.push(start.elapsed());
         read_cpu.add(&before)?;
-        let (start, before) = (Instant::now(), CpuTimes::read()?);
-        prepare_each(plugin, claims).await?;
-        prepares.push(start.elapsed().as_micros());
+        let before = CpuTimes::read()?;
+        prepares.push(prepare_each(plugin, claims).await?);
         prepare_cpu.add(&before)?;
         tokio::time::sleep(SETTLED).await;
-        // They are prepared: nothing is written but the node pages, once a turn.
-        let start = Instant::now();
-        prepare_each(plugin, claims).await?;
-        again.push(start.elapsed().as_micros());
-        let calls = claims.iter().map(|claim| {
-            let (mut plugin, claims) = (plugin.clone(), vec![claim.clone()]);
-            async move {
-                plugin
-                    .node_unprepare_resources(NodeUnprepareResourcesRequest { claims })
-                    .await
-            }
-        });
-        let start = Instant::now();
-        let answers = try_join_all(calls).await?;
-        unprepares.push(start.elapsed().as_micros());
-        for (uid, claim) in answers.into_iter().flat_map(|answer| answer.into_inner().claims) {
-            ensure!(claim.error.is_empty(), "claim {uid}: {}", claim.error);
-        }
+        // The claims are prepared, so the plugin writes only the node pages, once per turn.
+        again.push(prepare_each(plugin, claims).await?);
+        unprepares.push(unprepare_each(plugin, claims).await?);
     }
     let count = claims.len();
     print(&format!("get_{count}_at_once"), reads);
@@ -249,42 +233,25 @@ async fn at_once(
     Ok(())
 }
 
-/// Prepares each claim by a call of its own, all at once.
-async fn prepare_each(plugin: &DraPluginClient<Channel>, claims: &[Claim]) -> Result<()> {
-    let calls = claims.iter().map(|claim| {
-        let (mut plugin, claims) = (plugin.clone(), vec![claim.clone()]);
-        async move {
-            plugin
-                .node_prepare_resources(NodePrepareResourcesRequest { claims })
-                .await
-        }
-    });
-    let answers = try_join_all(calls).await?;
-    for (uid, claim) in answers.into_iter().flat_map(|answer| answer.into_inner().claims) {
-        ensure!(claim.error.is_empty(), "claim {uid}: {}", claim.error);
-    }
-    Ok(())
-}
-
-/// What a Prepare cannot do without: a read of each claim, as many at a time as the plugin has.
-async fn floor(api: &Api<ResourceClaim>, claims: &[Claim]) -> Result<u128> {
+/// The lower bound of a Prepare: reads each claim, with as many reads at a time as the plugin.
+async fn floor(api: &Api<ResourceClaim>, claims: &[Claim]) -> Result<Duration> {
     let start = Instant::now();
     let gets = claims.iter().map(|claim| api.get(&claim.name));
     let read: Vec<_> = futures::stream::iter(gets)
         .buffer_unordered(CONCURRENT_GETS)
         .collect()
         .await;
-    let took = start.elapsed().as_micros();
+    let took = start.elapsed();
     for claim in read {
         claim?;
     }
     Ok(took)
 }
 
-/// Rounds of {read, Prepare, Unprepare}, interleaved, so that the plugin's status writes slow the reads and the Prepares alike.
+/// Interleaves read, Prepare and Unprepare, so that the plugin's status writes slow reads and Prepares equally.
 async fn rounds(
     api: &Api<ResourceClaim>,
-    plugin: &mut DraPluginClient<Channel>,
+    plugin: &mut Plugin,
     what: &str,
     claims: &[Claim],
     rounds: usize,
@@ -301,30 +268,30 @@ async fn rounds(
     Ok(())
 }
 
-/// Prepares all in one call. Returns how long it took, in microseconds.
-async fn prepare(plugin: &mut DraPluginClient<Channel>, claims: &[Claim]) -> Result<u128> {
+/// Prepares all claims in one call. Returns its duration.
+async fn prepare(plugin: &mut Plugin, claims: &[Claim]) -> Result<Duration> {
     let request = NodePrepareResourcesRequest {
         claims: claims.to_vec(),
     };
     let start = Instant::now();
     let answers = plugin.node_prepare_resources(request).await?.into_inner().claims;
-    let took = start.elapsed().as_micros();
+    let took = start.elapsed();
     check(claims, answers.iter().map(|(uid, answer)| (uid, &answer.error)))?;
     Ok(took)
 }
 
-async fn unprepare(plugin: &mut DraPluginClient<Channel>, claims: &[Claim]) -> Result<u128> {
+async fn unprepare(plugin: &mut Plugin, claims: &[Claim]) -> Result<Duration> {
     let request = NodeUnprepareResourcesRequest {
         claims: claims.to_vec(),
     };
     let start = Instant::now();
     let answers = plugin.node_unprepare_resources(request).await?.into_inner().claims;
-    let took = start.elapsed().as_micros();
+    let took = start.elapsed();
     check(claims, answers.iter().map(|(uid, answer)| (uid, &answer.error)))?;
     Ok(took)
 }
 
-/// Checks that each claim has an answer, and none an error.
+/// Checks that each claim has an answer without an error.
 fn check<'a>(claims: &[Claim], answers: impl ExactSizeIterator<Item = (&'a String, &'a String)>) -> Result<()> {
     let (answered, asked) = (answers.len(), claims.len());
     ensure!(answered == asked, "{answered} answers for {asked} claims");
@@ -332,13 +299,6 @@ fn check<'a>(claims: &[Claim], answers: impl ExactSizeIterator<Item = (&'a Strin
         ensure!(error.is_empty(), "claim {uid}: {error}");
     }
     Ok(())
-}
-
-fn print(what: &str, mut times: Vec<u128>) {
-    times.sort_unstable();
-    for (quantile, at) in [("p50", times.len() / 2), ("p99", (times.len() * 99).div_ceil(100) - 1)] {
-        println!("{what}_{quantile} us {}", times[at]);
-    }
 }
 
 async fn metrics_address(client: &kube::Client, node: &str) -> Result<String> {
@@ -370,7 +330,7 @@ async fn metrics(address: &str) -> Result<String> {
     Ok(text)
 }
 
-/// The mean of each part of the Prepares so far.
+/// Prints the mean time of each part of the Prepares so far.
 fn print_parts(metrics: &str) {
     let of = |suffix: &str| -> BTreeMap<&str, f64> {
         let prefix = format!("vgpu_prepare_part_seconds_{suffix}{{");
@@ -388,8 +348,8 @@ fn print_parts(metrics: &str) {
     }
 }
 
-/// CPU time of the node's programs, by their names (cut to 15 bytes), and of the machine, in nanoseconds. The API server
-/// is in another PID namespace, so it is only in the machine's.
+/// CPU time in nanoseconds of the node's programs by name (cut to 15 bytes), and of the whole machine. The API server
+/// runs in another PID namespace, so only the machine's time includes it.
 #[derive(Default)]
 struct CpuTimes(BTreeMap<String, u64>);
 
@@ -403,7 +363,7 @@ impl CpuTimes {
             let Ok(name) = std::fs::read_to_string(process.join("comm")) else {
                 continue;
             };
-            // A thread's, because that of a process is of its first thread alone.
+            // Sums threads, because a process's schedstat covers only its first thread.
             let threads = std::fs::read_dir(process.join("task")).into_iter().flatten().flatten();
             let times = threads.filter_map(|thread| {
                 let text = std::fs::read_to_string(thread.path().join("schedstat")).ok()?;
@@ -411,12 +371,12 @@ impl CpuTimes {
             });
             *all.0.entry(name.trim_end().to_owned()).or_default() += times.sum::<u64>();
         }
-        // Last, and first in `add`: the reading of /proc above is no part of what is measured.
+        // Read last here and first in `add`, so that the cost of reading /proc is not measured.
         all.0.insert(MACHINE.to_owned(), machine()?);
         Ok(all)
     }
 
-    /// Adds what was used since `before`.
+    /// Adds the CPU time used since `before`.
     fn add(&mut self, before: &Self) -> Result<()> {
         let machine = machine()?;
         let mut now = Self::read()?;
@@ -428,7 +388,7 @@ impl CpuTimes {
         Ok(())
     }
 
-    /// The mean of each program that used a millisecond or more.
+    /// Prints the mean of each program that used a millisecond or more.
     fn print(&self, when: &str, rounds: usize) {
         let mean = |time: u64| time / 1000 / rounds.max(1) as u64;
         for (name, time) in &self.0 {
@@ -439,7 +399,7 @@ impl CpuTimes {
     }
 }
 
-/// The machine's CPU time in nanoseconds, in ticks of 10 ms, of which many rounds make a mean.
+/// The machine's CPU time in nanoseconds. Its resolution is 10 ms, which the mean of many rounds evens out.
 fn machine() -> Result<u64> {
     let stat = std::fs::read_to_string("/proc/stat")?;
     let words = stat.split_whitespace().skip(1);
@@ -449,7 +409,7 @@ fn machine() -> Result<u64> {
     Ok(busy * 1_000_000_000 / rustix::param::clock_ticks_per_second())
 }
 
-/// The plugin's process and its children, which are of the same program.
+/// The plugin's process and its children, which run the same program.
 struct Processes {
     plugin: u32,
     children: Vec<u32>,
@@ -464,7 +424,7 @@ impl Processes {
             let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else {
                 continue;
             };
-            // Either may have ended by now.
+            // Either process may have ended.
             let (Ok(comm), Ok(parent)) = (
                 std::fs::read_to_string(format!("/proc/{pid}/comm")),
                 status(pid, "PPid:"),
@@ -498,7 +458,7 @@ impl Processes {
         Ok(())
     }
 
-    /// Waits, and prints how much CPU time was used meanwhile.
+    /// Waits, and prints the CPU time used meanwhile.
     async fn print_cpu(&self, when: &str, wait: Duration) -> Result<()> {
         let pids = || self.children.iter().chain([&self.plugin]);
         let ticks = || pids().map(|pid| ticks(*pid)).sum::<Result<u64>>();
@@ -510,7 +470,7 @@ impl Processes {
     }
 }
 
-/// A number of a process's status.
+/// A number in a process's status file.
 fn status(pid: u32, key: &str) -> Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status
@@ -520,7 +480,7 @@ fn status(pid: u32, key: &str) -> Result<u64> {
     Ok(line.trim().trim_end_matches(" kB").parse()?)
 }
 
-/// CPU time in clock ticks, user's and system's.
+/// CPU time in clock ticks, user plus system.
 fn ticks(pid: u32) -> Result<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     // The name is in parentheses and may contain anything.

@@ -1,4 +1,4 @@
-//! How long the webhook takes for an answer in process, without the network: `cargo run --release -p vgpu-bench --bin
+//! Measures the webhook's answer in process, without the network: `cargo run --release -p vgpu-bench --bin
 //! bench-reviews`.
 
 use std::hint::black_box;

@@ -1,4 +1,4 @@
-//! How long the evaluation of selectors takes: `cargo run --release -p vgpu-bench --bin bench-selectors`.
+//! Measures the evaluation of selectors: `cargo run --release -p vgpu-bench --bin bench-selectors`.
 
 use std::hint::black_box;
 use std::time::Instant;

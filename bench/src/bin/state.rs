@@ -1,9 +1,13 @@
-//! How much memory the controller's state of a large cluster takes, without a cluster:
-//! `cargo run --release -p vgpu-bench --bin bench-state -- scheduler` or `controller`.
+//! Measures the memory of the controller's state of a large cluster, without a cluster: `cargo run --release -p
+//! vgpu-bench --bin bench-state -- scheduler` or `controller`.
 //!
-//! The objects of `vgpu-bench memory` (1,000 nodes with 8 GPUs, 10,000 pods with a quarter of one) are decoded and
-//! applied as the watches do it. Prints how much each kind of object raises the resident memory.
+//! Decodes and applies the objects of `vgpu-bench memory` (1,000 nodes with 8 GPUs, 10,000 pods with a quarter of one)
+//! as the watches do. Prints by how much each kind of object raises the resident memory.
 
+#[path = "../resident.rs"]
+mod resident;
+
+use resident::resident;
 use serde_json::{Value, json};
 use vgpu_allocator::Features;
 use vgpu_controller::decode::{Object, Readable};
@@ -15,7 +19,7 @@ const GPUS: usize = 8;
 const CLAIMS: usize = 10_000;
 const FLEET: &str = "bench";
 const NAMESPACE: &str = "bench";
-/// Later than any taint's age.
+/// A time after every taint's age.
 const NOW: Time = Time::from_millis(1_800_000_000_000);
 
 /// The state of either mode.
@@ -64,7 +68,7 @@ fn main() {
         known.apply(Change::Claim(read(&claim(number))));
     }
     grown("claims");
-    // In scheduler mode bound pods are not watched.
+    // Scheduler mode does not watch bound pods.
     if matches!(known, Known::Controller(_)) {
         for number in 0..CLAIMS {
             known.apply(Change::Pod(read(&pod(number))));
@@ -72,12 +76,12 @@ fn main() {
         grown("pods");
     }
     println!("{mode} mode: {} KiB", resident().saturating_sub(begun));
-    // Freeing it takes longer than making it.
+    // Freeing it would take longer than building it.
     std::mem::forget(known);
 }
 
 fn read<T: Readable>(object: &Value) -> T {
-    // The kind names the object in the log, and nothing else here.
+    // The kind only names the object in the log.
     type Any<T> = Object<k8s_openapi::api::core::v1::Pod, T>;
     let object: Any<T> = serde_json::from_str(&object.to_string()).expect("an object of its kind");
     object.body.expect("an object that can be read")
@@ -104,35 +108,15 @@ fn node(number: usize) -> Value {
 
 fn slice(number: usize) -> Value {
     let devices: Vec<Value> = (0..GPUS)
-        .flat_map(|gpu| [shared(number, gpu), monitor(number, gpu)])
+        .flat_map(|gpu| [shared(number, gpu), hand_made::monitor(number, gpu)])
         .collect();
     with_metadata(hand_made::slice(FLEET, &node_name(number), &devices), number)
 }
 
 fn shared(number: usize, gpu: usize) -> Value {
-    let mut device = json!({"name": device(gpu), "allowMultipleAllocations": true,
-        "attributes": attributes("gpu", number, gpu), "capacity": hand_made::capacity()});
-    device["capacity"]["shares"] = json!({"value": "64", "requestPolicy": {"default": "1", "validValues": ["1"]}});
+    let mut device = hand_made::shared(number, gpu);
     device["taints"] = json!([hand_made::settled()]);
     device
-}
-
-fn monitor(number: usize, gpu: usize) -> Value {
-    json!({"name": format!("{}-monitor", device(gpu)), "attributes": attributes("monitor", number, gpu)})
-}
-
-fn device(gpu: usize) -> String {
-    format!("gpu-{gpu}")
-}
-
-fn attributes(kind: &str, number: usize, gpu: usize) -> Value {
-    json!({"type": {"string": kind}, "uuid": {"string": format!("GPU-{number:08x}-1111-2222-3333-{gpu:012x}")},
-        "index": {"int": gpu}, "productName": {"string": "NVIDIA H100 80GB HBM3"}, "brand": {"string": "Nvidia"},
-        "architecture": {"string": "Hopper"}, "cudaComputeCapability": {"version": "9.0.0"},
-        "driverVersion": {"version": "535.161.8"}, "cudaDriverVersion": {"version": "12.2.0"},
-        "resource.kubernetes.io/pciBusID": {"string": format!("0000:{:02x}:00.0", 16 * gpu + 11)},
-        "resource.kubernetes.io/pcieRoot": {"string": format!("pci0000:{:02x}", 16 * gpu + 10)},
-        "resource.kubernetes.io/numaNode": {"int": gpu / 4}})
 }
 
 fn share(number: usize) -> String {
@@ -149,13 +133,13 @@ fn pod(number: usize) -> Value {
     with_metadata(pod, number)
 }
 
-/// As vgpu-controller allocates, after the release of its hold.
+/// A claim as vgpu-controller allocates it, after it has released its hold.
 fn claim(number: usize) -> Value {
     let (name, node) = (share(number), node_name(number % NODES));
     let mut consumed = hand_made::quarter();
     consumed["shares"] = json!("1");
     let result = json!({"request": "gpu", "driver": "dra.vgpu", "pool": hand_made::pool(&node),
-        "device": device(number / NODES % GPUS), "shareID": format!("00000000-0000-4000-8000-{number:012}"),
+        "device": hand_made::device(number / NODES % GPUS), "shareID": format!("00000000-0000-4000-8000-{number:012}"),
         "consumedCapacity": consumed, "tolerations": [{"key": "dra.vgpu/allocator", "operator": "Equal",
             "value": "controller", "effect": "NoSchedule"}]});
     let selector = json!({"nodeSelectorTerms": [{"matchFields": [
@@ -169,12 +153,4 @@ fn claim(number: usize) -> Value {
                 "allocationTimestamp": "2026-01-02T00:00:00Z"},
             "reservedFor": [{"resource": "pods", "name": name, "uid": "1"}]}});
     with_metadata(claim, number)
-}
-
-/// In KiB.
-fn resident() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    line.and_then(|line| line.split_whitespace().next()?.parse().ok())
-        .unwrap_or(0)
 }

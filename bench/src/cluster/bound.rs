@@ -1,9 +1,9 @@
-//! When pods are bound, as one watch of the API server shows it.
+//! Measures when pods are bound, by one watch of the API server.
 //!
 //! ```text
-//!  kubectl get --raw ...?watch=true ─► a line an event, with the time at which it came ─► Bound
+//!  kubectl get --raw ...?watch=true ─► a line an event, with the time of its arrival ─► Bound
 //! ```
-//! The clock of one process measures both when the first pod was there and when the last was bound.
+//! The clock of one process measures both the creation of the first pod and the binding of the last one.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader};
@@ -17,11 +17,11 @@ use serde_json::Value;
 use vgpu_e2e::kube::Kube;
 use vgpu_e2e::patience;
 
-/// Which of these pods are not yet bound.
+/// The pods that are not yet bound.
 #[derive(Debug)]
 pub(super) struct Bound {
     waiting: BTreeSet<String>,
-    /// When the first of them was there, and when the last of them that is bound was.
+    /// The creation of the first pod, and the latest binding.
     first: Option<Instant>,
     last: Option<Instant>,
 }
@@ -42,7 +42,7 @@ impl Bound {
         match event["type"].as_str() {
             Some("ADDED" | "MODIFIED") => {}
             Some("DELETED") if !self.waiting.contains(name) => return Ok(()),
-            Some("DELETED") => bail!("pod {name} went before it was bound"),
+            Some("DELETED") => bail!("pod {name} was deleted before it was bound"),
             _ => bail!("the watch of pods broke: {line}"),
         }
         if self.waiting.contains(name) {
@@ -55,14 +55,14 @@ impl Bound {
         Ok(())
     }
 
-    /// From the first pod's creation to the last one's binding, when all are bound.
+    /// Returns the time from the first pod's creation to the last binding, once all are bound.
     fn took(&self) -> Option<Duration> {
         let (first, last) = (self.first?, self.last?);
         self.waiting.is_empty().then(|| last.duration_since(first))
     }
 }
 
-/// One watch of the namespace's pods.
+/// A watch of the namespace's pods.
 pub(super) struct Watch {
     child: Child,
     lines: Receiver<(String, Instant)>,
@@ -95,7 +95,7 @@ impl Watch {
         Ok(Self { child, lines })
     }
 
-    /// Waits until all of them are bound, and says how long it took from when the first of them was there.
+    /// Waits until all pods are bound. Returns the time since the creation of the first one.
     pub(super) fn wait(&self, mut bound: Bound, limit: Duration) -> Result<Duration> {
         let limit = patience::stretched(limit);
         let deadline = Instant::now() + limit;
@@ -115,7 +115,7 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        // It watches until it is told to end.
+        // kubectl's watch runs until it is killed.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -178,7 +178,7 @@ mod tests {
             (event("MODIFIED", "b", None), 4),
             (event("MODIFIED", "b", Some("n")), 5),
             (event("MODIFIED", "a", Some("n")), 7),
-            // What happens to it later is no binding.
+            // Changes after the binding are ignored.
             (event("MODIFIED", "a", Some("n")), 9),
             (event("DELETED", "a", Some("n")), 10),
         ] {
@@ -192,7 +192,10 @@ mod tests {
     fn what_goes_or_breaks_before_it_is_bound_is_an_error() {
         let mut bound = Bound::of(["a".to_owned()]);
         let mut says = |line: &str| bound.take(line, Instant::now()).unwrap_err().to_string();
-        assert_eq!(says(&event("DELETED", "a", None)), "pod a went before it was bound");
+        assert_eq!(
+            says(&event("DELETED", "a", None)),
+            "pod a was deleted before it was bound"
+        );
         assert!(says(&event("ERROR", "", None)).starts_with("the watch of pods broke: "));
         assert_eq!(says("no"), "the watch of pods brought no JSON");
     }

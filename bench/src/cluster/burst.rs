@@ -2,17 +2,17 @@
 //! vgpu-controller.
 //!
 //! ```text
-//!  once a cluster: nodes ─► they count as unreachable ─► nothing writes to them any more
+//!  once a cluster: nodes ─► they become unreachable ─► nothing writes to them any more
 //!  once a variant: GPUs published, with the taint or without ─► two replicas of vgpu-controller, or none
 //!  once a run:     watch ─► one pod to warm up, deleted again ─► pause ─► all pods ─► the last is bound ─► deleted
 //! ```
-//! The two variants take turns, and each turn begins with the variant that ended the last, so that a machine whose
-//! speed changes affects both alike. kube-scheduler and kube-controller-manager have their default flags.
+//! The two variants take turns, and each turn begins with the variant that ended the last one, so that a machine whose
+//! speed changes affects both equally. kube-scheduler and kube-controller-manager have their default flags.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, ensure};
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -27,21 +27,21 @@ use vgpu_e2e::kube::Kube;
 use vgpu_e2e::prepared::Prepared;
 use vgpu_e2e::wait::wait;
 
-/// What the chart runs.
+/// The chart's number of replicas.
 const REPLICAS: usize = 2;
 const GPUS: usize = 2;
-/// Claims of templates are made at 20 a second, so 90 pods take 5 s at the least.
+/// Claims are created from templates at 20 per second, so 90 pods take at least 5 s.
 const LIMIT: Duration = Duration::from_secs(180);
 const CLEARED: Duration = Duration::from_secs(180);
-/// Until the clients of Kubernetes may write in bursts again.
+/// Time until the rate limits of Kubernetes' clients allow a burst again.
 const REST: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct Size {
-    /// How often each way is measured.
+    /// Measurements of each variant.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Pods at once.
+    /// Pods created at once.
     #[arg(long, default_value_t = 90)]
     pods: usize,
     /// Hand-made nodes, with two GPUs each.
@@ -49,29 +49,30 @@ pub(crate) struct Size {
     nodes: usize,
 }
 
-/// Where the claims come from.
+/// The source of the claims.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Claims {
     Beforehand,
     OfTemplate,
 }
 
-/// What one run came to.
+/// The results of one run.
 #[derive(Debug, Default)]
 struct Run {
     seconds: f64,
     gpus: usize,
     cpu: BTreeMap<&'static str, f64>,
-    /// Sum and count of the controller's histograms.
+    /// Sums and counts of the controller's histograms.
     counts: BTreeMap<String, (f64, f64)>,
 }
 
 type Runs = BTreeMap<(Claims, bool), Vec<Run>>;
 
 pub(crate) fn run(name: &str, prepared: &Prepared, size: &Size) -> Result<()> {
-    if size.rounds == 0 || size.pods == 0 || size.nodes == 0 {
-        bail!("--rounds, --pods and --nodes must be 1 or more");
-    }
+    ensure!(
+        size.rounds != 0 && size.pods != 0 && size.nodes != 0,
+        "--rounds, --pods and --nodes must be 1 or more"
+    );
     println!("machine: {}", machine());
     let runs = on_cluster(name, prepared, |cluster| Bench::new(cluster, *size)?.all(prepared))?;
     print(size, &prepared.toolchain.kubernetes, &runs);
@@ -141,7 +142,7 @@ impl<'a> Bench<'a> {
         Ok(runs)
     }
 
-    /// A pod that was not bound is shown as it is.
+    /// Adds the state of the pods that were not bound to the error.
     fn explained(&self, error: anyhow::Error) -> anyhow::Error {
         match error.downcast_ref::<Missing>() {
             Some(missing) => {
@@ -197,7 +198,7 @@ impl<'a> Bench<'a> {
         Ok(run)
     }
 
-    /// Makes the pods, after their claims and a rest.
+    /// Creates the pods, after their claims and a pause.
     fn make(&self, names: &[String], claims: Claims, rest: Duration) -> Result<()> {
         if claims == Claims::Beforehand {
             let claims: Vec<Value> = names.iter().map(|name| claim(name)).collect();
@@ -208,7 +209,7 @@ impl<'a> Bench<'a> {
         fleet::write(&self.kube, &["create"], &pods)
     }
 
-    /// How many GPUs are in use. An error if not all of it was allocated by whom it should have been.
+    /// Returns the number of GPUs in use. Fails if something else than `owner` allocated any of them.
     fn check(&self, owner: Owner) -> Result<usize> {
         let claims = self.kube.get(&["resourceclaims"])?;
         let mut gpus = BTreeSet::new();
@@ -218,23 +219,24 @@ impl<'a> Bench<'a> {
             for result in results.into_iter().flatten() {
                 let tolerations = result["tolerations"].as_array();
                 let is_ours = tolerations.is_some_and(|all| all.contains(&fleet::toleration()));
-                if is_ours != (owner == Owner::Controller) {
-                    bail!(
-                        "claim {} was not allocated by {owner:?}: {result}",
-                        claim["metadata"]["name"]
-                    );
-                }
+                ensure!(
+                    is_ours == (owner == Owner::Controller),
+                    "claim {} was not allocated by {owner:?}: {result}",
+                    claim["metadata"]["name"]
+                );
                 shares += 1;
                 gpus.insert(format!("{}/{}", result["pool"], result["device"]));
             }
         }
-        if shares != self.size.pods {
-            bail!("{shares} claims are allocated instead of {}", self.size.pods);
-        }
+        ensure!(
+            shares == self.size.pods,
+            "{shares} claims are allocated instead of {}",
+            self.size.pods
+        );
         Ok(gpus.len())
     }
 
-    /// Nothing of a run is left.
+    /// Deletes everything that a run created.
     fn clear(&self) -> Result<()> {
         self.kube
             .run(&["delete", "pods", "--all", "--force", "--grace-period=0", "--wait=false"])?;

@@ -1,4 +1,4 @@
-//! Runs vgpu-controller as the chart does, and measures what its processes and those of Kubernetes use.
+//! Runs vgpu-controller as the chart does, and measures its processes and those of Kubernetes.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +16,7 @@ use vgpu_e2e::wait::wait;
 const DEPLOYMENT: &str = "deployment/dra-driver-vgpu-controller";
 const PODS: &str = "app.kubernetes.io/component=controller";
 const LIMIT: Duration = Duration::from_secs(120);
-/// As the kernel calls them: 15 bytes at most.
+/// Process names as the kernel shows them: 15 bytes at most.
 pub(super) const CONTROLLER: &str = "vgpu-controller";
 const MEASURED: [(&str, &str); 5] = [
     ("kube-apiserver", "kube-apiserver"),
@@ -33,7 +33,7 @@ pub(super) struct Deployed<'a> {
     kube: Kube<'a>,
 }
 
-/// Of one process, in KiB.
+/// Memory of one process, in KiB.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Memory {
     pub(super) resident: u64,
@@ -48,14 +48,14 @@ impl<'a> Deployed<'a> {
         }
     }
 
-    /// So many replicas, all of them ready, and none besides.
+    /// Scales to this number of replicas, and waits until exactly these are ready.
     pub(super) fn scale(self, replicas: usize) -> Result<()> {
         self.kube
             .run(&["scale", DEPLOYMENT, &format!("--replicas={replicas}")])?;
         self.wait_for(replicas)
     }
 
-    /// New processes in place of those that run.
+    /// Replaces the running processes by new ones.
     pub(super) fn start_anew(self, replicas: usize) -> Result<()> {
         self.kube.run(&[
             "delete",
@@ -68,7 +68,7 @@ impl<'a> Deployed<'a> {
     }
 
     pub(super) fn wait_for(self, replicas: usize) -> Result<()> {
-        // What is to come instead of others has come; and then these have gone.
+        // Wait for the new pods first, then for the end of the old ones.
         self.kube.run(&[
             "rollout",
             "status",
@@ -92,7 +92,7 @@ impl<'a> Deployed<'a> {
         )
     }
 
-    /// The memory of each of its processes, once that has not changed by more than a hundredth for ten seconds.
+    /// The memory of each controller process, once it has changed by less than a hundredth for ten seconds.
     pub(super) fn memory_at_rest(self) -> Result<Vec<Memory>> {
         const STILL: Duration = Duration::from_secs(10);
         let mut then: (Instant, Vec<Memory>) = (Instant::now(), Vec::new());
@@ -112,14 +112,14 @@ impl<'a> Deployed<'a> {
         let mut found = Vec::new();
         for process in processes(self.cluster)? {
             if process.name == CONTROLLER {
-                let status = fs::read_to_string(process.folder.join("status")).context("a process went away")?;
+                let status = fs::read_to_string(process.folder.join("status")).context("a process ended meanwhile")?;
                 found.push(memory_of(&status).context("a process without VmRSS")?);
             }
         }
         Ok(found)
     }
 
-    /// Sum and count of each of its histograms, over all replicas.
+    /// Sums and counts of the controller's histograms, over all replicas.
     pub(super) fn counts(self) -> Result<BTreeMap<String, (f64, f64)>> {
         let mut all = BTreeMap::new();
         let pods = self.kube.get(&["pods", "-l", PODS])?;
@@ -135,7 +135,7 @@ impl<'a> Deployed<'a> {
     }
 }
 
-/// Seconds of CPU time that each of the programs that matter has used so far.
+/// CPU seconds used so far by each program of interest.
 pub(super) fn cpu(cluster: &Cluster) -> Result<BTreeMap<&'static str, f64>> {
     let mut used = BTreeMap::new();
     for process in processes(cluster)? {
@@ -179,8 +179,8 @@ fn memory_of(status: &str) -> Option<Memory> {
     })
 }
 
-/// Fields 14 and 15 of a process's stat, user and system, in hundredths of a second. The name before them may hold
-/// anything.
+/// User and system time in hundredths of a second: fields 14 and 15 of a process's stat. The name before them may
+/// contain anything.
 fn cpu_of(stat: &str) -> Option<f64> {
     let (_, after) = stat.rsplit_once(") ")?;
     let mut fields = after.split(' ').skip(11);
@@ -188,7 +188,7 @@ fn cpu_of(stat: &str) -> Option<f64> {
     Some((next()? + next()?) / 100.0)
 }
 
-/// `name_sum` and `name_count`, with their labels as they stand.
+/// `name_sum` and `name_count`, with labels as in the text.
 fn histograms(text: &str) -> BTreeMap<String, (f64, f64)> {
     let mut found: BTreeMap<String, (f64, f64)> = BTreeMap::new();
     for line in text.lines().filter(|line| !line.starts_with('#')) {

@@ -1,9 +1,9 @@
-//! Many hand-made nodes with GPUs. No kubelet keeps them ready, so after a minute they count as unreachable, which pods
-//! that tolerate every taint ignore. Measurements begin after the writes of that minute.
+//! Many hand-made nodes with GPUs. No kubelet reports them ready, so after a minute they become unreachable, which
+//! pods that tolerate every taint ignore. Measurements start once the writes of that minute have ended.
 
 use std::time::Duration;
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Result, anyhow, ensure};
 use serde_json::{Value, json};
 
 use vgpu_e2e::hand_made;
@@ -11,21 +11,21 @@ use vgpu_e2e::kube::Kube;
 use vgpu_e2e::patience;
 use vgpu_e2e::wait::wait;
 
-/// kube-controller-manager gives a node 50 s.
+/// Time to wait; kube-controller-manager gives a node 50 s.
 const UNREACHABLE: Duration = Duration::from_secs(180);
-/// Objects for one call of kubectl, and calls at once.
+/// Objects per call of kubectl, and concurrent calls.
 const CHUNK: usize = 250;
 const SIDE_BY_SIDE: usize = 4;
 const FLEET: &str = "bench";
 
-/// So many nodes with so many GPUs each.
+/// A number of nodes with the same number of GPUs each.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Fleet {
     pub(super) nodes: usize,
     pub(super) gpus: usize,
 }
 
-/// Whose the GPUs are, by the taint that our plugin gives them.
+/// The component that allocates the GPUs, shown by the taint that our plugin sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Owner {
     Scheduler,
@@ -45,7 +45,7 @@ impl Fleet {
         write(kube, &["create"], &(0..self.nodes).map(node).collect::<Vec<_>>())
     }
 
-    /// Waits until all of them count as unreachable, so that nobody writes to them any more.
+    /// Waits until all nodes are unreachable, so that nobody writes to them any more.
     pub(super) fn wait_until_still(self, kube: &Kube<'_>) -> Result<()> {
         wait(UNREACHABLE, "hand-made nodes to count as unreachable", || {
             let nodes = kube.get(&["nodes", "-l", "fleet=bench"])?;
@@ -62,7 +62,7 @@ impl Fleet {
         })
     }
 
-    /// Publishes the GPUs, instead of those that were published before.
+    /// Publishes the GPUs, replacing those published before.
     pub(super) fn publish(self, kube: &Kube<'_>, owner: Owner) -> Result<()> {
         kube.run(&[
             "delete",
@@ -82,40 +82,20 @@ fn node(number: usize) -> Value {
 
 fn slice(number: usize, gpus: usize, owner: Owner) -> Value {
     let devices: Vec<Value> = (0..gpus)
-        .flat_map(|gpu| [shared(number, gpu, owner), monitor(number, gpu)])
+        .flat_map(|gpu| [shared(number, gpu, owner), hand_made::monitor(number, gpu)])
         .collect();
     hand_made::slice(FLEET, &Fleet::node(number), &devices)
 }
 
 fn shared(number: usize, gpu: usize, owner: Owner) -> Value {
-    let mut device = json!({"name": device(gpu), "allowMultipleAllocations": true,
-        "attributes": attributes("gpu", number, gpu), "capacity": hand_made::capacity()});
-    device["capacity"]["shares"] = json!({"value": "64", "requestPolicy": {"default": "1", "validValues": ["1"]}});
+    let mut device = hand_made::shared(number, gpu);
     if owner == Owner::Controller {
         device["taints"] = json!([hand_made::settled()]);
     }
     device
 }
 
-fn monitor(number: usize, gpu: usize) -> Value {
-    json!({"name": format!("{}-monitor", device(gpu)), "attributes": attributes("monitor", number, gpu)})
-}
-
-pub(super) fn device(gpu: usize) -> String {
-    format!("gpu-{gpu}")
-}
-
-fn attributes(kind: &str, number: usize, gpu: usize) -> Value {
-    json!({"type": {"string": kind}, "uuid": {"string": format!("GPU-{number:08x}-1111-2222-3333-{gpu:012x}")},
-        "index": {"int": gpu}, "productName": {"string": "NVIDIA H100 80GB HBM3"}, "brand": {"string": "Nvidia"},
-        "architecture": {"string": "Hopper"}, "cudaComputeCapability": {"version": "9.0.0"},
-        "driverVersion": {"version": "535.161.8"}, "cudaDriverVersion": {"version": "12.2.0"},
-        "resource.kubernetes.io/pciBusID": {"string": format!("0000:{:02x}:00.0", 16 * gpu + 11)},
-        "resource.kubernetes.io/pcieRoot": {"string": format!("pci0000:{:02x}", 16 * gpu + 10)},
-        "resource.kubernetes.io/numaNode": {"int": gpu / 4}})
-}
-
-/// Writes many objects by a command of kubectl that takes them, a few calls side by side.
+/// Passes many objects to a command of kubectl, with a few concurrent calls.
 pub(super) fn write(kube: &Kube<'_>, command: &[&str], objects: &[Value]) -> Result<()> {
     let chunks: Vec<&[Value]> = objects.chunks(CHUNK).collect();
     for some in chunks.chunks(SIDE_BY_SIDE) {
@@ -135,12 +115,11 @@ pub(super) fn write(kube: &Kube<'_>, command: &[&str], objects: &[Value]) -> Res
 fn write_once(kube: &Kube<'_>, command: &[&str], objects: &[Value]) -> Result<()> {
     let list = json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string();
     let said = kube.try_run_with_input(&[command, &["-f", "-", "-o", "name"]].concat(), &list)?;
-    if !said.status.success() {
-        bail!(
-            "kubectl {}: {}",
-            command.join(" "),
-            vgpu_e2e::shell::tail(&said.stderr, 5)
-        );
-    }
+    ensure!(
+        said.status.success(),
+        "kubectl {}: {}",
+        command.join(" "),
+        vgpu_e2e::shell::tail(&said.stderr, 5)
+    );
     Ok(())
 }

@@ -1,14 +1,13 @@
-//! How much memory vgpu-controller takes for a large cluster: hand-made nodes with GPUs, and pods that hold shares of
-//! these.
+//! Measures vgpu-controller's memory in a large cluster: hand-made nodes with GPUs, and pods with shares of these.
 //!
 //! This program writes all objects: pods with their node, claims with their allocation, as kube-scheduler and
-//! vgpu-controller would have left them. Each mode's controller is measured twice: when it has received all of that by
-//! its watches, if it was the one that ran meanwhile, and when it was started again and has listed it.
+//! vgpu-controller would have left them. Each mode's controller is measured twice: after it has received everything by
+//! its watches (only the one that ran meanwhile), and after a restart, when it has listed everything.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -22,7 +21,7 @@ use vgpu_e2e::kube::Kube;
 use vgpu_e2e::prepared::Prepared;
 
 const GPUS: usize = 8;
-/// Of one GPU.
+/// Shares per GPU.
 const SHARES: usize = 4;
 
 #[derive(Debug, Clone, Copy, Args)]
@@ -37,9 +36,12 @@ pub(crate) struct Size {
 
 pub(crate) fn run(name: &str, prepared: &Prepared, size: &Size) -> Result<()> {
     let room = size.nodes * GPUS * SHARES;
-    if size.claims > room {
-        bail!("--claims {}: {} nodes have room for {room}", size.claims, size.nodes);
-    }
+    ensure!(
+        size.claims <= room,
+        "--claims {}: {} nodes have room for {room}",
+        size.claims,
+        size.nodes
+    );
     println!("machine: {}", machine());
     println!(
         "{} hand-made nodes with {GPUS} GPUs, {} pods with a quarter of one; VmRSS (highest so far) of each replica, MiB",
@@ -62,7 +64,7 @@ fn figures(cluster: &Cluster, prepared: &Prepared, size: Size) -> Result<()> {
     eprintln!("written after {:.0} s", begun.elapsed().as_secs_f64());
     report("scheduler mode, when all had come", &deployed.memory_at_rest()?);
     deployed.start_anew(1)?;
-    report("scheduler mode, started anew", &deployed.memory_at_rest()?);
+    report("scheduler mode, restarted", &deployed.memory_at_rest()?);
     let chart = install::chart();
     let chart = chart.to_str().context("the clone's path is not UTF-8")?;
     Kube::new(cluster, install::NAME).helm(&[
@@ -74,7 +76,7 @@ fn figures(cluster: &Cluster, prepared: &Prepared, size: Size) -> Result<()> {
         "allocator=controller",
     ])?;
     deployed.wait_for(2)?;
-    report("controller mode, started anew", &deployed.memory_at_rest()?);
+    report("controller mode, restarted", &deployed.memory_at_rest()?);
     Ok(())
 }
 
@@ -106,27 +108,26 @@ fn fill(kube: &Kube<'_>, size: Size) -> Result<()> {
         let name = name(number);
         let uid = pods.get(&name).with_context(|| format!("pod {name} is gone"))?;
         let mut claim = allocated(number, size.nodes, uid);
-        // With its version, kubectl need not ask for it.
+        // With the version, kubectl need not read the object first.
         let version = versions.get(&name).with_context(|| format!("claim {name} is gone"))?;
         claim["metadata"]["resourceVersion"] = json!(version);
         Ok(claim)
     });
     let allocated = allocated.collect::<Result<Vec<_>>>()?;
     fleet::write(kube, &["replace", "--subresource=status"], &allocated)?;
-    // So that no figure is one of less.
+    // A missing allocation would make the figures too small.
     let template = r#"{{range .items}}{{if .status.allocation}}x{{"\n"}}{{end}}{{end}}"#;
     let there = kube.run(&["get", "resourceclaims", "-o", "go-template", "--template", template])?;
-    if there.lines().count() != size.claims {
-        bail!(
-            "{} claims are allocated instead of {}",
-            there.lines().count(),
-            size.claims
-        );
-    }
+    ensure!(
+        there.lines().count() == size.claims,
+        "{} claims are allocated instead of {}",
+        there.lines().count(),
+        size.claims
+    );
     Ok(())
 }
 
-/// A field of the metadata of each, by name.
+/// A metadata field of each object, by name.
 fn of_each(kube: &Kube<'_>, kind: &str, field: &str) -> Result<BTreeMap<String, String>> {
     let template =
         format!(r#"{{{{range .items}}}}{{{{.metadata.name}}}} {{{{.metadata.{field}}}}}{{{{"\n"}}}}{{{{end}}}}"#);
@@ -158,13 +159,13 @@ fn pod(number: usize, nodes: usize) -> Value {
         "resourceClaims": [{"name": "gpu", "resourceClaimName": name(number)}]}})
 }
 
-/// As vgpu-controller allocates, after the release of its hold.
+/// A claim as vgpu-controller allocates it, after it has released its hold.
 fn allocated(number: usize, nodes: usize, pod: &str) -> Value {
     let (node, share) = (Fleet::node(number % nodes), number / nodes);
     let mut consumed = hand_made::quarter();
     consumed["shares"] = json!("1");
     let result = json!({"request": "gpu", "driver": "dra.vgpu", "pool": hand_made::pool(&node),
-        "device": fleet::device(share % GPUS), "shareID": format!("00000000-0000-4000-8000-{number:012}"),
+        "device": hand_made::device(share % GPUS), "shareID": format!("00000000-0000-4000-8000-{number:012}"),
         "consumedCapacity": consumed,
         "tolerations": [fleet::toleration()]});
     let mut claim = claim(number);

@@ -1,4 +1,4 @@
-//! How long a node, a pod and a Prepare take.
+//! Measures a node's start, a pod's start and a Prepare.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
@@ -18,7 +18,7 @@ use vgpu_e2e::prepared::Prepared;
 
 const PODS: usize = 20;
 const ROUNDS: &str = "1000";
-/// For a pod to run.
+/// Time for a pod to start.
 const LIMIT: Duration = Duration::from_secs(60);
 const SETTLE: Duration = Duration::from_secs(2);
 const COLUMNS: &str = "custom-columns=NAME:.metadata.name,RUNNING:.status.containerStatuses[0].state.running.startedAt";
@@ -49,7 +49,7 @@ pub(crate) fn translate(name: &str, prepared: &Prepared, webhook: &Path) -> Resu
     })
 }
 
-/// Milliseconds from kubelet's registration of the plugin to its published slices, by the plugin's log.
+/// Milliseconds from the kubelet's registration of the plugin to its published slices, by the plugin's log.
 fn registered_to_published(cluster: &Cluster) -> Result<i128> {
     let log = Kube::new(cluster, install::NAME).run(&[
         "logs",
@@ -67,7 +67,7 @@ fn registered_to_published(cluster: &Cluster) -> Result<i128> {
     Ok((published.as_nanosecond() - registered.as_nanosecond()) / 1_000_000)
 }
 
-/// Pods of ten teams, and then as many of one team, whose quota has all of the reservations.
+/// Measures pods of ten teams, then the same number of pods of one team, whose quota keeps all reservations.
 pub(crate) fn quota(name: &str, prepared: &Prepared, gates: &Path) -> Result<()> {
     println!("machine: {}", machine());
     on_cluster(name, prepared, |cluster| {
@@ -86,7 +86,7 @@ pub(crate) fn quota(name: &str, prepared: &Prepared, gates: &Path) -> Result<()>
     })
 }
 
-/// Makes a namespace with a quota in force.
+/// Creates a namespace with a quota in force.
 fn with_quota(cluster: &Cluster, name: &str) -> Result<()> {
     let kube = Kube::new(cluster, name);
     make_namespace(&kube)?;
@@ -106,7 +106,7 @@ fn inside(cluster: &Cluster, program: &Path, arguments: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// How a pod asks for its GPU.
+/// How a pod requests its GPU.
 #[derive(Clone, Copy)]
 enum Asks {
     Nothing,
@@ -126,8 +126,8 @@ fn figures(cluster: &Cluster, prepared: &Prepared, prepare: &Path) -> Result<()>
     inside(cluster, prepare, &arguments)
 }
 
-/// Two kinds of pods in turns, so that a machine that changes its pace meets both alike. One
-/// watch sees all of them: a kubectl that starts beside a pod would take the CPU that the pod needs.
+/// Starts two kinds of pods in turns, so that a machine whose speed changes affects both equally. One watch sees all of
+/// them: a kubectl started for each pod would take CPU time from the pod.
 fn pods(kube: &Kube<'_>, kinds: [(&str, Asks); 2]) -> Result<()> {
     let mut watch = kube
         .command(["get", "pods", "--watch", "--no-headers", "--output", COLUMNS])?
@@ -137,7 +137,7 @@ fn pods(kube: &Kube<'_>, kinds: [(&str, Asks); 2]) -> Result<()> {
         .context("cannot run kubectl")?;
     let running = seen(watch.stdout.take().context("kubectl has no stdout")?);
     let measured = in_turns(kube, &running, kinds.map(|(_, asks)| asks));
-    // It watches until it is told to end.
+    // kubectl's watch runs until it is killed.
     let _ = watch.kill();
     watch.wait().context("kubectl get --watch")?;
     let [first, second] = measured?;
@@ -157,7 +157,7 @@ fn in_turns(kube: &Kube<'_>, running: &Receiver<(String, Instant)>, kinds: [Asks
     Ok(times.map(median))
 }
 
-/// Names of pods whose container runs, and when the watch said so.
+/// Receives names of pods whose container runs, with the time of the watch's event.
 fn seen(output: impl std::io::Read + Send + 'static) -> Receiver<(String, Instant)> {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
@@ -173,7 +173,7 @@ fn seen(output: impl std::io::Read + Send + 'static) -> Receiver<(String, Instan
     receiver
 }
 
-/// Milliseconds from `kubectl create` until the watch shows the container running; the pod is gone afterwards.
+/// Milliseconds from `kubectl create` until the watch shows the container running. Waits until the pod is deleted.
 fn start(kube: &Kube<'_>, running: &Receiver<(String, Instant)>, name: &str, asks: Asks) -> Result<f64> {
     let manifest = manifest(name, asks);
     let limit = patience::stretched(LIMIT);
@@ -193,7 +193,7 @@ fn start(kube: &Kube<'_>, running: &Receiver<(String, Instant)>, name: &str, ask
         }
     };
     kube.run(&["delete", "pod", name, &patience::timeout(LIMIT)])?;
-    // Its claim goes after it, which is work for the controllers and the node.
+    // The claim is deleted after the pod, which is work for the controllers and the node.
     std::thread::sleep(SETTLE);
     Ok(at.duration_since(start).as_secs_f64() * 1000.0)
 }
@@ -217,7 +217,7 @@ fn manifest(name: &str, asks: Asks) -> String {
     pod.to_string()
 }
 
-/// With room for all pods of bench-gates.
+/// A quota with room for all pods of bench-gates.
 const QUOTA: &str = r#"{"apiVersion": "dra.vgpu/v1alpha1", "kind": "VgpuQuota", "metadata": {"name": "vgpu"},
     "spec": {"hard": {"memory": "4Ti"}}}"#;
 const TEMPLATE: &str = r#"{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate",

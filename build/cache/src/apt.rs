@@ -1,10 +1,10 @@
-//! Creates root file systems of distributions from their packages. Nothing is installed on this machine: apt gets its
+//! Creates root file systems of Debian's releases from their packages. Nothing is installed on this machine: apt gets its
 //! own configuration and an empty list of installed packages, and the downloaded packages are unpacked into a folder.
 //!
-//! For Debian it uses this machine's mirror and keys, for Ubuntu those of Debian's packages debootstrap and
-//! ubuntu-keyring. So on a machine that is not Debian the result is an `Err`.
+//! Packages come from this machine's own mirror, with its keys. So on a machine that is not Debian the result is an `Err`,
+//! as it is for a release that the mirror no longer has.
 //!
-//! No script of a package runs, so nothing is configured: there is no loader cache and there are no alternatives.
+//! No package script runs, so nothing is configured: there is no loader cache and there are no alternatives.
 
 use crate::{folder, run};
 use std::fs;
@@ -13,35 +13,24 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 const DEBIAN_KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-/// The Debian release that has debootstrap and Ubuntu's keys.
-const HELPERS: &str = "trixie";
-/// Raised when the unpacking below changes: what is cached is made again.
-const RECIPE: &str = "1";
+/// Raised when the unpacking below changes, so that cached folders are made again.
+const RECIPE: &str = "2";
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Distribution {
-    Debian,
-    Ubuntu,
-}
-
-/// One release of a distribution.
+/// One release of Debian.
 #[derive(Clone, Copy, Debug)]
 pub struct Release<'a> {
-    pub distribution: Distribution,
     pub codename: &'a str,
     pub components: &'a str,
-    /// /bin, /lib and so on are links into /usr. Before, they are folders.
-    pub merged: bool,
 }
 
-/// What to fetch along with the named packages.
+/// Selects whether the dependencies of the named packages are fetched too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum With {
     Nothing,
     AllThatTheyNeed,
 }
 
-/// The release that this machine runs.
+/// The release of this machine.
 fn own_codename() -> Result<String, String> {
     let text = fs::read_to_string("/etc/os-release").map_err(|error| format!("/etc/os-release: {error}"))?;
     let of = |key: &str| {
@@ -57,7 +46,7 @@ fn own_codename() -> Result<String, String> {
 /// A root file system with these packages of a release.
 ///
 /// # Errors
-/// They cannot be had.
+/// The packages cannot be fetched.
 pub fn root(release: Release<'_>, packages: &[&str], with: With) -> Result<PathBuf, String> {
     let key = format!("{RECIPE} {release:?} {packages:?} {with:?}");
     folder(&format!("root-{}", release.codename), &key, |folder| {
@@ -66,18 +55,16 @@ pub fn root(release: Release<'_>, packages: &[&str], with: With) -> Result<PathB
         for name in ["usr", "etc", "tmp", "run", "var"] {
             fs::create_dir_all(root.join(name)).map_err(failed)?;
         }
-        if release.merged {
-            for name in ["bin", "sbin", "lib", "lib64"] {
-                fs::create_dir_all(root.join("usr").join(name)).map_err(failed)?;
-                symlink(Path::new("usr").join(name), root.join(name)).map_err(failed)?;
-            }
+        for name in ["bin", "sbin", "lib", "lib64"] {
+            fs::create_dir_all(root.join("usr").join(name)).map_err(failed)?;
+            symlink(Path::new("usr").join(name), root.join(name)).map_err(failed)?;
         }
         let apt = folder.join("apt");
         fetch(release, packages, with, &apt)?;
         for package in packages_in(&apt.join("archives"))? {
             unpack(&package, &root)?;
         }
-        // It would be the work of a package's script.
+        // A package's script would create this link.
         if !root.join("bin/sh").exists() && root.join("bin/dash").exists() {
             symlink("dash", root.join("bin/sh")).map_err(failed)?;
         }
@@ -86,25 +73,20 @@ pub fn root(release: Release<'_>, packages: &[&str], with: With) -> Result<PathB
     .map(|folder| folder.join("root"))
 }
 
-/// The same of the release that this machine runs.
+/// Like [`root`], for this machine's release.
 ///
 /// # Errors
-/// They cannot be had.
+/// The packages cannot be fetched.
 pub fn own_packages(components: &str, packages: &[&str], with: With) -> Result<PathBuf, String> {
     let codename = own_codename()?;
-    let release = Release {
-        distribution: Distribution::Debian,
-        codename: &codename,
-        components,
-        merged: true,
-    };
-    root(release, packages, with)
+    let codename = &codename;
+    root(Release { codename, components }, packages, with)
 }
 
 /// NVIDIA's nvidia-smi, from the distribution's package.
 ///
 /// # Errors
-/// It cannot be had.
+/// It cannot be fetched.
 pub fn nvidia_smi() -> Result<PathBuf, String> {
     let root = own_packages("non-free", &["nvidia-smi"], With::Nothing)?;
     let program = root.join("usr/lib/nvidia/current/nvidia-smi");
@@ -115,20 +97,14 @@ pub fn nvidia_smi() -> Result<PathBuf, String> {
 }
 
 fn fetch(release: Release<'_>, packages: &[&str], with: With, apt: &Path) -> Result<(), String> {
-    let (mirror, keys) = match release.distribution {
-        Distribution::Debian => (debian_mirror()?, PathBuf::from(DEBIAN_KEYS)),
-        Distribution::Ubuntu => ubuntu()?,
-    };
+    let mirror = debian_mirror()?;
     let failed = |error: std::io::Error| format!("{}: {error}", apt.display());
     for name in ["lists/partial", "archives/partial"] {
         fs::create_dir_all(apt.join(name)).map_err(failed)?;
     }
     let at = apt.display();
-    let (codename, components) = (release.codename, release.components);
-    let source = format!(
-        "deb [arch=amd64 signed-by={}] {mirror} {codename} {components}\n",
-        keys.display()
-    );
+    let Release { codename, components } = release;
+    let source = format!("deb [arch=amd64 signed-by={DEBIAN_KEYS}] {mirror} {codename} {components}\n");
     let configuration = format!(
         "Dir::Etc::SourceList \"{at}/sources.list\";\nDir::Etc::SourceParts \"-\";\nDir::State \"{at}\";\n\
          Dir::State::Lists \"{at}/lists\";\nDir::State::status \"{at}/status\";\nDir::Cache \"{at}\";\n\
@@ -162,10 +138,10 @@ fn fetch(release: Release<'_>, packages: &[&str], with: With, apt: &Path) -> Res
     Ok(())
 }
 
-/// Where this machine fetches Debian.
+/// This machine's mirror of Debian.
 ///
 /// # Errors
-/// It is not Debian, or its apt has no source.
+/// The machine is not Debian, or its apt has no source.
 pub fn debian_mirror() -> Result<String, String> {
     let own = own_codename()?;
     let mut command = Command::new("apt-get");
@@ -185,27 +161,6 @@ pub fn debian_mirror() -> Result<String, String> {
         .ok_or(format!("apt has no source for {own} with the component main"))
 }
 
-/// Where Debian's debootstrap fetches Ubuntu, and Ubuntu's keys.
-fn ubuntu() -> Result<(String, PathBuf), String> {
-    let release = Release {
-        distribution: Distribution::Debian,
-        codename: HELPERS,
-        components: "main",
-        merged: true,
-    };
-    let root = root(release, &["debootstrap", "ubuntu-keyring"], With::Nothing)?;
-    let script = root.join("usr/share/debootstrap/scripts/gutsy");
-    let text = fs::read_to_string(&script).map_err(|error| format!("{}: {error}", script.display()))?;
-    let mirror = text
-        .lines()
-        .find_map(|line| line.trim().strip_prefix("default_mirror "));
-    let mirror = mirror.ok_or(format!("{} names no mirror", script.display()))?;
-    Ok((
-        mirror.trim().to_owned(),
-        root.join("usr/share/keyrings/ubuntu-archive-keyring.gpg"),
-    ))
-}
-
 fn packages_in(folder: &Path) -> Result<Vec<PathBuf>, String> {
     let entries = fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let paths = entries.flatten().map(|entry| entry.path());
@@ -214,7 +169,7 @@ fn packages_in(folder: &Path) -> Result<Vec<PathBuf>, String> {
         .collect())
 }
 
-/// Not `dpkg-deb -x`, which would replace the links of a merged /usr by folders.
+/// Does not use `dpkg-deb -x`, which would replace the links of a merged /usr by folders.
 fn unpack(package: &Path, root: &Path) -> Result<(), String> {
     let mut reader = Command::new("dpkg-deb");
     let mut reader = reader
@@ -236,7 +191,7 @@ fn unpack(package: &Path, root: &Path) -> Result<(), String> {
         .arg(root)
         .stdin(archive);
     let unpacked = run(&mut tar);
-    // It holds the pipe's other end: dpkg-deb would wait for ever for who reads it.
+    // Close our end of the pipe: otherwise dpkg-deb would wait forever after its reader has failed.
     drop(tar);
     match reader.wait() {
         Ok(status) if status.success() => unpacked.map(|_| ()),

@@ -1,4 +1,4 @@
-//! Builds this repository's Go programs, which compare our code with Go originals, once into the cache.
+//! Builds this repository's Go programs, which compare our code with Go originals, and caches them.
 
 use crate::{Error, folder, run};
 use std::fs;
@@ -6,21 +6,21 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// Returns the program of the module in a folder, which has its name. With `VGPU_GO=cached` (`make unit`) it is only
-/// taken from the cache: most of these programs contain Kubernetes, which takes minutes to build.
+/// Returns the program of the module in a folder; it has the folder's name. With `VGPU_GO=cached` (`make unit`) it is
+/// only taken from the cache: most of these programs contain Kubernetes, which takes minutes to build.
 ///
 /// # Errors
-/// It cannot be built, or must not be.
+/// It cannot be built, or must not be built now.
 pub fn program(source: &Path) -> Result<PathBuf, Error> {
     let name = source.file_name().map(|name| name.to_string_lossy().into_owned());
     let name = name.ok_or_else(|| format!("{}: not a folder with a name", source.display()))?;
     build(source, ".", &name)
 }
 
-/// Returns a program of others, which the module in a folder pins as a tool: `package` is that of its `main`.
+/// Returns a third-party program that the module in a folder pins as a tool: `package` is the package of its `main`.
 ///
 /// # Errors
-/// It cannot be built, or must not be.
+/// It cannot be built, or must not be built now.
 pub fn tool(source: &Path, package: &str) -> Result<PathBuf, Error> {
     let name = package.rsplit('/').next().unwrap_or(package);
     build(source, package, name)
@@ -39,7 +39,7 @@ fn build(source: &Path, package: &str, name: &str) -> Result<PathBuf, Error> {
             return Err(Error::Unavailable(why));
         }
         eprintln!("building {}: a minute or two when nothing is cached", source.display());
-        // What e2e's tools are built with, so that Go's own cache has most of it.
+        // The same flags as for e2e's tools, so that most of it is in Go's own cache.
         let built = run(go(source)
             .args(["build", "-mod=readonly", "-trimpath", "-buildvcs=false", "-o"])
             .arg(folder.join(name))
@@ -56,7 +56,7 @@ fn build(source: &Path, package: &str, name: &str) -> Result<PathBuf, Error> {
     Ok(done.join(name))
 }
 
-/// A program that answers each line with a line. It ends with the value.
+/// A program that answers each line with a line. It is stopped when the value is dropped.
 #[derive(Debug)]
 pub struct Answers {
     process: Child,
@@ -65,29 +65,36 @@ pub struct Answers {
 }
 
 impl Answers {
-    /// Starts the program of the module in a folder.
+    /// Starts `e2e/kubernetes-go`, which answers with Kubernetes' own packages on one subject.
     ///
     /// # Errors
-    /// It cannot be built.
-    pub fn of(source: &Path, arguments: &[&str]) -> Result<Self, Error> {
-        let program = program(source)?;
-        let failed = |what: &str| Error::Failed(format!("{}: {what}", program.display()));
+    /// Why it cannot run here.
+    ///
+    /// # Panics
+    /// It does not build or start, although it could.
+    pub fn of_kubernetes(subject: &str) -> Result<Self, String> {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../e2e/kubernetes-go");
+        let program = match program(&source) {
+            Ok(program) => program,
+            Err(Error::Unavailable(why)) => return Err(why),
+            Err(Error::Failed(why)) => panic!("{why}"),
+        };
         let mut process = Command::new(&program)
-            .args(arguments)
+            .arg(subject)
             .env("GOMAXPROCS", "1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .map_err(|error| failed(&error.to_string()))?;
+            .unwrap_or_else(|error| panic!("{}: {error}", program.display()));
         let (questions, answers) = (process.stdin.take(), process.stdout.take());
         Ok(Self {
             process,
-            questions: questions.ok_or_else(|| failed("no pipe to its input"))?,
-            answers: BufReader::new(answers.ok_or_else(|| failed("no pipe from its output"))?),
+            questions: questions.expect("a pipe to its input"),
+            answers: BufReader::new(answers.expect("a pipe from its output")),
         })
     }
 
-    /// The answer to a question, which has no line break in it.
+    /// Asks a question, which must not contain a line break, and returns the answer.
     ///
     /// # Errors
     /// The program has ended.
@@ -103,20 +110,20 @@ impl Answers {
 
 impl Drop for Answers {
     fn drop(&mut self) {
-        // It ends by itself with its input; a test that failed does not wait for that.
+        // It would end when its input closes, but a failed test does not wait for that.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// `go` in a module, undisturbed by a workspace file of the caller.
+/// `go` in a module, without the caller's workspace file.
 fn go(source: &Path) -> Command {
     let mut go = Command::new("go");
     go.current_dir(source).env("GOWORK", "off");
     go
 }
 
-/// Everything in the folder that decides the result: go.sum stands for the modules.
+/// The contents of the folder that decide the result; go.sum covers the modules.
 fn all_of(source: &Path) -> Result<String, String> {
     let failed = |path: &Path, error: std::io::Error| format!("{}: {error}", path.display());
     let mut files = Vec::new();
@@ -138,7 +145,7 @@ fn all_of(source: &Path) -> Result<String, String> {
     Ok(all)
 }
 
-/// What Go says when it got no answer or is too old, rather than that the program is wrong.
+/// Recognises Go's messages for a missing network or an old toolchain, as opposed to an error in the program.
 fn is_unavailable(said: &str) -> bool {
     const SIGNS: [&str; 8] = [
         "requires go >=",

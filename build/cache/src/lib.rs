@@ -5,9 +5,9 @@
 //!                                      <name>-<hash of everything that decides the content>/   one complete thing
 //! ```
 //!
-//! How it fails: a folder gets its name by one rename, so an interrupted download leaves nothing that a later run would
-//! trust. If two runs create the same thing at once, the first one's stays. What a killed run left is removed a day
-//! later.
+//! How it fails: a folder gets its name by one rename, so an interrupted download leaves nothing that a later run
+//! would trust. If two runs create the same thing at the same time, the first one's result stays. Leftovers of a
+//! killed run are removed a day later.
 #![forbid(unsafe_code)]
 
 pub mod apt;
@@ -20,13 +20,13 @@ use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Why something is not there.
+/// The reason why something is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// This machine cannot have it: no network, no Go, no pip, nothing for its Python. Reason enough to skip.
+    /// Not available on this machine: no network, no Go, no pip, or no build for its Python. Tests are then skipped.
     #[error("{0}")]
     Unavailable(String),
-    /// It does not build, or something else came than what is pinned.
+    /// The build fails, or the download differs from the pinned version.
     #[error("{0}")]
     Failed(String),
 }
@@ -37,15 +37,15 @@ impl From<String> for Error {
     }
 }
 
-/// The folder of all that is kept.
+/// The folder of the cache.
 ///
 /// # Errors
-/// Nothing says where.
+/// Neither variable names one.
 pub fn root() -> Result<PathBuf, String> {
     choose(std::env::var_os("XDG_CACHE_HOME"), std::env::var_os("HOME"))
 }
 
-/// A relative XDG_CACHE_HOME counts as none, as its specification has it.
+/// A relative XDG_CACHE_HOME is ignored, as its specification demands.
 fn choose(cache: Option<std::ffi::OsString>, home: Option<std::ffi::OsString>) -> Result<PathBuf, String> {
     let absolute = |folder: &PathBuf| folder.is_absolute();
     let base = cache
@@ -57,7 +57,7 @@ fn choose(cache: Option<std::ffi::OsString>, home: Option<std::ffi::OsString>) -
     Ok(base.join("dra-driver-vgpu"))
 }
 
-/// Removes what runs that were killed on the way have left, a day ago or more.
+/// Removes leftovers of killed runs that are at least a day old.
 fn sweep(cache: &Path) {
     let is_old = |entry: &fs::DirEntry| {
         let name = entry.file_name();
@@ -66,17 +66,19 @@ fn sweep(cache: &Path) {
         name.as_encoded_bytes().starts_with(b".") && age.is_some_and(|age| age.as_secs() > 24 * 3600)
     };
     for entry in fs::read_dir(cache).into_iter().flatten().flatten().filter(is_old) {
-        // Best effort: another run may be at it.
+        // Best effort: another run may be removing it too.
         let _ = fs::remove_dir_all(entry.path());
     }
 }
 
-/// The folder `name-<hash of key>`, made by `make` if it is not there. `key` is all that decides what is in it.
+/// The folder `name-<hash of key>`. `make` creates it if it does not exist. `key` is everything that decides its
+/// content.
 ///
 /// # Errors
-/// What `make` says; what it left is removed.
+/// The error of `make`; a partial result is removed.
 pub fn folder<E: From<String>>(name: &str, key: &str, make: impl FnOnce(&Path) -> Result<(), E>) -> Result<PathBuf, E> {
-    // Fixed keys: the same in every run of the same std, and another std only fetches again.
+    // Fixed keys: the hash is the same in every run. Another version of std may hash differently, which only downloads
+    // again.
     let mut hash = DefaultHasher::new();
     key.hash(&mut hash);
     let cache = root()?;
@@ -92,7 +94,7 @@ pub fn folder<E: From<String>>(name: &str, key: &str, make: impl FnOnce(&Path) -
         .tempdir_in(&cache)
         .map_err(failed)?;
     make(aside.path())?;
-    // Owner only is what a temporary folder has; other users' programs run from here.
+    // Temporary folders are readable only by their owner, but other users run programs from here.
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     fs::set_permissions(aside.path(), open).map_err(failed)?;
     match fs::rename(aside.path(), &done) {
@@ -104,10 +106,10 @@ pub fn folder<E: From<String>>(name: &str, key: &str, make: impl FnOnce(&Path) -
     Ok(done)
 }
 
-/// Runs a command to its end: what it printed.
+/// Runs a command to its end and returns its output.
 ///
 /// # Errors
-/// All that it said, if it failed.
+/// The whole output of a command that failed.
 pub fn run(command: &mut Command) -> Result<String, String> {
     let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();

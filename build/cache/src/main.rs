@@ -1,7 +1,8 @@
-//! `vgpu-cache PACKAGE...`: prints the folder of a root file system with these packages of the Debian release that this
-//! machine runs, and with all that they need. For scripts; tests call the library.
+//! `vgpu-cache PACKAGE...`: prints the folder of a root file system with these packages of this machine's Debian
+//! release, and with all their dependencies. For scripts; tests call the library.
 //!
-//! How it fails: one line on standard error and exit status 1, as on a machine that is not Debian or has no network.
+//! How it fails: one line on standard error and exit status 1, for example on a machine that is not Debian or has no
+//! network.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

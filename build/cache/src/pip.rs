@@ -1,14 +1,14 @@
-//! Downloads packages from PyPI into the cache, once, in the given versions.
+//! Downloads packages of given versions from PyPI into the cache, once.
 
 use crate::{Error, folder, run};
 use std::path::PathBuf;
 use std::process::Command;
 
-/// A folder for PYTHONPATH with what `pip install ARGUMENTS` puts there. `key` is all that decides that beside
+/// A folder for PYTHONPATH with the result of `pip install ARGUMENTS`. `key` is everything that decides it besides
 /// this machine's Python.
 ///
 /// # Errors
-/// They cannot be had, or are not what they should be.
+/// The packages cannot be fetched, or have other contents than expected.
 pub fn packages(name: &str, key: &str, arguments: &[&str]) -> Result<PathBuf, Error> {
     let version = run(Command::new("python3").args(["-c", "import sys; print(*sys.version_info[:2], sep='.')"]));
     let version = version.map_err(Error::Unavailable)?;
@@ -27,7 +27,7 @@ pub fn packages(name: &str, key: &str, arguments: &[&str]) -> Result<PathBuf, Er
     })
 }
 
-/// What pip said when it got no answer, rather than the wrong one.
+/// Recognises pip's messages for a missing network, as opposed to a wrong answer.
 fn unavailable(said: &str) -> Option<&str> {
     const SIGNS: [&str; 7] = [
         "connection broken by",
@@ -39,7 +39,7 @@ fn unavailable(said: &str) -> Option<&str> {
         "is not a supported wheel",
     ];
     let sign = |line: &&str| SIGNS.iter().any(|sign| line.contains(sign));
-    // A package of this version that has nothing for this Python; one that does not exist at all is a failure.
+    // This version of the package has no build for this Python. A package that does not exist at all is a failure.
     let for_others = said.contains("Requires-Python") || said.contains("requires a different Python");
     let no_match = |line: &&str| for_others && line.contains("No matching distribution");
     said.lines().find(|line| sign(line) || no_match(line)).map(str::trim)

@@ -11,21 +11,21 @@ pub struct Entry {
     #[serde(rename = "crate")]
     pub of_crate: String,
     pub reason: String,
-    /// The circle may have all of these modules or some of them, and no other.
+    /// The circle may contain all or some of these modules, and no others.
     pub modules: BTreeSet<String>,
 }
 
 #[derive(Debug, Default)]
 pub struct Verdict {
     pub mistakes: Vec<String>,
-    /// Modules that left a circle: their entry can be shortened.
+    /// Modules that left a circle, so that their entry can be shortened.
     pub notes: Vec<String>,
     pub new_circles: usize,
 }
 
-/// Compares the circles that were found with the list. A circle that shrank is allowed; an entry without a circle is a
-/// mistake, as is one without a reason.
-pub fn judge(circles: &[Circle], entries: &[Entry]) -> Verdict {
+/// Compares the circles with the list. A circle that shrank is allowed; an entry without a circle or without a reason
+/// is a mistake.
+pub fn compare(circles: &[Circle], entries: &[Entry]) -> Verdict {
     let mut verdict = Verdict::default();
     for circle in circles {
         if !entries.iter().any(|entry| allows(entry, circle)) {
@@ -78,7 +78,7 @@ fn allows(entry: &Entry, circle: &Circle) -> bool {
     entry.of_crate == circle.of_crate && circle.modules.is_subset(&entry.modules)
 }
 
-/// The circle took in further modules: that is reported once, as the circle.
+/// Returns true if the circle has new modules. This is reported only as a circle, not as an entry without one as well.
 fn is_grown(entry: &Entry, circle: &Circle) -> bool {
     entry.of_crate == circle.of_crate && circle.modules.intersection(&entry.modules).count() > 1
 }

@@ -12,7 +12,7 @@ pub struct Circle {
     steps: Vec<Step>,
 }
 
-/// One module needs another, and the line that says so.
+/// A module that needs another one, and the line that shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
     pub from: String,
@@ -20,7 +20,7 @@ pub struct Step {
     pub place: String,
 }
 
-/// Returns the circles of a crate, each of two modules or more.
+/// Returns the circles of a crate, each with at least two modules.
 pub fn find(of_crate: &str, modules: &[Module]) -> Vec<Circle> {
     let edges = dependencies(modules);
     let reach: Vec<BTreeSet<usize>> = (0..modules.len()).map(|at| reachable(&edges, at)).collect();
@@ -55,7 +55,7 @@ pub fn find(of_crate: &str, modules: &[Module]) -> Vec<Circle> {
 }
 
 impl Circle {
-    /// Returns the shortest way from `start` back to it.
+    /// Returns the shortest path from `start` back to itself.
     pub fn shortest(&self, start: &str) -> Vec<&Step> {
         let mut came_by: BTreeMap<&str, &Step> = BTreeMap::new();
         let mut queue = VecDeque::from([start]);
@@ -81,7 +81,7 @@ impl Circle {
     }
 }
 
-/// Every dependency between two modules, with the first line that makes it.
+/// Every dependency between two modules, with the first line that causes it.
 fn dependencies(modules: &[Module]) -> BTreeMap<(usize, usize), String> {
     let mut edges = BTreeMap::new();
     for (at, module) in modules.iter().enumerate() {
@@ -95,7 +95,7 @@ fn dependencies(modules: &[Module]) -> BTreeMap<(usize, usize), String> {
             match imported(modules, at, import) {
                 Some(Found::ItemOf(to)) if import.is_reexport && is_inside(modules, to, at) => {}
                 Some(Found::ItemOf(to)) => add(to, import.line, &import.path),
-                // A glob's names count where they are used, and its traits at once.
+                // A glob's names are dependencies where they are used; its traits are dependencies at once.
                 Some(Found::Module(to)) if import.name.is_none() && !import.is_reexport && modules[to].has_traits => {
                     add(to, import.line, &import.path);
                 }

@@ -1,11 +1,11 @@
 //! The crates of a workspace: every library, program, test, benchmark, example and build script.
 
-use anyhow::{Context, bail};
+use anyhow::{Context, ensure};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// One crate: its root file, and the name that reports use for it.
+/// A crate: its root file, and its name in reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
     pub name: String,
@@ -29,8 +29,8 @@ struct MetadataTarget {
     src_path: PathBuf,
 }
 
-/// Returns the crates of the workspace of `manifest`. A library has the name of its package; the others are
-/// `package/kind`, for tests of one package share modules.
+/// Returns the crates of the workspace of `manifest`. A library has the name of its package; the others are called
+/// `package/kind`, because tests of one package share modules.
 ///
 /// # Errors
 /// `cargo metadata` fails.
@@ -41,13 +41,12 @@ pub fn of_workspace(manifest: &Path) -> anyhow::Result<Vec<Target>> {
         .arg(manifest)
         .output()
         .context("cargo metadata")?;
-    if !output.status.success() {
-        bail!(
-            "cargo metadata of {}: {}",
-            manifest.display(),
-            String::from_utf8_lossy(&output.stderr)
-        );
-    }
+    ensure!(
+        output.status.success(),
+        "cargo metadata of {}: {}",
+        manifest.display(),
+        String::from_utf8_lossy(&output.stderr)
+    );
     let metadata: Metadata = serde_json::from_slice(&output.stdout).context("cargo metadata's answer")?;
     let mut targets = Vec::new();
     for package in metadata.packages {

@@ -7,21 +7,21 @@
 //!                allowed.yaml ─► allowed: verdict ◄─ circle: modules that reach each other ◄─┘
 //! ```
 //!
-//! Module A depends on module B when a path in A names something that B defines: in a `use` line, in an expression, in a
-//! type, or between the tokens of a macro call. These rules decide the rest:
+//! Module A depends on module B when a path in A names something that B defines: in a `use` line, in an expression, in
+//! a type, or between the tokens of a macro call. These rules decide the rest:
 //!
 //! - A re-export is followed: `use crate::memory::Granule` is a dependency on the module that defines `Granule`, even
-//!   where `memory` only re-exports it.
-//! - A module that re-exports a name of its own descendants (`pub use child::Name`) does not depend on them by that. It
-//!   does if its own code uses the name.
-//! - To import a module (`use crate::memory`) is no dependency by itself. The names that are then reached through it are.
-//! - A parent and its child are two modules like any others: `use super::Name` in the child and `child::f()` in the
-//!   parent form a circle. An `impl super::Name` in the child, whose methods the parent only calls on values, forms none.
-//! - Code under `#[cfg(test)]` and `#[test]` does not count. Integration tests, benchmarks and build scripts are crates
-//!   of their own and do count.
+//!   if `memory` only re-exports it.
+//! - A module that re-exports a name of its own descendants (`pub use child::Name`) does not thereby depend on them.
+//!   It does if its own code uses the name.
+//! - Importing a module (`use crate::memory`) is no dependency by itself. The names that are reached through it are.
+//! - A parent and its child are ordinary modules: `use super::Name` in the child and `child::f()` in the parent form a
+//!   circle. An `impl super::Name` in the child, whose methods the parent only calls on values, forms none.
+//! - Code under `#[cfg(test)]` and `#[test]` is ignored. Integration tests, benchmarks and build scripts are crates of
+//!   their own and are checked.
 //!
-//! Not seen: names that only exist after a macro is expanded, paths in attributes (`#[serde(with = "..")]`), files that
-//! `include!` brings, and methods, because their place follows from types.
+//! Not detected: names that only exist after a macro is expanded, paths in attributes (`#[serde(with = "..")]`), files
+//! that `include!` brings, and methods, because their module follows from types.
 #![forbid(unsafe_code)]
 
 pub mod allowed;

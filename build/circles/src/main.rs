@@ -1,5 +1,5 @@
-//! `vgpu-circles ALLOWED.yaml Cargo.toml...`: fails on an import circle that ALLOWED.yaml does not list.
-//! `vgpu-circles --list Cargo.toml...` prints the circles in the form of that file.
+//! `vgpu-circles ALLOWED.yaml Cargo.toml...`: fails on an import circle that ALLOWED.yaml does not list. `vgpu-circles
+//! --list Cargo.toml...` prints the circles in the form of that file.
 #![forbid(unsafe_code)]
 
 use anyhow::{Context, bail};
@@ -21,7 +21,7 @@ fn main() -> anyhow::Result<ExitCode> {
             crates_seen += 1;
             let modules = source::read(&target.root).with_context(|| format!("crate {}", target.name))?;
             for circle in circle::find(&target.name, &modules) {
-                // Tests that share a support module have its circle each.
+                // Tests that share a support module each have its circle.
                 if !circles
                     .iter()
                     .any(|known| known.of_crate == circle.of_crate && known.modules == circle.modules)
@@ -37,7 +37,7 @@ fn main() -> anyhow::Result<ExitCode> {
     }
     let text = std::fs::read_to_string(list).with_context(|| list.clone())?;
     let entries: Vec<Entry> = serde_saphyr::from_str(&text).with_context(|| list.clone())?;
-    let verdict = allowed::judge(&circles, &entries);
+    let verdict = allowed::compare(&circles, &entries);
     for note in &verdict.notes {
         println!("{note}");
     }

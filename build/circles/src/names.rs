@@ -1,11 +1,11 @@
-//! Which module defines the thing that a path names.
+//! Finds the module that defines the target of a path.
 
 use crate::source::{Import, Module};
 
-/// Re-exports of re-exports are followed this far, so that two globs that bring each other in come to an end.
+/// Maximum chain of re-exports, so that two globs that import each other come to an end.
 const DEPTH: usize = 16;
 
-/// What a path leads to inside the crate.
+/// The target of a path inside the crate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
     Module(usize),
@@ -13,7 +13,7 @@ pub enum Found {
     ItemOf(usize),
 }
 
-/// Returns where `path` leads, seen from module `at`; `None` for another crate, a local variable or a parameter.
+/// Resolves `path` from module `at`. Returns `None` for another crate, a local variable or a parameter.
 pub fn resolve(modules: &[Module], at: usize, path: &[String]) -> Option<Found> {
     follow(modules, at, path, DEPTH)
 }
@@ -31,7 +31,7 @@ fn follow(modules: &[Module], at: usize, path: &[String], depth: usize) -> Optio
             name => match member(modules, place, name, is_last, depth) {
                 Some(Found::Module(next)) => place = next,
                 Some(Found::ItemOf(owner)) => return Some(Found::ItemOf(owner)),
-                // Made by a macro, for all that can be seen.
+                // Presumably defined by a macro.
                 None if is_anchored => return Some(Found::ItemOf(place)),
                 None => return None,
             },
@@ -41,7 +41,7 @@ fn follow(modules: &[Module], at: usize, path: &[String], depth: usize) -> Optio
     Some(Found::Module(place))
 }
 
-/// A module and a function may share a name: the last segment of a path is the item then.
+/// A module and a function may share a name; the last segment of a path is then the function.
 fn member(modules: &[Module], place: usize, name: &str, is_last: bool, depth: usize) -> Option<Found> {
     let module = &modules[place];
     let child = module.children.get(name).map(|child| Found::Module(*child));
@@ -72,16 +72,16 @@ fn member(modules: &[Module], place: usize, name: &str, is_last: bool, depth: us
     })
 }
 
-/// Returns where an import leads; for a glob, the module whose names it brings.
+/// Returns the target of an import; for a glob, the module whose names it imports.
 pub fn target(modules: &[Module], at: usize, import: &Import, depth: usize) -> Option<Found> {
-    // `use name::..` of its own name would look at itself for ever.
+    // `use name::..` of its own name would resolve itself forever.
     if import.path.len() == 1 && import.path.first() == import.name.as_ref() {
         return None;
     }
     follow(modules, at, &import.path, depth.min(DEPTH))
 }
 
-/// Returns where an import leads.
+/// Returns the target of an import.
 pub fn imported(modules: &[Module], at: usize, import: &Import) -> Option<Found> {
     target(modules, at, import, DEPTH)
 }

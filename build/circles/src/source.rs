@@ -1,4 +1,4 @@
-//! Reads the modules of a crate from its root file on: what each defines, imports and names.
+//! Reads the modules of a crate, starting at its root file: what each defines, imports and names.
 
 use anyhow::{Context, bail};
 use proc_macro2::{Span, TokenStream, TokenTree};
@@ -6,16 +6,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use syn::visit::{self, Visit};
 
-/// One module. The root is the first of its crate and is called `crate`.
+/// A module. The root is the first of its crate and is called `crate`.
 #[derive(Debug, Default)]
 pub struct Module {
-    /// Without the leading `crate::`.
+    /// The path without the leading `crate::`.
     pub name: String,
     pub file: PathBuf,
     pub parent: Option<usize>,
     pub children: BTreeMap<String, usize>,
     pub items: BTreeSet<String>,
-    /// Items that work without being named: traits, by their methods.
+    /// Traits, whose methods work without naming the trait.
     pub has_traits: bool,
     pub imports: Vec<Import>,
     pub paths: Vec<Reference>,
@@ -31,7 +31,7 @@ pub struct Import {
     pub is_reexport: bool,
 }
 
-/// A path in the code, of one segment or more.
+/// A path in the code, with one or more segments.
 #[derive(Debug)]
 pub struct Reference {
     pub path: Vec<String>,
@@ -53,7 +53,7 @@ pub fn read(root: &Path) -> anyhow::Result<Vec<Module>> {
     Ok(modules)
 }
 
-/// `folder` is where the files of the module's children lie.
+/// `folder` contains the files of the module's children.
 fn read_file(modules: &mut Vec<Module>, at: usize, folder: &Path) -> anyhow::Result<()> {
     let file = modules[at].file.clone();
     let text = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
@@ -65,7 +65,7 @@ fn read_file(modules: &mut Vec<Module>, at: usize, folder: &Path) -> anyhow::Res
     read_items(modules, at, &parsed.items, folder, &beside)
 }
 
-/// `beside` is what a `#[path]` is relative to.
+/// `beside` is the folder to which `#[path]` is relative.
 fn read_items(
     modules: &mut Vec<Module>,
     at: usize,
@@ -88,7 +88,7 @@ fn read_items(
                     .any(|attribute| attribute.path().is_ident("macro_export"))
                 && at != 0
             {
-                // `crate::name!` finds it.
+                // `crate::name!` refers to this macro.
                 let path = vec!["crate".into()]
                     .into_iter()
                     .chain(segments(&modules[at].name))
@@ -189,7 +189,7 @@ fn define(module: &mut Module, item: &syn::Item) {
     module.items.insert(plain(ident));
 }
 
-/// Collects imports and paths, also those in functions and macro calls.
+/// Collects imports and paths, including those in functions and macro calls.
 struct Reader<'m> {
     module: &'m mut Module,
 }
@@ -267,7 +267,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The tokens of a macro call are no Rust yet: each run of names joined by `::` counts as a path.
+    /// A macro call's tokens are not parsed Rust: each run of names joined by `::` is treated as a path.
     fn tokens(&mut self, tokens: TokenStream) {
         let tokens: Vec<TokenTree> = tokens.into_iter().collect();
         let colons = |at: usize| {
@@ -310,7 +310,7 @@ impl Reader<'_> {
     }
 }
 
-/// Returns true where the item exists in a test build only.
+/// Returns true if the item exists only in test builds.
 fn is_test_only(attributes: &[syn::Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         attribute.path().is_ident("test")
@@ -379,7 +379,7 @@ fn segments(name: &str) -> impl Iterator<Item = String> {
     name.split("::").map(str::to_owned)
 }
 
-/// `r#type` is `type`.
+/// The name without `r#`.
 fn plain(ident: &syn::Ident) -> String {
     let name = ident.to_string();
     name.strip_prefix("r#").map(str::to_owned).unwrap_or(name)

@@ -1,8 +1,8 @@
-//! Small crates with circles that must be found, and without any.
+//! Small crates with and without circles.
 
 use std::collections::BTreeSet;
 use std::fs;
-use vgpu_circles::allowed::{Entry, judge, written};
+use vgpu_circles::allowed::{Entry, compare, written};
 use vgpu_circles::circle::{Circle, find};
 use vgpu_circles::source;
 
@@ -18,7 +18,7 @@ fn circles(files: &[(&str, &str)]) -> Vec<Circle> {
     find("toy", &modules)
 }
 
-/// The modules of each circle, in order.
+/// The sorted modules of each circle.
 fn found(files: &[(&str, &str)]) -> Vec<String> {
     circles(files)
         .iter()
@@ -26,7 +26,7 @@ fn found(files: &[(&str, &str)]) -> Vec<String> {
         .collect()
 }
 
-/// Two modules beside each other in one file.
+/// Two sibling modules in one file.
 fn pair(a: &str, b: &str) -> Vec<String> {
     found(&[(
         "lib.rs",
@@ -61,7 +61,7 @@ fn one_direction_is_no_circle() {
     for (a, b) in [
         ("use crate::b::B;", ""),
         ("use crate::b::B;", "use std::a::A;"),
-        // Importing a module alone needs nothing of it.
+        // Importing a module is no dependency by itself.
         ("use crate::b::B;", "use crate::a;"),
         ("use crate::b::B;", "pub(in crate::a) struct C;"),
         ("use crate::b::B;", "#[cfg(test)] mod tests { use crate::a::A; }"),
@@ -81,7 +81,7 @@ fn one_direction_is_no_circle() {
 
 #[test]
 fn a_reexport_leads_to_who_defines_the_name() {
-    // `c` looks like a way back and is none: what `a` takes of it is defined in `d`.
+    // `c` looks like a path back but is none: the name that `a` uses from it is defined in `d`.
     let files = |a: &str| {
         let text = format!(
             "mod a {{ pub struct A; use crate::c::{a}; }} mod c {{ pub use crate::d::D; pub struct C; use crate::a::A; }} mod d {{ pub struct D; }}"
@@ -90,7 +90,7 @@ fn a_reexport_leads_to_who_defines_the_name() {
     };
     assert!(files("D").is_empty());
     assert_eq!(files("C"), ["a c"]);
-    // By a glob, and by a glob of a glob.
+    // Through a glob, and through a glob of a glob.
     let text = "mod a { pub struct A; use crate::c::*; fn f(_: D) {} } mod c { pub use crate::d::*; } mod d { pub use crate::e::D; pub struct X; } mod e { pub struct D; use crate::a::A; }";
     assert_eq!(found(&[("lib.rs", text)]), ["a e"]);
 }
@@ -107,10 +107,10 @@ fn a_parent_and_its_child_are_modules_like_others() {
         ["child crate"]
     );
     assert!(with("", "use super::P;").is_empty());
-    // To publish a child's names is not to need them.
+    // Re-exporting a child's names is no dependency.
     assert!(with("pub use child::c;", "use super::P;").is_empty());
     assert!(with("fn f(p: P) { p.g() }", "impl super::P { fn g(&self) {} }").is_empty());
-    // Names of a sibling that are reached through the parent are the sibling's.
+    // A sibling's names reached through the parent belong to the sibling.
     assert!(with("mod other { pub struct O; } use other::O;", "use super::O;").is_empty());
 }
 
@@ -155,7 +155,7 @@ fn the_report_has_the_shortest_way_with_its_lines() {
         ("b.rs", "pub struct B;\nuse crate::c::C;"),
         ("c.rs", "pub struct C;\n\n\nuse crate::a::A;\nuse crate::b::B;"),
     ]);
-    let verdict = judge(&found, &[]);
+    let verdict = compare(&found, &[]);
     let [mistake] = verdict.mistakes.as_slice() else {
         panic!("{:?}", verdict.mistakes)
     };
@@ -172,6 +172,9 @@ fn the_report_has_the_shortest_way_with_its_lines() {
     assert!(steps[2].ends_with("c.rs:4: crate::a::A"), "{mistake}");
 }
 
+/// A circle of a and b, and a module beside it.
+const TWO: &str = "mod a { pub struct A; use crate::b::B; } mod b { pub struct B; use crate::a::A; } mod c {}";
+
 fn entry(modules: &[&str]) -> Entry {
     let modules: BTreeSet<String> = modules.iter().map(ToString::to_string).collect();
     Entry {
@@ -183,13 +186,10 @@ fn entry(modules: &[&str]) -> Entry {
 
 #[test]
 fn a_listed_circle_may_stay_and_shrink_but_not_grow() {
-    let two = circles(&[(
-        "lib.rs",
-        "mod a { pub struct A; use crate::b::B; } mod b { pub struct B; use crate::a::A; } mod c {}",
-    )]);
-    let judged = |entries: &[Entry]| judge(&two, entries);
-    assert!(judged(&[entry(&["a", "b"])]).mistakes.is_empty());
-    let shrunk = judged(&[entry(&["a", "b", "c"])]);
+    let two = circles(&[("lib.rs", TWO)]);
+    let against = |entries: &[Entry]| compare(&two, entries);
+    assert!(against(&[entry(&["a", "b"])]).mistakes.is_empty());
+    let shrunk = against(&[entry(&["a", "b", "c"])]);
     assert!(shrunk.mistakes.is_empty());
     assert!(
         shrunk.notes[0].ends_with("take them off the list: c"),
@@ -201,7 +201,7 @@ fn a_listed_circle_may_stay_and_shrink_but_not_grow() {
         "lib.rs",
         "mod a { pub struct A; use crate::b::B; } mod b { pub struct B; use crate::a::A; use crate::c::C; } mod c { pub struct C; use crate::a::A; }",
     )]);
-    let grown = judge(&three, &[entry(&["a", "b"])]);
+    let grown = compare(&three, &[entry(&["a", "b"])]);
     assert_eq!((grown.mistakes.len(), grown.new_circles), (1, 1));
     assert!(
         grown.mistakes[0].contains("new in a circle that is allowed: c\n  c needs a: "),
@@ -212,35 +212,29 @@ fn a_listed_circle_may_stay_and_shrink_but_not_grow() {
 
 #[test]
 fn an_entry_without_a_circle_or_a_reason_fails() {
-    let stale = judge(&[], &[entry(&["a", "b"])]);
+    let stale = compare(&[], &[entry(&["a", "b"])]);
     assert!(
         stale.mistakes[0].contains("no such circle is left: remove the entry"),
         "{:?}",
         stale.mistakes
     );
-    let two = circles(&[(
-        "lib.rs",
-        "mod a { pub struct A; use crate::b::B; } mod b { pub struct B; use crate::a::A; }",
-    )]);
+    let two = circles(&[("lib.rs", TWO)]);
     let other_crate = Entry {
         of_crate: "other".into(),
         ..entry(&["a", "b"])
     };
-    assert_eq!(judge(&two, &[other_crate]).mistakes.len(), 2);
+    assert_eq!(compare(&two, &[other_crate]).mistakes.len(), 2);
     let silent = Entry {
         reason: " ".into(),
         ..entry(&["a", "b"])
     };
-    assert!(judge(&two, &[silent]).mistakes[0].contains("say why the circle has to stay"));
+    assert!(compare(&two, &[silent]).mistakes[0].contains("say why the circle has to stay"));
 }
 
 #[test]
 fn a_printed_list_is_a_list() {
-    let two = circles(&[(
-        "lib.rs",
-        "mod a { pub struct A; use crate::b::B; } mod b { pub struct B; use crate::a::A; }",
-    )]);
+    let two = circles(&[("lib.rs", TWO)]);
     let text = written(&two).replace("reason: ", "reason: a test double");
     let entries: Vec<Entry> = serde_saphyr::from_str(&text).unwrap();
-    assert!(judge(&two, &entries).mistakes.is_empty());
+    assert!(compare(&two, &entries).mistakes.is_empty());
 }

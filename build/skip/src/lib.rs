@@ -1,14 +1,14 @@
-//! Skips tests that cannot run on this machine: the skip is printed, logged and counted (`build/test.sh`).
+//! Skips tests that cannot run on this machine: each skip is printed, logged and counted (`build/test.sh`).
 #![forbid(unsafe_code)]
 
 use std::fs::OpenOptions;
 use std::io::Write;
 
-/// Says on stderr that `test` is left out and why, and appends that line to the file that `VGPU_SKIP_LOG` names.
-/// The caller returns then.
+/// Prints on stderr that `test` is skipped and why, and appends that line to the file that `VGPU_SKIP_LOG` names. The
+/// caller then returns.
 ///
 /// # Panics
-/// The file cannot be written: a skip that nobody counts would pass for a success.
+/// The file cannot be written: an uncounted skip would look like a success.
 pub fn skip(test: &str, reason: &str) {
     let line = format!("{test}: {reason}\n");
     eprint!("skipped: {line}");

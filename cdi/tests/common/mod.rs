@@ -1,6 +1,6 @@
 //! A spec like the ones that the plugin writes.
 
-use vgpu_cdi::{ContainerEdits, Device, DeviceNode, DeviceType, Hook, HookName, Kind, Mount, Spec};
+use vgpu_cdi::{ContainerEdits, Device, DeviceNode, Hook, HookName, Kind, Mount, Spec};
 
 pub(crate) fn kind() -> Kind {
     Kind::parse("dra.vgpu/claim").expect("a kind")
@@ -31,10 +31,8 @@ pub(crate) fn claim() -> Spec {
             hook_name: HookName::CreateContainer,
             path: "/var/lib/vgpu/0ab1/vgpu-cdi-hook".into(),
             args: ["vgpu-cdi-hook", "preload"].map(String::from).to_vec(),
-            env: Vec::new(),
-            timeout: Some(10),
+            timeout: 10,
         }],
-        ..ContainerEdits::default()
     };
     spec.devices = vec![Device {
         name: "7f0e3a52-1d4c-4a6e-9f57-0d2a3b8c6e11-gpu-0a1b2c3d".into(),
@@ -42,17 +40,11 @@ pub(crate) fn claim() -> Spec {
             device_nodes: vec![DeviceNode {
                 path: "/dev/nvidia0".into(),
                 host_path: Some("/run/driver/dev/nvidia0".into()),
-                r#type: Some(DeviceType::Char),
-                major: Some(195),
-                minor: Some(0),
                 file_mode: 0o666,
-                permissions: Some("rwm".into()),
-                ..DeviceNode::default()
             }],
             mounts: vec![mount("/run/vgpu/claims/7f0e/s", "/run/vgpu/s")],
             ..ContainerEdits::default()
         },
-        ..Device::default()
     }];
     spec
 }

@@ -4,6 +4,8 @@
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
+use super::ClusterFlags;
+
 pub(super) const ALLOCATE_LONG: &str = "\
 Shows where the ResourceClaims in FILEs would be placed: allocates them to one node, as vgpu-controller would,
 without a cluster. FILEs hold Node, DeviceClass, ResourceSlice, DeviceTaintRule and ResourceClaim objects, as YAML
@@ -25,19 +27,59 @@ Output:
   Standard error has the reasons as sentences.
 
 Exit status:
-  0 if everything was allocated, 1 if it does not fit, 2 for an error in the flags or in FILEs.";
+  0 if everything was allocated, 1 if it does not fit, 2 for an error in the flags or in FILEs: the answer is then
+  about the documents that can be read.";
 
 pub(super) const EXPLAIN_LONG: &str = "\
 Explains why a pod or a claim is Pending: what blocks it on each device of each node, who holds the rest, and the
-largest fractions of one device that would fit. The answer comes from the allocator itself, in a dry run. It covers
-devices only; kube-scheduler checks everything else that a pod needs of a node.
+largest fractions of one device that would fit. Of a pod that runs it says where its GPU is, its limits, what it uses,
+and what is wrong. Without NAME it is about all pods that wait: those that wait for the same have one text. Of a workload
+it says which of its pods wait for what, and why pods are missing; of a template whether its claims would fit. The answer
+comes from the allocator itself, in a dry run. It covers devices only; kube-scheduler checks everything else that a pod
+needs of a node.
 
-Without -f it reads the cluster of the current context by kubectl, and changes nothing there.";
+Without -f it reads the cluster of the current context, and changes nothing there. Rights in the pod's namespace are
+enough to see what vgpu-controller and the nodes say of it; for each device they need the right to list nodes,
+DeviceClasses, ResourceSlices, and the ResourceClaims of all namespaces.";
 
 pub(super) const EXPLAIN_AFTER: &str = "\
 Exit status:
-  0 if all its devices are allocated or would fit, 1 if they do not fit, 2 for an error in the flags or in FILEs,
-  and when kubectl fails.";
+  0 if nothing waits: all its devices are allocated or would fit, 1 if something waits or never fits, or the rights do
+  not suffice to know, 2 when the cluster or the object cannot be read, and for an error in the flags or in FILEs: the
+  answer is then about the documents that can be read.";
+
+pub(super) const FIT_LONG: &str = "\
+Says how many pods of each Pod, Deployment, ReplicaSet, StatefulSet, Job or CronJob in FILEs would have their devices
+now, on which nodes, and what the next one lacks. Each is asked about by itself. ResourceClaimTemplates are those of
+FILEs, else the cluster's. It looks at devices only, and changes nothing. If FILEs have Nodes, they are the cluster.";
+
+pub(super) const FIT_AFTER: &str = "\
+Exit status:
+  0 if all pods fit, 1 if not, 2 for an error in the flags or in FILEs, and when the cluster cannot be read: it needs
+  the rights that `vgpu explain` names.";
+
+pub(super) const TOP_LONG: &str = "\
+Shows what the namespace holds and uses of the GPUs: a line for each share, with the most memory first. -A has a line for
+each namespace, --nodes one for each GPU. It reads the VgpuUsage that vgpu-controller writes, and the VgpuNodes of the nodes'
+plugins, at most once a minute each; `watch vgpu top` repeats it.";
+
+pub(super) const TOP_AFTER: &str = "\
+Columns:
+  HELD is what the claim got, USED and PEAK what its processes use and have used at most, CORES the percent of the GPU's
+  time that it has reserved, GPU TIME what it used in the last minute, REFUSALS how often it was refused memory. A
+  figure that is not known is -. On a narrow terminal columns are left out.
+
+Exit status:
+  0, also if nothing is held; 2 for an error in the flags, and when the figures cannot be read.";
+
+pub(super) const ADVISE_LONG: &str = "\
+Says for each request of the namespace's claims, or of one workload, which amounts would have been enough: the most memory
+that was used and 10 percent, and the GPU time of its busiest minute. Never less than what was used. It looks back only, at
+shares that are held now. There is no advice before 10 minutes, nor for a share that was refused memory.";
+
+pub(super) const ADVISE_AFTER: &str = "\
+Exit status:
+  0, also without an advice; 2 for an error in the flags, and when the figures cannot be read.";
 
 pub(super) const TRANSLATE_LONG: &str = "\
 Prints pods that were written for HAMi, Koordinator, Volcano, gpu-manager or KAI as pods with ResourceClaims, the
@@ -53,7 +95,8 @@ Output:
   `kubectl get resourceslices -o yaml`. Without them their templates are left out.
 
 Exit status:
-  0 if no pod is refused, 1 if one is, 2 for an error in the flags or in FILEs.";
+  0 if no pod is refused, 1 if one is refused or has a value that cannot be read, 2 for an error in the flags and for
+  documents that are no objects. The others are printed.";
 
 /// The flags of `vgpu allocate` as typed.
 #[derive(Args, Debug)]
@@ -81,24 +124,85 @@ pub enum ListFormat {
     Yaml,
 }
 
-/// The flags of `vgpu explain` as typed.
+/// Flags that `vgpu explain` and `vgpu fit` have in common: the cluster to look at, and how to answer.
 #[derive(Args, Debug)]
-pub struct ExplainFlags {
-    /// Pod or claim to explain: pod/NAME, claim/NAME, or NAME of either
-    #[arg(value_name = "POD|CLAIM")]
-    pub subject: String,
-    /// Namespace of the pod or claim
-    #[arg(short, long, value_name = "NAME", default_value = "default")]
-    pub namespace: String,
-    /// Files with the objects, including the pods; - is standard input [default: read the cluster by kubectl]
-    #[arg(short, long = "filename", value_name = "FILE")]
-    pub files: Vec<PathBuf>,
+pub struct LookFlags {
+    /// Namespace, of objects that name none [default: the context's; default if the files are the cluster]
+    #[arg(short, long, value_name = "NAME")]
+    pub namespace: Option<String>,
+    #[command(flatten)]
+    pub cluster: ClusterFlags,
     /// Look at this node only [default: all]
     #[arg(long, value_name = "NAME")]
     pub node: Option<String>,
     /// Kubernetes' feature gates, A=true,B=false [default: those of Kubernetes 1.37]
     #[arg(long, value_name = "GATES")]
     pub feature_gates: Vec<String>,
+    /// Output format
+    #[arg(short, long, value_name = "text|json|yaml", default_value = "text")]
+    pub output: AnswerFormat,
+}
+
+/// The flags of `vgpu explain` as typed.
+#[derive(Args, Debug)]
+pub struct ExplainFlags {
+    /// What to explain: KIND/NAME or KIND NAME, of a pod, claim, template, deployment, statefulset, replicaset, daemonset,
+    /// job or cronjob; or NAME of a pod or claim [default: all pods that wait]
+    #[arg(value_name = "KIND/NAME", num_args = 0..=2)]
+    pub subject: Vec<String>,
+    /// All pods that wait, of all namespaces
+    #[arg(short = 'A', long, conflicts_with = "namespace")]
+    pub all_namespaces: bool,
+    /// All lines and names [default: at most 20 lines]
+    #[arg(long)]
+    pub all: bool,
+    /// Files with the objects, including the pods; - is standard input [default: read the cluster]
+    #[arg(short, long = "filename", value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    #[command(flatten)]
+    pub look: LookFlags,
+}
+
+/// The flags of `vgpu fit` as typed.
+#[derive(Args, Debug)]
+pub struct FitFlags {
+    /// Files with the workloads and their templates; - is standard input
+    #[arg(short, long = "filename", value_name = "FILE", required = true, num_args = 1..)]
+    pub files: Vec<PathBuf>,
+    #[command(flatten)]
+    pub look: LookFlags,
+}
+
+/// The flags of `vgpu top` as typed.
+#[derive(Args, Debug)]
+pub struct TopFlags {
+    /// Namespace [default: the context's]
+    #[arg(short, long, value_name = "NAME", conflicts_with_all = ["all_namespaces", "nodes"])]
+    pub namespace: Option<String>,
+    /// A line for each namespace
+    #[arg(short = 'A', long, conflicts_with = "nodes")]
+    pub all_namespaces: bool,
+    /// A line for each GPU of each node
+    #[arg(long)]
+    pub nodes: bool,
+    #[command(flatten)]
+    pub cluster: ClusterFlags,
+    /// Output format; json and yaml have the objects
+    #[arg(short, long, value_name = "text|json|yaml", default_value = "text")]
+    pub output: AnswerFormat,
+}
+
+/// The flags of `vgpu advise` as typed.
+#[derive(Args, Debug)]
+pub struct AdviseFlags {
+    /// Claim, pod, template, or what the pods belong to: NAME or KIND/NAME, such as deployment/train [default: all]
+    #[arg(value_name = "NAME")]
+    pub subject: Option<String>,
+    /// Namespace [default: the context's]
+    #[arg(short, long, value_name = "NAME")]
+    pub namespace: Option<String>,
+    #[command(flatten)]
+    pub cluster: ClusterFlags,
     /// Output format
     #[arg(short, long, value_name = "text|json|yaml", default_value = "text")]
     pub output: AnswerFormat,

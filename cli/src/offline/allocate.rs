@@ -5,17 +5,19 @@
 //! ```
 //!
 //! Writes only to stdout and stderr, and reads only the named files. Exit status 0: everything was allocated;
-//! 1: it does not fit, and the List has the reasons; 2: an error in the flags or in the input.
+//! 1: it does not fit, and the List has the reasons; 2: an error in the flags or in the input. The List is then about the
+//! documents that can be read, if a claim is among them.
 #![forbid(unsafe_code)]
 
-use std::io::Write;
+use std::fmt::Display;
 use std::process::ExitCode;
 
 use vgpu_allocator::SelectorCache;
 use vgpu_allocator::offline::{self, Objects, Options};
 use vgpu_api::config::UnknownPolicy;
 
-use super::{OfflineError, features, objects_in, print, yaml};
+use super::documents::Documents;
+use super::{OfflineError, features, objects, print, say, status, yaml};
 use crate::exit;
 use crate::flags::{AllocateFlags, ListFormat};
 
@@ -40,18 +42,15 @@ impl From<offline::OfflineError> for AllocateError {
 
 pub(crate) fn main(flags: &AllocateFlags) -> ExitCode {
     match run(flags) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::from(exit::DOES_NOT_FIT),
-        Err(AllocateError::Offline(error)) if error.is_closed_pipe() => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
-            let _ = writeln!(std::io::stderr(), "vgpu allocate: {error}");
+            say("allocate", error);
             ExitCode::from(exit::USAGE)
         }
     }
 }
 
-/// Returns true if everything was allocated.
-fn run(flags: &AllocateFlags) -> Result<bool, AllocateError> {
+fn run(flags: &AllocateFlags) -> Result<ExitCode, AllocateError> {
     let options = Options {
         node: flags.node.clone(),
         policy: match &flags.policy {
@@ -60,7 +59,11 @@ fn run(flags: &AllocateFlags) -> Result<bool, AllocateError> {
         },
         features: features(&flags.feature_gates)?,
     };
-    let objects = objects_in(&flags.files)?;
+    let (objects, failed) = objects(Documents::read(&flags.files).map_err(OfflineError::from)?);
+    failed.iter().for_each(|line| say("allocate", line));
+    if !failed.is_empty() && !objects.has_waiting() {
+        return Ok(ExitCode::from(exit::USAGE));
+    }
     let mut no_id = None;
     let mut share_id = || {
         uuid().unwrap_or_else(|error| {
@@ -78,7 +81,7 @@ fn run(flags: &AllocateFlags) -> Result<bool, AllocateError> {
         ListFormat::Json => format!("{list:#}\n"),
         ListFormat::Yaml => yaml(&list)?,
     })?;
-    Ok(report.fits())
+    Ok(status(&failed, report.fits()))
 }
 
 fn uuid() -> std::io::Result<String> {
@@ -88,25 +91,20 @@ fn uuid() -> std::io::Result<String> {
 }
 
 fn print_reasons(objects: &Objects, report: &offline::Report) {
-    let mut stderr = std::io::stderr().lock();
-    // Errors are ignored: the reader of stderr may have closed it.
+    let say = |line: &dyn Display| say("allocate", line);
     for object in objects.ignored() {
-        let _ = writeln!(stderr, "vgpu allocate: {object}: objects of this kind are ignored");
+        say(&format_args!("{object}: objects of this kind are ignored"));
     }
     if !objects.has_waiting() {
-        let _ = writeln!(
-            stderr,
-            "vgpu allocate: no claim in the input waits for devices; to try a ResourceClaimTemplate, write its spec.spec as the spec of a ResourceClaim"
+        say(
+            &"no claim in the input waits for devices; to try a ResourceClaimTemplate, write its spec.spec as the spec of a ResourceClaim",
         );
     }
     for reason in report.reasons().iter().take(MAX_REASONS) {
-        let _ = writeln!(stderr, "vgpu allocate: {reason}");
+        say(reason);
     }
     let more = report.reasons().len().saturating_sub(MAX_REASONS);
     if more > 0 {
-        let _ = writeln!(
-            stderr,
-            "vgpu allocate: and {more} more reasons; the List has all of them"
-        );
+        say(&format_args!("and {more} more reasons; the List has all of them"));
     }
 }

@@ -1,46 +1,48 @@
-//! Pods that ask for a GPU by the resources of another system, for `vgpu explain`.
+//! Resources and annotations of other systems by which an object asks for a GPU.
 
 use std::collections::BTreeSet;
 
-use vgpu_allocator::offline::{Objects, Subject};
-use vgpu_dialects::{Dialect, asking_annotations, asking_resources};
+use serde_json::Value;
+use vgpu_dialects::{Dialect, Settings, asking_annotations, asking_resources};
+use vgpu_planner::Obstacle;
 
-/// Why nothing here serves the pod, if it has no claims and asks by another system's resources or annotations.
-pub(super) fn asks(objects: &Objects, subject: &Subject) -> Option<String> {
-    let key = subject.pod()?;
-    let pod = objects.pod(&key)?;
+/// Returns the names in the limits, requests and annotations of an object that ask for a GPU, wherever its pods are.
+pub(super) fn asking<'v>(object: &'v Value, settings: &Settings) -> BTreeSet<&'v str> {
+    match object {
+        Value::Object(map) => map
+            .iter()
+            .flat_map(|(key, value)| match key.as_str() {
+                "limits" | "requests" => named(value, settings, asking_resources),
+                "annotations" => named(value, settings, asking_annotations),
+                _ => asking(value, settings),
+            })
+            .collect(),
+        Value::Array(items) => items.iter().flat_map(|item| asking(item, settings)).collect(),
+        _ => BTreeSet::new(),
+    }
+}
+
+fn named<'v>(map: &'v Value, settings: &Settings, keys: fn(Dialect) -> &'static [&'static str]) -> BTreeSet<&'v str> {
+    let asks = |name: &&str| {
+        let known = settings.resource_names.known(name);
+        let mut dialects = settings.dialects.iter();
+        dialects.any(|dialect| keys(*dialect).contains(name) || keys(*dialect).contains(&known))
+    };
+    let names = map.as_object().into_iter().flat_map(|map| map.keys());
+    names.map(String::as_str).filter(asks).collect()
+}
+
+/// For `vgpu explain`: why nothing here serves a pod, if it has no claims and asks by another system's names.
+pub(super) fn asks(pod: &Value) -> Option<Obstacle> {
     let has_claims = pod["spec"]["resourceClaims"]
         .as_array()
         .is_some_and(|claims| !claims.is_empty());
-    if has_claims || pod["status"]["extendedResourceClaimStatus"].is_object() {
+    let found: Vec<&str> = asking(pod, &Settings::default()).into_iter().collect();
+    if has_claims || found.is_empty() || pod["status"]["extendedResourceClaimStatus"].is_object() {
         return None;
     }
-    let of_all = |keys: fn(Dialect) -> &'static [&'static str]| Dialect::ALL.into_iter().flat_map(keys).copied();
-    let (resources, annotations): (BTreeSet<&str>, BTreeSet<&str>) =
-        (of_all(asking_resources).collect(), of_all(asking_annotations).collect());
-    let containers = ["containers", "initContainers"].into_iter();
-    let containers = containers.flat_map(|field| pod["spec"][field].as_array().into_iter().flatten());
-    let amounts = containers.flat_map(|container| {
-        let fields = ["limits", "requests"].into_iter();
-        fields.flat_map(|field| container["resources"][field].as_object().into_iter().flatten())
-    });
-    let asked = amounts
-        .map(|(name, _)| name.as_str())
-        .filter(|name| resources.contains(name));
-    let noted = pod["metadata"]["annotations"].as_object().into_iter().flatten();
-    let noted = noted
-        .map(|(name, _)| name.as_str())
-        .filter(|name| annotations.contains(name));
-    let found: BTreeSet<&str> = asked.chain(noted).collect();
-    if found.is_empty() {
-        return None;
-    }
-    let names: Vec<&str> = found.into_iter().collect();
-    let namespace = pod["metadata"]["namespace"].as_str().unwrap_or("default");
-    Some(format!(
-        "it asks by {} and has no claim, so dra.vgpu gives it nothing: pods of namespace {namespace} are translated only if \
-         the chart's translate.dialects has that dialect and the namespace the label (kubectl label namespace {namespace} \
-         dra.vgpu/translate=true); then create the pod again. Or ask by a claim of class vgpu",
-        names.join(", ")
-    ))
+    Some(Obstacle::Untranslated {
+        names: found.into_iter().map(str::to_owned).collect(),
+        namespace: pod["metadata"]["namespace"].as_str().unwrap_or("default").to_owned(),
+    })
 }

@@ -1,83 +1,69 @@
-//! Implements `vgpu explain`: why a pod or a claim is Pending.
+//! Implements `vgpu explain`: why pods wait, what a pod has, and what a workload or a template lacks.
+//!
+//! ```text
+//!  words ─► Asked ─┬─► Known: files, or what the user may read of the cluster
+//!                  ▼
+//!   one pod or claim, all pods that wait, a workload, a template ─► Told: lines, a document, yes or no
+//! ```
+//!
+//! How it fails: what may not be read is named, and the answer is about the rest ([`seen`](super::seen)). Texts of tenants'
+//! objects have no control characters in the output, and at most [`MOST_LINES`](told::MOST_LINES) lines are printed without `--all`.
 
-use std::io::Write;
+mod answer;
+mod asked;
+mod events;
+mod known;
+mod template;
+mod told;
+mod usage;
+mod waiting;
+mod workload;
+
 use std::process::ExitCode;
-use std::time::{SystemTime, UNIX_EPOCH};
 
-use serde_json::{Value, json};
-use vgpu_allocator::SelectorCache;
-use vgpu_allocator::offline::{Explanation, InputError, Objects, Options, Subject};
-use vgpu_planner::Time;
+use vgpu_allocator::offline::Options;
 
-use super::{OfflineError, dialect, features, kubectl, objects_in, print, quota, yaml};
+use super::{OfflineError, features, print, say, status, yaml};
 use crate::exit;
 use crate::flags::{AnswerFormat, ExplainFlags};
+use crate::output::clean;
+use asked::Asked;
+pub(super) use asked::AskedError;
+use known::Known;
+use told::MOST_LINES;
 
 pub(crate) fn main(flags: &ExplainFlags) -> ExitCode {
     match run(flags) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::from(exit::DOES_NOT_FIT),
-        Err(error) if error.is_closed_pipe() => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
-            let _ = writeln!(std::io::stderr(), "vgpu explain: {error}");
+            say("explain", error);
             ExitCode::from(exit::USAGE)
         }
     }
 }
 
-/// Returns true if nothing blocks it.
-fn run(flags: &ExplainFlags) -> Result<bool, OfflineError> {
+fn run(flags: &ExplainFlags) -> Result<ExitCode, OfflineError> {
+    let asked = Asked::parse(&flags.subject, flags.all_namespaces)?;
     let options = Options {
-        node: flags.node.clone(),
-        features: features(&flags.feature_gates)?,
+        node: flags.look.node.clone(),
+        features: features(&flags.look.feature_gates)?,
         ..Options::default()
     };
-    let subject = Subject::parse(&flags.subject, &flags.namespace)?;
-    // Files have no quota.
-    let lists = match flags.files.is_empty() {
-        true => Some(kubectl::lists(&flags.namespace)?),
-        false => None,
+    let mut known = Known::read(flags, &asked)?;
+    let mut failed = std::mem::take(&mut known.failed);
+    let most = if flags.all { usize::MAX } else { MOST_LINES };
+    let told = match &asked {
+        Asked::Waiting => waiting::of(&known, &options, most, &mut failed),
+        Asked::One(words) => answer::of(&known, words, &options, most),
+        Asked::Template(name) => template::of(&mut known, name, &options, most),
+        Asked::Workload(kind, name) => workload::of(&known, kind, name, &options, most),
     };
-    let objects = match &lists {
-        Some(lists) => objects_of(lists)?,
-        None => objects_in(&flags.files)?,
-    };
-    let asks_elsewhere = dialect::asks(&objects, &subject);
-    let mut answer = vgpu_planner::explain(objects, &subject, &options, &mut SelectorCache::default(), now())?;
-    answer.obstacles.extend(asks_elsewhere);
-    let quota = lists.map(|lists| quota::of(&flags.namespace, answer.pod(), &lists));
-    let quota = quota.unwrap_or_default();
-    let document = || document(&answer, &quota);
-    print(&match flags.output {
-        AnswerFormat::Text => {
-            let lines = quota.lines.iter().map(|line| format!("{line}\n"));
-            answer.to_string() + &lines.collect::<String>()
-        }
-        AnswerFormat::Json => format!("{:#}\n", document()),
-        AnswerFormat::Yaml => yaml(&document())?,
+    failed.iter().for_each(|line| say("explain", line));
+    let told = told?;
+    print(&match flags.look.output {
+        AnswerFormat::Text => told.lines.iter().map(|line| clean(line) + "\n").collect(),
+        AnswerFormat::Json => format!("{:#}\n", told.document),
+        AnswerFormat::Yaml => yaml(&told.document)?,
     })?;
-    Ok(answer.fits() && !quota.is_waited_for)
-}
-
-fn objects_of(lists: &[Value]) -> Result<Objects, InputError> {
-    let mut objects = Objects::default();
-    for list in lists {
-        objects.add(list.clone(), "kubectl get")?;
-    }
-    Ok(objects)
-}
-
-fn document(answer: &Explanation, quota: &quota::Said) -> Value {
-    // Cannot fail: it has only texts, lists and numbers.
-    let mut document = serde_json::to_value(answer).unwrap_or_default();
-    if !quota.lines.is_empty() {
-        document["quota"] = json!(quota.lines);
-    }
-    document
-}
-
-/// The current time: a device's taint for the controller counts only once it is old enough.
-fn now() -> Time {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Time::from_millis(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
+    Ok(status(&failed, told.is_yes))
 }

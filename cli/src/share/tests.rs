@@ -8,14 +8,8 @@ struct Scene {
 }
 
 fn scene() -> Scene {
-    let tmp = tempfile::tempdir().unwrap();
-    let environment = crate::environment::Environment {
-        uid: rustix::process::geteuid().as_raw(),
-        runtime_dir: Some(tmp.path().to_path_buf()),
-        ..Default::default()
-    };
-    let run_dir = RunDir::open(&environment, false).unwrap();
-    Scene { _tmp: tmp, run_dir }
+    let (_tmp, run_dir) = crate::run_dir::tests::temporary();
+    Scene { _tmp, run_dir }
 }
 
 fn limits(share: &str) -> Limits {
@@ -149,14 +143,8 @@ fn a_lane_in_the_ledger_holds_the_share() {
         .write(true)
         .open(held.folder.share("a").join(LEDGER))
         .unwrap();
-    // SAFETY: an all-zero flock is a value of its type.
-    let mut lane: libc::flock = unsafe { std::mem::zeroed() };
-    lane.l_type = libc::F_WRLCK as libc::c_short;
-    lane.l_start = (ledger::FIRST_LANE_AT + 7 * ledger::LINE) as libc::off_t;
-    lane.l_len = 1;
-    // SAFETY: `ledger` is open, and the flock is read.
-    let answer = unsafe { libc::fcntl(ledger.as_raw_fd(), libc::F_OFD_SETLK, &mut lane) };
-    assert_eq!(answer, 0);
+    let lane = locks::exclusive((ledger::FIRST_LANE_AT + 7 * ledger::LINE) as u64, 1);
+    nix::fcntl::fcntl(&ledger, nix::fcntl::FcntlArg::F_OFD_SETLK(&lane)).unwrap();
     held.release(|| panic!("the lane's owner holds it"));
     assert!(scene.find("a").unwrap().is_some());
     drop(ledger);

@@ -31,6 +31,25 @@ int nvmlDeviceGetUUID(void *device, char *uuid, unsigned length)
     snprintf(uuid, length, "GPU-00000000-0000-0000-0000-00000000000%lu", (unsigned long)device);
     return 0;
 }
+int nvmlSystemGetDriverVersion(char *version, unsigned length)
+{
+    snprintf(version, length, "550.1");
+    return 0;
+}
+int nvmlSystemGetCudaDriverVersion_v2(int *version) { *version = 12020; return 0; }
+int nvmlDeviceGetName(void *device, char *name, unsigned length)
+{
+    (void)device;
+    snprintf(name, length, "stand-in");
+    return 0;
+}
+int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor)
+{
+    (void)device;
+    *major = 9;
+    *minor = 0;
+    return 0;
+}
 int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory *memory)
 {
     (void)device;

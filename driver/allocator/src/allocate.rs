@@ -9,7 +9,7 @@ use crate::outcome::Outcome;
 use crate::plan::{Classes, PlanBuilder};
 use crate::policy::{NodeRank, Order};
 use crate::pools::{NodeView, PoolState};
-use crate::search::Search;
+use crate::search::{AskAt, Search};
 use crate::selectors::SelectorCache;
 use vgpu_api::config::AllocationPolicy;
 
@@ -87,7 +87,7 @@ impl<'a> Attempt<'a> {
             .unwrap_or_else(|| (0..view.candidates.len()).collect());
         for alternative in 0..alternatives {
             for index in devices.iter().copied() {
-                if search.would_take(0, 0, alternative, index)? {
+                if search.would_take(AskAt::of_first(alternative), index)? {
                     return Ok(Some(order.of_node(&search, alternative, index)));
                 }
             }
@@ -114,7 +114,7 @@ impl<'a> Attempt<'a> {
         };
         let order = Order::of_policy(self.policy)[0];
         let mut search = self.search(view, (cache, budget), order)?;
-        if !search.would_take(0, 0, alternative, index)? {
+        if !search.would_take(AskAt::of_first(alternative), index)? {
             return Ok(Start::Elsewhere);
         }
         Ok(Start::Here(search.run()?.then(|| self.outcome(&search, share_id))))

@@ -2,7 +2,7 @@
 //!
 //! Backtracking over devices that fit one by one but not together takes endless time, and everyone who may create
 //! claims can write one that does so on every node. So all attempts of one question draw from one budget: one step for
-//! each device that is looked at, and for selectors the cost that CEL counts. A node may use a part of what is left, so
+//! each device that is looked at, and for selectors their CEL cost. A node may use a part of the remaining steps, so
 //! that the first one without an answer does not keep the others from being asked. When the budget is spent there is no
 //! answer at all; the caller decides when to ask again, and with how much.
 
@@ -11,7 +11,7 @@ use crate::error::AllocateError;
 /// The default budget of a question: about a second.
 const MOST_STEPS: u64 = 3_000_000;
 
-/// A node may use 1/PARTS of what is left, and more if there are fewer nodes.
+/// A node may use 1/PARTS of the remaining steps, and more if there are fewer nodes.
 const PARTS: usize = 8;
 
 /// The least budget of a node: more than any search needs that does not backtrack.
@@ -25,7 +25,7 @@ const COST_OF_STEP: u64 = 4;
 pub struct Budget {
     total: u64,
     left: u64,
-    /// What has to be left when the present node's part is used up.
+    /// The steps that the present node must leave for the others.
     floor: u64,
 }
 
@@ -46,7 +46,8 @@ impl Budget {
     }
 
     /// The part of the default budget for each of `nodes` nodes.
-    pub(crate) fn of_each(nodes: usize) -> u64 {
+    #[must_use]
+    pub fn of_each(nodes: usize) -> u64 {
         (MOST_STEPS / nodes.max(1) as u64).max(LEAST)
     }
 
@@ -60,7 +61,7 @@ impl Budget {
         self.total - self.left
     }
 
-    /// Begins with one of so many nodes.
+    /// Begins with the next node; `nodes`: how many are left.
     ///
     /// # Errors
     /// Nothing is left.
@@ -81,7 +82,7 @@ impl Budget {
         Ok(())
     }
 
-    /// What a selector took. It is done, whatever is left.
+    /// Charges what a selector took, also if less is left: it has been evaluated already.
     pub(crate) fn charge(&mut self, cost: u64) {
         self.left = self.left.saturating_sub(cost / COST_OF_STEP);
     }

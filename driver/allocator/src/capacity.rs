@@ -1,6 +1,6 @@
 //! What a request consumes of a device's capacity, and whether the device has that much.
 //!
-//! A request consumes every capacity of the device: one that it does not name by the policy's default, or whole.
+//! A request consumes every capacity of the device: a capacity that it does not name by the policy's default, or whole.
 //! Amounts are rounded up as the policy says. A number beyond the policy's arithmetic ends the attempt, as in
 //! Kubernetes, because other devices would only be tried in vain.
 
@@ -37,7 +37,7 @@ pub(crate) enum Misfit {
         name: String,
         amount: Quantity,
     },
-    /// The first; [`shortages`] has the others.
+    /// The first shortage; [`shortages`] has the others.
     Short(Box<Shortage>),
 }
 
@@ -142,7 +142,7 @@ fn one(name: &str, asked: Option<&Quantity>, capacity: &Capacity, fractional: bo
     })
 }
 
-/// The next value from `min` on in whole steps.
+/// Returns the next value in whole steps from `min` on.
 fn round_up(
     name: &str,
     asked: &Quantity,
@@ -215,7 +215,7 @@ fn reader(milli: bool) -> fn(&Quantity) -> Option<i64> {
     }
 }
 
-/// Returns true if a range is counted in thousandths: with the gate on, when all of it is whole thousandths.
+/// Returns true if a range is counted in thousandths: if the gate is on and all of it is whole thousandths.
 pub(crate) fn in_milli(range: &Range, fractional: bool) -> bool {
     let readable = |bound: &Option<Quantity>| bound.as_ref().is_none_or(|bound| bound.exact_milli().is_some());
     fractional

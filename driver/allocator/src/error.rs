@@ -7,7 +7,7 @@ use crate::capacity::CapacityError;
 use crate::model::ResourceClaim;
 use crate::pools::{PoolError, ViewError};
 
-/// A mistake with which no answer would be right. Each names the object and the field.
+/// A mistake that makes every answer wrong. Each names the object and the field.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AllocateError {
     #[error("request {request}: {fault}")]
@@ -59,7 +59,7 @@ pub enum RequestError {
     InvalidPool { pool: String, error: Box<PoolError> },
     #[error("{}selectors[{index}] on device {device}: {message}", .class.as_ref().map(|class| format!("class {class}: ")).unwrap_or_default())]
     Cel {
-        /// The class, where the selector is not the request's own.
+        /// The class that has the selector; `None` if the request has it.
         class: Option<String>,
         index: usize,
         device: String,
@@ -113,7 +113,7 @@ impl AllocateError {
         }
     }
 
-    /// With the name of the claim that it is about, by its place.
+    /// Returns the message with the name of its claim; `name` returns it for a place.
     #[must_use]
     pub fn in_words(&self, name: impl FnOnce(usize) -> String) -> String {
         match self {

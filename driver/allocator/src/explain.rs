@@ -8,8 +8,8 @@
 //!      └──────────────────► the request again, with all the memory that is left, and with all the cores
 //! ```
 //!
-//! Both answers come from the search itself, which tries a device as an allocation would. So what is said to fit does
-//! fit.
+//! Both answers come from the search itself, which tries a device as an allocation would. So an
+//! amount that is named does fit.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use crate::model::{Allocation, ResourceClaim, Taint};
 use crate::policy::Order;
 use crate::pools::{NodeView, PoolState};
 use crate::reason::{CLASS_SELECTORS, Reason, ReasonKind, field_of};
-use crate::search::{Refusal, Search};
+use crate::search::{AskAt, Refusal, Search};
 use crate::selectors::SelectorCache;
 use vgpu_quantity::Quantity;
 
@@ -42,7 +42,7 @@ pub enum Answer {
 /// Why claims do not fit on a node, and what would.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Why {
-    /// Why the first request that does not fit beside those before it cannot have each device.
+    /// For each device, why the first request that does not fit beside the earlier ones cannot have it.
     pub reasons: Vec<Reason>,
     /// The largest fractions that this request could have.
     pub largest: Largest,
@@ -90,7 +90,8 @@ pub struct Room<C = usize> {
 
 impl Largest {
     /// Names the claims.
-    pub(crate) fn named(self, claims: &[&ResourceClaim]) -> Largest<String> {
+    #[must_use]
+    pub fn named(self, claims: &[&ResourceClaim]) -> Largest<String> {
         let named = |room: Room| Room {
             claim: claims.get(room.claim).map_or_else(String::new, |claim| claim.key()),
             request: room.request,
@@ -106,7 +107,7 @@ impl Largest {
         }
     }
 
-    /// Keeps what is larger.
+    /// Keeps the larger amounts.
     pub fn merge(&mut self, other: Self) {
         keep_larger(&mut self.memory, other.memory);
         keep_larger(&mut self.cores, other.cores);
@@ -180,15 +181,18 @@ impl<'a> Attempt<'a> {
             ..Why::default()
         };
         for alternative in 0..search.plans[claim].requests[request].asks.len() {
-            let mut explainer = Explainer {
-                search: &mut search,
+            let at = AskAt {
                 claim,
                 request,
                 alternative,
             };
+            let mut explainer = Explainer {
+                search: &mut search,
+                at,
+            };
             explainer.explain(&mut why)?;
             // If several devices are wanted, what the best one could give is not what would fit.
-            if explainer.search.ask(claim, request, alternative).count == 1 {
+            if explainer.search.ask(at).count == 1 {
                 why.largest.merge(explainer.largest()?);
             } else {
                 why.largest.is_of_several = true;
@@ -201,9 +205,7 @@ impl<'a> Attempt<'a> {
 /// Explains one request, or alternative, that the search has reached.
 struct Explainer<'e, 'a, 'c, 's> {
     search: &'e mut Search<'a, 'c, 's>,
-    claim: usize,
-    request: usize,
-    alternative: usize,
+    at: AskAt,
 }
 
 impl Explainer<'_, '_, '_, '_> {
@@ -211,53 +213,20 @@ impl Explainer<'_, '_, '_, '_> {
         let reasons = &mut why.reasons;
         let before = reasons.len();
         let view = self.search.view;
-        for pool in &view.pools {
-            let problem = match &pool.state {
-                PoolState::Usable => continue,
-                PoolState::Incomplete => "not all slices of its newest generation are published".to_owned(),
-                PoolState::Invalid(error) => error.to_string(),
-            };
-            let field = "spec.pool".to_owned();
-            let message = format!("pool {}: {problem}", pool.path());
-            reasons.push(self.reason(&pool.name, "", (ReasonKind::IncompletePool, field, message)));
-        }
+        reasons.extend(self.unusable_pools());
         let mut fitting: usize = 0;
         for index in 0..view.candidates.len() {
-            match self
-                .search
-                .try_device(self.claim, self.request, self.alternative, index)?
-            {
+            match self.search.try_device(self.at, index)? {
                 Ok(undo) => {
                     self.search.take_back(undo);
                     fitting += 1;
                 }
-                Err(refusal) => {
-                    let candidate = &view.candidates[index];
-                    let shortages = match &refusal {
-                        Refusal::Capacity(Misfit::Short(_)) => self.shortages(index)?,
-                        _ => Vec::new(),
-                    };
-                    // Only these name the claims that hold the device.
-                    let (holders, together) = match &refusal {
-                        Refusal::InUse | Refusal::Capacity(Misfit::Short(_)) => {
-                            (self.holders(index), self.with_it(index))
-                        }
-                        _ => Default::default(),
-                    };
-                    let said = self.say(refusal, &shortages, index)?;
-                    let reason = self.reason(&candidate.slice.spec.pool.name, &candidate.device().name, said);
-                    reasons.push(Reason {
-                        shortages,
-                        holders,
-                        together,
-                        ..reason
-                    });
-                }
+                Err(refusal) => reasons.push(self.of_device(refusal, index)?),
             }
         }
-        let ask = self.search.ask(self.claim, self.request, self.alternative);
+        let ask = self.search.ask(self.at);
         let wanted = ask.count;
-        let (claim, request) = (self.claim, ask.full_name());
+        let (claim, request) = (self.at.claim, ask.full_name());
         if fitting > 0 {
             why.fitting.push(Fitting {
                 claim,
@@ -284,6 +253,43 @@ impl Explainer<'_, '_, '_, '_> {
         Ok(())
     }
 
+    fn unusable_pools(&self) -> Vec<Reason> {
+        let pools = self.search.view.pools.iter();
+        let reasons = pools.filter_map(|pool| {
+            let problem = match &pool.state {
+                PoolState::Usable => return None,
+                PoolState::Incomplete => "not all slices of its newest generation are published".to_owned(),
+                PoolState::Invalid(error) => error.to_string(),
+            };
+            let field = "spec.pool".to_owned();
+            let message = format!("pool {}: {problem}", pool.path());
+            Some(self.reason(&pool.name, "", (ReasonKind::IncompletePool, field, message)))
+        });
+        reasons.collect()
+    }
+
+    /// Why the request cannot have a device.
+    fn of_device(&mut self, refusal: Refusal, index: usize) -> Result<Reason, AllocateError> {
+        let shortages = match &refusal {
+            Refusal::Capacity(Misfit::Short(_)) => self.shortages(index)?,
+            _ => Vec::new(),
+        };
+        // Only these name the claims that hold the device.
+        let (holders, together) = match &refusal {
+            Refusal::InUse | Refusal::Capacity(Misfit::Short(_)) => (self.holders(index), self.with_it(index)),
+            _ => Default::default(),
+        };
+        let said = self.say(refusal, &shortages, index)?;
+        let candidate = &self.search.view.candidates[index];
+        let reason = self.reason(&candidate.slice.spec.pool.name, &candidate.device().name, said);
+        Ok(Reason {
+            shortages,
+            holders,
+            together,
+            ..reason
+        })
+    }
+
     fn largest(&mut self) -> Result<Largest, AllocateError> {
         let mut largest = Largest::default();
         for index in 0..self.search.view.candidates.len() {
@@ -301,21 +307,19 @@ impl Explainer<'_, '_, '_, '_> {
         let Some((name, amount)) = self.search.room(index, name) else {
             return Ok(None);
         };
-        let ask = self.search.ask(self.claim, self.request, self.alternative);
+        let ask = self.search.ask(self.at);
         let mut asked = ask.exactly.capacity.clone().unwrap_or_default();
         asked.requests.insert(name.to_owned(), amount.clone());
         self.search.instead = Some(asked);
-        let taken = self
-            .search
-            .would_take(self.claim, self.request, self.alternative, index);
+        let taken = self.search.would_take(self.at, index);
         self.search.instead = None;
         if !taken? {
             return Ok(None);
         }
         let candidate = &self.search.view.candidates[index];
-        let ask = self.search.ask(self.claim, self.request, self.alternative);
+        let ask = self.search.ask(self.at);
         Ok(Some(Room {
-            claim: self.claim,
+            claim: self.at.claim,
             request: ask.full_name(),
             node: self.search.view.node().to_owned(),
             pool: candidate.slice.spec.pool.name.clone(),
@@ -325,7 +329,7 @@ impl Explainer<'_, '_, '_, '_> {
     }
 
     fn shortages(&self, index: usize) -> Result<Vec<Shortage>, AllocateError> {
-        self.search.shortages(self.claim, self.request, self.alternative, index)
+        self.search.shortages(self.at, index)
     }
 
     fn say(&mut self, refusal: Refusal, shortages: &[Shortage], index: usize) -> Result<Said, AllocateError> {
@@ -338,34 +342,12 @@ impl Explainer<'_, '_, '_, '_> {
             }
             Refusal::Mismatch => self.say_mismatch(index)?,
             Refusal::Capacity(misfit) => {
-                let at = |name: &str| format!("{field}.capacity.requests.{name}");
-                match misfit {
-                    Misfit::UnknownName(name) => {
-                        let message = format!("the device has no capacity {name:?}");
-                        (ReasonKind::Capacity, at(&name), message)
-                    }
-                    Misfit::Policy { name, amount } => {
-                        let message = format!("{name}: {amount} is not among what the device's policy allows");
-                        (ReasonKind::Capacity, at(&name), message)
-                    }
-                    Misfit::Short(short) => {
-                        let all = shortages.iter().map(|short| {
-                            let Shortage {
-                                name,
-                                wanted,
-                                free,
-                                total,
-                            } = short;
-                            format!(
-                                "{name}: {wanted} wanted, {} of {} free",
-                                free.readable(),
-                                total.readable()
-                            )
-                        });
-                        let all: Vec<String> = all.collect();
-                        (ReasonKind::Capacity, at(&short.name), all.join("; "))
-                    }
-                }
+                let (name, message) = say_misfit(misfit, shortages);
+                (
+                    ReasonKind::Capacity,
+                    format!("{field}.capacity.requests.{name}"),
+                    message,
+                )
             }
             Refusal::CountersOff => {
                 let message = "the device consumes shared counters, and the gate DRAPartitionableDevices is off";
@@ -378,20 +360,7 @@ impl Explainer<'_, '_, '_, '_> {
                 );
                 (ReasonKind::Counter, "consumesCounters".to_owned(), message)
             }
-            Refusal::Taint(Taint {
-                key,
-                value,
-                effect,
-                means,
-                ..
-            }) => {
-                let message = match (means, value.as_str()) {
-                    (Some(means), _) => means.to_owned(),
-                    (None, "") => format!("taint {key}:{effect} is not tolerated"),
-                    (None, value) => format!("taint {key}={value}:{effect} is not tolerated"),
-                };
-                (ReasonKind::Taint, format!("{field}.tolerations"), message)
-            }
+            Refusal::Taint(taint) => (ReasonKind::Taint, format!("{field}.tolerations"), say_taint(&taint)),
             Refusal::Constraint(attribute) => {
                 let message = format!(
                     "the claim's constraint on {attribute} forbids it beside the devices chosen so far, or the device does not have that attribute"
@@ -412,9 +381,8 @@ impl Explainer<'_, '_, '_, '_> {
             let message = "the device has binding conditions, and their gates are off".to_owned();
             return Ok((ReasonKind::Selector, "bindingConditions".to_owned(), message));
         }
-        let plan = &self.search.plans[self.claim];
-        let ask = &plan.requests[self.request].asks[self.alternative];
-        let found = ask.first_mismatch(candidate, self.claim, self.search.cache)?;
+        let ask = &self.search.plans[self.at.claim].requests[self.at.request].asks[self.at.alternative];
+        let found = ask.first_mismatch(candidate, self.at.claim, self.search.cache)?;
         let Some((of_class, at)) = found else {
             let message = "the device is not for this node".to_owned();
             return Ok((ReasonKind::NodeMismatch, "nodeSelector".to_owned(), message));
@@ -451,14 +419,14 @@ impl Explainer<'_, '_, '_, '_> {
     }
 
     fn field(&self) -> String {
-        let ask = self.search.ask(self.claim, self.request, self.alternative);
-        field_of(self.search.plans[self.claim].claim, &ask.full_name())
+        let ask = self.search.ask(self.at);
+        field_of(self.search.plans[self.at.claim].claim, &ask.full_name())
     }
 
     fn reason(&self, pool: &str, device: &str, (reason, field, message): Said) -> Reason {
-        let ask = self.search.ask(self.claim, self.request, self.alternative);
+        let ask = self.search.ask(self.at);
         Reason {
-            claim: self.claim,
+            claim: self.at.claim,
             request: ask.full_name(),
             node: self.search.view.node().to_owned(),
             pool: pool.to_owned(),
@@ -470,5 +438,44 @@ impl Explainer<'_, '_, '_, '_> {
             holders: Vec::new(),
             together: Vec::new(),
         }
+    }
+}
+
+/// Returns the capacity's name and the message.
+fn say_misfit(misfit: Misfit, shortages: &[Shortage]) -> (String, String) {
+    match misfit {
+        Misfit::UnknownName(name) => {
+            let message = format!("the device has no capacity {name:?}");
+            (name, message)
+        }
+        Misfit::Policy { name, amount } => {
+            let message = format!("{name}: {amount} is not among what the device's policy allows");
+            (name, message)
+        }
+        Misfit::Short(short) => {
+            let all = shortages.iter().map(|short| {
+                let (mut wanted, mut free) = (short.wanted.readable(), short.free.readable());
+                // A difference that rounding hides.
+                if wanted == free {
+                    (wanted, free) = (short.wanted.to_string(), short.free.to_string());
+                }
+                format!(
+                    "{}: {wanted} wanted, {free} of {} free",
+                    short.name,
+                    short.total.readable()
+                )
+            });
+            let all: Vec<String> = all.collect();
+            (short.name, all.join("; "))
+        }
+    }
+}
+
+fn say_taint(taint: &Taint) -> String {
+    let Taint { key, value, effect, .. } = taint;
+    match (taint.means, value.as_str()) {
+        (Some(means), _) => means.to_owned(),
+        (None, "") => format!("taint {key}:{effect} is not tolerated"),
+        (None, value) => format!("taint {key}={value}:{effect} is not tolerated"),
     }
 }

@@ -54,8 +54,8 @@ fn one_line(expression: &str) -> String {
     line.trim_end().to_owned()
 }
 
-/// Returns the domain that a selector reads attributes or capacity of, if the device has nothing in it and the selector
-/// reads no other.
+/// Returns the domain whose attributes or capacity a selector reads, if it reads no other domain and the device has
+/// nothing in it.
 pub(crate) fn foreign_domain<'e>(expression: &'e str, driver: &str, device: &Device) -> Option<&'e str> {
     let mut foreign = None;
     for (at, map) in expression

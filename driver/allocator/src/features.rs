@@ -1,6 +1,6 @@
 //! Kubernetes' feature gates that change how devices are allocated.
 
-/// One switch a gate. The default is what is on in Kubernetes 1.37.
+/// One switch for each gate. The default is what is on in Kubernetes 1.37.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Features {
     pub admin_access: bool,

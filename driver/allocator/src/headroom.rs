@@ -24,7 +24,7 @@ pub(crate) fn largest(capacity: &Capacity, free: &Quantity, fractional: bool) ->
     }
 }
 
-/// The last whole step from `min` on that is neither beyond `max` nor beyond what is free.
+/// Returns the last whole step from `min` on that exceeds neither `max` nor `free`.
 fn in_range(range: &Range, free: &Quantity, fractional: bool) -> Option<Quantity> {
     let end = range.max.as_ref().map_or(free, |max| max.min(free));
     let min = range.min.clone().unwrap_or_default();
@@ -40,7 +40,7 @@ fn in_range(range: &Range, free: &Quantity, fractional: bool) -> Option<Quantity
         false => quantity.whole_away_from_zero().map(i128::from),
     };
     let (step_by, min) = (read(step).filter(|step| *step > 0)?, read(&min)?);
-    // What is free need not be whole, nor fit where requests do.
+    // `free` need not be a whole number, and may be beyond what requests can hold.
     let unit: i128 = if milli { 1_000_000 } else { 1_000_000_000 };
     let end = end.rank().div_euclid(unit).min(i128::from(i64::MAX));
     let value = i64::try_from(min + (end - min).max(0) / step_by * step_by).ok()?;

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The free index has the order in which `binpack` takes devices and nodes, so the first node on which everything fits
-//! is the one that a comparison of all nodes would choose. That comparison answers all others: other policies, and
+//! is the one that a comparison of all nodes would choose. Other questions need that comparison: other policies, and
 //! first requests for all devices, with admin access, or that match a device of no single node. Its result is kept for
 //! equal claims, and only nodes that have changed are compared again. Nothing is written: the caller writes the
 //! allocation, and its event comes back like any other.
@@ -198,7 +198,7 @@ impl Index {
         }
     }
 
-    /// As [`Self::set_claim`] without an allocation.
+    /// Like [`Self::set_claim`] without an allocation.
     pub fn remove_claim(&mut self, key: &str) {
         self.release(key);
     }

@@ -105,7 +105,7 @@ impl Inventory {
         self.slices.get(handle.0)?.as_ref()
     }
 
-    /// Replaces the rules, which taint devices besides the taints in slices.
+    /// Replaces the taint rules, which add to the taints in slices.
     pub fn set_rules(&mut self, rules: Vec<DeviceTaintRule>) {
         self.rules = rules;
     }

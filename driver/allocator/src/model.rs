@@ -10,7 +10,6 @@ mod class;
 mod node;
 mod outcome;
 mod parts;
-mod pod;
 mod slice;
 
 use std::sync::Arc;
@@ -27,7 +26,6 @@ pub use class::{ClassSpec, DeviceClass};
 pub use node::{Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
 pub use outcome::{Allocation, AllocationConfig, ConfigSource, DeviceResult, DeviceResults};
 pub use parts::{CelSelector, OpaqueConfig, RequestedConfig, Selector, Toleration};
-pub use pod::{ExtendedClaim, Pod, PodClaim, PodSpec, PodStatus};
 pub use slice::{
     Capacity, ConsumedCounters, Counter, CounterSet, Device, DeviceTaintRule, Pool, Range, RequestPolicy,
     ResourceSlice, RuleSelector, RuleSpec, SliceSpec, Taint,
@@ -47,15 +45,15 @@ pub struct Metadata {
     pub labels: LiteMap<String, String>,
 }
 
-/// Decodes a field whose `null` means its default: Go writes an empty list or map so.
+/// Decodes a field whose `null` means its default: Go writes empty lists and maps as `null`.
 ///
 /// # Errors
-/// As of the field's own type.
+/// The errors of the field's own type.
 pub fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(d: D) -> Result<T, D::Error> {
     Ok(Option::deserialize(d)?.unwrap_or_default())
 }
 
-/// As [`or_default`], in an [`Arc`].
+/// Like [`or_default`], in an [`Arc`].
 fn shared<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(d: D) -> Result<Arc<T>, D::Error> {
     or_default(d).map(Arc::new)
 }
@@ -64,11 +62,11 @@ fn shared_option<'de, D: Deserializer<'de>, T: Deserialize<'de>>(d: D) -> Result
     Ok(Option::deserialize(d)?.map(Arc::new))
 }
 
-/// As [`or_default`], for a list, without spare capacity: most lists have one entry, serde allocates four, and a
+/// Like [`or_default`], for a list, without spare capacity: most lists have one entry, serde allocates four, and a
 /// cluster has many lists.
 ///
 /// # Errors
-/// As of an entry.
+/// The errors of an entry.
 pub fn fitted<'de, D: Deserializer<'de>, T: Deserialize<'de>>(d: D) -> Result<Vec<T>, D::Error> {
     let mut list: Vec<T> = or_default(d)?;
     list.shrink_to_fit();

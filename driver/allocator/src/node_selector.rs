@@ -45,10 +45,10 @@ pub struct Target<'a> {
 }
 
 impl Target<'_> {
-    /// Returns true if the target includes the node. One that says nothing includes none.
+    /// Returns true if the target includes the node. An empty target includes none.
     ///
     /// # Errors
-    /// The selector means nothing.
+    /// The selector is invalid.
     pub fn includes(&self, node: &Node) -> Result<bool, SelectorError> {
         match (self.name.filter(|name| !name.is_empty()), self.selector) {
             (Some(name), _) => Ok(name == node.metadata.name),

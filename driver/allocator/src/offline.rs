@@ -1,4 +1,4 @@
-//! Allocation for objects in files: `vgpu allocate` and `vgpu explain` without their input and output.
+//! Allocation for objects in files: `vgpu allocate` without its input and output, and the input of `vgpu explain`.
 //!
 //! ```text
 //!  documents ─► Objects (by kind, checked as far as needed) ─► run: nodes in the policy's order ─► Report
@@ -6,9 +6,9 @@
 //!       a List of the claims that were waiting, with allocations, or with reasons  ◄───────────────┘
 //! ```
 //!
-//! Claims with an allocation count as in use. The others are allocated together, in the order given, on one node.
+//! Claims with an allocation are considered in use. The others are allocated together, in the order given, on one node.
 
-mod explain;
+mod error;
 mod objects;
 mod report;
 
@@ -25,12 +25,12 @@ use crate::inventory::{Inventory, Slice};
 use crate::model::{Allocation, DeviceClass, Node, ResourceClaim};
 use crate::plan::Classes;
 use crate::policy::Order;
-use crate::pools::{NodeView, ViewError};
+use crate::pools::NodeView;
 use crate::reason::{Reason, ReasonKind};
 use crate::selectors::SelectorCache;
 use vgpu_api::config::AllocationPolicy;
 
-pub use explain::{Explanation, Subject, explain};
+pub use error::OfflineError;
 pub use objects::{InputError, Objects};
 pub use report::Report;
 
@@ -41,40 +41,6 @@ pub struct Options {
     pub node: Option<String>,
     pub policy: AllocationPolicy,
     pub features: Features,
-}
-
-/// Mistakes in the input that are not about a single object.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum OfflineError {
-    #[error("there is no Node in the input; give the Node objects too")]
-    NoNode,
-    #[error("node {name:?} is not in the input, which has {}", .known.join(", "))]
-    UnknownNode { name: String, known: Vec<String> },
-    #[error("{0:?} is not a kind that can be explained; write pod/NAME or claim/NAME")]
-    SubjectKind(String),
-    #[error("there is a pod and a claim {0} in the input; write pod/NAME or claim/NAME")]
-    Ambiguous(String),
-    #[error("{what} {name} not found in namespace {namespace}; give the object too, and its namespace by -n")]
-    NoSubject {
-        what: &'static str,
-        name: String,
-        namespace: String,
-    },
-    #[error("Pod {0}: {1}")]
-    Pod(String, String),
-    /// A mistake in the claims, with their names.
-    #[error("{0}")]
-    Claims(String),
-}
-
-impl OfflineError {
-    fn of_view(error: ViewError) -> Self {
-        Self::Claims(AllocateError::from(error).to_string())
-    }
-
-    fn of_claims<'e>(claims: &'e [&'e ResourceClaim]) -> impl Fn(AllocateError) -> Self + 'e {
-        |error| Self::Claims(error.of_claims(claims))
-    }
 }
 
 /// The objects in the form that an attempt reads.
@@ -121,7 +87,7 @@ pub fn run(
     match first_that_fits(&attempt, &views, cache, share_id) {
         Ok(Some(allocations)) => return Ok(Report::allocated(objects, &allocations)),
         Ok(None) => {}
-        // The same on every node, and so said once.
+        // The error is the same on every node, so it is reported once.
         Err(error) => {
             let reason = error.reason("", &waiting);
             let reason = reason.ok_or_else(|| OfflineError::of_claims(&waiting)(error))?;
@@ -181,23 +147,7 @@ fn first_that_fits<'a>(
 
 impl<'o> Cluster<'o> {
     fn of(objects: &'o Objects, options: &Options) -> Result<Self, OfflineError> {
-        let nodes: Vec<&Node> = match &options.node {
-            None => objects.nodes.iter().collect(),
-            Some(name) => {
-                let named = objects.nodes.iter().filter(|node| node.metadata.name == *name);
-                named.take(1).collect()
-            }
-        };
-        match (&options.node, nodes.is_empty(), objects.nodes.is_empty()) {
-            (_, true, true) => return Err(OfflineError::NoNode),
-            (Some(name), true, false) => {
-                return Err(OfflineError::UnknownNode {
-                    name: name.clone(),
-                    known: objects.nodes.iter().map(|node| node.metadata.name.clone()).collect(),
-                });
-            }
-            _ => {}
-        }
+        let nodes = objects.nodes_of(options.node.as_deref())?;
         let mut inventory = Inventory::default();
         for slice in &objects.slices {
             inventory.insert(Arc::new(Slice::new(slice.clone())));
@@ -234,7 +184,7 @@ impl<'o> Cluster<'o> {
         let mut reasons = Vec::new();
         for slice in self.inventory.all() {
             let is_for_one = self.nodes.iter().any(|node| {
-                // A view exists for each node, so no selector here is without a meaning.
+                // A view exists for each node, so every selector here is valid.
                 crate::pools::is_relevant(slice, node).unwrap_or(true)
             });
             if is_for_one || !self.features.partitionable_devices && slice.selects_per_device() {

@@ -104,7 +104,7 @@ impl Outcome<'_> {
         config.requests.is_empty() || self.names().iter().flatten().any(|name| config.requests.contains(name))
     }
 
-    /// By which names a config entry may mean each request.
+    /// Returns the names by which a config entry may refer to each request.
     fn names(&self) -> Vec<Vec<String>> {
         let requests = self.plan.requests.iter().zip(self.chosen);
         requests

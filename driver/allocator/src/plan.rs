@@ -224,7 +224,7 @@ impl Ask<'_> {
         self.exactly.admin_access.unwrap_or(false)
     }
 
-    /// As results name it.
+    /// Returns the name that results use.
     pub(crate) fn full_name(&self) -> String {
         full_name(self.request, self.alternative)
     }
@@ -279,7 +279,7 @@ impl Ask<'_> {
             })
     }
 
-    /// The first selector that does not match: whether it is the class's, and its place.
+    /// Returns the first selector that does not match: true if it is the class's, and its place.
     pub(crate) fn first_mismatch(
         &self,
         candidate: &Candidate,

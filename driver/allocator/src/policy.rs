@@ -17,7 +17,7 @@ use crate::pools::Candidate;
 pub(crate) trait Stock<'a> {
     fn candidates(&self) -> &'a [Candidate];
 
-    /// What is left of a capacity of a device; nothing where it has none or is taken.
+    /// Returns what is left of a device's capacity: nothing if it does not have the capacity or is taken.
     fn free(&self, index: usize, name: &str) -> i128;
 
     /// Returns true if the device, or a share of it, can still be allocated.
@@ -45,7 +45,7 @@ enum Scope {
 /// A node's rank: the node with the least is tried first.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct NodeRank {
-    /// An earlier alternative of the first request before any later one.
+    /// The alternative of the first request: nodes with an earlier one come first.
     alternative: usize,
     key: Key,
     device: String,
@@ -73,7 +73,7 @@ impl Order {
         }
     }
 
-    /// What is tracked for the policy: one for all claims, or one a claim, or nothing.
+    /// Returns what is tracked for the policy: one entry for all claims, one for each claim, or none.
     pub(crate) fn affinity<'a>(self, claims: usize) -> Vec<Tracked<'a>> {
         let count = match self.scope {
             Scope::Pod => 1,
@@ -84,7 +84,7 @@ impl Order {
         attribute.take(count).map(Tracked::sharing).collect()
     }
 
-    /// Adds a device to what is shared, if it shares it. One that does not say where it is may be anywhere.
+    /// Adds a device. Returns false if it differs from the others in the attribute; a device without it may be anywhere.
     pub(crate) fn add_affinity<'a>(
         self,
         affinity: &mut [Tracked<'a>],

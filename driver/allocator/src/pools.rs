@@ -153,7 +153,7 @@ impl NodeView {
     /// Looks up what the node can use.
     ///
     /// # Errors
-    /// A slice of no single node has a selector that means nothing.
+    /// A slice of no single node has an invalid selector.
     pub fn new(node: impl Into<Arc<Node>>, inventory: &Inventory, features: Features) -> Result<Self, ViewError> {
         let node = node.into();
         let mut view = Self {
@@ -221,7 +221,7 @@ pub(crate) fn is_relevant(slice: &Slice, node: &Node) -> Result<bool, ViewError>
     if target.name.is_some_and(|name| !name.is_empty()) || target.all || target.selector.is_some() {
         return target.includes(node).map_err(|source| error(None, source));
     }
-    // A slice that says nothing known of nodes is of a later version: it is left out.
+    // A slice without a field of nodes that is known here is of a later version, and is left out.
     if slice.selects_per_device() {
         for device in &slice.spec.devices {
             if device_target(device)
@@ -256,10 +256,8 @@ fn pool(
     };
     let mut others = Vec::new();
     if !is_all(slices.len()) {
-        if inventory
-            .of_pool(driver, name)
-            .any(|slice| slice.spec.pool.generation > generation)
-        {
+        let mut all = inventory.of_pool(driver, name);
+        if all.any(|slice| slice.spec.pool.generation > generation) {
             return None;
         }
         let same = inventory
@@ -276,19 +274,12 @@ fn pool(
     }
     slices.sort_by(|a, b| a.name.cmp(&b.name));
     let holds_counters = |slice: &Slice| features.partitionable_devices && !slice.spec.shared_counters.is_empty();
-    for slice in slices {
-        let list = if holds_counters(slice) {
-            &mut view.counters
-        } else {
-            &mut view.slices
-        };
-        list.push(slice.clone());
-    }
-    for slice in others {
-        let list = if holds_counters(slice) {
-            &mut view.counters
-        } else {
-            &mut view.elsewhere
+    let own = slices.into_iter().map(|slice| (slice, true));
+    for (slice, is_own) in own.chain(others.into_iter().map(|slice| (slice, false))) {
+        let list = match is_own {
+            _ if holds_counters(slice) => &mut view.counters,
+            true => &mut view.slices,
+            false => &mut view.elsewhere,
         };
         list.push(slice.clone());
     }

@@ -17,13 +17,13 @@ pub enum ReasonKind {
     /// A selector does not compile, or fails on the device.
     #[serde(rename = "CELError")]
     CelError,
-    /// The device has not that much left, or its policy does not allow the amount.
+    /// The device does not have that much left, or its policy does not allow the amount.
     Capacity,
     /// A shared counter of the pool does not suffice.
     Counter,
     /// A taint that the request does not tolerate.
     Taint,
-    /// A constraint of the claim, or no combination of devices that each would do.
+    /// A constraint of the claim, or devices that fit one by one but not together.
     Constraint,
     /// Another claim, or another request of these claims, has the device.
     InUse,
@@ -76,7 +76,7 @@ impl ReasonKind {
         }
     }
 
-    /// Returns what to do, if the reason alone does not tell.
+    /// Returns what to do, if the reason alone does not say it.
     #[must_use]
     pub const fn hint(self) -> &'static str {
         match self {
@@ -114,7 +114,8 @@ impl Reason {
     }
 
     /// Names the claims.
-    pub(crate) fn named(self, claims: &[&ResourceClaim]) -> Reason<String> {
+    #[must_use]
+    pub fn named(self, claims: &[&ResourceClaim]) -> Reason<String> {
         let name = |place: usize| claims.get(place).map_or_else(String::new, |claim| claim.key());
         Reason {
             claim: name(self.claim),
@@ -159,7 +160,8 @@ pub fn held(holders: &[Arc<str>], namespace: &str) -> String {
 }
 
 /// Names the first few claims, after `start`; empty without claims.
-pub(crate) fn few(start: &str, mut claims: Vec<String>) -> String {
+#[must_use]
+pub fn few(start: &str, mut claims: Vec<String>) -> String {
     const NAMED: usize = 3;
     claims.sort_unstable();
     claims.dedup();
@@ -184,7 +186,7 @@ impl<C> Reason<C> {
 pub(crate) const CLASS_SELECTORS: &str = "spec.selectors";
 
 impl std::fmt::Display for Reason<String> {
-    /// In words, in one line.
+    /// Writes the reason in words, in one line.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let parts = [
             ("claim", &self.claim),
@@ -213,40 +215,11 @@ impl AllocateError {
             Self::Request { claim, request, fault } => (*claim, request, fault),
             _ => return None,
         };
-        let of_request = || {
-            let claim = claims.get(claim);
-            claim.map_or_else(String::new, |claim| field_of(claim, request))
-        };
-        let (kind, path, field) = match &**fault {
-            RequestError::UnknownClass { .. } => {
-                let field = format!("{}.deviceClassName", of_request());
-                (ReasonKind::UnknownClass, "", field)
-            }
-            RequestError::Cel {
-                class, index, device, ..
-            } => {
-                let object = match class {
-                    Some(_) => "spec".to_owned(),
-                    None => of_request(),
-                };
-                let field = format!("{object}.selectors[{index}].cel.expression");
-                (ReasonKind::CelError, &**device, field)
-            }
-            RequestError::Capacity { device, .. } => {
-                let field = format!("{}.capacity.requests", of_request());
-                (ReasonKind::Capacity, &**device, field)
-            }
-            RequestError::AllAgainstConstraint { device, .. } => {
-                let field = "spec.devices.constraints".to_owned();
-                (ReasonKind::Constraint, &**device, field)
-            }
-            RequestError::IncompletePool { pool } | RequestError::InvalidPool { pool, .. } => {
-                let field = format!("{}.allocationMode", of_request());
-                (ReasonKind::IncompletePool, &**pool, field)
-            }
-            _ => return None,
-        };
-        // DRIVER/POOL/DEVICE, of which a pool's name alone may have slashes.
+        let of_request = claims
+            .get(claim)
+            .map_or_else(String::new, |claim| field_of(claim, request));
+        let (kind, path, field) = fault.place(&of_request)?;
+        // DRIVER/POOL/DEVICE: only the name of a pool may have slashes.
         let path = path.split_once('/').map_or("", |(_, path)| path);
         let (pool, device) = match kind {
             ReasonKind::IncompletePool => (path, ""),
@@ -264,6 +237,42 @@ impl AllocateError {
             shortages: Vec::new(),
             holders: Vec::new(),
             together: Vec::new(),
+        })
+    }
+}
+
+impl RequestError {
+    /// Its kind as a reason, the path of the device or pool, and the field; `None` for a mistake in the claim. `of_request`
+    /// is the path of the request in its claim.
+    fn place(&self, of_request: &str) -> Option<(ReasonKind, &str, String)> {
+        Some(match self {
+            RequestError::UnknownClass { .. } => {
+                let field = format!("{of_request}.deviceClassName");
+                (ReasonKind::UnknownClass, "", field)
+            }
+            RequestError::Cel {
+                class, index, device, ..
+            } => {
+                let object = match class {
+                    Some(_) => "spec",
+                    None => of_request,
+                };
+                let field = format!("{object}.selectors[{index}].cel.expression");
+                (ReasonKind::CelError, &**device, field)
+            }
+            RequestError::Capacity { device, .. } => {
+                let field = format!("{of_request}.capacity.requests");
+                (ReasonKind::Capacity, &**device, field)
+            }
+            RequestError::AllAgainstConstraint { device, .. } => {
+                let field = "spec.devices.constraints".to_owned();
+                (ReasonKind::Constraint, &**device, field)
+            }
+            RequestError::IncompletePool { pool } | RequestError::InvalidPool { pool, .. } => {
+                let field = format!("{of_request}.allocationMode");
+                (ReasonKind::IncompletePool, &**pool, field)
+            }
+            _ => return None,
         })
     }
 }

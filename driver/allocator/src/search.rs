@@ -29,8 +29,8 @@ use crate::pools::NodeView;
 use crate::selectors::SelectorCache;
 
 pub(crate) use free::capacity_of;
+pub(crate) use state::{AskAt, Pick, Refusal, Search};
 use state::{Frame, InFlight, Position};
-pub(crate) use state::{Pick, Refusal, Search};
 
 /// How a branch of the search ended.
 enum Stop {
@@ -109,7 +109,7 @@ impl<'a, 'c, 's> Search<'a, 'c, 's> {
         }
     }
 
-    /// Chooses devices for everything before a request that was reached, and stands before it.
+    /// Chooses devices for everything before a request that was reached, and stops there.
     pub(crate) fn run_until(&mut self, claim: usize, request: usize) -> Result<bool, AllocateError> {
         self.stop_at = Some((claim, request));
         self.run()
@@ -136,7 +136,7 @@ impl<'a, 'c, 's> Search<'a, 'c, 's> {
                 return self.next_alternative(position, 0, true);
             }
         }
-        let ask = &self.plans[claim].requests[request].asks[position.alternative.unwrap_or(0)];
+        let ask = self.ask(position.ask());
         let (count, all_count) = (ask.count, ask.all.as_ref().map(Vec::len));
         if all_count == Some(0) {
             return Signal::Return(Ok(false)); // "all" is at least one
@@ -203,7 +203,7 @@ impl<'a, 'c, 's> Search<'a, 'c, 's> {
 
     /// Takes the next device of those that are all wanted. If one cannot be had there is no solution here.
     fn take_all(&mut self, position: Position) -> Signal {
-        let ask = &self.plans[position.claim].requests[position.request].asks[position.alternative.unwrap_or(0)];
+        let ask = self.ask(position.ask());
         let index = ask.all.as_ref().zip(usize::try_from(position.device).ok());
         let Some(candidate) = index.and_then(|(all, index)| all.get(index).copied()) else {
             return Signal::Return(Ok(false));
@@ -268,14 +268,8 @@ impl<'a, 'c, 's> Search<'a, 'c, 's> {
     }
 
     /// Returns true if a request could have a device now, all else left as it is.
-    pub(crate) fn would_take(
-        &mut self,
-        claim: usize,
-        request: usize,
-        alternative: usize,
-        index: usize,
-    ) -> Result<bool, AllocateError> {
-        let taken = self.try_device(claim, request, alternative, index)?;
+    pub(crate) fn would_take(&mut self, at: AskAt, index: usize) -> Result<bool, AllocateError> {
+        let taken = self.try_device(at, index)?;
         Ok(taken.map(|undo| self.take_back(undo)).is_ok())
     }
 
@@ -284,8 +278,8 @@ impl<'a, 'c, 's> Search<'a, 'c, 's> {
         self.usage[index]
     }
 
-    pub(crate) fn ask(&self, claim: usize, request: usize, alternative: usize) -> &crate::plan::Ask<'a> {
-        &self.plans[claim].requests[request].asks[alternative]
+    pub(crate) fn ask(&self, at: AskAt) -> &crate::plan::Ask<'a> {
+        &self.plans[at.claim].requests[at.request].asks[at.alternative]
     }
 }
 
@@ -298,6 +292,14 @@ impl Position {
             device: 0,
             from: 0,
             order: None,
+        }
+    }
+
+    fn ask(&self) -> AskAt {
+        AskAt {
+            claim: self.claim,
+            request: self.request,
+            alternative: self.alternative.unwrap_or(0),
         }
     }
 

@@ -64,7 +64,7 @@ pub struct SelectorCache<'s> {
     selectors: Box<dyn Selectors + Send + 's>,
     results: HashMap<String, HashMap<u64, bool>>,
     count: usize,
-    /// The device that was looked at last: its other selectors come next.
+    /// The device that was looked at last: the next selectors are for the same one.
     last: Option<(u64, DeviceFacts)>,
 }
 

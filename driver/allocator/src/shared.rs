@@ -10,7 +10,7 @@ use std::sync::Arc;
 pub struct Shared<T> {
     values: HashMap<u64, Vec<Arc<T>>>,
     count: usize,
-    /// The number of values from which unused ones are dropped.
+    /// From this number of values on, unused ones are dropped.
     most: usize,
 }
 

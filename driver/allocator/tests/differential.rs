@@ -1,8 +1,8 @@
 //! Random clusters and claims: our answers beside those of Kubernetes' own allocator, which is built from its Go
 //! module.
 //!
-//! A disagreement is made as small as it goes and printed; put it under `testdata/differential`, where
-//! `kept_cases_agree` holds it for good. `VGPU_DIFFERENTIAL_SECONDS` makes it run longer, `VGPU_DIFFERENTIAL_SEED`
+//! A disagreement is made as small as possible and printed; put it under `testdata/differential`, where
+//! `kept_cases_agree` checks it from then on. `VGPU_DIFFERENTIAL_SECONDS` makes it run longer, `VGPU_DIFFERENTIAL_SEED`
 //! begins elsewhere.
 
 mod common;
@@ -97,7 +97,7 @@ fn kept_cases_agree() {
     }
 }
 
-/// What our answer is, if it is another than Kubernetes'.
+/// Returns our answer if it differs from Kubernetes'.
 fn disagreement(
     case: &Value,
     answer: &Answer,
@@ -124,7 +124,7 @@ fn disagreement(
     if !agree {
         return Some(format!("ours {ours:?}\ntheirs {answer:?}"));
     }
-    // Other policies choose otherwise, but what fits is the same. An error may lie on their way and not on this one.
+    // Other policies choose other devices, but the same claims fit. They may meet errors that this one does not meet.
     let same = match (&ours, &read.allocate(other, cache)) {
         (Ok(ours), Ok(other)) => ours.is_some() == other.is_some(),
         _ => true,

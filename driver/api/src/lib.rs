@@ -1,4 +1,5 @@
-//! What a claim may ask of `dra.vgpu`: names, capacity requests and `VgpuConfig`, as plain values.
+//! The requests that a claim can make of `dra.vgpu`: names, capacity requests and `VgpuConfig`, as plain values. [`quota`] has the
+//! kinds of namespace quotas, [`usage`] those that say what is held and used.
 //!
 //! ```text
 //!  capacity.requests {memory, cores} ──► request::check ──► Requested {memory, cores}
@@ -10,16 +11,22 @@
 //!  opaque parameters of the claim ──► config::parse ─┘
 //! ```
 //!
+//! [`decode`] reads objects that users wrote, as the API server reads them.
+//!
 //! The kubelet plugin (at Prepare), the controller (why is a pod Pending) and `vgpu run` share these rules. The
 //! admission policy in `deploy/helm` repeats them in CEL, and `deploy/admission-cases` tests both with one set of
-//! examples. Nothing here does I/O, depends on `kube` or can panic on input: every text may come from a tenant.
+//! examples. Nothing here does I/O, has a client of Kubernetes or can panic on input: every text may come from a tenant.
 //!
 //! Errors name the field's path and its value, and say what to do.
 
 #![forbid(unsafe_code)]
 
 pub mod config;
+pub mod decode;
+mod loosen;
+pub mod quota;
 pub mod request;
+pub mod usage;
 
 /// The DRA driver's name: in ResourceSlices, opaque configs, sockets.
 pub const DRIVER_NAME: &str = "dra.vgpu";
@@ -30,6 +37,23 @@ pub const CONFIG_API_VERSION: &str = "dra.vgpu/v1alpha1";
 /// The kind that opaque parameters carry.
 pub const CONFIG_KIND: &str = "VgpuConfig";
 
+/// A pod, so that another one by its name is not taken for it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PodRef {
+    pub namespace: String,
+    pub name: String,
+    pub uid: String,
+}
+
+/// A pool is named by its node, followed by this.
+pub const POOL_SUFFIX: &str = "/vgpu";
+
+/// Returns the name of the pool of a node.
+#[must_use]
+pub fn pool_of(node: &str) -> String {
+    format!("{node}{POOL_SUFFIX}")
+}
+
 /// The taint on devices that vgpu-controller allocates. kube-scheduler does not tolerate it.
 pub mod allocator_taint {
     pub const KEY: &str = "dra.vgpu/allocator";
@@ -38,7 +62,7 @@ pub mod allocator_taint {
     /// On the way back to kube-scheduler: has no allocator.
     pub const RELEASED: &str = "released";
     pub const EFFECT: &str = "NoSchedule";
-    /// By then whatever kube-scheduler had decided before is written, or has failed.
+    /// By then, what kube-scheduler had decided before is written or has failed.
     pub const MIN_AGE_SECONDS: u64 = 30;
 }
 

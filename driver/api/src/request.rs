@@ -7,18 +7,18 @@ use vgpu_quantity::{WholeError, format_bytes, quoted, whole};
 
 use crate::{capacity, class};
 
-/// The smallest share of a GPU's memory, and what an error suggests it was meant to be.
+/// The smallest share of a GPU's memory.
 pub const MEMORY_MIN: u64 = 64 << 20;
-/// More than any GPU has; beyond it a request is a slip.
+/// More than any GPU has; a larger request is a mistake.
 pub const MEMORY_MAX: u64 = 10 << 40;
-/// The most host memory of a share, 1 Pi: no machine has more, and the node takes more for a damaged record.
+/// The most host memory of a share, 1 Pi: no machine has more, and a record with more is considered damaged.
 pub const HOST_MEMORY_MAX: u64 = 1 << 50;
 /// Memory is handed out in whole MiB; a request is rounded up to it.
 pub const MEMORY_STEP: u64 = 1 << 20;
 /// All of a GPU's time, in percent.
 pub const CORES_MAX: u32 = 100;
 
-/// What a request asks for; `None` where it leaves the matter to the device (all memory, no guaranteed time).
+/// What a request asks for; `None`: the device decides (all memory, no guaranteed time).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Requested {
     /// Bytes, rounded up to [`MEMORY_STEP`].
@@ -59,8 +59,8 @@ pub enum RequestError {
 }
 
 /// Reads the capacity requests of one device request. `at` is the path of the map, for example
-/// `spec.devices.requests[0].exactly.capacity.requests`. A class that is not ours by name is held to the rules of
-/// `vgpu`: administrators derive classes of their own from it.
+/// `spec.devices.requests[0].exactly.capacity.requests`. To a class that is not ours by name, the rules of `vgpu`
+/// apply: administrators derive classes of their own from it.
 pub fn check<'a>(
     at: &str,
     class_name: &str,
@@ -183,7 +183,7 @@ mod tests {
         assert_eq!(memory("m", "10Ti"), Ok(10 << 40));
     }
 
-    /// Each mistake with its path and what its message tells to do.
+    /// Each mistake with its path and the remedy that its message names.
     #[test]
     fn a_mistake_is_named_with_its_path_and_its_remedy() {
         for (class, key, value, advice) in [

@@ -1,4 +1,4 @@
-//! Calls: which function and overload a call means, and the code that runs for it.
+//! Calls: chooses the function and overload of a call, and the code that runs for it.
 
 use cel::IdedExpr;
 use cel::common::ast::{CallExpr, EntryExpr, Expr, LiteralValue};
@@ -15,7 +15,8 @@ use crate::node::{Call, Node, Root, Set, Step, StepKey};
 use crate::types::Type;
 use crate::value::{Fault, Value};
 
-/// A pattern takes milliseconds to compile; an expression could name hundreds.
+/// Limit of compiled patterns per expression. Compiling one takes milliseconds, and an expression could contain
+/// hundreds.
 const MOST_PATTERNS: usize = 64;
 
 impl Checker<'_> {
@@ -33,7 +34,7 @@ impl Checker<'_> {
                 _ => Err(self.error(id, "an optional field selection has two parts")),
             };
         }
-        // `sets.contains(a, b)` looks like a method of `sets`, but is a function of that name.
+        // `sets.contains(a, b)` looks like a method of `sets`, but is a function with that name.
         let namespaced = call
             .target
             .as_ref()
@@ -67,7 +68,7 @@ impl Checker<'_> {
         Ok((node, result))
     }
 
-    /// The overload (empty: several) and the type of the result.
+    /// Returns the overload (empty if there are several) and the type of the result.
     pub(crate) fn resolve(
         &mut self,
         id: u64,
@@ -194,7 +195,7 @@ impl Checker<'_> {
         };
         self.patterns += usize::from(pattern.is_some());
         let constant = args.len() == 1 && args[0].constant().is_some() && libraries::is_conversion(name);
-        // cel-go calls two arguments at once where it knows the overload or has one implementation for all.
+        // cel-go calls two arguments directly if it knows the overload or has one implementation for all.
         let dispatched = overload.is_empty() && !name.starts_with(['_', '@']) && !matches!(name, "size" | "sort");
         let sequential = args.len() > 2 || dispatched || name == "format" || pattern.is_some();
         let call = Call {
@@ -213,7 +214,7 @@ impl Checker<'_> {
         }
         let arg: Vec<_> = call.args.iter().filter_map(|arg| arg.constant().cloned()).collect();
         if parsed {
-            // What cannot be parsed is an error only where it runs.
+            // A value that cannot be parsed is an error only when the call runs.
             return Ok(match (call.function)(&mut Evaluation::constant(), &call, &arg) {
                 Ok(value) => Node::Prepaid(Box::new((value, call.price.before(&arg)))),
                 Err(_) => Node::Call(Box::new(call)),
@@ -226,7 +227,7 @@ impl Checker<'_> {
         }
     }
 
-    /// A constant format string with a literal list is checked as far as its types are known.
+    /// Checks a constant format string with a literal list, as far as the types are known.
     fn check_format(&mut self, id: u64, args: &[IdedExpr], target: Option<&IdedExpr>) -> Result<(), CompileError> {
         let (
             Some(IdedExpr {
@@ -259,7 +260,7 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// One value of a format; of a literal list or map also those within.
+    /// Checks one value of a format; for a literal list or map also the values in it.
     fn check_formatted(&mut self, verb: Verb, element: &IdedExpr) -> Result<(), CompileError> {
         let t = self.formatted.get(&element.id).cloned().unwrap_or(Type::Dyn);
         let t = self.unifier.resolve(&t);

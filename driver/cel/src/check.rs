@@ -1,8 +1,8 @@
 //! Checks a parsed expression: resolves names, types and overloads, so that a selector that cannot work is an error
-//! even if its evaluation would never get that far.
+//! even if its evaluation would never reach the mistake.
 //!
-//! The rules are those of cel-go's checker: unification with `dyn`, all overloads that match are taken, and the type of
-//! several is `dyn` unless they agree.
+//! The rules are those of cel-go's checker: it unifies with `dyn`, accepts all overloads that match, and gives a call
+//! with several of them the type `dyn` unless their types agree.
 
 use std::collections::HashMap;
 
@@ -19,21 +19,21 @@ pub(crate) struct Checker<'a> {
     pub(crate) unifier: Unifier,
     /// Variables in scope, the innermost last: name, type, slot.
     pub(crate) scope: Vec<(String, Type, usize)>,
-    /// How many slots the program needs.
+    /// Number of slots that the program needs.
     pub(crate) slots: usize,
-    /// Types in one literal that must be the same at the end, with where it stands.
+    /// Types in one literal that must turn out equal, with the literal's position.
     alike: Vec<(Vec<Type>, u64)>,
-    /// Within a call of format(), whose argument may mix types.
+    /// Depth of calls to format(), whose argument may mix types.
     pub(crate) formatting: u32,
-    /// How many constant patterns there are.
+    /// Number of constant patterns so far.
     pub(crate) patterns: usize,
-    /// What was found out within calls of format().
+    /// Types found inside calls of format().
     pub(crate) formatted: HashMap<u64, Type>,
 }
 
 pub(crate) type Checked = Result<(Node, Type), CompileError>;
 
-/// The program and the number of its slots.
+/// Returns the program and its number of slots.
 pub(crate) fn check(expression: &IdedExpr, source: &SourceInfo) -> Result<(Node, usize), CompileError> {
     let mut checker = Checker {
         source,
@@ -109,7 +109,7 @@ impl Checker<'_> {
         }
     }
 
-    /// cel-go looks a variable that is known to hold a type up among the names of types, and does not find it.
+    /// cel-go looks up a variable that is known to hold a type among the names of types, and does not find it.
     pub(crate) fn must_not_be_type(&mut self, id: u64, name: &str, t: &Type) -> Result<(), CompileError> {
         match self.unifier.resolve(t) {
             Type::Meta(_) => Err(self.error(id, format!("reference to undefined type: {name}"))),
@@ -126,7 +126,7 @@ impl Checker<'_> {
         self.field(id, &select.operand, &select.field, false, false)
     }
 
-    /// `operand.field`, `operand.?field`, or has() of it.
+    /// Checks `operand.field`, `operand.?field`, or has() of it.
     pub(crate) fn field(&mut self, id: u64, operand: &IdedExpr, field: &str, optional: bool, test: bool) -> Checked {
         let (node, operand) = self.check(operand)?;
         let operand = self.unifier.resolve(&operand);
@@ -220,7 +220,7 @@ impl Checker<'_> {
         Ok((node, Type::map(key, value)))
     }
 
-    /// The type of an element, without the optional of `?element`.
+    /// The type of an element; for `?element` without the optional.
     fn entry_type(&mut self, id: u64, t: Type, optional: bool) -> Result<Type, CompileError> {
         if !optional {
             return Ok(t);
@@ -267,7 +267,7 @@ pub(crate) fn path(root: Root) -> Node {
     }))
 }
 
-/// One more step from a value; a path grows, anything else becomes the root of one.
+/// Adds a selection to a value: extends a path, or makes another node the root of a new path.
 pub(crate) fn step(node: Node, step: Step, test: bool) -> Node {
     let mut path = match node {
         Node::Path(path) if !path.test => path,
@@ -307,7 +307,7 @@ fn constant_map(entries: &[Entry]) -> Option<Map<'static>> {
     Some(Map::Owned(map.into()))
 }
 
-/// `a.b.c` as text, if the expression is only names.
+/// Returns `a.b.c` as text if the expression consists only of names.
 pub(crate) fn qualified(operand: &IdedExpr, field: &str) -> Option<String> {
     let mut parts = vec![field];
     let mut at = operand;
@@ -327,7 +327,7 @@ pub(crate) fn qualified(operand: &IdedExpr, field: &str) -> Option<String> {
     }
 }
 
-/// Names of types, which are values too.
+/// Names of types, which are also values.
 fn type_name(name: &str) -> Option<(&'static str, Type)> {
     let any_list = || Type::list(Type::Dyn);
     Some(match name {

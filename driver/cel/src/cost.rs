@@ -8,15 +8,15 @@ use crate::value::Value;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Price {
     Fixed(u64),
-    /// A part of an argument's size, in tenths of it.
+    /// A number of tenths of an argument's size: argument, tenths.
     Tenths(usize, u64),
     Size(usize),
-    /// The smaller argument's tenth.
+    /// A tenth of the smaller argument's size.
     MinTenth,
     SumTenth,
     Contains,
     Pattern,
-    /// Every value within the first argument.
+    /// The cost of visiting every value inside the first argument.
     Traverse,
     SelfCompare(usize),
     Flatten,
@@ -28,9 +28,9 @@ pub(crate) enum Price {
         text: bool,
     },
     Validate,
-    /// By the result: a text that was put together.
+    /// By the size of the result, a concatenated text.
     Joined,
-    /// By the result: a list that was made.
+    /// By the size of the result, a new list.
     Made,
 }
 
@@ -80,7 +80,7 @@ pub(crate) fn price(name: &str, overload: &str) -> Price {
 }
 
 impl Price {
-    /// What is due before the call runs.
+    /// The cost that is charged before the call runs.
     pub(crate) fn before(self, args: &[Value<'_>]) -> u64 {
         let size = |index: usize| args.get(index).map_or(1, Value::size);
         match self {
@@ -91,7 +91,7 @@ impl Price {
             Self::SumTenth => tenths(size(0).saturating_add(size(1))),
             Self::Contains => tenths(size(0)).saturating_mul(tenths(size(1))),
             Self::Pattern => pattern(size(0), size(1)),
-            // Counted by `Evaluation::traverse`, whose steps are bounded.
+            // Charged by `Evaluation::traverse`, which limits its steps.
             Self::Traverse => 0,
             Self::SelfCompare(index) => args.get(index).map_or(1, self_compare),
             Self::Flatten => {
@@ -114,7 +114,7 @@ impl Price {
         }
     }
 
-    /// What is due for the result; for an error as for something of size 1.
+    /// The cost that is charged for the result. An error is charged like a result of size 1.
     pub(crate) fn after(self, result: Option<&Value<'_>>) -> u64 {
         let size = result.map_or(1, Value::size);
         match self {
@@ -125,7 +125,7 @@ impl Price {
     }
 }
 
-/// A tenth, rounded up.
+/// A tenth of a size, rounded up.
 pub(crate) fn tenths(size: u64) -> u64 {
     size.div_ceil(10)
 }
@@ -134,7 +134,7 @@ fn pattern(text: u64, pattern: u64) -> u64 {
     tenths(text.saturating_add(1)).saturating_mul(pattern.div_ceil(4))
 }
 
-/// What `==` costs.
+/// The cost of `==`.
 pub(crate) fn equality(a: Option<&Value<'_>>, b: Option<&Value<'_>>, negated: bool) -> u64 {
     let of_kubernetes = matches!(
         a,
@@ -147,7 +147,7 @@ pub(crate) fn equality(a: Option<&Value<'_>>, b: Option<&Value<'_>>, negated: bo
     tenths(size(a).min(size(b)))
 }
 
-/// The cost of a sort or of a search for duplicates: the square.
+/// The cost of sorting a list or searching for duplicates: quadratic.
 pub(crate) fn self_compare(list: &Value<'_>) -> u64 {
     let Value::List(elements) = list else { return 1 };
     let size = elements.len() as u64;

@@ -1,8 +1,8 @@
-//! All functions that an expression may call: their overloads with types, as Kubernetes 1.37 declares them for
-//! expressions that are already stored.
+//! All functions that an expression may call: their overloads with types, as Kubernetes 1.37 declares them for stored
+//! expressions.
 //!
 //! A line is `function overload signature`; a signature is `receiver.(arguments) result` or `(arguments) result`. The
-//! overload's name matters for the cost, and to tell apart overloads with the same arguments.
+//! overload's name determines the cost, and distinguishes overloads with the same arguments.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -12,13 +12,13 @@ use crate::types::Type;
 pub(crate) struct Overload {
     pub(crate) id: &'static str,
     pub(crate) member: bool,
-    /// The receiver first.
+    /// Types of the arguments, the receiver first.
     pub(crate) args: Vec<Type>,
     pub(crate) result: Type,
     pub(crate) params: u32,
 }
 
-/// The overloads of a function, if there is one of that name.
+/// The overloads of the function with this name, if it exists.
 pub(crate) fn function(name: &str) -> Option<(&'static str, &'static [Overload])> {
     static FUNCTIONS: LazyLock<HashMap<&'static str, Vec<Overload>>> = LazyLock::new(read);
     FUNCTIONS
@@ -33,7 +33,7 @@ fn read() -> HashMap<&'static str, Vec<Overload>> {
         let (Some(name), Some(id), Some(signature)) = (words.next(), words.next(), words.next()) else {
             unreachable!("a line of the table has three parts: {line}");
         };
-        // For each type X of the list, one overload: ordered({X}) comes as `list_{X}_...`.
+        // One overload for each type X of the list: ordered({X}) becomes `list_{X}_...`.
         if let Some((types, signature)) = signature.strip_prefix('[').and_then(|rest| rest.split_once("] ")) {
             for one in types.split(' ') {
                 let id: &'static str = id.replace('*', one).leak();
@@ -123,7 +123,7 @@ fn parse(text: &str, params: &mut Vec<char>) -> Type {
     }
 }
 
-/// The table. `*` stands for each type of the list before the signature.
+/// The table. `*` stands for each type in the list before the signature.
 const TABLE: &str = include_str!("functions.txt");
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The device that a selector is evaluated on.
+//! The device on which a selector is evaluated.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use vgpu_quantity::Quantity;
 
 /// A device as its slice publishes it.
 ///
-/// A name of an attribute or a capacity is `domain/name`; one without a domain belongs to the driver's.
+/// Names of attributes and capacities are `domain/name`; a name without a domain belongs to the driver's domain.
 #[derive(Debug, Clone, Default)]
 pub struct Device {
     pub driver: String,
@@ -29,9 +29,9 @@ pub enum Attribute {
     Versions(Vec<String>),
 }
 
-/// The entry of a domain's name.
+/// Finds the entry `domain/name`.
 pub(crate) fn find<'a, T>(of: &'a BTreeMap<String, T>, driver: &str, domain: &str, name: &str) -> Option<&'a T> {
-    // The qualified name in one piece, without an allocation where it is short: this is the way of every selector.
+    // Builds the qualified name without an allocation if it is short, because every selector does this.
     let mut buffer = [0u8; 128];
     let length = domain.len() + 1 + name.len();
     let found = if length <= buffer.len() {
@@ -44,7 +44,7 @@ pub(crate) fn find<'a, T>(of: &'a BTreeMap<String, T>, driver: &str, domain: &st
     } else {
         of.get(&format!("{domain}/{name}"))
     };
-    // A name with a slash cannot be one of the driver's domain.
+    // A name with a slash cannot be in the driver's domain.
     found.or_else(|| {
         (domain == driver && !name.contains('/'))
             .then(|| of.get(name))
@@ -52,7 +52,7 @@ pub(crate) fn find<'a, T>(of: &'a BTreeMap<String, T>, driver: &str, domain: &st
     })
 }
 
-/// The domains that have an entry, each once, in order.
+/// The sorted domains that have an entry, without duplicates.
 pub(crate) fn domains<'a, T>(of: &'a BTreeMap<String, T>, driver: &'a str) -> Vec<&'a str> {
     let mut all: Vec<&str> = of.keys().map(|key| split(key, driver).0).collect();
     all.sort_unstable();
@@ -60,7 +60,7 @@ pub(crate) fn domains<'a, T>(of: &'a BTreeMap<String, T>, driver: &'a str) -> Ve
     all
 }
 
-/// The names in a domain with their values, in order.
+/// The sorted names in a domain, with their values.
 pub(crate) fn names<'a, T>(of: &'a BTreeMap<String, T>, driver: &str, domain: &str) -> Vec<(&'a str, &'a T)> {
     let mut all: Vec<(&str, &T)> = of
         .iter()

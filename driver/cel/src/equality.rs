@@ -4,7 +4,7 @@ use crate::evaluate::Evaluation;
 use crate::value::{Fault, Value, no_such_overload};
 
 impl<'v> Evaluation<'v> {
-    /// `==`. Values of different types are unlike, except that Kubernetes' own cannot be compared with others.
+    /// `==`. Values of different types are unequal, except that Kubernetes' own types cannot be compared with others.
     pub(crate) fn equals(&mut self, a: &Value<'v>, b: &Value<'v>) -> Result<bool, Fault> {
         self.work(1)?;
         self.work_on(a)?;
@@ -31,7 +31,7 @@ impl<'v> Evaluation<'v> {
                     return Ok(false);
                 }
                 for (a, b) in a.iter().zip(b.iter()) {
-                    // cel-go takes only a clear no for unlike.
+                    // cel-go treats values as different only if the comparison gives a definite answer.
                     if self.is_unlike(a, b)? {
                         return Ok(false);
                     }
@@ -73,7 +73,7 @@ impl<'v> Evaluation<'v> {
         }
     }
 
-    /// Returns true if they are equal for certain.
+    /// Returns true if the values are definitely equal.
     pub(crate) fn is_equal(&mut self, a: &Value<'v>, b: &Value<'v>) -> Result<bool, Fault> {
         match self.equals(a, b) {
             Err(Fault::Error(_)) => Ok(false),

@@ -1,13 +1,13 @@
-//! Evaluates a checked expression and counts its cost on the way.
+//! Evaluates a checked expression and adds up its cost.
 //!
 //! ```text
 //! Node ─► value, or a fault: an error (which `||` and `&&` may absorb) or a stop (which nothing absorbs)
 //!           cost + 1 a variable, selection or call, more for work on texts and lists; stops above 1,000,000
 //! ```
 //!
-//! The cost must be equal to Kubernetes'. Besides it, a budget of work limits what the cost model does not count
-//! (copies of lists, deep comparisons, patterns that are only known at run time), so that no selector takes seconds or
-//! gigabytes.
+//! The cost must be equal to Kubernetes'. In addition, a budget of work limits operations that the cost model does not
+//! price (copies of lists, deep comparisons, patterns that are only known at run time), so that no selector takes
+//! seconds or gigabytes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -18,16 +18,16 @@ use crate::libraries::pattern::Pattern;
 use crate::node::{Call, Entry, Item, Node};
 use crate::value::{Fault, Map, Out, Stop, Value, error, no_such_overload};
 
-/// Where a variable of a macro stands.
+/// The state of a macro's variable.
 #[derive(Clone)]
 pub(crate) enum Slot<'v> {
     Empty,
     Value(Value<'v>),
-    /// An error, which the variable is whenever it is asked for.
+    /// An error that is raised at each use of the variable.
     Fault(Fault),
-    /// Computed when it is asked for.
+    /// Evaluated at its first use.
     Lazy(&'v Node),
-    /// Known already, but charged when it is asked for.
+    /// A known value whose cost is charged at its first use.
     Due(Value<'v>, u64),
 }
 
@@ -35,15 +35,15 @@ pub(crate) struct Evaluation<'v> {
     pub(crate) device: Option<&'v Device>,
     pub(crate) cost: u64,
     work: u64,
-    /// What variables cost when they were computed, with their slots: cel-go runs the target of an optMap twice.
+    /// Slots and costs of evaluated lazy variables, because cel-go evaluates the target of an optMap twice.
     pub(crate) once: Vec<(usize, u64)>,
     pub(crate) slots: Vec<Slot<'v>>,
     patterns: HashMap<String, Pattern>,
 }
 
-/// Steps of about five nanoseconds, or eight bytes.
+/// Limit of work, in steps of about five nanoseconds or eight bytes.
 const WORK_LIMIT: u64 = 5_000_000;
-/// What a pattern counts that is only known at run time.
+/// Work for compiling a pattern that is only known at run time.
 const PATTERN_WORK: u64 = 100_000;
 
 impl<'v> Evaluation<'v> {
@@ -58,7 +58,7 @@ impl<'v> Evaluation<'v> {
         }
     }
 
-    /// For what is folded when the expression is compiled: there is no device yet.
+    /// An evaluation without a device, for folding constants during compilation.
     pub(crate) fn constant() -> Self {
         Self {
             device: None,
@@ -78,7 +78,7 @@ impl<'v> Evaluation<'v> {
         Ok(())
     }
 
-    /// What may still be paid.
+    /// The remaining budget of cost.
     pub(crate) fn left(&self) -> u64 {
         crate::COST_LIMIT.saturating_sub(self.cost)
     }
@@ -91,7 +91,7 @@ impl<'v> Evaluation<'v> {
         Ok(())
     }
 
-    /// A look at all of a text, which is fast, but not free as the cost model has it.
+    /// Charges work for reading a whole text: fast, but not free as in the cost model.
     pub(crate) fn work_on(&mut self, value: &Value<'v>) -> Result<(), Fault> {
         match value {
             Value::Str(text) => self.work(text.as_str().len() / 64),
@@ -100,7 +100,7 @@ impl<'v> Evaluation<'v> {
         }
     }
 
-    /// The price of a look at every value within one: a tenth of a text's bytes, 1 for everything else.
+    /// The cost of visiting every value inside a value: a tenth of a text's bytes, 1 for every other value.
     fn traverse(&mut self, value: &Value<'v>) -> Result<u64, Fault> {
         self.work(1)?;
         Ok(match value {
@@ -126,7 +126,7 @@ impl<'v> Evaluation<'v> {
         })
     }
 
-    /// The pattern of a call: compiled before, or now.
+    /// Calls `then` with the call's pattern, which was compiled before or is compiled now.
     pub(crate) fn with_pattern<T>(
         &mut self,
         call: &Call,
@@ -159,7 +159,7 @@ impl<'v> Evaluation<'v> {
             Node::Or(terms) => self.logical(&terms.0, &terms.1, true),
             Node::Equal { sides, negated } => self.equal(&sides.0, &sides.1, *negated),
             Node::InSet(parts) => match self.eval(&parts.0)? {
-                // cel-go keeps the constants in a hash table, where such a value cannot be looked up.
+                // cel-go keeps the constants in a hash table that cannot look up such values.
                 Value::Semver(_) | Value::Bytes(_) | Value::Format(_) => Err(Fault::Stop(Stop::Unanswerable)),
                 value => Ok(Value::Bool(parts.1.contains(&value))),
             },
@@ -187,7 +187,7 @@ impl<'v> Evaluation<'v> {
         }
     }
 
-    /// A node in a place where cel-go does not count the selection itself: a branch of a choice, or an index.
+    /// Evaluates a node whose selection itself cel-go does not charge: a branch of a choice, or an index.
     pub(crate) fn raw(&mut self, node: &'v Node) -> Out<'v> {
         match node {
             Node::Path(path) if !path.test => self.path(path, false),
@@ -227,7 +227,7 @@ impl<'v> Evaluation<'v> {
         for (index, (node, value)) in call.args.iter().zip(&mut values).enumerate() {
             match recoverable(self.eval(node))? {
                 Ok(found) => *value = found,
-                // Where cel-go ends at the first error, it charges the call only if that was the last argument.
+                // If cel-go stops at the first error, it charges the call only if that error is in the last argument.
                 Err(fault) if call.sequential && index + 1 < call.args.len() => return Err(fault),
                 Err(fault) => failed = failed.or(Some(fault)),
             }
@@ -239,7 +239,7 @@ impl<'v> Evaluation<'v> {
         if let Price::SelfCompare(index) = call.price
             && (failed.is_some() || !matches!(args.get(index), Some(Value::List(_))))
         {
-            // cel-go cannot price a call of these for anything but a list, and gives up on the whole expression.
+            // For anything but a list, cel-go cannot price these calls, and the whole expression fails.
             return Err(Fault::Stop(Stop::Unanswerable));
         }
         let due = match (call.price, args.first()) {
@@ -309,7 +309,7 @@ impl<'v> Evaluation<'v> {
     }
 }
 
-/// Returns true if a map or a list can be asked for it.
+/// Returns true if a value can be a key of a map or an index of a list.
 pub(crate) fn can_index(key: &Value<'_>) -> bool {
     matches!(
         key,
@@ -317,7 +317,7 @@ pub(crate) fn can_index(key: &Value<'_>) -> bool {
     )
 }
 
-/// An error within, so that what the step costs can be paid first; a stop ends it all.
+/// Turns an error into a value, so that the step's cost can be charged first; a stop still ends the evaluation.
 pub(crate) fn recoverable<'v>(result: Out<'v>) -> Result<Out<'v>, Fault> {
     match result {
         Err(stop @ Fault::Stop(_)) => Err(stop),

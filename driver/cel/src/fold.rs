@@ -1,7 +1,7 @@
 //! The loops of macros, with the cost of the comprehensions to which cel-go expands them.
 //!
-//! In a comprehension, expressions read and write an accumulator (`@result`) and are charged like any other; reading it
-//! costs 1. Comments say what each form costs.
+//! In a comprehension, expressions read and write an accumulator (`@result`) and are charged like any other; reading
+//! it costs 1. Comments give the cost of each form.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ impl<'v> Evaluation<'v> {
         }
     }
 
-    /// The first and, if there is one, the second variable of each round.
+    /// The values of the first and, if there is one, the second variable for each element.
     fn items(&mut self, range: &Value<'v>, two: bool) -> Result<Vec<(Value<'v>, Value<'v>)>, Fault> {
         self.work(range.size() as usize)?;
         Ok(match range {
@@ -70,7 +70,7 @@ impl<'v> Evaluation<'v> {
         result.map(Value::Bool)
     }
 
-    /// `body ? @result + 1 : @result`: 2 where it holds. At the end `@result == 1` (2).
+    /// `body ? @result + 1 : @result`: 2 for each match. At the end `@result == 1` (2).
     fn exists_one(&mut self, fold: &'v Fold, items: Vec<(Value<'v>, Value<'v>)>) -> Out<'v> {
         let mut count: Result<u64, Fault> = Ok(0);
         for item in items {
@@ -89,7 +89,7 @@ impl<'v> Evaluation<'v> {
         Ok(Value::Bool(count? == 1))
     }
 
-    /// Whether this round counts; an error does not end the loop, but the result.
+    /// Returns whether the filter accepts this element. An error does not stop the loop; it becomes the result.
     fn passes(&mut self, filter: Option<&'v Node>) -> Result<Result<bool, Fault>, Fault> {
         let Some(filter) = filter else { return Ok(Ok(true)) };
         Ok(match recoverable(self.eval(filter))? {
@@ -129,7 +129,7 @@ impl<'v> Evaluation<'v> {
         Ok(Value::list(list?))
     }
 
-    /// `cel.@mapInsert(@result, key, body)`: 1 + 1 + body + 1, without the key for an entry. At the end `@result` (1).
+    /// `cel.@mapInsert(@result, key, body)`: 1 + 1 + body + 1; for an entry without the key. At the end `@result` (1).
     fn transform_map(&mut self, fold: &'v Fold, items: Vec<(Value<'v>, Value<'v>)>) -> Out<'v> {
         let mut map: Result<BTreeMap<Key, (Value<'v>, Value<'v>)>, Fault> = Ok(BTreeMap::new());
         let entries = fold.kind == FoldKind::TransformMapEntry;
@@ -146,7 +146,7 @@ impl<'v> Evaluation<'v> {
             }
             self.pay(1)?;
             if map.is_err() && !entries {
-                continue; // a call of three arguments ends at its first error, unpaid
+                continue; // a call with three arguments ends at its first error, without a charge
             }
             self.pay(if entries { 0 } else { 1 })?;
             let value = match recoverable(self.eval(&fold.body))? {
@@ -173,12 +173,12 @@ impl<'v> Evaluation<'v> {
         Ok(Value::Map(Map::Owned(Arc::new(map?))))
     }
 
-    /// `target.hasValue() ? optional.of(bind(v, target.value(), body)) : optional.none()`, where cel-go evaluates the
-    /// target again for its value.
+    /// `target.hasValue() ? optional.of(bind(v, target.value(), body)) : optional.none()`. cel-go evaluates the target
+    /// a second time for its value.
     pub(crate) fn opt_map(&mut self, map: &'v OptMap) -> Out<'v> {
         let (before, logged) = (self.cost, self.once.len());
         let target = recoverable(self.eval(&map.target))?;
-        // The second time, variables from outside the target are known already.
+        // Variables from outside the target are already evaluated the second time.
         let outside = self.once[logged..].iter().filter(|(slot, _)| *slot < map.first_slot);
         let again = (self.cost - before).saturating_sub(outside.map(|(_, cost)| cost).sum());
         self.pay(1)?;
@@ -213,7 +213,7 @@ impl<'v> Evaluation<'v> {
             }
             other => other?,
         };
-        self.pay(2)?; // @input, twice
+        self.pay(2)?; // @input is read twice
         let constant = sort.key.constant().is_some();
         let mut keys = Ok(Vec::new());
         let items = match self.items(&target, false) {

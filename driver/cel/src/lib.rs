@@ -10,18 +10,17 @@
 //! **What this crate adds.** The crate `cel` parses with cel-go's grammar. It has no type checker, no cost and none of
 //! Kubernetes' libraries. A cost cannot be added to its evaluator: that cannot be interrupted, and cel-go's cost
 //! depends on the overload that a *checker* chose and on how selections were merged. So the checker (`check`, `types`,
-//! `declarations`), the evaluator (`evaluate`, `fold`, `cost`) and the libraries are in this crate, on top of that
+//! `declarations`), the evaluator (`evaluate`, `fold`, `cost`) and the libraries are in this crate, and use that
 //! syntax.
 //!
-//! **The environment** is the one in which Kubernetes 1.37 evaluates expressions that are already stored, as an
-//! allocator does: it has every library, and attributes of unknown type that may be lists, whatever the feature gates
-//! say. The cost estimate by which the API server refuses some new selectors belongs to admission, and is not made
-//! here.
+//! **The environment** is the one in which Kubernetes 1.37 evaluates stored expressions, as an allocator does: it has
+//! every library, and attributes of unknown type that may be lists, independently of feature gates. The cost estimate
+//! by which the API server refuses some new selectors belongs to admission, and is not part of this crate.
 //!
-//! **Failure modes.** An expression is hostile text, written by everyone who may create a claim. Parsing runs on a
-//! stack of its own and is limited in depth; types are limited in steps; evaluation by Kubernetes' cost limit, and by a
-//! budget for what the cost does not count. Nothing here panics, blocks or allocates without a limit; reaching a limit
-//! is an error like any other.
+//! **Failure modes.** An expression is hostile text: everyone who may create a claim can write one. Parsing runs on a
+//! stack of its own and is limited in depth; types are limited in steps; evaluation by Kubernetes' cost limit, and by
+//! a budget for work that the cost does not include. Nothing here panics, blocks or allocates without a limit.
+//! Exceeding a limit is an ordinary error.
 //!
 //! **Not supported**, and an error when an expression is compiled or run: protobuf messages
 //! (`google.protobuf.Int64Value{...}`), time zones by region, hexadecimal floating-point texts.
@@ -54,10 +53,10 @@ use value::{Fault, Stop, Value};
 
 /// The longest selector that Kubernetes stores.
 pub const LONGEST_EXPRESSION: usize = 10 * 1024;
-/// What one evaluation may cost.
+/// Kubernetes' cost limit of one evaluation.
 pub const COST_LIMIT: u64 = 1_000_000;
 
-/// A compiled selector. Cheap to clone, and to be shared by threads.
+/// A compiled selector. Cheap to clone, and can be shared between threads.
 #[derive(Clone)]
 pub struct Program {
     inner: Arc<Compiled>,
@@ -69,7 +68,7 @@ struct Compiled {
     expression: String,
 }
 
-/// Why an expression is no selector.
+/// The reason why an expression is not a valid selector.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("at {line}:{column}: {message}")]
 pub struct CompileError {
@@ -78,7 +77,7 @@ pub struct CompileError {
     pub message: String,
 }
 
-/// Why a selector has no answer for a device.
+/// The reason why a selector has no answer for a device.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EvalError {
     #[error("{0}")]
@@ -113,12 +112,12 @@ pub fn compile(expression: &str) -> Result<Program, CompileError> {
 }
 
 impl Program {
-    /// Returns true if the device is one that the selector means.
+    /// Returns true if the selector matches the device.
     pub fn matches(&self, device: &Device) -> Result<bool, EvalError> {
         self.matches_with_cost(device).0
     }
 
-    /// The same, and what it cost.
+    /// Like [`Self::matches`], and returns the cost.
     pub fn matches_with_cost(&self, device: &Device) -> (Result<bool, EvalError>, u64) {
         let mut evaluation = Evaluation::new(device, self.inner.slots);
         let result = match evaluation.eval(&self.inner.root) {
@@ -134,7 +133,7 @@ impl Program {
         (result, evaluation.cost)
     }
 
-    /// The text that it was compiled from.
+    /// The source text.
     #[must_use]
     pub fn expression(&self) -> &str {
         &self.inner.expression
@@ -147,7 +146,7 @@ impl std::fmt::Debug for Program {
     }
 }
 
-/// The line and the column, from 1, of a position in a text.
+/// The line and column, from 1, of an offset in a text.
 fn position(text: &str, offset: usize) -> (usize, usize) {
     let before: String = text.chars().take(offset).collect();
     let line = before.matches('\n').count() + 1;

@@ -1,7 +1,7 @@
 //! Macros: calls whose arguments are names and expressions, not only values.
 //!
 //! They run as loops of their own, not as the general comprehensions to which cel-go expands them. Their cost is
-//! counted as if they were comprehensions (`fold`).
+//! charged as if they were comprehensions (`fold`).
 
 use cel::IdedExpr;
 use cel::common::ast::{CallExpr, Expr};
@@ -13,7 +13,7 @@ use crate::node::{Bind, Fold, FoldKind, Node, OptMap, SortBy};
 use crate::types::Type;
 
 impl Checker<'_> {
-    /// The call as a macro, if it is one.
+    /// Expands the call if it is a macro.
     pub(crate) fn expand(&mut self, id: u64, call: &CallExpr) -> Option<Checked> {
         let args = call.args.as_slice();
         let Some(target) = call.target.as_deref() else {
@@ -108,23 +108,7 @@ impl Checker<'_> {
             return Err(self.error(v.id, format!("duplicate variable name: {first}")));
         }
         let (range, range_type) = self.check(target)?;
-        let range_type = self.unifier.resolve(&range_type);
-        let (key, value) = match &range_type {
-            Type::List(element) if second.is_some() => (Type::Int, (**element).clone()),
-            Type::List(element) => ((**element).clone(), Type::Dyn),
-            Type::Map(kv) => kv.as_ref().clone(),
-            Type::Dyn => (Type::Dyn, Type::Dyn),
-            Type::Param(_) => {
-                self.unifier.assignable(&Type::Dyn, &range_type);
-                (Type::Dyn, Type::Dyn)
-            }
-            other => {
-                let message = format!(
-                    "expression of type {other} cannot be range of a comprehension (must be list, map, or dynamic)"
-                );
-                return Err(self.error(target.id, message));
-            }
-        };
+        let (key, value) = self.elements(target, &range_type, second.is_some())?;
         let depth = self.scope.len();
         let first = self.enter(first, key.clone());
         let second = second_name.map(|name| self.enter(name, value));
@@ -158,6 +142,27 @@ impl Checker<'_> {
         Ok((Node::Fold(Box::new(fold)), result))
     }
 
+    /// The types of the variables of a fold over a list or map: of the elements, or of keys and values.
+    fn elements(&mut self, target: &IdedExpr, range: &Type, are_two: bool) -> Result<(Type, Type), CompileError> {
+        let range = self.unifier.resolve(range);
+        Ok(match &range {
+            Type::List(element) if are_two => (Type::Int, (**element).clone()),
+            Type::List(element) => ((**element).clone(), Type::Dyn),
+            Type::Map(kv) => kv.as_ref().clone(),
+            Type::Dyn => (Type::Dyn, Type::Dyn),
+            Type::Param(_) => {
+                self.unifier.assignable(&Type::Dyn, &range);
+                (Type::Dyn, Type::Dyn)
+            }
+            other => {
+                let message = format!(
+                    "expression of type {other} cannot be range of a comprehension (must be list, map, or dynamic)"
+                );
+                return Err(self.error(target.id, message));
+            }
+        })
+    }
+
     fn predicate(&mut self, filter: &IdedExpr) -> Result<Node, CompileError> {
         let (node, t) = self.check(filter)?;
         self.must_be_bool(filter, &t)?;
@@ -176,7 +181,7 @@ impl Checker<'_> {
         let name = self.variable(variable)?;
         let of = init.id;
         let (init, t) = self.check(init)?;
-        // What cel-go expands this to names the variable, whether the body does or not.
+        // cel-go's expansion always uses the variable, even if the body does not.
         self.must_not_be_type(of, &name, &t)?;
         let depth = self.scope.len();
         let slot = self.enter(name, t);

@@ -1,4 +1,4 @@
-//! The form in which a checked expression runs: names resolved to slots, overloads chosen, constants folded, patterns
+//! The executable form of a checked expression: names resolved to slots, overloads chosen, constants folded, patterns
 //! compiled.
 
 use std::collections::BTreeSet;
@@ -21,9 +21,9 @@ pub(crate) enum Node {
     /// `x in [constants]`.
     InSet(Box<(Node, Set)>),
     Call(Box<Call>),
-    /// `quantity("20Gi")`: computed when it is compiled, charged whenever it runs.
+    /// `quantity("20Gi")`: computed at compile time, charged each time it runs.
     Prepaid(Box<(Value<'static>, u64)>),
-    /// `optional.orValue(value)`: the second runs only where the first is empty.
+    /// `optional.orValue(value)`: the second runs only if the first is empty.
     OrValue(Box<(Node, Node)>),
     OrOptional(Box<(Node, Node)>),
     List(Box<[Item]>),
@@ -34,7 +34,7 @@ pub(crate) enum Node {
     SortBy(Box<SortBy>),
 }
 
-/// A variable or a value, and what is selected from it: one unit, because its cost is counted as one.
+/// A variable or a value, and the selections from it. They are one node because their cost is charged together.
 pub(crate) struct Path {
     pub(crate) root: Root,
     pub(crate) steps: Vec<Step>,
@@ -46,7 +46,7 @@ pub(crate) enum Root {
     Device,
     Slot(usize),
     Node(Node),
-    /// condition, then, otherwise
+    /// condition, then, else
     Choice(Box<[Node; 3]>),
 }
 
@@ -77,21 +77,22 @@ pub(crate) type Function = for<'v> fn(&mut Evaluation<'v>, &Call, &[Value<'v>]) 
 pub(crate) struct Call {
     pub(crate) function: Function,
     pub(crate) name: &'static str,
-    /// The overload, where the types leave one only; else empty.
+    /// The overload if the types leave only one; else empty.
     pub(crate) overload: &'static str,
     pub(crate) price: Price,
-    /// The receiver first.
+    /// The arguments, the receiver first.
     pub(crate) args: Vec<Node>,
-    /// True if the first error among them ends the call; else, as with operators, all are evaluated first.
+    /// True if the call ends at the first failing argument. Otherwise, as with operators, all arguments are evaluated
+    /// first.
     pub(crate) sequential: bool,
-    /// A constant pattern among them.
+    /// The constant pattern among the arguments.
     pub(crate) pattern: Option<Pattern>,
 }
 
 pub(crate) struct Fold {
     pub(crate) range: Node,
     pub(crate) kind: FoldKind,
-    /// The element or key; with a second variable, the index or key.
+    /// Slot of the element or key; with a second variable, of the index or key.
     pub(crate) first: usize,
     pub(crate) second: Option<usize>,
     pub(crate) filter: Option<Node>,
@@ -109,17 +110,17 @@ pub(crate) enum FoldKind {
     TransformMapEntry,
 }
 
-/// `cel.bind`: the value is computed when it is first asked for.
+/// `cel.bind`: the value is computed at its first use.
 pub(crate) struct Bind {
     pub(crate) slot: usize,
     pub(crate) init: Node,
     pub(crate) body: Node,
 }
 
-/// `optMap`, and flat, `optFlatMap`.
+/// `optMap`; with `flat`, `optFlatMap`.
 pub(crate) struct OptMap {
     pub(crate) target: Node,
-    /// The first slot of a variable within the target.
+    /// The first slot of the target's own variables.
     pub(crate) first_slot: usize,
     pub(crate) slot: usize,
     pub(crate) body: Node,
@@ -134,16 +135,16 @@ pub(crate) struct SortBy {
     pub(crate) typed: bool,
 }
 
-/// Constants that a value is looked up in.
+/// Constants among which a value is looked up.
 #[derive(Default)]
 pub(crate) struct Set {
-    /// In order.
+    /// Sorted texts.
     texts: Vec<Arc<str>>,
     others: BTreeSet<Key>,
 }
 
 impl Set {
-    /// The set of these values, if all are such that it can be looked up.
+    /// Builds the set, if all values can be looked up.
     pub(crate) fn of(values: &[Value<'static>]) -> Option<Self> {
         let mut set = Self::default();
         for value in values {

@@ -1,4 +1,4 @@
-//! Parses text by the crate `cel`, with limits on what hostile text can cost.
+//! Parses text with the crate `cel`, and limits the cost of hostile text.
 
 use cel::IdedExpr;
 use cel::common::ast::{EntryExpr, Expr};
@@ -7,13 +7,13 @@ use crate::check;
 use crate::node::Node;
 use crate::{CompileError, LONGEST_EXPRESSION};
 
-/// How deep an expression may be nested. cel-go's limit on its own recursion is the same.
+/// Maximum nesting of an expression. cel-go limits its own recursion to the same depth.
 const DEEPEST: usize = 250;
-/// The parser recurses several frames for each level, and once for each link of a chain of selections or operators,
-/// which a text of the allowed length can make five thousand long. Only pages that are touched take memory.
+/// Stack of the parser. It recurses several frames for each level, and once for each link of a chain of selections or
+/// operators; a text of the allowed length can have a chain of five thousand. Only touched pages take memory.
 const STACK: usize = 256 << 20;
 
-/// Parses and checks on a stack of its own: the caller's may be small.
+/// Parses and checks on a stack of its own, because the caller's may be small.
 pub(crate) fn compile(expression: &str) -> Result<(Node, usize), CompileError> {
     if expression.len() > LONGEST_EXPRESSION {
         return Err(error(format!(
@@ -28,7 +28,7 @@ pub(crate) fn compile(expression: &str) -> Result<(Node, usize), CompileError> {
             .spawn_scoped(scope, || parse(expression));
         match work.map(std::thread::ScopedJoinHandle::join) {
             Ok(Ok(result)) => result,
-            // The parser is not ours, and generated in part: what it cannot do it may say by a panic.
+            // The parser is a foreign crate and partly generated: it may panic on text that it cannot parse.
             Ok(Err(_)) => Err(error("the expression cannot be parsed".to_owned())),
             Err(why) => Err(error(format!("no thread to parse the expression: {why}"))),
         }
@@ -65,7 +65,7 @@ fn error(message: String) -> CompileError {
     }
 }
 
-/// The depth of the syntax, found without recursion.
+/// The depth of the syntax, computed without recursion.
 fn depth(root: &IdedExpr) -> usize {
     let mut deepest = 0;
     let mut open = vec![(root, 1)];

@@ -1,4 +1,4 @@
-//! Variables, and the fields and elements selected from them.
+//! Variables, and selections of their fields and elements.
 
 use crate::evaluate::{Evaluation, Slot, can_index};
 use crate::node::{Path, Root, Step, StepKey};
@@ -90,7 +90,7 @@ impl<'v> Evaluation<'v> {
         })
     }
 
-    /// One selection; without `presence`, what is missing is an error that names it.
+    /// Performs one selection. Without `presence`, a missing entry is an error that names it.
     fn step(&mut self, at: &Value<'v>, step: &'v Step, presence: bool) -> Result<Option<Value<'v>>, Fault> {
         let found = match (&step.key, at) {
             (StepKey::Text(name), Value::Map(map)) => {

@@ -1,9 +1,9 @@
-//! The types that the checker knows, and their unification.
+//! The checker's types, and their unification.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// The type of an expression. `Dyn` is any: what device attributes are.
+/// The type of an expression. `Dyn` is any type, as for device attributes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Type {
     Dyn,
@@ -16,7 +16,7 @@ pub(crate) enum Type {
     Bytes,
     Duration,
     Timestamp,
-    /// A type that is still to be found out.
+    /// A type that is not known yet.
     Param(u32),
     List(Arc<Type>),
     Map(Arc<(Type, Type)>),
@@ -57,7 +57,7 @@ impl Type {
         )
     }
 
-    /// The same type with its parameters counted from `offset`.
+    /// The type with its parameters renumbered to start at `offset`.
     pub(crate) fn shifted(&self, offset: u32) -> Self {
         match self {
             Self::Param(n) => Self::Param(n + offset),
@@ -93,15 +93,15 @@ impl fmt::Display for Type {
     }
 }
 
-/// More steps than any expression of an ordinary size needs. A type can grow exponentially with its expression's
-/// length (`{x: x}` in `cel.bind` in `cel.bind` ...), and so would the work on it.
+/// Limit of unification steps, more than any ordinary expression needs. A type, and the work on it, can grow
+/// exponentially with the expression's length (`{x: x}` in `cel.bind` in `cel.bind` ...).
 const STEPS: u32 = 2_000_000;
 
-/// What the parameters stand for so far.
+/// The types that parameters stand for so far.
 #[derive(Default)]
 pub(crate) struct Unifier {
     bound: Vec<Option<Type>>,
-    /// What each binding since the start replaced, to take it back.
+    /// For each binding since the start, the parameter's previous value, to undo it.
     trail: Vec<(u32, Option<Type>)>,
     steps: u32,
 }
@@ -111,14 +111,14 @@ impl Unifier {
         Type::Param(self.fresh_params(1))
     }
 
-    /// `count` new parameters; the number of the first.
+    /// Creates `count` parameters and returns the number of the first.
     pub(crate) fn fresh_params(&mut self, count: u32) -> u32 {
         let first = self.bound.len() as u32;
         self.bound.resize(self.bound.len() + count as usize, None);
         first
     }
 
-    /// Returns true if the expression is too complex to say anything of its types.
+    /// Returns true if the expression is too complex to determine its types.
     pub(crate) fn exhausted(&self) -> bool {
         self.steps > STEPS
     }
@@ -128,7 +128,7 @@ impl Unifier {
         !self.exhausted()
     }
 
-    /// Returns true if every type of one list goes where that of the other is wanted. Nothing is bound where not.
+    /// Returns true if each type of one list is assignable to its partner in the other. Otherwise undoes all bindings.
     pub(crate) fn assignable_all<'a>(&mut self, pairs: impl Iterator<Item = (&'a Type, &'a Type)>) -> bool {
         let start = self.trail.len();
         for (from, to) in pairs {
@@ -176,7 +176,7 @@ impl Unifier {
         }
     }
 
-    /// Whether `param` may stand for `other`, and whether it stood for something before.
+    /// Returns whether `param` may stand for `other`, and whether it was bound before.
     fn substitutes(&mut self, other: &Type, param: u32) -> (bool, bool) {
         if *other == Type::Param(param) {
             return (true, true);
@@ -217,12 +217,12 @@ impl Unifier {
         }
     }
 
-    /// The type with what its parameters stand for; those that stand for nothing yet stay.
+    /// Replaces parameters by their types; unbound parameters remain.
     pub(crate) fn resolve(&mut self, t: &Type) -> Type {
         self.substitute(t, false)
     }
 
-    /// The same at the end, when what stands for nothing is `dyn`.
+    /// Like `resolve`, but unbound parameters become `dyn`.
     pub(crate) fn finish(&mut self, t: &Type) -> Type {
         self.substitute(t, true)
     }
@@ -245,7 +245,7 @@ impl Unifier {
         }
     }
 
-    /// The type of a list's elements, one more of which is of type `next`.
+    /// The element type of a list after adding an element of type `next`.
     pub(crate) fn join(&mut self, before: Option<Type>, next: Type) -> Type {
         let Some(before) = before else { return next };
         if !self.assignable(&before, &next) {
@@ -255,7 +255,7 @@ impl Unifier {
     }
 }
 
-/// Returns true if the first of two types that go together is at least as general.
+/// Returns true if the first of two compatible types is at least as general.
 fn less_specific(a: &Type, b: &Type) -> bool {
     match (a, b) {
         (Type::Dyn | Type::Param(_), _) => true,

@@ -1,4 +1,4 @@
-//! The values of a running expression.
+//! Values during an evaluation.
 //!
 //! Values from the expression or the device are borrowed for the evaluation ('v), and only computed values are owned,
 //! so that an ordinary selector allocates nothing.
@@ -28,9 +28,10 @@ pub(crate) enum Value<'v> {
     Map(Map<'v>),
     Optional(Option<Arc<Value<'v>>>),
     Type(&'static str),
-    /// Nanoseconds.
+    /// In nanoseconds.
     Duration(i64),
-    /// Nanoseconds since 1970, and the zone it was written in: seconds east of UTC, which only its text shows.
+    /// Nanoseconds since 1970, and the zone in which it was written (seconds east of UTC), which affects only its
+    /// text.
     Timestamp(i128, i32),
     Quantity(Amount<'v>),
     Semver(Version),
@@ -50,7 +51,7 @@ pub(crate) enum Text<'v> {
 pub(crate) enum Amount<'v> {
     Borrowed(&'v Quantity),
     Owned(Arc<Quantity>),
-    /// What add and sub return. Kubernetes cannot compare *with* such a value by == (only the other way round).
+    /// The result of add and sub. Kubernetes cannot compare *with* such a value by == (only the other way round).
     Computed(Arc<Quantity>),
 }
 
@@ -69,7 +70,7 @@ pub(crate) enum Map<'v> {
     CapacitiesOf(&'v Device, Text<'v>),
 }
 
-/// What a map can be asked for. Whole numbers are one key, whatever their type.
+/// A key of a map. Whole numbers are equal keys, whatever their type.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Key {
     Null,
@@ -81,12 +82,12 @@ pub(crate) enum Key {
     Timestamp(i128),
 }
 
-/// Why there is no value.
+/// The reason why there is no value.
 #[derive(Debug, Clone)]
 pub(crate) enum Fault {
     /// An error of the expression: `false && error` is still false.
     Error(Arc<str>),
-    /// The evaluation ends here.
+    /// Ends the evaluation.
     Stop(Stop),
 }
 
@@ -94,7 +95,7 @@ pub(crate) enum Fault {
 pub(crate) enum Stop {
     Cost,
     Work,
-    /// Kubernetes' packages break down here, and the whole expression with them.
+    /// Kubernetes' packages panic here, so the whole expression has no answer.
     Unanswerable,
 }
 
@@ -145,7 +146,7 @@ impl<'v> Value<'v> {
         Self::Optional(Some(Arc::new(value)))
     }
 
-    /// What Kubernetes' cost model takes for the size: runes, elements, bytes; 1 for everything else.
+    /// The size in Kubernetes' cost model: runes, elements or bytes; 1 for every other value.
     pub(crate) fn size(&self) -> u64 {
         match self {
             Self::Str(text) => text.as_str().chars().count() as u64,
@@ -189,7 +190,7 @@ impl<'v> Value<'v> {
         }
     }
 
-    /// The key that this value is in a map.
+    /// This value as a key of a map.
     pub(crate) fn key(&self) -> Option<Key> {
         Some(match self {
             Self::Null => Key::Null,
@@ -210,7 +211,7 @@ impl<'v> Value<'v> {
         })
     }
 
-    /// The order of two values of kinds that have one.
+    /// Compares two values of types that have an order.
     pub(crate) fn compare(&self, other: &Self) -> Result<Ordering, Fault> {
         let order = match (self, other) {
             (Self::Bool(a), Self::Bool(b)) => a.cmp(b),
@@ -230,12 +231,12 @@ impl<'v> Value<'v> {
     }
 }
 
-/// The whole number that a double is, if it is one in the range of 64 bits.
+/// The double as a whole number, if it is one and fits in 64 bits.
 pub(crate) fn whole(d: f64) -> Option<i128> {
     (d.fract() == 0.0 && d.abs() <= 1.9e19).then_some(d as i128)
 }
 
-/// The order of two numbers of any types: nothing if one is no number, nothing within if one is NaN.
+/// Compares two numbers of any types. Returns `None` if one is not a number, `Some(None)` if one is NaN.
 pub(crate) fn compare_numbers(a: &Value<'_>, b: &Value<'_>) -> Option<Option<Ordering>> {
     let exact = |value: &Value<'_>| match value {
         Value::Int(i) => Some(i128::from(*i)),
@@ -284,7 +285,7 @@ impl<'v> Map<'v> {
         }
     }
 
-    /// The value of a key. `device.attributes` and `device.capacity` have every domain.
+    /// Looks up a key. `device.attributes` and `device.capacity` return an empty map for unknown domains.
     pub(crate) fn find(&self, key: &Value<'v>) -> Result<Option<Value<'v>>, Fault> {
         match (self, key) {
             (Self::Owned(entries), _) => Ok(key.key().and_then(|key| entries.get(&key)).map(|(_, v)| v.clone())),
@@ -315,7 +316,7 @@ impl<'v> Map<'v> {
         })
     }
 
-    /// Returns true if the key is there: unlike `find`, this tells an unknown domain.
+    /// Returns true if the key exists. Unlike `find`, this returns false for an unknown domain.
     pub(crate) fn contains(&self, key: &Value<'v>) -> Result<bool, Fault> {
         match (self, key) {
             (Self::Attributes(device), Value::Str(domain)) => {
@@ -328,7 +329,7 @@ impl<'v> Map<'v> {
         }
     }
 
-    /// Every key with its value.
+    /// All keys with their values.
     pub(crate) fn entries(&self) -> Result<Vec<(Value<'v>, Value<'v>)>, Fault> {
         let text = |name: &'v str| Value::Str(Text::Borrowed(name));
         Ok(match self {

@@ -1,11 +1,11 @@
-//! Expressions made to do harm: each ends with an answer or an error.
+//! Expressions that try to do harm: each ends with an answer or an error.
 
 use std::fmt::Write as _;
 
 use proptest::prelude::*;
 use vgpu_cel::{Device, EvalError, LONGEST_EXPRESSION, compile};
 
-/// That it comes back at all is what is tested: without the bounds it would be hours, or all of the memory.
+/// The test is that this returns: without the limits it would take hours, or all memory.
 fn run(expression: &str) -> Result<Result<bool, EvalError>, String> {
     compile(expression)
         .map(|program| program.matches(&Device::default()))
@@ -30,7 +30,7 @@ fn doubling(first: &str, levels: usize, next: &str, last: &str) -> String {
 
 #[test]
 fn nesting_is_bounded_and_needs_no_stack_of_the_caller() {
-    // Half of the limit's bytes each way, from a thread whose own stack is small.
+    // Half of the length limit each way, from a thread with a small stack.
     let small = std::thread::Builder::new().stack_size(1 << 20);
     let threads = small.spawn(|| {
         for (open, close) in [
@@ -63,7 +63,7 @@ fn nesting_is_bounded_and_needs_no_stack_of_the_caller() {
             let text = format!("device{}", link.repeat((LONGEST_EXPRESSION - 10) / link.len()));
             let _ = run(&text);
         }
-        // What is allowed to be deep also runs: and is not deep at all.
+        // Expressions of the allowed depth also run; a chain of `&&` is not deep at all.
         let all = vec!["true"; 1_000].join(" && ");
         assert_eq!(run(&all), Ok(Ok(true)));
     });
@@ -86,7 +86,7 @@ fn a_loop_that_is_too_long_ends_by_its_cost() {
     ] {
         assert_eq!(run(expression), Ok(Err(EvalError::CostLimit)), "{expression}");
     }
-    // An error within does not hide it, nor does another answer.
+    // Neither an inner error nor another answer hides the limit.
     assert_eq!(
         run("lists.range(100000).all(x, lists.range(100000).exists(y, 1 / 0 == 1)) || true"),
         Ok(Err(EvalError::CostLimit))
@@ -96,7 +96,7 @@ fn a_loop_that_is_too_long_ends_by_its_cost() {
 #[test]
 fn what_the_cost_does_not_see_is_bounded_too() {
     for expression in [
-        // Lists, texts and types that double with each line.
+        // Lists, texts and types that double on each line.
         doubling("[0]", 90, "x + x", "x.size() > 0"),
         doubling("'aaaaaaaaaaaaaaaa'", 90, "x + x", "x.size() > 0"),
         doubling("[0]", 90, "[x, x]", "x == x"),
@@ -113,14 +113,14 @@ fn what_the_cost_does_not_see_is_bounded_too() {
             "[x.join('bbbbbbbbbbbbbbbbbbbbbb'), x.join('c')]",
             "x.size() > 0",
         ),
-        // Much work for each unit of cost.
+        // Much work per unit of cost.
         format!(
             "cel.bind(s, '{}', lists.range(90000).all(x, s.size() > 0))",
             "a".repeat(9_000)
         ),
         "cel.bind(l, lists.range(20000), lists.range(20000).all(x, l == l))".to_owned(),
         "cel.bind(l, lists.range(20000).map(x, ''), lists.range(20000).all(x, !l.includes('a')))".to_owned(),
-        // Patterns that are only known when they are needed.
+        // Patterns that are only known at run time.
         "lists.range(20000).all(x, 'x'.matches(string(x) + '(((a{30}){30}){2})') || true)".to_owned(),
         "lists.range(20000).all(x, 'x'.matches('[a-z]{500}' + string(x)) || true)".to_owned(),
     ] {
@@ -150,13 +150,13 @@ fn types_cannot_grow_without_end() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// Any text at all.
+    /// Any text.
     #[test]
     fn no_text_panics(text in "\\PC{0,60}") {
         let _ = run(&text);
     }
 
-    /// Texts of the language's own words, which come further.
+    /// Texts of the language's own tokens, which get further.
     #[test]
     fn no_words_panic(words in proptest::collection::vec(prop_oneof![
         Just("device"), Just("."), Just("attributes"), Just("["), Just("]"), Just("("), Just(")"), Just("'a'"), Just("\"b\""),

@@ -1,7 +1,7 @@
-//! What Kubernetes 1.37.1 said of selectors, recorded by the differential test: checked without Go, exactly.
+//! Kubernetes 1.37.1's answers to selectors, recorded by the differential test and compared exactly, without Go.
 //!
-//! `testdata/kubernetes-1.37.1.jsonl` has one selector around each form of the library; `disagreements.jsonl` those on
-//! which we once differed.
+//! `testdata/kubernetes-1.37.1.jsonl` has one selector around each form of the library; `disagreements.jsonl` has
+//! those on which we once differed.
 
 #[path = "support/device.rs"]
 mod device;
@@ -36,7 +36,7 @@ fn check(name: &str) -> usize {
         if result.as_ref().ok().copied() != case["result"].as_bool() || over != (result == Err(EvalError::CostLimit)) {
             wrong.push(format!("{expression}: {result:?} instead of {}", case["result"]));
         }
-        // An error may come at one of several places; then the cost is near, and else the same.
+        // An error may occur at one of several places; then the cost only has to be near, otherwise equal.
         let theirs = case["cost"].as_u64().unwrap();
         let near = cost <= 2 * theirs + 10 && theirs <= 2 * cost + 10;
         if (case["result"].is_boolean() && cost != theirs) || (!near && cost.max(theirs) <= COST_LIMIT) {

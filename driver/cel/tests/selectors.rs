@@ -26,59 +26,41 @@ fn gpu() -> Device {
     }
 }
 
+/// Selectors that match [`gpu`], then those that do not.
+const YES: &str = r#"
+device.driver == "dra.vgpu"
+device.driver == "dra.vgpu" && device.attributes["dra.vgpu"].type == "gpu" && device.capacity["dra.vgpu"].memory.compareTo(quantity("20Gi")) >= 0
+device.attributes["dra.vgpu"].driverVersion.compareTo(semver("535.0.0")) > 0
+device.attributes["resource.kubernetes.io"].numaNode == 0
+device.attributes["dra.vgpu"].?missing.orValue(7) == 7
+device.attributes["no.such"].?a.orValue("x") == "x"
+has(device.attributes["dra.vgpu"].type)
+cel.bind(a, device.attributes["dra.vgpu"], a.shared && a.index == 3)
+device.allowMultipleAllocations
+device.attributes["dra.vgpu"].shared
+device.attributes["dra.vgpu"].links.includes("b")
+device.attributes["dra.vgpu"].type.includes("gpu")
+device.attributes["dra.vgpu"].productName.matches("H[12]00")
+device.attributes["dra.vgpu"].type in ["gpu", "mig"]
+device.attributes["dra.vgpu"].missing == 1 || true
+"dra.vgpu" in device.attributes && !("x.y" in device.attributes)
+device.attributes["dra.vgpu"][?"type"].optMap(t, t + "!").orValue("") == "gpu!"
+[3, 1, 2].sortBy(x, -x) == [3, 2, 1]
+{"a": 1, "b": 2}.transformMap(k, v, v * 2) == {"a": 2, "b": 4}
+"%d of %s".format([dyn(3), "x"]) == "3 of x"
+"#;
+const NO: &str = r#"
+device.capacity["dra.vgpu"].memory.isGreaterThan(quantity("80Gi"))
+device.attributes["dra.vgpu"].driverVersion.isLessThan(semver("v530", true))
+has(device.attributes["no.such"].a)
+device.attributes["dra.vgpu"].links.exists(l, l == "c")
+false && device.attributes["dra.vgpu"].missing == 1
+"#;
+
 #[test]
 fn selectors_say_yes_or_no() {
-    for (expression, expected) in [
-        (r#"device.driver == "dra.vgpu""#, true),
-        (
-            r#"device.driver == "dra.vgpu" && device.attributes["dra.vgpu"].type == "gpu" && device.capacity["dra.vgpu"].memory.compareTo(quantity("20Gi")) >= 0"#,
-            true,
-        ),
-        (
-            r#"device.capacity["dra.vgpu"].memory.isGreaterThan(quantity("80Gi"))"#,
-            false,
-        ),
-        (
-            r#"device.attributes["dra.vgpu"].driverVersion.compareTo(semver("535.0.0")) > 0"#,
-            true,
-        ),
-        (
-            r#"device.attributes["dra.vgpu"].driverVersion.isLessThan(semver("v530", true))"#,
-            false,
-        ),
-        (r#"device.attributes["resource.kubernetes.io"].numaNode == 0"#, true),
-        (r#"device.attributes["dra.vgpu"].?missing.orValue(7) == 7"#, true),
-        (r#"device.attributes["no.such"].?a.orValue("x") == "x""#, true),
-        (r#"has(device.attributes["no.such"].a)"#, false),
-        (r#"has(device.attributes["dra.vgpu"].type)"#, true),
-        (
-            r#"cel.bind(a, device.attributes["dra.vgpu"], a.shared && a.index == 3)"#,
-            true,
-        ),
-        (r#"device.allowMultipleAllocations"#, true),
-        (r#"device.attributes["dra.vgpu"].shared"#, true),
-        (r#"device.attributes["dra.vgpu"].links.includes("b")"#, true),
-        (r#"device.attributes["dra.vgpu"].type.includes("gpu")"#, true),
-        (r#"device.attributes["dra.vgpu"].links.exists(l, l == "c")"#, false),
-        (r#"device.attributes["dra.vgpu"].productName.matches("H[12]00")"#, true),
-        (r#"device.attributes["dra.vgpu"].type in ["gpu", "mig"]"#, true),
-        (r#"device.attributes["dra.vgpu"].missing == 1 || true"#, true),
-        (r#"false && device.attributes["dra.vgpu"].missing == 1"#, false),
-        (
-            r#""dra.vgpu" in device.attributes && !("x.y" in device.attributes)"#,
-            true,
-        ),
-        (
-            r#"device.attributes["dra.vgpu"][?"type"].optMap(t, t + "!").orValue("") == "gpu!""#,
-            true,
-        ),
-        (r#"[3, 1, 2].sortBy(x, -x) == [3, 2, 1]"#, true),
-        (
-            r#"{"a": 1, "b": 2}.transformMap(k, v, v * 2) == {"a": 2, "b": 4}"#,
-            true,
-        ),
-        (r#""%d of %s".format([dyn(3), "x"]) == "3 of x""#, true),
-    ] {
+    let cases = |text: &'static str, expected| text.trim().lines().map(move |line| (line, expected));
+    for (expression, expected) in cases(YES, true).chain(cases(NO, false)) {
         let program = compile(expression).unwrap_or_else(|e| panic!("{expression}: {e}"));
         assert_eq!(program.matches(&gpu()), Ok(expected), "{expression}");
     }

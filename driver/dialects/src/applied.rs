@@ -94,7 +94,7 @@ pub(crate) fn undo(pod: &Pod, record: &Record, settings: &Settings) -> Pod {
             (&mut resources.limits, &asked.limits),
             (&mut resources.requests, &asked.requests),
         ] {
-            // Only keys of the dialect: whatever somebody wrote into the annotation.
+            // Only keys of the dialect, because anybody may have written the annotation.
             let asked = asked.iter().filter(|(key, _)| keys.contains(&names.known(key)));
             for (key, value) in asked {
                 let quantity = k8s_openapi::apimachinery::pkg::api::resource::Quantity(value.clone());

@@ -14,7 +14,7 @@ const PERCENTAGE: &str = "nvidia.com/gpumem-percentage";
 const CORES: &str = "nvidia.com/gpucores";
 const PRIORITY: &str = "nvidia.com/priority";
 
-/// A container with one of these asks; without `nvidia.com/gpu` for one GPU.
+/// A container with one of these asks for GPUs; without `nvidia.com/gpu` for one GPU.
 pub(crate) const ASKS: &[&str] = &[GPU, MEMORY, PERCENTAGE, CORES];
 /// Everything that a container loses.
 pub(crate) const KEYS: &[&str] = &[GPU, MEMORY, PERCENTAGE, CORES, PRIORITY];
@@ -90,7 +90,7 @@ fn prioritise(request: &mut Request, priority: Option<u64>, container: &Resource
         return;
     }
     match &pod.settings.high_priority_class {
-        // Class gpu gives whole GPUs, and has no shares to be before others.
+        // Class gpu gives whole GPUs, which no other share uses: priority would mean nothing.
         Some(class) if !class.is_empty() && class != class::GPU => {
             request.class.clone_from(class);
             request.priority = Some(Priority::High);
@@ -103,7 +103,7 @@ fn prioritise(request: &mut Request, priority: Option<u64>, container: &Resource
     }
 }
 
-/// Percent of each GPU's memory; 0 is as good as not given.
+/// Percent of each GPU's memory; 0 is the same as not given.
 pub(crate) fn percentage(container: &Resources<'_>, key: &str, pod: &mut PodView<'_>) -> Option<Memory> {
     match container.amount(key, &mut pod.findings)? {
         0 => None,

@@ -1,5 +1,8 @@
 //! The GPUs of a cluster, as far as templates depend on them.
 
+use k8s_openapi::api::resource::v1::Device;
+use vgpu_api::{capacity, device_type};
+
 /// One published GPU.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Gpu {
@@ -14,4 +17,22 @@ pub struct Gpu {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Inventory {
     pub gpus: Vec<Gpu>,
+}
+
+impl Gpu {
+    /// `None` for a monitor, and for a device that lacks what every GPU of ours has.
+    #[must_use]
+    pub fn of_device(device: &Device) -> Option<Self> {
+        let attributes = device.attributes.as_ref()?;
+        let text = |name: &str| attributes.get(name)?.string.clone();
+        let memory = &device.capacity.as_ref()?.get(capacity::MEMORY)?.value.0;
+        if text(device_type::ATTRIBUTE)? != device_type::GPU {
+            return None;
+        }
+        Some(Self {
+            uuid: text("uuid")?,
+            model: text("productName").unwrap_or_default(),
+            memory: u64::try_from(vgpu_quantity::whole(memory).ok()?).ok()?,
+        })
+    }
 }

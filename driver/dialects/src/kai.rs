@@ -15,7 +15,7 @@ const MEMORY: &str = "gpu-memory";
 const DEVICES: &str = "gpu-fraction-num-devices";
 const CONTAINER: &str = "gpu-fraction-container-name";
 
-/// Asks that the pod's shares run by NVIDIA's MPS.
+/// Asks for NVIDIA's MPS for the pod's shares.
 const MPS: &str = "mps";
 /// The end of the annotation with which a container of NvFractions chooses how time is shared.
 const COMPUTE_MODE: &str = ".gpu-compute.mode";
@@ -24,7 +24,7 @@ const INJECT: &str = "kai-resource-isolator.io/inject";
 /// The folder by which a pod of KAI reaches the node's MPS daemon.
 const MPS_FOLDER: &str = "nvidia-mps";
 
-/// A pod with one of these asks.
+/// A pod with one of these asks for GPUs.
 pub(crate) const ASKS: &[&str] = &[FRACTION, MEMORY, DEVICES];
 /// Everything that is read.
 pub(crate) const ANNOTATIONS: &[&str] = &[FRACTION, MEMORY, DEVICES, CONTAINER];
@@ -55,44 +55,8 @@ pub(crate) fn read<'a>(
             return None;
         }
     }
-    let memory = match (fraction, memory) {
-        (Some(written), _) => match millionths(written) {
-            Some(part) => Memory::Millionths(part),
-            None => {
-                pod.refuse_annotation(FRACTION, "must be a positive number smaller than 1.0, for example 0.5");
-                return None;
-            }
-        },
-        (None, Some(written)) => {
-            let mebibytes = written.trim().parse::<u64>().ok().filter(|mebibytes| *mebibytes > 0);
-            let Some(mebibytes) = mebibytes else {
-                pod.refuse_annotation(MEMORY, "must be a positive whole number of MiB, for example 4096");
-                return None;
-            };
-            match mebibytes.checked_mul(1 << 20) {
-                Some(bytes) if (MEMORY_MIN..=MEMORY_MAX).contains(&bytes) => Memory::Bytes(bytes),
-                _ => {
-                    pod.refuse_annotation(MEMORY, "must be from 64 to 10485760 MiB");
-                    return None;
-                }
-            }
-        }
-        (None, None) => {
-            let advice = "stands alone; it needs gpu-fraction or gpu-memory, the part of each GPU";
-            pod.refuse_annotation(DEVICES, advice);
-            return None;
-        }
-    };
-    let count = match pod.annotation(DEVICES) {
-        None => 1,
-        Some(written) => match whole(written.trim()) {
-            Ok(count) if (1..=i64::from(COUNT_MAX)).contains(&count) => count as u32,
-            _ => {
-                pod.refuse_annotation(DEVICES, format!("must be a whole number from 1 to {COUNT_MAX}"));
-                return None;
-            }
-        },
-    };
+    let memory = memory_of(fraction, memory, pod)?;
+    let count = count(pod)?;
     let name = match pod.annotation(CONTAINER) {
         None => first,
         Some(name) => match containers.iter().find(|container| container.container.name == name) {
@@ -105,6 +69,43 @@ pub(crate) fn read<'a>(
     };
     warn_of_isolation(pod);
     Some((name, Request::fraction(count, memory, Dialect::Kai)))
+}
+
+/// The part of each GPU.
+fn memory_of(fraction: Option<&str>, memory: Option<&str>, pod: &mut PodView<'_>) -> Option<Memory> {
+    let (key, advice) = match (fraction, memory) {
+        (Some(written), _) => match millionths(written) {
+            Some(part) => return Some(Memory::Millionths(part)),
+            None => (FRACTION, "must be a positive number smaller than 1.0, for example 0.5"),
+        },
+        (None, Some(written)) => match written.trim().parse::<u64>() {
+            Ok(mebibytes) if mebibytes > 0 => match mebibytes.checked_mul(1 << 20) {
+                Some(bytes) if (MEMORY_MIN..=MEMORY_MAX).contains(&bytes) => return Some(Memory::Bytes(bytes)),
+                _ => (MEMORY, "must be from 64 to 10485760 MiB"),
+            },
+            _ => (MEMORY, "must be a positive whole number of MiB, for example 4096"),
+        },
+        (None, None) => (
+            DEVICES,
+            "stands alone; it needs gpu-fraction or gpu-memory, the part of each GPU",
+        ),
+    };
+    pod.refuse_annotation(key, advice);
+    None
+}
+
+/// How many GPUs.
+fn count(pod: &mut PodView<'_>) -> Option<u32> {
+    let Some(written) = pod.annotation(DEVICES) else {
+        return Some(1);
+    };
+    match whole(written.trim()) {
+        Ok(count) if (1..=i64::from(COUNT_MAX)).contains(&count) => Some(count as u32),
+        _ => {
+            pod.refuse_annotation(DEVICES, format!("must be a whole number from 1 to {COUNT_MAX}"));
+            None
+        }
+    }
 }
 
 /// KAI's pods choose how they are isolated from each other. Here that is this driver's library, for all of them.

@@ -10,7 +10,7 @@ use crate::resources::Resources;
 use crate::settings::Settings;
 use crate::{gpu_manager, hami, kai, koordinator, volcano, volcano_vgpu};
 
-/// A dialect in the resources of containers, with those that ask and all that are removed.
+/// A dialect, the resources of containers that ask in it, and all resources that are removed.
 type Dialects = [(Dialect, &'static [&'static str], &'static [&'static str]); 5];
 pub(crate) const DIALECTS: Dialects = [
     (Dialect::Hami, hami::ASKS, hami::KEYS),

@@ -1,4 +1,4 @@
-//! Pods written for other systems of GPU sharing, as pods with claims of ours.
+//! Converts pods written for other GPU sharing systems into pods with our claims.
 //!
 //! ```text
 //!  Pod ──► translate ──► Translation { pod, patch, templates: [name, Request], warnings }, or a Refusal
@@ -10,7 +10,7 @@
 //! ```
 //!
 //! The webhook, the controller and `vgpu translate` share these functions. None does I/O, depends on `kube`, or can
-//! panic on input: every pod is a tenant's.
+//! panic on input: tenants write the pods.
 //!
 //! **Admission is a function of the pod alone.** A translated pod names a template by the hash of a [`Request`], and
 //! its annotation `dra.vgpu/translated` keeps what was asked and the requests, from which the controller makes the
@@ -30,7 +30,6 @@ mod kai;
 mod keys;
 mod koordinator;
 mod literal;
-mod lost;
 mod names;
 mod owners;
 mod patch;
@@ -45,6 +44,7 @@ mod settings;
 mod template;
 mod translate;
 mod translation;
+mod unsupported;
 mod volcano;
 mod volcano_vgpu;
 
@@ -53,10 +53,10 @@ pub use given_back::{
     given_back,
 };
 pub use k8s_openapi::api::core::v1::Pod;
+pub use k8s_openapi::api::resource::v1::ResourceSlice;
 
 pub use inventory::{Gpu, Inventory};
 pub use keys::{asking_annotations, asking_resources, is_resource, resource_names};
-pub use lost::unread;
 pub use names::{ResourceNames, ResourceNamesError};
 pub use plan::OTHER_CLAIMS;
 pub use problem::{Problem, Refusal, Warning};
@@ -66,4 +66,5 @@ pub use settings::Settings;
 pub use template::{ALTERNATIVES_MAX, REQUEST_NAME, template};
 pub use translate::{translate, update};
 pub use translation::{NamedRequest, Translation};
+pub use unsupported::unread;
 pub use vgpu_api::config::Dialect;

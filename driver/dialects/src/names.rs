@@ -52,7 +52,7 @@ impl ResourceNames {
         Ok(Self(names))
     }
 
-    /// The dialect's own name for a resource, which is the resource's itself unless the cluster chose it.
+    /// Returns the dialect's own name for a resource: `name` itself, unless the cluster chose it.
     #[must_use]
     pub fn known<'a>(&'a self, name: &'a str) -> &'a str {
         self.0.get(name).map_or(name, String::as_str)

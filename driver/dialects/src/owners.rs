@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use serde_json::{Map, Value};
 
-/// Takes from all owners what `before` has and `after`, its translation, has not.
+/// Takes from all owners the fields that `before` has and `after`, its translation, lacks.
 pub(crate) fn release(before: &Pod, after: &mut Pod) {
     let paths = taken_away(before, after);
     let entries = after.metadata.managed_fields.iter_mut().flatten();
@@ -63,7 +63,7 @@ fn of_containers(list: &str, before: &[Container], after: &[Container], paths: &
     }
 }
 
-/// Removes a field, and what is left without any: an empty object says that its owner has the whole field.
+/// Removes a field, and each parent that becomes empty: an empty object says that its owner has the whole field.
 fn remove(fields: &mut Map<String, Value>, path: &[String]) {
     let Some((first, rest)) = path.split_first() else {
         return;

@@ -79,7 +79,7 @@ impl Patch {
         }
     }
 
-    /// A map that lost keys.
+    /// Removes the keys that a map lost.
     fn removed<T>(&mut self, path: &str, before: &Option<BTreeMap<String, T>>, after: &Option<BTreeMap<String, T>>) {
         let Some(before) = before else { return };
         let stays = |key: &String| after.as_ref().is_some_and(|after| after.contains_key(key));
@@ -88,7 +88,7 @@ impl Patch {
         }
     }
 
-    /// A list, which nearly always gets items at its end.
+    /// Changes a list, which nearly always gets items at its end.
     fn list<T: PartialEq + Serialize>(&mut self, path: &str, before: &Option<Vec<T>>, after: &Option<Vec<T>>) {
         if before == after {
             return;

@@ -12,7 +12,7 @@ use crate::problem::Problem;
 use crate::record::{Asked, CLAIM_PREFIX, LONGEST, Record, TRANSLATED};
 use crate::request::Request;
 use crate::resources::Resources;
-use crate::{gpu_manager, hami, kai, koordinator, lost, volcano, volcano_vgpu};
+use crate::{gpu_manager, hami, kai, koordinator, unsupported, volcano, volcano_vgpu};
 
 /// Names claims beside a dialect's resources that are not for our GPUs, so that no warning asks: `nic,fpga`.
 pub const OTHER_CLAIMS: &str = "dra.vgpu/other-claims";
@@ -39,7 +39,7 @@ pub(crate) fn plan(view: &mut PodView<'_>, create: bool) -> Record {
     let mut dialects: Vec<Dialect> = asks.iter().map(|ask| ask.asked.dialect).collect();
     dialects.sort_unstable();
     dialects.dedup();
-    lost::warn_of_metadata(&dialects, view);
+    unsupported::warn_of_metadata(&dialects, view);
     check_spec(view, create);
     let mut record = Record {
         scheduler_name: scheduler(view),
@@ -50,30 +50,14 @@ pub(crate) fn plan(view: &mut PodView<'_>, create: bool) -> Record {
     if record.text().len() > LONGEST {
         let advice =
             format!("would have more than {LONGEST} bytes; ask for the same in more containers, or name fewer GPUs");
-        view.findings.refuse(Problem {
-            field: annotation_at(TRANSLATED),
-            value: None,
-            advice,
-        });
+        view.findings.refuse(problem(annotation_at(TRANSLATED), advice));
     }
     record
 }
 
 fn read(view: &mut PodView<'_>) -> Vec<Ask> {
     let pod = view.pod;
-    let all = containers(pod, view.settings);
-    let resources: Vec<Resources<'_>> = containers(pod, view.settings)
-        .into_iter()
-        .map(|(_, container)| container)
-        .collect();
-    let mut kai = match kai_annotations(pod, view.settings) {
-        none if none.is_empty() => None,
-        annotations => {
-            let first = pod.spec.as_ref().and_then(|spec| spec.containers.first());
-            let first = first.map_or("", |container| container.name.as_str());
-            kai::read(&resources, first, view).map(|(name, request)| (name, request, annotations))
-        }
-    };
+    let mut kai = read_kai(view);
     let others: BTreeSet<&str> = view
         .annotation(OTHER_CLAIMS)
         .unwrap_or_default()
@@ -82,44 +66,32 @@ fn read(view: &mut PodView<'_>) -> Vec<Ask> {
         .collect();
     let mut asks = Vec::new();
     let mut asking = 0;
-    for (kind, container) in all {
+    for (kind, container) in containers(pod, view.settings) {
         let name = container.container.name.as_str();
-        let mut found: Vec<Dialect> = DIALECTS
-            .iter()
-            .filter(|(dialect, asks, _)| view.settings.reads(*dialect) && container.asks_for(asks))
-            .map(|(dialect, ..)| *dialect)
-            .collect();
         let kai = kai.take_if(|(of, ..)| *of == name);
-        if kai.is_some() {
-            found.push(Dialect::Kai);
-        }
+        let found = dialects_of(&container, kai.is_some(), view);
         asking += usize::from(!found.is_empty());
         if asking > ASKING_MAX {
-            // Before all others, of which there may be more than are shown.
+            // First, because the list of problems may be cut at its end.
             let advice = format!("more than {ASKING_MAX} containers ask for GPUs; divide them among several pods");
-            let problem = Problem {
-                field: "spec".to_owned(),
-                value: None,
-                advice,
-            };
-            view.findings.problems.insert(0, problem);
+            view.findings.problems.insert(0, problem("spec", advice));
             break;
         }
-        let [dialect] = found[..] else {
-            if let [first, second, ..] = found[..] {
-                view.findings.refuse(Problem {
-                    field: format!("{}.resources", container.path),
-                    value: None,
-                    advice: format!(
-                        "container {} asks in two dialects, {first} and {second}; keep one of them",
-                        quoted(name)
-                    ),
-                });
+        let dialect = match found[..] {
+            [] => continue,
+            [dialect] => dialect,
+            [first, second, ..] => {
+                let advice = format!(
+                    "container {} asks in two dialects, {first} and {second}; keep one of them",
+                    quoted(name)
+                );
+                view.findings
+                    .refuse(problem(format!("{}.resources", container.path), advice));
+                continue;
             }
-            continue;
         };
         check_container(&container, &others, view);
-        lost::warn_of_resources(dialect, &container, view);
+        unsupported::warn_of_resources(dialect, &container, view);
         let keys = removed_keys(dialect);
         let (request, annotations) = match kai {
             Some((_, request, annotations)) => (Some(request), annotations),
@@ -143,6 +115,39 @@ fn read(view: &mut PodView<'_>) -> Vec<Ask> {
     asks
 }
 
+/// The container that KAI's annotations name, its request, and the annotations.
+fn read_kai<'a>(view: &mut PodView<'a>) -> Option<(&'a str, Request, BTreeMap<String, String>)> {
+    let (pod, settings) = (view.pod, view.settings);
+    let annotations = kai_annotations(pod, settings);
+    if annotations.is_empty() {
+        return None;
+    }
+    let resources = containers(pod, settings).into_iter();
+    let resources: Vec<Resources<'_>> = resources.map(|(_, container)| container).collect();
+    let first = pod.spec.as_ref().and_then(|spec| spec.containers.first());
+    let first = first.map_or("", |container| container.name.as_str());
+    let (name, request) = kai::read(&resources, first, view)?;
+    Some((name, request, annotations))
+}
+
+/// The dialects in which a container asks.
+fn dialects_of(container: &Resources<'_>, by_kai: bool, view: &PodView<'_>) -> Vec<Dialect> {
+    let reads = |dialect: Dialect| view.settings.reads(dialect);
+    let asking = DIALECTS
+        .iter()
+        .filter(|(dialect, asks, _)| reads(*dialect) && container.asks_for(asks));
+    let asking = asking.map(|(dialect, ..)| *dialect);
+    asking.chain(by_kai.then_some(Dialect::Kai)).collect()
+}
+
+fn problem(field: impl Into<String>, advice: String) -> Problem {
+    Problem {
+        field: field.into(),
+        value: None,
+        advice,
+    }
+}
+
 fn read_resources(dialect: Dialect, container: &Resources<'_>, view: &mut PodView<'_>) -> Option<Request> {
     match dialect {
         Dialect::Hami => hami::read(container, view),
@@ -154,7 +159,7 @@ fn read_resources(dialect: Dialect, container: &Resources<'_>, view: &mut PodVie
     }
 }
 
-/// What stands in a container beside its ask.
+/// Checks the container's other fields.
 fn check_container(container: &Resources<'_>, others: &BTreeSet<&str>, view: &mut PodView<'_>) {
     let security = container.container.security_context.as_ref();
     if security.and_then(|security| security.privileged) == Some(true) {
@@ -195,7 +200,7 @@ fn check_container(container: &Resources<'_>, others: &BTreeSet<&str>, view: &mu
     }
 }
 
-/// What a pod with claims must not have.
+/// Checks fields that a pod with claims must not have.
 fn check_spec(view: &mut PodView<'_>, create: bool) {
     let spec = view.pod.spec.as_ref();
     let node = spec.and_then(|spec| spec.node_name.as_deref()).unwrap_or_default();

@@ -114,7 +114,7 @@ impl<'a> PodView<'a> {
         })
     }
 
-    /// Refuses a mode other than HAMi-core, the only one that is a fraction by a library.
+    /// Refuses a mode other than HAMi-core, the only mode that makes fractions by a library.
     pub(crate) fn refuse_other_modes(&mut self, key: &str) {
         let Some(mode) = self.annotation(key).map(str::trim) else {
             return;

@@ -122,7 +122,7 @@ impl Record {
         self.requests.iter().map(named).collect()
     }
 
-    /// Each claim's name in the pod with its template's, in order and each once.
+    /// Pairs of a claim's name in the pod and its template's name, in order, without repetition.
     pub(crate) fn claims(&self) -> Vec<(&str, &str)> {
         let mut claims: Vec<(&str, &str)> = self
             .containers
@@ -138,7 +138,7 @@ impl Record {
 /// The templates that a pod's claims need, from its annotation; empty for a pod that was not translated.
 ///
 /// # Errors
-/// As [`Record::of`].
+/// The errors of [`Record::of`].
 pub fn recorded(pod: &Pod) -> Result<Vec<NamedRequest>, Problem> {
     Ok(Record::of(pod)?.map(|record| record.templates()).unwrap_or_default())
 }

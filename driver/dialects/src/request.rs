@@ -35,7 +35,7 @@ pub struct Request {
     pub class: String,
     /// How many GPUs, each with the amounts below.
     pub count: u32,
-    /// Of each GPU.
+    /// The memory of each GPU.
     pub memory: Memory,
     /// Percent of each GPU's time. 0 with class `gpu`, which gives all of it.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -43,7 +43,7 @@ pub struct Request {
     /// The share never gets more than its cores: VgpuConfig's `computePolicy: Guaranteed`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub guaranteed: bool,
-    /// As the pod asked for it. High is granted by the class alone.
+    /// The priority that the pod asked for. Only the class grants High.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<Priority>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -51,7 +51,7 @@ pub struct Request {
     /// Which GPUs may be used.
     #[serde(default, skip_serializing_if = "Devices::is_any")]
     pub devices: Devices,
-    /// Whose variables and annotations the pod gets back.
+    /// The dialect whose variables and annotations the pod gets back.
     pub report_as: Dialect,
 }
 
@@ -165,8 +165,8 @@ impl Request {
         name
     }
 
-    /// Checks the bounds that a request of [`crate::translate`] has by construction. One that comes out of an
-    /// annotation may have been written by anybody.
+    /// Checks the bounds that a request of [`crate::translate`] has by construction. A request from an annotation may
+    /// have been written by anybody.
     ///
     /// # Errors
     /// The field of the request, its value, and its bounds.

@@ -63,14 +63,14 @@ impl<'a> Resources<'a> {
         }
     }
 
-    /// The entry of a resource, under its own name or one that the cluster chose.
+    /// Returns the entry of a resource, under its own name or a name that the cluster chose.
     fn entry(&self, limits: bool, key: &str) -> Option<(&'a str, &'a Quantity)> {
         let map = self.map(limits)?;
         let entry = |name: &str| map.get_key_value(name).map(|(name, value)| (name.as_str(), value));
         entry(key).or_else(|| self.names.chosen(&[key]).find_map(entry))
     }
 
-    /// A resource's name as the container has it.
+    /// Returns a resource's name in the container.
     pub(crate) fn name<'k>(&self, key: &'k str) -> &'k str
     where
         'a: 'k,
@@ -177,7 +177,7 @@ impl<'a> Resources<'a> {
         }
     }
 
-    /// MiB of memory, or bytes where the number is too large for MiB. 0 is as good as not given.
+    /// MiB of memory, or bytes if the number is too large for MiB. 0 is the same as not given.
     pub(crate) fn mebibytes(&self, key: &str, findings: &mut Findings) -> Option<Memory> {
         let number = self.amount(key, findings).filter(|number| *number > 0)?;
         if number < BYTES_FROM {

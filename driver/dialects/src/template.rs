@@ -27,8 +27,8 @@ pub const ALTERNATIVES_MAX: usize = 8;
 /// The name of the only request of a claim.
 pub const REQUEST_NAME: &str = "gpu";
 
-/// The template's spec. `None` for a part of a GPU, while no published GPU is one that the request allows and has at
-/// least 64Mi in that part: a claim is never changed, so one without the right alternatives would wait for ever.
+/// The template's spec. `None` for a part of a GPU if no published GPU that the request allows has at least 64Mi in
+/// that part: a claim is never changed, so a claim without the right alternatives would wait forever.
 #[must_use]
 pub fn template(request: &Request, inventory: &Inventory) -> Option<ResourceClaimTemplateSpec> {
     let selectors = selector::selectors(&request.devices);

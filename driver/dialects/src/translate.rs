@@ -32,12 +32,13 @@ const HAMI_WEBHOOK: &str = "hami.io/webhook";
 /// translated already, or carries the label `hami.io/webhook: ignore`.
 ///
 /// # Errors
-/// Everything because of which the pod cannot run as it asks.
+/// All reasons why the pod cannot run as it asks.
 pub fn translate(pod: &Pod, settings: &Settings) -> Result<Option<Translation>, Refusal> {
     if is_ignored(pod) || pod.spec.is_none() {
         return Ok(None);
     }
-    // A record that nobody wrote who translates is worth nothing: it is replaced, or the controller reports it.
+    // A record that cannot be read was not written by a translation. It is replaced, or, if the pod asks for nothing, the
+    // controller reports it.
     let record = Record::of(pod).ok().flatten();
     if !asks(pod, record.as_ref(), settings) {
         return Ok(None);
@@ -49,20 +50,20 @@ pub fn translate(pod: &Pod, settings: &Settings) -> Result<Option<Translation>, 
 /// translated as it was, whatever the settings are now.
 ///
 /// # Errors
-/// As [`translate`].
+/// The errors of [`translate`].
 pub fn update(old: &Pod, new: &Pod, settings: &Settings) -> Result<Option<Translation>, Refusal> {
     let Ok(Some(record)) = Record::of(old) else {
         return Ok(None);
     };
-    // A record that its author wrote by hand does not say what the pod is. To bring the pod in line with it is a
-    // change that the API server refuses, and so the pod's finalizers could not be removed any more.
+    // The record does not describe the old pod, so its author wrote it. Changing the spec to match it is an update that the API
+    // server refuses, and then not even the pod's finalizers could be removed.
     let mut same = old.clone();
     apply(&mut same, &record, settings);
     if same.spec != old.spec {
         return Ok(None);
     }
-    // With another ask than at first, the new translation goes to the API server, which says what a pod must not
-    // change.
+    // If the pod asks for something else than at first, the new translation goes to the API server, which refuses what
+    // a pod must not change.
     if !is_unchanged(new, &record, settings) {
         return fresh(new, Some(&record), settings, false);
     }

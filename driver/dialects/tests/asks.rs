@@ -3,7 +3,7 @@
 mod support;
 
 use serde_json::{Value, json};
-use support::{annotated, limits, pod, request, translated, warnings, with};
+use support::{amounts, annotated, limits, pod, request, translated, warnings, with};
 use vgpu_api::config::{AllocationPolicy, Dialect, Priority};
 use vgpu_dialects::{Memory, Request, Settings};
 
@@ -24,100 +24,67 @@ fn fraction(dialect: Dialect, count: u32, memory: Memory, cores: u32) -> Request
     }
 }
 
+/// The object of `KEY=VALUE` words whose keys begin with `prefix`.
+fn prefixed(prefix: &str, text: &str) -> Value {
+    let words = text.split(' ').map(|word| format!("{prefix}{word} "));
+    amounts(&words.collect::<String>())
+}
+
+fn each_becomes<const N: usize>(prefix: &str, table: [(&str, Request); N]) {
+    for (asked, expected) in table {
+        let translation = translated(&limits(prefixed(prefix, asked)));
+        assert_eq!(request(&translation), expected, "{asked}");
+    }
+}
+
 #[test]
 fn hami() {
     let part = |count, memory, cores| fraction(Dialect::Hami, count, memory, cores);
     let whole = |count| Request::whole(count, Dialect::Hami);
-    for (asked, expected) in [
-        (
-            json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000, "nvidia.com/gpucores": 30}),
-            part(1, mebibytes(3000), 30),
-        ),
-        (
-            json!({"nvidia.com/gpu": 2, "nvidia.com/gpumem": 3000}),
-            part(2, mebibytes(3000), 0),
-        ),
+    let table = [
+        ("gpu=1 gpumem=3000 gpucores=30", part(1, mebibytes(3000), 30)),
+        ("gpu=2 gpumem=3000", part(2, mebibytes(3000), 0)),
         // One GPU if the number is left out.
-        (json!({"nvidia.com/gpumem": 3000}), part(1, mebibytes(3000), 0)),
-        (json!({"nvidia.com/gpumem-percentage": 50}), part(1, percent(50), 0)),
-        (json!({"nvidia.com/gpucores": 30}), part(1, Memory::All, 30)),
+        ("gpumem=3000", part(1, mebibytes(3000), 0)),
+        ("gpumem-percentage=50", part(1, percent(50), 0)),
+        ("gpucores=30", part(1, Memory::All, 30)),
         // Bytes, as a webhook sees 3000M.
-        (
-            json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": "3G"}),
-            part(1, mebibytes(2862), 0),
-        ),
-        (
-            json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": "2Gi"}),
-            part(1, mebibytes(2048), 0),
-        ),
-        (
-            json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem-percentage": 25, "nvidia.com/gpucores": 25}),
-            part(1, percent(25), 25),
-        ),
+        ("gpu=1 gpumem=3G", part(1, mebibytes(2862), 0)),
+        ("gpu=1 gpumem=2Gi", part(1, mebibytes(2048), 0)),
+        ("gpu=1 gpumem-percentage=25 gpucores=25", part(1, percent(25), 25)),
         // gpumem wins.
-        (
-            json!({"nvidia.com/gpumem": 3000, "nvidia.com/gpumem-percentage": 50}),
-            part(1, mebibytes(3000), 0),
-        ),
+        ("gpumem=3000 gpumem-percentage=50", part(1, mebibytes(3000), 0)),
         // 0 is not given.
-        (
-            json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 0, "nvidia.com/gpumem-percentage": 50}),
-            part(1, percent(50), 0),
-        ),
+        ("gpu=1 gpumem=0 gpumem-percentage=50", part(1, percent(50), 0)),
         // All memory, and no cores: whole GPUs.
-        (json!({"nvidia.com/gpu": 1}), whole(1)),
-        (json!({"nvidia.com/gpu": 8}), whole(8)),
-        (
-            json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem-percentage": 100}),
-            whole(1),
-        ),
-        (
-            json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000, "nvidia.com/gpucores": 100}),
-            whole(1),
-        ),
-        (json!({"nvidia.com/gpu": 1, "nvidia.com/gpucores": 150}), whole(1)),
-        (
-            json!({"nvidia.com/gpu": 1, "nvidia.com/gpucores": 0}),
-            part(1, Memory::All, 0),
-        ),
-    ] {
-        assert_eq!(request(&translated(&limits(asked.clone()))), expected, "{asked}");
-    }
+        ("gpu=1", whole(1)),
+        ("gpu=8", whole(8)),
+        ("gpu=1 gpumem-percentage=100", whole(1)),
+        ("gpu=1 gpumem=3000 gpucores=100", whole(1)),
+        ("gpu=1 gpucores=150", whole(1)),
+        ("gpu=1 gpucores=0", part(1, Memory::All, 0)),
+    ];
+    each_becomes("nvidia.com/", table);
 }
 
 #[test]
 fn hami_warns_of_what_it_changes() {
     for (asked, said) in [
+        ("gpumem=3G", "is too large for MiB and is read as bytes: 2862Mi"),
         (
-            json!({"nvidia.com/gpumem": "3G"}),
-            "is too large for MiB and is read as bytes: 2862Mi",
-        ),
-        (
-            json!({"nvidia.com/gpumem": 3000, "nvidia.com/gpumem-percentage": 50}),
+            "gpumem=3000 gpumem-percentage=50",
             "nvidia.com/gpumem is given too, and counts",
         ),
+        ("gpu=1 gpucores=150", "150 is more than a GPU has: 100 counts"),
+        ("gpumem=3000 gpucores=100", "gets all of their memory"),
+        ("gpumem=3000 priority=0", "translate.highPriorityClass"),
+        ("gpumem=3000", "ResourceQuotas for nvidia.com/gpumem count 0"),
         (
-            json!({"nvidia.com/gpu": 1, "nvidia.com/gpucores": 150}),
-            "150 is more than a GPU has: 100 counts",
-        ),
-        (
-            json!({"nvidia.com/gpumem": 3000, "nvidia.com/gpucores": 100}),
-            "gets all of their memory",
-        ),
-        (
-            json!({"nvidia.com/gpumem": 3000, "nvidia.com/priority": 0}),
-            "translate.highPriorityClass",
-        ),
-        (
-            json!({"nvidia.com/gpumem": 3000}),
-            "ResourceQuotas for nvidia.com/gpumem count 0",
-        ),
-        (
-            json!({"nvidia.com/gpumem": 3000, "nvidia.com/gpumen": 1}),
+            "gpumem=3000 gpumen=1",
             "limits[nvidia.com/gpumen]: is not read and stays as it is",
         ),
     ] {
-        let said_now = warnings(&translated(&limits(asked.clone())));
+        let said_now = warnings(&translated(&limits(prefixed("nvidia.com/", asked))));
         assert!(said_now.contains(said), "{asked}: {said_now}");
     }
 }
@@ -153,7 +120,7 @@ fn hami_priority() {
     let not_granted = with(&asked(0), &wrong);
     assert_eq!(request(&not_granted), request(&translated(&asked(0))));
     assert!(warnings(&not_granted).contains("the container gets Low"));
-    // A whole GPU has nobody beside it.
+    // Nobody else uses a whole GPU.
     let whole = limits(json!({"nvidia.com/gpu": 1, "nvidia.com/priority": 0}));
     assert_eq!(request(&with(&whole, &granted)), Request::whole(1, Dialect::Hami));
 }
@@ -205,53 +172,31 @@ fn hami_annotations_choose_gpus_and_policy() {
 fn koordinator() {
     let part = |count, memory, cores| fraction(Dialect::Koordinator, count, memory, cores);
     let whole = |count| Request::whole(count, Dialect::Koordinator);
-    for (asked, expected) in [
-        (json!({"koordinator.sh/gpu": 50}), part(1, percent(50), 50)),
-        (json!({"koordinator.sh/gpu": 100}), whole(1)),
-        (json!({"koordinator.sh/gpu": 400}), whole(4)),
-        (json!({"koordinator.sh/gpu-memory": "8Gi"}), part(1, mebibytes(8192), 0)),
-        (json!({"koordinator.sh/gpu-memory-ratio": 30}), part(1, percent(30), 0)),
-        (json!({"koordinator.sh/gpu-memory-ratio": 200}), part(2, Memory::All, 0)),
-        (
-            json!({"koordinator.sh/gpu-core": 50, "koordinator.sh/gpu-memory": "8Gi"}),
-            part(1, mebibytes(8192), 50),
-        ),
-        (
-            json!({"koordinator.sh/gpu-core": 60, "koordinator.sh/gpu-memory-ratio": 40}),
-            part(1, percent(40), 60),
-        ),
-        (
-            json!({"koordinator.sh/gpu-core": 100, "koordinator.sh/gpu-memory-ratio": 100}),
-            whole(1),
-        ),
-        (
-            json!({"koordinator.sh/gpu-core": 200, "koordinator.sh/gpu-memory-ratio": 200}),
-            whole(2),
-        ),
-        (
-            json!({"koordinator.sh/gpu-core": 200, "koordinator.sh/gpu-memory": "16Gi"}),
-            part(2, mebibytes(8192), 100),
-        ),
+    let table = [
+        ("gpu=50", part(1, percent(50), 50)),
+        ("gpu=100", whole(1)),
+        ("gpu=400", whole(4)),
+        ("gpu-memory=8Gi", part(1, mebibytes(8192), 0)),
+        ("gpu-memory-ratio=30", part(1, percent(30), 0)),
+        ("gpu-memory-ratio=200", part(2, Memory::All, 0)),
+        ("gpu-core=50 gpu-memory=8Gi", part(1, mebibytes(8192), 50)),
+        ("gpu-core=60 gpu-memory-ratio=40", part(1, percent(40), 60)),
+        ("gpu-core=100 gpu-memory-ratio=100", whole(1)),
+        ("gpu-core=200 gpu-memory-ratio=200", whole(2)),
+        ("gpu-core=200 gpu-memory=16Gi", part(2, mebibytes(8192), 100)),
         // Totals of S GPUs.
         (
-            json!({"koordinator.sh/gpu.shared": 2, "koordinator.sh/gpu-core": 100, "koordinator.sh/gpu-memory-ratio": 100}),
+            "gpu.shared=2 gpu-core=100 gpu-memory-ratio=100",
             part(2, percent(50), 50),
         ),
+        ("gpu.shared=2 gpu-memory=16Gi", part(2, mebibytes(8192), 0)),
         (
-            json!({"koordinator.sh/gpu.shared": 2, "koordinator.sh/gpu-memory": "16Gi"}),
-            part(2, mebibytes(8192), 0),
-        ),
-        (
-            json!({"koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-core": 50, "koordinator.sh/gpu-memory": "10Gi"}),
+            "gpu.shared=1 gpu-core=50 gpu-memory=10Gi",
             part(1, mebibytes(10_240), 50),
         ),
-        (
-            json!({"koordinator.sh/gpu.shared": 2, "koordinator.sh/gpu-core": 200, "koordinator.sh/gpu-memory-ratio": 200}),
-            whole(2),
-        ),
-    ] {
-        assert_eq!(request(&translated(&limits(asked.clone()))), expected, "{asked}");
-    }
+        ("gpu.shared=2 gpu-core=200 gpu-memory-ratio=200", whole(2)),
+    ];
+    each_becomes("koordinator.sh/", table);
 }
 
 #[test]
@@ -267,40 +212,29 @@ fn koordinators_isolation_label_is_read_in_any_case() {
 
 #[test]
 fn volcano() {
-    for (asked, expected) in [
-        (
-            json!({"volcano.sh/gpu-memory": 1024}),
-            fraction(Dialect::Volcano, 1, mebibytes(1024), 0),
-        ),
-        (json!({"volcano.sh/gpu-number": 2}), Request::whole(2, Dialect::Volcano)),
-    ] {
-        assert_eq!(request(&translated(&limits(asked.clone()))), expected, "{asked}");
-    }
+    let table = [
+        ("gpu-memory=1024", fraction(Dialect::Volcano, 1, mebibytes(1024), 0)),
+        ("gpu-number=2", Request::whole(2, Dialect::Volcano)),
+    ];
+    each_becomes("volcano.sh/", table);
 }
 
 #[test]
 fn volcano_vgpu() {
     let part = |count, memory, cores| fraction(Dialect::VolcanoVgpu, count, memory, cores);
-    for (asked, expected) in [
+    let table = [
         (
-            json!({"volcano.sh/vgpu-number": 1, "volcano.sh/vgpu-memory": 3000, "volcano.sh/vgpu-cores": 50}),
+            "vgpu-number=1 vgpu-memory=3000 vgpu-cores=50",
             part(1, mebibytes(3000), 50),
         ),
-        (json!({"volcano.sh/vgpu-memory": 3000}), part(1, mebibytes(3000), 0)),
+        ("vgpu-memory=3000", part(1, mebibytes(3000), 0)),
         // Percent win here.
-        (
-            json!({"volcano.sh/vgpu-memory": 3000, "volcano.sh/vgpu-memory-percentage": 50}),
-            part(1, percent(50), 0),
-        ),
+        ("vgpu-memory=3000 vgpu-memory-percentage=50", part(1, percent(50), 0)),
         // Cores stay 0, and so the GPU is shared.
-        (json!({"volcano.sh/vgpu-number": 2}), part(2, Memory::All, 0)),
-        (
-            json!({"volcano.sh/vgpu-number": 1, "volcano.sh/vgpu-cores": 100}),
-            Request::whole(1, Dialect::VolcanoVgpu),
-        ),
-    ] {
-        assert_eq!(request(&translated(&limits(asked.clone()))), expected, "{asked}");
-    }
+        ("vgpu-number=2", part(2, Memory::All, 0)),
+        ("vgpu-number=1 vgpu-cores=100", Request::whole(1, Dialect::VolcanoVgpu)),
+    ];
+    each_becomes("volcano.sh/", table);
     let chosen = json!({"annotations": {
         "volcano.sh/vgpu-use-gpuuuid": "GPU-1", "volcano.sh/vgpu-nouse-gpuuuid": "GPU-2",
         "nvidia.com/use-gputype": "A100",
@@ -366,7 +300,7 @@ fn gpusharing_always_limits_the_cores() {
         assert_eq!(request(&translation), limited(cores), "{annotation}");
         assert!(!warnings(&translation).contains("without this limit"), "{annotation}");
     }
-    // Whole GPUs have nobody to be limited for.
+    // On a whole GPU there is nobody to be limited for.
     let whole = with(&limits(json!({"tencent.com/vcuda-core": 100})), &settings);
     assert_eq!(request(&whole), Request::whole(1, Dialect::GpuManager));
 }
@@ -374,21 +308,13 @@ fn gpusharing_always_limits_the_cores() {
 #[test]
 fn kai() {
     for (annotations, memory, count) in [
-        (json!({"gpu-fraction": "0.5"}), percent(50), 1),
-        (json!({"gpu-fraction": "0.333"}), Memory::Millionths(333_000), 1),
-        (json!({"gpu-memory": "4096"}), mebibytes(4096), 1),
-        (
-            json!({"gpu-fraction": "0.5", "gpu-fraction-num-devices": "2"}),
-            percent(50),
-            2,
-        ),
-        (
-            json!({"gpu-memory": "2000", "gpu-fraction-num-devices": "4"}),
-            mebibytes(2000),
-            4,
-        ),
+        ("gpu-fraction=0.5", percent(50), 1),
+        ("gpu-fraction=0.333", Memory::Millionths(333_000), 1),
+        ("gpu-memory=4096", mebibytes(4096), 1),
+        ("gpu-fraction=0.5 gpu-fraction-num-devices=2", percent(50), 2),
+        ("gpu-memory=2000 gpu-fraction-num-devices=4", mebibytes(2000), 4),
     ] {
-        let translation = translated(&pod(json!({"annotations": annotations}), json!({"cpu": "1"})));
+        let translation = translated(&pod(json!({"annotations": amounts(annotations)}), json!({"cpu": "1"})));
         assert_eq!(
             request(&translation),
             fraction(Dialect::Kai, count, memory, 0),
@@ -424,7 +350,7 @@ fn kai_gives_one_container_the_gpu() {
     }
 }
 
-/// KAI's pods choose their isolation; here it is the same for all, and each word that changes nothing is said.
+/// KAI's pods choose their isolation; here it is the same for all, and each annotation that changes nothing gets a warning.
 #[test]
 fn kai_says_what_becomes_of_its_ways_of_isolation() {
     let with = |key: &str, value: &str| {
@@ -470,18 +396,15 @@ fn names_that_the_cluster_chose_are_read_as_the_dialects_own() {
     };
     for (asked, expected) in [
         (
-            json!({"nvidia.com/vgpu": 2, "example.com/mem": 3000, "nvidia.com/gpucores": 30}),
+            "nvidia.com/vgpu=2 example.com/mem=3000 nvidia.com/gpucores=30",
             fraction(Dialect::Hami, 2, mebibytes(3000), 30),
         ),
-        (json!({"nvidia.com/vgpu": 3}), Request::whole(3, Dialect::Hami)),
-        (
-            json!({"example.com/mem": 3000}),
-            fraction(Dialect::Hami, 1, mebibytes(3000), 0),
-        ),
-        // The dialect's own names go on.
-        (json!({"nvidia.com/gpu": 3}), Request::whole(3, Dialect::Hami)),
+        ("nvidia.com/vgpu=3", Request::whole(3, Dialect::Hami)),
+        ("example.com/mem=3000", fraction(Dialect::Hami, 1, mebibytes(3000), 0)),
+        // The dialect's own names are still read.
+        ("nvidia.com/gpu=3", Request::whole(3, Dialect::Hami)),
     ] {
-        let pod = limits(asked.clone());
+        let pod = limits(amounts(asked));
         let translation = with(&pod, &settings);
         assert_eq!(request(&translation), expected, "{asked}");
         let left = support::container(&translation.pod, "main").resources.clone().unwrap();
@@ -492,25 +415,25 @@ fn names_that_the_cluster_chose_are_read_as_the_dialects_own() {
             "{}",
             warnings(&translation)
         );
-        // Twice is once, and a second `kubectl apply` sends the limits again.
+        // A second translation changes nothing, also if a second `kubectl apply` sends the limits again.
         assert_eq!(vgpu_dialects::translate(&translation.pod, &settings), Ok(None));
         let again = vgpu_dialects::update(&translation.pod, &pod, &settings)
             .unwrap()
             .unwrap();
         assert_eq!(again.pod, translation.pod);
     }
-    let refusal = |asked: Value| {
-        vgpu_dialects::translate(&limits(asked), &settings)
+    let refusal = |asked: &str| {
+        vgpu_dialects::translate(&limits(amounts(asked)), &settings)
             .unwrap_err()
             .to_string()
     };
     for (asked, said) in [
         (
-            json!({"nvidia.com/vgpu": "1500m"}),
+            "nvidia.com/vgpu=1500m",
             "spec.containers[0].resources.limits[nvidia.com/vgpu]: Invalid value: \"1500m\"",
         ),
         (
-            json!({"nvidia.com/vgpu": 1, "nvidia.com/gpu": 2}),
+            "nvidia.com/vgpu=1 nvidia.com/gpu=2",
             "limits[nvidia.com/vgpu]: Invalid value: \"1\": asks for the same as nvidia.com/gpu; remove one of them",
         ),
     ] {

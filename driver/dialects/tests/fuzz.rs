@@ -60,45 +60,10 @@ static VALUES: LazyLock<Vec<Value>> = LazyLock::new(|| {
         json!(r#"a"b'c\d"#),
         json!("\u{0}\u{202e}\u{1f600}"),
     ];
-    let words = [
-        "",
-        " ",
-        "0",
-        "1",
-        "2",
-        "32",
-        "33",
-        "50",
-        "64",
-        "99",
-        "100",
-        "150",
-        "200",
-        "3000",
-        "1048576",
-        "3G",
-        "3000M",
-        "1500m",
-        "1e3",
-        "-1",
-        "0.5",
-        "0.333",
-        "1.0",
-        "NaN",
-        "18446744073709551615",
-        "99999999999999999999",
-        "Always",
-        "mutex",
-        "mig",
-        "true",
-        "a100,h100",
-        ",,",
-        "main",
-        "volcano",
-        "{}",
-        "[]",
-        "ignore",
-    ];
+    let words = "0 1 2 32 33 50 64 99 100 150 200 3000 1048576 3G 3000M 1500m 1e3 -1 0.5 0.333 1.0 NaN \
+                 18446744073709551615 99999999999999999999 Always mutex mig true a100,h100 ,, main volcano {} [] \
+                 ignore";
+    let words = ["", " "].into_iter().chain(words.split(' '));
     values.extend(words.map(|word| json!(word)));
     values
 });
@@ -177,7 +142,7 @@ fn change(pod: &mut Value, (what, place, value, key): &Change) {
         }
         (2, Value::Array(items)) if !items.is_empty() => drop(items.remove(key.index(items.len()))),
         (3, Value::Array(items)) if !items.is_empty() => items.push(items[key.index(items.len())].clone()),
-        // What stands in the same place of another pod, or anything of it.
+        // The value at the same place of another pod, or any value of it.
         (_, target) => {
             let other = &value.get(&SEEDS).1;
             let mut all = Vec::new();

@@ -43,7 +43,7 @@ fn back(pod: &Pod, containers: &[(&str, Vec<GpuShare>)]) -> GivenBack {
     };
     let translated = translated(pod).pod;
     let back = given_back(&translated, &Record::of(&translated).unwrap().unwrap(), &bound);
-    // A policy knows every key.
+    // A policy can know every key.
     for key in back.annotations.keys() {
         assert!(
             GIVEN_BACK_ANNOTATIONS.contains(&key.as_str()) || key.starts_with(GIVEN_BACK_PREFIX),
@@ -190,7 +190,7 @@ fn kai() {
     assert_eq!(back.annotations, texts(&[("received-resource-type", "Fraction")]));
 }
 
-/// An init container that uses an app container's claim has the same GPU: it counts once.
+/// An init container that uses an app container's claim has the same GPU: it is counted once.
 #[test]
 fn a_shared_claim_counts_once() {
     let asks = json!({"limits": {"koordinator.sh/gpu": 50}});

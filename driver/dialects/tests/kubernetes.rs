@@ -3,11 +3,9 @@
 
 mod support;
 
-use std::path::Path;
-
 use serde_json::{Value, json};
 use support::{annotated, request, translated};
-use vgpu_cache::{Error, go};
+use vgpu_cache::go;
 use vgpu_dialects::{Gpu, Inventory, Memory, Request, template};
 
 /// `CELSelectorExpressionMaxCost` of `k8s.io/api/resource/v1`.
@@ -32,13 +30,9 @@ fn selectors(request: &Request, inventory: &Inventory) -> Vec<String> {
 
 #[test]
 fn kubernetes_admits_the_longest_selectors() {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../e2e/kubernetes-go");
-    let mut kubernetes = match go::Answers::of(&source, &["cel"]) {
+    let mut kubernetes = match go::Answers::of_kubernetes("cel") {
         Ok(answers) => answers,
-        Err(Error::Unavailable(why)) => {
-            return vgpu_skip::skip("kubernetes_admits_the_longest_selectors", &why);
-        }
-        Err(Error::Failed(why)) => panic!("{why}"),
+        Err(why) => return vgpu_skip::skip("kubernetes_admits_the_longest_selectors", &why),
     };
     let device = json!({
         "driver": "dra.vgpu", "allowMultipleAllocations": true,

@@ -440,7 +440,7 @@ fn an_update_keeps_the_order_of_claims() {
     assert_eq!(update(&live, &again, &Settings::default()).unwrap().unwrap().pod, live);
 }
 
-/// Each key by which the other scheduler decided something gets a warning of its own.
+/// Each key of another scheduler's decisions gets a warning of its own.
 #[test]
 fn what_another_scheduler_decided_is_said_key_by_key() {
     const QUEUE: &str = "the pod is in no queue";

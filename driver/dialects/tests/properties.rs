@@ -1,6 +1,8 @@
-//! Random pods: whatever they ask, nobody gets more, nobody else is touched, and twice is once.
+//! Random pods: whatever they ask, nobody gets more, nobody else is touched, and a second translation changes nothing.
 
 mod support;
+
+use std::sync::LazyLock;
 
 use k8s_openapi::api::core::v1::Pod;
 use proptest::prelude::*;
@@ -9,47 +11,22 @@ use support::invariants::{self, settings};
 use support::read;
 use vgpu_dialects::{OTHER_CLAIMS, TRANSLATED, recorded, translate, update};
 
-const RESOURCES: &[&str] = &[
-    "nvidia.com/gpu",
-    "nvidia.com/gpumem",
-    "nvidia.com/gpumem-percentage",
-    "nvidia.com/gpucores",
-    "nvidia.com/priority",
-    "koordinator.sh/gpu",
-    "koordinator.sh/gpu.shared",
-    "koordinator.sh/gpu-core",
-    "koordinator.sh/gpu-memory",
-    "koordinator.sh/gpu-memory-ratio",
-    "volcano.sh/gpu-memory",
-    "volcano.sh/gpu-number",
-    "volcano.sh/vgpu-number",
-    "volcano.sh/vgpu-memory",
-    "volcano.sh/vgpu-memory-percentage",
-    "volcano.sh/vgpu-cores",
-    "tencent.com/vcuda-core",
-    "tencent.com/vcuda-memory",
-    "cpu",
-    "memory",
-    "nvidia.com/gpu.shared",
-    "koordinator.sh/rdma",
-];
-const ANNOTATIONS: &[&str] = &[
-    "gpu-fraction",
-    "gpu-memory",
-    "gpu-fraction-num-devices",
-    "gpu-fraction-container-name",
-    "nvidia.com/use-gputype",
-    "nvidia.com/nouse-gpuuuid",
-    "nvidia.com/vgpu-mode",
-    "nvidia.com/numa-bind",
-    "hami.io/gpu-scheduler-policy",
-    "tencent.com/vcuda-core-limit",
-    "volcano.sh/vgpu-use-gpuuuid",
-    "hami.io/whatever",
-    TRANSLATED,
-    OTHER_CLAIMS,
-    "mine",
-];
+static RESOURCES: LazyLock<Vec<&str>> = LazyLock::new(|| {
+    let names = "nvidia.com/gpu nvidia.com/gpumem nvidia.com/gpumem-percentage nvidia.com/gpucores \
+                 nvidia.com/priority koordinator.sh/gpu koordinator.sh/gpu.shared koordinator.sh/gpu-core \
+                 koordinator.sh/gpu-memory koordinator.sh/gpu-memory-ratio volcano.sh/gpu-memory \
+                 volcano.sh/gpu-number volcano.sh/vgpu-number volcano.sh/vgpu-memory \
+                 volcano.sh/vgpu-memory-percentage volcano.sh/vgpu-cores tencent.com/vcuda-core \
+                 tencent.com/vcuda-memory cpu memory nvidia.com/gpu.shared koordinator.sh/rdma";
+    names.split(' ').collect()
+});
+static ANNOTATIONS: LazyLock<Vec<&str>> = LazyLock::new(|| {
+    let names = "gpu-fraction gpu-memory gpu-fraction-num-devices gpu-fraction-container-name \
+                 nvidia.com/use-gputype nvidia.com/nouse-gpuuuid nvidia.com/vgpu-mode nvidia.com/numa-bind \
+                 hami.io/gpu-scheduler-policy tencent.com/vcuda-core-limit volcano.sh/vgpu-use-gpuuuid \
+                 hami.io/whatever mine";
+    names.split(' ').chain([TRANSLATED, OTHER_CLAIMS]).collect()
+});
 
 /// A number that the resource may well have; now and then any text.
 fn amount(name: &'static str) -> BoxedStrategy<String> {
@@ -90,7 +67,7 @@ fn amounts() -> impl Strategy<Value = Map<String, Value>> {
         4 => Just(&RESOURCES[12..16]),
         4 => Just(&RESOURCES[16..18]),
         4 => Just(&RESOURCES[18..22]),
-        1 => Just(RESOURCES),
+        1 => Just(&RESOURCES[..]),
     ];
     family.prop_flat_map(|names| {
         let pair = prop::sample::select(names).prop_flat_map(|name| (Just(name), amount(name)));
@@ -124,7 +101,7 @@ fn container() -> impl Strategy<Value = Value> {
 }
 
 fn pods() -> impl Strategy<Value = Pod> {
-    let annotation = prop::sample::select(ANNOTATIONS).prop_flat_map(|key| {
+    let annotation = prop::sample::select(&ANNOTATIONS[..]).prop_flat_map(|key| {
         let good: &'static [&'static str] = match key {
             "gpu-fraction" => &["0.5", "0.25", "0.333"],
             "gpu-memory" => &["4096", "100"],

@@ -4,138 +4,48 @@ mod support;
 
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
-use support::{annotated, limits, pod, read, refused, translated, warnings};
+use support::{amounts, annotated, limits, pod, read, refused, rows, translated, warnings};
 use vgpu_dialects::Settings;
 
 const LIMITS: &str = "spec.containers[0].resources.limits";
 
+/// A row: limits, the first of them the refused one; and advice.
+const BAD_RESOURCES: &str = "
+tencent.com/vcuda-core=150 | multiple of 100
+tencent.com/vcuda-core=50 | give both
+tencent.com/vcuda-memory=4 | give both
+tencent.com/vcuda-memory=9223372036854775807 tencent.com/vcuda-core=50 | at most 10Ti
+nvidia.com/gpumem-percentage=101 | from 0 to 100
+nvidia.com/gpumem-percentage=-1 | must not be negative
+volcano.sh/vgpu-memory-percentage=101 | from 0 to 100
+nvidia.com/gpumem=1500m | whole number
+nvidia.com/gpumem=1.5 | whole number
+nvidia.com/gpumem=9Ei | whole number
+nvidia.com/gpumem=1Pi | at most 10Ti
+nvidia.com/gpumem=10 | minimum of 64Mi
+nvidia.com/gpu=many | whole number
+nvidia.com/gpu=33 | at most 32
+volcano.sh/gpu-number=33 | at most 32
+tencent.com/vcuda-core=3300 | at most 32
+koordinator.sh/gpu=3300 | at most 32
+volcano.sh/gpu-number=1 volcano.sh/gpu-memory=1024 | remove one of them
+koordinator.sh/gpu-memory-ratio=50 koordinator.sh/gpu-memory=8Gi | exclude each other
+koordinator.sh/gpu-core=50 | says nothing of memory
+koordinator.sh/gpu.shared=2 | says nothing of memory
+koordinator.sh/gpu-core=50 koordinator.sh/gpu.shared=2 koordinator.sh/gpu-memory-ratio=0 | says nothing of memory
+koordinator.sh/gpu-core=51 koordinator.sh/gpu.shared=2 koordinator.sh/gpu-memory-ratio=100 | multiple of koordinator.sh/gpu.shared, 2
+koordinator.sh/gpu-memory-ratio=202 koordinator.sh/gpu.shared=2 | more than 100 for each of 2 GPUs
+koordinator.sh/gpu=150 | multiple of 100
+koordinator.sh/gpu.shared=2 koordinator.sh/gpu=100 | exclude each other
+koordinator.sh/gpu=100 koordinator.sh/gpu-core=2 | remove it, or the others
+koordinator.sh/gpu-memory-ratio=150 | multiple of 100
+";
+
 #[test]
 fn a_bad_resource_is_refused_with_its_field_and_what_to_do() {
-    for (asked, key, advice) in [
-        (
-            json!({"tencent.com/vcuda-core": 150}),
-            "tencent.com/vcuda-core",
-            "multiple of 100",
-        ),
-        (
-            json!({"tencent.com/vcuda-core": 50}),
-            "tencent.com/vcuda-core",
-            "give both",
-        ),
-        (
-            json!({"tencent.com/vcuda-memory": 4}),
-            "tencent.com/vcuda-memory",
-            "give both",
-        ),
-        (
-            json!({"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": "9223372036854775807"}),
-            "tencent.com/vcuda-memory",
-            "at most 10Ti",
-        ),
-        (
-            json!({"nvidia.com/gpumem-percentage": 101}),
-            "nvidia.com/gpumem-percentage",
-            "from 0 to 100",
-        ),
-        (
-            json!({"nvidia.com/gpumem-percentage": -1}),
-            "nvidia.com/gpumem-percentage",
-            "must not be negative",
-        ),
-        (
-            json!({"volcano.sh/vgpu-memory-percentage": 101}),
-            "volcano.sh/vgpu-memory-percentage",
-            "from 0 to 100",
-        ),
-        (
-            json!({"nvidia.com/gpumem": "1500m"}),
-            "nvidia.com/gpumem",
-            "whole number",
-        ),
-        (json!({"nvidia.com/gpumem": "1.5"}), "nvidia.com/gpumem", "whole number"),
-        (json!({"nvidia.com/gpumem": "9Ei"}), "nvidia.com/gpumem", "whole number"),
-        (json!({"nvidia.com/gpumem": "1Pi"}), "nvidia.com/gpumem", "at most 10Ti"),
-        (json!({"nvidia.com/gpumem": 10}), "nvidia.com/gpumem", "minimum of 64Mi"),
-        (json!({"nvidia.com/gpu": "many"}), "nvidia.com/gpu", "whole number"),
-        (json!({"nvidia.com/gpu": 33}), "nvidia.com/gpu", "at most 32"),
-        (
-            json!({"volcano.sh/gpu-number": 33}),
-            "volcano.sh/gpu-number",
-            "at most 32",
-        ),
-        (
-            json!({"tencent.com/vcuda-core": 3300}),
-            "tencent.com/vcuda-core",
-            "at most 32",
-        ),
-        (json!({"koordinator.sh/gpu": 3300}), "koordinator.sh/gpu", "at most 32"),
-        (
-            json!({"volcano.sh/gpu-number": 1, "volcano.sh/gpu-memory": 1024}),
-            "volcano.sh/gpu-number",
-            "remove one of them",
-        ),
-        (
-            json!({"koordinator.sh/gpu-memory": "8Gi", "koordinator.sh/gpu-memory-ratio": 50}),
-            "koordinator.sh/gpu-memory-ratio",
-            "exclude each other",
-        ),
-        (
-            json!({"koordinator.sh/gpu-core": 50}),
-            "koordinator.sh/gpu-core",
-            "says nothing of memory",
-        ),
-        (
-            json!({"koordinator.sh/gpu.shared": 2}),
-            "koordinator.sh/gpu.shared",
-            "says nothing of memory",
-        ),
-        (
-            json!({"koordinator.sh/gpu.shared": 2, "koordinator.sh/gpu-core": 50, "koordinator.sh/gpu-memory-ratio": 0}),
-            "koordinator.sh/gpu-core",
-            "says nothing of memory",
-        ),
-        (
-            json!({"koordinator.sh/gpu.shared": 2, "koordinator.sh/gpu-core": 51, "koordinator.sh/gpu-memory-ratio": 100}),
-            "koordinator.sh/gpu-core",
-            "multiple of koordinator.sh/gpu.shared, 2",
-        ),
-        (
-            json!({"koordinator.sh/gpu.shared": 2, "koordinator.sh/gpu-memory-ratio": 202}),
-            "koordinator.sh/gpu-memory-ratio",
-            "more than 100 for each of 2 GPUs",
-        ),
-        (
-            json!({"koordinator.sh/gpu": 150}),
-            "koordinator.sh/gpu",
-            "multiple of 100",
-        ),
-        (
-            json!({"koordinator.sh/gpu": 100, "koordinator.sh/gpu.shared": 2}),
-            "koordinator.sh/gpu.shared",
-            "exclude each other",
-        ),
-        (
-            json!({"koordinator.sh/gpu": 100, "koordinator.sh/gpu-core": 2}),
-            "koordinator.sh/gpu",
-            "remove it, or the others",
-        ),
-        (
-            json!({"koordinator.sh/gpu-memory-ratio": 150}),
-            "koordinator.sh/gpu-memory-ratio",
-            "multiple of 100",
-        ),
-        (
-            json!({"koordinator.sh/gpu-core": 50, "koordinator.sh/gpu-memory-ratio": 200}),
-            "koordinator.sh/gpu-memory-ratio",
-            "",
-        ),
-    ] {
-        // The last one divides: 25 percent of each of two GPUs.
-        if advice.is_empty() {
-            translated(&limits(asked));
-            continue;
-        }
-        let said = refused(&limits(asked.clone())).to_string();
+    for [asked, advice] in rows(BAD_RESOURCES) {
+        let said = refused(&limits(amounts(asked))).to_string();
+        let key = asked.split('=').next().unwrap_or_default();
         assert!(
             said.starts_with(&format!("{LIMITS}[{key}]: Invalid value: ")),
             "{asked}: {said}"
@@ -146,124 +56,41 @@ fn a_bad_resource_is_refused_with_its_field_and_what_to_do() {
             "{asked}: a number of GPUs or MiB has no unit: {said}"
         );
     }
+    // 25 percent of each of two GPUs.
+    translated(&limits(
+        json!({"koordinator.sh/gpu-core": 50, "koordinator.sh/gpu-memory-ratio": 200}),
+    ));
 }
+
+/// A row: annotations, the first of them the refused one; limits; and advice.
+const BAD_ANNOTATIONS: &str = "
+gpu-fraction=1 | | smaller than 1.0
+gpu-fraction=0 | | smaller than 1.0
+gpu-fraction=x | | smaller than 1.0
+gpu-fraction=0.5 gpu-memory=1 | | gpu-memory exclude each other
+gpu-fraction=0.5 | nvidia.com/gpu=1 | limits[nvidia.com/gpu] exclude
+gpu-memory=4096 | nvidia.com/gpu=1 | limits[nvidia.com/gpu] exclude
+gpu-fraction-num-devices=2 | nvidia.com/gpu=1 | limits[nvidia.com/gpu] exclude
+gpu-memory=0 | | positive whole number
+gpu-memory=1.5 | | positive whole number
+gpu-memory=63 | | from 64 to
+gpu-fraction-num-devices=2 | | stands alone
+gpu-fraction-num-devices=0 gpu-fraction=0.5 | | from 1 to 32
+gpu-fraction-num-devices=33 gpu-fraction=0.5 | | from 1 to 32
+gpu-fraction-container-name=nobody gpu-fraction=0.5 | | no container of the pod
+nvidia.com/vgpu-mode=mig | nvidia.com/gpumem=3000 | MIG
+nvidia.com/vgpu-mode=mps | nvidia.com/gpumem=3000 | MPS
+volcano.sh/vgpu-mode=mig | volcano.sh/vgpu-number=1 | MIG
+tencent.com/vcuda-core-limit=half | tencent.com/vcuda-core=50 tencent.com/vcuda-memory=4 | whole number
+tencent.com/vcuda-core-limit=101 | tencent.com/vcuda-core=50 tencent.com/vcuda-memory=4 | from 1 to 100
+";
 
 #[test]
 fn a_bad_annotation_is_refused_with_its_key_and_what_to_do() {
-    let hami = || json!({"nvidia.com/gpumem": 3000});
-    let tencent = || json!({"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 4});
-    for (annotations, asked, key, advice) in [
-        (
-            json!({"gpu-fraction": "1"}),
-            json!({}),
-            "gpu-fraction",
-            "smaller than 1.0",
-        ),
-        (
-            json!({"gpu-fraction": "0"}),
-            json!({}),
-            "gpu-fraction",
-            "smaller than 1.0",
-        ),
-        (
-            json!({"gpu-fraction": "x"}),
-            json!({}),
-            "gpu-fraction",
-            "smaller than 1.0",
-        ),
-        (
-            json!({"gpu-fraction": "0.5", "gpu-memory": "1"}),
-            json!({}),
-            "gpu-fraction",
-            "gpu-memory exclude each other",
-        ),
-        (
-            json!({"gpu-fraction": "0.5"}),
-            json!({"nvidia.com/gpu": 1}),
-            "gpu-fraction",
-            "limits[nvidia.com/gpu] exclude",
-        ),
-        (
-            json!({"gpu-memory": "4096"}),
-            json!({"nvidia.com/gpu": 1}),
-            "gpu-memory",
-            "limits[nvidia.com/gpu] exclude",
-        ),
-        (
-            json!({"gpu-fraction-num-devices": "2"}),
-            json!({"nvidia.com/gpu": 1}),
-            "gpu-fraction-num-devices",
-            "limits[nvidia.com/gpu] exclude",
-        ),
-        (
-            json!({"gpu-memory": "0"}),
-            json!({}),
-            "gpu-memory",
-            "positive whole number",
-        ),
-        (
-            json!({"gpu-memory": "1.5"}),
-            json!({}),
-            "gpu-memory",
-            "positive whole number",
-        ),
-        (json!({"gpu-memory": "63"}), json!({}), "gpu-memory", "from 64 to"),
-        (
-            json!({"gpu-fraction-num-devices": "2"}),
-            json!({}),
-            "gpu-fraction-num-devices",
-            "stands alone",
-        ),
-        (
-            json!({"gpu-fraction": "0.5", "gpu-fraction-num-devices": "0"}),
-            json!({}),
-            "gpu-fraction-num-devices",
-            "from 1 to 32",
-        ),
-        (
-            json!({"gpu-fraction": "0.5", "gpu-fraction-num-devices": "33"}),
-            json!({}),
-            "gpu-fraction-num-devices",
-            "from 1 to 32",
-        ),
-        (
-            json!({"gpu-fraction": "0.5", "gpu-fraction-container-name": "nobody"}),
-            json!({}),
-            "gpu-fraction-container-name",
-            "no container of the pod",
-        ),
-        (
-            json!({"nvidia.com/vgpu-mode": "mig"}),
-            hami(),
-            "nvidia.com/vgpu-mode",
-            "MIG",
-        ),
-        (
-            json!({"nvidia.com/vgpu-mode": "mps"}),
-            hami(),
-            "nvidia.com/vgpu-mode",
-            "MPS",
-        ),
-        (
-            json!({"volcano.sh/vgpu-mode": "mig"}),
-            json!({"volcano.sh/vgpu-number": 1}),
-            "volcano.sh/vgpu-mode",
-            "MIG",
-        ),
-        (
-            json!({"tencent.com/vcuda-core-limit": "half"}),
-            tencent(),
-            "tencent.com/vcuda-core-limit",
-            "whole number",
-        ),
-        (
-            json!({"tencent.com/vcuda-core-limit": "101"}),
-            tencent(),
-            "tencent.com/vcuda-core-limit",
-            "from 1 to 100",
-        ),
-    ] {
-        let said = refused(&pod(json!({"annotations": annotations}), asked)).to_string();
+    for [annotations, asked, advice] in rows(BAD_ANNOTATIONS) {
+        let metadata = json!({"annotations": amounts(annotations)});
+        let said = refused(&pod(metadata, amounts(asked))).to_string();
+        let key = annotations.split('=').next().unwrap_or_default();
         assert!(
             said.starts_with(&format!("metadata.annotations[{key}]: Invalid value: ")),
             "{said}"
@@ -424,7 +251,7 @@ fn pods_with_very_many_containers_and_claims_are_answered() {
     let pod = spec(json!({"containers": containers(1, asked()), "resourceClaims": taken}));
     assert_eq!(support::claims(&translated(&pod).pod, "c0"), ["vgpu-translated-100000"]);
 
-    // Claims beside, and as many others.
+    // A container with many claims, and a pod that declares as many of other drivers.
     let claims: Vec<Value> = (0..100_000).map(|at| json!({"name": format!("n{at}")})).collect();
     let mut resources = asked();
     resources["claims"] = json!(claims);
@@ -460,29 +287,26 @@ fn pods_of_others_are_left_alone() {
 #[test]
 fn what_changes_nothing_is_named() {
     let asked = || json!({"nvidia.com/gpumem": 3000});
-    for (metadata, said) in [
+    for (kind, pair, said) in [
         (
-            json!({"annotations": {"hami.io/node-scheduler-policy": "binpack"}}),
+            "annotations",
+            "hami.io/node-scheduler-policy=binpack",
             "[hami.io/node-scheduler-policy]: is lost",
         ),
         (
-            json!({"annotations": {"hami.io/device-scoring-weights": "x"}}),
+            "annotations",
+            "hami.io/device-scoring-weights=x",
             "is lost: GPUs are not scored",
         ),
         (
-            json!({"annotations": {"nvidia.com/use-gputypes": "x"}}),
+            "annotations",
+            "nvidia.com/use-gputypes=x",
             "[nvidia.com/use-gputypes]: is not read",
         ),
-        (
-            json!({"annotations": {"scheduling.k8s.io/group-name": "x"}}),
-            "not started together",
-        ),
-        (
-            json!({"labels": {"kai.scheduler/queue": "x"}}),
-            "the pod is in no queue",
-        ),
+        ("annotations", "scheduling.k8s.io/group-name=x", "not started together"),
+        ("labels", "kai.scheduler/queue=x", "the pod is in no queue"),
     ] {
-        let now = warnings(&translated(&pod(metadata, asked())));
+        let now = warnings(&translated(&pod(json!({kind: amounts(pair)}), asked())));
         assert!(now.contains(said), "{now}");
     }
     // A copy of a running pod.

@@ -85,7 +85,7 @@ fn a_part_is_an_alternative_for_each_size() {
             alternative("81559Mi", "mib-81559", "40779Mi"),
         ]}])
     );
-    // Only of GPUs that the request allows.
+    // Alternatives are only made for GPUs that the request allows.
     let only_t4 = Request {
         devices: Devices {
             use_types: vec!["t4".to_owned()],
@@ -140,7 +140,7 @@ fn a_guaranteed_share_says_so() {
     );
 }
 
-/// The config of every template is one that the driver reads, and that class vgpu allows.
+/// Checks that the driver can read the config of every template, and that class vgpu allows it.
 fn config_is_valid(spec: &Value) {
     let at = "spec.spec.devices.config[0].opaque.parameters";
     let config =
@@ -148,7 +148,7 @@ fn config_is_valid(spec: &Value) {
     vgpu_api::config::merge(&[], &[config]).unwrap();
 }
 
-/// As the plugin publishes it.
+/// Returns the device as the plugin publishes it.
 fn device(gpu: &Gpu) -> Device {
     let text = |text: &str| Attribute::String(text.to_owned());
     Device {
@@ -240,7 +240,7 @@ proptest! {
         }
     }
 
-    /// A part of any GPUs: each gets exactly one alternative, which gives it at most the part, and less by little.
+    /// A part of any GPUs: each gets exactly one alternative, which gives it at most the part, and only a little less.
     #[test]
     fn no_alternative_gives_more_than_was_asked(
         sizes in prop::collection::vec((64u64..200_000, 0u64..3), 1..14), part in 1u32..1_000_000,

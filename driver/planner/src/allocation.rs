@@ -76,7 +76,7 @@ pub(crate) fn node_of(allocation: &Allocation) -> Option<&str> {
     }
 }
 
-/// The entry in `reservedFor` that keeps kube-scheduler from deallocating the claim. Its name is that of the pod; no
+/// The entry in `reservedFor` that keeps kube-scheduler from deallocating the claim. It has the pod's name; no
 /// pod has its uid.
 pub(crate) fn hold(claim: &Claim, pod: &Pod) -> Consumer {
     Consumer {

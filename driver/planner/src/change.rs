@@ -10,9 +10,7 @@ use crate::time::Time;
 
 /// One change. An object that is known already is replaced.
 ///
-/// The end of a list (`Pods`, `Claims` and so on) names all objects of the kind: those that it contains, and in `same`
-/// the keys of objects that were sent before (the watch sends each object of a list at once) or are known in that
-/// version already. All others are gone.
+/// A list sends each of its objects at once. Its end (`Pods`, `Claims` and so on) names all of them; all others are gone.
 ///
 /// `read` is the time at which a consistent read or list was begun: it shows everything that was written before. It is
 /// `None` for what comes from a watch, which may lag.
@@ -24,16 +22,14 @@ pub enum Change {
         key: String,
     },
     Pods {
-        pods: Vec<Pod>,
-        same: Vec<String>,
+        keys: Vec<String>,
     },
     Node(Node),
     NodeGone {
         name: String,
     },
     Nodes {
-        nodes: Vec<Node>,
-        same: Vec<String>,
+        names: Vec<String>,
     },
     Claim(Claim),
     /// With the version that the watch gave the deletion.
@@ -41,7 +37,7 @@ pub enum Change {
         key: String,
         version: Version,
     },
-    /// All claims, as of `version`.
+    /// All claims, as of `version`: those that are new to the receiver, and the keys of the others.
     Claims {
         claims: Vec<Claim>,
         same: Vec<String>,
@@ -58,18 +54,15 @@ pub enum Change {
     },
     /// All slices, as of `version`.
     Slices {
-        slices: Vec<Slice>,
-        same: Vec<String>,
+        names: Vec<String>,
         version: Version,
-        read: Option<Time>,
     },
     Class(DeviceClass),
     ClassGone {
         name: String,
     },
     Classes {
-        classes: Vec<DeviceClass>,
-        same: Vec<String>,
+        names: Vec<String>,
     },
     /// All DeviceTaintRules.
     Rules(Vec<DeviceTaintRule>),

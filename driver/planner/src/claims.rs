@@ -2,7 +2,7 @@
 //!
 //! The devices of an allocation that was sent count as in use until a newer version of the claim is seen, whatever
 //! became of the write meanwhile: a write without an answer may still land. A newer version shows whether it did, and
-//! after it an older write can land no more.
+//! after it an older write can no longer land.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
-use vgpu_allocator::model::{DeviceClass, ResourceClaim, ResourceSlice, Taint};
+use vgpu_allocator::model::{Device, DeviceClass, ResourceClaim, ResourceSlice, Taint};
 use vgpu_allocator::{Index, SelectorCache};
 use vgpu_api::{capacity, device_type};
 use vgpu_quantity::Quantity;
@@ -143,7 +143,7 @@ impl DeviceOwnership {
             let handover = Handover {
                 after,
                 listed: self.listed,
-                is_listed_now: false,
+                is_listed_now: self.listed == Some(seen.at),
             };
             let before = facts.spec.devices.iter().map(|device| device.taints.clone()).collect();
             allocators = rewrite_taints(&mut facts, handover);
@@ -177,7 +177,7 @@ impl DeviceOwnership {
     pub(crate) fn remove_slice(&mut self, name: &str, last: Last, index: &mut Index) {
         let is_newer = |known: &KnownSlice| match last {
             Last::Version(version) => known.version > version,
-            // If this keeps a slice that is gone: it is read again before any decision on it.
+            // This may keep a slice that is gone. That does no harm: it is read again before any decision on it.
             Last::Read(begun) => known.seen > begun,
         };
         if self.slices.get(name).is_some_and(is_newer) {
@@ -281,6 +281,15 @@ impl DeviceOwnership {
         total.is_some_and(|total| total.controller > 0 && total.scheduler == 0 && total.other_driver == 0)
     }
 
+    /// A device of our driver, and the node of its slice.
+    pub(crate) fn device(&self, pool: &str, name: &str, index: &Index) -> Option<(Device, Option<String>)> {
+        self.pools.get(pool)?.iter().find_map(|slice| {
+            let spec = index.slice(slice)?.spec;
+            let device = spec.devices.into_iter().find(|device| device.name == name)?;
+            Some((device, spec.node_name))
+        })
+    }
+
     /// Who allocates a device of our driver.
     pub(crate) fn device_allocator(&self, pool: &str, device: &str, index: &Index) -> Option<DeviceAllocator> {
         self.pools.get(pool)?.iter().find_map(|name| {
@@ -369,7 +378,7 @@ impl KnownSlice {
 }
 
 impl KnownClass {
-    /// Counts the devices of a slice that the class selects, in place of what was counted of it before.
+    /// Counts the devices of a slice that the class selects, and replaces the slice's earlier count.
     fn count(&mut self, class: &str, slice: &str, known: &KnownSlice, index: &Index, cache: &mut SelectorCache<'_>) {
         if known.allocators.is_empty() {
             return self.forget(slice);
@@ -525,7 +534,7 @@ mod tests {
             ownership.device_allocator("n1", "d", &index),
             Some(DeviceAllocator::Released)
         );
-        // A read that an event has overtaken: what is known is as good as read.
+        // An event has overtaken the read: the known version is newer than the read.
         let read = Some(Time::from_millis(5));
         ownership.set_slice(old(), Sighting { read, ..at(6) }, &mut index, &mut cache);
         assert_eq!(
@@ -533,7 +542,7 @@ mod tests {
             Some(DeviceAllocator::Released)
         );
         assert_eq!(ownership.reads("n1").next().unwrap().1, read);
-        // A deletion of what was there before, and a read from before it came.
+        // A deletion of an earlier version, and a read that began before the slice came.
         ownership.remove_slice("n1", Last::Version(Version(6)), &mut index);
         ownership.remove_slice("n1", Last::Read(Time::from_millis(2)), &mut index);
         assert!(ownership.device_allocator("n1", "d", &index).is_some());

@@ -5,13 +5,14 @@
 //!   pods, nodes        cluster: pods by node ─► filter ──┐                  ├─ writes ─► check (lease, age)
 //!   slices, classes    ownership: devices' allocators ───┼─► place          │              ─► API server, with version
 //!   claims             claims: versions, writes in flight┤     │            ├─ reads: consistent lists and gets
-//!                      index: what is free ──────────────┘     │            ├─ verdicts: what to report
+//!                      index: free capacity ─────────────┘     │            ├─ verdicts: what to report
 //!   lease ───────────► term: fences off the predecessor ───────┘            └─ wake: when to plan again
 //!        ▲                                                                          │
 //!        └─────────────────────────── outcome of each write ◄───────────────────────┘
 //! ```
 //!
-//! In scheduler mode the state has no planner: it only answers why pods are Pending.
+//! In scheduler mode the state has no planner: it only answers why pods are Pending. `vgpu explain` makes a state of files
+//! ([`explain`]).
 //!
 //! In controller mode a claim is marked (finalizer, epoch), then allocated and held for a pod. kube-scheduler reserves
 //! the claim and binds the pod, then the hold is released. kube-controller-manager clears the allocation when the last
@@ -28,16 +29,16 @@
 #![forbid(unsafe_code)]
 
 mod allocation;
-mod allocator_view;
 mod change;
 mod claims;
-mod class;
 mod cluster;
 mod device_ownership;
 mod device_taints;
+pub mod explain;
 mod filter;
 mod gang;
 mod hold_expiry;
+mod mistakes;
 pub mod model;
 pub mod names;
 mod node_penalty;
@@ -56,12 +57,11 @@ mod time;
 mod verdict;
 mod write;
 
-pub use allocator_view::explain;
 pub use change::{Change, Last, Read, Seen};
-pub use class::{is_ours, selects};
 pub use device_ownership::{Published, Unallocatable};
 pub use filter::Refusal;
-pub use obstacle::{ClaimState, Obstacle};
+pub use mistakes::{Mistake, SubRequest, sub_requests};
+pub use obstacle::{Namesake, Obstacle};
 pub use planner::{Plan, Planner, Settings};
 pub use queue::Queue;
 pub use state::{Mode, News, State};

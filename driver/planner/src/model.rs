@@ -10,7 +10,7 @@ mod pod;
 mod requests;
 mod slice;
 
-pub use claim::{Claim, Consumer};
+pub use claim::{Claim, Consumer, Unreadable};
 pub use container::{Extended, HostPort};
 pub use labels::LabelSelector;
 pub use meta::{Meta, Version, VersionError};

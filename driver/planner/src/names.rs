@@ -15,7 +15,14 @@ pub const IMPLICIT_RESOURCE: &str = "deviceclass.resource.kubernetes.io/";
 /// The annotation of the mark: the epoch of the leader that last marked the claim.
 pub const EPOCH: &str = "dra.vgpu/epoch";
 
-/// Group and resource of a hold in `reservedFor`; its name is the pod's, and no pod has its uid.
+/// The scheduling gate of a pod that waits for its quota.
+pub const QUOTA_GATE: &str = "dra.vgpu/quota";
+/// The PriorityClass of pods whose namespace has spent its budget.
+pub const OVER_BUDGET: &str = "vgpu-over-budget";
+/// The annotation that the leader writes on a pod with the removal of its gate, if the namespace was over budget then.
+pub const OPENED_OVER_BUDGET: &str = "dra.vgpu/opened-over-budget";
+
+/// Group and resource of a hold in `reservedFor`. It has the pod's name, and a UID that no pod has.
 pub const HOLD_GROUP: &str = "dra.vgpu";
 pub const HOLD_RESOURCE: &str = "holds";
 

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use vgpu_allocator::model::{Allocation, NodeSelector, ResourceClaim};
-use vgpu_allocator::{AllocateError, Budget, Index, SelectorCache, node_selector};
+use vgpu_allocator::{AllocateError, Budget, Index, Placement, SelectorCache, node_selector};
 use vgpu_api::config::AllocationPolicy;
 
 use crate::allocation::{as_controller, as_scheduler, hold, node_of};
@@ -94,7 +94,7 @@ pub(crate) struct Placing<'a, 's> {
     pub(crate) work: &'a mut u64,
 }
 
-/// A pod's claims by what is to be done about them.
+/// A pod's claims, sorted by what the pass must do with them.
 #[derive(Default)]
 struct Sorted<'a> {
     /// Unallocated claims that the controller allocates.
@@ -118,17 +118,7 @@ impl<'a> Placing<'a, '_> {
     fn place_by(&mut self, filters: &Filters<'_>, pod: &Pod) -> Result<Placed, Waits> {
         let sorted = self.sort(pod)?;
         if sorted.ours.is_empty() {
-            return Err(match sorted.shared {
-                Some(node) => match filters.check(node) {
-                    Err(refusal) => Verdict::Elsewhere {
-                        node: node.to_owned(),
-                        refusal,
-                    }
-                    .into(),
-                    Ok(()) => Waits::Done,
-                },
-                None => Waits::Done,
-            });
+            return Err(nothing_to_place(sorted.shared, filters));
         }
         filters.work.add(SEARCH_COST);
         let ours = sorted.ours.iter().map(|known| as_controller(&known.claim.facts));
@@ -136,61 +126,70 @@ impl<'a> Placing<'a, '_> {
         let asked: Vec<ResourceClaim> = ours.chain(others).collect();
         let policy = policy::of(&asked[..sorted.ours.len()], |name| self.index.class(name)).unwrap_or(self.policy);
         let asked: Vec<&ResourceClaim> = asked.iter().collect();
-        let cluster = self.cluster;
+        let placement = self.search(&sorted, &asked, policy, filters, pod)?;
+        Ok(self.placed(&sorted, placement, policy, pod))
+    }
+
+    /// Searches a node that the filters accept and on which the claims fit.
+    fn search(
+        &mut self,
+        sorted: &Sorted<'_>,
+        asked: &[&ResourceClaim],
+        policy: AllocationPolicy,
+        filters: &Filters<'_>,
+        pod: &Pod,
+    ) -> Result<Placement, Waits> {
+        let (cluster, without) = (self.cluster, self.without);
+        let check = |node: &str| check_pins(&sorted.pinned, cluster, node).and_then(|()| filters.check(node));
         let (penalties, now) = (self.penalties, self.now);
         let mut refused: BTreeMap<Refusal, usize> = BTreeMap::new();
         let mut any_avoided = false;
-        let without = self.without;
-        let mut fits = |node: &str| {
-            if without.contains(node) {
-                return false;
-            }
-            let checked = check_pins(&sorted.pinned, cluster, node).and_then(|()| filters.check(node));
-            checked
-                .map_err(|refusal| *refused.entry(refusal).or_default() += 1)
-                .is_ok()
-        };
         let mut first_choice = |node: &str| {
             let is_avoided = penalties.is_avoided(&pod.uid, node, now);
             any_avoided |= is_avoided;
-            !is_avoided && fits(node)
+            if is_avoided || without.contains(node) {
+                return false;
+            }
+            let refusal = check(node).err();
+            let is_accepted = refusal.is_none();
+            refusal
+                .into_iter()
+                .for_each(|refusal| *refused.entry(refusal).or_default() += 1);
+            is_accepted
         };
-        let mut placement = self
-            .index
-            .allocate_within(
-                &asked,
-                policy,
-                &mut first_choice,
-                self.budget,
-                self.cache,
-                self.share_id,
-            )
-            .map_err(|error| waits_for(&error, &asked))?;
+        let mut placement = self.allocate_within(asked, policy, &mut first_choice)?;
         if placement.is_none() && any_avoided {
             // A node where it failed before is better than none: the hold gives way to pods that never lost one.
-            let mut any = |node: &str| {
-                let checked = check_pins(&sorted.pinned, cluster, node).and_then(|()| filters.check(node));
-                checked.is_ok() && !without.contains(node)
-            };
-            placement = self
-                .index
-                .allocate_within(&asked, policy, &mut any, self.budget, self.cache, self.share_id)
-                .map_err(|error| waits_for(&error, &asked))?;
+            let mut any = |node: &str| check(node).is_ok() && !without.contains(node);
+            placement = self.allocate_within(asked, policy, &mut any)?;
         }
-        let Some(placement) = placement else {
-            let unmatched = self.index.unmatched(&asked, self.budget, self.cache);
-            return Err(match unmatched {
-                Some(unmatched) => Verdict::NoMatch {
-                    claim: asked[unmatched.claim].key(),
-                    unmatched: Box::new(unmatched),
-                },
-                None => Verdict::NoFit(refused),
-            }
-            .into());
-        };
+        placement.ok_or_else(|| {
+            let unmatched = self.index.unmatched(asked, self.budget, self.cache);
+            let verdict = unmatched.map(|unmatched| Verdict::NoMatch {
+                claim: asked[unmatched.claim].key(),
+                unmatched: Box::new(unmatched),
+            });
+            verdict.unwrap_or(Verdict::NoFit(refused)).into()
+        })
+    }
+
+    fn allocate_within(
+        &mut self,
+        asked: &[&ResourceClaim],
+        policy: AllocationPolicy,
+        accepts: &mut dyn FnMut(&str) -> bool,
+    ) -> Result<Option<Placement>, Waits> {
+        let (budget, cache) = (&mut *self.budget, &mut *self.cache);
+        self.index
+            .allocate_within(asked, policy, accepts, budget, cache, self.share_id)
+            .map_err(|error| waits_for(&error, asked))
+    }
+
+    /// The allocations to write, and the slices that must be read before.
+    fn placed(&self, sorted: &Sorted<'_>, placement: Placement, policy: AllocationPolicy, pod: &Pod) -> Placed {
         let mut allocations = Vec::new();
         let mut stale = Vec::new();
-        let mut as_of = now;
+        let mut as_of = self.now;
         for (known, mut allocation) in sorted.ours.iter().zip(placement.allocations) {
             for result in &allocation.devices.results {
                 // The controller allocates a claim only if its classes match no device of another driver.
@@ -203,16 +202,16 @@ impl<'a> Placing<'a, '_> {
                 }
             }
             allocation.node_selector = Some(Arc::new(NodeSelector::only(&placement.node)));
-            allocation.allocation_timestamp = Some(now.to_string());
+            allocation.allocation_timestamp = Some(self.now.to_string());
             allocations.push((known.claim.key(), allocation, hold(&known.claim, pod)));
         }
-        Ok(Placed {
+        Placed {
             node: placement.node,
             stale,
             as_of,
             policy,
             allocations,
-        })
+        }
     }
 
     fn sort(&self, pod: &Pod) -> Result<Sorted<'a>, Waits> {
@@ -220,14 +219,14 @@ impl<'a> Placing<'a, '_> {
         let mut is_held = false;
         for claim in &pod.claims {
             let name = match claim {
-                PodClaim::NotYet => return Err(Waits::Quietly),
+                PodClaim::NotYet(_) => return Err(Waits::Quietly),
                 PodClaim::Named(name) | PodClaim::Made(name) => name,
             };
             let key = format!("{}/{name}", pod.namespace);
             let known = self.claims.get(&key).ok_or(Waits::Quietly)?;
             let claim = || name.clone();
-            if let Some(error) = known.claim.unreadable.clone().filter(|_| known.allocation().is_none()) {
-                let claim = claim();
+            if let Some(unreadable) = known.claim.unreadable.as_ref().filter(|_| known.allocation().is_none()) {
+                let (claim, error) = (claim(), unreadable.why.clone());
                 return Err(Verdict::Unreadable { claim, error }.into());
             }
             let kind = self.ownership.claim_allocator(&known.claim.facts);
@@ -239,7 +238,7 @@ impl<'a> Placing<'a, '_> {
                 return Err(Verdict::NotOwned { claim: claim() }.into());
             }
             if known.claim.is_deleted {
-                return Err(Verdict::ClaimDeleted { claim: claim() }.into());
+                return Err(Verdict::ClaimDeleted { claim: key }.into());
             }
             if let Some(allocation) = known.allocation() {
                 let for_it = known.hold().is_some_and(|hold| hold.name == pod.name);
@@ -270,6 +269,15 @@ impl<'a> Placing<'a, '_> {
         let marked = known.claim.epoch.as_ref().is_some_and(|mark| self.term.is_mark(mark));
         marked && known.claim.is_protected && known.in_flight.is_none() && !known.is_paused(self.now)
     }
+}
+
+/// No claim of the pod is to be allocated; one that is may hold it on a node that refuses it.
+fn nothing_to_place(shared: Option<&str>, filters: &Filters<'_>) -> Waits {
+    let refused = shared.and_then(|node| Some((node, filters.check(node).err()?)));
+    refused.map_or(Waits::Done, |(node, refusal)| {
+        let node = node.to_owned();
+        Verdict::Elsewhere { node, refusal }.into()
+    })
 }
 
 fn waits_for(error: &AllocateError, asked: &[&ResourceClaim]) -> Waits {

@@ -26,7 +26,7 @@ use crate::state::{Mode, State};
 use crate::suspects::Suspects;
 use crate::term::{Stage, Term};
 use crate::time::{Latest, Time};
-use crate::verdict::{About, ReportedVerdicts, Verdict};
+use crate::verdict::{About, Verdict};
 use crate::write::{Intent, Outcome, Write, WriteId};
 use cycle::Cycle;
 
@@ -63,6 +63,7 @@ pub struct Plan {
     /// In any order; at most one for each claim.
     pub writes: Vec<Write>,
     pub reads: Vec<Read>,
+    /// A pass that finds a state again has its verdict again.
     pub verdicts: Vec<(About, Verdict)>,
     /// When to ask for the next plan if nothing changes before.
     pub wake: Option<Time>,
@@ -78,7 +79,6 @@ pub struct Planner {
     budgets: SearchBudgets,
     queue: Queue,
     cycle: Cycle,
-    reported: ReportedVerdicts,
     term: Option<Term>,
     stage: Stage,
     open_reads: OpenReads,
@@ -118,7 +118,6 @@ impl Planner {
             budgets: SearchBudgets::default(),
             queue: Queue::default(),
             cycle: Cycle::default(),
-            reported: ReportedVerdicts::default(),
             term: None,
             stage: Stage::Standby,
             open_reads: OpenReads::default(),
@@ -196,7 +195,6 @@ impl Planner {
         if let Some(term) = self.term.clone() {
             if now < term.until {
                 self.run_pass(&term, changed, now, &mut plan);
-                plan.verdicts = self.reported.finish();
             }
             soonest(&mut plan.wake, term.until, now);
         }

@@ -65,7 +65,7 @@ fn placed_by_hand(state: &State, pod: &Pod, node: &str) -> Option<Verdict> {
     });
     unallocated.next().map(|known| Verdict::PlacedByHand {
         node: node.to_owned(),
-        claim: known.claim.facts.metadata.name.clone(),
+        claim: known.claim.key(),
     })
 }
 

@@ -18,7 +18,7 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// Counts those of `pods` that wait for claims of the controller's.
+    /// Counts the pods that wait for claims which the controller allocates.
     pub(crate) fn of(state: &State, pods: &[String]) -> Self {
         let mut queue = Self::default();
         let mut counted = BTreeSet::new();

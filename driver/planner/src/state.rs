@@ -1,4 +1,4 @@
-//! What is known of the cluster: one state for both modes. Every [`Change`] is applied here.
+//! The state of the cluster in both modes. Every [`Change`] is applied here.
 //!
 //! ```text
 //!  Change ─► State ─┬─ cluster: nodes, and pods by node
@@ -13,10 +13,12 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use vgpu_allocator::model::{Allocation, ClaimSpec, DeviceClass, Node as NodeFacts, NodeSelector, ResourceClaim};
+use vgpu_allocator::model::{
+    Allocation, ClaimSpec, Device, DeviceClass, Node as NodeFacts, NodeSelector, ResourceClaim,
+};
 use vgpu_allocator::{AllocateError, Answer, Features, Free, Index, SelectorCache, Shared};
 
-use crate::allocation::{as_scheduler, node_of};
+use crate::allocation::{as_scheduler, asks, node_of};
 use crate::change::{Change, Last, Read, Seen};
 use crate::claims::Claims;
 use crate::cluster::Cluster;
@@ -25,7 +27,7 @@ use crate::model::{Claim, Node, Pod, Slice, Version};
 use crate::names::DRIVER;
 use crate::time::Time;
 
-/// Who allocates, which decides what is kept.
+/// The program that allocates: the state keeps only the fields that this mode needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// kube-scheduler allocates everything. Claims are not rewritten, and what only decisions need is dropped.
@@ -65,7 +67,7 @@ struct Listed {
 #[derive(Debug, Default)]
 pub struct News {
     /// True if a decision may come out differently now.
-    pub(crate) is_news: bool,
+    pub is_news: bool,
     /// Uids of pods that are gone.
     pub(crate) pods: Vec<String>,
     /// Keys of claims that changed or are gone.
@@ -105,24 +107,10 @@ impl State {
         match change {
             Change::Pod(pod) => self.set_pod(pod, &mut news),
             Change::PodGone { key } => self.remove_pod(&key, &mut news),
-            Change::Pods { pods, same } => {
-                let listed: HashSet<String> = pods.iter().map(Pod::key).chain(same).collect();
-                let gone = self.cluster.pods().map(|(key, _)| key.clone());
-                let gone: Vec<String> = gone.filter(|key| !listed.contains(key)).collect();
-                gone.iter().for_each(|key| self.remove_pod(key, &mut news));
-                pods.into_iter().for_each(|pod| self.set_pod(pod, &mut news));
-                self.listed.pods = true;
-            }
+            Change::Pods { keys } => self.retain_pods(keys, &mut news),
             Change::Node(node) => self.set_node(node, &mut news),
             Change::NodeGone { name } => self.remove_node(&name, &mut news),
-            Change::Nodes { nodes, same } => {
-                let listed: HashSet<String> = nodes.iter().map(|node| node.name().to_owned()).chain(same).collect();
-                let gone = self.cluster.nodes().map(|node| node.name().to_owned());
-                let gone: Vec<String> = gone.filter(|name| !listed.contains(name)).collect();
-                gone.iter().for_each(|name| self.remove_node(name, &mut news));
-                nodes.into_iter().for_each(|node| self.set_node(node, &mut news));
-                self.listed.nodes = true;
-            }
+            Change::Nodes { names } => self.retain_nodes(names, &mut news),
             Change::Claim(claim) => self.set_claim(claim, now, &mut news),
             Change::ClaimGone { key, version } => self.remove_claim(&key, version, &mut news),
             Change::Claims {
@@ -136,12 +124,7 @@ impl State {
                 self.set_slice(slice, read, now, &mut news);
             }
             Change::SliceGone { name, last } => self.remove_slice(name, last, &mut news),
-            Change::Slices {
-                slices,
-                same,
-                version,
-                read,
-            } => self.set_slices(slices, same, self.as_of(version), read, now, &mut news),
+            Change::Slices { names, version } => self.retain_slices(names, self.as_of(version), &mut news),
             Change::Class(class) => {
                 self.ownership.set_class(class, &mut self.index, &mut self.cache);
                 news.is_news = true;
@@ -150,16 +133,12 @@ impl State {
                 self.ownership.remove_class(&name, &mut self.index);
                 news.is_news = true;
             }
-            Change::Classes { classes, same } => {
-                let names = classes.iter().map(|class| class.metadata.name.clone());
-                let listed: HashSet<String> = names.chain(same).collect();
+            Change::Classes { names } => {
+                let listed: HashSet<String> = names.into_iter().collect();
                 let gone = self.index.classes().map(|class| &class.metadata.name);
                 let gone: Vec<String> = gone.filter(|name| !listed.contains(*name)).cloned().collect();
                 for name in gone {
                     self.ownership.remove_class(&name, &mut self.index);
-                }
-                for class in classes {
-                    self.ownership.set_class(class, &mut self.index, &mut self.cache);
                 }
                 self.listed.classes = true;
                 news.is_news = true;
@@ -216,6 +195,13 @@ impl State {
         self.index.class(name)
     }
 
+    /// Returns true if the class of this name is for our devices. A missing class is recognised by its name.
+    #[must_use]
+    pub fn is_class_ours(&self, name: &str) -> bool {
+        self.class(name)
+            .map_or_else(|| vgpu_api::class::is_ours(name), DeviceClass::is_ours)
+    }
+
     pub fn classes(&self) -> impl Iterator<Item = &DeviceClass> {
         self.index.classes()
     }
@@ -229,7 +215,7 @@ impl State {
         self.ownership.published()
     }
 
-    /// The sum of what is free on our driver's devices, whoever allocates them.
+    /// The free capacity of our driver's devices in total, whoever allocates them.
     #[must_use]
     pub fn free(&self) -> Free {
         self.index.free(DRIVER)
@@ -278,8 +264,28 @@ impl State {
     ///
     /// # Errors
     /// As [`Index::answer`].
-    pub fn answer(&mut self, claims: &[&ResourceClaim], node: &str) -> Result<Option<Answer>, AllocateError> {
-        self.index.answer(claims, node, &mut self.cache)
+    pub fn answer(
+        &mut self,
+        claims: &[&ResourceClaim],
+        node: &str,
+        steps: u64,
+    ) -> Result<Option<Answer>, AllocateError> {
+        self.index.answer(claims, node, steps, &mut self.cache)
+    }
+
+    /// Returns true if the claim asks for a device of ours.
+    pub(crate) fn asks_for_ours(&self, claim: &Claim) -> bool {
+        let mut asks = asks(&claim.facts);
+        asks.any(|ask| self.is_class_ours(&ask.class))
+    }
+
+    pub(crate) fn has_no_slices(&self) -> bool {
+        self.ownership.slices().next().is_none()
+    }
+
+    /// A device of our driver as the allocator sees it, and the node of its slice.
+    pub(crate) fn device(&self, pool: &str, device: &str) -> Option<(Device, Option<String>)> {
+        self.ownership.device(pool, device, &self.index)
     }
 
     /// The pods that use a claim.
@@ -325,6 +331,10 @@ impl State {
 
     fn set_pod(&mut self, pod: Pod, news: &mut News) {
         let key = pod.key();
+        if self.mode == Mode::Scheduler && pod.node.is_some() {
+            // It waits for nothing. The watch shows it where quotas or translated pods need all pods.
+            return self.remove_pod(&key, news);
+        }
         let old = self.cluster.pod(&key);
         let old_keys: Vec<String> = old.into_iter().flat_map(Pod::claim_keys).collect();
         let replaced = old.filter(|old| old.uid != pod.uid).map(|old| old.uid.clone());
@@ -360,6 +370,14 @@ impl State {
         self.cluster.remove_pod(key);
     }
 
+    fn retain_pods(&mut self, keys: Vec<String>, news: &mut News) {
+        let listed: HashSet<String> = keys.into_iter().collect();
+        let gone = self.cluster.pods().map(|(key, _)| key.clone());
+        let gone: Vec<String> = gone.filter(|key| !listed.contains(key)).collect();
+        gone.iter().for_each(|key| self.remove_pod(key, news));
+        self.listed.pods = true;
+    }
+
     fn unuse(&mut self, claim: &str, pod: &str) {
         if let Some(users) = self.users.get_mut(claim) {
             users.retain(|user| user != pod);
@@ -390,6 +408,14 @@ impl State {
         news.is_news = true;
     }
 
+    fn retain_nodes(&mut self, names: Vec<String>, news: &mut News) {
+        let listed: HashSet<String> = names.into_iter().collect();
+        let gone = self.cluster.nodes().map(|node| node.name().to_owned());
+        let gone: Vec<String> = gone.filter(|name| !listed.contains(name)).collect();
+        gone.iter().for_each(|name| self.remove_node(name, news));
+        self.listed.nodes = true;
+    }
+
     fn set_slice(&mut self, slice: Slice, read: Option<Time>, now: Time, news: &mut News) {
         let seen = Sighting { at: now, read };
         self.ownership.set_slice(slice, seen, &mut self.index, &mut self.cache);
@@ -402,27 +428,14 @@ impl State {
         news.is_news = true;
     }
 
-    fn set_slices(
-        &mut self,
-        slices: Vec<Slice>,
-        same: Vec<String>,
-        version: Version,
-        read: Option<Time>,
-        now: Time,
-        news: &mut News,
-    ) {
-        let listed: HashSet<String> = slices.iter().map(|slice| slice.name().to_owned()).chain(same).collect();
+    fn retain_slices(&mut self, names: Vec<String>, version: Version, news: &mut News) {
+        let listed: HashSet<String> = names.into_iter().collect();
         let gone = self.ownership.slices().filter(|name| !listed.contains(*name));
         let gone: Vec<String> = gone.cloned().collect();
         for name in gone {
             self.ownership
                 .remove_slice(&name, Last::Version(version), &mut self.index);
-            if read.is_none() {
-                news.reads.push(Read::Slice(name));
-            }
-        }
-        for slice in slices {
-            self.set_slice(slice, read, now, news);
+            news.reads.push(Read::Slice(name));
         }
         self.listed.slices = true;
         news.is_news = true;
@@ -478,11 +491,11 @@ impl State {
         self.ownership.set_listed(read, &mut self.index, &mut self.cache);
     }
 
-    /// Replaces parts of a claim by equal parts of other claims, which saves memory. `get_mut` succeeds, because a
-    /// claim that was just decoded is not shared yet.
+    /// Replaces parts of a claim by equal parts of other claims, which saves memory. Quotas may have the same allocation:
+    /// then this one becomes a copy.
     fn share(&mut self, claim: &mut Claim) {
         self.specs.share(&mut claim.facts.spec);
-        let allocation = claim.facts.status.allocation.as_mut().and_then(Arc::get_mut);
+        let allocation = claim.facts.status.allocation.as_mut().map(Arc::make_mut);
         if let Some(selector) = allocation.and_then(|allocation| allocation.node_selector.as_mut()) {
             self.selectors.share(selector);
         }
@@ -507,10 +520,8 @@ mod tests {
     }
 
     fn end_of_nodes(names: &[&str]) -> Change {
-        Change::Nodes {
-            nodes: Vec::new(),
-            same: names.iter().map(|name| (*name).to_owned()).collect(),
-        }
+        let names = names.iter().map(|name| (*name).to_owned()).collect();
+        Change::Nodes { names }
     }
 
     fn slice(name: &str, version: u64) -> Change {
@@ -523,10 +534,8 @@ mod tests {
 
     fn end_of_slices(names: &[&str], version: u64) -> Change {
         Change::Slices {
-            slices: Vec::new(),
-            same: names.iter().map(|name| (*name).to_owned()).collect(),
+            names: names.iter().map(|name| (*name).to_owned()).collect(),
             version: Version(version),
-            read: None,
         }
     }
 
@@ -558,10 +567,7 @@ mod tests {
     fn nothing_is_complete_before_every_kind_was_listed() {
         let (mut state, none) = (scheduler(), Vec::new);
         let ends = [
-            Change::Pods {
-                pods: Vec::new(),
-                same: none(),
-            },
+            Change::Pods { keys: none() },
             end_of_nodes(&[]),
             Change::Claims {
                 claims: Vec::new(),
@@ -570,10 +576,7 @@ mod tests {
                 read: None,
             },
             end_of_slices(&[], 0),
-            Change::Classes {
-                classes: Vec::new(),
-                same: none(),
-            },
+            Change::Classes { names: none() },
             Change::Rules(Vec::new()),
         ];
         for end in ends {
@@ -596,10 +599,24 @@ mod tests {
         let news = apply(&mut state, [slice("a", 5), end_of_slices(&["a"], 5)]);
         assert_eq!(news.reads, [Read::Slice("c".into())]);
         assert_eq!(state.published().count(), 2, "it may be newer than the list");
-        // Nothing is read in scheduler mode: what the newest list does not name is gone.
+        // Nothing is read in scheduler mode: an object that the newest list lacks is gone.
         let mut state = scheduler();
         apply(&mut state, [slice("a", 5), slice("c", 7), end_of_slices(&["a"], 5)]);
         assert_eq!(state.published().count(), 1);
+    }
+
+    #[test]
+    fn scheduler_mode_keeps_pods_while_they_wait() {
+        let pod = |spec: &str| {
+            let text = format!(r#"{{"metadata":{{"name":"p","namespace":"ns","uid":"u"}},"spec":{spec}}}"#);
+            Change::Pod(serde_json::from_str(&text).unwrap())
+        };
+        for (mut state, is_kept) in [(scheduler(), false), (controller(), true)] {
+            apply(&mut state, [pod("{}")]);
+            assert!(state.pod("ns/p").is_some());
+            apply(&mut state, [pod(r#"{"nodeName":"n"}"#)]);
+            assert_eq!(state.pod("ns/p").is_some(), is_kept);
+        }
     }
 
     #[test]

@@ -36,6 +36,18 @@ impl Time {
         )
     }
 
+    /// This many milliseconds later, or earlier if there are fewer than none.
+    #[must_use]
+    pub const fn moved(self, millis: i64) -> Self {
+        Self(self.0.saturating_add(millis))
+    }
+
+    /// RFC 3339 with milliseconds, which [`Display`](fmt::Display) leaves out.
+    #[must_use]
+    pub fn text(self) -> String {
+        Timestamp::from_millisecond(self.0).unwrap_or_default().to_string()
+    }
+
     /// Reads `2026-11-22T01:02:03Z`, with or without a fraction and with any offset; `None` for what is no time.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
@@ -87,6 +99,7 @@ mod tests {
             assert_eq!(Time(millis).to_string(), text);
         }
         assert_eq!(Time::parse("1970-01-01T01:00:00.5+01:00"), Some(Time(500)));
+        assert_eq!(Time(500).text(), "1970-01-01T00:00:00.5Z");
         assert_eq!(Time::parse("1969-12-31T23:00:00.123456Z-"), None);
         assert_eq!(Time::parse("1969-12-31T23:30:00.123456-00:30"), Some(Time(123)));
     }

@@ -1,11 +1,13 @@
 //! Verdicts to report, each about a pod or a claim: why a pod is not placed yet, and what happened to a claim.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use vgpu_allocator::Unmatched;
+use vgpu_api::PodRef;
 
 use crate::filter::Refusal;
-use crate::model::{Claim, Pod};
+use crate::model::Claim;
+use crate::obstacle::Obstacle;
 
 /// The object that an event is about.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -28,12 +30,13 @@ pub enum Object {
 
 impl About {
     #[must_use]
-    pub fn pod(pod: &Pod) -> Self {
+    pub fn pod(pod: impl Into<PodRef>) -> Self {
+        let PodRef { namespace, name, uid } = pod.into();
         Self {
             object: Object::Pod,
-            namespace: pod.namespace.clone(),
-            name: pod.name.clone(),
-            uid: pod.uid.clone(),
+            namespace,
+            name,
+            uid,
         }
     }
 
@@ -81,11 +84,9 @@ pub enum Verdict {
         "the pod asks for {resource}, whose devices the controller allocates, and only kube-scheduler can serve such pods; use a ResourceClaim of class {class}"
     )]
     ExtendedResource { resource: String, class: String },
-    #[error(
-        "the pod is on node {node} without kube-scheduler, and claim {claim} is not allocated; remove spec.nodeName"
-    )]
+    #[error("{}", placed_by_hand(.node, .claim))]
     PlacedByHand { node: String, claim: String },
-    #[error("claim {claim} is being deleted; delete the pod too, or wait for a new claim")]
+    #[error("{}", Obstacle::ClaimDeleted(.claim.clone()))]
     ClaimDeleted { claim: String },
     #[error("claim {claim} cannot be read, so nothing of the pod is allocated: {error}; make the claim anew")]
     Unreadable { claim: String, error: String },
@@ -141,6 +142,13 @@ pub enum Verdict {
     Refused(String),
 }
 
+fn placed_by_hand(node: &str, claim: &str) -> Obstacle {
+    Obstacle::NodeName {
+        node: node.to_owned(),
+        claims: vec![claim.to_owned()],
+    }
+}
+
 fn refused(nodes: &BTreeMap<Refusal, usize>) -> String {
     let mut nodes: Vec<_> = nodes.iter().collect();
     nodes.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
@@ -170,6 +178,20 @@ fn gated_words(gated: usize) -> String {
 }
 
 impl Verdict {
+    /// Returns true for a state, which each pass finds again, and false for something that has happened.
+    #[must_use]
+    pub const fn lasts(&self) -> bool {
+        !matches!(
+            self,
+            Self::TooSlow { .. }
+                | Self::NotBound { .. }
+                | Self::GaveWay { .. }
+                | Self::NodeGone { .. }
+                | Self::PodGone { .. }
+                | Self::HeldClaimDeleted
+        )
+    }
+
     /// An event's reason.
     #[must_use]
     pub const fn reason(&self) -> &'static str {
@@ -199,121 +221,28 @@ impl Verdict {
     }
 }
 
-/// Finds the verdicts that are new since the last pass: one for each object and reason.
-#[derive(Debug, Default)]
-pub(crate) struct ReportedVerdicts {
-    last: ByObject,
-    now: ByObject,
-}
-
-type ByObject = HashMap<About, BTreeMap<&'static str, Verdict>>;
-
-impl ReportedVerdicts {
-    /// Adds a verdict that holds now. It is reported when it begins or changes.
-    pub(crate) fn add(&mut self, about: About, verdict: Verdict) {
-        self.now.entry(about).or_default().insert(verdict.reason(), verdict);
-    }
-
-    /// Keeps the last verdicts of the object, except where this pass has a newer one.
-    pub(crate) fn keep(&mut self, about: About) {
-        if let Some(last) = self.last.get(&about) {
-            let now = self.now.entry(about).or_default();
-            for (reason, verdict) in last {
-                now.entry(reason).or_insert_with(|| verdict.clone());
-            }
-        }
-    }
-
-    /// Returns the verdicts that are new since the last pass. Those that this pass did not add or keep have ended.
-    pub(crate) fn finish(&mut self) -> Vec<(About, Verdict)> {
-        let before = std::mem::replace(&mut self.last, std::mem::take(&mut self.now));
-        let mut news = Vec::new();
-        for (about, verdicts) in &self.last {
-            let before = before.get(about);
-            let is_new = |reason: &str, verdict| before.and_then(|before| before.get(reason)) != Some(verdict);
-            let of_it = verdicts.iter().filter(|(reason, verdict)| is_new(reason, verdict));
-            news.extend(of_it.map(|(_, verdict)| (about.clone(), verdict.clone())));
-        }
-        news.sort_by(|one, other| (&one.0, one.1.reason()).cmp(&(&other.0, other.1.reason())));
-        news
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_verdict_is_told_when_it_changes() {
-        let about = || About {
-            object: Object::Pod,
-            namespace: "ns".into(),
-            name: "p".into(),
-            uid: "u".into(),
-        };
-        let mut reported = ReportedVerdicts::default();
-        let no_fit = |count| {
-            Verdict::NoFit(BTreeMap::from([
-                (Refusal::Resource("cpu".into()), count),
-                (Refusal::Unschedulable, 2),
-            ]))
-        };
-        reported.add(about(), no_fit(3));
-        assert_eq!(reported.finish(), [(about(), no_fit(3))]);
+    fn a_verdict_names_what_refuses_and_who_has_the_devices() {
+        let no_fit = Verdict::NoFit(BTreeMap::from([
+            (Refusal::Resource("cpu".into()), 3),
+            (Refusal::Unschedulable, 2),
+        ]));
         assert_eq!(
-            no_fit(3).to_string(),
+            no_fit.to_string(),
             "no node has both the devices and what else the pod needs; of those with devices: 3 not enough cpu, 2 unschedulable"
         );
-        reported.add(about(), no_fit(3));
-        assert!(reported.finish().is_empty());
-        reported.add(about(), no_fit(4));
-        assert_eq!(reported.finish().len(), 1);
-        assert!(reported.finish().is_empty());
-        reported.add(about(), no_fit(4));
-        assert_eq!(reported.finish().len(), 1, "it had ended meanwhile");
-        reported.keep(about());
-        assert!(reported.finish().is_empty());
-        reported.add(about(), no_fit(4));
-        assert!(reported.finish().is_empty(), "it had not ended");
-    }
-
-    #[test]
-    fn an_object_is_told_each_reason() {
-        let claim = || About {
-            object: Object::Claim,
-            namespace: "ns".into(),
-            name: "c".into(),
-            uid: "u".into(),
+        let device = |name: &str| ("n1/vgpu".to_owned(), name.to_owned());
+        let others = Verdict::ThirdParty {
+            devices: vec![device("gpu-0"), device("gpu-1")],
         };
-        let others = |devices: &[&str]| Verdict::ThirdParty {
-            devices: devices.iter().map(|name| ("n1/vgpu".into(), (*name).into())).collect(),
-        };
-        let mut reported = ReportedVerdicts::default();
-        reported.add(claim(), Verdict::Refused("a webhook says no".into()));
-        reported.add(claim(), others(&["gpu-0", "gpu-1"]));
-        let news: Vec<String> = reported
-            .finish()
-            .iter()
-            .map(|(_, verdict)| verdict.to_string())
-            .collect();
         assert_eq!(
-            news,
-            [
-                "somebody else allocated devices of the controller's to this claim, and they count as in use; delete \
-                 the claim, or the pods that use it: gpu-0 of pool n1/vgpu, gpu-1 of pool n1/vgpu",
-                "the API server refuses a write to the claim: a webhook says no"
-            ]
-        );
-        // The one ends, the other does not, and a third begins.
-        reported.add(claim(), Verdict::HeldClaimDeleted);
-        reported.add(claim(), others(&["gpu-0", "gpu-1"]));
-        assert_eq!(reported.finish(), [(claim(), Verdict::HeldClaimDeleted)]);
-        reported.add(claim(), others(&["gpu-0"]));
-        reported.keep(claim());
-        assert_eq!(
-            reported.finish(),
-            [(claim(), others(&["gpu-0"]))],
-            "what is newer counts"
+            others.to_string(),
+            "somebody else allocated devices of the controller's to this claim, and they count as in use; delete \
+             the claim, or the pods that use it: gpu-0 of pool n1/vgpu, gpu-1 of pool n1/vgpu"
         );
     }
 
@@ -334,7 +263,8 @@ mod tests {
         };
         assert_eq!(
             placed.to_string(),
-            "the pod is on node n1 without kube-scheduler, and claim c is not allocated; remove spec.nodeName"
+            "was put on node n1 by spec.nodeName, so no scheduler allocates its claim c, and it never starts: leave out \
+             nodeName, and use nodeSelector {kubernetes.io/hostname: n1}"
         );
     }
 }

@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use vgpu_api::config::AllocationPolicy;
+use vgpu_planner::model::Unreadable;
 use vgpu_planner::{Change, Intent, Settings, Write};
 
 use desk::{Desk, kinds, read, said, wants};
@@ -224,7 +225,10 @@ fn a_pod_with_a_claim_that_cannot_be_read_waits_whole() {
     desk.fraction("c", 3);
     desk.claim("deep", json!([]));
     desk.edit("deep", |claim| {
-        claim.unreadable = Some("spec: recursion limit exceeded".into())
+        claim.unreadable = Some(Box::new(Unreadable {
+            why: "spec: recursion limit exceeded".into(),
+            ..Unreadable::default()
+        }))
     });
     desk.pod("p", &["c", "deep"], json!({}));
     let (writes, verdicts) = desk.settle();

@@ -7,7 +7,7 @@ use std::cmp::Ordering;
 
 use num_bigint::{BigInt, Sign};
 
-/// The finest part that a quantity keeps: a billionth.
+/// The finest step of a quantity: a billionth.
 pub(crate) const NANO: i32 = -9;
 
 #[derive(Clone)]
@@ -16,7 +16,7 @@ pub(crate) enum Number {
         value: i64,
         scale: i32,
     },
-    /// In a box, for few are big: a cluster has a dozen quantities for each device and claim.
+    /// Boxed because large values are rare and a cluster has a dozen quantities for each device and claim.
     Big(Box<Unscaled>),
 }
 
@@ -45,7 +45,7 @@ impl Number {
     pub(crate) fn to_f64(&self) -> f64 {
         let (base, scale) = match self {
             Self::Small { value, scale } => (*value as f64, *scale),
-            // The decimal text of an integer always reads as a double: at worst as an infinite one.
+            // The decimal text of an integer always parses as a double, possibly an infinite one.
             Self::Big(big) => (big.value.to_string().parse().unwrap_or(f64::NAN), big.scale),
         };
         if scale == 0 { base } else { base * power_of_ten(scale) }
@@ -99,7 +99,7 @@ impl Number {
     }
 }
 
-/// In billionths, where that fits.
+/// The value in billionths, or `None` if that does not fit in 128 bits.
 fn billionths(value: i64, scale: i32) -> Option<i128> {
     let places = u32::try_from(scale.checked_sub(NANO)?).ok()?;
     i128::from(value).checked_mul(10i128.checked_pow(places)?)
@@ -130,7 +130,7 @@ fn rescale(value: BigInt, places: i32) -> BigInt {
     value * BigInt::from(10).pow(places.unsigned_abs())
 }
 
-/// 10^n as Go's math.Pow10 has it: exact up to rounding, 0 and infinity beyond the range.
+/// 10^n as Go's math.Pow10 computes it: exact up to rounding; 0 or infinity beyond the range.
 fn power_of_ten(n: i32) -> f64 {
     if n < -323 {
         0.0

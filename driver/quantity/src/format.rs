@@ -1,6 +1,6 @@
 //! The formats in which quantities are written.
 
-/// How a quantity was written, and is written again.
+/// The format in which a quantity was written. It is written in the same format again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Format {
     Binary,

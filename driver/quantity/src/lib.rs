@@ -7,31 +7,34 @@
 //! ```
 //!
 //! [`Quantity::parse`] has the semantics of Kubernetes' own type, including the odd ones, because allocation must give
-//! the same answers: a text finer than one billionth is rounded up to it, `1.5Ki` is no integer though it is 1536, and
-//! a binary quantity that does not fit in 64 bits becomes 2^63 - 1 while a decimal one does not. There is one
-//! difference: an exponent beyond ±1000 is refused, because a text of ten bytes must not make a number of two
+//! the same answers: a text with more than nine decimal places is rounded up, `1.5Ki` is not an integer although it is
+//! 1536, and a binary quantity that does not fit in 64 bits becomes 2^63 - 1 while a decimal one does not. There is
+//! one difference: an exponent beyond ±1000 is refused, because a text of ten bytes must not make a number of two
 //! gigabytes.
 //!
 //! [`whole`] parses what a *user* requests of one of our devices. It refuses everything that would have to be rounded.
 //!
-//! Only the number counts in comparisons. The unit decides how the number is written: a request in `Gi` is answered in
-//! `Gi`.
+//! Comparisons use only the number. The unit decides how the number is written: the sum of quantities in `Gi` is
+//! written in `Gi`.
 #![forbid(unsafe_code)]
 
+mod bytes;
 mod decimal;
 mod error;
 mod format;
+mod meant;
 mod parse;
 mod quantity;
 mod shorten;
 mod text;
 mod whole;
 
+pub use bytes::{format_bytes, readable_bytes};
 pub use error::QuantityError;
 pub use format::Format;
 pub use quantity::Quantity;
 pub use shorten::{quoted, shortened};
-pub use whole::{WholeError, format_bytes, readable_bytes, whole};
+pub use whole::{WholeError, read_bytes, whole};
 
 #[cfg(test)]
 mod tests;

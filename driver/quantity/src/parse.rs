@@ -5,11 +5,11 @@ use num_bigint::{BigInt, Sign};
 use crate::decimal::{NANO, Number};
 use crate::error::QuantityError;
 
-/// As many decimal digits always fit in 64 bits.
+/// A number with this many decimal digits always fits in 64 bits.
 const DIGITS: i64 = 18;
-/// Beyond it a number needs more memory than any capacity is worth.
+/// A number with a larger exponent needs more memory than any capacity is worth.
 const LARGEST_EXPONENT: i64 = 1000;
-/// A text of more digits is garbage; without a limit its multiplication is quadratic.
+/// Longer texts are garbage, and multiplying their digits takes quadratic time.
 const LONGEST: usize = 4096;
 
 pub(crate) enum Unit {
@@ -19,9 +19,9 @@ pub(crate) enum Unit {
 
 pub(crate) struct Text<'a> {
     pub(crate) positive: bool,
-    /// Before the point, without leading zeros.
+    /// The digits before the point, without leading zeros.
     pub(crate) whole: &'a str,
-    /// After the point.
+    /// The digits after the point.
     pub(crate) fraction: &'a str,
     pub(crate) suffix: &'a str,
 }
@@ -49,7 +49,7 @@ pub(crate) fn split(text: &str) -> Result<Text<'_>, QuantityError> {
         Some(rest) => digits(rest),
         None => ("", rest),
     };
-    // A unit is letters of the known units, then perhaps a sign, then digits: `e+3`.
+    // A unit is letters of the known units, then optionally a sign, then digits: `e+3`.
     let letters = suffix.trim_start_matches(|c| "eEinumkKMGTP".contains(c));
     let exponent = letters.strip_prefix(['-', '+']).unwrap_or(letters);
     if !exponent.bytes().all(|b| b.is_ascii_digit()) {
@@ -87,7 +87,7 @@ pub(crate) fn unit(suffix: &str, text: &str) -> Result<Unit, QuantityError> {
         "Ti" => Unit::Binary(40),
         "Pi" => Unit::Binary(50),
         "Ei" => Unit::Binary(60),
-        // 1e3 and 1E3 are exponents; 1E alone is exa, above.
+        // 1e3 and 1E3 are exponents. 1E alone is the unit exa and is handled above.
         _ => {
             let unknown = || QuantityError::Suffix { text: text.to_owned() };
             let digits = suffix.strip_prefix(['e', 'E']).ok_or_else(unknown)?;
@@ -100,9 +100,9 @@ pub(crate) fn unit(suffix: &str, text: &str) -> Result<Unit, QuantityError> {
     })
 }
 
-/// What fits in 64 bits without a look at its value.
+/// Parses numbers whose length alone shows that they fit in 64 bits.
 fn quick(text: &Text<'_>, unit: &Unit) -> Option<Number> {
-    // Kubernetes counts a missing number as the one digit 0.
+    // Kubernetes treats a missing number as the one digit 0.
     let whole = if text.whole.is_empty() { "0" } else { text.whole };
     let length = (whole.len() + text.fraction.len()) as i64;
     let (mantissa, scale) = match unit {
@@ -124,7 +124,7 @@ fn quick(text: &Text<'_>, unit: &Unit) -> Option<Number> {
 
 fn slow(text: &Text<'_>, unit: &Unit) -> Number {
     let digits = [text.whole, text.fraction].concat();
-    // Digits only; none at all is 0.
+    // Only digits; an empty text is 0.
     let mut value = BigInt::parse_bytes(digits.as_bytes(), 10).unwrap_or_default();
     let mut scale = -(text.fraction.len() as i32);
     match unit {
@@ -137,7 +137,7 @@ fn slow(text: &Text<'_>, unit: &Unit) -> Number {
         scale = NANO;
     }
     if matches!(unit, Unit::Binary(_)) {
-        let places = BigInt::from(10).pow(scale.unsigned_abs()); // a binary unit leaves no positive scale
+        let places = BigInt::from(10).pow(scale.unsigned_abs()); // scale <= 0: a binary unit leaves no positive one
         if value > BigInt::from(i64::MAX) * &places {
             value = BigInt::from(i64::MAX);
             scale = 0;

@@ -7,12 +7,12 @@ use std::str::FromStr;
 use num_bigint::BigInt;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::bytes::{format_bytes, readable_bytes};
 use crate::decimal::Number;
 use crate::error::QuantityError;
 use crate::format::Format;
 use crate::parse;
 use crate::text;
-use crate::whole::{format_bytes, readable_bytes};
 
 /// An exact decimal number. Equality and order are those of the numbers: `1Gi` is `1024Mi`.
 #[derive(Clone)]
@@ -24,7 +24,7 @@ pub struct Quantity {
 impl Quantity {
     pub const ZERO: Self = Self::from_i64(0);
 
-    /// The number that the text stands for.
+    /// Parses a quantity.
     ///
     /// ```
     /// use vgpu_quantity::Quantity;
@@ -45,7 +45,7 @@ impl Quantity {
         Self::with_format(value, Format::Decimal)
     }
 
-    /// A whole number that is written in that format.
+    /// A whole number, to be written in this format.
     #[must_use]
     pub const fn with_format(value: i64, format: Format) -> Self {
         Self {
@@ -54,7 +54,7 @@ impl Quantity {
         }
     }
 
-    /// Thousandths.
+    /// A number of thousandths.
     #[must_use]
     pub fn milli(value: i64, format: Format) -> Self {
         Self {
@@ -68,7 +68,7 @@ impl Quantity {
         self.format
     }
 
-    /// The value, if Kubernetes holds it as a whole number of 64 bits (`1000m` and `1.5Ki` it does not).
+    /// The value, if Kubernetes stores it as a 64-bit integer (it does not for `1000m` and `1.5Ki`).
     #[must_use]
     pub fn as_i64(&self) -> Option<i64> {
         self.number.as_i64()
@@ -80,7 +80,7 @@ impl Quantity {
         self.number.to_f64()
     }
 
-    /// -1, 0 or 1.
+    /// The sign: -1, 0 or 1.
     #[must_use]
     pub fn signum(&self) -> i64 {
         match self.cmp(&Self::ZERO) {
@@ -100,7 +100,7 @@ impl Quantity {
         *self == Self::ZERO
     }
 
-    /// The sum. A zero takes over the other's format, as Kubernetes' sums do.
+    /// The sum. It has the format of the first operand that is not zero, as in Kubernetes.
     #[must_use]
     pub fn plus(&self, other: &Self) -> Self {
         Self {
@@ -109,7 +109,7 @@ impl Quantity {
         }
     }
 
-    /// The difference; its format is that of [`Self::plus`].
+    /// The difference, with the format that [`Self::plus`] would choose.
     #[must_use]
     pub fn minus(&self, other: &Self) -> Self {
         Self {
@@ -126,19 +126,19 @@ impl Quantity {
         *self = self.minus(other);
     }
 
-    /// The next whole number away from zero, if 64 bits hold it.
+    /// The number rounded away from zero to a whole one, if that fits in 64 bits.
     #[must_use]
     pub fn whole_away_from_zero(&self) -> Option<i64> {
         self.as_i64().or_else(|| text::rounded(&self.number, 0, true))
     }
 
-    /// The number in thousandths, if it is that exactly and 64 bits hold it.
+    /// The number in thousandths, if that is exact and fits in 64 bits.
     #[must_use]
     pub fn exact_milli(&self) -> Option<i64> {
         text::rounded(&self.number, -3, false)
     }
 
-    /// Billionths, limited to 128 bits: to order devices by, not for sums.
+    /// The number in billionths, clamped to 128 bits. For sorting devices, not for sums.
     #[must_use]
     pub fn rank(&self) -> i128 {
         match self.as_i64() {
@@ -226,7 +226,12 @@ impl<'de> Deserialize<'de> for Quantity {
                 Ok(Quantity::from_i64(value))
             }
 
-            /// YAML writes `0.5` without quotes; the shortest text of the number is what was written.
+            /// Reads null as Kubernetes does.
+            fn visit_unit<E>(self) -> Result<Quantity, E> {
+                Ok(Quantity::ZERO)
+            }
+
+            /// YAML allows `0.5` without quotes; the shortest text of the double is what the user wrote.
             fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<Quantity, E> {
                 value.to_string().parse().map_err(E::custom)
             }
@@ -242,7 +247,7 @@ impl Serialize for Quantity {
 }
 
 impl Quantity {
-    /// The quantity for a reader: in GiB where it has a binary unit and is that large, rounded down.
+    /// The quantity for messages: sizes of a GiB or more in a binary unit become GiB, rounded down.
     #[must_use]
     pub fn readable(&self) -> String {
         match self.binary() {
@@ -252,7 +257,7 @@ impl Quantity {
         }
     }
 
-    /// The quantity as a suggestion that can be copied into a request: whole GiB where that loses little.
+    /// The quantity as a suggestion to copy into a request: whole GiB where that loses little.
     #[must_use]
     pub fn suggested(&self) -> String {
         const GI: i64 = 1 << 30;

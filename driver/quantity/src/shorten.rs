@@ -1,11 +1,11 @@
-//! Texts of a user in messages.
+//! Shortens users' texts for messages.
 
 use std::borrow::Cow;
 
-/// More of a text helps nobody, and a message has limits: 1 KiB in an event, 5 KiB in an admission policy.
+/// Characters shown. Messages are limited: 1 KiB in an event, 5 KiB in an admission policy.
 const SHOWN: usize = 64;
 
-/// A text of a user, at most 64 characters of it.
+/// A user's text, cut to 64 characters.
 ///
 /// ```
 /// assert_eq!(vgpu_quantity::shortened("20Gi"), "20Gi");
@@ -18,7 +18,7 @@ pub fn shortened(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// The same in quotes, and on one line.
+/// Like [`shortened`], in quotes and on one line.
 ///
 /// ```
 /// assert_eq!(vgpu_quantity::quoted("a\nb"), r#""a\nb""#);

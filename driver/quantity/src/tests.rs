@@ -156,7 +156,7 @@ proptest! {
         }
     }
 
-    /// Against plain integers: thousandths of a decimal unit.
+    /// Compares with plain integers: thousandths of a decimal unit.
     #[test]
     fn order_and_sums_are_those_of_integers(a in -1_000_000i64..1_000_000, b in -1_000_000i64..1_000_000) {
         let (x, y) = (q(&format!("{a}m")), q(&format!("{b}m")));

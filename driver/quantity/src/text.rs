@@ -1,4 +1,4 @@
-//! Writes quantities in Kubernetes' canonical form: no fraction, and the largest unit that needs none.
+//! Writes quantities in Kubernetes' canonical form: without a fraction, in the largest unit that allows this.
 
 use std::fmt;
 
@@ -24,7 +24,7 @@ const DECIMAL: [(i64, &str); 10] = [
 const ZERO: Number = Number::small(0, 0);
 const ONE: Number = Number::small(1, 0);
 
-/// The format that a text has, beside its number.
+/// The format of a parsed text.
 pub(super) fn format_of(text: &str, number: &Number) -> Format {
     let unit = text.trim_start_matches(|c: char| c.is_ascii_digit() || "+-.".contains(c));
     match unit.as_bytes() {
@@ -36,7 +36,8 @@ pub(super) fn format_of(text: &str, number: &Number) -> Format {
     }
 }
 
-/// The number in units of `10^exponent`: rounded away from zero, or nothing where it is not whole.
+/// The number in units of `10^exponent`, rounded away from zero if `round` is set; otherwise `None` if it is not
+/// whole.
 pub(super) fn rounded(number: &Number, exponent: i32, round: bool) -> Option<i64> {
     let (unscaled, scale) = number.parts();
     let places = scale.checked_sub(exponent)?;
@@ -55,7 +56,7 @@ pub(super) fn rounded(number: &Number, exponent: i32, round: bool) -> Option<i64
     i64::try_from(value).ok()
 }
 
-/// Billionths, as far as 128 bits go.
+/// The number in billionths, clamped to 128 bits.
 pub(super) fn billionths(number: &Number) -> i128 {
     let (unscaled, scale) = number.parts();
     let end = if unscaled.sign() == Sign::Minus {
@@ -68,13 +69,13 @@ pub(super) fn billionths(number: &Number) -> i128 {
     i128::try_from(unscaled * power).unwrap_or(end)
 }
 
-/// The canonical form.
+/// Writes the canonical form.
 pub(super) fn write(f: &mut fmt::Formatter<'_>, number: &Number, format: Format) -> fmt::Result {
     let (unscaled, scale) = number.parts();
     if unscaled.sign() == Sign::NoSign {
         return f.write_str("0");
     }
-    // Below 1024 and for fractions binary units would say nothing or lose something.
+    // Numbers below 1024 and fractions are written in decimal: binary units would add nothing or lose digits.
     let whole = rounded(number, 0, false).filter(|whole| whole.unsigned_abs() >= 1024);
     match (format, whole) {
         (Format::Binary, Some(whole)) => {

@@ -1,18 +1,18 @@
-//! Quantities that a user requests: whole numbers that fit.
+//! Quantities in users' requests: they must be whole numbers that fit in 64 bits.
 //!
 //! Kubernetes itself rounds silently (`250m` cores become 1, `0.1Gi` becomes a whole number of bytes, anything too
-//! large becomes the largest number). Here a text is parsed as Kubernetes does, and the result is either a whole number
+//! large becomes the largest number). This module parses a text as Kubernetes does, and returns either a whole number
 //! that fits or an error that says what to write.
-
-use std::fmt::Write as _;
 
 use num_bigint::{BigInt, Sign};
 
 use crate::error::QuantityError;
+use crate::meant::{PERCENT, meant, number};
 use crate::parse::{Text, Unit, split, unit};
+use crate::quantity::Quantity;
 use crate::shorten::{quoted, shortened};
 
-/// Why a text is not a whole number that fits.
+/// The reason why a text is not a whole number that fits.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WholeError {
     #[error("a quantity is empty; write a number with a unit, for example 20Gi")]
@@ -31,7 +31,7 @@ pub enum WholeError {
     TooLarge { text: String },
 }
 
-/// The exact value of a quantity.
+/// Parses a quantity that must be a whole number.
 ///
 /// ```
 /// assert_eq!(vgpu_quantity::whole("20Gi"), Ok(20 << 30));
@@ -39,10 +39,10 @@ pub enum WholeError {
 /// ```
 ///
 /// # Errors
-/// The text is no quantity, is not whole, or does not fit in 64 bits.
+/// The text is not a quantity, is not whole, or does not fit in 64 bits.
 pub fn whole(text: &str) -> Result<i64, WholeError> {
     let parts = split(text).map_err(|_| describe(text))?;
-    // Kubernetes reads a text without digits as 0.
+    // Kubernetes parses a text without digits as 0.
     if number(text).is_none() {
         return Err(describe(text));
     }
@@ -60,7 +60,7 @@ pub fn whole(text: &str) -> Result<i64, WholeError> {
         Unit::Decimal(exponent) => (value, *exponent),
         Unit::Binary(bits) => (value << bits, 0),
     };
-    let places = exponent - parts.fraction.len() as i32; // a text of at most 4096 bytes
+    let places = exponent - parts.fraction.len() as i32; // fits: a text has at most 4096 bytes
     let power = BigInt::from(10u8).pow(places.unsigned_abs());
     let value = if places >= 0 {
         value * power
@@ -69,37 +69,18 @@ pub fn whole(text: &str) -> Result<i64, WholeError> {
     } else {
         return Err(not_whole(text));
     };
-    // With a binary unit Kubernetes holds the magnitude at 2^63 - 1: it reads -8Ei, which is -2^63, as one more.
+    // With a binary unit, Kubernetes limits the magnitude to 2^63 - 1, so it parses -8Ei (-2^63) as one more.
     if matches!(unit, Unit::Binary(_)) && value > BigInt::from(i64::MAX) {
         return Err(too_large(text));
     }
     i64::try_from(if parts.positive { value } else { -value }).map_err(|_| too_large(text))
 }
 
-/// A number of bytes with the largest binary unit that divides it, as Kubernetes writes it: `20Gi`, `81559Mi`, `0`.
-pub fn format_bytes(bytes: u64) -> String {
-    const UNITS: [&str; 7] = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
-    let unit = if bytes == 0 {
-        0
-    } else {
-        (bytes.trailing_zeros() / 10).min(6)
-    };
-    let mut text = String::new();
-    // Writing to a String cannot fail.
-    let _ = write!(text, "{}{}", bytes >> (10 * unit), UNITS[unit as usize]);
-    text
-}
-
-/// A number of bytes for a reader: from 1 GiB on in GiB with one decimal place, rounded down, as `55.3Gi` for 56702Mi.
+/// Reads bytes that a program wrote, rounded up. `None` for what is no quantity, negative or too large.
 #[must_use]
-pub fn readable_bytes(bytes: u64) -> String {
-    const GI: u64 = 1 << 30;
-    let (whole, rest) = (bytes / GI, bytes % GI);
-    match (whole, (rest * 10) >> 30) {
-        (0, _) => format_bytes(bytes),
-        (_, 0) => format_bytes(whole * GI),
-        (whole, tenths) => format!("{whole}.{tenths}Gi"),
-    }
+pub fn read_bytes(text: &str) -> Option<u64> {
+    let quantity = Quantity::parse(text).ok()?;
+    u64::try_from(quantity.whole_away_from_zero()?).ok()
 }
 
 fn digits(text: &Text<'_>) -> BigInt {
@@ -113,23 +94,14 @@ fn is_exponent(suffix: &str) -> bool {
     exponent.is_some_and(|exponent| exponent.parse::<i64>().is_ok())
 }
 
-/// The number of a text and its unit; `None` without a digit, or with more than one point.
-fn number(text: &str) -> Option<(&str, &str)> {
-    let unsigned = text.strip_prefix(['-', '+']).unwrap_or(text);
-    let end = unsigned.find(|c: char| !c.is_ascii_digit() && c != '.');
-    let (number, suffix) = unsigned.split_at(end.unwrap_or(unsigned.len()));
-    let is_number = number.contains(|c: char| c.is_ascii_digit()) && number.matches('.').count() <= 1;
-    is_number.then_some((number, suffix))
-}
-
-/// What is wrong with a text that is no quantity.
+/// Explains why a text is not a quantity.
 fn describe(text: &str) -> WholeError {
     match number(text) {
         _ if text.is_empty() => WholeError::Empty,
         Some((_, suffix)) if !suffix.is_empty() => WholeError::UnknownSuffix {
             text: text.to_owned(),
             suffix: suffix.to_owned(),
-            suggestion: suggestion(suffix).map(|unit| format!("{}{unit}", &text[..text.len() - suffix.len()])),
+            suggestion: meant(text).filter(|_| suffix.trim() != PERCENT),
         },
         _ => WholeError::NotANumber { text: text.to_owned() },
     }
@@ -143,27 +115,10 @@ fn too_large(text: &str) -> WholeError {
     WholeError::TooLarge { text: text.to_owned() }
 }
 
-/// The unit that a common slip means.
-fn suggestion(suffix: &str) -> Option<&'static str> {
-    let lower = suffix.trim().to_ascii_lowercase();
-    Some(
-        match lower
-            .trim_end_matches("bytes")
-            .trim_end_matches("byte")
-            .trim_end_matches('b')
-        {
-            "k" | "ki" => "Ki",
-            "m" | "mi" => "Mi",
-            "g" | "gi" => "Gi",
-            "t" | "ti" => "Ti",
-            _ => return None,
-        },
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Quantity, format_bytes};
     use proptest::prelude::*;
 
     #[test]
@@ -218,7 +173,7 @@ mod tests {
             "1e-4000",
             "1n",
             "-1e-400",
-            // Kubernetes rounds it up to a billionth, and so to a whole number.
+            // Kubernetes rounds this up to a billionth, which makes it a whole number.
             "0.9999999999",
         ] {
             assert_eq!(whole(text), Err(WholeError::NotWhole { text: text.into() }), "{text}");
@@ -262,45 +217,22 @@ mod tests {
             );
         }
         assert!(whole("20GB").unwrap_err().to_string().contains("did you mean 20Gi?"));
+        for (text, meant) in [
+            ("20GB", "20Gi"),
+            ("20gi", "20Gi"),
+            ("20 Gi", "20Gi"),
+            ("25%", "25"),
+            ("-1gb", "-1Gi"),
+        ] {
+            let said = Quantity::parse(text).unwrap_err().to_string();
+            assert_eq!(said, format!("\"{text}\" is not a quantity; did you mean {meant}?"));
+        }
         assert!(
             whole("-512mb")
                 .unwrap_err()
                 .to_string()
                 .contains("did you mean -512Mi?")
         );
-    }
-
-    #[test]
-    fn bytes_are_written_as_kubernetes_does() {
-        for (bytes, text) in [
-            (0, "0"),
-            (1, "1"),
-            (1536, "1536"),
-            (81_559 << 20, "81559Mi"),
-            (20 << 30, "20Gi"),
-            (1 << 40, "1Ti"),
-            (1 << 63, "8Ei"),
-            (u64::MAX, "18446744073709551615"),
-        ] {
-            assert_eq!(format_bytes(bytes), text);
-        }
-    }
-
-    #[test]
-    fn a_reader_gets_gibibytes() {
-        for (bytes, text) in [
-            (0, "0"),
-            (300 << 20, "300Mi"),
-            (1_023 << 20, "1023Mi"),
-            (1_025 << 20, "1Gi"),
-            (56_702 << 20, "55.3Gi"),
-            (81_559 << 20, "79.6Gi"),
-            (80 << 30, "80Gi"),
-            (1 << 40, "1Ti"),
-            (u64::MAX, "17179869183.9Gi"),
-        ] {
-            assert_eq!(readable_bytes(bytes), text);
-        }
     }
 
     proptest! {
@@ -316,7 +248,7 @@ mod tests {
             }
         }
 
-        /// Against arithmetic on plain integers: a decimal fraction of a binary unit.
+        /// Compares with arithmetic on plain integers: a decimal fraction of a binary unit.
         #[test]
         fn fractions_are_exact(thousandths in 0u64..10_000_000, unit in 0usize..4) {
             let (suffix, shift) = [("Ki", 10), ("Mi", 20), ("Gi", 30), ("Ti", 40)][unit];

@@ -10,92 +10,130 @@ use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use vgpu_quota::{Change, Desk, Now, Outcome, Quota, Steady, Task, Wall, Write};
+use vgpu_planner::model::Version;
+use vgpu_planner::{Change as Cluster, Time};
+use vgpu_quota::{Change, Now, Outcome, Quota, QuotaController, Steady, Task, Write};
 
 const NODES: usize = 1_000;
 const GPUS: usize = 8;
 const NAMESPACES: usize = 1_000;
 const CLAIMS: usize = 10_000;
-const START: Wall = Wall(1_795_309_200_000);
+const START: Time = Time::from_millis(1_795_309_200_000);
 const MINUTE: u64 = 60;
 
 fn main() {
     // The API server's copies are files: they are not memory of the leader's.
     let api = std::env::temp_dir().join(format!("vgpu-quota-memory-{}", std::process::id()));
     std::fs::create_dir_all(&api).expect("a folder");
-    let mut before = resident();
-    let mut desk = Desk::new("term", Steady::new(Now::ZERO, START));
-    let mut grown = |what: &str| {
-        let now = resident();
-        println!("{what}: {} KiB", now.saturating_sub(before));
-        before = now;
+    let mut leader = Leader {
+        controller: QuotaController::new("term", Steady::new(Now::ZERO, START)),
+        before: resident(),
     };
-    desk.apply(Change::Class(read(&class())), Now::ZERO);
-    let names = vec!["vgpu".to_owned()];
-    desk.apply(Change::Classes { names }, Now::ZERO);
-    for number in 0..NODES {
-        desk.apply(Change::Slice(read(&slice(number))), Now::ZERO);
+    leader.list(&api);
+    leader.plan_for_a_minute(&api);
+    std::fs::remove_dir_all(&api).expect("removed");
+    println!("highest so far: {} KiB", of_status("VmHWM:"));
+}
+
+struct Leader {
+    controller: QuotaController,
+    /// Its memory when that was last printed, in KiB.
+    before: u64,
+}
+
+impl Leader {
+    fn grown(&mut self, what: &str) {
+        let now = resident();
+        println!("{what}: {} KiB", now.saturating_sub(self.before));
+        self.before = now;
     }
-    let names = (0..NODES).map(node).collect();
-    desk.apply(Change::Slices { names }, Now::ZERO);
-    desk.apply(Change::ResourceQuotas { names: Vec::new() }, Now::ZERO);
-    desk.apply(Change::Namespaces { uids: Vec::new() }, Now::ZERO);
-    desk.apply(Change::Defaults { names: Vec::new() }, Now::ZERO);
-    grown("slices");
-    for number in 0..NAMESPACES {
-        let quota = quota(number);
-        std::fs::write(api.join(namespace(number)), quota.to_string()).expect("written");
-        desk.apply(Change::Quota(Box::new(read(&quota))), Now::ZERO);
+
+    fn apply(&mut self, change: Change) {
+        self.controller.apply(change, Now::ZERO);
     }
-    let uids = (0..NAMESPACES).map(namespace).collect();
-    desk.apply(Change::Quotas { uids }, Now::ZERO);
-    grown("quotas");
-    for number in 0..CLAIMS {
-        desk.apply(Change::Claim(read(&claim(number))), Now::ZERO);
+
+    fn apply_cluster(&mut self, change: Cluster) {
+        self.apply(Change::Cluster(change));
     }
-    let uids = (0..CLAIMS).map(|number| uid("claim", number)).collect();
-    desk.apply(Change::Claims { uids }, Now::ZERO);
-    grown("claims");
-    for number in 0..CLAIMS {
-        desk.apply(Change::Pod(read(&pod(number))), Now::ZERO);
+
+    /// All objects, and the ends of their lists.
+    fn list(&mut self, api: &Path) {
+        let version = Version::default();
+        self.apply_cluster(Cluster::Class(read(&class())));
+        let names = vec!["vgpu".to_owned()];
+        self.apply_cluster(Cluster::Classes { names });
+        for number in 0..NODES {
+            let (slice, read) = (read(&slice(number)), None);
+            self.apply_cluster(Cluster::Slice { slice, read });
+        }
+        let names = (0..NODES).map(node).collect();
+        self.apply_cluster(Cluster::Slices { names, version });
+        self.apply(Change::ResourceQuotas { names: Vec::new() });
+        self.apply(Change::Namespaces { uids: Vec::new() });
+        self.apply(Change::Defaults { names: Vec::new() });
+        self.grown("slices");
+        for number in 0..NAMESPACES {
+            let quota = quota(number);
+            std::fs::write(api.join(namespace(number)), quota.to_string()).expect("written");
+            self.apply(Change::Quota(Box::new(read(&quota))));
+        }
+        let uids = (0..NAMESPACES).map(namespace).collect();
+        self.apply(Change::Quotas { uids });
+        self.grown("quotas");
+        for number in 0..CLAIMS {
+            self.apply_cluster(Cluster::Claim(read(&claim(number))));
+        }
+        self.apply_cluster(Cluster::Claims {
+            claims: Vec::new(),
+            same: (0..CLAIMS).map(|number| key(number, "-gpu")).collect(),
+            version,
+            read: None,
+        });
+        self.grown("claims");
+        for number in 0..CLAIMS {
+            self.apply_cluster(Cluster::Pod(read(&pod(number))));
+        }
+        let keys = (0..CLAIMS).map(|number| key(number, "")).collect();
+        self.apply_cluster(Cluster::Pods { keys });
+        self.grown("pods");
     }
-    let uids = (0..CLAIMS).map(|number| uid("pod", number)).collect();
-    desk.apply(Change::Pods { uids }, Now::ZERO);
-    grown("pods");
-    let mut version = 1_u64;
-    let mut writes: BTreeMap<String, usize> = BTreeMap::new();
-    let mut took = Duration::ZERO;
-    for second in 0..=MINUTE {
-        let now = Duration::from_secs(second);
-        let began = Instant::now();
-        let plan = desk.plan(now);
-        took += began.elapsed();
-        for write in plan.writes {
-            let outcome = match &write {
-                Write::Status { namespace, status, .. } => {
-                    *writes.entry(namespace.clone()).or_default() += usize::from(second > 0);
-                    version += 1;
-                    let mut quota = stored(&api.join(namespace));
-                    quota["status"] = serde_json::to_value(status).expect("a status");
-                    quota["metadata"]["resourceVersion"] = json!(version.to_string());
-                    std::fs::write(api.join(namespace), quota.to_string()).expect("written");
-                    Outcome::Quota(Box::new(read::<Quota>(&quota)))
+
+    /// Plans every second, and prints how long that took and how often a status is written.
+    fn plan_for_a_minute(&mut self, api: &Path) {
+        let mut version = 1_u64;
+        let mut writes: BTreeMap<String, usize> = BTreeMap::new();
+        let mut took = Duration::ZERO;
+        for second in 0..=MINUTE {
+            let now = Duration::from_secs(second);
+            let began = Instant::now();
+            let plan = self.controller.plan(now);
+            took += began.elapsed();
+            for write in plan.writes {
+                let outcome = match &write {
+                    Write::Status { namespace, status, .. } => {
+                        *writes.entry(namespace.clone()).or_default() += usize::from(second > 0);
+                        version += 1;
+                        let mut quota = stored(&api.join(namespace));
+                        quota["status"] = serde_json::to_value(status).expect("a status");
+                        quota["metadata"]["resourceVersion"] = json!(version.to_string());
+                        std::fs::write(api.join(namespace), quota.to_string()).expect("written");
+                        Outcome::Quota(Box::new(read::<Quota>(&quota)))
+                    }
+                    _ => Outcome::Again,
+                };
+                self.controller.report(&write.task(), outcome, now);
+                if let Task::Namespace(name) = write.task() {
+                    // The watch shows it too.
+                    let quota = read(&stored(&api.join(&name)));
+                    self.controller.apply(Change::Quota(Box::new(quota)), now);
                 }
-                _ => Outcome::Again,
-            };
-            desk.report(&write.task(), outcome, now);
-            if let Task::Namespace(name) = write.task() {
-                // The watch shows it too.
-                desk.apply(Change::Quota(Box::new(read(&stored(&api.join(&name))))), now);
             }
         }
+        self.grown("a minute, with a status of each");
+        let most = writes.values().max().copied().unwrap_or_default();
+        println!("status writes of a namespace in {MINUTE} s, after the first: {most} at most");
+        println!("planning in that minute: {} ms", took.as_millis());
     }
-    grown("a minute, with a status of each");
-    std::fs::remove_dir_all(&api).expect("removed");
-    let most = writes.values().max().copied().unwrap_or_default();
-    println!("status writes of a namespace in {MINUTE} s, after the first: {most} at most");
-    println!("planning in that minute: {} ms", took.as_millis());
-    println!("highest so far: {} KiB", of_status("VmHWM:"));
 }
 
 fn stored(file: &Path) -> Value {
@@ -119,6 +157,11 @@ fn uid(of: &str, number: usize) -> String {
     format!("{of:-<8}-0000-4000-8000-{number:012}")
 }
 
+/// Namespace and name of a pod, or of its claim.
+fn key(number: usize, suffix: &str) -> String {
+    format!("{}/share-{number:05}{suffix}", namespace(number % NAMESPACES))
+}
+
 fn class() -> Value {
     json!({"metadata": {"name": "vgpu"}, "spec": {"selectors": [{"cel": {"expression":
         "device.driver == \"dra.vgpu\" && device.attributes[\"dra.vgpu\"].type == \"gpu\""}}]}})
@@ -131,7 +174,7 @@ fn slice(number: usize) -> Value {
             "capacity": {"memory": {"value": "80Gi"}, "cores": {"value": "100"}, "shares": {"value": "16"}}})
     };
     let name = node(number);
-    json!({"metadata": {"name": name}, "spec": {"driver": "dra.vgpu", "nodeName": name, "pool": {"name": name},
+    json!({"metadata": {"name": name}, "spec": {"driver": "dra.vgpu", "nodeName": name, "pool": {"name": name, "resourceSliceCount": 1},
         "devices": (0..GPUS).map(gpu).collect::<Vec<_>>()}})
 }
 

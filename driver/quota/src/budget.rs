@@ -12,8 +12,10 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use vgpu_planner::Time;
+
+use crate::Now;
 use crate::spec::Budget;
-use crate::time::{Now, Wall};
 
 const HOUR: u128 = 3_600_000;
 /// In the unit of [`GpuTime`].
@@ -52,8 +54,8 @@ impl GpuTime {
         Self(u128::from(gpu_hours) * HOUR)
     }
 
-    fn charge(&mut self, rate: u64, millis: u64) {
-        self.0 = self.0.saturating_add(u128::from(rate) * u128::from(millis));
+    fn charge(&mut self, rate: u64, passed: Duration) {
+        self.0 = self.0.saturating_add(u128::from(rate) * passed.as_millis());
     }
 }
 
@@ -63,10 +65,10 @@ pub struct Sum {
     pub is_spent: bool,
     pub gpu_hours: u64,
     pub used: GpuTime,
-    pub period_start: Wall,
-    pub period_end: Wall,
+    pub period_start: Time,
+    pub period_end: Time,
     /// Up to when all shares are charged.
-    pub as_of: Wall,
+    pub as_of: Time,
 }
 
 /// The running account.
@@ -74,12 +76,12 @@ pub struct Sum {
 pub struct Account {
     budget: Budget,
     /// When the first period began.
-    anchor: Wall,
+    anchor: Time,
     used: GpuTime,
-    period_start: Wall,
-    as_of: Wall,
+    period_start: Time,
+    as_of: Time,
     /// Up to when the shares that are found at the start were charged by others.
-    resumed_from: Wall,
+    resumed_from: Time,
     /// By claim UID: millionths of a GPU.
     rates: HashMap<String, u64>,
 }
@@ -87,7 +89,7 @@ pub struct Account {
 impl Account {
     /// Goes on from the last sum. `jump`: what this process's clock jumped over since that sum, if anything.
     #[must_use]
-    pub fn resume(budget: Budget, anchor: Wall, last: Option<&Sum>, now: Wall) -> Self {
+    pub fn resume(budget: Budget, anchor: Time, last: Option<&Sum>, now: Time) -> Self {
         let period_start = period(anchor, budget.every, now);
         let mut account = Self {
             budget,
@@ -123,7 +125,7 @@ impl Account {
     }
 
     /// Charges all shares up to a time.
-    pub fn advance(&mut self, to: Wall) {
+    pub fn advance(&mut self, to: Time) {
         let start = period(self.anchor, self.budget.every, to);
         if start > self.period_start {
             self.used = GpuTime::default();
@@ -137,7 +139,7 @@ impl Account {
 
     /// A share costs so much from now on. One that was found allocated, from its allocation, if that was after the last
     /// sum of another leader; without a time, from that sum.
-    pub fn set(&mut self, claim: &str, rate: u64, found: Option<Option<Wall>>) {
+    pub fn set(&mut self, claim: &str, rate: u64, found: Option<Option<Time>>) {
         let is_new = self.rates.insert(claim.to_owned(), rate).is_none();
         if let Some(allocated_at) = found.filter(|_| is_new) {
             let since = allocated_at.unwrap_or(self.resumed_from);
@@ -157,8 +159,8 @@ impl Account {
 
     /// The clock jumped: nothing is charged for it.
     pub fn jump(&mut self, by: i64) {
-        self.as_of = Wall(self.as_of.0.saturating_add(by));
-        self.resumed_from = Wall(self.resumed_from.0.saturating_add(by));
+        self.as_of = self.as_of.moved(by);
+        self.resumed_from = self.resumed_from.moved(by);
         // Set back to before the period, it goes on.
         self.period_start = self.period_start.min(self.as_of);
     }
@@ -182,19 +184,18 @@ impl Account {
 }
 
 /// The beginning of the period that a time is in. Periods begin with the quota, so whoever leads finds the same.
-fn period(anchor: Wall, every: Duration, now: Wall) -> Wall {
+fn period(anchor: Time, every: Duration, now: Time) -> Time {
     let every = i64::try_from(every.as_millis()).unwrap_or(i64::MAX).max(1);
-    let passed = now.0.saturating_sub(anchor.0).div_euclid(every);
-    Wall(anchor.0.saturating_add(passed.saturating_mul(every)))
+    let passed = now.millis().saturating_sub(anchor.millis()).div_euclid(every);
+    anchor.moved(passed.saturating_mul(every))
 }
 
-/// The time of day of this process, which goes on evenly: what the machine's clock jumps over is told, not followed in
-/// silence.
+/// The time of day of this process, which goes on evenly: a jump of the machine's clock is reported.
 #[derive(Debug, Clone, Copy)]
 pub struct Steady {
-    base: Wall,
+    base: Time,
     /// The last jump: what the time was before, and by how much it changed.
-    last_jump: Option<(Wall, i64)>,
+    last_jump: Option<(Time, i64)>,
 }
 
 /// Less than this is what clocks are corrected by all the time.
@@ -202,35 +203,35 @@ const TOLERANCE: i64 = 5_000;
 
 impl Steady {
     #[must_use]
-    pub fn new(now: Now, wall: Wall) -> Self {
+    pub fn new(now: Now, wall: Time) -> Self {
         Self {
-            base: Wall(wall.0 - millis(now)),
+            base: wall.moved(-millis(now)),
             last_jump: None,
         }
     }
 
     #[must_use]
-    pub fn wall(&self, now: Now) -> Wall {
+    pub fn wall(&self, now: Now) -> Time {
         self.base.after(now)
     }
 
     /// Compares with the machine's clock, and returns what it jumped over.
-    pub fn check(&mut self, now: Now, machine: Wall) -> Option<i64> {
+    pub fn check(&mut self, now: Now, machine: Time) -> Option<i64> {
         let before = self.wall(now);
-        let by = machine.0 - before.0;
+        let by = machine.millis() - before.millis();
         if by.abs() <= TOLERANCE {
             return None;
         }
-        self.base = Wall(self.base.0 + by);
+        self.base = self.base.moved(by);
         self.last_jump = Some((before, by));
         Some(by)
     }
 
-    /// A time that was written before this process's clock jumped, as it would be written now.
+    /// Converts a time that was written before this process's last clock jump to the clock after it.
     #[must_use]
-    pub fn shifted(&self, written: Wall) -> Wall {
+    pub fn shifted(&self, written: Time) -> Time {
         match self.last_jump {
-            Some((before, by)) if written <= before => Wall(written.0.saturating_add(by)),
+            Some((before, by)) if written <= before => written.moved(by),
             _ => written,
         }
     }
@@ -243,7 +244,7 @@ fn millis(time: Duration) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::WhenSpent;
+    use vgpu_api::quota::WhenSpent;
 
     fn budget(gpu_hours: u64, hours: u64) -> Budget {
         Budget {
@@ -253,8 +254,8 @@ mod tests {
         }
     }
 
-    const fn at(seconds: i64) -> Wall {
-        Wall(seconds * 1000)
+    const fn at(seconds: i64) -> Time {
+        Time::from_millis(seconds * 1000)
     }
 
     #[test]

@@ -2,13 +2,17 @@
 //!
 //! Kubernetes counts nothing for these names once a pod is translated, so without this a user's quota would end in
 //! silence. Where a DeviceClass bears such a name, Kubernetes counts its claims itself, and compares its own sum with the
-//! number; here all shares are counted, each once, so that those of translated pods are not left out. Those with scopes are left out: they are for some pods of a namespace only.
+//! number; here all shares are counted, each once, so that those of translated pods are not left out. ResourceQuotas
+//! with scopes are left out, because they are for some pods of a namespace only.
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde::Deserialize;
+use vgpu_api::quota::{Dimension, GPU};
 
-use crate::amount::{CORES, Ceilings, Dimension, GPU};
+use crate::amount::{CORES, Ceilings, MOST};
 
 const MI: u64 = 1 << 20;
 
@@ -32,7 +36,8 @@ const NAMES: [(&str, Dimension, u64); 15] = [
 ];
 
 /// A ResourceQuota: its entries in these names.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(from = "core::ResourceQuota")]
 pub struct ResourceQuota {
     pub namespace: String,
     pub name: String,
@@ -40,45 +45,25 @@ pub struct ResourceQuota {
     entries: Vec<(String, Dimension, u64)>,
 }
 
-impl<'de> Deserialize<'de> for ResourceQuota {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        struct Whole {
-            metadata: Meta,
-            #[serde(default)]
-            spec: Spec,
-        }
-        #[derive(Deserialize)]
-        struct Meta {
-            #[serde(default)]
-            name: String,
-            #[serde(default)]
-            namespace: String,
-        }
-        #[derive(Default, Deserialize)]
-        #[serde(rename_all = "camelCase")]
-        struct Spec {
-            hard: Option<BTreeMap<String, String>>,
-            scopes: Option<Vec<String>>,
-            scope_selector: Option<serde::de::IgnoredAny>,
-        }
-        let Whole { metadata, spec } = Whole::deserialize(deserializer)?;
+impl From<core::ResourceQuota> for ResourceQuota {
+    fn from(quota: core::ResourceQuota) -> Self {
+        let spec = quota.spec.unwrap_or_default();
         let is_scoped = spec.scopes.is_some_and(|scopes| !scopes.is_empty()) || spec.scope_selector.is_some();
         let hard = spec.hard.into_iter().flatten().filter(|_| !is_scoped);
-        let entry = |(key, text): (String, String)| {
+        let entry = |(key, Quantity(text)): (String, Quantity)| {
             let name = ["requests.", "limits."]
                 .iter()
                 .find_map(|prefix| key.strip_prefix(prefix))?;
             let (_, dimension, unit) = NAMES.iter().find(|(known, ..)| *known == name)?;
             let number = u64::try_from(vgpu_quantity::whole(&text).ok()?).ok()?;
-            let number = number.saturating_mul(*unit);
+            let number = number.saturating_mul(*unit).min(MOST);
             Some((key, *dimension, number))
         };
-        Ok(Self {
-            namespace: metadata.namespace,
-            name: metadata.name,
+        Self {
+            namespace: quota.metadata.namespace.unwrap_or_default(),
+            name: quota.metadata.name.unwrap_or_default(),
             entries: hard.filter_map(entry).collect(),
-        })
+        }
     }
 }
 

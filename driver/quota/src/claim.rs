@@ -1,69 +1,26 @@
-//! A ResourceClaim, as far as counting needs it, and what it counts.
+//! The amount that a ResourceClaim counts.
 
-mod wire;
+use std::sync::Arc;
 
-use std::collections::BTreeMap;
-
-use serde::Deserialize;
-use vgpu_api::request::MEMORY_STEP;
+use vgpu_allocator::Index;
+use vgpu_allocator::model::{
+    CapacityRequirements, ClaimSpec, ClaimStatus, DeviceClaim, DeviceResult, Exactly, Metadata, Mode, Request,
+    ResourceClaim,
+};
+use vgpu_api::request::{MEMORY_MIN, MEMORY_STEP};
 use vgpu_api::{DRIVER_NAME, capacity};
+use vgpu_planner::Time;
+use vgpu_planner::model::Claim;
+use vgpu_quantity::Quantity;
 
-use crate::amount::{Amount, CORES};
-use crate::class::{Classes, Counts};
-use crate::demand::Demand;
+use crate::amount::{Amount, CORES, bytes};
+use crate::class::{Counts, counts};
 use crate::gpus::Gpus;
-use crate::time::Wall;
 
-/// The annotation of a claim that kube-scheduler makes for extended resources.
-const EXTENDED: &str = "resource.kubernetes.io/extended-resource-claim";
 /// The beginning of the key under which a pod's extended resources are reserved.
 const EXTENDED_KEY: &str = "pod-";
-
-/// A claim.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Claim {
-    pub namespace: String,
-    pub name: String,
-    pub uid: String,
-    /// Empty once it is allocated: then it counts what it was given. Boxed, as there may be ten thousand claims and a
-    /// vector keeps room for more.
-    asks: Box<[Box<[Ask]>]>,
-    given: Option<Box<[Given]>>,
-    /// When it was allocated, in whole seconds.
-    pub allocated_at: Option<Wall>,
-    /// The UID of the pod that it says it was made for, by that pod's extended resources. Anybody can write that: what
-    /// counts is whether the pod names it.
-    pub(crate) extended_of: Option<String>,
-    /// Its devices must have an attribute in common, or differ in one.
-    is_constrained: bool,
-}
-
-/// One alternative of a request.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Ask {
-    class: String,
-    is_admin: bool,
-    count: Count,
-    memory: Option<u64>,
-    cores: u64,
-    /// It selects devices by an expression.
-    is_selective: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Count {
-    Exactly(u64),
-    All,
-}
-
-/// One allocated share of ours.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Given {
-    pool: String,
-    device: String,
-    memory: Option<u64>,
-    cores: u64,
-}
+/// Kubernetes allocates at most this many devices to a claim.
+pub(crate) const DEVICES_MAX: u64 = 32;
 
 /// Why a claim cannot be counted yet.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
@@ -72,152 +29,198 @@ pub(crate) enum Uncounted {
     NoClass(String),
     #[error("no GPU was published yet, so it is not known what part of a GPU its shares are; wait for the plugin")]
     NoGpu,
+    #[error("it cannot be read, so it is not known what it takes: {0}; make the claim again without that part")]
+    Unreadable(String),
 }
-
-impl Claim {
-    #[must_use]
-    pub const fn is_allocated(&self) -> bool {
-        self.given.is_some()
-    }
-
-    /// The amount that it counts toward the quota: what it consumes if it is allocated, else the worst case.
-    pub(crate) fn amount(&self, classes: &Classes, gpus: &Gpus) -> Result<Amount, Uncounted> {
-        match &self.given {
-            Some(given) => Ok(given.iter().map(|share| share.amount(gpus)).sum()),
-            None => self.worst(classes, gpus),
-        }
-    }
-
-    /// Returns what it consumes; `None` while one of its GPUs is not published, as when kubelet restarts.
-    pub(crate) fn measured(&self, gpus: &Gpus) -> Option<Amount> {
-        let mut shares = self.given.as_ref()?.iter();
-        let amount = |share: &Given| gpus.memory(&share.pool, &share.device).map(|_| share.amount(gpus));
-        shares.try_fold(Amount::default(), |sum, share| Some(sum + amount(share)?))
-    }
-
-    /// Its shares on devices.
-    pub(crate) fn given(&self, gpus: &Gpus) -> impl Iterator<Item = (&str, &str, Amount)> {
-        let shares = self.given.iter().flatten();
-        shares.map(|share| (share.pool.as_str(), share.device.as_str(), share.amount(gpus)))
-    }
-
-    /// Returns its demands for each combination of its requests' alternatives, at most `WAYS_MAX`. They are right only if
-    /// [`Self::not_known`] returns `None`.
-    pub(crate) fn ways(&self, classes: &Classes) -> Vec<Vec<Demand>> {
-        let mut ways = vec![Vec::new()];
-        for alternatives in &self.asks {
-            let mut next = Vec::new();
-            for ask in alternatives {
-                let demands = ask.demands(classes);
-                next.extend(ways.iter().map(|way: &Vec<Demand>| [&way[..], &demands].concat()));
-            }
-            next.truncate(WAYS_MAX);
-            ways = next;
-        }
-        ways
-    }
-
-    /// Why it is not known which GPUs it could have, if so.
-    pub(crate) fn not_known(&self, classes: &Classes) -> Option<NotKnown> {
-        if self.is_constrained {
-            return Some(NotKnown::Constrained);
-        }
-        self.asks.iter().flatten().find_map(|ask| ask.not_known(classes))
-    }
-
-    fn worst(&self, classes: &Classes, gpus: &Gpus) -> Result<Amount, Uncounted> {
-        let mut sum = Amount::default();
-        for alternatives in &self.asks {
-            let mut worst = Amount::default();
-            for ask in alternatives {
-                worst = worst.worst(ask.amount(classes, gpus)?);
-            }
-            sum += worst;
-        }
-        Ok(sum)
-    }
-}
-
-impl Ask {
-    fn amount(&self, classes: &Classes, gpus: &Gpus) -> Result<Amount, Uncounted> {
-        match classes.counts(&self.class) {
-            Counts::Unknown => return Err(Uncounted::NoClass(self.class.clone())),
-            Counts::Nothing => return Ok(Amount::default()),
-            // Administrative access holds nothing.
-            Counts::Shares if self.is_admin => return Ok(Amount::default()),
-            Counts::Shares => {}
-        }
-        let one = gpus.worst(self.memory, self.cores).ok_or(Uncounted::NoGpu)?;
-        Ok(one.times(match self.count {
-            Count::Exactly(count) => count,
-            Count::All => u64::try_from(gpus.count()).unwrap_or(u64::MAX).min(32),
-        }))
-    }
-}
-
-impl Ask {
-    /// Its shares. Administrative access and devices of others are none.
-    fn demands(&self, classes: &Classes) -> Vec<Demand> {
-        if self.is_admin || classes.counts(&self.class) != Counts::Shares {
-            return Vec::new();
-        }
-        let one = Demand {
-            memory: self.memory,
-            cores: self.cores,
-            kind: classes.kind(&self.class).flatten().map(str::to_owned),
-        };
-        let count = match self.count {
-            Count::Exactly(count) => usize::try_from(count).unwrap_or(usize::MAX).min(DEVICES_MAX),
-            Count::All => 1,
-        };
-        vec![one; count]
-    }
-
-    fn not_known(&self, classes: &Classes) -> Option<NotKnown> {
-        match classes.counts(&self.class) {
-            Counts::Unknown => Some(NotKnown::NoClass(self.class.clone())),
-            Counts::Shares if !self.is_admin => match (classes.kind(&self.class), self.count) {
-                (None, _) => Some(NotKnown::ClassSelects(self.class.clone())),
-                _ if self.is_selective => Some(NotKnown::Selects),
-                (_, Count::All) => Some(NotKnown::All),
-                _ => None,
-            },
-            _ => None,
-        }
-    }
-}
-
-impl Given {
-    fn amount(&self, gpus: &Gpus) -> Amount {
-        let device = gpus.memory(&self.pool, &self.device);
-        match (self.memory, device) {
-            (Some(memory), Some(device)) => Amount::share(memory, self.cores, device),
-            // A GPU that is not published now: as before the allocation.
-            (memory, None) => gpus.worst(memory, self.cores).unwrap_or_default(),
-            // Without consumedCapacity the device is held whole.
-            (None, Some(device)) => Amount::share(device, self.cores, device),
-        }
-    }
-}
-
-/// Kubernetes allocates at most this many devices to a claim.
-const DEVICES_MAX: usize = 32;
-/// At most this many combinations of alternatives are tried.
-const WAYS_MAX: usize = 16;
 
 /// Why it is not known which GPUs a claim could have.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotKnown {
     #[error("its DeviceClass {0:?} is not there")]
     NoClass(String),
-    #[error("its DeviceClass {0:?} selects by more than driver and type")]
-    ClassSelects(String),
-    #[error("a request selects devices by an expression")]
-    Selects,
-    #[error("its devices are constrained")]
+    #[error("a constraint is about devices of another driver too")]
     Constrained,
-    #[error("a request asks for all devices of a node")]
-    All,
+    #[error("{0}")]
+    Refused(String),
+    #[error(
+        "the search for a place takes too many steps; ask for fewer devices, or with fewer alternatives and constraints"
+    )]
+    TooLong,
+}
+
+/// When it was allocated, in whole seconds.
+pub(crate) fn allocated_at(claim: &Claim) -> Option<Time> {
+    Time::parse(claim.allocation()?.allocation_timestamp.as_deref()?)
+}
+
+pub(crate) fn is_allocated(claim: &Claim) -> bool {
+    claim.allocation().is_some()
+}
+
+/// The amount that a claim counts toward the quota: the capacity that it consumes if it is allocated, else the worst case.
+pub(crate) fn amount(claim: &Claim, index: &Index, gpus: &Gpus) -> Result<Amount, Uncounted> {
+    match is_allocated(claim) {
+        true => Ok(shares(claim).map(|share| amount_of(share, gpus)).sum()),
+        false => worst(claim, index, gpus),
+    }
+}
+
+/// Returns the capacity that it consumes; `None` while one of its GPUs is not published, as when kubelet restarts.
+pub(crate) fn measured(claim: &Claim, gpus: &Gpus) -> Option<Amount> {
+    claim.allocation()?;
+    let amount = |share: &DeviceResult| gpus.memory(&share.pool, &share.device).map(|_| amount_of(share, gpus));
+    shares(claim).try_fold(Amount::default(), |sum, share| Some(sum + amount(share)?))
+}
+
+/// The pools of its shares.
+pub(crate) fn pools(claim: &Claim) -> impl Iterator<Item = &str> {
+    shares(claim).map(|share| share.pool.as_str())
+}
+
+/// Its allocated shares of our GPUs. Administrative access and monitors hold nothing.
+fn shares(claim: &Claim) -> impl Iterator<Item = &DeviceResult> {
+    let allocation = claim.allocation().into_iter();
+    let results = allocation.flat_map(|allocation| &allocation.devices.results);
+    results.filter(|result| {
+        let is_share = result.driver == DRIVER_NAME && result.admin_access != Some(true);
+        is_share && !result.device.ends_with("-monitor")
+    })
+}
+
+fn worst(claim: &Claim, index: &Index, gpus: &Gpus) -> Result<Amount, Uncounted> {
+    let asked = claim.asked();
+    // Without a readable spec nothing is known to be hidden. (A readable claim may ask for nothing.)
+    if let Some(unreadable) = claim.unreadable.as_ref().filter(|_| asked.devices.requests.is_empty()) {
+        return Err(Uncounted::Unreadable(unreadable.why.clone()));
+    }
+    let mut sum = Amount::default();
+    for request in &asked.devices.requests {
+        let mut worst = Amount::default();
+        for ask in request.asks() {
+            worst = worst.worst(worst_of(ask, index, gpus)?);
+        }
+        sum += worst;
+    }
+    Ok(sum)
+}
+
+/// Returns the claim for the allocator, with the requests that need shares of our GPUs; `None` if there is none. A
+/// request that may get something else is left out: it can do without. Sets `not_known` if the claim may need more than
+/// this.
+pub(crate) fn wanted(claim: &Claim, index: &Index, not_known: &mut Option<NotKnown>) -> Option<ResourceClaim> {
+    let devices = &claim.asked().devices;
+    let mut requests = Vec::new();
+    for request in &devices.requests {
+        let mut needs_shares = true;
+        for ask in request.asks() {
+            let counts = counts(index, &ask.class);
+            needs_shares &= counts == Counts::Shares && ask.admin_access != Some(true);
+            if counts == Counts::Unknown {
+                not_known.get_or_insert_with(|| NotKnown::NoClass(ask.class.clone()));
+            }
+        }
+        requests.extend(needs_shares.then(|| request.clone()));
+    }
+    if requests.is_empty() {
+        // Its constraints are about devices of other drivers alone.
+        return None;
+    }
+    let is_all = requests.len() == devices.requests.len();
+    let is_kept = |name: &String| {
+        let name = name.split('/').next().unwrap_or_default();
+        requests.iter().any(|request| request.name == name)
+    };
+    let mut constraints = Vec::new();
+    for constraint in &devices.constraints {
+        let named = &constraint.requests;
+        let kept = named.iter().filter(|name| is_kept(name)).count();
+        match (named.is_empty(), kept == named.len()) {
+            (true, _) if is_all => constraints.push(constraint.clone()),
+            (false, true) => constraints.push(constraint.clone()),
+            (false, false) if kept == 0 => {}
+            _ => *not_known = Some(NotKnown::Constrained),
+        }
+    }
+    Some(for_allocator(&claim.facts.metadata.name, requests, constraints))
+}
+
+fn for_allocator(
+    name: &str,
+    requests: Vec<Request>,
+    constraints: Vec<vgpu_allocator::model::Constraint>,
+) -> ResourceClaim {
+    ResourceClaim {
+        metadata: Metadata {
+            name: name.to_owned(),
+            ..Metadata::default()
+        },
+        spec: Arc::new(ClaimSpec {
+            devices: DeviceClaim {
+                requests,
+                constraints,
+                config: Vec::new(),
+            },
+        }),
+        status: ClaimStatus::default(),
+    }
+}
+
+/// The claim that kube-scheduler would make for this many extended resources of a class.
+pub(crate) fn for_extended(class: &str, count: u64) -> ResourceClaim {
+    let ask = Exactly {
+        class: class.to_owned(),
+        mode: Mode::Exact(i64::try_from(count.min(DEVICES_MAX)).unwrap_or(1)),
+        ..Exactly::default()
+    };
+    let request = Request {
+        name: "container".to_owned(),
+        exactly: Some(ask),
+        first_available: Vec::new(),
+    };
+    for_allocator(class, vec![request], Vec::new())
+}
+
+fn worst_of(ask: &Exactly, index: &Index, gpus: &Gpus) -> Result<Amount, Uncounted> {
+    match counts(index, &ask.class) {
+        Counts::Unknown => return Err(Uncounted::NoClass(ask.class.clone())),
+        Counts::Nothing => return Ok(Amount::default()),
+        // Administrative access holds nothing.
+        Counts::Shares if ask.admin_access == Some(true) => return Ok(Amount::default()),
+        Counts::Shares => {}
+    }
+    let requests = |name: &str| {
+        ask.capacity
+            .as_ref()
+            .and_then(|capacity: &CapacityRequirements| capacity.requests.get(name))
+    };
+    let one = gpus.worst(
+        requests(capacity::MEMORY).and_then(rounded),
+        cores(requests(capacity::CORES)),
+    );
+    Ok(one.ok_or(Uncounted::NoGpu)?.times(match ask.mode {
+        Mode::Exact(count) => u64::try_from(count).unwrap_or(1).max(1),
+        Mode::All | Mode::Unknown(_) => u64::try_from(gpus.count()).unwrap_or(u64::MAX).min(DEVICES_MAX),
+    }))
+}
+
+fn amount_of(share: &DeviceResult, gpus: &Gpus) -> Amount {
+    let consumed = |name: &str| share.consumed_capacity.get(name);
+    let (memory, cores) = (
+        consumed(capacity::MEMORY).and_then(bytes),
+        cores(consumed(capacity::CORES)),
+    );
+    amount_on(&share.pool, &share.device, memory, cores, gpus)
+}
+
+/// The amount of a share on this device.
+pub(crate) fn amount_on(pool: &str, device: &str, memory: Option<u64>, cores: u64, gpus: &Gpus) -> Amount {
+    match (memory, gpus.memory(pool, device)) {
+        (Some(memory), Some(device)) => Amount::share(memory, cores, device),
+        // A GPU that is not published now: as before the allocation.
+        (memory, None) => gpus.worst(memory, cores).unwrap_or_default(),
+        // Without consumedCapacity the device is held whole.
+        (None, Some(device)) => Amount::share(device, cores, device),
+    }
 }
 
 /// The key of what a pod's extended resources take: it is reserved before there is a claim.
@@ -236,99 +239,18 @@ pub(crate) fn extended_amount(count: u64, gpus: &Gpus) -> Result<Amount, Uncount
     Ok(gpus.worst(None, 0).ok_or(Uncounted::NoGpu)?.times(count))
 }
 
-impl<'de> Deserialize<'de> for Claim {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Ok(wire::Claim::deserialize(deserializer)?.into())
-    }
+/// Bytes as the scheduler rounds them. A request that is no number of bytes counts as not made: all of a GPU.
+fn rounded(quantity: &Quantity) -> Option<u64> {
+    let bytes = bytes(quantity)?.clamp(MEMORY_MIN, u64::MAX / 2);
+    Some(bytes.next_multiple_of(MEMORY_STEP))
 }
 
-/// Bytes as the scheduler rounds them. What is no number of bytes counts as not given: all of a GPU.
-fn memory(capacity: Option<&BTreeMap<String, String>>) -> Option<u64> {
-    let bytes = vgpu_quantity::whole(capacity?.get(capacity::MEMORY)?).ok()?;
-    let bytes = u64::try_from(bytes).ok()?;
-    Some(
-        bytes
-            .clamp(vgpu_api::request::MEMORY_MIN, u64::MAX / 2)
-            .next_multiple_of(MEMORY_STEP),
-    )
-}
-
-fn consumed(capacity: Option<&BTreeMap<String, String>>) -> Option<u64> {
-    let bytes = vgpu_quantity::whole(capacity?.get(capacity::MEMORY)?).ok()?;
-    u64::try_from(bytes).ok()
-}
-
-fn cores(capacity: Option<&BTreeMap<String, String>>) -> u64 {
-    let Some(text) = capacity.and_then(|capacity| capacity.get(capacity::CORES)) else {
-        return 0;
-    };
-    let read = vgpu_quantity::Quantity::parse(text).ok();
-    let cores = read.and_then(|cores| cores.whole_away_from_zero());
-    cores.map_or(CORES, |cores| u64::try_from(cores).unwrap_or(0).min(CORES))
-}
-
-impl From<wire::Ask> for Ask {
-    fn from(ask: wire::Ask) -> Self {
-        let requests = ask.capacity.as_ref().and_then(|capacity| capacity.requests.as_ref());
-        Self {
-            is_admin: ask.admin_access == Some(true),
-            count: match ask.allocation_mode.as_deref() {
-                Some("All") => Count::All,
-                _ => Count::Exactly(u64::try_from(ask.count.unwrap_or(1)).unwrap_or(1).max(1)),
-            },
-            memory: memory(requests),
-            cores: cores(requests),
-            is_selective: ask.selectors.is_some_and(|selectors| !selectors.is_empty()),
-            class: ask.device_class_name,
-        }
-    }
-}
-
-impl From<wire::Claim> for Claim {
-    fn from(claim: wire::Claim) -> Self {
-        let constraints = claim.spec.devices.constraints.as_ref();
-        let is_constrained = constraints.is_some_and(|constraints| !constraints.is_empty());
-        let requests = claim.spec.devices.requests.into_iter().flatten();
-        let alternatives = |request: wire::Request| -> Box<[Ask]> {
-            let exactly = request.exactly.into_iter();
-            let all = exactly.chain(request.first_available.into_iter().flatten());
-            all.map(Ask::from).collect()
-        };
-        let is_extended = claim
-            .metadata
-            .annotations
-            .get(EXTENDED)
-            .is_some_and(|value| value == "true");
-        let mut owners = claim.metadata.owner_references.into_iter();
-        let owner = owners.find(|owner| owner.kind == "Pod").map(|owner| owner.uid);
-        let given: Option<Box<[Given]>> = claim.status.allocation.as_ref().map(|allocation| {
-            let results = allocation.devices.results.iter().flatten();
-            let ours = results.filter(|result| result.driver == DRIVER_NAME && result.admin_access != Some(true));
-            // Monitors of ours have no capacity and are no GPU; `Gpus` does not know them.
-            let shares = ours.filter(|result| !result.device.ends_with("-monitor"));
-            let given = shares.map(|result| Given {
-                pool: result.pool.clone(),
-                device: result.device.clone(),
-                memory: consumed(result.consumed_capacity.as_ref()),
-                cores: cores(result.consumed_capacity.as_ref()),
-            });
-            given.collect()
-        });
-        let at = claim
-            .status
-            .allocation
-            .and_then(|allocation| allocation.allocation_timestamp);
-        Self {
-            namespace: claim.metadata.namespace,
-            name: claim.metadata.name,
-            uid: claim.metadata.uid,
-            asks: requests.filter(|_| given.is_none()).map(alternatives).collect(),
-            given,
-            allocated_at: at.as_deref().and_then(Wall::parse),
-            extended_of: owner.filter(|_| is_extended),
-            is_constrained,
-        }
-    }
+fn cores(quantity: Option<&Quantity>) -> u64 {
+    let Some(quantity) = quantity else { return 0 };
+    let cores = quantity
+        .whole_away_from_zero()
+        .map(|cores| u64::try_from(cores).unwrap_or(0));
+    cores.map_or(CORES, |cores| cores.min(CORES))
 }
 
 #[cfg(test)]
@@ -336,21 +258,23 @@ mod tests {
     use super::*;
     use crate::gpus::tests::slice;
     use serde_json::{Value, json};
+    use vgpu_allocator::Features;
+    use vgpu_planner::model::Unreadable;
 
     const GI: u64 = 1 << 30;
 
-    fn world() -> (Classes, Gpus) {
-        let mut classes = Classes::default();
+    fn world() -> (Index, Gpus) {
+        let mut index = Index::new(Features::default());
         for (name, cel) in [
             ("vgpu", "device.driver == 'dra.vgpu'"),
             ("nic", "device.driver == 'nic'"),
         ] {
             let class = json!({"metadata": {"name": name}, "spec": {"selectors": [{"cel": {"expression": cel}}]}});
-            classes.set(serde_json::from_value(class).unwrap());
+            index.set_class(serde_json::from_value(class).unwrap());
         }
         let mut gpus = Gpus::default();
-        gpus.set(slice("n1", &[80, 40]), crate::time::Now::ZERO);
-        (classes, gpus)
+        gpus.set(&slice("n1", &[80, 40]), crate::Now::ZERO);
+        (index, gpus)
     }
 
     fn claim(requests: Value, status: Value) -> Claim {
@@ -360,8 +284,8 @@ mod tests {
     }
 
     fn amount(requests: Value) -> Result<Amount, Uncounted> {
-        let (classes, gpus) = world();
-        claim(requests, json!({})).amount(&classes, &gpus)
+        let (index, gpus) = world();
+        super::amount(&claim(requests, json!({})), &index, &gpus)
     }
 
     #[test]
@@ -395,20 +319,71 @@ mod tests {
         );
         let none = amount(exactly(json!({"deviceClassName": "none"})));
         assert_eq!(none, Err(Uncounted::NoClass("none".into())));
-        // The smallest share there is, and a number that is none.
+        // The smallest share there is.
+        let tiny = amount(exactly(ask("vgpu", json!({"memory": "1"})))).unwrap();
+        assert_eq!(tiny.memory, 64 << 20);
+    }
+
+    #[test]
+    fn what_cannot_be_decoded_hides_nothing() {
+        let (index, gpus) = world();
+        let asked = claim(
+            json!([{"name": "gpu", "exactly": {"deviceClassName": "vgpu"}}]),
+            json!({}),
+        )
+        .facts
+        .spec;
+        let unreadable = |asked| Claim {
+            unreadable: Some(Box::new(Unreadable {
+                why: "spec: too deep".into(),
+                asked,
+            })),
+            ..Claim::default()
+        };
+        let counted = |claim: &Claim| super::amount(claim, &index, &gpus);
+        assert_eq!(counted(&unreadable(asked)).unwrap().memory, 80 * GI);
+        let unknown = unreadable(Arc::default());
+        assert_eq!(counted(&unknown), Err(Uncounted::Unreadable("spec: too deep".into())));
+        assert_eq!(counted(&Claim::default()), Ok(Amount::default()), "it asks for nothing");
+    }
+
+    #[test]
+    fn the_allocator_is_asked_about_our_gpus_only() {
+        let (index, _) = world();
+        let ask = |name: &str, class: &str| json!({"name": name, "exactly": {"deviceClassName": class}});
+        let constrained = |requests: Value| {
+            json!({"metadata": {"name": "c"}, "spec": {"devices": {"requests": [ask("gpu", "vgpu"), ask("nic", "nic")],
+                "constraints": [{"requests": requests, "matchAttribute": "resource.kubernetes.io/pcieRoot"}]}}})
+        };
+        let wanted = |claim: Claim| {
+            let mut not_known = None;
+            let wanted = super::wanted(&claim, &index, &mut not_known);
+            let devices = wanted.map(|wanted| wanted.spec.devices.clone());
+            let counts = devices.map(|devices| (devices.requests.len(), devices.constraints.len()));
+            (counts, not_known)
+        };
+        for (requests, constraints, not_known) in [
+            (json!(["gpu"]), 1, None),
+            (json!(["nic"]), 0, None),
+            (json!(["gpu", "nic"]), 0, Some(NotKnown::Constrained)),
+            (json!([]), 0, Some(NotKnown::Constrained)),
+        ] {
+            let claim = serde_json::from_value(constrained(requests)).unwrap();
+            assert_eq!(wanted(claim), (Some((1, constraints)), not_known));
+        }
+        let nics = json!({"metadata": {"name": "c"}, "spec": {"devices": {
+            "requests": [ask("a", "nic"), ask("b", "nic")], "constraints": [{"matchAttribute": "nic/root"}]}}});
+        assert_eq!(wanted(serde_json::from_value(nics).unwrap()), (None, None));
+        let none = NotKnown::NoClass("none".into());
         assert_eq!(
-            amount(exactly(ask("vgpu", json!({"memory": "1"})))).unwrap().memory,
-            64 << 20
-        );
-        assert_eq!(
-            amount(exactly(ask("vgpu", json!({"memory": "x"})))).unwrap().memory,
-            80 * GI
+            wanted(claim(json!([ask("gpu", "none")]), json!({}))),
+            (None, Some(none))
         );
     }
 
     #[test]
     fn after_it_counts_what_is_consumed() {
-        let (classes, gpus) = world();
+        let (index, gpus) = world();
         let result = |device: &str, memory: &str| {
             json!({"driver": "dra.vgpu", "pool": "n1", "device": device, "shareID": "s",
                 "consumedCapacity": {"memory": memory, "cores": "5", "shares": "1"}})
@@ -418,20 +393,11 @@ mod tests {
         let status =
             json!({"allocation": {"devices": {"results": results}, "allocationTimestamp": "2026-11-24T00:00:01Z"}});
         let claim = claim(json!([]), status);
-        let amount = claim.amount(&classes, &gpus).unwrap();
+        let amount = super::amount(&claim, &index, &gpus).unwrap();
         assert_eq!(
             (amount.memory, amount.cores, amount.gpus, amount.shares),
             (40 * GI, 10, 750_000, 2)
         );
-        assert_eq!(claim.allocated_at.unwrap().text(), "2026-11-24T00:00:01Z");
-    }
-
-    #[test]
-    fn a_claim_for_extended_resources_says_whose_it_is() {
-        let claim: Claim = serde_json::from_value(json!({"metadata": {"name": "c", "namespace": "t", "uid": "u",
-            "annotations": {"resource.kubernetes.io/extended-resource-claim": "true"},
-            "ownerReferences": [{"kind": "Pod", "uid": "p"}]}}))
-        .unwrap();
-        assert_eq!(claim.extended_of.as_deref(), Some("p"));
+        assert_eq!(allocated_at(&claim).unwrap().text(), "2026-11-24T00:00:01Z");
     }
 }

@@ -1,15 +1,18 @@
 //! The decisions for one namespace.
 
-use crate::notice::{Notice, Subject};
-use crate::plan::{PodRef, Write};
-use crate::time::Now;
+use vgpu_api::PodRef;
+use vgpu_planner::About;
+
+use crate::Now;
+use crate::notice::Notice;
+use crate::plan::Write;
 
 #[derive(Debug, Default)]
 pub(crate) struct Decision {
     pub(crate) write: Option<Write>,
     /// With the names and UIDs of their claims.
     pub(crate) ungate: Vec<(PodRef, Vec<(String, String)>)>,
-    pub(crate) notices: Vec<(Subject, Notice)>,
+    pub(crate) notices: Vec<(About, Notice)>,
     pub(crate) wake: Option<Now>,
     /// Something can be done only after this leader has written its epoch.
     pub(crate) takes_over: bool,

@@ -1,12 +1,13 @@
 //! A VgpuQuotaDefault: the quota of namespaces that have none of their own.
 
-use std::collections::BTreeMap;
-
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement, ObjectMeta};
+use kube_core::Selector;
 use serde::Deserialize;
 use serde_json::Value;
+use vgpu_api::quota::{VgpuQuotaDefaultSpec, VgpuQuotaSpec, read_spec};
+use vgpu_quantity::quoted;
 
 use crate::names::{FROM_DEFAULT, STAMPED_SPEC};
-use crate::selector::Selector;
 use crate::spec::Spec;
 
 /// As it was read.
@@ -22,59 +23,63 @@ pub struct QuotaDefault {
 pub struct DefaultSpec {
     pub(crate) selector: Selector,
     /// The `spec` of the quotas that it makes.
-    pub(crate) quota: Value,
+    pub(crate) quota: VgpuQuotaSpec,
 }
 
 /// Of a quota whose `spec` is as it was stamped.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Stamped {
     pub(crate) default: String,
-    pub(crate) spec: String,
+    pub(crate) spec: VgpuQuotaSpec,
 }
 
 impl DefaultSpec {
     fn parse(spec: &Value) -> Result<Self, String> {
-        let fields = match spec {
-            Value::Object(fields) => fields,
-            _ => return Err("spec: missing; write namespaceSelector and quota".to_owned()),
-        };
-        if let Some(field) = fields
-            .keys()
-            .find(|key| !matches!(key.as_str(), "namespaceSelector" | "quota"))
-        {
-            return Err(format!("spec.{field}: unknown field; use namespaceSelector and quota"));
-        }
-        let selector = Selector::parse(fields.get("namespaceSelector"))?;
-        let quota = match fields.get("quota") {
-            None | Some(Value::Null) => {
-                return Err(
-                    "spec.quota: missing; write the spec of a VgpuQuota, for example {hard: {memory: 80Gi}}".to_owned(),
-                );
-            }
-            Some(quota) => quota.clone(),
-        };
+        let VgpuQuotaDefaultSpec {
+            namespace_selector,
+            quota,
+        } = read_spec(spec)?;
         // Its messages begin with the path of the field in a VgpuQuota.
         let named = |said: String| said.replacen("spec", "spec.quota", 1);
-        Spec::parse(&quota).map_err(|error| named(error.to_string()))?;
+        Spec::new(&quota).map_err(|error| named(error.to_string()))?;
+        let selector = LabelSelector::from(namespace_selector);
+        check(selector.match_expressions.as_deref().unwrap_or_default())?;
+        let selector = Selector::try_from(selector).map_err(|error| format!("spec.namespaceSelector: {error}"))?;
         Ok(Self { selector, quota })
     }
+}
 
-    /// The text of its quota's `spec`, the same for the same fields in any order.
-    pub(crate) fn text(&self) -> String {
-        self.quota.to_string()
+/// Refuses conditions that would silently match nothing, or everything.
+fn check(requirements: &[LabelSelectorRequirement]) -> Result<(), String> {
+    for (i, requirement) in requirements.iter().enumerate() {
+        let at = format!("spec.namespaceSelector.matchExpressions[{i}]");
+        let operator = requirement.operator.as_str();
+        let has_values = requirement.values.as_ref().is_some_and(|values| !values.is_empty());
+        match (operator, has_values) {
+            _ if requirement.key.is_empty() => return Err(format!("{at}.key: missing; write the key of a label")),
+            ("In" | "NotIn", true) | ("Exists" | "DoesNotExist", false) => {}
+            ("In" | "NotIn", false) => return Err(format!("{at}.values: empty; {operator} needs at least one")),
+            ("Exists" | "DoesNotExist", true) => {
+                return Err(format!("{at}.values: {operator} takes none; leave them out"));
+            }
+            _ => {
+                let operator = quoted(operator);
+                return Err(format!(
+                    "{at}.operator: {operator} is none of In, NotIn, Exists, DoesNotExist"
+                ));
+            }
+        }
     }
+    Ok(())
 }
 
 impl Stamped {
     /// `None` for a quota that an administrator made, or changed after it was stamped.
-    pub(crate) fn read(
-        labels: &BTreeMap<String, String>,
-        annotations: &BTreeMap<String, String>,
-        spec: &Value,
-    ) -> Option<Self> {
-        let spec = spec.to_string();
-        let default = annotations.get(STAMPED_SPEC).filter(|text| **text == spec);
-        let default = default.and_then(|_| labels.get(FROM_DEFAULT))?.clone();
+    pub(crate) fn read(metadata: &ObjectMeta, spec: &Value) -> Option<Self> {
+        let stamped = metadata.annotations.as_ref()?.get(STAMPED_SPEC)?;
+        let default = metadata.labels.as_ref()?.get(FROM_DEFAULT)?.clone();
+        let stamped: VgpuQuotaSpec = serde_json::from_str(stamped).ok()?;
+        let spec = read_spec(spec).ok().filter(|spec| *spec == stamped)?;
         Some(Self { default, spec })
     }
 }
@@ -83,21 +88,14 @@ impl<'de> Deserialize<'de> for QuotaDefault {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         struct Whole {
-            metadata: Meta,
+            metadata: ObjectMeta,
             #[serde(default)]
             spec: Value,
         }
-        #[derive(Deserialize)]
-        struct Meta {
-            #[serde(default)]
-            name: String,
-            #[serde(default)]
-            uid: String,
-        }
         let Whole { metadata, spec } = Whole::deserialize(deserializer)?;
         Ok(Self {
-            name: metadata.name,
-            uid: metadata.uid,
+            name: metadata.name.unwrap_or_default(),
+            uid: metadata.uid.unwrap_or_default(),
             spec: DefaultSpec::parse(&spec),
         })
     }
@@ -106,28 +104,56 @@ impl<'de> Deserialize<'de> for QuotaDefault {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeMap;
+
+    use kube_core::SelectorExt as _;
     use serde_json::json;
+
+    fn expression(operator: &str, key: &str, values: Value) -> Value {
+        json!({"namespaceSelector": {"matchExpressions": [{"key": key, "operator": operator, "values": values}]}, "quota": {}})
+    }
 
     #[test]
     fn mistakes_name_the_field_and_the_fix() {
         for (spec, words) in [
-            (Value::Null, "spec: missing; write namespaceSelector and quota"),
+            (Value::Null, "spec: missing field `namespaceSelector`"),
             (
                 json!({"selector": {}}),
-                "spec.selector: unknown field; use namespaceSelector and quota",
+                "spec.selector: unknown field `selector`, expected `namespaceSelector` or `quota`",
             ),
-            (json!({"quota": {}}), "spec.namespaceSelector: missing"),
-            (
-                json!({"namespaceSelector": {}}),
-                "spec.quota: missing; write the spec of a VgpuQuota",
-            ),
+            (json!({"quota": {}}), "spec: missing field `namespaceSelector`"),
+            (json!({"namespaceSelector": {}}), "spec: missing field `quota`"),
             (
                 json!({"namespaceSelector": {}, "quota": {"hard": {"memory": "80GB"}}}),
                 "spec.quota.hard.memory: \"80GB\" has the unknown unit",
             ),
             (
                 json!({"namespaceSelector": {}, "quota": {"hrad": {}}}),
-                "spec.quota.\"hrad\": unknown field",
+                "spec.quota.hrad: unknown field `hrad`",
+            ),
+            (
+                json!({"namespaceSelector": {"labels": {}}, "quota": {}}),
+                "spec.namespaceSelector.labels: unknown field `labels`, expected `matchLabels` or `matchExpressions`",
+            ),
+            (
+                json!({"namespaceSelector": {"matchLabels": {"a": true}}, "quota": {}}),
+                "spec.namespaceSelector.matchLabels.a: true is not a text; write it in quotes: \"true\"",
+            ),
+            (
+                expression("Exists", "", json!([])),
+                "spec.namespaceSelector.matchExpressions[0].key: missing",
+            ),
+            (
+                expression("Is", "a", json!(["b"])),
+                "spec.namespaceSelector.matchExpressions[0].operator: \"Is\" is none of In, NotIn",
+            ),
+            (
+                expression("In", "a", json!([])),
+                "spec.namespaceSelector.matchExpressions[0].values: empty; In needs",
+            ),
+            (
+                expression("Exists", "a", json!(["b"])),
+                "spec.namespaceSelector.matchExpressions[0].values: Exists takes none",
             ),
         ] {
             let said = DefaultSpec::parse(&spec).unwrap_err();
@@ -137,17 +163,42 @@ mod tests {
     }
 
     #[test]
+    fn every_part_of_a_selector_must_match() {
+        let labels = BTreeMap::from([("team".to_owned(), "a".to_owned())]);
+        let by_labels = |labels: Value| json!({"namespaceSelector": {"matchLabels": labels}, "quota": {}});
+        for (spec, expected) in [
+            (json!({"namespaceSelector": {}, "quota": {}}), true),
+            (by_labels(json!({"team": "a"})), true),
+            (by_labels(json!({"team": "a", "tier": "x"})), false),
+            (expression("In", "team", json!(["b", "a"])), true),
+            (expression("NotIn", "team", json!(["a"])), false),
+            (expression("NotIn", "tier", json!(["a"])), true),
+            (expression("Exists", "tier", Value::Null), false),
+            (expression("DoesNotExist", "tier", json!([])), true),
+        ] {
+            let read = DefaultSpec::parse(&spec).unwrap();
+            assert_eq!(read.selector.matches(&labels), expected, "{spec}");
+        }
+    }
+
+    #[test]
     fn a_quota_that_an_administrator_changed_is_no_longer_the_defaults() {
         let (a, b) = (
             json!({"hard": {"shares": 1, "cores": 2}}),
             json!({"hard": {"cores": 2, "shares": 2}}),
         );
-        let labels = BTreeMap::from([(FROM_DEFAULT.to_owned(), "teams".to_owned())]);
-        let stamped = BTreeMap::from([(STAMPED_SPEC.to_owned(), a.to_string())]);
+        let labels = Some(BTreeMap::from([(FROM_DEFAULT.to_owned(), "teams".to_owned())]));
+        let annotations = Some(BTreeMap::from([(STAMPED_SPEC.to_owned(), a.to_string())]));
+        let metadata = |labels: &Option<_>, annotations: &Option<_>| ObjectMeta {
+            labels: labels.clone(),
+            annotations: annotations.clone(),
+            ..ObjectMeta::default()
+        };
+        let both = metadata(&labels, &annotations);
         let same = json!({"hard": {"cores": 2, "shares": 1}});
-        assert_eq!(Stamped::read(&labels, &stamped, &same).unwrap().default, "teams");
-        assert_eq!(Stamped::read(&labels, &stamped, &b), None);
-        assert_eq!(Stamped::read(&labels, &BTreeMap::new(), &a), None, "a label by hand");
-        assert_eq!(Stamped::read(&BTreeMap::new(), &stamped, &a), None);
+        assert_eq!(Stamped::read(&both, &same).unwrap().default, "teams");
+        assert_eq!(Stamped::read(&both, &b), None);
+        assert_eq!(Stamped::read(&metadata(&labels, &None), &a), None, "a label by hand");
+        assert_eq!(Stamped::read(&metadata(&None, &annotations), &a), None);
     }
 }

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use crate::amount::{Dimension, WrittenAmount, millionths};
+use vgpu_api::quota::{Dimension, millionths};
+
 use crate::status::Quota;
 
 impl fmt::Display for Quota {
@@ -13,7 +14,8 @@ impl fmt::Display for Quota {
         }
         let mut parts = Vec::new();
         for dimension in Dimension::ALL {
-            if let Some(ceiling) = ceiling(&self.status.hard, dimension) {
+            if let Some(ceiling) = self.status.hard.of(dimension) {
+                let ceiling = dimension.text(ceiling);
                 let used = dimension.text(self.status.used.of(dimension));
                 let whose = self.status.limited_by.get(dimension.name());
                 let whose = whose.map(|whose| format!(" (by {whose})")).unwrap_or_default();
@@ -30,15 +32,6 @@ impl fmt::Display for Quota {
             parts.push("no ceiling, no budget".to_owned());
         }
         f.write_str(&parts.join("; "))
-    }
-}
-
-fn ceiling(hard: &WrittenAmount, dimension: Dimension) -> Option<String> {
-    match dimension {
-        Dimension::Memory => hard.memory.clone(),
-        Dimension::Cores => hard.cores.map(|cores| cores.to_string()),
-        Dimension::Gpus => hard.gpus.clone(),
-        Dimension::Shares => hard.shares.map(|shares| shares.to_string()),
     }
 }
 

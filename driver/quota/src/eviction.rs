@@ -1,100 +1,108 @@
 //! Chooses the pods to evict for one that waits: the fewest on one node, and of these those that lose the least GPU time.
 //!
 //! A claim's shares are free when all pods that hold it are gone. Sets of pods are tried by size, so the first that makes
-//! room is as small as can be. When half of the tries that there are for a plan have led nowhere, a set is taken of which
+//! room is as small as can be. When half of the steps that are left for a plan have led nowhere, a set is taken from which
 //! no pod can be left out; it may not be the smallest.
 
-use crate::amount::Amount;
-use crate::plan::PodRef;
-use crate::room::{Free, Tries, Want, pack};
+use std::sync::Arc;
+
+use vgpu_allocator::model::{Allocation, ResourceClaim};
+use vgpu_api::PodRef;
+use vgpu_planner::Time;
+
+use crate::free_capacity::{FreeCapacity, Tries};
 
 /// A pod over budget.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Candidate {
     pub(crate) pod: PodRef,
-    /// When it was created, as Kubernetes writes it.
-    pub(crate) created: String,
+    pub(crate) created: Time,
     /// Its GPU time so far, in millionths of a GPU times milliseconds.
     pub(crate) lost: u128,
 }
 
-/// The shares of one claim: they become free when all of these candidates are gone.
+/// A claim whose shares become free when all of these candidates are gone.
 #[derive(Debug, Clone)]
 pub(crate) struct Held {
     /// Their numbers.
     pub(crate) by: Vec<usize>,
-    pub(crate) shares: Vec<(usize, Amount)>,
+    pub(crate) key: String,
+    pub(crate) allocation: Arc<Allocation>,
 }
 
-/// A node: what is free, and what would be without some pods.
+/// The pods of a node that may be evicted, and the claims that they hold.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Node {
     pub(crate) name: String,
-    pub(crate) free: Vec<Free>,
     pub(crate) candidates: Vec<Candidate>,
     pub(crate) held: Vec<Held>,
 }
 
-/// The pods to evict, and the alternative of the waiting pod that then has room.
+/// The pods to evict, all on one node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Choice {
     pub(crate) node: String,
     pub(crate) victims: Vec<PodRef>,
-    /// The number of the way.
-    pub(crate) way: usize,
+}
+
+/// A set of candidates of a node.
+struct Found<'a> {
+    node: &'a Node,
+    chosen: Vec<usize>,
+    lost: u128,
 }
 
 impl Node {
-    /// The first of the ways that fits when these are gone.
-    fn fits(&self, gone: &[usize], ways: &[Vec<Want>], tries: &mut Tries) -> Option<usize> {
-        let mut free = self.free.clone();
-        for held in self
-            .held
-            .iter()
-            .filter(|held| held.by.iter().all(|pod| gone.contains(pod)))
-        {
-            for (device, share) in &held.shares {
-                if let Some(device) = free.get_mut(*device) {
-                    device.give_back(*share);
-                }
-            }
-        }
-        ways.iter().position(|way| pack(&free, way, tries).is_some())
+    /// The claims that nobody holds when these are gone.
+    fn freed(&self, gone: &[usize]) -> impl Iterator<Item = &Held> {
+        let is_free = |held: &&Held| held.by.iter().all(|pod| gone.contains(pod));
+        self.held.iter().filter(is_free)
     }
 
-    /// The cheapest set of this size that makes room.
-    fn search(&self, size: usize, ways: &[Vec<Want>], best: &mut Option<Found>, tries: &mut Tries) {
+    fn lost(&self, chosen: &[usize]) -> u128 {
+        let each = chosen.iter().map(|at| self.candidates[*at].lost);
+        each.fold(0, u128::saturating_add)
+    }
+
+    /// The cheapest first; of equals, the youngest.
+    fn order(&self) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.candidates.len()).collect();
         order.sort_by_key(|at| {
             let candidate = &self.candidates[*at];
-            // The youngest first: times as Kubernetes writes them have the order of their texts.
-            let youngest = std::cmp::Reverse(candidate.created.clone());
-            (candidate.lost, youngest, candidate.pod.clone())
+            let youngest_first = std::cmp::Reverse(candidate.created);
+            (candidate.lost, youngest_first, candidate.pod.clone())
         });
-        self.extend(&order, size, &mut Vec::new(), ways, best, tries);
+        order
+    }
+}
+
+/// The pod that waits, and where its claims could be.
+struct Search<'a, 'n> {
+    free: &'a mut FreeCapacity,
+    claims: &'a [ResourceClaim],
+    best: Option<Found<'n>>,
+}
+
+impl<'n> Search<'_, 'n> {
+    /// Returns true if the claims fit on the node when these are gone.
+    fn fits(&mut self, node: &Node, gone: &[usize], tries: &mut Tries) -> bool {
+        node.freed(gone).for_each(|held| self.free.set_claim(&held.key, None));
+        let found = self.free.allocate_on(&node.name, self.claims, tries);
+        node.freed(gone)
+            .for_each(|held| self.free.set_claim(&held.key, Some(&held.allocation)));
+        found.is_some()
     }
 
-    fn extend(
-        &self,
-        order: &[usize],
-        missing: usize,
-        chosen: &mut Vec<usize>,
-        ways: &[Vec<Want>],
-        best: &mut Option<Found>,
-        tries: &mut Tries,
-    ) {
-        let lost = self.lost(chosen);
-        if best.as_ref().is_some_and(|best| best.lost <= lost) {
+    /// Looks for the cheapest set with this many more from the order.
+    fn extend(&mut self, node: &'n Node, order: &[usize], missing: usize, chosen: &mut Vec<usize>, tries: &mut Tries) {
+        let lost = node.lost(chosen);
+        if self.best.as_ref().is_some_and(|best| best.lost <= lost) {
             return;
         }
         if missing == 0 {
-            if let Some(way) = self.fits(chosen, ways, tries) {
-                *best = Some(Found {
-                    node: self.name.clone(),
-                    chosen: chosen.clone(),
-                    lost,
-                    way,
-                });
+            if self.fits(node, chosen, tries) {
+                let chosen = chosen.clone();
+                self.best = Some(Found { node, chosen, lost });
             }
             return;
         }
@@ -103,71 +111,70 @@ impl Node {
                 return;
             }
             chosen.push(*pod);
-            self.extend(&order[at + 1..], missing - 1, chosen, ways, best, tries);
+            self.extend(node, &order[at + 1..], missing - 1, chosen, tries);
             chosen.pop();
         }
     }
 
-    /// A set of which no pod can be left out: the dearest are left out first.
-    fn irreducible(&self, ways: &[Vec<Want>], tries: &mut Tries) -> Option<Found> {
-        let mut chosen: Vec<usize> = (0..self.candidates.len()).collect();
-        let mut way = self.fits(&chosen, ways, tries)?;
-        let mut dearest = chosen.clone();
-        dearest.sort_by_key(|at| std::cmp::Reverse(self.candidates[*at].lost));
-        for pod in dearest {
+    /// A set from which no pod can be left out; `None` if there is none, or if the steps ran out. The most expensive are
+    /// left out first.
+    fn irreducible(&mut self, node: &'n Node, tries: &mut Tries) -> Option<Found<'n>> {
+        let mut chosen: Vec<usize> = (0..node.candidates.len()).collect();
+        if !self.fits(node, &chosen, tries) {
+            return None;
+        }
+        for pod in node.order().into_iter().rev() {
             let without: Vec<usize> = chosen.iter().copied().filter(|other| *other != pod).collect();
-            if let Some(fitting) = self.fits(&without, ways, tries) {
-                (chosen, way) = (without, fitting);
+            if self.fits(node, &without, tries) {
+                chosen = without;
+            }
+            if tries.are_over() {
+                // The pods that were not tried may not have to go.
+                return None;
             }
         }
-        Some(Found {
-            node: self.name.clone(),
-            lost: self.lost(&chosen),
-            chosen,
-            way,
-        })
+        let lost = node.lost(&chosen);
+        Some(Found { node, chosen, lost })
     }
-
-    fn lost(&self, chosen: &[usize]) -> u128 {
-        let each = chosen.iter().map(|at| self.candidates[*at].lost);
-        each.fold(0, u128::saturating_add)
-    }
-}
-
-struct Found {
-    node: String,
-    chosen: Vec<usize>,
-    lost: u128,
-    way: usize,
 }
 
 /// Chooses for a pod that fits nowhere as it is. `None`: no node would have room without its candidates, or that is not
-/// known because the tries are over.
-pub(crate) fn choose(nodes: &[&Node], ways: &[Vec<Want>], tries: &mut Tries) -> Option<Choice> {
-    let all = |node: &Node| (0..node.candidates.len()).collect::<Vec<_>>();
+/// known because the steps are used up.
+pub(crate) fn choose(
+    free: &mut FreeCapacity,
+    nodes: &[&Node],
+    claims: &[ResourceClaim],
+    tries: &mut Tries,
+) -> Option<Choice> {
+    let mut search = Search {
+        free,
+        claims,
+        best: None,
+    };
     let mut hopeful = nodes.to_vec();
-    hopeful.retain(|node| node.fits(&all(node), ways, tries).is_some());
+    hopeful.retain(|node| {
+        let all: Vec<usize> = (0..node.candidates.len()).collect();
+        search.fits(node, &all, tries)
+    });
     let most = hopeful.iter().map(|node| node.candidates.len()).max()?;
     let mut second = tries.split();
-    let mut best = None;
     for size in 1..=most {
-        for node in &hopeful {
-            node.search(size, ways, &mut best, tries);
+        for node in hopeful.iter().copied() {
+            search.extend(node, &node.order(), size, &mut Vec::new(), tries);
         }
-        if best.is_some() || tries.are_over() {
+        if search.best.is_some() || tries.are_over() {
             break;
         }
     }
-    let best = best.or_else(|| {
-        let found = hopeful.iter().filter_map(|node| node.irreducible(ways, &mut second));
+    let best = search.best.take().or_else(|| {
+        let nodes = hopeful.iter().copied();
+        let found = nodes.filter_map(|node| search.irreducible(node, &mut second));
         found.min_by_key(|found| (found.chosen.len(), found.lost))
     });
     tries.join(&second);
-    let best = best?;
-    let node = hopeful.into_iter().find(|node| node.name == best.node)?;
+    let Found { node, chosen, .. } = best?;
     Some(Choice {
-        victims: best.chosen.iter().map(|at| node.candidates[*at].pod.clone()).collect(),
-        node: best.node,
-        way: best.way,
+        node: node.name.clone(),
+        victims: chosen.iter().map(|at| node.candidates[*at].pod.clone()).collect(),
     })
 }

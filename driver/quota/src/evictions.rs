@@ -3,10 +3,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use crate::demand::Demand;
-use crate::plan::PodRef;
-use crate::pod::Pod;
-use crate::time::{Now, Wall};
+use vgpu_allocator::model::ResourceClaim;
+use vgpu_api::PodRef;
+use vgpu_planner::Time;
+use vgpu_planner::model::Pod;
+
+use crate::Now;
 
 /// How long a pod in budget waits by default.
 const WAIT: Duration = Duration::from_secs(60);
@@ -16,7 +18,7 @@ const GRACE: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(crate) struct Evictions {
     pub(crate) after: Duration,
-    /// Not looked at again before.
+    /// The earliest time of the next look.
     pub(crate) next: Now,
     /// By pod UID: since when it waits.
     pub(crate) waiting: HashMap<String, Now>,
@@ -27,7 +29,7 @@ pub(crate) struct Evictions {
     /// By claim UID: since when no pod holds it, though it is allocated.
     pub(crate) unheld: HashMap<String, Now>,
     pub(crate) promises: BTreeMap<PodRef, Promise>,
-    /// The last pod that had its turn in a look that ended early.
+    /// The last pod that had its turn before the steps of a look ran out. The next look begins after it.
     pub(crate) last_tried: Option<PodRef>,
 }
 
@@ -35,7 +37,8 @@ pub(crate) struct Evictions {
 #[derive(Debug)]
 pub(crate) struct Promise {
     pub(crate) node: String,
-    pub(crate) demands: Vec<Demand>,
+    /// The claims for which the place is reserved.
+    pub(crate) claims: Vec<ResourceClaim>,
     pub(crate) victims: Vec<PodRef>,
     pub(crate) until: Now,
     /// The evictions are under way.
@@ -67,8 +70,8 @@ impl Evictions {
         due
     }
 
-    pub(crate) fn is_going(&self, pod: &Pod, wall: Wall) -> bool {
-        let is_late = |by: Wall| wall > by.after(GRACE);
+    pub(crate) fn is_going(&self, pod: &Pod, wall: Time) -> bool {
+        let is_late = |by: Time| wall > by.after(GRACE);
         match pod.is_deleted {
             true => !pod.gone_by.is_some_and(is_late),
             false => self.evicted.contains_key(&pod.uid),
@@ -78,6 +81,6 @@ impl Evictions {
     pub(crate) fn may_evict(&self, pod: &Pod, now: Now) -> bool {
         let is_left_out = self.refused.get(&pod.uid).is_some_and(|(_, until)| *until > now);
         // Not by the class: a pod that waited behind another gate was created in budget.
-        pod.was_opened_over_budget && pod.is_bound() && !pod.is_deleted && !is_left_out
+        pod.was_opened_over_budget && pod.node.is_some() && !pod.is_deleted && !is_left_out
     }
 }

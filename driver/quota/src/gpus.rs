@@ -3,120 +3,39 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
-use serde::Deserialize;
-use vgpu_api::{DRIVER_NAME, allocator_taint, capacity, device_type};
+use vgpu_allocator::model::ResourceSlice;
+use vgpu_api::{DRIVER_NAME, capacity, device_type};
 
-use crate::amount::Amount;
-use crate::time::Now;
+use crate::Now;
+use crate::amount::{Amount, bytes};
 
-/// A ResourceSlice of our driver: its GPUs.
+/// The GPUs of a slice, and their fixed slots.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Slice {
-    pub name: String,
+struct Slice {
+    name: String,
     pool: String,
-    /// Where its devices are; that of a pool without a node is the pool's.
+    /// The node of its devices. A slice without a node has its pool's name here.
     node: String,
-    /// By name. Boxed: there may be a thousand nodes, and a map takes twice as much.
-    gpus: Box<[(Box<str>, Gpu)]>,
+    /// Name and bytes of each. Boxed: there may be a thousand nodes, and a map takes twice as much.
+    gpus: Box<[(Box<str>, u64)]>,
 }
 
-/// A GPU, or a fixed slot of one.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Gpu {
-    /// Bytes.
-    pub(crate) memory: u64,
-    /// How many claims may share it.
-    pub(crate) shares: u64,
-    /// The value of the attribute `type`.
-    pub(crate) kind: Box<str>,
-    /// It ails: it has a taint that keeps new claims off it.
-    pub(crate) is_tainted: bool,
-}
-
-impl<'de> Deserialize<'de> for Slice {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        struct Whole {
-            metadata: Meta,
-            #[serde(default)]
-            spec: Spec,
-        }
-        #[derive(Deserialize)]
-        struct Meta {
-            #[serde(default)]
-            name: String,
-        }
-        #[derive(Default, Deserialize)]
-        #[serde(rename_all = "camelCase")]
-        struct Spec {
-            #[serde(default)]
-            driver: String,
-            #[serde(default)]
-            pool: Pool,
-            node_name: Option<String>,
-            devices: Option<Vec<Device>>,
-        }
-        #[derive(Default, Deserialize)]
-        struct Pool {
-            #[serde(default)]
-            name: String,
-        }
-        #[derive(Deserialize)]
-        #[serde(rename_all = "camelCase")]
-        struct Device {
-            #[serde(default)]
-            name: String,
-            #[serde(default)]
-            attributes: BTreeMap<String, Attribute>,
-            #[serde(default)]
-            capacity: BTreeMap<String, Capacity>,
-            allow_multiple_allocations: Option<bool>,
-            taints: Option<Vec<Taint>>,
-        }
-        #[derive(Deserialize)]
-        struct Taint {
-            #[serde(default)]
-            key: String,
-            #[serde(default)]
-            effect: String,
-        }
-        #[derive(Deserialize)]
-        struct Attribute {
-            string: Option<String>,
-        }
-        #[derive(Deserialize)]
-        struct Capacity {
-            value: String,
-        }
-        let whole = Whole::deserialize(deserializer)?;
-        let devices = whole.spec.devices.into_iter().flatten();
-        let gpu = |device: Device| {
-            let kind = device.attributes.get(device_type::ATTRIBUTE)?.string.as_deref()?;
-            let memory = vgpu_quantity::whole(&device.capacity.get(capacity::MEMORY)?.value).ok()?;
-            let shares = device.capacity.get(capacity::SHARES);
-            let shares = shares.and_then(|shares| u64::try_from(vgpu_quantity::whole(&shares.value).ok()?).ok());
-            let mut taints = device.taints.iter().flatten();
-            let gpu = Gpu {
-                memory: memory.unsigned_abs(),
-                shares: match device.allow_multiple_allocations {
-                    Some(true) => shares.unwrap_or(u64::MAX),
-                    _ => 1,
-                },
-                kind: kind.into(),
-                is_tainted: taints.any(|taint| taint.key != allocator_taint::KEY && taint.effect != "None"),
-            };
-            (kind != device_type::MONITOR && memory > 0).then_some((device.name.into(), gpu))
+impl From<&ResourceSlice> for Slice {
+    fn from(slice: &ResourceSlice) -> Self {
+        let spec = &slice.spec;
+        let devices = spec.devices.iter().filter(|_| spec.driver == DRIVER_NAME);
+        let gpu = |device: &vgpu_allocator::model::Device| {
+            let kind = device.attributes.get(device_type::ATTRIBUTE)?.text()?;
+            let memory = bytes(&device.capacity.get(capacity::MEMORY)?.value)?;
+            (kind != device_type::MONITOR && memory > 0).then(|| (device.name.as_str().into(), memory))
         };
-        let is_ours = whole.spec.driver == DRIVER_NAME;
-        Ok(Self {
-            name: whole.metadata.name,
-            node: match whole.spec.node_name {
-                Some(node) if !node.is_empty() => node,
-                _ => whole.spec.pool.name.clone(),
-            },
-            pool: whole.spec.pool.name,
-            gpus: devices.filter_map(gpu).filter(|_| is_ours).collect(),
-        })
+        let node = spec.node_name.as_ref().filter(|node| !node.is_empty());
+        Self {
+            name: slice.metadata.name.clone(),
+            pool: spec.pool.name.clone(),
+            node: node.unwrap_or(&spec.pool.name).clone(),
+            gpus: devices.filter_map(gpu).collect(),
+        }
     }
 }
 
@@ -140,14 +59,15 @@ pub(crate) struct Gpus {
 
 impl Gpus {
     /// Returns true if there are other GPUs now.
-    pub(crate) fn set(&mut self, slice: Slice, now: Now) -> bool {
+    pub(crate) fn set(&mut self, slice: &ResourceSlice, now: Now) -> bool {
+        let slice = Slice::from(slice);
         self.gone.remove(&slice.name);
         if self.slices.get(&slice.name) == Some(&slice) {
             return false;
         }
         self.forget(&slice.name);
-        for (_, gpu) in &slice.gpus {
-            *self.sizes.entry(gpu.memory).or_default() += 1;
+        for (_, memory) in &slice.gpus {
+            *self.sizes.entry(*memory).or_default() += 1;
         }
         let of_pool = self.pools.entry(slice.pool.clone()).or_default();
         of_pool.push(slice.name.clone());
@@ -179,20 +99,17 @@ impl Gpus {
         is_known
     }
 
-    pub(crate) fn retain(&mut self, listed: &[String], now: Now) -> bool {
+    /// The slices that a list does not have any more.
+    pub(crate) fn others(&self, listed: &[String]) -> Vec<String> {
         let listed: HashSet<&String> = listed.iter().collect();
-        let gone = self.slices.keys().filter(|name| !listed.contains(name));
-        let gone: Vec<String> = gone.cloned().collect();
-        for name in &gone {
-            self.remove(name, now);
-        }
-        !gone.is_empty()
+        let others = self.slices.keys().filter(|name| !listed.contains(name));
+        others.cloned().collect()
     }
 
     fn forget(&mut self, name: &str) -> Option<Slice> {
         let slice = self.slices.remove(name)?;
-        for (_, gpu) in &slice.gpus {
-            if let Some(count) = self.sizes.get_mut(&gpu.memory) {
+        for (_, memory) in &slice.gpus {
+            if let Some(count) = self.sizes.get_mut(memory) {
                 *count -= 1;
             }
         }
@@ -216,8 +133,8 @@ impl Gpus {
     fn remember(&mut self, now: Now) {
         self.gone.retain(|_, (until, _)| *until > now);
         let mut possible = self.sizes.clone();
-        for (_, gpu) in self.gone.values().flat_map(|(_, slice)| &slice.gpus) {
-            *possible.entry(gpu.memory).or_default() += 1;
+        for (_, memory) in self.gone.values().flat_map(|(_, slice)| &slice.gpus) {
+            *possible.entry(*memory).or_default() += 1;
         }
         if !possible.is_empty() {
             self.possible = possible;
@@ -233,7 +150,12 @@ impl Gpus {
     pub(crate) fn memory(&self, pool: &str, device: &str) -> Option<u64> {
         self.of_pool(pool)
             .find_map(|slice| slice.gpus.iter().find(|(name, _)| **name == *device))
-            .map(|(_, gpu)| gpu.memory)
+            .map(|(_, memory)| *memory)
+    }
+
+    /// The memory of the largest GPU that was ever seen.
+    pub(crate) fn largest(&self) -> Option<u64> {
+        self.possible.last_key_value().map(|(size, _)| *size)
     }
 
     /// The node of a pool.
@@ -254,14 +176,6 @@ impl Gpus {
         })
     }
 
-    /// Node, pool, device and GPU of each.
-    pub(crate) fn all(&self) -> impl Iterator<Item = (&str, &str, &str, &Gpu)> {
-        self.slices.values().flat_map(|slice| {
-            let gpus = slice.gpus.iter();
-            gpus.map(|(device, gpu)| (slice.node.as_str(), slice.pool.as_str(), &**device, gpu))
-        })
-    }
-
     /// The number of GPUs, which no request of all of a node's exceeds.
     pub(crate) fn count(&self) -> usize {
         self.possible.values().sum()
@@ -273,7 +187,7 @@ pub(crate) mod tests {
     use super::*;
     use serde_json::json;
 
-    pub(crate) fn slice(name: &str, gibibytes: &[u64]) -> Slice {
+    pub(crate) fn slice(name: &str, gibibytes: &[u64]) -> ResourceSlice {
         let device = |(i, size): (usize, &u64)| {
             json!({"name": format!("gpu-{i}"), "attributes": {"type": {"string": "gpu"}},
                 "capacity": {"memory": {"value": format!("{size}Gi")}}})
@@ -289,8 +203,8 @@ pub(crate) mod tests {
         const GI: u64 = 1 << 30;
         let mut gpus = Gpus::default();
         assert_eq!(gpus.worst(None, 0), None);
-        assert!(gpus.set(slice("a", &[80, 40]), Now::ZERO));
-        assert!(!gpus.set(slice("a", &[80, 40]), Now::ZERO));
+        assert!(gpus.set(&slice("a", &[80, 40]), Now::ZERO));
+        assert!(!gpus.set(&slice("a", &[80, 40]), Now::ZERO));
         assert_eq!(gpus.worst(None, 0), Some(Amount::share(80 * GI, 0, 80 * GI)));
         assert_eq!(gpus.worst(Some(20 * GI), 0).unwrap().gpus, 500_000);
         assert_eq!(gpus.worst(Some(60 * GI), 0).unwrap().gpus, 750_000);
@@ -305,24 +219,25 @@ pub(crate) mod tests {
     fn the_largest_gpu_counts_while_its_node_is_away_for_a_moment() {
         const GI: u64 = 1 << 30;
         let mut gpus = Gpus::default();
-        gpus.set(slice("large", &[80]), Now::ZERO);
-        gpus.set(slice("small", &[40]), Now::ZERO);
+        gpus.set(&slice("large", &[80]), Now::ZERO);
+        gpus.set(&slice("small", &[40]), Now::ZERO);
         let largest = |gpus: &Gpus| gpus.worst(None, 0).unwrap().memory / GI;
         gpus.remove("large", Now::from_secs(1));
         assert_eq!(largest(&gpus), 80, "it may come back before the claim is allocated");
         assert!(!gpus.expire(Now::from_secs(600)));
         assert!(gpus.expire(Now::from_secs(601)));
         assert_eq!(largest(&gpus), 40, "it is gone for good");
-        gpus.set(slice("large", &[80]), Now::from_secs(700));
-        gpus.retain(&["small".to_owned()], Now::from_secs(701));
+        gpus.set(&slice("large", &[80]), Now::from_secs(700));
+        assert_eq!(gpus.others(&["small".to_owned()]), ["large"]);
+        gpus.remove("large", Now::from_secs(701));
         assert_eq!((largest(&gpus), gpus.count()), (80, 2));
-        gpus.set(slice("large", &[60]), Now::from_secs(702));
+        gpus.set(&slice("large", &[60]), Now::from_secs(702));
         assert_eq!(largest(&gpus), 60, "what it has now counts");
         // It comes back under another name.
         gpus.remove("large", Now::from_secs(703));
         let mut renamed = slice("large", &[60]);
-        renamed.name = "large-2".into();
-        gpus.set(renamed, Now::from_secs(704));
+        renamed.metadata.name = "large-2".into();
+        gpus.set(&renamed, Now::from_secs(704));
         assert_eq!(gpus.count(), 2);
     }
 }

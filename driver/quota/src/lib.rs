@@ -3,9 +3,10 @@
 //!
 //! ```text
 //!  VgpuQuotas, pods, claims ──────────┐
-//!  DeviceClasses, slices: sizes ──────┼─► Desk ─► Plan: reserve in status, take gates off; label namespaces and stamp
-//!  ResourceQuotas: further ceilings ──┤     ▲     │     quotas (keeper); notices
-//!  namespaces, VgpuQuotaDefaults ─────┘     └─────┘ Outcome
+//!  slices: sizes of GPUs              │
+//!  slices, classes, claims ─► Index ──┼─► QuotaController ─► Plan: reserve in status, take gates off, evict;
+//!  ResourceQuotas: further ceilings ──┤     ▲      │         label namespaces and stamp quotas (labels); notices
+//!  namespaces, VgpuQuotaDefaults ─────┘     └──────┘ Outcome
 //! ```
 //!
 //! A pod waits behind a scheduling gate. The leader reserves what its claims may take in the quota's `status`, by claim
@@ -17,7 +18,8 @@
 //!
 //! A reservation goes when its claim is deleted or freed, never because it is allocated: the next leader may see the
 //! claims a moment later than `status`. What holds shares without one (pods that were there, a gate that somebody else
-//! took off) counts as soon as it is seen, above the ceiling too, so that others wait for it; it is no reservation.
+//! took off, a claim that is gone while its node still holds the share) counts as soon as it is seen, above the ceiling too, so
+//! that others wait for it; it is no reservation.
 //!
 //! Failure modes:
 //! - **A crash before the reservation is written:** nothing happened. **Between reservation and gate:** the next leader
@@ -28,10 +30,10 @@
 //!   longer if it sees the pod by then. So the first one's watch of quotas, its request that opens the gate, and the second
 //!   one's watch of pods may together lag by less than 30 s.
 //! - **An answer that is lost:** the quota is read. What is in `status` counts, whoever wrote it.
-//! - **A new leader with an old view:** a desk begins with lists that were made after the lease was won. A reservation
+//! - **A new leader with an old view:** a controller begins with lists that were made after the lease was won. A reservation
 //!   of a claim that it does not know stays for 30 s. So a watch may lag by less than that; one that lags by more could
 //!   let a reservation go that a leader before wrote in its last seconds.
-//! - **A claim deleted between reservation and gate:** its reservation goes; the pod waits for another, and is told. One
+//! - **A claim deleted between reservation and gate:** its reservation goes; the pod waits for another, and gets an event. One
 //!   by the same name has another UID, which is compared with the API server's before the gate goes. A named claim that
 //!   its owner replaces by a larger one after that counts as soon as it is seen.
 //! - **The quota deleted, or its CRD:** gates open: there is no ceiling. **Its namespace deleted:** pods, claims and quota
@@ -40,55 +42,53 @@
 //! - **`hard` below what is used:** pods wait until enough has ended; nobody is stopped.
 //! - **Somebody writes `status`** (while the policy was off): unreadable entries are left out, missing ones are found
 //!   again from pods and claims, and those of nobody go after 30 s.
+//! - **A node holds a share whose claim is gone:** it counts, and costs hours, from when the node says so to when it says
+//!   that it let go, or is gone itself. If nodes report nothing, no gate waits for that.
 //! - **A clock that jumps, an outage:** see [`Account`].
 
 #![forbid(unsafe_code)]
 
 mod amount;
 mod budget;
+mod budget_state;
 mod ceilings;
 mod change;
 mod claim;
 mod class;
+mod controller;
 mod decision;
 mod default;
-mod demand;
 mod describe;
-mod desk;
 mod eviction;
 mod evictions;
+mod free_capacity;
 mod gpus;
-mod keeper;
-mod mark;
 pub mod names;
 mod namespace;
+mod namespace_labels;
 mod notice;
 mod plan;
 mod pod;
-mod room;
-mod selector;
 mod spec;
 mod status;
-mod time;
 mod view;
 mod waits;
 
-pub use amount::{Amount, Ceilings, Dimension, GPU, WrittenAmount, millionths};
+pub use amount::{Amount, Ceilings, PerDimension};
 pub use budget::{Account, GpuTime, Steady, Sum};
+pub use budget_state::BudgetState;
 pub use ceilings::ResourceQuota;
-pub use change::Change;
-pub use claim::{Claim, NotKnown};
-pub use class::Class;
+pub use change::{Change, Unclaimed};
+pub use claim::NotKnown;
+pub use controller::QuotaController;
 pub use default::{DefaultSpec, QuotaDefault, Stamped};
-pub use desk::Desk;
-pub use gpus::Slice;
-pub use keeper::NamespaceLabels;
-pub use mark::Mark;
 pub use namespace::{HOLD, RESERVATIONS_MAX};
-pub use notice::{Kind, Notice, Subject};
-pub use plan::{Numbers, Outcome, Plan, PodRef, SUM_EVERY, Task, Write};
-pub use pod::Pod;
-pub use spec::{Budget, Spec, SpecError, WhenSpent};
+pub use namespace_labels::NamespaceLabels;
+pub use notice::Notice;
+pub use plan::{Numbers, Outcome, Plan, SUM_EVERY, Task, Write};
+pub use spec::{Budget, Spec, SpecError};
 pub use status::{Quota, Status};
-pub use time::{Now, Wall};
 pub use waits::waits;
+
+/// Time since the start of the process.
+pub type Now = std::time::Duration;

@@ -4,22 +4,29 @@ mod decide;
 mod held;
 mod queue;
 mod reservations;
+mod unclaimed;
 mod yielding;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 
+use vgpu_planner::model::{Claim, Pod};
+use vgpu_planner::{About, Time};
+
+use crate::Now;
 use crate::budget::Steady;
 use crate::ceilings::ResourceQuota;
-use crate::claim::{Claim, extended_key, pod_of_key};
-use crate::notice::{Kind, Subject};
+use crate::change::Unclaimed;
+use crate::claim::{allocated_at, extended_key, is_allocated, pod_of_key};
 use crate::plan::Numbers;
-use crate::pod::Pod;
+use crate::pod::kept;
 use crate::status::{Quota, Status};
-use crate::time::{Now, Wall};
 use crate::view::View;
 
 pub use held::HOLD;
 use held::{Held, charge};
+use unclaimed::StillHeld;
+pub(crate) use unclaimed::that_fit;
 
 /// The limit of reservations in a status. An object of etcd has room for three times as many.
 pub const RESERVATIONS_MAX: usize = 4096;
@@ -30,8 +37,13 @@ pub(crate) struct Namespace {
     claims: HashMap<String, Box<Claim>>,
     /// By the claim's name: its UID.
     names: HashMap<String, String>,
+    /// By name.
     pods: BTreeMap<String, Box<Pod>>,
+    /// By UID: the names of pods with extended resources.
+    extended: HashMap<String, String>,
     resource_quotas: BTreeMap<String, ResourceQuota>,
+    /// What nodes hold for claims that are gone.
+    still_held: StillHeld,
     /// Since when nothing is seen of a reservation.
     idle: HashMap<String, Now>,
     /// Claims of reservations that were deleted, and those that were freed: nothing holds them any more.
@@ -43,7 +55,8 @@ pub(crate) struct Namespace {
 
 impl Namespace {
     pub(crate) fn is_empty(&self) -> bool {
-        self.quota.is_none() && self.claims.is_empty() && self.pods.is_empty() && self.resource_quotas.is_empty()
+        let holds_nothing = self.claims.is_empty() && self.still_held.is_empty() && self.pods.is_empty();
+        holds_nothing && self.quota.is_none() && self.resource_quotas.is_empty()
     }
 
     pub(crate) fn quota_uid(&self) -> Option<&str> {
@@ -58,26 +71,25 @@ impl Namespace {
         Some(&self.quota.as_ref()?.quota.status)
     }
 
-    pub(crate) fn subject(&self) -> Option<Subject> {
-        let quota = &self.quota.as_ref()?.quota;
-        Some(Subject {
-            kind: Kind::Quota,
-            namespace: quota.namespace.clone(),
-            name: quota.name.clone(),
-            uid: quota.uid.clone(),
-        })
+    pub(crate) fn subject(&self) -> Option<About> {
+        self.quota.as_ref().map(Held::subject)
     }
 
-    pub(crate) fn claim_uids(&self) -> Box<dyn Iterator<Item = &str> + '_> {
-        Box::new(self.claims.keys().map(String::as_str))
+    pub(crate) fn claim_names(&self) -> impl Iterator<Item = &String> {
+        self.names.keys()
     }
 
-    pub(crate) fn pod_uids(&self) -> Box<dyn Iterator<Item = &str> + '_> {
-        Box::new(self.pods.keys().map(String::as_str))
+    pub(crate) fn pod_names(&self) -> impl Iterator<Item = &String> {
+        self.pods.keys()
     }
 
-    pub(crate) fn is_gated(&self, pod: &str) -> bool {
-        self.pods.get(pod).is_some_and(|pod| pod.is_gated)
+    pub(crate) fn pod(&self, name: &str) -> Option<&Pod> {
+        self.pods.get(name).map(Box::as_ref)
+    }
+
+    /// The pod with extended resources that has this UID.
+    fn extended_pod(&self, uid: &str) -> Option<&Pod> {
+        self.pod(self.extended.get(uid)?)
     }
 
     pub(crate) fn set_quota(&mut self, quota: Quota, view: &View<'_>, clock: &Steady, now: Now) {
@@ -101,7 +113,7 @@ impl Namespace {
                         account.set_budget(budget);
                     }
                 }
-                _ => held.open(&self.claims, view, clock),
+                _ => held.open(&self.claims, &self.still_held, view, clock),
             }
             return;
         }
@@ -113,56 +125,71 @@ impl Namespace {
             releases_from: Now::ZERO,
             summed: None,
         };
-        held.open(&self.claims, view, clock);
+        held.open(&self.claims, &self.still_held, view, clock);
         self.quota = Some(held);
     }
 
-    /// Returns whose told notices are to be forgotten.
-    pub(crate) fn remove_quota(&mut self, uid: &str) -> Option<Subject> {
-        let subject = self.subject().filter(|subject| subject.uid == uid)?;
+    /// Returns false if that is not the quota.
+    pub(crate) fn remove_quota(&mut self, uid: &str) -> bool {
+        if self.quota_uid() != Some(uid) {
+            return false;
+        }
         self.quota = None;
         self.idle.clear();
         self.ended.clear();
-        Some(subject)
+        true
     }
 
-    pub(crate) fn set_claim(&mut self, claim: Claim, view: &View<'_>) {
+    pub(crate) fn set_claim(&mut self, mut claim: Claim, view: &View<'_>) {
+        let (name, uid) = (claim.facts.metadata.name.clone(), claim.uid().to_owned());
+        if self.names.get(&name).is_some_and(|known| *known != uid) {
+            self.remove_claim(&name, view.wall);
+        }
         let key = self.key(&claim);
-        let old = self.claims.get(&claim.uid);
-        let was_allocated = old.is_some_and(|claim| claim.is_allocated());
-        // One that was never seen before has been allocated for an unknown time.
-        let found = old.is_none().then_some(claim.allocated_at);
+        let old = self.claims.get(&uid);
+        let was_allocated = old.is_some_and(|claim| is_allocated(claim));
+        // A claim that was never seen before has been allocated for an unknown time.
+        let found = old.is_none().then_some(allocated_at(&claim));
         if let Some(account) = self.quota.as_mut().and_then(|held| held.account.as_mut()) {
             account.advance(view.wall);
             charge(account, &claim, view, found);
         }
-        match claim.is_allocated() {
+        match is_allocated(&claim) {
             true => {
+                // It counts the devices that it got.
+                claim.facts.spec = Arc::default();
+                claim.reserved_for = Vec::new();
                 self.ended.remove(&key);
             }
             // Kubernetes frees a claim when the last pod is gone.
             false if was_allocated => self.end(key),
             false => {}
         }
-        self.names.insert(claim.name.clone(), claim.uid.clone());
-        self.claims.insert(claim.uid.clone(), Box::new(claim));
+        self.names.insert(name, uid.clone());
+        self.claims.insert(uid, Box::new(claim));
     }
 
-    pub(crate) fn remove_claim(&mut self, uid: &str, wall: Wall) {
-        let Some(claim) = self.claims.remove(uid) else { return };
-        if self.names.get(&claim.name).is_some_and(|known| known == uid) {
-            self.names.remove(&claim.name);
-        }
+    pub(crate) fn remove_claim(&mut self, name: &str, wall: Time) {
+        let uid = self.names.remove(name);
+        let Some(claim) = uid.and_then(|uid| self.claims.remove(&uid)) else {
+            return;
+        };
         if let Some(account) = self.quota.as_mut().and_then(|held| held.account.as_mut()) {
             account.advance(wall);
-            account.end(uid);
+            account.end(claim.uid());
         }
         // Its pod may be gone already, and with it the proof that the claim was made for it. Nothing is freed too soon: a
         // reservation that a pod or an allocated claim still has is kept.
-        if let Some(pod) = &claim.extended_of {
+        if let Some(pod) = claim.extended_of() {
             self.end(extended_key(pod));
         }
-        self.end(claim.uid.clone());
+        self.end(claim.uid().to_owned());
+    }
+
+    /// Replaces what a node holds for claims that are gone.
+    pub(crate) fn set_unclaimed(&mut self, node: &str, shares: Vec<Unclaimed>, view: &View<'_>) {
+        let account = self.quota.as_mut().and_then(|held| held.account.as_mut());
+        self.still_held.replace(node, shares, account, view);
     }
 
     /// Nothing holds this any more. Without a quota there is no reservation to end.
@@ -175,35 +202,40 @@ impl Namespace {
     /// The key of a claim's reservation: its UID, and for the one that kube-scheduler made for a pod's extended resources
     /// that pod's key. The pod says which one that is; the claim's own word is not enough.
     pub(super) fn key(&self, claim: &Claim) -> String {
-        let pod = claim.extended_of.as_ref().and_then(|pod| self.pods.get(pod));
-        match pod.filter(|pod| pod.extended_claim.as_ref() == Some(&claim.name)) {
+        let pod = claim.extended_of().and_then(|pod| self.extended_pod(pod));
+        match pod.filter(|pod| pod.unusual().extended_claim.as_ref() == Some(&claim.facts.metadata.name)) {
             Some(pod) => extended_key(&pod.uid),
-            None => claim.uid.clone(),
+            None => claim.uid().to_owned(),
         }
     }
 
     /// The claim of a reservation.
     pub(super) fn claim_of(&self, key: &str) -> Option<&Claim> {
         match pod_of_key(key) {
-            Some(pod) => self.extended_claim(self.pods.get(pod)?),
+            Some(pod) => self.extended_claim(self.extended_pod(pod)?),
             None => self.claims.get(key).map(Box::as_ref),
         }
     }
 
     /// The claim that was made for a pod's extended resources.
     pub(super) fn extended_claim(&self, pod: &Pod) -> Option<&Claim> {
-        let uid = self.names.get(pod.extended_claim.as_ref()?)?;
+        let uid = self.names.get(pod.unusual().extended_claim.as_ref()?)?;
         let claim = self.claims.get(uid)?;
-        (claim.extended_of.as_ref() == Some(&pod.uid)).then_some(claim)
+        (claim.extended_of() == Some(&*pod.uid)).then_some(&**claim)
     }
 
     pub(crate) fn set_pod(&mut self, pod: Pod) {
-        self.pods.insert(pod.uid.clone(), Box::new(pod));
+        if !pod.extended.is_empty() || pod.unusual().extended_claim.is_some() {
+            self.extended.insert(pod.uid.clone(), pod.name.clone());
+        }
+        self.pods.insert(pod.name.clone(), Box::new(kept(pod)));
     }
 
-    pub(crate) fn remove_pod(&mut self, uid: &str) -> Option<Pod> {
-        self.missing.remove(uid);
-        self.pods.remove(uid).map(|pod| *pod)
+    pub(crate) fn remove_pod(&mut self, name: &str) -> Option<Box<Pod>> {
+        let pod = self.pods.remove(name)?;
+        self.missing.remove(&pod.uid);
+        self.extended.remove(&pod.uid);
+        Some(pod)
     }
 
     pub(crate) fn set_resource_quota(&mut self, quota: ResourceQuota) {
@@ -229,13 +261,14 @@ impl Namespace {
         if let Some(account) = self.quota.as_mut().and_then(|held| held.account.as_mut()) {
             account.advance(view.wall);
             for claim in self.claims.values() {
-                charge(account, claim, view, Some(claim.allocated_at));
+                charge(account, claim, view, Some(allocated_at(claim)));
             }
+            self.still_held.charge(account, view, None);
         }
     }
 
     /// The clock jumped. Returns the quota to tell it, if that matters.
-    pub(crate) fn jump(&mut self, before: Wall, by: i64) -> Option<Subject> {
+    pub(crate) fn jump(&mut self, before: Time, by: i64) -> Option<About> {
         let account = self.quota.as_mut()?.account.as_mut()?;
         account.advance(before);
         account.jump(by);
@@ -248,7 +281,7 @@ impl Namespace {
         }
     }
 
-    /// `is_known`: what the API server has is known.
+    /// `is_known`: the answer shows the quota as the API server has it.
     pub(crate) fn end_write(&mut self, is_known: bool) {
         if let Some(held) = &mut self.quota {
             held.is_busy = false;

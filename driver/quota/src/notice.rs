@@ -1,24 +1,8 @@
 //! The events for owners of pods and for administrators.
 
-use crate::amount::Dimension;
+use vgpu_api::quota::Dimension;
+
 use crate::claim::NotKnown;
-
-/// The object that an event is about.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Subject {
-    pub kind: Kind,
-    pub namespace: String,
-    pub name: String,
-    pub uid: String,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
-    Pod,
-    Quota,
-    /// A VgpuQuotaDefault, which has no namespace.
-    Default,
-}
 
 /// Why a gate stays shut, or what is wrong with a quota.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -95,7 +79,7 @@ pub enum Notice {
     )]
     Evicted {
         node: String,
-        /// Its UID: its name is another namespace's.
+        /// The UID, because tenants do not learn names of other namespaces.
         waiting: String,
         reset: String,
     },
@@ -138,22 +122,22 @@ impl Notice {
         }
     }
 
-    /// The key of an event that is written once, even if its numbers change.
-    pub(crate) fn topic(&self) -> String {
+    /// The key of a state that lasts, which stays equal if its numbers change; `None` for something that has happened.
+    #[must_use]
+    pub fn topic(&self) -> Option<String> {
         let detail = match self {
+            Self::ClockJumped(_) | Self::BadDefault(_) | Self::Evicted { .. } | Self::RoomMade { .. } => return None,
             Self::Full { dimension, .. } | Self::TooLarge { dimension, .. } | Self::Ungated { dimension, .. } => {
                 dimension.name()
             }
-            Self::Refused(text) | Self::BadSpec(text) | Self::BadDefault(text) | Self::NoClaim(text) => text,
+            Self::Refused(text) | Self::BadSpec(text) | Self::NoClaim(text) => text,
             // One namespace is named, however many match.
             Self::DefaultsMatch { first, .. } => first,
             Self::StampRefused { namespace, .. } => namespace,
             Self::Uncounted { why, .. } => why,
             Self::Spent { reset, .. } | Self::Yields { reset, .. } | Self::BudgetSpent { reset, .. } => reset,
-            Self::Evicted { waiting, .. } => waiting,
-            Self::RoomMade { node, .. } => node,
             _ => "",
         };
-        format!("{:?} {detail}", std::mem::discriminant(self))
+        Some(format!("{:?} {detail}", std::mem::discriminant(self)))
     }
 }

@@ -1,14 +1,15 @@
-//! The desk's writes, and their outcomes.
+//! The controller's writes, and their outcomes.
 
 use std::time::Duration;
 
 use serde_json::Value;
+use vgpu_api::PodRef;
+use vgpu_planner::About;
 
-use crate::mark::Mark;
-use crate::notice::{Kind, Notice, Subject};
-use crate::pod::Pod;
+use crate::Now;
+use crate::budget_state::BudgetState;
+use crate::notice::Notice;
 use crate::status::{Quota, Status};
-use crate::time::Now;
 
 /// Sums of budgets are written this often.
 pub const SUM_EVERY: Duration = Duration::from_secs(10);
@@ -39,7 +40,7 @@ pub enum Write {
     Label {
         namespace: String,
         uid: String,
-        mark: Option<Mark>,
+        state: Option<BudgetState>,
     },
     /// Create the quota of a default, or write its spec over that version (UID and resourceVersion) of it.
     Stamp {
@@ -48,23 +49,6 @@ pub enum Write {
         spec: Value,
         over: Option<(String, String)>,
     },
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PodRef {
-    pub namespace: String,
-    pub name: String,
-    pub uid: String,
-}
-
-impl PodRef {
-    pub(crate) fn of(pod: &Pod) -> Self {
-        Self {
-            namespace: pod.namespace.clone(),
-            name: pod.name.clone(),
-            uid: pod.uid.clone(),
-        }
-    }
 }
 
 /// The subject of a write. For each one, at most one write is in flight.
@@ -107,11 +91,11 @@ pub enum Outcome {
     },
     /// The namespace has its label, or is gone.
     Labelled,
-    /// It was not done, or that is not known: decide again after a pause.
+    /// The write failed, or its result is unknown: decide again after a pause.
     Again,
     /// The API server says no.
     Refused(String),
-    /// It was not sent: this replica leads no more.
+    /// It was not sent: this replica no longer leads.
     Dropped,
 }
 
@@ -119,7 +103,7 @@ pub enum Outcome {
 #[derive(Debug, Default)]
 pub struct Plan {
     pub writes: Vec<Write>,
-    pub notices: Vec<(Subject, Notice)>,
+    pub notices: Vec<(About, Notice)>,
     /// When to plan again, if nothing changes before.
     pub wake: Option<Now>,
 }
@@ -132,13 +116,4 @@ pub struct Numbers {
     pub spent: usize,
     pub reservations: usize,
     pub waiting: usize,
-}
-
-pub(crate) fn subject(kind: Kind, pod: &PodRef) -> Subject {
-    Subject {
-        kind,
-        namespace: pod.namespace.clone(),
-        name: pod.name.clone(),
-        uid: pod.uid.clone(),
-    }
 }

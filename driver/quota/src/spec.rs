@@ -1,22 +1,22 @@
-//! The `spec` of a VgpuQuota and of a VgpuQuotaDefault, which administrators write. The policy of the chart refuses the same
-//! mistakes with the same field names; what passes without it is refused here, and then no gate of the namespace opens.
+//! The `spec` of a VgpuQuota as numbers. The policy of the chart refuses the same mistakes with the same field names; what
+//! passes without it is refused here, and then no gate of the namespace opens.
 
 use std::time::Duration;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
+use vgpu_api::quota::{BudgetSpec, Dimension, GPU, Number, Unit, VgpuQuotaSpec, WhenSpent, read_spec};
 use vgpu_api::request::{MEMORY_MIN, memory};
 use vgpu_quantity::{Quantity, WholeError, quoted};
 
-use crate::amount::{Ceilings, Dimension, GPU};
+use crate::amount::Ceilings;
 
 /// The shortest time of a budget: sums are made every 10 s.
 const EVERY_MIN: Duration = Duration::from_secs(60);
 const EVERY_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 /// More hours than a thousand GPUs have in a year.
 const HOURS_MAX: u64 = 10_000_000;
-
 /// The most memory that a quota counts: 4Ei. Sums of claims stay below what Kubernetes' numbers hold.
-const MEMORY_MOST: i64 = 4 << 60;
+const MEMORY_MAX: i64 = 4 << 60;
 
 /// The ceilings and the budget of a quota.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -35,138 +35,71 @@ pub struct Budget {
     pub when_spent: WhenSpent,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WhenSpent {
-    /// New pods come after those that are in budget, and go when one of these needs their place.
-    Yield,
-    /// No new pod starts until the reset.
-    Hold,
-}
-
-const AT_MEMORY: &str = "spec.hard.memory";
-
 /// Why a spec is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
-    #[error("{at}: {} is not an object", quoted(.value))]
-    NotAnObject { at: String, value: String },
-    #[error("{at}.{}: unknown field; use {known}", quoted(.field))]
-    UnknownField {
-        at: String,
-        field: String,
-        known: &'static str,
-    },
+    /// A field is missing, unknown or of another type.
+    #[error("{0}")]
+    Shape(String),
     #[error("{0}")]
     Memory(String),
     #[error(
-        "{AT_MEMORY}: {} is not a whole number of bytes; write a whole number of a smaller unit, for example 1536Mi for 1.5Gi",
-        quoted(.0)
+        "{at}: {} is not a whole number of bytes; write a whole number of a smaller unit, for example 1536Mi for 1.5Gi",
+        quoted(.value)
     )]
-    MemoryNotWhole(String),
-    #[error("{AT_MEMORY}: {} is more than the 4Ei that a quota can count; leave the field out for no ceiling", quoted(.0))]
-    MemoryTooLarge(String),
+    MemoryNotWhole { at: String, value: String },
+    #[error("{at}: {} is more than the 4Ei that a quota can count; leave the field out for no ceiling", quoted(.value))]
+    MemoryTooLarge { at: String, value: String },
     #[error("{at}: {} is not a number of {what}; write {example}", quoted(.value))]
     Number {
-        at: &'static str,
+        at: String,
         value: String,
         what: &'static str,
         example: &'static str,
     },
-    #[error("{at}: missing; {fix}")]
-    Missing { at: &'static str, fix: &'static str },
     #[error(
         "spec.budget.every: {} is not a time from 1m to 366d; write minutes, hours or days, for example 24h or 7d",
         quoted(.0)
     )]
     Every(String),
-    #[error("spec.budget.whenSpent: {} is none of Yield, Hold", quoted(.0))]
-    WhenSpent(String),
-    #[error("spec.backfill: {} is neither true nor false", quoted(.0))]
-    Backfill(String),
 }
 
 impl Spec {
     /// Reads the object under `spec`. A missing one sets no ceiling.
+    ///
+    /// # Errors
+    /// The first mistake.
     pub fn parse(spec: &Value) -> Result<Self, SpecError> {
-        let spec = object(
-            "spec",
-            spec,
-            &["hard", "budget", "backfill"],
-            "hard, budget and backfill",
-        )?;
-        let hard = object(
-            "spec.hard",
-            spec.get("hard").unwrap_or(&Value::Null),
-            &["memory", "cores", "gpus", "shares"],
-            "memory, cores, gpus and shares",
-        )?;
-        let backfill = match spec.get("backfill") {
-            None | Some(Value::Null) => false,
-            Some(Value::Bool(value)) => *value,
-            Some(other) => return Err(SpecError::Backfill(shown(other))),
-        };
-        let budget = match spec.get("budget") {
-            None | Some(Value::Null) => None,
-            Some(budget) => Some(self::budget(budget)?),
-        };
+        Self::new(&read_spec(spec).map_err(SpecError::Shape)?)
+    }
+
+    /// # Errors
+    /// The first number that is none, or is out of range.
+    pub fn new(spec: &VgpuQuotaSpec) -> Result<Self, SpecError> {
+        let mut hard = Ceilings::default();
+        for (dimension, number) in spec.hard.iter().flatten() {
+            *hard.field(*dimension) = Some(ceiling(*dimension, number)?);
+        }
         Ok(Self {
-            hard: Ceilings {
-                memory: present(&hard, Dimension::Memory).map(memory_of).transpose()?,
-                cores: number(
-                    &hard,
-                    Dimension::Cores,
-                    "spec.hard.cores",
-                    "percent of a GPU",
-                    "a whole number, for example 150",
-                )?,
-                gpus: present(&hard, Dimension::Gpus)
-                    .map(|value| decimal("spec.hard.gpus", value, "GPUs", u64::MAX / GPU))
-                    .transpose()?,
-                shares: number(
-                    &hard,
-                    Dimension::Shares,
-                    "spec.hard.shares",
-                    "shares",
-                    "a whole number, for example 8",
-                )?,
-            },
-            budget,
-            backfill,
+            hard,
+            budget: spec.budget.as_ref().map(Budget::new).transpose()?,
+            backfill: spec.backfill.unwrap_or_default(),
         })
     }
 }
 
-fn budget(value: &Value) -> Result<Budget, SpecError> {
-    let budget = object(
-        "spec.budget",
-        value,
-        &["gpuHours", "every", "whenSpent"],
-        "gpuHours, every and whenSpent",
-    )?;
-    let hours = budget.get("gpuHours").ok_or(SpecError::Missing {
-        at: "spec.budget.gpuHours",
-        fix: "write the GPU hours of each period, for example 100",
-    })?;
-    let every = budget.get("every").ok_or(SpecError::Missing {
-        at: "spec.budget.every",
-        fix: "write how often the hours begin anew, for example 7d",
-    })?;
-    let when_spent = match budget.get("whenSpent") {
-        None | Some(Value::Null) => WhenSpent::Yield,
-        Some(Value::String(text)) if text == "Yield" => WhenSpent::Yield,
-        Some(Value::String(text)) if text == "Hold" => WhenSpent::Hold,
-        Some(other) => return Err(SpecError::WhenSpent(shown(other))),
-    };
-    Ok(Budget {
-        gpu_hours: decimal("spec.budget.gpuHours", hours, "GPU hours", HOURS_MAX)?,
-        every: duration(every).ok_or_else(|| SpecError::Every(shown(every)))?,
-        when_spent,
-    })
+impl Budget {
+    fn new(budget: &BudgetSpec) -> Result<Self, SpecError> {
+        Ok(Self {
+            gpu_hours: decimal("spec.budget.gpuHours", &budget.gpu_hours, "GPU hours", HOURS_MAX)?,
+            every: duration(&budget.every).ok_or_else(|| SpecError::Every(budget.every.clone()))?,
+            when_spent: budget.when_spent.unwrap_or_default(),
+        })
+    }
 }
 
 /// `90m`, `24h`, `7d`.
-fn duration(value: &Value) -> Option<Duration> {
-    let text = value.as_str()?;
+fn duration(text: &str) -> Option<Duration> {
     let unit = match text.chars().last()? {
         'm' => 60,
         'h' => 3600,
@@ -181,57 +114,48 @@ fn duration(value: &Value) -> Option<Duration> {
     (EVERY_MIN..=EVERY_MAX).contains(&every).then_some(every)
 }
 
-/// 0 blocks; else the rules of a claim's memory, with its suggestions. The sum of a namespace may be more than one GPU has.
-fn memory_of(value: &Value) -> Result<u64, SpecError> {
-    let text = shown(value);
-    match vgpu_quantity::whole(&text) {
-        Ok(0) => Ok(0),
-        Ok(bytes) if bytes > MEMORY_MOST => Err(SpecError::MemoryTooLarge(text)),
-        Ok(bytes) if bytes >= MEMORY_MIN as i64 => Ok(bytes as u64),
-        Err(WholeError::TooLarge { .. }) if !text.starts_with('-') => Err(SpecError::MemoryTooLarge(text)),
-        Err(WholeError::NotWhole { .. }) => Err(SpecError::MemoryNotWhole(text)),
-        _ => memory(AT_MEMORY, &text).map_err(|error| SpecError::Memory(error.to_string())),
+fn ceiling(dimension: Dimension, number: &Number) -> Result<u64, SpecError> {
+    let at = format!("spec.hard.{dimension}");
+    match dimension.unit() {
+        Unit::Bytes => bytes(at, number.to_string()),
+        Unit::Millionths => decimal(&at, number, dimension.noun(), u64::MAX / GPU),
+        Unit::Whole => {
+            let value = number.to_string();
+            let whole = vgpu_quantity::whole(&value).ok();
+            let whole = whole.and_then(|number| u64::try_from(number).ok());
+            whole.ok_or(SpecError::Number {
+                at,
+                value,
+                what: dimension.noun(),
+                example: "a whole number, for example 8",
+            })
+        }
     }
 }
 
-fn number(
-    hard: &Map<String, Value>,
-    dimension: Dimension,
-    at: &'static str,
-    what: &'static str,
-    example: &'static str,
-) -> Result<Option<u64>, SpecError> {
-    let Some(value) = present(hard, dimension) else {
-        return Ok(None);
-    };
-    let text = shown(value);
-    let read = vgpu_quantity::whole(&text)
-        .ok()
-        .and_then(|number| u64::try_from(number).ok());
-    let refused = || SpecError::Number {
-        at,
-        value: text.clone(),
-        what,
-        example,
-    };
-    read.map(Some).ok_or_else(refused)
+/// 0 blocks; else the rules of a claim's memory, with its suggestions. The sum of a namespace may be more than one GPU has.
+fn bytes(at: String, value: String) -> Result<u64, SpecError> {
+    match vgpu_quantity::whole(&value) {
+        Ok(0) => Ok(0),
+        Ok(bytes) if bytes > MEMORY_MAX => Err(SpecError::MemoryTooLarge { at, value }),
+        Ok(bytes) if bytes >= MEMORY_MIN as i64 => Ok(bytes as u64),
+        Err(WholeError::TooLarge { .. }) if !value.starts_with('-') => Err(SpecError::MemoryTooLarge { at, value }),
+        Err(WholeError::NotWhole { .. }) => Err(SpecError::MemoryNotWhole { at, value }),
+        _ => memory(&at, &value).map_err(|error| SpecError::Memory(error.to_string())),
+    }
 }
 
-/// A decimal number in millionths; what is finer is rounded up, as Kubernetes does.
-fn decimal(at: &'static str, value: &Value, what: &'static str, max: u64) -> Result<u64, SpecError> {
-    let text = shown(value);
-    let read = || {
-        let whole = vgpu_quantity::whole(&text)
-            .ok()
-            .and_then(|whole| u64::try_from(whole).ok());
-        match whole {
-            Some(whole) => Some(whole).filter(|whole| *whole <= max)?.checked_mul(GPU),
-            None => fraction(&text).filter(|number| *number / GPU < max),
-        }
+/// A decimal number in millionths; finer parts are rounded up, as Kubernetes does.
+fn decimal(at: &str, number: &Number, what: &'static str, max: u64) -> Result<u64, SpecError> {
+    let value = number.to_string();
+    let whole = vgpu_quantity::whole(&value).ok();
+    let read = match whole.and_then(|whole| u64::try_from(whole).ok()) {
+        Some(whole) => (whole <= max).then(|| whole.checked_mul(GPU)).flatten(),
+        None => fraction(&value).filter(|number| *number / GPU < max),
     };
-    read().ok_or_else(|| SpecError::Number {
-        at,
-        value: text.clone(),
+    read.ok_or_else(|| SpecError::Number {
+        at: at.to_owned(),
+        value,
         what,
         example: "a number, for example 1.5",
     })
@@ -243,40 +167,6 @@ fn fraction(text: &str) -> Option<u64> {
     u64::try_from((quantity.rank().checked_add(999)?).div_euclid(1000))
         .ok()
         .filter(|_| !quantity.is_negative())
-}
-
-fn present(hard: &Map<String, Value>, dimension: Dimension) -> Option<&Value> {
-    hard.get(dimension.name()).filter(|value| !value.is_null())
-}
-
-/// An object with known fields only; a missing one is empty.
-fn object(at: &str, value: &Value, fields: &[&str], known: &'static str) -> Result<Map<String, Value>, SpecError> {
-    let object = match value {
-        Value::Null => Map::new(),
-        Value::Object(object) => object.clone(),
-        other => {
-            return Err(SpecError::NotAnObject {
-                at: at.to_owned(),
-                value: shown(other),
-            });
-        }
-    };
-    match object.keys().find(|key| !fields.contains(&key.as_str())) {
-        Some(field) => Err(SpecError::UnknownField {
-            at: at.to_owned(),
-            field: field.clone(),
-            known,
-        }),
-        None => Ok(object),
-    }
-}
-
-/// A text without its quotes, anything else as JSON.
-fn shown(value: &Value) -> String {
-    match value {
-        Value::String(text) => text.clone(),
-        other => other.to_string(),
-    }
 }
 
 #[cfg(test)]
@@ -324,14 +214,20 @@ mod tests {
         for (spec, words) in [
             (
                 json!({"hrad": {}}),
-                "spec.\"hrad\": unknown field; use hard, budget and backfill",
+                "spec.hrad: unknown field `hrad`, expected one of `hard`, `budget`, `backfill`",
             ),
             (
                 json!({"hard": {"gpumem": 1}}),
-                "spec.hard.\"gpumem\": unknown field; use memory, cores, gpus and shares",
+                "spec.hard.gpumem: unknown variant `gpumem`, expected one of `memory`, `cores`, `gpus`, `shares`",
             ),
-            (json!({"budget": {"hours": 1}}), "spec.budget.\"hours\": unknown field"),
-            (json!({"hard": 1}), "spec.hard: \"1\" is not an object"),
+            (
+                json!({"budget": {"hours": 1}}),
+                "spec.budget.hours: unknown field `hours`, expected one of",
+            ),
+            (
+                json!({"hard": 1}),
+                "spec.hard: 1 is not an object; write fields below it",
+            ),
             (
                 json!({"hard": {"memory": 80}}),
                 "spec.hard.memory: \"80\" is less than the smallest share, 64Mi; did you mean 80Gi?",
@@ -374,12 +270,9 @@ mod tests {
             ),
             (
                 json!({"budget": {"every": "7d"}}),
-                "spec.budget.gpuHours: missing; write the GPU hours",
+                "spec.budget: missing field `gpuHours`",
             ),
-            (
-                json!({"budget": {"gpuHours": 1}}),
-                "spec.budget.every: missing; write how often",
-            ),
+            (json!({"budget": {"gpuHours": 1}}), "spec.budget: missing field `every`"),
             (
                 json!({"budget": {"gpuHours": -1, "every": "7d"}}),
                 "spec.budget.gpuHours: \"-1\" is not",
@@ -394,7 +287,7 @@ mod tests {
             ),
             (
                 json!({"budget": {"gpuHours": 1, "every": 7}}),
-                "spec.budget.every: \"7\"",
+                "spec.budget.every: 7 is not a text; write it in quotes: \"7\"",
             ),
             (
                 json!({"budget": {"gpuHours": 1, "every": "99999999999999999999d"}}),
@@ -402,11 +295,11 @@ mod tests {
             ),
             (
                 json!({"budget": {"gpuHours": 1, "every": "7d", "whenSpent": "hold"}}),
-                "spec.budget.whenSpent: \"hold\" is none of Yield, Hold",
+                "spec.budget.whenSpent: unknown variant `hold`, expected `Yield` or `Hold`",
             ),
             (
                 json!({"backfill": "yes"}),
-                "spec.backfill: \"yes\" is neither true nor false",
+                "spec.backfill: \"yes\" is neither true nor false; write one of them, without quotes",
             ),
         ] {
             let said = Spec::parse(&spec).unwrap_err().to_string();

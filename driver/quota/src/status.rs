@@ -2,14 +2,16 @@
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{self as meta, ObjectMeta};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use vgpu_api::quota::{BudgetStatus, Dimension, VgpuQuotaStatus, millionths, read_millionths};
+use vgpu_planner::Time;
 
-use crate::amount::{Amount, WrittenAmount};
+use crate::amount::{Amount, Ceilings};
 use crate::budget::{GpuTime, Sum};
 use crate::default::Stamped;
 use crate::spec::Spec;
-use crate::time::Wall;
 
 /// A VgpuQuota as it was read.
 #[derive(Debug, Clone, PartialEq)]
@@ -20,7 +22,7 @@ pub struct Quota {
     /// As the API server wants it back.
     pub version: String,
     pub generation: i64,
-    pub created: Wall,
+    pub created: Time,
     /// Its spec, or why that is refused.
     pub spec: Result<Spec, String>,
     /// It was made from a VgpuQuotaDefault, and nobody has changed it since.
@@ -29,87 +31,82 @@ pub struct Quota {
 }
 
 /// The status, which the leader writes.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(into = "VgpuQuotaStatus")]
 pub struct Status {
     pub generation: i64,
     /// The leader's term that wrote it.
     pub epoch: Option<String>,
     pub problem: Option<String>,
     /// The ceilings that hold, with those of ResourceQuotas.
-    pub hard: WrittenAmount,
+    pub hard: Ceilings,
     pub limited_by: BTreeMap<String, String>,
-    /// The sum that counts: the reservations, and shares without one.
+    /// The sum of the reservations and of shares without one.
     pub used: Amount,
     /// The reserved amounts, by key.
     pub reservations: BTreeMap<String, Amount>,
     pub budget: Option<Sum>,
 }
 
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Written {
-    #[serde(default)]
-    observed_generation: i64,
-    #[serde(default)]
-    epoch: Option<String>,
-    #[serde(default)]
-    problem: Option<String>,
-    #[serde(default)]
-    hard: WrittenAmount,
-    #[serde(default)]
-    limited_by: BTreeMap<String, String>,
-    #[serde(default)]
-    used: WrittenAmount,
-    #[serde(default)]
-    reservations: BTreeMap<String, String>,
-    #[serde(default)]
-    budget: Option<WrittenBudget>,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct WrittenBudget {
-    /// `InBudget` or `Spent`: the policy of the chart reads it.
-    state: String,
-    gpu_hours: String,
-    used_gpu_hours: String,
-    /// The exact sum.
-    used_gpu_seconds: String,
-    period_start: String,
-    period_end: String,
-    /// Up to when shares were charged.
-    as_of: String,
-}
-
 /// The value of `status.budget.state` that the policy of the chart asks for.
 const SPENT: &str = "Spent";
 
-impl Serialize for Status {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let budget = self.budget.as_ref().map(|sum| WrittenBudget {
+impl From<Status> for VgpuQuotaStatus {
+    fn from(status: Status) -> Self {
+        let reservations = status.reservations.into_iter();
+        Self {
+            observed_generation: status.generation,
+            epoch: status.epoch,
+            problem: status.problem,
+            hard: status.hard.written(),
+            limited_by: status.limited_by,
+            used: status.used.written(),
+            reservations: reservations.map(|(key, amount)| (key, amount.text())).collect(),
+            budget: status.budget.map(BudgetStatus::from),
+        }
+    }
+}
+
+impl From<Sum> for BudgetStatus {
+    fn from(sum: Sum) -> Self {
+        Self {
             state: if sum.is_spent { SPENT } else { "InBudget" }.to_owned(),
-            gpu_hours: crate::amount::millionths(sum.gpu_hours),
+            gpu_hours: millionths(sum.gpu_hours),
             used_gpu_hours: sum.used.hours(),
             used_gpu_seconds: sum.used.seconds(),
             period_start: sum.period_start.text(),
             period_end: sum.period_end.text(),
             as_of: sum.as_of.text(),
+        }
+    }
+}
+
+/// A part that this program did not write is left out: it is computed again from claims and pods.
+impl From<VgpuQuotaStatus> for Status {
+    fn from(written: VgpuQuotaStatus) -> Self {
+        let reservations = written.reservations.into_iter();
+        let budget = written.budget.and_then(|budget| {
+            Some(Sum {
+                is_spent: budget.state == SPENT,
+                gpu_hours: read_millionths(&budget.gpu_hours)?,
+                used: GpuTime::read(&budget.used_gpu_seconds)?,
+                period_start: Time::parse(&budget.period_start)?,
+                period_end: Time::parse(&budget.period_end)?,
+                as_of: Time::parse(&budget.as_of)?,
+            })
         });
-        let written = Written {
-            observed_generation: self.generation,
-            epoch: self.epoch.clone(),
-            problem: self.problem.clone(),
-            hard: self.hard.clone(),
-            limited_by: self.limited_by.clone(),
-            used: self.used.into(),
-            reservations: self
-                .reservations
-                .iter()
-                .map(|(key, amount)| (key.clone(), amount.text()))
+        Self {
+            generation: written.observed_generation,
+            epoch: written.epoch,
+            problem: written.problem,
+            hard: Ceilings::read(&written.hard),
+            limited_by: written.limited_by,
+            used: Amount::read(&written.used).unwrap_or_default(),
+            reservations: reservations
+                .filter_map(|(key, text)| Some((key, Amount::parse(&text)?)))
                 .collect(),
             budget,
-        };
-        written.serialize(serializer)
+        }
     }
 }
 
@@ -119,77 +116,54 @@ impl Status {
         self.epoch.as_deref() == Some(epoch)
     }
 
-    /// Reads a status that this program wrote. One that somebody else wrote counts as empty: it is computed anew from claims
-    /// and pods.
-    fn read(value: Value) -> Self {
-        let Ok(written) = serde_json::from_value::<Written>(value) else {
-            return Self::default();
+    /// The used part of each ceiling above zero, with the ceiling's name.
+    pub(crate) fn used_ratios(&self) -> impl Iterator<Item = (&'static str, f64)> {
+        let dimension = |dimension: Dimension| {
+            let ceiling = self.hard.of(dimension)?;
+            Some((
+                dimension.name(),
+                u128::from(self.used.of(dimension)),
+                u128::from(ceiling),
+            ))
         };
-        let budget = written.budget.and_then(|budget| {
-            Some(Sum {
-                is_spent: budget.state == SPENT,
-                gpu_hours: crate::amount::read_millionths(&budget.gpu_hours)?,
-                used: GpuTime::read(&budget.used_gpu_seconds)?,
-                period_start: Wall::parse(&budget.period_start)?,
-                period_end: Wall::parse(&budget.period_end)?,
-                as_of: Wall::parse(&budget.as_of)?,
-            })
-        });
-        let reservations = written.reservations.into_iter();
-        Self {
-            generation: written.observed_generation,
-            epoch: written.epoch,
-            problem: written.problem,
-            hard: written.hard,
-            limited_by: written.limited_by,
-            used: written.used.read().unwrap_or_default(),
-            reservations: reservations
-                .filter_map(|(key, text)| Some((key, Amount::read(&text)?)))
-                .collect(),
-            budget,
-        }
+        let hours = |sum: &Sum| ("gpuHours", sum.used.0, GpuTime::of_hours(sum.gpu_hours).0);
+        let ceilings = Dimension::ALL.into_iter().filter_map(dimension);
+        let ceilings = ceilings.chain(self.budget.as_ref().map(hours));
+        #[expect(clippy::cast_precision_loss, reason = "for a graph")]
+        ceilings
+            .filter(|(_, _, ceiling)| *ceiling > 0)
+            .map(|(name, used, ceiling)| (name, used as f64 / ceiling as f64))
     }
+
+    fn read(value: Value) -> Self {
+        serde_json::from_value::<VgpuQuotaStatus>(value).map_or_else(|_| Self::default(), Self::from)
+    }
+}
+
+fn created(meta::Time(at): meta::Time) -> Time {
+    Time::from_millis(at.as_millisecond())
 }
 
 impl<'de> Deserialize<'de> for Quota {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        /// Spec and status as they are: a mistake in one of them is not a quota that is unknown.
         #[derive(Deserialize)]
         struct Whole {
-            metadata: Meta,
+            metadata: ObjectMeta,
             #[serde(default)]
             spec: Value,
             #[serde(default)]
             status: Value,
         }
-        #[derive(Deserialize)]
-        #[serde(rename_all = "camelCase")]
-        struct Meta {
-            #[serde(default)]
-            name: String,
-            #[serde(default)]
-            namespace: String,
-            #[serde(default)]
-            uid: String,
-            #[serde(default)]
-            resource_version: String,
-            #[serde(default)]
-            generation: i64,
-            #[serde(default)]
-            creation_timestamp: String,
-            #[serde(default)]
-            labels: BTreeMap<String, String>,
-            #[serde(default)]
-            annotations: BTreeMap<String, String>,
-        }
         let Whole { metadata, spec, status } = Whole::deserialize(deserializer)?;
         Ok(Self {
-            namespace: metadata.namespace,
-            name: metadata.name,
-            uid: metadata.uid,
-            version: metadata.resource_version,
-            generation: metadata.generation,
-            created: Wall::parse(&metadata.creation_timestamp).unwrap_or_default(),
-            stamped: Stamped::read(&metadata.labels, &metadata.annotations, &spec),
+            stamped: Stamped::read(&metadata, &spec),
+            namespace: metadata.namespace.unwrap_or_default(),
+            name: metadata.name.unwrap_or_default(),
+            uid: metadata.uid.unwrap_or_default(),
+            version: metadata.resource_version.unwrap_or_default(),
+            generation: metadata.generation.unwrap_or_default(),
+            created: metadata.creation_timestamp.map(created).unwrap_or_default(),
             spec: Spec::parse(&spec).map_err(|error| error.to_string()),
             status: Status::read(status),
         })
@@ -218,14 +192,14 @@ mod tests {
     #[test]
     fn what_is_written_is_read_back() {
         let amount = Amount::share(20 << 30, 25, 80 << 30);
-        let at = |text: &str| Wall::parse(text).unwrap();
+        let at = |text: &str| Time::parse(text).unwrap();
         let status = Status {
             generation: 3,
             epoch: Some("term".into()),
             problem: None,
-            hard: WrittenAmount {
-                memory: Some("80Gi".into()),
-                ..WrittenAmount::default()
+            hard: Ceilings {
+                memory: Some(80 << 30),
+                ..Ceilings::default()
             },
             limited_by: [(
                 "memory".to_owned(),
@@ -263,6 +237,29 @@ mod tests {
         assert_eq!(read.reservations.keys().collect::<Vec<_>>(), ["v"]);
         assert_eq!(read.budget, None);
         assert_eq!(Status::read(json!("nonsense")), Status::default());
+    }
+
+    #[test]
+    fn ceilings_of_zero_and_dimensions_without_one_have_no_ratio() {
+        let status = Status {
+            hard: Ceilings {
+                memory: Some(80 << 30),
+                shares: Some(0),
+                ..Ceilings::default()
+            },
+            used: Amount::share(20 << 30, 25, 80 << 30),
+            budget: Some(Sum {
+                is_spent: false,
+                gpu_hours: 2_000_000,
+                used: GpuTime::of_hours(1_500_000),
+                period_start: Time::default(),
+                period_end: Time::default(),
+                as_of: Time::default(),
+            }),
+            ..Status::default()
+        };
+        let ratios: Vec<_> = status.used_ratios().collect();
+        assert_eq!(ratios, [("memory", 0.25), ("gpuHours", 0.75)]);
     }
 
     #[test]

@@ -1,13 +1,14 @@
 //! The state that is common to all namespaces: what is needed to count a claim, and who leads.
 
-use crate::class::Classes;
+use vgpu_allocator::Index;
+use vgpu_planner::Time;
+
 use crate::gpus::Gpus;
-use crate::time::Wall;
 
 pub(crate) struct View<'a> {
-    pub(crate) classes: &'a Classes,
+    pub(crate) index: &'a Index,
     pub(crate) gpus: &'a Gpus,
-    pub(crate) wall: Wall,
+    pub(crate) wall: Time,
     /// The epoch of this leader's term.
     pub(crate) epoch: &'a str,
 }

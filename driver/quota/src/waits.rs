@@ -1,21 +1,23 @@
 //! Why pods wait for the quota of their namespace, for `vgpu explain`: what the leader would tell them.
 
+use vgpu_planner::{About, Object, Time};
+
+use crate::Now;
 use crate::budget::Steady;
 use crate::change::Change;
-use crate::desk::Desk;
-use crate::notice::{Kind, Notice, Subject};
-use crate::time::{Now, Wall};
+use crate::controller::QuotaController;
+use crate::notice::Notice;
 
 /// The notices for pods if these were all objects there are. Whether a budget yields is asked of all namespaces, so it is
 /// known only if their objects are given.
 #[must_use]
-pub fn waits(objects: impl IntoIterator<Item = Change>, at: Wall) -> Vec<(Subject, Notice)> {
-    let mut desk = Desk::of_all(Steady::new(Now::ZERO, at));
+pub fn waits(objects: impl IntoIterator<Item = Change>, at: Time) -> Vec<(About, Notice)> {
+    let mut controller = QuotaController::of_all(Steady::new(Now::ZERO, at));
     for object in objects {
-        desk.apply(object, Now::ZERO);
+        controller.apply(object, Now::ZERO);
     }
-    let mut notices = desk.plan(Now::ZERO).notices;
-    notices.retain(|(subject, _)| subject.kind == Kind::Pod);
+    let mut notices = controller.plan(Now::ZERO).notices;
+    notices.retain(|(subject, _)| subject.object == Object::Pod);
     notices
 }
 
@@ -23,6 +25,8 @@ pub fn waits(objects: impl IntoIterator<Item = Change>, at: Wall) -> Vec<(Subjec
 mod tests {
     use super::*;
     use serde_json::{Value, json};
+    use vgpu_planner::Change as Cluster;
+    use vgpu_planner::model::Slice;
 
     #[test]
     fn a_pod_that_waits_is_told_what_it_wants_of_how_much() {
@@ -44,20 +48,36 @@ mod tests {
             "device.driver == \"dra.vgpu\" && device.attributes[\"dra.vgpu\"].type == \"gpu\""}}]}});
         let all = || {
             vec![
-                Change::Class(serde_json::from_value(class.clone()).unwrap()),
-                Change::Slice(crate::gpus::tests::slice("n", &[80])),
-                Change::Claim(serde_json::from_value(claim("first", given.clone())).unwrap()),
-                Change::Pod(serde_json::from_value(pod("first", json!([]))).unwrap()),
-                Change::Claim(serde_json::from_value(claim("second", json!({}))).unwrap()),
-                Change::Pod(serde_json::from_value(pod("second", json!([{"name": crate::names::GATE}]))).unwrap()),
+                Change::Cluster(Cluster::Class(serde_json::from_value(class.clone()).unwrap())),
+                Change::Cluster(Cluster::Slice {
+                    slice: Slice {
+                        facts: crate::gpus::tests::slice("n", &[80]),
+                        ..Slice::default()
+                    },
+                    read: None,
+                }),
+                Change::Cluster(Cluster::Claim(
+                    serde_json::from_value(claim("first", given.clone())).unwrap(),
+                )),
+                Change::Cluster(Cluster::Pod(serde_json::from_value(pod("first", json!([]))).unwrap())),
+                Change::Cluster(Cluster::Claim(
+                    serde_json::from_value(claim("second", json!({}))).unwrap(),
+                )),
+                Change::Cluster(Cluster::Pod(
+                    serde_json::from_value(pod("second", json!([{"name": crate::names::GATE}]))).unwrap(),
+                )),
             ]
         };
         let mut with_quota = all();
         with_quota.push(Change::Quota(Box::new(object(quota))));
-        let told = waits(with_quota, Wall(0));
+        let told = waits(with_quota, Time::from_millis(0));
         let second = told.iter().find(|(subject, _)| subject.name == "second").unwrap();
         let words = second.1.to_string();
         assert!(words.contains("memory 60Gi of 80Gi used, 60Gi wanted"), "{words}");
-        assert_eq!(waits(all(), Wall(0)), Vec::new(), "without a quota nobody waits for it");
+        assert_eq!(
+            waits(all(), Time::from_millis(0)),
+            Vec::new(),
+            "without a quota nobody waits for it"
+        );
     }
 }

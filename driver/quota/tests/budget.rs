@@ -2,7 +2,9 @@
 
 use proptest::prelude::*;
 use std::time::Duration;
-use vgpu_quota::{Account, Budget, GpuTime, Wall, WhenSpent};
+use vgpu_api::quota::WhenSpent;
+use vgpu_planner::Time;
+use vgpu_quota::{Account, Budget, GpuTime};
 
 #[derive(Debug, Clone, Copy)]
 struct Share {
@@ -43,29 +45,29 @@ proptest! {
         }
         events.sort_unstable();
         let id = |i: usize| format!("claim-{i}");
-        let mut account = Account::resume(budget, Wall(0), None, Wall(0));
+        let mut account = Account::resume(budget, Time::from_millis(0), None, Time::from_millis(0));
         for (at, i, begins) in events.iter().filter(|(at, ..)| *at <= last_sum) {
-            account.advance(Wall(*at));
+            account.advance(Time::from_millis(*at));
             match begins {
                 true => account.set(&id(*i), shares[*i].rate, None),
                 false => account.end(&id(*i)),
             }
         }
-        account.advance(Wall(last_sum));
+        account.advance(Time::from_millis(last_sum));
         let written = account.sum();
         // Another leader: it finds those that are there then.
-        let mut account = Account::resume(budget, Wall(0), Some(&written), Wall(back));
+        let mut account = Account::resume(budget, Time::from_millis(0), Some(&written), Time::from_millis(back));
         for (i, share) in shares.iter().enumerate().filter(|(_, share)| share.from <= back && share.to > back) {
-            account.set(&id(i), share.rate, Some(Some(Wall(share.from))));
+            account.set(&id(i), share.rate, Some(Some(Time::from_millis(share.from))));
         }
         for (at, i, begins) in events.iter().filter(|(at, ..)| *at > back && *at <= end) {
-            account.advance(Wall(*at));
+            account.advance(Time::from_millis(*at));
             match begins {
                 true => account.set(&id(*i), shares[*i].rate, None),
                 false => account.end(&id(*i)),
             }
         }
-        account.advance(Wall(end));
+        account.advance(Time::from_millis(end));
         // The exact account: of those that ended in the outage, up to the last sum.
         let period = i64::try_from(every.as_millis()).unwrap();
         let start = end / period * period;

@@ -7,9 +7,15 @@ use std::time::Duration;
 use proptest::prelude::*;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use vgpu_quota::{Change, Desk, Now, Outcome, PodRef, Steady, Task, Wall, Write};
+use vgpu_api::PodRef;
+use vgpu_planner::{Change as OfState, Time};
+use vgpu_quota::{Change, Now, Outcome, QuotaController, Steady, Task, Write};
 
-const START: Wall = Wall(1_795_309_200_000);
+mod support;
+
+use support::{end_of_claims, ends};
+
+const START: Time = Time::from_millis(1_795_309_200_000);
 const GPU: u64 = 80;
 
 fn read<T: DeserializeOwned>(value: Value) -> T {
@@ -30,7 +36,7 @@ struct PodState {
     node: Option<usize>,
     is_low: bool,
     created: u64,
-    deleted_by: Option<Wall>,
+    deleted_by: Option<Time>,
     is_gone: bool,
 }
 
@@ -41,6 +47,8 @@ struct ClaimState {
     cores: u64,
     /// Node and GPU.
     at: Option<(usize, usize)>,
+    /// It selects the GPUs of this node.
+    only: Option<usize>,
 }
 
 /// What the API server has.
@@ -77,9 +85,9 @@ impl Cluster {
 
     fn fits(&self, claim: &str, gone: &BTreeSet<String>) -> bool {
         let wanted = &self.claims[claim];
-        self.free(gone)
-            .values()
-            .any(|(memory, cores)| *memory >= wanted.memory && *cores >= wanted.cores)
+        let is_selected = |node| wanted.only.is_none_or(|only| only == node);
+        let mut free = self.free(gone).into_iter();
+        free.any(|((node, _), (memory, cores))| is_selected(node) && memory >= wanted.memory && cores >= wanted.cores)
     }
 
     /// Over budget by its namespace and when its gate was opened, and bound.
@@ -110,7 +118,7 @@ impl Cluster {
     fn pod(&self, name: &str) -> Change {
         let pod = &self.pods[name];
         let mut value = json!({"metadata": {"name": name, "namespace": pod.namespace, "uid": name,
-                "creationTimestamp": Wall(START.0 - 1_000_000 + i64::try_from(pod.created).unwrap() * 1000).text()},
+                "creationTimestamp": Time::from_millis(START.millis() - 1_000_000 + i64::try_from(pod.created).unwrap() * 1000).text()},
             "spec": {"resourceClaims": [{"name": "gpu", "resourceClaimName": pod.claim}]}});
         match pod.node {
             Some(node) => value["spec"]["nodeName"] = json!(format!("n{node}")),
@@ -125,69 +133,85 @@ impl Cluster {
         if let Some(by) = pod.deleted_by {
             value["metadata"]["deletionTimestamp"] = json!(by.text());
         }
-        Change::Pod(read(value))
+        Change::Cluster(OfState::Pod(read(value)))
     }
 
     fn claim(&self, name: &str) -> Change {
         let claim = &self.claims[name];
         let capacity = json!({"memory": format!("{}Gi", claim.memory), "cores": claim.cores.to_string()});
+        let selectors = claim
+            .only
+            .map(|node| format!("device.attributes['dra.vgpu'].node == 'n{node}'"));
+        let selectors: Vec<Value> = selectors
+            .map(|cel| json!({"cel": {"expression": cel}}))
+            .into_iter()
+            .collect();
         let mut value = json!({"metadata": {"name": name, "namespace": claim.namespace, "uid": format!("uid-{name}")},
             "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "vgpu",
-                "capacity": {"requests": capacity}}}]}}});
+                "selectors": selectors, "capacity": {"requests": capacity}}}]}}});
         if let Some((node, gpu)) = claim.at {
             let result = json!({"driver": "dra.vgpu", "pool": format!("n{node}"), "device": format!("gpu-{gpu}"),
                 "shareID": name, "consumedCapacity": capacity});
             value["status"] = json!({"allocation": {"devices": {"results": [result]},
-                "allocationTimestamp": Wall(START.0 - 500_000).text()}});
+                "allocationTimestamp": Time::from_millis(START.millis() - 500_000).text()}});
         }
-        Change::Claim(read(value))
+        Change::Cluster(OfState::Claim(read(value)))
     }
 
     /// A leader that lists all as it is.
-    fn leader(&self) -> Desk {
+    fn leader(&self) -> QuotaController {
         let now = self.now;
-        let mut desk = Desk::new("term", Steady::new(now, START.after(now)));
+        let mut controller = QuotaController::new("term", Steady::new(now, START.after(now)));
         let class = json!({"metadata": {"name": "vgpu"},
             "spec": {"selectors": [{"cel": {"expression": "device.driver == \"dra.vgpu\""}}]}});
-        desk.apply(Change::Class(read(class)), now);
-        let names = vec!["vgpu".into()];
-        desk.apply(Change::Classes { names }, now);
+        controller.apply(Change::Cluster(OfState::Class(read(class))), now);
         for (node, gpus) in self.gpus.iter().enumerate() {
             let gpu = |gpu: usize| {
-                json!({"name": format!("gpu-{gpu}"), "attributes": {"type": {"string": "gpu"}},
-                "allowMultipleAllocations": true,
-                "capacity": {"memory": {"value": format!("{GPU}Gi")}}})
+                json!({"name": format!("gpu-{gpu}"), "allowMultipleAllocations": true,
+                    "attributes": {"type": {"string": "gpu"}, "node": {"string": format!("n{node}")}},
+                    "capacity": {"memory": {"value": format!("{GPU}Gi")}, "cores": {"value": "100"}}})
             };
             let name = format!("n{node}");
             let slice = json!({"metadata": {"name": name}, "spec": {"driver": "dra.vgpu", "nodeName": name,
-                "pool": {"name": name}, "devices": (0..*gpus).map(gpu).collect::<Vec<_>>()}});
-            desk.apply(Change::Slice(read(slice)), now);
+                "pool": {"name": name, "resourceSliceCount": 1}, "devices": (0..*gpus).map(gpu).collect::<Vec<_>>()}});
+            controller.apply(
+                Change::Cluster(OfState::Slice {
+                    slice: read(slice),
+                    read: None,
+                }),
+                now,
+            );
         }
         let names = (0..self.gpus.len()).map(|node| format!("n{node}")).collect();
-        desk.apply(Change::Slices { names }, now);
-        desk.apply(Change::ResourceQuotas { names: vec![] }, now);
-        desk.apply(Change::Namespaces { uids: vec![] }, now);
-        desk.apply(Change::Defaults { names: vec![] }, now);
+        for end in ends(vec!["vgpu".into()], names) {
+            controller.apply(end, now);
+        }
+        controller.apply(Change::ResourceQuotas { names: vec![] }, now);
+        controller.apply(Change::Namespaces { uids: vec![] }, now);
+        controller.apply(Change::Defaults { names: vec![] }, now);
         for (namespace, hours) in [("spent", 0), ("rich", 100)] {
             let quota = json!({"metadata": {"name": "vgpu", "namespace": namespace, "uid": namespace,
                     "resourceVersion": "1", "generation": 1, "creationTimestamp": START.text()},
                 "spec": {"budget": {"gpuHours": hours, "every": "24h"}}});
-            desk.apply(Change::Quota(Box::new(read(quota))), now);
+            controller.apply(Change::Quota(Box::new(read(quota))), now);
         }
         let uids = vec!["spent".into(), "rich".into()];
-        desk.apply(Change::Quotas { uids }, now);
+        controller.apply(Change::Quotas { uids }, now);
         for name in self.claims.keys() {
-            desk.apply(self.claim(name), now);
+            controller.apply(self.claim(name), now);
         }
-        let uids = self.claims.keys().map(|name| format!("uid-{name}")).collect();
-        desk.apply(Change::Claims { uids }, now);
+        let claims = self.claims.iter();
+        let keys = claims
+            .map(|(name, claim)| format!("{}/{name}", claim.namespace))
+            .collect();
+        controller.apply(end_of_claims(keys), now);
         for (name, _) in self.pods.iter().filter(|(_, pod)| !pod.is_gone) {
-            desk.apply(self.pod(name), now);
+            controller.apply(self.pod(name), now);
         }
         let there = self.pods.iter().filter(|(_, pod)| !pod.is_gone);
-        let uids = there.map(|(name, _)| name.clone()).collect();
-        desk.apply(Change::Pods { uids }, now);
-        desk
+        let keys = there.map(|(name, pod)| format!("{}/{name}", pod.namespace)).collect();
+        controller.apply(Change::Cluster(OfState::Pods { keys }), now);
+        controller
     }
 
     /// As the writer does it: all by dry runs first.
@@ -213,7 +237,7 @@ impl Cluster {
     }
 }
 
-/// Team, node, GPU, memory, cores; low; protected; in a claim with the pod before.
+/// In order: team, node, GPU, memory, cores, is it low, is it protected, does it share the claim of the pod before it.
 type Running = (usize, usize, usize, u64, u64, bool, bool, bool);
 
 #[derive(Debug, Clone)]
@@ -221,6 +245,8 @@ struct Plan {
     gpus: Vec<usize>,
     pods: Vec<Running>,
     wanted: (u64, u64),
+    /// The claim selects the GPUs of this node.
+    only: Option<usize>,
     /// A new leader, at this second.
     restart: Option<u64>,
     /// So long the watches show nothing of an eviction.
@@ -247,12 +273,14 @@ fn plans() -> impl Strategy<Value = Plan> {
             prop::sample::select(vec![20u64, 40, 60, 80]),
             prop::sample::select(vec![0u64, 60]),
         ),
+        prop::option::of(0usize..3),
         prop::option::of(1u64..100),
         0u64..20,
         prop::sample::select(vec![2u64, 30, 150]),
         prop::bool::weighted(0.8),
     )
-        .prop_map(|(gpus, pods, wanted, restart, lag, grace, is_heard)| Plan {
+        .prop_map(|(gpus, pods, wanted, only, restart, lag, grace, is_heard)| Plan {
+            only: only.map(|node| node % gpus.len()),
             gpus,
             pods,
             wanted,
@@ -288,6 +316,7 @@ fn build(plan: &Plan) -> Cluster {
                     memory: *memory,
                     cores: *cores,
                     at: Some((node, gpu)),
+                    only: None,
                 };
                 cluster.claims.insert(claim.clone(), state);
                 (claim, node)
@@ -313,6 +342,7 @@ fn build(plan: &Plan) -> Cluster {
         memory: plan.wanted.0,
         cores: plan.wanted.1,
         at: None,
+        only: plan.only,
     };
     cluster.claims.insert("waits-gpu".into(), waiting);
     let waiting = PodState {
@@ -352,8 +382,8 @@ fn run(plan: &Plan, cluster: &mut Cluster) -> Vec<u64> {
         for name in names {
             let pod = cluster.pods.get_mut(&name).unwrap();
             pod.is_gone = true;
-            let (namespace, claim) = (pod.namespace.to_owned(), pod.claim.clone());
-            leader.apply(Change::PodGone { namespace, uid: name }, cluster.now);
+            let (key, claim) = (format!("{}/{name}", pod.namespace), pod.claim.clone());
+            leader.apply(Change::Cluster(OfState::PodGone { key }), cluster.now);
             if !cluster.pods.values().any(|pod| pod.claim == claim && !pod.is_gone) {
                 cluster.claims.get_mut(&claim).unwrap().at = None;
                 leader.apply(cluster.claim(&claim), cluster.now);
@@ -409,6 +439,7 @@ fn waiting_for_two() -> Plan {
         gpus: vec![1],
         pods: vec![pod(30, false), pod(20, false), pod(20, false), pod(10, false)],
         wanted: (40, 0),
+        only: None,
         restart: None,
         lag: 0,
         grace: 30,
@@ -416,8 +447,8 @@ fn waiting_for_two() -> Plan {
     }
 }
 
-fn notices(desk: &mut Desk, now: Now) -> Vec<String> {
-    let plan = desk.plan(now);
+fn notices(controller: &mut QuotaController, now: Now) -> Vec<String> {
+    let plan = controller.plan(now);
     let lines = plan.notices.iter();
     lines
         .map(|(subject, notice)| format!("{} {}: {notice}", subject.name, notice.reason()))
@@ -425,33 +456,33 @@ fn notices(desk: &mut Desk, now: Now) -> Vec<String> {
 }
 
 /// The first evictions of a leader, after 60 s.
-fn first(cluster: &mut Cluster) -> (Desk, Option<(Task, Vec<PodRef>)>) {
-    let mut desk = cluster.leader();
+fn first(cluster: &mut Cluster) -> (QuotaController, Option<(Task, Vec<PodRef>)>) {
+    let mut controller = cluster.leader();
     let mut found = None;
     for second in [0, 61] {
         cluster.now = seconds(second);
-        for write in desk.plan(cluster.now).writes {
+        for write in controller.plan(cluster.now).writes {
             match &write {
                 Write::Evict { victims, .. } => found = Some((write.task(), victims.clone())),
-                _ => desk.report(&write.task(), Outcome::Again, cluster.now),
+                _ => controller.report(&write.task(), Outcome::Again, cluster.now),
             }
         }
     }
-    (desk, found)
+    (controller, found)
 }
 
 #[test]
 fn both_are_told() {
     let mut cluster = build(&waiting_for_two());
-    let (mut desk, found) = first(&mut cluster);
+    let (mut controller, found) = first(&mut cluster);
     let (task, victims) = found.unwrap();
     assert_eq!(victims.len(), 2, "{victims:?}");
     let outcome = Outcome::Evicted {
         gone: victims,
         kept: vec![],
     };
-    desk.report(&task, outcome, cluster.now);
-    let said = notices(&mut desk, cluster.now);
+    controller.report(&task, outcome, cluster.now);
+    let said = notices(&mut controller, cluster.now);
     let of = |words: &str| said.iter().filter(|line| line.contains(words)).count();
     assert_eq!(
         of("EvictedOverBudget: evicted from node n0: the GPU hours of its namespace are spent until 20"),
@@ -470,19 +501,19 @@ fn a_refusal_is_told_and_others_are_chosen() {
     let mut plan = waiting_for_two();
     plan.pods[0].6 = true;
     let mut cluster = build(&plan);
-    let (mut desk, found) = first(&mut cluster);
+    let (mut controller, found) = first(&mut cluster);
     let (task, victims) = found.unwrap();
     let outcome = cluster.evict(&victims);
     assert!(cluster.evicted.is_empty(), "a dry run was refused");
-    desk.report(&task, outcome, cluster.now);
-    let said = notices(&mut desk, cluster.now);
+    controller.report(&task, outcome, cluster.now);
+    let said = notices(&mut controller, cluster.now);
     assert!(
         said.iter()
             .any(|line| line.starts_with("waits NoEviction: pods over budget hold what it waits for")),
         "{said:#?}"
     );
     cluster.now = seconds(63);
-    let writes = desk.plan(cluster.now).writes;
+    let writes = controller.plan(cluster.now).writes;
     let next = writes.iter().find_map(|write| match write {
         Write::Evict { victims, .. } => Some(victims.iter().map(|pod| pod.name.as_str()).collect::<Vec<_>>()),
         _ => None,
@@ -500,7 +531,7 @@ fn a_refusal_is_told_and_others_are_chosen() {
 #[test]
 fn who_was_evicted_for_one_is_not_counted_on_for_another() {
     let mut cluster = build(&waiting_for_two());
-    let (mut desk, found) = first(&mut cluster);
+    let (mut controller, found) = first(&mut cluster);
     let (task, gone) = found.unwrap();
     // Another begins to wait, and has waited long enough before the watch shows what became of the first two.
     let claim = cluster.claims["waits-gpu"].clone();
@@ -510,11 +541,11 @@ fn who_was_evicted_for_one_is_not_counted_on_for_another() {
     };
     cluster.claims.insert("late-gpu".into(), claim);
     cluster.pods.insert("late".into(), pod);
-    desk.apply(cluster.claim("late-gpu"), cluster.now);
-    desk.apply(cluster.pod("late"), cluster.now);
-    drop(desk.plan(seconds(63)));
+    controller.apply(cluster.claim("late-gpu"), cluster.now);
+    controller.apply(cluster.pod("late"), cluster.now);
+    drop(controller.plan(seconds(63)));
     cluster.now = seconds(120);
-    desk.report(
+    controller.report(
         &task,
         Outcome::Evicted {
             gone: gone.clone(),
@@ -522,7 +553,7 @@ fn who_was_evicted_for_one_is_not_counted_on_for_another() {
         },
         cluster.now,
     );
-    let writes = desk.plan(seconds(124)).writes;
+    let writes = controller.plan(seconds(124)).writes;
     let next = writes.iter().find_map(|write| match write {
         Write::Evict { waiting, victims } => Some((waiting.name.as_str(), victims.clone())),
         _ => None,
@@ -537,25 +568,21 @@ fn who_was_evicted_for_one_is_not_counted_on_for_another() {
 
 #[test]
 fn nobody_goes_for_a_pod_without_a_quota_or_of_which_too_little_is_known() {
-    for (namespace, selectors, says) in [
-        ("free", json!([]), None),
-        (
-            "rich",
-            json!([{"cel": {"expression": "true"}}]),
-            Some("NoEviction: no pod over budget is evicted for it"),
-        ),
+    for (namespace, class, says) in [
+        ("free", "vgpu", None),
+        ("rich", "none", Some("NoEviction: no pod over budget is evicted for it")),
     ] {
         let mut cluster = build(&waiting_for_two());
         cluster.pods.get_mut("waits").unwrap().namespace = namespace;
         cluster.claims.get_mut("waits-gpu").unwrap().namespace = namespace;
-        let mut desk = cluster.leader();
+        let mut controller = cluster.leader();
         let claim = json!({"metadata": {"name": "waits-gpu", "namespace": namespace, "uid": "uid-waits-gpu"},
             "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "vgpu",
-                "selectors": selectors, "capacity": {"requests": {"memory": "40Gi"}}}}]}}});
-        desk.apply(Change::Claim(read(claim)), cluster.now);
+                "capacity": {"requests": {"memory": "40Gi"}}}}, {"name": "other", "exactly": {"deviceClassName": class}}]}}});
+        controller.apply(Change::Cluster(OfState::Claim(read(claim))), cluster.now);
         let mut said = Vec::new();
         for second in [0, 61, 63] {
-            let plan = desk.plan(seconds(second));
+            let plan = controller.plan(seconds(second));
             assert!(
                 !plan.writes.iter().any(|write| matches!(write, Write::Evict { .. })),
                 "{namespace}"

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use vgpu_quota::{Change, Steady, Wall};
+use vgpu_planner::{Change as Cluster, Time};
+use vgpu_quota::{Change, Steady};
 
 mod support;
 
@@ -19,7 +20,7 @@ fn gated(api: &Api) -> Vec<&str> {
 }
 
 fn told(replica: &Replica, words: &str) {
-    let said = &replica.notices;
+    let said = &replica.notices.lines;
     assert!(said.iter().any(|text| text.contains(words)), "{words}: {said:#?}");
 }
 
@@ -44,7 +45,12 @@ fn by_age_and_no_overtaking() {
     leader.settle(&mut api);
     assert_eq!(gated(&api), [""; 0], "at once");
     // Told once, whatever happens in between.
-    let of_second = leader.notices.iter().filter(|text| text.starts_with("p002 ")).count();
+    let of_second = leader
+        .notices
+        .lines
+        .iter()
+        .filter(|text| text.starts_with("p002 "))
+        .count();
     assert_eq!(of_second, 1, "{:#?}", leader.notices);
 }
 
@@ -157,7 +163,7 @@ fn a_quota_that_is_refused_opens_no_gate() {
     assert_eq!(gated(&api), ["p001"]);
     told(
         &leader,
-        "vgpu QuotaRefused: spec.hard.\"gpumem\": unknown field; use memory, cores, gpus and shares; no gate",
+        "vgpu QuotaRefused: spec.hard.gpumem: unknown variant `gpumem`, expected one of `memory`, `cores`, `gpus`, `shares`; no gate",
     );
     told(
         &leader,
@@ -176,7 +182,7 @@ fn a_gate_that_somebody_else_takes_off_is_told_and_counts() {
     let mut leader = Replica::new(&api);
     leader.settle(&mut api);
     let second = &api.pods["p002"];
-    let at = vgpu_quota::PodRef {
+    let at = vgpu_api::PodRef {
         namespace: TEAM.into(),
         name: "p002".into(),
         uid: second.uid.clone(),
@@ -192,6 +198,7 @@ fn a_gate_that_somebody_else_takes_off_is_told_and_counts() {
     leader.settle(&mut api);
     let of_second = leader
         .notices
+        .lines
         .iter()
         .filter(|text| text.starts_with("p002 QuotaBypassed"));
     assert_eq!(of_second.count(), 1, "{:#?}", leader.notices);
@@ -225,7 +232,7 @@ fn a_claim_deleted_between_reservation_and_gate_gives_its_reservation_back() {
     api.shared("ours", 40);
     api.pod(1, Ok("ours"), true);
     let mut leader = Replica::new(&api);
-    // The reservation is written, the gate is not.
+    // One write: the reservation. The gate is still on the pod.
     assert_eq!(leader.turn(&mut api, 1, 1), 1);
     assert_eq!(api.status().reservations.len(), 1);
     api.delete_claim("ours");
@@ -332,8 +339,8 @@ fn without_a_quota_gates_open() {
     api.pod(1, Err(40), true);
     let mut leader = Replica::new(&api);
     leader.settle(&mut api);
-    leader.desk.apply(Change::Quotas { uids: vec![] }, api.now);
-    let plan = leader.desk.plan(api.now);
+    leader.controller.apply(Change::Quotas { uids: vec![] }, api.now);
+    let plan = leader.controller.plan(api.now);
     assert_eq!(plan.writes.len(), 1, "{plan:?}");
 }
 
@@ -346,7 +353,7 @@ fn a_namespace_that_is_deleted_while_pods_wait_leaves_nothing_to_do() {
     api.end("p001");
     api.delete_quota();
     leader.settle(&mut api);
-    assert_eq!(leader.desk.reserved(TEAM), None);
+    assert_eq!(leader.controller.reserved(TEAM), None);
     api.now += seconds(100);
     assert_eq!(leader.turn(&mut api, 9, 9), 0);
 }
@@ -417,19 +424,22 @@ fn who_yields_starts_when_nobody_in_budget_waits() {
         json!({"metadata": {"name": "p", "namespace": "rich", "uid": "rich-p"}, "spec": {"nodeName": node,
             "resourceClaims": [{"name": "gpu", "resourceClaimName": "c"}]}})
     };
-    let change = |pod: Value| Change::Pod(serde_json::from_value(pod).unwrap());
+    let change = |pod: Value| Change::Cluster(Cluster::Pod(serde_json::from_value(pod).unwrap()));
     let mut leader = Replica::new(&api);
-    leader
-        .desk
-        .apply(Change::Claim(serde_json::from_value(claim).unwrap()), api.now);
-    leader.desk.apply(change(pod("")), api.now);
+    leader.controller.apply(
+        Change::Cluster(Cluster::Claim(serde_json::from_value(claim).unwrap())),
+        api.now,
+    );
+    leader.controller.apply(change(pod("")), api.now);
     leader.settle(&mut api);
     assert_eq!(gated(&api), ["p001"]);
     told(
         &leader,
         "p001 BudgetSpent: waits for VgpuQuota vgpu: 0 of 0 GPU hours used, so pods in budget go first",
     );
-    leader.desk.apply(change(pod("n")), api.now);
+    leader.controller.apply(change(pod("n")), api.now);
+    // It is not asked more often who waits.
+    api.now += seconds(1);
     leader.settle(&mut api);
     assert_eq!(gated(&api), [""; 0]);
 }
@@ -444,7 +454,9 @@ fn a_clock_that_jumps_is_told_and_not_charged() {
     leader.settle(&mut api);
     let begun = api.now;
     api.now += seconds(20);
-    leader.desk.check_clock(api.now, Wall(START.0 + 5 * 3_600_000));
+    leader
+        .controller
+        .check_clock(api.now, Time::from_millis(START.millis() + 5 * 3_600_000));
     leader.settle(&mut api);
     api.now += seconds(20);
     leader.settle(&mut api);

@@ -81,7 +81,7 @@ fn check(api: &Api, step: &dyn std::fmt::Debug) {
     );
     let status = api.status();
     for pod in api.pods.values().filter(|pod| !pod.gated) {
-        // A claim that was deleted by hand is no more anybody's.
+        // A claim that somebody deleted counts for nobody.
         if let Some(claim) = api.claims.get(&pod.claim) {
             assert!(
                 status.reservations.contains_key(&claim.uid),

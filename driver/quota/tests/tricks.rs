@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
+use vgpu_planner::model::Version;
+use vgpu_planner::{Change as Cluster, Last};
 use vgpu_quota::{Change, Status, Write};
 
 mod support;
@@ -16,11 +18,11 @@ fn hard(gibibytes: u64) -> Api {
 }
 
 fn claim(value: Value) -> Change {
-    Change::Claim(serde_json::from_value(value).unwrap())
+    Change::Cluster(Cluster::Claim(serde_json::from_value(value).unwrap()))
 }
 
 fn pod(value: Value) -> Change {
-    Change::Pod(serde_json::from_value(value).unwrap())
+    Change::Cluster(Cluster::Pod(serde_json::from_value(value).unwrap()))
 }
 
 /// A claim that says it was made for a pod's extended resources.
@@ -45,14 +47,14 @@ fn waiting(name: &str, claims: &[&str]) -> Value {
 /// Sends the writes of a plan. Returns the status among them, and the pods whose gates were opened.
 fn plan(leader: &mut Replica, api: &mut Api) -> (Option<Status>, Vec<String>) {
     let (mut status, mut opened) = (None, Vec::new());
-    for write in leader.desk.plan(api.now).writes {
+    for write in leader.controller.plan(api.now).writes {
         match &write {
             Write::Status { status: written, .. } => status = Some(*written.clone()),
             Write::Ungate { pod, .. } => opened.push(pod.name.clone()),
             _ => {}
         }
         let outcome = api.send(&write);
-        leader.desk.report(&write.task(), outcome, api.now);
+        leader.controller.report(&write.task(), outcome, api.now);
     }
     (status, opened)
 }
@@ -63,8 +65,12 @@ fn claims_that_say_they_are_a_pods_extended_one_count_each_by_itself() {
     let mut leader = Replica::new(&api);
     for number in 1..=3 {
         let name = "c".repeat(number);
-        leader.desk.apply(claim(extended(&name, "80Gi", "some-pod")), api.now);
-        leader.desk.apply(pod(waiting(&"p".repeat(number), &[&name])), api.now);
+        leader
+            .controller
+            .apply(claim(extended(&name, "80Gi", "some-pod")), api.now);
+        leader
+            .controller
+            .apply(pod(waiting(&"p".repeat(number), &[&name])), api.now);
     }
     let (status, opened) = plan(&mut leader, &mut api);
     assert_eq!((status.unwrap().used.memory / GI, opened.len()), (80, 0));
@@ -77,7 +83,7 @@ fn a_pod_that_needs_none_of_our_gpus_waits_for_no_write() {
     let mut api = hard(80);
     api.set_status(json!({"epoch": "of another leader"}));
     let mut leader = Replica::new(&api);
-    leader.desk.apply(pod(waiting("p", &[])), api.now);
+    leader.controller.apply(pod(waiting("p", &[])), api.now);
     let (_, opened) = plan(&mut leader, &mut api);
     assert_eq!(opened, ["p"]);
 }
@@ -86,9 +92,13 @@ fn a_pod_that_needs_none_of_our_gpus_waits_for_no_write() {
 fn two_such_claims_of_one_pod_both_count() {
     let mut api = hard(80);
     let mut leader = Replica::new(&api);
-    leader.desk.apply(claim(extended("big", "80Gi", "uid-p")), api.now);
-    leader.desk.apply(claim(extended("small", "64Mi", "uid-p")), api.now);
-    leader.desk.apply(pod(waiting("p", &["big", "small"])), api.now);
+    leader
+        .controller
+        .apply(claim(extended("big", "80Gi", "uid-p")), api.now);
+    leader
+        .controller
+        .apply(claim(extended("small", "64Mi", "uid-p")), api.now);
+    leader.controller.apply(pod(waiting("p", &["big", "small"])), api.now);
     let (status, opened) = plan(&mut leader, &mut api);
     assert_eq!(
         (status.map(|status| status.used.memory), opened.len()),
@@ -103,12 +113,13 @@ fn what_was_made_for_extended_resources_has_its_pods_reservation_until_it_ends()
     let mut leader = Replica::new(&api);
     let class = json!({"metadata": {"name": "gpu"}, "spec": {"extendedResourceName": "nvidia.com/gpu",
         "selectors": [{"cel": {"expression": "device.driver == \"dra.vgpu\""}}]}});
-    leader
-        .desk
-        .apply(Change::Class(serde_json::from_value(class).unwrap()), api.now);
+    leader.controller.apply(
+        Change::Cluster(Cluster::Class(serde_json::from_value(class).unwrap())),
+        api.now,
+    );
     let mut value = waiting("p", &[]);
     value["spec"]["containers"] = json!([{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]);
-    leader.desk.apply(pod(value.clone()), api.now);
+    leader.controller.apply(pod(value.clone()), api.now);
     let (status, _) = plan(&mut leader, &mut api);
     let reserved = |status: &Status| -> BTreeMap<String, u64> {
         let all = status.reservations.iter();
@@ -119,32 +130,25 @@ fn what_was_made_for_extended_resources_has_its_pods_reservation_until_it_ends()
     assert_eq!(opened, ["p"]);
     // kube-scheduler makes the claim, and names it in the pod's status.
     let mut made = extended("made", "80Gi", "uid-p");
-    made["status"] = json!({"allocation": {"devices": {"results": [{"request": "gpu", "driver": "dra.vgpu", "pool": "n",
+    made["status"] = json!({"allocation": {"devices": {"results": [{"request": "gpu", "driver": "dra.vgpu", "pool": "n/vgpu",
         "device": "gpu-0", "consumedCapacity": {"memory": "80Gi", "cores": "0"}}]}}});
     value["spec"]["schedulingGates"] = json!([]);
     value["spec"]["nodeName"] = json!("n");
     value["status"] = json!({"extendedResourceClaimStatus": {"resourceClaimName": "made"}});
-    leader.desk.apply(pod(value), api.now);
-    leader.desk.apply(claim(made), api.now);
+    leader.controller.apply(pod(value), api.now);
+    leader.controller.apply(claim(made), api.now);
     plan(&mut leader, &mut api);
     let status = api.status();
     assert_eq!((status.used.memory / GI, reserved(&status).len()), (80, 1), "once");
     // Both go, the pod first: its reservation goes at once.
-    let namespace = TEAM.to_owned();
-    leader.desk.apply(
-        Change::PodGone {
-            namespace: namespace.clone(),
-            uid: "uid-p".into(),
-        },
-        api.now,
-    );
-    leader.desk.apply(
-        Change::ClaimGone {
-            namespace,
-            uid: "uid-made".into(),
-        },
-        api.now,
-    );
+    let key = format!("{TEAM}/p");
+    leader
+        .controller
+        .apply(Change::Cluster(Cluster::PodGone { key }), api.now);
+    let (key, version) = (format!("{TEAM}/made"), Version::default());
+    leader
+        .controller
+        .apply(Change::Cluster(Cluster::ClaimGone { key, version }), api.now);
     plan(&mut leader, &mut api);
     assert_eq!(api.status().used.memory, 0);
 }
@@ -159,19 +163,20 @@ fn a_pod_behind_another_scheduler_gate_waits_for_no_gpu() {
     other["spec"]["schedulingGates"] = json!([{"name": "kueue.x-k8s.io/admission"}]);
     let mut wanted = extended("c", "20Gi", "none");
     wanted["metadata"]["namespace"] = json!("rich");
-    leader.desk.apply(claim(wanted), api.now);
-    leader.desk.apply(pod(other.clone()), api.now);
+    leader.controller.apply(claim(wanted), api.now);
+    leader.controller.apply(pod(other.clone()), api.now);
     leader.settle(&mut api);
     assert!(!api.pods["p001"].gated, "nobody in budget waits for a GPU");
     other["spec"]["schedulingGates"] = json!([]);
-    leader.desk.apply(pod(other), api.now);
+    leader.controller.apply(pod(other), api.now);
     api.pod(2, Err(20), true);
+    api.now += seconds(1);
     leader.settle(&mut api);
     assert!(api.pods["p002"].gated, "now one does");
 }
 
-#[test]
-fn pods_that_are_hard_to_place_do_not_stop_the_leader() {
+/// A pod over budget waits, and so do this many pods in budget that are hard to place.
+fn with_hard_pods(count: usize) -> (Api, Replica) {
     let mut api = Api::new(json!({"budget": {"gpuHours": "0", "every": "24h", "whenSpent": "Yield"}}));
     api.pod(1, Err(20), true);
     let mut leader = Replica::new(&api);
@@ -184,13 +189,17 @@ fn pods_that_are_hard_to_place_do_not_stop_the_leader() {
             })
             .collect();
         let slice = json!({"metadata": {"name": format!("s{node}")}, "spec": {"driver": "dra.vgpu",
-            "pool": {"name": format!("n{node}")}, "devices": gpus}});
-        leader
-            .desk
-            .apply(Change::Slice(serde_json::from_value(slice).unwrap()), api.now);
+            "nodeName": format!("n{node}"), "pool": {"name": format!("n{node}"), "resourceSliceCount": 1}, "devices": gpus}});
+        leader.controller.apply(
+            Change::Cluster(Cluster::Slice {
+                slice: serde_json::from_value(slice).unwrap(),
+                read: None,
+            }),
+            api.now,
+        );
     }
     // Requests of 32 different sizes, which fit nowhere by a little.
-    for number in 0..60 {
+    for number in 0..count {
         let name = format!("hard-{number}");
         let request = |size: usize| {
             json!({"name": format!("r{size}"), "exactly": {"deviceClassName": "vgpu",
@@ -199,11 +208,24 @@ fn pods_that_are_hard_to_place_do_not_stop_the_leader() {
         let requests: Vec<Value> = (0..32).map(request).collect();
         let wanted = json!({"metadata": {"name": name, "namespace": "rich", "uid": name},
             "spec": {"devices": {"requests": requests}}});
-        leader.desk.apply(claim(wanted), api.now);
+        leader.controller.apply(claim(wanted), api.now);
         let waits = json!({"metadata": {"name": name, "namespace": "rich", "uid": format!("pod-of-{name}")},
             "spec": {"resourceClaims": [{"name": "gpu", "resourceClaimName": name}]}});
-        leader.desk.apply(pod(waits), api.now);
+        leader.controller.apply(pod(waits), api.now);
     }
+    (api, leader)
+}
+
+#[test]
+fn one_pod_that_is_hard_to_place_keeps_no_gate_shut() {
+    let (mut api, mut leader) = with_hard_pods(1);
+    leader.settle(&mut api);
+    assert!(!api.pods["p001"].gated);
+}
+
+#[test]
+fn pods_that_are_hard_to_place_do_not_stop_the_leader() {
+    let (mut api, mut leader) = with_hard_pods(60);
     for _ in 0..20 {
         leader.turn(&mut api, 9, 9);
         leader.catch_up(&api);
@@ -211,8 +233,10 @@ fn pods_that_are_hard_to_place_do_not_stop_the_leader() {
     assert!(api.pods["p001"].gated, "it is not known, so the pods over budget wait");
     // They go while it is not asked again.
     for number in 0..60 {
-        let (namespace, uid) = ("rich".to_owned(), format!("pod-of-hard-{number}"));
-        leader.desk.apply(Change::PodGone { namespace, uid }, api.now);
+        let key = format!("rich/hard-{number}");
+        leader
+            .controller
+            .apply(Change::Cluster(Cluster::PodGone { key }), api.now);
     }
     leader.turn(&mut api, 9, 9);
     api.now += seconds(11);
@@ -224,13 +248,12 @@ fn pods_that_are_hard_to_place_do_not_stop_the_leader() {
 }
 
 #[test]
-fn who_waits_behind_many_is_told_once_and_again_after_half_an_hour() {
+fn who_waits_behind_many_is_told_once_and_found_again() {
     let mut api = hard(80);
     for number in 1..=6 {
         api.pod(number, Err(80), true);
     }
     let mut leader = Replica::new(&api);
-    let of_last = |leader: &Replica| leader.notices.iter().filter(|text| text.starts_with("p006 ")).count();
     for name in ["p001", "p002", "p003"] {
         leader.settle(&mut api);
         api.bind(name);
@@ -238,10 +261,19 @@ fn who_waits_behind_many_is_told_once_and_again_after_half_an_hour() {
         api.end(name);
     }
     leader.settle(&mut api);
-    assert_eq!(of_last(&leader), 1, "{:#?}", leader.notices);
-    api.now += seconds(1801);
-    leader.settle(&mut api);
-    assert_eq!(of_last(&leader), 2, "its event is gone by then");
+    let said = &leader.notices.lines;
+    assert_eq!(
+        said.iter().filter(|text| text.starts_with("p006 ")).count(),
+        1,
+        "{said:#?}"
+    );
+    let plan = leader.controller.plan(api.now);
+    assert!(plan.notices.is_empty() && plan.wake.is_some_and(|wake| wake <= api.now + seconds(300)));
+    let found = leader.controller.plan(api.now + seconds(300)).notices;
+    assert!(
+        found.iter().any(|(subject, _)| subject.name == "p006"),
+        "its event is gone after an hour"
+    );
 }
 
 #[test]
@@ -251,13 +283,20 @@ fn a_share_costs_what_it_did_while_its_node_is_away() {
     let mut leader = Replica::new(&api);
     let small = json!({"metadata": {"name": "small"}, "spec": {"driver": "dra.vgpu", "pool": {"name": "m"},
         "devices": [{"name": "gpu-0", "attributes": {"type": {"string": "gpu"}}, "capacity": {"memory": {"value": "24Gi"}}}]}});
-    leader
-        .desk
-        .apply(Change::Slice(serde_json::from_value(small).unwrap()), api.now);
+    leader.controller.apply(
+        Change::Cluster(Cluster::Slice {
+            slice: serde_json::from_value(small).unwrap(),
+            read: None,
+        }),
+        api.now,
+    );
     leader.settle(&mut api);
     api.bind("p001");
     leader.settle(&mut api);
-    leader.desk.apply(Change::SliceGone { name: "s".into() }, api.now);
+    let (name, last) = ("s".to_owned(), Last::Version(Version::default()));
+    leader
+        .controller
+        .apply(Change::Cluster(Cluster::SliceGone { name, last }), api.now);
     for _ in 0..360 {
         api.now += seconds(10);
         leader.catch_up(&api);
@@ -278,7 +317,7 @@ fn a_pod_that_hid_behind_another_gate_is_opened_as_over_budget() {
     let open = |leader: &mut Replica, api: &mut Api| {
         let mut opened = Vec::new();
         for _ in 0..3 {
-            for write in leader.desk.plan(api.now).writes {
+            for write in leader.controller.plan(api.now).writes {
                 if let Write::Ungate {
                     pod, is_over_budget, ..
                 } = &write
@@ -286,7 +325,7 @@ fn a_pod_that_hid_behind_another_gate_is_opened_as_over_budget() {
                     opened.push((pod.name.clone(), *is_over_budget));
                 }
                 let outcome = api.send(&write);
-                leader.desk.report(&write.task(), outcome, api.now);
+                leader.controller.report(&write.task(), outcome, api.now);
             }
         }
         opened
@@ -299,13 +338,15 @@ fn a_pod_that_hid_behind_another_gate_is_opened_as_over_budget() {
     // Another pod of the claim has its gate off, so the claim is reserved.
     api.shared("shared", 8);
     leader.catch_up(&api);
-    leader.desk.apply(pod(gates(&["mine", "dra.vgpu/quota"])), api.now);
-    leader.desk.apply(pod(waiting("first", &["shared"])), api.now);
+    leader
+        .controller
+        .apply(pod(gates(&["mine", "dra.vgpu/quota"])), api.now);
+    leader.controller.apply(pod(waiting("first", &["shared"])), api.now);
     assert_eq!(
         open(&mut leader, &mut api),
         [("first".to_owned(), true)],
         "ours goes last"
     );
-    leader.desk.apply(pod(gates(&["dra.vgpu/quota"])), api.now);
+    leader.controller.apply(pod(gates(&["dra.vgpu/quota"])), api.now);
     assert_eq!(open(&mut leader, &mut api), [("late".to_owned(), true)]);
 }

@@ -11,13 +11,13 @@ use vgpu_dialects::{Bound, GpuShare, Record, given_back};
 
 use crate::gpus::Gpus;
 
-/// The annotation with the pod's UID that says that its annotations are written. A pod that was made from a copy of
-/// another's manifest has that one's UID, or none.
+/// The annotation with the pod's UID that says that its annotations are written. A pod made from a copy of another
+/// pod's manifest has that pod's UID, or none.
 pub const GIVEN_BACK: &str = "dra.vgpu/given-back";
 /// The longest value of a label. A node's name may be longer.
 const LABEL_MAX: usize = 63;
 
-/// Why a pod has nothing to get back yet. Each ends by itself, or the pod does.
+/// Why a pod has nothing to get back yet. Each reason ends by itself, or with the pod.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotYet {
     #[error("{0}")]
@@ -88,7 +88,7 @@ fn bound(pod: &Pod, record: &Record, claims: &[ResourceClaim], gpus: &Gpus) -> R
     })
 }
 
-/// When kube-scheduler bound the pod, by the API server: the same whoever asks.
+/// When kube-scheduler bound the pod, according to the API server: every caller gets the same time.
 fn bound_at(pod: &Pod) -> Option<Duration> {
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
     let mut scheduled = conditions

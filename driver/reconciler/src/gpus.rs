@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
-use vgpu_api::{DRIVER_NAME, capacity, device_type};
+use vgpu_api::DRIVER_NAME;
 use vgpu_dialects::{Gpu, Inventory};
 
 use crate::Now;
 
-/// For so long a GPU counts that is not published any more: kubelet deletes the slices of its node when it starts.
+/// How long a GPU is remembered after it was published last: kubelet deletes the slices of its node when it starts.
 const KEEP: Duration = Duration::from_secs(600);
 
 /// A published GPU with its number on the node.
@@ -29,7 +29,7 @@ pub struct Gpus {
 }
 
 impl Gpus {
-    /// Returns true if there are other GPUs now.
+    /// Returns true if this changes the GPUs.
     pub fn set(&mut self, slice: &ResourceSlice, now: Now) -> bool {
         let name = slice.metadata.name.clone().unwrap_or_default();
         if slice.spec.driver != DRIVER_NAME {
@@ -104,20 +104,11 @@ impl Gpus {
     }
 }
 
-/// `None` for a monitor, and for a device that lacks what every GPU of ours has.
+/// `None` for a device that is no GPU of ours.
 fn published(device: &Device) -> Option<Published> {
-    let attributes = device.attributes.as_ref()?;
-    let text = |name: &str| attributes.get(name)?.string.clone();
-    if text(device_type::ATTRIBUTE).as_deref() != Some(device_type::GPU) {
-        return None;
-    }
-    let memory = &device.capacity.as_ref()?.get(capacity::MEMORY)?.value.0;
+    let index = device.attributes.as_ref()?.get("index")?.int?;
     Some(Published {
-        gpu: Gpu {
-            uuid: text("uuid")?,
-            model: text("productName").unwrap_or_default(),
-            memory: u64::try_from(vgpu_quantity::whole(memory).ok()?).ok()?,
-        },
-        index: u32::try_from(attributes.get("index")?.int?).ok()?,
+        gpu: Gpu::of_device(device)?,
+        index: u32::try_from(index).ok()?,
     })
 }

@@ -10,13 +10,13 @@
 //! ```
 //!
 //! A template is a function of a request in a pod's annotation and of the GPUs there are, and its name is the hash of
-//! that request. So no state is kept but the objects themselves, and whoever leads makes the same.
+//! that request. So the objects themselves are the only state, and every leader makes the same templates.
 //!
 //! Failure modes:
-//! - **A crash between two writes, a restart:** each write stands alone. A template that was deleted to be made anew is
-//!   missing, and the next leader makes it. The hour after which an unused template goes begins anew with a restart.
-//! - **Two leaders:** both create the same object; the second gets 409. A deletion has the uid and version of the
-//!   template that was decided on, so it never hits one that another leader made since. If it hits one that a pod just
+//! - **A crash between two writes, a restart:** each write stands alone. A template that was deleted to be made again is
+//!   missing, and the next leader makes it. The hour after which an unused template goes begins again with a restart.
+//! - **Two leaders:** both create the same object; the second gets 409. A deletion has the uid and version of the template
+//!   that was decided on, so it never hits a template that another leader made since. If it hits a template that a pod just
 //!   began to need, the watch shows the gap and the template is made again. Annotations are the same from both.
 //! - **A template deleted by hand:** made again while a pod needs it. Claims that were made from it are not touched.
 //! - **A template with a finalizer of somebody's:** stays until that goes; a rebuilt one waits for it.
@@ -26,12 +26,12 @@
 //!   `spec.resourceClaims` names is made, at most one template for each claim that Kubernetes makes anyway; only in a
 //!   namespace that opted in; and only of classes that a translation gives. So whoever may create pods gets by it what
 //!   they get by a dialect, and nothing else.
-//! - **GPUs come and go:** a part of a GPU in percent is made anew when there are other sizes of memory. A template's
-//!   spec is immutable, so it is deleted and created again: a claim that falls into the gap is made a moment later, for
-//!   kube-controller-manager watches templates. If the creation is refused then, the pods that need it get an event.
-//!   Claims that were made before keep what they have. A part that no pod needs is deleted then, not made anew, unless
-//!   this process started after the last pod that needed it: then a claim may still be made from the old one. A GPU that is gone counts on for ten minutes, because a restart
-//!   of kubelet takes all slices of its node away for a moment; while no GPU fits, an old template stays.
+//! - **GPUs come and go:** a part of a GPU in percent is made again when there are other sizes of memory. A template's spec
+//!   is immutable, so it is deleted and created again: a claim that falls into the gap is made a moment later, because
+//!   kube-controller-manager watches templates. If the creation is refused then, the pods that need it get an event. Claims
+//!   that were made before keep what they have. A part that no pod needs is deleted then, unless its pod was gone before
+//!   this process started: a claim may still be made from it. A GPU that is gone is kept for ten more minutes, because a
+//!   restart of kubelet removes all slices of its node for a moment; while no GPU fits, an old template stays.
 //! - **The API server refuses a write:** tried again with growing pauses, with an event on the pods that wait for it.
 
 #![forbid(unsafe_code)]
@@ -47,7 +47,7 @@ mod template;
 
 pub use bound::{GIVEN_BACK, NotYet, claim_names, give_back};
 pub use gpus::Gpus;
-pub use notice::{Notice, PodRef};
+pub use notice::Notice;
 pub use plan::{Change, Outcome, Plan, Task, Write};
 pub use pod::TranslatedPod;
 pub use reconciler::{KEEP, Reconciler, Settings};

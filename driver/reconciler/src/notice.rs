@@ -1,14 +1,6 @@
-//! What the owner of a translated pod is told, as an event.
+//! Events for the owner of a translated pod.
 
-/// The pod that an event is about.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PodRef {
-    pub namespace: String,
-    pub name: String,
-    pub uid: String,
-}
-
-/// Why a template is not there, each told once for a pod.
+/// Why a template is missing. A plan has the notice each time the reason is found.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum Notice {
     #[error("{0}")]
@@ -40,13 +32,13 @@ impl Notice {
         }
     }
 
-    /// What a pod is told once, whatever the API server's words for it are each time.
-    pub(crate) fn topic(&self) -> (&'static str, String) {
-        let of = match self {
-            Self::Annotation(_) => String::new(),
-            Self::Class { class, .. } => class.clone(),
-            Self::NoGpu { template } | Self::Taken { template } | Self::Refused { template, .. } => template.clone(),
-        };
-        (self.reason(), of)
+    /// Stays equal when the API server words a refusal differently.
+    #[must_use]
+    pub fn topic(&self) -> &str {
+        match self {
+            Self::Annotation(_) => "",
+            Self::Class { class, .. } => class,
+            Self::NoGpu { template } | Self::Taken { template } | Self::Refused { template, .. } => template,
+        }
     }
 }

@@ -1,16 +1,17 @@
-//! What the reconciler is told, and what it wants done.
+//! The changes that the reconciler gets, and the writes that it wants.
 
 use k8s_openapi::api::resource::v1::{ResourceClaimTemplate, ResourceSlice};
+use vgpu_api::PodRef;
 
 use crate::Now;
-use crate::notice::{Notice, PodRef};
+use crate::notice::Notice;
 use crate::pod::TranslatedPod;
 use crate::template::{Key, Template};
 
 /// One change. The end of a list (`Pods` and so on) names all objects there are.
 #[derive(Debug, Clone)]
 pub enum Change {
-    /// Also a pod that is known, and is translated no more: then `pod` is `None`.
+    /// Also for a known pod that is not translated any more: then `pod` is `None`.
     Pod {
         key: String,
         pod: Option<TranslatedPod>,
@@ -49,7 +50,7 @@ pub enum Change {
     Namespaces {
         names: Vec<String>,
     },
-    /// This replica holds the lease, or does no more.
+    /// Whether this replica holds the lease.
     Leads(bool),
 }
 
@@ -60,13 +61,13 @@ pub enum Write {
         key: Key,
         template: Box<ResourceClaimTemplate>,
     },
-    /// Lands only on that version of the template.
+    /// Deletes only that version of the template.
     Delete { key: Key, uid: String, version: String },
     /// Read the pod and its claims, and write what [`crate::give_back`] says.
     GiveBack(PodRef),
 }
 
-/// What a write is about: one is under way for each at a time.
+/// What a write is about. Only one write for each is under way at a time.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Task {
     Template(Key),
@@ -93,11 +94,11 @@ pub enum Outcome {
     Deleted,
     /// The pod has its annotations.
     GivenBack,
-    /// Nothing was done, because something changed or is missing: decided anew after a pause.
+    /// Nothing was done, because something changed or is missing: decided again after a pause.
     Again,
     /// The API server says no.
     Refused(String),
-    /// It was not sent: this replica leads no more.
+    /// It was not sent: this replica does not lead any more.
     Dropped,
 }
 

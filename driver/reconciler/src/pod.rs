@@ -3,17 +3,17 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Pod;
+use vgpu_api::PodRef;
 use vgpu_dialects::{Record, Request, TRANSLATED};
 
 use crate::bound::GIVEN_BACK;
-use crate::notice::PodRef;
 
 /// A pod with the annotation of a translation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TranslatedPod {
     pub at: PodRef,
-    /// The requests of the templates that `spec.resourceClaims` names, by name. What only the annotation has is not
-    /// made: nothing would use it.
+    /// The requests of the templates that `spec.resourceClaims` names, by name. For a request that only the annotation
+    /// has no template is made: nothing would use it.
     pub needs: BTreeMap<String, Request>,
     /// Why the annotation is not what a translation writes.
     pub problem: Option<String>,

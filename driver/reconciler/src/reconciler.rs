@@ -4,20 +4,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use vgpu_api::class;
+use vgpu_api::{PodRef, class};
 use vgpu_dialects::{Memory, Request, template};
 
 use crate::Now;
 use crate::backoff::Backoff;
 use crate::gpus::Gpus;
-use crate::notice::{Notice, PodRef};
+use crate::notice::Notice;
 use crate::plan::{Change, Outcome, Plan, Task, Write};
 use crate::pod::TranslatedPod;
 use crate::template::{Key, SPEC_HASH, Template, hash, object};
 
-/// A template that no pod needs goes after this time.
+/// A template that no pod needs is deleted after this time.
 pub const KEEP: Duration = Duration::from_secs(3600);
-/// So often a name may be taken before it is reported: the watch may be a moment behind an own write.
+/// How often a creation may find the name taken before that is reported: the watch may not show our own template yet.
 const TAKEN_AFTER: u32 = 2;
 
 /// The chart's values that matter here.
@@ -59,9 +59,8 @@ pub struct Reconciler {
     backoffs: BTreeMap<Task, Backoff>,
     /// Pods that got their annotations, by UID, until the watch shows it.
     given_back: BTreeSet<String>,
-    /// What each pod was told.
-    told: BTreeMap<PodRef, BTreeSet<(&'static str, String)>>,
-    untold: Vec<(PodRef, Notice)>,
+    /// What was found since the last plan.
+    found: Vec<(PodRef, Notice)>,
 }
 
 impl Reconciler {
@@ -91,8 +90,7 @@ impl Reconciler {
             Change::Pod { key, pod: None } | Change::PodGone { key } => self.remove_pod(&key, now),
             Change::Pod { key, pod: Some(pod) } => self.set_pod(key, pod, now),
             Change::Pods { keys } => {
-                let keys: BTreeSet<String> = keys.into_iter().collect();
-                let gone: Vec<String> = self.pods.keys().filter(|key| !keys.contains(*key)).cloned().collect();
+                let gone = missing(self.pods.keys(), keys);
                 gone.iter().for_each(|key| self.remove_pod(key, now));
                 self.listed.pods = true;
             }
@@ -107,13 +105,7 @@ impl Reconciler {
                 }
             }
             Change::Templates { keys } => {
-                let keys: BTreeSet<Key> = keys.into_iter().collect();
-                let gone: Vec<Key> = self
-                    .templates
-                    .keys()
-                    .filter(|key| !keys.contains(*key))
-                    .cloned()
-                    .collect();
+                let gone = missing(self.templates.keys(), keys);
                 for key in gone {
                     self.templates.remove(&key);
                     self.look(Task::Template(key), now);
@@ -144,29 +136,29 @@ impl Reconciler {
                 }
             }
             Change::Namespaces { names } => {
-                let names: BTreeSet<String> = names.into_iter().collect();
-                let gone: Vec<String> = self.namespaces.difference(&names).cloned().collect();
-                for name in gone {
+                for name in missing(&self.namespaces, names) {
                     self.namespaces.remove(&name);
                     self.look_at_namespace(&name, now);
                 }
                 self.listed.namespaces = true;
             }
-            Change::Leads(leads) => {
-                if leads && !self.is_leading {
-                    // The last leader may have done any of it.
-                    self.backoffs.clear();
-                    let templates = self.templates.keys().chain(self.users.keys());
-                    let templates: Vec<Task> = templates.cloned().map(Task::Template).collect();
-                    let pods: Vec<Task> = self.pods.values().map(|pod| Task::Pod(pod.at.clone())).collect();
-                    templates.into_iter().chain(pods).for_each(|task| self.look(task, now));
-                }
-                self.is_leading = leads;
-            }
+            Change::Leads(leads) => self.set_leading(leads, now),
         }
     }
 
-    /// Returns what to do now. What it returns counts as under way until [`Self::report`].
+    fn set_leading(&mut self, leads: bool, now: Now) {
+        if leads && !self.is_leading {
+            // The last leader may have done any of it.
+            self.backoffs.clear();
+            let templates = self.templates.keys().chain(self.users.keys());
+            let templates: Vec<Task> = templates.cloned().map(Task::Template).collect();
+            let pods: Vec<Task> = self.pods.values().map(|pod| Task::Pod(pod.at.clone())).collect();
+            templates.into_iter().chain(pods).for_each(|task| self.look(task, now));
+        }
+        self.is_leading = leads;
+    }
+
+    /// Returns what to do now. Its writes are under way until [`Self::report`].
     pub fn plan(&mut self, now: Now) -> Plan {
         let mut plan = Plan::default();
         if !self.is_complete() {
@@ -205,7 +197,7 @@ impl Reconciler {
                 plan.writes.push(write);
             }
         }
-        plan.notices = std::mem::take(&mut self.untold);
+        plan.notices = std::mem::take(&mut self.found);
         plan.wake = self.due.values().copied().chain(self.gpus.next_expiry()).min();
         plan
     }
@@ -229,7 +221,7 @@ impl Reconciler {
                 if let Some(known) = self.templates.get_mut(key) {
                     known.is_deleted = true;
                 }
-                // No success yet: with whoever changes what is created, this would go on without a pause.
+                // No success yet: if somebody changes every template that is created, this would go on without a pause.
                 self.look(task.clone(), now);
                 return;
             }
@@ -322,7 +314,7 @@ impl Reconciler {
         self.look(task, now);
     }
 
-    /// A pod that is known under this name, and not another with the same name.
+    /// Returns the known pod under this name, unless it is another one with the same name.
     fn known(&self, pod: &PodRef) -> Option<&TranslatedPod> {
         let known = self.pods.get(&format!("{}/{}", pod.namespace, pod.name))?;
         (known.at == *pod).then_some(known)
@@ -331,7 +323,6 @@ impl Reconciler {
     fn pod(&mut self, at: &PodRef) -> Option<Write> {
         let task = Task::Pod(at.clone());
         let Some(pod) = self.known(at) else {
-            self.told.remove(at);
             self.given_back.remove(&at.uid);
             self.backoffs.remove(&task);
             return None;
@@ -384,7 +375,7 @@ impl Reconciler {
         }
         let spec = template(&request, &self.gpus.inventory());
         match (known, spec) {
-            // An old one is as good as none, and is there.
+            // While no GPU fits, the existing template stays.
             (Some(_), None) => None,
             (None, None) => {
                 let template = key.name.clone();
@@ -411,7 +402,7 @@ impl Reconciler {
             return None;
         };
         let goes = *self.unneeded.entry(key.clone()).or_insert(now) + KEEP;
-        // The next pod that names it would get its claim from this one, maybe before it is made anew.
+        // A template of former sizes is deleted at once: the next pod that names it would get its claim from it.
         let spec = self
             .parts
             .get(key)
@@ -438,12 +429,18 @@ impl Reconciler {
         users.iter().for_each(|pod| self.tell(pod, notice));
     }
 
-    /// Only the leader tells, and each pod the same once.
+    /// Adds a notice if this replica leads.
     fn tell(&mut self, pod: &PodRef, notice: &Notice) {
-        if self.is_leading && self.told.entry(pod.clone()).or_default().insert(notice.topic()) {
-            self.untold.push((pod.clone(), notice.clone()));
+        if self.is_leading {
+            self.found.push((pod.clone(), notice.clone()));
         }
     }
+}
+
+/// Returns the known ones that a list lacks.
+fn missing<'a, T: Ord + Clone + 'a>(known: impl IntoIterator<Item = &'a T>, listed: Vec<T>) -> Vec<T> {
+    let listed: BTreeSet<T> = listed.into_iter().collect();
+    known.into_iter().filter(|one| !listed.contains(one)).cloned().collect()
 }
 
 fn key_of(namespace: &str, name: &str) -> Key {

@@ -1,4 +1,4 @@
-//! Templates: the object that is created, and what is known of one that is there.
+//! Templates: the object that is created, and what is known of an existing one.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

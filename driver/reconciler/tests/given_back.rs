@@ -3,8 +3,9 @@
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::{Value, json};
+use vgpu_api::PodRef;
 use vgpu_dialects::{Settings as Dialects, translate};
-use vgpu_reconciler::{Change, GIVEN_BACK, Gpus, NotYet, Outcome, PodRef, Settings, Write, claim_names, give_back};
+use vgpu_reconciler::{Change, GIVEN_BACK, Gpus, NotYet, Outcome, Settings, Write, claim_names, give_back};
 
 mod support;
 
@@ -211,7 +212,7 @@ fn the_leader_gives_back_to_each_bound_pod_once() {
         .insert(GIVEN_BACK.to_owned(), "uid-a".to_owned());
     assert_eq!(set(&mut leader, &done), []);
 
-    // Another pod under the name, of which the annotation says nothing.
+    // Another pod under the name, about which the annotation says nothing.
     let mut next = done;
     next.metadata.uid = Some("uid-second".to_owned());
     let second = PodRef {

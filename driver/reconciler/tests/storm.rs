@@ -22,8 +22,8 @@ enum Step {
     /// A node's GPUs, in GiB.
     Node(u8, Vec<u64>),
     NoNode(u8),
-    /// The watches of one replica show what happened, and it plans; so many of its writes are sent, and it hears of as
-    /// many of those. The rest is lost, as with a crash, if `crash`.
+    /// The watches of one replica show what happened, and it plans. The first `sent` of its writes are sent, and it
+    /// hears of their outcomes. The rest is lost, as with a crash, if `crash`.
     Turn {
         replica: bool,
         sent: usize,
@@ -80,7 +80,7 @@ impl World {
         Self { api, replicas }
     }
 
-    /// Both hear of everything that happened.
+    /// Shows both replicas everything that happened.
     fn show(&mut self) {
         while let Some(change) = self.api.events.pop_front() {
             for replica in &mut self.replicas {
@@ -104,7 +104,7 @@ impl World {
                 let at = usize::from(replica);
                 let plan = self.replicas[at].plan();
                 for (number, write) in plan.writes.into_iter().enumerate() {
-                    // What is not sent was dropped with the lease, or is lost with the process.
+                    // A write that is not sent was dropped with the lease, or is lost with the process.
                     let outcome = match number < sent {
                         true => self.api.perform(&write),
                         false => vgpu_reconciler::Outcome::Dropped,
@@ -161,7 +161,7 @@ proptest! {
         }
         // A GPU that a part can be made of.
         world.step(Step::Node(9, vec![80]));
-        // Longer than the longest pause, and twice, for what waits for what was done the first time.
+        // Longer than the longest pause. Twice, because some work waits for what was done the first time.
         world.rest(400);
         world.rest(400);
         let needed: BTreeSet<Key> = world.api.pods.values().map(|pod| key(&template_of(pod))).collect();

@@ -1,4 +1,4 @@
-//! Which templates are made, made anew and removed, and what becomes of each failure.
+//! Which templates are made, made again and removed, and what happens after each failure.
 
 use serde_json::json;
 use vgpu_dialects::{Devices, Memory, Request};
@@ -124,12 +124,12 @@ fn two_leaders_do_each_others_work_no_harm() {
     let exists = api.perform(&second);
     assert_eq!(exists, Outcome::Exists);
     other.reconciler.report(&second.task(), exists, other.now);
-    // The late one hears of it, and has nothing to do; nobody is told anything.
+    // The late replica sees it, and has nothing to do. There are no notices.
     assert_eq!(other.settle(&mut api), []);
     assert_eq!(other.wait(&mut api, seconds(60)), []);
     assert!(other.told.is_empty(), "{:?}", other.told);
 
-    // A deletion that one decided on, and that comes after the other made the template anew.
+    // A deletion that one replica decided on comes after the other one made the template again.
     let late = Write::Delete {
         key: key(&template_of(&half("a"))),
         uid: "template-1".into(),
@@ -205,7 +205,7 @@ fn a_forged_annotation_yields_only_what_its_own_pod_uses() {
     leader.settle(&mut api);
     assert_eq!(api.templates.keys().map(|key| &key.name).collect::<Vec<_>>(), [&named]);
 
-    // A name that is not the hash of its request: the whole annotation counts for nothing.
+    // A name that is not the hash of its request: the whole annotation is ignored.
     let mut liar = forged("liar", &[request("vgpu", 1 << 10)], &[]);
     let annotation = liar
         .metadata
@@ -259,7 +259,7 @@ fn a_template_that_no_pod_needs_goes_after_an_hour() {
     api.remove_pod("a");
     assert_eq!(leader.settle(&mut api), []);
     assert_eq!(leader.wait(&mut api, KEEP - seconds(1)), []);
-    // A pod comes in time, finishes, and the hour begins anew.
+    // A pod comes in time, finishes, and the hour begins again.
     let mut again = fixed("b");
     api.set_pod(again.clone());
     leader.settle(&mut api);
@@ -309,7 +309,7 @@ fn a_part_of_a_gpu_is_made_anew_when_there_are_other_sizes() {
     api.set_slice(slice("n3", &[24]));
     assert_eq!(leader.settle(&mut api).len(), 2);
     assert_eq!(alternatives(&api, &name), ["12Gi", "40Gi"]);
-    // Kubelet starts anew, and its node's slices go and come.
+    // Kubelet restarts: its node's slices go and come.
     api.remove_slice("n3");
     assert_eq!(leader.settle(&mut api), []);
     assert_eq!(leader.wait(&mut api, seconds(599)), []);
@@ -355,11 +355,11 @@ fn a_part_that_no_pod_needs_goes_when_there_are_other_sizes() {
         "{written:?}"
     );
     assert!(api.templates.contains_key(&key(&bytes)));
-    // A pod that comes gets one of now.
+    // A new pod gets a template for the present sizes.
     api.set_pod(half("c"));
     leader.settle(&mut api);
     assert_eq!(alternatives(&api, &part), ["12Gi", "40Gi"]);
-    // Whoever only watches deletes nothing.
+    // A replica that only watches deletes nothing.
     api.remove_pod("c");
     api.set_slice(slice("n4", &[16]));
     assert_eq!(standby.settle(&mut api), []);
@@ -387,7 +387,7 @@ fn without_a_gpu_for_it_a_part_waits_and_its_pod_is_told() {
 }
 
 #[test]
-fn a_refusal_is_tried_again_with_pauses_and_told_once() {
+fn a_refusal_is_tried_again_with_pauses_and_is_one_state() {
     let mut api = Api::with_gpus(&[80]);
     let mut leader = Replica::leading(&api);
     let name = template_of(&fixed("a"));

@@ -15,7 +15,8 @@ use crate::webhook::review::Outcome;
 pub(crate) struct Reviews {
     outcomes: Family<Labels, Counter>,
     seconds: Histogram,
-    certificate: Gauge,
+    /// A family of one, so that it is absent until the webhook serves.
+    certificate: Family<[(&'static str, &'static str); 0], Gauge>,
 }
 
 impl Reviews {
@@ -36,8 +37,8 @@ impl Reviews {
             certificate: register(
                 registry,
                 "webhook_certificate_expiry_seconds",
-                "When the certificate that the webhook shows runs out, in seconds since 1970; 0 without one",
-                Gauge::default(),
+                "When the certificate that the webhook shows runs out, in seconds since 1970; 0 without one, absent without the webhook",
+                Family::default(),
             ),
         }
     }
@@ -56,6 +57,6 @@ impl Reviews {
     }
 
     pub(crate) fn certificate_until(&self, until: i64) {
-        self.certificate.set(until);
+        self.certificate.get_or_create(&[]).set(until);
     }
 }

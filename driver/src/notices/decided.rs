@@ -7,6 +7,16 @@ use super::subject::{Now, Subject, Topic};
 /// Decisions that wait to be reported, or were reported a moment ago. If there are more, some are dropped.
 pub const MAX_DECISIONS: usize = 1_000;
 
+/// What became of a new decision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Added {
+    New,
+    /// It was reported already, is queued already, or is found again when the queue has room.
+    Known,
+    /// The queue was full, and a decision was dropped: this one or an older one.
+    Dropped,
+}
+
 /// The decisions by namespace.
 #[derive(Debug, Default)]
 pub(super) struct Decided {
@@ -27,10 +37,10 @@ impl Decided {
         self.of_namespaces.values_mut().flatten()
     }
 
-    /// Returns false if the queue was full and a decision was dropped: one of the namespace that has most of them, or
-    /// the new one itself, if that namespace is its own and none of its others was said yet.
-    pub(super) fn insert(&mut self, topic: Topic, subject: Subject) -> bool {
-        let mut none_lost = true;
+    /// Adds a decision. A full queue first drops one of the namespace that has most. If that is the namespace of the new
+    /// one, only a reported decision is dropped, and none for a state, which is found again.
+    pub(super) fn insert(&mut self, topic: Topic, subject: Subject) -> Added {
+        let mut added = Added::New;
         if self.count >= MAX_DECISIONS {
             let namespace = topic.about.namespace.as_str();
             let own = self.of_namespaces.get(namespace).map_or(0, HashMap::len);
@@ -38,6 +48,7 @@ impl Decided {
             let fullest = fullest.filter(|(_, of_it)| of_it.len() > own);
             let gives_way = match fullest {
                 Some((_, of_it)) => gives_way(of_it),
+                None if subject.lasting.is_some() => return Added::Known,
                 None => self
                     .of_namespaces
                     .get(namespace)
@@ -45,14 +56,16 @@ impl Decided {
                     .filter(|(_, is_said)| *is_said),
             };
             let Some((loser, is_said)) = gives_way else {
-                return false;
+                return Added::Dropped;
             };
-            none_lost = is_said;
+            if !is_said {
+                added = Added::Dropped;
+            }
             self.remove(&loser);
         }
         let of_it = self.of_namespaces.entry(topic.about.namespace.clone()).or_default();
         self.count += usize::from(of_it.insert(topic, subject).is_none());
-        none_lost
+        added
     }
 
     pub(super) fn remove_over(&mut self, now: Now) {

@@ -8,31 +8,34 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
-use vgpu_quota::{Mark, Outcome, PodRef, Quota, Status, Write, names};
+use vgpu_api::PodRef;
+use vgpu_quota::{self as quotas, BudgetState, Quota, Status, names};
+
+use crate::leader::Failure;
 
 /// For one write with its reads. The lease is held for longer after the check than this.
 const TIMEOUT: Duration = Duration::from_secs(5);
 const MANAGER: &str = "vgpu-controller";
 
-/// Performs a write. It never fails: whatever is not known to be done is decided on again.
-pub(super) async fn send(client: &Client, write: &Write) -> Outcome {
+/// Performs a write. It never fails: a write that may not have landed is decided on again.
+pub(super) async fn send(client: &Client, write: &quotas::Write) -> quotas::Outcome {
     let sent = async {
         match write {
-            Write::Status {
+            quotas::Write::Status {
                 namespace,
                 uid,
                 version,
                 status,
             } => put(client, namespace, uid, version, status).await,
-            Write::Read { namespace } => read(client, namespace).await,
-            Write::Ungate {
+            quotas::Write::Read { namespace } => read(client, namespace).await,
+            quotas::Write::Ungate {
                 pod,
                 claims,
                 is_over_budget,
             } => ungate(client, pod, claims, *is_over_budget).await,
-            Write::Evict { waiting, victims } => evict(client, waiting, victims).await,
-            Write::Label { namespace, uid, mark } => label(client, namespace, uid, *mark).await,
-            Write::Stamp {
+            quotas::Write::Evict { waiting, victims } => evict(client, waiting, victims).await,
+            quotas::Write::Label { namespace, uid, state } => label(client, namespace, uid, *state).await,
+            quotas::Write::Stamp {
                 namespace,
                 default,
                 spec,
@@ -45,32 +48,34 @@ pub(super) async fn send(client: &Client, write: &Write) -> Outcome {
         Ok(Err(error)) => failed(write, &error),
         Err(_) => {
             tracing::warn!(task = ?write.task(), "no answer within {TIMEOUT:?}; it is tried again");
-            Outcome::Again
+            quotas::Outcome::Again
         }
     }
 }
 
 /// For metrics.
-pub(super) const fn intent(write: &Write) -> &'static str {
+pub(super) const fn intent(write: &quotas::Write) -> &'static str {
     match write {
-        Write::Status { .. } => "status",
-        Write::Read { .. } => "read",
-        Write::Ungate { .. } => "gate",
-        Write::Evict { .. } => "evict",
-        Write::Label { .. } => "label",
-        Write::Stamp { .. } => "default",
+        quotas::Write::Status { .. } => "status",
+        quotas::Write::Read { .. } => "read",
+        quotas::Write::Ungate { .. } => "gate",
+        quotas::Write::Evict { .. } => "evict",
+        quotas::Write::Label { .. } => "label",
+        quotas::Write::Stamp { .. } => "default",
     }
 }
 
 /// For metrics.
-pub(super) fn name(outcome: &Outcome) -> &'static str {
+pub(super) fn name(outcome: &quotas::Outcome) -> &'static str {
     match outcome {
-        Outcome::Quota(_) | Outcome::NoQuota | Outcome::Ungated | Outcome::Labelled => "done",
-        Outcome::Evicted { kept, .. } if !kept.is_empty() => "refused",
-        Outcome::Evicted { .. } => "done",
-        Outcome::Again => "again",
-        Outcome::Refused(_) => "refused",
-        Outcome::Dropped => "dropped",
+        quotas::Outcome::Quota(_) | quotas::Outcome::NoQuota | quotas::Outcome::Ungated | quotas::Outcome::Labelled => {
+            "done"
+        }
+        quotas::Outcome::Evicted { kept, .. } if !kept.is_empty() => "refused",
+        quotas::Outcome::Evicted { .. } => "done",
+        quotas::Outcome::Again => "again",
+        quotas::Outcome::Refused(_) => "refused",
+        quotas::Outcome::Dropped => "dropped",
     }
 }
 
@@ -83,7 +88,13 @@ fn path(namespace: &str, rest: &str) -> String {
 }
 
 /// Lands only on that version.
-async fn put(client: &Client, namespace: &str, uid: &str, version: &str, status: &Status) -> kube::Result<Outcome> {
+async fn put(
+    client: &Client,
+    namespace: &str,
+    uid: &str,
+    version: &str,
+    status: &Status,
+) -> kube::Result<quotas::Outcome> {
     let object = json!({"apiVersion": "dra.vgpu/v1alpha1", "kind": "VgpuQuota",
         "metadata": {"name": names::QUOTA, "namespace": namespace, "uid": uid, "resourceVersion": version},
         "status": status});
@@ -95,22 +106,22 @@ async fn put(client: &Client, namespace: &str, uid: &str, version: &str, status:
     client.request::<Value>(request).await.map(answer)
 }
 
-async fn read(client: &Client, namespace: &str) -> kube::Result<Outcome> {
+async fn read(client: &Client, namespace: &str) -> kube::Result<quotas::Outcome> {
     let request = hyper::Request::get(path(namespace, ""));
     let request = request.body(Vec::new()).map_err(kube::Error::HttpError)?;
     match client.request::<Value>(request).await {
         Ok(quota) => Ok(answer(quota)),
-        Err(kube::Error::Api(status)) if status.code == 404 => Ok(Outcome::NoQuota),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(quotas::Outcome::NoQuota),
         Err(error) => Err(error),
     }
 }
 
-fn answer(quota: Value) -> Outcome {
+fn answer(quota: Value) -> quotas::Outcome {
     match serde_json::from_value::<Quota>(quota) {
-        Ok(quota) => Outcome::Quota(Box::new(quota)),
+        Ok(quota) => quotas::Outcome::Quota(Box::new(quota)),
         Err(error) => {
             tracing::warn!(%error, "a VgpuQuota cannot be read");
-            Outcome::Again
+            quotas::Outcome::Again
         }
     }
 }
@@ -121,7 +132,7 @@ async fn ungate(
     pod: &PodRef,
     claims: &[(String, String)],
     is_over_budget: bool,
-) -> kube::Result<Outcome> {
+) -> kube::Result<quotas::Outcome> {
     let api: Api<ResourceClaim> = Api::namespaced(client.clone(), &pod.namespace);
     let found = try_join_all(claims.iter().map(|(name, _)| api.get_metadata_opt(name))).await?;
     let is_same = |(found, (_, uid)): (_, &(String, String))| {
@@ -136,7 +147,7 @@ async fn ungate(
             pod = pod.name,
             "its claims are others by now"
         );
-        return Ok(Outcome::Again);
+        return Ok(quotas::Outcome::Again);
     }
     // The uid makes the patch fail on another pod of this name.
     let mut patch = json!({"metadata": {"uid": pod.uid},
@@ -147,16 +158,16 @@ async fn ungate(
     let pods: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace);
     pods.patch_metadata(&pod.name, &parameters(), &Patch::Strategic(patch))
         .await?;
-    Ok(Outcome::Ungated)
+    Ok(quotas::Outcome::Ungated)
 }
 
 /// Evicts all of these, or none if a dry run for one of them is refused: so nobody goes in vain where a
 /// PodDisruptionBudget keeps another. Two pods of one such budget pass the dry runs and not what follows; then those that
 /// went stay so, and others are chosen for the rest.
-async fn evict(client: &Client, waiting: &PodRef, victims: &[PodRef]) -> kube::Result<Outcome> {
+async fn evict(client: &Client, waiting: &PodRef, victims: &[PodRef]) -> kube::Result<quotas::Outcome> {
     let (mut gone, mut kept) = (Vec::new(), Vec::new());
     if !still_waits(client, waiting).await? {
-        return Ok(Outcome::Evicted { gone, kept });
+        return Ok(quotas::Outcome::Evicted { gone, kept });
     }
     for victim in victims {
         if let Err(why) = evict_one(client, victim, true).await? {
@@ -164,7 +175,7 @@ async fn evict(client: &Client, waiting: &PodRef, victims: &[PodRef]) -> kube::R
         }
     }
     if !kept.is_empty() {
-        return Ok(Outcome::Evicted { gone, kept });
+        return Ok(quotas::Outcome::Evicted { gone, kept });
     }
     for victim in victims {
         match evict_one(client, victim, false).await? {
@@ -176,7 +187,7 @@ async fn evict(client: &Client, waiting: &PodRef, victims: &[PodRef]) -> kube::R
             }
         }
     }
-    Ok(Outcome::Evicted { gone, kept })
+    Ok(quotas::Outcome::Evicted { gone, kept })
 }
 
 /// The watch may be behind: it was bound a moment ago, or is gone.
@@ -221,14 +232,19 @@ async fn evict_one(client: &Client, pod: &PodRef, is_dry_run: bool) -> kube::Res
 }
 
 /// Sets the label of a namespace or removes it, and nothing else of it.
-async fn label(client: &Client, namespace: &str, uid: &str, mark: Option<Mark>) -> kube::Result<Outcome> {
+async fn label(
+    client: &Client,
+    namespace: &str,
+    uid: &str,
+    state: Option<BudgetState>,
+) -> kube::Result<quotas::Outcome> {
     // The uid makes the patch fail on another namespace of this name.
-    let patch = json!({"metadata": {"uid": uid, "labels": {names::LABEL: mark.map(Mark::text)}}});
+    let patch = json!({"metadata": {"uid": uid, "labels": {names::LABEL: state.map(BudgetState::text)}}});
     let namespaces: Api<Namespace> = Api::all(client.clone());
     namespaces
         .patch_metadata(namespace, &parameters(), &Patch::Merge(patch))
         .await?;
-    Ok(Outcome::Labelled)
+    Ok(quotas::Outcome::Labelled)
 }
 
 /// Creates the quota of a default, or writes its spec over that version.
@@ -238,7 +254,7 @@ async fn stamp(
     default: &str,
     spec: &Value,
     over: Option<&(String, String)>,
-) -> kube::Result<Outcome> {
+) -> kube::Result<quotas::Outcome> {
     let text = spec.to_string();
     let request = match over {
         None => {
@@ -285,22 +301,12 @@ fn parameters() -> PatchParams {
     }
 }
 
-fn failed(write: &Write, error: &kube::Error) -> Outcome {
-    match (write, error) {
-        (Write::Ungate { .. }, kube::Error::Api(status)) if status.code == 404 => Outcome::Ungated,
-        (Write::Label { .. }, kube::Error::Api(status)) if status.code == 404 => Outcome::Labelled,
-        // Another version, or none.
-        (_, kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Outcome::Again,
-        // It was not processed, or nobody knows how far.
-        (_, kube::Error::Api(status))
-            if (400..500).contains(&status.code) && ![401, 408, 429].contains(&status.code) =>
-        {
-            tracing::warn!(task = ?write.task(), %status, "the API server refuses a write for quotas");
-            Outcome::Refused(status.message.clone())
-        }
-        _ => {
-            tracing::warn!(task = ?write.task(), %error, "a write for quotas failed and is tried again");
-            Outcome::Again
-        }
+fn failed(write: &quotas::Write, error: &kube::Error) -> quotas::Outcome {
+    match (write, Failure::of(error, &write.task())) {
+        (quotas::Write::Ungate { .. }, Failure::Gone) => quotas::Outcome::Ungated,
+        (quotas::Write::Label { .. }, Failure::Gone) => quotas::Outcome::Labelled,
+        (_, Failure::Refused(message)) => quotas::Outcome::Refused(message),
+        // Another version, or none, or it is not known: decided again.
+        (_, Failure::Gone | Failure::Conflict | Failure::Unknown) => quotas::Outcome::Again,
     }
 }

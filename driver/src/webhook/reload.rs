@@ -41,11 +41,7 @@ pub(super) async fn reload(client: Client, names: Names, served: Arc<Served>, he
             },
             Ok(_) => {}
             Err(error) => {
-                health
-                    .metrics
-                    .watch_errors
-                    .get_or_create(&[("resource", "secrets")])
-                    .inc();
+                health.metrics.watch_failed("secrets");
                 tracing::warn!(secret = names.secret(), %error, "the watch of the webhook's Secret failed and is retried");
             }
         }

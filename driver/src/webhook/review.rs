@@ -2,6 +2,7 @@
 
 use k8s_openapi::ByteString;
 use serde_json::value::RawValue;
+use vgpu_api::decode::from_json;
 use vgpu_dialects::{Pod, Record, Refusal, Settings, Translation, translate, update};
 
 use super::admission::{KIND, Kind, Question, Reply, Request, Response, Status, VERSION};
@@ -123,10 +124,7 @@ fn decide(request: &Request<'_>, settings: &Settings, mode: Mode) -> Verdict {
 
 /// The API server reads a pod before it calls a webhook, so only a fault of one of the two ends here.
 fn pod(field: &str, text: Option<&RawValue>) -> Result<Pod, String> {
-    let text = text.map_or("null", RawValue::get);
-    serde_json::from_str(text).map_err(|why| {
-        let why = why.to_string();
-        let why = vgpu_quantity::shortened(&why);
+    from_json(text.map_or("null", RawValue::get)).map_err(|why| {
         format!("{field}: the pod cannot be read ({why}); label it hami.io/webhook: ignore to create it untranslated")
     })
 }

@@ -24,7 +24,7 @@
 //! - **A replica with the old certificate:** its authority stays trusted for [`KEEP`] after a new pair was issued. If a
 //!   pair comes into use in another way (a Secret from a backup), for [`SETTLE`].
 //! - **The caBundle is emptied** (a forced upgrade of the chart): it is written again.
-//! - **The clock jumps:** the time is the API server's, which checks the certificates, not this process's. A pair that
+//! - **The clock jumps:** the API server checks the certificates, so its time is used, not this machine's. A pair that
 //!   is not valid at that time is replaced; certificates are valid from [`BACKDATED`] before they are issued, so that
 //!   API servers whose clocks differ agree.
 

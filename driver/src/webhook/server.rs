@@ -61,7 +61,7 @@ const CONNECTIONS: usize = 256;
 /// after 90 s; were this end first, a review could be lost.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// What the answers depend on.
+/// The settings and state that answers depend on.
 #[derive(Debug, Clone)]
 pub(super) struct Reviewer {
     pub(super) settings: Arc<Settings>,
@@ -154,7 +154,7 @@ pub(super) fn start(
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let serve = move || {
         if let Err(error) = runtime.block_on(serve(listener, tls, reviewer, ends)) {
-            // Without it the API server refuses pods until this process starts anew.
+            // Without it the API server refuses pods until this process starts again.
             tracing::error!(%error, "the webhook's server ended");
             std::process::exit(1);
         }

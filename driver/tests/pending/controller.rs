@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use vgpu_allocator::Features;
-use vgpu_controller::answers::Answers;
-use vgpu_controller::pending::{Message, MessageKind, explain};
+use vgpu_planner::explain::{Answers, Message, MessageKind, message};
 use vgpu_planner::model::{Claim, Pod, Slice, Version};
 use vgpu_planner::{Change, Intent, Outcome, Planner, Read, Settings, Term, Time};
 
@@ -49,26 +48,26 @@ impl Both {
             "spec": {"devices": devices}});
         both.claim = parse(&claim);
         both.slice = parse(&slice);
+        let waiting: Pod = parse(&pod());
+        let names = |name: &str| vec![name.to_owned()];
         for change in [
-            Change::Nodes {
-                nodes: vec![parse(&node)],
-                same: Vec::new(),
-            },
-            Change::Classes {
-                classes: vec![parse(&class)],
-                same: Vec::new(),
+            Change::Node(parse(&node)),
+            Change::Nodes { names: names("node1") },
+            Change::Class(parse(&class)),
+            Change::Classes { names: names("vgpu") },
+            Change::Slice {
+                slice: both.slice.clone(),
+                read: None,
             },
             Change::Slices {
-                slices: vec![both.slice.clone()],
-                same: Vec::new(),
+                names: names("s"),
                 version: Version(1),
-                read: None,
             },
             Change::Rules(Vec::new()),
             Change::Pods {
-                pods: vec![parse(&pod())],
-                same: Vec::new(),
+                keys: vec![waiting.key()],
             },
+            Change::Pod(waiting),
         ] {
             both.planner.apply(change, NOW);
         }
@@ -127,7 +126,7 @@ impl Both {
         self.planner.apply(Change::Pod(pod.clone()), NOW);
         self.answers.update_queue(self.planner.state());
         assert!(self.answers.work(self.planner.state_mut(), &mut || true));
-        explain(&pod, self.planner.state(), &self.answers)
+        message(&pod, self.planner.state(), &self.answers)
     }
 
     fn text(&mut self) -> String {

@@ -1,10 +1,8 @@
 //! Many pods, and many nodes.
 
 use serde_json::{Value, json};
-use vgpu_controller::answers::{Answer, MOST_TURNS};
-use vgpu_controller::pending::explain;
-use vgpu_controller::question::Question;
 use vgpu_planner::Change;
+use vgpu_planner::explain::{Answer, MOST_TURNS, Question, message};
 use vgpu_planner::model::Pod;
 
 use crate::world::{World, claims_of, exactly, gpu};
@@ -42,12 +40,13 @@ fn pods_that_ask_alike_share_an_answer_that_names_each() {
     let mut texts: Vec<String> = world
         .state
         .pods()
-        .map(|pod| explain(pod, &world.state, &world.answers).unwrap().text)
+        .map(|pod| message(pod, &world.state, &world.answers).unwrap().text)
         .collect();
     texts.sort();
     for (at, text) in texts.iter().enumerate() {
         let asked = format!(
-            "claim default/c{at}, request gpu: asked for memory {}Gi, cores 0; on 3 of 3 devices: ",
+            "claim default/c{at}, request gpu: asked for memory {}Gi, cores 0; no GPU of the cluster that matches has \
+             more memory than 1Gi, ",
             2 + at % 2
         );
         assert!(text.starts_with(&asked), "{text}");
@@ -74,7 +73,7 @@ fn answers_are_given_in_turns_and_again_only_when_something_has_changed() {
     }
     assert_eq!(turns + 1, 4 * MOST_TURNS);
     let pod = world.state.pods().next().unwrap().clone();
-    let text = explain(&pod, &world.state, &world.answers).unwrap().text;
+    let text = message(&pod, &world.state, &world.answers).unwrap().text;
     assert!(
         text.contains(&format!("; {MOST_TURNS} of 32 nodes were looked at; every device: ")),
         "{text}"

@@ -1,10 +1,10 @@
 //! Mistakes in claims, classes and slices: each is named, and affects no other claim.
 
 use serde_json::{Value, json};
-use vgpu_controller::pending::MessageKind;
 use vgpu_planner::Change;
+use vgpu_planner::explain::{MessageKind, messages};
 
-use crate::world::{World, exactly, fraction, gpu, monitor, read};
+use crate::world::{World, claims_of, exactly, fraction, gpu, monitor, read};
 
 #[test]
 fn a_class_that_does_not_exist_is_named() {
@@ -210,7 +210,7 @@ fn a_capacity_that_makes_no_sense_is_named() {
         text.contains("Capacity: memory: 20Gi wanted, -5 of -5 free (node1 gpu-0000000a)"),
         "{text}"
     );
-    // What is not asked for is all of it.
+    // A request without an amount asks for all of it.
     let text = published("-5").words(exactly("vgpu", json!({})));
     assert!(
         text.contains(
@@ -356,4 +356,58 @@ fn a_claim_that_no_container_names_and_one_that_goes_are_said_beside_the_shortag
         .expect("it waits");
     let words = "claim default/train is being deleted, so it is given to no pod any more";
     assert!(message.text.starts_with(words), "{}", message.text);
+}
+
+/// In the words of `vgpu explain`. kube-scheduler does not try such a pod, and says nothing.
+#[test]
+fn a_claim_that_does_not_exist_is_said_where_all_classes_are_ours() {
+    let spec = claims_of(&["gone"]);
+    let pod = json!({"metadata": {"name": "train", "namespace": "default", "uid": "1"}, "spec": spec});
+    let said = |world: &World| messages(&world.state, &world.answers);
+    let mut world = World::new();
+    world.set_pod(&pod);
+    let [(about, message)] = &said(&world)[..] else {
+        panic!("one pod waits");
+    };
+    assert_eq!((&*about.name, message.kind), ("train", MessageKind::NoClaim));
+    assert_eq!(
+        message.text,
+        "claim default/gone does not exist: create it in namespace default, as claims of other namespaces cannot be used; \
+         if it is the name of a ResourceClaimTemplate, write resourceClaimTemplateName: gone in place of \
+         resourceClaimName"
+    );
+    for (field, value) in [
+        ("/spec/schedulingGates", json!([{"name": "example.com/later"}])),
+        ("/spec/nodeName", json!("node1")),
+    ] {
+        let mut other = pod.clone();
+        other["spec"]["schedulingGates"] = Value::Null;
+        other["spec"]["nodeName"] = Value::Null;
+        *other.pointer_mut(field).unwrap() = value;
+        world.set_pod(&other);
+        assert_eq!(said(&world), [], "{field}");
+    }
+    world.set_pod(&pod);
+    world.class(
+        "other",
+        json!({"selectors": [{"cel": {"expression": "device.driver == 'other.example'"}}]}),
+    );
+    assert_eq!(said(&world), [], "it may be another driver's");
+    world.apply(Change::ClassGone { name: "other".into() });
+    world.claim("gone", fraction(), Value::Null);
+    assert_eq!(said(&world), []);
+}
+
+#[test]
+fn who_shares_the_claim_of_a_pod_that_waits_is_said() {
+    let mut world = World::new();
+    world.claim("train", exactly("vgpu", json!({"memory": "100Gi"})), Value::Null);
+    let other =
+        json!({"metadata": {"name": "other", "namespace": "default", "uid": "2"}, "spec": claims_of(&["train"])});
+    world.set_pod(&other);
+    let text = world.why(&["train"]).unwrap().text;
+    assert!(
+        text.contains("; claim default/train is also used by pods other: they share its GPU, and its limit is one"),
+        "{text}"
+    );
 }

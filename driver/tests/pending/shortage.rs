@@ -1,8 +1,8 @@
 //! Devices that are used up, tainted or too small.
 
 use serde_json::{Value, json};
-use vgpu_controller::pending::MessageKind;
 use vgpu_planner::Change;
+use vgpu_planner::explain::MessageKind;
 
 use crate::world::{World, claims_of, exactly, fraction, gpu, tainted_alone};
 
@@ -54,8 +54,9 @@ fn more_than_any_gpu_has_is_said_as_that() {
     let text = World::new().words(exactly("vgpu", json!({"memory": "100Gi"})));
     assert!(
         text.contains(
-            "asked for memory 100Gi, cores 0; on 2 of 2 devices: Capacity: memory: 100Gi wanted, 80Gi of 80Gi free \
-             (most free: node1 gpu-0000000a); would fit: memory 80Gi with the cores asked for (node1 gpu-0000000a); "
+            "asked for memory 100Gi, cores 0; no GPU of the cluster that matches has more memory than 80Gi, so this never \
+             fits, however long it waits: ask for at most that, or add a GPU with more; on 2 of 2 devices: Capacity: \
+             memory: 100Gi wanted, 80Gi of 80Gi free (most free: node1 gpu-0000000a); every device: "
         ),
         "{text}"
     );
@@ -111,8 +112,8 @@ fn a_result_without_a_share_takes_the_whole_device_and_admin_access_nothing() {
     assert_eq!(verdict.kind, MessageKind::Room);
     assert_eq!(
         verdict.text,
-        "node node1 has room (gpu-0000000b for claim default/train, request gpu), so it is not devices that the pod \
-         waits for; see the scheduler's own event"
+        "node node1 has room (gpu-0000000b for claim default/train, request gpu), so it does not wait for \
+         devices; see the scheduler's own event on the pod"
     );
 }
 
@@ -161,6 +162,19 @@ fn several_devices_come_from_one_node() {
         "{text}"
     );
 
+    // The case e2e/people/count-above-the-gpus.yaml.
+    let mut three = devices.clone();
+    three["requests"][0]["exactly"]["count"] = json!(3);
+    world.share("b", "gpu-0000000b", "20Gi", "0");
+    let text = world.words(three);
+    for words in [
+        "request gpu",
+        "3 are wanted on one node",
+        "no node of the cluster has more than 2 GPUs",
+    ] {
+        assert!(text.contains(words), "{text}");
+    }
+
     devices["requests"][0]["exactly"]["allocationMode"] = json!("All");
     world.claim("train", devices, Value::Null);
     assert_eq!(
@@ -201,7 +215,11 @@ fn every_alternative_is_accounted_for_and_one_with_room_is_enough() {
         json!({"requests": [{"name": "gpu", "firstAvailable": [sub("large", "100Gi"), sub("small", "40Gi")]}]});
     let text = world.words(devices);
     assert!(
-        text.contains("request gpu/large: asked for memory 100Gi, cores 0; on 2 of 2 devices: Capacity: memory: 100Gi wanted, 10Gi of"),
+        text.contains(
+            "request gpu/large: asked for memory 100Gi, cores 0; no GPU of the cluster that matches has more memory than \
+             80Gi, so this never fits, however long it waits: ask for at most that, or add a GPU with more; on 2 of 2 \
+             devices: Capacity: memory: 100Gi wanted, 10Gi of"
+        ),
         "{text}"
     );
     assert!(
@@ -230,8 +248,10 @@ fn an_extended_resource_of_our_class_is_a_whole_gpu() {
                  Capacity: memory: 80Gi wanted, 79Gi of 80Gi free, held by default/a";
     assert!(verdict.text.starts_with(start), "{}", verdict.text);
     assert!(
-        !verdict.text.contains("vgpu explain"),
-        "it has no claim to ask about: {}",
+        verdict
+            .text
+            .ends_with("; every device: vgpu explain pod/train -n default"),
+        "{}",
         verdict.text
     );
     assert_eq!(world.why_pod(pod("nvidia.com/gpu"), json!([])), None);

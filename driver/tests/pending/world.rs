@@ -2,9 +2,8 @@
 
 use serde_json::{Value, json};
 use vgpu_allocator::Features;
-use vgpu_controller::answers::Answers;
 use vgpu_controller::decode::{Object, Readable};
-use vgpu_controller::pending::{Message, MessageKind, explain};
+use vgpu_planner::explain::{Answers, Message, MessageKind, message};
 use vgpu_planner::model::Pod;
 use vgpu_planner::{Change, Mode, State, Time};
 
@@ -15,7 +14,7 @@ pub(crate) struct World {
     version: u64,
 }
 
-/// As a watch decodes it.
+/// Decodes an object as a watch does.
 pub(crate) fn read<T: Readable>(text: &str) -> T {
     // The kind names the object in the log, and nothing else here.
     let watched: Object<k8s_openapi::api::core::v1::Pod, T> =
@@ -139,7 +138,7 @@ impl World {
             json!({"metadata": {"name": "train", "namespace": "default", "uid": "1"}, "spec": spec, "status": status});
         let pod = self.set_pod(&pod);
         self.look();
-        explain(&pod, &self.state, &self.answers)
+        message(&pod, &self.state, &self.answers)
     }
 
     /// Everything is answered.

@@ -28,7 +28,7 @@ pub(crate) fn helm(test: &str) -> Option<PathBuf> {
     helm
 }
 
-/// All objects of the chart, or what helm has against these values.
+/// All objects of the chart but those of `helm test`, or what helm has against these values.
 pub(crate) fn render(helm: &Path, values: &[&str]) -> Result<Vec<Value>, String> {
     render_on(helm, "1.37.1", values)
 }
@@ -37,7 +37,15 @@ pub(crate) fn render(helm: &Path, values: &[&str]) -> Result<Vec<Value>, String>
 pub(crate) fn render_on(helm: &Path, version: &str, values: &[&str]) -> Result<Vec<Value>, String> {
     let mut command = Command::new(helm);
     command
-        .args(["template", "x", "--namespace", "n", "--kube-version", version])
+        .args([
+            "template",
+            "x",
+            "--namespace",
+            "n",
+            "--skip-tests",
+            "--kube-version",
+            version,
+        ])
         .arg(chart());
     for value in values {
         command.args(["--set", value]);

@@ -13,7 +13,7 @@ use super::protocol::{Wish, send};
 use crate::shell;
 use crate::wait::wait;
 
-/// A component that was signalled to end has ended within this time, and one that was ordered to start has started.
+/// Time for a component to end after its signal, or to start.
 const RESTART: Duration = Duration::from_secs(60);
 
 /// A running cluster as its user sees it.
@@ -34,7 +34,7 @@ impl Access<'_> {
         )
     }
 
-    /// Ends a component at once (SIGKILL) and leaves it so.
+    /// Kills a component (SIGKILL), which is then not started again.
     pub(super) fn stop(self, member: Member, component: &str) -> Result<()> {
         self.wish(&Wish::Stop(member, component.to_owned()))?;
         wait(RESTART, &format!("{component} of {} to end", member.name()), || {
@@ -50,7 +50,7 @@ impl Access<'_> {
         })
     }
 
-    /// Ends a component (SIGTERM, or SIGKILL) and waits until it was started again.
+    /// Stops a component (SIGTERM, or SIGKILL) and waits until it was started again.
     pub(super) fn restart(self, member: Member, component: &str, kill: bool) -> Result<()> {
         let before = pid_of(self.state, member, component)?;
         let name = component.to_owned();
@@ -65,16 +65,16 @@ impl Access<'_> {
     }
 }
 
-/// The init of a member as the host sees it.
+/// The PID of a member's init on the host.
 pub(super) fn init_of(state: &State, member: Member) -> Result<String> {
     let file = state.member(member).init();
     let pid = fs::read_to_string(&file).with_context(|| format!("{} does not run", member.name()))?;
     Ok(pid.trim().to_owned())
 }
 
-/// A command inside of a member's namespaces, as root.
+/// A command inside a member's namespaces, as root.
 pub(super) fn inside(state: &State, config: &Config, member: Member, command: &[&str]) -> Command {
-    let pid = init_of(state, member).unwrap_or_default(); // nsenter says that it has no target
+    let pid = init_of(state, member).unwrap_or_default(); // without one, nsenter reports the missing target
     let mut nsenter = shell::command("nsenter", ["--target", &pid, "--mount", "--net", "--pid", "--"]);
     nsenter
         .args(command)
@@ -91,12 +91,12 @@ pub(super) fn import(state: &State, config: &Config, member: Member, archive: &P
         .with_context(|| format!("cannot import {path} on {}", member.name()))
 }
 
-/// Where a path of a member can be seen from the host, as long as it runs.
+/// A path of a running member, as a path on the host.
 pub(super) fn path_inside(state: &State, member: Member, path: &str) -> Result<PathBuf> {
     Ok(PathBuf::from(format!("/proc/{}/root{path}", init_of(state, member)?)))
 }
 
-/// The process id of a component, as its member sees it.
+/// The PID of a component, in its member's namespace.
 pub(super) fn pid_of(state: &State, member: Member, component: &str) -> Result<i32> {
     let file = state.member(member).pid(component);
     let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;

@@ -13,7 +13,7 @@ use rcgen::{
 
 use super::config::{API_ADDRESS, Node, State};
 
-/// Clients: the file's name, the user, the group. Nodes may come later, so each that can come has its certificate.
+/// Clients: file name, user, group. Every possible node has a certificate, because nodes may be added later.
 fn clients() -> Vec<(String, String, Option<&'static str>)> {
     let control_plane = [
         ("admin", "admin", Some("system:masters")),
@@ -31,21 +31,8 @@ fn clients() -> Vec<(String, String, Option<&'static str>)> {
     control_plane.into_iter().chain(Node::all().map(kubelet)).collect()
 }
 
-/// Writes all keys, certificates and kubeconfigs. The proxy on the host listens on `port`.
-pub(super) fn write(state: &State, port: u16) -> Result<()> {
-    let folder = state.pki("");
-    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    fs::set_permissions(&folder, fs::Permissions::from_mode(0o700)).context("cannot protect the keys")?;
-
-    let ca_key = KeyPair::generate()?;
-    let mut ca = CertificateParams::default();
-    ca.distinguished_name.push(DnType::CommonName, "vgpu-e2e");
-    ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    ca.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
-    let ca_certificate = ca.self_signed(&ca_key)?.pem();
-    fs::write(state.pki("ca.crt"), &ca_certificate).context("cannot write ca.crt")?;
-    let issuer = Issuer::new(ca, ca_key);
-
+/// The API server's certificate.
+fn server() -> Result<CertificateParams> {
     let mut server = CertificateParams::new(
         [
             "localhost",
@@ -62,7 +49,25 @@ pub(super) fn write(state: &State, port: u16) -> Result<()> {
     }
     server.distinguished_name.push(DnType::CommonName, "kube-apiserver");
     server.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-    issue(state, "apiserver", server, &issuer)?;
+    Ok(server)
+}
+
+/// Writes all keys, certificates and kubeconfigs. The proxy on the host listens on `port`.
+pub(super) fn write(state: &State, port: u16) -> Result<()> {
+    let folder = state.pki("");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o700)).context("cannot protect the keys")?;
+
+    let ca_key = KeyPair::generate()?;
+    let mut ca = CertificateParams::default();
+    ca.distinguished_name.push(DnType::CommonName, "vgpu-e2e");
+    ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    ca.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
+    let ca_certificate = ca.self_signed(&ca_key)?.pem();
+    fs::write(state.pki("ca.crt"), &ca_certificate).context("cannot write ca.crt")?;
+    let issuer = Issuer::new(ca, ca_key);
+
+    issue(state, "apiserver", server()?, &issuer)?;
 
     for (file, user, group) in clients() {
         let mut client = CertificateParams::default();
@@ -122,7 +127,7 @@ fn private(file: &Path, text: &str) -> Result<()> {
     std::io::Write::write_all(&mut written, text.as_bytes()).with_context(|| format!("cannot write {}", file.display()))
 }
 
-/// A kubeconfig that holds all in itself, so that it can be copied. JSON is YAML.
+/// A kubeconfig with embedded certificates, so that it can be copied. JSON is valid YAML.
 fn kubeconfig(server: &str, ca: &str, certificate: &str, key: &str) -> String {
     serde_json::json!({
         "apiVersion": "v1",

@@ -1,16 +1,16 @@
 //! The cluster's cgroups: one folder in every hierarchy, which contains all processes of the cluster.
 //!
 //! ```text
-//! <hierarchy>/vgpu-e2e-<cluster>/processes   keeper, init and the components: the tracking hierarchy alone
-//!                               /<node>      the kubelet's root: pods are below
+//! <hierarchy>/vgpu-e2e-<cluster>/processes   keeper, init and the components: only in the tracking hierarchy
+//!                               /<node>      the kubelet's root, with the pods below it
 //! ```
-//! Works on v1 (a hierarchy a controller), on hybrid hosts (those and an empty v2) and on v2. The kubelet kills what it
-//! does not know below its root, so the root is never shared with anyone. Whatever the cluster starts inherits the
-//! keeper's cgroup, so a process belongs to the cluster exactly when it is in this folder of the tracking hierarchy.
+//! Works on v1 (a hierarchy per controller), on hybrid hosts (v1 hierarchies and an empty v2) and on v2. The kubelet
+//! kills unknown processes below its root, so the root is never shared. Every process that the cluster starts inherits
+//! the keeper's cgroup, so a process belongs to the cluster exactly if it is in this folder of the tracking hierarchy.
 //!
-//! v2 gives a controller to a folder only when every folder above gives it to its children. systemd's root gives cpu,
-//! memory and pids; the kubelet wants more ([`NEEDED`]). They are added to the root's list here, and [`super::host`]
-//! takes them back after the last cluster.
+//! In v2, a folder only has a controller if every folder above enables it for its children. systemd's root enables
+//! cpu, memory and pids; the kubelet needs more ([`NEEDED`]). They are enabled here, and [`super::host`] disables them
+//! after the last cluster.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -19,22 +19,22 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 
 use crate::patience;
 
-/// Where v2 is mounted, when it is the only version.
+/// The mount point of v2, if it is the only version.
 pub(crate) const UNIFIED: &str = "/sys/fs/cgroup";
 /// The prefix of every cluster's folder.
 pub(crate) const PREFIX: &str = "vgpu-e2e-";
-/// A folder that shows the settings of a new one, before the process id of its maker.
+/// Prefix of a folder that shows the settings of a new folder, followed by the PID of its creator.
 const FRESH: &str = "vgpu-e2e-fresh-";
-/// Controllers that the kubelet refuses to start without, as far as the kernel has them.
+/// Controllers without which the kubelet does not start, if the kernel has them.
 pub(crate) const NEEDED: [&str; 5] = ["cpu", "cpuset", "hugetlb", "memory", "pids"];
 const PROCESSES: &str = "processes";
 const SUBTREE: &str = "cgroup.subtree_control";
 
-/// The folder's name in each hierarchy.
+/// The name of the cluster's folder in each hierarchy.
 fn name(cluster: &str) -> String {
     format!("{PREFIX}{cluster}")
 }
@@ -71,12 +71,12 @@ fn hierarchies(mountinfo: &str) -> Vec<Hierarchy> {
     found
 }
 
-/// Where the hierarchies of this machine are mounted.
+/// Mount points of this machine's hierarchies.
 pub(crate) fn roots() -> Result<Vec<PathBuf>> {
     Ok(visible()?.into_iter().map(|one| one.root).collect())
 }
 
-/// All but those that are hidden by a mount over them.
+/// All hierarchies that are not hidden by a mount over them.
 fn visible() -> Result<Vec<Hierarchy>> {
     let mountinfo = fs::read_to_string("/proc/self/mountinfo").context("cannot read /proc/self/mountinfo")?;
     let mut found = hierarchies(&mountinfo);
@@ -86,9 +86,10 @@ fn visible() -> Result<Vec<Hierarchy>> {
 
 fn of_this_machine() -> Result<Vec<Hierarchy>> {
     let found = visible()?;
-    if found.is_empty() {
-        bail!("no cgroup hierarchy is mounted under {UNIFIED}: the kubelet needs one, mount it");
-    }
+    ensure!(
+        !found.is_empty(),
+        "no cgroup hierarchy is mounted under {UNIFIED}: the kubelet needs one, mount it"
+    );
     Ok(found)
 }
 
@@ -108,7 +109,7 @@ fn tracked(cluster: &str) -> Result<PathBuf> {
     Ok(one.root.join(name(cluster)))
 }
 
-/// Makes the cluster's folders and moves this process into them. Its children start there.
+/// Creates the cluster's folders and moves this process into them. Its children start there.
 pub(super) fn enter(cluster: &str) -> Result<()> {
     for hierarchy in of_this_machine()? {
         if hierarchy.is_the_only_one() {
@@ -121,7 +122,7 @@ pub(super) fn enter(cluster: &str) -> Result<()> {
     move_here(&processes)
 }
 
-/// Makes the folder that a node's kubelet has as its root.
+/// Creates the root folder of a node's kubelet.
 pub(super) fn add_node(cluster: &str, node: &str) -> Result<()> {
     for hierarchy in of_this_machine()? {
         make(&hierarchy, &hierarchy.root.join(name(cluster)).join(node))?;
@@ -130,7 +131,7 @@ pub(super) fn add_node(cluster: &str, node: &str) -> Result<()> {
 }
 
 impl Hierarchy {
-    /// v2 without any v1 beside it.
+    /// Returns true if v2 is mounted and v1 is not.
     fn is_the_only_one(&self) -> bool {
         self.unified && self.root == Path::new(UNIFIED)
     }
@@ -145,7 +146,7 @@ fn make(hierarchy: &Hierarchy, folder: &Path) -> Result<()> {
     }
 }
 
-/// v1: a new cpuset has no CPU and no memory node, so nothing can run in it. Copies both from the folder above.
+/// v1: nothing can run in a new cpuset, which has no CPU and no memory node. Copies both from the folder above.
 fn fill_cpuset(folder: &Path) -> Result<()> {
     for file in ["cpuset.cpus", "cpuset.mems"] {
         let Some(Ok(value)) = folder.parent().map(|above| fs::read_to_string(above.join(file))) else {
@@ -189,7 +190,7 @@ fn words(file: &Path) -> Result<Vec<String>> {
     Ok(text.split_whitespace().map(str::to_owned).collect())
 }
 
-/// The controllers that the root of v2 enables for its children; empty unless v2 is the only version.
+/// Controllers that the root of v2 enables for its children; empty unless v2 is the only version.
 pub(super) fn root_controllers() -> Result<Vec<String>> {
     match of_this_machine()?.iter().find(|one| one.is_the_only_one()) {
         Some(one) => subtree(&one.root),
@@ -197,7 +198,7 @@ pub(super) fn root_controllers() -> Result<Vec<String>> {
     }
 }
 
-/// Controllers that the root of v2 enables for its children and that none of them uses.
+/// Controllers that the root of v2 enables for its children although none of them uses them.
 #[must_use]
 pub(crate) fn idle_root_controllers() -> Vec<String> {
     let given = root_controllers().unwrap_or_default();
@@ -223,8 +224,9 @@ pub(super) fn restore_root_controllers(before: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Returns true if a folder below `root` enables the controller for its children, or sets it. In the first case the
-/// kernel refuses to disable the controller. In the second it would not, and the setting would be lost.
+/// Returns true if a folder below `root` enables the controller for its children, or has settings of it. In the first
+/// case the kernel refuses to disable the controller. In the second case it would disable it, and the settings would
+/// be lost.
 fn is_used(root: &Path, controller: &str) -> bool {
     let is_ours = |folder: &PathBuf| {
         let name = folder.file_name().unwrap_or_default();
@@ -243,8 +245,8 @@ fn device(folder: &Path) -> Option<u64> {
     Some(fs::metadata(folder).ok()?.dev())
 }
 
-/// Returns true if a setting of the controller differs from that of a new folder, or if that cannot be seen. A threaded
-/// folder has fewer files than a new one, so only those that it has count.
+/// Returns true if a setting of the controller differs from that of a new folder, or cannot be read. A threaded folder
+/// has fewer files than a new one, so only its own files are compared.
 fn has_settings(root: &Path, children: &[PathBuf], controller: &str) -> bool {
     remove_of_killed(root, FRESH);
     let fresh = root.join(format!("{FRESH}{}", std::process::id()));
@@ -257,18 +259,18 @@ fn has_settings(root: &Path, children: &[PathBuf], controller: &str) -> bool {
     all.into_iter().any(|(file, text)| new.get(&file) != Some(&text))
 }
 
-/// Removes folders below `root` that are named after processes which are gone: they were killed before they did it.
+/// Removes folders below `root` that are named after dead processes, which were killed before they removed them.
 pub(crate) fn remove_of_killed(root: &Path, prefix: &str) {
     for folder in folders(root) {
         let name = folder.file_name().and_then(|name| name.to_str());
         let process = name.and_then(|name| name.strip_prefix(prefix));
         if process.is_some_and(|process| !Path::new("/proc").join(process).exists()) {
-            let _ = fs::remove_dir(folder); // somebody else may have done it
+            let _ = fs::remove_dir(folder); // somebody else may have removed it
         }
     }
 }
 
-/// The files of a controller that hold a setting, and their content. A file that can only be written reads as empty.
+/// The setting files of a controller with their contents. A write-only file reads as empty.
 fn settings(folder: &Path, controller: &str) -> BTreeMap<String, String> {
     let prefix = format!("{controller}.");
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
@@ -288,7 +290,7 @@ fn settings(folder: &Path, controller: &str) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// The process ids in the cluster's folder of the tracking hierarchy, pods included.
+/// PIDs in the cluster's folder of the tracking hierarchy, including pods.
 pub(super) fn processes(cluster: &str) -> Result<Vec<u32>> {
     let mut found = Vec::new();
     collect(&tracked(cluster)?, &mut found);
@@ -314,7 +316,7 @@ fn move_here(folder: &Path) -> Result<()> {
     fs::write(folder.join("cgroup.procs"), "0").with_context(|| format!("cannot move into {}", folder.display()))
 }
 
-/// Where this process was before it entered a cluster's cgroup.
+/// The cgroup of this process before it entered a cluster's.
 #[derive(Debug)]
 pub(super) struct Origin(PathBuf);
 
@@ -327,7 +329,7 @@ impl Origin {
         Ok(Self(one.root.join(path.trim_start_matches('/'))))
     }
 
-    /// Moves this process back, or to the root where that folder is gone: a session may have ended meanwhile.
+    /// Moves this process back, or to the root if its folder no longer exists because its session has ended.
     pub(super) fn go_back(&self) -> Result<()> {
         move_here(&self.0).or_else(|_| {
             let all = of_this_machine()?;
@@ -336,7 +338,7 @@ impl Origin {
     }
 }
 
-/// The path of a process in that hierarchy, from its /proc/PID/cgroup.
+/// The path of a process in a hierarchy, from its /proc/PID/cgroup.
 fn path_in<'a>(hierarchy: &Hierarchy, text: &'a str) -> Option<&'a str> {
     let last = hierarchy.root.file_name()?.to_str()?;
     text.lines().find_map(|line| {
@@ -350,16 +352,18 @@ fn path_in<'a>(hierarchy: &Hierarchy, text: &'a str) -> Option<&'a str> {
     })
 }
 
-/// Removes the folders and everything below them. The kernel needs a moment after the last process has ended.
+/// Removes the cluster's folders. The kernel needs a moment after the last process has ended.
 pub(super) fn remove(cluster: &str) -> Result<()> {
     let deadline = Instant::now() + patience::stretched(Duration::from_secs(10));
     for hierarchy in of_this_machine()? {
         let folder = hierarchy.root.join(name(cluster));
         while folder.exists() {
             remove_tree(&folder);
-            if folder.exists() && Instant::now() > deadline {
-                bail!("{} cannot be removed: something still runs in it", folder.display());
-            }
+            ensure!(
+                !folder.exists() || Instant::now() <= deadline,
+                "{} cannot be removed: something still runs in it",
+                folder.display()
+            );
             if folder.exists() {
                 thread::sleep(Duration::from_millis(50));
             }
@@ -368,7 +372,7 @@ pub(super) fn remove(cluster: &str) -> Result<()> {
     Ok(())
 }
 
-/// A cgroup's files cannot be deleted, and go with the folder.
+/// Removes folders only: a cgroup's files cannot be deleted, and disappear with the folder.
 fn remove_tree(folder: &Path) {
     for child in folders(folder) {
         remove_tree(&child);
@@ -417,7 +421,7 @@ mod tests {
             fs::write(file, text).unwrap();
         };
         let used = |controller: &str| is_used(root.path(), controller);
-        // On a plain disk a new folder has no files, so every file is a setting.
+        // On an ordinary disk a new folder has no files, so every file is a setting.
         write("user.slice/cgroup.subtree_control", "memory pids\n");
         write("vgpu-e2e-demo/cpuset.cpus", "0-1\n");
         assert!(used("memory") && !used("cpuset") && !used("hugetlb"));

@@ -13,18 +13,18 @@ use super::containerd::{SOCKET, containerd_toml};
 
 use crate::patience;
 
-/// One program that init runs, and starts again when it ends.
+/// A program that init runs, and restarts when it ends.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Component {
     pub(super) name: String,
     pub(super) command: Vec<String>,
 }
 
-/// A node whose kubelet has been silent for so long counts as unreachable. Kubernetes' default of 50 s would slow
-/// down every test in which a node dies.
+/// A node becomes unreachable after its kubelet was silent for this time. Kubernetes' default of 50 s would slow down
+/// every test in which a node dies.
 const LEASE: Duration = Duration::from_secs(20);
 
-/// Fractions need this gate on every component of these versions; from 1.36 on it is on.
+/// These versions need this gate on every component for fractions; from 1.36 on it is on by default.
 fn feature_gates(kubernetes: &str) -> Vec<(&'static str, bool)> {
     match kubernetes.split('.').nth(1).and_then(|minor| minor.parse::<u32>().ok()) {
         Some(34 | 35) => vec![("DRAConsumableCapacity", true)],
@@ -32,17 +32,17 @@ fn feature_gates(kubernetes: &str) -> Vec<(&'static str, bool)> {
     }
 }
 
-/// Control-plane components that start first; neither waits for the other.
+/// Control-plane components that start first, at the same time.
 pub(super) fn first(config: &Config, state: &State) -> Result<Vec<Component>> {
     Ok(vec![etcd(config, state)?, apiserver(config, state)?])
 }
 
-/// Control-plane components that start when kube-apiserver answers.
+/// Control-plane components that start once kube-apiserver answers.
 pub(super) fn second(config: &Config, state: &State) -> Result<Vec<Component>> {
     Ok(vec![controller_manager(config, state)?, scheduler(config, state)?])
 }
 
-/// Writes the files that the command lines of a node's components name.
+/// Writes the files named in the command lines of a node's components.
 pub(super) fn write_node_files(config: &Config, state: &State, node: Node) -> Result<()> {
     let own = state.member(Member::Node(node));
     let gates: serde_json::Map<_, _> = feature_gates(&config.toolchain.kubernetes)
@@ -71,7 +71,7 @@ pub(super) fn write_node_files(config: &Config, state: &State, node: Node) -> Re
         "resolvConf": "",
         "containerRuntimeEndpoint": format!("unix://{SOCKET}"),
         "volumePluginDir": "/var/lib/kubelet/volume-plugins",
-        // A machine whose disk is nearly full is no reason to evict the pods that a person came to see.
+        // A nearly full disk is no reason to evict the demo's pods.
         "evictionHard": {"nodefs.available": "200Mi", "imagefs.available": "200Mi", "memory.available": "100Mi"},
         "imageGCHighThresholdPercent": 100,
     });
@@ -139,7 +139,7 @@ fn apiserver(config: &Config, state: &State) -> Result<Component> {
         "--allow-privileged=true".to_owned(),
         "--authorization-mode=Node,RBAC".to_owned(),
         "--enable-admission-plugins=NodeRestriction".to_owned(),
-        // There is no kube-proxy: a webhook's Service is resolved to the addresses of its pods.
+        // There is no kube-proxy, so a webhook's Service is resolved to the addresses of its pods.
         "--enable-aggregator-routing=true".to_owned(),
         format!("--client-ca-file={}", pki("ca.crt")),
         format!("--tls-cert-file={}", pki("apiserver.crt")),

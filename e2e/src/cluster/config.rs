@@ -5,28 +5,28 @@ use std::process::Command;
 use std::str::FromStr;
 use std::{env, fs};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use vgpu_find_driver::{Driver, Search};
 
 use crate::toolchain::Toolchain;
 use crate::{layout, shell};
 
-/// The first service address: kube-apiserver itself answers there, so that no kube-proxy is needed.
+/// The first service address, where kube-apiserver itself listens, so that no kube-proxy is needed.
 pub(super) const API_ADDRESS: &str = "10.96.0.1";
 pub(super) const SERVICES: &str = "10.96.0.0/16";
-/// The image of every pod's sandbox.
+/// The image of the pods' sandboxes.
 pub(super) const PAUSE_IMAGE: &str = "docker.io/dra-driver-vgpu/pause:dev";
 
-/// One node of a cluster, by its number from 1 on. A number is a part of addresses and names.
+/// A node of a cluster: its number, from 1 on. The number is part of addresses and names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Node(u8);
 
 impl Node {
     pub const FIRST: Self = Self(1);
     pub const SECOND: Self = Self(2);
-    /// Each node takes about 250 MiB of memory and some of the machine's inotify instances; more nodes would test the
-    /// machine, not the driver.
+    /// Limit of nodes. Each takes about 250 MiB of memory and some of the machine's inotify instances; more nodes
+    /// would test the machine, not the driver.
     pub const MOST: u8 = 9;
 
     /// Every node that a cluster can have.
@@ -44,7 +44,7 @@ impl Node {
         format!("node{}", self.0)
     }
 
-    /// On the bridge that joins the nodes.
+    /// The node's address on the bridge that joins the nodes.
     pub(super) fn address(self) -> String {
         format!("10.99.0.{}", self.0)
     }
@@ -55,7 +55,7 @@ impl Node {
     }
 }
 
-/// How many nodes a cluster shall have, from the command line.
+/// Parses a number of nodes from the command line.
 pub fn parse_nodes(text: &str) -> Result<u8, String> {
     match text.parse() {
         Ok(count) if (1..=Node::MOST).contains(&count) => Ok(count),
@@ -63,7 +63,7 @@ pub fn parse_nodes(text: &str) -> Result<u8, String> {
     }
 }
 
-/// A part of a cluster that has mount, network and PID namespaces of its own, and an init in them.
+/// A part of a cluster that has its own mount, network and PID namespaces, and an init in them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Member {
     ControlPlane,
@@ -93,28 +93,28 @@ impl FromStr for Member {
 /// The GPUs of every node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Gpu {
-    /// No NVIDIA driver on this machine: the software GPU from this folder is installed as one.
+    /// No NVIDIA driver on this machine: the software GPU from this folder is installed in its place.
     Soft(PathBuf),
-    /// NVIDIA's driver of this machine.
+    /// This machine's NVIDIA driver.
     Nvidia {
         root: PathBuf,
-        /// The folder of its libcuda.
+        /// The folder of libcuda.
         folder: PathBuf,
-        /// Which driver it is, and what led there, for a person.
+        /// Description of the driver and why it was chosen, for people.
         found: String,
     },
-    /// None at all.
+    /// No GPU.
     Absent,
 }
 
-/// Variable that names the root of NVIDIA's driver, where the machine's loader does not find it.
+/// Variable that names the root of NVIDIA's driver if the machine's loader does not find it.
 const DRIVER_ROOT: &str = "VGPU_DRIVER_ROOT";
-/// The software GPU's driver root and state, inside of the cluster.
+/// The software GPU's driver root and state, inside the cluster.
 pub const SOFT_GPU_DRIVER: &str = "/var/lib/soft-gpu/driver";
 pub const SOFT_GPU_STATE: &str = "/var/lib/soft-gpu/state";
 
 impl Gpu {
-    /// The real driver where there is one, else the software GPU of the artefacts.
+    /// The real driver if there is one, else the software GPU of the artefacts.
     ///
     /// # Errors
     /// The variable [`DRIVER_ROOT`] names a folder without a driver.
@@ -144,7 +144,7 @@ impl Gpu {
         matches!(self, Self::Nvidia { .. })
     }
 
-    /// Where the driver's libraries lie for the kubelet plugin.
+    /// The driver root for the kubelet plugin.
     #[must_use]
     pub fn driver_root(&self) -> &Path {
         match self {
@@ -154,7 +154,7 @@ impl Gpu {
         }
     }
 
-    /// One line for a person.
+    /// One line for people.
     #[must_use]
     pub fn describe(&self) -> String {
         match self {
@@ -167,16 +167,16 @@ impl Gpu {
     }
 }
 
-/// Where a machine may have a driver.
+/// Where to search for a driver.
 struct Machine<'a> {
     root: &'a Path,
-    /// Where the caller says that it is.
+    /// The driver root that the caller named.
     driver_root: Option<PathBuf>,
     library_path: Vec<PathBuf>,
 }
 
 impl Machine<'_> {
-    /// NVIDIA's driver; None if there is none, or no GPU for it.
+    /// NVIDIA's driver; None if there is no driver, or no GPU for it.
     fn driver(&self) -> Result<Option<Gpu>> {
         let node = self.root.join("dev/nvidiactl");
         let Some(root) = &self.driver_root else {
@@ -191,53 +191,53 @@ impl Machine<'_> {
                 root.display()
             )
         })?;
-        if !node.exists() {
-            bail!(
-                "{DRIVER_ROOT}={}: the driver there has no {}; load its kernel module, or unset the variable for the \
+        ensure!(
+            node.exists(),
+            "{DRIVER_ROOT}={}: the driver there has no {}; load its kernel module, or unset the variable for the \
                  software GPU",
-                root.display(),
-                node.display()
-            );
-        }
+            root.display(),
+            node.display()
+        );
         Ok(Some(Gpu::nvidia(root.clone(), root, &found)))
     }
 }
 
-/// The configuration of the keeper and of each init; written as JSON beside the cluster's other state.
+/// The configuration of the keeper and of each init, stored as JSON in the cluster's state folder.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Config {
     pub name: String,
-    /// This crate's program, which is keeper and init.
+    /// This crate's program, which runs as keeper and init.
     pub program: PathBuf,
     pub toolchain: Toolchain,
     pub gpu: Gpu,
     /// The archive of the pause image.
     pub pause: PathBuf,
-    /// The user who may read the KUBECONFIG, if not only root.
+    /// The user who may read the KUBECONFIG besides root.
     pub owner: Option<(u32, u32)>,
-    /// How many nodes it starts with.
+    /// The number of nodes at the start.
     pub nodes: u8,
-    /// containerd 1.7 applies CDI specs. Later ones always do.
+    /// containerd 1.7 applies CDI specs. Later versions always do.
     pub cdi: bool,
-    /// The software GPU's NVML lists processes, as a real one does on a node. Off, it lists none, as in a container beside a
-    /// real driver's worst: no process of a pod finds itself there.
+    /// The software GPU's NVML lists processes, as a real one does on a node. If false, it lists none: the worst case
+    /// for real drivers in a container, where no process of a pod finds itself.
     pub lists_processes: bool,
 }
 
-/// The name is part of paths and of a cgroup's name.
+/// Checks the name, which becomes part of paths and of a cgroup's name.
 pub fn check_name(name: &str) -> Result<()> {
     let good = !name.is_empty()
         && name.len() <= 40
         && name
             .bytes()
             .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
-    if !good || name.starts_with('-') {
-        bail!("the cluster name {name:?} is not 1 to 40 of a-z, 0-9 and -: choose another");
-    }
+    ensure!(
+        good && !name.starts_with('-'),
+        "the cluster name {name:?} is not 1 to 40 of a-z, 0-9 and -: choose another"
+    );
     Ok(())
 }
 
-/// The folder of one cluster's state, and the files in it.
+/// The folder of a cluster's state, and the files in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct State(pub PathBuf);
 
@@ -252,7 +252,7 @@ impl State {
         self.0.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// Held by the keeper as long as the cluster lives.
+    /// The lock that the keeper holds while the cluster lives.
     #[must_use]
     pub fn lock(&self) -> PathBuf {
         self.0.join("lock")
@@ -263,19 +263,19 @@ impl State {
         self.0.join("config.json")
     }
 
-    /// The keeper's process id, for `down`.
+    /// The keeper's PID, for `down`.
     #[must_use]
     pub fn keeper(&self) -> PathBuf {
         self.0.join("keeper.pid")
     }
 
-    /// The administrator's, over the host's 127.0.0.1.
+    /// The administrator's kubeconfig, through the host's 127.0.0.1.
     #[must_use]
     pub fn kubeconfig(&self) -> PathBuf {
         self.0.join("kubeconfig")
     }
 
-    /// A client of the cluster, kubectl or helm, that leaves nothing in its caller's home.
+    /// Prepares a client of the cluster, kubectl or helm, that writes nothing to its caller's home.
     pub(crate) fn client(&self, program: PathBuf) -> Command {
         let mut command = shell::command(program, ["--kubeconfig"]);
         command.arg(self.kubeconfig());
@@ -285,7 +285,7 @@ impl State {
         command
     }
 
-    /// A component's kubeconfig, inside.
+    /// A component's kubeconfig, for use inside the cluster.
     #[must_use]
     pub fn component_kubeconfig(&self, user: &str) -> PathBuf {
         self.0.join("pki").join(format!("{user}.kubeconfig"))
@@ -309,7 +309,7 @@ impl State {
     }
 }
 
-/// Every cluster that has a state folder.
+/// All clusters that have a state folder.
 #[must_use]
 pub fn names() -> Vec<String> {
     let entries = fs::read_dir(layout::STATE).into_iter().flatten().flatten();
@@ -319,24 +319,24 @@ pub fn names() -> Vec<String> {
         .collect()
 }
 
-/// The folder of one member's state, and the files in it.
+/// The folder of a member's state, and the files in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemberState(pub(super) PathBuf);
 
 impl MemberState {
-    /// The process id of its init as the host sees it, for nsenter. There as long as the member runs.
+    /// The PID of its init on the host, for nsenter. Exists while the member runs.
     #[must_use]
     pub fn init(&self) -> PathBuf {
         self.0.join("init.pid")
     }
 
-    /// The process id of a component as the member sees it.
+    /// The file of a component's PID in the member's namespace.
     #[must_use]
     pub fn pid(&self, component: &str) -> PathBuf {
         self.0.join(format!("{component}.pid"))
     }
 
-    /// The files of all process ids.
+    /// The files of all PIDs.
     pub(super) fn pids(&self) -> impl Iterator<Item = PathBuf> + use<> {
         let entries = fs::read_dir(&self.0).into_iter().flatten().flatten();
         let files = entries.map(|entry| entry.path());
@@ -353,7 +353,7 @@ impl MemberState {
         self.0.join("etc").join(file)
     }
 
-    /// A folder on the disk that stands at `/var/lib/<name>` or `/var/log/<name>` inside.
+    /// The folder on disk that is mounted at `/var/lib/<name>` or `/var/log/<name>` inside.
     #[must_use]
     pub fn var(&self, path: &str) -> PathBuf {
         self.0.join("var").join(path)

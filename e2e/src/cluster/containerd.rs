@@ -20,7 +20,7 @@ pub(super) fn containerd_toml(config: &Config, own: &MemberState) -> String {
 
 /// containerd detects AppArmor by itself and loads its profile ([`super::host`] unloads it).
 fn text(containerd: &str, cni: &Path, runc: &Path, conf: &Path) -> String {
-    // Version 2 has one section for images and runtime, and one folder of CNI plugins instead of a list.
+    // Version 2 has one section for images and runtime, and a single folder of CNI plugins instead of a list.
     let (version, cri, image, plugins) = if is_containerd_1(containerd) {
         let cri = r#"plugins."io.containerd.grpc.v1.cri""#;
         let image = format!("[{cri}]\nsandbox_image = {PAUSE_IMAGE:?}");
@@ -101,7 +101,7 @@ mod tests {
         assert_eq!(runc, [r#"BinaryName = "/t/runc""#]);
     }
 
-    /// Everything but the sections' names, the sandbox image and the CNI folder is the same.
+    /// Only the sections' names, the sandbox image and the CNI folder differ.
     #[test]
     fn both_versions_say_the_same() {
         let settings = |version: &str| -> Vec<String> {

@@ -1,4 +1,4 @@
-//! One node of a running cluster, as tests and the demo see it.
+//! A node of a running cluster, for tests and the demo.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use crate::wait::wait;
 const START: Duration = Duration::from_secs(300);
 const END: Duration = Duration::from_secs(60);
 
-/// A node of that cluster, running or not.
+/// A node of the cluster, running or not.
 #[derive(Debug, Clone, Copy)]
 pub struct NodeHandle<'a> {
     cluster: Access<'a>,
@@ -43,13 +43,13 @@ impl<'a> NodeHandle<'a> {
         self.cluster.state.member(self.member()).init().exists()
     }
 
-    /// A command inside of the node's namespaces, as root.
+    /// A command inside the node's namespaces, as root.
     #[must_use]
     pub fn inside(&self, command: &[&str]) -> Command {
         inside(self.cluster.state, self.cluster.config, self.member(), command)
     }
 
-    /// Where a path of the node can be seen from the host, as long as the node runs.
+    /// A path of the running node, as a path on the host.
     pub fn path_inside(&self, path: &str) -> Result<PathBuf> {
         path_inside(self.cluster.state, self.member(), path)
     }
@@ -60,12 +60,12 @@ impl<'a> NodeHandle<'a> {
         fs::read_to_string(&file).with_context(|| format!("cannot read the mounts of {}", self.name()))
     }
 
-    /// The process id of a component, as the node sees it.
+    /// The PID of a component, in the node's namespace.
     pub fn pid_of(&self, component: &str) -> Result<i32> {
         pid_of(self.cluster.state, self.member(), component)
     }
 
-    /// Ends a component (SIGTERM, or SIGKILL) and waits until it was started again.
+    /// Stops a component (SIGTERM, or SIGKILL) and waits until it was started again.
     pub fn restart(&self, component: &str, kill: bool) -> Result<()> {
         self.check_running()?;
         self.cluster.restart(self.member(), component, kill)
@@ -76,7 +76,7 @@ impl<'a> NodeHandle<'a> {
         import(self.cluster.state, self.cluster.config, self.member(), archive)
     }
 
-    /// Ends a component at once and leaves it so. `resume` or the node's next start brings it back.
+    /// Kills a component. It is started again by `resume` or with the node.
     pub fn stop(&self, component: &str) -> Result<()> {
         self.check_running()?;
         self.cluster.stop(self.member(), component)
@@ -93,11 +93,11 @@ impl<'a> NodeHandle<'a> {
         Ok(())
     }
 
-    /// Starts the node, for the first time or again, and waits until it is Ready. Its disk is kept, except containerd's
-    /// data if the host's disk is an overlay. `images` are imported first.
+    /// Starts the node, for the first time or again, and waits until it is Ready. Its disk is kept, except
+    /// containerd's data if the host's disk is an overlay. Imports `images` first.
     pub fn start(&self, images: &[PathBuf]) -> Result<()> {
         ensure!(!self.runs(), "{} runs already: end it first", self.name());
-        // Until the new kubelet is heard, the API server may still call the old one Ready.
+        // Until the new kubelet reports, the API server may still consider the old one Ready.
         let api = Api::of(self.cluster.state)?;
         let before = self.last_heard(&api)?;
         self.cluster.wish(&Wish::StartNode(self.node, images.to_vec()))?;
@@ -106,7 +106,7 @@ impl<'a> NodeHandle<'a> {
         })
     }
 
-    /// Ends all its processes at once, as a loss of power does.
+    /// Kills all its processes at once, like a loss of power.
     pub fn end(&self) -> Result<()> {
         self.check_running()?;
         self.cluster.wish(&Wish::EndNode(self.node))?;
@@ -115,12 +115,12 @@ impl<'a> NodeHandle<'a> {
         })
     }
 
-    /// Returns true if the API server calls it Ready.
+    /// Returns true if the node is Ready by the API server.
     pub fn is_ready(&self) -> Result<bool> {
         Api::of(self.cluster.state)?.is_ready(&self.name())
     }
 
-    /// When its kubelet last renewed its lease; None before it ever did.
+    /// The time of its kubelet's last lease renewal; None before the first.
     fn last_heard(&self, api: &Api) -> Result<Option<String>> {
         let leases = api.json(&Request::raw(
             "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases",

@@ -5,13 +5,13 @@
 //! up, all clusters locked ─► /var/lib/vgpu-e2e/before.json, if there is none ─► the cluster
 //! end or sweep, all clusters locked, no cluster left ─► undo ─► remove the file, and the folder
 //! ```
-//! Two things are not in a namespace: the cgroup controllers that the root of cgroup v2 gives to its children (runc too
-//! adds all that there are), and the AppArmor profile that containerd loads for its containers.
+//! Two things are not in a namespace: the cgroup controllers that the root of cgroup v2 enables for its children (runc
+//! also enables all of them), and the AppArmor profile that containerd loads for its containers.
 //!
-//! How it fails: killed after the file was written and before anything changed, undoing finds nothing to do. Killed
-//! while undoing, the file is still there, and the next sweep goes on. A file from before a reboot is
-//! ignored. So is a damaged one, with a warning. Another program that came to use a controller or the
-//! profile meanwhile keeps it.
+//! How it fails: if it is killed after the file was written and before anything changed, undoing finds nothing to do.
+//! If it is killed while undoing, the file still exists, and the next sweep continues. A file from before a reboot is
+//! ignored. So is a damaged one, with a warning. If another program has started to use a controller or the profile, it
+//! is kept.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -30,10 +30,10 @@ const PROFILE: &str = "cri-containerd.apparmor.d";
 const PROFILES: &str = "/sys/kernel/security/apparmor/profiles";
 const REMOVE_PROFILE: &str = "/sys/kernel/security/apparmor/.remove";
 
-/// The machine before the first cluster.
+/// The machine's state before the first cluster.
 #[derive(Debug, Serialize, Deserialize)]
 struct Before {
-    /// A reboot has undone all changes.
+    /// The ID of the boot; a reboot has undone all changes.
     boot_id: String,
     root_controllers: Vec<String>,
     profile_loaded: bool,
@@ -43,7 +43,7 @@ fn file() -> PathBuf {
     Path::new(layout::STATE).join("before.json")
 }
 
-/// Writes before.json, unless a cluster of this boot has done so already.
+/// Writes before.json, unless a cluster of this boot has already done so.
 pub(super) fn remember(_all: &Lock) -> Result<()> {
     let file = file();
     if read(&file).is_ok_and(|before| before.is_some()) {
@@ -60,7 +60,7 @@ pub(super) fn remember(_all: &Lock) -> Result<()> {
     fs::rename(&new, &file).with_context(|| format!("cannot write {}", file.display()))
 }
 
-/// Undoes the changes when no cluster is left.
+/// Undoes the changes if no cluster is left.
 pub(super) fn give_back(_all: &Lock) -> Result<()> {
     if !names().is_empty() {
         return Ok(());
@@ -79,7 +79,7 @@ pub(super) fn give_back(_all: &Lock) -> Result<()> {
         _ => {}
     }
     let _ = fs::remove_file(file.with_extension("new"));
-    let _ = fs::remove_dir(layout::STATE); // another `up` may have come to it meanwhile
+    let _ = fs::remove_dir(layout::STATE); // another `up` may already use it
     Ok(())
 }
 
@@ -105,15 +105,15 @@ fn boot_id() -> Result<String> {
     Ok(text.trim().to_owned())
 }
 
-/// The lines are `NAME (MODE)`.
+/// Lines are `NAME (MODE)`.
 fn has_profile(profiles: &str) -> bool {
     profiles
         .lines()
         .any(|line| line.rsplit_once(" (").is_some_and(|(name, _)| name == PROFILE))
 }
 
-/// Removes containerd's profile, unless a process of somebody else's container is confined by it: removing it would
-/// lift that confinement.
+/// Removes containerd's profile, unless it confines a process of somebody else's container: removing it would lift
+/// that confinement.
 fn unload_profile() -> Result<()> {
     if !has_profile(&fs::read_to_string(PROFILES).unwrap_or_default()) {
         return Ok(());

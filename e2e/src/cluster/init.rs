@@ -1,7 +1,7 @@
 //! PID 1 of a member: mounts its file systems and sets up its network. Then it starts the components that the keeper
 //! orders, restarts those that exit unless they were stopped, and reaps zombies. It ends when the keeper does, and the
-//! kernel ends everything else in its namespace. A node's namespace is inside of the control plane's, so it ends with
-//! that too.
+//! kernel then kills everything else in its namespace. A node's namespace is inside the control plane's, so it ends
+//! together with that.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -13,7 +13,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
 
 use super::components::Component;
@@ -21,9 +21,9 @@ use super::config::{Config, Member, MemberState, State};
 use super::protocol::{Event, Order, messages, send};
 use super::{mounts, network, proxy};
 
-/// How often ended processes are looked for.
+/// Interval of the search for ended processes.
 const REAP: Duration = Duration::from_millis(50);
-/// Before a component that ended is started again.
+/// Pause before a component that ended is started again.
 const PAUSE: Duration = Duration::from_millis(300);
 
 /// Standard output is the socket to the keeper; the control plane's standard input is the listening socket of the host.
@@ -46,7 +46,7 @@ pub(super) fn run(state: &State, member: Member) -> Result<()> {
             if sender.send(order).is_err() {
                 return;
             }
-        } // dropping the sender tells the supervisor that the keeper has gone
+        } // dropping the sender shows the supervisor that the keeper has ended
     });
     Supervisor {
         temporary: state.0.join("tmp"),
@@ -62,12 +62,13 @@ pub(super) fn run(state: &State, member: Member) -> Result<()> {
 }
 
 fn prepare(state: &State, member: Member) -> Result<i32> {
-    // The mounted /proc is still the host's, and there a process sees the number that the host knows it by.
+    // The mounted /proc is still the host's, so it shows this process's PID on the host.
     let host = std::fs::read_link("/proc/self").context("cannot read /proc/self")?;
     let host = host.to_string_lossy().parse().context("/proc/self is no number")?;
-    if std::process::id() != 1 {
-        bail!("init was started outside of a new PID namespace: only the keeper starts it");
-    }
+    ensure!(
+        std::process::id() == 1,
+        "init was started outside of a new PID namespace: only the keeper starts it"
+    );
     mounts::enter(state, member)?;
     match member {
         Member::ControlPlane => network::control_plane()?,
@@ -76,8 +77,8 @@ fn prepare(state: &State, member: Member) -> Result<i32> {
     Ok(host)
 }
 
-/// Go's garbage collector lets the heap of a component grow by so many percent before it runs again. These heaps are small,
-/// the machine's cores are few, and several clusters may run on them.
+/// Growth of a component's heap in percent before Go's garbage collector runs again. These heaps are small, the
+/// machine has few cores, and several clusters may run on them.
 const GOGC: &str = "300";
 
 struct Supervisor {
@@ -87,9 +88,9 @@ struct Supervisor {
     keeper: UnixStream,
     running: BTreeMap<i32, Component>,
     due: Vec<(Instant, Component)>,
-    /// Components that are not started again until they are resumed.
+    /// Components that stay stopped until they are resumed.
     stopped: BTreeSet<String>,
-    /// Those of them that have ended.
+    /// Stopped components that have ended.
     idle: Vec<Component>,
 }
 
@@ -149,7 +150,7 @@ impl Supervisor {
             .stderr(log)
             .spawn()
             .with_context(|| format!("cannot start {program}"))?;
-        // Not waited for through `child`: everything is reaped in one place.
+        // Not waited for through `child`: all processes are reaped in one place.
         let pid = i32::try_from(child.id()).context("a process id that is no number")?;
         send(
             &self.keeper,

@@ -1,14 +1,14 @@
-//! The keeper: a process in the host's namespaces that starts one cluster, supervises it, and removes everything of it at
-//! the end.
+//! The keeper: a process in the host's namespaces that starts one cluster, supervises it, and finally removes all of
+//! it.
 //!
 //! ```text
 //! cgroups ─► control plane: init, etcd, kube-apiserver ─► each node: init, network, containerd ─► /readyz
 //! ─► controller manager, scheduler ─► each node: images, kubelet ─► Ready ─► default service account ─► News::Ready
 //! ```
 //!
-//! It orders the inits of the control plane and of the nodes to start components. It removes everything on request, when
-//! the program that asked for the cluster has ended, or when something breaks. It leads a session of its own: a Ctrl-C
-//! reaches only that program.
+//! It orders the inits of the control plane and of the nodes to start components. It removes everything on request,
+//! when the program that asked for the cluster has ended, or when something breaks. It runs in its own session, so a
+//! Ctrl-C reaches only that program.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -21,7 +21,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
@@ -34,16 +34,17 @@ use crate::api::{Api, Request};
 use crate::lock::Lock;
 use crate::{layout, patience, shell};
 
-/// Enough on two quiet cores; stretched on slower machines. Afterwards the wait fails and names its condition.
+/// Time for a step of the start: enough on two quiet cores, and stretched on slower machines. After it, the wait fails
+/// with the name of its condition.
 const LIMIT: Duration = Duration::from_secs(120);
-/// A component that ended this often before the cluster was ready is given up.
+/// A component that ended this often before the cluster was ready is not restarted any more.
 const MAX_FAILURES: u32 = 10;
 
 enum Cue {
     Caller(Wish),
     CallerGone,
     Signal,
-    /// By the number of the init, in the order of their starts: a node that comes back has another.
+    /// An event of an init, by its number in the order of their starts: a node that comes back has a new init.
     Init(u64, Event),
     InitGone(u64),
 }
@@ -60,9 +61,9 @@ impl std::fmt::Display for Asked {
 
 impl std::error::Error for Asked {}
 
-/// Standard input is the socket to the program that wants the cluster.
+/// Standard input is the socket to the program that started the cluster.
 pub(super) fn run(state: State) -> Result<()> {
-    let _ = rustix::process::setsid(); // fails for a group leader, which is as good
+    let _ = rustix::process::setsid(); // fails for a group leader, which already has its own group
     let caller = UnixStream::from(rustix::stdio::stdin().try_clone_to_owned()?);
     let Some(_lock) = Lock::try_take(&state.lock())? else {
         let text = format!(
@@ -88,7 +89,8 @@ pub(super) fn run(state: State) -> Result<()> {
     Ok(())
 }
 
-/// Supervises the cluster until something ends it, and returns that as the error. No process of it runs afterwards.
+/// Supervises the cluster until something ends it, and returns the reason as an error. Afterwards no process of the
+/// cluster runs.
 fn held(state: &State, caller: &UnixStream) -> Result<()> {
     let file = state.keeper();
     fs::write(&file, std::process::id().to_string()).with_context(|| format!("cannot write {}", file.display()))?;
@@ -146,15 +148,15 @@ fn listen(caller: &UnixStream, sender: &Sender<Cue>) -> Result<()> {
 /// The first process of a member's namespaces.
 struct Init {
     number: u64,
-    /// `unshare`, or `nsenter` with `unshare` behind it: ends after init.
+    /// `unshare`, or `nsenter` that runs `unshare`: ends after init.
     parent: Child,
     socket: UnixStream,
-    /// Its process id as the host sees it, once its namespaces are ready.
+    /// Init's PID on the host, once its namespaces are ready.
     pid: Option<i32>,
 }
 
 impl Init {
-    /// Ends init and with it every process in its namespaces. Returns when the last one is gone.
+    /// Ends init and with it every process in its namespaces. Returns when the last one has ended.
     fn end(mut self) {
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
         if !self.is_gone_within(patience::stretched(Duration::from_secs(5))) {
@@ -169,7 +171,7 @@ impl Init {
             None => drop(self.parent.kill()),
         }
         // A stopped process that entered the namespace from outside would block this forever, so the wait is limited.
-        // `undo::remove_cgroups` reports its process id.
+        // `undo::remove_cgroups` reports its PID.
         let _ = self.is_gone_within(patience::stretched(Duration::from_secs(10)));
     }
 
@@ -192,7 +194,7 @@ struct Keeper<'a> {
     sender: Sender<Cue>,
     cues: Receiver<Cue>,
     inits: BTreeMap<Member, Init>,
-    /// How many inits were started.
+    /// The number of inits started so far.
     started: u64,
     keep: bool,
     ready: bool,
@@ -239,7 +241,7 @@ impl Keeper<'_> {
         }
     }
 
-    /// Nodes before the control plane, in whose PID namespace they are.
+    /// Ends nodes before the control plane, because they are in its PID namespace.
     fn end(&mut self) {
         for init in self.inits.values() {
             let _ = init.socket.shutdown(std::net::Shutdown::Both);
@@ -267,7 +269,7 @@ impl Keeper<'_> {
         Ok(())
     }
 
-    /// The node's namespaces and containerd, which need no API server.
+    /// Starts the node's namespaces and containerd, which need no API server.
     fn start_node(&mut self, node: Node) -> Result<()> {
         let member = Member::Node(node);
         cgroup::add_node(&self.config.name, &node.name())?;
@@ -285,7 +287,7 @@ impl Keeper<'_> {
         )
     }
 
-    /// Once the API server answers: the rest of the node.
+    /// Starts the rest of the node, once the API server answers.
     fn start_kubelet(&mut self, node: Node, images: &[PathBuf]) -> Result<()> {
         let member = Member::Node(node);
         self.until("containerd to answer", member, "containerd", |keeper| {
@@ -354,14 +356,14 @@ impl Keeper<'_> {
         self.until(&what, member, "init", |keeper| keeper.init_pid(member).is_ok())
     }
 
-    /// A member's init as the host sees it.
+    /// The PID of a member's init on the host.
     fn init_pid(&self, member: Member) -> Result<String> {
         let pid = self.inits.get(&member).and_then(|init| init.pid);
         let pid = pid.with_context(|| format!("{} does not run", member.name()))?;
         Ok(pid.to_string())
     }
 
-    /// Ends the node as a loss of power does: processes, memory and /run are lost, the disk stays.
+    /// Ends the node like a loss of power: processes, memory and /run are lost, the disk stays.
     fn end_node(&mut self, node: Node) -> Result<()> {
         let member = Member::Node(node);
         let init = self.inits.remove(&member);
@@ -378,13 +380,12 @@ impl Keeper<'_> {
         let deadline = Instant::now() + limit;
         while !probe(self) {
             self.attend(Duration::from_millis(100))?;
-            if Instant::now() > deadline {
-                bail!(
-                    "waited {} s for {what}: {}",
-                    limit.as_secs(),
-                    self.end_of_log(member, component)
-                );
-            }
+            ensure!(
+                Instant::now() <= deadline,
+                "waited {} s for {what}: {}",
+                limit.as_secs(),
+                self.end_of_log(member, component)
+            );
         }
         Ok(())
     }
@@ -400,7 +401,7 @@ impl Keeper<'_> {
             Ok(Cue::Signal) => Err(anyhow!(Asked("a signal asked for the end"))),
             Ok(Cue::Init(number, event)) => match self.member_of(number) {
                 Some(member) => self.event(member, event),
-                None => Ok(()), // of a node that was ended
+                None => Ok(()), // an event of a node that was ended
             },
             Ok(Cue::InitGone(number)) => match self.member_of(number) {
                 Some(member) => bail!(
@@ -413,7 +414,7 @@ impl Keeper<'_> {
         }
     }
 
-    /// The caller has checked that the member runs, or does not. If that changed meanwhile, the request is ignored.
+    /// The caller has checked whether the member runs. If that changed meanwhile, the request is ignored.
     fn grant(&mut self, wish: Wish) -> Result<()> {
         let runs = |member| self.inits.contains_key(&member);
         match wish {
@@ -459,9 +460,11 @@ impl Keeper<'_> {
                 let _ = fs::remove_file(own.pid(&name));
                 let failures = self.failures.entry((member, name.clone())).or_default();
                 *failures += 1;
-                if !self.ready && *failures > MAX_FAILURES {
-                    bail!("{name} does not stay up ({status}): {}", self.end_of_log(member, &name));
-                }
+                ensure!(
+                    self.ready || *failures <= MAX_FAILURES,
+                    "{name} does not stay up ({status}): {}",
+                    self.end_of_log(member, &name)
+                );
                 Ok(())
             }
         }
@@ -473,7 +476,7 @@ impl Keeper<'_> {
         send(&init.socket, order)
     }
 
-    /// The API server's answer, once it gives one.
+    /// The API server's answer, if it answers.
     fn asks<T>(&self, ask: impl FnOnce(&Api) -> Result<T>) -> Option<T> {
         Api::of(self.state).and_then(|api| ask(&api)).ok()
     }
@@ -484,7 +487,8 @@ impl Keeper<'_> {
     }
 }
 
-/// The software GPU as a node's driver root: libraries where a distribution has them, and a folder that all may write.
+/// Installs the software GPU as a node's driver root: libraries in a distribution's folder, and a folder that all may
+/// write.
 fn install_soft_gpu(state: &State, node: Node, from: &Path, lists_processes: bool) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
     let own = state.member(Member::Node(node));

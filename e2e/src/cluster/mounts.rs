@@ -1,8 +1,8 @@
-//! The file systems inside of a member's mount namespace.
+//! The file systems in a member's mount namespace.
 //!
 //! ```text
-//! /run                        tmpfs, noexec, nosuid, nodev, as distributions have it
-//! /etc /opt /var/lib /var/log overlays over the machine's, what is written stays in memory and ends with the namespace
+//! /run                        tmpfs, noexec, nosuid, nodev, as on distributions
+//! /etc /opt /var/lib /var/log overlays over the machine's; writes stay in memory and end with the namespace
 //! /proc                       of the new PID namespace
 //! on a node also
 //! /var/lib/kubelet, ...       folders of its state folder, on the disk: containers' file systems lie there
@@ -16,15 +16,15 @@ use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_change};
 use sha2::{Digest, Sha256};
 
 use super::config::{Member, MemberState, State};
 
-/// Overlaid, so that a mount point or a file that something creates there never reaches the machine.
+/// Overlaid, so that mount points and files created there never reach the machine.
 const OVERLAYS: [&str; 4] = ["/etc", "/opt", "/var/lib", "/var/log"];
-/// On the disk, under these names in `<state>/var`.
+/// Folders on the disk, under these names in `<state>/var`.
 pub(super) const ON_DISK: [&str; 7] = [
     "lib/kubelet",
     "lib/containerd",
@@ -65,12 +65,12 @@ fn sysctl_copy(own: &MemberState, name: &str) -> PathBuf {
     own.0.join("sysctl").join(name)
 }
 
-/// Builds the view. The caller is in a new mount namespace whose mounts are private.
+/// Mounts the file systems. The caller is in a new mount namespace whose mounts are private.
 pub(super) fn enter(state: &State, member: Member) -> Result<()> {
     let own = state.member(member);
     mount("proc", "/proc", "proc", quiet(), None).context("cannot mount /proc")?;
 
-    // The overlay over /var/lib hides the state folder, which stays reachable through these.
+    // The overlay over /var/lib hides the state folder, which stays reachable through these descriptors.
     let kept = File::open(&state.0).with_context(|| format!("cannot open {}", state.0.display()))?;
     let memory = own.0.join("memory");
     mount("tmpfs", &memory, "tmpfs", MountFlags::NOSUID, Some(c"mode=0755")).context("cannot mount a tmpfs")?;
@@ -78,7 +78,7 @@ pub(super) fn enter(state: &State, member: Member) -> Result<()> {
     for path in OVERLAYS {
         overlay(Path::new(path), &reopened(&memory))?;
     }
-    // Where the state folder is on a file system of its own, an overlay shows what lies below that mount.
+    // If the state folder is on its own file system, the overlay does not show that mount but the folder below it.
     fs::create_dir_all(&state.0).with_context(|| format!("cannot create {}", state.0.display()))?;
     bind(&reopened(&kept), &state.0)?;
     if let Member::Node(node) = member {
@@ -103,7 +103,8 @@ fn enter_node(own: &MemberState, machine_id: &str) -> Result<()> {
         bind(&own.var(path), &point)?;
     }
     if is_overlay(&own.0) {
-        // An overlay cannot lie on an overlay's upper folder: on such a machine containers' file systems lie in memory.
+        // An overlay cannot be mounted on another overlay's upper folder, so on such a machine containers' file
+        // systems are in memory.
         mount("tmpfs", "/var/lib/containerd", "tmpfs", MountFlags::empty(), None).context("cannot mount a tmpfs")?;
     }
     fs::create_dir_all("/etc/cdi").context("cannot create /etc/cdi")?;
@@ -115,24 +116,23 @@ fn quiet() -> MountFlags {
     MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC
 }
 
-/// As on real machines no two nodes have the same, and it outlives a restart.
+/// As on real machines, each node has its own ID, which survives restarts.
 pub(super) fn machine_id(cluster: &str, node: &str) -> String {
     let hash = Sha256::digest(format!("{cluster}/{node}"));
     hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A name for an open folder that holds wherever it is mounted.
+/// A path for an open folder that is valid wherever the folder is mounted.
 fn reopened(folder: &File) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd()))
 }
 
 fn overlay(over: &Path, memory: &Path) -> Result<()> {
-    if !over.is_dir() {
-        bail!(
-            "{} is missing: every distribution has it, make an empty one",
-            over.display()
-        );
-    }
+    ensure!(
+        over.is_dir(),
+        "{} is missing: every distribution has it, create an empty one",
+        over.display()
+    );
     let own = memory.join(over.to_string_lossy().trim_start_matches('/').replace('/', "-"));
     let (upper, work) = (own.join("upper"), own.join("work"));
     for folder in [&upper, &work] {

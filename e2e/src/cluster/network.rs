@@ -1,12 +1,12 @@
-//! The networks inside of the cluster's namespaces: nothing of them leaves.
+//! The networks in the cluster's namespaces, without a route to the outside.
 //!
 //! ```text
 //! control plane: lo 10.96.0.1 (the API server), bridge 10.99.0.254
 //!                   │ veth, one a node
 //! node N:        eth0 10.99.0.N ── ptp ── pods 10.98.N.0/24
 //! ```
-//! A node sends all that is not its own to the bridge, and the control plane knows which pods are behind which node: so
-//! a pod reaches the API server and pods of other nodes, and the API server reaches kubelets and pods.
+//! A node sends all foreign addresses to the bridge, and the control plane knows each node's pod addresses. So pods
+//! reach the API server and pods of other nodes, and the API server reaches kubelets and pods.
 
 use anyhow::{Context, Result};
 
@@ -16,7 +16,7 @@ use crate::shell;
 const BRIDGE: &str = "nodes";
 const GATEWAY: &str = "10.99.0.254";
 
-/// In the control plane: loopback with the API server's address on it, and the bridge.
+/// Runs in the control plane: loopback with the API server's address, and the bridge.
 pub(super) fn control_plane() -> Result<()> {
     loopback()?;
     ip(&["addr", "add", &format!("{API_ADDRESS}/32"), "dev", "lo"])?;
@@ -26,12 +26,12 @@ pub(super) fn control_plane() -> Result<()> {
     std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").context("cannot let pods of two nodes reach each other")
 }
 
-/// In a new network namespace.
+/// Runs in a new network namespace.
 pub(super) fn loopback() -> Result<()> {
     ip(&["link", "set", "dev", "lo", "up"])
 }
 
-/// From the host: joins a node to the control plane, both by the process ids of their init.
+/// Runs on the host: joins a node to the control plane, both given by the PIDs of their inits.
 pub(super) fn join(control_plane: &str, node: Node, init: &str) -> Result<()> {
     let inside = |pid: &str, words: &[&str]| {
         let mut nsenter = shell::command("nsenter", ["--target", pid, "--net", "--", "ip"]);

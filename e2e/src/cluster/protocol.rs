@@ -1,5 +1,5 @@
-//! Messages between the processes of a cluster: one JSON document a line, over a socket pair. Either side's end
-//! closes when that side dies, however it dies.
+//! Messages between the processes of a cluster: one JSON document per line, over a socket pair. The socket closes when
+//! either process dies, for whatever reason.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -12,26 +12,26 @@ use serde::{Deserialize, Serialize};
 use super::components::Component;
 use super::config::{Member, Node};
 
-/// From the program that wants a cluster to the keeper.
+/// A request to the keeper from the program that started the cluster.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Wish {
-    /// Ends the component of a member and starts it again.
+    /// Stops a member's component and starts it again.
     Restart(Member, String),
-    /// Ends the component of a member at once (SIGKILL) and starts it again.
+    /// Kills a member's component (SIGKILL) and starts it again.
     Kill(Member, String),
-    /// Ends the component of a member at once, and does not start it again.
+    /// Kills a member's component, and does not start it again.
     Stop(Member, String),
-    /// Starts a component that was stopped.
+    /// Starts a stopped component.
     Resume(Member, String),
-    /// Starts a node that does not run. Its containerd gets these images before its kubelet starts.
+    /// Starts a node that is not running. Its containerd gets these images before its kubelet starts.
     StartNode(Node, Vec<PathBuf>),
-    /// Ends all processes of a node at once, as a loss of power does. Its disk stays.
+    /// Kills all processes of a node at once, like a loss of power. Its disk stays.
     EndNode(Node),
-    /// Lives on without the program that asked for it.
+    /// The cluster outlives the program that started it.
     Keep,
 }
 
-/// From the keeper to that program.
+/// A message from the keeper to that program.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum News {
     /// Sent once the keeper holds its lock. The caller then releases the lock over all clusters.
@@ -41,7 +41,7 @@ pub(super) enum News {
     Failed(String),
 }
 
-/// From the keeper to an init.
+/// An order from the keeper to an init.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Order {
     Start(Component),
@@ -51,10 +51,10 @@ pub(super) enum Order {
     Resume(String),
 }
 
-/// From an init to the keeper.
+/// An event from an init to the keeper.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Event {
-    /// The namespaces are ready; init's process id as the host sees it.
+    /// The namespaces are ready; init's PID on the host.
     Up(i32),
     Failed(String),
     Started {
@@ -74,7 +74,7 @@ pub(super) fn send(stream: &UnixStream, message: &impl Serialize) -> Result<()> 
     (&*stream).write_all(line.as_bytes()).context("the other side has gone")
 }
 
-/// All messages until the other side closes. A line that is no message ends the stream too.
+/// Returns all messages until the other side closes. An invalid line also ends the stream.
 pub(super) fn messages<T: DeserializeOwned>(stream: &UnixStream) -> Result<impl Iterator<Item = T> + Send + use<T>> {
     let reader = BufReader::new(stream.try_clone().context("cannot clone a socket")?);
     Ok(reader

@@ -1,11 +1,11 @@
-//! The steps of the demo on a cluster, each an assertion that a person can read.
+//! The demo's steps on a cluster. Each is an assertion that people can read.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::Value;
 
 use crate::cluster::{Cluster, Gpu};
@@ -20,7 +20,7 @@ const EXAMPLE: &str = "fraction";
 /// The memory that the example requests.
 const ASKED: &str = "20Gi";
 const LIMIT: Duration = Duration::from_secs(60);
-/// For a pod that imports a framework.
+/// Time for a pod that imports a framework.
 const EXTRA: Duration = Duration::from_secs(90);
 /// Seconds for which a pod keeps its GPU busy.
 const WORK: u32 = 3;
@@ -32,7 +32,7 @@ pub(super) fn local_share(dist: &Path, progress: &Progress) -> Result<()> {
     let mut on = "";
     match Gpu::of_this_machine(dist)? {
         Gpu::Nvidia { folder, .. } => {
-            command.env("LD_LIBRARY_PATH", folder); // it may be one that the loader does not know
+            command.env("LD_LIBRARY_PATH", folder); // the loader may not search this folder
         }
         Gpu::Soft(_) | Gpu::Absent => {
             command.arg("--soft-gpu");
@@ -42,9 +42,10 @@ pub(super) fn local_share(dist: &Path, progress: &Progress) -> Result<()> {
     let said = shell::output(command.args(["--memory", ASKED, "--"]).arg(client).arg("check"))?;
     let seen: Value = serde_json::from_str(&said).context("vgpu-client said something that is no JSON")?;
     let total = seen["total"].as_u64().unwrap_or(0);
-    if Some(total) != install::bytes(ASKED) {
-        bail!("the program sees {total} bytes in total instead of {ASKED}");
-    }
+    ensure!(
+        Some(total) == install::bytes(ASKED),
+        "the program sees {total} bytes in total instead of {ASKED}"
+    );
     progress.note(&format!(
         "the program sees 20 GiB, can allocate all that is free, and not one granule more{on}"
     ));
@@ -53,7 +54,7 @@ pub(super) fn local_share(dist: &Path, progress: &Progress) -> Result<()> {
     Ok(())
 }
 
-/// A cluster with this project on it, and the example in a namespace.
+/// A cluster with this project installed, and the example's namespace.
 pub(super) struct Demo<'a> {
     pub(super) cluster: &'a Cluster,
     pub(super) kube: Kube<'a>,
@@ -81,9 +82,12 @@ impl Demo<'_> {
         let (running, pending) = workload::settle(&self.kube, room, 1, LIMIT)?;
         let devices = workload::by_device(&workload::shares(&self.kube)?);
         for (device, pods) in &devices {
-            if pods.len() != 4 {
-                bail!("{device} has {} pods instead of four: {}", pods.len(), pods.join(", "));
-            }
+            ensure!(
+                pods.len() == 4,
+                "{device} has {} pods instead of four: {}",
+                pods.len(),
+                pods.join(", ")
+            );
             progress.detail(&format!("{device}: {}", pods.join(", ")));
         }
         let devices: Vec<&str> = devices.keys().map(String::as_str).collect();
@@ -133,7 +137,7 @@ impl Demo<'_> {
         ))
     }
 
-    /// All pods of one GPU allocate their whole share at the same time.
+    /// Checks that all pods of a GPU can allocate their whole share at the same time.
     pub(super) fn limits(&self, progress: &Progress) -> Result<()> {
         let shares = workload::shares(&self.kube)?;
         let (device, pods) = workload::by_device(&shares)
@@ -153,9 +157,11 @@ impl Demo<'_> {
             let said = said.map_err(|error| error.context(format!("in {pod} on {device}")))?;
             let line: Value = serde_json::from_str(&said).with_context(|| format!("{pod} said {said:?}"))?;
             self.is_the_limit(pod, line["total"].as_u64())?;
-            if line["devices"] != 1 {
-                bail!("{pod} sees {} GPUs instead of one", line["devices"]);
-            }
+            ensure!(
+                line["devices"] == 1,
+                "{pod} sees {} GPUs instead of one",
+                line["devices"]
+            );
             progress.detail(&format!("{pod}: {}", said.trim()));
         }
         progress.note(&format!(
@@ -168,9 +174,10 @@ impl Demo<'_> {
 
     fn is_the_limit(&self, pod: &str, total: Option<u64>) -> Result<()> {
         let (_, asked) = self.claim_and_memory(pod)?;
-        if total.is_none() || total != install::bytes(&asked) {
-            bail!("{pod} sees {total:?} bytes in total instead of {asked}");
-        }
+        ensure!(
+            total.is_some() && total == install::bytes(&asked),
+            "{pod} sees {total:?} bytes in total instead of {asked}"
+        );
         Ok(())
     }
 
@@ -181,9 +188,10 @@ impl Demo<'_> {
             print(n.nvmlDeviceGetCount(), n.nvmlDeviceGetMemoryInfo(h).total, n.nvmlDeviceGetName(h))";
         let said = self.kube.exec(pod, &["python3", "-c", python])?;
         let mut words = said.split_whitespace();
-        if words.next() != Some("1") {
-            bail!("pynvml in {pod} does not see one GPU: {said}");
-        }
+        ensure!(
+            words.next() == Some("1"),
+            "pynvml in {pod} does not see one GPU: {said}"
+        );
         self.is_the_limit(pod, words.next().and_then(|word| word.parse().ok()))?;
         let mut shown = format!("pynvml in {pod}: {}", said.trim());
         if nvidia_smi {
@@ -199,7 +207,7 @@ impl Demo<'_> {
         Ok(())
     }
 
-    /// `status.allocation` and the CDI spec of one claim.
+    /// Shows `status.allocation` and the CDI spec of a claim.
     pub(super) fn documents(&self, progress: &Progress) -> Result<()> {
         let shares = workload::shares(&self.kube)?;
         let share = shares
@@ -209,9 +217,11 @@ impl Demo<'_> {
         let claim = self.kube.get(&["resourceclaim", &share.claim])?;
         let result = &claim["status"]["allocation"]["devices"]["results"][0];
         for key in ["shareID", "consumedCapacity"] {
-            if result[key].is_null() {
-                bail!("status.allocation of {} has no {key}", share.claim);
-            }
+            ensure!(
+                !result[key].is_null(),
+                "status.allocation of {} has no {key}",
+                share.claim
+            );
         }
         progress.detail(&format!("{}: {result}", share.claim));
         let (path, text) = node::cdi_spec(self.cluster, &share.claim_uid)?;
@@ -235,8 +245,8 @@ impl Demo<'_> {
         Ok(share.with_context(|| format!("{gone} had no claim"))?.claim_uid)
     }
 
-    /// Replaces the pods by some that use their GPUs' time: two share one by their cores, one alone has all of it, and a
-    /// Guaranteed one keeps to its cores. Returns the UIDs of the claims that went.
+    /// Replaces the pods by ones that use their GPUs' time: two share a GPU by their cores, one alone uses all of it,
+    /// and a Guaranteed one keeps to its cores. Returns the UIDs of the deleted claims.
     pub(super) fn time(&self, gpu: &Gpu, progress: &Progress) -> Result<Vec<String>> {
         let gone = workload::shares(&self.kube)?
             .into_iter()
@@ -249,7 +259,7 @@ impl Demo<'_> {
                 &format!("memory: {}Mi", self.quarter() >> 20),
             );
         }
-        self.two_on_one_gpu(&text)?;
+        gpu_time::on_one_gpu(&self.kube, &text, LIMIT)?;
         let before = self.charged()?;
         let both = gpu_time::divided(&self.kube, &[("thirty", 30.0), ("seventy", 70.0)], WORK)?;
         let charged = self.charged()? - before;
@@ -265,46 +275,14 @@ impl Demo<'_> {
             both[0], both[1]
         ));
         progress.why("a share's cores are a promise to it, and Guaranteed is one to whoever pays for the rest");
-        if alone < 75.0 {
-            bail!("alone on its GPU, the pod of 70 cores had {alone:.0} percent of the time");
-        }
+        ensure!(
+            alone >= 75.0,
+            "alone on its GPU, the pod of 70 cores had {alone:.0} percent of the time"
+        );
         Ok(gone)
     }
 
-    /// Replaces all pods by those of `text`, of which `thirty` and `seventy` share a GPU. For a moment the scheduler may still
-    /// count claims that the API server has deleted, and then choose two GPUs: tries again.
-    fn two_on_one_gpu(&self, text: &str) -> Result<()> {
-        const TRIES: u32 = 3;
-        let mut devices = (None, None);
-        for _ in 0..TRIES {
-            self.kube.run(&["delete", "pods", "--all", &patience::timeout(LIMIT)])?;
-            // Kubernetes deletes their claims later, and until then the first GPU may have no room for both pods.
-            wait(LIMIT, "the claims of the pods to be deleted", || {
-                let claims = self.kube.get(&["resourceclaims"])?;
-                Ok(claims["items"].as_array().is_some_and(Vec::is_empty).then_some(()))
-            })?;
-            self.kube.apply(text)?;
-            for pod in ["thirty", "seventy"] {
-                self.kube.wait_running(pod, LIMIT)?;
-            }
-            let shares = workload::shares(&self.kube)?;
-            let device = |pod| {
-                let share = shares.iter().find(|share| share.pod == pod);
-                share.and_then(|share| share.device.clone())
-            };
-            devices = (device("thirty"), device("seventy"));
-            if devices.0.is_some() && devices.0 == devices.1 {
-                return Ok(());
-            }
-        }
-        bail!(
-            "the pods of 30 and 70 cores are on {:?} and {:?} instead of on one GPU, {TRIES} times",
-            devices.0,
-            devices.1
-        )
-    }
-
-    /// Applies a pod of each of three other systems, unchanged, and checks that it sees what it asked for.
+    /// Applies a pod for each of three other systems, unchanged, and checks that it sees its requested share.
     pub(super) fn dialects(&self, progress: &Progress) -> Result<()> {
         const MIB: u64 = 1 << 20;
         let half = self.gpus.iter().map(|gpu| gpu.memory / 2 / MIB * MIB);
@@ -329,9 +307,10 @@ impl Demo<'_> {
             let said = self.kube.exec(pod, &["vgpu-client", "check"])?;
             let line: Value = serde_json::from_str(&said).with_context(|| format!("{pod} said {said:?}"))?;
             let total = line["total"].as_u64().unwrap_or(0);
-            if !expected.contains(&total) {
-                bail!("{pod} sees {total} bytes in total instead of {expected:?}");
-            }
+            ensure!(
+                expected.contains(&total),
+                "{pod} sees {total} bytes in total instead of {expected:?}"
+            );
             seen.push(format!("{pod} {} MiB", total >> 20));
             progress.detail(&format!("{pod}: {}", said.trim()));
         }
@@ -340,7 +319,7 @@ impl Demo<'_> {
         Ok(())
     }
 
-    /// Applies a file of the caller's, and waits for its pod to succeed.
+    /// Applies the caller's file, and waits for its pod to succeed.
     pub(super) fn extra(&self, file: &Path, progress: &Progress) -> Result<()> {
         const POD: &str = "extra";
         let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
@@ -352,9 +331,12 @@ impl Demo<'_> {
         });
         let phase = phase.with_context(|| self.kube.describe(POD))?;
         let said = self.kube.logs(POD, None)?;
-        if phase != "Succeeded" {
-            bail!("pod {POD} of {} {phase}: {}", file.display(), said.trim());
-        }
+        ensure!(
+            phase == "Succeeded",
+            "pod {POD} of {} {phase}: {}",
+            file.display(),
+            said.trim()
+        );
         progress.note(said.trim());
         Ok(())
     }
@@ -375,7 +357,7 @@ impl Demo<'_> {
         Ok(seconds.sum())
     }
 
-    /// After the last pod nothing of the claims is on the node.
+    /// Checks that nothing of the claims is left on the node after the last pod.
     pub(super) fn clean(&self, gone: Vec<String>, progress: &Progress, limit: Duration) -> Result<()> {
         let uids: BTreeSet<String> = workload::shares(&self.kube)?
             .into_iter()
@@ -391,11 +373,8 @@ impl Demo<'_> {
         ])?;
         wait(limit, "the node to forget the claims", || {
             let left = node::left_of(self.cluster, &uids)?;
-            if left.is_empty() {
-                Ok(Some(()))
-            } else {
-                Err(anyhow!("left: {}", left.join(", ")))
-            }
+            ensure!(left.is_empty(), "left: {}", left.join(", "));
+            Ok(Some(()))
         })?;
         progress.note(&format!(
             "then all {} claims end, and no CDI file, folder, mount or checkpoint entry is left",
@@ -441,7 +420,7 @@ fn mounts(spec: &Value) -> Option<String> {
     })
 }
 
-/// The example for GPUs of another size and number: the memory asked for, and how many pods like its first one.
+/// Adapts the example to other GPUs: the requested memory, and the number of pods like its first one.
 fn fit(manifests: &str, memory: &str, pods: usize) -> Result<String> {
     let documents: Vec<&str> = manifests
         .split("\n---\n")

@@ -1,4 +1,4 @@
-//! KVM where it works, else emulation, with the reason.
+//! Uses KVM if it works, else emulation, with the reason.
 //!
 //! A /dev/kvm that can be opened proves little: inside a virtual machine it may hang. So a kernel without a root file
 //! system is started on it. KVM works if that kernel panics within seconds.
@@ -21,7 +21,7 @@ const LIMIT: Duration = Duration::from_secs(15);
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Accelerator {
     Kvm,
-    /// With the reason why it is not KVM.
+    /// With the reason why KVM is not used.
     Emulation(String),
 }
 
@@ -63,7 +63,7 @@ impl Accelerator {
         )))
     }
 
-    /// A command of qemu that dies with this program: no devices but those added to it, no network, no reboot.
+    /// A qemu command that dies with this program: no devices except those added by the caller, no network, no reboot.
     pub(super) fn qemu(&self) -> Command {
         let mut command = ending::tied(QEMU);
         command.args(["-nodefaults", "-no-user-config", "-no-reboot"]);

@@ -1,7 +1,7 @@
-//! How a run ends early: by a signal, or by the death of this program.
+//! Ends a run early: by a signal, or by the death of this program.
 //!
-//! A signal kills the running children. The code that waits for them gets an error and unwinds, and what it made
-//! is removed by its own `Drop`: there is one way out. A child that starts after the signal is killed as well.
+//! A signal kills the running children. The code that waits for them gets an error and unwinds, and its results are
+//! removed by their own `Drop`, so there is only one way to end. A child that starts after the signal is also killed.
 
 use std::io::Read;
 use std::process::{Child, Command, ExitStatus};
@@ -10,17 +10,17 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 use crate::{interrupt, shell};
 
-/// The signal that asked for the end; 0 as long as none has.
+/// The signal that asked for the end, or 0.
 static ASKED: AtomicU8 = AtomicU8::new(0);
 /// Children that nobody has waited for yet.
 static CHILDREN: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 
-/// Handles signals from now on: after the first one, running children are killed until this program has ended.
+/// Starts to handle signals: after the first one, running children are killed until this program has ended.
 pub(super) fn handle() -> Result<()> {
     interrupt::on_signal(|signal| {
         ASKED.store(u8::try_from(signal).unwrap_or(1), Ordering::SeqCst);
@@ -37,12 +37,12 @@ pub(super) fn handle() -> Result<()> {
     })
 }
 
-/// The signal that asked for the end, if one has.
+/// The signal that asked for the end, if there was one.
 pub(super) fn asked() -> Option<u8> {
     Some(ASKED.load(Ordering::SeqCst)).filter(|signal| *signal != 0)
 }
 
-/// Fails when a signal has asked for the end: for work that waits for no child.
+/// Fails if a signal has asked for the end. For work that does not wait for a child.
 pub(super) fn check() -> Result<()> {
     match asked() {
         Some(signal) => bail!("interrupted by signal {signal}"),
@@ -56,8 +56,8 @@ fn pid(number: u32) -> Option<Pid> {
 
 /// A command that the kernel kills when this program dies.
 ///
-/// The shell asks who its parent is after setpriv has asked for the signal: where this program died in between, the
-/// signal will not come, and nothing is started.
+/// The shell checks its parent after setpriv has requested the signal: if this program died in between, the signal
+/// will not come, and nothing is started.
 pub(super) fn tied(program: &str) -> Command {
     let mut command = shell::command("setpriv", ["--pdeathsig", "KILL", "--", "sh", "-c"]);
     command
@@ -80,7 +80,7 @@ impl Running {
     /// Starts a command of [`tied`].
     pub(super) fn start(command: &mut Command, name: &str) -> Result<Self> {
         check()?;
-        // Held until the child is in the list, so that a signal between the two misses none.
+        // Held until the child is in the list, so that a signal in between does not miss it.
         let mut children = CHILDREN.lock().unwrap_or_else(PoisonError::into_inner);
         let child = command.spawn().with_context(|| format!("cannot run {name}"))?;
         children.push(child.id());
@@ -90,7 +90,7 @@ impl Running {
         })
     }
 
-    /// Returns true once the child has ended. It stays to be waited for.
+    /// Returns true once the child has ended. It can still be waited for.
     pub(super) fn has_ended(&self) -> Result<bool> {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
         let pid = pid(self.child.id()).with_context(|| format!("{} has no number", self.name))?;
@@ -101,7 +101,7 @@ impl Running {
     /// Waits for the child's end.
     pub(super) fn wait(&mut self) -> Result<ExitStatus> {
         if let Some(pid) = pid(self.child.id()) {
-            // Leaves the child's number taken until it is off the list: no other process may get it before.
+            // Keeps the child's PID in use until it is off the list, so that no other process gets it before.
             let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
         }
         let mut children = CHILDREN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -119,11 +119,10 @@ impl Drop for Running {
     }
 }
 
-/// Runs a command of [`tied`] until it and all its descendants have ended. An error contains the end of
-/// their output.
+/// Runs a command of [`tied`] until it and all its descendants have ended. An error contains the end of their output.
 pub(super) fn run(mut command: Command, name: &str) -> Result<()> {
-    // The first process may go before the others, which a kill of its namespace ends. Each holds the pipe, so its end
-    // is the last one's.
+    // The first process may end before the others, which then die with its namespace. Each holds the pipe, so the pipe
+    // closes when the last one has ended.
     let (mut reader, writer) = std::io::pipe().context("cannot make a pipe")?;
     let copy = writer.try_clone().context("cannot copy a pipe")?;
     let mut running = Running::start(command.stdout(writer).stderr(copy), name)?;
@@ -133,8 +132,10 @@ pub(super) fn run(mut command: Command, name: &str) -> Result<()> {
     let status = running.wait()?;
     check()?;
     read.with_context(|| format!("cannot read what {name} says"))?;
-    if !status.success() {
-        bail!("{name}: {status}: {}", shell::tail(&String::from_utf8_lossy(&said), 15));
-    }
+    ensure!(
+        status.success(),
+        "{name}: {status}: {}",
+        shell::tail(&String::from_utf8_lossy(&said), 15)
+    );
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! The guest as a process: qemu with two disks, two serial lines and no network.
 //!
-//! Writes of the guest go to an unnamed file that qemu makes in the run's folder: the image stays as it
-//! is, and nothing is left when qemu ends, however it ends. If the disk is full, the guest gets an I/O error; by default
-//! qemu would stop it without a word.
+//! The guest's writes go to an unnamed file that qemu creates in the run's folder: the image does not change, and
+//! nothing is left when qemu ends for any reason. If the disk is full, the guest gets an I/O error; by default qemu
+//! would stop it silently.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,13 +19,13 @@ use super::scratch::Scratch;
 use super::shell::Shell;
 use crate::patience::stretched;
 
-/// Emulated, it takes about 40 s on an idle machine of two cores.
+/// Time to boot. Emulated, it takes about 40 s on an idle machine of two cores.
 const BOOT: Duration = Duration::from_secs(600);
-/// The TSC counts as unstable from the start: an emulated one is found unstable under load, and the kernel then patches
-/// its running code, which once ended kernel 6.12 in a panic.
+/// The TSC is declared unstable from the start: an emulated TSC is found unstable under load, and the kernel then
+/// patches its running code, which once ended kernel 6.12 in a panic.
 ///
-/// Without cx16: emulated by qemu 7.2, an unlocked cmpxchg16b spoils the flags, and the memory allocator of kernel 6.12
-/// uses one. Programs still see cx16 and use it locked, which works.
+/// cx16 is switched off for the kernel: qemu 7.2 emulates an unlocked cmpxchg16b with wrong flags, and the memory
+/// allocator of kernel 6.12 uses one. Programs still see cx16 and use it locked, which works.
 const KERNEL: &str = "root=/dev/vda rw console=ttyS0 mitigations=off panic=-1 tsc=unstable clearcpuid=cx16";
 
 /// A booted guest. Dropping it ends it.

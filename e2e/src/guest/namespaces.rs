@@ -2,10 +2,10 @@
 
 use std::process::Command;
 
-/// `command` is `unshare`, which runs the words as root of namespaces that end with it.
+/// Adds `words` to `command`, which is `unshare`: they run as root of namespaces that end with them.
 ///
-/// Root only gets mounts and processes of its own. Anybody else also gets users: root there is that user outside, and
-/// the others are of the range that /etc/subuid gives that user.
+/// For root, only mounts and processes are separate. For other users, users are separate too: root there is that user
+/// outside, and other users are mapped to the range that /etc/subuid gives the user.
 pub(super) fn in_namespaces(mut command: Command, words: &[&str]) -> Command {
     if !rustix::process::geteuid().is_root() {
         command.args(["--user", "--map-root-user", "--map-auto"]);

@@ -24,7 +24,7 @@ pub struct Arguments {
     tests: Option<PathBuf>,
 }
 
-/// The same, checked.
+/// The checked command line.
 #[derive(Debug)]
 pub(super) struct Options {
     pub(super) debian: Debian,

@@ -1,8 +1,8 @@
-//! Packs all files of a cluster into one tar, for a machine that has neither Go nor a network: the checkout, the built
-//! programs, the tools and the images, at the same paths, with a file that lists what was prepared here.
+//! Packs all files of a cluster into one tar, for a machine without Go and network: the checkout, the built programs,
+//! the tools and the images, at the same paths, with a file that lists the prepared artefacts.
 //!
-//! The guest unpacks it from its second disk, with its user as the owner, and has the variables in a profile. For a machine
-//! with a GPU, `gpu-check/first-contact.sh pack --cluster` makes parts of it.
+//! The guest unpacks it from its second disk, with its user as the owner, and gets the variables from a profile. For a
+//! machine with a GPU, `gpu-check/first-contact.sh pack --cluster` splits it into parts.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -20,23 +20,23 @@ use crate::image::client_program;
 use crate::layout;
 use crate::prepared::{self, Prepared};
 
-/// Settings of this machine's user that count in the guest too.
+/// Settings of this machine's user that also apply in the guest.
 const PASSED_ON: [&str; 3] = ["CONTAINERD_VERSION", "KUBERNETES_VERSION", "VGPU_TIME_FACTOR"];
 
 /// Folders of git, cargo and gpu-check in a checkout.
 const LEFT_OUT: [&str; 6] = [".git", "target", ".kit", ".kit.new", ".kit-cluster", ".kit-cluster.new"];
 
-/// Where a payload lies when it is unpacked, and how it is used.
+/// Paths of an unpacked payload, and how to use it.
 #[derive(Debug, Serialize)]
 pub struct Unpacked {
-    /// Everything is below these.
+    /// All files are below these folders.
     folders: [PathBuf; 2],
-    /// vgpu-e2e.
+    /// The program vgpu-e2e.
     program: PathBuf,
     environment: BTreeMap<String, String>,
 }
 
-/// Writes what a cluster needs, for root of another machine.
+/// Packs everything that a cluster needs, for root on another machine.
 pub fn for_another_machine(prepared: &Prepared, to: &Path) -> Result<Unpacked> {
     let folders = [layout::workspace(), layout::cache()?];
     let (dist, output) = (layout::dist()?, layout::output());
@@ -74,7 +74,7 @@ pub(super) fn write(prepared: &Prepared, tests: Option<&Path>, to: &Path) -> Res
     payload.finish()
 }
 
-/// The variables that lead to what was prepared.
+/// The variables that point to the prepared artefacts.
 fn variables(dist: &Path, output: &Path, built: &Path) -> Result<BTreeMap<String, String>> {
     let cache = layout::cache()?;
     let target = output.parent().unwrap_or(output);
@@ -91,7 +91,7 @@ fn variables(dist: &Path, output: &Path, built: &Path) -> Result<BTreeMap<String
     Ok(variables)
 }
 
-/// One word of a shell.
+/// Quotes one word for a shell.
 pub(super) fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
@@ -110,14 +110,14 @@ impl Payload {
         })
     }
 
-    /// Everything. Returns the variables that lead there.
+    /// Adds everything. Returns the variables that point to it.
     fn all(&mut self, prepared: &Prepared, tests: Option<&Path>) -> Result<BTreeMap<String, String>> {
         let (checkout, dist, output) = (layout::workspace(), layout::dist()?, layout::output());
         self.tree(&checkout)?;
         if !is_in_tree(&dist, &checkout) {
             self.tree(&dist)?;
         }
-        // Below target, where a tree stops.
+        // These are below target, which a tree leaves out.
         let programs = [prepared.program().to_path_buf(), client_program()?];
         for folder in [output.parent(), Some(output.as_path()), programs[0].parent()]
             .into_iter()
@@ -149,7 +149,7 @@ impl Payload {
         self.tar.finish().context("cannot write the payload")
     }
 
-    /// A file, or a folder with its contents except [`LEFT_OUT`].
+    /// Adds a file, or a folder with its contents except [`LEFT_OUT`].
     fn tree(&mut self, path: &Path) -> Result<()> {
         ending::check()?;
         let known = fs::symlink_metadata(path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -188,7 +188,7 @@ impl Payload {
         let known = file
             .metadata()
             .with_context(|| format!("cannot read {}", path.display()))?;
-        // A file that grows meanwhile would end in the middle of the next one.
+        // A file that grows meanwhile would overwrite the next one's header.
         let contents = std::io::Read::take(&file, known.len());
         let header = self.header(EntryType::Regular, known.mode() & 0o7777, known.len());
         self.add(path, header, contents)
@@ -225,14 +225,14 @@ impl Payload {
     }
 }
 
-/// Returns true if [`Payload::tree`] of `folder` has `path`.
+/// Returns true if [`Payload::tree`] of `folder` includes `path`.
 fn is_in_tree(path: &Path, folder: &Path) -> bool {
     let is_left_out = |part: &std::ffi::OsStr| LEFT_OUT.iter().any(|name| part == *name);
     path.strip_prefix(folder)
         .is_ok_and(|below| !below.iter().any(is_left_out))
 }
 
-/// A tar has no absolute paths.
+/// Makes a path relative, because a tar has no absolute paths.
 fn inside(path: &Path) -> &Path {
     path.strip_prefix("/").unwrap_or(path)
 }

@@ -1,7 +1,7 @@
-//! The guest's disk image and kernel: a Debian of packages from this machine's own mirror.
+//! The guest's disk image and kernel: a Debian made of packages from this machine's own mirror.
 //!
-//! It is made in namespaces in which this user is root (rootfs.sh): nothing runs as root on this machine, no loop device
-//! is used, and when the first process dies, the kernel ends all others and drops all mounts.
+//! Built in namespaces in which this user is root (rootfs.sh): nothing runs as root on this machine, no loop device is
+//! used, and when the first process dies, the kernel ends all others and drops all mounts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use super::ending;
 use super::namespaces::in_namespaces;
 use super::scratch::Scratch;
 
-/// The whole recipe.
+/// The build script.
 const RECIPE: &str = include_str!("rootfs.sh");
 /// Packages of a small Debian server, and those that the cluster needs.
 const PACKAGES: [&str; 19] = [
@@ -37,11 +37,11 @@ const PACKAGES: [&str; 19] = [
     "udev",
     "util-linux",
 ];
-/// The ordinary user; rootfs.sh makes it with this number.
+/// The guest's ordinary user; rootfs.sh creates it with this UID.
 pub(super) const USER: &str = "user";
 pub(super) const USER_ID: u64 = 1000;
 
-/// A release that the check knows.
+/// A Debian release that the check supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Debian {
     Bookworm,
@@ -90,7 +90,7 @@ impl Image {
     }
 }
 
-/// The image from the cache, or a new one. Held scratch means that nobody else makes one.
+/// The image from the cache, or a new one. The held scratch folder ensures that nobody else builds one.
 pub(super) fn image(
     debian: Debian,
     disk: u64,
@@ -115,14 +115,14 @@ pub(super) fn image(
         .env("TMPDIR", &work)
         .args([debian.codename(), &PACKAGES.join(","), &disk.to_string()])
         .args([USER, &USER_ID.to_string()])
-        // Without it, mmdebstrap takes Debian's own.
+        // Without a mirror, mmdebstrap uses Debian's own.
         .args(vgpu_cache::apt::debian_mirror().ok());
     ending::run(command, "making the guest's file system")?;
     fs::rename(&work, &done).with_context(|| format!("cannot rename {} to {}", work.display(), done.display()))?;
     Ok(Image::in_folder(&done))
 }
 
-/// Everything that decides the result but the day's versions of the packages.
+/// Everything that decides the result, except the current versions of the packages.
 fn key(debian: Debian, disk: u64) -> String {
     let mut hash = Sha256::new();
     for part in [debian.codename(), &PACKAGES.join(","), &disk.to_string(), USER, RECIPE] {

@@ -1,4 +1,4 @@
-# Run by rootfs.rs in an empty folder, as root of namespaces of its own: leaves vmlinuz, initrd.img and disk.img there.
+# Run by rootfs.rs in an empty folder, as root of its own namespaces: creates vmlinuz, initrd.img and disk.img there.
 # SUITE PACKAGES BYTES USER UID [MIRROR]
 set -eu
 suite=$1 packages=$2 bytes=$3 user=$4 uid=$5
@@ -12,11 +12,11 @@ chmod 440 root/etc/sudoers.d/user
 echo vgpu-guest >root/etc/hostname
 echo 127.0.0.1 localhost vgpu-guest >root/etc/hosts
 echo /dev/vda / ext4 defaults 0 1 >root/etc/fstab
-# There is no network to fetch updates from.
+# There is no network for fetching updates.
 rm -f root/etc/systemd/system/timers.target.wants/*
 
-# A login of the user on the second serial port. A line is a command; after its output come a record separator and its
-# status.
+# The user's login on the second serial port. Each line is a command; its output is followed by a record separator and
+# its status.
 cat >root/usr/local/bin/commands <<'END'
 #!/bin/bash
 stty raw -echo

@@ -1,9 +1,9 @@
-//! The steps of one run, and the check of each.
+//! The steps of one run, with their checks.
 
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 
 use super::accelerator::{Accelerator, QEMU};
 use super::ending;
@@ -17,12 +17,13 @@ use crate::patience::stretched;
 use crate::prepared::Prepared;
 use crate::{layout, shell};
 
-/// A command in the guest that takes seconds by itself: an emulated guest on a busy machine is 50 times slower.
+/// Time for a command in the guest that takes seconds by itself: an emulated guest on a busy machine is 50 times
+/// slower.
 const SHORT: Duration = Duration::from_secs(1800);
-/// The demo and the tests, on a machine that is 20 times slower.
+/// Time for the demo and the tests, on a machine that is 20 times slower.
 const LONG: Duration = Duration::from_secs(2 * 3600);
 
-/// Facts that are shown at the start.
+/// Facts printed at the start.
 const FACTS: [&str; 8] = [
     "sed -n 's/^PRETTY_NAME=//p' /etc/os-release; uname -rv",
     "id; sudo -n id -un",
@@ -33,7 +34,7 @@ const FACTS: [&str; 8] = [
     "sudo aa-status | head -n 5",
     "command -v go docker containerd kubelet || echo none of them is there",
 ];
-/// Facts that have to be the same at the end.
+/// Facts that must be the same at the end.
 const KEPT: [(&str, &str); 5] = [
     (
         "the controllers that the root cgroup gives its children",
@@ -85,43 +86,9 @@ pub(super) fn all(options: &Options, cache: &Path) -> Result<bool> {
     }
     let before = guest.kept()?;
 
-    let checkout = layout::workspace();
-    let cd = format!("cd {} && ", quoted(&checkout.display().to_string()));
-    let mut failed = Vec::new();
-    guest.transcript.heading(&format!("The demo, as `{USER}`"));
-    let demo = prepared.program().strip_prefix(&checkout).unwrap_or(prepared.program());
-    if guest.show(
-        &format!("{cd}{} demo", quoted(&demo.display().to_string())),
-        stretched(LONG),
-    )? != 0
-    {
-        failed.push("the demo".to_owned());
-    }
-    match &options.tests {
-        Some(tests) => {
-            guest
-                .transcript
-                .heading(&format!("The machine's tests and the examples, as `{USER}`"));
-            let left_out = left_out(tests)?;
-            let program = tests.strip_prefix(&checkout).unwrap_or(tests);
-            let command = format!("{cd}{} {left_out}", quoted(&program.display().to_string()));
-            if guest.show(&command, stretched(LONG))? != 0 {
-                failed.push("the tests".to_owned());
-            }
-        }
-        None => failed.push("the tests, of which --tests names no program".to_owned()),
-    }
-
+    let mut failed = guest.demo_and_tests(&prepared, options.tests.as_deref())?;
     guest.transcript.heading("Afterwards");
-    let after = guest.kept()?;
-    for ((what, _), (before, after)) in KEPT.iter().zip(before.iter().zip(&after)) {
-        if before != after {
-            guest
-                .transcript
-                .line(&format!("{what}, before:\n{before}\nafter:\n{after}"));
-            failed.push(format!("{what} are not as before"));
-        }
-    }
+    failed.extend(guest.changed(&before)?);
     guest.show(
         "sudo dmesg | grep DENIED || echo AppArmor denied nothing",
         stretched(SHORT),
@@ -142,7 +109,51 @@ struct Guest<'a> {
 }
 
 impl Guest<'_> {
-    /// Runs the command in the transcript and returns its status.
+    /// Runs the demo and the tests. Returns the names of those that failed.
+    fn demo_and_tests(&mut self, prepared: &Prepared, tests: Option<&Path>) -> Result<Vec<String>> {
+        let checkout = layout::workspace();
+        let cd = format!("cd {} && ", quoted(&checkout.display().to_string()));
+        let mut failed = Vec::new();
+        self.transcript.heading(&format!("The demo, as `{USER}`"));
+        let demo = prepared.program().strip_prefix(&checkout).unwrap_or(prepared.program());
+        if self.show(
+            &format!("{cd}{} demo", quoted(&demo.display().to_string())),
+            stretched(LONG),
+        )? != 0
+        {
+            failed.push("the demo".to_owned());
+        }
+        match tests {
+            Some(tests) => {
+                self.transcript
+                    .heading(&format!("The machine's tests and the examples, as `{USER}`"));
+                let left_out = left_out(tests)?;
+                let program = tests.strip_prefix(&checkout).unwrap_or(tests);
+                let command = format!("{cd}{} {left_out}", quoted(&program.display().to_string()));
+                if self.show(&command, stretched(LONG))? != 0 {
+                    failed.push("the tests".to_owned());
+                }
+            }
+            None => failed.push("the tests: --tests names no program".to_owned()),
+        }
+        Ok(failed)
+    }
+
+    /// Compares the facts that must be the same at the end. Returns the differences.
+    fn changed(&mut self, before: &[String]) -> Result<Vec<String>> {
+        let mut changed = Vec::new();
+        let after = self.kept()?;
+        for ((what, _), (before, after)) in KEPT.iter().zip(before.iter().zip(&after)) {
+            if before != after {
+                self.transcript
+                    .line(&format!("{what}, before:\n{before}\nafter:\n{after}"));
+                changed.push(format!("{what} are not as before"));
+            }
+        }
+        Ok(changed)
+    }
+
+    /// Runs the command with its output in the transcript. Returns its status.
     fn show(&mut self, command: &str, limit: Duration) -> Result<i32> {
         self.transcript.line(&format!("```console\n$ {command}"));
         let transcript = &mut *self.transcript;
@@ -155,23 +166,22 @@ impl Guest<'_> {
         Ok(status)
     }
 
-    /// Runs the command out of the transcript and returns its output; an error when it fails.
+    /// Runs the command outside the transcript and returns its output; an error if it fails.
     fn ask(&mut self, command: &str) -> Result<String> {
         let mut said = Vec::new();
         let status = self
             .machine
             .run(command, stretched(SHORT), &mut |bytes| said.extend_from_slice(bytes))?;
         let said = String::from_utf8_lossy(&said).into_owned();
-        if status != 0 {
-            bail!(
-                "in the guest, {command}: exit status {status}: {}",
-                shell::tail(&said, 12)
-            );
-        }
+        ensure!(
+            status == 0,
+            "in the guest, {command}: exit status {status}: {}",
+            shell::tail(&said, 12)
+        );
         Ok(said)
     }
 
-    /// Puts the payload where it belongs, and opens the folders above it, which are root's.
+    /// Unpacks the payload to its place. Makes root's folders above it accessible.
     fn unpack(&mut self) -> Result<()> {
         self.ask("systemctl is-system-running --wait || systemctl --failed")?;
         self.ask("sudo tar -x --numeric-owner --keep-directory-symlink -C / -f /dev/vdb")?;
@@ -198,7 +208,7 @@ impl Guest<'_> {
     }
 }
 
-/// The tests that belong to a real cluster alone, as options that leave them out: the names of all others' modules.
+/// Options that leave out tests of a real cluster: the names of all modules except the machine's.
 fn left_out(tests: &Path) -> Result<String> {
     let listed = shell::output(&mut shell::command(tests, ["--list"]))?;
     let mut modules: Vec<&str> = listed
@@ -207,9 +217,11 @@ fn left_out(tests: &Path) -> Result<String> {
         .collect();
     modules.dedup();
     for wanted in WANTED {
-        if !modules.contains(&wanted) {
-            bail!("{} has no tests of {wanted}.rs", tests.display());
-        }
+        ensure!(
+            modules.contains(&wanted),
+            "{} has no tests of {wanted}.rs",
+            tests.display()
+        );
     }
     let others = modules.iter().filter(|module| !WANTED.contains(module));
     Ok(others.map(|module| format!(" --skip {module}::")).collect())

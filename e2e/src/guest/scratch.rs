@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use super::namespaces::in_namespaces;
 use crate::lock::Lock;
 
-/// `run` below the guests' part of the cache. Held by one run at a time.
+/// The folder `run` in the guests' part of the cache. One run at a time can hold it.
 #[derive(Debug)]
 pub(super) struct Scratch {
     folder: PathBuf,
@@ -17,7 +17,7 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// Acquires the lock (prints a line if it has to wait) and removes what a killed run left.
+    /// Acquires the lock (prints a line if it has to wait) and removes the remains of a killed run.
     pub(super) fn take(cache: &Path) -> Result<Self> {
         fs::create_dir_all(cache).with_context(|| format!("cannot create {}", cache.display()))?;
         let file = cache.join(".lock");
@@ -57,12 +57,13 @@ impl Drop for Scratch {
     }
 }
 
-/// Removes the folder. An ordinary user's may hold files of that user's subordinate users, which take their namespace.
+/// Removes the folder. An ordinary user's folder may contain files of that user's subordinate users, which requires
+/// their namespace.
 fn remove(folder: &Path) -> Result<()> {
     if !folder.exists() || fs::remove_dir_all(folder).is_ok() {
         return Ok(());
     }
-    // Not a tied command, and not in the process group of a terminal: it has to run after a signal too.
+    // Neither a tied command nor in the terminal's process group, because it must run after a signal too.
     let _ = in_namespaces(crate::shell::command("unshare", [] as [&str; 0]), &["rm", "-rf"])
         .arg(folder)
         .process_group(0)

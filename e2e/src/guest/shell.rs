@@ -1,4 +1,4 @@
-//! Commands of the guest's user, over a serial line: one line is one command (rootfs.sh has the other end).
+//! Runs commands of the guest's user over a serial line, one command per line (rootfs.sh has the other end).
 //!
 //! The guest answers with the command's output, then a record separator and its status.
 
@@ -8,10 +8,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 const SEPARATOR: u8 = 0x1e;
-/// A terminal in the guest keeps 4096 bytes for a reader that is late.
+/// Limit of a command; a terminal in the guest buffers 4096 bytes for a slow reader.
 const LONGEST: usize = 3000;
 
 #[derive(Debug)]
@@ -40,7 +40,7 @@ impl Shell {
         }
     }
 
-    /// Waits until the guest's end of the line is there.
+    /// Waits until the guest's end of the line is ready.
     pub(super) fn ready(&mut self, limit: Duration) -> Result<()> {
         match self.until_separator(limit, &mut |_| {})?.as_str() {
             "ready" => Ok(()),
@@ -50,9 +50,10 @@ impl Shell {
 
     /// Runs the command, passes its output to `hear`, and returns its status.
     pub(super) fn run(&mut self, command: &str, limit: Duration, hear: &mut dyn FnMut(&[u8])) -> Result<i32> {
-        if command.len() > LONGEST || command.contains('\n') {
-            bail!("not one line of at most {LONGEST} bytes: {command}");
-        }
+        ensure!(
+            command.len() <= LONGEST && !command.contains('\n'),
+            "not one line of at most {LONGEST} bytes: {command}"
+        );
         writeln!(self.input, "{command}").context("the guest has ended")?;
         self.input.flush().context("the guest has ended")?;
         let status = self.until_separator(limit, hear).with_context(|| command.to_owned())?;
@@ -63,7 +64,7 @@ impl Shell {
 
     fn until_separator(&mut self, limit: Duration, hear: &mut dyn FnMut(&[u8])) -> Result<String> {
         let end = Instant::now() + limit;
-        let mut line: Option<Vec<u8>> = None; // after the separator
+        let mut line: Option<Vec<u8>> = None; // the line after the separator
         loop {
             let bytes = std::mem::take(&mut self.rest);
             let said = match line.as_mut() {

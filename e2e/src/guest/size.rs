@@ -3,16 +3,16 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::install::bytes;
 use crate::preflight;
 
 const GI: u64 = 1 << 30;
-/// The disk space of a run: the file system before it is an image, the image, the payload, and the guest's own files.
+/// The disk space of a run: the unpacked file system, the image, the payload, and the guest's own files.
 const ON_DISK: u64 = 8 * GI;
 
-/// A part of the machine that the user can size.
+/// A resource of the guest whose size the user can choose.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Resource {
     Memory,
@@ -34,7 +34,7 @@ impl Resource {
         }
     }
 
-    /// A cluster asks for 4 GiB and 8 GiB; the rest is the guest's own system, tools and images.
+    /// A cluster needs 4 GiB of memory and 8 GiB of disk; the rest is for the guest's own system, tools and images.
     fn least(self) -> u64 {
         match self {
             Self::Memory => 6 * GI,
@@ -43,7 +43,7 @@ impl Resource {
     }
 }
 
-/// The size in bytes, or an error of one line that names the valid form.
+/// Parses a size in bytes; the error is one line with the valid form.
 pub(super) fn parse(resource: Resource, text: &str) -> Result<u64> {
     let (variable, flag, least) = (resource.variable(), resource.flag(), resource.least() / GI);
     match bytes(text.trim()) {
@@ -55,29 +55,27 @@ pub(super) fn parse(resource: Resource, text: &str) -> Result<u64> {
     }
 }
 
-/// Fails with one line where this machine has less than the guest takes.
+/// Fails with one line if this machine has less than the guest needs.
 pub(super) fn room(memory: u64, cache: &Path) -> Result<()> {
     let free = memory_available()?.min(preflight::memory_limit()?.unwrap_or(u64::MAX));
-    if free < memory {
-        bail!(
-            "a guest with {} of memory does not fit: {} are free here; set {}",
-            in_gi(memory),
-            in_gi(free),
-            Resource::Memory.variable()
-        );
-    }
+    ensure!(
+        free >= memory,
+        "a guest with {} of memory does not fit: {} are free here; set {}",
+        in_gi(memory),
+        in_gi(free),
+        Resource::Memory.variable()
+    );
     let folder = cache.ancestors().find(|folder| folder.exists()).unwrap_or(cache);
     let known =
         rustix::fs::statvfs(folder).with_context(|| format!("cannot ask for the room in {}", folder.display()))?;
     let free = known.f_bavail.saturating_mul(known.f_frsize);
-    if free < ON_DISK {
-        bail!(
-            "a guest takes {} of disk: {} has {} free; XDG_CACHE_HOME names another place",
-            in_gi(ON_DISK),
-            folder.display(),
-            in_gi(free)
-        );
-    }
+    ensure!(
+        free >= ON_DISK,
+        "a guest takes {} of disk: {} has {} free; XDG_CACHE_HOME names another place",
+        in_gi(ON_DISK),
+        folder.display(),
+        in_gi(free)
+    );
     Ok(())
 }
 

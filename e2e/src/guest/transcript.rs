@@ -34,7 +34,7 @@ impl Transcript {
         self.start.elapsed().as_secs()
     }
 
-    /// Both get it as it is. A screen that has gone is no reason to stop, a disk that is full shows elsewhere.
+    /// Writes to both unchanged. A closed screen is no reason to stop, and a full disk shows elsewhere.
     pub(super) fn raw(&mut self, bytes: &[u8]) {
         let mut screen = std::io::stdout().lock();
         let _ = screen.write_all(bytes).and_then(|()| screen.flush());

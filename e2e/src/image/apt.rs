@@ -1,13 +1,13 @@
-//! The distribution's packages, unpacked into a folder without installing anything.
+//! Unpacks the distribution's packages into a folder without installing anything.
 //!
-//! apt gets a configuration of its own (sources, lists, cache) and an empty list of installed packages, so that it
-//! resolves everything that a package needs, and works for an ordinary user.
+//! apt gets its own configuration (sources, lists, cache) and an empty list of installed packages, so that it resolves
+//! all dependencies of a package, and works for an ordinary user.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 
 use crate::shell;
 
@@ -40,9 +40,10 @@ impl Apt {
             "main non-free"
         };
         let sources = sources(&machine_sources()?, &codename, components);
-        if sources.is_empty() {
-            bail!("/etc/apt has no source for {codename} with the component main: add one");
-        }
+        ensure!(
+            !sources.is_empty(),
+            "/etc/apt has no source for {codename} with the component main: add one"
+        );
         let write = |name: &str, text: &str| {
             fs::write(folder.join(name), text).with_context(|| format!("cannot write {}", folder.join(name).display()))
         };
@@ -66,7 +67,7 @@ impl Apt {
         })
     }
 
-    /// The distribution's release: packages of another do not fit.
+    /// The distribution's release; packages of another release do not fit.
     pub(super) fn codename(&self) -> &str {
         &self.codename
     }
@@ -131,7 +132,8 @@ impl Apt {
     }
 }
 
-/// Unpacks one archive. Not `dpkg-deb -x`: that would replace the links of a merged /usr (bin, lib, ...) by folders.
+/// Unpacks one archive. Does not use `dpkg-deb -x`, which would replace the links of a merged /usr (bin, lib, ...) by
+/// folders.
 fn extract(file: &Path, root: &Path) -> Result<()> {
     let mut reader = shell::command("dpkg-deb", ["--fsys-tarfile"]);
     let mut reading = reader
@@ -146,9 +148,7 @@ fn extract(file: &Path, root: &Path) -> Result<()> {
     );
     shell::run(writer.arg(root).stdin(archive))?;
     let status = reading.wait().context("cannot wait for dpkg-deb")?;
-    if !status.success() {
-        bail!("dpkg-deb --fsys-tarfile {}: {status}", file.display());
-    }
+    ensure!(status.success(), "dpkg-deb --fsys-tarfile {}: {status}", file.display());
     Ok(())
 }
 
@@ -183,7 +183,7 @@ fn machine_sources() -> Result<Vec<String>> {
     Ok(texts)
 }
 
-/// The sources of the distribution itself, with the components that we need, one line each.
+/// The sources of the distribution itself, with the components that we need, one per line.
 fn sources(texts: &[String], codename: &str, components: &str) -> String {
     let mut lines: Vec<String> = Vec::new();
     for text in texts {

@@ -3,29 +3,29 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::apt::Apt;
 use super::oci::{Contents, Layer, archive};
 use crate::{layout, shell};
 
-/// The packages below a glibc program of ours.
+/// Packages that our glibc programs need.
 const LIBC: [&str; 2] = ["libc6", "libgcc-s1"];
-/// And below the client: Python with ctypes for NVML's own binding, and a shell.
+/// Packages of the client image: also Python with ctypes for NVML's own binding, and a shell.
 const PYTHON: [&str; 5] = ["libc6", "libgcc-s1", "python3", "dash", "coreutils"];
 /// The image without glibc.
 const STATIC: [&str; 1] = ["busybox-static"];
 
-/// The archives, in the order in which they are imported.
+/// The archives in the order of their import.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Built {
     pub archives: Vec<PathBuf>,
-    /// True if the client image has nvidia-smi, which not every mirror carries.
+    /// True if the client image has nvidia-smi, which not every mirror offers.
     pub nvidia_smi: bool,
 }
 
-/// The client program, built beside this one.
+/// The client program, built together with this one.
 pub fn client_program() -> Result<PathBuf> {
     let own = env::current_exe().context("this program has no path")?;
     let folders = own
@@ -72,7 +72,10 @@ pub(super) fn all(cache: &Path, output: &Path, dist: &Path, say: &mut dyn FnMut(
         .file(dist.join("libvgpu.so"), "opt/vgpu/libvgpu.so", 0o755)
         .file(dist.join("libvgpu-preload.so"), "opt/vgpu/libvgpu-preload.so", 0o755)
         .file(dist.join("vgpu-cdi-hook"), "opt/vgpu/vgpu-cdi-hook", 0o755);
-    let controller = Contents::default().file(dist.join("vgpu-controller"), "usr/bin/vgpu-controller", 0o755);
+    let controller = Contents::default()
+        .file(dist.join("vgpu-controller"), "usr/bin/vgpu-controller", 0o755)
+        // For `helm test` and the pod of `vgpu doctor --probe`.
+        .file(dist.join("vgpu"), "usr/bin/vgpu", 0o755);
     let pynvml = pynvml(cache)?;
     let mut client = Contents::default()
         .file(client_program()?, "usr/bin/vgpu-client", 0o755)
@@ -84,7 +87,7 @@ pub(super) fn all(cache: &Path, output: &Path, dist: &Path, say: &mut dyn FnMut(
             true
         }
         Err(error) => {
-            say(&format!("the client image goes without nvidia-smi: {error:#}"));
+            say(&format!("the client image has no nvidia-smi: {error:#}"));
             false
         }
     };
@@ -112,7 +115,7 @@ pub(super) fn all(cache: &Path, output: &Path, dist: &Path, say: &mut dyn FnMut(
     Ok(Built { archives, nvidia_smi })
 }
 
-/// The layer of these packages, as the distribution has them today; made again when the list changes.
+/// The layer of these packages in the distribution's current versions; built again when the versions change.
 fn base(folder: &Path, apt: &mut Apt, name: &str, packages: &[&str], say: &mut dyn FnMut(&str)) -> Result<Layer> {
     let file = folder.join(format!("base-{name}-{}-{}.tar", apt.codename(), packages.join("-")));
     if let Some(layer) = Layer::cached(&file)? {
@@ -152,7 +155,7 @@ fn base(folder: &Path, apt: &mut Apt, name: &str, packages: &[&str], say: &mut d
     Ok(layer)
 }
 
-/// NVML's binding for Python, by its hash.
+/// NVML's binding for Python, verified by its hash.
 fn pynvml(folder: &Path) -> Result<PathBuf> {
     let done = folder.join("pynvml.py");
     if done.is_file() {
@@ -187,7 +190,7 @@ fn pynvml(folder: &Path) -> Result<PathBuf> {
     Ok(done)
 }
 
-/// NVIDIA's own program from the distribution's non-free part; alone, because its libraries must not be in the image.
+/// NVIDIA's own program from the distribution's non-free part, without its libraries, which must not be in the image.
 fn nvidia_smi(folder: &Path, apt: &mut Apt) -> Result<PathBuf> {
     let done = folder.join("nvidia-smi");
     if done.is_file() {
@@ -197,16 +200,18 @@ fn nvidia_smi(folder: &Path, apt: &mut Apt) -> Result<PathBuf> {
     remove(&root)?;
     fs::create_dir_all(&root).with_context(|| format!("cannot create {}", root.display()))?;
     let packages = ["nvidia-smi", "nvidia-utils-550", "nvidia-utils-535"];
-    if !packages.iter().any(|package| apt.unpack_alone(package, &root).is_ok()) {
-        bail!("none of the packages {} can be had", packages.join(", "));
-    }
+    ensure!(
+        packages.iter().any(|package| apt.unpack_alone(package, &root).is_ok()),
+        "none of the packages {} can be had",
+        packages.join(", ")
+    );
     let found = find(&root, "nvidia-smi").context("the package has no program nvidia-smi")?;
     fs::rename(found, &done).context("cannot keep nvidia-smi")?;
     remove(&root)?;
     Ok(done)
 }
 
-/// A program of that name: a file that starts as ELF files do.
+/// Finds a program by name: an ELF file.
 fn find(folder: &Path, name: &str) -> Option<PathBuf> {
     for entry in fs::read_dir(folder).ok()?.flatten() {
         let (path, kind) = (entry.path(), entry.file_type().ok()?);

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-/// A layer on the disk: an uncompressed tar, and its digest.
+/// A layer on disk: an uncompressed tar, and its digest.
 #[derive(Debug, Clone)]
 pub(super) struct Layer {
     pub(super) file: PathBuf,
@@ -44,7 +44,7 @@ impl Contents {
         self
     }
 
-    /// Everything below a folder. Devices and sockets do not occur in packages.
+    /// Adds everything below a folder. Packages contain no devices and sockets.
     pub(super) fn tree(mut self, root: &Path) -> Result<Self> {
         self.add(root, Path::new(""))?;
         Ok(self)
@@ -72,7 +72,7 @@ impl Contents {
         Ok(())
     }
 
-    /// Writes the layer: sorted, owned by root, without times, so that the same contents give the same digest.
+    /// Writes the layer: sorted, owned by root, without times, so that equal contents have the same digest.
     pub(super) fn write(mut self, to: &Path) -> Result<Layer> {
         let named: Vec<PathBuf> = self.files.keys().chain(self.links.keys()).cloned().collect();
         for parent in named
@@ -126,7 +126,7 @@ fn header(kind: tar::EntryType, mode: u32, size: u64) -> tar::Header {
 }
 
 impl Layer {
-    /// Reads the digest beside the file, or computes and writes it.
+    /// Reads the digest from the file beside it, or computes and stores it.
     pub(super) fn of(file: &Path) -> Result<Self> {
         let mut opened = File::open(file).with_context(|| format!("cannot open {}", file.display()))?;
         let size = opened.metadata()?.len();
@@ -148,7 +148,7 @@ impl Layer {
         })
     }
 
-    /// A layer whose digest was written down.
+    /// Returns the layer if its digest was stored.
     pub(super) fn cached(file: &Path) -> Result<Option<Self>> {
         let (Ok(digest), Ok(metadata)) = (fs::read_to_string(file.with_extension("sha256")), fs::metadata(file)) else {
             return Ok(None);
@@ -160,7 +160,7 @@ impl Layer {
         }))
     }
 
-    /// Writes the digest down, which marks the layer as complete.
+    /// Stores the digest, which marks the layer as complete.
     pub(super) fn remember(&self) -> Result<()> {
         let file = self.file.with_extension("sha256");
         fs::write(&file, &self.digest).with_context(|| format!("cannot write {}", file.display()))
@@ -171,7 +171,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Writes an image of the layers of another archive, and of `top`. The files of the layers are unpacked to `work`.
+/// Writes an image of another archive's layers and of `top`. Unpacks the layers' files to `work`.
 pub(super) fn on_top(below: &Path, name: &str, top: Contents, work: &Path, to: &Path) -> Result<()> {
     let opened = File::open(below).with_context(|| format!("cannot open {}", below.display()))?;
     let unpacked = tar::Archive::new(opened).unpack(work);

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 pub(super) const GI: u64 = 1 << 30;
 
-/// What was found of the things that a cluster needs from the machine.
+/// Facts about everything that a cluster needs from the machine.
 #[derive(Debug)]
 pub(super) struct Facts {
     pub(super) root: Root,
@@ -14,7 +14,7 @@ pub(super) struct Facts {
     pub(super) disks: Vec<Disk>,
 }
 
-/// If this user can become root.
+/// Whether this user can become root.
 #[derive(Debug)]
 pub(super) enum Root {
     NoSudo { user: u32 },
@@ -40,7 +40,7 @@ pub(super) struct Failure {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Step {
-    /// unshare of mount, network and PID namespaces, a tmpfs in them.
+    /// Creates mount, network and PID namespaces, and a tmpfs in them.
     Mount,
     Overlay,
     Bridge,
@@ -60,11 +60,11 @@ pub(super) enum Step {
 #[derive(Debug)]
 pub(super) struct Memory {
     pub(super) bytes: u64,
-    /// The file that sets the limit, where a cgroup does.
+    /// The file that sets the limit, if a cgroup does.
     pub(super) limit: Option<PathBuf>,
 }
 
-/// A file system, and the bytes that a cluster still has to write there.
+/// A file system, and the bytes that a cluster needs there.
 #[derive(Debug)]
 pub(super) struct Disk {
     pub(super) folders: Vec<PathBuf>,

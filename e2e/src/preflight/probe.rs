@@ -1,4 +1,4 @@
-//! Finds the facts of `preflight`: tries rights, measures sizes.
+//! Collects the facts for `preflight`: tries rights, measures sizes.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -15,7 +15,7 @@ use super::facts::{Disk, Facts, Failure, GI, Memory, Root, Step, Tried};
 use crate::cluster::cgroup;
 use crate::{layout, shell};
 
-/// A folder of a probe, before its process id.
+/// Prefix of a probe's folder, followed by its PID.
 const PROBE: &str = "vgpu-e2e-probe-";
 
 pub(super) fn facts(program: &Path, may_ask: bool) -> Result<Facts> {
@@ -28,8 +28,8 @@ pub(super) fn facts(program: &Path, may_ask: bool) -> Result<Facts> {
 
 // === root ===
 
-/// Tries as root, through sudo where this is not root. `program` is vgpu-e2e. It must not be the calling test
-/// binary: that has no `probe` command and would call this function again forever.
+/// Tries as root, through sudo if this is not root. `program` is vgpu-e2e. It must not be the calling test binary:
+/// that has no `probe` command and would call this function again forever.
 fn root(program: &Path, may_ask: bool) -> Result<Root> {
     let user = rustix::process::geteuid();
     if user.is_root() {
@@ -47,7 +47,7 @@ fn root(program: &Path, may_ask: bool) -> Result<Root> {
         Ok(output) => {
             let said = String::from_utf8_lossy(&output.stderr);
             let said = shell::tail(&said, 1);
-            // sudo asks on the terminal of the session, whatever standard input is.
+            // sudo asks on the session's terminal, whatever standard input is.
             let asks = (said.contains("password") || said.contains("authentication")) && File::open("/dev/tty").is_ok();
             if asks && !may_ask {
                 return Ok(Root::Tried(Tried::default()));
@@ -64,7 +64,7 @@ fn root(program: &Path, may_ask: bool) -> Result<Root> {
             }
         }
     }
-    // sudoers may allow some commands and not this one.
+    // sudoers may allow some commands but not this one.
     let tried = tried(shell::command("sudo", [program]).arg("probe"))?;
     Ok(tried.map_or_else(|said| Root::Refused { user, said }, Root::Tried))
 }
@@ -76,7 +76,7 @@ fn tried(probe: &mut Command) -> Result<Result<Tried, String>> {
     Ok(found.map_err(|_| format!("{}: {}", said.status, shell::tail(&said.stderr, 1))))
 }
 
-/// The command `probe`, as root: prints its results as JSON.
+/// The command `probe`, run as root: prints its results as JSON.
 pub(crate) fn as_root() -> Result<()> {
     let tried = Tried {
         namespaces: namespaces()?,
@@ -91,7 +91,7 @@ pub(crate) fn as_root() -> Result<()> {
     Ok(())
 }
 
-/// The namespaces of a cluster, made in the same way, with the command `probe --inside` in them.
+/// Creates namespaces as a cluster does, and runs the command `probe --inside` in them.
 fn namespaces() -> Result<Option<Failure>> {
     let own = env::current_exe().context("this program has no path")?;
     let mut unshare = shell::command(
@@ -111,7 +111,7 @@ fn namespaces() -> Result<Option<Failure>> {
     ))
 }
 
-/// The command `probe --inside`: the mounts and the network device of a cluster.
+/// The command `probe --inside`: creates a cluster's mounts and network device.
 pub(crate) fn in_namespaces() -> Result<()> {
     let found = mounts().or_else(network);
     println!(
@@ -134,12 +134,12 @@ fn mounts() -> Option<Failure> {
     failure(Step::Overlay, format!("mount of an overlay: {error}"))
 }
 
-/// In a network namespace of its own, which ends with this process.
+/// Runs in its own network namespace, which ends with this process.
 fn network() -> Option<Failure> {
     let link = |step, kind| {
         let mut add = shell::command("ip", ["link", "add", "name", kind, "type", kind]);
         let path = env::var("PATH").unwrap_or_default();
-        // A missing `ip` is named with the other missing programs.
+        // A missing `ip` is reported with the other missing programs.
         let output = add.env("PATH", format!("{path}:/usr/sbin:/sbin")).output().ok()?;
         let said = String::from_utf8_lossy(&output.stderr);
         (!output.status.success()).then(|| failure(step, shell::tail(&said, 1)))?
@@ -164,7 +164,7 @@ fn kernel_log() -> Option<Failure> {
     failure(Step::KernelLog, format!("/dev/kmsg: {}", opened.err()?))
 }
 
-/// The folder, or its nearest parent that exists, can be written.
+/// Checks that the folder, or its nearest existing parent, is writable.
 fn state(folder: &Path) -> Option<Failure> {
     let there = folder.ancestors().find(|folder| folder.exists())?;
     let error = rustix::fs::access(there, rustix::fs::Access::WRITE_OK).err()?;
@@ -178,7 +178,7 @@ fn failure(step: Step, said: impl Into<String>) -> Option<Failure> {
 
 // === cgroups ===
 
-/// A folder in each hierarchy, made and removed.
+/// Creates and removes a folder in each hierarchy.
 fn cgroups() -> Result<Option<Failure>> {
     let roots = cgroup::roots()?;
     if roots.is_empty() {
@@ -193,7 +193,7 @@ fn make_and_remove(root: &Path) -> Option<Failure> {
     cgroup::remove_of_killed(root, PROBE);
     let folder = root.join(format!("{PROBE}{}", process::id()));
     let made = fs::create_dir(&folder).and_then(|()| match fs::remove_dir(&folder) {
-        // A probe in another PID namespace does not see this process, and tidied up.
+        // A probe in another PID namespace does not see this process, and has removed the folder.
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         removed => removed,
     });
@@ -221,13 +221,13 @@ fn busy(root: &Path) -> Option<Failure> {
 
 // === sizes ===
 
-/// The limit of memory of this process's cgroups, if they have one.
+/// The memory limit of this process's cgroups, if they have one.
 pub(crate) fn memory_limit() -> Result<Option<u64>> {
     let found = memory(Path::new("/"))?;
     Ok(found.limit.map(|_| found.bytes))
 }
 
-/// `at` is `/`, or a folder laid out like it in tests.
+/// `at` is `/`, or in tests a folder with the same layout.
 fn memory(at: &Path) -> Result<Memory> {
     let file = at.join("proc/meminfo");
     let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
@@ -239,7 +239,7 @@ fn memory(at: &Path) -> Result<Memory> {
     };
     let own = fs::read_to_string(at.join("proc/self/cgroup")).unwrap_or_default();
     let limits = limit_files(at, &own).into_iter().filter_map(|file| {
-        let bytes = fs::read_to_string(&file).ok()?.trim().parse().ok()?; // no limit is `max`, or a huge number
+        let bytes = fs::read_to_string(&file).ok()?.trim().parse().ok()?; // `max` or a huge number means no limit
         Some(Memory {
             bytes,
             limit: Some(file),
@@ -251,7 +251,7 @@ fn memory(at: &Path) -> Result<Memory> {
     ))
 }
 
-/// The limits of the memory of this process' cgroup and of all above it, as far as they can be seen from here.
+/// The memory limit files of this process's cgroup and of all above it, as far as they are visible from here.
 fn limit_files(at: &Path, own: &str) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for line in own.lines() {
@@ -274,7 +274,7 @@ fn limit_files(at: &Path, own: &str) -> Vec<PathBuf> {
     files
 }
 
-/// The disk space that a cluster needs: its state, the cache of tools (with Go's beside it), the image archives.
+/// The disk space for a cluster: its state, the cache of tools (with Go's in the same folder), the image archives.
 fn disks() -> Result<Vec<Disk>> {
     let cache = layout::cache()?;
     let tools = fs::read_dir(cache.join("tools")).into_iter().flatten().flatten();
@@ -293,7 +293,7 @@ fn disks() -> Result<Vec<Disk>> {
 fn by_file_system(needs: &[(PathBuf, u64)]) -> io::Result<Vec<Disk>> {
     let mut disks: BTreeMap<u64, Disk> = BTreeMap::new();
     for (folder, needed) in needs {
-        // A folder that does not exist yet will be on the disk of its nearest parent.
+        // A missing folder will be on the disk of its nearest existing parent.
         let there = folder
             .ancestors()
             .find(|folder| folder.exists())
@@ -327,13 +327,13 @@ mod tests {
         write(at, "proc/meminfo", "MemTotal:       16000000 kB\nMemFree: 1 kB\n");
         let seen = || memory(at).map(|memory| (memory.bytes, memory.limit)).unwrap();
         assert_eq!(seen(), (16_000_000 << 10, None));
-        // v2, a session of systemd.
+        // v2, in a systemd session.
         write(at, "proc/self/cgroup", "0::/user.slice/a.scope\n");
         write(at, "sys/fs/cgroup/user.slice/a.scope/memory.max", "max\n");
         assert_eq!(seen(), (16_000_000 << 10, None));
         write(at, "sys/fs/cgroup/user.slice/memory.max", "2147483648\n");
         assert_eq!(seen(), (2 * GI, Some(at.join("sys/fs/cgroup/user.slice/memory.max"))));
-        // v1, in a container that sees its own cgroup as the root, and the path of the host.
+        // v1, in a container that sees its own cgroup as the root, but the host's path.
         write(at, "proc/self/cgroup", "4:cpu,cpuacct:/docker/c\n3:memory:/docker/c\n");
         write(at, "sys/fs/cgroup/memory/memory.limit_in_bytes", "1073741824\n");
         assert_eq!(
@@ -376,7 +376,7 @@ mod tests {
         write(at, "cgroup.subtree_control", "");
         write(at, "cgroup.procs", "");
         assert!(busy(at).is_none());
-        // v1 has none of these files.
+        // v1 does not have these files.
         assert!(busy(Path::new("/nowhere")).is_none());
     }
 }

@@ -1,4 +1,4 @@
-//! The families of programs: which packages of which module, built with which flags.
+//! The families of programs: modules, packages and build flags.
 
 use std::path::PathBuf;
 
@@ -14,13 +14,13 @@ pub struct Family {
     pub name: &'static str,
     packages: &'static [&'static str],
     tags: &'static str,
-    /// A program whose package has another name than the program that people know.
+    /// A program whose package name differs from its usual name.
     pub rename: Option<(&'static str, &'static str)>,
-    /// The time that a build takes on two cores with an empty cache.
+    /// The build time on two cores with an empty cache.
     pub estimate: &'static str,
 }
 
-/// In the order in which they are built: short ones first, so that a mistake shows early.
+/// In build order: short ones first, so that mistakes show early.
 pub const FAMILIES: [Family; 6] = [
     Family {
         name: "cni",
@@ -81,7 +81,7 @@ pub const FAMILIES: [Family; 6] = [
 ];
 
 impl Family {
-    /// The module and the version of it that this run has chosen, where it has a choice.
+    /// The module and its chosen version, if the version can be chosen.
     pub(super) fn chosen<'a>(&self, versions: &'a Versions) -> Option<(&'static str, &'a str)> {
         match self.name {
             "kubernetes" => Some(("k8s.io/kubernetes", &versions.kubernetes)),
@@ -93,7 +93,7 @@ impl Family {
         }
     }
 
-    /// The packages to build; those of containerd 1.x lie in a module without `/v2`.
+    /// The packages to build; those of containerd 1.x are in a module without `/v2`.
     pub(super) fn packages(&self, versions: &Versions) -> Vec<String> {
         let old = self.name == "containerd" && is_containerd_1(&versions.containerd);
         let of_version = |package: &&str| match old {
@@ -137,7 +137,7 @@ pub(super) fn seccomp_available() -> bool {
     shell::run(&mut shell::command("pkg-config", ["--exists", "libseccomp"])).is_ok()
 }
 
-/// The distribution's runc, at least 1.1: older ones do not know what containerd 2 asks for.
+/// The distribution's runc, at least 1.1: older versions do not support options that containerd 2 uses.
 pub(super) fn distribution_runc() -> Result<PathBuf> {
     for folder in ["/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"] {
         let path = PathBuf::from(folder).join("runc");

@@ -9,17 +9,18 @@ use serde::Deserialize;
 
 use crate::shell;
 
-/// The Go that the pinned modules need. An older Go from 1.21 on fetches it by itself, unless GOTOOLCHAIN forbids it.
+/// The Go version that the pinned modules need. An older Go from 1.21 on downloads it, unless GOTOOLCHAIN forbids
+/// that.
 const NEEDED: (u32, u32, u32) = (1, 26, 6);
 
-/// `go`, undisturbed by a workspace file of the caller.
+/// `go`, without the caller's workspace file.
 pub(super) fn command() -> Command {
     let mut command = shell::command("go", [] as [&str; 0]);
     command.env("GOWORK", "off");
     command
 }
 
-/// The version that will build (which may be one that Go fetches), or one clear line.
+/// The version that will build (possibly one that Go downloads), or an error of one line.
 pub(super) fn check() -> Result<String> {
     let installed = shell::output(command().env("GOTOOLCHAIN", "local").args(["env", "GOVERSION"]))
         .context("Go is missing: install Go >= 1.21 from the Go project or your distribution")?;
@@ -56,7 +57,7 @@ fn parse(version: &str) -> Option<(u32, u32, u32)> {
     ))
 }
 
-/// The go.mod that the module itself was released with.
+/// The go.mod with which the module itself was released.
 pub(super) fn upstream_gomod(folder: &Path, module: &str, version: &str) -> Result<String> {
     #[derive(Deserialize)]
     #[serde(rename_all = "PascalCase")]

@@ -1,13 +1,13 @@
-//! The go.mod by which programs of another module are built: Kubernetes and containerd in a version that is chosen.
+//! Generates the go.mod for building programs of another module: Kubernetes and containerd in a chosen version.
 //!
-//! Kubernetes' go.mod requires its staging modules (k8s.io/api and so on) at v0.0.0 and replaces them by folders, which
-//! do not come along with a released module. Each is released on its own as well, with the same minor and patch:
-//! v0.37.1 for Kubernetes v1.37.1.
+//! Kubernetes' go.mod requires its staging modules (k8s.io/api and so on) at v0.0.0 and replaces them by folders,
+//! which are not part of a released module. Each staging module is also released separately, with the same minor and
+//! patch: v0.37.1 for Kubernetes v1.37.1.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 
 /// Returns true if the go.mod requires the module at exactly this version.
 pub(super) fn requires(text: &str, module: &str, version: &str) -> bool {
@@ -19,7 +19,7 @@ pub(super) fn requires(text: &str, module: &str, version: &str) -> bool {
     })
 }
 
-/// Our go.mod for that version, before `go mod tidy`. `name` is the family's.
+/// Returns our go.mod for this version, before `go mod tidy`. `name` is the name of the family.
 pub(super) fn of_version(
     upstream: &str,
     name: &str,
@@ -49,7 +49,7 @@ pub(super) fn of_version(
     Ok(text)
 }
 
-/// The staging modules of Kubernetes, each by its own release.
+/// The staging modules of Kubernetes, each at its own release.
 fn staging(upstream: &str, version: &str) -> Result<String> {
     let rest = version
         .strip_prefix("1.")
@@ -62,11 +62,10 @@ fn staging(upstream: &str, version: &str) -> Result<String> {
             (module.starts_with("k8s.io/") && at == "v0.0.0").then_some(module)
         })
         .collect();
-    if modules.is_empty() {
-        bail!(
-            "the go.mod of Kubernetes {version} requires nothing at v0.0.0: it is built in another way than expected"
-        );
-    }
+    ensure!(
+        !modules.is_empty(),
+        "the go.mod of Kubernetes {version} requires nothing at v0.0.0: it is built in another way than expected"
+    );
     Ok(modules
         .iter()
         .map(|module| format!("replace {module} => {module} v0.{rest}\n"))

@@ -1,4 +1,4 @@
-//! The versions of the programs that a run can choose: by a variable, else by the file `versions`.
+//! The versions of programs that can be chosen for a run: from a variable, else from the file `versions`.
 
 use std::{env, fs};
 
@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::layout;
 
-/// Without a leading `v`.
+/// Versions without a leading `v`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Versions {
     pub kubernetes: String,
@@ -14,7 +14,7 @@ pub struct Versions {
 }
 
 impl Versions {
-    /// The versions of this run, each of a form that can be built.
+    /// The versions of this run, checked to have a form that can be built.
     pub fn chosen() -> Result<Self> {
         let file = layout::workspace().join("e2e/versions");
         let defaults = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
@@ -46,7 +46,7 @@ fn default(key: &str, defaults: &str) -> Result<String> {
 
 fn parse(variable: &str, text: &str, check: fn(&[u32]) -> Result<(), &'static str>) -> Result<String> {
     let version = text.trim().trim_start_matches('v');
-    // Parts without signs or leading zeros: the version goes into names of files.
+    // Parts must have no sign or leading zeros, because the version becomes part of file names.
     let part = |part: &str| part.parse::<u32>().ok().filter(|number| number.to_string() == part);
     let parts: Option<Vec<u32>> = version.split('.').map(part).collect();
     match check(&parts.unwrap_or_default()) {

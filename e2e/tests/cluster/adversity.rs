@@ -1,11 +1,12 @@
-//! Controller mode when others misbehave: a leader that stands still, a third party that writes status, nodes that go, an
-//! API server that dies. Allocations are added up at every version (`checker.rs`).
+//! Controller mode when others misbehave: a leader that stands still, a third party that writes status, nodes that
+//! disappear, an API server that dies. Allocations are added up at every version (`checker.rs`).
 
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Value, json};
+use vgpu_e2e::cluster::Cluster;
 use vgpu_e2e::kube::Kube;
 use vgpu_e2e::wait::wait;
 use vgpu_e2e::{install, patience};
@@ -13,25 +14,47 @@ use vgpu_e2e::{install, patience};
 use crate::checker::{self, Checker};
 use crate::controller::leader;
 use crate::fleet::{
-    Fleet, ROOM, TAKEOVER, bound, claim_of, create, name_of, node_of_claim, on_fleet, on_watched_fleet, told,
-    wait_bound,
+    Fleet, ROOM, TAKEOVER, bound, claim_of, create, name_of, node_of_claim, on_fleet, on_watched_fleet, wait_bound,
+    wait_for_event,
 };
 use crate::processes::{SecondServer, Stopped, controller_in};
 use crate::shared::{self, LIMIT, Test};
 
 pub(crate) const TESTS: &[Test] = &[
-    ("leader_that_stands_still_gives_nothing_twice", stands_still),
-    ("allocation_that_is_wiped_is_made_again", wiped),
-    ("allocation_by_a_third_party_counts_and_is_named", third_party),
-    ("held_claim_of_a_node_that_goes_moves_on", node_goes),
-    ("controller_goes_on_after_the_api_server_died", api_server_dies),
+    ("stopped_leader_allocates_nothing_twice", stands_still),
+    ("wiped_allocation_is_made_again", wiped),
+    ("allocation_by_a_third_party_is_respected_and_named", third_party),
+    ("held_claim_of_a_deleted_node_moves_on", node_goes),
+    ("controller_continues_after_the_api_server_died", api_server_dies),
 ];
 
-/// Stopped in the middle of a burst, followed by the other, and let go on.
+/// Creates these pods, and stops the leader while it decides and writes. Returns after all pods are created.
+fn stopped_in_a_burst<'a>(cluster: &'a Cluster, kube: &Kube<'_>, pods: &str, pid: String) -> Result<Stopped<'a>> {
+    std::thread::scope(|scope| {
+        let mut creating = Some(scope.spawn(|| create(kube, pods)));
+        // The leader is deciding and writing once a second pod is bound.
+        let begun = Instant::now();
+        while bound(kube)?.len() < 2 {
+            if let Some(created) = creating.take_if(|creating| creating.is_finished()) {
+                joined(created)?;
+            }
+            ensure!(
+                begun.elapsed() < patience::stretched(TAKEOVER),
+                "no pod of the burst is bound"
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let asleep = Stopped::stop(cluster, pid)?;
+        creating.map_or(Ok(()), joined)?;
+        Ok::<_, anyhow::Error>(asleep)
+    })
+}
+
+/// The leader is stopped in the middle of a burst, another one takes over, and the first one is continued.
 ///
-/// This shows that nothing is allocated twice, that no write of its term lands once the other has the lease, and that it
-/// stands by when it is awake. Whether a write is on its way when it is stopped is chance, and when it wakes there is a
-/// newer version of each claim. That such a write fails at any moment is for the model to show: the duel in
+/// Checks that nothing is allocated twice, that no write of the old term succeeds once the other has the lease, and
+/// that the old leader stands by after it wakes. Whether a write is in flight when it is stopped is chance, and when
+/// it wakes each claim has a newer version. That such a write fails at any moment is checked by the model: the duel in
 /// `driver/planner/tests/storm`.
 fn stands_still() -> Result<()> {
     const NODES: usize = 6;
@@ -43,28 +66,11 @@ fn stands_still() -> Result<()> {
         let first = wait(LIMIT, "a leader", || leader(&project))?;
         let pid = controller_in(installed, &first)?;
         epoch = checker::epoch(&claim_of(kube, "first")?);
-        // As many as fit, except for the last one below.
+        // As many as fit; the last one is created below.
         let names: Vec<String> = (2..NODES * ROOM).map(|number| format!("p{number:02}")).collect();
         let all: Vec<&str> = names.iter().map(String::as_str).collect();
         let pods = fleet.pods(all.iter().copied());
-        let asleep = std::thread::scope(|scope| {
-            let mut creating = Some(scope.spawn(|| create(kube, &pods)));
-            // It is deciding and writing as soon as one more than the first is bound.
-            let begun = Instant::now();
-            while bound(kube)?.len() < 2 {
-                if let Some(created) = creating.take_if(|creating| creating.is_finished()) {
-                    joined(created)?;
-                }
-                ensure!(
-                    begun.elapsed() < patience::stretched(TAKEOVER),
-                    "no pod of the burst is bound"
-                );
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            let asleep = Stopped::stop(&installed.cluster, pid)?;
-            creating.map_or(Ok(()), joined)?;
-            Ok::<_, anyhow::Error>(asleep)
-        })?;
+        let asleep = stopped_in_a_burst(&installed.cluster, kube, &pods, pid)?;
         let done = bound(kube)?.len();
         ensure!(done <= all.len(), "all was bound before the leader stood still");
         wait(TAKEOVER, "the other to lead", || {
@@ -129,7 +135,7 @@ fn patch_status(kube: &Kube<'_>, claim: &str, status: &Value) -> Result<()> {
     .map(drop)
 }
 
-/// A pod that cannot be bound yet; its claim, once a device is held for it.
+/// Creates a pod that cannot be bound yet, and waits until a device is held for its claim. Returns the claim.
 fn held(kube: &Kube<'_>, fleet: &Fleet<'_>, name: &str) -> Result<Value> {
     create(kube, &fleet.stuck(name).to_string())?;
     held_anew(kube, name, |_| true)
@@ -144,12 +150,12 @@ fn held_anew(kube: &Kube<'_>, pod: &str, is_wanted: impl Fn(&Value) -> bool) -> 
     })
 }
 
-/// A third party removes allocation and hold.
+/// A third party removes both the allocation and the hold.
 fn wiped() -> Result<()> {
     let seen = on_fleet("wiped", 1, |_, kube, fleet| {
         let claim = held(kube, fleet, "waits")?;
         let time = |claim: &Value| claim["status"]["allocation"]["allocationTimestamp"].clone();
-        // Timestamps have whole seconds.
+        // Timestamps have a resolution of a second.
         std::thread::sleep(Duration::from_millis(1_100));
         let nothing = json!({"allocation": null, "reservedFor": null});
         patch_status(kube, name_of(&claim)?, &nothing)?;
@@ -158,7 +164,7 @@ fn wiped() -> Result<()> {
     seen.map(drop)
 }
 
-/// Another's allocation of our device counts, and its claim gets an event.
+/// An allocation of our device by somebody else is respected, and its claim gets an event.
 fn third_party() -> Result<()> {
     let seen = on_fleet("third-party", 1, |_, kube, fleet| {
         let node = fleet.nodes().next().context("no node")?;
@@ -174,11 +180,8 @@ fn third_party() -> Result<()> {
             "theirs",
             &json!({"allocation": {"devices": {"results": [result]}}}),
         )?;
-        wait(LIMIT, "an event that names it", || {
-            let events = kube.events("theirs", "AllocatedByOthers")?;
-            Ok((!events.is_empty()).then_some(()))
-        })?;
-        // Four fit on the other GPU, and none beside theirs.
+        wait_for_event(kube, "theirs", "AllocatedByOthers", &[])?;
+        // Four fit on the other GPU, and none beside the third party's claim.
         let all = ["a", "b", "c", "d", "e"];
         create(kube, &fleet.pods(all))?;
         wait(TAKEOVER, "four pods to be bound", || match bound(kube)?.len() {
@@ -188,9 +191,10 @@ fn third_party() -> Result<()> {
         let claims = kube.get(&["resourceclaims"])?;
         for claim in claims["items"].as_array().into_iter().flatten() {
             let device = &claim["status"]["allocation"]["devices"]["results"][0]["device"];
-            if *device == "gpu-0" && claim["metadata"]["name"] != "theirs" {
-                bail!("given out beside a third party's: {claim}");
-            }
+            ensure!(
+                *device != "gpu-0" || claim["metadata"]["name"] == "theirs",
+                "given out beside a third party's: {claim}"
+            );
         }
         patch_status(kube, "theirs", &json!({"allocation": null}))?;
         wait_bound(kube, &all)?;
@@ -199,7 +203,7 @@ fn third_party() -> Result<()> {
     seen.map(drop)
 }
 
-/// The node of a claim that is held and not yet used is deleted: the claim goes where there still is one.
+/// The node of a held but unused claim is deleted: the claim moves to another node.
 fn node_goes() -> Result<()> {
     let seen = on_fleet("node-goes", 2, |_, kube, fleet| {
         let claim = held(kube, fleet, "waits")?;
@@ -208,13 +212,14 @@ fn node_goes() -> Result<()> {
         held_anew(kube, "waits", |now| {
             node_of_claim(now).is_some_and(|other| other != node)
         })?;
-        // A hold that runs out moves on as well.
-        told(kube, name_of(&claim)?, "NodeGone", &[node])
+        // A hold that expires also moves on.
+        wait_for_event(kube, name_of(&claim)?, "NodeGone", &[node])
     });
     seen.map(drop)
 }
 
-/// Killed in the middle of a burst. The watch that adds up is another API server's, so it goes on throughout.
+/// The API server is killed in the middle of a burst. The adding watch uses another API server, so it continues
+/// throughout.
 fn api_server_dies() -> Result<()> {
     let installed = shared::controlled()?;
     let second = SecondServer::start(&installed.cluster)?;

@@ -1,8 +1,8 @@
 //! Attacks of tenants on their limits, in real pods: docs/threat-model.md, "Attacks on the limit", has a row for each
 //! of these cases.
 //!
-//! Each case is a container. Those without volumes of their own are the containers of one pod for each kind of user;
-//! the others are pods. All run at once, and each prints what it got: `held`, or `lifted`.
+//! Each case is a container. Cases without volumes are containers of one pod for each kind of user; the others are
+//! pods of their own. All run at the same time, and each prints its result: `held`, or `lifted`.
 
 use std::time::Duration;
 
@@ -21,23 +21,24 @@ pub(crate) const TESTS: &[Test] = &[
     ("in_a_user_namespace", user_namespace),
     ("by_the_volumes_of_a_pod", by_volumes),
     ("by_two_containers_of_a_pod", by_two),
-    ("honest_pods_with_volumes_run_or_are_told", honest),
+    ("honest_pods_with_volumes_run_or_get_an_event", honest),
 ];
 
-/// Sets S to the folder of shares, and D to that of the real driver. `move` renames, and copies nothing where it cannot.
+/// Sets S to the folder of shares, and D to that of the real driver. `move` renames, and does not copy if it cannot
+/// rename.
 const PLACES: &str = "S=$(ls -d /dev/vgpu /run/vgpu 2>/dev/null | head -n 1); \
                       D=$(ls -d /dev/vgpu/.driver /usr/lib/vgpu/driver 2>/dev/null | head -n 1); \
                       probe() { \"$@\" python3 /kit/probe.py $D/libcuda.so.1; }; \
                       move() { python3 -c 'import os, sys; os.rename(*sys.argv[1:])' $1 $2 2>/dev/null; }; ";
 
-/// The expected end of a case.
+/// The expected result of a case.
 #[derive(Clone, Copy, Debug)]
 enum Expected {
-    /// The limit holds.
+    /// The limit is enforced.
     Held,
-    /// The limit is lifted: the threat model says so.
+    /// The limit is lifted, as the threat model says.
     Lifted,
-    /// The container does not start, and an event on its pod has these words.
+    /// The container does not start, and an event on its pod contains this text.
     Told(&'static str),
 }
 
@@ -136,7 +137,7 @@ fn user_namespace() -> Result<()> {
 }
 
 /// Runs every attack without volumes, in a pod with this security context and this part of a specification.
-/// `own_namespace`: how that attack ends.
+/// `own_namespace`: the expected result of that attack.
 fn attacked(namespace: &str, context: &Value, spec: &Value, own_namespace: Expected) -> Result<()> {
     shared::in_namespace(namespace, |_, kube| {
         prepare(kube)?;
@@ -158,10 +159,10 @@ fn attacked(namespace: &str, context: &Value, spec: &Value, own_namespace: Expec
         let mut wrong = Vec::new();
         let attacks = ATTACKS.iter().map(|(name, _)| (*name, Held));
         for (name, expected) in attacks.chain([(OWN_LOADER.0, Lifted)]) {
-            wrong.extend(judged(kube, "attacks", name, expected).err());
+            wrong.extend(checked(kube, "attacks", name, expected).err());
         }
         let (name, _) = OWN_NAMESPACE;
-        if let Err(error) = judged(kube, "attacks", name, own_namespace) {
+        if let Err(error) = checked(kube, "attacks", name, own_namespace) {
             let log = kube.logs("attacks", Some(name)).unwrap_or_default();
             let cannot = log.lines().find(|line| line.starts_with("no user namespace"));
             match (own_namespace, cannot) {
@@ -204,15 +205,17 @@ fn prepare(kube: &Kube<'_>) -> Result<()> {
     ))
 }
 
-/// A pod of its own for a case with volumes: `(name, source, mount)` of each volume, and more fields of its mount.
+/// A separate pod for a case with volumes.
 struct Case {
     name: &'static str,
-    volumes: Value,
-    mounts: Value,
-    /// A container that runs before, and ends, with these mounts.
-    before: Option<(&'static str, Value)>,
-    /// A container that runs beside it, without the claim.
-    beside: Option<(&'static str, Value)>,
+    /// Names, with `@memory` for a volume in memory.
+    volumes: &'static str,
+    /// `NAME:PATH[:SUBPATH]`.
+    mounts: &'static str,
+    /// A script and mounts of a container that runs to its end before.
+    before: Option<(&'static str, &'static str)>,
+    /// The same for one that runs at the same time, without the claim.
+    beside: Option<(&'static str, &'static str)>,
     /// More fields of the container, and of the pod.
     spec: Value,
     pod: Value,
@@ -221,7 +224,13 @@ struct Case {
 }
 
 impl Case {
-    fn new(name: &'static str, volumes: Value, mounts: Value, script: &'static str, expected: Expected) -> Self {
+    fn new(
+        name: &'static str,
+        volumes: &'static str,
+        mounts: &'static str,
+        script: &'static str,
+        expected: Expected,
+    ) -> Self {
         Self {
             name,
             volumes,
@@ -239,18 +248,18 @@ impl Case {
         let mut pod = object(self.name, &[]);
         let spec = &mut pod["spec"];
         let own = spec["containers"][0].clone();
-        let container = |name: &str, script: &str, mounts: &Value| {
+        let container = |name: &str, script: &str, mounts: &str| {
             let mut container = own.clone();
             container["name"] = json!(name);
             container["command"] = json!(["sh", "-c", format!("{PLACES}{script}")]);
-            extend(&mut container["volumeMounts"], mounts);
+            extend(&mut container["volumeMounts"], mounts.split_whitespace().map(mount));
             container
         };
-        extend(&mut spec["volumes"], &self.volumes);
+        extend(&mut spec["volumes"], self.volumes.split_whitespace().map(volume));
         for (key, value) in self.pod.as_object().into_iter().flatten() {
             spec[key] = value.clone();
         }
-        spec["containers"] = json!([container("main", self.script, &self.mounts)]);
+        spec["containers"] = json!([container("main", self.script, self.mounts)]);
         for (key, value) in self.spec.as_object().into_iter().flatten() {
             spec["containers"][0][key] = value.clone();
         }
@@ -260,82 +269,79 @@ impl Case {
         if let Some((script, mounts)) = &self.beside {
             let mut beside = container("beside", script, mounts);
             beside["resources"].take();
-            extend(&mut spec["containers"], &json!([beside]));
+            extend(&mut spec["containers"], [beside]);
         }
         format!("{pod}\n---\n")
     }
 }
 
-fn extend(list: &mut Value, more: &Value) {
-    if let (Some(list), Some(more)) = (list.as_array_mut(), more.as_array()) {
-        list.extend(more.iter().cloned());
+fn extend(list: &mut Value, more: impl IntoIterator<Item = Value>) {
+    if let Some(list) = list.as_array_mut() {
+        list.extend(more);
     }
+}
+
+fn volume(name: &str) -> Value {
+    match name.strip_suffix("@memory") {
+        Some(name) => json!({"name": name, "emptyDir": {"medium": "Memory"}}),
+        None => json!({"name": name, "emptyDir": {}}),
+    }
+}
+
+fn mount(text: &str) -> Value {
+    let mut words = text.split(':');
+    let mut mount = json!({"name": words.next(), "mountPath": words.next()});
+    if let Some(path) = words.next() {
+        mount["subPath"] = json!(path);
+    }
+    mount
+}
+
+/// The cases of a text with a row for each: name, volumes, mounts, script, and `held` or the words of the event.
+fn table(text: &'static str) -> Vec<Case> {
+    let rows = text.lines().filter(|row| !row.is_empty() && !row.starts_with('#'));
+    rows.map(|row| {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        let [name, volumes, mounts, script, expected] = cells[..] else {
+            panic!("not five cells: {row}");
+        };
+        let expected = if expected == "held" { Held } else { Told(expected) };
+        Case::new(name, volumes, mounts, script, expected)
+    })
+    .collect()
 }
 
 fn run(namespace: &str, cases: &[Case]) -> Result<()> {
     shared::in_namespace(namespace, |_, kube| {
         prepare(kube)?;
         kube.apply(&cases.iter().map(Case::manifest).collect::<String>())?;
-        let judge = |case: &Case| judged(kube, case.name, "main", case.expected).err();
-        summary(cases.iter().filter_map(judge).collect())
+        let check = |case: &Case| checked(kube, case.name, "main", case.expected).err();
+        summary(cases.iter().filter_map(check).collect())
     })
 }
 
 fn by_volumes() -> Result<()> {
-    let empty = |name: &str| json!({"name": name, "emptyDir": {}});
-    let memory = |name: &str| json!({"name": name, "emptyDir": {"medium": "Memory"}});
-    let at = |name: &str, path: &str| json!({"name": name, "mountPath": path});
-    let list = json!([{"name": "kit", "mountPath": "/etc/ld.so.preload", "subPath": "empty"}]);
-    let nul = json!([{"name": "kit", "mountPath": "/etc/ld.so.preload", "subPath": "nul"}]);
-    let mut cases = vec![
-        Case::new("file-over-list", json!([]), list, "probe", Held),
-        // ld.so reads the list up to the first NUL.
-        Case::new("nul-over-list", json!([]), nul, "probe", Held),
-        Case::new(
-            "volume-at-etc",
-            json!([empty("v")]),
-            json!([at("v", "/etc")]),
-            "probe",
-            Told("a volume is mounted at /etc"),
-        ),
-        Case::new(
-            "volume-at-dev",
-            json!([empty("v")]),
-            json!([at("v", "/dev")]),
-            "probe",
-            Told("a volume is mounted at /dev"),
-        ),
-        Case::new(
-            "volume-over-shares",
-            json!([memory("v")]),
-            json!([at("v", "/dev/vgpu")]),
-            "python3 /kit/probe.py libcuda.so.1",
-            Held,
-        ),
-        Case::new(
-            "volume-among-shares",
-            json!([memory("v")]),
-            json!([at("v", "/dev/vgpu/forged")]),
-            "python3 /kit/probe.py libcuda.so.1",
-            Told("/dev/vgpu/forged"),
-        ),
-        Case::new(
-            "volume-over-driver",
-            json!([empty("v")]),
-            json!([at("v", "/dev/vgpu/.lib")]),
-            "probe",
-            Told("/dev/vgpu/.lib"),
-        ),
-    ];
-    // A file with the name of none of ours, in the folder whose files get the driver's functions.
-    cases.push(Case::new(
-        "file-beside-driver",
-        json!([]),
-        json!([{"name": "kit", "mountPath": "/dev/vgpu/.driver/evil.so", "subPath": "empty"}]),
-        "probe",
-        Told("/dev/vgpu/.driver/evil.so"),
-    ));
-    // A link in a volume leads another volume to a folder of ours.
+    let cases = [table(SINGLE_VOLUMES), linked_volumes(), shared_volumes()];
+    run("attacks-volumes", &cases.into_iter().flatten().collect::<Vec<_>>())
+}
+
+/// What one volume may do: see [`table`].
+const SINGLE_VOLUMES: &str = "
+file-over-list | | kit:/etc/ld.so.preload:empty | probe | held
+# ld.so reads the list up to the first NUL.
+nul-over-list | | kit:/etc/ld.so.preload:nul | probe | held
+volume-at-etc | v | v:/etc | probe | a volume is mounted at /etc
+volume-at-dev | v | v:/dev | probe | a volume is mounted at /dev
+volume-over-shares | v@memory | v:/dev/vgpu | python3 /kit/probe.py libcuda.so.1 | held
+volume-among-shares | v@memory | v:/dev/vgpu/forged | python3 /kit/probe.py libcuda.so.1 | /dev/vgpu/forged
+volume-over-driver | v | v:/dev/vgpu/.lib | probe | /dev/vgpu/.lib
+# An unknown file name, in the folder whose files get the driver's functions.
+file-beside-driver | | kit:/dev/vgpu/.driver/evil.so:empty | probe | /dev/vgpu/.driver/evil.so
+";
+
+/// A link in a volume leads another volume to a folder of ours.
+fn linked_volumes() -> Vec<Case> {
+    let mut cases = Vec::new();
     for (name, before, expected) in [
         (
             "link-to-dev",
@@ -346,28 +352,32 @@ fn by_volumes() -> Result<()> {
     ] {
         let mut case = Case::new(
             name,
-            json!([empty("x"), memory("v")]),
-            json!([at("x", "/x"), {"name": "v", "mountPath": "/x/r/vgpu"}]),
+            "x v@memory",
+            "x:/x v:/x/r/vgpu",
             "python3 /kit/probe.py libcuda.so.1",
             expected,
         );
-        case.before = Some((before, json!([at("x", "/x"), at("v", "/v")])));
+        case.before = Some((before, "x:/x v:/v"));
         cases.push(case);
     }
     let mut linked_list = Case::new(
         "link-to-etc",
-        json!([empty("x"), empty("v")]),
-        json!([at("x", "/x"), at("v", "/x/e")]),
+        "x v",
+        "x:/x v:/x/e",
         "probe",
         Told("a volume is mounted at /etc"),
     );
-    linked_list.before = Some(("ln -s /etc /x/e", json!([at("x", "/x")])));
+    linked_list.before = Some(("ln -s /etc /x/e", "x:/x"));
     cases.push(linked_list);
-    // A second container removes and renames what is a mount point in the first one alone.
+    cases
+}
+
+/// A second container removes and renames a path that is a mount point only in the first one.
+fn shared_volumes() -> Vec<Case> {
     let mut shared = Case::new(
         "shared-run",
-        json!([empty("r"), empty("s")]),
-        json!([at("r", "/run"), at("s", "/s")]),
+        "r s",
+        "r:/run s:/s",
         "mkdir /s/forged && python3 /kit/forge.py $S /s/forged; touch /s/ready; \
          while [ ! -e /s/done ]; do sleep 0.1; done; python3 /kit/probe.py libcuda.so.1",
         Held,
@@ -375,93 +385,64 @@ fn by_volumes() -> Result<()> {
     shared.beside = Some((
         "while [ ! -e /s/ready ]; do sleep 0.1; done; rm -rf /run/vgpu; cp -r /s/forged /run/vgpu; \
          chmod -R a+rw /run/vgpu; touch /s/done",
-        json!([at("r", "/run"), at("s", "/s")]),
+        "r:/run s:/s",
     ));
-    cases.push(shared);
     let mut shared_list = Case::new(
         "shared-list",
-        json!([empty("e"), empty("s")]),
-        json!([{"name": "e", "mountPath": "/etc/ld.so.preload", "subPath": "list"}, at("s", "/s")]),
+        "e s",
+        "e:/etc/ld.so.preload:list s:/s",
         "touch /s/ready; while [ ! -e /s/done ]; do sleep 0.1; done; probe",
         Held,
     );
-    shared_list.before = Some((": >/e/list", json!([at("e", "/e")])));
+    shared_list.before = Some((": >/e/list", "e:/e"));
     shared_list.beside = Some((
         "while [ ! -e /s/ready ]; do sleep 0.1; done; rm -f /e/list; touch /s/done",
-        json!([at("e", "/e"), at("s", "/s")]),
+        "e:/e s:/s",
     ));
-    cases.push(shared_list);
-    run("attacks-volumes", &cases)
+    vec![shared, shared_list]
 }
 
-/// Containers that work together take a mount of one of them away: the kernel asks only the mounts of who removes the
-/// file below it.
+/// Cooperating containers remove a mount of one of them: the kernel only checks the mounts of the process that removes
+/// the file below it.
 fn by_two() -> Result<()> {
-    let shared = json!([{"name": "s", "emptyDir": {}}]);
-    let mount = json!([{"name": "s", "mountPath": "/s"}]);
     let waits = "touch /s/ready; while [ ! -e /s/done ]; do sleep 0.1; done; probe";
-    let mut case = Case::new("shared-processes", shared, mount.clone(), waits, Lifted);
+    let mut case = Case::new("shared-processes", "s", "s:/s", waits, Lifted);
     case.pod = json!({"shareProcessNamespace": true});
     case.beside = Some((
         "while [ ! -e /s/ready ]; do sleep 0.1; done; \
          for p in /proc/[0-9]*; do rm -f $p/root/etc/ld.so.preload; done 2>/dev/null; touch /s/done",
-        mount,
+        "s:/s",
     ));
     run("attacks-two", &[case])
 }
 
+/// Volumes of honest pods: see [`table`].
+const HONEST: &str = "
+at-run | v | v:/run | python3 /kit/probe.py libcuda.so.1 | held
+at-var-run | v | v:/var/run | python3 /kit/probe.py libcuda.so.1 | held
+below-run | v | v:/run/app | python3 /kit/probe.py libcuda.so.1 | held
+below-etc | v | v:/etc/app kit:/etc/app.conf:empty | if touch /etc/app/new /etc/new && [ -e /etc/app.conf ] && [ -s /etc/hosts ]; then probe; fi | held
+at-etc | v | v:/etc | python3 /kit/probe.py libcuda.so.1 | mount single files below /etc instead
+";
+
 fn honest() -> Result<()> {
-    let empty = |name: &str| json!({"name": name, "emptyDir": {}});
-    let at = |name: &str, path: &str| json!({"name": name, "mountPath": path});
-    let share = "python3 /kit/probe.py libcuda.so.1";
-    let mut read_only = Case::new("read-only-root", json!([]), json!([]), "probe", Held);
+    let mut read_only = Case::new("read-only-root", "", "", "probe", Held);
     read_only.spec = json!({"securityContext": {"readOnlyRootFilesystem": true}});
     let mut read_only_etc = Case::new(
         "read-only-etc",
-        json!([]),
-        json!([]),
+        "",
+        "",
         "if touch /etc/new 2>/dev/null; then echo writable; else probe; fi",
         Held,
     );
     read_only_etc.spec = read_only.spec.clone();
-    let cases = [
-        Case::new("at-run", json!([empty("v")]), json!([at("v", "/run")]), share, Held),
-        Case::new(
-            "at-var-run",
-            json!([empty("v")]),
-            json!([at("v", "/var/run")]),
-            share,
-            Held,
-        ),
-        Case::new(
-            "below-run",
-            json!([empty("v")]),
-            json!([at("v", "/run/app")]),
-            share,
-            Held,
-        ),
-        Case::new(
-            "below-etc",
-            json!([empty("v")]),
-            json!([at("v", "/etc/app"), {"name": "kit", "mountPath": "/etc/app.conf", "subPath": "empty"}]),
-            "if touch /etc/app/new /etc/new && [ -e /etc/app.conf ] && [ -s /etc/hosts ]; then probe; fi",
-            Held,
-        ),
-        Case::new(
-            "at-etc",
-            json!([empty("v")]),
-            json!([at("v", "/etc")]),
-            share,
-            Told("mount single files below /etc instead"),
-        ),
-        read_only,
-        read_only_etc,
-    ];
+    let mut cases = table(HONEST);
+    cases.extend([read_only, read_only_etc]);
     run("attacks-honest", &cases)
 }
 
-/// Waits for a container's end, or for an event of a container that does not start, and compares.
-fn judged(kube: &Kube<'_>, pod: &str, container: &str, expected: Expected) -> Result<()> {
+/// Waits for a container's end, or for an event of a container that does not start, and compares the result.
+fn checked(kube: &Kube<'_>, pod: &str, container: &str, expected: Expected) -> Result<()> {
     let what = format!("{pod}/{container}");
     if let Told(words) = expected {
         return wait(LIMIT, &format!("an event on {what} with the words {words:?}"), || {
@@ -469,13 +450,13 @@ fn judged(kube: &Kube<'_>, pod: &str, container: &str, expected: Expected) -> Re
                 bail!("it started, and said {said:?}");
             }
             let events = kube.events(pod, "")?;
-            let found = events
-                .iter()
-                .any(|event| event.contains("vgpu-cdi-hook") && event.contains(words));
-            match found {
-                true => Ok(Some(())),
-                false => bail!("events: {}", events.join(" | ")),
-            }
+            let mut of_hook = events.iter().filter(|event| event.contains("vgpu-cdi-hook"));
+            ensure!(
+                of_hook.any(|event| event.contains(words)),
+                "events: {}",
+                events.join(" | ")
+            );
+            Ok(Some(()))
         });
     }
     let line = wait(LIMIT * 2, &format!("{what} to end"), || {
@@ -484,7 +465,7 @@ fn judged(kube: &Kube<'_>, pod: &str, container: &str, expected: Expected) -> Re
             None => bail!("events: {}", kube.events(pod, "")?.join(" | ")),
         }
     })?;
-    // The library's own line may come after it.
+    // The library's own line may follow.
     let mut verdicts = line
         .lines()
         .filter(|line| ["held", "lifted", "broken"].iter().any(|word| line.starts_with(word)));
@@ -507,7 +488,7 @@ fn said(kube: &Kube<'_>, pod: &str, container: &str) -> Result<Option<String>> {
     if !ended {
         return Ok(None);
     }
-    // One that could not be started is terminated, too, and never was.
+    // A container that could not be started is also terminated, although it never ran.
     let log = kube.logs(pod, Some(container))?;
     Ok((!log.trim().is_empty()).then(|| log.trim().to_owned()))
 }

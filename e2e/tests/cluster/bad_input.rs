@@ -1,21 +1,23 @@
-//! Users' mistakes: each gets one clear error, where its user looks, and leaves nothing behind.
+//! Users' mistakes: each leads to one clear error, where its user looks, and leaves nothing behind.
 
 use std::fs;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 use vgpu_e2e::kube::Kube;
 use vgpu_e2e::outcome::after;
 use vgpu_e2e::wait::wait;
 use vgpu_e2e::{install, layout, node, patience, workload};
 
+use crate::fleet::wait_for_event;
 use crate::manifests::{HOLD, config, pod, template};
-use crate::shared::{self, LIMIT, Test};
+use crate::shared::{self, Installed, LIMIT, Test, hold};
 
 pub(crate) const TESTS: &[Test] = &[
-    ("admission_refuses_what_cannot_work", refused),
-    ("admission_accepts_what_can", accepted),
+    ("admission_refuses_claims_that_cannot_work", refused),
+    ("admission_accepts_claims_that_can_work", accepted),
+    ("kubectl_shows_warnings_about_pods_and_claims", warned),
     (
         "prepare_says_on_the_pod_what_admission_would_have_refused",
         prepare_refuses,
@@ -38,23 +40,21 @@ pub(crate) const TESTS: &[Test] = &[
     ("damaged_limits_file_is_named_on_the_containers_stderr", damaged_limits),
 ];
 
-/// The cases of one verdict: file and text.
+/// The cases with this verdict: file and text.
 fn cases(verdict: &str) -> Result<Vec<(PathBuf, String)>> {
     let folder = layout::workspace().join("deploy/admission-cases").join(verdict);
     let entries = fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))?;
     let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     files.retain(|file| file.extension().is_some_and(|extension| extension == "yaml"));
     files.sort();
-    if files.is_empty() {
-        bail!("{} has no case", folder.display());
-    }
+    ensure!(!files.is_empty(), "{} has no case", folder.display());
     files
         .into_iter()
         .map(|file| fs::read_to_string(&file).map(|text| (file, text)).map_err(Into::into))
         .collect()
 }
 
-/// A policy takes a moment from its creation to its effect.
+/// Waits for the policies, which take effect a moment after their creation.
 fn wait_for_policies(kube: &Kube<'_>) -> Result<()> {
     let (_, probe) = cases("refuse")?.into_iter().next().context("no case")?;
     wait(LIMIT, "the admission policy to act", || {
@@ -63,7 +63,7 @@ fn wait_for_policies(kube: &Kube<'_>) -> Result<()> {
     })
 }
 
-/// Some cases ask for admin access, which Kubernetes itself refuses in other namespaces.
+/// Some cases request admin access, which Kubernetes itself refuses in other namespaces.
 fn allow_admin_access(kube: &Kube<'_>, namespace: &str) -> Result<()> {
     kube.run(&[
         "label",
@@ -98,11 +98,8 @@ fn refused() -> Result<()> {
                 ));
             }
         }
-        if wrong.is_empty() {
-            Ok(())
-        } else {
-            Err(anyhow!(wrong.join("\n")))
-        }
+        ensure!(wrong.is_empty(), wrong.join("\n"));
+        Ok(())
     })
 }
 
@@ -116,15 +113,70 @@ fn accepted() -> Result<()> {
                 wrong.push(format!("{}: {}", file.display(), said.stderr.trim()));
             }
         }
-        if wrong.is_empty() {
-            Ok(())
-        } else {
-            Err(anyhow!(wrong.join("\n")))
+        ensure!(wrong.is_empty(), wrong.join("\n"));
+        Ok(())
+    })
+}
+
+/// kubectl prints each warning once, and none about correct fields.
+fn warned() -> Result<()> {
+    shared::in_namespace("admission-warns", |_, kube| {
+        let mut wrong = Vec::new();
+        for (file, text) in [cases("warnings/warn")?, cases("warnings/silent")?].concat() {
+            let name = file.file_name().context("no name")?.to_string_lossy().into_owned();
+            // Files for a cluster without dialects, and this one has all of them.
+            if name.starts_with("off-") {
+                continue;
+            }
+            let request: Value = serde_saphyr::from_str(&text)?;
+            let mut labels = Vec::new();
+            for (key, value) in request["namespace"].as_object().into_iter().flatten() {
+                labels.push((
+                    format!("{key}={}", value.as_str().unwrap_or_default()),
+                    format!("{key}-"),
+                ));
+            }
+            for (set, _) in &labels {
+                kube.run(&["label", "namespace", "admission-warns", set])?;
+            }
+            let expected = text.lines().next().and_then(|line| line.strip_prefix("# warned: "));
+            let said = wait_for_warnings(kube, &request["object"], expected);
+            for (_, removed) in &labels {
+                kube.run(&["label", "namespace", "admission-warns", removed])?;
+            }
+            if let Err(error) = said {
+                wrong.push(format!("{name}: {error:#}"));
+            }
+        }
+        match wrong.is_empty() {
+            true => Ok(()),
+            false => bail!(wrong.join("\n")),
         }
     })
 }
 
-/// Bindings of our admission policies, taken away while a test puts something behind them.
+/// Policies and labels take effect a moment after they are written.
+fn wait_for_warnings(kube: &Kube<'_>, object: &Value, expected: Option<&str>) -> Result<()> {
+    wait(LIMIT, &format!("the warnings {expected:?}"), || {
+        let create = ["create", "--dry-run=server", "-f", "-"];
+        let said = kube.try_run_with_input(&create, &object.to_string())?;
+        if !said.status.success() {
+            bail!("refused: {}", said.stderr.trim());
+        }
+        let ours = said
+            .stderr
+            .lines()
+            .filter(|line| line.contains("-warnings' with binding"));
+        let ours: Vec<&str> = ours.collect();
+        let is_so = match expected {
+            Some(words) => ours.len() == 1 && ours[0].contains(words),
+            None => ours.is_empty(),
+        };
+        is_so.then_some(Some(())).with_context(|| said.stderr.clone())
+    })
+}
+
+/// Removes the bindings of our admission policies while a test creates objects that they would refuse.
 fn without_admission(kube: &Kube<'_>, test: impl FnOnce() -> Result<()>) -> Result<()> {
     let bindings = kube.get(&["validatingadmissionpolicybindings"])?;
     let ours: Vec<Value> = bindings["items"]
@@ -179,23 +231,10 @@ fn prepare_refuses() -> Result<()> {
                     template(name, "vgpu", capacity, &[("dra.vgpu", parameters)]) + &pod(name, "client", &HOLD, name);
                 wait(LIMIT, "the policy's removal to take effect", || {
                     let said = kube.try_apply(&manifests)?;
-                    if said.status.success() {
-                        Ok(Some(()))
-                    } else {
-                        Err(anyhow!(said.stderr))
-                    }
+                    ensure!(said.status.success(), said.stderr);
+                    Ok(Some(()))
                 })?;
-                wait(LIMIT, &format!("an event on pod {name} that names {field}"), || {
-                    let events = kube.events(name, "")?;
-                    let found = events
-                        .iter()
-                        .any(|message| message.contains(field) && message.contains(name));
-                    if found {
-                        Ok(Some(()))
-                    } else {
-                        Err(anyhow!("events: {}", events.join(" | ")))
-                    }
-                })?;
+                wait_for_event(kube, name, "", &[field, name])?;
             }
             Ok(())
         })
@@ -205,33 +244,18 @@ fn prepare_refuses() -> Result<()> {
 fn too_much() -> Result<()> {
     shared::in_namespace("too-much", |_, kube| {
         kube.apply(&(template("t", "vgpu", json!({"memory": "900Gi"}), &[]) + &pod("big", "client", &HOLD, "t")))?;
-        wait(
-            LIMIT,
-            "an event on the pod that names what it asked for and what every GPU has",
-            || {
-                let claim = workload::shares(kube)?
-                    .first()
-                    .context("the pod has no claim yet")?
-                    .claim
-                    .clone();
-                let wanted = [
-                    claim.as_str(),
-                    "request gpu",
-                    "memory 900Gi",
-                    "Capacity: memory: 900Gi wanted, ",
-                    "would fit: memory ",
-                ];
-                let events = kube.events("big", "VgpuClaimPending")?;
-                let found = events
-                    .iter()
-                    .any(|message| wanted.iter().all(|word| message.contains(word)));
-                if found {
-                    Ok(Some(()))
-                } else {
-                    Err(anyhow!("events: {}", events.join(" | ")))
-                }
-            },
-        )
+        let claim = wait(LIMIT, "the pod to have a claim", || {
+            Ok(workload::shares(kube)?.pop().map(|share| share.claim))
+        })?;
+        // Names what the pod asked for and what every GPU has.
+        let wanted = [
+            claim.as_str(),
+            "request gpu",
+            "memory 900Gi",
+            "Capacity: memory: 900Gi wanted, ",
+            "so this never fits",
+        ];
+        wait_for_event(kube, "big", "VgpuClaimPending", &wanted)
     })
 }
 
@@ -249,44 +273,45 @@ fn without_glibc() -> Result<()> {
         let sleep = ["sh", "-c", "sleep 600"];
         kube.apply(&(template("t", "vgpu", json!({"memory": "1Gi"}), &[]) + &pod("musl", "no-glibc", &sleep, "t")))?;
         kube.wait_running("musl", LIMIT)?;
-        let warned = || kube.events("musl", "NoGlibc");
-        wait(LIMIT, "a warning on the pod that names glibc", || {
-            Ok(warned()?.iter().any(|message| message.contains("glibc")).then_some(()))
-        })?;
+        wait_for_event(kube, "musl", "NoGlibc", &["glibc"])?;
         std::thread::sleep(patience::stretched(std::time::Duration::from_secs(12))); // longer than the plugin's round
-        match warned()?.len() {
+        match kube.events("musl", "NoGlibc")?.len() {
             1 => Ok(()),
             more => bail!("{more} warnings instead of one"),
         }
     })
 }
 
+/// The file of this name of the claim's share on the node.
+fn share_file(installed: &Installed, claim_uid: &str, name: &str) -> Result<PathBuf> {
+    let folder = node::claim_folder(&installed.cluster, claim_uid)?;
+    fs::read_dir(&folder)
+        .with_context(|| format!("cannot read {}", folder.display()))?
+        .flatten()
+        .map(|entry| entry.path().join(name))
+        .find(|file| file.is_file())
+        .with_context(|| format!("{} holds no file {name}", folder.display()))
+}
+
 fn damaged_limits() -> Result<()> {
     shared::in_namespace("damaged-limits", |installed, kube| {
-        kube.apply(&(template("t", "vgpu", json!({"memory": "1Gi"}), &[]) + &pod("one", "client", &HOLD, "t")))?;
-        kube.wait_running("one", LIMIT)?;
-        let share = workload::shares(kube)?
-            .into_iter()
-            .next()
-            .context("the pod has no claim")?;
-        let folder = node::claim_folder(&installed.cluster, &share.claim_uid)?;
-        let limits = fs::read_dir(&folder)
-            .with_context(|| format!("cannot read {}", folder.display()))?
-            .flatten()
-            .map(|entry| entry.path().join("limits"))
-            .find(|file| file.is_file())
-            .with_context(|| format!("{} holds no limits file", folder.display()))?;
+        hold(kube, "one", "1Gi")?;
+        let share = workload::shares(kube)?.pop().context("the pod has no claim")?;
+        let limits = share_file(installed, &share.claim_uid, "limits")?;
         let mut bytes = fs::read(&limits)?;
         let middle = bytes.len() / 2;
         bytes[middle] ^= 0x55;
         fs::write(&limits, bytes).with_context(|| format!("cannot write {}", limits.display()))?;
         let said = kube.try_run(&["exec", "one", "--", "vgpu-client", "alloc", "2097152"])?;
-        if said.status.success() {
-            bail!("a program allocated under a damaged limits file");
-        }
-        if !(said.stderr.contains("limits") && said.stderr.contains("/dev/vgpu/")) {
-            bail!("stderr does not name the file: {}", said.stderr.trim());
-        }
+        ensure!(
+            !said.status.success(),
+            "a program allocated under a damaged limits file"
+        );
+        ensure!(
+            said.stderr.contains("limits") && said.stderr.contains("/dev/vgpu/"),
+            "stderr does not name the file: {}",
+            said.stderr.trim()
+        );
         Ok(())
     })
 }
@@ -297,32 +322,28 @@ fn monitor_without_label() -> Result<()> {
         let claim = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
         let create = || kube.try_run_with_input(&["create", "--dry-run=server", "-f", "-"], &claim);
         let said = create()?;
-        if said.status.success() {
-            bail!("a monitor claim is accepted in a namespace without the label");
-        }
-        if !said.stderr.contains("resource.kubernetes.io/admin-access") {
-            bail!("the refusal does not name the label: {}", said.stderr.trim());
-        }
-        // With the label it is accepted, so nothing else was wrong with it.
+        ensure!(
+            !said.status.success(),
+            "a monitor claim is accepted in a namespace without the label"
+        );
+        ensure!(
+            said.stderr.contains("resource.kubernetes.io/admin-access"),
+            "the refusal does not name the label: {}",
+            said.stderr.trim()
+        );
+        // With the label it is accepted, so nothing else is wrong with it.
         allow_admin_access(kube, "monitor-unlabelled")?;
         let said = create()?;
-        if said.status.success() {
-            Ok(())
-        } else {
-            bail!("with the label: {}", said.stderr.trim())
-        }
+        ensure!(said.status.success(), "with the label: {}", said.stderr.trim());
+        Ok(())
     })
 }
 
 fn failed_unprepare() -> Result<()> {
     shared::in_namespace("failed-unprepare", |installed, kube| {
-        kube.apply(&(template("t", "vgpu", json!({"memory": "1Gi"}), &[]) + &pod("stuck", "client", &HOLD, "t")))?;
-        kube.wait_running("stuck", LIMIT)?;
-        let share = workload::shares(kube)?
-            .into_iter()
-            .next()
-            .context("the pod has no claim")?;
-        // A folder in the place of the CDI file cannot be removed as a file, as on a read-only or broken disk.
+        hold(kube, "stuck", "1Gi")?;
+        let share = workload::shares(kube)?.pop().context("the pod has no claim")?;
+        // A folder in place of the CDI file cannot be removed as a file, as on a read-only or broken disk.
         let (inside, _) = node::cdi_spec(&installed.cluster, &share.claim_uid)?;
         let nodes = node::prepared_on(&installed.cluster, &share.claim_uid)?;
         let file = nodes
@@ -333,27 +354,13 @@ fn failed_unprepare() -> Result<()> {
         fs::create_dir(&file).with_context(|| format!("cannot create {}", file.display()))?;
         let told = kube
             .run(&["delete", "pod", "stuck", "--wait=false"])
-            .and_then(|_| {
-                wait(LIMIT, "an event on the pod that names its claim and the file", || {
-                    let events = kube.events("stuck", "UnprepareFailed")?;
-                    let found = events
-                        .iter()
-                        .any(|message| message.contains(&share.claim) && message.contains("dra.vgpu-claim_"));
-                    if found {
-                        Ok(Some(()))
-                    } else {
-                        Err(anyhow!("events: {}", kube.events("stuck", "")?.join(" | ")))
-                    }
-                })
-            })
+            .and_then(|_| wait_for_event(kube, "stuck", "UnprepareFailed", &[&share.claim, "dra.vgpu-claim_"]))
             .and_then(|()| {
-                let phases = kube.phases()?;
-                match phases.iter().any(|(pod, _)| pod == "stuck") {
-                    true => Ok(()),
-                    false => bail!("the pod is gone, though its claim is still prepared"),
-                }
+                let is_there = kube.phases()?.iter().any(|(pod, _)| pod == "stuck");
+                ensure!(is_there, "the pod is gone, though its claim is still prepared");
+                Ok(())
             });
-        // Repaired in any case: kubelet's retry ends the pod.
+        // Always repaired: then the kubelet's retry ends the pod.
         let repaired = fs::remove_dir(&file).with_context(|| format!("cannot remove {}", file.display()));
         after(told, repaired)?;
         kube.run(&["wait", "--for=delete", "pod/stuck", &patience::timeout(LIMIT * 2)])
@@ -370,7 +377,7 @@ fn damaged_ledger_of_two() -> Result<()> {
             "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {
                 "deviceClassName": "vgpu", "capacity": {"requests": {"memory": "1Gi"}}}}]}},
         });
-        // Not one that holds memory: it would not start under a damaged ledger.
+        // A pod without memory in use: with memory it would not start with a damaged ledger.
         let idle = ["python3", "-c", "import time; time.sleep(3600)"];
         let of = |name: &str| -> Result<String> {
             let mut object: Value = serde_json::from_str(pod(name, "client", &idle, "t").trim_end_matches("\n---\n"))?;
@@ -384,15 +391,9 @@ fn damaged_ledger_of_two() -> Result<()> {
         let allocate = ["vgpu-client", "alloc", "2097152"];
         kube.exec("one", &allocate)?;
         let uid = kube.get(&["resourceclaim", "both"])?["metadata"]["uid"].clone();
-        let folder = node::claim_folder(&installed.cluster, uid.as_str().context("the claim has no UID")?)?;
-        let ledger = fs::read_dir(&folder)
-            .with_context(|| format!("cannot read {}", folder.display()))?
-            .flatten()
-            .map(|entry| entry.path().join("ledger"))
-            .find(|file| file.is_file())
-            .with_context(|| format!("{} holds no ledger", folder.display()))?;
+        let ledger = share_file(installed, uid.as_str().context("the claim has no UID")?, "ledger")?;
         fs::write(&ledger, "damage").with_context(|| format!("cannot write {}", ledger.display()))?;
-        // The plugin looks once in a minute.
+        // The plugin checks once a minute.
         for name in ["one", "two"] {
             wait(
                 LIMIT * 3,
@@ -409,13 +410,14 @@ fn damaged_ledger_of_two() -> Result<()> {
                 },
             )?;
         }
-        // As the event says: the ledger outlives one of its pods, and not both.
+        // As the event says: the ledger outlives one of its pods, but not both.
         kube.run(&["delete", "pod", "one"])?;
         kube.apply(&of("one")?)?;
         kube.wait_running("one", LIMIT)?;
-        if kube.exec("one", &allocate).is_ok() {
-            bail!("a new pod of the claim allocates under a damaged ledger");
-        }
+        ensure!(
+            kube.exec("one", &allocate).is_err(),
+            "a new pod of the claim allocates under a damaged ledger"
+        );
         kube.run(&["delete", "pod", "one", "two"])?;
         kube.apply(&of("one")?)?;
         kube.wait_running("one", LIMIT)?;

@@ -1,6 +1,6 @@
-//! Adds up each GPU of hand-made nodes at every version of every claim, by one watch that never breaks: a watch that
-//! ends, or that the server cannot go on with, fails the test. At the end a last claim is made, and what came before it
-//! has been added up when the watch brings it.
+//! Adds up each GPU of hand-made nodes at every version of every claim, by one uninterrupted watch: a watch that ends,
+//! or that the server cannot continue, fails the test. At the end a last claim is created; when the watch delivers it,
+//! all previous versions have been added up.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader};
@@ -17,16 +17,16 @@ use vgpu_e2e::{install, patience, shell};
 
 const CLAIMS: &str = "/apis/resource.k8s.io/v1/resourceclaims";
 const SLICES: &str = "/apis/resource.k8s.io/v1/resourceslices";
-/// The claim that is made when all else is done.
+/// The claim that is created after everything else.
 const LAST: &str = "the-checker-ends";
-/// For the watch to bring it.
+/// Time for the watch to deliver it.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// One claim's share of one device.
+/// A claim's share of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Held {
     device: (String, String),
-    /// `None`: all of it.
+    /// `None`: the whole device.
     share: Option<(u64, u64)>,
     by_controller: bool,
 }
@@ -34,17 +34,17 @@ struct Held {
 /// A device that was allocated to a claim.
 #[derive(Debug, Clone)]
 pub(crate) struct Given {
-    /// When the watch brought it.
+    /// The time at which the watch delivered it.
     pub(crate) at: Instant,
     pub(crate) pool: String,
     pub(crate) claim: String,
-    /// By its toleration in the result.
+    /// According to its toleration in the result.
     pub(crate) by_controller: bool,
-    /// The term whose mark the claim had.
+    /// The term in the claim's mark.
     pub(crate) epoch: String,
 }
 
-/// What a checker saw, without any device allocated twice.
+/// What a checker saw; no device was allocated twice.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) versions: usize,
@@ -52,7 +52,8 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
-    /// That so many claims were given a device, each once: no hold ran out on a node where its pod could not go.
+    /// Checks that this number of claims got a device, each only once: no hold expired on a node that its pod could
+    /// not use.
     pub(crate) fn each_once(&self, claims: usize) -> Result<()> {
         let names: BTreeSet<&str> = self.given.iter().map(|given| given.claim.as_str()).collect();
         ensure!(
@@ -68,13 +69,13 @@ impl Seen {
 #[derive(Debug, Default)]
 struct Shared {
     given: Mutex<Vec<Given>>,
-    /// The watch brought the last claim.
+    /// The watch has delivered the last claim.
     is_through: AtomicBool,
-    /// The watch is about to be ended.
+    /// The watch is about to be stopped.
     ends: AtomicBool,
 }
 
-/// What a checker has seen so far, while it runs.
+/// What a checker has seen so far.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SoFar(Arc<Shared>);
 
@@ -115,7 +116,7 @@ fn held(claim: &Value) -> Result<Vec<Held>> {
     .collect()
 }
 
-/// The term of a leader whose mark the claim has.
+/// The leader's term in the claim's mark.
 pub(crate) fn epoch(claim: &Value) -> String {
     let mark = claim["metadata"]["annotations"]["dra.vgpu/epoch"]
         .as_str()
@@ -128,7 +129,7 @@ fn key(claim: &Value) -> String {
     format!("{}/{}", text(&meta["namespace"]), text(&meta["name"]))
 }
 
-/// All claims as of one version.
+/// All claims at one version.
 #[derive(Debug, Default)]
 struct Sums {
     claims: BTreeMap<String, Vec<Held>>,
@@ -136,7 +137,7 @@ struct Sums {
 }
 
 impl Sums {
-    /// The devices that the claim has now and did not have before.
+    /// Returns devices that the claim has now and did not have before.
     fn set(&mut self, claim: &Value) -> Result<Vec<Held>> {
         let key = key(claim);
         let held = held(claim)?;
@@ -174,12 +175,12 @@ pub(crate) struct Checker {
 }
 
 impl Checker {
-    /// By the API server that everybody uses.
+    /// Watches through the API server that everybody uses.
     pub(crate) fn begin(kube: &Kube<'_>) -> Result<Self> {
         Self::begin_by(|path| kube.command(["get", "--raw", path]))
     }
 
-    /// Watches by commands that print the answer of a path of an API server.
+    /// Watches with commands that print an API server's answer for a path.
     pub(crate) fn begin_by(raw: impl Fn(&str) -> Result<Command>) -> Result<Self> {
         let read = |path: &str| -> Result<Value> {
             serde_json::from_str(&shell::output(&mut raw(path)?)?).with_context(|| format!("{path} is no JSON"))
@@ -216,8 +217,8 @@ impl Checker {
         SoFar(self.shared.clone())
     }
 
-    /// Ends the watch and returns what it saw, or an error if anything was allocated twice. Call it before the namespace
-    /// of `kube` is deleted.
+    /// Stops the watch and returns what it saw, or an error if anything was allocated twice. Call it before the
+    /// namespace of `kube` is deleted.
     pub(crate) fn end(mut self, kube: &Kube<'_>) -> Result<Seen> {
         let through = self.wait_for_all(kube);
         self.stop();
@@ -263,13 +264,13 @@ impl Drop for Checker {
     }
 }
 
-/// Until the watch is ended. How many versions it brought.
+/// Reads until the watch is stopped. Returns the number of versions.
 fn follow(mut sums: Sums, mut watch: impl BufRead, shared: &Shared) -> Result<usize> {
     let mut versions = 0;
     let mut line = Vec::new();
     loop {
         line.clear();
-        // A pipe that cannot be read is at its end, too.
+        // A pipe that cannot be read has also ended.
         let _ = watch.read_until(b'\n', &mut line);
         if line.last() != Some(&b'\n') {
             match shared.ends.load(Ordering::SeqCst) {
@@ -304,7 +305,7 @@ fn follow(mut sums: Sums, mut watch: impl BufRead, shared: &Shared) -> Result<us
     }
 }
 
-/// That the checker would notice.
+/// Proves that the checker notices mistakes.
 pub(crate) fn the_checker_notices() -> Result<()> {
     let claim = |name: &str, share: Option<&str>, memory: &str, cores: &str| {
         json!({"metadata": {"namespace": "ns", "name": name}, "status": {"allocation": {"devices": {"results": [
@@ -324,9 +325,10 @@ pub(crate) fn the_checker_notices() -> Result<()> {
         ("cores", claim("b", Some("2"), "1Gi", "51")),
         ("a whole device", claim("b", None, "1Gi", "0")),
     ] {
-        if after(&[first.clone(), second]).is_ok() {
-            bail!("too much of {name} goes unnoticed");
-        }
+        ensure!(
+            after(&[first.clone(), second]).is_err(),
+            "too much of {name} goes unnoticed"
+        );
     }
     let watched = |text: &str, ends: bool| {
         let shared = Shared::default();
@@ -335,14 +337,16 @@ pub(crate) fn the_checker_notices() -> Result<()> {
         versions.map(|versions| (versions, shared.is_through.load(Ordering::SeqCst)))
     };
     let gone = json!({"type": "ERROR", "object": {"code": 410, "reason": "Expired"}});
-    if watched(&format!("{gone}\n"), true).is_ok() {
-        bail!("a watch that cannot go on goes unnoticed");
-    }
+    ensure!(
+        watched(&format!("{gone}\n"), true).is_err(),
+        "a watch that cannot go on goes unnoticed"
+    );
     let last = json!({"type": "ADDED", "object": {"metadata": {"namespace": "ns", "name": LAST}}});
     let cut = format!("{last}\n{{\"type\": \"MODI");
-    if watched(&cut, false).is_ok() {
-        bail!("a watch that ends by itself goes unnoticed");
-    }
+    ensure!(
+        watched(&cut, false).is_err(),
+        "a watch that ends by itself goes unnoticed"
+    );
     match watched(&cut, true) {
         Ok((1, true)) => Ok(()),
         other => bail!("a watch that is ended in the middle of a line: {other:?} instead of one version, the last"),

@@ -12,12 +12,12 @@ use crate::shared::{self, Installed, LIMIT, Test};
 
 pub(crate) const TESTS: &[Test] = &[
     ("init_container_sidecar_and_container_have_one_share", kinds),
-    ("monitor_sees_whole_gpus_and_holds_nothing", monitor),
+    ("monitor_sees_whole_gpus_and_reserves_nothing", monitor),
 ];
 
 const GI: u64 = 1 << 30;
 
-/// What the container's client sees of its share: free and total bytes.
+/// The client's view of its share in the container: free and total bytes.
 fn seen(kube: &Kube<'_>, pod: &str, container: &str) -> Result<(u64, u64)> {
     let said = kube.run(&["exec", pod, "-c", container, "--", "vgpu-client", "check"])?;
     let line: Value = serde_json::from_str(&said).context("vgpu-client gave no JSON")?;
@@ -37,7 +37,7 @@ fn kinds() -> Result<()> {
         let first = container("first", &["sh", "-c", PROVES]);
         let mut sidecar = container("sidecar", &["vgpu-client", "hold", HELD]);
         sidecar["restartPolicy"] = json!("Always");
-        // After the sidecar has begun, before it ends.
+        // After the sidecar has started, before it ends.
         let last = container("last", &["sh", "-c", PROVES]);
         pod["spec"]["initContainers"] = json!([first, sidecar, last]);
         kube.apply(&format!("{}{pod}", share()))?;
@@ -53,7 +53,7 @@ fn kinds() -> Result<()> {
             Ok::<_, anyhow::Error>(())
         };
         shared_with_the_sidecar()?;
-        // A sidecar that is started again has its memory again, and what it had before is free.
+        // A restarted sidecar gets its memory again, because its previous memory was freed.
         let kill = ["pkill", "-KILL", "-f", &format!("^vgpu-client hold {HELD}$")];
         shell::run(&mut installed.cluster.node(vgpu_e2e::cluster::Node::FIRST).inside(&kill))?;
         wait(LIMIT, "the sidecar to be started again", || {
@@ -84,7 +84,7 @@ fn monitor() -> Result<()> {
         let request = json!({"name": "gpu", "exactly": {"deviceClassName": "vgpu-monitor", "adminAccess": true}});
         let template = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate",
             "metadata": {"name": "monitor"}, "spec": {"spec": {"devices": {"requests": [request]}}}});
-        // All memory of each GPU is taken when the monitor comes.
+        // All memory of each GPU is allocated before the monitor starts.
         let memory = installed.gpus.iter().map(|gpu| gpu.memory).max().unwrap_or(0);
         let whole = crate::manifests::template("whole", "vgpu", json!({"memory": memory.to_string()}), &[]);
         kube.apply(&format!("{whole}{template}"))?;
@@ -100,7 +100,7 @@ fn monitor() -> Result<()> {
             .trim()
             .split_once(' ')
             .with_context(|| format!("it said {said:?}"))?;
-        // What the driver keeps for itself is not published, and no share sees it.
+        // Memory that the driver reserves is not published, and no share sees it.
         let total: u64 = total.parse().with_context(|| format!("it said {said:?}"))?;
         ensure!(
             total > memory && total - memory < GI,

@@ -1,20 +1,21 @@
-//! Controller mode on the real cluster: kube-scheduler leaves the devices alone, vgpu-controller allocates them, and all
-//! that follows is Kubernetes' own.
+//! Controller mode on the real cluster: kube-scheduler leaves the devices alone, vgpu-controller allocates them, and
+//! Kubernetes does everything after that.
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Value, json};
 use vgpu_e2e::kube::Kube;
 use vgpu_e2e::wait::wait;
 use vgpu_e2e::{install, patience};
 
+use crate::fleet::wait_for_event;
 use crate::manifests::{HOLD, pod, template};
 use crate::shared::{self, LIMIT, Test};
 
 pub(crate) const TESTS: &[Test] = &[
     ("controller_allocates_binds_and_gives_back", one_pod),
-    ("controller_says_why_a_pod_gets_nothing", told),
+    ("controller_says_why_a_pod_gets_nothing", reasons),
     ("controller_clears_a_hold_that_nobody_comes_for", hold_runs_out),
     ("controller_that_is_killed_is_followed_by_the_other", killed),
     ("controller_mode_refuses_tolerations_of_everything", tolerations),
@@ -40,7 +41,7 @@ fn list<'a>(value: &'a Value, path: &str) -> &'a [Value] {
     value.pointer(path).and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }
 
-/// An allocation as only the controller writes it.
+/// Checks an allocation that only the controller writes in this form.
 fn check_allocation(claim: &Value) -> Result<()> {
     let allocation = &claim["status"]["allocation"];
     let result = &allocation["devices"]["results"][0];
@@ -63,9 +64,7 @@ fn check_allocation(claim: &Value) -> Result<()> {
             list(claim, "/metadata/finalizers").contains(&json!(FINALIZER)),
         ),
     ] {
-        if !is_so {
-            bail!("the claim has not {what}: {claim}");
-        }
+        ensure!(is_so, "the claim has not {what}: {claim}");
     }
     Ok(())
 }
@@ -81,20 +80,23 @@ fn one_pod() -> Result<()> {
             let tainted = list(device, "/taints")
                 .iter()
                 .any(|taint| taint["key"] == KEY && taint["value"] == "controller" && taint["timeAdded"].is_string());
-            if is_gpu != tainted {
-                bail!("a GPU without the taint, or another device with it: {device}");
-            }
+            ensure!(
+                is_gpu == tainted,
+                "a GPU without the taint, or another device with it: {device}"
+            );
         }
         kube.apply(&(claim("alone", "4Gi") + &named("alone", "alone")))?;
         kube.apply(&(template("t", "vgpu", json!({"memory": "2Gi"}), &[]) + &pod("made", "client", &HOLD, "t")))?;
         for (name, memory) in [("alone", "4Gi"), ("made", "2Gi")] {
             kube.wait_running(name, SETTLED)?;
             let line: Value = serde_json::from_str(&kube.exec(name, &["vgpu-client", "check"])?)?;
-            if line["total"].as_u64() != install::bytes(memory) {
-                bail!("{name} sees {} instead of {memory}", line["total"]);
-            }
+            ensure!(
+                line["total"].as_u64() == install::bytes(memory),
+                "{name} sees {} instead of {memory}",
+                line["total"]
+            );
         }
-        // Two parts of a GPU, packed onto one although kube-scheduler would have taken the first as well.
+        // Two shares are packed onto one GPU, although kube-scheduler would also have used the first one.
         let claims = kube.get(&["resourceclaims"])?;
         let mut devices = Vec::new();
         for claim in list(&claims, "/items") {
@@ -102,13 +104,12 @@ fn one_pod() -> Result<()> {
             devices.push(claim["status"]["allocation"]["devices"]["results"][0]["device"].clone());
         }
         devices.dedup();
-        if devices.len() != 1 {
-            bail!(
-                "two small claims are on {} of {} GPUs",
-                devices.len(),
-                installed.gpus.len()
-            );
-        }
+        ensure!(
+            devices.len() == 1,
+            "two small claims are on {} of {} GPUs",
+            devices.len(),
+            installed.gpus.len()
+        );
         wait(LIMIT, "the hold to be released", || {
             let claim = kube.get(&["resourceclaim", "alone"])?;
             let reserved = list(&claim, "/status/reservedFor");
@@ -118,7 +119,7 @@ fn one_pod() -> Result<()> {
         wait(LIMIT, "the claims to be free", || {
             let claims = kube.get(&["resourceclaims"])?;
             match list(&claims, "/items") {
-                // Its finalizer is the controller's again: it may be allocated once more.
+                // The controller can remove its finalizer again, so the claim may be allocated once more.
                 [left] if left["metadata"]["name"] == "alone" => {
                     let free = left["status"]["allocation"].is_null() && list(left, "/status/reservedFor").is_empty();
                     free.then_some(Some(())).context(left.to_string())
@@ -126,14 +127,14 @@ fn one_pod() -> Result<()> {
                 left => Err(anyhow!("{} claims", left.len())),
             }
         })?;
-        // And once more, the same claim.
+        // The same claim once more.
         kube.apply(&named("again", "alone"))?;
         kube.wait_running("again", LIMIT)
     })
 }
 
-fn told() -> Result<()> {
-    shared::in_namespace_of(shared::controlled()?, "told", |_, kube| {
+fn reasons() -> Result<()> {
+    shared::in_namespace_of(shared::controlled()?, "reasons", |_, kube| {
         let mut large: Value = serde_json::from_str(named("large", "one").trim_end_matches("---\n"))?;
         large["spec"]["containers"][0]["resources"]["requests"] = json!({"cpu": "1000"});
         kube.apply(&(claim("one", "1Gi") + &large.to_string()))?;
@@ -153,7 +154,7 @@ fn told() -> Result<()> {
     })
 }
 
-/// A pod with a held device that cannot be bound, for a reason that the controller does not check: a missing volume.
+/// A pod with a held device that cannot be bound for a reason that the controller does not check: a missing volume.
 fn hold_runs_out() -> Result<()> {
     shared::in_namespace_of(shared::controlled()?, "hold-runs-out", |_, kube| {
         let mut stuck: Value = serde_json::from_str(named("stuck", "one").trim_end_matches("---\n"))?;
@@ -168,11 +169,8 @@ fn hold_runs_out() -> Result<()> {
             Ok((held && !status["allocation"].is_null()).then_some(()))
         })?;
         let first = allocation()?["allocation"]["allocationTimestamp"].clone();
-        wait(LIMIT, "the hold to run out", || {
-            let events = kube.events("one", "HoldTimeout")?;
-            Ok((!events.is_empty()).then_some(()))
-        })?;
-        // No other node is there, so this one is tried again.
+        wait_for_event(kube, "one", "HoldTimeout", &[])?;
+        // There is no other node, so this one is tried again.
         wait(LIMIT, "another hold", || {
             let allocation = &allocation()?["allocation"];
             let is_new = allocation["allocationTimestamp"].is_string() && allocation["allocationTimestamp"] != first;
@@ -181,7 +179,7 @@ fn hold_runs_out() -> Result<()> {
     })
 }
 
-/// The name of the pod that leads, if one does.
+/// The name of the leading pod, if there is one.
 pub(crate) fn leader(project: &Kube<'_>) -> Result<Option<String>> {
     let lease = project.get(&["lease", "dra-driver-vgpu-controller"])?;
     let holder = lease["spec"]["holderIdentity"].as_str().unwrap_or_default();
@@ -199,9 +197,7 @@ fn killed() -> Result<()> {
         kube.apply(&pod("after", "client", &HOLD, "t"))?;
         kube.wait_running("after", LIMIT)?;
         let second = leader(&project)?.context("nobody leads")?;
-        if second == first {
-            bail!("{first} leads although it was killed");
-        }
+        ensure!(second != first, "{first} leads although it was killed");
         kube.wait_running("before", LIMIT)
     })
 }

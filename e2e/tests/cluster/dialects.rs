@@ -1,6 +1,6 @@
-//! The examples of other systems' manifests, applied as they are: what they asked for is what their containers see.
+//! The examples of other systems' manifests, applied unchanged: containers see exactly what they requested.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use vgpu_e2e::install;
 use vgpu_e2e::kube::Kube;
@@ -16,147 +16,56 @@ pub(crate) const IN_CONTROLLER_MODE: &[Test] = &[("dialects_run_unchanged_in_con
 
 const NAMESPACE: &str = "dialects";
 const MIB: u64 = 1 << 20;
-const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES=void";
 
-/// What a container has of each of its GPUs.
-enum Memory {
-    Mib(u64),
-    /// Percent of a GPU's memory, rounded down to 1Mi.
-    Percent(u64),
-    All,
-    /// It asked for nothing, and sees no GPU.
-    None,
+/// A row for each container: its file; its pod, or the label `app` of its pods; its name; its number of GPUs; the memory of
+/// each of them, which may be a percentage of the GPU's, rounded down to 1Mi; and the variables that it gets back.
+const CONTAINERS: &str = "
+hami hami-part main 1 3000Mi CUDA_DEVICE_MEMORY_LIMIT_0=3000m CUDA_DEVICE_SM_LIMIT=30 NVIDIA_VISIBLE_DEVICES=void
+hami hami-percent main 1 50% CUDA_DEVICE_SM_LIMIT=30
+# 3000M is 2861.02 MiB.
+hami hami-memory-alone main 1 2862Mi
+hami hami-two-gpus main 2 10000Mi CUDA_DEVICE_MEMORY_LIMIT_0=10000m CUDA_DEVICE_MEMORY_LIMIT_1=10000m
+hami hami-type main 1 3000Mi
+hami hami-priority main 1 3000Mi CUDA_TASK_PRIORITY=1
+hami hami-two-containers first 1 3000Mi
+hami hami-two-containers second 1 6000Mi
+hami hami-two-containers none 0 none
+hami-whole hami-whole main 1 all
+hami-deployment app=hami-deployment main 1 3000Mi
+koordinator koordinator-shared main 1 50% CUDA_DEVICE_SM_LIMIT=50 NVIDIA_VISIBLE_DEVICES=void
+koordinator koordinator-bytes main 1 10240Mi CUDA_DEVICE_MEMORY_LIMIT=10737418240
+koordinator koordinator-two-gpus main 2 10240Mi CUDA_DEVICE_SM_LIMIT=20
+koordinator-whole koordinator-whole main 1 all
+volcano volcano-memory main 1 1024Mi VOLCANO_GPU_ALLOCATED=1024 NVIDIA_VISIBLE_DEVICES=void
+volcano volcano-vgpu main 1 3000Mi CUDA_DEVICE_SM_LIMIT=50
+volcano volcano-vgpu-percent main 1 25%
+volcano-whole volcano-whole main 1 all VOLCANO_GPU_ALLOCATED=1
+gpu-manager vcuda-part main 1 7680Mi NVIDIA_VISIBLE_DEVICES=void
+gpu-manager vcuda-capped main 1 7680Mi
+gpu-manager-whole vcuda-whole main 1 all
+kai kai-fraction main 1 50% GPU_PORTION=0.50 RUNAI_NUM_OF_GPUS=0.50 NVIDIA_VISIBLE_DEVICES=void
+kai kai-memory main 1 4096Mi CUDA_DEVICE_MEMORY_LIMIT=4096m
+kai kai-two-gpus main 2 25% GPU_PORTION=0.25
+kai kai-second-container first 0 none
+kai kai-second-container second 1 4096Mi
+";
+
+fn rows() -> impl Iterator<Item = Vec<&'static str>> {
+    let rows = CONTAINERS
+        .lines()
+        .filter(|row| !row.is_empty() && !row.starts_with('#'));
+    rows.map(|row| row.split(' ').collect())
 }
 
-/// A container: its pod (or the label `app` of its pods), its name, its GPUs, their memory, and the variables that it gets
-/// back.
-type Expected = (&'static str, &'static str, u64, Memory, &'static [&'static str]);
-
-/// An example, and what is in it.
-const EXAMPLES: &[(&str, &[Expected])] = &[
-    (
-        "hami",
-        &[
-            (
-                "hami-part",
-                "main",
-                1,
-                Memory::Mib(3000),
-                &["CUDA_DEVICE_MEMORY_LIMIT_0=3000m", "CUDA_DEVICE_SM_LIMIT=30", VISIBLE],
-            ),
-            (
-                "hami-percent",
-                "main",
-                1,
-                Memory::Percent(50),
-                &["CUDA_DEVICE_SM_LIMIT=30"],
-            ),
-            // 3000M is 2861.02 MiB.
-            ("hami-memory-alone", "main", 1, Memory::Mib(2862), &[]),
-            (
-                "hami-two-gpus",
-                "main",
-                2,
-                Memory::Mib(10_000),
-                &["CUDA_DEVICE_MEMORY_LIMIT_0=10000m", "CUDA_DEVICE_MEMORY_LIMIT_1=10000m"],
-            ),
-            ("hami-type", "main", 1, Memory::Mib(3000), &[]),
-            ("hami-priority", "main", 1, Memory::Mib(3000), &["CUDA_TASK_PRIORITY=1"]),
-            ("hami-two-containers", "first", 1, Memory::Mib(3000), &[]),
-            ("hami-two-containers", "second", 1, Memory::Mib(6000), &[]),
-            ("hami-two-containers", "none", 0, Memory::None, &[]),
-        ],
-    ),
-    ("hami-whole", &[("hami-whole", "main", 1, Memory::All, &[])]),
-    (
-        "hami-deployment",
-        &[("app=hami-deployment", "main", 1, Memory::Mib(3000), &[])],
-    ),
-    (
-        "koordinator",
-        &[
-            (
-                "koordinator-shared",
-                "main",
-                1,
-                Memory::Percent(50),
-                &["CUDA_DEVICE_SM_LIMIT=50", VISIBLE],
-            ),
-            (
-                "koordinator-bytes",
-                "main",
-                1,
-                Memory::Mib(10 << 10),
-                &["CUDA_DEVICE_MEMORY_LIMIT=10737418240"],
-            ),
-            (
-                "koordinator-two-gpus",
-                "main",
-                2,
-                Memory::Mib(10 << 10),
-                &["CUDA_DEVICE_SM_LIMIT=20"],
-            ),
-        ],
-    ),
-    (
-        "koordinator-whole",
-        &[("koordinator-whole", "main", 1, Memory::All, &[])],
-    ),
-    (
-        "volcano",
-        &[
-            (
-                "volcano-memory",
-                "main",
-                1,
-                Memory::Mib(1024),
-                &["VOLCANO_GPU_ALLOCATED=1024", VISIBLE],
-            ),
-            (
-                "volcano-vgpu",
-                "main",
-                1,
-                Memory::Mib(3000),
-                &["CUDA_DEVICE_SM_LIMIT=50"],
-            ),
-            ("volcano-vgpu-percent", "main", 1, Memory::Percent(25), &[]),
-        ],
-    ),
-    (
-        "volcano-whole",
-        &[("volcano-whole", "main", 1, Memory::All, &["VOLCANO_GPU_ALLOCATED=1"])],
-    ),
-    (
-        "gpu-manager",
-        &[
-            ("vcuda-part", "main", 1, Memory::Mib(30 * 256), &[VISIBLE]),
-            ("vcuda-capped", "main", 1, Memory::Mib(30 * 256), &[]),
-        ],
-    ),
-    ("gpu-manager-whole", &[("vcuda-whole", "main", 1, Memory::All, &[])]),
-    (
-        "kai",
-        &[
-            (
-                "kai-fraction",
-                "main",
-                1,
-                Memory::Percent(50),
-                &["GPU_PORTION=0.50", "RUNAI_NUM_OF_GPUS=0.50", VISIBLE],
-            ),
-            (
-                "kai-memory",
-                "main",
-                1,
-                Memory::Mib(4096),
-                &["CUDA_DEVICE_MEMORY_LIMIT=4096m"],
-            ),
-            ("kai-two-gpus", "main", 2, Memory::Percent(25), &["GPU_PORTION=0.25"]),
-            ("kai-second-container", "first", 0, Memory::None, &[]),
-            ("kai-second-container", "second", 1, Memory::Mib(4096), &[]),
-        ],
-    ),
-];
+/// The bytes that a container sees; None: it requested nothing, and sees no GPU.
+fn total(memory: &str, of_gpu: u64) -> Result<Option<u64>> {
+    Ok(match (memory, memory.strip_suffix('%')) {
+        ("none", _) => None,
+        ("all", _) => Some(of_gpu),
+        (_, Some(percent)) => Some(of_gpu * percent.parse::<u64>()? / 100 / MIB * MIB),
+        _ => Some(install::bytes(memory).with_context(|| format!("{memory} is no size"))?),
+    })
+}
 
 fn on_kube_scheduler() -> Result<()> {
     shared::in_namespace(NAMESPACE, examples)
@@ -166,7 +75,7 @@ fn in_controller_mode() -> Result<()> {
     shared::in_namespace_of(shared::controlled()?, NAMESPACE, examples)
 }
 
-/// Every file, one after the other: together they ask for more than the node has.
+/// Each file by itself, because together they request more than the node has.
 fn examples(installed: &Installed, kube: &Kube<'_>) -> Result<()> {
     kube.run(&["label", "namespace", NAMESPACE, "dra.vgpu/translate=true"])?;
     let folder = install::example("dialects");
@@ -177,50 +86,47 @@ fn examples(installed: &Installed, kube: &Kube<'_>) -> Result<()> {
         .collect();
     files.sort();
     for file in &files {
-        let known = EXAMPLES.iter().find(|(name, _)| name == file);
-        let (_, expected) = known.with_context(|| format!("nothing is expected of {file}.yaml"))?;
-        example(installed, kube, file, expected).with_context(|| format!("{file}.yaml"))?;
+        let expected: Vec<_> = rows().filter(|row| row[0] == file).collect();
+        ensure!(!expected.is_empty(), "nothing is expected of {file}.yaml");
+        example(installed, kube, file, &expected).with_context(|| format!("{file}.yaml"))?;
     }
-    if files.len() < EXAMPLES.len() {
-        bail!(
-            "there are {} examples, and {} are expected",
-            files.len(),
-            EXAMPLES.len()
-        );
-    }
+    let missing = rows().find(|row| !files.iter().any(|file| file == row[0]));
+    ensure!(missing.is_none(), "no such example: {missing:?}");
     Ok(())
 }
 
-fn example(installed: &Installed, kube: &Kube<'_>, file: &str, expected: &[Expected]) -> Result<()> {
+fn example(installed: &Installed, kube: &Kube<'_>, file: &str, expected: &[Vec<&str>]) -> Result<()> {
     let path = install::example("dialects").join(format!("{file}.yaml"));
     let manifests = std::fs::read_to_string(&path)?;
     kube.apply(&manifests)?;
     let pods = manifests.matches("kind: Pod\n").count() + 2 * manifests.matches("kind: Deployment\n").count();
     workload::settle(kube, pods, 0, LIMIT)?;
     let again = kube.try_apply(&manifests)?;
-    if !again.status.success() {
-        bail!("a second `kubectl apply` is refused: {}", again.stderr);
-    }
-    for (pod, container, gpus, memory, variables) in expected {
+    ensure!(
+        again.status.success(),
+        "a second `kubectl apply` is refused: {}",
+        again.stderr
+    );
+    for row in expected {
+        let [_, pod, container, gpus, memory, variables @ ..] = &row[..] else {
+            bail!("too few cells: {row:?}");
+        };
+        let total = total(memory, installed.gpus[0].memory)?;
         for pod in pods_of(kube, pod)? {
-            let total = match memory {
-                Memory::Mib(mib) => Some(mib * MIB),
-                Memory::Percent(percent) => Some(installed.gpus[0].memory * percent / 100 / MIB * MIB),
-                Memory::All => Some(installed.gpus[0].memory),
-                Memory::None => None,
-            };
-            sees(kube, &pod, container, *gpus, total).with_context(|| format!("{pod}, container {container}"))?;
+            sees(kube, &pod, container, gpus.parse()?, total)
+                .with_context(|| format!("{pod}, container {container}"))?;
             let environment = kube.run(&["exec", &pod, "-c", container, "--", "env"])?;
-            for variable in *variables {
-                if !environment.lines().any(|line| line == *variable) {
-                    bail!("{pod}, container {container}, has no {variable}:\n{environment}");
-                }
+            for variable in variables {
+                ensure!(
+                    environment.lines().any(|line| line == *variable),
+                    "{pod}, container {container}, has no {variable}:\n{environment}"
+                );
             }
         }
     }
     given_back(kube, file)?;
-    // Deployments and ReplicaSets would make new pods, so they are deleted first. One second, because the examples in
-    // Python do not handle SIGTERM, and kubelet would wait 30 s for them.
+    // Deployments and ReplicaSets would create new pods, so they are deleted first. One second, because the examples
+    // in Python do not handle SIGTERM, and the kubelet would wait 30 s for them.
     let owners = [
         "delete",
         "--cascade=orphan",
@@ -232,7 +138,7 @@ fn example(installed: &Installed, kube: &Kube<'_>, file: &str, expected: &[Expec
     Ok(())
 }
 
-/// The pod of that name, or those with that label.
+/// The pod with that name, or the pods with that label.
 fn pods_of(kube: &Kube<'_>, name: &str) -> Result<Vec<String>> {
     if !name.contains('=') {
         return Ok(vec![name.to_owned()]);
@@ -241,13 +147,11 @@ fn pods_of(kube: &Kube<'_>, name: &str) -> Result<Vec<String>> {
     Ok(names.split_whitespace().map(str::to_owned).collect())
 }
 
-/// Checks the limit from the inside: all of it can be allocated, and no granule more.
+/// Checks the limit from the inside: all of it can be allocated, and not one granule more.
 fn sees(kube: &Kube<'_>, pod: &str, container: &str, gpus: u64, total: Option<u64>) -> Result<()> {
     let said = kube.try_run(&["exec", pod, "-c", container, "--", "vgpu-client", "check"])?;
     let Some(total) = total else {
-        if said.status.success() {
-            bail!("sees a GPU and asked for none: {}", said.stdout);
-        }
+        ensure!(!said.status.success(), "sees a GPU and asked for none: {}", said.stdout);
         return Ok(());
     };
     let line: Value = serde_json::from_str(&said.stdout)
@@ -262,8 +166,8 @@ fn sees(kube: &Kube<'_>, pod: &str, container: &str, gpus: u64, total: Option<u6
     Ok(())
 }
 
-/// Annotations that pods get back: the example, the pod, the key, and the value. `{uuid}`, `{index}` and `{node}` are those
-/// of the pod's GPU, and `{half}` is half of its memory.
+/// Annotations that pods get back: the example, the pod, the key, and the value. `{uuid}`, `{index}` and `{node}` are
+/// those of the pod's GPU, and `{half}` is half of its memory.
 const GIVEN_BACK: &[(&str, &str, &str, &str)] = &[
     (
         "hami",

@@ -6,19 +6,20 @@ use serde_json::json;
 use vgpu_e2e::wait::wait;
 
 use crate::fleet::{
-    Fleet, TAKEOVER, claim_of, create, delete, many, name_of, node_of_claim, node_of_pod, on_fleet, told, wait_bound,
+    Fleet, TAKEOVER, claim_of, create, delete, many, name_of, node_of_claim, node_of_pod, on_fleet, wait_bound,
+    wait_for_event,
 };
 use crate::manifests::template;
 use crate::processes::Stopped;
 use crate::shared::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    ("controller_looks_at_what_a_pod_needs_elsewhere", needs_elsewhere),
+    ("controller_considers_a_pods_other_constraints", needs_elsewhere),
     ("held_claim_of_a_node_that_fills_up_moves_on_or_waits", node_fills_up),
     ("controller_looks_for_a_node_with_another_drivers_devices", other_driver),
 ];
 
-/// Each pod fits on one node alone, by another rule each.
+/// Three pods, each of which fits on only one node, by a different rule.
 fn needs_elsewhere() -> Result<()> {
     let seen = on_fleet("elsewhere", 3, |_, kube, fleet| {
         let nodes: Vec<String> = fleet.nodes().collect();
@@ -36,14 +37,14 @@ fn needs_elsewhere() -> Result<()> {
         selected["spec"]["nodeSelector"]["disk"] = json!("fast");
         create(kube, &many(vec![fleet.filler("full", first), selected]))?;
         is_on("selected", second)?;
-        // Not beside it, and not where the CPU is full.
+        // Neither beside it, nor where the CPU is full.
         let mut apart = fleet.pod("apart", "1");
         apart["spec"]["affinity"] = json!({"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
             {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"role": "selected"}}}]}});
         kube.run(&["label", "pod", "selected", "role=selected"])?;
         create(kube, &apart.to_string())?;
         is_on("apart", third)?;
-        // A taint that it does not tolerate, on two of three.
+        // Two of the three nodes have a taint that it does not tolerate.
         let mut intolerant = fleet.pod("intolerant", "1");
         intolerant["spec"]["tolerations"] = json!([{"key": "node.kubernetes.io/not-ready", "operator": "Exists"},
             {"key": "node.kubernetes.io/unreachable", "operator": "Exists"}]);
@@ -53,12 +54,12 @@ fn needs_elsewhere() -> Result<()> {
         create(kube, &intolerant.to_string())?;
         is_on("intolerant", second)
     })?;
-    // A controller that tries node after node until a pod is bound ends there, too.
+    // A controller that tried node after node would also get the pod bound in the end.
     seen.each_once(3)
 }
 
-/// Devices are held for two pods; before kube-scheduler can bind them their nodes have no CPU left. One may go to another
-/// node, and does; the other may not, is told, and gets there when there is room again.
+/// Devices are held for two pods. Before kube-scheduler can bind them, their nodes run out of CPU. One pod may move to
+/// another node, and does; the other may not, gets an event, and is bound when there is room again.
 fn node_fills_up() -> Result<()> {
     let seen = on_fleet("fills-up", 3, |installed, kube, fleet| {
         let nodes: Vec<String> = fleet.nodes().collect();
@@ -88,18 +89,18 @@ fn node_fills_up() -> Result<()> {
             kube,
             &many(vec![fleet.filler("fills-two", &full), fleet.filler("fills-one", third)]),
         )?;
-        // One that starts anew knows all pods before it binds any; one that is woken might bind before it hears of those.
+        // A restarted scheduler knows all pods before it binds any; a resumed one might bind before it hears of them.
         installed.cluster.restart("kube-scheduler", true)?;
         drop(asleep);
-        told(kube, &moves, "HoldTimeout", &["moves", &full])?;
+        wait_for_event(kube, &moves, "HoldTimeout", &["moves", &full])?;
         wait_bound(kube, &["moves"])?;
         let node = node_of_pod(kube, "moves")?;
         ensure!(
             node != full && node != *third,
             "moves is on {node}, and {full} was full"
         );
-        told(kube, &stays, "HoldTimeout", &["stays", third])?;
-        told(kube, "stays", "NoNodeFits", &["1 not enough cpu"])?;
+        wait_for_event(kube, &stays, "HoldTimeout", &["stays", third])?;
+        wait_for_event(kube, "stays", "NoNodeFits", &["1 not enough cpu"])?;
         let claim = claim_of(kube, "stays")?;
         ensure!(
             claim["status"]["allocation"].is_null(),
@@ -113,7 +114,7 @@ fn node_fills_up() -> Result<()> {
 
 const OTHER: &str = "other.example";
 
-/// One device of another driver on that node.
+/// A device of another driver on that node.
 fn other_slice(fleet: &Fleet<'_>, node: &str) -> serde_json::Value {
     json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice",
         "metadata": {"name": format!("{node}-other"), "labels": fleet.label()},
@@ -122,7 +123,7 @@ fn other_slice(fleet: &Fleet<'_>, node: &str) -> serde_json::Value {
 }
 
 /// A pod needs a GPU of ours and a device of another driver, which kube-scheduler allocates; only one node has both. A
-/// claim that wants both at once cannot be allocated by either.
+/// claim that requests both cannot be allocated by either.
 fn other_driver() -> Result<()> {
     let seen = on_fleet("other-driver-beside", 3, |_, kube, fleet| {
         let nodes: Vec<String> = fleet.nodes().collect();
@@ -138,7 +139,7 @@ fn other_driver() -> Result<()> {
                 {"name": "other", "exactly": {"deviceClassName": OTHER}}]}}}});
         create(kube, &many(vec![class, other_slice(fleet, third), mixed]))?;
         kube.apply(&template("other", OTHER, json!(null), &[]))?;
-        // Packed beside it, a pod would be on the first node.
+        // Packing alone would put the pod on the first node.
         let mut packed = fleet.pod("packed", "1");
         packed["spec"]["nodeSelector"]["kubernetes.io/hostname"] = json!(first);
         create(kube, &packed.to_string())?;
@@ -153,12 +154,12 @@ fn other_driver() -> Result<()> {
         wait_bound(kube, &["both"])?;
         let node = node_of_pod(kube, "both")?;
         ensure!(node == *third, "both is on {node} instead of {third}");
-        // The other driver has no second device; ours has.
+        // The other driver has no second device; ours does.
         let mut mixed = fleet.pod("mixed", "1");
         mixed["spec"]["resourceClaims"][0]["resourceClaimTemplateName"] = json!("mixed");
         create(kube, &many(vec![both("too-many"), mixed, fleet.pod("alone", "1")]))?;
-        told(kube, "mixed", "ClaimMixesDrivers", &["vgpu", OTHER, "split"])?;
-        told(kube, "too-many", "NoNodeFits", &[])?;
+        wait_for_event(kube, "mixed", "ClaimMixesDrivers", &["vgpu", OTHER, "split"])?;
+        wait_for_event(kube, "too-many", "NoNodeFits", &[])?;
         wait_bound(kube, &["alone"])?;
         let ours = |pod: &str| -> Result<bool> {
             let claims = kube.get(&["resourceclaims"])?;

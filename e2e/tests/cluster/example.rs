@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 use vgpu_e2e::wait::wait;
 use vgpu_e2e::{gpu_time, install, node, patience, workload};
@@ -13,7 +13,7 @@ use crate::manifests::{HOLD, pod};
 use crate::quota;
 use crate::shared::{self, LIMIT, Test};
 
-/// They run on a quiet machine: the way of a pod with the programs as released, and what is asserted of GPU time.
+/// These need a quiet machine: the steps of a pod with the released programs, and assertions about GPU time.
 pub(crate) const QUIET: &[Test] = &[
     ("example_fraction_four_a_gpu_and_the_ninth_waits", fraction),
     ("example_gpu_time_pods_have_their_cores", gpu_time_of_pods),
@@ -21,7 +21,7 @@ pub(crate) const QUIET: &[Test] = &[
 
 pub(crate) const TESTS: &[Test] = &[
     ("example_two_containers_hold_one_share_together", two_containers),
-    ("claim_of_two_pods_is_one_share_until_the_last_goes", two_pods),
+    ("claim_of_two_pods_is_one_share_until_the_last_ends", two_pods),
     ("example_whole_gpu_is_shared_with_nobody", whole_gpu),
     ("every_example_is_run_here_and_has_a_readme", every_example),
 ];
@@ -33,24 +33,22 @@ fn fraction() -> Result<()> {
         let (running, pending) = workload::settle(kube, room, 1, LIMIT)?;
         let shares = workload::shares(kube)?;
         for (device, pods) in workload::by_device(&shares) {
-            if pods.len() != 4 {
-                bail!("{device} has {} pods instead of four", pods.len());
-            }
+            ensure!(pods.len() == 4, "{device} has {} pods instead of four", pods.len());
         }
         for pod in &running {
             let line: Value = serde_json::from_str(&kube.exec(pod, &["vgpu-client", "check"])?)?;
-            if line["total"].as_u64() != install::bytes("20Gi") {
-                bail!("{pod} sees {} instead of 20Gi", line["total"]);
-            }
+            ensure!(
+                line["total"].as_u64() == install::bytes("20Gi"),
+                "{pod} sees {} instead of 20Gi",
+                line["total"]
+            );
         }
         for share in shares.iter().filter(|share| share.device.is_some()) {
             let claim = kube.get(&["resourceclaim", &share.claim])?;
             let result = &claim["status"]["allocation"]["devices"]["results"][0];
             let share_id = result["shareID"].as_str().context("an allocation without shareID")?;
             let (path, text) = node::cdi_spec(&installed.cluster, &share.claim_uid)?;
-            if !text.contains(share_id) {
-                bail!("{path} does not name the share {share_id}");
-            }
+            ensure!(text.contains(share_id), "{path} does not name the share {share_id}");
         }
         kube.run(&["delete", "pod", &running[0], "--wait=false"])?;
         kube.wait_running(&pending[0], LIMIT)
@@ -66,10 +64,11 @@ fn two_containers() -> Result<()> {
             serde_json::from_str(&said).context("vgpu-client gave no JSON")
         };
         let (first, second) = (total("first")?, total("second")?);
-        if first["uuid"] != second["uuid"] || first["total"].as_u64() != install::bytes("20Gi") {
-            bail!("the containers see different things: {first} and {second}");
-        }
-        // A GPU that one holds is not available to the other.
+        ensure!(
+            first["uuid"] == second["uuid"] && first["total"].as_u64() == install::bytes("20Gi"),
+            "the containers see different things: {first} and {second}"
+        );
+        // A GPU that one of them uses is not available to the other.
         let taken = 12u64 << 30;
         let mut holder = kube.command([
             "exec",
@@ -97,18 +96,17 @@ fn two_containers() -> Result<()> {
         holder.kill()?;
         holder.wait()?;
         let refused = refused?;
-        if refused.status.success() || !refused.stderr.contains("CUDA_ERROR_OUT_OF_MEMORY") {
-            bail!(
-                "two containers allocated 24 of 20 GiB together: {}{}",
-                refused.stdout,
-                refused.stderr
-            );
-        }
+        ensure!(
+            !refused.status.success() && refused.stderr.contains("CUDA_ERROR_OUT_OF_MEMORY"),
+            "two containers allocated 24 of 20 GiB together: {}{}",
+            refused.stdout,
+            refused.stderr
+        );
         Ok(())
     })
 }
 
-/// A ResourceClaim of its own, named by two pods: one share, prepared once, gone with the claim.
+/// A named ResourceClaim used by two pods: one share, prepared once, and removed with the claim.
 fn two_pods() -> Result<()> {
     shared::in_namespace("two-pods", |installed, kube| {
         let claim = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "both"},
@@ -130,9 +128,10 @@ fn two_pods() -> Result<()> {
             Ok(line["free"].as_u64())
         };
         let seen = free()?;
-        if seen != install::bytes("3Gi") {
-            bail!("the second pod sees {seen:?} bytes free of 4Gi, of which the first holds 1Gi");
-        }
+        ensure!(
+            seen == install::bytes("3Gi"),
+            "the second pod sees {seen:?} bytes free of 4Gi, but the first uses 1Gi"
+        );
         kube.run(&["delete", "pod", "first", &patience::timeout(LIMIT)])?;
         wait(LIMIT, "the first pod's memory to be free for the second", || {
             Ok((free()? == install::bytes("4Gi")).then_some(()))
@@ -152,15 +151,17 @@ fn whole_gpu() -> Result<()> {
         kube.wait_running("whole-gpu", LIMIT)?;
         let line: Value = serde_json::from_str(&kube.exec("whole-gpu", &["vgpu-client", "check"])?)?;
         let whole = installed.gpus.iter().map(|gpu| gpu.memory).max();
-        if line["total"].as_u64() != whole {
-            bail!("a whole GPU shows {} of {whole:?} bytes", line["total"]);
-        }
+        ensure!(
+            line["total"].as_u64() == whole,
+            "a whole GPU shows {} of {whole:?} bytes",
+            line["total"]
+        );
         let shares = workload::shares(kube)?;
         let device = shares
             .first()
             .and_then(|share| share.device.clone())
             .context("the pod has no GPU")?;
-        // As many quarters as there are GPUs would fit on the others; one more than fits there must wait.
+        // The other GPUs have room for as many quarters as there are GPUs; one pod more must wait.
         kube.apply(&workload::manifests(&install::example("fraction"))?)?;
         workload::settle(
             kube,
@@ -177,10 +178,7 @@ fn whole_gpu() -> Result<()> {
 
 fn gpu_time_of_pods() -> Result<()> {
     shared::in_namespace("example-gpu-time", |installed, kube| {
-        kube.apply(&workload::manifests(&install::example("gpu-time"))?)?;
-        for pod in ["thirty", "seventy"] {
-            kube.wait_running(pod, LIMIT)?;
-        }
+        gpu_time::on_one_gpu(kube, &workload::manifests(&install::example("gpu-time"))?, LIMIT)?;
         gpu_time::divided(kube, &[("thirty", 30.0), ("seventy", 70.0)], 3)?;
         if installed.gpus.len() < 2 {
             kube.run(&["delete", "pod", "thirty", "seventy"])?;

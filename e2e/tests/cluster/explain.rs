@@ -1,10 +1,12 @@
-//! `vgpu explain` with the real kubectl on the real cluster, beside the controller's event: one engine, the same reasons.
+//! `vgpu explain` and `vgpu doctor` on the real cluster. `explain` is compared with the controller's event: the same
+//! engine must give the same reasons.
 
 use std::collections::BTreeSet;
 use std::process::Command;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Value, json};
+use vgpu_e2e::install;
 use vgpu_e2e::kube::Kube;
 use vgpu_e2e::outcome::after;
 use vgpu_e2e::shell::{self, Said};
@@ -15,14 +17,16 @@ use crate::shared::{self, Installed, LIMIT, Test};
 
 pub(crate) const TESTS: &[Test] = &[
     ("explain_and_the_event_give_the_same_reasons", same_reasons),
-    ("explain_says_what_keeps_a_pod_from_its_gpu", obstacles),
+    ("explain_names_obstacles_other_than_free_devices", obstacles),
+    ("rights_in_one_namespace_are_enough_for_explain", own_namespace),
+    ("doctor_finds_nothing_where_all_is_well", doctor),
 ];
 
 const RULE: &str = "test-explain-drain";
 const HELD: &str = "held by explain/holder-";
 
-/// One GPU is wholly taken, and a rule taints all of them: for the one it is the memory that is short. A server before
-/// 1.37 has no such rule: there all are taken.
+/// One GPU is completely allocated, and a rule taints all of them: for that one, the reason is missing memory. A
+/// server before 1.37 has no such rule: there all are allocated.
 fn same_reasons() -> Result<()> {
     shared::in_namespace("explain", |installed, kube| {
         let has_rules = has_rules(kube)?;
@@ -50,7 +54,7 @@ fn same_reasons() -> Result<()> {
     })
 }
 
-/// Pods that the API server accepts and that never get a GPU, and one that runs without the GPU that it holds.
+/// Pods that the API server accepts but that never get a GPU, and one that runs without its allocated GPU.
 fn obstacles() -> Result<()> {
     shared::in_namespace("explain-obstacles", |installed, kube| {
         let node = installed.gpus.first().context("no GPU is published")?.node.clone();
@@ -61,7 +65,9 @@ fn obstacles() -> Result<()> {
         gated["spec"]["schedulingGates"] = json!([{"name": "example.com/later"}]);
         let mut unnamed = pod_object("unnamed", &["python3", "-c", "import signal; signal.pause()"], "t")?;
         unnamed["spec"]["containers"][0]["resources"] = json!({});
-        for pod in [&pinned, &gated, &unnamed] {
+        let mut misnamed = pod_object("misnamed", &HOLD, "t")?;
+        misnamed["spec"]["resourceClaims"] = json!([{"name": "gpu", "resourceClaimName": "t"}]);
+        for pod in [&pinned, &gated, &unnamed, &misnamed] {
             kube.apply(&pod.to_string())?;
         }
         kube.wait_running("unnamed", LIMIT)?;
@@ -69,6 +75,10 @@ fn obstacles() -> Result<()> {
             ("pinned", format!("was put on node {node} by spec.nodeName")),
             ("gated", "has the scheduling gate example.com/later".to_owned()),
             ("unnamed", "no container names its claim gpu".to_owned()),
+            (
+                "misnamed",
+                "claim explain-obstacles/t does not exist: that is a ResourceClaimTemplate".to_owned(),
+            ),
         ] {
             let start = format!("pod explain-obstacles/{name}: {words}");
             wait(LIMIT, &start, || {
@@ -81,7 +91,7 @@ fn obstacles() -> Result<()> {
     })
 }
 
-/// Returns true if the server has DeviceTaintRules. Another failure is an error.
+/// Returns true if the server has DeviceTaintRules. Other failures are errors.
 fn has_rules(kube: &Kube<'_>) -> Result<bool> {
     let said = kube.try_run(&["get", "devicetaintrules.v1.resource.k8s.io"])?;
     match said.status.success() {
@@ -105,11 +115,12 @@ fn compare(installed: &Installed, kube: &Kube<'_>, tainted: bool) -> Result<()> 
     })
 }
 
-/// The part of `vgpu explain`'s answer that the event must contain. `tainted`: at least one GPU has only the rule's taint.
+/// The part of `vgpu explain`'s answer that the event must contain. `tainted`: the rule's taint is the only reason for
+/// at least one GPU.
 fn expected(explained: &Value, installed: &Installed, tainted: bool) -> Result<BTreeSet<String>> {
     let reasons = explained["reasons"].as_array().context("no reasons")?;
     let text = |reason: &Value, key: &str| reason[key].as_str().unwrap_or_default().to_owned();
-    // The monitors, of which the class has none.
+    // Monitors, which the class excludes.
     let of_the_class = reasons
         .iter()
         .filter(|reason| !text(reason, "field").starts_with("spec.selectors"));
@@ -118,7 +129,7 @@ fn expected(explained: &Value, installed: &Installed, tainted: bool) -> Result<B
     for reason in of_the_class {
         devices += 1;
         let message = text(reason, "message");
-        // GPUs that are held alike are one in the event, with the holders of one of them.
+        // The event lists GPUs with equal holders once, with the holders of one of them.
         let said = match message.find(HELD) {
             Some(at) if !tainted => &message[..at + HELD.len()],
             _ => &message,
@@ -134,34 +145,88 @@ fn expected(explained: &Value, installed: &Installed, tainted: bool) -> Result<B
         let mut all = expected.iter();
         all.any(|said| said.starts_with(&format!("{kind}: ")) && said.contains(words))
     };
-    if devices != installed.gpus.len() {
-        bail!("{devices} reasons for {} GPUs: {explained}", installed.gpus.len());
-    }
-    if !says("Capacity", HELD) {
-        bail!("nobody names who holds the GPU: {explained}");
-    }
-    if tainted && !says("Taint", "example.com/drain=tonight:NoSchedule") {
-        bail!("nobody names the rule's taint: {explained}");
-    }
+    ensure!(
+        devices == installed.gpus.len(),
+        "{devices} reasons for {} GPUs: {explained}",
+        installed.gpus.len()
+    );
+    ensure!(says("Capacity", HELD), "nobody names who holds the GPU: {explained}");
+    ensure!(
+        !tainted || says("Taint", "example.com/drain=tonight:NoSchedule"),
+        "nobody names the rule's taint: {explained}"
+    );
     expected.insert(format!(" of {devices} devices: "));
     expected.insert("vgpu explain pod/waiting -n explain".to_owned());
     Ok(expected)
 }
 
-/// Runs `vgpu explain` as a user would, without `-f`: kubectl is on PATH and the context is the current one.
+/// Runs `vgpu explain` as a user would, without `-f`: the context is the current one.
 fn run(installed: &Installed, namespace: &str, subject: &str, format: &str) -> Result<Said> {
-    let kubectl = installed.cluster.toolchain().program("kubectl")?;
-    let folder = kubectl.parent().context("kubectl is in no folder")?;
-    let mut command = Command::new(shared::prepared().dist.join("vgpu"));
-    command
-        .args(["explain", subject, "-n", namespace, "-o", format])
-        .env("PATH", folder)
-        .env("KUBECONFIG", installed.cluster.kubeconfig())
-        .env("KUBECACHEDIR", installed.cluster.kubeconfig().with_file_name("tmp"));
-    shell::capture(&mut command)
+    vgpu(installed, &["explain", subject, "-n", namespace, "-o", format])
 }
 
-/// What a person reads.
+pub(crate) fn vgpu(installed: &Installed, args: &[&str]) -> Result<Said> {
+    let mut command = Command::new(shared::prepared().dist.join("vgpu"));
+    let kubeconfig = installed.cluster.kubeconfig();
+    shell::capture(command.args(args).env("KUBECONFIG", kubeconfig))
+}
+
+/// A user with the rights of `edit` in one namespace is told what the controller says, and which rights more would need.
+fn own_namespace() -> Result<()> {
+    shared::in_namespace("explain-own", |installed, kube| {
+        kube.run(&["create", "rolebinding", "jane", "--clusterrole=edit", "--user=jane"])?;
+        kube.apply(
+            &(template("part", "vgpu", json!({"memory": "1Ti"}), &[]) + &pod("waiting", "client", &HOLD, "part")),
+        )?;
+        wait(LIMIT, "the controller's event in the answer of vgpu explain", || {
+            let said = vgpu(installed, &["explain", "pod/waiting", "-n", "explain-own", "--as=jane"])?;
+            let has_event = said.stdout.contains("VgpuClaim");
+            let names_right = said.stdout.contains("the right to list ") && said.stdout.contains("in all namespaces");
+            match said.status.code() == Some(1) && has_event && names_right {
+                true => Ok(Some(())),
+                false => Err(anyhow!("{}: {}{}", said.status, said.stdout, said.stderr)),
+            }
+        })
+    })
+}
+
+/// Nothing is found on the cluster of the tests, and a user without rights is told what was not checked. A probe runs and
+/// leaves nothing, and `helm test` is one.
+fn doctor() -> Result<()> {
+    shared::in_namespace("doctor", |installed, kube| {
+        wait(LIMIT, "vgpu doctor finds nothing", || {
+            let said = vgpu(installed, &["doctor"])?;
+            match said.status.code() {
+                Some(0) => Ok(Some(())),
+                _ => Err(anyhow!("{}: {}{}", said.status, said.stdout, said.stderr)),
+            }
+        })?;
+        let said = vgpu(installed, &["doctor", "--as=jane"])?;
+        if said.status.code() != Some(2)
+            || !said
+                .stdout
+                .contains("not checked: the right to list nodes in all namespaces")
+        {
+            bail!("{}: {}{}", said.status, said.stdout, said.stderr);
+        }
+        let said = vgpu(installed, &["doctor", "--probe", "-n", "doctor"])?;
+        ensure!(
+            said.status.code() == Some(0) && said.stdout.contains("the probe ran on node "),
+            "{}: {}{}",
+            said.status,
+            said.stdout,
+            said.stderr
+        );
+        for kind in ["pods", "resourceclaimtemplates"] {
+            let left = kube.get(&[kind])?;
+            ensure!(left["items"].as_array().is_some_and(Vec::is_empty), "left: {left}");
+        }
+        kube.helm(&["test", install::NAME, "--namespace", install::NAME])
+            .map(drop)
+    })
+}
+
+/// The output for people.
 pub(crate) fn as_text(installed: &Installed, namespace: &str, subject: &str) -> Result<String> {
     let said = run(installed, namespace, subject, "text")?;
     match said.status.code() {
@@ -172,13 +237,12 @@ pub(crate) fn as_text(installed: &Installed, namespace: &str, subject: &str) -> 
 
 fn explain(installed: &Installed, namespace: &str) -> Result<Value> {
     let said = run(installed, namespace, "pod/waiting", "json")?;
-    if said.status.code() != Some(1) {
-        bail!(
-            "vgpu explain ended with {}: {}{}",
-            said.status,
-            said.stdout,
-            said.stderr
-        );
-    }
+    ensure!(
+        said.status.code() == Some(1),
+        "vgpu explain ended with {}: {}{}",
+        said.status,
+        said.stdout,
+        said.stderr
+    );
     serde_json::from_str(&said.stdout).context("vgpu explain gave no JSON")
 }

@@ -3,7 +3,7 @@
 //! ```text
 //! on_fleet ─ namespace ─ nodes and slices ─ checker ─► the test ─► every pod deleted, every claim freed ─► the sums
 //! ```
-//! Nothing runs on such a node: its pods stop at being bound. They tolerate every taint, so it does not matter that no
+//! Nothing runs on such a node: its pods are only bound. They tolerate every taint, so they do not mind that no
 //! kubelet keeps the node ready.
 
 use std::collections::BTreeSet;
@@ -20,19 +20,20 @@ use crate::checker::{Checker, Given, Seen, SoFar};
 use crate::manifests::template;
 use crate::shared::{self, Installed, LIMIT};
 
-/// For what may need another leader first: it waits for the lease to run out, and for what its predecessor may have sent.
+/// Time for events that may need a new leader first: it waits until the lease expires, and for writes that its
+/// predecessor may have sent.
 pub(crate) const TAKEOVER: Duration = Duration::from_secs(120);
-/// For many pods: claims are made from templates at 20 a second.
+/// Time for many pods: claims are created from templates at 20 per second.
 pub(crate) const ALL_BOUND: Duration = Duration::from_secs(240);
-/// The template of `quarter`, which every fleet's namespace has.
+/// The template for `quarter`, which exists in every fleet's namespace.
 pub(crate) const QUARTER: &str = "quarter";
-/// Quarters that a node has room for.
+/// Quarters that fit on a node.
 pub(crate) const ROOM: usize = 4 * GPUS;
 
 const GPUS: usize = 2;
 const CPU: &str = "32";
 
-/// So many nodes with two GPUs each; gone when it is dropped.
+/// Nodes with two GPUs each, which are deleted when this is dropped.
 pub(crate) struct Fleet<'a> {
     kube: Kube<'a>,
     name: &'static str,
@@ -43,7 +44,7 @@ pub(crate) struct Fleet<'a> {
 /// The component that allocates a node's GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// The controller, since long ago: its GPUs can be allocated at once.
+    /// The controller, with an old taint: its GPUs can be allocated at once.
     Settled,
     /// The controller from now on, by the server's clock.
     Controller,
@@ -52,7 +53,7 @@ pub(crate) enum Mode {
 }
 
 impl Mode {
-    /// As the plugin publishes it. The server adds the time if there is none.
+    /// The taints that the plugin would publish. The server adds a missing time.
     pub(crate) fn taints(self) -> Value {
         match self {
             Self::Settled => json!([hand_made::settled()]),
@@ -72,12 +73,12 @@ fn slice(fleet: &str, node: &str, mode: Mode) -> Value {
     hand_made::slice(fleet, node, &(0..GPUS).map(gpu).collect::<Vec<_>>())
 }
 
-/// Many objects for one call of kubectl.
+/// Combines many objects for one call of kubectl.
 pub(crate) fn many(items: Vec<Value>) -> String {
     json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string()
 }
 
-/// `kubectl create`, which asks nothing first.
+/// Runs `kubectl create`, which does not read the objects first.
 pub(crate) fn create(kube: &Kube<'_>, manifests: &str) -> Result<()> {
     write(kube, "create", manifests)
 }
@@ -114,18 +115,18 @@ impl<'a> Fleet<'a> {
         self.so_far.given()
     }
 
-    /// Publishes the GPUs of these nodes anew.
+    /// Publishes the GPUs of these nodes again, in this mode.
     pub(crate) fn turn(&self, nodes: &[String], mode: Mode) -> Result<()> {
         let slices = nodes.iter().map(|node| slice(self.name, node, mode));
         write(&self.kube, "replace", &many(slices.collect()))
     }
 
-    /// The labels by which nodes, slices and device classes are deleted with the fleet.
+    /// The labels by which the fleet's nodes, slices and device classes are deleted.
     pub(crate) fn label(&self) -> Value {
         json!({"fleet": self.name})
     }
 
-    /// A pod that waits for a quarter of a GPU and for some CPU, on this fleet alone.
+    /// A pod that waits for a quarter of a GPU and for some CPU, only on this fleet.
     pub(crate) fn pod(&self, name: &str, cpu: &str) -> Value {
         json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {
             "nodeSelector": {"fleet": self.name},
@@ -136,7 +137,7 @@ impl<'a> Fleet<'a> {
             "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": QUARTER}]}})
     }
 
-    /// A pod that cannot be bound, for a reason that the controller does not check: a missing volume.
+    /// A pod that cannot be bound for a reason that the controller does not check: a missing volume.
     pub(crate) fn stuck(&self, name: &str) -> Value {
         let mut pod = self.pod(name, "100m");
         pod["spec"]["volumes"] = json!([{"name": "v", "persistentVolumeClaim": {"claimName": "nobody-made-it"}}]);
@@ -148,7 +149,7 @@ impl<'a> Fleet<'a> {
         many(names.into_iter().map(|name| self.pod(name, "100m")).collect())
     }
 
-    /// A pod that no scheduler was asked about, and that leaves no CPU on its node.
+    /// A pod that is already bound without a scheduler, and uses all CPU of its node.
     pub(crate) fn filler(&self, name: &str, node: &str) -> Value {
         let mut pod = self.pod(name, "31900m");
         pod["spec"]["nodeName"] = json!(node);
@@ -173,8 +174,8 @@ impl Drop for Fleet<'_> {
     }
 }
 
-/// A test with so many nodes in a namespace of their name, on the cluster of the controller. Nothing may have been given
-/// twice at any version of any claim, also where the test itself failed; and every claim is freed.
+/// Runs a test with this number of nodes in its own namespace, on the cluster of the controller. Even if the test
+/// itself failed, nothing may have been allocated twice at any version of any claim, and every claim must be freed.
 pub(crate) fn on_fleet(
     name: &'static str,
     size: usize,
@@ -183,7 +184,7 @@ pub(crate) fn on_fleet(
     on_watched_fleet(name, size, Checker::begin, test)
 }
 
-/// The same with a checker that watches by another way.
+/// The same with a checker that watches differently.
 pub(crate) fn on_watched_fleet(
     name: &'static str,
     size: usize,
@@ -203,7 +204,7 @@ pub(crate) fn on_watched_fleet(
     seen.context("the checker ended")
 }
 
-/// Names of the pods that are bound.
+/// Names of bound pods.
 pub(crate) fn bound(kube: &Kube<'_>) -> Result<BTreeSet<String>> {
     let pods = kube.get(&["pods"])?;
     let pods = pods["items"].as_array().context("no list of pods")?.iter();
@@ -213,7 +214,7 @@ pub(crate) fn bound(kube: &Kube<'_>) -> Result<BTreeSet<String>> {
         .collect())
 }
 
-/// Until these pods are bound.
+/// Waits until these pods are bound.
 pub(crate) fn wait_bound(kube: &Kube<'_>, wanted: &[&str]) -> Result<()> {
     wait(TAKEOVER, &format!("pods {} to be bound", wanted.join(", ")), || {
         let bound = bound(kube)?;
@@ -225,7 +226,7 @@ pub(crate) fn wait_bound(kube: &Kube<'_>, wanted: &[&str]) -> Result<()> {
     })
 }
 
-/// Until as many pods are bound as there is room for; how many there are.
+/// Waits until as many pods are bound as there is room for. Returns their number.
 pub(crate) fn wait_full(kube: &Kube<'_>, room: usize, limit: Duration) -> Result<usize> {
     wait(limit, "as many pods to be bound as there is room for", || {
         let pods = kube.get(&["pods"])?;
@@ -239,8 +240,8 @@ pub(crate) fn wait_full(kube: &Kube<'_>, room: usize, limit: Duration) -> Result
 }
 
 /// Waits for an event on the object with that reason and all of these words.
-pub(crate) fn told(kube: &Kube<'_>, object: &str, reason: &str, words: &[&str]) -> Result<()> {
-    wait(LIMIT, &format!("{object} to be told {reason} {words:?}"), || {
+pub(crate) fn wait_for_event(kube: &Kube<'_>, object: &str, reason: &str, words: &[&str]) -> Result<()> {
+    wait(LIMIT, &format!("{object} to get the event {reason} {words:?}"), || {
         let events = kube.events(object, reason)?;
         let says = events
             .iter()
@@ -249,14 +250,14 @@ pub(crate) fn told(kube: &Kube<'_>, object: &str, reason: &str, words: &[&str]) 
     })
 }
 
-/// The node that a pod is bound to.
+/// The node to which a pod is bound.
 pub(crate) fn node_of_pod(kube: &Kube<'_>, pod: &str) -> Result<String> {
     let found = kube.get(&["pod", pod])?;
     let node = found["spec"]["nodeName"].as_str().map(str::to_owned);
     node.with_context(|| format!("pod {pod} is not bound"))
 }
 
-/// The claim that was made for a pod.
+/// The claim that was created for a pod.
 pub(crate) fn claim_of(kube: &Kube<'_>, pod: &str) -> Result<Value> {
     let claims = kube.get(&["resourceclaims"])?;
     let claims = claims["items"].as_array().cloned().unwrap_or_default();
@@ -265,7 +266,7 @@ pub(crate) fn claim_of(kube: &Kube<'_>, pod: &str) -> Result<Value> {
     claim.with_context(|| format!("pod {pod} has no claim"))
 }
 
-/// The node whose device a claim has.
+/// The node of a claim's device.
 pub(crate) fn node_of_claim(claim: &Value) -> Option<&str> {
     claim["status"]["allocation"]["devices"]["results"][0]["pool"]
         .as_str()?
@@ -278,7 +279,7 @@ pub(crate) fn name_of(object: &Value) -> Result<&str> {
     object["metadata"]["name"].as_str().context("an object without a name")
 }
 
-/// Deletes these pods, and does not wait.
+/// Deletes these pods without waiting.
 pub(crate) fn delete<'n>(kube: &Kube<'_>, pods: impl IntoIterator<Item = &'n str>) -> Result<()> {
     let at_once = ["--ignore-not-found", "--force", "--grace-period=0", "--wait=false"];
     let pods: Vec<&str> = pods.into_iter().collect();
@@ -288,7 +289,7 @@ pub(crate) fn delete<'n>(kube: &Kube<'_>, pods: impl IntoIterator<Item = &'n str
     }
 }
 
-/// Deletes every pod of the namespace, and waits until every claim that was made for one is gone with it.
+/// Deletes every pod of the namespace, and waits until all claims created for pods are deleted too.
 pub(crate) fn clear(kube: &Kube<'_>) -> Result<()> {
     kube.run(&["delete", "pods", "--all", "--force", "--grace-period=0", "--wait=false"])?;
     wait(ALL_BOUND, "every claim to be freed", || {

@@ -1,5 +1,5 @@
-//! Faults of GPUs, which the software GPU's file `control` stands in for: taints, pods that stay away, kubelet's word on pods
-//! that run, a restart of the plugin, and recovery.
+//! Faults of GPUs, simulated with the software GPU's file `control`: taints, pods that stay away, health that the
+//! kubelet reports for running pods, a restart of the plugin, and recovery.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,7 +18,7 @@ use crate::shared::{self, LIMIT, Test};
 
 pub(crate) const TESTS: &[Test] = &[("a_fault_is_a_taint_and_a_health_message_until_the_gpu_is_well", faults)];
 
-/// Has the first node's software GPUs fail like this from now on.
+/// Makes the first node's software GPUs fail like this from now on.
 fn control(cluster: &Cluster, text: &str) -> Result<()> {
     let folder = cluster.node(Node::FIRST).path_inside(SOFT_GPU_STATE)?;
     let new = folder.join("control.new");
@@ -30,11 +30,11 @@ fn control(cluster: &Cluster, text: &str) -> Result<()> {
 #[derive(Debug)]
 struct Published {
     index: u64,
-    /// Effect and time of each taint, by `key=value`.
+    /// Effect and time of each taint, keyed by `key=value`.
     taints: BTreeMap<String, (String, String)>,
 }
 
-/// The GPUs by the names of their devices.
+/// The GPUs by device name.
 fn published(kube: &Kube<'_>) -> Result<BTreeMap<String, Published>> {
     let slices = kube.get(&["resourceslices"])?;
     let list = |value: &Value, key: &str| value[key].as_array().cloned().unwrap_or_default();
@@ -75,7 +75,7 @@ fn device_of(kube: &Kube<'_>, name: &str) -> Result<String> {
         .with_context(|| format!("{name} has no device"))
 }
 
-/// Waits for what kubelet says of the pod's share.
+/// Waits for the health that the kubelet reports for the pod's share.
 fn health(kube: &Kube<'_>, name: &str, health: &str, message: &str) -> Result<()> {
     wait(LIMIT, &format!("{name} to be {health} in its status"), || {
         let found = kube.get(&["pod", name])?;
@@ -122,7 +122,7 @@ fn steps(cluster: &Cluster, kube: &Kube<'_>) -> Result<()> {
     let other_index = gpu.index;
     health(kube, "before", "Healthy", "")?;
 
-    // An XID, after which the driver asks for a reset. What runs goes on; what comes goes elsewhere.
+    // An XID after which the driver asks for a reset. Running pods continue; new ones go elsewhere.
     let xid = format!("xid {index} 79\naction {index} reset\n");
     control(cluster, &xid)?;
     let start = Instant::now();
@@ -142,7 +142,7 @@ fn steps(cluster: &Cluster, kube: &Kube<'_>) -> Result<()> {
         "a new pod got the GPU with the fault"
     );
 
-    // Rows of the other one cannot be remapped: a new pod gets none of the two.
+    // Rows of the other GPU cannot be remapped: a new pod gets neither of the two.
     control(cluster, &format!("{xid}remap {other_index} failed\n"))?;
     tainted(kube, other, &[("dra.vgpu/remap=failed", "NoSchedule")])?;
     health(kube, "elsewhere", "Unhealthy", "could not remap")?;
@@ -154,14 +154,14 @@ fn steps(cluster: &Cluster, kube: &Kube<'_>) -> Result<()> {
         Ok(all.iter().any(|one| one["reason"] == "Unschedulable").then_some(()))
     })?;
 
-    // The software GPU does not repeat an XID: the new plugin has it from its files.
+    // The software GPU does not repeat an XID: the new plugin reads it from its files.
     restart_the_plugin(cluster)?;
     ensure!(
         tainted(kube, &device, &both)? == times,
         "the taints are younger after a restart"
     );
 
-    // Rows that are only to be remapped keep nobody away.
+    // A pending remapping does not keep pods away.
     control(cluster, &format!("remap {index} pending\n"))?;
     let start = Instant::now();
     tainted(kube, &device, &[("dra.vgpu/remap=pending", "None")])?;

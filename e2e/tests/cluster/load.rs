@@ -1,7 +1,8 @@
-//! Pods that come and go while something happens to the node. Each proves its limit from the inside and ends.
+//! Pods that are created and deleted while something happens to the node. Each proves its limit from the inside and
+//! ends.
 //!
-//! Every third pod is deleted in whatever state it is about a second after it was made: before its claim is allocated,
-//! while it is prepared, while it runs, or after it ended. The others must succeed.
+//! Every third pod is deleted about a second after its creation, in any state: before its claim is allocated, while it
+//! is prepared, while it runs, or after it ended. The others must succeed.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -15,12 +16,12 @@ use vgpu_e2e::wait::wait;
 use crate::fleet::{create, many};
 use crate::manifests::{pod_object, template};
 
-/// The memory of each share of the tests that use this.
+/// The memory of each share in these tests.
 pub(crate) const MEMORY: &str = "2Gi";
 pub(crate) const BYTES: u64 = 2 << 30;
-/// Exits with 0 if the limit is the share's and holds: all free memory can be allocated, and not a granule more.
+/// Exits with 0 if the share's limit is enforced exactly: all free memory can be allocated, and not one granule more.
 pub(crate) const PROVES: &str = r#"case $(vgpu-client check) in *'"total":2147483648,'*) ;; *) exit 1;; esac"#;
-/// A pod that is to be cut lives at least so long.
+/// Minimum age at which a pod is deleted early.
 const CUT_AFTER: Duration = Duration::from_secs(1);
 const TICK: Duration = Duration::from_millis(500);
 
@@ -31,11 +32,11 @@ pub(crate) fn share() -> String {
 
 pub(crate) struct Load<'a> {
     kube: Kube<'a>,
-    /// How many pods there are at a time, besides those that are Terminating.
+    /// The number of pods at a time, not counting Terminating ones.
     pub(crate) at_once: usize,
     /// The age at which any pod is deleted; None: never.
     oldest: Option<Duration>,
-    /// When each was made.
+    /// Creation times.
     born: BTreeMap<String, Instant>,
     pub(crate) made: usize,
     pub(crate) proved: usize,
@@ -43,7 +44,7 @@ pub(crate) struct Load<'a> {
 }
 
 impl<'a> Load<'a> {
-    /// In a namespace of its own, in which nothing else has pods with the label `load`.
+    /// Uses a namespace in which nothing else has pods with the label `load`.
     pub(crate) fn new(kube: &Kube<'a>, at_once: usize) -> Result<Self> {
         kube.apply(&share())?;
         Ok(Self {
@@ -57,17 +58,17 @@ impl<'a> Load<'a> {
         })
     }
 
-    /// Deletes every pod of this age, in whatever state it is.
+    /// Deletes every pod of this age, in any state.
     pub(crate) fn cut_at(mut self, age: Duration) -> Self {
         self.oldest = Some(age);
         self
     }
 
-    /// Deletes pods that have proved their limit or are to be cut, and makes others in their place, at most `more`. Returns
-    /// how many are under way.
+    /// Deletes pods that have proved their limit or are to be deleted early, and creates others in their place, at
+    /// most `more`. Returns the number of current pods.
     ///
     /// # Errors
-    /// A pod has failed: its limit is another one, or it does not hold.
+    /// A pod has failed: it has another limit, or the limit is not enforced.
     pub(crate) fn tick(&mut self, more: usize) -> Result<usize> {
         std::thread::sleep(TICK);
         let pods = self.kube.get(&["pods", "-l", "load"])?;
@@ -106,8 +107,8 @@ impl<'a> Load<'a> {
         Ok(alive - over.len() + count)
     }
 
-    /// Waits for the pods that are under way. `nudge`: has kubelet try them again at once. It comes back to a pod whose
-    /// Prepare failed after 60 to 90 s, and to one that has changed at once.
+    /// Waits for the current pods. `nudge`: changes them, so that the kubelet tries them again at once. By itself it
+    /// retries a pod whose Prepare failed only after 60 to 90 s.
     pub(crate) fn finish(&mut self, limit: Duration, nudge: bool) -> Result<()> {
         self.oldest = None;
         let limit = patience::stretched(limit);
@@ -156,7 +157,7 @@ fn manifest(name: &str) -> Result<Value> {
     Ok(pod)
 }
 
-/// The messages of events that say that a Prepare failed, in the namespace.
+/// Messages of the namespace's events about failed Prepares.
 pub(crate) fn failed_prepares(kube: &Kube<'_>) -> Result<Vec<String>> {
     let events = kube.get(&["events", "--field-selector=reason=FailedPrepareDynamicResources"])?;
     let items = events["items"].as_array().cloned().unwrap_or_default();

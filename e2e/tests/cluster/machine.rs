@@ -1,4 +1,4 @@
-//! Clusters and the machine: two side by side, beside decoys of a kubelet, and every order of dying.
+//! Clusters and the machine: two clusters at the same time, with decoys of a kubelet, and every order of dying.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::{env, fs};
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use vgpu_e2e::cluster::{self, Cluster, Config, Gpu, Member, Node, State};
@@ -16,7 +16,6 @@ use vgpu_e2e::snapshot::Snapshot;
 use vgpu_e2e::wait::wait;
 use vgpu_e2e::{prepared, shell};
 
-use crate::manifests::{HOLD, pod, template};
 use crate::shared::{self, LIMIT, Test};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -24,8 +23,11 @@ pub(crate) const TESTS: &[Test] = &[
         "machine_is_left_as_found_and_decoys_of_a_kubelet_survive",
         decoys_survive,
     ),
-    ("interrupted_cluster_is_gone_when_the_program_returns", interrupted),
-    ("cluster_interrupted_on_its_way_up_is_gone", interrupted_on_the_way_up),
+    ("interrupted_cluster_is_removed_before_the_program_returns", interrupted),
+    (
+        "cluster_interrupted_while_starting_is_removed",
+        interrupted_on_the_way_up,
+    ),
     ("cluster_of_a_killed_program_is_taken_down", killed_program),
     ("leftovers_of_a_killed_keeper_are_swept", killed_keeper),
     (
@@ -43,7 +45,7 @@ fn plain(name: &str) -> Config {
     }
 }
 
-/// Files and processes like those of a kubelet that the machine runs.
+/// Files and processes like those of a kubelet on the machine.
 struct Decoys {
     created: Vec<PathBuf>,
     _socket: UnixListener,
@@ -64,7 +66,7 @@ impl Decoys {
         }
         let socket = sockets.join("decoy.sock");
         if socket.exists() && UnixStream::connect(&socket).is_err() {
-            let _ = fs::remove_file(&socket); // of a test that was killed
+            let _ = fs::remove_file(&socket); // left by a killed test
         }
         let listener = UnixListener::bind(&socket).context("cannot bind the decoy socket")?;
         let root = ["/sys/fs/cgroup/pids", "/sys/fs/cgroup"]
@@ -90,16 +92,18 @@ impl Decoys {
     }
 
     fn check(&mut self) -> Result<()> {
-        if !self.socket.exists() {
-            bail!("the socket of a device plugin of the machine's kubelet was deleted");
-        }
+        ensure!(
+            self.socket.exists(),
+            "the socket of a device plugin of the machine's kubelet was deleted"
+        );
         if let Some(status) = self.process.try_wait()? {
             bail!("a process in a pod cgroup of the machine's kubelet was ended: {status}");
         }
         let members = fs::read_to_string(self.cgroup.join("cgroup.procs")).context("the decoy cgroup is gone")?;
-        if !members.lines().any(|pid| pid == self.process.id().to_string()) {
-            bail!("the decoy process was moved out of its cgroup");
-        }
+        ensure!(
+            members.lines().any(|pid| pid == self.process.id().to_string()),
+            "the decoy process was moved out of its cgroup"
+        );
         Ok(())
     }
 }
@@ -115,8 +119,8 @@ impl Drop for Decoys {
     }
 }
 
-/// A program that its user runs against the cluster: from the tool cache, with the cluster's folder on its command
-/// line, and still there when the cluster has gone. Nothing of that makes it the cluster's.
+/// A user's program that works with the cluster: from the tool cache, with the cluster's folder on its command line,
+/// and still running after the cluster. None of that makes it part of the cluster.
 struct Users(Child);
 
 impl Users {
@@ -125,9 +129,7 @@ impl Users {
         let mut child = Self(proxy.stdout(Stdio::piped()).spawn().context("cannot run kubectl")?);
         let mut line = String::new();
         BufReader::new(child.0.stdout.take().context("kubectl has no standard output")?).read_line(&mut line)?;
-        if !line.starts_with("Starting to serve") {
-            bail!("kubectl proxy said {line:?}");
-        }
+        ensure!(line.starts_with("Starting to serve"), "kubectl proxy said {line:?}");
         Ok(child)
     }
 
@@ -147,7 +149,7 @@ impl Drop for Users {
 }
 
 /// The addresses on which processes of the cluster listen in the host's network namespace, as /proc/net writes them.
-/// Tests that run beside this one listen there too.
+/// Concurrent tests listen there too.
 fn listeners(cluster: &str) -> Result<Vec<String>> {
     const LISTEN: &str = "0A";
     let processes = Snapshot::take().lines_with(&format!(" of vgpu-e2e-{cluster}: "));
@@ -186,7 +188,7 @@ fn decoys_survive() -> Result<()> {
     let name = shared::name("decoys");
     let cluster = Cluster::up(plain(&name))?;
     let kube = Kube::new(&cluster, "default");
-    let pod = serde_json::json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "plain"}, "spec": {
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "plain"}, "spec": {
         "dnsPolicy": "Default", "containers": [{"name": "main", "image": "dra-driver-vgpu/pause:dev"}]}});
     kube.apply(&pod.to_string())?;
     kube.wait_running("plain", LIMIT)?;
@@ -210,8 +212,8 @@ fn decoys_survive() -> Result<()> {
     is_as_before(&before)
 }
 
-/// Everything is compared but what others do beside this one. Clusters of other programs come and go, tests mount in
-/// folders of their own below /tmp and /dev/shm, and those of `vgpu run` leave one folder and make another again and again.
+/// Compares everything except concurrent changes by others: clusters of other programs start and end, tests mount in
+/// their own folders below /tmp and /dev/shm, and tests of `vgpu run` keep creating and removing folders.
 fn is_as_before(before: &Snapshot) -> Result<()> {
     const LEFT: &str = "file /run/vgpu-run";
     const MEANWHILE: &str = "file /run/vgpu";
@@ -235,7 +237,7 @@ fn is_as_before(before: &Snapshot) -> Result<()> {
     Ok(())
 }
 
-/// A program of its own that holds a cluster.
+/// Starts a separate program that runs a cluster.
 fn holder(name: &str) -> Result<Child> {
     let mut child = Command::new(env!("CARGO_BIN_EXE_vgpu-e2e"))
         .args(["--cluster", name, "up", "--hold"])
@@ -259,14 +261,11 @@ fn pid(child: &Child) -> Result<Pid> {
         .context("a process without a number")
 }
 
-/// Nothing of that cluster is on the machine: no process, folder or cgroup with its name.
+/// Checks that nothing of that cluster is on the machine: no process, folder or cgroup with its name.
 fn is_gone(name: &str) -> Result<()> {
     let left = Snapshot::take().lines_with(name);
-    if left.is_empty() {
-        Ok(())
-    } else {
-        Err(anyhow!("left: {}", left.join("\n")))
-    }
+    ensure!(left.is_empty(), "left: {}", left.join("\n"));
+    Ok(())
 }
 
 fn interrupted() -> Result<()> {
@@ -274,13 +273,14 @@ fn interrupted() -> Result<()> {
     let mut child = holder(&name)?;
     kill_process(pid(&child)?, Signal::INT)?;
     let status = child.wait()?;
-    if status.code() != Some(130) {
-        bail!("an interrupted program ended with {status} instead of 130");
-    }
+    ensure!(
+        status.code() == Some(130),
+        "an interrupted program ended with {status} instead of 130"
+    );
     is_gone(&name)
 }
 
-/// At several points of the way up.
+/// Interrupts the start of a cluster at several points.
 fn interrupted_on_the_way_up() -> Result<()> {
     let before = Snapshot::take();
     let name = shared::name("early");
@@ -303,12 +303,11 @@ fn interrupted_on_the_way_up() -> Result<()> {
         })?;
         kill_process(pid(&child)?, Signal::INT)?;
         let status = child.wait()?;
-        if status.code() != Some(130) {
-            bail!(
-                "interrupted once {} was there, the program ended with {status} instead of 130",
-                reached.display()
-            );
-        }
+        ensure!(
+            status.code() == Some(130),
+            "interrupted once {} was there, the program ended with {status} instead of 130",
+            reached.display()
+        );
         is_gone(&name)?;
     }
     is_as_before(&before)
@@ -320,7 +319,7 @@ fn killed_program() -> Result<()> {
     let mut child = holder(&name)?;
     child.kill()?;
     child.wait()?;
-    // The cluster's own files go before the machine's settings are restored.
+    // The cluster's own files are removed before the machine's settings are restored.
     wait(LIMIT, "the keeper to take the cluster down", || {
         is_gone(&name)?;
         is_as_before(&before).map(Some)
@@ -341,9 +340,7 @@ fn killed_keeper() -> Result<()> {
     kill_process(keeper, Signal::KILL)?;
     drop(cluster);
     let swept = cluster::sweep()?;
-    if !swept.contains(&name) {
-        bail!("the leftovers were not swept: {swept:?}");
-    }
+    ensure!(swept.contains(&name), "the leftovers were not swept: {swept:?}");
     is_gone(&name)?;
     is_as_before(&before)
 }
@@ -354,23 +351,22 @@ fn side_by_side() -> Result<()> {
     let error = Cluster::up(plain(&name))
         .err()
         .context("a second cluster of the same name came up")?;
-    if !error.to_string().contains("is running: `make down` ends it") {
-        bail!("the error does not say what to do: {error:#}");
-    }
+    ensure!(
+        error.to_string().contains("is running: `make down` ends it"),
+        "the error does not say what to do: {error:#}"
+    );
     let second = Cluster::up(plain(&shared::name("second")))?;
     let uid = |cluster: &Cluster| -> Result<String> {
         let found = Kube::new(cluster, "default").get(&["namespace", "kube-system"])?;
         Ok(found["metadata"]["uid"].to_string())
     };
-    if uid(&first)? == uid(&second)? {
-        bail!("both KUBECONFIGs lead to one cluster");
-    }
+    ensure!(uid(&first)? != uid(&second)?, "both KUBECONFIGs lead to one cluster");
     second.down()?;
     Kube::new(&first, "default").get(&["node", &Node::FIRST.name()])?;
     first.down()
 }
 
-/// What containerd lacks here to load its profile. Without it, it starts containers under none.
+/// The reason why containerd cannot load its profile here. It then starts containers without a profile.
 fn missing_for_apparmor() -> Option<&'static str> {
     let enabled = fs::read_to_string("/sys/module/apparmor/parameters/enabled").unwrap_or_default();
     let path = env::var_os("PATH").unwrap_or_default();
@@ -387,15 +383,14 @@ fn missing_for_apparmor() -> Option<&'static str> {
     }
 }
 
-/// A container with a share runs under containerd's default profile, the plugin under none: it mounts.
+/// A container with a share runs under containerd's default profile, the plugin under none, because it mounts.
 fn apparmor() -> Result<()> {
     if let Some(missing) = missing_for_apparmor() {
         vgpu_skip::skip("containers_run_under_the_default_apparmor_profile", missing);
         return Ok(());
     }
     shared::in_namespace_of(shared::translating()?, "apparmor", |installed, kube| {
-        kube.apply(&(template("t", "vgpu", json!({"memory": "1Gi"}), &[]) + &pod("confined", "client", &HOLD, "t")))?;
-        kube.wait_running("confined", LIMIT)?;
+        shared::hold(kube, "confined", "1Gi")?;
         let label = "/proc/1/attr/current";
         let own = kube.exec("confined", &["cat", label])?;
         ensure!(

@@ -1,37 +1,39 @@
-//! End-to-end tests: a real cluster with this project on it, brought up once and taken down in every case.
+//! End-to-end tests: a real cluster with this project on it, started once and always removed.
 //!
 //! ```text
-//! machine.rs    clusters of their own: side by side, beside decoys, killed in every way, nothing left
+//! machine.rs    clusters of their own: two at once, with decoys, killed in every way, nothing left
 //! example.rs    the documented examples
-//! attacks.rs    what tenants try on their limits: held, lifted, or told why not
-//! bad_input.rs  users' mistakes, and where they read about them
+//! attacks.rs    attacks of tenants on their limits: held, lifted, or refused with an event
+//! bad_input.rs  users' mistakes, and where users read about them
 //! dialects.rs   manifests of other systems, unchanged
 //! explain.rs    why a pod waits, by the controller and by vgpu explain
-//! controller.rs controller mode: one pod's way, refusals, the leader killed
+//! controller.rs controller mode: the steps of one pod, refusals, the leader killed
 //! storm.rs      controller mode with many pods, and controllers that are killed
 //! adversity.rs  controller mode when others misbehave: leaders, third parties, nodes, the API server
 //! elsewhere.rs  controller mode and other constraints of pods: CPU, labels, taints, other drivers
 //! mistakes.rs   users' mistakes in controller mode, and that other pods are not affected
-//! modes.rs      nodes that go from the controller to kube-scheduler and back under load
-//! translate.rs  pods of other systems and the webhook, whose replicas and certificates come and go
+//! modes.rs      nodes that move from the controller to kube-scheduler and back under load
+//! translate.rs  pods of other systems and the webhook, while replicas and certificates are replaced
+//! people.rs     what the 51 mistakes and situations of users are answered, by the files in e2e/people
 //! nodes.rs      two real nodes: spread, packed, dead, back, drained, upgraded
 //! quota.rs      namespace quotas: who waits, who starts, while leaders end
 //! containers.rs init containers, sidecars, monitors
-//! reallocated.rs shares that are given away while a process of before still has them
-//! plugin_storm.rs pods that come and go while the plugin is killed every 2 s
+//! reallocated.rs shares that are reallocated while a former process still uses them
+//! plugin_storm.rs pods created and deleted while the plugin is killed every 2 s
 //! upgrades.rs   upgrade and rollback under load, and releases that never get ready
-//! node_faults.rs the API server away, another boot, a full disk, a driver replaced
-//! truth.rs      what claims say of their limits, and pods that go around the library or use a GPU without a claim
+//! node_faults.rs no API server, a reboot, a full disk, a replaced driver
+//! truth.rs      conditions of claims, and pods that bypass the library or use a GPU without a claim
 //! health.rs     faults of GPUs: taints, health in pods' status, recovery
-//! privileges.rs what a stolen token of the plugin may do
+//! privileges.rs the rights of a stolen plugin token
 //! restarts.rs   kubelet, containerd and plugin restarted and killed under running pods
-//! shared.rs     the clusters; fleet.rs hand-made nodes; checker.rs adds them up; processes.rs stops some, adds others
-//! load.rs       pods that come and go; plugins.rs the plugin's pods; releases.rs other releases; size.rs how large all is
+//! shared.rs     the clusters; fleet.rs hand-made nodes; checker.rs adds them up; processes.rs stops and adds processes
+//! load.rs       pods created and deleted; plugins.rs the plugin's pods; releases.rs other releases; size.rs sizes of tests
 //! ```
-//! One test at a time: they share the node's GPUs. A test that cannot run prints its name and reason and counts as ignored.
+//! One test at a time, because they share the node's GPUs. A test that cannot run prints its name and reason and is
+//! reported as ignored.
 //!
-//! Most of a run is waiting, so `make test` runs its parts side by side, each in a process with clusters of its own:
-//! VGPU_E2E_PART names one (`Part`), and `tests` says which tests belong to it. Unset, one run has them all.
+//! Most of a run is waiting, so `make test` runs its parts at the same time, each in a process with its own clusters:
+//! VGPU_E2E_PART names a part (`Part`), and `tests` lists its tests. Without the variable, one run has all parts.
 
 mod adversity;
 mod attacks;
@@ -52,6 +54,7 @@ mod mistakes;
 mod modes;
 mod node_faults;
 mod nodes;
+mod people;
 mod plugin_storm;
 mod plugins;
 mod privileges;
@@ -128,7 +131,7 @@ fn trials(tests: Vec<Named>) -> Vec<Trial> {
         .collect()
 }
 
-/// The same tests where no cluster can be made: each is named and counted.
+/// The tests for a machine on which no cluster can be created: each is named and reported as ignored.
 fn skipped(tests: Vec<Named>, reason: &str) -> Vec<Trial> {
     let of = |(name, _): Named| {
         let reason = reason.to_owned();
@@ -140,26 +143,27 @@ fn skipped(tests: Vec<Named>, reason: &str) -> Vec<Trial> {
     tests.into_iter().map(of).collect()
 }
 
-/// A test under the name of its module, as `cargo test` has it.
+/// A test with its module's name, as in `cargo test`.
 type Named = (String, fn() -> Result<()>);
 
-/// Tests that run one after another because they share a cluster. To bring one up and install the driver takes as much CPU
-/// time as eight tests.
+/// Tests that run one after another because they share a cluster. Starting one and installing the driver takes as much
+/// CPU time as eight tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
-    /// The cluster of kube-scheduler.
+    /// The cluster on which kube-scheduler allocates.
     Scheduler,
-    /// The cluster of vgpu-controller.
+    /// The cluster on which vgpu-controller allocates.
     Controller,
     /// The cluster whose driver lists processes.
     Observed,
-    /// Quotas, on a second cluster of kube-scheduler: they and the tests of `Scheduler` would be the longest part by far.
+    /// Quotas, on a second cluster of kube-scheduler: together with the tests of `Scheduler` they would be by far the
+    /// longest part.
     Quota,
     /// The cluster whose webhook translates.
     Translating,
-    /// Clusters that a test brings up and takes down itself. They compare the machine before and after.
+    /// Clusters that a test starts and removes itself. These tests compare the machine before and after.
     Machine,
-    /// The cluster of kube-scheduler while nothing else runs.
+    /// The cluster of kube-scheduler while nothing else runs on the machine.
     Quiet,
 }
 
@@ -174,7 +178,7 @@ const PARTS: [(&str, Part); 7] = [
 ];
 const PART: &str = "VGPU_E2E_PART";
 
-/// The part that this run is, or None for all.
+/// The part of this run, or None for all.
 fn wanted() -> Result<Option<Part>> {
     let name = std::env::var(PART).unwrap_or_default();
     if name.is_empty() {
@@ -191,7 +195,7 @@ fn wanted() -> Result<Option<Part>> {
 
 fn tests(wanted: Option<Part>) -> Vec<Named> {
     let modules = [
-        // Before there is a cluster that outlives its test.
+        // These run before any cluster that outlives its test.
         (Part::Machine, "machine", machine::TESTS),
         (Part::Quiet, "example", example::QUIET),
         (Part::Scheduler, "example", example::TESTS),
@@ -201,9 +205,10 @@ fn tests(wanted: Option<Part>) -> Vec<Named> {
         (Part::Scheduler, "containers", containers::TESTS),
         (Part::Scheduler, "privileges", privileges::TESTS),
         (Part::Scheduler, "explain", explain::TESTS),
+        (Part::Scheduler, "people", people::TESTS),
         (Part::Scheduler, "restarts", restarts::TESTS),
         (Part::Scheduler, "health", health::TESTS),
-        // They add a node to the cluster, so they are the last there.
+        // These add a node to the cluster, so they are the last ones there.
         (Part::Scheduler, "nodes", nodes::ON_KUBE_SCHEDULER),
         (Part::Controller, "controller", controller::TESTS),
         (Part::Controller, "dialects", dialects::IN_CONTROLLER_MODE),
@@ -219,7 +224,7 @@ fn tests(wanted: Option<Part>) -> Vec<Named> {
         (Part::Observed, "upgrades", upgrades::TESTS),
         (Part::Observed, "node_faults", node_faults::TESTS),
         (Part::Quota, "quota", quota::ON_KUBE_SCHEDULER),
-        // It changes the plugin of its cluster for good, so it is the last there.
+        // It changes the plugin of its cluster permanently, so it is the last one there.
         (Part::Observed, "truth", truth::TESTS),
         (Part::Translating, "translate", translate::TESTS),
     ];

@@ -44,7 +44,7 @@ pub(crate) fn pod(name: &str, image: &str, command: &[&str], template: &str) -> 
     format!("{object}\n---\n")
 }
 
-/// A pod as `pod` makes it, to be changed.
+/// The object of [`pod`], for further changes.
 pub(crate) fn pod_object(name: &str, command: &[&str], template: &str) -> Result<Value> {
     let text = pod(name, "client", command, template);
     serde_json::from_str(text.trim_end_matches("\n---\n")).context("a pod that is no JSON")
@@ -59,5 +59,5 @@ pub(crate) fn config(fields: &Value) -> Value {
     config
 }
 
-/// A pod that holds its share until it is deleted.
+/// The command of a pod that keeps its share until it is deleted.
 pub(crate) const HOLD: [&str; 2] = ["vgpu-client", "hold"];

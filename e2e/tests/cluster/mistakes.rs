@@ -6,7 +6,7 @@ use vgpu_e2e::hand_made;
 use vgpu_e2e::kube::Kube;
 use vgpu_e2e::wait::wait;
 
-use crate::fleet::{Fleet, TAKEOVER, create, delete, many, on_fleet, told, wait_bound};
+use crate::fleet::{Fleet, TAKEOVER, create, delete, many, on_fleet, wait_bound, wait_for_event};
 use crate::shared::{LIMIT, Test};
 
 pub(crate) const TESTS: &[Test] = &[("bad_input_is_named_and_keeps_nobody_else_waiting", bad_input)];
@@ -26,7 +26,7 @@ fn bad_input() -> Result<()> {
                 "deviceClassName": "vgpu", "capacity": {"requests": hand_made::quarter()}}}]}}});
         create(kube, &many(vec![placed, claim, held]))?;
         extended_resource(kube, fleet)?;
-        told(kube, "placed", "PlacedByHand", &[&node, "spec.nodeName"])?;
+        wait_for_event(kube, "placed", "PlacedByHand", &[&node, "spec.nodeName"])?;
         held_claim_is_deleted(kube)?;
         create(kube, &fleet.pods(["beside"]))?;
         wait_bound(kube, &["beside"])
@@ -41,7 +41,7 @@ fn bad_input() -> Result<()> {
     Ok(())
 }
 
-/// A pod that asks for our devices as one did before there were claims.
+/// A pod that requests our devices as an extended resource, as before claims existed.
 fn extended_resource(kube: &Kube<'_>, fleet: &Fleet<'_>) -> Result<()> {
     let class = json!({"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass",
         "metadata": {"name": CLASS, "labels": fleet.label()},
@@ -58,7 +58,7 @@ fn extended_resource(kube: &Kube<'_>, fleet: &Fleet<'_>) -> Result<()> {
     pod["spec"]["resourceClaims"] = json!([]);
     pod["spec"]["containers"][0]["resources"] = json!({"limits": {RESOURCE: "1"}});
     create(kube, &pod.to_string())?;
-    told(kube, "extended", "ExtendedResource", &[RESOURCE, CLASS])
+    wait_for_event(kube, "extended", "ExtendedResource", &[RESOURCE, CLASS])
 }
 
 /// A user deletes a claim with a held device: the device is released, and the claim is removed.
@@ -80,7 +80,7 @@ fn held_claim_is_deleted(kube: &Kube<'_>) -> Result<()> {
         Ok((is_held && is_protected && !claim["status"]["allocation"].is_null()).then_some(()))
     })?;
     kube.run(&["delete", "resourceclaim", "deleted", "--wait=false"])?;
-    told(kube, "deleted", "ClaimDeleted", &["given back"])?;
+    wait_for_event(kube, "deleted", "ClaimDeleted", &["given back"])?;
     wait(LIMIT, "the claim to go", || {
         let left = kube.run(&["get", "resourceclaim", "deleted", "--ignore-not-found", "-o", "yaml"])?;
         left.trim().is_empty().then_some(Some(())).context(left)

@@ -1,11 +1,12 @@
-//! Nodes that change hands while pods come and go: from the controller to kube-scheduler and back, as the plugin does it.
+//! Nodes that change their allocator while pods are created and deleted: from the controller to kube-scheduler and
+//! back, as the plugin does it.
 //!
 //! ```text
 //! settled ─► released (30 s, nobody's) ─► no taint, kube-scheduler's ─► controller (30 s, nobody's yet) ─► the controller's
 //! ```
-//! Two groups of nodes do so, one after the other, and one node stays the controller's. There are always more pods than
-//! room, so each allocator that may allocate does. The toleration in an allocation names its allocator; it must have come
-//! while its device was theirs.
+//! Two groups of nodes do so, one after the other, and one node stays with the controller. There are always more pods
+//! than room, so each permitted allocator does allocate. The toleration in an allocation names its allocator; that
+//! must have been the device's allocator at the time.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -25,26 +26,26 @@ const PODS: usize = NODES * ROOM + 8;
 /// Interval at which pods are deleted and others created.
 const TICK: Duration = Duration::from_secs(2);
 
-/// Time in which neither may allocate a device that changes hands.
+/// Time in which neither may allocate a device that changes its allocator.
 const HANDOVER: Duration = Duration::from_secs(30);
-/// Time for an allocator to be seen allocating devices of a group.
-const PATIENCE: Duration = Duration::from_secs(240);
-/// The API server's times have whole seconds.
+/// Time until an allocator must have allocated a device of a group.
+const ALLOCATES_WITHIN: Duration = Duration::from_secs(240);
+/// Resolution of the API server's times.
 const SECOND: Duration = Duration::from_secs(1);
-/// The controller drops what it decided longer than 10 s ago.
+/// The controller drops decisions that are older than this.
 const DECIDED: Duration = Duration::from_secs(10);
-/// The watch's.
+/// Delay of the watch.
 const LAG: Duration = Duration::from_secs(5);
 
-/// Nodes that turn together.
+/// Nodes that change together.
 struct Group {
     nodes: Vec<String>,
-    /// Modes that follow, each with how long the one before it lasts at least.
+    /// The next modes, each with the minimum duration of the mode before it.
     steps: VecDeque<(Duration, Mode)>,
     done: Vec<Step>,
 }
 
-/// A mode that was written.
+/// A mode that was published.
 struct Step {
     mode: Mode,
     asked: Instant,
@@ -69,7 +70,8 @@ impl Group {
         }
     }
 
-    /// Goes on to the next mode when this one has lasted and whoever may give something has. Whether there is none.
+    /// Continues with the next mode if the current one has lasted long enough and its allocator has allocated
+    /// something. Returns true if there is no next mode.
     fn turn(&mut self, fleet: &Fleet<'_>) -> Result<bool> {
         let last = self.done.len() - 1;
         let step = &self.done[last];
@@ -77,7 +79,7 @@ impl Group {
         let is_its_own = |given: &Given| self.has(&given.pool) && self.step_of(given) == Some(last);
         if step.mode != Mode::Released && !fleet.given().iter().any(is_its_own) {
             ensure!(
-                lasted < patience::stretched(PATIENCE),
+                lasted < patience::stretched(ALLOCATES_WITHIN),
                 "nothing of {:?} was given in mode {:?} within {} s",
                 self.nodes,
                 step.mode,
@@ -101,7 +103,7 @@ impl Group {
         Ok(false)
     }
 
-    /// The end of the mode: between request and answer, of which the later is taken.
+    /// The end of the mode: between request and answer; this is the later of the two.
     fn end_of(&self, step: usize) -> Option<Instant> {
         self.done.get(step + 1).map(|next| next.answered)
     }
@@ -144,12 +146,12 @@ impl Group {
             }
         }
         println!(
-            "{:?}: given as settled, released, none, controller: {counts:?}",
+            "{:?}: allocations in the modes settled, released, none, controller: {counts:?}",
             self.nodes
         );
         ensure!(
             matches!(counts[..], [settled, 0, theirs, again] if settled * theirs * again > 0),
-            "each was to give something in its time: {counts:?}"
+            "each allocator must have allocated something in its time: {counts:?}"
         );
         Ok(())
     }
@@ -180,7 +182,7 @@ fn modes() -> Result<()> {
             if is_over {
                 break;
             }
-            // Delete the oldest: a third of the running pods.
+            // Delete the oldest third of the running pods.
             let bound = bound(kube)?;
             let going = bound.len() / 3;
             delete(kube, bound.iter().take(going).map(String::as_str))?;

@@ -1,6 +1,6 @@
-//! What happens to nodes: the API server is away, the machine is booted anew, the disk is full, the driver is replaced.
+//! Faults of nodes: no API server, a reboot, a full disk, a replaced driver.
 //!
-//! Each test puts the node back into the state in which it found it, also when it fails.
+//! Each test restores the node's previous state, even if it fails.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use vgpu_e2e::cluster::{Cluster, Member, Node, SOFT_GPU_DRIVER};
+use vgpu_e2e::cluster::{Cluster, Node, SOFT_GPU_DRIVER};
 use vgpu_e2e::kube::Kube;
 use vgpu_e2e::outcome::after;
 use vgpu_e2e::wait::wait;
-use vgpu_e2e::{install, node, patience, shell};
+use vgpu_e2e::{node, patience, shell};
 
 use crate::fleet::{TAKEOVER, claim_of};
 use crate::load::{self, PROVES};
@@ -23,7 +23,7 @@ use crate::{plugins, size};
 
 pub(crate) const TESTS: &[Test] = &[
     ("api_server_that_is_away_stops_nothing_on_the_node", api_server_is_away),
-    ("full_disk_refuses_new_claims_alone", full_disk),
+    ("full_disk_stops_no_claim", full_disk),
     (
         "driver_that_is_replaced_is_in_containers_that_start_again",
         driver_is_replaced,
@@ -34,14 +34,14 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// Ignores SIGTERM, with a program that holds memory.
+/// Ignores SIGTERM, and runs a program that uses memory.
 pub(crate) const STUBBORN: &str = "trap '' TERM; vgpu-client hold 1073741824 & while :; do sleep 1; done";
 
 fn uid_of(object: &Value) -> String {
     object["metadata"]["uid"].as_str().unwrap_or_default().to_owned()
 }
 
-/// A pod whose container proves its limit at each start and then holds these bytes; kubelet starts it again.
+/// A pod whose container proves its limit at each start and then allocates these bytes; the kubelet restarts it.
 fn lasting(name: &str, bytes: u64) -> Result<Value> {
     let script = format!("{PROVES}; vgpu-client hold {bytes}");
     let mut pod = pod_object(name, &["sh", "-c", &script], "load")?;
@@ -55,7 +55,7 @@ fn kill_container(cluster: &Cluster, bytes: u64) -> Result<()> {
     shell::run(&mut cluster.node(Node::FIRST).inside(&["pkill", "-KILL", "-f", &program]))
 }
 
-/// Waits until the container of a `lasting` pod was started so often again, and holds its memory.
+/// Waits until the container of a `lasting` pod was restarted this many times, and has allocated its memory.
 fn started_again(kube: &Kube<'_>, name: &str, times: u64) -> Result<()> {
     wait(TAKEOVER, &format!("{name} to be started again"), || {
         let found = kube.get(&["pod", name])?;
@@ -71,14 +71,15 @@ fn started_again(kube: &Kube<'_>, name: &str, times: u64) -> Result<()> {
     holds(kube, name)
 }
 
-/// Waits until the pod's last container holds its memory, which it does once it has proved its limit.
+/// Waits until the pod's last container has allocated its memory, which it does after proving its limit.
 fn holds(kube: &Kube<'_>, name: &str) -> Result<()> {
     wait(LIMIT, &format!("{name} to hold its memory"), || {
         Ok(kube.logs(name, None)?.contains("\"holding\":").then_some(()))
     })
 }
 
-/// Waits for words in the log of a container's so-manieth start, as kubelet keeps it on the node: without the API server.
+/// Waits for words in the log of a container's start number `start`, as the kubelet keeps it on the node. Works
+/// without the API server.
 fn says_on_the_node(cluster: &Cluster, pod: &Value, start: u64, words: &str) -> Result<()> {
     let text = |key: &str| pod["metadata"][key].as_str().unwrap_or_default().to_owned();
     let container = pod["spec"]["containers"][0]["name"].as_str().unwrap_or_default();
@@ -114,7 +115,7 @@ fn api_server_is_away() -> Result<()> {
         kube.wait_running("ends", LIMIT)?;
         let stays = kube.get(&["pod", "stays"])?;
         let ending = uid_of(&claim_of(kube, "ends")?);
-        // A container of its own, so that kubelet starts it again at once.
+        // Only the container is killed, so that the kubelet restarts it at once.
         let before = plugins::uids(cluster)?;
         plugins::replace(cluster)?;
         let plugin = plugins::settle(cluster, &before)?;
@@ -122,14 +123,14 @@ fn api_server_is_away() -> Result<()> {
         let slices = plugins::slices(kube)?;
 
         kube.run(&["delete", "pod", "ends", "--wait=false"])?;
-        // For kubelet to hear of it.
+        // Time for the kubelet to notice.
         std::thread::sleep(Duration::from_secs(1));
         cluster.stop("kube-apiserver")?;
         let begun = Instant::now();
         let meanwhile = (|| {
             plugins::kill(cluster)?;
             says_on_the_node(cluster, &plugin, 1, "kubelet has registered the plugin")?;
-            // By a plugin that has never reached the API server.
+            // Removed by a plugin that has never reached the API server.
             gone_from_the_node(cluster, &ending)?;
             kill_container(cluster, BYTES)?;
             says_on_the_node(cluster, &stays, 1, "\"holding\":")?;
@@ -160,7 +161,7 @@ fn api_server_is_away() -> Result<()> {
 }
 
 /// The plugin's folder on the disk.
-const RECORDS: &str = "/var/lib/kubelet/plugins/dra.vgpu";
+const PLUGIN: &str = "/var/lib/kubelet/plugins/dra.vgpu";
 
 fn full_disk() -> Result<()> {
     shared::in_namespace_of(shared::observed()?, "full-disk", |installed, kube| {
@@ -173,10 +174,10 @@ fn full_disk() -> Result<()> {
         };
         kube.apply(&load::share())?;
         // A disk of its own, which can be filled without the rest of the machine.
-        shell::run(&mut node.inside(&["mount", "-t", "tmpfs", "-o", "size=1m,mode=0750", "tmpfs", RECORDS]))?;
+        shell::run(&mut node.inside(&["mount", "-t", "tmpfs", "-o", "size=1m,mode=0750", "tmpfs", PLUGIN]))?;
         let tested = replaced().and_then(|_| while_full(installed, kube));
         // Lazily: the plugin has its sockets there until it is replaced.
-        let back = shell::run(&mut node.inside(&["umount", "--lazy", RECORDS])).and_then(|()| replaced());
+        let back = shell::run(&mut node.inside(&["umount", "--lazy", PLUGIN])).and_then(|()| replaced());
         after(tested, back.map(drop))?;
         plugins::published(installed, kube)
     })
@@ -188,38 +189,26 @@ fn while_full(installed: &Installed, kube: &Kube<'_>) -> Result<()> {
     kube.apply(&pod("before", "client", &HOLD, "load"))?;
     kube.wait_running("before", LIMIT)?;
     let before = uid_of(&claim_of(kube, "before")?);
-    let filler = cluster.node(Node::FIRST).path_inside(&format!("{RECORDS}/filler"))?;
+    let filler = cluster.node(Node::FIRST).path_inside(&format!("{PLUGIN}/filler"))?;
     let filled = fs::write(&filler, vec![0; 2 << 20]);
     ensure!(filled.is_err(), "2 MiB fit on a disk of 1 MiB");
 
-    kube.apply(&pod("refused", "client", &HOLD, "load"))?;
-    wait(LIMIT, "the refusal to name the reason", || {
-        let failed = load::failed_prepares(kube)?;
-        ensure!(
-            failed.iter().any(|text| text.contains("No space left on device")),
-            "{failed:?}"
-        );
-        Ok(Some(()))
-    })?;
+    // The record of a claim is in /run.
+    kube.apply(&pod("beside", "client", &HOLD, "load"))?;
+    kube.wait_running("beside", LIMIT)?;
+    let beside = uid_of(&claim_of(kube, "beside")?);
     // A plugin that starts on the full disk unprepares, too.
     let plugin = plugins::settle(cluster, &[])?;
     plugins::kill(cluster)?;
     says_on_the_node(cluster, &plugin, 1, "kubelet has registered the plugin")?;
-    kube.run(&["delete", "pod", "before", &patience::timeout(LIMIT)])?;
+    kube.run(&["delete", "pod", "before", "beside", &patience::timeout(LIMIT)])?;
     gone_from_the_node(cluster, &before)?;
-
+    gone_from_the_node(cluster, &beside)?;
     fs::remove_file(&filler).with_context(|| format!("cannot remove {}", filler.display()))?;
-    if !size::is_full() {
-        // kubelet comes back to the pod after 60 to 90 s, and to one that has changed at once.
-        println!("shortened: the refused pod is changed, so that kubelet tries it again at once");
-        kube.run(&["label", "pod", "refused", "nudged=1"])?;
-    }
-    kube.wait_running("refused", TAKEOVER)?;
-    kube.run(&["delete", "pod", "refused", &patience::timeout(LIMIT)])?;
     plugins::settle(cluster, &[]).map(drop)
 }
 
-/// The software GPU's driver root on the node, as the host sees it.
+/// The software GPU's driver root on the node, as a path on the host.
 fn driver_root(cluster: &Cluster) -> Result<PathBuf> {
     cluster.node(Node::FIRST).path_inside(SOFT_GPU_DRIVER)
 }
@@ -228,7 +217,7 @@ fn driver_root(cluster: &Cluster) -> Result<PathBuf> {
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 const NAMES: [&str; 2] = ["libcuda.so", "libnvidia-ml.so"];
 
-/// Returns true, and reports the test as skipped, if the machine's own driver would be changed.
+/// Returns true, and reports the test as skipped, if it would change the machine's own driver.
 fn skips(test: &str) -> bool {
     let skips = shared::prepared().gpu.is_nvidia();
     if skips {
@@ -297,8 +286,8 @@ fn driver_is_replaced() -> Result<()> {
 
 const EVERYTHING: &str = "driver-with-all-its-files";
 
-/// Files of a whole driver beside libcuda and NVML, from its root, with their text and their names in a container. The
-/// files are stand-ins: the test is that the runtime loads what the plugin writes of them.
+/// Files of a complete driver in addition to libcuda and NVML, by path from its root, with their text and their names
+/// in a container. The files are placeholders: the test is that the runtime accepts the plugin's CDI spec for them.
 const FILES: [(&str, &str, &[&str]); 6] = [
     (
         "usr/lib/x86_64-linux-gnu/libnvidia-ptxjitcompiler.so.999.1",
@@ -335,7 +324,7 @@ const FILES: [(&str, &str, &[&str]); 6] = [
         &["/usr/share/glvnd/egl_vendor.d/10_nvidia.json"],
     ),
 ];
-/// Their links, beside them.
+/// Links in the same folders.
 const LINKS: [(&str, &str); 4] = [
     ("libnvidia-ptxjitcompiler.so.1", "libnvidia-ptxjitcompiler.so.999.1"),
     ("libnvidia-encode.so.1", "libnvidia-encode.so.999.1"),
@@ -343,7 +332,7 @@ const LINKS: [(&str, &str); 4] = [
     ("vdpau/libvdpau_nvidia.so.1", "libvdpau_nvidia.so.999.1"),
 ];
 
-/// A class whose containers get everything of the driver.
+/// A class whose containers get all files of the driver.
 fn everything_of_the_driver() -> Value {
     let config = config(&json!({"driverCapabilities": ["compute", "utility", "video", "graphics"]}));
     json!({"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": EVERYTHING},
@@ -354,10 +343,10 @@ fn everything_of_the_driver() -> Value {
     }})
 }
 
-/// As a package of a newer driver does: other files, links to them, and the former files are gone. With files that the
-/// former driver did not have.
+/// Replaces the driver as a package of a newer one does: new files, new links, and the old files removed; also adds
+/// files that the old driver did not have.
 fn replace_driver(root: &Path) -> Result<()> {
-    // A run that was killed may have left something.
+    // A killed run may have left files.
     restore_driver(root)?;
     for (file, text, _) in FILES {
         let path = root.join(file);
@@ -398,54 +387,19 @@ fn restore_driver(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Has the plugin read the boot's id in a file of the driver root, and returns where the host sees it. A kernel's own file
-/// cannot be replaced in a container: it has a /proc of its own.
-fn take_boot_id_from_a_file(cluster: &Cluster) -> Result<PathBuf> {
-    let own = cluster.state().member(Member::Node(Node::FIRST));
-    let relative = SOFT_GPU_DRIVER.trim_start_matches("/var/");
-    let file = own.var(relative).join("boot_id");
-    fs::write(&file, "the first boot\n").with_context(|| format!("cannot write {}", file.display()))?;
-    let add = json!([{"op": "add", "path": "/spec/template/spec/containers/0/args/-",
-        "value": "--boot-id-file=/driver-root/boot_id"}]);
-    let before = plugins::uids(cluster)?;
-    let project = Kube::new(cluster, install::NAME);
-    project.run(&["patch", plugins::DAEMONSET, "--type=json", "-p", &add.to_string()])?;
-    plugins::settle(cluster, &before)?;
-    Ok(file)
-}
-
-/// As `helm upgrade` of the same chart would not do, because nothing in the chart has changed.
-fn take_boot_id_from_the_kernel(cluster: &Cluster) -> Result<()> {
-    let project = Kube::new(cluster, install::NAME);
-    let found = project.get(&[plugins::DAEMONSET])?;
-    let arguments = found["spec"]["template"]["spec"]["containers"][0]["args"].as_array();
-    let is_ours = |one: &Value| one.as_str().is_some_and(|one| one.starts_with("--boot-id-file"));
-    let Some(place) = arguments.and_then(|all| all.iter().position(is_ours)) else {
-        return Ok(());
-    };
-    let path = format!("/spec/template/spec/containers/0/args/{place}");
-    let remove = json!([{"op": "remove", "path": path}]).to_string();
-    let before = plugins::uids(cluster)?;
-    project.run(&["patch", plugins::DAEMONSET, "--type=json", "-p", &remove])?;
-    plugins::settle(cluster, &before).map(drop)
-}
-
 fn booted_anew() -> Result<()> {
     if skips("node_faults::node_that_is_booted_anew_gives_its_pods_their_shares_again") {
         return Ok(());
     }
-    shared::in_namespace_of(shared::observed()?, "booted-anew", |installed, kube| {
-        let tested = take_boot_id_from_a_file(&installed.cluster).and_then(|file| boot(installed, kube, &file));
-        after(tested, take_boot_id_from_the_kernel(&installed.cluster))
-    })
+    shared::in_namespace_of(shared::observed()?, "booted-anew", boot)
 }
 
-fn boot(installed: &Installed, kube: &Kube<'_>, boot_id: &Path) -> Result<()> {
+fn boot(installed: &Installed, kube: &Kube<'_>) -> Result<()> {
     const BYTES: u64 = 7 << 20;
     let cluster = &installed.cluster;
     let node = cluster.node(Node::FIRST);
     let memory = installed.gpus.iter().map(|gpu| gpu.memory).max().unwrap_or(0);
-    // All of one GPU together with a `load`.
+    // Together with a `load`, this is all memory of one GPU.
     let rest = json!({"memory": (memory - load::BYTES).to_string()});
     kube.apply(&(load::share() + &template("rest", "vgpu", rest, &[])))?;
     kube.apply(&lasting("stays", BYTES)?.to_string())?;
@@ -457,26 +411,19 @@ fn boot(installed: &Installed, kube: &Kube<'_>, boot_id: &Path) -> Result<()> {
         Ok(claim_of(kube, pod)?["status"]["allocation"]["devices"]["results"][0]["device"].clone())
     };
     ensure!(device("stays")? == device("goes")?, "the two pods were to share a GPU");
-    let record = |pod: &str| -> Result<Value> {
-        let uid = uid_of(&claim_of(kube, pod)?);
-        let file = node.path_inside(&format!("{RECORDS}/claims/{uid}.json"))?;
-        let text = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
-        serde_json::from_slice(&text).with_context(|| format!("{} is no JSON", file.display()))
-    };
-    ensure!(
-        record("stays")?["payload"]["boot"] == "the first boot",
-        "{}",
-        record("stays")?
-    );
+    let claim = uid_of(&claim_of(kube, "stays")?);
     let pod_uid = uid_of(&kube.get(&["pod", "stays"])?);
     let plugin = plugins::settle(cluster, &[])?;
 
     node.end()?;
-    fs::write(boot_id, "the second boot\n").with_context(|| format!("cannot write {}", boot_id.display()))?;
+    ensure!(
+        !node::claims(cluster)?.contains_key(&claim),
+        "/run outlived the machine"
+    );
     kube.run(&["delete", "pod", "goes", "--force", "--grace-period=0"])?;
     node.start(&shared::prepared().images.archives)?;
 
-    // What the API server says of the plugin may be of the first boot.
+    // The API server's state of the plugin may be from the first boot.
     says_on_the_node(cluster, &plugin, 1, "kubelet has registered the plugin")?;
     plugins::settle(cluster, &[])?;
     plugins::published(installed, kube)?;
@@ -486,11 +433,10 @@ fn boot(installed: &Installed, kube: &Kube<'_>, boot_id: &Path) -> Result<()> {
         "another pod has the name"
     );
     ensure!(
-        record("stays")?["payload"]["boot"] == "the second boot",
-        "{}",
-        record("stays")?
+        node::claims(cluster)?.contains_key(&claim),
+        "no record of claim {claim}"
     );
-    // What was prepared in the first boot and not again holds nothing.
+    // Claims that were prepared in the first boot but not again use no memory.
     kube.apply(&pod("after", "client", &HOLD, "rest"))?;
     kube.wait_running("after", LIMIT)?;
     let failed = load::failed_prepares(kube)?;

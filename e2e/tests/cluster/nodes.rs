@@ -1,4 +1,4 @@
-//! Two real nodes: pods spread and pack, and a node dies, comes back, is drained and upgraded.
+//! Two real nodes: pods are spread and packed, and a node dies, comes back, is drained and upgraded.
 //!
 //! The second node joins the shared clusters with the first of these tests and stays until the end, so these are the
 //! last tests of each cluster.
@@ -25,7 +25,7 @@ pub(crate) const ON_KUBE_SCHEDULER: &[Test] = &[
 pub(crate) const IN_CONTROLLER_MODE: &[Test] =
     &[("nodes_are_packed_and_spread_over_by_the_controllers_policy", by_policy)];
 
-/// The request of the tests: a quarter of a GPU.
+/// The request in these tests: a quarter of a GPU.
 const QUARTER: &str = "20Gi";
 const HOSTNAME: &str = "kubernetes.io/hostname";
 
@@ -33,7 +33,7 @@ const HOSTNAME: &str = "kubernetes.io/hostname";
 fn second(installed: &'static Installed) -> Result<NodeHandle<'static>> {
     let node = installed.cluster.node(Node::SECOND);
     if node.runs() && !node.is_ready()? {
-        node.end()?; // a test before has failed in the middle
+        node.end()?; // an earlier test has failed in the middle
     }
     if !node.runs() {
         node.start(&shared::prepared().images.archives)?;
@@ -46,7 +46,7 @@ fn second(installed: &'static Installed) -> Result<NodeHandle<'static>> {
     Ok(node)
 }
 
-/// Returns true, and reports the test as skipped, if both nodes would publish the GPUs of this machine.
+/// Returns true, and reports the test as skipped, if both nodes would publish this machine's GPUs.
 fn skips(test: &str) -> bool {
     let skips = shared::prepared().gpu.is_nvidia();
     if skips {
@@ -55,7 +55,7 @@ fn skips(test: &str) -> bool {
     skips
 }
 
-/// Runs a test with two nodes in a namespace of its own, which has the template `t` of a quarter.
+/// Runs a test with two nodes in its own namespace, which has the template `t` for a quarter.
 fn on_two(name: &str, test: impl FnOnce(&Installed, &Kube<'_>, &NodeHandle<'_>) -> Result<()>) -> Result<()> {
     if skips(name) {
         return Ok(());
@@ -68,7 +68,7 @@ fn on_two(name: &str, test: impl FnOnce(&Installed, &Kube<'_>, &NodeHandle<'_>) 
     })
 }
 
-/// A Deployment of pods that hold a share each, with more fields for the pods' spec.
+/// A Deployment whose pods have a share each, with more fields for the pods' spec.
 fn deployment(name: &str, replicas: usize, command: &[&str], more: &Value) -> Result<String> {
     let text = pod(name, "client", command, "t");
     let text = text.split("\n---").next().context("a pod without text")?;
@@ -84,7 +84,7 @@ fn deployment(name: &str, replicas: usize, command: &[&str], more: &Value) -> Re
     Ok(format!("{deployment}\n---\n"))
 }
 
-/// Pods that prefer the second node, and leave a node as soon as it is unreachable.
+/// Fields for pods that prefer the second node, and leave a node as soon as it is unreachable.
 fn rather_second(node: &NodeHandle<'_>) -> Value {
     let on = json!({"matchExpressions": [{"key": HOSTNAME, "operator": "In", "values": [node.name()]}]});
     let gone = |key: &str| json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 0});
@@ -94,7 +94,7 @@ fn rather_second(node: &NodeHandle<'_>) -> Value {
         "tolerations": [gone("node.kubernetes.io/unreachable"), gone("node.kubernetes.io/not-ready")]})
 }
 
-/// The pods of the namespace that run and are to stay, each with its node.
+/// Running pods of the namespace that are not being deleted, each with its node.
 fn placed(kube: &Kube<'_>) -> Result<Vec<(String, String)>> {
     let pods = kube.get(&["pods"])?;
     let pods = pods["items"].as_array().cloned().unwrap_or_default();
@@ -106,7 +106,7 @@ fn placed(kube: &Kube<'_>) -> Result<Vec<(String, String)>> {
     pods.iter().filter(runs).map(of).collect()
 }
 
-/// The only pod of the namespace that runs, once it runs on that node.
+/// Waits until the only running pod of the namespace is on that node. Returns its name.
 fn only_pod_on(kube: &Kube<'_>, node: &str) -> Result<String> {
     wait(TAKEOVER, &format!("the pod to run on {node}"), || {
         match &placed(kube)?[..] {
@@ -126,7 +126,7 @@ fn sees_its_quarter(kube: &Kube<'_>, pod: &str) -> Result<()> {
     Ok(())
 }
 
-/// So many claims are allocated, each on its pod's node, and prepared there alone.
+/// Checks that this number of claims is allocated, each on its pod's node, and prepared only there.
 fn each_on_its_own_node(installed: &Installed, kube: &Kube<'_>, count: usize) -> Result<()> {
     let mut shares = workload::shares(kube)?;
     shares.retain(|share| share.device.is_some());
@@ -157,7 +157,8 @@ fn each_on_its_own_node(installed: &Installed, kube: &Kube<'_>, count: usize) ->
 
 fn fill() -> Result<()> {
     if !shared::prepared().gpu.is_nvidia() {
-        // The controller allocates a new node's GPUs 30 s after they appeared, so the node of the last test joins here.
+        // The controller allocates a new node's GPUs only 30 s after they appeared, so the last test's node joins
+        // here.
         second(shared::controlled()?)?;
     }
     on_two("two-nodes-full", |installed, kube, _| {
@@ -205,8 +206,8 @@ fn spread_and_pack() -> Result<()> {
     })
 }
 
-/// Kubelet and plugin die while the container runs on: its pod is replaced elsewhere, and its share is not allocated again.
-/// Then the whole node loses its power and comes back.
+/// Kubelet and plugin die while the container keeps running: its pod is replaced on another node, and its share is not
+/// allocated again. Then the whole node loses power and comes back.
 fn node_dies() -> Result<()> {
     on_two("node-dies", |installed, kube, second| {
         let hold = ["vgpu-client", "hold", "1073741824"];
@@ -220,7 +221,7 @@ fn node_dies() -> Result<()> {
         let replacement = only_pod_on(kube, &installed.cluster.node(Node::FIRST).name())?;
         ensure!(replacement != dead, "{dead} has moved");
         sees_its_quarter(kube, &replacement)?;
-        // The cluster cannot know if its container has ended. It has not.
+        // The cluster cannot know whether its container has ended. It has not.
         shell::run(&mut second.inside(&["pgrep", "-f", "vgpu-client hold 1073741824"]))
             .context("the container of the dead node has ended")?;
         let kept = kube.get(&["resourceclaim", &claim])?;
@@ -299,7 +300,7 @@ fn upgrade() -> Result<()> {
         let value = "plugin.podAnnotations.upgraded=yes";
         project.helm(&["upgrade", install::NAME, chart, "--reuse-values", "--set-string", value])?;
         project.run(&["rollout", "status", "daemonset", &patience::timeout(TAKEOVER)])?;
-        // Each new one runs beside the old one first, which ends after the rollout is complete.
+        // Each new plugin first runs together with the old one, which ends after the rollout is complete.
         wait(TAKEOVER, "the plugins of before to end", || {
             let new = plugins()?;
             ensure!(
@@ -328,7 +329,7 @@ fn by_policy() -> Result<()> {
     let installed = shared::controlled()?;
     let second = second(installed)?;
     shared::in_namespace_of(installed, "two-nodes-by-policy", |installed, kube| {
-        // Returns the number of GPUs that so many quarters were put on.
+        // Returns the number of GPUs on which this number of quarters was placed.
         let gpus_of = |policy: &str, pods: usize, more: &Value| -> Result<usize> {
             let parameters = config(&json!({"allocationPolicy": policy}));
             kube.apply(&template(
@@ -346,7 +347,7 @@ fn by_policy() -> Result<()> {
             clear(kube)?;
             Ok(gpus)
         };
-        // Until the controller allocates the GPUs of the new node.
+        // Wait until the controller allocates the GPUs of the new node.
         gpus_of("first-fit", 1, &json!({"nodeSelector": {HOSTNAME: second.name()}}))?;
         let packed = gpus_of("binpack", 4, &json!({}))?;
         ensure!(packed == 1, "four quarters are packed on {packed} GPUs");

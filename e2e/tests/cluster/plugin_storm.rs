@@ -1,7 +1,7 @@
-//! Pods come and go while the plugin is killed every 2 s.
+//! Pods are created and deleted while the plugin is killed every 2 s.
 //!
-//! Every other time only its processes are killed, and kubelet starts the container again. The other times its pod is
-//! replaced as well, because kubelet starts a container that ended twice later and later.
+//! Alternately, only its processes are killed and the kubelet restarts the container, or its pod is replaced too,
+//! because the kubelet restarts a container with growing delays.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -21,9 +21,10 @@ pub(crate) const TESTS: &[Test] = &[(
 )];
 
 const EVERY: Duration = Duration::from_secs(2);
-/// kubelet comes back to a pod whose Prepare failed after 60 to 90 s: by then the storm is over.
+/// Pods older than this are deleted: the kubelet retries a failed Prepare only after 60 to 90 s, when the storm is
+/// over.
 const OLDEST: Duration = Duration::from_secs(6);
-/// Before this many the first kills are over: a storm is no single restart.
+/// The least number of kills: a storm is more than one restart.
 const KILLS: usize = 3;
 
 fn killed_every_two_seconds() -> Result<()> {
@@ -61,7 +62,7 @@ fn killed_every_two_seconds() -> Result<()> {
     })
 }
 
-/// What the plugin has prepared fits on the GPUs.
+/// Checks that the shares prepared by the plugin fit on the GPUs.
 fn check_sums(installed: &Installed) -> Result<()> {
     let memory = installed.gpus.iter().map(|gpu| gpu.memory).max().unwrap_or(0);
     let held: BTreeMap<_, _> = node::held(&node::claims(&installed.cluster)?);
@@ -70,7 +71,7 @@ fn check_sums(installed: &Installed) -> Result<()> {
     Ok(())
 }
 
-/// Nobody has a claim any more, so the node has none either.
+/// No pod has a claim any more, so the node must not have one either.
 fn nothing_is_left(installed: &Installed) -> Result<()> {
     let node = installed.cluster.node(Node::FIRST);
     wait(LIMIT, "the node to forget all claims", || {

@@ -1,4 +1,4 @@
-//! The plugin's pods of a cluster of one node: which there are, that exactly one is left, and its process killed.
+//! The plugin's pods on a cluster of one node: lists them, waits until exactly one is left, and kills its process.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -15,12 +15,12 @@ use vgpu_e2e::{install, patience, shell};
 use crate::fleet::TAKEOVER;
 use crate::shared::{Installed, LIMIT};
 
-/// Its name as the kernel cuts it.
+/// The process's name as the kernel shortens it.
 const PROCESS: &str = "vgpu-kubelet-pl";
 const COMPONENT: &str = "app.kubernetes.io/component=plugin";
 pub(crate) const DAEMONSET: &str = "daemonset/dra-driver-vgpu-plugin";
 
-/// Every pod of the plugin, also those that end.
+/// All pods of the plugin, including terminating ones.
 pub(crate) fn all(cluster: &Cluster) -> Result<Vec<Value>> {
     let pods = Kube::new(cluster, install::NAME).get(&["pods", "-l", COMPONENT])?;
     Ok(pods["items"].as_array().cloned().unwrap_or_default())
@@ -32,13 +32,13 @@ pub(crate) fn uids(cluster: &Cluster) -> Result<Vec<String>> {
     Ok(all(cluster)?.iter().map(uid).collect())
 }
 
-/// Kills the plugin's processes. From the node: a signal from inside its own PID namespace would be ignored.
+/// Kills the plugin's processes. Runs on the node: a signal from inside its own PID namespace would be ignored.
 pub(crate) fn kill(cluster: &Cluster) -> Result<()> {
-    // There may be none: it was just killed.
+    // There may be none, if it was just killed.
     shell::capture(&mut cluster.node(Node::FIRST).inside(&["pkill", "-KILL", "-x", PROCESS])).map(drop)
 }
 
-/// Has its pods replaced, without a word to them.
+/// Deletes its pods without grace, so that they are replaced.
 pub(crate) fn replace(cluster: &Cluster) -> Result<()> {
     let now = ["--force", "--grace-period=0", "--wait=false"];
     let project = Kube::new(cluster, install::NAME);
@@ -47,7 +47,7 @@ pub(crate) fn replace(cluster: &Cluster) -> Result<()> {
         .map(drop)
 }
 
-/// Waits until one plugin is left, which is ready, and another one than those of `before`. Returns its pod.
+/// Waits until one ready plugin is left that is not in `before`. Returns its pod.
 pub(crate) fn settle(cluster: &Cluster, before: &[String]) -> Result<Value> {
     let project = Kube::new(cluster, install::NAME);
     project.run(&["rollout", "status", DAEMONSET, &patience::timeout(TAKEOVER)])?;
@@ -67,7 +67,7 @@ pub(crate) fn settle(cluster: &Cluster, before: &[String]) -> Result<Value> {
     })
 }
 
-/// Waits until all GPUs of before are published.
+/// Waits until all previous GPUs are published.
 pub(crate) fn published(installed: &Installed, kube: &Kube<'_>) -> Result<()> {
     wait(LIMIT, "the GPUs to be published", || {
         let gpus = install::published(kube)?;
@@ -76,7 +76,7 @@ pub(crate) fn published(installed: &Installed, kube: &Kube<'_>) -> Result<()> {
     })
 }
 
-/// That the sockets on the node are those of this pod alone.
+/// Checks that the sockets on the node belong to this pod only.
 pub(crate) fn only_sockets_of(cluster: &Cluster, pod: &Value) -> Result<()> {
     let uid = pod["metadata"]["uid"].as_str().context("a pod without UID")?;
     let mut found = Vec::new();
@@ -89,7 +89,7 @@ pub(crate) fn only_sockets_of(cluster: &Cluster, pod: &Value) -> Result<()> {
         found.extend(names.filter(|name| name.ends_with(".sock")));
     }
     found.sort();
-    // A container that follows one that was killed takes the second name.
+    // A container that follows a killed one uses the second name.
     let registrations = ["", ".2"].map(|turn| format!("registration-{uid}{turn}@dra.vgpu.sock"));
     ensure!(
         found.len() == 2 && found[0] == format!("dra-{uid}.sock") && registrations.contains(&found[1]),
@@ -108,7 +108,7 @@ pub(crate) fn slices(kube: &Kube<'_>) -> Result<Vec<String>> {
         .collect())
 }
 
-/// A watch of all slices that notes if one is deleted, or loses a device.
+/// A watch of all slices that records whether one is deleted or loses a device.
 pub(crate) struct SliceWatch {
     child: Child,
     thread: Option<JoinHandle<Vec<String>>>,

@@ -1,4 +1,4 @@
-//! Processes of the cluster that tests stop, wake, and run beside its own.
+//! Processes of the cluster that tests stop, continue, and add.
 
 use std::fs;
 use std::process::{Child, Command, Stdio};
@@ -11,17 +11,17 @@ use vgpu_e2e::wait::wait;
 
 use crate::shared::{Installed, LIMIT};
 
-/// A process that stands still (SIGSTOP) until this is dropped.
+/// A process that is stopped (SIGSTOP) until this is dropped.
 pub(crate) struct Stopped<'a> {
     cluster: &'a Cluster,
     pid: String,
-    /// When it was started: another process may have its number later.
+    /// Its start time: another process may get its PID later.
     started: String,
     is_awake: bool,
 }
 
 impl<'a> Stopped<'a> {
-    /// By its number as the cluster sees it.
+    /// Stops the process with this PID in the cluster.
     pub(crate) fn stop(cluster: &'a Cluster, pid: String) -> Result<Self> {
         let started = started(cluster, &pid)?;
         signal(cluster, &pid, "STOP")?;
@@ -33,7 +33,7 @@ impl<'a> Stopped<'a> {
         })
     }
 
-    /// Lets it go on.
+    /// Continues the process.
     ///
     /// # Errors
     /// It no longer exists: something ended it meanwhile because it did not answer.
@@ -53,20 +53,20 @@ impl<'a> Stopped<'a> {
 impl Drop for Stopped<'_> {
     fn drop(&mut self) {
         if !self.is_awake {
-            // If it has ended, there is no process to wake.
+            // If it has ended, there is nothing to continue.
             let _ = self.go_on();
         }
     }
 }
 
-/// When the process was started, in ticks since the machine was.
+/// The process's start time, in ticks since the machine's boot.
 fn started(cluster: &Cluster, pid: &str) -> Result<String> {
     let file = cluster.path_inside(&format!("/proc/{pid}/stat"))?;
     let stat = fs::read_to_string(&file).with_context(|| format!("process {pid} of the cluster is gone"))?;
     started_of(&stat).with_context(|| format!("{} says {stat:?}", file.display()))
 }
 
-/// Field 22. The name before may hold anything.
+/// Field 22. The name before it may contain anything.
 fn started_of(stat: &str) -> Option<String> {
     let (_, after) = stat.rsplit_once(") ")?;
     after.split(' ').nth(19).map(str::to_owned)
@@ -76,7 +76,7 @@ fn signal(cluster: &Cluster, pid: &str, signal: &str) -> Result<()> {
     shell::run(&mut cluster.inside(&["kill", &format!("-{signal}"), pid]))
 }
 
-/// The process of vgpu-controller in that pod, as the cluster numbers it.
+/// The PID of vgpu-controller in that pod, in the cluster's namespace.
 pub(crate) fn controller_in(installed: &Installed, pod: &str) -> Result<String> {
     let find = format!(
         "for pid in $(pgrep -x vgpu-controller); do tr '\\0' '\\n' </proc/$pid/environ | grep -qx POD_NAME={pod} && echo $pid; done; true"
@@ -94,15 +94,16 @@ const FIRST_PORT: &str = "--secure-port=443";
 const SECOND_PORT: &str = "--secure-port=6444";
 const SECOND_SERVER: &str = "https://10.96.0.1:6444";
 
-/// A second kube-apiserver over the same etcd, for a watch that goes on when the first one dies. One that is taken up again
-/// at the first may be told 410 Gone: what that one has to tell begins at its start.
+/// A second kube-apiserver on the same etcd, for a watch that survives the death of the first one. A watch resumed at
+/// the first one may get 410 Gone, because its history begins at its restart.
 pub(crate) struct SecondServer<'a> {
     cluster: &'a Cluster,
     child: Child,
 }
 
 impl<'a> SecondServer<'a> {
-    /// With the command line of the first. It is in the cluster's PID namespace, so it ends with the cluster at the latest.
+    /// Uses the first one's command line. It is in the cluster's PID namespace, so it ends at the latest with the
+    /// cluster.
     pub(crate) fn start(cluster: &'a Cluster) -> Result<Self> {
         let pid = cluster.pid_of("kube-apiserver")?;
         let line = shell::output(&mut cluster.inside(&["cat", &format!("/proc/{pid}/cmdline")]))?;
@@ -128,7 +129,8 @@ impl<'a> SecondServer<'a> {
         Ok(server)
     }
 
-    /// kubectl that prints the answer of a path. It runs only in the cluster's network, so ending it ends kubectl itself.
+    /// A kubectl that prints the answer for a path. It is only in the cluster's network namespace, so killing it kills
+    /// kubectl itself.
     pub(crate) fn raw(&self, path: &str) -> Result<Command> {
         let state = self.cluster.state();
         let init = state.member(Member::ControlPlane).init();
@@ -147,7 +149,7 @@ impl<'a> SecondServer<'a> {
 impl Drop for SecondServer<'_> {
     fn drop(&mut self) {
         let ended = shell::run(&mut self.cluster.inside(&["pkill", "-KILL", "-f", "--", SECOND_PORT]));
-        // nsenter, which is gone by itself where that has worked.
+        // nsenter, which ends by itself if that has worked.
         let _ = self.child.kill();
         let waited = wait(LIMIT, "nsenter to end", || {
             self.child.try_wait().context("cannot wait for nsenter")

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! storm.rs     many pods while leaders are killed and stopped
-//! troubles.rs  the label, the quota's kind or the API server goes
-//! evict.rs     a pod in budget gets the place of one over budget
+//! troubles.rs  the label, the quota's kind or the API server disappears
+//! evict.rs     a pod within budget replaces one over budget
 //! namespace.rs a namespace with a quota, for all of them
-//! defaults.rs  quotas that a VgpuQuotaDefault makes
+//! defaults.rs  quotas created from a VgpuQuotaDefault
 //! ```
 
 mod defaults;
@@ -24,7 +24,7 @@ use vgpu_e2e::wait::wait;
 
 use crate::controller::leader;
 use crate::explain;
-use crate::fleet::told;
+use crate::fleet::wait_for_event;
 use crate::manifests::{HOLD, pod, template};
 use crate::shared::{self, Installed, LIMIT, Test};
 
@@ -36,7 +36,7 @@ pub(crate) const ON_KUBE_SCHEDULER: &[Test] = &[
         example_on_kube_scheduler,
     ),
     ("quota_of_translated_pods_is_the_tighter_of_all", translated),
-    ("quota_mistakes_are_refused_or_told", mistakes),
+    ("quota_mistakes_are_refused_or_reported", mistakes),
     ("quota_budget_that_is_spent_holds_or_yields", budgets),
     ("quota_evicts_the_one_over_budget_that_may_go", evict::on_kube_scheduler),
     (
@@ -78,11 +78,11 @@ fn example(installed: &Installed) -> Result<()> {
                 team.apply(first)?;
             }
             for team in [a, b] {
-                // Only then the second one: a pod whose claim is not there yet holds nobody up, and Kubernetes makes the
+                // The second pod only follows now: a pod without a claim blocks nobody, and Kubernetes creates the
                 // claims of two pods in any order.
                 team.wait_running("first", Duration::from_secs(120))?;
                 team.apply(&pods)?;
-                told(
+                wait_for_event(
                     team,
                     "second",
                     "QuotaExceeded",
@@ -101,7 +101,7 @@ fn example(installed: &Installed) -> Result<()> {
     })
 }
 
-/// What `vgpu explain`, `kubectl get` and the metrics say while the second pod of team-a waits.
+/// Checks `vgpu explain`, `kubectl get` and the metrics while the second pod of team-a waits.
 fn seen_by_people(installed: &Installed, team: &Kube<'_>) -> Result<()> {
     let said = explain::as_text(installed, "team-a", "pod/second")?;
     for line in [
@@ -130,9 +130,12 @@ fn seen_by_people(installed: &Installed, team: &Kube<'_>) -> Result<()> {
             "vgpu_controller_quotas{state=\"in budget\"} 2",
             "vgpu_controller_quota_writes_total{intent=\"gate\",outcome=\"done\"}",
             "vgpu_controller_quota_writes_total{intent=\"label\",outcome=\"done\"}",
+            "vgpu_controller_quota_used_ratio{namespace=\"team-a\",resource=\"memory\"} 0.75",
         ];
-        // Sums over all namespaces, so that their number is bounded.
-        ensure!(!quotas.iter().any(|line| line.contains("team-a")), "{quotas:?}");
+        // The others are sums over all namespaces, so that the number of series is limited.
+        let mut of_namespaces = quotas.iter().filter(|line| line.contains("team-a"));
+        let is_ratio = |line: &&str| line.starts_with("vgpu_controller_quota_used_ratio{");
+        ensure!(of_namespaces.all(is_ratio), "{quotas:?}");
         match all.iter().find(|wanted| !has(wanted)) {
             None => Ok(Some(())),
             Some(missing) => bail!("no {missing}: {quotas:?}"),
@@ -161,7 +164,7 @@ fn translated() -> Result<()> {
             "memory 3000Mi of 5000Mi used, 3000Mi wanted",
             "ResourceQuota gpus requests.volcano.sh/vgpu-memory is raised",
         ];
-        told(kube, "volcano", "QuotaExceeded", &words)?;
+        wait_for_event(kube, "volcano", "QuotaExceeded", &words)?;
         ensure!(is_gated(kube, "volcano")?, "a translated pod passed without its gate");
         let limited = kube.get(&["vgpuquota", "vgpu"])?["status"]["limitedBy"]["memory"].clone();
         ensure!(
@@ -207,17 +210,17 @@ fn mistakes() -> Result<()> {
         refused(kube, &patch, "", "status: vgpu-controller alone writes it")?;
         kube.apply(&(template("one", "vgpu", json!({"memory": "1Gi"}), &[]) + &pod("a", "client", &HOLD, "one")))?;
         kube.wait_running("a", LIMIT)?;
-        // Below what is used: nobody is stopped, and new pods wait.
+        // Below the current use: nothing is stopped, and new pods wait.
         set_quota(kube, &json!({"hard": {"memory": "512Mi"}}))?;
         kube.apply(&pod("b", "client", &HOLD, "one"))?;
-        told(
+        wait_for_event(
             kube,
             "b",
             "QuotaExceeded",
             &["never fits into VgpuQuota vgpu: memory 1Gi wanted, and the ceiling is 512Mi"],
         )?;
         set_quota(kube, &json!({"hard": {"memory": "1Gi"}}))?;
-        told(kube, "b", "QuotaExceeded", &["memory 1Gi of 1Gi used, 1Gi wanted"])?;
+        wait_for_event(kube, "b", "QuotaExceeded", &["memory 1Gi of 1Gi used, 1Gi wanted"])?;
         kube.wait_running("a", LIMIT)?;
         let open = r#"[{"op": "remove", "path": "/spec/schedulingGates"}]"#;
         let by_hand = ["patch", "pod", "b", "--type=json", "-p", open];
@@ -227,13 +230,13 @@ fn mistakes() -> Result<()> {
             "",
             "vgpu-controller alone takes the gate dra.vgpu/quota off",
         )?;
-        // The quota goes: so does the ceiling.
+        // Deleting the quota removes the ceiling.
         kube.run(&["delete", "vgpuquota", "vgpu"])?;
         kube.wait_running("b", LIMIT)?;
-        // A pod waits while its namespace is deleted, which is what comes next.
+        // A pod waits while its namespace is deleted next.
         set_quota(kube, &json!({"hard": {"memory": "0"}}))?;
         kube.apply(&pod("c", "client", &HOLD, "one"))?;
-        told(kube, "c", "QuotaExceeded", &["never fits"])
+        wait_for_event(kube, "c", "QuotaExceeded", &["never fits"])
     })
 }
 
@@ -244,7 +247,7 @@ fn budgets() -> Result<()> {
             &json!({"budget": {"gpuHours": 0, "every": "1d", "whenSpent": "Hold"}}),
         )?;
         kube.apply(&(template("one", "vgpu", json!({"memory": "1Gi"}), &[]) + &pod("held", "client", &HOLD, "one")))?;
-        told(
+        wait_for_event(
             kube,
             "held",
             "BudgetSpent",
@@ -260,7 +263,7 @@ fn budgets() -> Result<()> {
             kube,
             &json!({"budget": {"gpuHours": 0, "every": "1d", "whenSpent": "Yield"}}),
         )?;
-        // Nobody else waits, so it starts; a new one comes after those in budget.
+        // Nobody else waits, so it starts; a new pod comes after those within budget.
         kube.wait_running("held", LIMIT)?;
         wait_label(kube, "quota-budget", Some("OverBudget"))?;
         kube.apply(&pod("low", "client", &HOLD, "one"))?;
@@ -270,7 +273,7 @@ fn budgets() -> Result<()> {
         kube.wait_running("low", LIMIT)?;
         let quota = kube.get(&["vgpuquota", "vgpu"])?;
         ensure!(quota["status"]["budget"]["state"] == "Spent", "{quota}");
-        // What runs is charged every 10 s.
+        // Running pods are charged every 10 s.
         wait(LIMIT, "GPU time to be charged", || {
             let quota = kube.get(&["vgpuquota", "vgpu"])?;
             let used = quota["status"]["budget"]["usedGpuSeconds"]

@@ -1,7 +1,8 @@
-//! Shares that Kubernetes gives away while a process of the former pod still has them.
+//! Shares that Kubernetes reallocates while a process of the former pod still uses them.
 //!
-//! A pod that is deleted by force is gone from the API server at once, and its claim is freed, while kubelet still ends its
-//! containers. The node must not let two have the same memory. A share whose claim is gone while its pod runs on is reported.
+//! A pod deleted by force disappears from the API server at once, and its claim is freed, while the kubelet is still
+//! ending its containers. The node must not let two pods use the same memory. A share whose claim was removed while
+//! its pod keeps running is reported.
 
 use std::time::Duration;
 
@@ -26,7 +27,7 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// Returns true while the process of the first pod lives.
+/// Returns true while the process of the first pod is running.
 fn lives(cluster: &Cluster) -> Result<bool> {
     let find = ["pgrep", "-f", "^vgpu-client hold 1073741824$"];
     Ok(shell::capture(&mut cluster.node(Node::FIRST).inside(&find))?
@@ -34,7 +35,7 @@ fn lives(cluster: &Cluster) -> Result<bool> {
         .success())
 }
 
-/// A pod that ignores SIGTERM for `grace` seconds, and holds 1 GiB.
+/// A pod that ignores SIGTERM for `grace` seconds, and uses 1 GiB.
 fn stubborn(name: &str, template: &str, grace: u64) -> Result<Value> {
     let mut pod = pod_object(name, &["sh", "-c", crate::node_faults::STUBBORN], template)?;
     pod["spec"]["terminationGracePeriodSeconds"] = json!(grace);
@@ -47,15 +48,15 @@ fn holds_memory(kube: &Kube<'_>, name: &str) -> Result<()> {
     })
 }
 
-/// Waits for a pod to run, and fails if it does so while the process of the first pod lives. In a short run kubelet is
-/// made to try again at once when that has ended: by itself it comes back after 60 to 90 s.
+/// Waits for a pod to run, and fails if it does so while the process of the first pod is running. In a short run the
+/// kubelet is made to retry as soon as that has ended: by itself it retries after 60 to 90 s.
 fn runs_after_it(cluster: &Cluster, kube: &Kube<'_>, name: &str) -> Result<()> {
     let mut is_nudged = size::is_full();
     wait(TAKEOVER, &format!("{name} to run"), || {
         let lived = lives(cluster)?;
         let found = kube.get(&["pod", name])?;
         let runs = found["status"]["phase"] == "Running";
-        // It lived before and after the pod was seen to run.
+        // It was running both before and after the pod was seen running.
         if runs && lived && lives(cluster)? {
             return Ok(Some(false));
         }
@@ -75,7 +76,7 @@ fn runs_after_it(cluster: &Cluster, kube: &Kube<'_>, name: &str) -> Result<()> {
     })
 }
 
-/// Two pods take two GPUs, a third waits. The first is deleted by force, and its process lives on.
+/// Two pods use two GPUs, a third waits. The first is deleted by force, and its process keeps running.
 fn given_away() -> Result<()> {
     shared::in_namespace_of(shared::observed()?, "given-away", |installed, kube| {
         let cluster = &installed.cluster;
@@ -110,17 +111,18 @@ fn given_away() -> Result<()> {
     })
 }
 
-/// What the pod's client sees of its share: free and total bytes.
+/// The client's view of the pod's share: free and total bytes.
 fn seen(kube: &Kube<'_>, pod: &str) -> Result<(u64, u64)> {
     let line: Value = serde_json::from_str(&kube.exec(pod, &["vgpu-client", "check"])?)?;
     let number = |key: &str| line[key].as_u64().with_context(|| format!("no {key} in {line}"));
     Ok((number("free")?, number("total")?))
 }
 
-/// A claim of its own, whose first pod is deleted by force, and which a second pod uses at once.
+/// A named claim whose first pod is deleted by force, and which a second pod uses at once.
 ///
-/// kubelet (1.34 to 1.37) asks the plugin nothing then: it still has the claim of that UID as prepared, so the second pod
-/// shares what the first one has, whose limit holds for both. A pod that comes after both gets what was allocated.
+/// The kubelet (1.34 to 1.37) then does not call the plugin: it considers the claim with that UID prepared, so the
+/// second pod shares the first one's share, whose limit applies to both together. A pod that starts after both gets
+/// the new allocation.
 fn allocated_again() -> Result<()> {
     shared::in_namespace_of(shared::observed()?, "allocated-again", |installed, kube| {
         let cluster = &installed.cluster;
@@ -157,7 +159,7 @@ fn allocated_again() -> Result<()> {
         if lives(cluster)? {
             has_share(installed, kube, "second", &uid, &old)?;
             let seen = seen(kube, "second")?;
-            // It lived before and after its neighbour looked.
+            // It was running both before and after its neighbour read its share.
             ensure!(
                 seen == (load::BYTES - (1 << 30), load::BYTES) || !lives(cluster)?,
                 "beside the first pod it sees {seen:?}"
@@ -180,7 +182,7 @@ fn allocated_again() -> Result<()> {
     })
 }
 
-/// What the container and the plugin have of the claim is this share alone.
+/// Checks that the container and the plugin have only this share of the claim.
 fn has_share(installed: &Installed, kube: &Kube<'_>, pod: &str, uid: &str, share: &str) -> Result<()> {
     let (path, text) = node::cdi_spec(&installed.cluster, uid)?;
     ensure!(text.contains(share), "{path} does not name the share {share}: {text}");
@@ -195,7 +197,7 @@ fn has_share(installed: &Installed, kube: &Kube<'_>, pod: &str, uid: &str, share
     Ok(())
 }
 
-/// Ends the allocation of a claim, takes its finalizer off and deletes it, as an administrator can while its pod runs.
+/// Removes the allocation and the finalizer of a claim and deletes it, as an administrator can while its pod runs.
 fn remove_claim(kube: &Kube<'_>, claim: &str) -> Result<()> {
     let patch = |more: &[&str], patch: &Value| {
         let patch = patch.to_string();
@@ -217,7 +219,7 @@ fn remove_claim(kube: &Kube<'_>, claim: &str) -> Result<()> {
         .map(drop)
 }
 
-/// How many shares without a claim the plugin counts on all GPUs.
+/// The plugin's number of shares without a claim, over all GPUs.
 fn counted(cluster: &Cluster) -> Result<Option<u64>> {
     let text = truth::metrics(cluster)?;
     let of_gpus = text
@@ -229,7 +231,8 @@ fn counted(cluster: &Cluster) -> Result<Option<u64>> {
     Ok((!numbers.is_empty()).then(|| numbers.iter().sum()))
 }
 
-/// Pods take all GPUs. The claim of one is removed while it runs, and its place is given to a pod of another namespace.
+/// Pods use all GPUs. The claim of one is removed while it runs, and its share is allocated to a pod of another
+/// namespace.
 fn without_a_claim() -> Result<()> {
     let installed = shared::observed()?;
     shared::in_namespace_of(installed, "spectre", |installed, owner| {
@@ -285,7 +288,7 @@ fn haunted(installed: &Installed, owner: &Kube<'_>, beside: &Kube<'_>) -> Result
     ensure!(counted(cluster)? == Some(1), "counted: {:?}", counted(cluster)?);
 
     owner.run(&["delete", "pod", "ghost", &patience::timeout(LIMIT)])?;
-    // So that kubelet tries again at once.
+    // Makes the kubelet retry at once.
     beside.run(&["label", "pod", "waits", "nudged=1"])?;
     beside.wait_running("waits", TAKEOVER)?;
     wait(LIMIT, "no share without a claim", || {

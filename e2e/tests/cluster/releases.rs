@@ -1,4 +1,4 @@
-//! Releases of the plugin beside the one under test: one with another library, and some that never get ready.
+//! Other releases of the plugin: one with another library, and some that never get ready.
 
 use std::fs;
 
@@ -12,16 +12,16 @@ use crate::shared;
 
 const PROGRAM: &str = "usr/bin/vgpu-kubelet-plugin";
 
-/// A release of the plugin, as an image.
+/// A release of the plugin as an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Release {
-    /// Works, and has a library with another digest.
+    /// It works, and its library has another digest.
     Next,
     /// Its program ends at once.
     Exits,
     /// Its program does nothing.
     Hangs,
-    /// It was built without libvgpu.so: it runs, and can prepare nothing.
+    /// Built without libvgpu.so: it runs, but cannot prepare anything.
     Incomplete,
 }
 
@@ -30,7 +30,7 @@ impl Release {
         format!("dra-driver-vgpu/kubelet-plugin-{self:?}").to_lowercase()
     }
 
-    /// Makes the image, and imports it on every node.
+    /// Builds the image, and imports it on every node.
     pub(crate) fn import(self, cluster: &Cluster) -> Result<()> {
         let work = tempfile::tempdir().context("cannot make a folder")?;
         let below = if self == Self::Hangs { "pause" } else { "kubelet-plugin" };
@@ -38,7 +38,7 @@ impl Release {
             Self::Next => {
                 let from = shared::prepared().dist.join("libvgpu.so");
                 let mut library = fs::read(&from).with_context(|| format!("cannot read {}", from.display()))?;
-                // Behind all sections, where the loader reads nothing.
+                // After all sections, where the loader reads nothing.
                 library.extend(b"the next release");
                 let to = work.path().join("libvgpu.so");
                 fs::write(&to, library).with_context(|| format!("cannot write {}", to.display()))?;
@@ -54,7 +54,7 @@ impl Release {
         cluster.import(&image::on_top(below, &name, top, work.path())?)
     }
 
-    /// `helm upgrade` to it, which does not wait.
+    /// Runs `helm upgrade` to it without waiting.
     pub(crate) fn upgrade(self, cluster: &Cluster) -> Result<()> {
         let chart = install::chart();
         let chart = chart.to_str().context("the clone's path is not UTF-8")?;
@@ -64,7 +64,7 @@ impl Release {
     }
 }
 
-/// `helm rollback` to the release before, which does not wait.
+/// Runs `helm rollback` to the previous release without waiting.
 pub(crate) fn roll_back(cluster: &Cluster) -> Result<()> {
     let project = Kube::new(cluster, install::NAME);
     project.helm(&["rollback", install::NAME]).map(drop)

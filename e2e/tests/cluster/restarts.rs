@@ -1,6 +1,6 @@
-//! Kubelet, containerd and the plugin end at any time: pods run on, and the slices come back.
+//! Kubelet, containerd and the plugin end at any time: pods keep running, and the slices come back.
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Result, bail, ensure};
 use serde_json::{Value, json};
 use vgpu_e2e::cluster::Node;
 use vgpu_e2e::kube::Kube;
@@ -17,25 +17,22 @@ pub(crate) const TESTS: &[Test] = &[
     ("containerd_and_kubelet_that_end_leave_running_pods_alone", runtime),
 ];
 
-/// A pod that holds memory of its share throughout.
+/// Creates a pod that uses memory of its share throughout.
 fn holding(kube: &Kube<'_>) -> Result<()> {
     let hold = ["vgpu-client", "hold", "1073741824"];
     kube.apply(&(template("t", "vgpu", json!({"memory": "4Gi"}), &[]) + &pod("before", "client", &hold, "t")))?;
     kube.wait_running("before", LIMIT)
 }
 
-/// The pod from before still runs, in its first container, with its limit; and a new pod gets a share.
+/// Checks that the earlier pod still runs in its first container with its limit, and that a new pod gets a share.
 fn goes_on(installed: &Installed, kube: &Kube<'_>) -> Result<()> {
     wait(LIMIT, "the GPUs to be published again", || {
         let gpus = install::published(kube)?;
-        if gpus == installed.gpus {
-            Ok(Some(()))
-        } else {
-            Err(anyhow!("{} GPUs are published", gpus.len()))
-        }
+        ensure!(gpus == installed.gpus, "{} GPUs are published", gpus.len());
+        Ok(Some(()))
     })?;
-    // A pod that comes while kubelet does not know the plugin is tried again only after a minute or more: kubelet
-    // counts such a pod as synchronised (SyncPod returns no error when PrepareDynamicResources fails).
+    // A pod that starts while the kubelet does not know the plugin is retried only after a minute or more: the kubelet
+    // considers such a pod synchronised (SyncPod returns no error when PrepareDynamicResources fails).
     let project = Kube::new(&installed.cluster, install::NAME);
     project.run(&["rollout", "status", "daemonset", &patience::timeout(LIMIT)])?;
     wait(LIMIT, "the plugin to be ready, which includes its registration", || {
@@ -46,9 +43,11 @@ fn goes_on(installed: &Installed, kube: &Kube<'_>) -> Result<()> {
     kube.wait_running("after", LIMIT)?;
     for name in ["before", "after"] {
         let line: Value = serde_json::from_str(&kube.exec(name, &["vgpu-client", "check"])?)?;
-        if line["total"].as_u64() != install::bytes("4Gi") {
-            bail!("{name} sees {} instead of 4Gi", line["total"]);
-        }
+        ensure!(
+            line["total"].as_u64() == install::bytes("4Gi"),
+            "{name} sees {} instead of 4Gi",
+            line["total"]
+        );
     }
     let found = kube.get(&["pod", "before"])?;
     match found["status"]["containerStatuses"][0]["restartCount"].as_u64() {
@@ -61,12 +60,12 @@ fn kubelet() -> Result<()> {
     shared::in_namespace("kubelet-restart", |installed, kube| {
         holding(kube)?;
         installed.cluster.node(Node::FIRST).restart("kubelet", false)?;
-        // The kubelet wipes the node's slices when it starts; the plugin has to notice.
+        // The kubelet deletes the node's slices when it starts, and the plugin has to notice.
         goes_on(installed, kube)
     })
 }
 
-/// containerd asked to end, and then killed together with kubelet. The containers are their shims'.
+/// containerd is terminated, then killed together with the kubelet. The containers belong to their shims.
 fn runtime() -> Result<()> {
     shared::in_namespace("runtime-restart", |installed, kube| {
         holding(kube)?;
@@ -105,7 +104,7 @@ fn plugin_killed() -> Result<()> {
                 .unwrap_or(0))
         };
         let before = restarts()?;
-        // From the node: a signal from inside its own PID namespace would be ignored.
+        // Runs on the node: a signal from inside its own PID namespace would be ignored.
         vgpu_e2e::shell::run(&mut installed.cluster.inside(&["pkill", "-KILL", "-x", "vgpu-kubelet-pl"]))?;
         wait(LIMIT, "the plugin's container to be started again", || {
             Ok((restarts()? > before).then_some(()))

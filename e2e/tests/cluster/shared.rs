@@ -4,6 +4,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
+use serde_json::json;
 use vgpu_e2e::cluster::{Cluster, Config};
 use vgpu_e2e::install::{self, PublishedGpu};
 use vgpu_e2e::kube::Kube;
@@ -11,6 +12,8 @@ use vgpu_e2e::outcome::after;
 use vgpu_e2e::prepared::Prepared;
 use vgpu_e2e::wait::wait;
 use vgpu_e2e::{node, workload};
+
+use crate::manifests::{HOLD, pod, template};
 
 /// A test: its name and its function.
 pub(crate) type Test = (&'static str, fn() -> Result<()>);
@@ -30,7 +33,7 @@ pub(crate) struct Installed {
     pub(crate) gpus: Vec<PublishedGpu>,
 }
 
-/// The prepared artefacts, for every cluster of the tests.
+/// Sets the prepared artefacts for every cluster of the tests.
 pub(crate) fn provide(prepared: Prepared) {
     let _ = PREPARED.set(prepared);
 }
@@ -39,7 +42,7 @@ pub(crate) fn prepared() -> &'static Prepared {
     PREPARED.get().expect("main provides it before the first test")
 }
 
-/// A cluster name that no other run on this machine has.
+/// A cluster name that no other run on this machine uses.
 pub(crate) fn name(of: &str) -> String {
     format!("test-{}-{of}", std::process::id())
 }
@@ -51,7 +54,7 @@ pub(crate) fn installed() -> Result<&'static Installed> {
     in_slot(&CLUSTER, "shared", &[&QUOTAS[..], &install::TRANSLATES].concat())
 }
 
-/// The cluster on which vgpu-controller does.
+/// The cluster on which vgpu-controller allocates.
 pub(crate) fn controlled() -> Result<&'static Installed> {
     let values = ["allocator=controller", "admission.foreignClasses={nic.example}"];
     in_slot(
@@ -71,7 +74,7 @@ pub(crate) fn observed() -> Result<&'static Installed> {
     in_slot_with(&OBSERVED, "observed", &[], |config| config.lists_processes = true)
 }
 
-/// Brought up by the first test that wants it. When that fails, it fails for all of them.
+/// Started by the first test that needs it. If that fails, it fails for all tests.
 fn in_slot(slot: &Slot, of: &str, values: &[&str]) -> Result<&'static Installed> {
     in_slot_with(slot, of, values, |_| {})
 }
@@ -83,14 +86,14 @@ fn in_slot_with(slot: &Slot, of: &str, values: &[&str], change: fn(&mut Config))
         change(&mut config);
         let cluster = Cluster::up(config).map_err(|error| format!("{error:#}"))?;
         let gpus = install::install(&cluster, prepared(), values).map_err(|error| format!("{error:#}"))?;
-        // Lives until `end`, which takes the cluster down by its name.
+        // Lives until `end`, which removes the cluster by its name.
         Ok(Box::leak(Box::new(Installed { cluster, gpus })))
     })
     .clone()
     .map_err(|error| anyhow!("no cluster: {error}"))
 }
 
-/// Checks that the namespaces of all tests are gone, and takes the shared clusters down.
+/// Checks that the namespaces of all tests are deleted, and removes the shared clusters.
 pub(crate) fn end() -> Result<()> {
     let clusters = [
         ("shared", &CLUSTER),
@@ -109,7 +112,7 @@ pub(crate) fn end() -> Result<()> {
     ended
 }
 
-/// Tests delete their namespaces and do not wait until these are gone, which takes Kubernetes some seconds for each.
+/// Tests delete their namespaces without waiting for their end, which takes Kubernetes some seconds for each.
 fn namespaces_are_gone(cluster: &Cluster) -> Result<()> {
     let kube = Kube::new(cluster, "default");
     wait(LIMIT, "the tests' namespaces to be gone", || {
@@ -122,20 +125,20 @@ fn namespaces_are_gone(cluster: &Cluster) -> Result<()> {
     })
 }
 
-/// Runs a test in a namespace of its own on the cluster of kube-scheduler.
+/// Runs a test in its own namespace on the cluster of kube-scheduler.
 pub(crate) fn in_namespace(name: &str, test: impl FnOnce(&Installed, &Kube<'_>) -> Result<()>) -> Result<()> {
     in_namespace_of(installed()?, name, test)
 }
 
-/// Runs a test in a namespace of its own. A failure shows the namespace's state and the
-/// driver's logs; afterwards nothing of the namespace's claims may be left on the node.
+/// Runs a test in its own namespace. After a failure, prints the namespace's state and the driver's logs. Afterwards
+/// nothing of the namespace's claims may be left on the node.
 pub(crate) fn in_namespace_of(
     installed: &Installed,
     name: &str,
     test: impl FnOnce(&Installed, &Kube<'_>) -> Result<()>,
 ) -> Result<()> {
     let kube = Kube::new(&installed.cluster, name);
-    // A test before may have used this name.
+    // An earlier test may have used this name.
     wait(LIMIT, "the namespace to be created", || {
         kube.create_namespace().map(Some)
     })?;
@@ -153,7 +156,7 @@ pub(crate) fn in_namespace_of(
     after(outcome, after(read, cleaned))
 }
 
-/// Deletes the namespace, and waits until its pods and claims are gone and the node has nothing of them.
+/// Deletes the namespace, and waits until its pods and claims are deleted and the node has nothing of them.
 fn clean(installed: &Installed, kube: &Kube<'_>, uids: &[String]) -> Result<()> {
     kube.delete_namespace()?;
     wait(LIMIT * 2, "the namespace's pods and claims to be gone", || {
@@ -168,6 +171,12 @@ fn clean(installed: &Installed, kube: &Kube<'_>, uids: &[String]) -> Result<()> 
         ensure!(left.is_empty(), "left: {}", left.join(", "));
         Ok(Some(()))
     })
+}
+
+/// Starts the pod `name`, which keeps a share of this memory from the template `t`.
+pub(crate) fn hold(kube: &Kube<'_>, name: &str, memory: &str) -> Result<()> {
+    kube.apply(&(template("t", "vgpu", json!({"memory": memory}), &[]) + &pod(name, "client", &HOLD, "t")))?;
+    kube.wait_running(name, LIMIT)
 }
 
 /// The plugin's pod.

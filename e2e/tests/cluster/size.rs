@@ -1,8 +1,9 @@
-//! How large the storms are. `make test` has minutes for all of them, so that they are short there; each says so.
+//! Sizes of the storms. `make test` has only minutes for all of them, so they are shortened there, and each prints
+//! that.
 
 use std::fmt::Display;
 
-/// Set to 1, it runs every storm in full.
+/// If 1, every storm runs in full.
 const VARIABLE: &str = "VGPU_FULL_SIZE";
 
 pub(crate) fn is_full() -> bool {

@@ -1,6 +1,7 @@
-//! Controller mode with many pods on hand-made nodes: packed across nodes, and nothing given twice while controllers die.
+//! Controller mode with many pods on hand-made nodes: pods are packed across nodes, and nothing is allocated twice
+//! while controllers die.
 //!
-//! The storm keeps `VGPU_STORM_PODS` pods there (80) for `VGPU_STORM_SECONDS` (24; 60 in full), with room for half of them.
+//! The storm keeps `VGPU_STORM_PODS` pods (80) for `VGPU_STORM_SECONDS` (24; 60 in full), with room for half of them.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -16,7 +17,7 @@ use crate::shared::{Installed, Test};
 use crate::size;
 
 pub(crate) const TESTS: &[Test] = &[
-    ("checker_of_storms_notices_what_is_given_twice", the_checker_notices),
+    ("checker_of_storms_notices_a_double_allocation", the_checker_notices),
     ("controller_packs_two_hundred_quarters_onto_fifty_gpus", packs),
     ("controllers_that_are_killed_in_a_storm_give_nothing_twice", storm),
 ];
@@ -43,7 +44,7 @@ fn packs() -> Result<()> {
     Ok(())
 }
 
-/// Ends the leading replica, or both, in one of the ways in which processes end. Returns false if there was none.
+/// Ends the leading replica, or both, in one of the ways in which processes end. Returns false if there was no leader.
 pub(crate) fn end_one(installed: &Installed, project: &Kube<'_>, round: usize) -> Result<bool> {
     Ok(match round % 3 {
         // Deleted; a new pod replaces it.
@@ -54,11 +55,11 @@ pub(crate) fn end_one(installed: &Installed, project: &Kube<'_>, round: usize) -
                 .transpose()?
                 .is_some_and(|said| said.contains("deleted"))
         }
-        // Both at once, without a word.
+        // Both at once, without notice.
         1 => shell::capture(&mut installed.cluster.inside(&["pkill", "-KILL", "-x", "vgpu-controller"]))?
             .status
             .success(),
-        // New pods for both: kubelet restarts the old ones later and later.
+        // New pods for both, because the kubelet restarts the old ones with growing delays.
         _ => {
             let pods = [
                 "delete",
@@ -72,7 +73,7 @@ pub(crate) fn end_one(installed: &Installed, project: &Kube<'_>, round: usize) -
     })
 }
 
-/// Between two ends of a controller: 5 to 40 s.
+/// Pause before a controller is ended again: 5 to 40 s.
 fn pause(round: usize) -> Duration {
     Duration::from_secs(5 + (round as u64 * 7) % 36)
 }
@@ -83,7 +84,7 @@ const TICK: Duration = Duration::from_secs(3);
 fn storm() -> Result<()> {
     let pods = usize::try_from(number("VGPU_STORM_PODS", 80)?)?;
     ensure!(pods > 0, "VGPU_STORM_PODS=0: write a number of at least 1");
-    // Either is long enough for controllers to end three times on a quiet machine: after 0, 5 and 17 s.
+    // Both durations let controllers end three times on a quiet machine: after 0, 5 and 17 s.
     let lasts = size::of("seconds of the storm of controllers:", 24, 60);
     let longest = patience::stretched(TAKEOVER);
     let limit = Duration::from_secs(number("VGPU_STORM_SECONDS", lasts)?);
@@ -112,7 +113,7 @@ fn storm() -> Result<()> {
                 round += 1;
             }
             std::thread::sleep(TICK);
-            // Delete the oldest, at most as many as are created meanwhile: claims are made at 20 a second.
+            // Delete the oldest, at most as many as are created meanwhile: claims are created at 20 per second.
             let bound = bound(kube)?;
             let going = (bound.len() / 4).min(40);
             delete(kube, bound.iter().take(going).map(String::as_str))?;

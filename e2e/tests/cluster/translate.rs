@@ -1,13 +1,14 @@
-//! Pods that are written for other systems, at the API server: what the webhook makes of them, that none gets through
-//! untranslated while its replicas and certificates go, and that templates and annotations come whoever leads.
+//! Pods that are written for other systems, at the API server: the webhook's translation, that none gets through
+//! untranslated while replicas and certificates are replaced, and that templates and annotations are created whoever
+//! leads.
 //!
-//! What such pods see when they run: `dialects.rs`.
+//! What such pods see at run time: `dialects.rs`.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Deserializer, Value, json};
 use vgpu_e2e::kube::Kube;
 use vgpu_e2e::wait::wait;
@@ -35,8 +36,8 @@ const GPU: &str = "nvidia.com/gpu";
 
 const IMAGE: &str = "dra-driver-vgpu/client:dev";
 
-/// As HAMi's documentation has it, with a container that asks for nothing. It waits for a node that is not there: kubelet
-/// would end it only once its images are pulled, and there are more of them than GPUs.
+/// A pod as in HAMi's documentation, with a second container without a request. It waits for a missing node: on a real
+/// node the kubelet would end it only after pulling its images, and there are more such pods than GPUs.
 fn hami(name: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {
     "nodeSelector": {"nowhere": "yes"},
@@ -47,7 +48,7 @@ fn hami(name: &str) -> Value {
     ]}})
 }
 
-/// The same, and it runs.
+/// The same, but it runs.
 fn running(name: &str, mebibytes: u64) -> Value {
     let mut pod = hami(name);
     let spec = &mut pod["spec"];
@@ -68,7 +69,7 @@ fn in_labelled(name: &str, test: impl FnOnce(&Installed, &Kube<'_>) -> Result<()
     })
 }
 
-/// What is wrong with a pod that should be translated.
+/// Returns what is wrong with a pod that should be translated.
 fn check(pod: &Value) -> Result<()> {
     let claims = &pod["spec"]["resourceClaims"];
     let template = claims[0]["resourceClaimTemplateName"].as_str().unwrap_or_default();
@@ -86,7 +87,7 @@ fn check(pod: &Value) -> Result<()> {
         ("no limits of HAMi", !main.to_string().contains("nvidia.com")),
         ("nothing in the other container", beside["claims"].is_null()),
         (
-            "what was asked, in its annotation",
+            "the original request in its annotation",
             record.contains(r#""nvidia.com/gpumem":""#) && record.contains(template),
         ),
     ] {
@@ -100,7 +101,7 @@ fn again() -> Result<()> {
         for (name, how) in [
             ("client", &["apply", "-f", "-"][..]),
             ("server", &["apply", "--server-side", "-f", "-"]),
-            // Another one applies what these two have applied, as Argo CD beside a user.
+            // Another user applies the same pod that these two have applied, as Argo CD would.
             (
                 "server",
                 &["apply", "--server-side", "--field-manager=argocd", "-f", "-"],
@@ -124,7 +125,7 @@ fn again() -> Result<()> {
                 seen = Some(pod);
             }
         }
-        // Somebody takes the record away, and gets it back.
+        // The record is removed, and restored.
         kube.run(&["annotate", "pod", "client", "dra.vgpu/translated-"])?;
         check(&kube.get(&["pod", "client"])?)?;
         // A dry run has no side effects to wait for.
@@ -143,7 +144,7 @@ fn again() -> Result<()> {
     })
 }
 
-/// How many reviews all replicas have answered.
+/// The number of reviews that all replicas have answered.
 fn reviews(installed: &Installed) -> Result<u64> {
     let project = Kube::new(&installed.cluster, install::NAME);
     let mut sum = 0;
@@ -213,11 +214,11 @@ fn others() -> Result<()> {
         );
         let after = reviews(installed)?;
         ensure!(after == before, "{} reviews of pods that ask nothing", after - before);
-        // And the counters do count.
+        // Proves that the counters work.
         kube.apply(&hami("asks").to_string())?;
         let after = reviews(installed)?;
         ensure!(after == before + 1, "{before} reviews, then {after}");
-        // Kubelet and scheduler change a translated pod's status; a label is no question either.
+        // Kubelet and scheduler change a translated pod's status, and a label is added: neither needs a review.
         kube.run(&["label", "pod", "asks", "changed=yes"])?;
         ensure!(reviews(installed)? == after, "a label of a translated pod is reviewed");
         let mut kai = hami("kai");
@@ -270,7 +271,7 @@ fn refused() -> Result<()> {
     })
 }
 
-/// Waits until the pod runs and has what HAMi promises.
+/// Waits until the pod runs and has everything that HAMi promises.
 fn is_given_back(kube: &Kube<'_>, name: &str) -> Result<Value> {
     kube.wait_running(name, LIMIT)?;
     wait(LIMIT, &format!("the annotations of {name}"), || {
@@ -296,14 +297,14 @@ fn given_back() -> Result<()> {
         let created = kube.get(&["pod", "first"])?;
         check(&created)?;
         let pod = is_given_back(kube, "first")?;
-        // What the leader writes is no question to the webhook, and it leaves the translation alone.
+        // The leader's writes need no review, and leave the translation alone.
         ensure!(reviews(installed)? == before + 1, "the leader's patch was reviewed");
         let record = |pod: &Value| pod["metadata"]["annotations"]["dra.vgpu/translated"].clone();
         ensure!(
             record(&pod) == record(&created) && pod["spec"]["containers"] == created["spec"]["containers"],
             "changed: {created}, {pod}"
         );
-        // Nor does a second apply take any of it away.
+        // A second apply does not remove any of it.
         kube.apply_as_user(&manifest)?;
         let again = kube.get(&["pod", "first"])?;
         ensure!(
@@ -311,7 +312,7 @@ fn given_back() -> Result<()> {
             "a second apply changed it: {pod}, {again}"
         );
 
-        // Somebody deletes the templates.
+        // The templates are deleted.
         let templates = || -> Result<Value> { Ok(kube.get(&["resourceclaimtemplates"])?["items"].clone()) };
         let made = templates()?;
         kube.run(&["delete", "resourceclaimtemplates", "--all"])?;
@@ -325,7 +326,7 @@ fn given_back() -> Result<()> {
         kube.apply(&running("second", 3000).to_string())?;
         is_given_back(kube, "second")?;
 
-        // The leader is killed, and nobody has made the template of the next pod yet.
+        // The leader is killed before anybody has created the template of the next pod.
         let killed = leader(&project)?.context("nobody leads")?;
         project.run(&["delete", "pod", &killed, "--force", "--grace-period=0"])?;
         let next = running("third", 4000).to_string();
@@ -345,20 +346,20 @@ fn given_back() -> Result<()> {
     })
 }
 
-/// Pods that another user creates in a second, at most.
+/// Maximum number of pods per second created by other users.
 const RATE: usize = 20;
-/// So many users: one kubectl manages less than [`RATE`] on a busy machine.
+/// Number of users: one kubectl cannot reach [`RATE`] on a busy machine.
 const USERS: usize = 2;
 
-/// What became of others' pods.
+/// Results of the other users' pods.
 #[derive(Debug, Default)]
 struct Load {
     translated: usize,
     refused: usize,
 }
 
-/// Runs a test while others create pods, as dry runs: admission is the same, and there is nothing to delete. Each that
-/// is admitted must be translated.
+/// Runs a test while others create pods, as dry runs: admission is the same, and there is nothing to delete. Each
+/// admitted pod must be translated.
 fn under_load<T>(kube: &Kube<'_>, test: impl FnOnce() -> Result<T>) -> Result<(T, Load)> {
     let over = AtomicBool::new(false);
     let begun = Instant::now();
@@ -410,7 +411,7 @@ fn load(kube: &Kube<'_>, over: &AtomicBool) -> Result<Load> {
     Ok(load)
 }
 
-/// Tries to create pods until `done`. Every one that is created must be translated.
+/// Tries to create pods until `done`. Every created pod must be translated.
 fn create(
     kube: &Kube<'_>,
     prefix: &str,
@@ -430,12 +431,11 @@ fn create(
         if done(*made)? {
             return Ok(refusals);
         }
-        if Instant::now() > deadline {
-            bail!(
-                "{made} pods were made, {refusals} refused, and it goes on: {}",
-                said.stderr
-            );
-        }
+        ensure!(
+            Instant::now() <= deadline,
+            "{made} pods were made, {refusals} refused, and it goes on: {}",
+            said.stderr
+        );
     }
 }
 
@@ -470,7 +470,7 @@ fn killed() -> Result<()> {
             Ok(())
         })?;
         all_translated(kube, made)?;
-        // Without any replica a pod is refused, not let through.
+        // Without any replica a pod is refused, not admitted untranslated.
         let deployment = "deployment/dra-driver-vgpu-controller";
         project.run(&["scale", deployment, "--replicas=0"])?;
         wait(LIMIT, "the replicas to end", || {
@@ -489,7 +489,7 @@ fn killed() -> Result<()> {
     })
 }
 
-/// What an upgrade must leave alone: the certificate, and what the API server trusts.
+/// Objects that an upgrade must not change: the certificate, and the authority that the API server trusts.
 fn certificates(project: &Kube<'_>) -> Result<[Value; 2]> {
     let secret = project.get(&["secret", WEBHOOK])?["data"].clone();
     let configuration = project.get(&["mutatingwebhookconfiguration", WEBHOOK])?;
@@ -533,8 +533,8 @@ fn upgraded() -> Result<()> {
     })
 }
 
-/// With quotas on there is a leader before there is a webhook, and a rollout keeps it until a new pod is ready. Without a
-/// first pair by that pod, `--wait` would run into its limit.
+/// With quotas enabled there is a leader before there is a webhook, and a rollout keeps it until a new pod is ready.
+/// If that pod did not create the first pair, `--wait` would time out.
 fn switched_on() -> Result<()> {
     in_labelled("translate-switched", |installed, kube| {
         let project = Kube::new(&installed.cluster, install::NAME);
@@ -554,7 +554,7 @@ fn switched_on() -> Result<()> {
             kube.apply(&hami("first").to_string())?;
             check(&kube.get(&["pod", "first"])?)
         });
-        // The cluster is other tests' too.
+        // Other tests use this cluster too.
         let back = upgrade(&["translate.dialects={hami,kai}", "quota.enabled=false"]);
         switched.and(back)
     })
@@ -568,7 +568,7 @@ fn without_secret() -> Result<()> {
         ensure!(first.is_string(), "no certificate");
         project.run(&["delete", "secret", WEBHOOK])?;
         let mut made = 0;
-        // 30 s pass from the new authority in the caBundle to the use of its certificate.
+        // A certificate is used 30 s after its authority was written to the caBundle.
         let ((refusals, later), load) = under_load(kube, || {
             let refusals = create(kube, "p", &mut made, |_| {
                 let now = project.try_run(&["get", "secret", WEBHOOK, "-o", "jsonpath={.data.tls\\.crt}"])?;

@@ -1,11 +1,11 @@
-//! What claims say of their limits, and what is said of pods that go around the library, use a GPU without a claim, or run
-//! without their mounts.
+//! Conditions of claims about their limits, and reports about pods that bypass the library, use a GPU without a claim,
+//! or run without their mounts.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use vgpu_e2e::cluster::{Cluster, Config, SOFT_GPU_DRIVER, SOFT_GPU_STATE};
+use vgpu_e2e::cluster::{Cluster, Config, Node, SOFT_GPU_DRIVER, SOFT_GPU_STATE};
 use vgpu_e2e::install;
 use vgpu_e2e::kube::Kube;
 use vgpu_e2e::outcome::after;
@@ -20,13 +20,14 @@ pub(crate) const TESTS: &[Test] = &[
         "claims_say_that_their_limits_are_enforced_and_are_written_on_change_alone",
         honest,
     ),
-    ("a_pod_that_goes_around_the_library_is_reported", around),
+    ("a_program_that_got_out_of_memory_is_reported", refused),
+    ("a_pod_that_bypasses_the_library_is_reported", around),
     ("a_pod_without_a_claim_that_uses_a_gpu_is_reported", without_a_claim),
     ("on_breach_kill_kills_the_offender_alone", killed),
     ("a_container_without_its_mounts_is_reported", without_cdi),
 ];
 
-/// Sets D to the folder of the real driver, and makes a loader that reads no list.
+/// Sets D to the folder of the real driver, and creates a loader that reads no list.
 const LOADER: &str = "D=$(ls -d /dev/vgpu/.driver /usr/lib/vgpu/driver 2>/dev/null | head -n 1); \
                       python3 /kit/loader.py /lib64/ld-linux-x86-64.so.2 /tmp/ld.so; ";
 const AROUND: &str = "exec /tmp/ld.so /usr/bin/python3 /kit/around.py $D/libcuda.so.1 2";
@@ -61,7 +62,7 @@ fn claim(kube: &Kube<'_>, name: &str) -> Result<Value> {
     kube.get(&["resourceclaim", claim.context("the pod has no claim yet")?])
 }
 
-/// Status and reason of a condition of a claim's first device.
+/// Status and reason of a condition of the claim's first device.
 fn condition(claim: &Value, kind: &str) -> Option<(String, String)> {
     let conditions = claim["status"]["devices"][0]["conditions"].as_array()?;
     let one = conditions.iter().find(|one| one["type"] == kind)?;
@@ -101,6 +102,40 @@ pub(crate) fn metrics(cluster: &Cluster) -> Result<String> {
     project.raw(&path)
 }
 
+/// The plugin writes its node once a minute, so a share that was prepared just now may take that long.
+fn node_object(kube: &Kube<'_>, claim: &Value) -> Result<()> {
+    let (node, share) = wait(LIMIT * 2, "the claim in the VgpuNode", || {
+        let node = kube.get(&["vgpunode", &Node::FIRST.name()])?;
+        let mut shares = node["status"]["shares"].as_array().into_iter().flatten();
+        // Of a share that was prepared a moment ago the node has not read the ledger yet.
+        let is_read = |share: &&Value| share["uid"] == claim["metadata"]["uid"] && !share["refusals"].is_null();
+        let share = shares.find(is_read).cloned();
+        Ok(share.map(|share| (node, share)))
+    })?;
+    let result = &claim["status"]["allocation"]["devices"]["results"][0];
+    for (found, expected) in [
+        (&share["claim"], &claim["metadata"]["name"]),
+        (&share["namespace"], &claim["metadata"]["namespace"]),
+        (&share["device"], &result["device"]),
+        (&share["share"], &result["shareID"]),
+        (&share["memory"], &json!("1Gi")),
+        (&share["cores"], &json!(10)),
+        (&share["refusals"], &json!(0)),
+        (&node["metadata"]["ownerReferences"][0]["kind"], &json!("Node")),
+        (&node["status"]["conditions"][0]["reason"], &json!("EveryPartWorks")),
+    ] {
+        ensure!(found == expected, "{found} and {expected}: {share}");
+    }
+    let mut gpus = node["status"]["gpus"].as_array().into_iter().flatten();
+    let gpu = gpus.find(|gpu| gpu["device"] == result["device"]).context("its GPU")?;
+    ensure!(
+        gpu["shares"].as_u64() >= Some(1) && gpu["largestFree"].is_string(),
+        "{gpu}"
+    );
+    ensure!(node["status"]["gpuCount"].as_u64() >= Some(1), "{node}");
+    Ok(())
+}
+
 /// More than two rounds of the plugin, which observes its shares every 4 s.
 const REST: Duration = Duration::from_secs(10);
 
@@ -127,14 +162,15 @@ fn honest() -> Result<()> {
                 .as_str()
                 .is_some_and(|uuid| uuid.starts_with("GPU-"))
         );
-        // Nothing changes any more, but for what is said of time, which takes longest to be known.
+        node_object(kube, &claim)?;
+        // Nothing changes any more, except the condition about GPU time, which takes longest to be known.
         let mut last = (
             self::claim(kube, "p")?["metadata"]["resourceVersion"].clone(),
             Instant::now(),
         );
         wait(
             LIMIT,
-            &format!("{REST:?} without a write to the claim, of which nothing changes"),
+            &format!("{REST:?} without a write to the unchanged claim"),
             || {
                 let now = self::claim(kube, "p")?["metadata"]["resourceVersion"].clone();
                 if now != last.0 {
@@ -143,6 +179,29 @@ fn honest() -> Result<()> {
                 Ok((last.1.elapsed() > REST).then_some(()))
             },
         )
+    })
+}
+
+fn refused() -> Result<()> {
+    shared::in_namespace_of(shared::observed()?, "truth-refused", |installed, kube| {
+        let small = template("t", "vgpu", json!({"memory": "1Gi", "cores": "10"}), &[]);
+        let script = "vgpu-client alloc 2147483648; exec vgpu-client hold";
+        let asks = pod("asks", "client", &["sh", "-c", script], "t");
+        let neighbour = pod("neighbour", "client", &HOLD, "t");
+        kube.apply(&format!("{small}{asks}{neighbour}"))?;
+        becomes(kube, "asks", "MemoryGranted", "False", "MemoryRefused")?;
+        let text = event(kube, "asks", "MemoryRefused")?;
+        for part in ["vgpu-client (PID ", "asked for 2048 MiB", "limit of 1024 MiB"] {
+            ensure!(text.contains(part), "{part}: {text}");
+        }
+        becomes(kube, "neighbour", "MemoryGranted", "True", "NothingRefused")?;
+        let claim = claim(kube, "asks")?["metadata"]["name"].to_string();
+        wait(LIMIT, "the metric of the share", || {
+            let text = metrics(&installed.cluster)?;
+            let is_it = |line: &&str| line.starts_with("vgpu_share_memory_refusals_total{") && line.contains(&claim);
+            let counted = text.lines().find(is_it).is_some_and(|line| line.ends_with(" 1"));
+            Ok(counted.then_some(()))
+        })
     })
 }
 
@@ -226,7 +285,7 @@ fn without_a_claim() -> Result<()> {
     })
 }
 
-/// As `--set plugin.onBreach=kill` does. The last test of that cluster.
+/// Sets `plugin.onBreach=kill`. The last test of that cluster.
 fn kill_on_breach(cluster: &Cluster) -> Result<()> {
     let project = Kube::new(cluster, install::NAME);
     let name = "daemonset/dra-driver-vgpu-plugin";
@@ -247,7 +306,7 @@ fn killed() -> Result<()> {
         kill_on_breach(&installed.cluster)?;
         programs(kube)?;
         let neighbour = pod("neighbour", "client", &HOLD, "t");
-        // Another program of the same container, which keeps to the limit, is not killed.
+        // Another program in the same container, which stays within the limit, is not killed.
         let both = format!("{LOADER}vgpu-client hold 1048576 & ({AROUND}); echo ended $?; wait");
         let around = scripted("around", &both);
         kube.apply(&format!("{around}\n---\n{neighbour}"))?;
@@ -283,7 +342,7 @@ fn without_cdi() -> Result<()> {
         let small = template("t", "vgpu", json!({"memory": "1Gi"}), &[]);
         let mut lacking: Value =
             serde_json::from_str(pod("p", "client", &["sleep", "600"], "t").trim_end_matches("\n---\n"))?;
-        // An init container without the claim has no say.
+        // An init container without the claim does not matter.
         lacking["spec"]["initContainers"] = json!([{
             "name": "before", "image": "dra-driver-vgpu/client:dev", "command": ["sleep", "3"],
         }]);

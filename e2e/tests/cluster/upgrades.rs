@@ -1,4 +1,5 @@
-//! Upgrades of the plugin by Helm, with `maxSurge: 1`: the new release runs beside the old one until it is ready.
+//! Upgrades of the plugin by Helm, with `maxSurge: 1`: the new release runs together with the old one until it is
+//! ready.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -27,7 +28,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("release_that_never_gets_ready_leaves_the_old_one_serving", never_ready),
 ];
 
-/// The release of the library that the claim of a pod has.
+/// The release of the library in a pod's claim.
 fn library(cluster: &Cluster, kube: &Kube<'_>, pod: &str) -> Result<String> {
     let claim = claim_of(kube, pod)?;
     let uid = claim["metadata"]["uid"].as_str().unwrap_or_default();
@@ -67,7 +68,7 @@ fn under_load() -> Result<()> {
             });
             let mut rounds = 0;
             let mut change = || -> Result<()> {
-                // In full until the load has ended.
+                // In a full run until the load has ended.
                 while rounds == 0 || (size::is_full() && rounds < 8 && !loading.is_finished()) {
                     rounds += 1;
                     there_and_back(installed, kube, &old, rounds)?;
@@ -97,7 +98,7 @@ fn under_load() -> Result<()> {
     })
 }
 
-/// An upgrade to the next release and a rollback, with a pod in each.
+/// An upgrade to the next release and a rollback, with a new pod in each.
 fn there_and_back(installed: &Installed, kube: &Kube<'_>, old: &str, round: usize) -> Result<()> {
     let cluster = &installed.cluster;
     let (during, back) = (format!("during-{round}"), format!("back-{round}"));
@@ -132,7 +133,7 @@ fn there_and_back(installed: &Installed, kube: &Kube<'_>, old: &str, round: usiz
         library(cluster, kube, &back)? == old,
         "{back} has not the library of before"
     );
-    // One that got its share from the next release still has it.
+    // A pod that got its share from the next release still has it.
     ensure!(library(cluster, kube, &during)? != old, "{during} has lost its library");
     ensure!(restarts(kube, &during)? == 0, "{during} was restarted");
     kube.run(&["delete", "pod", &during, &back, "--wait=false"]).map(drop)
@@ -187,7 +188,7 @@ fn serves(installed: &Installed, kube: &Kube<'_>, release: Release, old: &str) -
             let logs = Kube::new(cluster, install::NAME).logs(&pod, None)?;
             Ok(logs.contains("has no libvgpu.so").then_some(()))
         })?;
-        // A plugin registers within a second of its start, if it does.
+        // A plugin that works registers within a second of its start.
         std::thread::sleep(patience::stretched(Duration::from_secs(4)));
     }
     let name = format!("{release:?}").to_lowercase();

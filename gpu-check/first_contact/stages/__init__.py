@@ -1,5 +1,5 @@
-"""The stages: `TITLE`, `LIMIT` in seconds, and `run_stage(kit)`. One that is cut at its limit keeps its rows. The limits of FIRST
-are 240 s together; time that a stage leaves goes to the next."""
+"""The stages: `TITLE`, `LIMIT` in seconds, and `run_stage(kit)`. A stage that is ended at its limit keeps its rows. The limits of
+FIRST are 240 s together; unused time of a stage goes to the next."""
 
 import importlib
 
@@ -9,7 +9,7 @@ FILES = {
     "S12": "s12_check", "S13": "s13_container", "S14": "s14_cluster", "S15": "s15_checkpoint", "planted": "planted",
 }
 FIRST = tuple("S0 S1 S2 S3 S4 S5 S6 S7 S8".split())
-# The order of the second call: the most telling stages first.
+# The order of the second call: the most informative stages first.
 ORDER = FIRST + tuple("S9 S11 S15 S13 S10 S12 S14".split())
 
 

@@ -1,4 +1,4 @@
-"""Failures for the self-test. Only by name."""
+"""Failures for the self-test. Runs only by name."""
 
 TITLE, LIMIT = "planted", 100
 KINDS = {

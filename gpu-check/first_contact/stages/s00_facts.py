@@ -1,5 +1,5 @@
-"""What this machine is, and how the loader finds its driver. Starts what runs beside all stages: one process that keeps NVML
-open, and one that reads the frameworks' files into the page cache."""
+"""Describes this machine, and how the loader finds its driver. Starts two processes that run beside all stages: one keeps
+NVML open, and one reads the frameworks' files into the page cache."""
 
 import glob
 import os
@@ -31,7 +31,7 @@ IMPORT_SECONDS = 150
 
 
 def can(command):
-    """What a command in namespaces of its own says, or yes."""
+    """The error of a command in its own namespaces, or yes."""
     return run(["unshare", "-mn", "sh", "-c", command + " && echo yes"], 3).strip()[-80:]
 
 

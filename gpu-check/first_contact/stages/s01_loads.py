@@ -1,4 +1,4 @@
-"""A share starts, programs find the library by every name, and what the driver answers to look-ups."""
+"""A share starts, programs find the library by every name, and the driver's look-ups have the same answers."""
 
 import json
 import lzma
@@ -16,7 +16,7 @@ SHARE = {"memory": MEMORY}
 
 
 def wrong(job):
-    """Anything but one GPU, and the share's memory."""
+    """The mistake, if a program does not see one GPU with the share's memory."""
     return job.side == "limited" and [pair for pair in job.figures.items() if pair[1] not in (1, MEMORY)]
 
 
@@ -77,7 +77,7 @@ def look_ups(kit):
 
 
 def injection(kit):
-    """An injected library calls cuInit within the program's cuInit, as those of Nsight and CUPTI do."""
+    """An injected library calls cuInit inside the program's cuInit, as those of Nsight and CUPTI do."""
     library = kit.tools.library("injection")
     if not library:
         return kit.skip("an injected cuInit", "no injection library: it needs a C compiler")

@@ -1,4 +1,4 @@
-"""What contexts cost, who is charged for them, and what belongs to no process."""
+"""The memory of contexts, who is charged for it, and memory that belongs to no process."""
 
 TITLE, LIMIT = "context", 10
 MIB = 1 << 20

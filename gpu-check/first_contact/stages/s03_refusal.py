@@ -8,7 +8,7 @@ TITLE, LIMIT = "refusal", 10
 SHARE = 1 << 30
 GRANULE = 2 << 20
 OUT_OF_MEMORY = 2
-BACK = 3  # seconds for the memory of a killed process to be back
+BACK = 3  # seconds until the memory of a killed process must be free
 
 
 def wrong(job):
@@ -34,7 +34,7 @@ def run_stage(kit):
 
 
 def killed(kit):
-    time.sleep(0.3)  # what ended before is gone then
+    time.sleep(0.3)  # the memory of processes that ended before is free then
     before, job = kit.truth().get("used", 0), kit.start("hold", share={"memory": SHARE}, held=True)
     if not kit.wait_step(job):
         return kit.finish("kill -9", job)

@@ -1,4 +1,4 @@
-"""PyTorch: right results, the share's size, out of memory at the limit and work goes on, and the truth beside the charge."""
+"""PyTorch: right results, the share's size, out of memory at the limit and work continues, and truth compared with charge."""
 
 from .s07_clients import refused
 

@@ -1,4 +1,4 @@
-"""What a share costs of the GPU's time, and how parts of it hold: launches, training steps, new shapes, beside others."""
+"""The cost of a share in GPU time, and whether shares of it are enforced: launches, training steps, new shapes, beside others."""
 
 TITLE, LIMIT = "pace", 50
 MEMORY = 4 << 30
@@ -36,8 +36,8 @@ def kernels(kit):
 
 
 def beside(kit, ruler, bare):
-    """Two shares that are always busy, and bursts. By rounds of work: kernels that end by a clock would be done when they come
-    back from another's slice."""
+    """Two shares that are always busy, and bursts. Uses rounds of work: kernels that end by a clock would be finished when they
+    return from another process's slice."""
     rounds = "{}:rounds:{}".format(ruler.split(":")[0], 1000 * bare["work"] / (bare["units"] * bare["length"]))
     both = [kit.start("work", rounds, BESIDE, "matmul", share=share({"cores": cores}), limit=BESIDE + 8, held=True) for cores in (30, 70)]
     if kit.together(*both) and kit.finish("30 beside 70", *both) == "ok":

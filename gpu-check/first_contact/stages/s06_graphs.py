@@ -1,4 +1,4 @@
-"""CUDA graphs and what they hold beyond the charge, torch.compile, a Triton kernel."""
+"""CUDA graphs and their memory beyond the charge, torch.compile, a Triton kernel."""
 
 TITLE, LIMIT = "graphs", 35
 

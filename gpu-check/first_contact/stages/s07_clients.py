@@ -17,7 +17,7 @@ CLIENTS, WITHOUT_CUDART = ("jax", "cupy", "numba", "cuda-bindings"), ("numba", "
 
 
 def refused(job, limit=SHARE):
-    """What is wrong with a client that allocated until it was refused, freed all, and allocated again."""
+    """The mistake of a client that allocated until it was refused, freed everything, and allocated again."""
     full, freed = job.steps().get("full", {}), job.steps().get("freed", {})
     seen = [one["total"] for one in job.of("seen") if not one.get("at_most") and one["total"] != limit]
     if seen or full.get("got", limit + 1) > limit or full.get("code") != OUT_OF_MEMORY or freed.get("again") != 0:

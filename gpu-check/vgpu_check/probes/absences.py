@@ -1,6 +1,6 @@
-"""When a process that always has work is on the GPU: the lengths of its runs and of its absences.
+"""Measures when a process that always has work runs on the GPU: the lengths of its runs and absences.
 
-    events   many short kernels with an event after each; an event that comes late tells an absence
+    events   many short kernels with an event after each; a late event shows an absence
     timer    one long kernel that reads %globaltimer
 """
 
@@ -11,7 +11,7 @@ from . import ptx, talk
 from .kernels import COARSEST, Kernels, gpu, memory, ruler_of, step_of_timer, words
 
 KERNEL = 20  # us
-LEAST = 100_000  # ns: less than a slice of the other process, more than what delays an event
+LEAST = 100_000  # ns: less than a slice of the other process, more than the delay of an event
 MOST = 8000
 
 

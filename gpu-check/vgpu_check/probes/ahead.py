@@ -1,5 +1,5 @@
-"""Calls that take memory for themselves: contexts, and what a context's limits reserve. The library has to charge them
-before the driver is asked, also for several processes that NVML begins to list at the same time.
+"""Calls with implicit memory: contexts, and the memory reserved by a context's limits. The library must charge it before
+it asks the driver, also for several processes that NVML begins to list at the same time.
 
     limit       one process asks again and again for a heap beyond the share
     newcomers   processes that create their contexts at once each ask for a heap of more than half of the share
@@ -21,7 +21,7 @@ PROBE = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abs
 
 
 def worst(codes):
-    """The first code that is no refusal for want of memory, else that refusal."""
+    """The first code other than out of memory, else out of memory."""
     return next((code for code in codes if code != OUT_OF_MEMORY), OUT_OF_MEMORY)
 
 
@@ -45,7 +45,7 @@ class Newcomer:
         self.process.stdin.flush()
 
     def answer(self):
-        """The code of what it was told; the check's own time-out ends it if it hangs."""
+        """The code of the requested call; the check's own time-out ends the probe if it hangs."""
         for line in self.process.stdout:
             if line.startswith("ahead "):
                 return int(line.split()[1])
@@ -64,7 +64,7 @@ def newcomers(share):
     contexts = all_at_once(started, "go")
     if any(code in ABSENT or code == DEVICE_UNAVAILABLE for code in contexts):
         raise talk.Skip("contexts at once answer {}".format(contexts))
-    # A context that does not fit is refused as well.
+    # A context that does not fit is also refused.
     begun = [newcomer for newcomer, code in zip(started, contexts) if code == 0]
     heaps = all_at_once(begun, "heap {}".format(share // 100 * 60))
     refused = [code for code in contexts + heaps if code not in (0, OUT_OF_MEMORY)]

@@ -1,6 +1,6 @@
 """Memory that the driver allocates without an explicit request: a kernel's local memory, the device's heap.
 
-Requests more than the share. The truth decides if that exceeded the limit, not the call's result.
+Requests more than the share. The truth shows whether this exceeded the limit, not the call's result.
 """
 
 from . import ptx, talk
@@ -11,7 +11,7 @@ MOST_LOCAL = 512 << 10
 
 
 def local_memory(cuda, limit):
-    """The driver allocates for as many threads as can run on the GPU at once."""
+    """The driver allocates for all threads that can run on the GPU at the same time."""
     threads = cuda.attribute(16) * cuda.attribute(39)
     size = (limit // threads + 255) // 256 * 256 + 1024
     if size >= MOST_LOCAL:

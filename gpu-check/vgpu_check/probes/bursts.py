@@ -1,4 +1,4 @@
-"""A burst of 2 ms every 20 ms, as inference has them: the time from its first launch until it is done."""
+"""A burst of 2 ms every 20 ms, as in inference: the time from its first launch to its end."""
 
 import time
 
@@ -14,7 +14,7 @@ def main(ruler, seconds):
     cuda = gpu()
     launch = Kernels(cuda, ruler_of(ruler), [500]).launcher(500)
     talk.step("ready")
-    time.sleep(PAUSE)  # as the neighbour
+    time.sleep(PAUSE)  # like the neighbour
     taken, start = [], time.monotonic()
     for number in range(int(float(seconds) / PERIOD)):
         time.sleep(max(0.0, start + number * PERIOD - time.monotonic()))

@@ -1,4 +1,4 @@
-"""Memory of one process that another of the same share opens: which of them is charged, and which NVML lists.
+"""One process opens another one's memory in the same share: which of them is charged, and which does NVML list.
 
     ipc (exporter) ── handle in hex, or a descriptor ──► ipc_import (importer, its child)
 """

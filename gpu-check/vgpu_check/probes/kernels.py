@@ -1,11 +1,11 @@
-"""Kernels of known length, which count the work that they did.
+"""Kernels of known length, which count their work.
 
-Their length is a time, or rounds of work, which take as long while nobody else has the GPU: as real kernels, such ones
-take longer beside another process.
+Their length is a time, or a number of rounds of work with the same length while nobody else uses the GPU: like real
+kernels, the latter take longer beside another process.
 
 Time is by %globaltimer, which does not depend on the GPU's clock rate. Where it advances in too large steps (up to 1 ms,
 on some GPUs), and on the software GPU, whose kernels read nothing, it is by clock64, calibrated against the host's clock.
-The software GPU has kernels of these names too, which last as long as the name says.
+The software GPU also has kernels with these names, which take the time in the name.
 """
 
 import ctypes
@@ -16,13 +16,13 @@ from . import ptx, talk
 from .cuda import DEVICE_UNAVAILABLE, Cuda, CudaError
 
 READINGS = 4096
-# A kernel of a few us can still be told apart from one of the next length.
+# Kernels of a few us can still be distinguished from the next length.
 COARSEST = 1500
 CALIBRATION = 100_000_000  # ticks
 
 
 def gpu():
-    """The GPU, for probes that use it beside another process."""
+    """The GPU for probes that share it with another process."""
     try:
         return Cuda()
     except CudaError as error:
@@ -57,7 +57,7 @@ def step_of_timer(cuda):
 
 
 class Ruler:
-    """What ends the kernels: `per_us` ticks of a clock in a microsecond, or rounds."""
+    """How kernels end: after `per_us` ticks of a clock per microsecond, or after rounds."""
 
     def __init__(self, clock, until, per_us):
         self.clock, self.until, self.per_us = clock, until, float(per_us)
@@ -71,7 +71,7 @@ def ruler_of(text):
 
 
 def find_ruler(cuda):
-    """Returns (ruler, the timer's step). Needs the GPU for itself."""
+    """Returns (ruler, the timer's step). Nothing else may use the GPU."""
     step = step_of_timer(cuda)
     if step and step <= COARSEST:
         return Ruler("globaltimer", "time", 1000), step
@@ -86,7 +86,7 @@ def find_ruler(cuda):
 
 
 class Kernels:
-    """Kernels of some lengths (us), on all multiprocessors: so large that two of them cannot run at once."""
+    """Kernels of some lengths (us), on all multiprocessors: so large that two of them cannot run at the same time."""
 
     def __init__(self, cuda, ruler, lengths):
         self.cuda = cuda

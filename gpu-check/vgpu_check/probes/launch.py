@@ -1,4 +1,4 @@
-"""Times the launch of an empty kernel as `calls` does, under the name that the check gives it."""
+"""Times the launch of an empty kernel as `calls` does, with the name given by the check."""
 
 from . import ptx, talk
 from .calls import Calls, median

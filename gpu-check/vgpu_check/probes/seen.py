@@ -1,4 +1,4 @@
-"""Reads what a program sees of its GPU through the driver API and NVML."""
+"""Reads a program's view of its GPU through the driver API and NVML."""
 
 import ctypes
 

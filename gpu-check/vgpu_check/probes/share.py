@@ -1,4 +1,4 @@
-"""Allocates a quarter of the share, and says where the share's files are, as this process sees them."""
+"""Allocates a quarter of the share, and reports the paths of the share's files as this process sees them."""
 
 import os
 

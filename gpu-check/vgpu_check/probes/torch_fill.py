@@ -1,4 +1,4 @@
-"""PyTorch under a share: the memory that it sees, and if its allocators are limited. The check chooses the allocator."""
+"""PyTorch under a share: its view of the memory, and whether its allocators are limited. The check chooses the allocator."""
 
 from . import talk
 

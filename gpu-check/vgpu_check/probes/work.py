@@ -1,7 +1,7 @@
-"""Runs workloads one after the other, each after a step, so that probes can begin together.
+"""Runs workloads one after another, each after a step, so that probes can begin at the same time.
 
-    calibrate            also finds what ends the kernels, and the length of each unit; bare, with the GPU for itself
-    CLOCK:UNTIL:NUMBER   what ends the kernels (kernels.Ruler)
+    calibrate            also finds how kernels end, and the length of each unit; bare, alone on the GPU
+    CLOCK:UNTIL:NUMBER   how kernels end (kernels.Ruler)
 """
 
 import time
@@ -10,7 +10,7 @@ from . import talk
 from .kernels import find_ruler, gpu, ruler_of
 from .workloads import WORKLOADS
 
-# For a limiter's debts of the workload before.
+# Time to settle the previous workload's debts to the limiter.
 PAUSE = 0.2
 
 

@@ -1,7 +1,7 @@
-"""What programs do with a GPU's time, as patterns of kernels of known length.
+"""Typical uses of GPU time, as patterns of kernels of known length.
 
 A workload is made of units, which it launches one after the other; only `launch and wait` waits for each. A unit's GPU
-time is what it takes where units follow each other without a pause, bare and alone.
+time is its length when units follow each other without a pause, bare and alone.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ class Workload:
         self.cuda.call("cuCtxSynchronize")
 
     def length(self):
-        """ns of a unit: the least of some rounds, because what else runs on the CPU only makes them longer."""
+        """ns of a unit: the least of several rounds, because other work on the CPU only makes them longer."""
         count, found = max(20, CALIBRATED // (self.us * 1000)), []
         for _ in range(5):
             start = time.perf_counter_ns()
@@ -33,7 +33,7 @@ class Workload:
         return min(found)
 
     def run(self, seconds):
-        """Runs for so long and until the GPU has done everything; returns what it did."""
+        """Runs for this time and until the GPU has finished; returns the work done."""
         before, units = self.kernels.rounds(), 0
         begin = time.monotonic_ns()
         end = begin + int(seconds * 1000 * MS)

@@ -9,7 +9,7 @@ use vgpu_abi::paths::CONTAINER_PRELOAD;
 
 use crate::shares;
 
-/// The option that may be given many times.
+/// The option that may be repeated.
 pub(crate) const FILE: &str = "--file";
 
 pub(crate) const HELP: &str = "\
@@ -39,7 +39,7 @@ pub(crate) enum Command {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Preload {
     pub(crate) library: String,
-    /// The files below /dev/vgpu that the CDI spec mounts.
+    /// Files below /dev/vgpu that the CDI spec mounts.
     pub(crate) files: Vec<String>,
     pub(crate) report: Option<PathBuf>,
 }
@@ -107,7 +107,7 @@ impl Command {
     }
 }
 
-/// Returns true if ld.so reads `library` as one entry, and as a path.
+/// Returns true if ld.so parses `library` as a single entry, and as a path.
 fn is_entry(library: &str) -> bool {
     Path::new(library).is_absolute()
         && !library.contains(|c: char| c.is_whitespace() || c.is_control() || matches!(c, ':' | '#' | '$'))

@@ -1,5 +1,5 @@
 //! vgpu-cdi-hook is a createContainer hook. It verifies the container's folder of shares, and adds libvgpu-preload.so
-//! to its /etc/ld.so.preload, as a mount that neither the container's environment nor its root can take away.
+//! to its /etc/ld.so.preload, as a mount that neither the container's environment nor its root can remove.
 //!
 //! ```text
 //!  runtime ──stdin──► state (id, bundle) ──► bundle/config.json ──► root.path, mounts
@@ -7,24 +7,25 @@
 //!                                                                      ├──► shares ──► <root>/dev/vgpu, by mounts
 //!  arguments ──► --library ──────────────────────────────────────────► merge ──► list_mount ──► <root>/etc/ld.so.preload
 //!                                                                      params ──► list_mount ──► <root>/proc/driver/nvidia/params
-//!               --file     what the CDI spec mounts in <root>/dev/vgpu/.lib and .driver
+//!               --file     mounts of the CDI spec in <root>/dev/vgpu/.lib and .driver
 //!               --report   ◄── a file, if no loader of the image reads the list
 //! ```
 //!
-//! When it runs: the runtime has made the container's namespaces and mounts (so CDI's mounts exist) but has
-//! not called pivot_root. So this program, the bundle and the report have their paths on the node, and the
-//! container's files are under `root.path`. It runs as root in the container's mount namespace, once for each
-//! CDI device or claim that names it, before any program of the container. If it fails, the container fails.
+//! The runtime calls it after creating the container's namespaces and mounts (so CDI's mounts exist) and before
+//! pivot_root. So this program, the bundle and the report have their paths on the node, and the container's files are
+//! under `root.path`. It runs as root in the container's mount namespace, once for each CDI device or claim that names
+//! it, before any program of the container. If it fails, the container fails.
 //!
 //! The tenant controls the image and the pod's volumes. So paths are resolved without leaving the root file system
-//! ([`rootfs`]), reads have a size limit, and nothing is written to a folder that is mounted into the container: it may
-//! be the node's own /etc.
+//! ([`rootfs`]), reads have a size limit, and nothing is written to a folder that is mounted into the container: it
+//! may be the node's own /etc.
 //!
 //! Failure modes:
-//! - killed: the container does not start, and its mounts end with its namespace; an empty file may be left in its layer;
-//! - run again, once for each claim: the list of the first run is found and stays;
+//! - killed: the container does not start, and its mounts end with its namespace; an empty file may remain in its
+//!   layer;
+//! - run again, once for each claim: the list of the first run is found and kept;
 //! - an image without glibc: no program of it reads the list, and the report says so;
-//! - a CDI spec without /dev/vgpu, as one that something else wrote: the line says so;
+//! - a CDI spec without /dev/vgpu, which something else wrote: the error line says so;
 //! - volumes at /dev or /etc, over the folder of shares or in it, and anything else: exit status 1 and one line that
 //!   names the container, the file and the remedy. The runtime copies it into the pod's event.
 #![forbid(unsafe_code)]
@@ -54,7 +55,7 @@ use merge::Outcome;
 use rootfs::Root;
 use state::Container;
 
-/// Why the container must not start, as the pod's event shows it.
+/// The reason why the container must not start, as the pod's event shows it.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]

@@ -1,18 +1,18 @@
-//! The text of /etc/ld.so.preload, as glibc's ld.so reads it: entries between white space and colons,
-//! and comments from `#` to the end of the line. Pure; bytes, because the image may have written any.
+//! The text of /etc/ld.so.preload, as glibc's ld.so reads it: entries separated by white space and colons, and
+//! comments from `#` to the end of the line. Pure code on bytes, because the image may contain any.
 
 /// The list's path in a container.
 pub(crate) const LIST: &str = "/etc/ld.so.preload";
 
-/// Returns the text with `library` added, or `None` if it is there already. The image's own entries come
-/// first and keep their bytes. What stands after a NUL is dropped, because ld.so reads the list as a C string.
+/// Returns the text with `library` added, or `None` if it is already listed. The image's own entries come first and
+/// keep their bytes. Text after a NUL is dropped, because ld.so reads the list as a C string.
 pub(crate) fn with(text: &[u8], library: &str) -> Option<Vec<u8>> {
     let text = text.split(|byte| *byte == 0).next().unwrap_or(text);
     if entries(text).any(|entry| entry == library.as_bytes()) {
         return None;
     }
     let mut merged = text.to_vec();
-    // Without a line break, ours would become part of the last line: of its comment, or of its last entry.
+    // Without a line break, our entry would become part of the last line's comment or entry.
     if !matches!(merged.last(), None | Some(b'\n')) {
         merged.push(b'\n');
     }
@@ -98,7 +98,7 @@ mod tests {
         ] {
             assert_eq!(merged(&text), Some(expected), "{text:?}");
         }
-        // Ours before the NUL is read.
+        // An entry of ours before the NUL is effective.
         assert_eq!(merged(&format!("{OURS}\n\0/a.so")), None);
     }
 }

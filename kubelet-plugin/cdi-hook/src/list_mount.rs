@@ -1,11 +1,11 @@
 //! Puts the list of preloaded libraries into a container: a file of a read-only tmpfs, mounted at /etc/ld.so.preload.
 //!
-//! A mount cannot be removed, renamed or written to by root of a container. But the folder that holds it can be renamed
-//! where the file system allows it, and a mount on a file of a volume goes when another container removes that file. So
-//! /etc is mounted on itself first, and the list lies on a file of the container's own layer. A volume at /etc is
-//! refused; a volume at the list itself gives its entries and is taken away.
+//! A container's root cannot remove, rename or write to a mount. But it can rename the folder that contains the mount
+//! if the file system allows this, and a mount on a volume's file disappears when another container removes that file.
+//! So /etc is first mounted on itself, and the list is mounted on a file in the container's own layer. A volume at
+//! /etc is refused. A volume at the list itself is unmounted after its entries are read.
 //!
-//! A second run in the same container (one for each claim) finds the list of the first by the source of its tmpfs.
+//! A second run in the same container (one for each claim) recognises the first run's list by the source of its tmpfs.
 
 use std::{
     ffi::OsStr,
@@ -33,17 +33,17 @@ use crate::{
 
 const ETC: &str = "etc";
 const NAME: &str = "ld.so.preload";
-/// The tmpfs has one file. A list is at most 1 MiB, and ours is added.
+/// The tmpfs has one file. The image's list is at most 1 MiB, and our entry is added.
 const OPTIONS: [(&str, &str); 3] = [("size", "2m"), ("nr_inodes", "2"), ("mode", "0755")];
-/// Seen in mountinfo; a pod cannot choose that of a volume.
+/// The tmpfs's source, visible in mountinfo. A pod cannot choose the source of its volumes.
 const SOURCE: &str = "vgpu-preload";
 const FILE: &str = "list";
-/// Volumes over the list, one on the other.
+/// Limit of volumes mounted over the list, one on top of the other.
 const MAX_VOLUMES: usize = 32;
 
 const ENTRY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// Why the list cannot be mounted.
+/// The reason why the list cannot be mounted.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("{path} in the image {source}; correct the image")]
@@ -60,16 +60,16 @@ pub enum Error {
     Mount { action: &'static str, source: io::Error },
 }
 
-/// Two settings of the container's configuration.
+/// Settings of the container's configuration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted<'a> {
-    /// The runtime makes the root file system read-only later, and so must be /etc.
+    /// The runtime makes the root file system read-only later, so /etc must become read-only too.
     pub(crate) read_only: bool,
-    /// SELinux's label.
+    /// The SELinux label for mounts.
     pub(crate) label: Option<&'a str>,
 }
 
-/// Returns true if an earlier run, for another claim of the container, put its list there.
+/// Returns true if an earlier run, for another claim of the container, mounted its list.
 pub(crate) fn is_put(root: &Root) -> Result<bool, Error> {
     let Ok(etc) = root.enter(OsStr::new(ETC)) else {
         return Ok(false);
@@ -103,7 +103,7 @@ pub(crate) fn cover(
     remount(&file, flags).map_err(failed("make a read-only mount of"))
 }
 
-/// Mounts /etc on itself, and returns the mount.
+/// Mounts /etc on itself. Returns the mount.
 fn hold_etc(root: &Root, read_only: bool) -> Result<OwnedFd, Error> {
     let source = match root.place("/etc", Mounts::Refuse) {
         Ok(place) if !place.exists => {
@@ -126,10 +126,10 @@ fn hold_etc(root: &Root, read_only: bool) -> Result<OwnedFd, Error> {
     let tree = open_tree(&source, "", tree).map_err(failed("copy the mount of"))?;
     let at = replaced_link(root)?;
     attach(&tree, &at).map_err(failed("mount /etc for"))?;
-    // Files are made before it becomes read-only, so only once it is attached, and at the end.
+    // Files are created before the mount becomes read-only, so this is the last step.
     if read_only {
         prepare_target(&tree)?;
-        // A remount must keep the flags that the root file system has.
+        // A remount must keep the flags of the root file system.
         let kept = [
             (rustix::fs::StatVfsMountFlags::NOSUID, MountFlags::NOSUID),
             (rustix::fs::StatVfsMountFlags::NODEV, MountFlags::NODEV),
@@ -142,12 +142,12 @@ fn hold_etc(root: &Root, read_only: bool) -> Result<OwnedFd, Error> {
     Ok(tree)
 }
 
-/// Names the place of the volume to which /etc leads.
+/// Builds the error that names the volume to which /etc leads.
 fn volume_at_etc(root: &Root) -> Error {
     let place = || {
         let folder = root.place("/etc", Mounts::Enter)?.folder()?;
         let mounts = MountList::read()?;
-        // The root may be a folder of a mount.
+        // The root may be a folder inside a mount.
         let outside = std::fs::read_link(format!("/proc/self/fd/{}", root.folder().as_raw_fd()))?;
         let place = mounts.of(&folder)?.place();
         let inside = Path::new(&place).strip_prefix(outside).map_err(io::Error::other)?;
@@ -158,7 +158,8 @@ fn volume_at_etc(root: &Root) -> Error {
     }
 }
 
-/// Returns the entry `etc` of the root: a link is replaced by a folder, because root could replace it again.
+/// Returns the root's entry `etc`. A link is replaced by a folder, because the container's root could replace the
+/// link.
 fn replaced_link(root: &Root) -> Result<OwnedFd, Error> {
     let open = || rustix::fs::openat(root.folder(), ETC, ENTRY, Mode::empty()).map_err(failed("open the folder of"));
     let found = open()?;
@@ -176,7 +177,7 @@ fn target(etc: &OwnedFd) -> Result<OwnedFd, Error> {
     rustix::fs::openat(etc, NAME, ENTRY, Mode::empty()).map_err(failed("open"))
 }
 
-/// Takes volumes off the list, and makes it a regular file.
+/// Unmounts volumes from the list, and makes it a regular file.
 fn prepare_target(etc: &OwnedFd) -> Result<(), Error> {
     let path = format!("/proc/self/fd/{}/{NAME}", etc.as_raw_fd());
     let mut volumes = 0;
@@ -184,7 +185,7 @@ fn prepare_target(etc: &OwnedFd) -> Result<(), Error> {
         match unmount(&path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
             Ok(()) if volumes == MAX_VOLUMES => return Err(Error::TooManyVolumes),
             Ok(()) => volumes += 1,
-            // Not a mount, or not there.
+            // Not a mount, or missing.
             Err(Errno::INVAL | Errno::NOENT) => break,
             Err(error) => return Err(failed("take the volume off")(error)),
         }
@@ -210,8 +211,8 @@ fn prepare_target(etc: &OwnedFd) -> Result<(), Error> {
     made.map(drop).map_err(failed("make"))
 }
 
-/// Makes a detached mount of a file with this text. `folder` is covered by the file's tmpfs for a moment: before Linux
-/// 6.15, only what is mounted somewhere can be copied.
+/// Creates a detached mount of a file with this text. The file's tmpfs covers `folder` for a moment, because before
+/// Linux 6.15 only an attached mount can be copied.
 fn file(text: &[u8], label: Option<&str>, source: &str, folder: &OwnedFd) -> Result<OwnedFd, Error> {
     let system = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).map_err(failed("make a tmpfs for"))?;
     let further = [("source", source)]
@@ -226,7 +227,7 @@ fn file(text: &[u8], label: Option<&str>, source: &str, folder: &OwnedFd) -> Res
     let tmpfs = fsmount(&system, FsMountFlags::FSMOUNT_CLOEXEC, flags).map_err(failed("make a tmpfs for"))?;
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     let file = rustix::fs::openat(&tmpfs, FILE, flags, Mode::from_raw_mode(0o444)).map_err(failed("write"))?;
-    // Set explicitly, whatever the umask.
+    // Set explicitly, because of the umask.
     rustix::fs::fchmod(&file, Mode::from_raw_mode(0o444)).map_err(failed("write"))?;
     std::fs::File::from(file).write_all(text).map_err(io_failed("write"))?;
     attach(&tmpfs, folder).map_err(failed("mount the tmpfs of"))?;
@@ -237,7 +238,7 @@ fn file(text: &[u8], label: Option<&str>, source: &str, folder: &OwnedFd) -> Res
     copy
 }
 
-/// Attaches a detached mount at an opened entry, whatever that is.
+/// Attaches a detached mount at an opened file or folder.
 fn attach(mount: &OwnedFd, at: &OwnedFd) -> rustix::io::Result<()> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     move_mount(mount, "", at, "", flags)
@@ -265,7 +266,7 @@ fn io_failed(action: &'static str) -> impl FnOnce(io::Error) -> Error {
 mod tests {
     use super::*;
 
-    /// None of these can be had from a kernel in a test on every machine.
+    /// These errors cannot be provoked on every machine.
     #[test]
     fn what_the_kernel_refuses_has_its_own_remedy() {
         for (errno, words) in [

@@ -8,14 +8,14 @@ use crate::{
     rootfs::{self, Root},
 };
 
-/// The loader's path in programs, and the paths to which it links on Debian and Red Hat.
+/// The loader's path in programs, and the paths it links to on Debian and Red Hat.
 const LOADERS: [&str; 4] = [
     "/lib64/ld-linux-x86-64.so.2",
     "/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2",
     "/usr/lib64/ld-linux-x86-64.so.2",
     "/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2",
 ];
-/// A list has some paths; a loader 200 KiB.
+/// Size limit of the image's list, which normally has a few paths; a loader has 200 KiB.
 const MAX_LIST: u64 = 1 << 20;
 const MAX_LOADER: u64 = 8 << 20;
 
@@ -33,7 +33,7 @@ pub(crate) enum Reason {
 }
 
 impl Reason {
-    /// The report's file name, which kubelet-plugin/src/report.rs knows.
+    /// The report's file name; kubelet-plugin/src/dra/claimdir.rs uses the same.
     pub(crate) fn file(&self) -> &'static str {
         match self {
             Self::NoGlibc => "no-glibc",
@@ -67,14 +67,14 @@ pub enum Error {
     Mount(#[from] list_mount::Error),
 }
 
-/// Adds `library` to the list of a container. Also where no loader of the image reads it: glibc may come into the
+/// Adds `library` to the list of a container, even if no loader of the image reads the list: glibc may come into the
 /// container later, by a volume or a package.
 pub(crate) fn merge(root: &Root, library: &str, wanted: Wanted<'_>) -> Result<Outcome, Error> {
     let outcome = match reads_the_list(root)? {
         true => Outcome::Listed,
         false => Outcome::Unread(Reason::NoGlibc),
     };
-    // With an entry that is not a file, every program of the container would print an error.
+    // If the entry were not a file, every program of the container would print an error.
     if !matches!(root.open_file(library), Ok(Some(_))) {
         return Err(Error::NoLibrary {
             path: library.to_owned(),
@@ -84,13 +84,13 @@ pub(crate) fn merge(root: &Root, library: &str, wanted: Wanted<'_>) -> Result<Ou
         return Ok(outcome);
     }
     let text = read(root)?;
-    // Also a list of the image that has the entry already becomes a mount.
+    // The list is mounted even if the image's list already has the entry.
     let text = list::with(&text, library).unwrap_or(text);
     list_mount::put(root, &text, wanted)?;
     Ok(outcome)
 }
 
-/// The image's list, or that of a volume; empty if there is none.
+/// Reads the list of the image or of a volume; empty if there is none.
 fn read(root: &Root) -> Result<Vec<u8>, Error> {
     let image = |source| Error::Image { path: LIST, source };
     let Some(file) = root.open_file(LIST).map_err(image)? else {
@@ -112,7 +112,7 @@ fn read(root: &Root) -> Result<Vec<u8>, Error> {
 /// Returns true if the image has a loader that reads the list. musl's does not, under any name.
 fn reads_the_list(root: &Root) -> Result<bool, Error> {
     for path in LOADERS {
-        // A loader that is not a file, or is behind a loop of links, starts no program.
+        // A loader that is not a file, or is behind a loop of links, cannot start a program.
         let Ok(Some(file)) = root.open_file(path) else { continue };
         let mut content = Vec::new();
         file.take(MAX_LOADER)

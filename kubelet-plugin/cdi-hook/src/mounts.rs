@@ -1,5 +1,5 @@
-//! The mounts of this mount namespace, as /proc/self/mountinfo lists them. Only there is the source of a tmpfs seen,
-//! which a pod cannot choose for its volumes.
+//! The mounts of this mount namespace, from /proc/self/mountinfo: only this shows the source of a tmpfs, which a pod
+//! cannot choose for its volumes.
 
 use std::{
     fs, io,
@@ -10,7 +10,7 @@ use std::{
 pub(crate) struct Mount {
     pub(crate) id: u64,
     pub(crate) parent: u64,
-    /// Where it is mounted, with mountinfo's escapes.
+    /// The mount point, with mountinfo's escapes.
     pub(crate) point: String,
     pub(crate) kind: String,
     pub(crate) source: String,
@@ -20,7 +20,7 @@ pub(crate) struct Mount {
 pub(crate) struct Mounts(Vec<Mount>);
 
 impl Mounts {
-    /// Other mounts of the node may have any bytes in their paths; ours have ASCII.
+    /// Reads bytes: other mounts of the node may have any bytes in their paths. Ours are ASCII.
     pub(crate) fn read() -> io::Result<Self> {
         let bytes = fs::read("/proc/self/mountinfo")?;
         Ok(Self::parse(&String::from_utf8_lossy(&bytes)))
@@ -30,7 +30,7 @@ impl Mounts {
         Self(text.lines().filter_map(Mount::parse).collect())
     }
 
-    /// The mount that an opened file is on.
+    /// Returns the mount that contains an opened file.
     pub(crate) fn of(&self, file: &OwnedFd) -> io::Result<&Mount> {
         let id = mount_id(file)?;
         let found = self.0.iter().find(|mount| mount.id == id);
@@ -46,7 +46,8 @@ impl Mounts {
 }
 
 impl Mount {
-    /// `36 35 98:0 /root /point rw,noatime master:1 - tmpfs source rw`, with any number of fields before the dash.
+    /// Parses a line `36 35 98:0 /root /point rw,noatime master:1 - tmpfs source rw`, with any number of fields before
+    /// the dash.
     fn parse(line: &str) -> Option<Self> {
         let (place, system) = line.split_once(" - ")?;
         let mut place = place.split(' ');
@@ -63,12 +64,12 @@ impl Mount {
         })
     }
 
-    /// True for a tmpfs that the node mounted with this source.
+    /// Returns true for a tmpfs that the node mounted with this source.
     pub(crate) fn is_tmpfs_of(&self, source: &str) -> bool {
         self.kind == "tmpfs" && self.source == source
     }
 
-    /// Where it is mounted, without escapes.
+    /// The mount point, without escapes.
     pub(crate) fn place(&self) -> String {
         let mut parts = self.point.split('\\');
         let start = parts.next().unwrap_or_default().to_owned();
@@ -83,14 +84,14 @@ impl Mount {
         })
     }
 
-    /// Where it is below `other`.
+    /// The mount point relative to that of `other`.
     pub(crate) fn below(&self, other: &Self) -> &str {
         let rest = self.point.strip_prefix(&other.point).unwrap_or(&self.point);
         rest.trim_start_matches('/')
     }
 }
 
-/// In a kernel before 5.8, statx does not know it.
+/// The mount's ID, which statx returns only from Linux 5.8 on.
 fn mount_id(file: &OwnedFd) -> io::Result<u64> {
     let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd()))?;
     let id = text

@@ -1,8 +1,8 @@
-//! Keeps NVIDIA's libraries from making device nodes in a container.
+//! Prevents NVIDIA's libraries from creating device nodes in a container.
 //!
-//! They make the node of a GPU that is missing in /dev, as root, unless /proc/driver/nvidia/params says otherwise. In a
-//! container that would be the node of a neighbour's GPU. So a file that says otherwise is mounted over it, as NVIDIA's own
-//! runtime does. Without a driver on the node, or with one that forbids it already, nothing is mounted; a second run for
+//! As root, they create a missing GPU's node in /dev unless /proc/driver/nvidia/params forbids it. In a container this
+//! would give access to a neighbour's GPU. So a file that forbids it is mounted over that path, as NVIDIA's own
+//! runtime does. Nothing is mounted on nodes without a driver, or if the driver already forbids it. A second run for
 //! another claim finds the file of the first.
 
 use std::io::{self, Read};
@@ -18,15 +18,15 @@ use crate::{
 const PARAMS: &str = "/proc/driver/nvidia/params";
 const ALLOWED: &str = "ModifyDeviceFiles: 1";
 const FORBIDDEN: &str = "ModifyDeviceFiles: 0";
-/// Seen in mountinfo.
+/// The mount's source in mountinfo.
 const SOURCE: &str = "vgpu-params";
-/// The file has a line for each of some forty settings.
+/// Size limit; the file has a line for each of some forty settings.
 const MAX_PARAMS: u64 = 64 << 10;
 
-/// Why the file cannot be mounted.
+/// The reason why the file cannot be mounted.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("{PARAMS} {0}; check what is mounted at /proc")]
+    #[error("{PARAMS} {0}; check the mount at /proc")]
     Place(rootfs::Error),
     #[error("{PARAMS}: cannot {action} it: {source}; {}", remedy(source))]
     Mount { action: &'static str, source: io::Error },
@@ -34,7 +34,7 @@ pub enum Error {
     Cover(list_mount::Error),
 }
 
-/// Mounts the file, if the driver's own lets root make device nodes.
+/// Mounts the file if the driver lets root create device nodes.
 pub(crate) fn forbid_device_nodes(root: &Root, label: Option<&str>) -> Result<(), Error> {
     let Some(file) = root.open_file(PARAMS).map_err(Error::Place)? else {
         return Ok(());
@@ -58,7 +58,7 @@ pub(crate) fn forbid_device_nodes(root: &Root, label: Option<&str>) -> Result<()
     })
 }
 
-/// The text with the setting changed; None if it does not let root make device nodes.
+/// Returns the text with the setting changed, or None if it already forbids creating device nodes.
 fn forbidding(text: &str) -> Option<String> {
     text.lines().any(|line| line == ALLOWED).then(|| {
         let line = |line| if line == ALLOWED { FORBIDDEN } else { line };

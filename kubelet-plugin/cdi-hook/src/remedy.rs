@@ -1,10 +1,10 @@
-//! The remedy where the kernel refuses to mount: the end of a line in the pod's event.
+//! Says what to do when the kernel refuses a mount: the end of a line in the pod's event.
 
 use std::io;
 
 use rustix::io::Errno;
 
-/// Returns the remedy for an error of a call that mounts, or that finds what is mounted.
+/// Returns the remedy for an error of a call that mounts or reads mounts.
 pub(crate) fn remedy(error: &io::Error) -> &'static str {
     match error.raw_os_error().map(Errno::from_raw_os_error) {
         Some(Errno::NOSPC) => {

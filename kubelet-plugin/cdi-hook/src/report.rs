@@ -4,9 +4,10 @@ use std::{fs::OpenOptions, io::Write, os::unix::fs::OpenOptionsExt, path::Path};
 
 use crate::merge::Reason;
 
-/// Writes the line to the reason's file in `folder`, so that one container's reason does not hide another's. The first
-/// container's report stays until the plugin takes it. If it cannot be written (in a user namespace the folder may not
-/// be writable) the container still starts: the line goes to stderr, which is the runtime's log.
+/// Writes the line to a file in `folder`. Each reason has its own file, so that one container's reason does not hide
+/// another's. The first container's report stays until the plugin removes it. If the file cannot be written (in a user
+/// namespace the folder may not be writable), the container still starts: the line goes to stderr, which is the
+/// runtime's log.
 pub(crate) fn write(folder: Option<&Path>, id: &str, reason: &Reason) {
     let line = format!("container {id}: {reason}\n");
     let written = folder.map(|folder| {

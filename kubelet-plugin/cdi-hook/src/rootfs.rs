@@ -1,10 +1,10 @@
 //! Resolves paths inside a root file system that the tenant controls.
 //!
-//! Resolves one component at a time. Each folder is opened relative to the one before, without following
-//! links. Links are read and resolved as paths of the container, and `..` returns to the folder that was
-//! opened before, at most to the root. So no link leads outside, not even /proc/self/root or one that is
-//! swapped meanwhile. One openat2 call for the whole path could not tell where a link to a missing file
-//! points. openat2 is used for each component, because only it detects that a component is on another mount.
+//! Resolves one component at a time. Each folder is opened relative to the previous one, without following links.
+//! Links are read and resolved as paths of the container, and `..` returns to the folder that was opened before, at
+//! most to the root. So no link leads outside, not even /proc/self/root or a link that is replaced during the
+//! resolution. One openat2 call for the whole path could not report the missing target of a link. openat2 is used for
+//! each component, because only it detects that a component is on another mount.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -22,20 +22,20 @@ use rustix::{
     io::Errno,
 };
 
-/// The kernel's limit.
+/// The kernel's limit for links in a path.
 const MAX_LINKS: usize = 40;
 
 const FOLDER: OFlags = OFlags::PATH
     .union(OFlags::DIRECTORY)
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
-/// Does not block on a FIFO.
+/// Flags that do not block on a FIFO.
 const READ: OFlags = OFlags::RDONLY
     .union(OFlags::NONBLOCK)
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
 
-/// If a path may lead into a mount of the root file system.
+/// Whether a path may lead into a mount of the root file system.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mounts {
     Enter,
@@ -75,7 +75,7 @@ pub(crate) struct Place {
 }
 
 impl Root {
-    /// Opens the root file system at its path on the node, which the runtime chose.
+    /// Opens the root file system by its path on the node, which the runtime chose.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let dir = rustix::fs::openat(
             CWD,
@@ -91,7 +91,7 @@ impl Root {
         &self.dir
     }
 
-    /// Opens a folder in the root, which may be a mount and must not be a link.
+    /// Opens a folder in the root. It may be a mount and must not be a link.
     pub(crate) fn enter(&self, name: &OsStr) -> Result<OwnedFd, Error> {
         enter_folder(&self.dir, name)
     }
@@ -171,7 +171,7 @@ impl Place {
         if !self.exists {
             return Ok(None);
         }
-        // Check the type first, because opening a device or a socket has effects.
+        // Check the type first, because opening a device or a socket has side effects.
         let kind = rustix::fs::statat(&self.dir, &self.name, rustix::fs::AtFlags::SYMLINK_NOFOLLOW)?;
         if FileType::from_raw_mode(kind.st_mode) != FileType::RegularFile {
             return Err(Error::NotAFile);
@@ -184,7 +184,7 @@ impl Place {
     }
 }
 
-/// Pushes the components of `path` on the stack of those to resolve, the first one on top.
+/// Pushes the components of `path` on the stack of components to resolve, the first one on top.
 fn push(ahead: &mut Vec<OsString>, path: &[u8]) {
     let components = path
         .split(|byte| *byte == b'/')
@@ -192,7 +192,7 @@ fn push(ahead: &mut Vec<OsString>, path: &[u8]) {
     ahead.extend(components.rev().map(|part| OsString::from_vec(part.to_vec())));
 }
 
-/// Opens a folder in `dir`, which may be a mount and must not be a link.
+/// Opens a folder in `dir`. It may be a mount and must not be a link.
 pub(crate) fn enter_folder(dir: &OwnedFd, name: &OsStr) -> Result<OwnedFd, Error> {
     enter(dir, name, FOLDER, Mounts::Enter)
 }
@@ -213,7 +213,7 @@ fn enter(dir: &OwnedFd, name: &OsStr, flags: OFlags, mounts: Mounts) -> Result<O
     }
 }
 
-/// As [`enter`], but detects only mounts of another file system.
+/// Does the same as [`enter`], but detects only mounts of another file system.
 fn enter_without_openat2(dir: &OwnedFd, name: &OsStr, flags: OFlags, mounts: Mounts) -> Result<OwnedFd, Error> {
     let opened = rustix::fs::openat(dir, name, flags, Mode::empty())?;
     if mounts == Mounts::Refuse && device(&opened)? != device(dir)? {

@@ -1,9 +1,10 @@
-//! Verifies the container's folder of shares, /dev/vgpu: that it is the tmpfs of the CDI spec, on the runtime's own
-//! /dev, and that nothing but the plugin's mounts lies in it.
+//! Verifies the container's folder of shares, /dev/vgpu: it must be the tmpfs of the CDI spec on the runtime's own
+//! /dev, and contain only the plugin's mounts.
 //!
-//! Where mounts may differ from the spec: a volume whose path leads through a link of another volume is mounted over
-//! ours, and a volume below /dev/vgpu would be one more share, with limits that its owner wrote. A container with such
-//! a volume does not start. After that nobody in the container can mount, unless it may do so on the whole node.
+//! Mounts may differ from the spec: a volume whose path leads through a link of another volume is mounted over ours,
+//! and a volume below /dev/vgpu would be an additional share, with limits that its owner wrote. A container with such
+//! a volume does not start. After the hook, no process in the container can mount there, unless it may mount on the
+//! whole node.
 
 use std::{
     ffi::OsStr,
@@ -24,7 +25,7 @@ use crate::{
 };
 
 const ARBITRATION: &str = ".arbitration/";
-/// Files of the node's library and of its driver, each a mount.
+/// Folders of the node's library and driver files. Each file is a mount.
 const FILES: [&str; 2] = [".lib/", ".driver/"];
 
 #[derive(Debug, thiserror::Error)]
@@ -50,8 +51,9 @@ pub enum Error {
     Io { action: &'static str, source: io::Error },
 }
 
-/// Verifies the folder, and makes it read-only, as the runtime does later by its path. `volume_at_dev`: where the
-/// container's configuration has a volume there. `files`: what the CDI specs mount in [`FILES`], by its path below the folder.
+/// Verifies the folder and makes it read-only; the runtime does this only later and by path. `volume_at_dev`: the path
+/// of a volume of the container's configuration at /dev. `files`: paths below the folder that the CDI specs mount in
+/// [`FILES`].
 pub(crate) fn verify(root: &Root, volume_at_dev: Option<&str>, files: &[String]) -> Result<(), Error> {
     if let Some(destination) = volume_at_dev {
         return Err(Error::VolumeAtDev(destination.to_owned()));
@@ -61,9 +63,9 @@ pub(crate) fn verify(root: &Root, volume_at_dev: Option<&str>, files: &[String])
     let folder = entered(rootfs::enter_folder(&dev, OsStr::new("vgpu")))?;
     let mounts = Mounts::read().map_err(failed("find the mount of"))?;
     let of = |file: &OwnedFd| mounts.of(file).map_err(failed("find the mount of"));
-    judge(&mounts, of(root.folder())?, of(&dev)?, of(&folder)?, files)?;
+    verify_mounts(&mounts, of(root.folder())?, of(&dev)?, of(&folder)?, files)?;
     let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    // The descriptor, not the path, which could lead elsewhere by now.
+    // By descriptor, because the path could lead elsewhere by now.
     let path = format!("/proc/self/fd/{}", folder.as_raw_fd());
     mount_remount(path, flags, c"").map_err(|error| failed("make a read-only mount of")(error.into()))
 }
@@ -85,8 +87,8 @@ fn entered(folder: Result<OwnedFd, rootfs::Error>) -> Result<OwnedFd, Error> {
     })
 }
 
-/// `root`, `dev` and `folder`: the mounts on which the root file system, its /dev and its /dev/vgpu are.
-fn judge(mounts: &Mounts, root: &Mount, dev: &Mount, folder: &Mount, files: &[String]) -> Result<(), Error> {
+/// `root`, `dev` and `folder`: the mounts that contain the root file system, its /dev and its /dev/vgpu.
+fn verify_mounts(mounts: &Mounts, root: &Mount, dev: &Mount, folder: &Mount, files: &[String]) -> Result<(), Error> {
     if dev.parent != root.id {
         return Err(match dev.id == root.id {
             true => Error::NotOurs("/dev is no mount"),
@@ -107,8 +109,8 @@ fn judge(mounts: &Mounts, root: &Mount, dev: &Mount, folder: &Mount, files: &[St
         } else if name.strip_prefix(ARBITRATION).is_some_and(is_one) && ours {
             &[]
         } else if files.iter().any(|file| file == name) {
-            // The runtime drops a volume at a path that the spec mounts, so this is the spec's mount. A file has nothing
-            // below it but what covers it.
+            // The runtime drops a volume at a path that the spec mounts, so this is the spec's mount. Mounts below a
+            // file would cover it.
             no_children(mounts, child, folder)?;
             continue;
         } else {
@@ -141,7 +143,7 @@ fn is_one(name: &str) -> bool {
     !matches!(name, "" | "." | "..") && !name.contains('/')
 }
 
-/// Returns true if a CDI spec may name this path below the folder as a file of ours.
+/// Returns true if a CDI spec may mount one of our files at this path below the folder.
 pub(crate) fn is_file(path: &str) -> bool {
     FILES.iter().any(|folder| path.strip_prefix(folder).is_some_and(is_one))
 }
@@ -162,13 +164,13 @@ mod tests {
         38 32 8:1 /lib/y /r/dev/vgpu/.driver/libcuda.so.1 ro - ext4 /dev/sda1 rw\n\
         39 31 0:55 / /r/dev/shm rw - tmpfs shm rw\n";
 
-    /// The files that the CDI spec names.
+    /// Files that the CDI spec mounts.
     fn files() -> Vec<String> {
         [".lib/libcuda.so.1", ".driver/libcuda.so.1"].map(str::to_owned).into()
     }
 
-    /// Judges the mounts 30 and 31, and the one on which /dev/vgpu is.
-    fn judged(text: &str, folder: u64) -> Result<(), String> {
+    /// Verifies the mounts of `text`: 30 is the root, 31 is /dev, and `folder` is /dev/vgpu.
+    fn verified(text: &str, folder: u64) -> Result<(), String> {
         let mounts = Mounts::parse(text);
         let of = |id: u64| {
             let mut all = mounts.children(1).chain(mounts.children(30)).chain(mounts.children(31));
@@ -178,32 +180,32 @@ mod tests {
                 .or_else(|| covering.into_iter().find(|mount| mount.id == id));
             found.expect("a mount")
         };
-        judge(&mounts, of(30), of(31), of(folder), &files()).map_err(|error| error.to_string())
+        verify_mounts(&mounts, of(30), of(31), of(folder), &files()).map_err(|error| error.to_string())
     }
 
     #[test]
     fn the_mounts_of_the_spec_pass() {
-        assert_eq!(judged(GOOD, 32), Ok(()));
+        assert_eq!(verified(GOOD, 32), Ok(()));
         let two = format!("{GOOD}40 32 0:60 / /r/dev/vgpu/s2 ro - tmpfs vgpu rw\n");
-        assert_eq!(judged(&two, 32), Ok(()));
+        assert_eq!(verified(&two, 32), Ok(()));
     }
 
     #[test]
     fn what_a_volume_puts_there_is_named() {
         for (line, folder, named) in [
-            // Over ours, through a link.
+            // A volume over ours, through a link.
             (
                 "40 32 0:60 / /r/dev/vgpu ro - tmpfs tmpfs rw",
                 40,
                 "at /dev/vgpu, over the limits",
             ),
-            // Ours over a volume.
+            // Our mount over a volume.
             (
                 "40 32 0:60 / /r/dev/vgpu ro - tmpfs vgpu rw",
                 40,
                 "at /dev/vgpu, over the limits",
             ),
-            // One more share, and one in a folder of ours.
+            // An additional share, directly and inside a folder of ours.
             (
                 "40 32 0:60 / /r/dev/vgpu/forged ro - tmpfs tmpfs rw",
                 32,
@@ -224,7 +226,7 @@ mod tests {
                 32,
                 "at /dev/vgpu/.lib/a/b, among",
             ),
-            // One more file in a folder of ours.
+            // An additional file in a folder of ours.
             (
                 "40 32 8:1 /evil /r/dev/vgpu/.driver/evil.so ro - ext4 /dev/sda1 rw",
                 32,
@@ -235,7 +237,7 @@ mod tests {
                 32,
                 "at /dev/vgpu/.lib/libcuda.so, among",
             ),
-            // Over a file of ours, and over that of a share.
+            // Volumes over a file of ours and over a file of a share.
             (
                 "40 37 0:60 / /r/dev/vgpu/.lib/libcuda.so.1 ro - tmpfs tmpfs rw",
                 32,
@@ -257,7 +259,7 @@ mod tests {
                 "among the limits",
             ),
         ] {
-            let said = judged(&format!("{GOOD}{line}\n"), folder).expect_err(line);
+            let said = verified(&format!("{GOOD}{line}\n"), folder).expect_err(line);
             assert!(said.contains(named), "{line}: {said}");
         }
     }
@@ -265,11 +267,11 @@ mod tests {
     #[test]
     fn a_folder_that_is_no_mount_of_the_spec_is_refused() {
         let without = GOOD.replace("32 31 ", "32 1 ");
-        assert!(judged(&without, 31).expect_err("refused").contains("it is no mount"));
+        assert!(verified(&without, 31).expect_err("refused").contains("it is no mount"));
         let volume = GOOD.replace("31 30 ", "31 29 ");
         let mounts = Mounts::parse(&volume);
         let of = |parent: u64| mounts.children(parent).next().expect("a mount");
-        let said = judge(&mounts, of(1), of(29), of(31), &[])
+        let said = verify_mounts(&mounts, of(1), of(29), of(31), &[])
             .expect_err("refused")
             .to_string();
         assert!(said.contains("a volume is mounted at /dev,"), "{said}");

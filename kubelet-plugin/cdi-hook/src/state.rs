@@ -12,22 +12,22 @@ use vgpu_abi::paths::HOOK_FILE;
 
 use crate::{arguments, shares, text::shown};
 
-/// A state has an id, paths and annotations; Kubernetes allows 256 KiB of annotations.
+/// Size limit: a state has an id, paths and annotations, and Kubernetes allows 256 KiB of annotations.
 const MAX_STATE: u64 = 1 << 20;
 const MAX_CONFIG: u64 = 16 << 20;
 
 #[derive(Debug)]
 pub(crate) struct Container {
     pub(crate) id: String,
-    /// Its root file system, on the node.
+    /// The container's root file system, by its path on the node.
     pub(crate) root: PathBuf,
-    /// If the runtime makes that read-only later.
+    /// The runtime makes the root file system read-only later.
     pub(crate) read_only: bool,
-    /// Where its /dev is a volume, and not the runtime's own file system, as its configuration writes that.
+    /// The path in the configuration of a volume at /dev, if there is one in place of the runtime's own file system.
     pub(crate) volume_at_dev: Option<String>,
-    /// SELinux's label for mounts.
+    /// The SELinux label for mounts.
     pub(crate) mount_label: Option<String>,
-    /// The files of all hooks of ours. A container with several claims has a hook of each, and claims that were
+    /// The files of all of our hooks. A container with several claims has a hook for each, and claims that were
     /// prepared with different drivers mount different files.
     pub(crate) files: Vec<String>,
 }
@@ -65,7 +65,7 @@ impl Container {
         match config(&path) {
             Ok((root, config)) => Ok(Self {
                 id,
-                // If root.path is absolute, `join` drops the bundle.
+                // `join` drops the bundle if root.path is absolute.
                 root: bundle.join(root),
                 read_only: config.pointer("/root/readonly") == Some(&Value::Bool(true)),
                 volume_at_dev: volume_at_dev(&config),
@@ -80,7 +80,7 @@ impl Container {
 fn state(stdin: impl Read) -> Result<(String, PathBuf), Damage> {
     let state = json(stdin, MAX_STATE)?;
     let id = text(&state, "/id", "id")?;
-    // The id appears in messages and in the report, which are one line each.
+    // Messages and the report contain the id, and each must be one line.
     if id.is_empty() || id.len() > 1024 || id.contains(|c: char| c.is_control()) {
         let wanted = "1 to 1024 characters of one line";
         return Err(Damage::Bad {
@@ -100,7 +100,7 @@ fn state(stdin: impl Read) -> Result<(String, PathBuf), Damage> {
     Ok((id.to_owned(), bundle.into()))
 }
 
-/// The path of the root file system, and the whole configuration.
+/// Returns the path of the root file system, and the whole configuration.
 fn config(path: &Path) -> Result<(String, Value), Damage> {
     let config = json(File::open(path)?, MAX_CONFIG)?;
     let path = text(&config, "/root/path", "root.path")?;
@@ -114,7 +114,8 @@ fn config(path: &Path) -> Result<(String, Value), Damage> {
     Ok((path.to_owned(), config))
 }
 
-/// Returns the `--file` arguments of our createContainer hooks. Only CDI specs and the runtime name hooks, not pods.
+/// Returns the `--file` arguments of our createContainer hooks. Pods cannot name hooks; only CDI specs and the runtime
+/// can.
 fn files(config: &Value) -> Vec<String> {
     let hooks = config.pointer("/hooks/createContainer").and_then(Value::as_array);
     let ours = hooks.into_iter().flatten().filter(|hook| {
@@ -140,12 +141,12 @@ fn volume_at_dev(config: &Value) -> Option<String> {
         let field = |name: &str| mount.get(name).and_then(Value::as_str).unwrap_or_default();
         let destination = field("destination");
         let is_volume = cleaned(destination) == Path::new("/dev") && field("type") != "tmpfs";
-        // One line of the pod's event, whatever was written.
+        // Shortened to fit into one line of the pod's event.
         is_volume.then(|| shown(destination))
     })
 }
 
-/// The path as the runtime cleans it, without looking at links.
+/// Cleans the path as the runtime does, without resolving links.
 fn cleaned(path: &str) -> PathBuf {
     let mut cleaned = PathBuf::from("/");
     for part in Path::new(path).components() {

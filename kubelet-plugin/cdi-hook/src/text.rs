@@ -1,9 +1,9 @@
-//! Text of users in our messages.
+//! Users' texts in our messages.
 
-/// The most characters of a text that are shown.
+/// Characters shown of a text.
 const SHOWN: usize = 64;
 
-/// Returns the text as a message shows it: cut, and on one line.
+/// Returns the text for a message: shortened, and on one line.
 pub(crate) fn shown(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(SHOWN).collect()
 }

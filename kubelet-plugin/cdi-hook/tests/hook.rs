@@ -1,5 +1,5 @@
-//! The program as a runtime runs it, in a mount namespace, with a bundle, a state on standard input, and a root file system
-//! and mounts made by the test.
+//! Runs the program as a runtime does: in a mount namespace, with a bundle, a state on standard input, and a root file
+//! system and mounts that the test creates.
 
 use std::{
     fs,
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 const OURS: &str = "/dev/vgpu/.lib/libvgpu-preload.so";
 const HOOK: &str = env!("CARGO_BIN_EXE_vgpu-cdi-hook");
-/// The mounts that the runtime makes by the CDI spec.
+/// The mounts that the runtime creates by the CDI spec.
 const MOUNTS: &str = "mkdir -p dev; mount -t tmpfs tmpfs dev; mkdir dev/vgpu; mount -t tmpfs -o mode=0755 vgpu dev/vgpu; \
                       mkdir dev/vgpu/.lib; echo a library >dev/vgpu/.lib/libvgpu-preload.so";
 
@@ -21,7 +21,7 @@ struct Bundle {
     dir: TempDir,
 }
 
-/// How the hook ended, and what the commands after it printed.
+/// The hook's result, and the output of the commands after it.
 #[derive(Debug)]
 struct Ran {
     success: bool,
@@ -44,7 +44,7 @@ impl Bundle {
         bundle
     }
 
-    /// A container with nothing in it.
+    /// A container with an empty root file system.
     fn empty() -> Self {
         let bundle = Self {
             dir: tempfile::tempdir().expect("a folder"),
@@ -74,7 +74,7 @@ impl Bundle {
         self.dir.path().join("reports")
     }
 
-    /// The one report, which is in the file of its reason.
+    /// The only report, in the file of its reason.
     fn report(&self, reason: &str) -> String {
         let entries = fs::read_dir(self.reports()).expect("a folder");
         let names: Vec<_> = entries.map(|entry| entry.expect("an entry").file_name()).collect();
@@ -95,15 +95,15 @@ impl Bundle {
         command
     }
 
-    /// Runs the hook alone, which must fail before it needs a mount, and returns its one line.
+    /// Runs the hook alone, which must fail before it needs a mount. Returns its error line.
     fn refusal(&self) -> String {
-        let (success, line) = told(&with_stdin(&mut self.command(), self.state().as_bytes()));
+        let (success, line) = status_and_stderr(&with_stdin(&mut self.command(), self.state().as_bytes()));
         assert!(!success && line.matches('\n').count() == 1, "{line:?}");
         line
     }
 
-    /// Runs the shell's `before`, the hook and the shell's `after` in the root file system, in a mount namespace of their
-    /// own. None if that is not allowed.
+    /// Runs the shell commands `before`, the hook and the commands `after` in the root file system, in a new mount
+    /// namespace. None if the machine does not allow that.
     fn run(&self, test: &str, before: &str, after: &str) -> Option<Ran> {
         let ways: [&[&str]; 2] = [&["unshare", "-m"], &["unshare", "-rm"]];
         let works = |way: &&&[&str]| {
@@ -136,14 +136,14 @@ impl Bundle {
 }
 
 impl Ran {
-    /// What was printed after the hook, which must succeed without a word.
+    /// The output after the hook. The hook must succeed without output.
     #[track_caller]
     fn printed(self) -> String {
         assert!(self.success && self.said.is_empty(), "{self:?}");
         self.after
     }
 
-    /// The one line of the hook, which must fail.
+    /// The error line of the hook, which must fail.
     #[track_caller]
     fn refusal(self) -> String {
         assert!(!self.success && self.after.is_empty(), "{self:?}");
@@ -162,13 +162,13 @@ fn with_stdin(command: &mut Command, stdin: &[u8]) -> Output {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
     let mut child = piped.spawn().expect("the program starts");
-    // The hook may stop reading early.
+    // The hook may stop reading before the end.
     let _ = child.stdin.take().expect("piped").write_all(stdin);
     child.wait_with_output().expect("the program ends")
 }
 
 /// Returns success and stderr. The only other exit status is 1, and stdout is always empty.
-fn told(output: &Output) -> (bool, String) {
+fn status_and_stderr(output: &Output) -> (bool, String) {
     assert!(matches!(output.status.code(), Some(0 | 1)), "{output:?}");
     assert!(output.stdout.is_empty(), "{output:?}");
     (
@@ -179,8 +179,8 @@ fn told(output: &Output) -> (bool, String) {
 
 const LIST: &str = "cat etc/ld.so.preload";
 
-/// Whatever the image has, the list is a file of ours, which its root cannot change in any way, and the image's entries
-/// come first.
+/// For every image, the list is a file of ours that the container's root cannot change, and the image's entries come
+/// first.
 #[test]
 fn the_list_is_a_mount_that_root_cannot_change() {
     const NAME: &str = "the_list_is_a_mount_that_root_cannot_change";
@@ -205,7 +205,7 @@ fn the_list_is_a_mount_that_root_cannot_change() {
     }
 }
 
-/// NVIDIA's libraries then make no node of a GPU that the container has not got.
+/// NVIDIA's libraries then do not create nodes of GPUs that the container does not have.
 #[test]
 fn the_drivers_parameters_forbid_to_make_device_nodes() {
     const NAME: &str = "the_drivers_parameters_forbid_to_make_device_nodes";
@@ -224,7 +224,7 @@ fn the_drivers_parameters_forbid_to_make_device_nodes() {
         return;
     };
     assert_eq!(ran.printed(), format!("1\n{forbidden}"), "once, also for two claims");
-    // A driver that forbids it already.
+    // A driver that already forbids it.
     let bundle = Bundle::new(None);
     bundle.put("proc/driver/nvidia/params", &forbidden);
     let mounts = "grep ' - tmpfs vgpu-params ' /proc/self/mountinfo | wc -l";
@@ -257,7 +257,7 @@ fn a_second_claim_finds_the_list_of_the_first() {
     assert_eq!(ran.printed(), format!("1\n1\n/a.so\n{OURS}\n"));
 }
 
-/// A read-only memory volume with our entry in it looks the same but for its source.
+/// A read-only memory volume with our entry differs from our mount only by its source.
 #[test]
 fn a_list_that_a_pod_made_is_not_taken_for_ours() {
     let bundle = Bundle::new(None);
@@ -288,7 +288,7 @@ fn a_root_file_system_that_becomes_read_only_has_a_read_only_etc() {
     assert_eq!(ran.printed(), format!("/a.so\n{OURS}\n"));
 }
 
-/// Links of the image are paths of the container, wherever they seem to lead.
+/// Links of the image are resolved as paths of the container.
 #[test]
 fn links_stay_in_the_container_and_are_replaced() {
     const NAME: &str = "links_stay_in_the_container_and_are_replaced";
@@ -303,7 +303,7 @@ fn links_stay_in_the_container_and_are_replaced() {
             return;
         };
         assert_eq!(ran.printed(), format!("{OURS}\n"), "{link}");
-        // A link to a folder that the image does not have.
+        // A link to a missing folder.
         let bundle = Bundle::new(None);
         fs::remove_dir_all(bundle.at("etc")).expect("remove");
         symlink(link, bundle.at("etc")).expect("link");
@@ -335,7 +335,7 @@ fn links_of_honest_images_work() {
     );
 }
 
-/// The link is replaced before the root file system becomes read-only, and a second claim's run finds the list.
+/// The link is replaced before the root file system becomes read-only, and the run for a second claim finds the list.
 #[test]
 fn an_image_whose_etc_is_a_link_can_be_read_only_and_have_two_claims() {
     const NAME: &str = "an_image_whose_etc_is_a_link_can_be_read_only_and_have_two_claims";
@@ -364,7 +364,7 @@ fn an_image_whose_etc_is_a_link_can_be_read_only_and_have_two_claims() {
 
 #[test]
 fn an_image_without_glibc_gets_the_list_and_is_reported() {
-    // Nothing at all; a loader of musl under glibc's name; a loop of links.
+    // An empty image; a musl loader under glibc's name; a loop of links.
     let scratch = Bundle::empty();
     let musl = Bundle::empty();
     musl.put("lib/ld-musl-x86_64.so.1", "musl libc (x86_64) LD_PRELOAD");
@@ -450,7 +450,7 @@ fn what_the_hook_cannot_do_names_container_file_and_remedy() {
     );
 }
 
-/// As under a runtime that is not root, or in a container of its own.
+/// Runs the hook without the right to mount, as under a runtime that is not root, or inside a container.
 #[test]
 fn a_hook_without_the_right_to_mount_says_how_it_gets_it() {
     const NAME: &str = "a_hook_without_the_right_to_mount_says_how_it_gets_it";
@@ -464,7 +464,7 @@ fn a_hook_without_the_right_to_mount_says_how_it_gets_it() {
     assert!(line.starts_with(expected), "{line}");
 }
 
-/// Each claim's hook gets its own files; the configuration has those of all.
+/// Each claim's hook gets its own files; the configuration lists the files of all.
 #[test]
 fn files_of_the_specs_pass() {
     const NAME: &str = "files_of_the_specs_pass";
@@ -491,64 +491,30 @@ fn files_of_the_specs_pass() {
     assert!(line.contains("a volume is mounted at /dev/vgpu/.driver/b"), "{line}");
 }
 
-/// A pod's volumes may hide what the CDI spec mounts, or add to it; each is named, and the container does not start.
+/// What a volume does to the mounts, and words of the refusal.
+const VOLUMES: &str = "
+umount dev/vgpu | /dev/vgpu is not the tmpfs of shares: it is no mount
+umount dev/vgpu; rmdir dev/vgpu | /dev/vgpu is not the tmpfs of shares: it is missing
+umount dev/vgpu; rmdir dev/vgpu; mkdir x; mount -t tmpfs vgpu x; ln -s ../x dev/vgpu | it is no folder, or behind a link
+umount dev/vgpu; umount dev; mkdir dev/vgpu; mount -t tmpfs vgpu dev/vgpu | /dev is no mount
+mount -t tmpfs tmpfs dev/vgpu | a volume is mounted at /dev/vgpu, over the limits
+mkdir dev/vgpu/forged; mount -t tmpfs tmpfs dev/vgpu/forged | a volume is mounted at /dev/vgpu/forged, among the limits
+mkdir dev/vgpu/.driver; echo evil >v; f=dev/vgpu/.driver/evil.so; touch $f; mount --bind v $f | a volume is mounted at /dev/vgpu/.driver/evil.so, among the limits
+mount --bind dev dev; mount -t tmpfs tmpfs dev; mkdir dev/vgpu; mount -t tmpfs vgpu dev/vgpu | a volume is mounted at /dev,
+mkdir v; mount --bind v etc | a volume is mounted at /etc, where another container
+mkdir v; mount --bind v etc; touch etc/ld.so.preload | mount single files below /etc instead
+mkdir v; mount -t tmpfs tmpfs v; rm -r etc; ln -s v etc | a volume is mounted at /v, to which /etc leads, where another container
+mkdir 'v w'; mount -t tmpfs tmpfs 'v w'; rm -r etc; ln -s 'v w' etc | a volume is mounted at /v w, to which /etc leads
+v=$(printf '%070d' 0); mkdir $v; mount -t tmpfs tmpfs $v; rm -r etc; ln -s $v etc | a volume is mounted at /000000000000000000000000000000000000000000000000000000000000000, to which /etc leads
+";
+
+/// A pod's volumes may hide the CDI spec's mounts, or add to them. Each such volume is named, and the container does
+/// not start.
 #[test]
 fn volumes_over_what_the_node_mounted_are_named() {
     const NAME: &str = "volumes_over_what_the_node_mounted_are_named";
-    for (volume, words) in [
-        (
-            "umount dev/vgpu",
-            "/dev/vgpu is not the tmpfs of shares: it is no mount",
-        ),
-        (
-            "umount dev/vgpu; rmdir dev/vgpu",
-            "/dev/vgpu is not the tmpfs of shares: it is missing",
-        ),
-        (
-            "umount dev/vgpu; rmdir dev/vgpu; mkdir x; mount -t tmpfs vgpu x; ln -s ../x dev/vgpu",
-            "it is no folder, or behind a link",
-        ),
-        (
-            "umount dev/vgpu; umount dev; mkdir dev/vgpu; mount -t tmpfs vgpu dev/vgpu",
-            "/dev is no mount",
-        ),
-        (
-            "mount -t tmpfs tmpfs dev/vgpu",
-            "a volume is mounted at /dev/vgpu, over the limits",
-        ),
-        (
-            "mkdir dev/vgpu/forged; mount -t tmpfs tmpfs dev/vgpu/forged",
-            "a volume is mounted at /dev/vgpu/forged, among the limits",
-        ),
-        (
-            "mkdir dev/vgpu/.driver; echo evil >v; f=dev/vgpu/.driver/evil.so; touch $f; mount --bind v $f",
-            "a volume is mounted at /dev/vgpu/.driver/evil.so, among the limits",
-        ),
-        (
-            "mount --bind dev dev; mount -t tmpfs tmpfs dev; mkdir dev/vgpu; mount -t tmpfs vgpu dev/vgpu",
-            "a volume is mounted at /dev,",
-        ),
-        (
-            "mkdir v; mount --bind v etc",
-            "a volume is mounted at /etc, where another container",
-        ),
-        (
-            "mkdir v; mount --bind v etc; touch etc/ld.so.preload",
-            "mount single files below /etc instead",
-        ),
-        (
-            "mkdir v; mount -t tmpfs tmpfs v; rm -r etc; ln -s v etc",
-            "a volume is mounted at /v, to which /etc leads, where another container",
-        ),
-        (
-            "mkdir 'v w'; mount -t tmpfs tmpfs 'v w'; rm -r etc; ln -s 'v w' etc",
-            "a volume is mounted at /v w, to which /etc leads",
-        ),
-        (
-            "v=$(printf '%070d' 0); mkdir $v; mount -t tmpfs tmpfs $v; rm -r etc; ln -s $v etc",
-            "a volume is mounted at /000000000000000000000000000000000000000000000000000000000000000, to which /etc leads",
-        ),
-    ] {
+    for row in VOLUMES.lines().skip(1) {
+        let (volume, words) = row.split_once(" | ").expect("two cells");
         let bundle = Bundle::new(None);
         let Some(ran) = bundle.run(NAME, &format!("{MOUNTS}; {volume}"), LIST) else {
             return;
@@ -565,7 +531,7 @@ fn volumes_over_what_the_node_mounted_are_named() {
     assert!(line.contains("remove this volume mount"), "{line}");
 }
 
-/// A volume at the list itself gives its entries. Whoever removes its file in another container takes nothing away.
+/// Entries of a volume at the list itself are kept, even if another container removes the volume's file.
 #[test]
 fn volumes_are_never_written_to() {
     const NAME: &str = "volumes_are_never_written_to";
@@ -580,7 +546,7 @@ fn volumes_are_never_written_to() {
     };
     assert_eq!(ran.printed(), format!("/node.so\n{OURS}\n"));
     assert!(!file.exists());
-    // By a link of the image into a volume.
+    // The list is a link of the image to a file in a volume.
     fs::write(&file, "/node.so\n").expect("write");
     let bundle = Bundle::new(None);
     let before = format!("{MOUNTS}; mkdir v; mount --bind {from} v; ln -s /v/ld.so.preload etc/ld.so.preload");
@@ -589,7 +555,7 @@ fn volumes_are_never_written_to() {
     assert_eq!(fs::read_to_string(&file).expect("read"), "/node.so\n");
 }
 
-/// Paths of mounts have any bytes, of the node's and of other pods.
+/// Paths of other mounts, of the node or of other pods, may contain any bytes.
 #[test]
 fn a_mount_elsewhere_with_other_bytes_does_not_matter() {
     let bundle = Bundle::new(None);
@@ -629,7 +595,7 @@ fn the_machines_own_glibc_is_seen() {
     assert_eq!(ran.printed(), format!("{OURS}\n"));
 }
 
-/// The folder of shares is read-only before any program of the container runs, whatever the runtime does later.
+/// The folder of shares is read-only before any program of the container runs, independently of the runtime.
 #[test]
 fn the_folder_of_shares_is_made_read_only() {
     let bundle = Bundle::new(None);
@@ -669,7 +635,7 @@ fn a_hostile_state_or_config_is_one_line() {
         (&endless, "larger than 1048576 bytes"),
         (b"\xff\xfe\0", "not JSON"),
     ] {
-        let (success, line) = told(&with_stdin(&mut bundle.command(), stdin));
+        let (success, line) = status_and_stderr(&with_stdin(&mut bundle.command(), stdin));
         assert!(
             !success && line.contains(expected) && line.matches('\n').count() == 1,
             "{expected}: {line}"
@@ -695,7 +661,7 @@ fn a_hostile_state_or_config_is_one_line() {
 
 #[test]
 fn a_wrong_command_line_is_one_line_with_a_hint() {
-    let hook = |arguments: &[&str]| told(&with_stdin(Command::new(HOOK).args(arguments), b""));
+    let hook = |arguments: &[&str]| status_and_stderr(&with_stdin(Command::new(HOOK).args(arguments), b""));
     let (success, line) = hook(&["prelaod"]);
     assert_eq!(
         (success, line.as_str()),
@@ -707,7 +673,7 @@ fn a_wrong_command_line_is_one_line_with_a_hint() {
     let help = Command::new(HOOK).arg("--help").output().expect("the program starts");
     let text = String::from_utf8_lossy(&help.stdout);
     assert!(help.status.success() && text.contains("--report FOLDER"));
-    // As the help says.
+    // The help names `--version`, and the option works.
     let version = Command::new(HOOK)
         .arg("--version")
         .output()

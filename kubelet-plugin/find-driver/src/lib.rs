@@ -1,26 +1,28 @@
-//! Where NVIDIA's driver is looked for: the one rule of the plugin, `vgpu run` and the test cluster.
+//! Finds NVIDIA's driver: the one rule of the plugin, `vgpu run` and the test cluster.
 //! `gpu-check/vgpu_check/driver.py` is the same rule in Python; change both.
 //!
 //! ```text
-//!  LD_LIBRARY_PATH  only for programs that a user starts on the machine; the plugin has none of the node's
+//!  LD_LIBRARY_PATH  only for programs that a user starts on the machine; the plugin does not see the node's
 //!  loader's cache   etc/ld.so.cache
-//!  LOADER_FOLDERS   the folders that the loader knows without a cache
-//!  OTHER_FOLDERS    where distributions, driver containers and machines with a mounted driver have it
+//!  LOADER_FOLDERS   the folders that the loader searches without a cache
+//!  OTHER_FOLDERS    the folders of some distributions, driver containers and machines with a mounted driver
 //!  the root itself  a software GPU, or a driver in one folder
 //! ```
 //!
-//! All of it is below a root, `/` or a driver container's, and links are resolved inside that root. The first libcuda
-//! counts. NVML is the first of the same version, because another one's belongs to another driver.
+//! All paths are below a root: `/` or a driver container's root. Links are resolved inside that root. The first
+//! libcuda is used. The NVML used is the first one of the same version, because NVML of another version belongs to
+//! another driver.
 //!
 //! How it fails:
-//! - No driver: the error names the library and every place where it was looked for. What to set is the caller's to say.
-//! - Two versions: the first is taken, and [`Driver::others`] has the rest, for a warning. Which one fits the kernel
-//!   module is not judged; NVML says so when it starts.
-//! - A link that leaves the root, or leads in a circle: its target is looked for inside the root, or it is no file.
-//! - The CUDA toolkit's stub of libcuda, which answers every call with an error: a file in a folder `stubs` is skipped,
-//!   also where a cache or LD_LIBRARY_PATH names it.
-//! - A cache that is damaged or hostile: what cannot be read is no entry. Its size, the length of a path and the number
-//!   of paths are bounded, and a path leads nowhere but into the root.
+//! - No driver: the error names the library and every place that was searched. The caller adds which option to set.
+//! - Two versions: the first one is used, and [`Driver::others`] lists the rest, for a warning. Whether the version
+//!   fits the kernel module is not checked here; NVML reports that when it starts.
+//! - A link that leaves the root or leads in a circle: its target is looked up inside the root, or it is treated as
+//!   missing.
+//! - The CUDA toolkit's stub of libcuda, which answers every call with an error: files in a folder `stubs` are
+//!   skipped, even if a cache or LD_LIBRARY_PATH names them.
+//! - A damaged or hostile cache: unreadable entries are ignored. Its size, the length of paths and their number are
+//!   limited, and all paths are resolved inside the root.
 #![forbid(unsafe_code)]
 
 mod loader_cache;
@@ -34,7 +36,7 @@ use std::path::{Path, PathBuf};
 use vgpu_abi::paths::{LIBCUDA, LIBNVIDIA_ML};
 
 const CACHE: &str = "etc/ld.so.cache";
-/// A cache of thousands of libraries has less than one MiB.
+/// A cache of thousands of libraries is smaller than one MiB.
 const CACHE_MAX: u64 = 16 << 20;
 /// Default folders of Debian's and of Red Hat's loader.
 pub const LOADER_FOLDERS: [&str; 6] = [
@@ -45,7 +47,7 @@ pub const LOADER_FOLDERS: [&str; 6] = [
     "lib",
     "usr/lib",
 ];
-/// Where the driver also lies. The root itself is last: a software GPU may have all files in one folder.
+/// Other places of the driver. The root itself is last: a software GPU may have all files in one folder.
 pub const OTHER_FOLDERS: [&str; 5] = [
     "usr/lib/x86_64-linux-gnu/nvidia/current",
     "usr/lib/nvidia",
@@ -68,9 +70,9 @@ pub enum How {
 /// A library of the driver. Paths are relative to the root.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Library {
-    /// The file, without links.
+    /// The file, with links resolved.
     pub file: PathBuf,
-    /// The folder that was looked into.
+    /// The folder in which the library was found.
     pub folder: PathBuf,
     pub how: How,
 }
@@ -80,20 +82,20 @@ pub struct Library {
 pub struct Driver {
     pub libcuda: Library,
     pub libnvidia_ml: Library,
-    /// The files of libcuda that have other versions and were not taken.
+    /// Files of libcuda with other versions, which are not used.
     pub others: Vec<PathBuf>,
 }
 
-/// A library is nowhere.
+/// A library was not found.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{name} is in none of {searched}")]
 pub struct Missing {
     pub name: &'static str,
-    /// All places, as paths inside the root.
+    /// All searched places, as paths inside the root.
     pub searched: String,
 }
 
-/// Returns the driver's libraries. `library_path` has the folders of LD_LIBRARY_PATH, if it is to count.
+/// Finds the driver's libraries. `library_path` has the folders of LD_LIBRARY_PATH, if they are to be searched.
 ///
 /// # Errors
 /// One of the two is missing.
@@ -102,11 +104,11 @@ pub fn driver(search: &mut Search<'_>, library_path: &[PathBuf]) -> Result<Drive
     choose(all(LIBCUDA), all(LIBNVIDIA_ML), library_path)
 }
 
-/// Returns the driver's NVML. Without a libcuda it is the first: GPUs can be listed, and why no program can use one is
-/// another error.
+/// Finds the driver's NVML. Without a libcuda it is the first NVML: GPUs can then be listed, and the missing libcuda
+/// is a separate error.
 ///
 /// # Errors
-/// There is none.
+/// There is no NVML.
 pub fn libnvidia_ml(search: &mut Search<'_>, library_path: &[PathBuf]) -> Result<Library, Missing> {
     let nvmls = libraries(search, library_path, LIBNVIDIA_ML);
     let first = nvmls.first().cloned();
@@ -118,10 +120,10 @@ pub fn libnvidia_ml(search: &mut Search<'_>, library_path: &[PathBuf]) -> Result
         .ok_or_else(|| Missing::of(LIBNVIDIA_ML, library_path))
 }
 
-/// Returns the first of `libcudas` with its NVML.
+/// Chooses the first of `libcudas` and its NVML.
 ///
 /// # Errors
-/// One list is empty. `library_path` is for the text.
+/// One list is empty. `library_path` is used only in the error text.
 pub fn choose(libcudas: Vec<Library>, nvmls: Vec<Library>, library_path: &[PathBuf]) -> Result<Driver, Missing> {
     let missing = |name| Missing::of(name, library_path);
     let mut libcudas = libcudas.into_iter();
@@ -137,7 +139,7 @@ pub fn choose(libcudas: Vec<Library>, nvmls: Vec<Library>, library_path: &[PathB
     })
 }
 
-/// Returns every file under which a library of the driver is found, the loader's choice first, each file once.
+/// Returns every file with this name, the loader's choice first, without duplicates.
 #[must_use]
 pub fn libraries(search: &mut Search<'_>, library_path: &[PathBuf], name: &str) -> Vec<Library> {
     let cache = search.read(CACHE, CACHE_MAX).unwrap_or_default();
@@ -172,22 +174,22 @@ fn is_stub(path: &Path) -> bool {
     path.parent().is_some_and(|folder| folder.ends_with(STUBS))
 }
 
-/// `535.261.03` of `libcuda.so.535.261.03`; None of a file such as `libcuda.so.1`.
+/// The version in a file name, such as `535.261.03` in `libcuda.so.535.261.03`; None for names such as `libcuda.so.1`.
 #[must_use]
 pub fn version(library: &Path) -> Option<String> {
     let (_, version) = library.file_name()?.to_str()?.split_once(".so.")?;
     version.contains('.').then(|| version.to_owned())
 }
 
-/// The folders of a value of LD_LIBRARY_PATH. Relative ones are left out: they depend on where a program is started.
+/// The folders in a value of LD_LIBRARY_PATH. Relative ones are left out because they depend on the working directory.
 #[must_use]
 pub fn library_path(value: Option<&OsStr>) -> Vec<PathBuf> {
     let folders = value.into_iter().flat_map(std::env::split_paths);
     folders.filter(|folder| folder.is_absolute()).collect()
 }
 
-/// Returns the driver root with which the plugin, which has no LD_LIBRARY_PATH, finds this `libcuda` of the machine:
-/// `/`, else the driver's own root (`/opt/driver` of `/opt/driver/usr/lib64`), else the library's folder.
+/// Returns the driver root to configure so that the plugin, which has no LD_LIBRARY_PATH, finds this `libcuda`: `/`,
+/// else the driver's own root (`/opt/driver` of `/opt/driver/usr/lib64`), else the library's folder.
 #[must_use]
 pub fn root_for(machine: &Path, libcuda: &Library) -> PathBuf {
     let file = machine.join(&libcuda.file);
@@ -234,7 +236,7 @@ impl fmt::Display for How {
 // === impl Driver ===
 
 impl Driver {
-    /// One line for a person: version, folder, and what led there.
+    /// One line for people: version, folder, and why it was chosen.
     #[must_use]
     pub fn describe(&self, root: &Path) -> String {
         let version = version(&self.libcuda.file).unwrap_or_else(|| "of unknown version".to_owned());

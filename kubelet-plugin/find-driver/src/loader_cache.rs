@@ -1,10 +1,10 @@
-//! Reads the dynamic loader's cache, /etc/ld.so.cache: the file that the loader opens for a library's name.
+//! Reads the dynamic loader's cache, /etc/ld.so.cache, which says which file the loader opens for a library's name.
 //!
-//! Only glibc's format since 2.2 is read (magic `glibc-ld.so.cache1.1`), alone or after the older one.
+//! Reads only glibc's format since 2.2 (magic `glibc-ld.so.cache1.1`), alone or after the older one.
 //!
-//! How it fails: a cache that cannot be read counts as empty, and only folders are searched. A hostile one costs one
-//! pass over its bytes: names are compared before paths are read, and paths are few and short. Relative paths do not
-//! count.
+//! How it fails: an unreadable cache is treated as empty, so only folders are searched. A hostile cache costs one pass
+//! over its bytes: names are compared before paths are read, and the number and length of paths are limited. Relative
+//! paths are ignored.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -15,9 +15,9 @@ const HEADER: usize = 48;
 const ENTRY: usize = 24;
 /// An ELF library for libc 6 on x86-64.
 const X86_64: u32 = 0x0303;
-/// The kernel's limit of a path.
+/// The kernel's limit for a path.
 const PATH_MAX: usize = 4096;
-/// A library has an entry for each set of CPU features, and each folder of /etc/ld.so.conf.
+/// Limit of entries. A library has an entry for each set of CPU features and each folder of /etc/ld.so.conf.
 const MOST: usize = 32;
 
 /// The paths under which `cache` lists the 64-bit library `name`, the loader's choice first.
@@ -50,7 +50,7 @@ fn path(cache: &[u8], entry: &[u8]) -> Option<PathBuf> {
     path.is_absolute().then(|| path.to_path_buf())
 }
 
-/// The text, with all that follows it, whose place is a field of an entry.
+/// The text at the offset in a field of an entry, with everything after it.
 fn text<'a>(cache: &'a [u8], entry: &[u8], field: usize) -> Option<&'a [u8]> {
     cache.get(u32_at(entry, field)? as usize..)
 }
@@ -64,7 +64,7 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 pub(crate) mod tests {
     use super::*;
 
-    /// Builds a cache from (flags, name, path).
+    /// Builds a cache from entries of (flags, name, path).
     pub(crate) fn cache(entries: &[(u32, &str, &str)]) -> Vec<u8> {
         let mut texts = Vec::new();
         let base = HEADER + entries.len() * ENTRY;
@@ -114,7 +114,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// A count that no file has, a name that never ends, and paths that are endless, relative or too many.
+    /// A wrong count, a name without an end, and paths that are endless, relative or too many.
     #[test]
     fn a_hostile_cache_costs_little_and_names_few_paths() {
         let mut endless = cache(&[(0x0303, "libcuda.so.1", "/a")]);

@@ -1,7 +1,7 @@
-//! Looks for files inside a driver root, and notes the folders on which the answers depend.
+//! Looks for files inside a driver root, and records the folders on which the results depend.
 //!
-//! Symbolic links are resolved inside the root: an absolute link of a mounted root would lead into this process's own
-//! file system, and the runtime would resolve a link in a bind mount's source on the node.
+//! Symbolic links are resolved inside the root. Otherwise an absolute link of a mounted root would lead into this
+//! process's own file system, and the runtime would resolve a link in a bind mount's source on the node.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::OsString;
@@ -9,15 +9,15 @@ use std::fs;
 use std::io::{ErrorKind, Read as _};
 use std::path::{Component, Path, PathBuf};
 
-/// The kernel's limit.
+/// The kernel's limit for links in a path.
 const MAX_LINKS: usize = 40;
 
-/// A search of a root. Paths are relative to it, given and returned ones.
+/// A search in a root. Paths passed in and returned are relative to the root.
 #[derive(Debug)]
 pub struct Search<'a> {
     root: &'a Path,
     folders: BTreeSet<PathBuf>,
-    /// The kind of each path that was looked at. The kernel is asked once for each: most paths of a search begin alike.
+    /// The type of each path seen so far. Most paths share their first components, so each is looked up only once.
     seen: BTreeMap<PathBuf, Seen>,
 }
 
@@ -41,7 +41,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The first `most` bytes of the regular file to which `path` leads.
+    /// Reads up to `most` bytes of the regular file at `path`.
     pub fn read(&mut self, path: impl AsRef<Path>, most: u64) -> Option<Vec<u8>> {
         let file = self.file(path)?;
         let file = fs::File::open(self.root.join(file)).ok()?;
@@ -50,14 +50,14 @@ impl<'a> Search<'a> {
         Some(bytes)
     }
 
-    /// The regular file to which `path` leads.
+    /// The regular file at `path`, with links resolved.
     pub fn file(&mut self, path: impl AsRef<Path>) -> Option<PathBuf> {
         let found = self.resolve(path.as_ref())?;
         let is_file = fs::symlink_metadata(self.root.join(&found)).is_ok_and(|kind| kind.is_file());
         is_file.then_some(found)
     }
 
-    /// The folder to which `path` leads, and the names in it in their order.
+    /// The folder at `path` with links resolved, and its sorted file names.
     pub fn list(&mut self, path: impl AsRef<Path>) -> Option<(PathBuf, Vec<String>)> {
         let folder = self.resolve(path.as_ref())?;
         let entries = fs::read_dir(self.root.join(&folder)).into_iter().flatten().flatten();
@@ -69,13 +69,13 @@ impl<'a> Search<'a> {
         Some((folder, names))
     }
 
-    /// All folders that were looked into. While none of them changes, the same search finds the same.
+    /// All folders that were read. While none of them changes, the same search has the same result.
     #[must_use]
     pub fn folders(self) -> BTreeSet<PathBuf> {
         self.folders
     }
 
-    /// Where `path` leads, without a link on the way. None if something on the way is missing.
+    /// Resolves all links in `path`. None if a component is missing.
     fn resolve(&mut self, path: &Path) -> Option<PathBuf> {
         let mut resolved = PathBuf::new();
         let mut left: VecDeque<OsString> = names(path);
@@ -106,7 +106,7 @@ impl<'a> Search<'a> {
         Some(resolved)
     }
 
-    /// Returns the kind of `path`, which is in `folder`.
+    /// Returns the type of `path`, which is in `folder`.
     fn look(&mut self, folder: &Path, path: &Path) -> Seen {
         if let Some(seen) = self.seen.get(path) {
             return seen.clone();

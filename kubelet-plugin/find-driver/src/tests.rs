@@ -1,4 +1,4 @@
-//! The rule on roots that a test makes.
+//! Tests of the rule on temporary roots.
 
 use super::*;
 use std::fs;
@@ -11,7 +11,7 @@ fn file(root: &Path, path: &str, bytes: &[u8]) {
     fs::write(path, bytes).unwrap();
 }
 
-/// A driver of this version in a folder of the root.
+/// Creates a driver of this version in a folder of the root.
 fn install(root: &Path, folder: &str, version: &str) {
     for stem in ["libcuda", "libnvidia-ml"] {
         let name = format!("{stem}.so.{version}");
@@ -34,7 +34,7 @@ fn empty() -> TempDir {
     tempfile::tempdir().unwrap()
 }
 
-/// The folder and what led there.
+/// The folder in which a driver was found, and the rule that found it.
 fn place(found: &Driver) -> (String, How) {
     (found.libcuda.folder.display().to_string(), found.libcuda.how)
 }
@@ -73,13 +73,13 @@ fn with_two_versions_nvml_is_that_of_libcuda_and_the_other_version_is_named() {
     let root = root.path();
     install(root, "usr/local/nvidia/lib64", "550.54");
     install(root, "usr/lib64", "535.1");
-    // An NVML that the loader would find first, of the version whose libcuda it finds last.
+    // The loader would find this NVML first, but its version is that of the libcuda found last.
     file(root, "lib64/libnvidia-ml.so.1", b"");
     let found = find(root, &[]).unwrap();
     assert_eq!(found.libcuda.file, Path::new("usr/lib64/libcuda.so.535.1"));
     assert_eq!(found.libnvidia_ml.file, Path::new("usr/lib64/libnvidia-ml.so.535.1"));
     assert_eq!(found.others, [Path::new("usr/local/nvidia/lib64/libcuda.so.550.54")]);
-    // A libcuda for newer programs (cuda-compat) comes without NVML: that of the machine's driver serves.
+    // A libcuda for newer programs (cuda-compat) comes without NVML, so NVML of the machine's driver is used.
     file(root, "compat/libcuda.so.560.2", b"");
     symlink("libcuda.so.560.2", root.join("compat/libcuda.so.1")).unwrap();
     let found = find(root, &["/compat"]).unwrap();
@@ -188,7 +188,7 @@ fn the_plugin_gets_a_root_under_which_it_finds_the_same_file() {
     assert_eq!(root_of("/opt/driver/usr/lib64"), machine.join("opt/driver"));
     install(machine, "opt/flat", "3.3");
     assert_eq!(root_of("/opt/flat"), machine.join("opt/flat"));
-    // Another driver would be found first above: only the folder itself serves.
+    // The folders above contain another driver, which would be found first, so the result must be the folder itself.
     install(machine, "opt/driver/usr/lib/nvidia", "4.4");
     assert_eq!(
         root_of("/opt/driver/usr/lib/nvidia"),

@@ -1,7 +1,7 @@
 //! The child process with NVML: started, asked twice, killed, and asked again.
 
-use crate::inventory::{Gpus as _, List};
 use crate::nvml::Nvml;
+use crate::publish::inventory::{Gpus as _, List};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 use std::fs;
@@ -10,13 +10,13 @@ use std::time::Instant;
 /// Three answers of children to the same question.
 #[derive(Debug, Serialize)]
 pub(super) struct Checked {
-    /// A child is started for this question, and loads NVML.
+    /// The answer of a new child, which loads NVML first.
     first: Answered,
-    /// The same child is asked again.
+    /// The same child's answer to the second question.
     again: Answered,
     /// The child's resident memory after both answers, in bytes.
     resident: u64,
-    /// The child was killed, and another one answers.
+    /// The answer of the child that was started after the first one was killed.
     replaced: Answered,
 }
 
@@ -58,7 +58,7 @@ fn resident(pid: u32) -> Result<u64, String> {
     resident_of(&text).ok_or_else(|| format!("{file} has no VmRSS"))
 }
 
-/// Bytes, by the text of /proc/<pid>/status.
+/// Returns the resident memory in bytes, from the text of /proc/<pid>/status.
 fn resident_of(status: &str) -> Option<u64> {
     let value = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     let kib: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;

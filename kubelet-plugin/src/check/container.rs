@@ -2,17 +2,15 @@
 //! spec, so that a runtime can start a container of it.
 //!
 //! It writes below the caller's folder only, and removes nothing: the caller deletes the folder, and ends the mount
-//! namespace that it gave to this process. Killed in between, it leaves what exists up to then; a second call with the
-//! same folder completes it. The share has no arbitration page, so its limit is that of memory alone.
+//! namespace that it gave to this process. If this process is killed in between, the files so far stay, and a second
+//! call with the same folder completes them. The share has no arbitration page, so only its memory is limited.
 
-use crate::checkpoint::{Entry, Held};
-use crate::claimdir::{ClaimDirs, Terms};
-use crate::crash_points::NeverStop;
+use crate::dra::checkpoint::{Entry, Held};
+use crate::dra::claimdir::ClaimDirs;
+use crate::dra::edits::{self, Inputs, Placed};
+use crate::dra::share::{Role, Share};
 use crate::driver::Root;
-use crate::edits::{self, Inputs, Placed};
-use crate::inventory::Gpus;
-use crate::release::Release;
-use crate::share::{Role, Share};
+use crate::publish::inventory::Gpus;
 use serde::Serialize;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -61,11 +59,7 @@ pub(super) fn check(root: &Root, gpus: &impl Gpus, wanted: &Wanted, tmpfs: bool)
         }],
         pods: Vec::new(),
     };
-    let terms = Terms {
-        context_reserve: &|_| None,
-        release: Release::default(),
-    };
-    let made = dirs.ensure(UID, &entry, terms, &mut NeverStop);
+    let made = dirs.ensure(UID, &entry, &|_| None);
     made.map_err(|error| error.to_string())?;
     let placed = Placed {
         share: &share,
@@ -109,7 +103,7 @@ fn share(wanted: &Wanted) -> Share {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inventory::tests::{Listed, gpu};
+    use crate::publish::inventory::tests::{Listed, gpu};
     use std::fs;
 
     fn wanted(folder: &Path, uuid: &str) -> Wanted {

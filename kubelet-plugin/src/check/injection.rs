@@ -2,7 +2,7 @@
 
 use crate::driver::parts;
 use crate::driver::{Driver, Error, Found, Place, Root};
-use crate::inventory::{Gpu, Gpus};
+use crate::publish::inventory::{Gpu, Gpus};
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use vgpu_api::config::{Capabilities, Capability};
 pub(super) struct Injection {
     libcuda: PathBuf,
     libnvidia_ml: PathBuf,
-    /// The names of these two, which are libvgpu.so in a container.
+    /// All names of these two libraries. In a container, each leads to libvgpu.so.
     shimmed: BTreeSet<String>,
     files: Vec<File>,
     nodes: Vec<DeviceNode>,
@@ -25,11 +25,11 @@ pub(super) struct Injection {
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct File {
     file: PathBuf,
-    /// Its path in a container; of a library, its name in the loader's folders.
+    /// Its path in a container; for a library, its name in the loader's folders.
     at: PathBuf,
     kind: &'static str,
     capabilities: Capabilities,
-    /// If a table of ours has it; what none has is given to every container.
+    /// True if one of our tables lists it. A file that no table lists is given to every container.
     known: bool,
 }
 
@@ -81,7 +81,7 @@ fn is_in_table(found: &Found) -> bool {
     parts::library(stem).is_some()
 }
 
-/// The nodes that all GPUs share and those of each GPU, and why a GPU has none.
+/// Returns the nodes that all GPUs share and those of each GPU; for a GPU without nodes the reason.
 fn nodes(root: &Root, driver: &Driver, gpus: &[Gpu]) -> (Vec<DeviceNode>, Vec<String>) {
     let common = driver.common_nodes.iter();
     let common = common.map(|(path, capabilities)| DeviceNode {
@@ -121,12 +121,12 @@ fn of_gpu(root: &Root, gpu: &Gpu) -> Result<Vec<DeviceNode>, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inventory::tests::{Listed, gpu};
+    use crate::publish::inventory::tests::{Listed, gpu};
     use std::fs;
     use std::os::unix::fs::symlink;
     use std::path::Path;
 
-    /// A driver root with a library of a table, one of none, a program, and the device nodes of GPU 3.
+    /// Makes a driver root: a library that a table lists, another one, a program, and the device nodes of GPU 3.
     fn install(here: &Path) -> Root {
         let libraries = here.join("usr/lib64");
         for folder in [

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  flags ─┬─► child      nvml: starts a child, kills it, has another one ─┐
-//!         ├─► processes  truth: compares once ────────────────────────────┼─► JSON on standard output
+//!         ├─► processes  enforcement: compares once ──────────────────────┼─► JSON on standard output
 //!         ├─► injection  driver: files and device nodes ──────────────────┤
 //!         └─► container  claimdir, edits: one share's folder, CDI spec ───┘
 //! ```
@@ -11,16 +11,16 @@
 //! It runs the plugin's own code, needs no kubelet, no API server and no claim. Only `container` writes files, below the
 //! folder that it is given.
 //!
-//! How it fails: what cannot be known is an error in one line and exit status 1. It waits no longer than its
-//! few questions to NVML may take (`crate::nvml`).
+//! How it fails: with an error in one line and exit status 1. It waits no longer than its few questions to NVML may
+//! take (`crate::nvml`).
 
 mod child;
 mod container;
 mod injection;
 
 use crate::driver::Root;
-use crate::nvml::Nvml;
-use crate::truth::{self, Proc, ShareFiles};
+use crate::enforcement::{Processes, ShareFiles, compare_share};
+use crate::nvml::{GpuDriver as _, Nvml};
 use clap::{Parser, Subcommand};
 use serde::Serialize;
 use std::ffi::OsString;
@@ -83,7 +83,7 @@ enum What {
     },
 }
 
-/// Runs as the check. `arguments` follow [`ARGUMENT`].
+/// Runs the check. `arguments` are those after [`ARGUMENT`].
 #[must_use]
 pub fn main(arguments: &[OsString]) -> ExitCode {
     let name = OsString::from(format!("vgpu-kubelet-plugin {ARGUMENT}"));
@@ -106,7 +106,8 @@ fn run(flags: Flags) -> Result<String, String> {
         What::Child => json(&child::check(&nvml)?),
         What::Processes { gpu, share, tmpfs } => {
             let files = ShareFiles { folder: share, tmpfs };
-            json(&truth::compare_share(&nvml, &Proc::of_node(None), &gpu, &files)?)
+            let memory = || nvml.sample(false).memory(&gpu);
+            json(&compare_share(memory, &Processes::of_node(None), &gpu, &files)?)
         }
         What::Injection { soft_gpu_state } => json(&injection::check(&root(flags.driver_root, soft_gpu_state), &nvml)?),
         What::Container {

@@ -25,7 +25,7 @@ const SETTLED: Duration = Duration::from_secs(2);
 pub struct Finder {
     root: Root,
     kept: Mutex<Option<Kept>>,
-    /// The driver of which the log has told, and the others beside it.
+    /// The driver that was logged last, and the others beside it.
     logged: Mutex<Option<vgpu_find_driver::Driver>>,
 }
 
@@ -94,7 +94,7 @@ impl Finder {
         self.root.with(files)
     }
 
-    /// Says which driver was taken, if that is news.
+    /// Logs which driver was taken, if it changed.
     fn log(&self, chosen: &vgpu_find_driver::Driver) {
         let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
         if logged.as_ref() == Some(chosen) {

@@ -1,7 +1,7 @@
 //! The driver's libraries, under all names that they have on the node.
 //!
-//! A name counts if it leads to a file of the driver's version, so libraries that an earlier driver left are not given.
-//! The version is that of libcuda's file. libnvidia-egl-* have versions of their own.
+//! A name is used if it leads to a file of the driver's version, so libraries that an earlier driver left are not
+//! given. The version is that of libcuda's file. libnvidia-egl-* have versions of their own.
 
 use super::found::{Found, Place};
 use super::parts;
@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use vgpu_find_driver::{LOADER_FOLDERS, OTHER_FOLDERS, Search, version};
 
-/// The names of both libraries that the shim stands for, before `.so`.
+/// The names, up to `.so`, of both libraries that the shim replaces.
 const SHIMMED: [&str; 2] = ["libcuda", "libnvidia-ml"];
 /// Modules of the X server, below a folder of libraries or of the X server.
 const X_MODULES: [&str; 4] = [
@@ -85,7 +85,7 @@ pub(super) fn all(search: &mut Search<'_>, driver: &vgpu_find_driver::Driver) ->
     libraries
 }
 
-/// The names of all libraries, with their folders, each folder once. `own` are libcuda's and NVML's.
+/// Returns the names of all libraries, with their folders, each folder once. `own`: the folders of libcuda and NVML.
 fn names(search: &mut Search<'_>, own: [PathBuf; 2]) -> Vec<(PathBuf, String)> {
     let known = LOADER_FOLDERS.into_iter().chain(OTHER_FOLDERS).map(PathBuf::from);
     let folders = known.chain(own);

@@ -20,7 +20,7 @@ pub(crate) mod parts;
 
 pub use finder::Finder;
 pub use found::{Files, Found, Place};
-pub use nodes::Node;
+pub use nodes::DeviceFile;
 use parts::COMMON_NODES;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

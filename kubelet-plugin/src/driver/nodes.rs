@@ -1,20 +1,20 @@
 //! The device nodes of a GPU.
 
 use super::{Error, Root, parts};
-use crate::inventory::Gpu;
+use crate::publish::inventory::Gpu;
 use std::fs;
 use std::path::Path;
 use vgpu_api::config::Capabilities;
 
 /// A device node of the node, and its path in the container.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Node {
+pub struct DeviceFile {
     pub host: String,
     pub container: String,
 }
 
-impl Node {
-    /// At the same path.
+impl DeviceFile {
+    /// Returns a node that has the same path in the container.
     #[must_use]
     pub fn same(path: impl Into<String>) -> Self {
         let path = path.into();
@@ -32,7 +32,7 @@ impl Root {
     ///
     /// # Errors
     /// The GPU's own node is missing: a container would start without its GPU.
-    pub fn gpu_nodes(&self, gpu: &Gpu, capabilities: Capabilities) -> Result<Vec<Node>, Error> {
+    pub fn gpu_nodes(&self, gpu: &Gpu, capabilities: Capabilities) -> Result<Vec<DeviceFile>, Error> {
         if self.soft_gpu_state.is_some() {
             return Ok(Vec::new());
         }
@@ -41,16 +41,16 @@ impl Root {
         if !self.has_node(&node) {
             return Err(Error::NoDeviceNode(node));
         }
-        let mut nodes = vec![Node::same(node)];
+        let mut nodes = vec![DeviceFile::same(node)];
         if capabilities.meets(parts::GRAPHICS) {
             nodes.extend(gpu.pci_bus_id.iter().flat_map(|bus| self.drm_nodes(bus)));
         }
         Ok(nodes)
     }
 
-    /// The nodes of the kernel's graphics interface. Programs also find a GPU by the links in by-path, whose names udev
-    /// makes of the bus ID; each is a second node here, because CDI knows no links.
-    fn drm_nodes(&self, bus_id: &str) -> Vec<Node> {
+    /// The device nodes of the kernel's graphics interface. Programs also look for a GPU in /dev/dri/by-path, where udev
+    /// makes a link to each. CDI has no links, so each link becomes a second device node.
+    fn drm_nodes(&self, bus_id: &str) -> Vec<DeviceFile> {
         let folder = self.sys.join("bus/pci/devices").join(bus_id).join("drm");
         let entries = fs::read_dir(folder).into_iter().flatten().flatten();
         let mut names: Vec<String> = entries
@@ -62,8 +62,8 @@ impl Root {
             let Some(kind) = drm_kind(&name) else { continue };
             let path = format!("/dev/dri/{name}");
             if self.has_node(&path) {
-                nodes.push(Node::same(path.clone()));
-                nodes.push(Node {
+                nodes.push(DeviceFile::same(path.clone()));
+                nodes.push(DeviceFile {
                     host: path,
                     container: format!("/dev/dri/by-path/pci-{bus_id}-{kind}"),
                 });
@@ -72,7 +72,7 @@ impl Root {
         nodes
     }
 
-    /// Also looks at this process's /dev, because the root of a driver container has none of its own.
+    /// Returns true if the root or this process's /dev has this node: a driver container's root has no /dev.
     pub(super) fn has_node(&self, node: &str) -> bool {
         let inside = self.here.join(node.trim_start_matches('/'));
         inside.exists() || Path::new(node).exists()

@@ -84,7 +84,7 @@ const FURTHER_NAMES: [(&str, &str); 5] = [
     ("libvdpau_nvidia", "vdpau/libvdpau_nvidia.so.1"),
 ];
 
-/// Libraries that libcuda opens by name: the JIT compiler for PTX and what that one opens.
+/// Libraries that libcuda opens by name: the JIT compiler for PTX and the libraries that it opens.
 const OPENED_BY_LIBCUDA: [&str; 3] = ["libnvidia-ptxjitcompiler", "libnvidia-nvvm", "libnvidia-gpucomp"];
 
 /// Programs, as NVIDIA's toolkit gives them.
@@ -99,8 +99,7 @@ pub(super) const PROGRAMS: [(&str, Capabilities); 8] = [
     ("nvidia-xconfig", GRAPHICS),
 ];
 
-/// Files that loaders and X read, below the folders for configurations, and the folder in the container under which they
-/// are found.
+/// Files that loaders and X read: the path below a folder for configurations, and the folder in which a container has it.
 pub(super) const CONFIGURATIONS: [(&str, &str, Capabilities); 14] = [
     ("OpenCL/vendors/nvidia.icd", "/etc", COMPUTE),
     ("glvnd/egl_vendor.d/10_nvidia.json", "/usr/share", GRAPHICS),

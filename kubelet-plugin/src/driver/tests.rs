@@ -1,7 +1,7 @@
 //! The driver as it is found in folders that a test makes.
 
 use super::*;
-use crate::inventory::tests::gpu;
+use crate::publish::inventory::tests::gpu;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::time::{Duration, SystemTime};
@@ -214,7 +214,7 @@ fn a_library_is_given_by_capability_under_all_its_names_and_only_of_the_drivers_
     let dir = tempfile::tempdir().expect("a folder");
     let here = dir.path();
     install(here, "535.1.2");
-    // What an earlier driver left, another program's, a new one that no table has, and one with a version of its own.
+    // Libraries of an earlier driver, of another program, of a newer driver (in no table), and with a version of their own.
     for name in [
         "libnvidia-opencl.so.470.9",
         "libnvidia-encode.so.470.9",
@@ -316,7 +316,7 @@ fn sockets_are_there_while_their_service_is() {
     let dir = tempfile::tempdir().expect("a folder");
     let here = dir.path();
     install(here, "535.1.2");
-    // A file in its place is none.
+    // A regular file in its place is no socket.
     file(here, "run/nvidia-fabricmanager/socket");
     fs::create_dir_all(here.join("var/run/nvidia-persistenced")).expect("a folder");
     let path = here.join("var/run/nvidia-persistenced/socket");
@@ -348,7 +348,7 @@ fn a_gpu_has_its_node_and_with_graphics_those_of_its_bus_id() {
         file(here, &format!("dev/dri/{node}"));
     }
     let root = root(here, false);
-    let gpu = crate::inventory::Gpu {
+    let gpu = crate::publish::inventory::Gpu {
         minor: Some(3),
         pci_bus_id: Some("0000:3b:00.0".into()),
         ..gpu(0)
@@ -380,7 +380,7 @@ fn a_gpu_has_its_node_and_with_graphics_those_of_its_bus_id() {
     let driver = root.read().expect("a driver");
     assert_eq!(needs(&driver, "/dev/nvidia-modeset").as_deref(), Some("graphics"));
     assert_eq!(needs(&driver, "/dev/nvidiactl"), Some(Capabilities::ALL.to_string()));
-    let gone = crate::inventory::Gpu { minor: Some(99), ..gpu };
+    let gone = crate::publish::inventory::Gpu { minor: Some(99), ..gpu };
     assert_eq!(
         root.gpu_nodes(&gone, Capabilities::default()),
         Err(Error::NoDeviceNode("/dev/nvidia99".into()))

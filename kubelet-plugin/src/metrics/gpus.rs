@@ -1,26 +1,19 @@
 //! The node's GPUs: what claims hold of each, and its health.
 
-use crate::inventory::Inventory;
-use crate::node::SharedNode;
-use crate::share::{Role, Share, ShareKeys};
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
-use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::gauge::ConstGauge;
+use super::figures::{Figure, Labels, Metric, encode_info};
+use super::sources::Sources;
+use crate::dra::checkpoint::HeldOnGpu;
+use crate::publish::inventory::Inventory;
+use prometheus_client::encoding::DescriptorEncoder;
 use std::fmt;
 
-pub(super) struct Gpus {
-    node: SharedNode,
-}
-
+/// A GPU at the time of a scrape.
 struct Sample {
-    labels: [(&'static str, String); 4],
+    labels: Labels,
     model: String,
     driver_version: String,
     memory: u64,
-    held: u64,
-    shares: usize,
-    cores: u32,
+    held: HeldOnGpu,
     healthy: bool,
     /// Name and effect of each taint.
     taints: Vec<(&'static str, &'static str)>,
@@ -28,135 +21,166 @@ struct Sample {
     unclaimed: Option<usize>,
 }
 
-// === impl Gpus ===
-
-impl Gpus {
-    pub(super) fn new(node: SharedNode) -> Self {
-        Self { node }
-    }
-
-    fn samples(&self) -> Vec<Sample> {
-        let node = self.node.lock();
-        let Some(inventory) = node.inventory() else {
-            return Vec::new();
-        };
-        let sample = |(device, gpu): (&str, &crate::inventory::Gpu)| {
-            let entries = node.claims().claims.iter();
-            let shares = entries.flat_map(|(uid, entry)| entry.shares.iter().map(move |held| (uid, &held.share)));
-            let is_own = |share: &Share| share.role == Role::Share && share.gpu == gpu.uuid;
-            let (keys, own): (ShareKeys, Vec<_>) = shares
-                .filter(|(_, share)| is_own(share))
-                .map(|(uid, share)| ((uid.clone(), share.name.clone()), share))
-                .unzip();
-            Sample {
-                labels: [
-                    ("gpu", gpu.uuid.clone()),
-                    ("UUID", gpu.uuid.clone()),
-                    ("dra_device_name", device.to_owned()),
-                    ("dra_pool_name", node.pool()),
-                ],
-                model: gpu.name.clone(),
-                driver_version: gpu.driver_version.clone(),
-                memory: gpu.memory,
-                held: own.iter().fold(0, |sum, share| sum.saturating_add(share.memory)),
-                shares: own.len(),
-                cores: own.iter().map(|share| share.cores).sum(),
-                healthy: inventory.troubles(&gpu.uuid).is_empty(),
-                taints: taints(inventory, &gpu.uuid),
-                unclaimed: node.unclaimed().map(|unclaimed| keys.intersection(unclaimed).count()),
-            }
-        };
-        inventory.by_index().into_iter().map(sample).collect()
-    }
+fn samples(sources: &Sources) -> Vec<Sample> {
+    let node = sources.node.lock();
+    let Some(inventory) = node.inventory() else {
+        return Vec::new();
+    };
+    let sample = |(device, gpu): (&str, &crate::publish::inventory::Gpu)| {
+        let held = node.claims().held_on(gpu);
+        Sample {
+            labels: vec![
+                ("gpu", gpu.uuid.clone()),
+                ("UUID", gpu.uuid.clone()),
+                ("dra_device_name", device.to_owned()),
+                ("dra_pool_name", node.pool()),
+            ],
+            model: gpu.name.clone(),
+            driver_version: gpu.driver_version.clone(),
+            memory: gpu.memory,
+            healthy: inventory.troubles(&gpu.uuid).is_empty(),
+            taints: taints(inventory, &gpu.uuid),
+            unclaimed: node
+                .unclaimed()
+                .map(|unclaimed| held.shares.intersection(unclaimed).count()),
+            held,
+        }
+    };
+    inventory.by_index().into_iter().map(sample).collect()
 }
 
-impl fmt::Debug for Gpus {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Gpus")
-    }
-}
-
-type Value = fn(&Sample) -> i64;
-
-fn signed(value: u64) -> i64 {
-    i64::try_from(value).unwrap_or(i64::MAX)
-}
-
-const GAUGES: [(&str, &str, Value); 6] = [
-    ("gpu_memory_bytes", "Memory of a GPU for shares", |s| signed(s.memory)),
-    (
+const METRICS: [Metric<Sample>; 7] = [
+    Metric::gauge("gpu_memory_bytes", "Memory of a GPU for shares", |s| {
+        Some(Figure::bytes(s.memory))
+    }),
+    Metric::gauge(
         "gpu_held_memory_bytes",
         "Memory of a GPU that prepared claims hold",
-        |s| signed(s.held),
+        |s| Some(Figure::bytes(s.held.memory)),
     ),
-    (
+    Metric::gauge(
         "gpu_free_memory_bytes",
         "Memory of a GPU that no prepared claim holds",
-        |s| signed(s.memory.saturating_sub(s.held)),
+        |s| Some(Figure::bytes(s.memory.saturating_sub(s.held.memory))),
     ),
-    ("gpu_shares", "Shares of a GPU that prepared claims hold", |s| {
-        s.shares as i64
+    Metric::gauge("gpu_shares", "Shares of a GPU that prepared claims hold", |s| {
+        Some(Figure::Whole(s.held.shares.len() as i64))
     }),
-    (
+    Metric::gauge(
         "gpu_held_cores",
         "Percent of a GPU's time that is reserved for prepared claims",
-        |s| i64::from(s.cores),
+        |s| Some(Figure::Whole(s.held.cores.into())),
     ),
-    (
+    Metric::gauge(
+        "gpu_idle_fraction",
+        "Part of a GPU that no share has: 1 less the fractions of its shares, at least 0",
+        |s| Some(Figure::Real((1.0 - s.held.fraction).max(0.0))),
+    ),
+    Metric::gauge(
         "gpu_healthy",
         "1 if new claims may have a GPU, 0 if a taint keeps them away",
-        |s| i64::from(s.healthy),
+        |s| Some(s.healthy.into()),
     ),
 ];
 
+const WITHOUT_CLAIM: Metric<Sample> = Metric::gauge(
+    "gpu_shares_without_claim",
+    "Shares of a GPU that containers have and whose claim is gone, so that the allocator does not count them. Absent \
+     while that is not known",
+    |s| Some(Figure::Whole(s.unclaimed? as i64)),
+);
+
+/// By the GPU's UUID alone, also before the first list of the GPUs.
+const UNEXPLAINED: Metric<Option<u64>> = Metric::gauge(
+    "gpu_unexplained_bytes",
+    "Device memory of processes without a share of a GPU, by NVML. Absent while that is not known",
+    |bytes| bytes.map(Figure::bytes),
+);
+
 fn taints(inventory: &Inventory, uuid: &str) -> Vec<(&'static str, &'static str)> {
-    let ailment = inventory.ailment(uuid).map(|ailment| (ailment.name(), "NoSchedule"));
+    let unavailable = inventory.unavailable(uuid).map(|why| (why.name(), "NoSchedule"));
     let faults = inventory.faults(uuid).iter();
     let faults = faults.map(|fault| (fault.reason.name(), fault.effect()));
-    ailment.into_iter().chain(faults).collect()
+    unavailable.into_iter().chain(faults).collect()
 }
 
-impl Collector for Gpus {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let samples = self.samples();
-        for (name, help, value) in GAUGES {
-            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            for sample in &samples {
-                ConstGauge::new(value(sample)).encode(family.encode_family(&sample.labels)?)?;
-            }
-        }
-        let help = "1 for each GPU, with its model and the driver's version";
-        let mut family = encoder.encode_descriptor("gpu_info", help, None, MetricType::Gauge)?;
-        for sample in &samples {
-            let own = [
-                ("model", sample.model.clone()),
-                ("driver_version", sample.driver_version.clone()),
-            ];
-            let labels: Vec<_> = sample.labels.iter().cloned().chain(own).collect();
-            ConstGauge::new(1_i64).encode(family.encode_family(&labels)?)?;
-        }
-        let (name, help) = (
-            "gpu_taint",
-            "1 for each taint of a GPU that is about its health, by reason and effect",
-        );
-        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        for sample in &samples {
-            for (reason, effect) in &sample.taints {
-                let own = [("reason", (*reason).to_owned()), ("effect", (*effect).to_owned())];
-                let labels: Vec<_> = sample.labels.iter().cloned().chain(own).collect();
-                ConstGauge::new(1_i64).encode(family.encode_family(&labels)?)?;
-            }
-        }
-        let (name, help) = (
-            "gpu_shares_without_claim",
-            "Shares of a GPU that containers have and whose claim is gone, so that allocator and quota do not count them. \
-             Absent while that is not known",
-        );
-        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        for sample in &samples {
-            let Some(count) = sample.unclaimed else { continue };
-            ConstGauge::new(count as i64).encode(family.encode_family(&sample.labels)?)?;
-        }
-        Ok(())
+pub(super) fn encode(sources: &Sources, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let gpus = sources.observations.lock().gpus.clone().into_iter();
+    let unexplained: Vec<(Labels, Option<u64>)> = gpus
+        .map(|(gpu, found)| (vec![("gpu", gpu)], found.unexplained))
+        .collect();
+    UNEXPLAINED.encode(encoder, unexplained.iter().map(|(labels, bytes)| (labels, bytes)))?;
+    let samples = samples(sources);
+    let all = || samples.iter().map(|sample| (&sample.labels, sample));
+    for metric in &METRICS {
+        metric.encode(encoder, all())?;
+    }
+    let joined = |sample: &Sample, more: [(&'static str, String); 2]| [&sample.labels[..], &more].concat();
+    let models = samples.iter().map(|sample| {
+        let own = [
+            ("model", sample.model.clone()),
+            ("driver_version", sample.driver_version.clone()),
+        ];
+        joined(sample, own)
+    });
+    encode_info(
+        encoder,
+        "gpu_info",
+        "1 for each GPU, with its model and the driver's version",
+        models,
+    )?;
+    let taints = samples.iter().flat_map(|sample| {
+        sample.taints.iter().map(move |(reason, effect)| {
+            joined(
+                sample,
+                [("reason", (*reason).to_owned()), ("effect", (*effect).to_owned())],
+            )
+        })
+    });
+    let help = "1 for each taint of a GPU that is about its health, by reason and effect";
+    encode_info(encoder, "gpu_taint", help, taints)?;
+    WITHOUT_CLAIM.encode(encoder, all())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dra::node::SharedNode;
+    use crate::dra::node::tests::{Rig, claim};
+    use crate::metrics::{Metrics, page};
+
+    /// The values of a metric on GPU 0.
+    fn values(page: &str, name: &str) -> Vec<f64> {
+        let uuid = crate::publish::inventory::tests::gpu(0).uuid;
+        let lines = page
+            .lines()
+            .filter(|line| line.starts_with(name) && line.contains(&uuid));
+        lines.filter_map(|line| line.rsplit(' ').next()?.parse().ok()).collect()
+    }
+
+    fn served(shares: &[(&str, u64, u32)]) -> (Vec<f64>, f64) {
+        let rig = Rig::new(false);
+        let mut node = rig.open();
+        let claims: Vec<_> = shares
+            .iter()
+            .map(|share| claim(&share.0.replace('s', "u"), &[*share]))
+            .collect();
+        assert!(node.prepare(&node.locked(), &claims).0.iter().all(Result::is_ok));
+        let page = page(&Metrics::default().registry(Sources::new(SharedNode::new(node))));
+        let idle = values(&page, "vgpu_gpu_idle_fraction{");
+        assert_eq!(idle.len(), 1);
+        (values(&page, "vgpu_share_gpu_fraction{"), idle[0])
+    }
+
+    /// GPU 0 has 80 GiB.
+    #[test]
+    fn four_quarters_are_one_gpu_and_what_is_left_is_idle() {
+        let quarters = [("s1", 20, 0), ("s2", 20, 25), ("s3", 20, 10), ("s4", 20, 25)];
+        let (fractions, idle) = served(&quarters);
+        assert_eq!((fractions.iter().sum::<f64>(), fractions.len(), idle), (1.0, 4, 0.0));
+        assert_eq!(served(&[]), (vec![], 1.0));
+        assert_eq!(served(&quarters[..1]), (vec![0.25], 0.75));
+        // Time or memory, whichever is more; together they may be more than the GPU.
+        assert_eq!(served(&[("s1", 20, 75), ("s2", 60, 25)]), (vec![0.75, 0.75], 0.0));
     }
 }

@@ -1,10 +1,9 @@
-//! deploy/dashboards in a real Prometheus, Debian's package, that scrapes the plugin's page: every query of the dashboard
-//! and of the alerts finds something there, or at least is one. promtool runs the tests of the alerts.
+//! deploy/dashboards in a real Prometheus, Debian's package, that scrapes the plugin's page: every query of the dashboards
+//! and of the alerts and recording rules finds something there, or at least is one. promtool runs the tests of both.
 
 use super::{Metrics, Sources};
-use crate::compute::Verdict;
-use crate::node::SharedNode;
-use crate::node::tests::{Rig, claim};
+use crate::dra::node::SharedNode;
+use crate::dra::node::tests::{Rig, prepared};
 use crate::ready::Readiness;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -12,10 +11,10 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 use vgpu_cache::apt::{With, own_packages};
 
-const PATIENCE: Duration = Duration::from_secs(300);
+const HAPPENS_WITHIN: Duration = Duration::from_secs(300);
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/dashboards")
@@ -51,7 +50,7 @@ impl Prometheus {
         let folder = tempfile::tempdir().expect("a folder");
         let config = serde_json::json!({
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-            "rule_files": [self::folder().join("alerts.yaml")],
+            "rule_files": [self::folder().join("alerts.yaml"), self::folder().join("cost.yaml")],
             "scrape_configs": [{"job_name": "plugin", "honor_labels": true, "static_configs": [{"targets": targets}]}],
         });
         // JSON is YAML.
@@ -106,7 +105,7 @@ fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         if let Some(found) = look() {
             return found;
         }
-        assert!(start.elapsed() < PATIENCE, "{what} does not happen");
+        assert!(start.elapsed() < HAPPENS_WITHIN, "{what} does not happen");
         std::thread::sleep(Duration::from_millis(200));
     }
 }
@@ -126,25 +125,51 @@ fn expressions(value: &Value, found: &mut Vec<String>) {
     }
 }
 
+/// Every dashboard: its file's name and text.
+fn dashboards() -> Vec<(String, String)> {
+    let files = std::fs::read_dir(folder())
+        .expect("the folder")
+        .map(|file| file.expect("a file").path());
+    let read = |file: PathBuf| {
+        let name = file.file_name().expect("a name").to_string_lossy().into_owned();
+        (name, std::fs::read_to_string(file).expect("a text"))
+    };
+    let found: Vec<_> = files
+        .filter(|file| file.extension().is_some_and(|kind| kind == "json"))
+        .map(read)
+        .collect();
+    assert!(found.len() >= 3, "{found:?}");
+    found
+}
+
 /// The page of a node with a share of which everything is known.
 fn sources() -> (Rig, Sources) {
-    let rig = Rig::new(false);
-    let mut node = rig.open();
-    assert!(node.prepare(&node.locked(), &[claim("u1", &[("s1", 20, 30)])])[0].is_ok());
+    let (rig, mut node) = prepared(20, 30);
     node.set_unclaimed(Some(BTreeSet::new()));
     let sources = Sources::new(SharedNode::new(node));
     let key = ("u1".to_owned(), "s1".to_owned());
     let container = [("p".to_owned(), "main".to_owned())];
     sources.containers.set([(key.clone(), container.into())].into());
-    let verdict = Verdict {
-        enforced: Some(true),
-        error_points: Some(0.0),
-        used: Some(1.0),
-    };
-    sources.comparison.set([(key.clone(), verdict)].into());
-    sources.comparison.touch([key.clone()], SystemTime::now());
-    sources.truth.know_all(&key);
+    sources.observations.know_all(&key);
+    sources.readiness.set("gpus", Ok(()));
     (rig, sources)
+}
+
+/// Stands in for vgpu-controller: its metrics as docs/metrics.md names them, which its own test compares with what it serves.
+fn controller() -> String {
+    let labels = |name: &str| match name {
+        "vgpu_controller_quota_used_ratio" => r#"{namespace="d",resource="memory"}"#,
+        "vgpu_controller_free_memory_bytes" => r#"{gpus="used"}"#,
+        _ => "",
+    };
+    let (_, section) = include_str!("../../../docs/metrics.md")
+        .split_once("\n## The controller\n")
+        .expect("its part");
+    let names = section
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `vgpu_controller_")?.split_once('`'));
+    let names = names.map(|(name, _)| format!("vgpu_controller_{name}"));
+    names.map(|name| format!("{name}{} 1\n", labels(&name))).collect()
 }
 
 /// Stands in for dcgm-exporter and kube-state-metrics: series with the labels that their documentation shows, of the same GPU
@@ -190,7 +215,7 @@ async fn every_query_of_the_dashboard_and_the_alerts_runs_in_a_real_prometheus()
     let serving = tokio::spawn(axum::serve(listener, pages).into_future());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let others = listener.local_addr().expect("an address").to_string();
-    let text = exporters(&crate::inventory::tests::gpu(0).uuid);
+    let text = controller() + &exporters(&crate::publish::inventory::tests::gpu(0).uuid);
     let pages = axum::Router::new().route("/metrics", axum::routing::get(|| async { text }));
     let serving_others = tokio::spawn(axum::serve(listener, pages).into_future());
     let work = tokio::task::spawn_blocking(move || {
@@ -203,11 +228,15 @@ async fn every_query_of_the_dashboard_and_the_alerts_runs_in_a_real_prometheus()
             let rates = prometheus.count("rate(vgpu_share_gpu_seconds_total[1m])");
             rates.ok().filter(|found| *found == 1)
         });
-        let text = std::fs::read_to_string(folder().join("dashboard.json")).expect("the dashboard");
-        let dashboard: Value = serde_json::from_str(&text).expect("JSON");
+        until("a scrape of the other exporters", || {
+            prometheus.count("kube_pod_labels").ok().filter(|found| *found == 1)
+        });
         let mut queries = Vec::new();
-        expressions(&dashboard["panels"], &mut queries);
-        assert!(queries.len() >= 20, "{queries:?}");
+        for (name, text) in dashboards() {
+            let dashboard: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}"));
+            expressions(&dashboard["panels"], &mut queries);
+        }
+        assert!(queries.len() >= 40, "{queries:?}");
         let empty: Vec<&String> = queries
             .iter()
             .filter(|query| prometheus.count(query).expect("a query that Prometheus runs") == 0)
@@ -217,9 +246,6 @@ async fn every_query_of_the_dashboard_and_the_alerts_runs_in_a_real_prometheus()
         assert_eq!(hami, Ok(1), "both registries are one page");
         let join = "vgpu_gpu_memory_bytes * on (UUID) group_right vgpu_share_info";
         assert_eq!(prometheus.count(join), Ok(1));
-        until("a scrape of the other exporters", || {
-            prometheus.count("kube_pod_labels").ok().filter(|found| *found == 1)
-        });
         let joins = documented_joins();
         assert!(joins.len() >= 4, "{joins:?}");
         for join in joins {
@@ -227,7 +253,9 @@ async fn every_query_of_the_dashboard_and_the_alerts_runs_in_a_real_prometheus()
         }
         let rules = until("the rules", || {
             let answer = prometheus.get("/api/v1/rules")?;
-            let rules = answer["data"]["groups"][0]["rules"].as_array()?.clone();
+            let groups = answer["data"]["groups"].as_array()?;
+            let rules = groups.iter().map(|group| group["rules"].as_array().cloned());
+            let rules = rules.collect::<Option<Vec<_>>>()?.concat();
             rules.iter().all(|rule| rule["health"] == "ok").then_some(rules)
         });
         let tests = std::fs::read_to_string(folder().join("alerts_test.yaml")).expect("the tests");
@@ -237,6 +265,14 @@ async fn every_query_of_the_dashboard_and_the_alerts_runs_in_a_real_prometheus()
                 rule["query"].as_str().expect("a query"),
             );
             prometheus.count(query).expect("a query that Prometheus runs");
+            if rule["type"] == "recording" {
+                let is_empty = || prometheus.count(query) == Ok(0);
+                assert!(
+                    query.contains("node_gpu_hourly_cost") || !is_empty(),
+                    "{name} records nothing"
+                );
+                continue;
+            }
             let fires = tests
                 .split("- alertname: ")
                 .skip(1)
@@ -246,7 +282,7 @@ async fn every_query_of_the_dashboard_and_the_alerts_runs_in_a_real_prometheus()
             let served: Vec<_> = named.iter().filter(|name| prometheus.count(name) == Ok(0)).collect();
             assert_eq!(served, Vec::<&String>::new(), "{name}: no such metrics");
         }
-        assert!(rules.len() >= 10, "{}", rules.len());
+        assert!(rules.len() >= 20, "{}", rules.len());
     });
     work.await.expect("the queries run");
     serving.abort();
@@ -263,12 +299,12 @@ fn metric_names(query: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn every_alert_fires_when_it_is_to() {
-    let Some(programs) = programs("every_alert_fires_when_it_is_to") else {
+fn every_alert_fires_when_it_is_to_and_every_rule_records_what_it_is_to() {
+    let Some(programs) = programs("every_alert_fires_when_it_is_to_and_every_rule_records_what_it_is_to") else {
         return;
     };
     let tested = Command::new(programs.join("promtool"))
-        .args(["test", "rules", "alerts_test.yaml"])
+        .args(["test", "rules", "alerts_test.yaml", "cost_test.yaml"])
         .current_dir(folder())
         .output()
         .expect("promtool runs");
@@ -278,8 +314,8 @@ fn every_alert_fires_when_it_is_to() {
 
 /// Grafana cannot be run here: its own types of a dashboard, from npm's @grafana/schema, are asked instead.
 #[test]
-fn the_dashboard_is_one_by_grafanas_schema() {
-    const NAME: &str = "the_dashboard_is_one_by_grafanas_schema";
+fn the_dashboards_are_some_by_grafanas_schema() {
+    const NAME: &str = "the_dashboards_are_some_by_grafanas_schema";
     const PACKAGES: [&str; 2] = ["@grafana/schema@13.2.3", "typescript@5.9.3"];
     let made = vgpu_cache::folder("grafana-schema", &PACKAGES.join(" "), |folder| {
         let mut npm = Command::new("npm");
@@ -290,7 +326,6 @@ fn the_dashboard_is_one_by_grafanas_schema() {
         Ok(folder) => folder.join("node_modules"),
         Err(reason) => return vgpu_skip::skip(NAME, &format!("no @grafana/schema: {reason}")),
     };
-    let text = std::fs::read_to_string(folder().join("dashboard.json")).expect("the dashboard");
     let check = |text: &str| {
         let folder = tempfile::tempdir().expect("a folder");
         std::os::unix::fs::symlink(&packages, folder.path().join("node_modules")).expect("a link");
@@ -319,8 +354,10 @@ fn the_dashboard_is_one_by_grafanas_schema() {
             String::from_utf8_lossy(&ended.stdout).into_owned(),
         )
     };
-    let (is_one, said) = check(&text);
-    assert!(is_one, "{said}");
-    let (is_one, said) = check(&text.replace(r#""refresh": "30s""#, r#""refresh": 30"#));
-    assert!(!is_one && said.contains("TS2322"), "a damaged one passes: {said}");
+    for (name, text) in dashboards() {
+        let (is_one, said) = check(&text);
+        assert!(is_one, "{name}: {said}");
+        let (is_one, said) = check(&text.replace(r#""refresh": "30s""#, r#""refresh": 30"#));
+        assert!(!is_one && said.contains("TS2322"), "{name}, damaged, passes: {said}");
+    }
 }

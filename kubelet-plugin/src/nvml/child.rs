@@ -1,6 +1,6 @@
 //! The child's side: answers questions from its standard input, which is a socket, until that ends.
 
-use super::{Local, Question};
+use super::{GpuDriver as _, Local};
 use rustix::process::{Signal, getpid, kill_process};
 use std::ffi::OsString;
 use std::io::{self, BufRead as _, BufReader, Write as _};
@@ -38,12 +38,12 @@ fn serve(local: &Local) -> io::Result<()> {
                 return;
             }
         }
-        // The plugin has ended. NVML may hang in the other thread, and its end would wait for that.
+        // The plugin has ended. An ordinary exit would wait for NVML, which may hang in the other thread.
         let _ = kill_process(getpid(), Signal::KILL);
     })?;
     for line in questions {
-        let question: Question = serde_json::from_str(&line)?;
-        let mut answer = serde_json::to_vec(&local.answer(question))?;
+        let with_list = serde_json::from_str(&line)?;
+        let mut answer = serde_json::to_vec(&local.sample(with_list))?;
         answer.push(b'\n');
         socket.write_all(&answer)?;
     }

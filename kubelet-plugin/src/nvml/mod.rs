@@ -1,35 +1,37 @@
-//! NVML in a child process: all that the plugin asks the driver goes through [`Nvml`].
+//! NVML in a child process: the plugin asks the driver for one thing, a [`Sample`] of all GPUs, through [`Nvml`].
 //!
 //! ```text
-//!  gpus, faults, compute, truth ► Nvml ── a question, a line of JSON ──► child: this program, `nvml-child DRIVER_ROOT`
-//!                     ▲                                       │ Local: libnvidia-ml.so.1 of the driver root
-//!                     └──────── an answer, a line ────────────┘
+//!  enforcement::sample ► Nvml ── a question, a line of JSON ──► child: this program, `nvml-child DRIVER_ROOT`
+//!            ▲                                        │ Local: libnvidia-ml.so.1 of the driver root
+//!            └──────── a sample, a line ──────────────┘
 //! ```
 //!
-//! To ask something new: a variant of [`Question`] and of [`Answer`], an arm in [`Local::answer`], and a method of [`Nvml`].
+//! To ask for something new, add a field to [`GpuSample`], and fill it in `local.rs`.
 //!
 //! How it fails:
 //! - The child dies, or answers nonsense: the question fails, and the next one starts another child.
 //! - It hangs: it is killed after [`ANSWERS_WITHIN`], or [`STARTS_WITHIN`] if it has not answered yet (a driver without
-//!   persistence mode loads for long). One that hangs in the kernel cannot be killed. Nobody waits for it, and of such
-//!   children there are at most [`UNENDED`]: then nothing is asked until one ends.
+//!   persistence mode loads for long). A child that hangs in the kernel cannot be killed. Nobody waits for it; while there
+//!   are [`UNENDED`] such children, nothing is asked.
 //! - This process ends in any way: the child sees the end of its socket and kills itself, also while NVML hangs.
 //! - The driver is to be unloaded: [`Nvml::pause`] kills the child, also in the middle of a question, and none is started
 //!   until [`Nvml::resume`].
 
 mod child;
+mod faults;
+mod library;
+mod local;
 mod parent;
+mod processes;
 
 pub use child::helper;
-pub use parent::{Nvml, Silence};
+pub use faults::{Asked, Reading};
+pub use local::Local;
+pub use parent::{Nvml, NvmlError};
+pub use processes::{Memory, Used};
 
-use crate::compute::{GpuRates as _, NvmlUtilisation, Rates, Used, Utilisation as _};
-use crate::faults::{NvmlReadings, Reading, Readings as _};
-use crate::inventory::nvml::NvmlGpus;
-use crate::inventory::{Error, Gpus as _, List};
-use crate::truth::{GpuProcesses as _, Memory, NvmlProcesses};
+use crate::publish::inventory::{Error, List};
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
 use std::time::Duration;
 
 /// The first argument of the child.
@@ -40,56 +42,62 @@ const UNENDED: usize = 3;
 /// An answer with 64 GPUs and thousands of processes is much smaller.
 const MAX_LINE: usize = 4 << 20;
 
-/// What can be asked.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum Question {
-    List,
-    /// Of each process on the GPU with this UUID.
-    Utilisation(String),
-    /// How busy each GPU is.
-    Rates,
-    /// The memory of each process on the GPU with this UUID.
-    Processes(String),
-    /// A reading of each GPU.
-    Faults,
+/// The driver: NVML in a child, in this process, or a test's.
+pub trait GpuDriver: Send + Sync + 'static {
+    /// Asks about all GPUs. May block for as long as the driver does.
+    fn sample(&self, with_list: bool) -> Sample;
 }
 
+/// The driver's answer about all GPUs at one time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-enum Answer {
-    List(Result<List, Error>),
-    Utilisation(Option<Used>),
-    Rates(Rates),
-    Processes(Result<Memory, String>),
-    Faults(Result<Vec<Reading>, String>),
+pub struct Sample {
+    /// The GPUs with their properties; None if they were not asked for.
+    pub list: Option<Result<List, Error>>,
+    /// What changes all the time, of each GPU whose UUID is known; an error if the driver cannot be asked.
+    pub gpus: Result<Vec<GpuSample>, String>,
 }
 
-/// NVML in this process: what the child has.
-struct Local {
-    gpus: NvmlGpus,
-    utilisation: NvmlUtilisation,
-    processes: NvmlProcesses,
-    readings: NvmlReadings,
+/// The driver's answer about one GPU.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GpuSample {
+    pub faults: Reading,
+    pub memory: Result<Memory, String>,
+    /// None: the driver has never measured a process of this GPU.
+    pub used: Option<Used>,
+    /// Percent of a short time before the question in which something ran on it.
+    pub busy: Option<u32>,
 }
 
-// === impl Local ===
+// === impl Sample ===
 
-impl Local {
-    fn new(driver_root: PathBuf) -> Self {
+impl Sample {
+    /// The sample of a driver that cannot be asked.
+    #[must_use]
+    pub fn failed(error: &Error, with_list: bool) -> Self {
         Self {
-            gpus: NvmlGpus::new(driver_root.clone()),
-            utilisation: NvmlUtilisation::new(driver_root.clone()),
-            processes: NvmlProcesses::new(driver_root.clone()),
-            readings: NvmlReadings::new(driver_root),
+            list: with_list.then(|| Err(error.clone())),
+            gpus: Err(error.to_string()),
         }
     }
 
-    fn answer(&self, question: Question) -> Answer {
-        match question {
-            Question::List => Answer::List(self.gpus.list()),
-            Question::Utilisation(gpu) => Answer::Utilisation(self.utilisation.of(&gpu)),
-            Question::Rates => Answer::Rates(self.utilisation.rates()),
-            Question::Processes(gpu) => Answer::Processes(self.processes.of(&gpu)),
-            Question::Faults => Answer::Faults(self.readings.readings()),
-        }
+    /// Answers about each GPU; none if the driver cannot be asked.
+    pub fn gpus(&self) -> impl Iterator<Item = (&str, &GpuSample)> {
+        let all = self.gpus.iter().flatten();
+        all.map(|gpu| (gpu.faults.uuid.as_str(), gpu))
+    }
+
+    #[must_use]
+    pub fn gpu(&self, uuid: &str) -> Option<&GpuSample> {
+        self.gpus().find(|(known, _)| *known == uuid).map(|(_, gpu)| gpu)
+    }
+
+    /// The memory of the processes of one GPU.
+    ///
+    /// # Errors
+    /// Why it is not known.
+    pub fn memory(&self, uuid: &str) -> Result<Memory, String> {
+        self.gpus.as_ref().map_err(String::clone)?;
+        let gpu = self.gpu(uuid).ok_or_else(|| format!("the driver has no GPU {uuid}"))?;
+        gpu.memory.clone()
     }
 }

@@ -1,10 +1,7 @@
 //! The plugin's side: starts the child, asks it, and ends it.
 
-use super::{ANSWERS_WITHIN, ARGUMENT, Answer, MAX_LINE, Question, STARTS_WITHIN, UNENDED};
-use crate::compute::{GpuRates, Rates, Used, Utilisation};
-use crate::faults::{Reading, Readings};
-use crate::inventory::{Error, Gpus, List};
-use crate::truth::{GpuProcesses, Memory};
+use super::{ANSWERS_WITHIN, ARGUMENT, GpuDriver, MAX_LINE, STARTS_WITHIN, Sample, UNENDED};
+use crate::publish::inventory::{Error, Gpus, List};
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -22,17 +19,17 @@ pub struct Nvml(Arc<Shared>);
 struct Shared {
     program: PathBuf,
     driver_root: PathBuf,
-    patience: Patience,
-    /// The one that asks has it.
+    times: AnswerTimes,
+    /// Locked by the caller that asks.
     conversation: Mutex<Option<Conversation>>,
     process: Mutex<Process>,
     /// Children that were killed and have not ended.
     unended: Arc<AtomicUsize>,
 }
 
-/// How long an answer may take: the first one of a child, and each other one.
+/// How long the first answer of a child may take, and each later one.
 #[derive(Clone, Copy, Debug)]
-struct Patience {
+struct AnswerTimes {
     first: Duration,
     other: Duration,
 }
@@ -46,13 +43,13 @@ struct Conversation {
 #[derive(Debug, Default)]
 struct Process {
     child: Option<Child>,
-    /// Why none may be started.
+    /// Why no child may be started.
     paused: Option<String>,
 }
 
 /// Why there is no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Silence {
+pub enum NvmlError {
     #[error("NVML is not asked: {0}")]
     Paused(String),
     #[error(
@@ -68,21 +65,21 @@ pub enum Silence {
 // === impl Nvml ===
 
 impl Nvml {
-    /// `program` is this one.
+    /// `program`: the path of this program.
     #[must_use]
     pub fn new(program: &Path, driver_root: &Path) -> Self {
-        let patience = Patience {
+        let times = AnswerTimes {
             first: STARTS_WITHIN,
             other: ANSWERS_WITHIN,
         };
-        Self::with_patience(program, driver_root, patience)
+        Self::with_times(program, driver_root, times)
     }
 
-    fn with_patience(program: &Path, driver_root: &Path, patience: Patience) -> Self {
+    fn with_times(program: &Path, driver_root: &Path, times: AnswerTimes) -> Self {
         Self(Arc::new(Shared {
             program: program.to_path_buf(),
             driver_root: driver_root.to_path_buf(),
-            patience,
+            times,
             conversation: Mutex::default(),
             process: Mutex::default(),
             unended: Arc::default(),
@@ -108,33 +105,30 @@ impl Nvml {
         self.process().child.as_ref().map(Child::id)
     }
 
-    /// Blocks until there is an answer or the patience has run out.
-    fn ask(&self, question: &Question) -> Result<Answer, Silence> {
+    /// Blocks until there is an answer or its time has run out.
+    fn ask(&self, with_list: bool) -> Result<Sample, NvmlError> {
         let mut conversation = self.0.conversation.lock().unwrap_or_else(PoisonError::into_inner);
         let had_one = conversation.is_some();
-        let answer = self.ask_child(&mut conversation, question);
-        let is_silent = matches!(answer, Err(Silence::Failed(_)));
+        match self.ask_once(&mut conversation, with_list) {
+            // The child may have died long ago.
+            Err(NvmlError::Failed(_)) if had_one => self.ask_once(&mut conversation, with_list),
+            answer => answer,
+        }
+    }
+
+    /// Asks once, and ends the child if it does not answer.
+    fn ask_once(&self, conversation: &mut Option<Conversation>, with_list: bool) -> Result<Sample, NvmlError> {
+        let answer = self.ask_child(conversation, with_list);
         if answer.is_err() {
             *conversation = None;
             if let Some(child) = self.process().child.take() {
                 self.end(child);
             }
         }
-        if is_silent && had_one {
-            // It may have died long ago.
-            let again = self.ask_child(&mut conversation, question);
-            if again.is_err() {
-                *conversation = None;
-                if let Some(child) = self.process().child.take() {
-                    self.end(child);
-                }
-            }
-            return again;
-        }
         answer
     }
 
-    fn ask_child(&self, conversation: &mut Option<Conversation>, question: &Question) -> Result<Answer, Silence> {
+    fn ask_child(&self, conversation: &mut Option<Conversation>, with_list: bool) -> Result<Sample, NvmlError> {
         // A pause has ended the child of this conversation.
         if self.process().child.is_none() {
             *conversation = None;
@@ -144,34 +138,34 @@ impl Nvml {
             None => conversation.insert(self.start()?),
         };
         let failed = |error: io::Error| match self.process().paused.clone() {
-            Some(reason) => Silence::Paused(reason),
-            None => Silence::Failed(error.to_string()),
+            Some(reason) => NvmlError::Paused(reason),
+            None => NvmlError::Failed(error.to_string()),
         };
-        let patience = match talk.has_answered {
-            true => self.0.patience.other,
-            false => self.0.patience.first,
+        let within = match talk.has_answered {
+            true => self.0.times.other,
+            false => self.0.times.first,
         };
-        let mut line = serde_json::to_vec(question).map_err(|error| Silence::Failed(error.to_string()))?;
+        let mut line = serde_json::to_vec(&with_list).map_err(|error| NvmlError::Failed(error.to_string()))?;
         line.push(b'\n');
         talk.socket.write_all(&line).map_err(failed)?;
-        match read_line(&mut talk.socket, Instant::now() + patience) {
+        match read_line(&mut talk.socket, Instant::now() + within) {
             Ok(line) => {
                 talk.has_answered = true;
-                serde_json::from_slice(&line).map_err(|error| Silence::Failed(error.to_string()))
+                serde_json::from_slice(&line).map_err(|error| NvmlError::Failed(error.to_string()))
             }
-            Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(Silence::Late(patience.as_secs())),
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(NvmlError::Late(within.as_secs())),
             Err(error) => Err(failed(error)),
         }
     }
 
-    fn start(&self) -> Result<Conversation, Silence> {
+    fn start(&self) -> Result<Conversation, NvmlError> {
         if self.0.unended.load(Ordering::Acquire) >= UNENDED {
-            return Err(Silence::Stuck);
+            return Err(NvmlError::Stuck);
         }
-        let failed = |error: io::Error| Silence::Failed(error.to_string());
+        let failed = |error: io::Error| NvmlError::Failed(error.to_string());
         let mut process = self.process();
         if let Some(reason) = &process.paused {
-            return Err(Silence::Paused(reason.clone()));
+            return Err(NvmlError::Paused(reason.clone()));
         }
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;
         let mut command = Command::new(&self.0.program);
@@ -205,51 +199,17 @@ impl Nvml {
     }
 }
 
+impl GpuDriver for Nvml {
+    fn sample(&self, with_list: bool) -> Sample {
+        self.ask(with_list)
+            .unwrap_or_else(|error| Sample::failed(&Error::Silent(error.to_string()), with_list))
+    }
+}
+
 impl Gpus for Nvml {
     fn list(&self) -> Result<List, Error> {
-        match self.ask(&Question::List) {
-            Ok(Answer::List(list)) => list,
-            Ok(other) => Err(Error::Silent(format!("it answered another question: {other:?}"))),
-            Err(silence) => Err(Error::Silent(silence.to_string())),
-        }
-    }
-}
-
-impl Utilisation for Nvml {
-    fn of(&self, gpu: &str) -> Option<Used> {
-        match self.ask(&Question::Utilisation(gpu.to_owned())) {
-            Ok(Answer::Utilisation(used)) => used,
-            _ => None,
-        }
-    }
-}
-
-impl GpuRates for Nvml {
-    fn rates(&self) -> Rates {
-        match self.ask(&Question::Rates) {
-            Ok(Answer::Rates(rates)) => rates,
-            _ => Rates::new(),
-        }
-    }
-}
-
-impl GpuProcesses for Nvml {
-    fn of(&self, gpu: &str) -> Result<Memory, String> {
-        match self.ask(&Question::Processes(gpu.to_owned())) {
-            Ok(Answer::Processes(found)) => found,
-            Ok(other) => Err(format!("it answered another question: {other:?}")),
-            Err(silence) => Err(silence.to_string()),
-        }
-    }
-}
-
-impl Readings for Nvml {
-    fn readings(&self) -> Result<Vec<Reading>, String> {
-        match self.ask(&Question::Faults) {
-            Ok(Answer::Faults(readings)) => readings,
-            Ok(other) => Err(format!("it answered another question: {other:?}")),
-            Err(silence) => Err(silence.to_string()),
-        }
+        let unasked = || Err(Error::Silent("it answered another question".into()));
+        self.sample(true).list.unwrap_or_else(unasked)
     }
 }
 
@@ -286,7 +246,7 @@ mod tests {
     use proptest::prelude::*;
     use std::os::unix::fs::PermissionsExt as _;
 
-    const PATIENCE: Patience = Patience {
+    const TIMES: AnswerTimes = AnswerTimes {
         first: Duration::from_secs(30),
         other: Duration::from_millis(300),
     };
@@ -298,11 +258,11 @@ mod tests {
         let path = dir.path().join("child");
         std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).expect("written");
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("set");
-        let nvml = Nvml::with_patience(&path, dir.path(), PATIENCE);
+        let nvml = Nvml::with_times(&path, dir.path(), TIMES);
         (dir, nvml)
     }
 
-    const EMPTY: &str = r#"{"List":{"Ok":{"gpus":[],"left_out":[]}}}"#;
+    const EMPTY: &str = r#"{"list":{"Ok":{"gpus":[],"left_out":[]}},"gpus":{"Ok":[]}}"#;
 
     fn answer(text: &str) -> String {
         format!("read q; echo '{text}' >&0")
@@ -311,10 +271,10 @@ mod tests {
     #[test]
     fn a_child_that_ended_is_replaced_and_so_is_one_that_hangs_or_talks_nonsense() {
         let good = Ok(List::default());
-        // It ends after each answer.
+        // The child ends after each answer.
         let (_dir, nvml) = script(&answer(EMPTY));
         assert_eq!((nvml.list(), nvml.list()), (good.clone(), good.clone()));
-        // It hangs at the second question, and the third has another one, which ends when its questions do: a process that
+        // The child hangs at the second question. Another one gets the third, and ends with its questions: a process that
         // outlives the test would keep the pipe of its standard error open, and with it the stage of this test.
         let (_dir, nvml) = script(&format!("{}; read q && exec sleep 1000", answer(EMPTY)));
         assert_eq!(nvml.list(), good);
@@ -323,7 +283,7 @@ mod tests {
         assert!(error.contains("has not answered for 0 s"), "{error}");
         assert_eq!(nvml.list(), good);
         assert_ne!(nvml.child().expect("a child"), first);
-        for nonsense in ["", "{", r#"{"Utilisation":null}"#] {
+        for nonsense in ["", "{", r#"{"list":null,"gpus":{"Ok":[]}}"#] {
             let (_dir, nvml) = script(&answer(nonsense));
             assert!(matches!(nvml.list(), Err(Error::Silent(_))), "{nonsense}");
         }
@@ -331,7 +291,7 @@ mod tests {
         let error = nvml.list().expect_err("it ends at once").to_string();
         assert!(error.contains("ended or failed"), "{error}");
         let nvml = Nvml::new(Path::new("/none"), Path::new("/"));
-        assert!(nvml.list().is_err() && Utilisation::of(&nvml, "GPU-0").is_none());
+        assert!(nvml.list().is_err() && nvml.sample(false).gpus.is_err());
     }
 
     #[test]
@@ -386,7 +346,7 @@ mod tests {
             drop(theirs);
             if let Ok(line) = read_line(&mut ours, Instant::now() + Duration::from_secs(10)) {
                 prop_assert!(line.ends_with(b"\n"));
-                let _ = serde_json::from_slice::<Answer>(&line);
+                let _ = serde_json::from_slice::<Sample>(&line);
             }
         }
     }

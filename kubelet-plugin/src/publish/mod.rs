@@ -5,39 +5,45 @@
 //!  gpus ─► wanted: devices of each slice ─► taints ┴─► plan ─► delete, update, create ─► existing
 //! ```
 //!
-//! kubelet deletes a node's slices whenever it starts, and people delete objects that they do not know. A
-//! deletion is applied at once and answered by writing again. The API server's answer to a write counts until
-//! the watch delivers something newer, so that a slow watch does not cause duplicates.
+//! kubelet deletes a node's slices whenever it starts, and people delete objects that they do not know. A deletion is
+//! applied at once and answered by writing again. The API server's answer to a write is used until the watch delivers
+//! something newer, so that a slow watch does not cause duplicates.
 //!
-//! A slice is owned by its Node object and deleted with it. Before slices are created the Node's UID is read
-//! again: a node that was deleted and registered anew has another one.
+//! A slice is owned by its Node object and deleted with it. Before slices are created the Node's UID is read again: a
+//! node that was deleted and registered again has another one.
 //!
 //! While the driver has not answered since the start, it is not known which GPUs there are. What is published stays, with
 //! the taint of a driver that does not answer: without it, pods would be scheduled to a node that refuses to prepare their
 //! claims. kubelet may have deleted the slices; then nothing is published.
 //!
-//! An API server without consumable capacity drops the fields that make a GPU shareable, and the scheduler
-//! would then allocate it whole. A dry run detects this before anything is stored. Such a server gets the
-//! monitor devices only, until the next dry run. One that refuses taints with the effect None gets none of those.
+//! An API server without consumable capacity drops the fields that make a GPU shareable, and the scheduler would then
+//! allocate it whole. A dry run detects this before anything is stored. Such a server gets the monitor devices only,
+//! until the next dry run. A server that refuses taints with the effect None gets no such taints.
 
+pub mod contexts;
+pub mod faults;
+pub mod gpus;
+pub mod inventory;
 pub mod plan;
-pub mod reached;
+pub mod publish_gate;
+pub mod slice;
 pub mod taints;
 
 use crate::api::{Error, Slices};
 use crate::metrics::Metrics;
+use crate::publish::slice::{has_information, keeps_capacity, silenced, without_information, without_shared};
 use crate::ready::Readiness;
-use crate::slice::{has_information, keeps_capacity, silenced, without_information, without_shared};
 use futures::{Stream, StreamExt as _};
 use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use kube::runtime::watcher;
 use plan::{Owner, Plan, Stored, learn, plan};
+use publish_gate::Gate;
+pub use publish_gate::Wanted;
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::pin::pin;
 use std::time::Duration;
 use taints::Taints;
-use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 /// The part's name in [`Readiness`].
@@ -47,22 +53,6 @@ const LAST_DELAY: Duration = Duration::from_secs(60);
 /// How often the dry run is repeated on a server without consumable capacity, and everything is compared
 /// again.
 const ASK_AGAIN: Duration = Duration::from_secs(300);
-
-/// The devices to publish.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub enum Wanted {
-    /// The GPUs were not scanned yet, or kubelet does not reach this instance. Existing slices stay as they are.
-    #[default]
-    Unknown,
-    /// Another instance on this node publishes.
-    ByAnother,
-    /// The node has no driver. Existing slices stay, with a taint, because a driver that is being replaced comes back.
-    NoDriver,
-    /// The driver has not answered yet. Existing slices stay, with a taint.
-    Silent,
-    /// The devices of each slice.
-    Slices(Vec<Vec<Device>>),
-}
 
 /// The existing slices by UID, and what is known about the API server.
 pub struct Publisher {
@@ -78,7 +68,7 @@ pub struct Publisher {
     consumable: Option<bool>,
     /// True if devices lack the taint that they should have.
     untainted: bool,
-    /// True if the server refused slices with taints that only tell.
+    /// True if the server refused slices with taints that only inform.
     refuses_information: bool,
     /// When to reconcile although nothing happened.
     again_at: Option<Instant>,
@@ -135,7 +125,7 @@ impl Publisher {
             return None;
         }
         match wanted {
-            Wanted::Unknown | Wanted::ByAnother => None,
+            Wanted::Unknown => None,
             Wanted::NoDriver | Wanted::Silent => {
                 let existing: Vec<_> = self.existing.values().cloned().collect();
                 plan::used_devices(owner, &existing).map(silenced)
@@ -219,6 +209,15 @@ impl Publisher {
         Ok(self.consumable == Some(false))
     }
 
+    /// The feature of the API server without which the devices cannot be published as they are.
+    fn missing_feature(&self) -> Result<(), String> {
+        match (self.consumable, self.untainted) {
+            (Some(false), _) => Err("the API server drops consumable capacity (DRAConsumableCapacity)".into()),
+            (_, true) => Err("the API server drops device taints (DRADeviceTaints)".into()),
+            _ => Ok(()),
+        }
+    }
+
     fn note_consumable(&mut self, kept: bool) {
         if !kept {
             tracing::error!(
@@ -241,8 +240,8 @@ impl Publisher {
         self.untainted = !kept;
     }
 
-    /// Makes all writes: one that is refused stops no other. Returns the first error, of what has to be published before what
-    /// has to go.
+    /// Makes all writes, also after one was refused. Returns the first error of slices to be published, else of slices to
+    /// be deleted.
     async fn carry_out<S: Slices>(&mut self, api: &S, steps: Plan) -> Result<(), Error> {
         let (mut undeleted, mut unwritten) = (None, None);
         for slice in &steps.delete {
@@ -292,14 +291,13 @@ pub async fn run<S: Slices>(
     events: impl Stream<Item = watcher::Result<watcher::Event<ResourceSlice>>>,
     taints: Taints,
     mut owner: Owner,
-    mut wanted: watch::Receiver<Wanted>,
+    mut gate: Gate,
     readiness: Readiness,
     metrics: Metrics,
 ) {
     let mut events = pin!(events);
     let mut publisher = Publisher::new(taints);
-    let mut failures = 0;
-    let mut wake = Instant::now() + ASK_AGAIN;
+    let mut attempts = Attempts::new();
     loop {
         tokio::select! {
             event = events.next() => match event {
@@ -307,30 +305,23 @@ pub async fn run<S: Slices>(
                 Some(Err(error)) => tracing::warn!("cannot watch ResourceSlices: {error}"),
                 None => return,
             },
-            changed = wanted.changed() => if changed.is_err() { return },
-            () = sleep_until(wake) => {
+            changed = gate.changed() => if changed.is_err() { return },
+            () = sleep_until(attempts.next) => {
                 if publisher.consumable == Some(false) {
                     publisher.consumable = None;
                 }
             }
         }
-        let now = wanted.borrow_and_update().clone();
+        let now = gate.now();
         let Some(devices) = publisher.devices(&owner, &now) else {
-            let nothing_to_do = match now {
-                Wanted::NoDriver => Some("no driver on this node, so no GPU to publish"),
-                Wanted::ByAnother => Some("another instance of the plugin publishes, until it ends"),
-                Wanted::Unknown | Wanted::Silent | Wanted::Slices(_) => None,
-            };
-            if let Some(why) = nothing_to_do.filter(|_| publisher.synced()) {
-                readiness.idle(PART, why.into());
+            if now == Wanted::NoDriver && publisher.synced() {
+                readiness.idle(PART, "no driver on this node, so no GPU to publish".into());
             }
-            // Nothing to retry; an expired `wake` would make the loop spin.
-            failures = 0;
-            wake = Instant::now() + ASK_AGAIN;
+            // Nothing to retry; an expired time would make the loop spin.
+            attempts = Attempts::new();
             continue;
         };
-        // While the server refuses writes, events alone do not cause more attempts.
-        if failures > 0 && Instant::now() < wake {
+        if attempts.must_wait() {
             continue;
         }
         let before = publisher.writes;
@@ -338,26 +329,51 @@ pub async fn run<S: Slices>(
         metrics.slice_writes.inc_by(publisher.writes - before);
         match result {
             Ok(()) => {
-                failures = 0;
-                let again = Instant::now() + ASK_AGAIN;
-                wake = publisher.again_at.unwrap_or(again).min(again);
-                let state = match (publisher.consumable, publisher.untainted) {
-                    (Some(false), _) => Err("the API server drops consumable capacity (DRAConsumableCapacity)".into()),
-                    (_, true) => Err("the API server drops device taints (DRADeviceTaints)".into()),
-                    _ => Ok(()),
-                };
-                if readiness.set(PART, state) {
+                attempts = Attempts::until(publisher.again_at);
+                if readiness.set(PART, publisher.missing_feature()) {
                     tracing::info!(slices = publisher.existing.len(), "ResourceSlices are up to date");
                 }
             }
             Err(error) => {
-                wake = Instant::now() + delay(failures);
-                failures += 1;
+                attempts.failed();
                 if readiness.set(PART, Err(format!("cannot write ResourceSlices: {error}"))) {
                     tracing::warn!("cannot write ResourceSlices: {error}; retrying");
                 }
             }
         }
+    }
+}
+
+/// When the slices are compared next.
+struct Attempts {
+    failures: u32,
+    next: Instant,
+}
+
+// === impl Attempts ===
+
+impl Attempts {
+    fn new() -> Self {
+        Self::until(None)
+    }
+
+    /// Begins again after a success. `at`: when something is due earlier.
+    fn until(at: Option<Instant>) -> Self {
+        let latest = Instant::now() + ASK_AGAIN;
+        Self {
+            failures: 0,
+            next: at.unwrap_or(latest).min(latest),
+        }
+    }
+
+    fn failed(&mut self) {
+        self.next = Instant::now() + delay(self.failures);
+        self.failures += 1;
+    }
+
+    /// While the server refuses writes, events alone do not cause more attempts.
+    fn must_wait(&self) -> bool {
+        self.failures > 0 && Instant::now() < self.next
     }
 }
 

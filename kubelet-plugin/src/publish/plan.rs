@@ -46,25 +46,7 @@ pub fn plan(owner: &Owner, wanted: &[Vec<Device>], existing: &[ResourceSlice], s
     let newest = existing.iter().filter(ours).map(generation).max().unwrap_or(0);
     let current = |slice: &&ResourceSlice| ours(slice) && generation(slice) == newest;
     let mut left: Vec<&ResourceSlice> = existing.iter().filter(current).collect();
-
-    // Each wanted slice is matched with the existing one that is equal, else with the one that has most
-    // devices in common.
-    let mut matched: Vec<Option<&ResourceSlice>> = vec![None; wanted.len()];
-    for (place, devices) in matched.iter_mut().zip(wanted) {
-        let equal = left.iter().position(|slice| is_stored(devices, slice, stored));
-        *place = equal.map(|at| left.swap_remove(at));
-    }
-    for (place, devices) in matched.iter_mut().zip(wanted).filter(|(place, _)| place.is_none()) {
-        let alike = left
-            .iter()
-            .enumerate()
-            .map(|(at, slice)| (in_common(devices, slice), at))
-            .max();
-        *place = alike
-            .filter(|(common, _)| *common > 0)
-            .map(|(_, at)| left.swap_remove(at));
-    }
-
+    let matched = matched(wanted, &mut left, stored);
     let mut plan = Plan {
         delete: existing
             .iter()
@@ -102,6 +84,26 @@ pub fn plan(owner: &Owner, wanted: &[Vec<Device>], existing: &[ResourceSlice], s
         }
     }
     plan
+}
+
+/// Matches each wanted slice with the existing one that is equal, else with the one that has most devices in common. Those
+/// are taken out of `left`.
+fn matched<'a>(
+    wanted: &[Vec<Device>],
+    left: &mut Vec<&'a ResourceSlice>,
+    stored: &Stored,
+) -> Vec<Option<&'a ResourceSlice>> {
+    let mut matched: Vec<Option<&ResourceSlice>> = vec![None; wanted.len()];
+    for (place, devices) in matched.iter_mut().zip(wanted) {
+        let equal = left.iter().position(|slice| is_stored(devices, slice, stored));
+        *place = equal.map(|at| left.swap_remove(at));
+    }
+    for (place, devices) in matched.iter_mut().zip(wanted).filter(|(place, _)| place.is_none()) {
+        let common = left.iter().map(|slice| in_common(devices, slice));
+        let alike = common.zip(0..).max().filter(|(common, _)| *common > 0);
+        *place = alike.map(|(_, at)| left.swap_remove(at));
+    }
+    matched
 }
 
 /// The devices of the pool's newest generation.

@@ -1,7 +1,7 @@
 use super::*;
-use crate::inventory::Inventory;
-use crate::inventory::tests::gpu;
-use crate::slice::slices;
+use crate::publish::inventory::Inventory;
+use crate::publish::inventory::tests::gpu;
+use crate::publish::slice::slices;
 
 pub(crate) fn owner() -> Owner {
     Owner {

@@ -1,5 +1,5 @@
-//! Taints each shareable device to say who allocates it: kube-scheduler or vgpu-controller. Other taints, of GPUs that
-//! ail, come with the wanted devices, and keep the time that the API server gave them.
+//! Taints each shareable device to say who allocates it: kube-scheduler or vgpu-controller. Other taints, of unavailable GPUs
+//! and faults, come with the wanted devices, and keep the time that the API server gave them.
 //!
 //! ```text
 //!  --allocator=scheduler    no taint: kube-scheduler allocates
@@ -15,7 +15,7 @@
 //!
 //! kubelet deletes a node's slices when it starts, and with them the taints. So a file on the node (the mark)
 //! records that vgpu-controller may have allocated devices. The plugin writes it before the first taint, and
-//! removes it once every device is published without one. While it exists, devices that are published anew in
+//! removes it once every device is published without one. While it exists, devices that are published again in
 //! scheduler mode start as `released`.
 
 use crate::files;
@@ -72,12 +72,7 @@ impl Taints {
     /// # Errors
     /// The mark cannot be read or written. Without it a wiped device could be allocated twice.
     pub fn new(allocator: Allocator, mark: PathBuf) -> io::Result<Self> {
-        let is_there = match std::fs::symlink_metadata(&mark) {
-            Ok(_) => true,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => false,
-            Err(error) => return Err(error),
-        };
-        let mut mark = Mark { path: mark, is_there };
+        let mut mark = Mark::read(mark)?;
         if allocator == Allocator::Controller {
             mark.set()?;
         }
@@ -86,6 +81,14 @@ impl Taints {
             mark,
             released: BTreeMap::new(),
         })
+    }
+
+    /// Checks that the mark can be read, and writes nothing.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn check(mark: PathBuf) -> io::Result<()> {
+        Mark::read(mark).map(drop)
     }
 
     /// Returns the wanted devices with the taints that they should have now. `stored` are this pool's devices in
@@ -167,6 +170,14 @@ impl Taints {
 // === impl Mark ===
 
 impl Mark {
+    fn read(path: PathBuf) -> io::Result<Self> {
+        match std::fs::symlink_metadata(&path) {
+            Ok(_) => Ok(Self { path, is_there: true }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self { path, is_there: false }),
+            Err(error) => Err(error),
+        }
+    }
+
     fn set(&mut self) -> io::Result<()> {
         if !self.is_there {
             if let Some(folder) = self.path.parent() {
@@ -187,7 +198,7 @@ impl Mark {
     }
 }
 
-/// Returns true for a device of which claims allocate parts. Monitors have no taint: kube-scheduler allocates
+/// Returns true for a device whose parts claims allocate. Monitors have no taint: kube-scheduler allocates
 /// them in every mode.
 fn is_shared(device: &Device) -> bool {
     device.allow_multiple_allocations == Some(true)
@@ -227,9 +238,9 @@ fn taint(value: &str, time_added: Option<Time>) -> DeviceTaint {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inventory::tests::gpu;
-    use crate::inventory::{Ailment, Inventory};
-    use crate::slice::slices;
+    use crate::publish::inventory::tests::gpu;
+    use crate::publish::inventory::{Inventory, Unavailable};
+    use crate::publish::slice::slices;
 
     struct Node {
         folder: tempfile::TempDir,
@@ -430,10 +441,13 @@ mod tests {
     }
 
     #[test]
-    fn the_taint_of_a_gpu_that_ails_keeps_its_time_and_goes_with_the_ailment() {
-        let inventory = |ailing: bool| {
-            let lost = ailing.then(|| (gpu(0).uuid, Ailment::Lost(String::new())));
-            slices(&Inventory::with_ailments(vec![gpu(0)], lost.into_iter().collect()), 64)
+    fn the_taint_of_an_unavailable_gpu_keeps_its_time_until_the_gpu_is_back() {
+        let inventory = |is_lost: bool| {
+            let lost = is_lost.then(|| (gpu(0).uuid, Unavailable::Lost(String::new())));
+            slices(
+                &Inventory::with_unavailable(vec![gpu(0)], lost.into_iter().collect()),
+                64,
+            )
         };
         for allocator in [Allocator::Scheduler, Allocator::Controller] {
             let folder = tempfile::tempdir().unwrap();

@@ -1,11 +1,12 @@
 use super::plan::tests::owner;
 use super::taints::{Allocator, HANDOVER};
 use super::*;
-use crate::inventory::Inventory;
-use crate::inventory::tests::gpu;
-use crate::slice::slices;
+use crate::publish::inventory::Inventory;
+use crate::publish::inventory::tests::gpu;
+use crate::publish::slice::slices;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use std::sync::{Arc, Mutex};
+use tokio::sync::watch;
 
 /// An API server with slices in memory.
 #[derive(Clone, Default)]
@@ -44,7 +45,9 @@ impl State {
         if self.fail {
             return Err(Error::Other("down".into()));
         }
-        if self.refuses_none && crate::slice::has_information(&[slice.spec.devices.clone().unwrap_or_default()]) {
+        if self.refuses_none
+            && crate::publish::slice::has_information(&[slice.spec.devices.clone().unwrap_or_default()])
+        {
             let text = "spec.devices[0].taints[0].effect: Unsupported value: \"None\" (422)";
             return Err(Error::Invalid(text.into()));
         }
@@ -129,39 +132,30 @@ fn synced() -> Publisher {
     publisher
 }
 
+impl Publisher {
+    async fn publish(&mut self, api: &Memory, wanted: &[Vec<Device>]) {
+        self.reconcile(api, &mut owner(), wanted).await.expect("published");
+    }
+}
+
 #[tokio::test]
 async fn a_wipe_is_answered_and_an_old_event_is_not() {
     let (api, mut publisher) = (Memory::default(), synced());
-    publisher
-        .reconcile(&api, &mut owner(), &wanted(1))
-        .await
-        .expect("published");
+    publisher.publish(&api, &wanted(1)).await;
     let first = api.all();
     assert_eq!(first.len(), 1);
-    publisher
-        .reconcile(&api, &mut owner(), &wanted(1))
-        .await
-        .expect("nothing to do");
+    publisher.publish(&api, &wanted(1)).await;
     assert_eq!(publisher.writes, 1);
     // The watch is late: it delivers the state before our update.
-    publisher
-        .reconcile(&api, &mut owner(), &wanted(2))
-        .await
-        .expect("updated");
+    publisher.publish(&api, &wanted(2)).await;
     publisher.apply(watcher::Event::Apply(first[0].clone()));
-    publisher
-        .reconcile(&api, &mut owner(), &wanted(2))
-        .await
-        .expect("nothing to do");
+    publisher.publish(&api, &wanted(2)).await;
     assert_eq!(publisher.writes, 2);
     // kubelet starts.
     let wiped = api.all().remove(0);
     api.with(|state| state.slices.clear());
     publisher.apply(watcher::Event::Delete(wiped));
-    publisher
-        .reconcile(&api, &mut owner(), &wanted(2))
-        .await
-        .expect("published again");
+    publisher.publish(&api, &wanted(2)).await;
     assert_eq!(api.all()[0].spec.devices.as_ref().expect("devices").len(), 4);
 }
 
@@ -188,15 +182,9 @@ async fn slices_of_a_node_that_was_created_anew_belong_to_the_new_object() {
 async fn a_write_during_a_list_is_not_done_twice() {
     let (api, mut publisher) = (Memory::default(), synced());
     publisher.apply(watcher::Event::Init);
-    publisher
-        .reconcile(&api, &mut owner(), &wanted(1))
-        .await
-        .expect("published");
+    publisher.publish(&api, &wanted(1)).await;
     publisher.apply(watcher::Event::InitDone);
-    publisher
-        .reconcile(&api, &mut owner(), &wanted(1))
-        .await
-        .expect("nothing to do");
+    publisher.publish(&api, &wanted(1)).await;
     assert_eq!(api.all().len(), 1);
 }
 
@@ -204,10 +192,7 @@ async fn a_write_during_a_list_is_not_done_twice() {
 async fn a_server_without_consumable_capacity_gets_no_shareable_gpu() {
     let (api, mut publisher) = (Memory::default(), synced());
     api.with(|state| state.gate_off = true);
-    publisher
-        .reconcile(&api, &mut owner(), &wanted(2))
-        .await
-        .expect("published");
+    publisher.publish(&api, &wanted(2)).await;
     let devices = |api: &Memory| {
         let all = api
             .all()
@@ -217,35 +202,23 @@ async fn a_server_without_consumable_capacity_gets_no_shareable_gpu() {
     };
     assert_eq!(devices(&api), ["gpu-3f8a1c20-monitor", "gpu-3f8a1c21-monitor"]);
     for _ in 0..3 {
-        publisher
-            .reconcile(&api, &mut owner(), &wanted(2))
-            .await
-            .expect("nothing to do");
+        publisher.publish(&api, &wanted(2)).await;
     }
     assert_eq!(api.with(|state| state.dry_runs), 1, "no loop");
     assert_eq!(publisher.writes, 1);
     // The gate is switched on, and the dry run is repeated.
     api.with(|state| state.gate_off = false);
     publisher.consumable = None;
-    publisher
-        .reconcile(&api, &mut owner(), &wanted(2))
-        .await
-        .expect("published");
+    publisher.publish(&api, &wanted(2)).await;
     assert_eq!(devices(&api).len(), 4);
 }
 
 #[tokio::test]
 async fn a_gate_that_goes_off_later_is_seen_in_the_answer() {
     let (api, mut publisher) = (Memory::default(), synced());
-    publisher
-        .reconcile(&api, &mut owner(), &wanted(1))
-        .await
-        .expect("published");
+    publisher.publish(&api, &wanted(1)).await;
     api.with(|state| state.gate_off = true);
-    publisher
-        .reconcile(&api, &mut owner(), &wanted(2))
-        .await
-        .expect("published");
+    publisher.publish(&api, &wanted(2)).await;
     let shared = |slice: &ResourceSlice| {
         plan::devices(slice)
             .iter()
@@ -254,51 +227,36 @@ async fn a_gate_that_goes_off_later_is_seen_in_the_answer() {
     assert!(!api.all().iter().any(shared), "the stripped GPU was taken back at once");
 }
 
+/// A gate of an instance that kubelet reaches.
+fn reached(wanted: watch::Receiver<Wanted>) -> Gate {
+    let (reach, reached) = watch::channel(true);
+    std::mem::forget(reach);
+    Gate { wanted, reached }
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_loop_survives_a_server_that_is_down_and_says_so() {
     let api = Memory::default();
     api.with(|state| state.fail = true);
-    let readiness = Readiness::new(&[PART]);
-    let (sender, receiver) = watch::channel(Wanted::Unknown);
-    let events = futures::stream::iter([Ok(watcher::Event::Init), Ok(watcher::Event::InitDone)])
-        .chain(futures::stream::pending());
-    let running = tokio::spawn(run(
-        api.clone(),
-        events,
-        no_taints(),
-        owner(),
-        receiver,
-        readiness.clone(),
-        Metrics::default(),
-    ));
+    let running = Running::start_with(Wanted::Unknown, api.clone(), no_taints());
+    let status = || running.readiness.status();
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert!(readiness.status().1.contains("waiting"), "nothing is wanted yet");
-    sender.send(Wanted::NoDriver).expect("running");
+    assert!(status().1.contains("waiting"), "nothing is wanted yet");
+    running.wanted.send(Wanted::NoDriver).expect("running");
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert!(readiness.status().0, "nothing to publish: {}", readiness.status().1);
-    sender.send(Wanted::ByAnother).expect("running");
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    assert!(
-        readiness.status().0 && readiness.status().1.contains("another instance"),
-        "{}",
-        readiness.status().1
-    );
+    assert!(status().0, "nothing to publish: {}", status().1);
     assert_eq!(api.all().len(), 0);
-    sender.send(Wanted::Slices(wanted(1))).expect("running");
+    running.wanted.send(Wanted::Slices(wanted(1))).expect("running");
     tokio::time::sleep(Duration::from_secs(30)).await;
-    assert!(
-        readiness.status().1.contains("API server: down"),
-        "{}",
-        readiness.status().1
-    );
+    assert!(status().1.contains("API server: down"), "{}", status().1);
     api.with(|state| state.fail = false);
     tokio::time::sleep(Duration::from_secs(61)).await;
-    assert!(readiness.status().0, "{}", readiness.status().1);
+    assert!(status().0, "{}", status().1);
     assert_eq!(api.all().len(), 1);
-    running.abort();
+    running.task.abort();
 }
 
-/// As of another release, or of a backup, where a policy forbids to delete it.
+/// The slice is of another release, or of a backup, and a policy forbids to delete it.
 #[tokio::test]
 async fn a_slice_that_cannot_be_deleted_stops_no_other_write() {
     let api = Memory::default();
@@ -315,10 +273,7 @@ async fn a_slice_that_cannot_be_deleted_stops_no_other_write() {
     let pools = || -> Vec<_> { api.all().into_iter().map(|slice| slice.spec.pool.name).collect() };
     assert!(pools().contains(&owner().pool), "{:?}", pools());
     api.with(|state| state.keeps.clear());
-    publisher
-        .reconcile(&api, &mut owner(), &wanted(1))
-        .await
-        .expect("written");
+    publisher.publish(&api, &wanted(1)).await;
     assert_eq!(pools(), [owner().pool]);
 }
 
@@ -341,7 +296,7 @@ async fn a_node_without_anything_to_publish_rests() {
             events,
             no_taints(),
             owner(),
-            receiver,
+            reached(receiver),
             readiness,
             metrics,
         ));
@@ -393,7 +348,7 @@ impl Running {
             events,
             taints,
             owner(),
-            receiver,
+            reached(receiver),
             readiness.clone(),
             metrics,
         ));
@@ -539,13 +494,16 @@ async fn a_server_without_taints_leaves_the_scheduler_at_it_and_the_plugin_says_
 
 #[tokio::test]
 async fn a_server_without_the_effect_none_gets_the_taints_that_count() {
-    let fault = |reason, counts| crate::inventory::Fault {
+    let fault = |reason, counts| crate::publish::inventory::Fault {
         reason,
         value: "1".into(),
         counts,
     };
     let faults = |counts| {
-        let reasons = [crate::inventory::Reason::Xid, crate::inventory::Reason::Remap];
+        let reasons = [
+            crate::publish::inventory::Reason::Xid,
+            crate::publish::inventory::Reason::Remap,
+        ];
         let faults = vec![fault(reasons[0], false), fault(reasons[1], counts)];
         slices(
             &Inventory::new(vec![gpu(0)]).with_faults(&[(gpu(0).uuid, faults)].into()),
@@ -562,19 +520,13 @@ async fn a_server_without_the_effect_none_gets_the_taints_that_count() {
         let (api, mut publisher) = (Memory::default(), synced());
         api.with(|state| state.refuses_none = refuses_none);
         for wanted in [wanted(1), faults(true)] {
-            publisher.reconcile(&api, &mut owner(), &wanted).await.expect("written");
+            publisher.publish(&api, &wanted).await;
         }
         assert_eq!(effects(&api), expected);
         let writes = publisher.writes;
-        publisher
-            .reconcile(&api, &mut owner(), &faults(true))
-            .await
-            .expect("written");
+        publisher.publish(&api, &faults(true)).await;
         assert_eq!(publisher.writes, writes, "not tried again");
-        publisher
-            .reconcile(&api, &mut owner(), &faults(false))
-            .await
-            .expect("written");
+        publisher.publish(&api, &faults(false)).await;
         assert!(!effects(&api).iter().any(|effect| effect == "NoSchedule"));
     }
 }

@@ -6,56 +6,46 @@ use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use vgpu_cache::apt::{self, Distribution, Release, With};
+use vgpu_abi::limits::{ComputePolicy, Priority};
+use vgpu_api::config::Capabilities;
+use vgpu_cache::apt::{self, Release, With};
+use vgpu_kubelet_plugin::dra::share::{Role, Share};
 use vgpu_skip::skip;
 
 pub(crate) const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 
 /// The packages of bookworm's driver, without the large ones of OptiX and firmware.
-pub(crate) const BOOKWORM: [&str; 32] = [
-    "libcuda1",
-    "libcudadebugger1",
-    "libegl-nvidia0",
-    "libgles-nvidia1",
-    "libgles-nvidia2",
-    "libglx-nvidia0",
-    "libnvcuvid1",
-    "libnvidia-allocator1",
-    "libnvidia-cfg1",
-    "libnvidia-egl-wayland1",
-    "libnvidia-eglcore",
-    "libnvidia-encode1",
-    "libnvidia-fbc1",
-    "libnvidia-glcore",
-    "libnvidia-glvkspirv",
-    "libnvidia-ml1",
-    "libnvidia-ngx1",
-    "libnvidia-nvvm4",
-    "libnvidia-opticalflow1",
-    "libnvidia-pkcs11-openssl3",
-    "libnvidia-ptxjitcompiler1",
-    "libnvidia-rtcore",
-    "nvidia-cuda-mps",
-    "nvidia-driver-bin",
-    "nvidia-egl-common",
-    "nvidia-opencl-common",
-    "nvidia-opencl-icd",
-    "nvidia-smi",
-    "nvidia-vdpau-driver",
-    "nvidia-vulkan-common",
-    "nvidia-vulkan-icd",
-    "xserver-xorg-video-nvidia",
-];
+pub(crate) const BOOKWORM: &str = "libcuda1 libcudadebugger1 libegl-nvidia0 libgles-nvidia1 libgles-nvidia2 libglx-nvidia0 libnvcuvid1 \
+    libnvidia-allocator1 libnvidia-cfg1 libnvidia-egl-wayland1 libnvidia-eglcore libnvidia-encode1 \
+    libnvidia-fbc1 libnvidia-glcore libnvidia-glvkspirv libnvidia-ml1 libnvidia-ngx1 libnvidia-nvvm4 \
+    libnvidia-opticalflow1 libnvidia-pkcs11-openssl3 libnvidia-ptxjitcompiler1 libnvidia-rtcore \
+    nvidia-cuda-mps nvidia-driver-bin nvidia-egl-common nvidia-opencl-common nvidia-opencl-icd nvidia-smi \
+    nvidia-vdpau-driver nvidia-vulkan-common nvidia-vulkan-icd xserver-xorg-video-nvidia";
+
+/// A share with all capabilities.
+pub(crate) fn share() -> Share {
+    Share {
+        name: "s1".into(),
+        role: Role::Share,
+        request: "gpu".into(),
+        device: "gpu".into(),
+        share_id: Some("s1".into()),
+        gpu: "GPU-3f8a1c20-1111-2222-3333-444455556666".into(),
+        memory: 1 << 30,
+        cores: 0,
+        compute_policy: ComputePolicy::Balanced,
+        priority: Priority::Low,
+        host_memory: 0,
+        report: None,
+        driver_capabilities: Capabilities::ALL,
+    }
+}
 
 /// The root file system with these packages of Debian's, shared with other tests: change nothing in it. None: skipped.
-pub(crate) fn fetch(test: &str, codename: &str, components: &str, packages: &[&str]) -> Option<PathBuf> {
-    let release = Release {
-        distribution: Distribution::Debian,
-        codename,
-        components,
-        merged: true,
-    };
-    match apt::root(release, packages, With::Nothing) {
+pub(crate) fn fetch(test: &str, codename: &str, components: &str, packages: &str) -> Option<PathBuf> {
+    let packages: Vec<&str> = packages.split(' ').collect();
+    let release = Release { codename, components };
+    match apt::root(release, &packages, With::Nothing) {
         Ok(root) => Some(root),
         Err(reason) => {
             let name = format!("{test}, {codename}, {}", packages[0]);
@@ -101,7 +91,7 @@ pub(crate) fn choose(root: &Path, folder: &str) {
     let libraries = Path::new(LIBRARIES).join("nvidia").join(folder);
     let names = fs::read_dir(root.join(&libraries)).expect("a folder").flatten();
     let names = names.filter_map(|entry| entry.file_name().into_string().ok());
-    // Those that end with a number alone, as libcuda.so.1.
+    // Names that end with a number alone, such as libcuda.so.1.
     let names = names.filter(|name| {
         name.rsplit_once(".so.")
             .is_some_and(|(_, end)| end.parse::<u32>().is_ok())

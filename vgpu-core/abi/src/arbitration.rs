@@ -1,31 +1,32 @@
 //! The pages in which the shares of one GPU arbitrate its time: layout 1.
 //!
 //! ```text
-//!  slot page, one a share   written by the processes of that share, read by those of all others
+//!  slot page of each share  written by the processes of that share, read by those of all others
 //!  node page                written by the plugin or `vgpu run` alone: what each slot is entitled to
 //! ```
 //!
 //! They are files in `<directory of shares>/.arbitration/<GPU>/`: `00` to `63` and `node`. A share may write the file of
 //! its own slot and read the others.
 //!
-//! A page of zeros is a valid empty one: the node creates files of zeros and nothing else. All words are little-endian
-//! and change one at a time, so a reader may see a page between two of its changes; `vgpu_core::compute` says why that
-//! costs milliseconds at most. Times are CLOCK_MONOTONIC in ns.
+//! A page of zeros is a valid empty one: the node only creates files of zeros. All words are little-endian and change
+//! one at a time, so a reader may see a page between two changes. `vgpu_core::compute` says why that costs milliseconds
+//! at most. Times are CLOCK_MONOTONIC in ns.
 //!
-//! Hostile input: a tenant writes what it likes to its own page. So every value of another slot is clamped where it is
-//! read (`vgpu_core::compute::turn`), and weights come from the node page alone.
+//! Hostile input: a tenant may write anything to its own page. So every value of another slot is clamped where it is
+//! read (`vgpu_core::compute::turn`), and weights come from the node page only.
 
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
 /// The largest number of shares of one GPU.
 pub const SLOTS: usize = 64;
-/// Processes of a share whose work is known one by one. What further ones have in flight counts when it is measured.
+/// The number of processes of a share that report their work in flight. The work of further processes is known once it
+/// is measured.
 pub const CELLS: usize = 32;
 pub const PAGE: usize = 4096;
 /// The weight of a share whose `cores` is 1: weights are thousandths of a percent.
 pub const WEIGHT_OF_ONE_CORE: u32 = 1000;
-/// The least weight.
+/// The smallest weight.
 pub const LEAST_WEIGHT: u32 = WEIGHT_OF_ONE_CORE / 10;
 
 /// The name of a slot's file: two digits.
@@ -38,14 +39,14 @@ pub fn slot_file_name(slot: u8) -> String {
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct SlotPage {
-    /// Changes whenever `until` is brought forward: others sleep on it.
+    /// A futex on which others sleep. Changes whenever `until` moves to an earlier time.
     pub wake: AtomicU32,
     _reserved: u32,
     pub turn: Turn,
     pub want: Want,
     /// The start tag of the turn that began last.
     pub start_tag: AtomicU64,
-    /// The tag at which the share has used what it was charged so far.
+    /// The tag up to which the share has been charged.
     pub finish_tag: AtomicU64,
     pub bucket: Bucket,
     /// Work up to this moment is charged.
@@ -61,11 +62,11 @@ pub struct SlotPage {
 pub struct Turn {
     /// When the last turn began. 0: there was none.
     pub began: AtomicU64,
-    /// When its quantum ends. 0: it is over.
+    /// When the turn's quantum ends. 0: the turn is over.
     pub ends: AtomicU64,
-    /// Until when others leave the GPU to this share: what is in flight, and a while more.
+    /// Until when others leave the GPU to this share: for its work in flight, and a while longer.
     pub until: AtomicU64,
-    /// Since when nothing was in flight in this turn. 0: something is.
+    /// Since when nothing has been in flight in this turn. 0: something is in flight.
     pub idle_since: AtomicU64,
     /// Bits of `turn_flags`.
     pub flags: AtomicU64,
@@ -73,19 +74,19 @@ pub struct Turn {
 
 /// Bits of [`Turn::flags`].
 pub mod turn_flags {
-    /// A share of low priority that had waited for long: those of high priority do not cut this turn.
+    /// The share has low priority and had waited for long. Shares of high priority do not cut this turn.
     pub const PROMOTED: u64 = 1;
 }
 
-/// A share's wish for a turn.
+/// A share's request for a turn.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Want {
-    /// 0: it wants none.
+    /// 0: no request.
     pub since: AtomicU64,
-    /// A wish that nobody renews is none: its process may be dead.
+    /// When a request ends that is not renewed, because its process may be dead.
     pub valid_until: AtomicU64,
-    /// The start tag, fixed when the wish begins.
+    /// The start tag, fixed when the request begins.
     pub tag: AtomicU64,
     /// Bits of `want_flags`.
     pub flags: AtomicU64,
@@ -93,13 +94,13 @@ pub struct Want {
 
 /// Bits of [`Want::flags`].
 pub mod want_flags {
-    /// The share has had less than others: it may cut a turn.
+    /// The share has had less than others, and may cut a turn.
     pub const BEHIND: u64 = 1;
-    /// The share's claim holds a turn on another GPU.
+    /// Another share of the same claim holds a turn on another GPU.
     pub const SIBLING: u64 = 2;
 }
 
-/// What a share may use of its guaranteed time: `tokens` ns at `at`. Below 0 is debt.
+/// How much of its guaranteed time a share may use: `tokens` ns at `at`. Negative: debt.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Bucket {
@@ -111,39 +112,39 @@ pub struct Bucket {
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Counters {
-    /// GPU time: work, and turns that were kept while others waited.
+    /// Charged GPU time: work, and turns that were kept while others waited.
     pub charged: AtomicU64,
-    /// Time in which launches waited because the share had used its `cores`.
+    /// Time for which launches waited because the share had used its `cores`.
     pub throttled: AtomicU64,
-    /// Time in which launches waited for a turn.
+    /// Time for which launches waited for a turn.
     pub waited: AtomicU64,
     /// The part of `charged` in which another share had a turn too.
     pub overlapped: AtomicU64,
 }
 
-/// What one process has in flight.
+/// The work in flight of one process.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Cell {
     /// The process's PID in its namespace, and 32 bits of that namespace's number. 0: free.
     pub owner: AtomicU64,
-    /// Since when it has had work in flight. 0: it has none.
+    /// Since when the process has had work in flight. 0: it has none.
     pub busy_since: AtomicU64,
-    /// What the launches of it that are not known to have ended take by estimate.
+    /// The estimated duration of its launches that are not known to have ended.
     pub estimated: AtomicU64,
-    /// After this moment the cell says nothing any more: its process may be dead.
+    /// The cell is ignored after this time, because its process may be dead.
     pub valid_until: AtomicU64,
 }
 
-/// When launches of the share ended, and how many did not. Older libraries leave these words at 0.
+/// Observations of the ends of the share's launches. Older libraries leave these words at 0.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Ends {
     /// When a launch was last seen to have ended.
     pub seen_at: AtomicU64,
-    /// Launches that went behind a kernel that does not end, since nothing was in flight.
+    /// Launches queued behind a kernel that does not end, since nothing was last in flight.
     pub stuck: AtomicU64,
-    /// Processes whose work was charged by the clock because they were dead, and when the last one was.
+    /// Dead processes whose work was charged by the clock, and when that last happened.
     pub burials: AtomicU64,
     pub buried_at: AtomicU64,
 }
@@ -164,11 +165,11 @@ pub struct NodePage {
 pub struct EntryWords {
     weight: AtomicU32,
     flags: AtomicU32,
-    /// Changes with each share that gets the slot.
+    /// Different for each share that gets the slot.
     generation: AtomicU64,
 }
 
-/// What a slot is entitled to.
+/// The part of the GPU's time that a slot may have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Entry {
     /// Thousandths of a percent. 0: the slot is free.
@@ -180,15 +181,15 @@ pub struct Entry {
 
 /// Bits of [`Entry::flags`].
 pub mod entry_flags {
-    /// Never more than `cores`.
+    /// The share never gets more than `cores`.
     pub const GUARANTEED: u32 = 1;
-    /// Never held back.
+    /// The share is never held back.
     pub const UNLIMITED: u32 = 2;
-    /// Before the shares of low priority.
+    /// The share is served before those of low priority.
     pub const HIGH: u32 = 4;
-    /// The weight is a part of the idle time and guarantees nothing: `cores` is 0.
+    /// `cores` is 0: the weight is a part of the idle time and guarantees nothing.
     pub const BEST_EFFORT: u32 = 8;
-    /// The share was seen to break its limit: others ignore what its page says.
+    /// The share was seen to break its limit. Others ignore its page.
     pub const IGNORED: u32 = 16;
 }
 
@@ -204,7 +205,7 @@ pub struct Counted {
 const _: () = assert!(size_of::<SlotPage>() <= PAGE && size_of::<NodePage>() <= PAGE);
 const _: () = assert!(size_of::<SlotPage>() == 152 + CELLS * 32 + 32 && size_of::<NodePage>() == 8 + SLOTS * 16);
 
-/// Returns the counters in the bytes of a slot page; None if it was cut or has grown.
+/// Returns the counters in the bytes of a slot page, or None if the size is wrong.
 #[must_use]
 pub fn counters(page: &[u8]) -> Option<Counted> {
     let word = |field: usize| {
@@ -222,12 +223,12 @@ pub fn counters(page: &[u8]) -> Option<Counted> {
     })
 }
 
-/// Returns the writes that replace the entries of a node page that begins with `sequence`: places in the file, and the
-/// bytes there, each to be written before the next. For a writer with a file and no mapping of it.
+/// Returns the writes (offset in the file, bytes) that replace the entries of a node page with this `sequence`. They
+/// have to be made in this order. For a writer that does not map the file.
 ///
-/// A reader finds the old entries, the new ones, or an odd sequence: also one that reads while a write is half done,
-/// because the sequence is odd before the first entry changes and stays odd until the last one has. A writer that was
-/// killed leaves it odd, which the next one ends.
+/// A reader finds the old entries, the new ones, or an odd sequence, even in the middle of a write: the sequence is odd
+/// from before the first entry changes until after the last one has. A killed writer leaves it odd; the next writer
+/// corrects that.
 #[must_use]
 pub fn node_page_writes(sequence: [u8; 4], entries: &[Entry; SLOTS]) -> [(u64, Vec<u8>); 3] {
     let odd = u32::from_le_bytes(sequence) | 1;
@@ -246,7 +247,7 @@ pub fn node_page_writes(sequence: [u8; 4], entries: &[Entry; SLOTS]) -> [(u64, V
     ]
 }
 
-/// Returns an entry from the bytes of a node page, as [`NodePage::entry`] does from a mapped one.
+/// Returns an entry from the bytes of a node page, as [`NodePage::entry`] does from a mapped page.
 #[must_use]
 pub fn entry(page: &[u8], slot: usize) -> Option<Entry> {
     let bytes = |at: usize, length: usize| page.get(at..at + length);
@@ -275,7 +276,7 @@ impl Default for NodePage {
 }
 
 impl NodePage {
-    /// Writes all entries. One writer at a time.
+    /// Writes all entries. There must be only one writer at any moment.
     pub fn write(&self, entries: &[Entry; SLOTS]) {
         self.sequence.fetch_or(1, Release);
         for (words, entry) in self.entries.iter().zip(entries) {
@@ -286,8 +287,8 @@ impl NodePage {
         self.sequence.fetch_add(1, Release);
     }
 
-    /// Returns the entry of a slot, or None while the page is being written, which takes microseconds unless the writer
-    /// was killed; the next write ends that too.
+    /// Returns the entry of a slot, or None while the page is being written. A write takes microseconds. If the writer
+    /// was killed, the answer is None until the next write.
     #[must_use]
     pub fn entry(&self, slot: usize) -> Option<Entry> {
         let words = self.entries.get(slot)?;
@@ -334,7 +335,7 @@ mod tests {
     #[test]
     fn a_page_that_is_written_in_steps_is_read_whole_or_not_at_all() {
         let (old, new) = (entries_of(1), entries_of(1000));
-        // Returns true if the writer was killed after `until` bytes.
+        // Writes at most `until` bytes, as if the writer were killed then. Returns true if bytes were left.
         let write = |page: &mut [u8], entries, until: usize| {
             let writes = node_page_writes([page[0], page[1], page[2], page[3]], entries);
             let bytes = writes
@@ -346,7 +347,7 @@ mod tests {
         };
         let mut page = vec![0; PAGE];
         assert!(!write(&mut page, &old, usize::MAX));
-        // A writer that was killed after any byte, then one that was not.
+        // A writer that is killed after each possible byte, then a complete one.
         for until in (0..).step_by(if cfg!(miri) { 97 } else { 1 }) {
             let mut cut = page.clone();
             let killed = write(&mut cut, &new, until);

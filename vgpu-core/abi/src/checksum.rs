@@ -1,6 +1,6 @@
 //! CRC-32 (IEEE 802.3). Bit by bit, without a table: it is used on small files that are read once.
 
-/// The CRC-32 of `bytes`.
+/// Returns the CRC-32 of `bytes`.
 #[must_use]
 pub fn crc32(bytes: &[u8]) -> u32 {
     let mut crc = u32::MAX;

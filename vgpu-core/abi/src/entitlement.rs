@@ -1,16 +1,17 @@
-//! Computes the entries of a GPU's node page from the limits of its shares: the part of its time that each may have.
-//! Pure.
+//! Computes the entries of a GPU's node page from the limits of its shares: the part of the GPU's time that each may
+//! have. Does no I/O.
 //!
 //! ```text
 //!  cores > 0   weight = cores
 //!  cores = 0   weight = an equal part of what the cores of all shares leave, at least a tenth of a percent
 //! ```
 //!
-//! So 30 beside one share without cores is 30 to 70, and 30 and 70 beside one leave it the idle time. Shares that are
-//! not limited ask for no part: they take what they want.
+//! A share with 30 cores and one without get 30 and 70. Shares with 30 and 70 cores leave only the idle time to a share
+//! without cores. Unlimited shares have no part: they take what they want.
 //!
-//! How it fails: two shares with one slot, which only a checkpoint rebuilt without their slots can have, get the entry of
-//! the later one. More than 100 cores on a GPU are refused before; here they leave the least weight to the others.
+//! How it fails: two shares with the same slot, possible only after a checkpoint was rebuilt without slots, get the
+//! entry of the later one. More than 100 cores on a GPU are refused earlier. Here they would leave the smallest weight
+//! to shares without cores.
 
 use crate::arbitration::{Entry, LEAST_WEIGHT, SLOTS, WEIGHT_OF_ONE_CORE, entry_flags};
 use crate::limits::{ComputePolicy, Priority};
@@ -24,9 +25,9 @@ pub struct Holder {
     pub cores: u32,
     pub compute_policy: ComputePolicy,
     pub priority: Priority,
-    /// Another number for each share that gets the slot.
+    /// A different number for each share that gets the slot.
     pub generation: u64,
-    /// It was seen to break its limit.
+    /// The share was seen to break its limit.
     pub ignored: bool,
 }
 
@@ -47,12 +48,12 @@ pub fn entries(holders: &[Holder]) -> [Entry; SLOTS] {
     entries
 }
 
-/// The weight of each limited share without cores.
+/// Returns the weight of each limited share without cores.
 fn weight_of_idle(holders: &[Holder]) -> u32 {
     let cores: u32 = holders.iter().map(|holder| holder.cores).sum();
     let takers = holders.iter().filter(|holder| holder.is_best_effort()).count();
     let left = ALL_CORES.saturating_sub(cores) * WEIGHT_OF_ONE_CORE;
-    // Less than a page has slots, or the caller has none.
+    // So many shares cannot have a slot each, so the number does not matter then.
     let takers = u32::try_from(takers.max(1)).unwrap_or(u32::MAX);
     (left / takers).max(LEAST_WEIGHT)
 }
@@ -67,7 +68,7 @@ impl Holder {
     fn weight(&self, idle: u32) -> u32 {
         match self.is_best_effort() {
             true => idle,
-            // A weight of 0 would be a free slot.
+            // A weight of 0 would mean a free slot.
             false => (self.cores * WEIGHT_OF_ONE_CORE).max(LEAST_WEIGHT),
         }
     }
@@ -105,7 +106,7 @@ mod tests {
 
     #[test]
     fn weights_are_cores_and_the_rest_is_for_those_without() {
-        // Cores and policy of each share, and what each gets in percent.
+        // The cores and the policy of each share, and the percentage that it gets.
         type Shares<'a> = &'a [(u32, ComputePolicy, f64)];
         let cases: [Shares<'_>; 10] = [
             &[(30, Balanced, 30.0), (0, Balanced, 70.0)],

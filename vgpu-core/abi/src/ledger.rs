@@ -1,24 +1,26 @@
 //! The ledger's format: how much memory each process of one share has charged.
 //!
 //! The plugin or `vgpu run` creates the file with a fixed size ([`image`]). Every process of the share maps it
-//! (`vgpu-core`). The plugin reads it with a size limit ([`read`]) and never maps it. It contains no limit: the limits
-//! file alone has those, so a tenant that damages its ledger can at most lift its own limit.
+//! (`vgpu-core`). The plugin reads it with a size limit ([`read`]) and never maps it. Limits are in the limits file
+//! only, so a tenant that damages its ledger can at most lift its own limit.
 //!
 //! ```text
 //!      0  format, version, lanes, size, share             line 0, constant
 //!    128  total {charged bytes, stamp of the last writer} line 1, changed as one 16-byte word
+//!    144  the highest total                              written after it, so a reader takes the higher of both
 //!    256  number of objects that were ever used           line 2, where a search for an object may stop
 //!    264  what the largest context of a process took, + 1  0: none was measured
+//!    384  refusals ([`refusal`])                         lines 3 to 7
 //!   1024  lane 0 (the reaper's), lane 1, ... lane 1014    a line of 128 bytes each
 //! 130944  object 0, ... object 511 ([`object`])           a line each
 //! 196600  seal                                            last 8 bytes, so a truncated file has none
 //! ```
 //!
-//! The file of a share with host memory (`host-memory` in its limits) has two of these: the first counts device memory,
-//! the second ([`HOST_AT`]) host memory.
+//! The file of a share with host memory (`host-memory` in its limits) has two of these: the first is for device memory,
+//! the second ([`HOST_AT`]) for host memory.
 //!
-//! All numbers are little-endian. A lane belongs to one process at a time, and only this process changes it. Once its
-//! owner is dead, only the process that holds the reaper's lock does. A [`Stamp`] identifies one operation for ever: the
+//! All numbers are little-endian. A lane belongs to one process, and only this process changes it. Once its owner is
+//! dead, only the process that holds the reaper's lock does. A [`Stamp`] identifies one operation uniquely: the
 //! sequence of a lane continues with its next owner and never repeats.
 //!
 //! `vgpu_core::ledger` says why the total is exact whenever a process is killed. Both sides compute the charge of a dead
@@ -30,15 +32,20 @@
 
 mod layout;
 pub mod object;
+pub mod refusal;
+mod words;
 
 use crate::checksum::crc32;
 use crate::limits::Limits;
 pub use layout::*;
 use object::OBJECTS;
+use refusal::Refusals;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Range;
+use words::{half, word};
 
+const _: () = assert!(refusal::SLOTS_AT + refusal::SLOTS * LINE == FIRST_LANE_AT);
 const _: () = assert!(FIRST_OBJECT_AT + OBJECTS * LINE + LINE == SIZE);
 const _: () = assert!(SIZE.is_multiple_of(4096), "the second ledger is mapped by itself");
 
@@ -47,8 +54,11 @@ const _: () = assert!(SIZE.is_multiple_of(4096), "the second ledger is mapped by
 pub struct Usage {
     /// Bytes charged to the share, including those of dead processes that are not released yet.
     pub charged: u64,
-    /// The same for host memory.
+    /// Bytes of host memory charged to the share.
     pub host: u64,
+    /// The most device memory that was ever charged.
+    pub peak: u64,
+    pub refusals: Refusals,
     /// The processes, by PID. Some may be dead: the ledger does not show that.
     pub processes: Vec<Process>,
 }
@@ -73,13 +83,13 @@ pub enum Damage {
     Format,
     Version(u32),
     Unsealed,
-    /// A ledger of another share.
+    /// The ledger belongs to another share.
     Share,
     /// The stamp of the last writer names a lane that does not exist.
     Writer(u64),
-    /// This lane's charge is larger than any total can be.
+    /// The charge of this lane is larger than any total can be.
     Lane(usize),
-    /// The same for this exported object.
+    /// The charge of this exported object is larger than any total can be.
     Object(usize),
 }
 
@@ -99,8 +109,8 @@ pub fn image(limits: &Limits) -> Vec<u8> {
     bytes
 }
 
-/// Returns what a new ledger file has besides zeros, as (offset, bytes). Seals are last, so a file that was not written to
-/// its end has none.
+/// Returns the parts of a new ledger file that are not zero, as (offset, bytes). Seals come last, so an incompletely
+/// written file has none.
 #[must_use]
 pub fn parts(limits: &Limits) -> Vec<(usize, Vec<u8>)> {
     let mut head = vec![0; SHARE_AT + 4];
@@ -109,7 +119,7 @@ pub fn parts(limits: &Limits) -> Vec<(usize, Vec<u8>)> {
     put(VERSION_AT, &VERSION.to_le_bytes());
     put(LANES_AT, &(LANES as u32).to_le_bytes());
     put(SIZE_AT, &(SIZE as u64).to_le_bytes());
-    put(SHARE_AT, &share_mark(&limits.share, &limits.gpu).to_le_bytes());
+    put(SHARE_AT, &share_checksum(&limits.share, &limits.gpu).to_le_bytes());
     let ledgers = (0..size(limits)).step_by(SIZE);
     let heads = ledgers.clone().map(|at| (at, head.clone()));
     let seals = ledgers.map(|at| (at + SEAL_AT, SEAL.to_le_bytes().to_vec()));
@@ -119,12 +129,12 @@ pub fn parts(limits: &Limits) -> Vec<(usize, Vec<u8>)> {
 /// Returns the checksum by which a ledger is matched to its share. It leaves the limits out, because they may change
 /// while the ledger is in use.
 #[must_use]
-pub fn share_mark(share: &str, gpu: &str) -> u32 {
+pub fn share_checksum(share: &str, gpu: &str) -> u32 {
     crc32(format!("{share}\0{gpu}").as_bytes())
 }
 
-/// Returns the bytes of a ledger that need not be read, by its bytes before [`FIRST_OBJECT_AT`]: those of objects that were
-/// never used. They are zero, unless the tenant wrote there itself.
+/// Returns the range of a ledger that need not be read, from its bytes before [`FIRST_OBJECT_AT`]: the objects that
+/// were never used. These bytes are zero, unless the tenant wrote there itself.
 #[must_use]
 pub fn never_used(head: &[u8]) -> Range<usize> {
     let used = usize::try_from(word(head, OBJECTS_USED_AT)).unwrap_or(OBJECTS);
@@ -134,7 +144,7 @@ pub fn never_used(head: &[u8]) -> Range<usize> {
 /// Checks that `bytes` are one complete ledger of this version.
 ///
 /// # Errors
-/// What is wrong with them.
+/// The kind of damage.
 pub fn check(bytes: &[u8]) -> Result<(), Damage> {
     match (bytes.first_chunk(), bytes.last_chunk()) {
         (Some(first), Some(last)) if bytes.len() == SIZE => check_ends(first, last),
@@ -142,10 +152,10 @@ pub fn check(bytes: &[u8]) -> Result<(), Damage> {
     }
 }
 
-/// The same for a ledger of the right size, by its first and last line only.
+/// Like [`check`], for a ledger of the right size, from its first and last line only.
 ///
 /// # Errors
-/// What is wrong with them.
+/// The kind of damage.
 pub fn check_ends(first: &[u8; LINE], last: &[u8; LINE]) -> Result<(), Damage> {
     if word(first, FORMAT_AT) != FORMAT {
         return Err(Damage::Format);
@@ -192,7 +202,7 @@ pub fn read(bytes: &[u8]) -> Result<Usage, Damage> {
 }
 
 /// Returns how many of a share's processes live, from bytes that [`read`] accepts. A process holds a lock on the first
-/// byte of each of its lanes until it ends, however it ends; `is_locked` says whether the byte at that offset of the
+/// byte of each of its lanes until it ends, however it ends; `is_locked` returns true if the byte at this offset of the
 /// ledger's file is locked.
 pub fn living(bytes: &[u8], mut is_locked: impl FnMut(u64) -> bool) -> usize {
     let mut living = BTreeSet::new();
@@ -255,15 +265,18 @@ fn read_one(bytes: &[u8]) -> Result<Usage, Damage> {
     add_objects(bytes, writer, taken, &mut found)?;
     let mut processes: Vec<Process> = found.into_iter().map(|(_, process)| process).collect();
     processes.sort_by_key(|process| (process.pid_namespace, process.pid));
+    let charged = word(bytes, CHARGED_AT);
     Ok(Usage {
-        charged: word(bytes, CHARGED_AT),
+        charged,
         host: 0,
+        peak: word(bytes, PEAK_AT).max(charged),
+        refusals: refusal::read(bytes),
         processes,
     })
 }
 
-/// Returns the lane or object (by its claim) that the last reap has taken out of the total. It may still look claimed,
-/// because the reaper is not done or died. In a new ledger it names nothing that exists.
+/// Returns the claim of the lane or object whose charge the last reap has subtracted from the total. It may still look
+/// claimed, because the reaper is not done or has died. In a new ledger the result matches no claim.
 fn taken(bytes: &[u8], writer: u64) -> Option<Stamp> {
     let field = |offset: usize| word(bytes, FIRST_LANE_AT + REAPER * LINE + offset);
     let sequence = field(lane::SEQUENCE);
@@ -338,17 +351,6 @@ pub fn settled_charge(index: usize, sequence: u64, applied: u64, charged: [u64; 
     } else {
         odd
     }
-}
-
-// A caller has checked that `bytes` is SIZE long, and every `at` is a sum of this file's constants.
-fn word(bytes: &[u8], at: usize) -> u64 {
-    let raw = bytes.get(at..at + 8).and_then(|raw| raw.try_into().ok());
-    u64::from_le_bytes(raw.unwrap_or_default())
-}
-
-fn half(bytes: &[u8], at: usize) -> u32 {
-    let raw = bytes.get(at..at + 4).and_then(|raw| raw.try_into().ok());
-    u32::from_le_bytes(raw.unwrap_or_default())
 }
 
 // === impl Damage ===

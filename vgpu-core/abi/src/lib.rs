@@ -1,5 +1,5 @@
-//! File formats and paths that the node side (kubelet-plugin, `vgpu run`) and the library in the container have in
-//! common. No I/O, no dependency, and nothing that only one side needs.
+//! File formats and paths that the node side (kubelet-plugin, `vgpu run`) shares with the library in the container. No
+//! I/O, no dependencies, and only what both sides need.
 //!
 //! ```text
 //!  plugin or `vgpu run`                                 libvgpu.so in the container

@@ -5,7 +5,7 @@
 //! last line with a CRC-32 of all bytes before it, which detects truncated and edited files:
 //!
 //! ```text
-//! vgpu-limits 3
+//! vgpu-limits 1
 //! share 6e2a4c1e-0d5c-4f0e-9a5b-0c5b1f1b2a3c
 //! order 0
 //! gpu GPU-3f8a1c20-1111-2222-3333-444455556666
@@ -22,10 +22,8 @@
 //! crc32 1a2b3c4d
 //! ```
 //!
-//! A reader refuses unknown keys, because one may be a limit. So a new key needs a new version: version 1 has no `slot`,
-//! versions 1 and 2 no `context-unowned`.
-//! Every version is read. A claim keeps the library of the plugin release that first prepared it, so a later plugin that
-//! writes the file again, as after a reboot, writes the version that this library reads.
+//! A reader refuses unknown keys, because one may be a limit. So a new key needs a new version, which a claim's library may
+//! not read: a claim keeps the library that first prepared it (docs/adr/0012-formats-are-compatible-from-0.1.0.md).
 
 use crate::arbitration::SLOTS;
 use crate::checksum::crc32;
@@ -35,14 +33,8 @@ use std::path::{Path, PathBuf};
 /// A limits file is not larger than this, so a reader can stop here.
 pub const MAX_SIZE: usize = 16 * 1024;
 
-/// A version of the file.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Version {
-    V1,
-    V2,
-    #[default]
-    V3,
-}
+/// The first line of the file: the format's name and version.
+const HEADER: &str = "vgpu-limits 1";
 
 /// The limits of one share.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,15 +51,14 @@ pub struct Limits {
     pub cores: u32,
     pub compute_policy: ComputePolicy,
     pub priority: Priority,
-    /// The share's page among those in which the shares of the GPU arbitrate its time. None: it has none, because nobody
-    /// shares pages with it, or an older release wrote the file.
+    /// The share's page for the arbitration of the GPU's time. None: nobody shares pages with it.
     pub slot: Option<u8>,
     /// Bytes of host memory beyond `memory` (memoryPolicy Oversubscribe); 0 = none.
     pub host_memory: u64,
-    /// What a CUDA context takes on this GPU and driver: charged for each one before the driver is asked. None: nobody
-    /// measured it, which is 0 in the file; plugins before 0.2 wrote that always. Nothing at all is 1 in the file.
+    /// Size of a CUDA context on this GPU and driver, charged for each context before the driver is asked. None (0 in
+    /// the file): it was not measured. Some(0) is 1 in the file.
     pub context_reserve: Option<u64>,
-    /// Bytes of the GPU that a context takes beside NVML's figure of its process. Charged for each context.
+    /// Bytes that a context takes on the GPU in addition to NVML's figure of its process. Charged for each context.
     pub context_unowned: u64,
     /// The real driver's libraries.
     pub libcuda: PathBuf,
@@ -76,12 +67,12 @@ pub struct Limits {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ComputePolicy {
-    /// Never more than `cores`.
+    /// The share never gets more than `cores`.
     Guaranteed,
-    /// At least `cores`, idle time shared.
+    /// The share gets at least `cores`, and a part of the idle time.
     #[default]
     Balanced,
-    /// Not held back.
+    /// The share is never held back.
     Unlimited,
 }
 
@@ -97,9 +88,9 @@ pub enum Priority {
 pub enum ParseError {
     /// Longer than [`MAX_SIZE`], or not UTF-8, or no line at all.
     NotText,
-    /// Another format or another version: its first line.
+    /// Another format or version; the text is its first line.
     Version(String),
-    /// Cut, or changed after it was written.
+    /// The file was cut off, or changed after it was written.
     Checksum,
     Missing(&'static str),
     Unknown(String),
@@ -111,7 +102,7 @@ pub enum ParseError {
 // === impl Limits ===
 
 impl Limits {
-    /// Limits with this much device memory and defaults for everything else.
+    /// Returns limits with this much device memory and defaults for everything else.
     #[must_use]
     pub fn of_memory(
         share: impl Into<String>,
@@ -140,25 +131,10 @@ impl Limits {
     /// The file's bytes.
     #[must_use]
     pub fn render(&self) -> String {
-        self.render_as(Version::default())
-    }
-
-    /// The file's bytes for a library that reads no later version.
-    #[must_use]
-    pub fn render_as(&self, version: Version) -> String {
-        let slot = match (version, self.slot) {
-            (Version::V1, _) => String::new(),
-            (_, None) => "slot -\n".to_owned(),
-            (_, Some(slot)) => format!("slot {slot}\n"),
-        };
-        let unowned = match version {
-            Version::V1 | Version::V2 => String::new(),
-            Version::V3 => format!("context-unowned {}\n", self.context_unowned),
-        };
+        let slot = self.slot.map_or_else(|| "-".to_owned(), |slot| slot.to_string());
         let mut text = format!(
-            "{}\nshare {}\norder {}\ngpu {}\nmemory {}\ncores {}\ncompute-policy {}\npriority {}\n{slot}\
-             host-memory {}\ncontext-reserve {}\n{unowned}libcuda {}\nlibnvidia-ml {}\n",
-            version.header(),
+            "{HEADER}\nshare {}\norder {}\ngpu {}\nmemory {}\ncores {}\ncompute-policy {}\npriority {}\nslot {slot}\n\
+             host-memory {}\ncontext-reserve {}\ncontext-unowned {}\nlibcuda {}\nlibnvidia-ml {}\n",
             self.share,
             self.order,
             self.gpu,
@@ -168,6 +144,7 @@ impl Limits {
             self.priority.name(),
             self.host_memory,
             self.context_reserve.map_or(0, |bytes| bytes.max(1)),
+            self.context_unowned,
             self.libcuda.display(),
             self.libnvidia_ml.display(),
         );
@@ -176,20 +153,21 @@ impl Limits {
         text
     }
 
-    /// Reads what [`Limits::render_as`] wrote, of any version.
+    /// Reads what [`Limits::render`] wrote.
     ///
     /// # Errors
-    /// Anything that was not written by a matching [`Limits::render_as`] is refused.
+    /// Anything that was not written by [`Limits::render`] is refused.
     pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         if bytes.len() > MAX_SIZE {
             return Err(ParseError::NotText);
         }
         let text = std::str::from_utf8(bytes).map_err(|_| ParseError::NotText)?;
         let first = text.lines().next().ok_or(ParseError::NotText)?;
-        let version =
-            Version::from_header(first).ok_or_else(|| ParseError::Version(first.chars().take(64).collect()))?;
+        if first != HEADER {
+            return Err(ParseError::Version(first.chars().take(64).collect()));
+        }
         let body = checked_body(text).ok_or(ParseError::Checksum)?;
-        let mut fields = Fields::of(version);
+        let mut fields = Fields::default();
         for line in body.lines().skip(1) {
             let (key, value) = line
                 .split_once(' ')
@@ -200,7 +178,7 @@ impl Limits {
     }
 }
 
-/// The text before a last line `crc32 <hex of that text>`.
+/// Returns the text before a last line `crc32 <hex of that text>`.
 fn checked_body(text: &str) -> Option<&str> {
     let (head, crc) = text.strip_suffix('\n')?.rsplit_once('\n')?;
     let body = &text[..=head.len()];
@@ -219,55 +197,33 @@ const KEYS: [&str; 13] = [
     "cores",
     "compute-policy",
     "priority",
-    SLOT,
+    "slot",
     "host-memory",
     "context-reserve",
-    UNOWNED,
+    "context-unowned",
     "libcuda",
     "libnvidia-ml",
 ];
 
-/// The key that version 1 does not have.
-const SLOT: &str = "slot";
-/// The key that versions 1 and 2 do not have.
-const UNOWNED: &str = "context-unowned";
-
-struct Fields<'a> {
-    version: Version,
-    values: [Option<&'a str>; KEYS.len()],
-}
+/// The value of each key that was read.
+#[derive(Default)]
+struct Fields<'a>([Option<&'a str>; KEYS.len()]);
 
 impl<'a> Fields<'a> {
-    fn of(version: Version) -> Self {
-        Self {
-            version,
-            values: [None; KEYS.len()],
-        }
-    }
-
     fn set(&mut self, key: &str, value: &'a str) -> Result<(), ParseError> {
         let index = KEYS
             .iter()
-            .position(|known| *known == key && self.has(known))
+            .position(|known| *known == key)
             .ok_or_else(|| ParseError::Unknown(key.to_owned()))?;
-        match self.values[index].replace(value) {
+        match self.0[index].replace(value) {
             None => Ok(()),
             Some(_) => Err(ParseError::Repeated(key.to_owned())),
         }
     }
 
-    /// Returns true if the file's version has this key.
-    fn has(&self, key: &str) -> bool {
-        match key {
-            SLOT => self.version != Version::V1,
-            UNOWNED => self.version == Version::V3,
-            _ => true,
-        }
-    }
-
     fn get(&self, key: &'static str) -> Result<&'a str, ParseError> {
         let index = KEYS.iter().position(|known| *known == key);
-        index.and_then(|i| self.values[i]).ok_or(ParseError::Missing(key))
+        index.and_then(|i| self.0[i]).ok_or(ParseError::Missing(key))
     }
 
     fn parsed<T>(&self, key: &'static str, parse: impl FnOnce(&str) -> Option<T>) -> Result<T, ParseError> {
@@ -286,14 +242,10 @@ impl<'a> Fields<'a> {
             cores: self.parsed("cores", |v| v.parse().ok().filter(|c| *c <= 100))?,
             compute_policy: self.parsed("compute-policy", ComputePolicy::from_name)?,
             priority: self.parsed("priority", Priority::from_name)?,
-            slot: if self.has(SLOT) { self.parsed(SLOT, slot)? } else { None },
+            slot: self.parsed("slot", slot)?,
             host_memory: self.parsed("host-memory", |v| v.parse().ok())?,
             context_reserve: self.parsed("context-reserve", |v| v.parse().ok().map(context_reserve))?,
-            context_unowned: if self.has(UNOWNED) {
-                self.parsed(UNOWNED, |v| v.parse().ok())?
-            } else {
-                0
-            },
+            context_unowned: self.parsed("context-unowned", |v| v.parse().ok())?,
             libcuda: self.parsed("libcuda", path)?,
             libnvidia_ml: self.parsed("libnvidia-ml", path)?,
         })
@@ -308,7 +260,7 @@ fn slot(value: &str) -> Option<Option<u8>> {
     }
 }
 
-/// Returns what the number in the file means.
+/// Returns the size that the number in the file means.
 fn context_reserve(number: u64) -> Option<u64> {
     match number {
         0 => None,
@@ -326,27 +278,7 @@ pub fn is_share_name(name: &str) -> bool {
             .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
 }
 
-// === impl Version, ComputePolicy, Priority ===
-
-impl Version {
-    /// The first line of the file.
-    #[must_use]
-    pub fn header(self) -> &'static str {
-        match self {
-            Self::V1 => "vgpu-limits 1",
-            Self::V2 => "vgpu-limits 2",
-            Self::V3 => "vgpu-limits 3",
-        }
-    }
-
-    /// Returns the version that a first line names.
-    #[must_use]
-    pub fn from_header(line: &str) -> Option<Self> {
-        [Self::V1, Self::V2, Self::V3]
-            .into_iter()
-            .find(|version| version.header() == line)
-    }
-}
+// === impl ComputePolicy, Priority ===
 
 impl ComputePolicy {
     #[must_use]
@@ -358,8 +290,8 @@ impl ComputePolicy {
         }
     }
 
-    /// Returns the policy of a share: one with the whole memory and no cores is alone on its GPU, so Balanced would hold
-    /// it back for nobody.
+    /// Returns the policy for a share: a share with the whole memory and no cores is alone on its GPU, so Balanced
+    /// would hold it back without a reason.
     #[must_use]
     pub fn of_share(self, cores: u32, is_whole: bool) -> Self {
         match self {
@@ -399,9 +331,7 @@ impl fmt::Display for ParseError {
             Self::NotText => write!(f, "not a limits file (text of at most {MAX_SIZE} bytes)"),
             Self::Version(line) => write!(
                 f,
-                "first line {line:?} is not {:?} to {:?}: library and plugin differ in version",
-                Version::V1.header(),
-                Version::default().header()
+                "first line {line:?} is not {HEADER:?}: library and plugin differ in version"
             ),
             Self::Checksum => write!(f, "checksum does not match: the file is cut or was changed"),
             Self::Missing(key) => write!(f, "field {key} is missing"),
@@ -443,26 +373,14 @@ mod tests {
     }
 
     #[test]
-    fn every_version_is_read_and_written_as_it_was_first_written() {
-        let golden: [(Version, Option<u8>, u64, &[u8]); 3] = [
-            (Version::V1, None, 0, include_bytes!("../testdata/limits-v1")),
-            (Version::V2, Some(3), 0, include_bytes!("../testdata/limits-v2")),
-            (Version::V3, Some(3), 64 << 20, include_bytes!("../testdata/limits-v3")),
-        ];
-        for (version, slot, context_unowned, golden) in golden {
-            let limits = Limits {
-                slot,
-                context_unowned,
-                ..example()
-            };
-            assert_eq!(Limits::parse(golden), Ok(limits));
-            assert_eq!(example().render_as(version).as_bytes(), golden);
-        }
-        assert_eq!(example().render(), example().render_as(Version::V3));
+    fn version_1_is_read_and_written_as_it_was_first_written() {
+        let golden: &[u8] = include_bytes!("../testdata/limits-v1");
+        assert_eq!(Limits::parse(golden), Ok(example()));
+        assert_eq!(example().render().as_bytes(), golden);
     }
 
     #[test]
-    fn a_slot_is_one_of_the_pages_or_none_and_only_version_1_does_not_say_it() {
+    fn a_slot_is_one_of_the_pages_or_none() {
         for slot in [None, Some(0), Some(63)] {
             let limits = Limits { slot, ..example() };
             assert_eq!(Limits::parse(limits.render().as_bytes()), Ok(limits));
@@ -474,20 +392,12 @@ mod tests {
             assert_eq!(with("slot 3", &format!("slot {bad}")), refused);
         }
         assert_eq!(with("slot 3\n", ""), Err(ParseError::Missing("slot")));
-        assert_eq!(
-            with("vgpu-limits 3", "vgpu-limits 1"),
-            Err(ParseError::Unknown("slot".into()))
-        );
-        assert_eq!(
-            with("vgpu-limits 3", "vgpu-limits 2"),
-            Err(ParseError::Unknown("context-unowned".into()))
-        );
     }
 
     #[test]
     fn every_cut_and_every_changed_byte_is_refused() {
         let bytes = example().render().into_bytes();
-        // For an interpreter the first byte of each line, and the last ones, which are the seal's.
+        // Under Miri only the first byte of each line and the last bytes, which belong to the checksum.
         let starts = |at: &usize| *at == 0 || bytes[at - 1] == b'\n' || at + 3 > bytes.len();
         let places: Vec<usize> = (0..bytes.len()).filter(|at| !cfg!(miri) || starts(at)).collect();
         for end in &places {
@@ -538,8 +448,8 @@ mod tests {
             Some("libcuda")
         );
         assert_eq!(
-            with("vgpu-limits 3", "vgpu-limits 4"),
-            Err(ParseError::Version("vgpu-limits 4".into()))
+            with("vgpu-limits 1", "vgpu-limits 2"),
+            Err(ParseError::Version("vgpu-limits 2".into()))
         );
     }
 
@@ -552,10 +462,10 @@ mod tests {
             };
             assert_eq!(Limits::parse(limits.render().as_bytes()), Ok(limits));
         }
-        let old = body_of(&example());
+        let unmeasured = body_of(&example());
         assert!(
-            old.contains("\ncontext-reserve 0\n"),
-            "as plugins that did not measure wrote it"
+            unmeasured.contains("\ncontext-reserve 0\n"),
+            "0 in the file says that nobody measured it"
         );
     }
 

@@ -1,4 +1,4 @@
-//! The records of a process for debugging: counters, and the ring of its last calls. Layout 1.
+//! A process's records for debugging: counters, and a ring of its last calls. Layout 1.
 //!
 //! ```text
 //!  FILE.<pid>.ring   counters (one page) │ names of functions, each with a zero │ CALLS entries of 64 bytes
@@ -8,8 +8,8 @@
 //! All words are little-endian and change one at a time. A reader may see an entry that is being written: its call then
 //! shows without a result. Times are CLOCK_MONOTONIC in ns; the page has the time of day of one moment, to convert them.
 //!
-//! Hostile input: whoever may write the file can write anything to it. [`Ring::parse`] and [`Counts::parse`] read no
-//! byte beyond the file, trust no number in it, and replace control characters in names.
+//! Hostile input: the file may contain anything. [`Ring::parse`] and [`Counts::parse`] read no byte beyond its end,
+//! trust no number in it, and replace control characters in names.
 
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
@@ -21,13 +21,13 @@ pub const REPORT_VARIABLE: &str = "VGPU_REPORT";
 
 /// The bytes of a page of counters, and of a report file.
 pub const PAGE: usize = 4096;
-/// The calls that a ring keeps.
+/// The number of calls that a ring keeps.
 pub const CALLS: usize = 4096;
-/// Where the entries of a ring begin. The names lie between the page of counters and this.
+/// Offset of a ring's entries. The names lie between the page of counters and this.
 pub const CALLS_AT: usize = 1 << 16;
 /// The bytes of a ring file.
 pub const RING_SIZE: usize = CALLS_AT + CALLS * size_of::<Call>();
-/// The first word of a ring, written when everything else is there.
+/// The first word of a ring, written last.
 pub const RING_MAGIC: u64 = u64::from_le_bytes(*b"vgpuring");
 /// The first word of a report file.
 pub const REPORT_MAGIC: u64 = u64::from_le_bytes(*b"vgpurept");
@@ -35,8 +35,8 @@ pub const VERSION: u64 = 1;
 /// [`Call::ns`] of a call that has not returned.
 pub const RUNNING: u64 = u64::MAX;
 
-/// Why a thread of the program waited in this library. It says what the program waited for, not by which rule, so that
-/// another law of time can use it.
+/// Why a thread of the program waited in this library. The names say what it waited for and not by which rule, so that
+/// they also fit other scheduling rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
     /// The share has used its part of the GPU's time.
@@ -45,10 +45,10 @@ pub enum Wait {
     Turn,
     /// Enough work of this process or its share is queued.
     Queue,
-    /// Another process of the share has made its first launch, whose length nobody knows.
+    /// Another process of the share has made its first launch, whose length is unknown.
     Unknown,
     /// Another process of the share is creating its first context.
-    Newcomer,
+    FirstContext,
     /// Another thread measures the memory of this process.
     Measurement,
 }
@@ -56,32 +56,33 @@ pub enum Wait {
 /// Everything that is counted apart from waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counter {
-    /// Processes that have recorded here.
+    /// Processes that have written to this page.
     Processes,
     /// Requests for memory that were refused, and their bytes.
     Refusals,
     RefusedBytes,
-    /// Measurements of memory, how long they took, how often NVML's list was read for them, and how many had no result.
+    /// Measurements of memory: their number, their duration, how often they read NVML's list, and how many had no
+    /// result.
     Measurements,
     MeasuringNs,
     Lists,
     Unmeasured,
     /// Pieces of GPU work that events could not measure.
     FailedEvents,
-    /// Lines of the log that could not be written.
+    /// Log lines that could not be written.
     LostLines,
     /// Launches that waited for more than [`LONG_WAIT`].
     LongWaits,
 }
 
 impl Wait {
-    /// All of them, with the words by which lines of the log and reports name them.
+    /// All reasons, with their names in log lines and reports.
     pub const ALL: [(Self, &'static str); 6] = [
         (Self::Budget, "budget"),
         (Self::Turn, "turn"),
         (Self::Queue, "queue"),
         (Self::Unknown, "unknown-length"),
-        (Self::Newcomer, "newcomer"),
+        (Self::FirstContext, "first-context"),
         (Self::Measurement, "measurement"),
     ];
 
@@ -90,17 +91,17 @@ impl Wait {
         Self::ALL[self as usize].1
     }
 
-    /// The place of the number of these waits among the counters; their ns are the next one.
+    /// The index of the counter of these waits. The next counter is their sum in ns.
     #[must_use]
     pub const fn index(self) -> usize {
         WAITS_AT + 2 * self as usize
     }
 }
 
-/// A launch that waits for longer is a line of the log, in ns.
+/// A launch that waits longer is logged. In ns.
 pub const LONG_WAIT: u64 = 5_000_000_000;
 
-/// Counters before those of waits, with room for more of them.
+/// The number of counters before those of waits. Some are unused.
 const WAITS_AT: usize = 32;
 const COUNTERS: usize = 96;
 
@@ -112,12 +113,12 @@ pub struct Page {
     pub version: AtomicU64,
     /// The process, in its own PID namespace. 0 in a report file.
     pub pid: AtomicU64,
-    /// One moment in both clocks: CLOCK_MONOTONIC, and ns since 1970.
+    /// The same moment on two clocks: CLOCK_MONOTONIC, and ns since 1970.
     pub monotonic: AtomicU64,
     pub unix: AtomicU64,
-    /// Calls that have begun: the number of the newest entry of the ring.
+    /// The number of calls that have begun, which is the number of the newest entry.
     pub begun: AtomicU64,
-    /// Bytes of the names.
+    /// The length of the names in bytes.
     pub names: AtomicU64,
     _reserved: AtomicU64,
     pub counters: [AtomicU64; COUNTERS],
@@ -127,19 +128,19 @@ pub struct Page {
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Call {
-    /// The how manieth call of the process it is, from 1 on. 0: no call, or one that is being written.
+    /// The number of the call in this process, starting at 1. 0: no call, or an entry that is being written.
     pub number: AtomicU64,
     /// When it began.
     pub began: AtomicU64,
     /// How long it took; [`RUNNING`] until it returns.
     pub ns: AtomicU64,
-    /// What the process's shares were charged when it returned, over all GPUs and processes.
+    /// The charge of the process's shares when the call returned, over all GPUs and processes.
     pub charged: AtomicU64,
-    /// The thread, as gettid(2) has it.
+    /// The thread, as returned by gettid(2).
     pub thread: AtomicU32,
-    /// The function: the place of its name among the names.
+    /// The function, as the offset of its name in the names.
     pub function: AtomicU32,
-    /// What it returned: a CUresult or nvmlReturn.
+    /// The result: a CUresult or nvmlReturn.
     pub result: AtomicI32,
     _reserved: AtomicU32,
 }
@@ -151,12 +152,12 @@ const _: () = {
     assert!(CALLS.is_power_of_two());
 };
 
-/// The counters of a page as they were read.
+/// Counters that were read from a page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counts([u64; COUNTERS]);
 
 impl Counts {
-    /// Reads the page of a report file or a ring. None: it is neither.
+    /// Reads the page of a report file or a ring. Returns None if it is neither.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let magic = word(bytes, offset_of!(Page, magic))?;
@@ -174,25 +175,25 @@ impl Counts {
         self.0[counter as usize]
     }
 
-    /// Returns how many waits there were for this reason, and their ns in sum.
+    /// Returns the number of waits for this reason, and their sum in ns.
     #[must_use]
     pub fn waits(&self, reason: Wait) -> (u64, u64) {
         (self.0[reason.index()], self.0[reason.index() + 1])
     }
 }
 
-/// A ring as it was read.
+/// A ring that was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ring {
     pub pid: u64,
     pub counts: Counts,
-    /// Calls that have begun, of which the ring keeps the last.
+    /// The number of calls that have begun. The ring keeps the last of them.
     pub begun: u64,
-    /// The calls by their numbers.
+    /// The calls in the order of their numbers.
     pub calls: Vec<Entry>,
 }
 
-/// One call of a ring.
+/// A call in a ring that was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     pub number: u64,
@@ -215,7 +216,7 @@ impl Ring {
     /// Reads a ring file.
     ///
     /// # Errors
-    /// Why it is none.
+    /// Why the bytes are not a ring.
     pub fn parse(bytes: &[u8]) -> Result<Self, &'static str> {
         const SHORT: &str = "it is shorter than a ring: it was cut off, or is something else";
         let at = |offset| word(bytes, offset).ok_or(SHORT);

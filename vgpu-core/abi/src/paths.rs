@@ -4,17 +4,18 @@
 pub const LIMITS: &str = "limits";
 /// Name of the ledger in a share's directory.
 pub const LEDGER: &str = "ledger";
-/// Name of the folder of arbitration directories, one for each GPU, in a directory of shares. The dot keeps it apart
-/// from shares: no share's name has one.
+/// Name of the folder of arbitration directories, one for each GPU, in a directory of shares. The dot distinguishes it
+/// from shares, whose names have none.
 pub const ARBITRATION: &str = ".arbitration";
 /// Name of the node's page in an arbitration directory, beside the pages of the slots.
 pub const NODE_PAGE: &str = "node";
 
 /// The container's directory of shares: a read-only tmpfs that the node mounts. In a container, limits come from here
-/// only. It is below /dev, because that is a mount of each container's own, which root cannot rename, and because no
+/// only. It is below /dev, because each container has its own mount there, which root cannot rename, and because no
 /// link of an image and no volume of an honest pod leads there.
 pub const CONTAINER_DIR: &str = "/dev/vgpu";
-/// The source of the tmpfs that the node mounts for shares, as mountinfo shows it: a pod cannot choose that of a volume.
+/// The source of the tmpfs that the node mounts for shares, as mountinfo shows it. A pod cannot choose the source of a
+/// volume.
 pub const TMPFS_SOURCE: &str = "vgpu";
 /// Variable that names the directory of shares of a `vgpu run`.
 pub const RUN_DIR_VARIABLE: &str = "VGPU_RUN_DIR";
@@ -38,7 +39,7 @@ pub const SHIM_NAMES: [&str; 3] = ["libcuda.so", "libcuda.so.1", "libnvidia-ml.s
 /// The node's directories of claims and of arbitration. If one of them exists, this is a node and not a container.
 pub const NODE_CLAIMS_DIR: &str = "/run/vgpu/claims";
 pub const NODE_GPUS_DIR: &str = "/run/vgpu/gpus";
-/// Marks /run/vgpu as a node's if root's `vgpu run` created it.
+/// Root's `vgpu run` creates this file to mark /run/vgpu as a node's.
 pub const NODE_MARK_DIR: &str = "/run/vgpu/.node";
 /// The node's releases of the library, one folder for each digest.
 pub const NODE_LIBRARY_DIR: &str = "/var/lib/vgpu";
@@ -48,6 +49,6 @@ pub const SHIM_FILE: &str = "libvgpu.so";
 pub const PRELOAD_FILE: &str = "libvgpu-preload.so";
 pub const HOOK_FILE: &str = "vgpu-cdi-hook";
 
-/// The real driver's libraries, by the names that programs open.
+/// The names by which programs open the real driver's libraries.
 pub const LIBCUDA: &str = "libcuda.so.1";
 pub const LIBNVIDIA_ML: &str = "libnvidia-ml.so.1";

@@ -1,4 +1,5 @@
-//! Which sources a library or a program was built from, so that a test can refuse one that is older than its sources.
+//! Records which sources a library or a program was built from, so that a test can refuse one that is older than its
+//! sources.
 //!
 //! ```text
 //!  build script ─► hash of the sources ─► ELF note in the file (`readelf -p .note.vgpu`)
@@ -9,8 +10,8 @@
 //! The hash is over names and contents. Times of files only help to name the culprit: in a fresh clone all files
 //! have the time of the clone.
 //!
-//! How it fails: a source that changes while the file is built makes the file count as old, never as new. A test
-//! program that runs without the sources (in a guest) accepts any file.
+//! How it fails: if a source changes during the build, the file counts as old, never as new. A test program that runs
+//! without the sources (in a guest) accepts any file.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -19,16 +20,16 @@ use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 use std::{env, fs, io};
 
-/// What a library's note begins with.
+/// The beginning of a library's note.
 const MARK: &str = "built from the sources ";
 
-/// The root of the workspace: paths of sources are relative to it.
+/// The root of the workspace. Paths of sources are relative to it.
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// For a build script: writes `built_from.rs` into OUT_DIR, which the crate includes and which puts the note into
-/// its file. `sources`: its files and folders, relative to the root of the workspace.
+/// Called by a build script. Writes `built_from.rs` into OUT_DIR; the crate includes that file, which puts the note into its
+/// artefact. `sources`: the crate's files and folders, relative to the root of the workspace.
 ///
 /// # Panics
 /// A source cannot be read.
@@ -57,16 +58,16 @@ pub fn write_note(sources: &[&str]) {
     fs::write(&target, code).unwrap_or_else(|error| panic!("{}: {error}", target.display()));
 }
 
-/// Ends the test if `library` is older than its sources. It is looked at once in a process.
+/// Ends the test if `library` is older than its sources. A process checks each library once.
 ///
 /// # Panics
-/// It is, or it does not say what it was built from, or it is missing.
+/// The library is older, does not say what it was built from, or is missing.
 pub fn assert_fresh(library: &Path) {
     assert_built(library, "make dist");
 }
 
-/// Returns the path of a program of this workspace that was built with the running test's profile. Cargo builds
-/// programs only for tests of their own package, so other packages' tests have to check that it is there and fresh.
+/// Returns the path of a program of this workspace, built with the profile of the running test. Cargo builds programs
+/// only for tests of their own package, so tests of other packages have to check that it exists and is fresh.
 ///
 /// # Panics
 /// It is missing, or older than its sources.
@@ -98,7 +99,7 @@ fn assert_built(file: &Path, remedy: &str) {
     }
 }
 
-/// The note's text, padded to whole words of four bytes.
+/// The text of the note, padded to whole words of four bytes.
 fn text(hash: u64, sources: &[String]) -> String {
     let mut text = format!("{MARK}{hash:016x} {}\0", sources.join(" "));
     while !text.len().is_multiple_of(4) {
@@ -136,7 +137,7 @@ fn read(library: &[u8]) -> Option<(u64, Vec<String>)> {
     Some((hash, words.map(String::from).collect()))
 }
 
-/// FNV-1a over the sources' names and contents: nobody forges here.
+/// FNV-1a over the names and contents of the sources. Nobody has a reason to forge it.
 fn hash(root: &Path, sources: &[String]) -> Result<u64, String> {
     let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
     let mut add = |bytes: &[u8]| {
@@ -163,7 +164,7 @@ fn files(root: &Path, sources: &[String]) -> Result<Vec<PathBuf>, String> {
         }
         for entry in fs::read_dir(root.join(&path)).map_err(failed)? {
             let name = entry.map_err(failed)?.file_name();
-            // Files of editors come and go.
+            // A temporary file of an editor may be gone by now.
             let text = name.to_string_lossy();
             if !text.starts_with('.') && !text.ends_with('~') {
                 left.push(path.join(name));
@@ -174,7 +175,7 @@ fn files(root: &Path, sources: &[String]) -> Result<Vec<PathBuf>, String> {
     Ok(found)
 }
 
-/// The source that was written last, if that was after the library.
+/// The source that was written last, if it is newer than the library.
 fn newer_than(root: &Path, sources: &[String], library: &Path) -> Option<PathBuf> {
     let time = |path: &Path| -> Option<SystemTime> { fs::metadata(path).ok()?.modified().ok() };
     let files = files(root, sources).ok()?;

@@ -1,5 +1,5 @@
-//! Any function of the driver API: each line of the input is a call, each line of the output its result. Tests that
-//! are about single functions use it, and so read like the calls that they make.
+//! Any function of the driver API: each line of the input is a call, each line of the output its result. Tests of
+//! single functions use it, so they read like the calls that they make.
 //!
 //! ```text
 //!  cuMemAlloc_v2 >1 4MiB          0         >1: the place of slot 1, to be written
@@ -28,7 +28,7 @@ struct Calls<'a> {
     slots: HashMap<u64, Box<[u64; 32]>>,
 }
 
-/// Where a word that a call writes is to be kept.
+/// The slot for a word that a call writes.
 struct Kept {
     words: Box<[u64]>,
     slot: u64,
@@ -94,7 +94,7 @@ impl Calls<'_> {
                     let (list, rest) = argument[1..].split_once(']').expect("an end");
                     let values = list.split(',').filter(|word| !word.is_empty());
                     let mut words: Vec<u64> = values.map(|word| self.value(word)).collect();
-                    // Room for what the driver may read or write beyond.
+                    // Room for bytes that the driver may read or write beyond the end.
                     words.resize(words.len() + 64, 0);
                     let mut words = words.into_boxed_slice();
                     let at = words.as_mut_ptr() as usize;
@@ -118,7 +118,7 @@ impl Calls<'_> {
         result
     }
 
-    /// How many calls failed, in all threads.
+    /// Returns how many calls failed, in all threads.
     fn storm(&mut self, seed: u64, rounds: u64) -> u64 {
         let (library, context) = (self.client.cuda() as usize, self.slot(9001)[0]);
         let thread = move |thread: u64| {
@@ -182,7 +182,7 @@ impl Calls<'_> {
     }
 }
 
-/// Makes the calls that stdin has, until its end.
+/// Makes the calls on stdin, until its end.
 pub(crate) fn serve(client: &mut Client) {
     let mut calls = Calls {
         client,

@@ -1,5 +1,6 @@
-//! What a client has opened and allocated, and the calls that several kinds of steps need.
+//! A client's libraries and allocations, and the calls that several kinds of steps need.
 
+use crate::alloc::{self, Made};
 use crate::library::{call, open};
 use std::ffi::{c_int, c_void};
 
@@ -8,7 +9,7 @@ use std::ffi::{c_int, c_void};
 #[derive(Clone, Copy)]
 pub(crate) struct Handle(pub(crate) [u64; 8]);
 
-/// What NVML shows of a GPU: its handle, bytes, and PID:bytes of each process with a context.
+/// NVML's view of a GPU: its handle, bytes, and PID:bytes of each process with a context.
 pub(crate) struct View {
     pub(crate) device: usize,
     pub(crate) used: u64,
@@ -25,8 +26,19 @@ pub(crate) struct Client {
     pub(crate) contexts: Vec<usize>,
     pub(crate) pools: Vec<usize>,
     pub(crate) modules: Vec<usize>,
-    /// The events in front of and behind what `begin` queued.
+    /// The events in front of and behind the work that `begin` queued.
     pub(crate) events: [usize; 2],
+}
+
+/// Keeps a new allocation in `list`, and returns the call's result.
+pub(crate) fn keep<T>(list: &mut Vec<T>, made: Made<T>) -> c_int {
+    match made {
+        Ok(one) => {
+            list.push(one);
+            0
+        }
+        Err(error) => error,
+    }
 }
 
 impl Client {
@@ -59,13 +71,8 @@ impl Client {
     }
 
     pub(crate) fn allocate(&mut self, bytes: u64) -> c_int {
-        let mut pointer = 0;
-        let cuda = self.cuda();
-        let result = call!(cuda, "cuMemAlloc_v2" (*mut u64, usize) (&mut pointer, bytes as usize));
-        if result == 0 {
-            self.pointers.push(pointer);
-        }
-        result
+        let made = alloc::plain(self.cuda(), bytes as usize);
+        keep(&mut self.pointers, made)
     }
 
     pub(crate) fn free(&mut self, index: usize) -> c_int {
@@ -80,13 +87,20 @@ impl Client {
         let result = call!(cuda, "cuMemGetInfo_v2" (*mut usize, *mut usize) (&mut free, &mut total));
         (result, free as u64, total as u64)
     }
-    pub(crate) fn view(&mut self, gpu: u32) -> View {
-        /// nvmlProcessInfo_t in words: PID, bytes, instances.
-        const ENTRY: usize = 3;
-        let (nvml, mut device, mut memory) = (self.nvml(), 0_usize, [0_u64; 5]);
+
+    /// Initialises NVML and returns the handle of a GPU.
+    pub(crate) fn device(&mut self, gpu: u32) -> usize {
+        let (nvml, mut device) = (self.nvml(), 0);
         assert_eq!(call!(nvml, "nvmlInit_v2"()()), 0, "nvmlInit_v2");
         let result = call!(nvml, "nvmlDeviceGetHandleByIndex_v2" (u32, *mut usize) (gpu, &mut device));
         assert_eq!(result, 0, "nvmlDeviceGetHandleByIndex_v2");
+        device
+    }
+
+    pub(crate) fn view(&mut self, gpu: u32) -> View {
+        /// nvmlProcessInfo_t in words: PID, bytes, instances.
+        const ENTRY: usize = 3;
+        let (device, nvml, mut memory) = (self.device(gpu), self.nvml(), [0_u64; 5]);
         // nvmlMemory_v2_t: version and size; then total, reserved, free and used.
         memory[0] = 2 << 24 | 40;
         let result = call!(nvml, "nvmlDeviceGetMemoryInfo_v2" (usize, *mut u64) (device, memory.as_mut_ptr()));

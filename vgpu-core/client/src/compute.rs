@@ -3,7 +3,7 @@
 //! ```text
 //!  work:US,MS,EVERY    launches kernels of US us for MS ms, and waits after EVERY of them (0: at the end alone)
 //!  graph:US,MS,EVERY   the same with a graph of one such kernel, which is captured first
-//!  streams:US,MS,EVERY the same in four streams in turn, of which it waits for the first by asking an event
+//!  streams:US,MS,EVERY the same in four streams in turn; waits for the first stream by asking an event
 //!  capture:US,MS,EVERY as work, while another thread captures and instantiates graphs all the time
 //!  sparse:US,MS,EVERY  one each EVERY us, without a wait
 //!  lanes:STREAMS,US,WIDTH,MS   kernels that fill WIDTH percent of the GPU, in many streams in turn; waits for all of them now and then
@@ -86,7 +86,7 @@ fn repeat(work: &Work, mut launch: impl FnMut() -> c_int, mut wait: impl FnMut()
     format!("{result} {count} {}", start.elapsed().as_millis())
 }
 
-/// Returns the handle of a kernel that takes so many us.
+/// Returns the handle of a kernel that takes this many us.
 fn kernel(cuda: *mut c_void, length: u64) -> usize {
     function(cuda, &format!("time_{length}us"))
 }
@@ -110,7 +110,7 @@ fn function(cuda: *mut c_void, name: &str) -> usize {
 
 type Launch = unsafe extern "C" fn(usize, u32, u32, u32, u32, u32, u32, u32, usize, usize, usize) -> c_int;
 
-/// Looked up once: a look-up for each launch would be most of what it costs.
+/// Returns the launch function, looked up once: a look-up for each launch would be most of the launch's cost.
 fn launcher(cuda: *mut c_void) -> Launch {
     // SAFETY: a name of the driver's, which has this signature.
     unsafe {
@@ -166,7 +166,7 @@ fn graphs(client: &mut Client, work: &Work) -> String {
     )
 }
 
-/// The third of them is the thread's own, the fourth the default one.
+/// Launches in four streams. The third is the thread's own default stream, the fourth the legacy default stream.
 fn streams(client: &mut Client, work: &Work) -> String {
     const NOT_READY: c_int = 600;
     let cuda = client.cuda();
@@ -324,7 +324,7 @@ fn longer(client: &mut Client, [length, time]: [u64; 2]) -> String {
     format!("{said} {at_once}")
 }
 
-/// The threads are left behind: most of them wait.
+/// Leaves its threads running: most of them wait.
 fn threads(client: &mut Client, [threads, length, time]: [u64; 3]) -> String {
     static LAUNCHED: AtomicU64 = AtomicU64::new(0);
     let cuda = client.cuda() as usize;

@@ -1,8 +1,8 @@
-//! Threads that allocate and free without a pause, beside whatever else the client does; they stand still between
-//! two calls when they are told to, and one of them anywhere at all.
+//! Threads that allocate and free without a pause, beside the client's other steps. `pause` stops all of them between two
+//! calls, `stall` stops one of them anywhere.
 
 use crate::client::Client;
-use crate::library::{call, size};
+use crate::library::{call, launch, size};
 use crate::storm::{Live, enter, numbers, parent};
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::sync::Mutex;
@@ -10,24 +10,24 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 static THREADS: Mutex<Vec<libc::pthread_t>> = Mutex::new(Vec::new());
-/// They are to stand still, and how many do.
+/// Set while threads are to pause, and the number of threads that do.
 static PAUSE: AtomicBool = AtomicBool::new(false);
 static PAUSED: AtomicU64 = AtomicU64::new(0);
-/// One is to stay where a signal finds it; how often one came to do so, and went on.
+/// Set while a thread is to stall in its signal handler, the number of stalls that began, and the number that ended.
 static STALL: AtomicBool = AtomicBool::new(false);
 static STALLED: AtomicU64 = AtomicU64::new(0);
 static WENT_ON: AtomicU64 = AtomicU64::new(0);
 
-/// In steps of a tenth of a millisecond, which take a little more.
+/// The longest stall, in steps of a tenth of a millisecond, which take a little longer.
 const LONGEST_STALL: u32 = 2500;
-/// The most that a thread has at once.
+/// The most allocations that a thread has at once.
 const MOST: usize = 8;
 
 pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<String> {
     let number = size(value);
     let cuda = client.cuda();
     Some(match name {
-        // So many threads, of which every other one takes memory of every kind.
+        // Starts this many threads. Every second one allocates memory of every kind.
         "crowd" => {
             let library = cuda as usize;
             for seed in 0..number {
@@ -65,13 +65,7 @@ pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<Strin
             let name = CString::new(value).expect("a name");
             let found = call!(cuda, "cuModuleGetFunction" (*mut usize, usize, *const c_char)
                 (&mut function, module, name.as_ptr()));
-            let launched = call!(
-                cuda,
-                "cuLaunchKernel"(usize, u32, u32, u32, u32, u32, u32, u32, usize, usize, usize)(
-                    function, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0
-                )
-            );
-            (found + launched).to_string()
+            (found + launch(cuda, function, 1, 1)).to_string()
         }
         "sync" => call!(cuda, "cuCtxSynchronize"()()).to_string(),
         "unload" => {
@@ -129,8 +123,7 @@ fn is_left() -> bool {
     std::os::unix::process::parent_id() != parent()
 }
 
-/// Has the thread stand still wherever it is, until it is told to go on, but not for long: it may stand in a lock
-/// that others need.
+/// Stops the thread by a signal wherever it is, until `unstall` or [`LONGEST_STALL`]: it may hold a lock that others need.
 fn stall(index: usize) -> c_int {
     extern "C" fn here(_signal: c_int) {
         STALLED.fetch_add(1, Ordering::SeqCst);

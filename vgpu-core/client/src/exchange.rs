@@ -1,6 +1,7 @@
-//! Memory that processes have together: each makes, exports, imports and gives back at random, over a board
-//! on which they leave each other handles.
+//! Memory that processes share: each allocates, exports, imports and frees at random. On a board, processes leave
+//! handles for each other.
 
+use crate::alloc;
 use crate::client::{Client, Handle};
 use crate::library::{call, size};
 use crate::storm::{self, Rounds};
@@ -10,10 +11,10 @@ use std::os::unix::fs::FileExt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Places on the board, and the bytes of one: a name, and the PID of who made it, 0 once that has freed it.
+/// Number and size of the board's slots. A slot has a name and its creator's PID, 0 once freed.
 const PLACES: u64 = 24;
 const PLACE: u64 = 128;
-/// What a thread has at most: few, so that all of it is often shared.
+/// The most allocations of a thread: few, so that most are shared.
 const MOST: usize = 6;
 /// CUDA_ERROR_INVALID_HANDLE: two processes wrote to one place of the board at once.
 const INVALID_HANDLE: i32 = 400;
@@ -24,13 +25,13 @@ struct Had {
     pointer: u64,
     name: Handle,
     bytes: u64,
-    /// Where on the board it was named.
+    /// Its slot on the board.
     at: u64,
 }
 
-/// The name of what was exported last by a step.
+/// The name of the last export of a step.
 static NAME: Mutex<Handle> = Mutex::new(Handle([0; 8]));
-/// What the threads had at their end: made, and imported.
+/// The memory that threads still had at their end: made, and imported.
 static MADE: Mutex<Vec<Had>> = Mutex::new(Vec::new());
 static OPENED: Mutex<Vec<Had>> = Mutex::new(Vec::new());
 
@@ -38,12 +39,12 @@ pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<Strin
     let cuda = client.cuda();
     let all = |kept: &Mutex<Vec<Had>>| std::mem::take(&mut *kept.lock().expect("no panic"));
     Some(match name {
-        // For ever, or until it is asked to stop; `value` is the board's path.
+        // Runs until it is asked to stop; `value` is the board's path.
         "exchange" => {
             let path = value.to_owned();
             storm::all_threads(client, move |cuda, seed| exchange(cuda, seed, &path)).to_string()
         }
-        // Exports an allocation of the client's, and imports what was exported last, here too.
+        // Exports an allocation of the client, and imports the last export in this process too.
         "export" => {
             let pointer = client.pointers[size(value) as usize];
             let mut name = NAME.lock().expect("no panic");
@@ -55,18 +56,18 @@ pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<Strin
             OPENED.lock().expect("no panic").push(had);
             result.to_string()
         }
-        // The name of what was exported last, to be told another client, and the same there.
+        // `name` prints the name of the last export, for another client; `named` sets the name there.
         "name" => words(NAME.lock().expect("no panic").0),
         "named" => {
             let words: Vec<u64> = value.split('.').map_while(|word| word.parse().ok()).collect();
             *NAME.lock().expect("no panic") = Handle(words.try_into().expect("eight words"));
             "0".into()
         }
-        // So many times two threads import what was named last, at once.
+        // This many times, two threads import the memory of that name at once.
         "together" => together(client, size(value)).to_string(),
-        // What it has by now of what was made or imported: name and bytes of each.
+        // Prints the memory that it has allocated and imported: name and bytes of each.
         "had" => [&MADE, &OPENED].map(told).concat(),
-        // Closes all that was imported, frees all that was made.
+        // Closes all imports. `unmake` frees all allocations.
         "close" => all(&OPENED)
             .into_iter()
             .map(|had| close(cuda, had.pointer))
@@ -81,7 +82,7 @@ pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<Strin
     })
 }
 
-/// Where two threads meet, to go on at once.
+/// A barrier for two threads.
 #[derive(Default)]
 struct Gate(AtomicU64);
 
@@ -99,7 +100,7 @@ impl Gate {
     }
 }
 
-/// In how many rounds the memory was not charged once, for as long as either thread had it.
+/// Returns the number of rounds in which the memory was not charged exactly once while either thread had it.
 fn together(client: &mut Client, rounds: u64) -> u64 {
     let (cuda, name, gate) = (client.cuda() as usize, *NAME.lock().expect("no panic"), Gate::default());
     let (_, idle, _) = client.info();
@@ -153,7 +154,7 @@ fn free(cuda: *mut c_void, pointer: u64) -> i32 {
     call!(cuda, "cuMemFree_v2"(u64)(pointer))
 }
 
-/// How often it imported something.
+/// Exchanges memory until it is asked to stop. Returns the number of imports.
 fn exchange(cuda: usize, seed: u64, board: &str) -> u64 {
     let cuda = cuda as *mut c_void;
     let board = File::options().read(true).write(true).open(board).expect("a board");
@@ -188,11 +189,8 @@ fn exchange(cuda: usize, seed: u64, board: &str) -> u64 {
 }
 
 fn make(cuda: *mut c_void, bytes: u64, board: &File, at: u64) -> Option<Had> {
-    let (mut pointer, mut name) = (0_u64, Handle([0; 8]));
-    let result = call!(cuda, "cuMemAlloc_v2" (*mut u64, usize) (&mut pointer, bytes as usize));
-    if !storm::granted("cuMemAlloc", result) {
-        return None;
-    }
+    let mut name = Handle([0; 8]);
+    let pointer = storm::granted("cuMemAlloc", alloc::plain(cuda, bytes as usize))?;
     let named = call!(cuda, "cuIpcGetMemHandle" (*mut Handle, u64) (&mut name, pointer));
     assert_eq!(named, 0, "cuIpcGetMemHandle");
     let words = name.0.iter().copied().chain([std::process::id().into()]);
@@ -206,7 +204,7 @@ fn make(cuda: *mut c_void, bytes: u64, board: &File, at: u64) -> Option<Had> {
     })
 }
 
-/// A name, and who made it.
+/// Reads a name, and the PID of its creator.
 fn read(board: &File, at: u64) -> (Handle, u64) {
     let mut bytes = [0_u8; 72];
     board.read_exact_at(&mut bytes, at).expect("a place");
@@ -214,24 +212,28 @@ fn read(board: &File, at: u64) -> (Handle, u64) {
     (Handle(std::array::from_fn(word)), word(8))
 }
 
-/// Takes what is about to be freed off the board, if it is still there.
+/// Removes an allocation from the board before it is freed, if it is still there.
 fn withdraw(board: &File, had: &Had) {
     if read(board, had.at).0.0 == had.name.0 {
         board.write_all_at(&[0; 72], had.at).expect("a place");
     }
 }
 
-/// What no living process has made, no driver would open, but the software GPU does.
+/// Imports a name from the board. Names of dead processes are skipped: a driver refuses them, the software GPU does not.
 fn open(cuda: *mut c_void, board: &File, at: u64) -> Option<Had> {
     let (name, maker) = read(board, at);
     if !std::path::Path::new(&format!("/proc/{maker}/fd/0")).exists() {
         return None;
     }
     let (result, had) = import(cuda, name, at);
-    (result != INVALID_HANDLE && storm::granted("cuIpcOpenMemHandle", result)).then_some(had)
+    match result {
+        INVALID_HANDLE => None,
+        0 => Some(had),
+        error => storm::granted("cuIpcOpenMemHandle", Err(error)),
+    }
 }
 
-/// The driver's answer, and what is had if that is 0.
+/// Returns the driver's result, and the import, which is valid if the result is 0.
 fn import(cuda: *mut c_void, name: Handle, at: u64) -> (i32, Had) {
     let (mut pointer, mut start, mut bytes) = (0_u64, 0_u64, 0_usize);
     let result = call!(cuda, "cuIpcOpenMemHandle_v2" (*mut u64, Handle, u32) (&mut pointer, name, 1));

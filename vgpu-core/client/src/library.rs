@@ -14,7 +14,7 @@ pub(crate) fn open(name: &str) -> *mut c_void {
     library
 }
 
-/// A function of a library as `fn(...) -> c_int`.
+/// Returns the result of a library's function, called as `fn(...) -> c_int`.
 macro_rules! call {
     ($library:expr, $name:literal ($($kind:ty),*) ($($value:expr),*)) => {{
         let name = concat!($name, "\0");
@@ -28,7 +28,17 @@ macro_rules! call {
 }
 pub(crate) use call;
 
-/// A number, with KiB, MiB or GiB.
+/// Launches a kernel without parameters in the default stream: `grid` blocks of `block` threads.
+pub(crate) fn launch(cuda: *mut c_void, function: usize, grid: u32, block: u32) -> i32 {
+    call!(
+        cuda,
+        "cuLaunchKernel"(usize, u32, u32, u32, u32, u32, u32, u32, usize, usize, usize)(
+            function, grid, 1, 1, block, 1, 1, 0, 0, 0, 0
+        )
+    )
+}
+
+/// Parses a number, with KiB, MiB or GiB.
 pub(crate) fn size(text: &str) -> u64 {
     let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
     let shift = match &text[digits.len()..] {

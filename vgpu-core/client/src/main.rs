@@ -1,5 +1,5 @@
-//! A client of the driver API and of NVML, as the tests need one: it does what its arguments say,
-//! one after the other, and prints a line for each. It finds the libraries as every program does.
+//! A client of the driver API and of NVML, for tests: it makes the steps in its arguments, one after the other, and
+//! prints a line for each. It finds the libraries like any program.
 //!
 //! ```text
 //!  gpu-client init alloc:20GiB info wait free:0 ...
@@ -8,12 +8,14 @@
 //!  gpu-client sizes | limit | hold BYTES          a program that knows no limit: share.rs
 //! ```
 //!
-//! Steps: `basic.rs` makes one call or a few, `odd.rs` calls that are seldom made; `storm.rs`, `crowd.rs` and
-//! `exchange.rs` use many threads at once; `process.rs` has what a program may do to itself and to its children, `timing.rs`
-//! and `compute.rs` use GPU time.
-//! All stand on `client.rs` (what the client has) and `library.rs` (how it calls).
+//! Steps: `basic.rs`, `memory.rs` and `answers.rs` make one call or a few, `odd.rs` makes rare calls; `storm.rs`,
+//! `crowd.rs` and `exchange.rs` use many threads at once; `process.rs` has what a program may do to itself and to its
+//! children, `timing.rs` and `compute.rs` use GPU time. All use `client.rs` (what the client has), `alloc.rs`
+//! (allocations of each kind) and `library.rs` (how it calls).
 #![allow(unsafe_code)] // Calls through dlsym.
 
+mod alloc;
+mod answers;
 mod basic;
 mod calls;
 mod client;
@@ -21,6 +23,7 @@ mod compute;
 mod crowd;
 mod exchange;
 mod library;
+mod memory;
 mod odd;
 mod process;
 mod share;
@@ -34,17 +37,28 @@ mod built_from {
 use client::Client;
 use std::io::Write;
 
-/// Does a step and prints its line: its name, its result and what else it has to say.
+type Step = fn(&mut Client, name: &str, value: &str) -> Option<String>;
+
+/// Each knows some names of steps, and returns None for the others.
+const STEPS: [Step; 10] = [
+    basic::step,
+    memory::step,
+    answers::step,
+    storm::step,
+    process::step,
+    crowd::step,
+    odd::step,
+    timing::step,
+    exchange::step,
+    compute::step,
+];
+
+/// Does a step and prints its line: its name, its result and further output.
 fn run(client: &mut Client, step: &str) {
     let (name, value) = step.split_once(':').unwrap_or((step, ""));
-    let outcome = basic::step(client, name, value)
-        .or_else(|| storm::step(client, name, value))
-        .or_else(|| process::step(client, name, value))
-        .or_else(|| crowd::step(client, name, value))
-        .or_else(|| odd::step(client, name, value))
-        .or_else(|| timing::step(client, name, value))
-        .or_else(|| exchange::step(client, name, value))
-        .or_else(|| compute::step(client, name, value))
+    let outcome = STEPS
+        .iter()
+        .find_map(|step| step(client, name, value))
         .unwrap_or_else(|| panic!("unknown step {name}"));
     println!("{name} {outcome}");
     std::io::stdout().flush().expect("stdout");

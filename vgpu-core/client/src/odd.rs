@@ -1,6 +1,7 @@
-//! Calls that programs make seldom, and that other interposers got wrong.
+//! Calls that programs seldom make, and that other interposers did wrong.
 
-use crate::client::Client;
+use crate::alloc;
+use crate::client::{Client, keep};
 use crate::library::{call, size};
 use std::ffi::{CString, c_int, c_void};
 
@@ -22,18 +23,8 @@ pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<Strin
             let result = call!(cuda, "cuMemGetInfo_v2" (*mut usize, *mut usize) (pointers.0, pointers.1));
             format!("{result} {place}")
         }
-        // Physical memory of the host: CU_MEM_LOCATION_TYPE_HOST_NUMA, node 0.
-        "createhost" => {
-            let properties: [u32; 8] = [1, 0, 3, 0, 0, 0, 0, 0];
-            let mut handle = 0_u64;
-            let result = call!(cuda, "cuMemCreate" (*mut u64, usize, *const u32, u64)
-                (&mut handle, number as usize, properties.as_ptr(), 0));
-            if result == 0 {
-                client.handles.push(handle);
-            }
-            result.to_string()
-        }
-        // By the call for one attribute, and by the call for many.
+        "createhost" => keep(&mut client.handles, alloc::of_host(cuda, number as usize)).to_string(),
+        // Asks with the call for one attribute and with the call for many.
         "ismanaged" => {
             let pointer = client.pointers[number as usize];
             let (mut one, mut many, mut attribute) = (-1, -1, IS_MANAGED);
@@ -52,24 +43,21 @@ pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<Strin
             // SAFETY: the caller of this client says that the function reads no arguments.
             unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(function)() }.to_string()
         }
-        // Out of memory by every family: their answers.
+        // Prints the answers of every family of calls when memory is out.
         "toomuch" => too_much(cuda, number),
         _ => return None,
     })
 }
 
 fn too_much(cuda: *mut c_void, bytes: u64) -> String {
-    let (mut pointer, mut pitch, mut array) = (0_u64, 0_usize, 0_usize);
-    let (properties, descriptor) = ([1_u64, 1, 0, 0], [2048_u64, bytes >> 15, 4 << 32 | 0x20]);
     let bytes = bytes as usize;
-    let answers = [
-        call!(cuda, "cuMemAlloc_v2" (*mut u64, usize) (&mut pointer, bytes)),
-        call!(cuda, "cuMemAllocManaged" (*mut u64, usize, u32) (&mut pointer, bytes, 1)),
-        call!(cuda, "cuMemAllocPitch_v2" (*mut u64, *mut usize, usize, usize, u32)
-            (&mut pointer, &mut pitch, 1024, bytes / 1024, 4)),
-        call!(cuda, "cuMemAllocAsync" (*mut u64, usize, usize) (&mut pointer, bytes, 0)),
-        call!(cuda, "cuMemCreate" (*mut u64, usize, *const u64, u64) (&mut pointer, bytes, properties.as_ptr(), 0)),
-        call!(cuda, "cuArrayCreate_v2" (*mut usize, *const u64) (&mut array, descriptor.as_ptr())),
+    let errors = [
+        alloc::plain(cuda, bytes).err(),
+        alloc::managed(cuda, bytes).err(),
+        alloc::pitched(cuda, bytes).err(),
+        alloc::ordered(cuda, bytes, 0).err(),
+        alloc::physical(cuda, bytes).err(),
+        alloc::array(cuda, bytes).err(),
     ];
-    answers.map(|answer| answer.to_string()).join(" ")
+    errors.map(|error| error.unwrap_or(0).to_string()).join(" ")
 }

@@ -1,4 +1,4 @@
-//! What a program may do to itself and to its children.
+//! Steps that a program may do to itself and to its children.
 
 use crate::client::Client;
 use crate::library::{call, size};
@@ -9,20 +9,20 @@ use std::io::Write;
 pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<String> {
     let number = size(value);
     Some(match name {
-        // The child goes on with the steps; the parent waits for it and goes on after.
+        // The child continues with the steps; the parent waits for it and then continues too.
         "fork" => waited(client, fork()),
-        // The same by the system call, which tells no library.
+        // The same by the system call, which no library notices.
         "rawclone" => waited(client, clone(0)),
         "clonefiles" => waited(client, clone(libc::CLONE_FILES)),
-        // The child goes on with the steps; the parent ends at once.
+        // The child continues with the steps; the parent ends at once.
         "orphan" => match fork() {
             0 => "child".into(),
             // SAFETY: ends this process without a word.
             _ => unsafe { libc::_exit(0) },
         },
-        // A child's answer to cuInit.
+        // Prints a child's answer to cuInit.
         "forked" => forked(client).to_string(),
-        // A child that never does anything, and is left behind.
+        // Starts a child that does nothing and is left behind.
         "sleeper" => sleeper(fork()),
         "rawsleeper" => sleeper(clone(0)),
         "forks" => forks(client, number).to_string(),
@@ -34,17 +34,13 @@ pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<Strin
             client.cuda = std::ptr::null_mut();
             result.to_string()
         }
-        "closefrom" => {
-            // SAFETY: closes what this client does not use any more.
-            unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) }.to_string()
-        }
+        "closefrom" => close_from().to_string(),
         "cover" => cover(),
-        // A thread that closes and covers descriptors all the time.
+        // Starts a thread that closes and covers descriptors all the time.
         "closing" => {
             std::thread::spawn(|| {
                 loop {
-                    // SAFETY: closes what this client does not use any more.
-                    unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
+                    close_from();
                     cover();
                     std::thread::yield_now();
                 }
@@ -116,7 +112,7 @@ fn sleeper(child: c_int) -> String {
     child.to_string()
 }
 
-/// Children of a process with threads that each try the API; how many were ended by a signal.
+/// Forks a process with threads; each child tries the API. Returns how many were ended by a signal.
 fn forks(client: &mut Client, number: u64) -> usize {
     let cuda = client.cuda();
     let child = || {
@@ -138,13 +134,13 @@ fn forks(client: &mut Client, number: u64) -> usize {
     (0..number).filter(|_| !child()).count()
 }
 
-/// vfork and exec, as the standard library does it.
+/// Does vfork and exec, as the standard library does.
 fn spawn() -> bool {
     let status = std::process::Command::new("/bin/true").status();
     status.is_ok_and(|status| status.success())
 }
 
-/// Becomes this program again, with the steps in `value` (spaces written as commas).
+/// Executes this program again, with the steps in `value` (spaces written as commas).
 fn exec(value: &str) -> String {
     use std::os::unix::process::CommandExt;
     let own = std::env::current_exe().expect("a path");
@@ -152,6 +148,11 @@ fn exec(value: &str) -> String {
         .args(value.split(','))
         .exec()
         .to_string()
+}
+
+fn close_from() -> c_long {
+    // SAFETY: closes what this client does not use any more.
+    unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) }
 }
 
 /// Puts /dev/null on every descriptor from 3 to 63, whatever was there.
@@ -164,7 +165,7 @@ fn cover() -> String {
     .to_string()
 }
 
-/// Leaves no descriptor free but `left`; how many were taken.
+/// Leaves only `left` descriptors free. Returns how many were taken.
 fn fill(left: u64) -> String {
     let limit = libc::rlimit {
         rlim_cur: 64,
@@ -195,7 +196,7 @@ fn space(more: u64) -> String {
     unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }.to_string()
 }
 
-/// Answers EPERM to the system calls named in `value`, by a seccomp filter; or 0, as if it had been made, to `NAME=0`.
+/// Makes the system calls in `value` fail with EPERM, by a seccomp filter; for `NAME=0`, return 0 without being made.
 fn deny(value: &str) -> String {
     let number = |name: &str| match name {
         "madvise" => libc::SYS_madvise,
@@ -215,7 +216,7 @@ fn deny(value: &str) -> String {
         jf: lie,
         k: value,
     };
-    // The system call's number is the first word of what a filter sees.
+    // The first word that a filter gets is the system call's number.
     let mut program = vec![jump(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0)];
     for denied in value.split(',') {
         let (name, errno) = denied.split_once('=').unwrap_or((denied, "1"));
@@ -238,7 +239,7 @@ fn deny(value: &str) -> String {
     .to_string()
 }
 
-/// The program's first thread ends; another goes on with the steps.
+/// Ends the program's first thread; another thread continues with the steps.
 pub(crate) fn leave(client: Client, go_on: impl FnOnce(&mut Client) + Send + 'static) {
     struct Moved(Client);
     // SAFETY: its pointers are library handles, which belong to the process.

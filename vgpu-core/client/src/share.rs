@@ -1,4 +1,4 @@
-//! A program that knows no limit: what it sees of its GPU, and how much it can allocate.
+//! A program that knows of no limit: prints what it sees of its GPU, and how much it can allocate.
 //!
 //! ```text
 //!  sizes        number of GPUs, UUID and sizes as CUDA and NVML see them
@@ -8,6 +8,7 @@
 //!
 //! The first call that fails ends the program: its name and code go to stdout, and the exit status is 1.
 
+use crate::alloc;
 use crate::client::Client;
 use crate::library::{call, size};
 use std::ffi::{CStr, c_char, c_int};
@@ -26,6 +27,13 @@ pub(crate) fn command(words: &[String]) -> bool {
     true
 }
 
+/// Makes a call, and ends the program if it fails.
+macro_rules! checked {
+    ($library:expr, $name:literal $kinds:tt $values:tt) => {
+        check($name, call!($library, $name $kinds $values))
+    };
+}
+
 fn check(what: &str, code: c_int) {
     if code != 0 {
         println!("{what}: {code}");
@@ -33,13 +41,12 @@ fn check(what: &str, code: c_int) {
     }
 }
 
-/// A client with a context of its own on the first GPU.
+/// Returns a client with its own context on the first GPU.
 fn start() -> Client {
-    let (mut client, mut context) = (Client::new(), 0_usize);
+    let mut client = Client::new();
     let cuda = client.cuda();
-    check("cuInit", call!(cuda, "cuInit"(u32)(0)));
-    let made = call!(cuda, "cuCtxCreate_v2" (*mut usize, u32, c_int) (&mut context, 0, 0));
-    check("cuCtxCreate", made);
+    checked!(cuda, "cuInit"(u32)(0));
+    check("cuCtxCreate", alloc::context(cuda, 0).err().unwrap_or(0));
     client
 }
 
@@ -53,19 +60,10 @@ fn info(client: &mut Client) -> (u64, u64) {
 fn sizes(client: &mut Client) {
     let (cuda, nvml) = (client.cuda(), client.nvml());
     let (mut count, mut nvml_count, mut device_total) = (0, 0, 0_usize);
-    check("nvmlInit", call!(nvml, "nvmlInit_v2"()()));
-    check(
-        "cuDeviceGetCount",
-        call!(cuda, "cuDeviceGetCount" (*mut c_int) (&mut count)),
-    );
-    check(
-        "nvmlDeviceGetCount",
-        call!(nvml, "nvmlDeviceGetCount_v2" (*mut u32) (&mut nvml_count)),
-    );
-    check(
-        "cuDeviceTotalMem",
-        call!(cuda, "cuDeviceTotalMem_v2" (*mut usize, c_int) (&mut device_total, 0)),
-    );
+    checked!(nvml, "nvmlInit_v2"()());
+    checked!(cuda, "cuDeviceGetCount" (*mut c_int) (&mut count));
+    checked!(nvml, "nvmlDeviceGetCount_v2" (*mut u32) (&mut nvml_count));
+    checked!(cuda, "cuDeviceTotalMem_v2" (*mut usize, c_int) (&mut device_total, 0));
     let (free, total) = info(client);
     println!(
         "{count} {nvml_count}\n{device_total}\n{total} {}",
@@ -75,22 +73,10 @@ fn sizes(client: &mut Client) {
     // nvmlMemory_v2_t: version and size, then total.
     let (mut device, mut memory) = (0_usize, [2 << 24 | 40, 0, 0, 0, 0_u64]);
     let (mut uuid, mut id) = ([0 as c_char; 96], [0_u8; 16]);
-    check(
-        "nvmlDeviceGetHandleByIndex",
-        call!(nvml, "nvmlDeviceGetHandleByIndex_v2" (u32, *mut usize) (0, &mut device)),
-    );
-    check(
-        "nvmlDeviceGetMemoryInfo",
-        call!(nvml, "nvmlDeviceGetMemoryInfo_v2" (usize, *mut u64) (device, memory.as_mut_ptr())),
-    );
-    check(
-        "nvmlDeviceGetUUID",
-        call!(nvml, "nvmlDeviceGetUUID" (usize, *mut c_char, u32) (device, uuid.as_mut_ptr(), 96)),
-    );
-    check(
-        "cuDeviceGetUuid",
-        call!(cuda, "cuDeviceGetUuid_v2" (*mut u8, c_int) (id.as_mut_ptr(), 0)),
-    );
+    checked!(nvml, "nvmlDeviceGetHandleByIndex_v2" (u32, *mut usize) (0, &mut device));
+    checked!(nvml, "nvmlDeviceGetMemoryInfo_v2" (usize, *mut u64) (device, memory.as_mut_ptr()));
+    checked!(nvml, "nvmlDeviceGetUUID" (usize, *mut c_char, u32) (device, uuid.as_mut_ptr(), 96));
+    checked!(cuda, "cuDeviceGetUuid_v2" (*mut u8, c_int) (id.as_mut_ptr(), 0));
     // SAFETY: NVML has written a C string.
     let uuid = unsafe { CStr::from_ptr(uuid.as_ptr()) }.to_string_lossy();
     let parts = [0..4, 4..6, 6..8, 8..10, 10..16].map(|range| {

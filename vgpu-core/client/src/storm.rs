@@ -1,5 +1,6 @@
-//! Many threads at once: until they are killed, asked to stop, or done.
+//! Many threads at once, which run until they are killed, asked to stop, or done.
 
+use crate::alloc::{self, Made};
 use crate::client::Client;
 use crate::library::{call, size};
 use std::ffi::{c_int, c_void};
@@ -8,9 +9,9 @@ use std::sync::{Mutex, OnceLock};
 
 const THREADS: u64 = 4;
 
-/// Set by SIGUSR1: threads of `mixed` end with what they hold.
+/// Set by SIGUSR1: threads of `mixed` end and keep what they hold.
 static STOP: AtomicBool = AtomicBool::new(false);
-/// What the threads of `mixed` held at their end.
+/// The memory that threads of `mixed` still held at their end.
 static KEPT: Mutex<Vec<Live>> = Mutex::new(Vec::new());
 
 /// One thing that holds device memory.
@@ -25,13 +26,13 @@ pub(crate) enum Live {
 pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<String> {
     let number = size(value);
     Some(match name {
-        // Allocates and frees at random for ever, or for `number` rounds in each thread.
+        // Allocates and frees at random without end, or for `number` rounds in each thread.
         "storm" => all_threads(client, move |cuda, seed| storm(cuda, seed, number)).to_string(),
-        // The same with every kind of memory; what is held at the end stays.
+        // `mixed`: the same with every kind of memory, which is kept at the end.
         "mixed" => all_threads(client, move |cuda, seed| mixed(cuda, seed, number, true)).to_string(),
         "plain" => all_threads(client, move |cuda, seed| mixed(cuda, seed, number, false)).to_string(),
         "freekept" => free_kept(client).to_string(),
-        // The same for ever beside other steps, in `number` threads.
+        // The same without end beside other steps, in `number` threads.
         "background" => {
             let cuda = client.cuda() as usize;
             for seed in 0..if number == 0 { THREADS } else { number } {
@@ -41,7 +42,7 @@ pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<Strin
         }
         "captures" => allocated_beside_captures(client, number),
         "churn" => churn(client, number).to_string(),
-        // So many retains and releases in each thread, of the primary context and of one handle, all gone in the end.
+        // This many retains and releases in each thread, of the primary context and one handle; none is left at the end.
         "counted" => counted(client, number).to_string(),
         "cancel" => cancelled(client, number).to_string(),
         "listen" => {
@@ -62,7 +63,7 @@ pub(crate) fn stopped() -> bool {
     STOP.load(Ordering::Relaxed)
 }
 
-/// The sum of what `work` answers in each thread.
+/// Returns the sum of the results of `work` in each thread.
 pub(crate) fn all_threads(client: &mut Client, work: impl Fn(usize, u64) -> u64 + Clone + Send + 'static) -> u64 {
     let cuda = client.cuda() as usize;
     let threads: Vec<_> = (0..THREADS)
@@ -74,13 +75,13 @@ pub(crate) fn all_threads(client: &mut Client, work: impl Fn(usize, u64) -> u64 
     threads.into_iter().map(|thread| thread.join().expect("a thread")).sum()
 }
 
-/// So many rounds, or for ever where 0 are asked for: but never longer than the test that started this.
+/// A number of rounds; 0: without end. Never longer than the test that started this program.
 pub(crate) struct Rounds {
     left: Option<u64>,
     done: u64,
 }
 
-/// Who started this program; to be asked first at its start.
+/// The PID of this program's parent. Must be called at the program's start, because the parent may end.
 pub(crate) fn parent() -> u32 {
     static PARENT: OnceLock<u32> = OnceLock::new();
     *PARENT.get_or_init(std::os::unix::process::parent_id)
@@ -112,7 +113,7 @@ pub(crate) fn numbers(seed: u64) -> impl FnMut() -> u64 {
     numbers_from(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ u64::from(std::process::id()))
 }
 
-/// The same from a state that is not 0.
+/// Returns the same generator from a state that is not 0.
 pub(crate) fn numbers_from(mut state: u64) -> impl FnMut() -> u64 {
     move || {
         state ^= state << 13;
@@ -129,12 +130,12 @@ pub(crate) fn enter(cuda: *mut c_void) {
     call!(cuda, "cuCtxSetCurrent" (*mut c_void) (context));
 }
 
-/// Whether a call succeeded; out of memory is what a share is for, all else is a failure of the test.
-pub(crate) fn granted(what: &str, result: c_int) -> bool {
-    match result {
-        0 => true,
-        2 => false,
-        other => panic!("{what} answered {other}"),
+/// Returns the allocation; None: out of memory, as expected in a share. Panics at every other error.
+pub(crate) fn granted<T>(what: &str, made: Made<T>) -> Option<T> {
+    match made {
+        Ok(made) => Some(made),
+        Err(2) => None,
+        Err(other) => panic!("{what} answered {other}"),
     }
 }
 
@@ -146,13 +147,9 @@ fn storm(cuda: usize, seed: u64, rounds: u64) -> u64 {
     let mut rounds = Rounds::new(rounds);
     while rounds.next() {
         if next().is_multiple_of(2) || live.is_empty() {
-            let mut pointer = 0_u64;
-            let bytes = (1 + next() % 64) << 20;
-            let result = call!(cuda, "cuMemAlloc_v2" (*mut u64, usize) (&mut pointer, bytes as usize));
-            if granted("cuMemAlloc", result) {
-                live.push(pointer);
-            } else {
-                failed += 1;
+            match granted("cuMemAlloc", alloc::plain(cuda, (1 + next() as usize % 64) << 20)) {
+                Some(pointer) => live.push(pointer),
+                None => failed += 1,
             }
         } else {
             let pointer = live.swap_remove(next() as usize % live.len());
@@ -180,13 +177,8 @@ fn allocated_beside_captures(client: &mut Client, rounds: u64) -> String {
     let allocate = move |cuda: usize, _seed| {
         let cuda = cuda as *mut c_void;
         enter(cuda);
-        (0..rounds)
-            .filter(|_| {
-                let (mut pointer, bytes) = (0_u64, 16_usize << 30);
-                let result = call!(cuda, "cuMemAllocAsync" (*mut u64, usize, usize) (&mut pointer, bytes, stream));
-                granted("cuMemAllocAsync", result)
-            })
-            .count() as u64
+        let allocate = |_: &u64| granted("cuMemAllocAsync", alloc::ordered(cuda, 16 << 30, stream)).is_some();
+        (0..rounds).filter(allocate).count() as u64
     };
     let shared = cuda as usize;
     let is_over = AtomicBool::new(false);
@@ -243,75 +235,29 @@ fn free_kept(client: &mut Client) -> usize {
     count
 }
 
-/// A context of the thread's own, with memory that goes with it.
+/// Makes a context of the thread's own with memory, and destroys both.
 fn with_own_context(cuda: *mut c_void) {
-    let (mut context, mut pointer) = (0_usize, 0_u64);
-    let made = call!(cuda, "cuCtxCreate_v2" (*mut usize, u32, c_int) (&mut context, 0, 0));
-    if granted("cuCtxCreate", made) {
-        let result = call!(cuda, "cuMemAlloc_v2" (*mut u64, usize) (&mut pointer, 4 << 20));
-        granted("cuMemAlloc", result);
+    if let Some(context) = granted("cuCtxCreate", alloc::context(cuda, 0)) {
+        granted("cuMemAlloc", alloc::plain(cuda, 4 << 20));
         assert_eq!(call!(cuda, "cuCtxDestroy_v2"(usize)(context)), 0);
     }
     enter(cuda);
 }
 
 impl Live {
-    /// Some kind of memory; None: there is none left.
+    /// Allocates some kind of memory; None: there is no memory left.
     pub(crate) fn new(cuda: *mut c_void, kind: u64, bytes: u64) -> Option<Self> {
-        let (bytes, mut pointer) = (bytes as usize, 0_u64);
-        let place: *mut u64 = &mut pointer;
+        let bytes = bytes as usize;
+        let whole = bytes.next_multiple_of(2 << 20);
         match kind % 7 {
-            0 => granted(
-                "cuMemAlloc",
-                call!(cuda, "cuMemAlloc_v2" (*mut u64, usize) (place, bytes)),
-            )
-            .then_some(Self::Pointer(pointer)),
-            1 => {
-                let result = call!(cuda, "cuMemAllocManaged" (*mut u64, usize, u32) (place, bytes, 1));
-                granted("cuMemAllocManaged", result).then_some(Self::Pointer(pointer))
-            }
-            2 => {
-                let mut pitch = 0_usize;
-                let result = call!(cuda, "cuMemAllocPitch_v2" (*mut u64, *mut usize, usize, usize, u32)
-                    (place, &mut pitch, 1000, bytes / 1024, 4));
-                granted("cuMemAllocPitch", result).then_some(Self::Pointer(pointer))
-            }
-            3 => {
-                let result = call!(cuda, "cuMemAllocAsync" (*mut u64, usize, usize) (place, bytes, 0));
-                granted("cuMemAllocAsync", result).then_some(Self::Ordered(pointer))
-            }
-            4 => {
-                // CUDA_ARRAY_DESCRIPTOR: rows of 32 KiB, four floats an element.
-                let (descriptor, mut array) = ([2048, bytes as u64 >> 15, 4 << 32 | 0x20], 0);
-                let result = call!(cuda, "cuArrayCreate_v2" (*mut usize, *const u64) (&mut array, descriptor.as_ptr()));
-                granted("cuArrayCreate", result).then_some(Self::Array(array))
-            }
-            kind => Self::physical(cuda, bytes.next_multiple_of(2 << 20), kind == 5),
+            0 => granted("cuMemAlloc", alloc::plain(cuda, bytes)).map(Self::Pointer),
+            1 => granted("cuMemAllocManaged", alloc::managed(cuda, bytes)).map(Self::Pointer),
+            2 => granted("cuMemAllocPitch", alloc::pitched(cuda, bytes)).map(|(pointer, _)| Self::Pointer(pointer)),
+            3 => granted("cuMemAllocAsync", alloc::ordered(cuda, bytes, 0)).map(Self::Ordered),
+            4 => granted("cuArrayCreate", alloc::array(cuda, bytes)).map(Self::Array),
+            5 => granted("cuMemCreate", alloc::mapped(cuda, whole)).map(|address| Self::Mapping(address, whole)),
+            _ => granted("cuMemCreate", alloc::physical(cuda, whole)).map(Self::Handle),
         }
-    }
-
-    fn physical(cuda: *mut c_void, bytes: usize, map: bool) -> Option<Self> {
-        let (properties, mut handle) = ([1_u64, 1, 0, 0], 0_u64);
-        let result = call!(cuda, "cuMemCreate" (*mut u64, usize, *const u64, u64)
-            (&mut handle, bytes, properties.as_ptr(), 0));
-        if !granted("cuMemCreate", result) {
-            return None;
-        }
-        if !map {
-            return Some(Self::Handle(handle));
-        }
-        let mut address = 0_u64;
-        let result = call!(cuda, "cuMemAddressReserve" (*mut u64, usize, usize, u64, u64)
-            (&mut address, bytes, 0, 0, 0));
-        assert_eq!(result, 0, "cuMemAddressReserve");
-        let result = call!(
-            cuda,
-            "cuMemMap"(u64, usize, usize, u64, u64)(address, bytes, 0, handle, 0)
-        );
-        assert_eq!(result, 0, "cuMemMap");
-        // The mapping alone keeps it from here on.
-        assert_eq!(call!(cuda, "cuMemRelease"(u64)(handle)), 0);
-        Some(Self::Mapping(address, bytes))
     }
 
     pub(crate) fn free(self, cuda: *mut c_void) {
@@ -320,10 +266,7 @@ impl Live {
             Self::Ordered(pointer) => call!(cuda, "cuMemFreeAsync"(u64, usize)(pointer, 0)),
             Self::Handle(handle) => call!(cuda, "cuMemRelease"(u64)(handle)),
             Self::Array(array) => call!(cuda, "cuArrayDestroy"(usize)(array)),
-            Self::Mapping(address, bytes) => {
-                assert_eq!(call!(cuda, "cuMemUnmap"(u64, usize)(address, bytes)), 0);
-                call!(cuda, "cuMemAddressFree"(u64, usize)(address, bytes))
-            }
+            Self::Mapping(address, bytes) => return alloc::unmap(cuda, address, bytes),
         };
         assert_eq!(result, 0, "a free");
     }
@@ -331,17 +274,8 @@ impl Live {
 
 fn counted(client: &mut Client, rounds: u64) -> u64 {
     let bytes = 32_usize << 20;
-    let (cuda, properties, mut handle, mut address) = (client.cuda(), [1_u64, 1, 0, 0], 0_u64, 0_u64);
-    let results = [
-        call!(cuda, "cuMemCreate" (*mut u64, usize, *const u64, u64) (&mut handle, bytes, properties.as_ptr(), 0)),
-        call!(cuda, "cuMemAddressReserve" (*mut u64, usize, usize, u64, u64) (&mut address, bytes, 0, 0, 0)),
-        call!(
-            cuda,
-            "cuMemMap"(u64, usize, usize, u64, u64)(address, bytes, 0, handle, 0)
-        ),
-        call!(cuda, "cuMemRelease"(u64)(handle)),
-    ];
-    assert_eq!(results, [0; 4]);
+    let cuda = client.cuda();
+    let address = alloc::mapped(cuda, bytes).expect("memory");
     let failed = all_threads(client, move |cuda, _| {
         let (cuda, mut context, mut handle) = (cuda as *mut c_void, 0_usize, 0_u64);
         let round = |_: &u64| {
@@ -353,13 +287,12 @@ fn counted(client: &mut Client, rounds: u64) -> u64 {
         };
         (0..rounds).filter(round).count() as u64
     });
-    assert_eq!(call!(cuda, "cuMemUnmap"(u64, usize)(address, bytes)), 0);
-    assert_eq!(call!(cuda, "cuMemAddressFree"(u64, usize)(address, bytes)), 0);
+    alloc::unmap(cuda, address, bytes);
     assert_eq!(call!(cuda, "cuDevicePrimaryCtxRelease_v2"(c_int)(0)), 0);
     failed
 }
 
-/// `number` threads that each allocate, free and end, 32 at a time; how many were refused.
+/// Starts `number` threads, 32 at once, that each allocate, free and end. Returns how many were refused.
 fn churn(client: &mut Client, number: u64) -> u64 {
     let cuda = client.cuda() as usize;
     let mut refused = 0;
@@ -372,22 +305,21 @@ fn churn(client: &mut Client, number: u64) -> u64 {
     refused
 }
 
-/// cuMemAlloc of `bytes`, or a new context for 0, in a thread that was cancelled before and has not noticed: its answer.
+/// Calls cuMemAlloc of `bytes`, or creates a context for 0, in a cancelled thread that has not noticed. Returns the answer.
 fn cancelled(client: &mut Client, bytes: u64) -> i32 {
     struct Call(*mut c_void, usize);
     static ANSWER: AtomicI32 = AtomicI32::new(-1);
     extern "C" fn body(call: *mut c_void) -> *mut c_void {
         // SAFETY: the Call of `cancelled`, which joins this thread.
         let call = unsafe { &*call.cast::<Call>() };
-        let (mut pointer, mut context) = (0_u64, 0_usize);
         enter(call.0);
         // SAFETY: this very thread; nothing of it needs to be dropped.
         unsafe { libc::pthread_cancel(libc::pthread_self()) };
-        let result = match call.1 {
-            0 => call!(call.0, "cuCtxCreate_v2" (*mut usize, u32, c_int) (&mut context, 0, 0)),
-            bytes => call!(call.0, "cuMemAlloc_v2" (*mut u64, usize) (&mut pointer, bytes)),
+        let made = match call.1 {
+            0 => alloc::context(call.0, 0).err(),
+            bytes => alloc::plain(call.0, bytes).err(),
         };
-        ANSWER.store(result, Ordering::Release);
+        ANSWER.store(made.unwrap_or(0), Ordering::Release);
         std::ptr::null_mut()
     }
     let mut call = Call(client.cuda(), bytes as usize);

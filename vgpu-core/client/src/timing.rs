@@ -1,22 +1,22 @@
 //! Work of a known length on the software GPU, and how long it took by the GPU's own clock.
 
 use crate::client::Client;
-use crate::library::{call, size};
+use crate::library::{self, call, size};
 use std::ffi::{CString, c_char, c_void};
 
 pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<String> {
     Some(match name {
-        // US or USxN: N kernels of so many microseconds, without a wait.
+        // US or USxN: N kernels of this many microseconds, without a wait.
         "spin" => launch(client, value).to_string(),
         // The same between two events.
         "begin" => begin(client, value).to_string(),
-        // Waits for it: result, and the microseconds between the events.
+        // Waits for the second event. Prints the result, and the microseconds between the events.
         "end" => end(client),
         "timed" => match begin(client, value) {
             0 => end(client),
             code => code.to_string(),
         },
-        // For ever: launches, events, questions and waits.
+        // Without end: launches, events, queries and waits.
         "rush" => loop {
             launch(client, "5x30");
             record(client, 0);
@@ -26,7 +26,7 @@ pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<Strin
             }
             call!(cuda, "cuCtxSynchronize"()());
         },
-        // Sleeps until the GPUs' clock shows so many nanoseconds: what it shows then.
+        // Sleeps until the GPUs' clock shows this many nanoseconds, and prints the clock's time then.
         "until" => sleep_until(client, size(value)).to_string(),
         // NVML of the first GPU: percent of each PID.
         "shares" => shares(client),
@@ -39,17 +39,12 @@ fn launch(client: &mut Client, value: &str) -> i32 {
     let (function, cuda) = (kernel(client, us), client.cuda());
     let count: u32 = count.parse().expect("a number");
     (0..count).fold(0, |result, _| {
-        let one = call!(
-            cuda,
-            "cuLaunchKernel"(usize, u32, u32, u32, u32, u32, u32, u32, usize, usize, usize)(
-                function, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0
-            )
-        );
+        let one = library::launch(cuda, function, 1, 1);
         if result == 0 { one } else { result }
     })
 }
 
-/// The kernel of so many microseconds, in one module for all.
+/// Returns the kernel of this many microseconds, in one module for all.
 fn kernel(client: &mut Client, us: &str) -> usize {
     let name = CString::new(format!("time_{us}us")).expect("a number");
     let (mut function, cuda) = (0_usize, client.cuda());
@@ -72,7 +67,7 @@ fn record(client: &mut Client, which: usize) -> i32 {
 }
 
 fn begin(client: &mut Client, value: &str) -> i32 {
-    // Work in front of it: so all of it is queued before the GPU comes to it, however slow this program is.
+    // Other work comes first, so that everything is queued before the GPU reaches it, however slow this program is.
     let ahead = launch(client, "50000");
     let results = [ahead, record(client, 0), launch(client, value), record(client, 1)];
     results.into_iter().find(|result| *result != 0).unwrap_or(0)

@@ -1,12 +1,12 @@
-//! A process's work on the GPU: streams of kernels, copies and events. The heads of its streams run at once, in the order
-//! in which they were submitted, as far as they fit on the multiprocessors.
+//! A process's work on the GPU: streams of kernels, copies and events. The heads of its streams run at the same time,
+//! in the order of their submission, as far as they fit on the multiprocessors.
 
 use std::collections::VecDeque;
 
 use crate::hardware::Hardware;
 use crate::{Ns, US};
 
-/// How often a kernel looks for its partner's handshake.
+/// How often a kernel checks for its partner's handshake.
 const POLL: Ns = 5 * US;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,11 +20,11 @@ pub(crate) enum Work {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Kernel {
-    /// The percentage of the multiprocessors that it takes.
+    /// The percentage of the multiprocessors that the kernel takes.
     pub width: u32,
-    /// How often it waits for the partner's kernel of the same number.
+    /// How often the kernel waits for the partner's kernel with the same number.
     pub handshakes: u32,
-    /// Its number among its thread's launches.
+    /// The kernel's number among its thread's launches.
     pub number: u64,
 }
 
@@ -34,27 +34,27 @@ struct Item {
     work: Work,
     left: Ns,
     order: u64,
-    /// When a copy that runs ends.
+    /// The end of a running copy.
     ends: Option<Ns>,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Context {
     pub gpu: usize,
-    /// Until when the GPU had a kernel of it.
+    /// The end of the context's last kernel time on the GPU.
     pub ran_until: Ns,
-    /// The context whose kernels shake hands with this one's.
+    /// The context whose kernels do handshakes with this one's.
     pub partner: Option<usize>,
-    /// The handshake that it has come to: kernel, stage.
+    /// The handshake that the context has reached: kernel, stage.
     pub stage: (u64, u32),
-    /// All events that were ever recorded.
+    /// The number of events recorded so far.
     pub recorded: u64,
     streams: Vec<VecDeque<Item>>,
-    /// By event, when the GPU passed it.
+    /// The time at which the GPU passed each event.
     passed: Vec<Option<Ns>>,
     queued: usize,
     submitted: u64,
-    /// The streams whose heads run.
+    /// Streams whose heads are running.
     running: Vec<usize>,
 }
 
@@ -106,7 +106,7 @@ impl Context {
         self.queued
     }
 
-    /// Returns true if a stream, or all of them, have ended.
+    /// Returns true if the stream has no work left, or with `None` all streams.
     pub(crate) fn is_done(&self, stream: Option<usize>) -> bool {
         match stream {
             None => self.queued == 0,
@@ -114,13 +114,13 @@ impl Context {
         }
     }
 
-    /// Returns true if it wants the GPU, and not only a copy engine.
+    /// Returns true if the context needs the GPU itself, not only a copy engine.
     pub(crate) fn has_work(&self) -> bool {
         let computes = |stream: &VecDeque<Item>| stream.front().is_some_and(|head| head.work != Work::Copy);
         self.queued > 0 && self.streams.iter().any(computes)
     }
 
-    /// The process has ended, and all its work with it.
+    /// Drops all work because the process has ended.
     pub(crate) fn clear(&mut self) {
         self.streams.clear();
         self.passed.clear();
@@ -129,7 +129,7 @@ impl Context {
         self.stage = (0, 0);
     }
 
-    /// Chooses what runs now; `computes`: it is this context's slice. Returns when the first of it ends.
+    /// Chooses the work that runs now; `computes` is true during this context's slice. Returns the time of the first end.
     pub(crate) fn choose(&mut self, now: Ns, computes: bool) -> Option<Ns> {
         let mut heads: Vec<(u64, usize)> = Vec::new();
         let mut next: Option<Ns> = None;
@@ -163,7 +163,7 @@ impl Context {
         next
     }
 
-    /// Runs what was chosen. `partner` is the handshake that the partner has come to.
+    /// Runs the chosen work. `partner` is the handshake that the partner has reached.
     pub(crate) fn run(&mut self, since: Ns, now: Ns, partner: Option<(u64, u32)>) -> Ran {
         let mut ran = Ran {
             had_kernel: false,
@@ -201,7 +201,7 @@ impl Context {
         ran
     }
 
-    /// Takes copies that have ended out of their streams. Returns true if there were some.
+    /// Removes finished copies from their streams. Returns true if there were any.
     pub(crate) fn end_copies(&mut self, now: Ns) -> bool {
         let before = self.queued;
         for stream in &mut self.streams {

@@ -1,12 +1,12 @@
-//! What shares got of the GPU, and by how much that differs from what they were to get.
+//! Each share's GPU time, and its difference from what the share is entitled to.
 
 use crate::{MS, Ns, S};
 
-/// The time from which figures count: until then the limiter learns.
+/// Start of the measurement: the limiter learns before it.
 pub const WARM: Ns = 2000 * MS;
 
 const BIN: Ns = 10 * MS;
-/// The window in which an error is measured, and by how much the next one is later.
+/// The length of the window over which errors are averaged, and the distance of two windows.
 const WINDOW: Ns = S;
 const STEP: Ns = 50 * MS;
 
@@ -17,13 +17,13 @@ pub struct Used {
     length: Ns,
 }
 
-/// The error of a share, in points of the GPU's time.
+/// The difference from the entitlement, in percentage points of the GPU's time.
 #[derive(Clone, Copy, Debug)]
 pub struct Error {
     pub use_percent: f64,
-    /// The use, less what the share was to get.
+    /// The use minus the entitlement.
     pub signed: f64,
-    /// Of windows of 1 s: the mean of the absolute error, the most above and the most below.
+    /// Over windows of 1 s: the mean absolute error, the largest surplus and the largest deficit.
     pub mean: f64,
     pub above: f64,
     pub below: f64,
@@ -67,7 +67,7 @@ impl Used {
         self.percent(WARM, self.length)
     }
 
-    /// Compares with what the share was to get, in percent.
+    /// Compares the use with the entitlement, in percent.
     #[must_use]
     pub fn error(&self, target: f64) -> Error {
         let starts = (WARM..=self.length - WINDOW).step_by(STEP as usize);
@@ -82,7 +82,7 @@ impl Used {
     }
 }
 
-/// Jain's index of fairness: 1 if all are equal.
+/// Jain's index of fairness: 1 if all shares are equal.
 #[must_use]
 pub fn jain(values: &[f64]) -> f64 {
     let sum: f64 = values.iter().sum();
@@ -90,7 +90,7 @@ pub fn jain(values: &[f64]) -> f64 {
     sum * sum / (values.len() as f64 * squares)
 }
 
-/// Returns the latency below which this part of them is, in ms.
+/// Returns this quantile of the latencies, in ms.
 #[must_use]
 pub fn quantile(latencies: &[Ns], part: f64) -> f64 {
     let mut sorted = latencies.to_vec();

@@ -16,18 +16,18 @@ pub(crate) struct Gpu {
     state: State,
     current: Option<usize>,
     slice_start: Ns,
-    /// A look that was planned at an older generation is void.
+    /// Scheduled looks of an older generation are ignored.
     pub generation: u64,
 }
 
-/// What happened at a look at the GPU.
+/// The changes since the GPU was last looked at.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
-    /// The context that ran, from when to when.
+    /// The context that ran, with start and end.
     pub ran: Option<(usize, Ns, Ns)>,
-    /// Contexts in which something ended.
+    /// Contexts in which some work ended.
     pub ended: Vec<usize>,
-    /// When to look again.
+    /// The time of the next look.
     pub next: Option<Ns>,
 }
 
@@ -41,7 +41,7 @@ impl Gpu {
         }
     }
 
-    /// Brings the GPU to `now`. `own` is its number.
+    /// Advances the GPU to `now`. `own` is its number.
     pub(crate) fn advance(&mut self, own: usize, contexts: &mut [Context], now: Ns, hardware: &Hardware) -> Progress {
         let mut progress = Progress::default();
         for (index, context) in contexts.iter_mut().enumerate() {
@@ -74,7 +74,7 @@ impl Gpu {
         progress
     }
 
-    /// Decides what the GPU does from now on. Returns when that ends.
+    /// Decides what the GPU runs from now on. Returns when that ends.
     fn pick(&mut self, own: usize, contexts: &mut [Context], now: Ns, hardware: &Hardware) -> Option<Ns> {
         self.generation += 1;
         let mut next = None;

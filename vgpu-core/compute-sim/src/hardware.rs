@@ -1,29 +1,29 @@
-//! How long operations of the GPU and of the machine take.
+//! Durations of the operations of the GPU and of the machine.
 
 use crate::{MS, Ns, US};
 
-/// The time of each operation of the hardware, the driver and the operating system.
+/// Durations of the operations of hardware, driver and operating system.
 #[derive(Clone, Copy, Debug)]
 pub struct Hardware {
-    /// How long a context runs while others have work.
+    /// The time slice of a context while other contexts have work.
     pub slice: Ns,
-    /// The change from one context to another.
+    /// A switch between contexts.
     pub switch: Ns,
-    /// The CPU's time for a launch.
+    /// CPU time of a launch.
     pub launch: Ns,
-    /// From the end of the work to the return of a wait.
+    /// From the end of the work until a wait returns.
     pub wait: Ns,
-    /// From a wake-up, or the end of a sleep, to the thread that runs.
+    /// From a wake-up or the end of a sleep until the thread runs.
     pub wake: Ns,
-    /// Work that a context queues before a further launch blocks.
+    /// Number of operations that a context queues before a further launch blocks.
     pub depth: usize,
-    /// The CPU's time for cuEventRecord, cuEventQuery and cuEventElapsedTime.
+    /// CPU time of cuEventRecord, cuEventQuery and cuEventElapsedTime.
     pub record: Ns,
     pub query: Ns,
     pub elapsed: Ns,
-    /// The CPU's time for a look at the other shares' pages.
+    /// CPU time to read the other shares' pages.
     pub look: Ns,
-    /// The CPU's time for the wake-up of others (a futex).
+    /// CPU time to wake other threads (a futex).
     pub rouse: Ns,
     /// How long a stream of the GPU stops at an event.
     pub stop: Ns,

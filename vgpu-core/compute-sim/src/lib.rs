@@ -1,5 +1,6 @@
-//! How exact the limiter of GPU time is, in a simulation of discrete events: the modules that decide, `vgpu_core::compute`,
-//! beside the hardware alone. No machine's speed is in it: the same run gives the same figures everywhere.
+//! A discrete-event simulation that measures the accuracy of the GPU time limiter: it runs the modules that decide,
+//! `vgpu_core::compute`, and compares them with the hardware alone. The speed of the machine does not matter: each run
+//! gives the same figures.
 //!
 //! ```text
 //!  scenarios ─► world: threads launch, wait, sleep and exit ─► law: asked before each launch ─► limiter
@@ -8,8 +9,8 @@
 //!                       └─► figures: use and error by share ─► the tables of docs/compute-accuracy.md, and tests
 //! ```
 //!
-//! Not modelled: CPUs that are short, memory bandwidth, launches that block, multiprocessors beyond the width of a
-//! kernel, graphs (one is a long kernel), captures, events that fail, streams on a second GPU.
+//! Not modelled: a shortage of CPUs, memory bandwidth, blocking launches, multiprocessors beyond the width of a
+//! kernel, graphs (a graph is one long kernel), captures, failing events, streams on a second GPU.
 
 mod context;
 pub mod figures;

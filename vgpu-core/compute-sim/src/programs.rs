@@ -11,35 +11,35 @@ pub(crate) enum Step {
         stream: usize,
         length: Ns,
     },
-    /// Waits for a stream, or for all.
+    /// Waits for a stream, or with `None` for all.
     Wait(Option<usize>),
     Sleep(Ns),
     /// A request begins.
     Begin,
-    /// A request has ended, and counts.
+    /// A request has ended and is recorded.
     Done,
-    /// The process ends, by itself (`normal`) or killed, and after a pause a new one does the same.
+    /// The process exits (`normal`) or is killed. After a pause, a new one runs the same program.
     Exit {
         normal: bool,
         pause: Ns,
     },
-    /// The thread does nothing any more.
+    /// The thread does nothing from now on.
     Stop,
 }
 
-/// A launch of a kernel. Kernels of one `shape` look alike to a law.
+/// A kernel launch. A law cannot distinguish kernels of the same `shape`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Launch {
     pub stream: usize,
     pub shape: u64,
     pub length: Ns,
-    /// The percentage of the multiprocessors that it takes.
+    /// The percentage of the multiprocessors that the kernel takes.
     pub width: u32,
-    /// How often it waits for the partner's kernel.
+    /// How often the kernel waits for the partner's kernel.
     pub handshakes: u32,
 }
 
-/// Returns a thread's next step at a time.
+/// Returns a thread's next step; the argument is the present time.
 pub(crate) type Program = Box<dyn FnMut(&mut Random, Ns) -> Step>;
 
 fn kernel(stream: usize, shape: u64, length: Ns) -> Step {
@@ -52,7 +52,7 @@ fn kernel(stream: usize, shape: u64, length: Ns) -> Step {
     })
 }
 
-/// Launches kernels of these lengths in a circle over some streams, and never waits.
+/// Launches kernels of these lengths in turn over some streams, and never waits.
 pub(crate) fn circle(lengths: &[Ns], jitter: u64, streams: usize, width: u32) -> Program {
     let lengths = lengths.to_vec();
     let mut count = 0;
@@ -74,7 +74,7 @@ pub(crate) fn busy(length: Ns) -> Program {
     circle(&[length], 5, 1, 100)
 }
 
-/// As `busy` in several streams, and waits for all after so many launches.
+/// As `busy` in several streams, and waits for all of them after each batch of launches.
 pub(crate) fn batches(length: Ns, streams: usize, width: u32, batch: usize) -> Program {
     let mut count = 0;
     Box::new(move |random, _| {
@@ -92,7 +92,7 @@ pub(crate) fn batches(length: Ns, streams: usize, width: u32, batch: usize) -> P
     })
 }
 
-/// Launches some short kernels, of which it waits for each fifth, and then some long ones, again and again.
+/// Launches some short kernels and waits after every fifth, then launches some long ones, and repeats.
 pub(crate) fn waves(short: (Ns, usize), long: (Ns, usize)) -> Program {
     let mut count = 0;
     Box::new(move |_, _| {
@@ -105,7 +105,7 @@ pub(crate) fn waves(short: (Ns, usize), long: (Ns, usize)) -> Program {
     })
 }
 
-/// Launches one, waits for it, pauses.
+/// Launches a kernel, waits for it and pauses, repeatedly.
 pub(crate) fn waits(length: Ns, jitter: u64, pause: Ns) -> Program {
     let mut count = 0;
     Box::new(move |random, _| {
@@ -118,7 +118,7 @@ pub(crate) fn waits(length: Ns, jitter: u64, pause: Ns) -> Program {
     })
 }
 
-/// A request, again and again: launches `count`, waits for them, pauses for `pause` on average.
+/// Repeats a request: launches `count` kernels, waits for them, pauses for `pause` on average.
 pub(crate) fn bursts(count: usize, length: Ns, pause: Ns) -> Program {
     let mut at = 0;
     Box::new(move |random, _| {
@@ -134,7 +134,7 @@ pub(crate) fn bursts(count: usize, length: Ns, pause: Ns) -> Program {
     })
 }
 
-/// A rank of a job over two GPUs. It waits after each `steps` kernels.
+/// A rank of a job on two GPUs. It waits after every `steps` kernels.
 pub(crate) fn rank(length: Ns, handshakes: u32, steps: usize) -> Program {
     let mut count = 0;
     Box::new(move |_, _| {
@@ -152,8 +152,8 @@ pub(crate) fn rank(length: Ns, handshakes: u32, steps: usize) -> Program {
     })
 }
 
-/// A decoder: 300 kernels of 5 to 60 us a token, 5 us of CPU between launches, then a wait and 200 us of CPU. `fresh`: each
-/// token has other grids.
+/// A decoder: 300 kernels of 5 to 60 us a token, 5 us of CPU time between launches, then a wait and 200 us of CPU
+/// time. `fresh`: each token has new grid sizes.
 pub(crate) fn decoder(fresh: bool) -> Program {
     let lengths: Vec<Ns> = (0..300).map(|n| (5 + n * 7919 % 56) * US).collect();
     let (mut at, mut token) = (0, 0);
@@ -176,8 +176,8 @@ pub(crate) fn decoder(fresh: bool) -> Program {
     })
 }
 
-/// Training: in each step 120 kernels of 50 us to 2 ms, a copy in a second stream after each 10, and a pause of the CPU
-/// (`data`); a wait after each 4 steps.
+/// Training: each step has 120 kernels of 50 us to 2 ms, a copy in a second stream after every 10, and a pause of the
+/// CPU (`data`). It waits after every 4 steps.
 pub(crate) fn training(data: Ns) -> Program {
     let (mut at, mut steps) = (0, 0);
     Box::new(move |random, _| {
@@ -200,7 +200,7 @@ pub(crate) fn training(data: Ns) -> Program {
     })
 }
 
-/// Kernels of `count` shapes in a circle, and a wait after each 64.
+/// Kernels of `count` shapes in turn, with a wait after every 64.
 pub(crate) fn grids(count: u64, length: Ns) -> Program {
     let mut launched = 0;
     Box::new(move |random, _| {
@@ -213,7 +213,7 @@ pub(crate) fn grids(count: u64, length: Ns) -> Program {
     })
 }
 
-/// Short kernels until 2.5 s, each waited for or not, then `count` of `length` that look the same.
+/// Short kernels until 2.5 s, with or without a wait after each, then `count` kernels of `length` that look the same.
 pub(crate) fn turncoat(short: Ns, count: u64, length: Ns, waits: bool) -> Program {
     let (mut steps, mut turned) = (0, 0);
     Box::new(move |_, now| {
@@ -234,7 +234,7 @@ pub(crate) fn turncoat(short: Ns, count: u64, length: Ns, waits: bool) -> Progra
     })
 }
 
-/// Short and long kernels of one shape, chosen by chance: one in `rare` is long.
+/// Short and long kernels of one shape in random order: on average one in `rare` is long.
 pub(crate) fn mixture(short: Ns, long: Ns, rare: u64) -> Program {
     Box::new(move |random, _| {
         let length = if random.below(rare) == 0 { long } else { short };
@@ -242,7 +242,7 @@ pub(crate) fn mixture(short: Ns, long: Ns, rare: u64) -> Program {
     })
 }
 
-/// A thread with one kernel in a stream of its own, waited for, again and again.
+/// A thread that repeats one kernel in its own stream and waits for it each time.
 pub(crate) fn lane(stream: usize, length: Ns) -> Program {
     let mut count = 0;
     Box::new(move |_, _| {
@@ -255,15 +255,15 @@ pub(crate) fn lane(stream: usize, length: Ns) -> Program {
     })
 }
 
-/// How a process with one kernel lives and ends.
+/// The life of a process with one kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ShortLife {
     pub kernel: Ns,
-    /// Until it ends after the launch. None: it waits for the kernel.
+    /// Time between the launch and the process's end. None: it waits for the kernel.
     pub lives: Option<Ns>,
-    /// It ends by itself, and is not killed.
+    /// The process exits normally instead of being killed.
     pub normal: bool,
-    /// Until the next one starts.
+    /// Time until the next process starts.
     pub pause: Ns,
 }
 

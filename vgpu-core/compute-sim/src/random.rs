@@ -1,4 +1,4 @@
-//! Numbers that look random and are the same in each run (xorshift).
+//! Pseudo-random numbers (xorshift) that are the same in each run.
 
 use crate::Ns;
 

@@ -1,4 +1,4 @@
-//! Shares, their processes and threads, and the GPUs, from event to event.
+//! Shares, their processes and threads, and the GPUs, simulated from event to event.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -21,16 +21,16 @@ use crate::{Ns, US};
 pub(crate) struct Thread {
     pub share: usize,
     pub gpu: usize,
-    /// Threads with the same number are one process.
+    /// Threads with the same number belong to one process.
     pub process: usize,
     pub program: Program,
-    /// When it starts.
+    /// Start time.
     pub from: Ns,
-    /// The process of the rank that it shakes hands with.
+    /// The process of the rank with which this thread does handshakes.
     pub partner: Option<usize>,
-    /// It launches without asking.
+    /// The thread launches without asking the law.
     pub ignores: bool,
-    /// It is killed at this moment: launches no more, and what it has in flight runs.
+    /// The thread is killed at this time: it launches nothing more, but its pending work still runs.
     pub stops: Option<Ns>,
 }
 
@@ -49,47 +49,47 @@ impl Thread {
     }
 }
 
-/// What is simulated.
+/// The input of a simulation.
 pub(crate) struct Scenario {
     pub hardware: Hardware,
     pub law: LawKind,
-    /// What each share is entitled to, on every GPU.
+    /// Each share's entitlement, the same on every GPU.
     pub shares: Vec<Entry>,
     pub threads: Vec<Thread>,
     pub length: Ns,
 }
 
-/// What came out.
+/// The results of a simulation.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     /// GPU time of each share.
     pub used: Vec<Used>,
-    /// What each share's page says was charged, on all GPUs.
+    /// The time that each share's page shows as charged, over all GPUs.
     pub charged: Vec<Ns>,
     pub threads: Vec<Counts>,
-    /// Events that were recorded, in the whole time.
+    /// Events recorded in the whole time.
     pub events: u64,
 }
 
-/// What a thread did.
+/// Results of one thread.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counts {
-    /// Launches in the whole time, and in that for which figures count.
+    /// Launches in the whole time, and in the measured time.
     pub launches: u64,
     pub launches_counted: u64,
-    /// Requests that ended, in the same times.
+    /// Completed requests in the whole time, and in the measured time.
     pub done: u64,
     pub done_counted: u64,
     pub latencies: Vec<Ns>,
-    /// The longest time for which a launch waited and the GPU did nothing for its process.
+    /// The longest time for which a launch waited while the GPU ran nothing of its process.
     pub longest_wait: Ns,
-    /// CPU time in the law, and what was spun away besides.
+    /// The law's CPU time, and the time spent spinning.
     pub cpu: Ns,
     pub spun: Ns,
 }
 
 impl Counts {
-    /// Returns a time per launch, in ns.
+    /// Divides a time by the number of launches; in ns.
     pub(crate) fn per_launch(&self, time: Ns) -> f64 {
         time as f64 / self.launches.max(1) as f64
     }
@@ -100,12 +100,12 @@ enum Phase {
     /// The process starts.
     Starts,
     Ready,
-    /// The law said to wait for this slot, if any.
+    /// The law answered that the thread must wait, for this slot if given.
     Held(Option<usize>),
     QueueFull,
-    /// For a stream, or for all.
+    /// The thread waits for a stream, or with `None` for all.
     Waits(Option<usize>),
-    /// Its wait has returned.
+    /// The thread's wait has returned.
     Returned(Option<usize>),
     Gone,
 }
@@ -113,13 +113,13 @@ enum Phase {
 struct Running {
     thread: Thread,
     phase: Phase,
-    /// A wake-up of an older generation is void.
+    /// Wake-ups of an older generation are ignored.
     generation: u64,
     random: Random,
-    /// The launch that waits.
+    /// The waiting launch.
     next: Option<Launch>,
     asked: Option<Ns>,
-    /// When its request began.
+    /// Start of the current request.
     began: Ns,
     counts: Counts,
 }
@@ -144,12 +144,12 @@ struct World {
     sequence: u64,
     events: BinaryHeap<Reverse<(Ns, u64, Event)>>,
     gpus: Vec<Gpu>,
-    /// By process.
+    /// Contexts by process.
     contexts: Vec<Context>,
     processes: Vec<Process>,
     threads: Vec<Running>,
     node: NodePage,
-    /// By GPU, then by share.
+    /// Pages by GPU, then by share.
     pages: Vec<Vec<SlotPage>>,
     used: Vec<Used>,
     living: Living,
@@ -225,7 +225,7 @@ impl World {
         }
     }
 
-    /// `before`: launches and requests of each thread before the time for which figures count.
+    /// `before`: launches and requests of each thread before the measured time.
     fn outcome(self, before: &[(u64, u64)]) -> Outcome {
         let charged = |share: usize| {
             let pages = self.pages.iter().map(|pages| &pages[share]);
@@ -298,7 +298,7 @@ impl World {
 
     // === the processes
 
-    /// A process starts.
+    /// Starts a process.
     fn start(&mut self, index: usize) {
         let thread = &self.threads[index].thread;
         let (share, process) = (thread.share, thread.process);
@@ -444,7 +444,7 @@ impl World {
         self.wake(index, now + self.hardware.launch + cost);
     }
 
-    /// Calls the law of a thread's process. Returns what that took of the CPU.
+    /// Calls the law of a thread's process. Returns the call's CPU time.
     fn with_law(&mut self, index: usize, call: impl FnOnce(&mut dyn Law, &mut Io<'_>)) -> Ns {
         let thread = &self.threads[index].thread;
         let (process, gpu, share) = (thread.process, thread.gpu, thread.share);
@@ -456,7 +456,7 @@ impl World {
         let Some(mut law) = self.processes[process].law.take() else {
             return 0;
         };
-        // So that events which the GPU has passed are seen.
+        // The law must see the events that the GPU has passed.
         self.look_at_gpu(gpu);
         let (word, recorded) = (self.wake_word(gpu, share), self.contexts[process].recorded);
         let mut slots = [None; SLOTS];
@@ -494,7 +494,7 @@ impl World {
         self.pages[gpu][share].wake.load(Relaxed)
     }
 
-    /// Wakes those who sleep on a share's page, except the thread that changed it.
+    /// Wakes the threads that sleep on a share's page, except the thread that changed it.
     fn wake_sleepers(&mut self, gpu: usize, share: usize, except: usize) {
         for sleeper in 0..self.threads.len() {
             let other = &self.threads[sleeper];

@@ -27,7 +27,7 @@ fn a_capped_share_is_at_its_cap() {
     for (cores, kernel) in [(5, 5 * MS), (10, 500 * US), (30, 50 * US), (50, 5 * MS), (95, 500 * US)] {
         for is_waiting in [false, true] {
             let error = cap(law, cores, kernel, is_waiting);
-            // A program that waits for each short kernel cannot make up for the time that events take.
+            // A program that waits after each short kernel cannot make up for the time that events take.
             let most = if is_waiting && kernel < 500 * US { 0.9 } else { 0.3 };
             assert!(
                 error.mean <= most && error.worst() <= 1.0,
@@ -37,7 +37,7 @@ fn a_capped_share_is_at_its_cap() {
     }
 }
 
-/// No kernel can be stopped: of one of 500 ms, nine tenths are over a cap of 10.
+/// A running kernel cannot be stopped: with kernels of 500 ms, nine tenths of the use exceed a cap of 10.
 #[test]
 fn a_cap_is_over_by_one_kernel_at_most() {
     let law = limited();
@@ -66,7 +66,7 @@ fn two_that_always_have_work_get_their_shares() {
     assert!(mean <= 1.0, "mean error {mean:.2}");
 }
 
-/// Pairs on which no constant was chosen. Shorter than in the page, to take a third of the time.
+/// Uses pairs that were not used for tuning, for less time than on the page, to take a third of the time.
 #[test]
 fn drawn_pairs_get_their_shares() {
     let pairs: Vec<[Error; 2]> = (0..PAIRS).map(|n| drawn_pair(limited(), GATE, n, 4 * S)).collect();
@@ -77,7 +77,7 @@ fn drawn_pairs_get_their_shares() {
     );
 }
 
-/// What the simulation must be able to notice: without turns, everybody gets the same.
+/// Proves that the simulation notices unfairness: without turns, all shares get the same.
 #[test]
 fn the_hardware_alone_knows_no_shares() {
     let [a, b] = pairs()[1].run(HARDWARE, Hardware::default(), 10);
@@ -127,7 +127,8 @@ fn ranks_that_wait_for_each_other_are_not_slower_than_on_the_hardware_alone() {
     }
 }
 
-/// Not the goal, which is what the hardware gives: shares that take turns are sliced one by one with who takes none.
+/// Checks what the hardware gives, not the goal: shares that take turns are sliced together with a share that takes
+/// none.
 #[test]
 fn who_ignores_the_limiter_gets_no_more_than_beside_one() {
     for (of, most) in [(Unseen::Flagged, 32.0), (Unseen::NotFlagged, 51.0)] {
@@ -152,7 +153,7 @@ fn idle_time_goes_to_who_has_no_cores() {
     assert!(has_parts && two[2] > 0.0, "{two:?}");
 }
 
-/// Nobody is to be protected. An event a millisecond is what it pays for being measured.
+/// A share that is alone needs no protection, so its only cost is the measurement: an event per millisecond.
 #[test]
 fn a_share_that_is_alone_is_as_fast_as_without_a_limiter() {
     for program in alone::all() {
@@ -194,7 +195,7 @@ fn many_grids_cost_what_one_costs() {
     );
 }
 
-/// The least that a neighbour of 90 has beside each adversary of 10, Balanced and Guaranteed, in 20 s.
+/// Checks the least use in 20 s of a neighbour of 90 beside each adversary of 10, Balanced and Guaranteed.
 #[test]
 fn an_adversary_takes_no_more_than_what_cannot_be_stopped() {
     const LENGTH: Ns = 20 * S;

@@ -1,4 +1,4 @@
-//! The child process alone: `measure measure-context LIBCUDA LIBNVIDIA_ML UUID`.
+//! Runs only the child process: `measure measure-context LIBCUDA LIBNVIDIA_ML UUID`.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! The child process that measures: a program that starts itself again with [`ARGUMENT`].
+//! The child process that measures: the program starts itself again with [`ARGUMENT`].
 #![forbid(unsafe_code)]
 
 use crate::{ContextSize, probe};
@@ -17,21 +17,21 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The first argument of the child; the libraries and the UUID follow.
+/// The first argument of the child. The paths of the libraries and the UUID follow.
 pub const ARGUMENT: &str = "measure-context";
-/// How long a child may take: a driver without persistence mode starts in seconds.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a child may take. A driver without persistence mode takes seconds to start.
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 const BETWEEN: Duration = Duration::from_millis(5);
-/// How long a killed child is waited for.
+/// How long to wait for a killed child.
 const AFTER_KILL: Duration = Duration::from_secs(1);
-/// How much of the end of each output is kept. All of it is read, because a full pipe would stop the child.
+/// How much of the end of each output is kept. The rest is read too, because a full pipe would stop the child.
 const KEPT: usize = 64 << 10;
-/// How many times 4 KiB are read at once: a full pipe, and more that is written meanwhile.
+/// How many blocks of 4 KiB are read at once: a full pipe, and what is written meanwhile.
 const MOST_PARTS: usize = 64;
-/// What the child gets of the environment: others may change the figure, which is kept, or load foreign code. The last
-/// three are the software GPU's. No LD_LIBRARY_PATH: the libraries are given by their paths.
+/// The variables that the child inherits. Other variables may change the figure, which is kept, or load foreign code.
+/// The last three belong to the software GPU. No LD_LIBRARY_PATH: the libraries are given by their paths.
 const PASSED: [&str; 5] = ["PATH", "HOME", "SOFT_GPU_STATE", "SOFT_GPU_PROFILE", "XDG_RUNTIME_DIR"];
-/// Prefix of the child's line: the driver may write lines of its own.
+/// Prefix of the child's line: the driver may print other lines.
 const MARK: &str = "vgpu-context ";
 
 /// The GPU to be measured, and its driver.
@@ -42,11 +42,11 @@ pub struct Gpu {
     pub uuid: String,
 }
 
-/// Has `command`, the caller's own program, measure in a child. The child's environment is what `command` sets and a
-/// few variables of this process that `command` does not remove.
+/// Measures in a child, which `command` starts: the caller's own program. The child gets the environment that `command`
+/// sets and a few variables of this process that `command` does not remove.
 ///
 /// # Errors
-/// Why there is no figure, in one line.
+/// The reason why there is no figure, in one line.
 pub fn ask(mut command: Command, gpu: &Gpu, patience: Duration) -> Result<ContextSize, String> {
     let variables = environment(&command);
     command
@@ -54,40 +54,69 @@ pub fn ask(mut command: Command, gpu: &Gpu, patience: Duration) -> Result<Contex
         .args([gpu.libcuda.as_os_str(), gpu.libnvidia_ml.as_os_str()])
         .arg(&gpu.uuid)
         .env_clear()
-        .envs(variables)
+        .envs(variables);
+    let Answer { status, stdout, stderr } = answer(command, patience).map_err(|error| error.to_string())?;
+    let figure = stdout.lines().find_map(|line| line.strip_prefix(MARK)?.parse().ok());
+    figure.filter(|_| status.success()).ok_or_else(|| {
+        let silent = || format!("the helper ended with {status}");
+        stderr.lines().last().map_or_else(silent, str::to_owned)
+    })
+}
+
+/// The output of a helper, the last 64 KiB of each stream, and how it ended.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: ExitStatus,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+/// Why a helper has no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum NoAnswer {
+    #[error("the helper cannot be started: {0}")]
+    Start(io::Error),
+    #[error("the helper has not answered for {} s", .0.as_secs())]
+    Late(Duration),
+    #[error("the helper cannot be waited for: {0}")]
+    Wait(io::Error),
+    #[error("the helper has ended and cannot be reaped")]
+    Left,
+}
+
+/// Runs a helper that may hang in the driver: it is killed after `patience`, with all that it started.
+///
+/// # Errors
+/// See [`NoAnswer`].
+pub fn answer(mut command: Command, patience: Duration) -> Result<Answer, NoAnswer> {
+    command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        // To be killed with all that it starts.
+        // In its own group, so that it can be killed with all that it starts.
         .process_group(0);
-    let mut child = command
-        .spawn()
-        .map_err(|error| format!("the helper cannot be started: {error}"))?;
+    let mut child = command.spawn().map_err(NoAnswer::Start)?;
     let mut stdout = Output::of(child.stdout.take());
     let mut stderr = Output::of(child.stderr.take());
     let group = Pid::from_child(&child);
-    let answer = wait(group, Instant::now() + patience, || {
+    let has_ended = wait(group, Instant::now() + patience, || {
         stdout.read();
         stderr.read();
     });
-    // The child is not reaped yet, so that no other group can have got its number.
+    // The child is not reaped yet, so its number still means this group.
     let _ = kill_process_group(group, Signal::KILL);
     let status = reap(child);
-    // All that the child wrote is in the pipes, also if a process that left the group still has them open.
+    // Everything the child wrote is in the pipes by now. A process that left the group may still hold them open, so
+    // this does not wait for the end of the pipes.
     stdout.read();
     stderr.read();
-    match answer {
-        Ok(true) => {}
-        Ok(false) => return Err(format!("the helper has not answered for {} s", patience.as_secs())),
-        Err(error) => return Err(error.to_string()),
+    if !has_ended.map_err(NoAnswer::Wait)? {
+        return Err(NoAnswer::Late(patience));
     }
-    let status = status.ok_or("the helper has ended and cannot be reaped")?;
-    let said = stdout.text();
-    let figure = said.lines().find_map(|line| line.strip_prefix(MARK)?.parse().ok());
-    figure.filter(|_| status.success()).ok_or_else(|| {
-        let errors = stderr.text();
-        let silent = || format!("the helper ended with {status}");
-        errors.lines().last().map_or_else(silent, str::to_owned)
+    Ok(Answer {
+        status: status.ok_or(NoAnswer::Left)?,
+        stdout: stdout.text(),
+        stderr: stderr.text(),
     })
 }
 
@@ -103,8 +132,8 @@ fn environment(command: &Command) -> Vec<(OsString, OsString)> {
         .collect()
 }
 
-/// Waits for the end of a child without reaping it, and does `meanwhile` again and again. Returns false if the end is not
-/// seen in time.
+/// Waits for the end of a child without reaping it, and calls `meanwhile` repeatedly. Returns false if it does not end
+/// in time.
 fn wait(child: Pid, until: Instant, mut meanwhile: impl FnMut()) -> io::Result<bool> {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     loop {
@@ -121,8 +150,8 @@ fn wait(child: Pid, until: Instant, mut meanwhile: impl FnMut()) -> io::Result<b
     }
 }
 
-/// Reaps a killed child. One that does not end, because it is in a call of the driver that nothing interrupts, is left,
-/// and reaped by a later call. Not by a thread: `vgpu run` waits for SIGCHLD, which a second thread would take from it.
+/// Reaps a killed child. A child that does not end, because it is in an uninterruptible call of the driver, is left,
+/// and a later call reaps it. No thread does this, because it would take the SIGCHLD that `vgpu run` waits for.
 fn reap(mut child: Child) -> Option<ExitStatus> {
     static LEFT: Mutex<Vec<Child>> = Mutex::new(Vec::new());
     let mut left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
@@ -134,7 +163,7 @@ fn reap(mut child: Child) -> Option<ExitStatus> {
     None
 }
 
-/// The end of what a child writes into a pipe.
+/// The last bytes that a child wrote into a pipe.
 struct Output<P> {
     pipe: Option<P>,
     kept: Vec<u8>,
@@ -151,7 +180,7 @@ impl<P: Read + AsFd> Output<P> {
         }
     }
 
-    /// Reads what is in the pipe now, and not for ever.
+    /// Reads what is in the pipe now. Bounded, because the child may write without end.
     fn read(&mut self) {
         let mut part = [0; 4096];
         for _ in 0..MOST_PARTS {
@@ -173,7 +202,7 @@ impl<P: Read + AsFd> Output<P> {
 /// The child: prints the figure.
 #[must_use]
 pub fn helper(arguments: &[OsString]) -> ExitCode {
-    // In a group of its own it would not see the terminal's signals, and outlive whoever asked.
+    // In its own group it does not get the terminal's signals, so it must not outlive its parent.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     let measured = match arguments {
         [libcuda, libnvidia_ml, uuid] => {
@@ -219,18 +248,21 @@ mod tests {
 
     #[test]
     fn a_child_that_answers_anything_else_is_no_figure() {
-        assert_eq!(shell("echo noise; echo vgpu-context 7+0", PATIENCE), Ok(SEVEN));
+        assert_eq!(shell("echo noise; echo vgpu-context 7+0", ANSWER_TIMEOUT), Ok(SEVEN));
         assert_eq!(
-            shell("echo 7", PATIENCE).unwrap_err(),
+            shell("echo 7", ANSWER_TIMEOUT).unwrap_err(),
             "the helper ended with exit status: 0"
         );
         assert!(
-            shell("echo vgpu-context 7+0; kill -9 $$", PATIENCE).is_err(),
+            shell("echo vgpu-context 7+0; kill -9 $$", ANSWER_TIMEOUT).is_err(),
             "it crashed"
         );
-        assert_eq!(shell("echo why >&2; exit 1", PATIENCE).unwrap_err(), "why");
+        assert_eq!(shell("echo why >&2; exit 1", ANSWER_TIMEOUT).unwrap_err(), "why");
         for bad in ["-7+0", "7", "7+", "7+0+0"] {
-            assert!(shell(&format!("echo vgpu-context {bad}"), PATIENCE).is_err(), "{bad}");
+            assert!(
+                shell(&format!("echo vgpu-context {bad}"), ANSWER_TIMEOUT).is_err(),
+                "{bad}"
+            );
         }
     }
 
@@ -243,10 +275,10 @@ mod tests {
             .args(["-c", &format!("env > {}; echo vgpu-context 7+0", seen.display())])
             .env("SOFT_GPU_STATE", "/state")
             .env_remove("HOME");
-        assert_eq!(ask(command, &gpu(), PATIENCE), Ok(SEVEN));
+        assert_eq!(ask(command, &gpu(), ANSWER_TIMEOUT), Ok(SEVEN));
         let seen = std::fs::read_to_string(seen).expect("text");
         let mut names: Vec<_> = seen.lines().filter_map(|line| line.split('=').next()).collect();
-        // The shell's own; and one of the software GPU's that this machine may have set.
+        // Variables that the shell sets, and one of the software GPU that this machine may have set.
         names.retain(|name| !["PWD", "OLDPWD", "SHLVL", "_", "XDG_RUNTIME_DIR", "SOFT_GPU_PROFILE"].contains(name));
         names.sort_unstable();
         assert_eq!(names, ["PATH", "SOFT_GPU_STATE"], "cargo sets many more");
@@ -263,9 +295,9 @@ mod tests {
     fn a_child_that_writes_much_is_read_to_its_end() {
         let much = "head -c 204800 /dev/zero | tr '\\0' x";
         let script = format!("{much}; {much} >&2; echo; echo vgpu-context 7+0");
-        assert_eq!(shell(&script, PATIENCE), Ok(SEVEN));
+        assert_eq!(shell(&script, ANSWER_TIMEOUT), Ok(SEVEN));
         let script = format!("{much} >&2; echo; {much}; echo >&2; echo why >&2; exit 1");
-        assert_eq!(shell(&script, PATIENCE).unwrap_err(), "why");
+        assert_eq!(shell(&script, ANSWER_TIMEOUT).unwrap_err(), "why");
     }
 
     #[test]
@@ -274,19 +306,19 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let own = folder.path().join("pid");
         let script = format!("sleep 1000 & echo $! > {}; echo vgpu-context 7+0", own.display());
-        assert_eq!(shell(&script, PATIENCE), Ok(SEVEN));
+        assert_eq!(shell(&script, ANSWER_TIMEOUT), Ok(SEVEN));
         let pid = std::fs::read_to_string(own).expect("a number");
         let ended = || {
             let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
             stat.map_or(true, |stat| stat.contains(") Z "))
         };
         while !ended() {
-            assert!(start.elapsed() < PATIENCE, "it is killed with its group");
+            assert!(start.elapsed() < ANSWER_TIMEOUT, "it is killed with its group");
             thread::sleep(BETWEEN);
         }
         let script = "setsid sleep 30 & sleep 0.2; echo why >&2; exit 1";
-        assert_eq!(shell(script, PATIENCE).unwrap_err(), "why");
-        assert!(start.elapsed() < PATIENCE, "nor what left the group");
+        assert_eq!(shell(script, ANSWER_TIMEOUT).unwrap_err(), "why");
+        assert!(start.elapsed() < ANSWER_TIMEOUT, "nor what left the group");
     }
 
     #[test]
@@ -297,14 +329,14 @@ mod tests {
         assert!(reap(child).is_none());
         assert!(start.elapsed() < Duration::from_millis(2500));
         while Path::new(&format!("/proc/{pid}")).exists() {
-            assert!(start.elapsed() < PATIENCE, "a later call reaps it");
-            assert_eq!(shell("echo vgpu-context 7+0", PATIENCE), Ok(SEVEN));
+            assert!(start.elapsed() < ANSWER_TIMEOUT, "a later call reaps it");
+            assert_eq!(shell("echo vgpu-context 7+0", ANSWER_TIMEOUT), Ok(SEVEN));
         }
     }
 
     #[test]
     fn no_thread_is_left_that_could_take_a_signal_from_the_caller() {
-        // In a process of its own, because the tests are threads.
+        // In a separate process, because the tests are threads of one.
         if std::env::var_os(ALONE).is_none() {
             let name = "child::tests::no_thread_is_left_that_could_take_a_signal_from_the_caller";
             let mut alone = Command::new("/proc/self/exe");
@@ -314,7 +346,10 @@ mod tests {
         }
         let threads = || std::fs::read_dir("/proc/self/task").expect("threads").count();
         let before = threads();
-        assert_eq!(shell("setsid sleep 3 & echo vgpu-context 7+0", PATIENCE), Ok(SEVEN));
+        assert_eq!(
+            shell("setsid sleep 3 & echo vgpu-context 7+0", ANSWER_TIMEOUT),
+            Ok(SEVEN)
+        );
         assert_eq!(threads(), before);
     }
 }

@@ -1,4 +1,4 @@
-//! Measures, in this process: creates a context and asks NVML what became of the GPU's memory.
+//! Measures in this process: creates a context and asks NVML how the GPU's memory has changed.
 //!
 //! ```text
 //!  what NVML lists for this process          = own
@@ -15,20 +15,20 @@ use nvml_wrapper::{Device, Nvml};
 use std::path::Path;
 use std::time::Duration;
 
-/// How often NVML is asked for this process before its list counts as one without it.
+/// How often NVML's list is read before it is taken as one without this process.
 const LOOKS: u32 = 20;
 const BETWEEN: Duration = Duration::from_millis(5);
-/// How many lists in a row must have the same one new process.
+/// How many lists in a row must contain the same single new process.
 const AGREED: u32 = 4;
-/// How often a list is asked for that grows while it is made.
+/// How often a list is requested if it grows each time.
 const LISTS: u32 = 64;
-/// How often the used memory of the GPU is compared, where no list shows this process.
+/// How often the used memory of the GPU is compared if no list shows this process.
 const ROUNDS: usize = 5;
-/// How many of them have to agree, and to how many bytes: other programs change the used memory too, and a wrong figure
-/// would be kept for ever.
+/// How many of the rounds have to agree, and within how many bytes. Other programs change the used memory too, and a
+/// wrong figure would be kept permanently.
 const AGREE: usize = 3;
 const TOLERANCE: u64 = 2 << 20;
-/// No context takes more, so a higher figure is another program's.
+/// No context takes more. A higher figure includes another program's memory.
 const MOST: u64 = 2 << 30;
 
 /// Why there is no figure.
@@ -61,12 +61,12 @@ struct Cuda {
     path: String,
 }
 
-/// Returns what a context takes on the GPU with this UUID, as NVML prints it.
+/// Returns the memory of a context on the GPU with this UUID, as NVML prints it.
 ///
 /// # Errors
 /// A library is missing or fails, or NVML shows nothing of a context.
 pub fn measure(libcuda: &Path, libnvidia_ml: &Path, uuid: &str) -> Result<ContextSize, Error> {
-    // NVML first: the driver then stays loaded between the two looks.
+    // NVML first, so that the driver stays loaded between the two readings.
     let nvml = Nvml::builder().lib_path(libnvidia_ml.as_os_str()).init()?;
     let gpu = nvml.device_by_uuid(uuid)?;
     let cuda = Cuda::open(libcuda)?;
@@ -80,10 +80,10 @@ pub fn measure(libcuda: &Path, libnvidia_ml: &Path, uuid: &str) -> Result<Contex
     Ok(match own {
         Some(own) => ContextSize {
             own: plausible(own)?,
-            // Other programs may use the GPU: then nobody knows, and what NVML lists is charged alone.
+            // Other programs use the GPU, so the rest is unknown. Only the memory that NVML lists is charged.
             unowned: all.and_then(plausible).map_or(0, |all| all.saturating_sub(own)),
         },
-        // All of it is one figure.
+        // This figure includes the unowned memory.
         None => ContextSize {
             own: plausible(all?)?,
             unowned: 0,
@@ -100,11 +100,11 @@ fn processes(gpu: &Device<'_>) -> Result<Vec<(u32, Option<u64>)>, Error> {
     Ok(figures.collect())
 }
 
-/// Returns a list of processes that `ask` has NVML make. nvml-wrapper asks for its length first, and leaves room for five
-/// more; where more processes start between the two calls, it has to be asked again.
+/// Returns a list of processes that `ask` gets from NVML. nvml-wrapper asks for the length first and leaves room for
+/// five more. If more processes start between the two calls, it has to ask again.
 ///
 /// # Errors
-/// What NVML answers, or that the list has grown [`LISTS`] times.
+/// NVML's error, or the list grew [`LISTS`] times.
 pub fn whole_list<T>(mut ask: impl FnMut() -> Result<Vec<T>, NvmlError>) -> Result<Vec<T>, NvmlError> {
     for _ in 1..LISTS {
         match ask() {
@@ -119,8 +119,8 @@ fn pids(gpu: &Device<'_>) -> Result<Vec<u32>, Error> {
     Ok(processes(gpu)?.into_iter().map(|(pid, _)| pid).collect())
 }
 
-/// What NVML shows of this process: by its PID or, where NVML has PIDs of another namespace, as the only process that
-/// was not listed `before`.
+/// Returns the bytes that NVML lists for this process. If NVML uses PIDs of another namespace, only this process was
+/// not listed `before`.
 fn own_bytes(gpu: &Device<'_>, before: &[u32]) -> Result<Option<u64>, Error> {
     let (mut last, mut agreed) = (None, 0);
     for _ in 0..LOOKS {
@@ -145,7 +145,7 @@ fn own_bytes(gpu: &Device<'_>, before: &[u32]) -> Result<Option<u64>, Error> {
     Ok(None)
 }
 
-/// The growth of the GPU's used memory with a context, as most of some rounds show it.
+/// Returns by how much the GPU's used memory grows with a context, on which most of the rounds agree.
 fn by_used_memory(gpu: &Device<'_>, cuda: &Cuda, device: c_int) -> Result<u64, Error> {
     let mut growths = Vec::new();
     for _ in 0..ROUNDS {
@@ -161,8 +161,8 @@ fn by_used_memory(gpu: &Device<'_>, cuda: &Cuda, device: c_int) -> Result<u64, E
     Err(Error::Unsteady(growths))
 }
 
-/// The middle of the rounds that agree best. Nothing is a figure only if all rounds show nothing: NVML may not show
-/// contexts at all.
+/// Returns the median of the rounds that agree best. A growth of 0 is accepted only if all rounds show it: NVML may not
+/// show contexts at all.
 fn agreed(growths: &[i64]) -> Option<u64> {
     if !growths.is_empty() && growths.iter().all(|growth| *growth == 0) {
         return Some(0);
@@ -192,7 +192,7 @@ fn mebibytes(growths: &[i64]) -> String {
 impl Cuda {
     fn open(path: &Path) -> Result<Self, Error> {
         let name = path.display().to_string();
-        // SAFETY: the driver's library, whose constructors every CUDA program runs.
+        // SAFETY: every CUDA program runs the constructors of the driver's library.
         match unsafe { Library::new(path) } {
             Ok(library) => Ok(Self { library, path: name }),
             Err(source) => Err(Error::Library { library: name, source }),
@@ -200,7 +200,7 @@ impl Cuda {
     }
 
     fn function<F: Copy>(&self, name: &'static str) -> Result<F, Error> {
-        // SAFETY: each caller gives the function's documented signature, and the library stays open.
+        // SAFETY: each caller gives the documented signature of the function, and the library stays open.
         match unsafe { self.library.get::<F>(name.as_bytes()) } {
             Ok(found) => Ok(*found),
             Err(source) => Err(Error::Library {
@@ -223,7 +223,7 @@ impl Cuda {
 
     fn init(&self) -> Result<(), Error> {
         let call: unsafe extern "C" fn(c_uint) -> c_int = self.function("cuInit")?;
-        // SAFETY: a number in.
+        // SAFETY: the argument is a number.
         self.check("cuInit", unsafe { call(0) })
     }
 
@@ -261,7 +261,7 @@ impl Cuda {
     }
 }
 
-/// Returns true if NVML's text names these bytes.
+/// Returns true if NVML's text is the UUID with these bytes.
 fn is_same(text: &str, bytes: [u8; 16]) -> bool {
     let digits = text.trim_start_matches("GPU-").bytes().filter(|byte| *byte != b'-');
     let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();

@@ -1,7 +1,7 @@
-//! What was measured before: a text file with a line `own+unowned<TAB>driver version<TAB>GPU model`, in bytes, for each
-//! kind of context.
-//! A line with `?` for the bytes marks a kind that is being measured. The driver's memory counts toward the limit of
-//! the process that measures, so it may be killed meanwhile: the mark stays then, and a later start finds it.
+//! The sizes measured so far: a text file with a line `own+unowned<TAB>driver version<TAB>GPU model`, in bytes, for
+//! each kind of context. A line with `?` instead of the bytes marks a kind that is being measured. The driver's memory
+//! is part of the memory limit of the measuring process, which may therefore be killed. Then the mark stays, and a
+//! later start finds it.
 #![forbid(unsafe_code)]
 
 use std::fmt;
@@ -10,16 +10,16 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// What a context takes, in bytes.
+/// The size of a context in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ContextSize {
-    /// What NVML lists for the process, or all of it where NVML lists no processes.
+    /// The part that NVML lists for the process, or everything if NVML lists no processes.
     pub own: u64,
-    /// What the GPU has less beside that, and NVML lists for nobody. 0 if other programs hid it.
+    /// Memory that the GPU has lost with the context but that NVML lists for no process. 0 if other programs hid it.
     pub unowned: u64,
 }
 
-/// Contexts of one kind take the same.
+/// The driver version and the GPU model: all contexts of one kind take the same memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kind {
     pub driver_version: String,
@@ -35,9 +35,9 @@ pub struct Sizes {
     marked: Vec<Kind>,
 }
 
-/// Stands for the bytes in a mark.
+/// The mark, in place of the bytes.
 const MEASURING: &str = "?";
-/// More is not read: nobody has that many kinds of GPUs.
+/// The rest of a longer file is not read: nobody has that many kinds of GPUs.
 const MOST: u64 = 64 << 10;
 
 // === impl ContextSize ===
@@ -64,7 +64,7 @@ impl FromStr for ContextSize {
 // === impl Sizes ===
 
 impl Sizes {
-    /// Reads the file. One that is missing or not readable holds nothing, and lines that are no such line are left out.
+    /// Reads the file. A missing or unreadable file is treated as empty, and malformed lines are left out.
     #[must_use]
     pub fn read(path: &Path) -> Self {
         use io::Read;
@@ -83,7 +83,7 @@ impl Sizes {
         sizes
     }
 
-    /// Nothing is known, whatever the file holds.
+    /// Returns an empty value, whatever the file contains.
     #[must_use]
     pub fn none(path: &Path) -> Self {
         Self {
@@ -102,7 +102,7 @@ impl Sizes {
     /// Marks a kind as being measured, in the file.
     ///
     /// # Errors
-    /// Those of the file system. The file is as it was then.
+    /// Errors of the file system. The file is then unchanged.
     pub fn mark(&mut self, kind: &Kind) -> io::Result<()> {
         if !self.marked.contains(kind) {
             self.marked.push(kind.clone());
@@ -117,7 +117,7 @@ impl Sizes {
     /// Removes the mark of a kind that could not be measured.
     ///
     /// # Errors
-    /// Those of the file system. The mark stays in the file then.
+    /// Errors of the file system. The mark then stays in the file.
     pub fn unmark(&mut self, kind: &Kind) -> io::Result<()> {
         self.marked.retain(|marked| marked != kind);
         self.replace()
@@ -129,10 +129,10 @@ impl Sizes {
         found.map(|(_, size)| *size)
     }
 
-    /// Adds a size, removes the kind's mark, and replaces the file if it `keeps` it.
+    /// Adds a size and removes the mark of its kind. Replaces the file if `keeps` is true.
     ///
     /// # Errors
-    /// Those of the file system. The size is known to this value all the same.
+    /// Errors of the file system. This value contains the size anyway.
     pub fn put(&mut self, kind: Kind, size: ContextSize, keeps: bool) -> io::Result<()> {
         self.known.retain(|(known, _)| *known != kind);
         self.marked.retain(|marked| *marked != kind);
@@ -159,12 +159,12 @@ impl Sizes {
             let plain = |text: &str| text.replace(['\t', '\n'], " ");
             writeln!(file, "{size}\t{}\t{}", plain(&kind.driver_version), plain(&kind.model))?;
         }
-        // A measurement may also take the machine with it.
+        // A measurement may crash the machine, so the mark must be on disk.
         file.sync_all()
     }
 }
 
-/// Returns the kind and its size; no size: its mark.
+/// Returns the kind and its size, or no size for a mark.
 fn parse(line: &str) -> Option<(Kind, Option<ContextSize>)> {
     let mut fields = line.split('\t');
     let size = match fields.next()? {

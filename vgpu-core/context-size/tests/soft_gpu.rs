@@ -1,9 +1,9 @@
-//! The measurement on the software GPU: exact whatever NVML lists, also while other processes use the GPU, and no figure
-//! where there is nothing to see.
+//! The measurement on the software GPU: exact for any list of NVML, also while other processes use the GPU, and no
+//! figure if NVML shows nothing.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use vgpu_context_size::{ContextSize, Gpu, PATIENCE, ask};
+use vgpu_context_size::{ANSWER_TIMEOUT, ContextSize, Gpu, ask};
 
 const MODES: [&str; 3] = ["own", "host", "none"];
 
@@ -38,10 +38,10 @@ impl Scene {
             libnvidia_ml: self.driver.join("libnvidia-ml.so.1"),
             uuid: uuid.into(),
         };
-        ask(command, &gpu, PATIENCE)
+        ask(command, &gpu, ANSWER_TIMEOUT)
     }
 
-    /// The UUID of its first GPU.
+    /// Returns the UUID of the first GPU.
     fn uuid(&self) -> String {
         let mut client = Command::new(vgpu_built_from::program("gpu-client"));
         client
@@ -71,7 +71,7 @@ fn a_context_is_measured_in_every_mode_of_nvml() {
     }
 }
 
-/// Page tables and buffers of the driver, say. Where NVML lists no processes, both are one figure.
+/// For example page tables and buffers of the driver. If NVML lists no processes, both are one figure.
 #[test]
 fn memory_of_a_context_that_belongs_to_no_process_is_measured_too() {
     for mode in MODES {

@@ -44,7 +44,7 @@ fn main() -> ExitCode {
     print!("{}", String::from_utf8_lossy(&alone.stdout));
     eprint!("{}", String::from_utf8_lossy(&alone.stderr));
     let mut same = alone.status.code() == shared.status.code();
-    // Else both were bare, and the same for that reason.
+    // Otherwise both runs were bare, and the same for that reason.
     if std::fs::read_dir(&logs).expect("a folder").next().is_none() {
         println!("the library was not in use under the share: it wrote no log");
         same = false;

@@ -54,7 +54,7 @@ impl Form {
 /// Checks that this machine can create a container: namespaces and overlay mounts.
 ///
 /// # Errors
-/// What the machine cannot do.
+/// The feature that this machine lacks.
 pub fn possible() -> Result<(), String> {
     let work = tempfile::tempdir().map_err(|error| error.to_string())?;
     let script = "mount -t tmpfs vgpu-loading $1 && mkdir $1/upper $1/work $1/root && \
@@ -107,21 +107,12 @@ impl Place {
     /// folders `visible` at the same paths.
     ///
     /// # Errors
-    /// What this machine cannot do.
+    /// The feature that this machine lacks.
     pub fn container(mut share: Share, root: &Path, visible: &[&Path]) -> Result<Self, String> {
         let work = tempfile::tempdir().map_err(|error| error.to_string())?;
         let mut command = Command::new("unshare");
         command
-            .args([
-                "--mount",
-                "--pid",
-                "--fork",
-                "--kill-child",
-                "--propagation",
-                "private",
-                "sh",
-                "-euc",
-            ])
+            .args("--mount --pid --fork --kill-child --propagation private sh -euc".split(' '))
             .arg(include_str!("container.sh"))
             .arg("container.sh")
             .args([root, work.path(), &share.shares(), &share.state()])

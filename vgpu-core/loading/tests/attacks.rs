@@ -48,12 +48,12 @@ fn client(folder: &Path) -> Vec<String> {
     words.into()
 }
 
-/// What the client's driver answers to an allocation of more than the share.
+/// The driver's result of an allocation of more than the share, from the client's output.
 fn over(output: &str) -> &str {
     output.split(' ').nth(3).unwrap_or_default()
 }
 
-/// The counter-test of all others.
+/// The control of all other tests: without an attack the limit holds.
 #[test]
 fn the_drivers_own_file_holds_without_an_attack() {
     let Some((stage, place)) = container("the_drivers_own_file_holds_without_an_attack") else {
@@ -71,7 +71,7 @@ fn a_link_to_the_backstop_does_not_choose_the_shim() {
         return;
     };
     let link = stage.path().join("link").join(PRELOAD_FILE);
-    // Set for the program alone: the shell that starts it is none of CUDA's.
+    // Only set for the program: the shell that starts it does not use CUDA.
     let mut command = place.command(Path::new("/usr/bin/env"), &[]);
     command.arg(format!("LD_PRELOAD={}", link.display()));
     command
@@ -159,7 +159,7 @@ fn another_root_with_forged_limits_gets_past_the_library() {
         command.arg(&root).arg("/client").args(client(Path::new(folder)));
         run(&mut command).unwrap_or_else(|error| panic!("{error}"))
     };
-    // By our own library, which believes the limits, and without it.
+    // With our library, which believes the limits, and without it.
     for folder in ["/lib", "/driver"] {
         let output = run_in_root(folder);
         assert_eq!(

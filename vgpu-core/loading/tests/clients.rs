@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use vgpu_cache::apt::{self, Distribution, Release, With};
+use vgpu_cache::apt::{self, Release, With};
 use vgpu_cache::{Error, pip};
 use vgpu_loading::place::{Form, Place, Running, possible};
 use vgpu_loading::share::Share;
@@ -24,7 +24,7 @@ fn stage() -> tempfile::TempDir {
     stage
 }
 
-/// A container over this machine's root file system where one can be made, else what a user has.
+/// A container over this machine's root file system if one can be made, else a place of an ordinary user.
 fn place(stage: &Path, visible: &[&Path]) -> Place {
     let share = |form: Form| Share::new(LIMIT, &stage.join("client"), &form.driver());
     if possible().is_err() {
@@ -63,14 +63,11 @@ fn allocates(place: &Place, mut command: Command, error: &str, shows_sizes: bool
     }
 }
 
-/// A client's packages, with all that they need named too; None: it cannot be had here, and is skipped. Each has a
-/// folder of its own, so that one which cannot be had hides no other.
-fn fetched(name: &str, packages: &[&str]) -> Option<PathBuf> {
-    match pip::packages(
-        &format!("client-{name}"),
-        &packages.join(" "),
-        &[&["--no-deps"], packages].concat(),
-    ) {
+/// Fetches a client's packages, all of which must be named. None: they cannot be fetched here, and the client is
+/// skipped. Each client has its own folder, so that packages which cannot be fetched hide no other.
+fn fetched(name: &str, packages: &str) -> Option<PathBuf> {
+    let arguments: Vec<&str> = ["--no-deps"].into_iter().chain(packages.split(' ')).collect();
+    match pip::packages(&format!("client-{name}"), packages, &arguments) {
         Ok(folder) => Some(folder),
         Err(Error::Unavailable(why)) => {
             skip(name, &why);
@@ -80,7 +77,7 @@ fn fetched(name: &str, packages: &[&str]) -> Option<PathBuf> {
     }
 }
 
-fn python_client(name: &str, packages: &[&str], file: &str, error: &str, shows_sizes: bool) {
+fn python_client(name: &str, packages: &str, file: &str, error: &str, shows_sizes: bool) {
     let Some(packages) = fetched(name, packages) else {
         return;
     };
@@ -96,13 +93,13 @@ fn python_client(name: &str, packages: &[&str], file: &str, error: &str, shows_s
     allocates(&place, command, error, shows_sizes);
 }
 
-const BINDINGS: [&str; 2] = ["cuda-bindings==13.5.0", "cuda-pathfinder==1.9.0"];
+const BINDINGS: &str = "cuda-bindings==13.5.0 cuda-pathfinder==1.9.0";
 
 #[test]
 fn cuda_bindings() {
     python_client(
         "cuda-bindings",
-        &BINDINGS,
+        BINDINGS,
         "cuda_bindings.py",
         "CUDA_ERROR_OUT_OF_MEMORY",
         true,
@@ -111,7 +108,7 @@ fn cuda_bindings() {
 
 #[test]
 fn cuda_core() {
-    let packages = [&BINDINGS[..], &["cuda-core==1.2.2", "numpy==2.4.6"]].concat();
+    let packages = format!("{BINDINGS} cuda-core==1.2.2 numpy==2.4.6");
     python_client(
         "cuda-core",
         &packages,
@@ -123,42 +120,21 @@ fn cuda_core() {
 
 #[test]
 fn numba_cuda() {
-    let own = [
-        "numba-cuda==0.30.4",
-        "numba==0.68.1",
-        "llvmlite==0.50.0",
-        "numpy==2.4.6",
-        "cuda-core==1.2.2",
-        "packaging==26.3",
-    ];
-    let packages = [&BINDINGS[..], &own].concat();
+    let own = "numba-cuda==0.30.4 numba==0.68.1 llvmlite==0.50.0 numpy==2.4.6 cuda-core==1.2.2 packaging==26.3";
+    let packages = format!("{BINDINGS} {own}");
     python_client("numba-cuda", &packages, "numba_cuda.py", "OUT_OF_MEMORY", true);
 }
 
 #[test]
 fn tinygrad() {
-    python_client(
-        "tinygrad",
-        &["tinygrad==0.14.0"],
-        "tinygrad_cuda.py",
-        "MemoryError",
-        true,
-    );
+    python_client("tinygrad", "tinygrad==0.14.0", "tinygrad_cuda.py", "MemoryError", true);
 }
 
 #[test]
 fn taichi() {
-    let packages = [
-        "taichi==1.7.4",
-        "numpy==2.4.6",
-        "colorama==0.4.6",
-        "dill==0.4.1",
-        "rich==15.0.0",
-        "markdown-it-py==4.3.0",
-        "mdurl==0.1.2",
-        "pygments==2.21.0",
-    ];
-    python_client("taichi", &packages, "taichi_cuda.py", "CUDA_ERROR_OUT_OF_MEMORY", false);
+    let packages = "taichi==1.7.4 numpy==2.4.6 colorama==0.4.6 dill==0.4.1 rich==15.0.0 \
+                    markdown-it-py==4.3.0 mdurl==0.1.2 pygments==2.21.0";
+    python_client("taichi", packages, "taichi_cuda.py", "CUDA_ERROR_OUT_OF_MEMORY", false);
 }
 
 #[test]
@@ -177,10 +153,8 @@ fn cudarc() {
 /// its own files lie in a folder beside an image with the rest of what it needs.
 fn pycuda_packages() -> Result<(PathBuf, PathBuf), String> {
     let bookworm = |components| Release {
-        distribution: Distribution::Debian,
         codename: "bookworm",
         components,
-        merged: true,
     };
     let needed = [
         "python3-pytools",
@@ -244,8 +218,8 @@ fn with_holder(place: &Place, stage: &Path) -> (Running, u32, u64) {
     (holder, process.pid, usage.charged)
 }
 
-/// Runs a Python client while another process holds half of the share; `programs` are folders of those that it starts.
-fn looks_by(programs: &[&Path], name: &str, packages: &[&str], arguments: &[&str], check: impl FnOnce(&str, u32, u64)) {
+/// Runs a Python client while another process holds half of the share. `programs`: folders of programs that it starts.
+fn looks_by(programs: &[&Path], name: &str, packages: &str, arguments: &[&str], check: impl FnOnce(&str, u32, u64)) {
     let Some(packages) = fetched(name, packages) else {
         return;
     };
@@ -270,7 +244,7 @@ fn looks_by(programs: &[&Path], name: &str, packages: &[&str], arguments: &[&str
     drop(holder);
 }
 
-fn looks(name: &str, packages: &[&str], arguments: &[&str], check: fn(&str, u32, u64)) {
+fn looks(name: &str, packages: &str, arguments: &[&str], check: fn(&str, u32, u64)) {
     looks_by(&[], name, packages, arguments, check);
 }
 
@@ -283,14 +257,14 @@ const NVML: &str = "nvidia-ml-py==13.615.71";
 #[test]
 fn pynvml() {
     let file = script("pynvml_view.py").display().to_string();
-    looks("pynvml", &[NVML], &[&file], is_one_gpu_with_its_process);
+    looks("pynvml", NVML, &[&file], is_one_gpu_with_its_process);
 }
 
 #[test]
 fn py3nvml() {
     let file = script("py3nvml_view.py").display().to_string();
-    let packages = ["py3nvml==0.2.7", "xmltodict==1.0.4"];
-    looks("py3nvml", &packages, &[&file], is_one_gpu_with_its_process);
+    let packages = "py3nvml==0.2.7 xmltodict==1.0.4";
+    looks("py3nvml", packages, &[&file], is_one_gpu_with_its_process);
 }
 
 #[test]
@@ -311,9 +285,9 @@ fn gputil() {
         Err(reason) => return skip("gputil", reason.lines().last().unwrap_or_default()),
     };
     let file = script("gputil_view.py").display().to_string();
-    let packages = ["GPUtil==1.4.0", "setuptools==80.10.2"];
+    let packages = "GPUtil==1.4.0 setuptools==80.10.2";
     let folder = smi.parent().expect("a folder");
-    looks_by(&[folder], "gputil", &packages, &[&file], |shown, _, bytes| {
+    looks_by(&[folder], "gputil", packages, &[&file], |shown, _, bytes| {
         let [total, used] = [LIMIT, bytes].map(|bytes| bytes >> 20);
         assert_eq!(shown.trim(), format!("1 {total} {used} {}", total - used));
     });
@@ -322,7 +296,7 @@ fn gputil() {
 #[test]
 fn nvitop() {
     let file = script("nvitop_view.py").display().to_string();
-    let packages = ["nvitop==1.7.2", NVML, "psutil==7.2.2"];
+    let packages = format!("nvitop==1.7.2 {NVML} psutil==7.2.2");
     looks("nvitop", &packages, &[&file], is_one_gpu_with_its_process);
     looks("nvitop", &packages, &["-m", "nvitop", "--once"], |shown, pid, _| {
         assert!(
@@ -335,21 +309,14 @@ fn nvitop() {
     });
 }
 
-/// Words alone: columns are padded.
+/// Returns the words alone, because columns are padded.
 fn unpadded(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 #[test]
 fn gpustat() {
-    let packages = [
-        "gpustat==1.1.1",
-        NVML,
-        "psutil==7.2.2",
-        "blessed==1.52.0",
-        "wcwidth==0.9.4",
-        "jinxed==2.1.0",
-    ];
+    let packages = format!("gpustat==1.1.1 {NVML} psutil==7.2.2 blessed==1.52.0 wcwidth==0.9.4 jinxed==2.1.0");
     looks(
         "gpustat",
         &packages,
@@ -407,7 +374,7 @@ fn nvidia_smi() {
 
 // === ffmpeg ===
 
-/// Frames of one colour through the GPU and back; the checksum of what came out.
+/// Sends frames of one colour through the GPU and back; returns the checksum of the result.
 fn frames(place: &Place, size: &str, filters: &str) -> Result<String, String> {
     let source = format!("testsrc=size={size}:rate=3:duration=1");
     let gpu: &[&str] = match filters.is_empty() {

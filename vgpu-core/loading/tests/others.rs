@@ -1,6 +1,6 @@
-//! Tests programs that are sensitive to what is loaded beside them: those of gcc's sanitizers, 32-bit programs. With
-//! the backstop in the process, and with a GPU used through the library, those of sanitizers behave as without; a 32-bit program runs. The
-//! list is in docs/loading.md.
+//! Tests programs that are sensitive to what is loaded beside them: programs with gcc's sanitizers, and 32-bit programs.
+//! With the backstop in the process, and with a GPU used through the library, programs with sanitizers behave as without; a
+//! 32-bit program runs. The list is in docs/loading.md.
 
 use std::fs;
 use std::path::Path;
@@ -43,7 +43,7 @@ fn stage() -> tempfile::TempDir {
     stage
 }
 
-/// The program's output, and that it wrote nothing to stderr.
+/// Checks that the program succeeds, and writes nothing to stderr.
 fn quiet(mut command: Command) -> Result<(), String> {
     let output = command.output().map_err(|error| error.to_string())?;
     let (out, err) = (
@@ -102,7 +102,7 @@ fn programs_of_sanitizers_notice_nothing() {
     assert!(broken.is_empty(), "{}", broken.join("\n\n"));
 }
 
-/// What ThreadSanitizer finds in the program itself is still told, beside what is suppressed.
+/// ThreadSanitizer still reports races in the program itself, in spite of the suppressions.
 #[test]
 fn a_race_of_the_program_is_found() {
     let stage = stage();

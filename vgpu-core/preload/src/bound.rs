@@ -1,5 +1,5 @@
-//! Redirects calls that the loader bound to a driver before this library was asked: those of a program or plugin that
-//! is linked with libcuda and finds a driver of the image by its RPATH or by LD_LIBRARY_PATH.
+//! Redirects calls that the loader bound to a driver without asking this library: those of a program or plugin that is
+//! linked with libcuda and finds a driver of the image by its RPATH or by LD_LIBRARY_PATH.
 //!
 //! ```text
 //!  importer: DT_NEEDED libcuda.so.1 ─► slot of cuMemAlloc_v2 ─► the image's driver
@@ -7,18 +7,18 @@
 //! ```
 //!
 //! When: in the constructor, if a start-up object is a driver. That is before the program runs, but after constructors
-//! of libraries. (DF_1_INITFIRST would put ours first of all, but also before libc's own: a dlopen there runs libc's
-//! without arguments and environment, which are then lost.) And at each call of this library after an object was
+//! of libraries. (DF_1_INITFIRST would put our constructor first, but also before libc's own: a dlopen there runs
+//! libc's without arguments and environment, which are then lost.) And at each call of this library after an object was
 //! loaded, so at the latest when the functions of a plugin are looked up. The driver that the shim uses is not changed,
-//! and neither is a slot that does not lead to a driver: an interposer keeps its place. An object needs no DT_NEEDED of a
+//! nor any slot that does not lead to a driver: so an interposer keeps its place. An object needs no DT_NEEDED of a
 //! driver to be changed: its calls may be bound to one that LD_PRELOAD or RTLD_GLOBAL put into the global scope.
 //!
 //! Slots are changed under the loader's lock, which keeps objects loaded and other threads out. Pages that the loader
 //! made read-only are made writable for the change and read-only again. A slot is one word, so a thread in a call sees
 //! either value.
 //!
-//! How it fails: if pages cannot be made writable, the slots stay as they are. If there is no shim, they stay too, but
-//! lead to a function that fails where there has to be one (`shim::is_demanded`).
+//! How it fails: if pages cannot be made writable, the slots stay as they are. If there is no shim, they stay too; but
+//! if there has to be one (`shim::is_demanded`), they lead to a function that fails.
 #![allow(unsafe_code)] // A system call, and words of other objects.
 
 use core::{
@@ -39,16 +39,16 @@ const SYS_MPROTECT: usize = 10;
 const PROT_READ: usize = 1;
 const PROT_WRITE: usize = 2;
 
-/// How many objects had been loaded at the last search.
+/// Number of objects that had been loaded at the last search.
 static SEEN: AtomicU64 = AtomicU64::new(0);
-/// True if a driver has been seen. The shim's own is one, too.
+/// True if a driver has been seen, perhaps the shim's own.
 static DRIVER: AtomicBool = AtomicBool::new(false);
 
 /// The constructor. For programs that are linked with neither a driver nor the shim it only looks up two names in each
 /// start-up object.
 pub(crate) extern "C" fn redirect_at_start() {
     if loader::started_with(driver::looks_like_driver) {
-        // The shim looks like a driver until it is known.
+        // Until the shim is known, it looks like a driver.
         if loader::started_with(shim::looks_like_it) {
             shim::find(true);
         }
@@ -62,7 +62,7 @@ pub(crate) fn redirect_new() {
     let (mut index, mut count, mut new) = (0_u64, 0, 0);
     objects(&mut |report| {
         if index == 0 {
-            // Relaxed: one search too many does no harm, and the loader's lock orders the searches.
+            // Relaxed: an unnecessary search is harmless, and the loader's lock orders the searches.
             new = report.loaded.wrapping_sub(SEEN.swap(report.loaded, Relaxed));
             if new == 0 {
                 return true;
@@ -83,7 +83,7 @@ pub(crate) fn redirect_new() {
     if new == 0 || !DRIVER.load(Relaxed) {
         return;
     }
-    // Calls that are not bound yet may lead to a new driver from older objects, too.
+    // Older objects may have calls that are not bound yet, and that will lead to a new driver.
     let first = if new_driver { 0 } else { count.saturating_sub(new) };
     each_from(first, &mut |report| importer |= imports_driver(report));
     // The shim cannot be opened under the loader's lock.
@@ -119,7 +119,7 @@ fn may_use_driver(report: &Report) -> bool {
 }
 
 /// Redirects an object of another namespace: every slot of a name for which `own` has a function, and those that lead
-/// to a driver. Not an object that may use the driver.
+/// to a driver. Objects that may use the driver are left out.
 pub(crate) fn redirect_all(report: &Report, own: &dyn Fn(Text) -> Option<usize>) {
     let Some(object) = report.object() else {
         return;
@@ -131,12 +131,12 @@ pub(crate) fn redirect_all(report: &Report, own: &dyn Fn(Text) -> Option<usize>)
     if object.imports_any(name::is_driver_function)
         && let Some(functions) = Functions::find()
     {
-        // What a slot will lead to that has not been used yet is not known there.
+        // In another namespace, the target of a slot is unknown until its first use.
         redirect(report, &functions, |_| true);
     }
 }
 
-/// What slots lead to instead of a driver.
+/// The new target of slots that led to a driver.
 enum Functions {
     OfShim(Object),
     /// There has to be a shim, and it cannot be opened.
@@ -155,20 +155,20 @@ impl Functions {
     fn get(&self, name: Text) -> Option<usize> {
         match self {
             Self::OfShim(shim) => shim.function(name),
-            // The only function that returns no code but text.
+            // This function returns text, the others return a code.
             Self::Refusal if name.is(Text::literal(c"nvmlErrorString")) => None,
             Self::Refusal => Some(refuse as *const () as usize),
         }
     }
 }
 
-/// Stands for any function of the driver. The code means "unknown error" in libcuda and in NVML.
+/// Replaces any function of the driver. The code means "unknown error" in libcuda and in NVML.
 extern "C" fn refuse() -> c_int {
     999
 }
 
-/// Redirects every slot of the object that leads to a driver. `later`: returns true for a name whose slot will lead to
-/// one at the first call.
+/// Redirects every slot of the object that leads to a driver. `later` returns true for a name whose slot will lead to a
+/// driver at the first call.
 fn redirect(report: &Report, functions: &Functions, later: fn(Text) -> bool) {
     let Some(object) = report.object() else {
         return;
@@ -189,7 +189,7 @@ fn redirect(report: &Report, functions: &Functions, later: fn(Text) -> bool) {
     });
 }
 
-/// Stores in each slot of the object what `target` returns for its value and its name, if that is something.
+/// Calls `target` with the value and the name of each slot of the object, and stores the result, if any, in the slot.
 fn store(report: &Report, object: &Object, target: &dyn Fn(usize, Text) -> Option<usize>) {
     let sealed = report.sealed();
     let mut opened = false;
@@ -230,7 +230,7 @@ fn is_first_in_driver(name: Text) -> bool {
     found
 }
 
-/// mprotect that does not change errno. Returns false if it fails.
+/// Calls mprotect without changing errno. Returns false if it fails.
 fn protect(start: usize, length: usize, protection: usize) -> bool {
     let result: isize;
     // SAFETY: changes the protection of pages that the loader sealed; the kernel touches nothing else.

@@ -1,8 +1,8 @@
-//! Calls a function of the loader so that it sees another caller than this library.
+//! Calls a function of the loader so that the function sees a different caller than this library.
 //!
-//! dlsym derives the meaning of RTLD_DEFAULT and RTLD_NEXT from the object at its return address. If its answer must be
-//! examined before the program gets it, dlsym has to be called, and then it would see this library. So the call gets as
-//! its return address a `ret` instruction in the object of the real caller:
+//! dlsym derives the meaning of RTLD_DEFAULT and RTLD_NEXT from the object at its return address. To examine its answer
+//! before the program gets it, this library has to call dlsym, which would then see this library as the caller. So the
+//! call gets as its return address a `ret` instruction in the object of the real caller:
 //!
 //! ```text
 //!  program ─► our dlsym ─► libc's dlsym ─► a `ret` in the program ─► our dlsym ─► program
@@ -34,7 +34,7 @@ pub(crate) unsafe fn call_as(caller: usize, function: usize, arguments: [usize; 
 fn ret_in_object_of(caller: usize) -> Option<usize> {
     let mut found = None;
     if !object_at(caller, &mut |report| found = report.find_code(RET)) {
-        // Code of no object: dlsym takes it for the program's, which is the first in the list.
+        // The code belongs to no object: dlsym takes it for the program's, which is the first in the list.
         objects(&mut |report| {
             found = report.find_code(RET);
             true

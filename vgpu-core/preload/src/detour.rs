@@ -2,7 +2,7 @@
 //! one, and jumps to the planned function.
 //!
 //! It jumps, because a call would put this library's address where the loader expects the return address of its caller.
-//! Everything that the plan put on the stack is removed before the jump.
+//! Everything that was put on the stack for the plan is removed before the jump.
 //!
 //! How it fails: if no real function exists, the exports return null, as when they fail.
 #![allow(unsafe_code)] // Naked functions; exported names.
@@ -21,7 +21,7 @@ use crate::{
 /// Returned in rax and rdx.
 #[repr(C)]
 struct Plan {
-    /// Where to jump.
+    /// The address to jump to.
     function: usize,
     /// The new path or handle.
     argument: usize,
@@ -155,7 +155,7 @@ extern "C" fn plan_versioned_symbol(handle: usize, name: *const u8, version: *co
 }
 
 /// dlsym or dlvsym. If the real one finds a function of a driver, or one of libc that this library interposes, the
-/// answer is the shim's or ours. Versions are the real one's to judge: the shim's functions and ours have none.
+/// answer is the shim's or ours. Only the real function checks versions: the shim's functions and ours have none.
 fn plan_look_up(function: Function, arguments: [usize; 3], caller: usize) -> Plan {
     let function = real(function);
     let [handle, name, _] = arguments;
@@ -189,8 +189,8 @@ fn look_again(handle: usize) {
     }
 }
 
-/// Returns our own function if `name` is looked up in the object to whose function ours would jump. Not for another
-/// object: an interposer that is after this library in the chain and looks up the next one must not get the first.
+/// Returns our own function if `name` is looked up in the object to whose function ours would jump. Not in another
+/// object: an interposer that is after this library in the chain and looks up the next definition must not get ours.
 fn own_answer(name: Text, look: usize, arguments: [usize; 3]) -> Option<usize> {
     let (function, own) = ours(name)?;
     let [handle, ..] = arguments;
@@ -206,9 +206,9 @@ fn own_answer(name: Text, look: usize, arguments: [usize; 3]) -> Option<usize> {
     (unsafe { call(look, arguments) } != 0).then_some(own)
 }
 
-/// Returns the shim's function, if the real look-up finds a driver's; null if there has to be a shim and is none. The
-/// handle says little: that of the program, of a library that is linked with a driver, RTLD_DEFAULT and RTLD_NEXT find a
-/// driver if any is in their scope.
+/// Returns the shim's function, if the real look-up finds a driver's; null if there has to be a shim, but there is
+/// none. The handle says little: the program's, that of a library that is linked with a driver, RTLD_DEFAULT and
+/// RTLD_NEXT find a driver if one is in their scope.
 fn shims_answer(name: Text, look: usize, arguments: [usize; 3], caller: usize) -> Option<usize> {
     let [handle, ..] = arguments;
     if shim::is_handle(handle) {
@@ -227,7 +227,7 @@ fn shims_answer(name: Text, look: usize, arguments: [usize; 3], caller: usize) -
     // SAFETY: the real function, with the caller's arguments.
     let found = unsafe {
         match is_pseudo {
-            // From here the scope is another one. That is better than no look.
+            // A call from here has another scope. That is better than no look-up.
             true => call_as(caller, look, arguments).unwrap_or_else(|| call(look, arguments)),
             false => call(look, arguments),
         }
@@ -254,7 +254,7 @@ unsafe fn call(look: usize, [handle, name, version]: [usize; 3]) -> usize {
 /// Returns the function that a plugin in another namespace calls under `name` instead of that of its libc.
 fn in_other_namespaces(name: Text) -> Option<usize> {
     if name.is(Text::literal(c"dlerror")) {
-        // The messages of our calls are in the libc that they call.
+        // The messages of our calls are in the libc that made them.
         return Function::Error.find();
     }
     ours(name).map(|(_, own)| own)
@@ -278,7 +278,7 @@ fn ours(name: Text) -> Option<(Function, usize)> {
 }
 
 /// Returns the path to open instead of `file`, or `file` itself if it is no driver library or no shim is needed. If the
-/// shim cannot be opened, that is its path: the loader's message then names it, and why.
+/// shim has to be there and cannot be opened, returns its path: the loader's message then names it and the reason.
 fn path_for(file: *const u8, mode: c_int, caller: usize) -> usize {
     // SAFETY: the caller passes a path or null, as dlopen demands.
     let Some(path) = (unsafe { Text::new(file) }) else {
@@ -288,7 +288,7 @@ fn path_for(file: *const u8, mode: c_int, caller: usize) -> usize {
     if !asked_for_driver || shim::is_caller(caller) || driver::is_caller(caller) {
         return file.expose_provenance();
     }
-    // RTLD_NOLOAD only asks if it is loaded, so it must not load the shim.
+    // RTLD_NOLOAD only asks if a library is loaded, so the shim must not be loaded for it.
     let load = mode & RTLD_NOLOAD == 0;
     let instead = match shim::find(load).and_then(LinkMap::name) {
         Some(shim) => shim,

@@ -2,15 +2,15 @@
 //! an image may have a driver under any file name and DT_SONAME, and a program may have a libcuda.so.7 of its own.
 //!
 //! The shim has all these functions too. It is known by its identity (`shim::is`), because exports can be imitated: a
-//! driver with a few symbols more is not the shim.
+//! driver with a few more symbols is not the shim.
 //!
-//! Which driver may call past us: the one in which the shim has looked up functions, and no other. What looks like a
-//! driver may be a program's own library, or a copy of a driver.
+//! Only the driver in which the shim has looked up functions may call without us. Other objects that look like a driver
+//! may be a program's own library, or a copy of a driver.
 //!
-//! How it fails: an interposer that exports these functions too is taken for a driver, so its callers get the shim. One
-//! that exports fewer, as tracers of single functions do, keeps its place. A driver whose symbol table was edited is
-//! not recognised. Outside of containers, a driver whose constructor looks up its own functions gets the shim's, because
-//! the shim has not asked it yet.
+//! How it fails: an interposer that exports these functions too is taken for a driver, so its callers get the shim. An
+//! interposer that exports fewer functions, such as a tracer of single functions, keeps its place. A driver whose
+//! symbol table was edited is not recognised. Outside of containers, a driver whose constructor looks up its own
+//! functions gets the shim's, because the shim has not used that driver yet.
 #![allow(unsafe_code)] // The loader's records, by pointer.
 
 use core::{
@@ -39,7 +39,7 @@ const NVML: [Text; 2] = [
 /// The drivers in which the shim has looked up functions: libcuda and NVML. It never closes them.
 static OF_SHIM: [AtomicPtr<LinkMap>; 2] = [const { AtomicPtr::new(ptr::null_mut()) }; 2];
 
-/// Returns true if an object has functions as only drivers and the shim have.
+/// Returns true if an object has the functions that only drivers and the shim have.
 pub(crate) fn looks_like_driver(object: &Object) -> bool {
     object.has_all(&CUDA) || object.has_all(&NVML)
 }
@@ -58,7 +58,7 @@ pub(crate) fn holds(address: usize) -> bool {
 
 /// Notes that the shim looks up a function in the object of `handle`.
 pub(crate) fn note_of_shim(handle: usize) {
-    // Relaxed: two threads that note the same one at once do no harm.
+    // Relaxed: it is harmless if two threads note the same object at once.
     if OF_SHIM
         .iter()
         .any(|known| known.load(Ordering::Relaxed).addr() == handle)
@@ -78,7 +78,7 @@ pub(crate) fn note_of_shim(handle: usize) {
 }
 
 /// Returns true if an object is the driver that the shim uses, or another of the driver's files in the private folder.
-/// These find each other.
+/// These files may find each other.
 pub(crate) fn is_of_shim(report: &Report) -> bool {
     let noted = |known: &AtomicPtr<LinkMap>| {
         // SAFETY: null, or a record of an object that the shim keeps open.

@@ -129,8 +129,8 @@ impl Object {
         })
     }
 
-    /// Returns the address of the function `name` that this object defines, in its default version, as a reference
-    /// without a version gets it. A variable of this name does not count.
+    /// Returns the address of the function `name` that this object defines, in its default version, as for a reference
+    /// without a version. A variable of this name is ignored.
     pub(crate) fn function(&self, name: Text) -> Option<usize> {
         if !self.gnu_hash.is_null() {
             self.in_gnu_hash(name)
@@ -141,12 +141,12 @@ impl Object {
         }
     }
 
-    /// Returns true if it defines every function of `names`.
+    /// Returns true if the object defines every function of `names`.
     pub(crate) fn has_all(&self, names: &[Text]) -> bool {
         names.iter().all(|name| self.function(*name).is_some())
     }
 
-    /// Returns true if it imports a function whose name is `wanted`, from whatever library.
+    /// Returns true if the object imports a function whose name is `wanted`, from any library.
     pub(crate) fn imports_any(&self, wanted: fn(Text) -> bool) -> bool {
         let mut found = false;
         self.imports(&mut |name, _| {
@@ -156,8 +156,8 @@ impl Object {
         found
     }
 
-    /// Calls `visitor` for each imported function with its name and the word that has its address, or will have it
-    /// after the first call, until it returns true.
+    /// Calls `visitor` until it returns true, for each imported function: with its name and the word for its address,
+    /// which may be resolved only at the first call.
     pub(crate) fn imports(&self, visitor: &mut dyn FnMut(Text, *mut usize) -> bool) {
         // Large libraries have a hundred thousand relocations without a symbol. The linker puts those first.
         let without_symbol = self.words(DT_RELACOUNT).next().unwrap_or(0);

@@ -6,12 +6,12 @@
 //!                                   └─► a file in memory ─► dlopen, once, at the first use
 //! ```
 //!
-//! The shim and the trailer are after everything that the ELF headers describe, so the loader sees this library alone.
-//! A process that never uses a driver reads none of it.
+//! The shim and the trailer are after everything that the ELF headers describe, so the loader sees only this library. A
+//! process that never uses a driver reads none of it.
 //!
-//! How it fails: without /proc, without memfd_create (Linux before 3.17), or if memory may not be executed, there is no
-//! shim, as if the file had none. The name that the loader keeps ("/proc/self//fd/5", spelled so that no other library
-//! has it) only works in its own namespace: dlmopen into another one finds nothing there and fails.
+//! How it fails: without /proc, without memfd_create (Linux before 3.17), or if memory may not be executed, no shim is
+//! found, as if the file had none. The name that the loader keeps ("/proc/self//fd/5", a spelling that no other library
+//! uses) works only in the namespace of the call: dlmopen into another one finds nothing there and fails.
 #![allow(unsafe_code)] // A path from bytes.
 
 use core::ptr;

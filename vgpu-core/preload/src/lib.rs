@@ -7,15 +7,16 @@
 //!           the real dlopen("<path of the shim>")     ◄── jump, as if the program had called it
 //! ```
 //!
-//! The shim is where the loader searches for `libcuda.so.1`, so every program that opens this name gets it. What is
-//! left are programs that open a driver by path, or by a name for which an RPATH or a cache leads to a driver in the
-//! image. This library sees these calls, because it is in /etc/ld.so.preload (containers) or LD_PRELOAD (`vgpu run` of
-//! an ordinary user).
+//! The shim is where the loader searches for `libcuda.so.1`, so every program that opens this name gets it. The others
+//! are programs that open a driver by path, or by a name for which an RPATH or a cache leads to a driver in the image.
+//! This library sees their calls, because it is in /etc/ld.so.preload (containers) or LD_PRELOAD (`vgpu run` of an
+//! ordinary user).
 //!
 //! Every program in the container loads it, so it must cost little and break nothing:
 //! - It has no DT_NEEDED, no thread-local, no allocation and no lock, and touches neither the environment nor errno. It
-//!   has two weak imports from the loader, of which there is one (`_r_debug`, or musl's `_dl_debug_addr`); everything
-//!   else is found from there when it is needed. Its one constructor looks up two names in each start-up object, and does nothing more if none is a driver.
+//!   has two weak imports from the loader, which has one of them (`_r_debug`, or musl's `_dl_debug_addr`); everything
+//!   else is found from there when needed. Its one constructor looks up two names in each start-up object, and does
+//!   nothing more if none is a driver.
 //! - A detour ends in a jump to the real function with the caller's return address still on the stack. The loader
 //!   derives namespace, RPATH and RTLD_NEXT from that address, so they keep their meaning.
 //! - A call that cannot be resolved goes to the real function unchanged.
@@ -37,8 +38,8 @@
 //!
 //! `driver` tells how a driver is recognised, `shim` where the shim is found, `loader` how the real functions are found
 //! from glibc 2.17 on.
-// A build that unwinds is checked and never loaded: the artefact has a profile of its own, which aborts. Were the other
-// profiles to abort as well, cargo would build every dependency twice, as tests always unwind.
+// Builds that unwind are only checked, never loaded: the artefact has its own profile, which aborts. If the other
+// profiles aborted too, cargo would build every dependency twice, because tests always unwind.
 #![cfg_attr(panic = "abort", no_std)]
 // The compiler must not turn loops into calls of memcpy or strlen: no libc is linked.
 #![no_builtins]
@@ -61,7 +62,7 @@ mod built_from {
     include!(concat!(env!("OUT_DIR"), "/built_from.rs"));
 }
 
-/// Nothing here panics. If that were wrong, the thread stops here instead of going on.
+/// Nothing here panics. If something did, the thread would stop here.
 #[cfg(panic = "abort")]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {

@@ -3,12 +3,12 @@
 //! The real function is the one that the loader itself would find after this library: the next definition in the order
 //! of the start-up objects. So other interposers (a sanitizer, a tracer) stay in the chain.
 //!
-//! From glibc 2.34 on the functions are in libc.so.6. Before, they are in libdl.so.2:
-//! - If it was loaded at start-up, it is found in the same way.
+//! From glibc 2.34 on the functions are in libc.so.6. Before 2.34, they are in libdl.so.2:
+//! - If libdl.so.2 was loaded at start-up, it is found in the same way.
 //! - If it was loaded later, as a dependency of a library, it is found by `dl_iterate_phdr`. It is searched each time,
 //!   because it may be unloaded again with that library.
-//! - If it is not loaded at all, no program can expect dlopen to exist. A program that finds ours by a weak reference
-//!   gets null, as from a dlopen that fails.
+//! - If it is not loaded, no program can expect dlopen to exist. A program that finds ours by a weak reference gets
+//!   null, as from a dlopen that fails.
 //!
 //! The list is read without the loader's lock. This is sound for its beginning: start-up objects are never unloaded,
 //! and later ones come after them. No start-up object comes after the loader's own record.
@@ -91,7 +91,7 @@ const PT_GNU_RELRO: u32 = 0x6474_e552;
 const PAGE: usize = 4096;
 
 impl ProgramHeader {
-    /// Returns true for a part of the file that is mapped and that nothing may write to.
+    /// Returns true for a part of the file that is mapped and cannot be written to.
     fn is_constant(&self) -> bool {
         const READ: u32 = 4;
         const WRITE: u32 = 2;
@@ -100,7 +100,7 @@ impl ProgramHeader {
 }
 
 impl LinkMap {
-    /// Returns the path by which it was loaded; empty for the program itself.
+    /// Returns the path by which the object was loaded; empty for the program itself.
     pub(crate) fn name(&self) -> Option<Text> {
         // SAFETY: the loader keeps the name as long as the record.
         unsafe { Text::new(self.name) }
@@ -111,7 +111,7 @@ impl LinkMap {
         self.dynamic
     }
 
-    /// Returns the first object of its namespace. Under the loader's lock.
+    /// Returns the first object of this object's namespace. Must be called under the loader's lock.
     pub(crate) fn first(&self) -> &Self {
         let mut first = self;
         // SAFETY: the lock keeps the records of a list.
@@ -121,7 +121,7 @@ impl LinkMap {
         first
     }
 
-    /// Returns it and those after it in its namespace. Under the loader's lock.
+    /// Returns this object and those after it in its namespace. Must be called under the loader's lock.
     pub(crate) fn and_later(&self) -> impl Iterator<Item = &Self> {
         // SAFETY: as in `first`.
         core::iter::successors(Some(self), |map| unsafe { map.next.as_ref() })
@@ -144,8 +144,8 @@ impl Report {
         unsafe { Object::new(self.base, self.dynamic()?) }
     }
 
-    /// Returns true if it is the object of this record. No two objects have one dynamic section, but a file that is not
-    /// linked from address 0 on may have the base of another.
+    /// Returns true if the record `map` is of this object. No two objects have the same dynamic section, but a file
+    /// that is not linked from address 0 on may have the same base as another one.
     pub(crate) fn is_of(&self, map: &LinkMap) -> bool {
         self.base == map.base && self.dynamic() == Some(map.dynamic)
     }
@@ -155,7 +155,7 @@ impl Report {
         Some(self.base.wrapping_add(header.address))
     }
 
-    /// Returns true if everything that was loaded of its file and cannot change is as in the object of `other`: another
+    /// Returns true if the loaded parts of its file that cannot change are equal to those of `other`'s object: another
     /// namespace has a copy of each library. `other` was linked from address 0 on, as shared libraries are.
     pub(crate) fn is_copy_of(&self, other: &LinkMap) -> bool {
         let header = core::ptr::with_exposed_provenance::<FileHeader>(other.base);
@@ -169,7 +169,7 @@ impl Report {
             })
         };
         let length = usize::from(count).saturating_mul(size_of::<ProgramHeader>());
-        // Equal headers say that the same parts are mapped, from the same offsets on.
+        // If headers are equal, the same parts are mapped, from the same offsets on.
         self.count == count
             && same(self.headers.addr(), other.base.wrapping_add(headers), length)
             && self.headers().filter(|header| header.is_constant()).all(|header| {
@@ -197,7 +197,7 @@ impl Report {
         })
     }
 
-    /// Returns start and length, in whole pages, of what the loader made read-only after relocation (RELRO).
+    /// Returns start and length, in whole pages, of the part that the loader made read-only after relocation (RELRO).
     pub(crate) fn sealed(&self) -> Option<(usize, usize)> {
         let header = self.headers().find(|header| header.kind == PT_GNU_RELRO)?;
         let start = self.base.wrapping_add(header.address);
@@ -361,7 +361,7 @@ pub(crate) fn objects(visitor: Visitor<'_>) -> bool {
 /// The caller uses that object, so it stays loaded.
 pub(crate) fn object_at(address: usize, visitor: &mut dyn FnMut(&Report)) -> bool {
     let mut found = false;
-    // Most are in our own namespace, and this is faster than dladdr1.
+    // Most objects are in our own namespace, and this is faster than dladdr1.
     objects(&mut |report| {
         found = report.holds(address);
         if found {
@@ -372,7 +372,7 @@ pub(crate) fn object_at(address: usize, visitor: &mut dyn FnMut(&Report)) -> boo
     found || elsewhere(address, visitor)
 }
 
-/// The same for other namespaces, which `dl_iterate_phdr` leaves out. Without the loader's lock.
+/// Does the same for other namespaces, which `dl_iterate_phdr` leaves out. Without the loader's lock.
 pub(crate) fn elsewhere(address: usize, visitor: &mut dyn FnMut(&Report)) -> bool {
     type Locate = unsafe extern "C" fn(usize, *mut [usize; 4], *mut *const LinkMap, c_int) -> c_int;
     const RTLD_DL_LINKMAP: c_int = 2;
@@ -405,7 +405,7 @@ pub(crate) fn elsewhere(address: usize, visitor: &mut dyn FnMut(&Report)) -> boo
 }
 
 /// Returns the loader's record of its objects: glibc exports it as `_r_debug`, musl a pointer to it as `_dl_debug_addr`.
-/// They are the only imports of this library. They are weak, so that a loader without them is no error.
+/// These are the only imports of this library. They are weak, so that a loader without them causes no error.
 fn debug() -> Option<*const Debug> {
     let (glibc, musl): (usize, usize);
     // SAFETY: reads two words of this library's own table, which the loader has filled before.

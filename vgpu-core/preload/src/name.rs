@@ -84,8 +84,8 @@ impl Text {
 
 /// The folder of the real driver in containers (docs/architecture.md).
 const PRIVATE: &[u8] = b"/dev/vgpu/.driver/";
-/// How the shim spells a path, which leads where it leads with one slash. Its call may come to us through another
-/// library's dlopen (a sanitizer's, linked into the program), and is then not seen to be the shim's.
+/// The beginning of paths as the shim spells them; the path means the same as with one slash. If its call comes to us
+/// through another library's dlopen (a sanitizer's, linked into the program), we cannot see that the shim is the caller.
 const SHIMS_SPELLING: &[u8] = b"///";
 
 /// Returns true for a path or name of libcuda or libnvidia-ml, of any version.
@@ -96,15 +96,15 @@ pub(crate) fn is_driver_library(path: Text) -> bool {
     rest.is_some_and(|rest| matches!(rest.first(), 0 | b'.'))
 }
 
-/// Returns true for a path of the real driver that only the shim opens. A program that opens it gets the driver open,
-/// but not its functions. The loader keeps a path as it was given, so one with more below the folder may lead out of it.
+/// Returns true for a path of the real driver that only the shim opens. A program that opens it gets a handle of the driver,
+/// but not its functions. The loader keeps a path as it was given, so a longer path below the folder may lead out of it.
 pub(crate) fn is_private(path: Text) -> bool {
     let Some(file) = path.strip(PRIVATE) else { return false };
     let special = file.bytes().eq(*b".") || file.bytes().eq(*b"..");
     file.first() != 0 && !special && file.bytes().all(|byte| byte != b'/')
 }
 
-/// Returns true for a path as the shim spells it. It says nothing of the object that is opened.
+/// Returns true for a path as the shim spells it. This says nothing about the object that is opened.
 pub(crate) fn is_spelled_by_shim(path: Text) -> bool {
     path.strip(SHIMS_SPELLING).is_some()
 }

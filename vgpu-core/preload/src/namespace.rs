@@ -1,4 +1,4 @@
-//! Redirects the objects of another namespace, which dlmopen makes: a plugin there is bound to a libc of its own, and
+//! Redirects the objects of another namespace, which dlmopen makes: a plugin there is bound to its own libc, and
 //! perhaps to a driver of the image.
 //!
 //! ```text
@@ -6,14 +6,14 @@
 //!  plugin: slots of dlopen ... ─► the libc of its namespace     from here on ─► ours ─► libc's, with its own caller
 //! ```
 //!
-//! The loader is one for all namespaces, and finds a caller's namespace by its address. So our functions, and the libc
+//! All namespaces have the same loader, which finds a caller's namespace by its address. So our functions, and the libc
 //! of the program behind them, do for a plugin what its own libc would do.
 //!
 //! When: at each look-up in such an object through this library, which is how the program gets at its functions.
-//! `bound` does it for the objects of our own namespace.
+//! `bound` redirects the objects of our own namespace.
 //!
-//! How it fails: constructors of such a plugin run before. With more than [`MOST`] objects, the others stay as they
-//! are.
+//! How it fails: constructors of such a plugin run before it is redirected. With more than [`MOST`] objects, the others
+//! stay as they are.
 #![allow(unsafe_code)] // The loader's records.
 
 use core::{
@@ -35,12 +35,12 @@ static USED: AtomicBool = AtomicBool::new(false);
 /// The object that was looked at last, and how many objects had been loaded then.
 static LAST: (AtomicUsize, AtomicU64) = (AtomicUsize::new(0), AtomicU64::new(0));
 
-/// The program opens something in another namespace.
+/// Notes that the program opens something in another namespace.
 pub(crate) fn note_used() {
     USED.store(true, Relaxed);
 }
 
-/// Redirects the objects in the namespace of `handle`, if it is not ours. `own`: our function for one of the loader's.
+/// Redirects the objects in the namespace of `handle`, if it is not ours. `own`: ours for a function of the loader.
 pub(crate) fn redirect(handle: usize, own: fn(Text) -> Option<usize>) {
     if !USED.load(Relaxed) {
         return;
@@ -53,11 +53,11 @@ pub(crate) fn redirect(handle: usize, own: fn(Text) -> Option<usize>) {
     let start = places.as_mut_ptr().cast::<usize>();
     let (mut count, mut ours) = (0, false);
     objects(&mut |report| {
-        // Relaxed: one search too many does no harm.
+        // Relaxed: an unnecessary search is harmless.
         let mut new = LAST.0.swap(handle, Relaxed) != handle;
         new |= LAST.1.swap(report.loaded, Relaxed) != report.loaded;
         if new {
-            // Under the loader's lock, so the records stay.
+            // This runs under the loader's lock, so the records stay.
             for map in map.first().and_later().take(MOST) {
                 ours |= is_ours(map.place());
                 // SAFETY: `count` is below MOST.

@@ -1,11 +1,11 @@
 //! Finds the shim, and decides which callers may open the real driver.
 //!
-//! It is opened with the real dlopen, in this order. The first that is the shim is used:
-//! 1. In a container, that is if it exists, /dev/vgpu/.lib/libcuda.so.1, and nowhere else: root cannot replace it. The
-//!    path is a constant, because the loader's name of this library is the program's to choose: LD_PRELOAD comes before
-//!    the list, and may have a link to this library in any folder.
+//! It is opened with the real dlopen, in this order. The first place that has the shim is used:
+//! 1. If /dev/vgpu/.lib/libcuda.so.1 exists (in a container), only there: root cannot replace it. The path is a
+//!    constant, because the loader's name of this library is the program's to choose: LD_PRELOAD comes before the list,
+//!    and may have a link to this library in any folder.
 //! 2. `libcuda.so.1` in the folder of this library: `vgpu run` has both in one folder, so no RPATH can interfere.
-//! 3. If this library is in /dev/vgpu: the two other paths of the CDI spec, and nowhere else.
+//! 3. If this library is in /dev/vgpu: only the two other paths of the CDI spec.
 //! 4. The shim that is appended to this file: see `embedded`.
 //! 5. Its names without a path. A DT_RPATH of the program comes before LD_LIBRARY_PATH, and both before the cache. A
 //!    driver that is loaded already answers to its DT_SONAME, `libcuda.so.1`, without a search; therefore the other
@@ -14,14 +14,14 @@
 //! Callers get the shim's path, as the loader knows it, instead of theirs: the loader finds a known name without
 //! another search. The shim is never unloaded, so the path stays valid.
 //!
-//! The shim is looked for in places where a driver may be, so an object counts as the shim if it has functions of
-//! libcuda, of its debugger interface and of NVML. Neither a driver nor a program with a `cuInit` of its own has all
-//! three. From then on it is that object, and the copies of it that other namespaces have: no other may pass.
+//! The shim is looked for in places where a driver may be, so an object is taken for the shim if it has functions of
+//! libcuda, of its debugger interface and of NVML. Neither a driver nor a program with its own `cuInit` has all three.
+//! From then on only that object, and its copies in other namespaces, are the shim.
 //!
 //! How it fails: if the container's file exists and cannot be opened (no descriptor or memory is left), programs get no
-//! driver at all, see [`is_demanded`]. Where none of the places has the shim, an object that only looks like it is used
-//! if it is found by name. That takes a search path of the program, so it happens outside of containers only. A shim of
-//! another version is a driver for us, and gets ours.
+//! driver at all, see [`is_demanded`]. If none of the places has the shim, an object that only looks like it is used if
+//! it is found by name. That needs a search path of the program, so it happens only outside of containers. A shim of
+//! another version is treated as a driver, and gets ours.
 #![allow(unsafe_code)] // Calls of the real functions, and the loader's records.
 
 use core::{
@@ -86,12 +86,12 @@ pub(crate) fn find(load: bool) -> Option<&'static LinkMap> {
 }
 
 /// Returns true in a container with the shim's file. A program there gets no driver if the shim cannot be opened: it
-/// could close its last descriptor or lower its limit of memory for that.
+/// could cause that by using up its descriptors or by its limit of memory.
 pub(crate) fn is_demanded() -> bool {
     exists(SHIM_IN_CONTAINERS)
 }
 
-/// Returns true if `handle` is that of the shim that [`find`] has found.
+/// Returns true if `handle` belongs to the shim that [`find`] has found.
 pub(crate) fn is_handle(handle: usize) -> bool {
     handle != 0 && SHIM.load(Ordering::Relaxed).addr() == handle
 }
@@ -106,14 +106,14 @@ pub(crate) fn is(report: &Report) -> bool {
     report.is_of(shim) || looks_like_it() && report.is_copy_of(shim)
 }
 
-/// Returns true if an object has functions as the shim has, which a driver's copy may have too.
+/// Returns true if an object has the shim's functions, which a driver's copy may also have.
 pub(crate) fn looks_like_it(object: &Object) -> bool {
     object.has_all(&EXPORTS)
 }
 
 /// Returns true if the code at `address` is the shim's.
 pub(crate) fn is_caller(address: usize) -> bool {
-    // The last caller in the shim, which stays loaded: it makes a thousand calls in a row from one place.
+    // The last caller in the shim, which stays loaded: the shim makes a thousand calls in a row from one place.
     static LAST: AtomicUsize = AtomicUsize::new(0);
     if address == LAST.load(Ordering::Relaxed) && address != 0 {
         return true;
@@ -122,7 +122,7 @@ pub(crate) fn is_caller(address: usize) -> bool {
     object_at(address, &mut |report| {
         may_be = report.object().is_some_and(|object| looks_like_it(&object));
     });
-    // The shim's first call may come before anything else has looked for it. Then it is loaded, and this loads nothing.
+    // The shim may call before anything has looked for it. It is loaded by then, so `find` loads nothing.
     if !may_be || find(true).is_none() {
         return false;
     }
@@ -135,7 +135,7 @@ pub(crate) fn is_caller(address: usize) -> bool {
 }
 
 fn search(mode: c_int) -> Option<&'static LinkMap> {
-    // Opened before it is asked for: no filter of system calls that fails `access` leads elsewhere.
+    // Opened before its existence is tested, so a filter of system calls that fails `access` cannot lead elsewhere.
     if let Some(shim) = open(SHIM_IN_CONTAINERS, mode) {
         return Some(shim);
     }
@@ -158,7 +158,7 @@ fn search(mode: c_int) -> Option<&'static LinkMap> {
             return Some(shim);
         }
         if own.is(OWN_PATH_IN_CONTAINERS) {
-            // Not by a name: the program may have search paths.
+            // Not searched by name: the program may have search paths.
             return IN_CONTAINERS.iter().find_map(|path| open(*path, mode));
         }
         if mode & RTLD_NOLOAD == 0
@@ -202,12 +202,12 @@ fn open(path: Text, mode: c_int) -> Option<&'static LinkMap> {
     let map = unsafe { handle.as_ref()? };
     if map.object().is_some_and(|object| looks_like_it(&object)) {
         if mode & RTLD_NOLOAD != 0 {
-            // Not the first place that has it, perhaps: the places before may have one that is not loaded.
+            // It may not be the first place with a shim: earlier places may have one that is not loaded.
             return Some(map);
         }
         let first = SHIM.compare_exchange(ptr::null_mut(), handle, Ordering::AcqRel, Ordering::Acquire);
         // One shim for each process: if two threads have each opened a copy of the embedded shim, the first one is
-        // used. The other has done nothing yet.
+        // used. The other copy has done nothing yet.
         return match first {
             // SAFETY: as in `find`.
             Err(other) => unsafe { other.as_ref() },

@@ -31,7 +31,7 @@ pub(crate) fn call(number: usize, arguments: [usize; 4]) -> isize {
     answer
 }
 
-/// Returns true if there is a file at `path`, also if this process may not reach it.
+/// Returns true if there is a file at `path`, even if this process may not reach it.
 pub(crate) fn exists(path: Text) -> bool {
     const ANY: usize = 0;
     let answer = call(SYS_ACCESS, [path.pointer().expose_provenance(), ANY, 0, 0]);

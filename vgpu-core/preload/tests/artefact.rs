@@ -1,4 +1,4 @@
-//! What the release artefact promises to every program that loads it, read from its headers.
+//! Checks in the release artefact's headers that it is safe for every program that loads it.
 
 mod kit;
 

@@ -1,5 +1,5 @@
-//! The library where a container has it: in /etc/ld.so.preload, with the CDI spec's paths. A root file
-//! system is made of the machine's own libc; entering it takes root or a user namespace.
+//! Tests the library as in a container: in /etc/ld.so.preload, with the CDI spec's paths. A root file system is made of
+//! the machine's own libc; entering it needs root or a user namespace.
 
 mod kit;
 
@@ -17,7 +17,7 @@ struct Container {
 }
 
 impl Container {
-    /// None, and said so, where a root file system cannot be entered.
+    /// Returns None, and reports the skip, if a root file system cannot be entered.
     fn new(test: &str) -> Option<Self> {
         let stage = Stage::new();
         let ways: [&'static [&'static str]; 2] = [&["chroot"], &["unshare", "-r", "chroot"]];
@@ -33,7 +33,7 @@ impl Container {
         for file in libraries(&container.stage.path("probe")) {
             container.put(Path::new(&file), &file);
             if file.contains("/ld-linux") {
-                // A new namespace looks for it where libraries are.
+                // In a new namespace, the loader is searched in the library folders.
                 container.put(Path::new(&file), "/usr/lib/ld-linux-x86-64.so.2");
             }
         }
@@ -67,7 +67,7 @@ impl Container {
 
     fn ask(&self, arguments: &[&str], environment: &[(&str, &str)]) -> String {
         let mut command = Command::new(self.enter[0]);
-        // Set for the program alone, not for those that enter.
+        // Set only for the program, not for the commands that enter the root.
         let variables = environment.iter().map(|(name, value)| format!("{name}={value}"));
         command
             .args(&self.enter[1..])
@@ -80,7 +80,7 @@ impl Container {
     }
 }
 
-/// The files that a program is linked with, its loader included.
+/// Returns the files with which a program is linked, including its loader.
 fn libraries(program: &Path) -> Vec<String> {
     let listed = answer(Command::new("ldd").arg(program));
     listed
@@ -107,7 +107,7 @@ fn drivers_that_the_image_brought_lead_to_the_shim() {
         container.ask(&["past", "/opt/compat/libcuda.so.1", "cuInit"], compat),
         "1 1"
     );
-    // The environment cannot take the library away.
+    // The environment cannot remove the library.
     assert_eq!(
         container.ask(&["open", "/opt/compat/libcuda.so.1"], &[("LD_PRELOAD", "")]),
         "1"
@@ -121,7 +121,7 @@ fn the_private_path_is_not_redirected() {
     };
     let real = "/dev/vgpu/.driver/libcuda.so.1";
     assert_eq!(container.ask(&["shim", "libcuda.so.1", real], &[]), "2", "by the shim");
-    // Who asks for it by that path gets it open, but not its functions.
+    // A program that opens the driver by that path gets a handle, but not the driver's functions.
     assert_eq!(container.ask(&["open", real, "cuNewer"], &[]), "2");
     assert_eq!(container.ask(&["open", real, "cuInit"], &[]), "1");
 }
@@ -154,7 +154,7 @@ fn a_path_through_the_private_folder_lends_no_right() {
     }
 }
 
-/// LD_PRELOAD comes before the list, so the loader knows the library by the program's name for it.
+/// LD_PRELOAD comes before the list, so the loader knows the library by the name that the program gave it.
 #[test]
 fn a_link_to_the_library_does_not_lead_to_a_shim_beside_the_link() {
     let Some(container) = Container::new("a_link_to_the_library_does_not_lead_to_a_shim_beside_the_link") else {
@@ -167,7 +167,7 @@ fn a_link_to_the_library_does_not_lead_to_a_shim_beside_the_link() {
     symlink("/dev/vgpu/.lib/libvgpu-preload.so", container.at(link)).expect("a link");
     let by_link = &[("LD_PRELOAD", link)];
     assert_eq!(container.ask(&["open", "/opt/compat/libcuda.so.1"], by_link), "1");
-    // It is not loaded yet, so nothing else answers.
+    // The library is not loaded yet, so nothing else answers.
     assert_eq!(
         container.ask(&["noload", "/opt/compat/libcuda.so.1"], by_link),
         "null null"
@@ -179,7 +179,8 @@ fn a_link_to_the_library_does_not_lead_to_a_shim_beside_the_link() {
     );
 }
 
-/// Where the library has no shim beside it, the spec's other paths have it. The other layout has it in /usr/lib64 alone.
+/// If there is no shim beside the library, it is found in the spec's other paths. In the other layout it is only in
+/// /usr/lib64.
 #[test]
 fn the_loaders_folders_hold_the_shim_too() {
     let Some(container) = Container::new("the_loaders_folders_hold_the_shim_too") else {
@@ -193,7 +194,7 @@ fn the_loaders_folders_hold_the_shim_too() {
     assert_eq!(container.ask(&["open", "/opt/compat/libcuda.so.1"], &[]), "1");
 }
 
-/// A process can see to it that the file cannot be opened, by its limits of descriptors and of memory.
+/// A process can prevent the file from being opened, by its limits of descriptors and of memory.
 #[test]
 fn without_the_shim_there_is_no_driver() {
     let Some(container) = Container::new("without_the_shim_there_is_no_driver") else {

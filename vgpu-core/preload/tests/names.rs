@@ -16,88 +16,58 @@ fn check(question: fn(Text) -> bool, text: &str) -> bool {
     question(text.expect("not null"))
 }
 
+/// Checks that the answer is the same for each of the words, which may be empty.
+fn all(question: fn(Text) -> bool, answer: bool, words: &str) {
+    for word in words.split(' ') {
+        assert_eq!(check(question, word), answer, "{word:?}");
+    }
+}
+
 #[test]
 fn driver_libraries() {
-    for yes in [
-        "libcuda.so",
-        "libcuda.so.1",
-        "/usr/local/cuda/compat/libcuda.so.535.104.05",
-        "./libnvidia-ml.so.1",
-        "libnvidia-ml.so",
-        "/dev/vgpu/.driver/libcuda.so.1",
-    ] {
-        assert!(check(name::is_driver_library, yes), "{yes}");
-    }
-    for no in [
-        "",
-        "/",
-        "libcuda",
-        "libcuda.sock",
-        "libcudart.so.12",
-        "libcuda.so.1/",
-        "libcuda.so.1/plugin.so",
-        "mylibcuda.so.1",
-        "libnvidia-mlx.so.1",
-        "libcudadebugger.so.1",
-        "libnvidia-ptxjitcompiler.so.1",
-    ] {
-        assert!(!check(name::is_driver_library, no), "{no}");
-    }
+    all(
+        name::is_driver_library,
+        true,
+        "libcuda.so libcuda.so.1 /usr/local/cuda/compat/libcuda.so.535.104.05 ./libnvidia-ml.so.1 \
+         libnvidia-ml.so /dev/vgpu/.driver/libcuda.so.1",
+    );
+    all(
+        name::is_driver_library,
+        false,
+        " / libcuda libcuda.sock libcudart.so.12 libcuda.so.1/ libcuda.so.1/plugin.so mylibcuda.so.1 \
+         libnvidia-mlx.so.1 libcudadebugger.so.1 libnvidia-ptxjitcompiler.so.1",
+    );
 }
 
 #[test]
 fn private_paths() {
-    for yes in [
-        "/dev/vgpu/.driver/libcuda.so.1",
-        "/dev/vgpu/.driver/..libcuda",
-        "/dev/vgpu/.driver/x",
-    ] {
-        assert!(check(name::is_private, yes), "{yes}");
-    }
+    all(
+        name::is_private,
+        true,
+        "/dev/vgpu/.driver/libcuda.so.1 /dev/vgpu/.driver/..libcuda /dev/vgpu/.driver/x",
+    );
     assert!(check(name::is_spelled_by_shim, "///opt/driver/libcuda.so.1"));
     assert!(!check(name::is_spelled_by_shim, "/opt/driver/libcuda.so.1"));
-    for no in [
-        "///opt/driver/libcuda.so.1",
-        "libcuda.so.1",
-        "/dev/vgpu/libcuda.so.1",
-        "/dev/vgpu/.driver",
-        "/x/dev/vgpu/.driver/libcuda.so.1",
-        "/dev/vgpu/.driver/",
-        "/dev/vgpu/.driver/.",
-        "/dev/vgpu/.driver/..",
-        "/dev/vgpu/.driver/../../../tmp/evil.so",
-        "/dev/vgpu/.driver/./libcuda.so.1",
-        "/dev/vgpu/.driver//libcuda.so.1",
-        "/dev/vgpu/.driver/x/libcuda.so.1",
-        "/dev/vgpu/.driver/libcuda.so.1/",
-    ] {
-        assert!(!check(name::is_private, no), "{no}");
-    }
+    all(
+        name::is_private,
+        false,
+        "///opt/driver/libcuda.so.1 libcuda.so.1 /dev/vgpu/libcuda.so.1 /dev/vgpu/.driver \
+         /x/dev/vgpu/.driver/libcuda.so.1 /dev/vgpu/.driver/ /dev/vgpu/.driver/. /dev/vgpu/.driver/.. \
+         /dev/vgpu/.driver/../../../tmp/evil.so /dev/vgpu/.driver/./libcuda.so.1 \
+         /dev/vgpu/.driver//libcuda.so.1 /dev/vgpu/.driver/x/libcuda.so.1 /dev/vgpu/.driver/libcuda.so.1/",
+    );
 }
 
 #[test]
 fn driver_functions() {
-    for yes in [
-        "cuInit",
-        "cuMemAlloc_v2",
-        "nvmlInit_v2",
-        "nvmlDeviceGetCount_v2",
-        "cudbgGetAPI",
-    ] {
-        assert!(check(name::is_driver_function, yes), "{yes}");
-    }
-    for no in [
-        "",
-        "cu",
-        "nvml",
-        "cudnnCreate",
-        "cublasCreate",
-        "cudaMalloc",
-        "customize",
-        "CuInit",
-        "nvmlcpp",
-        "malloc",
-    ] {
-        assert!(!check(name::is_driver_function, no), "{no}");
-    }
+    all(
+        name::is_driver_function,
+        true,
+        "cuInit cuMemAlloc_v2 nvmlInit_v2 nvmlDeviceGetCount_v2 cudbgGetAPI",
+    );
+    all(
+        name::is_driver_function,
+        false,
+        " cu nvml cudnnCreate cublasCreate cudaMalloc customize CuInit nvmlcpp malloc",
+    );
 }

@@ -4,7 +4,7 @@ mod kit;
 
 use kit::{Stage, answer, artefact};
 
-/// Why this library exists: without it each of these gets the driver.
+/// Shows why this library exists: without it each of these programs gets the driver.
 #[test]
 fn without_the_library_paths_lead_to_the_driver() {
     let stage = Stage::new();
@@ -45,7 +45,7 @@ fn other_libraries_open_as_asked() {
     );
 }
 
-/// Where there is no shim, the program gets what it asked for.
+/// Without a shim, the program gets the driver that it asked for.
 #[test]
 fn without_a_shim_the_driver_opens_as_asked() {
     let stage = Stage::new();
@@ -98,7 +98,7 @@ fn asking_whether_it_is_loaded_does_not_load_it() {
     assert_eq!(stage.ask(&["noload", &stage.text("real/libcuda.so.1")]), "null null");
 }
 
-/// Otherwise the first call of the shim would recurse without end.
+/// Otherwise the shim's first call would recurse without end.
 #[test]
 fn the_shim_itself_gets_the_driver() {
     let stage = Stage::new();
@@ -107,8 +107,8 @@ fn the_shim_itself_gets_the_driver() {
     assert_eq!(stage.ask(&["shim", &real, &real]), "2");
 }
 
-/// A driver library that was reached past us still answers with the shim's functions, dlsym and dlvsym
-/// alike; what the shim does not know stays the driver's.
+/// A driver library that was opened without us still answers with the shim's functions, for dlsym and dlvsym. Functions
+/// that the shim does not have stay the driver's.
 #[test]
 fn look_ups_in_a_driver_that_was_reached_past_us() {
     let stage = Stage::new();
@@ -123,7 +123,7 @@ fn look_ups_in_a_driver_that_was_reached_past_us() {
     assert_eq!(stage.ask(&["missing", &real, "cuNothing"]), "null named");
 }
 
-/// libc's own four functions, asked for in libc's handle, are ours. What else libc has is its own.
+/// libc's own four functions, looked up in libc's handle, are ours. libc's other functions stay its own.
 #[test]
 fn libcs_own_functions_are_ours() {
     let stage = Stage::new();
@@ -163,7 +163,7 @@ fn calls_that_the_loader_bound_to_a_driver_lead_to_the_shim() {
     for binding in ["-Wl,-z,lazy", "-Wl,-z,now,-z,relro"] {
         stage.cc("linked.c", "linked", linked.iter().chain(&[binding]));
         assert_eq!(answer(&mut stage.bare("linked")), "2 2 2", "{binding}: without us");
-        // What the shim does not know stays the driver's.
+        // Functions that the shim does not export stay the driver's.
         assert_eq!(answer(&mut stage.guarded("linked")), "1 1 2", "{binding}");
         stage.cc(
             "linked.c",
@@ -178,7 +178,7 @@ fn calls_that_the_loader_bound_to_a_driver_lead_to_the_shim() {
     }
 }
 
-/// Another library's function of that name stands before the driver's in the order: it stays there.
+/// Another library's function of that name comes before the driver's in the order, and stays there.
 #[test]
 fn an_interposer_before_the_driver_keeps_its_place() {
     let stage = Stage::new();
@@ -235,7 +235,7 @@ fn linked(stage: &Stage) -> [String; 6] {
     ]
 }
 
-/// Whatever is asked, and whatever put the driver there: the address that is found decides.
+/// Only the found address decides, not the kind of look-up or how the driver got into the scope.
 #[test]
 fn look_ups_in_a_scope_that_has_a_driver() {
     let stage = Stage::new();
@@ -264,7 +264,7 @@ fn look_ups_in_a_scope_that_has_a_driver() {
     }
     assert_eq!(stage.ask(&["scope", &wrapper]), "1 1", "what it is linked with");
     assert_eq!(stage.ask(&["scope", &odd]), "1 1", "a driver by its code");
-    // The plugin's own scope has the driver; the program's has not.
+    // The plugin's own scope has the driver; the program's scope does not.
     for how in ["default", "next"] {
         let bare = answer(stage.bare("probe").args(["plugin", &wrapper, how]));
         assert_eq!(bare, "2 2", "{how}: without us");
@@ -272,7 +272,7 @@ fn look_ups_in_a_scope_that_has_a_driver() {
     }
 }
 
-/// A path as the shim spells it opens what it names. That lends no right to it, nor to who opens it.
+/// A path in the shim's spelling opens the named file. Neither that file nor the caller gets any rights by this.
 #[test]
 fn the_shims_spelling_of_a_path_opens_no_functions() {
     let stage = Stage::new();
@@ -286,7 +286,7 @@ fn the_shims_spelling_of_a_path_opens_no_functions() {
     assert_eq!(stage.ask(&["plugin", &plugin, "default"]), "1 1");
 }
 
-/// A name is not enough: neither a DT_SONAME, nor one function.
+/// Neither a DT_SONAME nor a single function makes a library a driver.
 #[test]
 fn a_library_that_is_called_like_a_driver_is_none() {
     let stage = Stage::new();
@@ -335,7 +335,7 @@ fn calls_that_are_bound_to_a_driver_of_the_global_scope_lead_to_the_shim() {
     }
 }
 
-/// Exports make neither a driver nor the shim: a library that has them gets the shim, as any other.
+/// Exports make a library neither a driver nor the shim: a library that has them gets the shim, like any other.
 #[test]
 fn a_library_that_poses_as_a_driver_or_as_the_shim_gets_no_driver() {
     let stage = Stage::new();
@@ -353,7 +353,7 @@ fn a_library_that_poses_as_a_driver_or_as_the_shim_gets_no_driver() {
         ] {
             assert_eq!(bare(how), without, "{poses} {how}: without us");
             assert_eq!(stage.ask(&["plugin", &poser, how]), with, "{poses} {how}");
-            // Not in the place of the shim either, which is found by a search here.
+            // It does not get the place of the shim either, which is found by a search here.
             let mut probe = stage.guarded("probe");
             let probe = probe.args(["plugin", &poser, how]);
             let preload = format!("{}:{poser}", artefact().display());

@@ -24,7 +24,7 @@ fn a_static_program_is_not_touched() {
     assert_eq!(answer(&mut stage.guarded("static")), "null");
 }
 
-/// Before glibc 2.34 such a program finds no dlopen but ours.
+/// Before glibc 2.34 such a program finds only our dlopen.
 #[test]
 fn a_program_that_knows_dlopen_by_a_weak_reference_alone() {
     let stage = Stage::new();
@@ -32,7 +32,7 @@ fn a_program_that_knows_dlopen_by_a_weak_reference_alone() {
     assert_eq!(answer(&mut stage.guarded("plain")), "null");
 }
 
-/// Each link asks for the one after itself, by dlsym and by dlvsym.
+/// Each library of a chain asks for the definition after itself, by dlsym and by dlvsym.
 #[test]
 fn rtld_next_is_what_follows_the_caller() {
     let stage = Stage::new();
@@ -57,7 +57,7 @@ fn rtld_next_is_what_follows_the_caller() {
     assert_eq!(answer(&mut stage.guarded("chain")), "321");
 }
 
-/// The loader looks for a name in the RUNPATH of whoever calls dlopen.
+/// The loader searches for a name in the RUNPATH of the caller of dlopen.
 #[test]
 fn a_callers_runpath_is_still_its_own() {
     let stage = Stage::new();

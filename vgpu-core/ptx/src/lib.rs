@@ -1,5 +1,6 @@
-//! Reads what the static variables of PTX take: `.global` and `.const` ones, of a module and within functions. The text comes
-//! byte by byte, and is read as ptxas reads it (13.5; the tests' figures are from its cubins):
+//! Computes the memory that the static variables of PTX take: `.global` and `.const` variables, of a module and inside
+//! functions. The text arrives byte by byte, and is read as ptxas 13.5 reads it (the figures in the tests are from its
+//! cubins):
 //!
 //! | text | how it is read |
 //! |---|---|
@@ -8,21 +9,21 @@
 //! | strings | from quote to quote, across lines; a backslash is a backslash |
 //! | dimensions | decimal, `0x`, `0b`, or octal after a 0; perhaps `U` behind it; `WARP_SZ`. Expressions are errors |
 //! | `[]` | as many as the initial value has elements |
-//! | `name<n>` | n variables, of which the driver takes those that are used |
+//! | `name<n>` | n variables; the driver allocates only those that are used |
 //! | `.ptr .global` | an attribute of a parameter, no variable |
 //! | `ld.global` | an instruction. Behind the list of `.target`, though, a variable may follow without a blank |
 //!
-//! How it fails: what ptxas refuses is read as something, or as nothing. Lengths that it cuts to 32 bits count in full, as do
-//! variables that it drops. `ld .global`, with a blank, counts as a variable of one operand. Variables are rounded up to their
-//! alignment one by one, though ptxas packs them.
+//! How it fails: text that ptxas refuses may give any result. Lengths that ptxas cuts to 32 bits are taken in full, as
+//! are variables that it drops. `ld .global`, with a blank, is taken for a variable of one element. Each variable is
+//! rounded up to its alignment, though ptxas packs them.
 
-/// Adds up the bytes of the variables in the text that was read so far.
+/// Adds up the bytes of the variables in the text read so far.
 #[derive(Debug, Default)]
 pub struct Variables {
     sum: u64,
-    /// Between tokens, or what the bytes since then are part of.
+    /// The construct to which the next byte belongs.
     within: Within,
-    /// The word, directive or number that is being read, but no more of it than [`LONGEST_WORD`].
+    /// The word, directive or number that is being read, up to [`LONGEST_WORD`] bytes.
     word: Vec<u8>,
     before: Before,
     declaration: Option<Declaration>,
@@ -35,19 +36,19 @@ enum Within {
     Slash,
     Line,
     Comment,
-    /// A comment, after its `*`.
+    /// Inside a comment, after a `*`.
     Star,
     Text,
 }
 
-/// What comes before a `.global`, as far as it matters.
+/// The token before a `.global`, as far as it matters.
 #[derive(Debug, Default)]
 struct Before {
-    /// A word, with nothing between it and the next byte.
+    /// A word that ended just before the next byte.
     touches: bool,
     /// The last directive.
     directive: Directive,
-    /// Nothing came after it.
+    /// Nothing came after the directive.
     is_last: bool,
 }
 
@@ -64,19 +65,19 @@ enum Directive {
 /// A declaration: `.global .align 4 .b8 name[16][4], other = 1;`
 #[derive(Debug)]
 struct Declaration {
-    /// Bytes of an element: a number, or a vector of some.
+    /// Bytes of an element, which may be a vector.
     element: u64,
     alignment: u64,
     part: Part,
-    /// Braces and parentheses that are open.
+    /// Open braces and parentheses.
     depth: u32,
-    /// Of the variable that is being declared.
+    /// The number of elements so far.
     count: u64,
-    /// Nothing was read of the present dimension.
+    /// Nothing of the current dimension was read yet.
     is_empty: bool,
-    /// A dimension is left to the initial value.
+    /// The initial value determines a dimension (`[]`).
     is_open: bool,
-    /// Commas of the outermost list of the initial value.
+    /// Commas in the outermost list of the initial value.
     commas: u64,
     is_named: bool,
 }
@@ -85,16 +86,16 @@ struct Declaration {
 enum Part {
     /// State space, alignment, attributes and type.
     Type,
-    /// The number of an alignment.
+    /// The value of an alignment.
     Alignment,
     /// Name and dimensions.
     Name,
-    /// Within `[]` or `<>`.
+    /// Inside `[]` or `<>`.
     Dimension,
     Value,
 }
 
-/// No word that matters is longer.
+/// No relevant word is longer.
 const LONGEST_WORD: usize = 64;
 
 impl Variables {
@@ -163,7 +164,7 @@ impl Variables {
         } else if let Some(declaration) = &mut self.declaration {
             declaration.directive(name);
         }
-        // That of an instruction tells nothing of what is before it.
+        // A directive that is part of an instruction (`ld.global`) is not noted.
         if !self.before.touches {
             self.before.directive = match name {
                 b"ptr" => Directive::Pointer,
@@ -202,7 +203,7 @@ impl Variables {
     }
 }
 
-/// What a sign means for a declaration.
+/// What follows a sign in a declaration.
 enum Next {
     Same,
     /// Another variable of this type.
@@ -248,7 +249,7 @@ impl Declaration {
                 self.is_empty = false;
                 self.count = self.count.saturating_mul(number(word).unwrap_or(1));
             }
-            // Else a word of an attribute.
+            // A word at a greater depth belongs to an attribute.
             Part::Type if self.depth == 0 => {
                 self.is_named = true;
                 self.part = Part::Name;
@@ -261,7 +262,7 @@ impl Declaration {
         match (self.part, sign) {
             (_, b';') => return Next::End,
             (_, b'{' | b'(') => {
-                // A body: what was declared before it had no end.
+                // This is the body of a function: the declaration before it was not of a variable.
                 if sign == b'{' && self.part != Part::Value {
                     return Next::End;
                 }
@@ -287,7 +288,7 @@ impl Declaration {
         Next::Same
     }
 
-    /// Returns the bytes of the variable that was declared, and begins another of the same type.
+    /// Returns the bytes of the declared variable, and begins another one of the same type.
     fn take(&mut self) -> u64 {
         let elements = if self.is_open && self.part == Part::Value {
             self.commas + 1
@@ -303,7 +304,7 @@ impl Declaration {
     }
 }
 
-/// Returns the value of an integer, as dimensions have it.
+/// Returns the value of an integer in a form that a dimension may have.
 fn number(word: &[u8]) -> Option<u64> {
     let word = core::str::from_utf8(word).ok()?;
     if word == "WARP_SZ" {
@@ -342,7 +343,7 @@ mod tests {
         variables.end()
     }
 
-    /// The figures are what ptxas 13.5 has in `.nv.global`, `.nv.global.init` and `.nv.constant3`.
+    /// The figures are those of ptxas 13.5 in `.nv.global`, `.nv.global.init` and `.nv.constant3`.
     #[test]
     fn as_ptxas_reads_it() {
         for (bytes, text) in [

@@ -22,7 +22,7 @@ pub(crate) const NVML_NOT_FOUND: c_int = 6;
 pub(crate) const NVML_INSUFFICIENT_SIZE: c_int = 7;
 pub(crate) const NVML_FUNCTION_NOT_FOUND: c_int = 13;
 
-/// Takes any arguments: the caller cleans up in this ABI.
+/// Accepts any arguments: in this ABI the caller removes them.
 pub(crate) extern "C" fn refused_cuda() -> c_int {
     NOT_PERMITTED
 }

@@ -1,9 +1,10 @@
-//! What every exported function does around its handler: it finds the state of this process, refuses the call if the
-//! process has no share, marks the thread as inside a call, and stops panics from unwinding into C. errno is kept where
-//! the core makes system calls (`vgpu_core::os::errno`).
+//! Wraps the handler of every exported function: finds the state of this process, refuses the call if the process has
+//! no share, marks the thread as inside a call, and stops panics from unwinding into C. errno is kept where the core
+//! makes system calls (`vgpu_core::os::errno`).
 
-use crate::codes::{NOT_PERMITTED, NVML_NO_PERMISSION, NVML_UNINITIALIZED, UNKNOWN};
+use crate::codes::{NOT_PERMITTED, NVML_NO_PERMISSION, NVML_UNINITIALIZED, OUT_OF_MEMORY, UNKNOWN};
 use crate::names::slot;
+use crate::out_of_memory;
 use crate::process::{self, Ready};
 use crate::real;
 use crate::record::{self, Entry};
@@ -30,6 +31,11 @@ impl Class {
             Self::virtualised => false,
         }
     }
+
+    /// Returns true if calls of this class may allocate GPU memory, so that their out of memory is recorded as a refusal.
+    const fn may_allocate(self) -> bool {
+        matches!(self, Self::charged | Self::limited)
+    }
 }
 
 /// Runs a hook of the driver API. `handle` gets the state of the process and the address of the real function.
@@ -48,12 +54,17 @@ pub(crate) fn cuda(
         slot::cuDeviceTotalMem_v2,
     ];
     run(slot, NOT_PERMITTED, again, |ready, address| {
-        // A call that may allocate is charged to a GPU. While the driver does not list them, the answer is its error.
+        // A call that may allocate is charged to a GPU. If the driver does not list GPUs, the answer is its error.
         if matches!(class, Class::charged) && ready.devices().is_none() {
             return ready.device_error();
         }
-        let _call = (class.may_change_memory() && !REPORTS.contains(&slot)).then(|| ready.calls.begin(thread()));
-        handle(ready, address)
+        let call = (class.may_change_memory() && !REPORTS.contains(&slot)).then(|| ready.calls.begin(thread()));
+        let result = handle(ready, address);
+        drop(call);
+        if class.may_allocate() && result == OUT_OF_MEMORY {
+            out_of_memory::record(ready);
+        }
+        result
     })
 }
 
@@ -76,7 +87,7 @@ pub(crate) fn nvml(
 ) -> c_int {
     const INIT: [usize; 3] = [slot::nvmlInit, slot::nvmlInit_v2, slot::nvmlInitWithFlags];
     run(slot, NVML_NO_PERMISSION, again, |ready, address| {
-        // NVML opens files, which is where a cancelled thread ends.
+        // NVML opens files: there, a cancelled thread would end.
         let _kept = errno::keep();
         if ready.hides_nvml() && !INIT.contains(&slot) {
             return NVML_UNINITIALIZED;
@@ -85,8 +96,8 @@ pub(crate) fn nvml(
     })
 }
 
-/// Runs a hook. `again` makes the same call once more: that is how a call is recorded, between two entries, without a second
-/// copy of each handler.
+/// Runs a hook. `again` makes the same call once more. A call is recorded by making it again between two entries of the
+/// ring, so that no handler is compiled twice.
 #[inline(always)]
 fn run(
     slot: usize,

@@ -1,10 +1,10 @@
-//! Switches parts of the library off, to find the one that breaks a program: only in libvgpu-dissect.so, which no image has
-//! (feature `dissect`, `build/dist.sh --dissect`, docs/debugging.md). With a part off, limits do not hold.
+//! Switches parts of the library off, to find the part that breaks a program: only in libvgpu-dissect.so, which no image
+//! contains (feature `dissect`, `build/dist.sh --dissect`, docs/debugging.md). With a part off, limits do not hold.
 //!
 //! A part of hooks is the module that handles them ([`crate::table`]): their calls go to the driver unchanged.
 //!
 //! How it fails: a word that is no part is named on stderr and ignored. Parts use one another: with `devices` off, a process
-//! sees all GPUs of the node, while the other parts count its own ones, so on several GPUs their numbers do not fit.
+//! sees all GPUs of the node, while the other parts use numbers of its own GPUs, so with several GPUs the numbers differ.
 
 use crate::real;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -12,7 +12,7 @@ use vgpu_core::os::stderr;
 
 const VARIABLE: &str = "VGPU_DISSECT";
 
-/// Every part. The first ones are modules of hooks; `limiter` holds no launch back, `measure` does not ask NVML.
+/// Every part. The first ones are modules of hooks; `limiter` delays launches, `measure` asks NVML.
 const PARTS: [&str; 13] = [
     "contexts", "devices", "entry", "graphs", "launches", "memory", "nvml", "physical", "sharing", "streams", "waits",
     "limiter", "measure",

@@ -15,37 +15,80 @@ pub(crate) type Tables = vgpu_core::memory::tables::Tables<Real>;
 pub(crate) type Backing = vgpu_core::memory::backing::Backing<Real>;
 pub(crate) type Bindings = vgpu_core::memory::backing::Bindings<Real>;
 
-/// Returns what a call has written, or its error.
-fn answer<T>(result: c_int, value: T) -> Answer<T> {
+/// Returns the value that a call has written, or the call's error.
+pub(crate) fn answer<T>(result: c_int, value: T) -> Answer<T> {
     if result == SUCCESS { Ok(value) } else { Err(result) }
 }
 
+/// Makes a call that writes `value`, and returns the value or the call's error.
+macro_rules! ask {
+    (|$value:ident: $kind:ty| $call:expr) => {{
+        let mut $value: $kind = Default::default();
+        // SAFETY: the value has the type that the driver writes; the driver validates handles and pointers.
+        let result = unsafe { $call };
+        $crate::driver::answer(result, $value)
+    }};
+}
+pub(crate) use ask;
+
+fn create_event(flags: c_uint) -> Answer<usize> {
+    ask!(|event: usize| real!(cuEventCreate(*mut usize, c_uint))(&mut event, flags))
+}
+
+/// Returns an attribute of 8 bytes.
 fn pool_attribute(pool: usize, attribute: c_int) -> Answer<u64> {
-    let mut value: u64 = 0;
-    let at: *mut u64 = &mut value;
-    // SAFETY: the attributes that are asked for are 8 bytes, to be written.
-    let result = unsafe { real!(cuMemPoolGetAttribute(usize, c_int, *mut c_void))(pool, attribute, at.cast()) };
-    answer(result, value)
+    ask!(|value: u64| real!(cuMemPoolGetAttribute)(pool, attribute, (&raw mut value).cast()))
+}
+
+/// Calls for the hooks.
+impl Real {
+    /// Returns the device of the current context.
+    #[inline(always)]
+    pub(crate) fn current_device(self) -> Answer<c_int> {
+        ask!(|device: c_int| real!(cuCtxGetDevice)(&mut device))
+    }
+
+    pub(crate) fn device_attribute(self, attribute: c_int, device: c_int) -> Answer<c_int> {
+        ask!(|value: c_int| real!(cuDeviceGetAttribute(*mut c_int, c_int, c_int))(&mut value, attribute, device))
+    }
+
+    /// Returns the device of what lies at `pointer`; host memory has one too.
+    pub(crate) fn pointer_device(self, pointer: u64) -> Answer<c_int> {
+        const DEVICE_ORDINAL: c_int = 9;
+        ask!(|device: c_int| real!(cuPointerGetAttribute)((&raw mut device).cast(), DEVICE_ORDINAL, pointer))
+    }
+
+    /// Returns the CUmemorytype of what lies at `pointer`.
+    pub(crate) fn memory_type(self, pointer: u64) -> Answer<c_uint> {
+        const MEMORY_TYPE: c_int = 2;
+        ask!(|kind: c_uint| real!(cuPointerGetAttribute)((&raw mut kind).cast(), MEMORY_TYPE, pointer))
+    }
+
+    /// Returns start and size of the allocation around `pointer`.
+    pub(crate) fn address_range(self, pointer: u64) -> Answer<(u64, usize)> {
+        ask!(
+            |range: (u64, usize)| real!(cuMemGetAddressRange_v2(*mut u64, *mut usize, u64))(
+                &mut range.0,
+                &mut range.1,
+                pointer
+            )
+        )
+    }
 }
 
 impl Streams for Real {
     fn is_capturing(&self, stream: usize) -> Answer<bool> {
-        let mut status = 0;
-        // SAFETY: to be written.
-        let result = unsafe { real!(cuStreamIsCapturing(usize, *mut c_int))(stream, &mut status) };
-        answer(result, status != 0)
+        ask!(|status: c_int| real!(cuStreamIsCapturing(usize, *mut c_int))(stream, &mut status))
+            .map(|status| status != 0)
     }
 
     fn synchronize(&self, stream: usize) -> c_int {
         // SAFETY: the caller's stream.
-        unsafe { real!(cuStreamSynchronize(usize))(stream) }
+        unsafe { real!(cuStreamSynchronize)(stream) }
     }
 
     fn current_context(&self) -> Answer<usize> {
-        let mut context = 0;
-        // SAFETY: to be written.
-        let result = unsafe { real!(cuCtxGetCurrent(*mut usize))(&mut context) };
-        answer(result, context)
+        ask!(|context: usize| real!(cuCtxGetCurrent(*mut usize))(&mut context))
     }
 
     fn push_context(&self, context: usize) -> c_int {
@@ -60,10 +103,7 @@ impl Streams for Real {
     }
 
     fn stream_context(&self, stream: usize) -> Answer<usize> {
-        let mut context = 0;
-        // SAFETY: to be written; the driver validates the stream.
-        let result = unsafe { real!(cuStreamGetCtx(usize, *mut usize))(stream, &mut context) };
-        answer(result, context)
+        ask!(|context: usize| real!(cuStreamGetCtx(usize, *mut usize))(stream, &mut context))
     }
 
     fn exchange_capture_mode(&self, mut mode: c_int) -> c_int {
@@ -74,10 +114,7 @@ impl Streams for Real {
 
     fn create_event(&self) -> Answer<usize> {
         const DISABLE_TIMING: c_uint = 2;
-        let mut event = 0;
-        // SAFETY: to be written.
-        let result = unsafe { real!(cuEventCreate(*mut usize, c_uint))(&mut event, DISABLE_TIMING) };
-        answer(result, event)
+        create_event(DISABLE_TIMING)
     }
 
     fn record_event(&self, event: usize, stream: usize) -> c_int {
@@ -87,12 +124,12 @@ impl Streams for Real {
 
     fn query_event(&self, event: usize) -> c_int {
         // SAFETY: an event of ours.
-        unsafe { real!(cuEventQuery(usize))(event) }
+        unsafe { real!(cuEventQuery)(event) }
     }
 
     fn synchronize_event(&self, event: usize) -> c_int {
         // SAFETY: an event of ours.
-        unsafe { real!(cuEventSynchronize(usize))(event) }
+        unsafe { real!(cuEventSynchronize)(event) }
     }
 
     fn wait_for_event(&self, stream: usize, event: usize) -> c_int {
@@ -107,71 +144,47 @@ impl Streams for Real {
 
     fn create_timing_event(&self) -> Answer<usize> {
         const DEFAULT: c_uint = 0;
-        let mut event = 0;
-        // SAFETY: to be written.
-        let result = unsafe { real!(cuEventCreate(*mut usize, c_uint))(&mut event, DEFAULT) };
-        answer(result, event)
+        create_event(DEFAULT)
     }
 
     fn elapsed(&self, from: usize, to: usize) -> Answer<u64> {
-        let mut milliseconds = 0.0_f32;
         let ask = if real::has(slot::cuEventElapsedTime) {
             real!(cuEventElapsedTime(*mut f32, usize, usize))
         } else {
             real!(cuEventElapsedTime_v2(*mut f32, usize, usize))
         };
-        // SAFETY: to be written; two events of ours.
-        let result = unsafe { ask(&mut milliseconds, from, to) };
-        answer(result, (f64::from(milliseconds).max(0.0) * 1e6) as u64)
+        let milliseconds = ask!(|milliseconds: f32| ask(&mut milliseconds, from, to))?;
+        Ok((f64::from(milliseconds).max(0.0) * 1e6) as u64)
     }
 }
 
 impl Driver for Real {
     fn allocate(&self, bytes: u64) -> Answer<u64> {
-        let mut pointer = 0;
-        // SAFETY: to be written.
-        let result = unsafe { real!(cuMemAlloc_v2(*mut u64, usize))(&mut pointer, bytes as usize) };
-        answer(result, pointer)
+        ask!(|pointer: u64| real!(cuMemAlloc_v2)(&mut pointer, bytes as usize))
     }
 
     fn free(&self, pointer: u64) -> c_int {
         // SAFETY: the driver validates the pointer, which no other thread has.
-        unsafe { real!(cuMemFree_v2(u64))(pointer) }
+        unsafe { real!(cuMemFree_v2)(pointer) }
     }
 
     fn is_primary_active(&self, device: c_int) -> Option<bool> {
-        let (mut flags, mut active) = (0, 0);
         let ask = real!(cuDevicePrimaryCtxGetState(c_int, *mut c_uint, *mut c_int));
-        // SAFETY: both are to be written.
-        let result = unsafe { ask(device, &mut flags, &mut active) };
-        answer(result, active != 0).ok()
+        let state = ask!(|state: (c_uint, c_int)| ask(device, &mut state.0, &mut state.1));
+        state.ok().map(|(_, active)| active != 0)
     }
 
     fn context_behind(&self, green: usize) -> Answer<usize> {
-        let mut context = 0;
-        // SAFETY: to be written; a green context of the driver's.
-        let result = unsafe { real!(cuCtxFromGreenCtx(*mut usize, usize))(&mut context, green) };
-        answer(result, context)
+        ask!(|context: usize| real!(cuCtxFromGreenCtx(*mut usize, usize))(&mut context, green))
     }
 
     fn pointer_context(&self, pointer: u64) -> Answer<usize> {
         const CONTEXT: c_int = 1;
-        let mut context = 0_usize;
-        let at: *mut usize = &mut context;
-        let ask = real!(cuPointerGetAttribute(*mut c_void, c_int, u64));
-        // SAFETY: `context` is to be written; the driver validates the pointer.
-        let result = unsafe { ask(at.cast(), CONTEXT, pointer) };
-        answer(result, context)
+        ask!(|context: usize| real!(cuPointerGetAttribute)((&raw mut context).cast(), CONTEXT, pointer))
     }
 
     fn is_gone(&self, pointer: u64) -> bool {
-        const MEMORY_TYPE: c_int = 2;
-        let mut kind: c_uint = 0;
-        let at: *mut c_uint = &mut kind;
-        let ask = real!(cuPointerGetAttribute(*mut c_void, c_int, u64));
-        // SAFETY: `kind` is to be written; the driver validates the pointer.
-        let result = unsafe { ask(at.cast(), MEMORY_TYPE, pointer) };
-        result == INVALID_VALUE
+        self.memory_type(pointer) == Err(INVALID_VALUE)
     }
 
     fn pool_reserved(&self, pool: usize) -> Answer<u64> {
@@ -194,26 +207,20 @@ impl Driver for Real {
 
     fn trim_pool(&self, pool: usize) -> c_int {
         // SAFETY: a pool that the program or the driver has made.
-        unsafe { real!(cuMemPoolTrimTo(usize, usize))(pool, 0) }
+        unsafe { real!(cuMemPoolTrimTo)(pool, 0) }
     }
 
     fn destroy_pool(&self, pool: usize) -> c_int {
         // SAFETY: a pool that the program has made, and asked to be destroyed.
-        unsafe { real!(cuMemPoolDestroy(usize))(pool) }
+        unsafe { real!(cuMemPoolDestroy)(pool) }
     }
 
     fn default_pool(&self, device: c_int) -> Answer<usize> {
-        let mut pool = 0;
-        // SAFETY: to be written.
-        let result = unsafe { real!(cuDeviceGetDefaultMemPool(*mut usize, c_int))(&mut pool, device) };
-        answer(result, pool)
+        ask!(|pool: usize| real!(cuDeviceGetDefaultMemPool(*mut usize, c_int))(&mut pool, device))
     }
 
     fn current_pool(&self, device: c_int) -> Answer<usize> {
-        let mut pool = 0;
-        // SAFETY: to be written.
-        let result = unsafe { real!(cuDeviceGetMemPool(*mut usize, c_int))(&mut pool, device) };
-        answer(result, pool)
+        ask!(|pool: usize| real!(cuDeviceGetMemPool(*mut usize, c_int))(&mut pool, device))
     }
 
     fn set_current_pool(&self, device: c_int, pool: usize) -> c_int {
@@ -223,17 +230,12 @@ impl Driver for Real {
 
     fn graphs_reserved(&self, device: c_int) -> Answer<u64> {
         const RESERVED_MEM_CURRENT: c_int = 2;
-        let mut reserved = 0_u64;
-        let at: *mut u64 = &mut reserved;
-        // SAFETY: the attribute is 8 bytes, to be written.
-        let result = unsafe {
-            real!(cuDeviceGetGraphMemAttribute(c_int, c_int, *mut c_void))(device, RESERVED_MEM_CURRENT, at.cast())
-        };
-        answer(result, reserved)
+        let ask = real!(cuDeviceGetGraphMemAttribute(c_int, c_int, *mut c_void));
+        ask!(|reserved: u64| ask(device, RESERVED_MEM_CURRENT, (&raw mut reserved).cast()))
     }
 
     fn trim_graphs(&self, device: c_int) -> c_int {
         // SAFETY: a device of the driver's.
-        unsafe { real!(cuDeviceGraphMemTrim(c_int))(device) }
+        unsafe { real!(cuDeviceGraphMemTrim)(device) }
     }
 }

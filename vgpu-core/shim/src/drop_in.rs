@@ -101,7 +101,7 @@ pub(crate) fn show(ready: &Ready) {
 fn processes(ready: &Ready) -> Processes {
     let mut found: Processes = BTreeMap::new();
     for (place, gpu) in ready.gpus.iter().enumerate() {
-        // A process that holds nothing adds nothing to the monitor's sums, and may be dead.
+        // A process that holds nothing does not change the monitor's sums, and may be dead.
         for (namespace, pid, held) in gpu.account.holders().filter(|(_, _, held)| *held > 0) {
             let used = found
                 .entry((namespace, pid))
@@ -136,8 +136,8 @@ fn driver(name: &str) -> Result<PathBuf, String> {
     })
 }
 
-/// Returns true if a library is of our kind, perhaps of another release: it knows both APIs, and no driver's does.
-/// It is read and not asked: a look-up that fails ends a program in a dlmopen namespace before glibc 2.34.
+/// Returns true if a library is like this one, perhaps of another release: it has the names of both APIs, unlike any
+/// driver's library. It is read instead of loaded: a failed look-up ends a program in a dlmopen namespace before glibc 2.34.
 fn is_shim(path: &Path, size: u64) -> bool {
     const MARKS: [&[u8]; 3] = [b"\0cuInit\0", b"\0cudbgGetAPIVersion\0", b"\0nvmlInit_v2\0"];
     /// NVIDIA's libcuda is always larger than the shim.
@@ -165,8 +165,8 @@ fn own_file() -> Option<(u64, u64)> {
     Some((found.dev(), found.ino()))
 }
 
-/// The GPUs that NVML counts, in its order, without those that it cannot describe: they are lost. None: it does not work here,
-/// or all are.
+/// Returns the GPUs that NVML lists, in its order; a GPU that it cannot describe is lost: None in the list. None: NVML
+/// does not work here, or all GPUs are lost.
 fn devices() -> Option<Vec<Option<Device>>> {
     // SAFETY: takes nothing.
     if unsafe { real!(nvmlInit_v2())() } != 0 {

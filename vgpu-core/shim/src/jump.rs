@@ -1,6 +1,6 @@
 //! Functions that are not hooked: each is one jump through a table to the real function, which is looked up at the
-//! first call. Launches and waits jump to a hook instead where this process's GPU time is limited, so that nothing is in
-//! their way where it is not.
+//! first call. If this process's GPU time is limited, launches and waits jump to a hook instead; otherwise they cost
+//! nothing more.
 
 use crate::codes::{refused_cuda, refused_nvml};
 use crate::detour::guarded;
@@ -12,7 +12,7 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 /// The target of each name: [`bind`], until the first call has found the real function.
 pub(crate) static TABLE: [AtomicPtr<()>; COUNT] = [const { AtomicPtr::new(bind as *const () as *mut ()) }; COUNT];
 
-/// A public name that jumps. r11 is not used for arguments in this ABI; it tells `bind` which name was called.
+/// A public name that jumps. r11 is not used for arguments in this ABI; it has the number of the called name for `bind`.
 macro_rules! jump {
     ($name:ident, $index:literal) => {
         #[unsafe(no_mangle)]
@@ -38,7 +38,7 @@ macro_rules! object {
 
 pub(crate) use {jump, object};
 
-/// As large as the largest of the debugger's objects, a path.
+/// As large as the largest object of the debugger, a path.
 #[allow(dead_code)] // Read by debuggers alone.
 pub struct Object(core::cell::UnsafeCell<[u8; 4096]>);
 
@@ -113,7 +113,7 @@ extern "C" fn resolve(index: u32) -> *const () {
             return Some(hook);
         }
         let address = real::address(index);
-        // Stored only when it will not change any more.
+        // Stored only when the address will not change any more.
         if let (Some(known), Some(place)) = (real::known(index), TABLE.get(index)) {
             place.store(known.cast_mut(), Ordering::Release);
         }

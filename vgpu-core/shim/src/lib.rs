@@ -31,6 +31,7 @@ mod drop_in;
 mod hooks;
 mod jump;
 mod out;
+mod out_of_memory;
 mod process;
 mod real;
 mod record;

@@ -1,6 +1,6 @@
 //! Writes through the pointers that a caller passes for results.
 
-/// Writes where the caller wants it.
+/// Writes a result where the caller wants it.
 ///
 /// # Safety
 /// `at` is null or may be written.

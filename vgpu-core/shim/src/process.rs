@@ -2,7 +2,7 @@
 //! any function, and again in a fork child.
 
 use crate::codes::{NOT_INITIALIZED, SUCCESS};
-use crate::driver::{Gpu, Tables};
+use crate::driver::{Gpu, Real, Tables};
 use crate::real::{self, real};
 use crate::time_share::TimeShare;
 use core::ffi::{c_int, c_void};
@@ -19,11 +19,11 @@ use vgpu_core::visible::choose;
 
 /// The index of no GPU.
 pub(crate) const UNKNOWN_GPU: usize = usize::MAX;
-/// What the driver answers to a thread without a usable context: not initialised, ended, none, destroyed.
+/// The driver's errors for a thread without a usable context: not initialised, ended, none, destroyed.
 const NO_CONTEXT: [c_int; 4] = [3, 4, 201, 709];
 
-/// The state. It never changes: a refused process stays refused. That calls are recorded is one of the cases, so that it
-/// costs nothing where they are not: hooks look for `Plain` alone.
+/// The state. It never changes: a refused process stays refused. Recording is a separate case, so that it costs nothing
+/// if calls are not recorded: hooks look only for `Plain`.
 enum State {
     Plain(Ready),
     /// Calls go into the ring of the log.
@@ -35,7 +35,7 @@ enum State {
 #[derive(Debug)]
 pub(crate) struct Ready {
     pub(crate) gpus: Vec<Gpu>,
-    /// By GPU, this process's part of its time; None: it is not limited there.
+    /// This process's part of each GPU's time; None: not limited there.
     pub(crate) times: Vec<Option<TimeShare>>,
     /// Tracks threads inside calls that may change GPU memory.
     pub(crate) calls: Calls,
@@ -46,7 +46,7 @@ pub(crate) struct Ready {
     pub(crate) nvml_users: AtomicU32,
     /// True if this library has initialised NVML for itself.
     pub(crate) nvml_own: Spin<bool>,
-    /// When to measure again what no call tells.
+    /// Decides when memory that no call reports is measured again.
     pub(crate) growth: Growth,
     /// The PID by which NVML lists this process; 0: not known yet.
     pub(crate) nvml_pid: AtomicU32,
@@ -54,7 +54,7 @@ pub(crate) struct Ready {
     pub(crate) export_tables: Spin<Vec<(usize, Box<[usize]>)>>,
     /// Held by the thread that is in the driver's cuInit.
     pub(crate) initialising: Reentrant<()>,
-    /// The value of CUDA_VISIBLE_DEVICES at that time.
+    /// The value of CUDA_VISIBLE_DEVICES during cuInit.
     pub(crate) visible: Spin<Option<String>>,
     /// In a HAMi container: the writer of the file that HAMi's monitor reads.
     pub(crate) mirror: Option<Mirror>,
@@ -65,7 +65,7 @@ pub(crate) struct Ready {
 #[derive(Debug)]
 pub(crate) struct Devices {
     pub(crate) list: Vec<(c_int, usize)>,
-    /// Their number without CUDA_VISIBLE_DEVICES.
+    /// Number of devices without CUDA_VISIBLE_DEVICES.
     pub(crate) shared: usize,
     only: Option<usize>,
 }
@@ -158,7 +158,7 @@ impl Ready {
         self.limits_time() || log::is_recording()
     }
 
-    /// Returns what the shares are charged, over all GPUs.
+    /// Returns the charge of the shares, over all GPUs.
     pub(crate) fn charged(&self) -> u64 {
         let gpus = self.gpus.iter();
         gpus.fold(0, |sum, gpu| sum.saturating_add(gpu.account.charged()))
@@ -169,7 +169,7 @@ impl Ready {
         self.nvml_users.load(Ordering::Relaxed) == 0 && *self.nvml_own.lock()
     }
 
-    /// Releases exported memory of which nobody has a descriptor any more.
+    /// Releases exported memory whose last descriptor was closed.
     pub(crate) fn collect_exported(&self) {
         for gpu in &self.gpus {
             gpu.exported.collect();
@@ -195,24 +195,24 @@ impl Ready {
         Some(self.devices.get_or_init(|| devices))
     }
 
-    /// Returns the devices, or the driver's error if it does not list them: a call that needs them answers that.
+    /// Returns the devices. If the driver does not list them, returns its error for calls that need the devices.
     pub(crate) fn known_devices(&self) -> Result<&Devices, c_int> {
         self.devices().ok_or_else(|| self.device_error())
     }
 
-    /// The driver's reason for listing no devices.
+    /// Returns the driver's reason for listing no devices.
     #[cold]
     pub(crate) fn device_error(&self) -> c_int {
         let mut count = 0;
         // SAFETY: `count` may be written.
-        match unsafe { real!(cuDeviceGetCount(*mut c_int))(&mut count) } {
-            // It was initialised in between: then the program has not waited for cuInit.
+        match unsafe { real!(cuDeviceGetCount)(&mut count) } {
+            // The driver was initialised in between: the program has not waited for cuInit.
             SUCCESS => NOT_INITIALIZED,
             error => error,
         }
     }
 
-    /// Returns true if the driver is initialised and has several GPUs for the program.
+    /// Returns the GPU if the driver is initialised and has only this one for the program.
     #[inline(always)]
     pub(crate) fn only_gpu(&self) -> Option<usize> {
         self.devices()?.only
@@ -223,23 +223,21 @@ impl Ready {
         self.devices().is_some_and(|devices| devices.only.is_none())
     }
 
-    /// Returns the GPU of the calling thread's context. None: there is no context, and the driver will return that
-    /// error. [`UNKNOWN_GPU`]: there may be one, but the driver does not tell on which GPU; nothing can be charged there.
+    /// Returns the GPU of the calling thread's context. None: there is no context, and the driver will return an error.
+    /// [`UNKNOWN_GPU`]: there may be a context, but the driver does not say on which GPU; nothing can be charged there.
     #[inline(always)]
     pub(crate) fn current(&self) -> Option<usize> {
         let devices = self.devices()?;
         if devices.only.is_some() {
             return devices.only;
         }
-        let mut device = -1;
-        // SAFETY: `device` may be written.
-        match unsafe { real!(cuCtxGetDevice(*mut c_int))(&mut device) } {
-            SUCCESS => {
+        match Real.current_device() {
+            Ok(device) => {
                 let known = devices.list.iter().find(|(real, _)| *real == device);
                 Some(known.map_or(UNKNOWN_GPU, |(_, gpu)| *gpu))
             }
-            error if NO_CONTEXT.contains(&error) => None,
-            _ => Some(UNKNOWN_GPU),
+            Err(error) if NO_CONTEXT.contains(&error) => None,
+            Err(_) => Some(UNKNOWN_GPU),
         }
     }
 }
@@ -249,7 +247,7 @@ impl Devices {
     fn enumerate(gpus: &[Gpu], visible: Option<&str>) -> Option<Self> {
         let mut count = 0;
         // SAFETY: `count` may be written.
-        if unsafe { real!(cuDeviceGetCount(*mut c_int))(&mut count) } != 0 {
+        if unsafe { real!(cuDeviceGetCount)(&mut count) } != 0 {
             return None;
         }
         let all: Vec<_> = (0..count).filter_map(|ordinal| Self::of(gpus, ordinal)).collect();
@@ -275,7 +273,7 @@ impl Devices {
         };
         // SAFETY: device and the 16 bytes of the UUID may be written.
         let result = unsafe {
-            match real!(cuDeviceGet(*mut c_int, c_int))(&mut device, ordinal) {
+            match real!(cuDeviceGet)(&mut device, ordinal) {
                 0 => get_uuid(uuid.as_mut_ptr().cast(), device),
                 error => error,
             }

@@ -1,6 +1,6 @@
 //! Opens NVIDIA's real libraries by the paths in the limits file, and looks up their functions.
 //!
-//! First this file takes both driver names. The real file's DT_SONAME is `libcuda.so.1`. If it were opened while no
+//! At first, this file takes both driver names. The real file's DT_SONAME is `libcuda.so.1`. If it were opened while no
 //! other object has that name, the loader would give it to the program's next dlopen of that name, instead of this
 //! library. So both names are opened first with RTLD_NOLOAD, which makes the loader record them on this file (found by
 //! the DT_RPATH $ORIGIN before any other place). Handles are never closed.
@@ -11,8 +11,8 @@
 //! holds a lock of ours opens it before ([`need_nvml`]), and works without it if that failed ([`has_nvml`]).
 //!
 //! How it fails:
-//! - A driver was loaded before this library and has the name. It keeps it. For this case there is the backstop
-//!   library, which redirects the calls that the loader binds to that driver.
+//! - A driver was loaded before this library and keeps the name. For this case, the backstop library redirects the
+//!   calls that the loader binds to that driver.
 //! - NVML exists and cannot be opened: one line on stderr. Its functions return "not found", as if it did not exist,
 //!   until it can be opened ([`BETWEEN`]). The memory of contexts is then not measured (`vgpu_core::memory::measure`).
 
@@ -36,8 +36,11 @@ const BETWEEN: u64 = 2000;
 /// The path of NVML; null: not known yet. Leaked, because it never changes.
 static NVML: AtomicPtr<PathBuf> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Returns the real function of a hooked name, with the hook's signature.
+/// Returns the real function of a name. The tables have the types of hooked functions.
 macro_rules! real {
+    ($name:ident) => {
+        $crate::real::function::<$crate::table::types::$name>($crate::names::slot::$name)
+    };
     ($name:ident ($($kind:ty),*)) => {
         $crate::real::function::<unsafe extern "C" fn($($kind),*) -> core::ffi::c_int>($crate::names::slot::$name)
     };
@@ -78,8 +81,8 @@ pub(crate) fn has_nvml() -> bool {
     !HANDLES[1].load(Ordering::Acquire).is_null()
 }
 
-/// Opens NVML. Two threads at once get the same handle. If NVML cannot be opened, it is tried again later, because the
-/// process may only have had no descriptor left.
+/// Opens NVML. Two threads at once get the same handle. If NVML cannot be opened, this is tried again later: perhaps
+/// the process just had no descriptor left.
 #[cold]
 fn open_nvml() -> *mut c_void {
     static SAID: AtomicBool = AtomicBool::new(false);
@@ -93,13 +96,13 @@ fn open_nvml() -> *mut c_void {
     let Some(path) = (unsafe { NVML.load(Ordering::Acquire).as_ref() }) else {
         return core::ptr::null_mut();
     };
-    // A child that is forked during dlopen would inherit the loader's lists half changed.
+    // A child that is forked during dlopen would inherit half-changed lists of the loader.
     let _no_fork = fork::guard();
     take_names();
     let own = exports::nvmlInit_v2 as *const ();
     if let Err(reason) = load(&HANDLES[1], path, (c"nvmlInit_v2", own)) {
         NEXT.store(now.saturating_add(BETWEEN), Ordering::Relaxed);
-        // A container may have libcuda without NVML: then there is no line, and its functions return "not found".
+        // A container may have libcuda without NVML: then no line is written, and NVML's functions return "not found".
         if path.exists() && !SAID.swap(true, Ordering::Relaxed) {
             stderr::say(&reason);
         }
@@ -128,8 +131,8 @@ fn load(handle: &AtomicPtr<c_void>, path: &Path, own: (&CStr, *const ())) -> Res
     if !handle.load(Ordering::Acquire).is_null() {
         return Ok(());
     }
-    // The backstop lets this spelling of an absolute path pass. It knows our calls by their address as well, but not if
-    // they come through a program's own dlopen, as in one that AddressSanitizer is linked into.
+    // The backstop lets this spelling of an absolute path pass. It also knows our calls by their address, but not if
+    // they pass through a program's own dlopen, as in programs with AddressSanitizer.
     let slashes: &[u8] = if path.is_absolute() { b"//" } else { b"" };
     let name = CString::new([slashes, path.as_os_str().as_bytes()].concat())
         .map_err(|_| format!("driver library {path:?}: bad path"))?;
@@ -177,8 +180,8 @@ pub(crate) fn address(index: usize) -> *const () {
     if address.is_null() { look_up(index) } else { address }
 }
 
-/// Returns what [`address`] has found for slot `index`. None if it was not looked up yet, or the library could not be
-/// opened, which is tried again.
+/// Returns what [`address`] has found for slot `index`. None if it was not looked up yet, or if the library could not
+/// be opened, which will be tried again.
 pub(crate) fn known(index: usize) -> Option<*const ()> {
     let address = TABLE[index].load(Ordering::Acquire);
     (!address.is_null()).then_some(address.cast_const())

@@ -1,12 +1,12 @@
-//! Records the calls of this process in the ring of the log, where there is one (`vgpu_core::log`).
+//! Records the calls of this process in the ring of the log, if there is a ring (`vgpu_core::log`).
 //!
 //! ```text
 //!  cuMemAlloc_v2 ─► enter: Record, and the thread may pass ─► cuMemAlloc_v2 again ─► enter: Handle ─► hook
 //!                                     entry of the call ended ◄───────────────────────────────────────┘
 //! ```
 //!
-//! How it fails: a signal handler that makes a call between the two entries uses the pass of the thread. Its call is not
-//! recorded then, and the outer one is recorded twice.
+//! How it fails: a signal handler that makes a call between the two entries uses the pass of the thread. Then its call
+//! is not recorded, and the outer call is recorded twice.
 
 use crate::process::{self, Ready};
 use crate::start;
@@ -14,7 +14,7 @@ use core::cell::Cell;
 use core::ffi::c_int;
 use vgpu_core::log::{self, Recorded};
 
-/// No function.
+/// The number of no function.
 const NONE: usize = usize::MAX;
 
 thread_local! {
@@ -22,12 +22,12 @@ thread_local! {
     static PASSES: Cell<usize> = const { Cell::new(NONE) };
 }
 
-/// What a hook does that does not find a plain state.
+/// How a hook continues if it is not in the plain state.
 pub(crate) enum Entry {
-    /// Goes on.
+    /// Continues with the handler.
     Handle(&'static Ready),
     Refused,
-    /// Makes the same call again, and ends this.
+    /// Makes the same call again, and then ends the record.
     Record(Call),
 }
 
@@ -47,7 +47,7 @@ pub(crate) fn enter(slot: usize) -> Entry {
     if !process::is_recorded() {
         return Entry::Handle(ready);
     }
-    // None while the thread ends: its call goes on unrecorded.
+    // None while the thread is ending: its call continues unrecorded.
     let has_passed = PASSES.try_with(|passes| passes.replace(NONE) == slot).unwrap_or(true);
     if has_passed {
         return Entry::Handle(ready);
@@ -60,7 +60,7 @@ pub(crate) fn enter(slot: usize) -> Entry {
 }
 
 impl Call {
-    /// The call has returned `result`.
+    /// Records that the call has returned `result`.
     #[inline(never)]
     pub(crate) fn end(self, result: c_int) -> c_int {
         self.recorded.end(result, self.ready.charged());

@@ -39,7 +39,7 @@ fn first() -> Option<&'static Ready> {
     })
 }
 
-/// Opens what VGPU_LOG and VGPU_REPORT name. A log that cannot be opened is a line on stderr, and no more.
+/// Opens the files that VGPU_LOG and VGPU_REPORT name. If the log cannot be opened, this only writes a line to stderr.
 fn open_log() {
     let settings = log::Settings {
         log: real::variable(LOG_VARIABLE),
@@ -99,7 +99,7 @@ fn open() -> Result<Ready, String> {
     let gpus = grants.iter().map(open).collect::<Result<_, _>>()?;
     let times: Vec<_> = grants.iter().map(|gpu| TimeShare::of(gpu, of_hami)).collect();
     if !of_hami {
-        // A program could see to it later that the pages cannot be opened, by its limit of open files.
+        // Opened now: later a program could prevent it by its limit of open files.
         for time in times.iter().flatten() {
             time.arbiter();
         }
@@ -107,7 +107,7 @@ fn open() -> Result<Ready, String> {
     Ok(Ready::new(gpus, times, mirror))
 }
 
-/// The shares of this process, and whether HAMi's variables define them.
+/// The shares of this process.
 struct Found {
     grants: Vec<grants::GpuGrants>,
     mirror: Option<Mirror>,

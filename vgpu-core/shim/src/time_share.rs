@@ -1,5 +1,5 @@
-//! This process's part of a GPU's time: who arbitrates it is found out when the process's state is created, in a
-//! container of HAMi at the first launch.
+//! This process's part of a GPU's time: the arbiter is chosen when the process's state is created, in a container of
+//! HAMi at the first launch.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -13,7 +13,7 @@ use vgpu_core::os::stderr;
 #[derive(Debug)]
 pub(crate) struct TimeShare {
     limits: Limits,
-    /// The folder of the GPU's pages; in a container of HAMi, that of the share.
+    /// The folder of the GPU's pages; in a container of HAMi, the folder of the share.
     folder: PathBuf,
     of_hami: bool,
     arbiter: OnceLock<Option<Arbiter>>,
@@ -64,7 +64,7 @@ impl TimeShare {
             return Arbiter::alone(Some(&self.folder), limits, only_beside_others);
         }
         let (arbiter, reason) = Arbiter::open(&self.folder, limits);
-        // Without `cores` nothing was promised.
+        // Without `cores`, no time was guaranteed.
         if let Some(reason) = reason.filter(|_| limits.cores > 0) {
             stderr::say(&format!(
                 "share {}: {reason}; it cannot take turns with others, and is held to its {} % of the GPU's time alone",

@@ -2,14 +2,13 @@
 //! of cuGetProcAddress. A name is modelled if a source file defines it.
 
 use std::collections::BTreeSet;
-use std::fmt::Write as _;
 use std::path::Path;
 use std::{env, fs};
 
 #[path = "../exports.rs"]
 mod exports;
 
-/// Older names whose arguments are those of the newer one.
+/// Names of functions that do the same as another one with these arguments, or the first of them.
 const SAME: &[(&str, &str)] = &[
     ("cuCtxDestroy", "cuCtxDestroy_v2"),
     ("cuCtxPopCurrent", "cuCtxPopCurrent_v2"),
@@ -18,6 +17,9 @@ const SAME: &[(&str, &str)] = &[
     ("cuDevicePrimaryCtxReset", "cuDevicePrimaryCtxReset_v2"),
     ("cuDevicePrimaryCtxSetFlags", "cuDevicePrimaryCtxSetFlags_v2"),
     ("cuStreamDestroy", "cuStreamDestroy_v2"),
+    ("cuDeviceGetUuid", "cuDeviceGetUuid_v2"),
+    ("cuMipmappedArrayGetSparseProperties", "cuArrayGetSparseProperties"),
+    ("cuEventRecordWithFlags", "cuEventRecord"),
     ("cuEventDestroy", "cuEventDestroy_v2"),
     ("cuEventElapsedTime", "cuEventElapsedTime_v2"),
     ("cuStreamBeginCapture", "cuStreamBeginCapture_v2"),
@@ -43,6 +45,7 @@ fn main() {
     println!("cargo:rerun-if-changed=../exports.rs");
     vgpu_built_from::write_note(&[
         "vgpu-core/soft-gpu/exports.rs",
+        "vgpu-core/shim/names",
         "vgpu-core/soft-gpu/names",
         "vgpu-core/soft-gpu/profiles",
         "vgpu-core/soft-gpu/src",
@@ -53,86 +56,85 @@ fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-Bsymbolic");
 
-    let (cuda, data) = (read("cuda.txt"), read("cuda-data.txt"));
-    // Of cuda.h, and of what it does not declare: OpenGL, EGL, VDPAU, the profiler.
+    let (cuda, data) = (
+        read("../../shim/names/cuda.txt"),
+        read("../../shim/names/cuda-data.txt"),
+    );
+    // The look-ups of cuda.h, and of what it does not declare: OpenGL, EGL, VDPAU, the profiler.
     let lookups = read("procaddress.txt") + &read("procaddress-graphics.txt");
     let data: BTreeSet<&str> = data.lines().collect();
     let modelled = exports::modelled(&Path::new(&here).join("src"), "cu");
+    let mut jumped_to = BTreeSet::new();
     let mut out = String::new();
-    let mut jumped_to: BTreeSet<String> = BTreeSet::new();
-    for (index, name) in cuda.lines().enumerate() {
-        if modelled.contains(name) {
-            continue;
-        }
-        if data.contains(name) {
-            // Zero means that no debugger is attached; one is a path, hence the room.
-            writeln!(
-                out,
-                "#[unsafe(no_mangle)] pub(crate) static {name}: Object = Object::new();"
-            )
-            .expect("a string");
-            continue;
-        }
-        let plain = name
-            .strip_suffix("_ptsz")
-            .or_else(|| name.strip_suffix("_ptds"))
-            .unwrap_or(name);
-        let newer = SAME.iter().find(|(old, _)| *old == plain).map_or(plain, |(_, new)| new);
-        if modelled.contains(newer) {
-            jumped_to.insert(newer.into());
-            writeln!(
-                out,
-                "#[unsafe(no_mangle)] #[unsafe(naked)] pub(crate) extern \"C\" fn {name}() {{ \
-                 core::arch::naked_asm!(\"jmp {{}}\", sym decl::{newer}) }}"
-            )
+    for (index, name) in cuda.lines().enumerate().filter(|(_, name)| !modelled.contains(*name)) {
+        out += &if data.contains(name) {
+            // Zero means that no debugger is attached. One of them is a path, hence the size.
+            format!("#[unsafe(no_mangle)] pub(crate) static {name}: Object = Object::new();\n")
         } else {
-            writeln!(
-                out,
-                "#[unsafe(no_mangle)] pub(crate) extern \"C\" fn {name}() -> i32 {{ crate::call::unsupported({index}) }}"
-            )
-        }
-        .expect("a string");
+            stub(name, index, &modelled, &mut jumped_to)
+        };
     }
-    let mut table = String::new();
-    let mut bases = BTreeSet::new();
+    let table = table(&cuda, &data, &lookups, &mut jumped_to);
+    let declared: String = jumped_to
+        .iter()
+        .map(|name| format!("pub(super) fn {name}();\n"))
+        .collect();
+    out += &format!("mod decl {{ unsafe extern \"C\" {{\n{declared}}} }}\n");
+    out += &format!("pub(crate) static LOOKUPS: &[Lookup] = &[\n{table}];\n");
+    let target = Path::new(&env::var("OUT_DIR").expect("cargo sets it")).join("stubs.rs");
+    fs::write(&target, out).unwrap_or_else(|e| panic!("{}: {e}", target.display()));
+}
+
+/// A name without the suffix of its twin for the per-thread stream.
+fn without_stream(name: &str) -> &str {
+    let plain = name.strip_suffix("_ptsz").or_else(|| name.strip_suffix("_ptds"));
+    plain.unwrap_or(name)
+}
+
+/// A function that jumps to the modelled one that does the same, or else fails.
+fn stub(name: &str, index: usize, modelled: &BTreeSet<String>, jumped_to: &mut BTreeSet<String>) -> String {
+    let plain = without_stream(name);
+    let same = SAME
+        .iter()
+        .find(|(name, _)| *name == plain)
+        .map_or(plain, |(_, same)| same);
+    if !modelled.contains(same) {
+        return format!(
+            "#[unsafe(no_mangle)] pub(crate) extern \"C\" fn {name}() -> i32 {{ crate::call::unsupported({index}) }}\n"
+        );
+    }
+    jumped_to.insert(same.into());
+    format!(
+        "#[unsafe(no_mangle)] #[unsafe(naked)] pub(crate) extern \"C\" fn {name}() {{ \
+         core::arch::naked_asm!(\"jmp {{}}\", sym decl::{same}) }}\n"
+    )
+}
+
+/// The table of cuGetProcAddress.
+fn table(cuda: &str, data: &BTreeSet<&str>, lookups: &str, jumped_to: &mut BTreeSet<String>) -> String {
+    let (mut table, mut bases) = (String::new(), BTreeSet::new());
     let mut line = |base: &str, version: &str, stream: bool, export: &str| {
         jumped_to.insert(export.into());
-        writeln!(
-            table,
-            "Lookup {{ base: {base:?}, version: {version}, stream: {stream}, address: decl::{export} }},"
-        )
-        .expect("a string");
+        table +=
+            &format!("Lookup {{ base: {base:?}, version: {version}, stream: {stream}, address: decl::{export} }},\n");
     };
     for entry in lookups.lines() {
         let [base, version, kind, export] = entry.split(' ').collect::<Vec<_>>()[..] else {
             panic!("procaddress.txt: {entry}")
         };
-        bases.insert(base.to_owned());
+        bases.insert(base);
         line(base, version, kind == "stream", export);
     }
-    // What neither list has: its plain name is its newest. The driver does not find these.
+    // If neither list has a function, its plain name is its newest version. The driver does not find these two.
     const NEVER: [&str; 2] = ["cuEGLApiInit", "cuMemGetAttribute"];
     for name in cuda
         .lines()
         .filter(|name| !data.contains(name) && !name.starts_with("cudbg") && !NEVER.contains(name))
     {
-        let plain = name
-            .split("_v")
-            .next()
-            .unwrap_or(name)
-            .trim_end_matches("_ptsz")
-            .trim_end_matches("_ptds");
+        let plain = without_stream(name.split("_v").next().unwrap_or(name));
         if plain == name && !bases.contains(name) {
             line(name, "2000", false, name);
         }
     }
-    out += "mod decl { unsafe extern \"C\" {\n";
-    for name in &jumped_to {
-        writeln!(out, "pub(super) fn {name}();").expect("a string");
-    }
-    out += "} }\npub(crate) static LOOKUPS: &[Lookup] = &[\n";
-    out += &table;
-    out += "];\n";
-    let target = Path::new(&env::var("OUT_DIR").expect("cargo sets it")).join("stubs.rs");
-    fs::write(&target, out).unwrap_or_else(|e| panic!("{}: {e}", target.display()));
+    table
 }

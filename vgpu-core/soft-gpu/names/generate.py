@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Write the lists of public names of libcuda and libnvidia-ml that lie beside this file.
+"""Write the lists of public names of libcuda and libnvidia-ml: those that libvgpu.so exports as well lie in
+vgpu-core/shim/names, the others beside this file.
 
-    names/cuda.txt         every public name of libcuda.so.1, functions and objects
-    names/cuda-data.txt    those of cuda.txt that are objects, not functions (the debugger's)
-    names/nvml.txt         every public name of libnvidia-ml.so.1
-    names/cuda-errors.txt  "code name" of each CUresult
-    names/procaddress.txt  cuGetProcAddress: "base version default|stream export" a line;
-                           a look-up gets the newest line whose version the caller allows
+    shim/names/cuda.txt       every public name of libcuda.so.1, functions and objects
+    shim/names/cuda-data.txt  those of cuda.txt that are objects, not functions (the debugger's)
+    shim/names/nvml.txt       every public name of libnvidia-ml.so.1
+    names/cuda-errors.txt     "code name" of each CUresult
+    names/procaddress.txt     cuGetProcAddress: "base version default|stream export" a line;
+                              a look-up gets the newest line whose version the caller allows
 
 procaddress-graphics.txt has the same lines for OpenGL, EGL, VDPAU and the profiler. It is written by hand, from what
 driver 535 answers (vgpu-core/loading/tests/real_files.rs compares).
@@ -100,6 +101,7 @@ def lookups(typedefs, exports):
 
 def main():
     here = pathlib.Path(__file__).resolve().parent
+    shared = here / "../../shim/names"
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
         fetch(folder)
@@ -121,14 +123,14 @@ def main():
     for entry in odd:
         print("check by hand:", *entry, file=sys.stderr)
     for file, content in {
-        "cuda.txt": sorted(cuda - INLINE_CUDA | set(EXTRA_CUDA) | set(EXTRA_CUDA_DATA)),
-        "cuda-data.txt": sorted(EXTRA_CUDA_DATA),
-        "nvml.txt": sorted(nvml | set(EXTRA_NVML)),
-        "cuda-errors.txt": [f"{code} {name}" for code, name in sorted(errors)],
-        "procaddress.txt": lines,
+        shared / "cuda.txt": sorted(cuda - INLINE_CUDA | set(EXTRA_CUDA) | set(EXTRA_CUDA_DATA)),
+        shared / "cuda-data.txt": sorted(EXTRA_CUDA_DATA),
+        shared / "nvml.txt": sorted(nvml | set(EXTRA_NVML)),
+        here / "cuda-errors.txt": [f"{code} {name}" for code, name in sorted(errors)],
+        here / "procaddress.txt": lines,
     }.items():
-        (here / file).write_text("\n".join(content) + "\n")
-        print(f"{file}: {len(content)}")
+        file.write_text("\n".join(content) + "\n")
+        print(f"{file.name}: {len(content)}")
 
 
 if __name__ == "__main__":

@@ -9,13 +9,13 @@ mod exports;
 
 fn main() {
     let here = env::var("CARGO_MANIFEST_DIR").expect("cargo sets it");
-    let list = Path::new(&here).join("../names/nvml.txt");
+    let list = Path::new(&here).join("../../shim/names/nvml.txt");
     println!("cargo:rerun-if-changed={}", list.display());
     println!("cargo:rerun-if-changed=../exports.rs");
     println!("cargo:rerun-if-changed=src");
     vgpu_built_from::write_note(&[
         "vgpu-core/soft-gpu/exports.rs",
-        "vgpu-core/soft-gpu/names",
+        "vgpu-core/shim/names",
         "vgpu-core/soft-gpu/profiles",
         "vgpu-core/soft-gpu/src",
         "vgpu-core/soft-gpu/nvml/build.rs",

@@ -58,7 +58,8 @@ impl Word {
     }
 }
 
-/// `held` and `intent` share a form: 30 bits of sequence above a sign, a mark that it is in use, and 32 of units.
+/// Layout of `held` and `intent`, from the lowest bit: 32 bits of units, one that marks the word as used, the sign, and
+/// 30 bits of sequence.
 const USED: u64 = 1 << 32;
 const MINUS: u64 = 1 << 33;
 

@@ -26,7 +26,7 @@ pub struct In<T, const NULL: i32>(*const T);
 pub struct Text<const NULL: i32>(*const c_char);
 
 impl<T: Copy, const NULL: i32> Out<T, NULL> {
-    /// For a result that nobody asked for.
+    /// A place for a result that the caller does not want.
     pub fn none() -> Self {
         Self(std::ptr::null_mut())
     }
@@ -52,7 +52,7 @@ impl<T: Copy, const NULL: i32> Out<T, NULL> {
         Out(self.0.cast::<u8>().wrapping_add(offset).cast())
     }
 
-    /// For results that a caller may not want.
+    /// Sets a result that the caller may not want.
     pub fn offer(self, value: T) {
         let _ = self.set(value);
     }
@@ -82,7 +82,7 @@ impl<T: Copy, const NULL: i32> Out<T, NULL> {
 }
 
 impl<const NULL: i32> Out<u64, NULL> {
-    /// The same place where the caller keeps an int.
+    /// The same place, in which the caller keeps an int.
     pub fn narrow(self) -> Out<i32, NULL> {
         Out(self.0.cast())
     }

@@ -1,8 +1,8 @@
 //! CLOCK_MONOTONIC in nanoseconds: the one clock that all processes and containers of a machine share. And sleeping.
 //!
-//! How it fails: a process in a time namespace (Linux 5.6) has another clock, whose offset the kernel tells in /proc. One
-//! ahead of the others would leave them a GPU whose time stands still, so the offset is taken off. Without /proc, or in
-//! a namespace that the process entered after its first look at the clock, it is not.
+//! How it fails: a process in a time namespace (Linux 5.6) has another clock, whose offset is in /proc. If its clock were
+//! ahead of the others, they would see the GPU's time stand still, so the offset is subtracted. Without /proc, or in a
+//! namespace that the process entered after its first look at the clock, it is not.
 
 #![allow(unsafe_code)] // std's Instant hides its value, which must mean the same in every process. The futex call.
 
@@ -19,10 +19,10 @@ pub fn monotonic_ns() -> u64 {
     own.wrapping_add_signed(OFFSET.get_or_init(offset).wrapping_neg())
 }
 
-/// By how much this process's clock is ahead of the machine's.
+/// How far this process's clock is ahead of the machine's.
 fn offset() -> i64 {
     let text = std::fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default();
-    // What it tells is of the namespace of children, which is this process's own if it did not leave it to them.
+    // The file describes the time namespace of the children. It is this process's too unless it has called unshare.
     let link = |name: &str| std::fs::read_link(format!("/proc/self/ns/{name}")).ok();
     if link("time") == link("time_for_children") {
         offset_in(&text).unwrap_or(0)

@@ -1,5 +1,6 @@
-//! What a test has NVML say of the GPUs' health, while programs run: a file `control` in the state folder, read at each call.
-//! It is a stand-in: no hardware fails, and nothing but NVML's answers changes.
+//! Lets a test choose what NVML reports of the GPUs' health while programs run: a file `control` in the state folder,
+//! read at each call.
+//! It is a stand-in: no hardware fails, and only NVML's answers change.
 //!
 //! ```text
 //! hang                every call waits until this line is gone
@@ -44,7 +45,7 @@ pub struct Control {
 /// NVML's numbers of what a driver asks for, by name.
 const ACTIONS: [&str; 5] = ["none", "reset", "reboot", "drain-p2p", "drain-and-reset"];
 
-/// What can be read of a GPU's health.
+/// A GPU's health, as NVML reports it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Health {
     /// Uncorrected ECC errors since the driver was loaded.
@@ -133,7 +134,7 @@ fn pair<T: std::str::FromStr>(gpu: &str, value: &str) -> Option<(usize, T)> {
     Some((gpu.parse().ok()?, value.parse().ok()?))
 }
 
-/// The last line of a GPU counts.
+/// Returns the value in the last line of a GPU.
 fn last<T: Copy + Default>(of: &[(usize, T)], gpu: usize) -> T {
     let mut own = of.iter().rev().filter(|(other, _)| *other == gpu);
     own.next().map_or_else(T::default, |(_, value)| *value)

@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
+
+use crate::lock;
 
 use crate::profile::Fault;
 
@@ -49,7 +51,7 @@ impl Faults {
             .get()?
             .iter()
             .find(|fault| fault.function == name || fault.function == base)?;
-        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut calls = lock(&self.calls);
         let count = calls.get_or_insert_default().entry(name).or_default();
         *count += 1;
         fault.hits(*count).then_some(fault.code)

@@ -41,3 +41,8 @@ pub mod timeline;
 pub mod virtual_time;
 pub mod vram;
 pub mod work;
+
+/// Locks `mutex`. A thread that panicked while it had the lock is ignored: its changes stay as they are.
+pub fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

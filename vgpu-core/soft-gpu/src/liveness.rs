@@ -102,9 +102,9 @@ pub enum Pulse {
     Dead(#[allow(dead_code, reason = "its shared lock keeps the place from being taken")] File),
 }
 
-/// Tests if the process in a place lives. If that is not possible (for example without a free descriptor), it counts as
-/// alive, so that nothing is released. The same if the test used another file by mistake: a program that closes all
-/// descriptors closes this one too, and another file may get its number.
+/// Tests if the process in a place lives. If that is not possible (for example without a free descriptor), it is
+/// considered alive, so that nothing is released. The same if the test used another file by mistake: a program that
+/// closes all descriptors closes this one too, and another file may get its number.
 pub fn pulse(dir: &Path, place: usize) -> Pulse {
     let path = path(dir, place);
     match File::open(&path) {
@@ -199,7 +199,7 @@ impl Holders {
     }
 
     /// Returns the PID of the process in a place; `own` is the PID that it recorded itself. The kernel's list may miss
-    /// locks while others change, so a process counts as invisible only if several lists lack it.
+    /// locks while others change, so a process is considered invisible only if several lists lack it.
     pub fn pid(&mut self, dir: &Path, place: usize, own: u32) -> Option<u32> {
         let Some(known) = &mut self.known else { return Some(own) };
         let meta = fs::metadata(path(dir, place)).ok()?;
@@ -233,7 +233,7 @@ fn parse_locks(text: &str) -> HashMap<(u64, u64), u32> {
 mod tests {
     use super::*;
 
-    /// The clock is far ahead after each sleep, as after a stop. Every try is made all the same.
+    /// The clock is far ahead after each sleep, as after a stop. Every try is made nevertheless.
     #[test]
     fn a_waiter_tries_as_often_as_its_patience_allows_whatever_the_clock_shows() {
         let (mut tries, mut slept) = (0_u32, Duration::ZERO);

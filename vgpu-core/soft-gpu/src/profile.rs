@@ -1,4 +1,4 @@
-//! What the software GPUs are: a text file of `key = value` lines, `#` starts a comment.
+//! Describes the software GPUs: a text file of `key = value` lines, `#` starts a comment.
 //!
 //! | key | value | default |
 //! |---|---|---|
@@ -10,11 +10,11 @@
 //! | `context_cost` | what a context takes, rounded up to the granularity | `0` |
 //! | `context_time` | how long it takes to make one, or to raise one of its limits, once its memory is taken (`ns`, `us`, `ms`, `s`) | `0ns` |
 //! | `module_cost` | what a loaded module or library takes, rounded up likewise | `0` |
-//! | `function_cost` | what a function takes at its first launch, rounded up likewise: a driver loads code lazily | `0` |
+//! | `function_cost` | memory that a function takes at its first launch, rounded up likewise: a driver loads code lazily | `0` |
 //! | `nvml_pids` | the processes that NVML lists: `own`, those of the caller's PID namespace by their PIDs there; `host`, all of them by numbers that no process has there, as a real driver in a container; `none` | `own` |
-//! | `nvml_managed` | whether NVML lists managed memory among what a process holds: `no`, as the source of the open kernel module (580) has it, where no process's figure includes what the UVM module allocates; or `yes` | `no` |
+//! | `nvml_managed` | whether NVML includes managed memory in a process's figure: `no`, as in the source of the open kernel module (580), where the UVM module's allocations are in no process's figure; or `yes` | `no` |
 //! | `nvml_imports` | whether NVML lists memory of another process, imported by a handle or a descriptor, for its importer as well: `no`, as is believed; or `yes` | `no` |
-//! | `context_unowned` | what the GPU has less while a context exists, beside `context_cost`, and NVML lists for no process: page tables, buffers of the driver | `0` |
+//! | `context_unowned` | memory that the GPU has less while a context exists and that NVML lists for no process, in addition to `context_cost`: page tables, buffers of the driver | `0` |
 //! | `sms` | multiprocessors | `132` |
 //! | `compute_capability` | `major.minor` | `9.0` |
 //! | `driver_version` | as NVML reports it | `550.163.01` |
@@ -22,9 +22,9 @@
 //! | `pci` | one `domain:bus:device.function` a GPU, comma-separated | `0000:1b:00.0`, ... |
 //! | `kernel_time` | what a wave of thread blocks takes (`ns`, `us`, `ms`, `s`) | `5us` |
 //! | `slice` | how long a context runs while others have work | `2ms` |
-//! | `switch_time` | what a change from one context to another takes | `100us` |
+//! | `switch_time` | the time of a change from one context to another | `100us` |
 //! | `event_stop` | how long a stream stops at each event, while others go on: some 1.5 us of GPU time are believed of hardware | `0ns` |
-//! | `late_events` | whether a context that is switched out with work left tells of an end, and lets an event pass, only when it is next on the GPU: `no`, or `yes` | `no` |
+//! | `late_events` | whether a context that is switched out with work left reports ends and passes events only when it is next on the GPU: `no`, or `yes` | `no` |
 //! | `clock` | `real`, or `virtual`: time stands still while threads compute (see `virtual_time`) | `real` |
 //! | `fail.FUNCTION` | `CODE [after N] [every M]`: the function returns CODE, after N good calls, every M-th call | none |
 //!
@@ -57,106 +57,117 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// Whether the call with this number (from 1) fails.
+    /// Returns true if the call with this number (from 1) fails.
     pub fn hits(&self, call: u64) -> bool {
         call > self.after && (call - self.after).is_multiple_of(self.every)
     }
 }
 
-/// Which processes NVML lists, and how.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NvmlPids {
-    Own,
-    Host,
-    None,
-}
-
-impl NvmlPids {
-    fn from_name(name: &str) -> Option<Self> {
-        [Self::Own, Self::Host, Self::None]
-            .into_iter()
-            .find(|known| known.name() == name)
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Own => "own",
-            Self::Host => "host",
-            Self::None => "none",
+/// Declares the words of a key.
+macro_rules! words {
+    ($(#[$doc:meta])* $name:ident { $($variant:ident = $word:literal),+ }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum $name {
+            $($variant),+
         }
-    }
-}
 
-/// Whether NVML lists a kind of memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Listed {
-    Yes,
-    No,
-}
+        impl $name {
+            fn from_name(name: &str) -> Option<Self> {
+                match name {
+                    $($word => Some(Self::$variant),)+
+                    _ => None,
+                }
+            }
 
-impl Listed {
-    fn from_name(name: &str) -> Option<Self> {
-        [Self::Yes, Self::No].into_iter().find(|known| known.name() == name)
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Yes => "yes",
-            Self::No => "no",
+            fn name(&self) -> String {
+                match self {
+                    $(Self::$variant => $word.into()),+
+                }
+            }
         }
-    }
+    };
 }
 
-/// By which clock GPUs work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Clock {
-    Real,
-    Virtual,
+words! {
+    /// Which processes NVML lists, and how.
+    NvmlPids { Own = "own", Host = "host", None = "none" }
 }
 
-impl Clock {
-    fn from_name(name: &str) -> Option<Self> {
-        [Self::Real, Self::Virtual]
-            .into_iter()
-            .find(|known| known.name() == name)
-    }
+words! {
+    /// The clock by which GPUs work.
+    Clock { Real = "real", Virtual = "virtual" }
+}
 
-    fn name(self) -> &'static str {
-        match self {
-            Self::Real => "real",
-            Self::Virtual => "virtual",
+/// Declares the keys of a profile: the field, its type, its default, how it is read and written, and what is expected.
+macro_rules! profile {
+    ($($key:literal $field:ident: $kind:ty = $default:expr, $read:expr, $write:expr, $expected:literal;)+) => {
+        /// A validated profile.
+        #[derive(Debug, Clone, PartialEq, Eq)]
+        pub struct Profile {
+            $(pub $field: $kind,)+
+            pub faults: Vec<Fault>,
         }
-    }
+
+        impl Default for Profile {
+            fn default() -> Self {
+                Self {
+                    $($field: $default,)+
+                    faults: Vec::new(),
+                }
+            }
+        }
+
+        impl Profile {
+            /// Sets a key. Returns None if there is no such key, and what was expected if the value is wrong.
+            fn put(&mut self, key: &str, value: &str) -> Option<Result<(), &'static str>> {
+                match key {
+                    $($key => {
+                        let read: fn(&str) -> Option<$kind> = $read;
+                        Some(read(value).map(|read| self.$field = read).ok_or($expected))
+                    })+
+                    _ => None,
+                }
+            }
+
+            fn lines(&self) -> String {
+                let mut text = String::new();
+                $({
+                    let write: fn(&$kind) -> String = $write;
+                    text += &format!("{} = {}\n", $key, write(&self.$field));
+                })+
+                text
+            }
+        }
+    };
 }
 
-/// A validated profile.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Profile {
-    pub name: String,
-    pub gpus: u32,
-    pub memory: u64,
-    pub reserved: u64,
-    pub granularity: u64,
-    pub context_cost: u64,
-    pub context_time_ns: u64,
-    pub module_cost: u64,
-    pub function_cost: u64,
-    pub nvml_pids: NvmlPids,
-    pub nvml_managed: Listed,
-    pub nvml_imports: Listed,
-    pub context_unowned: u64,
-    pub sms: u32,
-    pub compute_capability: (u32, u32),
-    pub driver_version: String,
-    pub cuda_version: (u32, u32),
-    pub pci: Vec<Pci>,
-    pub kernel_time_ns: u64,
-    pub slice_ns: u64,
-    pub switch_time_ns: u64,
-    pub event_stop_ns: u64,
-    pub late_events: bool,
-    pub clock: Clock,
-    pub faults: Vec<Fault>,
+profile! {
+    "name" name: String = "Software GPU H100-80GB".into(), |text| printable(text, 63), String::clone, "1 to 63 printable characters";
+    "gpus" gpus: u32 = 2, |text| number(text, MAX_GPUS as u32), u32::to_string, "a number from 1 to 16";
+    "memory" memory: u64 = 80 << 30, |text| size(text).filter(|bytes| *bytes > 0), u64::to_string, "a size such as 80GiB";
+    "reserved" reserved: u64 = 512 << 20, size, u64::to_string, "a size such as 512MiB";
+    "granularity" granularity: u64 = 2 << 20, granule, u64::to_string, "a power of two from 4KiB to 1GiB";
+    "context_cost" context_cost: u64 = 0, size, u64::to_string, "a size such as 500MiB";
+    "context_time" context_time_ns: u64 = 0, duration_ns, ns, "a time up to 60s";
+    "module_cost" module_cost: u64 = 0, size, u64::to_string, "a size such as 6MiB";
+    "function_cost" function_cost: u64 = 0, size, u64::to_string, "a size such as 2MiB";
+    "nvml_pids" nvml_pids: NvmlPids = NvmlPids::Own, NvmlPids::from_name, NvmlPids::name, "own, host or none";
+    "nvml_managed" nvml_managed: bool = false, yes_or_no, word, "yes or no";
+    "nvml_imports" nvml_imports: bool = false, yes_or_no, word, "yes or no";
+    "context_unowned" context_unowned: u64 = 0, size, u64::to_string, "a size such as 64MiB";
+    "sms" sms: u32 = 132, |text| number(text, 1024), u32::to_string, "a number from 1 to 1024";
+    "compute_capability" compute_capability: (u32, u32) = (9, 0), dotted, with_dot, "major.minor, such as 9.0";
+    "driver_version" driver_version: String = "550.163.01".into(), |text| printable(text, 79), String::clone, "a version such as 550.163.01";
+    "cuda_version" cuda_version: (u32, u32) = (12, 4), dotted, with_dot, "major.minor, such as 12.4";
+    "pci" pci: Vec<Pci> = Vec::new(), pci_list, |list| pci_text(list), "distinct addresses such as 0000:1b:00.0, 0000:43:00.0";
+    "kernel_time" kernel_time_ns: u64 = 5_000, |text| at_least(1, text), ns, "a time from 1ns to 60s";
+    // Shorter slices take longer to compute than to pass.
+    "slice" slice_ns: u64 = 2_000_000, |text| at_least(10_000, text), ns, "a time from 10us to 60s";
+    "switch_time" switch_time_ns: u64 = 100_000, duration_ns, ns, "a time up to 60s";
+    "event_stop" event_stop_ns: u64 = 0, duration_ns, ns, "a time up to 60s";
+    "late_events" late_events: bool = false, yes_or_no, word, "yes or no";
+    "clock" clock: Clock = Clock::Real, Clock::from_name, Clock::name, "real or virtual";
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -210,38 +221,6 @@ impl std::error::Error for ProfileError {}
 /// The most GPUs that one state holds.
 pub const MAX_GPUS: usize = 16;
 
-impl Default for Profile {
-    fn default() -> Self {
-        Self {
-            name: "Software GPU H100-80GB".into(),
-            gpus: 2,
-            memory: 80 << 30,
-            reserved: 512 << 20,
-            granularity: 2 << 20,
-            context_cost: 0,
-            context_time_ns: 0,
-            module_cost: 0,
-            function_cost: 0,
-            nvml_pids: NvmlPids::Own,
-            nvml_managed: Listed::No,
-            nvml_imports: Listed::No,
-            context_unowned: 0,
-            sms: 132,
-            compute_capability: (9, 0),
-            driver_version: "550.163.01".into(),
-            cuda_version: (12, 4),
-            pci: Vec::new(),
-            kernel_time_ns: 5_000,
-            slice_ns: 2_000_000,
-            switch_time_ns: 100_000,
-            event_stop_ns: 0,
-            late_events: false,
-            clock: Clock::Real,
-            faults: Vec::new(),
-        }
-    }
-}
-
 fn size(text: &str) -> Option<u64> {
     let (digits, shift) = [("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40)]
         .iter()
@@ -263,6 +242,39 @@ fn duration_ns(text: &str) -> Option<u64> {
         .ok()?
         .checked_mul(factor)
         .filter(|ns| *ns <= 60_000_000_000)
+}
+
+fn ns(time: &u64) -> String {
+    format!("{time}ns")
+}
+
+fn at_least(ns: u64, text: &str) -> Option<u64> {
+    duration_ns(text).filter(|time| *time >= ns)
+}
+
+fn granule(text: &str) -> Option<u64> {
+    let range = (4 << 10)..=(1 << 30);
+    size(text).filter(|bytes| bytes.is_power_of_two() && range.contains(bytes))
+}
+
+fn number(text: &str, most: u32) -> Option<u32> {
+    text.parse().ok().filter(|number| (1..=most).contains(number))
+}
+
+fn yes_or_no(text: &str) -> Option<bool> {
+    match text {
+        "yes" => Some(true),
+        "no" => Some(false),
+        _ => None,
+    }
+}
+
+fn word(value: &bool) -> String {
+    if *value { "yes" } else { "no" }.into()
+}
+
+fn with_dot((major, minor): &(u32, u32)) -> String {
+    format!("{major}.{minor}")
 }
 
 fn dotted(text: &str) -> Option<(u32, u32)> {
@@ -296,6 +308,11 @@ fn pci_list(text: &str) -> Option<Vec<Pci>> {
         .collect::<Option<_>>()?;
     let distinct = list.iter().enumerate().all(|(i, one)| !list[..i].contains(one));
     distinct.then_some(list)
+}
+
+fn pci_text(list: &[Pci]) -> String {
+    let list: Vec<String> = list.iter().map(Pci::to_string).collect();
+    list.join(", ")
 }
 
 fn fault(function: &str, text: &str) -> Option<Fault> {
@@ -346,97 +363,25 @@ impl Profile {
     }
 
     fn set(&mut self, line: usize, key: &str, value: &str) -> Result<(), ProfileError> {
-        fn put<T>(place: &mut T, parsed: Option<T>) -> bool {
-            parsed.map(|value| *place = value).is_some()
-        }
-        let positive = |bytes: &u64| *bytes > 0;
-        let (good, expected) = match key {
-            "name" => (
-                put(&mut self.name, printable(value, 63)),
-                "1 to 63 printable characters",
-            ),
-            "gpus" => {
-                let count = value.parse().ok().filter(|n| (1..=MAX_GPUS as u32).contains(n));
-                (put(&mut self.gpus, count), "a number from 1 to 16")
-            }
-            "memory" => (
-                put(&mut self.memory, size(value).filter(positive)),
-                "a size such as 80GiB",
-            ),
-            "reserved" => (put(&mut self.reserved, size(value)), "a size such as 512MiB"),
-            "granularity" => {
-                let range = (4 << 10)..=(1 << 30);
-                let good = size(value).filter(|b| b.is_power_of_two() && range.contains(b));
-                (put(&mut self.granularity, good), "a power of two from 4KiB to 1GiB")
-            }
-            "context_cost" => (put(&mut self.context_cost, size(value)), "a size such as 500MiB"),
-            "context_time" => (put(&mut self.context_time_ns, duration_ns(value)), "a time up to 60s"),
-            "function_cost" => (put(&mut self.function_cost, size(value)), "a size such as 2MiB"),
-            "module_cost" => (put(&mut self.module_cost, size(value)), "a size such as 6MiB"),
-            "nvml_pids" => (
-                put(&mut self.nvml_pids, NvmlPids::from_name(value)),
-                "own, host or none",
-            ),
-            "nvml_managed" => (put(&mut self.nvml_managed, Listed::from_name(value)), "yes or no"),
-            "nvml_imports" => (put(&mut self.nvml_imports, Listed::from_name(value)), "yes or no"),
-            "context_unowned" => (put(&mut self.context_unowned, size(value)), "a size such as 64MiB"),
-            "sms" => {
-                let count = value.parse().ok().filter(|n| (1..=1024).contains(n));
-                (put(&mut self.sms, count), "a number from 1 to 1024")
-            }
-            "compute_capability" => (
-                put(&mut self.compute_capability, dotted(value)),
-                "major.minor, such as 9.0",
-            ),
-            "driver_version" => (
-                put(&mut self.driver_version, printable(value, 79)),
-                "a version such as 550.163.01",
-            ),
-            "cuda_version" => (put(&mut self.cuda_version, dotted(value)), "major.minor, such as 12.4"),
-            "pci" => (
-                put(&mut self.pci, pci_list(value)),
-                "distinct addresses such as 0000:1b:00.0, 0000:43:00.0",
-            ),
-            "kernel_time" => (
-                put(&mut self.kernel_time_ns, duration_ns(value).filter(positive)),
-                "a time from 1ns to 60s",
-            ),
-            "slice" => (
-                // Shorter ones take longer to compute than to pass.
-                put(&mut self.slice_ns, duration_ns(value).filter(|ns| *ns >= 10_000)),
-                "a time from 10us to 60s",
-            ),
-            "clock" => (put(&mut self.clock, Clock::from_name(value)), "real or virtual"),
-            "switch_time" => (put(&mut self.switch_time_ns, duration_ns(value)), "a time up to 60s"),
-            "event_stop" => (put(&mut self.event_stop_ns, duration_ns(value)), "a time up to 60s"),
-            "late_events" => {
-                let given = Listed::from_name(value).map(|given| given == Listed::Yes);
-                (put(&mut self.late_events, given), "yes or no")
-            }
-            _ => match key
-                .strip_prefix("fail.")
-                .filter(|name| name.starts_with("cu") || name.starts_with("nvml"))
-            {
-                Some(function) => match fault(function, value) {
-                    Some(fault) => {
-                        self.faults.push(fault);
-                        (true, "")
-                    }
-                    None => (false, "CODE [after N] [every M]"),
-                },
-                None => return Err(ProfileError::Unknown { line, key: key.into() }),
-            },
-        };
-        if good {
-            Ok(())
-        } else {
-            Err(ProfileError::Value {
+        let put = self.put(key, value).or_else(|| self.put_fault(key, value));
+        let key = key.to_owned();
+        match put {
+            Some(Ok(())) => Ok(()),
+            None => Err(ProfileError::Unknown { line, key }),
+            Some(Err(expected)) => Err(ProfileError::Value {
                 line,
-                key: key.into(),
+                key,
                 value: value.into(),
                 expected,
-            })
+            }),
         }
+    }
+
+    fn put_fault(&mut self, key: &str, value: &str) -> Option<Result<(), &'static str>> {
+        let is_function = |name: &&str| name.starts_with("cu") || name.starts_with("nvml");
+        let function = key.strip_prefix("fail.").filter(is_function)?;
+        let fault = fault(function, value).map(|fault| self.faults.push(fault));
+        Some(fault.ok_or("CODE [after N] [every M]"))
     }
 
     fn complete(mut self) -> Result<Self, ProfileError> {
@@ -476,47 +421,16 @@ impl Profile {
             &mut self.context_cost,
             &mut self.context_unowned,
             &mut self.function_cost,
+            &mut self.module_cost,
         ] {
             *cost = cost.next_multiple_of(self.granularity);
         }
-        self.module_cost = self.module_cost.next_multiple_of(self.granularity);
         Ok(self)
     }
 
     /// The profile as text that `parse` reads back to the same value: what a state folder keeps.
     pub fn to_text(&self) -> String {
-        let pci: Vec<String> = self.pci.iter().map(Pci::to_string).collect();
-        let mut text = format!(
-            "name = {}\ngpus = {}\nmemory = {}\nreserved = {}\ngranularity = {}\ncontext_cost = {}\ncontext_time = {}ns\nmodule_cost = {}\nfunction_cost = {}\nnvml_pids = {}\nnvml_managed = {}\nnvml_imports = {}\ncontext_unowned = {}\nsms = {}\n\
-             compute_capability = {}.{}\ndriver_version = {}\ncuda_version = {}.{}\npci = {}\nkernel_time = {}ns\n\
-             slice = {}ns\nswitch_time = {}ns\nevent_stop = {}ns\nlate_events = {}\nclock = {}\n",
-            self.name,
-            self.gpus,
-            self.memory,
-            self.reserved,
-            self.granularity,
-            self.context_cost,
-            self.context_time_ns,
-            self.module_cost,
-            self.function_cost,
-            self.nvml_pids.name(),
-            self.nvml_managed.name(),
-            self.nvml_imports.name(),
-            self.context_unowned,
-            self.sms,
-            self.compute_capability.0,
-            self.compute_capability.1,
-            self.driver_version,
-            self.cuda_version.0,
-            self.cuda_version.1,
-            pci.join(", "),
-            self.kernel_time_ns,
-            self.slice_ns,
-            self.switch_time_ns,
-            self.event_stop_ns,
-            if self.late_events { Listed::Yes } else { Listed::No }.name(),
-            self.clock.name()
-        );
+        let mut text = self.lines();
         for Fault {
             function,
             code,

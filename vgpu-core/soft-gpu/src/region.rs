@@ -117,7 +117,7 @@ impl Region {
     }
 }
 
-/// The folder's own: for programs whose environment names none, such as those of pods.
+/// Reads the folder's own profile, for programs whose environment names none, such as those of pods.
 fn default_profile(dir: &Path) -> io::Result<Profile> {
     let text = match fs::read_to_string(dir.join("profile")) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
@@ -175,7 +175,7 @@ fn prepare_procs(dir: &Path) -> io::Result<()> {
     }
 }
 
-/// Under the folder's lock.
+/// Writes a new state. Only under the folder's lock.
 fn write_new(dir: &Path, profile: &Profile) -> io::Result<()> {
     let text = profile.to_text();
     let aside = dir.join(format!("gpus.{}.new", std::process::id()));
@@ -197,9 +197,9 @@ fn write_new(dir: &Path, profile: &Profile) -> io::Result<()> {
     fs::rename(&aside, dir.join("gpus"))
 }
 
-/// UUIDs that depend on the machine and the folder alone, so that they outlive the state; the first four bytes
-/// differ too, because names are made of them. A container has not the machine's `/etc/machine-id`: a file of that
-/// name in the folder goes before it.
+/// UUIDs that depend on the machine and the folder alone, so that they outlive the state; the first four bytes differ
+/// too, because names are made of them. A container does not have the machine's `/etc/machine-id`, so a file of that
+/// name in the folder is preferred.
 fn uuids(dir: &Path) -> Vec<[u8; 16]> {
     let files = [dir.join("machine-id"), "/etc/machine-id".into()];
     let machine = files.iter().find_map(|file| fs::read(file).ok()).unwrap_or_default();

@@ -6,9 +6,11 @@
 //! burial is resumed.
 
 use std::path::PathBuf;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
+
+use crate::lock;
 
 use crate::account::{Full, Held, MAX_PROCS};
 use crate::clock;
@@ -17,7 +19,7 @@ use crate::env::Config;
 use crate::error::Error;
 use crate::layout::{DEAD, FREE, LIVE, NVML_CALLS, PHASE_MASK, Proc, Shared};
 use crate::liveness::{Holders, Lock, PATIENCE, Pulse, pulse, take};
-use crate::profile::{Clock, Listed, Pci, Profile};
+use crate::profile::{Clock, Pci, Profile};
 use crate::region::Region;
 use crate::timeline::schedule::Pace;
 use crate::timeline::usage::WINDOW_NS;
@@ -41,7 +43,7 @@ pub struct Member {
     turns: Vec<Mutex<()>>,
     /// The same for its journal.
     pub(crate) journal: Mutex<()>,
-    /// For each queue, the latest end that this process was told, with `late_events`: what it knows it does not forget.
+    /// With `late_events`: for each queue, the latest end that this process was told of. That is never taken back.
     pub(crate) told: Vec<AtomicU64>,
 }
 
@@ -55,7 +57,7 @@ pub struct User {
     /// None: the reader's PID namespace cannot see it.
     pub pid: Option<u32>,
     pub bytes: u64,
-    /// What NVML lists for it, by the profile.
+    /// The bytes that NVML lists for it, by the profile.
     pub listed: u64,
     pub contexts: u32,
     /// Percent of the GPU's time in the last window.
@@ -70,7 +72,7 @@ pub struct Picture {
     pub users: Vec<User>,
 }
 
-/// How long other processes pause for a picture, doubled with each one that fails.
+/// How long other processes pause for a picture, doubled with each failed one.
 const STILL_NS: std::ops::Range<u64> = 100_000..20_000_000;
 
 pub fn now() -> u64 {
@@ -247,7 +249,7 @@ impl State {
         }
     }
 
-    /// Returns true to one of the processes that ask, and then to nobody for some time: it tests who has died.
+    /// Returns true to one of the processes that ask, and then to none for some time: that process tests who has died.
     pub(crate) fn may_watch(&self, pause: u64) -> bool {
         let (word, now) = (&self.shared.watched_at, now());
         let last = word.load(Ordering::Relaxed);
@@ -269,7 +271,7 @@ impl State {
         }
     }
 
-    /// The moment that it is for the GPUs.
+    /// The time on the GPUs' clock.
     pub fn now(&self) -> u64 {
         match self.profile.clock {
             Clock::Real => now(),
@@ -295,7 +297,7 @@ impl State {
             self.bury();
         }
         let units = self.snapshot(gpu);
-        // A process that died since does not count: its units may already belong to another one in the snapshot.
+        // A process that died since is left out: its units may already belong to another one in the snapshot.
         self.mark_dead(None, |_, _| true);
         let mut picture = Picture {
             used: 0,
@@ -437,7 +439,7 @@ impl Member {
     }
 
     fn turn(&self, gpu: usize) -> std::sync::MutexGuard<'_, ()> {
-        self.turns[gpu].lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.turns[gpu])
     }
 
     /// Pauses while another process takes a picture, for a bounded time, because that process may die.
@@ -485,7 +487,7 @@ impl Member {
             .change(self.place, delta, 0, state.held(gpu));
     }
 
-    /// Has NVML list so many units more for this process than it holds, or fewer.
+    /// Makes NVML list so many units more (or fewer) for this process than it holds.
     pub fn list_beside(&self, gpu: usize, units: i64) {
         let counter = &self.state.shared.procs[self.place].gpus[gpu].listed_beside;
         counter.fetch_add(units, Ordering::Relaxed);
@@ -493,14 +495,14 @@ impl Member {
 
     /// Counts units of managed memory, which were allocated before or are released after.
     pub fn managed(&self, gpu: usize, change: i64) {
-        if self.state.profile.nvml_managed == Listed::No {
+        if !self.state.profile.nvml_managed {
             self.list_beside(gpu, -change);
         }
     }
 
     /// Counts units of another process's memory, which this one has imported or closed.
     pub fn imported(&self, gpu: usize, change: i64) {
-        if self.state.profile.nvml_imports == Listed::Yes {
+        if self.state.profile.nvml_imports {
             self.list_beside(gpu, change);
         }
     }

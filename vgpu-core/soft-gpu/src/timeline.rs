@@ -37,13 +37,13 @@ pub fn open(words: Words<'_>, owner: Owner) -> Option<usize> {
     Some(queue)
 }
 
-/// Gives a queue back. What is in it counts as done, without its time. Whoever wants it at a moment advances first.
+/// Gives a queue back. Its work is done from now on, without its time. To close it at a moment, advance first.
 pub fn close(words: Words<'_>, journal: usize, queue: usize) {
     loop {
         let quiet = words.quiet();
         let (word, place) = (words.owners[queue].load(Acquire), &words.queues[queue]);
         let [pushed, done, executed] = [&place.pushed, &place.done, &place.executed].map(|word| word.load(Acquire));
-        // Ends of what has begun stay behind the clock, so that none recurs.
+        // The clock moves past the ends of what has begun, so that none recurs.
         let begun = (done..pushed).map(|number| (number, place.entry(number)));
         let begun = begun.filter(|(number, entry)| entry.stage.load(Acquire) == stage::begun(*number));
         let end = begun
@@ -52,7 +52,7 @@ pub fn close(words: Words<'_>, journal: usize, queue: usize) {
         let list = [
             (Name::Executed { queue }, executed, end),
             (Name::Done { queue }, done, pushed),
-            // Last, because from then on it can be another one's.
+            // Last, because from then on the queue can have another owner.
             (Name::Owner { queue }, word, owner::next(word, None)),
         ];
         let changes = list.map(|(name, old, new)| Change { name, old, new });
@@ -94,7 +94,7 @@ pub fn busy_in_window(words: Words<'_>, pace: Pace, users: &[(usize, usize)], no
         if !words.is_still(quiet) {
             continue;
         }
-        // A window that begins after the last advance is reached on the way.
+        // Windows that begin after the last advance: the schedule passes their begins on its way to `now`.
         let mut order: Vec<usize> = (0..users.len()).filter(|user| begun[*user].0 > from).collect();
         order.sort_by_key(|user| begun[*user].0);
         for user in order {
@@ -125,7 +125,7 @@ pub fn kernel_ns(blocks: u64, threads_per_block: u64, sms: u32, wave_ns: u64) ->
 /// The longest kernel that a name can ask for: an hour.
 const LONGEST_US: u64 = 3_600_000_000;
 
-/// What a kernel takes of a GPU.
+/// The time and the part of a GPU that a kernel takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cost {
     pub ns: u64,
@@ -137,7 +137,7 @@ impl Cost {
     /// It takes no time.
     pub const NONE: Self = Self { ns: 0, width: WHOLE };
 
-    /// Of a kernel that fills the GPU.
+    /// The cost of a kernel that fills the GPU.
     pub fn whole(ns: u64) -> Self {
         Self { ns, width: WHOLE }
     }
@@ -149,7 +149,7 @@ impl Cost {
     }
 }
 
-/// What a kernel's name says of its cost; None: its arguments say it at each launch.
+/// The cost given by a kernel's name. None: the arguments of each launch give it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Named {
     pub ns: Option<u64>,

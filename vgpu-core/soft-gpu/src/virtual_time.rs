@@ -1,16 +1,16 @@
 //! Virtual time (profile: `clock = virtual`): it stands still while a thread computes, and jumps to the next moment that
 //! somebody waits for when all threads wait. So a machine's speed changes no figure of a program.
 //!
-//! A thread counts from its first launch, wait or sleep until its end. It waits in a synchronisation, in a launch into a
-//! full queue, and in `softGpuSleepUntil`. Everything else is computing, also a read of a pipe or a wait for another
+//! A thread takes part from its first launch, wait or sleep until its end. It waits in a synchronisation, in a launch into
+//! a full queue, and in `softGpuSleepUntil`. Everything else is computing, also a read of a pipe or a wait for another
 //! thread.
 //!
 //! How it fails:
 //! - A thread that has launched work and then waits for something else stops the time for all.
 //! - A process dies: its threads are taken out when it is buried, which waiters look for while the time stands still.
-//! - Two processes are not yet both at work: the first one's time passes. Who wants the same figures each time lets
-//!   them meet first.
-//! - More than WAITS threads of a process wait: the others count as computing until a place is free.
+//! - One of two processes is at work before the other: its time passes. For the same figures each time, let them meet
+//!   first.
+//! - More than WAITS threads of a process wait: the others are treated as computing until a place is free.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 
@@ -18,10 +18,10 @@ use crate::account::MAX_PROCS;
 
 /// How many threads of a process can wait at once.
 const WAITS: usize = 63;
-/// Where time begins: no moment is 0.
+/// The first moment of virtual time. It is not 0, because 0 means unset.
 const EPOCH: u64 = 1_000_000_000;
 
-/// What a process contributes.
+/// The waits of one process's threads.
 #[repr(C, align(64))]
 pub struct Threads {
     count: AtomicU64,
@@ -62,7 +62,7 @@ impl<const PLACES: usize> VirtualTime<PLACES> {
             .fetch_update(SeqCst, SeqCst, |count| count.checked_sub(1));
     }
 
-    /// A process has died.
+    /// Removes the threads of a process that has died.
     pub fn clear(&self, place: usize) {
         self.places[place].count.store(0, SeqCst);
         self.places[place].waits.iter().for_each(|wait| wait.store(0, SeqCst));
@@ -94,7 +94,7 @@ impl<const PLACES: usize> VirtualTime<PLACES> {
                 first = first.min(until);
             }
         }
-        // One whose moment has come is about to compute.
+        // A thread whose moment has come is about to compute.
         let is_next = threads == waiting && first > EPOCH.saturating_add(passed) && first != u64::MAX;
         // It fails if another thread has jumped: then what was read above may be old.
         let jumped = is_next

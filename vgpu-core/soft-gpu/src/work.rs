@@ -13,8 +13,10 @@
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
+
+use crate::lock;
 
 use crate::clock::{self, sleep_until, sleep_while};
 use crate::state::Member;
@@ -31,10 +33,10 @@ const NAP_NS: u64 = 10_000_000;
 /// One context's work on a GPU.
 pub struct Work {
     gpu: usize,
-    /// The queue's number + 1; 0: none. Apart from the tail, which a launch keeps locked while it waits.
+    /// The queue's number + 1; 0: none. Not in the tail, which a launch keeps locked while it waits.
     queue: AtomicUsize,
     is_closed: AtomicBool,
-    /// Its streams have run at once, or may: what takes no time waits for no other stream's work.
+    /// True if its streams have run at once, or may: then work that takes no time does not wait for other streams.
     is_concurrent: AtomicBool,
     tail: Mutex<Tail>,
 }
@@ -77,7 +79,7 @@ impl Work {
     }
 
     fn tail(&self) -> MutexGuard<'_, Tail> {
-        self.tail.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.tail)
     }
 
     /// Queues a kernel behind all that is queued in its lane, not to begin before `after` has ended. Waits while the
@@ -87,19 +89,19 @@ impl Work {
         self.push(member, &mut self.tail(), cost, lane, after)
     }
 
-    /// Whether work of its streams may run at once, so that what waits for another stream has to say so.
+    /// Returns true if work of its streams may run at the same time; a wait for another stream must then be explicit.
     #[inline]
     pub fn is_concurrent(&self) -> bool {
         self.is_concurrent.load(Ordering::Relaxed)
     }
 
-    /// Returns the width of what begins, which the queue has to know.
+    /// Returns the width of new work, and notes if it may run beside other work.
     #[inline]
     fn width(&self, cost: Cost) -> u32 {
         if cost.ns > 0 && cost.width < WHOLE {
             self.is_concurrent.store(true, Ordering::Relaxed);
         }
-        // Otherwise all goes one after the other.
+        // Otherwise all work runs one after the other.
         if cost.ns == 0 && self.is_concurrent() {
             0
         } else {
@@ -144,7 +146,7 @@ impl Work {
         entry.work.store(cost.ns, Ordering::Relaxed);
         entry.shape.store(Shape { width, lane }.pack(), Ordering::Relaxed);
         entry.after.store(after.map_or(0, Ticket::pack), Ordering::Relaxed);
-        // Release: who reads it as a stamp, because it was slow, sees that the moment has its own.
+        // Release: a slow process that reads this as a stamp also sees that the moment has its own.
         entry.when.store(member.state.now(), Ordering::Release);
         place.pushed.store(tail.pushed, Ordering::Release);
         Ok(ticket)
@@ -216,7 +218,7 @@ impl Work {
         }
     }
 
-    /// Whether work is queued that has not ended.
+    /// Returns true if queued work has not ended.
     fn is_pending(&self, member: &Member) -> bool {
         let Some(last) = self.last(member) else { return false };
         let done = &member.state.words().queues[last.queue].done;
@@ -228,9 +230,9 @@ impl Work {
         self.queue() == Some(ticket.queue)
     }
 
-    /// Returns the moment at which `last` has ended and the context is on the GPU. Without earlier work in any stream
-    /// that is the context's next turn, which an entry without work waits for. And the piece of work at whose end the
-    /// stream goes on, if that is not known to have come.
+    /// Records an event after `last`. Returns the moment at which `last` has ended and the context has the GPU, and the
+    /// work that the stream must wait for, if it may still be pending. If nothing is pending in any stream, an entry
+    /// without work is queued, and the moment is the context's next turn.
     pub fn record(
         &self,
         member: &Member,
@@ -265,9 +267,9 @@ impl Work {
         Ok((tail.moment(ticket), Some(ticket)))
     }
 
-    /// Ends the work of a context. What is queued is gone.
+    /// Ends the work of a context. Queued work is dropped.
     pub fn close(&self, member: &Member) {
-        // A launch that waits in a full queue sees it, and lets go of the tail.
+        // A launch that waits in a full queue sees this, and unlocks the tail.
         self.is_closed.store(true, Ordering::Release);
         let mut tail = self.tail();
         let Some(queue) = self.queue() else { return };
@@ -352,7 +354,7 @@ impl Moment {
 
 impl Member {
     fn journal(&self) -> MutexGuard<'_, ()> {
-        self.journal.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.journal)
     }
 
     /// Brings the schedule to now. If others with work have died, that work is taken off the GPUs.
@@ -424,11 +426,11 @@ impl Member {
         }
     }
 
-    /// With `late_events`, whether the context of a piece of work that has ended does not tell it yet.
+    /// With `late_events`: returns true if a piece of work has ended and its context does not tell it yet.
     fn hides(&self, ticket: Ticket) -> bool {
         let (words, told) = (self.state.words(), &self.told[ticket.queue]);
         if words.queues[ticket.queue].pushed.load(Ordering::Acquire) >= ticket.number + DEPTH {
-            // Its place may be another one's, so it ended long ago.
+            // Its place may have other work by now, so it ended long ago.
             return false;
         }
         let stamp = ticket.stamp(words);

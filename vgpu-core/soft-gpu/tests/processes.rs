@@ -106,7 +106,7 @@ fn a_storm_of_kills_leaves_a_true_picture() {
         "0",
         "the whole GPU is free again"
     );
-    // A look that finds no moment at which all stand still takes each one's word, and says so.
+    // A look that finds no moment at which all stand still uses each process's own figure, and says so.
     let said = std::fs::read_to_string(&said).unwrap();
     assert!(!said.contains("no one picture"), "{said}");
     println!("{looks} looks, slowest {slowest:?}");

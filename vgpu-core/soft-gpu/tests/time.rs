@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use common::{Client, Folder, on_gpus, program, succeeds};
 
-/// So many times a kernel of so many microseconds takes, between two events.
+/// Returns the time between two events around kernels: `COUNTxMICROSECONDS` of them.
 fn timed(client: &mut Client, work: &str) -> u64 {
     elapsed(&client.say(&format!("timed:{work}")))
 }
@@ -27,11 +27,11 @@ fn about(us: u64, expected: u64, slack: u64) {
 
 const HOUR: &str = "3600000000";
 const HOUR_US: u64 = 3_600_000_000;
-/// 2 ms of work, 2 ms of another context's, and two switches, for each 2 ms.
+/// How long work takes beside another context: 2 ms of each in turn, and two switches.
 const fn beside_one(us: u64) -> u64 {
     us * 42 / 20
 }
-/// Where in a turn an event falls.
+/// One turn of both contexts: an event may be anywhere in it.
 const TURN: u64 = 4_200;
 
 #[test]
@@ -52,7 +52,7 @@ fn two_processes_with_work_get_half_each_by_events_and_by_nvml() {
     assert_eq!(clients[1].say(&format!("spin:{HOUR}")), "0");
     about(timed(&mut clients[0], "2000x100"), beside_one(200_000), TURN);
     assert_eq!(clients[0].say(&format!("spin:{HOUR}")), "0");
-    // Until the window has nothing else.
+    // Wait until the window has only the time of both.
     let end = Instant::now() + Duration::from_secs(60);
     loop {
         let line = clients[0].say("shares");
@@ -99,7 +99,7 @@ fn the_work_of_a_stopped_process_goes_on() {
     let mut stopped = Client::ready(&state.0);
     assert_eq!(stopped.say("begin:2000x200"), "0");
     stopped.signal("STOP");
-    // More than the stopped one has to do: it ends while nobody but the other one looks.
+    // Longer than the stopped client's work, which ends while only the other client looks.
     timed(&mut other, "2000x500");
     about(timed(&mut other, "2000x50"), 100_000, 20);
     stopped.signal("CONT");
@@ -241,13 +241,13 @@ fn in_virtual_time(state: &Folder, steps: &[&[&str]]) -> Vec<Vec<String>> {
     lines.collect()
 }
 
-/// A program that makes the calls of the driver that it is told, with a context, by virtual time.
+/// A program with a context that makes the given driver calls in virtual time.
 struct Caller {
     child: std::process::Child,
     lines: std::io::Lines<std::io::BufReader<std::process::ChildStdout>>,
 }
 
-/// In which slot of the caller the context, the module, an argument's memory and the end of a launch's list are.
+/// The caller's slots of the module, of an argument's memory, and of the events around a measurement.
 const MODULE: u32 = 1;
 const ARGUMENT: u32 = 2;
 const START: u32 = 10;
@@ -323,7 +323,7 @@ impl Caller {
         (f32::from_bits(bits as u32) * 1000.0).round() as u64
     }
 
-    /// Microseconds that it takes until all is done that `launches` queue.
+    /// Returns the microseconds until everything is done that `launches` queues.
     fn timed(&mut self, launches: impl FnOnce(&mut Self)) -> u64 {
         self.all(&["set 20 0"]);
         // Work of the whole GPU in front of it, so that all of it is queued before the GPU comes to it.
@@ -368,7 +368,7 @@ fn kernels_of_two_streams_run_at_once_if_both_fit_on_the_gpu() {
     }
 }
 
-/// Streams that run at once still wait for what they are told to.
+/// Concurrent streams still obey explicit waits.
 #[test]
 fn events_order_streams_whose_kernels_could_run_at_once() {
     let state = Folder::new("order");
@@ -436,7 +436,7 @@ fn a_kernels_arguments_say_how_long_it_takes() {
     }
     let took = caller.timed(|caller| (30..32).for_each(|stream| caller.launch(24, stream, "@2")));
     assert_eq!(took, 700);
-    // All of them in a buffer, as `extra` has it.
+    // All arguments in one buffer, passed through `extra`.
     caller.all(&["cuMemcpy @4 [300000,100] 16"]);
     let config = "0x100000001,0x2000000001,0x100000001,0";
     for list in ["1,@4,2,@3,0", "2,@3,1,@4,0"] {
@@ -508,7 +508,7 @@ fn arguments_are_read_when_a_graph_is_made_and_when_it_is_changed() {
     assert_eq!(launched(&mut caller), 400);
 }
 
-/// Ten kernels, between some of which events are recorded.
+/// Ten kernels with events recorded between some of them.
 #[test]
 fn a_stream_stops_at_each_event_if_the_profile_says_so() {
     for (stop, each) in [("0ns", 0), ("2us", 2)] {
@@ -578,7 +578,7 @@ fn a_context_that_is_switched_out_tells_late_if_the_profile_says_so() {
         assert_eq!(caller.clock(0), begin + idle, "{late}: when the wait is over");
         assert_eq!(caller.between(START, 14), idle, "{late}: and when it passed");
         assert_eq!(caller.say("cuEventQuery @13"), "0");
-        // What was told once stays told, also when the next slice is over.
+        // An event that was reported as passed stays passed, also after the next slice.
         caller.clock(begin + 6_500);
         assert_eq!(caller.say("cuEventQuery @13"), "0");
         assert_eq!(caller.between(START, 13), 1_000, "it passed in time");
@@ -612,6 +612,6 @@ fn virtual_time_passes_in_no_time_and_waits_for_no_dead_process() {
         &state,
         &[&[&format!("timed:{HOUR}"), "kill"], &[&format!("timed:{HOUR}x2")]],
     );
-    // An hour beside the other one, and an hour alone, as floats of milliseconds tell.
+    // An hour beside the other one, and an hour alone, as exact as floats of milliseconds are.
     about(elapsed(&lines[1][0]), beside_one(HOUR_US) + HOUR_US, 1_000_000);
 }

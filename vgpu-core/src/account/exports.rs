@@ -14,12 +14,13 @@ impl Account {
     /// it if an object is free then.
     pub fn export(&self, charge: &mut Charge, key: Key) {
         let is_known = |part: &Part| self.share(*part)?.exports(part.reservation, key);
-        // If the key finds a part already, it names the same memory as before, and older objects with it must stay.
+        // If the key already finds a part of this charge, it names the same memory as before. Its objects must stay
+        // visible.
         if !charge.parts().any(|part| is_known(part) == Some(true)) {
             self.hide(key);
         }
         for part in charge.parts_mut() {
-            // A part that is an object already stays one.
+            // A part that already is an object is left alone.
             let share = self.share(*part);
             if let Some(moved) = share.and_then(|share| share.export(part.reservation, part.bytes, key)) {
                 part.reservation = moved;
@@ -28,7 +29,7 @@ impl Account {
         self.notify();
     }
 
-    /// Hides everything that was exported before by `key` from later imports.
+    /// Hides all earlier exports by `key` from later imports.
     pub fn hide(&self, key: Key) {
         self.all().for_each(|share| share.hide(key));
     }
@@ -61,7 +62,7 @@ impl Account {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))] // The tests map files.
 mod tests {
     use super::*;
     use crate::ledger::{Kind, fresh};
@@ -69,7 +70,6 @@ mod tests {
     const SIZE: u64 = 32 << 20;
 
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn another_export_of_a_split_charge_moves_what_the_first_could_not() {
         let folder = tempfile::tempdir().expect("a folder");
         let share = |name| fresh::share(folder.path(), name, SIZE);

@@ -1,25 +1,25 @@
-//! Launches that go without asking: the law grants a few at a time, which are divided among the streams that were used
-//! lately. No lock, no clock, no system call, and no locked instruction.
+//! Launches that go without asking the law, which grants a few at a time. They are divided among the recently used streams.
+//! The launch path has no lock, no clock, no system call and no locked instruction.
 //!
 //! ```text
 //!  launch ─► its stream's place: passed < until? ─ yes ─► go, counted
-//!              └ no ─► the law, which takes back what is left and counts what has gone first   (super::Arbiter)
+//!              └ no ─► the law, which first withdraws the rest of the budget and counts its launches   (super::Arbiter)
 //! ```
 //!
-//! Who launches writes `passed` alone, who grants writes `until` alone, so neither undoes what the other has written.
+//! A launch writes only `passed` and a grant only `until`, so neither overwrites the other.
 //!
-//! How it fails: two threads that launch in one stream at the same moment may count one launch less, and a launch that
-//! goes while the budget is taken back is counted the next time.
+//! How it fails: of two threads that launch in one stream at the same moment, one launch may not be counted. A launch that
+//! goes while the budget is withdrawn is counted with the next withdrawal.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use crate::compute::limiter::Stream;
 
-/// Twice as many as streams are remembered ([`super::streams`]), so that few of them replace each other.
+/// Twice the number of streams that [`super::streams`] remembers, so that few of them collide.
 const PLACES: usize = 128;
 
-/// A stream that was not used in so many grants gets nothing of the next one.
+/// A stream that was not used during this many grants gets no part of the next one.
 const FORGOTTEN: u32 = 32;
 
 /// One stream's launches. The numbers wrap.
@@ -29,9 +29,9 @@ struct Place {
     stream: AtomicU64,
     passed: AtomicU32,
     until: AtomicU32,
-    /// Those of `passed` that are counted.
+    /// How many of `passed` were counted.
     counted: AtomicU32,
-    /// Grants since it was used.
+    /// Grants since its last use.
     idle: AtomicU32,
 }
 
@@ -70,7 +70,7 @@ impl Place {
 }
 
 impl Budget {
-    /// Returns true if a launch may go now. It is counted.
+    /// Returns true, and counts the launch, if it may go now.
     #[inline(always)]
     pub(super) fn take(&self, stream: Stream) -> bool {
         let Some(place) = self.place_of(stream) else {
@@ -84,13 +84,13 @@ impl Budget {
         true
     }
 
-    /// Takes back what is left, and hands out what has gone, by stream.
+    /// Withdraws the rest of the budget, and reports the launches that went within it by stream.
     pub(super) fn withdraw(&self, mut count: impl FnMut(Stream, u32)) {
         for place in self.used() {
             let passed = place.passed.load(Relaxed);
             place.until.store(passed, Relaxed);
             let launches = passed.wrapping_sub(place.counted.swap(passed, Relaxed)).cast_signed();
-            // Less than what was counted: a thread that was held up in `take` has written what it read before.
+            // Negative if a thread that was preempted in `take` has written an old value.
             if let Ok(launches @ 1..) = u32::try_from(launches) {
                 count(Stream(place.stream.load(Relaxed)), launches);
                 place.idle.store(0, Relaxed);
@@ -98,7 +98,7 @@ impl Budget {
         }
     }
 
-    /// Lets so many launches go: in this stream, and in those that were used lately.
+    /// Grants launches to this stream and to the recently used ones.
     pub(super) fn grant(&self, stream: Stream, launches: u32) {
         self.know(stream);
         let Some(asking) = self.place_of(stream) else { return };
@@ -117,7 +117,7 @@ impl Budget {
         asking.grant(left);
     }
 
-    /// Launches in this stream may go within the budget from now on.
+    /// Gives a stream a place in the budget.
     fn know(&self, stream: Stream) {
         if self.place_of(stream).is_some() {
             return;
@@ -134,7 +134,7 @@ impl Budget {
         self.used[place / 64].fetch_or(1 << (place % 64), Relaxed);
     }
 
-    /// The next launch in this stream asks.
+    /// Forgets a stream: its next launch asks the law.
     pub(super) fn forget(&self, stream: Stream) {
         if let Some(place) = self.place_of(stream) {
             place.stream.store(0, Relaxed);
@@ -156,7 +156,7 @@ impl Budget {
     #[inline(always)]
     fn place_of(&self, stream: Stream) -> Option<&Place> {
         let [first, second] = places_of(stream);
-        // Not by `map`, which is a call.
+        // `map` would be a function call.
         let (first, second) = (&self.places[first], &self.places[second]);
         if first.stream.load(Relaxed) == stream.0 {
             return Some(first);
@@ -229,7 +229,7 @@ mod tests {
         assert_eq!(counted(&budget), [(64, 2)]);
     }
 
-    /// 16 streams in turns ask once in as many launches as are granted, and get no more together.
+    /// 16 streams take turns: together they ask once for each 16 launches, and are never granted more.
     #[test]
     fn streams_that_are_used_share_the_budget() {
         let budget = Budget::default();

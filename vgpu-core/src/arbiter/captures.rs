@@ -1,5 +1,5 @@
-//! Counts streams that are being captured into graphs: a launch may be a node, which takes no GPU time, and calls of
-//! ours could end the capture.
+//! Counts captures of streams into graphs: during one, a launch may only add a node, which takes no GPU time, and our own
+//! calls could invalidate the capture.
 //!
 //! How it fails: a capture whose end is not seen keeps the count up. Each launch and each event then costs a question to
 //! the driver.
@@ -13,12 +13,12 @@ use crate::memory::driver::Streams;
 
 static UNDER_WAY: AtomicU32 = AtomicU32::new(0);
 
-/// A capture has begun.
+/// Notes that a capture has begun.
 pub fn begun() {
     UNDER_WAY.fetch_add(1, Relaxed);
 }
 
-/// One has ended.
+/// Notes that a capture has ended.
 pub fn ended() {
     let less = |count: u32| count.checked_sub(1);
     let _ = UNDER_WAY.fetch_update(Relaxed, Relaxed, less);
@@ -30,13 +30,13 @@ pub(super) fn may_be_under_way() -> bool {
     UNDER_WAY.load(Relaxed) != 0
 }
 
-/// While it lives, calls of this thread do not end a capture of another one.
+/// While this exists, calls of this thread do not invalidate captures of other threads.
 pub(super) struct Unharmful<'a, D: Streams> {
     driver: &'a D,
     before: c_int,
 }
 
-/// Returns a guard. Also where no capture is known: one may begin at any moment.
+/// Also used where no capture is known, because one may begin at any moment.
 pub(super) fn spare<D: Streams>(driver: &D) -> Unharmful<'_, D> {
     /// CU_STREAM_CAPTURE_MODE_RELAXED.
     const RELAXED: c_int = 2;

@@ -1,15 +1,15 @@
-//! Events of the driver, and when the GPU passed them in the time of CLOCK_MONOTONIC.
+//! Events of the driver, and when the GPU passed them, as times of CLOCK_MONOTONIC.
 //!
-//! The driver tells distances between events, and no times. So a base event is recorded in each context, and each event that
-//! is seen narrows down when the GPU passed the base: not later than that event was seen, less their distance, and not
-//! earlier than it was recorded, less the same. Of what is possible the latest moment counts, as the law wants it. A program
-//! that asks seldom would learn little that way, so a base that is recorded while nothing is in flight is watched until it is
-//! passed, and a later base counts from the one before it. The distance is a float of milliseconds, which gets coarse with
-//! time, and the GPU's clock drifts: the base is renewed.
+//! The driver reports distances between events, but no times. So each context has a base event, and each later event bounds
+//! the time at which the GPU passed the base: at most the time at which the event was seen minus their distance, at least the
+//! time at which it was recorded minus their distance. The latest possible time is used, as the law requires. A program that
+//! asks seldom would give poor bounds, so a base that is recorded while nothing is in flight is polled until the GPU passes
+//! it, and a later base is dated from the one before. The base is renewed, because the GPU's clock drifts and the distance is
+//! a float of milliseconds, whose precision falls as it grows.
 //!
-//! How it fails: an event that cannot be made or recorded is none. One that the driver does not answer for (its context has
-//! ended) counts as passed when it is asked for. Events are used again; those of a context that ended without us are
-//! forgotten.
+//! How it fails: a launch has no event if none can be created or recorded behind it. If the driver does not answer for
+//! an event because its context has ended, the event is taken as passed at that moment. Events are reused; those of a
+//! context that ended unseen are dropped.
 
 use crate::compute::{MS, Ns, US};
 use crate::memory::driver::{NOT_READY, SUCCESS, Streams};
@@ -18,16 +18,17 @@ use super::streams::Target;
 
 /// A base is renewed when it is older.
 const RENEWAL: Ns = 10_000 * MS;
-/// For so long a base is watched, and so often.
+/// How long a new base is polled.
 const WATCH: Ns = 30 * US;
+/// How often a base is recorded again if polling it took longer.
 const TRIES: u32 = 4;
-/// Events that a context keeps for later.
+/// Events that a context keeps for reuse.
 const SPARE: usize = 64;
 
 #[derive(Debug, Default)]
 pub(super) struct Events {
     contexts: Vec<Context>,
-    /// Those that were recorded and not released, by number.
+    /// Recorded and not released yet, by number.
     recorded: Vec<Event>,
     made: usize,
 }
@@ -38,7 +39,7 @@ struct Context {
     /// The newest is the last.
     bases: Vec<Base>,
     spare: Vec<usize>,
-    /// The driver may be ending it at the moment: its events are not used.
+    /// The driver may be destroying it, so its events are not used.
     is_ending: bool,
 }
 
@@ -46,14 +47,14 @@ struct Context {
 struct Base {
     event: usize,
     recorded: Ns,
-    /// When the GPU passed it, at the latest moment that is possible. None: nothing is known.
+    /// The latest time at which the GPU may have passed it. None: unknown.
     at: Option<Ns>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Event {
     number: usize,
-    /// 0: it has ended with its context.
+    /// 0: destroyed with its context.
     handle: usize,
     context: usize,
     base: usize,
@@ -62,7 +63,7 @@ struct Event {
 }
 
 impl Events {
-    /// Records an event behind what is in a stream. Returns its number. `is_idle`: nothing is in flight.
+    /// Records an event at the end of a stream and returns its number. `is_idle`: nothing is in flight.
     pub(super) fn record(
         &mut self,
         driver: &impl Streams,
@@ -99,7 +100,7 @@ impl Events {
             recorded: clock(),
             at: None,
         };
-        // The first calls of a process take long, and any thread may lose the CPU in between.
+        // The first calls of a process are slow, and the thread may lose the CPU in between.
         for _ in 0..if is_idle { TRIES } else { 0 } {
             let begun = clock();
             if !self.record_again(driver, target, base.event) {
@@ -114,7 +115,7 @@ impl Events {
         Some(base)
     }
 
-    /// Returns when the GPU passed an event. None: it has not, or its context is ending.
+    /// Returns when the GPU passed an event. None: not yet, or its context is ending.
     pub(super) fn passed(&mut self, driver: &impl Streams, number: usize, clock: impl Fn() -> Ns) -> Option<Ns> {
         let at = self.find(number)?;
         let event = self.recorded[at];
@@ -156,7 +157,7 @@ impl Events {
         (latest + distance).min(seen)
     }
 
-    /// Returns the distance of two events that were passed. None: nobody knows.
+    /// Returns the time between two passed events. None: unknown.
     pub(super) fn between(&self, driver: &impl Streams, front: usize, behind: usize) -> Option<Ns> {
         let handle = |number| {
             let event = &self.recorded[self.find(number)?];
@@ -165,7 +166,7 @@ impl Events {
         driver.elapsed(handle(front)?, handle(behind)?).ok()
     }
 
-    /// Keeps an event for later that nobody will ask for any more.
+    /// Keeps an event for reuse; nothing asks for it any more.
     pub(super) fn release(&mut self, driver: &impl Streams, number: usize) {
         let Some(at) = self.find(number) else { return };
         let event = self.recorded.swap_remove(at);
@@ -174,7 +175,7 @@ impl Events {
         };
         let recorded = &self.recorded;
         let context = &mut self.contexts[at];
-        // The newest is needed for the next event, and the one before it until the newest has a time.
+        // The newest base is needed for the next event, and the one before it until the newest has a time.
         let is_timed = context.bases.last().is_some_and(|base| base.at.is_some());
         let old = context.bases.len().saturating_sub(if is_timed { 1 } else { 2 });
         let is_over = |base: &mut Base| !recorded.iter().any(|event| event.base == base.event);
@@ -189,21 +190,21 @@ impl Events {
         }
     }
 
-    /// A context is about to end, and its events with it: they are left alone until [`Events::has_ended`].
+    /// Notes that a context is about to be destroyed. Its events are not used until [`Events::has_ended`].
     pub(super) fn ends(&mut self, context: usize) {
         if let Some(known) = self.contexts.iter_mut().find(|known| known.handle == context) {
             known.is_ending = true;
         }
     }
 
-    /// It goes on: the driver has refused to end it, or something else still uses it.
+    /// Notes that the context stays: the driver refused to destroy it, or it still has another user.
     pub(super) fn lives(&mut self, context: usize) {
         if let Some(known) = self.contexts.iter_mut().find(|known| known.handle == context) {
             known.is_ending = false;
         }
     }
 
-    /// It has ended, and its events with it, all of which count as passed now.
+    /// Notes that the context was destroyed. All of its events are taken as passed now.
     pub(super) fn has_ended(&mut self, context: usize, now: Ns) {
         self.lose(context);
         for event in self.recorded.iter_mut().filter(|event| event.context == context) {
@@ -256,13 +257,13 @@ impl Events {
         &mut self.contexts[at]
     }
 
-    /// A context's events do not answer: it has ended without us, and they with it.
+    /// Drops a context whose events do not answer: it was destroyed unseen, together with them.
     fn lose(&mut self, context: usize) {
         self.contexts.retain(|known| known.handle != context);
     }
 }
 
-/// Asks for an event until it was passed, from `begun` on for a moment. Returns when that was seen.
+/// Polls an event for a moment from `begun` on. Returns when it was seen to have passed.
 fn watched(driver: &impl Streams, event: usize, begun: Ns, clock: impl Fn() -> Ns) -> Option<Ns> {
     loop {
         let code = driver.query_event(event);
@@ -306,7 +307,7 @@ mod tests {
         events.record(driver, &TARGET, false, || now).expect("recorded")
     }
 
-    /// The base is passed 100 us after it was recorded. Each event that is seen narrows down when.
+    /// The base is passed 100 us after it was recorded. Each event that is seen bounds this time more closely.
     #[test]
     fn times_are_the_latest_that_are_possible() {
         let (driver, mut events) = (Fake::default(), Events::default());

@@ -1,4 +1,4 @@
-//! A driver whose events a test reaches.
+//! A driver for tests, in which a test says when the GPU has passed an event.
 
 use core::ffi::c_int;
 use std::cell::RefCell;
@@ -17,7 +17,7 @@ pub(super) struct State {
     made: usize,
     /// Every call that takes an event or a stream fails.
     pub(super) is_gone: bool,
-    /// The current context, if it is another one than [`CONTEXT`].
+    /// The current context, if it is not [`CONTEXT`].
     pub(super) current: Option<usize>,
     /// Events that were recorded, with their streams.
     pub(super) recorded: Vec<(usize, usize)>,
@@ -27,7 +27,7 @@ pub(super) struct State {
 pub(super) struct Fake(pub(super) RefCell<State>);
 
 impl Fake {
-    /// The GPU reaches the nth recorded event.
+    /// Makes the GPU reach the nth recorded event.
     pub(super) fn reach(&self, nth: usize, at: Ns) {
         let mut state = self.0.borrow_mut();
         let event = state.recorded[nth].0;

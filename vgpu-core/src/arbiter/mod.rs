@@ -4,16 +4,16 @@
 //!  launch ─► budget? ─ yes ───────────────────────────────► driver
 //!              └ no ─► law: go? ─ no ─► sleep on the page of the share that has its turn, and ask again
 //!                        └ yes ─► driver ─► law: an event behind it, if one is due ─► budget
-//!  wait   ─► driver ─► law: what it waited for has ended, and is charged; others are woken
+//!  wait   ─► driver ─► law: charges the work that has ended, and wakes others
 //! ```
 //!
-//! `crate::compute` decides; here are the pages, events, locks and sleeps. No lock is held in a call of the program's
-//! or in a sleep, but for the call that begins a capture: no event of ours may fall into one.
+//! `crate::compute` decides; this module has the pages, events, locks and sleeps. No lock is held during a call of the
+//! program or a sleep, except during the call that begins a capture, because a capture must not record our events.
 //!
-//! How it fails: without pages a share is held to its `cores` by a page of its own ([`pages`]). Launches behind which no event
-//! can be recorded end by the clock. A thread that jumps out of a launch leaves nothing locked. One that a signal
-//! handler jumps out of here keeps the lock: launches of other threads wait for ever, and its own go unmeasured. A fork child
-//! makes all of this anew.
+//! How it fails: without pages a share is limited to its `cores` by a page of its own ([`pages`]). Launches without an event are
+//! assumed to end after a while. A thread that jumps out of a launch leaves nothing locked. If a signal handler jumps out of
+//! this module, the lock stays taken: launches of other threads never return, and those of this thread are not measured. A
+//! fork child starts with an empty state.
 
 mod budget;
 mod captures;
@@ -59,13 +59,14 @@ use streams::{Known, PER_THREAD, Target, stream_of};
 
 /// How often NVML is asked for other processes on the GPU.
 const NEIGHBOURS: Ns = 1000 * MS;
-/// After so many sleeps in one wait that a changed word has ended at once, the word says nothing: its share may change it all
-/// the time.
+/// If this many sleeps of one wait end at once because the word had changed, the word is ignored: a share may change
+/// its word all the time.
 const HASTY: u32 = 16;
-/// A sleep that ended before this ended at once, and how long sleeps without a word are then at most.
+/// A sleep shorter than this is taken to have ended at once.
 const AT_ONCE: Duration = Duration::from_micros(50);
+/// The longest sleep once the word is ignored.
 const WITHOUT_WORD: Duration = Duration::from_micros(500);
-/// Copies of the others' pages that are older are made anew before a wait's work is charged.
+/// Older copies of the other shares' pages are refreshed before the work of a wait is charged.
 const LOOK: Ns = MS;
 
 /// The process in which the arbiter works.
@@ -76,20 +77,20 @@ pub trait Process {
     fn holds_elsewhere(&self, now: Ns) -> bool;
     /// Returns true if other processes use the GPU, as far as can be known.
     fn has_neighbours(&self) -> bool;
-    /// It launches for the first time: the driver is initialised.
+    /// Called before the first launch, when the driver is initialised.
     fn starts(&self);
-    /// Calls `nap`, in which this thread sleeps.
+    /// Calls `nap`, during which this thread sleeps.
     fn asleep(&self, nap: impl FnOnce());
 }
 
 /// The work for which the program waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// For the work of one stream.
+    /// Covers the work of one stream.
     Stream(usize),
-    /// For the work of some streams; nobody knows which.
+    /// Covers the work of some unknown streams.
     Some,
-    /// For all work of a context. None: of the current one.
+    /// Covers all work of a context; None is the current one.
     Context(Option<usize>),
 }
 
@@ -97,16 +98,16 @@ pub enum Scope {
 #[derive(Debug)]
 pub struct Arbiter {
     budget: Budget,
-    /// There may be work that is not measured yet.
+    /// There may be work that has not been measured yet.
     is_busy: AtomicBool,
     /// Something was launched.
     is_used: AtomicBool,
-    /// Some in a container of HAMi that is limited only while others use the GPU.
+    /// Set in a HAMi container that is limited only while other processes use the GPU.
     neighbours: Option<Neighbours>,
     inner: Reentrant<Inner>,
 }
 
-/// Whether other processes use the GPU, as of the last look.
+/// Whether other processes used the GPU when NVML was last asked.
 #[derive(Debug, Default)]
 struct Neighbours {
     looked: AtomicU64,
@@ -120,7 +121,7 @@ struct Inner {
     events: Events,
     streams: Known,
     owner: Owner,
-    /// When the others' pages were copied the last time.
+    /// When the other shares' pages were last copied.
     looked: Ns,
 }
 
@@ -128,7 +129,7 @@ struct Inner {
 struct Question {
     /// When it asked for the first time.
     asked: Ns,
-    /// Nobody else uses the GPU, and so nothing is limited.
+    /// No other process uses the GPU, so nothing is limited.
     is_free: bool,
     /// The share holds a turn on another GPU.
     sibling: bool,
@@ -143,7 +144,7 @@ struct Nap {
     reason: Wait,
 }
 
-/// Returns the entry of a share by its limits file, which counts until the node's page is read. None: it is not limited.
+/// Returns the entry of a share from its limits file, used until the node's page is read. None: the share is not limited.
 fn entitled(limits: &Limits) -> Option<Entry> {
     let holder = Holder {
         slot: 0,
@@ -158,8 +159,8 @@ fn entitled(limits: &Limits) -> Option<Entry> {
 }
 
 impl Arbiter {
-    /// Returns the arbiter of a share whose pages lie in `folder`. None: its time is not limited. With the reason if its
-    /// pages cannot be used.
+    /// Returns the arbiter of a share whose pages are in `folder`, and an error if its pages cannot be used. No
+    /// arbiter: its time is not limited.
     #[must_use]
     pub fn open(folder: &Path, limits: &Limits) -> (Option<Self>, Option<PagesError>) {
         let Some(entry) = entitled(limits) else {
@@ -183,9 +184,9 @@ impl Arbiter {
         }
     }
 
-    /// Returns the arbiter of a share that knows nothing of others: it is held to its `cores`, or only while others use
-    /// the GPU. Its processes share one account in `folder`, if they can write to it. None: it has no `cores`, or is not
-    /// limited.
+    /// Returns the arbiter of a share that cannot see other shares: it is limited to its `cores`, always or only while other
+    /// processes use the GPU. Its processes share one account in `folder`, if they can write to it. None: the share has no
+    /// `cores`, or is not limited.
     #[must_use]
     pub fn alone(folder: Option<&Path>, limits: &Limits, only_beside_others: bool) -> Option<Self> {
         let mut entry = entitled(limits).filter(|_| limits.cores > 0)?;
@@ -211,21 +212,21 @@ impl Arbiter {
         }
     }
 
-    /// Waits until a launch in a stream may go. Returns true if [`Arbiter::launched`] is to be told of it. Handles of `_ptsz`
-    /// names: [`per_thread`].
+    /// Waits until a launch in a stream may go. Returns true if the caller must then call [`Arbiter::launched`]. Handles of
+    /// `_ptsz` names: [`per_thread`].
     #[inline(always)]
     #[must_use]
     pub fn begin(&self, process: &impl Process, handle: usize) -> bool {
         !self.is_granted(handle) && self.admit(process, handle)
     }
 
-    /// Returns true if a launch in a stream may go at once. It is counted then.
+    /// Returns true, and counts the launch, if it may go at once.
     #[inline(always)]
     pub fn is_granted(&self, handle: usize) -> bool {
         !captures::may_be_under_way() && self.budget.take(stream_of(handle))
     }
 
-    /// Waits until the launch may go. Returns false if it is none: it becomes a node of a graph.
+    /// Waits until the launch may go. Returns false if it becomes a node of a graph instead of running.
     #[cold]
     fn admit(&self, process: &impl Process, handle: usize) -> bool {
         let _kept = errno::keep();
@@ -266,19 +267,19 @@ impl Arbiter {
         }
     }
 
-    /// The launch was made.
+    /// Notes that the launch was made.
     #[cold]
     pub fn launched(&self, process: &impl Process, handle: usize, result: c_int) {
         let _kept = errno::keep();
         let driver = process.driver();
         self.with(driver, |inner| {
             inner.launched(&self.budget, driver, handle, result == SUCCESS);
-            // A wait of another thread may have cleared it since this launch asked.
+            // A wait of another thread may have cleared the flag since this launch asked.
             self.is_busy.store(true, Relaxed);
         });
     }
 
-    /// The program is about to wait. Returns what [`Arbiter::after_wait`] takes, if there is anything to wait for.
+    /// Notes the begin of a wait. Returns what [`Arbiter::after_wait`] takes, if there is anything to wait for.
     pub fn before_wait(&self, process: &impl Process, scope: Scope) -> Option<Waiting> {
         if !self.is_busy.load(Relaxed) {
             return None;
@@ -291,7 +292,7 @@ impl Arbiter {
         })
     }
 
-    /// Its wait has returned.
+    /// Notes that the program's wait has returned.
     pub fn after_wait(&self, process: &impl Process, wait: Waiting) {
         let driver = process.driver();
         self.has_ended(driver, |inner| {
@@ -299,16 +300,22 @@ impl Arbiter {
         });
     }
 
-    /// The program has asked the driver, and what it asked for has ended.
-    pub fn found_done(&self, process: &impl Process, scope: Scope) {
+    /// Notes that the program asks whether work has ended, without waiting for it. `has_ended` asks the driver after
+    /// the launches up to now were counted; another thread's launch in between is not included.
+    pub fn question(&self, process: &impl Process, scope: Scope, has_ended: impl FnOnce() -> bool) {
         if !self.is_busy.load(Relaxed) {
             return;
         }
         let driver = process.driver();
-        self.has_ended(driver, |inner| {
+        let question = self.with(driver, |inner| {
             let scope = inner.scope_of(driver, scope);
-            inner.law(&self.budget, driver, |limiter, call| limiter.found_done(call, scope));
+            inner.law(&self.budget, driver, |limiter, call| limiter.waiting_for(call, scope))
         });
+        if let Some(question) = question.filter(|_| has_ended()) {
+            self.has_ended(driver, |inner| {
+                inner.law(&self.budget, driver, |limiter, call| limiter.found_done(call, question));
+            });
+        }
     }
 
     fn has_ended(&self, driver: &impl Streams, report: impl FnOnce(&mut Inner)) {
@@ -320,24 +327,24 @@ impl Arbiter {
         });
     }
 
-    /// Makes a call of the program's in which no event of ours may be recorded: it begins a capture.
+    /// Makes a call of the program that begins a capture, during which no event of ours may be recorded.
     pub fn without_events<T>(&self, call: impl FnOnce() -> T) -> T {
         let _entered = self.inner.lock_unless_within();
         call()
     }
 
-    /// A context is about to end: its events are left alone until [`Arbiter::has_forgotten`].
+    /// Prepares for the end of a context: its events are not used until [`Arbiter::has_forgotten`].
     pub fn forget(&self, process: &impl Process, context: usize) {
         let _kept = errno::keep();
         let driver = process.driver();
         self.with(driver, |inner| {
-            // What has ended is charged for what it took: afterwards nobody can tell.
+            // Ended work is charged by its events now, because they end with the context.
             inner.law(&self.budget, driver, Limiter::see_ended);
             inner.events.ends(context);
         });
     }
 
-    /// It has ended, and what was in it is charged until now; or it goes on.
+    /// Charges the work of the context until now, because it has ended; or the driver refused to end it.
     pub fn has_forgotten(&self, process: &impl Process, context: usize, has_ended: bool) {
         let _kept = errno::keep();
         let driver = process.driver();
@@ -350,7 +357,7 @@ impl Arbiter {
         });
     }
 
-    /// A stream is about to be destroyed: no event can be recorded in it any more.
+    /// Prepares for the end of a stream: no event can be recorded in it any more.
     pub fn forget_stream(&self, process: &impl Process, handle: usize) {
         let stream = stream_of(handle);
         if is_of_a_context(handle) {
@@ -367,14 +374,14 @@ impl Arbiter {
         });
     }
 
-    /// The process ends by itself. Where the driver answers with an error, the time until now counts.
+    /// Charges the work in flight, because the process exits: until now if its events no longer answer.
     pub fn end(&self, process: &impl Process) {
         let Some(inner) = self.inner.try_lock() else { return };
         let inner = &mut *inner.borrow_mut();
         inner.law(&self.budget, process.driver(), Limiter::exit);
     }
 
-    /// Returns true if this process's share holds a turn here.
+    /// Returns true if the share of this process has a turn on this GPU at `now`.
     #[must_use]
     pub fn holds_turn(&self, now: Ns) -> bool {
         self.inner
@@ -382,8 +389,8 @@ impl Arbiter {
             .is_some_and(|inner| inner.borrow().pages.own().turn.ends.load(Relaxed) > now)
     }
 
-    /// None: this thread is inside a call of ours already, which has called the driver, and that the program. What it
-    /// launches there goes and is measured with the outer launch.
+    /// Returns None if this thread is already inside one of our calls, from which the driver called back into the
+    /// program. Launches in such a call go at once, and are measured with the outer one.
     fn with<T>(&self, driver: &impl Streams, act: impl FnOnce(&mut Inner) -> T) -> Option<T> {
         let inner: Entered<'_, Inner> = self.inner.lock_unless_within()?;
         let mut inner = inner.borrow_mut();
@@ -392,7 +399,7 @@ impl Arbiter {
     }
 }
 
-/// Returns the handle that a `_ptsz` function means by 0.
+/// Returns the handle that 0 means for a `_ptsz` function.
 #[must_use]
 pub fn per_thread(handle: usize) -> usize {
     if handle == 0 { PER_THREAD } else { handle }
@@ -427,7 +434,7 @@ impl Inner {
             return;
         }
         let more = self.law(budget, driver, |limiter, call| limiter.launched(call, target.stream));
-        // With several contexts, a default stream's handle does not say which one.
+        // With several contexts, the handle of a default stream does not identify the stream.
         if !target.is_of_current_context() || self.streams.has_one_context() {
             budget.grant(target.stream, more);
         } else {
@@ -455,7 +462,7 @@ impl Inner {
         self.law_of(budget, driver, false, act)
     }
 
-    /// Calls the law, with what has gone within the budget counted, and nothing left of it.
+    /// Calls the law, after counting the launches that went within the budget and withdrawing the rest of it.
     fn law_of<T>(
         &mut self,
         budget: &Budget,
@@ -491,7 +498,7 @@ impl Inner {
         result
     }
 
-    /// Copies what the others say, if the copy is older than this.
+    /// Copies the other shares' pages, if the copy is older than `age`.
     fn look(&mut self, age: Ns) {
         let now = monotonic_ns();
         if now.saturating_sub(self.looked) >= age {
@@ -500,7 +507,8 @@ impl Inner {
         }
     }
 
-    /// Returns what a wait is for, as the law has it. Of one context among several nobody knows which streams it has.
+    /// Returns the limiter's scope of a wait. With several contexts it is not known which streams belong to one, so such a wait is
+    /// for some streams.
     fn scope_of(&self, driver: &impl Streams, scope: Scope) -> limiter::Scope {
         let is_only = |context: Option<usize>| {
             let context = context.or_else(|| driver.current_context().ok());
@@ -523,7 +531,7 @@ impl Inner {
 }
 
 impl Neighbours {
-    /// Asks NVML, which may take long: not while a lock is held, and not often.
+    /// Asks NVML at most once a second, and never under a lock: the answer may take long.
     fn are_there(&self, process: &impl Process) -> bool {
         let (now, looked) = (monotonic_ns(), self.looked.load(Relaxed));
         if looked == 0 || now.saturating_sub(looked) >= NEIGHBOURS {
@@ -534,7 +542,7 @@ impl Neighbours {
     }
 }
 
-/// Returns the reason of a wait as the log and `vgpu run --report` have it.
+/// Returns the reason under which the log and `vgpu run --report` list a wait.
 fn reported(reason: Reason) -> Wait {
     match reason {
         Reason::Throttled => Wait::Budget,
@@ -552,7 +560,7 @@ impl Nap {
         self
     }
 
-    /// Returns true if a change of the word has ended it at once.
+    /// Returns true if the word had changed already, so that the sleep ended at once.
     fn sleep(self) -> bool {
         let begun = Instant::now();
         if self.spins {

@@ -1,4 +1,4 @@
-//! The name of this process in cells of its share's page, and whether the process of a name lives.
+//! The identity of this process in the cells of its share's page, and whether the process with an identity is alive.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -6,7 +6,7 @@ use vgpu_abi::arbitration::Cell;
 
 use crate::compute::{MS, Ns};
 
-/// A cell that says nothing for this long may be taken, where nobody can tell whether its process lives.
+/// A cell that was not renewed for this long may be taken if its process cannot be seen from here.
 const STALE: Ns = 60_000 * MS;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,8 +25,7 @@ impl Owner {
         libc::pid_t::try_from(self.0 & 0xffff_ffff).unwrap_or(0)
     }
 
-    /// Returns true if the process of this name, to which a cell belongs, is dead, or cannot be seen from `own` and says nothing
-    /// any more.
+    /// Returns true if the process that owns `cell` is dead, or cannot be seen from `own` and has stopped renewing the cell.
     pub(super) fn is_dead(self, own: Self, cell: &Cell, now: Ns) -> bool {
         if self.is_in_namespace_of(own) && self.pid() > 0 {
             return is_gone(self.pid());

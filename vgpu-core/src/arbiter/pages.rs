@@ -3,14 +3,13 @@
 //! ```text
 //!  <shares>/.arbitration/<GPU>/ node    read: what each slot is entitled to
 //!                               07      read and written: the own slot
-//!                               00..63  copied at each look: what the others say
+//!                               00..63  copied at each look: the other shares' state
 //! ```
 //!
-//! How it fails: a tenant can cut its own page at any moment. So others' pages are only copied (`os::peek`), and a page
-//! that cannot be copied takes no part. A share whose own page is cut loses its own processes, by SIGBUS, as with its
-//! ledger. Where copying is denied, nothing is known of the others: all processes of the share then keep to its part by
-//! their own page. Where the pages are missing or damaged, or where the clock is another one (a time namespace), each
-//! process has an account for itself.
+//! How it fails: a tenant can truncate its own page at any moment. So other shares' pages are only copied (`os::peek`), and a
+//! page that cannot be copied is left out. If a share truncates its own page, its own processes get SIGBUS, as with its
+//! ledger. Where copying is denied, the share cannot see the others: its processes keep to its `cores` by its own page. Where
+//! the pages are missing or damaged, or in a time namespace with another clock, each process keeps to the `cores` alone.
 #![allow(unsafe_code)] // Mapped files are seen as pages.
 
 use std::fmt;
@@ -31,13 +30,13 @@ use crate::os::peek::{self, Piece};
 use crate::os::pinned::Mapping;
 use crate::os::{file, fork, mount};
 
-/// The part of others' pages that is copied: all that turns are decided by.
+/// The part of a page that is copied: everything that decides about turns.
 const HEAD: usize = offset_of!(SlotPage, bucket);
-/// The remedy where the node's files are not as they should be.
+/// The remedy where the node's files are missing or damaged.
 const PREPARE: &str = "delete the pod so that it is prepared again, or end all its `vgpu run`";
-/// The page of processes that know nothing of others, beside their ledger.
+/// The page of processes that cannot see other shares, beside their ledger.
 const ALONE: &str = "time";
-/// How long after a failure another share's page is opened again.
+/// When another share's page is opened again after a failure.
 const RETRY: Ns = 1000 * MS;
 
 /// The pages of one GPU.
@@ -51,11 +50,11 @@ pub(super) struct OpenPages {
     folder: PathBuf,
 }
 
-/// What the node's page said at the last look.
+/// The node's page as of the last look.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seats {
     sequence: Option<u32>,
-    /// A bit for each other share that takes turns.
+    /// One bit for each other share that takes turns.
     others: u64,
     /// Slots from this one on are free.
     end: usize,
@@ -73,7 +72,7 @@ enum Node {
     Private(Box<NodePage>),
 }
 
-/// Another share's page: the file, and its copy of the last look.
+/// Another share's page: its mapping, and a copy as of the last look.
 #[derive(Debug, Default)]
 struct Other {
     mapping: Option<Mapping>,
@@ -93,7 +92,7 @@ pub enum PagesError {
 }
 
 impl OpenPages {
-    /// Opens the pages of a GPU in `folder`, of which `slot` is the own one.
+    /// Opens the pages of a GPU in `folder`. `slot` is this share's own.
     ///
     /// # Errors
     /// They cannot be used.
@@ -127,8 +126,8 @@ impl OpenPages {
         })
     }
 
-    /// The share's own page alone, where the others' cannot be copied: it is held to its part of the GPU's time by the
-    /// node's page, which is returned.
+    /// Opens only the share's own page, where the others cannot be copied: the share is limited to its `cores`. Also returns its
+    /// entry of the node's page.
     ///
     /// # Errors
     /// They cannot be used.
@@ -146,7 +145,8 @@ impl OpenPages {
         Ok((pages, entry))
     }
 
-    /// A page of no others' concern, entitled to `entry`: for all processes that can write to `folder`, or for this one.
+    /// A page that no other share sees, entitled to `entry`: shared by the processes that can write to `folder`, else for this
+    /// process alone.
     pub(super) fn private(folder: Option<&Path>, entry: Entry) -> Self {
         let node = Box::new(NodePage::default());
         let mut entries = [Entry::default(); SLOTS];
@@ -181,7 +181,7 @@ impl OpenPages {
         }
     }
 
-    /// Copies what the others say now.
+    /// Copies the other shares' pages.
     pub(super) fn look(&mut self, now: Ns) {
         if self.others.is_empty() {
             return;
@@ -196,7 +196,7 @@ impl OpenPages {
         while done < wanted.len() {
             let mut pieces: Vec<Piece<'_>> = wanted[done..].iter_mut().filter_map(|other| other.piece()).collect();
             done += peek::copy(&mut pieces);
-            // This one is cut: it takes no part.
+            // This page is truncated: it is left out.
             if let Some(cut) = wanted.get_mut(done) {
                 cut.is_copied = false;
                 done += 1;
@@ -204,7 +204,7 @@ impl OpenPages {
         }
     }
 
-    /// Returns all pages, the others' as of the last look.
+    /// Calls `use_them` with all pages; the other shares' are as of the last look.
     pub(super) fn with<T>(&self, use_them: impl FnOnce(&Pages<'_>) -> T) -> T {
         let mut slots = [None; SLOTS];
         for (slot, other) in slots.iter_mut().zip(&self.others).take(self.seats.end) {
@@ -218,7 +218,7 @@ impl OpenPages {
         })
     }
 
-    /// Returns the word of another share that changes when it gives the GPU up, and what it was at the last look.
+    /// Returns the word that another share changes when it gives the GPU up, and its value at the last look.
     pub(super) fn wake_word(&self, slot: usize) -> Option<(*const AtomicU32, u32)> {
         let other = self.others.get(slot)?;
         let page = other.mapping.as_ref()?.start().cast::<SlotPage>();
@@ -227,7 +227,7 @@ impl OpenPages {
         Some((word, other.copy.wake.load(Relaxed)))
     }
 
-    /// Reads the node's page, if it has changed. While it is being written, what it said before holds.
+    /// Reads the node's page if it has changed. While it is being written, the former values stay valid.
     fn take_seats(&mut self) {
         const NOT: u32 = entry_flags::IGNORED | entry_flags::UNLIMITED;
         let sequence = self.node().sequence.load(Acquire);
@@ -253,7 +253,7 @@ impl OpenPages {
 }
 
 impl Other {
-    /// Returns true if the page is mapped. One that cannot be is tried again later.
+    /// Returns true if the page is mapped. A failed attempt is repeated later.
     fn is_open(&mut self, folder: &Path, slot: usize, now: Ns) -> bool {
         if self.mapping.is_none() && (self.tried == 0 || now.saturating_sub(self.tried) > RETRY) {
             self.tried = now;
@@ -263,7 +263,7 @@ impl Other {
         self.mapping.is_some()
     }
 
-    /// Returns what is to be copied.
+    /// Returns the piece of memory to copy.
     fn piece(&mut self) -> Option<Piece<'_>> {
         let from = self.mapping.as_ref()?.start().as_ptr().cast_const().cast();
         let to: *mut SlotPage = &mut self.copy;
@@ -302,7 +302,7 @@ fn map(folder: &Path, name: &str, access: Access) -> Result<Mapping, PagesError>
     mapping.map_err(failed)
 }
 
-/// Maps a page that processes without others' pages share, and creates it if it is missing.
+/// Maps the page of processes that cannot see other shares; creates it if it is missing.
 fn map_alone(folder: &Path) -> io::Result<Mapping> {
     let no_fork = fork::guard();
     let file = fs::OpenOptions::new()
@@ -313,7 +313,7 @@ fn map_alone(folder: &Path) -> io::Result<Mapping> {
         .mode(0o666)
         .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
         .open(folder.join(ALONE))?;
-    // The first process makes it a page; a later one does if it was cut.
+    // The first process sets the size of the file; a later one does so if the file was truncated.
     if file.metadata()?.len() < PAGE as u64 {
         file.set_len(PAGE as u64)?;
     }
@@ -322,7 +322,7 @@ fn map_alone(folder: &Path) -> io::Result<Mapping> {
     mapping
 }
 
-/// Returns true in a time namespace whose CLOCK_MONOTONIC is not that of the others.
+/// Returns true in a time namespace with an own CLOCK_MONOTONIC.
 fn is_other_clock() -> bool {
     // Kernels without time namespaces do not have this file.
     let offsets = std::fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What the law asks of its process, by the driver and the system.
+//! Answers the law's questions about this process, through the driver and the system.
 
 use vgpu_abi::arbitration::Cell;
 

@@ -1,21 +1,21 @@
 //! Remembers on which GPU a stream is, in a process that has several: a launch goes there, whatever context is current.
 //!
-//! A stream that ends leaves its handle to another one, perhaps on another GPU. So the end of any stream or context
-//! forgets all of them, by a number that each entry carries.
+//! The handle of a destroyed stream may be reused, perhaps on another GPU. So the end of any stream or context invalidates all
+//! entries, by a number that each entry carries.
 //!
-//! How it fails: an answer of the driver that comes while a stream ends is stored with the number from before, and so
-//! not found. The number is cut to 15 bits: an entry is found wrongly if it was last used exactly 32,768 ends ago.
+//! How it fails: an answer that arrives while a stream ends is stored with the old number, and so not found. The number has 15
+//! bits: an entry is valid by mistake if it was last used exactly 32,768 ends ago.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-/// Streams that are remembered. Two whose handles fall on one place are asked for again and again.
+/// Streams that are remembered. If two handles collide, the driver is asked each time.
 const PLACES: usize = 256;
-/// Bits of an entry: the handle, without the lowest four, which are the same in all; the number of ends; the GPU.
+/// Bits of an entry: the handle without its lowest four bits, which are always the same; the number of ends; the GPU.
 const GPU_BITS: u32 = 5;
 const END_BITS: u32 = 15;
 const HANDLE_BITS: u32 = 44;
-/// What an unused place has. No handle is that high.
+/// The value of an unused place. No handle is that high.
 const UNUSED: u64 = u64::MAX;
 
 /// The GPUs of streams.
@@ -36,7 +36,7 @@ impl StreamGpus {
         }
     }
 
-    /// Returns the GPU of `stream`. `ask` is the driver's answer, and is called if it is not known.
+    /// Returns the GPU of `stream`. If it is not known, `ask` asks the driver.
     #[inline]
     pub fn get(&self, stream: usize, ask: impl FnOnce() -> Option<usize>) -> Option<usize> {
         let key = (stream as u64).rotate_right(4);
@@ -54,7 +54,7 @@ impl StreamGpus {
         Some(gpu)
     }
 
-    /// A stream or a context is about to end, or has ended: to be called at both moments.
+    /// Must be called both before and after a stream or a context is destroyed.
     pub fn forget(&self) {
         self.ends.fetch_add(1, Release);
     }

@@ -6,12 +6,12 @@ use crate::os::thread;
 
 use super::captures;
 
-/// The stream that a thread has for itself, as a handle. Handles below are the default stream.
+/// The handle of a thread's own default stream. Smaller handles mean the legacy default stream.
 pub(super) const PER_THREAD: usize = 2;
 /// Streams that are remembered.
 const STREAMS: usize = 64;
 
-/// Where a stream's work can be recorded.
+/// A stream, and how to record events in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Target {
     pub stream: Stream,
@@ -20,31 +20,31 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// Returns true if this thread can name the stream: that of another thread has no handle here.
+    /// Returns true if this thread can address the stream: another thread's own stream has no handle here.
     pub(super) fn is_here(&self) -> bool {
         self.handle != PER_THREAD || stream_of(PER_THREAD) == self.stream
     }
 
-    /// Returns true if the handle alone does not say which stream is meant, because each context has one of that handle.
+    /// Returns true if the handle means a different stream in each context.
     pub(super) fn is_of_current_context(&self) -> bool {
         is_of_a_context(self.handle)
     }
 
-    /// Returns true if an event in it would become a node of a graph. Of the default stream, the driver answers an error
-    /// while a stream is captured whose capture an event there would end.
+    /// Returns true if an event in the stream would become a node of a graph. For the default stream, the driver
+    /// returns an error if an event there would invalidate the capture of another stream.
     pub(super) fn is_captured(&self, driver: &impl Driver) -> bool {
         captures::may_be_under_way() && driver.is_capturing(self.handle) != Ok(false)
     }
 }
 
-/// Returns true if a handle means a stream of the context that is current.
+/// Returns true if a handle means a stream of the current context.
 #[must_use]
 #[inline(always)]
 pub fn is_of_a_context(handle: usize) -> bool {
     handle <= PER_THREAD
 }
 
-/// Returns the stream of a handle: each thread has one of its own, and the default stream has two handles.
+/// Returns the stream of a handle. The default stream has two handles, and each thread has a default stream of its own.
 #[inline(always)]
 pub(super) fn stream_of(handle: usize) -> Stream {
     match handle {
@@ -67,7 +67,7 @@ impl Known {
         self.targets.iter().find(|target| target.stream == stream)
     }
 
-    /// Returns true if a default stream's handle says which stream is meant.
+    /// Returns true if the handle of a default stream identifies the stream.
     pub(super) fn has_one_context(&self) -> bool {
         self.contexts.len() <= 1
     }
@@ -77,7 +77,7 @@ impl Known {
         self.contexts.iter().all(|known| *known == context)
     }
 
-    /// Returns the stream of a handle, with its context. `is_in_use`: it has work that is not measured yet.
+    /// Returns the stream of a handle, with its context. `is_in_use`: the stream has work that has not been measured yet.
     pub(super) fn of_handle(
         &mut self,
         driver: &impl Driver,
@@ -127,12 +127,12 @@ impl Known {
         target
     }
 
-    /// A stream ends.
+    /// Forgets a stream, which ends.
     pub(super) fn forget(&mut self, stream: Stream) {
         self.targets.retain(|target| target.stream != stream);
     }
 
-    /// A context has ended. Returns the streams that were in it.
+    /// Forgets a context, which has ended. Returns the streams that were in it.
     pub(super) fn forget_context(&mut self, context: usize) -> Vec<Stream> {
         self.contexts.retain(|known| *known != context);
         let gone = self.targets.extract_if(.., |target| target.context == context);

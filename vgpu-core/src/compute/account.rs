@@ -1,4 +1,4 @@
-//! What a share has used of the GPU's time: every moment once, however many of its streams and processes were at work.
+//! The GPU time that a share has used: each moment once, for all of its streams and processes together.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -7,8 +7,8 @@ use vgpu_abi::arbitration::{Cell, SlotPage};
 use super::turn::{DRAIN, scaled};
 use super::{MS, Ns, bucket};
 
-/// Charges the part of a measured time that is not charged yet. `at_most` is the limit of the charge
-/// where the measurement contains others' work.
+/// Charges the part of a measured time that was not charged yet. `at_most` bounds the charge where the measurement may contain
+/// the work of other shares.
 pub(super) fn charge_work(page: &SlotPage, weight: u32, from: Ns, to: Ns, at_most: Option<Ns>) {
     let before = page.covered.fetch_max(to, Relaxed);
     let measured = to.saturating_sub(from.max(before));
@@ -20,15 +20,15 @@ pub(super) fn charge_work(page: &SlotPage, weight: u32, from: Ns, to: Ns, at_mos
     charge_time(page, weight, charge);
 }
 
-/// Charges time that no measurement covers: a turn that was kept for nothing, or an estimate.
+/// Charges time without a measurement: a turn that was kept while idle, or an estimate.
 pub(super) fn charge_time(page: &SlotPage, weight: u32, charge: Ns) {
     page.counters.charged.fetch_add(charge, Relaxed);
     page.finish_tag.fetch_add(scaled(charge, weight), Relaxed);
     bucket::take(&page.bucket, charge);
 }
 
-/// Returns since when the share has been at work, if one of its other processes has had work on the GPU since before
-/// `from`: what is covered afterwards is not charged again when that process comes to measure it.
+/// Returns since when another process of the share has had work on the GPU, if that began before `from`. The time up to
+/// this moment is charged now, because that process can no longer charge time that is already covered.
 fn with_siblings(page: &SlotPage, from: Ns) -> Ns {
     at_work(page, from)
         .map(|work| work.since)
@@ -37,13 +37,13 @@ fn with_siblings(page: &SlotPage, from: Ns) -> Ns {
         .unwrap_or(from)
 }
 
-/// No process has more in flight: the page may be damaged.
+/// No process has more work in flight. Bounds the values of a damaged page.
 const MOST: Ns = 10_000 * MS;
 
-/// In a cell's estimate: the length of something in flight is not known.
+/// A bit of a cell's estimate: the length of some work in flight is unknown.
 const UNKNOWN: u64 = 1 << 63;
 
-/// What one process of the share has in flight.
+/// The work in flight of one process of the share.
 pub(super) struct Work {
     pub cell: usize,
     pub since: Ns,
@@ -51,8 +51,8 @@ pub(super) struct Work {
     pub is_unknown: bool,
 }
 
-/// Publishes what a process has in flight. It counts until it is published again, is expected to have ended, or the
-/// process is seen to be dead. What has no known length counts for [`MOST`].
+/// Publishes the work in flight of a process. It is valid until it is published again, should have ended, or the process is
+/// found dead. Work of unknown length is valid for [`MOST`].
 pub fn publish(cell: &Cell, now: Ns, since: Ns, estimated: Ns, is_unknown: bool) {
     let (word, lasts) = if is_unknown {
         (estimated | UNKNOWN, MOST)
@@ -64,7 +64,7 @@ pub fn publish(cell: &Cell, now: Ns, since: Ns, estimated: Ns, is_unknown: bool)
     cell.busy_since.store(since, Release);
 }
 
-/// The processes of the share that are at work, by what they published.
+/// The processes of the share that have published work.
 pub(super) fn at_work(page: &SlotPage, now: Ns) -> impl Iterator<Item = Work> {
     page.cells.iter().enumerate().filter_map(move |(cell, words)| {
         let (since, estimated) = (words.busy_since.load(Acquire), words.estimated.load(Relaxed));

@@ -1,4 +1,4 @@
-//! The time that `cores` guarantees, as tokens in ns: refilled by the clock, taken by charges, in debt without bound.
+//! The GPU time that `cores` guarantees, as tokens in ns: refilled by the clock, reduced by charges. Debt has no bound.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -8,22 +8,30 @@ use super::Ns;
 
 /// The weight of the whole GPU.
 pub(super) const WHOLE: u64 = 100 * WEIGHT_OF_ONE_CORE as u64;
-/// A refill has a whole number of tokens for each step of this length, whatever the weight: nothing is lost to rounding.
+/// Refills are in steps of this length, each a whole number of tokens for any weight, so that nothing is lost to rounding.
 const STEP: Ns = WHOLE;
 
-/// Adds what came since the last refill and returns the tokens. `weight` is the rate in thousandths of a percent.
+/// A thread is not preempted for longer between reading the clock and refilling.
+const LATE: Ns = 1000 * super::MS;
+
+/// Adds the tokens since the last refill, and returns all tokens. `weight` is the rate in thousandths of a percent.
 pub(super) fn refill(bucket: &Bucket, weight: u32, burst: Ns, now: Ns) -> i64 {
     let at = bucket.at.load(Relaxed);
     let burst = i64::try_from(burst).unwrap_or(i64::MAX);
+    // Another thread, which read the clock later, may have refilled it since `now` was read.
+    let is_ahead = at > now && at - now < LATE;
+    if is_ahead {
+        return bucket.tokens.load(Relaxed);
+    }
     if at == 0 || at > now {
-        // A new page, or a damaged one: what was saved up is unknown, so nothing was.
+        // A new page, or a damaged one: the savings are unknown, so there are none.
         if bucket.at.compare_exchange(at, now, Relaxed, Relaxed).is_ok() {
             let _ = bucket.tokens.fetch_min(0, Relaxed);
         }
         return bucket.tokens.load(Relaxed);
     }
     let steps = (now - at) / STEP;
-    // Whoever moves the time adds the tokens. If it is killed in between, the share loses them.
+    // The thread that moves the time adds the tokens. If it is killed in between, the share loses them.
     if steps > 0
         && bucket
             .at
@@ -38,7 +46,7 @@ pub(super) fn refill(bucket: &Bucket, weight: u32, burst: Ns, now: Ns) -> i64 {
     bucket.tokens.load(Relaxed)
 }
 
-/// Takes what was charged.
+/// Takes tokens for a charge.
 pub(super) fn take(bucket: &Bucket, charge: Ns) {
     let charge = i64::try_from(charge).unwrap_or(i64::MAX);
     let _ = bucket
@@ -88,6 +96,19 @@ mod tests {
         take(&bucket, 1_000_000 * MS);
         assert_eq!(bucket.tokens.load(Relaxed), -999_998 * MS as i64);
         assert_eq!(time_for(5 * MS, 50_000), 10 * MS);
+    }
+
+    #[test]
+    fn a_thread_that_read_the_clock_before_another_one_takes_no_savings() {
+        let bucket = Bucket::default();
+        refill(&bucket, 50_000, 20 * MS, 1);
+        assert_eq!(refill(&bucket, 50_000, 20 * MS, 1 + 40 * MS), 20 * MS as i64);
+        assert_eq!(refill(&bucket, 50_000, 20 * MS, 1 + 30 * MS), 20 * MS as i64);
+        assert_eq!(
+            bucket.at.load(Relaxed),
+            1 + 40 * MS,
+            "the time between is not given twice"
+        );
     }
 
     #[test]

@@ -1,10 +1,10 @@
-//! Time that a share loses to the waits for one turn of another share after the other: a page that changes all the time keeps
-//! a share from its `cores` without any long wait.
+//! Time that a share loses to many short waits: a page that changes all the time can keep another share from its `cores` without
+//! any single long wait.
 
 use super::{Ns, bucket};
 
-/// It grows by what the share waits, and falls by what it has between waits: so fast that it stays at 0 for a share that has
-/// half of its `cores`, or pauses by itself.
+/// The lost time: grows by each wait and shrinks by the time between waits, so fast that it stays near 0 for a share
+/// that gets half of its `cores` or pauses by itself.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Lost {
     time: Ns,
@@ -12,7 +12,7 @@ pub struct Lost {
 }
 
 impl Lost {
-    /// A wait of this length has ended.
+    /// Adds a wait of this length, which has ended.
     pub fn waited(&mut self, length: Ns, now: Ns, weight: u32) {
         let between = now.saturating_sub(self.at).saturating_sub(length);
         let regained = bucket::time_for(between.saturating_mul(2), weight);
@@ -25,7 +25,7 @@ impl Lost {
         self.time
     }
 
-    /// Whoever took the time is left out from now on.
+    /// Sets the lost time to 0: the share that took it is ignored from now on.
     pub fn forget(&mut self) {
         self.time = 0;
     }

@@ -1,10 +1,10 @@
-//! Whose turn it is: what the pages of one GPU's shares say, made harmless, and the order of those who wait.
+//! Whose turn it is: reads the pages of one GPU's shares, clamps their values, and orders the shares that wait.
 //!
-//! Another share's page may hold anything. So its times are clamped to at most [`FAR`] from now; its start tag moves the
-//! virtual time no faster than the share of least weight could ([`Tag::lifted`]); weights and priorities come from the
-//! node's page. A share that lies keeps others waiting until their override
-//! ([`super::limiter`]), which then leave its page out for a while. One that lies about tags and wishes alone leaves
-//! every share its turns, but not their proportions.
+//! Another share's page may contain anything. So its times are clamped to at most [`FAR`] from now; its start tag moves the
+//! virtual time no faster than the share with the least weight could ([`Tag::lifted`]); weights and priorities come from the
+//! node's page. A share that lies keeps others waiting at most until their override ([`super::limiter`]), after which they
+//! ignore its page for a while. If it lies only about tags and wishes, every share still gets turns, but not in the right
+//! proportions.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
@@ -23,7 +23,7 @@ pub const DRAIN: Ns = 100 * MS;
 pub const FLOOR: Ns = 1000 * MS;
 const FAR: Ns = 100 * MS;
 
-/// A virtual time: it runs by charge over weight. Tags wrap, so they are compared by [`Tag::before`] alone.
+/// A virtual time, which advances by charge divided by weight. Tags wrap, so compare them only by [`Tag::before`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tag(pub u64);
 
@@ -49,8 +49,8 @@ impl Tag {
         if self.before(other) { other } else { self }
     }
 
-    /// Returns the virtual time if that is later, as far as it can have come in `elapsed`. A share that has been away
-    /// comes back at the virtual time; one that has not is near it anyway.
+    /// Returns this tag raised to the virtual time, by at most as much as can have passed in `elapsed`. A share that was away
+    /// comes back at the virtual time; any other is near it anyway.
     #[must_use]
     pub fn lifted(self, virtual_time: Self, elapsed: Ns) -> Self {
         let lift = u64::try_from(virtual_time.since(self)).unwrap_or(0);
@@ -58,16 +58,16 @@ impl Tag {
     }
 }
 
-/// Returns a charge in virtual time: as it is for the whole GPU, more for less weight.
+/// Converts a charge to virtual time: unchanged for the weight of the whole GPU, more for less weight.
 pub(super) fn scaled(charge: Ns, weight: u32) -> u64 {
     (u128::from(charge) * u128::from(WHOLE) / u128::from(weight.max(1))) as u64
 }
 
-/// The pages of one GPU, and which of them is one's own.
+/// The pages of one GPU, and the slot of this share's own.
 #[derive(Clone, Copy, Debug)]
 pub struct Pages<'a> {
     pub node: &'a NodePage,
-    /// By slot, up to the last that is in use.
+    /// Pages by slot, up to the last one in use.
     pub slots: &'a [Option<&'a SlotPage>],
     pub own: usize,
 }
@@ -81,15 +81,15 @@ pub(super) struct Wish {
     pub sibling: bool,
 }
 
-/// What a slot says, clamped.
+/// The values of a slot, clamped.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Slot {
     pub index: usize,
     pub weight: u32,
     pub high: bool,
-    /// 0: it never had a turn.
+    /// 0: never had a turn.
     pub began: Ns,
-    /// The end of its quantum. 0: its turn is over.
+    /// When its quantum ends. 0: the turn is over.
     pub ends: Ns,
     /// Until when it needs the GPU.
     pub until: Ns,
@@ -121,12 +121,12 @@ impl Slot {
         }
     }
 
-    /// Returns true if the share has a turn that began after this moment, or at it with a lower slot.
+    /// Returns true if this share has a turn that began after `began`, or at the same moment and with a higher slot.
     pub(super) fn took_over(&self, began: Ns, slot: usize) -> bool {
         self.ends != 0 && (self.began, self.index) > (began, slot)
     }
 
-    /// Returns when others need not wait for this share any longer.
+    /// Returns until when others wait for this share.
     pub(super) fn free_at(&self) -> Ns {
         if self.ends == 0 {
             self.until
@@ -135,12 +135,12 @@ impl Slot {
         }
     }
 
-    /// Returns true if the share waits as one of high priority, by itself or because it has waited so long.
+    /// Returns true if the share has high priority, or has waited so long that it is treated as if it had.
     fn waits_high(&self, wish: &Wish, now: Ns) -> bool {
         self.high || now.saturating_sub(wish.since.max(self.began)) >= FLOOR
     }
 
-    /// The order of those who wait: the least goes next.
+    /// Orders the shares that wait: the first in this order goes next.
     fn comes_before(&self, other: &Self, now: Ns) -> bool {
         let (Some(own), Some(others)) = (&self.wish, &other.wish) else {
             return self.wish.is_some();
@@ -153,7 +153,7 @@ impl Slot {
         lead < 0 || lead == 0 && self.index < other.index
     }
 
-    /// A share whose claim has a turn on another GPU goes up to two quanta earlier: its ranks wait for each other.
+    /// Returns the tag, two quanta earlier if the share has a turn on another GPU: its ranks wait for each other.
     fn tag_to_go(&self, wish: &Wish) -> Tag {
         if wish.sibling {
             wish.tag.ahead_of(2 * QUANTUM, self.weight)
@@ -164,7 +164,7 @@ impl Slot {
 }
 
 impl<'a> Pages<'a> {
-    /// Returns what the own slot is entitled to, or None if the node's page does not say.
+    /// Returns this share's entry, or None if the node's page has none.
     #[must_use]
     pub fn entry(&self) -> Option<Entry> {
         self.node.entry(self.own).filter(|entry| entry.weight != 0)
@@ -175,7 +175,7 @@ impl<'a> Pages<'a> {
         self.slots.get(self.own).copied().flatten()
     }
 
-    /// Returns true if a share of this GPU takes no part in turns.
+    /// Returns true if another share of this GPU takes no turns.
     pub(super) fn has_others_without_turns(&self) -> bool {
         const WITHOUT: u32 = entry_flags::IGNORED | entry_flags::UNLIMITED;
         let entries = (0..self.slots.len()).filter(|slot| *slot != self.own);
@@ -189,7 +189,7 @@ impl<'a> Pages<'a> {
         entry.is_some_and(|entry| entry.flags & entry_flags::HIGH != 0)
     }
 
-    /// The other shares of the GPU that take part in turns.
+    /// The other shares of the GPU that take turns.
     pub(super) fn others(&self, now: Ns) -> impl Iterator<Item = Slot> {
         let (node, slots, own) = (self.node, self.slots, self.own);
         slots
@@ -206,25 +206,26 @@ impl<'a> Pages<'a> {
     }
 }
 
-/// What one look at the other shares tells.
+/// The result of one look at the other shares.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct View {
-    /// The virtual time: the start tag of the turn that began last, whosever it was.
+    /// The virtual time: the start tag of the last turn of any share.
     pub virtual_time: Tag,
-    /// Somebody waits.
+    /// Another share waits.
     pub wanted: bool,
-    /// Somebody who may cut a turn waits.
+    /// A share that may cut a turn waits.
     pub cut_wanted: bool,
-    /// Somebody has taken a turn that began after ours.
+    /// Another share has taken a turn that began after ours.
     pub taken_over: bool,
-    /// Until when others need the GPU, and which of them needs it longest.
+    /// Until when others need the GPU.
     pub free_at: Ns,
+    /// The share that needs the GPU longest.
     pub held_by: Option<usize>,
-    /// None of those who wait comes before the own wish.
+    /// No waiting share comes before this one.
     pub is_next: bool,
 }
 
-/// `own` is the own slot, with its wish if it waits. A slot's page is ignored until the moment in `distrusted`.
+/// `own`: this share's slot, with its wish if it waits. `distrusted`: until when the page of each slot is ignored.
 pub(super) fn look(pages: &Pages<'_>, own: &Slot, distrusted: &[Ns; SLOTS], now: Ns) -> View {
     let mut view = View {
         virtual_time: own.start_tag,

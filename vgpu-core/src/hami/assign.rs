@@ -3,16 +3,18 @@
 //! HAMi numbers its limits by place:
 //! - If NVIDIA_VISIBLE_DEVICES names GPUs, a place is a position in that list: HAMi's scheduler writes both in this
 //!   order.
-//! - If it has numbers, and as many as the container sees GPUs, they are the node's numbers: the container's GPUs are
-//!   these in ascending order. If the container sees more GPUs than numbers, it sees all, and a number is NVML's index.
-//! - Otherwise a place is NVML's index: also where the variable names no GPU, because CDI (`void`), volume mounts (a path)
-//!   or nobody at all told which GPUs the container has.
+//! - If it has as many numbers as the container sees GPUs, they are the node's numbers: the container's GPUs are these
+//!   in ascending order. If the container sees more GPUs than there are numbers, it sees all of the node's, and a
+//!   number is NVML's index.
+//! - Otherwise a place is NVML's index. That includes values that name no GPU: `void` (CDI), a path (volume mounts), or
+//!   none.
 //!
-//! A name may be CDI's, `nvidia.com/gpu=NAME`. A GPU that the list leaves out gets no share. One that is lost keeps its place,
-//! and gets none either.
+//! A name may have CDI's form, `nvidia.com/gpu=NAME`. A GPU that is not in the list gets no share. A GPU that NVML has
+//! lost keeps its place and gets no share either.
 #![forbid(unsafe_code)]
 
 use super::variables::{MAX_DEVICES, Policy, Settings};
+use crate::visible;
 use std::fmt;
 use std::path::Path;
 use vgpu_abi::limits::{ComputePolicy, Limits, Priority};
@@ -35,7 +37,7 @@ pub enum AssignError {
     TooMany(usize),
 }
 
-/// Returns the limits of each GPU, in the order of their places. `devices` are in NVML's order; None: it is lost.
+/// Returns the limits of each GPU, in the order of their places. `devices` are in NVML's order; None is a lost GPU.
 ///
 /// # Errors
 /// No GPU is left, or more than HAMi's variables can number.
@@ -51,17 +53,11 @@ pub fn assign(
     }
     let limits = |(place, device): (usize, &Device)| {
         let sm = settings.sm.get(place).copied().flatten();
+        let memory = settings.memory.get(place).copied().flatten();
+        let memory = memory.map_or(device.memory, |memory| memory.min(device.memory));
+        let share = device.uuid.to_ascii_lowercase();
         Limits {
-            share: device.uuid.to_ascii_lowercase(),
             order: u32::try_from(place).unwrap_or(u32::MAX),
-            gpu: device.uuid.clone(),
-            memory: settings
-                .memory
-                .get(place)
-                .copied()
-                .flatten()
-                .unwrap_or(device.memory)
-                .min(device.memory),
             cores: sm.unwrap_or(0),
             compute_policy: match settings.policy {
                 Policy::Disable => ComputePolicy::Unlimited,
@@ -74,13 +70,8 @@ pub fn assign(
             } else {
                 Priority::Low
             },
-            // The containers have no pages in common.
-            slot: None,
-            host_memory: 0,
-            context_reserve: None,
-            context_unowned: 0,
-            libcuda: libcuda.to_owned(),
-            libnvidia_ml: libnvidia_ml.to_owned(),
+            // No slot: HAMi's containers share no arbitration pages.
+            ..Limits::of_memory(share, &device.uuid, memory, libcuda, libnvidia_ml)
         }
     };
     let found = places.into_iter().enumerate();
@@ -107,6 +98,11 @@ fn places(value: Option<&str>, devices: &[Option<Device>]) -> Result<Vec<Option<
     {
         return Err(AssignError::Instances(value.to_owned()));
     }
+    let uuids = || {
+        devices
+            .iter()
+            .map(|device| device.as_ref().map(|device| device.uuid.as_str()))
+    };
     let numbers: Option<Vec<usize>> = entries.iter().map(|entry| entry.parse().ok()).collect();
     let found: Vec<Option<usize>> = match numbers {
         Some(numbers) if numbers.len() == devices.len() => {
@@ -117,30 +113,21 @@ fn places(value: Option<&str>, devices: &[Option<Device>]) -> Result<Vec<Option<
             .into_iter()
             .map(|n| Some(n).filter(|n| *n < devices.len()))
             .collect(),
-        None => entries.iter().map(|entry| named(entry, devices)).collect(),
+        None => entries.iter().map(|entry| visible::named(uuids(), entry)).collect(),
     };
     let is_here = |at: &Option<usize>| at.is_some_and(|at| devices.get(at).is_some_and(Option::is_some));
     if !found.iter().any(is_here) {
         return Err(AssignError::NoDevice(value.to_owned()));
     }
-    // A GPU that is named twice gets the limit of its first place.
+    // A GPU that is listed twice gets the limit of its first place.
     let is_first = |at: usize| !found[..at].contains(&found[at]);
     Ok((0..found.len()).map(|at| found[at].filter(|_| is_first(at))).collect())
 }
 
-/// Returns true for what stands in the variable where it does not tell which GPUs the container has.
+/// Returns true for entries that do not say which GPUs the container has.
 fn names_none(entry: &str) -> bool {
     let words = ["all", "void", "none"];
     entry.starts_with('/') || words.iter().any(|word| entry.eq_ignore_ascii_case(word))
-}
-
-fn named(entry: &str, devices: &[Option<Device>]) -> Option<usize> {
-    let is_named = |device: &Device| {
-        let head = device.uuid.get(..entry.len());
-        entry.len() > "GPU-".len() && head.is_some_and(|head| head.eq_ignore_ascii_case(entry))
-    };
-    let mut found = (0..devices.len()).filter(|at| devices[*at].as_ref().is_some_and(is_named));
-    found.next().filter(|_| found.next().is_none())
 }
 
 // === impl AssignError ===
@@ -171,7 +158,7 @@ mod tests {
     use super::*;
 
     const GIB: u64 = 1 << 30;
-    /// In the place of a UUID: the GPU is lost, and does not tell it.
+    /// The UUID in these tests of a GPU that NVML has lost.
     const LOST: &str = "";
 
     fn settings(devices: Option<&str>, limits: &[u64]) -> Settings {
@@ -214,11 +201,11 @@ mod tests {
                 &[("GPU-cccc-3", 1), ("GPU-aaaa-1", 2)],
             ),
             (Some("gpu-BBBB"), &[7], &[("GPU-bbbb-2", 7)]),
-            // A GPU that is not there keeps its place and its limit.
+            // A GPU that does not exist keeps its place and its limit.
             (Some("GPU-dddd-4,GPU-aaaa-1"), &[1, 2], &[("GPU-aaaa-1", 2)]),
             // The container sees all GPUs: a number is NVML's index.
             (Some("2,0"), &[1, 2], &[("GPU-cccc-3", 1), ("GPU-aaaa-1", 2)]),
-            // The container sees as many as are named: the node's numbers, in ascending order.
+            // The container sees as many GPUs as are named: these are the node's numbers, in ascending order.
             (
                 Some("6,2,4"),
                 &[1, 2, 3],
@@ -252,7 +239,7 @@ mod tests {
         }
     }
 
-    /// As CDI, volume mounts and images leave the variable.
+    /// Values that CDI, volume mounts and images set.
     #[test]
     fn a_list_that_names_no_gpu_leaves_the_limits_to_those_that_nvml_shows() {
         let seen = ["GPU-aaaa-1", "GPU-bbbb-2"];

@@ -1,15 +1,15 @@
 //! Writes HAMi's region file, so that HAMi's monitor still shows what a container uses.
 //!
-//! Each process writes the figures of all processes, as the ledgers have them. It reads only the file's size and first
-//! word, and takes none of its locks. A process that died is missing from the next figures. The file is opened only for
-//! the write, written with pwrite and never mapped, so truncating it cannot crash anybody.
+//! Each process writes the figures of all processes, from the ledgers. It reads only the file's size and first word,
+//! and takes none of its locks. A dead process is left out of the next write. The file is opened for each write and
+//! never mapped, so truncating it crashes nobody.
 //!
-//! When: at once if the charges have changed by 1/[`PART`] of the limits, which a figure would show; otherwise at most
-//! every [`INTERVAL`]. There is no thread. So a smaller change is written by the next call that changes or reads
-//! figures. Figures of processes that have all ended stay until the next process starts.
+//! When: at once if the charges have changed by 1/[`PART`] of the limits, which a monitor would show; otherwise at most
+//! every [`INTERVAL`]. There is no thread, so a smaller change is written by the next call that changes or reads
+//! figures. After the last process has ended, its figures stay until the next process starts.
 //!
-//! How it fails: writers that write at once leave a mixture until the next write. If the file cannot be written, one
-//! line says so; limits still hold.
+//! How it fails: two writers at the same time leave a mixture until the next write. If the file cannot be written, one
+//! line on stderr says so; limits still hold.
 
 use super::region::{self, Device};
 use crate::os::spin::Word;
@@ -23,12 +23,12 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// How old figures may be that have changed only a little.
+/// Maximum age of figures that have changed only a little.
 const INTERVAL: Duration = Duration::from_millis(500);
 /// A change by 1/PART of the limits is written at once.
 const PART: u64 = 64;
 
-/// The region file of one container, as one process writes it.
+/// Writes the region file of one container.
 #[derive(Debug)]
 pub struct Mirror {
     path: PathBuf,
@@ -43,7 +43,7 @@ pub struct Mirror {
     presented: AtomicBool,
 }
 
-/// Bytes that each process uses, by place of the GPU. The key is PID namespace and PID.
+/// Bytes used by each process, by place of the GPU. The key is PID namespace and PID.
 pub type Processes = BTreeMap<(u64, u32), Vec<u64>>;
 
 impl Mirror {
@@ -64,7 +64,7 @@ impl Mirror {
         }
     }
 
-    /// Writes the result of `processes`, if a write is due. `charged` is the sum of all charges.
+    /// Writes the result of `processes` if a write is due. `charged` is the sum of all charges.
     pub fn refresh(&self, charged: u64, processes: impl FnOnce() -> Processes) {
         let changed = self.charged.load(Relaxed).abs_diff(charged);
         let age = u128::from(coarse_millis().saturating_sub(self.written.load(Relaxed)));
@@ -76,7 +76,7 @@ impl Mirror {
 
     /// Writes now.
     pub fn write(&self, charged: u64, processes: impl FnOnce() -> Processes) {
-        // Another thread of this process is writing: it, or the next call, writes these figures.
+        // Another thread of this process is writing. That thread or the next call writes these figures.
         if !self.busy.try_lock() {
             return;
         }
@@ -117,7 +117,7 @@ impl Mirror {
         if magic != region::MAGIC {
             file.write_all_at(&header, region::HEADER_AT)?;
         } else if !self.presented.swap(true, Relaxed) {
-            // All except the lock, which only its holder may write.
+            // Everything except the lock, which only its holder may write.
             file.write_all_at(
                 &header[region::DEVICES_AT - region::HEADER_AT as usize..],
                 region::DEVICES_AT as u64,
@@ -136,7 +136,7 @@ impl Mirror {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))] // The tests use files.
 mod tests {
     use super::*;
     use std::fs;
@@ -160,7 +160,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "files")]
     fn all_processes_are_written_and_the_dead_vanish() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("x.cache");
@@ -186,7 +185,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "files")]
     fn what_the_monitor_writes_stays_and_a_held_lock_holds_nobody() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("x.cache");
@@ -205,7 +203,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "files")]
     fn another_file_is_left_alone() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("thesis.txt");
@@ -223,7 +220,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "files")]
     fn much_is_written_at_once_and_little_later() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("x.cache");

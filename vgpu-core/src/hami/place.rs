@@ -1,27 +1,28 @@
 //! Finds or creates the ledgers of a HAMi container, so that all of its processes use the same.
 //!
-//! They are not beside the region file, because the monitor refuses a folder with more files than HAMi puts there. Each
-//! GPU has a folder in /dev/shm, or in /tmp if that is not writable. Its name has device, inode and a checksum of the
-//! path of the region file, and one of the container's root: a region file at a fixed path may outlive its container, and the
-//! next one has its own limits. Without a region file, the name has the user, the root folder and the limits:
+//! They are not beside the region file, because the monitor refuses a folder with files that are not HAMi's. Each GPU
+//! has a folder in /dev/shm, or in /tmp if that is not writable. Its name contains device, inode and a checksum of the
+//! path of the region file, and a checksum of the container's root: a region file at a fixed path may outlive its
+//! container, and the next container has its own limits. Without a region file, the name contains the user, the root
+//! folder and the limits:
 //!
 //! ```text
 //!  /dev/shm/vgpu-<device>-<inode>-<checksum of the path>-<checksum of the root>-<GPU>/{limits,ledger}
 //! ```
 //!
-//! Both files are complete before a rename gives the folder its name. If two processes create it at once, the second
-//! uses the folder of the first. Afterwards only the charges change: the limit is that of the first process, so a
-//! process that changes its variables later does not lift it.
+//! Both files are complete before a rename gives the folder its name. If two processes create it at the same time, the
+//! second uses the folder of the first. The limit is that of the first process, so a process that changes its variables
+//! later does not lift it.
 //!
 //! How it fails:
-//! - Anybody may write to /dev/shm and /tmp, so anything may be there under this name. No link is followed, only
-//!   regular files are opened, the ledger is checked like any other, and from the limits file one number is used and
-//!   never a path. So a stranger who was there first can at worst refuse memory or lift the limit, as a tenant of the
-//!   same container can. If no region file identifies the container, the folder must belong to this user or to root.
+//! - Anybody may write to /dev/shm and /tmp, so anything may exist under this name. No link is followed, only regular
+//!   files are opened, the ledger is checked like any other, and one number is read from the limits file, never a path.
+//!   So another user who created the folder first can at worst refuse memory or lift the limit, as a tenant of the same
+//!   container can. If no region file identifies the container, the folder must belong to this user or to root.
 //! - A process that is killed before the rename leaves a folder whose name starts with a dot. No process uses it.
-//! - Roots that are no overlays do not tell containers apart: then the next one has the limits of the first, if both have the
-//!   region file and /dev/shm in common.
-//! - If /dev/shm is full, the process is refused: a folder elsewhere would be another account.
+//! - Containers whose roots are no overlays cannot be distinguished: the next one has the limits of the first if they
+//!   share the region file and /dev/shm.
+//! - If /dev/shm is full, the process is refused: a folder elsewhere would be a second account.
 #![allow(unsafe_code)] // geteuid.
 
 use crate::grants::{GpuGrants, Grant};
@@ -35,30 +36,31 @@ use vgpu_abi::limits::{self, Limits};
 use vgpu_abi::paths::{LEDGER, LIMITS};
 use vgpu_abi::{checksum::crc32, ledger};
 
-/// Folders that every process of a container can write to and other containers do not see.
+/// Folders that every process of a container can write to and that other containers do not see.
 pub const BASES: [&str; 2] = ["/dev/shm", "/tmp"];
 
 /// Why no ledger can be found or created.
 #[derive(Debug)]
 pub enum PlaceError {
-    /// The region file that the variable names.
+    /// The region file cannot be used.
     Cache(PathBuf, io::Error),
-    /// None of [`BASES`] can be written to.
+    /// None of [`BASES`] is writable.
     Nowhere,
     Make(PathBuf, io::Error),
-    /// The path exists, and is not a folder that this module created: the reason.
+    /// The path exists but was not created by this module: the reason.
     Stranger(PathBuf, &'static str),
     Limits(PathBuf, String),
 }
 
-/// Returns a number that all processes of this container have in common. Another container whose root is an overlay has another.
+/// Returns a number that is equal for all processes of this container, and different for other containers with an
+/// overlay as root.
 #[must_use]
 pub fn container() -> u32 {
     container_in(&fs::read_to_string("/proc/self/mountinfo").unwrap_or_default())
 }
 
-/// The same for this list of mounts: what is mounted at the root. For an overlay it names the container's own layer. The
-/// numbers of the mounts do not count, which are others in each namespace.
+/// Computes the number from the text of mountinfo: a checksum of the mount at the root. For an overlay it names the
+/// container's own layer. Mount IDs are left out, because they differ between namespaces.
 fn container_in(mounts: &str) -> u32 {
     let root = |line: &&str| line.split(' ').nth(4) == Some("/");
     let line = mounts.lines().rfind(root).unwrap_or_default();
@@ -80,7 +82,7 @@ pub fn prepare(
     let named = match cache {
         Some(path) => {
             let found = region(path).map_err(|error| PlaceError::Cache(path.to_owned(), error))?;
-            // The path too, because the inode of a removed file is used again, while HAMi's paths are unique.
+            // With the path, because inodes of removed files are reused; HAMi's paths are unique.
             let name = crc32(path.as_os_str().as_encoded_bytes());
             Some(format!("{}-{name:08x}-{container:08x}", identity(&found)))
         }
@@ -91,8 +93,8 @@ pub fn prepare(
             Some(region) => format!("vgpu-{region}-{}", own.share),
             None => {
                 let root = fs::metadata("/").map_or_else(|_| "0-0".into(), |found| identity(&found));
-                let mark = crc32(own.render().as_bytes());
-                format!("vgpu-{}-{root}-{mark:08x}-{}", user(), own.share)
+                let checksum = crc32(own.render().as_bytes());
+                format!("vgpu-{}-{root}-{checksum:08x}-{}", user(), own.share)
             }
         };
         let directory = folder(&name, &own, bases, named.is_some())?;
@@ -104,7 +106,7 @@ pub fn prepare(
             shares: vec![Grant {
                 limits,
                 directory,
-                // The tenant made it: nothing is verified.
+                // The tenant created it, so nothing is verified.
                 device: None,
             }],
         })
@@ -123,7 +125,7 @@ fn region(path: &Path) -> io::Result<fs::Metadata> {
             Err(error) => return Err(error),
         }
         match OpenOptions::new().write(true).create_new(true).mode(0o666).open(path) {
-            // Processes of every user of the container write their figures there.
+            // Processes of every user in the container write their figures there.
             Ok(file) => file.set_permissions(Permissions::from_mode(0o666))?,
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error),
@@ -170,7 +172,7 @@ fn folder(name: &str, limits: &Limits, bases: &[&Path], shared: bool) -> Result<
     Err(PlaceError::Nowhere)
 }
 
-/// Returns true if the folder exists, and an error if there is something else or it belongs to another user.
+/// Returns true if the folder exists, and an error if something else exists there or it belongs to another user.
 fn exists(place: &Path, shared: bool) -> Result<bool, PlaceError> {
     let found = match place.symlink_metadata() {
         Ok(found) => found,
@@ -186,14 +188,14 @@ fn exists(place: &Path, shared: bool) -> Result<bool, PlaceError> {
     Ok(true)
 }
 
-/// Creates the folder with its files, unless another process is first.
+/// Creates the folder with its files, unless another process does so first.
 fn make(base: &Path, place: &Path, limits: &Limits) -> io::Result<()> {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let moment = now.map_or(0, |now| now.as_nanos());
     let new = base.join(format!(".vgpu-{}-{moment:x}-{number}", std::process::id()));
-    // Never uses an existing folder: this fails if the name exists, whatever it is.
+    // Fails if the name exists, whatever it is.
     DirBuilder::new().mode(0o700).create(&new)?;
     let outcome = fill(&new, limits).and_then(|()| match fs::rename(&new, place) {
         Err(error) if matches!(error.kind(), ErrorKind::DirectoryNotEmpty | ErrorKind::AlreadyExists) => Ok(false),

@@ -57,7 +57,7 @@ fn another_container_has_another_ledger_and_the_first_limit_stays() {
     assert_ne!(first.directory, second.directory);
     let edited = prepared(Some(&path("a.cache")), 80 << 30, folder.path()).expect("a place");
     assert_eq!((edited.directory, edited.limits.memory), (first.directory, 1 << 30));
-    // Without a region file it is the same variables that share an account.
+    // Without a region file, processes with the same variables share an account.
     let one = prepared(None, 1 << 30, folder.path()).expect("a place");
     let same = prepared(None, 1 << 30, folder.path()).expect("a place");
     let other = prepared(None, 2 << 30, folder.path()).expect("a place");
@@ -89,7 +89,7 @@ fn what_a_stranger_put_there_is_refused_and_named() {
     fs::write(&place, "a file").expect("a file");
     assert!(said().contains("is no folder"), "{}", said());
     fs::remove_file(&place).expect("removed");
-    // A folder with a link, and with something else, in it.
+    // A folder that contains a link and something else.
     fs::create_dir(&place).expect("a folder");
     symlink(precious.join(LIMITS), place.join(LIMITS)).expect("a link");
     assert!(said().contains("limits"), "{}", said());
@@ -97,7 +97,7 @@ fn what_a_stranger_put_there_is_refused_and_named() {
     fs::write(place.join(LIMITS), "garbage").expect("a file");
     assert!(said().contains("remove its folder"), "{}", said());
     assert_eq!(fs::read(precious.join(LIMITS)).expect("a file"), b"mine");
-    // An empty one is not ours either, and is not filled.
+    // An empty folder is not ours either, and is not filled.
     fs::remove_dir_all(&place).expect("removed");
     fs::create_dir(&place).expect("a folder");
     assert!(said().contains("No such file"), "{}", said());

@@ -9,8 +9,8 @@
 //!  2008896  number of processes, switches of the monitor, time of the last launch
 //! ```
 //!
-//! The locks in it (a semaphore at 24, another after the last launch) belong to HAMi-core. This library writes them as
-//! free into a new file and never takes them.
+//! Its locks (a semaphore at 24, another after the last launch) belong to HAMi-core. This library writes them as free
+//! into a new file and never takes them.
 #![forbid(unsafe_code)]
 
 use super::variables::MAX_DEVICES;
@@ -18,14 +18,14 @@ use super::variables::MAX_DEVICES;
 pub const SIZE: u64 = 2_008_952;
 pub const MAGIC: u32 = 19_920_718;
 const VERSION: [u32; 2] = [1, 2];
-/// How many processes the region has room for.
+/// Maximum number of processes in the region.
 pub const MAX_PROCESSES: usize = 1024;
 
 pub const MAGIC_AT: u64 = 0;
 /// The header reaches from here to the first process.
 pub const HEADER_AT: u64 = 4;
 const SEMAPHORE_AT: usize = 24;
-/// From here on the header describes the GPUs; before are versions and a lock.
+/// The header describes the GPUs from here on. Before are versions and a lock.
 pub const DEVICES_AT: usize = 56;
 const UUIDS_AT: usize = 64;
 const UUID_SIZE: usize = 96;
@@ -46,7 +46,7 @@ const _: () = assert!(LIMITS_AT == 1600 && SM_LIMITS_AT == 1728 && PROCESSES_AT 
 const _: () = assert!(PROCESS_COUNT_AT == 2_008_896 && PROCESS_COUNT_AT + 56 == SIZE);
 const _: () = assert!(USED_AT + MAX_DEVICES * USED_SIZE + 128 + MAX_DEVICES * 48 + 8 + 24 == PROCESS_SIZE);
 
-/// A GPU of the region.
+/// A GPU in the region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
     pub uuid: String,
@@ -96,7 +96,7 @@ pub fn process(pid: u32, used: &[u64]) -> Vec<u8> {
     bytes
 }
 
-/// Returns true if a file of `size` bytes that begins with `magic` is a region of this version, or not initialised yet.
+/// Returns true if a file of `size` bytes that begins with `magic` is a region of this version, initialised or not.
 #[must_use]
 pub fn is_region(size: u64, magic: u32) -> bool {
     size == SIZE && (magic == MAGIC || magic == 0)

@@ -54,8 +54,8 @@ pub struct BadVariable {
 }
 
 impl Settings {
-    /// Reads the settings through `get`. Returns None if no variable sets a limit or a region file: then this is not a
-    /// HAMi container.
+    /// Reads the settings by `get`. Returns None if no variable sets a limit or a region file: this is not a HAMi
+    /// container.
     ///
     /// # Errors
     /// The first variable that cannot be parsed.
@@ -72,7 +72,7 @@ impl Settings {
             let general = one(base.to_owned())?;
             let mut numbers = [None; MAX_DEVICES];
             for (place, number) in numbers.iter_mut().enumerate() {
-                // 0 means no limit for this GPU, so the general one applies.
+                // 0 means that this GPU has no limit of its own, so the general one applies.
                 let own = one(format!("{base}_{place}"))?.filter(|own| *own > 0);
                 *number = own.or(general).filter(|number| *number > 0);
             }
@@ -118,7 +118,7 @@ fn bytes(text: &str) -> Option<u64> {
     number.checked_mul(1 << shift)
 }
 
-/// More than the whole GPU is the whole GPU, as in HAMi-core.
+/// Parses a percentage. More than 100 means the whole GPU, as in HAMi-core.
 fn percent(text: &str) -> Option<u64> {
     text.parse().ok().map(|percent: u64| percent.min(100))
 }
@@ -191,7 +191,7 @@ mod tests {
     fn nothing_that_limits_is_no_hami_container() {
         assert_eq!(read(&[(DEVICES, "all"), (LOG_LEVEL, "4"), (PRIORITY, "0")]), Ok(None));
         assert_eq!(read(&[(MEMORY, " ")]), Ok(None));
-        // A monitored container without limits, and one with the explicit limit 0.
+        // A monitored container without limits, and a container with the explicit limit 0.
         assert_eq!(settings(&[(CACHE, "/c")]).memory, [None; MAX_DEVICES]);
         assert_eq!(settings(&[(MEMORY, "0")]).memory, [None; MAX_DEVICES]);
     }

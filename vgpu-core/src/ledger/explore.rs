@@ -19,7 +19,7 @@ const LIMIT: u64 = 100;
 /// Lanes in use: the reaper's and those of the writers.
 const USED: usize = 4;
 
-/// A copy of the shared memory, to go back to the state before a branch.
+/// A copy of the shared memory, to go back to the state before a branch. The peak is left out: no step depends on it.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(super) struct Memory {
     total: Pair,
@@ -95,8 +95,8 @@ impl Memory {
         settled_charge(index, sequence, applied, [even, odd], self.total.writer)
     }
 
-    /// Whose charge was taken out and whose claim is still there; `other` knows the generations of what is
-    /// no lane.
+    /// Returns the lane or object whose charge was subtracted and whose claim still exists. `other` returns the
+    /// generations of objects.
     pub(super) fn reaped_but_not_freed(&self, other: impl Fn(usize) -> Option<u64>) -> Option<usize> {
         let [_, sequence, applied, even, odd] = self.lanes[REAPER];
         let stamp = Stamp {
@@ -188,7 +188,7 @@ fn step_writer(world: &World, index: usize, region: &Region) -> Option<World> {
     Some(next)
 }
 
-/// The reaper's next step, and its death (only once, so that the search ends).
+/// Makes the reaper's next step, and kills the reaper once, so that the search ends.
 fn step_reaper(world: &World, region: &Region, open: &mut Vec<World>) {
     world.memory.restore(region);
     let mut next = world.clone();

@@ -3,8 +3,8 @@
 //! store.
 //!
 //! Checked in every state: the total is within the limit, and it is the sum of the charges of lanes and objects. It is
-//! never less than what the driver holds: the exported piece once, as long as any process has it, and what the living
-//! have beside it. In every final state, everything that no living process has was released.
+//! never less than the driver holds: the exported piece once, while any process has it, and the other memory of the
+//! living. In every final state, everything that no living process has was released.
 
 use super::explore::{Memory, region};
 use super::objects::{self, Key, Kind, Move};
@@ -36,10 +36,11 @@ struct Actor {
     /// [`REAPER`]: a thread of any process that releases the charges of the dead.
     lane: usize,
     alive: bool,
-    /// The charge of its lane for memory that the driver holds.
+    /// Charged to this actor's lane for memory in the driver.
     charged: u64,
-    /// It has the piece in the driver; it holds the object's lock.
+    /// True if it has the piece in the driver.
     has: bool,
+    /// True if it has the object's lock.
     holds: bool,
     phase: Phase,
     script: &'static [Act],
@@ -121,7 +122,7 @@ impl World {
         }
         assert_eq!(total, sum, "total, and lanes and object: {:?}", self.actors);
         let living = self.actors.iter().filter(|actor| actor.alive);
-        // Until it is moved, the piece is part of the charge of its exporter's lane.
+        // Until the piece is moved, it is part of the charge of its exporter's lane.
         let is_in_lane = living.clone().any(|actor| actor.charged >= PIECE);
         let is_had = living.clone().any(|actor| actor.has);
         let piece = if is_had && !is_in_lane { PIECE } else { 0 };
@@ -144,7 +145,7 @@ impl World {
         next
     }
 
-    /// Claims that nobody living has.
+    /// Returns a claim whose owner or holders are all dead.
     fn dead(&self, region: &Region) -> Option<Stamp> {
         let dead = self.actors.iter().filter(|actor| !actor.alive).map(|actor| actor.lane);
         let mut claims = dead.map(|lane| (lane, region.lanes[lane].generation.load(Relaxed)));
@@ -155,117 +156,69 @@ impl World {
         Some(Stamp { lane, number })
     }
 
-    /// Makes the next step of an actor. Returns None if it has none.
+    /// Makes the next step of an actor. Returns None if it cannot make one.
     fn step(&self, index: usize, region: &Region) -> Option<Self> {
         let mut next = self.clone();
         self.restore(region);
-        let is_session_free = self.session.is_none();
         let actor = &mut next.actors[index];
         if !actor.alive {
             return None;
         }
-        actor.phase = match actor.phase {
+        // The next phase either keeps the reaper's lock or releases it.
+        let (phase, has_lock) = match actor.phase {
             Phase::Idle if actor.lane == REAPER => {
                 let is_needed = self.dead(region).is_some() || Reap::pending(region).is_some();
-                if !is_needed {
-                    return None;
-                }
-                Phase::Waiting(Under::Reap)
+                (is_needed.then_some(Phase::Waiting(Under::Reap))?, false)
             }
-            Phase::Idle => match next_act(&mut actor.script)? {
-                // A program exports, frees and gives back only what it has.
-                Act::Export | Act::Free if !actor.has => Phase::Idle,
-                Act::Change(Change::Release { bytes }) if bytes > actor.charged => Phase::Idle,
-                Act::Change(change) => {
-                    // The driver first.
-                    if let Change::Release { bytes } = change {
-                        actor.charged -= bytes;
-                    }
-                    Phase::Operating(Operation::new(actor.lane, change), change)
-                }
-                Act::Make => {
-                    let change = Change::Charge {
-                        bytes: PIECE,
-                        limit: LIMIT,
-                    };
-                    Phase::Operating(Operation::new(actor.lane, change), change)
-                }
-                Act::Export => Phase::Waiting(Under::Export),
-                Act::Import => Phase::Waiting(Under::Import),
-                Act::Free => {
-                    // The driver first.
-                    actor.has = false;
-                    if actor.holds {
-                        objects::hide(region, key());
-                        Phase::Hidden
-                    } else {
-                        let change = Change::Release { bytes: PIECE };
-                        actor.charged -= PIECE;
-                        Phase::Operating(Operation::new(actor.lane, change), change)
-                    }
-                }
-            },
+            Phase::Idle => (actor.begin(region)?, false),
             Phase::Hidden => {
                 actor.holds = false;
-                Phase::Waiting(Under::Bury(self.object[0]))
+                (Phase::Waiting(Under::Bury(self.object[0])), false)
             }
-            Phase::Operating(mut operation, change) => {
-                operation.advance(region);
-                match operation.step() {
-                    Step::Done(outcome) => {
-                        assert_ne!(outcome, Outcome::Damaged);
-                        match change {
-                            Change::Charge { bytes, .. } if outcome == Outcome::Applied => {
-                                actor.charged += bytes;
-                                actor.has |= bytes == PIECE;
-                            }
-                            _ => {}
-                        }
-                        Phase::Idle
-                    }
-                    _ => Phase::Operating(operation, change),
-                }
+            Phase::Operating(operation, change) => (actor.operate(operation, change, region), false),
+            Phase::Waiting(_) if self.session.is_some() => return None,
+            Phase::Waiting(under) => (Phase::Finishing(None, under), true),
+            Phase::Finishing(reap, under) => {
+                let phase = self.finish(actor, reap, under, region);
+                (phase, !matches!(phase, Phase::Idle | Phase::Hidden))
             }
-            Phase::Waiting(_) if !is_session_free => return None,
-            Phase::Waiting(under) => {
-                next.session = Some(index);
-                Phase::Finishing(None, under)
-            }
-            Phase::Finishing(reap, under) => match reap.or_else(|| Reap::pending(region)) {
-                Some(mut reap) => {
-                    let ended = reap.advance(region);
-                    assert!(!matches!(ended, Some(Outcome::Damaged | Outcome::Refused)));
-                    Phase::Finishing(ended.is_none().then_some(reap), under)
-                }
-                None if objects::settle_step(region) => Phase::Finishing(None, under),
-                None => {
-                    let phase = self.under(actor, under, region);
-                    if matches!(phase, Phase::Idle | Phase::Hidden) {
-                        next.session = None;
-                    }
-                    phase
-                }
-            },
             Phase::Moving(mut step) => match step.advance(region) {
-                None => Phase::Moving(step),
+                None => (Phase::Moving(step), true),
                 Some(outcome) => {
                     assert_eq!(outcome, Outcome::Applied);
                     actor.charged -= PIECE;
-                    next.session = None;
-                    Phase::Idle
+                    (Phase::Idle, false)
                 }
             },
             Phase::Reaping(mut reap) => match reap.advance(region) {
-                None => Phase::Reaping(reap),
+                None => (Phase::Reaping(reap), true),
                 Some(outcome) => {
                     assert_eq!(outcome, Outcome::Applied);
-                    next.session = None;
-                    Phase::Idle
+                    (Phase::Idle, false)
                 }
             },
         };
+        actor.phase = phase;
+        if has_lock {
+            next.session = Some(index);
+        } else if next.session == Some(index) {
+            next.session = None;
+        }
         next.save(region);
         Some(next)
+    }
+
+    /// Finishes the work of dead processes, then does the actor's own.
+    fn finish(&self, actor: &mut Actor, reap: Option<Reap>, under: Under, region: &Region) -> Phase {
+        match reap.or_else(|| Reap::pending(region)) {
+            Some(mut reap) => {
+                let ended = reap.advance(region);
+                assert!(!matches!(ended, Some(Outcome::Damaged | Outcome::Refused)));
+                Phase::Finishing(ended.is_none().then_some(reap), under)
+            }
+            None if objects::settle_step(region) => Phase::Finishing(None, under),
+            None => self.under(actor, under, region),
+        }
     }
 
     /// Does the work of an actor under the reaper's lock, after the work of dead processes is finished.
@@ -306,6 +259,53 @@ impl World {
                 .dead(region)
                 .map_or(Phase::Idle, |target| Phase::Reaping(Reap::new(region, target))),
         }
+    }
+}
+
+impl Actor {
+    /// Begins the script's next act. Returns None at the end of the script.
+    fn begin(&mut self, region: &Region) -> Option<Phase> {
+        let change = match next_act(&mut self.script)? {
+            // A program exports, frees and gives back only what it has.
+            Act::Export | Act::Free if !self.has => return Some(Phase::Idle),
+            Act::Change(Change::Release { bytes }) if bytes > self.charged => return Some(Phase::Idle),
+            Act::Change(change) => change,
+            Act::Make => Change::Charge {
+                bytes: PIECE,
+                limit: LIMIT,
+            },
+            Act::Export => return Some(Phase::Waiting(Under::Export)),
+            Act::Import => return Some(Phase::Waiting(Under::Import)),
+            Act::Free => {
+                // The driver first.
+                self.has = false;
+                if self.holds {
+                    objects::hide(region, key());
+                    return Some(Phase::Hidden);
+                }
+                Change::Release { bytes: PIECE }
+            }
+        };
+        // The driver first.
+        if let Change::Release { bytes } = change {
+            self.charged -= bytes;
+        }
+        Some(Phase::Operating(Operation::new(self.lane, change), change))
+    }
+
+    fn operate(&mut self, mut operation: Operation, change: Change, region: &Region) -> Phase {
+        operation.advance(region);
+        let Step::Done(outcome) = operation.step() else {
+            return Phase::Operating(operation, change);
+        };
+        assert_ne!(outcome, Outcome::Damaged);
+        if let Change::Charge { bytes, .. } = change
+            && outcome == Outcome::Applied
+        {
+            self.charged += bytes;
+            self.has |= bytes == PIECE;
+        }
+        Phase::Idle
     }
 }
 

@@ -4,8 +4,8 @@
 //! Each hold is a lock of its own, so a process may hold an object twice: as the exporter and as an importer. The
 //! [`Reservation`] of an object is used and released like that of a lane.
 //!
-//! How it fails: if a lock cannot be had in time, an export leaves the charge in its lane and an import finds nothing.
-//! An object whose last holder cannot get the reaper's lock is released by the next reap.
+//! How it fails: if a lock is not free in time, an export leaves the charge in its lane and an import finds nothing. An
+//! object whose last holder cannot get the reaper's lock is released by the next reap.
 
 use super::holds::Hold;
 use super::objects::{self, Key, Move};
@@ -22,7 +22,7 @@ use vgpu_abi::ledger::{LANES, Stamp};
 
 /// How long an export or an import waits for the reap of another process, and an export for its lane. It is short
 /// because an export may block other threads of its process meanwhile. A timeout charges too much, never too little.
-const PATIENCE: Duration = Duration::from_millis(200);
+const SESSION_WAIT: Duration = Duration::from_millis(200);
 /// How long the last holder waits before it leaves the object to the next reap.
 const LAST_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -35,9 +35,9 @@ impl Share {
         if self.holds.is_full() {
             return None;
         }
-        self.session(PATIENCE, |region| {
+        self.session(SESSION_WAIT, |region| {
             let (index, object, lock) = vacant(region, |index| self.lock(index))?;
-            if !own.busy.lock_within(PATIENCE) {
+            if !own.busy.lock_within(SESSION_WAIT) {
                 return None;
             }
             let process = self.process.load(Acquire);
@@ -65,12 +65,12 @@ impl Share {
         if objects::find(self.region(), key).next().is_none() || self.holds.is_full() {
             return Vec::new();
         }
-        let found = self.session(PATIENCE, |region| {
+        let found = self.session(SESSION_WAIT, |region| {
             let mut found = Vec::new();
             for (index, bytes) in objects::find(region, key) {
                 let (lock, object) = match (self.lock(index), region.objects.get(index)) {
                     (Ok(Some(lock)), Some(object)) => (lock, object),
-                    // The wait for every further object would be as long.
+                    // The wait for each further object would be as long.
                     (Err(_), _) => break,
                     _ => continue,
                 };
@@ -111,7 +111,7 @@ impl Share {
         (changes, bytes)
     }
 
-    /// Returns the exported objects: the claim of the process that each is shown with, and its bytes.
+    /// Returns the exported objects: the claim of the process to which each is attributed, and its bytes.
     pub(super) fn objects(&self) -> impl Iterator<Item = (Option<Stamp>, u64)> {
         let region = self.region();
         let claimed = objects::used(region).filter(|(_, object)| objects::is_claimed(object));
@@ -221,7 +221,7 @@ fn object_of(reservation: Reservation) -> Option<(usize, bool)> {
     Some((number / 2, number % 2 == 1))
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))] // The tests map files.
 mod tests {
     use super::*;
     use crate::ledger::objects::Kind;
@@ -244,7 +244,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn an_export_does_not_wait_for_a_lane_that_stays_busy() {
         const BYTES: u64 = 2 << 20;
         let folder = tempfile::tempdir().expect("a folder");
@@ -253,7 +252,7 @@ mod tests {
         let (lane, is_done) = (&share.own[0].busy, AtomicBool::new(false));
         assert!(lane.try_lock());
         let moved = std::thread::scope(|threads| {
-            // For much longer than an export waits, by the same clock, which does not count time without a CPU.
+            // Waits much longer than an export does, by the same clock, which leaves out time without a CPU.
             threads.spawn(|| {
                 let mut patience = Patience::new(Duration::from_millis(1500));
                 loop {

@@ -15,8 +15,8 @@ pub(crate) fn share(folder: &Path, name: &str, memory: u64) -> Share {
     again(folder, name, memory)
 }
 
-/// The same share, opened once more, as another process has it.
+/// Opens the same share once more, as another process does.
 pub(crate) fn again(folder: &Path, name: &str, memory: u64) -> Share {
-    let mark = vgpu_abi::ledger::share_mark(name, "GPU-0");
-    Share::open(&ledger(folder, name), mark, memory).expect("a share")
+    let checksum = vgpu_abi::ledger::share_checksum(name, "GPU-0");
+    Share::open(&ledger(folder, name), checksum, memory).expect("a share")
 }

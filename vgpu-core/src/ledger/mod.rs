@@ -10,6 +10,7 @@
 //! - `open` refuses a file that is not a sound ledger of this share.
 //! - The total is one 16-byte word that names its last writer: [`wide`].
 //! - A process changes the total in steps and may be killed after any of them: [`operation`].
+//! - What was refused is recorded: [`refusals`].
 //! - Memory that processes share by export and import is charged once: [`objects`].
 //! - The owner of a lane holds a lock that the kernel releases with the owner's address space:
 //!   [`crate::os::pinned`]. A process that needs memory releases the charges of dead processes: [`reap`].
@@ -23,6 +24,7 @@ pub mod objects;
 mod open;
 pub mod operation;
 pub mod reap;
+mod refusals;
 pub mod region;
 pub mod share;
 pub mod wide;
@@ -38,4 +40,5 @@ mod threads;
 
 pub use objects::{Key, Kind};
 pub use open::OpenError;
+pub use refusals::Refused;
 pub use share::{Refusal, Reservation, Share};

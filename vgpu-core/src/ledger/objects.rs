@@ -1,4 +1,4 @@
-//! Exported memory is charged once, for as long as any process has it.
+//! Exported memory is charged once, as long as any process holds it.
 //!
 //! A process exports memory by a name (cuIpcGetMemHandle, a file descriptor), and another process of the same share
 //! imports it. Such memory has an entry of its own in the ledger: an object. The charge is in the object and in no
@@ -17,10 +17,10 @@
 //! Why it is exact at every instant:
 //! - The move is one operation of the exporter's lane that does not change the total ([`Change::Move`]). Before it, the
 //!   object names the operation in `from` and is claimed. Until the operation's exchange the lane holds the bytes,
-//!   after it the object does. The rule is the one that tells what the lane of a dead process holds.
+//!   after it the object does. The rule is the same as for the charge of a dead process's lane.
 //! - Moves, searches and reaps run under the reaper's lock. A process that has this lock and finds a `from` knows that
-//!   the mover died on the way. It settles the object ([`settle`]) before any lane is freed: later the lane may have
-//!   another owner, and its operations say nothing about this one.
+//!   the mover died before it finished. It settles the object ([`settle`]) before any lane is freed: later the lane may
+//!   have another owner, and its operations say nothing about this one.
 //! - The charge is moved before the handle is returned, and an importer locks the object before it calls the driver.
 //!   Both unlock after the driver has freed or closed the memory.
 //!
@@ -31,7 +31,7 @@
 //! - The same happens to an importer of another share, of another PID namespace (a handle names its exporter by PID),
 //!   or of memory that was exported by two names.
 //! - Garbage in the table: the importer refuses a wrong size. An object that looks claimed but is held by no process is
-//!   released. An object that claims more than the total counts as damage, like a lane's.
+//!   released. An object that claims more than the total is treated as damage, as for a lane.
 //! - Handles are assumed to be unique for as long as the memory of either lives, because the driver has nothing else to
 //!   distinguish them. A new export by a name that is still in use hides the older object ([`hide`]), even if no object
 //!   is free for the new one. An object is also hidden when its exporter frees the memory.
@@ -52,9 +52,9 @@ pub struct Key {
 /// How memory is exported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// By the 64-byte handle of cuIpcGetMemHandle.
+    /// Exported by the 64-byte handle of cuIpcGetMemHandle.
     Ipc = 1,
-    /// By a file descriptor with an inode of its own.
+    /// Exported by a file descriptor with its own inode.
     Descriptor = 2,
 }
 
@@ -123,7 +123,7 @@ fn moved(region: &Region, from: u64, writer: u64) -> bool {
     )
 }
 
-/// Settles the objects of movers that died on the way. The caller holds the reaper's lock.
+/// Settles the objects of movers that died before they finished. The caller holds the reaper's lock.
 pub fn settle(region: &Region) {
     // Bounded, so that a process that writes garbage here meanwhile cannot block this one.
     for _ in 0..2 * OBJECTS {
@@ -195,7 +195,7 @@ enum MoveStep {
 }
 
 impl Move {
-    /// A move of `bytes` from `lane` into the free object `object` (counted from 0), by `process`.
+    /// Returns a move of `bytes` from `lane` into the free object `object` (counted from 0), by `process`.
     #[must_use]
     pub fn new(object: usize, lane: usize, bytes: u64, key: Key, process: u64) -> Self {
         Self {
@@ -208,7 +208,7 @@ impl Move {
         }
     }
 
-    /// Makes one step, with at most one store that counts. Returns the outcome after the last step.
+    /// Makes one step, with at most one store that matters to others. Returns the outcome after the last step.
     pub fn advance(&mut self, region: &Region) -> Option<Outcome> {
         let (Some(object), Some(lane)) = (region.objects.get(self.object), region.lanes.get(self.lane)) else {
             return Some(Outcome::Damaged);
@@ -259,7 +259,7 @@ impl Move {
         }
     }
 
-    /// Runs to the end.
+    /// Makes all steps.
     pub fn run(mut self, region: &Region) -> Outcome {
         loop {
             if let Some(outcome) = self.advance(region) {
@@ -283,7 +283,7 @@ impl Move {
     }
 }
 
-/// Returns the object that the target of a reap names, or None if it names a lane.
+/// Returns the object with this index, or None if the index is a lane's.
 pub(super) fn target(region: &Region, index: usize) -> Option<&Object> {
     region.objects.get(index.checked_sub(LANES)?)
 }

@@ -1,4 +1,4 @@
-//! Checks a ledger when it is opened, and the reasons for which one is refused.
+//! Checks a ledger when it is opened; the reasons for refusing one.
 #![allow(unsafe_code)] // pread at an offset of an OwnedFd, which std has for File alone.
 
 use crate::os::file::{self, MORE_FILES, no_descriptor};
@@ -13,7 +13,7 @@ pub enum OpenError {
     File(PathBuf, io::Error),
     Damage(PathBuf, Damage),
     Lane(PathBuf),
-    /// It is not on the file system of its share.
+    /// The ledger is not on the file system of its share.
     Elsewhere(PathBuf),
     Processor,
 }
@@ -24,9 +24,9 @@ pub(super) enum Problem {
 }
 
 /// Checks a ledger's first and last line.
-pub(super) fn check(file: &OwnedFd, start: usize, share_mark: u32) -> Result<(), Problem> {
+pub(super) fn check(file: &OwnedFd, start: usize, share_checksum: u32) -> Result<(), Problem> {
     let size = file::size(file).map_err(Problem::Io)?;
-    // One ledger, or two in a row.
+    // The file has one ledger or two.
     if size != format::SIZE as u64 && size != format::MAX_SIZE as u64 || size < (start + format::SIZE) as u64 {
         return Err(Problem::Damage(Damage::Size(
             usize::try_from(size).unwrap_or(usize::MAX),
@@ -36,7 +36,7 @@ pub(super) fn check(file: &OwnedFd, start: usize, share_mark: u32) -> Result<(),
     read_at(file, &mut first, start).map_err(Problem::Io)?;
     read_at(file, &mut last, start + format::SIZE - format::LINE).map_err(Problem::Io)?;
     format::check_ends(&first, &last).map_err(Problem::Damage)?;
-    if first[format::SHARE_AT..format::SHARE_AT + 4] != share_mark.to_le_bytes() {
+    if first[format::SHARE_AT..format::SHARE_AT + 4] != share_checksum.to_le_bytes() {
         return Err(Problem::Damage(Damage::Share));
     }
     Ok(())
@@ -82,17 +82,17 @@ impl fmt::Display for OpenError {
     }
 }
 
-/// What to do where the share itself is at fault.
+/// The remedy if the share itself is at fault.
 const PREPARE: &str = "delete the pod so that it is prepared again";
 
-/// What to do about an error of the ledger's file, most of which are not the pod's.
+/// Returns the remedy for an error of the ledger's file. For most of them the pod is not at fault.
 fn remedy(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         _ if no_descriptor(error) => MORE_FILES,
         Some(libc::ENOMEM) => "give the program more memory or address space (ulimit -v)",
         Some(libc::EROFS) => "its file system is mounted read-only here: the program has to be able to write to it",
         Some(libc::EPERM) => "a security profile (seccomp, AppArmor) has to allow the call",
-        // Our own: a lock without effect.
+        // Our own error says that a lock had no effect.
         None => "the security profile (seccomp) has to let the call reach the kernel",
         _ => PREPARE,
     }

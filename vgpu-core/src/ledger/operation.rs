@@ -1,8 +1,9 @@
 //! One change of the total, made in steps. The process may be killed after any of them.
 //!
 //! ```text
-//!  Begin ─► Written ─► Published ─► Seen ─► Recorded ─► Done
-//!    │        │           ▲  │        │         │
+//!  Begin ─► Written ─► Published ─► Seen ─► Recorded ─► Done, or Charged ─► Done
+//!    │        │           ▲  │        │         │                    │
+//!    │        │           │  │        │         │                    └ a new total, which may be the highest one
 //!    │        │           │  │        │         └ another writer was first: back to Seen
 //!    │        │           │  │        └ above the limit, or damaged: Withdrawn ─► Done
 //!    │        │           sequence is stored: the operation is announced
@@ -20,6 +21,8 @@
 //!   that the operation took place. A process need not record its own last operation: when it overwrites its own stamp,
 //!   its sequence has already increased.
 //! - `Withdrawn` makes both words equal before it marks the operation as settled.
+//! - `Charged` changes only the peak, on which no charge depends. If a process is killed before it, the peak is less
+//!   than the total, so readers take the higher of both.
 //!
 //! Ordering: a lane's charge is stored before its sequence (release), the sequence before the exchange (a full
 //! barrier), and `applied` before the exchange that overwrites the stamp. So a process that reads the total with
@@ -31,7 +34,7 @@ use super::wide::Pair;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use vgpu_abi::ledger::{REAPER, Stamp};
 
-/// What an operation does to the total.
+/// The effect of an operation on the total.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Change {
     /// Adds bytes to this lane, if the total stays within the limit.
@@ -52,7 +55,7 @@ pub enum Outcome {
     Applied,
     /// Above the limit.
     Refused,
-    /// The ledger has values that no version-2 library writes. Nothing was changed.
+    /// The ledger has values that no library writes. Nothing was changed.
     Damaged,
 }
 
@@ -72,12 +75,14 @@ pub enum Step {
     Published,
     Seen(Pair),
     Recorded(Pair),
+    /// The total that a charge has made.
+    Charged(u64),
     Withdrawn(Outcome),
     Done(Outcome),
 }
 
 impl Operation {
-    /// The next operation of `lane`. The caller owns the lane, and no other thread uses it meanwhile.
+    /// Returns the next operation of `lane`. The caller owns the lane, and no other thread uses it meanwhile.
     #[inline(always)]
     #[must_use]
     pub fn new(lane: usize, change: Change) -> Self {
@@ -92,8 +97,9 @@ impl Operation {
     /// Runs all steps and returns the outcome.
     #[inline(always)]
     pub fn run(mut self, region: &Region) -> Outcome {
-        // These five steps are the common case and compile to straight code. The loop is needed only if another process
+        // These six steps are the common case and compile to straight code. The loop is needed only if another process
         // changed the total first.
+        self.advance(region);
         self.advance(region);
         self.advance(region);
         self.advance(region);
@@ -129,6 +135,12 @@ impl Operation {
             Step::Published => Step::Seen(region.total.load()),
             Step::Seen(total) => self.record(region, lane, total),
             Step::Recorded(total) => self.exchange(region, lane, total),
+            Step::Charged(total) => {
+                if total > region.peak.load(Relaxed) {
+                    raise(region, total);
+                }
+                Step::Done(Outcome::Applied)
+            }
             Step::Withdrawn(outcome) => {
                 lane.applied.fetch_max(self.sequence, AcqRel);
                 Step::Done(outcome)
@@ -195,6 +207,7 @@ impl Operation {
             writer: writer.pack(),
         };
         match region.total.exchange(total, new) {
+            Ok(()) if matches!(self.change, Change::Charge { .. }) => Step::Charged(charged),
             Ok(()) => Step::Done(Outcome::Applied),
             Err(found) => Step::Seen(found),
         }
@@ -205,6 +218,12 @@ impl Operation {
         withdraw(lane, self.sequence);
         Step::Withdrawn(outcome)
     }
+}
+
+#[cold]
+#[inline(never)]
+fn raise(region: &Region, total: u64) {
+    region.peak.fetch_max(total, Relaxed);
 }
 
 /// Makes both charge words of `lane` equal again, because its operation `sequence` does not take place. Never inlined,

@@ -11,10 +11,10 @@
 //! An exported object that no process holds is released in the same way. Objects are numbered after the lanes; an
 //! object is dead if no process has a lock on it.
 //!
-//! If a reaper is killed on the way, the next one finishes its work first ([`finish`]). If the last operation of lane 0
-//! took place and its target still has the generation that it names, the charge is already subtracted and the lane is
-//! not free yet: the stores are repeated, which is harmless. If the operation did not take place, nothing happened, and
-//! the dead lane is found like any other.
+//! If a reaper is killed before it is done, the next one finishes its work first ([`finish`]). If the last operation of
+//! lane 0 took place and its target still has the generation that it names, the charge is already subtracted and the
+//! lane is not free yet: the stores are repeated, which is harmless. If the operation did not take place, nothing
+//! happened, and the dead lane is found like any other.
 
 use super::objects;
 use super::operation::{Change, Operation, Outcome, Step, parity};
@@ -42,7 +42,7 @@ enum ReapStep {
 }
 
 impl Reap {
-    /// A reap of the claim `target`. Its owner is dead, and the lane's generation is still odd.
+    /// Returns a reap of the claim `target`. Its owner is dead, and the lane's generation is still odd.
     #[must_use]
     pub fn new(region: &Region, target: Stamp) -> Self {
         let bytes = match objects::target(region, target.lane) {
@@ -59,7 +59,7 @@ impl Reap {
         }
     }
 
-    /// Returns the rest of the last reap, if its reaper died on the way.
+    /// Returns the rest of the last reap, if its reaper died before it was done.
     #[must_use]
     pub fn pending(region: &Region) -> Option<Self> {
         let reaper = region.lanes.get(REAPER)?;
@@ -140,7 +140,7 @@ fn generation(region: &Region, index: usize) -> Option<&AtomicU64> {
     }
 }
 
-/// Returns word `which` of its charge: a lane has two, an object one.
+/// Returns word `which` of the charge of a lane or object: a lane has two, an object one.
 fn charge(region: &Region, index: usize, which: usize) -> Option<&AtomicU64> {
     match objects::target(region, index) {
         Some(object) => (which == 0).then_some(&object.bytes),
@@ -199,8 +199,8 @@ pub fn reap(region: &Region, scope: Scope, mut is_dead: impl FnMut(usize) -> boo
             lane: LANES + index,
             number: object.generation.load(Acquire),
         };
-        // Also test the processes that the object names: lists would show the object with a dead one, which has perhaps
-        // no charge in its lane and was skipped above.
+        // Also test the processes that the object names. A dead one without a charge in its lane was skipped above, and
+        // process lists would attribute the object to it.
         let named = objects::holders(object).map(Stamp::unpack).into_iter();
         for claim in named.chain([claim]) {
             let is_there = || generation(region, claim.lane).is_some_and(|now| now.load(Acquire) == claim.number);

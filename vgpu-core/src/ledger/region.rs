@@ -4,7 +4,7 @@ use super::wide::Total;
 use std::mem::{offset_of, size_of};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use vgpu_abi::ledger as format;
-use vgpu_abi::ledger::object;
+use vgpu_abi::ledger::{object, refusal};
 
 /// A mapped ledger.
 #[repr(C, align(128))]
@@ -16,16 +16,29 @@ pub struct Region {
     pub share: AtomicU32,
     _constant: [u8; 100],
     pub total: Total,
-    _total: [u8; 112],
-    /// Number of exported objects that were ever used: how far a search has to go.
+    /// The highest total, written after the total.
+    pub peak: AtomicU64,
+    _total: [u8; 104],
+    /// Number of exported objects that were ever used; a search stops there.
     pub objects_used: AtomicU64,
-    /// What the largest context of a process took, plus 1; 0: not known.
+    /// Size of the largest context of a process, plus 1; 0: not known.
     pub context_took: AtomicU64,
-    _header: [u8; 6 * format::LINE - 16],
+    _header: [u8; format::LINE - 16],
+    pub refusals: Refusals,
     pub lanes: [Lane; format::LANES],
     pub objects: [Object; object::OBJECTS],
     _trailer: [u8; format::LINE - 8],
     pub seal: AtomicU64,
+}
+
+/// Calls that failed with out of memory: `vgpu_abi::ledger::refusal`.
+#[repr(C, align(128))]
+pub struct Refusals {
+    /// By their cause.
+    pub counts: [AtomicU64; 2],
+    pub largest: AtomicU64,
+    _line: [u8; format::LINE - 24],
+    pub slots: [[AtomicU64; refusal::WORDS]; refusal::SLOTS],
 }
 
 /// The charge of one process, or of one of its threads when they contend.
@@ -65,6 +78,11 @@ const _: () = {
     assert!(offset_of!(Region, share) == format::SHARE_AT);
     assert!(offset_of!(Region, total) == format::CHARGED_AT);
     assert!(format::CHARGED_AT + 8 == format::WRITER_AT);
+    assert!(offset_of!(Region, peak) == format::PEAK_AT);
+    assert!(offset_of!(Region, refusals) == refusal::BY_LIMIT_AT);
+    assert!(refusal::BY_LIMIT_AT + 8 * refusal::Cause::Driver as usize == refusal::BY_DRIVER_AT);
+    assert!(offset_of!(Region, refusals) + offset_of!(Refusals, largest) == refusal::LARGEST_AT);
+    assert!(offset_of!(Region, refusals) + offset_of!(Refusals, slots) == refusal::SLOTS_AT);
     assert!(offset_of!(Region, lanes) == format::FIRST_LANE_AT);
     assert!(offset_of!(Region, objects_used) == format::OBJECTS_USED_AT);
     assert!(offset_of!(Region, context_took) == format::CONTEXT_TOOK_AT);

@@ -4,12 +4,12 @@
 //! released in the lane that made it, so no lane's charge falls below zero.
 //!
 //! How it fails:
-//! - No lane is free for a new process (1,014 live processes, or 507 that each use a second lane): it is refused, with
-//!   one line, until another process ends.
+//! - No lane is free for a new process (1,014 live processes, or 507 that each use a second lane): the process is
+//!   refused, with one line on stderr, until another one ends.
 //! - No lane is free for another thread: the threads of the process take turns.
-//! - A thread that leaves an operation by a longjmp keeps that lane busy: other threads use other lanes, and the
-//!   charge of that lane stays until the process ends.
-//! - The ledger is damaged while running: charges are refused and releases pass, with one line.
+//! - A thread leaves an operation by a longjmp: its lane stays busy, other threads use other lanes, and the charge of
+//!   that lane stays until the process ends.
+//! - The ledger is damaged while running: charges are refused and releases succeed, with one line on stderr.
 #![allow(unsafe_code)] // The mapped file is seen as a Region.
 
 use super::holds::Holds;
@@ -30,28 +30,28 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::time::Duration;
 use vgpu_abi::ledger::{self as format, LANES, REAPER, Stamp};
 
-/// The most lanes of one process.
+/// Maximum number of lanes of one process.
 pub const OWN_LANES: usize = 4;
 /// How long an allocation that would fail waits for the reap of another process.
 const REAP_PATIENCE: Duration = Duration::from_secs(1);
-/// Milliseconds without another wait after a wait that timed out: the other process is stopped, or its container
-/// frozen.
+/// After a wait has timed out, the process does not wait again for this time, in ms: the other process is stopped, or
+/// its container frozen.
 const IN_VAIN: u64 = 10_000;
 /// How long a starting process, and a list of processes, wait for the reap of another process.
 const START_PATIENCE: Duration = Duration::from_millis(100);
 /// How long a release waits for its lane.
 const LANE_PATIENCE: Duration = Duration::from_secs(2);
 
-/// The byte that a process locks in its turn ([`Share::turn`]): no lane and no object begins there.
+/// The byte that [`Share::turn`] locks. No lane and no object begins there.
 const TURN_AT: usize = lane_offset(REAPER) + 1;
-/// As long as what is done in a turn, so that a crowd does not try all the time.
+/// About the length of a turn, so that many waiting processes do not try all the time.
 const BETWEEN_TURNS: Duration = Duration::from_millis(2);
 
 /// An open share.
 #[derive(Debug)]
 pub struct Share {
     pub(super) file: file::Known,
-    /// Where the ledger begins in its file.
+    /// Offset of the ledger in its file.
     pub(super) at: usize,
     mapping: Mapping,
     limit: u64,
@@ -59,7 +59,7 @@ pub struct Share {
     pub(super) own: [OwnLane; OWN_LANES],
     pub(super) holds: Holds,
     locks: Spin<Vec<PinnedLock>>,
-    /// When this process last looked for dead neighbours.
+    /// When this process last reaped.
     looked: AtomicU64,
     /// When its last wait for another process's reap timed out; 0: never.
     in_vain: AtomicU64,
@@ -74,14 +74,14 @@ pub(super) struct OwnLane {
     pub(super) index: AtomicUsize,
 }
 
-/// The charge of one lane, and the number of changes that led to it, including one that is not finished.
+/// The charge of one lane, and the number of its changes, including an unfinished one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnCharge {
     changes: u64,
     pub bytes: u64,
 }
 
-/// Where a charge was made and will be released: a slot of [`Share::own`] or, numbered after them, an exported object.
+/// The place of a charge, which its release needs: a slot of [`Share::own`] or, numbered after them, an exported object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reservation(pub(super) u32);
 
@@ -97,11 +97,11 @@ impl Share {
     ///
     /// # Errors
     /// The file is not an intact ledger of this share, or no lane is free.
-    pub fn open(path: &Path, share_mark: u32, limit: u64) -> Result<Self, OpenError> {
-        Self::open_at(path, 0, None, share_mark, limit)
+    pub fn open(path: &Path, share_checksum: u32, limit: u64) -> Result<Self, OpenError> {
+        Self::open_at(path, 0, None, share_checksum, limit)
     }
 
-    /// The same for the ledger that begins `at` bytes into its file. `device`: the file system that it must be on.
+    /// Opens the ledger that begins `at` bytes into its file. `device`: the file system that it must be on.
     ///
     /// # Errors
     /// As for [`Share::open`].
@@ -109,7 +109,7 @@ impl Share {
         path: &Path,
         at: usize,
         device: Option<u64>,
-        share_mark: u32,
+        share_checksum: u32,
         limit: u64,
     ) -> Result<Self, OpenError> {
         if !wide::supported() {
@@ -122,7 +122,7 @@ impl Share {
             if device.is_some_and(|device| device != known.device()) {
                 return Err(OpenError::Elsewhere(path.to_owned()));
             }
-            check(&file, at, share_mark).map_err(|error| match error {
+            check(&file, at, share_checksum).map_err(|error| match error {
                 Problem::Io(error) => failed(error),
                 Problem::Damage(damage) => OpenError::Damage(path.to_owned(), damage),
             })?;
@@ -246,8 +246,8 @@ impl Share {
         }
     }
 
-    /// Returns true if another process of the share is charged and has no context yet. It may be creating one, and be
-    /// charged more than that takes, as nobody knows yet.
+    /// Returns true if another process of the share has a charge but no context yet. It may be creating one, with more
+    /// charged than the context will take, because its size is not known yet.
     #[must_use]
     pub fn is_another_starting(&self) -> bool {
         let own = self.process.load(Acquire);
@@ -266,13 +266,13 @@ impl Share {
         !charged.is_subset(&with_context)
     }
 
-    /// Returns what the largest context of the share took, if any was measured.
+    /// Returns the size of the largest context of the share that was measured.
     #[must_use]
     pub fn context_took(&self) -> Option<u64> {
         self.region().context_took.load(Relaxed).checked_sub(1)
     }
 
-    /// Records what a context of this process took.
+    /// Records the size of a context of this process.
     pub fn note_context_took(&self, bytes: u64) {
         self.region().context_took.fetch_max(bytes.saturating_add(1), Relaxed);
     }
@@ -287,8 +287,7 @@ impl Share {
         ours.map(|(_, pid, held)| (pid, held)).collect()
     }
 
-    /// The same for every PID namespace, without a reap: namespace, PID and bytes. A process that has just died is
-    /// still among them.
+    /// Returns namespace, PID and bytes of all holders, without a reap. Includes processes that have just died.
     pub fn holders(&self) -> impl Iterator<Item = (u64, u32, u64)> {
         let lanes = self.region().lanes.iter().enumerate().skip(REAPER + 1);
         lanes
@@ -324,8 +323,7 @@ impl Share {
         }
     }
 
-    /// Locks a lane of this process and returns its slot: one that no thread uses, else a new one, else waits for the
-    /// first.
+    /// Locks a lane of this process and returns its slot: an idle lane, else a new one, else waits for the first.
     #[inline(always)]
     fn lock_lane(&self) -> Option<usize> {
         if self.own[0].busy.try_lock() {
@@ -377,8 +375,8 @@ impl Share {
         Ok(false)
     }
 
-    /// Writes this process into a lane that is free and locked. The generation is last: once it is odd, the lane counts
-    /// as dead if no process holds its lock.
+    /// Writes this process into a lane that is free and locked. The generation is last: once it is odd, the lane is
+    /// considered dead if no process holds its lock.
     fn take_lane(&self, lane: &Lane, index: usize, generation: u64) {
         let claim = Stamp {
             lane: index,
@@ -395,8 +393,8 @@ impl Share {
         lane.generation.store(generation, Release);
     }
 
-    /// Reaps, after waiting for at most `patience` for another reaper. Returns how many lanes were released, with 1
-    /// more if there was another reaper: it may have released some.
+    /// Reaps, after waiting for another reaper for at most `patience`. Returns the number of released lanes, plus 1 if
+    /// it waited for another reaper, which may have released some.
     fn reap(&self, scope: Scope, patience: Duration) -> usize {
         let _kept = errno::keep();
         let (lock, waited) = self.reaper(patience);
@@ -447,7 +445,8 @@ impl Share {
         }
     }
 
-    /// Waits for the turn of one process of the share at a time. None: it has lasted longer, or there is no descriptor.
+    /// Waits for a lock that only one process of the share can hold. Returns None after `patience`, or without a free
+    /// descriptor.
     pub fn turn(&self, patience: Duration) -> Option<PinnedLock> {
         let mut patience = Patience::new(patience);
         loop {

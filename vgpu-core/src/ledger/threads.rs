@@ -1,6 +1,6 @@
-//! Tests the same protocol with real threads: writers that die in the middle of an operation, a reaper beside them, and
-//! a reader of the lanes. Under Miri (`cargo +nightly miri test -p vgpu-core ledger`), stores become visible as late as
-//! their orderings allow, with another interleaving for every seed.
+//! Tests the protocol of `explore.rs` with real threads: writers that die in the middle of an operation, a reaper
+//! beside them, and a reader of the lanes. Under Miri (`cargo +nightly miri test -p vgpu-core ledger`), stores become
+//! visible as late as their orderings allow, with another interleaving for every seed.
 
 use super::explore::region;
 use super::operation::{Change, Operation, Outcome, Step};
@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 const LIMIT: u64 = 100;
 const WRITERS: usize = 3;
 
-/// Charges and releases, and stops after `steps` steps wherever it is then, as if killed.
+/// Charges and releases in turn, and stops after `steps` steps, as if killed there.
 fn write(region: &Region, lane: usize, mut steps: usize) {
     let mut holds = 0;
     loop {
@@ -54,7 +54,7 @@ fn the_dead_are_taken_out_beside_the_living() {
                 let (region, dead) = (&region, &dead);
                 threads.spawn(move || {
                     write(region, lane, 60 + 7 * lane + round * 13 % 97);
-                    // Stands for the kernel, which releases the lane's lock.
+                    // Does what the kernel would do: it releases the lane's lock.
                     dead.fetch_or(1 << lane, Release);
                 });
             }
@@ -68,6 +68,8 @@ fn the_dead_are_taken_out_beside_the_living() {
             }
         });
         assert_eq!(region.total.charged(), 0, "round {round}");
+        let peak = region.peak.load(Relaxed);
+        assert!((10..=LIMIT).contains(&peak), "{peak}: no total was ever higher");
         let held = |index: usize| held(&region, index, &region.lanes[index]);
         assert!((1..=WRITERS).all(|lane| held(lane) == 0));
     }

@@ -1,7 +1,7 @@
-//! The word of the total: charged bytes and the stamp of their last writer, 16 bytes that change together (cmpxchg16b).
+//! The total: charged bytes and the stamp of their last writer, 16 bytes that change together (cmpxchg16b).
 //!
-//! They are read one after the other: stamp, bytes, stamp again. If both stamps are equal, bytes and stamp belong
-//! together: no stamp is ever used twice, so the word has not changed in between.
+//! A reader loads stamp, bytes, and the stamp again. If both stamps are equal, bytes and stamp belong together: no
+//! stamp is ever used twice, so the total has not changed in between.
 #![allow(unsafe_code)] // One instruction that Rust's stable atomics do not offer.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -92,7 +92,7 @@ impl Total {
         }
     }
 
-    /// The same for Miri, which cannot run assembly: one lock for all totals.
+    /// Does the same for Miri, which cannot run assembly: one lock for all totals.
     #[cfg(miri)]
     pub fn exchange(&self, old: Pair, new: Pair) -> Result<(), Pair> {
         static LOCK: std::sync::Mutex<()> = std::sync::Mutex::new(());

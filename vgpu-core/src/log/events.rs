@@ -1,44 +1,49 @@
-//! What can happen, and the line and the counters that it gets. docs/debugging.md describes the lines.
+//! The events of the log, each with its line and counters. docs/debugging.md describes the lines.
 
 use super::{Level, Log, count, current};
 use crate::account::Account;
 use crate::os::monotonic_ns;
 use std::fmt::Arguments;
 use std::path::Path;
+use vgpu_abi::ledger::refusal::Cause;
 use vgpu_abi::log::{Counter, Wait};
 
-/// Something that was found: a line of level info.
+/// Writes a line of level info.
 pub fn info(text: Arguments<'_>) {
     if let Some(log) = current() {
         log.write(Level::Info, text);
     }
 }
 
-/// A library of the driver was opened.
+/// Logs that a library of the driver was opened.
 pub fn library(path: &Path) {
     info(format_args!("driver file={path:?}"));
 }
 
-/// Memory was refused to the program.
+/// Logs that memory was refused to the program.
 #[cold]
-pub fn refused(gpu: &str, account: &Account, bytes: u64) {
+pub fn refused(gpu: &str, account: &Account, bytes: u64, cause: Cause) {
     let Some(log) = current() else { return };
     log.add(Counter::Refusals as usize, 1);
     log.add(Counter::RefusedBytes as usize, bytes);
     let (charged, limit) = (account.charged(), account.limit());
+    let by = match cause {
+        Cause::Limit => "limit",
+        Cause::Driver => "driver",
+    };
     log.write(
         Level::Error,
-        format_args!("refused gpu={gpu} bytes={bytes} charged={charged} limit={limit}"),
+        format_args!("refused gpu={gpu} bytes={bytes} charged={charged} limit={limit} by={by}"),
     );
 }
 
-/// NVML lists this process by `pid`.
+/// Logs that this process is the one that NVML lists as `pid`.
 #[cold]
 pub fn pid_learned(pid: u32) {
     info(format_args!("pid learned={pid}"));
 }
 
-/// The PID was another process's after all.
+/// Logs that the PID belongs to another process after all.
 #[cold]
 pub fn pid_forgotten(pid: u32) {
     info(format_args!(
@@ -46,8 +51,8 @@ pub fn pid_forgotten(pid: u32) {
     ));
 }
 
-/// A piece of GPU work was not measured by events, and is charged by the clock. Lines are few: of the first, the
-/// second, the fourth and so on.
+/// Counts a piece of GPU work that could not be measured by events and is charged by the clock. Only the first, second,
+/// fourth, eighth and so on get a line.
 #[cold]
 pub fn failed_event() {
     count(Counter::FailedEvents, 1);
@@ -59,7 +64,7 @@ pub fn failed_event() {
     }
 }
 
-/// A launch has waited for long, lately for this reason. A line each time that it has waited twice as long.
+/// Logs a launch that waits for long, each time its wait has doubled. `reason`: that of its last sleep.
 #[cold]
 pub fn long_wait(reason: Wait, ns: u64, is_first: bool) {
     if is_first {
@@ -71,7 +76,7 @@ pub fn long_wait(reason: Wait, ns: u64, is_first: bool) {
     }
 }
 
-/// Runs `wait`, in which this thread waits for this reason.
+/// Runs `wait`, in which this thread waits for `reason`, and logs its duration.
 pub fn waits<T>(reason: Wait, wait: impl FnOnce() -> T) -> T {
     let Some(log) = current() else { return wait() };
     let began = monotonic_ns();
@@ -83,7 +88,7 @@ pub fn waits<T>(reason: Wait, wait: impl FnOnce() -> T) -> T {
     outcome
 }
 
-/// A measurement of this process's memory, which is reported when it is dropped.
+/// A measurement of this process's memory. It is logged when this is dropped.
 #[derive(Debug)]
 pub struct Measuring<'a>(Option<Progress<'a>>);
 
@@ -92,25 +97,14 @@ struct Progress<'a> {
     log: &'static Log,
     gpu: &'a str,
     began: u64,
-    /// What was charged ahead or was measured before, as overhead.
+    /// Overhead that was charged ahead or measured before.
     ahead: u64,
     lists: u64,
-    /// What the newest list has for this process, and what it is charged for everything else.
+    /// NVML's newest figure for this process.
     held: Option<u64>,
     other: u64,
-    outcome: Seen,
-}
-
-/// How far a measurement came.
-#[derive(Clone, Copy, Debug)]
-enum Seen {
-    NoNvml,
-    NoList,
-    /// Nobody knows by which PID NVML lists this process.
-    Unknown,
-    /// There was a list, of no use.
-    Listed,
-    Excess(i64, i64),
+    /// The bounds of the overhead, or why nothing is known yet.
+    outcome: Result<(i64, i64), &'static str>,
 }
 
 impl<'a> Measuring<'a> {
@@ -124,42 +118,45 @@ impl<'a> Measuring<'a> {
             lists: 0,
             held: None,
             other: 0,
-            outcome: Seen::NoNvml,
+            outcome: Err("NVML is not open, or does not have this GPU"),
         }))
     }
 
-    /// NVML has this GPU.
+    /// Notes that NVML has this GPU.
     pub fn found_gpu(&mut self) {
-        self.sees(Seen::NoList);
+        self.sees(Err("NVML lists no processes"));
     }
 
-    /// NVML has listed the processes; ours is `pid`, if that is known.
+    /// Notes that NVML has listed the processes; ours is `pid`, or 0 if that is not known.
     pub fn listed(&mut self, list: &[(u32, u64)], pid: u32, other: u64) {
         if let Some(progress) = &mut self.0 {
             progress.lists += 1;
             progress.other = other;
-            progress.outcome = Seen::Listed;
         }
         self.finds(list, pid);
     }
 
-    /// This process is `pid` in the list; 0: not known.
+    /// Notes that this process is `pid` in the list, or 0 if that is not known.
     pub fn finds(&mut self, list: &[(u32, u64)], pid: u32) {
         if let Some(progress) = &mut self.0 {
             let own = list.iter().find(|(listed, _)| *listed == pid && pid != 0);
             progress.held = own.map(|(_, held)| *held);
+            progress.outcome = Err(match own {
+                Some(_) => "the lists show less than is charged, or other threads did not pause",
+                None => "the lists do not show this process",
+            });
         }
     }
 
     pub fn unknown(&mut self) {
-        self.sees(Seen::Unknown);
+        self.sees(Err("nobody knows by which PID NVML lists this process"));
     }
 
     pub fn excess(&mut self, least: i64, most: i64) {
-        self.sees(Seen::Excess(least, most));
+        self.sees(Ok((least, most)));
     }
 
-    fn sees(&mut self, outcome: Seen) {
+    fn sees(&mut self, outcome: Result<(i64, i64), &'static str>) {
         if let Some(progress) = &mut self.0 {
             progress.outcome = outcome;
         }
@@ -182,7 +179,7 @@ impl Progress<'_> {
         let us = ns / 1000;
         let held = self.held.unwrap_or(0);
         let reason = match self.outcome {
-            Seen::Excess(least, most) => {
+            Ok((least, most)) => {
                 return self.log.write(
                     Level::Info,
                     format_args!(
@@ -190,13 +187,7 @@ impl Progress<'_> {
                     ),
                 );
             }
-            Seen::Unknown => "nobody knows by which PID NVML lists this process",
-            Seen::NoNvml => "NVML is not open, or does not have this GPU",
-            Seen::NoList => "NVML lists no processes",
-            Seen::Listed if self.held.is_some() => {
-                "the lists show less than is charged, or other threads did not pause"
-            }
-            Seen::Listed => "the lists do not show this process",
+            Err(reason) => reason,
         };
         self.log.add(Counter::Unmeasured as usize, 1);
         self.log.write(

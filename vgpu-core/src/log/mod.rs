@@ -1,6 +1,6 @@
-//! What happens in this process, for people who look for a fault: lines in a file (`VGPU_LOG=FILE[:level]`), a ring of the
-//! last calls beside it (`FILE.<pid>.ring`), and counters in that ring and in the file of `vgpu run --report`
-//! (docs/debugging.md, formats in `vgpu_abi::log`).
+//! The log of this process, for debugging: lines in a file (`VGPU_LOG=FILE[:level]`), a ring of the last calls beside
+//! it (`FILE.<pid>.ring`), and counters in that ring and in the file of `vgpu run --report` (docs/debugging.md, formats
+//! in `vgpu_abi::log`).
 //!
 //! ```text
 //!  first call ─► open ─► pointer in the page that a fork child finds zeroed (os::fork)
@@ -8,28 +8,28 @@
 //!  a call of the program, if there is a ring ─► ring: begin ─► the hook ─► ring: end
 //! ```
 //!
-//! Without the variables there is no pointer. Then each event costs one load, on ways that are slow anyway, and calls are
-//! not looked at here at all (`vgpu-shim`, `start`).
+//! Without the variables the pointer is null. Then each event costs one load, on paths that are slow anyway, and calls
+//! are not recorded (`vgpu-shim`, `start`).
 //!
-//! The environment is the tenant's, and so is the file: it is opened with the rights of the process and nothing else, not
-//! through a symbolic link, and never for a setuid program (the shim reads variables with secure_getenv). No descriptor is
-//! kept: a program that closes all of them and opens its own must not find our lines in its file. So each line opens the
-//! file.
+//! The tenant sets the environment and owns the file: it is opened with the rights of the process, not through a
+//! symbolic link, and never for a setuid program (the shim reads variables with secure_getenv). Each line opens the
+//! file and closes it again: with an open descriptor, a program that closes all descriptors and opens its own could
+//! find our lines in its file.
 //!
 //! How it fails:
-//! - A file that cannot be opened: one line on stderr; the program runs on, with what else could be opened.
-//! - A full disk, a limit of file sizes, a changed root or user, no descriptor left: lines are lost and counted
-//!   ([`Counter::LostLines`]). The ring is allocated before it is mapped, so no store to it can fail; on file systems that
-//!   copy on write (btrfs after a snapshot) or that are not local, that is not certain.
-//! - A ring that somebody makes shorter while its process lives: the process ends with SIGBUS, as with any mapped file.
-//! - A log of [`LONGEST_FILE`] gets no further lines.
-//! - A thread that is killed or jumps out of a call: that call stays without a result in the ring.
-//! - A signal handler that calls the driver inside one of these functions: each writes a line or an entry of its own. No lock
-//!   is taken and nothing is allocated after [`open`].
-//! - A fork child has no log until its first call; it then opens the same file, and a ring of its own. Its parent's ring is
+//! - A file cannot be opened: one line on stderr. The program continues with the files that could be opened.
+//! - A full disk, a file size limit, a changed root or user, no descriptor left: lines are lost and counted
+//!   ([`Counter::LostLines`]). The ring is allocated before it is mapped, so no store to it can fail; this is not
+//!   certain on file systems that copy on write (btrfs after a snapshot) or that are not local.
+//! - Somebody truncates a ring while its process lives: the process ends with SIGBUS, as with any mapped file.
+//! - A log that has reached [`LONGEST_FILE`] gets no more lines.
+//! - A thread is killed in a call or jumps out of it: that call stays without a result in the ring.
+//! - A signal handler calls the driver inside one of these functions: each writes its own line or entry. No lock is
+//!   taken and nothing is allocated after [`open`].
+//! - A fork child has no log until its first call; it then opens the same file and its own ring. Its parent's ring is
 //!   not mapped in it.
-//! - Two processes of one PID (after an exec, or in two containers with one folder): the later one's ring replaces the
-//!   name of the earlier one's, which stays mapped there.
+//! - Two processes have the same PID (after an exec, or in two containers that share a folder): the later one's ring
+//!   takes the name of the earlier one's, which stays mapped.
 //! - A file system that hangs: the call that writes a line hangs with it.
 #![allow(unsafe_code)] // Pages that are mapped, and a pointer to the log.
 
@@ -50,10 +50,10 @@ use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use vgpu_abi::log::{Counter, PAGE, Page, REPORT_MAGIC, VERSION, Wait};
 
-/// A log never becomes longer.
+/// Maximum size of a log.
 pub const LONGEST_FILE: u64 = 256 << 20;
 
-/// The newest log, for leak checkers alone: they do not look into the page that has the pointer.
+/// The newest log. Only for leak checkers, which do not scan the page with the pointer.
 static NEWEST: AtomicPtr<Log> = AtomicPtr::new(std::ptr::null_mut());
 
 /// The log of one process.
@@ -75,8 +75,8 @@ struct Lines {
 #[derive(Debug)]
 struct Report(Mapping);
 
-/// Opens what `settings` name, for this process. `names`: of all functions, each with a zero, for the ring. Returns a line for
-/// each thing that cannot be opened.
+/// Opens the log, the ring and the report that `settings` name. `names` are the names of all functions, each with a
+/// zero, for the ring. Returns a line for each file that cannot be opened.
 #[must_use]
 pub fn open(settings: &Settings, names: &[u8]) -> Vec<String> {
     let mut refusals = Vec::new();
@@ -117,7 +117,7 @@ pub fn is_recording() -> bool {
     current().is_some_and(|log| log.ring.is_some())
 }
 
-/// Begins to record a call of the function of that number. None: calls are not recorded.
+/// Begins to record a call of function number `function`. Returns None if calls are not recorded.
 #[must_use]
 pub fn begin(function: u32) -> Option<Recorded> {
     current()?.ring.as_ref().map(|ring| ring.begin(function))
@@ -136,7 +136,7 @@ fn count(counter: Counter, more: u64) {
     }
 }
 
-/// A line that the user sees on stderr.
+/// Logs a line that the user also sees on stderr.
 fn said(line: &str) {
     if let Some(log) = current() {
         log.write(Level::Error, format_args!("said text={line:?}"));
@@ -185,7 +185,7 @@ impl Log {
         file::append(&lines.path, line.bytes(), LONGEST_FILE)
     }
 
-    /// The pages that have counters.
+    /// Returns the pages with counters.
     fn pages(&self) -> impl Iterator<Item = &Page> {
         let own = self.ring.as_ref().map(ring::Ring::page);
         own.into_iter().chain(self.report.as_ref().map(Report::page))
@@ -202,7 +202,7 @@ impl Log {
         self.add(reason.index() + 1, ns);
     }
 
-    /// Returns how much of this was counted so far.
+    /// Returns the value of a counter.
     fn counted(&self, counter: Counter) -> u64 {
         let first = self.pages().next();
         first.map_or(0, |page| page.counters[counter as usize].load(Relaxed))

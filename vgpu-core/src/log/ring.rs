@@ -1,11 +1,11 @@
-//! The ring of the last calls, in a file that is mapped: it is there whatever ends the process.
+//! The ring of the last calls, in a mapped file, so that it survives any end of the process.
 //!
-//! A call takes the next number, and the place of that number; so threads need no lock. An entry is written when its call
+//! Each call takes the next number, which decides its place, so threads need no lock. An entry is written when its call
 //! begins, so a call that hangs is in the ring too.
 //!
-//! How it fails: a call that returns after [`CALLS`] later ones have begun finds another call in its place, and is left
-//! out. Between that look and its last store a newer call may take the place, which then shows a wrong result: two calls
-//! have to be 4,096 calls and a few ns apart.
+//! How it fails: a call that returns after [`CALLS`] later ones have begun finds another call in its place, and its
+//! result is dropped. If a newer call takes the place between this check and the last store, the newer call shows a
+//! wrong result: the two calls must be 4,096 calls and a few ns apart.
 
 use crate::os::pinned::Mapping;
 use crate::os::{file, monotonic_ns, thread_id, unix_ns};
@@ -75,7 +75,7 @@ impl Ring {
 }
 
 impl Recorded {
-    /// The call returns. `charged`: what its shares are charged now.
+    /// Records that the call returns. `charged`: the present charge of its shares.
     pub fn end(self, result: i32, charged: u64) {
         if self.entry.number.load(Acquire) != self.number {
             return;
@@ -87,7 +87,7 @@ impl Recorded {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))] // The tests map files.
 mod tests {
     use super::*;
     use std::os::unix::ffi::OsStrExt;
@@ -101,7 +101,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn the_last_calls_are_in_the_file() {
         let folder = tempfile::tempdir().expect("a folder");
         let (ring, read) = ring(&folder);
@@ -126,7 +125,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn a_second_ring_of_a_name_leaves_the_first_one_mapped() {
         let folder = tempfile::tempdir().expect("a folder");
         let (first, _) = ring(&folder);

@@ -1,17 +1,17 @@
-//! The values of the variables: which file, and which lines.
+//! Parses VGPU_LOG and VGPU_REPORT.
 //!
-//! How it fails: a level that is none is refused, so that a slip of the keyboard does not become part of a file's name.
+//! How it fails: an unknown level is refused, so that a typing mistake does not become part of a file's name.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
-/// How much is written. A level has the lines of those before it.
+/// How much is written. Each level includes those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// What failed or was refused.
+    /// Failures and refusals.
     Error,
-    /// Also what was found and measured.
+    /// Also what was found and measured at start-up and later.
     Info,
     /// Also each wait.
     Debug,
@@ -34,8 +34,8 @@ impl Level {
 }
 
 impl Settings {
-    /// Returns the log's absolute path and level, or None if there is to be none: a program may change its folder, and
-    /// each line opens the file.
+    /// Returns the log's path and level, or None without a log. The path is absolute: each line opens the file, and the
+    /// program may change its directory.
     ///
     /// # Errors
     /// A line that says what is wrong.
@@ -65,7 +65,7 @@ fn split(value: &OsStr) -> Result<(&Path, Level), String> {
     let found = Level::ALL.iter().find(|(name, _)| name.as_bytes() == word);
     match found {
         Some((_, level)) => Ok((Path::new(OsStr::from_bytes(path)), *level)),
-        // The colon of a folder's name.
+        // The colon is part of a folder's name.
         None if word.contains(&b'/') => Ok((Path::new(value), Level::Info)),
         None => Err(format!(
             "level {:?} is none of error, info and debug; behind a file name with a colon write a level",
@@ -74,12 +74,11 @@ fn split(value: &OsStr) -> Result<(&Path, Level), String> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))] // The tests ask for the current folder.
 mod tests {
     use super::*;
 
     #[test]
-    #[cfg_attr(miri, ignore = "asks for the folder")]
     fn a_value_is_a_file_and_perhaps_a_level() {
         let of = |value: &str| split(OsStr::new(value)).map(|(path, level)| (path.to_owned(), level));
         assert_eq!(of("/tmp/a"), Ok(("/tmp/a".into(), Level::Info)));

@@ -1,4 +1,4 @@
-//! The table of live allocations, and how small ones are charged: by the granules in which they lie.
+//! The table of live allocations. Small allocations are charged by the granules in which they lie.
 //!
 //! A driver packs allocations of less than a granule together, and the pointer that it returns tells which granule
 //! it took. So a granule is charged once, with the first allocation that lies in it, and released with the last:
@@ -14,18 +14,17 @@
 //! under its address with the lowest bit set, which no pointer has. Both lie in one run of the table, so one lock
 //! serves to find either.
 //!
-//! How it holds: an allocation is covered by its own reservation until it is counted, and one that is freed stays
-//! counted until the driver has freed it. So a granule that the driver has taken is always charged, whatever other
-//! threads do between the two.
+//! Why it is right: an allocation is covered by its own reservation until it is counted, and stays counted until the
+//! driver has freed it. So a granule that the driver has taken is always charged, whatever other threads do meanwhile.
 //!
-//! How it fails: with less than a granule left, a small allocation is refused even if the driver would have found
-//! room in a granule that is charged already: only the driver knows, after the call.
+//! How it fails: with less than a granule left, a small allocation is refused even if the driver would have placed it
+//! in a granule that is charged already. Only the driver knows that, after the call.
 
 use super::charge::charge;
 use super::driver::{Driver, OUT_OF_MEMORY};
 use super::gpu::{Gpu, Gpus, release};
 use super::granule::GRANULE;
-use super::live::{Live, STEP, key, place};
+use super::live::{Live, key, place};
 use crate::account::Charge;
 use crate::table::Table;
 use core::ffi::c_int;
@@ -34,9 +33,9 @@ use core::ffi::c_int;
 #[derive(Debug, Default)]
 pub struct Allocations(Table<Live>);
 
-/// What [`Allocations::take`] found.
+/// The result of [`Allocations::take`].
 pub enum Taken {
-    /// All of it: it has its granules to itself, or is alone in one.
+    /// The only allocation in its granules, with their charge.
     Whole(Live),
     /// One of several in a granule.
     Leaving,
@@ -44,16 +43,16 @@ pub enum Taken {
 }
 
 impl Allocations {
-    /// Keeps an allocation that has its granules to itself.
+    /// Adds an allocation with granules of its own.
     #[inline(always)]
     pub fn keep<D: Driver>(&self, gpus: &Gpus<D>, pointer: u64, live: Live) {
-        // A driver gives a pointer again only after it was freed: by a context's end that we missed.
+        // A driver reuses a pointer only after it was freed: by the end of a context that we missed.
         if let Some(stale) = self.0.insert(pointer, live) {
             release(gpus, stale);
         }
     }
 
-    /// Calls `look` with an allocation that has its granules to itself; `look` may change it.
+    /// Calls `look` with an allocation that has granules of its own; `look` may change it.
     pub fn with<T>(&self, pointer: u64, look: impl FnOnce(&mut Live) -> T) -> Option<T> {
         self.0.with(pointer, look)
     }
@@ -82,7 +81,7 @@ impl Allocations {
         Ok(())
     }
 
-    /// Charges an allocation that lies in two granules for both of them. No known driver places one so.
+    /// Charges both granules of an allocation that lies in two. No known driver places an allocation like this.
     #[cold]
     fn straddle<D: Driver>(&self, gpus: &Gpus<D>, pointer: u64, mut live: Live) -> Result<(), c_int> {
         let owner = gpus.get(live.gpu());
@@ -96,12 +95,12 @@ impl Allocations {
         Ok(())
     }
 
-    /// Takes out the charge of `pointer`, before the driver frees it. [`Self::finish_free`] is called after that.
+    /// Removes `pointer` from the table before the driver frees it. [`Self::finish_free`] must be called afterwards.
     #[inline(always)]
     pub fn take(&self, pointer: u64) -> Taken {
         let (key, place) = (key(pointer), place(pointer));
         self.0.run(pointer, |run| {
-            // The first in a granule lies where one with granules of its own would.
+            // The first allocation in a granule has the same address as one with granules of its own.
             let found = if place < 2 {
                 run.find_either(pointer, key)
             } else {
@@ -142,7 +141,7 @@ impl Allocations {
         });
     }
 
-    /// Releases what [`Self::take`] took out if the driver has `freed` the pointer, else puts it back.
+    /// If the driver has `freed` the pointer, releases the charge that [`Self::take`] removed; else puts it back.
     #[inline(always)]
     pub fn finish_free<D: Driver>(&self, gpus: &[Gpu<D>], pointer: u64, taken: Taken, freed: bool) {
         match taken {
@@ -153,7 +152,7 @@ impl Allocations {
         }
     }
 
-    /// Counts out an allocation that left its granule. The last one releases the granule.
+    /// Subtracts an allocation that has left its granule. The last one releases the granule.
     fn left<D: Driver>(&self, gpus: &[Gpu<D>], pointer: u64) {
         let key = key(pointer);
         let last = self.0.run(key, |run| {
@@ -168,12 +167,12 @@ impl Allocations {
         }
     }
 
-    /// Leaves what [`Self::take`] found charged until the process ends: others hold on to that memory.
+    /// Keeps the charge that [`Self::take`] removed until the process ends, because others still use that memory.
     #[cold]
     pub fn keep_charged(&self, pointer: u64, taken: Taken) {
         if matches!(taken, Taken::Leaving) {
-            // The granule is what they hold. Its address may come again with other memory, to be charged anew;
-            // what lies in it beside is no longer counted, and frees of that pass.
+            // The others use the granule. Its address may be reused for other memory, with a new charge. The other
+            // allocations in it are no longer counted; frees of them pass to the driver.
             let key = key(pointer);
             self.0.run(key, |run| run.remove(key));
         }
@@ -183,13 +182,13 @@ impl Allocations {
     fn put_back<D: Driver>(&self, gpus: &[Gpu<D>], pointer: u64, kept: Taken) {
         let (key, place) = (key(pointer), place(pointer));
         let surplus = match kept {
-            Taken::Whole(live) if live.is_whole() => self.0.insert(pointer, live),
+            Taken::Whole(live) if live.is_whole() => self.0.insert(pointer, live.unmarked()),
             Taken::Whole(live) => self.0.run(key, |run| match run.get(key) {
                 Some(granule) => {
                     granule.enter(place);
                     Some(live)
                 }
-                None => run.insert(key, live),
+                None => run.insert(key, live.unmarked()),
             }),
             Taken::Leaving => self.0.run(key, |run| {
                 let granule = run.get(key)?;
@@ -204,8 +203,7 @@ impl Allocations {
         }
     }
 
-    /// Calls `note` with the key and bytes of each allocation on `gpu` that no thread is about to free or has yet
-    /// to count in.
+    /// Calls `note` with the key and bytes of each allocation on `gpu` that no thread is allocating or freeing.
     pub fn settled(&self, gpu: usize, mut note: impl FnMut(u64, u64)) {
         self.0.each(|key, live| {
             if live.gpu() == gpu && !live.is_host() && !live.is_unlisted() && !live.is_leaving() {
@@ -214,33 +212,53 @@ impl Allocations {
         });
     }
 
+    /// Marks the allocations on `gpu` for which `is_own` returns true, and granules if it returns true for all their
+    /// pointers. They stay in the table, so that other threads can free them meanwhile.
+    pub fn mark_ending(&self, gpu: usize, is_own: impl Fn(u64) -> bool) {
+        self.0.drain(|key, live| {
+            let is_own = live.gpu() == gpu && !live.is_leaving() && live.pointers(key).all(&is_own);
+            live.set_ending(is_own);
+            false
+        });
+    }
+
+    /// Releases the marked allocations on `gpu` whose pointers have all ended, and unmarks the others. New memory at
+    /// such an address is not marked.
+    pub fn release_ended<D: Driver>(&self, gpus: &[Gpu<D>], gpu: usize, has_ended: impl Fn(u64) -> bool) {
+        let ended = self.0.drain(|key, live| {
+            let was_marked = live.gpu() == gpu && live.is_ending();
+            live.set_ending(false);
+            was_marked && live.pointers(key).all(&has_ended)
+        });
+        ended.into_iter().for_each(|live| release(gpus, live));
+    }
+
     /// Releases every allocation on `gpu` whose pointer `is_gone`.
     pub fn sweep<D: Driver>(&self, gpus: &[Gpu<D>], gpu: usize, is_gone: impl Fn(u64) -> bool) {
         let gone = self.0.drain(|key, live| {
             if live.gpu() != gpu {
                 return false;
             }
-            if key & 1 == 0 {
+            if live.is_whole() {
                 return is_gone(key);
             }
-            let (start, mut is_empty) = (key & !1, live.is_empty());
-            for place in 0..(GRANULE / STEP) as u16 {
-                if live.has(place) && is_gone(start + u64::from(place) * STEP) {
-                    live.leave(place);
-                    is_empty = live.count_out();
-                }
+            let gone: Vec<u64> = live.pointers(key).filter(|pointer| is_gone(*pointer)).collect();
+            for pointer in gone {
+                live.leave(place(pointer));
+                live.count_out();
             }
-            is_empty
+            live.is_empty()
         });
         gone.into_iter().for_each(|live| release(gpus, live));
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))] // The tests map files.
 mod tests {
     use super::super::driver::SUCCESS;
     use super::super::fake::{Fake, MIB, gpu};
     use super::super::free::free_charged;
+    use super::super::live::STEP;
     use super::*;
     use proptest::prelude::*;
     use std::collections::{BTreeMap, BTreeSet};
@@ -258,10 +276,8 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn a_refused_free_changes_nothing() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let (gpus, live) = (vec![gpu(&folder, 64 * MIB)], Allocations::default());
+        let (gpus, live) = (vec![gpu(64 * MIB)], Allocations::default());
         for (pointer, bytes) in [(BASE, MIB), (BASE + MIB, 256), (BASE + GRANULE, 4 * MIB)] {
             allocate(&gpus, &live, pointer, bytes).expect("room");
         }
@@ -281,10 +297,8 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn a_neighbour_that_comes_while_the_last_is_freed_keeps_the_granule_charged() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let (gpus, live) = (vec![gpu(&folder, 64 * MIB)], Allocations::default());
+        let (gpus, live) = (vec![gpu(64 * MIB)], Allocations::default());
         allocate(&gpus, &live, BASE, 256).expect("room");
         free_charged(&gpus, &live, BASE, || {
             assert_eq!(gpus[0].account.charged(), GRANULE, "until the driver has freed it");
@@ -297,10 +311,8 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn one_in_two_granules_is_charged_both_or_freed_again() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let (gpus, live) = (vec![gpu(&folder, 2 * GRANULE)], Allocations::default());
+        let (gpus, live) = (vec![gpu(2 * GRANULE)], Allocations::default());
         let pointer = BASE + GRANULE - 256;
         allocate(&gpus, &live, pointer, MIB).expect("room");
         assert_eq!(gpus[0].account.charged(), 2 * GRANULE);
@@ -313,10 +325,8 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn what_went_with_a_context_is_swept() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let (gpus, live) = (vec![gpu(&folder, 64 * MIB)], Allocations::default());
+        let (gpus, live) = (vec![gpu(64 * MIB)], Allocations::default());
         for (pointer, bytes) in [
             (BASE, 256),
             (BASE + 256, 256),
@@ -338,14 +348,12 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
-        /// Whatever comes and goes, each granule in which something lies is charged once.
+        /// Each granule with an allocation in it is charged once, whatever is allocated and freed.
         #[test]
-        #[cfg_attr(miri, ignore = "maps a file")]
         fn a_granule_is_charged_as_long_as_anything_lies_in_it(
             steps in prop::collection::vec((0_u64..3, 0_u64..6, any::<bool>()), 1..80),
         ) {
-            let folder = tempfile::tempdir().expect("a folder");
-            let (gpus, live) = (vec![gpu(&folder, 64 * MIB)], Allocations::default());
+            let (gpus, live) = (vec![gpu(64 * MIB)], Allocations::default());
             let mut known = BTreeMap::new();
             for (granule, place, refused) in steps {
                 let pointer = BASE + granule * GRANULE + place * STEP;

@@ -1,4 +1,4 @@
-//! Live arrays, each with its charge and the context with which it goes.
+//! Live arrays, each with its charge and its context.
 
 use super::backing::Backing;
 use super::driver::{Driver, SUCCESS};
@@ -8,21 +8,21 @@ use crate::table::Table;
 use core::ffi::c_int;
 use std::sync::Arc;
 
-/// Where something is mapped into an array, as the caller says it.
+/// A place in an array, in the words of the caller.
 pub type Tile = [u64; 5];
 
-/// An array, and the handle of the context with which it goes.
+/// An array and the handle of its context. The array ends with the context.
 #[derive(Debug)]
 struct Array<D: 'static> {
     context: usize,
     gpu: usize,
     charge: Option<Charge>,
-    /// What is mapped into it, and where.
+    /// The memory that is mapped into the array, by place.
     tiles: Vec<(Tile, Arc<Backing<D>>)>,
 }
 
 impl<D: Driver + 'static> Array<D> {
-    /// What it is charged, if it lies on `gpu`.
+    /// Returns the array's charge if it lies on `gpu`.
     fn bytes_on(&self, gpu: usize) -> u64 {
         self.charge
             .as_ref()
@@ -48,7 +48,7 @@ impl<D> Default for Arrays<D> {
 }
 
 impl<D: Driver + 'static> Arrays<D> {
-    /// Keeps an array that was made in `context`.
+    /// Adds an array that was created in `context`.
     pub fn keep(&self, gpus: &[Gpu<D>], array: usize, context: usize, gpu: usize, charge: Option<Charge>) {
         let made = Array {
             context,
@@ -59,7 +59,7 @@ impl<D: Driver + 'static> Arrays<D> {
         self.put(gpus, array, made);
     }
 
-    /// Keeps an array in memory that is charged already.
+    /// Adds an array in memory that is charged already.
     pub fn adopt(&self, gpus: &[Gpu<D>], array: usize, context: usize, backing: Arc<Backing<D>>) {
         let adopted = Array {
             context,
@@ -71,15 +71,15 @@ impl<D: Driver + 'static> Arrays<D> {
     }
 
     fn put(&self, gpus: &[Gpu<D>], array: usize, made: Array<D>) {
-        // A driver gives a handle again only after it was destroyed: by a context's end that we missed.
+        // A driver reuses a handle only after it was destroyed: by the end of a context that we missed.
         if let Some(stale) = self.0.insert(array as u64, made) {
             stale.forget(gpus);
         }
     }
 
-    /// Destroys an array through `destroy`, and releases its charge if the driver has done so.
+    /// Destroys an array by `destroy`. If the driver succeeds, the charge is released.
     pub fn destroy(&self, gpus: &[Gpu<D>], array: usize, destroy: impl FnOnce() -> c_int) -> c_int {
-        // Out of the table first: once destroyed, the driver may give the handle to another thread.
+        // Remove it from the table first: once it is destroyed, the driver may give the handle to another thread.
         let known = self.0.remove(array as u64);
         let result = destroy();
         match known {
@@ -92,7 +92,7 @@ impl<D: Driver + 'static> Arrays<D> {
         result
     }
 
-    /// Notes the memory that the driver has mapped into a tile of an array, or that it has none any more.
+    /// Records the memory that the driver has mapped into a tile of an array; None: it was unmapped.
     pub fn map(&self, array: usize, tile: Tile, backing: Option<Arc<Backing<D>>>) {
         self.0.with(array as u64, |array| {
             array.tiles.retain(|(known, _)| *known != tile);
@@ -100,7 +100,7 @@ impl<D: Driver + 'static> Arrays<D> {
         });
     }
 
-    /// Gives back the arrays that went with `context`.
+    /// Releases the charges of the arrays that ended with `context`.
     pub fn sweep(&self, gpus: &[Gpu<D>], context: usize) {
         let gone = self.0.drain(|_, array| array.context == context);
         gone.into_iter().for_each(|array| array.forget(gpus));

@@ -1,4 +1,4 @@
-//! Physical memory, charged as long as something refers to it.
+//! Physical memory, charged while something refers to it.
 //!
 //! ```text
 //!  handle (counted) ──┐
@@ -18,22 +18,22 @@ use crate::table::Table;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Memory that is bound to an object of the driver's.
+/// Memory that is bound to an object of the driver.
 pub type Bindings<D> = crate::bindings::Bindings<Arc<Backing<D>>>;
 /// Mappings by address, with their sizes.
 pub type Mappings<D> = Table<(Arc<Backing<D>>, u64)>;
 
-/// Physical memory: charged as long as something refers to it.
+/// Physical memory, charged while something refers to it.
 #[derive(Debug)]
 pub struct Backing<D: 'static> {
     gpus: &'static [Gpu<D>],
     pub gpu: usize,
     charge: Spin<Option<Charge>>,
-    /// Made by another process: charged by what is mapped of it.
+    /// Another process made it. Only the part that is mapped here is charged.
     pub imported: bool,
-    /// How much of its charge the driver's figure of this process does not have.
+    /// The part of the charge that is not in the driver's figure for this process.
     surplus: AtomicU64,
-    /// What is bound to it: a multicast object's.
+    /// The memory that is bound to this object, if it is a multicast object.
     pub bound: Spin<Bindings<D>>,
 }
 
@@ -59,7 +59,7 @@ impl<D: Driver + 'static> Backing<D> {
         }
     }
 
-    /// Memory that is charged here although the driver counts it elsewhere, or once alone.
+    /// Makes a backing that is charged here although the driver counts it for another process, or only once.
     pub fn surplus(gpus: &'static [Gpu<D>], gpu: usize, charge: Charge) -> Self {
         let bytes = charge.bytes();
         let backing = Self::new(gpus, gpu, Some(charge));
@@ -74,12 +74,12 @@ impl<D: Driver + 'static> Backing<D> {
         }
     }
 
-    /// Returns true if it lies on the host, in the place of its GPU's memory.
+    /// Returns true if this is host memory that stands in for device memory.
     pub fn is_host(&self) -> bool {
         self.charge.lock().as_ref().is_some_and(Charge::is_host)
     }
 
-    /// What it is charged of device memory that the driver counts as this process's.
+    /// Returns the charge for device memory that is in the driver's figure for this process.
     pub fn own_bytes(&self) -> u64 {
         if self.imported {
             return 0;
@@ -97,14 +97,14 @@ impl<D: Driver + 'static> Backing<D> {
         self.imported
     }
 
-    /// Has the charge found by `key` by who imports it.
+    /// Makes the charge known by `key` to importers.
     pub fn export(&self, key: Key) {
         if let (Some(gpu), Some(charge)) = (self.gpus.get(self.gpu), self.charge.lock().as_mut()) {
             gpu.account.export(charge, key);
         }
     }
 
-    /// Charges imported memory up to `end`. Returns false if that does not fit.
+    /// Charges imported memory up to offset `end`. Returns false if the charge does not fit.
     pub fn reach(&self, end: u64) -> bool {
         if !self.imported {
             return true;
@@ -129,7 +129,7 @@ impl<D: Driver + 'static> Backing<D> {
     }
 }
 
-/// What lies at `address`, inside a mapping or at its start.
+/// Returns the memory at `address`, which may be inside a mapping.
 pub fn at<D>(maps: &Mappings<D>, address: u64) -> Option<Arc<Backing<D>>> {
     let exact = maps.with(address, |(backing, _)| backing.clone());
     exact.or_else(|| {
@@ -144,7 +144,7 @@ pub fn at<D>(maps: &Mappings<D>, address: u64) -> Option<Arc<Backing<D>>> {
     })
 }
 
-/// What lies at any of the `bytes` at `address`.
+/// Returns the memory of all mappings that overlap the `bytes` at `address`.
 pub fn within<D>(maps: &Mappings<D>, address: u64, bytes: u64) -> Vec<Arc<Backing<D>>> {
     let end = address.saturating_add(bytes);
     let mut found = Vec::new();

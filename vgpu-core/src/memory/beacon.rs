@@ -1,19 +1,20 @@
-//! Which of the processes that NVML lists is this one. NVML has PIDs of a namespace that may not be ours, and many processes
-//! may start at the same time. So this process allocates some memory for a moment, and looks which entry grew by that much:
+//! Finds this process among those that NVML lists. NVML may report PIDs of another namespace, and many processes may
+//! start at the same time. So this process allocates some memory for a moment and checks which entry grows by exactly
+//! this size:
 //!
 //! ```text
 //!  charge it ─► list ─► allocate ─► list ─► several grew by as much: allocate more ─► list ─► free
 //!               └─────────────────────┴─────────────────────────────────────────────────┴──► who grew by exactly that
 //! ```
-//! The own PID, if it is among those that grew, decides at once. Processes of one share do this in turn, so that a crowd of
-//! them takes little of the share, and seldom two grow by as much.
+//! If an entry with our own PID grew, that is this process. Processes of one share do this one at a time, so that many
+//! of them take little of the share, and two seldom grow by the same amount.
 //!
-//! How it fails: if several grew by as much twice, other sizes are tried. A list that is late shows growth of nobody, or of
-//! another process alone: taken for this one, its figure soon is less than what is allocated here, and it is forgotten
-//! ([`measure`](super::measure)). Without NVML this process stays unknown. Without room in the share, the entry with the own
-//! PID is taken for it, if there is one. A process that stops in its turn delays each of the others by [`TURN`]; one that dies
-//! ends it. A neighbour that needs the last bytes of the share just then waits a moment for them
-//! ([`newcomers`](super::newcomers)).
+//! How it fails: if several entries grow equally twice, other sizes are tried. A late list shows no growth, or only
+//! that of another process. If this process takes that entry for its own, the entry's figure is soon less than this
+//! process has allocated, and the PID is forgotten ([`measure`](super::measure)). Without NVML this process stays
+//! unknown. Without room in the share, the entry with our own PID is taken, if there is one. A process that is stopped
+//! during its turn delays each of the others by [`TURN`]; a dead process does not. A neighbour that needs the last
+//! bytes of the share at that moment waits for them ([`first_contexts`](super::first_contexts)).
 
 use super::charge::charge_now;
 use super::driver::{Driver, SUCCESS};
@@ -22,25 +23,25 @@ use super::granule::GRANULE;
 use crate::account::Charge;
 use std::time::Duration;
 
-/// How many pairs of sizes are tried.
+/// Number of pairs of sizes to try.
 pub const TRIES: u32 = 4;
-/// How long a process waits for others of its share that do the same. Without its turn it does it all the same.
+/// How long a process waits for its turn. Then it goes on without it.
 pub const TURN: Duration = Duration::from_secs(2);
-/// How many sizes there are: few enough to take little of a share, enough to differ from those of other shares.
+/// Number of sizes: small enough to take little of a share, large enough to differ from other shares' sizes.
 const SIZES: u64 = 16;
 
-/// A process and the bytes that NVML shows for it.
+/// A PID and its bytes in NVML's list.
 pub type Entry = (u32, u64);
 
-/// The bytes to allocate first, and then. `random`: any number, which other processes do not have at the same time; `room`:
-/// what is free in the share.
+/// Returns the bytes to allocate first, and the bytes to add then. `random`: a number that differs between processes;
+/// `room`: free bytes of the share.
 #[must_use]
 pub fn sizes(random: u64, room: u64) -> [u64; 2] {
     let most = (room / 2 / GRANULE).clamp(1, SIZES);
     [random, random / SIZES].map(|random| (1 + random % most) * GRANULE)
 }
 
-/// What is allocated, with its charges.
+/// The allocated memory and its charges.
 #[derive(Debug, Default)]
 pub struct Beacon {
     charges: Vec<Charge>,
@@ -49,7 +50,7 @@ pub struct Beacon {
 }
 
 impl Beacon {
-    /// Charges `bytes` more. Returns false if they are not free.
+    /// Charges `bytes` more. Returns false if they do not fit.
     pub fn charge<D: Driver>(&mut self, gpu: &Gpu<D>, bytes: u64) -> bool {
         let charge = charge_now(gpu, bytes);
         let fits = charge.is_some();
@@ -57,7 +58,7 @@ impl Beacon {
         fits
     }
 
-    /// Allocates `bytes`, which are charged, in `context`. Returns None if the driver refuses.
+    /// Allocates `bytes`, which must be charged already, in `context`. Returns None if the driver refuses.
     pub fn allocate<D: Driver>(&mut self, gpu: &Gpu<D>, context: usize, bytes: u64) -> Option<()> {
         self.context = context;
         let pointer = in_context(gpu, context, |driver| driver.allocate(bytes).ok())?;
@@ -65,13 +66,13 @@ impl Beacon {
         Some(())
     }
 
-    /// Returns what is charged.
+    /// Returns the charged bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.charges.iter().map(Charge::bytes).sum()
     }
 
-    /// Frees it. What the driver does not free stays charged.
+    /// Frees the memory. What the driver does not free stays charged.
     pub fn end<D: Driver>(self, gpu: &Gpu<D>) {
         let mut pointers = self.pointers.into_iter();
         for charge in self.charges {
@@ -103,13 +104,13 @@ pub struct Search {
 }
 
 impl Search {
-    /// `before`: the list before anything was allocated. `own_pid`: the PID in the own namespace.
+    /// Starts a search. `before`: the list before anything was allocated. `own_pid`: our PID in our own namespace.
     #[must_use]
     pub fn new(before: Vec<Entry>, own_pid: u32) -> Self {
         Self { before, own_pid }
     }
 
-    /// Leaves those that have grown by exactly `bytes` since the first list, and returns this process if it is found.
+    /// Keeps the entries that have grown by exactly `bytes` since the first list. Returns this process if it is found.
     pub fn narrow(&mut self, now: &[Entry], bytes: u64) -> Option<Entry> {
         let held = |pid: u32| now.iter().find(|(listed, _)| *listed == pid).map(|(_, held)| *held);
         self.before
@@ -122,13 +123,13 @@ impl Search {
         found.map(|(pid, old)| (*pid, old + bytes))
     }
 
-    /// Returns true if there is a process with the own PID.
+    /// Returns true if an entry has our own PID.
     #[must_use]
     pub fn has_own_pid(&self) -> bool {
         self.before.iter().any(|(pid, _)| *pid == self.own_pid)
     }
 
-    /// Returns true if several processes may be this one.
+    /// Returns true if more than one process may be this one.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.before.len() > 1

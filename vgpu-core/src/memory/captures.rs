@@ -1,6 +1,6 @@
-//! The end of a capture. Whether a stream is captured decides what a call takes: an allocation or a launch that becomes a
-//! node of a graph takes no memory yet, so it is not charged where it does not fit. That answer must hold until the driver
-//! has made the node, whatever other threads do with the stream.
+//! The end of a stream capture. An allocation or launch in a captured stream becomes a node of a graph and takes no
+//! memory yet, so it may pass without a charge. The stream must stay captured until the driver has made the node,
+//! whatever other threads do.
 //!
 //! ```text
 //!  allocation ─► locks its pool  ─► captured? ─► driver ─► unlocks
@@ -8,23 +8,23 @@
 //!  the end    ─► locks graphs, then pools, of every GPU ───────────► driver
 //! ```
 //!
-//! A capture that begins meanwhile needs no such care: then too much was charged, until the pool is asked again.
+//! A capture that begins meanwhile is harmless: too much is charged until the pool is asked again.
 //!
-//! How it fails: the driver calls a thread back that ends a capture (a profiler's callback), and that thread allocates. It
-//! holds the locks already, so it is charged as within a call about pools.
+//! How it fails: while a thread ends a capture, the driver calls it back (a profiler's callback), and it allocates.
+//! This thread already holds the locks, so the allocation is charged like one inside a call about pools.
 
 use super::gpu::Gpu;
 use core::ffi::c_int;
 
-/// Ends a capture by `call`, while no other thread is in a call that counts on a capture.
+/// Ends a capture by `call`, while no other thread is in a call that depends on a capture.
 pub fn end<D>(gpus: &[Gpu<D>], call: impl FnOnce() -> c_int) -> c_int {
-    // In the order in which a launch locks them.
+    // The same order as in a launch.
     let _graphs: Vec<_> = gpus.iter().map(|gpu| gpu.graphs.lock()).collect();
     let _pools: Vec<_> = gpus.iter().map(|gpu| gpu.pools.hold()).collect();
     call()
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))] // The tests map files.
 mod tests {
     use super::super::driver::SUCCESS;
     use super::super::fake::{DEFAULT_POOL, MIB, gpu};
@@ -37,10 +37,8 @@ mod tests {
     const STREAM: usize = 5;
 
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn a_capture_ends_after_the_calls_that_count_on_it() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let gpu: &'static _ = Box::leak(Box::new(gpu(&folder, MIB)));
+        let gpu: &'static _ = Box::leak(Box::new(gpu(MIB)));
         gpu.driver.state().capturing.push(STREAM);
         let (ended, end_of) = channel();
         let wanted = Wanted {

@@ -1,28 +1,28 @@
-//! What code takes, as far as its file tells before the driver loads it: instructions and static variables.
+//! Reads from the file of code how much memory its instructions and static variables take, before the driver loads it.
 //!
-//! | file | what counts |
+//! | file | counted memory |
 //! |---|---|
-//! | ELF (a cubin) | its sections that are loaded, also those without bytes in the file (`__device__` arrays), each aligned; or its segments, if they take more |
+//! | ELF (a cubin) | the loaded sections, including those without bytes in the file (`__device__` arrays), each aligned; or the segments, if they take more |
 //! | PTX | its `.global` and `.const` variables ([`vgpu_ptx`]) |
 //! | a fat binary | nothing: it has code for several kinds of GPU, of which the driver loads one, and may be compressed |
 //!
-//! Only what the driver itself has to read is read: the first bytes, as far as they tell the kind, then the start of the
-//! header of that kind, which tells its version, the header, the tables that it names, or text up to its NUL. So the program's memory can be read directly: where that
-//! faults, the driver's call would.
+//! Only bytes are read that the driver has to read as well: the first bytes until the kind is known, the start of the
+//! header with its version, the header, the tables that it names, or text up to its NUL. So the program's memory can be
+//! read directly: if that faults, the driver's call would fault too.
 //!
-//! How it fails: a file that ends early, cannot be read or is of another kind counts as nothing, and is charged as code
-//! of unknown size ([`expected`](super::expected)). The driver may need more than the sections say; the measurement
-//! after the call finds that.
+//! How it fails: a file that ends early, cannot be read or is of another kind is charged as code of unknown size
+//! ([`expected`](super::expected)). The driver may need more than the sections say; the measurement after the call
+//! finds that.
 
 use super::expected::Code;
 use vgpu_ptx::Variables;
 
 /// Memory or a file from which code is read.
 pub trait Bytes {
-    /// Reads from `at` on. Returns how many bytes there are, at most as many as fit.
+    /// Reads bytes at `at`. Returns their number, which is less than `into` holds if there are no more.
     fn read(&self, at: u64, into: &mut [u8]) -> usize;
 
-    /// The same up to a NUL, which does not count. Fewer bytes than fit: there are no more.
+    /// Reads bytes up to a NUL. Returns their number without the NUL.
     fn text(&self, at: u64, into: &mut [u8]) -> usize {
         let read = self.read(at, into);
         let is_end = |byte: &u8| *byte == 0;
@@ -33,15 +33,15 @@ pub trait Bytes {
 const ELF: &[u8; 4] = b"\x7fELF";
 const WRAPPER: &[u8; 4] = &0x4662_43b1_u32.to_le_bytes();
 const FAT_BINARY: &[u8; 4] = &0xba55_ed50_u32.to_le_bytes();
-/// Text is read in parts, multiples of eight bytes.
+/// Size of the parts in which text is read: a multiple of eight bytes.
 const PART: usize = 4096;
-/// As much of a fat binary is compared with others.
+/// Number of bytes of a fat binary that are part of its fingerprint.
 const COMPARED: u64 = 64 << 10;
 
 /// Describes the code at `at`.
 pub fn of(bytes: &impl Bytes, at: u64) -> Code {
     if starts_with(bytes, at, WRAPPER) {
-        // The kind, the version, and where the code is.
+        // The kind, the version, and the address of the code.
         let wrapper: [u8; 16] = array(bytes, at);
         return match word(&wrapper, 8) {
             0 => Code::default(),
@@ -59,12 +59,12 @@ fn one(bytes: &impl Bytes, at: u64) -> Code {
     } else if begins_as_text(bytes, at) {
         text(bytes, at)
     } else {
-        // How long it is, only the driver knows.
+        // Only the driver knows the length of this code.
         Code::default()
     }
 }
 
-/// Returns true if the first four bytes are those of text, or those up to its NUL. Reads no further than it has to.
+/// Returns true if the first four bytes, or those before a NUL, are text. Reads no further than it has to.
 fn begins_as_text(bytes: &impl Bytes, at: u64) -> bool {
     for index in 0..4 {
         match array::<1>(bytes, at.saturating_add(index)) {
@@ -76,7 +76,7 @@ fn begins_as_text(bytes: &impl Bytes, at: u64) -> bool {
     true
 }
 
-/// Reads no further than to the first difference: a text may be shorter than `start`.
+/// Reads only up to the first difference: a text may be shorter than `start`.
 fn starts_with(bytes: &impl Bytes, at: u64, start: &[u8; 4]) -> bool {
     (0..)
         .zip(start)
@@ -93,12 +93,12 @@ fn fat_binary(bytes: &impl Bytes, at: u64) -> Code {
     let head: [u8; HEADER] = array(bytes, at);
     let length = word(&head, 8).saturating_add(half(&head, 6));
     Code {
-        mark: mark(length, &[&part(bytes, at, length.min(COMPARED))]),
+        fingerprint: fingerprint(length, &[&part(bytes, at, length.min(COMPARED))]),
         ..Code::default()
     }
 }
 
-/// The sections and the segments of an ELF file.
+/// Describes an ELF file by its sections and segments.
 fn elf(bytes: &impl Bytes, at: u64) -> Code {
     const ALLOCATED: u64 = 2;
     const SHARED: &[u8] = b".nv.shared";
@@ -108,12 +108,12 @@ fn elf(bytes: &impl Bytes, at: u64) -> Code {
     const LOADED: u64 = 1;
     /// The driver may place each section at a multiple of this.
     const ALIGNMENT: u64 = 512;
-    /// The class of 64-bit files, whose headers these are.
+    /// The class of 64-bit files, whose headers are described here.
     const CLASS_64: u8 = 2;
     const CUDA: u64 = 190;
     /// The type of a file that needs no linking.
     const EXECUTABLE: u64 = 2;
-    /// Far more than the names of a cubin's sections take.
+    /// Far more than the section names of a cubin take.
     const LONGEST_NAMES: u64 = 16 << 20;
     let identification: [u8; 16] = array(bytes, at);
     if identification.get(4) != Some(&CLASS_64) {
@@ -149,40 +149,40 @@ fn elf(bytes: &impl Bytes, at: u64) -> Code {
     let takes = in_sections.max(in_segments);
     let is_whole = count > 0 && table.len() as u64 == count * size && placed.len() as u64 == segments * SEGMENT as u64;
     Code {
-        // Files of the same sections take the same.
-        mark: mark(takes, &[&head, &table, &names, &placed]),
+        // Files with the same sections take the same memory.
+        fingerprint: fingerprint(takes, &[&head, &table, &names, &placed]),
         bytes: takes,
-        is_told: is_whole && half(&head, 16) == EXECUTABLE,
+        is_known: is_whole && half(&head, 16) == EXECUTABLE,
     }
 }
 
-/// The text up to its NUL.
+/// Describes PTX, the text up to its NUL.
 fn text(bytes: &impl Bytes, at: u64) -> Code {
     let mut variables = Variables::default();
-    let mut mark = Mark::default();
+    let mut fingerprint = Fingerprint::default();
     let (mut length, mut part) = (0_u64, [0; PART]);
     loop {
         let read = bytes.text(at.saturating_add(length), &mut part);
         let text = part.get(..read).unwrap_or_default();
         text.iter().for_each(|byte| variables.add(*byte));
-        mark.add(text);
+        fingerprint.add(text);
         length += text.len() as u64;
         if read < PART {
             break;
         }
     }
     Code {
-        mark: mark.end(length),
+        fingerprint: fingerprint.end(length),
         bytes: variables.end(),
-        is_told: false,
+        is_known: false,
     }
 }
 
-/// A number that is equal for equal parts, each of which is filled up to a multiple of eight bytes.
+/// A hash of some parts, each padded to a multiple of eight bytes.
 #[derive(Default)]
-struct Mark(u64);
+struct Fingerprint(u64);
 
-impl Mark {
+impl Fingerprint {
     fn add(&mut self, part: &[u8]) {
         for part in part.chunks(8) {
             let mut eight = [0; 8];
@@ -196,20 +196,20 @@ impl Mark {
         self.0 = mixed ^ mixed >> 29;
     }
 
-    /// `length`: of all that it stands for.
+    /// Returns the fingerprint. `length`: the length of all that the fingerprint identifies.
     fn end(mut self, length: u64) -> u64 {
         self.mix(length);
         self.0
     }
 }
 
-fn mark(length: u64, parts: &[&[u8]]) -> u64 {
-    let mut mark = Mark::default();
-    parts.iter().for_each(|part| mark.add(part));
-    mark.end(length)
+fn fingerprint(length: u64, parts: &[&[u8]]) -> u64 {
+    let mut fingerprint = Fingerprint::default();
+    parts.iter().for_each(|part| fingerprint.add(part));
+    fingerprint.end(length)
 }
 
-/// Bytes that are not there are 0.
+/// Reads an array. Missing bytes are 0.
 fn array<const N: usize>(bytes: &impl Bytes, at: u64) -> [u8; N] {
     let mut into = [0; N];
     let read = bytes.read(at, &mut into);
@@ -259,8 +259,8 @@ mod tests {
         elf_of(&sections, &[])
     }
 
-    /// An ELF file with these sections, the last number of which is the alignment, and with segments of this type and size
-    /// in memory.
+    /// An ELF file with these sections (the last number is the alignment) and with segments of this type and size in
+    /// memory.
     fn elf_of(sections: &[(&str, u32, u64, u64, u64)], segments: &[(u32, u64)]) -> Vec<u8> {
         let mut names = vec![0];
         let mut table = vec![0; 64];
@@ -311,24 +311,24 @@ mod tests {
             (".debug_info", 1, 0, 1 << 20),
         ]);
         let code = of(&file.as_slice(), 0);
-        assert_eq!((code.bytes, code.is_told), (59 * GIB + 4096, true));
-        assert_eq!(of(&file.as_slice(), 0).mark, code.mark);
+        assert_eq!((code.bytes, code.is_known), (59 * GIB + 4096, true));
+        assert_eq!(of(&file.as_slice(), 0).fingerprint, code.fingerprint);
         let mut other = file.clone();
         other[66] ^= 1;
-        assert_ne!(of(&other.as_slice(), 0).mark, code.mark);
+        assert_ne!(of(&other.as_slice(), 0).fingerprint, code.fingerprint);
         for (at, what) in [(16, "to be linked"), (18, "not for a GPU"), (4, "another class")] {
             let mut other = file.clone();
             other[at] ^= 3;
-            assert!(!of(&other.as_slice(), 0).is_told, "{what}");
+            assert!(!of(&other.as_slice(), 0).is_known, "{what}");
         }
-        assert!(!of(&&file[..file.len() - 1], 0).is_told, "it ends early");
+        assert!(!of(&&file[..file.len() - 1], 0).is_known, "it ends early");
     }
 
     #[test]
     fn each_section_takes_whole_units_of_its_alignment() {
         let of_sections = |sections: &[_], segments: &[_]| {
             let code = of(&elf_of(sections, segments).as_slice(), 0);
-            assert!(code.is_told);
+            assert!(code.is_known);
             code.bytes
         };
         let small = |alignment| (".nv.global.a", 8, 3, 1, alignment);
@@ -353,18 +353,18 @@ mod tests {
         ] {
             let file = elf_of(&sections, segments);
             let code = of(&file.as_slice(), 0);
-            assert_eq!((code.bytes, code.is_told), (bytes, true), "{segments:?}");
-            assert!(!of(&&file[..file.len() - 1], 0).is_told, "it ends early");
+            assert_eq!((code.bytes, code.is_known), (bytes, true), "{segments:?}");
+            assert!(!of(&&file[..file.len() - 1], 0).is_known, "it ends early");
             let mut other = file.clone();
             other[54] += 1;
-            assert!(!of(&other.as_slice(), 0).is_told, "of another size");
+            assert!(!of(&other.as_slice(), 0).is_known, "of another size");
         }
     }
 
     /// Memory is mapped in pages.
     const PAGE: u64 = 4096;
 
-    /// Memory of which only the pages of `text` are mapped, and what was read of it.
+    /// Memory in which only the pages of `text` are mapped, and the end of what was read.
     struct Mapped<'a>(u64, &'a [u8], core::cell::Cell<u64>);
 
     impl Bytes for Mapped<'_> {
@@ -398,14 +398,14 @@ mod tests {
         let ptx = b".version 8.0\n.global .b8 one[3];\n".repeat(1000);
         let known = of(&ptx.as_slice(), 0);
         assert_eq!(known.bytes, 3000);
-        // Up to the last byte before a page that is not mapped, from wherever it starts.
+        // The text may end at the last byte before an unmapped page.
         for start in [PAGE, PAGE + 1, 3 * PAGE - 9] {
             let text = [ptx.as_slice(), &[0]].concat();
             let memory = Mapped(start, &text, 0.into());
             let code = of(&memory, start);
             assert_eq!(
-                (code.mark, code.bytes),
-                (known.mark, known.bytes),
+                (code.fingerprint, code.bytes),
+                (known.fingerprint, known.bytes),
                 "the same text anywhere"
             );
             assert_eq!(memory.2.get(), start + text.len() as u64, "up to its NUL");
@@ -416,10 +416,10 @@ mod tests {
             assert_eq!(short.2.get(), PAGE + text.len() as u64, "{text:?}");
         }
         let other = Mapped(PAGE, &[0xde, 0xc0, 0x17, 0x0b, 1, 2, 3], 0.into());
-        assert_eq!(of(&other, PAGE).mark, 0, "of another kind");
+        assert_eq!(of(&other, PAGE).fingerprint, 0, "of another kind");
         assert_eq!(other.2.get(), PAGE + 1, "its kind alone");
         let bitcode = Mapped(PAGE, b"BC\xc0\xde, which has no NUL", 0.into());
-        assert_eq!(of(&bitcode, PAGE).mark, 0, "it only begins as text");
+        assert_eq!(of(&bitcode, PAGE).fingerprint, 0, "it only begins as text");
         assert_eq!(bitcode.2.get(), PAGE + 3);
         let file = elf_with(&[(".text.kernel", 1, 6, 4096), (".debug_info", 1, 0, 1 << 20)]);
         let memory = Mapped(PAGE, &file, 0.into());
@@ -458,8 +458,8 @@ mod tests {
         assert_eq!(code.bytes, 3072);
         let other = [b" ".repeat(100 << 10).as_slice(), b".global .b8 big[1025][3];"].concat();
         assert_ne!(
-            of(&other.as_slice(), 0).mark,
-            code.mark,
+            of(&other.as_slice(), 0).fingerprint,
+            code.fingerprint,
             "no text that took less before"
         );
     }
@@ -474,10 +474,10 @@ mod tests {
         file.extend([1, 0, 16, 0]);
         file.extend((10_u64 << 20).to_le_bytes());
         let code = of(&file.as_slice(), 0);
-        assert_eq!((code.bytes, code.mark == 0), (0, false));
+        assert_eq!((code.bytes, code.fingerprint == 0), (0, false));
         file.pop();
         file.push(1);
-        assert_ne!(of(&file.as_slice(), 0).mark, code.mark, "another length");
+        assert_ne!(of(&file.as_slice(), 0).fingerprint, code.fingerprint, "another length");
     }
 
     #[test]

@@ -1,13 +1,13 @@
-//! Contexts, limits and code in any order, in several processes of one share: whatever the driver answers, whatever NVML
-//! shows, and wherever a process is killed, the GPU never holds more than is charged, and nothing stays charged.
+//! Tests contexts, limits and code in any order, in several processes of one share: whatever the driver answers,
+//! whatever NVML shows, and wherever a process is killed, the GPU never holds more than is charged, and nothing stays
+//! charged.
 //!
 //! ```text
 //!  charge ahead ─► driver: refuses | takes ─► measure: exact | not at all ─► correct
 //!            └─ killed            └─ killed
 //! ```
 //!
-//! "At any moment" is checked inside each driver call, which is where a process that is stopped stands, and after each
-//! step.
+//! This is checked inside each driver call, where a stopped process would be, and after each step.
 
 use super::context_life::{self, Creation, Place};
 use super::contexts::Contexts;
@@ -15,10 +15,10 @@ use super::driver::SUCCESS;
 use super::expected::{Ahead, Code, Limit};
 use super::fake::{DEVICE, Fake, MIB, gpu_of};
 use super::gpu::Gpu;
+use super::known_code::UNKNOWN_CODE;
 use super::measure::{Nvml, Process, giving_back, taking};
 use super::overhead::Thing;
 use super::tables::Tables;
-use super::told::UNKNOWN_CODE;
 use crate::account::Account;
 use crate::calls::Calls;
 use crate::ledger::fresh;
@@ -30,20 +30,20 @@ use std::sync::atomic::AtomicU32;
 
 const LIMIT: u64 = 48 * MIB;
 const PROCESSES: usize = 3;
-/// What contexts are said to take.
+/// The known size of a context.
 const CONTEXT: u64 = 6 * MIB;
 const HEAP: c_int = 2;
 const DEFAULT_HEAP: u64 = 2 * MIB;
 
-/// What a process does.
+/// A step of a process.
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// A context that takes so many MiB.
+    /// Creates a context that takes this many MiB.
     Create(u64),
     Destroy,
     /// The heap of the first context, in MiB.
     Heap(u64),
-    /// The code of this mark.
+    /// The code with this fingerprint.
     Load(u64),
     Unload,
 }
@@ -71,7 +71,7 @@ enum Shows {
 struct Truth {
     held: RefCell<Vec<u64>>,
     shows: Cell<Shows>,
-    /// What the code that is being loaded may take beyond what is charged.
+    /// By how much the code that is being loaded may exceed its charge.
     slack: Cell<u64>,
 }
 
@@ -111,9 +111,9 @@ impl Nvml for View<'_> {
     }
 }
 
-/// What the code of a mark takes.
-fn code_bytes(mark: u64) -> u64 {
-    (mark % 5) * 2 * MIB
+/// Returns the size of the code with this fingerprint.
+fn code_bytes(fingerprint: u64) -> u64 {
+    (fingerprint % 5) * 2 * MIB
 }
 
 impl<'a> Actor<'a> {
@@ -148,7 +148,7 @@ impl<'a> Actor<'a> {
         self.gpus[0].account.charged()
     }
 
-    /// The driver's part of a call: it changes what this process holds by `change`.
+    /// The driver's part of a call. It changes the memory of this process by `change`.
     fn driver(&self, answer: Answer, change: i64) -> c_int {
         match answer {
             Answer::Refused => return 999,
@@ -175,12 +175,12 @@ impl<'a> Actor<'a> {
     }
 
     fn step(&mut self, step: Step, answer: Answer) {
-        // Nothing that ends something is refused here, and only what takes memory is undone.
+        // Steps that end something are never refused here, and only steps that take memory are undone.
         match step {
             Step::Create(mib) => self.create(mib * MIB, answer),
             Step::Destroy => self.destroy(answer),
             Step::Heap(mib) => self.heap(mib * MIB, answer),
-            Step::Load(mark) => self.load(mark, answer),
+            Step::Load(fingerprint) => self.load(fingerprint, answer),
             Step::Unload => self.unload(answer),
         }
         self.check();
@@ -212,7 +212,7 @@ impl<'a> Actor<'a> {
         let Some((handle, bytes, heap)) = self.contexts.first().copied() else {
             return;
         };
-        // With its last context go a process's modules.
+        // A process's modules end with its last context.
         let modules: u64 = match self.contexts.len() {
             1 => self.modules.iter().map(|(_, bytes)| bytes).sum(),
             _ => 0,
@@ -246,19 +246,19 @@ impl<'a> Actor<'a> {
         }
     }
 
-    fn load(&mut self, mark: u64, answer: Answer) {
+    fn load(&mut self, fingerprint: u64, answer: Answer) {
         if self.contexts.is_empty() {
             return;
         }
-        let (handle, bytes) = (self.next, code_bytes(mark));
+        let (handle, bytes) = (self.next, code_bytes(fingerprint));
         assert!(bytes <= UNKNOWN_CODE);
-        let is_told = mark.is_multiple_of(2);
+        let is_known = fingerprint.is_multiple_of(2);
         let ahead = Ahead::Code(Code {
-            mark,
-            bytes: if is_told { bytes } else { 0 },
-            is_told,
+            fingerprint,
+            bytes: if is_known { bytes } else { 0 },
+            is_known,
         });
-        // If its file tells nothing, that much was stated as not known before.
+        // If the code's file says nothing, this much may be taken before it is charged.
         self.truth.slack.set(UNKNOWN_CODE);
         let load = || self.driver(answer, bytes as i64);
         let undo = || self.driver(Answer::Good, -(bytes as i64));
@@ -307,7 +307,6 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn the_gpu_never_holds_more_than_is_charged_and_nothing_stays_charged(steps in steps()) {
         let folder = tempfile::tempdir().expect("a folder");
         drop(fresh::share(folder.path(), "share", LIMIT));
@@ -327,7 +326,7 @@ proptest! {
                 actors[index].step(step, answer);
             }
             match done {
-                // Its memory goes before its lane looks dead.
+                // The process's memory is freed before its lane looks dead.
                 Err(cause) if cause.is::<()>() => {
                     truth.slack.set(0);
                     truth.held.borrow_mut()[index] = 0;
@@ -350,9 +349,8 @@ proptest! {
     }
 }
 
-/// More processes than a share has room for, each of which tries again and again.
+/// More processes than a share has room for, each of them trying again and again.
 #[test]
-#[cfg_attr(miri, ignore = "maps a file")]
 fn processes_that_retry_in_a_full_share_never_reach_the_driver() {
     for shows in [Shows::All, Shows::Others, Shows::Crowd, Shows::Missing] {
         let folder = tempfile::tempdir().expect("a folder");

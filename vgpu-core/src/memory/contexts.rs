@@ -11,11 +11,12 @@ pub struct Contexts {
     pub created: u32,
     /// Handle of the primary context; 0: not retained yet.
     pub primary: usize,
-    /// The primary context outlived its last release, because something else in the process keeps it. It is charged.
+    /// The primary context still exists after its last release, because something else in the process keeps it. It is
+    /// charged.
     pub is_kept: bool,
 }
 
-/// Memory that contexts take beside NVML's figure of this process ([`unowned`](super::unowned)).
+/// Memory that contexts take and that is not in NVML's figure for this process ([`unowned`](super::unowned)).
 #[derive(Debug, Default)]
 pub struct Unowned {
     /// Bytes for each context.
@@ -24,7 +25,7 @@ pub struct Unowned {
 }
 
 impl Contexts {
-    /// How many exist.
+    /// Returns the number of contexts.
     pub fn number(&self) -> u32 {
         self.created + u32::from(self.retains > 0 || self.is_kept)
     }
@@ -33,7 +34,7 @@ impl Contexts {
         self.retains > 0 || self.created > 0
     }
 
-    /// Returns true if a retain creates the primary context, or may. `is_active`: the driver's answer if it exists.
+    /// Returns true if a retain may create the primary context. `is_active` asks the driver if the context exists.
     pub fn is_primary_new(&self, is_active: impl FnOnce() -> Option<bool>) -> bool {
         self.retains == 0 && !(self.is_kept && is_active() == Some(true))
     }
@@ -45,7 +46,7 @@ pub struct Made {
     pub gpu: usize,
     /// The driver's number of that GPU.
     pub device: c_int,
-    /// How often cuCtxAttach was called for it, less cuCtxDetach.
+    /// Number of calls of cuCtxAttach for this context, minus those of cuCtxDetach.
     pub attached: u32,
     pub is_green: bool,
 }

@@ -1,27 +1,27 @@
-//! Host memory that the program has freed in the order of a stream, until the stream has come so far:
+//! Host memory that the program has freed in the order of a stream, until the stream has reached the free.
 //! [`deferred_free`](super::deferred_free) has the rules.
 
 use super::live::Live;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Set once this process has deferred a free: other processes skip the look.
+/// Set once this process has deferred a free. Other processes skip the check.
 static USED: AtomicBool = AtomicBool::new(false);
 
-/// Freed once `event` is reached.
+/// Memory that is freed once `event` is reached.
 #[derive(Debug)]
 pub struct Deferred {
     pub pointer: u64,
-    /// The context with which the memory goes; 0: the driver does not tell.
+    /// The context of the memory, which ends with it; 0: the driver does not say.
     pub home: usize,
-    /// The stream's, with which the event goes.
+    /// The context of the stream; the event ends with it.
     pub context: usize,
     pub event: usize,
     pub bytes: u64,
-    /// None: it is being freed, outside the list's lock.
+    /// None: a thread is freeing the memory, outside the list's lock.
     pub live: Option<Live>,
 }
 
-/// What was taken out to be freed.
+/// Deferred memory that a thread is freeing.
 pub struct Leaving {
     pub pointer: u64,
     pub home: usize,
@@ -36,18 +36,18 @@ pub fn used() -> bool {
     USED.load(Ordering::Relaxed)
 }
 
-/// Notes that this process has deferred a free.
+/// Records that this process has deferred a free.
 pub fn note_used() {
     USED.store(true, Ordering::Relaxed);
 }
 
 impl Deferred {
-    /// Returns true if it cannot outlive `context`.
+    /// Returns true if the memory or its event ends with `context` at the latest.
     pub fn is_of(&self, context: usize) -> bool {
         self.home == context || self.context == context || self.home == 0
     }
 
-    /// Takes it out of the list, where its place stays until it is freed.
+    /// Takes the charge, to free the memory. The entry stays in the list until then.
     pub fn leave(&mut self) -> Option<Leaving> {
         Some(Leaving {
             pointer: self.pointer,

@@ -1,5 +1,5 @@
-//! Host memory that a program frees in the order of a stream: work that was queued before may still use it, and
-//! the call that frees managed memory knows no streams.
+//! Frees host memory in the order of a stream: work that was queued before may still use it, and the driver's call that
+//! frees managed memory knows no streams.
 //!
 //! ```text
 //!  cuMemFreeAsync ─► event in the stream ─► deferred: still there, still charged
@@ -7,22 +7,21 @@
 //!                                             └─ event reached, and room is wanted or asked for ─► freed, released
 //! ```
 //!
-//! As with a pool, only an allocation waits that would be refused otherwise. Freeing, for which a driver may wait for
-//! the whole GPU, is left to calls of which that is expected. So deferred memory stays charged until this process
-//! wants room, asks how much there is (cuMemGetInfo), trims a pool or ends a context.
+//! As with a pool, an allocation waits only if it would be refused otherwise. To free the memory, a driver may wait for
+//! the whole GPU, so it is freed only in calls that are expected to wait: deferred memory stays charged until this
+//! process needs room, asks for the free memory (cuMemGetInfo), trims a pool or ends a context.
 //!
-//! Two contexts matter: the memory goes with the one in which it was allocated, and the event with the one of the
-//! stream. So memory is lent again only where it was allocated. A context that ends waits for deferred memory of
-//! either kind, of any GPU, and for nothing else.
+//! Two contexts matter: the memory ends with the context in which it was allocated, the event with the context of the
+//! stream. So memory is reused only in the context in which it was allocated. The end of a context waits only for
+//! deferred memory that ends with it, or whose event does, on any GPU.
 //!
-//! Another thread may be capturing a stream, and then no call may be made that could wait. The calls here have
-//! nothing to do with what it captures, and are made in a mode that allows them.
+//! While another thread captures a stream, calls that could wait are forbidden. The calls here do not affect the
+//! capture, and are made in a mode that allows them.
 //!
-//! How it fails: no event can be made, and the free is refused with the driver's reason. Work that never ends is
-//! waited for [`LONGEST`], then the allocation is refused; one that no free would make fit is refused at once. An
-//! event stays deferred while the driver says neither that it is reached nor that its context has failed. A context
-//! that is about to end waits as long as it takes; memory that the driver does not free then goes with its context,
-//! as all else does.
+//! How it fails: if no event can be created, the free is refused with the driver's error. An allocation waits at most
+//! [`LONGEST`] for work, and is refused at once if no free would make it fit. Memory stays deferred until the driver
+//! says that its event is reached or that the context has failed. The end of a context waits without a limit; memory
+//! that the driver does not free then ends with its context.
 
 use super::allocations::{Allocations, Taken};
 use super::deferred::{self, Deferred, Leaving};
@@ -34,23 +33,23 @@ use crate::os::spin::Patience;
 use core::ffi::c_int;
 use std::time::Duration;
 
-/// How long a stream's work is waited for before an allocation is refused.
+/// How long an allocation waits for a stream's work before it is refused.
 const LONGEST: Duration = Duration::from_secs(10);
-/// Of an event that was recorded in a stream that is captured.
+/// cuEventQuery's error for an event that was recorded in a captured stream.
 const CAPTURED_EVENT: c_int = 907;
-/// Naps between two looks at the ledger, which all processes of the share use.
+/// Number of naps between two attempts to charge the ledger, which all processes of the share use.
 const LOOKS: u32 = 200;
 
-/// The calling thread may make calls that a capture forbids, until this is dropped.
+/// Allows the calling thread, until this is dropped, calls that a capture forbids.
 struct Relaxed<'a, D: Driver> {
     driver: &'a D,
     before: c_int,
 }
 
-/// The calling thread's context is another one, until this is dropped.
+/// Makes another context current for the calling thread until this is dropped.
 struct Within<'a, D: Driver>(&'a D);
 
-/// Calls about a stream are made in this: the stream's context, and the relaxed mode.
+/// The state for calls about a stream: the stream's context and the relaxed capture mode.
 pub struct InOrder<'a, D: Driver> {
     context: usize,
     _within: Within<'a, D>,
@@ -71,7 +70,7 @@ impl<'a, D: Driver> InOrder<'a, D> {
     }
 }
 
-/// Frees `pointer` in the order of `stream`; `pass` asks the driver, which does that for all but deferred host memory.
+/// Frees `pointer` in the order of `stream`. `pass` calls the driver, which does this for all other memory.
 pub fn free<D: Driver>(
     gpus: &Gpus<D>,
     live: &Allocations,
@@ -84,7 +83,7 @@ pub fn free<D: Driver>(
         return free_charged(gpus, live, pointer, pass);
     };
     if is_captured(&gpu.driver, stream) {
-        // A graph frees what it has allocated, and this it has not: nothing is freed here.
+        // A graph frees only memory that it has allocated, so nothing is freed here.
         return pass();
     }
     let order = match InOrder::of(&gpu.driver, stream) {
@@ -92,7 +91,7 @@ pub fn free<D: Driver>(
         Err(error) => return error,
     };
     let home = gpu.driver.pointer_context(pointer).unwrap_or(0);
-    // A capture may have begun since: then the event is one of its graph, which is never reached.
+    // A capture may have begun meanwhile. Then the event belongs to its graph and is never reached.
     let event = match event_in(&gpu.driver, stream) {
         Ok(event) if gpu.driver.query_event(event) == CAPTURED_EVENT => {
             gpu.driver.destroy_event(event);
@@ -101,7 +100,7 @@ pub fn free<D: Driver>(
         Ok(event) => event,
         Err(error) => return error,
     };
-    // Of two frees one finds it.
+    // Of two frees of the same pointer, one succeeds.
     let Taken::Whole(one) = live.take(pointer) else {
         gpu.driver.destroy_event(event);
         return INVALID_VALUE;
@@ -118,7 +117,7 @@ pub fn free<D: Driver>(
     SUCCESS
 }
 
-/// A new event that is reached when `stream` has done what is queued in it now.
+/// Returns a new event that is reached when `stream` has done its present work.
 fn event_in(driver: &impl Driver, stream: usize) -> Answer<usize> {
     let event = driver.create_event()?;
     match driver.record_event(event, stream) {
@@ -130,7 +129,7 @@ fn event_in(driver: &impl Driver, stream: usize) -> Answer<usize> {
     }
 }
 
-/// Lends deferred memory of that size and of the stream's context again, in the order of `stream`.
+/// Reuses deferred memory of the same size and of the stream's context, in the order of `stream`.
 pub fn again<D: Driver>(
     gpus: &Gpus<D>,
     live: &Allocations,
@@ -157,7 +156,7 @@ pub fn again<D: Driver>(
     Some(found.pointer)
 }
 
-/// Charges host memory; deferred memory gives way to it.
+/// Charges host memory. Frees deferred memory if that is needed.
 pub fn reserve<D: Driver>(gpus: &Gpus<D>, live: &Allocations, gpu: &Gpu<D>, bytes: u64) -> Option<Charge> {
     reserve_within(gpus, live, gpu, bytes, LONGEST)
 }
@@ -178,14 +177,15 @@ fn reserve_within<D: Driver>(
             if collect(gpus, live, gpu) {
                 break;
             }
-            // In this order: what another thread releases between the two counts twice, not never.
+            // In this order, memory that another thread releases between the two reads is counted twice rather than
+            // missed.
             let deferred = gpu.deferred.lock().iter().map(|one| one.bytes).sum::<u64>();
             let room = gpu.account.host_room();
             if room.saturating_add(deferred) < bytes {
                 return None;
             }
             if deferred == 0 {
-                // Released since it was refused, perhaps.
+                // Memory may have been released since the refusal.
                 return gpu.account.reserve_host(bytes).ok();
             }
             if !patience.get_or_insert_with(|| Patience::new(longest)).nap() {
@@ -195,7 +195,7 @@ fn reserve_within<D: Driver>(
     }
 }
 
-/// Frees deferred memory that is in use no more. Returns true if there was any.
+/// Frees deferred memory that is no longer in use. Returns true if there was any.
 pub fn collect<D: Driver>(gpus: &Gpus<D>, live: &Allocations, gpu: &Gpu<D>) -> bool {
     let reached: Vec<Leaving> = {
         let mut deferred = gpu.deferred.lock();
@@ -213,7 +213,7 @@ pub fn collect<D: Driver>(gpus: &Gpus<D>, live: &Allocations, gpu: &Gpu<D>) -> b
     any
 }
 
-/// Waits for the deferred memory that cannot outlive `context`, which is about to end, and frees it.
+/// Waits for the deferred memory that ends with `context` at the latest, and frees it.
 pub fn empty<D: Driver>(gpus: &Gpus<D>, live: &Allocations, context: usize) {
     for gpu in gpus {
         loop {
@@ -231,34 +231,34 @@ pub fn empty<D: Driver>(gpus: &Gpus<D>, live: &Allocations, context: usize) {
             if is_over(over) {
                 finish(gpus, live, gpu, one);
             } else {
-                // Its event may end now: it goes with its context.
+                // The memory's event may be lost; the memory ends with its context.
                 drop_place(gpu, one.pointer);
                 live.keep(gpus, one.pointer, one.live);
             }
         }
-        // Those that other threads are freeing: the address may be another's once the context has ended.
+        // Wait for memory that other threads are freeing: once the context has ended, its address may be reused.
         let mut patience = Patience::new(LONGEST);
         while has_any(gpu, context) && patience.nap() {}
     }
 }
 
-/// Returns true if memory is deferred that cannot outlive `context`.
+/// Returns true if there is deferred memory that ends with `context` at the latest.
 pub fn has_of<D: Driver>(gpus: &[Gpu<D>], context: usize) -> bool {
     let waits = |one: &Deferred| one.is_of(context) && one.live.is_some();
     deferred::used() && gpus.iter().any(|gpu| gpu.deferred.lock().iter().any(waits))
 }
 
-/// The same, or another thread is freeing such memory right now.
+/// Returns true in the case of [`has_of`], and while another thread is freeing such memory.
 fn has_any<D: Driver>(gpu: &Gpu<D>, context: usize) -> bool {
     gpu.deferred.lock().iter().any(|one| one.is_of(context))
 }
 
-/// Returns true if it is in use no more. In relaxed mode.
+/// Returns true if the memory is no longer in use. Requires the relaxed mode.
 fn is_reached(driver: &impl Driver, one: &Deferred) -> bool {
     is_over(within(driver, one.context, || driver.query_event(one.event)))
 }
 
-/// Returns the result of a call that is made in `context`, or why that cannot be entered.
+/// Runs `call` in `context`. Returns its result, or the error of entering the context.
 fn within(driver: &impl Driver, context: usize, call: impl FnOnce() -> c_int) -> c_int {
     match Within::new(driver, context) {
         Ok(_within) => call(),
@@ -266,13 +266,12 @@ fn within(driver: &impl Driver, context: usize, call: impl FnOnce() -> c_int) ->
     }
 }
 
-/// Returns true if no work of an event's stream runs any more: the driver says that the event is reached, or that
-/// nothing runs in its context ever again.
+/// Returns true if the event is reached or nothing can run in its context any more.
 fn is_over(answer: c_int) -> bool {
     match answer {
-        // No such event: it has gone with its context.
+        // The event does not exist any more: it ended with its context.
         SUCCESS | 400 => true,
-        // Errors after which a context is of no use: of memory and links, then of kernels.
+        // These errors make a context unusable: errors of memory and links, then of kernels.
         214 | 220 | 700 | 702 | 710 | 714..=719 => true,
         error => is_gone(error),
     }
@@ -299,7 +298,7 @@ fn finish<D: Driver>(gpus: &Gpus<D>, live: &Allocations, gpu: &Gpu<D>, one: Leav
     within(driver, one.context, || driver.destroy_event(one.event));
     let home = if one.home == 0 { one.context } else { one.home };
     match Within::new(driver, home) {
-        // The memory went with its context, and its address may be another's by now.
+        // The memory ended with its context, and its address may be reused already.
         Err(error) if one.home != 0 && is_gone(error) => release(gpus, one.live),
         Ok(_within) if driver.free(one.pointer) == SUCCESS => release(gpus, one.live),
         _ => live.keep(gpus, one.pointer, one.live),
@@ -340,7 +339,7 @@ impl<D: Driver> Drop for Within<'_, D> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))] // The tests map files.
 mod tests {
     use super::super::fake::{Fake, MIB, gpu_with_host};
     use super::super::live::Live;
@@ -350,9 +349,9 @@ mod tests {
     const STREAM: usize = 3;
     const POINTER: u64 = 0x7000_0000;
 
-    /// A GPU with 16 MiB of host memory, of which the program has 8 MiB at [`POINTER`].
-    fn scene(folder: &tempfile::TempDir) -> (Gpus<Fake>, Allocations) {
-        let gpus = vec![gpu_with_host(folder, 4 * MIB, 16 * MIB)];
+    /// A GPU with 16 MiB of host memory. The program has allocated 8 MiB of it at [`POINTER`].
+    fn scene() -> (Gpus<Fake>, Allocations) {
+        let gpus = vec![gpu_with_host(4 * MIB, 16 * MIB)];
         gpus[0].driver.state().stream_contexts.insert(STREAM, CONTEXT);
         let live = Allocations::default();
         allocate(&gpus, &live, POINTER);
@@ -372,10 +371,8 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn memory_stays_charged_until_its_event_is_reached_and_somebody_asks() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let (gpus, live) = scene(&folder);
+        let (gpus, live) = scene();
         let gpu = &gpus[0];
         assert_eq!(freed_in_order(&gpus, &live), SUCCESS);
         assert_eq!(gpu.account.charged(), 8 * MIB, "work may use it");
@@ -391,10 +388,8 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn of_two_frees_one_is_refused() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let (gpus, live) = scene(&folder);
+        let (gpus, live) = scene();
         assert_eq!(freed_in_order(&gpus, &live), SUCCESS);
         let again = free(&gpus, &live, POINTER, STREAM, || panic!("it is freed"));
         assert_eq!(again, INVALID_VALUE);
@@ -405,10 +400,8 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn a_captured_free_and_one_without_an_event_free_nothing() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let (gpus, live) = scene(&folder);
+        let (gpus, live) = scene();
         gpus[0].driver.state().capturing.push(STREAM);
         assert_eq!(free(&gpus, &live, POINTER, STREAM, || 42), 42, "the graph's answer");
         gpus[0].driver.state().capturing.clear();
@@ -422,10 +415,8 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn an_allocation_of_that_size_gets_the_memory_before_its_event_is_reached() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let (gpus, live) = scene(&folder);
+        let (gpus, live) = scene();
         assert_eq!(freed_in_order(&gpus, &live), SUCCESS);
         let order = InOrder::of(&gpus[0].driver, STREAM).expect("a context");
         assert_eq!(
@@ -446,10 +437,8 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn memory_of_another_context_is_not_lent() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let (gpus, live) = scene(&folder);
+        let (gpus, live) = scene();
         assert_eq!(freed_in_order(&gpus, &live), SUCCESS);
         gpus[0].driver.state().stream_contexts.insert(4, CONTEXT + 1);
         let order = InOrder::of(&gpus[0].driver, 4).expect("a context");
@@ -457,11 +446,9 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn an_allocation_waits_for_deferred_memory_only_if_that_would_make_it_fit() {
         const SHORT: Duration = Duration::from_millis(20);
-        let folder = tempfile::tempdir().expect("a folder");
-        let (gpus, live) = scene(&folder);
+        let (gpus, live) = scene();
         allocate(&gpus, &live, POINTER + 8 * MIB);
         assert_eq!(freed_in_order(&gpus, &live), SUCCESS);
         assert!(
@@ -476,25 +463,21 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn a_context_that_ends_waits_for_its_memory_and_for_no_other() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let (gpus, live) = scene(&folder);
+        let (gpus, live) = scene();
         assert_eq!(freed_in_order(&gpus, &live), SUCCESS);
         assert!(has_of(&gpus, CONTEXT) && !has_of(&gpus, CONTEXT + 1));
         empty(&gpus, &live, CONTEXT + 1);
         assert_eq!(gpus[0].account.charged(), 8 * MIB);
-        // To synchronise with an event reaches it.
+        // In the fake driver, synchronising with an event makes it reached.
         empty(&gpus, &live, CONTEXT);
         assert_eq!((gpus[0].account.charged(), has_of(&gpus, CONTEXT)), (0, false));
         assert_eq!(gpus[0].driver.state().freed, [POINTER]);
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn memory_whose_context_has_ended_is_released_and_not_freed() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let (gpus, live) = scene(&folder);
+        let (gpus, live) = scene();
         assert_eq!(freed_in_order(&gpus, &live), SUCCESS);
         gpus[0].driver.state().ended.push(CONTEXT);
         assert!(collect(&gpus, &live, &gpus[0]));

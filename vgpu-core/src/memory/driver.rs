@@ -1,5 +1,5 @@
-//! The functions of the driver that the logic of memory and of compute calls. The shim forwards them to the real
-//! driver; tests have fake ones ([`fake`](super::fake)).
+//! The functions of the driver that `memory` and `compute` call. The shim forwards them to the real driver; tests use a
+//! fake ([`fake`](super::fake)).
 //!
 //! Pointers, handles, streams and devices are the driver's own numbers. The driver validates them: a call with a
 //! stale one returns an error.
@@ -9,7 +9,7 @@ use core::ffi::c_int;
 pub const SUCCESS: c_int = 0;
 pub const INVALID_VALUE: c_int = 1;
 pub const OUT_OF_MEMORY: c_int = 2;
-/// An event was not reached, or a stream has work.
+/// An event is not reached, or a stream has work.
 pub const NOT_READY: c_int = 600;
 
 /// An answer of the driver, or its error.
@@ -17,7 +17,7 @@ pub type Answer<T> = Result<T, c_int>;
 
 /// Contexts, streams and events.
 pub trait Streams {
-    /// cuStreamIsCapturing: whether calls in `stream` become nodes of a graph.
+    /// cuStreamIsCapturing: returns true if calls in `stream` become nodes of a graph.
     fn is_capturing(&self, stream: usize) -> Answer<bool>;
     /// cuStreamSynchronize.
     fn synchronize(&self, stream: usize) -> c_int;
@@ -49,7 +49,7 @@ pub trait Streams {
     fn destroy_event(&self, event: usize) -> c_int;
 }
 
-/// All of them.
+/// All functions of the driver.
 pub trait Driver: Streams {
     /// cuMemAlloc, in the current context.
     fn allocate(&self, bytes: u64) -> Answer<u64>;
@@ -70,7 +70,7 @@ pub trait Driver: Streams {
     fn pool_reserved(&self, pool: usize) -> Answer<u64>;
     /// Returns the bytes of a pool that are allocated.
     fn pool_used(&self, pool: usize) -> Answer<u64>;
-    /// Has a pool keep nothing that is unused.
+    /// Makes a pool free all unused memory at once.
     fn pool_keep_nothing(&self, pool: usize) -> c_int;
     /// cuMemPoolTrimTo 0.
     fn trim_pool(&self, pool: usize) -> c_int;
@@ -91,7 +91,7 @@ pub trait Driver: Streams {
 
 /// Returns true if an allocation in `stream` becomes a node of a graph, and takes no memory yet.
 pub fn is_captured(driver: &impl Streams, stream: usize) -> bool {
-    /// The default stream that can be captured: the thread's own.
+    /// The default stream of a thread, the only default stream that can be captured.
     const PER_THREAD: usize = 2;
     let stream = if stream == 0 { PER_THREAD } else { stream };
     driver.is_capturing(stream) == Ok(true)

@@ -1,28 +1,28 @@
-//! What a context, a limit of a context, or code will take, as far as that is known before the driver is asked. It is
-//! charged ahead of the call and corrected by the measurement after it ([`measure`](super::measure)).
+//! Estimates the memory of a context, of a limit of a context, or of code. It is charged before the call, and corrected
+//! by the measurement after it ([`measure`](super::measure)).
 //!
 //! | what | charged ahead |
 //! |---|---|
-//! | a context | what one takes on this GPU and driver, as the plugin or `vgpu run` measured it; or more, if one of the share took more. Not known: [`UNKNOWN_CONTEXT`], or all of a smaller share. And [`libraries`](super::libraries) that wait for it |
-//! | a limit of a context | what the argument asks for beyond the present value ([`growth`]) |
-//! | code | what the same code took before; else what a file says that tells all ([`Told`]), or the static variables that it declares, and for what it does not tell up to [`UNKNOWN_CODE`] in all, as far as that is free |
+//! | a context | its size on this GPU and driver, as the plugin or `vgpu run` measured it, or that of the share's largest context. If neither is known, [`UNKNOWN_CONTEXT`], or all of a smaller share. In addition the [`libraries`](super::libraries) that wait for a context |
+//! | a limit of a context | the growth from the present value to the argument ([`growth`]) |
+//! | code | what the same code took before. Else the size in its file, if that is complete ([`KnownCode`]). Else its declared static variables, but at least [`UNKNOWN_CODE`], as far as that is free |
 //!
-//! How it fails: code whose file does not tell its static variables (compressed, or to be linked) takes what exceeds
-//! this before it is charged. It is undone if it does not fit, and from then on refused without a call.
+//! How it fails: code whose file does not show its static variables (compressed, or to be linked) may take more,
+//! uncharged until it is measured. If it does not fit, it is undone, and refused without a call from then on.
 
+use super::known_code::{KnownCode, UNKNOWN_CODE};
 use super::overhead::Thing;
-use super::told::{Told, UNKNOWN_CODE};
 use core::ffi::c_int;
 
 const MIB: u64 = 1 << 20;
 
-/// Charged ahead of a context where nobody measured what one takes: more than CUDA 12 takes on an H100.
+/// Charged for a context of unknown size: more than CUDA 12 takes on an H100.
 pub const UNKNOWN_CONTEXT: u64 = 600 * MIB;
 
-/// A context that took more than so many times what one usually takes was not alone in its measurement.
+/// If a context took more than this many times the usual size, the measurement included other memory.
 const PLAUSIBLE: u64 = 2;
 
-/// What a call will create.
+/// What a call is about to create.
 #[derive(Clone, Copy, Debug)]
 pub enum Ahead {
     Context,
@@ -35,24 +35,24 @@ pub enum Ahead {
 pub struct Limit {
     /// The handle of the context.
     pub context: usize,
-    /// The driver's number of it.
+    /// The driver's number of the limit.
     pub number: c_int,
-    /// Its present value; 0 if the driver does not tell.
+    /// Its present value; 0 if the driver does not say.
     pub now: u64,
     pub value: u64,
-    /// Threads that the GPU can run at once: each has a stack.
+    /// Number of threads that the GPU can run at once: each has a stack.
     pub threads: u64,
 }
 
-/// Code that is about to be loaded. The default: nothing is known of it.
+/// Code that is about to be loaded. The default value means that nothing is known about it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Code {
     /// Equal for equal code. 0: the code could not be read.
-    pub mark: u64,
-    /// What its static variables and its instructions take, as far as its file tells.
+    pub fingerprint: u64,
+    /// The size of its static variables and instructions, as far as its file shows it.
     pub bytes: u64,
-    /// The file tells all of it: a cubin that is neither compressed nor to be linked.
-    pub is_told: bool,
+    /// True if `bytes` is the whole size: a cubin that is neither compressed nor to be linked.
+    pub is_known: bool,
 }
 
 impl Limit {
@@ -62,23 +62,23 @@ impl Limit {
     }
 }
 
-/// Returns what to charge ahead of a context. `known`: what one takes on this GPU and driver, and `took`: what the
-/// largest context of the share took, each if that was measured.
+/// Returns the bytes to charge for a context. `known`: its size on this GPU and driver; `took`: the size of the share's
+/// largest context; each if it was measured.
 #[must_use]
 pub fn context(known: Option<u64>, took: Option<u64>, limit: u64) -> u64 {
     known.max(plausible(known, took)).unwrap_or(UNKNOWN_CONTEXT.min(limit))
 }
 
-/// Returns `took` if a context may have taken that. More may be others' work, or a lie: every process of the share may
-/// write to the ledger, and it would keep all contexts of the share away for ever.
+/// Returns `took` if a context can be that large. A larger value may include other processes' memory, or be a lie:
+/// every process of the share may write to the ledger, and a huge size would prevent all contexts of the share forever.
 #[must_use]
 pub fn plausible(known: Option<u64>, took: Option<u64>) -> Option<u64> {
     let most = known.unwrap_or(0).max(UNKNOWN_CONTEXT).saturating_mul(PLAUSIBLE);
     took.filter(|took| *took <= most)
 }
 
-/// Returns what the driver reserves when a limit is raised from `from` to its new value. Limits that are not listed
-/// reserve nothing.
+/// Returns the bytes that the driver reserves when a limit is raised from `from` to its new value. Limits that are not
+/// listed reserve nothing.
 #[must_use]
 pub fn growth(limit: &Limit, from: u64) -> u64 {
     const STACK: c_int = 0;
@@ -86,9 +86,9 @@ pub fn growth(limit: &Limit, from: u64) -> u64 {
     const MALLOC_HEAP: c_int = 2;
     const SYNC_DEPTH: c_int = 3;
     const PENDING_LAUNCHES: c_int = 4;
-    /// For each level at which a kernel may wait for its children, the driver keeps up to this.
+    /// Bytes for each level at which a kernel may wait for its children.
     const LEVEL: u64 = 150 * MIB;
-    /// For each launch that may wait.
+    /// Bytes for each pending device-side launch.
     const LAUNCH: u64 = 4 << 10;
     let each = match limit.number {
         STACK => limit.threads,
@@ -100,13 +100,13 @@ pub fn growth(limit: &Limit, from: u64) -> u64 {
     limit.value.saturating_sub(from).saturating_mul(each)
 }
 
-/// Returns what to charge ahead of code. `took`: what it took when it was loaded before. `told`: the code of this process
-/// whose file told all, and that was not measured.
+/// Returns the bytes to charge for code. `took`: its size when it was loaded before. `known`: code of this process that
+/// was not measured, but whose files state its size.
 #[must_use]
-pub fn code(code: &Code, took: Option<u64>, told: Told) -> u64 {
+pub fn code(code: &Code, took: Option<u64>, known: KnownCode) -> u64 {
     match took {
         Some(took) => took,
-        None if code.is_told => told.with(code.bytes).charge().saturating_sub(told.charge()),
+        None if code.is_known => known.with(code.bytes).charge().saturating_sub(known.charge()),
         None => code.bytes.max(UNKNOWN_CODE),
     }
 }
@@ -153,16 +153,16 @@ mod tests {
 
     #[test]
     fn code_is_charged_what_it_took_before_or_what_it_declares() {
-        let of = |bytes, is_told| Code {
-            mark: 1,
+        let of = |bytes, is_known| Code {
+            fingerprint: 1,
             bytes,
-            is_told,
+            is_known,
         };
-        let none = Told::default();
+        let none = KnownCode::default();
         assert_eq!(code(&of(0, false), None, none), UNKNOWN_CODE);
         assert_eq!(code(&of(59 * GIB, false), None, none), 59 * GIB);
         assert_eq!(code(&of(0, false), Some(2 * MIB), none), 2 * MIB);
-        // The first one with what is beside it, the others as their bytes fill granules.
+        // The first file is charged with the driver's tables, further ones when their bytes fill granules.
         assert_eq!(code(&of(1000, true), None, none), UNKNOWN_CODE + 2 * MIB);
         assert_eq!(code(&of(1000, true), None, none.with(1000)), 0);
         assert_eq!(code(&of(2 * MIB, true), None, none.with(1000)), 2 * MIB);

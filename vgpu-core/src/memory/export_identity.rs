@@ -1,10 +1,9 @@
-//! How an import is matched to the export it came from; [`ledger::objects`](crate::ledger::objects) has the shared charges.
+//! Matches an import to its export. [`ledger::objects`](crate::ledger::objects) has the shared charges.
 //!
-//! - The 64 bytes of cuIpcGetMemHandle: the driver finds the memory by them alone, so no two live allocations
-//!   have the same ones, in one PID namespace (a handle names its maker's process).
-//! - A descriptor whose file has no name and is nobody else's: a regular file of no folder, as memfd_create
-//!   makes them. A character device, or an anonymous inode, is the same for everybody's memory: not
-//!   recognised, and charged to each who has it.
+//! - By the 64 bytes of cuIpcGetMemHandle: the driver finds the memory only by these bytes, so they differ for all live
+//!   allocations in one PID namespace (a handle names its exporter's PID).
+//! - By a descriptor's file, if it is a regular file without a name, as memfd_create creates it. A character device or
+//!   an anonymous inode is the same for all memory: such an import is not recognised, and each process is charged.
 
 use crate::ledger::share::pid_namespace;
 use crate::ledger::{Key, Kind};
@@ -32,13 +31,12 @@ pub fn of_descriptor(kind: c_int, descriptor: impl FnOnce() -> c_int) -> Option<
     Some(Key::new(Kind::Descriptor, 0, [device, inode, 0, 0, 0, 0, 0, 0]))
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))] // The tests ask for namespaces and files.
 mod tests {
     use super::*;
     use std::os::fd::AsRawFd;
 
     #[test]
-    #[cfg_attr(miri, ignore = "asks for namespaces and files")]
     fn handles_and_nameless_files_are_recognised_and_nothing_else() {
         assert_eq!(of_handle([1; 8]), of_handle([1; 8]));
         assert_ne!(of_handle([1; 8]), of_handle([2; 8]));

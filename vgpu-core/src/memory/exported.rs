@@ -1,9 +1,9 @@
-//! Memory that was exported by a descriptor: it stays charged while any process has the descriptor.
+//! Memory that was exported by a descriptor. It stays charged while any process has the descriptor.
 //!
 //! As NVIDIA documents it, such memory is freed when its handles, its mappings and all of its descriptors are gone. No
-//! call reports that the last descriptor was closed. So the charge is kept with a watch ([`LastClose`]), and those whose
-//! descriptor is closed are let go before a call is refused, when sizes are asked for, and with each export, release
-//! and unmapping of such memory.
+//! call reports that the last descriptor was closed. So the charge is kept with a watch ([`LastClose`]). Charges whose
+//! descriptor is closed are released before a call is refused, when a program asks for sizes, and at each export,
+//! release and unmapping of such memory.
 //!
 //! How it fails: memory whose descriptor cannot be watched stays charged until this process ends: too much, never too
 //! little. An importer has a charge of its own, or a reference to this one, before the descriptor is closed.
@@ -14,14 +14,14 @@ use std::any::Any;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What keeps a charge, whatever it is.
+/// Anything that holds a charge until it is dropped.
 pub type Keeps = Box<dyn Any + Send + Sync>;
 
 /// The exported memory of one GPU.
 #[derive(Default)]
 pub struct Exported {
     list: Spin<Vec<(LastClose, Keeps)>>,
-    /// False: nothing was ever exported.
+    /// True once something was exported.
     used: AtomicBool,
 }
 
@@ -45,7 +45,7 @@ impl Exported {
         }
     }
 
-    /// Lets memory go that nobody has a descriptor of. Returns false if there is none.
+    /// Drops memory whose descriptors are all closed. Returns true if there was any.
     #[inline(always)]
     pub fn collect(&self) -> bool {
         self.used.load(Ordering::Acquire) && self.collect_closed()
@@ -64,19 +64,18 @@ impl Exported {
             }
         }
         drop(list);
-        // Their charges are released here, without the lock.
+        // The charges are released when `gone` is dropped, without the lock.
         !gone.is_empty()
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))] // The tests lock files.
 mod tests {
     use super::*;
     use std::os::fd::AsRawFd;
     use std::sync::Arc;
 
     #[test]
-    #[cfg_attr(miri, ignore = "locks of files")]
     fn memory_is_kept_until_its_descriptor_is_closed() {
         let (exported, memory) = (Exported::default(), Arc::new(()));
         let files = [(); 2].map(|()| tempfile::tempfile().expect("a file"));

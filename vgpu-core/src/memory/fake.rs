@@ -1,5 +1,5 @@
-//! A driver of the tests' own: pools and graphs whose sizes a test sets, events that a test reaches, contexts, and a
-//! log of the calls that change something.
+//! A fake driver for tests: pools and graphs whose sizes a test sets, events that a test reaches, contexts, and a log
+//! of the calls that change something.
 
 use super::context_life::Place;
 use super::driver::{Answer, Driver, INVALID_VALUE, NOT_READY, OUT_OF_MEMORY, SUCCESS, Streams};
@@ -14,13 +14,13 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Mutex, MutexGuard};
 
-/// The device that the tests' GPU is, and its default pool.
+/// The device number of the tests' GPU.
 pub(super) const DEVICE: c_int = 3;
 pub(super) const DEFAULT_POOL: usize = 1;
 pub(super) const MIB: u64 = 1 << 20;
 const CONTEXT_IS_DESTROYED: c_int = 709;
 
-/// What one pool has.
+/// The sizes of one pool.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct FakePool {
     pub(super) reserved: u64,
@@ -32,11 +32,11 @@ pub(super) struct State {
     pub(super) pools: BTreeMap<usize, FakePool>,
     pub(super) current_pool: usize,
     pub(super) graphs_reserved: u64,
-    /// Of that, what is given back when it is trimmed.
+    /// The part of `graphs_reserved` that a trim frees.
     pub(super) graphs_unused: u64,
     pub(super) capturing: Vec<usize>,
     pub(super) freed: Vec<u64>,
-    /// Pointers that the driver does not know any more.
+    /// Pointers that the driver no longer knows.
     pub(super) gone: Vec<u64>,
     pub(super) pointer_contexts: BTreeMap<u64, usize>,
     pub(super) stream_contexts: BTreeMap<usize, usize>,
@@ -52,18 +52,22 @@ pub(super) struct State {
     pub(super) captured_events: Vec<usize>,
     pub(super) capture_mode: c_int,
     pub(super) primary_active: bool,
-    /// Bytes that are allocated by the driver's own call.
+    /// Bytes that were allocated by cuMemAlloc.
     pub(super) allocated: u64,
-    /// The driver does not say if the primary context lives.
+    /// The driver does not say whether the primary context exists.
     pub(super) primary_unknown: bool,
     pub(super) log: Vec<String>,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Fake(Mutex<State>);
+pub(super) struct Fake {
+    state: Mutex<State>,
+    /// The folder of the ledger, if the driver's GPU has one of its own.
+    folder: Option<tempfile::TempDir>,
+}
 
 impl State {
-    /// All work that was queued is done.
+    /// Completes all queued work.
     pub(super) fn reach_all(&mut self) {
         self.events.values_mut().for_each(|reached| *reached = true);
     }
@@ -71,7 +75,13 @@ impl State {
 
 impl Fake {
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().expect("no test panics while it holds this")
+        self.state.lock().expect("no test panics while it holds this")
+    }
+
+    /// The path of the ledger, if the driver's GPU has one of its own.
+    pub(super) fn ledger(&self) -> std::path::PathBuf {
+        let folder = self.folder.as_ref().expect("a folder");
+        fresh::ledger(folder.path(), "share")
     }
 
     fn log(&self, call: String) -> c_int {
@@ -80,15 +90,21 @@ impl Fake {
     }
 }
 
-/// A GPU with one share of `limit` bytes, whose ledger lies in `folder`.
-pub(super) fn gpu(folder: &tempfile::TempDir, limit: u64) -> Gpu<Fake> {
-    gpu_of(Account::new(vec![fresh::share(folder.path(), "share", limit)]))
+/// A GPU with one share of `limit` bytes.
+pub(super) fn gpu(limit: u64) -> Gpu<Fake> {
+    gpu_with_host(limit, 0)
 }
 
-/// The same with `host` bytes of host memory.
-pub(super) fn gpu_with_host(folder: &tempfile::TempDir, limit: u64, host: u64) -> Gpu<Fake> {
+/// Returns a GPU with one share of `limit` bytes, and `host` bytes of host memory.
+pub(super) fn gpu_with_host(limit: u64, host: u64) -> Gpu<Fake> {
+    let folder = tempfile::tempdir().expect("a folder");
     let share = |name, limit| vec![fresh::share(folder.path(), name, limit)];
-    gpu_of(Account::with(share("share", limit), share("host", host)))
+    let mut gpu = gpu_of(match host {
+        0 => Account::new(share("share", limit)),
+        _ => Account::with(share("share", limit), share("host", host)),
+    });
+    gpu.driver.folder = Some(folder);
+    gpu
 }
 
 /// A GPU with this account.
@@ -99,9 +115,8 @@ pub(super) fn gpu_of(account: Account) -> Gpu<Fake> {
     gpu
 }
 
-/// A process with one GPU, and NVML beside it, which shows what a test says that the process holds.
+/// A process with one GPU, and an NVML that shows the memory that a test sets.
 pub(super) struct Scene {
-    folder: tempfile::TempDir,
     gpus: Vec<Gpu<Fake>>,
     tables: Tables<Fake>,
     calls: &'static Calls,
@@ -111,36 +126,34 @@ pub(super) struct Scene {
 
 struct NvmlState {
     mode: Mode,
-    /// What NVML calls this process; it lists it while it holds something.
+    /// The PID by which NVML lists this process, while it holds memory.
     name: u32,
     held: u64,
     /// How often the driver took memory.
     calls: u32,
 }
 
-/// What NVML shows of this process.
+/// How NVML lists this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// It, under its name.
+    /// By its PID.
     Own,
     /// There is no NVML.
     Missing,
-    /// Only other processes.
+    /// Not at all: only other processes are listed.
     Others,
-    /// It under another name, and another process that came at the same time.
+    /// By another PID, beside another process that started at the same time.
     Crowd,
 }
 
 impl Scene {
-    /// What a context takes, as far as is known.
+    /// The known size of a context.
     pub(super) const RESERVE: u64 = 4 * MIB;
 
     pub(super) fn new(limit: u64) -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
-        let mut gpu = gpu(&folder, limit);
+        let mut gpu = gpu(limit);
         gpu.context_reserve = Some(Self::RESERVE);
         Self {
-            folder,
             gpus: vec![gpu],
             tables: Tables::default(),
             calls: Box::leak(Box::default()),
@@ -164,9 +177,10 @@ impl Scene {
         }
     }
 
-    /// The share as another process has it.
+    /// Opens the share as another process does.
     pub(super) fn neighbour(&self) -> Share {
-        fresh::again(self.folder.path(), "share", self.gpu().account.device_limit())
+        let folder = self.gpu().driver.folder.as_ref().expect("a folder");
+        fresh::again(folder.path(), "share", self.gpu().account.device_limit())
     }
 
     pub(super) fn gpu(&self) -> &Gpu<Fake> {

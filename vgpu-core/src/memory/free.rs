@@ -15,9 +15,9 @@ pub fn free_charged<D: Driver>(
     pointer: u64,
     free: impl FnOnce() -> c_int,
 ) -> c_int {
-    // Out of the table first: once freed, the driver may give the pointer to another thread.
+    // Remove it from the table first: once it is freed, the driver may give the pointer to another thread.
     match live.take(pointer) {
-        // The common case has an arm of its own, so that what was taken stays in registers.
+        // The common case has its own arm, so that the charge stays in registers.
         Taken::Whole(one) => {
             let result = free();
             if result == SUCCESS {
@@ -27,7 +27,7 @@ pub fn free_charged<D: Driver>(
             }
             result
         }
-        // Freed in the order of a stream; the driver does not know that yet.
+        // The program has already freed it in the order of a stream, of which the driver does not know.
         Taken::Nothing if deferred::used() && is_deferred(gpus, pointer) => INVALID_VALUE,
         taken => {
             let result = free();
@@ -37,7 +37,7 @@ pub fn free_charged<D: Driver>(
     }
 }
 
-/// Returns true if the program has freed `pointer`, of which the driver does not know yet.
+/// Returns true if the program has freed `pointer` and the driver has not.
 #[cold]
 fn is_deferred<D: Driver>(gpus: &[Gpu<D>], pointer: u64) -> bool {
     let has = |gpu: &Gpu<D>| {

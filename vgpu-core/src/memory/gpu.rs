@@ -1,4 +1,4 @@
-//! One GPU of which this process has shares, and everything that is charged to them.
+//! A GPU of which this process has shares, and everything that is charged to them.
 
 use super::contexts::{Contexts, Unowned};
 use super::deferred::Deferred;
@@ -19,9 +19,9 @@ pub struct Gpu<D> {
     pub account: Account,
     /// Charged bytes that NVML does not report for this process: memory of another process, or memory charged twice.
     pub surplus: AtomicU64,
-    /// What a context takes on this GPU and driver; None: nobody measured it.
+    /// The size of a context on this GPU and driver; None: not measured.
     pub context_reserve: Option<u64>,
-    /// Charged for each context beside its overhead.
+    /// The charge for each context in addition to its overhead.
     pub unowned: Unowned,
     pub contexts: Reentrant<Contexts>,
     pub overhead: Reentrant<Overhead>,
@@ -32,12 +32,12 @@ pub struct Gpu<D> {
     pub exported: Exported,
 }
 
-/// The GPUs of this process. Allocation and free pass it by reference and not as a slice, because that needs one
-/// register across the driver's call instead of two.
+/// The GPUs of this process. Allocation and free pass a reference to this. A slice would need two registers instead of
+/// one across the driver's call.
 pub type Gpus<D> = Vec<Gpu<D>>;
 
 impl<D: Driver> Gpu<D> {
-    /// A GPU whose shares are `account`. `context_reserve`: what a context takes, if that is known.
+    /// A GPU with the shares of `account`. `context_reserve`: the size of a context, if it is known.
     #[must_use]
     pub fn new(driver: D, uuid: String, account: Account, context_reserve: Option<u64>) -> Self {
         Self {
@@ -57,7 +57,7 @@ impl<D: Driver> Gpu<D> {
     }
 }
 
-/// Releases the charge of an allocation that is gone.
+/// Releases the charge of a freed allocation.
 #[inline(always)]
 pub fn release<D>(gpus: &[Gpu<D>], live: Live) {
     if let Some(gpu) = gpus.get(live.gpu()) {

@@ -1,4 +1,4 @@
-//! Memory of graphs, charged by what the driver reports as reserved for them.
+//! Memory of graphs. The charge follows the size that the driver reports as reserved for them.
 //!
 //! A node that allocates only reserves an address, whether it was added or captured. The driver takes memory when an
 //! executable graph is uploaded or launched, keeps it for the next launch, lets graphs that do not run at once share
@@ -10,13 +10,13 @@
 //!  refused     ─► trim pools and graph memory, ask again ─► wait for the stream, trim ─► once more
 //! ```
 //!
-//! A launch can grow the reserved memory by at most what its graph needs, and by at most what all executable graphs
-//! of the process need together beyond the present charge. So a graph that is launched again and again charges
-//! nothing ahead once its memory is there, and the driver never has more than is charged. Memory that outlives its
-//! executable graph counts among the needs for as long as anything is reserved. Conditional bodies cannot allocate.
+//! A launch can grow the reserved memory by at most what its graph needs, and by at most what all executable graphs of
+//! the process need together beyond the present charge. So a graph that is launched again and again charges nothing
+//! ahead once its memory is there, and the driver never has more than is charged. Memory that outlives its executable
+//! graph is included in the needs as long as anything is reserved. Conditional bodies cannot allocate.
 //!
-//! How it fails: a driver that does not report what is reserved (before 11.4) is charged what all executable graphs
-//! need, which is more than it takes, and the needs of destroyed graphs stay charged.
+//! How it fails: with a driver that does not report what is reserved (before 11.4), the needs of all executable graphs
+//! are charged, which is more than the driver takes, and those of destroyed graphs stay charged.
 
 use super::driver::{Driver, is_captured};
 use super::pools::Pools;
@@ -26,7 +26,7 @@ use crate::os::spin::{Entered, Patience, Reentrant};
 use core::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Set once this process has had a graph that allocates: other processes skip the look at their graphs.
+/// Set once this process has had a graph that allocates. Other processes skip the check of their graphs.
 static USED: AtomicBool = AtomicBool::new(false);
 
 /// The memory of one GPU's graphs.
@@ -37,15 +37,15 @@ pub struct Graphs(Reentrant<Memory>);
 #[derive(Debug, Default)]
 pub struct Memory {
     charge: TrackedCharge,
-    /// What the executable graphs can need together.
+    /// The most that all executable graphs together can need.
     need: u64,
-    /// What destroyed ones may have left behind.
+    /// The most that destroyed graphs may have left behind.
     left: u64,
     /// The driver's device, once a graph has needed it.
     device: Option<c_int>,
 }
 
-/// What an executable graph needs of each GPU.
+/// The memory that an executable graph needs, by GPU.
 pub type Needs = Vec<(usize, u64)>;
 
 impl Memory {
@@ -54,7 +54,7 @@ impl Memory {
         let Some(device) = self.device else { return };
         if let Ok(reserved) = driver.graphs_reserved(device) {
             self.left = self.left.min(reserved);
-            // A launch grows by what was charged ahead at most, so this has room.
+            // A launch grows by at most the bytes that were charged before it, so this fits.
             self.charge.set(account, reserved);
         }
     }
@@ -66,7 +66,7 @@ impl Memory {
         }
     }
 
-    /// Charges what a launch of a graph that needs `need` can grow by. Returns false if that is not free.
+    /// Charges the growth by a launch of a graph that needs `need` bytes. Returns false if it does not fit.
     pub fn reserve(
         &mut self,
         driver: &impl Driver,
@@ -85,7 +85,7 @@ impl Memory {
             return true;
         }
         if is_captured(driver, stream) {
-            // Nothing is launched: it becomes part of the graph that is being captured.
+            // Nothing is launched: the launch becomes a node of the captured graph.
             return true;
         }
         driver.synchronize(stream);
@@ -103,53 +103,57 @@ impl Memory {
 }
 
 impl Graphs {
-    /// None: this thread launches a graph already, and the driver has called the program back. What a graph takes that is
-    /// launched there is charged with the outer one's.
+    /// Locks the memory. Returns None if this thread is already launching a graph and the driver has called the program
+    /// back. The memory of an inner launch is charged with the outer launch.
     pub fn lock(&self) -> Option<Entered<'_, Memory>> {
         self.0.lock_unless_within()
     }
 
-    /// Charges the graphs what the driver reserves for them now.
+    /// Calls `change` unless this thread is launching a graph already.
+    fn with(&self, change: impl FnOnce(&mut Memory)) {
+        if let Some(memory) = self.lock() {
+            change(&mut memory.borrow_mut());
+        }
+    }
+
+    /// Charges the graphs the memory that the driver reserves for them now.
     pub fn settle(&self, driver: &impl Driver, account: &Account) {
-        let memory = self.lock();
-        memory
-            .into_iter()
-            .for_each(|memory| memory.borrow_mut().settle(driver, account));
+        self.with(|memory| memory.settle(driver, account));
     }
 
     /// Counts the need of a new executable graph. `device`: the driver's number of their GPU.
     pub fn enter(&self, device: Option<c_int>, need: u64) {
-        let Some(memory) = self.lock() else { return };
-        let mut memory = memory.borrow_mut();
-        memory.need = memory.need.saturating_add(need);
-        memory.device = device;
+        self.with(|memory| {
+            memory.need = memory.need.saturating_add(need);
+            memory.device = device;
+        });
     }
 
-    /// Counts it out; what it may leave behind is known only by what stays reserved.
+    /// Removes the need of a destroyed graph. Its memory may stay reserved.
     pub fn leave(&self, need: u64) {
-        let Some(memory) = self.lock() else { return };
-        let mut memory = memory.borrow_mut();
-        memory.need = memory.need.saturating_sub(need);
-        memory.left = memory.left.saturating_add(need);
+        self.with(|memory| {
+            memory.need = memory.need.saturating_sub(need);
+            memory.left = memory.left.saturating_add(need);
+        });
     }
 
-    /// After the last context of the GPU went, and with it all graphs that need it.
+    /// Resets the needs after the last context of the GPU has ended, and all graphs with it.
     pub fn clear(&self, driver: &impl Driver, account: &Account) {
-        let Some(memory) = self.lock() else { return };
-        let mut memory = memory.borrow_mut();
-        memory.need = 0;
-        memory.settle(driver, account);
-        memory.left = memory.charge.bytes();
+        self.with(|memory| {
+            memory.need = 0;
+            memory.settle(driver, account);
+            memory.left = memory.charge.bytes();
+        });
     }
 
-    /// Returns the bytes that the graphs are charged, or None if another thread is launching one.
+    /// Returns the charge of the graphs, or None if another thread is launching one.
     pub fn reserved(&self) -> Option<u64> {
         let memory = self.0.try_lock()?;
         let charged = memory.borrow().charge.bytes();
         Some(charged)
     }
 
-    /// The same, where a graph may have memory.
+    /// Does the same as [`Graphs::settle`], if a graph may have memory.
     #[inline(always)]
     pub fn refresh(&self, driver: &impl Driver, account: &Account) {
         if used() {
@@ -157,7 +161,7 @@ impl Graphs {
         }
     }
 
-    /// The same. Returns false if another thread was launching one for longer than `patience` lasts.
+    /// Like [`Graphs::refresh`]. Returns false if another thread is launching a graph for longer than `patience`.
     pub fn refresh_with(&self, driver: &impl Driver, account: &Account, patience: &mut Patience) -> bool {
         !used()
             || self
@@ -167,15 +171,12 @@ impl Graphs {
                 .is_some()
     }
 
-    /// Has the driver give back what graphs keep unused. Returns true if there are any.
+    /// Makes the driver free the unused memory of graphs. Returns true if the process has used graphs.
     #[cold]
     pub fn trim_all(&self, driver: &impl Driver, account: &Account) -> bool {
         let any = used();
         if any {
-            let memory = self.lock();
-            memory
-                .into_iter()
-                .for_each(|memory| memory.borrow_mut().trim(driver, account));
+            self.with(|memory| memory.trim(driver, account));
         }
         any
     }
@@ -187,12 +188,12 @@ pub fn used() -> bool {
     USED.load(Ordering::Relaxed)
 }
 
-/// Notes that this process has a graph that allocates.
+/// Records that this process has a graph that allocates.
 pub fn note_used() {
     USED.store(true, Ordering::Relaxed);
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))] // The tests map files.
 mod tests {
     use super::super::fake::{DEVICE, Fake, MIB, gpu};
     use super::super::gpu::Gpu;
@@ -200,7 +201,7 @@ mod tests {
 
     const STREAM: usize = 5;
 
-    /// A launch of a graph that needs `need`, after which the driver reserves `reserved` for graphs.
+    /// Launches a graph that needs `need`. Afterwards the driver reserves `reserved` for graphs.
     fn launch(gpu: &Gpu<Fake>, need: u64, reserved: u64) -> bool {
         let memory = gpu.graphs.lock().expect("not within another launch");
         let mut memory = memory.borrow_mut();
@@ -213,11 +214,9 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn a_launch_charges_ahead_what_it_can_grow_by_and_then_what_is_reserved() {
         note_used();
-        let folder = tempfile::tempdir().expect("a folder");
-        let gpu = gpu(&folder, 16 * MIB);
+        let gpu = gpu(16 * MIB);
         gpu.graphs.enter(Some(DEVICE), 8 * MIB);
         assert_eq!(gpu.account.charged(), 0, "nothing is launched yet");
         assert!(launch(&gpu, 8 * MIB, 6 * MIB));
@@ -230,11 +229,9 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn a_launch_without_room_waits_for_its_stream_unless_it_is_captured() {
         note_used();
-        let folder = tempfile::tempdir().expect("a folder");
-        let gpu = gpu(&folder, 8 * MIB);
+        let gpu = gpu(8 * MIB);
         let filler = gpu.account.reserve(6 * MIB).expect("room");
         gpu.graphs.enter(Some(DEVICE), 4 * MIB);
         assert!(!launch(&gpu, 4 * MIB, 4 * MIB));
@@ -245,11 +242,9 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn memory_that_outlives_its_graph_stays_charged_until_it_is_trimmed() {
         note_used();
-        let folder = tempfile::tempdir().expect("a folder");
-        let gpu = gpu(&folder, 16 * MIB);
+        let gpu = gpu(16 * MIB);
         gpu.graphs.enter(Some(DEVICE), 8 * MIB);
         assert!(launch(&gpu, 8 * MIB, 8 * MIB));
         gpu.graphs.leave(8 * MIB);

@@ -1,17 +1,18 @@
-//! When to measure the overhead again while a program runs. A driver loads code at the first launch of a function, keeps
-//! memory for executable graphs, and enlarges local memory, all inside calls that nobody measures.
+//! Decides when to measure the overhead again while a program runs. A driver loads code at the first launch of a
+//! function, keeps memory for executable graphs, and enlarges local memory, all inside calls that are not measured.
 //!
 //! ```text
 //!  a new function, a new graph ─► due in 0.1 s, and not within 1 s of the last time
 //!  a slow moment, and due ─► measure, without waiting for anybody ─► changed: due in 1 s
 //!                                                                 ─► as before: due in 2, 4, ... 64 s
 //! ```
-//! A slow moment is a call after which the program has waited, or that takes long itself: an allocation, a wait for a
-//! stream, the launch of a graph.
+//! A slow moment is a call that takes long or after which the program has waited: an allocation, a wait for a stream,
+//! the launch of a graph.
 //!
-//! How it fails: what a program loads and launches between two slow moments is charged late. Where another thread is always
-//! inside a call that may change memory, no moment is quiet, and nothing is measured; nor where NVML does not show this
-//! process. A thread that ends while it looks keeps the others from it for good. What was taken beyond the limit is charged as soon as there is room, and allocations are refused meanwhile.
+//! How it fails: code that is loaded between two slow moments is charged late. Nothing is measured if another thread is
+//! always inside a call that may change memory, or if NVML does not list this process. If a thread ends while it
+//! measures, the others never measure again. Memory beyond the limit is charged as soon as there is room, and
+//! allocations are refused meanwhile.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -19,9 +20,9 @@ use std::sync::atomic::Ordering::Relaxed;
 const FIRST_MS: u64 = 100;
 const SHORTEST_MS: u64 = 1_000;
 const LONGEST_MS: u64 = 64_000;
-/// In `due`: there is nothing to look for.
+/// In `due`: nothing can have grown.
 const NEVER: u64 = 0;
-/// In `due`: a thread is looking.
+/// In `due`: a thread is measuring.
 const NOW: u64 = u64::MAX;
 
 /// The time of the next measurement, in milliseconds of a clock that the callers read.
@@ -32,12 +33,12 @@ pub struct Growth {
     interval: AtomicU64,
 }
 
-/// What a measurement has found; of several, the least is that of all.
+/// The result of a measurement. The result of several measurements is the smallest of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Found {
     Changed,
     AsBefore,
-    /// It could not be made.
+    /// The measurement failed.
     Nothing,
 }
 
@@ -48,7 +49,7 @@ impl Growth {
         self.due.load(Relaxed) != NEVER
     }
 
-    /// The program has a new function or a new graph.
+    /// Notes that the program has a new function or a new graph.
     #[cold]
     pub fn note_new(&self, now: u64) {
         self.interval.store(SHORTEST_MS, Relaxed);
@@ -59,21 +60,21 @@ impl Growth {
         let wanted = now.saturating_add(FIRST_MS).max(earliest);
         let sooner = |due| match due {
             NEVER => Some(wanted),
-            // The thread that is looking sets the next time, one second from now.
+            // The measuring thread sets the next time, one second from now.
             NOW => None,
             due => (wanted < due).then_some(wanted),
         };
         let _ = self.due.fetch_update(Relaxed, Relaxed, sooner);
     }
 
-    /// Returns true to one thread if it is time. It then measures and calls [`Growth::looked`].
+    /// Returns true if a measurement is due. Only one thread gets true; it measures and then calls [`Growth::looked`].
     #[cold]
     pub fn is_due(&self, now: u64) -> bool {
         let due = self.due.load(Relaxed);
         due <= now && due != NEVER && self.due.compare_exchange(due, NOW, Relaxed, Relaxed).is_ok()
     }
 
-    /// Sets the next time.
+    /// Sets the time of the next measurement.
     pub fn looked(&self, now: u64, found: Found) {
         let interval = self.interval.load(Relaxed).clamp(SHORTEST_MS, LONGEST_MS);
         let next = match found {

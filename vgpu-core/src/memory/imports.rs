@@ -1,18 +1,18 @@
-//! Memory that another process made: charged to the process that maps it, unless a process of the same share
-//! exported it and it can be recognised ([`export_identity`](super::export_identity)): then it is charged once, for
-//! as long as either has it.
+//! Memory that another process allocated. It is charged to the process that maps it. But if a process of the same share
+//! exported the memory and the memory is recognised ([`export_identity`](super::export_identity)), it is charged once
+//! while either process has it.
 //!
 //! ```text
-//!  recognised: hold the object ─► driver ─ done, and as large as that ──► it is ours too
+//!  recognised: hold the object ─► driver ─ done, of the same size ──► shared charge
 //!  else:                          driver ─► charge, or close it again
 //! ```
 //!
-//! An object is held before the driver is asked, because its other holders may die meanwhile. All else is charged
-//! after the call, which alone returns the size: to its importer as well as to its maker, who may die first. So
-//! memory of another share counts twice while both have it.
+//! An object is held before the driver is asked, because its other holders may die meanwhile. Other memory is charged
+//! after the call, which returns the size: to its importer as well as to its exporter, which may die first. So memory
+//! of another share is charged twice while both have it.
 //!
-//! How it fails: between the driver's call and the charge of memory that was not recognised, its maker may die, and
-//! for that moment it is charged to nobody.
+//! How it fails: if memory was not recognised and its exporter dies between the driver's call and the charge, it is
+//! charged to nobody for that moment.
 
 use super::backing::Backing;
 use super::charge::charge;
@@ -22,7 +22,7 @@ use super::granule::granules;
 use crate::account::Charge;
 use crate::ledger::Key;
 
-/// Memory that a process of the share exported, held here too; dropped, it is released.
+/// A hold on memory that a process of the share exported. Dropping it releases the hold.
 #[derive(Debug)]
 pub struct Held<D: 'static> {
     gpus: &'static [Gpu<D>],
@@ -31,7 +31,7 @@ pub struct Held<D: 'static> {
 }
 
 impl<D: Driver> Held<D> {
-    /// Holds the memory that is found by `key`.
+    /// Holds the memory with `key`.
     #[must_use]
     pub fn of(gpus: &'static [Gpu<D>], key: Key) -> Option<Self> {
         let find = |(gpu, owner): (usize, &Gpu<D>)| Some((gpu, owner.account.import(key)?));
@@ -43,7 +43,7 @@ impl<D: Driver> Held<D> {
         })
     }
 
-    /// Returns its charge, if the driver says that it lies on `gpu`.
+    /// Returns the charge if the memory lies on `gpu`, as the driver says.
     #[must_use]
     pub fn on(mut self, gpu: usize) -> Option<Charge> {
         if gpu == self.gpu { self.charge.take() } else { None }
@@ -62,11 +62,10 @@ impl<D: 'static> Drop for Held<D> {
     }
 }
 
-/// Returns the backing of memory that was just mapped. `extent`: the GPU and the size that the driver says, if it does;
-/// `held`: what was recognised. Ok(None): nothing of these GPUs was mapped.
+/// Returns the backing of memory that was just mapped. `extent`: its GPU and size, if the driver reports them; `held`:
+/// the recognised memory. Ok(None): the memory is on none of these GPUs.
 ///
-/// # Errors
-/// It is more than what is free.
+/// # Errors The memory does not fit.
 pub fn mapped<D: Driver>(
     gpus: &'static [Gpu<D>],
     extent: Option<(usize, u64)>,
@@ -77,7 +76,7 @@ pub fn mapped<D: Driver>(
         (None, None) => Ok(None),
         (None, Some(mut held)) => Ok(held.charge.take().map(|charge| shared(held.gpu, charge))),
         (Some((gpu, bytes)), held) => {
-            // Of another size, it is something else than what we hold.
+            // If its size differs, it is not the memory that we hold.
             let held = held.filter(|held| Some(held.bytes()) == granules(bytes));
             let held = held.and_then(|held| held.on(gpu)).map(|charge| shared(gpu, charge));
             let pay = || Some(Backing::surplus(gpus, gpu, charge(gpus.get(gpu)?, bytes)?));
@@ -86,7 +85,7 @@ pub fn mapped<D: Driver>(
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))] // The tests map files.
 mod tests {
     use super::super::fake::{Fake, MIB, gpu_of};
     use super::*;
@@ -101,12 +100,11 @@ mod tests {
         let key = Key::new(Kind::Ipc, 1, [1; 8]);
         let mut charge = maker.reserve(4 * MIB).expect("room");
         maker.export(&mut charge, key);
-        // Backings are of the GPUs of a process, which live as long as it does.
+        // Backings need GPUs that live as long as the process.
         (Box::leak(Box::new([gpu_of(importer)])), maker, charge, key)
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn recognised_memory_is_charged_once_and_outlives_its_maker() {
         let folder = tempfile::tempdir().expect("a folder");
         let (gpus, maker, charge, key) = scene(&folder);
@@ -120,7 +118,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn memory_of_another_size_or_of_nobody_is_charged_to_its_importer() {
         let folder = tempfile::tempdir().expect("a folder");
         let (gpus, maker, charge, key) = scene(&folder);
@@ -147,7 +144,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn memory_that_was_held_for_a_call_that_failed_is_released() {
         let folder = tempfile::tempdir().expect("a folder");
         let (gpus, maker, charge, key) = scene(&folder);

@@ -1,11 +1,11 @@
-//! Libraries that were loaded while the process had no context. The driver takes nothing then; each context that is made
-//! afterwards may load their code.
+//! Libraries that were loaded while the process had no context. The driver takes no memory then; each later context may
+//! load their code.
 //!
-//! How it fails: a library that is unloaded between a context's reservation and its creation stays reserved for until
-//! that context is measured or gone.
+//! How it fails: if a library is unloaded between a context's reservation and its creation, its memory stays charged
+//! until that context is measured or destroyed.
 
 use super::expected::Code;
-use super::told::Told;
+use super::known_code::KnownCode;
 use crate::os::spin::Spin;
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 pub struct Libraries(Spin<BTreeMap<usize, u64>>);
 
 impl Libraries {
-    /// Notes a library that was loaded without a context.
+    /// Records a library that was loaded without a context.
     pub fn note(&self, handle: usize, code: &Code) {
         self.0.lock().insert(handle, code.bytes);
     }
@@ -22,27 +22,31 @@ impl Libraries {
         self.0.lock().remove(&handle);
     }
 
-    /// Returns what to charge for them with a new context: what their files tell and, once, as much as code of unknown
-    /// size.
+    /// Returns the bytes to charge for the libraries with a new context: the sizes in their files and, once, the size
+    /// of unknown code.
     #[must_use]
     pub fn charge(&self) -> u64 {
         let libraries = self.0.lock();
-        libraries.values().copied().fold(Told::default(), Told::with).charge()
+        libraries
+            .values()
+            .copied()
+            .fold(KnownCode::default(), KnownCode::with)
+            .charge()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::told::UNKNOWN_CODE;
+    use super::super::known_code::UNKNOWN_CODE;
     use super::*;
 
     #[test]
     fn libraries_are_charged_together_until_they_are_unloaded() {
         let libraries = Libraries::default();
         let code = |bytes| Code {
-            mark: 1,
+            fingerprint: 1,
             bytes,
-            is_told: false,
+            is_known: false,
         };
         assert_eq!(libraries.charge(), 0);
         libraries.note(1, &code(0));

@@ -5,26 +5,28 @@ use crate::account::Charge;
 
 /// Pointers are multiples of this.
 pub const STEP: u64 = 256;
-/// Stands for no place: the allocation has its granules to itself.
+/// In `first`: the allocation has granules of its own.
 const OWN: u16 = u16::MAX;
 const WORDS: usize = (GRANULE / STEP / 64) as usize;
 
-/// One allocation, or a granule that several share.
+/// An allocation, or a granule that several allocations share.
 #[derive(Debug)]
 pub struct Live {
     gpu: u16,
-    /// Allocations in the granule, leaving ones included.
+    /// Number of allocations in the granule, including those that are being freed.
     count: u16,
-    /// The one for which a shared granule was made, or [`OWN`].
+    /// The place of the first allocation in a shared granule, or [`OWN`].
     first: u16,
-    /// NVML lists it in no process's figure.
+    /// NVML counts the memory for no process.
     is_unlisted: bool,
-    /// Which pointers are in a shared granule; None: the first alone.
+    /// The driver is ending the context to which it belongs.
+    is_ending: bool,
+    /// The places in use in a shared granule; None: only `first`.
     places: Option<Box<Places>>,
     charge: Charge,
 }
 
-/// A bit a possible pointer.
+/// A bit for each possible pointer.
 type Places = [u64; WORDS];
 
 /// Returns the key of the granule of `pointer`.
@@ -52,12 +54,13 @@ impl Live {
             count: 1,
             first: OWN,
             is_unlisted: false,
+            is_ending: false,
             places: None,
             charge,
         }
     }
 
-    /// Managed memory, which NVML lists in no process's figure.
+    /// Marks managed memory, which NVML counts for no process.
     #[must_use]
     pub fn unlisted(self) -> Self {
         Self {
@@ -66,13 +69,29 @@ impl Live {
         }
     }
 
-    /// Returns true if NVML lists it in no process's figure.
+    pub fn is_ending(&self) -> bool {
+        self.is_ending
+    }
+
+    pub fn set_ending(&mut self, is_ending: bool) {
+        self.is_ending = is_ending;
+    }
+
+    #[must_use]
+    pub fn unmarked(self) -> Self {
+        Self {
+            is_ending: false,
+            ..self
+        }
+    }
+
+    /// Returns true if NVML counts the memory for no process.
     #[inline(always)]
     pub fn is_unlisted(&self) -> bool {
         self.is_unlisted
     }
 
-    /// Returns the charge, to be given back to its GPU.
+    /// Returns the charge, which its GPU must release.
     #[inline(always)]
     pub fn into_charge(self) -> Charge {
         self.charge
@@ -88,7 +107,7 @@ impl Live {
         &mut self.charge
     }
 
-    /// Returns true if it has its granules to itself.
+    /// Returns true if the allocation has granules of its own.
     #[inline(always)]
     pub fn is_whole(&self) -> bool {
         self.first == OWN
@@ -110,20 +129,20 @@ impl Live {
         self.count == 0
     }
 
-    /// Counts one out. Returns true if none is left.
+    /// Subtracts one allocation from the count. Returns true if none is left.
     #[inline]
     pub fn count_out(&mut self) -> bool {
         self.count = self.count.saturating_sub(1);
         self.count == 0
     }
 
-    /// Returns the bytes that it is charged.
+    /// Returns the charged bytes.
     #[inline]
     pub fn bytes(&self) -> u64 {
         self.charge.bytes()
     }
 
-    /// Returns true if it lies on the host.
+    /// Returns true if the memory is in host memory.
     #[inline]
     pub fn is_host(&self) -> bool {
         self.charge.is_host()
@@ -145,7 +164,15 @@ impl Live {
         }
     }
 
-    /// Returns true if a thread is about to free a part of it.
+    /// Returns the pointers of the allocations. `key`: the key of this entry in the table.
+    pub fn pointers(&self, key: u64) -> impl Iterator<Item = u64> {
+        let places = (0..(GRANULE / STEP) as u16).filter(|place| self.has(*place));
+        let shared = places.map(move |place| (key & !1) + u64::from(place) * STEP);
+        let whole = self.is_whole().then_some(key);
+        whole.into_iter().chain(shared)
+    }
+
+    /// Returns true if a thread is freeing one of the allocations.
     #[inline]
     pub fn is_leaving(&self) -> bool {
         let known = self
@@ -155,7 +182,7 @@ impl Live {
         known.is_some_and(|known: u32| known != u32::from(self.count))
     }
 
-    /// Counts the allocation at `place`, unless it is known.
+    /// Adds the allocation at `place`, unless it is known.
     #[inline]
     pub fn enter(&mut self, place: u16) {
         let first = bit(self.first);
@@ -165,14 +192,16 @@ impl Live {
             places
         });
         let (word, bit) = bit(place);
-        // Known already: it went with a context whose end we missed.
+        // A part of the granule does not belong to the context that ends.
+        self.is_ending = false;
+        // If the place is taken, the old allocation ended with a context whose end we missed.
         if places[word] & bit == 0 {
             places[word] |= bit;
             self.count += 1;
         }
     }
 
-    /// Marks `place` as free, without counting it out.
+    /// Marks `place` as free, but does not change the count.
     #[inline]
     pub fn leave(&mut self, place: u16) {
         let (word, bit) = bit(place);

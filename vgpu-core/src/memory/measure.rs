@@ -9,16 +9,17 @@
 //!  overhead = what NVML reports for this process - what this process is charged for everything else
 //! ```
 //!
-//! No absence of knowledge approves anything. What a call will take is charged before it ([`expected`]); where NVML does
-//! not show this process afterwards, that charge stays until the thing that it was made for is gone.
+//! Nothing is allowed because its size is unknown. What a call will take is charged before it ([`expected`]). If NVML
+//! does not show this process afterwards, that charge stays until the thing that was charged is gone.
 //!
-//! Which process is ours: NVML reports PIDs of its own PID namespace, so `getpid` does not identify this process. With its
-//! first context it is found by memory that it allocates for a moment ([`beacon`]).
+//! Which process is ours: NVML reports PIDs of its own PID namespace, so `getpid` does not identify this process. When
+//! it creates its first context, it allocates some memory for a moment and looks which listed process grew
+//! ([`beacon`]).
 //!
 //! When a measurement is valid: the charge for other memory is made before the driver allocates it and ends after the
 //! driver has freed it. While another thread is inside such a call, more is charged than allocated. A measurement would
-//! then find too little overhead, and too little would stay charged after that call. So a measurement counts only if no
-//! thread is inside such a call and no charge changes ([`crate::calls`]):
+//! then find too little overhead, and too little would stay charged after that call. So a measurement is valid only if
+//! no thread is inside such a call and no charge changes ([`crate::calls`]):
 //!
 //! ```text
 //!  block new calls ─► wait until none is running ─► read the charges ─► read NVML's list
@@ -41,17 +42,17 @@
 //! could not be matched to its export, and memory that is charged twice (`Gpu::surplus`). They are not subtracted from the
 //! figure.
 //!
-//! A call inside a measured one: the driver may call the program back there (a profiler, an injected library), and that
-//! may load code or create a context. It is charged ahead, and the next measurement finds what it took: that of the outer
-//! call, if that is measured too.
+//! A call inside a measured one: the driver may call the program back there (a profiler, an injected library), and the
+//! program may load code or create a context. That is charged ahead, and the next measurement, which may be that of the
+//! outer call, finds its size.
 //!
 //! How it fails:
-//! - NVML is missing, lists no processes, or this process is not found among them: nothing is measured. Contexts, limits
-//!   and code stay charged with what was charged ahead, which may be more or less than they take. The next context is
-//!   another occasion to find it.
-//! - Another process is taken for this one. If its figure later cannot be ours, it is forgotten.
-//! - Lazy loading: code that the driver loads later than it was asked to is charged at the next measured call, or when
-//!   [`again`] is called ([`growth`](super::growth)).
+//! - NVML is missing, lists no processes, or does not list this process: nothing is measured. The charges ahead of
+//!   contexts, limits and code stay; they may be more or less than these take. The next context is another chance to
+//!   find this process.
+//! - Another process is mistaken for this one. It is forgotten as soon as its figure cannot be ours.
+//! - Lazy loading: code that the driver loads later than the program asked for is charged at the next measured call, or
+//!   when [`again`] is called ([`growth`](super::growth)).
 //! - What a call takes beyond what was charged ahead is not charged between the driver call and the measurement:
 //!   code of unknown size, or a context larger than any before on this GPU.
 //! - If a call does not end and the upper bound exceeds the limit, the new context or code is undone, although it might
@@ -65,14 +66,14 @@ use super::beacon::{self, Beacon, Search};
 use super::charge::charge_now;
 use super::driver::{Driver, OUT_OF_MEMORY, SUCCESS};
 use super::expected::{self, Ahead};
+use super::first_contexts::FirstContexts;
 use super::gpu::Gpu;
 use super::granule::{GRANULE, granules};
 use super::growth::Found;
-use super::newcomers::Newcomers;
 use super::overhead::{Overhead, Reserved, Thing};
-use super::room;
 use super::settled_bytes::SettledBytes;
 use super::tables::Tables;
+use super::{refusal, room};
 use crate::account::Own;
 use crate::calls::{Calls, UnderWay};
 use crate::log;
@@ -104,32 +105,32 @@ pub struct Process<'a, D: 'static, N> {
     pub pid: &'a AtomicU32,
 }
 
-/// How much a measurement does for its figure.
+/// How much effort a measurement makes.
 #[derive(Clone, Copy)]
 struct Effort {
     /// How many lists without this process are read before it gives up.
     lists: u32,
-    /// How often it starts again because something changed. New calls are unblocked between two attempts.
+    /// How often the measurement starts again because something changed. New calls are unblocked between two attempts.
     looks: u32,
-    /// How long it waits for calls of other threads. It waits for the same calls only once.
+    /// How long the measurement waits for calls of other threads. It waits for the same calls only once.
     patience: Duration,
 }
 
-/// For a call whose result depends on it.
+/// For a call whose result depends on the measurement.
 const FULL: Effort = Effort {
     lists: 16,
     looks: 256,
     patience: Duration::from_millis(100),
 };
-/// For one that can be made at another time: it waits for nobody.
+/// For a measurement that can be made at another time: it waits for nobody.
 const LEAST: Effort = Effort {
     lists: 1,
     looks: 4,
     patience: Duration::ZERO,
 };
-/// How often a call that does not fit is measured again, because calls of other threads may have ended meanwhile.
+/// How often a call that does not fit is measured again: calls of other threads may have ended meanwhile.
 const SECOND_THOUGHTS: u32 = 10;
-/// Of so many files with code it is remembered what they took.
+/// The number of code files whose measured size is remembered.
 const CODES: usize = if cfg!(test) { 8 } else { 4096 };
 
 /// How a call may change the overhead.
@@ -153,15 +154,15 @@ pub struct Measurement<'a, D: 'static, N> {
     process: &'a Process<'a, D, N>,
     gpu: &'a Gpu<D>,
     index: usize,
-    /// No borrow of it lives over a call of the driver, which may come in again.
+    /// Is not borrowed during a call of the driver, which may call the program back.
     overhead: Entered<'a, Overhead>,
-    /// Made within another call of this thread, by what the driver called there: a measurement now would find what that call
-    /// has charged and not allocated yet.
+    /// The measurement is made inside another call of this thread, from a callback of the driver. It would be wrong
+    /// now, by what that call has charged and not allocated yet.
     is_nested: bool,
     effort: Effort,
-    /// The context that is being made is a green one.
+    /// The context that is being created is a green one.
     pub is_green: bool,
-    /// What this process was believed to hold before the last [`Measurement::take`].
+    /// The expected overhead before the last [`Measurement::take`].
     before: u64,
 }
 
@@ -186,18 +187,18 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
         self.overhead.borrow_mut().clear(&self.gpu.account);
     }
 
-    /// Undoes what did not fit, by `undo`, and releases what it took.
+    /// Calls `undo` for the thing that did not fit, and releases its charge.
     pub fn undo(&mut self, undo: impl FnOnce() -> c_int) {
         let before = self.before;
         let took = self.overhead.borrow().expected().saturating_sub(before);
-        log::refused(&self.gpu.uuid, &self.gpu.account, took);
+        refusal::by_limit(self.gpu, took);
         let mut result = SUCCESS;
         let call = || {
             result = undo();
             result
         };
         self.give_back(None, call, || true);
-        // Not measured, or the list is late: it is gone all the same.
+        // Not measured, or the list is late: the thing is gone nevertheless.
         let mut overhead = self.overhead.borrow_mut();
         if result == SUCCESS && overhead.may_fall && overhead.expected() > before {
             overhead.set_measured(before);
@@ -206,8 +207,8 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
     }
 
     /// Charges what `call` will take, runs it, and corrects the charge by a measurement. `is_first`: `call` creates the
-    /// first context on this GPU. `thing`: what it has created. Returns the result of `call`, and false if the new
-    /// overhead exceeds the limit. If there is no room for what it will take, `call` is not run.
+    /// first context on this GPU. `thing`: what `call` has created. Returns the result of `call`, and false if the new
+    /// overhead exceeds the limit. If there is no room for the charge ahead, `call` is not run.
     pub fn take(
         &mut self,
         ahead: Ahead,
@@ -223,16 +224,18 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
         let Some((bytes, reserved)) = self.charge_ahead(ahead, start) else {
             return (OUT_OF_MEMORY, true);
         };
-        // A measurement costs a call of NVML, so there is one before `call` only if its result is used. What code takes is
-        // remembered, so it is measured alone: since the last measurement other code may have come.
-        let is_new = matches!(ahead, Ahead::Code(code) if code.mark != 0 && !self.overhead.borrow().code_took.contains_key(&code.mark));
+        // A measurement costs a call of NVML, so there is one before `call` only if its result is used: for code not
+        // seen before, whose size is remembered. Without it, other code loaded since the last measurement would be
+        // included.
+        let is_new = matches!(ahead, Ahead::Code(code) if code.fingerprint != 0 && !self.overhead.borrow().code_took.contains_key(&code.fingerprint));
         let before = if is_new { self.look() } else { Look::Blind };
         let result = call();
         if result != SUCCESS {
-            let mut overhead = self.overhead.borrow_mut();
-            // As before, but for what came in during the call.
-            let expected = overhead.expected();
-            overhead.charge.set(&self.gpu.account, expected);
+            if result == OUT_OF_MEMORY {
+                refusal::by_driver(self.gpu, bytes);
+            }
+            // The charge is as before the call, plus what nested calls have added.
+            self.charge_expected();
             return (result, true);
         }
         let thing = thing();
@@ -246,10 +249,8 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
             _ => self.look(),
         };
         let Some(mut fits) = self.settle(change, start, &before, &after) else {
-            let mut overhead = self.overhead.borrow_mut();
-            overhead.keep(thing, reserved);
-            let expected = overhead.expected();
-            let fits = overhead.charge.set(&self.gpu.account, expected);
+            self.overhead.borrow_mut().keep(thing, reserved);
+            let fits = self.charge_expected();
             return (SUCCESS, fits || bytes == 0);
         };
         for _ in 0..SECOND_THOUGHTS {
@@ -261,21 +262,18 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
             fits = self.settle(change, start, &before, &after) == Some(true);
         }
         if is_exact && !self.overhead.borrow().may_fall {
-            let known = match before {
-                Look::Excess(least, most) if least == most => Some(most.max(0).unsigned_abs()),
-                // There was nothing of this process before its first context.
-                _ => is_first.then_some(start),
-            };
-            if let Some(known) = known {
-                let measured = self.overhead.borrow().measured;
-                self.learn(ahead, measured.saturating_sub(known));
+            match before {
+                Look::Excess(least, most) if least == most => self.learn(ahead, most.max(0).unsigned_abs()),
+                // Before its first context, the process held nothing.
+                _ if is_first => self.learn(ahead, start),
+                _ => {}
             }
         }
         (SUCCESS, fits)
     }
 
-    /// Runs `call`, which only frees memory, and releases what it freed. `thing`: what it ends, if that was created by
-    /// [`Measurement::take`]. `is_gone`: returns false if it was not ended after all.
+    /// Runs `call`, which only frees memory, and releases what it freed. `thing`: what `call` ends, if
+    /// [`Measurement::take`] created it. `is_gone` returns false if it did not end after all.
     pub fn give_back(
         &mut self,
         thing: Option<Thing>,
@@ -285,14 +283,10 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
         if self.is_nested {
             let result = call();
             if result == SUCCESS {
-                let thing = thing.filter(|_| is_gone());
-                let mut overhead = self.overhead.borrow_mut();
-                overhead.may_fall = true;
-                thing.into_iter().for_each(|thing| overhead.forget(thing));
-                // The outer call may have its own charged ahead.
+                self.forget(thing.filter(|_| is_gone()));
+                // The outer call may have charged ahead for itself.
                 if !self.overhead.is_nested() {
-                    let expected = overhead.expected();
-                    overhead.charge.set(&self.gpu.account, expected);
+                    self.charge_expected();
                 }
             }
             return result;
@@ -302,19 +296,30 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
         let result = call();
         let after = self.look();
         if self.settle(Change::GivesBack, start, &before, &after).is_none() {
-            let thing = thing.filter(|_| result == SUCCESS && is_gone());
-            let mut overhead = self.overhead.borrow_mut();
-            overhead.may_fall = true;
-            thing.into_iter().for_each(|thing| overhead.forget(thing));
-            let expected = overhead.expected();
-            overhead.charge.set(&self.gpu.account, expected);
+            self.forget(thing.filter(|_| result == SUCCESS && is_gone()));
+            self.charge_expected();
         }
         result
     }
 
-    /// The call is charged ahead, and the next measurement corrects that: the outer call's, if it is one that is measured.
+    /// Forgets `thing`, which is gone after an unmeasured call that may have freed memory.
+    fn forget(&mut self, thing: Option<Thing>) {
+        let mut overhead = self.overhead.borrow_mut();
+        overhead.may_fall = true;
+        thing.into_iter().for_each(|thing| overhead.forget(thing));
+    }
+
+    /// Charges the expected overhead. Returns false if that much is not free.
+    fn charge_expected(&mut self) -> bool {
+        let mut overhead = self.overhead.borrow_mut();
+        let expected = overhead.expected();
+        overhead.charge.set(&self.gpu.account, expected)
+    }
+
+    /// Charges ahead only. The next measurement corrects the charge: that of the outer call, if the outer call is
+    /// measured.
     fn take_nested(&mut self, ahead: Ahead, call: impl FnOnce() -> c_int, thing: impl FnOnce() -> Thing) -> c_int {
-        // The outer call has its own charged ahead beside what is expected.
+        // The charge, not the expected overhead, because it includes what the outer call has charged ahead.
         let start = self.overhead.borrow().charge.bytes();
         let Some((_, reserved)) = self.charge_ahead(ahead, start) else {
             return OUT_OF_MEMORY;
@@ -329,32 +334,34 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
         result
     }
 
-    /// Charges what a call will take, beside `start` bytes. Returns that as [`Measurement::bytes_of`] has it, or None if
-    /// it is not free.
+    /// Charges what a call will take, in addition to `start` bytes. Returns the result of [`Measurement::bytes_of`], or
+    /// None if that much is not free.
     fn charge_ahead(&mut self, ahead: Ahead, start: u64) -> Option<(u64, Reserved)> {
-        let mut newcomers = Newcomers::awaited();
+        let mut first_contexts = FirstContexts::awaited();
         loop {
-            // Anew each time: what a context takes may be known by now.
+            // Computed each time, because the size of a context may have become known.
             let (bytes, reserved) = self.bytes_of(ahead);
             if bytes == 0 || self.reserve(start.saturating_add(bytes)) {
                 return Some((bytes, reserved));
             }
-            if !self.is_nested && newcomers.wait(self.gpu) {
+            if !self.is_nested && first_contexts.wait(self.gpu) {
                 continue;
             }
             match ahead {
-                // What its file does not tell need not be free, if it is measured.
-                Ahead::Code(code) if self.is_seen() && !self.overhead.borrow().code_took.contains_key(&code.mark) => {
-                    let told = granules(code.bytes)?;
-                    let mut lesser = (1..=bytes.saturating_sub(told) / GRANULE).map(|less| bytes - less * GRANULE);
+                // If it will be measured, only the size declared in its file must be free.
+                Ahead::Code(code)
+                    if self.is_seen() && !self.overhead.borrow().code_took.contains_key(&code.fingerprint) =>
+                {
+                    let declared = granules(code.bytes)?;
+                    let mut lesser = (1..=bytes.saturating_sub(declared) / GRANULE).map(|less| bytes - less * GRANULE);
                     let fits = lesser.any(|less| self.reserve(start.saturating_add(less)));
                     if !fits {
-                        log::refused(&self.gpu.uuid, &self.gpu.account, told);
+                        refusal::by_limit(self.gpu, declared);
                     }
                     return fits.then_some((bytes, reserved));
                 }
                 _ => {
-                    log::refused(&self.gpu.uuid, &self.gpu.account, bytes);
+                    refusal::by_limit(self.gpu, bytes);
                     return None;
                 }
             }
@@ -366,7 +373,7 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
         self.process.pid.load(Ordering::Relaxed) != 0
     }
 
-    /// Returns what to charge ahead of a call, and what to keep of that for what it creates if it cannot be measured.
+    /// Returns what to charge ahead of a call, and which part of it the created thing keeps if it cannot be measured.
     fn bytes_of(&self, ahead: Ahead) -> (u64, Reserved) {
         let account = &self.gpu.account;
         let (bytes, base) = match ahead {
@@ -382,13 +389,13 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
             }
             Ahead::Code(code) => {
                 let overhead = self.overhead.borrow();
-                let took = overhead.code_took.get(&code.mark).copied();
-                let bytes = expected::code(&code, took, overhead.told());
-                if took.is_none() && code.is_told {
+                let took = overhead.code_took.get(&code.fingerprint).copied();
+                let bytes = expected::code(&code, took, overhead.known_code());
+                if took.is_none() && code.is_known {
                     let reserved = Reserved {
                         bytes: code.bytes,
                         base: 0,
-                        is_told: true,
+                        is_known: true,
                     };
                     return (bytes, reserved);
                 }
@@ -398,12 +405,12 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
         let reserved = Reserved {
             bytes,
             base,
-            is_told: false,
+            is_known: false,
         };
         (bytes, reserved)
     }
 
-    /// Has at least `bytes` charged for the overhead. Returns false if they are not free.
+    /// Raises the charge of the overhead to at least `bytes`. Returns false if they are not free.
     fn reserve(&mut self, bytes: u64) -> bool {
         let charged = self.overhead.borrow().charge.bytes();
         if bytes <= charged {
@@ -416,24 +423,26 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
         fits
     }
 
-    /// Remembers what something took, also if it did not fit: the next one like it is charged that ahead.
-    fn learn(&mut self, ahead: Ahead, took: u64) {
+    /// Remembers the measured size of something, even if it did not fit: this size is charged ahead of the next such
+    /// thing. `before`: the overhead before it.
+    fn learn(&mut self, ahead: Ahead, before: u64) {
+        let took = self.overhead.borrow().measured.saturating_sub(before);
         match ahead {
             Ahead::Context if expected::plausible(self.gpu.context_reserve, Some(took)).is_none() => {}
-            // It was not the context alone.
+            // The libraries waiting for a context were loaded with it.
             Ahead::Context if self.process.tables.libraries.charge() > 0 => {}
             Ahead::Context => {
                 let mut overhead = self.overhead.borrow_mut();
                 overhead.context_took = overhead.context_took.max(Some(took));
                 self.gpu.account.note_context_took(took);
             }
-            Ahead::Code(code) if code.mark != 0 => {
+            Ahead::Code(code) if code.fingerprint != 0 => {
                 let known = &mut self.overhead.borrow_mut().code_took;
-                if known.len() >= CODES && !known.contains_key(&code.mark) {
-                    // Any other. The newest is the likeliest to be loaded again.
+                if known.len() >= CODES && !known.contains_key(&code.fingerprint) {
+                    // The entry to remove may be any other: the newest is the most likely to be loaded again.
                     known.pop_first();
                 }
-                known.insert(code.mark, took);
+                known.insert(code.fingerprint, took);
             }
             Ahead::Code(_) | Ahead::Limit(_) => {}
         }
@@ -500,7 +509,7 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
         Look::Blind
     }
 
-    /// Looks while it allocates `beacon`. Returns None if other sizes may find this process.
+    /// Searches NVML's lists while it allocates `beacon`. Returns None if a try with other sizes may succeed.
     fn with_beacon(
         &mut self,
         device: usize,
@@ -554,7 +563,7 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
         None
     }
 
-    /// Returns what of these charges is for other things than the overhead, and in NVML's figure.
+    /// Returns the part of these charges that NVML's figure includes and that is not overhead.
     fn all_else(&self, charged: &Own) -> u64 {
         charged
             .bytes()
@@ -587,7 +596,7 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
                 return Look::Blind;
             };
             log.listed(&list, self.process.pid.load(Ordering::Relaxed), all_else);
-            // A pool is charged after it grew: growth while NVML was asked changes the charges here.
+            // A pool is charged after it has grown: if one grew while NVML was asked, the charges change here.
             let is_fresh = room::refresh_with(self.gpu, &mut patience);
             let is_still = self.process.calls.under_way() == others
                 && self.gpu.account.own() == charged
@@ -604,13 +613,10 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
                         log.excess(least, most);
                         return Look::Excess(least, most);
                     }
-                    // Less than is allocated for certain: the list is late, or this is the figure of another process.
+                    // Less than is certainly allocated: the list is late, or this is the figure of another process.
                     lists += 1;
                     if lists >= self.effort.lists {
-                        if own != std::process::id() {
-                            self.process.pid.store(0, Ordering::Relaxed);
-                            log::pid_forgotten(own);
-                        }
+                        self.forget_pid(own);
                         break;
                     }
                 }
@@ -625,6 +631,14 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
             }
         }
         Look::Blind
+    }
+
+    /// Forgets `pid`, whose figure cannot be this process's.
+    fn forget_pid(&self, pid: u32) {
+        if pid != std::process::id() {
+            self.process.pid.store(0, Ordering::Relaxed);
+            log::pid_forgotten(pid);
+        }
     }
 
     fn settled_bytes(&self) -> SettledBytes {
@@ -648,8 +662,8 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
     }
 }
 
-/// Measures the overhead of GPU `index` again, if nobody has to wait for that, and charges what it has grown by: as much of
-/// it as fits, because the driver has it already. The caller has nothing charged that it has not allocated yet.
+/// Measures the overhead of GPU `index` again, unless somebody would have to wait, and charges its growth, as much as
+/// fits: the driver has this memory already. The caller has nothing charged that it has not allocated yet.
 pub fn again<D: Driver, N: Nvml>(process: &Process<'_, D, N>, index: usize) -> Found {
     let _kept = errno::keep();
     let (Some(gpu), true) = (process.gpus.get(index), process.pid.load(Ordering::Relaxed) != 0) else {
@@ -693,8 +707,8 @@ pub fn again<D: Driver, N: Nvml>(process: &Process<'_, D, N>, index: usize) -> F
     }
 }
 
-/// Charges what `call` will take on GPU `index`, runs it, and corrects the charge by a measurement. `thing`: what it has
-/// created. If it does not fit, runs `undo` and returns out of memory.
+/// Charges what `call` will take on GPU `index`, runs it, and corrects the charge by a measurement. `thing`: what
+/// `call` has created. If that does not fit, runs `undo` and returns out of memory.
 pub fn taking<D: Driver, N: Nvml>(
     process: &Process<'_, D, N>,
     index: usize,
@@ -734,20 +748,20 @@ pub fn giving_back<D: Driver, N: Nvml>(
     Measurement::of(process, gpu, index).give_back(Some(thing), call, || true)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))] // The tests map files.
 mod tests {
     use super::super::expected::{Code, Limit};
-    use super::super::fake::{MIB, Mode, Scene};
-    use super::super::told::UNKNOWN_CODE;
+    use super::super::fake::{Fake, MIB, Mode, Scene};
+    use super::super::known_code::UNKNOWN_CODE;
     use super::*;
 
     const OTHER: Thing = Thing::Code(1, 0);
 
-    fn code(mark: u64, bytes: u64) -> Ahead {
+    fn code(fingerprint: u64, bytes: u64) -> Ahead {
         Ahead::Code(Code {
-            mark,
+            fingerprint,
             bytes,
-            is_told: false,
+            is_known: false,
         })
     }
 
@@ -761,14 +775,28 @@ mod tests {
         })
     }
 
+    /// A process that NVML lists by its own PID.
+    fn listed(scene: &Scene) -> Process<'_, Fake, &Scene> {
+        let process = scene.process();
+        process.pid.store(std::process::id(), Ordering::Relaxed);
+        process
+    }
+
+    /// Creates the first context, which takes `bytes`. Returns the result, true if it fits, and the PID that was found.
+    fn first_context(scene: &Scene, bytes: u64) -> (c_int, bool, u32) {
+        let process = scene.process();
+        let mut measurement = Measurement::of(&process, scene.gpu(), 0);
+        let (result, fits) = measurement.take(Ahead::Context, true, || scene.takes(bytes), || Thing::Context(1));
+        (result, fits, process.pid.load(Ordering::Relaxed))
+    }
+
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn code_is_charged_what_it_takes_and_undone_where_that_does_not_fit() {
         let scene = Scene::new(24 * MIB);
         let process = scene.process();
-        let load = |mark, bytes| {
+        let load = |fingerprint, bytes| {
             let (take, undo) = (|| scene.takes(bytes), || scene.drops(bytes));
-            taking(&process, 0, code(mark, 0), take, || OTHER, undo)
+            taking(&process, 0, code(fingerprint, 0), take, || OTHER, undo)
         };
         process.pid.store(std::process::id(), Ordering::Relaxed);
         assert_eq!(load(1, 6 * MIB), SUCCESS);
@@ -787,7 +815,6 @@ mod tests {
 
     /// The driver calls the program back within a call, and the program loads code there.
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn a_call_within_a_measured_one_is_charged_ahead_and_measured_with_it() {
         let inner = Thing::Code(7, 0);
         for (mode, outer_result) in [
@@ -798,8 +825,7 @@ mod tests {
         ] {
             let scene = Scene::new(64 * MIB);
             scene.show(mode);
-            let process = scene.process();
-            process.pid.store(std::process::id(), Ordering::Relaxed);
+            let process = listed(&scene);
             let never = || panic!("it fits");
             // NVML lists no process that holds nothing.
             let stays = || Thing::Code(9, 0);
@@ -837,41 +863,38 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn the_newest_code_is_remembered_also_where_no_more_can_be() {
         let scene = Scene::new(64 * MIB);
-        let process = scene.process();
-        process.pid.store(std::process::id(), Ordering::Relaxed);
+        let process = listed(&scene);
         // NVML lists no process that holds nothing.
         let stays = || Thing::Code(2, 0);
         taking(&process, 0, code(0, 0), || scene.takes(2 * MIB), stays, || SUCCESS);
-        for mark in (1..=2 * CODES as u64).rev() {
+        for fingerprint in (1..=2 * CODES as u64).rev() {
             let take = || scene.takes(2 * MIB);
-            let load = taking(&process, 0, code(mark, 0), take, || OTHER, || panic!("it fits"));
+            let load = taking(&process, 0, code(fingerprint, 0), take, || OTHER, || panic!("it fits"));
             assert_eq!(load, SUCCESS);
             assert_eq!(giving_back(&process, 0, OTHER, || scene.drops(2 * MIB)), SUCCESS);
             let overhead = scene.gpu().overhead.lock();
             let overhead = overhead.borrow();
-            assert_eq!(overhead.code_took.get(&mark), Some(&(2 * MIB)));
+            assert_eq!(overhead.code_took.get(&fingerprint), Some(&(2 * MIB)));
             assert!(overhead.code_took.len() <= CODES);
         }
     }
 
-    /// A file that tells all is charged that, and once what is beside it: not each as code of unknown size.
+    /// A file that states its whole size is charged this size, and [`UNKNOWN_CODE`] once for all files, not for each.
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn unseen_code_is_charged_what_its_file_tells() {
         let scene = Scene::new(64 * MIB);
         scene.show(Mode::Missing);
         let process = scene.process();
         for handle in 1..=100 {
-            let told = Ahead::Code(Code {
-                mark: handle,
+            let known = Ahead::Code(Code {
+                fingerprint: handle,
                 bytes: 20_000,
-                is_told: true,
+                is_known: true,
             });
             let thing = || Thing::Code(handle as usize, 0);
-            assert_eq!(taking(&process, 0, told, || SUCCESS, thing, || SUCCESS), SUCCESS);
+            assert_eq!(taking(&process, 0, known, || SUCCESS, thing, || SUCCESS), SUCCESS);
         }
         assert_eq!(scene.charged(), UNKNOWN_CODE + 2 * MIB);
         for handle in 1..=100 {
@@ -881,11 +904,9 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn memory_that_is_charged_for_something_else_is_no_overhead() {
         let scene = Scene::new(32 * MIB);
-        let process = scene.process();
-        process.pid.store(std::process::id(), Ordering::Relaxed);
+        let process = listed(&scene);
         let charge = scene.gpu().account.reserve(10 * MIB).expect("room");
         scene.takes(10 * MIB);
         let load = taking(&process, 0, code(1, 0), || scene.takes(6 * MIB), || OTHER, || SUCCESS);
@@ -895,59 +916,35 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn this_process_is_the_one_that_nvml_lists_after_its_first_context() {
         let scene = Scene::new(32 * MIB);
-        let process = scene.process();
         scene.name_as(4711);
-        let mut measurement = Measurement::of(&process, scene.gpu(), 0);
-        let context = || Thing::Context(1);
-        let (result, fits) = measurement.take(Ahead::Context, true, || scene.takes(10 * MIB), context);
-        assert_eq!(
-            (result, fits, process.pid.load(Ordering::Relaxed)),
-            (SUCCESS, true, 4711)
-        );
+        assert_eq!(first_context(&scene, 10 * MIB), (SUCCESS, true, 4711));
         assert_eq!(scene.charged(), 10 * MIB);
     }
 
-    /// Another process comes at the same time, and NVML has PIDs of another namespace: this one is found by what it allocates.
+    /// NVML uses PIDs of another namespace, and lists another new process. This process is found by what it allocates.
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn this_process_is_found_among_others_that_come_at_the_same_time() {
         let scene = Scene::new(32 * MIB);
         scene.show(Mode::Crowd);
-        let process = scene.process();
-        let mut measurement = Measurement::of(&process, scene.gpu(), 0);
-        let context = || Thing::Context(1);
-        let (result, fits) = measurement.take(Ahead::Context, true, || scene.takes(10 * MIB), context);
-        let pid = process.pid.load(Ordering::Relaxed);
-        assert_eq!((result, fits, pid), (SUCCESS, true, 0x40_0001));
-        assert_eq!(
-            scene.charged(),
-            10 * MIB,
-            "exactly, and nothing for what it allocated meanwhile"
-        );
+        assert_eq!(first_context(&scene, 10 * MIB), (SUCCESS, true, 0x40_0001));
+        assert_eq!(scene.charged(), 10 * MIB, "nothing for what it allocated meanwhile");
     }
 
-    /// A share without room for what this process would allocate, and PIDs of another namespace: it stays unknown, and charged
-    /// what was charged ahead.
+    /// NVML uses PIDs of another namespace, and the share has no room for a beacon. The process stays unknown, and its
+    /// charge stays what was charged ahead.
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn in_a_full_share_this_process_stays_unknown() {
         let scene = Scene::new(Scene::RESERVE);
         scene.name_as(4711);
-        let process = scene.process();
-        let mut measurement = Measurement::of(&process, scene.gpu(), 0);
-        let context = || Thing::Context(1);
-        let (result, fits) = measurement.take(Ahead::Context, true, || scene.takes(Scene::RESERVE), context);
-        assert_eq!((result, fits, process.pid.load(Ordering::Relaxed)), (SUCCESS, true, 0));
+        assert_eq!(first_context(&scene, Scene::RESERVE), (SUCCESS, true, 0));
         assert_eq!(scene.charged(), Scene::RESERVE);
     }
 
-    /// A neighbour has too much charged for a context until it is measured. Another one has been measured meanwhile, so
-    /// the size is known before there is room.
+    /// A neighbour is charged too much for its context until it is measured. Another neighbour was measured meanwhile,
+    /// so the size of a context is known before there is room.
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn a_context_waits_for_those_of_other_processes_to_be_measured() {
         let mut scene = Scene::new(32 * MIB);
         scene.gpu_mut().context_reserve = None;
@@ -969,7 +966,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn a_context_does_not_wait_for_room_that_nobody_will_give_back() {
         let scene = Scene::new(32 * MIB);
         let process = scene.process();
@@ -992,13 +988,11 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn a_limit_is_charged_before_the_driver_is_asked_in_every_mode_of_nvml() {
         for mode in [Mode::Own, Mode::Missing, Mode::Others, Mode::Crowd] {
             let scene = Scene::new(64 * MIB);
             scene.show(mode);
-            let process = scene.process();
-            process.pid.store(std::process::id(), Ordering::Relaxed);
+            let process = listed(&scene);
             let set = |now, value: u64, grown: u64| {
                 let take = || {
                     let charged = scene.charged();
@@ -1024,7 +1018,7 @@ mod tests {
             let calls = scene.calls_of_driver();
             assert_eq!(set(40 * MIB, 59 << 30, 0), OUT_OF_MEMORY);
             assert_eq!(scene.calls_of_driver(), calls, "{mode:?}: not asked");
-            // The driver may keep what a lower value would not need, and a value as before takes no more.
+            // The driver may keep what a lower value would not need; setting the same value again takes no more.
             for _ in 0..4 {
                 assert_eq!(set(40 * MIB, 8 * MIB, 0), SUCCESS);
                 assert_eq!(set(8 * MIB, 40 * MIB, 0), SUCCESS);
@@ -1035,19 +1029,17 @@ mod tests {
 
     /// NVML misses this process once: what was charged ahead stays, and the next measurement corrects it.
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn a_call_that_could_not_be_measured_is_neither_approved_nor_charged_for_ever() {
         let scene = Scene::new(32 * MIB);
-        let process = scene.process();
-        process.pid.store(std::process::id(), Ordering::Relaxed);
+        let process = listed(&scene);
         scene.show(Mode::Others);
-        let load = |mark, bytes| {
+        let load = |fingerprint, bytes| {
             taking(
                 &process,
                 0,
-                code(mark, 0),
+                code(fingerprint, 0),
                 || scene.takes(bytes),
-                || Thing::Code(mark as usize, 0),
+                || Thing::Code(fingerprint as usize, 0),
                 || scene.drops(bytes),
             )
         };
@@ -1062,9 +1054,8 @@ mod tests {
         assert_eq!((unload, scene.charged()), (SUCCESS, 6 * MIB));
     }
 
-    /// A figure that cannot be this process's is not believed, nor is the PID by which it was found.
+    /// If a figure cannot be this process's, neither the figure nor the PID by which it was found is used.
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn a_figure_below_what_is_allocated_is_another_processs() {
         let scene = Scene::new(64 * MIB);
         let process = scene.process();

@@ -1,5 +1,5 @@
-//! The memory of a GPU: how much an allocation counts toward the limit, and for how long. It calls the driver
-//! through [`driver::Driver`], and knows neither the process nor the hooks.
+//! The memory of a GPU: how much of the limit an allocation uses, and for how long. It calls the driver through
+//! [`driver::Driver`], and knows neither the process nor the hooks.
 //!
 //! ```text
 //!  context_life ─┬─► measure ─► expected; settled_bytes ─► tables ─┐
@@ -10,7 +10,7 @@
 //!                                                          └─► driver ├─► overhead, contexts, deferred
 //!                                                                     └─► live: one allocation
 //!  refcounts: handles that the driver counts. export_identity: how an import is matched to its export.
-//!  exported: what only a descriptor keeps. captures: their end waits for calls about pools and graphs
+//!  refusal: why a call fails with out of memory. exported: what only a descriptor keeps. captures: their end waits for calls about pools and graphs
 //! ```
 
 pub mod allocations;
@@ -21,7 +21,7 @@ pub mod captures;
 pub mod charge;
 pub mod code_file;
 pub mod context_life;
-#[cfg(test)]
+#[cfg(all(test, not(miri)))]
 mod context_property;
 pub mod contexts;
 pub mod deferred;
@@ -30,24 +30,25 @@ pub mod driver;
 pub mod expected;
 pub mod export_identity;
 pub mod exported;
-#[cfg(test)]
+#[cfg(all(test, not(miri)))]
 mod fake;
+pub mod first_contexts;
 pub mod free;
 pub mod gpu;
 pub mod granule;
 pub mod graphs;
 pub mod growth;
 pub mod imports;
+pub mod known_code;
 pub mod libraries;
 pub mod live;
 pub mod measure;
-pub mod newcomers;
 pub mod overhead;
 pub mod pools;
 pub mod refcounts;
+pub mod refusal;
 pub mod room;
 pub mod settled_bytes;
 pub mod tables;
-pub mod told;
 pub mod tracked_charge;
 pub mod unowned;

@@ -5,10 +5,10 @@
 //!  expected = measured (by the last measurement) + unmeasured (reserved since, thing by thing)
 //! ```
 //!
-//! What was not measured is kept by the thing that it was reserved for, so that the end of that thing releases it. A
-//! measurement includes all of it, and so the list is empty after one.
+//! Unmeasured bytes are listed by the thing they were reserved for, so that its end releases them. A measurement
+//! includes all of them, so the list is empty afterwards.
 
-use super::told::Told;
+use super::known_code::KnownCode;
 use super::tracked_charge::TrackedCharge;
 use crate::account::Account;
 use crate::calls::UnderWay;
@@ -18,17 +18,17 @@ use std::collections::BTreeMap;
 #[derive(Debug, Default)]
 pub struct Overhead {
     pub charge: TrackedCharge,
-    /// Bytes after the last measurement, even if they could not be charged.
+    /// The result of the last measurement, even if not all of it could be charged.
     pub measured: u64,
-    /// Reserved since then, and not measured.
+    /// Reserved since the last measurement, and not measured.
     unmeasured: BTreeMap<Thing, Reserved>,
     /// The next measurement may find less: memory may have been freed unmeasured, or a call did not end.
     pub may_fall: bool,
     /// Calls of other threads that did not end while a measurement waited for them.
     pub in_vain: UnderWay,
-    /// What the largest context of this process took, if one was measured.
+    /// The size of the largest context of this process, if one was measured.
     pub context_took: Option<u64>,
-    /// What code took when it was loaded, by its mark ([`Code`](super::expected::Code)).
+    /// The size of code when it was loaded, by its fingerprint ([`Code`](super::expected::Code)).
     pub code_took: BTreeMap<u64, u64>,
 }
 
@@ -38,24 +38,25 @@ pub enum Thing {
     Context(usize),
     /// A limit of a context, by the driver's number.
     Limit(usize, c_int),
-    /// A module, a library or a function, by its handle, and the context with which it goes. 0: none, or not known.
+    /// A module, a library or a function, by its handle, and the context with which it ends. 0: none, or not known.
     Code(usize, usize),
-    /// Something that nothing releases alone.
+    /// Anything else. Its end is not seen.
     Other,
 }
 
-/// What is reserved for a thing.
+/// The memory that is reserved for a thing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reserved {
     pub bytes: u64,
     /// The value of a limit before it was first raised.
     pub base: u64,
-    /// Code whose file told all.
-    pub is_told: bool,
+    /// Code whose file states its whole size.
+    pub is_known: bool,
 }
 
 impl Overhead {
-    /// Releases the whole charge, after the last context was destroyed. What things took stays known.
+    /// Releases the whole charge after the last context was destroyed. The measured sizes of contexts and code stay
+    /// known.
     pub fn clear(&mut self, account: &Account) {
         self.measured = 0;
         self.unmeasured.clear();
@@ -67,16 +68,19 @@ impl Overhead {
     /// Returns the bytes that this process is believed to hold.
     #[must_use]
     pub fn expected(&self) -> u64 {
-        let reserved = self.unmeasured.values().filter(|reserved| !reserved.is_told);
+        let reserved = self.unmeasured.values().filter(|reserved| !reserved.is_known);
         let reserved = reserved.map(|reserved| reserved.bytes);
-        reserved.fold(self.measured.saturating_add(self.told().charge()), u64::saturating_add)
+        reserved.fold(
+            self.measured.saturating_add(self.known_code().charge()),
+            u64::saturating_add,
+        )
     }
 
-    /// Returns the code whose files told all, and that was not measured.
+    /// Returns the unmeasured code whose files state its whole size.
     #[must_use]
-    pub fn told(&self) -> Told {
-        let told = self.unmeasured.values().filter(|reserved| reserved.is_told);
-        told.fold(Told::default(), |told, code| told.with(code.bytes))
+    pub fn known_code(&self) -> KnownCode {
+        let known = self.unmeasured.values().filter(|reserved| reserved.is_known);
+        known.fold(KnownCode::default(), |known, code| known.with(code.bytes))
     }
 
     /// Records a measurement.
@@ -85,17 +89,17 @@ impl Overhead {
         self.unmeasured.clear();
     }
 
-    /// Records that `thing` was created with this reserved for it, and not measured.
+    /// Records that `thing` was created and not measured, with what is reserved for it.
     pub fn keep(&mut self, thing: Thing, reserved: Reserved) {
         let bytes = reserved.bytes;
-        if bytes > 0 || reserved.is_told {
+        if bytes > 0 || reserved.is_known {
             let known = self
                 .unmeasured
                 .entry(thing)
                 .or_insert(Reserved { bytes: 0, ..reserved });
             known.bytes = match thing {
                 Thing::Limit(..) => known.bytes.saturating_add(bytes),
-                // The same again: a function that is loaded twice, a primary context that was not gone.
+                // The thing is known: a function was loaded twice, or a primary context was not destroyed.
                 Thing::Context(_) | Thing::Code(..) => known.bytes.max(bytes),
                 Thing::Other => known.bytes.saturating_add(bytes),
             };
@@ -103,7 +107,7 @@ impl Overhead {
         self.may_fall = true;
     }
 
-    /// Releases what was reserved for `thing`, which is gone; with a context go its limits and its modules.
+    /// Releases what was reserved for `thing`, which is gone, and for the limits and modules of a context.
     pub fn forget(&mut self, thing: Thing) {
         self.unmeasured.retain(|known, _| match (thing, *known) {
             (Thing::Context(context), Thing::Limit(of, _) | Thing::Code(_, of)) => of != context,
@@ -113,7 +117,7 @@ impl Overhead {
         self.may_fall = true;
     }
 
-    /// Returns the value from which a limit was raised by what is reserved for it, and those bytes. Without any:
+    /// Returns the value of a limit before it was raised, and the bytes reserved for that raise. Without a raise:
     /// `now`, its present value.
     #[must_use]
     pub fn base(&self, thing: Thing, now: u64) -> (u64, u64) {
@@ -125,7 +129,7 @@ impl Overhead {
 #[cfg(test)]
 mod tests {
     use super::super::granule::GRANULE;
-    use super::super::told::UNKNOWN_CODE;
+    use super::super::known_code::UNKNOWN_CODE;
     use super::*;
 
     #[test]
@@ -133,7 +137,7 @@ mod tests {
         let reserved = |bytes, base| Reserved {
             bytes,
             base,
-            is_told: false,
+            is_known: false,
         };
         let mut overhead = Overhead::default();
         overhead.keep(Thing::Context(1), reserved(10, 0));
@@ -157,14 +161,14 @@ mod tests {
     }
     #[test]
     fn code_that_tells_all_is_charged_together() {
-        let told = |bytes| Reserved {
+        let known = |bytes| Reserved {
             bytes,
             base: 0,
-            is_told: true,
+            is_known: true,
         };
         let mut overhead = Overhead::default();
         for handle in 1..=100 {
-            overhead.keep(Thing::Code(handle, 1), told(10_000));
+            overhead.keep(Thing::Code(handle, 1), known(10_000));
         }
         assert_eq!(
             overhead.expected(),

@@ -5,18 +5,18 @@
 //!  about to be refused ─► trim every pool, ask again ─► once more
 //! ```
 //!
-//! A pool shrinks at moments that no call reports (a synchronisation). So it is asked again at each call about pools
-//! and each time a program asks what is free; until then too much is charged, never too little.
+//! A pool may shrink without a call that reports it (at a synchronisation). So its size is read again at each call
+//! about pools and each time a program asks what is free. Until then too much is charged, never too little.
 //!
-//! A destroyed pool lives on in the driver until its last allocation is freed, but can no longer be asked. So a pool
-//! that is destroyed while it reserves memory is only marked as doomed, keeps nothing that is unused, and is
-//! destroyed as soon as it is found empty.
+//! The driver keeps a destroyed pool until its last allocation is freed, but no longer tells its size. So a pool that
+//! the program destroys while it reserves memory is only marked as doomed. It keeps no unused memory, and is destroyed
+//! as soon as it is empty.
 //!
-//! The driver may call the program back within such a call (a profiler). What it allocates from a pool there is charged
-//! beside the pools until they are asked again, and it asks for no pool there.
+//! The driver may call the program back inside a call about pools (a profiler). Allocations from a pool in such a
+//! callback are charged separately until the sizes of the pools are read again.
 //!
-//! How it fails: a driver that does not report what a pool reserves (before 11.3) never shows it empty, and its
-//! charge stays until the process ends.
+//! How it fails: with a driver that does not report what a pool reserves (before 11.3), a doomed pool is never found
+//! empty, and its charge stays until the process ends.
 
 use super::driver::{Driver, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS, is_captured};
 use super::granule::granules;
@@ -26,15 +26,15 @@ use crate::os::spin::{Patience, Reentrant, Spin};
 use core::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Set once this process has used a pool: other processes skip the look at their pools.
+/// Set once this process has used a pool. Until then there is nothing to read.
 static USED: AtomicBool = AtomicBool::new(false);
 
 /// The pools of one GPU.
 #[derive(Debug, Default)]
 pub struct Pools {
-    /// Locked over calls of the driver.
+    /// Stays locked during calls of the driver.
     list: Reentrant<Vec<Pool>>,
-    /// Charged for allocations within such a call, by what the driver called there; until the pools are asked again.
+    /// Charges for allocations in callbacks from calls about pools, until the sizes of the pools are read again.
     within: Spin<Vec<Charge>>,
 }
 
@@ -43,13 +43,13 @@ pub struct Pools {
 struct Pool {
     handle: usize,
     charge: TrackedCharge,
-    /// The program asked for memory on the device and no more: host memory does as well.
+    /// The program asked only for memory on the device, so host memory may replace it.
     plain: bool,
-    /// The program has destroyed it.
+    /// The program has destroyed the pool.
     doomed: bool,
 }
 
-/// An allocation that a pool may have to grow for.
+/// An allocation for which a pool may have to grow.
 #[derive(Clone, Copy)]
 pub struct Wanted {
     pub pool: usize,
@@ -59,13 +59,13 @@ pub struct Wanted {
 
 /// The outcome of [`Pools::grow`].
 pub enum Growth {
-    /// The driver was called, or need not be.
+    /// The final result: the driver's, or a refusal without a call.
     Done(Result<(), c_int>),
-    /// The limit is reached. Every pool was trimmed: the caller makes more room and tries the last time.
+    /// The limit is reached. All pools were trimmed; the caller makes more room and tries a last time.
     NoRoom,
 }
 
-/// Which attempt at an allocation it is.
+/// Which attempt at an allocation this is.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Attempt {
     First,
@@ -115,8 +115,8 @@ impl Pools {
         self.end_within(account);
         match result {
             Ok(pointer) if !fits => {
-                // It grew by more than is free: as if it had not been. The legacy stream, in which this frees,
-                // orders after all others.
+                // The pool grew by more than is free, so the allocation is undone. The free is ordered after all other
+                // work, because it uses the legacy stream.
                 driver.free(pointer);
                 pool.trim(driver, account);
                 Growth::Done(Err(OUT_OF_MEMORY))
@@ -125,7 +125,7 @@ impl Pools {
         }
     }
 
-    /// Allocates within a call of the driver that this thread has made about pools: nothing can be asked there.
+    /// Allocates inside a call about pools of this thread. The sizes of pools cannot be read there.
     #[cold]
     fn grow_within(
         &self,
@@ -142,19 +142,19 @@ impl Pools {
         result.map(drop)
     }
 
-    /// After the pools were charged what they reserve.
+    /// Releases the separate charges of callbacks, after the pools were charged with what they reserve.
     fn end_within(&self, account: &Account) {
         let ended = std::mem::take(&mut *self.within.lock());
         ended.into_iter().for_each(|charge| account.release(charge));
     }
 
-    /// Returns true if `pool` is one of these.
+    /// Returns true if `pool` is in the list.
     pub fn has(&self, pool: usize) -> bool {
         let list = self.list.lock_unless_within();
         list.is_some_and(|list| list.borrow().iter().any(|known| known.handle == pool))
     }
 
-    /// Charges `pool` what it reserves from now on. `plain`: host memory may stand in for its own.
+    /// Adds `pool`, whose size is charged from now on. `plain`: host memory may replace its own.
     pub fn know(&self, pool: usize, plain: bool) {
         if let Some(list) = self.list.lock_unless_within() {
             entry(&mut list.borrow_mut(), pool, plain);
@@ -162,7 +162,7 @@ impl Pools {
         USED.store(true, Ordering::Relaxed);
     }
 
-    /// Returns true if the program made `pool` so that host memory may stand in for its own.
+    /// Returns true if host memory may replace the memory of `pool`.
     #[cold]
     pub fn is_plain(&self, pool: usize) -> bool {
         let list = self.list.lock_unless_within();
@@ -185,7 +185,7 @@ impl Pools {
         any
     }
 
-    /// Charges the pools what they reserve now.
+    /// Charges what the pools reserve now.
     #[inline(always)]
     pub fn refresh(&self, driver: &impl Driver, account: &Account) {
         if used() {
@@ -195,7 +195,8 @@ impl Pools {
         }
     }
 
-    /// The same. Returns false if another thread was in a pool's call for longer than `patience` lasts, or this thread is.
+    /// Like [`Pools::refresh`]. Returns false if another thread was inside a call about pools for longer than
+    /// `patience`, or if this thread is inside one.
     pub fn refresh_with(&self, driver: &impl Driver, account: &Account, patience: &mut Patience) -> bool {
         if !used() {
             return true;
@@ -213,20 +214,20 @@ impl Pools {
         bury(driver, account, pools);
     }
 
-    /// While this lives, no other thread is in a pool's call.
+    /// Keeps other threads out of calls about pools while the result lives.
     pub fn hold(&self) -> impl Sized + '_ {
         self.list.lock()
     }
 
-    /// Returns the bytes that the pools are charged, or None if a thread is in a pool's call.
+    /// Returns the bytes charged for the pools, or None if a thread is inside a call about pools.
     pub fn reserved(&self) -> Option<u64> {
         let list = self.list.try_lock()?;
         let reserved = list.borrow().iter().map(|pool| pool.charge.bytes()).sum();
         Some(reserved)
     }
 
-    /// Destroys `pool` through `destroy`, at once or when it is empty. None: it is not one of these. `device`: the
-    /// driver's number of their GPU.
+    /// Destroys `pool` with `destroy`, at once or when it is empty. Returns None if it is not in the list. `device`:
+    /// the driver's number of the GPU.
     pub fn retire(
         &self,
         driver: &impl Driver,
@@ -246,7 +247,7 @@ impl Pools {
             && let Ok(default) = driver.default_pool(device)
         {
             if default == pool {
-                // The driver says that this one cannot be destroyed.
+                // The driver refuses to destroy its default pool; the program gets that answer.
                 return Some(destroy());
             }
             pools[at].doomed = true;
@@ -262,7 +263,7 @@ impl Pools {
 }
 
 impl Pool {
-    /// Charges what it reserves now. Returns false if that much is not free: then it is charged less.
+    /// Charges what the pool reserves now. Returns false if that much is not free: then less is charged.
     fn settle(&mut self, driver: &impl Driver, account: &Account) -> bool {
         match driver.pool_reserved(self.handle) {
             Ok(reserved) => self.charge.set(account, reserved),
@@ -328,7 +329,7 @@ fn is_empty(driver: &impl Driver, pool: usize) -> bool {
     driver.pool_reserved(pool) == Ok(0) && driver.pool_used(pool) == Ok(0)
 }
 
-/// What else a program sees of a destruction: its device allocates from the default pool again.
+/// Makes a destruction visible to the program: the device allocates from its default pool again.
 fn doom(driver: &impl Driver, pool: usize, device: c_int, default: usize) {
     driver.pool_keep_nothing(pool);
     if driver.current_pool(device) == Ok(pool) {
@@ -336,7 +337,7 @@ fn doom(driver: &impl Driver, pool: usize, device: c_int, default: usize) {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))] // The tests map files.
 mod tests {
     use super::super::driver::Driver;
     use super::super::fake::{DEFAULT_POOL, DEVICE, Fake, FakePool, MIB, gpu};
@@ -365,10 +366,8 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn a_pool_is_charged_what_it_reserves() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let gpu = gpu(&folder, 64 * MIB);
+        let gpu = gpu(64 * MIB);
         gpu.pools.know(POOL, true);
         assert!(gpu.pools.has(POOL) && gpu.pools.is_plain(POOL) && !gpu.pools.has(DEFAULT_POOL));
         assert_eq!(allocate(&gpu, MIB, Attempt::First, 32 * MIB), Some(Ok(())));
@@ -387,10 +386,8 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn no_room_trims_every_pool_and_the_last_attempt_is_refused() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let gpu = gpu(&folder, 16 * MIB);
+        let gpu = gpu(16 * MIB);
         let other = FakePool {
             reserved: 12 * MIB,
             used: 2 * MIB,
@@ -409,20 +406,16 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn a_pool_that_grew_by_more_than_is_free_is_as_if_it_had_not() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let gpu = gpu(&folder, 16 * MIB);
+        let gpu = gpu(16 * MIB);
         assert_eq!(allocate(&gpu, MIB, Attempt::First, 32 * MIB), Some(Err(OUT_OF_MEMORY)));
         assert_eq!(gpu.driver.state().freed, [0x1000], "the driver has it back");
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn what_is_captured_and_what_has_room_is_not_charged_ahead() {
         const PER_THREAD: usize = 2;
-        let folder = tempfile::tempdir().expect("a folder");
-        let gpu = gpu(&folder, 4 * MIB);
+        let gpu = gpu(4 * MIB);
         let filler = gpu.account.reserve(4 * MIB).expect("room");
         assert_eq!(allocate(&gpu, MIB, Attempt::First, 0), None);
         gpu.driver.state().capturing.push(PER_THREAD);
@@ -449,10 +442,8 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn a_pool_that_is_destroyed_with_memory_in_it_stays_charged_until_it_is_empty() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let gpu = gpu(&folder, 64 * MIB);
+        let gpu = gpu(64 * MIB);
         assert_eq!(allocate(&gpu, 2 * MIB, Attempt::First, 8 * MIB), Some(Ok(())));
         gpu.driver.state().current_pool = POOL;
         let retire = |pool| {

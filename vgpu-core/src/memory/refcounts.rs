@@ -1,13 +1,13 @@
-//! References that the driver counts: handles of physical memory, mappings of another process's memory.
+//! Counts references as the driver does: to handles of physical memory, and to mappings of another process's memory.
 //!
 //! ```text
 //!  acquire:  driver ─ done ──► one more, or the first
 //!  release:  one less, the last removes it ──► driver ─ refused ──► one more again
 //! ```
 //!
-//! The count falls before the driver is called, because the driver may give the value to another thread as soon
-//! as it has released it. The caller keeps the memory charged until the driver has answered, so of two releases
-//! at once the later one gives it back.
+//! The count falls before the driver is called, because the driver may reuse the value for another thread as soon as it
+//! has released it. The caller keeps the memory charged until the driver has answered, so of two releases at once the
+//! later one ends the charge.
 
 use crate::table::Table;
 use core::ffi::c_int;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 const SUCCESS: c_int = 0;
 
-/// Memory by handle or address, with its number of references.
+/// Memory by handle or address, with its reference count.
 pub type Refcounts<M> = Table<(Arc<M>, u32)>;
 
 /// Adds a reference to the memory under `key`, or keeps `backing` as the first: two threads may race here.
@@ -26,7 +26,7 @@ pub fn acquire<M>(known: &Refcounts<M>, key: u64, backing: Arc<M>) {
             Some(surplus)
         })
     });
-    // Releases its charge: no lock is held here.
+    // This may release the charge, so it happens without a lock.
     drop(surplus);
 }
 

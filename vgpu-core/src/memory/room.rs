@@ -1,16 +1,16 @@
-//! Makes room for an allocation that would exceed the limit: lets the driver free what pools and graphs keep unused, and
-//! releases the charge of exported memory that nobody has any more.
+//! Makes room for an allocation that would exceed the limit: makes the driver free unused memory of pools and graphs,
+//! and releases the charge of exported memory that nobody holds any more.
 
 use super::driver::{Driver, OUT_OF_MEMORY};
+use super::first_contexts::FirstContexts;
 use super::gpu::Gpu;
-use super::newcomers::Newcomers;
 use super::pools::{Attempt, Growth, Wanted};
-use super::{graphs, pools};
-use crate::log;
+use super::{graphs, pools, refusal};
 use crate::os::spin::Patience;
+use core::cell::Cell;
 use core::ffi::c_int;
 
-/// Lets the driver free what pools and graphs keep unused, and exported memory go. Returns false if there is none.
+/// Makes room. Returns false if there is nothing to free.
 #[cold]
 pub fn make_room<D: Driver>(gpu: &Gpu<D>) -> bool {
     let exported = gpu.exported.collect();
@@ -31,7 +31,7 @@ pub fn refresh_with<D: Driver>(gpu: &Gpu<D>, patience: &mut Patience) -> bool {
         && gpu.graphs.refresh_with(&gpu.driver, &gpu.account, patience)
 }
 
-/// Updates these charges after a free: the pointer may have been one of a pool or a graph.
+/// Updates the charges of pools and graphs after a free: the pointer may have been of a pool or a graph.
 #[inline(always)]
 pub fn after_free<D: Driver>(gpus: &[Gpu<D>]) {
     if pools::used() || graphs::used() {
@@ -39,13 +39,20 @@ pub fn after_free<D: Driver>(gpus: &[Gpu<D>]) {
     }
 }
 
-/// Allocates from a pool and charges the pool's growth. If that exceeds the limit, frees what graphs keep unused, waits
-/// for newcomers and tries once more.
+/// Allocates from a pool and charges the pool's growth. If the growth exceeds the limit, frees unused memory of graphs,
+/// waits for processes that are creating their first context, and tries once more.
 pub fn grow<D: Driver>(gpu: &Gpu<D>, wanted: Wanted, allocate: impl Fn() -> Result<u64, c_int>) -> Result<(), c_int> {
     let bytes = wanted.bytes;
-    let result = grow_with_room(gpu, wanted, allocate);
-    if result == Err(OUT_OF_MEMORY) {
-        log::refused(&gpu.uuid, &gpu.account, bytes);
+    let has_driver_refused = Cell::new(false);
+    let result = grow_with_room(gpu, wanted, || {
+        let answer = allocate();
+        has_driver_refused.set(answer == Err(OUT_OF_MEMORY));
+        answer
+    });
+    match result {
+        Err(OUT_OF_MEMORY) if has_driver_refused.get() => refusal::by_driver(gpu, bytes),
+        Err(OUT_OF_MEMORY) => refusal::by_limit(gpu, bytes),
+        _ => {}
     }
     result
 }
@@ -55,44 +62,34 @@ fn grow_with_room<D: Driver>(
     wanted: Wanted,
     allocate: impl Fn() -> Result<u64, c_int>,
 ) -> Result<(), c_int> {
-    if let Growth::Done(result) = gpu
-        .pools
-        .grow(&gpu.driver, &gpu.account, wanted, Attempt::First, &allocate)
-    {
+    let attempt = |attempt| match gpu.pools.grow(&gpu.driver, &gpu.account, wanted, attempt, &allocate) {
+        Growth::Done(result) => Some(result),
+        Growth::NoRoom => None,
+    };
+    if let Some(result) = attempt(Attempt::First) {
         return result;
     }
     gpu.exported.collect();
-    // Not under the lock of pools: the launch of a graph locks graphs first and then pools.
+    // Must not be under the lock of pools: the launch of a graph locks graphs first and then pools.
     gpu.graphs.trim_all(&gpu.driver, &gpu.account);
-    let mut newcomers = Newcomers::awaited();
-    while newcomers.wait(gpu) {
-        if let Growth::Done(result) = gpu
-            .pools
-            .grow(&gpu.driver, &gpu.account, wanted, Attempt::First, &allocate)
-        {
+    let mut first_contexts = FirstContexts::awaited();
+    while first_contexts.wait(gpu) {
+        if let Some(result) = attempt(Attempt::First) {
             return result;
         }
     }
-    match gpu
-        .pools
-        .grow(&gpu.driver, &gpu.account, wanted, Attempt::Last, allocate)
-    {
-        Growth::Done(result) => result,
-        Growth::NoRoom => Err(OUT_OF_MEMORY),
-    }
+    attempt(Attempt::Last).unwrap_or(Err(OUT_OF_MEMORY))
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))] // The tests map files.
 mod tests {
     use super::super::charge::charge;
     use super::super::fake::{DEFAULT_POOL, DEVICE, FakePool, MIB, gpu};
     use super::*;
 
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn what_a_pool_keeps_unused_gives_way_to_an_allocation() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let gpu = gpu(&folder, 16 * MIB);
+        let gpu = gpu(16 * MIB);
         gpu.pools.know(DEFAULT_POOL, true);
         let kept = FakePool {
             reserved: 12 * MIB,
@@ -112,11 +109,9 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn graphs_give_way_to_a_pool_that_has_to_grow() {
         graphs::note_used();
-        let folder = tempfile::tempdir().expect("a folder");
-        let gpu = gpu(&folder, 16 * MIB);
+        let gpu = gpu(16 * MIB);
         gpu.graphs.enter(Some(DEVICE), 12 * MIB);
         (gpu.driver.state().graphs_reserved, gpu.driver.state().graphs_unused) = (12 * MIB, 10 * MIB);
         refresh(&gpu);

@@ -1,5 +1,5 @@
-//! Counts the charged memory that is in a table. The driver holds these bytes for certain, even while a thread is
-//! inside a call that does not end.
+//! Counts the charged memory that is in a table. The driver certainly holds these bytes, even while a thread is inside
+//! a call that does not end.
 //!
 //! ```text
 //!  charged ─► driver ─► in its table ─► taken out ─► driver ─► released
@@ -8,7 +8,7 @@
 //!
 //! The sum is rarely needed, so it is counted each time and not kept. It leaves out memory that only a binding or a
 //! tile of a sparse array keeps, memory of other processes, and pools and graphs that another thread has locked. That
-//! is safe: the measurement then assumes that more may be inside a call than is.
+//! is safe: the measurement then assumes that more memory is inside a call than there is.
 //!
 //! How it fails: the tables are read one after the other and may change meanwhile. So the caller counts twice; if both
 //! results are equal, nothing has changed in between.
@@ -25,21 +25,21 @@ use std::sync::Arc;
 pub struct SettledBytes {
     pub bytes: u64,
     /// A hash of the counted entries, so that other memory of the same size compares as different.
-    mark: u64,
+    hash: u64,
 }
 
 impl SettledBytes {
     fn note(&mut self, key: u64, bytes: u64) {
         self.bytes = self.bytes.saturating_add(bytes);
         let mixed = (key ^ bytes.rotate_left(40)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        self.mark = self.mark.wrapping_add(mixed ^ mixed >> 29);
+        self.hash = self.hash.wrapping_add(mixed ^ mixed >> 29);
     }
 
     /// Counts the memory on `gpu`, which is GPU `index` of the tables.
     #[cold]
     pub fn of<D: Driver>(tables: &Tables<D>, gpu: &Gpu<D>, index: usize) -> Self {
         let mut found = Self::default();
-        // Keyed by the backing, because several handles and mappings may share one.
+        // By backing, because several handles and mappings may share one.
         let mut backings = BTreeMap::new();
         let mut note = |backing: &Arc<Backing<D>>| {
             if backing.gpu == index {

@@ -1,4 +1,4 @@
-//! Everything of this process that is charged or keeps a charge, by its handle or address.
+//! Everything in this process that is charged or keeps a charge, by its handle or address.
 
 use super::allocations::Allocations;
 use super::arrays::Arrays;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 #[derive(Debug)]
 pub struct Tables<D: 'static> {
-    /// Live allocations by pointer, and granules that small ones share.
+    /// Live allocations by pointer, and the granules that small ones share.
     pub live: Allocations,
     pub arrays: Arrays<D>,
     /// Physical memory by handle, and its mappings by address.

@@ -1,4 +1,4 @@
-//! A charge that follows a size that the driver reports: it grows and shrinks with it, in parts.
+//! A charge that follows a size that the driver reports: it grows and shrinks with the size, in parts.
 
 use crate::account::{Account, Charge};
 
@@ -22,7 +22,7 @@ impl TrackedCharge {
         self.charges.push(charge);
     }
 
-    /// Charges `bytes` in all. Returns false if that much is not free: then less stays charged.
+    /// Changes the charge to `bytes`. Returns false if that much is not free: then less stays charged.
     pub fn set(&mut self, account: &Account, bytes: u64) -> bool {
         while self.bytes > bytes {
             let Some(mut last) = self.charges.pop() else { break };
@@ -46,7 +46,7 @@ impl TrackedCharge {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))] // The tests map files.
 mod tests {
     use super::*;
     use crate::ledger::fresh;
@@ -54,7 +54,6 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     #[test]
-    #[cfg_attr(miri, ignore = "maps a file")]
     fn it_follows_the_driver_up_and_down_and_stays_below_the_limit() {
         let folder = tempfile::tempdir().expect("a folder");
         let account = Account::new(vec![fresh::share(folder.path(), "share", 16 * MIB)]);

@@ -1,9 +1,9 @@
-//! Memory that a GPU has less while a context exists, and that NVML lists for no process: page tables and buffers of the
-//! driver. It is charged to the share that has the context, so that the shares of a GPU never have more than it. The
-//! limits file says how much it is for one context.
+//! Memory of a context that NVML lists for no process: page tables and buffers of the driver. The share that has the
+//! context is charged for it, so that the shares of a GPU never get more than the GPU has. The limits file has the
+//! amount for one context.
 //!
-//! How it fails: where nobody measured it, nothing is charged, and the last allocation on a full GPU may get the driver's own
-//! out of memory within its limit.
+//! How it fails: if this memory was not measured, nothing is charged. Then an allocation on a full GPU may fail
+//! although its share has room.
 
 use super::charge::charge_now;
 use super::contexts::Contexts;
@@ -11,8 +11,8 @@ use super::driver::Driver;
 use super::gpu::Gpu;
 use std::sync::atomic::Ordering;
 
-/// Charges one more context than there are, before the driver is asked for it. Returns false if that much is not free. The
-/// caller holds the lock of the overhead: a measurement would take the charge for allocated memory.
+/// Charges for one more context, before the driver creates it. Returns false if that much is not free. The caller holds
+/// the lock of the overhead, because a measurement would count the charge as allocated memory.
 pub fn reserve<D: Driver>(gpu: &Gpu<D>, contexts: &Contexts) -> bool {
     let mut charge = gpu.unowned.charge.lock();
     let wanted = gpu.unowned.each.saturating_mul(u64::from(contexts.number()) + 1);
@@ -27,7 +27,7 @@ pub fn reserve<D: Driver>(gpu: &Gpu<D>, contexts: &Contexts) -> bool {
     true
 }
 
-/// Releases what is charged for more contexts than there are, under the lock of the overhead.
+/// Releases the charge for contexts that no longer exist. The caller holds the lock of the overhead.
 pub fn settle<D: Driver>(gpu: &Gpu<D>, contexts: &Contexts) {
     let mut charge = gpu.unowned.charge.lock();
     let before = charge.bytes();

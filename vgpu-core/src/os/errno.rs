@@ -1,9 +1,9 @@
-//! Keeps errno and cancellation as they were around system calls of ours. Done wherever we make system calls, so
-//! that the fast path of a detour, which makes none, need not touch either.
+//! Preserves errno and the cancellation state around our system calls. This is done where system calls are made, so
+//! that the fast path of a detour, which makes no system calls, touches neither.
 //!
-//! A cancelled thread ends at its next cancellation point, of which open() and write() are two. A call of the driver
-//! API is none, so a thread must not end in ours, with a lane busy and half a reap done; and the unwinding of a
-//! cancelled thread cannot pass Rust code without aborting the process.
+//! A cancelled thread ends at its next cancellation point, such as open() or write(). A call of the driver API is no
+//! cancellation point, so a thread must not end in our code, with a busy lane or half a reap. Also, the unwinding of a
+//! cancelled thread aborts the process when it reaches Rust code.
 #![allow(unsafe_code)] // errno is a place that libc hands out; cancellation is libc's too.
 
 use core::ffi::c_int;
@@ -14,14 +14,14 @@ unsafe extern "C" {
     fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
 }
 
-/// While it lives, errno may change and the thread is not cancelled; afterwards both are as they were.
+/// Restores errno and the cancellation state when it is dropped. Until then the thread is not cancelled.
 #[must_use]
 pub struct Kept {
     errno: c_int,
     cancellation: c_int,
 }
 
-/// Keeps errno, and holds cancellation back.
+/// Saves errno and disables cancellation.
 pub fn keep() -> Kept {
     let mut cancellation = 0;
     if !cfg!(miri) {
@@ -46,10 +46,9 @@ impl Drop for Kept {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))] // The tests ask the kernel.
 mod tests {
     #[test]
-    #[cfg_attr(miri, ignore = "asks the kernel")]
     fn errno_is_what_it_was() {
         let errno = || std::io::Error::last_os_error().raw_os_error();
         let kept = super::keep();

@@ -1,13 +1,13 @@
-//! A ledger's file, opened for a moment only: so a program finds no descriptor of ours to close, to inherit or to
-//! write to.
+//! Files that are opened for a moment only, so that a program finds no descriptor of ours to close, inherit or write
+//! to.
 //!
-//! How it fails: in a program that has closed its standard streams, open() would return one of their numbers, and
-//! the next line of output would land in the ledger; so a low number is moved up at once. A fork between open and
-//! close would give the child a descriptor that keeps a lock alive, so both happen under [`super::fork::guard`]. A
-//! program that has changed its root or its mounts, or has no descriptor left, can no longer open the file: its own
-//! charges go on, and dead neighbours are left to others. Another file in its place is refused: nobody holds locks
-//! there, and every living neighbour would look dead. The same goes for a program that closes every descriptor while
-//! one of ours is open, and reuses the number for a file of its own: see [`Opened`].
+//! How it fails: in a program that has closed its standard streams, open() would return one of their numbers, and the
+//! next output would go into the ledger; so a low number is moved up at once. A fork between open and close would give
+//! the child a descriptor that keeps a lock alive, so both happen under [`super::fork::guard`]. A program that has
+//! changed its root or its mounts, or has no descriptor left, can no longer open the file: it can still charge memory,
+//! but no longer reap; other processes reap. Another file with the same path is refused: nobody holds locks on it, so
+//! every living neighbour would look dead. The same holds if a program closes all descriptors while one of ours is
+//! open, and reuses its number: see [`Opened`].
 #![allow(unsafe_code)] // libc calls on a descriptor of our own.
 
 use super::fork::Guard;
@@ -19,7 +19,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// A file that was opened once, to be opened again as that very file.
+/// A file that was opened once and can be opened again. Another file with its path is refused.
 #[derive(Debug)]
 pub struct Known {
     path: PathBuf,
@@ -29,10 +29,10 @@ pub struct Known {
 /// Device and inode.
 type Identity = (u64, u64);
 
-/// A descriptor of ours, as long as no thread of the program closes it or puts a file of its own there.
+/// A descriptor of ours, unless a thread of the program closes it or reuses its number.
 ///
-/// What a system call answered holds for our file if [`Opened::check`] agrees afterwards: all our opens
-/// are made under the guard, so while the guard is held a lost number does not become ours again.
+/// The result of a system call is valid if [`Opened::check`] succeeds afterwards: all our opens are made under the
+/// guard, so while the guard is held a lost number does not become ours again.
 #[derive(Debug)]
 pub struct Opened {
     file: ManuallyDrop<OwnedFd>,
@@ -40,18 +40,17 @@ pub struct Opened {
 }
 
 impl Known {
-    /// Opens `path` and remembers what it was.
+    /// Opens `path` and remembers which file it is.
     ///
     /// # Errors
-    /// Those of open(2) and fstat(2).
+    /// Errors of open(2) and fstat(2).
     pub fn new(path: &Path, _guard: &Guard) -> io::Result<(Self, Opened)> {
-        let file = ManuallyDrop::new(open(path)?);
-        let identity = identity(&file)?;
+        let opened = Opened::of(open(path)?)?;
         let known = Self {
             path: path.to_owned(),
-            identity,
+            identity: opened.identity,
         };
-        Ok((known, Opened { file, identity }))
+        Ok((known, opened))
     }
 
     #[must_use]
@@ -59,16 +58,16 @@ impl Known {
         &self.path
     }
 
-    /// The file system that it is on.
+    /// Returns the file system of the file.
     #[must_use]
     pub fn device(&self) -> u64 {
         self.identity.0
     }
 
-    /// Opens it again.
+    /// Opens the file again.
     ///
     /// # Errors
-    /// Those of open(2) and fstat(2), another file of that name, and a guard that is not held.
+    /// Errors of open(2) and fstat(2), another file of that name, and a guard that is not held.
     pub fn open(&self, guard: &Guard) -> io::Result<Opened> {
         if !guard.is_held() {
             return Err(io::ErrorKind::WouldBlock.into());
@@ -85,16 +84,7 @@ impl Known {
 }
 
 impl Opened {
-    /// Opens the file of a descriptor once more, as an open file of our own.
-    ///
-    /// # Errors
-    /// Those of open(2) and fstat(2).
-    pub fn again(descriptor: RawFd) -> io::Result<Self> {
-        // Not O_NOFOLLOW: this name is a link, which the kernel follows to the file itself.
-        let file = open_as(
-            &CString::new(format!("/proc/self/fd/{descriptor}"))?,
-            libc::O_RDWR | libc::O_CLOEXEC,
-        )?;
+    fn of(file: OwnedFd) -> io::Result<Self> {
         let identity = identity(&file)?;
         Ok(Self {
             file: ManuallyDrop::new(file),
@@ -102,20 +92,28 @@ impl Opened {
         })
     }
 
-    /// Returns true if the descriptor is still that file.
+    /// Opens the file of a descriptor once more, as a separate open file.
     ///
     /// # Errors
-    /// Those of fstat(2), and another file.
+    /// Errors of open(2) and fstat(2).
+    pub fn again(descriptor: RawFd) -> io::Result<Self> {
+        // Not O_NOFOLLOW: this name is a link, which the kernel follows to the file itself.
+        let path = CString::new(format!("/proc/self/fd/{descriptor}"))?;
+        Self::of(open_as(&path, libc::O_RDWR | libc::O_CLOEXEC)?)
+    }
+
+    /// Succeeds if the descriptor still refers to the opened file.
+    ///
+    /// # Errors
+    /// Errors of fstat(2), and another file.
     pub fn check(&self) -> io::Result<()> {
         if identity(&self.file)? == self.identity {
             return Ok(());
         }
         Err(io::Error::new(io::ErrorKind::NotFound, "the descriptor was closed"))
     }
-}
 
-impl Opened {
-    /// Closes it, if it is still that file: one question where [`Opened::check`] and a drop ask twice.
+    /// Closes it if it still refers to that file. Takes one fstat(2) less than [`Opened::check`] and a drop.
     ///
     /// # Errors
     /// As for [`Opened::check`].
@@ -145,34 +143,29 @@ impl Drop for Opened {
 }
 
 fn identity(file: &OwnedFd) -> io::Result<Identity> {
-    let status = status(file)?;
+    let status = status(file.as_raw_fd())?;
     Ok((status.st_dev, status.st_ino))
 }
 
-/// Device and inode of a descriptor's file, if that is a regular file that no folder names: nobody else's.
+/// Returns device and inode of a descriptor's file if it is a regular file without a name: no other process can open it
+/// by a path.
 #[must_use]
 pub fn nameless(descriptor: RawFd) -> Option<(u64, u64)> {
-    let mut stat = std::mem::MaybeUninit::<libc::stat>::zeroed();
-    // SAFETY: `stat` is to be written; the descriptor may be anything.
-    if unsafe { libc::fstat(descriptor, stat.as_mut_ptr()) } != 0 {
-        return None;
-    }
-    // SAFETY: all-zero is a value, and fstat has written another.
-    let stat = unsafe { stat.assume_init() };
+    let stat = status(descriptor).ok()?;
     (stat.st_mode & libc::S_IFMT == libc::S_IFREG && stat.st_nlink == 0).then_some((stat.st_dev, stat.st_ino))
 }
 
 /// Opens `path`, read and write, as a descriptor above the standard streams.
 ///
 /// # Errors
-/// Those of open(2).
+/// Errors of open(2).
 pub fn open(path: &Path) -> io::Result<OwnedFd> {
     let flags = libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW;
     open_as(&CString::new(path.as_os_str().as_bytes())?, flags)
 }
 
 fn open_as(path: &CStr, flags: libc::c_int) -> io::Result<OwnedFd> {
-    /// Of a file that is created.
+    /// Mode of a file that is created.
     const OWNER_ONLY: libc::c_uint = 0o600;
     // SAFETY: `path` is a C string.
     let raw = unsafe { libc::open(path.as_ptr(), flags, OWNER_ONLY) };
@@ -193,19 +186,16 @@ fn open_as(path: &CStr, flags: libc::c_int) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(higher) })
 }
 
-/// Appends `bytes` to the file at `path` by one write, and creates it if it is missing. It is opened for this moment only.
-/// The file never becomes longer than `most` or than the process may make one: beyond that the kernel ends a process.
+/// Appends `bytes` to the file at `path` by one write, and creates the file if it is missing. The file never becomes
+/// longer than `most` or than the process's file size limit: beyond that the kernel ends the process.
 ///
 /// # Errors
-/// Those of open(2), fstat(2) and write(2), a file that is not a regular one or is full, and a write that was cut off.
+/// Errors of open(2), fstat(2) and write(2), a file that is not a regular one or is full, and a write that was cut off.
 pub fn append(path: &CStr, bytes: &[u8], most: u64) -> io::Result<()> {
     // O_NONBLOCK: a FIFO without a reader is an error, and not a wait.
     let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_NONBLOCK | libc::O_NOCTTY;
     let file = open_as(path, flags | libc::O_CLOEXEC | libc::O_NOFOLLOW)?;
-    let opened = Opened {
-        identity: identity(&file)?,
-        file: ManuallyDrop::new(file),
-    };
+    let opened = Opened::of(file)?;
     if size(&opened)?.saturating_add(bytes.len() as u64) > most.min(longest_file()) {
         return Err(io::ErrorKind::FileTooLarge.into());
     }
@@ -218,12 +208,11 @@ pub fn append(path: &CStr, bytes: &[u8], most: u64) -> io::Result<()> {
     }
 }
 
-/// Creates the file at `path` with `size` zero bytes, all of which have their place on the disk: no store to a mapping of it
-/// can end the process because the disk is full. A file that is there already loses its name, and is not changed: another
-/// process may have mapped it.
+/// Creates the file at `path` with `size` zero bytes, all allocated on disk, so that no store to a mapping of it fails
+/// because the disk is full. An existing file is unlinked and not changed: another process may have mapped it.
 ///
 /// # Errors
-/// Those of unlink(2), open(2) and posix_fallocate(3), and a size that the process may not give to a file.
+/// Errors of unlink(2), open(2) and posix_fallocate(3), and a size above the process's limit.
 pub fn create(path: &CStr, size: u64) -> io::Result<Opened> {
     if size > longest_file() {
         return Err(io::ErrorKind::FileTooLarge.into());
@@ -241,14 +230,11 @@ pub fn create(path: &CStr, size: u64) -> io::Result<Opened> {
         }
     };
     if let Err(error) = allocated {
-        // An empty file would only take a name.
+        // An empty file is of no use.
         let _ = remove(path);
         return Err(error);
     }
-    Ok(Opened {
-        identity: identity(&file)?,
-        file: ManuallyDrop::new(file),
-    })
+    Opened::of(file)
 }
 
 fn remove(path: &CStr) -> io::Result<()> {
@@ -278,34 +264,38 @@ fn longest_file() -> u64 {
 /// Size of a regular file.
 ///
 /// # Errors
-/// Those of fstat(2), and another kind of file.
+/// Errors of fstat(2), and another kind of file.
 pub fn size(file: &OwnedFd) -> io::Result<u64> {
-    let stat = status(file)?;
+    let stat = status(file.as_raw_fd())?;
     if stat.st_mode & libc::S_IFMT != libc::S_IFREG {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
     }
     Ok(u64::try_from(stat.st_size).unwrap_or(0))
 }
 
-fn status(file: &OwnedFd) -> io::Result<libc::stat> {
+/// Returns the status of a descriptor's file.
+///
+/// # Errors
+/// Errors of fstat(2).
+pub fn status(descriptor: RawFd) -> io::Result<libc::stat> {
     // SAFETY: an all-zero stat is a value of its type.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: `file` is open and `stat` is to be written.
-    if unsafe { libc::fstat(file.as_raw_fd(), &mut stat) } != 0 {
+    // SAFETY: `stat` is to be written; the descriptor may be anything.
+    if unsafe { libc::fstat(descriptor, &mut stat) } != 0 {
         return Err(io::Error::last_os_error());
     }
     Ok(stat)
 }
 
-/// Takes the open file description's write lock on the byte at `offset`. Returns false if another holds it.
+/// Takes the open file description's write lock on the byte at `offset`. Returns false if another one holds it.
 ///
 /// # Errors
-/// Those of fcntl(2) other than a held lock.
+/// Errors of fcntl(2) other than a held lock.
 pub fn try_lock(file: &OwnedFd, offset: usize) -> io::Result<bool> {
     try_lock_as(file, offset, libc::F_WRLCK)
 }
 
-/// Takes its read lock, which several may have at once. Returns false if another holds the write lock.
+/// Takes the read lock on the byte, which several files may have at once. Returns false if another has the write lock.
 ///
 /// # Errors
 /// As for [`try_lock`].
@@ -316,7 +306,7 @@ pub fn try_share(file: &OwnedFd, offset: usize) -> io::Result<bool> {
 /// Takes the read lock on the byte at `offset` for the open file of a descriptor that is not ours.
 ///
 /// # Errors
-/// Those of fcntl(2).
+/// Errors of fcntl(2).
 pub fn share_of(descriptor: RawFd, offset: usize) -> io::Result<()> {
     let mut lock = byte(offset)?;
     lock.l_type = libc::F_RDLCK as libc::c_short;
@@ -336,13 +326,13 @@ fn try_lock_as(file: &OwnedFd, offset: usize, kind: libc::c_int) -> io::Result<b
 /// Returns true if another open file description holds a lock on the byte at `offset`.
 ///
 /// # Errors
-/// Those of fcntl(2), and an answer that is none: a filter of system calls may let a call succeed that was never made.
+/// Errors of fcntl(2), and an unchanged flock: a seccomp filter may report success without making the call.
 pub fn is_locked(file: &OwnedFd, offset: usize) -> io::Result<bool> {
     let mut lock = byte(offset)?;
     control(file.as_raw_fd(), libc::F_OFD_GETLK, &mut lock)?;
     match (i32::from(lock.l_type), lock.l_pid) {
         (libc::F_UNLCK, _) => Ok(false),
-        // The kernel writes a process there; for an open file's lock, -1.
+        // The kernel writes a PID here, or -1 for the lock of an open file description; never 0.
         (_, 0) => Err(no_effect()),
         _ => Ok(true),
     }
@@ -357,7 +347,7 @@ pub fn no_descriptor(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EMFILE)
 }
 
-/// The error where fcntl(2) succeeds and does nothing.
+/// The error for a fcntl(2) that succeeds but does nothing.
 pub fn no_effect() -> io::Error {
     io::Error::other("locks of fcntl have no effect: a seccomp filter answers in the kernel's place")
 }

@@ -1,13 +1,13 @@
-//! Notices that this process is a fork child.
+//! Detects fork children.
 //!
-//! A child inherits our memory but neither our mappings of ledgers nor our claims of lanes, so all state that
-//! depends on them is made anew. The pointer to that state, and the lock that holds forks back, lie in a page that
-//! the kernel zeroes in a child (MADV_WIPEONFORK). That holds for fork, vfork's relatives and a raw clone alike. On
-//! kernels older than 4.14, the child handler of pthread_atfork zeroes it.
+//! A child inherits our memory but neither our mappings of ledgers nor our claims of lanes, so it creates new state.
+//! The pointer to the state, and the lock that delays forks, are in a page that the kernel zeroes in a child
+//! (MADV_WIPEONFORK), after fork, vfork or a raw clone. On kernels older than 4.14, the child handler of pthread_atfork
+//! zeroes it.
 //!
-//! The parent's copy of the state is leaked in the child's memory: its locks may be held by threads that the child
-//! does not have. A list in the library's own data has the address of each state of this process and its ancestors:
-//! LeakSanitizer does not look into mappings, and would report all of it.
+//! The parent's state is leaked in the child: threads that do not exist there may hold its locks. A list in the
+//! library's data has the address of each state of this process and its ancestors: LeakSanitizer does not scan
+//! mappings, and would report them.
 #![allow(unsafe_code)] // A page from mmap, and pthread_atfork.
 
 use super::spin::Word;
@@ -15,7 +15,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// The newest state, for leak checkers alone.
+/// The newest state. Only for leak checkers.
 static STATES: AtomicPtr<Link> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Never freed, and never read.
@@ -27,9 +27,9 @@ struct Link {
 
 static PAGE: AtomicPtr<Page> = AtomicPtr::new(std::ptr::null_mut());
 const PAGE_SIZE: usize = 4096;
-const PATIENCE: Duration = Duration::from_millis(200);
+const FORK_WAIT: Duration = Duration::from_millis(200);
 
-/// What a fork child finds zeroed.
+/// The page that is zeroed in a fork child.
 #[repr(C)]
 struct Page {
     state: AtomicPtr<()>,
@@ -38,38 +38,38 @@ struct Page {
     descriptors: Descriptors,
 }
 
-/// Holds back fork() while a descriptor of ours is open.
+/// Delays fork() while one of our descriptors is open.
 #[derive(Debug)]
 struct Descriptors {
     word: Word,
-    /// The thread that holds it for a fork; 0: none does.
+    /// The thread that holds the lock for a fork; 0: none.
     forking: AtomicUsize,
 }
 
-/// Where no page can be had.
+/// Used if the page cannot be mapped.
 static DESCRIPTORS: Descriptors = Descriptors {
     word: Word::new(),
     forking: AtomicUsize::new(0),
 };
 
-/// While it lives, no thread of this process forks.
+/// No thread of this process forks while this exists.
 pub struct Guard {
     on: &'static Descriptors,
     held: bool,
 }
 
-/// Holds back forks. A fork that waited too long goes on, as does a guard that did.
+/// Delays forks. A fork that has waited too long continues, and so does a guard.
 #[must_use]
 pub fn guard() -> Guard {
     let on = descriptors();
     Guard {
         on,
-        held: on.word.lock_within(PATIENCE),
+        held: on.word.lock_within(FORK_WAIT),
     }
 }
 
 impl Guard {
-    /// Waits until no other thread has one. Returns false if that was in vain.
+    /// Returns false if the lock was not free in time.
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.held
@@ -88,15 +88,15 @@ fn descriptors() -> &'static Descriptors {
     page().map_or(&DESCRIPTORS, |page| &page.descriptors)
 }
 
-/// The pointer to this process's log (`crate::log`), null in a fork child: its pages are not mapped there. None: no page
-/// can be had, or none was needed yet.
+/// Returns the pointer to this process's log (`crate::log`). It is null in a fork child, where the log's pages are not
+/// mapped. Returns None if the page cannot be mapped or was not needed yet.
 pub fn log_pointer() -> Option<&'static AtomicPtr<()>> {
     let page = NonNull::new(PAGE.load(Ordering::Acquire))?;
     // SAFETY: as in `current`.
     Some(unsafe { &page.as_ref().log })
 }
 
-/// The state of this very process; None before [`start`], and in a fork child.
+/// Returns the state of this process; None before [`start`] and in a new fork child.
 #[inline(always)]
 pub fn current<T: Sync + 'static>() -> Option<&'static T> {
     let page = NonNull::new(PAGE.load(Ordering::Acquire))?;
@@ -106,7 +106,7 @@ pub fn current<T: Sync + 'static>() -> Option<&'static T> {
     NonNull::new(state.cast::<T>()).map(|state| unsafe { state.as_ref() })
 }
 
-/// Makes the state of this process, once; others wait for it.
+/// Creates the state of this process, once. Other threads wait for it.
 ///
 /// # Safety
 /// Every call of `start` and [`current`] in the process is for the same `T`.
@@ -119,7 +119,7 @@ pub unsafe fn start<T: Sync + 'static>(make: impl FnOnce() -> T) -> Option<&'sta
         Some(state) => state,
         None => {
             let state = Box::leak(Box::new(make()));
-            // One at a time: `starting` is held.
+            // Only one thread is here, because `starting` is held.
             let link = Link {
                 state: std::ptr::from_mut(state).cast(),
                 older: STATES.load(Ordering::Relaxed),
@@ -132,7 +132,7 @@ pub unsafe fn start<T: Sync + 'static>(make: impl FnOnce() -> T) -> Option<&'sta
     Some(state)
 }
 
-/// Lets others start, also when `make` panicked.
+/// Unlocks `starting`, also if `make` panicked.
 struct Starting(&'static Page);
 
 impl Drop for Starting {
@@ -176,15 +176,15 @@ fn map() -> Option<*mut Page> {
 }
 
 extern "C" fn before() {
-    // In vain where its holder was swept away or is very slow; an inherited descriptor breaks no limit.
+    // Locking times out if its holder jumped away or is very slow. An inherited descriptor breaks no limit.
     let on = descriptors();
-    if on.word.lock_within(PATIENCE) {
+    if on.word.lock_within(FORK_WAIT) {
         on.forking.store(super::thread(), Ordering::Relaxed);
     }
 }
 
 extern "C" fn in_parent() {
-    // Another's guard stays locked: who waited in vain has nothing to unlock.
+    // After a timeout this thread has nothing to unlock; the guard is another thread's.
     let on = descriptors();
     let own = on
         .forking
@@ -195,7 +195,7 @@ extern "C" fn in_parent() {
 }
 
 extern "C" fn in_child() {
-    // Whoever holds it, if not this thread, is not in the child.
+    // Threads other than this one do not exist in the child, so their locks are released.
     let on = descriptors();
     on.forking.store(0, Ordering::Relaxed);
     on.word.unlock();

@@ -1,8 +1,7 @@
-//! Sleeping on a word of memory that processes share.
+//! Sleeps on a word of shared memory.
 //!
-//! How it fails: a signal, a word that has changed already, or a page that its owner has cut ends the sleep at once; a
-//! filter that denies the call makes it no sleep at all. So whoever sleeps here looks again, and [`wait`] says how long
-//! it may take at most.
+//! How it fails: a signal, a word that has already changed, or a page whose file was truncated ends the sleep at once,
+//! and so does a seccomp filter that denies the call. So callers check their condition again after [`wait`].
 #![allow(unsafe_code)] // One system call.
 
 use std::sync::atomic::AtomicU32;
@@ -11,14 +10,14 @@ use std::time::Duration;
 /// How a sleep ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Woken {
-    /// By a wake-up, a change, a signal, or the end of the time.
+    /// The sleep ended by a wake-up, a change, a signal, or the time limit.
     Looked,
-    /// The word cannot be slept on: the caller has to sleep otherwise.
+    /// The caller cannot sleep on this word and must sleep in another way.
     Impossible,
 }
 
-/// Sleeps until somebody calls [`wake`] on the same page, if the word is `expected`, and for at most `limit`. The page may
-/// be mapped for reading alone.
+/// If the word is `expected`, sleeps until [`wake`] is called for it, for at most `limit`. The page may be mapped
+/// read-only.
 #[must_use]
 #[allow(clippy::not_unsafe_ptr_arg_deref)] // It is not dereferenced here, and the kernel verifies it.
 pub fn wait(word: *const AtomicU32, expected: u32, limit: Duration) -> Woken {
@@ -37,7 +36,7 @@ pub fn wait(word: *const AtomicU32, expected: u32, limit: Duration) -> Woken {
     }
 }
 
-/// Wakes all who sleep on the word.
+/// Wakes all threads that sleep on the word.
 pub fn wake(word: &AtomicU32) {
     let word: *const AtomicU32 = word;
     // SAFETY: the word is not even read.

@@ -1,4 +1,4 @@
-//! Tells when the last descriptor of an open file is closed, in whatever process.
+//! Detects when the last descriptor of an open file is closed, in any process.
 //!
 //! ```text
 //!  the driver's descriptor ─┬─ copies, in other processes and in messages     one open file, which has our lock
@@ -8,9 +8,9 @@
 //! A lock of F_OFD_SETLK belongs to the open file, so it ends exactly when the last of its descriptors is closed. Each
 //! watch locks a byte of its own, because all descriptors of a character device may have one inode.
 //!
-//! How it fails: always to "not closed". The file cannot be opened a second time (a dma-buf), there is no free
-//! descriptor, another process locks the same byte. If the program closes our descriptor, or has put another file there,
-//! the watch never reports a close again.
+//! How it fails: always as "not closed". The file cannot be opened a second time (a dma-buf), there is no free
+//! descriptor, or another process locks the same byte. If the program closes our descriptor or reuses its number, the
+//! watch never reports a close again.
 #![allow(unsafe_code)] // Calls of libc on the driver's descriptor.
 
 use super::file::{self, Opened};
@@ -29,11 +29,11 @@ impl LastClose {
     pub fn new(descriptor: RawFd) -> Option<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let _kept = super::errno::keep();
-        // Not where a byte's lock would be one of the program's own.
+        // An offset at which the program has no locks of its own.
         let byte = 1 << 62 | (std::process::id() as usize) << 32 | NEXT.fetch_add(1, Ordering::Relaxed) as usize;
         file::share_of(descriptor, byte).ok()?;
         let file = Opened::again(descriptor).ok()?;
-        // Only a lock that the other file sees can tell.
+        // The watch works only if the other open file sees the lock.
         file::is_locked(&file, byte).ok()?.then_some(Self { file, byte })
     }
 
@@ -46,13 +46,12 @@ impl LastClose {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))] // The tests lock files.
 mod tests {
     use super::*;
     use std::os::fd::AsRawFd;
 
     #[test]
-    #[cfg_attr(miri, ignore = "locks of files")]
     fn the_last_of_all_copies_counts() {
         let file = tempfile::tempfile().expect("a file");
         let (one, two) = (LastClose::new(file.as_raw_fd()), LastClose::new(file.as_raw_fd()));
@@ -69,7 +68,7 @@ mod tests {
         assert!(!one.is_closed(), "the child has one");
         drop(child.stdin.take());
         child.wait().expect("its end");
-        // Another test's child has copies until it runs its program.
+        // A child of another test has copies until its exec.
         while !(one.is_closed() && two.is_closed()) {
             std::thread::yield_now();
         }
@@ -77,7 +76,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "locks of files")]
     fn what_cannot_be_watched_is_not_closed() {
         assert!(LastClose::new(-1).is_none());
         let (read, write) = std::io::pipe().expect("a pipe");

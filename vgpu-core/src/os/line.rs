@@ -1,12 +1,12 @@
-//! One line of text in a buffer of its own: nothing is allocated, because the allocator may be the program's, and the
-//! program may be inside it.
+//! A line of text in a fixed buffer. Nothing is allocated, because the allocator may be the program's, and the program
+//! may be inside it.
 //!
-//! How it fails: what is longer than the buffer is cut off, and the line ends with `...`. Control characters become `?`,
-//! so a name with a line break in it cannot make a line of its own.
+//! How it fails: a line that is longer than the buffer is cut off and ends with `...`. Control characters become `?`,
+//! so a name with a line break cannot add a line.
 
 use std::fmt;
 
-/// The bytes of a line, with its end.
+/// Maximum size of a line, including its end.
 const LONGEST: usize = 1024;
 const CUT: &[u8] = b"...\n";
 
@@ -17,7 +17,7 @@ pub struct Line {
 }
 
 impl Line {
-    /// Returns the line that `text` formats to.
+    /// Formats `text` to a line.
     #[must_use]
     pub fn of(text: fmt::Arguments<'_>) -> Self {
         let mut line = Self {
@@ -32,7 +32,7 @@ impl Line {
         line
     }
 
-    /// Its bytes, the line break included.
+    /// Returns the bytes, including the line break.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.used]

@@ -1,4 +1,4 @@
-//! What the library needs of the operating system, each in a file.
+//! Services of the operating system that the library needs, one per file.
 
 pub mod errno;
 pub mod file;
@@ -14,47 +14,42 @@ pub mod stderr;
 
 use std::time::Duration;
 
-/// Milliseconds of the monotonic clock, a few late: 5 ns instead of 25.
+const NS_PER_S: u64 = 1_000_000_000;
+
+/// Returns milliseconds of the monotonic clock, up to a few ms late. The call takes 5 ns instead of 25.
 #[must_use]
-#[allow(unsafe_code)] // One call of libc.
 pub fn coarse_millis() -> u64 {
     if cfg!(miri) {
         return 0;
     }
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is a timespec to be written.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut now) };
-    // Never negative, and nothing overflows before the machine has run for millions of years.
-    (now.tv_sec as u64)
-        .wrapping_mul(1000)
-        .wrapping_add(now.tv_nsec as u64 / 1_000_000)
+    read_clock(libc::CLOCK_MONOTONIC_COARSE, 1000)
 }
 
-/// CLOCK_MONOTONIC in ns, exactly: 25 to 60 ns.
+/// Returns CLOCK_MONOTONIC in ns. The call takes 25 to 60 ns.
 #[must_use]
-#[allow(unsafe_code)] // One call of libc.
 pub fn monotonic_ns() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is a timespec to be written.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
-    (now.tv_sec as u64)
-        .wrapping_mul(1_000_000_000)
-        .wrapping_add(now.tv_nsec as u64)
+    read_clock(libc::CLOCK_MONOTONIC, NS_PER_S)
 }
 
-/// The time of day in ns since 1970.
+/// Returns the time of day in ns since 1970.
 #[must_use]
-#[allow(unsafe_code)] // One call of libc.
 pub fn unix_ns() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is a timespec to be written.
-    unsafe { libc::clock_gettime(libc::CLOCK_REALTIME, &mut now) };
-    (now.tv_sec as u64)
-        .wrapping_mul(1_000_000_000)
-        .wrapping_add(now.tv_nsec as u64)
+    read_clock(libc::CLOCK_REALTIME, NS_PER_S)
 }
 
-/// The calling thread's number, as the kernel and tools show it.
+#[inline(always)]
+#[allow(unsafe_code)] // One call of libc.
+fn read_clock(clock: libc::clockid_t, ticks_per_s: u64) -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `now` is a timespec to be written.
+    unsafe { libc::clock_gettime(clock, &mut now) };
+    // Never negative, and nothing overflows for centuries.
+    (now.tv_sec as u64)
+        .wrapping_mul(ticks_per_s)
+        .wrapping_add(now.tv_nsec as u64 / (NS_PER_S / ticks_per_s))
+}
+
+/// Returns the calling thread's ID, as gettid(2) does.
 #[must_use]
 #[allow(unsafe_code)] // One system call.
 pub fn thread_id() -> u32 {
@@ -62,8 +57,22 @@ pub fn thread_id() -> u32 {
     unsafe { libc::syscall(libc::SYS_gettid) as u32 }
 }
 
-/// Sleeps for about `duration`, or not at all where a filter denies it: std's sleep would panic. Nobody is
-/// cancelled in it: who sleeps here may hold locks.
+/// Returns the name of the calling thread: that of the program, unless the program has changed it. Zeros if a seccomp
+/// filter denies the call.
+#[must_use]
+#[allow(unsafe_code)] // One call of libc.
+pub fn process_name() -> [u8; 16] {
+    let mut name = [0_u8; 16];
+    if !cfg!(miri) {
+        let _kept = errno::keep();
+        // SAFETY: the kernel writes at most 16 bytes.
+        unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
+    }
+    name
+}
+
+/// Sleeps for about `duration`. If a seccomp filter denies that, does not sleep (std's sleep would panic). The thread
+/// is not cancelled meanwhile, because it may hold locks.
 #[allow(unsafe_code)] // One call of libc.
 pub fn sleep(duration: Duration) {
     if cfg!(miri) {
@@ -78,14 +87,15 @@ pub fn sleep(duration: Duration) {
     unsafe { libc::nanosleep(&wanted, std::ptr::null_mut()) };
 }
 
-/// Has `end` called when this process, or a fork child of it, ends by itself: before all that was registered earlier.
+/// Registers `end` to be called when this process or a fork child exits, before all functions that were registered
+/// earlier.
 #[allow(unsafe_code)] // One call of libc.
 pub fn at_exit(end: extern "C" fn()) {
     // SAFETY: a function that takes nothing. Without memory for it, it is not called.
     unsafe { libc::atexit(end) };
 }
 
-/// The address of the calling thread's own block, which no other living thread has; even, and never 0.
+/// Returns the address of the calling thread's control block: unique among living threads, even, and never 0.
 #[inline(always)]
 #[must_use]
 #[allow(unsafe_code)] // A word of the thread's block, or a call of libc.

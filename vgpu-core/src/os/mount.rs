@@ -1,11 +1,12 @@
-//! What an opened folder says about the mount that it is on: if a folder that has the right path is one that the node
-//! mounted, or one that root of a container made and put there.
+//! Facts about the mount of an opened folder. They tell if the node mounted a folder that has the right path, or if
+//! root of a container created it there.
 //!
-//! How it fails: a kernel before 5.8, or a filter without statx, does not tell the root of a mount. Then a folder
-//! counts as one if its parent is on another file system; a bind mount within one file system cannot be told from a
-//! folder there, and is refused. A mount in a user namespace of the tenant's own cannot be told from the node's.
+//! How it fails: a kernel before 5.8, or a seccomp filter that denies statx, does not report the root of a mount. Then
+//! a folder is taken for a mount's root if its parent is on another file system; a bind mount within one file system is
+//! refused, because it looks like a folder. A mount in the tenant's own user namespace looks like the node's.
 #![allow(unsafe_code)] // openat, fstat, fstatfs and statx, which std does not have for descriptors.
 
+use super::file;
 use std::ffi::CString;
 use std::io;
 use std::mem::MaybeUninit;
@@ -14,13 +15,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 const TMPFS_MAGIC: i64 = 0x0102_1994;
-/// Root of a user namespace outside of ours is shown as this user.
+/// Root of an outer user namespace is shown as this user.
 const UNMAPPED: u32 = 65_534;
 
-/// What a folder's descriptor says.
+/// Facts about an opened folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// True if it is the root of a mount, and not a folder in one.
+    /// True if it is the root of a mount.
     pub mount_root: bool,
     pub tmpfs: bool,
     pub read_only: bool,
@@ -29,8 +30,7 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// What keeps the folder from being a mount that the node made, or None if nothing does. `tmpfs`: the node makes it
-    /// one.
+    /// Returns why the node cannot have mounted the folder, or None. `tmpfs`: the node mounts a tmpfs there.
     #[must_use]
     pub fn objection(&self, tmpfs: bool) -> Option<&'static str> {
         if !self.mount_root {
@@ -50,16 +50,16 @@ impl Facts {
 /// Opens a folder, without following a link at its end.
 ///
 /// # Errors
-/// Those of open(2).
+/// Errors of open(2).
 pub fn open_folder(path: &Path) -> io::Result<OwnedFd> {
     open_at(libc::AT_FDCWD, path, libc::O_DIRECTORY)
 }
 
 /// Opens `name` in `folder` for reading, without following a link and without waiting for a FIFO's writer. `flags`:
-/// more flags of open(2).
+/// additional flags of open(2).
 ///
 /// # Errors
-/// Those of open(2).
+/// Errors of open(2).
 pub fn open_in(folder: &OwnedFd, name: &Path, flags: libc::c_int) -> io::Result<OwnedFd> {
     open_at(folder.as_raw_fd(), name, flags)
 }
@@ -76,12 +76,12 @@ fn open_at(folder: libc::c_int, path: &Path, flags: libc::c_int) -> io::Result<O
     Ok(unsafe { OwnedFd::from_raw_fd(raw) })
 }
 
-/// Returns what is known of an opened folder.
+/// Returns the facts about an opened folder.
 ///
 /// # Errors
-/// Those of fstat(2), fstatfs(2) and fstatvfs(3).
+/// Errors of fstat(2), fstatfs(2) and fstatvfs(3).
 pub fn facts(folder: &OwnedFd) -> io::Result<Facts> {
-    let status = status(folder)?;
+    let status = file::status(folder.as_raw_fd())?;
     let mut system = MaybeUninit::<libc::statfs>::zeroed();
     // SAFETY: `system` is to be written.
     if unsafe { libc::fstatfs(folder.as_raw_fd(), system.as_mut_ptr()) } != 0 {
@@ -98,7 +98,10 @@ pub fn facts(folder: &OwnedFd) -> io::Result<Facts> {
     let flags = unsafe { flags.assume_init() };
     let mount_root = match is_mount_root(folder) {
         Some(known) => known,
-        None => self::status(&open_in(folder, Path::new(".."), libc::O_DIRECTORY)?)?.st_dev != status.st_dev,
+        None => {
+            let parent = open_in(folder, Path::new(".."), libc::O_DIRECTORY)?;
+            file::status(parent.as_raw_fd())?.st_dev != status.st_dev
+        }
     };
     Ok(Facts {
         mount_root,
@@ -109,26 +112,12 @@ pub fn facts(folder: &OwnedFd) -> io::Result<Facts> {
     })
 }
 
-/// Device and kind of an opened file.
-///
-/// # Errors
-/// Those of fstat(2).
-pub fn status(file: &OwnedFd) -> io::Result<libc::stat> {
-    let mut status = MaybeUninit::<libc::stat>::zeroed();
-    // SAFETY: `status` is to be written.
-    if unsafe { libc::fstat(file.as_raw_fd(), status.as_mut_ptr()) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: all-zero is a value, and fstat has written another.
-    Ok(unsafe { status.assume_init() })
-}
-
-/// None where the kernel does not tell.
+/// Returns None if the kernel does not report mount roots.
 fn is_mount_root(folder: &OwnedFd) -> Option<bool> {
     const MOUNT_ROOT: u64 = 0x2000;
     let mut found = MaybeUninit::<libc::statx>::zeroed();
-    // By number: glibc has a function for it from 2.28 on.
-    // SAFETY: the path is an empty C string, and `found` is to be written.
+    // By number, because glibc has the function only since 2.28. SAFETY: the path is an empty C string, and `found` is
+    // to be written.
     let result = unsafe {
         libc::syscall(
             libc::SYS_statx,
@@ -147,7 +136,7 @@ fn is_mount_root(folder: &OwnedFd) -> Option<bool> {
     (found.stx_attributes_mask & MOUNT_ROOT != 0).then_some(found.stx_attributes & MOUNT_ROOT != 0)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))] // The tests use files.
 mod tests {
     use super::*;
 
@@ -194,7 +183,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "files")]
     fn a_folder_is_no_mount_and_a_mount_is() {
         let folder = tempfile::tempdir().expect("a folder");
         let open = |path: &Path| open_folder(path).expect("a folder");

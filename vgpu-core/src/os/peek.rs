@@ -1,22 +1,23 @@
-//! Copies memory of this process that may not be there: a page of another share, which its tenant can cut at any moment.
-//! A plain read of it would end in SIGBUS; the kernel's copy only stops.
+//! Copies memory of this process that may not exist: a page of another share, whose tenant can truncate the file at any
+//! moment. A plain read would end in SIGBUS; the kernel's copy just stops.
 //!
-//! How it fails: a filter that denies process_vm_readv makes every copy fail, and its caller knows nothing of the others.
+//! How it fails: if a seccomp filter denies process_vm_readv, every copy fails, and the caller knows nothing about the
+//! other shares.
 #![allow(unsafe_code)] // One system call.
 
 use std::ffi::c_void;
 
-/// A piece of memory: where it is now, and where its copy goes.
+/// A piece of memory and the place of its copy.
 #[derive(Debug)]
 pub struct Piece<'a> {
     pub from: *const u8,
     pub to: &'a mut [u8],
 }
 
-/// The most pieces that one system call takes here.
+/// Maximum number of pieces per system call.
 const MOST: usize = 64;
 
-/// Copies the pieces in order, and returns how many of them were copied whole. The next one could not be read.
+/// Copies the pieces in order. Returns how many were copied completely; the next one could not be read.
 #[must_use]
 pub fn copy(pieces: &mut [Piece<'_>]) -> usize {
     let count = pieces.len().min(MOST);

@@ -1,22 +1,22 @@
-//! A lock that says "this process lives", and a mapping that a fork child does not get.
+//! A lock that proves that this process lives, and a mapping that a fork child does not inherit.
 //!
-//! The lock is an open-file-description lock whose description is kept by a mapping alone. The descriptor is closed,
-//! so closefrom() cannot lose it; the mapping is not inherited (DONTFORK), so no child keeps it; the kernel drops it
-//! when the last thread of the address space is gone, at any kind of death, after the last store. It needs no PID
-//! and so works across PID namespaces.
+//! The lock is an open-file-description lock whose description is kept open by a mapping only. The descriptor is
+//! closed, so closefrom() cannot lose the lock; the mapping is not inherited (DONTFORK), so no child keeps it; the
+//! kernel drops it when the last thread of the address space is gone, however the process died, after its last store.
+//! It needs no PID, so it works across PID namespaces.
 //!
 //! The lock's page lies below everything that a driver maps. At exit the kernel unmaps upwards and runs the delayed
-//! releases of files last in, first out, so low mappings are released late: a driver's own hold on the memory is
-//! gone before the ledger's lane looks dead. An address hint is not enough: if that page is in use, the kernel
-//! chooses any other. So each lock asks for a free page of a range that is kept for locks.
+//! releases of files last in, first out, so low mappings are released late: the driver has freed the memory before the
+//! ledger's lane looks dead. An address hint is not enough: if that page is in use, the kernel chooses any other. So
+//! each lock asks for a free page of a range that is reserved for locks.
 //!
-//! How it fails: a raw clone between open and close inherits the descriptor, and the lane looks alive until that
-//! child exits or execs; the bytes stay charged meanwhile, so no limit is exceeded. With a reaper's lock it keeps
-//! others from reaping for as long, with the same effect. If the range is refused (a seccomp filter, mmap_min_addr),
-//! a lock lies anywhere: a dead process's bytes may then be released microseconds before its driver releases the
-//! memory. The same happens to a lane's or a reaper's lock if its part of the range is full, which takes some thirty
-//! shares in one process. A program may want any number of holds on exported objects: they have a part of their own,
-//! and a hold that finds it full is refused, because its memory can be charged twice instead.
+//! How it fails: a raw clone between open and close inherits the descriptor, and the lane looks alive until that child
+//! exits or execs; the bytes stay charged meanwhile, so no limit is exceeded. With a reaper's lock, nobody can reap
+//! meanwhile, with the same effect. If the range is refused (a seccomp filter, mmap_min_addr), a lock may have any
+//! address: a dead process's bytes may then be released microseconds before its driver releases the memory. The same
+//! happens to a lane's or a reaper's lock if its part of the range is full, which takes some thirty shares in one
+//! process. A program may want any number of holds on exported objects: they have their own part of the range, and a
+//! hold that finds it full is refused, because its memory can be charged twice instead.
 #![allow(unsafe_code)] // mmap, madvise and munmap of mappings of our own.
 
 use super::{file, fork};
@@ -26,15 +26,16 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const PAGE: usize = 4096;
-/// Where locks lie: above every usual mmap_min_addr, below programs that are linked to fixed addresses.
+/// First address of the range for locks: above every usual mmap_min_addr, below programs that are linked to fixed
+/// addresses.
 const LOW: usize = 0x10_0000;
-/// The most locks that others may have too, in one process.
+/// Maximum number of shared locks in one process.
 pub const MOST_SHARED: usize = 400;
-/// Pages for locks of one's own, a few a share, and behind them for shared ones.
+/// Pages for exclusive locks, a few per share, and after them pages for shared locks.
 static OWN: Places = Places::new(0, 112);
 static SHARED: Places = Places::new(112, MOST_SHARED);
 
-/// Some pages of that range.
+/// A part of the range for locks.
 #[derive(Debug)]
 struct Places {
     first: usize,
@@ -43,14 +44,14 @@ struct Places {
     next: AtomicUsize,
 }
 
-/// A shared mapping of the start of a file.
+/// A shared mapping of a part of a file.
 #[derive(Debug)]
 pub struct Mapping {
     at: NonNull<libc::c_void>,
     size: usize,
 }
 
-/// A held lock; dropping it lets it go.
+/// A held lock. Dropping it releases it.
 #[derive(Debug)]
 pub struct PinnedLock {
     _mapping: Mapping,
@@ -66,7 +67,7 @@ impl Mapping {
     /// Maps `size` bytes from `offset` on, whole pages, for reading and writing.
     ///
     /// # Errors
-    /// Those of mmap(2) and madvise(2).
+    /// Errors of mmap(2) and madvise(2).
     pub fn new(file: &OwnedFd, offset: usize, size: usize) -> io::Result<Self> {
         Self::place(file, offset, size, libc::PROT_READ | libc::PROT_WRITE, None)
     }
@@ -74,12 +75,12 @@ impl Mapping {
     /// Maps the first `size` bytes, whole pages, for reading.
     ///
     /// # Errors
-    /// Those of mmap(2) and madvise(2).
+    /// Errors of mmap(2) and madvise(2).
     pub fn read_only(file: &OwnedFd, size: usize) -> io::Result<Self> {
         Self::place(file, 0, size, libc::PROT_READ, None)
     }
 
-    /// Maps a page that only holds the file, anywhere.
+    /// Maps a page at any address, only to keep the file open.
     fn page(file: &OwnedFd) -> io::Result<Self> {
         Self::place(file, 0, PAGE, libc::PROT_NONE, None)
     }
@@ -117,7 +118,7 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Its first byte.
+    /// Returns the address of the first byte.
     #[must_use]
     pub fn start(&self) -> NonNull<libc::c_void> {
         self.at
@@ -133,13 +134,13 @@ impl Places {
         }
     }
 
-    /// Maps a page that only holds the file, below all else; None: all places are taken.
+    /// Maps a page in this range, only to keep the file open. Returns None if the range is full.
     fn map(&self, file: &OwnedFd) -> io::Result<Option<Mapping>> {
         for _ in 0..self.count {
             let place = self.first + self.next.fetch_add(1, Ordering::Relaxed) % self.count;
             let at = LOW + place * PAGE;
             match Mapping::place(file, 0, PAGE, libc::PROT_NONE, Some(at)) {
-                // A kernel before 4.17 takes the address for a hint.
+                // A kernel before 4.17 treats the address as a hint.
                 Ok(mapping) if mapping.at.as_ptr().addr() == at => return Ok(Some(mapping)),
                 Ok(_) => {}
                 Err(error) if error.raw_os_error() == Some(libc::EEXIST) => {}
@@ -159,10 +160,10 @@ impl Drop for Mapping {
 }
 
 impl PinnedLock {
-    /// Takes the lock on the byte of `file` at `offset`; None: another holds it.
+    /// Takes the exclusive lock on the byte at `offset`. Returns None if another process holds a lock there.
     ///
     /// # Errors
-    /// Those of the system calls, another file in its place, and a lock that nobody else sees.
+    /// Errors of the system calls, another file with the same path, and a lock that has no effect.
     pub fn take(known: &file::Known, offset: usize) -> io::Result<Option<Self>> {
         Self::by(file::try_lock, known, offset, |file| match OWN.map(file)? {
             Some(mapping) => Ok(mapping),
@@ -170,10 +171,10 @@ impl PinnedLock {
         })
     }
 
-    /// Takes a lock that others may have too, each of them; None: somebody has it to himself.
+    /// Takes a shared lock. Returns None if another process holds the exclusive lock.
     ///
     /// # Errors
-    /// As for [`PinnedLock::take`], and [`MOST_SHARED`] of them.
+    /// As for [`PinnedLock::take`], and more than [`MOST_SHARED`] locks.
     pub fn share(known: &file::Known, offset: usize) -> io::Result<Option<Self>> {
         Self::by(file::try_share, known, offset, |file| {
             SHARED.map(file)?.ok_or_else(|| io::ErrorKind::StorageFull.into())
@@ -193,7 +194,7 @@ impl PinnedLock {
         }
         let mapping = map(&file)?;
         file.close()?;
-        // Another open file sees the lock, or there is none.
+        // Verify by another open file that the lock has an effect.
         let other = known.open(&no_fork)?;
         let is_locked = file::is_locked(&other, offset);
         other.close()?;

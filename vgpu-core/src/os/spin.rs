@@ -1,11 +1,11 @@
-//! A lock for a few instructions. Not a std lock: a fork child may find those locked, and this one lives in state
-//! that a fork child makes anew.
+//! A lock for a few instructions. Not a std lock: a fork child may find std locks locked, while these are in state that
+//! a fork child creates again.
 //!
-//! How it fails: its holder is not running, because the process was stopped, its container frozen or its CPU quota
-//! used up. So a wait counts only time in which the waiter itself could run, at most [`SLICE`] between two looks;
-//! its holder has had the same chance. A waiter sleeps between looks: a real-time thread that only yields would keep
-//! an ordinary holder from its CPU.
-#![allow(unsafe_code)] // A value that is reached through a lock only.
+//! How it fails: its holder does not run, because the process was stopped, its container frozen or its CPU quota used
+//! up. So a wait includes only time in which the waiter could run, at most [`SLICE`] between two attempts; the holder
+//! could run then too. A waiter sleeps between attempts: a real-time thread that only yields would keep an ordinary
+//! holder off its CPU.
+#![allow(unsafe_code)] // A value that is reached only through a lock.
 
 use std::cell::{Ref, RefCell, RefMut, UnsafeCell};
 use std::marker::PhantomData;
@@ -13,12 +13,12 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// The most that the time between two looks counts.
+/// The largest time between two attempts that is subtracted from a wait.
 const SLICE: Duration = Duration::from_millis(5);
-/// How long a waiter sleeps between two looks, after a few without.
+/// How long a waiter sleeps between two attempts, after a few attempts without sleep.
 const NAP: Duration = Duration::from_micros(50);
 
-/// A wait that counts only time in which the waiter ran.
+/// The remaining time of a wait. It shrinks only by time in which the waiter could run.
 #[derive(Debug)]
 pub struct Patience {
     left: Duration,
@@ -34,7 +34,7 @@ impl Patience {
         }
     }
 
-    /// Sleeps until the next look. Returns false if the limit is reached.
+    /// Sleeps until the next attempt. Returns false if no time is left.
     pub fn nap(&mut self) -> bool {
         if self.left.is_zero() {
             return false;
@@ -51,7 +51,7 @@ impl Patience {
     }
 }
 
-/// A word that one thread at a time holds.
+/// A lock that only one thread can hold.
 #[derive(Debug, Default)]
 pub struct Word(AtomicU32);
 
@@ -68,13 +68,13 @@ impl Word {
             .is_ok()
     }
 
-    /// Waits for at most `limit`; the holder may have been swept away by a longjmp.
+    /// Waits for at most `limit`: the holder may have left by a longjmp.
     #[inline(always)]
     pub fn lock_within(&self, limit: Duration) -> bool {
         self.try_lock() || self.wait(limit)
     }
 
-    /// Waits for as long as `patience` lasts, which others' waits may have used up.
+    /// Waits while `patience` lasts. Earlier waits may have used it up.
     pub fn lock_with(&self, patience: &mut Patience) -> bool {
         loop {
             if self.try_lock() {
@@ -96,7 +96,7 @@ impl Word {
             }
         }
         for _ in 0..16 {
-            // The holder may not be running: let it.
+            // The holder may be waiting for this CPU.
             std::thread::yield_now();
             if self.try_lock() {
                 return true;
@@ -122,7 +122,7 @@ pub struct Spin<T> {
 /// The right to use a [`Spin`]'s value.
 pub struct Held<'a, T>(&'a Spin<T>);
 
-// SAFETY: the value is reached only through `Held`, of which the word admits one at a time.
+// SAFETY: the value is reached only through `Held`, and the word admits only one at a time.
 unsafe impl<T: Send> Sync for Spin<T> {}
 
 impl<T> Spin<T> {
@@ -164,14 +164,14 @@ impl<T> Drop for Held<'_, T> {
     }
 }
 
-/// A value behind a [`Word`] that is held over a call of the driver. The driver may call the program back in such a call (a
-/// profiler's callback, an injected library), and the program may call the driver: then the thread that holds the lock
-/// enters it again, and does not wait for itself.
+/// A value behind a [`Word`] that stays locked during a call of the driver. The driver may call the program back in
+/// such a call (a profiler's callback, an injected library), and the program may call the driver: then the thread that
+/// holds the lock enters it again instead of waiting for itself.
 ///
-/// Only who locks by [`Reentrant::lock_unless_within`] may keep a borrow of the value over a call of the driver.
+/// Only callers of [`Reentrant::lock_unless_within`] may keep a borrow of the value during a call of the driver.
 ///
-/// How it fails: a thread that a signal handler jumps out of while it holds the lock keeps it. Other threads wait for ever, and
-/// this one enters as if it were inside a call of the driver.
+/// How it fails: if a signal handler jumps out of a thread that holds the lock, the lock stays held. Other threads wait
+/// forever, and this one enters as if it were inside a call of the driver.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub struct Reentrant<T> {
@@ -181,7 +181,7 @@ pub struct Reentrant<T> {
     value: RefCell<T>,
 }
 
-/// The right to borrow a [`Reentrant`]'s value, for the thread that has it.
+/// The right to borrow a [`Reentrant`]'s value, for one thread.
 #[must_use]
 pub struct Entered<'a, T> {
     lock: &'a Reentrant<T>,
@@ -209,24 +209,24 @@ impl<T> Reentrant<T> {
         }
     }
 
-    /// None: this thread has it already.
+    /// Returns None if this thread already holds the lock.
     pub fn lock_unless_within(&self) -> Option<Entered<'_, T>> {
         let entered = self.lock();
         (!entered.is_nested).then_some(entered)
     }
 
-    /// None: this thread has it already, or `patience` did not last.
+    /// Returns None if this thread already holds the lock, or `patience` ran out.
     pub fn lock_with(&self, patience: &mut Patience) -> Option<Entered<'_, T>> {
         self.enter(|word| word.lock_with(patience))
             .filter(|entered| !entered.is_nested)
     }
 
-    /// None: another thread held it for all of `limit`.
+    /// Returns None if another thread held the lock for all of `limit`.
     pub fn lock_within(&self, limit: Duration) -> Option<Entered<'_, T>> {
         self.enter(|word| word.lock_within(limit))
     }
 
-    /// None: a thread has it, this one or another.
+    /// Returns None if any thread holds the lock, even this one.
     pub fn try_lock(&self) -> Option<Entered<'_, T>> {
         self.enter(Word::try_lock).filter(|entered| !entered.is_nested)
     }

@@ -1,4 +1,4 @@
-//! One line for the user, on stderr, without the locks of std's streams. A log that is open gets it too.
+//! Writes a line for the user to stderr, without the locks of std's streams, and to an open log.
 #![allow(unsafe_code)] // One call of libc, and the address of a function.
 
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 /// A `fn(&str)` that gets each line as well; null: there is none.
 static ALSO: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Passes each later line to `log` as well. `log` says nothing here.
+/// Passes each later line to `log` as well. `log` must not call [`say`].
 pub fn also(log: fn(&str)) {
     ALSO.store(log as *mut (), Ordering::Release);
 }
 
-/// Writes `vgpu: <line>` as one piece. A closed or full stderr loses it.
+/// Writes `vgpu: <line>` by one write. If stderr is closed or full, the line is lost.
 pub fn say(line: &str) {
     let _kept = super::errno::keep();
     let text = format!("vgpu: {line}\n");

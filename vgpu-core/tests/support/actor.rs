@@ -1,9 +1,9 @@
-//! A client that makes random calls, and the memory that it has.
+//! A client that makes random calls, and the memory that it holds.
 
 use super::caller::Caller;
 use super::{Bench, GRANULE, MIB};
 
-/// What a client holds.
+/// The kinds of things that a client holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Pointer,
@@ -52,9 +52,9 @@ pub(crate) struct Actor {
     slot: u32,
 }
 
-/// What the model says of a call.
+/// The result of a call that the model expects.
 pub(crate) enum Must {
-    /// It fits exactly if so many bytes are free.
+    /// It must fit if this many bytes are free, and only then.
     Take(u64),
     Succeed,
     Anything,
@@ -80,7 +80,7 @@ impl Actor {
         self.held.retain(|(known, _)| *known != slot);
     }
 
-    /// Calls; on success the new thing is held, the old one no more.
+    /// Makes a call. On success the new thing is held, and the old one is not.
     fn act(&mut self, line: &str, made: Option<Kind>, gone: Option<u32>) -> i32 {
         let code = self.caller.call(line);
         if code == 0 {
@@ -96,24 +96,21 @@ impl Actor {
     }
 }
 
-/// How many kinds of calls there are, and how many of them take nothing that is charged after the call.
+/// The number of kinds of calls, and of those whose memory is charged before the call.
 pub(crate) const KINDS: u64 = 34;
 pub(crate) const AHEAD: u64 = 30;
 
-/// One random call of the first `kinds`: what it was, its code, and what it must have done.
+/// Makes a random call of the first `kinds`. Returns the call, its result, and what it must have done.
 pub(crate) fn step(actor: &mut Actor, random: &mut Random, kinds: u64) -> Option<(String, i32, Must)> {
     let (to, size) = (actor.slot, random.size());
     let granules = size.next_multiple_of(GRANULE);
-    let takes = |line: String, kind| Some((line, Some(kind), None, Must::Take(granules)));
+    let makes = |line: String, kind, must| Some((line, Some(kind), None, must));
+    let takes = |line: String, kind| makes(line, kind, Must::Take(granules));
+    let does = |line: String, must| Some((line, None, None, must));
     let gives = |line: String, slot: u32| Some((line, None, Some(slot), Must::Succeed));
     let (line, made, gone, must) = match random.below(kinds) {
         0..=3 if size >= GRANULE => takes(format!("cuMemAlloc_v2 >{to} {size}"), Kind::Pointer),
-        0..=3 => Some((
-            format!("cuMemAlloc_v2 >{to} {size}"),
-            Some(Kind::Pointer),
-            None,
-            Must::Anything,
-        )),
+        0..=3 => makes(format!("cuMemAlloc_v2 >{to} {size}"), Kind::Pointer, Must::Anything),
         4..=6 => {
             let (slot, _) = actor.pick(random, |kind| kind == Kind::Pointer)?;
             gives(format!("cuMemFree_v2 @{slot}"), slot)
@@ -128,36 +125,26 @@ pub(crate) fn step(actor: &mut Actor, random: &mut Random, kinds: u64) -> Option
             let height = random.below(2048);
             let bytes = 4 * width * height.max(1);
             let line = format!("cuArrayCreate_v2 >{to} [{width},{height},0x100000020]");
-            Some((
-                line,
-                Some(Kind::Array),
-                None,
-                Must::Take(bytes.next_multiple_of(GRANULE)),
-            ))
+            makes(line, Kind::Array, Must::Take(bytes.next_multiple_of(GRANULE)))
         }
         10 => {
             let side = 1 + random.below(1024);
             let line = format!("cuMipmappedArrayCreate >{to} [{side},{side},0,0x400000001,0] 4");
-            Some((line, Some(Kind::Mipmapped), None, Must::Anything))
+            makes(line, Kind::Mipmapped, Must::Anything)
         }
         11 => {
             let (slot, kind) = actor.pick(random, |kind| matches!(kind, Kind::Array | Kind::Mipmapped))?;
-            let name = if kind == Kind::Array {
-                "cuArrayDestroy"
-            } else {
-                "cuMipmappedArrayDestroy"
-            };
+            let name = ["cuArrayDestroy", "cuMipmappedArrayDestroy"][usize::from(kind == Kind::Mipmapped)];
             gives(format!("{name} @{slot}"), slot)
         }
         12 | 13 => takes(format!("cuMemCreate >{to} {granules} [1,1,0,0] 0"), Kind::Physical),
-        14 => Some((
+        14 => makes(
             format!("cuMemAddressReserve >{to} {granules} 0 0 0"),
-            Some(Kind::Range(granules)),
-            None,
+            Kind::Range(granules),
             Must::Succeed,
-        )),
+        ),
         15 => {
-            // Mapped at the range's own address, which so becomes the mapping's.
+            // Mapped at the start of the range, whose address is then that of the mapping.
             let (range, kind) = actor.pick(random, |kind| matches!(kind, Kind::Range(_)))?;
             let (physical, _) = actor.pick(random, |kind| kind == Kind::Physical)?;
             let Kind::Range(bytes) = kind else { return None };
@@ -185,58 +172,40 @@ pub(crate) fn step(actor: &mut Actor, random: &mut Random, kinds: u64) -> Option
         18 => {
             let (mapping, _) = actor.pick(random, |kind| matches!(kind, Kind::Mapping(_)))?;
             let line = format!("cuMemRetainAllocationHandle >{to} @{mapping}");
-            Some((line, Some(Kind::Physical), None, Must::Succeed))
+            makes(line, Kind::Physical, Must::Succeed)
         }
-        19 | 20 => Some((
-            format!("cuMemAllocAsync >{to} {size} 0"),
-            Some(Kind::Async),
-            None,
-            Must::Anything,
-        )),
+        19 | 20 => makes(format!("cuMemAllocAsync >{to} {size} 0"), Kind::Async, Must::Anything),
         21 => {
             let (slot, _) = actor.pick(random, |kind| kind == Kind::Async)?;
-            let name = if random.below(2) == 0 {
-                "cuMemFree_v2"
-            } else {
-                "cuMemFreeAsync"
-            };
+            let name = ["cuMemFree_v2", "cuMemFreeAsync"][random.below(2) as usize];
             gives(format!("{name} @{slot} 0"), slot)
         }
         22 => {
             let line = format!("cuMemPoolCreate >{to} [1,1,0,0,0,0,0,0,0,0,0]");
-            Some((line, Some(Kind::Pool), None, Must::Succeed))
+            makes(line, Kind::Pool, Must::Succeed)
         }
         23 => {
             let (pool, _) = actor.pick(random, |kind| kind == Kind::Pool)?;
             let line = format!("cuMemAllocFromPoolAsync >{to} {size} @{pool} 0");
-            Some((line, Some(Kind::Async), None, Must::Anything))
+            makes(line, Kind::Async, Must::Anything)
         }
         24 => {
             let (pool, _) = actor.pick(random, |kind| kind == Kind::Pool)?;
             match random.below(3) {
                 0 => gives(format!("cuMemPoolDestroy @{pool}"), pool),
-                1 => Some((format!("cuMemPoolTrimTo @{pool} {size}"), None, None, Must::Succeed)),
-                _ => Some((
-                    format!("cuMemPoolSetAttribute @{pool} 4 [{size}]"),
-                    None,
-                    None,
-                    Must::Succeed,
-                )),
+                1 => does(format!("cuMemPoolTrimTo @{pool} {size}"), Must::Succeed),
+                _ => does(format!("cuMemPoolSetAttribute @{pool} 4 [{size}]"), Must::Succeed),
             }
         }
-        25 => Some(("cuStreamSynchronize 0".into(), None, None, Must::Succeed)),
+        25 => does("cuStreamSynchronize 0".into(), Must::Succeed),
         26 => return graph(actor, random),
         27 | 28 => {
             let (slot, _) = actor.pick(random, |kind| kind == Kind::Exec)?;
-            let name = if random.below(4) == 0 {
-                "cuGraphUpload"
-            } else {
-                "cuGraphLaunch"
-            };
-            Some((format!("{name} @{slot} 0"), None, None, Must::Anything))
+            let name = ["cuGraphUpload", "cuGraphLaunch"][usize::from(random.below(4) > 0)];
+            does(format!("{name} @{slot} 0"), Must::Anything)
         }
         29 => match random.below(3) {
-            0 => Some(("cuDeviceGraphMemTrim 0".into(), None, None, Must::Succeed)),
+            0 => does("cuDeviceGraphMemTrim 0".into(), Must::Succeed),
             1 => {
                 let (slot, _) = actor.pick(random, |kind| kind == Kind::Exec)?;
                 gives(format!("cuGraphExecDestroy @{slot}"), slot)
@@ -244,20 +213,15 @@ pub(crate) fn step(actor: &mut Actor, random: &mut Random, kinds: u64) -> Option
             _ => {
                 let (graph, _) = actor.pick(random, |kind| kind == Kind::Graph)?;
                 let line = format!("cuGraphInstantiateWithFlags >{to} @{graph} 0");
-                Some((line, Some(Kind::Exec), None, Must::Succeed))
+                makes(line, Kind::Exec, Must::Succeed)
             }
         },
         30 => {
             let line = format!("cuModuleLoadData >{to} \".version\\s8.0\\n\"");
-            Some((line, Some(Kind::Module), None, Must::Take(2 * MIB)))
+            makes(line, Kind::Module, Must::Take(2 * MIB))
         }
         31 => match random.below(4) {
-            0 => Some((
-                format!("cuCtxSetLimit 2 {}", (8 * MIB) + size),
-                None,
-                None,
-                Must::Anything,
-            )),
+            0 => does(format!("cuCtxSetLimit 2 {}", (8 * MIB) + size), Must::Anything),
             _ => {
                 let (slot, _) = actor.pick(random, |kind| kind == Kind::Module)?;
                 gives(format!("cuModuleUnload @{slot}"), slot)
@@ -273,12 +237,7 @@ pub(crate) fn step(actor: &mut Actor, random: &mut Random, kinds: u64) -> Option
                 let code = actor.act(&format!("cuCtxDestroy_v2 @{slot}"), None, Some(slot));
                 return Some((format!("cuCtxDestroy_v2 @{slot}"), code, Must::Succeed));
             }
-            None if random.below(2) == 0 => Some((
-                format!("cuMemHostAlloc >{to} {size} 0"),
-                Some(Kind::Host),
-                None,
-                Must::Succeed,
-            )),
+            None if random.below(2) == 0 => makes(format!("cuMemHostAlloc >{to} {size} 0"), Kind::Host, Must::Succeed),
             None => {
                 let line = format!("cuCtxCreate_v2 >{to} 0 0");
                 let code = actor.act(&line, Some(Kind::Context), None);
@@ -293,7 +252,7 @@ pub(crate) fn step(actor: &mut Actor, random: &mut Random, kinds: u64) -> Option
     Some((line, code, must))
 }
 
-/// A graph with an allocation that it frees, by nodes or by capture.
+/// A graph that allocates and frees, built from nodes or by capture.
 fn graph(actor: &mut Actor, random: &mut Random) -> Option<(String, i32, Must)> {
     let (to, size) = (actor.slot, random.size());
     let lines = if random.below(2) == 0 {

@@ -1,9 +1,9 @@
-//! Clients that each are PID 1 of a PID namespace of their own.
+//! Clients that are each PID 1 of their own PID namespace.
 
 use super::Bench;
 use std::process::Command;
 
-/// A client under the shares of `bench` that will be alone; killed with the unshare that it is a child of.
+/// A client under the shares of `bench` in its own namespace. It is killed together with its parent, unshare.
 pub(crate) fn alone(bench: &Bench, steps: &[&str]) -> Command {
     let inner = bench.client(steps);
     let mut command = Command::new("unshare");
@@ -20,7 +20,8 @@ pub(crate) fn alone(bench: &Bench, steps: &[&str]) -> Command {
     command
 }
 
-/// Whether this machine has such clients; false: the caller ends, and `test` is told as skipped.
+/// Returns false if this machine does not allow such clients. Then `test` is recorded as skipped, and the caller
+/// returns.
 pub(crate) fn is_possible(bench: &Bench, test: &str) -> bool {
     match alone(bench, &["getenv:HOME"]).output() {
         Ok(output) if output.status.success() => true,

@@ -1,4 +1,4 @@
-//! A client that makes single calls, as the test tells it.
+//! A client that makes single calls for a test.
 
 use super::serve::Serving;
 use super::text::number;
@@ -7,7 +7,7 @@ use std::process::Command;
 pub(crate) struct Caller(Serving);
 
 impl Caller {
-    /// One with the environment of that client of steps.
+    /// A caller with the environment of `client`.
     pub(crate) fn like(client: &Command) -> Self {
         let mut command = Command::new(client.get_program());
         command.arg("calls");
@@ -20,7 +20,7 @@ impl Caller {
         Self(Serving::new(command))
     }
 
-    /// What came of a call, as the client prints it.
+    /// The answer to a call, as the client prints it.
     pub(crate) fn say(&mut self, line: &str) -> String {
         self.0.tell(line);
         let answer = self.0.line();
@@ -28,7 +28,7 @@ impl Caller {
         answer
     }
 
-    /// The code of a call.
+    /// The result of a call.
     pub(crate) fn call(&mut self, line: &str) -> i32 {
         self.say(line).parse().unwrap_or_else(|_| panic!("{line}: no code"))
     }
@@ -36,7 +36,13 @@ impl Caller {
     /// A call that must succeed.
     #[track_caller]
     pub(crate) fn ok(&mut self, line: &str) {
-        assert_eq!(self.call(line), 0, "{line}");
+        self.gives(line, 0);
+    }
+
+    /// A call with this result.
+    #[track_caller]
+    pub(crate) fn gives(&mut self, line: &str, code: i32) {
+        assert_eq!(self.call(line), code, "{line}");
     }
 
     pub(crate) fn get(&mut self, slot: u32) -> u64 {
@@ -50,7 +56,7 @@ impl Caller {
         self.ok("cuCtxSetCurrent @9001");
     }
 
-    /// Bytes in use on a GPU, by NVML.
+    /// The bytes in use on a GPU according to NVML.
     pub(crate) fn used(&mut self, gpu: usize) -> u64 {
         number(&self.say(&format!("look {gpu}")), 0)
     }

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 pub(crate) struct Chance(u64);
 
 impl Chance {
-    /// From `seed`, or from VGPU_SEED, or from the clock: then the seed is printed.
+    /// Seeded by `seed`, VGPU_SEED or the clock. In the last case the seed is printed.
     pub(crate) fn new(seed: Option<u64>) -> Self {
         static OF_RUN: OnceLock<u64> = OnceLock::new();
         let of_run = || {
@@ -27,7 +27,7 @@ impl Chance {
         self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
     }
 
-    /// Below `bound`.
+    /// Returns a number below `bound`.
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         (self.next() >> 11) % bound
     }

@@ -1,14 +1,37 @@
 //! Turns a hang into a test failure.
 
+use super::chance::setting;
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+thread_local! {
+    /// This thread has a guard with a limit of its own.
+    static HAS_OWN: Cell<bool> = const { Cell::new(false) };
+}
+
 /// Ends the test program when a test takes longer: a hang is a failure, not an endless run.
-pub(crate) struct HangGuard(Arc<AtomicBool>);
+pub(crate) struct HangGuard {
+    done: Arc<AtomicBool>,
+    is_own: bool,
+}
 
 impl HangGuard {
-    pub(crate) fn new(what: &'static str, limit: Duration) -> Self {
+    /// A guard with its own limit, to be created before the test's benches.
+    pub(crate) fn new(what: &str, limit: Duration) -> Self {
+        HAS_OWN.set(true);
+        Self::begin(what.to_owned(), limit, true)
+    }
+
+    /// The guard of a bench. None: the test has its own.
+    pub(crate) fn of_bench() -> Option<Self> {
+        let test = std::thread::current().name().unwrap_or("a test").to_owned();
+        let limit = Duration::from_secs(600 + setting("VGPU_SECONDS", 0));
+        (!HAS_OWN.get()).then(|| Self::begin(test, limit, false))
+    }
+
+    fn begin(what: String, limit: Duration, is_own: bool) -> Self {
         let done = Arc::new(AtomicBool::new(false));
         let end = Instant::now() + limit;
         let seen = Arc::clone(&done);
@@ -22,17 +45,15 @@ impl HangGuard {
             eprintln!("{what}: still not done after {limit:?}: something hangs");
             std::process::abort();
         });
-        Self(done)
+        Self { done, is_own }
     }
 }
 
 impl Drop for HangGuard {
     fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.done.store(true, Ordering::Relaxed);
+        if self.is_own {
+            HAS_OWN.set(false);
+        }
     }
-}
-
-/// The guard of a test that takes seconds.
-pub(crate) fn guard(what: &'static str) -> HangGuard {
-    HangGuard::new(what, Duration::from_secs(300))
 }

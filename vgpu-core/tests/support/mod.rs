@@ -13,20 +13,22 @@ pub(crate) mod truth;
 pub(crate) mod watched;
 
 use caller::Caller;
+use hang::HangGuard;
 use serve::Serving;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 pub(crate) use text::{lines, number, until};
 use vgpu_abi::arbitration::{Counted, Entry, PAGE, SLOTS, counters, node_page_writes, slot_file_name};
+use vgpu_abi::entitlement::{Holder, entries};
 use vgpu_abi::ledger;
-use vgpu_abi::limits::Limits;
+use vgpu_abi::limits::{ComputePolicy, Limits, Priority};
 use vgpu_abi::paths::{ARBITRATION, LEDGER, LIMITS, NODE_PAGE, PRELOAD_FILE, RUN_DIR_VARIABLE, SHIM_FILE, SHIM_NAMES};
 
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const GIB: u64 = 1 << 30;
 pub(crate) const GRANULE: u64 = 2 << 20;
 
-/// The release artefacts, none of them older than its sources.
+/// The folder of the release artefacts, which must not be older than their sources.
 pub(crate) fn dist() -> PathBuf {
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dist");
     let dist = std::env::var_os("VGPU_DIST").map_or(own, PathBuf::from);
@@ -46,10 +48,11 @@ pub(crate) struct Bench {
     folder: tempfile::TempDir,
     state: PathBuf,
     gpus: Vec<String>,
-    /// What a context takes by its profile, as the plugin would have measured it.
+    /// The size of a context in the profile, as the plugin would have measured it.
     context: u64,
-    /// A profile that clients under the shares ask for.
+    /// A profile for clients under the shares only.
     profile: Option<PathBuf>,
+    _hang_guard: Option<HangGuard>,
 }
 
 impl Bench {
@@ -57,7 +60,7 @@ impl Bench {
         Self::with_profile("")
     }
 
-    /// A bench whose GPUs are what `profile` says.
+    /// A bench with the GPUs of a profile.
     pub(crate) fn with_profile(profile: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         for name in ["state", "run", "lib"] {
@@ -74,8 +77,9 @@ impl Bench {
             gpus: Vec::new(),
             context: context_cost(profile),
             profile: None,
+            _hang_guard: HangGuard::of_bench(),
         };
-        // The state keeps the profile that it was made with.
+        // The state keeps the profile with which it was created.
         let mut first = bench.bare(&["cuinit", "devices"]);
         first.env("SOFT_GPU_PROFILE", bench.folder.path().join("profile"));
         let shown = lines(&first.output().expect("a client"));
@@ -87,7 +91,12 @@ impl Bench {
 
     /// A bench with one share of `memory` bytes on the first GPU.
     pub(crate) fn with_share(memory: u64) -> Self {
-        let bench = Self::new();
+        Self::of_share("", memory)
+    }
+
+    /// The same with the GPUs of a profile.
+    pub(crate) fn of_share(profile: &str, memory: u64) -> Self {
+        let bench = Self::with_profile(profile);
         bench.share("share", 0, 0, memory);
         bench
     }
@@ -102,7 +111,7 @@ impl Bench {
         bench
     }
 
-    /// The same shares on GPUs of the same UUIDs, whose driver fails so.
+    /// The same shares on GPUs with the same UUIDs, whose driver has these faults.
     pub(crate) fn with_faults(mut self, faults: &str) -> Self {
         let profile = self.folder.path().join("profile");
         std::fs::write(&profile, faults).expect("a profile");
@@ -136,6 +145,13 @@ impl Bench {
         self.put(&self.limits(share, order, gpu, memory));
     }
 
+    /// One share of `memory` bytes on the first GPU, whose limits `change` changes.
+    pub(crate) fn share_with(&self, memory: u64, change: impl FnOnce(&mut Limits)) {
+        let mut limits = self.limits("share", 0, 0, memory);
+        change(&mut limits);
+        self.put(&limits);
+    }
+
     pub(crate) fn put(&self, limits: &Limits) {
         let directory = self.directory(&limits.share);
         std::fs::create_dir_all(&directory).expect("a folder");
@@ -143,7 +159,7 @@ impl Bench {
         std::fs::write(directory.join(LEDGER), ledger::image(limits)).expect("a ledger");
     }
 
-    /// Makes the pages by which the shares of the first GPU arbitrate its time, with what each slot is entitled to.
+    /// Creates the pages with which the shares of the first GPU arbitrate its time, with an entry for each slot.
     pub(crate) fn pages(&self, entries: &[Entry; SLOTS]) {
         self.pages_on(0, entries);
     }
@@ -162,7 +178,7 @@ impl Bench {
         std::fs::write(folder.join(NODE_PAGE), page).expect("a page");
     }
 
-    /// Returns what the page of a slot has counted.
+    /// Returns the counters in the page of a slot.
     pub(crate) fn counted(&self, slot: u8) -> Counted {
         self.counted_on(0, slot)
     }
@@ -173,7 +189,7 @@ impl Bench {
         counters(&page).expect("a whole page")
     }
 
-    /// The folder of the first GPU's pages.
+    /// The folder with the first GPU's pages.
     pub(crate) fn arbitration(&self) -> PathBuf {
         self.arbitration_on(0)
     }
@@ -182,7 +198,7 @@ impl Bench {
         self.folder.path().join("run").join(ARBITRATION).join(&self.gpus[gpu])
     }
 
-    /// Takes turns on the pages of another bench, whose GPU this is on.
+    /// Uses the arbitration pages of another bench, whose GPU this one uses.
     pub(crate) fn arbitrates_with(&self, other: &Self) {
         let own = self.folder.path().join("run").join(ARBITRATION);
         let pages = other.folder.path().join("run").join(ARBITRATION);
@@ -191,6 +207,33 @@ impl Bench {
 
     pub(crate) fn ledger(&self, share: &str) -> PathBuf {
         self.directory(share).join(LEDGER)
+    }
+
+    /// The ledger of `share`, to be damaged.
+    pub(crate) fn open_ledger(&self, share: &str) -> std::fs::File {
+        let mut options = std::fs::OpenOptions::new();
+        options
+            .read(true)
+            .write(true)
+            .open(self.ledger(share))
+            .expect("a ledger")
+    }
+
+    /// Gives the share of [`Self::with_share`] this percentage of the GPU's time.
+    pub(crate) fn limit_time(&self, cores: u32) {
+        let holder = Holder {
+            slot: 0,
+            cores,
+            compute_policy: ComputePolicy::Guaranteed,
+            priority: Priority::Low,
+            generation: 1,
+            ignored: false,
+        };
+        self.pages(&entries(&[holder]));
+        self.share_with(GIB, |limits| {
+            (limits.cores, limits.slot) = (cores, Some(0));
+            limits.compute_policy = ComputePolicy::Guaranteed;
+        });
     }
 
     /// The software GPU's shared file.
@@ -203,7 +246,7 @@ impl Bench {
         ledger::read(&bytes).expect("a sound ledger")
     }
 
-    /// A client under the shares.
+    /// A client under the shares. Each of `steps` may be several, separated by spaces.
     pub(crate) fn client(&self, steps: &[&str]) -> Command {
         let mut command = client(steps);
         command
@@ -225,7 +268,7 @@ impl Bench {
         command
     }
 
-    /// A client under the shares that did `steps` and serves.
+    /// A client under the shares that has done `steps` and serves.
     #[track_caller]
     pub(crate) fn serving(&self, steps: &[&str]) -> Serving {
         let mut client = Serving::new(self.client(&[steps, &["serve"]].concat()));
@@ -233,7 +276,7 @@ impl Bench {
         client
     }
 
-    /// A client is killed while it holds `bytes`. Nobody has looked for the dead since.
+    /// Lets a client be killed while it holds `bytes`. Nobody looks for the dead afterwards.
     #[track_caller]
     pub(crate) fn death_with(&self, bytes: &str) {
         let allocation = format!("alloc:{bytes}");
@@ -241,24 +284,24 @@ impl Bench {
         assert_eq!(lines(&output), ["init 0", "alloc 0"]);
     }
 
-    /// A client that is told its calls one by one, under the shares or on the bare GPU.
+    /// A client that makes single calls, under the shares or on the bare GPU.
     pub(crate) fn caller(&self, limited: bool) -> Caller {
         Caller::like(&if limited { self.client(&[]) } else { self.bare(&[]) })
     }
 
-    /// Runs a client to its end; its lines.
+    /// Runs a client to its end. Returns its lines.
     pub(crate) fn run(&self, steps: &[&str]) -> Vec<String> {
         let output = self.client(steps).output().expect("a client");
         assert!(output.status.success(), "{steps:?}: {output:?}");
         lines(&output)
     }
 
-    /// Bytes free for a new client.
+    /// Returns the bytes free for a new client.
     pub(crate) fn free(&self) -> u64 {
         number(&self.run(&["init", "info"])[1], 2)
     }
 
-    /// Runs a client that must be refused: its one line on stderr.
+    /// Runs a client that must be refused. Returns its only line on stderr.
     pub(crate) fn refusal(&self) -> String {
         let output = self.client(&["cuinit", "cuinit", "memory"]).output().expect("a client");
         assert_eq!(lines(&output), ["cuinit 800", "cuinit 800", "memory 4"], "{output:?}");
@@ -268,7 +311,7 @@ impl Bench {
     }
 }
 
-/// The key of a profile, in MiB.
+/// Returns the size of a context in a profile, which is in MiB.
 fn context_cost(profile: &str) -> u64 {
     let mut lines = profile.lines().filter_map(|line| line.strip_prefix("context_cost = "));
     let text = lines.next().map(|size| size.trim_end_matches("MiB"));
@@ -278,7 +321,7 @@ fn context_cost(profile: &str) -> u64 {
 fn client(steps: &[&str]) -> Command {
     let mut command = Command::new(vgpu_built_from::program("gpu-client"));
     command
-        .args(steps)
+        .args(steps.iter().flat_map(|steps| steps.split(' ')))
         .env_remove("LD_PRELOAD")
         .env_remove("CUDA_VISIBLE_DEVICES");
     command

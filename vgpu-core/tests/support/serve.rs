@@ -1,10 +1,10 @@
-//! Clients that make one step at a time, as the test tells them.
+//! Clients that do one step at a time for a test.
 
 use super::text::number;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 
-/// A client that goes on as it is told, by its step `serve` or `wait`; killed when dropped.
+/// A client whose step `serve` or `wait` waits for the test. It is killed when this is dropped.
 pub(crate) struct Serving {
     child: Child,
     lines: BufReader<ChildStdout>,
@@ -21,23 +21,23 @@ impl Serving {
         Self { child, lines }
     }
 
-    /// One whose stderr is kept for `said`.
+    /// A client whose stderr is kept for [`Self::said`].
     pub(crate) fn heard(mut command: Command) -> Self {
         command.stderr(Stdio::piped());
         Self::new(command)
     }
 
-    /// The next line that it prints; empty: it ended.
+    /// Returns the next line that it prints, or an empty one if it has ended.
     pub(crate) fn line(&mut self) -> String {
         let mut line = String::new();
         self.lines.read_line(&mut line).expect("a line");
         line.trim().into()
     }
 
-    /// Its next lines say that it did these steps, each with the answer 0.
+    /// Checks that its next lines report these steps with the result 0.
     #[track_caller]
     pub(crate) fn did(&mut self, steps: &[&str]) {
-        for step in steps {
+        for step in steps.iter().flat_map(|steps| steps.split(' ')) {
             assert_eq!(self.line(), format!("{} 0", name(step)), "{steps:?}");
         }
     }
@@ -47,7 +47,7 @@ impl Serving {
         writeln!(stdin, "{line}").expect("it reads");
     }
 
-    /// Has it do a step: its line without the step's name.
+    /// Lets it do a step. Returns its line without the step's name.
     pub(crate) fn ask(&mut self, step: &str) -> String {
         self.tell(step);
         let line = self.line();
@@ -55,12 +55,12 @@ impl Serving {
         answer.unwrap_or_else(|| panic!("{step}: {line:?}")).trim().into()
     }
 
-    /// Lets it go on from its step `wait`.
+    /// Ends its step `wait`.
     pub(crate) fn go_on(&mut self) {
         self.tell("on");
     }
 
-    /// Bytes that it sees free.
+    /// Returns the bytes that it sees free.
     pub(crate) fn free(&mut self) -> u64 {
         number(&self.ask("info"), 1)
     }
@@ -76,7 +76,7 @@ impl Serving {
         assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
     }
 
-    /// SIGSTOP, and the wait until its last thread stands still.
+    /// Sends SIGSTOP and waits until all threads are stopped.
     #[allow(unsafe_code)]
     pub(crate) fn stop(&self) {
         self.signal(libc::SIGSTOP);
@@ -86,17 +86,17 @@ impl Serving {
         assert!(stopped == pid && libc::WIFSTOPPED(status), "{status:#x}");
     }
 
-    /// SIGKILL, and the wait for its end.
+    /// Kills it and waits for its end.
     pub(crate) fn kill(self) {
         drop(self);
     }
 
-    /// Closes its stdin: how it ends.
+    /// Closes its stdin and returns how it ends.
     pub(crate) fn end(mut self) -> ExitStatus {
         self.child.wait().expect("it ends")
     }
 
-    /// Closes its stdin: what one that is `heard` said on stderr until its end, which is a good one.
+    /// Closes its stdin and returns what it has printed on stderr. It must have been `heard`, and must succeed.
     pub(crate) fn said(mut self) -> String {
         drop(self.child.stdin.take());
         let mut said = String::new();
@@ -115,7 +115,7 @@ impl Drop for Serving {
     }
 }
 
-/// A step without its value.
+/// The name of a step, without its value.
 fn name(step: &str) -> &str {
     step.split(':').next().unwrap_or_default()
 }

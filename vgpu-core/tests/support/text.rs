@@ -1,4 +1,4 @@
-//! Parses the output of clients, and waits for a condition.
+//! Parses the output of clients, and waits for conditions.
 
 use std::process::Output;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ pub(crate) fn number(line: &str, index: usize) -> u64 {
         .unwrap_or_else(|_| panic!("word {index} of {line:?} is no number"))
 }
 
-/// Looks again until `done`, for a minute at most.
+/// Waits until `done`, for a minute at most.
 #[track_caller]
 pub(crate) fn until(mut done: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(60);

@@ -13,20 +13,20 @@ use std::process::{Child, Command, Stdio};
 pub(crate) struct Traced {
     child: Child,
     text: Vec<Range<u64>>,
-    /// Where the call of the library returns to.
+    /// The address to which the library's call returns.
     end: u64,
     outside: Option<Breakpoint>,
 }
 
 struct Breakpoint {
     at: u64,
-    /// The word that was there.
+    /// The word that the trap replaced.
     word: c_long,
-    /// The stack's end when it is the right return.
+    /// The stack pointer by which the right return is recognised.
     stack: u64,
 }
 
-/// What a traced client came to.
+/// The state of a traced client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum At {
     Instruction,
@@ -57,13 +57,13 @@ impl Traced {
         Ok(traced)
     }
 
-    /// Lets it run to its step `here`.
+    /// Runs it to its step `here`.
     pub(crate) fn run_to_here(&mut self) {
         self.request(libc::PTRACE_CONT, 0, 0);
         assert_eq!(self.wait(), libc::SIGTRAP, "a step `here`");
     }
 
-    /// Lets it run into the library's function `symbol`.
+    /// Runs it into the library's function `symbol`.
     pub(crate) fn run_into(&mut self, library: &Path, symbol: &str) {
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.pid())).expect("maps");
         let mut base = None;
@@ -89,7 +89,7 @@ impl Traced {
         self.end = self.peek(registers.rsp);
     }
 
-    /// On to the next stop.
+    /// Goes on to the next stop.
     pub(crate) fn advance(&mut self) -> At {
         if self.outside.is_none() {
             self.request(libc::PTRACE_SINGLESTEP, 0, 0);
@@ -130,7 +130,7 @@ impl Traced {
             if registers.rsp == stack {
                 return if at == self.end { At::End } else { At::Instruction };
             }
-            // The same place, deeper in the stack: another call's.
+            // The same address deeper in the stack: the return of another call.
             self.request(libc::PTRACE_SINGLESTEP, 0, 0);
             assert_eq!(self.wait(), libc::SIGTRAP);
             let word = self.plant(at);
@@ -138,7 +138,7 @@ impl Traced {
         }
     }
 
-    /// SIGKILL, and the wait for its end.
+    /// Kills it and waits for its end.
     pub(crate) fn kill(mut self) {
         self.child.kill().expect("it lives");
         self.child.wait().expect("it ends");
@@ -187,7 +187,7 @@ impl Traced {
         self.request(libc::PTRACE_PEEKDATA, at, 0) as u64
     }
 
-    /// Puts a trap at `at`; the word that was there.
+    /// Puts a trap at `at`. Returns the replaced word.
     fn plant(&self, at: u64) -> c_long {
         let word = self.peek(at);
         self.request(libc::PTRACE_POKEDATA, at, word & !0xff | 0xcc);
@@ -202,7 +202,7 @@ impl Drop for Traced {
     }
 }
 
-/// Where `symbol` lies in the library.
+/// Returns the offset of `symbol` in the library.
 fn offset(library: &Path, symbol: &str) -> u64 {
     let path = CString::new(library.as_os_str().as_encoded_bytes()).expect("a path");
     let name = CString::new(symbol).expect("a name");

@@ -11,7 +11,7 @@ pub(crate) struct Truth {
 }
 
 impl Truth {
-    /// To be made while nobody uses the GPU.
+    /// To be created while nobody uses the GPU.
     pub(crate) fn new(bench: &Bench) -> Self {
         let client = Serving::new(bench.bare(&["serve"]));
         let mut truth = Self { client, idle: 0 };
@@ -19,7 +19,7 @@ impl Truth {
         truth
     }
 
-    /// Bytes in use.
+    /// Returns the bytes in use.
     pub(crate) fn used(&mut self) -> u64 {
         // result, count, then UUID, total and used of each GPU
         number(&self.client.ask("memory"), 4) - self.idle

@@ -2,7 +2,6 @@
 //! the release of dead processes' memory.
 
 use crate::support::alone::{alone, is_possible};
-use crate::support::hang::guard;
 use crate::support::serve::Serving;
 use crate::support::truth::Truth;
 use crate::support::{Bench, GIB, MIB, number, until};
@@ -10,7 +9,6 @@ use std::time::Duration;
 
 #[test]
 fn a_process_whose_first_thread_ended_lives() {
-    let _guard = guard("a process without its first thread");
     let bench = Bench::with_share(20 * GIB);
     let mut client = bench.serving(&["init", "alloc:5GiB", "leave"]);
     assert_eq!(bench.free(), 15 * GIB, "it is not taken for dead");
@@ -23,7 +21,6 @@ fn a_process_whose_first_thread_ended_lives() {
 
 #[test]
 fn a_stopped_process_is_not_dead() {
-    let _guard = guard("a stopped process");
     let bench = Bench::with_share(20 * GIB);
     let mut client = bench.serving(&["init", "alloc:5GiB"]);
     client.stop();
@@ -40,7 +37,6 @@ fn a_stopped_process_is_not_dead() {
 
 #[test]
 fn stopped_in_the_middle_of_a_storm_neighbours_go_on() {
-    let _guard = guard("processes stopped anywhere");
     let bench = Bench::with_share(GIB);
     let mut truth = Truth::new(&bench);
     let mut neighbour = bench.serving(&["init"]);
@@ -68,7 +64,6 @@ fn stopped_in_the_middle_of_a_storm_neighbours_go_on() {
 
 #[test]
 fn a_long_stop_of_a_process_at_work_loses_no_charge() {
-    let _guard = guard("a long stop");
     let bench = Bench::with_share(8 * GIB);
     let storm = || {
         let steps = ["listen", "init", "mixed:0", "freekept", "info", "serve"];
@@ -78,7 +73,7 @@ fn a_long_stop_of_a_process_at_work_loses_no_charge() {
     for storm in &mut storms {
         assert_eq!([storm.line(), storm.line()], ["listen 0", "init 0"]);
     }
-    // Longer than a thread waits for another's lane.
+    // Longer than a thread waits for another thread's lane.
     storms.iter().for_each(|storm| storm.signal(libc::SIGSTOP));
     std::thread::sleep(Duration::from_millis(2500));
     storms.iter().for_each(|storm| storm.signal(libc::SIGCONT));
@@ -90,7 +85,7 @@ fn a_long_stop_of_a_process_at_work_loses_no_charge() {
         assert!(storm.line().starts_with("info 0 "));
     }
     // On a busy machine a thread may stay in a call for longer than a measurement waits. Too much is charged then until
-    // a later call can be measured (docs/charging.md), as the making and the end of a context are.
+    // a later call is measured (docs/charging.md), such as the creation and the end of a context.
     until(|| {
         for storm in &mut storms {
             assert_eq!([storm.ask("ctx"), storm.ask("ctxdestroy:0")], ["0", "0"]);
@@ -104,7 +99,6 @@ fn a_long_stop_of_a_process_at_work_loses_no_charge() {
 
 #[test]
 fn two_processes_with_the_same_pid_are_two() {
-    let _guard = guard("PID namespaces");
     let bench = Bench::with_share(20 * GIB);
     if !is_possible(&bench, "two_processes_with_the_same_pid_are_two") {
         return;
@@ -124,7 +118,7 @@ fn two_processes_with_the_same_pid_are_two() {
         .map(|process| process.pid)
         .collect();
     assert_eq!(pids, [1, 1]);
-    // Its death, by its unshare's.
+    // It dies with its parent, unshare.
     drop(first);
     until(|| second.ask("alloc:15GiB") == "0");
     // A third PID 1, after a PID 1 that died.
@@ -137,7 +131,6 @@ fn two_processes_with_the_same_pid_are_two() {
 
 #[test]
 fn whoever_needs_it_gives_back_what_the_dead_held() {
-    let _guard = guard("giving back");
     let bench = Bench::with_share(20 * GIB);
     let mut waiting = bench.serving(&["init"]);
     let leave = || {

@@ -1,5 +1,5 @@
-//! Whatever a program does to itself and its children, the account stays right: nothing hangs, the living keep their
-//! memory, and memory of the dead is free for the next process that needs or lists it.
+//! The account stays right whatever a program does to itself and its children: nothing hangs, the living keep their
+//! memory, and the memory of the dead is free for the next process that needs it or reads the figures.
 //!
 //! ```text
 //! forks.rs      fork, clone, exec: children, orphans, sleepers

@@ -1,7 +1,6 @@
 //! Programs that close or forbid what the library needs: the library itself, descriptors, address space, system calls.
-//! A start without them is refused, and a running process keeps its account.
+//! A process that starts without them is refused, and a running one keeps its account.
 
-use crate::support::hang::guard;
 use crate::support::serve::Serving;
 use crate::support::truth::Truth;
 use crate::support::{Bench, GIB, lines, number};
@@ -9,7 +8,6 @@ use std::time::Duration;
 
 #[test]
 fn the_library_cannot_be_unloaded() {
-    let _guard = guard("dlclose");
     let bench = Bench::with_share(20 * GIB);
     let mut client = bench.serving(&["init", "alloc:5GiB"]);
     assert_eq!(client.ask("dlclose"), "0");
@@ -23,7 +21,6 @@ fn the_library_cannot_be_unloaded() {
 
 #[test]
 fn descriptors_closed_or_covered_are_none_of_ours() {
-    let _guard = guard("descriptors");
     let bench = Bench::with_share(20 * GIB);
     for how in ["closefrom", "cover"] {
         let mut client = bench.serving(&["init", "alloc:5GiB"]);
@@ -38,10 +35,9 @@ fn descriptors_closed_or_covered_are_none_of_ours() {
 
 #[test]
 fn a_program_that_closes_descriptors_all_the_time_is_not_taken_for_dead() {
-    let _guard = guard("closing");
     let bench = Bench::with_share(GIB);
     let mut truth = Truth::new(&bench);
-    // No contexts meanwhile: the software GPU's NVML, by which they are measured, does not survive this.
+    // No contexts are created meanwhile, because the software GPU's NVML, which measures them, does not survive this.
     let steps = ["listen", "init", "closing", "plain:0", "info", "serve"];
     let mut clients: Vec<Serving> = (0..3).map(|_| Serving::new(bench.client(&steps))).collect();
     for client in &mut clients {
@@ -66,7 +62,6 @@ fn a_program_that_closes_descriptors_all_the_time_is_not_taken_for_dead() {
 
 #[test]
 fn without_descriptors_a_start_is_refused_and_a_running_program_goes_on() {
-    let _guard = guard("no descriptors");
     let bench = Bench::with_share(20 * GIB);
     let output = bench
         .client(&["open:cuda", "fill:0", "cuinit"])
@@ -79,14 +74,14 @@ fn without_descriptors_a_start_is_refused_and_a_running_program_goes_on() {
         said.contains("Too many open files") && said.lines().count() == 1,
         "{said}"
     );
-    // As many as docs/charging.md says are enough.
+    // The number that docs/charging.md calls enough.
     let starts = |left: u32| {
         let mut client = bench.client(&["open:cuda", &format!("fill:{left}"), "init", "alloc:2MiB"]);
         let shown = lines(&client.output().expect("a client"));
         shown.get(3).is_some_and(|line| line == "alloc 0")
     };
     assert!(!starts(2) && starts(4));
-    // One that runs keeps its account; it cannot look for the dead, others do.
+    // A running one keeps its account. It cannot look for the dead, but others do.
     let mut client = bench.serving(&["init", "alloc:5GiB"]);
     client.ask("fill:0");
     bench.death_with("15GiB");
@@ -98,7 +93,7 @@ fn without_descriptors_a_start_is_refused_and_a_running_program_goes_on() {
     assert_eq!(bench.free(), 15 * GIB, "the next start tells");
     assert_eq!(client.ask("alloc:10GiB"), "0");
     assert_eq!(client.ask("free:0"), "0");
-    // With one descriptor left it can.
+    // With one free descriptor it can.
     drop(client);
     let mut client = bench.serving(&["init", "alloc:5GiB"]);
     client.ask("fill:1");
@@ -108,7 +103,6 @@ fn without_descriptors_a_start_is_refused_and_a_running_program_goes_on() {
 
 #[test]
 fn without_address_space_a_start_is_refused_and_nothing_is_lost() {
-    let _guard = guard("no address space");
     let bench = Bench::with_share(20 * GIB);
     let mut refused = 0;
     for more in ["0", "64KiB", "256KiB", "1MiB", "4MiB", "64MiB", "1GiB"] {
@@ -121,7 +115,7 @@ fn without_address_space_a_start_is_refused_and_nothing_is_lost() {
         match lines(&output).get(2).map(String::as_str) {
             Some("cuinit 0") => assert!(said.is_empty(), "{more}: {said}"),
             Some(_) => refused += 1,
-            // The program or the driver itself may not be able to say anything without memory.
+            // Without memory, the program or the driver may be unable to print anything.
             None => assert!(!output.status.success(), "{more}: {output:?}"),
         }
         assert_eq!(bench.free(), 20 * GIB, "{more}");
@@ -131,14 +125,13 @@ fn without_address_space_a_start_is_refused_and_nothing_is_lost() {
 
 #[test]
 fn system_calls_that_a_filter_denies_refuse_or_do_without() {
-    let _guard = guard("seccomp");
     let bench = Bench::with_share(20 * GIB);
     let denied = [
         ("sched_yield,clock_nanosleep,getrandom,rt_sigprocmask", "0"),
         ("statx", "0"),
         ("madvise", "800"),
         ("fcntl", "800"),
-        // It succeeds, and has no effect: two processes would have one lane.
+        // The lock succeeds without effect, so two processes would have one lane.
         ("fcntl=0", "800"),
         ("pread64", "800"),
     ];
@@ -157,18 +150,10 @@ fn system_calls_that_a_filter_denies_refuse_or_do_without() {
         let said = String::from_utf8(output.stderr).expect("text");
         assert_eq!(said.lines().count(), usize::from(answer != "0"), "{calls}: {said}");
     }
-    // A program that confines itself after its start.
+    // A program that restricts itself after its start.
     for (calls, _) in denied {
         let deny = format!("deny:{calls}");
-        let shown = bench.run(&[
-            "init",
-            "alloc:5GiB",
-            &deny,
-            "alloc:20GiB",
-            "alloc:1GiB",
-            "free:0",
-            "info",
-        ]);
+        let shown = bench.run(&["init alloc:5GiB", &deny, "alloc:20GiB alloc:1GiB free:0 info"]);
         let first = shown[3..6].to_vec();
         assert_eq!(first, ["alloc 2", "alloc 0", "free 0"], "{calls}");
         assert_eq!(number(&shown[6], 2), 19 * GIB, "{calls}");

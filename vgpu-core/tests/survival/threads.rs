@@ -1,14 +1,12 @@
-//! Lanes, of which a process claims one for each thread that contends with another: they are released, and no more are
-//! claimed than exist.
+//! A process claims a lane for each thread that contends with another one. Lanes are released, and no more are claimed
+//! than exist.
 
-use crate::support::hang::guard;
 use crate::support::{Bench, GIB, MIB};
-use vgpu_abi::ledger::{LANES, share_mark};
+use vgpu_abi::ledger::{LANES, share_checksum};
 use vgpu_core::ledger::{OpenError, Share};
 
 #[test]
 fn threads_come_and_go_without_using_lanes_up() {
-    let _guard = guard("threads that end");
     let bench = Bench::with_share(8 * GIB);
     let mut client = bench.serving(&["init"]);
     assert_eq!(client.ask("churn:600"), "0", "8 GiB are enough for 32 at a time");
@@ -21,10 +19,9 @@ fn threads_come_and_go_without_using_lanes_up() {
 
 #[test]
 fn a_cancelled_thread_ends_after_its_call() {
-    let _guard = guard("a cancelled thread");
     let bench = Bench::with_share(GIB);
     let mut client = bench.serving(&["init", "alloc:512MiB"]);
-    // A neighbour's death makes the refusal look for the dead, with system calls.
+    // Because a neighbour has died, the refused call looks for the dead, with system calls.
     bench.death_with("256MiB");
     assert_eq!(client.ask("cancel:1GiB"), "2");
     assert_eq!(client.ask("cancel:512MiB"), "0");
@@ -36,12 +33,11 @@ fn a_cancelled_thread_ends_after_its_call() {
 
 #[test]
 fn when_no_lane_is_free_the_next_process_is_refused_until_one_ends() {
-    let _guard = guard("a crowd");
     let bench = Bench::with_share(GIB);
     let limits = bench.limits("share", 0, 0, GIB);
     let open = || {
-        let mark = share_mark(&limits.share, &limits.gpu);
-        Share::open(&bench.ledger("share"), mark, GIB)
+        let checksum = share_checksum(&limits.share, &limits.gpu);
+        Share::open(&bench.ledger("share"), checksum, GIB)
     };
     let most = LANES - 1;
     let mut crowd: Vec<Share> = (0..most).map(|_| open().expect("a lane")).collect();
@@ -52,7 +48,7 @@ fn when_no_lane_is_free_the_next_process_is_refused_until_one_ends() {
     assert!(refused.to_string().contains("1014 processes"), "{refused}");
     let said = bench.refusal();
     assert!(said.contains("every lane is taken"), "{said}");
-    // One goes, with what it held.
+    // One process ends with what it held.
     drop(crowd.pop());
     let new = open().expect("the lane of the one that went");
     assert_eq!(new.charged(), (most as u64 - 1) * MIB);

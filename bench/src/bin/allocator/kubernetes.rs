@@ -1,4 +1,4 @@
-//! Measures Kubernetes' own allocator on the same cluster: e2e/kubernetes-go, which takes its own time.
+//! Measures Kubernetes' own allocator on the same cluster, by e2e/kubernetes-go, which measures its own time.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -17,11 +17,11 @@ const ROUNDS: usize = 51;
 pub(crate) struct Answer {
     pub(crate) median: Duration,
     pub(crate) p99: Duration,
-    /// On how many nodes the claim fits.
+    /// The number of nodes on which the claim fits.
     pub(crate) fit: u64,
 }
 
-/// `live` is what is in use, `number` which claim is asked for.
+/// Asks the program to allocate claim `number` while the allocations `live` exist.
 pub(crate) fn ask(program: &Path, nodes: usize, live: &[Allocation], number: usize) -> Answer {
     let (shares, amounts) = in_use(live);
     let question = json!({
@@ -63,7 +63,7 @@ pub(crate) fn ask(program: &Path, nodes: usize, live: &[Allocation], number: usi
     }
 }
 
-/// Every share, and what the shares of each device consume together.
+/// All shares in use, and the total consumption of each device.
 fn in_use(live: &[Allocation]) -> (Vec<String>, BTreeMap<String, BTreeMap<String, Quantity>>) {
     let mut shares = Vec::new();
     let mut amounts: BTreeMap<String, BTreeMap<String, Quantity>> = BTreeMap::new();

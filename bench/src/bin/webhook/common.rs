@@ -6,7 +6,7 @@ use anyhow::Result;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
-/// Prints the times by which half of them, and 99 of 100, had ended.
+/// Prints p50 and p99 of the times.
 pub(crate) fn percentiles(name: &str, times: &mut [Duration]) {
     times.sort_unstable();
     for (percent, of) in [("p50", 50), ("p99", 99)] {
@@ -14,12 +14,12 @@ pub(crate) fn percentiles(name: &str, times: &mut [Duration]) {
     }
 }
 
-/// The limits of a container that asks as for HAMi.
+/// The limits of a container that requests a GPU as for HAMi.
 pub(crate) fn asking(mebibytes: u32) -> Value {
     json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": mebibytes, "nvidia.com/gpucores": 5})
 }
 
-/// A pod that no node takes.
+/// A pod that fits on no node.
 pub(crate) fn waiting_pod(name: &str, limits: &Value) -> Result<Pod> {
     let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {
         "nodeSelector": {"vgpu-bench/none": "none"},

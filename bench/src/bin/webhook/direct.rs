@@ -1,4 +1,4 @@
-//! Reviews that are sent to one replica over TLS, as fast as it answers.
+//! Sends reviews to one replica over TLS, as fast as it answers.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use crate::common::{asking, percentiles, waiting_pod};
 
 const WEBHOOK: &str = "pods.translate.dra.vgpu";
-/// As many as an API server has at work at a time when pods come in a burst.
+/// Concurrent reviews, as many as an API server sends in a burst of pods.
 const CONNECTIONS: usize = 8;
 const TIME: Duration = Duration::from_secs(10);
 
@@ -68,13 +68,13 @@ async fn webhook(client: &kube::Client) -> Result<(MutatingWebhook, ServiceRefer
     Ok((ours, service.context("the webhook has no Service")?))
 }
 
-/// The review of a pod as the API server sends it, with its defaults.
+/// A pod's review as the API server sends it, with defaults.
 async fn review(client: &kube::Client) -> Result<String> {
     let dry = PostParams {
         dry_run: true,
         ..PostParams::default()
     };
-    // A namespace without the label: it comes back as it was asked for.
+    // This namespace is not labelled for translation, so the pod returns unchanged.
     let pods = Api::<Pod>::namespaced(client.clone(), "default");
     let pod = pods.create(&dry, &waiting_pod("direct", &asking(3000))?).await?;
     let review = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
@@ -85,7 +85,7 @@ async fn review(client: &kube::Client) -> Result<String> {
     Ok(review.to_string())
 }
 
-/// How one replica is reached, with the name and the certificates that the API server uses.
+/// A connection to one replica, with the name and the certificates that the API server uses.
 async fn replica(client: &kube::Client, webhook: &MutatingWebhook, service: &ServiceReference) -> Result<kube::Config> {
     let slices = Api::<EndpointSlice>::namespaced(client.clone(), &service.namespace);
     let of_service = ListParams::default().labels(&format!("kubernetes.io/service-name={}", service.name));
@@ -111,7 +111,7 @@ async fn replica(client: &kube::Client, webhook: &MutatingWebhook, service: &Ser
     Ok(config)
 }
 
-/// kube takes certificates as DER, one each.
+/// kube takes each certificate as DER.
 fn certificates(pem: &[u8]) -> Result<Vec<Vec<u8>>> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     Ok(found?.into_iter().map(|one| one.to_vec()).collect())

@@ -1,9 +1,9 @@
-//! How long the translating webhook takes, as the API server sees it: pods are created at a fixed rate, as dry runs, in
-//! turns one that is translated and one that is not. Then how many reviews one replica answers when it is asked directly,
-//! and how soon a translated pod has its template.
+//! Measures the translating webhook as the API server sees it: creates pods at a fixed rate, as dry runs, alternately
+//! with and without translation. Then measures how many reviews one replica answers when asked directly, and how soon
+//! a translated pod has its template.
 //!
-//! Runs inside the cluster's namespaces, as root, with KUBECONFIG set: `bench-webhook --namespace LABELLED
-//! [--rate 50] [--seconds 20]`. Prints one figure a line: `<name> <unit> <value>`.
+//! Runs inside the cluster's namespaces, as root, with KUBECONFIG set: `bench-webhook --namespace LABELLED [--rate 50]
+//! [--seconds 20]`. Prints one figure per line: `<name> <unit> <value>`.
 #![forbid(unsafe_code)]
 
 mod common;
@@ -27,14 +27,14 @@ struct Flags {
     /// A namespace whose pods are translated.
     #[arg(long)]
     namespace: String,
-    /// Pods a second.
+    /// Pods per second.
     #[arg(long, default_value_t = 50)]
     rate: u32,
     #[arg(long, default_value_t = 20)]
     seconds: u32,
 }
 
-/// The API server's histogram of this, with the webhook's name in a label.
+/// The API server's histogram of webhook durations, labelled with the webhook's name.
 const HISTOGRAM: &str = "apiserver_admission_webhook_admission_duration_seconds";
 
 #[tokio::main(flavor = "current_thread")]
@@ -92,7 +92,7 @@ fn rise(before: &BTreeMap<String, f64>, after: &BTreeMap<String, f64>, bucket: &
     of(after) - of(before)
 }
 
-/// The counts of the histogram by their buckets' bounds, of our webhook's calls.
+/// Our webhook's calls in the histogram, by the bounds of the buckets.
 async fn histogram(client: &kube::Client) -> Result<BTreeMap<String, f64>> {
     let request = http::Request::get("/metrics").body(Vec::new())?;
     let text = client.request_text(request).await.context("the API server's metrics")?;

@@ -1,4 +1,4 @@
-//! How soon a translated pod has its template.
+//! Measures how soon a translated pod has its template.
 
 use std::pin::pin;
 
@@ -13,8 +13,8 @@ use crate::common::{asking, percentiles, waiting_pod};
 
 const PODS: u32 = 50;
 
-/// From the answer to the pod's creation to the watch that shows its template. Each pod asks for other memory, so each
-/// needs a template of its own.
+/// Measures from the answer to the pod's creation until a watch shows its template. Each pod requests a different
+/// amount of memory, so each needs its own template.
 pub(crate) async fn delays(client: &kube::Client, namespace: &str) -> Result<()> {
     let pods = Api::<Pod>::namespaced(client.clone(), namespace);
     let templates = Api::<ResourceClaimTemplate>::namespaced(client.clone(), namespace);

@@ -35,26 +35,11 @@ spec:
         resources: [{{ $resource }}]
         operations: [CREATE, UPDATE]
   matchConditions:
-    # Objects from before this policy must stay deletable: removing a finalizer is an update.
+    # Objects created before this policy must stay deletable: removing a finalizer is an update.
     - name: spec-is-new
       expression: request.operation == 'CREATE' || object.spec != oldObject.spec
   variables:
-    # A variable must not be an optional: in another expression it would read as empty, and every check would pass.
-    - name: devices
-      expression: object.{{ $spec }}.?devices.orValue({})
-    # null without requests: the API's field has no omitempty.
-    - name: allRequests
-      expression: "variables.devices.?requests.orValue(null) == null ? [] : variables.devices.requests"
-    - name: asks
-      expression: >-
-        variables.allRequests.transformList(i, r,
-          has(r.exactly)
-          ? [{'at': dyn('{{ $spec }}.devices.requests[' + string(i) + '].exactly'), 'request': dyn([string(r.name)]), 'ask': dyn(r.exactly),
-              'coreless': dyn(quantity(string(r.exactly.?capacity.requests.cores.orValue('0'))).compareTo(quantity('0')) == 0)}]
-          : r.?firstAvailable.orValue([]).transformList(j, s,
-              {'at': dyn('{{ $spec }}.devices.requests[' + string(i) + '].firstAvailable[' + string(j) + ']'),
-               'request': dyn([string(r.name), string(r.name) + '/' + string(s.name)]), 'ask': dyn(s),
-               'coreless': dyn(quantity(string(s.?capacity.requests.cores.orValue('0'))).compareTo(quantity('0')) == 0)}))
+    {{- include "vgpu.asks" $spec | nindent 4 }}
     - name: fractions
       expression: {{ toJson $fractions | replace "\"" "'" | quote }}
     - name: fixed
@@ -63,12 +48,12 @@ spec:
     - name: foreign
       expression: {{ toJson $foreign | replace "\"" "'" | quote }}
     {{- end }}
-    # The values that claims of the chart's own classes may have: the class's value, and tighter ones.
+    # The values that claims may have with the chart's own classes: the class's value, and stricter ones.
     - name: bounds
       expression: >-
         {{ include "vgpu.bounds" $root | nindent 8 | trim }}
 
-    # Capacity requests. A quantity arrives here as Kubernetes writes it: 1000m as 1, 0.5Gi as 512Mi.
+    # Capacity requests. Quantities are already in Kubernetes' form: 1 for 1000m, 512Mi for 0.5Gi.
     - name: capacity
       expression: >-
         variables.asks.map(r, r.map(a, a.ask.?capacity.requests.orValue({}).transformList(key, value,
@@ -99,7 +84,7 @@ spec:
               : '')
           : a.at + '.capacity.requests[' + key + ']: no GPU has this capacity; use memory and cores')))
 
-    # Administrative access is only for monitor devices: on a shared GPU it would be a share that is not counted.
+    # Administrative access is only for monitor devices: on a shared GPU it would be an uncounted share.
     - name: access
       expression: >-
         variables.asks.map(r, r.map(a,
@@ -123,8 +108,8 @@ spec:
     {{- include "vgpu.configVariables" (list "variables.devices" (printf "%s.devices" $spec)) | nindent 4 }}
 
     # Compares configs with the requests to which they apply, for the classes that the chart knows. Each config is read
-    # once, and only one with a value that matters is compared with its requests: 32 configs for 256 alternatives must
-    # stay within the cost limit.
+    # once, and only configs with a restricted value are compared with their requests: 32 configs for 256 alternatives
+    # must stay within the cost limit.
     - name: claims
       expression: >-
         variables.configs.filter(c, type(c.p) == map).map(c, {
@@ -173,11 +158,89 @@ spec:
     - expression: variables.contradictions.all(c, c.all(r, r.all(m, m == '')))
       messageExpression: string(variables.contradictions.map(c, c.map(r, r.filter(m, m != '')).filter(r, r.size() > 0)).filter(c, c.size() > 0)[0][0][0])
 ---
-{{ include "vgpu.binding" (list $root $name) }}
+{{ include "vgpu.binding" (list $root $name "Deny") }}
+{{- end -}}
+
+{{/* Variables `devices` and `asks` of a policy for the kind whose ResourceClaimSpec is at this path. */}}
+{{- define "vgpu.asks" -}}
+# A variable must not be an optional: in another expression it would be empty, and every check would pass.
+- name: devices
+  expression: object.{{ . }}.?devices.orValue({})
+# null without requests: the API's field has no omitempty.
+- name: allRequests
+  expression: "variables.devices.?requests.orValue(null) == null ? [] : variables.devices.requests"
+- name: asks
+  expression: >-
+    variables.allRequests.transformList(i, r,
+      has(r.exactly)
+      ? [{'at': dyn('{{ . }}.devices.requests[' + string(i) + '].exactly'), 'request': dyn([string(r.name)]), 'ask': dyn(r.exactly),
+          'coreless': dyn(quantity(string(r.exactly.?capacity.requests.cores.orValue('0'))).compareTo(quantity('0')) == 0)}]
+      : r.?firstAvailable.orValue([]).transformList(j, s,
+          {'at': dyn('{{ . }}.devices.requests[' + string(i) + '].firstAvailable[' + string(j) + ']'),
+           'request': dyn([string(r.name), string(r.name) + '/' + string(s.name)]), 'ask': dyn(s),
+           'coreless': dyn(quantity(string(s.?capacity.requests.cores.orValue('0'))).compareTo(quantity('0')) == 0)}))
 {{- end -}}
 
 {{/*
-Variables `configs` and `fields` of a policy: the VgpuConfigs of an object, and what is wrong with each by itself.
+Warnings about one kind: what is accepted and probably means something else. Arguments as for vgpu.claimsPolicy.
+*/}}
+{{- define "vgpu.claimsWarnings" -}}
+{{- $root := index . 0 }}
+{{- $resource := index . 2 }}
+{{- $spec := index . 3 }}
+{{- $name := printf "%s-%s-warnings" (include "vgpu.name" $root) $resource -}}
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata:
+  name: {{ $name }}
+  labels: {{- include "vgpu.labels" $root | nindent 4 }}
+spec:
+  # It only warns, so its failure must not refuse claims.
+  failurePolicy: Ignore
+  matchConstraints:
+    resourceRules:
+      - apiGroups: [resource.k8s.io]
+        apiVersions: [v1]
+        resources: [{{ $resource }}]
+        operations: [CREATE]
+  matchConditions:
+    # Claims that Kubernetes creates from a template, and the templates of translated pods, have no reader.
+    - name: by-a-user
+      expression: "!has(object.metadata.ownerReferences) && object.metadata.?labels[?'dra.vgpu/translated'].orValue('') == ''"
+  variables:
+    {{- include "vgpu.asks" $spec | nindent 4 }}
+    - name: isExclusive
+      expression: >-
+        variables.devices.?config.orValue([]).exists(c, c.?opaque.driver.orValue('') == 'dra.vgpu'
+        && type(c.opaque.parameters) == map && c.opaque.parameters.?sharing.orValue('') == 'Exclusive')
+    - name: memoryless
+      expression: >-
+        variables.isExclusive ? [] : variables.asks.map(r, r.filter(a, a.ask.deviceClassName == 'vgpu'
+        && !('memory' in a.ask.?capacity.?requests.orValue({}))).map(a, a.at)).filter(r, r.size() > 0)
+    - name: decimal
+      expression: >-
+        variables.asks.map(r, r.filter(a, a.ask.deviceClassName in {{ include "vgpu.celTexts" (prepend $root.Values.admission.derivedClasses "vgpu") }}
+        && string(a.ask.?capacity.?requests[?'memory'].orValue('')).matches('^[0-9]+[MGT]$')).map(a,
+        {'at': string(a.at), 'value': string(a.ask.capacity.requests['memory'])})).filter(r, r.size() > 0)
+  validations:
+    {{- with ((index $root.Values.deviceClasses "vgpu").config).sharing | default "Shared" | eq "Shared" }}
+    - expression: variables.memoryless.size() == 0
+      messageExpression: >-
+        variables.memoryless[0][0] + '.capacity.requests[memory]: is missing, so the share takes all memory of a GPU and none else fits beside it; write for example memory: 20Gi, or use class gpu if a whole GPU is meant'
+    {{- end }}
+    - expression: variables.decimal.size() == 0
+      messageExpression: >-
+        variables.decimal[0][0].at + '.capacity.requests[memory]: ' + variables.decimal[0][0].value + ' is '
+        + (variables.decimal[0][0].value.endsWith('M')
+        ? '%.1fMi'.format([quantity(variables.decimal[0][0].value).asApproximateFloat() / 1048576.0])
+        : '%.1fGi'.format([quantity(variables.decimal[0][0].value).asApproximateFloat() / 1073741824.0]))
+        + '; write ' + variables.decimal[0][0].value + 'i if that is meant'
+---
+{{ include "vgpu.binding" (list $root $name "Warn") }}
+{{- end -}}
+
+{{/*
+Variables `configs` and `fields` of a policy: the VgpuConfigs of an object, and the mistakes in each of them.
 Arguments: (list holder path); `holder` is CEL for the object with the list `config`, `path` is its path in messages.
 */}}
 {{- define "vgpu.configVariables" -}}
@@ -254,7 +317,7 @@ spec:
   validations:
     {{- include "vgpu.configValidation" . | nindent 4 }}
 ---
-{{ include "vgpu.binding" (list . $name) }}
+{{ include "vgpu.binding" (list . $name "Deny") }}
 {{- end -}}
 
 {{- define "vgpu.configValidation" -}}
@@ -262,6 +325,7 @@ spec:
   messageExpression: variables.fields.map(c, c.filter(m, m != '')).filter(c, c.size() > 0)[0][0]
 {{- end -}}
 
+{{/* vgpu.binding (list $ name "Deny") */}}
 {{- define "vgpu.binding" -}}
 {{- $root := index . 0 }}
 {{- $name := index . 1 -}}
@@ -272,20 +336,20 @@ metadata:
   labels: {{- include "vgpu.labels" $root | nindent 4 }}
 spec:
   policyName: {{ $name }}
-  validationActions: [Deny]
+  validationActions: [{{ index . 2 }}]
 {{- end -}}
 
 {{/*
-CEL for a text of the user, quoted as driver/api does it: a message of more than 5 KiB or of two lines would be dropped,
-and the user would see the expression.
+CEL for a user's text, quoted as in driver/api: the API server drops a message of more than 5 KiB or of two lines, and the
+user would see the expression instead.
 */}}
 {{- define "vgpu.quoted" -}}
 strings.quote({{ . }}.size() > 64 ? {{ . }}.substring(0, 64) + '...' : {{ . }})
 {{- end -}}
 
 {{/*
-CEL: true if a text that is a quantity is a whole number. isInteger alone says no to 100Ti, and to 1.5Gi. Of n digits after
-the point a binary unit makes a whole number if 5 to the n divides them.
+CEL: true if a quantity's text is a whole number. isInteger alone rejects 100Ti and 1.5Gi. With a binary unit, a number with n
+digits after the point is whole if 5 to the power of n divides these digits.
 */}}
 {{- define "vgpu.isWhole" -}}
 (quantity({{ . }}).isInteger() || {{ . }}.matches('^[+]?[0-9]+([kMGTPE]|[KMGTPE]i)?$')
@@ -294,14 +358,14 @@ the point a binary unit makes a whole number if 5 to the n divides them.
 % [1, 5, 25, 125, 625, 3125, 15625, 78125, 390625, 1953125][{{ . }}.size() - {{ . }}.indexOf('.') - 3] == 0)
 {{- end -}}
 
-{{/* CEL for a field's name behind its object's path. */}}
+{{/* CEL for a field's name after its object's path. */}}
 {{- define "vgpu.field" -}}
 ({{ . }}.matches('^[A-Za-z0-9_./-]{1,64}$') ? '.' + {{ . }} : '[' + {{ include "vgpu.quoted" . }} + ']')
 {{- end -}}
 
 {{/*
-A CEL map: class -> field -> the values that a claim may have, from the configs of the chart's classes. The order from
-tight to loose is that of driver/api's config/merge.rs.
+A CEL map: class -> field -> values that a claim may have, from the configs of the chart's classes. The order from strict to
+loose is the same as in driver/api's config/merge.rs.
 */}}
 {{- define "vgpu.bounds" -}}
 {{- $classes := list }}

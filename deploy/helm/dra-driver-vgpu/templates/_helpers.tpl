@@ -45,15 +45,20 @@ imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- if ne .Values.allocator "scheduler" }}controller{{ end -}}
 {{- end -}}
 
-{{/* The dialects whose pods are translated, with commas; empty for none. `helm upgrade --reuse-values` brings the values
-of the old chart, which may not have `translate`. */}}
+{{/* The dialects whose pods are translated, separated by commas; empty for none. With `helm upgrade --reuse-values` the
+values come from the old chart, which may not have `translate`. */}}
 {{- define "vgpu.dialects" -}}
 {{- (.Values.translate).dialects | default list | join "," -}}
 {{- end -}}
 
-{{/* Not empty if replicas of the controller elect a leader. */}}
+{{/* Not empty if the controller does what pods wait for, so that it needs a standby. */}}
+{{- define "vgpu.standby" -}}
+{{- if or (include "vgpu.controllerMode" .) (include "vgpu.dialects" .) (.Values.quota).enabled }}standby{{ end -}}
+{{- end -}}
+
+{{/* Not empty if replicas of the controller elect a leader: one writes the VgpuUsages, too. */}}
 {{- define "vgpu.elects" -}}
-{{- if or (include "vgpu.controllerMode" .) (include "vgpu.dialects" .) (.Values.quota).enabled }}elects{{ end -}}
+{{- if or (include "vgpu.standby" .) (.Values.usage).enabled }}elects{{ end -}}
 {{- end -}}
 
 {{/* The Service, the Secret and the MutatingWebhookConfiguration. */}}
@@ -67,12 +72,12 @@ of the old chart, which may not have `translate`. */}}
 {{- end -}}
 
 {{/* CEL: the containers of a pod, init containers too. A pod without spec.containers, or with null there, has none: the API
-server says what is wrong with it. */}}
+server itself refuses it. */}}
 {{- define "vgpu.celContainers" -}}
 ((object.spec.?containers.orValue(null) == null ? [] : object.spec.containers) + object.spec.?initContainers.orValue([]))
 {{- end -}}
 
-{{/* The resources by which a container asks, by dialect, with the names that the cluster chose for them, as JSON. */}}
+{{/* The resource names of each dialect, including the names that the cluster chose, as JSON. */}}
 {{- define "vgpu.asked" -}}
 {{- $all := dict
   "hami" (list "nvidia.com/gpu" "nvidia.com/gpumem" "nvidia.com/gpumem-percentage" "nvidia.com/gpucores")
@@ -91,7 +96,7 @@ server says what is wrong with it. */}}
 {{- $named | toJson -}}
 {{- end -}}
 
-{{/* KAI's annotations of a pod, as JSON. A pod asks by any but the last. */}}
+{{/* KAI's annotations of a pod, as JSON. Each of them except the last is a request for a GPU. */}}
 {{- define "vgpu.askedAnnotations" -}}
 {{- list "gpu-fraction" "gpu-memory" "gpu-fraction-num-devices" "gpu-fraction-container-name" | toJson -}}
 {{- end -}}

@@ -1,11 +1,11 @@
-{{/* Refuses what quotas cannot do without. */}}
+{{/* Fails if something that quotas need is missing. */}}
 {{- define "vgpu.quotaNeeds" -}}
 {{- if semverCompare "<1.36-0" .Capabilities.KubeVersion.Version }}
 {{- fail "quota.enabled needs MutatingAdmissionPolicy of admissionregistration.k8s.io/v1, which Kubernetes serves from 1.36 on; on 1.34 and 1.35 it is a beta that is off, so set quota.enabled=false there (docs/quotas.md)" }}
 {{- end }}
 {{- end -}}
 
-{{/* The extended resources that give our GPUs, as a list in CEL, but for those that every class has by its own name. */}}
+{{/* The extended resources that give our GPUs, as a list in CEL, without the names that every class has by default. */}}
 {{- define "vgpu.quotaExtended" -}}
 {{- $names := list -}}
 {{- range $class, $values := .Values.deviceClasses -}}
@@ -16,15 +16,15 @@
 {{- include "vgpu.celTexts" (concat $names ((.Values.quota).extendedResources | default list)) -}}
 {{- end -}}
 
-{{/* The namespaces of a policy: those with a quota. The label is known to an API server before it answers; a kind of ours
-would be known half a minute after it started, and until then a policy with it refuses every pod of the cluster. */}}
+{{/* Selects the namespaces with a quota, by label. An API server knows labels before it answers requests, but our own kinds
+only half a minute after its start, and until then a policy that uses one would refuse every pod of the cluster. */}}
 {{- define "vgpu.quotaNamespaces" -}}
 namespaceSelector:
   matchExpressions:
     - {key: dra.vgpu/quota, operator: Exists}
 {{- end -}}
 
-{{/* Of a pod that is created, and its namespace. */}}
+{{/* Variables of a pod that is created, and of its namespace. */}}
 {{- define "vgpu.quotaPodVariables" -}}
 - name: containers
   expression: >-
@@ -44,8 +44,7 @@ namespaceSelector:
   expression: "namespaceObject.metadata.?labels[?'dra.vgpu/quota'].orValue('') == 'OverBudget'"
 {{- end -}}
 
-{{/* What a quota says, given where it says so: `at`, and the expression that reads it: `from`. The rules of vgpu_quota's
-Spec. */}}
+{{/* The rules of a quota's spec, as in vgpu_quota's Spec. `at` is its path in messages, and `from` the expression that reads it. */}}
 {{- define "vgpu.quotaSpecVariables" -}}
 - name: spec
   expression: {{ .from }}
@@ -119,34 +118,7 @@ Spec. */}}
   messageExpression: "'{{ .at }}.budget.whenSpent: ' + {{ include "vgpu.quoted" "variables.when" }} + ' is none of Yield, Hold'"
 {{- end -}}
 
-{{/* The schema of a quota's spec. Unknown fields are kept, so that the policy can refuse them by name: the API server would
-drop them without a word. */}}
-{{- define "vgpu.quotaSpecSchema" -}}
-description: How much of the GPUs the namespace may hold at a time, and how many GPU hours it may use
-type: object
-x-kubernetes-preserve-unknown-fields: true
-properties:
-  hard:
-    description: Ceilings of all shares of the namespace together. What is not named has none.
-    type: object
-    x-kubernetes-preserve-unknown-fields: true
-    properties:
-      memory: {description: Device memory, x-kubernetes-int-or-string: true}
-      cores: {description: Percent of a GPU's time, x-kubernetes-int-or-string: true}
-      gpus: {description: "GPUs: of each share the larger of its parts of memory and time", x-kubernetes-int-or-string: true}
-      shares: {description: Number of shares, x-kubernetes-int-or-string: true}
-  budget:
-    description: GPU hours that the namespace may use in each period. Without it there is no limit.
-    type: object
-    x-kubernetes-preserve-unknown-fields: true
-    properties:
-      gpuHours: {description: GPU hours of each period, x-kubernetes-int-or-string: true}
-      every: {description: "Length of a period in minutes, hours or days, as 7d; the first begins with the quota", type: string}
-      whenSpent: {description: "Yield: new pods come after those in budget. Hold: they wait for the reset", type: string}
-  backfill: {description: Younger pods that fit may go before an older one that does not, type: boolean}
-{{- end -}}
-
-{{/* Whether an update takes the gate off. */}}
+{{/* True if an update removes the gate. */}}
 {{- define "vgpu.quotaOpens" -}}
 oldObject.spec.?schedulingGates.orValue([]).exists(g, g.name == 'dra.vgpu/quota') && !object.spec.?schedulingGates.orValue([]).exists(g, g.name == 'dra.vgpu/quota')
 {{- end -}}

@@ -41,7 +41,7 @@ impl Index {
         self.allocate_where(claims, policy, &mut |_| true, cache, share_id)
     }
 
-    /// As [`Self::allocate`], on a node for which `allowed` returns true. It is called at most once for a node, and
+    /// Like [`Self::allocate`], on a node for which `allowed` returns true. It is called at most once for a node, and
     /// only for nodes that are tried.
     ///
     /// # Errors
@@ -57,7 +57,7 @@ impl Index {
         self.allocate_within(claims, policy, allowed, &mut Budget::default(), cache, share_id)
     }
 
-    /// As [`Self::allocate_where`], with a budget for all nodes together.
+    /// Like [`Self::allocate_where`], with a budget for all nodes together.
     ///
     /// # Errors
     /// A mistake in the claims, with which no answer would be right on any node; or [`AllocateError::Exhausted`] if the
@@ -101,7 +101,7 @@ impl Index {
     }
 
     /// Returns true if the first request could have a device that is not in the free index. A device on which a
-    /// selector fails might be one.
+    /// selector fails is included.
     fn could_be_astray(&self, claims: &[&ResourceClaim], cache: &mut SelectorCache<'_>) -> bool {
         self.free_index.strays().any(|device| {
             first_asks(claims).any(|ask| {
@@ -247,7 +247,7 @@ fn keep_on(error: AllocateError, unanswered: &mut Option<AllocateError>) -> Resu
     Ok(())
 }
 
-/// Returns true if a device matches all selectors. A selector that fails counts as `doubtful`.
+/// Returns true if a device matches all selectors, and `doubtful` if one of them fails.
 fn all_match<'a>(
     selectors: impl IntoIterator<Item = &'a Selector>,
     device: &Candidate,

@@ -17,8 +17,8 @@ pub struct Free {
     /// Free memory on devices of which another capacity is used up, cores for example: only a request that needs none
     /// of that can have it.
     pub stranded_memory: i64,
-    /// Free cores on devices of which another capacity is used up. Memory counts as used up if less is left than any
-    /// request can ask for.
+    /// Free cores on devices of which another capacity is used up. Memory is considered used up if less is left than
+    /// any request can ask for.
     pub stranded_cores: i64,
 }
 
@@ -62,7 +62,7 @@ impl Free {
         }
     }
 
-    /// Instead of one part another. Wrapping, so that whatever came in can go out again.
+    /// Replaces one part by another. Wrapping, so that every part that was added can be removed again.
     pub(super) fn replace(&mut self, old: Self, new: Self) {
         let replace = |sum: &mut i64, old: i64, new: i64| *sum = sum.wrapping_sub(old).wrapping_add(new);
         replace(&mut self.memory_of_unused, old.memory_of_unused, new.memory_of_unused);
@@ -103,8 +103,8 @@ mod tests {
     use crate::features::Features;
     use serde_json::json;
 
-    /// The part of a GPU of 80 bytes, of which requests take 8 at least, 100 cores and 2 shares, with these shares of
-    /// it.
+    /// Returns the part of a GPU with 80 bytes (requests take at least 8), 100 cores and 2 shares, after these shares
+    /// of it were taken.
     fn part(shares: &[(u32, u32)]) -> Free {
         let device: Device = serde_json::from_value(json!({"name": "d", "capacity": {
             "memory": {"value": "80", "requestPolicy": {"validRange": {"min": "8"}}},

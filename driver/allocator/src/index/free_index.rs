@@ -23,7 +23,7 @@ pub(super) struct Spot {
     serial: u64,
 }
 
-/// What the first request takes of a device at least.
+/// The least amounts that the first request takes of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Wanted {
     memory: i128,

@@ -74,7 +74,7 @@ impl Rankings {
         self.shapes.push(shape);
     }
 
-    /// Something about the node has changed.
+    /// Marks the node as stale, because something about it has changed.
     pub(super) fn touch(&mut self, node: &str) {
         for shape in &mut self.shapes {
             if let Stale::Nodes(nodes) = &mut shape.stale
@@ -93,7 +93,7 @@ impl Rankings {
 }
 
 impl Shape {
-    /// What is to be ranked again; it counts as done.
+    /// Returns the nodes to rank again, which are no longer stale from now on.
     pub(super) fn take_stale(&mut self) -> Stale {
         let stale = std::mem::replace(&mut self.stale, Stale::Nodes(HashSet::new()));
         if matches!(stale, Stale::All) {
@@ -103,7 +103,7 @@ impl Shape {
         stale
     }
 
-    /// A ranking has ended half way: these are stale still.
+    /// Makes these nodes stale again after a ranking that ended half way.
     pub(super) fn leave(&mut self, nodes: &[Arc<str>]) {
         self.stale = Stale::Nodes(nodes.iter().cloned().collect());
     }

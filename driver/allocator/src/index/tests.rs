@@ -41,7 +41,7 @@ fn node(index: usize) -> Node {
     read(json!({"metadata": {"name": format!("n{index}")}}))
 }
 
-/// With `first` a list whose first alternative asks for that much memory.
+/// `first`: memory of an alternative that is tried before the one with `memory`; `None` for an exact request.
 fn claim(name: usize, first: Option<u8>, memory: u8, cores: u8, count: u8, model: u8) -> ResourceClaim {
     let selectors = match model {
         0 | 1 => json!([{"cel": {"expression": format!("device.attributes[\"drv\"].model == {model}")}}]),
@@ -83,7 +83,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         6 => (prop::option::of(1..9u8), 1..8u8, 0..6u8, 1..3u8, 0..4u8, 0..6usize)
             .prop_map(|(first, memory, cores, count, model, policy)| Step::Allocate { first, memory, cores, count, model, policy }),
-        // Alike, so that what is kept of the last one counts.
+        // Equal claims, so that the stored comparison with the last one is used.
         4 => (0..6usize).prop_map(|policy| Step::Allocate { first: None, memory: 2, cores: 1, count: 1, model: 2, policy }),
         3 => (0..20usize).prop_map(Step::Release),
         1 => (0..4usize, prop::collection::vec(1..12u8, 0..4)).prop_map(|(node, sizes)| Step::Republish(node, sizes)),
@@ -95,7 +95,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// No device gives more than it has.
+/// Returns true if no device gives more than it has.
 fn is_sound(index: &Index) -> bool {
     index.inventory.all().all(|slice| {
         slice.spec.devices.iter().all(|device| {
@@ -106,7 +106,7 @@ fn is_sound(index: &Index) -> bool {
     })
 }
 
-/// The sums of what is free are those of a look at every device.
+/// Returns true if the sums of free capacity equal those that a look at every device gives.
 fn adds_up(index: &Index) -> bool {
     let mut sum = Free::default();
     for slice in index.inventory.all().filter(|slice| slice.spec.node_name.is_some()) {
@@ -129,7 +129,7 @@ fn cases() -> u32 {
 proptest! {
     #![proptest_config(ProptestConfig { cases: cases(), ..ProptestConfig::default() })]
 
-    /// Whatever happens, the free index, and what is kept of earlier comparisons, agree with a comparison of every
+    /// Whatever happens, the free index and stored comparisons agree with a comparison of every
     /// node, and nothing is given twice.
     #[test]
     fn the_index_agrees_with_a_look_at_everything(steps in prop::collection::vec(step(), 1..40)) {
@@ -274,7 +274,7 @@ fn a_node_is_answered_for_and_what_changes_nothing_is_no_news() {
     assert_eq!(index.version(), version, "all of it was known, or holds nothing");
 
     let large = claim(2, None, 4, 0, 1, 2);
-    let Ok(Some(Answer::Not(why))) = index.answer(&[&large], "n0", &mut cache) else {
+    let Ok(Some(Answer::Not(why))) = index.answer(&[&large], "n0", 30_000, &mut cache) else {
         panic!("4 of 2 are free");
     };
     let said: Vec<_> = why.reasons.iter().map(|reason| reason.message.as_str()).collect();
@@ -286,10 +286,10 @@ fn a_node_is_answered_for_and_what_changes_nothing_is_no_news() {
     assert_eq!(why.reasons[1].shortages[0].total, "8".parse().unwrap());
     let small = claim(2, None, 2, 0, 1, 2);
     assert!(matches!(
-        index.answer(&[&small], "n0", &mut cache),
+        index.answer(&[&small], "n0", 30_000, &mut cache),
         Ok(Some(Answer::Fits(_)))
     ));
-    assert_eq!(index.answer(&[&small], "n1", &mut cache), Ok(None));
+    assert_eq!(index.answer(&[&small], "n1", 30_000, &mut cache), Ok(None));
     index.remove_claim("c1");
     assert!(index.version() > version);
 }
@@ -367,7 +367,7 @@ fn a_search_without_end_costs_the_same_on_any_number_of_nodes() {
         assert!(budget.spent() <= 100_000, "{policy:?}");
         assert!(asked > 10, "{policy:?}: a node takes a part: {asked}");
     }
-    let Ok(Some(Answer::Not(why))) = index.answer(&[&claim], "n0", &mut cache) else {
+    let Ok(Some(Answer::Not(why))) = index.answer(&[&claim], "n0", 30_000, &mut cache) else {
         panic!("an answer says that there is none");
     };
     assert!(

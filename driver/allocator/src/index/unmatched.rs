@@ -10,20 +10,20 @@ use crate::plan::Classes;
 use crate::pools::Candidate;
 use crate::selectors::SelectorCache;
 
-/// A request with a selector that no device of its class matches. No time and no pod that ends will help it.
+/// A request with a selector that no device of its class matches. Waiting does not help it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unmatched {
     /// The claim's place among those that were asked about.
     pub claim: usize,
-    /// Without the alternatives: of a list with several, the selector of the last one is shown.
+    /// The request without its alternatives. Of several alternatives, the selector of the last one is shown.
     pub request: String,
     pub class: String,
     /// The place of the selector in its list, and its text for a message.
     pub index: usize,
     pub selector: String,
-    /// Why it cannot be evaluated, where that is what is wrong.
+    /// Why it cannot be evaluated, if that is the fault.
     pub error: Option<String>,
-    /// The domain of which the selector reads attributes, where the devices have none in it; and their driver.
+    /// The domain of which the selector reads attributes, if the devices have none in it; and their driver.
     pub domain: Option<(String, String)>,
 }
 

@@ -24,7 +24,7 @@ struct Raw {
 }
 
 impl<'de> Deserialize<'de> for Attribute {
-    /// Of several values, which the API server refuses, lists come first and then int, bool, string, version.
+    /// If there are several values, which the API server refuses, lists go first, then int, bool, string, version.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let raw = Raw::deserialize(deserializer)?;
         let value = None

@@ -57,7 +57,7 @@ pub struct Request {
     pub first_available: Vec<Alternative>,
 }
 
-/// What is asked for: `exactly`, and what an alternative holds besides its name.
+/// What is asked for: `exactly`, or an alternative without its name.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Exactly {
     pub class: String,
@@ -92,7 +92,7 @@ pub struct CapacityRequirements {
     pub requests: LiteMap<String, Quantity>,
 }
 
-/// Both `None` is a kind of constraint that this version does not know.
+/// If both are `None`, the kind of constraint is not known to this version.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Constraint {

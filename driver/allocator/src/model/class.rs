@@ -1,19 +1,23 @@
 //! DeviceClasses.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use serde::Deserialize;
+use vgpu_api::{DRIVER_NAME, class, device_type};
+use vgpu_cel::{Attribute, Device};
+use vgpu_quantity::Quantity;
 
 use super::parts::{RequestedConfig, Selector};
 use super::{Metadata, fitted};
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(from = "Read")]
 pub struct DeviceClass {
-    #[serde(default)]
     pub metadata: Metadata,
-    #[serde(default)]
     pub spec: ClassSpec,
     /// Why it cannot be decoded, set by the caller: what it selects is unknown, and a claim that names it is a mistake.
-    #[serde(skip)]
     pub unreadable: Option<String>,
+    selected: Selected,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -25,4 +29,290 @@ pub struct ClassSpec {
     pub config: Vec<RequestedConfig>,
     /// The resource that containers may name in place of a claim. Allocation is done on the claim that stands for it.
     pub extended_resource_name: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Read {
+    metadata: Metadata,
+    spec: ClassSpec,
+}
+
+impl From<Read> for DeviceClass {
+    fn from(Read { metadata, spec }: Read) -> Self {
+        Self {
+            selected: Selected::by(&spec.selectors),
+            metadata,
+            spec,
+            unreadable: None,
+        }
+    }
+}
+
+/// The devices that a class selects, as far as driver and type decide.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Selected {
+    /// Devices of our driver, by [`TYPES`].
+    ours: [bool; 3],
+    /// Devices of any other driver.
+    others: bool,
+}
+
+const TYPES: [&str; 3] = [device_type::GPU, device_type::SLOT, device_type::MONITOR];
+
+impl DeviceClass {
+    /// Returns true if it selects devices of our driver and of no other, whatever else its selectors ask for. A class that
+    /// cannot be decoded is recognised by its name.
+    #[must_use]
+    pub fn is_ours(&self) -> bool {
+        match self.unreadable {
+            Some(_) => class::is_ours(&self.metadata.name),
+            None => self.selected.ours.contains(&true) && !self.selected.others,
+        }
+    }
+
+    /// Returns true if a request for it may get a share of one of our GPUs. Monitors hold nothing. A class whose selectors
+    /// cannot be decoded may select any device.
+    #[must_use]
+    pub fn may_give_shares(&self) -> bool {
+        let is_named_ours = self.unreadable.is_some() && self.is_ours();
+        is_named_ours || matches!(self.selected.ours, [true, ..] | [_, true, _])
+    }
+
+    /// The type of the devices of ours that it selects; of several, the first of GPU, slot and monitor.
+    #[must_use]
+    pub fn device_type(&self) -> &'static str {
+        let mut types = TYPES.into_iter().zip(self.selected.ours);
+        types
+            .find(|(_, selects)| *selects)
+            .map_or(device_type::GPU, |(name, _)| name)
+    }
+}
+
+impl Selected {
+    /// Asks the selectors with devices of each type, and with one of another driver.
+    ///
+    /// Of these devices nothing but the type can be read. So a selector that asks for anything else fails on them, and
+    /// CEL's `&&` and `||` pass the failure on only if the answer depends on it: then the class selects some devices of
+    /// this driver and type. An exception is a selector that fails on any device, for example because it asks for
+    /// attributes of another driver. A selector may first ask if there is an attribute at all: see [`probes`].
+    ///
+    /// A selector that refuses all of these devices, or cannot be compiled, may still accept real ones. It selects all our
+    /// types if it names the driver in quotes.
+    fn by(selectors: &[Selector]) -> Self {
+        let programs: Vec<_> = selectors
+            .iter()
+            .map(|selector| vgpu_cel::compile(&selector.cel.as_ref()?.expression).ok())
+            .collect();
+        // `None`: it depends on more than driver and type.
+        let selects = |device: &Device| {
+            let answers = programs.iter().map(|program| program.as_ref()?.matches(device).ok());
+            let answers: Vec<Option<bool>> = answers.collect();
+            match answers.contains(&Some(false)) {
+                true => Some(false),
+                false => (!answers.contains(&None)).then_some(true),
+            }
+        };
+        let others = selects(&Device {
+            driver: "another.example".to_owned(),
+            allow_multiple_allocations: true,
+            ..Device::default()
+        });
+        let ours = TYPES.map(|name| {
+            let mut devices = probes(name, selectors).into_iter();
+            devices.any(|device| selects(&device).unwrap_or(others == Some(false)))
+        });
+        let is_compiled = programs.iter().all(Option::is_some);
+        let is_undecided = others == Some(false) || (others.is_none() && !is_compiled);
+        let is_guarded = !ours.contains(&true) && is_undecided && selectors.iter().any(names_driver);
+        Self {
+            ours: if is_guarded { [true; 3] } else { ours },
+            others: others == Some(true),
+        }
+    }
+}
+
+/// Devices of ours of a type: with no other attribute or capacity, and with each that the selectors may name. The value of
+/// such an attribute cannot be read. That of a capacity always can, so it is as small or as large as can be.
+fn probes(kind: &str, selectors: &[Selector]) -> Vec<Device> {
+    const NAMES_MAX: usize = 256;
+    let expressions = selectors.iter().filter_map(|selector| selector.cel.as_ref());
+    let is_in_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let names = expressions.flat_map(|cel| cel.expression.split(move |c| !is_in_name(c)));
+    let names: BTreeSet<&str> = names.filter(|name| !name.is_empty()).collect();
+    let names: BTreeSet<&str> = names.into_iter().take(NAMES_MAX).collect();
+    let kind = (device_type::ATTRIBUTE.to_owned(), Attribute::String(kind.to_owned()));
+    let unreadable = || {
+        names
+            .iter()
+            .map(|name| ((*name).to_owned(), Attribute::Version(String::new())))
+    };
+    let of_capacity = |amount: i64| {
+        names
+            .iter()
+            .map(move |name| ((*name).to_owned(), Quantity::from_i64(amount)))
+    };
+    let all = |capacity| (unreadable().collect::<BTreeMap<_, _>>(), capacity);
+    let contents = [
+        (BTreeMap::new(), BTreeMap::new()),
+        all(BTreeMap::new()),
+        all(of_capacity(0).collect()),
+        all(of_capacity(i64::MAX).collect()),
+    ];
+    let devices = contents.into_iter().flat_map(|(mut attributes, capacity)| {
+        attributes.extend([kind.clone()]);
+        [true, false].map(|allow_multiple_allocations| Device {
+            driver: DRIVER_NAME.to_owned(),
+            allow_multiple_allocations,
+            attributes: attributes.clone(),
+            capacity: capacity.clone(),
+        })
+    });
+    devices.collect()
+}
+
+fn names_driver(selector: &Selector) -> bool {
+    let quoted = |quote| format!("{quote}{DRIVER_NAME}{quote}");
+    let cel = selector.cel.as_ref();
+    cel.is_some_and(|cel| ['\'', '"'].iter().any(|quote| cel.expression.contains(&quoted(quote))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn class(expressions: &[&str]) -> DeviceClass {
+        let selectors: Vec<_> = expressions
+            .iter()
+            .map(|cel| json!({"cel": {"expression": cel}}))
+            .collect();
+        serde_json::from_value(json!({"metadata": {"name": "c"}, "spec": {"selectors": selectors}})).unwrap()
+    }
+
+    #[test]
+    fn driver_and_type_are_what_the_selectors_accept() {
+        const DRIVER: &str = "device.driver == 'dra.vgpu'";
+        const GPU: &str = "device.attributes[\"dra.vgpu\"].type == \"gpu\"";
+        for (expressions, is_ours, gives_shares, kind) in [
+            (&[DRIVER][..], true, true, "gpu"),
+            (&[DRIVER, GPU], true, true, "gpu"),
+            (&[GPU], true, true, "gpu"),
+            (
+                &["device.driver == 'dra.vgpu' && device.attributes['dra.vgpu'].type == 'slot'"],
+                true,
+                true,
+                "slot",
+            ),
+            (
+                &[DRIVER, "device.attributes['dra.vgpu'].type == 'monitor'"],
+                true,
+                false,
+                "monitor",
+            ),
+            // These name monitors, and exclude them.
+            (
+                &[DRIVER, "device.attributes['dra.vgpu'].type != 'monitor'"],
+                true,
+                true,
+                "gpu",
+            ),
+            (&["device.driver.startsWith('dra.v')"], true, true, "gpu"),
+            // Some of our GPUs.
+            (
+                &[DRIVER, "device.attributes['dra.vgpu'].productName == 'H100'"],
+                true,
+                true,
+                "gpu",
+            ),
+            (
+                &["device.driver == 'dra.vgpu' && device.capacity['dra.vgpu'].memory.compareTo(quantity('40Gi')) >= 0"],
+                true,
+                true,
+                "gpu",
+            ),
+            // These refuse a device without the attribute.
+            (
+                &[
+                    "device.driver == 'dra.vgpu' && has(device.attributes['dra.vgpu'].productName) \
+                   && device.attributes['dra.vgpu'].productName == 'H100'",
+                ],
+                true,
+                true,
+                "gpu",
+            ),
+            (
+                &[DRIVER, "'productName' in device.attributes['dra.vgpu']"],
+                true,
+                true,
+                "gpu",
+            ),
+            (
+                &["device.attributes[\"dra.vgpu\"].?productName.orValue('') == 'H100'"],
+                true,
+                true,
+                "gpu",
+            ),
+            (
+                &["device.driver == 'dra.vgpu' && device.allowMultipleAllocations"],
+                true,
+                true,
+                "gpu",
+            ),
+            // Monitors, and some of our GPUs.
+            (
+                &[
+                    "device.driver == 'dra.vgpu' && (device.attributes['dra.vgpu'].type == 'monitor' \
+                   || 'productName' in device.attributes['dra.vgpu'] \
+                   && device.attributes['dra.vgpu'].productName == 'H100')",
+                ],
+                true,
+                true,
+                "gpu",
+            ),
+            (
+                &[
+                    DRIVER,
+                    "device.attributes['dra.vgpu'].type == 'monitor' || has(device.capacity['dra.vgpu'].memory) \
+                   && device.capacity['dra.vgpu'].memory.isGreaterThan(quantity('40Gi'))",
+                ],
+                true,
+                true,
+                "gpu",
+            ),
+            (
+                &[
+                    DRIVER,
+                    "device.attributes['dra.vgpu'].type == 'monitor' || !device.allowMultipleAllocations",
+                ],
+                true,
+                true,
+                "gpu",
+            ),
+            (
+                &[
+                    DRIVER,
+                    "has(device.attributes['dra.vgpu'].type) && device.attributes['dra.vgpu'].type == 'monitor' \
+                   && has(device.attributes['dra.vgpu'].uuid)",
+                ],
+                true,
+                false,
+                "monitor",
+            ),
+            // A function that this version does not know.
+            (&["device.driver == 'dra.vgpu' && device.isFast()"], true, true, "gpu"),
+            // Other drivers' devices, also where the selector names ours.
+            (&["device.driver == 'nic.example'"], false, false, "gpu"),
+            (&["device.driver != 'dra.vgpu'"], false, false, "gpu"),
+            (&["device.attributes['nic.example'].model == 'a'"], false, false, "gpu"),
+            // All drivers' devices.
+            (&[], false, true, "gpu"),
+            (&["device.allowMultipleAllocations"], false, true, "gpu"),
+            (&["not CEL"], false, false, "gpu"),
+        ] {
+            let class = class(expressions);
+            let said = (class.is_ours(), class.may_give_shares(), class.device_type());
+            assert_eq!(said, (is_ours, gives_shares, kind), "{expressions:?}");
+        }
+    }
 }

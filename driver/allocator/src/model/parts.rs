@@ -31,7 +31,7 @@ pub struct Toleration {
     pub toleration_seconds: Option<i64>,
 }
 
-/// One entry of a class's or a claim's `config`; `requests` is a claim's alone.
+/// One entry of `config` in a class or claim. Only a claim's entry has `requests`.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct RequestedConfig {

@@ -57,7 +57,7 @@ pub struct Device {
     pub taints: Vec<Taint>,
     #[serde(deserialize_with = "or_default")]
     pub binds_to_node: bool,
-    /// A present but empty list counts when pools are put in order, as in Kubernetes.
+    /// An empty list differs from a missing one when pools are put in order, as in Kubernetes.
     pub binding_conditions: Option<Vec<String>>,
     #[serde(deserialize_with = "fitted")]
     pub binding_failure_conditions: Vec<String>,
@@ -125,7 +125,7 @@ pub struct Taint {
     pub value: String,
     #[serde(deserialize_with = "or_default")]
     pub effect: String,
-    /// Nothing that allocation looks at: for those who hand a taint over to one another.
+    /// Not read by allocation: for those who hand a taint over to one another.
     #[serde(deserialize_with = "or_default")]
     pub time_added: Option<Box<str>>,
     /// The sentence with which a reason explains it, if the caller added or rewrote the taint.
@@ -143,12 +143,12 @@ pub struct DeviceTaintRule {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RuleSpec {
-    /// Without one the rule matches nothing.
+    /// Without a selector the rule matches nothing.
     pub device_selector: Option<RuleSelector>,
     pub taint: Taint,
 }
 
-/// What is `None` matches anything.
+/// A field that is `None` matches anything.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct RuleSelector {

@@ -1,10 +1,13 @@
-//! Sorts documents into objects by kind, and checks them.
+//! Sorts objects by kind, and decodes those that allocation reads.
 
-use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use vgpu_api::decode::{DecodeError, decode};
 
+use super::error::OfflineError;
 use crate::model::{DeviceClass, DeviceTaintRule, Node, ResourceClaim, ResourceSlice};
 
 /// Everything that was given, in the order given.
@@ -16,8 +19,13 @@ pub struct Objects {
     pub(super) slices: Vec<ResourceSlice>,
     pub(super) rules: Vec<DeviceTaintRule>,
     pub(super) claims: Vec<Given>,
-    /// As they are: only the one that is asked about is read.
+    /// The pods as they are: only the pod to explain is decoded.
     pods: Vec<Value>,
+    /// Positions of pods and claims, by `namespace/name`.
+    pod_places: HashMap<String, usize>,
+    claim_places: HashMap<String, usize>,
+    /// The ResourceClaimTemplates, by `namespace/name`.
+    templates: HashSet<String>,
     ignored: Vec<String>,
     /// The file of each object, by kind and name.
     known: HashMap<(String, String), String>,
@@ -30,49 +38,59 @@ pub(super) struct Given {
     pub(super) document: Value,
 }
 
-/// A document that is no object, or not one that can be read.
+/// Why an object cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InputError {
-    #[error("{origin}: a document is {found}, not an object with apiVersion and kind")]
-    NoObject { origin: String, found: &'static str },
-    #[error("{origin}: {kind} {name}: apiVersion {found:?} is not read; convert it to {wanted}")]
-    Version {
-        origin: String,
-        kind: String,
-        name: String,
-        found: String,
-        wanted: &'static str,
-    },
-    #[error("{kind} {name} is given twice, in {first} and in {origin}; leave one of them out")]
-    Twice {
-        origin: String,
-        first: String,
-        kind: String,
-        name: String,
-    },
-    #[error("{origin}: a List has no items; write items: [...]")]
-    NoItems { origin: String },
-    #[error("{origin}: lists lie in lists more than {MOST_LISTS} deep")]
-    TooDeep { origin: String },
-    #[error("{origin}: {kind} {name}: {message}")]
-    Field {
-        origin: String,
-        kind: String,
-        name: String,
-        message: String,
-    },
+    #[error("apiVersion {found:?} is not read; convert it to {wanted}")]
+    Version { found: String, wanted: &'static str },
+    #[error("is given twice, in {first} too; leave one of them out")]
+    Twice { first: String },
+    #[error(transparent)]
+    Field(#[from] DecodeError),
 }
 
-const MOST_LISTS: usize = 8;
 const RESOURCE: &str = "resource.k8s.io/v1";
 
 impl Objects {
-    /// Adds one document: an object, or a List of them. `origin` is its file, for messages.
+    /// Adds an object. `origin` is its file, for messages.
     ///
     /// # Errors
-    /// The document, object or field that cannot be read.
+    /// It cannot be read, or is given twice.
     pub fn add(&mut self, document: Value, origin: &str) -> Result<(), InputError> {
-        self.add_nested(document, origin, 0)
+        let kind = document["kind"].as_str().unwrap_or_default().to_owned();
+        let name = name_of(&document);
+        if matches!(
+            kind.as_str(),
+            "Node" | "DeviceClass" | "ResourceSlice" | "DeviceTaintRule" | "ResourceClaim" | "Pod"
+        ) {
+            self.note(&kind, &name, origin)?;
+        }
+        match kind.as_str() {
+            "Node" => {
+                self.nodes.push(read("v1", &document)?);
+                self.node_documents.push(document);
+            }
+            "DeviceClass" => self.classes.push(read(RESOURCE, &document)?),
+            "ResourceSlice" => self.slices.push(read(RESOURCE, &document)?),
+            "DeviceTaintRule" => self.rules.push(read(RESOURCE, &document)?),
+            "ResourceClaim" => {
+                let claim = read(RESOURCE, &document)?;
+                self.claim_places.insert(name, self.claims.len());
+                self.claims.push(Given { claim, document });
+            }
+            kind => {
+                self.ignored.push(format!("{kind} {name}"));
+                match kind {
+                    "Pod" => {
+                        self.pod_places.insert(name, self.pods.len());
+                        self.pods.push(document);
+                    }
+                    "ResourceClaimTemplate" => drop(self.templates.insert(name)),
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Objects of other kinds, which change nothing in an allocation.
@@ -91,21 +109,39 @@ impl Objects {
         &self.slices
     }
 
-    /// The nodes as they were given.
     #[must_use]
-    pub fn node_documents(&self) -> &[Value] {
-        &self.node_documents
+    pub fn rules(&self) -> &[DeviceTaintRule] {
+        &self.rules
     }
 
-    /// For callers that rewrite taints.
-    pub fn slices_mut(&mut self) -> &mut [ResourceSlice] {
-        &mut self.slices
+    /// The nodes, and each as it was given.
+    pub fn nodes(&self) -> impl Iterator<Item = (&Node, &Value)> {
+        self.nodes.iter().zip(&self.node_documents)
     }
 
-    /// Claims without an allocation, for callers that add tolerations.
-    pub fn waiting_mut(&mut self) -> impl Iterator<Item = &mut ResourceClaim> {
-        let claims = self.claims.iter_mut().map(|given| &mut given.claim);
-        claims.filter(|claim| claim.status.allocation.is_none())
+    /// The claims, and each as it was given.
+    pub fn claims(&self) -> impl Iterator<Item = (&ResourceClaim, &Value)> {
+        self.claims.iter().map(|given| (&given.claim, &given.document))
+    }
+
+    /// All nodes, or only this one.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn nodes_of(&self, name: Option<&str>) -> Result<Vec<&Node>, OfflineError> {
+        if self.nodes.is_empty() {
+            return Err(OfflineError::NoNode);
+        }
+        let Some(name) = name else {
+            return Ok(self.nodes.iter().collect());
+        };
+        match self.nodes.iter().find(|node| node.metadata.name == name) {
+            Some(node) => Ok(vec![node]),
+            None => Err(OfflineError::UnknownNode {
+                name: name.to_owned(),
+                known: self.nodes.iter().map(|node| node.metadata.name.clone()).collect(),
+            }),
+        }
     }
 
     /// Returns true if there is any claim to allocate.
@@ -120,128 +156,61 @@ impl Objects {
             .filter(|given| given.claim.status.allocation.is_none())
     }
 
-    /// By `namespace/name`.
-    #[must_use]
-    pub fn claim_document(&self, key: &str) -> Option<&Value> {
-        let given = self.claims.iter().find(|given| given.claim.key() == key);
-        given.map(|given| &given.document)
+    /// The pods as they were given.
+    pub fn pods(&self) -> impl Iterator<Item = &Value> {
+        self.pods.iter()
     }
 
-    /// By `namespace/name`.
+    /// Returns true if there is a ResourceClaimTemplate `namespace/name`.
     #[must_use]
-    pub fn claim(&self, key: &str) -> Option<&ResourceClaim> {
-        let mut claims = self.claims.iter().map(|given| &given.claim);
-        claims.find(|claim| claim.key() == key)
+    pub fn has_template(&self, key: &str) -> bool {
+        self.templates.contains(key)
     }
 
-    /// By `namespace/name`.
+    /// Returns a pod by `namespace/name`.
     #[must_use]
     pub fn pod(&self, key: &str) -> Option<&Value> {
-        self.pods.iter().find(|pod| name_of(pod) == key)
+        self.pods.get(*self.pod_places.get(key)?)
     }
 
-    fn add_nested(&mut self, document: Value, origin: &str, depth: usize) -> Result<(), InputError> {
-        let found = match &document {
-            Value::Null => return Ok(()), // an empty document between two `---`
-            Value::Object(_) => "an object without a kind",
-            Value::Array(_) => "a list",
-            _ => "a single value",
-        };
-        let Some(kind) = document.get("kind").and_then(Value::as_str).map(str::to_owned) else {
-            return Err(InputError::NoObject {
-                origin: origin.to_owned(),
-                found,
-            });
-        };
-        if matches!(
-            kind.as_str(),
-            "Node" | "DeviceClass" | "ResourceSlice" | "DeviceTaintRule" | "ResourceClaim" | "Pod"
-        ) {
-            self.note(&kind, name_of(&document), origin)?;
-        }
-        match kind.as_str() {
-            "Node" => {
-                self.nodes.push(read(&kind, "v1", document.clone(), origin)?);
-                self.node_documents.push(document);
-            }
-            "DeviceClass" => self.classes.push(read(&kind, RESOURCE, document, origin)?),
-            "ResourceSlice" => self.slices.push(read(&kind, RESOURCE, document, origin)?),
-            "DeviceTaintRule" => self.rules.push(read(&kind, RESOURCE, document, origin)?),
-            "ResourceClaim" => self.claims.push(Given {
-                claim: read(&kind, RESOURCE, document.clone(), origin)?,
-                document,
-            }),
-            kind if kind.ends_with("List") => return self.add_list(document, origin, depth),
-            "Pod" => {
-                self.ignored.push(format!("Pod {}", name_of(&document)));
-                self.pods.push(document);
-            }
-            kind => self.ignored.push(format!("{kind} {}", name_of(&document))),
-        }
-        Ok(())
+    /// A claim as it was given, by `namespace/name`.
+    #[must_use]
+    pub fn claim(&self, key: &str) -> Option<&Value> {
+        Some(&self.claims.get(*self.claim_places.get(key)?)?.document)
+    }
+
+    /// Reads a pod by `namespace/name`; `None` if there is none.
+    ///
+    /// # Errors
+    /// The field that cannot be read.
+    pub fn read_pod<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, OfflineError> {
+        let read = self.pod(key).map(decode).transpose();
+        read.map_err(|error| OfflineError::Pod(key.to_owned(), error))
     }
 
     /// Refuses a second object of the same kind and name.
-    fn note(&mut self, kind: &str, name: String, origin: &str) -> Result<(), InputError> {
+    fn note(&mut self, kind: &str, name: &str, origin: &str) -> Result<(), InputError> {
         if name.is_empty() {
             return Ok(());
         }
-        match self.known.insert((kind.to_owned(), name.clone()), origin.to_owned()) {
-            None => Ok(()),
-            Some(first) => Err(InputError::Twice {
-                origin: origin.to_owned(),
-                first,
-                kind: kind.to_owned(),
-                name,
-            }),
-        }
-    }
-
-    fn add_list(&mut self, mut document: Value, origin: &str, depth: usize) -> Result<(), InputError> {
-        if depth >= MOST_LISTS {
-            return Err(InputError::TooDeep {
-                origin: origin.to_owned(),
-            });
-        }
-        let version = document.get("apiVersion").cloned();
-        let kind = document.get("kind").and_then(Value::as_str).unwrap_or_default();
-        let of = kind.trim_end_matches("List").to_owned();
-        let Some(Value::Array(items)) = document.get_mut("items").map(Value::take) else {
-            return Err(InputError::NoItems {
-                origin: origin.to_owned(),
-            });
-        };
-        for mut item in items {
-            // The items of a ResourceClaimList do not say what they are.
-            if let (Value::Object(item), false) = (&mut item, of.is_empty()) {
-                item.entry("kind").or_insert_with(|| of.clone().into());
-                item.entry("apiVersion")
-                    .or_insert_with(|| version.clone().unwrap_or_default());
+        match self.known.entry((kind.to_owned(), name.to_owned())) {
+            Entry::Vacant(new) => new.insert(origin.to_owned()),
+            Entry::Occupied(known) => {
+                let first = known.get().clone();
+                return Err(InputError::Twice { first });
             }
-            self.add_nested(item, origin, depth + 1)?;
-        }
+        };
         Ok(())
     }
 }
 
-fn read<T: DeserializeOwned>(kind: &str, wanted: &'static str, document: Value, origin: &str) -> Result<T, InputError> {
-    let (kind, name) = (kind.to_owned(), name_of(&document));
-    let found = document.get("apiVersion").and_then(Value::as_str).unwrap_or_default();
+fn read<T: DeserializeOwned>(wanted: &'static str, document: &Value) -> Result<T, InputError> {
+    let found = document["apiVersion"].as_str().unwrap_or_default();
     if found != wanted {
-        return Err(InputError::Version {
-            origin: origin.to_owned(),
-            kind,
-            name,
-            found: found.to_owned(),
-            wanted,
-        });
+        let found = found.to_owned();
+        return Err(InputError::Version { found, wanted });
     }
-    serde_path_to_error::deserialize(document).map_err(|error| InputError::Field {
-        origin: origin.to_owned(),
-        kind,
-        name,
-        message: error.to_string(),
-    })
+    Ok(decode(document)?)
 }
 
 /// `namespace/name`, as far as there is one.

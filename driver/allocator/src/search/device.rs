@@ -1,6 +1,6 @@
 //! Tries one device for a request, and undoes it.
 
-use super::state::{InFlight, Pick, Position, Refusal, Search, Undo};
+use super::state::{AskAt, InFlight, Pick, Position, Refusal, Search, Undo};
 use crate::capacity::{self, Amounts, Misfit, Shortage};
 use crate::constraint::Asker;
 use crate::counters::Counters;
@@ -12,114 +12,112 @@ use crate::taint;
 impl<'a> Search<'a, '_, '_> {
     /// Takes a device for a request, if it can be had.
     ///
-    /// The order of the checks is Kubernetes', since some of them end the attempt with an error.
+    /// Checks in the order of Kubernetes, because some checks end the attempt with an error.
     pub(super) fn take(&mut self, position: &Position, index: usize) -> Result<Result<Undo, Refusal>, AllocateError> {
-        let alternative = position.alternative.unwrap_or(0);
-        self.try_device(position.claim, position.request, alternative, index)
+        self.try_device(position.ask(), index)
     }
 
-    pub(crate) fn try_device(
-        &mut self,
-        claim: usize,
-        request: usize,
-        alternative: usize,
-        index: usize,
-    ) -> Result<Result<Undo, Refusal>, AllocateError> {
-        let view = self.view;
-        let candidate = &view.candidates[index];
-        let device = candidate.device();
-        let ask = self.ask(claim, request, alternative);
-        let (is_admin, wants_all) = (ask.is_admin(), ask.all.is_some());
-        if let Some(refusal) = self.in_use(claim, index, is_admin) {
-            return Ok(Err(refusal));
-        }
-        // With All the devices are known to match.
-        if !wants_all && !self.matches(claim, request, alternative, index)? {
-            return Ok(Err(Refusal::Mismatch));
-        }
-        let mut amounts = None;
-        if !wants_all && self.features.consumable_capacity {
-            match self.could_consume(claim, request, alternative, index)? {
-                Ok(consumed) => amounts = Some(consumed),
-                Err(misfit) => return Ok(Err(Refusal::Capacity(misfit))),
-            }
-        }
-        if !self.features.partitionable_devices && !device.consumes_counters.is_empty() {
-            return Ok(Err(Refusal::CountersOff));
-        }
+    pub(crate) fn try_device(&mut self, at: AskAt, index: usize) -> Result<Result<Undo, Refusal>, AllocateError> {
+        let candidate = &self.view.candidates[index];
+        let wants_all = self.ask(at).all.is_some();
+        let mut amounts = match self.check_device(at, index)? {
+            Ok(amounts) => amounts,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
         let mut undo = Undo {
-            claim,
-            request,
-            alternative,
+            at,
             candidate: index,
             counters: false,
             marked: false,
             share: None,
         };
-        // A shared device draws its counters once, for all its shares.
-        let drawn_already = self.is_multiple(device) && self.is_shared(index);
-        if !drawn_already && !device.consumes_counters.is_empty() {
-            if let Err(shortage) = self.pool_counters(candidate).reserve(device) {
-                return Ok(Err(Refusal::Counter(shortage)));
-            }
-            undo.counters = true;
+        if let Err(refusal) = self.reserve_counters(&mut undo) {
+            return Ok(Err(refusal));
         }
         if self.features.device_taints {
-            let tolerations = &self.ask(claim, request, alternative).exactly.tolerations;
+            let tolerations = &self.ask(at).exactly.tolerations;
             if let Some(taint) = taint::untolerated(candidate.taints(), tolerations) {
                 let refusal = Refusal::Taint(taint.clone());
                 self.undo_counters(&undo);
                 return Ok(Err(refusal));
             }
         }
-        if let Err(refusal) = self.add_constraints(claim, request, alternative, candidate) {
+        if let Err(refusal) = self.add_constraints(at, candidate) {
             self.undo_counters(&undo);
             return match refusal {
                 Refusal::Constraint(attribute) if wants_all => {
                     let device = candidate.path();
                     let fault = RequestError::AllAgainstConstraint { device, attribute };
-                    Err(fault.at(claim, self.ask(claim, request, alternative).full_name()))
+                    Err(fault.at(at.claim, self.ask(at).full_name()))
                 }
                 refusal => Ok(Err(refusal)),
             };
         }
         if wants_all && self.features.consumable_capacity {
-            let consumed = self.could_consume(claim, request, alternative, index);
-            match consumed {
-                Ok(Ok(consumed)) => amounts = Some(consumed),
-                Ok(Err(misfit)) => {
+            match self.could_consume(at, index)? {
+                Ok(consumed) => amounts = Some(consumed),
+                Err(misfit) => {
                     self.take_back_checks(&undo);
                     return Ok(Err(Refusal::Capacity(misfit)));
                 }
-                Err(error) => return Err(error),
             }
         }
-        if self.is_multiple(device) {
-            let amounts = amounts.unwrap_or_default();
+        self.pick(&mut undo, amounts.unwrap_or_default());
+        Ok(Ok(undo))
+    }
+
+    /// The checks that change nothing. Returns what a share of the device would consume, if that is known by now.
+    fn check_device(&mut self, at: AskAt, index: usize) -> Result<Result<Option<Amounts>, Refusal>, AllocateError> {
+        let ask = self.ask(at);
+        let (is_admin, wants_all) = (ask.is_admin(), ask.all.is_some());
+        if let Some(refusal) = self.in_use(at.claim, index, is_admin) {
+            return Ok(Err(refusal));
+        }
+        // With All the devices are known to match.
+        if !wants_all && !self.matches(at, index)? {
+            return Ok(Err(Refusal::Mismatch));
+        }
+        let mut amounts = None;
+        if !wants_all && self.features.consumable_capacity {
+            match self.could_consume(at, index)? {
+                Ok(consumed) => amounts = Some(consumed),
+                Err(misfit) => return Ok(Err(Refusal::Capacity(misfit))),
+            }
+        }
+        let device = self.view.candidates[index].device();
+        if !self.features.partitionable_devices && !device.consumes_counters.is_empty() {
+            return Ok(Err(Refusal::CountersOff));
+        }
+        Ok(Ok(amounts))
+    }
+
+    /// Takes the device, or a share of it.
+    fn pick(&mut self, undo: &mut Undo, amounts: Amounts) {
+        let index = undo.candidate;
+        if self.is_multiple(self.view.candidates[index].device()) {
             self.in_flight[index].add(&amounts);
             undo.share = Some(amounts);
         } else {
-            self.marked[index].push(claim);
+            self.marked[index].push(undo.at.claim);
             undo.marked = true;
         }
-        self.picks[claim].push(Pick {
+        self.picks[undo.at.claim].push(Pick {
             candidate: index,
-            request,
-            alternative,
+            request: undo.at.request,
+            alternative: undo.at.alternative,
             share: undo.share.clone(),
         });
-        Ok(Ok(undo))
     }
 
     /// The opposite of [`Self::take`]; devices are taken back in the opposite order.
     pub(crate) fn take_back(&mut self, undo: Undo) {
-        self.picks[undo.claim].pop();
+        self.picks[undo.at.claim].pop();
         if let Some(share) = &undo.share {
             self.in_flight[undo.candidate].remove(share);
         }
         if undo.marked {
             let marked = &mut self.marked[undo.candidate];
-            if let Some(at) = marked.iter().rposition(|claim| *claim == undo.claim) {
+            if let Some(at) = marked.iter().rposition(|claim| *claim == undo.at.claim) {
                 marked.remove(at);
             }
         }
@@ -127,14 +125,27 @@ impl<'a> Search<'a, '_, '_> {
     }
 
     fn take_back_checks(&mut self, undo: &Undo) {
-        let asker = self.asker(undo.claim, undo.request, undo.alternative);
+        let asker = self.asker(undo.at);
         let candidate = &self.view.candidates[undo.candidate];
-        for constraint in &mut self.constraints[undo.claim] {
+        for constraint in &mut self.constraints[undo.at.claim] {
             constraint.remove(asker);
         }
         self.order
-            .remove_affinity(&mut self.affinity, undo.claim, asker, candidate);
+            .remove_affinity(&mut self.affinity, undo.at.claim, asker, candidate);
         self.undo_counters(undo);
+    }
+
+    fn reserve_counters(&mut self, undo: &mut Undo) -> Result<(), Refusal> {
+        let candidate = &self.view.candidates[undo.candidate];
+        let device = candidate.device();
+        // The counters of a shared device are reserved once, for all its shares.
+        let are_reserved = self.is_multiple(device) && self.is_shared(undo.candidate);
+        if !are_reserved && !device.consumes_counters.is_empty() {
+            let reserved = self.pool_counters(candidate).reserve(device);
+            reserved.map_err(Refusal::Counter)?;
+            undo.counters = true;
+        }
+        Ok(())
     }
 
     fn undo_counters(&mut self, undo: &Undo) {
@@ -155,87 +166,56 @@ impl<'a> Search<'a, '_, '_> {
         (!self.marked[index].is_empty()).then_some(Refusal::Taken)
     }
 
-    fn matches(
-        &mut self,
-        claim: usize,
-        request: usize,
-        alternative: usize,
-        index: usize,
-    ) -> Result<bool, AllocateError> {
+    fn matches(&mut self, at: AskAt, index: usize) -> Result<bool, AllocateError> {
         let (view, features) = (self.view, self.features);
-        let plan = &mut self.plans[claim];
-        let ask = &mut plan.requests[request].asks[alternative];
+        let ask = &mut self.plans[at.claim].requests[at.request].asks[at.alternative];
         let before = self.cache.cost();
-        let matches = ask.matches(index, &view.candidates[index], claim, view, features, self.cache);
+        let matches = ask.matches(index, &view.candidates[index], at.claim, view, features, self.cache);
         self.budget.charge(self.cache.cost() - before);
         matches
     }
 
-    /// What the request would consume of the device, if that is free.
-    fn could_consume(
-        &self,
-        claim: usize,
-        request: usize,
-        alternative: usize,
-        index: usize,
-    ) -> Result<Result<Amounts, Misfit>, AllocateError> {
-        let consumed = self.would_consume(claim, request, alternative, index)?;
+    /// Returns the amounts that the request would consume of the device, if they are free.
+    fn could_consume(&self, at: AskAt, index: usize) -> Result<Result<Amounts, Misfit>, AllocateError> {
+        let consumed = self.would_consume(at, index)?;
         Ok(consumed.and_then(|amounts| {
             capacity::fits(&amounts, self.view.candidates[index].device(), self.in_use_of(index))?;
             Ok(amounts)
         }))
     }
 
-    /// Every capacity of which the device has too little for the request.
-    pub(crate) fn shortages(
-        &self,
-        claim: usize,
-        request: usize,
-        alternative: usize,
-        index: usize,
-    ) -> Result<Vec<Shortage>, AllocateError> {
-        let consumed = self.would_consume(claim, request, alternative, index)?;
+    /// Returns the capacities that the device has too little of.
+    pub(crate) fn shortages(&self, at: AskAt, index: usize) -> Result<Vec<Shortage>, AllocateError> {
+        let consumed = self.would_consume(at, index)?;
         let device = self.view.candidates[index].device();
         let all = consumed.map(|amounts| capacity::shortages(&amounts, device, self.in_use_of(index)).collect());
         Ok(all.unwrap_or_default())
     }
 
-    /// What the request would consume of the device if it were unused.
-    fn would_consume(
-        &self,
-        claim: usize,
-        request: usize,
-        alternative: usize,
-        index: usize,
-    ) -> Result<Result<Amounts, Misfit>, AllocateError> {
+    /// Returns the amounts that the request would consume of the device if it were unused.
+    fn would_consume(&self, at: AskAt, index: usize) -> Result<Result<Amounts, Misfit>, AllocateError> {
         let candidate = &self.view.candidates[index];
-        let ask = self.ask(claim, request, alternative);
+        let ask = self.ask(at);
         let asked = self.instead.as_ref().or(ask.exactly.capacity.as_ref());
         capacity::consumed(asked, candidate.device(), self.features.fractional_range)
-            .map_err(|error| ask.capacity_error(claim, candidate, error))
+            .map_err(|error| ask.capacity_error(at.claim, candidate, error))
     }
 
-    /// What other claims, and these, consume of the device.
+    /// The amounts that all claims consume of the device, including those of this search.
     fn in_use_of(&self, index: usize) -> impl Iterator<Item = &Amounts> + Clone {
         let held = self.usage[index].map(crate::allocated::Usage::consumed);
         held.into_iter().chain([&self.in_flight[index].consumed])
     }
 
-    fn add_constraints(
-        &mut self,
-        claim: usize,
-        request: usize,
-        alternative: usize,
-        candidate: &'a Candidate,
-    ) -> Result<(), Refusal> {
-        let asker = self.asker(claim, request, alternative);
-        let constraints = &mut self.constraints[claim];
+    fn add_constraints(&mut self, at: AskAt, candidate: &'a Candidate) -> Result<(), Refusal> {
+        let asker = self.asker(at);
+        let constraints = &mut self.constraints[at.claim];
         let forbids = constraints
             .iter_mut()
             .position(|constraint| !constraint.add(asker, candidate.driver(), candidate.device()));
         let refusal = match forbids {
-            Some(at) => Refusal::Constraint(constraints[at].attribute().to_owned()),
-            None if !self.order.add_affinity(&mut self.affinity, claim, asker, candidate) => Refusal::Affinity,
+            Some(index) => Refusal::Constraint(constraints[index].attribute().to_owned()),
+            None if !self.order.add_affinity(&mut self.affinity, at.claim, asker, candidate) => Refusal::Affinity,
             None => return Ok(()),
         };
         let added = forbids.unwrap_or(constraints.len());
@@ -245,8 +225,8 @@ impl<'a> Search<'a, '_, '_> {
         Err(refusal)
     }
 
-    fn asker(&self, claim: usize, request: usize, alternative: usize) -> Asker<'a> {
-        let ask = self.ask(claim, request, alternative);
+    fn asker(&self, at: AskAt) -> Asker<'a> {
+        let ask = self.ask(at);
         Asker {
             request: ask.request,
             alternative: ask.alternative,
@@ -264,7 +244,7 @@ impl<'a> Search<'a, '_, '_> {
         })
     }
 
-    /// Returns true if the device is given in shares. Without the gate nothing is.
+    /// Returns true if the device is given in shares. If the gate is off, no device is.
     pub(super) fn is_multiple(&self, device: &Device) -> bool {
         self.features.consumable_capacity && device.allow_multiple_allocations
     }

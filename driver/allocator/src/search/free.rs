@@ -9,8 +9,8 @@ use crate::pools::Candidate;
 use vgpu_quantity::Quantity;
 
 impl<'a> Search<'a, '_, '_> {
-    /// The most of a capacity that one more request could ask of the device, if it can have it at all, and the name
-    /// that it has there.
+    /// Returns the largest amount of a capacity that one more request could get from the device, if any, and the name
+    /// of the capacity there.
     pub(crate) fn room(&self, index: usize, name: &str) -> Option<(&'a str, Quantity)> {
         let candidate = &self.view.candidates[index];
         let (name, capacity) = capacity_of(candidate.device(), candidate.driver(), name)?;

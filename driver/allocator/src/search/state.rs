@@ -14,7 +14,7 @@ use crate::policy::Order;
 use crate::pools::NodeView;
 use crate::selectors::SelectorCache;
 
-/// One attempt on one node. The state is that of the devices chosen so far.
+/// One attempt on one node, with the devices chosen so far.
 pub(crate) struct Search<'a, 'c, 's> {
     pub(crate) view: &'a NodeView,
     pub(crate) features: Features,
@@ -32,17 +32,17 @@ pub(crate) struct Search<'a, 'c, 's> {
     /// By pool, from the first device on that draws from them.
     pub(super) counters: Vec<Option<Counters<'a>>>,
     pub(super) constraints: Vec<Vec<Tracked<'a>>>,
-    /// What the policy would have all devices share.
+    /// The attributes that the policy wants all devices to share.
     pub(super) affinity: Vec<Tracked<'a>>,
     pub(crate) picks: Vec<Vec<Pick>>,
     /// By claim and request: the alternative that was chosen.
     pub(crate) chosen: Vec<Vec<usize>>,
-    /// The furthest request that was reached: the one before it can be had together.
+    /// The furthest request that was reached: all requests before it can be had together.
     pub(crate) furthest: (usize, usize),
     pub(super) stack: Vec<Frame>,
     /// The request before which the search stops as if it were complete.
     pub(super) stop_at: Option<(usize, usize)>,
-    /// What to ask for in place of what the claims do, to find out what there is.
+    /// Asked for in place of what the claims request, to find out how much there is.
     pub(crate) instead: Option<CapacityRequirements>,
 }
 
@@ -62,6 +62,26 @@ pub(crate) struct Pick {
     pub(crate) share: Option<Amounts>,
 }
 
+/// The place of a request, or of one of its alternatives, among the claims of an attempt.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AskAt {
+    pub(crate) claim: usize,
+    pub(crate) request: usize,
+    /// 0 for a request without alternatives.
+    pub(crate) alternative: usize,
+}
+
+impl AskAt {
+    /// In the first request of the first claim.
+    pub(crate) const fn of_first(alternative: usize) -> Self {
+        Self {
+            claim: 0,
+            request: 0,
+            alternative,
+        }
+    }
+}
+
 /// A position in the search: before this device of this alternative of this request.
 #[derive(Debug, Clone)]
 pub(super) struct Position {
@@ -71,7 +91,7 @@ pub(super) struct Position {
     pub(super) device: i64,
     /// The next place in the order of devices.
     pub(super) from: usize,
-    /// The order, once the request has begun; `None` is that of the view.
+    /// The order, once the request has begun; `None`: as in the view.
     pub(super) order: Option<Rc<[usize]>>,
 }
 
@@ -105,9 +125,7 @@ pub(crate) enum Refusal {
 /// What taking a device changed.
 #[derive(Debug)]
 pub(crate) struct Undo {
-    pub(super) claim: usize,
-    pub(super) request: usize,
-    pub(super) alternative: usize,
+    pub(super) at: AskAt,
     pub(super) candidate: usize,
     pub(super) counters: bool,
     pub(super) marked: bool,

@@ -1,9 +1,7 @@
 //! Kubernetes' own allocator: `e2e/kubernetes-go allocate`.
 
-use std::path::Path;
-
 use serde::Deserialize;
-use vgpu_cache::{Error, go};
+use vgpu_cache::go;
 
 /// What Kubernetes says.
 #[derive(Debug, Deserialize)]
@@ -19,12 +17,7 @@ pub(crate) struct Kubernetes(go::Answers);
 impl Kubernetes {
     /// `Err` says why it cannot run here.
     pub(crate) fn start() -> Result<Self, String> {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../e2e/kubernetes-go");
-        match go::Answers::of(&source, &["allocate"]) {
-            Ok(answers) => Ok(Self(answers)),
-            Err(Error::Unavailable(why)) => Err(why),
-            Err(Error::Failed(why)) => panic!("{why}"),
-        }
+        go::Answers::of_kubernetes("allocate").map(Self)
     }
 
     pub(crate) fn ask(&mut self, case: &serde_json::Value) -> Answer {

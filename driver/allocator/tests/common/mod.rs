@@ -147,7 +147,7 @@ pub fn normalised(mut allocations: Vec<Allocation>, claims: &[ResourceClaim]) ->
             }
         }
     }
-    // Quantities are written in their canonical form, so equal numbers of one unit are equal texts; of others not.
+    // Quantities are in canonical form: equal numbers of one unit are equal texts, those of different units not.
     let canonical = |allocation: Allocation| {
         let mut value = serde_json::to_value(&allocation).unwrap();
         for (result, original) in value["devices"]["results"]

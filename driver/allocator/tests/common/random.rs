@@ -1,7 +1,7 @@
 //! Random clusters and claims.
 //!
-//! Small, so that both allocators can try everything, and contrary: pools that are incomplete or of two generations,
-//! devices that other claims hold, numbers that do not fit, everything that allocation looks at.
+//! They are small, so that both allocators can try everything, and difficult: pools that are incomplete or of two
+//! generations, devices that other claims hold, numbers that do not fit, everything that allocation looks at.
 
 #[path = "random/claims.rs"]
 mod claims;

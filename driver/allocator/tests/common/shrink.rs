@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-/// Leaves out one part after the other, and keeps what `is_interesting` still.
+/// Leaves out one part after the other, and keeps the change if the rest is still interesting.
 pub(crate) fn shrink(mut case: Value, mut is_interesting: impl FnMut(&Value) -> bool) -> Value {
     let mut changed = true;
     while changed {

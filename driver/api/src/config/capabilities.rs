@@ -16,7 +16,7 @@ pub enum Capability {
     Graphics,
 }
 
-/// A set of them. A set is looser than its subsets.
+/// A set of capabilities. A larger set is the less strict value of `driverCapabilities`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Capabilities(u8);
 

@@ -2,8 +2,9 @@
 //!
 //! Field by field: later entries of the class override earlier ones, then the claim's override the class's. A claim may
 //! make stricter what its class says or leaves at its default, never weaker: only a class, which an administrator
-//! writes, can grant `Unlimited`, `High`, `Oversubscribe` and more of the driver than compute and utility. `allocationPolicy` only says where a share goes and
-//! `reportAs` which variables its containers get, so a claim may choose them freely.
+//! writes, can grant `Unlimited`, `High`, `Oversubscribe` and more of the driver than compute and utility.
+//! `allocationPolicy` only decides where a share goes and `reportAs` which variables its containers get, so a claim may
+//! choose them freely.
 
 use super::{
     AllocationPolicy, Capabilities, ComputePolicy, ConfigError, Dialect, MemoryPolicy, Priority, Sharing, VgpuConfig,
@@ -26,20 +27,20 @@ impl Entry {
         Ok(Self { at, config })
     }
 
-    /// Returns true if an entry with these `requests` applies to the result of `request` (`gpu`, or `gpu/large` where
-    /// an alternative of `firstAvailable` was taken). No requests at all means every one.
+    /// Returns true if an entry with these `requests` applies to the result of `request` (`gpu`, or `gpu/large` if an
+    /// alternative of `firstAvailable` was taken). An empty list applies to every request.
     pub fn applies(requests: &[String], request: &str) -> bool {
         let base = request.split_once('/').map_or(request, |(base, _)| base);
         requests.is_empty() || requests.iter().any(|r| r == request || r == base)
     }
 }
 
-/// What holds for a share: every field has a value.
+/// The config that applies to a share: every field has a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Effective {
     pub compute_policy: ComputePolicy,
     pub priority: Priority,
-    /// As a config says it; `None` if none does, and the default holds.
+    /// The priority that a config names; `None` if none does, and the default applies.
     pub priority_said: Option<Priority>,
     pub memory_policy: MemoryPolicy,
     pub allocation_policy: AllocationPolicy,
@@ -47,12 +48,12 @@ pub struct Effective {
     /// `None`: no variables of an earlier system.
     pub report_as: Option<Dialect>,
     pub driver_capabilities: Capabilities,
-    /// Where computePolicy and sharing were said, for the messages of [`Effective::check`].
+    /// The paths at which computePolicy and sharing were set, for the messages of [`Effective::check`].
     compute_at: String,
     sharing_at: String,
 }
 
-/// What was allocated, as far as a config can contradict it.
+/// The allocated amounts that a config can contradict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grant {
     /// Bytes of device memory that the share holds.
@@ -64,7 +65,7 @@ pub struct Grant {
 }
 
 impl Effective {
-    /// Holds a config against what was allocated.
+    /// Checks a config against what was allocated.
     pub fn check(&self, grant: &Grant) -> Result<(), ConfigError> {
         if self.compute_policy == ComputePolicy::Guaranteed && grant.cores == 0 {
             return Err(ConfigError::GuaranteedWithoutCores {
@@ -304,7 +305,7 @@ mod tests {
             of(&[entry("c", capabilities(&[Capability::Video]))]).as_deref(),
             Ok("video")
         );
-        // Not what the class left out, though it is of the default.
+        // A claim cannot have what the class left out, though the default has it.
         let error = of(&[entry("c", capabilities(&[Capability::Utility]))]).unwrap_err();
         assert_eq!(
             error.to_string(),

@@ -48,11 +48,11 @@ pub enum ComputePolicy {
     /// At least `cores`; idle time is shared.
     #[default]
     Balanced,
-    /// No bound at all. Needs a class that grants it.
+    /// No bound. Needs a class that grants it.
     Unlimited,
 }
 
-/// Who goes first where shares compete. Ordered from tight to loose.
+/// Which share goes first if shares compete. Ordered from tight to loose.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Priority {
     #[default]
@@ -79,7 +79,7 @@ pub enum AllocationPolicy {
     Binpack,
     /// The node with most memory left, and there the device with most.
     Spread,
-    /// All devices of a pod on one NUMA node, or those of each claim, or as few NUMA nodes as possible.
+    /// All devices of a pod on one NUMA node, else all devices of each claim, else on as few NUMA nodes as possible.
     Numa,
     /// The same with PCIe roots.
     Pcie,

@@ -1,6 +1,6 @@
 //! Parses JSON to [`VgpuConfig`], and refuses everything unknown.
 //!
-//! Of a field that occurs twice the last occurrence counts, as in the API server's own admission policies.
+//! If a field occurs twice, the last occurrence is used, as in the API server's own admission policies.
 
 use serde_json::{Map, Value};
 
@@ -47,7 +47,7 @@ pub fn parse(at: &str, parameters: &Value) -> Result<VgpuConfig, ConfigError> {
     })
 }
 
-/// As [`parse`], from bytes.
+/// Like [`parse`], from bytes.
 pub fn parse_slice(at: &str, parameters: &[u8]) -> Result<VgpuConfig, ConfigError> {
     let value = serde_json::from_slice(parameters).map_err(|e| ConfigError::NotJson {
         at: at.to_owned(),

@@ -66,7 +66,7 @@ fn to_double<'v>(_: &mut Evaluation<'v>, _: &Call, args: &[Value<'v>]) -> Out<'v
     }
 }
 
-/// A number as Go's ParseFloat reads it, but for hexadecimal ones.
+/// Parses a number as Go's ParseFloat does, except hexadecimal numbers.
 pub(super) fn double(text: &str) -> Option<f64> {
     let lower = text.to_ascii_lowercase();
     let bare = lower.strip_prefix(['+', '-']).unwrap_or(&lower);
@@ -76,7 +76,7 @@ pub(super) fn double(text: &str) -> Option<f64> {
     if !bare.starts_with(|c: char| c.is_ascii_digit() || c == '.') {
         return None;
     }
-    // Go refuses what is out of range; Rust makes it infinite.
+    // Go refuses numbers out of range; Rust returns infinity.
     text.parse().ok().filter(|d: &f64| d.is_finite())
 }
 
@@ -107,7 +107,7 @@ fn to_int<'v>(_: &mut Evaluation<'v>, _: &Call, args: &[Value<'v>]) -> Out<'v> {
     match args {
         [Value::Int(i)] => Ok(Value::Int(*i)),
         [Value::Uint(u)] => i64::try_from(*u).map_or_else(|_| error("integer overflow"), |i| Ok(Value::Int(i))),
-        // cel-go takes the ends of the range for too large.
+        // cel-go treats the ends of the range as too large.
         [Value::Double(d)]
             if d.is_finite() && *d > -9_223_372_036_854_775_808.0 && *d < 9_223_372_036_854_775_807.0 =>
         {
@@ -135,7 +135,7 @@ fn to_uint<'v>(_: &mut Evaluation<'v>, _: &Call, args: &[Value<'v>]) -> Out<'v> 
         }
         [Value::Double(_)] => error("unsigned integer overflow"),
         [Value::Str(text)] => match text.as_str().parse() {
-            // Rust reads a sign here, Go does not.
+            // Rust accepts a sign here, Go does not.
             Ok(u) if !text.as_str().starts_with('+') => Ok(Value::Uint(u)),
             _ => unreadable("uint"),
         },
@@ -158,7 +158,7 @@ fn to_string<'v>(run: &mut Evaluation<'v>, _: &Call, args: &[Value<'v>]) -> Out<
     }
 }
 
-/// The text of a value that is no text itself.
+/// Converts a value to text; `None` for types without a text form.
 pub(super) fn text_of(value: &Value<'_>) -> Option<String> {
     Some(match value {
         Value::Bool(b) => b.to_string(),

@@ -6,9 +6,9 @@ use crate::value::{Out, Value, no_such_overload};
 
 pub(crate) struct Format {
     pub(crate) name: &'static str,
-    /// The name that the function has.
+    /// The name of the format's function.
     function: &'static str,
-    /// How long a pattern Kubernetes takes it for, in its cost.
+    /// The pattern length that Kubernetes assumes in its cost.
     pub(crate) pattern_size: u64,
     check: fn(&str) -> Option<&'static str>,
 }
@@ -85,7 +85,7 @@ pub(super) fn function(name: &str) -> Option<Function> {
     })
 }
 
-/// Nothing where the text is right, else a list of what is wrong.
+/// Returns no value if the text is valid, else a list of its mistakes.
 fn validate<'v>(run: &mut Evaluation<'v>, _: &Call, args: &[Value<'v>]) -> Out<'v> {
     let [Value::Format(format), Value::Str(text)] = args else {
         return no_such_overload();
@@ -103,7 +103,7 @@ enum Start {
     Any,
 }
 
-/// Lower case letters, digits and dashes within; a prefix may end with a dash.
+/// Checks lower case letters, digits and inner dashes; a prefix may also end with a dash.
 fn label(text: &str, start: Start, prefix: bool) -> Option<&'static str> {
     let masked = unmasked(text, prefix);
     if masked.len() > 63 {
@@ -112,7 +112,7 @@ fn label(text: &str, start: Start, prefix: bool) -> Option<&'static str> {
     (!label_characters(&masked, start)).then_some("must consist of lower case alphanumeric characters or '-'")
 }
 
-/// What Kubernetes looks at in a prefix: a dash at its end counts as a letter.
+/// The text that Kubernetes checks for a prefix: a dash at the end is replaced by a letter.
 fn unmasked(text: &str, prefix: bool) -> String {
     match text.strip_suffix('-') {
         Some(rest) if prefix && !rest.is_empty() => format!("{rest}a"),
@@ -173,7 +173,7 @@ fn label_value(text: &str) -> Option<&'static str> {
     (!right).then_some("a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.'")
 }
 
-/// With dashes at their places, or without any of them.
+/// Accepts a UUID with all dashes at their places, or without any.
 fn is_uuid(text: &str) -> bool {
     let lengths = [8usize, 4, 4, 4, 12];
     let mut rest = text;

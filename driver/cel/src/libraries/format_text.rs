@@ -7,7 +7,7 @@ use super::quote::quote;
 use crate::types::Type;
 use crate::value::Value;
 
-/// What a verb is: `%s`, or `%.2f` with its places.
+/// A verb: `%s`, or `%.2f` with its number of decimal places.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Verb {
     letter: char,
@@ -71,7 +71,7 @@ fn pieces(text: &str) -> Result<Vec<Piece<'_>>, String> {
     Ok(pieces)
 }
 
-/// Returns true if a value of that type may stand for the verb.
+/// Returns true if the verb accepts a value of that type.
 pub(crate) fn accepts(verb: Verb, t: &Type) -> bool {
     if matches!(t, Type::Dyn | Type::Param(_)) {
         return true;
@@ -86,7 +86,7 @@ pub(crate) fn accepts(verb: Verb, t: &Type) -> bool {
     }
 }
 
-/// More places than a double has digits.
+/// Limit of decimal places: more than a double has digits.
 const MOST_PLACES: usize = 2_000;
 
 pub(crate) fn format(text: &str, args: &[Value<'_>]) -> Result<String, String> {
@@ -154,7 +154,7 @@ fn hex(letter: char, bytes: &[u8]) -> String {
     if letter == 'X' { lower.to_uppercase() } else { lower }
 }
 
-/// As English readers are shown a number: thousands apart, the exponent as a power of ten.
+/// Formats a number for English readers: thousands separated, the exponent as a power of ten.
 fn number(letter: char, places: usize, d: f64) -> String {
     if d.is_nan() {
         return "NaN".to_owned();
@@ -176,7 +176,7 @@ fn number(letter: char, places: usize, d: f64) -> String {
         let point = if fraction.is_empty() { "" } else { "." };
         return format!("{sign}{grouped}{point}{fraction}");
     }
-    // The precision is not heeded here; Kubernetes does not, either.
+    // The precision is ignored, as in Kubernetes.
     let plain = format!("{d:.6e}");
     let (mantissa, exponent) = plain.split_once('e').unwrap_or((plain.as_str(), "0"));
     let (sign, digits) = exponent
@@ -222,7 +222,7 @@ fn string(value: &Value<'_>) -> Result<String, String> {
     })
 }
 
-/// A value within a list or a map. One value can be in many places: the text may grow far beyond what made it.
+/// Writes a value inside a list or a map. One value can occur many times, so the text may grow far beyond its source.
 fn nested(value: &Value<'_>, out: &mut String) -> Result<(), String> {
     if out.len() > LONGEST {
         return Err("the text is too long".to_owned());

@@ -1,13 +1,13 @@
-//! Durations and timestamps, read and written as Go does.
+//! Durations and timestamps, parsed and written as in Go.
 
 use crate::value::{Out, Value, error};
 
 pub(crate) const SECOND: i128 = 1_000_000_000;
-/// The year 1, and the end of the year 9999: what a timestamp may be.
+/// The range of timestamps: from the year 1 to the end of the year 9999.
 pub(crate) const FIRST: i128 = -62_135_596_800 * SECOND;
 const LAST: i128 = 253_402_300_800 * SECOND - 1;
 
-/// The timestamp, if it is one.
+/// Returns the timestamp if it is in the range.
 pub(crate) fn timestamp<'v>(nanoseconds: i128, zone: i32) -> Out<'v> {
     if (FIRST..=LAST).contains(&nanoseconds) {
         Ok(Value::Timestamp(nanoseconds, zone))
@@ -16,7 +16,7 @@ pub(crate) fn timestamp<'v>(nanoseconds: i128, zone: i32) -> Out<'v> {
     }
 }
 
-/// `1h30m`, `-1.5s`, `0`: whole and broken numbers with units.
+/// Parses `1h30m`, `-1.5s`, `0`: whole and fractional numbers with units.
 pub(crate) fn parse_duration(text: &str) -> Option<i64> {
     let (negative, mut rest) = match text.as_bytes().first()? {
         b'-' => (true, &text[1..]),
@@ -55,7 +55,7 @@ pub(crate) fn parse_duration(text: &str) -> Option<i64> {
         let whole: u64 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
         let mut part = whole.checked_mul(unit)?;
         if !fraction.is_empty() {
-            // Go computes the fraction with a double, too.
+            // Go also computes the fraction with a double.
             let digits = &fraction[..fraction.len().min(18)];
             let value: u64 = digits.parse().ok()?;
             let scale = 10f64.powi(digits.len() as i32);
@@ -78,13 +78,13 @@ fn digits(text: &str) -> (&str, &str) {
     text.split_at(end)
 }
 
-/// In seconds, with as many digits as it needs.
+/// The duration in seconds, with as many digits as needed.
 pub(crate) fn duration_text(nanoseconds: i64) -> String {
     let seconds = (nanoseconds / 1_000_000_000) as f64 + (nanoseconds % 1_000_000_000) as f64 / 1e9;
     format!("{seconds}s")
 }
 
-/// Year, month, day.
+/// A date: year, month, day.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Date {
     pub(crate) year: i64,
@@ -92,9 +92,10 @@ pub(crate) struct Date {
     pub(crate) day: i64,
 }
 
-/// The date of a day counted from 1970.
+/// The date of a day, as days since 1970.
 pub(crate) fn date(days: i64) -> Date {
-    // Counted from March of the year 0, a leap day is the last of its year; 400 years are one round.
+    // Years start in March of the year 0, so that a leap day is the last day of its year. The calendar repeats every
+    // 400 years.
     let shifted = days + 719_468;
     let era = shifted.div_euclid(146_097);
     let day_of_era = shifted.rem_euclid(146_097);
@@ -109,7 +110,7 @@ pub(crate) fn date(days: i64) -> Date {
     }
 }
 
-/// The day, counted from 1970, of a date.
+/// Days since 1970 of a date.
 pub(crate) fn days(date: Date) -> i64 {
     let year = if date.month <= 2 { date.year - 1 } else { date.year };
     let era = year.div_euclid(400);
@@ -118,7 +119,7 @@ pub(crate) fn days(date: Date) -> i64 {
     era * 146_097 + year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year - 719_468
 }
 
-/// RFC 3339, as Go reads it: nanoseconds since 1970, and seconds east of UTC.
+/// Parses RFC 3339 as Go does. Returns nanoseconds since 1970, and seconds east of UTC.
 pub(crate) fn parse_timestamp(text: &str) -> Option<(i128, i32)> {
     let number = |range: std::ops::Range<usize>| -> Option<i64> {
         let digits = text.get(range)?;

@@ -43,14 +43,14 @@ fn is_sorted<'v>(run: &mut Evaluation<'v>, _: &Call, args: &[Value<'v>]) -> Out<
     };
     run.work(list.len())?;
     if let [single] = list.as_slice() {
-        // One element must be comparable, too.
+        // A single element must be comparable, too.
         single.compare(single).or_else(nan_is_equal)?;
     }
     for pair in list.windows(2) {
         match pair[0].compare(&pair[1]) {
             Ok(Ordering::Greater) => return Ok(Value::Bool(false)),
             Ok(_) => {}
-            // Kubernetes only looks for a clear "greater".
+            // Kubernetes only checks for a definite "greater".
             Err(Fault::Error(_)) if comparable(&pair[0]) && comparable(&pair[1]) => {}
             Err(fault) => return Err(fault),
         }
@@ -79,7 +79,7 @@ fn comparable(value: &Value<'_>) -> bool {
     )
 }
 
-/// The zero of a sum is that of the overload: of an int where the types leave several.
+/// The zero of an empty sum has the overload's type, or int if there are several overloads.
 fn sum<'v>(run: &mut Evaluation<'v>, call: &Call, args: &[Value<'v>]) -> Out<'v> {
     let [Value::List(list)] = args else {
         return no_such_overload();
@@ -111,7 +111,7 @@ fn extreme<'v>(run: &mut Evaluation<'v>, args: &[Value<'v>], name: &str, replace
             return no_such_overload();
         }
         match best {
-            // What cannot be compared is not preferred.
+            // Elements that cannot be compared do not replace the previous one.
             Some(before) if before.compare(element).ok() != Some(replaced) => {}
             _ => best = Some(element),
         }
@@ -158,7 +158,7 @@ fn last_index_of<'v>(run: &mut Evaluation<'v>, _: &Call, args: &[Value<'v>]) -> 
     }
 }
 
-/// Whether a list has the value, or a value that is no list is it.
+/// Returns whether a list contains the value, or a value that is not a list equals it.
 fn includes<'v>(run: &mut Evaluation<'v>, _: &Call, args: &[Value<'v>]) -> Out<'v> {
     match args {
         [Value::List(list), item] => {
@@ -224,7 +224,7 @@ fn flatten_into<'v>(
     Ok(())
 }
 
-/// The list in the order of its keys.
+/// The list, sorted by its keys.
 pub(crate) fn sort_by<'v>(run: &mut Evaluation<'v>, list: &Arc<Vec<Value<'v>>>, keys: &[Value<'v>]) -> Out<'v> {
     if list.len() != keys.len() {
         return error("a list and its keys are of different sizes");
@@ -240,7 +240,7 @@ pub(crate) fn sort_by<'v>(run: &mut Evaluation<'v>, list: &Arc<Vec<Value<'v>>>, 
     }
     run.work(keys.len() * 16)?;
     let mut order: Vec<usize> = (0..keys.len()).collect();
-    // NaN is not less than anything, which is no order; it is left where it is.
+    // NaN compares with nothing, so its place in the order is undefined; it stays where it is.
     order.sort_by(|a, b| keys[*a].compare(&keys[*b]).unwrap_or(Ordering::Equal));
     Ok(Value::list(
         order.into_iter().map(|index| list[index].clone()).collect(),
@@ -254,7 +254,7 @@ fn range<'v>(run: &mut Evaluation<'v>, _: &Call, args: &[Value<'v>]) -> Out<'v> 
     let Ok(size) = u64::try_from(*count) else {
         return error(format!("lists.range: size must be non-negative, got {count}"));
     };
-    // It would cost more than is left: not even begun.
+    // It would exceed the remaining budget, so it is not started.
     if size > run.left() {
         return Err(Fault::Stop(Stop::Cost));
     }

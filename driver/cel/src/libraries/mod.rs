@@ -1,5 +1,5 @@
-//! The code of every function. The checker has checked the types of arguments as far as they were known; a value of
-//! type `dyn` is checked here, and the wrong type is "no such overload".
+//! The code of all functions. The checker has checked the types of arguments as far as they are known. Values of type
+//! `dyn` are checked here; a wrong type is "no such overload".
 
 mod conversions;
 pub(crate) mod format;
@@ -22,7 +22,7 @@ use crate::evaluate::Evaluation;
 use crate::node::{Call, Function};
 use crate::value::{Out, Value, no_such_overload};
 
-/// The implementation of a declared function, for all of its overloads.
+/// The implementation of a declared function, for all its overloads.
 pub(crate) fn function(name: &str) -> Function {
     operators::function(name)
         .or_else(|| conversions::function(name))
@@ -38,12 +38,12 @@ pub(crate) fn function(name: &str) -> Function {
         .unwrap_or(never)
 }
 
-/// The authorizer's functions: there is no value that they could be called on.
+/// The authorizer's functions: no value exists on which they could be called.
 fn never<'v>(_: &mut Evaluation<'v>, _: &Call, _: &[Value<'v>]) -> Out<'v> {
     no_such_overload()
 }
 
-/// Returns true if a call of it with a constant is a constant.
+/// Returns true if a call with a constant is itself a constant.
 pub(crate) fn is_conversion(name: &str) -> bool {
     matches!(
         name,
@@ -51,7 +51,7 @@ pub(crate) fn is_conversion(name: &str) -> bool {
     )
 }
 
-/// The operator as it is written.
+/// The operator's symbol in source text.
 pub(crate) fn symbol(name: &str) -> &str {
     match name {
         "_?_:_" => "? :",

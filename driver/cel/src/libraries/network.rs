@@ -68,7 +68,7 @@ fn ip<'v>(_: &mut Evaluation<'v>, _: &Call, args: &[Value<'v>]) -> Out<'v> {
     }
 }
 
-/// Without zones and without IPv4 in IPv6.
+/// Rejects zones and IPv4 in IPv6.
 fn parse_ip(text: &str) -> Result<IpAddr, String> {
     match text.parse() {
         Ok(IpAddr::V6(ip)) if ip.to_ipv4_mapped().is_some() => {

@@ -34,7 +34,7 @@ fn or_overflow<'v, T>(result: Option<T>, make: impl Fn(T) -> Value<'v>) -> Out<'
     }
 }
 
-/// The longest text and list that an evaluation makes: more than the cost allows to be read.
+/// Maximum length of a text or list that an evaluation creates: more than the cost limit allows to read.
 pub(crate) const LONGEST: usize = 16 << 20;
 
 fn add<'v>(run: &mut Evaluation<'v>, _: &Call, args: &[Value<'v>]) -> Out<'v> {

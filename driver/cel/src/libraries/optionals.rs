@@ -1,4 +1,4 @@
-//! `optional.of` and its relatives. `or` and `orValue` are nodes of their own, because they do not always evaluate
+//! `optional.of` and related functions. `or` and `orValue` have their own nodes, because they do not always evaluate
 //! their argument.
 
 use crate::evaluate::Evaluation;
@@ -67,7 +67,7 @@ fn is_zero(value: &Value<'_>) -> bool {
         Value::List(list) => list.is_empty(),
         Value::Map(map) => map.len() == 0,
         Value::Duration(d) => *d == 0,
-        // The zero of Go's time is the year 1.
+        // The zero value of Go's time is the year 1.
         Value::Timestamp(t, _) => *t == super::go_time::FIRST,
         _ => false,
     }

@@ -1,15 +1,15 @@
 //! Regular expressions in Go's syntax, run by Rust's engine (both never backtrack, both prefer the leftmost match).
 //!
-//! The syntaxes differ in details: in Go digits, words and white space are ASCII; `&&`, `--`, `~~` and `[` within a
-//! class are plain characters; a `{` that begins no repetition is plain; `\Q...\E` quotes; and Rust's additions (`x`
-//! and `R` flags, `\<`, class operations) do not exist.
+//! The syntaxes differ in details. In Go, digits, words and white space are ASCII; `&&`, `--`, `~~` and `[` within a
+//! class are plain characters; a `{` that does not start a repetition is plain; `\Q...\E` quotes; and Rust's additions
+//! (`x` and `R` flags, `\<`, class operations) do not exist.
 
 use regex::{Regex, RegexBuilder};
 
 #[derive(Debug)]
 pub(crate) struct Pattern(Regex);
 
-/// What a compiled pattern may take; Go would take more, and time with it.
+/// Memory limit of a compiled pattern. Go allows more, and takes more time.
 const SIZE_LIMIT: usize = 2 << 20;
 
 impl Pattern {
@@ -77,7 +77,7 @@ fn translate(text: &str) -> Result<String, String> {
     Ok(out)
 }
 
-/// The length of `3}`, `3,}` or `3,5}`. Go allows at most 1000.
+/// Returns the length of `3}`, `3,}` or `3,5}`. Go allows at most 1000 repetitions.
 fn repetition(text: &str) -> Result<Option<usize>, String> {
     let Some(end) = text.find('}') else { return Ok(None) };
     let (low, high) = text[..end].split_once(',').unwrap_or((&text[..end], ""));
@@ -93,7 +93,7 @@ fn repetition(text: &str) -> Result<Option<usize>, String> {
     Ok(Some(end + 1))
 }
 
-/// What follows an opening parenthesis: Go's flags are i, m, s and U.
+/// Translates the text after an opening parenthesis. Go's flags are i, m, s and U.
 fn group<'t>(text: &'t str, out: &mut String) -> Result<&'t str, String> {
     out.push('(');
     let Some(flags) = text.strip_prefix('?') else {
@@ -111,7 +111,7 @@ fn group<'t>(text: &'t str, out: &mut String) -> Result<&'t str, String> {
     Ok(&flags[end..])
 }
 
-/// What follows a backslash.
+/// Translates the text after a backslash.
 fn escape<'t>(text: &'t str, within_class: bool, out: &mut String) -> Result<&'t str, String> {
     let c = text.chars().next().ok_or("trailing backslash at end of expression")?;
     let after = &text[c.len_utf8()..];
@@ -143,7 +143,7 @@ fn escape<'t>(text: &'t str, within_class: bool, out: &mut String) -> Result<&'t
                 Some((quoted, after)) => (quoted, after),
                 None => (after, ""),
             };
-            // One quoted text is one atom for each character.
+            // Each character of a quoted text is an atom of its own.
             for c in quoted.chars() {
                 literal(c, out);
             }
@@ -165,7 +165,7 @@ fn escape<'t>(text: &'t str, within_class: bool, out: &mut String) -> Result<&'t
     Ok(after)
 }
 
-/// `\012`: Go takes an octal number of up to three digits, but a single one only if it is 0.
+/// Translates `\012`: Go accepts octal numbers of up to three digits, but a single digit only if it is 0.
 fn octal<'t>(text: &'t str, out: &mut String) -> Result<&'t str, String> {
     let end = text
         .char_indices()
@@ -187,7 +187,7 @@ fn literal(c: char, out: &mut String) {
     out.push(c);
 }
 
-/// What follows an opening bracket.
+/// Translates the text after an opening bracket.
 fn class<'t>(text: &'t str, out: &mut String) -> Result<&'t str, String> {
     out.push('[');
     let mut rest = text;
@@ -195,7 +195,7 @@ fn class<'t>(text: &'t str, out: &mut String) -> Result<&'t str, String> {
         out.push('^');
         rest = after;
     }
-    // A bracket that comes first is plain.
+    // A bracket in first place is plain.
     let mut first = true;
     while let Some(c) = rest.chars().next() {
         let after = &rest[c.len_utf8()..];
@@ -206,14 +206,14 @@ fn class<'t>(text: &'t str, out: &mut String) -> Result<&'t str, String> {
             }
             '\\' => escape(after, true, out)?,
             '[' if after.starts_with(':') && after[1..].contains(":]") => {
-                // A named class: [:alpha:]. Rust knows the same names.
+                // A named class such as [:alpha:]. Rust knows the same names.
                 let end = after[1..].find(":]").map_or(after.len(), |at| at + 3);
                 out.push('[');
                 out.push_str(&after[..end]);
                 &after[end..]
             }
             '-' => {
-                // A dash at either end is plain; between two characters it makes a range.
+                // A dash at either end is plain; between two characters it is a range.
                 if first || after.starts_with(']') {
                     out.push_str("\\-");
                 } else {

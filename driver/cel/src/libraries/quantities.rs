@@ -98,7 +98,7 @@ fn version(args: &[Value<'_>]) -> Option<Result<Version, &'static str>> {
 
 fn part<'v>(args: &[Value<'v>], part: fn(&Version) -> u64) -> Out<'v> {
     match args {
-        // Kubernetes converts without a look at the range.
+        // Kubernetes converts without checking the range.
         [Value::Semver(version)] => Ok(Value::Int(part(version) as i64)),
         _ => no_such_overload(),
     }

@@ -29,7 +29,7 @@ fn find_all<'v>(run: &mut Evaluation<'v>, call: &Call, args: &[Value<'v>]) -> Ou
         [Value::Str(text), Value::Str(pattern), Value::Int(limit)] => (text, pattern, *limit),
         _ => return no_such_overload(),
     };
-    // A negative limit is none.
+    // A negative limit means no limit.
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     run.work(text.as_str().len())?;
     run.with_pattern(call, pattern.as_str(), |pattern| {

@@ -1,4 +1,4 @@
-//! Semantic versions, read as the Go library that Kubernetes uses reads them.
+//! Semantic versions, parsed as by Kubernetes' Go library.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ pub(crate) struct Version {
     pub(crate) major: u64,
     pub(crate) minor: u64,
     pub(crate) patch: u64,
-    /// The parts after `-`; of those after `+` nothing is compared.
+    /// The parts after `-`. Parts after `+` are not compared, so they are not stored.
     pre: Option<Arc<[Pre]>>,
 }
 
@@ -52,7 +52,7 @@ impl Version {
         Ok(version)
     }
 
-    /// With a leading v, leading zeros and missing parts.
+    /// Accepts a leading v, leading zeros and missing parts.
     pub(crate) fn parse_tolerant(text: &str) -> Result<Self, &'static str> {
         let text = text.strip_prefix('v').unwrap_or(text);
         let mut parts: Vec<String> = text.splitn(3, '.').map(without_zeros).collect();
@@ -65,7 +65,7 @@ impl Version {
         Self::parse(&parts.join("."))
     }
 
-    /// The order of versions: what follows `+` does not count.
+    /// The order of versions; text after `+` is ignored.
     pub(crate) fn cmp_precedence(&self, other: &Self) -> Ordering {
         (self.major, self.minor, self.patch)
             .cmp(&(other.major, other.minor, other.patch))

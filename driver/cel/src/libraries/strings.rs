@@ -1,4 +1,4 @@
-//! Functions on strings. Positions count characters, not bytes.
+//! Functions on strings. Positions are in characters, not bytes.
 
 use super::format_text;
 use super::operators::LONGEST;
@@ -49,7 +49,7 @@ fn out_of_range<T>(index: i64) -> Result<T, crate::value::Fault> {
     error(format!("index out of range: {index}"))
 }
 
-/// The byte where the character of an index begins; the end for the one after the last.
+/// The byte position of the character with this index; the text's length for the index after the last one.
 fn position(text: &str, index: i64) -> Option<usize> {
     let index = usize::try_from(index).ok()?;
     if text.is_ascii() {
@@ -58,7 +58,7 @@ fn position(text: &str, index: i64) -> Option<usize> {
     text.char_indices().map(|(at, _)| at).chain([text.len()]).nth(index)
 }
 
-/// What Go takes for white space.
+/// Go's definition of white space.
 fn is_space(c: char) -> bool {
     c.is_whitespace()
 }
@@ -75,7 +75,7 @@ fn char_at<'v>(_: &mut Evaluation<'v>, _: &Call, args: &[Value<'v>]) -> Out<'v> 
     }
 }
 
-/// The index of a text in a text, from an index on.
+/// The index of the first occurrence of a text, from an offset on.
 pub(super) fn index_of<'v>(text: &str, part: &str, offset: i64) -> Out<'v> {
     if offset < 0 {
         return out_of_range(offset);
@@ -91,7 +91,7 @@ pub(super) fn index_of<'v>(text: &str, part: &str, offset: i64) -> Out<'v> {
     Ok(Value::Int(found))
 }
 
-/// The last index of a text in a text that is not after an index.
+/// The index of the last occurrence of a text that does not start after an offset.
 pub(super) fn last_index_of<'v>(text: &str, part: &str, offset: Option<i64>) -> Out<'v> {
     let length = text.chars().count() as i64;
     let offset = match offset {
@@ -127,7 +127,7 @@ fn replace<'v>(run: &mut Evaluation<'v>, _: &Call, args: &[Value<'v>]) -> Out<'v
     };
     let (text, old, new) = (text.as_str(), old.as_str(), new.as_str());
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-    // An empty text is found before each character and at the end, both by Go and by Rust.
+    // Both Go and Rust find an empty text before each character and at the end.
     let found = text.matches(old).take(limit).count();
     let length = text.len() as u128 + found as u128 * new.len() as u128;
     if length > LONGEST as u128 {
@@ -150,7 +150,7 @@ fn split<'v>(run: &mut Evaluation<'v>, _: &Call, args: &[Value<'v>]) -> Out<'v> 
     }
     run.work(text.len())?;
     let parts: Vec<_> = if separator.is_empty() {
-        // By characters; what is left over is one part.
+        // An empty separator splits into characters; the last part is the rest.
         let mut parts = Vec::new();
         let mut rest = text;
         while let Some(c) = rest.chars().next() {

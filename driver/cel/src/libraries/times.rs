@@ -1,4 +1,4 @@
-//! Parts of a timestamp or a duration. Time zones are UTC and offsets; names of regions are not supported.
+//! Parts of a timestamp or a duration. Time zones are UTC or offsets; region names are not supported.
 
 use super::go_time::{self, Date, SECOND};
 use crate::node::Function;
@@ -28,7 +28,7 @@ pub(super) fn function(name: &str) -> Option<Function> {
     })
 }
 
-/// Nanoseconds since 1970, at the place that is asked for.
+/// Nanoseconds since 1970 in the requested time zone.
 fn local(args: &[Value<'_>]) -> Result<i128, Fault> {
     match args {
         [Value::Timestamp(t, _)] => Ok(*t),
@@ -37,7 +37,7 @@ fn local(args: &[Value<'_>]) -> Result<i128, Fault> {
     }
 }
 
-/// Seconds east of UTC.
+/// The zone's offset in seconds east of UTC.
 fn offset(zone: &str) -> Result<i64, Fault> {
     if matches!(zone, "" | "UTC") {
         return Ok(0);
@@ -60,7 +60,8 @@ fn of_date<'v>(args: &[Value<'v>], part: fn(Date, i64) -> i64) -> Out<'v> {
     Ok(Value::Int(part(go_time::date(days), days)))
 }
 
-/// A part of the day, or, of a duration, how often the unit is in it; of milliseconds only those of the second.
+/// A part of the time of day, or for a duration the number of whole units in it; for milliseconds only those within
+/// the second.
 fn of_time<'v>(args: &[Value<'v>], unit: i128, part: fn(i128) -> i128) -> Out<'v> {
     let number = match args {
         [Value::Duration(d)] => i128::from(*d) / unit,

@@ -10,7 +10,7 @@ use crate::value::{Key, Map, Out, Value, error, no_such_overload};
 pub(crate) struct Url {
     text: String,
     scheme: String,
-    /// With the port.
+    /// The host with its port.
     host: String,
     path: String,
     query: String,
@@ -58,7 +58,7 @@ fn part<'v>(args: &[Value<'v>], of: fn(&Url) -> String) -> Out<'v> {
     }
 }
 
-/// A URL with a scheme, or a path from the root.
+/// Parses a URL with a scheme, or a path from the root.
 pub(super) fn parse(text: &str) -> Result<Url, &'static str> {
     if text.is_empty() {
         return Err("empty url");
@@ -67,14 +67,14 @@ pub(super) fn parse(text: &str) -> Result<Url, &'static str> {
         return Err("invalid control character in URL");
     }
     let (scheme, rest) = scheme(text)?;
-    // A fragment is only looked for once the rest is known to be right; Go does so in two readings.
+    // A fragment is only split off after the rest was checked; Go does this in two passes.
     let (rest, _fragment) = rest.split_once('#').unwrap_or((rest, ""));
     let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
     if !rest.starts_with('/') {
         if scheme.is_empty() {
             return Err("invalid URI for request");
         }
-        // An opaque address, as mailto:x: nothing more is known of it.
+        // An opaque address such as mailto:x has no further parts.
         return Ok(Url {
             text: text.to_owned(),
             scheme,
@@ -145,7 +145,7 @@ fn host(authority: &str) -> Result<String, &'static str> {
     Ok(host.to_owned())
 }
 
-/// The path with what must be escaped escaped.
+/// Escapes the characters of a path that must be escaped.
 fn escaped(path: &str) -> Result<String, &'static str> {
     let bytes = path.as_bytes();
     for (at, _) in path.match_indices('%') {
@@ -158,7 +158,7 @@ fn escaped(path: &str) -> Result<String, &'static str> {
     if bytes.iter().all(|b| plain(*b)) {
         return Ok(path.to_owned());
     }
-    // Go writes such a path anew, from what it stands for.
+    // Go builds such a path again from its unescaped form.
     let keep = |b: u8| b.is_ascii_alphanumeric() || b"-_.~$&+,/:;=@".contains(&b);
     let mut out = String::new();
     for b in unescape(path, false) {
@@ -191,7 +191,7 @@ fn unescape(text: &str, plus: bool) -> Vec<u8> {
     out
 }
 
-/// The host without the port, and the port.
+/// Splits a host into name and port.
 fn split_host(host: &str) -> (&str, &str) {
     let (name, port) = match host.rfind(':') {
         Some(colon) if host[colon + 1..].bytes().all(|b| b.is_ascii_digit()) && !host.ends_with(']') => {
@@ -210,7 +210,7 @@ fn split_host(host: &str) -> (&str, &str) {
 fn query(text: &str) -> Value<'static> {
     let mut all: BTreeMap<Key, (Value<'static>, Vec<Value<'static>>)> = BTreeMap::new();
     for pair in text.split('&').filter(|pair| !pair.is_empty()) {
-        // Go drops what it cannot read.
+        // Go drops pairs that it cannot parse.
         if pair.contains(';') || !escapes_are_right(pair) {
             continue;
         }

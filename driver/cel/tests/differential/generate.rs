@@ -1,8 +1,8 @@
-//! Generates random expressions of the whole library, with their parts, so that they can be made smaller again.
+//! Generates random expressions that cover the whole library. They keep their structure so that they can be reduced.
 
 use std::fmt;
 
-/// A small generator of random numbers whose seed is all that a failure needs to be repeated.
+/// A small random number generator. Its seed reproduces a failure.
 pub(crate) struct Random(u64);
 
 impl Random {
@@ -28,7 +28,7 @@ enum Piece {
     Text(&'static str),
     Part(&'static str),
     Variable(&'static str),
-    /// A variable whose value comes next.
+    /// A variable, followed by its value.
     Bound,
 }
 
@@ -77,7 +77,7 @@ impl Expression {
         !text.starts_with('-')
     }
 
-    /// Every way to make it one step smaller: a part in place of the whole, or a leaf in place of a part.
+    /// All ways to make the expression one step smaller: a part in place of the whole, or a leaf in place of a part.
     pub(crate) fn smaller(&self, templates: &Templates) -> Vec<Self> {
         let mut all = Vec::new();
         if self.pieces.len() > 1 {
@@ -152,7 +152,7 @@ impl Templates {
             })
     }
 
-    /// An expression of bool around one of a given form.
+    /// A bool expression around an expression of a given form.
     pub(crate) fn around(&self, index: usize, random: &mut Random) -> Expression {
         let template = &self.all[index % self.all.len()];
         let depth = 1 + random.below(4);
@@ -174,7 +174,7 @@ impl Templates {
         scope: &mut Vec<(String, &'static str)>,
         random: &mut Random,
     ) -> Expression {
-        // Now and then a part of a wrong type: what is refused must be refused by both.
+        // Sometimes a part of a wrong type, which both sides must refuse.
         let of = if random.one_in(60) {
             self.types[random.below(self.types.len())]
         } else {
@@ -266,7 +266,7 @@ fn template(line: &'static str) -> Template {
             pieces.push(Piece::Variable(of));
             rest = after;
         } else {
-            // Up to the next place where one of those may begin.
+            // Up to the next character with which a placeholder may begin.
             let next = rest.char_indices().skip(1).find(|(_, c)| matches!(c, '<' | '$'));
             let (text, after) = rest.split_at(next.map_or(rest.len(), |(at, _)| at));
             pieces.push(Piece::Text(text));

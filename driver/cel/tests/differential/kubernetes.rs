@@ -1,9 +1,7 @@
 //! Asks Kubernetes' own packages, by `e2e/kubernetes-go cel`.
 
-use std::path::Path;
-
 use serde_json::Value;
-use vgpu_cache::{Error, go};
+use vgpu_cache::go;
 
 pub(crate) struct Kubernetes(go::Answers);
 
@@ -13,7 +11,7 @@ pub(crate) struct Answer {
     pub(crate) result: Option<bool>,
     pub(crate) cost: u64,
     pub(crate) error: String,
-    /// It broke down over the question.
+    /// Kubernetes' packages panicked on the expression.
     pub(crate) panics: bool,
 }
 
@@ -24,14 +22,9 @@ impl Answer {
 }
 
 impl Kubernetes {
-    /// Nothing, with the reason, where it cannot be built.
+    /// Starts the program. Returns the reason if it cannot be built.
     pub(crate) fn start() -> Result<Self, String> {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../e2e/kubernetes-go");
-        match go::Answers::of(&source, &["cel"]) {
-            Ok(answers) => Ok(Self(answers)),
-            Err(Error::Unavailable(why)) => Err(why),
-            Err(Error::Failed(why)) => panic!("{why}"),
-        }
+        go::Answers::of_kubernetes("cel").map(Self)
     }
 
     pub(crate) fn ask(&mut self, expression: &str, device: &Value) -> Answer {

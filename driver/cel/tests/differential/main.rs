@@ -1,11 +1,11 @@
-//! Random selectors on random devices, answered by us and by Kubernetes' own packages: whether they compile, what they
-//! yield, what they cost.
+//! Compares random selectors on random devices with Kubernetes' own packages: whether they compile, their result and
+//! their cost.
 //!
-//! `VGPU_CEL_CASES` (default 8,000) is how many it tries, `VGPU_CEL_SECONDS` (default 60) for how long at most,
-//! `VGPU_CEL_SEED` (default 1) where it starts. A disagreement is made as small as possible before it is shown; then it
-//! belongs into `testdata/disagreements.jsonl`, with `VGPU_CEL_KEEP=FILE` appended there as it is found.
+//! `VGPU_CEL_CASES` (default 8,000) is the number of cases, `VGPU_CEL_SECONDS` (default 60) the time limit,
+//! `VGPU_CEL_SEED` (default 1) the seed. A disagreement is reduced as far as possible before it is printed. Add it to
+//! `testdata/disagreements.jsonl`; `VGPU_CEL_KEEP=FILE` appends each one to FILE.
 //!
-//! One is known and left: a URL is a key of a map in Kubernetes, by its address, and none here.
+//! One disagreement is known and accepted: a URL can be a key of a map in Kubernetes, but not here.
 
 #[path = "../support/device.rs"]
 mod device;
@@ -28,7 +28,7 @@ fn number(name: &str, default: u64) -> u64 {
     }
 }
 
-/// What we say.
+/// Our answer.
 fn ours(expression: &str, device: &Device) -> Answer {
     match compile(expression) {
         Err(why) => Answer {
@@ -55,7 +55,7 @@ fn ours(expression: &str, device: &Device) -> Answer {
     }
 }
 
-/// What is different, if anything that matters is.
+/// Returns the difference between two answers, if it is relevant.
 fn difference(ours: &Answer, theirs: &Answer) -> Option<&'static str> {
     if theirs.panics {
         return None;
@@ -64,7 +64,8 @@ fn difference(ours: &Answer, theirs: &Answer) -> Option<&'static str> {
         return Some("one compiles");
     }
     if ours.is_over_cost() || theirs.is_over_cost() {
-        // Below half of the limit and above twice both must say the same; the cost of the one that ended tells.
+        // An expression near the cost limit may exceed it on one side only. Below half of the limit and above twice
+        // the limit, both must agree; the cost of the side that finished decides.
         let other = if ours.is_over_cost() { theirs } else { ours };
         let agree = ours.is_over_cost() == theirs.is_over_cost() || other.cost * 2 > vgpu_cel::COST_LIMIT;
         return (!agree).then_some("one is over the cost");
@@ -89,7 +90,7 @@ impl Cases {
     }
 }
 
-/// Appends a case to a file of testdata; the device is one of the samples, by number.
+/// Appends a case to a file of testdata; the device is the number of a sample.
 fn keep(file: &str, expression: &str, device: usize, said: &Answer) {
     let line = json!({"expression": expression, "device": device, "compiles": said.compiles, "result": said.result,
         "cost": said.cost, "over": said.is_over_cost()});
@@ -119,7 +120,8 @@ fn kubernetes_says_the_same() {
     let templates = Templates::read();
     let mut random = Random::new(number("VGPU_CEL_SEED", 1));
     let end = Instant::now() + Duration::from_secs(number("VGPU_CEL_SECONDS", 60));
-    // The same ones on every machine: a new disagreement is looked for on purpose, and is no change's fault.
+    // The same seed on every machine, so that a change is not blamed for a disagreement that only a new seed finds.
+    // Other seeds are tried on purpose.
     let most_tried = number("VGPU_CEL_CASES", 8000);
     let (mut tried, mut compiled, mut answered, mut same_cost, mut over) = (0u64, 0u64, 0u64, 0u64, 0u64);
     let mut panics = 0u64;
@@ -162,7 +164,7 @@ fn kubernetes_says_the_same() {
         if difference(&mine, &theirs).is_none() {
             continue;
         }
-        // Smaller, as long as it still differs.
+        // Reduce it while the answers still differ.
         let until = Instant::now() + Duration::from_secs(5);
         'smaller: while Instant::now() < until {
             for smaller in expression.smaller(&templates) {

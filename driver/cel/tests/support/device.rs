@@ -1,9 +1,9 @@
-//! Devices for tests, as JSON that Kubernetes reads too.
+//! Devices for tests, as JSON that Kubernetes can also read.
 
 use serde_json::{Value, json};
 use vgpu_cel::{Attribute, Device, Quantity};
 
-/// One of each kind that a selector may meet.
+/// Sample devices, one of each kind that a selector may meet.
 pub(crate) fn samples() -> Vec<Value> {
     vec![
         json!({
@@ -39,7 +39,7 @@ pub(crate) fn samples() -> Vec<Value> {
     ]
 }
 
-/// The same device as we take it.
+/// Converts the JSON to our device.
 pub(crate) fn read(text: &Value) -> Device {
     let list = |of: &Value| of.as_array().cloned().unwrap_or_default();
     let strings = |of: &Value| list(of).iter().map(|v| v.as_str().unwrap().to_owned()).collect();

@@ -21,8 +21,8 @@ pub struct GivenBack {
 pub const GIVEN_BACK_PREFIX: &str = "tencent.com/predicate-gpu-idx-";
 /// The only label that [`given_back`] writes.
 pub const GIVEN_BACK_LABEL: &str = "hami.io/vgpu-node";
-/// Every annotation that [`given_back`] writes, except those with [`GIVEN_BACK_PREFIX`]: an admission policy may hold
-/// the controller's account to them.
+/// Every annotation that [`given_back`] writes, except those with [`GIVEN_BACK_PREFIX`]: an admission policy may
+/// restrict the controller's account to them.
 pub const GIVEN_BACK_ANNOTATIONS: [&str; 18] = [
     "hami.io/vgpu-devices-allocated",
     "hami.io/vgpu-node",
@@ -117,7 +117,7 @@ struct PodShares<'a> {
     containers: Vec<&'a [GpuShare]>,
     /// For each entry of `spec.initContainers`.
     init: Vec<&'a [GpuShare]>,
-    /// The entries of `init` whose claim no app container has.
+    /// The entries of `init` whose claim no app container uses.
     only_init: Vec<&'a [GpuShare]>,
 }
 
@@ -159,13 +159,13 @@ impl<'a> PodShares<'a> {
             .flat_map(|shares| shares.iter())
     }
 
-    /// As HAMi writes it: init containers, sidecars among them, have the first places, and `;` ends each place.
+    /// Writes them as HAMi does: init containers, sidecars among them, have the first places, and `;` ends each place.
     fn hami(&self) -> String {
         let places = self.init.iter().chain(&self.containers);
         places.map(|shares| encoded(shares) + ";").collect()
     }
 
-    /// As Volcano's vGPU writes it, which knows app containers alone: `;` between places.
+    /// Writes them as Volcano's vGPU does, which knows app containers alone: `;` between places.
     fn volcano_vgpu(&self) -> String {
         let places: Vec<String> = self.containers.iter().map(|shares| encoded(shares)).collect();
         places.join(";")

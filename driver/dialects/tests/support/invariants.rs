@@ -1,4 +1,4 @@
-//! What holds for every pod, whatever it asks: nobody gets more, nobody else is touched, and twice is once.
+//! What holds for every pod: nobody gets more, nobody else is touched, and a second translation changes nothing.
 
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
 use vgpu_dialects::{
@@ -18,11 +18,11 @@ pub(crate) fn check(pod: &Pod) -> bool {
     // The patch is the same change.
     assert_eq!(&patched(pod, &translation.patch), after);
 
-    // Twice is once.
+    // A second translation changes nothing.
     assert_eq!(translate(after, &settings), Ok(None));
     assert_eq!(update(after, after, &settings), Ok(None));
 
-    // The record is one that the controller reads.
+    // The controller can read the record.
     let record = Record::of(after).unwrap().unwrap();
     assert_eq!(&recorded(after).unwrap(), &translation.templates);
 
@@ -108,7 +108,7 @@ fn bare(pod: &Pod) -> Pod {
     if let Some(annotations) = &mut pod.metadata.annotations {
         annotations.remove(TRANSLATED);
     }
-    // An empty map is as none.
+    // An empty map is the same as none.
     pod.metadata.annotations = pod.metadata.annotations.filter(|annotations| !annotations.is_empty());
     pod
 }
@@ -117,7 +117,7 @@ fn resources(container: &Container) -> ResourceRequirements {
     container.resources.clone().unwrap_or_default()
 }
 
-/// With which every pod is translated here.
+/// Returns the settings with which every pod is translated here.
 pub(crate) fn settings() -> Settings {
     Settings {
         schedulers: ["volcano".to_owned()].into(),

@@ -7,6 +7,24 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use serde_json::{Value, json};
 use vgpu_dialects::{Record, Refusal, Request, Settings, Translation};
 
+/// Rows of a text, with their cells separated by `|`.
+pub(crate) fn rows<const N: usize>(text: &str) -> impl Iterator<Item = [&str; N]> {
+    let lines = text.lines().filter(|line| !line.is_empty());
+    lines.map(|line| {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        cells.try_into().unwrap_or_else(|_| panic!("not {N} cells: {line}"))
+    })
+}
+
+/// The object of `KEY=VALUE` words. Its values are texts.
+pub(crate) fn amounts(text: &str) -> Value {
+    let pairs = text.split_whitespace();
+    pairs
+        .map(|pair| pair.split_once('=').unwrap_or_else(|| panic!("no value: {pair}")))
+        .map(|(key, value)| (key.to_owned(), json!(value)))
+        .collect()
+}
+
 /// A pod with one container, `main`, that has these limits.
 pub(crate) fn limits(limits: Value) -> Pod {
     pod(json!({}), limits)

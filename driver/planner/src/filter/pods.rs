@@ -24,7 +24,8 @@ impl<'a> Neighbours<'a> {
             let node = cluster.node(node).filter(|_| is_other(other))?;
             Some((other, node))
         };
-        // If this pod has terms: all pods of the cluster. Else only those whose anti-affinity may be about it.
+        // A pod with affinity terms is compared with all pods of the cluster, any other only with those whose anti-affinity may
+        // match it.
         let minds = !pod.affinity.is_empty() || !pod.anti_affinity.is_empty();
         let others: Vec<(&Pod, &Node)> = match minds {
             true => cluster.placed().filter_map(placed).collect(),

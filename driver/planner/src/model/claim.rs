@@ -20,8 +20,8 @@ pub struct Claim {
     pub is_protected: bool,
     /// kube-scheduler created it for an extended resource, and allocates it itself.
     pub is_extended: bool,
-    /// Why a part of it cannot be decoded. What it asks for is unknown then.
-    pub unreadable: Option<String>,
+    /// A part of it cannot be decoded.
+    pub unreadable: Option<Box<Unreadable>>,
     /// The mark: see [`crate::term`].
     pub epoch: Option<String>,
     /// The uid of the pod for which it was created.
@@ -29,6 +29,14 @@ pub struct Claim {
     pub reserved_for: Vec<Consumer>,
     /// The allocator's model of it, with its allocation.
     pub facts: ResourceClaim,
+}
+
+/// What is known of a claim that cannot be decoded as a whole. It is never allocated, and `facts` has an empty spec.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Unreadable {
+    pub why: String,
+    /// The requests, if they can be decoded: nobody may hide from a quota what a claim takes.
+    pub asked: Arc<ClaimSpec>,
 }
 
 /// An entry of `reservedFor`.
@@ -89,6 +97,21 @@ impl Claim {
     #[must_use]
     pub fn uid(&self) -> &str {
         &self.facts.metadata.uid
+    }
+
+    /// What it asks for, as far as it can be decoded.
+    #[must_use]
+    pub fn asked(&self) -> &Arc<ClaimSpec> {
+        self.unreadable
+            .as_ref()
+            .map_or(&self.facts.spec, |unreadable| &unreadable.asked)
+    }
+
+    /// The pod for whose extended resources kube-scheduler made it, as it says. Anybody can write that, so it matters only
+    /// if the pod names the claim.
+    #[must_use]
+    pub fn extended_of(&self) -> Option<&str> {
+        self.owner.as_deref().filter(|_| self.is_extended)
     }
 
     #[must_use]

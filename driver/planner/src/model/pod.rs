@@ -4,11 +4,12 @@ use litemap::LiteMap;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use vgpu_allocator::model::{NodeSelector, Toleration, fitted, or_default};
+use vgpu_api::PodRef;
 
 use super::container::{self, Container, Extended, HostPort, Resources};
 use super::meta::Object;
 use super::{LabelSelector, Requests};
-use crate::names::{GANG, GANG_SIZE};
+use crate::names::{GANG, GANG_SIZE, OPENED_OVER_BUDGET, OVER_BUDGET};
 use crate::time::Time;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -21,6 +22,12 @@ pub struct Pod {
     pub created: Time,
     pub priority: i32,
     pub is_deleted: bool,
+    /// By when it is to be gone, if it is deleted.
+    pub gone_by: Option<Time>,
+    /// It has the PriorityClass of pods whose namespace has spent its budget.
+    pub is_over_budget: bool,
+    /// Its quota's gate was taken off while the namespace was over budget.
+    pub was_opened_over_budget: bool,
     /// Succeeded or Failed: none of its containers runs any more.
     pub is_finished: bool,
     pub is_gated: bool,
@@ -44,7 +51,7 @@ pub struct Pod {
     pub claims: Vec<PodClaim>,
     /// Fields that few pods have: see [`Pod::unusual`].
     pub unusual: Option<Box<Unusual>>,
-    /// Extended resources that its containers request; only of a pod that waits.
+    /// Extended resources that its containers request.
     pub extended: Vec<Extended>,
 }
 
@@ -55,19 +62,21 @@ pub enum PodClaim {
     Named(String),
     /// A claim that was created from a template, for this pod alone.
     Made(String),
-    /// The claim of a template, which does not exist yet.
-    NotYet,
+    /// The claim of a template, which does not exist yet: the name of the entry.
+    NotYet(String),
 }
 
-/// Fields that are empty in most pods, of which there are many.
+/// Fields that are empty in most pods. Kept apart because there are many pods.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Unusual {
     /// The names of its scheduling gates.
     pub gates: Vec<String>,
-    /// Entries of `resourceClaims` that none of its containers names, but at most an init container.
+    /// Entries of `resourceClaims` that no container names, or only an init container.
     pub unnamed: Vec<UnnamedClaim>,
     /// Containers that name none of its claims, if others name one.
     pub claimless: Vec<String>,
+    /// The claim that kube-scheduler made for its extended resources.
+    pub extended_claim: Option<String>,
 }
 
 /// An entry of `resourceClaims` whose devices no container gets.
@@ -118,6 +127,8 @@ struct Spec {
     volumes: Vec<Volume>,
     #[serde(deserialize_with = "or_default")]
     priority: i32,
+    #[serde(deserialize_with = "or_default")]
+    priority_class_name: String,
     #[serde(deserialize_with = "fitted")]
     containers: Vec<Container>,
     #[serde(deserialize_with = "fitted")]
@@ -202,28 +213,72 @@ struct Status {
     conditions: Vec<Condition>,
     #[serde(deserialize_with = "fitted")]
     resource_claim_statuses: Vec<Reference>,
+    extended_resource_claim_status: Option<ExtendedClaim>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct ExtendedClaim {
+    #[serde(deserialize_with = "or_default")]
+    resource_claim_name: String,
 }
 
 impl From<Object<Spec, Status>> for Pod {
     fn from(raw: Object<Spec, Status>) -> Self {
         let (meta, spec, status) = (raw.metadata, raw.spec, raw.status);
-        let requests = container::requests_of(
-            &spec.containers,
-            &spec.init_containers,
-            &spec.resources.requests,
-            &spec.overhead,
-        );
-        let sidecars = spec.init_containers.iter();
-        let sidecars = sidecars.filter(|container| container.restart_policy == "Always");
-        let ports = spec.containers.iter().chain(sidecars);
-        let ports = ports.flat_map(|container| container.ports.iter().filter(|port| port.host_port != 0));
-        // A pod of which nothing is said yet is pending.
-        let may_wait = spec.node_name.is_empty() && matches!(status.phase.as_str(), "" | "Pending");
-        // Unschedulable or SchedulerError. kube-scheduler has not tried a pod with scheduling gates.
-        let is_unschedulable = status.conditions.iter().any(|condition| {
-            condition.kind == "PodScheduled" && condition.status == "False" && condition.reason != "SchedulingGated"
-        });
-        let containers = spec.containers.iter().chain(&spec.init_containers);
+        let unusual = Unusual::of(&spec, &status);
+        let deleted = meta.deletion_timestamp.as_deref();
+        let claims = spec.resource_claims.iter();
+        Self {
+            is_unschedulable: spec.node_name.is_empty() && status.is_unschedulable(),
+            extended: spec.all_containers().flat_map(Container::extended).collect(),
+            requests: spec.requests(),
+            ports: spec.ports().cloned().collect(),
+            has_claimed_volumes: spec.volumes.iter().any(Volume::is_claimed),
+            claims: claims.filter_map(|entry| status.claim(entry)).collect(),
+            unusual: (unusual != Unusual::default()).then(|| Box::new(unusual)),
+            is_deleted: deleted.is_some(),
+            gone_by: deleted.and_then(Time::parse),
+            is_over_budget: spec.priority_class_name == OVER_BUDGET,
+            was_opened_over_budget: meta.annotations.contains_key(OPENED_OVER_BUDGET),
+            gang: meta.annotations.get(GANG).map(|name| {
+                let size = meta.annotations.get(GANG_SIZE).cloned();
+                (name.clone(), size.unwrap_or_default())
+            }),
+            namespace: meta.namespace,
+            name: meta.name,
+            uid: meta.uid,
+            labels: meta.labels,
+            created: meta.creation_timestamp.unwrap_or_default(),
+            priority: spec.priority,
+            is_finished: matches!(status.phase.as_str(), "Succeeded" | "Failed"),
+            is_gated: !spec.scheduling_gates.is_empty(),
+            node: Some(spec.node_name).filter(|node| !node.is_empty()),
+            scheduler: Some(spec.scheduler_name)
+                .filter(|name| !matches!(name.as_str(), "" | "default-scheduler"))
+                .map(String::into_boxed_str),
+            node_selector: spec.node_selector,
+            node_affinity: spec.affinity.node_affinity.required,
+            tolerations: spec.tolerations,
+            affinity: spec.affinity.pod_affinity.required,
+            anti_affinity: spec.affinity.pod_anti_affinity.required,
+            spread: spec.topology_spread_constraints,
+        }
+    }
+}
+
+impl From<&Pod> for PodRef {
+    fn from(pod: &Pod) -> Self {
+        Self {
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            uid: pod.uid.clone(),
+        }
+    }
+}
+
+impl Unusual {
+    fn of(spec: &Spec, status: &Status) -> Self {
         let unnamed = spec.resource_claims.iter().filter_map(|reference| {
             let names = |container: &&Container| container.names(&reference.name);
             // Without containers nothing is known of them: the API server has no such pod.
@@ -251,64 +306,61 @@ impl From<Object<Spec, Status>> for Pod {
             spec.containers.iter().partition(|container| names_any(container));
         let without = without.into_iter().filter(|_| !with.is_empty());
         let claimless = without.map(|container| container.name().to_owned()).collect();
-        let unusual = Unusual {
+        let extended = status.extended_resource_claim_status.as_ref();
+        Self {
             gates: spec.scheduling_gates.iter().map(|gate| gate.name.clone()).collect(),
             unnamed,
             claimless,
-        };
-        let extended = containers.filter(|_| may_wait).flat_map(Container::extended);
-        Self {
-            is_unschedulable: may_wait && is_unschedulable,
-            extended: extended.collect(),
-            ports: ports.cloned().collect(),
-            claims: spec
-                .resource_claims
-                .into_iter()
-                .filter_map(|reference| claim(reference, &status.resource_claim_statuses))
-                .collect(),
-            unusual: (unusual != Unusual::default()).then(|| Box::new(unusual)),
-            namespace: meta.namespace,
-            name: meta.name,
-            uid: meta.uid,
-            labels: meta.labels,
-            created: meta.creation_timestamp.unwrap_or_default(),
-            priority: spec.priority,
-            is_deleted: meta.deletion_timestamp.is_some(),
-            is_finished: matches!(status.phase.as_str(), "Succeeded" | "Failed"),
-            is_gated: !spec.scheduling_gates.is_empty(),
-            node: Some(spec.node_name).filter(|node| !node.is_empty()),
-            scheduler: Some(spec.scheduler_name)
-                .filter(|name| !matches!(name.as_str(), "" | "default-scheduler"))
-                .map(String::into_boxed_str),
-            has_claimed_volumes: spec
-                .volumes
-                .iter()
-                .any(|volume| volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some()),
-            gang: meta.annotations.get(GANG).map(|name| {
-                (
-                    name.clone(),
-                    meta.annotations.get(GANG_SIZE).cloned().unwrap_or_default(),
-                )
-            }),
-            requests,
-            node_selector: spec.node_selector,
-            node_affinity: spec.affinity.node_affinity.required,
-            tolerations: spec.tolerations,
-            affinity: spec.affinity.pod_affinity.required,
-            anti_affinity: spec.affinity.pod_anti_affinity.required,
-            spread: spec.topology_spread_constraints,
+            extended_claim: extended.map(|made| made.resource_claim_name.clone()),
         }
     }
 }
 
-/// `None` when a status without a name says that the entry needs no claim.
-fn claim(reference: Reference, statuses: &[Reference]) -> Option<PodClaim> {
-    if let Some(name) = reference.resource_claim_name {
-        return Some(PodClaim::Named(name));
+impl Spec {
+    fn all_containers(&self) -> impl Iterator<Item = &Container> {
+        self.containers.iter().chain(&self.init_containers)
     }
-    match statuses.iter().find(|status| status.name == reference.name) {
-        Some(status) => status.resource_claim_name.clone().map(PodClaim::Made),
-        None => Some(PodClaim::NotYet),
+
+    fn requests(&self) -> Requests {
+        let of_pod = &self.resources.requests;
+        container::requests_of(&self.containers, &self.init_containers, of_pod, &self.overhead)
+    }
+
+    /// The host ports of containers and sidecars.
+    fn ports(&self) -> impl Iterator<Item = &HostPort> {
+        let sidecars = self.init_containers.iter();
+        let sidecars = sidecars.filter(|container| container.restart_policy == "Always");
+        let ports = self.containers.iter().chain(sidecars);
+        let ports = ports.flat_map(|container| &container.ports);
+        ports.filter(|port| port.host_port != 0)
+    }
+}
+
+impl Volume {
+    const fn is_claimed(&self) -> bool {
+        self.persistent_volume_claim.is_some() || self.ephemeral.is_some()
+    }
+}
+
+impl Status {
+    /// Returns true if the pod waits, and kube-scheduler has tried it: Unschedulable or SchedulerError. It has not tried a pod
+    /// with scheduling gates. A pod without a phase is pending.
+    fn is_unschedulable(&self) -> bool {
+        let was_tried = |condition: &Condition| {
+            condition.kind == "PodScheduled" && condition.status == "False" && condition.reason != "SchedulingGated"
+        };
+        matches!(self.phase.as_str(), "" | "Pending") && self.conditions.iter().any(was_tried)
+    }
+
+    /// The claim of an entry of `resourceClaims`; `None` when a status without a name says that it needs none.
+    fn claim(&self, entry: &Reference) -> Option<PodClaim> {
+        if let Some(name) = &entry.resource_claim_name {
+            return Some(PodClaim::Named(name.clone()));
+        }
+        match self.resource_claim_statuses.iter().find(|made| made.name == entry.name) {
+            Some(made) => made.resource_claim_name.clone().map(PodClaim::Made),
+            None => Some(PodClaim::NotYet(entry.name.clone())),
+        }
     }
 }
 
@@ -316,14 +368,23 @@ impl Pod {
     /// `namespace/name`.
     #[must_use]
     pub fn key(&self) -> String {
-        format!("{}/{}", self.namespace, self.name)
+        self.claim_key(&self.name)
+    }
+
+    /// `namespace/name` of its claim of this name. An object in a file may have no namespace.
+    #[must_use]
+    pub fn claim_key(&self, name: &str) -> String {
+        match self.namespace.as_str() {
+            "" => name.to_owned(),
+            namespace => format!("{namespace}/{name}"),
+        }
     }
 
     /// The keys of its claims, also of those that do not exist.
     pub fn claim_keys(&self) -> impl Iterator<Item = String> {
         self.claims.iter().filter_map(|claim| match claim {
-            PodClaim::Named(name) | PodClaim::Made(name) => Some(format!("{}/{name}", self.namespace)),
-            PodClaim::NotYet => None,
+            PodClaim::Named(name) | PodClaim::Made(name) => Some(self.claim_key(name)),
+            PodClaim::NotYet(_) => None,
         })
     }
 
@@ -334,6 +395,7 @@ impl Pod {
             gates: Vec::new(),
             unnamed: Vec::new(),
             claimless: Vec::new(),
+            extended_claim: None,
         };
         self.unusual.as_deref().unwrap_or(&NONE)
     }
@@ -370,7 +432,7 @@ mod tests {
             [
                 PodClaim::Named("mine".into()),
                 PodClaim::Made("p-b-x".into()),
-                PodClaim::NotYet
+                PodClaim::NotYet("c".into())
             ]
         );
         assert_eq!(pod.claim_keys().collect::<Vec<_>>(), ["ns/mine", "ns/p-b-x"]);
@@ -418,7 +480,7 @@ mod tests {
         assert!(!pod("", "Pending", "SchedulingGated").is_unschedulable);
         for (node, phase) in [("\"nodeName\":\"n\",", "Pending"), ("", "Failed")] {
             let pod = pod(node, phase, "Unschedulable");
-            assert!(!pod.is_unschedulable && pod.extended.is_empty());
+            assert!(!pod.is_unschedulable);
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::time::Time;
 pub(crate) struct Cycle {
     /// Pods and gangs that had their turn.
     pub(super) had_turn: HashSet<String>,
-    /// Something has changed since the cycle began, so another must follow.
+    /// True if something has changed since the cycle began, so another must follow.
     pub(super) again: bool,
     /// The earliest time at which one of the cycle's passes wants the next plan.
     pub(super) wake: Option<Time>,

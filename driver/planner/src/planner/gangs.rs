@@ -75,37 +75,12 @@ impl Planner {
                     .iter()
                     .for_each(|pod| self.wait(pod, Waits::Until(until), now, plan));
             }
-            Err(waits) => return self.wait_together(pods, waits, now, plan),
+            Err(waits) => return self.wait(&pods[0], waits, now, plan),
         };
-        let mut order = pods.to_vec();
-        let mut left = pods.len();
-        let mut found = self.one_by_one(term, &order, false, &mut left, &mut budget, now);
-        // Steps of a search, if one is made.
-        let mut searched = None;
-        if let Err(first) = &found
-            && self.is_worth_a_search(&order, first)
-        {
-            match self.budgets.budget(spender(&search_key), now) {
-                Err(until) => soonest(&mut plan.wake, until, now),
-                Ok(mut budget) => {
-                    let most = pods.len() * MOST_OF_EACH + MOST;
-                    let mut left = most;
-                    let steps = self.search(term, &mut order, first.at, &mut left, &mut budget, now);
-                    searched = Some(STEPS.saturating_mul((most - left) as u64).max(budget.spent()));
-                    found = steps.map_or(found, Ok);
-                }
-            }
-        }
+        let (found, searched) = self.find_places(term, pods, spender(&search_key), &mut budget, now, plan);
         let is_helped = found.as_ref().is_err_and(|failed| failed.waits.is_no_fit())
             && self.take_weak_holds(term, pods, &mut budget, now, plan);
-        let answer = match &found {
-            Ok(steps) => match stale(steps) {
-                slices if slices.is_empty() => SearchEnd::Answered,
-                slices => SearchEnd::NeedsReads(slices),
-            },
-            Err(failed) if failed.waits.is_unanswered() => SearchEnd::Unanswered,
-            Err(_) => SearchEnd::Answered,
-        };
+        let answer = end_of(&found);
         match (searched, &answer) {
             (None, _) => {}
             (Some(_), SearchEnd::Answered) if found.is_ok() => self.budgets.forget(&search_key),
@@ -117,7 +92,7 @@ impl Planner {
         self.spend(spender(&key), budget.spent(), answer, now, plan);
         let first = match found {
             Ok(steps) => return self.take_gang(pods, steps, now, plan),
-            Err(_) if is_helped => return pods.iter().for_each(|pod| self.keep_verdicts(pod)),
+            Err(_) if is_helped => return,
             Err(failed) => failed,
         };
         let waits = match first.waits {
@@ -128,6 +103,51 @@ impl Planner {
             waits => waits,
         };
         self.wait(&pods[first.at], waits, now, plan);
+    }
+
+    /// Places one pod after the other; if a pod then fits nowhere, searches other orders and nodes. With the steps of that
+    /// search, if one is made.
+    fn find_places(
+        &mut self,
+        term: &Term,
+        pods: &[String],
+        searcher: Spender<'_>,
+        budget: &mut Budget,
+        now: Time,
+        plan: &mut Plan,
+    ) -> (Result<Vec<Step>, Failed>, Option<u64>) {
+        let mut left = pods.len();
+        let found = self.one_by_one(term, pods, false, &mut left, budget, now);
+        let first = match &found {
+            Err(first) if self.is_worth_a_search(pods, first) => first.at,
+            _ => return (found, None),
+        };
+        match self.budgets.budget(searcher, now) {
+            Err(until) => {
+                soonest(&mut plan.wake, until, now);
+                (found, None)
+            }
+            Ok(budget) => {
+                let (steps, spent) = self.search_orders(term, pods, first, budget, now);
+                (steps.map_or(found, Ok), Some(spent))
+            }
+        }
+    }
+
+    /// Tries other orders of the pods, and returns what was found and the steps that it took.
+    fn search_orders(
+        &mut self,
+        term: &Term,
+        pods: &[String],
+        failed: usize,
+        mut budget: Budget,
+        now: Time,
+    ) -> (Option<Vec<Step>>, u64) {
+        let most = pods.len() * MOST_OF_EACH + MOST;
+        let mut left = most;
+        let steps = self.search(term, &mut pods.to_vec(), failed, &mut left, &mut budget, now);
+        let of_orders = STEPS.saturating_mul((most - left) as u64);
+        (steps, of_orders.max(budget.spent()))
     }
 
     /// Moves the failed pod to the front; if it was there already, moves its predecessors back.
@@ -216,16 +236,7 @@ impl Planner {
         for step in steps.iter().rev() {
             self.cancel_writes(&step.writes);
         }
-        self.wait_together(pods, Waits::ForSlices(stale), now, plan);
-    }
-
-    /// Has all pods wait for the slices; the last verdict of each still holds.
-    fn wait_together(&mut self, pods: &[String], waits: Waits, now: Time, plan: &mut Plan) {
-        let Some((first, rest)) = pods.split_first() else {
-            return;
-        };
-        self.wait(first, waits, now, plan);
-        rest.iter().for_each(|pod| self.keep_verdicts(pod));
+        self.wait(&pods[0], Waits::ForSlices(stale), now, plan);
     }
 
     /// Returns false if the first pod already fails, or if all before the failed one ask for the same.
@@ -250,6 +261,17 @@ impl Planner {
             && (&one.node_selector, &one.node_affinity) == (&other.node_selector, &other.node_affinity)
             && one.tolerations == other.tolerations
             && specs(one) == specs(other)
+    }
+}
+
+fn end_of(found: &Result<Vec<Step>, Failed>) -> SearchEnd {
+    match found {
+        Ok(steps) => match stale(steps) {
+            slices if slices.is_empty() => SearchEnd::Answered,
+            slices => SearchEnd::NeedsReads(slices),
+        },
+        Err(failed) if failed.waits.is_unanswered() => SearchEnd::Unanswered,
+        Err(_) => SearchEnd::Answered,
     }
 }
 

@@ -113,7 +113,7 @@ impl Planner {
                 .map_or_else(String::new, |(_, name)| name.to_owned()),
             node: hold.node.clone(),
         };
-        self.reported.add(about, verdict);
+        plan.verdicts.push((about, verdict));
         self.write(term, &hold.claim, Intent::Clear { hold: held_by }, now, plan);
     }
 }

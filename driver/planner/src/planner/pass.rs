@@ -63,9 +63,7 @@ impl Planner {
         self.expire_holds(term, now, plan);
         self.mark_all(term, now, plan);
         self.place_all(term, changed, now, plan);
-        for (about, verdict) in problems::of(&self.state, &self.refusals) {
-            self.reported.add(about, verdict);
-        }
+        plan.verdicts.extend(problems::of(&self.state, &self.refusals));
     }
 
     fn expire_holds(&mut self, term: &Term, now: Time, plan: &mut Plan) {
@@ -108,7 +106,7 @@ impl Planner {
                 self.add_strike(&slow, now);
             }
             if let Some(why) = duty.why.filter(|_| is_new) {
-                self.reported.add(about, why);
+                plan.verdicts.push((about, why));
                 self.state.claims.set_reported(&key);
             }
             self.write(term, &key, duty.intent, now, plan);
@@ -236,7 +234,7 @@ impl Planner {
         match placed {
             Ok(placed) if !placed.stale.is_empty() => self.wait(key, Waits::ForSlices(placed.stale), now, plan),
             Ok(placed) => self.write_allocations(term, placed, plan),
-            Err(_) if is_helped => self.keep_verdicts(key),
+            Err(_) if is_helped => {}
             Err(waits) => self.wait(key, waits, now, plan),
         }
     }
@@ -331,26 +329,14 @@ impl Planner {
                         unread.get_or_insert(slice);
                     }
                 }
-                let Some(slice) = unread else {
-                    return self.keep_verdicts(key);
-                };
+                let Some(slice) = unread else { return };
                 Verdict::SliceUnread { slice }
             }
-            Waits::Until(until) => {
-                soonest(&mut plan.wake, until, now);
-                return self.keep_verdicts(key);
-            }
+            Waits::Until(until) => return soonest(&mut plan.wake, until, now),
             Waits::For(verdict) => *verdict,
         };
         if let Some(pod) = self.state.cluster.pod(key) {
-            self.reported.add(About::pod(pod), verdict);
-        }
-    }
-
-    /// Keeps the pod's last verdict.
-    pub(super) fn keep_verdicts(&mut self, key: &str) {
-        if let Some(pod) = self.state.cluster.pod(key) {
-            self.reported.keep(About::pod(pod));
+            plan.verdicts.push((About::pod(pod), verdict));
         }
     }
 }

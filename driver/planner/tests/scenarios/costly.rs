@@ -94,7 +94,7 @@ fn what_is_looked_at_for_many_pods_ends_a_round_and_all_have_their_turn() {
     }
     assert_eq!(said(&verdicts), ["NoNodeFits"; 400], "each is told once");
     assert!(desk.node_of("z").is_some());
-    // What was given is a change: all have their turn once more, and then it comes to rest.
+    // An allocation is a change: all pods have their turn once more, and then nothing is left to do.
     let now = desk.time();
     let more = (0..10).map(|_| desk.plan()).find(|plan| plan.wake > Some(now));
     assert!(more.is_some_and(|plan| plan.writes.is_empty()));

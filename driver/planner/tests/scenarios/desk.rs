@@ -1,12 +1,12 @@
 //! A planner under test: applies changes to it, and performs its plans.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use vgpu_allocator::Features;
-use vgpu_planner::model::{Claim, Version};
+use vgpu_planner::model::{Claim, Slice, Version};
 use vgpu_planner::{About, Change, Intent, Outcome, Plan, Planner, Read, Settings, Term, Time, Verdict, Write};
 
 pub(crate) const START: i64 = 1_000_000_000;
@@ -28,6 +28,7 @@ pub(crate) struct Desk {
     pub(crate) published: BTreeMap<String, Value>,
     /// When the planner wanted to be asked again.
     pub(crate) wake: Option<Time>,
+    told: HashSet<(About, String)>,
 }
 
 pub(crate) fn slice(at: usize) -> Value {
@@ -55,6 +56,7 @@ impl Desk {
             unmarkable: None,
             published: BTreeMap::new(),
             wake: None,
+            told: HashSet::new(),
         };
         desk.lead("1.a");
         desk
@@ -73,44 +75,34 @@ impl Desk {
             epoch: epoch.into(),
             until: self.time().after(Duration::from_secs(3_600)),
         };
-        let mut slices: Vec<_> = (0..self.nodes).map(|at| read(slice(at))).collect();
-        slices.push(read(
-            json!({"metadata": {"name": "nic"}, "spec": {"driver": "nic.example.com", "nodeName": "n1",
-            "pool": {"name": "nic", "resourceSliceCount": 1}, "devices": [{"name": "nic-0"}]}}),
-        ));
+        let nic = json!({"metadata": {"name": "nic"}, "spec": {"driver": "nic.example.com", "nodeName": "n1",
+            "pool": {"name": "nic", "resourceSliceCount": 1}, "devices": [{"name": "nic-0"}]}});
+        let slices: Vec<Slice> = (0..self.nodes).map(slice).chain([nic]).map(read).collect();
         let class = |name: &str, driver: &str, resource: Option<&str>| {
             let selector = json!({"cel": {"expression": format!("device.driver == '{driver}'")}});
-            read(
+            Change::Class(read(
                 json!({"metadata": {"name": name}, "spec": {"selectors": [selector], "extendedResourceName": resource}}),
-            )
+            ))
         };
-        let classes = vec![
-            class("vgpu", "dra.vgpu", Some("example.com/vgpu")),
-            class("nic", "nic.example.com", None),
-        ];
-        let node =
-            |at: usize| read(json!({"metadata": {"name": format!("n{at}")}, "status": {"allocatable": {"cpu": "8"}}}));
         self.tell(Change::Lease(Some(term)));
-        self.tell(Change::Pods {
-            pods: Vec::new(),
-            same: Vec::new(),
-        });
-        self.tell(Change::Nodes {
-            nodes: (0..self.nodes).map(node).collect(),
-            same: Vec::new(),
-        });
-        let read_at = Some(self.time());
+        self.tell(Change::Pods { keys: Vec::new() });
+        let nodes: Vec<String> = (0..self.nodes).map(|at| format!("n{at}")).collect();
+        for name in &nodes {
+            let node = json!({"metadata": {"name": name}, "status": {"allocatable": {"cpu": "8"}}});
+            self.tell(Change::Node(read(node)));
+        }
+        self.tell(Change::Nodes { names: nodes });
+        let names = slices.iter().map(|slice| slice.name().to_owned()).collect();
+        for slice in slices {
+            let read = Some(self.time());
+            self.tell(Change::Slice { slice, read });
+        }
         let version = Version(self.version);
-        self.tell(Change::Slices {
-            slices,
-            same: Vec::new(),
-            version,
-            read: read_at,
-        });
-        self.tell(Change::Classes {
-            classes,
-            same: Vec::new(),
-        });
+        self.tell(Change::Slices { names, version });
+        self.tell(class("vgpu", "dra.vgpu", Some("example.com/vgpu")));
+        self.tell(class("nic", "nic.example.com", None));
+        let names = ["vgpu", "nic"].map(str::to_owned).into();
+        self.tell(Change::Classes { names });
         self.tell(Change::Rules(Vec::new()));
         self.list();
     }
@@ -156,8 +148,12 @@ impl Desk {
         self.tell(Change::Pod(read(pod)));
     }
 
+    /// A plan; of verdicts that last only those that are new, as the controller's notices have it.
     pub(crate) fn plan(&mut self) -> Plan {
-        self.planner.plan(self.time())
+        let mut plan = self.planner.plan(self.time());
+        plan.verdicts
+            .retain(|(about, verdict)| !verdict.lasts() || self.told.insert((about.clone(), verdict.to_string())));
+        plan
     }
 
     /// A change to a claim, as the watch brings it.

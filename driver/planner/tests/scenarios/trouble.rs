@@ -274,7 +274,7 @@ fn a_pod_that_is_reserved_for_and_never_bound_is_kube_schedulers() {
 
 #[test]
 fn a_claim_that_takes_no_mark_stops_no_new_leader() {
-    // One that is being deleted takes no finalizer; nobody can allocate it either.
+    // A claim that is being deleted takes no finalizer; nobody can allocate it either.
     let mut desk = Desk::new(1);
     desk.fraction("c", 3);
     desk.settle();

@@ -34,8 +34,7 @@ pub(crate) struct Api {
     pub(crate) pods: BTreeMap<String, Pod>,
     pub(crate) nodes: BTreeMap<String, Node>,
     pub(crate) claims: BTreeMap<String, Claim>,
-    /// The version up to which writes that were decided on an older one still land; the same as the claim's own, but
-    /// for sabotage.
+    /// Writes decided on this version of a claim or a newer one land. It is the claim's version, except for sabotage.
     pub(crate) oldest: BTreeMap<String, u64>,
     pub(crate) slices: BTreeMap<String, ResourceSlice>,
     pub(crate) slice_versions: BTreeMap<String, Version>,
@@ -119,33 +118,52 @@ impl Api {
         })
     }
 
-    /// A consistent list of a kind.
-    pub(crate) fn list(&self, kind: usize, read: Option<Time>) -> Change {
-        match kind {
-            PODS => Change::Pods {
-                pods: self.pods.values().cloned().collect(),
-                same: Vec::new(),
-            },
-            NODES => Change::Nodes {
-                nodes: self.nodes.values().cloned().collect(),
-                same: Vec::new(),
-            },
-            CLAIMS => Change::Claims {
-                claims: self.claims.values().cloned().collect(),
-                same: Vec::new(),
-                version: Version(self.version),
-                read,
-            },
-            SLICES => Change::Slices {
-                slices: self.slices.keys().filter_map(|name| self.slice(name)).collect(),
-                same: Vec::new(),
-                version: Version(self.version),
-                read,
-            },
-            _ => Change::Classes {
-                classes: self.classes.values().cloned().collect(),
-                same: Vec::new(),
-            },
+    /// A list of a kind, as a watch shows it: each object, then the end.
+    pub(crate) fn list(&self, kind: usize) -> Vec<Change> {
+        fn names<T>(objects: &BTreeMap<String, T>) -> Vec<String> {
+            objects.keys().cloned().collect()
+        }
+        let (mut changes, end): (Vec<Change>, Change) = match kind {
+            PODS => {
+                let keys = names(&self.pods);
+                (
+                    self.pods.values().cloned().map(Change::Pod).collect(),
+                    Change::Pods { keys },
+                )
+            }
+            NODES => {
+                let names = names(&self.nodes);
+                (
+                    self.nodes.values().cloned().map(Change::Node).collect(),
+                    Change::Nodes { names },
+                )
+            }
+            CLAIMS => (Vec::new(), self.claims(None)),
+            SLICES => {
+                let (names, version) = (names(&self.slices), Version(self.version));
+                let slices = names.iter().filter_map(|name| self.slice(name));
+                let slices = slices.map(|slice| Change::Slice { slice, read: None });
+                (slices.collect(), Change::Slices { names, version })
+            }
+            _ => {
+                let names = names(&self.classes);
+                (
+                    self.classes.values().cloned().map(Change::Class).collect(),
+                    Change::Classes { names },
+                )
+            }
+        };
+        changes.push(end);
+        changes
+    }
+
+    /// All claims.
+    pub(crate) fn claims(&self, read: Option<Time>) -> Change {
+        Change::Claims {
+            claims: self.claims.values().cloned().collect(),
+            same: Vec::new(),
+            version: Version(self.version),
+            read,
         }
     }
 

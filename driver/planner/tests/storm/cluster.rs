@@ -327,7 +327,7 @@ pub(crate) fn manage(api: &mut Api, key: &str) {
     }
 }
 
-/// Kubelets and the garbage collector: pods that are deleted go, and those of nodes that are gone.
+/// As kubelets and the garbage collector: removes deleted pods, and pods of nodes that are gone.
 pub(crate) fn reap(api: &mut Api, random: &mut Random) {
     let over: BTreeMap<&String, &Pod> = api
         .pods

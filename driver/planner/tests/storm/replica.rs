@@ -4,7 +4,7 @@ use vgpu_allocator::Features;
 use vgpu_planner::model::Claim;
 use vgpu_planner::{Change, Intent, Last, Outcome, Plan, Planner, Read, Seen, Settings, Term, Time, Write, WriteId};
 
-use super::api::{Api, CLAIMS, KINDS, Refusal, Sabotage};
+use super::api::{Api, KINDS, Refusal, Sabotage};
 use super::random::Random;
 
 const LEASE: i64 = 15_000;
@@ -116,7 +116,10 @@ impl Replica {
     /// From a cache that may lag: no proof of anything.
     pub(crate) fn list(&mut self, api: &Api, kind: usize) {
         self.seen[kind] = api.log[kind].len();
-        self.planner.apply(api.list(kind, None), self.now(api));
+        let now = self.now(api);
+        for change in api.list(kind) {
+            self.planner.apply(change, now);
+        }
     }
 
     pub(crate) fn watch(&mut self, api: &Api, kind: usize, most: usize) {
@@ -177,7 +180,7 @@ impl Replica {
         let asked = &mut self.asked[at];
         if asked.answer.is_none() {
             asked.answer = Some(match &asked.read {
-                Read::Claims => without(&asked.seen, api.list(CLAIMS, Some(asked.at))),
+                Read::Claims => without(&asked.seen, api.claims(Some(asked.at))),
                 Read::Slice(name) => match api.slice(name) {
                     Some(slice) => Change::Slice {
                         slice,

@@ -59,7 +59,7 @@ impl World {
                 replica.list(&api, kind);
             }
         }
-        // What was there before is settled.
+        // Devices that were there before have settled.
         api.now += 60_000;
         Self {
             api,

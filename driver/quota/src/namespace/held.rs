@@ -3,20 +3,25 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use crate::amount::millionths;
+use vgpu_api::quota::{WhenSpent, millionths};
+use vgpu_planner::Time;
+use vgpu_planner::model::Claim;
+
+use crate::Now;
 use crate::budget::{Account, Steady, Sum};
-use crate::claim::Claim;
+use crate::claim::{allocated_at, amount, is_allocated, measured};
 use crate::decision::Decision;
 use crate::notice::Notice;
 use crate::plan::SUM_EVERY;
-use crate::spec::{Spec, WhenSpent};
+use crate::spec::Spec;
 use crate::status::{Quota, Status};
-use crate::time::{Now, Wall};
 use crate::view::View;
 
-/// A reservation without claim and pod is kept this long: by then kube-scheduler has written what it had decided before.
-/// A leader that took over from another releases no reservation of a claim that exists for as long: by then the other one
-/// has seen that, and this one has seen the pods whose gates the other one opened.
+use super::unclaimed::StillHeld;
+
+/// How long a reservation without claim and pod is kept: kube-scheduler may still write what it decided before. A new
+/// leader also keeps reservations of existing claims for this time: until then the former leader may still open gates,
+/// and the new one may not see those pods yet.
 pub const HOLD: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
@@ -27,7 +32,7 @@ pub(super) struct Held {
     pub(super) is_busy: bool,
     /// The version at the API server is not known: read it before the next write.
     pub(super) must_read: bool,
-    /// No reservation of a claim that exists is released before, nor is the status taken over for that.
+    /// Before this time, no reservation of an existing claim is released, and the status is not taken over to release one.
     pub(super) releases_from: Now,
     /// When the sum of the budget was last written.
     pub(super) summed: Option<Now>,
@@ -35,7 +40,13 @@ pub(super) struct Held {
 
 impl Held {
     /// The account of its budget, with the shares that are there.
-    pub(super) fn open(&mut self, claims: &HashMap<String, Box<Claim>>, view: &View<'_>, clock: &Steady) {
+    pub(super) fn open(
+        &mut self,
+        claims: &HashMap<String, Box<Claim>>,
+        still_held: &StillHeld,
+        view: &View<'_>,
+        clock: &Steady,
+    ) {
         let budget = self.quota.spec.as_ref().ok().and_then(|spec| spec.budget);
         let Some(budget) = budget else {
             self.account = None;
@@ -47,8 +58,9 @@ impl Held {
         });
         let mut account = Account::resume(budget, self.quota.created, last.as_ref(), view.wall);
         for claim in claims.values() {
-            charge(&mut account, claim, view, Some(claim.allocated_at));
+            charge(&mut account, claim, view, Some(allocated_at(claim)));
         }
+        still_held.charge(&mut account, view, Some(None));
         self.account = Some(account);
     }
 
@@ -85,8 +97,8 @@ impl Held {
             return true;
         }
         let account = self.account.as_ref();
-        let millis = sum.period_end.since(sum.as_of).max(1);
-        decided.wake(now + Duration::from_millis(millis));
+        let left = sum.period_end.since(sum.as_of);
+        decided.wake(now + left.max(Duration::from_millis(1)));
         if account.is_none_or(Account::is_idle) && written.used == sum.used {
             return false;
         }
@@ -99,18 +111,18 @@ impl Held {
 }
 
 /// Starts, changes or ends what a claim costs. `found`: it was allocated before it was seen.
-pub(super) fn charge(account: &mut Account, claim: &Claim, view: &View<'_>, found: Option<Option<Wall>>) {
-    if !claim.is_allocated() {
-        account.end(&claim.uid);
+pub(super) fn charge(account: &mut Account, claim: &Claim, view: &View<'_>, found: Option<Option<Time>>) {
+    if !is_allocated(claim) {
+        account.end(claim.uid());
         return;
     }
     // A GPU that is gone for a moment costs what it did.
-    if claim.measured(view.gpus).is_none() && account.knows(&claim.uid) {
+    if measured(claim, view.gpus).is_none() && account.knows(claim.uid()) {
         return;
     }
-    match claim.amount(view.classes, view.gpus).map_or(0, |amount| amount.gpus) {
-        0 => account.end(&claim.uid),
-        rate => account.set(&claim.uid, rate, found),
+    match amount(claim, view.index, view.gpus).map_or(0, |amount| amount.gpus) {
+        0 => account.end(claim.uid()),
+        rate => account.set(claim.uid(), rate, found),
     }
 }
 

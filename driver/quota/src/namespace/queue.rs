@@ -1,15 +1,20 @@
 //! The pods that wait behind the gate: the oldest first.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use crate::amount::{Amount, Dimension};
+use vgpu_api::PodRef;
+use vgpu_api::quota::Dimension;
+use vgpu_planner::About;
+use vgpu_planner::model::Pod;
+
+use crate::Now;
+use crate::amount::Amount;
 use crate::ceilings::Effective;
+use crate::claim::is_allocated;
 use crate::decision::Decision;
-use crate::notice::{Kind, Notice};
-use crate::plan::{PodRef, subject};
-use crate::pod::Pod;
-use crate::time::Now;
+use crate::notice::Notice;
+use crate::pod::{has_other_gates, is_gated};
 use crate::view::View;
 
 use super::held::Held;
@@ -30,12 +35,61 @@ pub(super) struct Queue<'a> {
     pub(super) backfill: bool,
 }
 
+/// How far a walk through the pods has come.
+struct Walk<'a> {
+    reservations: &'a mut BTreeMap<String, Amount>,
+    /// The sum of all reservations, and of what counts without one.
+    used: Amount,
+    /// The pod that does not fit, before which no younger one may start.
+    blocked_by: Option<&'a str>,
+}
+
 impl Queue<'_> {
     /// Returns the object that sets this ceiling, for an administrator to raise.
     fn whose(&self, dimension: Dimension) -> String {
         match self.effective.from.get(dimension.name()) {
             Some(whose) => whose.clone(),
             None => format!("spec.hard.{dimension}"),
+        }
+    }
+
+    fn are_written(&self, needs: &[(String, Amount)]) -> bool {
+        let written = &self.held.quota.status.reservations;
+        needs.iter().all(|(key, _)| written.contains_key(key))
+    }
+
+    /// Returns what others use if this can be reserved now, or why not. `wanted` is the room that it needs.
+    fn admit(&self, open: &[(String, Amount)], wanted: Amount, walk: &Walk<'_>) -> Result<Amount, Notice> {
+        if let Some(shut) = &self.shut {
+            return Err(shut.clone());
+        }
+        if let Some(older) = walk.blocked_by {
+            let older = older.to_owned();
+            return Err(Notice::Behind { older });
+        }
+        if walk.reservations.len() + open.len() > RESERVATIONS_MAX {
+            return Err(Notice::TooMany(RESERVATIONS_MAX));
+        }
+        let counted = open.iter().filter_map(|(key, _)| self.counted.get(key));
+        let used_by_others = walk.used.less(counted.copied().sum());
+        let ceilings = &self.effective.ceilings;
+        if let Some(dimension) = ceilings.exceeded(&Amount::default(), &wanted) {
+            return Err(Notice::TooLarge {
+                dimension,
+                ceiling: dimension.text(ceilings.of(dimension).unwrap_or_default()),
+                wanted: dimension.text(wanted.of(dimension)),
+                whose: self.whose(dimension),
+            });
+        }
+        match ceilings.exceeded(&used_by_others, &wanted) {
+            None => Ok(used_by_others),
+            Some(dimension) => Err(Notice::Full {
+                dimension,
+                used: dimension.text(used_by_others.of(dimension)),
+                ceiling: dimension.text(ceilings.of(dimension).unwrap_or_default()),
+                wanted: dimension.text(wanted.of(dimension)),
+                whose: self.whose(dimension),
+            }),
         }
     }
 }
@@ -51,115 +105,98 @@ impl Namespace {
         now: Now,
         decided: &mut Decision,
     ) {
-        let gated = self
-            .pods
-            .values()
-            .map(Box::as_ref)
-            .filter(|pod| pod.is_gated && !pod.is_deleted && !pod.is_over);
-        let mut gated: Vec<&Pod> = gated.collect();
-        gated.sort_by(|a, b| (&a.created, &a.name, &a.uid).cmp(&(&b.created, &b.name, &b.uid)));
-        let written = &queue.held.quota.status.reservations;
         let is_ours = queue.held.quota.status.is_of(view.epoch);
-        let mut used: Amount = reservations.values().chain(queue.counted.values()).copied().sum();
-        let mut blocked_by: Option<&str> = None;
+        let mut walk = Walk {
+            used: reservations.values().chain(queue.counted.values()).copied().sum(),
+            reservations,
+            blocked_by: None,
+        };
         let mut waiting = 0;
-        let mut missing = BTreeSet::new();
-        for pod in gated {
-            let mut say = |notice| decided.notices.push((subject(Kind::Pod, &PodRef::of(pod)), notice));
+        let mut missing = HashMap::new();
+        for pod in self.gated() {
             let needs = match self.needs(pod, view) {
                 Needs::Known(needs) => needs,
-                Needs::NotMade => {
+                unknown => {
                     waiting += 1;
-                    continue;
-                }
-                Needs::NoClaim(name) => {
-                    waiting += 1;
-                    missing.insert(pod.uid.clone());
-                    let until = *self.missing.entry(pod.uid.clone()).or_insert(now) + MISSING;
-                    match until <= now {
-                        true => say(Notice::NoClaim(name)),
-                        false => decided.wake(until),
-                    }
-                    continue;
-                }
-                Needs::Uncounted(claim, why) => {
-                    waiting += 1;
-                    let why = why.to_string();
-                    say(Notice::Uncounted { claim, why });
+                    self.note_unknown(pod, unknown, &mut missing, now, decided);
                     continue;
                 }
             };
-            let open: Vec<&(String, Amount)> = needs
-                .iter()
-                .filter(|(key, _)| !reservations.contains_key(key))
-                .collect();
-            if open.is_empty() {
-                // Reserved for another pod that shares the claim, or before the controller was restarted. Our gate goes
-                // last, so that what its removal records is true when the pod starts.
-                if !pod.other_gates.is_empty() {
-                    waiting += 1;
-                } else if needs.is_empty() || is_ours && needs.iter().all(|(key, _)| written.contains_key(key)) {
-                    decided.ungate.push((PodRef::of(pod), self.claims_of(pod)));
+            let is_open = |(key, _): &&(String, Amount)| !walk.reservations.contains_key(key);
+            let open: Vec<(String, Amount)> = needs.iter().filter(is_open).cloned().collect();
+            if open.is_empty() && !has_other_gates(pod) {
+                // Reserved for another pod that shares the claim, or before the controller was restarted.
+                if needs.is_empty() || is_ours && queue.are_written(&needs) {
+                    decided.ungate.push((PodRef::from(pod), self.claims_of(pod)));
                 } else {
                     decided.takes_over |= !is_ours;
                 }
                 continue;
             }
             waiting += 1;
-            if !pod.other_gates.is_empty() {
-                // It would hold what it cannot use.
+            if has_other_gates(pod) {
+                // It would hold what it cannot use. Our gate goes last, so that what its removal records is true when
+                // the pod starts.
                 continue;
             }
-            if let Some(shut) = &queue.shut {
-                say(shut.clone());
-                continue;
-            }
-            if let Some(older) = blocked_by {
-                let older = older.to_owned();
-                say(Notice::Behind { older });
-                continue;
-            }
-            if reservations.len() + open.len() > RESERVATIONS_MAX {
-                say(Notice::TooMany(RESERVATIONS_MAX));
-                continue;
-            }
-            // An allocated claim counts already. Only the others need room.
-            let taken = |key: &str| self.claims.get(key).is_some_and(|claim| claim.is_allocated());
-            let wanted = open.iter().filter(|(key, _)| !taken(key)).map(|(_, amount)| *amount);
-            let wanted: Amount = wanted.sum();
-            let counted = open.iter().filter_map(|(key, _)| queue.counted.get(key));
-            let used_by_others = used.less(counted.copied().sum());
-            let ceilings = &queue.effective.ceilings;
-            if let Some(dimension) = ceilings.exceeded(&Amount::default(), &wanted) {
-                // It holds nobody up: it would for ever.
-                say(Notice::TooLarge {
-                    dimension,
-                    ceiling: dimension.text(ceilings.of(dimension).unwrap_or_default()),
-                    wanted: dimension.text(wanted.of(dimension)),
-                    whose: queue.whose(dimension),
-                });
-                continue;
-            }
-            if let Some(dimension) = ceilings.exceeded(&used_by_others, &wanted) {
-                say(Notice::Full {
-                    dimension,
-                    used: dimension.text(used_by_others.of(dimension)),
-                    ceiling: dimension.text(ceilings.of(dimension).unwrap_or_default()),
-                    wanted: dimension.text(wanted.of(dimension)),
-                    whose: queue.whose(dimension),
-                });
-                if !queue.backfill {
-                    blocked_by = Some(&pod.name);
+            match queue.admit(&open, self.room_for(&open), &walk) {
+                Ok(used_by_others) => {
+                    walk.used = used_by_others + open.iter().map(|(_, amount)| *amount).sum();
+                    walk.reservations.extend(open);
                 }
-                continue;
-            }
-            used = used_by_others;
-            for (key, amount) in open {
-                reservations.insert(key.clone(), *amount);
-                used += *amount;
+                Err(notice) => {
+                    // Nobody waits behind a pod that never fits.
+                    if matches!(notice, Notice::Full { .. }) && !queue.backfill {
+                        walk.blocked_by = Some(&pod.name);
+                    }
+                    decided.notices.push((About::pod(pod), notice));
+                }
             }
         }
         self.waiting = waiting;
-        self.missing.retain(|uid, _| missing.contains(uid));
+        self.missing = missing;
+    }
+
+    /// The room that is needed to reserve this. An allocated claim counts already.
+    fn room_for(&self, open: &[(String, Amount)]) -> Amount {
+        let is_taken = |key: &str| self.claims.get(key).is_some_and(|claim| is_allocated(claim));
+        let untaken = open.iter().filter(|(key, _)| !is_taken(key));
+        untaken.map(|(_, amount)| *amount).sum()
+    }
+
+    /// The pods that wait behind the gate, the oldest first.
+    fn gated(&self) -> Vec<&Pod> {
+        let pods = self.pods.values().map(Box::as_ref);
+        let gated = pods.filter(|pod| is_gated(pod) && !pod.is_deleted && !pod.is_finished);
+        let mut gated: Vec<&Pod> = gated.collect();
+        gated.sort_by(|a, b| (&a.created, &a.name, &a.uid).cmp(&(&b.created, &b.name, &b.uid)));
+        gated
+    }
+
+    /// It is not known what the pod needs: says why, unless that will show by itself.
+    fn note_unknown(
+        &self,
+        pod: &Pod,
+        needs: Needs,
+        missing: &mut HashMap<String, Now>,
+        now: Now,
+        decided: &mut Decision,
+    ) {
+        let notice = match needs {
+            Needs::Known(_) | Needs::NotMade => return,
+            Needs::NoClaim(name) => {
+                let since = *self.missing.get(&pod.uid).unwrap_or(&now);
+                missing.insert(pod.uid.clone(), since);
+                if since + MISSING > now {
+                    return decided.wake(since + MISSING);
+                }
+                Notice::NoClaim(name)
+            }
+            Needs::Uncounted(claim, why) => {
+                let why = why.to_string();
+                Notice::Uncounted { claim, why }
+            }
+        };
+        decided.notices.push((About::pod(pod), notice));
     }
 }

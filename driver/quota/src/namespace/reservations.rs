@@ -2,14 +2,18 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use crate::amount::{Amount, Dimension};
+use vgpu_api::quota::Dimension;
+use vgpu_planner::About;
+use vgpu_planner::model::Pod;
+
+use crate::Now;
+use crate::amount::Amount;
 use crate::ceilings::Effective;
-use crate::claim::{Uncounted, extended_amount, extended_key};
+use crate::claim::{Uncounted, amount, extended_amount, extended_key, is_allocated, measured};
+use crate::class::giving;
 use crate::decision::Decision;
-use crate::notice::{Kind, Notice};
-use crate::plan::{PodRef, subject};
-use crate::pod::Pod;
-use crate::time::Now;
+use crate::notice::Notice;
+use crate::pod::{claim_names, is_gated};
 use crate::view::View;
 
 use super::Namespace;
@@ -19,7 +23,7 @@ use super::held::Held;
 /// The amounts that one pod needs.
 #[derive(Debug)]
 pub(super) enum Needs {
-    /// By key. Amounts of nothing are left out.
+    /// The amount of each reservation, by its key, without empty ones.
     Known(Vec<(String, Amount)>),
     /// Kubernetes has not made its claim yet.
     NotMade,
@@ -28,7 +32,7 @@ pub(super) enum Needs {
 }
 
 impl Namespace {
-    /// The reservations that go on, with what they count now.
+    /// Returns the reservations that stay, each with its current amount.
     pub(super) fn kept(
         &mut self,
         held: &Held,
@@ -38,18 +42,19 @@ impl Namespace {
     ) -> BTreeMap<String, Amount> {
         let used = self.used_keys();
         let mut kept = BTreeMap::new();
-        for (key, amount) in &held.quota.status.reservations {
+        for (key, reserved) in &held.quota.status.reservations {
             let claim = self.claim_of(key);
             let is_used = used.contains(key);
             let amount = match claim {
-                Some(claim) if claim.is_allocated() => claim.measured(view.gpus).unwrap_or(*amount),
+                Some(claim) if is_allocated(claim) => measured(claim, view.gpus).unwrap_or(*reserved),
                 // Larger GPUs may have come meanwhile.
-                Some(claim) => claim
-                    .amount(view.classes, view.gpus)
-                    .map_or(*amount, |now| amount.worst(now)),
-                None => *amount,
+                Some(claim) => {
+                    let now = amount(claim, view.index, view.gpus);
+                    now.map_or(*reserved, |now| reserved.worst(now))
+                }
+                None => *reserved,
             };
-            let is_seen = claim.is_some_and(|claim| claim.is_allocated()) || is_used;
+            let is_seen = claim.is_some_and(is_allocated) || is_used;
             // No pod can use it again.
             let is_deleted = claim.is_none() && self.ended.contains(key);
             if is_seen {
@@ -84,12 +89,9 @@ impl Namespace {
 
     /// The keys that pods which have not finished name, gated or not.
     fn used_keys(&self) -> HashSet<String> {
-        let live = self.pods.values().filter(|pod| !pod.is_over);
+        let live = self.pods.values().filter(|pod| !pod.is_finished);
         live.flat_map(|pod| {
-            let names = pod
-                .claims
-                .iter()
-                .filter_map(|(_, name)| self.names.get(name.as_ref()?).cloned());
+            let names = claim_names(pod).filter_map(|name| self.names.get(name?).cloned());
             let extended = (!pod.extended.is_empty()).then(|| extended_key(&pod.uid));
             names.chain(extended)
         })
@@ -97,7 +99,7 @@ impl Namespace {
     }
 
     /// Returns claims that hold shares, or may, without a reservation: those from before the quota, and those of pods that
-    /// passed without the gate. They count, but no gate opens for them: a watch of pods that lags may name a claim that
+    /// passed without the gate; and what nodes hold for claims that are gone. They count, but no gate opens for them: a watch of pods that lags may name a claim that
     /// belongs to another pod by now.
     pub(super) fn unreserved(
         &self,
@@ -111,15 +113,18 @@ impl Namespace {
             let is_new = amount != Amount::default() && !reservations.contains_key(&key);
             is_new && counted.insert(key, amount).is_none()
         };
-        for claim in self.claims.values().filter(|claim| claim.is_allocated()) {
-            if let Ok(amount) = claim.amount(view.classes, view.gpus) {
+        for claim in self.claims.values().filter(|claim| is_allocated(claim)) {
+            if let Ok(amount) = amount(claim, view.index, view.gpus) {
                 add(self.key(claim), amount);
             }
+        }
+        for (key, amount) in self.still_held.amounts(view) {
+            add(key.clone(), amount);
         }
         let passed = self
             .pods
             .values()
-            .filter(|pod| !pod.is_gated && !pod.is_over && !pod.is_deleted);
+            .filter(|pod| !is_gated(pod) && !pod.is_finished && !pod.is_deleted);
         let mut pods = Vec::new();
         for pod in passed {
             if let Needs::Known(needs) = self.needs(pod, view) {
@@ -127,7 +132,7 @@ impl Namespace {
                 for (key, amount) in needs {
                     is_new |= add(key, amount);
                 }
-                if is_new && !pod.is_bound() {
+                if is_new && pod.node.is_none() {
                     pods.push(pod);
                 }
             }
@@ -143,32 +148,35 @@ impl Namespace {
                     used: dimension.text(used.of(dimension)),
                     ceiling: dimension.text(ceiling),
                 };
-                decided.notices.push((subject(Kind::Pod, &PodRef::of(pod)), notice));
+                decided.notices.push((About::pod(&**pod), notice));
             }
         }
         counted
     }
 
     pub(super) fn claims_of(&self, pod: &Pod) -> Vec<(String, String)> {
-        let names = pod.claims.iter().filter_map(|(_, name)| name.as_ref());
-        let known = names.filter_map(|name| self.names.get_key_value(name));
+        let known = claim_names(pod)
+            .flatten()
+            .filter_map(|name| self.names.get_key_value(name));
         known.map(|(name, uid)| (name.clone(), uid.clone())).collect()
     }
 
     pub(super) fn needs(&self, pod: &Pod, view: &View<'_>) -> Needs {
         let mut needs: BTreeMap<String, Amount> = BTreeMap::new();
-        for (_, name) in &pod.claims {
+        for name in claim_names(pod) {
             let Some(name) = name else { return Needs::NotMade };
             let Some(claim) = self.names.get(name).and_then(|uid| self.claims.get(uid)) else {
                 return Needs::NoClaim(name.clone());
             };
-            match claim.amount(view.classes, view.gpus) {
-                Ok(amount) => needs.insert(claim.uid.clone(), amount),
+            match amount(claim, view.index, view.gpus) {
+                Ok(amount) => needs.insert(claim.uid().to_owned(), amount),
                 Err(why) => return Needs::Uncounted(name.clone(), why),
             };
         }
-        let ours = pod.extended.iter().filter(|(name, _)| view.classes.is_extended(name));
-        let count: u64 = ours.map(|(_, count)| *count).fold(0, u64::saturating_add);
+        let extended = pod.extended.iter();
+        let ours = extended.filter(|extended| giving(view.index, &extended.resource).is_some());
+        let counts = ours.map(|extended| extended.count.unsigned_abs());
+        let count = counts.fold(0, u64::saturating_add);
         if count > 0 {
             match extended_amount(count, view.gpus) {
                 Ok(amount) => needs.insert(extended_key(&pod.uid), amount),

@@ -1,18 +1,44 @@
 //! An API server with quotas, pods, claims and the rest, whose watches may lag, and replicas that work on it.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use vgpu_quota::{Change, Desk, Now, Outcome, PodRef, Quota, Status, Steady, Wall, Write};
+use vgpu_api::PodRef;
+use vgpu_planner::model::Version;
+use vgpu_planner::{About, Change as Cluster, Time};
+use vgpu_quota::{Change, Notice, Now, Outcome, Quota, QuotaController, Status, Steady, Write};
 
 pub(crate) const TEAM: &str = "team";
-pub(crate) const START: Wall = Wall(1_795_309_200_000);
+pub(crate) const START: Time = Time::from_millis(1_795_309_200_000);
 
 pub(crate) fn seconds(seconds: u64) -> Now {
     Duration::from_secs(seconds)
+}
+
+fn key(name: &str) -> String {
+    format!("{TEAM}/{name}")
+}
+
+/// The ends of the lists of classes and slices.
+pub(crate) fn ends(classes: Vec<String>, slices: Vec<String>) -> [Change; 2] {
+    let (names, version) = (slices, Version::default());
+    [
+        Change::Cluster(Cluster::Classes { names: classes }),
+        Change::Cluster(Cluster::Slices { names, version }),
+    ]
+}
+
+/// The end of the list of claims.
+pub(crate) fn end_of_claims(keys: Vec<String>) -> Change {
+    Change::Cluster(Cluster::Claims {
+        claims: Vec::new(),
+        same: keys,
+        version: Version::default(),
+        read: None,
+    })
 }
 
 /// A watch of one kind: what happened, in order.
@@ -49,7 +75,7 @@ pub(crate) struct Api {
     claims_log: Log,
     quotas_log: Log,
     pub(crate) extra: Vec<Change>,
-    /// Reservations that were ever written, and how often they were written anew after they had gone.
+    /// Reservations that were ever written, and how often they were written again after they had gone.
     pub(crate) writes: usize,
 }
 
@@ -77,7 +103,7 @@ impl Api {
         format!("{of}-{}", self.uids)
     }
 
-    pub(crate) fn wall(&self) -> Wall {
+    pub(crate) fn wall(&self) -> Time {
         START.after(self.now)
     }
 
@@ -144,7 +170,7 @@ impl Api {
             "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "vgpu",
                 "capacity": {"requests": {"memory": format!("{}Gi", claim.memory)}}}}]}}});
         if claim.allocated {
-            let result = json!({"driver": "dra.vgpu", "pool": "n", "device": "gpu-0", "shareID": claim.uid,
+            let result = json!({"driver": "dra.vgpu", "pool": "n/vgpu", "device": "gpu-0", "shareID": claim.uid,
                 "consumedCapacity": {"memory": format!("{}Gi", claim.memory), "cores": "0", "shares": "1"}});
             value["status"] = json!({"allocation": {"devices": {"results": [result]},
                 "allocationTimestamp": self.wall().text()}});
@@ -154,7 +180,7 @@ impl Api {
 
     fn tell_claim(&mut self, name: &str) {
         let claim = serde_json::from_value(self.claim_value(name)).unwrap();
-        self.claims_log.0.push(Change::Claim(claim));
+        self.claims_log.0.push(Change::Cluster(Cluster::Claim(claim)));
     }
 
     fn tell_pod(&mut self, name: &str) {
@@ -165,13 +191,13 @@ impl Api {
             json!([])
         };
         let node = if pod.bound { "n" } else { "" };
-        let created = Wall(START.0 + i64::try_from(pod.number).unwrap() * 1000).text();
+        let created = Time::from_millis(START.millis() + i64::try_from(pod.number).unwrap() * 1000).text();
         let value = json!({"metadata": {"name": name, "namespace": TEAM, "uid": pod.uid, "creationTimestamp": created},
             "spec": {"schedulingGates": gates, "nodeName": node,
                 "resourceClaims": [{"name": "gpu", "resourceClaimName": pod.claim}]}});
         self.pods_log
             .0
-            .push(Change::Pod(serde_json::from_value(value).unwrap()));
+            .push(Change::Cluster(Cluster::Pod(serde_json::from_value(value).unwrap())));
     }
 
     /// A claim that outlives its pods.
@@ -247,10 +273,9 @@ impl Api {
     /// The pod goes; its claim is freed when it was the last, and goes too if it is its own.
     pub(crate) fn end(&mut self, name: &str) {
         let Some(pod) = self.pods.remove(name) else { return };
-        self.pods_log.0.push(Change::PodGone {
-            namespace: TEAM.into(),
-            uid: pod.uid,
-        });
+        self.pods_log
+            .0
+            .push(Change::Cluster(Cluster::PodGone { key: key(name) }));
         if self.pods.values().any(|other| other.claim == pod.claim && other.bound) {
             return;
         }
@@ -258,12 +283,7 @@ impl Api {
             return;
         };
         if claim.own {
-            let uid = claim.uid.clone();
-            self.claims.remove(&pod.claim);
-            self.claims_log.0.push(Change::ClaimGone {
-                namespace: TEAM.into(),
-                uid,
-            });
+            self.delete_claim(&pod.claim);
         } else if claim.allocated {
             claim.allocated = false;
             self.tell_claim(&pod.claim);
@@ -271,11 +291,11 @@ impl Api {
     }
 
     pub(crate) fn delete_claim(&mut self, name: &str) {
-        if let Some(claim) = self.claims.remove(name) {
-            self.claims_log.0.push(Change::ClaimGone {
-                namespace: TEAM.into(),
-                uid: claim.uid,
-            });
+        if self.claims.remove(name).is_some() {
+            let (key, version) = (key(name), Version::default());
+            self.claims_log
+                .0
+                .push(Change::Cluster(Cluster::ClaimGone { key, version }));
         }
     }
 
@@ -339,24 +359,49 @@ impl Api {
     }
 }
 
-/// One process: its desk, and how far its watches are.
+/// One process: its controller, and how far its watches are.
 #[derive(Debug)]
 pub(crate) struct Replica {
-    pub(crate) desk: Desk,
+    pub(crate) controller: QuotaController,
     seen: [usize; 3],
-    pub(crate) notices: Vec<String>,
+    pub(crate) notices: Told,
+}
+
+/// Notices as lines; of a state that lasts only the first, as the controller's notices have it.
+#[derive(Debug, Default)]
+pub(crate) struct Told {
+    pub(crate) lines: Vec<String>,
+    states: HashSet<(About, String)>,
+}
+
+impl Told {
+    pub(crate) fn add(&mut self, notices: Vec<(About, Notice)>) {
+        for (subject, notice) in notices {
+            let is_new = notice
+                .topic()
+                .is_none_or(|topic| self.states.insert((subject.clone(), topic)));
+            if is_new {
+                self.lines
+                    .push(format!("{} {}: {notice}", subject.name, notice.reason()));
+            }
+        }
+    }
 }
 
 fn class() -> Change {
     let class = json!({"metadata": {"name": "vgpu"},
         "spec": {"selectors": [{"cel": {"expression": "device.driver == \"dra.vgpu\""}}]}});
-    Change::Class(serde_json::from_value(class).unwrap())
+    Change::Cluster(Cluster::Class(serde_json::from_value(class).unwrap()))
 }
 
 fn slice() -> Change {
-    let slice = json!({"metadata": {"name": "s"}, "spec": {"driver": "dra.vgpu", "pool": {"name": "n"},
-        "devices": [{"name": "gpu-0", "attributes": {"type": {"string": "gpu"}}, "capacity": {"memory": {"value": "80Gi"}}}]}});
-    Change::Slice(serde_json::from_value(slice).unwrap())
+    let slice = json!({"metadata": {"name": "s"}, "spec": {"driver": "dra.vgpu", "nodeName": "n",
+        "pool": {"name": "n/vgpu", "resourceSliceCount": 1}, "devices": [{"name": "gpu-0", "allowMultipleAllocations": true,
+            "attributes": {"type": {"string": "gpu"}}, "capacity": {"memory": {"value": "80Gi"}}}]}});
+    Change::Cluster(Cluster::Slice {
+        slice: serde_json::from_value(slice).unwrap(),
+        read: None,
+    })
 }
 
 /// Each has an epoch of its own.
@@ -369,63 +414,48 @@ impl Replica {
     }
 
     pub(crate) fn with_clock(api: &Api, clock: Steady) -> Self {
-        let mut desk = Desk::new(format!("term-{}", TERMS.fetch_add(1, Ordering::Relaxed)), clock);
+        let mut controller = QuotaController::new(format!("term-{}", TERMS.fetch_add(1, Ordering::Relaxed)), clock);
         let now = api.now;
-        desk.apply(class(), now);
-        desk.apply(
-            Change::Classes {
-                names: vec!["vgpu".into()],
-            },
-            now,
-        );
-        desk.apply(slice(), now);
-        desk.apply(
-            Change::Slices {
-                names: vec!["s".into()],
-            },
-            now,
-        );
-        for change in &api.extra {
-            desk.apply(change.clone(), now);
+        controller.apply(class(), now);
+        controller.apply(slice(), now);
+        let classes = vec!["vgpu".to_owned()];
+        for end in ends(classes, vec!["s".to_owned()]) {
+            controller.apply(end, now);
         }
-        desk.apply(
+        for change in &api.extra {
+            controller.apply(change.clone(), now);
+        }
+        controller.apply(
             Change::ResourceQuotas {
                 names: vec![(TEAM.into(), "q".into())],
             },
             now,
         );
-        // Labels and defaults: `tests/keeper.rs`.
-        desk.apply(Change::Namespaces { uids: Vec::new() }, now);
-        desk.apply(Change::Defaults { names: Vec::new() }, now);
+        // Labels and defaults: `tests/namespace_labels.rs`.
+        controller.apply(Change::Namespaces { uids: Vec::new() }, now);
+        controller.apply(Change::Defaults { names: Vec::new() }, now);
         let uid = |quota: &Value| quota["metadata"]["uid"].as_str().unwrap().to_owned();
         if let Some(quota) = &api.quota {
-            desk.apply(Change::Quota(Box::new(Api::read(quota))), now);
+            controller.apply(Change::Quota(Box::new(Api::read(quota))), now);
         }
-        desk.apply(
+        controller.apply(
             Change::Quotas {
                 uids: api.quota.iter().map(uid).collect(),
             },
             now,
         );
         let mut replica = Self {
-            desk,
+            controller,
             seen: [0; 3],
-            notices: Vec::new(),
+            notices: Told::default(),
         };
         // The last state of each object is that of a list.
         replica.catch_up(api);
-        replica.desk.apply(
-            Change::Claims {
-                uids: api.claims.values().map(|claim| claim.uid.clone()).collect(),
-            },
-            now,
-        );
-        replica.desk.apply(
-            Change::Pods {
-                uids: api.pods.values().map(|pod| pod.uid.clone()).collect(),
-            },
-            now,
-        );
+        let keys = |names: Vec<&String>| names.into_iter().map(|name| key(name)).collect();
+        let claims = keys(api.claims.keys().collect());
+        replica.controller.apply(end_of_claims(claims), now);
+        let keys = keys(api.pods.keys().collect());
+        replica.controller.apply(Change::Cluster(Cluster::Pods { keys }), now);
         replica
     }
 
@@ -437,7 +467,7 @@ impl Replica {
         {
             let until = (self.seen[i] + most[i]).min(log.0.len());
             for change in &log.0[self.seen[i]..until] {
-                self.desk.apply(change.clone(), api.now);
+                self.controller.apply(change.clone(), api.now);
             }
             self.seen[i] = until;
         }
@@ -449,12 +479,8 @@ impl Replica {
 
     /// Plans; so many of its writes are sent, and it hears of so many.
     pub(crate) fn turn(&mut self, api: &mut Api, sent: usize, heard: usize) -> usize {
-        let plan = self.desk.plan(api.now);
-        self.notices.extend(
-            plan.notices
-                .iter()
-                .map(|(subject, notice)| format!("{} {}: {notice}", subject.name, notice.reason())),
-        );
+        let plan = self.controller.plan(api.now);
+        self.notices.add(plan.notices);
         let writes = plan.writes.len();
         for (i, write) in plan.writes.iter().enumerate() {
             let outcome = match i < sent {
@@ -462,7 +488,7 @@ impl Replica {
                 false => Outcome::Again,
             };
             let outcome = if i < heard { outcome } else { Outcome::Again };
-            self.desk.report(&write.task(), outcome, api.now);
+            self.controller.report(&write.task(), outcome, api.now);
         }
         writes
     }

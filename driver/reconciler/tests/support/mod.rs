@@ -1,4 +1,4 @@
-//! A namespace's worth of API server: it stores templates and pods, and tells a reconciler what happened.
+//! A small API server: it stores templates and pods, and reports to a reconciler what happened.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
@@ -8,9 +8,10 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{ResourceClaimTemplate, ResourceSlice};
 use serde_json::{Value, json};
+use vgpu_api::PodRef;
 use vgpu_dialects::{Dialect, Memory, Record, Request, Settings as Dialects, translate};
 use vgpu_reconciler::{
-    Change, Key, LABEL, Notice, Outcome, Plan, PodRef, Reconciler, Settings, Template, TranslatedPod, Write,
+    Change, Key, LABEL, Notice, Outcome, Plan, Reconciler, Settings, Template, TranslatedPod, Write,
 };
 
 pub(crate) fn seconds(seconds: u64) -> Duration {
@@ -45,7 +46,7 @@ pub(crate) fn half(name: &str) -> Pod {
     )
 }
 
-/// 4 GiB: the template does not.
+/// 4 GiB: the template does not depend on the GPUs.
 pub(crate) fn fixed(name: &str) -> Pod {
     hami(name, json!({"nvidia.com/gpu": "1", "nvidia.com/gpumem": "4096"}))
 }
@@ -62,7 +63,7 @@ pub(crate) fn template_of(pod: &Pod) -> String {
     claims[0].resource_claim_template_name.clone().expect("a template")
 }
 
-/// A pod whose annotation and spec somebody wrote who is no webhook.
+/// A pod whose annotation and spec no webhook wrote.
 pub(crate) fn forged(name: &str, requests: &[Request], named: &[String]) -> Pod {
     let record = Record {
         requests: requests
@@ -119,7 +120,7 @@ pub(crate) struct Api {
     pub(crate) templates: BTreeMap<Key, ResourceClaimTemplate>,
     pub(crate) slices: BTreeMap<String, ResourceSlice>,
     pub(crate) namespaces: Vec<String>,
-    /// What is refused from now on, by the template's name.
+    /// Templates whose writes are refused from now on, by name.
     pub(crate) refuses: BTreeMap<String, String>,
     /// What an admission webhook does to each template that is created.
     pub(crate) mutate: Option<fn(&mut ResourceClaimTemplate)>,
@@ -312,14 +313,21 @@ impl Replica {
         replica
     }
 
-    /// A plan without its notices, which are kept.
+    /// A plan without its notices. The first one about each state is kept, as the controller does.
     pub(crate) fn plan(&mut self) -> Plan {
         let mut plan = self.reconciler.plan(self.now);
-        self.told.append(&mut plan.notices);
+        for (pod, notice) in plan.notices.drain(..) {
+            let is_same = |(known, said): &(PodRef, Notice)| {
+                *known == pod && (said.reason(), said.topic()) == (notice.reason(), notice.topic())
+            };
+            if !self.told.iter().any(is_same) {
+                self.told.push((pod, notice));
+            }
+        }
         plan
     }
 
-    /// Plans, performs and hears of it, until nothing is left to do now. Returns what was written.
+    /// Plans, performs and reports outcomes, until nothing is left to do now. Returns what was written.
     pub(crate) fn settle(&mut self, api: &mut Api) -> Vec<Write> {
         let mut written = Vec::new();
         for _ in 0..100 {

@@ -1,4 +1,4 @@
-# Takes memory from a CUDA library, a GiB each time, prints how much, and keeps it.
+# Allocates memory through a CUDA library, a GiB each time, prints how much, and keeps it.
 import ctypes
 import sys
 import time

@@ -1,4 +1,4 @@
-# Takes mounts away, or covers them in a user namespace of its own ("namespace"), and then runs a command.
+# Unmounts mounts, or covers them in its own user namespace ("namespace"), and then runs a command.
 import ctypes
 import os
 import sys
@@ -7,7 +7,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 way, *command = sys.argv[1:]
 if way == "namespace":
     new_mounts, new_user = 0x20000, 0x10000000
-    # A user without an entry in uid_map cannot make a file there.
+    # A user without an entry in uid_map cannot create a file there.
     open("/tmp/empty", "w").close()
     if libc.unshare(new_user | new_mounts) != 0:
         print("no user namespace:", os.strerror(ctypes.get_errno()))

@@ -1,4 +1,4 @@
-# Asks a CUDA library for 4 GiB, in a share of 1 GiB: "held" and the driver's answer, or "lifted".
+# Requests 4 GiB from a CUDA library, in a share of 1 GiB: "held" and the driver's answer, or "lifted".
 import ctypes
 import sys
 
@@ -9,7 +9,8 @@ def call(name, *arguments):
     answer = getattr(lib, name)(*arguments)
     if answer == 0:
         return
-    # CUDA_ERROR_OUT_OF_MEMORY is the limit, CUDA_ERROR_NOT_PERMITTED a refused process. Any other answer shows nothing.
+    # CUDA_ERROR_OUT_OF_MEMORY is the limit, CUDA_ERROR_NOT_PERMITTED a refused process. Any other answer proves
+    # nothing.
     print("held" if answer in (2, 800) else "broken", name, answer)
     sys.exit(0)
 

@@ -1,4 +1,4 @@
-//! Quotas that a VgpuQuotaDefault makes.
+//! Quotas created from a VgpuQuotaDefault.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ fn default(name: &str, spec: &Value) -> String {
         .to_string()
 }
 
-/// Of namespaces with this label.
+/// A default for namespaces with this label.
 fn shares(selected: &str, number: u64) -> Value {
     json!({"namespaceSelector": {"matchLabels": {"quota-test": selected}}, "quota": {"hard": {"shares": number}}})
 }
@@ -57,7 +57,7 @@ pub(super) fn stamped() -> Result<()> {
 }
 
 fn with_defaults(kube: &Kube<'_>, own: &Kube<'_>) -> Result<()> {
-    // An administrator's own, and a namespace without one; both were there before the default.
+    // An administrator's own quota, and a namespace without one; both existed before the default.
     set_quota(own, &json!({"hard": {"shares": 7}}))?;
     for namespace in ["quota-default", "quota-own"] {
         kube.run(&["label", "namespace", namespace, "quota-test=yes"])?;
@@ -69,23 +69,23 @@ fn with_defaults(kube: &Kube<'_>, own: &Kube<'_>) -> Result<()> {
     wait_label(kube, "quota-default", Some("InBudget"))?;
     let table = kube.run(&["get", "vgpuquotas", "-o", "wide"])?;
     ensure!(table.contains("DEFAULT") && table.contains("test-b"), "{table}");
-    // It changes, and the quota with it.
+    // Changing the default changes the quota.
     kube.apply(&default("test-b", &shares("yes", 3)))?;
     wait_shares(kube, 3)?;
-    // Of two the first by name applies, and the other is told.
+    // Of two defaults, the first by name applies, and the other gets an event.
     kube.apply(&default("test-a", &shares("yes", 4)))?;
     wait_shares(kube, 4)?;
     let in_default = ["get", "events", "-n", "default", "-o", "jsonpath={.items[*].message}"];
-    wait(LIMIT, "the other default to be told", || {
+    wait(LIMIT, "an event on the other default", || {
         let said = kube.run(&in_default)?;
         let words = "matches VgpuQuotaDefault test-a too, which is the first by name";
         said.contains(words).then_some(Some(())).context(said)
     })?;
-    // An administrator changes it: it is theirs.
+    // If an administrator changes the quota, it becomes theirs.
     kube.apply(&quota(&json!({"hard": {"shares": 5}})))?;
     kube.apply(&default("test-a", &shares("yes", 6)))?;
     kube.run(&["label", "namespace", "default", "quota-test=yes"])?;
-    // The default is at work: another namespace gets its quota now.
+    // The default is still effective: another namespace gets its quota now.
     let elsewhere = wait(LIMIT, "a quota in another namespace", || {
         let said = kube.run(&[
             "get",
@@ -100,12 +100,12 @@ fn with_defaults(kube: &Kube<'_>, own: &Kube<'_>) -> Result<()> {
     });
     let unlabelled = kube.run(&["label", "namespace", "default", "quota-test-"]).map(drop);
     let gone = kube.run(&["delete", "vgpuquotadefault", "test-a", "test-b"]).map(drop);
-    // It stays when its defaults are gone, until it is deleted.
+    // It stays after its defaults were deleted, until it is deleted itself.
     let stays = || {
         wait_shares(kube, 5)?;
         wait_shares(own, 7)?;
         let left = kube.run(&["get", "vgpuquota", "vgpu", "-n", "default", "-o", "name"])?;
-        ensure!(left.contains("vgpu"), "the quota went with its default");
+        ensure!(left.contains("vgpu"), "the quota was deleted with its default");
         Ok(())
     };
     let outcome = after(elsewhere, after(unlabelled, gone)).and_then(|()| stays());

@@ -1,4 +1,5 @@
-//! A pod in budget gets the place of the one pod over budget that may go. The cluster has a short `quota.evictAfter`.
+//! A pod within budget replaces the only pod over budget that may be evicted. The cluster has a short
+//! `quota.evictAfter`.
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
@@ -6,7 +7,7 @@ use vgpu_e2e::kube::Kube;
 use vgpu_e2e::wait::wait;
 
 use super::namespace::{set_quota, wait_label};
-use crate::fleet::told;
+use crate::fleet::wait_for_event;
 use crate::manifests::{HOLD, pod, template};
 use crate::shared::{self, Installed, LIMIT};
 
@@ -21,7 +22,8 @@ pub(super) fn in_controller_mode() -> Result<()> {
     evicted(shared::controlled()?)
 }
 
-/// Pods over budget have all GPUs, two on each. A PodDisruptionBudget keeps all but the first, which goes; nobody else does.
+/// Pods over budget use all GPUs, two on each. A PodDisruptionBudget protects all but the first, so only that one is
+/// evicted.
 fn evicted(installed: &Installed) -> Result<()> {
     let least = installed.gpus.iter().map(|gpu| gpu.memory).min().unwrap_or_default();
     let half = format!("{}Mi", (least / 2) >> 20);
@@ -55,8 +57,8 @@ fn evicted(installed: &Installed) -> Result<()> {
             set_quota(rich, &json!({"hard": {"shares": 1}}))?;
             rich.apply(&(half + &pod("high", "client", &HOLD, "half")))?;
             rich.wait_running("high", LIMIT * 2)?;
-            told(rich, "high", "RoomMade", &["pods over budget are evicted from node"])?;
-            told(
+            wait_for_event(rich, "high", "RoomMade", &["pods over budget are evicted from node"])?;
+            wait_for_event(
                 spent,
                 &names[0],
                 "EvictedOverBudget",
@@ -69,7 +71,7 @@ fn evicted(installed: &Installed) -> Result<()> {
     })
 }
 
-/// The names of the pods that are not being deleted.
+/// The names of pods that are not being deleted.
 fn staying(kube: &Kube<'_>) -> Result<Vec<String>> {
     let pods = kube.get(&["pods"])?;
     let pods = pods["items"].as_array().into_iter().flatten();

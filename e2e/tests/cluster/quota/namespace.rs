@@ -1,4 +1,4 @@
-//! A namespace with a quota: its label, the gates of its pods, and what is refused there.
+//! A namespace with a quota: its label, the gates of its pods, and refusals in it.
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
@@ -8,14 +8,14 @@ use vgpu_e2e::wait::wait;
 use crate::manifests::{HOLD, pod};
 use crate::shared::LIMIT;
 
-/// Until the controller has seen the quota as it is, and the API server gates pods of the namespace.
+/// Waits until the controller has seen the current quota, and the API server gates pods of the namespace.
 pub(super) fn wait_seen(kube: &Kube<'_>) -> Result<()> {
     wait(LIMIT, "the quota to be seen", || {
         let quota = kube.get(&["vgpuquota", "vgpu"])?;
         let is_seen = quota["status"]["observedGeneration"] == quota["metadata"]["generation"];
         Ok(is_seen.then_some(()))
     })?;
-    // The API server sees the namespace's label a moment after it is written.
+    // The API server sees the namespace's label a moment after the write.
     wait(LIMIT, "the policy to gate a pod", || {
         Ok(is_gated_now(kube)?.then_some(()))
     })
@@ -35,7 +35,7 @@ pub(super) fn has_gate(pod: &Value) -> bool {
     gates.is_some_and(|gates| gates.iter().any(|gate| gate["name"] == "dra.vgpu/quota"))
 }
 
-/// The label by which policies know a namespace with a quota.
+/// The label by which policies recognise a namespace with a quota.
 pub(super) fn label_of(kube: &Kube<'_>, namespace: &str) -> Result<Option<String>> {
     let namespace = kube.get(&["namespace", namespace])?;
     let label = namespace["metadata"]["labels"]["dra.vgpu/quota"].as_str();

@@ -1,5 +1,5 @@
-//! A storm: many pods in namespaces with quotas, while leaders are killed and stopped. A watch adds up every version of
-//! every claim: never above a ceiling, and what fits runs.
+//! A storm: many pods in namespaces with quotas, while leaders are killed and stopped. A watch adds up every version
+//! of every claim: the sum never exceeds a ceiling, and pods that fit run.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -31,12 +31,12 @@ pub(super) fn in_controller_mode() -> Result<()> {
     storm(shared::controlled()?, "quota-storm-c", Mode::Settled)
 }
 
-/// What a storm has.
+/// The size of a storm.
 #[derive(Debug, Clone, Copy)]
 struct Size {
     pods: usize,
     namespaces: usize,
-    /// How often a leader is killed or stopped.
+    /// The number of times a leader is killed or stopped.
     ends: usize,
 }
 
@@ -117,7 +117,7 @@ impl Sums {
         Ok(Self { child, reader, seen })
     }
 
-    /// The number of versions, none of them above a ceiling.
+    /// Stops. Returns the number of versions, none of which exceeded a ceiling.
     fn end(mut self) -> Result<usize> {
         let ended = self.child.try_wait()?;
         self.child.kill().ok();
@@ -130,7 +130,7 @@ impl Sums {
     }
 }
 
-/// A byte at a time: a document is handed on when it is complete, and not with the next one.
+/// Reads one byte at a time, so that a document is passed on when it is complete, not with the next one.
 struct Promptly<R>(R);
 
 impl<R: Read> Read for Promptly<R> {
@@ -146,7 +146,7 @@ fn storm(installed: &Installed, name: &'static str, mode: Mode) -> Result<()> {
     shared::in_namespace_of(installed, name, |_, home| {
         let teams: Vec<Kube<'_>> = names.iter().map(|name| Kube::new(&installed.cluster, name)).collect();
         teams.iter().try_for_each(Kube::create_namespace)?;
-        // Room for all of them: nothing but the quota holds them back.
+        // Room for all of them, so that only the quota limits them.
         let fleet = Fleet::new(*home, name, size.pods.div_ceil(ROOM) + 1)?;
         if mode != Mode::Settled {
             fleet.turn(&fleet.nodes().collect::<Vec<_>>(), mode)?;
@@ -186,8 +186,8 @@ fn storm_in(
     Ok(())
 }
 
-/// As many pods as fit are bound, and no more; then they end, and while the next ones start, a leader is killed or stopped,
-/// in turn. One that was stopped wakes when the next has done a round.
+/// As many pods as fit are bound, and no more. Then they end, and while the next ones start, a leader is killed or
+/// stopped alternately. A stopped one continues when the next leader has completed a round.
 fn rounds(
     installed: &Installed,
     project: &Kube<'_>,
@@ -228,7 +228,7 @@ fn rounds(
                 asleep = Some(Stopped::stop(&installed.cluster, controller_in(installed, &leader)?)?);
                 ended += 1;
             }
-            // In each of the ways in which it is killed.
+            // Cycles through all ways to kill it.
             _ => ended += usize::from(end_one(installed, project, ended / 2)?),
         }
     }

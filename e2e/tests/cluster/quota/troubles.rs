@@ -1,19 +1,19 @@
-//! What quotas stand on goes: the namespace's label, the kind VgpuQuota, the API server.
+//! The foundations of quotas disappear: the namespace's label, the kind VgpuQuota, the API server.
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Value, json};
 use vgpu_e2e::install;
 use vgpu_e2e::outcome::after;
 use vgpu_e2e::wait::wait;
 
 use super::namespace::{has_gate, is_gated, is_gated_now, refused, set_quota, wait_label};
-use crate::fleet::{TAKEOVER, told};
+use crate::fleet::{TAKEOVER, wait_for_event};
 use crate::manifests::{HOLD, pod, template};
 use crate::shared::{self, LIMIT};
 
-/// An administrator may not remove it. What goes by the controller's own account comes back.
+/// An administrator may not remove it. If the controller's own account removes it, it is restored.
 pub(super) fn label() -> Result<()> {
     const NAME: &str = "quota-label";
     shared::in_namespace(NAME, |_, kube| {
@@ -24,9 +24,9 @@ pub(super) fn label() -> Result<()> {
             let words = "vgpu-controller alone sets it, where the namespace has a VgpuQuota; to lift the quota, delete";
             refused(kube, &by_hand, "", words)?;
         }
-        // Whatever else an administrator writes of the namespace is none of ours.
+        // Other labels of the namespace may be changed by administrators.
         kube.run(&["label", "namespace", NAME, "team=a"])?;
-        // The rights of everybody, for kubectl reads what it labels; the policy goes by the name.
+        // With all rights, because kubectl reads the object before it labels it; the policy checks the name.
         let name = format!("--as=system:serviceaccount:{}:{0}-controller", install::NAME);
         let account = [name.as_str(), "--as-group=system:masters"];
         kube.run(&[&["label", "namespace", NAME, "dra.vgpu/quota-"][..], &account].concat())?;
@@ -44,8 +44,8 @@ pub(super) fn label() -> Result<()> {
 
 const CRD: &str = "vgpuquotas.dra.vgpu";
 
-/// Deleted under a pod that runs and one that waits: there is no ceiling, and no pod of any namespace is refused. When the
-/// kind is back, so are quotas.
+/// The kind is deleted while one pod runs and one waits: then there is no ceiling, and no pod of any namespace is
+/// refused. When the kind returns, so do the quotas.
 pub(super) fn kind_deleted() -> Result<()> {
     const NAME: &str = "quota-kind";
     shared::in_namespace(NAME, |_, kube| {
@@ -53,7 +53,7 @@ pub(super) fn kind_deleted() -> Result<()> {
         kube.apply(&(template("one", "vgpu", json!({"memory": "1Gi"}), &[]) + &pod("runs", "client", &HOLD, "one")))?;
         kube.wait_running("runs", LIMIT)?;
         kube.apply(&pod("waits", "client", &HOLD, "one"))?;
-        told(kube, "waits", "QuotaExceeded", &["memory 1Gi of 1Gi used, 1Gi wanted"])?;
+        wait_for_event(kube, "waits", "QuotaExceeded", &["memory 1Gi of 1Gi used, 1Gi wanted"])?;
         let mut kind = kube.get(&["crd", CRD])?;
         for written_by_the_server in [
             "resourceVersion",
@@ -81,15 +81,15 @@ pub(super) fn kind_deleted() -> Result<()> {
         after(without, again)?;
         set_quota(kube, &json!({"hard": {"memory": "2Gi"}}))?;
         kube.apply(&pod("late", "client", &HOLD, "one"))?;
-        // The three that run count, above the ceiling too.
-        told(kube, "late", "QuotaExceeded", &["memory 3Gi of 2Gi used, 1Gi wanted"])?;
+        // The three running pods are charged, even above the ceiling.
+        wait_for_event(kube, "late", "QuotaExceeded", &["memory 3Gi of 2Gi used, 1Gi wanted"])?;
         ensure!(is_gated(kube, "late")?, "it was let through");
         kube.wait_running("free", LIMIT)
     })
 }
 
-/// Pods are created all the time while the API server is killed and starts: none without a quota is refused by a policy or
-/// gated, and none with one is not gated.
+/// Pods are created continuously while the API server is killed and restarts: pods without a quota are neither refused
+/// by a policy nor gated, and pods with one are always gated.
 pub(super) fn api_server_restarts() -> Result<()> {
     const NAME: &str = "quota-api";
     const FREE: &str = "quota-api-free";
@@ -97,7 +97,7 @@ pub(super) fn api_server_restarts() -> Result<()> {
         shared::in_namespace_of(installed, FREE, |_, free| {
             set_quota(kube, &json!({"hard": {"memory": "0"}}))?;
             installed.cluster.restart("kube-apiserver", true)?;
-            // In the first half minute after the start a policy with a kind of ours refused every pod.
+            // For the first half minute after the start, a policy with a kind of ours used to refuse every pod.
             let (mut created, mut first, mut number) = (0, None, 0);
             let (begun, mut last) = (Instant::now(), String::new());
             while first.is_none_or(|first: Instant| first.elapsed() < Duration::from_secs(8)) || created < 5 {
@@ -107,14 +107,17 @@ pub(super) fn api_server_restarts() -> Result<()> {
                 );
                 number += 1;
                 for (kube, wants_gate) in [(kube, true), (free, false)] {
-                    // Its claim is never made, so nothing of it starts.
+                    // Its claim is never created, so it does not start.
                     let text = pod(&format!("p{number:03}"), "client", &HOLD, "none");
-                    // Without validation: it would ask for the whole API's description, which takes long after a start.
+                    // Without validation, which would fetch the description of the whole API; that takes long after a
+                    // start.
                     let create = ["create", "--validate=false", "-o", "json", "-f", "-"];
                     let said = kube.try_run_with_input(&create, &text)?;
-                    if said.stderr.contains("denied request") || said.stderr.contains("forbidden: policy") {
-                        bail!("a pod was refused: {}", said.stderr);
-                    }
+                    ensure!(
+                        !said.stderr.contains("denied request") && !said.stderr.contains("forbidden: policy"),
+                        "a pod was refused: {}",
+                        said.stderr
+                    );
                     if !said.status.success() {
                         last = said.stderr;
                         std::thread::sleep(Duration::from_millis(50));

@@ -12,8 +12,8 @@ pub const LINE: usize = 128;
 pub const LANES: usize = 1015;
 /// The lane in which a reaper writes its operations.
 pub const REAPER: usize = 0;
-/// Version of the layout. Version 2 added exported objects.
-pub const VERSION: u32 = 2;
+/// Version of the layout.
+pub const VERSION: u32 = 1;
 
 pub const FORMAT: u64 = u64::from_le_bytes(*b"vgpuledg");
 pub const SEAL: u64 = u64::from_le_bytes(*b"\x89sealed\n");
@@ -26,8 +26,8 @@ pub const SIZE_AT: usize = 16;
 pub const SHARE_AT: usize = 24;
 pub const CHARGED_AT: usize = LINE;
 pub const WRITER_AT: usize = LINE + 8;
+pub const PEAK_AT: usize = LINE + 16;
 pub const OBJECTS_USED_AT: usize = 2 * LINE;
-/// 0 in ledgers of libraries that do not know it.
 pub const CONTEXT_TOOK_AT: usize = 2 * LINE + 8;
 pub const FIRST_LANE_AT: usize = 8 * LINE;
 pub const FIRST_OBJECT_AT: usize = FIRST_LANE_AT + LANES * LINE;
@@ -41,9 +41,8 @@ pub mod lane {
     pub const SEQUENCE: usize = 8;
     /// Number of the last operation that is recorded as done.
     pub const APPLIED: usize = 16;
-    /// The lane's charge after its last even operation, and after its last odd one. Lane
-    /// [`REAPER`](super::REAPER) has no charge: here it names the claim that it takes out, as a
-    /// [`Stamp`](super::Stamp).
+    /// The lane's charge after its last even operation, and after its last odd one. Lane [`REAPER`](super::REAPER) has
+    /// no charge: here it names the claim that it releases, as a [`Stamp`](super::Stamp).
     pub const CHARGED: [usize; 2] = [24, 32];
     /// [`Stamp`](super::Stamp) of the process's first claim: the same in all its lanes.
     pub const PROCESS: usize = 40;
@@ -51,7 +50,8 @@ pub mod lane {
     pub const PID_NAMESPACE: usize = 48;
     /// The owner's PID in its own namespace.
     pub const PID: usize = 56;
-    /// 1: the owner has had a context on the GPU. Without one, and without a charge, it is left out of process lists.
+    /// 1: the owner has had a context on the GPU. Process lists leave out processes without a context and without a
+    /// charge.
     pub const CONTEXT: usize = 60;
 }
 
@@ -67,10 +67,10 @@ pub struct Stamp {
 // === impl Stamp ===
 
 impl Stamp {
-    /// Enough for all lanes and, numbered after them, all exported objects.
+    /// Enough for all lanes and all exported objects, which are numbered after the lanes.
     pub const LANE_BITS: u32 = 11;
     pub const NUMBER_BITS: u32 = 64 - Self::LANE_BITS;
-    /// The highest number: at 30 ns an operation it is reached after 8 years.
+    /// The highest number. With 30 ns for each operation it is reached after 8 years.
     pub const LAST: u64 = (1 << Self::NUMBER_BITS) - 1;
 
     #[must_use]

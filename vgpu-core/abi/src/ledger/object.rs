@@ -1,5 +1,5 @@
-//! Exported objects: memory that several processes of one share have together. Each object has a line after the lanes.
-//! Its charge is in that line and in no lane.
+//! Exported objects: memory that several processes of one share hold. Each object has a line after the lanes. Its
+//! charge is in that line and in no lane.
 //!
 //! ```text
 //!    0  generation   even: free, odd: claimed
@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Each process that holds an object has a read lock on its first byte, as a lane's owner has a write lock on the lane.
-//! The kernel drops the locks with the address space. `holders` has room for four only; no charge depends on it.
+//! The kernel drops the locks with the address space. `holders` has only four places; no charge depends on it.
 
 use super::layout::{LANES, LINE, Stamp};
 
@@ -38,7 +38,7 @@ pub fn moved(from: u64, sequence: u64, applied: u64, writer: u64) -> bool {
     from == 0 || sequence > number || sequence == number && (applied >= number || writer == from)
 }
 
-/// Returns the process that is shown with an object: the first holder whose claim still exists.
+/// Returns the process with which an object is listed: the first holder whose claim still exists.
 #[must_use]
 pub fn payer(holders: [u64; HOLDERS], is_claimed: impl Fn(Stamp) -> bool) -> Option<u64> {
     holders

@@ -1,18 +1,18 @@
-//! When events were passed. The driver tells the distance of two events, and nobody knows for certain when the GPU passed
-//! the first of them, the base.
+//! The times of events. The driver only returns the distance between two events, and nobody knows exactly when the GPU
+//! passed the first one, the base.
 
 use crate::law::io::Io;
 use crate::{MS, Ns};
 
-/// A base is replaced when it is this old: the GPU's clock drifts.
+/// Age at which a base is replaced, because the GPU's clock drifts.
 const RENEWAL: Ns = 10_000 * MS;
 
-/// The event of a process from which distances are told.
+/// The event from which a process measures distances.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Base {
     event: usize,
     pub recorded: Ns,
-    /// It was passed at this moment at the latest, as far as is known.
+    /// The latest time at which the GPU can have passed the base, as far as is known.
     pub latest: Ns,
 }
 
@@ -34,7 +34,8 @@ impl Base {
         now.saturating_sub(self.recorded) >= RENEWAL
     }
 
-    /// Returns the distance of an event that the GPU passed at `passed`, by its own clock, and that is seen now.
+    /// Returns the distance from the base to an event that the GPU passed at `passed` by its own clock and that is
+    /// seen now.
     pub(super) fn distance(&mut self, io: &mut Io<'_>, passed: Ns) -> Ns {
         io.cost += io.hardware.elapsed;
         let base = io.context.passed(self.event).unwrap_or(passed);

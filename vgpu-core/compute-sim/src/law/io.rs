@@ -1,4 +1,4 @@
-//! A law as a process sees it: what it is asked, and what it sees and does then.
+//! A law's interface to a process: the questions to the law, and what it can read and do.
 
 use vgpu_abi::arbitration::SlotPage;
 use vgpu_core::compute::turn::Pages;
@@ -15,20 +15,20 @@ pub(crate) enum Answer {
     Wait {
         until: Ns,
         on: Option<usize>,
-        /// The thread does not sleep until then, and is there at once.
+        /// The thread spins until then instead of sleeping, and continues at once.
         spins: bool,
     },
 }
 
 /// The law in one process.
 pub(crate) trait Law {
-    /// May this launch go, which has waited since `asked`?
+    /// Decides whether this launch may start. It has been waiting since `asked`.
     fn ask(&mut self, io: &mut Io<'_>, stream: usize, shape: u64, asked: Ns) -> Answer;
     fn launched(&mut self, io: &mut Io<'_>, stream: usize, shape: u64);
     /// A thread is about to wait for a stream, or for all.
     fn before_wait(&mut self, io: &mut Io<'_>, scope: Option<usize>);
     fn after_wait(&mut self, io: &mut Io<'_>, scope: Option<usize>);
-    /// The process ends by itself.
+    /// The process exits normally.
     fn exit(&mut self, io: &mut Io<'_>);
 }
 
@@ -36,14 +36,14 @@ pub(crate) trait Law {
 pub(crate) struct Io<'a> {
     pub now: Ns,
     pub hardware: &'a Hardware,
-    /// CPU time that this call takes.
+    /// CPU time of this call so far.
     pub cost: Ns,
     pub context: &'a mut Context,
     pub pages: Pages<'a>,
-    /// The own share's page.
+    /// The page of the process's own share.
     pub page: &'a SlotPage,
     pub living: &'a Living,
-    /// The share holds a turn on another GPU.
+    /// The share has the turn on another GPU.
     pub sibling: bool,
 }
 
@@ -54,17 +54,18 @@ impl Io<'_> {
         self.context.record(stream, self.hardware)
     }
 
-    /// Asks whether the GPU has passed an event. Returns when, on a clock that only [`super::events::Base`] can read.
+    /// Returns when the GPU passed an event, or `None` if it has not. The time is by a clock that only
+    /// [`super::events::Base`] can read.
     pub(super) fn query(&mut self, event: usize) -> Option<Ns> {
         self.cost += self.hardware.query;
         self.context.passed(event)
     }
 }
 
-/// The processes that live, by the names that they write into cells.
+/// The running processes, by the names that they write into cells.
 #[derive(Debug)]
 pub(crate) struct Living {
-    /// By process. 0: none lives.
+    /// Names by process; 0 if it does not run.
     names: Vec<u64>,
     started: u64,
 }

@@ -1,5 +1,5 @@
-//! The limiter, `vgpu_core::compute::limiter`, called as `vgpu_core::arbiter` calls it. What its calls take of the CPU is a
-//! guess.
+//! The limiter, `vgpu_core::compute::limiter`, called as `vgpu_core::arbiter` calls it. The CPU times of its calls are
+//! estimates.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -12,7 +12,7 @@ use super::events::Base;
 use super::io::{Answer, Io, Law};
 use crate::Ns;
 
-/// CPU: a launch within the budget, one that asks, and a wait that finds nothing to do.
+/// CPU time of a launch within the budget, of one that asks the limiter, and of a wait that finds nothing to do.
 const WITHIN_BUDGET: Ns = 12;
 const ASKS: Ns = 250;
 const QUIET_WAIT: Ns = 25;
@@ -21,13 +21,13 @@ const QUIET_WAIT: Ns = 25;
 pub(crate) struct Limited {
     limiter: Limiter,
     bases: Vec<Base>,
-    /// Launches that may go without a question.
+    /// Launches that are allowed without asking the limiter.
     budget: u32,
-    /// Those that went and were not reported yet, by stream.
+    /// Launches within the budget that were not reported yet, by stream.
     passed: Vec<(usize, u32)>,
-    /// The launch under way is one of them.
+    /// The current launch is within the budget.
     is_within_budget: bool,
-    /// Waits of the threads that have not returned, with what they wait for.
+    /// Waits that have not returned, with their streams.
     waiting: Vec<(Option<usize>, Waiting)>,
 }
 
@@ -130,7 +130,7 @@ impl Law for Limited {
         if io.page.wake.load(Relaxed) != wake {
             io.cost += io.hardware.rouse;
         }
-        // The next launch begins a busy time, and somebody has to look at the clock.
+        // The next launch starts a busy period, so the clock must be read.
         if was_asked || self.limiter.is_idle() {
             self.budget = 0;
         }
@@ -141,7 +141,7 @@ impl Law for Limited {
     }
 }
 
-/// The process as the limiter sees it.
+/// The process, as the interface that the limiter needs.
 struct Simulated<'a, 'b> {
     io: &'a mut Io<'b>,
     bases: &'a mut Vec<Base>,

@@ -1,4 +1,5 @@
-//! Who decides which launch goes and which waits: nobody, or the limiter of `vgpu_core::compute`.
+//! The law decides which launch starts and which waits. A simulation has no law (the hardware alone), or the limiter of
+//! `vgpu_core::compute`.
 
 pub(crate) mod events;
 pub(crate) mod io;
@@ -10,23 +11,23 @@ use vgpu_core::compute::limiter::config::Config;
 use io::Law;
 use limited::Limited;
 
-/// The law that a simulation runs with.
+/// The law of a simulation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum LawKind {
-    /// Nobody: the GPU's slices alone.
+    /// No law: only the GPU's time slices.
     Hardware,
     Limited(Config),
 }
 
 impl LawKind {
-    /// Returns the limiter as the library has it.
+    /// Returns the limiter with the library's configuration.
     #[must_use]
     pub fn limited() -> Self {
         Self::Limited(Config::default())
     }
 }
 
-/// Returns the law of a process that starts. `owner`: its name in cells of the share's page.
+/// Creates the law of a starting process. `owner` is its name in cells of the share's page.
 pub(crate) fn make(kind: LawKind, owner: u64, entry: Entry) -> Option<Box<dyn Law>> {
     match kind {
         LawKind::Hardware => None,

@@ -1,4 +1,4 @@
-//! What a share can do to its neighbour at most.
+//! The most harm that a share can do to its neighbour.
 
 use super::{balanced, guaranteed, run_threads};
 use crate::law::LawKind;
@@ -6,19 +6,19 @@ use crate::programs::{Program, ShortLife, batches, busy, circle, lane, mixture, 
 use crate::world::Thread;
 use crate::{MS, Ns, S, US};
 
-/// A share that wants more than its part.
+/// A share that tries to get more than it is entitled to.
 #[derive(Clone, Copy, Debug)]
 pub struct Adversary {
     pub name: &'static str,
     threads: fn() -> Vec<Thread>,
 }
 
-/// What the two shares got.
+/// The results of both shares.
 #[derive(Clone, Copy, Debug)]
 pub struct Got {
     pub adversary: f64,
     pub neighbour: f64,
-    /// The neighbour's worst window below its part, in points.
+    /// The neighbour's largest deficit in any window, in percentage points.
     pub below: f64,
 }
 
@@ -65,7 +65,7 @@ fn one(program: Program) -> Vec<Thread> {
 }
 
 impl Adversary {
-    /// Runs it with 10 cores beside a Balanced share of 90 that always has work.
+    /// Runs the adversary with 10 cores beside a Balanced share of 90 that always has work.
     #[must_use]
     pub fn run(&self, law: LawKind, is_guaranteed: bool, length: Ns) -> Got {
         beside(law, (self.threads)(), busy(500 * US), is_guaranteed, length)
@@ -85,16 +85,16 @@ fn beside(law: LawKind, mut threads: Vec<Thread>, neighbour: Program, is_guarant
     }
 }
 
-/// 200 short kernels and 20 of this length in turns, beside a Balanced share of 90 that waits after each ten of 500 us: while it
-/// waits, it wants no turn.
+/// Alternates 200 short kernels with 20 of this length, beside a Balanced share of 90 that waits after every ten
+/// kernels of 500 us. While the neighbour waits, it asks for no turn.
 #[must_use]
 pub fn waves_beside_one_that_waits(law: LawKind, long: Ns, is_guaranteed: bool, length: Ns) -> Got {
     let threads = one(waves((20 * US, 200), (long, 20)));
     beside(law, threads, batches(500 * US, 1, 100, 10), is_guaranteed, length)
 }
 
-/// A Guaranteed share, alone, whose threads launch a kernel of seconds each: its use of the whole time, first 100 s and
-/// all.
+/// Runs a Guaranteed share alone whose threads launch kernels of several seconds each. Returns its use of the whole
+/// time, including the first 100 s.
 #[must_use]
 pub fn long_kernels_in_threads(law: LawKind, cores: u32, kernel: Ns, length: Ns) -> (f64, f64) {
     let threads = (0..32).map(|n| Thread::new(0, 0, lane(n, kernel))).collect();
@@ -103,8 +103,8 @@ pub fn long_kernels_in_threads(law: LawKind, cores: u32, kernel: Ns, length: Ns)
     (used(100 * S), used(length))
 }
 
-/// A Guaranteed share of 10 cores, alone, whose processes are killed as soon as their kernel is nearly over: its use of
-/// the whole time.
+/// Runs a Guaranteed share of 10 cores alone whose processes are killed just before their kernel ends. Returns its use
+/// of the whole time.
 #[must_use]
 pub fn killed_again_and_again(law: LawKind, kernel: Ns, lives: Ns, length: Ns) -> f64 {
     let life = ShortLife {

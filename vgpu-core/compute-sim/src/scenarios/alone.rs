@@ -1,28 +1,29 @@
-//! A Balanced share that has the GPU for itself: what it keeps of the hardware's pace, and what is charged.
+//! A Balanced share that is alone on the GPU: how much of the hardware's speed remains, and how much time it is
+//! charged.
 
 use super::{balanced, run_programs};
 use crate::law::LawKind;
 use crate::programs::{Program, batches, busy, circle, decoder, grids, mixture, training, waits};
 use crate::{MS, Ns, S, US};
 
-/// A program, and for how long it runs.
+/// A program and its running time.
 #[derive(Clone, Copy, Debug)]
 pub struct Alone {
     pub name: &'static str,
     program: fn() -> Program,
     length: Ns,
-    /// The CPU launches too slowly to keep the GPU busy, and nothing tells how long its kernels take.
+    /// The CPU launches too slowly to keep the GPU busy, and nothing shows how long the kernels take.
     pub is_bound_by_launches: bool,
 }
 
-/// What a law leaves it.
+/// The share's results under a law.
 #[derive(Clone, Copy, Debug)]
 pub struct Kept {
     /// Use of the GPU, in percent of the use without a law.
     pub kept: f64,
-    /// Charged less used, in percent of the GPU's time.
+    /// Charged minus used time, in percent of the GPU's time.
     pub charged_more: f64,
-    /// Events that were recorded in a ms, and CPU time in the law for each launch, in ns.
+    /// Events recorded per ms, and the law's CPU time per launch in ns.
     pub events: f64,
     pub cpu: f64,
 }

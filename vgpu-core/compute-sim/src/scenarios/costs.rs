@@ -1,4 +1,4 @@
-//! What a law takes of the CPU.
+//! The CPU time of a law.
 
 use vgpu_abi::arbitration::Entry;
 
@@ -9,27 +9,27 @@ use crate::{Ns, S, US};
 
 const LENGTH: Ns = 4 * S;
 
-/// One or two shares whose launches are short.
+/// One or two shares with short kernels.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
     pub name: &'static str,
     shares: fn() -> Vec<(Entry, Program)>,
 }
 
-/// What the first share's launches cost.
+/// The cost of the first share's launches.
 #[derive(Clone, Debug)]
 pub struct Cost {
-    /// In a second.
+    /// Launches per second.
     pub launches: f64,
-    /// CPU time in the law for each, in ns, and what was spun away besides.
+    /// The law's CPU time per launch in ns, and the time spent spinning.
     pub cpu: f64,
     pub spun: f64,
-    /// Events that were recorded for each launch of all shares.
+    /// Events recorded per launch, over all shares.
     pub events: f64,
     pub uses: Vec<f64>,
 }
 
-/// A Balanced share, alone, that waits for each kernel of 20 us.
+/// A Balanced share, alone, that waits after each kernel of 20 us.
 const WAITS_ALONE: Load = Load {
     name: "20 us, waits, alone",
     shares: || vec![(balanced(30), waits(20 * US, 5, US))],
@@ -84,7 +84,7 @@ impl Load {
     }
 }
 
-/// Returns launches in a second, of those that counted in a run of [`LENGTH`]: two thirds of it count.
+/// Returns launches per second for a run of [`LENGTH`], of which the last two thirds are measured.
 pub(super) fn per_second(launches_counted: u64) -> f64 {
     launches_counted as f64 * 3.0 / 2.0 * S as f64 / LENGTH as f64
 }

@@ -1,4 +1,4 @@
-//! Pairs drawn by chance, on which no constant of a law was chosen: the gate for changes to a law.
+//! Random pairs of programs that were not used to tune a law: the test that a change of a law must pass.
 
 use super::{balanced, run_programs};
 use crate::figures::Error;
@@ -7,13 +7,13 @@ use crate::programs::{Program, circle};
 use crate::random::Random;
 use crate::{Ns, S, US};
 
-/// The set that tests and docs/compute-accuracy.md use. Set 0 was looked at while constants were chosen. Whoever changes a
-/// law to suit this one takes another.
+/// The set that tests and docs/compute-accuracy.md use. Set 0 was used for tuning. A change that was tuned with this
+/// set must switch to a new one.
 pub const GATE: u64 = 1;
-/// Pairs of a set.
+/// Number of pairs in a set.
 pub const PAIRS: u64 = 60;
 
-/// Runs the nth pair of a set: the first share has 5 to 50 cores.
+/// Runs pair number `nth` of a set. Its first share has 5 to 50 cores.
 #[must_use]
 pub fn drawn_pair(law: LawKind, set: u64, n: u64, length: Ns) -> [Error; 2] {
     let seed = set.wrapping_mul(PAIRS).wrapping_add(n + 1).wrapping_mul(7919);
@@ -33,8 +33,8 @@ pub fn drawn_pairs(law: LawKind, set: u64) -> Vec<[Error; 2]> {
     (0..PAIRS).map(|n| drawn_pair(law, set, n, 8 * S)).collect()
 }
 
-/// A program that always has work: 1 to 4 lengths from 5 us to 10 ms in a circle, in 1 to 8 streams. Two kernels of half the
-/// width run at once, so they take 10 us at least: the CPU cannot launch faster.
+/// A program that always has work: 1 to 4 kernel lengths from 5 us to 10 ms in turn, in 1 to 8 streams. Two kernels of
+/// half the width run at the same time, so they take 10 us at least: the CPU cannot launch faster.
 fn program(random: &mut Random) -> Program {
     let count = 1 + random.below(4);
     let lengths = (0..count).map(|_| (5e3 * 2000f64.powf(random.below(1000) as f64 / 1e3)) as Ns);

@@ -1,4 +1,4 @@
-//! Launches whose length cannot be told from how they look.
+//! Kernels whose length cannot be predicted.
 
 use super::{balanced, guaranteed, run_programs};
 use crate::figures::Error;
@@ -6,7 +6,7 @@ use crate::law::LawKind;
 use crate::programs::{busy, grids, mixture};
 use crate::{Ns, S, US};
 
-/// Launches that look the same, of which one in `rare` is long.
+/// Launches that look the same, but one in `rare` is long.
 #[derive(Clone, Copy, Debug)]
 pub struct Mixture {
     pub short: Ns,
@@ -15,14 +15,14 @@ pub struct Mixture {
 }
 
 impl Mixture {
-    /// A Guaranteed share of 10 cores, alone.
+    /// Runs them in a Guaranteed share of 10 cores, alone.
     #[must_use]
     pub fn capped(self, law: LawKind, length: Ns) -> Error {
         let programs = vec![mixture(self.short, self.long, self.rare)];
         run_programs(law, vec![guaranteed(10)], programs, length).used[0].error(10.0)
     }
 
-    /// Use of a share of 30 cores with them, and of a usual one of 70.
+    /// Runs them in a share of 30 cores beside an ordinary program with 70. Returns the use of both.
     #[must_use]
     pub fn beside(self, law: LawKind, length: Ns) -> Vec<f64> {
         let programs = vec![mixture(self.short, self.long, self.rare), busy(500 * US)];
@@ -30,12 +30,12 @@ impl Mixture {
     }
 }
 
-/// A program whose grids are many: nothing is known of most of them when they come.
+/// A program with many grid sizes: most launches are of an unknown one.
 #[derive(Clone, Copy, Debug)]
 pub struct Grids {
-    /// Of a Balanced share, alone, in a second.
+    /// Launches per second of a Balanced share, alone.
     pub launches: f64,
-    /// The law's part of the CPU's time for a launch, in ns.
+    /// The law's CPU time per launch, in ns.
     pub cpu: f64,
     /// Use of a Guaranteed share of 30 cores.
     pub capped: f64,

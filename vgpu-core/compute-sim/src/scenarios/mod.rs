@@ -1,5 +1,5 @@
-//! The scenarios of docs/compute-accuracy.md, by subject, and what is measured in each. Each takes the law and returns
-//! figures: tests assert some of them, and the tables print them.
+//! The scenarios of docs/compute-accuracy.md by subject. Each takes the law and returns figures: tests assert some of
+//! them, and the tables print them.
 
 pub mod adversaries;
 pub mod alone;
@@ -21,7 +21,7 @@ use crate::law::LawKind;
 use crate::programs::Program;
 use crate::world::{Outcome, Scenario, Thread, run};
 
-/// A share of these cores. `flags` are those of its entry in the node's page.
+/// A share with this number of cores. `flags` are those of its entry in the node's page.
 fn share(cores: u32, flags: u32) -> Entry {
     Entry {
         weight: cores * WEIGHT_OF_ONE_CORE,
@@ -38,7 +38,7 @@ fn balanced(cores: u32) -> Entry {
     share(cores, 0)
 }
 
-/// Runs one program for each share.
+/// Runs one program per share.
 fn run_programs(law: LawKind, shares: Vec<Entry>, programs: Vec<Program>, length: Ns) -> Outcome {
     let threads = (0..)
         .zip(programs)

@@ -1,4 +1,4 @@
-//! Priorities, starts, deaths, ranks, idle time, and neighbours that take no turns.
+//! Priorities, starts, deaths, ranks, idle time, and neighbours without turns.
 
 use vgpu_abi::arbitration::{Entry, LEAST_WEIGHT, WEIGHT_OF_ONE_CORE, entry_flags};
 
@@ -9,8 +9,8 @@ use crate::programs::{busy, rank, waits};
 use crate::world::Thread;
 use crate::{MS, Ns, S, US};
 
-/// A share of low priority beside one of high priority that always has work: the use of the low one, and its longest wait
-/// in ms.
+/// Runs a share of low priority beside a busy one of high priority. Returns the use of the low one, and its longest
+/// wait in ms.
 #[must_use]
 pub fn low_beside_high(law: LawKind) -> (f64, f64) {
     let shares = vec![share(50, entry_flags::HIGH), balanced(50)];
@@ -18,8 +18,8 @@ pub fn low_beside_high(law: LawKind) -> (f64, f64) {
     (outcome.uses()[1], outcome.threads[1].longest_wait as f64 / MS as f64)
 }
 
-/// A share of 70 cores that starts 5 s after one of 30 with kernels of this length: ms until a window of 100 ms is within
-/// 5 points of its part.
+/// Starts a share of 70 cores 5 s after one of 30, with kernels of this length. Returns the ms until a window of 100
+/// ms is within 5 percentage points of its entitlement.
 #[must_use]
 pub fn start_delay(law: LawKind, kernel: Ns) -> Option<Ns> {
     let mut threads = vec![Thread::new(0, 0, busy(kernel)), Thread::new(1, 1, busy(500 * US))];
@@ -29,8 +29,8 @@ pub fn start_delay(law: LawKind, kernel: Ns) -> Option<Ns> {
     (0..2000).step_by(10).find(is_there)
 }
 
-/// Steps in a second of two jobs of two ranks over two GPUs, that share both; `crossed`: their first ranks are on
-/// different GPUs. One job alone: `jobs` 1.
+/// Returns the steps per second of two jobs of two ranks that share two GPUs, or of one job alone if `jobs` is 1.
+/// `crossed`: their first ranks are on different GPUs.
 #[must_use]
 pub fn ranks(law: LawKind, jobs: usize, crossed: bool) -> Vec<f64> {
     let threads = (0..jobs * 2).map(|index| {
@@ -50,10 +50,10 @@ pub fn ranks(law: LawKind, jobs: usize, crossed: bool) -> Vec<f64> {
     firsts.map(|thread| thread.launches_counted as f64 / 18.0).collect()
 }
 
-/// How a share that launches without asking is known to the others.
+/// How the others know about a share that ignores the limiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unseen {
-    /// The node's page says that it takes no turns.
+    /// The node's page says that the share takes no turns.
     Flagged,
     NotFlagged,
 }
@@ -71,7 +71,7 @@ fn without_turns(share: usize, of: Unseen) -> (Entry, Thread) {
     (super::share(10, flags), thread)
 }
 
-/// Use of three shares of 30 cores and of one of 10 that ignores the limiter.
+/// Returns the use of three shares of 30 cores beside one of 10 that ignores the limiter.
 #[must_use]
 pub fn one_ignores(law: LawKind, of: Unseen) -> Vec<f64> {
     let (entry, thread) = without_turns(3, of);
@@ -81,7 +81,7 @@ pub fn one_ignores(law: LawKind, of: Unseen) -> Vec<f64> {
     run_threads(law, shares, threads, 12 * S).uses()
 }
 
-/// Use of a Guaranteed share of 30 cores beside one of 10 that ignores the limiter.
+/// Returns the use of a Guaranteed share of 30 cores beside one of 10 that ignores the limiter.
 #[must_use]
 pub fn guaranteed_beside_one_that_ignores(law: LawKind, of: Unseen) -> Vec<f64> {
     let (entry, thread) = without_turns(1, of);
@@ -89,7 +89,8 @@ pub fn guaranteed_beside_one_that_ignores(law: LawKind, of: Unseen) -> Vec<f64> 
     run_threads(law, vec![guaranteed(30), entry], threads, 12 * S).uses()
 }
 
-/// A Guaranteed share of 10 cores beside a Balanced one of 90: the use of both, and the error of the first.
+/// Runs a Guaranteed share of 10 cores beside a Balanced one of 90. Returns the use of both, and the error of the
+/// first.
 #[must_use]
 pub fn guaranteed_beside_balanced(law: LawKind) -> (Vec<f64>, Error) {
     let shares = vec![guaranteed(10), balanced(90)];
@@ -97,7 +98,7 @@ pub fn guaranteed_beside_balanced(law: LawKind) -> (Vec<f64>, Error) {
     (outcome.uses(), outcome.used[0].error(10.0))
 }
 
-/// A share of four processes beside one of one process, 50 cores each: the use of both.
+/// Returns the use of a share of four processes and of one with one process, 50 cores each.
 #[must_use]
 pub fn four_processes(law: LawKind) -> Vec<f64> {
     let mut threads: Vec<Thread> = (0..4).map(|process| Thread::new(0, process, busy(500 * US))).collect();
@@ -105,7 +106,7 @@ pub fn four_processes(law: LawKind) -> Vec<f64> {
     run_threads(law, vec![balanced(50); 2], threads, 12 * S).uses()
 }
 
-/// Idle time: a share of 30 cores beside one of none, and two of 30 and 70 beside one of none.
+/// Returns the use of idle time, by a share of 30 cores and one of 0 cores, and by shares of 30, 70 and 0.
 #[must_use]
 pub fn best_effort(law: LawKind) -> (Vec<f64>, Vec<f64>) {
     let used = |cores: &[u32], rest: u32| {
@@ -120,15 +121,14 @@ pub fn best_effort(law: LawKind) -> (Vec<f64>, Vec<f64>) {
     (used(&[30], 70 * WEIGHT_OF_ONE_CORE), used(&[30, 70], LEAST_WEIGHT))
 }
 
-/// Use of two shares of 30 cores, the second of which is idle most of the time.
+/// Returns the use of two shares of 30 cores, the second of which is idle most of the time.
 #[must_use]
 pub fn mostly_idle(law: LawKind) -> Vec<f64> {
     let programs = vec![busy(500 * US), waits(500 * US, 5, 20 * MS)];
     run_programs(law, vec![balanced(30); 2], programs, 12 * S).uses()
 }
 
-/// A share whose process is killed or stopped again and again while it holds its turn: the longest time for which the
-/// other waited, in ms.
+/// Repeatedly kills or stops a share's process during its turn. Returns the longest wait of the other share, in ms.
 #[must_use]
 pub fn dead_holders(law: LawKind) -> f64 {
     let mut threads = vec![Thread::new(1, 0, busy(500 * US))];

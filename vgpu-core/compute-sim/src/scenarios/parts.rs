@@ -1,4 +1,4 @@
-//! Whether each share gets its part: alone, in pairs and in groups.
+//! Each share's use compared with its entitlement: alone, in pairs and in groups.
 
 use vgpu_abi::arbitration::{Entry, WEIGHT_OF_ONE_CORE, entry_flags};
 
@@ -10,7 +10,8 @@ use crate::programs::{Program, bursts, busy, circle, waits};
 use crate::world::{Scenario, Thread, run};
 use crate::{MS, Ns, S, US};
 
-/// One Guaranteed share, alone. A program that waits for each kernel is compared with what it can use, if that is less.
+/// Runs one Guaranteed share alone. If the program waits after each kernel, the most that it can use may be less than
+/// its cores; then its use is compared with that.
 #[must_use]
 pub fn cap(law: LawKind, cores: u32, kernel: Ns, is_waiting: bool) -> Error {
     let pause = 10 * US;
@@ -31,7 +32,7 @@ pub struct Pair {
     pub name: &'static str,
     programs: fn() -> [Program; 2],
     length: Ns,
-    /// Kernels up to 5 ms, and no program that leaves its own turn idle: the goals count these.
+    /// The goals apply to this pair: kernels up to 5 ms, and no program that leaves its own turn idle.
     pub in_goal: bool,
 }
 
@@ -74,13 +75,13 @@ pub fn pairs() -> Vec<Pair> {
     ]
 }
 
-/// Kernels from 5 us to 3 ms, each up to 30 % longer or shorter.
+/// Kernels from 5 us to 3 ms, with up to 30 % of random variation.
 fn mixed() -> Program {
     circle(&[5 * US, 40 * US, 300 * US, 3 * MS], 30, 1, 100)
 }
 
 impl Pair {
-    /// Runs it with the first program at these cores and the second at the rest.
+    /// Runs the pair: the first program with this number of cores, the second with the rest.
     #[must_use]
     pub fn run(&self, law: LawKind, hardware: Hardware, cores: u32) -> [Error; 2] {
         let threads = (0..).zip((self.programs)());
@@ -100,15 +101,15 @@ impl Pair {
     }
 }
 
-/// Several pairs together.
+/// Results of several pairs together.
 #[derive(Clone, Copy, Debug)]
 pub struct Summary {
     /// The mean of all shares' mean errors.
     pub mean: f64,
-    /// The worst window of all, and the mean of the shares' worst windows.
+    /// The largest error of any window, and the mean of the shares' largest errors.
     pub worst: f64,
     pub mean_worst: f64,
-    /// Use of the GPU by both, in percent.
+    /// Use of the GPU by both shares, in percent.
     pub used: f64,
 }
 
@@ -129,7 +130,7 @@ impl Summary {
     }
 }
 
-/// Equal shares of programs that differ, half of which wait for each kernel.
+/// Equal shares with different programs; half of these wait after each kernel.
 #[derive(Debug)]
 pub struct Many {
     pub mean_error: f64,
@@ -164,7 +165,8 @@ pub fn many(law: LawKind, count: u32) -> Many {
     }
 }
 
-/// Latency of bursts of 2 ms about every 20 ms, with 20 cores, beside shares that always have work: p50 and p99 in ms.
+/// Returns p50 and p99 in ms of the latency of bursts of 2 ms about every 20 ms, with 20 cores, beside shares that
+/// always have work.
 #[must_use]
 pub fn latencies(law: LawKind, beside: u32, is_high: bool) -> (f64, f64) {
     let mut shares = vec![share(20, if is_high { entry_flags::HIGH } else { 0 })];

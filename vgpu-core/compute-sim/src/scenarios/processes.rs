@@ -1,4 +1,4 @@
-//! Many processes of a share, and short ones.
+//! Shares with many processes, and with short ones.
 
 use super::{balanced, guaranteed, run_threads};
 use crate::figures::Error;
@@ -7,10 +7,10 @@ use crate::programs::{ShortLife, busy, short_processes, waits};
 use crate::world::Thread;
 use crate::{MS, Ns, S, US};
 
-/// Processes with one kernel of 1 ms each, which end by themselves: `lanes` at once, in a Guaranteed share of 10 cores.
+/// Processes that launch one kernel of 1 ms and exit, in a Guaranteed share of 10 cores. `lanes` of them run at once.
 #[derive(Clone, Debug)]
 pub struct Short {
-    /// Use alone, and what was charged, in percent of the time.
+    /// Use and charge when alone, in percent of the time.
     pub used: f64,
     pub charged: f64,
     /// Use beside a Balanced share of 90.
@@ -40,8 +40,8 @@ pub fn short(law: LawKind, lanes: usize) -> Short {
     }
 }
 
-/// A process ends while a kernel of unknown length is in flight, by itself or killed; 11 s later the next one of the
-/// Guaranteed share launches: how long it waits, in s.
+/// A process of a Guaranteed share exits or is killed while a kernel of unknown length runs. 11 s later the next
+/// process launches. Returns how long it waits, in s.
 #[must_use]
 pub fn after_an_end(law: LawKind, cores: u32, normal: bool) -> f64 {
     const LATER: Ns = 11_000;
@@ -61,7 +61,7 @@ pub fn after_an_end(law: LawKind, cores: u32, normal: bool) -> f64 {
     (at.unwrap_or(END) - LATER) as f64 / 1e3
 }
 
-/// The error of a Guaranteed share of 10 cores with so many processes, kernels of 1 ms.
+/// Returns the error of a Guaranteed share of 10 cores with this number of processes and kernels of 1 ms.
 #[must_use]
 pub fn many(law: LawKind, processes: usize, is_waiting: bool) -> Error {
     let program = || if is_waiting { waits(MS, 5, 20 * US) } else { busy(MS) };
@@ -70,8 +70,8 @@ pub fn many(law: LawKind, processes: usize, is_waiting: bool) -> Error {
     outcome.used[0].error(10.0)
 }
 
-/// Use of a Guaranteed share of 10 cores with 40 processes, each of which launches a kernel of 100 ms and ends 700 ms
-/// later.
+/// Returns the use of a Guaranteed share of 10 cores with 40 processes, each of which launches a kernel of 100 ms and
+/// ends 700 ms later.
 #[must_use]
 pub fn end_with_work(law: LawKind) -> f64 {
     const LENGTH: Ns = 30 * S;

@@ -1,4 +1,4 @@
-//! Programs as people run them: a decoder of tokens, and training.
+//! Realistic programs: a decoder of tokens, and training.
 
 use super::{balanced, guaranteed, run_programs};
 use crate::figures::quantile;
@@ -10,10 +10,10 @@ use crate::{Ns, S};
 /// A decoder: 300 kernels of 5 to 60 us a token, and a wait.
 #[derive(Clone, Copy, Debug)]
 pub struct Decoder {
-    /// Tokens in a second, and use, of one alone.
+    /// Tokens per second and use, alone.
     pub alone: f64,
     pub alone_use: f64,
-    /// Tokens in a second of each of two with 50 cores each, their use together, and p99 of a token in ms.
+    /// With two decoders of 50 cores each: tokens per second of each, their total use, and p99 of a token in ms.
     pub two: f64,
     pub two_use: f64,
     pub p99: f64,
@@ -21,7 +21,7 @@ pub struct Decoder {
     pub capped: f64,
 }
 
-/// `fresh`: each token has other grids.
+/// `fresh`: each token has new grid sizes.
 #[must_use]
 pub fn decoders(law: LawKind, fresh: bool) -> Decoder {
     const LENGTH: Ns = 10 * S;
@@ -39,7 +39,7 @@ pub fn decoders(law: LawKind, fresh: bool) -> Decoder {
     }
 }
 
-/// A decoder with 70 cores beside training with 30: tokens in a second, and the use of both.
+/// Runs a decoder with 70 cores beside training with 30. Returns tokens per second, and the use of both.
 #[must_use]
 pub fn decoder_beside_training(law: LawKind, fresh: bool) -> (f64, Vec<f64>) {
     const LENGTH: Ns = 10 * S;
@@ -48,8 +48,8 @@ pub fn decoder_beside_training(law: LawKind, fresh: bool) -> (f64, Vec<f64>) {
     (per_second(&outcome, LENGTH)[0], outcome.uses())
 }
 
-/// Training whose CPU pauses in each step: steps in a second alone, of each of two with 50 cores each, and their use
-/// together.
+/// Runs training whose CPU pauses in each step. Returns steps per second alone and of each of two with 50 cores, and
+/// the total use of the two.
 #[must_use]
 pub fn trainings(law: LawKind, pause: Ns) -> (f64, f64, f64) {
     const LENGTH: Ns = 20 * S;
@@ -63,7 +63,7 @@ pub fn trainings(law: LawKind, pause: Ns) -> (f64, f64, f64) {
     )
 }
 
-/// Returns the requests of each thread that ended in a second.
+/// Returns the requests per second that each thread completed.
 fn per_second(outcome: &Outcome, length: Ns) -> Vec<f64> {
     let seconds = (length - crate::figures::WARM) as f64 / S as f64;
     let done = outcome

@@ -1,4 +1,4 @@
-//! The first part of docs/compute-accuracy.md: what is simulated, and the goals.
+//! The first part of docs/compute-accuracy.md: the model, and the goals.
 
 pub(super) const HEAD: &str = "\
 # How exact compute shares are

@@ -11,7 +11,7 @@ use vgpu_compute_sim::scenarios::drawn::GATE;
 
 use request::{Laws, Request};
 
-/// What is printed: the page, or one section.
+/// What to print: the whole page, or one section.
 pub(crate) struct Output {
     section: Option<Section>,
     request: Request,
@@ -39,7 +39,7 @@ const SECTIONS: [Section; 14] = [
     section("programs", programs::programs),
     section("costs", programs::costs),
 ];
-/// Not on the page: for whoever changes the law.
+/// A section for work on the law, which is not on the page.
 const VARIANTS: Section = section("variants", variants::variants);
 
 const fn section(name: &'static str, print: fn(&Request)) -> Section {
@@ -50,7 +50,7 @@ fn laws() -> Laws {
     vec![("hardware", LawKind::Hardware), ("limiter", LawKind::limited())]
 }
 
-/// Returns what may be asked for.
+/// Returns the names of the sections.
 pub(crate) fn names() -> String {
     let sections = SECTIONS.iter().chain([&VARIANTS]).map(|section| section.name);
     let laws = laws().into_iter().map(|(name, _)| name);

@@ -1,4 +1,4 @@
-//! Whether shares get their parts.
+//! Tables of the shares' use compared with their entitlement.
 
 use vgpu_compute_sim::figures::Error;
 use vgpu_compute_sim::hardware::Hardware;

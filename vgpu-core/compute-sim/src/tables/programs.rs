@@ -1,4 +1,4 @@
-//! Programs with many streams, lengths or processes, adversaries, and what a law costs.
+//! Tables of programs with many streams, lengths or processes, of adversaries, and of a law's cost.
 
 use vgpu_compute_sim::figures::Error;
 use vgpu_compute_sim::law::LawKind;

@@ -1,4 +1,4 @@
-//! What is asked for: the laws, each of which is a column of a table.
+//! The request of one run: the laws (a column each) and the sets of pairs.
 
 use vgpu_compute_sim::law::LawKind;
 use vgpu_compute_sim::{MS, Ns, S, US};
@@ -12,7 +12,7 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// Prints a table with a column for each law, and the head of its first column.
+    /// Prints the head of a table: this first column and a column for each law.
     pub(super) fn head(&self, first: &str) {
         let names: Vec<&str> = self.laws.iter().map(|(name, _)| *name).collect();
         println!(
@@ -27,7 +27,7 @@ impl Request {
         println!("| {what} | {} |", cells.join(" | "));
     }
 
-    /// The laws that limit.
+    /// The laws other than the hardware alone.
     pub(super) fn limiting(&self) -> impl Iterator<Item = &(&'static str, LawKind)> {
         self.laws.iter().filter(|(_, law)| *law != LawKind::Hardware)
     }

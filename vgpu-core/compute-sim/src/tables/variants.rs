@@ -1,4 +1,4 @@
-//! The limiter with one part changed or left out at a time: what each of them is for.
+//! The limiter with a single part changed or left out, to show what each part is for.
 
 use vgpu_compute_sim::figures::Error;
 use vgpu_compute_sim::hardware::Hardware;
@@ -13,7 +13,7 @@ use vgpu_core::compute::limiter::config::Config;
 
 use super::request::{Request, list};
 
-/// Returns the law as it is proposed, and with one part changed or left out at a time, by name.
+/// Returns the law as it is, and with each single part changed or left out, by name.
 fn choices() -> Vec<(&'static str, Config)> {
     let with = |change: fn(&mut Config)| {
         let mut config = Config::default();

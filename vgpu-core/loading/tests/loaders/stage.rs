@@ -56,7 +56,7 @@ impl Stage {
             ("plugin-alone.so", plugin.to_vec()),
             ("plugin-poses.so", [&plugin[..], &["-DPOSES"]].concat()),
             ("plugin-rpath.so", [&linked[..], &plugin, &old].concat()),
-            // Linked with a driver, and looks its functions up all the same.
+            // Linked with a driver, and still looks its functions up.
             ("needs-rpath", [&linked[1..], &old].concat()),
             ("wrapper.so", [&linked[1..], &plugin, &old].concat()),
             ("static", vec!["-static-pie", "-w"]),

@@ -47,9 +47,9 @@ impl Stage {
             "real/libcudart.so.12",
             ["-shared", "-fPIC", "-DWHO=2", "-DPART"],
         );
-        // A driver by its code alone.
+        // This one is a driver by its code only.
         stage.cc("driver.c", "real/odd.so", ["-shared", "-fPIC", "-DWHO=2", "-DNEWER"]);
-        // As the real shim: no name of its own, one file under several.
+        // Like the real shim: no name of its own, and one file under several names.
         stage.cc(
             "driver.c",
             "shim/libcuda.so.1",
@@ -94,7 +94,7 @@ impl Stage {
         command
     }
 
-    /// The same without the preloaded library.
+    /// Returns the same program without the preloaded library.
     pub(crate) fn bare(&self, program: &str) -> Command {
         let mut command = Command::new(self.path(program));
         command
@@ -104,13 +104,13 @@ impl Stage {
         command
     }
 
-    /// The probe's answer, with the preloaded library.
+    /// Returns the probe's answer, with the preloaded library.
     pub(crate) fn ask(&self, arguments: &[&str]) -> String {
         answer(self.guarded("probe").args(arguments))
     }
 }
 
-/// What a program prints. It must succeed and say nothing on stderr.
+/// Returns the output of a program, which must succeed and print nothing on stderr.
 pub(crate) fn answer(command: &mut Command) -> String {
     let output = command.output().expect("the program starts");
     let stderr = String::from_utf8_lossy(&output.stderr);

@@ -23,7 +23,7 @@ pub struct Entry<'a> {
     pub row: &'a Row,
 }
 
-/// Where names, rows and hooks disagree.
+/// A disagreement of names, rows and hooks.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Problem {
     NoRow { name: String },
@@ -71,7 +71,7 @@ pub fn base(name: &str) -> &str {
 }
 
 impl Api {
-    /// The row about an exported name, and under which of its names: its own, else that of its base.
+    /// Returns the row about an exported name, and the name that the row has: the exported name, else its base.
     pub fn row(&self, export: &str) -> Option<(&str, &Row)> {
         [export, base(export)].into_iter().find_map(|wanted| {
             let found = |row: &'_ Row| row.names.iter().position(|name| name == wanted);
@@ -97,7 +97,7 @@ impl Api {
         entries.into_values().collect()
     }
 
-    /// Where names, rows and hooks disagree. Gaps are no disagreement: see [`Self::gaps`].
+    /// Returns where names, rows and hooks disagree. Gaps are not disagreements: see [`Self::gaps`].
     pub fn problems(&self) -> BTreeSet<Problem> {
         let mut problems = BTreeSet::new();
         let classes: BTreeMap<&str, &str> = self
@@ -134,7 +134,7 @@ impl Api {
         problems
     }
 
-    /// The functions that are unaccounted.
+    /// Returns the functions that are unaccounted.
     pub fn gaps(&self) -> Vec<Entry<'_>> {
         let mut entries = self.entries();
         entries.retain(|entry| entry.row.fate == Fate::Unaccounted);
@@ -203,7 +203,7 @@ mod tests {
         let name = "cuGone".into();
         let rows = "passed through | a\n  cuA cuGone";
         assert_eq!(problems(&["cuA"], rows, ""), [Problem::NoName { name }]);
-        // A base whose every variant has a row of its own names nothing.
+        // If all variants of a base have their own rows, the base names nothing.
         let name = "cuA".into();
         let rows = "passed through | a\n  cuA cuA_v2";
         assert_eq!(problems(&["cuA_v2"], rows, ""), [Problem::NoName { name }]);
@@ -239,7 +239,7 @@ mod tests {
         assert_eq!(of("released | a | b\n  cuA"), []);
         assert_eq!(of("charged | a | b\n  cuA"), [other(Fate::Charged)]);
         assert_eq!(of("passed through | a\n  cuA"), [other(Fate::PassedThrough)]);
-        // A hook that does not do enough yet.
+        // This hook does not do enough yet.
         assert_eq!(of("unaccounted | a\n  cuA"), []);
     }
 }

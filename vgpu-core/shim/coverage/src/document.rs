@@ -23,7 +23,7 @@ The first column is the function as a program writes it. Its variants are what t
 ## When CUDA gets a new function
 
 1. Name the new packages in `vgpu-core/shim/coverage/headers/`, by version and hash, and run `cargo test -p vgpu-coverage --test headers`: it lists the functions that are new.
-2. Add their names to `vgpu-core/shim/names/` and `vgpu-core/soft-gpu/names/` (its `generate.py` writes them).
+2. Add their names to `vgpu-core/shim/names/` (`vgpu-core/soft-gpu/names/generate.py` writes them).
 3. Read what each does. Does it take device memory, give it back, keep it alive after it was freed, tell how much there is, or take or tell a GPU by number? Then it needs a line in `vgpu-core/shim/src/table/`, with its class.
 4. Put it under a heading in `vgpu-core/shim/coverage/cuda.txt` or `nvml.txt`: `FATE | REASON`, or `FATE | BYTES | REASON` where memory is charged or given back. The fate of a hooked name is its class.
 5. Run `UPDATE=1 cargo test -p vgpu-coverage --test table`, and read the difference.

@@ -11,11 +11,11 @@ pub struct Declaration {
     pub parameters: Vec<String>,
 }
 
-/// What a header says.
+/// The contents of a header.
 #[derive(Debug, Default)]
 pub struct Header {
     pub declarations: Vec<Declaration>,
-    /// Type names, and what they stand for.
+    /// Type names and their meanings.
     pub types: BTreeMap<String, String>,
 }
 
@@ -34,7 +34,7 @@ pub fn parse(text: &str) -> Header {
     header
 }
 
-/// The statements at the top level, white space made single, bodies and attributes left out.
+/// Returns the top-level statements with single spaces, without bodies and attributes.
 fn statements(text: &str) -> Vec<String> {
     let (mut found, mut now, mut depth) = (Vec::new(), String::new(), 0_usize);
     for character in text.chars() {
@@ -47,7 +47,7 @@ fn statements(text: &str) -> Vec<String> {
             }
             '}' => {
                 depth = depth.saturating_sub(1);
-                // The body of a function ends its statement; that of a type goes on to its name.
+                // The body of a function ends its statement; after the body of a type, its name follows.
                 if depth == 0 && now.contains('(') && !now.starts_with("typedef") {
                     now.clear();
                 }
@@ -78,7 +78,7 @@ fn without_attributes(statement: &str) -> String {
     out + rest
 }
 
-/// `(inside) after`, of a text that begins with a parenthesis.
+/// Splits a text `(inside) after` that begins with a parenthesis.
 fn parenthesised(text: &str) -> Option<(&str, &str)> {
     let mut depth = 0_usize;
     for (at, character) in text.char_indices() {
@@ -114,7 +114,7 @@ fn declaration(statement: &str) -> Option<Declaration> {
     })
 }
 
-/// The parts between commas that stand in no bracket.
+/// Returns the parts between commas that are not in brackets.
 pub(crate) fn split(list: &str) -> Vec<String> {
     let mut depth = 0_i32;
     let parts = list.split(|character: char| {
@@ -128,7 +128,7 @@ pub(crate) fn split(list: &str) -> Vec<String> {
     parts.map(|part| part.trim().to_owned()).collect()
 }
 
-/// `(name, what it stands for)` of a typedef: a pointer, a structure, an enumeration, or another type.
+/// Returns name and meaning of a typedef: a pointer, a structure, an enumeration, or another type.
 fn typedef(rest: &str) -> Option<(String, String)> {
     if let Some((before, after)) = rest.split_once('(') {
         // typedef result (*name)(parameters);

@@ -16,11 +16,11 @@ const CLASSES: [&str; 4] = ["charged", "released", "limited", "virtualised"];
 pub struct Hook {
     pub class: String,
     pub name: String,
-    /// `(name: type, ...)`, or `[place, ...]` of the devices among the arguments; empty: not said.
+    /// `(name: type, ...)`, with `..` for further arguments; or `[place, ...]` of the devices; empty: not given.
     pub takes: String,
 }
 
-/// The names that a table declares: `class name, name: (...) => handler;`.
+/// The names that a table declares: `class name, name: (...) => handler(...);`.
 pub fn hooks(table: &str) -> Vec<Hook> {
     table
         .lines()

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! - `rows` reads the rows, `hooks` the tables of the shim (the shim's build.rs uses the same file), and `coverage`
-//!   joins both with the names. Fates are known nowhere else.
+//!   joins both with the names. Fates are recorded nowhere else.
 //! - A header is read after the C preprocessor, which resolves macros that rename functions.
 //!
 //! How it fails: a function that neither a header nor a list of names declares has no row and is not noticed. At run

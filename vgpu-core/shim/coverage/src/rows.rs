@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What becomes of a call.
+/// How the shim treats a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fate {
     Charged,
@@ -24,7 +24,7 @@ impl Fate {
         Self::Unaccounted,
     ];
 
-    /// Whether a table of the shim declares names of this fate.
+    /// Returns true if a table of the shim declares names of this fate.
     pub fn is_hooked(self) -> bool {
         !matches!(self, Self::PassedThrough | Self::Unaccounted)
     }
@@ -55,7 +55,7 @@ impl fmt::Display for Fate {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Row {
     pub fate: Fate,
-    /// What is charged or given back; empty for the other fates.
+    /// The bytes charged or released; empty for the other fates.
     pub bytes: String,
     pub reason: String,
     pub names: Vec<String>,

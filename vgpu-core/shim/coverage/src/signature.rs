@@ -8,25 +8,26 @@ use crate::hooks::Hook;
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Kind {
     Pointer(Box<Kind>),
-    /// A pointer by another name, which a hook may take as a number.
+    /// A pointer type with a name, which a hook may take as a number.
     Handle,
     Number(usize),
-    /// A structure by value, or behind a pointer what cannot be told.
+    /// A structure by value, or an unknown type behind a pointer.
     Other,
 }
 
-/// What is wrong with a hook; None: it fits, or its table does not say what it takes.
+/// Returns why a hook does not match the declaration; None if it matches or its table does not give its arguments.
 pub fn mismatch(hook: &Hook, declaration: &Declaration, header: &Header) -> Option<String> {
     let list = |open, close| hook.takes.strip_prefix(open)?.strip_suffix(close);
     if let Some(places) = list('[', ']') {
         return places.split(',').find_map(|place| no_device(place.trim(), declaration));
     }
-    let arguments: Vec<String> = split(list('(', ')')?)
+    let mut arguments: Vec<String> = split(list('(', ')')?)
         .into_iter()
         .filter(|one| !one.is_empty())
         .collect();
     let expected = &declaration.parameters;
-    if arguments.len() != expected.len() {
+    let has_more = arguments.pop_if(|last| last == "..").is_some();
+    if arguments.len() > expected.len() || arguments.len() < expected.len() && !has_more {
         return Some(format!(
             "takes {} arguments, the header {}",
             arguments.len(),
@@ -112,7 +113,7 @@ fn of_words(words: &[&str], header: &Header, depth: usize) -> Kind {
         .iter()
         .filter_map(|word| number(word))
         .max_by_key(|size| match size {
-            // `unsigned char` is one byte, `unsigned long` eight: `int` and `unsigned` say the least.
+            // For `unsigned char` one byte, for `unsigned long` eight: `int` and `unsigned` say the least.
             4 => 0,
             size => *size,
         })
@@ -169,6 +170,8 @@ mod tests {
             "virtualised cuD: (name: *mut c_char, length: c_int, device: c_int) => x;",
             "virtualised cuL: (l: vmm::Location, flags: c_ulonglong, bytes: *const u8) => x;",
             "virtualised cuL",
+            "charged cuF: (a: *mut u64, b: usize, ..) => x;",
+            "charged cuF: (..) => x;",
         ] {
             assert_eq!(wrong(line), None, "{line}");
         }
@@ -186,6 +189,8 @@ mod tests {
             "virtualised cuD: [1];",
             "virtualised cuD: [3];",
             "virtualised cuL: (l: c_ulonglong, flags: c_ulonglong, bytes: *const u8) => x;",
+            "charged cuF: (a: usize, ..) => x;",
+            "virtualised cuD: (name: *mut c_char, length: c_int, device: c_int, other: c_int, ..) => x;",
         ] {
             assert!(wrong(line).is_some(), "{line}");
         }

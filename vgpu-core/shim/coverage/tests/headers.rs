@@ -33,7 +33,7 @@ const UNDECLARED: [&str; 14] = [
     "nvmlInternalGetExportTable",
 ];
 
-/// Types of parameters by which a GPU is named, and so translated or filtered.
+/// Types of parameters that name a GPU, and so must be translated or filtered.
 const NAMES_A_GPU: [&str; 7] = [
     "CUdevice",
     "CUmemLocation",
@@ -44,9 +44,9 @@ const NAMES_A_GPU: [&str; 7] = [
     "nvmlDevice_t *",
 ];
 
-/// Those that pass through all the same, as their rows say why.
+/// Functions that pass through anyway; their rows say why.
 const NAMES_NO_OTHER_GPU: [&str; 2] = [
-    // From and to the partitions of a GPU that the program already has.
+    // They name only partitions of a GPU that the program already has.
     "nvmlDeviceGetMigDeviceHandleByIndex",
     "nvmlDeviceGetDeviceHandleFromMigDeviceHandle",
 ];
@@ -103,9 +103,7 @@ fn every_declared_function_has_a_name_and_a_row() {
         check(releases, |api, _, declaration| {
             let name = &declaration.name;
             if !api.names.contains(name) {
-                return Some(format!(
-                    "{name} is new: add it to vgpu-core/shim/names/ and vgpu-core/soft-gpu/names/"
-                ));
+                return Some(format!("{name} is new: add it to vgpu-core/shim/names/"));
             }
             api.row(name)
                 .is_none()
@@ -146,7 +144,7 @@ fn every_hook_takes_what_the_header_says() {
     });
 }
 
-/// A GPU has another number in a share, and one without a share does not exist there.
+/// A GPU has a different number in a share, and a GPU without a share does not exist there.
 #[test]
 fn whatever_names_a_gpu_is_hooked() {
     each("whatever_names_a_gpu_is_hooked", |releases| {

@@ -2,7 +2,7 @@
 
 mod kit;
 
-use kit::{apis, listed, names, read};
+use kit::{apis, listed};
 use vgpu_coverage::document;
 
 #[test]
@@ -31,21 +31,6 @@ fn nothing_is_unaccounted() {
         gaps.len(),
         listed(&gaps)
     );
-}
-
-/// The software GPU exports what the shim does, or programs would find more in one than in the other.
-#[test]
-fn both_lists_of_names_are_the_same() {
-    for list in ["cuda.txt", "cuda-data.txt", "nvml.txt"] {
-        let other = read(format!("../../soft-gpu/names/{list}"));
-        let other = other.split_whitespace().map(String::from).collect();
-        let differing: Vec<_> = names(list).symmetric_difference(&other).cloned().collect();
-        assert!(
-            differing.is_empty(),
-            "{list} of vgpu-core/shim/names and of vgpu-core/soft-gpu/names differ:{}",
-            listed(&differing)
-        );
-    }
 }
 
 #[test]

@@ -1,34 +1,19 @@
-//! Functions of which only the device argument has to be translated: the virtual ordinal at the given positions is
+//! Functions whose only change is a translated device argument: the virtual ordinal at the given positions is
 //! replaced by the real device.
 //!
 //! All of their arguments are integers or pointers, so each takes one register. The first six registers are passed on,
 //! however many arguments a function has.
 
 use crate::hooks::devices;
-use core::ffi::c_int;
 
 macro_rules! devices {
     ($($class:ident $($name:ident),+: $places:tt;)*) => {
-        $($(devices!(@one $class, $name, $places);)+)*
-    };
-    (@one $class:ident, $name:ident, $places:tt) => {
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_int {
-            // SAFETY: see the module: registers are passed on as they came.
-            let again = || unsafe { $name(a, b, c, d, e, f) };
-            $crate::table::detour!(cuda, $class, $name, again, |ready, address| {
-                #[cfg(feature = "dissect")]
-                if $crate::dissect::is_off("devices") {
-                    // SAFETY: see the module: registers are passed on as they came.
-                    return unsafe { devices::list::translate(ready, address, [a, b, c, d, e, f], &[]) };
-                }
-                // SAFETY: see the module: registers are passed on as they came.
-                unsafe { devices::list::translate(ready, address, [a, b, c, d, e, f], &$places) }
-            })
-        }
+        hooks! { cuda; $(
+            $class $($name),+: (a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) =>
+                |a, b, c, d, e, f| devices::list::translate([a, b, c, d, e, f], &$places);
+        )* }
     };
 }
-
 devices! {
     virtualised cuDeviceGetName: [2];
     virtualised cuDeviceGetUuid, cuDeviceGetUuid_v2: [1];

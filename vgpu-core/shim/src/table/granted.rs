@@ -1,5 +1,5 @@
-//! The way of a launch within the budget: a question, and a jump to the driver with all arguments where they are. Any other launch
-//! jumps to its hook.
+//! The path of a launch within the budget: a question, and a jump to the driver with all arguments in place. Any other
+//! launch jumps to its hook.
 //!
 //! How it fails: the question makes no system call and calls nobody who could throw or be cancelled, so no frame of these
 //! functions is ever unwound.
@@ -10,6 +10,7 @@ use crate::names::slot;
 use crate::real;
 use core::arch::naked_asm;
 use core::ptr::null;
+use vgpu_core::arbiter::per_thread;
 
 /// Returns the function to bind for a slot instead of its hook, if it has such a way.
 pub(crate) fn bound(slot: usize) -> Option<*const ()> {
@@ -57,7 +58,7 @@ granted!(kernel_ptsz, question_ptsz, functions::cuLaunchKernel_ptsz);
 
 /// Returns the real function if a launch in this stream may go at once, and has been counted.
 extern "C" fn question(stream: usize) -> *const () {
-    if may_go::<false>(stream) {
+    if may_go(stream) {
         real::address(slot::cuLaunchKernel)
     } else {
         null()
@@ -65,7 +66,7 @@ extern "C" fn question(stream: usize) -> *const () {
 }
 
 extern "C" fn question_ptsz(stream: usize) -> *const () {
-    if may_go::<true>(stream) {
+    if may_go(per_thread(stream)) {
         real::address(slot::cuLaunchKernel_ptsz)
     } else {
         null()

@@ -1,9 +1,11 @@
 //! CUDA arrays: device memory with a shape, stored row by row, each array in granules of its own. A mipmapped array has
-//! its levels one after the other, each of which can be used as an array. Sparse arrays only have the memory that is
+//! its levels one after the other, and each level can be used as an array. Sparse arrays only have the memory that is
 //! mapped.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
+
+use soft_gpu::lock;
 
 use crate::code::{Code, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, Res};
 use crate::context::{Context, here};
@@ -51,7 +53,7 @@ enum Kind {
     /// Its memory is its own.
     Whole,
     Mipmapped,
-    /// A level of another's, or memory that came from elsewhere.
+    /// A level of another array, or memory that came from elsewhere.
     Part,
 }
 
@@ -63,10 +65,7 @@ const LATER: u32 = 0x40 | 0x80;
 static ARRAYS: Mutex<Option<HashMap<u64, Array>>> = Mutex::new(None);
 
 fn with<T>(act: impl FnOnce(&mut HashMap<u64, Array>) -> T) -> T {
-    act(ARRAYS
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .get_or_insert_default())
+    act(lock(&ARRAYS).get_or_insert_default())
 }
 
 pub(crate) fn find(handle: u64) -> Result<Array, Code> {
@@ -115,7 +114,7 @@ impl Solid {
         row.checked_mul(slices).ok_or(OUT_OF_MEMORY)
     }
 
-    /// Elements in a tile of a sparse array: 64 KiB of them, as square as goes.
+    /// Elements in a tile of a sparse array: 64 KiB of them, as square as possible.
     fn tile(&self) -> Result<[u32; 3], Code> {
         let bytes = element(self.format).ok_or(NOT_SUPPORTED)? * u64::from(self.channels);
         let elements = (64 << 10) / bytes.next_power_of_two();
@@ -130,7 +129,7 @@ impl Solid {
 
     fn half(&self) -> Self {
         let less = |side: u64| if side == 0 { 0 } else { (side / 2).max(1) };
-        // Layers and faces stay as many as they are.
+        // The number of layers and faces does not change.
         let keeps = self.flags & (LAYERED | CUBEMAP) != 0;
         Self {
             width: less(self.width),
@@ -209,7 +208,7 @@ fn destroy(handle: u64, kind: Kind) -> Res {
     driver.memory.free(driver, array.address)
 }
 
-/// Forgets the arrays of a dying context; their memory goes with it.
+/// Forgets the arrays of a dying context, which frees their memory.
 pub(crate) fn forget(driver: &Driver, dying: &'static Context) {
     let gone: Vec<u64> = with(|arrays| {
         let own = arrays.iter().filter(|(_, array)| std::ptr::eq(array.context, dying));
@@ -313,10 +312,6 @@ soft_gpu::api! {
     }
 
     fn cuArrayGetSparseProperties(out: Out<Sparse>, handle: u64) {
-        out.set(sparse(handle)?)
-    }
-
-    fn cuMipmappedArrayGetSparseProperties(out: Out<Sparse>, handle: u64) {
         out.set(sparse(handle)?)
     }
 

@@ -17,7 +17,7 @@ pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Res) -> i32 {
     }
 }
 
-/// A function that the model leaves out; `index` is its place in names/cuda.txt.
+/// A function that the model leaves out; `index` is its place in shim/names/cuda.txt.
 pub(crate) fn unsupported(index: usize) -> i32 {
     match driver::get() {
         Ok(driver) => {

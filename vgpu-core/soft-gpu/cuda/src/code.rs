@@ -40,7 +40,7 @@ fn name_of(code: i32) -> Option<&'static str> {
     })
 }
 
-/// A C string that lives for ever; made once a code.
+/// Returns a C string that is never freed, one for each code.
 fn lasting(text: String) -> *const u8 {
     use std::collections::HashMap;
     use std::sync::{Mutex, OnceLock, PoisonError};

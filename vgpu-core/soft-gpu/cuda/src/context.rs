@@ -1,9 +1,11 @@
 //! Contexts: primary ones, which are retained and released, created ones, and each thread's stack of current ones.
 //!
-//! A context's record is never freed: its handle is its address, programs may keep it forever, and there are few.
+//! A context's record is never freed: its handle is its address, programs may keep it, and there are few.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+
+use soft_gpu::lock;
 
 use soft_gpu::timeline::words::Lane;
 use soft_gpu::work::Work;
@@ -21,14 +23,14 @@ pub(crate) struct Context {
     pub(crate) gpu: usize,
     pub(crate) id: u64,
     primary: bool,
-    /// How often it was attached, less how often it was detached.
+    /// Number of attaches that were not detached.
     attached: AtomicU32,
     alive: AtomicBool,
     flags: AtomicU32,
     cost: u64,
-    /// Units that raised limits take.
-    /// Of the cost what NVML lists for no process.
+    /// The part of `cost` that NVML lists for no process.
     unowned: u64,
+    /// Units of raised limits.
     extra: AtomicU64,
     limits: [AtomicU64; LIMITS.len()],
     peers: Mutex<Vec<usize>>,
@@ -80,7 +82,7 @@ impl Context {
             work: Work::new(gpu),
             streams: Default::default(),
         }));
-        ALL.lock().unwrap_or_else(PoisonError::into_inner).push(context);
+        lock(&ALL).push(context);
         crate::module::place_waiting(context);
         Ok(context)
     }
@@ -114,7 +116,7 @@ impl Context {
         Ok(())
     }
 
-    /// For a new stream.
+    /// Returns the lane of a new stream.
     pub(crate) fn lane(&self, is_blocking: bool) -> Lane {
         let count = &self.streams[usize::from(!is_blocking)];
         Lane::of_stream(count.fetch_add(1, Ordering::Relaxed), is_blocking)
@@ -137,16 +139,16 @@ impl Context {
 
 /// The context that a handle names.
 pub(crate) fn named(handle: u64) -> Result<&'static Context, Code> {
-    let all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+    let all = lock(&ALL);
     all.iter()
         .find(|context| context.handle() == handle)
         .copied()
         .ok_or(INVALID_CONTEXT)
 }
 
-/// Whether a GPU has a living context besides `this`.
+/// Returns true if the GPU has another living context.
 pub(crate) fn any_other(this: &'static Context) -> bool {
-    let all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+    let all = lock(&ALL);
     all.iter()
         .any(|other| !std::ptr::eq(*other, this) && other.gpu == this.gpu && other.alive.load(Ordering::Acquire))
 }
@@ -183,8 +185,7 @@ pub(crate) fn retain_primary(driver: &Driver, gpu: usize) -> Result<&'static Con
 }
 
 pub(crate) fn create(out: Out<u64>, flags: u32, device: i32) -> Res {
-    let driver = driver::get()?;
-    let gpu = driver.gpu(device)?;
+    let (driver, gpu) = driver::device(device)?;
     if !out.given() {
         return Err(INVALID_VALUE);
     }
@@ -209,8 +210,7 @@ fn destroy(handle: u64) -> Res {
 
 soft_gpu::api! {
     fn cuDevicePrimaryCtxRetain(out: Out<u64>, device: i32) {
-        let driver = driver::get()?;
-        let gpu = driver.gpu(device)?;
+        let (driver, gpu) = driver::device(device)?;
         if !out.given() {
             return Err(INVALID_VALUE);
         }
@@ -218,8 +218,8 @@ soft_gpu::api! {
     }
 
     fn cuDevicePrimaryCtxRelease_v2(device: i32) {
-        let driver = driver::get()?;
-        let mut primary = driver.primaries[driver.gpu(device)?].lock();
+        let (driver, gpu) = driver::device(device)?;
+        let mut primary = driver.primaries[gpu].lock();
         primary.retained = primary.retained.checked_sub(1).ok_or(INVALID_CONTEXT)?;
         if primary.retained == 0 && let Some(context) = primary.context.take() {
             context.close(driver);
@@ -228,8 +228,8 @@ soft_gpu::api! {
     }
 
     fn cuDevicePrimaryCtxReset_v2(device: i32) {
-        let driver = driver::get()?;
-        let mut primary = driver.primaries[driver.gpu(device)?].lock();
+        let (driver, gpu) = driver::device(device)?;
+        let mut primary = driver.primaries[gpu].lock();
         if let Some(context) = primary.context.take() {
             context.close(driver);
         }
@@ -237,8 +237,8 @@ soft_gpu::api! {
     }
 
     fn cuDevicePrimaryCtxSetFlags_v2(device: i32, flags: u32) {
-        let driver = driver::get()?;
-        let mut primary = driver.primaries[driver.gpu(device)?].lock();
+        let (driver, gpu) = driver::device(device)?;
+        let mut primary = driver.primaries[gpu].lock();
         primary.flags = flags;
         if let Some(context) = primary.context {
             context.flags.store(flags, Ordering::Relaxed);
@@ -426,7 +426,7 @@ soft_gpu::api! {
         if flags != 0 || context.gpu == peer.gpu {
             return Err(INVALID_VALUE);
         }
-        let mut peers = context.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut peers = lock(&context.peers);
         if peers.contains(&peer.gpu) {
             return Err(PEER_ACCESS_ALREADY_ENABLED);
         }
@@ -436,7 +436,7 @@ soft_gpu::api! {
 
     fn cuCtxDisablePeerAccess(peer: u64) {
         let (context, peer) = (current()?, named(peer)?.usable()?);
-        let mut peers = context.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut peers = lock(&context.peers);
         let at = peers.iter().position(|gpu| *gpu == peer.gpu).ok_or(PEER_ACCESS_NOT_ENABLED)?;
         peers.remove(at);
         Ok(())

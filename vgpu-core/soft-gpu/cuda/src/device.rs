@@ -109,14 +109,8 @@ soft_gpu::api! {
     }
 
     fn cuDeviceGetName(name: Out<u8>, room: i32, device: i32) {
-        let driver = driver::get()?;
-        driver.gpu(device)?;
+        let (driver, _) = driver::device(device)?;
         name.text(&driver.state().profile().name, room)
-    }
-
-    fn cuDeviceGetUuid(out: Out<[u8; 16]>, device: i32) {
-        let driver = driver::get()?;
-        out.set(driver.state().uuid(driver.gpu(device)?))
     }
 
     fn cuDeviceGetUuid_v2(out: Out<[u8; 16]>, device: i32) {
@@ -125,21 +119,18 @@ soft_gpu::api! {
     }
 
     fn cuDeviceTotalMem_v2(out: Out<u64>, device: i32) {
-        let driver = driver::get()?;
-        driver.gpu(device)?;
+        let (driver, _) = driver::device(device)?;
         out.set(driver.state().profile().memory)
     }
 
     fn cuDeviceTotalMem(out: Out<u32>, device: i32) {
-        let driver = driver::get()?;
-        driver.gpu(device)?;
+        let (driver, _) = driver::device(device)?;
         out.set(u32::try_from(driver.state().profile().memory).unwrap_or(u32::MAX))
     }
 
     fn cuDeviceGetAttribute(out: Out<i32>, attribute: u32, device: i32) {
-        let driver = driver::get()?;
-        let gpu = driver.gpu(device)?;
-        // The newest driver knows some 160; a number beyond is nonsense or the future's.
+        let (driver, gpu) = driver::device(device)?;
+        // The newest driver knows some 160; a number beyond is nonsense, or of a future driver.
         if !(1..256).contains(&attribute) {
             return Err(INVALID_VALUE);
         }
@@ -148,8 +139,7 @@ soft_gpu::api! {
     }
 
     fn cuDeviceComputeCapability(major: Out<i32>, minor: Out<i32>, device: i32) {
-        let driver = driver::get()?;
-        driver.gpu(device)?;
+        let (driver, _) = driver::device(device)?;
         let (high, low) = driver.state().profile().compute_capability;
         major.set(high as i32)?;
         minor.set(low as i32)

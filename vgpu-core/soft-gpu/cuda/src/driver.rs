@@ -1,7 +1,9 @@
 //! The driver's state in this process: its membership, its visible devices, its tables.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock};
+
+use soft_gpu::lock;
 
 use soft_gpu::env::Config;
 use soft_gpu::state::{Member, State};
@@ -35,14 +37,14 @@ pub(crate) struct PrimaryState {
 
 impl Primary {
     pub(crate) fn lock(&self) -> MutexGuard<'_, PrimaryState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 
 static DRIVER: OnceLock<Driver> = OnceLock::new();
 static STARTING: Mutex<()> = Mutex::new(());
 
-/// The driver, if cuInit succeeded in this very process: a child of fork does not have it.
+/// The driver, if cuInit succeeded in this process. A child of fork has to call it again.
 #[inline]
 pub(crate) fn get() -> Result<&'static Driver, Code> {
     let driver = DRIVER.get().ok_or(NOT_INITIALIZED)?;
@@ -52,9 +54,15 @@ pub(crate) fn get() -> Result<&'static Driver, Code> {
     Ok(driver)
 }
 
-/// cuInit. It may be tried again after a failure, say when a folder was mended.
+/// The driver, and the GPU behind a CUDA ordinal.
+pub(crate) fn device(ordinal: i32) -> Result<(&'static Driver, usize), Code> {
+    let driver = get()?;
+    Ok((driver, driver.gpu(ordinal)?))
+}
+
+/// cuInit. It may be tried again after a failure, for example once a folder was repaired.
 pub(crate) fn start() -> Res {
-    let _one = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _one = lock(&STARTING);
     if DRIVER.get().is_none() {
         let member = join().map_err(|error| {
             eprintln!("soft-gpu: {error}");
@@ -110,7 +118,7 @@ impl Driver {
 
 soft_gpu::api! {
     fn cuDriverGetVersion(version: crate::ffi::Out<i32>) {
-        // Works before cuInit; without a state there is only the default profile to tell of.
+        // Works before cuInit. Without a state, the default profile decides.
         let pair = match get() {
             Ok(driver) => driver.state().profile().cuda_version,
             Err(_) => Config::read().and_then(|config| State::open(&config))

@@ -2,7 +2,9 @@
 //! is unbound or the endpoint is destroyed. There is no fabric behind them, and memory of pools cannot be bound.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
+
+use soft_gpu::lock;
 
 use crate::code::{Code, INVALID_VALUE, Res};
 use crate::driver::{self, Driver};
@@ -30,13 +32,10 @@ struct Tables {
 static TABLES: Mutex<Option<Tables>> = Mutex::new(None);
 
 fn with<T>(act: impl FnOnce(&mut Tables) -> T) -> T {
-    act(TABLES
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .get_or_insert_default())
+    act(lock(&TABLES).get_or_insert_default())
 }
 
-/// What the table of bound memory calls an endpoint: no handle.
+/// The key of an endpoint in the table of bound memory. It is never a handle.
 fn object(endpoint: u32) -> u64 {
     0x4c45_0000_0000 | u64::from(endpoint)
 }
@@ -56,8 +55,7 @@ fn checked(driver: &Driver, properties: In<Properties>) -> Result<Endpoint, Code
 }
 
 fn bind(endpoint: u32, device: i32, offset: u64, memory: u64, size: u64) -> Res {
-    let driver = driver::get()?;
-    let gpu = driver.gpu(device)?;
+    let (driver, gpu) = driver::device(device)?;
     let fits = |one: &Endpoint| {
         let inside = offset.checked_add(size).is_some_and(|end| end <= one.size);
         one.gpus.contains(&gpu) && one.gpus.len() == one.wanted && size > 0 && inside
@@ -141,12 +139,11 @@ soft_gpu::api! {
     }
 
     fn cuLogicalEndpointUnbind(endpoint: u32, device: i32, offset: u64, size: u64) {
-        let driver = driver::get()?;
-        let gpu = driver.gpu(device)? as u64;
+        let (driver, gpu) = driver::device(device)?;
         if !with(|tables| tables.made.contains_key(&endpoint)) {
             return Err(INVALID_VALUE);
         }
-        driver.memory.vmm.unbind(driver, object(endpoint), gpu, offset, size);
+        driver.memory.vmm.unbind(driver, object(endpoint), gpu as u64, offset, size);
         Ok(())
     }
 

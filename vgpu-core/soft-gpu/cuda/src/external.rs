@@ -4,24 +4,25 @@
 use std::collections::HashMap;
 use std::sync::Mutex;
 
+use soft_gpu::lock;
+
 use crate::array::{self, Solid};
 use crate::code::{Code, INVALID_HANDLE, INVALID_VALUE, Res};
 use crate::context::here;
 use crate::driver::{self, Driver};
 use crate::ffi::{In, Out};
-use crate::memory::lock;
 
 struct External {
     gpu: usize,
     size: u64,
-    /// The handle, and what is mapped of it.
+    /// The handle, and the number of its mappings.
     holders: u32,
 }
 
 #[derive(Default)]
 struct Tables {
     memory: HashMap<u64, External>,
-    /// Buffers and arrays: of which memory.
+    /// The memory of each buffer and array.
     mapped: HashMap<u64, u64>,
 }
 
@@ -51,7 +52,7 @@ impl Tables {
 }
 
 impl Externals {
-    /// A buffer or an array is gone; it may be nothing of ours.
+    /// Notes that a buffer or an array is gone, which may be of other memory.
     pub(crate) fn let_go(&self, driver: &Driver, mapped: u64) -> Res {
         let mut tables = lock(&self.0);
         if let Some(memory) = tables.mapped.remove(&mapped) {

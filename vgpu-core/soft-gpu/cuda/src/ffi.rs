@@ -51,7 +51,7 @@ pub(crate) fn note(words: [u64; 4]) -> Option<i32> {
     (descriptor >= 0 && written == size as isize).then_some(descriptor)
 }
 
-/// What `note` put into a descriptor.
+/// Reads the words that `note` wrote into a descriptor.
 pub(crate) fn read_note(descriptor: i32) -> Option<[u64; 4]> {
     let mut words = [0_u64; 4];
     let size = std::mem::size_of_val(&words);

@@ -2,7 +2,9 @@
 //! of nodes is kept. Their edges are accepted and not stored, because a GPU's work runs in order here anyway.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
+
+use soft_gpu::lock;
 
 use soft_gpu::timeline::Cost;
 
@@ -16,7 +18,7 @@ use crate::graph_memory::{Plan, Range};
 use crate::launch::{Arguments, Shape};
 use crate::stream;
 
-/// What a stream collects while it is captured.
+/// The graph that a stream records during capture.
 #[derive(Default)]
 pub(crate) struct Capture {
     nodes: Vec<Node>,
@@ -50,7 +52,7 @@ struct Node {
     part: Part,
 }
 
-/// What a node does besides taking time.
+/// The effect of a node besides taking time.
 #[derive(Clone, Copy)]
 enum Part {
     Work,
@@ -84,10 +86,7 @@ const MEM_FREE: u32 = 11;
 static GRAPHS: Mutex<Option<HashMap<u64, Vec<Node>>>> = Mutex::new(None);
 
 fn with<T>(act: impl FnOnce(&mut HashMap<u64, Vec<Node>>) -> Result<T, Code>) -> Result<T, Code> {
-    act(GRAPHS
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .get_or_insert_default())
+    act(lock(&GRAPHS).get_or_insert_default())
 }
 
 fn keep(out: Out<u64>, nodes: Vec<Node>) -> Res {
@@ -162,7 +161,7 @@ fn instantiate(out: Out<u64>, graph: u64, flags: u64) -> Result<u64, Code> {
     Ok(handle)
 }
 
-/// One after the other: as wide as the widest.
+/// Returns the cost of the nodes one after the other: as wide as the widest one.
 fn sum(nodes: &[Node]) -> Cost {
     let kernels = nodes.iter().map(|node| node.cost).filter(|cost| cost.ns > 0);
     let both = |one: Cost, other: Cost| Cost {
@@ -221,7 +220,7 @@ fn set_kernel(graph: u64, node: u64, cost: Cost) -> Res {
     })
 }
 
-/// The graph that a node was added to: copies, which have the same nodes, were made later.
+/// Returns the graph to which a node was added: the oldest one that has it, because copies were made later.
 fn graph_of(node: u64) -> Result<u64, Code> {
     with(|graphs| {
         let has_node = |(_, nodes): &(&u64, &Vec<Node>)| nodes.iter().any(|one| one.handle == node);
@@ -247,7 +246,7 @@ fn update(exec: u64, graph: u64) -> Res {
     })
 }
 
-/// CUgraphExecUpdateResult: success, and that the nodes are others.
+/// CUgraphExecUpdateResult: success, or that the nodes differ.
 fn outcome(result: Res) -> u32 {
     if result.is_ok() { 0 } else { 2 }
 }
@@ -285,7 +284,7 @@ impl KernelNode {
 fn capture<T>(stream: u64, act: impl FnOnce(&mut Option<Capture>) -> Result<T, Code>) -> Result<T, Code> {
     driver::get()?;
     let stream = stream::created(stream)?.ok_or(ILLEGAL_STATE)?;
-    act(&mut stream.capture.lock().unwrap_or_else(PoisonError::into_inner))
+    act(&mut lock(&stream.capture))
 }
 
 soft_gpu::api! {
@@ -372,7 +371,7 @@ soft_gpu::api! {
         params.set(AllocNode { pool: [1, 0, 1, device], rest: [0; 9], access: 0, access_count: 0, size, address })
     }
 
-    /// Of nodes that allocate; the parameters of others are not kept.
+    /// Works only for nodes that allocate; the parameters of other nodes are not kept.
     fn cuGraphNodeGetParams(node: u64, params: Out<[u64; 32]>) {
         if !matches!(find(node)?.part, Part::Alloc(_)) {
             return Err(NOT_SUPPORTED);
@@ -454,7 +453,7 @@ soft_gpu::api! {
         let driver = driver::get()?;
         let nodes = nodes(graph)?;
         if let Some(stream) = stream::created(stream)?
-            && let Some(capture) = stream.capture.lock().unwrap_or_else(PoisonError::into_inner).as_mut()
+            && let Some(capture) = lock(&stream.capture).as_mut()
         {
             capture.child(nodes);
             return Ok(());
@@ -479,7 +478,7 @@ soft_gpu::api! {
 
     fn cuDeviceSetGraphMemAttribute(device: i32, attribute: u32, value: Out<u64>) {
         let driver = driver::get()?;
-        // The high-water marks alone, and to zero only.
+        // Only the high-water marks can be set, and only to zero.
         if value.get()? != 0 {
             return Err(INVALID_VALUE);
         }
@@ -507,10 +506,7 @@ soft_gpu::api! {
 
     fn cuStreamIsCapturing(stream: u64, out: Out<u32>) {
         driver::get()?;
-        let active = match stream::created(stream)? {
-            Some(stream) => stream.capture.lock().unwrap_or_else(PoisonError::into_inner).is_some(),
-            None => false,
-        };
+        let active = stream::created(stream)?.is_some_and(|stream| lock(&stream.capture).is_some());
         out.set(u32::from(active))
     }
 
@@ -518,17 +514,14 @@ soft_gpu::api! {
         stream: u64, status: Out<u32>, id: Out<u64>, _graph: Out<u64>, _after: Out<u64>, _count: Out<u64>,
     ) {
         driver::get()?;
-        let active = match stream::created(stream)? {
-            Some(stream) => stream.capture.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|c| c.id),
-            None => None,
-        };
+        let active = stream::created(stream)?.and_then(|stream| lock(&stream.capture).as_ref().map(|capture| capture.id));
         id.offer(active.unwrap_or(0));
         status.set(u32::from(active.is_some()))
     }
 
     fn cuThreadExchangeStreamCaptureMode(mode: Out<u32>) {
         driver::get()?;
-        // Modes forbid unsafe calls while capturing; none of ours is.
+        // Modes forbid unsafe calls while capturing; all of ours are safe.
         mode.get().map(|_| ())
     }
 }

@@ -10,14 +10,15 @@
 use std::collections::HashMap;
 use std::sync::Mutex;
 
+use soft_gpu::lock;
+
 use soft_gpu::profile::MAX_GPUS;
 use soft_gpu::timeline::words::Ticket;
 
 use crate::code::{Code, INVALID_VALUE, Res};
 use crate::driver::Driver;
-use crate::memory::lock;
 
-/// What a node allocates.
+/// The memory that a node allocates.
 #[derive(Clone, Copy)]
 pub(crate) struct Range {
     pub(crate) gpu: usize,
@@ -25,7 +26,7 @@ pub(crate) struct Range {
     pub(crate) size: u64,
 }
 
-/// What an executable graph allocates and frees.
+/// The memory that an executable graph allocates and frees.
 pub(crate) struct Plan {
     allocates: Vec<Range>,
     frees: Vec<u64>,
@@ -39,7 +40,7 @@ struct Exec {
     mapped: bool,
     /// Its last launch.
     busy_until: Option<Ticket>,
-    /// What its last launch has allocated and nobody has freed.
+    /// Allocations of its last launch that were not freed.
     live: Vec<u64>,
     destroyed: bool,
 }
@@ -89,7 +90,7 @@ impl Tables {
         mapped.map(|exec| exec.units[gpu]).sum()
     }
 
-    /// Takes memory from graphs that do not run, all but `not`.
+    /// Takes memory from all graphs that do not run, except `not`.
     fn unmap_idle(&mut self, driver: &Driver, not: u64) {
         for (handle, exec) in &mut self.execs {
             if *handle != not && exec.idle(driver) {
@@ -151,7 +152,7 @@ impl Tables {
 }
 
 impl Graphs {
-    /// An address for what a node will allocate.
+    /// Reserves an address for memory that a node will allocate.
     pub(crate) fn reserve(&self, driver: &Driver, gpu: usize, size: u64) -> Result<Range, Code> {
         let address = driver.memory.place_foreign(gpu, size)?;
         Ok(Range { gpu, address, size })
@@ -205,7 +206,7 @@ impl Graphs {
         let frees = exec.plan.frees.clone();
         let allocates = exec.plan.allocates.iter().map(|range| range.address);
         exec.live = allocates.filter(|address| !frees.contains(address)).collect();
-        // What is not its own is another's.
+        // Addresses that are not its own belong to another graph.
         for address in frees {
             tables.freed(address);
         }
@@ -228,7 +229,7 @@ impl Graphs {
         }
     }
 
-    /// A pointer that a launch has allocated is freed; false: there is none.
+    /// Frees a pointer that a launch has allocated. Returns false if there is none.
     pub(crate) fn freed(&self, address: u64) -> bool {
         lock(&self.0).freed(address)
     }
@@ -237,7 +238,7 @@ impl Graphs {
         lock(&self.0).trim(driver, gpu);
     }
 
-    /// A GPU's last context is gone, and its graphs' memory with it.
+    /// Frees the graphs' memory of a GPU whose last context is gone.
     pub(crate) fn close(&self, driver: &Driver, gpu: usize) {
         let mut tables = lock(&self.0);
         for exec in tables.execs.values_mut().filter(|exec| exec.units[gpu] > 0) {
@@ -249,7 +250,7 @@ impl Graphs {
         driver.member().shrink(gpu, all);
     }
 
-    /// In units. Used is what graphs have, reserved what is charged; each with its high-water mark.
+    /// Returns an attribute in units: used by graphs and reserved (charged), each with its high-water mark.
     pub(crate) fn attribute(&self, gpu: usize, attribute: u32) -> Result<u64, Code> {
         let tables = lock(&self.0);
         let level = &tables.levels[gpu];

@@ -2,7 +2,9 @@
 //! context.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
+
+use soft_gpu::lock;
 
 use crate::code::{INVALID_HANDLE, INVALID_VALUE};
 use crate::context::Context;
@@ -16,16 +18,12 @@ const SM: u32 = 1;
 static GREEN: Mutex<Option<HashMap<u64, &'static Context>>> = Mutex::new(None);
 
 fn with<T>(act: impl FnOnce(&mut HashMap<u64, &'static Context>) -> T) -> T {
-    act(GREEN
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .get_or_insert_default())
+    act(lock(&GREEN).get_or_insert_default())
 }
 
 soft_gpu::api! {
     fn cuDeviceGetDevResource(device: i32, out: Out<Resource>, kind: u32) {
-        let driver = driver::get()?;
-        driver.gpu(device)?;
+        let (driver, _) = driver::device(device)?;
         if kind != SM {
             return Err(INVALID_VALUE);
         }
@@ -42,8 +40,7 @@ soft_gpu::api! {
     }
 
     fn cuGreenCtxCreate(out: Out<u64>, resources: u64, device: i32, _flags: u32) {
-        let driver = driver::get()?;
-        let gpu = driver.gpu(device)?;
+        let (driver, gpu) = driver::device(device)?;
         if !out.given() || resources == 0 {
             return Err(INVALID_VALUE);
         }

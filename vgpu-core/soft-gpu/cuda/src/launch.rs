@@ -54,7 +54,7 @@ impl Arguments {
 }
 
 impl Shape {
-    /// What it takes of the GPU.
+    /// The time and the part of the GPU that it takes.
     #[inline]
     pub(crate) fn cost(self, driver: &Driver, function: u64, arguments: Arguments) -> Result<Cost, Code> {
         let count = |sides: [u32; 3]| sides.iter().map(|side| u64::from(*side)).fold(1, u64::saturating_mul);

@@ -2,7 +2,9 @@
 //! migrates; managed memory is charged to its GPU whatever the advice is.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
+
+use soft_gpu::lock;
 
 use crate::code::{Code, INVALID_VALUE, Res};
 use crate::context;
@@ -28,7 +30,7 @@ pub(crate) fn gpu(driver: &Driver, [kind, id]: Location) -> Result<usize, Code> 
     }
 }
 
-/// What was said of one allocation.
+/// The program's advice and prefetches for one allocation.
 struct Wishes {
     preferred: Location,
     prefetched: Location,
@@ -37,10 +39,10 @@ struct Wishes {
 
 static WISHES: Mutex<Option<HashMap<u64, Wishes>>> = Mutex::new(None);
 
-/// What was said of the managed memory at an address; nothing where there is none.
+/// Calls `act` with the wishes for the managed memory at an address. None: there is no managed memory.
 fn with<T>(driver: &Driver, address: u64, act: impl FnOnce(&mut Wishes) -> T) -> Option<T> {
     let range = driver.memory.range(address).filter(|range| range.managed)?;
-    let mut all = WISHES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut all = lock(&WISHES);
     let none = || Wishes {
         preferred: NOWHERE,
         prefetched: NOWHERE,
@@ -49,9 +51,9 @@ fn with<T>(driver: &Driver, address: u64, act: impl FnOnce(&mut Wishes) -> T) ->
     Some(act(all.get_or_insert_default().entry(range.start).or_insert_with(none)))
 }
 
-/// Managed memory was freed.
+/// Forgets managed memory that was freed.
 pub(crate) fn forget(start: u64) {
-    let mut all = WISHES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut all = lock(&WISHES);
     all.get_or_insert_default().remove(&start);
 }
 
@@ -118,7 +120,7 @@ fn advise(address: u64, advice: u32, location: Location) -> Res {
     Ok(())
 }
 
-/// As the older attributes tell it: a device, the CPU, or neither.
+/// Returns a location in the form of the older attributes: a device, the CPU, or neither.
 fn as_device([kind, id]: Location) -> i32 {
     match kind {
         DEVICE => id,

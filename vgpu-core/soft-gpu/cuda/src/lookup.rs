@@ -21,7 +21,7 @@ const FLAGS: u64 = 3;
 const SYMBOL_NOT_FOUND: u32 = 1;
 const VERSION_NOT_SUFFICIENT: u32 = 2;
 
-/// The newest line of `base` that `version` allows; a base without stream variants has but its default ones.
+/// The newest line of `base` that `version` allows; a base without stream variants has only its default ones.
 fn find(table: &'static [Lookup], base: &str, version: u32, stream: bool) -> Result<&'static Lookup, u32> {
     let lines = || table.iter().filter(|line| line.base == base);
     let streams = stream && lines().any(|line| line.stream);
@@ -60,7 +60,7 @@ soft_gpu::api! {
     }
 
     fn cuGetProcAddress_v2(name: Text, out: Out<u64>, version: i32, flags: u64, status: Out<u32>) {
-        // The status tells: that there is no such function is no error.
+        // The status says it: that there is no such function is no error.
         let found = look_up(name, out, version, flags)?;
         status.offer(found.err().unwrap_or(0));
         out.set(found.unwrap_or(0))

@@ -5,7 +5,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
+
+use soft_gpu::lock;
 
 use soft_gpu::vram::{AddressMap, GRAPH_LANE, LANES, POOL_LANE, RESERVED_LANE, lane_of};
 
@@ -21,7 +23,7 @@ use crate::vmm::Vmm;
 
 /// A device range.
 pub(crate) struct Block {
-    /// None: a pool's.
+    /// None: it belongs to a pool.
     pub(crate) context: Option<&'static Context>,
     pub(crate) pool: u64,
     /// Host memory with the contents, or 0.
@@ -29,17 +31,28 @@ pub(crate) struct Block {
     pub(crate) kept: Kept,
 }
 
-/// Whether others may hold on to a range, by a descriptor.
+impl Block {
+    fn new(context: Option<&'static Context>, pool: u64) -> Self {
+        Self {
+            context,
+            pool,
+            backing: 0,
+            kept: Kept::No,
+        }
+    }
+}
+
+/// Whether other processes may keep a range alive through a descriptor.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Kept {
     #[default]
     No,
     Yes,
-    /// And it was freed here: its memory stays, its address is nobody's.
+    /// Yes, and it was freed here: its memory stays, and nobody has its address.
     Freed,
 }
 
-/// Whether any range was ever handed out: spares others the look.
+/// Set once a range was exported; until then frees need not search for one.
 static HANDED_OUT: AtomicBool = AtomicBool::new(false);
 
 /// A host range that the driver knows.
@@ -53,8 +66,8 @@ pub(crate) struct HostRange {
 pub(crate) enum HostKind {
     Allocated,
     Registered,
-    /// Managed memory is charged whole to its GPU, as if it had all migrated there; not at all when it was
-    /// attached to the host, where it stays, for nothing here touches it.
+    /// Managed memory is charged whole to its GPU, as if it had all migrated there. It is not charged if it was
+    /// attached to the host: it stays there, because nothing here touches it.
     Managed {
         context: &'static Context,
         units: u64,
@@ -72,12 +85,8 @@ pub(crate) struct Memory {
     pub(crate) sharing: Sharing,
 }
 
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The largest range that a fill with a nonzero pattern gets memory for; beyond, its contents stay zeros, lest a
-/// test that fills a GPU fills the machine.
+/// The largest range that gets memory for a fill with a nonzero pattern. The contents of larger ones stay zeros, so that a
+/// test that fills a GPU does not fill the machine.
 const LARGEST_FILL: u64 = 256 << 20;
 
 impl Memory {
@@ -108,7 +117,7 @@ impl Memory {
         lock(&self.lanes[lane])
     }
 
-    /// A range of a context's GPU. Pools give way before this fails.
+    /// Allocates a range on a context's GPU. Before this fails, pools give back memory.
     pub(crate) fn allocate(&self, driver: &Driver, context: &'static Context, size: u64) -> Result<u64, Code> {
         if size == 0 {
             return Err(INVALID_VALUE);
@@ -116,12 +125,7 @@ impl Memory {
         let gpu = context.gpu;
         self.vmm.collect(driver);
         let take = || {
-            let block = Block {
-                context: Some(context),
-                pool: 0,
-                backing: 0,
-                kept: Kept::No,
-            };
+            let block = Block::new(Some(context), 0);
             let charge = |units| driver.member().grow(gpu, units).map_err(|_| OUT_OF_MEMORY);
             self.lane(gpu).take(size, block, OUT_OF_MEMORY, charge)
         };
@@ -134,12 +138,12 @@ impl Memory {
         })
     }
 
-    /// Has pools give back what they keep unused; true if that was anything.
+    /// Makes pools give back what they keep unused. Returns true if that was anything.
     fn make_room(&self, driver: &Driver, gpu: usize) -> bool {
         self.pools.trim(driver, gpu, 0)
     }
 
-    /// Units for what has no range of its own: physical and managed memory.
+    /// Charges units of memory without a range of its own: physical and managed memory.
     pub(crate) fn charge(&self, driver: &Driver, gpu: usize, units: u64) -> Res {
         self.vmm.collect(driver);
         let grow = || driver.member().grow(gpu, units).map_err(|_| OUT_OF_MEMORY);
@@ -195,7 +199,7 @@ impl Memory {
         }
     }
 
-    /// Keeps a range's memory from now on; only of cuMemAlloc.
+    /// Keeps a range's memory from now on; only for ranges of cuMemAlloc.
     pub(crate) fn hand_out(&self, start: u64) -> Res {
         let lane = lane_of(start).filter(|lane| *lane < POOL_LANE).ok_or(INVALID_VALUE)?;
         HANDED_OUT.store(true, Ordering::Relaxed);
@@ -203,7 +207,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Frees the range at an address if others hold on to its memory; false: nobody does.
+    /// Frees the range at an address, but not its memory if others keep that. Returns false if nobody does.
     fn freed_here(&self, address: u64) -> Result<bool, Code> {
         let lane = lane_of(address).ok_or(INVALID_VALUE)?;
         let mut map = self.lane(lane);
@@ -238,31 +242,21 @@ impl Memory {
         }
     }
 
-    /// After a synchronisation pools give back what they keep above their thresholds.
+    /// Makes pools give back what they keep above their thresholds, after a synchronisation.
     pub(crate) fn trim_pools(&self, driver: &Driver, gpu: usize) {
         self.pools.trim(driver, gpu, u64::MAX);
     }
 
-    /// A pool's range; the pool has been charged already.
+    /// Places a range of a pool, which is charged already.
     pub(crate) fn place_pooled(&self, gpu: usize, pool: u64, size: u64) -> Result<u64, Code> {
-        let block = Block {
-            context: None,
-            pool,
-            backing: 0,
-            kept: Kept::No,
-        };
-        self.lane(POOL_LANE + gpu).take(size, block, OUT_OF_MEMORY, |_| Ok(()))
+        self.lane(POOL_LANE + gpu)
+            .take(size, Block::new(None, pool), OUT_OF_MEMORY, |_| Ok(()))
     }
 
     /// An address for memory that is charged elsewhere: a graph's, or another interface's.
     pub(crate) fn place_foreign(&self, gpu: usize, size: u64) -> Result<u64, Code> {
-        let block = Block {
-            context: None,
-            pool: 0,
-            backing: 0,
-            kept: Kept::No,
-        };
-        self.lane(GRAPH_LANE + gpu).take(size, block, OUT_OF_MEMORY, |_| Ok(()))
+        self.lane(GRAPH_LANE + gpu)
+            .take(size, Block::new(None, 0), OUT_OF_MEMORY, |_| Ok(()))
     }
 
     /// Start, size, context and pool of the range around a device address, or of managed memory.
@@ -329,7 +323,7 @@ impl Memory {
         Ok(((entry.value.backing != 0).then_some(entry.value.backing + offset), size))
     }
 
-    /// As `contents` for a fill with `pattern`: no memory is made for zeros, nor for a fill of absurd size.
+    /// Like `contents`, for a fill with `pattern`: no memory is made for zeros, nor for a fill of absurd size.
     pub(crate) fn fillable(&self, address: u64, size: u64, pattern: &[u8]) -> Result<(Option<u64>, u64), Code> {
         let now = self.contents(address, size, false)?;
         let zeros = pattern.iter().all(|byte| *byte == 0);
@@ -341,7 +335,7 @@ impl Memory {
     }
 }
 
-/// What is known of a range.
+/// The properties of a range.
 pub(crate) struct Range {
     pub(crate) start: u64,
     pub(crate) size: u64,

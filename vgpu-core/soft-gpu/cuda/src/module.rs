@@ -6,6 +6,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
+use soft_gpu::lock;
+
 use soft_gpu::timeline::Named;
 use vgpu_ptx::Variables;
 
@@ -18,27 +20,27 @@ struct Image {
     /// Names of the kernels; None: any.
     kernels: Option<Vec<String>>,
     functions: Mutex<HashMap<String, u64>>,
-    /// The context that its code lies in. A library's lies in all; in this model in the one that is current where it is
-    /// loaded, or else in the next that is made. None: there was none since.
+    /// The context with its code. A library's code is in all contexts; in this model it is in the one that is current
+    /// where the library is loaded, or else in the next one that is made. None: none was made since.
     context: Mutex<Option<&'static Context>>,
     units: u64,
-    /// What its functions took at their first launch.
+    /// Memory that its functions took at their first launch.
     lazy: AtomicU64,
 }
 
-/// What an image has.
+/// The contents of an image.
 #[derive(Default)]
 struct Contents {
     /// As in [`Image`].
     kernels: Option<Vec<String>>,
-    /// What its static variables take; of a binary image, nothing.
+    /// Memory of its static variables; 0 for a binary image.
     variables: u64,
 }
 
 struct Function {
     name: &'static str,
     image: u64,
-    /// What its name says of its cost.
+    /// The cost given by its name.
     named: Option<Named>,
     /// It was launched, and so its code is on the GPU.
     is_loaded: AtomicBool,
@@ -50,7 +52,7 @@ static FUNCTION_COUNT: AtomicUsize = AtomicUsize::new(0);
 /// A function's handle is this plus its number, so that a launch checks it without a lock.
 const FUNCTION: u64 = 0x5068_0000_0000;
 
-/// Whether a handle names a function (or a kernel: they are the same here).
+/// Returns true if a handle names a function (or a kernel: they are the same here).
 #[inline]
 pub(crate) fn is_function(handle: u64) -> bool {
     (handle.wrapping_sub(FUNCTION) >> 4) < FUNCTION_COUNT.load(Ordering::Acquire) as u64
@@ -105,7 +107,7 @@ impl Image {
     }
 
     fn context(&self) -> Option<&'static Context> {
-        *self.context.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.context)
     }
 }
 
@@ -119,11 +121,11 @@ pub(crate) fn waiting() -> u64 {
         .sum()
 }
 
-/// Puts their code into a new context.
+/// Puts the code of these libraries into a new context.
 pub(crate) fn place_waiting(context: &'static Context) {
     let images = IMAGES.read().unwrap_or_else(PoisonError::into_inner);
     for image in images.iter().flat_map(HashMap::values) {
-        let mut place = image.context.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut place = lock(&image.context);
         place.get_or_insert(context);
     }
 }
@@ -165,7 +167,7 @@ fn contents(ptx: &str) -> Contents {
     }
 }
 
-/// What an image in memory has. A binary starts with a byte that no text does.
+/// Reads an image in memory. A binary starts with a byte that no text starts with.
 fn scan(data: Text, first: In<[u8; 4]>) -> Result<Contents, Code> {
     let first = first.get()?;
     let binary = first == *b"\x7fELF" || first == [0x50, 0xed, 0x55, 0xba] || first == [0xb1, 0x43, 0x62, 0x46];
@@ -195,7 +197,7 @@ fn function(handle: u64, name: &str) -> Result<u64, Code> {
     if name.is_empty() || named.is_none() && image.kernels.as_ref().is_some_and(is_missing) {
         return Err(NOT_FOUND);
     }
-    let mut known = image.functions.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut known = lock(&image.functions);
     if let Some(function) = known.get(name) {
         return Ok(*function);
     }
@@ -244,7 +246,7 @@ pub(crate) fn load_lazily(driver: &Driver, handle: u64) -> Res {
     Ok(())
 }
 
-/// What a kernel's name says of its cost. A function that does not exist has no name.
+/// Returns the cost given by a kernel's name; None also if there is no such function.
 #[inline]
 pub(crate) fn named(handle: u64) -> Option<Named> {
     with_function(handle, |function| function.named).ok().flatten()

@@ -38,8 +38,7 @@ soft_gpu::api! {
     }
 
     fn cuMulticastAddDevice(object: u64, device: i32) {
-        let driver = driver::get()?;
-        driver.gpu(device)?;
+        let (driver, _) = driver::device(device)?;
         driver.memory.vmm.gpu_of(object).map(|_| ())
     }
 
@@ -62,9 +61,8 @@ soft_gpu::api! {
     }
 
     fn cuMulticastUnbind(object: u64, device: i32, offset: u64, size: u64) {
-        let driver = driver::get()?;
-        let gpu = driver.gpu(device)? as u64;
-        driver.memory.vmm.unbind(driver, object, gpu, offset, size);
+        let (driver, gpu) = driver::device(device)?;
+        driver.memory.vmm.unbind(driver, object, gpu as u64, offset, size);
         Ok(())
     }
 }

@@ -6,15 +6,17 @@
 use std::collections::HashMap;
 use std::sync::Mutex;
 
+use soft_gpu::lock;
+
 use soft_gpu::vram::{GRAPH_LANE, lane_of};
 
 use crate::code::{Code, INVALID_VALUE, OUT_OF_MEMORY, Res};
 use crate::driver::{self, Driver};
 use crate::ffi::{In, Out};
 use crate::location;
-use crate::memory::lock;
 use crate::stream;
 
+#[derive(Default)]
 struct Pool {
     gpu: usize,
     /// One of the implicit pools, which cannot be destroyed.
@@ -54,13 +56,8 @@ impl Pools {
         let pool = Pool {
             gpu,
             default,
-            used: 0,
-            used_high: 0,
-            reserved: 0,
-            reserved_high: 0,
-            threshold: 0,
             reuse: [1; 3],
-            doomed: false,
+            ..Pool::default()
         };
         let handle = driver.handle();
         tables.pools.insert(handle, pool);
@@ -82,8 +79,8 @@ impl Pools {
         chosen.unwrap_or_else(|| self.default_of(driver, gpu))
     }
 
-    /// Gives back what pools of a GPU keep beyond use and beyond `keep` or their threshold, whichever is less.
-    /// True if that was anything.
+    /// Frees unused memory of a GPU's pools beyond `keep` or their threshold, whichever is less. Returns true if any was
+    /// freed.
     pub(crate) fn trim(&self, driver: &Driver, gpu: usize, keep: u64) -> bool {
         let mut any = false;
         for pool in lock(&self.0).pools.values_mut().filter(|pool| pool.gpu == gpu) {
@@ -146,7 +143,7 @@ impl Pools {
         Self::open(&mut lock(&self.0), driver, gpu, false)
     }
 
-    /// A range of a pool was freed.
+    /// Takes back a range of a pool that was freed.
     pub(crate) fn freed(&self, driver: &Driver, handle: u64, size: u64) {
         let mut tables = lock(&self.0);
         let Some(pool) = tables.pools.get_mut(&handle) else {
@@ -170,7 +167,7 @@ impl Pools {
     }
 }
 
-/// In a stream that is being captured an allocation becomes a node: its address.
+/// Makes the allocation a node, and returns its address, if the stream is being captured.
 fn captured(driver: &Driver, stream: u64, gpu: usize, size: u64) -> Result<Option<u64>, Code> {
     let Some(stream) = stream::created(stream)? else {
         return Ok(None);
@@ -187,7 +184,7 @@ fn captured(driver: &Driver, stream: u64, gpu: usize, size: u64) -> Result<Optio
     Ok(Some(range.address))
 }
 
-/// Makes a pool that from which its GPU allocates.
+/// Makes this pool the one from which its GPU allocates.
 fn choose(driver: &Driver, gpu: usize, pool: u64) -> Res {
     let pools = &driver.memory.pools;
     pools.with(pool, |pool| if pool.gpu == gpu { Ok(()) } else { Err(INVALID_VALUE) })?;
@@ -260,7 +257,7 @@ soft_gpu::api! {
         if kind != 1 || !out.given() {
             return Err(INVALID_VALUE);
         }
-        // Descriptors alone.
+        // Only descriptors are supported.
         if handles & !1 != 0 {
             return Err(crate::code::NOT_SUPPORTED);
         }

@@ -8,16 +8,17 @@
 use std::collections::HashMap;
 use std::sync::Mutex;
 
+use soft_gpu::lock;
+
 use crate::code::{INVALID_HANDLE, INVALID_VALUE, OUT_OF_MEMORY};
 use crate::context::here;
 use crate::driver;
 use crate::ffi::{In, Out, note, read_note};
 use crate::handed_out::{self, Watch};
-use crate::memory::lock;
 
 /// CUipcMemHandle and CUmemPoolPtrExportData, in words: a mark, the GPU, the size, who made it, where it lies.
 pub(crate) type Handle = [u64; 8];
-/// As it is passed by value.
+/// The handle as it is passed by value.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct ByValue(Handle);
@@ -37,7 +38,7 @@ struct Opened {
 pub(crate) struct Sharing(Mutex<HashMap<Handle, Opened>>);
 
 impl Sharing {
-    /// A pointer of an imported pool is freed; false: there is none.
+    /// Frees a pointer of an imported pool. Returns false if there is none.
     pub(crate) fn freed(&self, address: u64) -> bool {
         let mut opened = lock(&self.0);
         let before = opened.len();

@@ -6,6 +6,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
+use soft_gpu::lock;
+
 use soft_gpu::timeline::Cost;
 use soft_gpu::timeline::words::{Lane, Ticket};
 use soft_gpu::work::{Moment, Refused};
@@ -17,7 +19,6 @@ use crate::context::{self, Context, here};
 use crate::driver::{self, Driver};
 use crate::ffi::{In, Out};
 use crate::graph::Capture;
-use crate::memory::lock;
 
 /// The handles of the two default streams.
 const LEGACY: u64 = 1;
@@ -31,7 +32,7 @@ pub(crate) struct Stream {
     id: u64,
     /// The number of its last piece of work in its context's queue, plus 1; 0: none.
     last: AtomicU64,
-    /// What its next piece of work has to wait for: of other contexts, and of its own if streams of that run at once.
+    /// Work that its next piece has to wait for: of other contexts, and of its own if that runs streams concurrently.
     awaited: Mutex<Vec<Ticket>>,
     pub(crate) capture: Mutex<Option<Capture>>,
 }
@@ -39,7 +40,7 @@ pub(crate) struct Stream {
 struct Event {
     context: &'static Context,
     flags: u32,
-    /// None: not recorded yet, which counts as reached.
+    /// None: not recorded yet, which is treated as reached.
     moment: Mutex<Option<Arc<Moment>>>,
     /// It was last recorded in a stream that is captured: an event of the graph.
     is_captured: AtomicBool,
@@ -50,7 +51,7 @@ impl Event {
         lock(&self.moment).clone()
     }
 
-    /// For who asks about its work.
+    /// Returns its work for a query or a wait; an error while it is captured.
     fn work(&self) -> Result<Option<Arc<Moment>>, Code> {
         match self.is_captured.load(Ordering::Acquire) {
             true => Err(CAPTURED_EVENT),
@@ -140,7 +141,7 @@ impl Stream {
         self.last.fetch_max(ticket.number + 1, Ordering::AcqRel);
     }
 
-    /// Its last piece of work. What it has to wait for becomes one.
+    /// Returns its last piece of work. If it has to wait for something, the wait becomes a piece of work.
     fn last(&self, driver: &Driver) -> Result<Option<Ticket>, Code> {
         let waits = !lock(&self.awaited).is_empty();
         if waits {
@@ -335,10 +336,6 @@ soft_gpu::api! {
     }
 
     fn cuEventRecord(event: u64, stream: u64) {
-        record(event, stream)
-    }
-
-    fn cuEventRecordWithFlags(event: u64, stream: u64, _flags: u32) {
         record(event, stream)
     }
 

@@ -69,7 +69,7 @@ fn host(address: u64) -> Result<u64, Code> {
 }
 
 /// One side of a rectangular copy, as CUDA_MEMCPY2D and CUDA_MEMCPY3D lay it out from `x` on.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Side {
     x: u64,
     y: u64,
@@ -123,10 +123,8 @@ fn copy_2d(description: In<[u64; 16]>) -> Res {
     let side = |x, y, pitch| Side {
         x,
         y,
-        z: 0,
-        base: 0,
         pitch,
-        height: 0,
+        ..Side::default()
     };
     let from = Side::resolve(driver, w[2] as u32, w[3], w[4], w[5], side(w[0], w[1], w[6]))?;
     let to = Side::resolve(driver, w[9] as u32, w[10], w[11], w[12], side(w[7], w[8], w[13]))?;
@@ -141,9 +139,9 @@ fn copy_3d(description: In<[u64; 25]>) -> Res {
         x: w[at],
         y: w[at + 1],
         z: w[at + 2],
-        base: 0,
         pitch: w[at + 9],
         height: w[at + 10],
+        ..Side::default()
     };
     let end = |at: usize| Side::resolve(driver, w[at + 4] as u32, w[at + 5], w[at + 6], w[at + 7], side(at));
     copy_box(driver, end(0)?, end(11)?, w[22], w[23], w[24])

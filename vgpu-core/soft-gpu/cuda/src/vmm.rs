@@ -6,15 +6,17 @@ use std::os::fd::OwnedFd;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use soft_gpu::lock;
+
 use soft_gpu::vram::{AddressMap, RESERVED_LANE};
 
 use crate::code::{Code, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, Res};
 use crate::driver::{self, Driver};
 use crate::ffi::{In, Out, map_host, unmap_host};
 use crate::handed_out::Watch;
-use crate::memory::{Range, lock};
+use crate::memory::Range;
 
-/// Whether any memory was ever handed out: spares others the look.
+/// Set once memory was exported; until then nobody need search for it.
 static HANDED_OUT: AtomicBool = AtomicBool::new(false);
 
 /// CUmemAllocationProp, as far as it matters: type, handle types, location type, location; the rest is opaque.
@@ -37,9 +39,9 @@ struct Physical {
     size: u64,
     handles: u32,
     mappings: u32,
-    /// It was handed out in a way that shows no end: it stays until the process ends.
+    /// It was exported in a way whose end cannot be seen, so it stays until the process ends.
     stays: bool,
-    /// Descriptors by which others may have it.
+    /// Descriptors through which other processes may hold it.
     handed_out: Vec<Watch>,
     /// The descriptor by which it was imported, which keeps it.
     imported_by: Option<OwnedFd>,
@@ -72,6 +74,22 @@ struct Tables {
 pub(crate) struct Vmm(Mutex<Tables>);
 
 impl Physical {
+    fn new(gpu: usize, host: bool, size: u64, properties: Properties) -> Self {
+        Self {
+            gpu,
+            host,
+            imported: false,
+            size,
+            handles: 1,
+            mappings: 0,
+            stays: false,
+            handed_out: Vec::new(),
+            imported_by: None,
+            backing: 0,
+            properties,
+        }
+    }
+
     /// Counts another process's memory that was imported (1) or is gone (-1).
     fn list(&self, driver: &Driver, sign: i64) {
         if self.imported_by.is_some() && !self.host {
@@ -80,7 +98,7 @@ impl Physical {
         }
     }
 
-    /// Returns true if another process may have it by a descriptor.
+    /// Returns true if another process may hold it through a descriptor.
     fn is_handed_out(&self) -> bool {
         self.stays || !self.handed_out.iter().all(Watch::is_closed)
     }
@@ -92,7 +110,7 @@ impl Tables {
         (address - start < mapping.size).then_some((*start, *mapping))
     }
 
-    /// Gives physical memory back once nothing holds it.
+    /// Frees physical memory that nothing refers to.
     fn settle(&mut self, driver: &Driver, handle: u64) {
         let Some(physical) = self.physical.get(&handle) else {
             return;
@@ -106,7 +124,7 @@ impl Tables {
             }
             physical.list(driver, -1);
             self.physical.remove(&handle);
-            // What was bound to it, if it was a multicast object.
+            // Memory bound to it, if it was a multicast object.
             self.take_tiles(driver, |tile| tile.array == handle);
         }
     }
@@ -122,7 +140,7 @@ impl Tables {
         }
     }
 
-    /// The mappings that make up [address, address + size), which they must do exactly.
+    /// Returns the mappings that make up exactly [address, address + size).
     fn exactly(&self, address: u64, size: u64) -> Result<Vec<u64>, Code> {
         let end = address.checked_add(size).ok_or(INVALID_VALUE)?;
         let mut next = address;
@@ -153,7 +171,7 @@ impl Vmm {
         }))
     }
 
-    /// Maps memory into a part of an array, or takes out what is there.
+    /// Maps memory into a part of an array, or unmaps the part.
     pub(crate) fn map_array(&self, driver: &Driver, array: u64, part: [u64; 5], memory: Option<u64>) -> Res {
         let mut tables = lock(&self.0);
         if let Some(physical) = memory {
@@ -181,7 +199,7 @@ impl Vmm {
         lock(&self.0).around(address).map(|(_, mapping)| mapping.physical)
     }
 
-    /// Takes out what is bound to an object within a range of it, on a device.
+    /// Unbinds a range of an object on a device.
     pub(crate) fn unbind(&self, driver: &Driver, object: u64, device: u64, offset: u64, size: u64) {
         lock(&self.0).take_tiles(driver, |tile| {
             let [on, start, length, ..] = tile.part;
@@ -208,8 +226,8 @@ impl Vmm {
         }
     }
 
-    /// Gives back memory whose last descriptor was closed. A driver is told by the kernel; here, the next call looks
-    /// that takes, exports, releases or unmaps memory, or asks for sizes.
+    /// Frees memory whose last descriptor was closed. The kernel notifies a real driver; here, each call that allocates,
+    /// exports, releases or unmaps memory, or asks for sizes, looks for it.
     pub(crate) fn collect(&self, driver: &Driver) {
         if !HANDED_OUT.load(Ordering::Relaxed) {
             return;
@@ -246,17 +264,9 @@ impl Vmm {
             rest: [0; 2],
         };
         let physical = Physical {
-            gpu,
-            host,
             imported: true,
-            size,
-            handles: 1,
-            mappings: 0,
-            stays: false,
-            handed_out: Vec::new(),
             imported_by: by,
-            backing: 0,
-            properties,
+            ..Physical::new(gpu, host, size, properties)
         };
         physical.list(driver, 1);
         lock(&self.0).physical.insert(handle, physical);
@@ -310,7 +320,7 @@ fn checked(properties: In<Properties>) -> Result<(Properties, Option<usize>), Co
         [HOST_NUMA, 0] => None,
         location => Some(crate::location::gpu(driver::get()?, location)?),
     };
-    // Descriptors alone.
+    // Only descriptors are supported.
     if asked.handles & !1 != 0 {
         return Err(NOT_SUPPORTED);
     }
@@ -357,10 +367,7 @@ soft_gpu::api! {
         }
         let handle = driver.handle();
         let (gpu, host) = (gpu.unwrap_or(driver.gpus[0]), gpu.is_none());
-        let physical = Physical {
-            gpu, host, imported: false, size, handles: 1, mappings: 0, stays: false, handed_out: Vec::new(),
-            imported_by: None, backing: 0, properties,
-        };
+        let physical = Physical::new(gpu, host, size, properties);
         lock(&driver.memory.vmm.0).physical.insert(handle, physical);
         out.set(handle)
     }

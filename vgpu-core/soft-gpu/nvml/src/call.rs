@@ -20,7 +20,7 @@ pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Res) -> i32 {
     }
 }
 
-/// A function that the model leaves out; `index` is its place in names/nvml.txt.
+/// A function that the model leaves out; `index` is its place in shim/names/nvml.txt.
 pub(crate) fn unsupported(index: usize) -> i32 {
     match state() {
         Ok(state) => {

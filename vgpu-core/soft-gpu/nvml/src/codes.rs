@@ -18,7 +18,7 @@ pub(crate) const GPU_IS_LOST: Code = Code(15);
 pub(crate) const VERSION_MISMATCH: Code = Code(25);
 pub(crate) const UNKNOWN: Code = Code(999);
 
-/// Text into a caller's buffer, which must hold all of it.
+/// Writes text into a caller's buffer, which must hold all of it.
 pub(crate) fn text(out: Out<u8>, room: u32, text: &str) -> Res {
     if text.len() >= room as usize {
         return Err(INSUFFICIENT_SIZE);

@@ -4,6 +4,7 @@ use soft_gpu::c::{Code, Res};
 
 use crate::codes::{INVALID_ARGUMENT, In, NOT_FOUND, Out, Text, VERSION_MISMATCH, text};
 use crate::library::{device, handle, state};
+use crate::sensors::{constant, pair};
 
 /// nvmlPciInfo_t: legacy id, domain, bus, device, device id, subsystem id, id.
 #[derive(Clone, Copy)]
@@ -13,7 +14,7 @@ pub(crate) struct PciInfo {
     id: [u8; 32],
 }
 
-/// What its older versions share.
+/// The common fields of its older versions.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct PciHead {
@@ -134,13 +135,8 @@ soft_gpu::api! {
         out.set(handle((0..state.profile().gpus as usize).find(named).ok_or(NOT_FOUND)?))
     }
 
-    fn nvmlDeviceGetIndex(gpu: u64, out: Out<u32>) {
-        out.set(device(gpu)?.1 as u32)
-    }
-
-    fn nvmlDeviceGetMinorNumber(gpu: u64, out: Out<u32>) {
-        out.set(device(gpu)?.1 as u32)
-    }
+    fn nvmlDeviceGetIndex(gpu: u64, out: Out<u32>) { out.set(device(gpu)?.1 as u32) }
+    fn nvmlDeviceGetMinorNumber(gpu: u64, out: Out<u32>) { out.set(device(gpu)?.1 as u32) }
 
     fn nvmlDeviceGetName(gpu: u64, out: Out<u8>, room: u32) {
         text(out, room, &device(gpu)?.0.profile().name)
@@ -151,10 +147,7 @@ soft_gpu::api! {
         text(out, room, &state.uuid_text(gpu))
     }
 
-    fn nvmlDeviceGetBrand(gpu: u64, out: Out<u32>) {
-        device(gpu)?;
-        out.set(BRAND)
-    }
+    fn nvmlDeviceGetBrand(gpu: u64, out: Out<u32>) { constant(gpu, out, BRAND) }
 
     fn nvmlDeviceGetArchitecture(gpu: u64, out: Out<u32>) {
         out.set(architecture(device(gpu)?.0.profile().compute_capability))
@@ -162,8 +155,7 @@ soft_gpu::api! {
 
     fn nvmlDeviceGetCudaComputeCapability(gpu: u64, major: Out<i32>, minor: Out<i32>) {
         let (high, low) = device(gpu)?.0.profile().compute_capability;
-        major.set(high as i32)?;
-        minor.set(low as i32)
+        pair(gpu, major, minor, (high as i32, low as i32))
     }
 
     fn nvmlDeviceGetPciInfo_v3(gpu: u64, out: Out<PciInfo>) {
@@ -184,10 +176,7 @@ soft_gpu::api! {
         out.set(pci.domain << 16 | u32::from(pci.bus) << 8 | u32::from(pci.device))
     }
 
-    fn nvmlDeviceGetMultiGpuBoard(gpu: u64, out: Out<u32>) {
-        device(gpu)?;
-        out.set(0)
-    }
+    fn nvmlDeviceGetMultiGpuBoard(gpu: u64, out: Out<u32>) { constant(gpu, out, 0) }
 
     fn nvmlDeviceOnSameBoard(one: u64, other: u64, out: Out<i32>) {
         out.set(i32::from(device(one)?.1 == device(other)?.1))
@@ -207,37 +196,25 @@ soft_gpu::api! {
     }
 
     fn nvmlDeviceGetGspFirmwareMode(gpu: u64, enabled: Out<u32>, default: Out<u32>) {
-        device(gpu)?;
-        enabled.set(1)?;
-        default.set(1)
+        pair(gpu, enabled, default, (1, 1))
     }
 
     fn nvmlDeviceGetMigMode(gpu: u64, now: Out<u32>, next: Out<u32>) {
-        let (state, gpu) = device(gpu)?;
-        let mode = u32::from(state.control().has_mig(gpu));
-        now.set(mode)?;
-        next.set(mode)
+        let (state, index) = device(gpu)?;
+        let mode = u32::from(state.control().has_mig(index));
+        pair(gpu, now, next, (mode, mode))
     }
 
-    fn nvmlDeviceGetMaxMigDeviceCount(gpu: u64, out: Out<u32>) {
-        device(gpu)?;
-        out.set(0)
-    }
+    fn nvmlDeviceGetMaxMigDeviceCount(gpu: u64, out: Out<u32>) { constant(gpu, out, 0) }
 
     fn nvmlDeviceGetMigDeviceHandleByIndex(gpu: u64, _index: u32, _out: Out<u64>) {
         device(gpu)?;
         Err(NOT_FOUND)
     }
 
-    fn nvmlDeviceIsMigDeviceHandle(gpu: u64, out: Out<u32>) {
-        device(gpu)?;
-        out.set(0)
-    }
+    fn nvmlDeviceIsMigDeviceHandle(gpu: u64, out: Out<u32>) { constant(gpu, out, 0) }
 
-    fn nvmlDeviceGetVirtualizationMode(gpu: u64, out: Out<u32>) {
-        device(gpu)?;
-        out.set(0)
-    }
+    fn nvmlDeviceGetVirtualizationMode(gpu: u64, out: Out<u32>) { constant(gpu, out, 0) }
 
     fn nvmlDeviceGetTopologyCommonAncestor(one: u64, other: u64, out: Out<u32>) {
         // The same device, or devices on different NUMA nodes' root complexes.

@@ -10,7 +10,7 @@ use crate::codes::{INSUFFICIENT_SIZE, In, NOT_SUPPORTED, Out};
 use crate::library::{device, state};
 use crate::usage::{picture, visible};
 
-/// One process as nvidia-smi reads it; the name's room makes it 4128 bytes.
+/// One process as nvidia-smi reads it: 4128 bytes, 4096 of them for the name.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Entry {

@@ -1,8 +1,10 @@
 //! Faults: ECC errors, remapped rows, what the driver asks for, and events. All of it is what the file `control` says
 //! (soft_gpu::control); without it every GPU is well.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
+
+use soft_gpu::lock;
 
 use soft_gpu::c::Code;
 use soft_gpu::control::{Health, NoHealth};
@@ -52,7 +54,7 @@ mod field {
 const UNSIGNED_INT: u32 = 1;
 /// nvmlEventTypeXidCriticalError: what health checks ask for.
 const XID: u64 = 8;
-/// How often one that waits for an event looks for it.
+/// Time between two looks for an event.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// An event set: what its owner waits for.
@@ -88,7 +90,7 @@ fn read(health: Result<Health, Code>, id: u32) -> Result<u32, Code> {
 
 /// Runs on the event set with this number.
 fn with<T>(number: u64, run: impl FnOnce(&mut Set) -> Result<T, Code>) -> Result<T, Code> {
-    let mut sets = SETS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut sets = lock(&SETS);
     let set = sets.iter_mut().find(|set| set.number == number);
     run(set.ok_or(INVALID_ARGUMENT)?)
 }
@@ -98,7 +100,7 @@ fn next(set: u64) -> Result<Option<(usize, u64)>, Code> {
     let control = state()?.control();
     let xids = control.xids();
     with(set, |set| {
-        // Lines that are gone, or others now, make room for new ones.
+        // Lines that are gone or changed are forgotten, so that new ones at their places are delivered.
         let same = set.past.iter().zip(xids).take_while(|(past, xid)| past == xid).count();
         set.past.truncate(same);
         while let Some(event) = xids.get(set.past.len()).copied() {
@@ -169,7 +171,7 @@ soft_gpu::api! {
 
     fn nvmlEventSetCreate(set: Out<u64>) {
         let past = state()?.control().xids().to_vec();
-        let mut sets = SETS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sets = lock(&SETS);
         let number = sets.iter().map(|set| set.number + 16).max().unwrap_or(FIRST_SET);
         sets.push(Set { number, gpus: Vec::new(), past });
         set.set(number)
@@ -178,7 +180,7 @@ soft_gpu::api! {
     fn nvmlEventSetFree(set: u64) {
         state()?;
         with(set, |_| Ok(()))?;
-        SETS.lock().unwrap_or_else(PoisonError::into_inner).retain(|other| other.number != set);
+        lock(&SETS).retain(|other| other.number != set);
         Ok(())
     }
 

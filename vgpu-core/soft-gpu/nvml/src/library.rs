@@ -1,6 +1,8 @@
 //! nvmlInit and nvmlShutdown, counted as NVML does, and the state between them.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
+
+use soft_gpu::lock;
 
 use soft_gpu::c::{Code, Res};
 use soft_gpu::env::Config;
@@ -22,12 +24,12 @@ static LIBRARY: Mutex<Library> = Mutex::new(Library { users: 0, state: None });
 
 /// The GPUs, between nvmlInit and nvmlShutdown.
 pub(crate) fn state() -> Result<&'static State, Code> {
-    let library = LIBRARY.lock().unwrap_or_else(PoisonError::into_inner);
+    let library = lock(&LIBRARY);
     library.state.filter(|_| library.users > 0).ok_or(UNINITIALIZED)
 }
 
 fn start() -> Res {
-    let mut library = LIBRARY.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut library = lock(&LIBRARY);
     if library.users == 0 {
         let open = || -> Result<&'static State, soft_gpu::error::Error> {
             let config = Config::read()?;
@@ -81,7 +83,7 @@ soft_gpu::api! {
     }
 
     fn nvmlShutdown() {
-        let mut library = LIBRARY.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut library = lock(&LIBRARY);
         library.users = library.users.checked_sub(1).ok_or(UNINITIALIZED)?;
         Ok(())
     }

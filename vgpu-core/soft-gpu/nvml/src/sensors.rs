@@ -13,12 +13,12 @@ const CELSIUS: u32 = 34;
 const CLOCKS: [u32; 4] = [345, 345, 2619, 765];
 const MAX_CLOCKS: [u32; 4] = [1980, 1980, 2619, 1545];
 
-fn constant<T: Copy>(gpu: u64, out: Out<T>, value: T) -> Res {
+pub(crate) fn constant<T: Copy>(gpu: u64, out: Out<T>, value: T) -> Res {
     device(gpu)?;
     out.set(value)
 }
 
-fn pair<T: Copy>(gpu: u64, one: Out<T>, other: Out<T>, value: (T, T)) -> Res {
+pub(crate) fn pair<T: Copy>(gpu: u64, one: Out<T>, other: Out<T>, value: (T, T)) -> Res {
     device(gpu)?;
     one.set(value.0)?;
     other.set(value.1)

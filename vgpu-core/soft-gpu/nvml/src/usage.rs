@@ -6,6 +6,7 @@ use soft_gpu::state::{Picture, User};
 
 use crate::codes::{INSUFFICIENT_SIZE, NOT_FOUND, Out, VERSION_MISMATCH};
 use crate::library::device;
+use crate::sensors::constant;
 
 /// nvmlMemory_t: total, free, used.
 type Memory = [u64; 3];
@@ -106,20 +107,31 @@ pub(crate) fn list<T: Copy>(count: Out<u32>, out: Out<T>, items: &[T]) -> Res {
     out.fill(items)
 }
 
-fn second(gpu: u64, count: Out<u32>, out: Out<ProcessV2>) -> Res {
+impl From<(u32, &User)> for ProcessV1 {
+    fn from((pid, user): (u32, &User)) -> Self {
+        Self {
+            pid,
+            memory: user.listed,
+        }
+    }
+}
+
+impl From<(u32, &User)> for ProcessV2 {
+    fn from((pid, user): (u32, &User)) -> Self {
+        Self {
+            pid,
+            memory: user.listed,
+            // No MIG instance.
+            gpu_instance: u32::MAX,
+            compute_instance: u32::MAX,
+        }
+    }
+}
+
+fn processes<T: Copy + for<'a> From<(u32, &'a User)>>(gpu: u64, count: Out<u32>, out: Out<T>) -> Res {
     let picture = picture(gpu)?;
-    let instance = u32::MAX; // no MIG instance
-    let process = |(pid, user): (u32, &User)| ProcessV2 {
-        pid,
-        memory: user.listed,
-        gpu_instance: instance,
-        compute_instance: instance,
-    };
-    list(
-        count,
-        out,
-        &visible(gpu, &picture)?.into_iter().map(process).collect::<Vec<_>>(),
-    )
+    let processes: Vec<T> = visible(gpu, &picture)?.into_iter().map(T::from).collect();
+    list(count, out, &processes)
 }
 
 fn none(gpu: u64, count: Out<u32>) -> Res {
@@ -159,11 +171,10 @@ soft_gpu::api! {
     }
 
     fn nvmlDeviceGetConfComputeProtectedMemoryUsage(gpu: u64, out: Out<Memory>) {
-        device(gpu)?;
-        out.set([0; 3])
+        constant(gpu, out, [0; 3])
     }
 
-    /// Of running processes; the most that one had is not kept, so that is what it has.
+    /// Only for running processes. Their peak is not recorded, so it is the present figure.
     fn nvmlDeviceGetAccountingStats(gpu: u64, pid: u32, out: Out<Accounting>) {
         let picture = picture(gpu)?;
         let (_, user) = visible(gpu, &picture)?.into_iter().find(|(known, _)| *known == pid).ok_or(NOT_FOUND)?;
@@ -179,9 +190,8 @@ soft_gpu::api! {
     }
 
     fn nvmlDeviceGetBAR1MemoryInfo(gpu: u64, out: Out<Memory>) {
-        device(gpu)?;
         let (total, used) = (128 << 30, 1 << 20);
-        out.set([total, total - used, used])
+        constant(gpu, out, [total, total - used, used])
     }
 
     fn nvmlDeviceGetUtilizationRates(gpu: u64, out: Out<[u32; 2]>) {
@@ -189,20 +199,9 @@ soft_gpu::api! {
         out.set([busy, busy / 2])
     }
 
-    fn nvmlDeviceGetComputeRunningProcesses(gpu: u64, count: Out<u32>, out: Out<ProcessV1>) {
-        let picture = picture(gpu)?;
-        let process = |(pid, user): (u32, &User)| ProcessV1 { pid, memory: user.listed };
-        list(count, out, &visible(gpu, &picture)?.into_iter().map(process).collect::<Vec<_>>())
-    }
-
-    fn nvmlDeviceGetComputeRunningProcesses_v2(gpu: u64, count: Out<u32>, out: Out<ProcessV2>) {
-        second(gpu, count, out)
-    }
-
-    fn nvmlDeviceGetComputeRunningProcesses_v3(gpu: u64, count: Out<u32>, out: Out<ProcessV2>) {
-        second(gpu, count, out)
-    }
-
+    fn nvmlDeviceGetComputeRunningProcesses(gpu: u64, count: Out<u32>, out: Out<ProcessV1>) { processes(gpu, count, out) }
+    fn nvmlDeviceGetComputeRunningProcesses_v2(gpu: u64, count: Out<u32>, out: Out<ProcessV2>) { processes(gpu, count, out) }
+    fn nvmlDeviceGetComputeRunningProcesses_v3(gpu: u64, count: Out<u32>, out: Out<ProcessV2>) { processes(gpu, count, out) }
     fn nvmlDeviceGetGraphicsRunningProcesses(gpu: u64, count: Out<u32>, _out: Out<ProcessV1>) { none(gpu, count) }
     fn nvmlDeviceGetGraphicsRunningProcesses_v2(gpu: u64, count: Out<u32>, _out: Out<ProcessV2>) { none(gpu, count) }
     fn nvmlDeviceGetGraphicsRunningProcesses_v3(gpu: u64, count: Out<u32>, _out: Out<ProcessV2>) { none(gpu, count) }

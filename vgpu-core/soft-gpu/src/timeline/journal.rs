@@ -7,15 +7,15 @@
 //!  quiet    root = number + 1             4. by the first that has applied all
 //! ```
 //!
-//! Nobody waits: who finds a change under way finishes it himself, from the journal of the process that began it.
+//! Nobody waits: a process that finds a change under way finishes it, from the journal of the process that began it.
 //!
 //! How it fails:
-//! - Killed or stopped before 2: nothing has happened, and the journal is written anew by the next owner of the place.
+//! - Killed or stopped before 2: nothing has happened, and the next owner of the place writes the journal again.
 //! - Killed or stopped after 2: the next process finishes the change.
 //! - Stopped within 3, while others finish and go on: each exchange that is left fails, because no word ever has an old
 //!   value again (see `words`). What is read from a journal is used only if the root says afterwards that it was
 //!   still the same change.
-//! - Two at once: one exchange of the root fails, and that process begins anew with what it reads then.
+//! - Two at once: one exchange of the root fails, and that process begins again with what it reads then.
 //! - A damaged journal: words that do not exist are skipped, and its length is bounded.
 
 use std::sync::atomic::Ordering::*;
@@ -74,7 +74,7 @@ impl<'a> Words<'a> {
         let Some(journal) = self.journals.get(journal).filter(|_| changes.len() <= RECORDS) else {
             return false;
         };
-        // Release: who reads one of these sees also that the root has changed since the journal's last use.
+        // Release: a process that reads one of these also sees that the root has changed since the journal's last use.
         for (record, change) in journal.records.iter().zip(changes) {
             record.name.store(change.name.pack(), Release);
             record.old.store(change.old, Release);
@@ -159,7 +159,7 @@ mod tests {
             let next = words.quiet();
             assert_eq!(values(words), [expected; 2], "{applied:?}");
             assert!(words.commit(next, 1, &both(expected, 9)));
-            // The stopped one goes on.
+            // The stopped process goes on.
             for record in &words.journals[0].records[..2] {
                 assert!(!words.apply(busy, record));
             }

@@ -4,8 +4,8 @@
 //!   gives way at once. To change to another context takes a switch; the first one after the GPU was idle, or the
 //!   same one again, costs none. A kernel goes on where its last slice ended.
 //! - A context runs its queue in order, apart from work of different streams that fits on the GPU at once (see `run`).
-//! - A piece of work that has to wait for another queue's keeps all from beginning that is behind it in its queue. If
-//!   nothing runs, the context has no work until then.
+//! - A piece of work that has to wait for another queue also holds back everything that is behind it in its own queue.
+//!   If nothing runs, the context has no work until then.
 //!
 //! `advance` works on a copy of the words and changes nothing; `changes` says what has to be written. Both are
 //! pure: the clock is an argument, and the same words give the same answer.
@@ -19,17 +19,17 @@ use std::sync::atomic::Ordering::Acquire;
 
 use super::journal::Change;
 use super::usage;
-use super::words::{DEPTH, Name, RECORDS, Ticket, Words, owner};
+use super::words::{DEPTH, MAX_QUEUES, Name, RECORDS, Ticket, Words, owner};
 use run::{Bounds, Run};
 
-/// What the profile says.
+/// Settings of the profile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pace {
     /// How long a context runs while others have work.
     pub slice: u64,
-    /// What a change from one context to another takes.
+    /// The time of a change from one context to another.
     pub switch: u64,
-    /// A context that is switched out does not tell what has ended (see [`Schedule::hides`]).
+    /// A context that is switched out does not report what has ended (see [`Schedule::hides`]).
     pub late_events: bool,
 }
 
@@ -37,17 +37,20 @@ pub struct Pace {
 enum State {
     Idle,
     Runs,
-    /// To this queue, until then.
+    /// Changes to this queue until that time.
     Switches(usize, u64),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Gpu {
-    /// Whose context ran last; it does so still if the GPU runs.
+    /// The queue whose context ran last; it still does if the GPU runs.
     resident: Option<usize>,
     state: State,
     slice_start: u64,
 }
+
+/// More changes than all queues together can need.
+const FORESEEN: usize = 16 * MAX_QUEUES * DEPTH as usize;
 
 /// A queue in use.
 struct Context<'a> {
@@ -58,7 +61,7 @@ struct Context<'a> {
     run: Run<'a>,
 }
 
-/// What the GPUs did, summed over all of them.
+/// Times of all GPUs together.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Spent {
     pub ran: u64,
@@ -185,7 +188,7 @@ impl<'a> Schedule<'a> {
         }
     }
 
-    /// When a queue has work that can run; None: not before something else ends, or a launch.
+    /// When a queue has work that can run; None: not before other work ends or is launched.
     fn ready_at(&self, context: &Context<'_>) -> Option<u64> {
         if !context.run.running.is_empty() {
             return Some(self.at);
@@ -199,7 +202,7 @@ impl<'a> Schedule<'a> {
         self.ready_at(context) == Some(self.at)
     }
 
-    /// The next context with work after the resident one, round and round, which comes last itself.
+    /// Returns the next context with work, in turn; the resident one comes last.
     fn next_ready(&self, number: usize, gpu: &Gpu) -> Option<usize> {
         let after = gpu.resident.map_or(0, |queue| queue + 1);
         let split = self.contexts.partition_point(|context| context.queue < after);
@@ -210,7 +213,7 @@ impl<'a> Schedule<'a> {
             .map(|context| context.queue)
     }
 
-    /// What a GPU does from now on.
+    /// Decides what a GPU does next.
     fn decide(&self, number: usize) -> Gpu {
         let mut gpu = self.gpus[number];
         if let State::Switches(next, end) = gpu.state {
@@ -237,7 +240,7 @@ impl<'a> Schedule<'a> {
         gpu
     }
 
-    /// Other contexts than the one that runs: has one of them work, and if not, when will one.
+    /// Returns whether another context than the running one has work and, if not, when one will.
     fn others(&self, number: usize, resident: usize) -> (bool, u64) {
         let others = self
             .contexts
@@ -257,7 +260,7 @@ impl<'a> Schedule<'a> {
     }
 
     /// Runs a GPU's context until `limit` or the end of its slice, to the end of its work, to an end that another queue
-    /// waits for, or as far as `budget` records go. None: it has none that runs.
+    /// waits for, or as far as `budget` records go. None: no context runs.
     fn reach(&self, number: usize, limit: u64, budget: usize) -> Option<Reach<'a>> {
         let gpu = &self.gpus[number];
         let index = gpu.running().and_then(|queue| self.index(queue))?;
@@ -305,9 +308,9 @@ impl<'a> Schedule<'a> {
         (moment.min(now).max(self.at), reach)
     }
 
-    /// Has a GPU do until `until` what it does. `foreseen` is how its context comes to the next change, if that is not
-    /// earlier. Returns what becomes of the context: GPUs work at the same time, so none sees before the end of it how
-    /// far another one's context comes.
+    /// Lets a GPU continue until `until`. `foreseen` is how its context comes to the next change, if that is not
+    /// earlier. Returns how far its context comes. The caller applies that after all GPUs: they work at the same time,
+    /// so none may see it before.
     fn run(&mut self, number: usize, until: u64, budget: usize, foreseen: Option<Reach<'a>>) -> Option<Reach<'a>> {
         let (gpu, length) = (self.gpus[number], until - self.at);
         let reach = match foreseen {
@@ -335,12 +338,16 @@ impl<'a> Schedule<'a> {
 
     /// Advances to `now`, or as far as fits into one transaction and between two samples of usage.
     pub fn advance(&mut self, now: u64) {
+        self.advance_within(now, (RECORDS - 1).saturating_sub(self.acts()[0]));
+    }
+
+    /// The same, with room for this many changes of words.
+    fn advance_within(&mut self, now: u64, mut budget: usize) {
         let in_use = (0..self.gpus.len()).filter(|gpu| self.contexts.iter().any(|context| context.gpu == *gpu));
         let in_use = in_use.count().max(1);
-        // What a step can change besides the entries: three words of a GPU, three of a queue, seven of a process's usage.
-        // And an entry more than its budget allows.
+        // Besides the entries, a step can change three words of a GPU, three of a queue and seven of a process's usage.
+        // It can also change one entry more than its budget allows.
         let step = in_use * 15;
-        let mut budget = (RECORDS - 1).saturating_sub(self.acts()[0]);
         let (mut foreseen, mut has_acted) = (Vec::with_capacity(self.gpus.len()), true);
         while budget > step {
             budget -= step;
@@ -375,7 +382,7 @@ impl<'a> Schedule<'a> {
         }
     }
 
-    /// Notes who comes onto a GPU, if that matters to anybody.
+    /// Notes which context comes onto a GPU, if late events need that.
     fn arrives(&mut self, number: usize, next: &Gpu) {
         let arrived = next
             .running()
@@ -394,11 +401,14 @@ impl<'a> Schedule<'a> {
         runs.fold([0; 2], |[records, acts], run| [records + run.records, acts + run.acts])
     }
 
-    /// Advances to `now` for a look that changes nothing.
+    /// Advances to `now` for a look that changes nothing, so there may be more changes than fit into a transaction. Stops early
+    /// only where the words are nonsense.
     pub fn foresee(&mut self, now: u64) {
-        while self.at < now {
+        let mut from = None;
+        while self.at < now && from != Some(self.at) {
+            from = Some(self.at);
             self.stamps.clear();
-            self.advance(now);
+            self.advance_within(now, FORESEEN);
         }
     }
 
@@ -461,7 +471,7 @@ impl<'a> Schedule<'a> {
         list
     }
 
-    /// Returns the GPU time that a place has had of a GPU, at the moment to which this has come.
+    /// Returns the GPU time that a place has had of a GPU, up to the schedule's moment.
     pub fn served(&self, place: usize, gpu: usize) -> u64 {
         let of = |entry: &&(usize, usize, u64)| (entry.0, entry.1) == (place, gpu);
         let ran = self.ran().iter().find(of).map_or(0, |entry| entry.2);
@@ -498,7 +508,7 @@ impl<'a> Schedule<'a> {
             State::Runs => self.change(context.gpu).saturating_add(self.pace.switch),
             State::Idle => self.at,
         };
-        // Nothing begins before something changes on a GPU, be it what the context waits for.
+        // Nothing begins before the next change on a GPU, which may be what the context waits for.
         start.saturating_add(work).max(self.first_change())
     }
 
@@ -514,7 +524,7 @@ impl<'a> Schedule<'a> {
             && context.run.front().is_some_and(|queued| queued <= stamp)
     }
 
-    /// Returns the moment before which a context that hides something cannot tell it: it may wait for any GPU.
+    /// Returns the earliest moment at which a context can tell what it hides: it may wait for any GPU.
     pub fn tells(&self) -> u64 {
         self.first_change().max(self.at.saturating_add(1))
     }

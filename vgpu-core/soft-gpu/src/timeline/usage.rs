@@ -1,7 +1,7 @@
 //! How much GPU time a process had in the window over which NVML measures.
 //!
-//! Each transaction of the schedule adds to `served`, and keeps the figures before and after it as samples if the last
-//! one is old enough. What lies between two samples is interpolated, so a window's edge is right to a sample's distance, 4 % of it.
+//! Each transaction of the schedule adds to `served`, and keeps the figures before and after it as samples if the last one
+//! is old enough. Figures between two samples are interpolated, with an error below their distance, 4 % of a window.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
@@ -117,7 +117,7 @@ mod tests {
         queue.pushed.store(number + 1, SeqCst);
     }
 
-    /// As a look at the GPU finds it, which changes nothing.
+    /// Returns the figure that a look at the GPU finds; the look changes nothing.
     fn percent(words: Words<'_>, now: u64) -> u64 {
         super::super::busy_in_window(words, PACE, &[(0, 0)], now)[0] * 100 / WINDOW_NS
     }

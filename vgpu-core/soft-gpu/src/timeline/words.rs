@@ -31,11 +31,11 @@ pub struct Entry {
     pub work: AtomicU64,
     /// When it was queued. Once it is done: when it ended.
     pub when: AtomicU64,
-    /// The ticket that has to be done before, as [`Ticket::pack`] has it; 0: none.
+    /// The ticket that has to be done before, packed by [`Ticket::pack`]; 0: none.
     pub after: AtomicU64,
-    /// As [`Shape::pack`] has it.
+    /// Packed by [`Shape::pack`].
     pub shape: AtomicU64,
-    /// What the queue's clock shows when it ends, once it has begun.
+    /// The time of its end by the queue's clock, once it has begun.
     pub ends: AtomicU64,
     /// See [`stage`].
     pub stage: AtomicU64,
@@ -88,7 +88,7 @@ impl Lane {
         1 << self.0
     }
 
-    /// The lanes whose earlier work has to end before that of this lane begins.
+    /// The lanes whose earlier work has to end before work of this lane begins.
     pub fn before(self) -> Lanes {
         const ODD: Lanes = Lanes::MAX / 3 * 2;
         match self.0 {
@@ -104,7 +104,7 @@ impl Shape {
         u64::from(self.width) << 8 | u64::from(self.lane.0)
     }
 
-    /// Nonsense becomes a shape as well.
+    /// Any word gives a shape.
     pub fn unpack(word: u64) -> Self {
         Self {
             width: ((word >> 8) as u32).min(WHOLE),
@@ -122,7 +122,7 @@ pub struct Queue {
     pub done: AtomicU64,
     /// How much GPU time the queue has ever had.
     pub executed: AtomicU64,
-    /// When the context last came onto the GPU. Only if events are told late.
+    /// When the context last came onto the GPU. Only with `late_events`.
     pub since: AtomicU64,
     /// The number after the last entry that does not fill the GPU. The owner writes it, before `pushed`.
     pub narrow: AtomicU64,
@@ -148,14 +148,14 @@ impl Queue {
     }
 }
 
-/// What a GPU does.
+/// The present activity of a GPU.
 #[derive(Default)]
 #[repr(C)]
 pub struct Turn {
     /// See `schedule`: who is on the GPU, what it does, and a counter of changes.
     pub turn: AtomicU64,
     pub slice_start: AtomicU64,
-    /// When the switch ends that is under way.
+    /// When the current switch ends.
     pub switch_end: AtomicU64,
 }
 
@@ -166,7 +166,7 @@ pub struct Sample {
     pub served: AtomicU64,
 }
 
-/// What one place of a process has had of one GPU.
+/// The use of one GPU through one process slot.
 #[derive(Default)]
 #[repr(C, align(64))]
 pub struct Usage {
@@ -190,7 +190,7 @@ pub struct Record {
     pub new: AtomicU64,
 }
 
-/// Where one process writes down the change that it wants: see `journal`.
+/// The change that one process is about to make: see `journal`.
 #[repr(C, align(64))]
 pub struct Journal {
     pub count: AtomicU64,
@@ -243,7 +243,7 @@ pub struct Words<'a> {
 }
 
 impl Timeline {
-    /// `gpus` are as many as the profile has.
+    /// `gpus`: how many GPUs the profile has.
     pub fn words(&self, gpus: usize) -> Words<'_> {
         Words {
             root: &self.root,
@@ -279,7 +279,7 @@ pub enum Name {
 }
 
 impl Name {
-    /// As one word: kind, first number, second, third.
+    /// Packs the name into one word: kind, first number, second, third.
     pub fn pack(self) -> u64 {
         let word = |kind: u64, a: usize, b: usize, c: u64| kind << 48 | (a as u64) << 32 | (b as u64) << 16 | c;
         match self {
@@ -329,7 +329,7 @@ impl<'a> Words<'a> {
     }
 }
 
-/// Whose a queue is.
+/// The owner of a queue: the place of a process, and a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Owner {
     pub place: usize,
@@ -363,7 +363,7 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// Never 0.
+    /// Packs the ticket into a word, which is never 0.
     pub fn pack(self) -> u64 {
         (self.queue as u64 + 1) << 48 | self.number
     }
@@ -382,7 +382,7 @@ impl Ticket {
         queue.map_or(0, |queue| queue.entry(self.number).when.load(Ordering::Acquire))
     }
 
-    /// Returns true if it has ended, as far as the schedule has come. A queue that was closed has ended all.
+    /// Returns true if it has ended, as far as the schedule has come. All work of a closed queue has ended.
     pub fn is_done(self, words: Words<'_>) -> bool {
         words.queues.get(self.queue).is_none_or(|queue| {
             let is_ahead = || queue.entry(self.number).stage.load(Ordering::Acquire) >= stage::ended(self.number);

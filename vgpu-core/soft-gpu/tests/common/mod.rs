@@ -88,7 +88,7 @@ impl Client {
         Self { child, to, from }
     }
 
-    /// Started, initialised, with a context on GPU 0.
+    /// Starts a client and initialises it, with a context on GPU 0.
     pub fn ready(state: &Path) -> Self {
         Self::start(state).with_context()
     }
@@ -102,7 +102,7 @@ impl Client {
         self.child.id()
     }
 
-    /// Has it do a step, and returns its line without the step's name.
+    /// Makes the client do a step, and returns its line without the step's name.
     pub fn say(&mut self, step: &str) -> String {
         self.tell(step);
         self.hear(step)
@@ -128,14 +128,14 @@ impl Client {
         assert!(succeeds("kill", &["-s", name, &self.pid().to_string()]), "SIG{name}");
     }
 
-    /// SIGKILL, and gone.
+    /// Kills the client, and waits for its end.
     pub fn kill(mut self) {
         self.child.kill().expect("it can be killed");
         self.child.wait().expect("it can be waited for");
     }
 }
 
-/// What a line says of a step.
+/// Returns a step's result from its line.
 pub fn answer<'a>(line: &'a str, step: &str) -> &'a str {
     let name = step.split(':').next().unwrap_or_default();
     let answer = line.trim_end().strip_prefix(name);
@@ -149,7 +149,7 @@ impl Drop for Client {
     }
 }
 
-/// What NVML says of a GPU.
+/// NVML's figures of a GPU.
 #[derive(Debug)]
 pub struct View {
     pub used: u64,

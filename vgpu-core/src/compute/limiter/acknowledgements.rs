@@ -1,22 +1,22 @@
-//! What is in flight, and what has ended. An acknowledgement is an event that was reached, or a wait that returned.
+//! Tracks launches in flight until they are acknowledged by an event that the GPU has passed or by a wait that returned.
 //!
-//! How it fails: launches behind which no event can be recorded count as ended by the clock, or as soon as a later event of
-//! their stream was reached or the program has waited for them.
+//! How it fails: launches without an event are taken as ended after a while, or once a later event of their stream was reached
+//! or the program has waited for them.
 
 use super::Limiter;
 use super::call::{Call, Recorded};
 use super::launches::{Mark, Open, Stream, Waiting};
 use crate::compute::{MS, Ns, US};
 
-/// An event that is reached so soon after it was recorded says that the GPU had waited for launches.
+/// An event that is reached within this time after it was recorded shows that the GPU had waited for launches.
 const CAUGHT_UP: Ns = 30 * US;
-/// The GPU passes the event in front of a launch while the CPU still makes the launch.
+/// How much earlier the GPU passes the event in front of a launch: meanwhile the CPU still makes the launch.
 const LAUNCHING: Ns = 3 * US;
-/// Launches without an event count as ended after this, or four times what they should take.
+/// Launches without an event are taken as ended after this, or after four times their expected length.
 const BY_THE_CLOCK: Ns = 10 * MS;
 
 impl Limiter {
-    /// Launches are in flight. `is_exact`: it is one that is made now.
+    /// Adds launches to those in flight. `is_exact`: one launch, made just now.
     pub(super) fn count(&mut self, now: Ns, stream: Stream, launches: u32, is_exact: bool) {
         self.in_flight = self.in_flight.saturating_add(launches);
         self.uncharged = self.uncharged.saturating_add(launches);
@@ -44,7 +44,7 @@ impl Limiter {
         self.open.iter().any(|open| open.stream == stream)
     }
 
-    /// The launch that comes next in a stream is measured by itself: from the event behind those before it, or one of its own.
+    /// Measures the next launch of a stream alone: from the event behind the launches before it, or from one of its own.
     pub(super) fn measure_next(&mut self, call: &mut Call<'_>, stream: Stream) {
         let event = if self.is_open(stream) {
             self.mark(call, stream);
@@ -57,8 +57,8 @@ impl Limiter {
         self.release(call, before.map(|(_, event)| event));
     }
 
-    /// Records an event behind the launches of a stream that have none behind them. Where this thread cannot, another one
-    /// may come that can; after a while they end by the clock.
+    /// Records an event behind the open launches of a stream. If this thread cannot record one, another may do so
+    /// later; after a while the launches are taken as ended.
     pub(super) fn mark(&mut self, call: &mut Call<'_>, stream: Stream) {
         let Some(at) = self.open.iter().position(|open| open.stream == stream) else {
             return;
@@ -94,7 +94,7 @@ impl Limiter {
         }
     }
 
-    /// Reads the events that were reached, each stream's in order.
+    /// Handles the events that were reached, in order for each stream.
     pub(super) fn poll(&mut self, call: &mut Call<'_>) {
         let mut waiting: Vec<Stream> = Vec::new();
         let mut at = 0;
@@ -119,8 +119,8 @@ impl Limiter {
         }
     }
 
-    /// Takes out the marks of a stream before this place that have no event: what is behind them has ended, and so have
-    /// they. Returns their launches.
+    /// Removes the marks without an event that lie before this place in a stream: a later event was reached, so they have ended.
+    /// Returns their launches.
     fn without_event_before(&mut self, place: usize, stream: Stream) -> u32 {
         let (mut launches, mut at) = (0, 0);
         self.marks.retain(|mark| {
@@ -145,7 +145,7 @@ impl Limiter {
         let to = ended.min(call.now);
         let begin = self.begin.take();
         if let Some(length) = self.since(call, begin, mark) {
-            // The busy time did not begin with the launch but when the GPU passed the event in front of it.
+            // The busy time began when the GPU passed the event in front, not with the call of the launch.
             self.busy = self.busy.map(|busy| busy.max(to.saturating_sub(length)));
         }
         let is_older = |first: Ns, stream: Stream| first < mark.recorded && stream != mark.stream;
@@ -163,7 +163,7 @@ impl Limiter {
         self.release_both(call, mark);
     }
 
-    /// Returns the distance of an event that was passed before this mark's.
+    /// Returns the distance from an event in front to the event of this mark.
     fn since(&self, call: &mut Call<'_>, front: Option<usize>, mark: &Mark) -> Option<Ns> {
         call.process.between(front?, mark.event?)
     }
@@ -173,7 +173,7 @@ impl Limiter {
         self.release(call, mark.event);
     }
 
-    /// Gives an event back, unless it is needed for something else.
+    /// Releases an event, unless it is still needed.
     pub(super) fn release(&self, call: &mut Call<'_>, event: Option<usize>) {
         let Some(event) = event else { return };
         let of_marks = self.marks.iter().flat_map(|mark| [mark.event, mark.in_front]);
@@ -183,8 +183,8 @@ impl Limiter {
         }
     }
 
-    /// Ends the launches that a wait covers and that have no event. Returns how many there were. Of a stream in which another
-    /// thread has launched meanwhile nobody knows which of them have ended.
+    /// Ends the launches without an event that a wait covers, and returns their number. If another thread has launched
+    /// in the stream meanwhile, it is unknown which of them have ended, so all stay in flight.
     pub(super) fn close(&mut self, wait: &Waiting) -> u32 {
         let is_waited_for = |stream: Stream| wait.scope.covers(stream);
         let is_covered = |open: &mut Open| is_waited_for(open.stream) && open.last <= wait.launches;

@@ -1,9 +1,9 @@
-//! A share that has the GPU for itself is not held back: nobody is to be protected. Its queue is bounded by time alone, so
-//! that the first neighbour gets its part soon, and it records an event a millisecond at most.
+//! A share that is alone on the GPU is not held back, because there is no other share to protect. Its queue is bounded
+//! only by time, so that the first neighbour soon gets its part, and it records at most one event a millisecond.
 //!
-//! How it fails: launches whose length nobody knows yet go two, four, eight at once. Kernels that suddenly take far longer
-//! than those before are noticed by the age of an event that is not reached: until then as many are queued as of the short
-//! ones. A stream that the CPU cannot keep busy is charged as if it were, as NVML's utilization counts it too.
+//! How it fails: the first launches go two, four, eight at once, while their length is unknown. Kernels that suddenly
+//! take far longer are noticed by the age of an event that is not reached; until then as many of them are queued as of
+//! the short kernels. A stream that the CPU cannot keep busy is charged as if it were busy, as in NVML's utilization.
 
 use std::sync::atomic::Ordering::Release;
 
@@ -12,15 +12,15 @@ use super::call::{Answer, Call, Reason};
 use super::launches::{Mark, Scope, Stream, WAIT_RETURNS, Waiting};
 use crate::compute::{MS, Ns};
 
-/// A share looks at the others' pages after so long, or at its next launch.
+/// How often a share that launches looks at the others' pages.
 const LOOK: Ns = MS;
-/// Launches without a question at most.
+/// The most launches without asking the limiter.
 const BUDGET: u32 = 128;
-/// A share asks so seldom that others leave the GPU to it for this long.
+/// How long others leave the GPU to a share that is alone and therefore seldom asks.
 const LASTS: Ns = 3 * MS;
 
 impl Limiter {
-    /// Returns true if a launch may go without [`Limiter::ask`]: the share is alone, and has looked just now.
+    /// Returns true if a launch may go without [`Limiter::ask`]: the share is alone, and has looked recently.
     #[must_use]
     pub fn needs_no_look(&self, now: Ns) -> bool {
         self.is_alone && self.alone.granted > 0 && now < self.alone.looked + LOOK
@@ -31,16 +31,16 @@ impl Limiter {
         self.alone.granted = 0;
     }
 
-    /// Returns true if so much is queued in a stream that an event has not been reached for long.
+    /// Returns true if an event of a stream has not been reached for long, so that much is queued.
     pub(super) fn is_deep(&self, now: Ns, stream: Stream) -> bool {
         let of_stream = self.marks.iter().filter(|mark| mark.stream == stream);
         let oldest = of_stream.map(|mark| mark.recorded).min();
-        // Two long ones may be queued.
+        // Two long launches may be queued.
         let longest = self.config.ahead_alone.max(3 * self.pace.mean);
         oldest.is_some_and(|at| now.saturating_sub(at) > longest)
     }
 
-    /// Now and then a launch is measured by itself: the event in front of it ends what was launched before.
+    /// Sometimes measures a single launch. The event in front of it ends the launches before it.
     pub(super) fn sample_alone(&mut self, call: &mut Call<'_>, stream: Stream) {
         if call.now.saturating_sub(self.last_mark) < self.config.age_alone {
             return;
@@ -51,7 +51,7 @@ impl Limiter {
     /// Returns how many launches may now go without a question.
     pub(super) fn launched_alone(&mut self, call: &mut Call<'_>, stream: Stream) -> u32 {
         let room = self.room(call.now);
-        // Not all that may be queued behind one event: it would be reached when nothing is queued any more.
+        // Several events per queue: a single one would be reached only when nothing is queued any more.
         let is_due = self.in_flight >= room || self.launches - self.alone.marked >= u64::from(room / 8);
         if self.pace.mean == 0 || self.is_single(stream) || is_due {
             self.mark(call, stream);
@@ -77,7 +77,7 @@ impl Limiter {
         Answer::sleep(call.now + self.config.ahead_alone / 32, None, Reason::Queue)
     }
 
-    /// A wait has returned: by the clock it says until when there was work, if nothing is left.
+    /// Notes that a wait has returned. If nothing is left in flight, the clock dates the end of the work.
     pub(super) fn after_wait_alone(&mut self, call: &mut Call<'_>, wait: &Waiting) {
         let is_waited_for = |mark: &Mark| wait.scope.covers(mark.stream);
         if wait.scope == Scope::Some || self.marks.iter().any(is_waited_for) {
@@ -89,7 +89,7 @@ impl Limiter {
         let open: u32 = self.open.iter().map(|open| open.launches).sum();
         let left = self.in_flight.saturating_sub(ended).max(kept + open);
         if left == 0 {
-            // One that has blocked had work to wait for: no gap lies before its end.
+            // A wait that blocked had work until it returned, so there was no gap before.
             self.has_caught_up = !wait.has_blocked(call.now);
             self.has_gaps = self.has_caught_up && self.in_flight > 0;
             self.ended(call, self.in_flight, call.now.saturating_sub(WAIT_RETURNS));

@@ -1,4 +1,4 @@
-//! Everything that the law can read or do in one call.
+//! Everything that the law can read or do during one call.
 
 use vgpu_abi::arbitration::{Cell, SlotPage};
 
@@ -18,7 +18,7 @@ pub enum Answer {
 pub struct Wait {
     pub until: Ns,
     pub on: Option<usize>,
-    /// So soon that the thread should not sleep.
+    /// The wait is so short that the thread should spin.
     pub spins: bool,
     pub reason: Reason,
 }
@@ -49,13 +49,13 @@ impl Answer {
     }
 }
 
-/// What came of recording an event.
+/// The result of recording an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recorded {
     Event(usize),
-    /// It is another thread's own stream, in which only that thread can record.
+    /// The stream is another thread's own, in which only that thread can record.
     NotHere,
-    /// Nobody can: the stream is being captured, or is gone.
+    /// No thread can record an event: the stream is being captured, or is gone.
     Never,
 }
 
@@ -68,17 +68,17 @@ impl Recorded {
     }
 }
 
-/// What the law needs of its process: events in its streams, and which processes of the share live.
+/// The limiter's view of its process: events in its streams, and which processes of the share are alive.
 pub trait Process {
     fn record(&mut self, stream: Stream) -> Recorded;
-    /// Returns when the GPU passed an event, at the latest moment that is possible: an interval that lies too early would
-    /// hide behind those of other processes. None: it has not. An event that is lost counts as passed now.
+    /// Returns the latest time at which the GPU can have passed an event: an interval that is too early would be hidden
+    /// by those of other processes. None: not passed yet. A lost event is taken as passed now.
     fn passed(&mut self, event: usize) -> Option<Ns>;
-    /// Returns the distance of two events that were passed. None: nobody knows.
+    /// Returns the time between two passed events. None: unknown.
     fn between(&mut self, front: usize, behind: usize) -> Option<Ns>;
-    /// Nobody will ask for this event any more.
+    /// Releases an event, which is not needed any more.
     fn release(&mut self, event: usize);
-    /// Returns true if the process to which a cell belongs, by `owner`, is dead, or cannot be told from a dead one.
+    /// Returns true if the process with the identity `owner` of a cell is dead, or looks the same as a dead one.
     fn is_dead(&self, owner: u64, cell: &Cell) -> bool;
 }
 

@@ -1,9 +1,9 @@
 //! Cells of the share's page as leases: a process has one while it has work in flight, so any number of processes can
 //! share them.
 //!
-//! How it fails: of two processes that take one cell at once, one gets it. A process whose cell was taken while it had
-//! nothing in flight takes another before its next launch that asks; what it publishes in between is overwritten. A process
-//! that is killed is charged for what it had in flight, by whoever of its share asks next.
+//! How it fails: if two processes take one cell at once, one gets it. A process whose cell was taken while it had nothing in
+//! flight takes another before its next launch that asks; anything it publishes in between is overwritten. The work in flight
+//! of a killed process is charged by the next process of its share that asks.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
@@ -13,20 +13,20 @@ use super::Limiter;
 use super::call::Call;
 use crate::compute::{MS, Ns, account};
 
-/// Deaths before this are forgotten.
+/// How long deaths are remembered.
 const REMEMBERED: Ns = 600_000 * MS;
-/// Work that began so short a time ago may be that of a process whose cell was taken, and which lives.
+/// Work that began more recently may belong to a living process whose cell was taken.
 const NO_DEATH: Ns = MS;
-/// No burial charges more: a program that crashes again and again is started later each time, and the GPU was idle until then.
+/// The largest charge for one death. A program in a crash loop restarts later each time; the GPU is idle in between.
 const MOST: Ns = 10_000 * MS;
 
 impl Limiter {
-    /// Returns true if this process has a cell, if need be that of another one which has nothing in flight.
+    /// Returns true if this process has a cell, or can take one from a process that has nothing in flight.
     pub(super) fn has_cell(&mut self, call: &mut Call<'_>) -> bool {
         if self.owns_cell(call.page) {
             return true;
         }
-        // Those that nobody has come first: who has nothing in flight may be about to launch.
+        // Cells without an owner first: an owner with nothing in flight may be about to launch.
         let all = call.page.cells.iter().enumerate();
         let mut cells: Vec<(usize, &Cell, u64)> = all
             .map(|(index, cell)| (index, cell, cell.owner.load(Acquire)))
@@ -51,15 +51,15 @@ impl Limiter {
         cell.is_some_and(|cell| cell.owner.load(Relaxed) == self.owner)
     }
 
-    /// Charges what processes of the share had in flight that are dead.
+    /// Charges the work in flight of dead processes of the share.
     pub(super) fn bury_the_dead(&self, call: &mut Call<'_>) {
         for (index, cell) in call.page.cells.iter().enumerate() {
             let owner = cell.owner.load(Acquire);
             let is_busy = owner != 0 && cell.busy_since.load(Relaxed) != 0;
-            // One that had this process's name before it is dead, too.
+            // A former process with the identity of this one is dead, too.
             let is_predecessor = owner == self.owner && index != self.cell;
             let is_dead = is_busy && (is_predecessor || owner != self.owner && call.process.is_dead(owner, cell));
-            // Taken first, so that nobody else does, whose work would be charged.
+            // Takes the cell first: otherwise another process could take it, and its work would be charged instead.
             if is_dead && cell.owner.compare_exchange(owner, self.owner, AcqRel, Relaxed).is_ok() {
                 bury(call.page, cell, self.entry.weight, call.now, self.config.burial);
                 cell.owner.store(0, Release);
@@ -68,8 +68,8 @@ impl Limiter {
     }
 }
 
-/// Charges what a cell's process had in flight, by the clock until it was found dead. Nobody knows when it died, so the
-/// charge has a bound, `first`, which doubles with each such death: otherwise a share could have work for nothing.
+/// Charges the work in flight of a dead process, from its begin until now. When it died is unknown, so the charge is bounded by
+/// `first`, which doubles with each such death: otherwise a share could use the GPU for free by killing its processes.
 pub fn bury(page: &SlotPage, cell: &Cell, weight: u32, now: Ns, first: Option<Ns>) {
     let since = cell.busy_since.swap(0, AcqRel);
     cell.estimated.store(0, Relaxed);

@@ -1,4 +1,4 @@
-//! What is charged: the union of the times in which the share had work on the GPU, each moment once.
+//! Charges the union of the times in which the share had work on the GPU, each moment once.
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
@@ -10,13 +10,13 @@ use super::times::{GRACE, LINGER};
 use crate::compute::turn::DRAIN;
 use crate::compute::{MS, Ns, US, account};
 
-/// Another share's turn that overlaps for no longer was not on the GPU: a switch takes as long.
+/// An overlap with another share's turn that is shorter than this is only a context switch.
 const SWITCH: Ns = 100 * US;
-/// A pause between a wait and the next launch counts for no longer.
+/// The longest pause between a wait and the next launch from which `gap` is learnt.
 const LONGEST_GAP: Ns = 5 * MS;
 
 impl Limiter {
-    /// Launches have ended at `to`: the time until then is charged.
+    /// Charges the time until `to`, at which launches have ended.
     pub(super) fn ended(&mut self, call: &mut Call<'_>, launches: u32, to: Ns) {
         if launches == 0 {
             return;
@@ -40,7 +40,7 @@ impl Limiter {
             at_most = Some(at_most.map_or(worked, |bound| bound.min(worked)));
         }
         if self.owns_cell(call.page) {
-            // Otherwise what this process has published would be taken for the work of another one.
+            // Otherwise the work that this process has published would be taken for another process's.
             call.page.cells[self.cell].busy_since.store(0, Release);
         }
         account::charge_work(call.page, self.entry.weight, from, to, at_most);
@@ -55,17 +55,17 @@ impl Limiter {
         self.publish(call);
     }
 
-    /// The program may have paused behind launches that have no event behind them. Returns what they take by the mean if that
-    /// is far less than the time until the event in front of the next one. Longer samples say that launches have become
-    /// longer: the mean alone would take all of them for pauses, and never learn of it.
+    /// The program may have paused after launches without an event. Returns their expected time if it is far shorter than the
+    /// measured one. The larger of mean and sample is used: launches that have become longer would be taken for pauses by the
+    /// mean alone, which would then never grow.
     fn without_pause(&self, wall: Ns, launches: u32) -> Option<Ns> {
         let worked = Ns::from(launches) * self.pace.mean.max(self.pace.sample);
         let is_pause = self.has_gaps && worked > 0 && wall > 2 * worked + MS;
         is_pause.then_some(worked)
     }
 
-    /// Returns how much of a time is charged at most: what launches take by samples, if the GPU waited for launches or
-    /// may have been another share's.
+    /// Returns the most that is charged: the expected time of the launches, if the GPU waited for launches or may have run
+    /// another share's.
     fn bound(&self, call: &Call<'_>, own: Option<Ns>, wall: Ns) -> Option<Ns> {
         let launches = Ns::from(self.uncharged);
         let mut bound = own;
@@ -79,15 +79,15 @@ impl Limiter {
         bound
     }
 
-    /// Returns how much of a time is the share's own, if others had turns in it too: the GPU divides it by contexts. Whether they
-    /// had is what they say, so of a share that may have no more than its `cores` all of it counts.
+    /// Returns the part of a period that is the share's own if others had turns in it too: the GPU divides it among
+    /// contexts. Only the others' pages tell that, so a share that is limited to its `cores` is charged all of it.
     fn own_part(&self, call: &Call<'_>, from: Ns, to: Ns) -> Option<Ns> {
         if self.is_capped(call.now) {
             return None;
         }
         let (mut others, mut both) = (0, 0);
         for other in call.pages.others(call.now).filter(|other| other.began != 0) {
-            // Who ended, or launches nothing more, in its turn may never say that it is over.
+            // A share whose process ended or stopped launching in its turn may never end the turn.
             let last = other.ends.max(other.until) + DRAIN;
             let has_turn_until = if other.ends == 0 { 0 } else { call.now.min(last) };
             let end = other.until.saturating_sub(GRACE).max(has_turn_until);
@@ -101,12 +101,12 @@ impl Limiter {
         (others > 0).then(|| to - from - both * others / contexts)
     }
 
-    /// Publishes what this process has in flight.
+    /// Publishes the work in flight of this process.
     pub(super) fn publish(&self, call: &Call<'_>) {
         self.publish_since(call, self.busy.unwrap_or(0));
     }
 
-    /// The same with what is about to be launched.
+    /// Publishes the work in flight of this process, with a launch that is about to be made.
     pub(super) fn publish_since(&self, call: &Call<'_>, since: Ns) {
         if !self.owns_cell(call.page) {
             return;
@@ -116,7 +116,7 @@ impl Limiter {
         account::publish(cell, call.now, since, self.own_left(call.now), is_unknown);
     }
 
-    /// Charges the time between a wait and the next launch, if others wanted the turn in which it was.
+    /// Charges the time between a wait and the next launch, if others wanted the turn meanwhile.
     pub(super) fn charge_gap(&mut self, page: &SlotPage, now: Ns, is_kept_from_others: bool) {
         if let Some(drained_at) = self.drained_at.take() {
             let gap = now.saturating_sub(drained_at).min(LONGEST_GAP);

@@ -1,36 +1,41 @@
-//! The constants of the law that were chosen by measurement, and other choices, which show what each of them is for.
+//! The constants of the law that were chosen by measurement. The simulation also runs other values, which show the effect of each.
 
 use crate::compute::{MS, Ns, US};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Config {
-    /// Launches in flight at most: beside others, of a capped share of the whole GPU.
+    /// Most launches in flight beside others.
     pub most: u32,
+    /// Most launches in flight of a capped share with all cores; a smaller share may have a proportional part.
     pub most_capped: u32,
-    /// The same as GPU time, and of a share that is alone.
+    /// Most GPU time in flight beside others.
     pub ahead: Ns,
+    /// Most GPU time in flight of a capped share.
     pub ahead_capped: Ns,
+    /// Most GPU time in flight of a share that is alone.
     pub ahead_alone: Ns,
-    /// The same for a share that has turns on several GPUs: its kernels may wait for each other.
+    /// Most GPU time in flight of a share that has turns on several GPUs: its kernels may wait for each other.
     pub ahead_ranks: Ns,
-    /// An event is recorded behind so many launches of a stream, or when the first of them is so old.
+    /// An event is recorded behind this many launches of a stream.
     pub every: u32,
+    /// An event is also recorded when the first launch without one is this old.
     pub age: Ns,
-    /// A share that is alone is hardly measured: a launch by itself at this distance.
+    /// A share that is alone is not held back and hardly measured.
     pub has_alone: bool,
+    /// How often a share that is alone measures a launch.
     pub age_alone: Ns,
-    /// How long the mean time of a launch remembers.
+    /// Over how much GPU time the mean time of a launch is taken.
     pub memory: Ns,
-    /// Gaps of a program that does not keep the GPU busy are taken out, by launches that are measured one by one.
+    /// Some launches are measured alone, so that the gaps of a program that does not keep the GPU busy are not charged.
     pub has_samples: bool,
-    /// A thread that is expected to wait no longer asks again and again instead of sleeping.
+    /// A thread that should wait no longer than this spins instead of sleeping.
     pub spin: Ns,
-    /// What a killed process had in flight is charged by the clock up to this, doubled with each such death. None: up to
-    /// 10 s each.
+    /// The work in flight of a killed process is charged by the clock, up to this bound, which doubles with each such
+    /// death. None: up to 10 s each.
     pub burial: Option<Ns>,
-    /// The turn of a rank in which nothing ended for so long is over if others want it.
+    /// A rank's turn is over if others want it and nothing has ended in it for this long.
     pub gives_up: Option<Ns>,
-    /// A share that holds a turn on another GPU cuts turns.
+    /// A share that holds a turn on another GPU may cut turns here.
     pub siblings_cut: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Whether a launch goes now, and if not, until when its thread sleeps: tokens, then the turn, then the window.
+//! Decides if a launch goes now, and if not, until when its thread sleeps: by tokens, then the turn, then the window.
 
 use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 
@@ -11,42 +11,42 @@ use super::{Limiter, SHARED};
 use crate::compute::turn::{CUT, DRAIN, FLOOR, QUANTUM, Slot, Tag, View, Wish, look};
 use crate::compute::{MS, Ns, US, account, bucket};
 
-/// What is in flight for so long takes no turns any more: it is sliced.
+/// A share whose launches were in flight for this long takes no turns until they end: the GPU slices it.
 const LATE: Ns = 150 * MS;
-/// How long others leave the GPU to what is left over from a turn. Then it is sliced.
+/// How long others leave the GPU to the remaining work of a turn. After that the GPU slices it.
 const OVERRUN: Ns = 4 * MS;
 /// A thread that spins asks again after this.
 const SPIN: Ns = 10 * US;
-/// A turn that a share took because it had waited for so long is not cut for this long.
+/// A turn taken after a long wait is not cut for this long.
 const UNCUT: Ns = 4 * MS;
-/// First launches of a share that is alone wait for those of its other processes no longer.
+/// How long the first launches of a share that is alone wait for first launches of its other processes.
 const UNKNOWN_ALONE: Ns = 50 * MS;
-/// A sleep for a part of what is left is no shorter.
+/// The shortest sleep for a part of the work in flight.
 const SHORTEST_SLEEP: Ns = 40 * US;
-/// What a thread takes to wake up.
+/// How long a thread takes to wake up.
 const WAKE_UP: Ns = 60 * US;
 
-/// A launch that asks.
+/// The state in which a launch asks.
 struct Launch {
     waited: Ns,
     in_flight: InFlight,
-    /// What the share may still use of its `cores`.
+    /// GPU time that the share may still use of its `cores`.
     tokens: i64,
     /// The window is full.
     is_full: bool,
-    /// It may go behind a kernel that does not end and may wait for it.
+    /// The launch is queued behind a kernel that does not end, because that kernel may wait for it.
     is_stuck: bool,
 }
 
 impl Launch {
-    /// Returns what the share may use besides what is in flight.
+    /// Returns the GPU time that the share may use besides its work in flight.
     fn free(&self) -> i64 {
         self.tokens.saturating_sub_unsigned(self.in_flight.left)
     }
 }
 
 impl Limiter {
-    /// May this launch go, which has waited since `asked`?
+    /// Decides whether a launch may go that has waited since `asked`.
     pub(super) fn decide(&mut self, call: &mut Call<'_>, stream: Stream, asked: Ns) -> Answer {
         let (now, page) = (call.now, call.page);
         self.entry = call.pages.entry().unwrap_or(self.entry);
@@ -55,7 +55,7 @@ impl Limiter {
         let burst = (QUANTUM * Ns::from(weight) / bucket::WHOLE).max(2 * MS);
         let tokens = bucket::refill(&page.bucket, weight, burst + in_flight.ran, now);
         if in_flight.left == 0 && page.turn.ends.load(Relaxed) == 0 && page.turn.until.load(Relaxed) > now {
-            // What was left over from its turn has ended.
+            // The remaining work of its turn has ended.
             page.turn.until.store(now, Release);
             page.wake.fetch_add(1, AcqRel);
         }
@@ -77,7 +77,7 @@ impl Limiter {
         let has_unknown = account::at_work(page, now).any(|work| work.cell != self.cell && work.is_unknown);
         let waits_for_unknown = !self.is_alone || launch.waited < UNKNOWN_ALONE;
         if self.pace.mean == 0 && has_unknown && !launch.is_stuck && waits_for_unknown {
-            // First launches of the share's processes go one by one.
+            // The first launches of the share's processes go one by one.
             return Answer::sleep(now + 200 * US, None, Reason::Measuring);
         }
         if self.is_capped(now)
@@ -85,7 +85,7 @@ impl Limiter {
         {
             return answer;
         }
-        // Beside a share that takes no turns the GPU slices all of them: who has not had its `cores` needs none either.
+        // Beside a share that takes no turns the GPU slices all of them, so a share below its `cores` needs no turn either.
         if launch.tokens > 0 && call.pages.has_others_without_turns() {
             if launch.is_full && !launch.is_stuck {
                 return self.wait_for_room(call, launch);
@@ -115,7 +115,7 @@ impl Limiter {
             STUCK
         };
         let stuck = call.page.ends.stuck.load(Relaxed).min(6);
-        // Others of the share may be acknowledged meanwhile.
+        // Launches of the share's other processes may be acknowledged meanwhile.
         let own = self.oldest().map_or(0, |first| now.saturating_sub(first));
         Launch {
             waited,
@@ -126,7 +126,7 @@ impl Limiter {
         }
     }
 
-    /// Notes whether others want the GPU, here and where the share's other ranks are.
+    /// Notes whether others want this GPU, and whether the share has a turn on another one.
     fn see_others(&mut self, call: &mut Call<'_>, view: &View) {
         let now = call.now;
         if view.wanted || call.pages.others(now).any(|other| other.free_at() > now) {
@@ -143,12 +143,12 @@ impl Limiter {
         }
     }
 
-    /// Decides by the tokens of a share that gets its `cores` and no more. Returns None if they suffice.
+    /// Decides for a share that gets its `cores` and no more, by its tokens. Returns None if they suffice.
     fn within_cap(&mut self, call: &mut Call<'_>, launch: &Launch, has_turn: bool) -> Option<Answer> {
         let (now, page, left) = (call.now, call.page, launch.in_flight.left);
         if !launch.is_stuck && self.is_late(now, left) {
             self.mark_all(call);
-            // All may have ended long ago, behind launches that have no event yet.
+            // The launches may have ended long ago, if they have no event yet.
             let length = (launch.waited / 4).clamp(SHORTEST_SLEEP, 200 * US);
             return Some(Answer::sleep(now + length, None, Reason::Queue));
         }
@@ -163,7 +163,7 @@ impl Limiter {
             self.end_turn(page, now, left);
         }
         page.want.since.store(0, Release);
-        // Until there is room for a launch, and not for a sliver of one.
+        // The thread sleeps until there is room for a whole launch.
         let missing = free.unsigned_abs() + self.pace.mean.clamp(200 * US, MS);
         let mut sleeps = bucket::time_for(missing, self.entry.weight).min(LONGEST_SLEEP);
         if self.in_flight > 0 {
@@ -173,7 +173,8 @@ impl Limiter {
         Some(Answer::sleep(now + sleeps, None, Reason::Throttled))
     }
 
-    /// Waits until about half of the queue has run, by what was acknowledged lately, and less at first: it may be shorter.
+    /// Waits until about half of the queue should have run, by the pace of the last launches; at first less, because these may be
+    /// shorter.
     fn wait_for_room(&mut self, call: &mut Call<'_>, launch: &Launch) -> Answer {
         if self.is_alone {
             return self.wait_alone(call);
@@ -194,7 +195,7 @@ impl Limiter {
         Answer::sleep(now + length, None, Reason::Queue)
     }
 
-    /// Returns how long others leave the GPU to what is left over from a turn: longer if all launches are long.
+    /// Returns how long others leave the GPU to the remaining work of a turn: longer if all launches are long.
     pub(super) fn leftover(&self, left: Ns) -> Ns {
         let overrun = (2 * Ns::from(self.in_flight) * self.pace.least).clamp(OVERRUN, DRAIN);
         left.min(overrun)
@@ -208,7 +209,7 @@ impl Limiter {
         let gives_up = self.gives_up(call, began);
         let is_wanted = view.wanted && (gives_up || now >= page.turn.ends.load(Relaxed));
         if view.wanted && gives_up {
-            // Its kernel may wait for one on another GPU that has no turn.
+            // Its kernel may wait for a kernel on another GPU, where that kernel has no turn.
             page.turn.ends.store(now, Relaxed);
         }
         if launch.is_full && !is_wanted && !launch.is_stuck {
@@ -224,7 +225,7 @@ impl Limiter {
         }
         if !view.wanted {
             if !self.is_capped(now) {
-                // Time that nobody else wanted is not owed.
+                // The share does not owe time that no other share wanted.
                 page.bucket.tokens.fetch_max(0, Relaxed);
             }
             page.start_tag.store(page.finish_tag.load(Relaxed), Relaxed);
@@ -242,7 +243,7 @@ impl Limiter {
         Answer::sleep(until.clamp(now + 1, now + LONGEST_SLEEP), view.held_by, Reason::Turn)
     }
 
-    /// Returns true if a rank's turn has seen no acknowledgement for long.
+    /// Returns true if a rank's turn has had no acknowledgement for long.
     fn gives_up(&self, call: &Call<'_>, began: Ns) -> bool {
         let Some(least) = self
             .config
@@ -293,13 +294,12 @@ impl Limiter {
         if !is_overdue && now < view.free_at {
             return self.sleep_until_free(call, launch, &view, has_tokens.then_some(wish.since + OVERRIDE + 1));
         }
-        // A share that is next and does not go is dead, stopped or lies.
+        // A share that is next but does not go is dead, stopped or lying.
         let is_passed_over = now >= view.free_at.max(own.until).max(wish.since) + ABSENT;
         if !is_overdue && !view.is_next && !is_passed_over {
             return Answer::sleep(now + 150 * US, None, Reason::Turn);
         }
-        // No honest turn keeps another share from its `cores` for so long, at once or by many waits, unless it is of high
-        // priority.
+        // Only a bad share, or one of high priority, keeps another from its `cores` for this long, in one wait or several.
         self.lost.waited(waited, now, self.entry.weight);
         let is_robbed = is_overdue || has_tokens && self.lost.time() > OVERRIDE;
         let robber = self.waited_for.filter(|slot| !pages.is_of_high_priority(*slot));
@@ -324,7 +324,7 @@ impl Limiter {
     ) -> Answer {
         let now = call.now;
         if self.in_flight > 0 {
-            // Left over from its own turn: others may be told that it has ended.
+            // This is the remaining work of its own turn: when it has ended, others go.
             self.mark_all(call);
             if call.page.turn.until.load(Relaxed) > now {
                 let length = (launch.in_flight.left / 4).clamp(SHORTEST_SLEEP, DRAIN);
@@ -337,7 +337,7 @@ impl Limiter {
 
     // === the share's page
 
-    /// Wishes for a turn. What is in flight is charged when it has ended, so the tag does not hold it.
+    /// Makes a wish for a turn. Work in flight is charged when it has ended, so the tag does not contain it yet.
     fn wish(&self, call: &Call<'_>, virtual_time: Tag) {
         let (now, page) = (call.now, call.page);
         let finish = Tag(page.finish_tag.load(Relaxed));

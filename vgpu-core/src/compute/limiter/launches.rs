@@ -1,8 +1,8 @@
-//! What a process knows of its launches that are in flight.
+//! The launches in flight of a process.
 
 use crate::compute::{Ns, US};
 
-/// A wait returns so long after the work has ended.
+/// How long after the end of the work a wait returns.
 pub(super) const WAIT_RETURNS: Ns = 8 * US;
 
 /// A stream of this process.
@@ -14,7 +14,7 @@ pub struct Stream(pub u64);
 pub enum Scope {
     /// For the work of one stream.
     Stream(Stream),
-    /// For the work of some streams; nobody knows which.
+    /// For the work of some streams; it is unknown which.
     Some,
     /// For all work.
     All,
@@ -27,13 +27,13 @@ pub(super) struct Open {
     pub launches: u32,
     /// When the first of them was made.
     pub since: Ns,
-    /// The number of the last of them among all launches.
+    /// The number of the last of them, counted over all launches.
     pub last: u64,
-    /// There is one, and it was made at `since`.
+    /// A single launch, made exactly at `since`.
     pub is_exact: bool,
 }
 
-/// A wait of the program, before it: of what was launched later it says nothing.
+/// A wait of the program, as it began: it says nothing about later launches.
 #[derive(Clone, Copy, Debug)]
 pub struct Waiting {
     pub(super) scope: Scope,
@@ -43,7 +43,7 @@ pub struct Waiting {
 }
 
 impl Scope {
-    /// Returns true if the wait is known to be for this stream.
+    /// Returns true if the wait certainly covers this stream.
     pub(super) fn covers(self, stream: Stream) -> bool {
         match self {
             Self::Stream(of) => of == stream,
@@ -54,7 +54,7 @@ impl Scope {
 }
 
 impl Waiting {
-    /// Returns true if it has blocked: there was work until shortly before it returned.
+    /// Returns true if the wait blocked, so that there was work until shortly before it returned.
     pub(super) fn has_blocked(&self, now: Ns) -> bool {
         now > self.since + 2 * WAIT_RETURNS
     }
@@ -63,34 +63,35 @@ impl Waiting {
 /// An event behind launches.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mark {
-    /// None: it could not be recorded, and its launches end by the clock.
+    /// None: the event could not be recorded, and its launches are taken as ended after a while.
     pub event: Option<usize>,
     pub stream: Stream,
     pub recorded: Ns,
     pub launches: u32,
     /// When the first of them was made.
     pub first: Ns,
-    /// There is one, and the event was recorded right behind it.
+    /// A single launch, with the event recorded directly behind it.
     pub is_exact: bool,
-    /// The event in front, if this one measures a single launch.
+    /// The event in front, if this mark measures a single launch.
     pub in_front: Option<usize>,
 }
 
-/// What the share has in flight.
+/// The work in flight of the share.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct InFlight {
-    /// For how long it has run without being charged.
+    /// How long it has run without being charged.
     pub ran: Ns,
-    /// How much longer it takes, if it is as what was acknowledged last.
+    /// How much longer it should take, at the pace of the last acknowledgements.
     pub left: Ns,
 }
 
-/// What a process remembers while its share is alone.
+/// State that a process keeps while its share is alone.
 #[derive(Debug, Default)]
 pub(super) struct Alone {
-    /// When it last looked at the others' pages, and how many launches may still go before the next look.
+    /// When it last looked at the others' pages.
     pub looked: Ns,
+    /// How many launches may still go before the next look.
     pub granted: u32,
-    /// All launches that were made when it last recorded an event.
+    /// The number of all launches when it last recorded an event.
     pub marked: u64,
 }

@@ -1,23 +1,22 @@
-//! Decides for one process on one GPU which launch goes, which waits, and what is charged. No estimate of a launch's length:
-//! what is in flight is bounded by acknowledgements, as in congestion control; what is charged is the time in which there was
-//! work.
+//! Decides for one process on one GPU which launch goes, which waits, and how much time is charged. The length of a launch is
+//! never estimated: the number in flight is bounded by acknowledgements, as in congestion control, and the charge is the time
+//! in which there was work.
 //!
 //! ```text
 //!  launch ─► budget left? ─ yes ─► driver                                       the caller's counter
 //!              └ no ─► acknowledgements ─► charge ─► alone? ─ yes ─► driver
 //!                        └─► cells                     └ no ─► decision: tokens? turn? room in the window? ─► driver
-//!  wait returns ─► acknowledges what is in its stream, without an event
+//!  wait returns ─► acknowledges the launches in its stream, without an event
 //! ```
 //!
 //! The caller counts launches within the budget and reports them before its next call; asks before each other launch, and
 //! again after each sleep; reports it when it was made; and reports waits before and after them.
 //!
-//! `pace` is the GPU time of a launch lately, by which the window is limited; `config` and `times` are the constants, of which
-//! those in `config` were chosen by measurement.
+//! `pace` is the recent GPU time of a launch, which limits the window. `config` and `times` are the constants; those in
+//! `config` were chosen by measurement.
 //!
-//! How it fails: no kernel can be stopped, so the window times the length of a launch is the most that a share takes at
-//! once; it is charged afterwards. `cells` says what the death of a process costs, `acknowledgements` what happens where no
-//! event can be recorded.
+//! How it fails: no kernel can be stopped, so a share takes at most the window times the length of a launch at once, which is
+//! charged afterwards. `cells` describes the cost of a process that dies, `acknowledgements` launches without an event.
 
 mod acknowledgements;
 mod alone;
@@ -47,53 +46,55 @@ pub use launches::{Scope, Stream, Waiting};
 use pace::Pace;
 use times::{GRACE, LINGER, LONG_GAP, STUCK};
 
-/// Launches that take as long go one by one.
+/// Launches of this length go one by one.
 const LONG: Ns = 8 * MS;
-/// How long after others were seen the GPU counts as shared.
+/// How long the GPU is treated as shared after another share was seen.
 const SHARED: Ns = 1000 * MS;
 
 /// The limiter of one process on one GPU.
 #[derive(Debug)]
 pub struct Limiter {
     config: Config,
-    /// Its cell of the share's page, and its name there.
+    /// Its cell of the share's page.
     cell: usize,
+    /// Its identity in cells.
     owner: u64,
-    /// What the node's page said last: it may be being written at the moment.
+    /// The entry in the node's page when the page was last readable; the node may be writing it at the moment.
     entry: Entry,
-    /// It is not held to its `cores` at the moment.
+    /// It is not limited to its `cores` at the moment.
     is_free: bool,
-    /// By stream, launches that have no event behind them.
+    /// Launches without an event behind them, by stream.
     open: Vec<Open>,
-    /// Events that were not reached yet.
+    /// Events that the GPU has not passed yet.
     marks: VecDeque<Mark>,
     last_mark: Ns,
     in_flight: u32,
-    /// All that were ever made.
+    /// All launches ever made.
     launches: u64,
-    /// It begins with 2, and doubles with each acknowledgement.
+    /// Begins with 2, and doubles with each acknowledgement.
     window: u32,
     pace: Pace,
-    /// Processes of the share that were at work besides this one lately.
+    /// Other processes of the share that were at work lately.
     siblings: u32,
     /// Since when there has been work.
     busy: Option<Ns>,
-    /// The event in front of that work, which says more exactly when it began.
+    /// The event in front of that work, which dates its begin more exactly.
     begin: Option<usize>,
     charged_to: Ns,
     /// Launches since the last charge.
     uncharged: u32,
-    /// The GPU waited for launches since the last charge, and at the last acknowledgement.
+    /// The GPU waited for launches since the last charge.
     has_gaps: bool,
+    /// The GPU waited for launches at the last acknowledgement.
     has_caught_up: bool,
-    /// The stream of a launch that is to be measured by itself, and the event in front of it.
+    /// The stream of the next launch to be measured alone, and the event in front of it.
     single: Option<(Stream, usize)>,
     /// No other share wants the GPU or uses it.
     is_alone: bool,
     alone: Alone,
     /// When another share was last seen to want the GPU or to use it.
     seen_others: Option<Ns>,
-    /// Until when its turn is not cut.
+    /// Until when others cannot cut its turn.
     uncut_until: Ns,
     /// When the share last had a turn on another GPU.
     sibling_at: Ns,
@@ -104,19 +105,20 @@ pub struct Limiter {
     is_drained: bool,
     /// Since when a launch waits, and why.
     waiting: Option<(Ns, Reason)>,
-    /// The launch before this one, or this one when it last asked, had to wait.
+    /// The last answer was to wait.
     waits: bool,
-    /// By slot, until when its page is ignored; and until when the share keeps to its `cores` because of that.
+    /// Until when the page of a slot is ignored, by slot.
     distrusted: [Ns; SLOTS],
+    /// Until when this share keeps to its `cores` because it ignores a page.
     distrusts_until: Ns,
-    /// The slot that the wish waited for last: a page that changes all the time need not say so when the wish is overdue.
+    /// The slot for which the wish last waited: a page that changes all the time may not show it when the wish is overdue.
     waited_for: Option<usize>,
     lost: Lost,
     random: u64,
 }
 
 impl Limiter {
-    /// `owner`: the name of this process in cells, not 0. `entry` counts as long as the node's page says nothing.
+    /// `owner`: the identity of this process in cells, not 0. `entry` is used until the node's page has one.
     #[must_use]
     pub fn new(config: Config, owner: u64, entry: Entry) -> Self {
         Self {
@@ -158,19 +160,19 @@ impl Limiter {
         }
     }
 
-    /// Launches went within the budget.
+    /// Notes launches that went within the budget.
     pub fn passed(&mut self, now: Ns, stream: Stream, launches: u32) {
         if launches > 0 {
             self.count(now, stream, launches, false);
         }
     }
 
-    /// May this launch go, which has waited since `asked`?
+    /// Decides whether a launch may go that has waited since `asked`.
     pub fn ask(&mut self, call: &mut Call<'_>, stream: Stream, asked: Ns) -> Answer {
         self.looks(call.now);
         self.poll(call);
         self.bury_the_dead(call);
-        // At last without one: what it has in flight is then charged when it has ended.
+        // After a long wait it goes without a cell: its work is then charged once it has ended.
         let may_go = self.has_cell(call) || call.now.saturating_sub(asked) >= STUCK;
         let answer = if may_go {
             self.decide(call, stream, asked)
@@ -181,20 +183,20 @@ impl Limiter {
         self.waits = answer != Answer::Go;
         if !self.waits {
             self.record_before(call, stream);
-            // So that nobody takes the cell before the launch was made.
+            // Prevents others from taking the cell before the launch was made.
             self.publish_since(call, self.busy.unwrap_or(call.now));
         }
         answer
     }
 
-    /// Records events in front of a launch that says more than others.
+    /// Records events in front of a launch that is to be measured.
     fn record_before(&mut self, call: &mut Call<'_>, stream: Stream) {
         if self.busy.is_none() {
             let before = self.begin.take();
             if self.is_capped(call.now) {
                 self.begin = call.process.record(stream).event();
             } else if self.pace.mean == 0 {
-                // The GPU passes it at once, so it dates the one behind the launch, which may be asked for much later.
+                // The GPU passes this event at once. It dates the event behind the launch, which may be queried much later.
                 let first = call.process.record(stream).event();
                 self.release(call, first);
             }
@@ -209,14 +211,14 @@ impl Limiter {
             return;
         }
         let may_have_gaps = self.has_caught_up || call.pages.has_others_without_turns();
-        // An event that ends what is open costs more than one in front, so there are fewer of them.
+        // An event that ends open launches costs more than one in front of a launch, so fewer of them are recorded.
         let is_its_turn = !self.is_open(stream) || self.pace.sample == 0 || self.chance(8) == 0;
         if self.config.has_samples && may_have_gaps && is_its_turn {
             self.measure_next(call, stream);
         }
     }
 
-    /// Returns true for one in a few launches of a program whose waits do not say when its work has ended.
+    /// Returns true for one in a few launches of a program whose waits do not date the end of its work.
     fn is_to_be_sampled(&mut self, now: Ns) -> bool {
         let is_time = if self.is_alone {
             now.saturating_sub(self.last_mark) >= self.config.age_alone
@@ -226,7 +228,7 @@ impl Limiter {
         is_time && self.config.has_samples && self.has_caught_up
     }
 
-    /// The driver refused the launch.
+    /// Notes that the driver refused the launch.
     pub fn failed(&mut self, call: &mut Call<'_>) {
         let single = self.single.take().map(|(_, event)| event);
         self.release(call, single);
@@ -237,7 +239,7 @@ impl Limiter {
         self.publish(call);
     }
 
-    /// The launch was made. Returns how many launches of any stream may now go without a question.
+    /// Notes that the launch was made. Returns how many launches of any stream may now go without a question.
     pub fn launched(&mut self, call: &mut Call<'_>, stream: Stream) -> u32 {
         let now = call.now;
         self.count(now, stream, 1, true);
@@ -247,7 +249,7 @@ impl Limiter {
         let age = self.config.age;
         let every = self.config.every.min(self.room(now) / 2);
         let is_full = self.free_room(now) == 0;
-        // Launches within the budget went to streams too in which none has asked since.
+        // Launches within the budget go without a question, also to other streams. Those are marked too, after a longer wait.
         let patience = age * (1 + self.open.len() as Ns / 4);
         let is_due = |open: &Open| {
             let waits_for = if open.stream == stream { age } else { patience };
@@ -263,7 +265,7 @@ impl Limiter {
         if (self.pace.mean == 0 || self.is_single(stream)) && !due.contains(&stream) {
             due.push(stream);
         }
-        // The stream of this launch first: an event may be in front of it.
+        // The stream of this launch first, because an event may be in front of it.
         due.sort_by_key(|due| *due != stream);
         for stream in due {
             self.mark(call, stream);
@@ -276,9 +278,9 @@ impl Limiter {
         budget
     }
 
-    /// The program is about to wait for a stream, or for all. Returns what [`Limiter::after_wait`] takes.
+    /// Notes that the program is about to wait for a stream, or for all. Returns what [`Limiter::after_wait`] takes.
     pub fn before_wait(&mut self, call: &mut Call<'_>, scope: Scope) -> Waiting {
-        // Else the wait itself says when the work has ended.
+        // Otherwise the return of the wait dates the end of the work.
         let needs_events = self.is_capped(call.now) || scope == Scope::Some;
         if self.in_flight > 0 && !self.is_alone && needs_events {
             match scope {
@@ -289,17 +291,19 @@ impl Limiter {
         self.waiting_for(call, scope)
     }
 
-    /// The program has asked the driver, and there is no work left of what it asked for.
-    pub fn found_done(&mut self, call: &mut Call<'_>, scope: Scope) {
-        if scope == Scope::Some && self.marks.is_empty() && !self.is_alone {
-            // The next question finds them reached.
+    /// Notes that the program has asked the driver, which has no work left in the scope of `question`. Events are
+    /// recorded only here, since programs ask in loops.
+    pub fn found_done(&mut self, call: &mut Call<'_>, question: Waiting) {
+        if question.scope == Scope::Some && self.marks.is_empty() && !self.is_alone {
+            // The next question finds the events reached.
             self.mark_all(call);
         }
-        let wait = self.waiting_for(call, scope);
-        self.after_wait(call, wait);
+        self.after_wait(call, question);
     }
 
-    fn waiting_for(&self, call: &Call<'_>, scope: Scope) -> Waiting {
+    /// Returns the launches up to now whose end a wait or a query of this scope will report.
+    #[must_use]
+    pub fn waiting_for(&self, call: &Call<'_>, scope: Scope) -> Waiting {
         Waiting {
             scope,
             since: call.now,
@@ -307,7 +311,7 @@ impl Limiter {
         }
     }
 
-    /// The wait has returned. Returns false if there was nothing to do.
+    /// Notes that the wait has returned. Returns false if there was nothing to do.
     pub fn after_wait(&mut self, call: &mut Call<'_>, wait: Waiting) -> bool {
         if self.is_drained {
             return false;
@@ -319,7 +323,7 @@ impl Limiter {
         self.poll(call);
         let ended = self.close(&wait);
         if ended > 0 {
-            // One that has not blocked does not say when the work has ended.
+            // A wait that did not block does not date the end of the work.
             self.has_caught_up = !wait.has_blocked(call.now);
             self.has_gaps |= self.has_caught_up;
         }
@@ -330,12 +334,12 @@ impl Limiter {
         true
     }
 
-    /// Charges what is known to have ended.
+    /// Charges the work that is known to have ended.
     pub fn see_ended(&mut self, call: &mut Call<'_>) {
         self.poll(call);
     }
 
-    /// Streams have ended, and the driver has waited for what was in them.
+    /// Forgets streams that were destroyed after the driver had waited for their work.
     pub fn forget(&mut self, call: &mut Call<'_>, has_ended: impl Fn(Stream) -> bool) {
         self.poll(call);
         let open = self.open.extract_if(.., |open| has_ended(open.stream));
@@ -349,25 +353,25 @@ impl Limiter {
         }
     }
 
-    /// A stream ends, and what is in it goes on.
+    /// Prepares for the end of a stream whose work goes on.
     pub fn forget_stream(&mut self, call: &mut Call<'_>, stream: Stream) {
         self.mark(call, stream);
     }
 
-    /// Nobody else uses the GPU, and the share is limited only beside others: its `cores` do not count until then.
+    /// Sets `is_free`: no other process uses the GPU. For a share that is limited only beside others.
     pub fn set_free(&mut self, page: &SlotPage, is_free: bool) {
         if std::mem::replace(&mut self.is_free, is_free) && !is_free {
             page.bucket.tokens.fetch_max(0, Relaxed);
         }
     }
 
-    /// Returns true if there is work in a stream that is not known to have ended.
+    /// Returns true if a stream has work that is not known to have ended.
     #[must_use]
     pub fn has_work(&self, stream: Stream) -> bool {
         self.is_open(stream) || self.marks.iter().any(|mark| mark.stream == stream)
     }
 
-    /// Counts the time since the last answer by the reason of that one. Threads that wait at once count once.
+    /// Counts the time since the last answer by its reason. Several threads that wait at once are counted once.
     fn count_wait(&mut self, call: &Call<'_>, answer: Answer) {
         let before = match answer {
             Answer::Wait(wait) => self.waiting.replace((call.now, wait.reason)),
@@ -382,7 +386,7 @@ impl Limiter {
         sum.fetch_add(call.now.saturating_sub(since), Relaxed);
     }
 
-    /// The process ends by itself: what it had in flight is charged until now.
+    /// Charges the work in flight until now, because the process exits.
     pub fn exit(&mut self, call: &mut Call<'_>) {
         self.poll(call);
         self.ended(call, self.in_flight, call.now);
@@ -410,8 +414,8 @@ impl Limiter {
         self.single.is_some_and(|(of, _)| of == stream)
     }
 
-    /// Returns true if the share gets its `cores` and no more: by its policy, or because it leaves another one's page
-    /// out, whose share may be honest.
+    /// Returns true if the share gets its `cores` and no more: by its policy, or because it ignores the page of another share,
+    /// which may be honest.
     fn is_capped(&self, now: Ns) -> bool {
         !self.is_free && self.entry.flags & entry_flags::GUARANTEED != 0 || now < self.distrusts_until
     }
@@ -427,7 +431,7 @@ impl Limiter {
         }
         let mut budget = room.min(every);
         if budget > 2 {
-            // So that samples fall on any launch of a program that repeats itself.
+            // Random, so that any launch of a periodic program may be sampled.
             budget = budget / 2 + self.chance(budget);
         }
         budget.min(room)
@@ -442,8 +446,7 @@ impl Limiter {
         (self.random >> 33) as u32 % limit.max(1)
     }
 
-    /// Nothing of this process is in flight any more: the turn is kept for as long as the program usually takes to
-    /// launch again.
+    /// Keeps the turn, with nothing in flight, for as long as the program usually takes to launch again.
     fn drained(&mut self, call: &mut Call<'_>) {
         let (now, turn) = (call.now, &call.page.turn);
         self.drained_at = Some(now);

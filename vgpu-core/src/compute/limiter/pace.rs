@@ -1,26 +1,26 @@
-//! How much GPU time a launch takes: one number for all launches of a process. It limits how many may be in flight; what
-//! is charged is measured. It is the time of the launches that were acknowledged lately, divided by their number: a mean of
-//! means would follow each long kernel.
+//! The GPU time of a launch: one number for all launches of a process. It bounds how many may be in flight, while the charge is
+//! measured. It is the time of recently acknowledged launches divided by their number, because a mean of means would follow
+//! each long kernel.
 
 use crate::compute::Ns;
 
-/// All of them are 0 until the first acknowledgement, or the first sample.
+/// All values are 0 until the first acknowledgement or sample.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Pace {
-    /// Of the launches that were acknowledged lately.
+    /// The mean of recently acknowledged launches.
     pub mean: Ns,
     time: Ns,
     launches: u64,
-    /// The same of the shorter ones.
+    /// The mean of the shorter of these launches.
     pub least: Ns,
-    /// Of launches that were measured one by one.
+    /// The mean of launches that were measured alone.
     pub sample: Ns,
-    /// The same of the shorter ones: slices of others are in some of them.
+    /// The mean of the shorter samples. A longer one may contain time in which the GPU ran other processes.
     pub short: Ns,
 }
 
 impl Pace {
-    /// A launch was measured by itself.
+    /// Adds the length of a launch that was measured alone.
     pub(super) fn sampled(&mut self, length: Ns) {
         self.sample = match self.sample {
             0 => length,
@@ -33,7 +33,7 @@ impl Pace {
         };
     }
 
-    /// So many launches were acknowledged that took so long together. `memory`: how long the mean remembers.
+    /// Adds acknowledged launches that took `time` together. `memory`: over how much GPU time the mean is taken.
     pub(super) fn acknowledged(&mut self, time: Ns, launches: u64, memory: Ns) {
         self.time += time;
         self.launches += launches;
@@ -44,7 +44,7 @@ impl Pace {
         self.mean = (self.time / self.launches.max(1)).max(1);
     }
 
-    /// Launches were acknowledged that took `each`. `has_gaps`: with time in which the GPU waited for launches.
+    /// Adds launches that took `each`. `has_gaps`: this contains time in which the GPU waited for launches.
     pub(super) fn took(&mut self, each: Ns, has_gaps: bool) {
         let each = if has_gaps && self.sample > 0 {
             each.min(self.sample)

@@ -1,5 +1,5 @@
-//! How much may be in flight: a window of launches, which acknowledgements widen, as in congestion control, and which is
-//! no deeper than some GPU time by the mean time of a launch.
+//! How much may be in flight: a window of launches. Acknowledgements widen it, as in congestion control. Its depth is
+//! limited to some GPU time, by the mean time of a launch.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -8,14 +8,14 @@ use super::launches::InFlight;
 use super::{LONG, Limiter, SHARED};
 use crate::compute::{MS, Ns, US, account, bucket};
 
-/// What is assumed of a launch when nothing was acknowledged yet.
+/// The assumed length of a launch before anything was acknowledged.
 const UNKNOWN: Ns = 200 * US;
 const LEAST_LEFT: Ns = 20 * US;
-/// A capped share may have so many in flight whatever its `cores`.
+/// A capped share may have this many in flight even with few `cores`.
 const LEAST_CAPPED: u32 = 4;
-/// The window grows no further.
+/// The widest window.
 const WIDEST: u32 = 1 << 20;
-/// All processes of a share together may have two launches each in flight if that takes no longer.
+/// The processes of a share may have two launches each in flight if all of them together take no longer than this.
 const TWO_EACH: Ns = 6 * MS;
 
 impl Limiter {
@@ -40,7 +40,7 @@ impl Limiter {
             Some(fit) => {
                 let processes = Ns::from(1 + self.siblings);
                 let are_many = processes > 2 && 2 * self.pace.mean * processes > TWO_EACH;
-                // Alone, the GPU would be idle until the next launch, and processes need not leave room for each other.
+                // With one launch in flight the GPU idles until the next: a drawback only for a share that is alone.
                 let are_long = self.pace.least > LONG && !self.is_alone;
                 let least = if are_many || are_long { 1 } else { 2 };
                 let each = if self.is_alone { fit } else { fit / processes };
@@ -62,15 +62,15 @@ impl Limiter {
         self.sibling_at != 0 && now < self.sibling_at + SHARED
     }
 
-    /// Launches were acknowledged: the window is twice as wide.
+    /// Doubles the window, because launches were acknowledged.
     pub(super) fn widen(&mut self, launches: u32) {
         self.window = (2 * self.window).min(WIDEST);
         self.in_flight = self.in_flight.saturating_sub(launches);
     }
 
-    // === how long what is in flight takes
+    // === how long the work in flight takes
 
-    /// Returns how much longer what this process has in flight takes.
+    /// Returns how much longer the work in flight of this process should take.
     pub(super) fn own_left(&self, now: Ns) -> Ns {
         if self.in_flight == 0 {
             return 0;
@@ -97,13 +97,13 @@ impl Limiter {
         }
     }
 
-    /// Returns when the oldest launch was made that is not known to have ended.
+    /// Returns when the oldest launch in flight was made.
     pub(super) fn oldest(&self) -> Option<Ns> {
         let open = self.open.iter().map(|open| open.since);
         self.marks.iter().map(|mark| mark.first).chain(open).min()
     }
 
-    /// Returns true if what is in flight has taken far longer than it should.
+    /// Returns true if the work in flight has taken far longer than expected.
     pub(super) fn is_late(&self, now: Ns, left: Ns) -> bool {
         self.oldest().is_some_and(|first| first + 4 * left + 10 * MS < now)
     }

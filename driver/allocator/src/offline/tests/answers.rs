@@ -46,7 +46,7 @@ fn of_two_generations_only_the_newer_counts() {
         );
         assert_eq!(devices(&report), ["n/new"]);
     }
-    // While the newer one is not whole, the older one does not stand in for it.
+    // While the newer generation is incomplete, the older one is not used.
     new["spec"]["pool"]["resourceSliceCount"] = 2.into();
     let report = report([node("n"), class(), old, new, memory("c", "1Gi")]);
     assert_eq!(kinds(&report), [(ReasonKind::IncompletePool, "")]);

@@ -22,47 +22,41 @@ fn a_mistake_in_the_claims_is_no_reason_but_an_error() {
 }
 
 #[test]
-fn documents_that_cannot_be_read_are_named() {
-    let add = |document: Value| Objects::default().add(document, "f.yaml").unwrap_err().to_string();
+fn an_object_that_cannot_be_read_is_refused_with_its_field() {
+    let claim = |version: &str, devices: Value| json!({"kind": "ResourceClaim", "apiVersion": version, "metadata": {"name": "c"}, "spec": {"devices": devices}});
+    let request =
+        |capacity: Value| json!({"requests": [{"name": "r", "exactly": {"capacity": {"requests": capacity}}}]});
+    let v1 = "resource.k8s.io/v1";
     for (document, words) in [
-        (json!([1]), "f.yaml: a document is a list"),
-        (json!({"a": 1}), "an object without a kind"),
-        (json!({"kind": "List"}), "has no items"),
         (
-            json!({"kind": "ResourceClaim", "apiVersion": "resource.k8s.io/v1beta1", "metadata": {"name": "c"}}),
-            "ResourceClaim c: apiVersion \"resource.k8s.io/v1beta1\" is not read; convert it to resource.k8s.io/v1",
+            claim("resource.k8s.io/v1beta1", json!({})),
+            "apiVersion \"resource.k8s.io/v1beta1\" is not read; convert it to resource.k8s.io/v1",
         ),
         (
-            json!({"kind": "ResourceSlice", "apiVersion": "resource.k8s.io/v1", "metadata": {"name": "s"},
-                "spec": {"devices": [{"name": "d", "capacity": {"memory": {"value": "20GB"}}}]}}),
-            "ResourceSlice s: spec.devices[0].capacity.memory.value: \"20GB\" is not a quantity",
+            claim(v1, request(json!({"memory": "20GB"}))),
+            "spec.devices.requests[0].exactly.capacity.requests.memory: \"20GB\" is not a quantity",
+        ),
+        (
+            claim(v1, json!({"requests": 1})),
+            "spec.devices.requests: 1 is not a list; write [1]",
         ),
     ] {
-        let error = add(document);
-        assert!(error.contains(words), "{error}");
+        let error = Objects::default().add(document, "f.yaml").unwrap_err().to_string();
+        assert!(error.starts_with(words), "{error}");
     }
-    let mut deep = json!({"kind": "Node", "apiVersion": "v1"});
-    for _ in 0..10 {
-        deep = json!({"kind": "List", "items": [deep]});
-    }
-    assert!(add(deep).contains("lists lie in lists"));
+    let mut objects = Objects::default();
+    let nothing = claim(v1, request(json!({"memory": null, "cores": 10})));
+    objects.add(nothing.clone(), "f.yaml").unwrap();
+    let twice = objects.add(nothing, "g.yaml").unwrap_err().to_string();
+    assert_eq!(twice, "is given twice, in f.yaml too; leave one of them out");
 }
 
 #[test]
-fn lists_are_taken_apart_and_other_kinds_are_left_out() {
+fn other_kinds_are_left_out() {
     let mut objects = Objects::default();
-    let claim = memory("c", "1Gi");
-    let list = json!({"apiVersion": "v1", "kind": "List", "items": [
-        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}},
-        {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimList", "items": [{"metadata": claim["metadata"], "spec": claim["spec"]}]},
-        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "ns"}},
-    ]});
-    objects.add(list, "f").unwrap();
-    objects.add(Value::Null, "f").unwrap();
-    assert_eq!(
-        (objects.nodes.len(), objects.claims.len(), objects.ignored()),
-        (1, 1, &["Pod ns/p".to_owned()][..])
-    );
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "ns"}});
+    objects.add(pod, "f").unwrap();
+    assert_eq!(objects.ignored(), &["Pod ns/p".to_owned()]);
 }
 
 #[test]

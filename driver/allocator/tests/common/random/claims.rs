@@ -109,7 +109,7 @@ fn ask(random: &mut Random, exactly: bool, multiple: bool) -> Value {
     ask
 }
 
-/// Each sees something of what Kubernetes' library can do; a missing key is an error, as the first ones may meet.
+/// Each uses a part of Kubernetes' library; a missing key, which the first ones may meet, is an error.
 const SELECTORS: [&str; 24] = [
     "device.attributes[\"driver-a\"].model == \"x\"",
     "device.capacity[\"driver-a\"].memory.compareTo(quantity(\"4\")) >= 0",

@@ -29,7 +29,7 @@ impl Random {
         &from[self.below(from.len())]
     }
 
-    /// What there is, or what is asked for of it.
+    /// Returns an amount that a device has, or one that a request asks for.
     pub(super) fn quantity(&mut self, is_there: bool) -> &'static str {
         const THERE: [&str; 6] = ["3", "4", "6", "8", "16", "1Gi"];
         const ASKED: [&str; 6] = ["0", "1", "1", "2", "3", "1023Mi"];

@@ -10,11 +10,11 @@ use std::sync::OnceLock;
 use vgpu_cache::{Error, pip};
 use vgpu_coverage::headers::{self, Header};
 
-/// What cannot be read here, and why.
+/// The headers cannot be read here, for this reason.
 #[derive(Debug)]
 pub struct Unavailable(pub String);
 
-/// The headers of one release: what each way of including them declares.
+/// The headers of one release, with the declarations for each way of including them.
 pub struct Release {
     pub pins: String,
     pub cuda: Vec<Header>,
@@ -23,8 +23,7 @@ pub struct Release {
 
 /// Every release that `headers/` pins, read once.
 ///
-/// # Panics
-/// A package came that is not the pinned one, or it does not hold what it should.
+/// # Panics The downloaded package is not the pinned one, or lacks a header.
 pub fn releases() -> &'static Result<Vec<Release>, Unavailable> {
     static RELEASES: OnceLock<Result<Vec<Release>, Unavailable>> = OnceLock::new();
     RELEASES.get_or_init(read)
@@ -44,7 +43,7 @@ fn release(pins: &Path) -> Result<Release, Unavailable> {
     let folder = fetched(pins)?;
     let mut includes = Vec::new();
     find_includes(&folder, &mut includes);
-    // Of other packages, and of no interest: what CUDA's headers take from them are types alone.
+    // These headers are in other packages. Empty ones suffice: CUDA's headers use only their types.
     let stubs = Aside(std::env::temp_dir().join(format!("vgpu-coverage-{}-{}", std::process::id(), stem(pins))));
     for stub in ["GL/gl.h", "EGL/egl.h", "EGL/eglext.h", "vdpau/vdpau.h"] {
         let path = stubs.0.join(stub);
@@ -52,11 +51,11 @@ fn release(pins: &Path) -> Result<Release, Unavailable> {
         fs::write(path, "").expect("a temporary file");
     }
     includes.push(stubs.0.clone());
-    // VDPAU's own header, of another package, says what its devices are.
+    // VDPAU's own header, from another package, defines what its devices are.
     let cuda = "typedef unsigned int VdpDevice;\n\
                 #include <cuda.h>\n#include <cudaGL.h>\n#include <cudaEGL.h>\n#include <cudaVDPAU.h>\n#include <cudaProfiler.h>\n";
     let read = |text: &str, define: &str| preprocessed(text, define, &includes).map(|text| headers::parse(&text));
-    // Without renaming, with the newest names, and with those of a default stream a thread.
+    // Three ways: without renaming, with the newest names, and with those of a default stream for each thread.
     Ok(Release {
         pins: stem(pins),
         cuda: vec![
@@ -112,7 +111,7 @@ fn preprocessed(text: &str, define: &str, includes: &[PathBuf]) -> Result<String
 fn fetched(pins: &Path) -> Result<PathBuf, Unavailable> {
     let key = fs::read_to_string(pins).expect("pins");
     let path = pins.to_str().expect("a path in UTF-8");
-    // The headers of every platform are the same, and the pins are of this one.
+    // The headers are the same for every platform; the pins are for this one.
     let options = "--no-deps --require-hashes --only-binary :all: --platform manylinux2014_x86_64 -r";
     let arguments: Vec<&str> = options.split(' ').chain([path]).collect();
     match pip::packages(&format!("headers-{}", stem(pins)), &key, &arguments) {
@@ -122,7 +121,7 @@ fn fetched(pins: &Path) -> Result<PathBuf, Unavailable> {
     }
 }
 
-/// A folder that is gone with this value, however the test ends.
+/// A folder that is removed when this value is dropped, however the test ends.
 struct Aside(PathBuf);
 
 impl Drop for Aside {

@@ -42,7 +42,7 @@ pub fn apis() -> [Api; 2] {
     ]
 }
 
-/// One a line.
+/// Returns the items, one on each line.
 pub fn listed<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
     items
         .into_iter()

@@ -26,8 +26,8 @@ impl Drop for Ending {
     }
 }
 
-/// Returns the GPU of a stream, or that of the current context if the handle means a stream of that. A driver that is not
-/// initialised is not asked: NVIDIA's crashes there for a handle that is none, which a launch answers with an error.
+/// Returns the GPU of a stream, or that of the current context if the handle means a stream of that context. A driver that
+/// is not initialised is not asked: NVIDIA's would crash for an invalid handle, for which a launch returns an error.
 #[inline(always)]
 pub(super) fn of_stream(ready: &'static Ready, stream: usize) -> Option<usize> {
     if is_of_a_context(stream) || !ready.has_several_gpus() {

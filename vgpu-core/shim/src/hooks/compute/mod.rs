@@ -1,12 +1,13 @@
 //! GPU time: launches ask the arbiter of their GPU, waits report to it (`vgpu_core::arbiter`). These hooks are bound only
 //! in processes whose time is limited ([`crate::jump`]).
 
+use crate::codes::SUCCESS;
 use crate::driver::Real;
 use crate::hooks::contexts::measure::{self, at_slow_moment};
 use crate::process::{self, Ready};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering};
-use vgpu_core::arbiter::{self, Arbiter, Scope, per_thread};
+use vgpu_core::arbiter::{self, Arbiter, Scope};
 use vgpu_core::compute::Ns;
 use vgpu_core::memory::measure::Nvml;
 use vgpu_core::os::{at_exit, thread};
@@ -30,7 +31,7 @@ impl arbiter::Process for Here {
     }
 
     fn holds_elsewhere(&self, now: Ns) -> bool {
-        // Also a turn of another process of the share: ranks of one job are often processes of their own.
+        // Includes turns of other processes of the share: the ranks of a job are often separate processes.
         let all = self.ready.times.iter().enumerate();
         let mut others = all
             .filter(|(gpu, _)| *gpu != self.gpu)
@@ -38,7 +39,7 @@ impl arbiter::Process for Here {
         others.any(|other| other.holds_turn(now))
     }
 
-    /// Where NVML does not tell, there may be others.
+    /// Returns true also if NVML does not answer: there may be neighbours.
     fn has_neighbours(&self) -> bool {
         let nvml = measure::process(self.ready).nvml;
         let Some(found) = nvml.device(self.gpu).and_then(|device| nvml.processes(device)) else {
@@ -46,16 +47,16 @@ impl arbiter::Process for Here {
         };
         let own = self.ready.nvml_pid.load(Ordering::Relaxed);
         let mut others = found.iter().filter(|(pid, _)| *pid != own);
-        // This process is among them under a name that nobody has found out yet.
+        // This process is in the list, but its PID there is not known yet.
         if own == 0 {
             others.next();
         }
         others.next().is_some()
     }
 
-    /// The end comes before the driver's own, which was registered when it was initialised.
+    /// Registers [`end`]. It will run before the driver's own, which was registered when the driver was initialised.
     fn starts(&self) {
-        // No Once: a fork child would wait for a thread that it does not have.
+        // Not `Once`: a fork child would wait for a thread that it does not have.
         static IS_REGISTERED: AtomicBool = AtomicBool::new(false);
         if !IS_REGISTERED.swap(true, Ordering::Relaxed) {
             at_exit(end);
@@ -68,28 +69,28 @@ impl arbiter::Process for Here {
     }
 }
 
-/// Launches work by `call` in a stream, when the share of the stream's GPU may.
+/// Launches work in a stream by `call`, when the share of the stream's GPU may.
 #[inline(always)]
 pub(crate) fn launch(ready: &'static Ready, stream: usize, call: impl FnOnce() -> c_int) -> c_int {
     launch_on(ready, gpus::of_stream(ready, stream), stream, call)
 }
 
-/// Returns true if a launch in this stream may go at once. It is counted then. Calls nobody: with several GPUs the hook asks the
-/// driver which of them is meant.
+/// Returns true, and counts the launch, if it may go at once. Makes no calls: with several GPUs, false, and the hook
+/// asks the driver which one is meant.
 #[inline(always)]
-pub(crate) fn may_go<const PER_THREAD: bool>(stream: usize) -> bool {
+pub(crate) fn may_go(stream: usize) -> bool {
     let Some(ready) = process::plain() else { return false };
     let time = ready.only_gpu().and_then(|gpu| ready.times.get(gpu)?.as_ref());
     let arbiter = time.and_then(|time| time.arbiter_in_use());
-    arbiter.is_some_and(|arbiter| arbiter.is_granted(of_name::<PER_THREAD>(stream)))
+    arbiter.is_some_and(|arbiter| arbiter.is_granted(stream))
 }
 
-/// Launches it on this GPU.
+/// Launches by `call` on this GPU.
 #[inline(always)]
 fn launch_on(ready: &'static Ready, gpu: Option<usize>, stream: usize, call: impl FnOnce() -> c_int) -> c_int {
     let arbiter = gpu.and_then(|gpu| Some((gpu, ready.arbiter(gpu)?)));
     let asked = arbiter.filter(|(gpu, arbiter)| arbiter.begin(&Here { ready, gpu: *gpu }, stream));
-    // Called at one place: as several, its arguments would lie in memory.
+    // There is only one such call: with several, its arguments would lie in memory.
     let result = call();
     if let Some((gpu, arbiter)) = asked {
         arbiter.launched(&Here { ready, gpu }, stream, result);
@@ -97,8 +98,8 @@ fn launch_on(ready: &'static Ready, gpu: Option<usize>, stream: usize, call: imp
     result
 }
 
-/// The program waits in `call`.
-fn wait(ready: &'static Ready, scope: Scope, call: impl FnOnce() -> c_int) -> c_int {
+/// Runs `call`, in which the program waits.
+pub(crate) fn wait(ready: &'static Ready, scope: Scope, call: impl FnOnce() -> c_int) -> c_int {
     let mut call = Some(call);
     let result = within(&mut in_use(ready), ready, scope, &mut || {
         call.take().map_or(0, |call| call())
@@ -107,7 +108,7 @@ fn wait(ready: &'static Ready, scope: Scope, call: impl FnOnce() -> c_int) -> c_
     result
 }
 
-/// Tells each arbiter before the wait and after it.
+/// Reports the wait to each arbiter, before it and after it.
 fn within(
     arbiters: &mut dyn Iterator<Item = (usize, &'static Arbiter)>,
     ready: &'static Ready,
@@ -126,18 +127,25 @@ fn within(
     result
 }
 
-/// The program has asked, and what it asked for has ended.
-fn found_done(ready: &'static Ready, scope: Scope) {
-    each(ready, |arbiter, here| arbiter.found_done(here, scope));
+/// Runs `call`, by which the program asks if work has ended. If so, each arbiter counts the launches and asks once
+/// more: another thread may have launched work in between that the first answer does not cover.
+pub(crate) fn ask(ready: &'static Ready, scope: Scope, call: impl Fn() -> c_int) -> c_int {
+    let result = call();
+    if result == SUCCESS {
+        each(ready, |arbiter, here| {
+            arbiter.question(here, scope, || call() == SUCCESS)
+        });
+    }
+    result
 }
 
-/// A stream is about to be destroyed, before what is returned is dropped.
+/// Prepares for the end of a stream. The result must be dropped after it.
 fn forget_stream(ready: &'static Ready, stream: usize) -> gpus::Ending {
     each(ready, |arbiter, here| arbiter.forget_stream(here, stream));
     gpus::Ending::new()
 }
 
-/// A context that ends.
+/// A context that is about to end.
 #[must_use]
 pub(crate) struct Ending {
     ready: &'static Ready,
@@ -146,7 +154,7 @@ pub(crate) struct Ending {
     _streams: gpus::Ending,
 }
 
-/// A context is about to end. When what is returned is dropped, it has ended, or goes on.
+/// Prepares for the end of a context. When the result is dropped, the context has ended, or goes on.
 pub(crate) fn forget(ready: &'static Ready, context: usize) -> Ending {
     each(ready, |arbiter, here| arbiter.forget(here, context));
     Ending {
@@ -171,8 +179,8 @@ impl Drop for Ending {
     }
 }
 
-/// Runs when the process ends by itself: what it has used is charged, and its share need not wait for it. A fork child that has
-/// launched nothing has no state of its own.
+/// Runs when the process ends by itself: its work is charged, so that its share need not wait for it. A fork child that
+/// has launched nothing has no state of its own.
 extern "C" fn end() {
     let Some(ready) = process::known() else { return };
     each(ready, |arbiter, here| arbiter.end(here));
@@ -184,14 +192,8 @@ fn each(ready: &'static Ready, act: impl Fn(&Arbiter, &Here)) {
     }
 }
 
-/// The arbiters that were asked for anything, with their GPUs.
+/// Returns the arbiters that were asked for anything, with their GPUs.
 fn in_use(ready: &'static Ready) -> impl Iterator<Item = (usize, &'static Arbiter)> {
     let all = ready.times.iter().enumerate();
     all.filter_map(|(gpu, time)| Some((gpu, time.as_ref()?.arbiter_in_use()?)))
-}
-
-/// Returns the stream that a function means by a handle: 0 is the thread's own for names that end with `_ptsz`.
-#[inline(always)]
-pub(crate) fn of_name<const PER_THREAD: bool>(stream: usize) -> usize {
-    if PER_THREAD { per_thread(stream) } else { stream }
 }

@@ -1,4 +1,4 @@
-//! Streams that are captured into graphs, which are counted, because launches in them are none; and streams that end.
+//! Streams that end, and streams that are captured into graphs, in which launches do not run: captures are counted.
 
 use super::{forget_stream, gpus};
 use crate::codes::SUCCESS;
@@ -25,8 +25,8 @@ pub(crate) fn begin_capture(ready: &'static Ready, stream: usize, call: impl FnO
     }
 }
 
-/// Ends the capture of `stream` by `call`, and counts it. The default stream cannot be captured, so 0 is the thread's own. A
-/// capture that was broken may end with any code.
+/// Ends the capture of `stream` by `call`, and counts it. The default stream cannot be captured, so 0 means the
+/// thread's own stream. A capture that was broken may end with any code.
 pub(crate) fn capture_ends(stream: usize, call: impl FnOnce() -> c_int) -> c_int {
     let stream = per_thread(stream);
     let was_captured = is_captured(stream);

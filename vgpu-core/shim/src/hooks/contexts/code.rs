@@ -1,12 +1,11 @@
-//! Reads code that a program hands to the driver, to tell what it will take ([`vgpu_core::memory::code_file`]).
+//! Reads code that a program passes to the driver, to estimate its memory ([`vgpu_core::memory::code_file`]).
 //!
 //! Memory is read directly, by the thread that makes the call, and only where the driver will read it in the same call.
-//! So a pointer that leads nowhere is the caller's own fault, as it is without us. A system call that reads memory with
-//! an error instead of a fault is none that programs make: under a seccomp filter that allows what they need and kills
-//! on anything else, the program would die.
+//! So a wild pointer is a fault in the caller, as it would be in the driver. A system call that returns an error instead
+//! (process_vm_readv) is no alternative: a seccomp filter may kill a program for a call that it does not expect.
 //!
-//! How it fails: a file that cannot be read counts as unknown code. A driver that finds an image faulty before it has
-//! read the tables that the image names would return an error where this faults.
+//! How it fails: a file that cannot be read is treated as unknown code. If a driver rejected a bad image before reading
+//! the tables that the image names, it would return an error where this code faults.
 #![allow(unsafe_code)] // The caller's memory.
 
 use core::ffi::{CStr, c_char, c_void};
@@ -26,7 +25,7 @@ impl Bytes for Memory {
         into.len()
     }
 
-    /// Byte by byte: what follows the text's NUL is none of it, and may not be mapped.
+    /// Reads byte by byte: memory behind the text's NUL may not be mapped.
     fn text(&self, at: u64, into: &mut [u8]) -> usize {
         let from = core::ptr::with_exposed_provenance::<u8>(at as usize);
         for (index, to) in into.iter_mut().enumerate() {
@@ -78,7 +77,7 @@ pub(crate) fn in_file(path: *const c_void) -> Code {
     code_file::of(&File(file), 0)
 }
 
-/// A regular file: opening a FIFO could wait without end.
+/// Opens a regular file only: opening a FIFO could wait without end.
 fn open(path: &str) -> Option<std::fs::File> {
     let is_file = std::fs::metadata(path).is_ok_and(|found| found.is_file());
     is_file.then(|| std::fs::File::open(path).ok()).flatten()

@@ -35,7 +35,7 @@ impl measure::Nvml for Nvml {
         real::need_nvml();
     }
 
-    /// None if NVML was not there before our locks were taken.
+    /// Returns None if NVML was not loaded before our locks were taken.
     fn device(&self, gpu: usize) -> Option<usize> {
         #[cfg(feature = "dissect")]
         if crate::dissect::is_off("measure") {
@@ -49,9 +49,9 @@ impl measure::Nvml for Nvml {
     fn processes(&self, device: usize) -> Option<Vec<(u32, u64)>> {
         let newest = slot::nvmlDeviceGetComputeRunningProcesses_v3;
         let list = if real::has(newest) {
-            real!(nvmlDeviceGetComputeRunningProcesses_v3(usize, *mut c_uint, *mut Listed))
+            real!(nvmlDeviceGetComputeRunningProcesses_v3)
         } else {
-            real!(nvmlDeviceGetComputeRunningProcesses_v2(usize, *mut c_uint, *mut Listed))
+            real!(nvmlDeviceGetComputeRunningProcesses_v2)
         };
         let mut found = vec![Listed::default(); 64];
         loop {
@@ -73,8 +73,8 @@ impl measure::Nvml for Nvml {
 }
 
 /// Charges what `call` will take on the GPU of the current context, runs it, and corrects the charge. `ahead`: what it
-/// will create, looked at only if there is a context, as the driver does. `thing`: what it has created. `undo` undoes it
-/// if it does not fit.
+/// will create, read only if there is a context, as the driver does. `thing`: what `call` has created. `undo` undoes
+/// the call if this does not fit.
 pub(crate) fn taking(
     ready: &'static Ready,
     ahead: impl FnOnce() -> Ahead,
@@ -94,7 +94,7 @@ pub(crate) fn may_have_context(ready: &'static Ready) -> bool {
 }
 
 /// Returns true if the process has a context on this GPU. Without one, the driver takes nothing: a library is loaded
-/// with the first context, and the rest is an error. Where the driver does not say, there may be one.
+/// with the first context, and all other calls fail. Returns true if the driver does not say.
 fn has_context(ready: &'static Ready, gpu: usize) -> bool {
     let is_primary = |(device, of): &(c_int, usize)| *of == gpu && Real.is_primary_active(*device) != Some(false);
     Real.current_context().is_ok_and(|context| context != 0)
@@ -104,12 +104,12 @@ fn has_context(ready: &'static Ready, gpu: usize) -> bool {
             .is_none_or(|devices| devices.list.iter().any(is_primary))
 }
 
-/// The program has a new function or a new graph: the driver may take memory for it later, in calls that tell nothing.
+/// Notes a new function or graph, for which the driver may allocate memory later, in a call that does not show this.
 pub(crate) fn expect_growth(ready: &Ready) {
     ready.growth.note_new(coarse_millis());
 }
 
-/// At a slow moment, outside of all calls that may change memory: measures again what the driver may have taken since.
+/// Measures again, at a slow moment outside of all calls that may change memory, if the driver may have taken some since.
 #[inline(always)]
 pub(crate) fn at_slow_moment(ready: &'static Ready) {
     if ready.growth.is_awaited() {
@@ -124,7 +124,7 @@ fn measure_growth(ready: &'static Ready) {
         return;
     }
     let all = (0..ready.gpus.len()).map(|gpu| measure::again(&process(ready), gpu));
-    // Measured on some of its GPUs, the process has no context on the others.
+    // If it was measured on some GPUs only, the process has no context on the others.
     let found = all.min().unwrap_or(Found::Nothing);
     ready.growth.looked(coarse_millis(), found);
 }

@@ -1,11 +1,10 @@
 //! Memory locations in arguments and results: translates between the program's device numbers and the driver's. None of
 //! these calls allocates memory that is not charged elsewhere.
-#![allow(clippy::too_many_arguments)] // They are NVIDIA's.
-
 use crate::codes::{INVALID_DEVICE, INVALID_VALUE, SUCCESS};
+use crate::driver::Gpu;
 use crate::process::{Devices, Ready};
 use crate::real::real;
-use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
+use core::ffi::{c_int, c_void};
 
 const DEVICE: c_int = 1;
 /// A part of a device: the low byte of its id is the device, the next the part.
@@ -34,7 +33,7 @@ pub(crate) struct Access {
 const _: () = assert!(size_of::<Access>() == 12);
 
 impl Location {
-    /// The device that it names.
+    /// Returns the device of this location.
     pub(crate) fn device(self) -> Option<c_int> {
         match self.kind {
             DEVICE => Some(self.id),
@@ -43,7 +42,7 @@ impl Location {
         }
     }
 
-    /// The same location on another device; None: it has no room for that number.
+    /// Returns the same location on another device; None: the id has no room for this number.
     fn on(self, device: c_int) -> Option<Self> {
         let id = if self.kind == DEVICE_PART {
             self.id & !0xff | c_int::from(u8::try_from(device).ok()?)
@@ -66,14 +65,14 @@ impl Location {
         devices.gpu(self.device()?)
     }
 
-    /// The GPU of a real location.
+    /// Returns the GPU of a real location.
     pub(crate) fn real_gpu(self, devices: &Devices) -> Option<usize> {
         let device = self.device()?;
         let known = devices.list.iter().find(|(real, _)| *real == device);
         known.map(|(_, gpu)| *gpu)
     }
 
-    /// A real location as the program sees it: a device without a share is one that it does not see.
+    /// Returns a real location as the program sees it. A device without a share is invisible.
     pub(crate) fn virtual_of(self, devices: &Devices) -> Self {
         let Some(real) = self.device() else { return self };
         let ordinal = devices.ordinal(real).and_then(|ordinal| self.on(ordinal));
@@ -83,10 +82,10 @@ impl Location {
         })
     }
 
-    /// The real location. A kind that is not known here is refused: memory there could not be charged.
+    /// Returns the real location. An unknown kind is refused, because memory there could not be charged.
     ///
     /// # Errors
-    /// What the call answers.
+    /// The code that the call returns.
     pub(crate) fn real(self, devices: &Devices) -> Result<Self, c_int> {
         match self.device() {
             Some(device) => {
@@ -99,197 +98,111 @@ impl Location {
     }
 }
 
-/// Calls `pass` with real devices in a copy of the caller's `count` descriptions.
+/// A structure of the driver's that names a location.
+pub(crate) trait Located: Copy {
+    fn location(&mut self) -> &mut Location;
+
+    /// Returns a copy with the real location.
+    ///
+    /// # Errors
+    /// The code that the call returns.
+    fn with_real(mut self, devices: &Devices) -> Result<Self, c_int> {
+        let location = self.location();
+        *location = location.real(devices)?;
+        Ok(self)
+    }
+}
+
+impl Located for Location {
+    fn location(&mut self) -> &mut Location {
+        self
+    }
+}
+
+impl Located for Access {
+    fn location(&mut self) -> &mut Location {
+        &mut self.location
+    }
+}
+
+/// Calls `next` with the real location in a copy, and returns the GPU of the location too.
 ///
 /// # Safety
-/// `access` is null or has `count` entries.
-pub(crate) unsafe fn with_real(
+/// `given` is null or the caller's.
+pub(crate) unsafe fn on_gpu<T: Located>(
     ready: &'static Ready,
-    access: *const Access,
-    count: usize,
-    pass: impl FnOnce(*const Access) -> c_int,
-) -> c_int {
-    let (Some(devices), false) = (ready.devices(), access.is_null() || count == 0 || count > 1024) else {
-        return pass(access);
-    };
-    // SAFETY: as promised, and not null.
-    let given = unsafe { std::slice::from_raw_parts(access, count) };
-    let translate = |one: &Access| one.location.real(devices).map(|location| Access { location, ..*one });
-    match given.iter().map(translate).collect::<Result<Vec<_>, _>>() {
-        Ok(own) => pass(own.as_ptr()),
-        Err(error) => error,
-    }
-}
-
-pub(crate) unsafe fn prefetch(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(u64, usize, Location, c_uint, usize) -> c_int,
-    pointer: u64,
-    bytes: usize,
-    location: Location,
-    flags: c_uint,
-    stream: usize,
-) -> c_int {
-    match ready.devices().map_or(Ok(location), |devices| location.real(devices)) {
-        // SAFETY: passed on, with the real device.
-        Ok(own) => unsafe { real(pointer, bytes, own, flags, stream) },
-        Err(error) => error,
-    }
-}
-
-pub(crate) unsafe fn advise(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(u64, usize, c_int, Location) -> c_int,
-    pointer: u64,
-    bytes: usize,
-    advice: c_int,
-    location: Location,
-) -> c_int {
-    match ready.devices().map_or(Ok(location), |devices| location.real(devices)) {
-        // SAFETY: passed on, with the real device.
-        Ok(own) => unsafe { real(pointer, bytes, advice, own) },
-        Err(error) => error,
-    }
-}
-
-pub(crate) unsafe fn set_access(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(u64, usize, *const Access, usize) -> c_int,
-    pointer: u64,
-    bytes: usize,
-    access: *const Access,
-    count: usize,
-) -> c_int {
-    // SAFETY: passed on.
-    unsafe { with_real(ready, access, count, |access| real(pointer, bytes, access, count)) }
-}
-
-pub(crate) unsafe fn set_pool_access(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(usize, *const Access, usize) -> c_int,
-    pool: usize,
-    access: *const Access,
-    count: usize,
-) -> c_int {
-    // SAFETY: passed on.
-    unsafe { with_real(ready, access, count, |access| real(pool, access, count)) }
-}
-
-pub(crate) unsafe fn get_access(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(*mut c_ulonglong, *const Location, u64) -> c_int,
-    flags: *mut c_ulonglong,
-    location: *const Location,
-    pointer: u64,
-) -> c_int {
-    // SAFETY: null, or the caller's.
-    match (unsafe { location.as_ref() }, ready.devices()) {
-        (Some(given), Some(devices)) => match given.real(devices) {
-            // SAFETY: passed on, with the real device in a copy.
-            Ok(own) => unsafe { real(flags, &own, pointer) },
-            Err(error) => error,
-        },
-        // SAFETY: passed on.
-        _ => unsafe { real(flags, location, pointer) },
-    }
-}
-
-pub(crate) unsafe fn get_pool_access(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(*mut c_int, usize, *mut Location) -> c_int,
-    flags: *mut c_int,
-    pool: usize,
-    location: *mut Location,
-) -> c_int {
-    // SAFETY: null, or the caller's.
-    match (unsafe { location.as_ref() }, ready.devices()) {
-        (Some(given), Some(devices)) => match given.real(devices) {
-            // SAFETY: passed on, with the real device in a copy.
-            Ok(mut own) => unsafe { real(flags, pool, &mut own) },
-            Err(error) => error,
-        },
-        // SAFETY: passed on.
-        _ => unsafe { real(flags, pool, location) },
-    }
-}
-
-type Batch =
-    unsafe extern "C" fn(*mut u64, *mut usize, usize, *mut Location, *mut usize, usize, c_ulonglong, usize) -> c_int;
-
-/// Prefetches of many ranges to several locations.
-pub(crate) unsafe fn prefetch_batch(
-    ready: &'static Ready,
-    real: Batch,
-    pointers: *mut u64,
-    sizes: *mut usize,
-    count: usize,
-    locations: *mut Location,
-    starts: *mut usize,
-    places: usize,
-    flags: c_ulonglong,
-    stream: usize,
-) -> c_int {
-    // SAFETY: passed on.
-    let pass = |own| unsafe { real(pointers, sizes, count, own, starts, places, flags, stream) };
-    // More locations than ranges are an error of the driver's to tell.
-    let (Some(devices), false) = (ready.devices(), locations.is_null() || places > count) else {
-        return pass(locations);
-    };
-    // SAFETY: the caller's list.
-    let given = unsafe { core::slice::from_raw_parts(locations, places) };
-    match given.iter().map(|one| one.real(devices)).collect::<Result<Vec<_>, _>>() {
-        Ok(mut own) => pass(own.as_mut_ptr()),
-        Err(error) => error,
-    }
-}
-
-/// Calls `pass` with the real location in a copy, and answers the GPU too.
-///
-/// # Safety
-/// `location` is null or the caller's.
-unsafe fn at_real(
-    ready: &Ready,
-    location: *mut Location,
-    pass: impl FnOnce(*mut Location) -> c_int,
-) -> (c_int, Option<usize>) {
+    given: *const T,
+    next: impl FnOnce(*const T) -> c_int,
+) -> (c_int, Option<&'static Gpu>) {
     // SAFETY: as promised.
-    let (Some(given), Some(devices)) = (unsafe { location.as_ref() }, ready.devices()) else {
-        return (pass(location), None);
+    let (Some(mut asked), Some(devices)) = (unsafe { given.as_ref() }.copied(), ready.devices()) else {
+        return (next(given), None);
     };
-    match given.real(devices) {
-        Ok(mut own) => (pass(&mut own), given.gpu(devices)),
+    match asked.with_real(devices) {
+        Ok(own) => {
+            let gpu = asked.location().gpu(devices);
+            (next(&own), gpu.and_then(|gpu| ready.gpus.get(gpu)))
+        }
         Err(error) => (error, None),
     }
 }
 
-/// The pool of a location, chosen or default.
+pub(crate) unsafe fn with_real<T: Located>(
+    ready: &'static Ready,
+    given: *const T,
+    next: impl FnOnce(*const T) -> c_int,
+) -> c_int {
+    // SAFETY: as promised.
+    unsafe { on_gpu(ready, given, next) }.0
+}
+
+/// Calls `next` with the real locations in a copy of a list of `count`.
+pub(crate) unsafe fn with_all_real<T: Located>(
+    ready: &'static Ready,
+    list: *const T,
+    count: usize,
+    next: impl FnOnce(*const T) -> c_int,
+) -> c_int {
+    /// A longer list is a mistake, which the driver reports.
+    const MOST: usize = 1 << 16;
+    let (Some(devices), false) = (ready.devices(), list.is_null() || count == 0 || count > MOST) else {
+        return next(list);
+    };
+    // SAFETY: as promised, and not null.
+    let given = unsafe { core::slice::from_raw_parts(list, count) };
+    match given
+        .iter()
+        .map(|one| one.with_real(devices))
+        .collect::<Result<Vec<_>, _>>()
+    {
+        Ok(own) => next(own.as_ptr()),
+        Err(error) => error,
+    }
+}
+
+/// Calls `next` with the real location, for a location that is passed by value.
+pub(crate) fn at_real(ready: &'static Ready, location: Location, next: impl FnOnce(Location) -> c_int) -> c_int {
+    match ready.devices().map_or(Ok(location), |devices| location.real(devices)) {
+        Ok(own) => next(own),
+        Err(error) => error,
+    }
+}
+
+/// Returns the pool of a location, chosen or default.
 pub(crate) unsafe fn pool_of(
     ready: &'static Ready,
-    real: unsafe extern "C" fn(*mut usize, *mut Location, c_int) -> c_int,
     pool: *mut usize,
-    location: *mut Location,
-    kind: c_int,
+    location: *const Location,
+    next: impl FnOnce(*const Location) -> c_int,
 ) -> c_int {
-    // SAFETY: passed on.
-    let (result, gpu) = unsafe { at_real(ready, location, |own| real(pool, own, kind)) };
+    // SAFETY: as promised.
+    let (result, gpu) = unsafe { on_gpu(ready, location, next) };
     // SAFETY: null, or the driver has written it.
-    let told = unsafe { pool.as_ref() };
-    if let (SUCCESS, Some(pool), Some(gpu)) = (result, told, gpu.and_then(|gpu| ready.gpus.get(gpu))) {
-        // That of a part of a GPU, or of managed memory, is told nowhere else.
+    if let (SUCCESS, Some(pool), Some(gpu)) = (result, unsafe { pool.as_ref() }, gpu) {
+        // No other call shows us the pool of a part of a GPU, or that of managed memory.
         gpu.pools.know(*pool, false);
     }
     result
-}
-
-pub(crate) unsafe fn set_pool(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(*mut Location, c_int, usize) -> c_int,
-    location: *mut Location,
-    kind: c_int,
-    pool: usize,
-) -> c_int {
-    // SAFETY: passed on.
-    unsafe { at_real(ready, location, |own| real(own, kind, pool)).0 }
 }
 
 /// CU_MEMPOOL_ATTR_LOCATION_ID and CU_MEMPOOL_ATTR_LOCATION_TYPE.
@@ -298,20 +211,17 @@ const POOL_KIND: c_int = 12;
 
 pub(crate) unsafe fn pool_attribute(
     ready: &'static Ready,
-    real: unsafe extern "C" fn(usize, c_int, *mut c_void) -> c_int,
-    pool: usize,
     attribute: c_int,
     value: *mut c_void,
+    next: impl Fn(c_int, *mut c_void) -> c_int,
 ) -> c_int {
-    // SAFETY: passed on.
-    let result = unsafe { real(pool, attribute, value) };
+    let result = next(attribute, value);
     if attribute != POOL_ID && attribute != POOL_KIND || result != SUCCESS {
         return result;
     }
     let mut lies = Location { kind: 0, id: 0 };
     let (kind, id): (*mut c_int, *mut c_int) = (&mut lies.kind, &mut lies.id);
-    // SAFETY: both attributes are ints, to be written.
-    let asked = unsafe { [real(pool, POOL_KIND, kind.cast()), real(pool, POOL_ID, id.cast())] };
+    let asked = [next(POOL_KIND, kind.cast()), next(POOL_ID, id.cast())];
     // SAFETY: null, or the driver has written an int.
     let told = unsafe { value.cast::<c_int>().as_mut() };
     if let ([SUCCESS, SUCCESS], Some(told), Some(devices)) = (asked, told, ready.devices()) {
@@ -333,7 +243,7 @@ mod range {
     pub(super) const PREFETCHED_ID: c_int = 8;
 }
 
-/// Translates a device to the share's number. Values below 0 are the host or no device.
+/// Translates a device to the program's number. Values below 0 mean the host or no device.
 fn seen(devices: &Devices, real: c_int) -> c_int {
     if real < 0 {
         return real;
@@ -341,7 +251,7 @@ fn seen(devices: &Devices, real: c_int) -> c_int {
     devices.ordinal(real).unwrap_or(NO_DEVICE)
 }
 
-/// Puts the share's devices in place of the driver's in the answer to `attribute` of a range.
+/// Replaces the driver's devices by the program's in the answer to `attribute` of a range.
 ///
 /// # Safety
 /// `data` is null, or the driver has written `size` bytes there.
@@ -365,7 +275,7 @@ unsafe fn told(devices: &Devices, data: *mut c_void, size: usize, attribute: c_i
             } else {
                 range::PREFETCHED_KIND
             };
-            let ask = real!(cuMemRangeGetAttribute(*mut c_void, usize, c_int, u64, usize));
+            let ask = real!(cuMemRangeGetAttribute);
             let mut lies = Location { kind: 0, id: 0 };
             let (at, id): (*mut c_int, *mut c_int) = (&mut lies.kind, &mut lies.id);
             // SAFETY: both attributes are ints, to be written.
@@ -386,63 +296,48 @@ unsafe fn told(devices: &Devices, data: *mut c_void, size: usize, attribute: c_i
 
 pub(crate) unsafe fn range_attribute(
     ready: &'static Ready,
-    real: unsafe extern "C" fn(*mut c_void, usize, c_int, u64, usize) -> c_int,
     data: *mut c_void,
     size: usize,
     attribute: c_int,
-    pointer: u64,
-    bytes: usize,
+    range: (u64, usize),
+    next: impl FnOnce() -> c_int,
 ) -> c_int {
-    // SAFETY: passed on.
-    let result = unsafe { real(data, size, attribute, pointer, bytes) };
+    let result = next();
     if let (SUCCESS, Some(devices)) = (result, ready.devices()) {
         // SAFETY: the driver has written it.
-        unsafe { told(devices, data, size, attribute, (pointer, bytes)) };
+        unsafe { told(devices, data, size, attribute, range) };
     }
     result
 }
 
 pub(crate) unsafe fn range_attributes(
     ready: &'static Ready,
-    real: unsafe extern "C" fn(*mut *mut c_void, *mut usize, *mut c_int, usize, u64, usize) -> c_int,
     data: *mut *mut c_void,
     sizes: *mut usize,
     attributes: *mut c_int,
     count: usize,
-    pointer: u64,
-    bytes: usize,
+    range: (u64, usize),
+    next: impl FnOnce() -> c_int,
 ) -> c_int {
-    // SAFETY: passed on.
-    let result = unsafe { real(data, sizes, attributes, count, pointer, bytes) };
+    let result = next();
     if let (SUCCESS, Some(devices)) = (result, ready.devices()) {
         for at in 0..count {
             // SAFETY: the driver has read `count` of each, and written where they say.
-            unsafe {
-                told(
-                    devices,
-                    *data.add(at),
-                    *sizes.add(at),
-                    *attributes.add(at),
-                    (pointer, bytes),
-                )
-            };
+            unsafe { told(devices, *data.add(at), *sizes.add(at), *attributes.add(at), range) };
         }
     }
     result
 }
 
-/// Where the parts of a range lie, a location each.
+/// Returns one location for each part of a range.
 pub(crate) unsafe fn location_info(
     ready: &'static Ready,
-    real: unsafe extern "C" fn(u64, usize, usize, usize, *mut Location) -> c_int,
-    pointer: u64,
+    locations: *mut Location,
     bytes: usize,
     part: usize,
-    sample: usize,
-    locations: *mut Location,
+    next: impl FnOnce() -> c_int,
 ) -> c_int {
-    // SAFETY: passed on.
-    let result = unsafe { real(pointer, bytes, part, sample, locations) };
+    let result = next();
     if let (SUCCESS, Some(devices), false) = (result, ready.devices(), locations.is_null() || part == 0) {
         // SAFETY: the driver has written one for each part.
         let told = unsafe { core::slice::from_raw_parts_mut(locations, bytes.div_ceil(part)) };

@@ -1,4 +1,4 @@
-//! CUDA_VISIBLE_DEVICES counts the GPUs of this process's shares, not those of the machine: a program that has a share
+//! CUDA_VISIBLE_DEVICES numbers the GPUs of this process's shares, not those of the machine: a program that has a share
 //! of one GPU names it 0, whichever GPU it is.
 //!
 //! ```text
@@ -11,8 +11,8 @@
 //! environment meanwhile see either string, and children inherit what the program has set.
 //!
 //! How it fails: a thread that calls setenv while another calls cuInit may move `environ` meanwhile; getenv has the
-//! same problem. In a child that is forked during cuInit the variable stays hidden, and it sees the GPUs of all its
-//! shares.
+//! same problem. In a child that is forked during cuInit the variable stays hidden, and the child sees the GPUs of all
+//! its shares.
 
 use crate::process::Ready;
 use core::ffi::{CStr, c_char, c_int};
@@ -21,7 +21,7 @@ use std::time::Duration;
 use vgpu_core::visible::names_instances;
 
 const NAME: &[u8] = b"CUDA_VISIBLE_DEVICES=";
-/// What stands in the variable's place.
+/// Replaces the variable while it is hidden.
 static STAND_IN: &CStr = c"VGPU_HIDES=CUDA_VISIBLE_DEVICES";
 /// How long a thread waits for another's cuInit before it calls its own.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -54,7 +54,7 @@ pub(crate) fn hidden(ready: &'static Ready, init: impl FnOnce() -> c_int) -> c_i
     }
     *ready.visible.lock() = value;
     let result = init();
-    // Looked for anew: the environment may have moved.
+    // Searched again: the environment may have moved.
     let stood_in = self::places(|text| core::ptr::eq(text.as_ptr(), STAND_IN.to_bytes().as_ptr()));
     for (place, text) in stood_in.into_iter().zip(texts) {
         place.store(text, Ordering::Release);
@@ -63,7 +63,7 @@ pub(crate) fn hidden(ready: &'static Ready, init: impl FnOnce() -> c_int) -> c_i
     result
 }
 
-/// The places of the environment whose text is wanted.
+/// Returns the places of the environment whose text is wanted.
 fn places(wanted: impl Fn(&[u8]) -> bool) -> Vec<&'static AtomicPtr<c_char>> {
     let mut found = Vec::new();
     // SAFETY: libc's variable: null, or an array that ends with null.

@@ -5,16 +5,13 @@ use crate::detour;
 use crate::{real, start};
 use core::ffi::{c_char, c_int};
 
-/// The driver's own text, else ours for the refusal.
+/// Writes the driver's own text, or ours for a refusal.
 pub(crate) unsafe fn describe(error: c_int, text: *mut *const c_char, slot: usize) -> c_int {
     let ready = detour::guarded(start::ready).flatten();
     if ready.is_some() && real::has(slot) {
-        // SAFETY: the real function of this slot has this signature; the caller's pointer is passed on.
-        return unsafe {
-            core::mem::transmute::<*const (), unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int>(real::address(
-                slot,
-            ))(error, text)
-        };
+        let describe: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int = real::function(slot);
+        // SAFETY: both functions have this signature; the caller's pointer is passed on.
+        return unsafe { describe(error, text) };
     }
     // SAFETY: null, or the caller's to be written.
     let Some(text) = (unsafe { text.as_mut() }) else {

@@ -3,17 +3,16 @@
 use crate::codes::{NO_DEVICE, SUCCESS};
 use crate::hooks::devices;
 use crate::process::Ready;
-use core::ffi::{c_int, c_uint};
+use core::ffi::c_int;
 use vgpu_core::os::stderr;
 
-pub(crate) unsafe fn init(ready: &'static Ready, real: unsafe extern "C" fn(c_uint) -> c_int, flags: c_uint) -> c_int {
-    // SAFETY: passed on.
-    let result = devices::visible::hidden(ready, || unsafe { real(flags) });
+pub(crate) fn init(ready: &'static Ready, next: impl FnOnce() -> c_int) -> c_int {
+    let result = devices::visible::hidden(ready, next);
     if result != SUCCESS {
         return result;
     }
     match ready.devices() {
-        // As the program wants it.
+        // The program has hidden all GPUs by CUDA_VISIBLE_DEVICES.
         Some(devices) if devices.list.is_empty() && devices.shared > 0 => NO_DEVICE,
         Some(devices) if devices.list.is_empty() => {
             let granted: Vec<&str> = ready.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();

@@ -1,15 +1,14 @@
 //! Hooks for graphs. The memory that a graph needs is counted when it is instantiated and charged when it is launched
 //! (`graphs`). Nodes that allocate contain device numbers, which are translated.
-#![allow(clippy::too_many_arguments)] // They are NVIDIA's.
 
 use crate::codes::{INVALID_DEVICE, SUCCESS};
 use crate::hooks::contexts::measure::{at_slow_moment, expect_growth};
-use crate::hooks::devices::locations::{Access, with_real};
+use crate::hooks::devices::locations::{Access, Located, Location, with_all_real};
 use crate::hooks::graphs::launch::{enter, leave, mapped, settle_all};
 use crate::hooks::{compute, memory};
 use crate::process::Ready;
 use crate::real::real;
-use core::ffi::{c_char, c_int, c_ulonglong, c_void};
+use core::ffi::c_int;
 use vgpu_core::memory::captures;
 use vgpu_core::memory::granule::granules;
 use vgpu_core::memory::graphs::{Needs, used};
@@ -18,7 +17,7 @@ const CHILD_GRAPH: c_int = 4;
 const MEM_ALLOC: c_int = 10;
 /// CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD.
 const UPLOAD: u64 = 2;
-/// How deep graphs lie in graphs, at most.
+/// Maximum depth of graphs within graphs.
 const DEPTH: u32 = 16;
 
 /// CUDA_MEM_ALLOC_NODE_PARAMS.
@@ -32,7 +31,7 @@ pub(crate) struct AllocNode {
     pointer: u64,
 }
 
-/// CUgraphNodeParams, one of whose forms is an [`AllocNode`].
+/// CUgraphNodeParams. One of its forms is an [`AllocNode`].
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct NodeParams {
@@ -50,6 +49,12 @@ pub(crate) struct InstantiateParams {
 }
 const _: () = assert!(size_of::<AllocNode>() == 120 && size_of::<NodeParams>() == 256);
 const _: () = assert!(core::mem::offset_of!(NodeParams, alloc) == 16);
+
+impl Located for AllocNode {
+    fn location(&mut self) -> &mut Location {
+        &mut self.pool.location
+    }
+}
 
 // === What a graph needs ===
 
@@ -100,7 +105,7 @@ fn collect(ready: &Ready, graph: usize, depth: u32, needs: &mut Needs) {
 fn allocation(ready: &Ready, node: usize) -> Option<(usize, u64)> {
     let mut params = core::mem::MaybeUninit::<AllocNode>::zeroed();
     // SAFETY: to be written.
-    let result = unsafe { real!(cuGraphMemAllocNodeGetParams(usize, *mut AllocNode))(node, params.as_mut_ptr()) };
+    let result = unsafe { real!(cuGraphMemAllocNodeGetParams)(node, params.as_mut_ptr()) };
     (result == SUCCESS).then_some(())?;
     // SAFETY: the driver has written it; all-zero would be valid too.
     let params = unsafe { params.assume_init() };
@@ -110,31 +115,28 @@ fn allocation(ready: &Ready, node: usize) -> Option<(usize, u64)> {
 
 // === Hooks ===
 
-/// Instantiates `graph` by `call`, which writes `exec`.
-///
-/// # Safety
-/// `exec` is null or written when `call` succeeds.
-unsafe fn instantiated(
+/// Instantiates `graph`, and uploads it in the stream `upload` if there is one.
+pub(crate) unsafe fn instantiate(
     ready: &'static Ready,
     exec: *mut usize,
     graph: usize,
     upload: Option<usize>,
-    call: impl FnOnce() -> c_int,
+    next: impl FnOnce() -> c_int,
 ) -> c_int {
     expect_growth(ready);
     let needs = needs_of(ready, graph);
     if needs.is_empty() || exec.is_null() {
-        return call();
+        return next();
     }
     enter(ready, &needs);
     let result = match upload {
-        Some(stream) => mapped(ready, &needs, stream, call),
-        None => call(),
+        Some(stream) => mapped(ready, &needs, stream, next),
+        None => next(),
     };
     if result == SUCCESS {
-        // SAFETY: as promised.
+        // SAFETY: the driver has written it.
         let stale = ready.tables.graphs.insert(unsafe { *exec } as u64, needs);
-        // The driver returns a known handle only if the old one was destroyed: with a context, unseen here.
+        // The driver returns a known handle only if the old graph was destroyed: with a context, unseen here.
         stale.iter().for_each(|needs| leave(ready, needs));
     } else {
         leave(ready, &needs);
@@ -142,111 +144,57 @@ unsafe fn instantiated(
     result
 }
 
-pub(crate) unsafe fn instantiate(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(*mut usize, usize, *mut usize, *mut c_char, usize) -> c_int,
-    exec: *mut usize,
-    graph: usize,
-    bad: *mut usize,
-    log: *mut c_char,
-    room: usize,
-) -> c_int {
-    // SAFETY: passed on.
-    unsafe { instantiated(ready, exec, graph, None, || real(exec, graph, bad, log, room)) }
-}
-
-pub(crate) unsafe fn instantiate_with_flags(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(*mut usize, usize, c_ulonglong) -> c_int,
-    exec: *mut usize,
-    graph: usize,
-    flags: c_ulonglong,
-) -> c_int {
-    // SAFETY: passed on. Without parameters there is no stream to upload in.
-    unsafe { instantiated(ready, exec, graph, None, || real(exec, graph, flags)) }
-}
-
 pub(crate) unsafe fn instantiate_with_params(
     ready: &'static Ready,
-    real: unsafe extern "C" fn(*mut usize, usize, *mut InstantiateParams) -> c_int,
     exec: *mut usize,
     graph: usize,
     params: *mut InstantiateParams,
+    next: impl FnOnce() -> c_int,
 ) -> c_int {
     // SAFETY: null, or the caller's.
     let upload = unsafe { params.as_ref() }
         .filter(|params| params.flags & UPLOAD != 0)
         .map(|params| params.stream);
-    // SAFETY: passed on.
-    unsafe { instantiated(ready, exec, graph, upload, || real(exec, graph, params)) }
+    // SAFETY: as promised.
+    unsafe { instantiate(ready, exec, graph, upload, next) }
 }
 
-pub(crate) unsafe fn upload(
+/// Launches `exec` in `stream`. `own`: the stream that the function means by this handle.
+pub(crate) fn launch(
     ready: &'static Ready,
-    real: unsafe extern "C" fn(usize, usize) -> c_int,
     exec: usize,
     stream: usize,
-) -> c_int {
-    // SAFETY: passed on.
-    with_memory(ready, exec, stream, || unsafe { real(exec, stream) })
-}
-
-pub(crate) unsafe fn launch<const PER_THREAD: bool>(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(usize, usize) -> c_int,
-    exec: usize,
-    stream: usize,
+    own: usize,
+    next: impl FnOnce() -> c_int,
 ) -> c_int {
     at_slow_moment(ready);
-    let own = compute::of_name::<PER_THREAD>(stream);
-    compute::launch(ready, own, || {
-        // SAFETY: passed on.
-        with_memory(ready, exec, stream, || unsafe { real(exec, stream) })
-    })
+    compute::launch(ready, own, || upload(ready, exec, stream, next))
 }
 
-/// Calls `pass`, by which a graph gets its memory.
-fn with_memory(ready: &'static Ready, exec: usize, stream: usize, pass: impl FnOnce() -> c_int) -> c_int {
+/// Calls `next`, by which a graph gets its memory.
+pub(crate) fn upload(ready: &'static Ready, exec: usize, stream: usize, next: impl FnOnce() -> c_int) -> c_int {
     if !used() {
-        return pass();
+        return next();
     }
     match ready.tables.graphs.with(exec as u64, |needs| needs.clone()) {
-        Some(needs) => mapped(ready, &needs, stream, pass),
+        Some(needs) => mapped(ready, &needs, stream, next),
         None => {
-            // It may free what another graph has allocated.
-            let result = pass();
+            // The graph may free what another graph has allocated.
+            let result = next();
             settle_all(ready);
             result
         }
     }
 }
 
-pub(crate) unsafe fn end_capture(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(usize, *mut usize) -> c_int,
-    stream: usize,
-    graph: *mut usize,
-) -> c_int {
-    // SAFETY: passed on.
-    let end = || unsafe { real(stream, graph) };
-    captures::end(&ready.gpus, || compute::streams::capture_ends(stream, end))
+pub(crate) fn end_capture(ready: &'static Ready, stream: usize, next: impl FnOnce() -> c_int) -> c_int {
+    captures::end(&ready.gpus, || compute::streams::capture_ends(stream, next))
 }
 
-pub(crate) unsafe fn end_capture_to_list(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(usize) -> c_int,
-    stream: usize,
-) -> c_int {
-    // SAFETY: passed on.
-    let end = || unsafe { real(stream) };
-    captures::end(&ready.gpus, || compute::streams::capture_ends(stream, end))
-}
-
-pub(crate) unsafe fn destroy(ready: &'static Ready, real: unsafe extern "C" fn(usize) -> c_int, exec: usize) -> c_int {
-    // Out of the table first: once destroyed, the driver may give the handle to another thread.
+pub(crate) fn destroy(ready: &'static Ready, exec: usize, next: impl FnOnce() -> c_int) -> c_int {
+    // Remove it from the table first: once it is destroyed, the driver may give the handle to another thread.
     let needs = used().then(|| ready.tables.graphs.remove(exec as u64)).flatten();
-    // SAFETY: passed on.
-    let result = unsafe { real(exec) };
+    let result = next();
     match needs {
         Some(needs) if result == SUCCESS => {
             leave(ready, &needs);
@@ -260,8 +208,9 @@ pub(crate) unsafe fn destroy(ready: &'static Ready, real: unsafe extern "C" fn(u
     result
 }
 
-/// After an executable graph took over the parameters of `graph`.
-fn updated(ready: &Ready, exec: usize, graph: usize, result: c_int) -> c_int {
+/// Updates an executable graph, which takes over the parameters of `graph`.
+pub(crate) fn update(ready: &'static Ready, exec: usize, graph: usize, next: impl FnOnce() -> c_int) -> c_int {
+    let result = next();
     expect_growth(ready);
     if result == SUCCESS && used() {
         let needs = needs_of(ready, graph);
@@ -272,46 +221,22 @@ fn updated(ready: &Ready, exec: usize, graph: usize, result: c_int) -> c_int {
     result
 }
 
-pub(crate) unsafe fn update(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(usize, usize, *mut usize, *mut c_int) -> c_int,
-    exec: usize,
-    graph: usize,
-    bad: *mut usize,
-    outcome: *mut c_int,
-) -> c_int {
-    // SAFETY: passed on.
-    updated(ready, exec, graph, unsafe { real(exec, graph, bad, outcome) })
-}
-
-pub(crate) unsafe fn update_v2(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(usize, usize, *mut c_void) -> c_int,
-    exec: usize,
-    graph: usize,
-    outcome: *mut c_void,
-) -> c_int {
-    // SAFETY: passed on.
-    updated(ready, exec, graph, unsafe { real(exec, graph, outcome) })
-}
-
-pub(crate) unsafe fn trim(ready: &'static Ready, real: unsafe extern "C" fn(c_int) -> c_int, device: c_int) -> c_int {
+pub(crate) fn trim(ready: &'static Ready, device: c_int, next: impl FnOnce(c_int) -> c_int) -> c_int {
     let Some(devices) = ready.devices() else {
-        // SAFETY: passed on: the driver says that it is not initialised.
-        return unsafe { real(device) };
+        // The driver says that it is not initialised.
+        return next(device);
     };
     let Some(device) = devices.real(device) else {
         return INVALID_DEVICE;
     };
-    // SAFETY: passed on, with the real device.
-    let result = unsafe { real(device) };
+    let result = next(device);
     settle_all(ready);
     result
 }
 
 // === Nodes that allocate ===
 
-/// Calls `add` with real devices in a copy of `params`, and tells the caller the address.
+/// Calls `add` with real devices in a copy of `params`, and writes the address to `params`.
 ///
 /// # Safety
 /// `params` is the caller's, to be read and written.
@@ -319,15 +244,13 @@ unsafe fn added(ready: &'static Ready, params: &mut AllocNode, add: impl FnOnce(
     let Some(devices) = ready.devices() else {
         return add(params);
     };
-    let mut own = *params;
-    let location = match own.pool.location.real(devices) {
-        Ok(location) => location,
+    let mut own = match params.with_real(devices) {
+        Ok(own) => own,
         Err(error) => return error,
     };
-    own.pool.location = location;
     // SAFETY: as promised, the caller's list.
     let result = unsafe {
-        with_real(ready, own.access, own.access_count, |access| {
+        with_all_real(ready, own.access, own.access_count, |access| {
             own.access = access;
             add(&mut own)
         })
@@ -338,81 +261,45 @@ unsafe fn added(ready: &'static Ready, params: &mut AllocNode, add: impl FnOnce(
 
 pub(crate) unsafe fn add_alloc(
     ready: &'static Ready,
-    real: unsafe extern "C" fn(*mut usize, usize, *const usize, usize, *mut AllocNode) -> c_int,
-    node: *mut usize,
-    graph: usize,
-    after: *const usize,
-    count: usize,
     params: *mut AllocNode,
+    next: impl FnOnce(*mut AllocNode) -> c_int,
 ) -> c_int {
-    // SAFETY: null, or the caller's; passed on.
+    // SAFETY: null, or the caller's.
     unsafe {
         match params.as_mut() {
-            Some(params) => added(ready, params, |own| real(node, graph, after, count, own)),
-            None => real(node, graph, after, count, params),
+            Some(params) => added(ready, params, |own| next(own)),
+            None => next(params),
         }
     }
 }
 
-/// Calls `add` with real devices if `params` are those of a node that allocates.
-///
-/// # Safety
-/// `params` is null or the caller's.
-unsafe fn added_any(
+/// Adds a node. If it allocates, its device numbers are translated.
+pub(crate) unsafe fn add(
     ready: &'static Ready,
     params: *mut NodeParams,
-    add: impl FnOnce(*mut NodeParams) -> c_int,
+    next: impl FnOnce(*mut NodeParams) -> c_int,
 ) -> c_int {
     // SAFETY: as promised.
     unsafe {
         if params.is_null() || (*params).kind != MEM_ALLOC {
-            return add(params);
+            return next(params);
         }
         let mut own = *params;
         added(ready, &mut (*params).alloc, |alloc| {
             own.alloc = *alloc;
-            let result = add(&mut own);
+            let result = next(&mut own);
             alloc.pointer = own.alloc.pointer;
             result
         })
     }
 }
 
-pub(crate) unsafe fn add(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(*mut usize, usize, *const usize, usize, *mut NodeParams) -> c_int,
-    node: *mut usize,
-    graph: usize,
-    after: *const usize,
-    count: usize,
-    params: *mut NodeParams,
-) -> c_int {
-    // SAFETY: passed on.
-    unsafe { added_any(ready, params, |params| real(node, graph, after, count, params)) }
-}
-
-pub(crate) unsafe fn add_v2(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(*mut usize, usize, *const usize, *const c_void, usize, *mut NodeParams) -> c_int,
-    node: *mut usize,
-    graph: usize,
-    after: *const usize,
-    edges: *const c_void,
-    count: usize,
-    params: *mut NodeParams,
-) -> c_int {
-    // SAFETY: passed on.
-    unsafe { added_any(ready, params, |params| real(node, graph, after, edges, count, params)) }
-}
-
 pub(crate) unsafe fn alloc_params(
     ready: &'static Ready,
-    real: unsafe extern "C" fn(usize, *mut AllocNode) -> c_int,
-    node: usize,
     params: *mut AllocNode,
+    next: impl FnOnce() -> c_int,
 ) -> c_int {
-    // SAFETY: passed on.
-    let result = unsafe { real(node, params) };
+    let result = next();
     // SAFETY: null, or written by the driver. The list of accesses is the driver's own: it stays.
     if let (SUCCESS, Some(params), Some(devices)) = (result, unsafe { params.as_mut() }, ready.devices()) {
         params.pool.location = params.pool.location.virtual_of(devices);
@@ -422,12 +309,10 @@ pub(crate) unsafe fn alloc_params(
 
 pub(crate) unsafe fn node_params(
     ready: &'static Ready,
-    real: unsafe extern "C" fn(usize, *mut NodeParams) -> c_int,
-    node: usize,
     params: *mut NodeParams,
+    next: impl FnOnce() -> c_int,
 ) -> c_int {
-    // SAFETY: passed on.
-    let result = unsafe { real(node, params) };
+    let result = next();
     // SAFETY: null, or written by the driver.
     if let (SUCCESS, Some(params), Some(devices)) = (result, unsafe { params.as_mut() }, ready.devices())
         && params.kind == MEM_ALLOC

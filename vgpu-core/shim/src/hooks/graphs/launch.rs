@@ -3,10 +3,10 @@
 use crate::codes::OUT_OF_MEMORY;
 use crate::process::Ready;
 use core::ffi::c_int;
-use vgpu_core::log;
 use vgpu_core::memory::graphs::{self, Needs};
+use vgpu_core::memory::refusal;
 
-/// Calls `launch`, by which a graph with `needs` gets its memory, with that charged.
+/// Charges `needs` and calls `launch`, by which a graph gets this memory.
 pub(crate) fn mapped(ready: &Ready, needs: &Needs, stream: usize, launch: impl FnOnce() -> c_int) -> c_int {
     let mut held = Vec::with_capacity(needs.len());
     let mut fits = true;
@@ -20,7 +20,7 @@ pub(crate) fn mapped(ready: &Ready, needs: &Needs, stream: usize, launch: impl F
             };
             if fits && !reserve() {
                 fits = false;
-                log::refused(&gpu.uuid, &gpu.account, *need);
+                refusal::by_limit(gpu, *need);
             }
             held.push((gpu, memory));
         }
@@ -31,7 +31,7 @@ pub(crate) fn mapped(ready: &Ready, needs: &Needs, stream: usize, launch: impl F
     result
 }
 
-/// Counts the needs of a new executable graph.
+/// Adds the needs of a new executable graph.
 pub(crate) fn enter(ready: &Ready, needs: &Needs) {
     graphs::note_used();
     for (index, need) in needs {
@@ -41,7 +41,7 @@ pub(crate) fn enter(ready: &Ready, needs: &Needs) {
     }
 }
 
-/// Counts them out.
+/// Removes the needs of an executable graph that is gone.
 pub(crate) fn leave(ready: &Ready, needs: &Needs) {
     for (index, need) in needs {
         if let Some(gpu) = ready.gpus.get(*index) {
@@ -50,7 +50,7 @@ pub(crate) fn leave(ready: &Ready, needs: &Needs) {
     }
 }
 
-/// Charges the graphs of every GPU what the driver reserves now.
+/// Adjusts the charge of graphs on every GPU to the driver's current reservation.
 #[cold]
 pub(crate) fn settle_all(ready: &Ready) {
     ready

@@ -7,26 +7,26 @@
 //!  cuMemAllocAsync, cuMemAllocFromPoolAsync ───────┘   (pools trimmed)                       + prefer the host
 //! ```
 //!
-//! Its pages stay on the host and the GPU reads them over the bus. So the charge of device memory stays true: pages
-//! that migrated to the GPU would use a neighbour's memory. A program may still advise or prefetch otherwise. That is
-//! tolerable, because the driver evicts such pages from the GPU as soon as any process allocates.
+//! The pages of managed memory stay on the host and the GPU reads them over the bus. So the charge of device memory
+//! stays true: pages that migrated to the GPU would use a neighbour's memory. A program may still advise or prefetch
+//! otherwise. That is tolerable, because the driver evicts such pages from the GPU as soon as any process allocates.
 //!
 //! An allocation is either device or host memory as a whole, because one pointer has one kind of memory. Memory without
 //! a managed kind stays on the device: arrays, graphs and allocations that are captured into them, and pools with
 //! further properties (exported, a largest size). Physical memory by handle has a host kind of its own:
-//! [`physical`](super::physical). The attributes of a pool count its device memory only.
+//! [`physical`](super::physical). The attributes of a pool include only its device memory.
 //!
 //! [`deferred_free`] keeps the order of streams.
 //!
-//! Difference from a pool: managed memory is freed with the context in which it was allocated, here that of the stream,
-//! while memory of a device's pool would outlive that context.
+//! Difference from a pool: managed memory is freed with the context in which it was allocated, here the stream's
+//! context, while memory of a device's pool would outlive that context.
 //!
 //! How it fails: a GPU that cannot share managed memory with the host while it works (before Pascal, or under a
-//! hypervisor without support) would hold all of it. There the call returns out of memory, as without host memory. If
-//! the advice is refused, the pages may migrate, and the driver evicts them again.
+//! hypervisor without support) would keep all managed memory on the GPU. There the call returns out of memory, as
+//! without host memory. If the advice is refused, the pages may migrate, and the driver evicts them again.
 
 use crate::codes::{OUT_OF_MEMORY, SUCCESS};
-use crate::driver::Gpu;
+use crate::driver::{Gpu, Real};
 use crate::process::Ready;
 use crate::real::real;
 use core::ffi::{c_int, c_uint};
@@ -35,8 +35,9 @@ use vgpu_core::memory::deferred_free;
 use vgpu_core::memory::driver::is_captured;
 use vgpu_core::memory::granule::{PITCH, granules};
 use vgpu_core::memory::live::Live;
+use vgpu_core::memory::refusal;
 
-/// CU_MEM_ATTACH_HOST: begins on the host; visible to a GPU with concurrent access all the same.
+/// CU_MEM_ATTACH_HOST: begins on the host; a GPU with concurrent access sees the memory nevertheless.
 const ATTACH_HOST: c_uint = 2;
 const CONCURRENT_MANAGED_ACCESS: c_int = 89;
 const PREFER: c_int = 3;
@@ -59,8 +60,7 @@ pub(crate) unsafe fn instead(ready: &Ready, gpu: usize, pointer: *mut u64, bytes
     };
     let mut address = 0;
     // SAFETY: `address` is to be written.
-    let result =
-        unsafe { real!(cuMemAllocManaged(*mut u64, usize, c_uint))(&mut address, bytes as usize, ATTACH_HOST) };
+    let result = unsafe { real!(cuMemAllocManaged)(&mut address, bytes as usize, ATTACH_HOST) };
     if result != SUCCESS {
         owner.account.release(charge);
         return OUT_OF_MEMORY;
@@ -68,12 +68,13 @@ pub(crate) unsafe fn instead(ready: &Ready, gpu: usize, pointer: *mut u64, bytes
     // SAFETY: the range just allocated.
     unsafe { real!(cuMemAdvise(u64, usize, c_int, c_int))(address, bytes as usize, PREFER, HOST) };
     ready.tables.live.keep(&ready.gpus, address, Live::new(gpu, charge));
+    refusal::forget();
     // SAFETY: as promised.
     unsafe { pointer.write(address) };
     SUCCESS
 }
 
-/// The same in the order of `stream`, for memory of a pool. The context is the stream's.
+/// Allocates `bytes` in host memory in the order of `stream`, instead of a pool's memory. The context is the stream's.
 ///
 /// # Safety
 /// `pointer` may be written.
@@ -97,6 +98,7 @@ pub(crate) unsafe fn instead_in_order(
     };
     match deferred_free::again(&ready.gpus, &ready.tables.live, owner, whole, stream, &order) {
         Some(address) => {
+            refusal::forget();
             // SAFETY: as promised.
             unsafe { pointer.write(address) };
             SUCCESS
@@ -106,7 +108,7 @@ pub(crate) unsafe fn instead_in_order(
     }
 }
 
-/// The same for a pitched allocation.
+/// Allocates rows in host memory, for a pitched allocation.
 ///
 /// # Safety
 /// `pointer` and `pitch` may be written.
@@ -115,7 +117,7 @@ pub(crate) unsafe fn instead_of_rows(
     ready: &Ready,
     gpu: usize,
     pointer: *mut u64,
-    pitch: *mut usize,
+    pitch: *mut u64,
     width: u64,
     height: u64,
 ) -> c_int {
@@ -126,8 +128,8 @@ pub(crate) unsafe fn instead_of_rows(
     // SAFETY: as promised.
     let result = unsafe { instead(ready, gpu, pointer, bytes) };
     if result == SUCCESS {
-        // SAFETY: as promised.
-        unsafe { pitch.write(row as usize) };
+        // SAFETY: the caller promises that `pitch` may be written.
+        unsafe { pitch.write(row) };
     }
     result
 }
@@ -137,9 +139,6 @@ fn is_shared(ready: &Ready, gpu: usize) -> bool {
     let Some(device) = ready.devices().and_then(|devices| devices.of_gpu(gpu)) else {
         return false;
     };
-    let mut value = 0;
-    let ask = real!(cuDeviceGetAttribute(*mut c_int, c_int, c_int));
-    // SAFETY: `value` is to be written.
-    let result = unsafe { ask(&mut value, CONCURRENT_MANAGED_ACCESS, device) };
-    result == SUCCESS && value != 0
+    Real.device_attribute(CONCURRENT_MANAGED_ACCESS, device)
+        .is_ok_and(|value| value != 0)
 }

@@ -1,5 +1,5 @@
 //! Physical memory by handle beyond the share's device memory: a handle of host memory, charged to the second ledger of
-//! the share ([`managed`](super::managed) tells when there is one).
+//! the share (if there is one: [`managed`](super::managed)).
 //!
 //! ```text
 //!  cuMemCreate ─► device ledger ─ full ─► host ledger ─► cuMemCreate on the NUMA node beside the GPU
@@ -8,7 +8,7 @@
 //!
 //! The driver reports for each GPU if it can access such memory by the same calls. If it cannot, or the driver is too
 //! old to report it, the call returns out of memory. The driver reports the host as the location of the handle; the
-//! program is told the device for which it created the handle.
+//! program gets the device for which it created the handle.
 //!
 //! Memory that must be device memory stays on the device: compressed memory, and tiles of sparse arrays. Programs often
 //! ask for RDMA and never use it, so that property is ignored.
@@ -20,7 +20,7 @@
 //! for, the call returns out of memory before anything is allocated.
 
 use crate::codes::{OUT_OF_MEMORY, SUCCESS};
-use crate::driver::Backing;
+use crate::driver::{Backing, Real};
 use crate::hooks::devices::locations::Location;
 use crate::hooks::physical::properties::Properties;
 use crate::process::Ready;
@@ -29,10 +29,11 @@ use core::ffi::{c_int, c_ulonglong};
 use std::sync::Arc;
 use vgpu_core::memory::deferred_free;
 use vgpu_core::memory::granule::granules;
+use vgpu_core::memory::refusal;
 
 /// CU_MEM_LOCATION_TYPE_HOST_NUMA.
 const HOST_NUMA: c_int = 3;
-/// CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, and whether that location goes with handles.
+/// CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, and the attribute that says if handles may lie there.
 const NUMA_ID: c_int = 134;
 const NUMA_HANDLES: c_int = 141;
 
@@ -57,7 +58,7 @@ pub(crate) unsafe fn instead(
         return OUT_OF_MEMORY;
     };
     let backing = Arc::new(Backing::new(&ready.gpus, gpu, Some(charge)));
-    let create = real!(cuMemCreate(*mut u64, usize, *const Properties, c_ulonglong));
+    let create = real!(cuMemCreate);
     // SAFETY: as promised; the backing gives its charge back where it is not kept.
     unsafe {
         if create(handle, bytes, &own, flags) != SUCCESS {
@@ -65,37 +66,23 @@ pub(crate) unsafe fn instead(
         }
         ready.tables.vmm_handles.insert(*handle, (backing, 1));
     }
+    refusal::forget();
     SUCCESS
 }
 
-/// The same properties on the host; None: there is no such memory, or it would not do.
+/// Returns the same properties on the host; None: there is no such memory, or it is not suitable.
 fn on_host(asked: &Properties, bytes: usize) -> Option<Properties> {
     let device = asked.location.device().filter(|_| asked.is_plain())?;
-    attribute(NUMA_HANDLES, device).filter(|supported| *supported == 1)?;
+    Real.device_attribute(NUMA_HANDLES, device)
+        .ok()
+        .filter(|supported| *supported == 1)?;
     let mut own = *asked;
     own.location = Location {
         kind: HOST_NUMA,
-        // -1 where there are no NUMA nodes, of which 0 is then the only one.
-        id: attribute(NUMA_ID, device)?.max(0),
+        // The driver returns -1 on a machine without NUMA nodes; its only node is then 0.
+        id: Real.device_attribute(NUMA_ID, device).ok()?.max(0),
     };
     own.without_rdma();
-    let (here, there) = (granularity(asked)?, granularity(&own)?);
-    (there <= here && bytes.is_multiple_of(there)).then_some(own)
-}
-
-fn attribute(attribute: c_int, device: c_int) -> Option<c_int> {
-    let mut value = 0;
-    let ask = real!(cuDeviceGetAttribute(*mut c_int, c_int, c_int));
-    // SAFETY: to be written.
-    (unsafe { ask(&mut value, attribute, device) } == SUCCESS).then_some(value)
-}
-
-/// The least that memory of this kind is mapped in.
-fn granularity(properties: &Properties) -> Option<usize> {
-    const MINIMUM: c_int = 0;
-    let mut bytes = 0;
-    let ask = real!(cuMemGetAllocationGranularity(*mut usize, *const Properties, c_int));
-    // SAFETY: to be written.
-    let result = unsafe { ask(&mut bytes, properties, MINIMUM) };
-    (result == SUCCESS && bytes > 0).then_some(bytes)
+    let (here, there) = (asked.granularity().ok()?, own.granularity().ok()?);
+    (0 < there && there <= here && bytes.is_multiple_of(there)).then_some(own)
 }

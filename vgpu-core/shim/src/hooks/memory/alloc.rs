@@ -5,18 +5,19 @@ use crate::hooks::contexts::measure::at_slow_moment;
 use crate::hooks::host;
 use crate::process::Ready;
 use crate::real::real;
-use core::ffi::{c_int, c_uint};
+use core::ffi::c_int;
 use std::sync::atomic::Ordering;
 use vgpu_core::account::rounded;
 use vgpu_core::memory::charge::charge;
 use vgpu_core::memory::free::free_charged;
 use vgpu_core::memory::granule::{GRANULE, PITCH, granules};
 use vgpu_core::memory::live::Live;
+use vgpu_core::memory::refusal;
 
-/// What the driver makes of an allocation.
+/// How the driver treats an allocation.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    /// It may put it into a granule with others.
+pub(crate) enum Kind {
+    /// The allocation may share a granule with others.
     Packed,
     /// Managed memory: NVML lists it in no process's figure.
     Managed,
@@ -47,6 +48,9 @@ fn allocate_charged(
             Ok(())
         }
         Err(error) => {
+            if error == OUT_OF_MEMORY {
+                refusal::by_driver(owner, bytes);
+            }
             owner.account.release(charge);
             Err(error)
         }
@@ -66,67 +70,31 @@ unsafe fn written<P: Copy + Into<u64>>(result: c_int, pointer: *const P) -> Resu
     }
 }
 
-type Alloc<P, B> = unsafe extern "C" fn(*mut P, B) -> c_int;
-
-/// # Safety
-/// As for the driver's function; so for all below.
+/// cuMemAlloc and cuMemAllocManaged. An allocation that does not fit goes to host memory, if the share has some and the
+/// pointer has room for the address.
 #[inline(always)]
-pub(crate) unsafe fn alloc(ready: &'static Ready, real: Alloc<u64, usize>, pointer: *mut u64, bytes: usize) -> c_int {
-    let gpu = match ready.current() {
-        Some(gpu) if bytes > 0 && !pointer.is_null() => gpu,
-        // SAFETY: passed on: the driver says what is wrong.
-        _ => return unsafe { real(pointer, bytes) },
-    };
-    let result = allocate_charged(ready, gpu, bytes as u64, Kind::Packed, || {
-        // SAFETY: passed on; on success the driver has written the pointer.
-        unsafe { written(real(pointer, bytes), pointer) }
-    });
-    match result {
-        Ok(()) => SUCCESS,
-        // SAFETY: the caller's, to be written.
-        Err(OUT_OF_MEMORY) => unsafe { host::managed::instead(ready, gpu, pointer, bytes as u64) },
-        Err(error) => error,
-    }
-}
-
-pub(crate) unsafe fn alloc_v1(
+pub(crate) unsafe fn alloc<P: Copy + Into<u64>>(
     ready: &'static Ready,
-    real: Alloc<c_uint, c_uint>,
-    pointer: *mut c_uint,
-    bytes: c_uint,
-) -> c_int {
-    let gpu = match ready.current() {
-        Some(gpu) if bytes > 0 && !pointer.is_null() => gpu,
-        // SAFETY: passed on.
-        _ => return unsafe { real(pointer, bytes) },
-    };
-    let result = allocate_charged(ready, gpu, u64::from(bytes), Kind::Packed, || {
-        // SAFETY: passed on; on success the driver has written the pointer.
-        unsafe { written(real(pointer, bytes), pointer) }
-    });
-    result.err().unwrap_or(SUCCESS)
-}
-
-pub(crate) unsafe fn managed(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(*mut u64, usize, c_uint) -> c_int,
-    pointer: *mut u64,
+    pointer: *mut P,
     bytes: usize,
-    flags: c_uint,
+    kind: Kind,
+    next: impl FnOnce() -> c_int,
 ) -> c_int {
     let gpu = match ready.current() {
         Some(gpu) if bytes > 0 && !pointer.is_null() => gpu,
-        // SAFETY: passed on.
-        _ => return unsafe { real(pointer, bytes, flags) },
+        // The driver returns the right error.
+        _ => return next(),
     };
-    let result = allocate_charged(ready, gpu, bytes as u64, Kind::Managed, || {
-        // SAFETY: passed on; on success the driver has written the pointer.
-        unsafe { written(real(pointer, bytes, flags), pointer) }
+    let result = allocate_charged(ready, gpu, bytes as u64, kind, || {
+        // SAFETY: on success the driver has written the pointer.
+        unsafe { written(next(), pointer) }
     });
     match result {
         Ok(()) => SUCCESS,
-        // SAFETY: the caller's, to be written.
-        Err(OUT_OF_MEMORY) => unsafe { host::managed::instead(ready, gpu, pointer, bytes as u64) },
+        Err(OUT_OF_MEMORY) if size_of::<P>() == size_of::<u64>() => {
+            // SAFETY: the caller passes the pointer to be written.
+            unsafe { host::managed::instead(ready, gpu, pointer.cast(), bytes as u64) }
+        }
         Err(error) => error,
     }
 }
@@ -155,63 +123,35 @@ fn pitched(
     if grow(ready, gpu, pointer, bytes, row.saturating_mul(height)) {
         return SUCCESS;
     }
-    // Rows are wider than any driver known makes them, and that much is not free.
+    // The driver's rows are wider than expected, and the share has no room for the difference, which `charge` has noted.
     // SAFETY: a pointer that the driver has just given.
     free_charged(&ready.gpus, &ready.tables.live, pointer, || unsafe {
-        real!(cuMemFree_v2(u64))(pointer)
+        real!(cuMemFree_v2)(pointer)
     });
     OUT_OF_MEMORY
 }
 
-pub(crate) unsafe fn pitch(
+pub(crate) unsafe fn pitch<P: Copy + Into<u64>>(
     ready: &'static Ready,
-    real: unsafe extern "C" fn(*mut u64, *mut usize, usize, usize, c_uint) -> c_int,
-    pointer: *mut u64,
-    pitch: *mut usize,
-    width: usize,
-    height: usize,
-    element: c_uint,
+    pointer: *mut P,
+    pitch: *mut P,
+    width: u64,
+    height: u64,
+    next: impl FnOnce() -> c_int,
 ) -> c_int {
     let gpu = match ready.current() {
         Some(gpu) if !pointer.is_null() && !pitch.is_null() => gpu,
-        // SAFETY: passed on.
-        _ => return unsafe { real(pointer, pitch, width, height, element) },
+        _ => return next(),
     };
-    let result = pitched(ready, gpu, width as u64, height as u64, || {
-        // SAFETY: passed on; on success the driver has written both.
-        unsafe {
-            let at = written(real(pointer, pitch, width, height, element), pointer)?;
-            Ok((at, *pitch as u64))
-        }
+    let result = pitched(ready, gpu, width, height, || {
+        // SAFETY: on success the driver has written both.
+        unsafe { Ok((written(next(), pointer)?, (*pitch).into())) }
     });
-    if result == OUT_OF_MEMORY {
-        // SAFETY: the caller's, to be written.
-        return unsafe { host::managed::instead_of_rows(ready, gpu, pointer, pitch, width as u64, height as u64) };
+    if result == OUT_OF_MEMORY && size_of::<P>() == size_of::<u64>() {
+        // SAFETY: the caller passes the pointer to be written.
+        return unsafe { host::managed::instead_of_rows(ready, gpu, pointer.cast(), pitch.cast(), width, height) };
     }
     result
-}
-
-pub(crate) unsafe fn pitch_v1(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(*mut c_uint, *mut c_uint, c_uint, c_uint, c_uint) -> c_int,
-    pointer: *mut c_uint,
-    pitch: *mut c_uint,
-    width: c_uint,
-    height: c_uint,
-    element: c_uint,
-) -> c_int {
-    let gpu = match ready.current() {
-        Some(gpu) if !pointer.is_null() && !pitch.is_null() => gpu,
-        // SAFETY: passed on.
-        _ => return unsafe { real(pointer, pitch, width, height, element) },
-    };
-    pitched(ready, gpu, u64::from(width), u64::from(height), || {
-        // SAFETY: passed on; on success the driver has written both.
-        unsafe {
-            let at = written(real(pointer, pitch, width, height, element), pointer)?;
-            Ok((at, u64::from(*pitch)))
-        }
-    })
 }
 
 /// Charges the bytes that an allocation took beyond `expected`. Returns false if they do not fit.

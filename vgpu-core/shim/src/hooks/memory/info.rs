@@ -1,18 +1,16 @@
-//! The memory that programs are shown: that of the share, never more than the GPU has. If the share may use host memory
-//! as well, total and free contain both.
+//! The memory that programs see: that of the share, never more than the GPU has. If the share may use host memory,
+//! total and free include it.
 
 use crate::codes::{INVALID_DEVICE, SUCCESS};
 use crate::driver::Gpu;
 use crate::out::put;
 use crate::process::Ready;
+use crate::real::real;
 use core::ffi::{c_int, c_uint};
 use vgpu_core::memory::deferred_free;
 use vgpu_core::memory::room;
 
-type GetInfo<T> = unsafe extern "C" fn(*mut T, *mut T) -> c_int;
-type GetTotal<T> = unsafe extern "C" fn(*mut T, c_int) -> c_int;
-
-/// Free and total bytes of a GPU's shares; `physical`: what the GPU itself has free.
+/// Returns free and total bytes of a GPU's shares; `physical`: the free bytes of the GPU itself.
 fn share(ready: &Ready, gpu: &Gpu, physical: u64) -> (u64, u64) {
     gpu.account.reap();
     gpu.exported.collect();
@@ -23,91 +21,72 @@ fn share(ready: &Ready, gpu: &Gpu, physical: u64) -> (u64, u64) {
     (gpu.account.free(physical), gpu.account.limit())
 }
 
-pub(crate) unsafe fn memory(ready: &'static Ready, real: GetInfo<usize>, free: *mut usize, total: *mut usize) -> c_int {
+/// cuMemGetInfo of either width. The driver is asked by the wide one, because the numbers of a share may fit in 32 bits
+/// where those of the GPU do not.
+pub(crate) unsafe fn memory<T: Number>(
+    ready: &'static Ready,
+    free: *mut T,
+    total: *mut T,
+    _next: impl FnOnce() -> c_int,
+) -> c_int {
     let (mut real_free, mut real_total) = (0, 0);
     // SAFETY: both are to be written.
-    let result = unsafe { real(&mut real_free, &mut real_total) };
+    let result = unsafe { real!(cuMemGetInfo_v2)(&mut real_free, &mut real_total) };
     if result != SUCCESS {
         return result;
     }
-    if let Some(gpu) = ready.current().and_then(|gpu| ready.gpus.get(gpu)) {
-        let (share_free, limit) = share(ready, gpu, real_free as u64);
-        (real_free, real_total) = (share_free as usize, limit as usize);
-    }
+    let gpu = ready.current().and_then(|gpu| ready.gpus.get(gpu));
+    let (shown_free, shown_total) = match gpu {
+        Some(gpu) => share(ready, gpu, real_free as u64),
+        None => (real_free as u64, real_total as u64),
+    };
     // SAFETY: null (which a driver tolerates), or the caller's to be written.
     unsafe {
-        put(free, real_free);
-        put(total, real_total);
+        put(free, T::of(shown_free));
+        put(total, T::of(shown_total));
     }
     SUCCESS
 }
 
-pub(crate) unsafe fn memory_v1(
+/// cuDeviceTotalMem of either width.
+pub(crate) unsafe fn total<T: Number>(
     ready: &'static Ready,
-    _real: GetInfo<c_uint>,
-    free: *mut c_uint,
-    total: *mut c_uint,
+    bytes: *mut T,
+    device: c_int,
+    next: impl FnOnce() -> c_int,
 ) -> c_int {
-    let (mut wide_free, mut wide_total) = (0, 0);
-    // SAFETY: both are to be written.
-    let result = unsafe {
-        memory(
-            ready,
-            crate::real::real!(cuMemGetInfo_v2(*mut usize, *mut usize)),
-            &mut wide_free,
-            &mut wide_total,
-        )
-    };
-    if result == SUCCESS {
-        // SAFETY: null, or the caller's to be written.
-        unsafe {
-            put(free, narrow(wide_free));
-            put(total, narrow(wide_total));
-        }
-    }
-    result
-}
-
-pub(crate) unsafe fn total(ready: &'static Ready, real: GetTotal<usize>, bytes: *mut usize, device: c_int) -> c_int {
-    let Some(devices) = ready.devices() else {
-        // SAFETY: passed on: the driver says that it is not initialised.
-        return unsafe { real(bytes, device) };
+    let Some(devices) = ready.devices().filter(|_| !bytes.is_null()) else {
+        // The driver returns the right error.
+        return next();
     };
     let (Some(gpu), Some(device)) = (devices.gpu(device), devices.real(device)) else {
         return INVALID_DEVICE;
     };
-    // SAFETY: passed on.
-    let result = unsafe { real(bytes, device) };
-    if let (SUCCESS, Some(gpu)) = (result, ready.gpus.get(gpu)) {
-        // SAFETY: the driver has written there.
-        unsafe { put(bytes, gpu.account.limit() as usize) };
-    }
-    result
-}
-
-pub(crate) unsafe fn total_v1(
-    ready: &'static Ready,
-    _real: GetTotal<c_uint>,
-    bytes: *mut c_uint,
-    device: c_int,
-) -> c_int {
-    let mut wide = 0;
-    // SAFETY: `wide` is to be written.
-    let result = unsafe {
-        total(
-            ready,
-            crate::real::real!(cuDeviceTotalMem_v2(*mut usize, c_int)),
-            &mut wide,
-            device,
-        )
-    };
+    let mut real_total = 0;
+    // SAFETY: to be written.
+    let result = unsafe { real!(cuDeviceTotalMem_v2)(&mut real_total, device) };
     if result == SUCCESS {
-        // SAFETY: null, or the caller's to be written.
-        unsafe { put(bytes, narrow(wide)) };
+        let limit = ready.gpus.get(gpu).map(|gpu| gpu.account.limit());
+        // SAFETY: not null, the caller's to be written.
+        unsafe { put(bytes, T::of(limit.unwrap_or(real_total as u64))) };
     }
     result
 }
 
-fn narrow(bytes: usize) -> c_uint {
-    c_uint::try_from(bytes).unwrap_or(c_uint::MAX)
+/// The type of a size, in which the versions of a function differ.
+pub(crate) trait Number {
+    /// Returns the nearest number.
+    fn of(bytes: u64) -> Self;
+}
+
+impl Number for usize {
+    fn of(bytes: u64) -> Self {
+        bytes as usize
+    }
+}
+
+impl Number for c_uint {
+    fn of(bytes: u64) -> Self {
+        c_uint::try_from(bytes).unwrap_or(c_uint::MAX)
+    }
 }

@@ -53,17 +53,17 @@ const CUBEMAP: c_uint = 0x04;
 const SPARSE: c_uint = 0x40;
 const DEFERRED_MAPPING: c_uint = 0x80;
 
-/// What the elements of a format take.
+/// Size of a format's elements.
 enum Texel {
     /// Bytes of a channel.
     Channel(u64),
-    /// Bytes of a block of 4 x 4 elements, whatever the channels.
+    /// Bytes of a block of 4 x 4 elements, for any number of channels.
     Block(u64),
-    /// Bytes of an element of a picture with all its planes, at most.
+    /// The most bytes that an element of a picture takes with all its planes.
     Picture(u64),
 }
 
-/// Formats that we do not know are taken for the widest.
+/// Returns the size for a format; for an unknown one the largest.
 fn texel(format: c_uint) -> Texel {
     match format {
         0x01 | 0x08 | 0xc0..=0xc2 | 0xc6..=0xc8 => Texel::Channel(1),
@@ -71,7 +71,7 @@ fn texel(format: c_uint) -> Texel {
         0x03 | 0x0a | 0x20 => Texel::Channel(4),
         0x91 | 0x92 | 0x97 | 0x98 => Texel::Block(8),
         0x93..=0x96 | 0x99..=0x9e => Texel::Block(16),
-        // 10 bits thrice, and 2.
+        // Three times 10 bits, and 2 bits.
         0x50 => Texel::Picture(4),
         0x51..=0x53 | 0x55 | 0x57 | 0x59 | 0x5b | 0x5d | 0xa2 | 0xb0 | 0xb2 | 0xb4 => Texel::Picture(3),
         0x54 | 0x56 | 0x58 | 0x5a | 0x5c | 0x5e | 0x9f..=0xa1 | 0xa3 | 0xa4 | 0xb3 | 0xb5 => Texel::Picture(6),
@@ -81,7 +81,7 @@ fn texel(format: c_uint) -> Texel {
 }
 
 impl Solid {
-    /// Returns the bytes with `levels` mipmap levels, each half the size of the one before. 0: its memory is mapped
+    /// Returns the bytes with `levels` mipmap levels, each half the size of the one before. 0: the memory is mapped
     /// later. None: the size overflows.
     pub(crate) fn bytes(&self, levels: c_uint) -> Option<u64> {
         if self.flags & (SPARSE | DEFERRED_MAPPING) != 0 {
@@ -89,7 +89,7 @@ impl Solid {
         }
         let mut sum = 0_u64;
         let mut side = [self.width, self.height, self.depth].map(|side| side.max(1) as u64);
-        // Layers and the faces of cubes stay as many as they are.
+        // The numbers of layers and of cube faces stay the same.
         let layered = self.flags & (LAYERED | CUBEMAP) != 0;
         for _ in 0..levels.clamp(1, 32) {
             sum = sum.checked_add(self.level(side)?)?;

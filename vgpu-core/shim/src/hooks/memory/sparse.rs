@@ -12,6 +12,7 @@
 //! How it fails: if the driver reports neither, the part is charged one tile.
 
 use crate::codes::{OUT_OF_MEMORY, SUCCESS};
+use crate::driver::Real;
 use crate::hooks::physical::bindings::of_handle;
 use crate::process::Ready;
 use crate::real::real;
@@ -73,7 +74,7 @@ impl ArrayMap {
         [self.part_kind as u64, a, b, c, d]
     }
 
-    /// Where the part ends in the memory.
+    /// Returns the end of the part, as an offset in the memory.
     fn end(&self) -> u64 {
         const TAIL: c_int = 1;
         let bytes = if self.part_kind == TAIL {
@@ -116,35 +117,27 @@ impl ArrayMap {
         (unsafe { ask(&mut tiles, self.array) } == SUCCESS).then_some(tiles)
     }
 
-    /// Bytes of all of it on the device of its context.
+    /// Returns the bytes of the whole array on the device of its context.
     fn whole(&self) -> Option<u64> {
-        let (mut needs, mut device) = (Needs::default(), 0);
+        let (mut needs, device) = (Needs::default(), Real.current_device().ok()?);
         let ask = if self.is_mipmapped() {
             real!(cuMipmappedArrayGetMemoryRequirements(*mut Needs, usize, c_int))
         } else {
             real!(cuArrayGetMemoryRequirements(*mut Needs, usize, c_int))
         };
-        // SAFETY: both are to be written; the driver validates the array.
-        let results = unsafe {
-            [
-                real!(cuCtxGetDevice(*mut c_int))(&mut device),
-                ask(&mut needs, self.array, device),
-            ]
-        };
-        (results == [SUCCESS; 2]).then_some(needs.bytes as u64)
+        // SAFETY: to be written; the driver validates the array.
+        (unsafe { ask(&mut needs, self.array, device) } == SUCCESS).then_some(needs.bytes as u64)
     }
 }
 
 pub(crate) unsafe fn map_array(
     ready: &'static Ready,
-    real: unsafe extern "C" fn(*mut ArrayMap, c_uint, usize) -> c_int,
     list: *mut ArrayMap,
     count: c_uint,
-    stream: usize,
+    next: impl FnOnce(*mut ArrayMap) -> c_int,
 ) -> c_int {
     if list.is_null() {
-        // SAFETY: passed on.
-        return unsafe { real(list, count, stream) };
+        return next(list);
     }
     // SAFETY: the caller's list.
     let mut own = unsafe { core::slice::from_raw_parts(list, count as usize) }.to_vec();
@@ -163,8 +156,7 @@ pub(crate) unsafe fn map_array(
             one.devices = devices.real_mask(one.devices);
         }
     }
-    // SAFETY: passed on, with real devices in a copy.
-    let result = unsafe { real(own.as_mut_ptr(), count, stream) };
+    let result = next(own.as_mut_ptr());
     if result == SUCCESS {
         for (one, backing) in own.iter().zip(backings) {
             ready.tables.arrays.map(one.array, one.tile(), backing);

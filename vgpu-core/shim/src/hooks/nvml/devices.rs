@@ -1,4 +1,4 @@
-//! NVML's list of devices: the GPUs of which this process has shares, in NVML's order.
+//! NVML's list of devices: only GPUs in which this process has a share, in NVML's order.
 
 use crate::codes::{NVML_INVALID_ARGUMENT, NVML_NOT_FOUND, NVML_SUCCESS};
 use crate::hooks::nvml::list::{fill, keep};
@@ -8,21 +8,8 @@ use crate::real::real;
 use core::ffi::{CStr, c_char, c_int, c_uint};
 use std::sync::atomic::Ordering;
 
-pub(crate) unsafe fn init(ready: &'static Ready, real: unsafe extern "C" fn() -> c_int) -> c_int {
-    // SAFETY: passed on.
-    listed(ready, unsafe { real() })
-}
-
-pub(crate) unsafe fn init_with(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(c_uint) -> c_int,
-    flags: c_uint,
-) -> c_int {
-    // SAFETY: passed on.
-    listed(ready, unsafe { real(flags) })
-}
-
-fn listed(ready: &'static Ready, result: c_int) -> c_int {
+pub(crate) fn init(ready: &'static Ready, next: impl FnOnce() -> c_int) -> c_int {
+    let result = next();
     if result == NVML_SUCCESS {
         ready.nvml_users.fetch_add(1, Ordering::Relaxed);
         *ready.nvml.lock() = enumerate(ready);
@@ -30,9 +17,8 @@ fn listed(ready: &'static Ready, result: c_int) -> c_int {
     result
 }
 
-pub(crate) unsafe fn shutdown(ready: &'static Ready, real: unsafe extern "C" fn() -> c_int) -> c_int {
-    // SAFETY: passed on.
-    let result = unsafe { real() };
+pub(crate) fn shutdown(ready: &'static Ready, next: impl FnOnce() -> c_int) -> c_int {
+    let result = next();
     if result == NVML_SUCCESS {
         let less = |users: u32| Some(users.saturating_sub(1));
         let _ = ready
@@ -42,23 +28,23 @@ pub(crate) unsafe fn shutdown(ready: &'static Ready, real: unsafe extern "C" fn(
     result
 }
 
-/// Initialises NVML for ourselves, once: it costs milliseconds. The program does not see that.
+/// Initialises NVML for this library, once, because this takes milliseconds. The program does not see it.
 pub(crate) fn keep_open(ready: &'static Ready) -> bool {
     let mut own = ready.nvml_own.lock();
     if !*own {
         let mut count = 0;
         // A fork child inherits what its parent has initialised.
         // SAFETY: to be written.
-        if unsafe { real!(nvmlDeviceGetCount_v2(*mut c_uint))(&mut count) } == NVML_SUCCESS {
+        if unsafe { real!(nvmlDeviceGetCount_v2)(&mut count) } == NVML_SUCCESS {
             ready.nvml_users.fetch_max(1, Ordering::Relaxed);
         }
         // SAFETY: takes nothing.
-        *own = unsafe { real!(nvmlInit_v2())() } == NVML_SUCCESS;
+        *own = unsafe { real!(nvmlInit_v2)() } == NVML_SUCCESS;
     }
     *own
 }
 
-/// The devices of this process; in a fork child they are looked for again.
+/// Returns the devices of this process. A fork child looks for them again.
 pub(crate) fn list(ready: &'static Ready) -> Vec<NvmlDevice> {
     let mut known = ready.nvml.lock();
     if known.is_empty() {
@@ -70,7 +56,7 @@ pub(crate) fn list(ready: &'static Ready) -> Vec<NvmlDevice> {
 fn enumerate(ready: &'static Ready) -> Vec<NvmlDevice> {
     let mut count = 0;
     // SAFETY: `count` is to be written.
-    if unsafe { real!(nvmlDeviceGetCount_v2(*mut c_uint))(&mut count) } != NVML_SUCCESS {
+    if unsafe { real!(nvmlDeviceGetCount_v2)(&mut count) } != NVML_SUCCESS {
         return Vec::new();
     }
     (0..count).filter_map(|index| of(ready, index)).collect()
@@ -80,7 +66,7 @@ fn of(ready: &'static Ready, index: c_uint) -> Option<NvmlDevice> {
     let (mut handle, mut uuid) = (0_usize, [0 as c_char; 96]);
     // SAFETY: handle and text are to be written, the latter within its length.
     let result = unsafe {
-        match real!(nvmlDeviceGetHandleByIndex_v2(c_uint, *mut usize))(index, &mut handle) {
+        match real!(nvmlDeviceGetHandleByIndex_v2)(index, &mut handle) {
             NVML_SUCCESS => real!(nvmlDeviceGetUUID(usize, *mut c_char, c_uint))(handle, uuid.as_mut_ptr(), 95),
             error => error,
         }
@@ -92,13 +78,8 @@ fn of(ready: &'static Ready, index: c_uint) -> Option<NvmlDevice> {
     Some(NvmlDevice { handle, gpu })
 }
 
-pub(crate) unsafe fn count(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(*mut c_uint) -> c_int,
-    count: *mut c_uint,
-) -> c_int {
-    // SAFETY: passed on.
-    let result = unsafe { real(count) };
+pub(crate) unsafe fn count(ready: &'static Ready, count: *mut c_uint, next: impl FnOnce() -> c_int) -> c_int {
+    let result = next();
     if result == NVML_SUCCESS {
         // SAFETY: the driver has written there.
         unsafe { put(count, list(ready).len() as c_uint) };
@@ -108,17 +89,16 @@ pub(crate) unsafe fn count(
 
 pub(crate) unsafe fn by_index(
     ready: &'static Ready,
-    real: unsafe extern "C" fn(c_uint, *mut usize) -> c_int,
     index: c_uint,
     device: *mut usize,
+    next: impl FnOnce() -> c_int,
 ) -> c_int {
     let mut count = 0;
     // SAFETY: to be written.
-    let result = unsafe { real!(nvmlDeviceGetCount_v2(*mut c_uint))(&mut count) };
+    let result = unsafe { real!(nvmlDeviceGetCount_v2)(&mut count) };
     if result != NVML_SUCCESS {
-        // Our list outlives nvmlShutdown, a handle does not: NVML returns the right error.
-        // SAFETY: passed on.
-        return unsafe { real(index, device) };
+        // Our list stays valid after nvmlShutdown, but a handle does not: NVML returns the right error.
+        return next();
     }
     let devices = list(ready);
     match (devices.get(index as usize), device.is_null()) {
@@ -131,19 +111,17 @@ pub(crate) unsafe fn by_index(
     }
 }
 
-/// By a text, or by a UUID in any form.
-pub(crate) unsafe fn by_text<T>(
+/// Finds a device by a text or by a UUID in any form.
+pub(crate) unsafe fn by_text(
     ready: &'static Ready,
-    real: unsafe extern "C" fn(*const T, *mut usize) -> c_int,
-    text: *const T,
     device: *mut usize,
+    next: impl FnOnce(*mut usize) -> c_int,
 ) -> c_int {
     let mut found = 0;
     if device.is_null() {
         return NVML_INVALID_ARGUMENT;
     }
-    // SAFETY: passed on, with a place of our own.
-    match unsafe { real(text, &mut found) } {
+    match next(&mut found) {
         NVML_SUCCESS if list(ready).iter().any(|known| known.handle == found) => {
             // SAFETY: not null, the caller's to be written.
             unsafe { put(device, found) };
@@ -154,62 +132,38 @@ pub(crate) unsafe fn by_text<T>(
     }
 }
 
-pub(crate) unsafe fn of_cpu(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(c_uint, *mut c_uint, *mut usize) -> c_int,
-    cpu: c_uint,
-    count: *mut c_uint,
-    devices: *mut usize,
-) -> c_int {
-    // SAFETY: passed on; on success NVML has written both.
-    unsafe { only_own(ready, real(cpu, count, devices), count, devices) }
-}
-
-pub(crate) unsafe fn nearest(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(usize, c_int, *mut c_uint, *mut usize) -> c_int,
-    device: usize,
-    level: c_int,
-    count: *mut c_uint,
-    devices: *mut usize,
-) -> c_int {
-    // SAFETY: passed on; on success NVML has written both.
-    unsafe { only_own(ready, real(device, level, count, devices), count, devices) }
-}
-
-/// Those of an S-class unit.
+/// The GPUs of an S-class unit.
 pub(crate) unsafe fn of_unit(
     ready: &'static Ready,
-    real: unsafe extern "C" fn(usize, *mut c_uint, *mut usize) -> c_int,
-    unit: usize,
     count: *mut c_uint,
     devices: *mut usize,
+    next: impl FnOnce(*mut c_uint, *mut usize) -> c_int,
 ) -> c_int {
-    // Into a buffer of our own, so that not even the GPUs' real number is reported if the caller's buffer is too small.
+    // Into our own buffer: otherwise the real number of GPUs would be reported if the caller's buffer is too small.
     let mut all = [0_usize; 256];
     let mut found = all.len() as c_uint;
-    // SAFETY: both are to be written, the list within its length.
-    let result = unsafe { real(unit, &mut found, all.as_mut_ptr()) };
+    let (place, list) = (&raw mut found, all.as_mut_ptr());
+    // SAFETY: a list of our own, and its length.
+    let result = unsafe { only_own(ready, place, list, || next(place, list)) };
     if result != NVML_SUCCESS {
         return result;
     }
-    let own = list(ready);
-    let told = all.iter().take(found as usize).copied();
-    let told: Vec<usize> = told
-        .filter(|device| own.iter().any(|known| known.handle == *device))
-        .collect();
+    let own = all.get(..found as usize).unwrap_or_default();
     // SAFETY: the caller's promises to NVML.
-    unsafe { fill(&told, count, devices) }
+    unsafe { fill(own, count, devices) }
 }
 
-/// Takes the GPUs without a share out of a list that NVML has written.
-///
-/// # Safety
-/// As for [`keep`].
-unsafe fn only_own(ready: &'static Ready, result: c_int, count: *mut c_uint, devices: *mut usize) -> c_int {
+/// Removes the GPUs without a share from the list that NVML writes.
+pub(crate) unsafe fn only_own(
+    ready: &'static Ready,
+    count: *mut c_uint,
+    devices: *mut usize,
+    next: impl FnOnce() -> c_int,
+) -> c_int {
+    let result = next();
     if result == NVML_SUCCESS {
         let own = list(ready);
-        // SAFETY: as promised.
+        // SAFETY: NVML has written both.
         unsafe { keep(count, devices, |device| own.iter().any(|known| known.handle == *device)) };
     }
     result
@@ -217,12 +171,11 @@ unsafe fn only_own(ready: &'static Ready, result: c_int, count: *mut c_uint, dev
 
 pub(crate) unsafe fn index(
     ready: &'static Ready,
-    real: unsafe extern "C" fn(usize, *mut c_uint) -> c_int,
     device: usize,
     index: *mut c_uint,
+    next: impl FnOnce() -> c_int,
 ) -> c_int {
-    // SAFETY: passed on.
-    let result = unsafe { real(device, index) };
+    let result = next();
     let place = list(ready).iter().position(|known| known.handle == device);
     if let (NVML_SUCCESS, Some(place)) = (result, place) {
         // SAFETY: the driver has written there.

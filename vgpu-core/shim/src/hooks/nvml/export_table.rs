@@ -1,5 +1,5 @@
-//! nvmlInternalGetExportTable: nvidia-smi gets its lists of processes from there and nowhere else. It receives a copy
-//! of the driver's table in which the lists are the share's.
+//! nvmlInternalGetExportTable: nvidia-smi gets its lists of processes only from there. It receives a copy of the
+//! driver's table in which the lists are the share's.
 //!
 //! The slots and the layout of an entry are published in NVIDIA's k8s-test-infra for the drivers in [`KNOWN`]. Nothing
 //! guarantees that they are the same in another driver, where a wrong function in a slot would write to arbitrary
@@ -16,9 +16,9 @@ use crate::real::real;
 use crate::start;
 use core::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 
-/// Versions of the driver, as far as their first full stop, whose table this is.
+/// Driver versions, up to the first full stop, that have this table.
 const KNOWN: [&str; 2] = ["535", "550"];
-/// Lists of compute, graphics and MPS processes, by their place in the table; its first word is its size.
+/// The lists of compute, graphics and MPS processes, by their place in the table. The table's first word is its size.
 const COMPUTE: usize = 213;
 const OTHERS: [usize; 2] = [214, 215];
 const LARGEST: usize = 64 << 10;
@@ -36,14 +36,8 @@ struct Entry {
 }
 const _: () = assert!(size_of::<Entry>() == 4128 && core::mem::offset_of!(Entry, name) == 32);
 
-pub(crate) unsafe fn get(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(*mut *const c_void, *const c_void) -> c_int,
-    table: *mut *const c_void,
-    id: *const c_void,
-) -> c_int {
-    // SAFETY: passed on.
-    let result = unsafe { real(table, id) };
+pub(crate) unsafe fn get(ready: &'static Ready, table: *mut *const c_void, next: impl FnOnce() -> c_int) -> c_int {
+    let result = next();
     if result != NVML_SUCCESS || table.is_null() || !is_known() {
         return result;
     }
@@ -116,7 +110,7 @@ extern "C" fn nobody(_device: usize, count: *mut c_uint, entries: *mut Entry) ->
     answer(count, entries, |_| Vec::new())
 }
 
-/// A process's program as it was called.
+/// Returns the command line of a process.
 fn name(pid: u32) -> [u8; 4096] {
     let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let mut name = [0; 4096];

@@ -1,5 +1,5 @@
 //! Memory and processes of a GPU, as NVML's functions return them: those of the share, from its ledger. If the share
-//! may use host memory as well, total and used contain both, as for cuMemGetInfo.
+//! may use host memory, total and used include it, as for cuMemGetInfo.
 //!
 //! Lists of processes contain those of this PID namespace, because a PID of another namespace means nothing here.
 
@@ -7,12 +7,12 @@ use crate::codes::{NVML_NO_PERMISSION, NVML_NOT_SUPPORTED, NVML_SUCCESS};
 use crate::detour;
 use crate::driver::Gpu;
 use crate::hooks::nvml;
-use crate::hooks::nvml::list::{Process, fill, keep};
+use crate::hooks::nvml::list::{fill, keep};
 use crate::names::slot;
 use crate::out::put;
 use crate::process::Ready;
 use crate::{real, start};
-use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+use core::ffi::{c_char, c_int, c_uint, c_ulonglong};
 use vgpu_core::memory::room;
 
 /// nvmlMemory_t.
@@ -43,6 +43,12 @@ pub(crate) struct ProcessV1 {
     used: c_ulonglong,
 }
 
+impl From<(u32, u64)> for ProcessV1 {
+    fn from((pid, used): (u32, u64)) -> Self {
+        Self { pid, used }
+    }
+}
+
 pub(crate) fn gpu(ready: &'static Ready, device: usize) -> Option<&'static Gpu> {
     let found = nvml::devices::list(ready)
         .into_iter()
@@ -59,12 +65,11 @@ pub(crate) fn figures(gpu: &Gpu) -> (u64, u64) {
 
 pub(crate) unsafe fn memory(
     ready: &'static Ready,
-    real: unsafe extern "C" fn(usize, *mut Memory) -> c_int,
     device: usize,
     info: *mut Memory,
+    next: impl FnOnce() -> c_int,
 ) -> c_int {
-    // SAFETY: passed on.
-    let result = unsafe { real(device, info) };
+    let result = next();
     if let (NVML_SUCCESS, Some(gpu)) = (result, gpu(ready, device)) {
         let (total, used) = figures(gpu);
         let free = total.saturating_sub(used);
@@ -76,12 +81,11 @@ pub(crate) unsafe fn memory(
 
 pub(crate) unsafe fn memory_v2(
     ready: &'static Ready,
-    real: unsafe extern "C" fn(usize, *mut MemoryV2) -> c_int,
     device: usize,
     info: *mut MemoryV2,
+    next: impl FnOnce() -> c_int,
 ) -> c_int {
-    // SAFETY: passed on.
-    let result = unsafe { real(device, info) };
+    let result = next();
     // SAFETY: null, or NVML has written there.
     if let (NVML_SUCCESS, Some(gpu), Some(info)) = (result, gpu(ready, device), unsafe { info.as_mut() }) {
         let (total, used) = figures(gpu);
@@ -105,58 +109,34 @@ pub(crate) fn running(ready: &'static Ready, device: usize) -> Option<Vec<(u32, 
     Some(gpu.account.processes())
 }
 
-pub(crate) unsafe fn processes_v1(
+/// Writes the list of compute processes, in either layout.
+pub(crate) unsafe fn processes<T: From<(u32, u64)> + Copy>(
     ready: &'static Ready,
-    real: unsafe extern "C" fn(usize, *mut c_uint, *mut ProcessV1) -> c_int,
     device: usize,
     count: *mut c_uint,
-    list: *mut ProcessV1,
+    list: *mut T,
+    next: impl FnOnce() -> c_int,
 ) -> c_int {
     let Some(running) = running(ready, device) else {
-        // SAFETY: passed on.
-        return unsafe { real(device, count, list) };
+        return next();
     };
-    let found: Vec<_> = running.into_iter().map(|(pid, used)| ProcessV1 { pid, used }).collect();
+    let found: Vec<T> = running.into_iter().map(T::from).collect();
     // SAFETY: the caller's promises to NVML.
     unsafe { fill(&found, count, list) }
 }
 
-pub(crate) unsafe fn processes(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(usize, *mut c_uint, *mut Process) -> c_int,
-    device: usize,
-    count: *mut c_uint,
-    list: *mut Process,
-) -> c_int {
-    let Some(running) = running(ready, device) else {
-        // SAFETY: passed on.
-        return unsafe { real(device, count, list) };
-    };
-    let found = running.into_iter().map(|(pid, used)| Process {
-        pid,
-        used,
-        gpu_instance: c_uint::MAX,
-        compute_instance: c_uint::MAX,
-    });
-    let found: Vec<_> = found.collect();
-    // SAFETY: the caller's promises to NVML.
-    unsafe { fill(&found, count, list) }
-}
-
-/// Lists of kinds of processes that no share counts.
+/// Writes empty lists for kinds of processes that no share has.
 pub(crate) unsafe fn no_processes(
     ready: &'static Ready,
-    real: unsafe extern "C" fn(usize, *mut c_uint, *mut u8) -> c_int,
     device: usize,
     count: *mut c_uint,
-    list: *mut u8,
+    next: impl FnOnce() -> c_int,
 ) -> c_int {
     if gpu(ready, device).is_none() {
-        // SAFETY: passed on.
-        return unsafe { real(device, count, list) };
+        return next();
     }
     // SAFETY: the caller's promises to NVML.
-    unsafe { fill(&[], count, list) }
+    unsafe { fill::<u8>(&[], count, core::ptr::null_mut()) }
 }
 
 /// Returns true if a PID is that of a process of the share.
@@ -167,13 +147,12 @@ pub(crate) fn own_pids(ready: &'static Ready, device: usize) -> impl Fn(c_uint) 
 
 pub(crate) unsafe fn accounting_pids(
     ready: &'static Ready,
-    real: unsafe extern "C" fn(usize, *mut c_uint, *mut c_uint) -> c_int,
     device: usize,
     count: *mut c_uint,
     pids: *mut c_uint,
+    next: impl FnOnce() -> c_int,
 ) -> c_int {
-    // SAFETY: passed on.
-    let result = unsafe { real(device, count, pids) };
+    let result = next();
     if result == NVML_SUCCESS {
         let is_own = own_pids(ready, device);
         // SAFETY: NVML has written both.
@@ -182,26 +161,18 @@ pub(crate) unsafe fn accounting_pids(
     result
 }
 
-/// Lists of all processes of a GPU in forms that no share has.
-pub(crate) unsafe fn unsupported(
-    _ready: &'static Ready,
-    _real: unsafe extern "C" fn(usize, *mut c_void) -> c_int,
-    _device: usize,
-    _list: *mut c_void,
-) -> c_int {
+/// Refuses lists of all processes of a GPU in forms that no share has.
+pub(crate) fn unsupported(_ready: &'static Ready, _next: impl FnOnce() -> c_int) -> c_int {
     NVML_NOT_SUPPORTED
 }
 
-/// NVML's own text, else ours for the refusal.
+/// Returns NVML's own text, or ours for a refusal.
 pub(crate) fn error_text(error: c_int) -> *const c_char {
     let ready = detour::guarded(start::ready).flatten();
     if ready.is_some() && real::has(slot::nvmlErrorString) {
-        // SAFETY: the real function of this name has this signature.
-        return unsafe {
-            core::mem::transmute::<*const (), unsafe extern "C" fn(c_int) -> *const c_char>(real::address(
-                slot::nvmlErrorString,
-            ))(error)
-        };
+        let describe: unsafe extern "C" fn(c_int) -> *const c_char = real::function(slot::nvmlErrorString);
+        // SAFETY: the function has this signature.
+        return unsafe { describe(error) };
     }
     match error {
         NVML_SUCCESS => c"Success",

@@ -13,20 +13,22 @@ pub(crate) struct Process {
     pub(crate) compute_instance: c_uint,
 }
 
-impl Process {
-    pub(crate) fn pid(&self) -> c_uint {
-        self.pid
+impl From<(u32, u64)> for Process {
+    fn from((pid, used): (u32, u64)) -> Self {
+        Self {
+            pid,
+            used,
+            gpu_instance: c_uint::MAX,
+            compute_instance: c_uint::MAX,
+        }
     }
 }
 
-/// Writes `found` the way NVML does: the count alone when there is no room.
+/// Writes `found` as NVML does: only the count if there is no room.
 ///
 /// # Safety
 /// `count` is null or readable and writable; `list` is null or has `*count` entries.
-pub(crate) unsafe fn fill<T>(found: &[T], count: *mut c_uint, list: *mut T) -> c_int
-where
-    T: Copy,
-{
+pub(crate) unsafe fn fill<T: Copy>(found: &[T], count: *mut c_uint, list: *mut T) -> c_int {
     // SAFETY: as promised.
     let Some(count) = (unsafe { count.as_mut() }) else {
         return NVML_INVALID_ARGUMENT;
@@ -45,7 +47,7 @@ where
     NVML_SUCCESS
 }
 
-/// Keeps of the entries that NVML has written those that are the share's own.
+/// Keeps only the share's own entries of the list that NVML has written.
 ///
 /// # Safety
 /// `count` is null or was written; `list` is null or has that many entries.

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! NVML names processes by PIDs of the node. In another PID namespace they mean nothing: one of our PIDs may be a
-//! neighbour's there. They count as ours only if NVML lists every process that the share has on the GPU. If it does
+//! neighbour's there. They are taken for ours only if NVML lists every process that the share has on the GPU. If it does
 //! not, NVML says nothing about the share, and the GPU's figure is returned until the library measures time itself.
 //!
 //! Figures are percent of the GPU, not of the share's `cores`: a share whose policy is Balanced may be busier than its
@@ -25,7 +25,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// nvmlUtilization_t.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Rates {
     gpu: c_uint,
     memory: c_uint,
@@ -33,7 +33,7 @@ pub(crate) struct Rates {
 
 /// nvmlProcessUtilizationSample_t.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Sample {
     pid: c_uint,
     time: c_ulonglong,
@@ -42,21 +42,18 @@ pub(crate) struct Sample {
 }
 const _: () = assert!(size_of::<Sample>() == 32);
 
-type GetSamples = unsafe extern "C" fn(usize, *mut Sample, *mut c_uint, c_ulonglong) -> c_int;
-
-/// The most processes that are looked at.
+/// The maximum number of processes that are read.
 const ROOM: usize = 1024;
 /// How old a sample may be, in microseconds: NVML takes one at least once a second.
 const AGE: u64 = 1_000_000;
 
 pub(crate) unsafe fn rates(
     ready: &'static Ready,
-    real: unsafe extern "C" fn(usize, *mut Rates) -> c_int,
     device: usize,
     rates: *mut Rates,
+    next: impl FnOnce() -> c_int,
 ) -> c_int {
-    // SAFETY: passed on.
-    let result = unsafe { real(device, rates) };
+    let result = next();
     if let (NVML_SUCCESS, Some(own)) = (result, own(ready, device)) {
         // SAFETY: NVML has written there, so it is not null.
         unsafe { rates.write(own) };
@@ -67,9 +64,8 @@ pub(crate) unsafe fn rates(
 /// Returns the utilisation of the share's own processes, or None if NVML cannot distinguish them.
 fn own(ready: &'static Ready, device: usize) -> Option<Rates> {
     let own = running(ready, device)?;
-    let idle = Rates { gpu: 0, memory: 0 };
     if own.is_empty() {
-        return Some(idle);
+        return Some(Rates::default());
     }
     if !are_listed(&own, device) {
         return None;
@@ -97,32 +93,26 @@ fn own(ready: &'static Ready, device: usize) -> Option<Rates> {
 
 /// Returns true if NVML lists all of `own`, so that its PIDs are ours.
 fn are_listed(own: &[(u32, u64)], device: usize) -> bool {
-    let empty = Process::default();
-    let (mut count, mut list) = (ROOM as c_uint, vec![empty; ROOM]);
-    let ask = real!(nvmlDeviceGetComputeRunningProcesses_v3(usize, *mut c_uint, *mut Process));
+    let (mut count, mut list) = (ROOM as c_uint, vec![Process::default(); ROOM]);
+    let ask = real!(nvmlDeviceGetComputeRunningProcesses_v3);
     // SAFETY: room for as many as `count` says.
     let result = unsafe { ask(device, &mut count, list.as_mut_ptr()) };
     let seen = list.get(..count as usize).unwrap_or_default();
     result == NVML_SUCCESS
         && own
             .iter()
-            .all(|(pid, _)| seen.iter().any(|process| process.pid() == *pid))
+            .all(|(pid, _)| seen.iter().any(|process| process.pid == *pid))
 }
 
-/// NVML's samples of the last second; None: it has none to give on this GPU.
+/// Returns NVML's samples of the last second; None: NVML has no samples for this GPU.
 fn samples(device: usize) -> Option<Vec<Sample>> {
     if !real::has(slot::nvmlDeviceGetProcessUtilization) {
         return None;
     }
     let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_micros();
     let since = u64::try_from(now).ok()?.saturating_sub(AGE);
-    let empty = Sample {
-        pid: 0,
-        time: 0,
-        rates: [0; 4],
-    };
-    let (mut count, mut list) = (ROOM as c_uint, vec![empty; ROOM]);
-    let ask: GetSamples = real::function(slot::nvmlDeviceGetProcessUtilization);
+    let (mut count, mut list) = (ROOM as c_uint, vec![Sample::default(); ROOM]);
+    let ask = real!(nvmlDeviceGetProcessUtilization);
     // SAFETY: room for as many as `count` says.
     match unsafe { ask(device, list.as_mut_ptr(), &mut count, since) } {
         NVML_SUCCESS => {
@@ -136,17 +126,15 @@ fn samples(device: usize) -> Option<Vec<Sample>> {
 
 pub(crate) unsafe fn of_processes(
     ready: &'static Ready,
-    real: GetSamples,
     device: usize,
     samples: *mut Sample,
     count: *mut c_uint,
-    since: c_ulonglong,
+    next: impl FnOnce() -> c_int,
 ) -> c_int {
     if gpu(ready, device).is_some() && count.is_null() {
         return NVML_INVALID_ARGUMENT;
     }
-    // SAFETY: passed on.
-    let result = unsafe { real(device, samples, count, since) };
+    let result = next();
     if result == NVML_SUCCESS {
         let listed = running(ready, device).is_some_and(|own| are_listed(&own, device));
         let is_own = own_pids(ready, device);

@@ -4,7 +4,7 @@ use crate::codes::{NVML_NOT_FOUND, NVML_SUCCESS};
 use crate::hooks::nvml::info::{Memory, figures, gpu, running};
 use crate::out::put;
 use crate::process::Ready;
-use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
+use core::ffi::{c_int, c_uint, c_ulonglong};
 use std::sync::atomic::Ordering;
 
 /// nvmlConfComputeMemSizeInfo_t.
@@ -15,15 +15,14 @@ pub(crate) struct Sizes {
     unprotected_kib: c_ulonglong,
 }
 
-/// Protected and unprotected memory: at most the share's limit together.
+/// Writes protected and unprotected memory: together at most the share's limit.
 pub(crate) unsafe fn sizes(
     ready: &'static Ready,
-    real: unsafe extern "C" fn(usize, *mut Sizes) -> c_int,
     device: usize,
     sizes: *mut Sizes,
+    next: impl FnOnce() -> c_int,
 ) -> c_int {
-    // SAFETY: passed on.
-    let result = unsafe { real(device, sizes) };
+    let result = next();
     // SAFETY: null, or NVML has written there.
     if let (NVML_SUCCESS, Some(gpu), Some(sizes)) = (result, gpu(ready, device), unsafe { sizes.as_mut() }) {
         let limit_kib = gpu.account.limit() >> 10;
@@ -33,15 +32,14 @@ pub(crate) unsafe fn sizes(
     result
 }
 
-/// Protected memory: the share's figures, where the GPU has as much.
+/// Writes protected memory: the share's figures, if the GPU has that much.
 pub(crate) unsafe fn protected(
     ready: &'static Ready,
-    real: unsafe extern "C" fn(usize, *mut Memory) -> c_int,
     device: usize,
     memory: *mut Memory,
+    next: impl FnOnce() -> c_int,
 ) -> c_int {
-    // SAFETY: passed on.
-    let result = unsafe { real(device, memory) };
+    let result = next();
     // SAFETY: null, or NVML has written there.
     if let (NVML_SUCCESS, Some(gpu), Some(told)) = (result, gpu(ready, device), unsafe { memory.as_ref() }) {
         let (limit, charged) = figures(gpu);
@@ -57,8 +55,8 @@ pub(crate) unsafe fn protected(
 /// Returns NVML's PID of process `pid` of this PID namespace. None: it is not a process of the share, or its PID is
 /// unknown.
 ///
-/// NVML may count in another namespace, where the same number is somebody else's process. That is known once
-/// this process has a context, for then its own number there is.
+/// NVML may use PIDs of another namespace, where the same number means another process. This is known once this process
+/// has a context, because then its own number there is known.
 fn of_nvml(ready: &'static Ready, device: usize, pid: c_uint) -> Option<c_uint> {
     let own = running(ready, device)?;
     own.iter().find(|(known, _)| *known == pid)?;
@@ -70,39 +68,37 @@ fn of_nvml(ready: &'static Ready, device: usize, pid: c_uint) -> Option<c_uint> 
     }
 }
 
-pub(crate) unsafe fn accounting(
+pub(crate) fn accounting(
     ready: &'static Ready,
-    real: unsafe extern "C" fn(usize, c_uint, *mut c_void) -> c_int,
     device: usize,
     pid: c_uint,
-    stats: *mut c_void,
+    next: impl FnOnce(c_uint) -> c_int,
 ) -> c_int {
     match of_nvml(ready, device, pid) {
-        // SAFETY: passed on.
-        Some(pid) => unsafe { real(device, pid, stats) },
+        Some(pid) => next(pid),
         None => NVML_NOT_FOUND,
     }
 }
 
-/// The same; the structure begins with the process's number.
+/// Does the same for a structure that begins with the process's number.
 pub(crate) unsafe fn accounting_v2(
     ready: &'static Ready,
-    real: unsafe extern "C" fn(usize, *mut c_uint) -> c_int,
     device: usize,
     stats: *mut c_uint,
+    next: impl FnOnce() -> c_int,
 ) -> c_int {
     // SAFETY: null, or the caller's.
     let Some(pid) = (unsafe { stats.as_ref() }).copied() else {
-        // SAFETY: passed on: NVML says what is wrong.
-        return unsafe { real(device, stats) };
+        // NVML returns the right error.
+        return next();
     };
     let Some(number) = of_nvml(ready, device, pid) else {
         return NVML_NOT_FOUND;
     };
-    // SAFETY: not null, the caller's to be read and written; passed on.
+    // SAFETY: not null, the caller's to be read and written.
     unsafe {
         put(stats, number);
-        let result = real(device, stats);
+        let result = next();
         put(stats, pid);
         result
     }

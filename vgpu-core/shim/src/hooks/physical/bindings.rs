@@ -13,31 +13,30 @@
 //! How it fails: if the second charge does not fit, the binding is refused before the driver is called. Memory whose
 //! handle this process did not get from a known call is not charged by its binding either.
 
-use crate::codes::{INVALID_DEVICE, SUCCESS};
-use crate::driver::{Backing, Bindings};
+use crate::codes::{INVALID_DEVICE, OUT_OF_MEMORY};
+use crate::driver::{Backing, Real};
 use crate::hooks::sharing;
 use crate::process::Ready;
-use crate::real::real;
-use core::ffi::{c_int, c_uint, c_void};
+use core::ffi::{c_int, c_uint};
 use std::sync::Arc;
-use vgpu_core::bindings::Part;
+use vgpu_core::bindings::{self, Object, Part, bind};
 use vgpu_core::memory::backing::within;
 use vgpu_core::memory::charge::charge;
 
 pub(crate) type Memory = Arc<Backing>;
 
-/// The memory, or the object, of a handle.
+/// Returns the memory, or the object, of a handle.
 pub(crate) fn of_handle(ready: &Ready, handle: u64) -> Option<Memory> {
     ready.tables.vmm_handles.with(handle, |(backing, _)| backing.clone())
 }
 
-/// The same, charged up to `end` if another process made it; None: that is not free.
+/// Returns the memory of a handle, charged up to `end` if another process made it. None: there is not enough room.
 pub(crate) fn up_to(ready: &Ready, handle: u64, end: u64) -> Option<Option<Memory>> {
     let memory = of_handle(ready, handle);
     memory.as_ref().is_none_or(|memory| memory.reach(end)).then_some(memory)
 }
 
-/// The memory of the `bytes` at `address`; None: it cannot be charged.
+/// Returns the memory of the `bytes` at `address`. None: it cannot be charged.
 pub(crate) fn of_address(ready: &'static Ready, address: u64, bytes: u64) -> Option<Vec<Memory>> {
     let mapped = within(&ready.tables.vmm_maps, address, bytes);
     if !mapped.is_empty() {
@@ -50,21 +49,16 @@ pub(crate) fn of_address(ready: &'static Ready, address: u64, bytes: u64) -> Opt
     Some(vec![Arc::new(Backing::surplus(&ready.gpus, gpu, charge))])
 }
 
-/// Returns true if host memory lies at an address: that too has a device, the one that it was made for.
+/// Returns true if an address is host memory. For this, the driver also names a device: the one for which it was made.
 fn is_host(address: u64) -> bool {
-    const MEMORY_TYPE: c_int = 2;
     const HOST: c_uint = 1;
-    let mut kind: c_uint = 0;
-    let at: *mut c_uint = &mut kind;
-    let ask = real!(cuPointerGetAttribute(*mut c_void, c_int, u64));
-    // SAFETY: `kind` is to be written.
-    (unsafe { ask(at.cast(), MEMORY_TYPE, address) }) == SUCCESS && kind == HOST
+    Real.memory_type(address) == Ok(HOST)
 }
 
-/// Calls `pass` with the GPU that the program calls `device`, and the driver's number of it.
-pub(crate) fn on_gpu(ready: &Ready, device: c_int, pass: impl FnOnce(usize, c_int) -> c_int) -> c_int {
+/// Calls `pass` with the GPU that the program calls `device`, and the driver's number of this GPU.
+fn on_gpu(ready: &Ready, device: c_int, pass: impl FnOnce(usize, c_int) -> c_int) -> c_int {
     let Some(devices) = ready.devices() else {
-        // Not initialised, as the driver will say: nothing can be bound yet.
+        // The driver is not initialised, and will return that: nothing can be bound yet.
         return pass(usize::MAX, device);
     };
     match devices.gpu(device).zip(devices.real(device)) {
@@ -73,7 +67,62 @@ pub(crate) fn on_gpu(ready: &Ready, device: c_int, pass: impl FnOnce(usize, c_in
     }
 }
 
-/// `memory`, all of it bound to one part.
-pub(crate) fn at(part: Part, memory: impl IntoIterator<Item = Memory>) -> Bindings {
-    memory.into_iter().map(|memory| (part, memory)).collect()
+/// An offset and a size in an object.
+pub(crate) type Range = (u64, u64);
+
+/// Binds the memory of a handle, from `from` on, to a range of an object on one GPU. `find`: finds the object.
+pub(crate) fn bind_memory<O: Object<Memory>>(
+    ready: &'static Ready,
+    find: impl FnOnce(&'static Ready) -> O,
+    device: c_int,
+    (offset, bytes): Range,
+    memory: u64,
+    from: u64,
+    next: impl FnOnce(c_int) -> c_int,
+) -> c_int {
+    let memory = || Some(up_to(ready, memory, from.saturating_add(bytes))?.into_iter().collect());
+    bind_on(ready, find, device, (offset, bytes), memory, next)
+}
+
+/// Binds the memory at an address.
+pub(crate) fn bind_address<O: Object<Memory>>(
+    ready: &'static Ready,
+    find: impl FnOnce(&'static Ready) -> O,
+    device: c_int,
+    (offset, bytes): Range,
+    address: u64,
+    next: impl FnOnce(c_int) -> c_int,
+) -> c_int {
+    let memory = || of_address(ready, address, bytes);
+    bind_on(ready, find, device, (offset, bytes), memory, next)
+}
+
+fn bind_on<O: Object<Memory>>(
+    ready: &'static Ready,
+    find: impl FnOnce(&'static Ready) -> O,
+    device: c_int,
+    (offset, bytes): Range,
+    memory: impl FnOnce() -> Option<Vec<Memory>>,
+    next: impl FnOnce(c_int) -> c_int,
+) -> c_int {
+    on_gpu(ready, device, |gpu, device| {
+        let Some(memory) = memory() else {
+            return OUT_OF_MEMORY;
+        };
+        let part = Part { gpu, offset, bytes };
+        let bindings = memory.into_iter().map(|memory| (part, memory)).collect();
+        bind(&find(ready), bindings, || next(device))
+    })
+}
+
+pub(crate) fn unbind<O: Object<Memory>>(
+    ready: &'static Ready,
+    find: impl FnOnce(&'static Ready) -> O,
+    device: c_int,
+    (offset, bytes): Range,
+    next: impl FnOnce(c_int) -> c_int,
+) -> c_int {
+    on_gpu(ready, device, |gpu, device| {
+        bindings::unbind(&find(ready), Part { gpu, offset, bytes }, || next(device))
+    })
 }

@@ -1,4 +1,4 @@
-//! Physical memory by handle, and what it is bound to.
+//! Physical memory by handle, and the objects to which it is bound.
 
 pub(crate) mod bindings;
 pub(crate) mod endpoints;

@@ -1,6 +1,6 @@
 //! Exports memory of this process. If an import can be matched to the export ([`export_identity`]), the charge moves to
 //! an object of the ledger before the handle is returned. So an importer of the same share is not charged again, and
-//! the charge stays with it when this process frees the memory or dies.
+//! keeps the charge when this process frees the memory or dies.
 //!
 //! A handle (descriptor, fabric handle, dma-buf) keeps the memory as long as any process has the handle, even after
 //! cuMemRelease and cuMemFree. So exported memory stays charged until its descriptor is closed everywhere, if that can
@@ -24,8 +24,8 @@
 //! seconds.
 //!
 //! How it fails:
-//! - Memory that is exported by two handles (two descriptors, two small allocations in one granule) is found by the
-//!   first handle only; importers by the other are charged as well.
+//! - Memory that is exported by two handles (two descriptors, two small allocations in one granule) is found only by
+//!   the first handle; importers by the second handle are charged as well.
 //! - When this process ends, exported memory that no process of the share has imported is no longer charged. Memory
 //!   that only a descriptor in another process keeps is charged to nobody, until a process maps it
 //!   ([`imports`](super::imports)). NVML's figures contain it, so the node's comparison with them shows it.
@@ -37,22 +37,21 @@
 //! ([`pools`](super::super::memory::pools)), and memory of it that other processes map is charged to them.
 
 use crate::codes::{NOT_SUPPORTED, SUCCESS};
+use crate::driver::Real;
 use crate::hooks::sharing::imports::Handle;
 use crate::process::Ready;
-use crate::real::real;
-use core::ffi::{c_int, c_ulonglong, c_void};
+use core::ffi::{c_int, c_void};
 use vgpu_core::memory::backing::within;
 use vgpu_core::memory::export_identity;
 use vgpu_core::os::last_close::LastClose;
 
 pub(crate) unsafe fn ipc_handle(
     ready: &'static Ready,
-    real: unsafe extern "C" fn(*mut Handle, u64) -> c_int,
     handle: *mut Handle,
     pointer: u64,
+    next: impl FnOnce() -> c_int,
 ) -> c_int {
-    // SAFETY: passed on.
-    let result = unsafe { real(handle, pointer) };
+    let result = next();
     if result != SUCCESS || handle.is_null() {
         return result;
     }
@@ -72,14 +71,13 @@ pub(crate) unsafe fn ipc_handle(
     result
 }
 
-/// A handle to physical memory.
+/// Exports physical memory as a handle.
 pub(crate) unsafe fn physical(
     ready: &'static Ready,
-    real: unsafe extern "C" fn(*mut c_void, u64, c_int, c_ulonglong) -> c_int,
     shared: *mut c_void,
     handle: u64,
     kind: c_int,
-    flags: c_ulonglong,
+    next: impl FnOnce() -> c_int,
 ) -> c_int {
     // Held before the call: another thread may release it meanwhile.
     let backing = ready.tables.vmm_handles.with(handle, |(backing, _)| backing.clone());
@@ -87,8 +85,7 @@ pub(crate) unsafe fn physical(
         return NOT_SUPPORTED;
     }
     ready.collect_exported();
-    // SAFETY: passed on.
-    let result = unsafe { real(shared, handle, kind, flags) };
+    let result = next();
     if let (SUCCESS, Some(backing)) = (result, backing) {
         // SAFETY: the driver has written what this kind is; a descriptor is an int.
         let descriptor = || unsafe { shared.cast::<c_int>().read_unaligned() };
@@ -104,25 +101,16 @@ pub(crate) unsafe fn physical(
     result
 }
 
-/// A handle to what lies at an address.
-pub(crate) unsafe fn range(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(*mut c_void, u64, usize, c_int, c_ulonglong) -> c_int,
-    shared: *mut c_void,
-    pointer: u64,
-    bytes: usize,
-    kind: c_int,
-    flags: c_ulonglong,
-) -> c_int {
+/// Exports the memory at an address as a handle.
+pub(crate) fn range(ready: &'static Ready, pointer: u64, bytes: usize, next: impl FnOnce() -> c_int) -> c_int {
     let mapped = within(&ready.tables.vmm_maps, pointer, bytes as u64);
     if mapped.iter().any(|backing| backing.is_host()) {
         return NOT_SUPPORTED;
     }
     let start = if mapped.is_empty() { start_of(pointer) } else { None };
-    // Out of the table before the call: what another thread frees meanwhile stays charged.
+    // Removed from the table before the call, so that memory that another thread frees meanwhile stays charged.
     let taken = start.map(|start| (start, ready.tables.live.take(start)));
-    // SAFETY: passed on.
-    let result = unsafe { real(shared, pointer, bytes, kind, flags) };
+    let result = next();
     if result == SUCCESS {
         core::mem::forget(mapped);
     }
@@ -134,10 +122,7 @@ pub(crate) unsafe fn range(
     result
 }
 
-/// Where the allocation around `pointer` begins; None: it is not the driver's.
+/// Returns the start of the allocation around `pointer`. None: the driver does not know it.
 fn start_of(pointer: u64) -> Option<u64> {
-    let (mut start, mut bytes) = (0_u64, 0_usize);
-    let ask = real!(cuMemGetAddressRange_v2(*mut u64, *mut usize, u64));
-    // SAFETY: both are to be written.
-    (unsafe { ask(&mut start, &mut bytes, pointer) } == SUCCESS).then_some(start)
+    Real.address_range(pointer).ok().map(|(start, _)| start)
 }

@@ -9,11 +9,12 @@ use crate::codes::{OUT_OF_MEMORY, SUCCESS};
 use crate::driver::Backing;
 use crate::driver::Real;
 use crate::process::Ready;
-use core::ffi::{c_int, c_void};
+use core::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use vgpu_core::memory::charge::charge;
 use vgpu_core::memory::driver::Streams;
+use vgpu_core::memory::refusal;
 
 /// Set once this process has mapped external memory. Other processes skip the look-up at each free.
 static USED: AtomicBool = AtomicBool::new(false);
@@ -31,38 +32,36 @@ const _: () = assert!(size_of::<Descriptor>() == 104);
 
 pub(crate) unsafe fn import(
     ready: &'static Ready,
-    real: unsafe extern "C" fn(*mut usize, *const Descriptor) -> c_int,
     memory: *mut usize,
     descriptor: *const Descriptor,
+    next: impl FnOnce() -> c_int,
 ) -> c_int {
-    // SAFETY: passed on.
-    let pass = || unsafe { real(memory, descriptor) };
     // SAFETY: null, or the caller's.
     let (Some(asked), Some(index), false) = (unsafe { descriptor.as_ref() }, ready.current(), memory.is_null()) else {
-        return pass();
+        return next();
     };
     let Some(charge) = ready.gpus.get(index).and_then(|gpu| charge(gpu, asked.bytes)) else {
         return OUT_OF_MEMORY;
     };
     let backing = Arc::new(Backing::new(&ready.gpus, index, Some(charge)));
-    let result = pass();
+    let result = next();
     if result == SUCCESS {
         // SAFETY: the driver has written it.
         ready.tables.externals.insert(unsafe { *memory } as u64, backing);
+    } else if let (OUT_OF_MEMORY, Some(gpu)) = (result, ready.gpus.get(index)) {
+        refusal::by_driver(gpu, asked.bytes);
     }
     result
 }
 
 pub(crate) unsafe fn buffer(
     ready: &'static Ready,
-    real: unsafe extern "C" fn(*mut u64, usize, *const c_void) -> c_int,
     pointer: *mut u64,
     memory: usize,
-    descriptor: *const c_void,
+    next: impl FnOnce() -> c_int,
 ) -> c_int {
     let backing = ready.tables.externals.with(memory as u64, |backing| backing.clone());
-    // SAFETY: passed on.
-    let result = unsafe { real(pointer, memory, descriptor) };
+    let result = next();
     if let (SUCCESS, Some(backing), false) = (result, backing, pointer.is_null()) {
         USED.store(true, Ordering::Relaxed);
         // SAFETY: the driver has written it.
@@ -73,35 +72,27 @@ pub(crate) unsafe fn buffer(
 
 pub(crate) unsafe fn array(
     ready: &'static Ready,
-    real: unsafe extern "C" fn(*mut usize, usize, *const c_void) -> c_int,
     array: *mut usize,
     memory: usize,
-    descriptor: *const c_void,
+    next: impl FnOnce() -> c_int,
 ) -> c_int {
     let backing = ready.tables.externals.with(memory as u64, |backing| backing.clone());
-    // SAFETY: passed on.
-    let result = unsafe { real(array, memory, descriptor) };
+    let result = next();
     if let (SUCCESS, Some(backing), false) = (result, backing, array.is_null()) {
+        let context = Real.current_context().unwrap_or(0);
         // SAFETY: the driver has written it.
-        ready.tables.arrays.adopt(
-            &ready.gpus,
-            unsafe { *array },
-            Real.current_context().unwrap_or(0),
-            backing,
-        );
+        ready
+            .tables
+            .arrays
+            .adopt(&ready.gpus, unsafe { *array }, context, backing);
     }
     result
 }
 
-pub(crate) unsafe fn destroy(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(usize) -> c_int,
-    memory: usize,
-) -> c_int {
-    // Out of the table first: once destroyed, the driver may give the handle to another thread.
+pub(crate) fn destroy(ready: &'static Ready, memory: usize, next: impl FnOnce() -> c_int) -> c_int {
+    // Remove it from the table first: once it is destroyed, the driver may give the handle to another thread.
     let known = ready.tables.externals.remove(memory as u64);
-    // SAFETY: passed on.
-    let result = unsafe { real(memory) };
+    let result = next();
     if let (Some(known), true) = (known, result != SUCCESS) {
         ready.tables.externals.insert(memory as u64, known);
     }
@@ -114,10 +105,10 @@ pub(crate) fn used() -> bool {
     USED.load(Ordering::Relaxed)
 }
 
-/// Frees what begins at `pointer` through `free`: cuMemFree and cuMemFreeAsync take mapped buffers too.
+/// Frees the memory that begins at `pointer` by `free`: cuMemFree and cuMemFreeAsync also take mapped buffers.
 #[cold]
 pub(crate) fn freed(ready: &Ready, pointer: u64, free: impl FnOnce() -> c_int) -> c_int {
-    // Out of the table first: once freed, the driver may give the address to another thread.
+    // Remove it from the table first: once it is freed, the driver may give the address to another thread.
     let buffer = ready.tables.buffers.remove(pointer);
     let result = free();
     if let (Some(buffer), true) = (buffer, result != SUCCESS) {

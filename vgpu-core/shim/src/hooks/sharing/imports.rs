@@ -1,13 +1,13 @@
 //! Memory of other processes (cuIpc*, pointers of imported pools). `vgpu_core::memory::imports` tells which process is
 //! charged. A pool is charged by the bytes that it reserves, which cannot be assigned to single pointers. So pointers
-//! of an imported pool count twice while both processes have them.
+//! of an imported pool are charged twice while both processes have them.
 
 use crate::codes::{OUT_OF_MEMORY, SUCCESS};
-use crate::driver::Backing;
+use crate::driver::{Backing, Real};
 use crate::hooks::sharing;
 use crate::process::Ready;
 use crate::real::real;
-use core::ffi::{c_int, c_uint, c_void};
+use core::ffi::c_int;
 use std::sync::Arc;
 use vgpu_core::memory::charge::charge;
 use vgpu_core::memory::imports::{self, Held};
@@ -18,32 +18,22 @@ use vgpu_core::memory::{export_identity, refcounts};
 #[derive(Clone, Copy)]
 pub(crate) struct Handle(pub(crate) [u64; 8]);
 
-/// GPU and size of what lies at `pointer`.
+/// Returns the GPU and the size of the allocation around `pointer`.
 pub(crate) fn extent(ready: &Ready, pointer: u64) -> Option<(usize, u64)> {
-    const DEVICE_ORDINAL: c_int = 9;
-    let (mut device, mut start, mut bytes) = (-1_i32, 0_u64, 0_usize);
-    let at: *mut c_int = &mut device;
-    // SAFETY: all are to be written.
-    let results = unsafe {
-        [
-            real!(cuPointerGetAttribute(*mut c_void, c_int, u64))(at.cast(), DEVICE_ORDINAL, pointer),
-            real!(cuMemGetAddressRange_v2(*mut u64, *mut usize, u64))(&mut start, &mut bytes, pointer),
-        ]
-    };
+    let device = Real.pointer_device(pointer).ok()?;
+    let (_, bytes) = Real.address_range(pointer).ok()?;
     let gpu = ready.devices()?.list.iter().find(|(real, _)| *real == device)?.1;
-    (results == [SUCCESS; 2]).then_some((gpu, bytes as u64))
+    Some((gpu, bytes as u64))
 }
 
 pub(crate) unsafe fn open(
     ready: &'static Ready,
-    real: unsafe extern "C" fn(*mut u64, Handle, c_uint) -> c_int,
     pointer: *mut u64,
     handle: Handle,
-    flags: c_uint,
+    next: impl FnOnce() -> c_int,
 ) -> c_int {
     let held = export_identity::of_handle(handle.0).and_then(|key| Held::of(&ready.gpus, key));
-    // SAFETY: passed on.
-    let result = unsafe { real(pointer, handle, flags) };
+    let result = next();
     if result != SUCCESS || pointer.is_null() {
         return result;
     }
@@ -57,28 +47,20 @@ pub(crate) unsafe fn open(
         Ok(None) => {}
         Err(error) => {
             // SAFETY: just opened.
-            unsafe { real!(cuIpcCloseMemHandle(u64))(pointer) };
+            unsafe { real!(cuIpcCloseMemHandle)(pointer) };
             return error;
         }
     }
     SUCCESS
 }
 
-pub(crate) unsafe fn close(ready: &'static Ready, real: unsafe extern "C" fn(u64) -> c_int, pointer: u64) -> c_int {
-    // SAFETY: passed on.
-    refcounts::release(&ready.tables.imports, pointer, || unsafe { real(pointer) })
+pub(crate) fn close(ready: &'static Ready, pointer: u64, next: impl FnOnce() -> c_int) -> c_int {
+    refcounts::release(&ready.tables.imports, pointer, next)
 }
 
-/// A pointer of an imported pool: given back by cuMemFree and cuMemFreeAsync.
-pub(crate) unsafe fn pool_pointer(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(*mut u64, usize, *mut c_void) -> c_int,
-    pointer: *mut u64,
-    pool: usize,
-    data: *mut c_void,
-) -> c_int {
-    // SAFETY: passed on.
-    let result = unsafe { real(pointer, pool, data) };
+/// Imports a pointer of an imported pool, which cuMemFree and cuMemFreeAsync give back.
+pub(crate) unsafe fn pool_pointer(ready: &'static Ready, pointer: *mut u64, next: impl FnOnce() -> c_int) -> c_int {
+    let result = next();
     if result != SUCCESS || pointer.is_null() {
         return result;
     }
@@ -94,7 +76,7 @@ pub(crate) unsafe fn pool_pointer(
         }
         None => {
             // SAFETY: just imported.
-            unsafe { real!(cuMemFree_v2(u64))(pointer) };
+            unsafe { real!(cuMemFree_v2)(pointer) };
             OUT_OF_MEMORY
         }
     }

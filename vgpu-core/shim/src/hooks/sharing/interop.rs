@@ -1,25 +1,22 @@
-//! The CUDA devices on which OpenGL and VDPAU run: only those of the share, by the program's numbers.
+//! The CUDA devices on which OpenGL runs: only those of the share, by the program's numbers.
 
 use crate::codes::{INVALID_VALUE, NO_DEVICE, SUCCESS};
-use crate::hooks::devices::list::back;
 use crate::out::put;
 use crate::process::Ready;
-use core::ffi::{c_int, c_uint, c_void};
+use core::ffi::{c_int, c_uint};
 
 /// More GPUs than any machine has.
 const MOST: usize = 256;
 
 pub(crate) unsafe fn gl_devices(
     ready: &'static Ready,
-    real: unsafe extern "C" fn(*mut c_uint, *mut c_int, c_uint, c_int) -> c_int,
     count: *mut c_uint,
     list: *mut c_int,
     room: c_uint,
-    which: c_int,
+    next: impl FnOnce(*mut c_uint, *mut c_int, c_uint) -> c_int,
 ) -> c_int {
     let (mut found, mut devices) = (0, [0; MOST]);
-    // SAFETY: both are to be written, the list within its length.
-    let result = unsafe { real(&mut found, devices.as_mut_ptr(), MOST as c_uint, which) };
+    let result = next(&mut found, devices.as_mut_ptr(), MOST as c_uint);
     let (SUCCESS, Some(known)) = (result, ready.devices()) else {
         return result;
     };
@@ -38,15 +35,4 @@ pub(crate) unsafe fn gl_devices(
         core::ptr::copy_nonoverlapping(own.as_ptr(), list, room);
     }
     SUCCESS
-}
-
-pub(crate) unsafe fn vdpau_device(
-    ready: &'static Ready,
-    real: unsafe extern "C" fn(*mut c_int, c_uint, *mut c_void) -> c_int,
-    device: *mut c_int,
-    vdpau: c_uint,
-    functions: *mut c_void,
-) -> c_int {
-    // SAFETY: passed on.
-    unsafe { back(ready, real(device, vdpau, functions), device) }
 }

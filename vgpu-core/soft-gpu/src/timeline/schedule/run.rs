@@ -12,7 +12,7 @@ use super::super::words::{DEPTH, Lanes, Queue, Shape, Ticket, WHOLE, stage};
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Piece {
     number: u64,
-    /// What the queue's clock shows when it ends.
+    /// The time of its end by the queue's clock.
     ends: u64,
     shape: Shape,
     /// It has begun since the words were read.
@@ -29,11 +29,11 @@ pub(super) struct Run<'a> {
     narrow: u64,
     /// By number.
     pub(super) running: Vec<Piece>,
-    /// What has ended before an earlier one, by number.
+    /// Numbers of pieces that ended before an earlier one.
     ended: Vec<u64>,
-    /// What keeps all from beginning that is queued behind it.
+    /// Work that everything queued behind it has to wait for.
     blocked: Option<Ticket>,
-    /// All entries before this one have been looked at. They are of these lanes, or have ended.
+    /// All entries before this one have been looked at: they are of `lanes`, or have ended.
     scanned: u64,
     lanes: Lanes,
     /// How many changes the stages, ends and stamps of its entries need.
@@ -42,38 +42,38 @@ pub(super) struct Run<'a> {
     pub(super) acts: usize,
 }
 
-/// What bounds a run.
+/// The bounds of a run.
 pub(super) struct Bounds<'a, D> {
     pub(super) from: u64,
     pub(super) limit: u64,
-    /// From then on nothing begins: the end of the slice.
+    /// The end of the slice: nothing begins from then on.
     pub(super) closes: u64,
     /// How many records it may need.
     pub(super) budget: usize,
-    /// Whether work of another queue is done.
+    /// Returns true if work of another queue is done.
     pub(super) is_done: D,
     /// Numbers of entries for whose end others wait: the run stops there.
     pub(super) awaited: &'a [u64],
 }
 
-/// Work that has not ended, as it is looked at in order.
+/// A look at the work that has not ended, in order.
 struct Scan {
     until: u64,
     number: u64,
     room: u32,
-    /// Lanes of what was looked at.
+    /// The lanes of the work that was looked at.
     busy: Lanes,
     /// How many of the pieces that run were looked at.
     running: usize,
-    /// Some was left out.
+    /// True if some work was left out.
     has_gap: bool,
 }
 
 /// Why no more work begins.
 enum Held {
-    /// Only an end can change that.
+    /// The GPU is full: only an end can change that.
     Full,
-    /// A piece that is queued only then.
+    /// The next piece is queued only then.
     Until(u64),
     /// The run ends here.
     Stop,
@@ -125,13 +125,13 @@ impl<'a> Run<'a> {
         self.done > number || self.ended.binary_search(&number).is_ok()
     }
 
-    /// What its first piece waits for, done or not.
+    /// The work that its first piece waits for, done or not.
     pub(super) fn front_after(&self) -> Option<Ticket> {
         self.front()?;
         Ticket::unpack(self.words.entry(self.done).after.load(Acquire))
     }
 
-    /// What its work waits for, done or not.
+    /// All that its work waits for, done or not.
     pub(super) fn awaits(&self) -> impl Iterator<Item = Ticket> + use<> {
         let front = self.running.is_empty().then(|| self.front_after()).flatten();
         front.into_iter().chain(self.blocked)
@@ -142,8 +142,8 @@ impl<'a> Run<'a> {
         (self.done < self.pushed).then(|| self.words.entry(self.done).when.load(Acquire))
     }
 
-    /// Runs on the GPU, and returns the moment to which it has come: the limit, or that at which it has no more work, or
-    /// at which others have to look. `ended` gets the entries that end: number, old and new stamp.
+    /// Runs on the GPU, and returns the moment that it has reached: the limit, the end of its work, or a moment at which
+    /// others have to look. `ended` gets the entries that end: number, old and new stamp.
     pub(super) fn advance(
         &mut self,
         bounds: &Bounds<'_, impl Fn(Ticket) -> bool>,
@@ -223,7 +223,7 @@ impl<'a> Run<'a> {
                 return Held::Full;
             }
             if number < self.scanned && scan.busy & self.lanes == self.lanes {
-                // All that was looked at before is behind something.
+                // Every entry before `scanned` is behind other work of its lane.
                 (scan.number, scan.has_gap) = (self.scanned, true);
                 scan.running = self.running.partition_point(|piece| piece.number < self.scanned);
                 continue;
@@ -293,7 +293,7 @@ impl<'a> Run<'a> {
         }))
     }
 
-    /// Ends what has had its time. Returns true if the run ends here.
+    /// Ends work that has had its time. Returns true if the run ends here.
     fn end_due<D>(
         &mut self,
         until: u64,
@@ -336,7 +336,7 @@ impl<'a> Run<'a> {
         self.done += passed as u64;
     }
 
-    /// Returns the entries whose stage has to be told: number, end of those that run, stage.
+    /// Returns the entries whose stage has to be written: number, end of those that run, stage.
     pub(super) fn stages(&self) -> impl Iterator<Item = (u64, Option<u64>, u64)> + '_ {
         let running = self.running.iter().filter(|piece| piece.is_new);
         let running = running.map(|piece| (piece.number, Some(piece.ends), stage::begun(piece.number)));
@@ -350,7 +350,7 @@ impl<'a> Run<'a> {
         let (own, is_serial) = (lane(number), self.narrow <= self.done);
         let before = (self.done..=number).filter(|other| is_serial || lane(*other) == own);
         let sum = before.map(|number| self.left(number)).fold(0, u64::saturating_add);
-        // Something that takes no time waits for another lane's.
+        // Work that takes no time waits for another lane's work.
         sum.max(self.first_end().unwrap_or(0))
     }
 

@@ -15,7 +15,7 @@ const PACE: Pace = Pace {
     late_events: false,
 };
 
-/// Of a non-blocking stream; 0: the default stream.
+/// The shape of a kernel in this non-blocking stream; 0 is the default stream.
 fn shape(width: u32, stream: u32) -> Shape {
     let lane = match stream {
         0 => Lane::DEFAULT,
@@ -74,7 +74,7 @@ impl Stage {
         Ticket { queue, number }
     }
 
-    /// In a stream.
+    /// Queues work in a stream.
     fn push_in(&self, stream: u32, queue: usize, now: u64, work: u64, width: u32) -> Ticket {
         self.push_shaped(queue, now, work, shape(width, stream), None)
     }
@@ -83,7 +83,7 @@ impl Stage {
         self.push_after(queue, now, work, None)
     }
 
-    /// In as many transactions as it takes.
+    /// Advances in as many transactions as needed.
     fn advance(&mut self, now: u64) {
         let words = self.memory.words();
         while words.at.load(SeqCst) < now {
@@ -145,7 +145,7 @@ fn two_contexts_take_turns_in_slices_and_pay_for_each_change() {
     assert_eq!((stage.spent.ran, stage.spent.switching), (6 * MS, 300 * US));
 }
 
-/// Whoever looks, and how often.
+/// The schedule does not depend on how often it is read or by whom.
 #[test]
 fn a_look_changes_nothing_of_the_schedule() {
     let ends = [1, 7, 130, 5_000].map(|step| {
@@ -204,6 +204,20 @@ fn contexts_share_equally_and_processes_by_their_contexts() {
     assert!(four.abs_diff(4 * one) <= 4 * PACE.slice, "{four} {one}");
     let busy = busy_in_window(stage.words(), PACE, &[(0, 0), (1, 0)], 1_000 * MS);
     assert!(busy[0].abs_diff(4 * busy[1]) <= 10 * PACE.slice, "{busy:?}");
+}
+
+/// More ends than a transaction has room for, while the processes are not running: nothing was advanced.
+#[test]
+fn a_look_foresees_the_ends_of_a_full_queue() {
+    let stage = Stage::new(&[(0, 0), (1, 0)]);
+    for queue in 0..2 {
+        for _ in 0..DEPTH {
+            stage.push(queue, 0, 100 * US);
+        }
+    }
+    let busy = busy_in_window(stage.words(), PACE, &[(0, 0), (1, 0)], 400 * MS);
+    // 200 ms of work are 95 slices and as many switches.
+    assert!(busy.iter().all(|busy| (95 * MS..=103 * MS).contains(busy)), "{busy:?}");
 }
 
 /// A kernel of 1 ms between two empty entries, as events are. The first is reached when the context gets its turn.
@@ -314,7 +328,7 @@ fn nothing_ends_before_its_bound(width: u32) {
     }
     stage.advance(30 * MS);
     for (ticket, bound) in bounds {
-        // What is done already may be looked at, at once.
+        // The bound of work that is done may be in the past.
         let end = stage.stamp(ticket).expect("done");
         assert!(
             bound <= end || bound <= 30 * MS && end <= bound,
@@ -437,7 +451,7 @@ fn hundreds_of_kernels_at_once_on_all_gpus_fit_into_transactions() {
     }
 }
 
-/// What the last owner had running does not run on, and does not count as running.
+/// The last owner's work stops, and is not treated as running any more.
 #[test]
 fn a_closed_queue_leaves_its_next_owner_nothing_that_runs() {
     let mut stage = Stage::new(&[(0, 0)]);
@@ -503,8 +517,8 @@ fn a_context_whose_slice_is_over_tells_of_an_end_when_it_is_next_on_the_gpu() {
     }
 }
 
-/// Random kernels of several widths and streams, some of which wait for others: whoever looks, and how often, nothing of
-/// it changes, and each stream's kernels end in order.
+/// Random kernels of several widths and streams; some wait for others. The result does not depend on how often the
+/// schedule is read or by whom, and each stream's kernels end in order.
 #[test]
 fn a_look_changes_nothing_of_what_runs_at_once() {
     for seed in 1..=100 {
@@ -522,11 +536,11 @@ fn a_look_changes_nothing_of_what_runs_at_once() {
                 let (queue, stream) = (next() as usize % 3, next() as u32 % 4);
                 let work = [0, 10 * US, 700 * US, 3 * MS][next() as usize % 4];
                 let width = [WHOLE, 60, 50, 25, 1][next() as usize % 5];
-                // What takes no time fills nothing: as in `Work::width`.
+                // Work without a duration fills no part of the GPU, as in `Work::width`.
                 let width = if work == 0 { 0 } else { width };
                 let after = (!tickets.is_empty() && next().is_multiple_of(4))
                     .then(|| tickets[next() as usize % tickets.len()].1);
-                // At a moment at which nobody looks and nothing ends: else it is chance which is first.
+                // At a moment at which nobody looks and nothing ends: otherwise chance decides which comes first.
                 let ticket = stage.push_shaped(queue, now * US + number, work, shape(width, stream), after);
                 tickets.push((stream, ticket));
             }

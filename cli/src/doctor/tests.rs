@@ -1,0 +1,459 @@
+//! Each finding on a cluster that has nothing else wrong.
+
+use serde_json::{Value, json};
+
+use super::seen::{Objects, Seen};
+use super::{Answer, findings, rights};
+
+const NOW: i64 = 1_767_312_000; // 2026-01-02T00:00:00Z
+const NAMESPACE: &str = "dra-driver-vgpu";
+
+fn workload(component: &str, status: Value, args: Value) -> Value {
+    json!({
+        "metadata": {"name": format!("vgpu-{component}"), "namespace": NAMESPACE},
+        "spec": {"replicas": 1, "template": {"spec": {"serviceAccountName": format!("vgpu-{component}"), "containers": [
+            {"image": format!("registry.example:5000/{component}:0.1.0"), "args": args}]}}},
+        "status": status,
+    })
+}
+
+fn plugin(node: &str, ready: &str) -> Value {
+    json!({
+        "metadata": {"name": format!("plugin-{node}"), "namespace": NAMESPACE, "labels": {
+            "app.kubernetes.io/name": "dra-driver-vgpu", "app.kubernetes.io/component": "plugin"}},
+        "spec": {"nodeName": node},
+        "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": ready}]},
+    })
+}
+
+fn slice(driver: &str, uuid: &str) -> Value {
+    json!({"metadata": {"name": format!("slice-of-{driver}")}, "spec": {"driver": driver, "nodeName": "n1",
+        "pool": {"name": "n1/vgpu"}, "devices": [
+        {"name": "gpu-0", "allowMultipleAllocations": true,
+         "attributes": {"type": {"string": "gpu"}, "uuid": {"string": uuid}}}]}})
+}
+
+fn claim(injected: &str) -> Value {
+    json!({"metadata": {"name": "gpu", "namespace": "team"}, "status": {"devices": [{"driver": "dra.vgpu", "pool": "n1/vgpu",
+        "conditions": [{"type": "Injected", "status": injected}]}]}})
+}
+
+/// A cluster with one GPU node on which all is well.
+fn well() -> Seen {
+    let node = json!({"metadata": {"name": "n1", "labels": {"nvidia.com/gpu.present": "true"}},
+        "status": {"nodeInfo": {"containerRuntimeVersion": "containerd://2.1.4"}, "allocatable": {"nvidia.com/gpu": "0"}}});
+    let args = json!([format!("--lease-namespace={NAMESPACE}"), "--lease-name=vgpu-controller"]);
+    let policy = json!({"metadata": {"name": "claims"}});
+    let lease = json!({"metadata": {"name": "vgpu-controller", "namespace": NAMESPACE},
+        "spec": {"holderIdentity": "vgpu-controller-a", "renewTime": "2026-01-01T23:59:50.000000Z"}});
+    Seen {
+        nodes: Objects::Read(vec![node]),
+        pods: Objects::Read(vec![plugin("n1", "True")]),
+        classes: Objects::Read(vec![json!({"metadata": {"name": "vgpu"},
+            "spec": {"selectors": [{"cel": {"expression": "device.driver == \"dra.vgpu\""}}]}})]),
+        slices: Objects::Read(vec![slice("dra.vgpu", "GPU-1")]),
+        namespaces: Objects::Read(vec![json!({"metadata": {"name": NAMESPACE, "labels": {}}})]),
+        leases: Objects::Read(vec![lease]),
+        claims: Objects::Read(vec![claim("True")]),
+        vgpu_nodes: Objects::Read(vec![
+            json!({"metadata": {"name": "n1"}, "status": {"asOf": "2026-01-01T23:59:10Z",
+            "conditions": [{"type": "Ready", "status": "True", "reason": "Ready"}]}}),
+        ]),
+        daemon_sets: Objects::Read(vec![workload(
+            "plugin",
+            json!({"desiredNumberScheduled": 1}),
+            json!([]),
+        )]),
+        deployments: Objects::Read(vec![workload("controller", json!({"readyReplicas": 1}), args)]),
+        policies: Objects::Read(vec![policy]),
+        bindings: Objects::Read(vec![
+            json!({"metadata": {"name": "claims"}, "spec": {"policyName": "claims"}}),
+        ]),
+        minor: Some(36),
+        now: NOW,
+        ..Seen::default()
+    }
+}
+
+fn answer(seen: Seen) -> Answer {
+    Answer {
+        found: findings::of(&seen),
+        seen,
+        probed: None,
+    }
+}
+
+fn objects(of: &mut Objects) -> &mut Vec<Value> {
+    match of {
+        Objects::Read(objects) => objects,
+        Objects::Unread => panic!("read"),
+    }
+}
+
+#[test]
+fn nothing_is_found_where_all_is_well_or_nothing_may_be_read() {
+    assert_eq!(findings::of(&well()), []);
+    assert_eq!(findings::of(&Seen::default()), []);
+}
+
+type Break = fn(&mut Seen);
+
+/// Name of the case, how to break the cluster, the object of the finding, and words that it contains.
+const CASES: [(&str, Break, &str, &str); 24] = [
+    (
+        "not installed",
+        |seen| objects(&mut seen.daemon_sets).clear(),
+        "DaemonSet",
+        "helm install",
+    ),
+    (
+        "an old API server",
+        |seen| seen.minor = Some(33),
+        "API server",
+        "Kubernetes 1.33",
+    ),
+    (
+        "the gate",
+        |seen| objects(&mut seen.slices)[0]["spec"]["devices"][0]["allowMultipleAllocations"] = Value::Null,
+        "ResourceSlice slice-of-dra.vgpu",
+        "DRAConsumableCapacity=true",
+    ),
+    (
+        "no class",
+        |seen| objects(&mut seen.classes).clear(),
+        "DeviceClass",
+        "deviceClasses.vgpu.create",
+    ),
+    (
+        "no policy",
+        |seen| objects(&mut seen.policies).clear(),
+        "ValidatingAdmissionPolicy",
+        "admission.claims",
+    ),
+    (
+        "a policy without a binding",
+        |seen| objects(&mut seen.bindings).clear(),
+        "ValidatingAdmissionPolicy claims",
+        "the API server does not ask it",
+    ),
+    (
+        "Pod Security",
+        |seen| {
+            let label = json!({"pod-security.kubernetes.io/enforce": "restricted"});
+            objects(&mut seen.namespaces)[0]["metadata"]["labels"] = label;
+        },
+        "Namespace dra-driver-vgpu",
+        "kubectl label namespace dra-driver-vgpu pod-security.kubernetes.io/enforce=privileged --overwrite",
+    ),
+    (
+        "a rollout that does not end",
+        |seen| objects(&mut seen.deployments)[0]["status"]["readyReplicas"] = 0.into(),
+        "Deployment dra-driver-vgpu/vgpu-controller",
+        "0 of 1 replicas are ready",
+    ),
+    (
+        "no leader",
+        |seen| objects(&mut seen.leases)[0]["spec"]["holderIdentity"] = "".into(),
+        "Lease dra-driver-vgpu/vgpu-controller",
+        "has no holder",
+    ),
+    (
+        "a dead leader",
+        |seen| objects(&mut seen.leases)[0]["spec"]["renewTime"] = "2026-01-01T23:00:00.000000Z".into(),
+        "Lease dra-driver-vgpu/vgpu-controller",
+        "renewed it 3600 s ago",
+    ),
+    (
+        "no lease",
+        |seen| objects(&mut seen.leases).clear(),
+        "Lease dra-driver-vgpu/vgpu-controller",
+        "does not exist",
+    ),
+    (
+        "two versions",
+        |seen| {
+            let image = &mut objects(&mut seen.deployments)[0]["spec"]["template"]["spec"]["containers"][0]["image"];
+            *image = "registry.example:5000/controller:0.2.0".into();
+        },
+        "Deployment dra-driver-vgpu/vgpu-controller",
+        "its image is 0.2.0, and that of DaemonSet dra-driver-vgpu/vgpu-plugin is 0.1.0",
+    ),
+    (
+        "a GPU of another driver too",
+        |seen| objects(&mut seen.slices).push(slice("gpu.nvidia.com", "GPU-1")),
+        "ResourceSlice slice-of-gpu.nvidia.com",
+        "offers GPU GPU-1 of node n1",
+    ),
+    (
+        "a device plugin too",
+        |seen| objects(&mut seen.nodes)[0]["status"]["allocatable"]["nvidia.com/gpu"] = "8".into(),
+        "Node n1",
+        "nvidia.com/gpu.deploy.device-plugin=false",
+    ),
+    (
+        "a node without the plugin",
+        |seen| objects(&mut seen.pods).clear(),
+        "Node n1",
+        "no pod of the plugin",
+    ),
+    (
+        "a node without a driver",
+        |seen| objects(&mut seen.slices).clear(),
+        "Node n1",
+        "set the chart's driverRoot",
+    ),
+    (
+        "kubelet's folder",
+        |seen| {
+            *objects(&mut seen.pods) = vec![plugin("n1", "False")];
+            let page = "gpus: ok\nregistration: kubelet has not called\n";
+            seen.not_ready
+                .insert("dra-driver-vgpu/plugin-n1".to_owned(), page.to_owned());
+        },
+        "Pod dra-driver-vgpu/plugin-n1 on node n1",
+        "plugin.kubeletRoot",
+    ),
+    (
+        "a runtime without CDI",
+        |seen| {
+            objects(&mut seen.nodes)[0]["status"]["nodeInfo"]["containerRuntimeVersion"] = "containerd://1.6.9".into()
+        },
+        "Node n1",
+        "containerd://1.6.9",
+    ),
+    (
+        "containers without their mounts",
+        |seen| {
+            let node = &mut objects(&mut seen.nodes)[0];
+            node["status"]["nodeInfo"]["containerRuntimeVersion"] = "containerd://1.7.35".into();
+            *objects(&mut seen.claims) = vec![claim("False")];
+        },
+        "Node n1",
+        "enable_cdi = true",
+    ),
+    (
+        "a right of the plugin",
+        |seen| {
+            let mut all = rights::questions(seen).into_iter();
+            let one = all.find(|one| one.right == "patch resourceclaims.resource.k8s.io/status");
+            seen.denied.extend(one.map(|one| (one.account, one.right)));
+        },
+        "ServiceAccount dra-driver-vgpu/vgpu-plugin",
+        "has no right to patch resourceclaims.resource.k8s.io/status",
+    ),
+    (
+        "figures of a node that are old",
+        |seen| objects(&mut seen.vgpu_nodes)[0]["status"]["asOf"] = "2026-01-01T23:50:00Z".into(),
+        "VgpuNode n1",
+        "was written 600 s ago",
+    ),
+    (
+        "a plugin that says it is not ready",
+        |seen| {
+            let condition = json!({"type": "Ready", "status": "False", "reason": "Library", "message": "disk full"});
+            objects(&mut seen.vgpu_nodes)[0]["status"]["conditions"] = json!([condition]);
+        },
+        "VgpuNode n1",
+        "is not ready: Library: disk full",
+    ),
+    (
+        "a node that is gone",
+        |seen| objects(&mut seen.vgpu_nodes).push(json!({"metadata": {"name": "n2"}, "status": {}})),
+        "VgpuNode n2",
+        "kubectl delete vgpunode n2",
+    ),
+    (
+        "Terminating without a plugin",
+        |seen| {
+            objects(&mut seen.nodes)[0]["metadata"]["labels"] = Value::Null;
+            *objects(&mut seen.pods) = vec![json!({"metadata": {"name": "train", "namespace": "team",
+                "deletionTimestamp": "2026-01-01T23:00:00Z"},
+                "spec": {"nodeName": "n1", "resourceClaims": [{"name": "gpu"}]}})];
+        },
+        "Node n1",
+        "1 pods with claims stay Terminating, such as team/train",
+    ),
+];
+
+#[test]
+fn each_fault_is_one_finding_that_names_its_object_and_what_to_do() {
+    for (case, fault, object, words) in CASES {
+        let mut seen = well();
+        fault(&mut seen);
+        let found = findings::of(&seen);
+        assert_eq!(found.len(), 1, "{case}: {found:#?}");
+        assert_eq!(found[0].object, object, "{case}");
+        assert!(!found[0].breaks.is_empty() && !found[0].mend.is_empty(), "{case}");
+        assert!(format!("{:?}", found[0]).contains(words), "{case}: {found:#?}");
+    }
+}
+
+#[test]
+fn nodes_that_are_left_to_another_driver_and_images_with_digests_are_well() {
+    let mut seen = well();
+    for name in ["n2", "n3"] {
+        let mut node = objects(&mut seen.nodes)[0].clone();
+        node["metadata"]["name"] = name.into();
+        objects(&mut seen.nodes).push(node);
+    }
+    assert_eq!(findings::of(&seen).len(), 2);
+    let mut other = slice("gpu.nvidia.com", "GPU-2");
+    other["spec"]["nodeName"] = "n2".into();
+    objects(&mut seen.slices).push(other);
+    objects(&mut seen.nodes)[2]["status"]["allocatable"]["nvidia.com/gpu"] = "8".into();
+    assert_eq!(findings::of(&seen), []);
+
+    let image = |of: &mut Objects, image: &str| {
+        objects(of)[0]["spec"]["template"]["spec"]["containers"][0]["image"] = image.into();
+    };
+    image(&mut seen.daemon_sets, "registry.example:5000/plugin@sha256:aa");
+    image(&mut seen.deployments, "registry.example:5000/controller@sha256:bb");
+    assert_eq!(findings::of(&seen), []);
+    image(&mut seen.daemon_sets, "plugin:1@sha256:aa");
+    image(&mut seen.deployments, "controller:1@sha256:bb");
+    assert_eq!(findings::of(&seen), []);
+    image(&mut seen.deployments, "controller:2@sha256:bb");
+    assert_eq!(findings::of(&seen).len(), 1);
+}
+
+#[test]
+fn a_plugin_that_crashes_is_told_from_one_that_is_not_ready() {
+    let mut seen = well();
+    let pod = &mut objects(&mut seen.pods)[0];
+    pod["status"] =
+        json!({"phase": "Pending", "containerStatuses": [{"state": {"waiting": {"reason": "ErrImagePull"}}}]});
+    let found = findings::of(&seen);
+    assert_eq!(found[0].value, "does not run: ErrImagePull");
+    // The Terminating pods of a node count only where no plugin is ready.
+    let mut seen = well();
+    objects(&mut seen.pods).push(json!({"metadata": {"name": "train", "namespace": "team",
+        "deletionTimestamp": "2026-01-01T23:00:00Z"}, "spec": {"nodeName": "n1", "resourceClaims": [{"name": "gpu"}]}}));
+    assert_eq!(findings::of(&seen), []);
+}
+
+#[test]
+fn the_accounts_are_asked_about_what_their_programs_do() {
+    let mut seen = well();
+    let rights = |seen: &Seen, account: &str| -> Vec<String> {
+        let all = rights::questions(seen).into_iter();
+        all.filter(|one| one.account.ends_with(account))
+            .map(|one| one.right)
+            .collect()
+    };
+    let plain = rights(&seen, "vgpu-controller");
+    assert!(
+        !plain.iter().any(|right| right.starts_with("patch resourceclaims")),
+        "{plain:?}"
+    );
+    let args = &mut objects(&mut seen.deployments)[0]["spec"]["template"]["spec"]["containers"][0]["args"];
+    *args = json!(["--allocator=controller", "--quota", "--quota-evict-after=5s", "--usage"]);
+    let more = rights(&seen, "vgpu-controller");
+    assert!(
+        more.contains(&"patch resourceclaims.resource.k8s.io/status".to_owned()),
+        "{more:?}"
+    );
+    for right in ["create pods/eviction", "delete vgpuusages.dra.vgpu"] {
+        assert!(more.iter().any(|one| one == right), "{more:?}");
+    }
+    let review = |right: &str| {
+        let question = rights::questions(&seen).into_iter().find(|one| one.right == right);
+        question.map(|one| one.review()["spec"].clone()).unwrap_or_default()
+    };
+    assert_eq!(
+        review("create pods/eviction")["resourceAttributes"],
+        json!({"verb": "create", "group": "", "resource": "pods", "subresource": "eviction", "namespace": ""})
+    );
+    assert_eq!(
+        review("patch resourceclaims.resource.k8s.io/status"),
+        json!({"user": "system:serviceaccount:dra-driver-vgpu:vgpu-plugin",
+            "groups": ["system:serviceaccounts", "system:serviceaccounts:dra-driver-vgpu", "system:authenticated"],
+            "resourceAttributes": {"verb": "patch", "group": "resource.k8s.io", "resource": "resourceclaims",
+                "subresource": "status", "namespace": ""}})
+    );
+}
+
+#[test]
+fn of_containerd_1_7_nothing_is_said_to_be_well_that_nothing_shows() {
+    let mut seen = well();
+    objects(&mut seen.nodes)[0]["status"]["nodeInfo"]["containerRuntimeVersion"] = "containerd://1.7.35".into();
+    assert_eq!(findings::unknown_cdi(&seen), None, "a container has its mounts");
+    objects(&mut seen.claims).clear();
+    assert_eq!(findings::of(&seen), []);
+    let words = findings::unknown_cdi(&seen).unwrap_or_default();
+    assert!(words.contains("--probe --node n1"), "{words}");
+}
+
+#[test]
+fn what_a_pod_that_cannot_be_asked_has_written_is_told() {
+    let mut seen = well();
+    *objects(&mut seen.pods) = vec![plugin("n1", "False")];
+    let condition = json!({"type": "Ready", "status": "False", "reason": "Library", "message": "disk full"});
+    objects(&mut seen.vgpu_nodes)[0]["status"]["conditions"] = json!([condition]);
+    for answer in ["", "answer: the pod does not answer\n"] {
+        seen.not_ready
+            .insert("dra-driver-vgpu/plugin-n1".to_owned(), answer.to_owned());
+        let found = findings::of(&seen);
+        assert_eq!(found.len(), 1, "{found:#?}");
+        assert_eq!(found[0].value, "is not ready: Library: disk full");
+    }
+    *objects(&mut seen.vgpu_nodes) = Vec::new();
+    assert!(findings::of(&seen)[0].mend.contains("networkPolicy.from"));
+}
+
+#[test]
+fn objects_that_a_tenant_labels_as_the_charts_are_not_taken_for_them() {
+    let binding = |role: &str, account: &str, namespace: &str| {
+        json!({"roleRef": {"name": role}, "subjects": [
+            {"kind": "ServiceAccount", "name": account, "namespace": namespace}]})
+    };
+    // The tenant's account may read classes by the chart's value readers.subjects.
+    let bindings = vec![
+        binding("vgpu-plugin", "vgpu-plugin", NAMESPACE),
+        binding("vgpu-reader", "vgpu-plugin", "team"),
+    ];
+    let mut seen = well();
+    // Its plugin is gone, and a tenant's pod looks like one that is ready.
+    let mut forged = plugin("n1", "True");
+    forged["metadata"]["namespace"] = "team".into();
+    *objects(&mut seen.pods) = vec![forged];
+    seen.keep_releases(&Objects::Unread);
+    assert_eq!(findings::of(&seen), [], "whose objects they are is not known");
+    seen.keep_releases(&Objects::Read(bindings));
+    let found = findings::of(&seen);
+    assert_eq!(found[0].value, "has a GPU by its labels, and no pod of the plugin");
+}
+
+#[test]
+fn escape_sequences_of_tenants_do_not_reach_the_terminal() {
+    let mut seen = well();
+    *objects(&mut seen.pods) = vec![plugin("n1", "False")];
+    seen.not_ready.insert(
+        "dra-driver-vgpu/plugin-n1".to_owned(),
+        "gpus\u{1b}[31m: no\u{7} driver\n".to_owned(),
+    );
+    seen.unread.push("the right to \u{1b}]0;title".to_owned());
+    let said = answer(seen).text();
+    assert!(
+        said.contains("no  driver") && said.contains("not checked: the right to  ]0;title"),
+        "{said}"
+    );
+    assert!(
+        !said.contains(|letter: char| letter.is_control() && letter != '\n'),
+        "{said:?}"
+    );
+}
+
+#[test]
+fn where_too_little_can_be_read_nothing_is_said_to_be_well() {
+    let mut seen = well();
+    assert!(answer(well()).text().ends_with("nothing was found\n"));
+    seen.slices = Objects::Unread;
+    let mut answer = answer(seen);
+    assert!(
+        answer
+            .text()
+            .ends_with("too little can be read to say that all is well\n")
+    );
+    answer.probed = Some("on node n1".to_owned());
+    assert!(answer.text().ends_with("the probe ran on node n1\nnothing was found\n"));
+}

@@ -1,0 +1,150 @@
+//! What a pod says in a dialect that changes nothing here: keys of the dialect that are not known, and known ones
+//! whose meaning is lost.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::Pod;
+use vgpu_api::config::Dialect;
+use vgpu_quantity::shortened;
+
+use crate::instead;
+use crate::keys::{asking_annotations, asking_resources, containers};
+use crate::pod::{PodView, annotation_at};
+use crate::problem::Warning;
+use crate::resources::Resources;
+use crate::settings::Settings;
+use crate::{given_back, gpu_manager, hami, kai, koordinator, volcano, volcano_vgpu};
+
+const NOBODY: &str = "is not read: its dialect is switched off; switch it on, or make sure that another system gives \
+                      the pod its GPU";
+
+/// A warning has at most so many unknown keys: a tenant chooses how many there are.
+const MOST_KEYS: usize = 8;
+
+/// Returns true for a key of a dialect: of its domain, or a subdomain of it. KAI's oldest keys have no domain.
+fn is_of(dialect: Dialect, key: &str) -> bool {
+    let domains: &[&str] = match dialect {
+        Dialect::Hami => &["nvidia.com", "hami.io"],
+        Dialect::Koordinator => &["koordinator.sh"],
+        Dialect::Volcano | Dialect::VolcanoVgpu => &["volcano.sh"],
+        Dialect::GpuManager => &["tencent.com"],
+        Dialect::Kai if key.starts_with("gpu-") => return true,
+        Dialect::Kai => &["kai.scheduler", "runai"],
+    };
+    let domain = key.split_once('/').map_or("", |(domain, _)| domain);
+    let is_in = |of: &&str| {
+        domain
+            .strip_suffix(*of)
+            .is_some_and(|sub| sub.is_empty() || sub.ends_with('.'))
+    };
+    domains.iter().any(is_in)
+}
+
+fn resources(dialect: Dialect) -> &'static [&'static str] {
+    match dialect {
+        Dialect::Hami => hami::KEYS,
+        Dialect::Koordinator => koordinator::KEYS,
+        Dialect::Volcano => volcano::KEYS,
+        Dialect::VolcanoVgpu => volcano_vgpu::KEYS,
+        Dialect::GpuManager => gpu_manager::KEYS,
+        Dialect::Kai => &[],
+    }
+}
+
+/// Annotations that are read.
+fn annotations(dialect: Dialect) -> &'static [&'static str] {
+    match dialect {
+        Dialect::Hami => hami::ANNOTATIONS,
+        Dialect::VolcanoVgpu => volcano_vgpu::ANNOTATIONS,
+        Dialect::GpuManager => gpu_manager::ANNOTATIONS,
+        Dialect::Kai => kai::ANNOTATIONS,
+        Dialect::Koordinator | Dialect::Volcano => &[],
+    }
+}
+
+/// What is lost with a key. What a scheduler decides is lost unless the pod keeps its scheduler.
+fn loss(key: &str, keeps_scheduler: bool) -> Option<&'static str> {
+    hami::lost(key)
+        .or_else(|| koordinator::lost(key))
+        .or_else(|| volcano_vgpu::lost(key))
+        .or_else(|| kai::lost(key))
+        .or_else(|| scheduling(key).filter(|_| !keeps_scheduler))
+}
+
+/// Returns what to use instead of a key by which another scheduler decides: queue, quota, gang, topology or node pool.
+fn scheduling(key: &str) -> Option<&'static str> {
+    match key {
+        // A key of the plugin for gangs, which any scheduler may have.
+        "scheduling.x-k8s.io/pod-group" => Some(instead::GANG),
+        _ => volcano::scheduling(key)
+            .or_else(|| koordinator::scheduling(key))
+            .or_else(|| kai::scheduling(key)),
+    }
+}
+
+/// Returns the keys by which the pod asks in dialects that are switched off: nobody here reads them. In a cluster the
+/// chart's policy warns of them. `nvidia.com/gpu` alone is no dialect's: NVIDIA's device plugin serves it too.
+#[must_use]
+pub fn unread(pod: &Pod, settings: &Settings) -> Vec<Warning> {
+    let mut view = PodView::new(pod, settings);
+    let off = || Dialect::ALL.into_iter().filter(|dialect| !settings.reads(*dialect));
+    for (_, container) in containers(pod, settings) {
+        let of_none = |key: &&str| {
+            let known = container.names.known(key);
+            *key != hami::GPU && off().any(|dialect| asking_resources(dialect).contains(&known))
+        };
+        let keys: BTreeSet<&str> = container.keys().filter(of_none).collect();
+        for key in keys {
+            view.findings.warn(container.place(key), NOBODY);
+        }
+    }
+    for key in off().flat_map(asking_annotations) {
+        if view.annotation(key).is_some() {
+            view.findings.warn(annotation_at(key), NOBODY);
+        }
+    }
+    view.findings.warnings
+}
+
+/// Warns of resources of a dialect in one container that are not known.
+pub(crate) fn warn_of_resources(dialect: Dialect, container: &Resources<'_>, pod: &mut PodView<'_>) {
+    let is_unknown = |key: &&str| is_of(dialect, key) && !resources(dialect).contains(&container.names.known(key));
+    let unknown: Vec<&str> = container.keys().filter(is_unknown).take(MOST_KEYS).collect();
+    for key in unknown {
+        let text = "is not read and stays as it is; the pod waits until a device plugin has it. Correct or remove it";
+        pod.findings.warn(container.place(&shortened(key)), text);
+    }
+}
+
+/// Warns of annotations and labels that change nothing here.
+pub(crate) fn warn_of_metadata(dialects: &[Dialect], pod: &mut PodView<'_>) {
+    let metadata = &pod.pod.metadata;
+    let keeps_scheduler = pod.keeps_scheduler();
+    let mut said = 0;
+    for key in metadata.annotations.iter().flatten().map(|(key, _)| key) {
+        let of_a_dialect = dialects.iter().any(|dialect| is_of(*dialect, key));
+        let is_read = || {
+            dialects
+                .iter()
+                .any(|dialect| annotations(*dialect).contains(&key.as_str()))
+        };
+        if let Some(what) = loss(key, keeps_scheduler) {
+            pod.findings.warn(annotation_at(key), format!("is lost: {what}"));
+        } else if of_a_dialect
+            && !is_read()
+            && scheduling(key).is_none()
+            && !given_back::is_given_back(key)
+            && said < MOST_KEYS
+        {
+            said += 1;
+            let text = "is not read, and changes nothing; correct or remove it";
+            pod.findings.warn(annotation_at(&shortened(key)), text);
+        }
+    }
+    for key in metadata.labels.iter().flatten().map(|(key, _)| key) {
+        if let Some(what) = loss(key, keeps_scheduler) {
+            pod.findings
+                .warn(format!("metadata.labels[{key}]"), format!("is lost: {what}"));
+        }
+    }
+}

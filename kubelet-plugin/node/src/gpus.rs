@@ -1,0 +1,220 @@
+//! Lists a machine's GPUs through NVML.
+
+mod sysfs;
+
+use crate::files;
+use nvml_wrapper::enum_wrappers::device::Brand;
+use nvml_wrapper::enums::device::DeviceArchitecture;
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::{Nvml, cuda_driver_version_major, cuda_driver_version_minor};
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+use std::path::Path;
+
+const MIB: u64 = 1 << 20;
+
+/// One physical GPU, as its driver describes it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Gpu {
+    /// As NVML prints it: `GPU-3f8a1c20-1111-2222-3333-444455556666`.
+    #[serde(deserialize_with = "files::safe_uuid")]
+    pub uuid: String,
+    pub index: u32,
+    /// The N of /dev/nvidiaN.
+    pub minor: Option<u32>,
+    pub name: String,
+    pub brand: String,
+    pub architecture: String,
+    /// Major and minor.
+    pub compute_capability: (i32, i32),
+    /// As the driver prints it: `535.161.08`, which is no semantic version.
+    pub driver_version: String,
+    /// Major and minor.
+    pub cuda_version: (i32, i32),
+    /// Memory for shares: total minus reserved, in whole MiB.
+    pub memory: u64,
+    /// Domain, bus, device and function as the kernel writes them: `0000:3b:00.0`.
+    pub pci_bus_id: Option<String>,
+    pub pcie_root: Option<String>,
+    pub numa_node: Option<u32>,
+}
+
+/// The result of a scan.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct List {
+    pub gpus: Vec<Gpu>,
+    pub left_out: Vec<LeftOut>,
+}
+
+/// A GPU that NVML lists but that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeftOut {
+    /// Its UUID, if that could be read.
+    pub uuid: Option<String>,
+    pub why: Error,
+}
+
+/// Why a GPU cannot be used, or none can.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub enum Error {
+    #[error("the NVIDIA driver's {field} cannot be read: {reason}; check the NVIDIA driver")]
+    Driver { field: Cow<'static, str>, reason: String },
+    #[error("GPU {index}: {field} cannot be read: {reason}; check the NVIDIA driver")]
+    Field {
+        index: u32,
+        field: Cow<'static, str>,
+        reason: String,
+    },
+    #[error(
+        "GPU {0} is in MIG mode, so it cannot be shared as a whole; switch MIG off (nvidia-smi -mig 0) to share it"
+    )]
+    Mig(String),
+    #[error("the NVIDIA driver lists no GPU; check nvidia-smi")]
+    NoGpu,
+}
+
+// === impl List ===
+
+impl List {
+    /// Collects the GPUs that could be read. A lost GPU does not hide the others.
+    #[must_use]
+    pub fn new(read: impl IntoIterator<Item = Result<Gpu, LeftOut>>) -> Self {
+        let mut list = Self::default();
+        for gpu in read {
+            match gpu {
+                Ok(gpu) => list.gpus.push(gpu),
+                Err(left_out) => list.left_out.push(left_out),
+            }
+        }
+        list
+    }
+
+    /// Returns why there is no GPU in the list; None if there is one.
+    #[must_use]
+    pub fn why_empty(&self) -> Option<Error> {
+        let first = self.left_out.first().map_or(Error::NoGpu, |left| left.why.clone());
+        self.gpus.is_empty().then_some(first)
+    }
+}
+
+/// Returns the GPUs by index, and those that are left out.
+///
+/// # Errors
+/// The driver itself cannot be asked.
+pub fn list(nvml: &Nvml) -> Result<List, Error> {
+    let driver_version = nvml.sys_driver_version().map_err(failed("driver version"))?;
+    let cuda = nvml.sys_cuda_driver_version().map_err(failed("CUDA version"))?;
+    let cuda_version = (cuda_driver_version_major(cuda), cuda_driver_version_minor(cuda));
+    let count = nvml.device_count().map_err(failed("device count"))?;
+    let read = |index| read_one(nvml, Path::new("/sys"), index, &driver_version, cuda_version);
+    Ok(List::new((0..count).map(read)))
+}
+
+/// Returns a function that makes the error of a failed question about the driver.
+pub fn failed(field: &'static str) -> impl Fn(NvmlError) -> Error {
+    move |error| Error::Driver {
+        field: Cow::Borrowed(field),
+        reason: error.to_string(),
+    }
+}
+
+fn read_one(
+    nvml: &Nvml,
+    sys: &Path,
+    index: u32,
+    driver_version: &str,
+    cuda_version: (i32, i32),
+) -> Result<Gpu, LeftOut> {
+    let unreadable = |uuid: Option<&String>, field: &'static str| {
+        let uuid = uuid.cloned();
+        move |error: NvmlError| LeftOut {
+            uuid,
+            why: Error::Field {
+                index,
+                field: Cow::Borrowed(field),
+                reason: error.to_string(),
+            },
+        }
+    };
+    let device = nvml.device_by_index(index).map_err(unreadable(None, "handle"))?;
+    let uuid = device.uuid().map_err(unreadable(None, "UUID"))?;
+    let failed = |field: &'static str| unreadable(Some(&uuid), field);
+    // Drivers and GPUs without MIG return an error here.
+    if device.mig_mode().is_ok_and(|mode| mode.current != 0) {
+        return Err(LeftOut {
+            uuid: Some(uuid.clone()),
+            why: Error::Mig(uuid),
+        });
+    }
+    let memory = device.memory_info().map_err(failed("memory"))?;
+    let capability = device.cuda_compute_capability().map_err(failed("compute capability"))?;
+    let pci_bus_id = device
+        .pci_info()
+        .ok()
+        .and_then(|pci| sysfs::kernel_spelling(&pci.bus_id));
+    Ok(Gpu {
+        index,
+        minor: device.minor_number().ok(),
+        name: device.name().map_err(failed("name"))?,
+        brand: device.brand().map_or("Unknown", brand).to_owned(),
+        architecture: device.architecture().unwrap_or(DeviceArchitecture::Unknown).to_string(),
+        compute_capability: (capability.major, capability.minor),
+        driver_version: driver_version.to_owned(),
+        cuda_version,
+        memory: memory.total.saturating_sub(memory.reserved) / MIB * MIB,
+        pcie_root: pci_bus_id.as_deref().and_then(|id| sysfs::pcie_root(sys, id)),
+        numa_node: pci_bus_id.as_deref().and_then(|id| sysfs::numa_node(sys, id)),
+        pci_bus_id,
+        uuid,
+    })
+}
+
+/// The names that NVIDIA's DRA driver publishes.
+fn brand(brand: Brand) -> &'static str {
+    match brand {
+        Brand::Unknown => "Unknown",
+        Brand::Quadro => "Quadro",
+        Brand::Tesla => "Tesla",
+        Brand::NVS => "NVS",
+        Brand::GRID => "Grid",
+        Brand::GeForce => "GeForce",
+        Brand::Titan => "Titan",
+        Brand::VApps => "NvidiaVApps",
+        Brand::VPC => "NvidiaVPC",
+        Brand::VCS => "NvidiaVCS",
+        Brand::VWS => "NvidiaVWS",
+        Brand::CloudGaming | Brand::VGaming => "NvidiaCloudGaming",
+        Brand::QuadroRTX => "QuadroRTX",
+        Brand::NvidiaRTX => "NvidiaRTX",
+        Brand::Nvidia => "Nvidia",
+        Brand::GeForceRTX => "GeForceRTX",
+        Brand::TitanRTX => "TitanRTX",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lost_gpu_does_not_hide_the_others() {
+        let lost = LeftOut {
+            uuid: None,
+            why: Error::Field {
+                index: 0,
+                field: "memory".into(),
+                reason: "GPU is lost".into(),
+            },
+        };
+        let list = List::new([Err(lost.clone()), Ok(Gpu::default())]);
+        assert_eq!(list.gpus, [Gpu::default()]);
+        assert_eq!((&list.left_out[..], list.why_empty()), (&[lost.clone()][..], None));
+        let mig = LeftOut {
+            uuid: Some("x".into()),
+            why: Error::Mig("x".into()),
+        };
+        assert_eq!(List::new([Err(lost.clone()), Err(mig)]).why_empty(), Some(lost.why));
+        assert_eq!(List::new([]).why_empty(), Some(Error::NoGpu));
+    }
+}

@@ -1,0 +1,16 @@
+//! What the shares of a machine have in common, for the plugin and for `vgpu run`: their arbitration folders, the files and
+//! mounts below them, which processes use a share, and the list of GPUs.
+//!
+//! ```text
+//!  vgpu-kubelet-plugin ─┐
+//!                       ├─► arbitration ─► files, tmpfs
+//!  vgpu run ────────────┴─► mounts, locks, gpus
+//! ```
+#![forbid(unsafe_code)]
+
+pub mod arbitration;
+pub mod files;
+pub mod gpus;
+pub mod locks;
+pub mod mounts;
+pub mod tmpfs;

@@ -1,0 +1,112 @@
+//! Mounts a tmpfs of limited size, so that a tenant's writable files cannot grow.
+//!
+//! Mounting needs CAP_SYS_ADMIN. An existing tmpfs of a folder is kept; mounts that a crash stacked on each other are
+//! all removed. Containers have their own mounts, so unmounting here does not affect them.
+
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use std::ffi::CString;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use vgpu_abi::paths::TMPFS_SOURCE;
+
+const PAGE: u64 = 4096;
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+
+/// The capacity of a tmpfs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size {
+    pub bytes: u64,
+    /// Number of files, without the root folder.
+    pub files: u64,
+}
+
+// === impl Size ===
+
+impl Size {
+    fn options(self) -> CString {
+        let bytes = self.bytes.next_multiple_of(PAGE);
+        // The root folder has an inode too.
+        let text = format!("size={bytes},nr_inodes={},mode=0755", self.files + 1);
+        CString::new(text).unwrap_or_default()
+    }
+}
+
+/// Returns true if `folder` is a tmpfs and not on its parent's file system.
+///
+/// # Errors
+/// The folder or its parent cannot be read.
+pub fn is_mounted(folder: &Path) -> io::Result<bool> {
+    let parent = folder.parent().unwrap_or(folder);
+    let apart = std::fs::metadata(folder)?.dev() != std::fs::metadata(parent)?.dev();
+    Ok(apart && rustix::fs::statfs(folder)?.f_type == TMPFS_MAGIC)
+}
+
+/// Mounts a tmpfs of `size` on `folder`, which must exist, unless it has one.
+///
+/// # Errors
+/// Mounting fails, for example without CAP_SYS_ADMIN.
+pub fn ensure(folder: &Path, size: Size) -> io::Result<()> {
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    if is_mounted(folder)? {
+        return Ok(());
+    }
+    mount(TMPFS_SOURCE, folder, "tmpfs", flags, size.options().as_c_str())?;
+    Ok(())
+}
+
+/// Removes every tmpfs from `folder`.
+///
+/// # Errors
+/// Unmounting fails.
+pub fn remove(folder: &Path) -> io::Result<()> {
+    loop {
+        match unmount(folder, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
+            Ok(()) => {}
+            // Not a mount point (any more), or no such folder.
+            Err(Errno::INVAL | Errno::NOENT) => return Ok(()),
+            // Without the capability, this process cannot have mounted anything.
+            Err(Errno::PERM) if matches!(is_mounted(folder), Ok(false)) => return Ok(()),
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "can_mount_test.rs"]
+mod can_mount_test;
+
+#[cfg(test)]
+pub(crate) mod tests {
+    pub(crate) use super::can_mount_test::can_mount;
+    use super::*;
+
+    #[test]
+    fn a_tmpfs_cannot_grow_and_goes_without_trace() {
+        if !can_mount("a_tmpfs_cannot_grow_and_goes_without_trace") {
+            return;
+        }
+        let dir = tempfile::tempdir().expect("a folder");
+        let folder = dir.path().join("t");
+        std::fs::create_dir(&folder).expect("a folder");
+        let size = Size { bytes: 8000, files: 1 };
+        ensure(&folder, size).expect("mounted");
+        ensure(&folder, size).expect("still mounted");
+        assert!(is_mounted(&folder).expect("looked at"));
+        std::fs::write(folder.join("full"), vec![1; 8192]).expect("two pages fit");
+        assert!(
+            std::fs::write(folder.join("full"), vec![1; 8193]).is_err(),
+            "a third page does not"
+        );
+        assert!(
+            std::fs::write(folder.join("more"), "").is_err(),
+            "nor does a second file"
+        );
+        mount("vgpu", &folder, "tmpfs", MountFlags::empty(), c"size=4096").expect("stacked as by a crash");
+        remove(&folder).expect("unmounted");
+        remove(&folder).expect("nothing left to do");
+        assert!(!is_mounted(&folder).expect("looked at"));
+        remove(&dir.path().join("absent")).expect("nothing there");
+    }
+}

@@ -1,0 +1,109 @@
+//! The prepared claims of the node, in memory. `records` has the file of each.
+
+use crate::dra::share::{ClaimId, Role, Share, ShareKeys};
+use crate::files::safe_name;
+use crate::publish::inventory::Gpu;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// All prepared claims, by UID.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Checkpoint {
+    pub claims: BTreeMap<String, Entry>,
+    /// The GPUs on which claims hold shares, by UUID, as they were published: also after a restart, a lost GPU stays
+    /// published.
+    pub gpus: BTreeMap<String, Gpu>,
+}
+
+/// One prepared claim.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Entry {
+    pub namespace: String,
+    pub name: String,
+    /// Digest of the library to which the claim is bound since its first Prepare.
+    #[serde(deserialize_with = "safe_name")]
+    pub library: String,
+    /// In the order of the claim's results.
+    pub shares: Vec<Held>,
+    /// The pods for which the claim was reserved when it was last prepared. Messages name them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pods: Vec<Pod>,
+}
+
+/// A pod of a claim, in the claim's namespace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pod {
+    pub name: String,
+    pub uid: String,
+}
+
+/// A share with its slot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Held {
+    #[serde(flatten)]
+    pub share: Share,
+    /// Its file in the GPU's arbitration directory; `None` for a monitor.
+    pub slot: Option<u8>,
+}
+
+/// What shares hold of a GPU, together.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct HeldOnGpu {
+    pub shares: ShareKeys,
+    /// Bytes.
+    pub memory: u64,
+    /// Percent of the GPU's time that is reserved.
+    pub cores: u32,
+    /// The part of the GPU that they have: [`Share::fraction`], added up.
+    pub fraction: f64,
+}
+
+// === impl Entry ===
+
+impl Entry {
+    /// Takes over names and shares as the API server knows them, for an entry with the same results.
+    pub(crate) fn name_as(&mut self, id: &ClaimId, shares: &[Share]) {
+        for (held, share) in self.shares.iter_mut().zip(shares) {
+            held.share = share.clone();
+        }
+        (self.namespace, self.name) = (id.namespace.clone(), id.name.clone());
+    }
+
+    /// The claim with this UID.
+    #[must_use]
+    pub fn id(&self, uid: &str) -> ClaimId {
+        ClaimId {
+            namespace: self.namespace.clone(),
+            name: self.name.clone(),
+            uid: uid.to_owned(),
+        }
+    }
+}
+
+// === impl Checkpoint ===
+
+impl Checkpoint {
+    /// Returns what shares hold of a GPU. Monitors hold nothing.
+    #[must_use]
+    pub fn held_on(&self, gpu: &Gpu) -> HeldOnGpu {
+        let mut all = HeldOnGpu::default();
+        for (uid, entry) in &self.claims {
+            let shares = entry.shares.iter().map(|held| &held.share);
+            for share in shares.filter(|share| share.role == Role::Share && share.gpu == gpu.uuid) {
+                all.shares.insert((uid.clone(), share.name.clone()));
+                all.memory = all.memory.saturating_add(share.memory);
+                all.cores = all.cores.saturating_add(share.cores);
+                all.fraction += share.fraction(gpu.memory);
+            }
+        }
+        all
+    }
+
+    /// Every share on a GPU, with its claim.
+    pub fn on_gpu<'a>(&'a self, gpu: &'a str) -> impl Iterator<Item = (&'a Entry, &'a Held)> {
+        let all = self.claims.values();
+        all.flat_map(|entry| entry.shares.iter().map(move |held| (entry, held)))
+            .filter(move |(_, held)| held.share.gpu == gpu)
+    }
+}

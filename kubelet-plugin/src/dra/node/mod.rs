@@ -1,0 +1,375 @@
+//! The prepared claims of the node, and what each of them has there. One thread changes them at a time, under the node's lock
+//! (`lock`); each turn begins by reading the claims' records (`records`), because another instance of the plugin may have
+//! changed them.
+//!
+//! ```text
+//!  prepare    Prepare and Unprepare ─► room: GPU and slot of each share ─► files of the claim
+//!  recover    the start, and claims whose record is damaged or lost
+//!  renew      CDI files after a change of the driver
+//!  pages      what each share on a GPU is entitled to
+//!  ledgers    what the shares use
+//!  shared     turns of this process
+//! ```
+//!
+//! Synchronous: a caller that goes away cannot stop it half-way. Failure modes:
+//! - A crash while preparing or unpreparing: the next start, or kubelet's repeated call, completes it (`prepare`).
+//! - `/run` is full: Prepare of a new claim is refused. Unprepare needs no room.
+//! - A reboot: no record is left, and no container. kubelet prepares again the claims of pods that start again.
+//! - Two instances during a rolling update: each turn holds the lock file, and reads the records.
+
+mod ledgers;
+pub mod lock;
+mod pages;
+mod parts;
+mod prepare;
+mod recover;
+mod renew;
+pub mod room;
+mod shared;
+#[cfg(test)]
+pub(crate) mod tests;
+
+use crate::arbitration::{self, Arbitration};
+use crate::config::Config;
+use crate::dra::checkpoint::{Checkpoint, Entry, Held};
+use crate::dra::claim;
+use crate::dra::claimdir::{self, ClaimDirs};
+use crate::dra::library::Library;
+use crate::dra::mount_users::ShareMount;
+use crate::dra::share::{ClaimId, Role, Share, ShareKeys};
+use crate::driver::{self, Driver, Finder};
+use crate::publish::inventory::Inventory;
+pub use ledgers::LedgerReading;
+use lock::{LockFile, Locked};
+pub use parts::Parts;
+pub use prepare::NoRoom;
+use room::Full;
+pub use shared::SharedNode;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+use vgpu_abi::limits::is_share_name;
+use vgpu_context_size::ContextSize;
+
+/// A prepared device, as it is reported to kubelet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prepared {
+    pub request: String,
+    pub pool: String,
+    pub device: String,
+    pub cdi_device: String,
+    pub share_id: Option<String>,
+}
+
+/// Why a claim cannot be prepared or unprepared.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("uid {0:?} is not a claim's UID")]
+    Uid(String),
+    #[error("the node's GPUs are not known yet: {0}; kubelet retries")]
+    NoInventory(String),
+    #[error(transparent)]
+    Claim(#[from] claim::Error),
+    #[error(transparent)]
+    Full(#[from] Box<Full>),
+    #[error(
+        "the claim was allocated again, and a process of a former pod still has its share {share}; end that process if it \
+         does not end by itself; kubelet retries"
+    )]
+    Used { share: String },
+    #[error(
+        "the claim was allocated again, and whether a process of a former pod still has its share is not known: {0}; use \
+         another claim"
+    )]
+    UseUnknown(String),
+    #[error(
+        "its limits files on this node have other shares than its allocation; delete its pods, then it is prepared anew"
+    )]
+    OtherShares,
+    #[error("GPU {0} is not in the driver's list any more; check nvidia-smi on the node")]
+    GpuGone(String),
+    #[error("device {device} takes no new claims: {why}")]
+    Unavailable { device: String, why: String },
+    #[error(transparent)]
+    Driver(#[from] driver::Error),
+    #[error(transparent)]
+    ClaimDir(#[from] claimdir::Error),
+    #[error(transparent)]
+    Arbitration(#[from] arbitration::Error),
+    #[error(transparent)]
+    Cdi(#[from] vgpu_cdi::store::Error),
+    #[error("the claim's record, {}: {source}; kubelet retries", path.display())]
+    Record { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Lock(#[from] lock::Error),
+    #[error(
+        "the library is not installed on this node, and no claim can be prepared before it is: {0}; kubelet retries"
+    )]
+    Library(String),
+    #[error("the call ended early, which is a mistake in the plugin: {0}; kubelet retries")]
+    Ended(String),
+    /// An error of the whole call, shared by all of its claims.
+    #[error(transparent)]
+    Shared(Arc<Error>),
+}
+
+impl Error {
+    /// Returns the metric's label for this error.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Uid(_) | Self::Claim(_) | Self::OtherShares => "claim",
+            Self::Full(_) | Self::Used { .. } | Self::UseUnknown(_) => "full",
+            Self::NoInventory(_) | Self::GpuGone(_) | Self::Unavailable { .. } | Self::Driver(_) => "ailing",
+            Self::Lock(_) => "lock",
+            Self::Library(_) => "library",
+            Self::ClaimDir(_) | Self::Arbitration(_) | Self::Cdi(_) | Self::Record { .. } => "files",
+            Self::Shared(error) => error.kind(),
+            Self::Ended(_) => "other",
+        }
+    }
+}
+
+/// The prepared claims of this node.
+pub struct Node {
+    config: Config,
+    driver: Finder,
+    dirs: ClaimDirs,
+    arbitration: Arbitration,
+    cdi: vgpu_cdi::store::Dir,
+    library: Library,
+    /// Locked during each turn, so that the other instance of a rolling update waits.
+    lock: LockFile,
+    /// The prepared claims: read from their records at the beginning of each turn, and changed by that turn.
+    checkpoint: Checkpoint,
+    scanned: Scanned,
+    /// None before the first renewal of the claims' files.
+    renewal: Option<Renewal>,
+    /// Shares that containers have and whose claim is gone; None while that is not known.
+    unclaimed: Option<ShareKeys>,
+    /// When this instance prepared each claim for the first time.
+    prepared_at: BTreeMap<String, Instant>,
+    damages: Damages,
+    /// Claims that could not be unprepared, by UID, and the last error. kubelet retries them.
+    not_unprepared: BTreeMap<String, (ClaimId, String)>,
+    living: Living,
+}
+
+/// The results of the last scan of the GPUs.
+struct Scanned {
+    inventory: Result<Inventory, String>,
+    /// The size of a context on each GPU, by UUID, as far as it was measured.
+    contexts: BTreeMap<String, ContextSize>,
+}
+
+/// What this instance renewed last.
+struct Renewal {
+    /// The driver's files that are in the claims' CDI files since then.
+    driver: Driver,
+    /// Claims that could not be renewed.
+    failed: BTreeSet<String>,
+}
+
+/// Descriptions of damaged records.
+#[derive(Default)]
+struct Damages {
+    /// These have no event on the Node yet.
+    new: Vec<String>,
+    /// Damage that was already reported and still exists.
+    lasting: BTreeSet<String>,
+}
+
+/// Says which of these shares have a container, or why that is not known.
+pub type Living = Box<dyn Fn(&[ShareMount]) -> Result<ShareKeys, String> + Send>;
+
+// === impl Node ===
+
+impl Node {
+    pub fn set_inventory(&mut self, inventory: Result<Inventory, String>) {
+        self.scanned.inventory = inventory;
+    }
+
+    pub fn set_contexts(&mut self, contexts: BTreeMap<String, ContextSize>) {
+        self.scanned.contexts = contexts;
+    }
+
+    #[must_use]
+    pub fn claims(&self) -> &Checkpoint {
+        &self.checkpoint
+    }
+
+    /// The GPUs that are published, if the driver has answered.
+    #[must_use]
+    pub fn inventory(&self) -> Option<&Inventory> {
+        self.scanned.inventory.as_ref().ok()
+    }
+
+    /// UUIDs of the GPUs that are published.
+    #[must_use]
+    pub fn gpus(&self) -> Vec<String> {
+        let all = self.scanned.inventory.iter().flat_map(Inventory::by_index);
+        all.map(|(_, gpu)| gpu.uuid.clone()).collect()
+    }
+
+    /// Name of this node's pool of devices.
+    #[must_use]
+    pub fn pool(&self) -> String {
+        self.config.pool()
+    }
+
+    /// The name of the Node.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.config.node_name
+    }
+
+    /// Returns how many shares a GPU may have.
+    #[must_use]
+    pub fn most_shares(&self) -> usize {
+        self.config.shares as usize
+    }
+
+    #[must_use]
+    pub fn dirs(&self) -> &ClaimDirs {
+        &self.dirs
+    }
+
+    #[must_use]
+    pub fn arbitration(&self) -> &Arbitration {
+        &self.arbitration
+    }
+
+    /// The file systems of a claim's shares.
+    #[must_use]
+    pub fn share_mounts(&self, uid: &str) -> Vec<ShareMount> {
+        let Some(entry) = self.checkpoint.claims.get(uid) else {
+            return Vec::new();
+        };
+        let limited = entry.shares.iter().filter(|held| held.share.role == Role::Share);
+        let mut names: Vec<String> = limited.map(|held| held.share.name.clone()).collect();
+        if entry.name.is_empty() {
+            // The entry was rebuilt from limits files, and lacks shares whose limits file is missing.
+            names.extend(self.dirs.read_shares(uid).1);
+        }
+        let mount = |name: String| ShareMount {
+            device: self.dirs.share_device(uid, &name),
+            key: (uid.to_owned(), name),
+        };
+        names.into_iter().map(mount).collect()
+    }
+
+    /// Returns when this instance prepared a claim; None if a former one did.
+    #[must_use]
+    pub fn prepared_at(&self, uid: &str) -> Option<Instant> {
+        self.prepared_at.get(uid).copied()
+    }
+
+    /// The entry of a claim that is prepared.
+    #[must_use]
+    pub fn entry(&self, uid: &str) -> Option<&Entry> {
+        self.checkpoint.claims.get(uid)
+    }
+
+    /// Shares that containers have and whose claim is gone; None while that is not known.
+    #[must_use]
+    pub fn unclaimed(&self) -> Option<&ShareKeys> {
+        self.unclaimed.as_ref()
+    }
+
+    pub fn set_unclaimed(&mut self, unclaimed: Option<ShareKeys>) {
+        self.unclaimed = unclaimed;
+    }
+
+    /// Digest of the library to which new claims are bound; None if it is not installed.
+    #[must_use]
+    pub fn library(&self) -> Option<&str> {
+        self.library.digest()
+    }
+
+    /// Installs the library if it is not there.
+    ///
+    /// # Errors
+    /// Why it cannot be installed.
+    pub fn ensure_library(&mut self, _locked: &Locked) -> Result<(), Error> {
+        self.library.ensure().map(|_| ()).map_err(Error::Library)
+    }
+
+    /// Removes releases of the library that no claim and no instance uses.
+    pub fn remove_unused_releases(&mut self, locked: &Locked) {
+        let removed = self.begin_turn(locked).map(|()| {
+            let used: Vec<&str> = self
+                .checkpoint
+                .claims
+                .values()
+                .map(|entry| entry.library.as_str())
+                .collect();
+            self.library.keep(&used)
+        });
+        match removed {
+            Ok(Ok(removed)) if removed.is_empty() => {}
+            Ok(Ok(removed)) => tracing::info!(?removed, "removed releases of the library that nothing uses"),
+            // A release that is not removed only takes disk space.
+            Ok(Err(error)) => tracing::warn!(%error, "cannot remove a release of the library that nothing uses"),
+            Err(error) => tracing::warn!(%error, "cannot tell which releases of the library are used"),
+        }
+    }
+
+    /// Claims whose last Unprepare failed, and why.
+    #[must_use]
+    pub fn not_unprepared(&self) -> Vec<(ClaimId, String)> {
+        self.not_unprepared.values().cloned().collect()
+    }
+
+    /// Remembers how an Unprepare ended, for the event on the claim's pods.
+    pub fn note_unprepare(&mut self, id: &ClaimId, answer: &Result<(), Error>) {
+        match answer {
+            Ok(()) => drop(self.not_unprepared.remove(&id.uid)),
+            Err(error) => drop(
+                self.not_unprepared
+                    .insert(id.uid.clone(), (id.clone(), error.to_string())),
+            ),
+        }
+    }
+
+    /// Notes the GPUs on which claims hold shares now.
+    fn note_gpus(&mut self) {
+        let shares = self.checkpoint.claims.values().flat_map(|entry| &entry.shares);
+        let held: BTreeSet<String> = shares.map(|held| held.share.gpu.clone()).collect();
+        let mut gpus = std::mem::take(&mut self.checkpoint.gpus);
+        gpus.retain(|uuid, _| held.contains(uuid));
+        if let Ok(inventory) = &self.scanned.inventory {
+            let known = held.iter().filter_map(|uuid| inventory.gpu(uuid));
+            gpus.extend(known.map(|gpu| (gpu.uuid.clone(), gpu.clone())));
+        }
+        self.checkpoint.gpus = gpus;
+    }
+}
+
+fn record_error((path, source): (PathBuf, io::Error)) -> Error {
+    Error::Record { path, source }
+}
+
+/// Fails every claim of a call with the same error.
+pub(crate) fn all_fail<T>(count: usize, error: Error) -> Vec<Result<T, Error>> {
+    let error = Arc::new(error);
+    (0..count).map(|_| Err(Error::Shared(error.clone()))).collect()
+}
+
+fn same_results(held: &[Held], shares: &[Share]) -> bool {
+    held.len() == shares.len()
+        && held
+            .iter()
+            .zip(shares)
+            .all(|(held, share)| held.share.same_result(share))
+}
+
+/// Accepts only UIDs that are safe as the name of a folder or file.
+fn check_uid(uid: &str) -> Result<(), Error> {
+    if is_share_name(uid) {
+        Ok(())
+    } else {
+        Err(Error::Uid(uid.to_owned()))
+    }
+}

@@ -1,0 +1,61 @@
+//! Renews the CDI files of prepared claims: a container that restarts gets its mounts from them, without a Prepare.
+//!
+//! Failure modes:
+//! - The driver is being replaced and has no complete files: the CDI files stay as they are, until it has.
+//! - One claim cannot be renewed, for example because its GPU's device node is gone: the others are, and it is tried
+//!   again.
+//! - A crash in the middle: each file is replaced as a whole, and the next start compares all of them.
+//! - Two instances: both write after a change of the driver. Otherwise each leaves alone what is there, because the other one
+//!   may be a newer release that writes more.
+
+use super::lock::Locked;
+use super::prepare::Turn;
+use super::{Error, Node, Renewal};
+use crate::dra::checkpoint::Entry;
+use std::collections::BTreeMap;
+
+// === impl Node ===
+
+impl Node {
+    /// Writes the files of prepared claims again if the driver has other files than at the last renewal, and those of a claim
+    /// whose record or CDI file is missing or cannot be read, or which could not be renewed the last time.
+    /// Returns the claims that cannot be renewed, and why.
+    ///
+    /// # Errors
+    /// The records cannot be read.
+    pub fn renew_cdi_files(&mut self, locked: &Locked) -> Result<BTreeMap<String, String>, Error> {
+        self.begin_turn(locked)?;
+        Ok(self.renew())
+    }
+
+    pub(super) fn renew(&mut self) -> BTreeMap<String, String> {
+        let mut turn = Turn::start();
+        let mut failed = BTreeMap::new();
+        // Without the driver's files each claim fails, and says why.
+        let driver = turn.driver(&self.driver).ok().cloned();
+        let last = self.renewal.take();
+        let same = last.as_ref().filter(|last| driver.as_ref() == Some(&last.driver));
+        let is_renewed = |uid: &String| same.is_some_and(|last| !last.failed.contains(uid));
+        for (uid, known) in self.checkpoint.claims.clone() {
+            if is_renewed(&uid) && self.has_files(&uid, &known) {
+                continue;
+            }
+            let mut entry = known.clone();
+            match self.materialize(&uid, Some(&known), &mut entry, &mut turn) {
+                Ok(()) => drop(self.checkpoint.claims.insert(uid, entry)),
+                Err(error) => drop(failed.insert(uid, error.to_string())),
+            }
+        }
+        let renewed = driver.map(|driver| Renewal {
+            driver,
+            failed: failed.keys().cloned().collect(),
+        });
+        self.renewal = renewed.or(last);
+        failed
+    }
+
+    fn has_files(&self, uid: &str, entry: &Entry) -> bool {
+        let has_cdi_file = !self.cdi.mounted(uid).is_empty();
+        has_cdi_file && self.dirs.entry_path(uid).exists() && self.library.has(&entry.library)
+    }
+}

@@ -1,0 +1,149 @@
+//! Calls that are prepared together.
+
+use super::*;
+use crate::dra::queue;
+
+/// A node with `count` claims in the API, whose lock another instance has.
+async fn with_calls(count: usize) -> (Rig, SharedNode, Arc<Service<Memory, Containers>>, Vec<ClaimId>) {
+    let (rig, api) = (Rig::new(false), Memory::default());
+    let node = SharedNode::new(rig.open());
+    let ids = (0..count).map(|n| {
+        let uid = format!("u{n}");
+        let (id, claim) = claim(&uid, &[(uid.as_str(), 1, 0)]);
+        api.put((id.clone(), claim));
+        id
+    });
+    let ids = ids.collect();
+    let driver = Arc::new(service(&node, &api));
+    (rig, node, driver, ids)
+}
+
+fn calls(driver: &Arc<Service<Memory, Containers>>, ids: &[ClaimId]) -> Vec<tokio::task::JoinHandle<Texts>> {
+    let call = |id: &ClaimId| {
+        let (driver, id) = (driver.clone(), id.clone());
+        tokio::spawn(async move { driver.prepare(vec![id]).await })
+    };
+    ids.iter().map(call).collect()
+}
+
+type Texts = BTreeMap<String, Result<Vec<Prepared>, String>>;
+
+#[tokio::test(start_paused = true)]
+async fn each_of_many_calls_at_once_gets_its_own_answer() {
+    let (rig, node, driver, ids) = with_calls(64).await;
+    let other = LockFile::open(&rig.config().lock).expect("opened");
+    let taken = other.try_lock().expect("a lock file").expect("free");
+    let calls = calls(&driver, &ids);
+    tokio::time::sleep(LOCKED_WITHIN / 2).await;
+    drop(taken);
+    for (call, id) in calls.into_iter().zip(&ids) {
+        let answers = call.await.expect("no panic");
+        let devices = answers[&id.uid].as_ref().expect("prepared");
+        assert_eq!(
+            (answers.len(), devices[0].share_id.as_deref()),
+            (1, Some(id.uid.as_str()))
+        );
+    }
+    let slots: std::collections::BTreeSet<_> = {
+        let node = node.lock();
+        let entries = node.claims().claims.values();
+        entries.map(|entry| entry.shares[0].slot).collect()
+    };
+    assert_eq!(slots.len(), 64, "each has a slot of its own");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_cancelled_while_it_waits_is_left_out() {
+    let (rig, node, driver, ids) = with_calls(3).await;
+    let other = LockFile::open(&rig.config().lock).expect("opened");
+    let taken = other.try_lock().expect("a lock file").expect("free");
+    let calls = calls(&driver, &ids);
+    tokio::time::sleep(LOCKED_WITHIN / 2).await;
+    calls[1].abort();
+    tokio::time::sleep(LOCKED_WITHIN / 10).await;
+    drop(taken);
+    for (at, call) in calls.into_iter().enumerate() {
+        match call.await {
+            Ok(answers) => assert!(answers[&ids[at].uid].is_ok()),
+            Err(error) => assert!(error.is_cancelled() && at == 1),
+        }
+    }
+    assert_eq!(node.lock().claims().claims.keys().collect::<Vec<_>>(), ["u0", "u2"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_call_whose_turn_it_is_may_go_away() {
+    let (rig, node, driver, ids) = with_calls(3).await;
+    let other = LockFile::open(&rig.config().lock).expect("opened");
+    let taken = other.try_lock().expect("a lock file").expect("free");
+    let calls = calls(&driver, &ids);
+    tokio::time::sleep(LOCKED_WITHIN / 2).await;
+    // The first call is the one that waits for the lock file.
+    calls[0].abort();
+    drop(taken);
+    let mut prepared = 0;
+    for call in calls {
+        prepared += usize::from(call.await.is_ok_and(|answers| answers.values().all(Result::is_ok)));
+    }
+    assert_eq!(prepared, 2);
+    assert_eq!(node.lock().claims().claims.len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_is_unprepared_while_its_call_waits_is_refused() {
+    let (rig, node, driver, ids) = with_calls(2).await;
+    let other = LockFile::open(&rig.config().lock).expect("opened");
+    let taken = other.try_lock().expect("a lock file").expect("free");
+    let unprepared = {
+        let (driver, id) = (driver.clone(), ids[1].clone());
+        tokio::spawn(async move { driver.unprepare(vec![id]).await })
+    };
+    tokio::time::sleep(LOCKED_WITHIN / 10).await;
+    let calls = calls(&driver, &ids);
+    tokio::time::sleep(LOCKED_WITHIN / 10).await;
+    drop(taken);
+    assert!(unprepared.await.expect("no panic")["u1"].is_ok());
+    let mut errors = Vec::new();
+    for call in calls {
+        errors.extend(call.await.expect("no panic").into_values().filter_map(Result::err));
+    }
+    assert!(errors.len() == 1 && errors[0].contains("was unprepared"), "{errors:?}");
+    assert_eq!(node.lock().claims().claims.len(), 1);
+}
+
+#[tokio::test]
+async fn one_turn_prepares_the_claims_of_all_calls_that_wait() {
+    let rig = Rig::new(false);
+    let mut node = rig.open();
+    let queue = queue::Queue::default();
+    let read = |uid: &str| claim(uid, &[(uid, 1, 0)]);
+    let places = [
+        queue.enter(vec![read("u1"), read("u2")], BTreeSet::new),
+        queue.enter(vec![read("u3"), read("u4")], || BTreeSet::from(["u3".to_owned()])),
+        queue.enter(vec![read("u5")], BTreeSet::new),
+        queue.enter(vec![read("u6")], BTreeSet::new),
+    ];
+    assert!(queue.leave(&places[3]), "gave up before the turn");
+    let locked = node.locked();
+    for answer in queue.prepare(&mut node, &locked) {
+        answer.send();
+    }
+    assert!(!queue.leave(&places[0]), "the turn has it");
+    assert_eq!(queue.prepare(&mut node, &locked).len(), 0);
+    let [first, second, third, gone] = places;
+    let shares = |done: queue::Done| -> Vec<Option<String>> {
+        let answers = done.answers.into_iter();
+        answers
+            .map(|answer| answer?.expect("prepared")[0].share_id.clone())
+            .collect()
+    };
+    let some = |uid: &str| Some(uid.to_owned());
+    assert_eq!(shares(first.answer.await.expect("answered")), [some("u1"), some("u2")]);
+    assert_eq!(shares(second.answer.await.expect("answered")), [None, some("u4")]);
+    assert_eq!(shares(third.answer.await.expect("answered")), [some("u5")]);
+    assert!(gone.answer.await.is_err());
+    assert_eq!(
+        node.claims().claims.keys().collect::<Vec<_>>(),
+        ["u1", "u2", "u4", "u5"]
+    );
+}

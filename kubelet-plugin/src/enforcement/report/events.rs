@@ -1,0 +1,155 @@
+//! Creates the events of what was observed, and of what the node knows of itself.
+//!
+//! How it fails: events that are reported once wait for the API server, the last hundred of them. `event_log` has the others.
+
+use super::super::event_log::{EventLog, Notice};
+use super::super::notices::{self, Entries};
+use super::super::observations::Observations;
+use crate::api::{Claims, Events};
+use crate::dra::node::{Node, SharedNode};
+use crate::dra::share::ClaimId;
+use crate::metrics::Metrics;
+use k8s_openapi::api::core::v1::ObjectReference;
+use std::collections::{BTreeSet, VecDeque};
+
+/// How many events wait for an API server that is down; the oldest ones are only in the log then.
+const MOST_WAITING: usize = 100;
+
+/// Creates events.
+pub(crate) struct Reporter {
+    log: EventLog,
+    /// Events that are reported once, and are not on all objects yet.
+    waiting: VecDeque<Notice>,
+    metrics: Metrics,
+    /// The Node.
+    node_object: ObjectReference,
+}
+
+// === impl Reporter ===
+
+impl Reporter {
+    pub(crate) fn new(metrics: Metrics, node_object: ObjectReference) -> Self {
+        Self {
+            log: EventLog::default(),
+            waiting: VecDeque::new(),
+            metrics,
+            node_object,
+        }
+    }
+
+    /// Creates the events of what was observed.
+    pub(crate) async fn report<A: Claims + Events>(&mut self, node: &SharedNode, api: &A, observations: &Observations) {
+        self.log.begin_round();
+        let is_quiet = {
+            let state = observations.lock();
+            let holds = state.compute.values().all(|verdict| verdict.enforced != Some(false));
+            holds
+                && state.breaches.is_empty()
+                && state.damaged.is_empty()
+                && state.killed.is_empty()
+                && state.refused.is_empty()
+        };
+        let entries = match is_quiet {
+            true => Entries::new(),
+            false => node.read(|node| node.claims().claims.clone()).await.unwrap_or_default(),
+        };
+        let due = {
+            let mut state = observations.lock();
+            for (share, offender) in std::mem::take(&mut state.killed) {
+                // A claim that is gone has no pods.
+                let id = entries.get(&share.0).map(|entry| entry.id(&share.0));
+                let notice = id.map(|id| notices::killed(&share, &offender, id));
+                self.waiting.extend(notice);
+            }
+            self.waiting.extend(notices::refusals(&mut state.refused, &entries));
+            // While nothing is known of a claim, its pods keep the event, and get it no second time.
+            let verdicts = state.compute.iter();
+            let unsure = verdicts.filter(|(_, verdict)| verdict.enforced != Some(true));
+            let unsure: Vec<String> = unsure.map(|((uid, _), _)| uid.clone()).collect();
+            self.log
+                .keep(notices::COMPUTE_BROKEN, |uid| unsure.iter().any(|known| known == uid));
+            let each = [
+                (notices::MEMORY_BROKEN, notices::memory_broken(&state, &entries)),
+                (notices::LEDGER_DAMAGED, notices::ledgers_damaged(&state, &entries)),
+                (notices::MOUNTS_MISSING, notices::mounts_missing(&state)),
+                (notices::UNEXPLAINED, notices::unexplained(&state, &self.node_object)),
+            ];
+            (each, notices::compute_broken(&state, &entries))
+        };
+        for (reason, notices) in &due.0 {
+            self.log.report(api, reason, notices).await;
+        }
+        for notice in &due.1 {
+            self.log.warn_of_lasting(api, notice).await;
+        }
+        self.report_waiting(api).await;
+    }
+
+    async fn report_waiting<A: Claims + Events>(&mut self, api: &A) {
+        let excess = self.waiting.len().saturating_sub(MOST_WAITING);
+        self.waiting.drain(..excess);
+        for notice in std::mem::take(&mut self.waiting) {
+            match self.log.warn(api, &notice).await {
+                true => self.log.keep(notice.reason, |subject| subject != notice.subject),
+                false => self.waiting.push_back(notice),
+            }
+        }
+    }
+
+    /// Creates the events of what the node knows of itself: claims that cannot be unprepared or whose GPU has a fault, files
+    /// that were damaged, and what the hook reports of containers.
+    pub(crate) async fn report_node<A: Claims + Events>(&mut self, node: &SharedNode, api: &A) {
+        self.log.begin_round();
+        let read = node.read(|node| {
+            let claims: BTreeSet<String> = node.claims().claims.keys().cloned().collect();
+            // While GPUs are not known, their events stay as they are.
+            let unhealthy = node
+                .inventory()
+                .map(|inventory| notices::gpus_unhealthy(inventory, &node.claims().claims));
+            (
+                claims,
+                node.not_unprepared(),
+                unhealthy,
+                node.take_damages(),
+                without_glibc(node),
+            )
+        });
+        let (claims, failed, unhealthy, damages, reported) = read.await.unwrap_or_default();
+        if let Some((due, unsure)) = unhealthy {
+            // While a GPU's driver is silent, its pods keep the event, and get it no second time.
+            let lasts =
+                |of: &str| unsure.iter().any(|known| known == of) || due.iter().any(|notice| notice.subject == of);
+            self.log.keep(notices::GPU_UNHEALTHY, lasts);
+            for notice in &due {
+                self.log.warn_of_lasting(api, notice).await;
+            }
+        }
+        let failed = notices::not_unprepared(failed);
+        self.log.report(api, notices::UNPREPARE_FAILED, &failed).await;
+        for damage in damages {
+            self.metrics.damaged();
+            self.waiting
+                .push_back(notices::checkpoint_damaged(damage, &self.node_object));
+        }
+        self.report_waiting(api).await;
+        self.log.keep(notices::NO_GLIBC, |uid| claims.contains(uid));
+        for id in reported {
+            let uid = id.uid.clone();
+            if self.log.warn(api, &notices::no_glibc(id)).await {
+                // The hook may report a later pod.
+                let dropped = node.read(move |node| node.dirs().drop_no_glibc(&uid)).await;
+                if let Ok(Err(error)) = dropped {
+                    tracing::warn!(%error, "the hook's report of a container without glibc stays");
+                }
+            }
+        }
+    }
+}
+
+/// Claims with a report of the hook that is not on all of their pods yet. A claim that was rebuilt from limits files has no
+/// name to look up until `clean_up` has found it.
+fn without_glibc(node: &Node) -> Vec<ClaimId> {
+    let claims = node.claims().claims.iter().filter(|(_, entry)| !entry.name.is_empty());
+    let reported = claims.filter(|(uid, _)| node.dirs().take_no_glibc(uid));
+    reported.map(|(uid, entry)| entry.id(uid)).collect()
+}

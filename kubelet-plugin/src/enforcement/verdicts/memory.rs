@@ -1,0 +1,538 @@
+//! Compares the memory that the driver says processes have with the limits and the ledgers of their shares. Pure.
+//!
+//! Shares of one GPU that are in one container are judged together: which of them a process charged is the library's
+//! choice. The driver's figure may be more than is charged, for a while and by a little: static variables, lazily loaded
+//! code and contexts (docs/charging.md). That is why both margins are there, and why a finding is settled.
+//!
+//! How it fails:
+//! - The driver is silent, or lists processes that the node does not have: nothing is known, except that a share whose known
+//!   processes use more than its limit is over it.
+//! - A tenant writes what it likes into its ledger: that can hide memory within its own limit, and choose which of its own
+//!   processes is called the offender. Limits and neighbours are judged by the driver's figures alone.
+//! - A process that hides its mounts belongs to no share, and is reported as unexplained, with its pod.
+
+use super::finding::{Finding, Reason};
+use crate::dra::share::ShareKey;
+use crate::enforcement::cgroup::Container;
+use crate::enforcement::processes::{Process, Seen};
+use crate::nvml::Memory;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+use vgpu_abi::ledger::Usage;
+use vgpu_abi::ledger::refusal::Refusals;
+
+const MIB: u64 = 1 << 20;
+/// More than the limit by so much is a breach.
+pub(crate) const OVER: u64 = 64 * MIB;
+/// So much more than is charged is a breach, too. Within its limit a share takes nothing from others, and a context may take
+/// more than was measured.
+pub(crate) const UNCHARGED: u64 = 256 * MIB;
+
+/// A share, by the node's records.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ShareFacts {
+    pub key: ShareKey,
+    /// UUID of its GPU.
+    pub gpu: String,
+    pub limit: u64,
+    pub ledger: Ledger,
+    /// When this instance prepared its claim.
+    pub prepared: Option<Instant>,
+}
+
+/// What a share's ledger says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Ledger {
+    Read {
+        charged: u64,
+        /// By PID and PID namespace.
+        processes: BTreeMap<(u32, u64), u64>,
+        refusals: Refusals,
+    },
+    /// Of another release of the library, whose format is not known.
+    Other,
+    Damaged,
+}
+
+impl From<Usage> for Ledger {
+    fn from(usage: Usage) -> Self {
+        let processes = usage.processes.into_iter();
+        Self::Read {
+            charged: usage.charged,
+            processes: processes.map(|of| ((of.pid, of.pid_namespace), of.charged)).collect(),
+            refusals: usage.refusals,
+        }
+    }
+}
+
+/// The answers of the driver, by the UUIDs of all GPUs.
+pub(crate) type Answers = BTreeMap<String, Result<Memory, String>>;
+
+/// What was found of a share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Verdict {
+    pub finding: Finding,
+    /// Bytes by the driver. None: not known, or not known for this share alone.
+    pub used: Option<u64>,
+    /// Of a share over its limit: the process with most uncharged memory.
+    pub offender: Option<Offender>,
+}
+
+/// A process that is beyond what its share allows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Offender {
+    /// A share that it has.
+    pub share: ShareKey,
+    pub pid: u32,
+    pub started: u64,
+    pub name: String,
+    /// Its memory by the driver.
+    pub bytes: u64,
+    pub container: Option<Container>,
+}
+
+/// A process that uses a GPU without a share of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Unexplained {
+    pub gpu: String,
+    pub pid: u32,
+    pub started: u64,
+    pub name: String,
+    /// None: the driver does not say.
+    pub bytes: Option<u64>,
+    pub container: Option<Container>,
+}
+
+/// The result of one comparison.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Verdicts {
+    pub shares: BTreeMap<ShareKey, Verdict>,
+    pub unexplained: Vec<Unexplained>,
+    /// GPUs whose users are all known.
+    pub known: BTreeSet<String>,
+}
+
+/// Compares once. `seen`: what /proc says of the processes in `answers`. `own_pod`: UID of the plugin's pod, whose use of
+/// GPUs is to measure contexts.
+#[must_use]
+pub(crate) fn verdicts(
+    shares: &[ShareFacts],
+    answers: &Answers,
+    seen: Result<&Seen, Reason>,
+    own_pod: Option<&str>,
+) -> Verdicts {
+    let mut found = Verdicts::default();
+    let gpus: BTreeSet<&String> = shares.iter().map(|share| &share.gpu).chain(answers.keys()).collect();
+    for gpu in gpus {
+        let of_gpu: Vec<&ShareFacts> = shares.iter().filter(|share| share.gpu == *gpu).collect();
+        let all_unknown = |reason| {
+            let unknown = move |share: &&ShareFacts| (share.key.clone(), Verdict::unknown(reason));
+            of_gpu.iter().map(unknown).collect::<Vec<_>>()
+        };
+        match (answers.get(gpu), &seen) {
+            (None | Some(Err(_)), _) => found.shares.extend(all_unknown(Reason::DriverSilent)),
+            (Some(Ok(_)), Err(reason)) => found.shares.extend(all_unknown(*reason)),
+            (Some(Ok(memory)), Ok(seen)) => verdicts_of_gpu(gpu, &of_gpu, memory, seen, own_pod, &mut found),
+        }
+    }
+    found
+}
+
+fn verdicts_of_gpu(
+    gpu: &str,
+    shares: &[&ShareFacts],
+    memory: &Memory,
+    seen: &Seen,
+    own_pod: Option<&str>,
+    found: &mut Verdicts,
+) {
+    let mut all_known = true;
+    let mut groups: Vec<Group<'_>> = shares.iter().map(|share| Group::of(share)).collect();
+    for (pid, bytes) in memory {
+        let Some(process) = seen.processes.get(pid) else {
+            all_known = false;
+            continue;
+        };
+        let is_user = |group: &Group<'_>| group.shares.iter().any(|share| process.shares.contains(&share.key));
+        let (users, others): (Vec<_>, Vec<_>) = groups.into_iter().partition(is_user);
+        groups = others;
+        if users.is_empty() {
+            let is_own = process
+                .container
+                .as_ref()
+                .is_some_and(|of| Some(of.pod.as_str()) == own_pod);
+            if !is_own && *bytes != Some(0) {
+                found.unexplained.push(Unexplained {
+                    gpu: gpu.to_owned(),
+                    pid: *pid,
+                    started: process.started,
+                    name: process.name.clone(),
+                    bytes: *bytes,
+                    container: process.container.clone(),
+                });
+            }
+            continue;
+        }
+        let mut joined = users.into_iter().fold(Group::default(), Group::join);
+        joined.processes.push((*pid, *bytes, process));
+        groups.push(joined);
+    }
+    if all_known {
+        found.known.insert(gpu.to_owned());
+    }
+    for group in groups {
+        let verdict = group.verdict(all_known);
+        let alone = group.shares.len() == 1;
+        for share in &group.shares {
+            let used = verdict.used.filter(|_| alone);
+            found.shares.insert(
+                share.key.clone(),
+                Verdict {
+                    used,
+                    ..verdict.clone()
+                },
+            );
+        }
+    }
+}
+
+/// Shares that are judged together, and their processes.
+#[derive(Default)]
+struct Group<'a> {
+    shares: Vec<&'a ShareFacts>,
+    processes: Vec<(u32, Option<u64>, &'a Process)>,
+}
+
+// === impl Verdict ===
+
+impl Verdict {
+    #[must_use]
+    pub(crate) fn unknown(reason: Reason) -> Self {
+        Self {
+            finding: Finding::unknown(reason),
+            used: None,
+            offender: None,
+        }
+    }
+}
+
+// === impl Group ===
+
+impl<'a> Group<'a> {
+    fn of(share: &'a ShareFacts) -> Self {
+        Self {
+            shares: vec![share],
+            processes: Vec::new(),
+        }
+    }
+
+    fn join(mut self, other: Self) -> Self {
+        self.shares.extend(other.shares);
+        self.processes.extend(other.processes);
+        self
+    }
+
+    fn verdict(&self, all_known: bool) -> Verdict {
+        let used = sum(self.processes.iter().filter_map(|(_, bytes, _)| *bytes));
+        let limit = sum(self.shares.iter().map(|share| share.limit));
+        let has_silent = self.processes.iter().any(|(_, bytes, _)| bytes.is_none());
+        let finding = if used > limit.saturating_add(OVER) {
+            Finding::fails(Reason::OverLimit)
+        } else if !all_known {
+            Finding::unknown(Reason::ProcessesUnknown)
+        } else if has_silent {
+            Finding::unknown(Reason::MemoryUnknown)
+        } else {
+            match self.charged() {
+                Err(reason) => Finding::unknown(reason),
+                // A driver that does not list them, as in a container: nobody knows.
+                Ok(Some(charged)) if charged > 0 && self.processes.is_empty() => {
+                    Finding::unknown(Reason::ProcessesUnknown)
+                }
+                Ok(Some(charged)) if used > charged.saturating_add(UNCHARGED) => Finding::fails(Reason::NotCharged),
+                Ok(_) => Finding::holds(Reason::WithinLimit),
+            }
+        };
+        Verdict {
+            finding,
+            used: (all_known && !has_silent).then_some(used),
+            offender: self.offender().filter(|_| finding.reason == Reason::OverLimit),
+        }
+    }
+
+    /// What the ledgers say. None: they are of another release.
+    fn charged(&self) -> Result<Option<u64>, Reason> {
+        let mut all = Some(0_u64);
+        for share in &self.shares {
+            match &share.ledger {
+                Ledger::Read { charged, .. } => all = all.map(|all| all.saturating_add(*charged)),
+                Ledger::Other => all = None,
+                Ledger::Damaged => return Err(Reason::LedgerDamaged),
+            }
+        }
+        Ok(all)
+    }
+
+    fn offender(&self) -> Option<Offender> {
+        let charged = |process: &Process| {
+            let of = |share: &&ShareFacts| match &share.ledger {
+                Ledger::Read { processes, .. } => processes.get(&process.inner?).copied(),
+                _ => None,
+            };
+            sum(self.shares.iter().filter_map(of))
+        };
+        let excess = |bytes: u64, process: &Process| bytes.saturating_sub(charged(process));
+        let known = self
+            .processes
+            .iter()
+            .filter_map(|(pid, bytes, process)| Some((*pid, (*bytes)?, *process)));
+        let most = known.max_by_key(|(pid, bytes, process)| (excess(*bytes, process), *bytes, *pid));
+        let (pid, bytes, process) = most?;
+        let share = self.shares.iter().find(|share| process.shares.contains(&share.key))?;
+        Some(Offender {
+            share: share.key.clone(),
+            pid,
+            started: process.started,
+            name: process.name.clone(),
+            bytes,
+            container: process.container.clone(),
+        })
+    }
+}
+
+fn sum(bytes: impl Iterator<Item = u64>) -> u64 {
+    bytes.fold(0, u64::saturating_add)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn key(uid: &str) -> ShareKey {
+        (uid.into(), "s".into())
+    }
+
+    fn share(uid: &str, limit: u64, charged: &[(u32, u64)]) -> ShareFacts {
+        ShareFacts {
+            key: key(uid),
+            gpu: "GPU-1".into(),
+            limit,
+            ledger: Ledger::Read {
+                charged: charged.iter().map(|(_, bytes)| bytes).sum(),
+                processes: charged.iter().map(|(pid, bytes)| ((*pid, 9), *bytes)).collect(),
+                refusals: Refusals::default(),
+            },
+            prepared: None,
+        }
+    }
+
+    fn process(shares: &[&str], inner: u32) -> Process {
+        Process {
+            shares: shares.iter().map(|uid| key(uid)).collect(),
+            inner: Some((inner, 9)),
+            started: 1,
+            ..Process::default()
+        }
+    }
+
+    fn seen(processes: &[(u32, Process)]) -> Seen {
+        Seen {
+            processes: processes.iter().cloned().collect(),
+            ..Seen::default()
+        }
+    }
+
+    fn answer(memory: &[(u32, Option<u64>)]) -> Answers {
+        Answers::from([("GPU-1".to_owned(), Ok(memory.iter().copied().collect()))])
+    }
+
+    fn finding(found: &Verdicts, uid: &str) -> (Option<bool>, Reason) {
+        let finding = found.shares[&key(uid)].finding;
+        (finding.status, finding.reason)
+    }
+
+    #[test]
+    fn a_share_is_within_its_limit_or_not() {
+        for (limit, charged, used, expected) in [
+            (GIB, 0, 0, (Some(true), Reason::WithinLimit)),
+            (GIB, GIB, GIB, (Some(true), Reason::WithinLimit)),
+            (GIB, GIB, GIB + OVER, (Some(true), Reason::WithinLimit)),
+            (GIB, GIB, GIB + OVER + 1, (Some(false), Reason::OverLimit)),
+            (GIB, 0, u64::MAX, (Some(false), Reason::OverLimit)),
+            (GIB, 0, UNCHARGED, (Some(true), Reason::WithinLimit)),
+            (GIB, 0, UNCHARGED + 1, (Some(false), Reason::NotCharged)),
+            // Memory that is charged and not there harms nobody but the share itself.
+            (GIB, GIB, 0, (Some(true), Reason::WithinLimit)),
+            (u64::MAX, u64::MAX, u64::MAX, (Some(true), Reason::WithinLimit)),
+        ] {
+            let shares = [share("a", limit, &[(5, charged)])];
+            let seen = seen(&[(50, process(&["a"], 5))]);
+            let found = verdicts(&shares, &answer(&[(50, Some(used))]), Ok(&seen), None);
+            assert_eq!(finding(&found, "a"), expected, "{used}");
+            assert_eq!(found.shares[&key("a")].used, Some(used));
+            let offender = found.shares[&key("a")].offender.as_ref().map(|offender| offender.pid);
+            assert_eq!(offender, (expected.1 == Reason::OverLimit).then_some(50));
+        }
+    }
+
+    #[test]
+    fn the_offender_is_whoever_has_what_nobody_charged_and_never_a_neighbour() {
+        let shares = [share("a", GIB, &[(1, GIB)]), share("b", 8 * GIB, &[(1, 7 * GIB)])];
+        let seen = seen(&[
+            (10, process(&["a"], 1)),
+            (11, process(&["a"], 2)),
+            (20, process(&["b"], 1)),
+        ]);
+        let answers = answer(&[(10, Some(GIB)), (11, Some(GIB / 2)), (20, Some(7 * GIB))]);
+        let found = verdicts(&shares, &answers, Ok(&seen), None);
+        assert_eq!(finding(&found, "a"), (Some(false), Reason::OverLimit));
+        assert_eq!(finding(&found, "b"), (Some(true), Reason::WithinLimit));
+        assert_eq!(found.shares[&key("a")].offender.as_ref().map(|o| o.pid), Some(11));
+    }
+
+    #[test]
+    fn shares_of_one_container_are_judged_together() {
+        let shares = [
+            share("a", GIB, &[(1, GIB)]),
+            share("b", GIB, &[(1, GIB)]),
+            share("c", GIB, &[]),
+        ];
+        let seen = seen(&[(10, process(&["a", "b"], 1)), (11, process(&["b"], 2))]);
+        let two = verdicts(&shares, &answer(&[(10, Some(2 * GIB)), (11, Some(0))]), Ok(&seen), None);
+        assert_eq!(finding(&two, "a"), (Some(true), Reason::WithinLimit));
+        assert_eq!(two.shares[&key("a")].used, None, "not for this one alone");
+        assert_eq!(two.shares[&key("c")].used, Some(0));
+        let more = verdicts(
+            &shares,
+            &answer(&[(10, Some(2 * GIB)), (11, Some(GIB))]),
+            Ok(&seen),
+            None,
+        );
+        for uid in ["a", "b"] {
+            assert_eq!(finding(&more, uid), (Some(false), Reason::OverLimit));
+        }
+        assert_eq!(more.shares[&key("a")].offender.as_ref().map(|o| o.pid), Some(11));
+        assert_eq!(finding(&more, "c"), (Some(true), Reason::WithinLimit));
+    }
+
+    #[test]
+    fn what_is_not_known_is_not_said() {
+        let shares = [share("a", GIB, &[])];
+        let own = seen(&[(10, process(&["a"], 1))]);
+        let silent = Answers::from([("GPU-1".to_owned(), Err("hangs".to_owned()))]);
+        for (answers, seen, expected) in [
+            (silent, Ok(&own), Reason::DriverSilent),
+            (Answers::new(), Ok(&own), Reason::DriverSilent),
+            (answer(&[]), Err(Reason::NoHostPid), Reason::NoHostPid),
+            (
+                answer(&[(10, Some(0)), (99, Some(1))]),
+                Ok(&own),
+                Reason::ProcessesUnknown,
+            ),
+            (answer(&[(10, None)]), Ok(&own), Reason::MemoryUnknown),
+        ] {
+            let found = verdicts(&shares, &answers, seen, None);
+            assert_eq!(finding(&found, "a"), (None, expected));
+            assert_eq!(found.shares[&key("a")].used, None);
+            assert!(found.unexplained.is_empty());
+        }
+        // A share over its limit is over it, whoever else there is.
+        let found = verdicts(&shares, &answer(&[(10, Some(9 * GIB)), (99, None)]), Ok(&own), None);
+        assert_eq!(finding(&found, "a"), (Some(false), Reason::OverLimit));
+        assert!(found.known.is_empty());
+    }
+
+    /// Or they have ended and their charges are released by the next allocation: that is not known either.
+    #[test]
+    fn charges_without_a_process_that_the_driver_lists_are_no_proof() {
+        let found = verdicts(&[share("a", GIB, &[(1, 5)])], &answer(&[]), Ok(&Seen::default()), None);
+        assert_eq!(finding(&found, "a"), (None, Reason::ProcessesUnknown));
+        let found = verdicts(&[share("a", GIB, &[])], &answer(&[]), Ok(&Seen::default()), None);
+        assert_eq!(finding(&found, "a"), (Some(true), Reason::WithinLimit));
+    }
+
+    #[test]
+    fn ledgers_that_cannot_be_compared() {
+        let with = |ledger| ShareFacts {
+            ledger,
+            ..share("a", GIB, &[])
+        };
+        let seen = seen(&[(10, process(&["a"], 1))]);
+        let one = |ledger, used| {
+            let found = verdicts(&[with(ledger)], &answer(&[(10, Some(used))]), Ok(&seen), None);
+            finding(&found, "a")
+        };
+        assert_eq!(one(Ledger::Damaged, 5), (None, Reason::LedgerDamaged));
+        assert_eq!(one(Ledger::Other, GIB), (Some(true), Reason::WithinLimit));
+        assert_eq!(one(Ledger::Damaged, 9 * GIB), (Some(false), Reason::OverLimit));
+    }
+
+    #[test]
+    fn use_without_a_share_is_reported_with_its_pod() {
+        let container = |pod: &str| {
+            Some(Container {
+                pod: pod.into(),
+                id: None,
+            })
+        };
+        let in_pod = |pod: &str| Process {
+            container: container(pod),
+            ..process(&[], 1)
+        };
+        // Its share is one of another GPU.
+        let elsewhere = ShareFacts {
+            gpu: "GPU-2".into(),
+            ..share("b", GIB, &[])
+        };
+        let shares = [share("a", GIB, &[]), elsewhere];
+        let seen = seen(&[
+            (10, process(&["a"], 1)),
+            (11, in_pod("pod-1")),
+            (12, process(&["b"], 1)),
+            (13, in_pod("plugin")),
+            (14, process(&[], 1)),
+        ]);
+        let answers = answer(&[(10, Some(5)), (11, Some(GIB)), (12, None), (13, Some(7)), (14, Some(0))]);
+        let found = verdicts(&shares, &answers, Ok(&seen), Some("plugin"));
+        let unexplained: Vec<_> = found
+            .unexplained
+            .iter()
+            .map(|one| (one.pid, one.bytes, one.container.clone()))
+            .collect();
+        assert_eq!(unexplained, [(11, Some(GIB), container("pod-1")), (12, None, None)]);
+        assert_eq!(finding(&found, "a"), (Some(true), Reason::WithinLimit), "not its fault");
+        assert_eq!(found.known, BTreeSet::from(["GPU-1".to_owned()]));
+    }
+
+    /// Whatever a tenant's processes and ledger say, nothing else is said of a neighbour.
+    #[test]
+    fn a_neighbour_is_judged_the_same_beside_any_tenant() {
+        use proptest::prelude::*;
+        let bytes = || prop_oneof![Just(0), Just(u64::MAX), 0..20 * GIB];
+        let charges = prop::collection::vec((0..5_u32, bytes()), 0..5);
+        let processes = prop::collection::vec((prop::option::of(bytes()), any::<bool>(), 0..5_u32), 0..20);
+        proptest!(|(charges in charges, processes in processes, damaged in any::<bool>(), used in bytes())| {
+            let neighbour = share("n", GIB, &[(1, GIB)]);
+            let mut all = vec![(5, process(&["n"], 1))];
+            let mut memory = vec![(5, Some(used))];
+            let alone = verdicts(std::slice::from_ref(&neighbour), &answer(&memory), Ok(&seen(&all)), None);
+            let charged = charges.iter().fold(0_u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
+            let ledger = Ledger::Read { charged, processes: charges.iter().map(|(pid, bytes)| ((*pid, 9), *bytes)).collect(), refusals: Refusals::default() };
+            let tenant = ShareFacts {
+                ledger: if damaged { Ledger::Damaged } else { ledger },
+                ..share("t", GIB, &[])
+            };
+            for (at, (bytes, has_mount, inner)) in processes.into_iter().enumerate() {
+                let pid = 100 + u32::try_from(at).expect("few");
+                all.push((pid, process(if has_mount { &["t"] } else { &[] }, inner)));
+                memory.push((pid, bytes));
+            }
+            let beside = verdicts(&[neighbour, tenant], &answer(&memory), Ok(&seen(&all)), None);
+            prop_assert_eq!(&beside.shares[&key("n")], &alone.shares[&key("n")]);
+            let offender = beside.shares[&key("t")].offender.as_ref();
+            prop_assert!(offender.is_none_or(|offender| offender.pid >= 100));
+        });
+    }
+}

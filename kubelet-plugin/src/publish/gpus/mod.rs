@@ -1,0 +1,547 @@
+//! Applies the lists of the GPUs: the first one publishes them, later ones update their health.
+//!
+//! [`published`] says what happens to a GPU that is lost, is switched to MIG mode or back, or whose driver does not answer.
+//! A GPU whose memory size changes keeps its published size. After a restart, that holds only for GPUs on which claims have
+//! shares. A node that never had a driver idles, which is not a failure: the DaemonSet runs on such nodes too.
+//!
+//! Every scan makes a report of health with the time of that scan. Faults of GPUs that are listed come from `faults`, and
+//! change the last report without making it younger: if scans end, kubelet finds it stale after 30 s.
+
+mod measurer;
+mod published;
+
+use crate::config::Config;
+use crate::dra::health::Report;
+use crate::dra::node::SharedNode;
+use crate::enforcement::sample;
+use crate::metrics::Metrics;
+use crate::publish::Wanted;
+use crate::publish::contexts::Contexts;
+use crate::publish::inventory::{Error, Faults, Gpu, Inventory, LeftOut, List};
+use crate::publish::slice::slices;
+use crate::ready::Readiness;
+use measurer::Measurer;
+use published::Published;
+use std::time::SystemTime;
+use tokio::sync::watch;
+
+/// The part's name in [`Readiness`].
+pub const PART: &str = "gpus";
+
+/// The receivers of a scan's result.
+pub struct ScanOutputs {
+    pub node: SharedNode,
+    pub wanted: watch::Sender<Wanted>,
+    pub reports: watch::Sender<Report>,
+    pub readiness: Readiness,
+    pub metrics: Metrics,
+    /// Becomes true when the first scan has ended.
+    pub scanned: watch::Sender<bool>,
+}
+
+/// State kept between scans.
+struct Scans {
+    gpus: Published,
+    faults: Faults,
+    /// The time of the last scan.
+    scanned: SystemTime,
+    /// True once the driver has answered a scan.
+    has_listed: bool,
+    /// What was published last; None before the first scan that the driver answered.
+    last: Option<Inventory>,
+    /// The reasons that were logged already, one for each GPU that could not be read.
+    left_out: Vec<LeftOut>,
+}
+
+/// Applies lists and faults. `faults` are those of GPUs that are listed.
+pub async fn run(
+    mut samples: sample::Receiver,
+    contexts: Contexts,
+    config: Config,
+    mut faults: watch::Receiver<Faults>,
+    outputs: ScanOutputs,
+) {
+    let mut measurer = Measurer::new(contexts);
+    let mut scans = Scans::new(outputs.node.held_gpus());
+    scans.faults = faults.borrow_and_update().clone();
+    loop {
+        tokio::select! {
+            sample = samples.next() => match sample {
+                Some(sample) => if let Some(list) = sample.list.clone() {
+                    scans.scan(list, &mut measurer, &config, &outputs).await;
+                },
+                None => return,
+            },
+            Ok(()) = faults.changed() => {
+                scans.faults = faults.borrow_and_update().clone();
+                scans.show(&config, &outputs);
+            }
+        }
+    }
+}
+
+// === impl Scans ===
+
+impl Scans {
+    fn new(held: Vec<Gpu>) -> Self {
+        Self {
+            gpus: Published::new(held),
+            faults: Faults::new(),
+            scanned: SystemTime::UNIX_EPOCH,
+            has_listed: false,
+            last: None,
+            left_out: Vec::new(),
+        }
+    }
+
+    async fn scan(
+        &mut self,
+        mut seen: Result<List, Error>,
+        measurer: &mut Measurer,
+        config: &Config,
+        outputs: &ScanOutputs,
+    ) {
+        if let Ok(list) = &mut seen {
+            // Before the GPUs are published, so that each claim on them finds the size of a context.
+            match measurer.measure(&list.gpus).await {
+                Some(sizes) => outputs.node.set_contexts(sizes),
+                None if self.last.is_none() => return want(outputs, Wanted::Silent),
+                None => list.gpus.retain(|gpu| self.gpus.has(&gpu.uuid)),
+            }
+        }
+        let is_late = matches!(seen, Err(Error::Late(_)));
+        self.apply(seen, config, outputs);
+        if !is_late {
+            outputs.scanned.send_replace(true);
+        }
+    }
+
+    /// Applies a scan: publishes the GPUs, reports the readiness, and reports the health of each GPU.
+    fn apply(&mut self, seen: Result<List, Error>, config: &Config, outputs: &ScanOutputs) {
+        let held = outputs.node.held_gpus();
+        self.report_readiness(&seen, outputs);
+        let seen = seen.map_err(|error| error.to_string());
+        let now = std::time::Instant::now();
+        self.gpus.apply(seen.as_ref().map_err(String::as_str), &held, now);
+        match seen {
+            Ok(list) => {
+                self.log_left_out(list.left_out);
+                self.has_listed = true;
+            }
+            // Before the first list, a failure publishes nothing.
+            Err(reason) if !self.has_listed => outputs.node.set_inventory(Err(reason)),
+            Err(_) => {}
+        }
+        self.scanned = SystemTime::now();
+        self.show(config, outputs);
+    }
+
+    /// Publishes what is known, and reports the health of each GPU.
+    fn show(&mut self, config: &Config, outputs: &ScanOutputs) {
+        if self.has_listed {
+            self.publish(config, outputs);
+        }
+        let report = Report::new(config.pool(), &self.inventory(), self.scanned);
+        outputs.reports.send_replace(report);
+    }
+
+    fn inventory(&self) -> Inventory {
+        self.gpus.inventory().with_faults(&self.faults)
+    }
+
+    fn report_readiness(&self, seen: &Result<List, Error>, outputs: &ScanOutputs) {
+        let reason = match seen {
+            Err(reason @ Error::NoLibrary { .. }) if self.gpus.is_empty() => {
+                if outputs.readiness.idle(PART, reason.to_string()) {
+                    tracing::info!("nothing to do on this node: {reason}; looking again every few seconds");
+                }
+                want(outputs, Wanted::NoDriver);
+                return;
+            }
+            Err(error) => {
+                // Once GPUs were listed, they are published with a taint on each.
+                if !self.has_listed {
+                    want(outputs, Wanted::Silent);
+                }
+                Some(error.to_string())
+            }
+            Ok(list) => list.why_empty().map(|why| why.to_string()),
+        };
+        match reason {
+            None => {
+                if outputs.readiness.set(PART, Ok(())) {
+                    tracing::info!("the driver lists GPUs");
+                }
+            }
+            Some(reason) => {
+                if outputs.readiness.set(PART, Err(reason.clone())) {
+                    tracing::error!("no GPUs: {reason}; retrying every few seconds");
+                }
+            }
+        }
+    }
+
+    fn log_left_out(&mut self, left_out: Vec<LeftOut>) {
+        for left in left_out.iter().filter(|left| !self.left_out.contains(left)) {
+            tracing::warn!("a GPU is left out: {}", left.why);
+        }
+        self.left_out = left_out;
+    }
+
+    /// Publishes the GPUs if a scan changed them, and gives them to the node, which prepares claims on them.
+    fn publish(&mut self, config: &Config, outputs: &ScanOutputs) {
+        let inventory = self.inventory();
+        if self.last.as_ref() == Some(&inventory) {
+            return;
+        }
+        self.last = Some(inventory.clone());
+        outputs.metrics.gpus.set(inventory.len() as i64);
+        let devices = slices(&inventory, config.shares);
+        // First the node: turns that begin from now on refuse new claims on unavailable GPUs.
+        outputs.node.set_inventory(Ok(inventory));
+        want(outputs, Wanted::Slices(devices));
+    }
+}
+
+fn want(outputs: &ScanOutputs, new: Wanted) {
+    outputs.wanted.send_if_modified(|wanted| {
+        let changed = *wanted != new;
+        *wanted = new;
+        changed
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dra::node::tests::{Rig, claim};
+    use crate::dra::share::ClaimId;
+    use crate::nvml::Sample;
+    use crate::publish::inventory::{Fault, Reason, Unavailable, tests::gpu};
+    use k8s_openapi::api::resource::v1::{Device, ResourceClaim};
+    use std::collections::BTreeMap;
+    use vgpu_node::gpus;
+
+    /// The receivers, and what a scan sent to them.
+    struct Scanned {
+        rig: Rig,
+        outputs: ScanOutputs,
+        published: watch::Receiver<Wanted>,
+        health: watch::Receiver<Report>,
+    }
+
+    fn list(gpus: &[Gpu]) -> List {
+        List {
+            gpus: gpus.to_vec(),
+            left_out: Vec::new(),
+        }
+    }
+
+    fn no_driver(missing: &str) -> Error {
+        Error::NoLibrary {
+            root: "/".into(),
+            missing: missing.into(),
+        }
+    }
+
+    /// The taint of each published device.
+    fn taints(published: &watch::Receiver<Wanted>) -> Vec<Option<String>> {
+        let Wanted::Slices(slices) = published.borrow().clone() else {
+            return Vec::new();
+        };
+        let taint = |device: &Device| Some(device.taints.as_ref()?.first()?.key.clone());
+        slices.iter().flatten().map(taint).collect()
+    }
+
+    async fn prepare(node: &SharedNode, claim: (ClaimId, ResourceClaim)) -> Result<(), String> {
+        let answer = node.turn(move |node, locked| node.prepare(locked, &[claim]).0.remove(0));
+        let answer = answer.await.expect("a turn");
+        answer.map(|_| ()).map_err(|error| error.to_string())
+    }
+
+    fn scan() -> Scanned {
+        scanned_on(Rig::new(false))
+    }
+
+    fn scanned_on(rig: Rig) -> Scanned {
+        let (wanted, published) = watch::channel(Wanted::Unknown);
+        let (reports, health) = watch::channel(Report::default());
+        let outputs = ScanOutputs {
+            node: SharedNode::new(rig.open()),
+            wanted,
+            reports,
+            readiness: Readiness::new(&[PART]),
+            metrics: Metrics::default(),
+            scanned: watch::channel(false).0,
+        };
+        Scanned {
+            rig,
+            outputs,
+            published,
+            health,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_silent_driver_is_told_and_publishes_nothing_until_it_speaks() {
+        let Scanned {
+            rig,
+            outputs,
+            published,
+            health,
+        } = scan();
+        let silent = |reason: &str| Err(Error::Silent(reason.into()));
+        let (config, mut scans) = (rig.config(), Scans::new(Vec::new()));
+        scans.apply(silent("does not load"), &config, &outputs);
+        assert!(!outputs.readiness.status().0 && outputs.readiness.status().1.contains("does not load"));
+        assert!(*published.borrow() == Wanted::Silent && health.borrow().devices.is_empty());
+        scans.apply(Ok(list(&[gpu(0)])), &config, &outputs);
+        assert!(outputs.readiness.status().0);
+        let well = slices(&Inventory::new(vec![gpu(0)]), config.shares);
+        assert_eq!(*published.borrow(), Wanted::Slices(well.clone()));
+        for blind in [Error::Silent("gone".into()), no_driver("gone")] {
+            scans.apply(Err(blind), &config, &outputs);
+            assert!(!outputs.readiness.status().0);
+            assert_eq!(
+                taints(&published),
+                [Some("dra.vgpu/silent".to_owned()), None],
+                "still published"
+            );
+            assert!(health.borrow().devices.values().all(|why| why.contains("gone")));
+            let error = prepare(&outputs.node, claim("u1", &[("s1", 20, 25)]))
+                .await
+                .expect_err("a silent driver");
+            assert!(
+                error.contains("gpu-3f8a1c20 takes no new claims") && error.contains("gone"),
+                "{error}"
+            );
+        }
+        scans.apply(Ok(list(&[gpu(0)])), &config, &outputs);
+        assert_eq!(*published.borrow(), Wanted::Slices(well));
+        assert_eq!(prepare(&outputs.node, claim("u1", &[("s1", 20, 25)])).await, Ok(()));
+    }
+
+    #[tokio::test]
+    async fn a_lost_gpu_keeps_its_claims_and_gets_no_new_ones() {
+        let Scanned {
+            rig,
+            outputs,
+            published,
+            health,
+        } = scan();
+        let (config, mut scans) = (rig.config(), Scans::new(Vec::new()));
+        scans.apply(Ok(list(&[gpu(0), gpu(1)])), &config, &outputs);
+        assert_eq!(prepare(&outputs.node, claim("u1", &[("s1", 20, 25)])).await, Ok(()));
+        for (why, name, text) in [
+            (gpus::Error::Mig(gpu(0).uuid), "dra.vgpu/mig", "is in MIG mode"),
+            (gpus::Error::NoGpu, "dra.vgpu/lost", "not in the driver's list"),
+        ] {
+            let lost = List {
+                gpus: vec![gpu(1)],
+                left_out: vec![LeftOut {
+                    uuid: Some(gpu(0).uuid),
+                    why,
+                }],
+            };
+            scans.apply(Ok(lost), &config, &outputs);
+            assert!(outputs.readiness.status().0, "the other one works");
+            assert_eq!(taints(&published), [Some(name.to_owned()), None, None, None]);
+            assert!(health.borrow().devices["gpu-3f8a1c20"].contains(text));
+            assert_eq!(
+                prepare(&outputs.node, claim("u1", &[("s1", 20, 25)])).await,
+                Ok(()),
+                "prepared before"
+            );
+            let error = prepare(&outputs.node, claim("u2", &[("s2", 20, 25)]))
+                .await
+                .expect_err("a new claim");
+            assert!(
+                error.contains("gpu-3f8a1c20 takes no new claims") && error.contains(text),
+                "{error}"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn a_fault_is_told_between_scans_and_refuses_no_claim_that_was_allocated() {
+        let Scanned {
+            rig,
+            outputs,
+            published,
+            health,
+        } = scan();
+        let (config, mut scans) = (rig.config(), Scans::new(Vec::new()));
+        let fault = |reason, value: &str, counts| Fault {
+            reason,
+            value: value.into(),
+            counts,
+        };
+        let told = fault(Reason::Xid, "13", false);
+        scans.faults = Faults::from([(gpu(0).uuid, vec![told.clone()])]);
+        scans.show(&config, &outputs);
+        assert_eq!(*published.borrow(), Wanted::Unknown, "not listed yet");
+        scans.apply(Ok(list(&[gpu(0), gpu(1)])), &config, &outputs);
+        assert_eq!(taints(&published)[0].as_deref(), Some("dra.vgpu/xid"));
+        let seen = health.borrow().clone();
+        assert!(
+            seen.devices.values().all(String::is_empty),
+            "what does not count is no trouble"
+        );
+        let counts = fault(Reason::Remap, "failed", true);
+        scans.faults = Faults::from([(gpu(0).uuid, vec![told, counts])]);
+        scans.show(&config, &outputs);
+        let Wanted::Slices(slices) = published.borrow().clone() else {
+            panic!("no slices");
+        };
+        let found = slices[0][0].taints.iter().flatten();
+        let found: Vec<_> = found
+            .map(|taint| (&*taint.key, taint.value.as_deref(), &*taint.effect))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                ("dra.vgpu/xid", Some("13"), "None"),
+                ("dra.vgpu/remap", Some("failed"), "NoSchedule")
+            ]
+        );
+        let now = health.borrow().clone();
+        assert!(now.devices["gpu-3f8a1c20"].contains("could not remap") && now.devices["gpu-3f8a1c21"].is_empty());
+        assert_eq!(now.seen, seen.seen, "not younger than the scan");
+        assert_eq!(prepare(&outputs.node, claim("u1", &[("s1", 20, 25)])).await, Ok(()));
+        // A lost GPU keeps its faults.
+        scans.apply(Ok(list(&[gpu(1)])), &config, &outputs);
+        assert_eq!(taints(&published)[0].as_deref(), Some("dra.vgpu/lost"));
+        assert!(prepare(&outputs.node, claim("u2", &[("s2", 20, 25)])).await.is_err());
+        let text = health.borrow().devices["gpu-3f8a1c20"].clone();
+        assert!(
+            text.contains("not in the driver's list") && text.contains("could not remap"),
+            "{text}"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_node_whose_only_gpu_is_lost_is_not_ready_and_publishes_it_tainted() {
+        let Scanned {
+            rig,
+            outputs,
+            published,
+            ..
+        } = scan();
+        let (config, mut scans) = (rig.config(), Scans::new(Vec::new()));
+        scans.apply(Ok(list(&[gpu(0)])), &config, &outputs);
+        scans.apply(Ok(list(&[])), &config, &outputs);
+        assert_eq!(taints(&published), [Some("dra.vgpu/lost".to_owned()), None]);
+        assert!(outputs.readiness.status().1.contains("lists no GPU"));
+    }
+
+    #[tokio::test]
+    async fn a_node_without_a_driver_is_ready_and_waits_for_one() {
+        let Scanned {
+            rig,
+            outputs,
+            published,
+            ..
+        } = scan();
+        let (config, mut scans) = (rig.config(), Scans::new(Vec::new()));
+        scans.apply(Err(no_driver("none here")), &config, &outputs);
+        assert!(outputs.readiness.status().0 && outputs.readiness.status().1.contains("none here"));
+        assert_eq!(*published.borrow(), Wanted::NoDriver);
+        scans.apply(Ok(list(&[gpu(0)])), &config, &outputs);
+        assert!(matches!(&*published.borrow(), Wanted::Slices(all) if all.len() == 1));
+    }
+
+    #[tokio::test]
+    async fn a_turn_that_hangs_stops_no_scan() {
+        let scanned = scan();
+        let (outputs, published) = (&scanned.outputs, &scanned.published);
+        let (config, mut scans) = (scanned.rig.config(), Scans::new(Vec::new()));
+        scans.apply(Ok(list(&[gpu(0), gpu(1)])), &config, outputs);
+        assert_eq!(prepare(&outputs.node, claim("u1", &[("s1", 20, 25)])).await, Ok(()));
+        // As on a disk that does not answer.
+        let (go_on, hangs) = std::sync::mpsc::channel::<()>();
+        let (begun, begins) = tokio::sync::oneshot::channel();
+        let turn = {
+            let node = outputs.node.clone();
+            tokio::spawn(async move {
+                let hung = node.turn(move |node, locked| {
+                    begun.send(()).expect("a test");
+                    hangs.recv().expect("an end");
+                    node.prepare(locked, &[claim("u3", &[("s3", 20, 25)])])
+                        .0
+                        .remove(0)
+                        .is_ok()
+                });
+                assert!(hung.await.expect("a turn"), "its GPU was well when it began");
+            })
+        };
+        begins.await.expect("a turn");
+        scans.apply(Ok(list(&[gpu(1)])), &config, outputs);
+        assert_eq!(
+            taints(published)[0].as_deref(),
+            Some("dra.vgpu/lost"),
+            "held, so still published"
+        );
+        assert!(scanned.health.borrow().devices["gpu-3f8a1c20"].contains("not in the driver's list"));
+        go_on.send(()).expect("a turn");
+        turn.await.expect("a turn");
+        let error = prepare(&outputs.node, claim("u2", &[("s2", 20, 25)]))
+            .await
+            .expect_err("a lost GPU");
+        assert!(error.contains("gpu-3f8a1c20 takes no new claims"), "{error}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_gpu_that_is_held_outlives_a_restart_without_it() {
+        let rig = Rig::new(false);
+        let mut before = rig.open();
+        let held = before.prepare(&before.locked(), &[claim("u1", &[("s1", 20, 25)])]).0;
+        assert!(held[0].is_ok());
+        let mut scan = scanned_on(rig);
+        scan.outputs.node.set_inventory(Err("just started".into()));
+        let node = scan.outputs.node.clone();
+        let well = watch::channel(Faults::new()).1;
+        let (sampler, samples) = sample::channel();
+        let running = tokio::spawn(run(samples, Contexts::unknown(), scan.rig.config(), well, scan.outputs));
+        // One GPU of two, whose memory size is smaller than before.
+        let shrunk = Gpu {
+            memory: 1 << 30,
+            ..gpu(1)
+        };
+        sampler.send(Sample {
+            list: Some(Ok(list(std::slice::from_ref(&shrunk)))),
+            gpus: Ok(Vec::new()),
+        });
+        scan.published.changed().await.expect("a first scan");
+        let lost = BTreeMap::from([(gpu(0).uuid, Unavailable::Lost(String::new()))]);
+        let both = Inventory::with_unavailable(vec![gpu(0), shrunk], lost);
+        assert_eq!(*scan.published.borrow(), Wanted::Slices(slices(&both, 64)));
+        scan.health.changed().await.expect("a report");
+        let report = scan.health.borrow().clone();
+        assert!(report.devices["gpu-3f8a1c20"].contains("not in the driver's list"));
+        assert_eq!(report.devices["gpu-3f8a1c21"], "");
+        assert_eq!(prepare(&node, claim("u1", &[("s1", 20, 25)])).await, Ok(()));
+        running.abort();
+    }
+    #[tokio::test(start_paused = true)]
+    async fn a_driver_that_is_late_is_unhealthy_and_has_not_been_scanned() {
+        let mut scan = scan();
+        let (well, mut scanned) = (watch::channel(Faults::new()).1, scan.outputs.scanned.subscribe());
+        let (sampler, samples) = sample::channel();
+        let running = tokio::spawn(run(samples, Contexts::unknown(), scan.rig.config(), well, scan.outputs));
+        let mut health = async |list| {
+            sampler.send(Sample {
+                list: Some(list),
+                gpus: Ok(Vec::new()),
+            });
+            scan.health.changed().await.expect("a report");
+            scan.health.borrow().devices.get("gpu-3f8a1c20").cloned()
+        };
+        assert_eq!(health(Err(Error::Late(15))).await, None);
+        assert!(!*scanned.borrow_and_update(), "registration waits for it");
+        assert_eq!(health(Ok(list(&[gpu(0)]))).await.as_deref(), Some(""));
+        scanned.changed().await.expect("a first scan");
+        let late = health(Err(Error::Late(15))).await.expect("a GPU");
+        assert!(late.contains("NVML has not answered for 15 s"), "{late}");
+        running.abort();
+    }
+}

@@ -1,0 +1,240 @@
+//! Which GPUs the node publishes, and why some of them are unavailable. Pure: scans and times in, an inventory out.
+//!
+//! ```text
+//!              not in a list            a minute later, and no claim holds it
+//!  published ────────────────► tainted ──────────────────────────────────────► not published
+//!      ▲                          │                                                  │
+//!      └──── in a list again ─────┴──────────────────────────────────────────────────┘
+//! ```
+//!
+//! Failure modes:
+//! - A driver that does not answer: every GPU is tainted, and none stops being published, because nothing is known of it.
+//!   A GPU that was lost before stays lost: a question that failed is no recovery.
+//! - A GPU that one scan misses is back at the next: it was tainted for some seconds, and nobody lost it.
+//! - A Prepare that hung for a minute, in which its GPU was lost and unpublished: once it has ended the GPU is held, and is
+//!   published again, as lost.
+//! - A restart: the GPUs on which claims hold shares are treated as published; if the first scan lacks one, it is lost.
+//!   The others are not published until a scan finds them.
+
+use crate::publish::inventory::{Gpu, Inventory, List, Unavailable};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// How long a GPU is lost before it is no longer published. kube-scheduler may be binding a pod to it when it is tainted,
+/// and Prepare then says why that pod does not start.
+const UNPUBLISHED_AFTER: Duration = Duration::from_secs(60);
+
+/// The GPUs, with why some are unavailable.
+#[derive(Debug)]
+pub(super) struct Published(Vec<Known>);
+
+#[derive(Debug)]
+struct Known {
+    gpu: Gpu,
+    /// Why it is unavailable, and since when that is known.
+    unavailable: Option<(Unavailable, Instant)>,
+}
+
+// === impl Published ===
+
+impl Published {
+    /// `held` are the GPUs on which claims hold shares.
+    pub(super) fn new(held: Vec<Gpu>) -> Self {
+        let known = |gpu| Known { gpu, unavailable: None };
+        Self(held.into_iter().map(known).collect())
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(super) fn has(&self, uuid: &str) -> bool {
+        self.0.iter().any(|known| known.gpu.uuid == uuid)
+    }
+
+    /// Applies a scan, or the reason why there was none. `held`: the GPUs on which claims hold shares, which are published
+    /// again if they were not published any more.
+    pub(super) fn apply(&mut self, seen: Result<&List, &str>, held: &[Gpu], now: Instant) {
+        let unpublished: Vec<Gpu> = held.iter().filter(|gpu| !self.has(&gpu.uuid)).cloned().collect();
+        self.0.extend(Self::new(unpublished).0);
+        match seen {
+            Err(reason) => {
+                for known in &mut self.0 {
+                    if !known.is_lost() {
+                        known.mark(Unavailable::Silent(reason.to_owned()), now);
+                    }
+                }
+            }
+            Ok(list) => {
+                for known in &mut self.0 {
+                    known.apply(list, now);
+                }
+                self.0
+                    .retain(|known| !known.is_over(now) || held.iter().any(|gpu| gpu.uuid == known.gpu.uuid));
+                let new = list.gpus.iter().filter(|gpu| !self.has(&gpu.uuid)).cloned();
+                let new: Vec<Gpu> = new.collect();
+                self.0.extend(Self::new(new).0);
+            }
+        }
+    }
+
+    pub(super) fn inventory(&self) -> Inventory {
+        let gpus = self.0.iter().map(|known| known.gpu.clone()).collect();
+        let unavailable = self.0.iter().filter_map(|known| {
+            let (why, _) = known.unavailable.clone()?;
+            Some((known.gpu.uuid.clone(), why))
+        });
+        Inventory::with_unavailable(gpus, unavailable.collect::<BTreeMap<_, _>>())
+    }
+}
+
+// === impl Known ===
+
+impl Known {
+    fn apply(&mut self, list: &List, now: Instant) {
+        if let Some(found) = list.gpus.iter().find(|gpu| gpu.uuid == self.gpu.uuid) {
+            self.gpu = Gpu {
+                // Claims may have been allocated by the published size.
+                memory: self.gpu.memory,
+                ..found.clone()
+            };
+            self.unavailable = None;
+            return;
+        }
+        let named = list
+            .left_out
+            .iter()
+            .find(|left| left.uuid.as_ref() == Some(&self.gpu.uuid));
+        self.mark(Unavailable::missing(named), now);
+    }
+
+    fn mark(&mut self, why: Unavailable, now: Instant) {
+        let lasts = self.is_lost() && why.is_lost();
+        let since = self
+            .unavailable
+            .take()
+            .filter(|_| lasts)
+            .map_or(now, |(_, since)| since);
+        self.unavailable = Some((why, since));
+    }
+
+    /// Returns true if the driver answered, and did not list it.
+    fn is_lost(&self) -> bool {
+        self.unavailable.as_ref().is_some_and(|(why, _)| why.is_lost())
+    }
+
+    fn is_over(&self, now: Instant) -> bool {
+        let since = self.unavailable.as_ref().map(|(_, since)| *since);
+        self.is_lost() && since.is_some_and(|since| now.saturating_duration_since(since) >= UNPUBLISHED_AFTER)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::publish::inventory::LeftOut;
+    use crate::publish::inventory::tests::gpu;
+
+    fn list(gpus: &[Gpu]) -> List {
+        List {
+            gpus: gpus.to_vec(),
+            left_out: Vec::new(),
+        }
+    }
+
+    /// The taint of each published GPU, by index; empty if it is available.
+    fn taints(published: &Published) -> Vec<(u32, &'static str)> {
+        let inventory = published.inventory();
+        let all = inventory.by_index().into_iter();
+        let taint = |gpu: &Gpu| inventory.unavailable(&gpu.uuid).map_or("", Unavailable::name);
+        all.map(|(_, gpu)| (gpu.index, taint(gpu))).collect()
+    }
+
+    #[test]
+    fn gpus_are_added_and_never_resized() {
+        let shrunk = Gpu {
+            memory: 1,
+            driver_version: "550.1".into(),
+            ..gpu(0)
+        };
+        let mut published = Published::new(vec![gpu(0)]);
+        published.apply(Ok(&list(&[shrunk, gpu(2)])), &[], Instant::now());
+        let inventory = published.inventory();
+        let gpus = inventory.by_index();
+        assert_eq!(gpus[0].1.memory, gpu(0).memory);
+        assert_eq!(gpus[0].1.driver_version, "550.1");
+        assert_eq!((gpus.len(), gpus[1].1), (2, &gpu(2)));
+    }
+
+    #[test]
+    fn a_gpu_that_a_slow_prepare_held_after_it_was_unpublished_is_published_again() {
+        let start = Instant::now();
+        let after = |seconds| start + Duration::from_secs(seconds);
+        let (both, second) = (list(&[gpu(0), gpu(1)]), list(&[gpu(1)]));
+        let mut published = Published::new(Vec::new());
+        published.apply(Ok(&both), &[], after(0));
+        published.apply(Ok(&second), &[], after(5));
+        published.apply(Ok(&second), &[], after(65));
+        assert_eq!(taints(&published), [(1, "")], "unpublished");
+        published.apply(Ok(&second), &[gpu(0)], after(75));
+        published.apply(Ok(&second), &[gpu(0)], after(200));
+        assert_eq!(taints(&published), [(0, "lost"), (1, "")]);
+        published.apply(Err("hangs"), &[gpu(0), gpu(2)], after(210));
+        assert_eq!(taints(&published), [(0, "lost"), (1, "silent"), (2, "silent")]);
+    }
+
+    #[test]
+    fn a_lost_gpu_is_tainted_until_it_is_back_and_unpublished_once_nothing_holds_it() {
+        let (start, nobody) = (Instant::now(), []);
+        let holds = [gpu(0)];
+        let after = |seconds| start + Duration::from_secs(seconds);
+        let (both, second) = (list(&[gpu(0), gpu(1)]), list(&[gpu(1)]));
+        let mut published = Published::new(Vec::new());
+        published.apply(Ok(&both), &nobody, after(0));
+        assert_eq!(taints(&published), [(0, ""), (1, "")]);
+        published.apply(Ok(&second), &nobody, after(10));
+        assert_eq!(taints(&published), [(0, "lost"), (1, "")]);
+        published.apply(Ok(&both), &nobody, after(20));
+        assert_eq!(taints(&published), [(0, ""), (1, "")], "back");
+        published.apply(Ok(&second), &holds, after(30));
+        published.apply(Ok(&second), &nobody, after(89));
+        assert_eq!(taints(&published), [(0, "lost"), (1, "")], "not lost for a minute");
+        for seconds in [90, 1000] {
+            published.apply(Ok(&second), &holds, after(seconds));
+            assert_eq!(taints(&published), [(0, "lost"), (1, "")], "held");
+        }
+        published.apply(Ok(&second), &nobody, after(1001));
+        assert_eq!(taints(&published), [(1, "")]);
+        published.apply(Ok(&both), &nobody, after(1010));
+        assert_eq!(taints(&published), [(0, ""), (1, "")], "new");
+    }
+
+    #[test]
+    fn a_gpu_in_mig_mode_says_so_and_a_driver_without_gpus_has_lost_all() {
+        let mut published = Published::new(vec![gpu(0), gpu(1)]);
+        let divided = List {
+            gpus: vec![gpu(1)],
+            left_out: vec![LeftOut {
+                uuid: Some(gpu(0).uuid),
+                why: vgpu_node::gpus::Error::Mig(gpu(0).uuid),
+            }],
+        };
+        published.apply(Ok(&divided), &[], Instant::now());
+        assert_eq!(taints(&published), [(0, "mig"), (1, "")]);
+        published.apply(Ok(&list(&[])), &[], Instant::now());
+        assert_eq!(taints(&published), [(0, "lost"), (1, "lost")]);
+    }
+
+    #[test]
+    fn a_question_that_failed_recovers_nothing_and_unpublishes_nothing() {
+        let (start, nobody) = (Instant::now(), []);
+        let mut published = Published::new(vec![gpu(0), gpu(1)]);
+        published.apply(Ok(&list(&[gpu(1)])), &nobody, start);
+        for seconds in [10, 1000] {
+            published.apply(Err("hangs"), &nobody, start + Duration::from_secs(seconds));
+            assert_eq!(taints(&published), [(0, "lost"), (1, "silent")]);
+        }
+        published.apply(Ok(&list(&[gpu(0), gpu(1)])), &nobody, start + Duration::from_secs(1010));
+        assert_eq!(taints(&published), [(0, ""), (1, "")]);
+    }
+}

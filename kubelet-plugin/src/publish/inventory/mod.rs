@@ -1,0 +1,312 @@
+//! The node's GPUs, behind a trait: NVML in production ([`crate::nvml`]), a list in tests.
+//!
+//! The software GPU needs no code here: it is a driver root with its own libnvidia-ml.so.1.
+//!
+//! Failure modes: without a driver (yet) the caller keeps running, reports why, and retries. A GPU that falls
+//! off the bus (NVML goes on counting it) or that is divided into MIG instances is left out of the next list
+//! with the reason. The caller then has an inventory in which it is unavailable: it gets a taint, is reported as unhealthy and
+//! takes no new claims. The other GPUs are not affected.
+
+pub mod fault;
+
+pub use fault::{Fault, Faults, Reason};
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use vgpu_node::gpus;
+pub use vgpu_node::gpus::{Gpu, LeftOut, List};
+
+/// Lists the node's GPUs.
+pub trait Gpus: Send + Sync + 'static {
+    /// The node's GPUs, ordered by index. May block for seconds.
+    ///
+    /// # Errors
+    /// No GPU can be listed.
+    fn list(&self) -> Result<List, Error>;
+}
+
+/// Why no new claim may have a GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unavailable {
+    /// The driver's list lacks the GPU. The text is the driver's reason, if it gave one.
+    Lost(String),
+    Mig,
+    /// The driver does not answer, for this reason.
+    Silent(String),
+}
+
+/// Why GPUs cannot be listed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub enum Error {
+    #[error(
+        "--driver-root {}: {missing}; install NVIDIA's driver, or set --driver-root (chart value driverRoot) to the root \
+         of the file system that has it",
+        root.display()
+    )]
+    NoLibrary { root: PathBuf, missing: String },
+    #[error("{} cannot be loaded or started: {reason}; check the node's NVIDIA driver", library.display())]
+    Init { library: PathBuf, reason: String },
+    #[error(transparent)]
+    Gpu(#[from] gpus::Error),
+    #[error("NVML has not answered for {0} s; check nvidia-smi and the kernel's log (dmesg) on the node")]
+    Late(u64),
+    /// There is no answer at all.
+    #[error("{0}")]
+    Silent(String),
+}
+
+/// The GPUs by the names of their devices.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Inventory {
+    gpus: BTreeMap<String, Gpu>,
+    /// By UUID.
+    unavailable: BTreeMap<String, Unavailable>,
+    faults: Faults,
+}
+
+/// The kind of a published device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Device<'a> {
+    /// A shareable GPU.
+    Gpu(&'a Gpu),
+    /// A GPU's monitor, for admin access.
+    Monitor(&'a Gpu),
+}
+
+/// A GPU's monitor device has the GPU's device name with this suffix.
+pub const MONITOR_SUFFIX: &str = "-monitor";
+
+// === impl Unavailable ===
+
+impl Unavailable {
+    /// Why a GPU that is not in a list is unavailable; `named` is what the list says of it.
+    #[must_use]
+    pub fn missing(named: Option<&LeftOut>) -> Self {
+        match named.map(|left| &left.why) {
+            Some(gpus::Error::Mig(_)) => Self::Mig,
+            Some(why) => Self::Lost(why.to_string()),
+            None => Self::Lost(String::new()),
+        }
+    }
+
+    /// True if the driver answered, and the GPU cannot be used.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        !matches!(self, Self::Silent(_))
+    }
+
+    /// The taint's name.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Lost(_) => "lost",
+            Self::Mig => "mig",
+            Self::Silent(_) => "silent",
+        }
+    }
+
+    /// The sentence for the GPU with this UUID.
+    #[must_use]
+    pub fn text(&self, uuid: &str) -> String {
+        match self {
+            Self::Lost(why) if why.is_empty() => {
+                format!("GPU {uuid} is not in the driver's list any more; check nvidia-smi and dmesg on the node")
+            }
+            Self::Lost(why) => format!("GPU {uuid} is not in the driver's list any more: {why}"),
+            Self::Mig => gpus::Error::Mig(uuid.to_owned()).to_string(),
+            Self::Silent(why) => format!("the NVIDIA driver does not answer: {why}"),
+        }
+    }
+}
+
+// === impl Inventory ===
+
+impl Inventory {
+    /// Names each GPU `gpu-` and the first eight hex digits of its UUID, because an index may change with the
+    /// next reboot. If names collide, they get the whole UUID.
+    #[must_use]
+    pub fn new(gpus: Vec<Gpu>) -> Self {
+        Self::with_unavailable(gpus, BTreeMap::new())
+    }
+
+    /// The same; `unavailable` has the reasons of GPUs that are unavailable, by UUID.
+    #[must_use]
+    pub fn with_unavailable(gpus: Vec<Gpu>, unavailable: BTreeMap<String, Unavailable>) -> Self {
+        let short: Vec<String> = gpus.iter().map(|gpu| short_name(&gpu.uuid)).collect();
+        let name = |at: usize| {
+            let unique = short.iter().filter(|other| **other == short[at]).count() == 1;
+            if unique {
+                short[at].clone()
+            } else {
+                long_name(&gpus[at].uuid)
+            }
+        };
+        let names: Vec<String> = (0..gpus.len()).map(name).collect();
+        Self {
+            gpus: names.into_iter().zip(gpus).collect(),
+            unavailable,
+            faults: Faults::new(),
+        }
+    }
+
+    /// Returns the inventory with these faults.
+    #[must_use]
+    pub fn with_faults(mut self, faults: &Faults) -> Self {
+        let is_listed = |uuid: &str| self.gpus.values().any(|gpu| gpu.uuid == uuid);
+        let own = faults.iter().filter(|(uuid, _)| is_listed(uuid));
+        self.faults = own.map(|(uuid, faults)| (uuid.clone(), faults.clone())).collect();
+        self
+    }
+
+    /// The faults of the GPU with this UUID. They refuse no claim that was allocated already, or that
+    /// tolerates the taint.
+    #[must_use]
+    pub fn faults(&self, uuid: &str) -> &[Fault] {
+        self.faults.get(uuid).map_or(&[], Vec::as_slice)
+    }
+
+    /// Why new claims are kept away from the GPU with this UUID: a sentence for each reason.
+    #[must_use]
+    pub fn troubles(&self, uuid: &str) -> Vec<String> {
+        let unavailable = self.unavailable(uuid).map(|why| why.text(uuid));
+        let faults = self.faults(uuid).iter().filter(|fault| fault.counts);
+        unavailable
+            .into_iter()
+            .chain(faults.map(|fault| fault.text(uuid)))
+            .collect()
+    }
+
+    /// Returns the name of the taint that keeps new claims away from the GPU with this UUID.
+    #[must_use]
+    pub fn problem(&self, uuid: &str) -> Option<&'static str> {
+        let fault = self.faults(uuid).iter().find(|fault| fault.counts);
+        let unavailable = self.unavailable(uuid).map(Unavailable::name);
+        unavailable.or(fault.map(|fault| fault.reason.name()))
+    }
+
+    /// Why no new claim may have the GPU with this UUID.
+    #[must_use]
+    pub fn unavailable(&self, uuid: &str) -> Option<&Unavailable> {
+        self.unavailable.get(uuid)
+    }
+
+    /// Device names and GPUs, in the order in which the scheduler allocates them.
+    #[must_use]
+    pub fn by_index(&self) -> Vec<(&str, &Gpu)> {
+        let mut all: Vec<_> = self.gpus.iter().map(|(name, gpu)| (name.as_str(), gpu)).collect();
+        all.sort_by_key(|(_, gpu)| gpu.index);
+        all
+    }
+
+    #[must_use]
+    pub fn device(&self, name: &str) -> Option<Device<'_>> {
+        if let Some(gpu) = self.gpus.get(name) {
+            return Some(Device::Gpu(gpu));
+        }
+        let gpu = self.gpus.get(name.strip_suffix(MONITOR_SUFFIX)?)?;
+        Some(Device::Monitor(gpu))
+    }
+
+    #[must_use]
+    pub fn gpu(&self, uuid: &str) -> Option<&Gpu> {
+        self.gpus.values().find(|gpu| gpu.uuid == uuid)
+    }
+
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.gpus.len()
+    }
+
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.gpus.is_empty()
+    }
+}
+
+fn short_name(uuid: &str) -> String {
+    let digits = uuid_digits(uuid);
+    label(digits.get(..8).unwrap_or(&digits))
+}
+
+/// At most 40 bytes, which leaves room for the suffix in a DNS label.
+fn long_name(uuid: &str) -> String {
+    let digits = uuid_digits(uuid);
+    label(digits.get(..48).unwrap_or(&digits))
+}
+
+/// A DNS label must not end with a dash.
+fn label(digits: &str) -> String {
+    format!("gpu-{digits}").trim_end_matches('-').to_owned()
+}
+
+/// A UUID without its prefix and without characters that a device name must not have.
+fn uuid_digits(uuid: &str) -> String {
+    let bare = uuid.strip_prefix("GPU-").unwrap_or(uuid).to_ascii_lowercase();
+    bare.chars()
+        .filter(|c| c.is_ascii_alphanumeric() || *c == '-')
+        .collect()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A driver that lists these GPUs.
+    pub(crate) struct Listed(pub(crate) Vec<Gpu>);
+
+    impl Gpus for Listed {
+        fn list(&self) -> Result<List, Error> {
+            Ok(List::new(self.0.iter().cloned().map(Ok)))
+        }
+    }
+
+    /// GPU `index` of a made-up node.
+    pub(crate) fn gpu(index: u32) -> Gpu {
+        Gpu {
+            uuid: format!("GPU-3f8a1c2{index}-1111-2222-3333-444455556666"),
+            index,
+            minor: Some(index),
+            name: "NVIDIA H100 80GB HBM3".into(),
+            brand: "Nvidia".into(),
+            architecture: "Hopper".into(),
+            compute_capability: (9, 0),
+            driver_version: "535.161.08".into(),
+            cuda_version: (12, 2),
+            memory: 80 << 30,
+            pci_bus_id: Some("0000:3b:00.0".into()),
+            pcie_root: Some("pci0000:3a".into()),
+            numa_node: Some(0),
+        }
+    }
+
+    #[test]
+    fn names_come_from_uuids_and_survive_a_reordering() {
+        let inventory = Inventory::new(vec![gpu(0), gpu(1)]);
+        assert!(matches!(inventory.device("gpu-3f8a1c20"), Some(Device::Gpu(found)) if found.index == 0));
+        assert!(matches!(inventory.device("gpu-3f8a1c21-monitor"), Some(Device::Monitor(found)) if found.index == 1));
+        assert_eq!(inventory.device("gpu-0"), None);
+        assert_eq!(inventory.device("-monitor"), None);
+        assert_eq!(Inventory::new(vec![gpu(1), gpu(0)]), inventory);
+    }
+
+    #[test]
+    fn colliding_names_take_the_whole_uuid() {
+        let twin = Gpu {
+            uuid: "GPU-3f8a1c20-1111-2222-3333-444455556667".into(),
+            index: 1,
+            ..gpu(0)
+        };
+        let inventory = Inventory::new(vec![gpu(0), twin, gpu(2)]);
+        let names: Vec<_> = inventory.by_index().into_iter().map(|(name, _)| name).collect();
+        assert_eq!(
+            names,
+            [
+                "gpu-3f8a1c20-1111-2222-3333-444455556666",
+                "gpu-3f8a1c20-1111-2222-3333-444455556667",
+                "gpu-3f8a1c22"
+            ]
+        );
+        assert!(names.iter().all(|name| name.len() + MONITOR_SUFFIX.len() <= 63));
+    }
+}

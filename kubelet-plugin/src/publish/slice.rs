@@ -1,0 +1,374 @@
+//! Converts GPUs into the devices of ResourceSlices. Pure.
+//!
+//! Every device has every attribute, because the scheduler treats a selector on a missing attribute as an
+//! error. Only values that the machine does not have (PCI root, NUMA node) are left out. All values are
+//! scalars and integers: lists and fractional ranges depend on feature gates that are off by default.
+
+use crate::publish::inventory::{Gpu, Inventory, MONITOR_SUFFIX, Unavailable};
+use k8s_openapi::api::resource::v1::{
+    CapacityRequestPolicy, CapacityRequestPolicyRange, Device, DeviceAttribute, DeviceCapacity, DeviceTaint,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use std::collections::BTreeMap;
+use vgpu_api::request::{CORES_MAX, MEMORY_MIN, MEMORY_STEP};
+use vgpu_api::{DRIVER_NAME, capacity, device_type};
+use vgpu_quantity::format_bytes;
+
+/// A slice can have 128 devices, but only 64 if one of them is tainted, and a taint may be added at any time.
+pub const MAX_DEVICES: usize = 64;
+/// The effect of a taint that only informs.
+const NO_EFFECT: &str = "None";
+/// Kubernetes' limit for a string attribute and for a version.
+const MAX_VALUE: usize = 64;
+
+/// Returns the devices of each slice. The scheduler allocates devices in this order: GPUs by index, each
+/// followed by its monitor.
+#[must_use]
+pub fn slices(inventory: &Inventory, shares: u32) -> Vec<Vec<Device>> {
+    let devices: Vec<Device> = inventory
+        .by_index()
+        .into_iter()
+        .flat_map(|(name, gpu)| {
+            let why = inventory.unavailable(&gpu.uuid);
+            let why = why.map(|why| taint(why.name(), None, "NoSchedule"));
+            let faults = inventory.faults(&gpu.uuid).iter();
+            let faults = faults.map(|fault| taint(fault.reason.name(), Some(&fault.value), fault.effect()));
+            let taints: Vec<DeviceTaint> = why.into_iter().chain(faults).collect();
+            let shared = Device {
+                taints: (!taints.is_empty()).then_some(taints),
+                ..shared(name, gpu, shares)
+            };
+            [shared, monitor(name, gpu)]
+        })
+        .collect();
+    devices.chunks(MAX_DEVICES).map(<[Device]>::to_vec).collect()
+}
+
+/// Adds the taint of a driver that does not answer to published devices, as far as they lack it.
+#[must_use]
+pub fn silenced(mut slices: Vec<Vec<Device>>) -> Vec<Vec<Device>> {
+    let silent = taint(Unavailable::Silent(String::new()).name(), None, "NoSchedule");
+    let shared = |device: &&mut Device| device.allow_multiple_allocations == Some(true);
+    for device in slices.iter_mut().flatten().filter(shared) {
+        let taints = device.taints.get_or_insert_default();
+        if !taints.iter().any(|taint| taint.key == silent.key) {
+            taints.push(silent.clone());
+        }
+    }
+    slices
+}
+
+/// Removes the devices that need consumable capacity. An API server without it would drop the fields that
+/// make a GPU shareable, and the scheduler would allocate the GPU whole.
+#[must_use]
+pub fn without_shared(slices: Vec<Vec<Device>>) -> Vec<Vec<Device>> {
+    let keep = |device: &Device| device.allow_multiple_allocations != Some(true);
+    let kept = slices
+        .into_iter()
+        .map(|devices| devices.into_iter().filter(keep).collect());
+    kept.filter(|devices: &Vec<Device>| !devices.is_empty()).collect()
+}
+
+/// Returns true if the API server kept the fields of `sent` that consumable capacity needs.
+#[must_use]
+pub fn keeps_capacity(sent: &[Device], stored: &[Device]) -> bool {
+    sent.iter()
+        .filter(|device| device.allow_multiple_allocations == Some(true))
+        .all(|sent| {
+            let stored = stored.iter().find(|stored| stored.name == sent.name);
+            stored.is_some_and(|stored| {
+                let policies = |device: &Device| {
+                    let all = device.capacity.iter().flat_map(BTreeMap::values);
+                    all.filter(|one| one.request_policy.is_some()).count()
+                };
+                stored.allow_multiple_allocations == Some(true) && policies(stored) == policies(sent)
+            })
+        })
+}
+
+/// Removes the taints with the effect None, which API servers before Kubernetes 1.36 may refuse.
+#[must_use]
+pub fn without_information(mut slices: Vec<Vec<Device>>) -> Vec<Vec<Device>> {
+    for device in slices.iter_mut().flatten() {
+        if let Some(taints) = &mut device.taints {
+            taints.retain(|taint| taint.effect != NO_EFFECT);
+        }
+        device.taints.take_if(|taints| taints.is_empty());
+    }
+    slices
+}
+
+/// Returns true if a device has a taint with the effect None.
+#[must_use]
+pub fn has_information(slices: &[Vec<Device>]) -> bool {
+    let mut taints = slices
+        .iter()
+        .flatten()
+        .flat_map(|device| device.taints.iter().flatten());
+    taints.any(|taint| taint.effect == NO_EFFECT)
+}
+
+/// A taint that keeps new claims from a GPU, or that only informs. A GPU has at most one of each name, far fewer than the 16
+/// that Kubernetes allows. Its monitor has none: otherwise a claim for the monitors of all GPUs would wait until every GPU
+/// is well.
+fn taint(name: &str, value: Option<&String>, effect: &str) -> DeviceTaint {
+    DeviceTaint {
+        key: format!("{DRIVER_NAME}/{name}"),
+        value: value.cloned(),
+        effect: effect.to_owned(),
+        ..DeviceTaint::default()
+    }
+}
+
+fn shared(name: &str, gpu: &Gpu, shares: u32) -> Device {
+    let range = |min: String, max: Option<String>, step: String| CapacityRequestPolicy {
+        valid_range: Some(CapacityRequestPolicyRange {
+            min: Quantity(min),
+            max: max.map(Quantity),
+            step: Some(Quantity(step)),
+        }),
+        ..CapacityRequestPolicy::default()
+    };
+    let entry = |value: String, default: String, policy: CapacityRequestPolicy| DeviceCapacity {
+        value: Quantity(value),
+        request_policy: Some(CapacityRequestPolicy {
+            default: Some(Quantity(default)),
+            ..policy
+        }),
+    };
+    let memory = format_bytes(gpu.memory);
+    let cores = CORES_MAX.to_string();
+    let one = CapacityRequestPolicy {
+        valid_values: Some(vec![Quantity("1".into())]),
+        ..CapacityRequestPolicy::default()
+    };
+    let memory_range = range(format_bytes(MEMORY_MIN), None, format_bytes(MEMORY_STEP));
+    let cores_range = range("0".into(), Some(cores.clone()), "1".into());
+    Device {
+        name: name.to_owned(),
+        allow_multiple_allocations: Some(true),
+        attributes: Some(attributes(device_type::GPU, gpu)),
+        capacity: Some(BTreeMap::from([
+            (capacity::MEMORY.to_owned(), entry(memory.clone(), memory, memory_range)),
+            (capacity::CORES.to_owned(), entry(cores, "0".into(), cores_range)),
+            (capacity::SHARES.to_owned(), entry(shares.to_string(), "1".into(), one)),
+        ])),
+        ..Device::default()
+    }
+}
+
+/// Monitoring has a device of its own, because admin access to a shared device fails once the device is full.
+fn monitor(name: &str, gpu: &Gpu) -> Device {
+    Device {
+        name: format!("{name}{MONITOR_SUFFIX}"),
+        attributes: Some(attributes(device_type::MONITOR, gpu)),
+        ..Device::default()
+    }
+}
+
+/// An attribute of both devices of a GPU.
+struct Attribute {
+    name: &'static str,
+    /// Its meaning, for docs/devices.md.
+    #[cfg_attr(not(test), expect(dead_code))]
+    about: &'static str,
+    /// The value, by the device's type; None if the machine does not have it.
+    value: fn(&str, &Gpu) -> Option<DeviceAttribute>,
+}
+
+/// Every attribute. docs/devices.md is generated from this table.
+const ATTRIBUTES: [Attribute; 12] = [
+    Attribute {
+        name: device_type::ATTRIBUTE,
+        about: "`gpu` for a GPU that can be shared, `monitor` for its monitor device",
+        value: |kind, _| string(kind),
+    },
+    Attribute {
+        name: "uuid",
+        about: "the GPU's UUID, as nvidia-smi prints it",
+        value: |_, gpu| string(&gpu.uuid),
+    },
+    Attribute {
+        name: "index",
+        about: "NVML's index of the GPU, which may change with a reboot",
+        value: |_, gpu| int(gpu.index),
+    },
+    Attribute {
+        name: "productName",
+        about: "the GPU's product name",
+        value: |_, gpu| string(&gpu.name),
+    },
+    Attribute {
+        name: "brand",
+        about: "NVML's name of the product line",
+        value: |_, gpu| string(&gpu.brand),
+    },
+    Attribute {
+        name: "architecture",
+        about: "the GPU's architecture",
+        value: |_, gpu| string(&gpu.architecture),
+    },
+    Attribute {
+        name: "cudaComputeCapability",
+        about: "the compute capability; the third number is always 0",
+        value: |_, gpu| pair(gpu.compute_capability),
+    },
+    Attribute {
+        name: "driverVersion",
+        about: "the version of NVIDIA's driver, without leading zeros",
+        value: |_, gpu| version(&gpu.driver_version),
+    },
+    Attribute {
+        name: "cudaDriverVersion",
+        about: "the newest CUDA version that the driver supports; the third number is always 0",
+        value: |_, gpu| pair(gpu.cuda_version),
+    },
+    Attribute {
+        name: "resource.kubernetes.io/pciBusID",
+        about: "the GPU's PCI address; missing if the machine does not show it",
+        value: |_, gpu| string(gpu.pci_bus_id.as_deref()?),
+    },
+    Attribute {
+        name: "resource.kubernetes.io/pcieRoot",
+        about: "the PCIe root complex above the GPU, to match devices of other drivers; missing if the machine does not show it",
+        value: |_, gpu| string(gpu.pcie_root.as_deref()?),
+    },
+    Attribute {
+        name: "resource.kubernetes.io/numaNode",
+        about: "the NUMA node of the GPU; missing on machines with one",
+        value: |_, gpu| int(gpu.numa_node?),
+    },
+];
+
+fn attributes(kind: &str, gpu: &Gpu) -> BTreeMap<String, DeviceAttribute> {
+    let known = ATTRIBUTES.iter();
+    let known = known.filter_map(|attribute| Some((attribute.name.to_owned(), (attribute.value)(kind, gpu)?)));
+    known.collect()
+}
+
+fn string(text: &str) -> Option<DeviceAttribute> {
+    Some(DeviceAttribute {
+        string: Some(cut(text).to_owned()),
+        ..DeviceAttribute::default()
+    })
+}
+
+fn int(value: u32) -> Option<DeviceAttribute> {
+    Some(DeviceAttribute {
+        int: Some(i64::from(value)),
+        ..DeviceAttribute::default()
+    })
+}
+
+fn version(text: &str) -> Option<DeviceAttribute> {
+    Some(DeviceAttribute {
+        version: Some(semver(text)),
+        ..DeviceAttribute::default()
+    })
+}
+
+fn pair((major, minor): (i32, i32)) -> Option<DeviceAttribute> {
+    version(&format!("{major}.{minor}"))
+}
+
+/// `535.161.08` as 535.161.8: three numbers without leading zeros. A part that is not a number becomes 0, so
+/// that the attribute is never missing.
+fn semver(text: &str) -> String {
+    let mut parts = text.split('.').map(|part| part.parse::<u64>().unwrap_or(0));
+    let mut next = || parts.next().unwrap_or(0);
+    format!("{}.{}.{}", next(), next(), next())
+}
+
+fn cut(text: &str) -> &str {
+    let mut end = text.len().min(MAX_VALUE);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+#[cfg(test)]
+mod document_tests;
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::publish::inventory::tests::gpu;
+
+    /// A device as it was accepted by a live 1.37.1 scheduler.
+    const TRIED: &str = r#"{"name":"gpu-3f8a1c20","allowMultipleAllocations":true,"attributes":{
+        "type":{"string":"gpu"},"uuid":{"string":"GPU-3f8a1c20-1111-2222-3333-444455556666"},"index":{"int":0},
+        "productName":{"string":"NVIDIA H100 80GB HBM3"},"brand":{"string":"Nvidia"},
+        "architecture":{"string":"Hopper"},"cudaComputeCapability":{"version":"9.0.0"},
+        "driverVersion":{"version":"535.161.8"},"cudaDriverVersion":{"version":"12.2.0"},
+        "resource.kubernetes.io/pciBusID":{"string":"0000:3b:00.0"},
+        "resource.kubernetes.io/pcieRoot":{"string":"pci0000:3a"},"resource.kubernetes.io/numaNode":{"int":0}},
+        "capacity":{
+        "memory":{"value":"80Gi","requestPolicy":{"default":"80Gi","validRange":{"min":"64Mi","step":"1Mi"}}},
+        "cores":{"value":"100","requestPolicy":{"default":"0","validRange":{"min":"0","max":"100","step":"1"}}},
+        "shares":{"value":"64","requestPolicy":{"default":"1","validValues":["1"]}}}}"#;
+
+    #[test]
+    fn a_gpu_is_the_device_that_was_tried() {
+        let slices = slices(&Inventory::new(vec![gpu(0)]), 64);
+        let tried: serde_json::Value = serde_json::from_str(TRIED).expect("JSON");
+        assert_eq!(serde_json::to_value(&slices[0][0]).expect("JSON"), tried);
+        let monitor = &slices[0][1];
+        assert_eq!(monitor.name, "gpu-3f8a1c20-monitor");
+        assert_eq!(monitor.allow_multiple_allocations, None);
+        assert_eq!(monitor.capacity, None);
+    }
+
+    #[test]
+    fn gpus_come_by_index_and_slices_hold_at_most_64() {
+        let many = |count| {
+            (0..count).map(|index| Gpu {
+                uuid: format!("GPU-{index:08x}-0"),
+                ..gpu(index)
+            })
+        };
+        let slices = slices(&Inventory::new(many(33).rev().collect()), 64);
+        assert_eq!(slices.iter().map(Vec::len).collect::<Vec<_>>(), [64, 2]);
+        assert_eq!(slices[0][0].name, "gpu-00000000");
+        assert_eq!(slices[1][0].name, "gpu-00000020");
+    }
+
+    #[test]
+    fn values_fit_what_the_api_server_takes() {
+        assert_eq!(semver("535.161.08"), "535.161.8");
+        assert_eq!(semver("570.1"), "570.1.0");
+        assert_eq!(semver("1.2.3.4"), "1.2.3");
+        assert_eq!(semver("odd"), "0.0.0");
+        assert_eq!(cut(&"é".repeat(40)).len(), 64);
+        assert_eq!(cut("a".repeat(63).as_str()).len(), 63);
+        let odd = Gpu {
+            memory: 81_559 << 20,
+            ..gpu(0)
+        };
+        let slices = slices(&Inventory::new(vec![odd]), 4);
+        let capacity = slices[0][0].capacity.as_ref().expect("capacity");
+        assert_eq!(capacity["memory"].value.0, "81559Mi");
+        assert_eq!(capacity["shares"].value.0, "4");
+    }
+
+    #[test]
+    fn dropped_fields_are_noticed() {
+        let sent = &slices(&Inventory::new(vec![gpu(0)]), 64)[0];
+        assert!(keeps_capacity(sent, sent));
+        let mut stored = sent.clone();
+        stored[0].allow_multiple_allocations = None;
+        assert!(!keeps_capacity(sent, &stored));
+        let mut stored = sent.clone();
+        stored[0]
+            .capacity
+            .as_mut()
+            .expect("capacity")
+            .get_mut("cores")
+            .expect("cores")
+            .request_policy = None;
+        assert!(!keeps_capacity(sent, &stored));
+        assert!(!keeps_capacity(sent, &[]));
+        let left = without_shared(vec![sent.clone()]);
+        assert_eq!(left.len(), 1);
+        assert!(left[0].iter().all(|device| device.name.ends_with("-monitor")));
+    }
+}

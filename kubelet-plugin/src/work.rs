@@ -1,0 +1,355 @@
+//! What an instance does besides answering kubelet's calls. The instance with the publisher's lock (`publish::publish_gate`)
+//! scans the GPUs, follows their faults, publishes slices, observes shares, and writes events and status. The other one of a
+//! rolling update scans for its own calls and their health alone.
+
+use crate::api::{self, Cluster, Slices as _};
+use crate::config::{Config, OnBreach};
+use crate::dra::clean_up;
+use crate::dra::health::Report;
+use crate::dra::node::SharedNode;
+use crate::enforcement::{self, Observer, Processes, sample};
+use crate::metrics::{Metrics, Sources};
+use crate::nvml::Nvml;
+use crate::publish::contexts::Contexts;
+use crate::publish::faults::{FaultStore, OpenFaults, Watcher};
+use crate::publish::inventory::Faults;
+use crate::publish::publish_gate::Gate;
+use crate::publish::taints::Taints;
+use crate::publish::{Wanted, delay, plan::Owner};
+use crate::publish::{faults, gpus};
+use crate::ready::Readiness;
+use crate::{containers, publish};
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::api::ListParams;
+use kube::runtime::{WatchStreamExt as _, watcher};
+use std::sync::Arc;
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
+use vgpu_api::DRIVER_NAME;
+
+/// Everything that the tasks use.
+#[derive(Clone)]
+pub(crate) struct TaskInputs {
+    pub(crate) node: SharedNode,
+    pub(crate) processes: Processes,
+    pub(crate) cluster: Cluster,
+    pub(crate) nvml: Nvml,
+    pub(crate) config: Config,
+    /// This boot of the machine.
+    pub(crate) boot: String,
+    pub(crate) sources: Sources,
+    pub(crate) readiness: Readiness,
+    pub(crate) metrics: Metrics,
+    /// True while kubelet has accepted this instance.
+    pub(crate) reached: watch::Receiver<bool>,
+    pub(crate) reports: watch::Sender<Report>,
+    /// Becomes true when the first scan has ended.
+    pub(crate) scanned: watch::Sender<bool>,
+    /// Asks for a scan before its time.
+    pub(crate) rescan: Arc<Notify>,
+}
+
+/// Works while `works` is true, and otherwise scans for this instance's own calls. Returns only if one of the tasks ended,
+/// and which one: without it the instance would seem to work and do a part of its work no more.
+pub(crate) async fn run(parts: TaskInputs, mut works: watch::Receiver<bool>) -> String {
+    loop {
+        let working = *works.borrow_and_update();
+        // Dropping the set ends its tasks.
+        let mut tasks = match working {
+            true => work(&parts),
+            false => only_prepare(&parts),
+        };
+        let changed = tokio::select! {
+            changed = works.wait_for(|works| *works != working) => changed.is_ok(),
+            ended = first_end(&mut tasks) => return ended,
+        };
+        if !changed {
+            return std::future::pending().await;
+        }
+        match working {
+            true => {
+                tracing::warn!("another instance of the plugin on this node works now; this one only prepares claims")
+            }
+            false => tracing::info!("no other instance of the plugin on this node works any more; this one does now"),
+        }
+    }
+}
+
+/// Tasks that end only with this set. Each returns a text that says which one has ended.
+type Tasks = JoinSet<String>;
+
+fn spawn(tasks: &mut Tasks, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+    tasks.spawn(async move {
+        task.await;
+        format!("{name} ended")
+    });
+}
+
+/// Waits for a task that ends although it should not.
+async fn first_end(tasks: &mut Tasks) -> String {
+    match tasks.join_next().await {
+        Some(Ok(ended)) => ended,
+        Some(Err(error)) => format!("a task of the plugin failed: {error}"),
+        None => std::future::pending().await,
+    }
+}
+
+fn only_prepare(parts: &TaskInputs) -> Tasks {
+    let TaskInputs { config, .. } = parts;
+    // kubelet hears from this instance too: the faults that the other one found are those of its GPUs.
+    let known = Watcher::new(OpenFaults::new(config.ignored_xids.clone()), fault_store(parts)).faults();
+    let (well, nowhere) = (watch::channel(known).1, watch::Sender::new(Wanted::Unknown));
+    let (sampler, samples) = sample::channel();
+    let mut tasks = JoinSet::new();
+    spawn(&mut tasks, "scanning GPUs", scan(parts, samples, well, nowhere));
+    let sampling = sample::run(parts.nvml.clone(), parts.rescan.clone(), sampler);
+    spawn(&mut tasks, "sampling GPUs", sampling);
+    let trying = try_publishing(parts.cluster.clone(), config.clone(), parts.readiness.clone());
+    spawn(&mut tasks, "trying what publishing needs", trying);
+    tasks
+}
+
+fn fault_store(parts: &TaskInputs) -> FaultStore {
+    FaultStore::new(parts.config.faults.clone(), parts.boot.clone())
+}
+
+fn work(parts: &TaskInputs) -> Tasks {
+    let TaskInputs { node, config, .. } = parts;
+    // It may have been ready because another instance published. From now on it is ready once it has published itself.
+    parts.readiness.set(publish::PART, Err("waiting".into()));
+    let mut tasks = JoinSet::new();
+    let (sampler, samples) = sample::channel();
+    let watcher = Watcher::new(OpenFaults::new(config.ignored_xids.clone()), fault_store(parts));
+    // The first scan is published with the faults that a former instance found.
+    let (faults, known_faults) = watch::channel(watcher.faults());
+    let rescan = parts.rescan.clone();
+    let following = faults::run(watcher, sampler.subscribe(), faults, rescan.clone());
+    spawn(&mut tasks, "following faults of GPUs", following);
+    let (want, wanted) = watch::channel(Wanted::Unknown);
+    let scanning = scan(parts, sampler.subscribe(), known_faults, want);
+    spawn(&mut tasks, "scanning GPUs", scanning);
+    let Sources {
+        observations,
+        containers,
+        ..
+    } = parts.sources.clone();
+    let asking = containers::run(node.clone(), config.pod_resources.clone(), containers);
+    spawn(&mut tasks, "asking kubelet for containers", asking);
+    let observer = Observer {
+        node: node.clone(),
+        processes: parts.processes.clone(),
+        observations,
+        own_pod: Some(config.pod_uid.clone()),
+        kills: config.on_breach == OnBreach::Kill,
+    };
+    spawn(&mut tasks, "observing shares", enforcement::observe(observer, samples));
+    let sampling = sample::run(parts.nvml.clone(), rescan, sampler);
+    spawn(&mut tasks, "sampling GPUs", sampling);
+    tasks.spawn(with_node(parts.clone(), wanted));
+    tasks
+}
+
+fn scan(
+    parts: &TaskInputs,
+    samples: sample::Receiver,
+    faults: watch::Receiver<Faults>,
+    wanted: watch::Sender<Wanted>,
+) -> impl Future<Output = ()> + use<> {
+    let outputs = gpus::ScanOutputs {
+        node: parts.node.clone(),
+        wanted,
+        reports: parts.reports.clone(),
+        readiness: parts.readiness.clone(),
+        metrics: parts.metrics.clone(),
+        scanned: parts.scanned.clone(),
+    };
+    let contexts = Contexts::of_node(&parts.config);
+    gpus::run(samples, contexts, parts.config.clone(), faults, outputs)
+}
+
+/// The work that needs the Node object's UID: slices are owned by the Node, and events refer to it. Returns which part of it
+/// ended.
+async fn with_node(parts: TaskInputs, wanted: watch::Receiver<Wanted>) -> String {
+    let taints = taints(&parts.config, &parts.readiness).await;
+    let node_uid = node_uid(&parts.cluster, &parts.readiness).await;
+    let node_object = ObjectReference {
+        api_version: Some("v1".into()),
+        kind: Some("Node".into()),
+        name: Some(parts.config.node_name.clone()),
+        uid: Some(node_uid.clone()),
+        ..ObjectReference::default()
+    };
+    let report = enforcement::report_all(
+        parts.sources,
+        parts.cluster.clone(),
+        parts.metrics.clone(),
+        node_object.clone(),
+    );
+    let clean_up = clean_up::run(
+        parts.node,
+        parts.cluster.clone(),
+        parts.metrics.clone(),
+        parts.processes,
+        node_object,
+    );
+    let owner = Owner {
+        node: parts.config.node_name.clone(),
+        node_uid,
+        pool: parts.config.pool(),
+    };
+    let own = watcher::Config::default().fields(&own_slices(&parts.config));
+    let events = watcher(parts.cluster.slices(), own).default_backoff();
+    let gate = Gate {
+        wanted,
+        reached: parts.reached,
+    };
+    let publish = publish::run(
+        parts.cluster,
+        events,
+        taints,
+        owner,
+        gate,
+        parts.readiness,
+        parts.metrics,
+    );
+    let mut tasks = JoinSet::new();
+    spawn(&mut tasks, "reporting what was observed", report);
+    spawn(&mut tasks, "cleaning up", clean_up);
+    spawn(&mut tasks, "the watch of ResourceSlices", publish);
+    first_end(&mut tasks).await
+}
+
+/// Selects the slices that this driver publishes for this node.
+fn own_slices(config: &Config) -> String {
+    format!("spec.driver={DRIVER_NAME},spec.nodeName={}", config.node_name)
+}
+
+/// Tries what publishing needs, without writing, and is ready once it works: a rolling update stops at a release that could
+/// not publish, while the other instance still does.
+async fn try_publishing(cluster: Cluster, config: Config, readiness: Readiness) {
+    readiness.set(publish::PART, Err("waiting".into()));
+    let mut failures = 0;
+    while let Err(error) = can_publish(&cluster, &config).await {
+        if readiness.set(publish::PART, Err(error.clone())) {
+            tracing::error!("another instance publishes, and this one could not: {error}; retrying");
+        }
+        tokio::time::sleep(delay(failures)).await;
+        failures += 1;
+    }
+    let why = "another instance of the plugin publishes, until it ends";
+    readiness.idle(publish::PART, why.into());
+    std::future::pending().await
+}
+
+async fn can_publish(cluster: &Cluster, config: &Config) -> Result<(), String> {
+    let mark = &config.allocator_mark;
+    Taints::check(mark.clone()).map_err(|error| {
+        format!(
+            "cannot read {}, which records who allocates: {error}; check the folder on the node",
+            mark.display()
+        )
+    })?;
+    let node_uid = cluster.node_uid().await;
+    node_uid.map_err(|error| format!("cannot read this node's object: {error}; check the plugin's ClusterRole"))?;
+    let own = ListParams::default().fields(&own_slices(config)).limit(1);
+    let slices = cluster.slices().list(&own).await.map_err(api::Error::from);
+    slices.map_err(|error| format!("cannot list ResourceSlices: {error}; check the plugin's ClusterRole"))?;
+    Ok(())
+}
+
+/// Reads and writes the record of who allocates, without which nothing may be published.
+async fn taints(config: &Config, readiness: &Readiness) -> Taints {
+    let mut failures = 0;
+    loop {
+        let mark = &config.allocator_mark;
+        let error = match Taints::new(config.allocator, mark.clone()) {
+            Ok(taints) => return taints,
+            Err(error) => format!(
+                "cannot read or write {}, which records who allocates: {error}",
+                mark.display()
+            ),
+        };
+        if readiness.set(publish::PART, Err(error.clone())) {
+            tracing::error!("{error}; retrying");
+        }
+        tokio::time::sleep(delay(failures)).await;
+        failures += 1;
+    }
+}
+
+async fn node_uid(cluster: &Cluster, readiness: &Readiness) -> String {
+    let mut failures = 0;
+    loop {
+        let error: api::Error = match cluster.node_uid().await {
+            Ok(uid) => return uid,
+            Err(error) => error,
+        };
+        if readiness.set(publish::PART, Err(format!("cannot read this node's object: {error}"))) {
+            tracing::warn!("cannot read this node's object: {error}; retrying");
+        }
+        tokio::time::sleep(delay(failures)).await;
+        failures += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dra::node::tests::Rig;
+    use kube::client::Body;
+
+    /// An API server that forbids to read these objects.
+    fn that_forbids(objects: &'static str) -> Cluster {
+        let answer = move |request: http::Request<Body>| async move {
+            let (code, text) = match request.uri().path().contains(objects) {
+                true => (
+                    403,
+                    r#"{"status":"Failure","message":"forbidden","reason":"Forbidden","code":403}"#,
+                ),
+                false => (200, r#"{"metadata":{"name":"n1","uid":"u"},"items":[]}"#),
+            };
+            http::Response::builder()
+                .status(code)
+                .body(Body::from(text.as_bytes().to_vec()))
+        };
+        let client = kube::Client::new(tower::service_fn(answer), "d");
+        Cluster::new(client, "n1".into())
+    }
+
+    #[tokio::test]
+    async fn an_instance_that_could_not_publish_is_not_ready_beside_one_that_does() {
+        let rig = Rig::new(false);
+        for (forbidden, said) in [
+            ("/nodes", "cannot read this node's object"),
+            ("/resourceslices", "cannot list ResourceSlices"),
+            ("nothing", "ok, nothing to do"),
+        ] {
+            let readiness = Readiness::new(&[publish::PART]);
+            let trying = tokio::spawn(try_publishing(that_forbids(forbidden), rig.config(), readiness.clone()));
+            while readiness.status().1.contains("waiting") {
+                tokio::task::yield_now().await;
+            }
+            let (is_ready, status) = readiness.status();
+            assert!(status.contains(said), "{status}");
+            assert_eq!(is_ready, forbidden == "nothing");
+            trying.abort();
+        }
+        let mut config = rig.config();
+        std::fs::write(rig.path("file"), "").expect("written");
+        config.allocator_mark = rig.path("file").join("mark");
+        let error = can_publish(&that_forbids("nothing"), &config)
+            .await
+            .expect_err("no mark");
+        assert!(error.contains("who allocates"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_task_that_ends_is_named_while_others_go_on() {
+        let mut tasks = JoinSet::new();
+        spawn(&mut tasks, "publishing", std::future::pending());
+        spawn(&mut tasks, "cleaning up", async {});
+        assert_eq!(first_end(&mut tasks).await, "cleaning up ended");
+        spawn(&mut tasks, "reporting", async { panic!("a mistake") });
+        assert!(first_end(&mut tasks).await.contains("panic"));
+    }
+}

@@ -1,0 +1,8 @@
+//! The plugin on the software GPU, which `make dist` builds.
+
+mod check;
+mod faults;
+mod processes;
+#[path = "../soft_gpu/mod.rs"]
+mod soft_gpu;
+mod support;
