@@ -2,6 +2,9 @@
 //!
 //! Mounting needs CAP_SYS_ADMIN. An existing tmpfs of a folder is kept; mounts that a crash stacked on each other are
 //! all removed. Containers have their own mounts, so unmounting here does not affect them.
+//!
+//! Where the kernel enforces SELinux, a container may only use files with a label for containers. A file's label is fixed
+//! by the mount, because the runtime does not relabel what CDI mounts.
 
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
@@ -13,6 +16,11 @@ use vgpu_abi::paths::TMPFS_SOURCE;
 
 const PAGE: u64 = 4096;
 const TMPFS_MAGIC: i64 = 0x0102_1994;
+/// Where the kernel's SELinux is mounted, if it has one.
+const SELINUX: &str = "/sys/fs/selinux";
+/// The label of files that containers may read and write, by the policy container-selinux. Without categories, so that the
+/// containers of every pod may.
+const CONTAINER_LABEL: &str = "system_u:object_r:container_file_t:s0";
 
 /// The capacity of a tmpfs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,12 +33,20 @@ pub struct Size {
 // === impl Size ===
 
 impl Size {
-    fn options(self) -> CString {
+    fn options(self, label: Option<&str>) -> CString {
         let bytes = self.bytes.next_multiple_of(PAGE);
         // The root folder has an inode too.
-        let text = format!("size={bytes},nr_inodes={},mode=0755", self.files + 1);
+        let mut text = format!("size={bytes},nr_inodes={},mode=0755", self.files + 1);
+        if let Some(label) = label {
+            text += &format!(",context=\"{label}\"");
+        }
         CString::new(text).unwrap_or_default()
     }
+}
+
+/// Returns the label for mounts; None if the kernel has no SELinux at `selinux`, or it is off.
+fn label(selinux: &Path) -> Option<&'static str> {
+    selinux.join("enforce").exists().then_some(CONTAINER_LABEL)
 }
 
 /// Returns true if `folder` is a tmpfs and not on its parent's file system.
@@ -52,7 +68,13 @@ pub fn ensure(folder: &Path, size: Size) -> io::Result<()> {
     if is_mounted(folder)? {
         return Ok(());
     }
-    mount(TMPFS_SOURCE, folder, "tmpfs", flags, size.options().as_c_str())?;
+    let mount_with = |label| mount(TMPFS_SOURCE, folder, "tmpfs", flags, size.options(label).as_c_str());
+    let label = label(Path::new(SELINUX));
+    match mount_with(label) {
+        // The label is unknown to the node's policy: it is not container-selinux.
+        Err(Errno::INVAL) if label.is_some() => mount_with(None)?,
+        result => result?,
+    }
     Ok(())
 }
 
@@ -81,6 +103,21 @@ mod can_mount_test;
 pub(crate) mod tests {
     pub(crate) use super::can_mount_test::can_mount;
     use super::*;
+
+    /// No kernel of our machines has SELinux, so the mount itself was not tried.
+    #[test]
+    fn where_the_kernel_has_selinux_the_files_get_a_label_for_containers() {
+        let selinux = tempfile::tempdir().expect("a folder");
+        let size = Size { bytes: 1, files: 1 };
+        assert_eq!(label(selinux.path()), None);
+        assert_eq!(size.options(None).as_c_str(), c"size=4096,nr_inodes=2,mode=0755");
+        std::fs::write(selinux.path().join("enforce"), "0").expect("written");
+        let label = label(selinux.path());
+        assert_eq!(
+            size.options(label).as_c_str(),
+            c"size=4096,nr_inodes=2,mode=0755,context=\"system_u:object_r:container_file_t:s0\""
+        );
+    }
 
     #[test]
     fn a_tmpfs_cannot_grow_and_goes_without_trace() {
