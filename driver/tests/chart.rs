@@ -2,6 +2,7 @@
 //!
 //! Uses the helm that the end-to-end tests built (`make demo`, `make test`), or the one on PATH.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
@@ -10,7 +11,7 @@ use vgpu_api::config::AllocationPolicy;
 
 mod support;
 
-use support::{helm, render};
+use support::{helm, render, render_with};
 
 /// Values, and words of the refusal.
 const REFUSED: &str = "
@@ -868,4 +869,90 @@ fn in_controller_mode_only_foreign_classes_tolerate_everything() {
         controller.matches(r#""expression":"['nic']","name":"foreign""#).count(),
         2
     );
+}
+
+/// Pages of `docs/platforms` about no platform.
+const NO_PLATFORM: [&str; 2] = ["README", "crio"];
+
+/// The names of the files with this ending in a folder of the clone, without the ending.
+fn names_in(folder: &str, ending: &str) -> BTreeSet<String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(folder);
+    let entries = std::fs::read_dir(&folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
+    let names = entries.map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8"));
+    names
+        .filter_map(|name| Some(name.strip_suffix(ending)?.to_owned()))
+        .collect()
+}
+
+fn platforms() -> BTreeSet<String> {
+    names_in("deploy/platforms", ".yaml")
+}
+
+/// Each platform has a values file and a page that names it, and the list of pages has a row for it.
+#[test]
+fn every_platform_has_values_and_a_page() {
+    let pages = names_in("docs/platforms", ".md");
+    let expected = platforms().into_iter().chain(NO_PLATFORM.map(str::to_owned));
+    assert_eq!(pages, expected.collect());
+    let page = |name: &str| {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../docs/platforms/{name}.md"));
+        std::fs::read_to_string(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display()))
+    };
+    let list = page("README");
+    for name in platforms() {
+        let values = format!("deploy/platforms/{name}.yaml");
+        assert!(
+            page(&name).contains(&values),
+            "docs/platforms/{name}.md does not name {values}"
+        );
+        let is_row = |line: &str| line.starts_with("| [") && line.contains(&format!("]({name}.md)"));
+        assert!(
+            list.lines().any(is_row),
+            "docs/platforms/README.md has no row for {name}.md"
+        );
+    }
+}
+
+/// What a platform's file sets arrives in the plugin's pod; a file that sets nothing changes nothing.
+#[test]
+fn every_platforms_values_are_rendered() {
+    let Some(helm) = helm("every_platforms_values_are_rendered") else {
+        return;
+    };
+    let registry = ["--set", "images.registry=registry.example.com"];
+    let rendered = |files: &[&str]| {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/platforms");
+        let paths: Vec<String> = files
+            .iter()
+            .map(|name| folder.join(name).with_extension("yaml").display().to_string())
+            .collect();
+        let values = paths.iter().flat_map(|path| ["--values", path]);
+        let arguments: Vec<&str> = registry.into_iter().chain(values).collect();
+        render_with(&helm, "1.37.1", &arguments).unwrap_or_else(|text| panic!("{files:?}: {text}"))
+    };
+    let plain = rendered(&[]);
+    for name in platforms() {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../deploy/platforms/{name}.yaml"));
+        let text = std::fs::read_to_string(&file).expect("values");
+        let objects = rendered(&[&name]);
+        assert_eq!(objects == plain, text.ends_with("\n{}\n"), "{name}");
+        let volumes = one(&objects, "DaemonSet")["spec"]["template"]["spec"]["volumes"].to_string();
+        let folders = text.lines().filter_map(|line| line.split_once(": /"));
+        for (key, folder) in folders.filter(|(key, _)| !key.starts_with('#')) {
+            assert!(
+                volumes.contains(&format!("\"/{folder}")),
+                "{name}: {}: /{folder} is no volume of the plugin",
+                key.trim()
+            );
+        }
+    }
+    // The pages say that the operator's file is added to that of its platform.
+    let both = rendered(&["k0s", "gpu-operator"]);
+    let flags = arguments(&both, "DaemonSet");
+    for flag in [
+        "--driver-root-host=/run/nvidia/driver",
+        "--kubelet-root=/var/lib/k0s/kubelet",
+    ] {
+        assert!(flags.iter().any(|is| is == flag), "{flag}: {flags:?}");
+    }
 }

@@ -35,6 +35,12 @@ pub(crate) fn render(helm: &Path, values: &[&str]) -> Result<Vec<Value>, String>
 
 /// The same on this version of Kubernetes.
 pub(crate) fn render_on(helm: &Path, version: &str, values: &[&str]) -> Result<Vec<Value>, String> {
+    let set = values.iter().flat_map(|value| ["--set", value]);
+    render_with(helm, version, &set.collect::<Vec<_>>())
+}
+
+/// The same with these arguments for helm.
+pub(crate) fn render_with(helm: &Path, version: &str, arguments: &[&str]) -> Result<Vec<Value>, String> {
     let mut command = Command::new(helm);
     command
         .args([
@@ -46,10 +52,8 @@ pub(crate) fn render_on(helm: &Path, version: &str, values: &[&str]) -> Result<V
             "--kube-version",
             version,
         ])
-        .arg(chart());
-    for value in values {
-        command.args(["--set", value]);
-    }
+        .arg(chart())
+        .args(arguments);
     let output = command.output().expect("helm runs");
     if !output.status.success() {
         return Err(String::from_utf8_lossy(&output.stderr).into_owned());
