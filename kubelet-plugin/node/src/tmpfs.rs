@@ -35,11 +35,9 @@ pub struct Size {
 impl Size {
     fn options(self, label: Option<&str>) -> CString {
         let bytes = self.bytes.next_multiple_of(PAGE);
+        let context = label.map(|label| format!(",context=\"{label}\"")).unwrap_or_default();
         // The root folder has an inode too.
-        let mut text = format!("size={bytes},nr_inodes={},mode=0755", self.files + 1);
-        if let Some(label) = label {
-            text += &format!(",context=\"{label}\"");
-        }
+        let text = format!("size={bytes},nr_inodes={},mode=0755{context}", self.files + 1);
         CString::new(text).unwrap_or_default()
     }
 }
