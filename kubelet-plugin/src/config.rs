@@ -14,6 +14,9 @@ use vgpu_api::{DRIVER_NAME, POOL_SUFFIX, pool_of};
 /// Where the kernel names the boot of the machine.
 pub(crate) const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
+/// The socket of kubelet's service for containers, below its root folder.
+pub(crate) const POD_RESOURCES: &str = "pod-resources/kubelet.sock";
+
 /// Publishes this node's GPUs as ResourceSlices and prepares fractions of them for containers.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "vgpu-kubelet-plugin", version)]
@@ -76,6 +79,9 @@ pub struct Flags {
     /// File that names the boot of the machine; another one only in tests, where a machine cannot be booted
     #[arg(long, default_value = BOOT_ID)]
     pub boot_id_file: PathBuf,
+    /// The kernel's description of devices; another folder only in tests, whose machines have no GPU
+    #[arg(long, default_value = "/sys")]
+    pub sys: PathBuf,
     /// Mount a tmpfs for each share; off only in tests without root
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     pub ledger_tmpfs: bool,
@@ -110,9 +116,11 @@ pub struct Config {
     pub driver_root: PathBuf,
     pub driver_root_host: PathBuf,
     pub soft_gpu_state: Option<PathBuf>,
+    pub sys: PathBuf,
     pub library_dir: PathBuf,
     pub library_store: PathBuf,
     pub shares: u32,
+    pub kubelet_root: PathBuf,
     pub claims_dir: PathBuf,
     pub gpus_dir: PathBuf,
     pub cdi_dir: PathBuf,
@@ -218,6 +226,7 @@ impl Flags {
             driver_root_host: self.driver_root_host.unwrap_or_else(|| self.driver_root.clone()),
             driver_root: self.driver_root,
             soft_gpu_state: self.soft_gpu_state,
+            sys: self.sys,
             context_sizes: self.library_store.join("contexts"),
             library_dir: self.library_dir,
             library_store: self.library_store,
@@ -242,7 +251,8 @@ impl Flags {
             on_breach: self.on_breach,
             ignored_xids,
             hami_metrics: self.hami_metrics,
-            pod_resources: self.kubelet_root.join("pod-resources/kubelet.sock"),
+            pod_resources: self.kubelet_root.join(POD_RESOURCES),
+            kubelet_root: self.kubelet_root,
         })
     }
 
@@ -269,6 +279,7 @@ impl Flags {
             ("--cdi-dir", Some(&self.cdi_dir)),
             ("--run-dir", Some(&self.run_dir)),
             ("--boot-id-file", Some(&self.boot_id_file)),
+            ("--sys", Some(&self.sys)),
             ("--soft-gpu-state", self.soft_gpu_state.as_ref()),
         ];
         for (flag, path) in all {

@@ -1,10 +1,13 @@
 //! The plugin's readiness by parts, with the reason why a part does not work.
 //!
-//! A part that has nothing to do on this node is ready: a pod that is never ready blocks the rolling update
-//! on every other node.
+//! A part that has nothing to do on this node, or is not to work now, is ready: a pod that is never ready blocks the rolling
+//! update on every other node.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
+
+/// The reason of a part that was not tried yet.
+pub(crate) const WAITING: &str = "waiting";
 
 /// The state of each part; a part is not ready until it reports so.
 #[derive(Clone)]
@@ -16,6 +19,8 @@ pub(crate) enum State {
     Works,
     /// Nothing to do, with the reason.
     Idle(String),
+    /// Somebody wants it not to work for a while, with the reason.
+    Paused(String),
     Fails(String),
 }
 
@@ -24,7 +29,7 @@ pub(crate) enum State {
 impl Readiness {
     #[must_use]
     pub fn new(parts: &[&'static str]) -> Self {
-        let waiting = |part: &&'static str| (*part, State::Fails("waiting".to_owned()));
+        let waiting = |part: &&'static str| (*part, State::Fails(WAITING.to_owned()));
         Self(Arc::new(Mutex::new(parts.iter().map(waiting).collect())))
     }
 
@@ -38,6 +43,11 @@ impl Readiness {
         self.insert(part, State::Idle(why))
     }
 
+    /// Sets a part ready although it does not work, because it is not to work now. Returns true if that changed it.
+    pub fn pause(&self, part: &'static str, why: String) -> bool {
+        self.insert(part, State::Paused(why))
+    }
+
     fn insert(&self, part: &'static str, state: State) -> bool {
         let mut parts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         parts.insert(part, state.clone()) != Some(state)
@@ -47,7 +57,7 @@ impl Readiness {
     #[must_use]
     pub fn has(&self, wanted: &[&str]) -> bool {
         let parts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let works = |part: &&str| matches!(parts.get(part), Some(State::Works | State::Idle(_)));
+        let works = |part: &&str| matches!(parts.get(part), Some(State::Works | State::Idle(_) | State::Paused(_)));
         wanted.iter().all(works)
     }
 
@@ -69,6 +79,7 @@ impl Readiness {
         let line = |(part, state): (&&str, &State)| match state {
             State::Works => format!("{part}: ok\n"),
             State::Idle(why) => format!("{part}: ok, nothing to do: {why}\n"),
+            State::Paused(why) => format!("{part}: ok, paused: {why}\n"),
             State::Fails(reason) => format!("{part}: {reason}\n"),
         };
         let ready = parts.values().all(|state| !matches!(state, State::Fails(_)));
@@ -98,5 +109,7 @@ mod tests {
             readiness.status(),
             (true, "a: ok, nothing to do: no driver\nb: ok\n".into())
         );
+        assert!(readiness.pause("a", "a label".into()) && readiness.has(&["a"]));
+        assert_eq!(readiness.status(), (true, "a: ok, paused: a label\nb: ok\n".into()));
     }
 }

@@ -20,7 +20,7 @@ use crate::dra::instance::Instance;
 use crate::dra::mount_users::MountUsers;
 use crate::dra::node::lock::{LOCKED_WITHIN, LockFile};
 use crate::dra::node::{Living, Node, SharedNode};
-use crate::dra::registration::{Registrar, keep_listening};
+use crate::dra::registration::{KubeletFolders, Registrar, keep_listening};
 use crate::dra::server::Service;
 use crate::dra::{claim_access, keep, registration};
 use crate::enforcement::Processes;
@@ -97,12 +97,14 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         dra_socket: config.dra_socket.clone(),
         readiness: readiness.clone(),
         reached,
+        called: watch::channel(false).0,
     };
+    let folders = KubeletFolders::of(&config);
     let holding = Holding::begin(LockFile::open(&config.publisher_lock)?);
     let (work, works) = watch::channel(holding.is_held());
     tokio::spawn(holding.keep(work));
     let sockets = config.registration_sockets.clone();
-    let registration = register(sockets, registrar, first_scan, works.clone(), stopped.clone());
+    let registration = register(sockets, registrar, folders, first_scan, works.clone(), stopped.clone());
     let listener = tokio::net::TcpListener::bind(config.http_address).await;
     let listener = listener.with_context(|| format!("--http-address {} cannot be used", config.http_address))?;
     let parts = TaskInputs {
@@ -194,6 +196,7 @@ fn boot(path: &Path) -> anyhow::Result<String> {
 async fn register(
     sockets: [PathBuf; 2],
     registrar: Registrar,
+    folders: KubeletFolders,
     mut first_scan: watch::Receiver<bool>,
     works: watch::Receiver<bool>,
     stopped: watch::Receiver<bool>,
@@ -217,8 +220,12 @@ async fn register(
     }
     let serve = |listener| serve_registration(listener, registrar.clone(), until(stopped.clone()));
     let socket = registration::name_in_turn(&sockets);
+    let watched = registration::watch_calls(registrar.clone(), folders, socket.to_owned());
     let served = keep_listening(socket, stopped.clone(), serve, || registrar.lost());
-    served.await.context("the registration server ended")
+    tokio::select! {
+        served = served => served.context("the registration server ended"),
+        () = watched => Ok(()),
+    }
 }
 
 /// Serves kubelet's DRA and health services.
@@ -308,11 +315,17 @@ mod tests {
                 dra_socket: dir.path().join("dra.sock"),
                 readiness: readiness.clone(),
                 reached: watch::channel(false).0,
+                called: watch::channel(false).0,
+            };
+            let folders = KubeletFolders {
+                root: dir.path().to_owned(),
+                node: None,
             };
             let (works, working) = watch::channel(true);
             let task = tokio::spawn(register(
                 ["reg.sock", "reg.2.sock"].map(|name| dir.path().join(name)),
                 registrar,
+                folders,
                 first_scan,
                 working,
                 stopped,

@@ -17,12 +17,13 @@ use crate::publish::publish_gate::Gate;
 use crate::publish::taints::Taints;
 use crate::publish::{Wanted, delay, plan::Owner};
 use crate::publish::{faults, gpus};
-use crate::ready::Readiness;
+use crate::ready::{Readiness, WAITING};
 use crate::{containers, publish};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::api::ListParams;
 use kube::runtime::{WatchStreamExt as _, watcher};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use vgpu_api::DRIVER_NAME;
@@ -101,10 +102,13 @@ fn only_prepare(parts: &TaskInputs) -> Tasks {
     let (well, nowhere) = (watch::channel(known).1, watch::Sender::new(Wanted::Unknown));
     let (sampler, samples) = sample::channel();
     let mut tasks = JoinSet::new();
-    spawn(&mut tasks, "scanning GPUs", scan(parts, samples, well, nowhere));
+    let beside_idle = Arc::new(AtomicBool::new(false));
+    let scanning = scan(parts, samples, well, nowhere, beside_idle.clone());
+    spawn(&mut tasks, "scanning GPUs", scanning);
     let sampling = sample::run(parts.nvml.clone(), parts.rescan.clone(), sampler);
     spawn(&mut tasks, "sampling GPUs", sampling);
-    let trying = try_publishing(parts.cluster.clone(), config.clone(), parts.readiness.clone());
+    let (cluster, readiness) = (parts.cluster.clone(), parts.readiness.clone());
+    let trying = try_publishing(cluster, config.clone(), readiness, beside_idle);
     spawn(&mut tasks, "trying what publishing needs", trying);
     tasks
 }
@@ -116,7 +120,7 @@ fn fault_store(parts: &TaskInputs) -> FaultStore {
 fn work(parts: &TaskInputs) -> Tasks {
     let TaskInputs { node, config, .. } = parts;
     // It may have been ready because another instance published. From now on it is ready once it has published itself.
-    parts.readiness.set(publish::PART, Err("waiting".into()));
+    parts.readiness.set(publish::PART, Err(WAITING.into()));
     let mut tasks = JoinSet::new();
     let (sampler, samples) = sample::channel();
     let watcher = Watcher::new(OpenFaults::new(config.ignored_xids.clone()), fault_store(parts));
@@ -126,7 +130,7 @@ fn work(parts: &TaskInputs) -> Tasks {
     let following = faults::run(watcher, sampler.subscribe(), faults, rescan.clone());
     spawn(&mut tasks, "following faults of GPUs", following);
     let (want, wanted) = watch::channel(Wanted::Unknown);
-    let scanning = scan(parts, sampler.subscribe(), known_faults, want);
+    let scanning = scan(parts, sampler.subscribe(), known_faults, want, Arc::default());
     spawn(&mut tasks, "scanning GPUs", scanning);
     let Sources {
         observations,
@@ -154,6 +158,7 @@ fn scan(
     samples: sample::Receiver,
     faults: watch::Receiver<Faults>,
     wanted: watch::Sender<Wanted>,
+    is_beside_idle: Arc<AtomicBool>,
 ) -> impl Future<Output = ()> + use<> {
     let outputs = gpus::ScanOutputs {
         node: parts.node.clone(),
@@ -162,6 +167,7 @@ fn scan(
         readiness: parts.readiness.clone(),
         metrics: parts.metrics.clone(),
         scanned: parts.scanned.clone(),
+        is_beside_idle,
     };
     let contexts = Contexts::of_node(&parts.config);
     gpus::run(samples, contexts, parts.config.clone(), faults, outputs)
@@ -225,13 +231,21 @@ fn own_slices(config: &Config) -> String {
 }
 
 /// Tries what publishing needs, without writing, and is ready once it works: a rolling update stops at a release that could
-/// not publish, while the other instance still does.
-async fn try_publishing(cluster: Cluster, config: Config, readiness: Readiness) {
-    readiness.set(publish::PART, Err("waiting".into()));
+/// not publish, while the other instance still does. Sets `beside_idle` if the other one publishes nothing.
+async fn try_publishing(cluster: Cluster, config: Config, readiness: Readiness, beside_idle: Arc<AtomicBool>) {
+    readiness.set(publish::PART, Err(WAITING.into()));
     let mut failures = 0;
-    while let Err(error) = can_publish(&cluster, &config).await {
-        if readiness.set(publish::PART, Err(error.clone())) {
-            tracing::error!("another instance publishes, and this one could not: {error}; retrying");
+    loop {
+        match can_publish(&cluster, &config).await {
+            Ok(has_slices) => {
+                beside_idle.store(!has_slices, Ordering::Relaxed);
+                break;
+            }
+            Err(error) => {
+                if readiness.set(publish::PART, Err(error.clone())) {
+                    tracing::error!("another instance publishes, and this one could not: {error}; retrying");
+                }
+            }
         }
         tokio::time::sleep(delay(failures)).await;
         failures += 1;
@@ -241,7 +255,8 @@ async fn try_publishing(cluster: Cluster, config: Config, readiness: Readiness) 
     std::future::pending().await
 }
 
-async fn can_publish(cluster: &Cluster, config: &Config) -> Result<(), String> {
+/// Returns true if this node has slices already.
+async fn can_publish(cluster: &Cluster, config: &Config) -> Result<bool, String> {
     let mark = &config.allocator_mark;
     Taints::check(mark.clone()).map_err(|error| {
         format!(
@@ -253,8 +268,9 @@ async fn can_publish(cluster: &Cluster, config: &Config) -> Result<(), String> {
     node_uid.map_err(|error| format!("cannot read this node's object: {error}; check the plugin's ClusterRole"))?;
     let own = ListParams::default().fields(&own_slices(config)).limit(1);
     let slices = cluster.slices().list(&own).await.map_err(api::Error::from);
-    slices.map_err(|error| format!("cannot list ResourceSlices: {error}; check the plugin's ClusterRole"))?;
-    Ok(())
+    let slices =
+        slices.map_err(|error| format!("cannot list ResourceSlices: {error}; check the plugin's ClusterRole"))?;
+    Ok(!slices.items.is_empty())
 }
 
 /// Reads and writes the record of who allocates, without which nothing may be published.
@@ -325,13 +341,17 @@ mod tests {
             ("nothing", "ok, nothing to do"),
         ] {
             let readiness = Readiness::new(&[publish::PART]);
-            let trying = tokio::spawn(try_publishing(that_forbids(forbidden), rig.config(), readiness.clone()));
+            let beside_idle = Arc::<AtomicBool>::default();
+            let server = that_forbids(forbidden);
+            let trying = try_publishing(server, rig.config(), readiness.clone(), beside_idle.clone());
+            let trying = tokio::spawn(trying);
             while readiness.status().1.contains("waiting") {
                 tokio::task::yield_now().await;
             }
             let (is_ready, status) = readiness.status();
             assert!(status.contains(said), "{status}");
             assert_eq!(is_ready, forbidden == "nothing");
+            assert_eq!(beside_idle.load(Ordering::Relaxed), is_ready, "the node has no slice");
             trying.abort();
         }
         let mut config = rig.config();

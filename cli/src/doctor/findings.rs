@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
+use vgpu_api::advice;
 
 use super::finding::Finding;
 use super::seen::{Seen, key, list, text};
@@ -156,10 +157,13 @@ fn nodes(seen: &Seen) -> Vec<Finding> {
             found.push(Finding {
                 object: object.clone(),
                 value: "has a GPU by its labels; the plugin is ready there and offers none".to_owned(),
-                breaks: "its GPUs are not offered: the plugin found no NVIDIA driver".to_owned(),
-                mend: "set the chart's driverRoot to where the driver is, /run/nvidia/driver with the GPU Operator; \
-                       the plugin's log has the places that were searched"
+                breaks: "its GPUs are not offered: the plugin found no NVIDIA driver, and in /sys no GPU for containers, or \
+                         the node's label nvidia.com/gpu.deploy.client pauses the driver"
                     .to_owned(),
+                mend: format!(
+                    "{}; the plugin's log and its VgpuNode say what was found",
+                    advice::DRIVER_ROOT
+                ),
             });
         }
         if offering.contains(name) && is_counted {

@@ -1,6 +1,7 @@
 //! Findings about the chart's own objects: is it installed, do its programs run, and in the same version.
 
 use serde_json::Value;
+use vgpu_api::advice;
 
 use super::finding::Finding;
 use super::seen::{Seen, is_ready, is_running, key, list, number, text};
@@ -156,19 +157,25 @@ fn versions(deployment: &Value, daemon_sets: &[Value]) -> Option<Finding> {
 }
 
 /// How to repair a part of the plugin that is not ready (docs/operate.md lists the parts).
-fn mend_part(part: &str) -> &'static str {
-    match part {
+fn mend_part(part: &str) -> String {
+    let mend = match part {
         "library" => "see that /var/lib/vgpu on the node can be written: df /var/lib/vgpu",
-        "gpus" => "run nvidia-smi on the node; if the driver is below another folder, set the chart's driverRoot",
+        "gpus" => {
+            return format!(
+                "run nvidia-smi on the node; if the driver is below another folder, {}",
+                advice::DRIVER_ROOT
+            );
+        }
         "claims" => "kubectl auth can-i get resourceclaims --as=system:serviceaccount:NAMESPACE:RELEASE-plugin",
         "slices" => "the plugin's log has the API server's words: kubectl -n NAMESPACE logs POD",
-        "registration" => "set the chart's plugin.kubeletRoot to kubelet's --root-dir; kubelet's log says more",
+        "registration" => return format!("{}; kubelet's log says more", advice::KUBELET_ROOT),
         "answer" => {
             "if a NetworkPolicy shuts the API server out, name it in the chart's networkPolicy.from; the plugin's log says \
              more: kubectl -n NAMESPACE logs POD"
         }
         _ => "the plugin's log says more: kubectl -n NAMESPACE logs POD",
-    }
+    };
+    mend.to_owned()
 }
 
 fn plugin_pod(pod: &Value, seen: &Seen) -> Vec<Finding> {

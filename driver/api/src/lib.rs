@@ -37,6 +37,14 @@ pub const CONFIG_API_VERSION: &str = "dra.vgpu/v1alpha1";
 /// The kind that opaque parameters carry.
 pub const CONFIG_KIND: &str = "VgpuConfig";
 
+/// What to do where the driver or kubelet is in another folder, in the words of the chart's values: one text for the plugin,
+/// its VgpuNode and `vgpu doctor`.
+pub mod advice {
+    pub const DRIVER_ROOT: &str =
+        "set the chart's driverRoot to the folder that has the driver (/run/nvidia/driver with the GPU Operator)";
+    pub const KUBELET_ROOT: &str = "set the chart's plugin.kubeletRoot to kubelet's --root-dir";
+}
+
 /// A pod, so that another one by its name is not taken for it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PodRef {

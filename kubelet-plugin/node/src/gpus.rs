@@ -2,6 +2,8 @@
 
 mod sysfs;
 
+pub use sysfs::{PciGpu, nvidia_gpus};
+
 use crate::files;
 use nvml_wrapper::enum_wrappers::device::Brand;
 use nvml_wrapper::enums::device::DeviceArchitecture;

@@ -8,9 +8,13 @@
 //! reach a successor at the same path, take it for the former plugin, and deregister it for a second when it hears that the
 //! file is a new one; a pod whose claim is prepared in that second waits more than a minute. So a successor takes another name.
 //!
+//! kubelet calls a new socket within a second. If it does not, the folder is most likely not kubelet's: [`watch_calls`] says so,
+//! and where else kubelet's folder was looked for.
+//!
 //! A socket whose file is removed or replaced is bound again (`keep_listening`): existing connections live on, but
 //! kubelet deregisters a plugin whose registration socket is gone, and cannot connect again.
 
+use crate::config::{Config, POD_RESOURCES};
 use crate::ready::Readiness;
 use anyhow::Context as _;
 use std::future::Future;
@@ -22,7 +26,7 @@ use tokio::net::UnixListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tonic::{Request, Response, Status};
-use vgpu_api::DRIVER_NAME;
+use vgpu_api::{DRIVER_NAME, advice};
 use vgpu_proto::registration::registration_server::Registration;
 use vgpu_proto::registration::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
 
@@ -32,6 +36,14 @@ const VERSIONS: [&str; 4] = [
     "v1beta1.DRAPlugin",
     "v1.DRAResourceHealth",
     "v1alpha1.DRAResourceHealth",
+];
+/// How long kubelet may take to call a new socket. Its own start takes some seconds.
+const CALLED_WITHIN: Duration = Duration::from_secs(30);
+/// kubelet's usual root folder, and those of k0s and MicroK8s.
+const ROOTS: [&str; 3] = [
+    "/var/lib/kubelet",
+    "/var/lib/k0s/kubelet",
+    "/var/snap/microk8s/common/var/lib/kubelet",
 ];
 /// How often a socket's file is checked. kubelet deletes the slices of a plugin that it lost after 30 s.
 const LOOKED_AT_EVERY: Duration = Duration::from_secs(5);
@@ -45,6 +57,17 @@ pub struct Registrar {
     pub readiness: Readiness,
     /// True while kubelet has accepted this instance.
     pub reached: watch::Sender<bool>,
+    /// True once kubelet has called the socket that is bound now.
+    pub called: watch::Sender<bool>,
+}
+
+/// Where kubelet's folder is, and where to look for it.
+#[derive(Clone, Debug)]
+pub struct KubeletFolders {
+    /// As the chart's `plugin.kubeletRoot` says.
+    pub root: PathBuf,
+    /// The node's own root folder, as this process sees it; None if it does not.
+    pub node: Option<PathBuf>,
 }
 
 /// A listening socket. Dropping it removes its file, if that is still its own.
@@ -56,6 +79,7 @@ pub struct Socket {
 #[tonic::async_trait]
 impl Registration for Registrar {
     async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
+        self.called.send_replace(true);
         Ok(Response::new(PluginInfo {
             r#type: "DRAPlugin".into(),
             name: DRIVER_NAME.into(),
@@ -92,8 +116,89 @@ impl Registrar {
     /// Notes that kubelet has deregistered the plugin, or will do so.
     pub fn lost(&self) {
         self.reached.send_replace(false);
+        self.called.send_replace(false);
         let why = "the registration socket was removed, and kubelet has not accepted its replacement yet";
         self.readiness.set(PART, Err(why.to_owned()));
+    }
+}
+
+// === impl KubeletFolders ===
+
+impl KubeletFolders {
+    #[must_use]
+    pub fn of(config: &Config) -> Self {
+        Self {
+            root: config.kubelet_root.clone(),
+            node: node_root(config),
+        }
+    }
+
+    /// Why kubelet does not call `socket`, and what to do.
+    fn not_called(&self, socket: &Path) -> String {
+        let is_kubelets = |root: &Path| root.join(POD_RESOURCES).exists();
+        let begin = format!(
+            "kubelet has not called {} for {} s",
+            socket.display(),
+            CALLED_WITHIN.as_secs()
+        );
+        let root = self.root.display();
+        if is_kubelets(&self.root) {
+            return format!(
+                "{begin}, although plugin.kubeletRoot {root} has kubelet's socket {POD_RESOURCES}; look at kubelet's log on the \
+                 node. If kubelet was moved, {}",
+                advice::KUBELET_ROOT
+            );
+        }
+        let is_other = |other: &&&str| Path::new(other) != self.root;
+        let others: Vec<&str> = ROOTS.iter().filter(is_other).copied().collect();
+        let searched = others.join(", ");
+        let found: Vec<&str> = match &self.node {
+            Some(node) => {
+                let is_there = |other: &&str| is_kubelets(&node.join(other.trim_start_matches('/')));
+                others.into_iter().filter(is_there).collect()
+            }
+            None => Vec::new(),
+        };
+        let elsewhere = match (&self.node, found.as_slice()) {
+            (_, [first, ..]) => format!("kubelet's folder on this node looks to be {first}"),
+            (Some(_), []) => format!("it is in none of {searched} either"),
+            (None, []) => format!("the plugin does not see the node's {searched}"),
+        };
+        format!(
+            "{begin}: plugin.kubeletRoot {root} is not kubelet's folder, it has no {POD_RESOURCES}; {elsewhere}; {}",
+            advice::KUBELET_ROOT
+        )
+    }
+}
+
+/// The node's root folder as this process sees it: the driver root, or by the node's first process, which `hostPID` shows. None if
+/// neither shows it.
+fn node_root(config: &Config) -> Option<PathBuf> {
+    if config.driver_root_host == Path::new("/") {
+        return Some(config.driver_root.clone());
+    }
+    let identity = |path: &Path| std::fs::metadata(path).ok().map(|of| (of.dev(), of.ino()));
+    let first = Path::new("/proc/1/root");
+    let is_another = identity(first).is_some_and(|of| Some(of) != identity(Path::new("/")));
+    is_another.then(|| first.to_owned())
+}
+
+/// Says in the readiness why kubelet does not call, while it has not called the bound socket for a while.
+pub async fn watch_calls(registrar: Registrar, folders: KubeletFolders, socket: PathBuf) {
+    let mut called = registrar.called.subscribe();
+    loop {
+        if tokio::time::timeout(CALLED_WITHIN, called.wait_for(|called| *called))
+            .await
+            .is_err()
+        {
+            let why = folders.not_called(&socket);
+            if registrar.readiness.set(PART, Err(why.clone())) {
+                tracing::error!("{why}");
+            }
+            continue;
+        }
+        // The socket may be lost. `registrar` keeps the sender, so there is no error.
+        let _ = called.wait_for(|called| !*called).await;
     }
 }
 
@@ -273,6 +378,95 @@ mod tests {
         client.notify_registration_status(status).await.expect("heard");
     }
 
+    #[test]
+    fn a_folder_that_is_not_kubelets_is_named_with_the_chart_value_and_where_kubelet_is() {
+        let node = tempfile::tempdir().expect("a folder");
+        let root = node.path().join("opt/kubelet");
+        let mut folders = KubeletFolders {
+            root: root.clone(),
+            node: None,
+        };
+        let socket = root.join("plugins_registry/reg.sock");
+        let mut said = |node: Option<&Path>| {
+            folders.node = node.map(Path::to_owned);
+            folders.not_called(&socket)
+        };
+        let kubelet = |root: &Path| {
+            let socket = root.join(POD_RESOURCES);
+            std::fs::create_dir_all(socket.parent().expect("a folder")).expect("made");
+            std::fs::write(socket, "").expect("written");
+        };
+        let unseen = said(None);
+        assert!(unseen.contains("does not see the node's /var/lib/kubelet"), "{unseen}");
+        // As this pod's own volume makes it.
+        std::fs::create_dir_all(root.join("pod-resources")).expect("made");
+        let nowhere = said(Some(node.path()));
+        for part in [
+            "plugin.kubeletRoot",
+            "opt/kubelet is not kubelet's",
+            "in none of",
+            "/var/lib/k0s/kubelet",
+            "reg.sock",
+        ] {
+            assert!(nowhere.contains(part), "{part}: {nowhere}");
+        }
+        kubelet(&node.path().join("var/snap/microk8s/common/var/lib/kubelet"));
+        let elsewhere = said(Some(node.path()));
+        let found = "looks to be /var/snap/microk8s/common/var/lib/kubelet; set the chart's plugin.kubeletRoot";
+        assert!(elsewhere.contains(found), "{elsewhere}");
+        kubelet(&root);
+        let silent = said(Some(node.path()));
+        assert!(
+            silent.contains("kubelet's log") && !silent.contains("microk8s"),
+            "{silent}"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_kubelet_that_never_calls_is_named_and_one_that_refuses_keeps_its_words() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let readiness = Readiness::new(&[PART]);
+        let registrar = Registrar {
+            dra_socket: dir.path().join("dra.sock"),
+            readiness: readiness.clone(),
+            reached: watch::channel(false).0,
+            called: watch::channel(false).0,
+        };
+        let folders = KubeletFolders {
+            root: dir.path().to_owned(),
+            node: None,
+        };
+        let watching = tokio::spawn(watch_calls(registrar.clone(), folders, dir.path().join("reg.sock")));
+        let status = || readiness.status().1;
+        tokio::time::sleep(CALLED_WITHIN / 2).await;
+        assert_eq!(status(), "registration: waiting\n");
+        tokio::time::sleep(CALLED_WITHIN).await;
+        assert!(status().contains("has not called"), "{}", status());
+
+        registrar
+            .get_info(Request::new(InfoRequest {}))
+            .await
+            .expect("an answer");
+        let refused = RegistrationStatus {
+            plugin_registered: false,
+            error: "no such version".into(),
+        };
+        let heard = registrar.notify_registration_status(Request::new(refused)).await;
+        heard.expect("heard");
+        tokio::time::sleep(3 * CALLED_WITHIN).await;
+        assert!(
+            status().contains("kubelet refuses the plugin: no such version"),
+            "{}",
+            status()
+        );
+
+        // Its socket is bound again, and kubelet does not find it.
+        registrar.lost();
+        tokio::time::sleep(2 * CALLED_WITHIN).await;
+        assert!(status().contains("has not called"), "{}", status());
+        watching.abort();
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_socket_that_is_removed_or_replaced_is_bound_again_and_kubelet_asked_anew() {
         let dir = tempfile::tempdir().expect("a folder");
@@ -282,6 +476,7 @@ mod tests {
             dra_socket: dir.path().join("dra.sock"),
             readiness: readiness.clone(),
             reached: watch::channel(false).0,
+            called: watch::channel(false).0,
         };
         let mut reached = registrar.reached.subscribe();
         let (stop, stopped) = watch::channel(false);

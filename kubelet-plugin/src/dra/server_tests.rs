@@ -896,6 +896,7 @@ async fn registration_says_who_and_hears_the_verdict() {
         dra_socket: "/x/dra.sock".into(),
         readiness: readiness.clone(),
         reached: watch::channel(false).0,
+        called: watch::channel(false).0,
     };
     let reached = registrar.reached.subscribe();
     tokio::spawn(serve_registration(listener, registrar, std::future::pending()));

@@ -21,6 +21,7 @@ pub(super) const UNEXPLAINED: &str = "UnexplainedUse";
 pub(super) const NO_GLIBC: &str = "NoGlibc";
 pub(super) const UNPREPARE_FAILED: &str = "UnprepareFailed";
 pub(super) const GPU_UNHEALTHY: &str = "GpuUnhealthy";
+pub(super) const PLUGIN_NOT_READY: &str = "PluginNotReady";
 const MIB: u64 = 1 << 20;
 
 /// The node's claims by UID.
@@ -154,6 +155,21 @@ pub(super) fn no_glibc(id: ClaimId) -> Notice {
         id.name
     );
     on_pods(NO_GLIBC, id, Box::new(move |_| text.clone()))
+}
+
+/// Parts of the plugin that have not worked for a while, each with the reason that /readyz has.
+pub(super) fn not_ready(parts: &[(&'static str, String)], node: &ObjectReference) -> Vec<Notice> {
+    let notice = |(part, why): &(&'static str, String)| {
+        let text = format!("the plugin on this node is not ready: {part}: {why}");
+        Notice {
+            reason: PLUGIN_NOT_READY,
+            // Not the reason: it may have a number that changes.
+            subject: (*part).to_owned(),
+            on: On::Object(node.clone()),
+            note: Box::new(move |_| text.clone()),
+        }
+    };
+    parts.iter().map(notice).collect()
 }
 
 /// A file of the node's state that was found damaged.

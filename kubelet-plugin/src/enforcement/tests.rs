@@ -23,6 +23,7 @@ use crate::metrics::Metrics;
 use crate::nvml::{GpuDriver as _, GpuSample, Local, Memory, Sample, Used};
 use crate::publish::inventory::tests::gpu;
 use crate::publish::inventory::{Inventory, Unavailable};
+use crate::ready::Readiness;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::{AllocatedDeviceStatus, ResourceClaim};
 use serde_json::json;
@@ -783,6 +784,41 @@ async fn a_pod_that_monitors_a_gpu_that_is_lost_has_no_event() {
     scene.reporter.report_node(&scene.node, &scene.api).await;
     let told = scene.api.events();
     assert_eq!(told.len(), 2, "{told:?}");
+}
+
+#[tokio::test]
+async fn a_part_that_does_not_work_for_a_while_has_one_event_on_the_node() {
+    let mut scene = Scene::new();
+    let readiness = Readiness::new(&["gpus", "slices", "claims"]);
+    let begin = std::time::Instant::now();
+    let set = |state: Result<(), String>| {
+        readiness.set("gpus", state);
+    };
+    readiness.idle("claims", "nothing".into());
+    for (after, change, events) in [
+        (0, None, 0),
+        (10, Some("set the chart's driverRoot"), 0),
+        (39, Some("set the chart's driverRoot"), 0),
+        (41, Some("set the chart's driverRoot"), 1),
+        // What it says may change all the time.
+        (100, Some("another reason"), 1),
+        (110, None, 1),
+        (120, Some("again"), 1),
+        (149, Some("again"), 1),
+        (151, Some("again"), 2),
+    ] {
+        set(change.map_or(Ok(()), |why: &str| Err(why.to_owned())));
+        let now = begin + Duration::from_secs(after);
+        scene.reporter.report_readiness(&readiness, &scene.api, now).await;
+        assert_eq!(scene.api.events().len(), events, "after {after} s");
+    }
+    let state = scene.api.lock();
+    let (object, reason, note) = &state.events[0];
+    assert_eq!((object.as_str(), *reason), ("n1", "PluginNotReady"));
+    assert_eq!(
+        note,
+        "the plugin on this node is not ready: gpus: set the chart's driverRoot"
+    );
 }
 
 fn node_object() -> ObjectReference {

@@ -201,8 +201,12 @@ impl Nvml {
 
 impl GpuDriver for Nvml {
     fn sample(&self, with_list: bool) -> Sample {
+        let failed = |error| match error {
+            NvmlError::Paused(why) => Error::Paused(why),
+            error => Error::Silent(error.to_string()),
+        };
         self.ask(with_list)
-            .unwrap_or_else(|error| Sample::failed(&Error::Silent(error.to_string()), with_list))
+            .unwrap_or_else(|error| Sample::failed(&failed(error), with_list))
     }
 }
 

@@ -36,7 +36,7 @@ impl Node {
             driver: Finder::new(Root {
                 here: config.driver_root.clone(),
                 host: config.driver_root_host.clone(),
-                sys: "/sys".into(),
+                sys: config.sys.clone(),
                 soft_gpu_state: config.soft_gpu_state.clone(),
             }),
             dirs: ClaimDirs::new(config.claims_dir.clone(), config.ledger_tmpfs),

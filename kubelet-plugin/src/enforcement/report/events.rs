@@ -9,11 +9,15 @@ use crate::api::{Claims, Events};
 use crate::dra::node::{Node, SharedNode};
 use crate::dra::share::ClaimId;
 use crate::metrics::Metrics;
+use crate::ready::{Readiness, State as Part, WAITING};
 use k8s_openapi::api::core::v1::ObjectReference;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::{Duration, Instant};
 
 /// How many events wait for an API server that is down; the oldest ones are only in the log then.
 const MOST_WAITING: usize = 100;
+/// How long a part of the plugin does not work before an event says so: most parts need some seconds after a start.
+const NOT_READY_FOR: Duration = Duration::from_secs(30);
 
 /// Creates events.
 pub(crate) struct Reporter {
@@ -21,6 +25,8 @@ pub(crate) struct Reporter {
     /// Events that are reported once, and are not on all objects yet.
     waiting: VecDeque<Notice>,
     metrics: Metrics,
+    /// Since when each part of the plugin that does not work has not.
+    failing: BTreeMap<&'static str, Instant>,
     /// The Node.
     node_object: ObjectReference,
 }
@@ -33,8 +39,30 @@ impl Reporter {
             log: EventLog::default(),
             waiting: VecDeque::new(),
             metrics,
+            failing: BTreeMap::new(),
             node_object,
         }
+    }
+
+    /// Creates the events of the plugin's parts that have not worked for a while.
+    pub(crate) async fn report_readiness<A: Claims + Events>(&mut self, readiness: &Readiness, api: &A, now: Instant) {
+        self.log.begin_round();
+        let reason = |(part, state)| match state {
+            // A part that waits for another one says nothing of itself.
+            Part::Fails(why) if why != WAITING => Some((part, why)),
+            _ => None,
+        };
+        let parts: BTreeMap<&'static str, String> = readiness.states().into_iter().filter_map(reason).collect();
+        self.failing.retain(|part, _| parts.contains_key(part));
+        let mut lasting = Vec::new();
+        for (part, why) in parts {
+            let since = *self.failing.entry(part).or_insert(now);
+            if now.saturating_duration_since(since) >= NOT_READY_FOR {
+                lasting.push((part, why));
+            }
+        }
+        let due = notices::not_ready(&lasting, &self.node_object);
+        self.log.report(api, notices::PLUGIN_NOT_READY, &due).await;
     }
 
     /// Creates the events of what was observed.

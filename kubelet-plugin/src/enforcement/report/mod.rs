@@ -33,7 +33,12 @@ pub async fn run<A: Claims + Events + Statuses + Pods + NodeObjects>(
     metrics: Metrics,
     node_object: ObjectReference,
 ) {
-    let Sources { node, observations, .. } = sources.clone();
+    let Sources {
+        node,
+        observations,
+        readiness,
+        ..
+    } = sources.clone();
     let (mut writer, mut reporter) = (Writer::default(), Reporter::new(metrics, node_object.clone()));
     let mut node_writer = NodeWriter::new(sources, node_object, Instant::now());
     for round in 0_u32.. {
@@ -43,6 +48,7 @@ pub async fn run<A: Claims + Events + Statuses + Pods + NodeObjects>(
         reporter.report(&node, &api, &observations).await;
         if round.is_multiple_of(NODE_EVERY) {
             reporter.report_node(&node, &api).await;
+            reporter.report_readiness(&readiness, &api, Instant::now()).await;
         }
         node_writer.write(&api, Instant::now()).await;
     }

@@ -2,7 +2,8 @@
 //!
 //! A change within a minute waits for its end. Each node has its own second of the minute, by its name, so that 1,000 nodes
 //! write 17 times a second and not all at once. Only the first write of an instance is at any time: once the GPUs and shares
-//! were read, and all parts are ready or had the time to be. A node without a driver has no object, unless it had one before.
+//! were read, and all parts are ready or had the time to be. A node without a GPU and a driver has no object, unless it had one
+//! before.
 //!
 //! How it fails:
 //! - The API server is down, refuses the object, or has no VgpuNode (404, an older chart): tried again after 1, 2, 4 and then 5

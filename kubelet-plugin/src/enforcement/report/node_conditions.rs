@@ -3,7 +3,7 @@
 //! | condition | True | False | Unknown |
 //! |---|---|---|---|
 //! | Ready | every part of the plugin works or has nothing to do | one does not: those of /readyz | |
-//! | DriverFound | the driver lists GPUs | there is no driver, or it fails | it was not asked yet |
+//! | DriverFound | the driver lists GPUs | there is no driver, or it fails | it was not asked yet, or is not to be asked now |
 //! | LimitsEnforced | the memory of every share is within its limit, and no share is over its GPU time | a share is over a limit | of a share it is not known |
 
 use super::super::observations::State;
@@ -13,16 +13,13 @@ use crate::dra::share::ShareKey;
 use crate::dra::{claim_access, keep, registration};
 use crate::publish;
 use crate::publish::gpus;
-use crate::ready::State as Part;
+use crate::ready::{State as Part, WAITING};
 use std::collections::BTreeMap;
 use std::time::SystemTime;
 use vgpu_api::usage::NodeCondition;
 
 /// Texts of others are part of messages, such as those of the API server.
 const LONGEST_MESSAGE: usize = 1000;
-/// The reason of a part that was not tried yet.
-const WAITING: &str = "waiting";
-
 /// Parts of the plugin in the order in which one needs the other, and the reason if it fails.
 const PARTS: [(&str, &str); 5] = [
     (keep::LIBRARY, "LibraryFails"),
@@ -70,7 +67,7 @@ fn ready(parts: &BTreeMap<&'static str, Part>) -> Said {
         .iter()
         .filter_map(|(part, reason)| match parts.get(part)? {
             Part::Fails(why) => Some((*part, *reason, why.as_str())),
-            Part::Works | Part::Idle(_) => None,
+            Part::Works | Part::Idle(_) | Part::Paused(_) => None,
         })
         .collect();
     let (status, reason) = failing
@@ -89,6 +86,8 @@ fn driver_found(parts: &BTreeMap<&'static str, Part>) -> Said {
     let (status, reason, message) = match parts.get(gpus::PART) {
         Some(Part::Works) => ("True", "DriverAnswers", String::new()),
         Some(Part::Idle(why)) => ("False", "NoDriver", why.clone()),
+        Some(Part::Paused(why)) => ("Unknown", "Paused", why.clone()),
+        Some(Part::Fails(why)) if why.starts_with(gpus::NO_DRIVER) => ("False", "NoDriver", why.clone()),
         Some(Part::Fails(why)) if why != WAITING => ("False", "DriverFails", why.clone()),
         Some(Part::Fails(_)) | None => ("Unknown", "NotAskedYet", String::new()),
     };
@@ -202,6 +201,18 @@ mod tests {
         assert_eq!(texts, "|no libcuda|");
         let (found, _) = said(&parts(fails(WAITING), Part::Works), &state, &[]);
         assert!(found.contains("DriverFound Unknown NotAskedYet"), "{found}");
+        let (found, _) = said(&parts(Part::Paused("a label".into()), Part::Works), &state, &[]);
+        assert!(
+            found.starts_with("Ready True EveryPartWorks, DriverFound Unknown Paused, "),
+            "{found}"
+        );
+        let gpus_alone = format!("{}: 0000:3b:00.0", gpus::NO_DRIVER);
+        let (found, texts) = said(&parts(fails(&gpus_alone), Part::Works), &state, &[]);
+        assert!(
+            found.starts_with("Ready False GpusFail, DriverFound False NoDriver, "),
+            "{found}"
+        );
+        assert_eq!(texts, format!("gpus: {gpus_alone}|{gpus_alone}|"));
         let long = said(&parts(Part::Works, fails(&"ä".repeat(5000))), &state, &[]).1;
         assert!(long.chars().count() < 1100);
     }

@@ -2,13 +2,17 @@
 //!
 //! [`published`] says what happens to a GPU that is lost, is switched to MIG mode or back, or whose driver does not answer.
 //! A GPU whose memory size changes keeps its published size. After a restart, that holds only for GPUs on which claims have
-//! shares. A node that never had a driver idles, which is not a failure: the DaemonSet runs on such nodes too.
+//! shares. A node without a GPU and a driver idles, which is not a failure: the DaemonSet runs on such nodes too. [`no_driver`] says
+//! when a node has GPUs and no driver for them, which is one.
 //!
 //! Every scan makes a report of health with the time of that scan. Faults of GPUs that are listed come from `faults`, and
 //! change the last report without making it younger: if scans end, kubelet finds it stale after 30 s.
 
 mod measurer;
+mod no_driver;
 mod published;
+
+pub(crate) use no_driver::BEGIN as NO_DRIVER;
 
 use crate::config::Config;
 use crate::dra::health::Report;
@@ -22,6 +26,8 @@ use crate::publish::slice::slices;
 use crate::ready::Readiness;
 use measurer::Measurer;
 use published::Published;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 use tokio::sync::watch;
 
@@ -37,6 +43,9 @@ pub struct ScanOutputs {
     pub metrics: Metrics,
     /// Becomes true when the first scan has ended.
     pub scanned: watch::Sender<bool>,
+    /// True while another instance works and this node publishes nothing: then a missing driver is no news, and an instance that
+    /// is not ready would only keep the rolling update from the other nodes.
+    pub is_beside_idle: Arc<AtomicBool>,
 }
 
 /// State kept between scans.
@@ -119,7 +128,7 @@ impl Scans {
     /// Applies a scan: publishes the GPUs, reports the readiness, and reports the health of each GPU.
     fn apply(&mut self, seen: Result<List, Error>, config: &Config, outputs: &ScanOutputs) {
         let held = outputs.node.held_gpus();
-        self.report_readiness(&seen, outputs);
+        self.report_readiness(&seen, config, outputs);
         let seen = seen.map_err(|error| error.to_string());
         let now = std::time::Instant::now();
         self.gpus.apply(seen.as_ref().map_err(String::as_str), &held, now);
@@ -149,21 +158,33 @@ impl Scans {
         self.gpus.inventory().with_faults(&self.faults)
     }
 
-    fn report_readiness(&self, seen: &Result<List, Error>, outputs: &ScanOutputs) {
+    fn report_readiness(&self, seen: &Result<List, Error>, config: &Config, outputs: &ScanOutputs) {
+        let unusable = match seen {
+            Err(Error::NoLibrary { missing, .. }) => no_driver::reason(config, missing),
+            _ => None,
+        };
         let reason = match seen {
             Err(reason @ Error::NoLibrary { .. }) if self.gpus.is_empty() => {
-                if outputs.readiness.idle(PART, reason.to_string()) {
-                    tracing::info!("nothing to do on this node: {reason}; looking again every few seconds");
-                }
                 want(outputs, Wanted::NoDriver);
-                return;
+                if unusable.is_none() || outputs.is_beside_idle.load(Ordering::Relaxed) {
+                    if outputs.readiness.idle(PART, reason.to_string()) {
+                        tracing::info!("nothing to do on this node: {reason}; looking again every few seconds");
+                    }
+                    return;
+                }
+                unusable
             }
             Err(error) => {
                 // Once GPUs were listed, they are published with a taint on each.
                 if !self.has_listed {
                     want(outputs, Wanted::Silent);
                 }
-                Some(error.to_string())
+                if let Error::Paused(why) = error {
+                    // Whoever set the label replaces the driver, and waits for nothing of this pod.
+                    outputs.readiness.pause(PART, why.clone());
+                    return;
+                }
+                unusable.or_else(|| Some(error.to_string()))
             }
             Ok(list) => list.why_empty().map(|why| why.to_string()),
         };
@@ -273,6 +294,7 @@ mod tests {
             readiness: Readiness::new(&[PART]),
             metrics: Metrics::default(),
             scanned: watch::channel(false).0,
+            is_beside_idle: Arc::default(),
         };
         Scanned {
             rig,
@@ -448,6 +470,48 @@ mod tests {
         assert_eq!(*published.borrow(), Wanted::NoDriver);
         scans.apply(Ok(list(&[gpu(0)])), &config, &outputs);
         assert!(matches!(&*published.borrow(), Wanted::Slices(all) if all.len() == 1));
+    }
+
+    #[tokio::test]
+    async fn gpus_without_a_driver_are_not_ready_but_beside_an_instance_that_has_none_either() {
+        let Scanned {
+            rig,
+            outputs,
+            published,
+            ..
+        } = scan();
+        let config = Config {
+            sys: rig.path("sys"),
+            driver_root_host: "/run/nvidia/driver".into(),
+            ..rig.config()
+        };
+        no_driver::tests::gpu(&config.sys, "0000:3b:00.0", Some("vfio-pci"));
+        let mut scans = Scans::new(Vec::new());
+        let missing = || Err(no_driver("libnvidia-ml.so.1 is nowhere"));
+        scans.apply(missing(), &config, &outputs);
+        assert!(outputs.readiness.status().0, "GPUs of virtual machines");
+
+        no_driver::tests::gpu(&config.sys, "0000:86:00.0", Some("nouveau"));
+        scans.apply(missing(), &config, &outputs);
+        let (is_ready, status) = outputs.readiness.status();
+        for part in ["0000:86:00.0", "nouveau", "/run/nvidia/driver", "nowhere", "driverRoot"] {
+            assert!(!is_ready && status.contains(part), "{part}: {status}");
+        }
+        assert!(!status.contains("0000:3b"), "{status}");
+        assert_eq!(*published.borrow(), Wanted::NoDriver);
+
+        outputs.is_beside_idle.store(true, Ordering::Relaxed);
+        scans.apply(missing(), &config, &outputs);
+        assert!(outputs.readiness.status().0);
+        outputs.is_beside_idle.store(false, Ordering::Relaxed);
+        scans.apply(Err(Error::Paused("a label".into())), &config, &outputs);
+        assert_eq!(outputs.readiness.status(), (true, "gpus: ok, paused: a label\n".into()));
+        assert_eq!(*published.borrow(), Wanted::Silent);
+
+        // A claim has a share of one, and the driver is gone.
+        let mut scans = Scans::new(vec![gpu(0)]);
+        scans.apply(missing(), &config, &outputs);
+        assert!(outputs.readiness.status().1.starts_with(&format!("gpus: {NO_DRIVER}")));
     }
 
     #[tokio::test]

@@ -51,6 +51,9 @@ pub enum Error {
     Gpu(#[from] gpus::Error),
     #[error("NVML has not answered for {0} s; check nvidia-smi and the kernel's log (dmesg) on the node")]
     Late(u64),
+    /// The driver is not asked, because it is to be unloaded.
+    #[error("NVML is not asked: {0}")]
+    Paused(String),
     /// There is no answer at all.
     #[error("{0}")]
     Silent(String),
