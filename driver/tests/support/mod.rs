@@ -28,25 +28,28 @@ pub(crate) fn helm(test: &str) -> Option<PathBuf> {
     helm
 }
 
-/// All objects of the chart but those of `helm test`, or what helm has against these values.
+/// The kinds of the Prometheus operator, as if a cluster had it.
+pub(crate) const PROMETHEUS: [&str; 2] = ["--api-versions", "monitoring.coreos.com/v1/PodMonitor"];
+
+/// All objects of the chart but its hooks, or what helm has against these values. The registry is r.example unless they say
+/// otherwise.
 pub(crate) fn render(helm: &Path, values: &[&str]) -> Result<Vec<Value>, String> {
     render_on(helm, "1.37.1", values)
 }
 
 /// The same on this version of Kubernetes.
 pub(crate) fn render_on(helm: &Path, version: &str, values: &[&str]) -> Result<Vec<Value>, String> {
+    template(helm, version, &[&["--no-hooks"], &PROMETHEUS[..]].concat(), values)
+}
+
+/// All objects of the chart, with these arguments for `helm template`.
+pub(crate) fn template(helm: &Path, version: &str, more: &[&str], values: &[&str]) -> Result<Vec<Value>, String> {
     let mut command = Command::new(helm);
     command
-        .args([
-            "template",
-            "x",
-            "--namespace",
-            "n",
-            "--skip-tests",
-            "--kube-version",
-            version,
-        ])
-        .arg(chart());
+        .args(["template", "x", "--namespace", "n", "--kube-version", version])
+        .args(more)
+        .arg(chart())
+        .args(["--set", "images.registry=r.example"]);
     for value in values {
         command.args(["--set", value]);
     }
