@@ -15,8 +15,11 @@ use crate::webhook;
 
 /// Explains why pods that ask for GPU fractions are Pending, and allocates them or leaves that to kube-scheduler.
 #[derive(Debug, clap::Parser)]
-#[command(name = "vgpu-controller", version)]
+#[command(name = "vgpu-controller", version, args_conflicts_with_subcommands = true)]
 pub struct Flags {
+    /// Instead of the controller.
+    #[command(subcommand)]
+    pub command: Option<Command>,
     /// Address of /healthz, /readyz and /metrics.
     #[arg(long, default_value = "0.0.0.0:9441")]
     pub http_address: String,
@@ -58,6 +61,26 @@ pub struct Flags {
     /// Log filter, for example info or vgpu_controller=debug.
     #[arg(long, env = "RUST_LOG", default_value = "info")]
     pub log: String,
+}
+
+#[derive(Debug, clap::Subcommand)]
+pub enum Command {
+    /// Exits with 1 and the names while pods have claims of this driver. The chart runs it before `helm uninstall`.
+    CheckUninstall(CheckUninstallFlags),
+}
+
+/// The Helm release to name in the commands that it prints.
+#[derive(Debug, clap::Args)]
+pub struct CheckUninstallFlags {
+    /// Name of the Helm release.
+    #[arg(long)]
+    pub release: String,
+    /// Namespace of the Helm release.
+    #[arg(long)]
+    pub namespace: String,
+    /// Revision of the Helm release.
+    #[arg(long)]
+    pub revision: u32,
 }
 
 /// Who allocates.

@@ -23,7 +23,8 @@
 //! `--translate-dialects` it also serves a mutating webhook, which gives claims to pods of other systems: see
 //! [`webhook`]. The leader then makes the templates of these claims, and gives the pods their annotations back:
 //! `translation.rs`. With `--quota` the leader takes scheduling gates off by namespace quotas and budgets: `quota.rs`.
-//! With `--usage` it writes one VgpuUsage a namespace: `usage.rs`. The loop of the four is `leader.rs`.
+//! With `--usage` it writes one VgpuUsage a namespace: `usage.rs`. The loop of the four is `leader.rs`. `vgpu-controller
+//! check-uninstall` runs nothing of this: `uninstall.rs`.
 //!
 //! Failure modes:
 //! - **Killed, restarted, run twice:** an event's name is a digest of pod, reason and text, so the same text finds the
@@ -58,8 +59,10 @@ mod publish;
 mod quota;
 mod run;
 mod translation;
+mod uninstall;
 mod usage;
 mod watch;
 
-pub use flags::{Config, Flags};
+pub use flags::{Command, Config, Flags};
 pub use run::run;
+pub use uninstall::check_uninstall;

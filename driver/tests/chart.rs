@@ -4,14 +4,13 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::process::Command;
 
 use serde_json::Value;
 use vgpu_api::config::AllocationPolicy;
 
 mod support;
 
-use support::{helm, render, render_with};
+use support::{helm, render};
 
 /// Values, and words of the refusal.
 const REFUSED: &str = "
@@ -26,8 +25,24 @@ controller.holdTimeout=4s | /controller/holdTimeout
 controller.holdTimeout=601s | /controller/holdTimeout
 controller.holdTimeout=11m | /controller/holdTimeout
 allocator=null | missing property 'allocator'
-allocator=controller,controller.replicas=0 | /controller/replicas
-allocator=to-scheduler,controller.replicas=0 | /controller/replicas
+controller.replicas=0 | /controller/replicas
+images.registry= | images.registry=registry.example.com
+images.registry=null | images.registry=registry.example.com
+# The container runtime would complete it to docker.io/team.
+images.registry=team | images.registry=registry.example.com/team
+images.registry=https://r.example | images.registry=registry.example.com/team
+# Nobody of this project owns the name there.
+images.registry=docker.io | images.pullPolicy=Never
+images.registry=index.docker.io,images.plugin=team/plugin | images.pullPolicy=Never
+images.registry=docker.io/dra-driver-vgpu,images.plugin=p,images.controller=c | images.pullPolicy=Never
+images.tag=1@sha256:0 | /images/tag
+images.digests.plugin=sha256:12 | /images/digests/plugin
+images.digests.cli= | cli
+plugin.resources.limits.memory=1GB | /plugin/resources/limits/memory
+plugin.resources.limit.memory=1Gi | limit
+controller.resources.requests.cpu=ten | /controller/resources/requests/cpu
+controller.resources.requests.memory=-1Gi | /controller/resources/requests/memory
+plugin.allNodes=some | /plugin/allNodes
 controller.policy=Spread | 'binpack', 'spread', 'numa', 'pcie', 'whole-gpus', 'first-fit'
 controller.policy= | /controller/policy
 deviceClasses.vgpu.config.allocationPolicy=best | /deviceClasses/vgpu/config/allocationPolicy
@@ -45,10 +60,7 @@ translate.port=0 | /translate/port
 quota.enabled=yes | /quota/enabled
 quota.evictAfter=0s | /quota/evictAfter
 quota.extendedResources={gpu} | /quota/extendedResources/0
-quota.enabled=true,controller.replicas=0 | /controller/replicas
 translate.namespaces=all | namespaces
-# Then every pod would be refused.
-translate.dialects={hami},controller.replicas=0 | /controller/replicas
 plugin.contextReserve=some | /plugin/contextReserve
 # The plugin does not start with one that does not fit in 64 bits; 10Ti is more than any GPU has.
 plugin.contextReserve=99999999999999999999Ti | /plugin/contextReserve
@@ -113,7 +125,11 @@ deviceClasses.vgpu.config.memoryPolicy.type=Oversubscribe deviceClasses.vgpu.con
 deviceClasses.gpu.extendedResourceName=nvidia.com/gpu
 deviceClasses.gpu.create=false admission.derivedClasses={a,b}
 allocator=to-scheduler controller.replicas=3
-controller.replicas=0
+controller.replicas=1 images.registry=localhost:5000/team/
+images.registry=docker.io images.pullPolicy=Never images.tag=dev
+images.registry=docker.io images.plugin=team/plugin images.controller=team/controller
+plugin.resources.limits.memory=1.5Gi plugin.resources.limits.cpu=1 controller.resources.requests.cpu=500m
+plugin.resources.requests.memory=1e9 controller.resources.limits.memory=1073741824 plugin.allNodes=true
 translate.dialects={hami,koordinator,volcano,volcano-vgpu,gpu-manager,kai} \
 translate.mode=report translate.schedulers={hami-scheduler,volcano} translate.highPriorityClass=vgpu-high translate.port=8443 controller.replicas=1
 allocator=controller controller.holdTimeout=2m controller.policy=whole-gpus admission.foreignClasses={nic}";
@@ -751,22 +767,12 @@ fn metrics_are_closed_to_pods_but_the_monitors_and_scraped_only_if_the_values_sa
     render(&helm, &often).expect_err("refused");
 }
 
-/// What `helm test` creates, with these values.
-fn of_helm_test(helm: &Path, values: &[&str]) -> Vec<Value> {
-    let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/helm/dra-driver-vgpu");
-    let mut command = Command::new(helm);
-    command
-        .args(["template", "x", "--namespace", "n", "--kube-version", "1.37.1"])
-        .arg(chart);
-    for value in values {
-        command.args(["--set", value]);
-    }
-    let output = command.output().expect("helm runs");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let text = String::from_utf8(output.stdout).expect("text");
-    let objects = serde_saphyr::from_multiple::<Value>(&text).expect("YAML").into_iter();
-    objects
-        .filter(|object| object["metadata"]["annotations"]["helm.sh/hook"] == "test")
+/// The chart's hooks of this kind, with these values.
+fn hooks(helm: &Path, kind: &str, values: &[&str]) -> Vec<Value> {
+    let all = support::template(helm, "1.37.1", &[], values)
+        .expect("rendered")
+        .into_iter();
+    all.filter(|object| object["metadata"]["annotations"]["helm.sh/hook"] == kind)
         .collect()
 }
 
@@ -781,7 +787,7 @@ fn helm_test_is_a_probe_with_rights_in_its_namespace_alone() {
         "images.tag=dev",
         "images.pullSecrets[0].name=s",
     ];
-    let objects = of_helm_test(&helm, &values);
+    let objects = hooks(&helm, "test", &values);
     assert_eq!(
         rights(&objects, "Role", "x-test"),
         [
@@ -809,7 +815,141 @@ fn helm_test_is_a_probe_with_rights_in_its_namespace_alone() {
         .collect();
     assert_eq!(words, ["/usr/bin/vgpu", "doctor", "--probe", "--namespace=n"]);
     // Nothing to probe.
-    assert!(of_helm_test(&helm, &["deviceClasses.vgpu.create=false"]).is_empty());
+    assert!(hooks(&helm, "test", &["deviceClasses.vgpu.create=false"]).is_empty());
+}
+
+/// It lists and changes nothing, and the program takes its arguments.
+#[test]
+fn an_uninstall_first_runs_a_check_that_may_only_list() {
+    use clap::Parser as _;
+    let Some(helm) = helm("an_uninstall_first_runs_a_check_that_may_only_list") else {
+        return;
+    };
+    let objects = hooks(&helm, "pre-delete", &["images.pullSecrets[0].name=s"]);
+    let kinds: Vec<&str> = objects.iter().filter_map(|object| object["kind"].as_str()).collect();
+    assert_eq!(kinds, ["ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Job"]);
+    assert_eq!(
+        rights(&objects, "ClusterRole", "x-uninstall"),
+        ["resource.k8s.io/resourceclaims: list", "/pods: list"]
+    );
+    assert_eq!(
+        one(&objects, "ClusterRoleBinding")["subjects"][0]["name"],
+        "x-uninstall"
+    );
+    let job = one(&objects, "Job");
+    let annotations = &job["metadata"]["annotations"];
+    assert_eq!(annotations["helm.sh/hook-output-log-policy"], "hook-failed");
+    let pod = &job["spec"]["template"]["spec"];
+    assert_eq!(pod["serviceAccountName"], "x-uninstall");
+    assert_eq!(pod["imagePullSecrets"][0]["name"], "s");
+    let rendered = render(&helm, &[]).expect("rendered");
+    let controller = &one(&rendered, "Deployment")["spec"]["template"]["spec"]["containers"][0];
+    let container = &pod["containers"][0];
+    assert_eq!(container["image"], controller["image"]);
+    let words = ["command", "args"].map(|key| container[key].as_array().expect("words").clone());
+    let words = words.iter().flatten().filter_map(Value::as_str);
+    let flags = vgpu_controller::Flags::try_parse_from(words).expect("known arguments");
+    let Some(vgpu_controller::Command::CheckUninstall(flags)) = flags.command else {
+        panic!("another command: {flags:?}");
+    };
+    assert_eq!((flags.release.as_str(), flags.namespace.as_str()), ("x", "n"));
+}
+
+#[test]
+fn images_come_from_the_registry_by_tag_or_by_digest() {
+    let Some(helm) = helm("images_come_from_the_registry_by_tag_or_by_digest") else {
+        return;
+    };
+    let images = |values: &[&str]| {
+        let rendered = render(&helm, values).expect("rendered");
+        let of = |kind: &str| {
+            let containers = &one(&rendered, kind)["spec"]["template"]["spec"]["containers"];
+            containers[0]["image"].as_str().expect("an image").to_owned()
+        };
+        [of("DaemonSet"), of("Deployment")]
+    };
+    assert_eq!(
+        images(&["images.registry=localhost:5000/team/,images.tag=dev"]),
+        [
+            "localhost:5000/team/dra-driver-vgpu/kubelet-plugin:dev",
+            "localhost:5000/team/dra-driver-vgpu/controller:dev"
+        ]
+    );
+    assert_eq!(
+        images(&["images.registry=docker.io,images.pullPolicy=Never"])[0],
+        format!("docker.io/dra-driver-vgpu/kubelet-plugin:{}", env!("CARGO_PKG_VERSION"))
+    );
+    let digest = |of: &str| format!("sha256:{}", of.repeat(64));
+    let by_digest = format!(
+        "images.digests.plugin={},images.digests.controller={}",
+        digest("a"),
+        digest("b")
+    );
+    assert_eq!(
+        images(&[&by_digest]),
+        [
+            format!("r.example/dra-driver-vgpu/kubelet-plugin@{}", digest("a")),
+            format!("r.example/dra-driver-vgpu/controller@{}", digest("b"))
+        ]
+    );
+    // What it names is known, whoever owns the name.
+    images(&["images.registry=docker.io", &by_digest]);
+    let refused = render(&helm, &["images.tag=dev", &by_digest]).expect_err("which of them?");
+    assert!(refused.contains("images.digests.plugin="), "{refused}");
+    // The values of an earlier release lack this field.
+    images(&["images.digests=null"]);
+}
+
+/// The nodeSelectorTerms of the plugin, as text.
+fn plugin_terms(helm: &Path, values: &[&str]) -> Option<String> {
+    let rendered = render(helm, values).expect("rendered");
+    let affinity = &one(&rendered, "DaemonSet")["spec"]["template"]["spec"]["affinity"];
+    let terms = &affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"];
+    terms.is_array().then(|| terms.to_string())
+}
+
+#[test]
+fn the_plugin_goes_where_labels_say_there_is_a_gpu_unless_the_values_choose() {
+    let Some(helm) = helm("the_plugin_goes_where_labels_say_there_is_a_gpu_unless_the_values_choose") else {
+        return;
+    };
+    let label =
+        |key: &str| serde_json::json!({"matchExpressions": [{"key": key, "operator": "In", "values": ["true"]}]});
+    let labels = [
+        "nvidia.com/gpu.present",
+        "feature.node.kubernetes.io/pci-10de.present",
+        "dra.vgpu/gpu",
+    ];
+    let terms = Value::from(labels.map(label).to_vec());
+    assert_eq!(plugin_terms(&helm, &[]), Some(terms.to_string()));
+    for everywhere in [
+        "plugin.allNodes=true",
+        "softGpu.state=/var/lib/soft",
+        "plugin.nodeSelector.gpu=yes",
+        // The values of an earlier release, whose plugin ran on every Linux node, lack this field.
+        "plugin.allNodes=null",
+    ] {
+        assert_eq!(plugin_terms(&helm, &[everywhere]), None, "{everywhere}");
+    }
+    let own = "plugin.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0]\
+               .matchExpressions[0]";
+    let values = [format!("{own}.key=gpu"), format!("{own}.operator=Exists")].join(",");
+    let chosen = plugin_terms(&helm, &[&values]).expect("terms");
+    assert_eq!(chosen, r#"[{"matchExpressions":[{"key":"gpu","operator":"Exists"}]}]"#);
+}
+
+#[test]
+fn a_pod_monitor_needs_its_kind() {
+    let Some(helm) = helm("a_pod_monitor_needs_its_kind") else {
+        return;
+    };
+    let values = ["podMonitor.enabled=true", "networkPolicy.monitorNamespace=m"];
+    let refused = support::template(&helm, "1.37.1", &[], &values).expect_err("no such kind");
+    assert!(
+        refused.contains("--api-versions monitoring.coreos.com/v1/PodMonitor"),
+        "{refused}"
+    );
+    render(&helm, &values).expect("rendered");
 }
 
 fn one<'a>(rendered: &'a [Value], kind: &str) -> &'a Value {
@@ -980,16 +1120,14 @@ fn every_platforms_values_are_rendered() {
     let Some(helm) = helm("every_platforms_values_are_rendered") else {
         return;
     };
-    let registry = ["--set", "images.registry=registry.example.com"];
     let rendered = |files: &[&str]| {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/platforms");
         let paths: Vec<String> = files
             .iter()
             .map(|name| folder.join(name).with_extension("yaml").display().to_string())
             .collect();
-        let values = paths.iter().flat_map(|path| ["--values", path]);
-        let arguments: Vec<&str> = registry.into_iter().chain(values).collect();
-        render_with(&helm, "1.37.1", &arguments).unwrap_or_else(|text| panic!("{files:?}: {text}"))
+        let values: Vec<&str> = paths.iter().flat_map(|path| ["--values", path]).collect();
+        support::template(&helm, "1.37.1", &values, &[]).unwrap_or_else(|text| panic!("{files:?}: {text}"))
     };
     let plain = rendered(&[]);
     for name in platforms() {

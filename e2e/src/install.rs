@@ -55,12 +55,17 @@ pub fn install(cluster: &Cluster, prepared: &Prepared, more: &[&str]) -> Result<
     let chart = chart();
     let chart = chart.to_str().context("the clone's path is not UTF-8")?;
     let mut values = vec![
+        // Each node has the images under this name.
+        "images.registry=docker.io".to_owned(),
+        "images.pullPolicy=Never".to_owned(),
         "images.tag=dev".to_owned(),
         format!("driverRoot={}", prepared.gpu.driver_root().display()),
     ];
-    if let Gpu::Soft(_) = prepared.gpu {
-        values.push(format!("softGpu.state={SOFT_GPU_STATE}"));
-    }
+    values.push(match prepared.gpu {
+        Gpu::Soft(_) => format!("softGpu.state={SOFT_GPU_STATE}"),
+        // Nothing labels the cluster's nodes.
+        _ => "plugin.allNodes=true".to_owned(),
+    });
     values.extend(more.iter().map(|value| (*value).to_owned()));
     let values = values.join(",");
     kube.helm(&[

@@ -224,7 +224,12 @@ impl<'a> Kube<'a> {
 
     /// helm in this namespace.
     pub fn helm(&self, arguments: &[&str]) -> Result<String> {
-        shell::output(&mut self.client("helm", arguments)?)
+        shell::output(&mut self.helm_command(arguments)?)
+    }
+
+    /// helm in this namespace, to be run by the caller.
+    pub fn helm_command(&self, arguments: &[&str]) -> Result<Command> {
+        self.client("helm", arguments)
     }
 
     fn client<I, S>(&self, program: &str, arguments: I) -> Result<Command>

@@ -28,32 +28,31 @@ pub(crate) fn helm(test: &str) -> Option<PathBuf> {
     helm
 }
 
-/// All objects of the chart but those of `helm test`, or what helm has against these values.
+/// The kinds of the Prometheus operator, as if a cluster had it.
+pub(crate) const PROMETHEUS: [&str; 2] = ["--api-versions", "monitoring.coreos.com/v1/PodMonitor"];
+
+/// All objects of the chart but its hooks, or what helm has against these values. The registry is r.example unless they say
+/// otherwise.
 pub(crate) fn render(helm: &Path, values: &[&str]) -> Result<Vec<Value>, String> {
     render_on(helm, "1.37.1", values)
 }
 
 /// The same on this version of Kubernetes.
 pub(crate) fn render_on(helm: &Path, version: &str, values: &[&str]) -> Result<Vec<Value>, String> {
-    let set = values.iter().flat_map(|value| ["--set", value]);
-    render_with(helm, version, &set.collect::<Vec<_>>())
+    template(helm, version, &[&["--no-hooks"], &PROMETHEUS[..]].concat(), values)
 }
 
-/// The same with these arguments for helm.
-pub(crate) fn render_with(helm: &Path, version: &str, arguments: &[&str]) -> Result<Vec<Value>, String> {
+/// All objects of the chart, with these arguments for `helm template`.
+pub(crate) fn template(helm: &Path, version: &str, more: &[&str], values: &[&str]) -> Result<Vec<Value>, String> {
     let mut command = Command::new(helm);
     command
-        .args([
-            "template",
-            "x",
-            "--namespace",
-            "n",
-            "--skip-tests",
-            "--kube-version",
-            version,
-        ])
+        .args(["template", "x", "--namespace", "n", "--kube-version", version])
+        .args(more)
         .arg(chart())
-        .args(arguments);
+        .args(["--set", "images.registry=r.example"]);
+    for value in values {
+        command.args(["--set", value]);
+    }
     let output = command.output().expect("helm runs");
     if !output.status.success() {
         return Err(String::from_utf8_lossy(&output.stderr).into_owned());

@@ -1,14 +1,16 @@
 //! Other releases of the plugin: one with another library, and some that never get ready.
 
 use std::fs;
+use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use vgpu_e2e::cluster::Cluster;
 use vgpu_e2e::image::{self, Contents};
-use vgpu_e2e::install;
 use vgpu_e2e::kube::Kube;
+use vgpu_e2e::wait::wait;
+use vgpu_e2e::{install, shell};
 
-use crate::shared;
+use crate::shared::{self, LIMIT};
 
 const PROGRAM: &str = "usr/bin/vgpu-kubelet-plugin";
 
@@ -54,13 +56,47 @@ impl Release {
         cluster.import(&image::on_top(below, &name, top, work.path())?)
     }
 
-    /// Runs `helm upgrade` to it without waiting.
-    pub(crate) fn upgrade(self, cluster: &Cluster) -> Result<()> {
+    /// `helm upgrade` to it, with these options.
+    fn upgrade_command(self, project: &Kube<'_>, options: &[&str]) -> Result<Command> {
         let chart = install::chart();
         let chart = chart.to_str().context("the clone's path is not UTF-8")?;
         let value = format!("images.plugin={}", self.repository());
         let upgrade = ["upgrade", install::NAME, chart, "--reuse-values", "--set", &value];
-        Kube::new(cluster, install::NAME).helm(&upgrade).map(drop)
+        project.helm_command(&[&upgrade, options].concat())
+    }
+
+    /// Runs `helm upgrade` to it without waiting.
+    pub(crate) fn upgrade(self, cluster: &Cluster) -> Result<()> {
+        shell::run(&mut self.upgrade_command(&Kube::new(cluster, install::NAME), &[])?)
+    }
+
+    /// Upgrades to it and kills helm while it waits. Helm then takes the upgrade as running.
+    pub(crate) fn upgrade_cut_off(self, cluster: &Cluster) -> Result<()> {
+        let project = Kube::new(cluster, install::NAME);
+        // Nobody has this image, so helm never stops waiting.
+        let options = ["--set", "images.controller=dra-driver-vgpu/none", "--wait"];
+        let mut command = self.upgrade_command(&project, &options)?;
+        let mut helm = command
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("cannot run helm")?;
+        let name = format!("{}-plugin", install::NAME);
+        let written = wait(LIMIT, "helm to write the DaemonSet", || {
+            let image = &project.get(&["daemonset", &name])?["spec"]["template"]["spec"]["containers"][0]["image"];
+            let is_written = image.as_str().is_some_and(|image| image.contains(&self.repository()));
+            Ok(is_written.then_some(()))
+        });
+        let killed = helm.kill().and_then(|()| helm.wait()).context("cannot kill helm");
+        written?;
+        ensure!(!killed?.success(), "helm did not wait");
+        let again = shell::capture(&mut self.upgrade_command(&project, &[])?)?;
+        ensure!(
+            again.stderr.contains("another operation"),
+            "after a killed upgrade: {}",
+            again.stderr
+        );
+        Ok(())
     }
 }
 

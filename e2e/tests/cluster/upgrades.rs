@@ -6,18 +6,18 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::Value;
-use vgpu_e2e::cluster::Cluster;
+use vgpu_e2e::cluster::{Cluster, Node};
 use vgpu_e2e::kube::Kube;
 use vgpu_e2e::outcome::after;
 use vgpu_e2e::wait::wait;
-use vgpu_e2e::{install, node, patience};
+use vgpu_e2e::{install, node, patience, shell};
 
 use crate::fleet::claim_of;
 use crate::load::{Load, PROVES, failed_prepares, share};
 use crate::manifests::{HOLD, pod, pod_object};
 use crate::plugins::SliceWatch;
 use crate::releases::{Release, roll_back};
-use crate::shared::{self, Installed, LIMIT, Test};
+use crate::shared::{self, Installed, LIMIT, Test, hold};
 use crate::{plugins, size};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -26,6 +26,7 @@ pub(crate) const TESTS: &[Test] = &[
         under_load,
     ),
     ("release_that_never_gets_ready_leaves_the_old_one_serving", never_ready),
+    ("uninstall_names_pods_with_claims_and_deletes_nothing", uninstall),
 ];
 
 /// The release of the library in a pod's claim.
@@ -113,7 +114,7 @@ fn there_and_back(installed: &Installed, kube: &Kube<'_>, old: &str, round: usiz
     let upgraded = plugin.and_then(|plugin| {
         let image = &plugin["spec"]["containers"][0]["image"];
         ensure!(
-            *image == format!("{}:dev", Release::Next.repository()),
+            *image == format!("docker.io/{}:dev", Release::Next.repository()),
             "the new plugin's image is {image}"
         );
         runs(kube, &during)?;
@@ -147,9 +148,11 @@ fn never_ready() -> Result<()> {
         ensure!(old.len() == 1, "{} plugins before the upgrade", old.len());
         for release in [Release::Exits, Release::Hangs, Release::Incomplete] {
             release.import(&installed.cluster)?;
-            let tried = release
-                .upgrade(&installed.cluster)
-                .and_then(|()| serves(installed, kube, release, &old[0]));
+            let upgraded = match release {
+                Release::Hangs => release.upgrade_cut_off(&installed.cluster),
+                _ => release.upgrade(&installed.cluster),
+            };
+            let tried = upgraded.and_then(|()| serves(installed, kube, release, &old[0]));
             let back = roll_back(&installed.cluster).and_then(|()| {
                 wait(LIMIT, "the release that is not ready to go", || {
                     let left = plugins::uids(&installed.cluster)?;
@@ -161,6 +164,54 @@ fn never_ready() -> Result<()> {
         }
         slices.end()?;
         plugins::published(installed, kube)
+    })
+}
+
+/// After a refusal the release goes on by the command that the refusal names, and can be uninstalled without claims.
+fn uninstall() -> Result<()> {
+    shared::in_namespace_of(shared::observed()?, "uninstall", |installed, kube| {
+        let cluster = &installed.cluster;
+        let project = Kube::new(cluster, install::NAME);
+        hold(kube, "train", "1Gi")?;
+        let before = plugins::uids(cluster)?;
+        let said = shell::capture(&mut project.helm_command(&["uninstall", install::NAME])?)?;
+        ensure!(!said.status.success(), "uninstalled: {}", said.stdout);
+        let claim = claim_of(kube, "train")?["metadata"]["name"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned();
+        let node = cluster.node(Node::FIRST).name();
+        let line = format!("  uninstall/train (claim {claim}, node {node})\n");
+        ensure!(
+            said.stderr.contains(&line),
+            "helm does not say {line:?}: {}",
+            said.stderr
+        );
+        ensure!(plugins::uids(cluster)? == before, "the plugin of before is gone");
+        let start = format!("To keep the driver: helm rollback {} ", install::NAME);
+        let words = said.stderr.split_once(&start).map(|(_, rest)| rest.split(' ').next());
+        let revision = words
+            .flatten()
+            .with_context(|| format!("no {start:?}: {}", said.stderr))?;
+        project.helm(&["rollback", install::NAME, revision])?;
+        let status = project.helm(&["status", install::NAME, "-o", "json"])?;
+        let status: Value = serde_json::from_str(&status).context("helm gave no JSON")?;
+        ensure!(
+            status["info"]["status"] == "deployed",
+            "after the rollback: {}",
+            status["info"]
+        );
+        ensure!(plugins::uids(cluster)? == before, "the rollback replaced the plugin");
+
+        kube.run(&["delete", "pod", "train", &patience::timeout(LIMIT)])?;
+        wait(LIMIT, "an uninstall without claims", || {
+            project.helm(&["uninstall", install::NAME, "--wait"]).map(Some)
+        })?;
+        let left = project.get(&["jobs"])?["items"].as_array().map_or(0, Vec::len);
+        ensure!(left == 0, "{left} Jobs are left");
+        let gpus = install::install(cluster, shared::prepared(), &[])?;
+        ensure!(gpus == installed.gpus, "installed again, it publishes {gpus:?}");
+        Ok(())
     })
 }
 

@@ -18,11 +18,64 @@ app.kubernetes.io/instance: {{ $root.Release.Name }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 
-{{/* vgpu.image (list . .Values.images.plugin) */}}
+{{/* vgpu.image (list . "plugin"): the image of images.plugin, images.controller or images.softGpu. Never a name that the container runtime
+completes by itself: what it would pull is Docker Hub's. */}}
 {{- define "vgpu.image" -}}
-{{- $root := index . 0 -}}
-{{- with $root.Values.images.registry }}{{ trimSuffix "/" . }}/{{ end -}}
-{{- index . 1 }}:{{ $root.Values.images.tag | default $root.Chart.AppVersion -}}
+{{- $images := (index . 0).Values.images -}}
+{{- $part := index . 1 -}}
+{{- $registry := trimSuffix "/" ($images.registry | default "") -}}
+{{- $repository := get $images $part -}}
+{{- $digest := get ($images.digests | default dict) $part -}}
+{{- $own := "For images that were imported on every node (ctr -n k8s.io images import), write images.registry=docker.io and images.pullPolicy=Never." -}}
+{{- if not $registry }}
+{{- fail (printf "images.registry is not set, so nothing says where the image %s comes from. Write the registry to which you pushed the images, for example images.registry=registry.example.com. %s" $repository $own) }}
+{{- end }}
+{{- if not (regexMatch "^(localhost|[A-Za-z0-9-]+([.][A-Za-z0-9-]+)+|[A-Za-z0-9.-]+:[0-9]+|\\[[0-9A-Fa-f:]+\\])(:[0-9]+)?(/[a-z0-9._-]+)*$" $registry) }}
+{{- fail (printf "images.registry is %q. Write a registry's host, its port if it has one, and folders, for example images.registry=registry.example.com/team. A name without a host would be pulled from docker.io." $registry) }}
+{{- end }}
+{{- if and $digest $images.tag }}
+{{- fail (printf "images.tag is %q, and images.digests.%s is set too, which decides alone. Write images.digests.plugin= and images.digests.controller= to use images of that tag, or leave out images.tag." $images.tag $part) }}
+{{- end }}
+{{- /* Nobody owns this name on Docker Hub yet: whoever takes it would get a privileged container on every node. */}}
+{{- if and (not $digest) (ne $images.pullPolicy "Never") (regexMatch "^([a-z0-9-]+[.])?docker[.]io/dra-driver-vgpu/" (printf "%s/%s" $registry $repository)) }}
+{{- fail (printf "images.registry is %s, and nobody of this project owns docker.io/dra-driver-vgpu, so nothing must be pulled from it. %s For an image of your own on Docker Hub, set images.%s, too." $registry $own $part) }}
+{{- end }}
+{{- $registry }}/{{ $repository }}
+{{- if $digest }}@{{ $digest }}{{ else }}:{{ $images.tag | default (index . 0).Chart.AppVersion }}{{ end }}
+{{- end -}}
+
+{{/* "by-labels" if only nodes that are labelled as having an NVIDIA GPU get the plugin. Empty: the values choose other nodes,
+or all. With `helm upgrade --reuse-values` an old chart's values have no plugin.allNodes: as with that chart, all. */}}
+{{- define "vgpu.gpuNodes" -}}
+{{- $chosen := or (include "vgpu.softGpuState" .) .Values.plugin.nodeSelector .Values.plugin.affinity -}}
+{{- if and (not $chosen) (eq (toString .Values.plugin.allNodes) "false") }}by-labels{{ end -}}
+{{- end -}}
+
+{{/* The labels of nodes with an NVIDIA GPU, as JSON: of the GPU Operator, of Node Feature Discovery, and one to set by hand. */}}
+{{- define "vgpu.gpuLabels" -}}
+{{- list "nvidia.com/gpu.present" "feature.node.kubernetes.io/pci-10de.present" "dra.vgpu/gpu" | toJson -}}
+{{- end -}}
+
+{{/* vgpu.unlabelled (list . NAMES): those of these nodes that exist without a label of GPUs, as JSON. Without NAMES: of all
+Linux nodes, and none of them if one has such a label. `helm template` sees no node. */}}
+{{- define "vgpu.unlabelled" -}}
+{{- $labels := include "vgpu.gpuLabels" . | fromJsonArray -}}
+{{- $names := list -}}
+{{- $labelled := false -}}
+{{- range (lookup "v1" "Node" "" "").items }}
+{{- $of := .metadata.labels | default dict }}
+{{- $has := false }}
+{{- range $labels }}{{ if eq (toString (get $of .)) "true" }}{{ $has = true }}{{ end }}{{ end }}
+{{- if $has }}{{ $labelled = true }}
+{{- else if eq (toString (get $of "kubernetes.io/os")) "linux" }}{{ $names = append $names .metadata.name }}{{ end }}
+{{- end }}
+{{- $wanted := index . 1 -}}
+{{- if not (kindIs "invalid" $wanted) }}
+{{- $both := list }}
+{{- range $names }}{{ if has . $wanted }}{{ $both = append $both . }}{{ end }}{{ end }}
+{{- $names = $both }}
+{{- else if $labelled }}{{ $names = list }}{{ end }}
+{{- $names | sortAlpha | toJson -}}
 {{- end -}}
 
 {{/* The driver root on the node: with softGpu.gpus the folder in which the software GPU's libraries are put. */}}
