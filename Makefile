@@ -1,6 +1,6 @@
 # The entry points. Each calls one script in build/, bench/ or gpu-check/, which documents how it can fail.
 .DEFAULT_GOAL := help
-.PHONY: help demo down test unit guest miri dist images lint deny bench gpu-check clean
+.PHONY: help demo down test unit guest miri dist images lint deny docs bench gpu-check clean
 # One target at a time: each of them uses all cores by itself.
 .NOTPARALLEL:
 
@@ -37,6 +37,9 @@ lint: ## formatting, lints and import circles alone
 
 deny: ## licences, banned crates and sources of all dependencies; needs cargo-deny
 	@build/deny.sh
+
+docs: ## the site of docs/ in target/docs, every link checked; fetches mkdocs from PyPI the first time
+	@build/docs.sh
 
 bench: dist ## the figures of docs/benchmarks.md, measured on this machine
 	@bench/run.sh

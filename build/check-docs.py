@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks a tree's documents: each relative link must lead to a file and each anchor to one of its headings, each `make NAME`
-must be a target of the Makefile, each alert must have a runbook, and docs/events.md must list the events of the code. Prints one
-line for each mistake, and then exits with status 1."""
+must be a target of the Makefile, each alert must have a runbook, docs/events.md must list the events of the code, and
+docs/README.md, which is also the menu of the site, every page. Prints one line for each mistake, and then exits with status 1."""
 import os
 import re
 import subprocess
@@ -89,7 +89,20 @@ def check_events():
     mistakes.extend(f"{name}: event {reason}: the code has none" for reason in sorted(documented - known))
 
 
+def check_menu():
+    """Each page has a row in docs/README.md, but for decisions and transcripts, to which other pages lead."""
+    folder = os.path.join(root, "docs")
+    if not os.path.exists(os.path.join(folder, "README.md")):
+        return
+    rows = re.findall(r"^\| \[[^\]]*\]\(([^)#]+)\)", open(os.path.join(folder, "README.md")).read(), re.M)
+    pages = [os.path.relpath(os.path.join(at, file), folder) for at, _, names in os.walk(folder) for file in names]
+    for page in sorted(set(pages) - set(rows) - {"README.md"}):
+        if page.endswith(".md") and not re.match(r"adr/0|.*-transcript", page):
+            mistakes.append(f"docs/README.md: no row for {page}")
+
+
 check_runbooks()
 check_events()
+check_menu()
 print("\n".join(mistakes) if mistakes else f"{len(files)} documents: links, make targets, runbooks and events are there")
 sys.exit(1 if mistakes else 0)

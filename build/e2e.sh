@@ -33,6 +33,22 @@ local_artefacts() {
   install -s -m 755 "$from/libsoft_gpu_nvml.so" "$VGPU_DIST/soft-gpu/libnvidia-ml.so.1"
 }
 
+# Says what the demo builds, how long that takes, and how much disk it needs, before any of it.
+announce() {
+  local family missing=()
+  for family in cni runc etcd containerd helm kubernetes; do
+    # A finished build is a folder. One of another version counts too: then the rest takes longer than said.
+    compgen -G "$cache/tools/$family-*/" >/dev/null || missing+=("$family")
+  done
+  if [ ${#missing[@]} -eq 0 ]; then
+    say "the demo takes one to two minutes, longer after changes: etcd, Kubernetes and the others are built, in $cache/tools"
+    return
+  fi
+  say "before it starts, the demo builds this project and, from their sources, ${missing[*]}:"
+  say "up to half an hour on two cores, and 8 GiB of disk in $cache, $CARGO_TARGET_DIR and $root/dist"
+  say "Ctrl-C ends it, and the next run goes on with what is built; first it looks whether a cluster can be created here"
+}
+
 # Runs before long builds and installations: refuses bad variables and checks whether a cluster can be created.
 # Prerequisites of a cluster are only installed, or requested, on machines that can have one.
 ready_for_demo() {
@@ -64,7 +80,10 @@ ready_for_demo() {
 }
 
 case ${1:-} in
-  demo) ready_for_demo ;;
+  demo)
+    announce
+    ready_for_demo
+    ;;
   preflight | down | kubectl | exec) prerequisites local ;;
   guest) prerequisites guest ;;
   *) prerequisites demo ;;

@@ -170,6 +170,7 @@ dead_links_and_commands_are_named() {
   printf '# R\n' >"$tree/README.md"
   printf '# Runbooks\n\n## Known\n\n## Old\n' >"$tree/docs/runbooks.md"
   printf '  - alert: %s\n    runbook_url: docs/runbooks.md#%s\n' Known known Bare gone New new >"$tree/deploy/dashboards/alerts.yaml"
+  printf '| page |\n|---|\n| [runbooks.md](runbooks.md) | |\n' >"$tree/docs/README.md"
   printf '| reason |\n|---|\n| `RoomMade` |\n| `NotMade` |\n' >"$tree/docs/events.md"
   printf "    fn reason(&self) -> &'static str {\n        \"RoomMade\"\n    }\n#[cfg(test)]\n\"OnlyATest\"\n" >"$tree/driver/src/notice.rs"
   printf 'Notice { reason: "GpuGone" }\n' >"$tree/kubelet-plugin/src/notices.rs"
@@ -179,7 +180,8 @@ dead_links_and_commands_are_named() {
   expect 'docs/runbooks.md: section old: no such alert' "$out"
   expect 'docs/events.md: event GpuGone of the code is missing' "$out"
   expect 'docs/events.md: event NotMade: the code has none' "$out"
-  [ "$(wc -l <<<"$out")" = 5 ] || { echo "scripts-test.sh: expected five lines of: $out" >&2 && bad=1; }
+  expect 'docs/README.md: no row for events.md' "$out"
+  [ "$(wc -l <<<"$out")" = 6 ] || { echo "scripts-test.sh: expected six lines of: $out" >&2 && bad=1; }
   out=$(python3 build/check-docs.py "$root" 2>&1) || { echo "$out" >&2 && bad=1; }
 }
 

@@ -1,13 +1,39 @@
-//! Runs the example of docs/allocate.md as it is written there.
+//! Reads every YAML block of the documents and every example as their readers would: the example of docs/allocate.md runs as
+//! it is written there, workloads have room on two GPUs, and configs and quotas are without mistakes.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+
+use serde_json::{Value, json};
+use vgpu_api::config;
+use vgpu_api::quota::{VgpuQuotaDefaultSpec, VgpuQuotaSpec, read_spec};
 
 /// The blocks of a language in a Markdown text, in order.
 fn blocks<'a>(text: &'a str, language: &str) -> Vec<&'a str> {
     let open = format!("```{language}\n");
+    // Blocks within lists would be missed.
+    let indented = format!(" ```{language}\n");
+    assert!(!text.contains(&indented), "an indented block of {language}");
     let parts = text.split(open.as_str()).skip(1);
     parts.map(|part| part.split("```").next().unwrap()).collect()
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// The files below a folder with this ending.
+fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let mut found = Vec::new();
+    for path in entries.map(|entry| entry.unwrap().path()) {
+        if path.is_dir() {
+            found.extend(files(&path, ending));
+        } else if path.extension().is_some_and(|extension| extension == ending) {
+            found.push(path);
+        }
+    }
+    found
 }
 
 fn vgpu(folder: &Path, args: &[&str]) -> Output {
@@ -26,7 +52,7 @@ fn without_share_ids(text: &str) -> String {
 
 #[test]
 fn the_documented_example_says_what_is_documented() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/allocate.md");
+    let path = root().join("docs/allocate.md");
     let text = std::fs::read_to_string(path).unwrap();
     let ([objects], [explained, refused, allocated]) = (&blocks(&text, "yaml")[..], &blocks(&text, "text")[..]) else {
         panic!("docs/allocate.md has other blocks than this test knows");
@@ -54,4 +80,146 @@ fn the_documented_example_says_what_is_documented() {
     let output = vgpu(folder.path(), &["allocate", "-f", "objects.yaml"]);
     let list = without_share_ids(&said(&output.stdout));
     assert_eq!((output.status.code(), list), (Some(0), without_share_ids(allocated)));
+}
+
+/// Every YAML text that a reader may copy, with its place.
+fn documented() -> Vec<(String, String)> {
+    let root = root();
+    let mut pages = files(&root.join("docs"), "md");
+    pages.extend(files(&root.join("deploy"), "md"));
+    pages.push(root.join("README.md"));
+    let mut texts = Vec::new();
+    for page in pages {
+        let text = std::fs::read_to_string(&page).unwrap();
+        for (at, block) in blocks(&text, "yaml").into_iter().enumerate() {
+            texts.push((format!("{}, block {}", page.display(), at + 1), block.to_owned()));
+        }
+    }
+    for entry in std::fs::read_dir(root.join("deploy/examples")).unwrap() {
+        let folder = entry.unwrap().path();
+        // Pods of other systems have no claims: the tests of `vgpu translate` and of clusters read them.
+        if folder.is_dir() && !folder.ends_with("dialects") {
+            let manifests: Vec<_> = files(&folder, "yaml")
+                .iter()
+                .map(|file| std::fs::read_to_string(file).unwrap())
+                .collect();
+            texts.push((folder.display().to_string(), manifests.join("---\n")));
+        }
+    }
+    texts
+}
+
+/// A node with `gpus` GPUs of this memory, and the chart's classes.
+fn cluster(gpus: usize, memory: &str) -> Vec<Value> {
+    let gpu = |at: usize| {
+        json!({"name": format!("gpu-{at}"), "allowMultipleAllocations": true, "attributes": {"type": {"string": "gpu"}}, "capacity": {
+            "memory": {"value": memory, "requestPolicy": {"default": memory, "validRange": {"min": "64Mi", "step": "1Mi"}}},
+            "cores": {"value": "100", "requestPolicy": {"default": "0", "validRange": {"min": "0", "max": "100", "step": "1"}}}}})
+    };
+    let class = |name: &str| {
+        json!({"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": name}, "spec": {
+            "selectors": [{"cel": {"expression": "device.driver == \"dra.vgpu\""}}]}})
+    };
+    vec![
+        json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}),
+        class("vgpu"),
+        class("gpu"),
+        json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "n1-vgpu"}, "spec": {
+            "driver": "dra.vgpu", "nodeName": "n1", "pool": {"name": "n1/vgpu", "generation": 1, "resourceSliceCount": 1},
+            "devices": (0..gpus).map(gpu).collect::<Vec<_>>()}}),
+    ]
+}
+
+/// A template of this spec, and a pod that uses it.
+fn with_a_pod(spec: &Value) -> [Value; 2] {
+    let pod = json!({"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "of-the-block"}],
+        "containers": [{"name": "main", "image": "train", "resources": {"claims": [{"name": "gpu"}]}}]});
+    [
+        json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": {"name": "of-the-block"},
+            "spec": {"spec": spec}}),
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "of-the-block"}, "spec": pod}),
+    ]
+}
+
+/// The objects of one document that `vgpu fit` reads. Panics at a mistake in the others.
+fn read(place: &str, object: Value) -> Vec<Value> {
+    match object["kind"].as_str() {
+        Some("VgpuConfig") => {
+            config::parse("the block", &object).unwrap_or_else(|error| panic!("{place}: {error}"));
+            Vec::new()
+        }
+        Some("VgpuQuota") => {
+            read_spec::<VgpuQuotaSpec>(&object["spec"]).unwrap_or_else(|error| panic!("{place}: {error}"));
+            Vec::new()
+        }
+        Some("VgpuQuotaDefault") => {
+            read_spec::<VgpuQuotaDefaultSpec>(&object["spec"]).unwrap_or_else(|error| panic!("{place}: {error}"));
+            Vec::new()
+        }
+        Some("Pod" | "Deployment" | "StatefulSet" | "Job" | "ResourceClaimTemplate") => vec![object],
+        Some("Service") => Vec::new(),
+        Some(kind) => panic!("{place}: nothing here reads a {kind}"),
+        // A part of a claim.
+        None if object["spec"]["devices"].is_object() => with_a_pod(&object["spec"]).into(),
+        None if object["devices"].is_object() => with_a_pod(&object).into(),
+        None => panic!("{place}: neither an object nor the spec of a claim"),
+    }
+}
+
+/// What `vgpu fit` says to these objects: exit status, stdout and stderr.
+fn fit(objects: Vec<Value>) -> (Option<i32>, String, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
+    std::fs::write(folder.path().join("all.json"), list.to_string()).unwrap();
+    let output = vgpu(folder.path(), &["fit", "-f", "all.json"]);
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn four_of_the_readmes_pods_run_on_a_gpu_and_the_fifth_waits() {
+    let text = std::fs::read_to_string(root().join("README.md")).unwrap();
+    let [block] = blocks(&text, "yaml")[..] else {
+        panic!("README.md has other blocks than this test knows");
+    };
+    let mut objects = serde_saphyr::from_multiple::<Value>(block).unwrap();
+    let pod = objects.iter_mut().find(|object| object["kind"] == "Pod").unwrap();
+    let job = json!({"parallelism": 5, "template": {"spec": pod["spec"]}});
+    *pod = json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "train"}, "spec": job});
+    // What NVML reports of an H100 with 80 GB.
+    objects.extend(cluster(1, "81559Mi"));
+    let (status, said, _) = fit(objects);
+    assert_eq!(status, Some(1), "{said}");
+    assert!(
+        said.contains("4 of 5 pods fit now") && said.contains("7.6Gi of 79.6Gi free, held by"),
+        "{said}"
+    );
+}
+
+#[test]
+fn every_documented_object_is_valid_and_has_room() {
+    let mut checked = 0;
+    for (place, text) in documented() {
+        // A cluster of its own: the test above runs it.
+        if text.contains("kind: Node\n") {
+            continue;
+        }
+        let documents = serde_saphyr::from_multiple::<Value>(&text).unwrap_or_else(|error| panic!("{place}: {error}"));
+        let mut objects: Vec<Value> = documents.into_iter().flat_map(|object| read(&place, object)).collect();
+        for object in &objects {
+            let configs = object["spec"]["spec"]["devices"]["config"].as_array();
+            for (at, entry) in configs.into_iter().flatten().enumerate() {
+                config::parse(&format!("config[{at}]"), &entry["opaque"]["parameters"])
+                    .unwrap_or_else(|error| panic!("{place}: {error}"));
+            }
+        }
+        if objects.is_empty() {
+            continue;
+        }
+        objects.extend(cluster(2, "80Gi"));
+        let (status, said, errors) = fit(objects);
+        assert_eq!((status, errors.as_str()), (Some(0), ""), "{place}: {said}");
+        checked += 1;
+    }
+    assert!(checked >= 10, "{checked} texts with workloads were found");
 }

@@ -97,3 +97,61 @@ fn every_field_has_a_description() {
         assert_eq!(version["subresources"]["status"].is_object(), kind == "VgpuQuota");
     }
 }
+
+/// The schema that a path of kubectl's leads to, such as `.status.gpus[*].device`.
+fn at_path<'a>(crd: &'a Value, path: &str) -> Option<&'a Value> {
+    // A filter, as `[?(@.type=="Ready")]`, has dots of its own.
+    let plain = match path.split_once("[?(") {
+        Some((before, rest)) => format!("{before}[*]{}", rest.split_once(")]")?.1),
+        None => path.to_owned(),
+    };
+    let mut schema = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+    for part in plain.strip_prefix('.')?.split('.') {
+        let name = part.strip_suffix("[*]");
+        schema = schema["properties"].get(name.unwrap_or(part))?;
+        if name.is_some() {
+            schema = schema.get("items")?;
+        }
+    }
+    Some(schema)
+}
+
+/// k9s' views and kubectl's columns name fields that exist.
+#[test]
+fn columns_and_views_name_fields_of_the_kinds() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/dashboards");
+    let read =
+        |name: &str| std::fs::read_to_string(folder.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
+    let kinds: Vec<Value> = crd::all().into_iter().chain(usage::crd::all()).collect();
+    let views: Value = serde_saphyr::from_str(&read("k9s-views.yaml")).expect("YAML");
+    let mut checked = 0;
+    for (key, view) in views["views"].as_object().expect("views") {
+        let plural = key.strip_prefix("dra.vgpu/v1alpha1/").expect("our group and version");
+        let columns = read(&format!("columns/{plural}.txt"));
+        let [names, paths] = columns.lines().collect::<Vec<_>>()[..] else {
+            panic!("columns/{plural}.txt: two lines, of names and of paths");
+        };
+        assert_eq!(
+            names.split_whitespace().count(),
+            paths.split_whitespace().count(),
+            "columns/{plural}.txt: a path for each name"
+        );
+        let crd = kinds
+            .iter()
+            .find(|crd| crd["spec"]["names"]["plural"] == plural)
+            .expect(plural);
+        let columns = view["columns"].as_array().expect("columns");
+        let of_view = columns
+            .iter()
+            .filter_map(|column| column.as_str()?.split_once(':'))
+            .map(|(_, path)| path);
+        for path in of_view
+            .chain(paths.split_whitespace())
+            .filter(|path| !path.starts_with(".metadata."))
+        {
+            assert!(at_path(crd, path).is_some(), "{plural}: {path}: no such field");
+            checked += 1;
+        }
+    }
+    assert!(checked > 40, "{checked} paths");
+}
