@@ -23,6 +23,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("example_two_containers_hold_one_share_together", two_containers),
     ("claim_of_two_pods_is_one_share_until_the_last_ends", two_pods),
     ("example_whole_gpu_is_shared_with_nobody", whole_gpu),
+    ("example_workloads_are_accepted_and_the_job_runs", workloads),
     ("every_example_is_run_here_and_has_a_readme", every_example),
 ];
 
@@ -173,6 +174,38 @@ fn whole_gpu() -> Result<()> {
             Some(pods) if pods.len() == 1 => Ok(()),
             pods => bail!("{device} is shared after all: {pods:?}"),
         }
+    })
+}
+
+/// The API server takes all of them without a warning. Only the Job has an image that this cluster has.
+fn workloads() -> Result<()> {
+    shared::in_namespace("example-workloads", |_, kube| {
+        let folder = install::example("workloads");
+        let create = ["create", "--dry-run=server", "-f", "-"];
+        let said = kube.try_run_with_input(&create, &workload::manifests(&folder)?)?;
+        ensure!(
+            said.status.success() && said.stderr.is_empty(),
+            "{}{}",
+            said.stdout,
+            said.stderr
+        );
+        let job = folder.join("job.yaml");
+        kube.apply(&std::fs::read_to_string(&job).with_context(|| format!("cannot read {}", job.display()))?)?;
+        kube.run(&[
+            "wait",
+            "--for=condition=Complete",
+            "job/batch",
+            &patience::timeout(LIMIT * 4),
+        ])?;
+        for line in kube.run(&["logs", "--selector=app=batch", "--tail=-1"])?.lines() {
+            let line: Value = serde_json::from_str(line).with_context(|| format!("not JSON: {line}"))?;
+            ensure!(
+                line["total"].as_u64() == install::bytes("18Gi"),
+                "a pod of the Job saw {} instead of 18Gi",
+                line["total"]
+            );
+        }
+        Ok(())
     })
 }
 
