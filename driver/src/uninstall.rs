@@ -44,8 +44,8 @@ struct InUse {
 pub async fn check_uninstall(flags: &CheckUninstallFlags) -> anyhow::Result<Option<String>> {
     let in_use = read().await.with_context(|| {
         format!(
-            "which pods have claims is not known, so nothing is uninstalled. To uninstall without this check: \
-             helm uninstall {} -n {} --no-hooks",
+            "which pods have claims is not known, so nothing is uninstalled (without this check: helm uninstall {} -n {} \
+             --no-hooks)",
             flags.release, flags.namespace
         )
     })?;

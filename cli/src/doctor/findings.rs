@@ -105,7 +105,8 @@ fn other_drivers(seen: &Seen) -> Vec<Finding> {
             text(slice, "/spec/nodeName")
         ),
         breaks: "both give the GPU away without knowing of the other's pods".to_owned(),
-        mend: "switch GPUs off in that driver, or leave the node out by the chart's plugin.nodeSelector".to_owned(),
+        mend: "switch GPUs off in that driver, or leave the node out by the chart's plugin.nodeSelector or affinity"
+            .to_owned(),
     })
     .collect()
 }

@@ -19,13 +19,15 @@ pub(super) fn of(seen: &Seen) -> Vec<Finding> {
             object: "DaemonSet".to_owned(),
             value: format!("no namespace has one with the label {}", super::seen::OURS),
             breaks: "no node has the driver, so nothing is offered and nothing is prepared".to_owned(),
-            mend: "helm install dra-driver-vgpu deploy/helm/dra-driver-vgpu -n dra-driver-vgpu --create-namespace"
+            mend: "helm install dra-driver-vgpu deploy/helm/dra-driver-vgpu -n dra-driver-vgpu --create-namespace \
+                   --set images.registry=REGISTRY"
                 .to_owned(),
         }];
     }
     let mut found = Vec::new();
     for daemon_set in daemon_sets {
         found.extend(refused_pods(daemon_set, seen));
+        found.extend(no_node(daemon_set, seen));
     }
     for deployment in seen.deployments.iter() {
         found.extend(rollout(deployment));
@@ -56,6 +58,26 @@ fn refused_pods(daemon_set: &Value, seen: &Seen) -> Option<Finding> {
         value: format!("label pod-security.kubernetes.io/enforce={level}; {is} of {wanted} pods of the plugin exist"),
         breaks: "the plugin's pods are privileged, so they are refused and no node offers a GPU".to_owned(),
         mend: format!("kubectl label namespace {namespace} pod-security.kubernetes.io/enforce=privileged --overwrite"),
+    })
+}
+
+/// By default the plugin runs only on nodes that are labelled as having a GPU.
+fn no_node(daemon_set: &Value, seen: &Seen) -> Option<Finding> {
+    // Without it the status is not written yet.
+    let is_known = number(daemon_set, "/status/observedGeneration") > 0;
+    let wanted = number(daemon_set, "/status/desiredNumberScheduled");
+    let namespace = text(daemon_set, "/metadata/namespace");
+    (is_known && wanted == 0).then(|| Finding {
+        object: format!("DaemonSet {}", key(daemon_set)),
+        value: format!(
+            "none of {} nodes matches its nodeSelector and affinity",
+            seen.nodes.known().map_or_else(|| "the".to_owned(), |nodes| nodes.len().to_string())
+        ),
+        breaks: "no node has the driver, so nothing is offered and nothing is prepared".to_owned(),
+        mend: format!(
+            "kubectl label node NODE dra.vgpu/gpu=true for each node with an NVIDIA GPU; or, for every Linux node: helm -n \
+             {namespace} upgrade RELEASE CHART --reset-then-reuse-values --set plugin.allNodes=true"
+        ),
     })
 }
 

@@ -99,7 +99,7 @@ fn nothing_is_found_where_all_is_well_or_nothing_may_be_read() {
 type Break = fn(&mut Seen);
 
 /// Name of the case, how to break the cluster, the object of the finding, and words that it contains.
-const CASES: [(&str, Break, &str, &str); 24] = [
+const CASES: [(&str, Break, &str, &str); 25] = [
     (
         "not installed",
         |seen| objects(&mut seen.daemon_sets).clear(),
@@ -144,6 +144,18 @@ const CASES: [(&str, Break, &str, &str); 24] = [
         },
         "Namespace dra-driver-vgpu",
         "kubectl label namespace dra-driver-vgpu pod-security.kubernetes.io/enforce=privileged --overwrite",
+    ),
+    (
+        "no node with the plugin",
+        |seen| {
+            objects(&mut seen.nodes)[0]["metadata"]["labels"] = Value::Null;
+            objects(&mut seen.pods).clear();
+            objects(&mut seen.slices).clear();
+            let status = json!({"observedGeneration": 1, "desiredNumberScheduled": 0});
+            objects(&mut seen.daemon_sets)[0]["status"] = status;
+        },
+        "DaemonSet dra-driver-vgpu/vgpu-plugin",
+        "none of 1 nodes matches",
     ),
     (
         "a rollout that does not end",
