@@ -4,9 +4,11 @@
 //! tools/<family>/go.mod, go.sum ─┐
 //! packages, tags, linker flags  ─┼─ sha256 ─► cache/tools/<family>-<key>/<programs>
 //! Go's version, the platform    ─┘            (a folder with that name is complete: it is renamed at the end)
+//! KUBERNETES=DIR                ── Kubernetes' programs, instead of building them
 //! ```
 
 mod family;
+mod given;
 mod go;
 mod gomod;
 mod versions;
@@ -19,6 +21,7 @@ use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 
 pub use family::{FAMILIES, Family};
+use given::Given;
 pub use versions::{Versions, is_containerd_1};
 
 use crate::lock::Lock;
@@ -42,6 +45,7 @@ impl Toolchain {
     /// Builds the tools that are not cached. `say` is called before each long build.
     pub fn build(say: &mut dyn FnMut(&str)) -> Result<Self> {
         let versions = Versions::chosen()?;
+        let given = Given::chosen()?;
         let go = go::check()?;
         let mut folders = Vec::new();
         let (mut cni, mut runc) = (PathBuf::new(), PathBuf::new());
@@ -54,7 +58,17 @@ impl Toolchain {
                 ));
                 continue;
             }
-            let folder = build_family(family, &versions, &go, say)?;
+            let folder = match given.as_ref().filter(|_| family.name == family::KUBERNETES) {
+                Some(given) => {
+                    say(&format!(
+                        "Kubernetes {}: from {}",
+                        given.version,
+                        given.folder.display()
+                    ));
+                    given.folder.clone()
+                }
+                None => build_family(family, &versions, &go, say)?,
+            };
             match family.name {
                 "cni" => cni.clone_from(&folder),
                 "runc" => runc = folder.join("runc"),

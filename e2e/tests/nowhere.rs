@@ -254,6 +254,7 @@ fn factors_and_versions_that_are_none_are_refused_at_once() {
         ("VGPU_TIME_FACTOR", "fast"),
         ("CONTAINERD_VERSION", "1.6.20"),
         ("KUBERNETES_VERSION", "latest"),
+        ("KUBERNETES", "/nowhere"),
     ] {
         let setting = format!("{variable}={value}");
         let output = place.run(&["env", &setting], &["demo"]);

@@ -20,6 +20,9 @@ pub struct Family {
     pub estimate: &'static str,
 }
 
+/// The name of Kubernetes' family.
+pub(super) const KUBERNETES: &str = "kubernetes";
+
 /// In build order: short ones first, so that mistakes show early.
 pub const FAMILIES: [Family; 6] = [
     Family {
@@ -66,7 +69,7 @@ pub const FAMILIES: [Family; 6] = [
         estimate: "90 s when nothing is cached",
     },
     Family {
-        name: "kubernetes",
+        name: KUBERNETES,
         packages: &[
             "k8s.io/kubernetes/cmd/kube-apiserver",
             "k8s.io/kubernetes/cmd/kube-scheduler",
@@ -84,13 +87,19 @@ impl Family {
     /// The module and its chosen version, if the version can be chosen.
     pub(super) fn chosen<'a>(&self, versions: &'a Versions) -> Option<(&'static str, &'a str)> {
         match self.name {
-            "kubernetes" => Some(("k8s.io/kubernetes", &versions.kubernetes)),
+            KUBERNETES => Some(("k8s.io/kubernetes", &versions.kubernetes)),
             "containerd" if is_containerd_1(&versions.containerd) => {
                 Some(("github.com/containerd/containerd", &versions.containerd))
             }
             "containerd" => Some(("github.com/containerd/containerd/v2", &versions.containerd)),
             _ => None,
         }
+    }
+
+    /// The names of its programs, if none is renamed.
+    pub(super) fn programs(&self) -> impl Iterator<Item = &'static str> {
+        let packages = self.packages.iter();
+        packages.map(|package| package.rsplit('/').next().unwrap_or(package))
     }
 
     /// The packages to build; those of containerd 1.x are in a module without `/v2`.
@@ -107,7 +116,7 @@ impl Family {
     #[must_use]
     pub fn flags(&self, kubernetes: &str) -> Vec<String> {
         let mut linker = String::from("-s -w");
-        if self.name == "kubernetes" {
+        if self.name == KUBERNETES {
             let minor = kubernetes.split('.').nth(1).unwrap_or_default();
             for package in ["k8s.io/component-base/version", "k8s.io/client-go/pkg/version"] {
                 for (variable, value) in [

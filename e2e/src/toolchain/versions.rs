@@ -4,6 +4,7 @@ use std::{env, fs};
 
 use anyhow::{Context, Result, bail};
 
+use super::given::Given;
 use crate::layout;
 
 /// Versions without a leading `v`.
@@ -13,13 +14,21 @@ pub struct Versions {
     pub containerd: String,
 }
 
+/// The variable that chooses Kubernetes' version.
+pub(super) const KUBERNETES_VERSION: &str = "KUBERNETES_VERSION";
+
 impl Versions {
-    /// The versions of this run, checked to have a form that can be built.
+    /// The versions of this run, checked to have a form that can be built. Kubernetes' is that of the programs which
+    /// `KUBERNETES=DIR` names.
     pub fn chosen() -> Result<Self> {
         let file = layout::workspace().join("e2e/versions");
         let defaults = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        let kubernetes = match Given::chosen()? {
+            Some(given) => given.version,
+            None => choose(KUBERNETES_VERSION, "kubernetes", &defaults, check_kubernetes)?,
+        };
         Ok(Self {
-            kubernetes: choose("KUBERNETES_VERSION", "kubernetes", &defaults, check_kubernetes)?,
+            kubernetes,
             containerd: choose("CONTAINERD_VERSION", "containerd", &defaults, check_containerd)?,
         })
     }
@@ -32,8 +41,21 @@ pub fn is_containerd_1(version: &str) -> bool {
 }
 
 fn choose(variable: &str, key: &str, defaults: &str, check: fn(&[u32]) -> Result<(), &'static str>) -> Result<String> {
-    let set = env::var(variable).ok().filter(|version| !version.trim().is_empty());
-    parse(variable, &set.map_or_else(|| default(key, defaults), Ok)?, check)
+    parse(
+        variable,
+        &set(variable).map_or_else(|| default(key, defaults), Ok)?,
+        check,
+    )
+}
+
+/// The value of a variable that is set and not empty.
+pub(super) fn set(variable: &str) -> Option<String> {
+    env::var(variable).ok().filter(|version| !version.trim().is_empty())
+}
+
+/// Checks a version of Kubernetes that `from` has.
+pub(super) fn kubernetes(from: &str, version: &str) -> Result<String> {
+    parse(from, version, check_kubernetes)
 }
 
 fn default(key: &str, defaults: &str) -> Result<String> {
