@@ -64,6 +64,10 @@ plugin.logLevel=info\\,kube=loud | /plugin/logLevel
 plugin.kubeletRoot=kubelet | /plugin/kubeletRoot
 driverRoot=run/nvidia | /driverRoot
 softGpu.state=state | /softGpu/state
+softGpu.gpus=9 | /softGpu/gpus
+softGpu.gpus=two | /softGpu/gpus
+# It would not be used: the software GPU has a driver root of its own.
+softGpu.gpus=2,driverRoot=/run/nvidia/driver | /driverRoot
 controller.repeatAfter=1 | /controller/repeatAfter
 images.pullPolicy=Sometimes | /images/pullPolicy
 deviceClasses.mine.create=true | mine
@@ -95,6 +99,7 @@ fn the_schema_refuses_what_the_values_do_not_list() {
 /// A row: values that are set together. The first row sets none.
 const ACCEPTED: &str = "
 images.tag=dev driverRoot=/opt/soft softGpu.state=/var/lib/soft
+softGpu.gpus=8 softGpu.state=/var/lib/soft images.softGpu=own/soft-gpu
 plugin.shares=1 plugin.contextReserve=300Mi plugin.httpPort=1
 plugin.contextReserve=0 plugin.nodeSelector.gpu=yes
 plugin.contextReserve=314572800 plugin.logLevel=off
@@ -121,6 +126,62 @@ fn what_the_values_offer_is_accepted() {
         let values: Vec<&str> = row.split_whitespace().collect();
         let rendered = render(&helm, &values).unwrap_or_else(|text| panic!("{values:?}: {text}"));
         assert!(rendered.len() > 8, "{values:?}: {} objects", rendered.len());
+    }
+}
+
+/// The init container's folders are those that the plugin uses, and without `softGpu.gpus` there is none.
+#[test]
+fn software_gpus_are_put_where_the_plugin_looks_for_a_driver() {
+    let Some(helm) = helm("software_gpus_are_put_where_the_plugin_looks_for_a_driver") else {
+        return;
+    };
+    for (set, state) in [
+        ("softGpu.gpus=2", "/var/lib/soft-gpu/state"),
+        ("softGpu.gpus=2,softGpu.state=/var/lib/other", "/var/lib/other"),
+    ] {
+        let rendered = render(&helm, &[set]).expect("rendered");
+        let pod = &one(&rendered, "DaemonSet")["spec"]["template"]["spec"];
+        let init = &pod["initContainers"][0];
+        assert!(
+            init["image"]
+                .as_str()
+                .is_some_and(|image| image.contains("dra-driver-vgpu/soft-gpu:")),
+            "{init}"
+        );
+        assert_eq!(init["securityContext"]["privileged"], Value::Null);
+        assert_eq!(
+            init["args"],
+            serde_json::json!([
+                "--gpus=2",
+                "--driver-root=/var/lib/soft-gpu/driver",
+                format!("--state={state}"),
+                "--node-root=/node"
+            ])
+        );
+        let flags = arguments(&rendered, "DaemonSet");
+        for flag in [
+            "--driver-root-host=/var/lib/soft-gpu/driver".to_owned(),
+            format!("--soft-gpu-state={state}"),
+        ] {
+            assert!(flags.contains(&flag), "{flag}: {flags:?}");
+        }
+        let volumes = pod["volumes"].as_array().expect("volumes");
+        let is_mounted = |mount: &Value| volumes.iter().any(|volume| volume["name"] == mount["name"]);
+        for container in [init, &pod["containers"][0]] {
+            let mounts = container["volumeMounts"].as_array().expect("mounts");
+            assert!(mounts.iter().all(is_mounted), "{mounts:?}");
+        }
+    }
+    for set in ["softGpu.gpus=0", "softGpu=null"] {
+        let rendered = render(&helm, &[set]).expect("rendered");
+        let pod = &one(&rendered, "DaemonSet")["spec"]["template"]["spec"];
+        assert_eq!(pod["initContainers"], Value::Null, "{set}");
+        assert!(
+            !arguments(&rendered, "DaemonSet")
+                .iter()
+                .any(|flag| flag.contains("soft-gpu")),
+            "{set}"
+        );
     }
 }
 

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-pub use catalogue::{Built, client_program};
+pub use catalogue::{Built, SOFT_GPU, client_program};
 pub use oci::Contents;
 
 use crate::layout;

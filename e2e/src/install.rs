@@ -10,7 +10,7 @@ use crate::cluster::{Cluster, Gpu, SOFT_GPU_STATE};
 use crate::kube::Kube;
 use crate::prepared::Prepared;
 use crate::wait::wait;
-use crate::{layout, patience};
+use crate::{image, layout, patience};
 
 /// The name of the namespace and of the release.
 pub const NAME: &str = "dra-driver-vgpu";
@@ -46,7 +46,9 @@ pub struct PublishedGpu {
 
 /// Imports the images, installs the chart with these additional values, and waits until the GPUs are published.
 pub fn install(cluster: &Cluster, prepared: &Prepared, more: &[&str]) -> Result<Vec<PublishedGpu>> {
-    for archive in &prepared.images.archives {
+    // This cluster's nodes have the software GPU already, as a machine has its driver.
+    let soft_gpu = prepared.archive_of(image::SOFT_GPU)?;
+    for archive in prepared.images.archives.iter().filter(|archive| *archive != soft_gpu) {
         cluster.import(archive)?;
     }
     let kube = Kube::new(cluster, NAME);

@@ -25,7 +25,7 @@
 //!
 //! Of two instances on a node, one works (`work`); both answer kubelet's calls (`run`). `driver` finds the files of the
 //! driver, `nvml` asks it, and `connection` is the transport of `api`. `check` prints what `nvml`, `enforcement` and `driver`
-//! find, for `make gpu-check`.
+//! find, for `make gpu-check`. `soft_gpu` is the init container that puts the software GPU on a node.
 //!
 //! Pure (no I/O): `publish::slice`, `publish::plan`, `publish::gpus::published`, `publish::faults::open_faults`, `dra::claim`,
 //! `dra::edits`, `dra::stale`, `enforcement::verdicts`. Synchronous: `dra::node` and the modules it calls, on threads of their
@@ -50,6 +50,7 @@ pub mod nvml;
 pub mod publish;
 pub mod ready;
 pub mod run;
+pub mod soft_gpu;
 pub mod tmpfs;
 mod work;
 

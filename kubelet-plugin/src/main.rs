@@ -13,6 +13,9 @@ fn main() -> ExitCode {
     if first == vgpu_kubelet_plugin::check::ARGUMENT {
         return vgpu_kubelet_plugin::check::main(&arguments.collect::<Vec<_>>());
     }
+    if first == vgpu_kubelet_plugin::soft_gpu::ARGUMENT {
+        return vgpu_kubelet_plugin::soft_gpu::main(&arguments.collect::<Vec<_>>());
+    }
     match vgpu_kubelet_plugin::run::run(vgpu_kubelet_plugin::config::Flags::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -14,6 +14,8 @@ use crate::{layout, shell};
 const LIBC: [&str; 2] = ["libc6", "libgcc-s1"];
 /// Packages of the client image: also Python with ctypes for NVML's own binding, and a shell.
 const PYTHON: [&str; 5] = ["libc6", "libgcc-s1", "python3", "dash", "coreutils"];
+/// The image of the chart's `softGpu.gpus`.
+pub const SOFT_GPU: &str = "soft-gpu";
 /// The image without glibc.
 const STATIC: [&str; 1] = ["busybox-static"];
 
@@ -95,24 +97,40 @@ pub(super) fn all(cache: &Path, output: &Path, dist: &Path, say: &mut dyn FnMut(
         .link("busybox", "usr/bin/sh")
         .link("busybox", "usr/bin/sleep");
 
+    let layer = |name: &str, top: Contents| top.write(&output.join(format!("{name}-layer.tar")));
+    let plugin = vec![libc.clone(), layer("kubelet-plugin", plugin)?];
+    // The plugin's program copies these files to the node. A registry and a node have its layers once.
+    let soft_gpu = [plugin.clone(), vec![layer(SOFT_GPU, soft_gpu(dist))?]].concat();
+    let controller = vec![libc, layer("controller", controller)?];
+    let client = vec![python, layer("client", client)?];
+    let no_glibc = vec![busybox, layer("no-glibc", shell_links)?];
     let mut archives = Vec::new();
-    for (name, below, top, entrypoint) in [
-        ("kubelet-plugin", &libc, plugin, "/usr/bin/vgpu-kubelet-plugin"),
-        ("controller", &libc, controller, "/usr/bin/vgpu-controller"),
-        ("client", &python, client, "/usr/bin/vgpu-client"),
-        ("no-glibc", &busybox, shell_links, "/usr/bin/sh"),
+    for (name, layers, entrypoint) in [
+        ("kubelet-plugin", plugin, "/usr/bin/vgpu-kubelet-plugin"),
+        ("controller", controller, "/usr/bin/vgpu-controller"),
+        (SOFT_GPU, soft_gpu, "/usr/bin/vgpu-kubelet-plugin"),
+        ("client", client, "/usr/bin/vgpu-client"),
+        ("no-glibc", no_glibc, "/usr/bin/sh"),
     ] {
-        let top = top.write(&output.join(format!("{name}-layer.tar")))?;
         let to = output.join(format!("{name}.tar"));
         archive(
             &format!("docker.io/dra-driver-vgpu/{name}:dev"),
-            &[below.clone(), top],
+            &layers,
             &[entrypoint],
             &to,
         )?;
         archives.push(to);
     }
     Ok(Built { archives, nvidia_smi })
+}
+
+/// The software GPU's libraries.
+fn soft_gpu(dist: &Path) -> Contents {
+    let names = ["libcuda.so.1", "libnvidia-ml.so.1"];
+    names.iter().fold(Contents::default(), |all, name| {
+        let from = dist.join("soft-gpu").join(name);
+        all.file(from, &format!("opt/soft-gpu/{name}"), 0o755)
+    })
 }
 
 /// The layer of these packages in the distribution's current versions; built again when the versions change.

@@ -21,6 +21,7 @@
 //! reallocated.rs shares that are reallocated while a former process still uses them
 //! plugin_storm.rs pods created and deleted while the plugin is killed every 2 s
 //! upgrades.rs   upgrade and rollback under load, and releases that never get ready
+//! softgpu.rs    software GPUs that the chart puts on the node
 //! node_faults.rs no API server, a reboot, a full disk, a replaced driver
 //! truth.rs      conditions of claims, and pods that bypass the library or use a GPU without a claim
 //! health.rs     faults of GPUs: taints, health in pods' status, recovery
@@ -65,6 +66,7 @@ mod releases;
 mod restarts;
 mod shared;
 mod size;
+mod softgpu;
 mod storm;
 mod translate;
 mod truth;
@@ -223,6 +225,7 @@ fn tests(wanted: Option<Part>) -> Vec<Named> {
         (Part::Observed, "plugin_storm", plugin_storm::TESTS),
         (Part::Observed, "upgrades", upgrades::TESTS),
         (Part::Observed, "node_faults", node_faults::TESTS),
+        (Part::Observed, "softgpu", softgpu::TESTS),
         (Part::Quota, "quota", quota::ON_KUBE_SCHEDULER),
         // It changes the plugin of its cluster permanently, so it is the last one there.
         (Part::Observed, "truth", truth::TESTS),

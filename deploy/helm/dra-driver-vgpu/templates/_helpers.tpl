@@ -25,6 +25,16 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- index . 1 }}:{{ $root.Values.images.tag | default $root.Chart.AppVersion -}}
 {{- end -}}
 
+{{/* The driver root on the node: with softGpu.gpus the folder in which the software GPU's libraries are put. */}}
+{{- define "vgpu.driverRoot" -}}
+{{- if (.Values.softGpu).gpus }}/var/lib/soft-gpu/driver{{ else }}{{ .Values.driverRoot }}{{ end -}}
+{{- end -}}
+
+{{/* The folder of the software GPU's state; empty: the GPUs are real. */}}
+{{- define "vgpu.softGpuState" -}}
+{{- with (.Values.softGpu).state }}{{ . }}{{ else }}{{ if (.Values.softGpu).gpus }}/var/lib/soft-gpu/state{{ end }}{{ end -}}
+{{- end -}}
+
 {{/* The imagePullSecrets of both pods. */}}
 {{- define "vgpu.pullSecrets" -}}
 {{- with .Values.images.pullSecrets }}
