@@ -1,11 +1,11 @@
 # The entry points. Each calls one script in build/, bench/ or gpu-check/, which documents how it can fail.
 .DEFAULT_GOAL := help
-.PHONY: help demo down test unit guest miri dist images lint deny docs bench gpu-check clean
+.PHONY: help demo down test unit guest miri dist images release release-check release-test lint deny docs bench gpu-check clean
 # One target at a time: each of them uses all cores by itself.
 .NOTPARALLEL:
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
 
 # Builds dist/ itself, because it needs fewer tools where no cluster can be created (it then exits with 3, make with 2).
 demo: ## starts a one-node cluster, shows what a user sees, removes everything; KEEP=1 keeps the cluster, V=1 prints documents in full
@@ -31,6 +31,16 @@ dist: ## the release artefacts, built and checked, in dist/
 
 images: dist ## the container images as OCI archives; prints their names
 	@build/e2e.sh images
+
+# The checklist around these three is docs/release.md.
+release: dist ## release/: images, chart, SBOM, archives and the krew manifest; signed with COSIGN_KEY
+	@build/release.sh
+
+release-check: ## packs release/ again in another folder and compares the bytes
+	@build/release.sh check $(OTHER)
+
+release-test: ## by hand: release/ in a registry on loopback, signatures, and helm install, upgrade and rollback on a cluster
+	@build/release-test.sh
 
 lint: ## formatting, lints and import circles alone
 	@build/lint.sh

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Checks a tree's documents: each relative link must lead to a file and each anchor to one of its headings, each `make NAME`
-must be a target of the Makefile, each alert must have a runbook, docs/events.md must list the events of the code, and
-docs/README.md, which is also the menu of the site, every page. Prints one line for each mistake, and then exits with status 1."""
+must be a target of the Makefile, each alert must have a runbook, docs/events.md and docs/compatibility.md must list the names of
+the code, and docs/README.md, which is also the menu of the site, every page. Prints one line for each mistake, and then exits
+with status 1."""
 import os
 import re
 import subprocess
@@ -101,8 +102,42 @@ def check_menu():
             mistakes.append(f"docs/README.md: no row for {page}")
 
 
+def promised(row):
+    """The code words in the second column of docs/compatibility.md's row `row`*."""
+    cells = re.search(rf"^\| {re.escape(row)}\* \| (.*?) \|", open(os.path.join(root, "docs/compatibility.md")).read(), re.M)
+    return set(re.findall(r"`([^`]+)`", cells[1])) if cells else set()
+
+
+def check_promise():
+    """The rows with * of docs/compatibility.md have the names of the chart and of the code, and no other."""
+    name = "docs/compatibility.md"
+    if not os.path.exists(os.path.join(root, name)):
+        return
+
+    def found(pattern, *files):
+        return {match for file in files for match in re.findall(pattern, open(os.path.join(root, file)).read(), re.M)}
+
+    chart = "deploy/helm/dra-driver-vgpu"
+    classes = open(os.path.join(root, chart, "values.yaml")).read().partition("\ndeviceClasses:\n")[2]
+    commands = re.search(r"^enum Command \{(.*?)^\}", open(os.path.join(root, "cli/src/flags.rs")).read(), re.M | re.S)[1]
+    commands = re.sub(r"#\[command\([^\]]*hide = true[^\]]*\)\]\n +\w+", "", commands)
+    kinds = found(r"^    kind: (\w+)$", f"{chart}/templates/quota-crd.yaml", f"{chart}/templates/usage-crd.yaml")
+    known = {
+        "DeviceClasses": set(re.findall(r"^  ([a-z-]+):", re.split(r"^[a-z]", classes, flags=re.M)[0], re.M)),
+        "kinds": kinds | {"VgpuConfig", "dra.vgpu/v1alpha1"},
+        "chart values": found(r"^([a-zA-Z]+):", f"{chart}/values.yaml"),
+        "commands": {f"vgpu {command.lower()}" for command in re.findall(r"^    ([A-Z]\w+)", commands, re.M)},
+        "exit statuses": found(r": u8 = (\d+);", "cli/src/exit.rs"),
+    }
+    for row, names in known.items():
+        words = promised(row)
+        mistakes.extend(f"{name}: {row}: {word} of the code is missing" for word in sorted(names - words))
+        mistakes.extend(f"{name}: {row}: {word}: the code has none" for word in sorted(words - names))
+
+
 check_runbooks()
 check_events()
 check_menu()
-print("\n".join(mistakes) if mistakes else f"{len(files)} documents: links, make targets, runbooks and events are there")
+check_promise()
+print("\n".join(mistakes) if mistakes else f"{len(files)} documents: links, make targets, runbooks, events and promised names are there")
 sys.exit(1 if mistakes else 0)

@@ -4,4 +4,4 @@
 as_caller "$@"
 cd "$root"
 cargo clean
-rm -rf dist
+rm -rf dist release

@@ -30,7 +30,7 @@ esac
 # The caller's flags would replace ours, or build something else than the release.
 unset RUSTFLAGS CARGO_ENCODED_RUSTFLAGS CARGO_BUILD_TARGET CARGO_BUILD_RUSTFLAGS
 wrapper=${RUSTC_WORKSPACE_WRAPPER:-} # test.sh: clippy's driver, for programs and tests
-unset RUSTC_WORKSPACE_WRAPPER
+export VGPU_ROOT=$root RUSTC_WORKSPACE_WRAPPER=rustc-same-paths.sh PATH=$PATH:$root/build
 
 "$root/build/prerequisites.sh" build
 cd "$root"

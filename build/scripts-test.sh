@@ -182,6 +182,16 @@ dead_links_and_commands_are_named() {
   expect 'docs/events.md: event NotMade: the code has none' "$out"
   expect 'docs/README.md: no row for events.md' "$out"
   [ "$(wc -l <<<"$out")" = 6 ] || { echo "scripts-test.sh: expected six lines of: $out" >&2 && bad=1; }
+  rm -r "$tree/docs" "$tree/deploy" # a promise that the code does not keep
+  mkdir -p "$tree/docs" "$tree/cli" "$tree/deploy/helm"
+  cp -r deploy/helm/dra-driver-vgpu "$tree/deploy/helm"
+  cp -r cli/src "$tree/cli"
+  sed 's/`vgpu-monitor`/`vgpu-gone`/; s/`VgpuUsage`//; s/`admission`//; s/`vgpu fit`/`vgpu gone`/; s/`127`/`128`/; s/](.*)/]/' docs/compatibility.md >"$tree/docs/compatibility.md"
+  out=$(python3 build/check-docs.py "$tree" 2>&1) && bad=1
+  for word in 'DeviceClasses: vgpu-monitor of the code is missing' 'DeviceClasses: vgpu-gone: the code has none' \
+    'kinds: VgpuUsage of' 'chart values: admission of' 'commands: vgpu fit of' 'commands: vgpu gone: the' 'exit statuses: 128: the'; do
+    expect "docs/compatibility.md: $word" "$out"
+  done
   out=$(python3 build/check-docs.py "$root" 2>&1) || { echo "$out" >&2 && bad=1; }
 }
 

@@ -8,7 +8,7 @@ use clap::{Parser, Subcommand};
 
 use crate::cluster::{self, Cluster, Config, Gpu, Member};
 use crate::prepared::{self, Prepared};
-use crate::toolchain::{Toolchain, Versions};
+use crate::toolchain::{self, Toolchain, Versions};
 use crate::{demo, guest, image, interrupt, layout, patience, preflight};
 
 #[derive(Debug, Parser)]
@@ -66,9 +66,19 @@ enum Verb {
         without_asking: bool,
     },
     /// Build the tools that are not in the cache.
-    Tools,
+    Tools {
+        /// The tools of `make release` instead of the cluster's; prints their folders.
+        #[arg(long)]
+        release: bool,
+    },
     /// Build the images of this project, and print their archives' names.
     Images,
+    /// Build the images of a release, and print each archive's name and the image's digest.
+    ReleaseImages {
+        folder: PathBuf,
+        #[command(flatten)]
+        release: image::Release,
+    },
     /// Pack everything that a cluster needs into a tar for another machine, and print its paths there as JSON.
     Payload { file: PathBuf },
     /// Run the demo and the tests of the machine in an emulated Debian, and print a transcript.
@@ -111,7 +121,8 @@ pub fn run(arguments: Arguments) -> Result<u8> {
         }
         Verb::Probe { inside: false } => preflight::as_root()?,
         Verb::Probe { inside: true } => preflight::in_namespaces()?,
-        Verb::Tools => {
+        Verb::Tools { release: true } => release_tools()?,
+        Verb::Tools { release: false } => {
             let tools = Toolchain::build(&mut |text| println!("{text}"))?;
             println!(
                 "Kubernetes {}, containerd {} and the other tools are in {}",
@@ -126,6 +137,7 @@ pub fn run(arguments: Arguments) -> Result<u8> {
                 println!("{}", archive.display());
             }
         }
+        Verb::ReleaseImages { folder, release } => release_images(&folder, &release)?,
         Verb::Payload { file } => {
             let prepared = Prepared::make(own_program()?, &mut |text| eprintln!("{text}"))?;
             let unpacked = guest::for_another_machine(&prepared, &file)?;
@@ -146,6 +158,20 @@ pub fn run(arguments: Arguments) -> Result<u8> {
         Verb::Exec { node, command } => return exec(&arguments.cluster, node, &command),
     }
     Ok(0)
+}
+
+fn release_tools() -> Result<()> {
+    for folder in toolchain::release_tools(&mut |text| eprintln!("{text}"))? {
+        println!("{}", folder.display());
+    }
+    Ok(())
+}
+
+fn release_images(folder: &Path, release: &image::Release) -> Result<()> {
+    for image in image::release(&layout::dist()?, folder, release, &mut |text| eprintln!("{text}"))? {
+        println!("{} {}", image.file.display(), image.digest);
+    }
+    Ok(())
 }
 
 fn kubectl(name: &str, words: &[String]) -> Result<u8> {

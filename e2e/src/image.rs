@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-pub use catalogue::{Built, SOFT_GPU, client_program};
+pub use catalogue::{Built, Release, Released, SOFT_GPU, client_program};
 pub use oci::Contents;
 
 use crate::layout;
@@ -34,6 +34,14 @@ pub fn all(dist: &Path, say: &mut dyn FnMut(&str)) -> Result<Built> {
     let _cache_lock = Lock::wait(&cache.join(".lock"))?;
     let _output_lock = Lock::wait(&output.join(".lock"))?;
     catalogue::all(&cache, &output, dist, say)
+}
+
+/// The images that users get, in the folder `output`, with labels and annotations of this release.
+pub fn release(dist: &Path, output: &Path, release: &Release, say: &mut dyn FnMut(&str)) -> Result<Vec<Released>> {
+    let cache = made(layout::cache()?.join("images"))?;
+    made(output.to_path_buf())?;
+    let _cache_lock = Lock::wait(&cache.join(".lock"))?;
+    catalogue::release(&cache, output, dist, release, say)
 }
 
 /// Writes an image with the layer `top` on another archive's image, like a Dockerfile with FROM and COPY. `work` is a

@@ -1,4 +1,5 @@
-//! Builds Kubernetes, etcd, containerd, runc, the CNI plugins and Helm from their own Go modules at pinned versions.
+//! Builds Kubernetes, etcd, containerd, runc, the CNI plugins, Helm and the tools of a release from their own Go modules at
+//! pinned versions.
 //!
 //! ```text
 //! tools/<family>/go.mod, go.sum ─┐
@@ -20,7 +21,7 @@ use std::{env, fs};
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 
-pub use family::{FAMILIES, Family};
+pub use family::{FAMILIES, Family, RELEASE};
 use given::Given;
 pub use versions::{Versions, is_containerd_1};
 
@@ -114,6 +115,16 @@ impl Toolchain {
             .chain(sbin);
         env::join_paths(all).unwrap_or(system)
     }
+}
+
+/// Builds what `make release` and `make release-test` run, and returns the folders.
+pub fn release_tools(say: &mut dyn FnMut(&str)) -> Result<Vec<PathBuf>> {
+    let versions = Versions::chosen()?;
+    let go = go::check()?;
+    let helm = FAMILIES.iter().filter(|family| family.name == "helm");
+    helm.chain(&RELEASE)
+        .map(|family| build_family(family, &versions, &go, say))
+        .collect()
 }
 
 fn build_family(family: &Family, versions: &Versions, go: &str, say: &mut dyn FnMut(&str)) -> Result<PathBuf> {

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::apt::Apt;
-use super::oci::{Contents, Layer, archive};
+use super::oci::{CREATED, Contents, Labels, Layer, archive};
 use crate::{layout, shell};
 
 /// Packages that our glibc programs need.
@@ -25,6 +25,45 @@ pub struct Built {
     pub archives: Vec<PathBuf>,
     /// True if the client image has nvidia-smi, which not every mirror offers.
     pub nvidia_smi: bool,
+}
+
+/// What a release says of itself in its images.
+#[derive(Debug, clap::Args)]
+pub struct Release {
+    /// The release's version, such as 0.1.0: the images' tag.
+    #[arg(long)]
+    pub version: String,
+    /// The commit's hash.
+    #[arg(long)]
+    pub revision: String,
+    /// The commit's time, as RFC 3339.
+    #[arg(long)]
+    pub created: String,
+    /// The URL of the sources.
+    #[arg(long)]
+    pub source: String,
+}
+
+impl Release {
+    fn labels(&self, name: &str, description: &str) -> Labels {
+        let label = |key: &str, value: &str| (format!("org.opencontainers.image.{key}"), value.to_owned());
+        Labels::from([
+            (CREATED.to_owned(), self.created.clone()),
+            label("title", &format!("dra-driver-vgpu/{name}")),
+            label("description", description),
+            label("version", &self.version),
+            label("revision", &self.revision),
+            label("source", &self.source),
+            label("licenses", "Apache-2.0"),
+        ])
+    }
+}
+
+/// An image of a release: an OCI layout in a tar, and the digest that names it in a registry.
+#[derive(Debug)]
+pub struct Released {
+    pub file: PathBuf,
+    pub digest: String,
 }
 
 /// The client program, built together with this one.
@@ -59,7 +98,7 @@ pub(super) fn pause(folder: &Path) -> Result<PathBuf> {
         .file(program, "pause", 0o755)
         .write(&folder.join("pause-layer.tar"))?;
     let to = folder.join("pause.tar");
-    archive("docker.io/dra-driver-vgpu/pause:dev", &[layer], &["/pause"], &to)?;
+    archive(&repository("pause", "dev"), &[layer], &["/pause"], &Labels::new(), &to)?;
     Ok(to)
 }
 
@@ -69,15 +108,6 @@ pub(super) fn all(cache: &Path, output: &Path, dist: &Path, say: &mut dyn FnMut(
     let python = base(cache, &mut apt, "python", &PYTHON, say)?;
     let busybox = base(cache, &mut apt, "static", &STATIC, say)?;
 
-    let plugin = Contents::default()
-        .file(dist.join("vgpu-kubelet-plugin"), "usr/bin/vgpu-kubelet-plugin", 0o755)
-        .file(dist.join("libvgpu.so"), "opt/vgpu/libvgpu.so", 0o755)
-        .file(dist.join("libvgpu-preload.so"), "opt/vgpu/libvgpu-preload.so", 0o755)
-        .file(dist.join("vgpu-cdi-hook"), "opt/vgpu/vgpu-cdi-hook", 0o755);
-    let controller = Contents::default()
-        .file(dist.join("vgpu-controller"), "usr/bin/vgpu-controller", 0o755)
-        // For `helm test` and the pod of `vgpu doctor --probe`.
-        .file(dist.join("vgpu"), "usr/bin/vgpu", 0o755);
     let pynvml = pynvml(cache)?;
     let mut client = Contents::default()
         .file(client_program()?, "usr/bin/vgpu-client", 0o755)
@@ -98,30 +128,94 @@ pub(super) fn all(cache: &Path, output: &Path, dist: &Path, say: &mut dyn FnMut(
         .link("busybox", "usr/bin/sleep");
 
     let layer = |name: &str, top: Contents| top.write(&output.join(format!("{name}-layer.tar")));
-    let plugin = vec![libc.clone(), layer("kubelet-plugin", plugin)?];
-    // The plugin's program copies these files to the node. A registry and a node have its layers once.
-    let soft_gpu = [plugin.clone(), vec![layer(SOFT_GPU, soft_gpu(dist))?]].concat();
-    let controller = vec![libc, layer("controller", controller)?];
     let client = vec![python, layer("client", client)?];
     let no_glibc = vec![busybox, layer("no-glibc", shell_links)?];
-    let mut archives = Vec::new();
-    for (name, layers, entrypoint) in [
-        ("kubelet-plugin", plugin, "/usr/bin/vgpu-kubelet-plugin"),
-        ("controller", controller, "/usr/bin/vgpu-controller"),
-        (SOFT_GPU, soft_gpu, "/usr/bin/vgpu-kubelet-plugin"),
+    let others = [
         ("client", client, "/usr/bin/vgpu-client"),
         ("no-glibc", no_glibc, "/usr/bin/sh"),
-    ] {
+    ];
+    let ours = products(&libc, dist, output)?.map(|product| (product.name, product.layers, product.entrypoint));
+    let mut archives = Vec::new();
+    for (name, layers, entrypoint) in ours.into_iter().chain(others) {
         let to = output.join(format!("{name}.tar"));
-        archive(
-            &format!("docker.io/dra-driver-vgpu/{name}:dev"),
-            &layers,
-            &[entrypoint],
-            &to,
-        )?;
+        archive(&repository(name, "dev"), &layers, &[entrypoint], &Labels::new(), &to)?;
         archives.push(to);
     }
     Ok(Built { archives, nvidia_smi })
+}
+
+/// The images of a release, in `output`.
+pub(super) fn release(
+    cache: &Path,
+    output: &Path,
+    dist: &Path,
+    release: &Release,
+    say: &mut dyn FnMut(&str),
+) -> Result<Vec<Released>> {
+    let libc = base(cache, &mut Apt::new(&cache.join("apt"))?, "libc", &LIBC, say)?;
+    let parts = output.join("parts");
+    fs::create_dir_all(&parts).with_context(|| format!("cannot create {}", parts.display()))?;
+    let mut released = Vec::new();
+    for product in products(&libc, dist, &parts)? {
+        let file = output.join(format!("{}.tar", product.name));
+        let name = repository(product.name, &release.version);
+        let labels = release.labels(product.name, product.description);
+        let digest = archive(&name, &product.layers, &[product.entrypoint], &labels, &file)?;
+        released.push(Released { file, digest });
+    }
+    remove(&parts)?;
+    Ok(released)
+}
+
+fn repository(name: &str, tag: &str) -> String {
+    format!("docker.io/dra-driver-vgpu/{name}:{tag}")
+}
+
+/// An image that users get.
+struct Product {
+    name: &'static str,
+    description: &'static str,
+    layers: Vec<Layer>,
+    entrypoint: &'static str,
+}
+
+/// Writes the layers of our images into `parts`.
+fn products(libc: &Layer, dist: &Path, parts: &Path) -> Result<[Product; 3]> {
+    let licensed = || Contents::default().file(layout::workspace().join("LICENSE"), "licenses/LICENSE", 0o644);
+    let plugin = licensed()
+        .file(dist.join("vgpu-kubelet-plugin"), "usr/bin/vgpu-kubelet-plugin", 0o755)
+        .file(dist.join("libvgpu.so"), "opt/vgpu/libvgpu.so", 0o755)
+        .file(dist.join("libvgpu-preload.so"), "opt/vgpu/libvgpu-preload.so", 0o755)
+        .file(dist.join("vgpu-cdi-hook"), "opt/vgpu/vgpu-cdi-hook", 0o755);
+    let controller = licensed()
+        .file(dist.join("vgpu-controller"), "usr/bin/vgpu-controller", 0o755)
+        // For `helm test` and the pod of `vgpu doctor --probe`.
+        .file(dist.join("vgpu"), "usr/bin/vgpu", 0o755);
+    let layer = |name: &str, top: Contents| top.write(&parts.join(format!("{name}-layer.tar")));
+    let plugin = vec![libc.clone(), layer("kubelet-plugin", plugin)?];
+    // The plugin's program copies these files to the node. A registry and a node have its layers once.
+    let soft_gpu = [plugin.clone(), vec![layer(SOFT_GPU, soft_gpu(dist))?]].concat();
+    let controller = vec![libc.clone(), layer("controller", controller)?];
+    Ok([
+        Product {
+            name: "kubelet-plugin",
+            description: "The node agent of dra-driver-vgpu: publishes GPUs, prepares claims, brings the library with the limits",
+            layers: plugin,
+            entrypoint: "/usr/bin/vgpu-kubelet-plugin",
+        },
+        Product {
+            name: "controller",
+            description: "The controller of dra-driver-vgpu: explains Pending pods, allocates, keeps quotas, translates",
+            layers: controller,
+            entrypoint: "/usr/bin/vgpu-controller",
+        },
+        Product {
+            name: SOFT_GPU,
+            description: "Software GPUs of dra-driver-vgpu, to try it on a cluster without a GPU: nothing computes",
+            layers: soft_gpu,
+            entrypoint: "/usr/bin/vgpu-kubelet-plugin",
+        },
+    ])
 }
 
 /// The software GPU's libraries.
@@ -135,7 +229,11 @@ fn soft_gpu(dist: &Path) -> Contents {
 
 /// The layer of these packages in the distribution's current versions; built again when the versions change.
 fn base(folder: &Path, apt: &mut Apt, name: &str, packages: &[&str], say: &mut dyn FnMut(&str)) -> Result<Layer> {
-    let file = folder.join(format!("base-{name}-{}-{}.tar", apt.codename(), packages.join("-")));
+    let file = folder.join(format!(
+        "base-{name}-{}-{}-licensed.tar",
+        apt.codename(),
+        packages.join("-")
+    ));
     if let Some(layer) = Layer::cached(&file)? {
         return Ok(layer);
     }
@@ -152,13 +250,8 @@ fn base(folder: &Path, apt: &mut Apt, name: &str, packages: &[&str], say: &mut d
         fs::create_dir_all(root.join(name)).with_context(|| format!("cannot create {name}"))?;
     }
     apt.unpack(packages, &root)?;
-    for unused in [
-        "usr/share/doc",
-        "usr/share/man",
-        "usr/share/locale",
-        "usr/share/perl5",
-        "usr/share/i18n",
-    ] {
+    leave_licences(&root.join("usr/share/doc"))?;
+    for unused in ["usr/share/man", "usr/share/locale", "usr/share/perl5", "usr/share/i18n"] {
         remove(&root.join(unused))?;
     }
     if packages.contains(&"dash") {
@@ -171,6 +264,22 @@ fn base(folder: &Path, apt: &mut Apt, name: &str, packages: &[&str], say: &mut d
     layer.remember()?;
     remove(&root)?;
     Ok(layer)
+}
+
+/// Removes everything but the packages' licences.
+fn leave_licences(documents: &Path) -> Result<()> {
+    let entries = |folder: &Path| fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()));
+    for package in entries(documents)?.flatten().filter(|entry| !entry.path().is_symlink()) {
+        for document in entries(&package.path())?.flatten() {
+            let path = document.path();
+            if path.is_dir() && !path.is_symlink() {
+                remove(&path)?;
+            } else if document.file_name() != "copyright" {
+                fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// NVML's binding for Python, verified by its hash.
@@ -249,4 +358,84 @@ fn remove(path: &Path) -> Result<()> {
         fs::remove_dir_all(path).with_context(|| format!("cannot remove {}", path.display()))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_packages_documents_its_licence_is_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::create_dir_all(at("libc6/examples")).unwrap();
+        for name in ["libc6/copyright", "libc6/changelog.gz", "libc6/examples/one"] {
+            fs::write(at(name), "x").unwrap();
+        }
+        std::os::unix::fs::symlink("libc6", at("libgcc-s1")).unwrap();
+        leave_licences(folder.path()).unwrap();
+        let left: Vec<_> = fs::read_dir(at("libc6"))
+            .unwrap()
+            .flatten()
+            .map(|e| e.file_name())
+            .collect();
+        assert_eq!(left, ["copyright"]);
+        assert!(at("libgcc-s1/copyright").is_file());
+    }
+
+    #[test]
+    fn a_release_has_its_licence_and_says_what_it_is() {
+        let release = Release {
+            version: "0.1.0".to_owned(),
+            revision: "c0ffee".to_owned(),
+            created: "2026-11-28T00:00:00Z".to_owned(),
+            source: "https://example.invalid/x".to_owned(),
+        };
+        let labels = release.labels("controller", "words");
+        let keys = [
+            "created",
+            "description",
+            "licenses",
+            "revision",
+            "source",
+            "title",
+            "version",
+        ];
+        assert!(
+            labels
+                .keys()
+                .eq(keys.map(|key| format!("org.opencontainers.image.{key}")).iter())
+        );
+
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::create_dir(at("soft-gpu")).unwrap();
+        for name in [
+            "vgpu",
+            "vgpu-controller",
+            "vgpu-kubelet-plugin",
+            "libvgpu.so",
+            "libvgpu-preload.so",
+            "vgpu-cdi-hook",
+            "soft-gpu/libcuda.so.1",
+            "soft-gpu/libnvidia-ml.so.1",
+        ] {
+            fs::write(at(name), "x").unwrap();
+        }
+        let libc = Contents::default().write(&at("libc")).unwrap();
+        for product in products(&libc, folder.path(), folder.path()).unwrap() {
+            let mut names = product.layers.iter().flat_map(|layer| {
+                let mut archive = tar::Archive::new(fs::File::open(&layer.file).unwrap());
+                let entries = archive.entries().unwrap();
+                entries
+                    .map(|entry| entry.unwrap().path().unwrap().into_owned())
+                    .collect::<Vec<_>>()
+            });
+            assert!(
+                names.any(|path| path == Path::new("licenses/LICENSE")),
+                "{}",
+                product.name
+            );
+        }
+    }
 }

@@ -10,6 +10,14 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
+/// What an image says of itself: `org.opencontainers.image.*` and their values.
+pub(super) type Labels = BTreeMap<String, String>;
+
+/// The label that is also a field of the configuration, as RFC 3339.
+pub(super) const CREATED: &str = "org.opencontainers.image.created";
+const INDEX: &str = "application/vnd.oci.image.index.v1+json";
+const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+
 /// A layer on disk: an uncompressed tar, and its digest.
 #[derive(Debug, Clone)]
 pub(super) struct Layer {
@@ -182,8 +190,10 @@ pub(super) fn on_top(below: &Path, name: &str, top: Contents, work: &Path, to: &
     };
     let hash = |descriptor: &Value| descriptor["digest"].as_str().unwrap_or_default().replace("sha256:", "");
     let blob = |descriptor: &Value| work.join("blobs/sha256").join(hash(descriptor));
-    let index = document(work.join("index.json"))?;
-    let manifest = document(blob(&index["manifests"][0]))?;
+    let mut manifest = document(work.join("index.json"))?;
+    while !manifest["manifests"][0].is_null() {
+        manifest = document(blob(&manifest["manifests"][0]))?;
+    }
     let config = document(blob(&manifest["config"]))?;
     let mut layers: Vec<Layer> = list(&manifest["layers"])
         .map(|layer| Layer {
@@ -196,38 +206,21 @@ pub(super) fn on_top(below: &Path, name: &str, top: Contents, work: &Path, to: &
     let entrypoint: Vec<&str> = list(&config["config"]["Entrypoint"])
         .filter_map(Value::as_str)
         .collect();
-    archive(name, &layers, &entrypoint, to)
+    let labels = serde_json::from_value(config["config"]["Labels"].clone()).unwrap_or_default();
+    archive(name, &layers, &entrypoint, &labels, to).map(drop)
 }
 
 fn list(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
 
-/// Writes an image of these layers, bottom first, under a temporary name, and renames it when it is complete.
-pub(super) fn archive(name: &str, layers: &[Layer], entrypoint: &[&str], to: &Path) -> Result<()> {
-    let config = json!({
-        "architecture": "amd64",
-        "os": "linux",
-        "config": {"Entrypoint": entrypoint, "Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]},
-        "rootfs": {"type": "layers", "diff_ids": layers.iter().map(|l| format!("sha256:{}", l.digest)).collect::<Vec<_>>()},
-    })
-    .to_string();
-    let layer_type = "application/vnd.oci.image.layer.v1.tar";
-    let manifest = json!({
-        "schemaVersion": 2,
-        "mediaType": "application/vnd.oci.image.manifest.v1+json",
-        "config": descriptor("application/vnd.oci.image.config.v1+json", &hex(&Sha256::digest(&config)), config.len() as u64),
-        "layers": layers.iter().map(|layer| descriptor(layer_type, &layer.digest, layer.size)).collect::<Vec<_>>(),
-    })
-    .to_string();
-    let mut entry = descriptor(
-        "application/vnd.oci.image.manifest.v1+json",
-        &hex(&Sha256::digest(&manifest)),
-        manifest.len() as u64,
-    );
-    entry["annotations"] = json!({"io.containerd.image.name": name});
-    let index = json!({"schemaVersion": 2, "manifests": [entry]}).to_string();
-
+/// Writes an image of these layers, bottom first, under a temporary name, and renames it when it is complete. Returns the
+/// digest of its index, which names the image in a registry.
+///
+/// The image is an index of one platform, so that another one can be added without a change for whoever pulls it.
+/// `labels` are labels of the configuration, and annotations of manifest and index.
+pub(super) fn archive(name: &str, layers: &[Layer], entrypoint: &[&str], labels: &Labels, to: &Path) -> Result<String> {
+    let (layout, documents) = documents(name, layers, entrypoint, labels);
     let work = to.with_extension("part");
     let file = File::create(&work).with_context(|| format!("cannot create {}", work.display()))?;
     let mut archive = tar::Builder::new(BufWriter::new(file));
@@ -236,8 +229,8 @@ pub(super) fn archive(name: &str, layers: &[Layer], entrypoint: &[&str], to: &Pa
         archive.append_data(&mut header, path, text.as_bytes())
     };
     text("oci-layout", r#"{"imageLayoutVersion":"1.0.0"}"#)?;
-    text("index.json", &index)?;
-    for document in [&config, &manifest] {
+    text("index.json", &layout)?;
+    for document in &documents {
         text(&format!("blobs/sha256/{}", hex(&Sha256::digest(document))), document)?;
     }
     let mut written: Vec<&str> = Vec::new();
@@ -254,7 +247,56 @@ pub(super) fn archive(name: &str, layers: &[Layer], entrypoint: &[&str], to: &Pa
         .into_inner()?
         .flush()
         .with_context(|| format!("cannot write {}", work.display()))?;
-    fs::rename(&work, to).with_context(|| format!("cannot rename {}", work.display()))
+    fs::rename(&work, to).with_context(|| format!("cannot rename {}", work.display()))?;
+    Ok(format!("sha256:{}", hex(&Sha256::digest(&documents[2]))))
+}
+
+/// The layout's index.json, and the image's documents: configuration, manifest, index.
+fn documents(name: &str, layers: &[Layer], entrypoint: &[&str], labels: &Labels) -> (String, [String; 3]) {
+    let platform = json!({"architecture": "amd64", "os": "linux"});
+    let mut config = json!({
+        "architecture": platform["architecture"],
+        "os": platform["os"],
+        "config": {"Entrypoint": entrypoint, "Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]},
+        "rootfs": {"type": "layers", "diff_ids": layers.iter().map(|l| format!("sha256:{}", l.digest)).collect::<Vec<_>>()},
+    });
+    if let Some(created) = labels.get(CREATED) {
+        config["created"] = json!(created);
+    }
+    if !labels.is_empty() {
+        config["config"]["Labels"] = json!(labels);
+    }
+    let config = config.to_string();
+    let layer_type = "application/vnd.oci.image.layer.v1.tar";
+    let mut manifest = json!({
+        "schemaVersion": 2,
+        "mediaType": MANIFEST,
+        "config": descriptor_of("application/vnd.oci.image.config.v1+json", &config),
+        "layers": layers.iter().map(|layer| descriptor(layer_type, &layer.digest, layer.size)).collect::<Vec<_>>(),
+    });
+    annotate(&mut manifest, labels);
+    let manifest = manifest.to_string();
+    let mut entry = descriptor_of(MANIFEST, &manifest);
+    entry["platform"] = platform;
+    let mut index = json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": [entry]});
+    annotate(&mut index, labels);
+    let index = index.to_string();
+    let mut entry = descriptor_of(INDEX, &index);
+    let tag = name.rsplit_once(':').map_or(name, |(_, tag)| tag);
+    // Names for `ctr images import`, and for programs that read OCI layouts.
+    entry["annotations"] = json!({"io.containerd.image.name": name, "org.opencontainers.image.ref.name": tag});
+    let layout = json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": [entry]}).to_string();
+    (layout, [config, manifest, index])
+}
+
+fn annotate(document: &mut Value, labels: &Labels) {
+    if !labels.is_empty() {
+        document["annotations"] = json!(labels);
+    }
+}
+
+fn descriptor_of(kind: &str, document: &str) -> Value {
+    descriptor(kind, &hex(&Sha256::digest(document)), document.len() as u64)
 }
 
 fn descriptor(kind: &str, digest: &str, size: u64) -> Value {
@@ -281,8 +323,9 @@ mod tests {
         assert_eq!(first.digest, second.digest);
 
         let image = folder.path().join("image.tar");
-        archive("docker.io/a/b:dev", &[first], &["/bin/program"], &image).unwrap();
-        let mut blobs = 0;
+        let labels = Labels::from([(CREATED.to_owned(), "2026-11-28T00:00:00Z".to_owned())]);
+        let index = archive("docker.io/a/b:dev", &[first], &["/bin/program"], &labels, &image).unwrap();
+        let mut blobs = Vec::new();
         for entry in tar::Archive::new(File::open(&image).unwrap()).entries().unwrap() {
             let mut entry = entry.unwrap();
             let path = entry.path().unwrap().display().to_string();
@@ -290,10 +333,32 @@ mod tests {
             entry.read_to_end(&mut bytes).unwrap();
             if let Some(digest) = path.strip_prefix("blobs/sha256/") {
                 assert_eq!(digest, hex(&Sha256::digest(&bytes)));
-                blobs += 1;
+                blobs.push((
+                    digest.to_owned(),
+                    serde_json::from_slice::<Value>(&bytes).unwrap_or_default(),
+                ));
             }
         }
-        assert_eq!(blobs, 3, "configuration, manifest, layer");
+        assert_eq!(blobs.len(), 4, "configuration, manifest, index, layer");
+        let document = |digest: &Value| {
+            let digest = digest.as_str().unwrap().replace("sha256:", "");
+            blobs.iter().find(|(name, _)| *name == digest).unwrap().1.clone()
+        };
+        let index = document(&json!(index));
+        let manifest = document(&index["manifests"][0]["digest"]);
+        let config = document(&manifest["config"]["digest"]);
+        assert_eq!(
+            index["manifests"][0]["platform"],
+            json!({"architecture": "amd64", "os": "linux"})
+        );
+        for found in [
+            &index["annotations"],
+            &manifest["annotations"],
+            &config["config"]["Labels"],
+        ] {
+            assert_eq!(*found, json!(labels));
+        }
+        assert_eq!(config["created"], "2026-11-28T00:00:00Z");
     }
 
     #[test]
@@ -306,6 +371,7 @@ mod tests {
             "docker.io/a/b:dev",
             &[below.write(&at("1.tar")).unwrap()],
             &["/bin/program"],
+            &Labels::new(),
             &at("b.tar"),
         )
         .unwrap();
@@ -322,7 +388,7 @@ mod tests {
             index["manifests"][0]["annotations"]["io.containerd.image.name"],
             "docker.io/a/c:dev"
         );
-        let manifest = read(blob(&index["manifests"][0]));
+        let manifest = read(blob(&read(blob(&index["manifests"][0]))["manifests"][0]));
         assert_eq!(
             read(blob(&manifest["config"]))["config"]["Entrypoint"],
             json!(["/bin/program"])

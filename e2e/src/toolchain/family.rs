@@ -83,6 +83,38 @@ pub const FAMILIES: [Family; 6] = [
     },
 ];
 
+/// What a release needs besides Helm. No cluster needs them, so only `vgpu-e2e tools --release` builds them.
+pub const RELEASE: [Family; 4] = [
+    Family {
+        name: "krew",
+        packages: &["sigs.k8s.io/krew/cmd/validate-krew-manifest"],
+        tags: "",
+        rename: None,
+        estimate: "15 s when nothing is cached",
+    },
+    Family {
+        name: "oras",
+        packages: &["oras.land/oras/cmd/oras"],
+        tags: "",
+        rename: None,
+        estimate: "20 s when nothing is cached",
+    },
+    Family {
+        name: "registry",
+        packages: &["github.com/distribution/distribution/v3/cmd/registry"],
+        tags: "",
+        rename: None,
+        estimate: "140 s when nothing is cached",
+    },
+    Family {
+        name: "cosign",
+        packages: &["github.com/sigstore/cosign/v3/cmd/cosign"],
+        tags: "",
+        rename: None,
+        estimate: "200 s when nothing is cached",
+    },
+];
+
 impl Family {
     /// The module and its chosen version, if the version can be chosen.
     pub(super) fn chosen<'a>(&self, versions: &'a Versions) -> Option<(&'static str, &'a str)> {
