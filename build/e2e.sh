@@ -35,8 +35,9 @@ local_artefacts() {
 
 # Says what the demo builds, how long that takes, and how much disk it needs, before any of it.
 announce() {
-  local family missing=()
-  for family in cni runc etcd containerd helm kubernetes; do
+  local family missing=() families=(cni runc etcd containerd helm)
+  [ -n "${KUBERNETES:-}" ] || families+=(kubernetes)
+  for family in "${families[@]}"; do
     # A finished build is a folder. One of another version counts too: then the rest takes longer than said.
     compgen -G "$cache/tools/$family-*/" >/dev/null || missing+=("$family")
   done
