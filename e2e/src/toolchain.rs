@@ -45,8 +45,8 @@ pub struct Toolchain {
 impl Toolchain {
     /// Builds the tools that are not cached. `say` is called before each long build.
     pub fn build(say: &mut dyn FnMut(&str)) -> Result<Self> {
-        let versions = Versions::chosen()?;
         let given = Given::chosen()?;
+        let versions = Versions::beside(given.as_ref().map(|given| given.version.clone()))?;
         let go = go::check()?;
         let mut folders = Vec::new();
         let (mut cni, mut runc) = (PathBuf::new(), PathBuf::new());
@@ -114,6 +114,13 @@ impl Toolchain {
             .chain(env::split_paths(&system))
             .chain(sbin);
         env::join_paths(all).unwrap_or(system)
+    }
+}
+
+impl Versions {
+    /// The versions of this run. Kubernetes' is that of the programs which `KUBERNETES=DIR` names.
+    pub fn chosen() -> Result<Self> {
+        Self::beside(Given::chosen()?.map(|given| given.version))
     }
 }
 

@@ -241,7 +241,7 @@ const KILLED: Metric<u64> = Metric::counter(
 
 const READY: Metric<bool> = Metric::gauge(
     "ready",
-    "1 if this part of the plugin works or has nothing to do, 0 if it does not; /readyz says why",
+    "1 if this part of the plugin works, has nothing to do or is paused, 0 if it does not; /readyz says why",
     |is_ready| Some(Figure::from(*is_ready)),
 );
 

@@ -4,7 +4,6 @@ use std::{env, fs};
 
 use anyhow::{Context, Result, bail};
 
-use super::given::Given;
 use crate::layout;
 
 /// Versions without a leading `v`.
@@ -18,13 +17,13 @@ pub struct Versions {
 pub(super) const KUBERNETES_VERSION: &str = "KUBERNETES_VERSION";
 
 impl Versions {
-    /// The versions of this run, checked to have a form that can be built. Kubernetes' is that of the programs which
-    /// `KUBERNETES=DIR` names.
-    pub fn chosen() -> Result<Self> {
+    /// The versions of this run, checked to have a form that can be built. `given`: Kubernetes' programs are there already, of
+    /// this version.
+    pub(super) fn beside(given: Option<String>) -> Result<Self> {
         let file = layout::workspace().join("e2e/versions");
         let defaults = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
-        let kubernetes = match Given::chosen()? {
-            Some(given) => given.version,
+        let kubernetes = match given {
+            Some(version) => version,
             None => choose(KUBERNETES_VERSION, "kubernetes", &defaults, check_kubernetes)?,
         };
         Ok(Self {

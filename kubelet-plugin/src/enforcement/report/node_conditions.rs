@@ -2,7 +2,7 @@
 //!
 //! | condition | True | False | Unknown |
 //! |---|---|---|---|
-//! | Ready | every part of the plugin works or has nothing to do | one does not: those of /readyz | |
+//! | Ready | every part of the plugin works, has nothing to do or is paused | one does not: those of /readyz | |
 //! | DriverFound | the driver lists GPUs | there is no driver, or it fails | it was not asked yet, or is not to be asked now |
 //! | LimitsEnforced | the memory of every share is within its limit, and no share is over its GPU time | a share is over a limit | of a share it is not known |
 
