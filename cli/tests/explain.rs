@@ -85,6 +85,21 @@ fn files_are_answered_in_words_json_and_yaml() {
     assert_eq!(output.status.code(), Some(2));
     let words = "vgpu explain: pod none not found in namespace team; give the object too, and its namespace by -n\n";
     assert_eq!(text(&output.stderr), words);
+
+    // The monitor beside the GPU is of another class, and has no line.
+    let mut beside: Value = serde_json::from_str(OBJECTS).unwrap();
+    beside["items"][1]["spec"]["selectors"] =
+        json!([{"cel": {"expression": "device.attributes['dra.vgpu'].type == 'gpu'"}}]);
+    let devices = &mut beside["items"][2]["spec"]["devices"];
+    devices[0]["attributes"] = json!({"type": {"string": "gpu"}});
+    let monitor = json!({"name": "gpu-0-monitor", "attributes": {"type": {"string": "monitor"}}});
+    devices.as_array_mut().unwrap().push(monitor);
+    std::fs::write(&objects, beside.to_string()).unwrap();
+    let said = text(&with(&["pod/train"]).stdout);
+    assert!(
+        said.contains("device gpu-0: Capacity") && !said.contains("monitor"),
+        "{said}"
+    );
 }
 
 const NODES: &str = "/api/v1/nodes";

@@ -70,8 +70,16 @@ impl Explanation {
             .map(|held| format!("  {held}, so that it must be where that is"));
         // That a class does not exist is the same on every node, and nothing else is known then.
         let is_of_class = |reason: &Reason<String>| reason.reason == ReasonKind::UnknownClass;
-        let reasons = self.reasons.iter().filter(|_| !self.reasons.iter().any(is_of_class));
-        held.chain(reasons.map(|reason| format!("  {reason}"))).collect()
+        let mut reasons: Vec<&Reason<String>> = self
+            .reasons
+            .iter()
+            .filter(|_| !self.reasons.iter().any(is_of_class))
+            .collect();
+        // Devices of other classes, such as the monitor beside each GPU, are worth a line only where there are no others.
+        if reasons.iter().any(|reason| !reason.is_of_another_class()) {
+            reasons.retain(|reason| !reason.is_of_another_class());
+        }
+        held.chain(reasons.iter().map(|reason| format!("  {reason}"))).collect()
     }
 
     /// The first words of the answer if there are no others.
