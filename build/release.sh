@@ -24,7 +24,7 @@ cd "$root"
 export VGPU_DIST=$root/dist # of vgpu-e2e, whatever the caller names
 readonly ARCH=linux-amd64 MOST=$((40 << 20)) # bytes of the plugin's image
 readonly UNKNOWN=https://example.invalid/dra-driver-vgpu
-# What is shipped; the SBOM's crates.
+# The crates of the shipped programs and libraries, for the SBOM.
 readonly CRATES=(kubelet-plugin driver cli kubelet-plugin/cdi-hook vgpu-core/shim vgpu-core/preload)
 signing=(--key "${COSIGN_KEY:-}" --tlog-upload=false --use-signing-config=false --yes)
 
@@ -114,7 +114,7 @@ chart() { # TO WORK
   rm -r "$work/dra-driver-vgpu"
   tar -xmzf "$work/dra-driver-vgpu-$version.tgz" -C "$work"
   packed "$1/dra-driver-vgpu-$version.tgz" "$work" dra-driver-vgpu
-  # What a user gets: each image by its digest.
+  # The rendered chart names each image by its digest.
   helm template x "$1/dra-driver-vgpu-$version.tgz" --kube-version 1.37.0 --set images.registry=registry.invalid >"$work/rendered"
   for image in kubelet-plugin controller; do
     digest=$(sed -n "s|^dra-driver-vgpu/$image ||p" "$1/images.txt")

@@ -14,12 +14,13 @@ pub(crate) type Plugin = DraPluginClient<Channel>;
 pub(crate) async fn prepare_each(plugin: &Plugin, claims: &[Claim]) -> Result<Duration> {
     each(claims, async |claims| {
         let request = NodePrepareResourcesRequest { claims };
-        let answer = plugin.clone().node_prepare_resources(request).await?.into_inner();
-        Ok(answer
-            .claims
-            .into_iter()
-            .map(|(uid, claim)| (uid, claim.error))
-            .collect())
+        let claims = plugin
+            .clone()
+            .node_prepare_resources(request)
+            .await?
+            .into_inner()
+            .claims;
+        Ok(claims.into_iter().map(|(uid, claim)| (uid, claim.error)).collect())
     })
     .await
 }
@@ -28,12 +29,13 @@ pub(crate) async fn prepare_each(plugin: &Plugin, claims: &[Claim]) -> Result<Du
 pub(crate) async fn unprepare_each(plugin: &Plugin, claims: &[Claim]) -> Result<Duration> {
     each(claims, async |claims| {
         let request = NodeUnprepareResourcesRequest { claims };
-        let answer = plugin.clone().node_unprepare_resources(request).await?.into_inner();
-        Ok(answer
-            .claims
-            .into_iter()
-            .map(|(uid, claim)| (uid, claim.error))
-            .collect())
+        let claims = plugin
+            .clone()
+            .node_unprepare_resources(request)
+            .await?
+            .into_inner()
+            .claims;
+        Ok(claims.into_iter().map(|(uid, claim)| (uid, claim.error)).collect())
     })
     .await
 }

@@ -87,18 +87,13 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let cluster = Cluster::new(client, config.node_name.clone());
     let (stop, stopped) = watch::channel(false);
     let (reports, reported) = watch::channel(Report::default());
-    let (reached, reaches) = watch::channel(false);
     let (scanned, first_scan) = watch::channel(false);
 
     let (claims, users) = (cluster.clone(), processes.clone());
     let service = Service::new(node.clone(), claims, users, metrics.clone(), stopped.clone());
     let dra = dra(&config.dra_socket, service, Health::new(reported), stopped.clone());
-    let registrar = Registrar {
-        dra_socket: config.dra_socket.clone(),
-        readiness: readiness.clone(),
-        reached,
-        called: watch::channel(false).0,
-    };
+    let registrar = Registrar::new(config.dra_socket.clone(), readiness.clone());
+    let reached = registrar.reached.subscribe();
     let folders = KubeletFolders::of(&config);
     let holding = Holding::begin(LockFile::open(&config.publisher_lock)?);
     let (work, works) = watch::channel(holding.is_held());
@@ -120,7 +115,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         node,
         readiness,
         metrics,
-        reached: reaches,
+        reached,
         reports,
         scanned,
         rescan: Arc::default(),
@@ -311,12 +306,7 @@ mod tests {
             let (stop, stopped) = watch::channel(false);
             let [library, gpus, claims] = NEEDED;
             let readiness = Readiness::new(&[library, gpus, claims, registration::PART]);
-            let registrar = Registrar {
-                dra_socket: dir.path().join("dra.sock"),
-                readiness: readiness.clone(),
-                reached: watch::channel(false).0,
-                called: watch::channel(false).0,
-            };
+            let registrar = Registrar::new(dir.path().join("dra.sock"), readiness.clone());
             let folders = KubeletFolders {
                 root: dir.path().to_owned(),
                 node: None,

@@ -7,8 +7,9 @@
 //!  --gpus, the node's name ──► STATE/profile, STATE/machine-id      read by the first process that uses the folder
 //! ```
 //!
-//! How it fails: with one line and exit status 1, before anything is written; kubelet runs it again. Files are replaced
-//! atomically and only if they differ, so it may run while pods use them.
+//! How it fails: with one line and exit status 1; kubelet runs it again. It refuses before it writes anything. A run that ends
+//! between two files is completed by the next one. Files are replaced atomically and only if they differ, so it may run while
+//! pods use them.
 
 use clap::Parser;
 use std::ffi::OsString;

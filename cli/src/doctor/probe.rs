@@ -48,7 +48,7 @@ pub(super) enum ProbeError {
 }
 
 pub(super) enum Outcome {
-    /// What the pod said.
+    /// The output of the probe's pod.
     Ran(String),
     Stopped(Finding),
 }

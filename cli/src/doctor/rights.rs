@@ -102,7 +102,7 @@ fn account(workload: &Value) -> String {
     format!("{}/{name}", text(workload, "/metadata/namespace"))
 }
 
-/// What to ask about the accounts of the chart's programs.
+/// The questions about the rights of the chart's programs.
 pub(super) fn questions(seen: &Seen) -> Vec<Question> {
     let mut all = Vec::new();
     for daemon_set in seen.daemon_sets.iter() {

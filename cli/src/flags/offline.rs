@@ -146,7 +146,7 @@ pub struct LookFlags {
 /// The flags of `vgpu explain` as typed.
 #[derive(Args, Debug)]
 pub struct ExplainFlags {
-    /// What to explain: KIND/NAME or KIND NAME, of a pod, claim, template, deployment, statefulset, replicaset, daemonset,
+    /// Object to explain: KIND/NAME or KIND NAME, of a pod, claim, template, deployment, statefulset, replicaset, daemonset,
     /// job or cronjob; or NAME of a pod or claim [default: all pods that wait]
     #[arg(value_name = "KIND/NAME", num_args = 0..=2)]
     pub subject: Vec<String>,

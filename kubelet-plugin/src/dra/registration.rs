@@ -113,6 +113,17 @@ impl Registration for Registrar {
 // === impl Registrar ===
 
 impl Registrar {
+    /// Before kubelet has called.
+    #[must_use]
+    pub fn new(dra_socket: PathBuf, readiness: Readiness) -> Self {
+        Self {
+            dra_socket,
+            readiness,
+            reached: watch::channel(false).0,
+            called: watch::channel(false).0,
+        }
+    }
+
     /// Notes that kubelet has deregistered the plugin, or will do so.
     pub fn lost(&self) {
         self.reached.send_replace(false);
@@ -426,12 +437,7 @@ mod tests {
     async fn a_kubelet_that_never_calls_is_named_and_one_that_refuses_keeps_its_words() {
         let dir = tempfile::tempdir().expect("a folder");
         let readiness = Readiness::new(&[PART]);
-        let registrar = Registrar {
-            dra_socket: dir.path().join("dra.sock"),
-            readiness: readiness.clone(),
-            reached: watch::channel(false).0,
-            called: watch::channel(false).0,
-        };
+        let registrar = Registrar::new(dir.path().join("dra.sock"), readiness.clone());
         let folders = KubeletFolders {
             root: dir.path().to_owned(),
             node: None,
@@ -472,12 +478,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         let path = dir.path().join("registry/reg.sock");
         let readiness = Readiness::new(&[PART]);
-        let registrar = Registrar {
-            dra_socket: dir.path().join("dra.sock"),
-            readiness: readiness.clone(),
-            reached: watch::channel(false).0,
-            called: watch::channel(false).0,
-        };
+        let registrar = Registrar::new(dir.path().join("dra.sock"), readiness.clone());
         let mut reached = registrar.reached.subscribe();
         let (stop, stopped) = watch::channel(false);
         let listening = {

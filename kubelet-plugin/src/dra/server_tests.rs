@@ -892,12 +892,7 @@ async fn registration_says_who_and_hears_the_verdict() {
     let path = dir.path().join("reg.sock");
     let (listener, _socket) = Socket::bind(&path).expect("bound");
     let readiness = Readiness::new(&[registration::PART]);
-    let registrar = Registrar {
-        dra_socket: "/x/dra.sock".into(),
-        readiness: readiness.clone(),
-        reached: watch::channel(false).0,
-        called: watch::channel(false).0,
-    };
+    let registrar = Registrar::new("/x/dra.sock".into(), readiness.clone());
     let reached = registrar.reached.subscribe();
     tokio::spawn(serve_registration(listener, registrar, std::future::pending()));
     let mut client = RegistrationClient::new(connect(&path).await);

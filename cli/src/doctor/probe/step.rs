@@ -7,7 +7,7 @@ use super::super::findings::DRIVER;
 use super::super::seen::{list, text};
 use super::objects::Plan;
 
-/// What did not succeed, and why.
+/// The step that failed, with its reason.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Stopped {
     Allocation(String),

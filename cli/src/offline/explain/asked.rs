@@ -1,4 +1,4 @@
-//! What `vgpu explain` is asked about, from the words of the command line.
+//! The object that `vgpu explain` is asked about, from the command line.
 
 use vgpu_quantity::quoted;
 

@@ -1,4 +1,4 @@
-//! What is known of the cluster: from files, or as far as the user may read it.
+//! The cluster's objects: from files, or those that the user may read.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ pub(super) struct Known {
     /// `None` for all namespaces.
     pub(super) namespace: Option<String>,
     pub(super) quotas: Quotas,
-    /// What cannot be read of the input.
+    /// Objects of the input that cannot be read.
     pub(super) failed: Vec<String>,
     /// Why nothing is known of devices; empty if it is.
     pub(super) unknown: Vec<String>,
@@ -137,7 +137,7 @@ impl Known {
         self.namespace.as_deref().unwrap_or_default()
     }
 
-    /// Whether objects that say this namespace are asked about.
+    /// Returns true if objects of this namespace are asked about.
     pub(super) fn is_here(&self, namespace: &str) -> bool {
         self.namespace.as_deref().is_none_or(|here| here == namespace)
     }
@@ -155,7 +155,7 @@ impl Known {
             .collect()
     }
 
-    /// What to do about an object that does not exist.
+    /// Advice for an object that does not exist.
     pub(super) fn hint(&self) -> &'static str {
         match self.is_files {
             true => "give the object too, and its namespace by -n",

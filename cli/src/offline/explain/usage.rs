@@ -1,4 +1,4 @@
-//! What shares use, from the VgpuUsage of their namespace.
+//! The use of shares, from the VgpuUsage of their namespace.
 
 use serde::Deserialize as _;
 use serde_json::Value;
