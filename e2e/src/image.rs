@@ -1,7 +1,7 @@
 //! Container images without a daemon and without a registry.
 //!
 //! ```text
-//! the distribution's packages ─ apt-get, dpkg -x ─► base layer  (cached by the packages' names and versions)
+//! the distribution's packages ─ apt-get, dpkg -x ─► base layer  (cached by the packages' names)
 //! dist/, pause.c, pynvml       ───────────────────► top layer   (built each time)
 //!                                                      └─► OCI layout in a tar ─ ctr images import ─► the cluster
 //! ```

@@ -227,7 +227,8 @@ fn soft_gpu(dist: &Path) -> Contents {
     })
 }
 
-/// The layer of these packages in the distribution's current versions; built again when the versions change.
+/// The layer of these packages in the versions that the distribution had when it was first built here. Removing the cache's
+/// folder `images` brings newer ones.
 fn base(folder: &Path, apt: &mut Apt, name: &str, packages: &[&str], say: &mut dyn FnMut(&str)) -> Result<Layer> {
     let file = folder.join(format!(
         "base-{name}-{}-{}-licensed.tar",
