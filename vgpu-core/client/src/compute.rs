@@ -338,6 +338,8 @@ fn threads(client: &mut Client, [threads, length, time]: [u64; 3]) -> String {
             LAUNCHED.fetch_add(u64::from(launched == 0), Relaxed);
         });
     }
+    let begun = Instant::now();
     std::thread::sleep(Duration::from_millis(time));
-    format!("0 {} {time}", LAUNCHED.load(Relaxed))
+    let launched = LAUNCHED.load(Relaxed);
+    format!("0 {launched} {}", begun.elapsed().as_millis())
 }

@@ -121,7 +121,7 @@ impl Limiter {
             waited,
             in_flight,
             tokens: tokens.saturating_sub_unsigned(in_flight.ran),
-            is_full: self.in_flight >= self.room(now) || self.is_alone && self.is_deep(now, stream),
+            is_full: self.queued(now) >= self.room(now) || self.is_alone && self.is_deep(now, stream),
             is_stuck: waited >= patience && in_flight.ran.max(own) >= patience << stuck,
         }
     }

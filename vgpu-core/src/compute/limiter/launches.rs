@@ -1,5 +1,6 @@
 //! The launches in flight of a process.
 
+use super::times::STUCK;
 use crate::compute::{Ns, US};
 
 /// How long after the end of the work a wait returns.
@@ -83,6 +84,36 @@ pub(super) struct InFlight {
     pub ran: Ns,
     /// How much longer it should take, at the pace of the last acknowledgements.
     pub left: Ns,
+}
+
+/// Launches that were allowed, and not yet reported as made or refused: their threads are on the way to the driver. They count
+/// as in flight, otherwise many threads that ask at once would all go.
+#[derive(Debug, Default)]
+pub(super) struct Allowed {
+    launches: u32,
+    /// When the last one was allowed.
+    last: Ns,
+}
+
+impl Allowed {
+    pub(super) fn add(&mut self, now: Ns) {
+        // Nothing is left of those that were forgotten.
+        self.launches = self.count(now) + 1;
+        self.last = now;
+    }
+
+    pub(super) fn reported(&mut self) {
+        self.launches = self.launches.saturating_sub(1);
+    }
+
+    /// Returns how many there are. A thread that jumped out of its launch never reports it, so they are forgotten after a while.
+    pub(super) fn count(&self, now: Ns) -> u32 {
+        if now.saturating_sub(self.last) < STUCK {
+            self.launches
+        } else {
+            0
+        }
+    }
 }
 
 /// State that a process keeps while its share is alone.

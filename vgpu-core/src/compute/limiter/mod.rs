@@ -41,7 +41,7 @@ use super::lost::Lost;
 use super::{MS, Ns, US, account};
 use call::{Answer, Call, Reason};
 use config::Config;
-use launches::{Alone, Mark, Open, WAIT_RETURNS};
+use launches::{Allowed, Alone, Mark, Open, WAIT_RETURNS};
 pub use launches::{Scope, Stream, Waiting};
 use pace::Pace;
 use times::{GRACE, LINGER, LONG_GAP, STUCK};
@@ -69,6 +69,7 @@ pub struct Limiter {
     marks: VecDeque<Mark>,
     last_mark: Ns,
     in_flight: u32,
+    allowed: Allowed,
     /// All launches ever made.
     launches: u64,
     /// Begins with 2, and doubles with each acknowledgement.
@@ -131,6 +132,7 @@ impl Limiter {
             marks: VecDeque::new(),
             last_mark: 0,
             in_flight: 0,
+            allowed: Allowed::default(),
             launches: 0,
             window: 2,
             pace: Pace::default(),
@@ -185,6 +187,7 @@ impl Limiter {
             self.record_before(call, stream);
             // Prevents others from taking the cell before the launch was made.
             self.publish_since(call, self.busy.unwrap_or(call.now));
+            self.allowed.add(call.now);
         }
         answer
     }
@@ -230,6 +233,7 @@ impl Limiter {
 
     /// Notes that the driver refused the launch.
     pub fn failed(&mut self, call: &mut Call<'_>) {
+        self.allowed.reported();
         let single = self.single.take().map(|(_, event)| event);
         self.release(call, single);
         if self.busy.is_none() {
@@ -242,6 +246,7 @@ impl Limiter {
     /// Notes that the launch was made. Returns how many launches of any stream may now go without a question.
     pub fn launched(&mut self, call: &mut Call<'_>, stream: Stream) -> u32 {
         let now = call.now;
+        self.allowed.reported();
         self.count(now, stream, 1, true);
         if self.is_alone {
             return self.launched_alone(call, stream);

@@ -6,7 +6,7 @@ use vgpu_abi::arbitration::{CELLS, Cell, Entry, NodePage, SLOTS, SlotPage, WEIGH
 
 use super::call::{Answer, Call, Process, Recorded};
 use super::config::Config;
-use super::times::OVERRIDE;
+use super::times::{OVERRIDE, STUCK};
 use super::{Limiter, Scope, Stream};
 use crate::compute::turn::Pages;
 use crate::compute::{MS, Ns, US};
@@ -319,6 +319,29 @@ fn a_kernel_that_does_not_end_stops_no_launch_for_ever() {
             now = at.unwrap_or_else(|| panic!("launch {launch}, flags {flags}"));
         }
         assert!(now >= 1000 * MS + least, "{now}");
+    }
+}
+
+/// Threads that ask at once have not yet made their launches when the others ask.
+#[test]
+fn launches_that_are_about_to_be_made_count_as_in_flight() {
+    for (flags, room) in [(0, 2), (entry_flags::GUARANTEED, 1)] {
+        let gpu = Gpu::new(&[entry(90, flags)]);
+        let (mut limiter, mut process) = (limiter(entry(90, flags)), Fake::recording());
+        let now = 1000 * MS;
+        let mut allowed = |now| {
+            let asks = || gpu.call(now, &mut process, |call| limiter.ask(call, STREAM, now)) == Answer::Go;
+            std::iter::repeat_with(asks).take(32).filter(|goes| *goes).count()
+        };
+        // A new page has no tokens at first.
+        assert_eq!(allowed(now) + allowed(now + MS), room);
+        assert_eq!(allowed(now + 2 * MS), 0);
+        // The threads have jumped out of their launches.
+        assert_eq!(allowed(now + STUCK + 3 * MS), room);
+        let then = now + STUCK + 4 * MS;
+        gpu.call(then, &mut process, |call| limiter.failed(call));
+        let goes = gpu.call(then, &mut process, |call| limiter.ask(call, STREAM, then));
+        assert_eq!(goes, Answer::Go, "the driver refused one of them");
     }
 }
 

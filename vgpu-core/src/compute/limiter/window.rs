@@ -54,7 +54,12 @@ impl Limiter {
 
     /// Returns how many more launches may be in flight.
     pub(super) fn free_room(&self, now: Ns) -> u32 {
-        self.room(now).saturating_sub(self.in_flight)
+        self.room(now).saturating_sub(self.queued(now))
+    }
+
+    /// Returns how many launches are in flight or about to be.
+    pub(super) fn queued(&self, now: Ns) -> u32 {
+        self.in_flight.saturating_add(self.allowed.count(now))
     }
 
     /// Returns true if the share has had turns on several GPUs at once lately.
@@ -72,7 +77,8 @@ impl Limiter {
 
     /// Returns how much longer the work in flight of this process should take.
     pub(super) fn own_left(&self, now: Ns) -> Ns {
-        if self.in_flight == 0 {
+        let queued = self.queued(now);
+        if queued == 0 {
             return 0;
         }
         let each = match self.pace.mean {
@@ -80,7 +86,7 @@ impl Limiter {
             mean => mean * Ns::from(1 + self.siblings),
         };
         let since = self.busy.unwrap_or(now).max(self.charged_to);
-        let left = (Ns::from(self.in_flight) * each).saturating_sub(now.saturating_sub(since));
+        let left = (Ns::from(queued) * each).saturating_sub(now.saturating_sub(since));
         left.max(LEAST_LEFT)
     }
 
