@@ -132,6 +132,12 @@ skips_of() { # STAGE: its tests write their skips to a file of its own
   : >"$VGPU_SKIP_LOG"
 }
 
+# Sets $cpu: the seconds of CPU that this shell's ended children have used so far, daemons of clusters not among them.
+read_cpu() {
+  times >"$logs/cpu.$1" # a subshell would print its own children's
+  cpu=$(awk 'END {for (at = 1; at <= NF; at++) {split($at, time, /[ms]/); sum += 60 * time[1] + time[2]} printf "%d\n", sum}' "$logs/cpu.$1")
+}
+
 # begin STAGE KIND COMMAND...: starts it in the background, in a process group of its own that ends with this script.
 # run_stage shows its output and counts its tests.
 begin() {
@@ -144,7 +150,8 @@ begin() {
     skips_of "$stage"
     SECONDS=0
     "$@" >"$logs/$stage.out" 2>&1 </dev/null || rc=$?
-    echo "$SECONDS" >"$logs/$stage.seconds"
+    read_cpu "$stage"
+    echo "$SECONDS s, beside others; $cpu s of CPU" >"$logs/$stage.seconds"
     echo "$rc" >"$logs/$stage.rc"
   ) &
   beside[$stage]=$!
@@ -174,16 +181,19 @@ count_of() { # WORD in `test result: ok. 3 passed; 0 failed; 1 ignored; ...`
 # tests.
 run_stage() {
   stage=$1
-  local rc=0 by_log failed_here name reason begun=$SECONDS
+  local rc=0 by_log failed_here name reason begun=$SECONDS used
   shift
   say "$stage"
   if [ -n "${beside[$stage]:-}" ]; then
     follow || rc=$?
-    durations+=("$((SECONDS - begun)) $stage ($(cat "$logs/$stage.seconds") s, beside others)")
+    durations+=("$((SECONDS - begun)) $stage ($(cat "$logs/$stage.seconds"))")
   else
     skips_of "$stage"
+    read_cpu "$stage"
+    used=$cpu
     "$@" || rc=$?
-    durations+=("$((SECONDS - begun)) $stage")
+    read_cpu "$stage"
+    durations+=("$((SECONDS - begun)) $stage ($((cpu - used)) s of CPU)")
   fi
   by_log=$(sort -u "$logs/skips.$stage" | wc -l)
   if [ "$1" != plain ]; then
