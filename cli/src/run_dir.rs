@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 /// The folder for runs with a mount namespace.
 pub const ROOT: &str = "/run/vgpu-run";
 /// A `vgpu run` holds the lock for milliseconds; one that is stopped must not block all others for ever.
-const PATIENCE: Duration = Duration::from_secs(30);
+const LOCK_WAIT: Duration = Duration::from_secs(30);
 
 /// The folder, after its owner and mode were checked.
 #[derive(Debug, Clone)]
@@ -50,7 +50,7 @@ pub enum RunDirError {
     Foreign { path: PathBuf, uid: u32 },
     #[error("cannot lock {}: {source}", path.display())]
     Lock { path: PathBuf, source: io::Error },
-    #[error("{} has been locked for {} s by another `vgpu run`; end or continue the one that is stopped", path.display(), PATIENCE.as_secs())]
+    #[error("{} has been locked for {} s by another `vgpu run`; end or continue the one that is stopped", path.display(), LOCK_WAIT.as_secs())]
     Busy { path: PathBuf },
 }
 
@@ -86,7 +86,7 @@ impl RunDir {
             path: path.clone(),
             source: source.into(),
         };
-        match lock_file(&path, PATIENCE).map_err(error)? {
+        match lock_file(&path, LOCK_WAIT).map_err(error)? {
             Some(file) => Ok(Locked { _file: file }),
             None => Err(RunDirError::Busy { path }),
         }

@@ -457,7 +457,7 @@ fn the_controller_may_write_what_every_dialect_gives_back() {
             containers: [("main".to_owned(), vec![share])].into(),
         };
         let record = vgpu_dialects::Record::of(&old).unwrap().unwrap();
-        let back = vgpu_dialects::given_back(&old, &record, &bound);
+        let back = vgpu_dialects::legacy_view(&old, &record, &bound);
         assert!(!back.annotations.is_empty(), "{record:?}");
         let mut new = old.clone();
         new.metadata

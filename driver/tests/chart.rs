@@ -432,7 +432,7 @@ fn where_pods_are_translated_the_controller_writes_templates_annotations_and_a_l
             .filter(|object| object["kind"] == "ValidatingAdmissionPolicyBinding");
         let names = of.map(|object| object["metadata"]["name"].as_str().unwrap_or_default().to_owned());
         names
-            .filter(|name| name == "x-given-back" || name == "x-translated-templates")
+            .filter(|name| name == "x-legacy-view" || name == "x-translated-templates")
             .collect::<Vec<_>>()
     };
     let without = render(&helm, &["translate.highPriorityClass=vgpu-high", "usage.enabled=false"]).expect("rendered");
@@ -457,7 +457,7 @@ fn where_pods_are_translated_the_controller_writes_templates_annotations_and_a_l
     );
     let lease = "coordination.k8s.io/leases: get update named x-controller".to_owned();
     assert!(rights(&rendered, "Role", "x-controller").contains(&lease));
-    assert_eq!(policies(&rendered), ["x-given-back", "x-translated-templates"]);
+    assert_eq!(policies(&rendered), ["x-legacy-view", "x-translated-templates"]);
     for flag in [
         "--translate-dialects=hami,kai",
         "--translate-high-priority-class=vgpu-high",

@@ -5,7 +5,7 @@
 //!                            │ each container that asks: one of hami, koordinator, volcano, volcano_vgpu,
 //!                            │ gpu_manager, kai reads what it asks into a Request
 //!  Request, Inventory ──► template ──► ResourceClaimTemplateSpec
-//!  bound pod, its Record ──► given_back ──► annotations
+//!  bound pod, its Record ──► legacy_view ──► annotations
 //!  allocated claim ──► environment ──► variables
 //! ```
 //!
@@ -21,7 +21,6 @@
 #![forbid(unsafe_code)]
 
 mod applied;
-mod given_back;
 mod gpu_manager;
 mod hami;
 mod instead;
@@ -29,6 +28,7 @@ mod inventory;
 mod kai;
 mod keys;
 mod koordinator;
+mod legacy_view;
 mod literal;
 mod names;
 mod owners;
@@ -48,12 +48,12 @@ mod unsupported;
 mod volcano;
 mod volcano_vgpu;
 
-pub use given_back::{
-    Bound, Environment, GIVEN_BACK_ANNOTATIONS, GIVEN_BACK_LABEL, GIVEN_BACK_PREFIX, GivenBack, GpuShare, environment,
-    given_back,
-};
 pub use k8s_openapi::api::core::v1::Pod;
 pub use k8s_openapi::api::resource::v1::ResourceSlice;
+pub use legacy_view::{
+    Bound, Environment, GpuShare, LEGACY_VIEW_ANNOTATIONS, LEGACY_VIEW_LABEL, LEGACY_VIEW_PREFIX, LegacyView,
+    environment, legacy_view,
+};
 
 pub use inventory::{Gpu, Inventory};
 pub use keys::{asking_annotations, asking_resources, is_resource, resource_names};

@@ -13,7 +13,7 @@ use crate::pod::{PodView, annotation_at};
 use crate::problem::Warning;
 use crate::resources::Resources;
 use crate::settings::Settings;
-use crate::{given_back, gpu_manager, hami, kai, koordinator, volcano, volcano_vgpu};
+use crate::{gpu_manager, hami, kai, koordinator, legacy_view, volcano, volcano_vgpu};
 
 const NOBODY: &str = "is not read: its dialect is switched off; switch it on, or make sure that another system gives \
                       the pod its GPU";
@@ -133,7 +133,7 @@ pub(crate) fn warn_of_metadata(dialects: &[Dialect], pod: &mut PodView<'_>) {
         } else if of_a_dialect
             && !is_read()
             && scheduling(key).is_none()
-            && !given_back::is_given_back(key)
+            && !legacy_view::is_legacy_key(key)
             && said < MOST_KEYS
         {
             said += 1;

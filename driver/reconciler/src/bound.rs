@@ -1,4 +1,4 @@
-//! What a bound pod gets back, from the pod and its claims as they were just read.
+//! The legacy view of a bound pod, from the pod and its claims as they were just read.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,17 +7,17 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
 use serde_json::{Value, json};
 use vgpu_api::{DRIVER_NAME, capacity};
-use vgpu_dialects::{Bound, GpuShare, Record, given_back};
+use vgpu_dialects::{Bound, GpuShare, Record, legacy_view};
 
 use crate::gpus::Gpus;
 
 /// The annotation with the pod's UID that says that its annotations are written. A pod made from a copy of another
 /// pod's manifest has that pod's UID, or none.
-pub const GIVEN_BACK: &str = "dra.vgpu/given-back";
+pub const LEGACY_VIEW: &str = "dra.vgpu/legacy-view";
 /// The longest value of a label. A node's name may be longer.
 const LABEL_MAX: usize = 63;
 
-/// Why a pod has nothing to get back yet. Each reason ends by itself, or with the pod.
+/// Why a pod has no legacy view yet. Each reason ends by itself, or with the pod.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotYet {
     #[error("{0}")]
@@ -51,18 +51,18 @@ pub fn claim_names(pod: &Pod) -> impl Iterator<Item = &str> {
 ///
 /// # Errors
 /// What is missing.
-pub fn give_back(pod: &Pod, claims: &[ResourceClaim], gpus: &Gpus) -> Result<Option<Value>, NotYet> {
+pub fn legacy_patch(pod: &Pod, claims: &[ResourceClaim], gpus: &Gpus) -> Result<Option<Value>, NotYet> {
     let record = Record::of(pod).map_err(|problem| NotYet::Annotation(problem.to_string()))?;
     let uid = pod.metadata.uid.as_deref().unwrap_or_default();
     let annotations = pod.metadata.annotations.as_ref();
-    let mark = annotations.and_then(|all| all.get(GIVEN_BACK)).map(String::as_str);
+    let mark = annotations.and_then(|all| all.get(LEGACY_VIEW)).map(String::as_str);
     let Some(record) = record.filter(|_| mark != Some(uid)) else {
         return Ok(None);
     };
-    let back = given_back(pod, &record, &bound(pod, &record, claims, gpus)?);
-    let mut annotations = back.annotations;
-    annotations.insert(GIVEN_BACK.to_owned(), uid.to_owned());
-    let mut labels = back.labels;
+    let view = legacy_view(pod, &record, &bound(pod, &record, claims, gpus)?);
+    let mut annotations = view.annotations;
+    annotations.insert(LEGACY_VIEW.to_owned(), uid.to_owned());
+    let mut labels = view.labels;
     labels.retain(|_, value| value.len() <= LABEL_MAX);
     let mut metadata = json!({"uid": uid, "annotations": annotations});
     if !labels.is_empty() {

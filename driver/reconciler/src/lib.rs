@@ -6,7 +6,7 @@
 //!  templates with our label ──────┼─► Reconciler ─► Plan: create, delete, give back; notices for pods
 //!  ResourceSlices ─► Gpus ────────┤       ▲                 │
 //!  namespaces that opted in ──────┘       └──── Outcome ◄───┘
-//!  a bound pod, its claims, Gpus ─► give_back ─► a patch of annotations
+//!  a bound pod, its claims, Gpus ─► legacy_patch ─► a patch of annotations
 //! ```
 //!
 //! A template is a function of a request in a pod's annotation and of the GPUs there are, and its name is the hash of
@@ -45,7 +45,7 @@ mod pod;
 mod reconciler;
 mod template;
 
-pub use bound::{GIVEN_BACK, NotYet, claim_names, give_back};
+pub use bound::{LEGACY_VIEW, NotYet, claim_names, legacy_patch};
 pub use gpus::Gpus;
 pub use notice::Notice;
 pub use plan::{Change, Outcome, Plan, Task, Write};

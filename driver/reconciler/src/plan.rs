@@ -63,7 +63,7 @@ pub enum Write {
     },
     /// Deletes only that version of the template.
     Delete { key: Key, uid: String, version: String },
-    /// Read the pod and its claims, and write what [`crate::give_back`] says.
+    /// Read the pod and its claims, and write what [`crate::legacy_patch`] says.
     GiveBack(PodRef),
 }
 
@@ -93,7 +93,7 @@ pub enum Outcome {
     /// Deleting: it is accepted. The name is free when the watch says so.
     Deleted,
     /// The pod has its annotations.
-    GivenBack,
+    LegacyView,
     /// Nothing was done, because something changed or is missing: decided again after a pause.
     Again,
     /// The API server says no.

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 use vgpu_api::PodRef;
 use vgpu_dialects::{Record, Request, TRANSLATED};
 
-use crate::bound::GIVEN_BACK;
+use crate::bound::LEGACY_VIEW;
 
 /// A pod with the annotation of a translation.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub struct TranslatedPod {
     pub is_over: bool,
     pub is_bound: bool,
     /// It has the annotations of its dialect already.
-    pub is_given_back: bool,
+    pub has_legacy_view: bool,
 }
 
 impl TranslatedPod {
@@ -52,7 +52,7 @@ impl TranslatedPod {
             problem,
             is_over: meta.deletion_timestamp.is_some() || matches!(phase, Some("Succeeded" | "Failed")),
             is_bound: spec.is_some_and(|spec| spec.node_name.as_ref().is_some_and(|node| !node.is_empty())),
-            is_given_back: annotation(GIVEN_BACK) == Some(&uid),
+            has_legacy_view: annotation(LEGACY_VIEW) == Some(&uid),
             at: PodRef {
                 namespace: meta.namespace.clone().unwrap_or_default(),
                 name: meta.name.clone().unwrap_or_default(),

@@ -58,7 +58,7 @@ pub struct Reconciler {
     under_way: BTreeSet<Task>,
     backoffs: BTreeMap<Task, Backoff>,
     /// Pods that got their annotations, by UID, until the watch shows it.
-    given_back: BTreeSet<String>,
+    with_legacy_view: BTreeSet<String>,
     /// What was found since the last plan.
     found: Vec<(PodRef, Notice)>,
 }
@@ -72,7 +72,7 @@ impl Reconciler {
         }
     }
 
-    /// The GPUs as they are now, for [`crate::give_back`].
+    /// The GPUs as they are now, for [`crate::legacy_patch`].
     #[must_use]
     pub fn gpus(&self) -> Arc<Gpus> {
         self.gpus.clone()
@@ -238,8 +238,8 @@ impl Reconciler {
                 self.tell_users(key, &Notice::Refused { template, why });
                 false
             }
-            (Task::Pod(pod), Outcome::GivenBack) => {
-                self.given_back.insert(pod.uid.clone());
+            (Task::Pod(pod), Outcome::LegacyView) => {
+                self.with_legacy_view.insert(pod.uid.clone());
                 true
             }
             (_, Outcome::Dropped) => true,
@@ -291,8 +291,8 @@ impl Reconciler {
             }
             self.look(Task::Template(template), now);
         }
-        if pod.is_given_back {
-            self.given_back.remove(&pod.at.uid);
+        if pod.has_legacy_view {
+            self.with_legacy_view.remove(&pod.at.uid);
         }
         self.look(Task::Pod(pod.at.clone()), now);
         self.pods.insert(key, pod);
@@ -323,19 +323,19 @@ impl Reconciler {
     fn pod(&mut self, at: &PodRef) -> Option<Write> {
         let task = Task::Pod(at.clone());
         let Some(pod) = self.known(at) else {
-            self.given_back.remove(&at.uid);
+            self.with_legacy_view.remove(&at.uid);
             self.backoffs.remove(&task);
             return None;
         };
         if !self.namespaces.contains(&at.namespace) {
             return None;
         }
-        let (is_bound, is_given_back, problem) = (pod.is_bound, pod.is_given_back, pod.problem.clone());
+        let (is_bound, has_legacy_view, problem) = (pod.is_bound, pod.has_legacy_view, pod.problem.clone());
         if let Some(problem) = problem {
             self.tell(at, &Notice::Annotation(problem));
             return None;
         }
-        let wanted = self.is_leading && is_bound && !is_given_back && !self.given_back.contains(&at.uid);
+        let wanted = self.is_leading && is_bound && !has_legacy_view && !self.with_legacy_view.contains(&at.uid);
         wanted.then(|| Write::GiveBack(at.clone()))
     }
 

@@ -173,7 +173,9 @@ impl Election {
         }
         self.terms.send_replace(None);
         if self.elector.term.is_some()
-            && let Err(error) = tokio::time::timeout(TIMEOUT, self.give_back()).await.unwrap_or(Ok(()))
+            && let Err(error) = tokio::time::timeout(TIMEOUT, self.legacy_patch())
+                .await
+                .unwrap_or(Ok(()))
         {
             tracing::warn!(%error, "the lease could not be given back and runs out by itself");
         }
@@ -235,7 +237,7 @@ impl Election {
         }
     }
 
-    async fn give_back(&self) -> Result<(), kube::Error> {
+    async fn legacy_patch(&self) -> Result<(), kube::Error> {
         let Some(mut lease) = self.api.get_opt(&self.name).await? else {
             return Ok(());
         };

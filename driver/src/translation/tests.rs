@@ -138,7 +138,7 @@ async fn annotations_are_written_to_the_pod_that_was_read_and_to_no_other() {
     let (server, client) = Server::answering([(200, pod.clone()), (200, claim), (200, pod.clone())]);
     assert_eq!(
         send(&client, &reconciler::Write::GiveBack(at()), &gpus).await,
-        reconciler::Outcome::GivenBack
+        reconciler::Outcome::LegacyView
     );
     let sent = server.sent();
     let (methods, paths): (Vec<&str>, Vec<&str>) = sent
@@ -153,7 +153,7 @@ async fn annotations_are_written_to_the_pod_that_was_read_and_to_no_other() {
     );
     assert_eq!(
         sent[2].2,
-        json!({"metadata": {"uid": "u", "annotations": {"dra.vgpu/given-back": "u", "received-resource-type": "Fraction"}}})
+        json!({"metadata": {"uid": "u", "annotations": {"dra.vgpu/legacy-view": "u", "received-resource-type": "Fraction"}}})
     );
     // Another pod by that name.
     let mut other = pod.clone();
@@ -166,11 +166,11 @@ async fn annotations_are_written_to_the_pod_that_was_read_and_to_no_other() {
     assert_eq!(server.sent().len(), 1);
     // Nothing is written for a pod that has its annotations.
     let mut done = pod;
-    done["metadata"]["annotations"]["dra.vgpu/given-back"] = json!("u");
+    done["metadata"]["annotations"]["dra.vgpu/legacy-view"] = json!("u");
     let (server, client) = Server::answering([(200, done)]);
     assert_eq!(
         send(&client, &reconciler::Write::GiveBack(at()), &gpus).await,
-        reconciler::Outcome::GivenBack
+        reconciler::Outcome::LegacyView
     );
     assert_eq!(server.sent().len(), 1);
 }

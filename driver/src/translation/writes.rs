@@ -8,7 +8,7 @@ use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client};
 use vgpu_api::PodRef;
-use vgpu_reconciler::{self as reconciler, Gpus, Template, TranslatedPod, claim_names, give_back};
+use vgpu_reconciler::{self as reconciler, Gpus, Template, TranslatedPod, claim_names, legacy_patch};
 
 use crate::leader::Failure;
 
@@ -72,15 +72,15 @@ async fn annotate(client: &Client, at: &PodRef, gpus: &Gpus) -> kube::Result<rec
     else {
         return Ok(reconciler::Outcome::Again);
     };
-    if TranslatedPod::of(&pod).is_some_and(|pod| pod.is_given_back) {
-        return Ok(reconciler::Outcome::GivenBack);
+    if TranslatedPod::of(&pod).is_some_and(|pod| pod.has_legacy_view) {
+        return Ok(reconciler::Outcome::LegacyView);
     }
     let claims: Api<ResourceClaim> = Api::namespaced(client.clone(), &at.namespace);
     let claims = try_join_all(claim_names(&pod).map(|name| claims.get_opt(name))).await?;
     let claims: Vec<ResourceClaim> = claims.into_iter().flatten().collect();
-    let patch = match give_back(&pod, &claims, gpus) {
+    let patch = match legacy_patch(&pod, &claims, gpus) {
         Ok(Some(patch)) => patch,
-        Ok(None) => return Ok(reconciler::Outcome::GivenBack),
+        Ok(None) => return Ok(reconciler::Outcome::LegacyView),
         Err(why) => {
             tracing::debug!(namespace = at.namespace, pod = at.name, %why, "nothing is given back yet");
             return Ok(reconciler::Outcome::Again);
@@ -92,7 +92,7 @@ async fn annotate(client: &Client, at: &PodRef, gpus: &Gpus) -> kube::Result<rec
     };
     // The uid in the patch makes it fail on another pod of this name.
     pods.patch(&at.name, &parameters, &Patch::Merge(patch)).await?;
-    Ok(reconciler::Outcome::GivenBack)
+    Ok(reconciler::Outcome::LegacyView)
 }
 
 fn failed(write: &reconciler::Write, error: &kube::Error) -> reconciler::Outcome {

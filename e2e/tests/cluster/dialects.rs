@@ -124,7 +124,7 @@ fn example(installed: &Installed, kube: &Kube<'_>, file: &str, expected: &[Vec<&
             }
         }
     }
-    given_back(kube, file)?;
+    legacy_view(kube, file)?;
     // Deployments and ReplicaSets would create new pods, so they are deleted first. One second, because the examples
     // in Python do not handle SIGTERM, and the kubelet would wait 30 s for them.
     let owners = [
@@ -168,7 +168,7 @@ fn sees(kube: &Kube<'_>, pod: &str, container: &str, gpus: u64, total: Option<u6
 
 /// Annotations that pods get back: the example, the pod, the key, and the value. `{uuid}`, `{index}` and `{node}` are
 /// those of the pod's GPU, and `{half}` is half of its memory.
-const GIVEN_BACK: &[(&str, &str, &str, &str)] = &[
+const LEGACY_VIEW: &[(&str, &str, &str, &str)] = &[
     (
         "hami",
         "hami-part",
@@ -204,8 +204,8 @@ const GIVEN_BACK: &[(&str, &str, &str, &str)] = &[
 ];
 
 /// Checks the annotations of the earlier system.
-fn given_back(kube: &Kube<'_>, file: &str) -> Result<()> {
-    for (_, pod, key, value) in GIVEN_BACK.iter().filter(|(of, ..)| *of == file) {
+fn legacy_view(kube: &Kube<'_>, file: &str) -> Result<()> {
+    for (_, pod, key, value) in LEGACY_VIEW.iter().filter(|(of, ..)| *of == file) {
         let seen: Value = serde_json::from_str(&kube.exec(pod, &["vgpu-client", "check"])?)?;
         let uuid = seen["uuid"].as_str().context("no UUID")?;
         let (node, gpu) = published(kube, uuid)?;

@@ -23,7 +23,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("bad_pod_is_refused_with_field_value_and_fix", refused),
     (
         "annotations_pass_the_webhook_and_templates_come_back_whoever_leads",
-        given_back,
+        legacy_view,
     ),
     ("no_pod_gets_through_untranslated_while_replicas_are_killed", killed),
     ("upgrade_of_the_chart_keeps_certificates_and_trust", upgraded),
@@ -272,12 +272,12 @@ fn refused() -> Result<()> {
 }
 
 /// Waits until the pod runs and has everything that HAMi promises.
-fn is_given_back(kube: &Kube<'_>, name: &str) -> Result<Value> {
+fn wait_for_legacy_view(kube: &Kube<'_>, name: &str) -> Result<Value> {
     kube.wait_running(name, LIMIT)?;
     wait(LIMIT, &format!("the annotations of {name}"), || {
         let pod = kube.get(&["pod", name])?;
         let annotations = &pod["metadata"]["annotations"];
-        let mark = &annotations["dra.vgpu/given-back"];
+        let mark = &annotations["dra.vgpu/legacy-view"];
         if mark.is_null() {
             return Ok(None);
         }
@@ -288,15 +288,15 @@ fn is_given_back(kube: &Kube<'_>, name: &str) -> Result<Value> {
     })
 }
 
-fn given_back() -> Result<()> {
-    in_labelled("translate-given-back", |installed, kube| {
+fn legacy_view() -> Result<()> {
+    in_labelled("translate-legacy-view", |installed, kube| {
         let project = Kube::new(&installed.cluster, install::NAME);
         let before = reviews(installed)?;
         let manifest = running("first", 3000).to_string();
         kube.apply_as_user(&manifest)?;
         let created = kube.get(&["pod", "first"])?;
         check(&created)?;
-        let pod = is_given_back(kube, "first")?;
+        let pod = wait_for_legacy_view(kube, "first")?;
         // The leader's writes need no review, and leave the translation alone.
         ensure!(reviews(installed)? == before + 1, "the leader's patch was reviewed");
         let record = |pod: &Value| pod["metadata"]["annotations"]["dra.vgpu/translated"].clone();
@@ -324,7 +324,7 @@ fn given_back() -> Result<()> {
             Ok(is_back.then_some(()))
         })?;
         kube.apply(&running("second", 3000).to_string())?;
-        is_given_back(kube, "second")?;
+        wait_for_legacy_view(kube, "second")?;
 
         // The leader is killed before anybody has created the template of the next pod.
         let killed = leader(&project)?.context("nobody leads")?;
@@ -336,7 +336,7 @@ fn given_back() -> Result<()> {
             ensure!(said.status.success() || is_lost, "{}", said.stderr);
             Ok(said.status.success().then_some(()))
         })?;
-        is_given_back(kube, "third")?;
+        wait_for_legacy_view(kube, "third")?;
         ensure!(
             leader(&project)?.as_ref() != Some(&killed),
             "{killed} leads and is gone"

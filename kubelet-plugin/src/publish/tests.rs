@@ -494,17 +494,17 @@ async fn a_server_without_taints_leaves_the_scheduler_at_it_and_the_plugin_says_
 
 #[tokio::test]
 async fn a_server_without_the_effect_none_gets_the_taints_that_count() {
-    let fault = |reason, counts| crate::publish::inventory::Fault {
+    let fault = |reason, blocks| crate::publish::inventory::Fault {
         reason,
         value: "1".into(),
-        counts,
+        blocks,
     };
-    let faults = |counts| {
+    let faults = |blocks| {
         let reasons = [
             crate::publish::inventory::Reason::Xid,
             crate::publish::inventory::Reason::Remap,
         ];
-        let faults = vec![fault(reasons[0], false), fault(reasons[1], counts)];
+        let faults = vec![fault(reasons[0], false), fault(reasons[1], blocks)];
         slices(
             &Inventory::new(vec![gpu(0)]).with_faults(&[(gpu(0).uuid, faults)].into()),
             64,

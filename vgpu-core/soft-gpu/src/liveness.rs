@@ -125,7 +125,7 @@ fn is_at(file: &File, path: &Path) -> bool {
 }
 
 /// How long to wait for the state folder's lock. Hundreds of processes may start at once on two cores.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const LOCK_WAIT: Duration = Duration::from_secs(30);
 /// How long a waiter sleeps between two tries, doubled each time. Hundreds of waiters without a pause would keep the
 /// holder from its CPU.
 const NAPS: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(5)];
@@ -154,14 +154,14 @@ impl Lock {
     }
 }
 
-/// Calls `tried` until it returns true, and `sleep` between. Returns false after [`PATIENCE`] of sleep.
+/// Calls `tried` until it returns true, and `sleep` between. Returns false after [`LOCK_WAIT`] of sleep.
 ///
 /// The sleep is counted, no clock is asked: a process that was stopped, or whose machine was suspended, finds the clock
 /// far ahead although it has hardly tried.
 fn wait(mut tried: impl FnMut() -> io::Result<bool>, mut sleep: impl FnMut(Duration)) -> io::Result<bool> {
     let ([mut nap, longest], mut slept) = (NAPS, Duration::ZERO);
     while !tried()? {
-        if slept >= PATIENCE {
+        if slept >= LOCK_WAIT {
             return Ok(false);
         }
         sleep(nap);
@@ -242,7 +242,7 @@ mod tests {
             Ok(false)
         };
         assert!(!wait(tried, |nap| slept += nap).expect("no error"));
-        assert!(slept >= PATIENCE && slept < PATIENCE + NAPS[1], "{slept:?}");
+        assert!(slept >= LOCK_WAIT && slept < LOCK_WAIT + NAPS[1], "{slept:?}");
         assert!(tries > 6000, "{tries}");
         let mut left = 3;
         let tried = || {

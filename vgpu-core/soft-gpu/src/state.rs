@@ -18,7 +18,7 @@ use crate::control::Control;
 use crate::env::Config;
 use crate::error::Error;
 use crate::layout::{DEAD, FREE, LIVE, NVML_CALLS, PHASE_MASK, Proc, Shared};
-use crate::liveness::{Holders, Lock, PATIENCE, Pulse, pulse, take};
+use crate::liveness::{Holders, LOCK_WAIT, Lock, Pulse, pulse, take};
 use crate::profile::{Clock, Pci, Profile};
 use crate::region::Region;
 use crate::timeline::schedule::Pace;
@@ -347,7 +347,7 @@ impl State {
             places.map(|(_, proc)| proc.phase.load(Ordering::Acquire)).collect()
         };
         let entry = &self.shared.gpus[gpu];
-        let (until, mut still) = (Instant::now() + PATIENCE, 0);
+        let (until, mut still) = (Instant::now() + LOCK_WAIT, 0);
         while Instant::now() < until {
             for _ in 0..64 {
                 let before = phases();
@@ -362,7 +362,7 @@ impl State {
             entry.still_until.store(now() + still, Ordering::Relaxed);
         }
         eprintln!(
-            "soft-gpu: {}: no one picture of GPU {gpu} in {PATIENCE:?}",
+            "soft-gpu: {}: no one picture of GPU {gpu} in {LOCK_WAIT:?}",
             self.dir.display()
         );
         let own = self.places().map(|(_, proc)| proc.gpus[gpu].held.units());

@@ -216,15 +216,15 @@ async fn the_object_has_what_is_held_and_used_and_belongs_to_the_node() {
 async fn a_gpu_that_takes_no_share_has_no_largest_one_and_says_why() {
     let mut scene = Scene::new();
     let lost = [(gpu(1).uuid, Unavailable::Lost(String::new()))];
-    let fault = |counts| Fault {
+    let fault = |blocks| Fault {
         reason: Reason::Xid,
         value: "79".into(),
-        counts,
+        blocks,
     };
     let mut found = Vec::new();
-    for (round, counts) in [(0, false), (1, true)] {
+    for (round, blocks) in [(0, false), (1, true)] {
         let inventory = Inventory::with_unavailable(vec![gpu(0), gpu(1)], lost.clone().into());
-        let faults = [(gpu(0).uuid, vec![fault(counts)])].into();
+        let faults = [(gpu(0).uuid, vec![fault(blocks)])].into();
         scene.sources.node.set_inventory(Ok(inventory.with_faults(&faults)));
         scene.rounds(round * 60..round * 60 + 60).await;
         let of = |gpu: &vgpu_api::usage::NodeGpu| (gpu.problem.clone(), gpu.largest_free.clone());

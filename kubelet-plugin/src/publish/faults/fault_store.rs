@@ -123,7 +123,7 @@ mod tests {
         let fault = Fault {
             reason: Reason::Xid,
             value: value.into(),
-            counts: true,
+            blocks: true,
         };
         let gpu = KeptGpu {
             uncorrected: Some(3),

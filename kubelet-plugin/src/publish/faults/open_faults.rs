@@ -77,7 +77,7 @@ const ACTIONS: [&str; 8] = [
 
 /// What a reading says of one kind of fault.
 enum Said {
-    Present { value: String, counts: bool },
+    Present { value: String, blocks: bool },
     Absent,
     Unknown,
 }
@@ -104,7 +104,7 @@ impl OpenFaults {
                 let mut fault = fault.clone();
                 if fault.reason == Reason::Xid {
                     // The configuration may have changed.
-                    fault.counts = fault.value.parse().is_ok_and(|xid| !self.ignored.contains(&xid));
+                    fault.blocks = fault.value.parse().is_ok_and(|xid| !self.ignored.contains(&xid));
                 }
                 gpu.open.entry(fault.reason).or_insert(Open::new(fault));
             }
@@ -140,7 +140,7 @@ impl OpenFaults {
             let gpu = self.gpus.entry(reading.uuid.clone()).or_default();
             for reason in [Reason::Xid, Reason::Ecc, Reason::Remap, Reason::Recovery] {
                 let said = match reason {
-                    Reason::Xid => xid(reading, &self.ignored, gpu.counts(reason)),
+                    Reason::Xid => xid(reading, &self.ignored, gpu.blocks(reason)),
                     Reason::Ecc => ecc(reading, gpu.uncorrected),
                     Reason::Remap => remap(reading),
                     Reason::Recovery => recovery(reading),
@@ -161,8 +161,8 @@ impl Gpu {
         self.open.values().map(|open| open.fault.clone()).collect()
     }
 
-    fn counts(&self, reason: Reason) -> bool {
-        self.open.get(&reason).is_some_and(|open| open.fault.counts)
+    fn blocks(&self, reason: Reason) -> bool {
+        self.open.get(&reason).is_some_and(|open| open.fault.blocks)
     }
 
     fn restart_wait(&mut self) {
@@ -173,8 +173,8 @@ impl Gpu {
 
     fn apply(&mut self, reason: Reason, said: Said, is_whole: bool, now: Instant) {
         match said {
-            Said::Present { value, counts } => {
-                let fault = Fault { reason, value, counts };
+            Said::Present { value, blocks } => {
+                let fault = Fault { reason, value, blocks };
                 match self.open.get_mut(&reason) {
                     Some(open) => open.renew(fault),
                     None => drop(self.open.insert(reason, Open::new(fault))),
@@ -209,7 +209,7 @@ impl Open {
     fn renew(&mut self, again: Fault) {
         self.well_since = None;
         let is_flag = matches!(again.reason, Reason::Remap | Reason::Recovery);
-        if again.counts && !self.fault.counts || is_flag && again.counts == self.fault.counts {
+        if again.blocks && !self.fault.blocks || is_flag && again.blocks == self.fault.blocks {
             self.fault = again;
         }
     }
@@ -217,24 +217,24 @@ impl Open {
     fn is_over(&mut self, now: Instant) -> bool {
         let since = *self.well_since.get_or_insert(now);
         let lasts = match self.fault.reason {
-            Reason::Xid if !self.fault.counts => IGNORED_FOR,
+            Reason::Xid if !self.fault.blocks => IGNORED_FOR,
             _ => RECOVERED_AFTER,
         };
         now.saturating_duration_since(since) >= lasts
     }
 }
 
-fn xid(reading: &Reading, ignored: &BTreeSet<u64>, open_counts: bool) -> Said {
-    let counting = reading.xids.iter().find(|xid| !ignored.contains(xid));
-    if let Some(xid) = counting.or(reading.xids.first()) {
+fn xid(reading: &Reading, ignored: &BTreeSet<u64>, open_blocks: bool) -> Said {
+    let blocking = reading.xids.iter().find(|xid| !ignored.contains(xid));
+    if let Some(xid) = blocking.or(reading.xids.first()) {
         return Said::Present {
             value: xid.to_string(),
-            counts: counting.is_some(),
+            blocks: blocking.is_some(),
         };
     }
     match reading.action {
         Asked::Is(0) => Said::Absent,
-        Asked::NotSupported if !open_counts => Said::Absent,
+        Asked::NotSupported if !open_blocks => Said::Absent,
         _ => Said::Unknown,
     }
 }
@@ -248,7 +248,7 @@ fn ecc(reading: &Reading, before: Option<u64>) -> Said {
     if count != before && count > 0 {
         return Said::Present {
             value: count.to_string(),
-            counts: true,
+            blocks: true,
         };
     }
     match reading.action {
@@ -259,9 +259,9 @@ fn ecc(reading: &Reading, before: Option<u64>) -> Said {
 }
 
 fn remap(reading: &Reading) -> Said {
-    let present = |value: &str, counts| Said::Present {
+    let present = |value: &str, blocks| Said::Present {
         value: value.to_owned(),
-        counts,
+        blocks,
     };
     match (&reading.remap_failed, &reading.remap_pending) {
         (Asked::Is(true), _) => present("failed", true),
@@ -282,6 +282,6 @@ fn recovery(reading: &Reading) -> Said {
     let action = named.map_or_else(|| format!("action-{action}"), |name| (*name).to_owned());
     Said::Present {
         value: action,
-        counts: true,
+        blocks: true,
     }
 }

@@ -136,7 +136,7 @@ fn an_xid_that_does_not_count_is_told_once_for_a_while_also_by_an_old_driver() {
         assert_eq!(
             rig.read(with_xid(62)),
             ["xid=62:NoSchedule"],
-            "one that counts takes its place"
+            "one that blocks takes its place"
         );
     }
 }
@@ -234,10 +234,10 @@ fn another_configuration_ignores_other_xids() {
     let mut tolerant = OpenFaults::new(BTreeSet::from([79]));
     tolerant.add(&kept);
     let faults = tolerant.faults();
-    assert!(!faults[GPU][0].counts);
+    assert!(!faults[GPU][0].blocks);
     let mut strict = OpenFaults::new(BTreeSet::new());
     strict.add(&tolerant.kept());
-    assert!(strict.faults()[GPU][0].counts);
+    assert!(strict.faults()[GPU][0].blocks);
 }
 
 /// What happens to one GPU.
@@ -309,10 +309,10 @@ proptest! {
                     let asks = matches!(reading.action, Asked::Is(1..));
                     let failed = reading.remap_failed == Asked::Is(true);
                     rig.read(reading);
-                    let counts = |reason| rig.faults().iter().any(|fault| fault.reason == reason && fault.counts);
-                    prop_assert!(!begins || counts(Reason::Xid));
-                    prop_assert!(!asks || counts(Reason::Recovery));
-                    prop_assert!(!failed || counts(Reason::Remap));
+                    let blocks = |reason| rig.faults().iter().any(|fault| fault.reason == reason && fault.blocks);
+                    prop_assert!(!begins || blocks(Reason::Xid));
+                    prop_assert!(!asks || blocks(Reason::Recovery));
+                    prop_assert!(!failed || blocks(Reason::Remap));
                 }
                 Step::Fail => {
                     rig.now += EVERY;
@@ -327,7 +327,7 @@ proptest! {
             for fault in before {
                 let now = rig.faults().into_iter().find(|other| other.reason == fault.reason);
                 prop_assert!(now.is_some() || is_whole, "{fault:?} ended by a question that failed");
-                prop_assert!(now.is_none_or(|now| now.counts || !fault.counts), "{fault:?} counts no more");
+                prop_assert!(now.is_none_or(|now| now.blocks || !fault.blocks), "{fault:?} blocks no more");
             }
             prop_assert!(rig.faults().len() <= 4);
         }
@@ -338,7 +338,7 @@ proptest! {
         while rig.now < start + BOUND {
             rig.read(well.clone());
         }
-        prop_assert!(rig.faults().iter().all(|fault| !fault.counts), "{:?}", rig.faults());
+        prop_assert!(rig.faults().iter().all(|fault| !fault.blocks), "{:?}", rig.faults());
         prop_assert!(rig.until_well(&well).is_some());
     }
 }

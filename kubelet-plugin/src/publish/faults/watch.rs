@@ -92,7 +92,7 @@ fn log(before: &Faults, after: &Faults) {
     };
     let (before, after) = (all(before), all(after));
     for (uuid, fault) in after.iter().filter(|fault| !before.contains(fault)) {
-        match fault.counts {
+        match fault.blocks {
             true => tracing::error!("no new claim gets this GPU: {}", fault.text(uuid)),
             false => tracing::info!("{}", fault.text(uuid)),
         }

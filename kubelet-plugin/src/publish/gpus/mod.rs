@@ -393,10 +393,10 @@ mod tests {
             health,
         } = scan();
         let (config, mut scans) = (rig.config(), Scans::new(Vec::new()));
-        let fault = |reason, value: &str, counts| Fault {
+        let fault = |reason, value: &str, blocks| Fault {
             reason,
             value: value.into(),
-            counts,
+            blocks,
         };
         let told = fault(Reason::Xid, "13", false);
         scans.faults = Faults::from([(gpu(0).uuid, vec![told.clone()])]);
@@ -409,8 +409,8 @@ mod tests {
             seen.devices.values().all(String::is_empty),
             "what does not count is no trouble"
         );
-        let counts = fault(Reason::Remap, "failed", true);
-        scans.faults = Faults::from([(gpu(0).uuid, vec![told, counts])]);
+        let blocks = fault(Reason::Remap, "failed", true);
+        scans.faults = Faults::from([(gpu(0).uuid, vec![told, blocks])]);
         scans.show(&config, &outputs);
         let Wanted::Slices(slices) = published.borrow().clone() else {
             panic!("no slices");

@@ -24,7 +24,7 @@ pub struct Fault {
     /// The taint's value: a label value.
     pub value: String,
     /// False: the fault keeps no claim away, and its taint has the effect None.
-    pub counts: bool,
+    pub blocks: bool,
 }
 
 /// The faults of each GPU that has any, by UUID.
@@ -51,7 +51,7 @@ impl Fault {
     /// The taint's effect.
     #[must_use]
     pub fn effect(&self) -> &'static str {
-        match self.counts {
+        match self.blocks {
             true => "NoSchedule",
             false => "None",
         }
@@ -66,7 +66,7 @@ impl Fault {
             Reason::Ecc => format!(
                 "GPU {uuid} had memory errors that ECC did not correct, {value} in all; look at nvidia-smi -q -d ECC"
             ),
-            Reason::Remap if self.counts => format!(
+            Reason::Remap if self.blocks => format!(
                 "GPU {uuid} could not remap rows of its memory that have errors; look at nvidia-smi -q -d ROW_REMAPPER, \
                  and have the GPU replaced"
             ),

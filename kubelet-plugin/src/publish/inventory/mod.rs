@@ -173,7 +173,7 @@ impl Inventory {
     #[must_use]
     pub fn troubles(&self, uuid: &str) -> Vec<String> {
         let unavailable = self.unavailable(uuid).map(|why| why.text(uuid));
-        let faults = self.faults(uuid).iter().filter(|fault| fault.counts);
+        let faults = self.faults(uuid).iter().filter(|fault| fault.blocks);
         unavailable
             .into_iter()
             .chain(faults.map(|fault| fault.text(uuid)))
@@ -183,7 +183,7 @@ impl Inventory {
     /// Returns the name of the taint that keeps new claims away from the GPU with this UUID.
     #[must_use]
     pub fn problem(&self, uuid: &str) -> Option<&'static str> {
-        let fault = self.faults(uuid).iter().find(|fault| fault.counts);
+        let fault = self.faults(uuid).iter().find(|fault| fault.blocks);
         let unavailable = self.unavailable(uuid).map(Unavailable::name);
         unavailable.or(fault.map(|fault| fault.reason.name()))
     }

@@ -24,7 +24,7 @@ const NAME: &[u8] = b"CUDA_VISIBLE_DEVICES=";
 /// Replaces the variable while it is hidden.
 static STAND_IN: &CStr = c"VGPU_HIDES=CUDA_VISIBLE_DEVICES";
 /// How long a thread waits for another's cuInit before it calls its own.
-const PATIENCE: Duration = Duration::from_secs(30);
+const INIT_WAIT: Duration = Duration::from_secs(30);
 
 unsafe extern "C" {
     static mut environ: *mut *mut c_char;
@@ -35,7 +35,7 @@ pub(crate) fn hidden(ready: &'static Ready, init: impl FnOnce() -> c_int) -> c_i
     if ready.knows_devices() {
         return init();
     }
-    let Some(initialising) = ready.initialising.lock_within(PATIENCE) else {
+    let Some(initialising) = ready.initialising.lock_within(INIT_WAIT) else {
         return init();
     };
     // An injected library (a profiler, a sanitizer) calls cuInit within the driver's. The variable is hidden already.

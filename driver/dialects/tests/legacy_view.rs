@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use support::{pod, read, translated};
 use vgpu_api::config::{Dialect, Priority};
 use vgpu_dialects::{
-    Bound, Environment, GIVEN_BACK_ANNOTATIONS, GIVEN_BACK_LABEL, GIVEN_BACK_PREFIX, GivenBack, GpuShare, Record,
-    environment, given_back,
+    Bound, Environment, GpuShare, LEGACY_VIEW_ANNOTATIONS, LEGACY_VIEW_LABEL, LEGACY_VIEW_PREFIX, LegacyView, Record,
+    environment, legacy_view,
 };
 
 fn share(index: u32, mebibytes: u64, cores: u32) -> GpuShare {
@@ -32,7 +32,7 @@ fn whole(index: u32) -> GpuShare {
     }
 }
 
-fn back(pod: &Pod, containers: &[(&str, Vec<GpuShare>)]) -> GivenBack {
+fn back(pod: &Pod, containers: &[(&str, Vec<GpuShare>)]) -> LegacyView {
     let bound = Bound {
         node: "n1".to_owned(),
         at: Duration::new(1_593_764_466, 550_835_304),
@@ -42,15 +42,15 @@ fn back(pod: &Pod, containers: &[(&str, Vec<GpuShare>)]) -> GivenBack {
             .collect(),
     };
     let translated = translated(pod).pod;
-    let back = given_back(&translated, &Record::of(&translated).unwrap().unwrap(), &bound);
+    let back = legacy_view(&translated, &Record::of(&translated).unwrap().unwrap(), &bound);
     // A policy can know every key.
     for key in back.annotations.keys() {
         assert!(
-            GIVEN_BACK_ANNOTATIONS.contains(&key.as_str()) || key.starts_with(GIVEN_BACK_PREFIX),
+            LEGACY_VIEW_ANNOTATIONS.contains(&key.as_str()) || key.starts_with(LEGACY_VIEW_PREFIX),
             "{key}"
         );
     }
-    assert!(back.labels.keys().all(|key| key == GIVEN_BACK_LABEL));
+    assert!(back.labels.keys().all(|key| key == LEGACY_VIEW_LABEL));
     back
 }
 

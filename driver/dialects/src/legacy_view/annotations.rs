@@ -12,18 +12,18 @@ use crate::record::Record;
 
 /// What the controller writes into a pod once it is bound.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct GivenBack {
+pub struct LegacyView {
     pub annotations: BTreeMap<String, String>,
     pub labels: BTreeMap<String, String>,
 }
 
 /// The beginning of the keys that have a container's number at their end.
-pub const GIVEN_BACK_PREFIX: &str = "tencent.com/predicate-gpu-idx-";
-/// The only label that [`given_back`] writes.
-pub const GIVEN_BACK_LABEL: &str = "hami.io/vgpu-node";
-/// Every annotation that [`given_back`] writes, except those with [`GIVEN_BACK_PREFIX`]: an admission policy may
+pub const LEGACY_VIEW_PREFIX: &str = "tencent.com/predicate-gpu-idx-";
+/// The only label that [`legacy_view`] writes.
+pub const LEGACY_VIEW_LABEL: &str = "hami.io/vgpu-node";
+/// Every annotation that [`legacy_view`] writes, except those with [`LEGACY_VIEW_PREFIX`]: an admission policy may
 /// restrict the controller's account to them.
-pub const GIVEN_BACK_ANNOTATIONS: [&str; 18] = [
+pub const LEGACY_VIEW_ANNOTATIONS: [&str; 18] = [
     "hami.io/vgpu-devices-allocated",
     "hami.io/vgpu-node",
     "hami.io/vgpu-time",
@@ -45,22 +45,22 @@ pub const GIVEN_BACK_ANNOTATIONS: [&str; 18] = [
 ];
 const RECEIVED: &str = "received-resource-type";
 
-/// Returns true for a key that [`given_back`] writes: a manifest may be a copy of a running pod.
-pub(crate) fn is_given_back(key: &str) -> bool {
-    GIVEN_BACK_ANNOTATIONS.contains(&key) || key.starts_with(GIVEN_BACK_PREFIX)
+/// Returns true for a key that [`legacy_view`] writes: a manifest may be a copy of a running pod.
+pub(crate) fn is_legacy_key(key: &str) -> bool {
+    LEGACY_VIEW_ANNOTATIONS.contains(&key) || key.starts_with(LEGACY_VIEW_PREFIX)
 }
 
 /// The annotations and labels of every dialect in which the pod asked.
 #[must_use]
-pub fn given_back(pod: &Pod, record: &Record, bound: &Bound) -> GivenBack {
-    let mut back = GivenBack::default();
+pub fn legacy_view(pod: &Pod, record: &Record, bound: &Bound) -> LegacyView {
+    let mut view = LegacyView::default();
     let mut dialects: Vec<Dialect> = record.containers.iter().map(|asked| asked.dialect).collect();
     dialects.sort_unstable();
     dialects.dedup();
     for dialect in dialects {
         let pod = PodShares::new(pod, record, bound, dialect);
         let mut set = |key: &str, value: String| {
-            back.annotations.insert(key.to_owned(), value);
+            view.annotations.insert(key.to_owned(), value);
         };
         let seconds = bound.at.as_secs().to_string();
         let nanoseconds = bound.at.as_nanos().to_string();
@@ -71,7 +71,7 @@ pub fn given_back(pod: &Pod, record: &Record, bound: &Bound) -> GivenBack {
                 set("hami.io/vgpu-time", seconds.clone());
                 set("hami.io/bind-time", seconds);
                 set("hami.io/bind-phase", "success".to_owned());
-                back.labels.insert(GIVEN_BACK_LABEL.to_owned(), bound.node.clone());
+                view.labels.insert(LEGACY_VIEW_LABEL.to_owned(), bound.node.clone());
             }
             Dialect::VolcanoVgpu => {
                 set("volcano.sh/vgpu-ids-new", pod.volcano_vgpu());
@@ -92,7 +92,7 @@ pub fn given_back(pod: &Pod, record: &Record, bound: &Bound) -> GivenBack {
                     .enumerate()
                     .filter(|(_, shares)| !shares.is_empty())
                 {
-                    set(&format!("{GIVEN_BACK_PREFIX}{at}"), indices(*shares));
+                    set(&format!("{LEGACY_VIEW_PREFIX}{at}"), indices(*shares));
                 }
                 set("tencent.com/predicate-node", bound.node.clone());
                 set("tencent.com/predicate-time", nanoseconds);
@@ -102,7 +102,7 @@ pub fn given_back(pod: &Pod, record: &Record, bound: &Bound) -> GivenBack {
             Dialect::Kai => set(RECEIVED, "Fraction".to_owned()),
         }
     }
-    back
+    view
 }
 
 /// `UUID,NVIDIA,<MiB>,<cores>:` for each GPU of one container.

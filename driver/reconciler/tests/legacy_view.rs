@@ -5,7 +5,7 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::{Value, json};
 use vgpu_api::PodRef;
 use vgpu_dialects::{Settings as Dialects, translate};
-use vgpu_reconciler::{Change, GIVEN_BACK, Gpus, NotYet, Outcome, Settings, Write, claim_names, give_back};
+use vgpu_reconciler::{Change, Gpus, LEGACY_VIEW, NotYet, Outcome, Settings, Write, claim_names, legacy_patch};
 
 mod support;
 
@@ -53,14 +53,14 @@ const AT: &str = "2026-11-23T00:00:00Z";
 #[test]
 fn a_bound_pod_gets_what_its_dialect_promises() {
     let pod = bound(fixed("a"), AT);
-    let patch = give_back(&pod, &[claim(&pod, "gpu-1", "4Gi", "30")], &gpus());
+    let patch = legacy_patch(&pod, &[claim(&pod, "gpu-1", "4Gi", "30")], &gpus());
     assert_eq!(
         patch,
         Ok(Some(json!({"metadata": {
             "uid": "uid-a",
             "labels": {"hami.io/vgpu-node": "n1"},
             "annotations": {
-                GIVEN_BACK: "uid-a",
+                LEGACY_VIEW: "uid-a",
                 "hami.io/bind-phase": "success",
                 "hami.io/bind-time": "1795392000",
                 "hami.io/vgpu-devices-allocated": "GPU-n1-1,NVIDIA,4096,30:;",
@@ -80,7 +80,7 @@ fn a_whole_gpu_has_all_cores() {
         .unwrap()
         .pod;
     let pod = bound(pod, AT);
-    let patch = give_back(&pod, &[claim(&pod, "gpu-0", "80Gi", "0")], &gpus())
+    let patch = legacy_patch(&pod, &[claim(&pod, "gpu-0", "80Gi", "0")], &gpus())
         .unwrap()
         .unwrap();
     let allocated = &patch["metadata"]["annotations"]["scheduling.koordinator.sh/device-allocated"];
@@ -99,7 +99,7 @@ fn a_node_whose_name_no_label_can_hold_is_in_the_annotation_alone() {
     let mut pod = bound(fixed("a"), AT);
     let node = "n".repeat(64);
     pod.spec.as_mut().unwrap().node_name = Some(node.clone());
-    let patch = give_back(&pod, &[claim(&pod, "gpu-1", "4Gi", "0")], &gpus())
+    let patch = legacy_patch(&pod, &[claim(&pod, "gpu-1", "4Gi", "0")], &gpus())
         .unwrap()
         .unwrap();
     assert_eq!(patch["metadata"]["annotations"]["hami.io/vgpu-node"], json!(node));
@@ -110,28 +110,28 @@ fn a_node_whose_name_no_label_can_hold_is_in_the_annotation_alone() {
 fn the_same_is_written_once_and_a_copy_of_the_manifest_gets_its_own() {
     let mut pod = bound(fixed("a"), AT);
     let claims = [claim(&pod, "gpu-1", "4Gi", "0")];
-    let first = give_back(&pod, &claims, &gpus()).unwrap().unwrap();
+    let first = legacy_patch(&pod, &claims, &gpus()).unwrap().unwrap();
     assert_eq!(
-        give_back(&pod, &claims, &gpus()).unwrap().unwrap(),
+        legacy_patch(&pod, &claims, &gpus()).unwrap().unwrap(),
         first,
         "whoever leads"
     );
     let written: std::collections::BTreeMap<String, String> =
         serde_json::from_value(first["metadata"]["annotations"].clone()).unwrap();
     pod.metadata.annotations.as_mut().unwrap().extend(written);
-    assert_eq!(give_back(&pod, &claims, &gpus()), Ok(None));
+    assert_eq!(legacy_patch(&pod, &claims, &gpus()), Ok(None));
     pod.metadata.uid = Some("uid-of-the-copy".to_owned());
     let mut claims = claims;
     let status = claims[0].status.as_mut().unwrap();
     status.reserved_for.as_mut().unwrap()[0].uid = "uid-of-the-copy".to_owned();
-    assert!(matches!(give_back(&pod, &claims, &gpus()), Ok(Some(_))));
+    assert!(matches!(legacy_patch(&pod, &claims, &gpus()), Ok(Some(_))));
 }
 
 #[test]
 fn what_is_missing_is_named() {
     let pod = bound(fixed("a"), AT);
     let whole = claim(&pod, "gpu-1", "4Gi", "0");
-    let why = |pod: &Pod, claims: &[ResourceClaim]| give_back(pod, claims, &gpus()).unwrap_err();
+    let why = |pod: &Pod, claims: &[ResourceClaim]| legacy_patch(pod, claims, &gpus()).unwrap_err();
     assert_eq!(why(&fixed("a"), std::slice::from_ref(&whole)), NotYet::NotBound);
     let mut unnamed = pod.clone();
     unnamed.status.as_mut().unwrap().resource_claim_statuses = None;
@@ -197,7 +197,7 @@ fn the_leader_gives_back_to_each_bound_pod_once() {
     assert_eq!(gives(&mut leader), []);
     leader.now += seconds(1);
     assert_eq!(gives(&mut leader), [at("a")]);
-    leader.reconciler.report(&task, Outcome::GivenBack, leader.now);
+    leader.reconciler.report(&task, Outcome::LegacyView, leader.now);
     leader.now += seconds(3_600);
     assert_eq!(gives(&mut leader), []);
     // The pod changes otherwise, before the watch shows the annotation.
@@ -209,7 +209,7 @@ fn the_leader_gives_back_to_each_bound_pod_once() {
         .annotations
         .as_mut()
         .unwrap()
-        .insert(GIVEN_BACK.to_owned(), "uid-a".to_owned());
+        .insert(LEGACY_VIEW.to_owned(), "uid-a".to_owned());
     assert_eq!(set(&mut leader, &done), []);
 
     // Another pod under the name, about which the annotation says nothing.

@@ -1,4 +1,4 @@
-//! What the containers and pods of a dialect get back: variables and annotations in which programs and tools of the
+//! The view of its shares that a pod of a dialect expects: variables and annotations in which programs and tools of the
 //! earlier system look for their GPUs.
 //!
 //! They are hints. No limit depends on them: containers can change their variables, and the library does not read
@@ -9,8 +9,8 @@ mod environment;
 
 use std::time::Duration;
 
-pub(crate) use annotations::is_given_back;
-pub use annotations::{GIVEN_BACK_ANNOTATIONS, GIVEN_BACK_LABEL, GIVEN_BACK_PREFIX, GivenBack, given_back};
+pub(crate) use annotations::is_legacy_key;
+pub use annotations::{LEGACY_VIEW_ANNOTATIONS, LEGACY_VIEW_LABEL, LEGACY_VIEW_PREFIX, LegacyView, legacy_view};
 pub use environment::{Environment, environment};
 
 /// One allocated GPU of a container.
