@@ -1155,3 +1155,49 @@ fn every_platforms_values_are_rendered() {
         assert!(flags.iter().any(|is| is == flag), "{flag}: {flags:?}");
     }
 }
+
+/// Kubernetes reads YAML 1.1, where `n`, `y`, `on` and `1e3` without quotes are no text, so each name needs them. Our parser is one
+/// of YAML 1.2, which takes `n` as text: the test uses numbers, which no other value of the chart has.
+#[test]
+fn names_that_are_words_of_yaml_are_quoted() {
+    let Some(helm) = helm("names_that_are_words_of_yaml_are_quoted") else {
+        return;
+    };
+    let every_part = [
+        "allocator=controller,quota.enabled=true,softGpu.gpus=2,podMonitor.enabled=true",
+        "translate.dialects={hami,koordinator,volcano,volcano-vgpu,gpu-manager,kai}",
+        "readers.subjects[0].kind=ServiceAccount,readers.subjects[0].name=a,readers.subjects[0].namespace=b",
+    ];
+    let names = "networkPolicy.monitorNamespace=70003,images.tag=70004,plugin.priorityClassName=70005,\
+                 controller.priorityClassName=70006";
+    let options = [
+        &["--kube-version", "1.37.1", "--set-string", names],
+        &support::PROMETHEUS[..],
+    ];
+    let rendered = support::template_as(&helm, "70001", "70002", &options.concat(), &every_part).expect("rendered");
+    let mut found = Vec::new();
+    for object in &rendered {
+        numbers(
+            object,
+            &format!("{} {}", object["kind"], object["metadata"]["name"]),
+            &mut found,
+        );
+    }
+    assert_eq!(found, Vec::<String>::new());
+}
+
+/// The places in `value` of the numbers 70001 and up.
+fn numbers(value: &Value, place: &str, found: &mut Vec<String>) {
+    match value {
+        Value::Number(number) if number.as_u64().is_some_and(|number| number >= 70_001) => {
+            found.push(format!("{place}: {number} is no text"));
+        }
+        Value::Array(values) => values.iter().for_each(|value| numbers(value, place, found)),
+        Value::Object(fields) => {
+            for (field, value) in fields {
+                numbers(value, &format!("{place}.{field}"), found);
+            }
+        }
+        _ => {}
+    }
+}
