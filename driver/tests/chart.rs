@@ -75,6 +75,11 @@ controller.logLevel=loud | /controller/logLevel
 plugin.logLevel=kube=debug | /plugin/logLevel
 plugin.logLevel=info\\,kube=loud | /plugin/logLevel
 plugin.kubeletRoot=kubelet | /plugin/kubeletRoot
+plugin.libraryStore=lib | /plugin/libraryStore
+# It would hide the plugin's own files.
+plugin.libraryStore=/usr | /plugin/libraryStore
+plugin.libraryStore=/ | /plugin/libraryStore
+plugin.libraryStore=/home/../usr | /plugin/libraryStore
 driverRoot=run/nvidia | /driverRoot
 softGpu.state=state | /softGpu/state
 softGpu.gpus=9 | /softGpu/gpus
@@ -143,6 +148,35 @@ fn what_the_values_offer_is_accepted() {
         let values: Vec<&str> = row.split_whitespace().collect();
         let rendered = render(&helm, &values).unwrap_or_else(|text| panic!("{values:?}: {text}"));
         assert!(rendered.len() > 8, "{values:?}: {} objects", rendered.len());
+    }
+}
+
+/// The plugin writes to the same path as the runtime reads, so flag, mount and folder of the node agree.
+#[test]
+fn the_library_is_put_where_the_values_say() {
+    let Some(helm) = helm("the_library_is_put_where_the_values_say") else {
+        return;
+    };
+    for (values, store) in [
+        (
+            "plugin.libraryStore=/home/kubernetes/bin/vgpu",
+            "/home/kubernetes/bin/vgpu",
+        ),
+        ("plugin.libraryStore=/var/lib/vgpu", "/var/lib/vgpu"),
+        // As with `helm upgrade --reuse-values` from a chart without the value.
+        ("plugin.libraryStore=null", "/var/lib/vgpu"),
+    ] {
+        let rendered = render(&helm, &[values]).expect("rendered");
+        let flag = format!("--library-store={store}");
+        let flags = arguments(&rendered, "DaemonSet");
+        assert!(flags.contains(&flag), "{flag}: {flags:?}");
+        let pod = &one(&rendered, "DaemonSet")["spec"]["template"]["spec"];
+        let named = |list: &Value| -> Value {
+            let mut all = list.as_array().expect("a list").iter();
+            all.find(|entry| entry["name"] == "library").expect("library").clone()
+        };
+        assert_eq!(named(&pod["volumes"])["hostPath"]["path"], store);
+        assert_eq!(named(&pod["containers"][0]["volumeMounts"])["mountPath"], store);
     }
 }
 

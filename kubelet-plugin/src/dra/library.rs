@@ -54,7 +54,7 @@ pub(crate) enum Error {
     Missing { folder: PathBuf, file: &'static str },
     #[error(
         "{} is mounted noexec, where ld.so ignores the library and limits would not be enforced; \
-         mount it with exec, or name another folder with --library-store",
+         mount it with exec, or name another folder by the chart's plugin.libraryStore (--library-store)",
         .0.display()
     )]
     NoExec(PathBuf),

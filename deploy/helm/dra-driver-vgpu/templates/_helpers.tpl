@@ -83,6 +83,11 @@ Linux nodes, and none of them if one has such a label. `helm template` sees no n
 {{- if (.Values.softGpu).gpus }}/var/lib/soft-gpu/driver{{ else }}{{ .Values.driverRoot }}{{ end -}}
 {{- end -}}
 
+{{/* The folder on the node with releases of the library. The values of a chart of before have none. */}}
+{{- define "vgpu.libraryStore" -}}
+{{- .Values.plugin.libraryStore | default "/var/lib/vgpu" -}}
+{{- end -}}
+
 {{/* The folder of the software GPU's state; empty: the GPUs are real. */}}
 {{- define "vgpu.softGpuState" -}}
 {{- with (.Values.softGpu).state }}{{ . }}{{ else }}{{ if (.Values.softGpu).gpus }}/var/lib/soft-gpu/state{{ end }}{{ end -}}
