@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """Checks a tree's documents: each relative link must lead to a file and each anchor to one of its headings, each `make NAME`
 must be a target of the Makefile, each alert must have a runbook, docs/events.md and docs/compatibility.md must list the names of
-the code, and docs/README.md, which is also the menu of the site, every page. Prints one line for each mistake, and then exits
-with status 1."""
+the code, and docs/README.md, which is also the menu of the site, every page. Commands that users paste must be ones that exist
+(check_commands). Prints one line for each mistake, and then exits with status 1."""
+import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 
@@ -135,9 +137,127 @@ def check_promise():
         mistakes.extend(f"{name}: {row}: {word}: the code has none" for word in sorted(words - names))
 
 
+# Pages whose blocks all have a language, so that no command is in a block that nothing reads.
+PASTED = re.compile(r"(README|docs/(install|using|usage|doctor|migrate|symptoms/.*|platforms/.*))\.md$")
+SHELL = {"sh", "bash", "console"}
+KUBECTL = set("annotate api-resources apply auth cordon create delete describe drain edit exec explain get label logs patch "
+              "port-forward rollout run scale taint uncordon version vgpu wait".split())
+HELM = set("get history install list package push registry rollback status template test uninstall upgrade".split())
+
+
+def script_of(language, block):
+    """The lines of a block that a user pastes: of a session (`$ ...`) without its output."""
+    if not re.search(r"^\$ ", block, re.M):
+        return None if language == "console" else block
+    lines, is_command = [], False
+    for line in block.split("\n"):
+        if line.startswith("$ ") or is_command:
+            lines.append(line.removeprefix("$ "))
+            is_command = line.endswith("\\")
+    return "\n".join(lines)
+
+
+def commands(script):
+    """The words of each command, without variables before it and redirections after it."""
+    lexer = shlex.shlex(script.replace("\\\n", " ").replace("\n", " ;\n"), posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    words = []
+    for word in [*lexer, ";"]:
+        if word in ("for", "do", "then", "sudo", "watch") and not words:
+            continue
+        if not re.fullmatch(r"[;&|()]+", word):
+            words.append(word)
+            continue
+        while words and re.match(r"\w+=", words[0]):
+            words = words[1:]
+        if words:
+            yield [word for word in words if not re.fullmatch(r"[<>]+", word)]
+        words = []
+
+
+def is_value(schema, at, keys):
+    """Returns true if the chart's schema has a value of these keys."""
+    while "$ref" in at:
+        at = schema["definitions"][at["$ref"].rpartition("/")[2]]
+    if not keys:
+        return True
+    if keys[0].startswith("["):
+        return "array" in at.get("type", "") and is_value(schema, at.get("items", {}), keys[1:])
+    below = at.get("properties", {}).get(keys[0], at.get("additionalProperties", "properties" not in at))
+    return is_value(schema, below, keys[1:]) if isinstance(below, dict) else below
+
+
+def chart_values(words):
+    """The keys that a helm command sets."""
+    for option, value in zip(words, words[1:] + [""]):
+        name, _, rest = option.partition("=")
+        if name in ("--set", "--set-string", "--set-json", "--set-file"):
+            # Not the commas of a list.
+            plain = re.sub(r"\{[^}]*\}", "", rest or value)
+            for pair in re.split(r"(?<!\\),", plain):
+                yield pair.partition("=")[0]
+
+
+def check_command(name, words, schema):
+    program, *rest = words
+    verbs = {"kubectl": KUBECTL, "helm": HELM}.get(program)
+    if verbs:
+        # Options before the verb, with a value of their own.
+        while len(rest) > 1 and rest[0] in ("-n", "--namespace", "--context", "--kubeconfig"):
+            rest = rest[2:]
+        if not rest or (rest[0] not in verbs and not rest[0].startswith("-")):
+            mistakes.append(f"{name}: {' '.join(words)[:80]}: {program} has no command {rest[0] if rest else '(none)'}")
+    if program == "helm" and "dra-driver-vgpu" in " ".join(words):
+        for key in chart_values(rest):
+            parts = re.findall(r"\[\d+\]|(?:\\.|[^.\[\\])+", key)
+            if not is_value(schema, schema, [part.replace("\\", "") for part in parts]):
+                mistakes.append(f"{name}: --set {key}: the chart's schema has no such value")
+        for file in re.findall(r"(?:-f|--values)[ =](deploy/\S+)", " ".join(rest)):
+            if not os.path.exists(os.path.join(root, file)):
+                mistakes.append(f"{name}: {file}: no such file")
+
+
+def check_commands():
+    """What users paste: bash can read each block of a shell, kubectl and helm have the command, the chart has the values that helm
+    sets, and the scripts exist. cli/tests/documented.rs reads the commands of `vgpu`; nothing here runs any."""
+    file = os.path.join(root, "deploy/helm/dra-driver-vgpu/values.schema.json")
+    schema = json.load(open(file)) if os.path.exists(file) else {}
+    for name in sorted(files):
+        path = os.path.join(root, name)
+        if not os.path.exists(path):
+            continue
+        text = open(path).read()
+        for script in sorted(set(re.findall(r"(?<![\w/.-])(?:build|bench|gpu-check)/[a-z/-]+\.(?:sh|py)\b", text))):
+            if not os.path.exists(os.path.join(root, script)):
+                mistakes.append(f"{name}: {script}: no such script")
+        # Also in sentences: `kubectl get pods`, `--set key=value`.
+        spans = re.findall(r"`((?:helm|kubectl|--set) [^`\n]*)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
+        scripts = [f"helm upgrade dra-driver-vgpu {span}" if span.startswith("--") else span for span in spans]
+        for language, block in re.findall(r"^```(\S*)\n(.*?)^```", text, re.M | re.S):
+            if not language and PASTED.match(name):
+                mistakes.append(f"{name}: block {block.splitlines()[0][:60]!r} has no language: write sh, console, yaml or text")
+            script = script_of(language, block) if language in SHELL else None
+            if language == "console" and script is None:
+                mistakes.append(f"{name}: block {block.splitlines()[0][:60]!r} of a console has no line with `$ `")
+            if script:
+                read = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True)
+                mistakes.extend(f"{name}: bash: {line}" for line in read.stderr.splitlines()[:1])
+                scripts += [] if read.returncode else [script]
+        for script in scripts:
+            # `helm upgrade [...]` describes a command, and `<name>` is no redirection.
+            if re.search(r"\.\.\.|<\w|(?<![\w\\])\[", script):
+                continue
+            try:
+                for words in commands(script):
+                    check_command(name, words, schema)
+            except ValueError as error:
+                mistakes.append(f"{name}: {script.splitlines()[0][:60]!r}: {error}")
+
+
 check_runbooks()
 check_events()
 check_menu()
 check_promise()
-print("\n".join(mistakes) if mistakes else f"{len(files)} documents: links, make targets, runbooks, events and promised names are there")
+check_commands()
+print("\n".join(mistakes) if mistakes else f"{len(files)} documents: links, make targets, runbooks, events, promised names and pasted commands are there")
 sys.exit(1 if mistakes else 0)

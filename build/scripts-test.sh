@@ -192,7 +192,52 @@ dead_links_and_commands_are_named() {
     'kinds: VgpuUsage of' 'chart values: admission of' 'commands: vgpu fit of' 'commands: vgpu gone: the' 'exit statuses: 128: the'; do
     expect "docs/compatibility.md: $word" "$out"
   done
+  wrong_commands_are_named
   out=$(python3 build/check-docs.py "$root" 2>&1) || { echo "$out" >&2 && bad=1; }
+}
+
+# In $tree, which has a chart by now.
+wrong_commands_are_named() {
+  local out line
+  cp docs/compatibility.md "$tree/docs/compatibility.md"
+  sed -i 's/](.*)/]/' "$tree/docs/compatibility.md"
+  cat >"$tree/README.md" <<'PAGE'
+# R
+
+`kubectl -n x lable node a b=c`, `build/gone.sh up`, `helm upgrade dra-driver-vgpu CHART --set plugin.nodeSelector.any=b`
+
+```
+no language
+```
+
+```console
+no prompt
+```
+
+```sh
+helm install dra-driver-vgpu deploy/helm/dra-driver-vgpu --set 'images.tag=a,plugin.share=4' \
+  --set-string 'plugin.nodeSelector.dra\.vgpu/gpu=true' --set plugin.ignoredXids[0]=13,controller.tolerations[0].key=a \
+  --values deploy/platforms/gone.yaml
+```
+
+```console
+$ helm instal dra-driver-vgpu \
+    | cat
+kubectl nonsense
+```
+
+```sh
+if kubectl get pods; then
+```
+PAGE
+  out=$(python3 build/check-docs.py "$tree" 2>&1) && bad=1
+  for line in "kubectl -n x lable node a b=c: kubectl has no command lable" 'build/gone.sh: no such script' \
+    "block 'no language' has no language: write" "block 'no prompt' of a console has no line with" \
+    "--set plugin.share: the chart's schema has no such value" 'deploy/platforms/gone.yaml: no such file' \
+    'helm instal dra-driver-vgpu: helm has no command instal' 'bash: bash: line 2: syntax error: unexpected end of file'; do
+    expect "README.md: $line" "$out"
+  done
+  [ "$(wc -l <<<"$out")" = 8 ] || { echo "scripts-test.sh: expected eight lines of: $out" >&2 && bad=1; }
 }
 
 crates_that_differ_from_the_table_are_named() {

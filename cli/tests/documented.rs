@@ -157,11 +157,16 @@ fn read(place: &str, object: Value) -> Vec<Value> {
             Vec::new()
         }
         Some("Pod" | "Deployment" | "StatefulSet" | "Job" | "ResourceClaimTemplate") => vec![object],
-        Some("Service") => Vec::new(),
+        // platforms.rs of the cluster tests sends those of docs/platforms to an API server.
+        Some("Service" | "ResourceQuota") => Vec::new(),
+        // Files of kubeadm, which no test here has.
+        Some("ClusterConfiguration" | "KubeletConfiguration") => Vec::new(),
         Some(kind) => panic!("{place}: nothing here reads a {kind}"),
         // A part of a claim.
         None if object["spec"]["devices"].is_object() => with_a_pod(&object["spec"]).into(),
         None if object["devices"].is_object() => with_a_pod(&object).into(),
+        // Talos' machine configuration, which nothing here reads.
+        None if object["machine"].is_object() => Vec::new(),
         None => panic!("{place}: neither an object nor the spec of a claim"),
     }
 }
@@ -222,4 +227,104 @@ fn every_documented_object_is_valid_and_has_room() {
         checked += 1;
     }
     assert!(checked >= 10, "{checked} texts with workloads were found");
+}
+
+/// The words that follow `vgpu` in each command of a text of a shell, up to its end. Quotes of one kind, no escapes: other commands
+/// are not pasted here.
+fn commands_of_vgpu(script: &str) -> Vec<Vec<String>> {
+    let mut found = Vec::new();
+    for line in script.replace("\\\n", " ").lines() {
+        let mut words = vec![String::new()];
+        let mut quote = None;
+        let mut commands = Vec::new();
+        let ended = [line, "\n"].concat();
+        for letter in ended.chars() {
+            let is_in_word = words.last().is_some_and(|word| !word.is_empty());
+            match (letter, quote) {
+                (letter, Some(open)) if letter == open => quote = None,
+                ('\'' | '"', None) => quote = Some(letter),
+                ('#', None) if !is_in_word => {
+                    commands.push(std::mem::take(&mut words));
+                    break;
+                }
+                ('|' | ';' | '&' | '>' | '\n', None) => {
+                    commands.push(std::mem::replace(&mut words, vec![String::new()]))
+                }
+                (' ', None) => words.push(String::new()),
+                (letter, _) => words.last_mut().unwrap().push(letter),
+            }
+        }
+        for mut words in commands {
+            words.retain(|word| !word.is_empty());
+            // `kubectl vgpu`, `dist/vgpu`, `watch kubectl vgpu`.
+            let before = ["watch", "sudo", "kubectl", "$"];
+            let program = words.iter().position(|word| !before.contains(&word.as_str()));
+            if let Some(at) = program
+                && (words[at] == "vgpu" || words[at].ends_with("/vgpu"))
+            {
+                found.push(words.split_off(at));
+            }
+        }
+    }
+    found
+}
+
+/// The texts of a page that its readers may type: blocks of a shell, commands of sessions, and code within sentences.
+fn typed(text: &str) -> Vec<String> {
+    let mut found: Vec<String> = ["sh", "bash"]
+        .iter()
+        .flat_map(|of| blocks(text, of))
+        .map(str::to_owned)
+        .collect();
+    for block in blocks(text, "console") {
+        let lines = block.lines().filter(|line| line.starts_with("$ "));
+        found.extend(lines.map(str::to_owned));
+    }
+    let mut outside = String::new();
+    for (at, part) in text.split("```").enumerate() {
+        if at % 2 == 0 {
+            outside.push_str(part);
+        }
+    }
+    let spans = outside.lines().flat_map(|line| line.split('`').skip(1).step_by(2));
+    // `vgpu explain [KIND/NAME]` and `vgpu run ...` describe commands.
+    let whole = spans.filter(|span| !span.contains('[') && !span.contains("...") && !span.contains("COMMAND"));
+    found.extend(whole.map(str::to_owned));
+    found
+}
+
+#[test]
+fn every_documented_command_of_vgpu_is_one_that_the_program_takes() {
+    let root = root();
+    let mut pages = files(&root.join("docs"), "md");
+    pages.extend(files(&root.join("deploy"), "md"));
+    pages.push(root.join("README.md"));
+    let (mut refused, mut checked) = (Vec::new(), 0);
+    for page in pages {
+        let text = std::fs::read_to_string(&page).unwrap();
+        for words in typed(&text).iter().flat_map(|text| commands_of_vgpu(text)) {
+            // `vgpu fit` in a sentence is the name of the command.
+            if words.len() <= 2 {
+                let name = words.get(1).cloned().unwrap_or_else(|| "--help".to_owned());
+                let help = [words[0].clone(), name, "--help".to_owned()];
+                if let Err(error) = vgpu_cli::flags::parse(help.map(Into::into)) {
+                    refused.push(format!("{}: {}: {error}", page.display(), words.join(" ")));
+                }
+                continue;
+            }
+            // So is `vgpu run --verbose` that of a way to use it.
+            let mut whole = words.clone();
+            match (whole[1].as_str(), whole.last().map(String::as_str)) {
+                ("run", _) if !whole.iter().any(|word| word == "--") => whole.extend(["--".into(), "true".into()]),
+                (_, Some("-f")) => whole.push("pods.yaml".into()),
+                _ => {}
+            }
+            if let Err(error) = vgpu_cli::flags::parse(whole.iter().map(Into::into)) {
+                refused.push(format!("{}: {}: {error}", page.display(), words.join(" ")));
+            }
+            checked += 1;
+        }
+    }
+    assert!(refused.is_empty(), "{}", refused.join("\n"));
+    assert!(checked >= 20, "{checked} commands were found");
 }

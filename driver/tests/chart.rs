@@ -75,6 +75,11 @@ controller.logLevel=loud | /controller/logLevel
 plugin.logLevel=kube=debug | /plugin/logLevel
 plugin.logLevel=info\\,kube=loud | /plugin/logLevel
 plugin.kubeletRoot=kubelet | /plugin/kubeletRoot
+plugin.libraryStore=lib | /plugin/libraryStore
+# It would hide the plugin's own files.
+plugin.libraryStore=/usr | /plugin/libraryStore
+plugin.libraryStore=/ | /plugin/libraryStore
+plugin.libraryStore=/home/../usr | /plugin/libraryStore
 driverRoot=run/nvidia | /driverRoot
 softGpu.state=state | /softGpu/state
 softGpu.gpus=9 | /softGpu/gpus
@@ -143,6 +148,35 @@ fn what_the_values_offer_is_accepted() {
         let values: Vec<&str> = row.split_whitespace().collect();
         let rendered = render(&helm, &values).unwrap_or_else(|text| panic!("{values:?}: {text}"));
         assert!(rendered.len() > 8, "{values:?}: {} objects", rendered.len());
+    }
+}
+
+/// The plugin writes to the same path as the runtime reads, so flag, mount and folder of the node agree.
+#[test]
+fn the_library_is_put_where_the_values_say() {
+    let Some(helm) = helm("the_library_is_put_where_the_values_say") else {
+        return;
+    };
+    for (values, store) in [
+        (
+            "plugin.libraryStore=/home/kubernetes/bin/vgpu",
+            "/home/kubernetes/bin/vgpu",
+        ),
+        ("plugin.libraryStore=/var/lib/vgpu", "/var/lib/vgpu"),
+        // As with `helm upgrade --reuse-values` from a chart without the value.
+        ("plugin.libraryStore=null", "/var/lib/vgpu"),
+    ] {
+        let rendered = render(&helm, &[values]).expect("rendered");
+        let flag = format!("--library-store={store}");
+        let flags = arguments(&rendered, "DaemonSet");
+        assert!(flags.contains(&flag), "{flag}: {flags:?}");
+        let pod = &one(&rendered, "DaemonSet")["spec"]["template"]["spec"];
+        let named = |list: &Value| -> Value {
+            let mut all = list.as_array().expect("a list").iter();
+            all.find(|entry| entry["name"] == "library").expect("library").clone()
+        };
+        assert_eq!(named(&pod["volumes"])["hostPath"]["path"], store);
+        assert_eq!(named(&pod["containers"][0]["volumeMounts"])["mountPath"], store);
     }
 }
 
@@ -1153,5 +1187,51 @@ fn every_platforms_values_are_rendered() {
         "--kubelet-root=/var/lib/k0s/kubelet",
     ] {
         assert!(flags.iter().any(|is| is == flag), "{flag}: {flags:?}");
+    }
+}
+
+/// Kubernetes reads YAML 1.1, where `n`, `y`, `on` and `1e3` without quotes are no text, so each name needs them. Our parser is one
+/// of YAML 1.2, which takes `n` as text: the test uses numbers, which no other value of the chart has.
+#[test]
+fn names_that_are_words_of_yaml_are_quoted() {
+    let Some(helm) = helm("names_that_are_words_of_yaml_are_quoted") else {
+        return;
+    };
+    let every_part = [
+        "allocator=controller,quota.enabled=true,softGpu.gpus=2,podMonitor.enabled=true",
+        "translate.dialects={hami,koordinator,volcano,volcano-vgpu,gpu-manager,kai}",
+        "readers.subjects[0].kind=ServiceAccount,readers.subjects[0].name=a,readers.subjects[0].namespace=b",
+    ];
+    let names = "networkPolicy.monitorNamespace=70003,images.tag=70004,plugin.priorityClassName=70005,\
+                 controller.priorityClassName=70006";
+    let options = [
+        &["--kube-version", "1.37.1", "--set-string", names],
+        &support::PROMETHEUS[..],
+    ];
+    let rendered = support::template_as(&helm, "70001", "70002", &options.concat(), &every_part).expect("rendered");
+    let mut found = Vec::new();
+    for object in &rendered {
+        numbers(
+            object,
+            &format!("{} {}", object["kind"], object["metadata"]["name"]),
+            &mut found,
+        );
+    }
+    assert_eq!(found, Vec::<String>::new());
+}
+
+/// The places in `value` of the numbers 70001 and up.
+fn numbers(value: &Value, place: &str, found: &mut Vec<String>) {
+    match value {
+        Value::Number(number) if number.as_u64().is_some_and(|number| number >= 70_001) => {
+            found.push(format!("{place}: {number} is no text"));
+        }
+        Value::Array(values) => values.iter().for_each(|value| numbers(value, place, found)),
+        Value::Object(fields) => {
+            for (field, value) in fields {
+                numbers(value, &format!("{place}.{field}"), found);
+            }
+        }
+        _ => {}
     }
 }

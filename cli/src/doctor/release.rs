@@ -181,7 +181,10 @@ fn versions(deployment: &Value, daemon_sets: &[Value]) -> Option<Finding> {
 /// How to repair a part of the plugin that is not ready (docs/operate.md lists the parts).
 fn mend_part(part: &str) -> String {
     let mend = match part {
-        "library" => "see that /var/lib/vgpu on the node can be written: df /var/lib/vgpu",
+        "library" => {
+            "see that the chart's plugin.libraryStore can be written on the node and is not mounted noexec: \
+             df /var/lib/vgpu; findmnt -T /var/lib/vgpu"
+        }
         "gpus" => {
             return format!(
                 "run nvidia-smi on the node; if the driver is below another folder, {}",

@@ -44,9 +44,20 @@ pub(crate) fn render_on(helm: &Path, version: &str, values: &[&str]) -> Result<V
 
 /// All objects of the chart, with these arguments for `helm template`.
 pub(crate) fn template(helm: &Path, version: &str, more: &[&str], values: &[&str]) -> Result<Vec<Value>, String> {
+    template_as(helm, "x", "n", &[&["--kube-version", version], more].concat(), values)
+}
+
+/// All objects of this release in this namespace.
+pub(crate) fn template_as(
+    helm: &Path,
+    release: &str,
+    namespace: &str,
+    more: &[&str],
+    values: &[&str],
+) -> Result<Vec<Value>, String> {
     let mut command = Command::new(helm);
     command
-        .args(["template", "x", "--namespace", "n", "--kube-version", version])
+        .args(["template", release, "--namespace", namespace])
         .args(more)
         .arg(chart())
         .args(["--set", "images.registry=r.example"]);

@@ -14,6 +14,7 @@
 //! mistakes.rs   users' mistakes in controller mode, and that other pods are not affected
 //! modes.rs      nodes that move from the controller to kube-scheduler and back under load
 //! translate.rs  pods of other systems and the webhook, while replicas and certificates are replaced
+//! platforms.rs the values files of every platform at a real API server, without creating anything
 //! people.rs     what the 51 mistakes and situations of users are answered, by the files in e2e/people
 //! nodes.rs      two real nodes: spread, packed, dead, back, drained, upgraded
 //! quota.rs      namespace quotas: who waits, who starts, while leaders end
@@ -56,6 +57,7 @@ mod modes;
 mod node_faults;
 mod nodes;
 mod people;
+mod platforms;
 mod plugin_storm;
 mod plugins;
 mod privileges;
@@ -229,6 +231,7 @@ fn tests(wanted: Option<Part>) -> Vec<Named> {
         (Part::Quota, "quota", quota::ON_KUBE_SCHEDULER),
         // It changes the plugin of its cluster permanently, so it is the last one there.
         (Part::Observed, "truth", truth::TESTS),
+        (Part::Translating, "platforms", platforms::TESTS),
         (Part::Translating, "translate", translate::TESTS),
     ];
     let of = |(_, module, tests): (Part, &str, &[shared::Test])| -> Vec<Named> {

@@ -64,9 +64,13 @@ pub(crate) fn controlled() -> Result<&'static Installed> {
     )
 }
 
-/// The cluster whose webhook translates pods of HAMi and KAI.
+/// The folder of the library on the nodes of [`translating`].
+pub(crate) const OTHER_STORE: &str = "/opt/gpu/library";
+
+/// The cluster whose webhook translates pods of HAMi and KAI, and whose nodes have the library in another folder than by default.
 pub(crate) fn translating() -> Result<&'static Installed> {
-    in_slot(&TRANSLATING, "translating", &["translate.dialects={hami,kai}"])
+    let store = format!("plugin.libraryStore={OTHER_STORE}");
+    in_slot(&TRANSLATING, "translating", &["translate.dialects={hami,kai}", &store])
 }
 
 /// The cluster whose driver lists processes, as a real one does on a node. It has the chart's own values.

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  vgpu-kubelet-plugin ─┐
-//!                       ├─► arbitration ─► files, tmpfs
+//!                       ├─► arbitration ─► files, tmpfs ─► selinux
 //!  vgpu run ────────────┴─► mounts, locks, gpus
 //! ```
 #![forbid(unsafe_code)]
@@ -13,4 +13,5 @@ pub mod files;
 pub mod gpus;
 pub mod locks;
 pub mod mounts;
+pub mod selinux;
 pub mod tmpfs;

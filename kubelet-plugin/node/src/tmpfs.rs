@@ -8,19 +8,16 @@
 
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use vgpu_abi::paths::TMPFS_SOURCE;
 
+use crate::selinux;
+
 const PAGE: u64 = 4096;
 const TMPFS_MAGIC: i64 = 0x0102_1994;
-/// Where the kernel's SELinux is mounted, if it has one.
-const SELINUX: &str = "/sys/fs/selinux";
-/// The label of files that containers may read and write, by the policy container-selinux. Without categories, so that the
-/// containers of every pod may.
-const CONTAINER_LABEL: &str = "system_u:object_r:container_file_t:s0";
 
 /// The capacity of a tmpfs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,18 +30,14 @@ pub struct Size {
 // === impl Size ===
 
 impl Size {
-    fn options(self, label: Option<&str>) -> CString {
+    fn options(self, label: Option<&CStr>) -> CString {
         let bytes = self.bytes.next_multiple_of(PAGE);
+        let label = label.map(CStr::to_string_lossy);
         let context = label.map(|label| format!(",context=\"{label}\"")).unwrap_or_default();
         // The root folder has an inode too.
         let text = format!("size={bytes},nr_inodes={},mode=0755{context}", self.files + 1);
         CString::new(text).unwrap_or_default()
     }
-}
-
-/// Returns the label for mounts; None if the kernel has no SELinux at `selinux`, or it is off.
-fn label(selinux: &Path) -> Option<&'static str> {
-    selinux.join("enforce").exists().then_some(CONTAINER_LABEL)
 }
 
 /// Returns true if `folder` is a tmpfs and not on its parent's file system.
@@ -67,7 +60,7 @@ pub fn ensure(folder: &Path, size: Size) -> io::Result<()> {
         return Ok(());
     }
     let mount_with = |label| mount(TMPFS_SOURCE, folder, "tmpfs", flags, size.options(label).as_c_str());
-    let label = label(Path::new(SELINUX));
+    let label = selinux::label_of_mounts();
     match mount_with(label) {
         // The label is unknown to the node's policy: it is not container-selinux.
         Err(Errno::INVAL) if label.is_some() => mount_with(None)?,
@@ -105,14 +98,10 @@ pub(crate) mod tests {
     /// No kernel of our machines has SELinux, so the mount itself was not tried.
     #[test]
     fn where_the_kernel_has_selinux_the_files_get_a_label_for_containers() {
-        let selinux = tempfile::tempdir().expect("a folder");
         let size = Size { bytes: 1, files: 1 };
-        assert_eq!(label(selinux.path()), None);
         assert_eq!(size.options(None).as_c_str(), c"size=4096,nr_inodes=2,mode=0755");
-        std::fs::write(selinux.path().join("enforce"), "0").expect("written");
-        let label = label(selinux.path());
         assert_eq!(
-            size.options(label).as_c_str(),
+            size.options(Some(selinux::WRITABLE)).as_c_str(),
             c"size=4096,nr_inodes=2,mode=0755,context=\"system_u:object_r:container_file_t:s0\""
         );
     }

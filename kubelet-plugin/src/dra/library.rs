@@ -12,6 +12,8 @@
 //! - Two instances during a rolling update: each has a shared lock on the folder of its release, and an instance removes a
 //!   release only with an exclusive lock.
 //! - A release that is lost while it is in use is installed again.
+//! - Where the kernel has SELinux, store and release get a label with which containers may load the library. If that fails,
+//!   because the node's policy has no such label, the log says which command may help, and the release is used anyway.
 
 use rustix::fs::{FlockOperation, StatVfsMountFlags, flock};
 use sha2::{Digest as _, Sha256};
@@ -21,6 +23,7 @@ use std::io::{self, Read, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use vgpu_abi::paths::{HOOK_FILE, PRELOAD_FILE, SHIM_FILE};
+use vgpu_node::selinux;
 
 const FILES: [&str; 3] = [SHIM_FILE, PRELOAD_FILE, HOOK_FILE];
 const TEMPORARY: &str = ".new-";
@@ -54,7 +57,7 @@ pub(crate) enum Error {
     Missing { folder: PathBuf, file: &'static str },
     #[error(
         "{} is mounted noexec, where ld.so ignores the library and limits would not be enforced; \
-         mount it with exec, or name another folder with --library-store",
+         mount it with exec, or name another folder by the chart's plugin.libraryStore (--library-store)",
         .0.display()
     )]
     NoExec(PathBuf),
@@ -163,6 +166,13 @@ fn install(source: &Path, store: &Path) -> Result<Installed, Error> {
     if self::digest(&target).ok().as_ref() != Some(&digest) {
         return Err(Error::Changed(target));
     }
+    if let Err((file, error)) = selinux::let_containers_read(&for_containers(store, &target)) {
+        tracing::warn!(
+            file = %file.display(), label = ?selinux::READABLE, %error,
+            "the label of SELinux cannot be set, so containers may be unable to load the library; on the node: \
+             chcon -R -t container_ro_file_t {}", store.display()
+        );
+    }
     let folder = File::open(&target).map_err(failed("open", &target))?;
     // The lock is free: only a removal takes it exclusively, and the lock of the node excludes removals.
     flock(&folder, FlockOperation::NonBlockingLockShared).map_err(|errno| failed("lock", &target)(errno.into()))?;
@@ -170,6 +180,15 @@ fn install(source: &Path, store: &Path) -> Result<Installed, Error> {
         digest,
         _in_use: folder,
     })
+}
+
+/// What containers and the runtime open of a release: the store, its folder and its files. Not what else the store has.
+fn for_containers(store: &Path, release: &Path) -> Vec<PathBuf> {
+    let files = FILES.iter().map(|file| release.join(file));
+    [store.to_path_buf(), release.to_path_buf()]
+        .into_iter()
+        .chain(files)
+        .collect()
 }
 
 /// Copies a release to a temporary folder and renames that.
@@ -299,6 +318,22 @@ pub(crate) mod tests {
         std::fs::remove_dir_all(store.join(&two)).expect("lost");
         assert_eq!(second.ensure(), Ok(two.as_str()));
         assert!(second.has(&two), "made anew");
+    }
+
+    /// The runtime mounts single files of a release, and searches store and folder for them.
+    #[test]
+    fn all_that_containers_open_of_a_release_gets_a_label() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let (source, store) = (dir.path().join("image"), dir.path().join("store"));
+        release(&source, "one");
+        let library = Library::open(&source, &store);
+        let folder = library.folder(library.digest().expect("installed"));
+        let mut found = vec![store.clone(), folder.clone()];
+        found.extend(names(&folder).expect("listed").iter().map(|name| folder.join(name)));
+        let mut labelled = for_containers(&store, &folder);
+        found.sort();
+        labelled.sort();
+        assert_eq!(labelled, found);
     }
 
     #[test]

@@ -41,7 +41,8 @@ pub const NODE_CLAIMS_DIR: &str = "/run/vgpu/claims";
 pub const NODE_GPUS_DIR: &str = "/run/vgpu/gpus";
 /// Root's `vgpu run` creates this file to mark /run/vgpu as a node's.
 pub const NODE_MARK_DIR: &str = "/run/vgpu/.node";
-/// The node's releases of the library, one folder for each digest.
+/// The node's releases of the library, one folder for each digest, unless the chart names another folder. Containers do not
+/// know it.
 pub const NODE_LIBRARY_DIR: &str = "/var/lib/vgpu";
 
 /// Files of one release of the library.

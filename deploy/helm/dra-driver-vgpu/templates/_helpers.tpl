@@ -4,7 +4,7 @@
 
 {{- define "vgpu.labels" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
@@ -14,7 +14,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{- define "vgpu.selector" -}}
 {{- $root := index . 0 -}}
 app.kubernetes.io/name: {{ $root.Chart.Name }}
-app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/instance: {{ $root.Release.Name | quote }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 
@@ -81,6 +81,11 @@ Linux nodes, and none of them if one has such a label. `helm template` sees no n
 {{/* The driver root on the node: with softGpu.gpus the folder in which the software GPU's libraries are put. */}}
 {{- define "vgpu.driverRoot" -}}
 {{- if (.Values.softGpu).gpus }}/var/lib/soft-gpu/driver{{ else }}{{ .Values.driverRoot }}{{ end -}}
+{{- end -}}
+
+{{/* The folder on the node with releases of the library. The values of a chart of before have none. */}}
+{{- define "vgpu.libraryStore" -}}
+{{- .Values.plugin.libraryStore | default "/var/lib/vgpu" -}}
 {{- end -}}
 
 {{/* The folder of the software GPU's state; empty: the GPUs are real. */}}
