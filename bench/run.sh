@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Measures the figures of docs/benchmarks.md on this machine. One part alone:
 # `run.sh library [--quick|--real-gpu|--rounds N]`, `run.sh allocator`, `run.sh calls [--rounds N]`, `run.sh cluster`,
-# `run.sh translate`, `run.sh quota` or `run.sh controller [--rounds N] [--pods N] [--nodes N]`.
-# The last four start clusters and always remove them. `run.sh compute` prints docs/compute-accuracy.md: a
+# `run.sh translate`, `run.sh quota`, `run.sh usage` or `run.sh controller [--rounds N] [--pods N] [--nodes N]`.
+# The last five start clusters and always remove them. `run.sh compute` prints docs/compute-accuracy.md: a
 # simulation, and three minutes in real time.
 . "$(dirname "$0")/../build/env.sh"
 as_caller "$@"
@@ -19,8 +19,8 @@ case $part in
     exec python3 bench/gpu_time.py
     ;;
   library | controller | calls) ;;
-  allocator | cluster | translate | quota | all) [ $# -eq 0 ] || fail "$part takes no options, and $1 was given: library, calls and controller do" ;;
-  *) fail "$part: not a part; there are library, allocator, calls, cluster, translate, quota, controller and compute" ;;
+  allocator | cluster | translate | quota | usage | all) [ $# -eq 0 ] || fail "$part takes no options, and $1 was given: library, calls and controller do" ;;
+  *) fail "$part: not a part; there are library, allocator, calls, cluster, translate, quota, usage, controller and compute" ;;
 esac
 if runs library; then
   python3 bench/run.py "$@"
@@ -43,7 +43,7 @@ if runs allocator; then
     "$CARGO_TARGET_DIR/programs/bench-allocator" 1000 10000 "$policy"
   done
 fi
-if runs cluster || runs translate || runs quota || runs controller; then
+if runs cluster || runs translate || runs quota || runs usage || runs controller; then
   build/prerequisites.sh demo
   cargo build --quiet --release -p vgpu-e2e -p vgpu-bench --bin vgpu-e2e --bin vgpu-client --bin vgpu-bench
 fi
@@ -64,6 +64,12 @@ fi
 if runs quota; then
   cargo build --quiet --profile programs -p vgpu-bench --bin bench-gates
   "$CARGO_TARGET_DIR/release/vgpu-bench" quota --gates "$CARGO_TARGET_DIR/programs/bench-gates"
+fi
+if runs usage; then
+  cargo build --quiet --profile programs -p vgpu-bench --bin bench-nodes
+  programs=(--writer "$CARGO_TARGET_DIR/programs/bench-nodes" --vgpu "${VGPU_DIST:-dist}/vgpu")
+  "$CARGO_TARGET_DIR/release/vgpu-bench" usage "${programs[@]}" --nodes 20 --claims 600 --minutes 1
+  "$CARGO_TARGET_DIR/release/vgpu-bench" usage "${programs[@]}"
 fi
 if runs controller; then
   # Built as for a release.

@@ -6,3 +6,4 @@ mod deployed;
 mod fleet;
 pub(crate) mod memory;
 pub(crate) mod node;
+pub(crate) mod usage;

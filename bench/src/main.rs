@@ -5,9 +5,10 @@
 //! cluster/burst.rs     many pods at once on hand-made nodes (fleet.rs): kube-scheduler alone and with vgpu-controller,
 //!                      in turn, timed by one watch (bound.rs)
 //! cluster/memory.rs    vgpu-controller's memory in a large cluster
+//! cluster/usage.rs     what VgpuNodes cost, and how long `vgpu top`, `explain` and `doctor` take
 //! cluster/deployed.rs  vgpu-controller as the chart runs it: its memory, its CPU time, its own metrics
 //! ```
-//! The programs in `bin/` need no cluster, except `prepare.rs`, which node.rs runs on the node; plugin.rs and resident.rs
+//! The programs in `bin/` need no cluster, except those that these parts run on the node; plugin.rs and resident.rs
 //! are parts of several of them. run.py with client.c measures the library's overhead.
 //!
 //! Each part has a cluster of its own, which is always removed afterwards. No time is asserted: figures differ by
@@ -26,7 +27,7 @@ use clap::{Parser, Subcommand};
 use vgpu_e2e::prepared::Prepared;
 use vgpu_e2e::{cli, interrupt, patience, preflight};
 
-use cluster::{burst, memory, node};
+use cluster::{burst, memory, node, usage};
 
 #[derive(Debug, Parser)]
 #[command(name = "vgpu-bench", about = "Measures dra-driver-vgpu on a cluster of this machine")]
@@ -62,6 +63,8 @@ enum Part {
     Burst(burst::Size),
     /// Measures vgpu-controller's memory in a large cluster.
     Memory(memory::Size),
+    /// Measures what VgpuNodes cost vgpu-controller, and the commands that read them.
+    Usage(usage::Options),
 }
 
 fn main() -> ExitCode {
@@ -87,6 +90,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         Part::Quota { gates } => node::quota(name, &prepared, gates),
         Part::Burst(size) => burst::run(name, &prepared, size),
         Part::Memory(size) => memory::run(name, &prepared, size),
+        Part::Usage(options) => usage::run(name, &prepared, options),
     }
 }
 

@@ -12,6 +12,7 @@
 
 mod finding;
 mod findings;
+mod gpus;
 mod probe;
 mod release;
 mod rights;
@@ -31,11 +32,10 @@ use crate::exit;
 use crate::flags::{AnswerFormat, DoctorFlags};
 use crate::output::{clean, print};
 use finding::Finding;
-pub(crate) use findings::DRIVER;
 pub(crate) use probe::probe_share;
 use probe::{Outcome, ProbeError};
 use seen::Seen;
-pub(crate) use seen::{is_labelled, key, list, text};
+pub(crate) use seen::{DRIVER, is_labelled, key, list, text};
 
 #[derive(Debug, thiserror::Error)]
 enum DoctorError {
@@ -118,7 +118,8 @@ impl Answer {
     }
 
     fn document(&self) -> Value {
-        json!({"findings": self.found, "notChecked": self.seen.unread, "probe": self.probed})
+        json!({"findings": self.found, "notes": gpus::notes(&self.seen), "notChecked": self.seen.unread,
+            "probe": self.probed})
     }
 
     pub(crate) fn text(&self) -> String {
@@ -126,6 +127,9 @@ impl Answer {
         // Writing to a String cannot fail. Names, labels and pages of tenants' objects may have escape sequences.
         for finding in &self.found {
             let _ = writeln!(text, "{finding}");
+        }
+        for line in gpus::notes(&self.seen) {
+            let _ = writeln!(text, "note: {}", clean(&line));
         }
         for line in &self.seen.unread {
             let _ = writeln!(text, "not checked: {}", clean(line));

@@ -87,6 +87,33 @@ pub(crate) fn table<const N: usize>(columns: &[Column; N], rows: &[[String; N]],
     text
 }
 
+/// Breaks lines of more than `width` characters at their spaces, where a terminal would break words. A longer word stays in
+/// one piece.
+pub(crate) fn fold(text: &str, width: Option<usize>) -> String {
+    let Some(width) = width else {
+        return text.to_owned();
+    };
+    let mut folded = String::new();
+    for line in text.lines() {
+        let mut length = 0;
+        for (number, word) in line.split(' ').enumerate() {
+            let more = word.chars().count();
+            if number > 0 && length + 1 + more > width {
+                folded.truncate(folded.trim_end_matches(' ').len());
+                folded.push('\n');
+                length = 0;
+            } else if number > 0 {
+                folded.push(' ');
+                length += 1;
+            }
+            folded.push_str(word);
+            length += more;
+        }
+        folded.push('\n');
+    }
+    folded
+}
+
 /// Returns the width of the terminal, or the one that the caller gives in COLUMNS, as `watch` does. `None`: no limit.
 pub(crate) fn width() -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(io::stdout()).ok();
@@ -128,6 +155,15 @@ mod tests {
             least.ends_with("too narrow for NODE, PEAK; -o json has all\n"),
             "{least}"
         );
+    }
+
+    #[test]
+    fn long_lines_break_at_their_spaces() {
+        let text = "CLAIM  HELD\nshares: 8; memory: 160Gi held, äccc\na-name-that-is-too-long x\n\n";
+        assert_eq!(fold(text, None), text);
+        assert_eq!(fold(text, Some(40)), text);
+        let wanted = "CLAIM  HELD\nshares: 8;\nmemory: 160Gi\nheld, äccc\na-name-that-is-too-long\nx\n\n";
+        assert_eq!(fold(text, Some(14)), wanted);
     }
 
     #[test]

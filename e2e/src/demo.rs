@@ -17,7 +17,7 @@ use crate::toolchain::Versions;
 use crate::{install, layout, patience, preflight, progress};
 use steps::Demo;
 
-const STEPS: u32 = 13;
+const STEPS: u32 = 14;
 
 /// Runs the demo. If a step fails its check, the cluster is removed and the error returned. `extra`: a file with a pod
 /// of that name, which becomes an additional step.
@@ -142,6 +142,8 @@ fn show(cluster: &Cluster, prepared: &Prepared, extra: Option<&Path>, progress: 
     demo.limits(progress)?;
     progress.step("NVML tells the same truth: nvidia-smi and pynvml in a container");
     demo.nvml(prepared.images.nvidia_smi, progress)?;
+    progress.step("the node compares: what the driver says of each pod, and what its share may use");
+    demo.compared(&prepared.gpu, progress)?;
     progress.step("what the scheduler allocated and what the node wrote");
     demo.documents(progress)?;
     progress.step("a pod goes, the waiting one runs");

@@ -153,7 +153,7 @@ impl Prepared {
             owner: self.owner,
             nodes: 1,
             cdi: true,
-            lists_processes: false,
+            lists_processes: true,
         }
     }
 }

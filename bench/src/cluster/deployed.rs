@@ -182,8 +182,17 @@ fn memory_of(status: &str) -> Option<Memory> {
 /// User and system time in hundredths of a second: fields 14 and 15 of a process's stat. The name before them may
 /// contain anything.
 fn cpu_of(stat: &str) -> Option<f64> {
+    two_fields(stat, 11)
+}
+
+/// The same of the children that it has waited for: fields 16 and 17.
+pub(super) fn cpu_of_children(stat: &str) -> Option<f64> {
+    two_fields(stat, 13)
+}
+
+fn two_fields(stat: &str, after_name: usize) -> Option<f64> {
     let (_, after) = stat.rsplit_once(") ")?;
-    let mut fields = after.split(' ').skip(11);
+    let mut fields = after.split(' ').skip(after_name);
     let mut next = || fields.next()?.parse::<f64>().ok();
     Some((next()? + next()?) / 100.0)
 }
@@ -217,6 +226,10 @@ mod tests {
         assert_eq!(memory_of("Name:\tkthreadd\n"), None);
         let stat = "7 (a) b (c) S 1 7 7 0 -1 4194560 1 2 3 4 150 50 0 0 20 0 1 0 100 0 0";
         assert_eq!(cpu_of(stat), Some(2.0));
+        assert_eq!(
+            cpu_of_children(&stat.replace("150 50 0 0", "150 50 300 25")),
+            Some(3.25)
+        );
     }
 
     #[test]

@@ -34,19 +34,19 @@ pub(crate) struct Size {
     claims: usize,
 }
 
+impl std::fmt::Display for Size {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{} hand-made nodes with {GPUS} GPUs, {} pods with a quarter of one",
+            self.nodes, self.claims
+        )
+    }
+}
+
 pub(crate) fn run(name: &str, prepared: &Prepared, size: &Size) -> Result<()> {
-    let room = size.nodes * GPUS * SHARES;
-    ensure!(
-        size.claims <= room,
-        "--claims {}: {} nodes have room for {room}",
-        size.claims,
-        size.nodes
-    );
     println!("machine: {}", machine());
-    println!(
-        "{} hand-made nodes with {GPUS} GPUs, {} pods with a quarter of one; VmRSS (highest so far) of each replica, MiB",
-        size.nodes, size.claims
-    );
+    println!("{size}; VmRSS (highest so far) of each replica, MiB");
     on_cluster(name, prepared, |cluster| figures(cluster, prepared, *size))
 }
 
@@ -88,8 +88,15 @@ fn report(what: &str, memory: &[Memory]) {
     println!("{what}: {}", each.collect::<Vec<_>>().join(", "));
 }
 
-/// Writes the cluster.
-fn fill(kube: &Kube<'_>, size: Size) -> Result<()> {
+/// Writes the cluster. Returns its nodes.
+pub(super) fn fill(kube: &Kube<'_>, size: Size) -> Result<Fleet> {
+    let room = size.nodes * GPUS * SHARES;
+    ensure!(
+        size.claims <= room,
+        "--claims {}: {} nodes have room for {room}",
+        size.claims,
+        size.nodes
+    );
     let fleet = Fleet {
         nodes: size.nodes,
         gpus: GPUS,
@@ -124,7 +131,7 @@ fn fill(kube: &Kube<'_>, size: Size) -> Result<()> {
         there.lines().count(),
         size.claims
     );
-    Ok(())
+    Ok(fleet)
 }
 
 /// A metadata field of each object, by name.

@@ -6,10 +6,9 @@ use serde_json::Value;
 use vgpu_api::advice;
 
 use super::finding::Finding;
-use super::seen::{Seen, key, list, text};
-use super::{release, rights, usage};
+use super::seen::{DRIVER, Seen, key, list, text};
+use super::{gpus, release, rights, usage};
 
-pub(crate) const DRIVER: &str = "dra.vgpu";
 /// Pods with a deletionTimestamp that is older should have ended.
 const ENDS_LATE: i64 = 60;
 
@@ -21,6 +20,7 @@ pub(super) fn of(seen: &Seen) -> Vec<Finding> {
     found.extend(classes(seen));
     found.extend(other_drivers(seen));
     found.extend(nodes(seen));
+    found.extend(gpus::of(seen));
     found.extend(without_cdi(seen));
     found.extend(usage::of(seen));
     found.extend(terminating(seen));
@@ -37,15 +37,11 @@ fn version(seen: &Seen) -> Option<Finding> {
     })
 }
 
-fn our_slices(seen: &Seen) -> impl Iterator<Item = &Value> {
-    seen.slices.iter().filter(|slice| text(slice, "/spec/driver") == DRIVER)
-}
-
 /// An API server drops the fields of gates that are off.
 fn gate(seen: &Seen) -> Option<Finding> {
     let is_shared = |device: &Value| device["allowMultipleAllocations"] == true;
     let is_gpu = |device: &&Value| text(device, "/attributes/type/string") == "gpu";
-    let mut devices = our_slices(seen).flat_map(|slice| {
+    let mut devices = seen.our_slices().flat_map(|slice| {
         let slice_name = text(slice, "/metadata/name");
         list(slice, "/spec/devices")
             .iter()
@@ -94,7 +90,7 @@ fn uuids<'v>(slices: impl Iterator<Item = &'v Value>) -> BTreeMap<&'v str, &'v V
 
 /// GPUs that two drivers allocate.
 fn other_drivers(seen: &Seen) -> Vec<Finding> {
-    let ours = uuids(our_slices(seen));
+    let ours = uuids(seen.our_slices());
     let others = uuids(seen.slices.iter().filter(|slice| text(slice, "/spec/driver") != DRIVER));
     let both = others.iter().filter(|(uuid, _)| ours.contains_key(*uuid));
     both.map(|(uuid, slice)| Finding {
@@ -131,7 +127,7 @@ fn containerd(node: &Value) -> Option<(u32, u32)> {
 fn nodes(seen: &Seen) -> Vec<Finding> {
     let with_plugin: BTreeSet<&str> = seen.plugin_pods().map(|pod| text(pod, "/spec/nodeName")).collect();
     let ready = seen.ready_nodes();
-    let offering: BTreeSet<&str> = our_slices(seen).map(|slice| text(slice, "/spec/nodeName")).collect();
+    let offering: BTreeSet<&str> = seen.our_slices().map(|slice| text(slice, "/spec/nodeName")).collect();
     let others = uuids(seen.slices.iter().filter(|slice| text(slice, "/spec/driver") != DRIVER)).into_iter();
     let gpus = others.filter(|(uuid, _)| uuid.starts_with("GPU-") || uuid.starts_with("MIG-"));
     let of_others: BTreeSet<&str> = gpus.map(|(_, slice)| text(slice, "/spec/nodeName")).collect();
@@ -183,7 +179,8 @@ fn nodes(seen: &Seen) -> Vec<Finding> {
 /// Returns node, claim and true for each claim whose containers have its mounts, by its condition `Injected`; false if one
 /// lacks them.
 fn injected(seen: &Seen) -> Vec<(&str, String, bool)> {
-    let pools: BTreeMap<&str, &str> = our_slices(seen)
+    let pools: BTreeMap<&str, &str> = seen
+        .our_slices()
         .map(|slice| (text(slice, "/spec/pool/name"), text(slice, "/spec/nodeName")))
         .collect();
     let of_claim = |claim: &'_ Value| -> Vec<(&str, String, bool)> {

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::cluster::{self, Cluster, List, ReadError};
 
+pub(crate) const DRIVER: &str = "dra.vgpu";
 /// The label that the chart gives to all of its objects.
 const NAME_LABEL: &str = "app.kubernetes.io/name";
 const NAME: &str = "dra-driver-vgpu";
@@ -193,6 +194,11 @@ impl Seen {
                 Err(error) => self.unread.push(error.to_string()),
             }
         }
+    }
+
+    pub(super) fn our_slices(&self) -> impl Iterator<Item = &Value> {
+        let slices = self.slices.iter();
+        slices.filter(|slice| text(slice, "/spec/driver") == DRIVER)
     }
 
     /// The pods of the plugin.

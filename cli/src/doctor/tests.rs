@@ -38,6 +38,18 @@ fn claim(injected: &str) -> Value {
         "conditions": [{"type": "Injected", "status": injected}]}]}})
 }
 
+/// A claim that has the GPU.
+fn holder() -> Value {
+    json!({"metadata": {"name": "gpu", "namespace": "team"}, "status": {"allocation": {"devices": {"results": [
+        {"driver": "dra.vgpu", "pool": "n1/vgpu", "device": "gpu-0"}]}}}})
+}
+
+/// Gives the GPU this taint of the plugin.
+fn taint(seen: &mut Seen, kind: &str, value: &str, effect: &str) {
+    let taint = json!({"key": format!("dra.vgpu/{kind}"), "value": value, "effect": effect});
+    objects(&mut seen.slices)[0]["spec"]["devices"][0]["taints"] = json!([taint]);
+}
+
 /// A cluster with one GPU node on which all is well.
 fn well() -> Seen {
     let node = json!({"metadata": {"name": "n1", "labels": {"nvidia.com/gpu.present": "true"}},
@@ -99,7 +111,7 @@ fn nothing_is_found_where_all_is_well_or_nothing_may_be_read() {
 type Break = fn(&mut Seen);
 
 /// Name of the case, how to break the cluster, the object of the finding, and words that it contains.
-const CASES: [(&str, Break, &str, &str); 25] = [
+const CASES: [(&str, Break, &str, &str); 28] = [
     (
         "not installed",
         |seen| objects(&mut seen.daemon_sets).clear(),
@@ -244,6 +256,27 @@ const CASES: [(&str, Break, &str, &str); 25] = [
         "enable_cdi = true",
     ),
     (
+        "a GPU with an XID",
+        |seen| {
+            taint(seen, "xid", "79", "NoSchedule");
+            *objects(&mut seen.claims) = vec![holder()];
+        },
+        "GPU GPU-1 on node n1",
+        "of 1 claims that have it, such as team/gpu, programs may fail",
+    ),
+    (
+        "a lost GPU",
+        |seen| taint(seen, "lost", "", "NoSchedule"),
+        "GPU GPU-1 on node n1",
+        "taint dra.vgpu/lost:NoSchedule: the driver does not list it any more",
+    ),
+    (
+        "a driver that does not answer",
+        |seen| taint(seen, "silent", "", "NoSchedule"),
+        "GPU GPU-1 on node n1",
+        "if nvidia-smi hangs: kubectl drain n1 --ignore-daemonsets",
+    ),
+    (
         "a right of the plugin",
         |seen| {
             let mut all = rights::questions(seen).into_iter();
@@ -298,6 +331,56 @@ fn each_fault_is_one_finding_that_names_its_object_and_what_to_do() {
         assert!(!found[0].breaks.is_empty() && !found[0].mend.is_empty(), "{case}");
         assert!(format!("{:?}", found[0]).contains(words), "{case}: {found:#?}");
     }
+}
+
+#[test]
+fn each_fault_of_a_gpu_has_its_own_words_and_what_is_none_is_no_finding() {
+    let found = |kind: &str, value: &str, effect: &str| {
+        let mut seen = well();
+        taint(&mut seen, kind, value, effect);
+        findings::of(&seen)
+    };
+    let mut mends = std::collections::BTreeSet::new();
+    for (kind, value) in [
+        ("xid", "79"),
+        ("ecc", "3"),
+        ("remap", "failed"),
+        ("recovery", "reset"),
+        ("recovery", "reboot"),
+        ("lost", ""),
+        ("silent", ""),
+    ] {
+        let found = found(kind, value, "NoSchedule");
+        assert_eq!(found.len(), 1, "{kind}: {found:#?}");
+        assert!(
+            found[0].value.contains(value) && !found[0].value.contains("not known"),
+            "{found:#?}"
+        );
+        mends.insert(found[0].mend.clone());
+    }
+    assert_eq!(mends.len(), 7, "{mends:#?}");
+    assert_eq!(found("xid", "13", "None"), []);
+    assert_eq!(found("remap", "pending", "None"), []);
+    assert_eq!(found("allocator", "controller", "NoSchedule"), []);
+
+    let mut seen = well();
+    taint(&mut seen, "mig", "", "NoSchedule");
+    let mig = answer(seen);
+    assert_eq!(mig.found, []);
+    let text = mig.text();
+    assert!(text.starts_with("note: GPU GPU-1 on node n1 is in MIG mode"), "{text}");
+    assert!(text.ends_with("nothing was found\n"), "{text}");
+
+    // That the plugin is not ready is the finding.
+    let mut seen = well();
+    taint(&mut seen, "silent", "", "NoSchedule");
+    *objects(&mut seen.pods) = vec![plugin("n1", "False")];
+    let found = findings::of(&seen);
+    assert_eq!(
+        (found.len(), found[0].object.starts_with("Pod ")),
+        (1, true),
+        "{found:#?}"
+    );
 }
 
 #[test]

@@ -16,7 +16,7 @@ use crate::cluster::{self, Cluster, Kind, List};
 use crate::flags::TopFlags;
 use crate::offline::now;
 use crate::output::clean;
-use crate::table::{Column, UNKNOWN, figure, table, width, words};
+use crate::table::{Column, UNKNOWN, figure, fold, table, width, words};
 
 const STALE_NODE: &str = "stale: not written for 5 minutes; the node's plugin does not run, or does not reach the API server \
                           (`kubectl vgpu doctor`)";
@@ -32,7 +32,7 @@ fn run(flags: &TopFlags) -> Result<String, UsageError> {
         let (raw, nodes) = read(&cluster, cluster::VGPU_NODES, "it is a right in the whole cluster")?;
         return Ok(rendered(
             flags.output,
-            || of_nodes(&nodes, now(), width),
+            || fold(&of_nodes(&nodes, now(), width), width),
             || json!({"items": raw}),
         ));
     }
@@ -41,14 +41,14 @@ fn run(flags: &TopFlags) -> Result<String, UsageError> {
         let (raw, usages) = read(&cluster, cluster::USAGES, hint)?;
         return Ok(rendered(
             flags.output,
-            || of_namespaces(&usages, now(), width),
+            || fold(&of_namespaces(&usages, now(), width), width),
             || json!({"items": raw}),
         ));
     }
     let seen = Seen::read("top", &cluster)?;
     let document = || json!({"items": seen.usage.iter().map(|(raw, _)| raw).collect::<Vec<_>>()});
     let text = || match &seen.usage {
-        Some((_, status)) => of_shares(status, &shares::of(&seen), now(), width),
+        Some((_, status)) => fold(&of_shares(status, &shares::of(&seen), now(), width), width),
         None => none(&seen.without_usage(cluster.namespace())),
     };
     Ok(rendered(flags.output, text, document))
@@ -192,11 +192,12 @@ const OF_NODES: [Column; 10] = [
     words("MODEL", 9),
     figure("MEMORY", 6),
     figure("HELD", 0),
-    figure("USED", 2),
+    figure("USED", 3),
     figure("FREE", 1),
     figure("CORES", 5),
     figure("SHARES", 7),
-    words("STATE", 3),
+    // A fault is to be seen on a narrow terminal, too.
+    words("STATE", 2),
 ];
 
 fn of_nodes(nodes: &[VgpuNode], now: Time, width: Option<usize>) -> String {
@@ -426,6 +427,8 @@ shares: 1; memory: 20Gi held, 9.5Gi used; cores: 25 held, 0% of a GPU's time use
             "{text}"
         );
         assert!(lines[2].ends_with("  ok") && lines.len() == 3, "{text}");
+        let narrow = of_nodes(&[node.clone()], now_is(), Some(34));
+        assert!(narrow.starts_with("NODE  GPU    HELD  FREE  STATE\n"), "{narrow}");
 
         status.as_of = "2026-01-01T00:00:00Z".to_owned();
         status.conditions = vec![not_ready];

@@ -219,7 +219,7 @@ pub struct Config {
     /// containerd 1.7 applies CDI specs. Later versions always do.
     pub cdi: bool,
     /// The software GPU's NVML lists processes, as a real one does on a node. If false, it lists none: the worst case
-    /// for real drivers in a container, where no process of a pod finds itself.
+    /// for real drivers in a container, where no process of a pod finds itself. Most clusters of tests have that.
     pub lists_processes: bool,
 }
 

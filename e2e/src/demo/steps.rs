@@ -5,7 +5,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::Value;
 
 use crate::cluster::{Cluster, Gpu};
@@ -207,6 +207,60 @@ impl Demo<'_> {
         Ok(())
     }
 
+    /// Lets a program use some of its share. Shows what the driver says of it, and what every claim says of its limit.
+    pub(super) fn compared(&self, gpu: &Gpu, progress: &Progress) -> Result<()> {
+        let shares = workload::shares(&self.kube)?;
+        let allocated: Vec<_> = shares.iter().filter(|share| share.device.is_some()).collect();
+        let user = allocated.last().context("no claim is allocated")?;
+        let used = self.quarter() / 4;
+        // Its output would keep `exec` waiting.
+        let hold = format!("vgpu-client hold {used} >/dev/null 2>&1 &");
+        self.kube.exec(&user.pod, &["sh", "-c", &hold])?;
+        // Whether a real driver names processes by the PIDs that this cluster's node has depends on the machine.
+        let limit = if gpu.is_nvidia() { LIMIT / 3 } else { LIMIT };
+        let compared = wait(limit, "every claim to say that its memory limit is enforced", || {
+            let metric = self.driver_memory(&user.claim)?;
+            let metric = metric.filter(|bytes| *bytes >= used);
+            let mut said = Vec::new();
+            for share in &allocated {
+                let claim = self.kube.get(&["resourceclaim", &share.claim])?;
+                said.push(condition(&claim, "MemoryEnforced"));
+            }
+            let others: Vec<&String> = said.iter().filter(|one| *one != "True WithinLimit").collect();
+            match metric {
+                Some(bytes) if others.is_empty() => Ok(Some(bytes)),
+                _ => bail!(
+                    "by NVML {} has {metric:?} bytes of {used}; other conditions: {others:?}",
+                    user.pod
+                ),
+            }
+        });
+        match compared {
+            Ok(bytes) => progress.note(&format!(
+                "MemoryEnforced=True WithinLimit in all {} claims; by NVML {} uses {} of {} MiB",
+                allocated.len(),
+                user.pod,
+                bytes >> 20,
+                install::bytes(&self.claim_and_memory(&user.pod)?.1).unwrap_or(0) >> 20
+            )),
+            Err(error) if gpu.is_nvidia() => progress.note(&format!("not shown by this driver: {error:#}")),
+            Err(error) => return Err(error),
+        }
+        progress.why("a program that goes around the library is found by the driver's own figures");
+        Ok(())
+    }
+
+    /// What the plugin's metrics say that the driver lists for the claim.
+    fn driver_memory(&self, claim: &str) -> Result<Option<u64>> {
+        let metrics = self.plugin_metrics()?;
+        let of_claim = format!("claim=\"{claim}\"");
+        let mut lines = metrics
+            .lines()
+            .filter(|line| line.starts_with("vgpu_share_driver_memory_bytes"));
+        let line = lines.find(|line| line.contains(&of_claim));
+        Ok(line.and_then(|line| line.rsplit(' ').next()?.parse().ok()))
+    }
+
     /// Shows `status.allocation` and the CDI spec of a claim.
     pub(super) fn documents(&self, progress: &Progress) -> Result<()> {
         let shares = workload::shares(&self.kube)?;
@@ -343,18 +397,22 @@ impl Demo<'_> {
 
     /// The GPU time of all shares by the plugin's metrics, in seconds.
     fn charged(&self) -> Result<f64> {
+        let metrics = self.plugin_metrics()?;
+        let of_shares = metrics
+            .lines()
+            .filter(|line| line.starts_with("vgpu_share_gpu_seconds_total"));
+        let seconds = of_shares.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+        Ok(seconds.sum())
+    }
+
+    fn plugin_metrics(&self) -> Result<String> {
         let project = Kube::new(self.cluster, install::NAME);
         let pods = project.get(&["pods", "-l", "app.kubernetes.io/component=plugin"])?;
         let pod = pods["items"][0]["metadata"]["name"]
             .as_str()
             .context("no plugin runs")?;
         let path = format!("/api/v1/namespaces/{}/pods/{pod}:9440/proxy/metrics", install::NAME);
-        let metrics = project.raw(&path)?;
-        let of_shares = metrics
-            .lines()
-            .filter(|line| line.starts_with("vgpu_share_gpu_seconds_total"));
-        let seconds = of_shares.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
-        Ok(seconds.sum())
+        project.raw(&path)
     }
 
     /// Checks that nothing of the claims is left on the node after the last pod.
@@ -383,6 +441,14 @@ impl Demo<'_> {
         progress.why("a share is free again as soon as its pod is gone, and nothing of it stays on the node");
         Ok(())
     }
+}
+
+/// Status and reason of a condition of the claim's first device.
+fn condition(claim: &Value, kind: &str) -> String {
+    let conditions = claim["status"]["devices"][0]["conditions"].as_array();
+    let one = conditions.and_then(|all| all.iter().find(|one| one["type"] == kind));
+    let word = |key: &str| one.and_then(|one| one[key].as_str()).unwrap_or("none");
+    format!("{} {}", word("status"), word("reason"))
 }
 
 /// The mounts of a CDI spec in one line: the library under the driver's names, and the read-only limits.

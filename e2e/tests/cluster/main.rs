@@ -210,6 +210,7 @@ fn tests(wanted: Option<Part>) -> Vec<Named> {
         (Part::Scheduler, "privileges", privileges::TESTS),
         (Part::Scheduler, "explain", explain::TESTS),
         (Part::Scheduler, "people", people::TESTS),
+        (Part::Scheduler, "truth", truth::WITHOUT_PROCESSES),
         (Part::Scheduler, "restarts", restarts::TESTS),
         (Part::Scheduler, "health", health::TESTS),
         // These add a node to the cluster, so they are the last ones there.

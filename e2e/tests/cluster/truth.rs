@@ -27,6 +27,9 @@ pub(crate) const TESTS: &[Test] = &[
     ("a_container_without_its_mounts_is_reported", without_cdi),
 ];
 
+/// On the cluster whose driver lists no processes.
+pub(crate) const WITHOUT_PROCESSES: &[Test] = &[("a_driver_that_hides_processes_leaves_memory_unknown", hidden)];
+
 /// Sets D to the folder of the real driver, and creates a loader that reads no list.
 const LOADER: &str = "D=$(ls -d /dev/vgpu/.driver /usr/lib/vgpu/driver 2>/dev/null | head -n 1); \
                       python3 /kit/loader.py /lib64/ld-linux-x86-64.so.2 /tmp/ld.so; ";
@@ -318,6 +321,22 @@ fn killed() -> Result<()> {
             let phase = kube.get(&["pod", pod])?["status"]["phase"].clone();
             ensure!(phase == "Running", "{pod} is {phase}");
         }
+        Ok(())
+    })
+}
+
+/// The limit itself does not need the driver's list: the library enforces it.
+fn hidden() -> Result<()> {
+    shared::in_namespace("truth-hidden", |_, kube| {
+        let hold = ["vgpu-client", "hold", "134217728"];
+        kube.apply(&(template("t", "vgpu", json!({"memory": "1Gi"}), &[]) + &pod("p", "client", &hold, "t")))?;
+        becomes(kube, "p", "MemoryEnforced", "Unknown", "ProcessesUnknown")?;
+        let said = kube.exec("p", &["vgpu-client", "check"])?;
+        let seen: Value = serde_json::from_str(&said).with_context(|| format!("it said {said:?}"))?;
+        ensure!(
+            seen["total"] == 1 << 30 && seen["allocated"].as_u64() < Some(1 << 30),
+            "{seen}"
+        );
         Ok(())
     })
 }

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::super::finding::Finding;
-use super::super::findings::DRIVER;
+use super::super::seen::DRIVER;
 use super::super::seen::{list, text};
 use super::objects::Plan;
 

@@ -1,0 +1,163 @@
+//! Findings about GPUs that the plugin has tainted: faults that keep new claims away.
+//!
+//! MIG mode is no fault: an administrator switches it on. It is a note.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use super::finding::Finding;
+use super::seen::{DRIVER, Seen, key, list, text};
+
+const PREFIX: &str = "dra.vgpu/";
+/// Says who allocates the GPU, so it is no fault.
+const ALLOCATOR: &str = "allocator";
+const MIG: &str = "mig";
+const SILENT: &str = "silent";
+
+/// A taint of ours that keeps new claims away.
+struct Tainted<'s> {
+    slice: &'s Value,
+    device: &'s Value,
+    /// Without the prefix.
+    kind: &'s str,
+    value: &'s str,
+    effect: &'s str,
+}
+
+impl Tainted<'_> {
+    fn node(&self) -> &str {
+        text(self.slice, "/spec/nodeName")
+    }
+
+    fn uuid(&self) -> &str {
+        text(self.device, "/attributes/uuid/string")
+    }
+
+    fn object(&self) -> String {
+        format!("GPU {} on node {}", self.uuid(), self.node())
+    }
+}
+
+fn tainted(seen: &Seen) -> impl Iterator<Item = Tainted<'_>> {
+    let devices = seen
+        .our_slices()
+        .flat_map(|slice| list(slice, "/spec/devices").iter().map(move |one| (slice, one)));
+    devices.flat_map(|(slice, device)| {
+        let taints = list(device, "/taints").iter();
+        taints.filter_map(move |taint| {
+            let (kind, effect) = (text(taint, "/key").strip_prefix(PREFIX)?, text(taint, "/effect"));
+            // The effect None keeps nothing away: it tells of XIDs that programs cause.
+            let keeps_away = kind != ALLOCATOR && matches!(effect, "NoSchedule" | "NoExecute");
+            keeps_away.then(|| Tainted {
+                slice,
+                device,
+                kind,
+                value: text(taint, "/value"),
+                effect,
+            })
+        })
+    })
+}
+
+/// The claims that have each device, by pool and device.
+fn holders(seen: &Seen) -> BTreeMap<(&str, &str), Vec<String>> {
+    let mut holders: BTreeMap<_, Vec<String>> = BTreeMap::new();
+    for claim in seen.claims.iter() {
+        let results = list(claim, "/status/allocation/devices/results").iter();
+        for result in results.filter(|one| text(one, "/driver") == DRIVER && one["adminAccess"] != true) {
+            let device = (text(result, "/pool"), text(result, "/device"));
+            holders.entry(device).or_default().push(key(claim));
+        }
+    }
+    holders
+}
+
+pub(super) fn of(seen: &Seen) -> Vec<Finding> {
+    let ready = seen.ready_nodes();
+    let holders = holders(seen);
+    // Of a node whose plugin is not ready, that is the finding.
+    let is_told = |one: &Tainted<'_>| one.kind == SILENT && seen.pods.known().is_some() && !ready.contains(one.node());
+    let faults = tainted(seen).filter(|one| one.kind != MIG && !is_told(one));
+    let finding = |one: Tainted<'_>| {
+        let device = (text(one.slice, "/spec/pool/name"), text(one.device, "/name"));
+        let equals = if one.value.is_empty() { "" } else { "=" };
+        Finding {
+            object: one.object(),
+            value: format!(
+                "taint {PREFIX}{}{equals}{}:{}: {}",
+                one.kind,
+                one.value,
+                one.effect,
+                reason(&one)
+            ),
+            breaks: breaks(&one, holders.get(&device).map_or(&[], Vec::as_slice)),
+            mend: format!("{} (docs/health.md)", mend(&one)),
+        }
+    };
+    faults.map(finding).collect()
+}
+
+fn breaks(one: &Tainted<'_>, holders: &[String]) -> String {
+    let Some(first) = holders.first() else {
+        return "no new claim gets it".to_owned();
+    };
+    let follows = match one.kind {
+        SILENT => "the driver's figures are not compared with the limits",
+        _ => "programs may fail",
+    };
+    format!(
+        "no new claim gets it; of {} claims that have it, such as {first}, {follows}",
+        holders.len()
+    )
+}
+
+/// What the taint says, in words.
+fn reason(one: &Tainted<'_>) -> String {
+    let value = one.value;
+    match one.kind {
+        "xid" => format!("the driver reported XID {value}"),
+        "ecc" => format!("{value} memory errors that ECC did not correct"),
+        "remap" => "rows of its memory that have errors could not be remapped".to_owned(),
+        "recovery" => format!("the driver asks for the action {value}"),
+        "lost" => "the driver does not list it any more".to_owned(),
+        SILENT => "the driver does not answer, or is not asked".to_owned(),
+        _ => "it is not known to this vgpu".to_owned(),
+    }
+}
+
+fn mend(one: &Tainted<'_>) -> String {
+    let (node, uuid) = (one.node(), one.uuid());
+    let drain = format!("kubectl drain {node} --ignore-daemonsets");
+    let reset = format!("nvidia-smi --gpu-reset -i {uuid}");
+    match one.kind {
+        "xid" => format!(
+            "dmesg on the node has the XID's line. The taint ends by itself if the driver asks for no recovery; if it stays: \
+             {drain}, then {reset} there, or a reboot. If programs cause this XID: the chart's plugin.ignoredXids"
+        ),
+        "ecc" => format!("{drain}, then {reset} there, or a reboot"),
+        "remap" => {
+            format!("{drain}, and have the GPU replaced; nvidia-smi -q -d ROW_REMAPPER -i {uuid} shows the rows")
+        }
+        "recovery" => match one.value {
+            "reset" | "drain-and-reset" => format!("{drain}, then {reset} there"),
+            other => format!("{drain}, then there what the driver asks for: {other}"),
+        },
+        "lost" => format!("{drain}, and reboot it; dmesg there may say why the GPU went"),
+        SILENT => format!("look at nvidia-smi and dmesg on the node; if nvidia-smi hangs: {drain}, and reboot it"),
+        _ => format!("use the vgpu of the plugin's release: kubectl logs of the plugin on node {node} says more"),
+    }
+}
+
+/// What is no fault, and keeps claims away all the same.
+pub(super) fn notes(seen: &Seen) -> Vec<String> {
+    let mig = tainted(seen).filter(|one| one.kind == MIG);
+    mig.map(|one| {
+        format!(
+            "{} is in MIG mode (taint {PREFIX}{MIG}), so no new claim gets it; nvidia-smi -i {} -mig 0 there ends that",
+            one.object(),
+            one.uuid()
+        )
+    })
+    .collect()
+}
