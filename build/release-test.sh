@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # release-test.sh [signatures]: what a user does with release/, from a registry on loopback: pull, verify, install, upgrade, roll
-# back, on a cluster of its own. Takes 5 minutes once the tools are built; not part of `make test`. `signatures`: without a
+# back, on a cluster of its own. Takes 2 minutes once the tools are built; not part of `make test`. `signatures`: without a
 # cluster.
 #
 # Signs with a key pair that it makes and removes. Exits with 3 if no cluster can be created here; the part without one has
 # then passed.
+#
+# Prints how long the plugin takes to be Ready. The node has none of the driver's images before, so this includes the pull.
 #
 # The nodes have a network of their own, so a second registry runs on the node's loopback, with the same files and without
 # the right to write: one address is then good for helm and for the node.
@@ -28,7 +30,8 @@ registries=() cluster=''
 finish() {
   local pid
   for pid in "${registries[@]}"; do kill "$pid" 2>/dev/null || true; done
-  [ -z "$cluster" ] || "$vgpu_e2e" down
+  [ -z "$cluster" ] || "$vgpu_e2e" down # also ends the node's registry
+  wait
   rm -rf "$work"
 }
 trap finish EXIT
@@ -52,6 +55,20 @@ YAML
   registries+=($!)
 }
 
+# answers NAME PREFIX...: waits for the registry, which PREFIX runs on a node.
+answers() {
+  "${@:2}" python3 - "$address" <<'PY' || fail "the registry $1 on $address does not answer: $(cat "$work/$1.log")"
+import sys, time, urllib.request
+for _ in range(100):
+    try:
+        urllib.request.urlopen(f"http://{sys.argv[1]}/v2/", timeout=1)
+        sys.exit(0)
+    except OSError:
+        time.sleep(0.1)
+sys.exit(1)
+PY
+}
+
 # refused WHAT COMMAND...: the command must fail.
 refused() {
   local what=$1
@@ -66,16 +83,7 @@ refused() {
 address=127.0.0.1:$(free_port)
 say "a registry on $address"
 registry_on ours false
-python3 - "$address" <<'PY' || fail "the registry does not answer: $(cat "$work/ours.log")"
-import sys, time, urllib.request
-for _ in range(100):
-    try:
-        urllib.request.urlopen(f"http://{sys.argv[1]}/v2/", timeout=1)
-        sys.exit(0)
-    except OSError:
-        time.sleep(0.1)
-sys.exit(1)
-PY
+answers ours
 
 say "push and sign"
 (cd "$work" && cosign generate-key-pair --output-key-prefix right >/dev/null 2>&1 && cosign generate-key-pair --output-key-prefix wrong >/dev/null 2>&1)
@@ -112,12 +120,11 @@ rc=0
 "$vgpu_e2e" preflight >"$work/said" 2>&1 || rc=$?
 [ $rc = 0 ] || { cat "$work/said" >&2; exit $rc; }
 cluster=1
-"$vgpu_e2e" up | tee "$work/up"
+"$vgpu_e2e" up --pull-driver | tee "$work/up"
 KUBECONFIG=$(sed -n 's/^export KUBECONFIG=//p' "$work/up")
 export KUBECONFIG
 registry_on node true "$vgpu_e2e" exec --
-# Nothing of ours is there before the pull.
-"$vgpu_e2e" exec -- sh -c 'for image in kubelet-plugin controller; do ctr -n k8s.io images rm --sync docker.io/dra-driver-vgpu/$image:dev; done'
+answers node "$vgpu_e2e" exec --
 
 ours=(--namespace dra-driver-vgpu)
 values=(--set "images.registry=$address,driverRoot=/var/lib/soft-gpu/driver,softGpu.state=/var/lib/soft-gpu/state")
@@ -126,17 +133,27 @@ ready() {
   kubectl "${ours[@]}" rollout status daemonset/dra-driver-vgpu-plugin --timeout=90s
   kubectl "${ours[@]}" rollout status deployment/dra-driver-vgpu-controller --timeout=90s
 }
-chart=(dra-driver-vgpu "oci://$address/charts/dra-driver-vgpu" --plain-http "${ours[@]}" --wait --timeout 120s)
+chart=(dra-driver-vgpu "oci://$address/charts/dra-driver-vgpu" --plain-http "${ours[@]}")
 
+# since NANOSECONDS: for people, in seconds.
+since() {
+  local tenths=$((($(date +%s%N) - $1) / 100000000))
+  echo "$((tenths / 10)).$((tenths % 10)) s"
+}
+
+# Without --wait, because Helm looks every two seconds only.
 say "install $version"
-start=$SECONDS
+start=$(date +%s%N)
 helm install "${chart[@]}" --version "$version" --create-namespace "${values[@]}"
+kubectl "${ours[@]}" rollout status daemonset/dra-driver-vgpu-plugin --timeout=90s
+echo "from \`helm install\` to the plugin's DaemonSet Ready, its image pulled: $(since "$start")"
 ready
-echo "pulled and Ready in $((SECONDS - start)) s"
-while read -r image digest; do
-  kubectl "${ours[@]}" get pods -o jsonpath='{.items[*].spec.containers[*].image}' >"$work/said"
-  grep -qF "$address/$image@$digest" "$work/said" || fail "no pod runs $image@$digest: $(cat "$work/said")"
-done <release/images.txt
+echo "to the controller Ready: $(since "$start")"
+kubectl "${ours[@]}" get pods -o jsonpath='{.items[*].spec.containers[*].image}' >"$work/said"
+for image in kubelet-plugin controller; do # the third is for nodes without software GPUs
+  digest=$(sed -n "s|^dra-driver-vgpu/$image ||p" release/images.txt)
+  grep -qF "$address/dra-driver-vgpu/$image@$digest" "$work/said" || fail "no pod runs $image@$digest: $(cat "$work/said")"
+done
 kubectl apply -f deploy/examples/fraction
 pods=(pod/fraction-1 pod/fraction-2) # not all: the ninth waits
 kubectl wait --for=jsonpath='{.status.phase}'=Running "${pods[@]}" --timeout=90s
@@ -146,7 +163,7 @@ say "upgrade to $next, and back"
 tar -xzf "release/dra-driver-vgpu-$version.tgz" -C "$work"
 helm package "$work/dra-driver-vgpu" --version "$next" --app-version "$next" --destination "$work" >/dev/null
 helm push --plain-http "$work/dra-driver-vgpu-$next.tgz" "oci://$address/charts"
-helm upgrade "${chart[@]}" --version "$next" "${values[@]}" --set plugin.logLevel=debug,controller.logLevel=debug
+helm upgrade "${chart[@]}" --wait --timeout 120s --version "$next" "${values[@]}" --set plugin.logLevel=debug,controller.logLevel=debug
 ready
 helm rollback dra-driver-vgpu "${ours[@]}" --wait --timeout 120s
 ready

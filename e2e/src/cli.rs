@@ -43,6 +43,9 @@ enum Verb {
         /// Number of nodes, 1 to 9.
         #[arg(long, default_value = "1", value_parser = cluster::parse_nodes)]
         nodes: u8,
+        /// Import only the images of pods: those of the driver come from a registry.
+        #[arg(long)]
+        pull_driver: bool,
     },
     /// Stop the cluster, and remove leftovers of earlier runs.
     Down,
@@ -145,7 +148,11 @@ pub fn run(arguments: Arguments) -> Result<u8> {
         }
         Verb::Guest(arguments) => return guest::run(arguments),
         Verb::Demo { keep, extra } => demo::run(&arguments.cluster, keep, extra.as_deref())?,
-        Verb::Up { hold, nodes } => up(&arguments.cluster, hold, nodes)?,
+        Verb::Up {
+            hold,
+            nodes,
+            pull_driver,
+        } => up(&arguments.cluster, hold, nodes, pull_driver)?,
         Verb::Down => {
             prepared::rerun_as_root()?;
             let removed = cluster::down(&arguments.cluster)?;
@@ -213,7 +220,7 @@ fn build(say: &mut dyn FnMut(&str)) -> Result<Prepared> {
     }
 }
 
-fn up(name: &str, hold: bool, nodes: u8) -> Result<()> {
+fn up(name: &str, hold: bool, nodes: u8, pull_driver: bool) -> Result<()> {
     let prepared = build(&mut |text| println!("{text}"))?;
     interrupt::handle()?;
     println!(
@@ -227,7 +234,9 @@ fn up(name: &str, hold: bool, nodes: u8) -> Result<()> {
         ..prepared.config(name)
     })?;
     for archive in &prepared.images.archives {
-        cluster.import(archive)?;
+        if !(pull_driver && image::is_of_the_driver(archive)) {
+            cluster.import(archive)?;
+        }
     }
     println!("export KUBECONFIG={}", cluster.kubeconfig().display());
     if hold {

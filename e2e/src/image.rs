@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-pub use catalogue::{Built, Release, Released, SOFT_GPU, client_program};
+pub use catalogue::{Built, Release, Released, SOFT_GPU, client_program, is_of_the_driver};
 pub use oci::Contents;
 
 use crate::layout;

@@ -16,6 +16,8 @@ const LIBC: [&str; 2] = ["libc6", "libgcc-s1"];
 const PYTHON: [&str; 5] = ["libc6", "libgcc-s1", "python3", "dash", "coreutils"];
 /// The image of the chart's `softGpu.gpus`.
 pub const SOFT_GPU: &str = "soft-gpu";
+const PLUGIN: &str = "kubelet-plugin";
+const CONTROLLER: &str = "controller";
 /// The image without glibc.
 const STATIC: [&str; 1] = ["busybox-static"];
 
@@ -171,6 +173,14 @@ fn repository(name: &str, tag: &str) -> String {
     format!("docker.io/dra-driver-vgpu/{name}:{tag}")
 }
 
+/// Returns true for the archive of an image that users get, and false for those of this cluster's own pods.
+#[must_use]
+pub fn is_of_the_driver(archive: &Path) -> bool {
+    archive
+        .file_stem()
+        .is_some_and(|name| [PLUGIN, CONTROLLER, SOFT_GPU].iter().any(|ours| name == *ours))
+}
+
 /// An image that users get.
 struct Product {
     name: &'static str,
@@ -192,19 +202,19 @@ fn products(libc: &Layer, dist: &Path, parts: &Path) -> Result<[Product; 3]> {
         // For `helm test` and the pod of `vgpu doctor --probe`.
         .file(dist.join("vgpu"), "usr/bin/vgpu", 0o755);
     let layer = |name: &str, top: Contents| top.write(&parts.join(format!("{name}-layer.tar")));
-    let plugin = vec![libc.clone(), layer("kubelet-plugin", plugin)?];
+    let plugin = vec![libc.clone(), layer(PLUGIN, plugin)?];
     // The plugin's program copies these files to the node. A registry and a node have its layers once.
     let soft_gpu = [plugin.clone(), vec![layer(SOFT_GPU, soft_gpu(dist))?]].concat();
-    let controller = vec![libc.clone(), layer("controller", controller)?];
+    let controller = vec![libc.clone(), layer(CONTROLLER, controller)?];
     Ok([
         Product {
-            name: "kubelet-plugin",
+            name: PLUGIN,
             description: "The node agent of dra-driver-vgpu: publishes GPUs, prepares claims, brings the library with the limits",
             layers: plugin,
             entrypoint: "/usr/bin/vgpu-kubelet-plugin",
         },
         Product {
-            name: "controller",
+            name: CONTROLLER,
             description: "The controller of dra-driver-vgpu: explains Pending pods, allocates, keeps quotas, translates",
             layers: controller,
             entrypoint: "/usr/bin/vgpu-controller",
@@ -437,6 +447,12 @@ mod tests {
                 "{}",
                 product.name
             );
+            assert!(
+                is_of_the_driver(&at(product.name).with_extension("tar")),
+                "{}",
+                product.name
+            );
         }
+        assert!(!is_of_the_driver(Path::new("client.tar")));
     }
 }
