@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # release-test.sh [signatures]: what a user does with release/, from a registry on loopback: pull, verify, install, upgrade, roll
-# back, on a cluster of its own. Takes 2 minutes once the tools are built; not part of `make test`. `signatures`: without a
+# back, on a cluster of its own. Takes 2 to 4 minutes once the tools are built; not part of `make test`. `signatures`: without a
 # cluster.
 #
 # Signs with a key pair that it makes and removes. Exits with 3 if no cluster can be created here; the part without one has
