@@ -3,6 +3,9 @@
 # back, on a cluster of its own. Takes 2 to 4 minutes once the tools are built; not part of `make test`. `signatures`: without a
 # cluster.
 #
+# FROM=FOLDER: installs the release/ of another version or commit first, and upgrades from it. Otherwise the same images are
+# upgraded to, in a chart with another version.
+#
 # Signs with a key pair that it makes and removes. Exits with 3 if no cluster can be created here; the part without one has
 # then passed.
 #
@@ -15,6 +18,8 @@ as_caller "$@"
 cd "$root"
 
 [ -s release/images.txt ] || fail "release/ is missing: run \`make release\`"
+first=${FROM:-release}
+[ -s "$first/images.txt" ] || fail "FROM=$FROM: the folder has no images.txt; name the release/ of another clone"
 "$root/build/prerequisites.sh" demo
 cargo build --quiet --workspace --bin vgpu-e2e --bin vgpu-client --test cluster # the options of e2e.sh
 vgpu_e2e=$CARGO_TARGET_DIR/debug/vgpu-e2e
@@ -115,6 +120,14 @@ refused "a changed SHA256SUMS" blob right
 (cd release && sha256sum --quiet -c SHA256SUMS)
 [ "${1:-}" != signatures ] || { say "passed, without a cluster"; exit; }
 
+if [ -n "${FROM:-}" ]; then
+  say "push the images of $FROM"
+  # The chart names images by their digests, so the tag says nothing.
+  while read -r image digest; do
+    oras cp --no-tty --from-oci-layout --to-plain-http "$FROM/images/${image##*/}.tar@$digest" "$address/$image:from"
+  done <"$FROM/images.txt"
+fi
+
 say "a cluster"
 rc=0
 "$vgpu_e2e" preflight >"$work/said" 2>&1 || rc=$?
@@ -134,6 +147,18 @@ ready() {
   kubectl "${ours[@]}" rollout status deployment/dra-driver-vgpu-controller --timeout=90s
 }
 chart=(dra-driver-vgpu "oci://$address/charts/dra-driver-vgpu" --plain-http "${ours[@]}")
+installed=("${chart[@]}" --version "$version")
+[ -z "${FROM:-}" ] || installed=(dra-driver-vgpu "$FROM"/dra-driver-vgpu-[0-9]*[0-9].tgz "${ours[@]}")
+
+# runs FOLDER: the pods have the images of this release.
+runs() {
+  local image digest
+  kubectl "${ours[@]}" get pods -o jsonpath='{.items[*].spec.containers[*].image}' >"$work/said"
+  for image in kubelet-plugin controller; do # the third is for nodes without software GPUs
+    digest=$(sed -n "s|^dra-driver-vgpu/$image ||p" "$1/images.txt")
+    grep -qF "$address/dra-driver-vgpu/$image@$digest" "$work/said" || fail "no pod runs $image@$digest: $(cat "$work/said")"
+  done
+}
 
 # since NANOSECONDS: for people, in seconds.
 since() {
@@ -142,18 +167,14 @@ since() {
 }
 
 # Without --wait, because Helm looks every two seconds only.
-say "install $version"
+say "install ${FROM:-$version}"
 start=$(date +%s%N)
-helm install "${chart[@]}" --version "$version" --create-namespace "${values[@]}"
+helm install "${installed[@]}" --create-namespace "${values[@]}"
 kubectl "${ours[@]}" rollout status daemonset/dra-driver-vgpu-plugin --timeout=90s
 echo "from \`helm install\` to the plugin's DaemonSet Ready, its image pulled: $(since "$start")"
 ready
 echo "to the controller Ready: $(since "$start")"
-kubectl "${ours[@]}" get pods -o jsonpath='{.items[*].spec.containers[*].image}' >"$work/said"
-for image in kubelet-plugin controller; do # the third is for nodes without software GPUs
-  digest=$(sed -n "s|^dra-driver-vgpu/$image ||p" release/images.txt)
-  grep -qF "$address/dra-driver-vgpu/$image@$digest" "$work/said" || fail "no pod runs $image@$digest: $(cat "$work/said")"
-done
+runs "$first"
 kubectl apply -f deploy/examples/fraction
 pods=(pod/fraction-1 pod/fraction-2) # not all: the ninth waits
 kubectl wait --for=jsonpath='{.status.phase}'=Running "${pods[@]}" --timeout=90s
@@ -165,10 +186,16 @@ helm package "$work/dra-driver-vgpu" --version "$next" --app-version "$next" --d
 helm push --plain-http "$work/dra-driver-vgpu-$next.tgz" "oci://$address/charts"
 helm upgrade "${chart[@]}" --wait --timeout 120s --version "$next" "${values[@]}" --set plugin.logLevel=debug,controller.logLevel=debug
 ready
+runs release
+# The ninth gets its share from the upgraded plugin.
+kubectl delete pod fraction-8
+kubectl wait --for=jsonpath='{.status.phase}'=Running pod/fraction-9 --timeout=90s
+kubectl exec fraction-1 -- vgpu-client check
 helm rollback dra-driver-vgpu "${ours[@]}" --wait --timeout 120s
 ready
+runs "$first"
 kubectl get "${pods[@]}" -o jsonpath='{.items[*].metadata.uid}' >"$work/after"
 cmp "$work/before" "$work/after" || fail "the pods with shares are not those from before the upgrade"
-kubectl wait --for=jsonpath='{.status.phase}'=Running "${pods[@]}" --timeout=10s
+kubectl wait --for=jsonpath='{.status.phase}'=Running "${pods[@]}" pod/fraction-9 --timeout=10s
 helm history dra-driver-vgpu "${ours[@]}"
 say "passed"

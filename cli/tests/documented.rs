@@ -157,8 +157,8 @@ fn read(place: &str, object: Value) -> Vec<Value> {
             Vec::new()
         }
         Some("Pod" | "Deployment" | "StatefulSet" | "Job" | "ResourceClaimTemplate") => vec![object],
-        // platforms.rs of the cluster tests sends those of docs/platforms to an API server.
-        Some("Service" | "ResourceQuota") => Vec::new(),
+        // platforms.rs of the cluster tests sends most of them to an API server.
+        Some("Service" | "ResourceQuota" | "DeviceTaintRule") => Vec::new(),
         // Files of kubeadm, which no test here has.
         Some("ClusterConfiguration" | "KubeletConfiguration") => Vec::new(),
         Some(kind) => panic!("{place}: nothing here reads a {kind}"),

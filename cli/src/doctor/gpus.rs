@@ -128,19 +128,24 @@ fn reason(one: &Tainted<'_>) -> String {
 
 fn mend(one: &Tainted<'_>) -> String {
     let (node, uuid) = (one.node(), one.uuid());
-    let drain = format!("kubectl drain {node} --ignore-daemonsets");
-    let reset = format!("nvidia-smi --gpu-reset -i {uuid}");
+    // It stops at pods without a controller, and names them.
+    let drain = format!("kubectl drain {node} --ignore-daemonsets --delete-emptydir-data");
+    // A GPU is not reset while a program has it open, and the plugin stays on a drained node.
+    let reset = format!(
+        "kubectl label node {node} nvidia.com/gpu.deploy.client=paused-for-gpu-reset --overwrite, \
+         nvidia-smi --gpu-reset -i {uuid} on the node, and the label back to true"
+    );
     match one.kind {
         "xid" => format!(
             "dmesg on the node has the XID's line. The taint ends by itself if the driver asks for no recovery; if it stays: \
-             {drain}, then {reset} there, or a reboot. If programs cause this XID: the chart's plugin.ignoredXids"
+             {drain}, then {reset}; or a reboot. If programs cause this XID: the chart's plugin.ignoredXids"
         ),
-        "ecc" => format!("{drain}, then {reset} there, or a reboot"),
+        "ecc" => format!("{drain}, then {reset}; or a reboot"),
         "remap" => {
             format!("{drain}, and have the GPU replaced; nvidia-smi -q -d ROW_REMAPPER -i {uuid} shows the rows")
         }
         "recovery" => match one.value {
-            "reset" | "drain-and-reset" => format!("{drain}, then {reset} there"),
+            "reset" | "drain-and-reset" => format!("{drain}, then {reset}"),
             other => format!("{drain}, then there what the driver asks for: {other}"),
         },
         "lost" => format!("{drain}, and reboot it; dmesg there may say why the GPU went"),

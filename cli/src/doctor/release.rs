@@ -20,7 +20,7 @@ pub(super) fn of(seen: &Seen) -> Vec<Finding> {
             value: format!("no namespace has one with the label {}", super::seen::OURS),
             breaks: "no node has the driver, so nothing is offered and nothing is prepared".to_owned(),
             mend: "helm install dra-driver-vgpu deploy/helm/dra-driver-vgpu -n dra-driver-vgpu --create-namespace \
-                   --set images.registry=REGISTRY"
+                   --set images.registry=REGISTRY,images.tag=TAG (docs/install.md)"
                 .to_owned(),
         }];
     }

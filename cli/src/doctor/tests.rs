@@ -359,6 +359,9 @@ fn each_fault_of_a_gpu_has_its_own_words_and_what_is_none_is_no_finding() {
         mends.insert(found[0].mend.clone());
     }
     assert_eq!(mends.len(), 7, "{mends:#?}");
+    // The plugin has the GPU open, also on a drained node.
+    let resets = mends.iter().filter(|mend| mend.contains("--gpu-reset"));
+    assert!(resets.clone().count() == 3 && resets.clone().all(|mend| mend.contains("=paused-for-gpu-reset")));
     assert_eq!(found("xid", "13", "None"), []);
     assert_eq!(found("remap", "pending", "None"), []);
     assert_eq!(found("allocator", "controller", "NoSchedule"), []);

@@ -92,7 +92,7 @@ fn obstacles() -> Result<()> {
 }
 
 /// Returns true if the server has DeviceTaintRules. Other failures are errors.
-fn has_rules(kube: &Kube<'_>) -> Result<bool> {
+pub(crate) fn has_rules(kube: &Kube<'_>) -> Result<bool> {
     let said = kube.try_run(&["get", "devicetaintrules.v1.resource.k8s.io"])?;
     match said.status.success() {
         true => Ok(true),

@@ -14,6 +14,7 @@ use vgpu_e2e::kube::Kube;
 use vgpu_e2e::outcome::after;
 use vgpu_e2e::{install, layout, node, workload};
 
+use crate::explain::has_rules;
 use crate::shared::{self, LIMIT, OTHER_STORE, Test, hold};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -64,7 +65,7 @@ fn accepted() -> Result<()> {
             all.insert(name, rendered(kube, &values)?);
         }
         all.insert("every part of the chart".to_owned(), rendered(kube, &EVERY_PART)?);
-        let pages = documented()?;
+        let pages = documented(kube)?;
         ensure!(!pages.is_empty(), "no page of docs/platforms has an object to apply");
         all.extend(pages);
         // The pod of `helm test` is refused before its account exists, and a dry run makes none.
@@ -106,10 +107,15 @@ fn objects(text: &str) -> Result<Vec<Value>> {
     Ok(documents.into_iter().filter(|object| !object.is_null()).collect())
 }
 
-/// The objects that pages of docs/platforms tell users to apply, by page.
-fn documented() -> Result<BTreeMap<String, Vec<Value>>> {
+/// The objects that pages of docs/platforms, and docs/health.md, tell users to apply, by page.
+fn documented(kube: &Kube<'_>) -> Result<BTreeMap<String, Vec<Value>>> {
     let mut found = BTreeMap::new();
-    for page in files("docs/platforms", "md")? {
+    let mut pages = files("docs/platforms", "md")?;
+    // Its DeviceTaintRule needs Kubernetes 1.37.
+    if has_rules(kube)? {
+        pages.push(layout::workspace().join("docs/health.md"));
+    }
+    for page in pages {
         let text = fs::read_to_string(&page).with_context(|| format!("cannot read {}", page.display()))?;
         let blocks = text
             .split("```yaml\n")

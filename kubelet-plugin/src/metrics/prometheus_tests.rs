@@ -4,6 +4,8 @@
 use super::{Metrics, Sources};
 use crate::dra::node::SharedNode;
 use crate::dra::node::tests::{Rig, prepared};
+use crate::publish::inventory::tests::gpu;
+use crate::publish::inventory::{Fault, Inventory, Reason};
 use crate::ready::Readiness;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -142,9 +144,16 @@ fn dashboards() -> Vec<(String, String)> {
     found
 }
 
-/// The page of a node with a share of which everything is known.
+/// The page of a node with a share of which everything is known. Its other GPU has a fault.
 fn sources() -> (Rig, Sources) {
     let (rig, mut node) = prepared(20, 30);
+    let fault = Fault {
+        reason: Reason::Xid,
+        value: "79".into(),
+        blocks: true,
+    };
+    let inventory = Inventory::new(vec![gpu(0), gpu(1)]);
+    node.set_inventory(Ok(inventory.with_faults(&[(gpu(1).uuid, vec![fault])].into())));
     node.set_unclaimed(Some(BTreeSet::new()));
     let sources = Sources::new(SharedNode::new(node));
     let key = ("u1".to_owned(), "s1".to_owned());
@@ -215,7 +224,7 @@ async fn every_query_of_the_dashboard_and_the_alerts_runs_in_a_real_prometheus()
     let serving = tokio::spawn(axum::serve(listener, pages).into_future());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let others = listener.local_addr().expect("an address").to_string();
-    let text = controller() + &exporters(&crate::publish::inventory::tests::gpu(0).uuid);
+    let text = controller() + &exporters(&gpu(0).uuid);
     let pages = axum::Router::new().route("/metrics", axum::routing::get(|| async { text }));
     let serving_others = tokio::spawn(axum::serve(listener, pages).into_future());
     let work = tokio::task::spawn_blocking(move || {
