@@ -29,7 +29,7 @@ struct Flags {
 const MINUTE: Duration = Duration::from_secs(60);
 const GIB: u64 = 1 << 30;
 
-/// What a node's slices and claims say.
+/// The GPUs and shares of a node, read from its slices and claims.
 #[derive(Default)]
 struct Node {
     /// Device, UUID and model.

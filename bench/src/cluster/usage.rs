@@ -102,7 +102,7 @@ fn waiting() -> String {
     format!("{claim}\n---\n{pod}")
 }
 
-/// What happened in some time.
+/// Writes and CPU time during a period.
 struct Rate {
     seconds: f64,
     writes: BTreeMap<String, f64>,

@@ -76,7 +76,7 @@ fn holders(seen: &Seen) -> BTreeMap<(&str, &str), Vec<String>> {
 pub(super) fn of(seen: &Seen) -> Vec<Finding> {
     let ready = seen.ready_nodes();
     let holders = holders(seen);
-    // Of a node whose plugin is not ready, that is the finding.
+    // If the node's plugin is not ready, another finding says so, and the silent driver may only follow from that.
     let is_told = |one: &Tainted<'_>| one.kind == SILENT && seen.pods.known().is_some() && !ready.contains(one.node());
     let faults = tainted(seen).filter(|one| one.kind != MIG && !is_told(one));
     let finding = |one: Tainted<'_>| {
@@ -112,7 +112,7 @@ fn breaks(one: &Tainted<'_>, holders: &[String]) -> String {
     )
 }
 
-/// What the taint says, in words.
+/// Returns the meaning of the taint as a sentence.
 fn reason(one: &Tainted<'_>) -> String {
     let value = one.value;
     match one.kind {
@@ -154,7 +154,7 @@ fn mend(one: &Tainted<'_>) -> String {
     }
 }
 
-/// What is no fault, and keeps claims away all the same.
+/// Returns a line for each GPU that takes no claims although it has no fault: those in MIG mode.
 pub(super) fn notes(seen: &Seen) -> Vec<String> {
     let mig = tainted(seen).filter(|one| one.kind == MIG);
     mig.map(|one| {

@@ -216,7 +216,7 @@ impl Demo<'_> {
         // Its output would keep `exec` waiting.
         let hold = format!("vgpu-client hold {used} >/dev/null 2>&1 &");
         self.kube.exec(&user.pod, &["sh", "-c", &hold])?;
-        // Whether a real driver names processes by the PIDs that this cluster's node has depends on the machine.
+        // A real driver may list processes by other PIDs than those of this cluster's node. Then no condition becomes True.
         let limit = if gpu.is_nvidia() { LIMIT / 3 } else { LIMIT };
         let compared = wait(limit, "every claim to say that its memory limit is enforced", || {
             let metric = self.driver_memory(&user.claim)?;
@@ -250,7 +250,7 @@ impl Demo<'_> {
         Ok(())
     }
 
-    /// What the plugin's metrics say that the driver lists for the claim.
+    /// Returns the claim's device memory by the driver, from the plugin's metrics.
     fn driver_memory(&self, claim: &str) -> Result<Option<u64>> {
         let metrics = self.plugin_metrics()?;
         let of_claim = format!("claim=\"{claim}\"");

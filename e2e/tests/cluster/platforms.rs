@@ -176,7 +176,7 @@ fn refusals(kube: &Kube<'_>, all: &BTreeMap<String, Vec<Value>>) -> Result<()> {
     Err(anyhow::anyhow!(refused.join("\n")))
 }
 
-/// What the API server has against these objects.
+/// Returns the API server's refusals of these objects; None if it accepts all.
 fn dry_run(kube: &Kube<'_>, objects: &[&Value]) -> Result<Option<String>> {
     let apply = [
         "apply",

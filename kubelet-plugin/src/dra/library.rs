@@ -182,7 +182,7 @@ fn install(source: &Path, store: &Path) -> Result<Installed, Error> {
     })
 }
 
-/// What containers and the runtime open of a release: the store, its folder and its files. Not what else the store has.
+/// Returns the paths of a release that containers and the runtime open: the store, the release's folder and its files.
 fn for_containers(store: &Path, release: &Path) -> Vec<PathBuf> {
     let files = FILES.iter().map(|file| release.join(file));
     [store.to_path_buf(), release.to_path_buf()]
