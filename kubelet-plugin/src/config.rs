@@ -9,7 +9,7 @@ use clap::{Parser, ValueEnum};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use vgpu_api::{DRIVER_NAME, POOL_SUFFIX, pool_of};
+use vgpu_api::{DRIVER_NAME, Pools};
 
 /// Where the kernel names the boot of the machine.
 pub(crate) const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -159,12 +159,13 @@ pub enum Error {
     #[error("--node-name {0:?} is not a node's name; pass spec.nodeName of this pod (NODE_NAME)")]
     NodeName(String),
     #[error(
-        "--node-name {node} has {length} characters, and with {POOL_SUFFIX} the name of its pool is longer than the \
+        "--node-name {node} has {length} characters, and with {longest} the name of its pool is longer than the \
          {POOL_NAME_MAX} that Kubernetes accepts; register the node under a name of at most {most} \
          (kubelet --hostname-override)",
         node = vgpu_quantity::quoted(.0),
         length = .0.len(),
-        most = POOL_NAME_MAX - POOL_SUFFIX.len()
+        longest = Pools::LONGEST_SUFFIX,
+        most = POOL_NAME_MAX - Pools::LONGEST_SUFFIX.len()
     )]
     PoolName(String),
     #[error("--pod-uid {0:?} is not a pod's UID; pass metadata.uid of this pod (POD_UID)")]
@@ -260,7 +261,7 @@ impl Flags {
         if !is_dns_subdomain(&self.node_name) {
             return Err(Error::NodeName(self.node_name.clone()));
         }
-        if pool_of(&self.node_name).len() > POOL_NAME_MAX {
+        if Pools::of(&self.node_name).monitors.len() > POOL_NAME_MAX {
             return Err(Error::PoolName(self.node_name.clone()));
         }
         if !is_uid(&self.pod_uid) {
@@ -296,10 +297,10 @@ impl Flags {
 }
 
 impl Config {
-    /// Name of this node's pool of devices.
+    /// Names of this node's pools of devices.
     #[must_use]
-    pub fn pool(&self) -> String {
-        pool_of(&self.node_name)
+    pub fn pools(&self) -> Pools {
+        Pools::of(&self.node_name)
     }
 }
 
@@ -353,10 +354,10 @@ mod tests {
             let flags = Flags::try_parse_from(["p", &format!("--node-name={name}"), "--pod-uid=a"]);
             flags.expect("parses").validate_with(false)
         };
-        assert_eq!(named(248).expect("fits").pool().len(), 253);
-        for length in 249..=253 {
+        assert_eq!(named(240).expect("fits").pools().monitors.len(), 253);
+        for length in 241..=253 {
             let said = named(length).expect_err("too long").to_string();
-            for part in ["--node-name", &format!("has {length} characters"), "253", "at most 248"] {
+            for part in ["--node-name", &format!("has {length} characters"), "253", "at most 240"] {
                 assert!(said.contains(part), "{said}");
             }
         }
@@ -386,7 +387,7 @@ mod tests {
             )))
         );
         assert_eq!(config.driver_root_host, Path::new("/"));
-        assert_eq!(config.pool(), "n1/vgpu");
+        assert_eq!(config.pools(), Pools::of("n1"));
         assert!(config.ledger_tmpfs && !config.visible_devices);
     }
 

@@ -201,7 +201,7 @@ async fn with_node(parts: TaskInputs, wanted: watch::Receiver<Wanted>) -> String
     let owner = Owner {
         node: parts.config.node_name.clone(),
         node_uid,
-        pool: parts.config.pool(),
+        pools: parts.config.pools(),
     };
     let own = watcher::Config::default().fields(&own_slices(&parts.config));
     let events = watcher(parts.cluster.slices(), own).default_backoff();

@@ -53,13 +53,43 @@ pub struct PodRef {
     pub uid: String,
 }
 
-/// A pool is named by its node, followed by this.
-pub const POOL_SUFFIX: &str = "/vgpu";
+/// A GPU's monitor device has the GPU's device name with this suffix.
+pub const MONITOR_SUFFIX: &str = "-monitor";
 
-/// Returns the name of the pool of a node.
-#[must_use]
-pub fn pool_of(node: &str) -> String {
-    format!("{node}{POOL_SUFFIX}")
+/// The names of a node's two pools. The cluster autoscaler compares the allocated devices of a pool with all of its devices,
+/// so monitor devices, which nobody allocates without admin access, must not be in the pool of the GPUs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Pools {
+    pub gpus: String,
+    pub monitors: String,
+}
+
+impl Pools {
+    /// What follows the node's name in the longest name.
+    pub const LONGEST_SUFFIX: &str = "/vgpu-monitor";
+
+    #[must_use]
+    pub fn of(node: &str) -> Self {
+        Self {
+            gpus: format!("{node}/vgpu"),
+            monitors: format!("{node}{}", Self::LONGEST_SUFFIX),
+        }
+    }
+
+    /// The pool of a device.
+    #[must_use]
+    pub fn of_device(&self, device: &str) -> &str {
+        match device.ends_with(MONITOR_SUFFIX) {
+            true => &self.monitors,
+            false => &self.gpus,
+        }
+    }
+
+    /// Returns true if `pool` is one of the two.
+    #[must_use]
+    pub fn contains(&self, pool: &str) -> bool {
+        self.gpus == pool || self.monitors == pool
+    }
 }
 
 /// The taint on devices that vgpu-controller allocates. kube-scheduler does not tolerate it.

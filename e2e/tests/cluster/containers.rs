@@ -1,5 +1,7 @@
 //! Kinds of containers that use a claim: init containers, sidecars, and monitors of a whole GPU.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use vgpu_e2e::kube::Kube;
@@ -88,9 +90,12 @@ fn monitor() -> Result<()> {
         let memory = installed.gpus.iter().map(|gpu| gpu.memory).max().unwrap_or(0);
         let whole = crate::manifests::template("whole", "vgpu", json!({"memory": memory.to_string()}), &[]);
         kube.apply(&format!("{whole}{template}"))?;
-        for number in 0..installed.gpus.len() {
+        let gpus = installed.gpus.len();
+        used(kube, 0, gpus)?;
+        for number in 0..gpus {
             kube.apply(&pod_object(&format!("whole-{number}"), &HOLD, "whole")?.to_string())?;
             kube.wait_running(&format!("whole-{number}"), LIMIT)?;
+            used(kube, number + 1, gpus)?;
         }
         let before = held(installed)?;
         kube.apply(&pod_object("looks", &["sleep", "600"], "monitor")?.to_string())?;
@@ -115,10 +120,44 @@ fn monitor() -> Result<()> {
             now.values().eq(before.values()),
             "{before:?} was held, and {now:?} is with a monitor"
         );
-        Ok(())
+        used(kube, gpus, gpus)
     })
 }
 
-fn held(installed: &Installed) -> Result<std::collections::BTreeMap<String, (u64, u64)>> {
+/// Waits until the cluster autoscaler would find that `used` of `all` devices of the node are used. Its rule for a node: the
+/// pool with the largest part of devices whose names are in allocations; admin access is left out.
+fn used(kube: &Kube<'_>, used: usize, all: usize) -> Result<()> {
+    wait(
+        LIMIT,
+        &format!("an autoscaler to find {used} of {all} devices in use"),
+        || {
+            let mut pools: BTreeMap<String, (BTreeSet<String>, usize)> = BTreeMap::new();
+            let slices = kube.get(&["resourceslices"])?;
+            for slice in slices["items"].as_array().context("no slices")? {
+                let spec = &slice["spec"];
+                let name = spec["pool"]["name"].as_str().context("a slice without a pool")?;
+                pools.entry(name.to_owned()).or_default().1 += spec["devices"].as_array().map_or(0, Vec::len);
+            }
+            let claims = kube.get(&["resourceclaims", "--all-namespaces"])?;
+            let results = claims["items"].as_array().into_iter().flatten().flat_map(|claim| {
+                let results = claim["status"]["allocation"]["devices"]["results"].as_array();
+                results.into_iter().flatten()
+            });
+            for result in results.filter(|result| result["adminAccess"] != true) {
+                let pool = result["pool"].as_str().and_then(|name| pools.get_mut(name));
+                let device = result["device"].as_str().unwrap_or_default();
+                pool.context("a device of no pool")?.0.insert(device.to_owned());
+            }
+            ensure!(pools.len() == 2, "the pools are {pools:?}");
+            let highest = pools
+                .values()
+                .map(|(used, all)| used.len() as f64 / *all as f64)
+                .fold(0.0, f64::max);
+            Ok((highest == used as f64 / all as f64).then_some(()))
+        },
+    )
+}
+
+fn held(installed: &Installed) -> Result<BTreeMap<String, (u64, u64)>> {
     Ok(node::held(&node::claims(&installed.cluster)?))
 }

@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use vgpu_abi::limits;
 use vgpu_api::config::{self, ComputePolicy, ConfigError, Effective, Entry, Grant, MemoryPolicy, Priority, Sharing};
 use vgpu_api::request::{self, RequestError};
-use vgpu_api::{DRIVER_NAME, capacity};
+use vgpu_api::{DRIVER_NAME, Pools, capacity};
 use vgpu_quantity::{WholeError, format_bytes, whole};
 
 const RESULTS: &str = "status.allocation.devices.results";
@@ -95,12 +95,12 @@ pub fn pods(claim: &ResourceClaim) -> Vec<Pod> {
     .collect()
 }
 
-/// Returns the shares of `claim` on the node that publishes `inventory` as `pool`, in the order of the
+/// Returns the shares of `claim` on the node that publishes `inventory` in `pools`, in the order of the
 /// claim's results.
 ///
 /// # Errors
 /// The first field that is not valid.
-pub fn shares(claim: &ResourceClaim, pool: &str, inventory: &Inventory) -> Result<Vec<Share>, Error> {
+pub fn shares(claim: &ResourceClaim, pools: &Pools, inventory: &Inventory) -> Result<Vec<Share>, Error> {
     let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
     let devices = allocation.ok_or(Error::NotAllocated)?.devices.as_ref();
     let results = devices
@@ -116,11 +116,11 @@ pub fn shares(claim: &ResourceClaim, pool: &str, inventory: &Inventory) -> Resul
         .filter(|(_, result)| result.driver == DRIVER_NAME)
     {
         let at = format!("{RESULTS}[{index}]");
-        if result.pool != pool {
+        if !pools.contains(&result.pool) {
             return Err(Error::Pool {
                 at,
                 pool: result.pool.clone(),
-                expected: pool.to_owned(),
+                expected: pools.of_device(&result.device).to_owned(),
             });
         }
         let ask = ask(claim, &result.request);

@@ -30,7 +30,7 @@ fn config(source: &str, requests: &[&str], parameters: Value) -> Value {
 }
 
 fn one(result: Value, configs: Vec<Value>) -> Result<Share, Error> {
-    shares(&claim_with(vec![result], configs), POOL, &inventory()).map(|mut shares| shares.remove(0))
+    shares(&claim_with(vec![result], configs), &Pools::of("n1"), &inventory()).map(|mut shares| shares.remove(0))
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn what_the_api_server_let_through_is_refused_by_its_field() {
 #[test]
 fn one_share_is_not_given_twice() {
     let again = [result("gpu-3f8a1c20", "s1"), result("gpu-3f8a1c21", "s1")];
-    let error = shares(&claim_with(again.to_vec(), vec![]), POOL, &inventory()).expect_err("twice");
+    let error = shares(&claim_with(again.to_vec(), vec![]), &Pools::of("n1"), &inventory()).expect_err("twice");
     assert!(
         error
             .to_string()
@@ -112,7 +112,12 @@ fn one_share_is_not_given_twice() {
     );
     let mut monitor = result("gpu-3f8a1c20-monitor", "s1");
     monitor["adminAccess"] = true.into();
-    let both = shares(&claim_with(vec![monitor.clone(), monitor], vec![]), POOL, &inventory());
+    monitor["pool"] = "n1/vgpu-monitor".into();
+    let both = shares(
+        &claim_with(vec![monitor.clone(), monitor], vec![]),
+        &Pools::of("n1"),
+        &inventory(),
+    );
     assert_eq!(both.expect("two looks at one GPU").len(), 2);
 }
 
@@ -127,11 +132,11 @@ fn other_drivers_are_not_looked_at() {
         vec![foreign.clone(), result("gpu-3f8a1c21", "s1")],
         vec![foreign_config],
     );
-    let found = shares(&claim, POOL, &inventory()).expect("shares");
+    let found = shares(&claim, &Pools::of("n1"), &inventory()).expect("shares");
     assert_eq!(found.len(), 1);
     assert_eq!(found[0].device, "gpu-3f8a1c21");
     assert_eq!(
-        shares(&claim_with(vec![foreign], vec![]), POOL, &inventory()),
+        shares(&claim_with(vec![foreign], vec![]), &Pools::of("n1"), &inventory()),
         Err(Error::NoResult)
     );
 }
@@ -143,7 +148,7 @@ fn another_node_and_no_allocation_are_named() {
     assert!(matches!(one(elsewhere, vec![]), Err(Error::Pool { pool, .. }) if pool == "n2/vgpu"));
     let mut claim = claim_with(vec![], vec![]);
     claim.status = None;
-    assert_eq!(shares(&claim, POOL, &inventory()), Err(Error::NotAllocated));
+    assert_eq!(shares(&claim, &Pools::of("n1"), &inventory()), Err(Error::NotAllocated));
     assert!(matches!(one(result("gpu-0", "s1"), vec![]), Err(Error::Device { device, .. }) if device == "gpu-0"));
 }
 
@@ -157,13 +162,17 @@ fn a_monitor_needs_admin_access_and_a_gpu_refuses_it() {
         Err(Error::MonitorWithoutAdmin { .. })
     ));
     monitor["adminAccess"] = true.into();
+    monitor["pool"] = "n1/vgpu-monitor".into();
     let share = one(monitor.clone(), vec![]).expect("a monitor");
     assert_eq!(
         (share.role, share.name.as_str()),
         (Role::Monitor, "gpu-3f8a1c20-monitor")
     );
     let mixed = claim_with(vec![monitor, result("gpu-3f8a1c20", "s1")], vec![]);
-    assert!(matches!(shares(&mixed, POOL, &inventory()), Err(Error::Mixed { .. })));
+    assert!(matches!(
+        shares(&mixed, &Pools::of("n1"), &inventory()),
+        Err(Error::Mixed { .. })
+    ));
     let mut admin = result("gpu-3f8a1c20", "s1");
     admin["adminAccess"] = true.into();
     assert!(matches!(one(admin, vec![]), Err(Error::AdminOnGpu { .. })));
@@ -225,7 +234,7 @@ fn wrong_units_in_the_request_are_refused_by_their_field() {
         let spec = json!({"requests": [{"name": "gpu", "exactly":
             {"deviceClassName": class, "capacity": {"requests": requests}}}]});
         claim.spec.as_mut().expect("a spec").devices = Some(serde_json::from_value(spec).expect("devices"));
-        shares(&claim, POOL, &inventory())
+        shares(&claim, &Pools::of("n1"), &inventory())
     };
     assert!(with("vgpu", json!({"memory": "20Gi", "cores": "25"})).is_ok());
     for (class, key, value) in [

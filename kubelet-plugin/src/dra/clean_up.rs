@@ -22,6 +22,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
+use vgpu_api::Pools;
 
 /// Short enough that the share of a claim that is gone is free within a minute.
 const EVERY: Duration = Duration::from_secs(20);
@@ -57,7 +58,7 @@ struct Naming {
 
 /// The prepared claims at the start of a round.
 struct Prepared {
-    pool: String,
+    pools: Pools,
     /// No container has a share of these.
     unused: BTreeMap<String, Entry>,
     /// A container has a share of these.
@@ -116,7 +117,7 @@ impl<K: MountUsers> CleanUp<K> {
             return;
         };
         self.release(node, api, metrics, &prepared, &gone, now).await;
-        let Prepared { pool, living, .. } = &prepared;
+        let Prepared { pools, living, .. } = &prepared;
         let mut answers = BTreeMap::new();
         for uid in self.unclaimed.due(living) {
             let Some(entry) = living.get(&uid) else { continue };
@@ -124,7 +125,7 @@ impl<K: MountUsers> CleanUp<K> {
                 true if gone.contains(&uid) => Found::Gone(Fate::Deleted),
                 true => Found::Unknown,
                 false => match api.get(&entry.namespace, &entry.name).await {
-                    Ok(found) => Found::of(found.as_ref(), &uid, pool, entry),
+                    Ok(found) => Found::of(found.as_ref(), &uid, pools, entry),
                     Err(_) => Found::Unknown,
                 },
             };
@@ -142,7 +143,7 @@ impl<K: MountUsers> CleanUp<K> {
         api: &A,
         metrics: &Metrics,
         Prepared {
-            pool, unused: entries, ..
+            pools, unused: entries, ..
         }: &Prepared,
         gone: &BTreeSet<String>,
         now: Instant,
@@ -153,7 +154,7 @@ impl<K: MountUsers> CleanUp<K> {
                 true if gone.contains(uid) => ClaimState::Gone,
                 true => ClaimState::Unknown,
                 false => match api.get(&entry.namespace, &entry.name).await {
-                    Ok(found) => ClaimState::of(found.as_ref(), uid, pool),
+                    Ok(found) => ClaimState::of(found.as_ref(), uid, pools),
                     Err(_) => ClaimState::Unknown,
                 },
             };
@@ -186,9 +187,9 @@ impl<K: MountUsers> CleanUp<K> {
         let found = node.read(|node| {
             let all = node.claims().claims.clone();
             let mounts: Vec<ShareMount> = all.keys().flat_map(|uid| node.share_mounts(uid)).collect();
-            (node.pool(), all, mounts)
+            (node.pools(), all, mounts)
         });
-        let (pool, all, mounts) = found.await.inspect_err(|error| tracing::error!("{error}")).ok()?;
+        let (pools, all, mounts) = found.await.inspect_err(|error| tracing::error!("{error}")).ok()?;
         self.unclaimed.suspect(node.take_suspects());
         // Reading all processes takes a while, and no turn waits for it.
         let living = tokio::task::spawn_blocking(move || users.living(&mounts)).await;
@@ -203,7 +204,7 @@ impl<K: MountUsers> CleanUp<K> {
                 self.rounds = self.rounds.wrapping_add(1);
                 let is_share = |held: &Held| held.share.role == Role::Share;
                 unused.retain(|uid, entry| is_due || self.gone.has(uid) || entry.shares.iter().any(is_share));
-                Some(Prepared { pool, unused, living })
+                Some(Prepared { pools, unused, living })
             }
             Err(why) => {
                 if self.blind != why {
@@ -225,9 +226,11 @@ impl Naming {
         let found = node.read(|node| {
             let claims = node.claims().claims.iter();
             let nameless = claims.filter(|(_, entry)| entry.name.is_empty());
-            (node.pool(), nameless.map(|(uid, _)| uid.clone()).collect())
+            (node.pools(), nameless.map(|(uid, _)| uid.clone()).collect())
         });
-        let (pool, uids): (String, BTreeSet<String>) = found.await.unwrap_or_default();
+        let Ok((pools, uids)): Result<(Pools, BTreeSet<String>), _> = found.await else {
+            return BTreeSet::new();
+        };
         if !self.is_due(&uids, now) {
             return BTreeSet::new();
         }
@@ -241,7 +244,7 @@ impl Naming {
         let mut gone = uids;
         for claim in used {
             let uid = claim.metadata.uid.clone().unwrap_or_default();
-            if ClaimState::of(Some(&claim), &uid, &pool) != ClaimState::There || !gone.remove(&uid) {
+            if ClaimState::of(Some(&claim), &uid, &pools) != ClaimState::There || !gone.remove(&uid) {
                 continue;
             }
             let id = ClaimId {

@@ -4,12 +4,13 @@
 //! changes the last report, but not its time: kubelet treats a device whose report is older than 30 s as unknown, which is
 //! right when scans have ended. A stream that kubelet drops ends with the next report; kubelet opens a new one.
 
-use crate::publish::inventory::{Inventory, MONITOR_SUFFIX};
+use crate::publish::inventory::Inventory;
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
+use vgpu_api::{MONITOR_SUFFIX, Pools};
 use vgpu_proto::health::{v1, v1alpha1};
 
 const STALE_SECONDS: i64 = 30;
@@ -19,7 +20,7 @@ const MAX_MESSAGE: usize = 1024;
 /// Devices and why they are unhealthy; an empty text means healthy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    pub pool: String,
+    pub pools: Pools,
     /// When the driver was asked, in seconds of Unix time.
     pub seen: i64,
     pub devices: BTreeMap<String, String>,
@@ -36,7 +37,7 @@ pub struct Health {
 impl Report {
     /// The health of the published devices by a scan of the driver at `seen`.
     #[must_use]
-    pub fn new(pool: String, published: &Inventory, seen: SystemTime) -> Self {
+    pub fn new(pools: Pools, published: &Inventory, seen: SystemTime) -> Self {
         let mut devices = BTreeMap::new();
         for (name, gpu) in published.by_index() {
             let mut why = published.troubles(&gpu.uuid).join("; ");
@@ -50,7 +51,7 @@ impl Report {
         }
         let seen = seen.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         Self {
-            pool,
+            pools,
             seen: i64::try_from(seen).unwrap_or(i64::MAX),
             devices,
         }
@@ -99,7 +100,7 @@ macro_rules! serve {
                 Ok(Response::new(self.stream(|report| {
                     let devices = report.devices.iter().map(|(name, why)| $version::DeviceHealth {
                         device: Some($version::DeviceIdentifier {
-                            pool_name: report.pool.clone(),
+                            pool_name: report.pools.of_device(name).to_owned(),
                             device_name: name.clone(),
                         }),
                         health: match why.is_empty() {
@@ -131,7 +132,7 @@ mod tests {
         let unhealthy = |why| {
             let unavailable = BTreeMap::from([(gpu(0).uuid, why)]);
             let published = Inventory::with_unavailable(vec![gpu(0), gpu(1)], unavailable);
-            Report::new("p".into(), &published, UNIX_EPOCH)
+            Report::new(Pools::of("n1"), &published, UNIX_EPOCH)
         };
         let report = unhealthy(Unavailable::Lost(String::new()));
         assert_eq!(report.devices.len(), 4);

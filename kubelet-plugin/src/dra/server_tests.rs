@@ -691,7 +691,7 @@ async fn claims_of_monitors_are_asked_about_rarely_and_go_when_they_are_gone() {
     let (id, monitor) = claim("u1", &[]);
     let mut monitor = serde_json::to_value(monitor).expect("JSON");
     monitor["status"]["allocation"]["devices"]["results"] = serde_json::json!([{"request": "gpu", "driver": "dra.vgpu",
-        "pool": "n1/vgpu", "device": "gpu-3f8a1c20-monitor", "adminAccess": true}]);
+        "pool": "n1/vgpu-monitor", "device": "gpu-3f8a1c20-monitor", "adminAccess": true}]);
     served.api.put((id, serde_json::from_value(monitor).expect("a claim")));
     assert_eq!(served.prepare(&["u1"]).await["u1"].error, "");
     let (mut clean_up, start) = (CleanUp::new(Containers::with(&[]), node_object()), Instant::now());
@@ -833,7 +833,11 @@ async fn health_is_sent_at_once_and_on_change_in_both_versions() {
     let report = |why: Option<Unavailable>, seen| {
         let unavailable = why.map(|why| (gpu(0).uuid, why)).into_iter().collect();
         let inventory = Inventory::with_unavailable(vec![gpu(0)], unavailable);
-        Report::new("n1/vgpu".into(), &inventory, UNIX_EPOCH + Duration::from_secs(seen))
+        Report::new(
+            vgpu_api::Pools::of("n1"),
+            &inventory,
+            UNIX_EPOCH + Duration::from_secs(seen),
+        )
     };
     served.reports.send_replace(report(None, 7));
     let mut client = health::v1::dra_resource_health_client::DraResourceHealthClient::new(served.channel.clone());

@@ -11,7 +11,7 @@
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
-use vgpu_api::DRIVER_NAME;
+use vgpu_api::{DRIVER_NAME, Pools};
 
 /// Longer than a runtime needs from reading the CDI file to the container's mounts.
 pub const STALE_AFTER: Duration = Duration::from_secs(30);
@@ -37,14 +37,15 @@ pub struct Gone {
 // === impl ClaimState ===
 
 impl ClaimState {
-    /// Compares the claim that now has the name with `uid` and the devices of `pool`.
+    /// Compares the claim that now has the name with `uid` and the devices of this node's pools.
     #[must_use]
-    pub fn of(found: Option<&ResourceClaim>, uid: &str, pool: &str) -> Self {
+    pub fn of(found: Option<&ResourceClaim>, uid: &str, pools: &Pools) -> Self {
         let status = found
             .filter(|claim| claim.metadata.uid.as_deref() == Some(uid))
             .and_then(|claim| claim.status.as_ref());
         let devices = status.and_then(|status| status.allocation.as_ref()?.devices.as_ref()?.results.as_ref());
-        let ours = |result: &DeviceRequestAllocationResult| result.driver == DRIVER_NAME && result.pool == pool;
+        let ours =
+            |result: &DeviceRequestAllocationResult| result.driver == DRIVER_NAME && pools.contains(&result.pool);
         match devices.is_some_and(|results| results.iter().any(ours)) {
             true => Self::There,
             false => Self::Gone,
@@ -98,14 +99,17 @@ mod tests {
     #[test]
     fn a_claim_that_holds_nothing_of_this_node_is_gone() {
         let (_, claim) = crate::dra::node::tests::claim("u", &[("s1", 20, 25)]);
-        let look = |claim: &ResourceClaim, pool| ClaimState::of(Some(claim), "u", pool);
-        assert_eq!(look(&claim, "n1/vgpu"), ClaimState::There);
-        assert_eq!(look(&claim, "n2/vgpu"), ClaimState::Gone, "it was allocated elsewhere");
-        assert_eq!(ClaimState::of(Some(&claim), "another", "n1/vgpu"), ClaimState::Gone);
-        assert_eq!(ClaimState::of(None, "u", "n1/vgpu"), ClaimState::Gone);
+        let look = |claim: &ResourceClaim, node| ClaimState::of(Some(claim), "u", &Pools::of(node));
+        assert_eq!(look(&claim, "n1"), ClaimState::There);
+        assert_eq!(look(&claim, "n2"), ClaimState::Gone, "it was allocated elsewhere");
+        assert_eq!(
+            ClaimState::of(Some(&claim), "another", &Pools::of("n1")),
+            ClaimState::Gone
+        );
+        assert_eq!(ClaimState::of(None, "u", &Pools::of("n1")), ClaimState::Gone);
         let mut free = claim;
         free.status = None;
-        assert_eq!(look(&free, "n1/vgpu"), ClaimState::Gone, "it was deallocated");
+        assert_eq!(look(&free, "n1"), ClaimState::Gone, "it was deallocated");
     }
 
     #[test]

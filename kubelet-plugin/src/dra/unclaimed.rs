@@ -35,7 +35,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
-use vgpu_api::DRIVER_NAME;
+use vgpu_api::{DRIVER_NAME, Pools};
 use vgpu_quantity::readable_bytes;
 
 /// How long a claim must be gone: a pod that was deleted by force has 30 s to end unless it says otherwise.
@@ -83,7 +83,7 @@ pub(crate) enum Fate {
 
 impl Found {
     /// Compares the claim that now has the name with `uid` and the shares of `entry`.
-    pub(crate) fn of(found: Option<&ResourceClaim>, uid: &str, pool: &str, entry: &Entry) -> Self {
+    pub(crate) fn of(found: Option<&ResourceClaim>, uid: &str, pools: &Pools, entry: &Entry) -> Self {
         let Some(claim) = found else {
             return Self::Gone(Fate::Deleted);
         };
@@ -97,7 +97,7 @@ impl Found {
             .devices
             .iter()
             .flat_map(|devices| devices.results.iter().flatten());
-        let ours = results.filter(|result| result.driver == DRIVER_NAME && result.pool == pool);
+        let ours = results.filter(|result| result.driver == DRIVER_NAME && pools.contains(&result.pool));
         let names: BTreeSet<&str> = ours.map(share_name).collect();
         let has_all = entry.shares.iter().all(|held| names.contains(held.share.name.as_str()));
         match has_all {
@@ -327,28 +327,31 @@ mod tests {
     #[test]
     fn a_claim_is_there_only_with_the_shares_that_are_prepared() {
         let (entry, there) = (entry("s1"), claim("u", &[("s1", 20, 25)]).1);
-        let found = |claim: &ResourceClaim, pool| Found::of(Some(claim), "u", pool, &entry);
-        assert_eq!(found(&there, "n1/vgpu"), Found::There);
-        assert_eq!(Found::of(None, "u", "n1/vgpu", &entry), Found::Gone(Fate::Deleted));
+        let found = |claim: &ResourceClaim, node| Found::of(Some(claim), "u", &Pools::of(node), &entry);
+        assert_eq!(found(&there, "n1"), Found::There);
+        assert_eq!(
+            Found::of(None, "u", &Pools::of("n1"), &entry),
+            Found::Gone(Fate::Deleted)
+        );
         let replaced = claim("v", &[("s1", 20, 25)]).1;
-        assert_eq!(found(&replaced, "n1/vgpu"), Found::Gone(Fate::Replaced));
-        assert_eq!(found(&there, "n2/vgpu"), Found::Gone(Fate::AllocatedAgain), "elsewhere");
+        assert_eq!(found(&replaced, "n1"), Found::Gone(Fate::Replaced));
+        assert_eq!(found(&there, "n2"), Found::Gone(Fate::AllocatedAgain), "elsewhere");
         let again = claim("u", &[("s2", 20, 25)]).1;
-        assert_eq!(found(&again, "n1/vgpu"), Found::Gone(Fate::AllocatedAgain));
+        assert_eq!(found(&again, "n1"), Found::Gone(Fate::AllocatedAgain));
         let more = claim("u", &[("s2", 20, 25), ("s1", 20, 25)]).1;
-        assert_eq!(found(&more, "n1/vgpu"), Found::There);
+        assert_eq!(found(&more, "n1"), Found::There);
         let mut other = there.clone();
         let allocation = other.status.as_mut().and_then(|status| status.allocation.as_mut());
         let results = allocation.and_then(|allocation| allocation.devices.as_mut()?.results.as_mut());
         results.expect("results")[0].driver = "gpu.example".into();
         assert_eq!(
-            found(&other, "n1/vgpu"),
+            found(&other, "n1"),
             Found::Gone(Fate::AllocatedAgain),
             "another driver's"
         );
         let mut free = there;
         free.status = None;
-        assert_eq!(found(&free, "n1/vgpu"), Found::Gone(Fate::Deallocated));
+        assert_eq!(found(&free, "n1"), Found::Gone(Fate::Deallocated));
     }
 
     #[test]

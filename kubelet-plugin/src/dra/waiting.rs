@@ -42,6 +42,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout_at};
+use vgpu_api::Pools;
 use vgpu_quantity::readable_bytes;
 
 /// How long a Prepare waits for room.
@@ -145,12 +146,14 @@ impl Holders {
         let uids: Vec<String> = unknown.iter().map(|id| id.uid.clone()).collect();
         let entries = node.read(move |node| {
             let entries = uids.iter().map(|uid| node.entry(uid).cloned());
-            (node.pool(), entries.collect::<Vec<_>>())
+            (node.pools(), entries.collect::<Vec<_>>())
         });
-        let (pool, entries) = entries.await.unwrap_or_default();
-        let pool = &pool;
+        let Ok((pools, entries)) = entries.await else {
+            return false;
+        };
+        let pools = &pools;
         let asked = unknown.into_iter().zip(entries).map(|(id, entry)| async move {
-            let found = timeout_at(until, ended(claims, &id, pool)).await;
+            let found = timeout_at(until, ended(claims, &id, pools)).await;
             (id, entry, found.unwrap_or_default())
         });
         let mut suspects = Vec::new();
@@ -186,7 +189,9 @@ impl Holders {
         };
         let lives = |uid: &String| look.keys().any(|(claim, _)| claim == uid);
         let (living, dead): (Vec<_>, Vec<_>) = self.gone.keys().cloned().partition(lives);
-        let pool = node.read(|node| node.pool()).await.unwrap_or_default();
+        let Ok(pools) = node.read(|node| node.pools()).await else {
+            return false;
+        };
         let mut released = false;
         self.unused.retain(|uid, _| dead.contains(uid));
         for uid in &dead {
@@ -199,7 +204,7 @@ impl Holders {
             };
             let state = async {
                 let found = claims.get(&id.namespace, &id.name).await;
-                found.is_ok_and(|found| ClaimState::of(found.as_ref(), uid, &pool) == ClaimState::Gone)
+                found.is_ok_and(|found| ClaimState::of(found.as_ref(), uid, &pools) == ClaimState::Gone)
             };
             if !timeout_at(until, state).await.unwrap_or(false) {
                 continue;
@@ -306,13 +311,13 @@ fn pod(id: &ClaimId, entry: &Entry, keeper: &Keeper) -> String {
 
 /// Returns Some if no pod can get this claim any more, so that its place may be free soon: true if the claim is gone, false if
 /// it is only reserved for nobody.
-async fn ended<C: Claims>(claims: &C, id: &ClaimId, pool: &str) -> Option<bool> {
+async fn ended<C: Claims>(claims: &C, id: &ClaimId, pools: &Pools) -> Option<bool> {
     // A claim that was rebuilt from limits files has no name to look up.
     if id.name.is_empty() {
         return None;
     }
     let found = claims.get(&id.namespace, &id.name).await.ok()?;
-    let is_deleted = ClaimState::of(found.as_ref(), &id.uid, pool) == ClaimState::Gone;
+    let is_deleted = ClaimState::of(found.as_ref(), &id.uid, pools) == ClaimState::Gone;
     (is_deleted || !is_reserved(found.as_ref())).then_some(is_deleted)
 }
 

@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
 use std::collections::BTreeMap;
-use vgpu_api::DRIVER_NAME;
+use vgpu_api::{DRIVER_NAME, Pools};
 
 /// The findings about a share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ impl Default for ShareFindings {
 /// Our entries of `status.devices`. `known` are those that the claim has.
 #[must_use]
 pub(super) fn devices(
-    pool: &str,
+    pools: &Pools,
     uid: &str,
     entry: &Entry,
     findings: &Findings,
@@ -56,6 +56,7 @@ pub(super) fn devices(
         .filter(|share| !share.device.is_empty());
     let of = |share: &Share| {
         let key = (uid.to_owned(), share.name.clone());
+        let pool = pools.of_device(&share.device);
         let found = findings.get(&key).copied().unwrap_or_default();
         let is_it = |known: &&AllocatedDeviceStatus| {
             known.driver == DRIVER_NAME
@@ -161,7 +162,7 @@ mod tests {
             ..ShareFindings::default()
         };
         let findings = Findings::from([(("u".to_owned(), "s".to_owned()), found)]);
-        let devices = devices("n1/vgpu", "u", &entry, &findings, &[], at(7));
+        let devices = devices(&Pools::of("n1"), "u", &entry, &findings, &[], at(7));
         assert_eq!(devices.len(), 2);
         let expected = [
             ("Prepared", "True", "Prepared"),
@@ -191,7 +192,7 @@ mod tests {
             Findings::from([(key.clone(), found)])
         };
         let make = |memory, known: &[AllocatedDeviceStatus], now| {
-            devices("n1/vgpu", "u", &entry, &with(memory), known, at(now))
+            devices(&Pools::of("n1"), "u", &entry, &with(memory), known, at(now))
         };
         let first = make(Finding::unknown(Reason::NotSeenYet), &[], 1);
         // As it comes back from the API server.
@@ -226,7 +227,7 @@ mod tests {
             ..AllocatedDeviceStatus::default()
         };
         let made = devices(
-            "n1/vgpu",
+            &Pools::of("n1"),
             "u",
             &entry(vec![share("s")]),
             &Findings::new(),

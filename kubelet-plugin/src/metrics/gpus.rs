@@ -33,7 +33,7 @@ fn samples(sources: &Sources) -> Vec<Sample> {
                 ("gpu", gpu.uuid.clone()),
                 ("UUID", gpu.uuid.clone()),
                 ("dra_device_name", device.to_owned()),
-                ("dra_pool_name", node.pool()),
+                ("dra_pool_name", node.pools().gpus),
             ],
             model: gpu.name.clone(),
             driver_version: gpu.driver_version.clone(),

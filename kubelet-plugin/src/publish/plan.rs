@@ -2,19 +2,20 @@
 //!
 //! The scheduler uses only the highest generation of a pool, and only if all its slices exist. So one changed
 //! slice is updated in place; anything more (a slice created, deleted, or two changed) gets a new generation
-//! on all slices, and the scheduler ignores the pool until the last one is written.
+//! on all slices, and the scheduler ignores the pool until the last one is written. GPUs and monitors are two pools, each
+//! with generations of its own.
 
 use k8s_openapi::api::resource::v1::{Device, ResourcePool, ResourceSlice, ResourceSliceSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use std::collections::BTreeMap;
-use vgpu_api::DRIVER_NAME;
+use vgpu_api::{DRIVER_NAME, Pools};
 
-/// The node and pool to which the slices belong.
+/// The node and the pools to which the slices belong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
     pub node: String,
     pub node_uid: String,
-    pub pool: String,
+    pub pools: Pools,
 }
 
 /// Writes, in the order in which they must be done.
@@ -29,6 +30,24 @@ pub struct Plan {
 /// writes differently must not be sent again and again.
 pub type Stored = BTreeMap<String, String>;
 
+// === impl Owner ===
+
+impl Owner {
+    fn both(&self) -> [&str; 2] {
+        [&self.pools.gpus, &self.pools.monitors]
+    }
+
+    /// The pool of a slice with these devices. Slices of releases that had one pool also contain monitors.
+    fn pool(&self, devices: &[Device]) -> &str {
+        let pools = devices.iter().map(|device| self.pools.of_device(&device.name));
+        let is_monitors = |pool: &str| pool == self.pools.monitors;
+        match !devices.is_empty() && pools.clone().all(is_monitors) {
+            true => &self.pools.monitors,
+            false => &self.pools.gpus,
+        }
+    }
+}
+
 // === impl Plan ===
 
 impl Plan {
@@ -36,20 +55,39 @@ impl Plan {
     pub fn is_empty(&self) -> bool {
         self.delete.is_empty() && self.update.is_empty() && self.create.is_empty()
     }
+
+    fn append(&mut self, other: Self) {
+        self.delete.extend(other.delete);
+        self.update.extend(other.update);
+        self.create.extend(other.create);
+    }
 }
 
 /// Returns the writes that turn `existing` into `wanted`. All slices are of this driver and node.
 #[must_use]
 pub fn plan(owner: &Owner, wanted: &[Vec<Device>], existing: &[ResourceSlice], stored: &Stored) -> Plan {
-    let generation = |slice: &ResourceSlice| slice.spec.pool.generation;
-    let ours = |slice: &&ResourceSlice| slice.spec.pool.name == owner.pool;
-    let newest = existing.iter().filter(ours).map(generation).max().unwrap_or(0);
-    let current = |slice: &&ResourceSlice| ours(slice) && generation(slice) == newest;
-    let mut left: Vec<&ResourceSlice> = existing.iter().filter(current).collect();
+    let is_stray = |slice: &&ResourceSlice| !owner.pools.contains(&slice.spec.pool.name);
+    let mut plan = Plan {
+        delete: existing.iter().filter(is_stray).cloned().collect(),
+        ..Plan::default()
+    };
+    for pool in owner.both() {
+        let wanted = wanted.iter().map(Vec::as_slice);
+        let wanted: Vec<&[Device]> = wanted.filter(|devices| owner.pool(devices) == pool).collect();
+        plan.append(plan_pool(owner, pool, &wanted, existing, stored));
+    }
+    plan
+}
+
+fn plan_pool(owner: &Owner, pool: &str, wanted: &[&[Device]], existing: &[ResourceSlice], stored: &Stored) -> Plan {
+    let of_pool = of_pool(pool, existing);
+    let newest = newest(&of_pool).unwrap_or(0);
+    let current = |slice: &&ResourceSlice| slice.spec.pool.generation == newest;
+    let mut left: Vec<&ResourceSlice> = of_pool.iter().copied().filter(current).collect();
     let matched = matched(wanted, &mut left, stored);
     let mut plan = Plan {
-        delete: existing
-            .iter()
+        delete: of_pool
+            .into_iter()
             .filter(|slice| !current(slice))
             .chain(left)
             .cloned()
@@ -64,18 +102,18 @@ pub fn plan(owner: &Owner, wanted: &[Vec<Device>], existing: &[ResourceSlice], s
     let updates = pairs()
         .filter(|(found, devices)| found.is_some_and(|slice| changed(devices, slice)))
         .count();
-    let of_pool = plan.delete.iter().filter(current).count();
+    let deletes = plan.delete.iter().filter(current).count();
     // Without a stored slice there is no generation to replace.
-    let next = if creates + of_pool > 0 || updates > 1 {
+    let next = if creates + deletes > 0 || updates > 1 {
         newest + 1
     } else {
         newest
     };
     for (found, devices) in pairs() {
         match found {
-            None => plan.create.push(slice(owner, devices, next, count)),
+            None => plan.create.push(slice(owner, pool, devices, next, count)),
             Some(old) if next != newest || changed(devices, old) => {
-                let mut new = slice(owner, devices, next, count);
+                let mut new = slice(owner, pool, devices, next, count);
                 new.metadata = old.metadata.clone();
                 new.metadata.managed_fields = None;
                 plan.update.push(new);
@@ -89,7 +127,7 @@ pub fn plan(owner: &Owner, wanted: &[Vec<Device>], existing: &[ResourceSlice], s
 /// Matches each wanted slice with the existing one that is equal, else with the one that has most devices in common. Those
 /// are taken out of `left`.
 fn matched<'a>(
-    wanted: &[Vec<Device>],
+    wanted: &[&[Device]],
     left: &mut Vec<&'a ResourceSlice>,
     stored: &Stored,
 ) -> Vec<Option<&'a ResourceSlice>> {
@@ -106,33 +144,45 @@ fn matched<'a>(
     matched
 }
 
-/// The devices of the pool's newest generation.
+/// The devices of both pools' newest generations.
 #[must_use]
 pub fn current_devices(owner: &Owner, existing: &[ResourceSlice]) -> Vec<Device> {
-    current(owner, existing)
-        .into_iter()
-        .flat_map(devices)
-        .cloned()
-        .collect()
+    let slices = owner.both().into_iter().flat_map(|pool| current(pool, existing));
+    slices.flat_map(devices).cloned().collect()
 }
 
-/// The devices of each slice that the scheduler uses. None: it uses none, because there is none or one is missing.
+/// The devices of each slice that the scheduler uses. None: there is no slice, or one of a pool is missing.
 #[must_use]
 pub fn used_devices(owner: &Owner, existing: &[ResourceSlice]) -> Option<Vec<Vec<Device>>> {
-    let current = current(owner, existing);
-    let count = current.len() as i64;
-    let is_whole = |slice: &&ResourceSlice| slice.spec.pool.resource_slice_count == count;
-    let used = count > 0 && current.iter().all(is_whole);
-    used.then(|| current.into_iter().map(|slice| devices(slice).to_vec()).collect())
+    let mut used = Vec::new();
+    for pool in owner.both() {
+        let current = current(pool, existing);
+        let count = current.len() as i64;
+        if current
+            .iter()
+            .any(|slice| slice.spec.pool.resource_slice_count != count)
+        {
+            return None;
+        }
+        used.extend(current.into_iter().map(|slice| devices(slice).to_vec()));
+    }
+    (!used.is_empty()).then_some(used)
 }
 
 /// The slices of the pool's newest generation.
-fn current<'a>(owner: &Owner, existing: &'a [ResourceSlice]) -> Vec<&'a ResourceSlice> {
-    let ours = || existing.iter().filter(|slice| slice.spec.pool.name == owner.pool);
-    let newest = ours().map(|slice| slice.spec.pool.generation).max();
-    ours()
-        .filter(|slice| Some(slice.spec.pool.generation) == newest)
-        .collect()
+fn current<'a>(pool: &str, existing: &'a [ResourceSlice]) -> Vec<&'a ResourceSlice> {
+    let mut slices = of_pool(pool, existing);
+    let newest = newest(&slices);
+    slices.retain(|slice| Some(slice.spec.pool.generation) == newest);
+    slices
+}
+
+fn of_pool<'a>(pool: &str, existing: &'a [ResourceSlice]) -> Vec<&'a ResourceSlice> {
+    existing.iter().filter(|slice| slice.spec.pool.name == pool).collect()
+}
+
+fn newest(slices: &[&ResourceSlice]) -> Option<i64> {
+    slices.iter().map(|slice| slice.spec.pool.generation).max()
 }
 
 /// Records the devices that the API server stored for `sent`.
@@ -140,7 +190,7 @@ pub fn learn(stored: &mut Stored, sent: &[Device], answer: &ResourceSlice) {
     stored.insert(json(sent), json(devices(answer)));
 }
 
-pub(super) fn slice(owner: &Owner, devices: &[Device], generation: i64, count: i64) -> ResourceSlice {
+pub(super) fn slice(owner: &Owner, pool: &str, devices: &[Device], generation: i64, count: i64) -> ResourceSlice {
     ResourceSlice {
         metadata: ObjectMeta {
             generate_name: Some(format!("{}-{DRIVER_NAME}-", owner.node)),
@@ -159,7 +209,7 @@ pub(super) fn slice(owner: &Owner, devices: &[Device], generation: i64, count: i
             node_name: Some(owner.node.clone()),
             pool: ResourcePool {
                 generation,
-                name: owner.pool.clone(),
+                name: pool.to_owned(),
                 resource_slice_count: count,
             },
             devices: Some(devices.to_vec()),

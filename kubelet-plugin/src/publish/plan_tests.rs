@@ -7,15 +7,20 @@ pub(crate) fn owner() -> Owner {
     Owner {
         node: "n1".into(),
         node_uid: "node-uid".into(),
-        pool: "n1/vgpu".into(),
+        pools: Pools::of("n1"),
     }
 }
 
-/// Slices of one GPU each.
+/// Slices of one GPU each, and one slice of all monitors.
 fn wanted(count: u32) -> Vec<Vec<Device>> {
-    (0..count)
-        .flat_map(|index| slices(&Inventory::new(vec![gpu(index)]), 64))
-        .collect()
+    let mut all: Vec<Vec<Device>> = (0..count).map(|index| of(index).swap_remove(0)).collect();
+    all.extend((count > 0).then(|| (0..count).flat_map(|index| of(index).swap_remove(1)).collect()));
+    all
+}
+
+/// The slices of a node with one GPU: the GPU's, and its monitor's.
+fn of(index: u32) -> Vec<Vec<Device>> {
+    slices(&Inventory::new(vec![gpu(index)]), 64)
 }
 
 /// An API server that carries out a whole plan.
@@ -41,8 +46,16 @@ fn settles(wanted: &[Vec<Device>], existing: &[ResourceSlice]) -> Vec<ResourceSl
     assert!(plan(&owner(), wanted, &after, &Stored::new()).is_empty());
     assert_eq!(after.len(), wanted.len());
     for slice in &after {
-        assert_eq!(slice.spec.pool.resource_slice_count, wanted.len() as i64);
-        assert_eq!(slice.spec.pool.generation, after[0].spec.pool.generation);
+        let of_pool = || {
+            after
+                .iter()
+                .filter(|other| other.spec.pool.name == slice.spec.pool.name)
+        };
+        assert_eq!(slice.spec.pool.resource_slice_count, of_pool().count() as i64);
+        assert!(of_pool().all(|other| other.spec.pool.generation == slice.spec.pool.generation));
+        for device in devices(slice) {
+            assert_eq!(owner().pools.of_device(&device.name), slice.spec.pool.name);
+        }
     }
     after
 }
@@ -50,8 +63,8 @@ fn settles(wanted: &[Vec<Device>], existing: &[ResourceSlice]) -> Vec<ResourceSl
 #[test]
 fn nothing_published_creates_all_with_their_owner() {
     let first = plan(&owner(), &wanted(2), &[], &Stored::new());
-    assert_eq!((first.create.len(), first.update.len(), first.delete.len()), (2, 0, 0));
-    assert_eq!(generations(&first.create), [1, 1]);
+    assert_eq!((first.create.len(), first.update.len(), first.delete.len()), (3, 0, 0));
+    assert_eq!(generations(&first.create), [1, 1, 1]);
     let slice = &first.create[0];
     assert_eq!(
         slice.metadata.owner_references.as_ref().expect("an owner")[0].uid,
@@ -65,20 +78,20 @@ fn nothing_published_creates_all_with_their_owner() {
 fn one_change_keeps_the_generation_and_more_take_a_new_one() {
     let existing = settles(&wanted(2), &[]);
     let mut changed = wanted(2);
-    changed[1].pop();
+    changed[1][0].attributes = None;
     let one = plan(&owner(), &changed, &existing, &Stored::new());
     assert_eq!((one.update.len(), generations(&one.update)[0]), (1, 1));
     assert_eq!(one.update[0].metadata.uid, existing[1].metadata.uid);
     settles(&changed, &existing);
-    changed[0].pop();
+    changed[0][0].attributes = None;
     let two = plan(&owner(), &changed, &existing, &Stored::new());
     assert_eq!(generations(&two.update), [2, 2]);
     settles(&changed, &existing);
     let grown = plan(&owner(), &wanted(3), &existing, &Stored::new());
-    assert_eq!((grown.update.len(), grown.create.len()), (2, 1));
+    assert_eq!((grown.update.len(), grown.create.len()), (3, 1));
     settles(&wanted(3), &existing);
     let shrunk = plan(&owner(), &wanted(1), &existing, &Stored::new());
-    assert_eq!((shrunk.update.len(), shrunk.delete.len()), (1, 1));
+    assert_eq!((shrunk.update.len(), shrunk.delete.len()), (2, 1));
     settles(&wanted(1), &existing);
     assert_eq!(settles(&[], &existing), []);
 }
@@ -97,7 +110,7 @@ fn older_generations_other_pools_and_doubles_go() {
     (old.spec.pool.generation, old.metadata.uid) = (0, Some("old".into()));
     let mut other = existing[0].clone();
     (other.spec.pool.name, other.metadata.uid) = ("n1".into(), Some("other".into()));
-    let all = [old, existing[0].clone(), other];
+    let all = [&existing[..], &[old, other]].concat();
     let cleaned = plan(&owner(), &wanted(1), &all, &Stored::new());
     assert_eq!(
         (cleaned.delete.len(), cleaned.update.len(), cleaned.create.len()),
@@ -105,19 +118,35 @@ fn older_generations_other_pools_and_doubles_go() {
     );
     let mut double = existing[0].clone();
     double.metadata.uid = Some("double".into());
-    settles(&wanted(1), &[existing[0].clone(), double]);
+    settles(&wanted(1), &[&existing[..], &[double]].concat());
 }
 
 #[test]
 fn what_the_server_writes_differently_is_adopted() {
     let existing = settles(&wanted(1), &[]);
-    let mut answer = existing[0].clone();
-    answer.spec.devices.as_mut().expect("devices")[0].binds_to_node = Some(false);
-    let again = plan(&owner(), &wanted(1), std::slice::from_ref(&answer), &Stored::new());
+    let mut answers = existing;
+    answers[0].spec.devices.as_mut().expect("devices")[0].binds_to_node = Some(false);
+    let again = plan(&owner(), &wanted(1), &answers, &Stored::new());
     assert_eq!(again.update.len(), 1, "not known yet");
     let mut stored = Stored::new();
-    learn(&mut stored, &wanted(1)[0], &answer);
-    assert!(plan(&owner(), &wanted(1), &[answer], &stored).is_empty());
+    learn(&mut stored, &wanted(1)[0], &answers[0]);
+    assert!(plan(&owner(), &wanted(1), &answers, &stored).is_empty());
+}
+
+/// As an instance from before the monitors had a pool of their own published it.
+#[test]
+fn a_pool_with_gpus_and_monitors_is_split() {
+    let both = wanted(2).concat();
+    let mixed = slice(&owner(), "n1/vgpu", &both, 4, 1);
+    let existing = [mixed];
+    // While the driver is silent, the devices are written back as they are.
+    let used = used_devices(&owner(), &existing).expect("whole");
+    assert!(plan(&owner(), &used, &existing, &Stored::new()).is_empty());
+    let split = [both[..2].to_vec(), both[2..].to_vec()];
+    let steps = plan(&owner(), &split, &existing, &Stored::new());
+    assert_eq!(generations(&steps.update), [4], "the GPUs are never gone");
+    assert_eq!(generations(&steps.create), [1]);
+    settles(&split, &existing);
 }
 
 proptest::proptest! {

@@ -4,14 +4,14 @@
 //! error. Only values that the machine does not have (PCI root, NUMA node) are left out. All values are
 //! scalars and integers: lists and fractional ranges depend on feature gates that are off by default.
 
-use crate::publish::inventory::{Gpu, Inventory, MONITOR_SUFFIX, Unavailable};
+use crate::publish::inventory::{Gpu, Inventory, Unavailable};
 use k8s_openapi::api::resource::v1::{
     CapacityRequestPolicy, CapacityRequestPolicyRange, Device, DeviceAttribute, DeviceCapacity, DeviceTaint,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use std::collections::BTreeMap;
 use vgpu_api::request::{CORES_MAX, MEMORY_MIN, MEMORY_STEP};
-use vgpu_api::{DRIVER_NAME, capacity, device_type};
+use vgpu_api::{DRIVER_NAME, MONITOR_SUFFIX, capacity, device_type};
 use vgpu_quantity::format_bytes;
 
 /// A slice can have 128 devices, but only 64 if one of them is tainted, and a taint may be added at any time.
@@ -21,27 +21,30 @@ const NO_EFFECT: &str = "None";
 /// Kubernetes' limit for a string attribute and for a version.
 const MAX_VALUE: usize = 64;
 
-/// Returns the devices of each slice. The scheduler allocates devices in this order: GPUs by index, each
-/// followed by its monitor.
+/// Returns the devices of each slice: first the GPUs by index, which is the order in which the scheduler allocates them,
+/// then the monitors, which have a pool of their own.
 #[must_use]
 pub fn slices(inventory: &Inventory, shares: u32) -> Vec<Vec<Device>> {
-    let devices: Vec<Device> = inventory
-        .by_index()
-        .into_iter()
-        .flat_map(|(name, gpu)| {
+    let gpus = inventory.by_index();
+    let shared: Vec<Device> = gpus
+        .iter()
+        .map(|(name, gpu)| {
             let why = inventory.unavailable(&gpu.uuid);
             let why = why.map(|why| taint(why.name(), None, "NoSchedule"));
             let faults = inventory.faults(&gpu.uuid).iter();
             let faults = faults.map(|fault| taint(fault.reason.name(), Some(&fault.value), fault.effect()));
             let taints: Vec<DeviceTaint> = why.into_iter().chain(faults).collect();
-            let shared = Device {
+            Device {
                 taints: (!taints.is_empty()).then_some(taints),
                 ..shared(name, gpu, shares)
-            };
-            [shared, monitor(name, gpu)]
+            }
         })
         .collect();
-    devices.chunks(MAX_DEVICES).map(<[Device]>::to_vec).collect()
+    let monitors: Vec<Device> = gpus.iter().map(|(name, gpu)| monitor(name, gpu)).collect();
+    let slices = [&shared, &monitors]
+        .into_iter()
+        .flat_map(|pool| pool.chunks(MAX_DEVICES));
+    slices.map(<[Device]>::to_vec).collect()
 }
 
 /// Adds the taint of a driver that does not answer to published devices, as far as they lack it.
@@ -312,7 +315,7 @@ mod tests {
         let slices = slices(&Inventory::new(vec![gpu(0)]), 64);
         let tried: serde_json::Value = serde_json::from_str(TRIED).expect("JSON");
         assert_eq!(serde_json::to_value(&slices[0][0]).expect("JSON"), tried);
-        let monitor = &slices[0][1];
+        let monitor = &slices[1][0];
         assert_eq!(monitor.name, "gpu-3f8a1c20-monitor");
         assert_eq!(monitor.allow_multiple_allocations, None);
         assert_eq!(monitor.capacity, None);
@@ -326,10 +329,11 @@ mod tests {
                 ..gpu(index)
             })
         };
-        let slices = slices(&Inventory::new(many(33).rev().collect()), 64);
-        assert_eq!(slices.iter().map(Vec::len).collect::<Vec<_>>(), [64, 2]);
+        let slices = slices(&Inventory::new(many(65).rev().collect()), 64);
+        assert_eq!(slices.iter().map(Vec::len).collect::<Vec<_>>(), [64, 1, 64, 1]);
         assert_eq!(slices[0][0].name, "gpu-00000000");
-        assert_eq!(slices[1][0].name, "gpu-00000020");
+        assert_eq!(slices[1][0].name, "gpu-00000040");
+        assert_eq!(slices[3][0].name, "gpu-00000040-monitor");
     }
 
     #[test]
@@ -352,7 +356,8 @@ mod tests {
 
     #[test]
     fn dropped_fields_are_noticed() {
-        let sent = &slices(&Inventory::new(vec![gpu(0)]), 64)[0];
+        let slices = slices(&Inventory::new(vec![gpu(0)]), 64);
+        let sent = &slices[0];
         assert!(keeps_capacity(sent, sent));
         let mut stored = sent.clone();
         stored[0].allow_multiple_allocations = None;
@@ -367,7 +372,7 @@ mod tests {
             .request_policy = None;
         assert!(!keeps_capacity(sent, &stored));
         assert!(!keeps_capacity(sent, &[]));
-        let left = without_shared(vec![sent.clone()]);
+        let left = without_shared(slices.clone());
         assert_eq!(left.len(), 1);
         assert!(left[0].iter().all(|device| device.name.ends_with("-monitor")));
     }

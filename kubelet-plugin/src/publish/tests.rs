@@ -143,20 +143,22 @@ async fn a_wipe_is_answered_and_an_old_event_is_not() {
     let (api, mut publisher) = (Memory::default(), synced());
     publisher.publish(&api, &wanted(1)).await;
     let first = api.all();
-    assert_eq!(first.len(), 1);
+    assert_eq!(first.len(), 2, "one of each pool");
     publisher.publish(&api, &wanted(1)).await;
-    assert_eq!(publisher.writes, 1);
+    assert_eq!(publisher.writes, 2);
     // The watch is late: it delivers the state before our update.
     publisher.publish(&api, &wanted(2)).await;
     publisher.apply(watcher::Event::Apply(first[0].clone()));
     publisher.publish(&api, &wanted(2)).await;
-    assert_eq!(publisher.writes, 2);
+    assert_eq!(publisher.writes, 4);
     // kubelet starts.
-    let wiped = api.all().remove(0);
+    let wiped = api.all();
     api.with(|state| state.slices.clear());
-    publisher.apply(watcher::Event::Delete(wiped));
+    for slice in wiped {
+        publisher.apply(watcher::Event::Delete(slice));
+    }
     publisher.publish(&api, &wanted(2)).await;
-    assert_eq!(api.all()[0].spec.devices.as_ref().expect("devices").len(), 4);
+    assert_eq!(api.all().iter().flat_map(plan::devices).count(), 4);
 }
 
 #[tokio::test]
@@ -165,17 +167,19 @@ async fn slices_of_a_node_that_was_created_anew_belong_to_the_new_object() {
     let all = publisher.reconcile(&api, &mut owner, &wanted(1)).await;
     all.expect("published");
     // The garbage collector removes what the old object owned.
-    let old = api.all().remove(0);
+    let old = api.all();
     api.with(|state| {
         state.slices.clear();
         state.node_uid = "another".into();
     });
-    publisher.apply(watcher::Event::Delete(old));
+    for slice in old {
+        publisher.apply(watcher::Event::Delete(slice));
+    }
     let all = publisher.reconcile(&api, &mut owner, &wanted(1)).await;
     all.expect("published again");
     let owners = api.all().remove(0).metadata.owner_references.expect("an owner");
     assert_eq!(owners[0].uid, "another");
-    assert_eq!(publisher.writes, 2, "no slice was written for the old object");
+    assert_eq!(publisher.writes, 4, "no slice was written for the old object");
 }
 
 #[tokio::test]
@@ -185,7 +189,7 @@ async fn a_write_during_a_list_is_not_done_twice() {
     publisher.publish(&api, &wanted(1)).await;
     publisher.apply(watcher::Event::InitDone);
     publisher.publish(&api, &wanted(1)).await;
-    assert_eq!(api.all().len(), 1);
+    assert_eq!(api.all().len(), 2);
 }
 
 #[tokio::test]
@@ -252,7 +256,7 @@ async fn the_loop_survives_a_server_that_is_down_and_says_so() {
     api.with(|state| state.fail = false);
     tokio::time::sleep(Duration::from_secs(61)).await;
     assert!(status().0, "{}", status().1);
-    assert_eq!(api.all().len(), 1);
+    assert_eq!(api.all().len(), 2);
     running.task.abort();
 }
 
@@ -260,8 +264,7 @@ async fn the_loop_survives_a_server_that_is_down_and_says_so() {
 #[tokio::test]
 async fn a_slice_that_cannot_be_deleted_stops_no_other_write() {
     let api = Memory::default();
-    let mut stray = plan::slice(&owner(), &wanted(1)[0], 1, 1);
-    stray.spec.pool.name = "old/vgpu".into();
+    let stray = plan::slice(&owner(), "old/vgpu", &wanted(1)[0], 1, 1);
     let stray = api.create(&stray, false).await.expect("stored");
     api.with(|state| state.keeps = uid(&stray).to_owned());
     let mut publisher = Publisher::new(no_taints());
@@ -271,10 +274,10 @@ async fn a_slice_that_cannot_be_deleted_stops_no_other_write() {
     let said = publisher.reconcile(&api, &mut owner(), &wanted(1)).await;
     assert!(said.is_err_and(|error| error.to_string().contains("old/vgpu")));
     let pools = || -> Vec<_> { api.all().into_iter().map(|slice| slice.spec.pool.name).collect() };
-    assert!(pools().contains(&owner().pool), "{:?}", pools());
+    assert!(pools().contains(&owner().pools.gpus), "{:?}", pools());
     api.with(|state| state.keeps.clear());
     publisher.publish(&api, &wanted(1)).await;
-    assert_eq!(pools(), [owner().pool]);
+    assert_eq!(pools(), ["n1/vgpu", "n1/vgpu-monitor"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -362,8 +365,11 @@ impl Running {
 
     /// The value and the time of the GPU's taint.
     fn taint(&self) -> Option<(String, i64)> {
-        let slice = self.api.all().remove(0);
-        let gpu = &plan::devices(&slice)[0];
+        let slices = self.api.all();
+        let gpu = slices
+            .iter()
+            .flat_map(plan::devices)
+            .find(|device| !device.name.ends_with("-monitor"))?;
         let taint = gpu.taints.iter().flatten().next()?;
         let time = taint.time_added.as_ref().expect("the server's").0.as_second();
         Some((taint.value.clone().expect("a value"), time))
@@ -405,7 +411,7 @@ fn tainted(api: &Memory) -> Vec<String> {
     all
 }
 
-/// Two GPUs in a slice each.
+/// Two GPUs in a slice each, and their monitors in one each.
 fn two_slices() -> Vec<Vec<Device>> {
     let of = |index| slices(&Inventory::new(vec![gpu(index)]), 64);
     [of(0), of(1)].concat()

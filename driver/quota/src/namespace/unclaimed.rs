@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use vgpu_api::pool_of;
+use vgpu_api::Pools;
 use vgpu_api::request::MEMORY_MIN;
 use vgpu_planner::Time;
 
@@ -33,7 +33,7 @@ const MOST_DEVICES: usize = 64;
 /// Returns the part of a node's shares that its GPUs have room for: whatever the node says, it cannot hold more. A device that
 /// is not published counts as the largest that is.
 pub(crate) fn that_fit(node: &str, shares: Vec<Unclaimed>, gpus: &Gpus) -> Vec<Unclaimed> {
-    let pool = pool_of(node);
+    let pool = Pools::of(node).gpus;
     let mut left: BTreeMap<String, (u64, u64)> = BTreeMap::new();
     let fitting = |mut share: Unclaimed| {
         let Some(all) = gpus.memory(&pool, &share.device).or(gpus.largest()) else {
@@ -57,7 +57,7 @@ impl OnNode {
         let Unclaimed {
             device, memory, cores, ..
         } = &self.share;
-        amount_on(&pool_of(&self.node), device, *memory, *cores, view.gpus)
+        amount_on(&Pools::of(&self.node).gpus, device, *memory, *cores, view.gpus)
     }
 }
 

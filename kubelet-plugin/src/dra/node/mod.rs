@@ -51,6 +51,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 use vgpu_abi::limits::is_share_name;
+use vgpu_api::Pools;
 use vgpu_context_size::ContextSize;
 
 /// A prepared device, as it is reported to kubelet.
@@ -213,10 +214,10 @@ impl Node {
         all.map(|(_, gpu)| gpu.uuid.clone()).collect()
     }
 
-    /// Name of this node's pool of devices.
+    /// Names of this node's pools of devices.
     #[must_use]
-    pub fn pool(&self) -> String {
-        self.config.pool()
+    pub fn pools(&self) -> Pools {
+        self.config.pools()
     }
 
     /// The name of the Node.

@@ -90,7 +90,7 @@ impl Node {
         check_uid(&id.uid)?;
         let inventory = self.scanned.inventory.as_ref();
         let inventory = inventory.map_err(|why| Error::NoInventory(why.clone()))?;
-        let shares = claim::shares(claim, &self.config.pool(), inventory)?;
+        let shares = claim::shares(claim, &self.config.pools(), inventory)?;
         let known = match self.checkpoint.claims.get(&id.uid).cloned() {
             Some(known) if !same_results(&known.shares, &shares) => {
                 // The pod was force-deleted, and another one got the claim.
@@ -140,7 +140,7 @@ impl Node {
         self.begin_turn(locked)?;
         let full = |gone: &dyn Fn(&String) -> bool| {
             let inventory = self.inventory()?;
-            let shares = claim::shares(claim, &self.config.pool(), inventory).ok()?;
+            let shares = claim::shares(claim, &self.config.pools(), inventory).ok()?;
             let claims = self.checkpoint.claims.iter();
             let others = claims.filter(|(uid, _)| **uid != id.uid && !gone(uid));
             let others = Checkpoint {
@@ -323,10 +323,10 @@ impl Node {
     }
 
     fn answer(&self, uid: &str, shares: &[Share]) -> Vec<Prepared> {
-        let pool = self.config.pool();
+        let pools = self.config.pools();
         let device = |share: &Share| Prepared {
             request: share.base_request().to_owned(),
-            pool: pool.clone(),
+            pool: pools.of_device(&share.device).to_owned(),
             device: share.device.clone(),
             cdi_device: edits::qualified_name(uid, &share.name),
             share_id: share.share_id.clone(),

@@ -181,7 +181,7 @@ impl Node {
         };
         let inventory = self.scanned.inventory.as_ref();
         let inventory = inventory.map_err(|why| Error::NoInventory(why.clone()))?;
-        let shares = claim::shares(claim, &self.config.pool(), inventory)?;
+        let shares = claim::shares(claim, &self.config.pools(), inventory)?;
         if !same_results(&known.shares, &shares) {
             return Err(Error::OtherShares);
         }

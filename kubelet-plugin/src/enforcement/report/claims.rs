@@ -17,6 +17,7 @@ use k8s_openapi::api::resource::v1::AllocatedDeviceStatus;
 use k8s_openapi::jiff::Timestamp;
 use std::collections::{BTreeMap, btree_map};
 use std::time::{Duration, Instant};
+use vgpu_api::Pools;
 
 const FIRST_PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
@@ -65,13 +66,13 @@ impl Writer {
             let claims = node.claims().claims.iter();
             let named = claims.filter(|(_, entry)| !entry.name.is_empty());
             (
-                node.pool(),
+                node.pools(),
                 named
                     .map(|(uid, entry)| (uid.clone(), entry.clone()))
                     .collect::<BTreeMap<_, _>>(),
             )
         });
-        let Ok((pool, entries)) = read.await else { return };
+        let Ok((pools, entries)) = read.await else { return };
         let findings = &now.1;
         self.known
             .retain(|uid, known| entries.get(uid).is_some_and(|entry| share_ids(entry) == known.shares));
@@ -82,7 +83,7 @@ impl Writer {
             if paused.is_some_and(|(since, pause)| since.elapsed() < pause) {
                 continue;
             }
-            match self.write_one(api, &pool, uid, entry, findings).await {
+            match self.write_one(api, &pools, uid, entry, findings).await {
                 Ok(()) => drop(self.pauses.remove(uid)),
                 Err(error) => {
                     let pause = paused.map_or(FIRST_PAUSE, |(_, pause)| pause * 2).min(LONGEST_PAUSE);
@@ -116,7 +117,7 @@ impl Writer {
     async fn write_one<A: Statuses>(
         &mut self,
         api: &A,
-        pool: &str,
+        pools: &Pools,
         uid: &str,
         entry: &Entry,
         findings: &Findings,
@@ -133,7 +134,7 @@ impl Writer {
         let Some(before) = &known.devices else {
             return Ok(());
         };
-        let wanted = devices(pool, uid, entry, findings, before, Timestamp::now());
+        let wanted = devices(pools, uid, entry, findings, before, Timestamp::now());
         if same(&wanted, before) {
             return Ok(());
         }

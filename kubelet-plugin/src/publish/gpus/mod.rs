@@ -150,7 +150,7 @@ impl Scans {
         if self.has_listed {
             self.publish(config, outputs);
         }
-        let report = Report::new(config.pool(), &self.inventory(), self.scanned);
+        let report = Report::new(config.pools(), &self.inventory(), self.scanned);
         outputs.reports.send_replace(report);
     }
 
@@ -469,7 +469,7 @@ mod tests {
         assert!(outputs.readiness.status().0 && outputs.readiness.status().1.contains("none here"));
         assert_eq!(*published.borrow(), Wanted::NoDriver);
         scans.apply(Ok(list(&[gpu(0)])), &config, &outputs);
-        assert!(matches!(&*published.borrow(), Wanted::Slices(all) if all.len() == 1));
+        assert!(matches!(&*published.borrow(), Wanted::Slices(all) if all.len() == 2));
     }
 
     #[tokio::test]

@@ -14,6 +14,7 @@ pub use fault::{Fault, Faults, Reason};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use vgpu_api::MONITOR_SUFFIX;
 use vgpu_node::gpus;
 pub use vgpu_node::gpus::{Gpu, LeftOut, List};
 
@@ -76,9 +77,6 @@ pub enum Device<'a> {
     /// A GPU's monitor, for admin access.
     Monitor(&'a Gpu),
 }
-
-/// A GPU's monitor device has the GPU's device name with this suffix.
-pub const MONITOR_SUFFIX: &str = "-monitor";
 
 // === impl Unavailable ===
 

@@ -9,7 +9,7 @@ const HEAD: &str = "# Devices
 
 What a ResourceSlice of `dra.vgpu` says of each GPU. This file is generated from `kubelet-plugin/src/publish/slice.rs` by `UPDATE=1 cargo test -p vgpu-kubelet-plugin --lib publish::slice::document_tests`; a test fails when it is stale.
 
-A GPU is two devices: `gpu-<the UUID's first part>`, which claims share, and `gpu-<...>-monitor` without capacity, for admin access ([using.md](using.md)). At most 64 devices are in one slice.
+A GPU is two devices: `gpu-<the UUID's first part>`, which claims share, and `gpu-<...>-monitor` without capacity, for admin access ([using.md](using.md)). The GPUs of node `n` are the pool `n/vgpu`, their monitors the pool `n/vgpu-monitor`: the cluster autoscaler takes a node for used as far as the devices of a pool are allocated, and nobody needs to allocate monitors. At most 64 devices are in one slice.
 
 ## Attributes
 

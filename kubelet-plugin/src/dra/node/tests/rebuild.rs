@@ -139,7 +139,7 @@ fn a_claim_whose_entry_cannot_be_read_keeps_its_files() {
     let rig = Rig::new(false);
     let mut node = rig.open();
     let (id, mut claim) = claim("u1", &[]);
-    let monitor = json!([{"request": "gpu", "driver": "dra.vgpu", "pool": "n1/vgpu",
+    let monitor = json!([{"request": "gpu", "driver": "dra.vgpu", "pool": "n1/vgpu-monitor",
         "device": "gpu-3f8a1c20-monitor", "adminAccess": true}]);
     let status = claim.status.as_mut().and_then(|status| status.allocation.as_mut());
     let devices = status.and_then(|allocation| allocation.devices.as_mut());
