@@ -71,20 +71,7 @@ impl From<kube::Error> for Error {
                 422 => Self::Invalid(format!("{} (422)", status.message)),
                 _ => Self::Other(format!("{} ({})", status.message, status.code)),
             },
-            // kube's error says only that a request failed; its source says why.
-            error => {
-                let mut text = error.to_string();
-                let mut cause = std::error::Error::source(&error);
-                while let Some(inner) = cause {
-                    let inner_text = inner.to_string();
-                    if !text.contains(&inner_text) {
-                        text.push_str(": ");
-                        text.push_str(&inner_text);
-                    }
-                    cause = inner.source();
-                }
-                Self::Other(text)
-            }
+            error => Self::Other(with_causes(&error)),
         }
     }
 }
@@ -182,6 +169,20 @@ impl Events for Cluster {
         events.create(&PostParams::default(), &event).await?;
         Ok(())
     }
+}
+
+/// The text of an error and of its causes: errors of kube and tonic say only that a request failed.
+pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        let why = inner.to_string();
+        if !text.contains(&why) {
+            text = format!("{text}: {why}");
+        }
+        cause = inner.source();
+    }
+    text
 }
 
 /// The API server accepts notes of up to 1 KiB.

@@ -3,6 +3,7 @@
 //! How it fails: without the socket, or a kubelet that does not answer within 5 s, nothing is known, which is logged once;
 //! metrics then lack the names of containers. Asked only while claims are prepared.
 
+use crate::api::with_causes;
 use crate::dra::node::{Node, SharedNode};
 use crate::dra::share::ShareKey;
 use std::collections::{BTreeMap, BTreeSet};
@@ -79,9 +80,9 @@ async fn ask(socket: &Path) -> Result<ListPodResourcesResponse, String> {
     let asked = async {
         let endpoint =
             Endpoint::from_shared(format!("unix://{}", socket.display())).map_err(|error| error.to_string())?;
-        let channel = endpoint.connect().await.map_err(|error| chain(&error))?;
+        let channel = endpoint.connect().await.map_err(|error| with_causes(&error))?;
         let mut client = Grpc::new(channel).max_decoding_message_size(LARGEST);
-        client.ready().await.map_err(|error| chain(&error))?;
+        client.ready().await.map_err(|error| with_causes(&error))?;
         let codec = ProstCodec::<ListPodResourcesRequest, ListPodResourcesResponse>::default();
         let request = tonic::Request::new(ListPodResourcesRequest {});
         let answer = client.unary(request, PathAndQuery::from_static(LIST), codec).await;
@@ -91,17 +92,6 @@ async fn ask(socket: &Path) -> Result<ListPodResourcesResponse, String> {
     };
     let answer = tokio::time::timeout(ANSWERS_WITHIN, asked).await;
     answer.unwrap_or_else(|_| Err(format!("no answer within {} s", ANSWERS_WITHIN.as_secs())))
-}
-
-/// tonic's error says only that a connection failed; its source says why.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        text = format!("{text}: {inner}");
-        cause = inner.source();
-    }
-    text
 }
 
 /// The containers of the node's shares. A kubelet before 1.37 does not name shares, but devices.
@@ -124,7 +114,7 @@ fn shares(node: &Node, answer: &ListPodResourcesResponse) -> BTreeMap<ShareKey, 
                         share.device == device.device_name
                             && (device.share_id.is_none() || device.share_id == share.share_id)
                     };
-                    for share in entry.shares.iter().map(|held| &held.share).filter(has) {
+                    for share in entry.all().filter(has) {
                         let containers = found.entry((uid.clone(), share.name.clone())).or_default();
                         containers.insert((pod.name.clone(), container.name.clone()));
                     }

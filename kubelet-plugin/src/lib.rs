@@ -3,13 +3,13 @@
 //!
 //! ```text
 //!  nvml: a child process with NVML (driver root)                        API server
-//!       │ enforcement::sample, every 2 s               ▲ api: create, replace │ api: GET claim
+//!       │ nvml::sampler, every 2 s                     ▲ api: create, replace │ api: GET claim
 //!       ▼                                              │                      ▼
 //!  publish: gpus (contexts), faults ─► slice: devices ─► taints, plan       dra: claim ── shares
 //!       │                                                                     │
 //!       └──► dra: health, node (which GPUs there are)                         │
 //!                       ▼                                                     ▼
-//!  kubelet ──registration, server──► dra::node: records, claimdir, arbitration, edits ──► CDI files
+//!  kubelet ──registration, server──► dra::node: claimdir, arbitration, edits ──► CDI files
 //!     ▲                               │                                  library ──► /var/lib/vgpu
 //!     └──health──                     ├──► enforcement: samples, ledgers, pages, /proc ─► claims, events, VgpuNode, kills
 //!                                     ├──► metrics ─► http
@@ -29,7 +29,7 @@
 //!
 //! Pure (no I/O): `publish::slice`, `publish::plan`, `publish::gpus::published`, `publish::faults::open_faults`, `dra::claim`,
 //! `dra::edits`, `dra::stale`, `enforcement::verdicts`. Synchronous: `dra::node` and the modules it calls, on threads of their
-//! own (`dra::node::shared`). The others are asynchronous.
+//! own (`dra::node::turn`). The others are asynchronous.
 
 pub mod api;
 pub mod check;
@@ -40,7 +40,6 @@ pub mod dra;
 pub mod driver;
 pub mod driver_pause;
 pub mod enforcement;
-pub mod files;
 #[cfg(test)]
 mod fuzz_tests;
 mod heap;
@@ -49,6 +48,7 @@ pub mod metrics;
 pub mod nvml;
 pub mod publish;
 pub mod ready;
+mod retry;
 pub mod run;
 pub mod soft_gpu;
 pub mod tmpfs;

@@ -18,8 +18,7 @@ use crate::config::{Config, Flags};
 use crate::dra::health::{Health, Report};
 use crate::dra::instance::Instance;
 use crate::dra::mount_users::MountUsers;
-use crate::dra::node::lock::{LOCKED_WITHIN, LockFile};
-use crate::dra::node::{Living, Node, SharedNode};
+use crate::dra::node::{LOCKED_WITHIN, Living, LockFile, Node, SharedNode, lock_until};
 use crate::dra::registration::{KubeletFolders, Registrar, keep_listening};
 use crate::dra::server::Service;
 use crate::dra::{claim_access, keep, registration};
@@ -96,7 +95,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let reached = registrar.reached.subscribe();
     let folders = KubeletFolders::of(&config);
     let holding = Holding::begin(LockFile::open(&config.publisher_lock)?);
-    let (work, works) = watch::channel(holding.is_held());
+    let (work, works) = watch::channel(holding.works());
     tokio::spawn(holding.keep(work));
     let sockets = config.registration_sockets.clone();
     let registration = register(sockets, registrar, folders, first_scan, works.clone(), stopped.clone());
@@ -133,7 +132,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
 /// Recovers the state of a former instance, and says that this one lives.
 async fn recover(config: &Config, processes: &Processes) -> anyhow::Result<(SharedNode, Instance)> {
     let lock = LockFile::open(&config.lock)?;
-    let locked = lock.lock(Instant::now() + LOCKED_WITHIN).await?;
+    let locked = lock_until(&lock, Instant::now() + LOCKED_WITHIN).await?;
     let processes = processes.clone();
     let living: Living = Box::new(move |shares| processes.living(shares));
     let node = Node::open(config.clone(), lock, &locked, living)?;

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use vgpu_abi::paths::{LIBCUDA, LIBNVIDIA_ML};
 use vgpu_find_driver::Search;
-use vgpu_node::files;
+use vgpu_node::files::{self, Failed, failed};
 use vgpu_node::gpus::nvidia_gpus;
 
 /// The first argument.
@@ -76,12 +76,8 @@ enum Error {
         state.display()
     )]
     OtherNumber { gpus: u32, was: u32, state: PathBuf },
-    #[error("cannot {action} {}: {source}", path.display())]
-    Io {
-        action: &'static str,
-        path: PathBuf,
-        source: io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] Failed),
 }
 
 /// Runs it. `arguments` are those after [`ARGUMENT`].
@@ -122,7 +118,8 @@ fn install(flags: &Flags) -> Result<(), Error> {
     if let Some(text) = profile {
         write(&flags.state.join(PROFILE), text.as_bytes(), 0o644)?;
     }
-    write(&flags.state.join("machine-id"), flags.node_name.as_bytes(), 0o644)
+    write(&flags.state.join("machine-id"), flags.node_name.as_bytes(), 0o644)?;
+    Ok(())
 }
 
 /// What is real on this node: GPUs, or a driver without one. GPUs kept for virtual machines are real, too.
@@ -170,26 +167,17 @@ fn gpus_of(profile: &str) -> u32 {
         .unwrap_or(DEFAULT_GPUS)
 }
 
-fn make(folder: &Path, mode: u32) -> Result<(), Error> {
+fn make(folder: &Path, mode: u32) -> Result<(), Failed> {
     fs::create_dir_all(folder).map_err(failed("create", folder))?;
     let opened = fs::set_permissions(folder, fs::Permissions::from_mode(mode));
     opened.map_err(failed("set the mode of", folder))
 }
 
 /// Writes a file unless it has these bytes: programs may have it mapped, and the finder of drivers keeps what it found.
-fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Error> {
+fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failed> {
     match fs::read(path) {
         Ok(known) if known == bytes => Ok(()),
         _ => files::replace(path, bytes, mode).map_err(failed("write", path)),
-    }
-}
-
-fn failed(action: &'static str, path: &Path) -> impl Fn(io::Error) -> Error {
-    let path = path.to_owned();
-    move |source| Error::Io {
-        action,
-        path: path.clone(),
-        source,
     }
 }
 

@@ -7,17 +7,18 @@ use crate::config::{Config, OnBreach};
 use crate::dra::clean_up;
 use crate::dra::health::Report;
 use crate::dra::node::SharedNode;
-use crate::enforcement::{self, Observer, Processes, sample};
+use crate::enforcement::{self, Observer, Processes};
 use crate::metrics::{Metrics, Sources};
-use crate::nvml::Nvml;
+use crate::nvml::{Nvml, sampler};
 use crate::publish::contexts::Contexts;
 use crate::publish::faults::{FaultStore, OpenFaults, Watcher};
 use crate::publish::inventory::Faults;
 use crate::publish::publish_gate::Gate;
 use crate::publish::taints::Taints;
-use crate::publish::{Wanted, delay, plan::Owner};
+use crate::publish::{Wanted, plan::Owner};
 use crate::publish::{faults, gpus};
 use crate::ready::{Readiness, WAITING};
+use crate::retry::until_done;
 use crate::{containers, publish};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::api::ListParams;
@@ -100,12 +101,12 @@ fn only_prepare(parts: &TaskInputs) -> Tasks {
     // kubelet hears from this instance too: the faults that the other one found are those of its GPUs.
     let known = Watcher::new(OpenFaults::new(config.ignored_xids.clone()), fault_store(parts)).faults();
     let (well, nowhere) = (watch::channel(known).1, watch::Sender::new(Wanted::Unknown));
-    let (sampler, samples) = sample::channel();
+    let (sender, samples) = sampler::channel();
     let mut tasks = JoinSet::new();
     let beside_idle = Arc::new(AtomicBool::new(false));
     let scanning = scan(parts, samples, well, nowhere, beside_idle.clone());
     spawn(&mut tasks, "scanning GPUs", scanning);
-    let sampling = sample::run(parts.nvml.clone(), parts.rescan.clone(), sampler);
+    let sampling = sampler::run(parts.nvml.clone(), parts.rescan.clone(), sender);
     spawn(&mut tasks, "sampling GPUs", sampling);
     let (cluster, readiness) = (parts.cluster.clone(), parts.readiness.clone());
     let trying = try_publishing(cluster, config.clone(), readiness, beside_idle);
@@ -122,15 +123,15 @@ fn work(parts: &TaskInputs) -> Tasks {
     // It may have been ready because another instance published. From now on it is ready once it has published itself.
     parts.readiness.set(publish::PART, Err(WAITING.into()));
     let mut tasks = JoinSet::new();
-    let (sampler, samples) = sample::channel();
+    let (sender, samples) = sampler::channel();
     let watcher = Watcher::new(OpenFaults::new(config.ignored_xids.clone()), fault_store(parts));
     // The first scan is published with the faults that a former instance found.
     let (faults, known_faults) = watch::channel(watcher.faults());
     let rescan = parts.rescan.clone();
-    let following = faults::run(watcher, sampler.subscribe(), faults, rescan.clone());
+    let following = faults::run(watcher, sender.subscribe(), faults, rescan.clone());
     spawn(&mut tasks, "following faults of GPUs", following);
     let (want, wanted) = watch::channel(Wanted::Unknown);
-    let scanning = scan(parts, sampler.subscribe(), known_faults, want, Arc::default());
+    let scanning = scan(parts, sender.subscribe(), known_faults, want, Arc::default());
     spawn(&mut tasks, "scanning GPUs", scanning);
     let Sources {
         observations,
@@ -147,7 +148,7 @@ fn work(parts: &TaskInputs) -> Tasks {
         kills: config.on_breach == OnBreach::Kill,
     };
     spawn(&mut tasks, "observing shares", enforcement::observe(observer, samples));
-    let sampling = sample::run(parts.nvml.clone(), rescan, sampler);
+    let sampling = sampler::run(parts.nvml.clone(), rescan, sender);
     spawn(&mut tasks, "sampling GPUs", sampling);
     tasks.spawn(with_node(parts.clone(), wanted));
     tasks
@@ -155,7 +156,7 @@ fn work(parts: &TaskInputs) -> Tasks {
 
 fn scan(
     parts: &TaskInputs,
-    samples: sample::Receiver,
+    samples: sampler::Receiver,
     faults: watch::Receiver<Faults>,
     wanted: watch::Sender<Wanted>,
     is_beside_idle: Arc<AtomicBool>,
@@ -176,8 +177,20 @@ fn scan(
 /// The work that needs the Node object's UID: slices are owned by the Node, and events refer to it. Returns which part of it
 /// ended.
 async fn with_node(parts: TaskInputs, wanted: watch::Receiver<Wanted>) -> String {
-    let taints = taints(&parts.config, &parts.readiness).await;
-    let node_uid = node_uid(&parts.cluster, &parts.readiness).await;
+    // Without the record of who allocates, nothing may be published.
+    let taints = || async {
+        let mark = &parts.config.allocator_mark;
+        Taints::new(parts.config.allocator, mark.clone()).map_err(|error| {
+            let mark = mark.display();
+            format!("cannot read or write {mark}, which records who allocates: {error}")
+        })
+    };
+    let taints = until_done(&parts.readiness, publish::PART, taints).await;
+    let node_uid = || async {
+        let uid = parts.cluster.node_uid().await;
+        uid.map_err(|error| format!("cannot read this node's object: {error}"))
+    };
+    let node_uid = until_done(&parts.readiness, publish::PART, node_uid).await;
     let node_object = ObjectReference {
         api_version: Some("v1".into()),
         kind: Some("Node".into()),
@@ -234,22 +247,12 @@ fn own_slices(config: &Config) -> String {
 /// not publish, while the other instance still does. Sets `beside_idle` if the other one publishes nothing.
 async fn try_publishing(cluster: Cluster, config: Config, readiness: Readiness, beside_idle: Arc<AtomicBool>) {
     readiness.set(publish::PART, Err(WAITING.into()));
-    let mut failures = 0;
-    loop {
-        match can_publish(&cluster, &config).await {
-            Ok(has_slices) => {
-                beside_idle.store(!has_slices, Ordering::Relaxed);
-                break;
-            }
-            Err(error) => {
-                if readiness.set(publish::PART, Err(error.clone())) {
-                    tracing::error!("another instance publishes, and this one could not: {error}; retrying");
-                }
-            }
-        }
-        tokio::time::sleep(delay(failures)).await;
-        failures += 1;
-    }
+    let has_slices = || async {
+        let found = can_publish(&cluster, &config).await;
+        found.map_err(|error| format!("another instance publishes, and this one could not: {error}"))
+    };
+    let has_slices = until_done(&readiness, publish::PART, has_slices).await;
+    beside_idle.store(!has_slices, Ordering::Relaxed);
     let why = "another instance of the plugin publishes, until it ends";
     readiness.idle(publish::PART, why.into());
     std::future::pending().await
@@ -271,41 +274,6 @@ async fn can_publish(cluster: &Cluster, config: &Config) -> Result<bool, String>
     let slices =
         slices.map_err(|error| format!("cannot list ResourceSlices: {error}; check the plugin's ClusterRole"))?;
     Ok(!slices.items.is_empty())
-}
-
-/// Reads and writes the record of who allocates, without which nothing may be published.
-async fn taints(config: &Config, readiness: &Readiness) -> Taints {
-    let mut failures = 0;
-    loop {
-        let mark = &config.allocator_mark;
-        let error = match Taints::new(config.allocator, mark.clone()) {
-            Ok(taints) => return taints,
-            Err(error) => format!(
-                "cannot read or write {}, which records who allocates: {error}",
-                mark.display()
-            ),
-        };
-        if readiness.set(publish::PART, Err(error.clone())) {
-            tracing::error!("{error}; retrying");
-        }
-        tokio::time::sleep(delay(failures)).await;
-        failures += 1;
-    }
-}
-
-async fn node_uid(cluster: &Cluster, readiness: &Readiness) -> String {
-    let mut failures = 0;
-    loop {
-        let error: api::Error = match cluster.node_uid().await {
-            Ok(uid) => return uid,
-            Err(error) => error,
-        };
-        if readiness.set(publish::PART, Err(format!("cannot read this node's object: {error}"))) {
-            tracing::warn!("cannot read this node's object: {error}; retrying");
-        }
-        tokio::time::sleep(delay(failures)).await;
-        failures += 1;
-    }
 }
 
 #[cfg(test)]

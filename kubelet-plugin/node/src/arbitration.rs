@@ -259,7 +259,7 @@ fn directory(folder: &Path) -> io::Result<OwnedFd> {
 struct Found {
     length: i64,
     /// Allocated bytes, including pages beyond the end of the file.
-    held: i64,
+    allocated: i64,
 }
 
 /// None: there is no regular file of this name.
@@ -268,7 +268,7 @@ fn found(directory: &OwnedFd, name: &str) -> Option<Found> {
     let is_file = FileType::from_raw_mode(found.st_mode).is_file();
     is_file.then_some(Found {
         length: found.st_size,
-        held: found.st_blocks.saturating_mul(512),
+        allocated: found.st_blocks.saturating_mul(512),
     })
 }
 
@@ -276,7 +276,7 @@ fn found(directory: &OwnedFd, name: &str) -> Option<Found> {
 
 impl Found {
     fn has_more(self) -> bool {
-        self.length > PAGE as i64 || self.held > PAGE as i64
+        self.length > PAGE as i64 || self.allocated > PAGE as i64
     }
 
     fn is_short(self) -> bool {

@@ -1,4 +1,5 @@
-//! Replaces files atomically, reads them with a size limit, and refuses names in them that lead out of a folder.
+//! Replaces files atomically, reads them with a size limit, refuses names in them that lead out of a folder, and names the file
+//! and the step that failed.
 
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
@@ -7,10 +8,25 @@ use serde::{Deserialize as _, Deserializer};
 use std::fs::{File, Permissions};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The end of the name of a temporary file.
 const TEMPORARY: &str = ".new";
+
+/// A step with a file or folder failed.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {action} {}: {source}", path.display())]
+pub struct Failed {
+    action: &'static str,
+    path: PathBuf,
+    source: io::Error,
+}
+
+/// Says which step with which file failed.
+pub fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Failed {
+    let path = path.to_path_buf();
+    move |source| Failed { action, path, source }
+}
 
 /// Replaces `path` by `bytes` atomically. Nothing is synced: the file outlives this process. After a power loss no
 /// container runs, and kubelet prepares the claims of pods that it restarts. A file may then be empty or missing, so

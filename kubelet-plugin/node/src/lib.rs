@@ -2,7 +2,7 @@
 //! mounts below them, which processes use a share, and the list of GPUs.
 //!
 //! ```text
-//!  vgpu-kubelet-plugin ─┐
+//!  vgpu-kubelet-plugin ─┬─► lock_file
 //!                       ├─► arbitration ─► files, tmpfs ─► selinux
 //!  vgpu run ────────────┴─► mounts, locks, gpus
 //! ```
@@ -11,6 +11,7 @@
 pub mod arbitration;
 pub mod files;
 pub mod gpus;
+pub mod lock_file;
 pub mod locks;
 pub mod mounts;
 pub mod selinux;

@@ -5,7 +5,7 @@
 //! namespace that it gave to this process. If this process is killed in between, the files so far stay, and a second
 //! call with the same folder completes them. The share has no arbitration page, so only its memory is limited.
 
-use crate::dra::checkpoint::{Entry, Held};
+use crate::dra::checkpoint::{Entry, PreparedShare};
 use crate::dra::claimdir::ClaimDirs;
 use crate::dra::edits::{self, Inputs, Placed};
 use crate::dra::share::{Role, Share};
@@ -53,7 +53,7 @@ pub(super) fn check(root: &Root, gpus: &impl Gpus, wanted: &Wanted, tmpfs: bool)
         namespace: String::new(),
         name: String::new(),
         library: String::new(),
-        shares: vec![Held {
+        shares: vec![PreparedShare {
             share: share.clone(),
             slot: None,
         }],

@@ -1,16 +1,16 @@
-//! The prepared claims of the node, in memory. `records` has the file of each.
+//! The prepared claims of the node, in memory. `claimdir` has the file of each.
 
 use crate::dra::share::{ClaimId, Role, Share, ShareKeys};
-use crate::files::safe_name;
 use crate::publish::inventory::Gpu;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use vgpu_node::files::safe_name;
 
 /// All prepared claims, by UID.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Checkpoint {
     pub claims: BTreeMap<String, Entry>,
-    /// The GPUs on which claims hold shares, by UUID, as they were published: also after a restart, a lost GPU stays
+    /// The GPUs of which claims have shares, by UUID, as they were published: also after a restart, a lost GPU stays
     /// published.
     pub gpus: BTreeMap<String, Gpu>,
 }
@@ -25,7 +25,7 @@ pub struct Entry {
     #[serde(deserialize_with = "safe_name")]
     pub library: String,
     /// In the order of the claim's results.
-    pub shares: Vec<Held>,
+    pub shares: Vec<PreparedShare>,
     /// The pods for which the claim was reserved when it was last prepared. Messages name them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pods: Vec<Pod>,
@@ -40,7 +40,7 @@ pub struct Pod {
 
 /// A share with its slot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Held {
+pub struct PreparedShare {
     #[serde(flatten)]
     pub share: Share,
     /// Its file in the GPU's arbitration directory; `None` for a monitor.
@@ -62,10 +62,20 @@ pub struct HeldOnGpu {
 // === impl Entry ===
 
 impl Entry {
+    /// Its shares, monitors included.
+    pub fn all(&self) -> impl Iterator<Item = &Share> {
+        self.shares.iter().map(|prepared| &prepared.share)
+    }
+
+    /// Its shares without monitors, which have no limit.
+    pub fn limited(&self) -> impl Iterator<Item = &Share> {
+        self.all().filter(|share| share.role == Role::Share)
+    }
+
     /// Takes over names and shares as the API server knows them, for an entry with the same results.
     pub(crate) fn name_as(&mut self, id: &ClaimId, shares: &[Share]) {
-        for (held, share) in self.shares.iter_mut().zip(shares) {
-            held.share = share.clone();
+        for (prepared, share) in self.shares.iter_mut().zip(shares) {
+            prepared.share = share.clone();
         }
         (self.namespace, self.name) = (id.namespace.clone(), id.name.clone());
     }
@@ -89,8 +99,7 @@ impl Checkpoint {
     pub fn held_on(&self, gpu: &Gpu) -> HeldOnGpu {
         let mut all = HeldOnGpu::default();
         for (uid, entry) in &self.claims {
-            let shares = entry.shares.iter().map(|held| &held.share);
-            for share in shares.filter(|share| share.role == Role::Share && share.gpu == gpu.uuid) {
+            for share in entry.limited().filter(|share| share.gpu == gpu.uuid) {
                 all.shares.insert((uid.clone(), share.name.clone()));
                 all.memory = all.memory.saturating_add(share.memory);
                 all.cores = all.cores.saturating_add(share.cores);
@@ -98,12 +107,5 @@ impl Checkpoint {
             }
         }
         all
-    }
-
-    /// Every share on a GPU, with its claim.
-    pub fn on_gpu<'a>(&'a self, gpu: &'a str) -> impl Iterator<Item = (&'a Entry, &'a Held)> {
-        let all = self.claims.values();
-        all.flat_map(|entry| entry.shares.iter().map(move |held| (entry, held)))
-            .filter(move |(_, held)| held.share.gpu == gpu)
     }
 }

@@ -5,8 +5,8 @@
 //! and Prepare reports it.
 
 use crate::api::Claims;
-use crate::publish::delay;
 use crate::ready::Readiness;
+use crate::retry::until_done;
 
 /// The part's name in [`Readiness`].
 pub const PART: &str = "claims";
@@ -15,14 +15,11 @@ const MADE_UP: (&str, &str) = ("default", "dra.vgpu-can-claims-be-read");
 
 /// Returns once the API server has answered a request for a claim.
 pub async fn wait<C: Claims>(claims: &C, readiness: &Readiness) {
-    let mut failures = 0;
-    while let Err(error) = claims.get(MADE_UP.0, MADE_UP.1).await {
-        if readiness.set(PART, Err(format!("cannot read ResourceClaims: {error}"))) {
-            tracing::warn!("cannot read ResourceClaims: {error}; retrying");
-        }
-        tokio::time::sleep(delay(failures)).await;
-        failures += 1;
-    }
+    let read = || async {
+        let read = claims.get(MADE_UP.0, MADE_UP.1).await;
+        read.map_err(|error| format!("cannot read ResourceClaims: {error}"))
+    };
+    until_done(readiness, PART, read).await;
     readiness.set(PART, Ok(()));
 }
 

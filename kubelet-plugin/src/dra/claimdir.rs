@@ -1,8 +1,9 @@
-//! Claim directories: the limits files that the library reads, and the ledgers that it writes.
+//! A claim's directory: the record of what is prepared, the limits files that the library reads, and the ledgers that it
+//! writes.
 //!
 //! ```text
 //! <claims>/                       0700, so that other users of the node cannot open the ledgers
-//! <claims>/<uid>/entry.json       what this claim holds, readable by root only; written last (records.rs)
+//! <claims>/<uid>/entry.json       the record, readable by root only; written last
 //! <claims>/<uid>/<share>/         a tmpfs of limited size, mounted read-only into containers
 //!                        limits   0444
 //!                        ledger   0666, mounted writable over the read-only folder
@@ -10,31 +11,58 @@
 //!                 no-glibc.taken  while the plugin creates events on the pods
 //! ```
 //!
+//! There is one copy of the record, beside the files that the claim's containers mount: an accident that removes it removes
+//! the sources of these mounts too.
+//!
+//! ```text
+//! {"version":1,"crc32":"1a2b3c4d","payload":{"uid":"...","claim":{...},"gpus":{...}}}
+//! ```
+//!
+//! The checksum covers the payload's bytes as they were written, so that a release that adds a field still reads the records
+//! of an older one. A field added within a version must have a default. A record is replaced by rename and not synced: the
+//! page cache outlives this process, and `/run` does not outlive the machine.
+//!
 //! Failure modes:
 //! - A crash between two steps leaves the directory incomplete, and the next call creates what is missing. A
-//!   ledger is renamed to its name once it is complete and is never rewritten, because it may be in use.
+//!   ledger is renamed to its name once it is complete and is never rewritten, because it may be in use. The record is written
+//!   before the CDI file and removed after it, so a directory without both belongs to a Prepare or an Unprepare that did not
+//!   end.
+//! - A record is damaged, or it is gone and the claim's CDI file is not: the limits files say which shares the claim has
+//!   (`node::recover`).
 //! - A tenant may write anything into its ledger, or truncate it. The tmpfs limits its size; the plugin reads
-//!   it with a size limit and never maps it.
+//!   it with a size limit and never maps it (`node::ledgers`).
+//! - `/run` is full: a directory is removed without room, and a new claim is refused.
 //! - After a reboot the directories are gone, and the next Prepare creates them again.
 
-use crate::dra::checkpoint::{Entry, Held};
+use crate::arbitration::SLOTS;
+use crate::dra::checkpoint::{Entry, PreparedShare};
 use crate::dra::mount_users::Device;
 use crate::dra::share::{Role, Share};
-use crate::files;
+use crate::publish::inventory::Gpu;
 use crate::tmpfs::{self, Size};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use std::collections::BTreeMap;
 use std::io;
-use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use vgpu_abi::ledger::{self, Usage};
+use vgpu_abi::checksum::crc32;
+use vgpu_abi::ledger;
 use vgpu_abi::limits::{self, Limits};
-use vgpu_abi::paths::{LEDGER, LIMITS};
+use vgpu_abi::paths::{CONTAINER_DRIVER_DIR, LEDGER, LIBCUDA, LIBNVIDIA_ML, LIMITS};
+use vgpu_api::config::Capabilities;
+use vgpu_api::request::{CORES_MAX, HOST_MEMORY_MAX};
 use vgpu_context_size::ContextSize;
-use vgpu_node::locks;
+use vgpu_node::files::{self, Failed, failed};
 
-const ENTRY: &str = "entry.json";
+const RECORD: &str = "entry.json";
 /// The hook's report of a container without glibc (its merge.rs), and its name once the plugin has taken it.
 const NO_GLIBC: &str = "no-glibc";
 const NO_GLIBC_TAKEN: &str = "no-glibc.taken";
+/// The format of a record.
+const VERSION: u32 = 1;
+const MAX_RECORD: usize = 1 << 20;
+
 /// Room for the ledger, the limits file, and a temporary copy of one of them while it is replaced.
 fn share_size(limits: &Limits) -> Size {
     Size {
@@ -57,28 +85,51 @@ pub type ContextReserve<'a> = &'a dyn Fn(&str) -> Option<ContextSize>;
 /// Why a claim directory cannot be created or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("cannot {action} {}: {source}", path.display())]
-    Io {
-        action: &'static str,
-        path: PathBuf,
-        source: io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] Failed),
     #[error(
         "cannot mount a tmpfs at {}: {source}; run the plugin as root with CAP_SYS_ADMIN, \
          because a ledger on a shared file system could fill it",
         path.display()
     )]
     Mount { path: PathBuf, source: io::Error },
+    #[error("the claim's record, {}: {source}; kubelet retries", path.display())]
+    Record { path: PathBuf, source: io::Error },
 }
 
-/// Why a ledger cannot be read.
-#[derive(Debug, thiserror::Error)]
-pub enum LedgerError {
+/// A prepared claim, as stored in its file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Record {
+    uid: String,
+    pub(crate) claim: Entry,
+    /// The GPUs of its shares, by UUID and as they were published.
+    pub(crate) gpus: BTreeMap<String, Gpu>,
+}
+
+/// Why a file is not a valid record.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Damage {
+    #[error("is not what this plugin writes: {0}")]
+    Format(String),
+    #[error("has version {0}, and this release reads version {VERSION}")]
+    Version(u32),
+    #[error("has checksum {found} instead of {said}: it was truncated or edited")]
+    Checksum { said: String, found: String },
     #[error("cannot be read: {0}")]
-    Io(#[from] io::Error),
-    /// Its tenant damaged it, or it has the format of another release.
-    #[error(transparent)]
-    Damage(#[from] ledger::Damage),
+    Unreadable(String),
+}
+
+#[derive(Deserialize)]
+struct Version {
+    version: u32,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Sealed<'a> {
+    version: u32,
+    crc32: String,
+    #[serde(borrow)]
+    payload: &'a RawValue,
 }
 
 // === impl ClaimDirs ===
@@ -95,10 +146,10 @@ impl ClaimDirs {
         self.root.join(uid)
     }
 
-    /// Returns the file with what claim `uid` holds.
+    /// Returns the file with the record of claim `uid`.
     #[must_use]
-    pub fn entry_path(&self, uid: &str) -> PathBuf {
-        self.claim_path(uid).join(ENTRY)
+    pub fn record_path(&self, uid: &str) -> PathBuf {
+        self.claim_path(uid).join(RECORD)
     }
 
     /// Returns the directory of a share of claim `uid`.
@@ -126,7 +177,7 @@ impl ClaimDirs {
     /// # Errors
     /// The folder cannot be created.
     pub fn ensure_root(&self) -> Result<(), Error> {
-        files::private_folder(&self.root).map_err(failed("create", &self.root))
+        Ok(files::private_folder(&self.root).map_err(failed("create", &self.root))?)
     }
 
     /// Creates what is missing of a claim's directory.
@@ -138,10 +189,10 @@ impl ClaimDirs {
         let folder = self.claim_path(uid);
         create(&folder)?;
         self.remove_other_shares(uid, entry)?;
-        for (order, held) in entry.shares.iter().enumerate() {
-            if held.share.role == Role::Share {
-                let limits = held.share.limits(order, held.slot, context_reserve(&held.share.gpu));
-                self.ensure_share(uid, &held.share, &limits)?;
+        for (order, PreparedShare { share, slot }) in entry.shares.iter().enumerate() {
+            if share.role == Role::Share {
+                let limits = limits_of(share, order, *slot, context_reserve(&share.gpu));
+                self.ensure_share(uid, share, &limits)?;
             }
         }
         Ok(())
@@ -150,7 +201,7 @@ impl ClaimDirs {
     /// Removes shares of the claim's former results, which a crash left.
     fn remove_other_shares(&self, uid: &str, entry: &Entry) -> Result<(), Error> {
         let folder = self.claim_path(uid);
-        let is_other = |name: &&String| entry.shares.iter().all(|held| held.share.name != **name);
+        let is_other = |name: &&String| entry.shares.iter().all(|prepared| prepared.share.name != **name);
         let found = files::folders(&folder).map_err(failed("list", &folder))?;
         for path in found.iter().filter(is_other).map(|name| folder.join(name)) {
             tmpfs::remove(&path).map_err(failed("unmount", &path))?;
@@ -178,7 +229,7 @@ impl ClaimDirs {
         // the driver elsewhere, and a rebuilt record may have another slot.
         let fits = |found: &Limits| {
             let expected = (&found.libcuda, found.slot) == (&limits.libcuda, limits.slot);
-            expected && Share::from_limits(found).same_result(share)
+            expected && share_of(found).same_result(share)
         };
         if !read_limits(&path).is_some_and(|found| fits(&found)) {
             files::replace(&path, limits.render().as_bytes(), 0o444).map_err(failed("write", &path))?;
@@ -186,18 +237,60 @@ impl ClaimDirs {
         Ok(())
     }
 
-    /// Removes a claim's directory, if it exists.
+    /// Reads the record of each claim that has a directory. `None`: the directory has no record.
+    ///
+    /// # Errors
+    /// The claim directories cannot be listed.
+    pub(crate) fn records(&self) -> Result<BTreeMap<String, Option<Result<Record, Damage>>>, Error> {
+        let uids = self.uids()?.into_iter();
+        Ok(uids.map(|uid| (uid.clone(), self.record(&uid))).collect())
+    }
+
+    fn record(&self, uid: &str) -> Option<Result<Record, Damage>> {
+        match files::read_bounded(&self.record_path(uid), MAX_RECORD) {
+            Ok(bytes) if bytes.len() > MAX_RECORD => Some(Err(Damage::Format(format!("more than {MAX_RECORD} bytes")))),
+            Ok(bytes) => Some(Record::parse(uid, &bytes)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => Some(Err(Damage::Unreadable(error.to_string()))),
+        }
+    }
+
+    /// Writes the record of a claim, whose directory exists, if it differs. Returns true if it was written.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub(crate) fn save_record(&self, uid: &str, claim: &Entry, gpus: BTreeMap<String, Gpu>) -> Result<bool, Error> {
+        let record = Record {
+            uid: uid.to_owned(),
+            claim: claim.clone(),
+            gpus,
+        };
+        // Compare the records, not the bytes: a later release may have written fields that this one does not know.
+        if self.record(uid) == Some(Ok(record.clone())) {
+            return Ok(false);
+        }
+        let path = self.record_path(uid);
+        let bytes = record.render().map_err(io::Error::from);
+        let written = bytes.and_then(|bytes| files::replace(&path, &bytes, 0o600));
+        written.map(|()| true).map_err(|source| Error::Record { path, source })
+    }
+
+    /// Removes a claim's directory, if it exists: first the record.
     ///
     /// # Errors
     /// A mount or a file cannot be removed.
     pub fn remove(&self, uid: &str) -> Result<(), Error> {
-        let folder = self.claim_path(uid);
+        let (folder, path) = (self.claim_path(uid), self.record_path(uid));
+        match std::fs::remove_file(&path) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => return Err(Error::Record { path, source }),
+            _ => {}
+        }
         for share in files::folders(&folder).map_err(failed("list", &folder))? {
             let path = folder.join(share);
             tmpfs::remove(&path).map_err(failed("unmount", &path))?;
         }
         match std::fs::remove_dir_all(&folder) {
-            Err(source) if source.kind() != io::ErrorKind::NotFound => Err(failed("remove", &folder)(source)),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", &folder)(error).into()),
             _ => Ok(()),
         }
     }
@@ -207,13 +300,13 @@ impl ClaimDirs {
     /// # Errors
     /// The folder cannot be listed.
     pub fn uids(&self) -> Result<Vec<String>, Error> {
-        files::folders(&self.root).map_err(failed("list", &self.root))
+        Ok(files::folders(&self.root).map_err(failed("list", &self.root))?)
     }
 
     /// Reads the shares of a claim from their limits files alone, with their slots if the files name them. Also returns
     /// the names of the shares whose file is missing or not valid.
     #[must_use]
-    pub fn read_shares(&self, uid: &str) -> (Vec<Held>, Vec<String>) {
+    pub fn read_shares(&self, uid: &str) -> (Vec<PreparedShare>, Vec<String>) {
         let folder = self.claim_path(uid);
         let (mut found, mut missing) = (Vec::new(), Vec::new());
         for name in files::folders(&folder).unwrap_or_default() {
@@ -223,29 +316,11 @@ impl ClaimDirs {
             }
         }
         found.sort_by_key(|limits| limits.order);
-        let held = |limits: &Limits| Held {
-            share: Share::from_limits(limits),
+        let prepared = |limits: &Limits| PreparedShare {
+            share: share_of(limits),
             slot: limits.slot,
         };
-        (found.iter().map(held).collect(), missing)
-    }
-
-    /// Reads from the ledger how much memory and how many processes a share has. `buffer` is reused between calls.
-    ///
-    /// # Errors
-    /// The ledger cannot be read, or is damaged.
-    pub fn usage(&self, uid: &str, share: &Share, buffer: &mut Vec<u8>) -> Result<Usage, LedgerError> {
-        read_ledger(&self.share_path(uid, &share.name).join(LEDGER), buffer)?;
-        Ok(ledger::read(buffer)?)
-    }
-
-    /// Returns how many of the share's processes live; `ledger` is what [`usage`](Self::usage) has read. `None` if the
-    /// file can no longer be opened.
-    #[must_use]
-    pub fn living(&self, uid: &str, share: &Share, ledger: &[u8]) -> Option<usize> {
-        let (file, _) = files::open_regular(&self.share_path(uid, &share.name).join(LEDGER)).ok()?;
-        let is_locked = |offset| locks::is_locked(&file, offset, 1).unwrap_or(false);
-        Some(ledger::living(ledger, is_locked))
+        (found.iter().map(prepared).collect(), missing)
     }
 
     /// Takes the hook's report of a container without glibc. Returns true if there is one for which some pod of the claim
@@ -265,238 +340,111 @@ impl ClaimDirs {
     }
 }
 
-/// Reads a ledger's file without the part that has only zeros, because a scrape spends most of its time on the copy.
-fn read_ledger(path: &Path, buffer: &mut Vec<u8>) -> Result<(), LedgerError> {
-    let (file, length) = files::open_regular(path)?;
-    let length = usize::try_from(length).unwrap_or(usize::MAX);
-    if ![ledger::SIZE, ledger::MAX_SIZE].contains(&length) {
-        return Err(ledger::Damage::Size(length).into());
+// === impl Record ===
+
+impl Record {
+    fn render(&self) -> serde_json::Result<Vec<u8>> {
+        let payload = serde_json::value::to_raw_value(self)?;
+        let mut bytes = serde_json::to_vec(&Sealed {
+            version: VERSION,
+            crc32: format!("{:08x}", crc32(payload.get().as_bytes())),
+            payload: &payload,
+        })?;
+        bytes.push(b'\n');
+        Ok(bytes)
     }
-    buffer.resize(length, 0);
-    for (number, one) in buffer.chunks_exact_mut(ledger::SIZE).enumerate() {
-        let at = (number * ledger::SIZE) as u64;
-        let (head, rest) = one.split_at_mut(ledger::FIRST_OBJECT_AT);
-        file.read_exact_at(head, at)?;
-        // Read the number of objects again, after the lanes: a charge may have moved from a lane to a new object.
-        let count = ledger::OBJECTS_USED_AT..ledger::OBJECTS_USED_AT + 8;
-        file.read_exact_at(&mut head[count.clone()], at + count.start as u64)?;
-        let unused = ledger::never_used(head);
-        for part in [ledger::FIRST_OBJECT_AT..unused.start, unused.end..ledger::SIZE] {
-            let read = &mut rest[part.start - ledger::FIRST_OBJECT_AT..part.end - ledger::FIRST_OBJECT_AT];
-            file.read_exact_at(read, at + part.start as u64)?;
+
+    pub(crate) fn parse(uid: &str, bytes: &[u8]) -> Result<Self, Damage> {
+        let format = |error: serde_json::Error| Damage::Format(error.to_string());
+        let Version { version } = serde_json::from_slice(bytes).map_err(format)?;
+        if version != VERSION {
+            return Err(Damage::Version(version));
         }
-        rest[unused.start - ledger::FIRST_OBJECT_AT..unused.end - ledger::FIRST_OBJECT_AT].fill(0);
+        let sealed: Sealed<'_> = serde_json::from_slice(bytes).map_err(format)?;
+        let found = format!("{:08x}", crc32(sealed.payload.get().as_bytes()));
+        if found != sealed.crc32 {
+            return Err(Damage::Checksum {
+                said: sealed.crc32,
+                found,
+            });
+        }
+        let record: Self = serde_json::from_str(sealed.payload.get()).map_err(format)?;
+        record.check(uid).map_err(Damage::Format)?;
+        Ok(record)
     }
-    Ok(())
+
+    /// Amounts are added up and slots are used as indices, so amounts and slots that no GPU can have are damage.
+    fn check(&self, uid: &str) -> Result<(), String> {
+        if self.uid != uid {
+            return Err(format!("it is the record of claim {:?}", self.uid));
+        }
+        for PreparedShare { share, slot } in &self.claim.shares {
+            let Share {
+                name,
+                memory,
+                host_memory,
+                cores,
+                ..
+            } = share;
+            let fits = *memory <= HOST_MEMORY_MAX && *host_memory <= HOST_MEMORY_MAX && *cores <= CORES_MAX;
+            if !fits || slot.is_some_and(|slot| slot >= SLOTS) {
+                return Err(format!(
+                    "share {name} has {memory} bytes, {host_memory} of the host's, {cores} cores and slot {slot:?}"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The limits file of a share. `order` is its index in the claim, `slot` its page for arbitration.
+fn limits_of(share: &Share, order: usize, slot: Option<u8>, context: Option<ContextSize>) -> Limits {
+    let driver = Path::new(CONTAINER_DRIVER_DIR);
+    Limits {
+        share: share.name.clone(),
+        // A claim has at most a few hundred results.
+        order: u32::try_from(order).unwrap_or(u32::MAX),
+        gpu: share.gpu.clone(),
+        memory: share.memory,
+        cores: share.cores,
+        compute_policy: share.compute_policy,
+        priority: share.priority,
+        slot,
+        host_memory: share.host_memory,
+        context_reserve: context.map(|size| size.own),
+        context_unowned: context.map_or(0, |size| size.unowned),
+        libcuda: driver.join(LIBCUDA),
+        libnvidia_ml: driver.join(LIBNVIDIA_ML),
+    }
+}
+
+/// Restores a share from its limits file, if its record is lost.
+fn share_of(limits: &Limits) -> Share {
+    Share {
+        name: limits.share.clone(),
+        role: Role::Share,
+        request: String::new(),
+        device: String::new(),
+        share_id: None,
+        gpu: limits.gpu.clone(),
+        memory: limits.memory,
+        cores: limits.cores,
+        compute_policy: limits.compute_policy,
+        priority: limits.priority,
+        host_memory: limits.host_memory,
+        report: None,
+        driver_capabilities: Capabilities::default(),
+    }
 }
 
 fn read_limits(path: &Path) -> Option<Limits> {
     Limits::parse(&files::read_bounded(path, limits::MAX_SIZE).ok()?).ok()
 }
 
-fn create(folder: &Path) -> Result<(), Error> {
+fn create(folder: &Path) -> Result<(), Failed> {
     std::fs::create_dir_all(folder).map_err(failed("create", folder))
 }
 
-fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
-    let path = path.to_path_buf();
-    move |source| Error::Io { action, path, source }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::dra::share::tests::share;
-    use std::os::unix::fs::PermissionsExt as _;
-
-    fn entry() -> Entry {
-        let held = |name| Held {
-            share: share(name),
-            slot: Some(0),
-        };
-        Entry {
-            namespace: "d".into(),
-            name: "c".into(),
-            library: "f".repeat(64),
-            shares: vec![held("s1"), held("s2")],
-            pods: Vec::new(),
-        }
-    }
-
-    const fn size(own: u64) -> ContextSize {
-        ContextSize { own, unowned: 2 }
-    }
-
-    fn mode(path: &Path) -> u32 {
-        std::fs::metadata(path).expect("there").permissions().mode() & 0o7777
-    }
-
-    fn make_use_and_remove(dirs: &ClaimDirs) {
-        dirs.ensure("u", &entry(), &|_| Some(size(7))).expect("made");
-        let folder = dirs.share_path("u", "s2");
-        let limits = Limits::parse(&std::fs::read(folder.join(LIMITS)).expect("read")).expect("limits");
-        assert_eq!((limits.order, limits.context_reserve), (1, Some(7)));
-        assert_eq!(mode(&folder.join(LIMITS)), 0o444);
-        assert_eq!(mode(&folder.join(LEDGER)), 0o666);
-        assert_eq!(mode(&dirs.root), 0o700);
-        assert_eq!(
-            dirs.usage("u", &share("s2"), &mut Vec::new()).expect("a ledger"),
-            Usage::default()
-        );
-        assert_eq!(dirs.uids().expect("listed"), ["u"]);
-
-        std::fs::write(folder.join(LEDGER), "in use").expect("written");
-        dirs.ensure("u", &entry(), &|_| Some(size(9))).expect("made");
-        assert_eq!(
-            std::fs::read(folder.join(LEDGER)).expect("read"),
-            b"in use",
-            "a ledger is never made anew"
-        );
-        assert_eq!(dirs.read_shares("u").0.len(), 2);
-        dirs.remove("u").expect("removed");
-        dirs.remove("u").expect("removed again");
-        assert!(dirs.uids().expect("listed").is_empty());
-    }
-
-    #[test]
-    fn on_plain_folders() {
-        let dir = tempfile::tempdir().expect("a folder");
-        make_use_and_remove(&ClaimDirs::new(dir.path().join("claims"), false));
-    }
-
-    #[test]
-    fn on_tmpfs_a_tenant_cannot_fill_the_node() {
-        if !tmpfs::tests::can_mount("on_tmpfs_a_tenant_cannot_fill_the_node") {
-            return;
-        }
-        let dir = tempfile::tempdir().expect("a folder");
-        let dirs = ClaimDirs::new(dir.path().join("claims"), true);
-        make_use_and_remove(&dirs);
-        dirs.ensure("u", &entry(), &|_| None).expect("made");
-        assert!(tmpfs::is_mounted(&dirs.share_path("u", "s1")).expect("looked at"));
-        let number = |share| match dirs.share_device("u", share) {
-            Device::Number(number) => Some(number),
-            _ => None,
-        };
-        assert!(number("s1").is_some() && number("s1") != number("s2"));
-        assert_eq!(dirs.share_device("u", "s3"), Device::None);
-        tmpfs::remove(&dirs.share_path("u", "s2")).expect("unmounted by hand");
-        assert_eq!(dirs.share_device("u", "s2"), Device::Unknown);
-        let grown = std::fs::write(dirs.share_path("u", "s1").join(LEDGER), vec![1; 2 * ledger::SIZE]);
-        assert!(grown.is_err(), "a ledger outgrew its tmpfs");
-        dirs.remove("u").expect("removed");
-    }
-
-    #[test]
-    fn hostile_ledgers_say_nothing_and_take_nothing() {
-        let dir = tempfile::tempdir().expect("a folder");
-        let dirs = ClaimDirs::new(dir.path().join("claims"), false);
-        dirs.ensure("u", &entry(), &|_| None).expect("made");
-        let path = dirs.share_path("u", "s1").join(LEDGER);
-        for bytes in [vec![], vec![0; 1], vec![0xff; ledger::SIZE], vec![0; 10 * ledger::SIZE]] {
-            std::fs::write(&path, &bytes).expect("written");
-            let error = dirs.usage("u", &share("s1"), &mut Vec::new()).expect_err("no ledger");
-            assert!(matches!(error, LedgerError::Damage(_)), "{error}");
-        }
-        std::fs::remove_file(&path).expect("removed");
-        std::os::unix::fs::symlink("/etc/passwd", &path).expect("a link");
-        assert!(matches!(
-            dirs.usage("u", &share("s1"), &mut Vec::new()),
-            Err(LedgerError::Io(_))
-        ));
-    }
-
-    /// Two processes with a lane each: the second was killed.
-    #[test]
-    fn a_process_that_was_killed_is_not_living() {
-        let dir = tempfile::tempdir().expect("a folder");
-        let dirs = ClaimDirs::new(dir.path().join("claims"), false);
-        dirs.ensure("u", &entry(), &|_| None).expect("made");
-        let path = dirs.share_path("u", "s1").join(LEDGER);
-        let mut bytes = std::fs::read(&path).expect("read");
-        for index in [1, 2] {
-            let at = ledger::FIRST_LANE_AT + index * ledger::LINE;
-            bytes[at + ledger::lane::GENERATION] = 1;
-            bytes[at + ledger::lane::PID] = index as u8;
-            bytes[at + ledger::lane::PROCESS] = index as u8;
-        }
-        std::fs::write(&path, &bytes).expect("written");
-        let process = std::fs::File::options().write(true).open(&path).expect("opened");
-        let lock = locks::exclusive((ledger::FIRST_LANE_AT + ledger::LINE) as u64, 1);
-        nix::fcntl::fcntl(&process, nix::fcntl::FcntlArg::F_OFD_SETLK(&lock)).expect("locked");
-        let mut buffer = Vec::new();
-        let usage = dirs.usage("u", &share("s1"), &mut buffer).expect("a ledger");
-        assert_eq!(usage.processes.len(), 2);
-        let living = |buffer: &[u8]| dirs.living("u", &share("s1"), buffer);
-        assert_eq!(living(&buffer), Some(1));
-        drop(process);
-        assert_eq!(living(&buffer), Some(0));
-    }
-
-    #[test]
-    fn only_objects_that_were_never_used_are_left_out_of_a_read() {
-        let dir = tempfile::tempdir().expect("a folder");
-        let (path, mut buffer) = (dir.path().join("ledger"), Vec::new());
-        let used_at = |at: usize| at + ledger::OBJECTS_USED_AT..at + ledger::OBJECTS_USED_AT + 8;
-        for (size, used) in [
-            (ledger::MAX_SIZE, [3, 0]),
-            (ledger::SIZE, [0, 0]),
-            (ledger::SIZE, [512, 0]),
-            (ledger::MAX_SIZE, [u64::MAX, 1]),
-        ] {
-            let mut bytes: Vec<u8> = (0..size).map(|at| (at % 251) as u8 | 1).collect();
-            for (at, used) in (0..size).step_by(ledger::SIZE).zip(used) {
-                bytes[used_at(at)].copy_from_slice(&used.to_le_bytes());
-            }
-            std::fs::write(&path, &bytes).expect("written");
-            read_ledger(&path, &mut buffer).expect("read");
-            for (at, used) in (0..size).step_by(ledger::SIZE).zip(used) {
-                let first =
-                    at + ledger::FIRST_OBJECT_AT + usize::try_from(used.min(512)).expect("small") * ledger::LINE;
-                bytes[first..at + ledger::SIZE - ledger::LINE].fill(0);
-            }
-            assert!(buffer == bytes, "{size} {used:?}");
-        }
-    }
-
-    #[test]
-    fn a_damaged_limits_file_is_written_again() {
-        let dir = tempfile::tempdir().expect("a folder");
-        let dirs = ClaimDirs::new(dir.path().join("claims"), false);
-        dirs.ensure("u", &entry(), &|_| None).expect("made");
-        let path = dirs.share_path("u", "s1").join(LIMITS);
-        std::fs::remove_file(&path).expect("removed");
-        std::fs::write(&path, "vgpu-limits 1\n").expect("written");
-        dirs.ensure("u", &entry(), &|_| None).expect("made");
-        assert!(read_limits(&path).is_some());
-    }
-
-    #[test]
-    fn a_limits_file_that_is_missing_or_in_the_way_is_named() {
-        let dir = tempfile::tempdir().expect("a folder");
-        let dirs = ClaimDirs::new(dir.path().join("claims"), false);
-        dirs.ensure("u", &entry(), &|_| None).expect("made");
-        let path = dirs.share_path("u", "s2").join(LIMITS);
-        std::fs::remove_file(&path).expect("removed");
-        let (shares, missing) = dirs.read_shares("u");
-        assert_eq!((shares.len(), missing), (1, vec!["s2".to_owned()]));
-        std::fs::create_dir(&path).expect("in the way");
-        let error = dirs.ensure("u", &entry(), &|_| None).expect_err("not made");
-        assert!(error.to_string().contains(&path.display().to_string()), "{error}");
-    }
-
-    #[test]
-    fn the_hooks_report_is_taken_until_it_is_dropped_and_comes_again() {
-        let dir = tempfile::tempdir().expect("a folder");
-        let dirs = ClaimDirs::new(dir.path().join("claims"), false);
-        dirs.ensure("u", &entry(), &|_| None).expect("made");
-        for _ in 0..2 {
-            assert!(!dirs.take_no_glibc("u"));
-            std::fs::write(dirs.claim_path("u").join(NO_GLIBC), "").expect("written");
-            assert!(dirs.take_no_glibc("u") && dirs.take_no_glibc("u"), "no event yet");
-            dirs.drop_no_glibc("u").expect("dropped");
-        }
-        dirs.remove("u").expect("removed");
-        assert!(!dirs.take_no_glibc("u"));
-    }
-}
+#[path = "claimdir_tests.rs"]
+mod tests;

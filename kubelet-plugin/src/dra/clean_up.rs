@@ -10,12 +10,12 @@
 //!   be written: it stays as it is. It is tried again, each time after a longer pause.
 
 use crate::api::{Claims, Error, Events};
-use crate::dra::checkpoint::{Entry, Held};
-use crate::dra::mount_users::{MountUsers, ShareMount};
+use crate::dra::checkpoint::Entry;
+use crate::dra::mount_users::MountUsers;
 use crate::dra::node::SharedNode;
-use crate::dra::share::{ClaimId, Role};
+use crate::dra::share::ClaimId;
 use crate::dra::stale::{ClaimState, Gone, STALE_AFTER};
-use crate::dra::unclaimed::{self, Fate, Found, Unclaimed};
+use crate::dra::unclaimed::{self, Found, Unclaimed};
 use crate::enforcement::Pods;
 use crate::metrics::Metrics;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -87,6 +87,15 @@ pub async fn run<A: Claims + Events + Pods>(
     }
 }
 
+/// Returns the claim that now has the name of a prepared one. None: that is not known. `gone`: claims without a name that
+/// are gone.
+async fn read<A: Claims>(api: &A, uid: &str, entry: &Entry, gone: &BTreeSet<String>) -> Option<Option<ResourceClaim>> {
+    match entry.name.is_empty() {
+        true => gone.contains(uid).then_some(None),
+        false => api.get(&entry.namespace, &entry.name).await.ok(),
+    }
+}
+
 // === impl CleanUp ===
 
 impl<K: MountUsers> CleanUp<K> {
@@ -121,14 +130,8 @@ impl<K: MountUsers> CleanUp<K> {
         let mut answers = BTreeMap::new();
         for uid in self.unclaimed.due(living) {
             let Some(entry) = living.get(&uid) else { continue };
-            let found = match entry.name.is_empty() {
-                true if gone.contains(&uid) => Found::Gone(Fate::Deleted),
-                true => Found::Unknown,
-                false => match api.get(&entry.namespace, &entry.name).await {
-                    Ok(found) => Found::of(found.as_ref(), &uid, pools, entry),
-                    Err(_) => Found::Unknown,
-                },
-            };
+            let found = read(api, &uid, entry, &gone).await;
+            let found = found.map_or(Found::Unknown, |found| Found::of(found.as_ref(), &uid, pools, entry));
             answers.insert(uid, found);
         }
         self.unclaimed.apply(&answers, now);
@@ -150,14 +153,8 @@ impl<K: MountUsers> CleanUp<K> {
     ) {
         let mut states = Vec::new();
         for (uid, entry) in entries {
-            let state = match entry.name.is_empty() {
-                true if gone.contains(uid) => ClaimState::Gone,
-                true => ClaimState::Unknown,
-                false => match api.get(&entry.namespace, &entry.name).await {
-                    Ok(found) => ClaimState::of(found.as_ref(), uid, pools),
-                    Err(_) => ClaimState::Unknown,
-                },
-            };
+            let found = read(api, uid, entry, gone).await;
+            let state = found.map_or(ClaimState::Unknown, |found| ClaimState::of(found.as_ref(), uid, pools));
             states.push((uid.clone(), state));
         }
         for uid in self.gone.apply(&states, now) {
@@ -166,15 +163,15 @@ impl<K: MountUsers> CleanUp<K> {
             };
             // Since it was looked at, the claim may have been allocated here again, or a container may have started.
             match node.release_unused(self.users.clone(), &uid, seen).await {
-                Ok(None) => {}
-                Ok(Some(Ok(()))) => {
+                Ok(false) => {}
+                Ok(true) => {
                     metrics.stale();
                     tracing::warn!(
                         uid,
                         "claim is gone or has no device of this node, and was never unprepared; its share is released"
                     );
                 }
-                Ok(Some(Err(error))) | Err(error) => {
+                Err(error) => {
                     tracing::warn!(%error, uid, "claim is gone and cannot be unprepared; retrying");
                 }
             }
@@ -184,11 +181,7 @@ impl<K: MountUsers> CleanUp<K> {
     /// Reads which claims are prepared, and which of them have a container. None: that is not known.
     async fn prepared(&mut self, node: &SharedNode) -> Option<Prepared> {
         let users = self.users.clone();
-        let found = node.read(|node| {
-            let all = node.claims().claims.clone();
-            let mounts: Vec<ShareMount> = all.keys().flat_map(|uid| node.share_mounts(uid)).collect();
-            (node.pools(), all, mounts)
-        });
+        let found = node.read(|node| (node.pools(), node.claims().claims.clone(), node.all_mounts()));
         let (pools, all, mounts) = found.await.inspect_err(|error| tracing::error!("{error}")).ok()?;
         self.unclaimed.suspect(node.take_suspects());
         // Reading all processes takes a while, and no turn waits for it.
@@ -202,8 +195,7 @@ impl<K: MountUsers> CleanUp<K> {
                 // A monitor has no mount by which its container is known, and holds nothing that anybody waits for.
                 let is_due = self.rounds.is_multiple_of(MONITORS_EVERY);
                 self.rounds = self.rounds.wrapping_add(1);
-                let is_share = |held: &Held| held.share.role == Role::Share;
-                unused.retain(|uid, entry| is_due || self.gone.has(uid) || entry.shares.iter().any(is_share));
+                unused.retain(|uid, entry| is_due || self.gone.has(uid) || entry.limited().next().is_some());
                 Some(Prepared { pools, unused, living })
             }
             Err(why) => {

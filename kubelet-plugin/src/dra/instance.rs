@@ -17,10 +17,11 @@
 //! - A disk without a free inode: a container that starts again has its lock, and its sockets take the place of the former
 //!   ones. A new pod uses the inodes of an instance that has ended; beside an instance that lives it does not start.
 
-use crate::dra::node::lock::{LockFile, Locked};
 use std::io;
 use std::path::PathBuf;
 use vgpu_api::DRIVER_NAME;
+use vgpu_node::files::{Failed, failed};
+use vgpu_node::lock_file::{LockFile, Locked};
 
 const DRA: &str = "dra-";
 const LOCK: &str = ".lock";
@@ -42,19 +43,13 @@ pub struct Instance {
 /// Why this instance cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error(transparent)]
-    Lock(#[from] crate::dra::node::lock::Error),
     #[error(
         "another process has the sockets of this instance: {} is locked; give each instance its own --pod-uid (POD_UID)",
         .0.display()
     )]
     Running(PathBuf),
-    #[error("cannot {action} {}: {source}", path.display())]
-    Io {
-        action: &'static str,
-        path: PathBuf,
-        source: io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] Failed),
 }
 
 // === impl Folders ===
@@ -106,11 +101,7 @@ impl Instance {
     /// Another process has that place, or the folder of the sockets cannot be read.
     pub fn start(folders: &Folders, pod_uid: &str, _locked: &Locked) -> Result<Self, Error> {
         let path = folders.lock_of(pod_uid);
-        let found = folders.pod_uids().map_err(|source| Error::Io {
-            action: "list",
-            path: folders.plugin.clone(),
-            source,
-        })?;
+        let found = folders.pod_uids().map_err(failed("list", &folders.plugin))?;
         // Remove ended instances first: a file system that is short of inodes may have room for one instance alone.
         for other in found.iter().filter(|found| *found != pod_uid) {
             match LockFile::open(&folders.lock_of(other)).and_then(|lock| lock.try_lock()) {

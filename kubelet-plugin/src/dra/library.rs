@@ -23,6 +23,7 @@ use std::io::{self, Read, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use vgpu_abi::paths::{HOOK_FILE, PRELOAD_FILE, SHIM_FILE};
+use vgpu_node::files::{Failed, failed};
 use vgpu_node::selinux;
 
 const FILES: [&str; 3] = [SHIM_FILE, PRELOAD_FILE, HOOK_FILE];
@@ -47,12 +48,8 @@ struct Installed {
 /// Why the library cannot be installed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    #[error("cannot {action} {}: {source}", path.display())]
-    Io {
-        action: &'static str,
-        path: PathBuf,
-        source: io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] Failed),
     #[error("--library-dir {} has no {file}; it must hold {}", folder.display(), FILES.join(", "))]
     Missing { folder: PathBuf, file: &'static str },
     #[error(
@@ -157,7 +154,7 @@ fn install(source: &Path, store: &Path) -> Result<Installed, Error> {
         if let Err(error) = fill(source, &temporary, &target) {
             // The disk may be full.
             let _ = std::fs::remove_dir_all(&temporary);
-            return Err(error);
+            return Err(error.into());
         }
         File::open(store)
             .and_then(|folder| folder.sync_all())
@@ -192,7 +189,7 @@ fn for_containers(store: &Path, release: &Path) -> Vec<PathBuf> {
 }
 
 /// Copies a release to a temporary folder and renames that.
-fn fill(source: &Path, temporary: &Path, target: &Path) -> Result<(), Error> {
+fn fill(source: &Path, temporary: &Path, target: &Path) -> Result<(), Failed> {
     std::fs::create_dir(temporary).map_err(failed("create", temporary))?;
     for file in FILES {
         copy(&source.join(file), &temporary.join(file))?;
@@ -243,7 +240,7 @@ fn check_exec(store: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-fn copy(from: &Path, to: &Path) -> Result<(), Error> {
+fn copy(from: &Path, to: &Path) -> Result<(), Failed> {
     let copied = || {
         let mut target = File::create_new(to)?;
         io::copy(&mut File::open(from)?, &mut target)?;
@@ -254,7 +251,7 @@ fn copy(from: &Path, to: &Path) -> Result<(), Error> {
     copied().map_err(failed("copy", from))
 }
 
-fn remove_temporaries(store: &Path) -> Result<(), Error> {
+fn remove_temporaries(store: &Path) -> Result<(), Failed> {
     for name in names(store)?.iter().filter(|name| name.starts_with(TEMPORARY)) {
         let path = store.join(name);
         std::fs::remove_dir_all(&path).map_err(failed("remove", &path))?;
@@ -262,15 +259,10 @@ fn remove_temporaries(store: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-fn names(folder: &Path) -> Result<Vec<String>, Error> {
+fn names(folder: &Path) -> Result<Vec<String>, Failed> {
     let entries = std::fs::read_dir(folder).map_err(failed("list", folder))?;
     let names = entries.map(|entry| Ok(entry?.file_name().into_string().unwrap_or_default()));
     names.collect::<io::Result<_>>().map_err(failed("list", folder))
-}
-
-fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
-    let path = path.to_path_buf();
-    move |source| Error::Io { action, path, source }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  kubelet ─► registration (instance: sockets)
-//!          ─► server ─► queue ─► node: claim, records, edits, claimdir, library ─► CDI files
+//!          ─► server ─► node: turn ─► claim, edits, claimdir, library ─► CDI files
 //!               └─► waiting, for the room of claims that are gone
 //!          ◄─ health
 //! ```
@@ -22,8 +22,6 @@ pub mod keep;
 pub(crate) mod library;
 pub mod mount_users;
 pub mod node;
-pub(crate) mod queue;
-pub(crate) mod records;
 pub mod registration;
 pub mod server;
 pub mod share;

@@ -81,19 +81,13 @@ pub(crate) fn user(mount: &Mount<'_>, shares: &[ShareMount]) -> Option<ShareKey>
 mod tests {
     use super::*;
     use crate::enforcement::Processes;
+    use crate::enforcement::process_tests::mount;
     use crate::tmpfs::{self, Size, tests::can_mount};
     use std::fs;
     use std::io::{Read as _, Write as _};
     use std::os::unix::fs::{MetadataExt as _, symlink};
     use std::path::Path;
     use std::process::{Command, Stdio};
-
-    fn share(uid: &str, name: &str, minor: u32) -> ShareMount {
-        ShareMount {
-            key: (uid.into(), name.into()),
-            device: Device::Number(rustix::fs::makedev(0, minor)),
-        }
-    }
 
     fn line(minor: u32, root: &str, at: &str) -> String {
         format!("36 35 0:{minor} {root} {at} ro,nosuid shared:1 - tmpfs vgpu rw,size=200k\n")
@@ -104,10 +98,6 @@ mod tests {
         fs::create_dir_all(folder.join("ns")).expect("a folder");
         symlink(namespace, folder.join("ns/mnt")).expect("a link");
         fs::write(folder.join("mountinfo"), mounts).expect("written");
-    }
-
-    fn processes(proc: &Path) -> Processes {
-        Processes::in_folder(proc)
     }
 
     fn uids(living: &ShareKeys) -> Vec<&str> {
@@ -134,26 +124,19 @@ mod tests {
         // It ended while it was read.
         fs::create_dir_all(at("70/task")).expect("a folder");
         fs::create_dir_all(at("self")).expect("a folder");
-        let shares: Vec<_> = (1..=4).map(|n| share(&format!("u{n}"), "s", n)).collect();
-        let living = processes(proc.path()).living(&shares).expect("known");
+        let shares: Vec<_> = (1..=4).map(|n| mount(&format!("u{n}"), "s", n)).collect();
+        let living = Processes::in_folder(proc.path()).living(&shares).expect("known");
         assert_eq!(uids(&living), ["u1", "u2", "u3"]);
     }
 
     #[test]
     fn what_cannot_be_read_is_not_nobody() {
-        let proc = tempfile::tempdir().expect("a folder");
-        let shares = [share("u1", "s", 1)];
         let alone = Processes::that_sees_nothing("no hostPID");
-        assert!(alone.living(&shares).expect_err("alone").contains("hostPID"));
-        assert!(processes(&proc.path().join("none")).living(&shares).is_err());
-        // Reading a folder fails as for a namespace that may not be read, not as for a process that ended.
-        fs::create_dir_all(proc.path().join("1/mountinfo")).expect("a folder");
-        fs::create_dir_all(proc.path().join("1/ns")).expect("a folder");
-        symlink("mnt:[1]", proc.path().join("1/ns/mnt")).expect("a link");
-        assert!(processes(proc.path()).living(&shares).is_err());
+        let error = alone.living(&[mount("u1", "s", 1)]).expect_err("alone");
+        assert!(error.contains("hostPID"));
         let unknown = |device| ShareMount {
             device,
-            ..share("u2", "s", 1)
+            ..mount("u2", "s", 1)
         };
         let living = alone.living(&[unknown(Device::Unknown)]).expect("nothing to look for");
         assert_eq!(uids(&living), ["u2"], "perhaps");
@@ -173,7 +156,7 @@ mod tests {
         tmpfs::ensure(&folder, Size { bytes: 1, files: 1 }).expect("mounted");
         let share = ShareMount {
             device: Device::Number(fs::metadata(&folder).expect("there").dev()),
-            ..share("u1", "s", 0)
+            ..mount("u1", "s", 0)
         };
         // In its own PID namespace, because this test may not read all processes of the machine.
         let script = "mount -t proc proc \"$3\" && mount --bind \"$1\" \"$2\" && umount \"$1\" && echo && read -r _ &&
@@ -205,7 +188,7 @@ mod tests {
         };
         let proc = format!("/proc/{}/root{}", container.id(), of_container.display());
         let living = || {
-            let found = processes(Path::new(&proc)).living(std::slice::from_ref(&share));
+            let found = Processes::in_folder(Path::new(&proc)).living(std::slice::from_ref(&share));
             found.map(|living| living.len())
         };
         let has_mount = is_ready();

@@ -1,7 +1,6 @@
 //! Calls that are prepared together.
 
 use super::*;
-use crate::dra::queue;
 
 /// A node with `count` claims in the API, whose lock another instance has.
 async fn with_calls(count: usize) -> (Rig, SharedNode, Arc<Service<Memory, Containers>>, Vec<ClaimId>) {
@@ -111,37 +110,39 @@ async fn a_claim_that_is_unprepared_while_its_call_waits_is_refused() {
     assert_eq!(node.lock().claims().claims.len(), 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn one_turn_prepares_the_claims_of_all_calls_that_wait() {
-    let rig = Rig::new(false);
-    let mut node = rig.open();
-    let queue = queue::Queue::default();
+    let (rig, node, ..) = with_calls(0).await;
+    let other = LockFile::open(&rig.config().lock).expect("opened");
+    let taken = other.try_lock().expect("a lock file").expect("free");
     let read = |uid: &str| claim(uid, &[(uid, 1, 0)]);
-    let places = [
-        queue.enter(vec![read("u1"), read("u2")], BTreeSet::new),
-        queue.enter(vec![read("u3"), read("u4")], || BTreeSet::from(["u3".to_owned()])),
-        queue.enter(vec![read("u5")], BTreeSet::new),
-        queue.enter(vec![read("u6")], BTreeSet::new),
+    let calls = [
+        (vec![read("u1"), read("u2")], BTreeSet::new()),
+        (vec![read("u3"), read("u4")], BTreeSet::from(["u3".to_owned()])),
+        (vec![read("u5")], BTreeSet::new()),
     ];
-    assert!(queue.leave(&places[3]), "gave up before the turn");
-    let locked = node.locked();
-    for answer in queue.prepare(&mut node, &locked) {
-        answer.send();
-    }
-    assert!(!queue.leave(&places[0]), "the turn has it");
-    assert_eq!(queue.prepare(&mut node, &locked).len(), 0);
-    let [first, second, third, gone] = places;
-    let shares = |done: queue::Done| -> Vec<Option<String>> {
+    let calls = calls.map(|(batch, unprepared)| {
+        let node = node.clone();
+        tokio::spawn(async move { node.prepare(batch, move || unprepared).await.expect("a turn") })
+    });
+    tokio::time::sleep(LOCKED_WITHIN / 2).await;
+    drop(taken);
+    let (mut shares, mut began) = (Vec::new(), BTreeSet::new());
+    for call in calls {
+        let done = call.await.expect("no panic");
         let answers = done.answers.into_iter();
-        answers
-            .map(|answer| answer?.expect("prepared")[0].share_id.clone())
-            .collect()
-    };
+        shares.push(Vec::from_iter(
+            answers.map(|answer| answer?.expect("prepared")[0].share_id.clone()),
+        ));
+        began.insert(done.began);
+    }
     let some = |uid: &str| Some(uid.to_owned());
-    assert_eq!(shares(first.answer.await.expect("answered")), [some("u1"), some("u2")]);
-    assert_eq!(shares(second.answer.await.expect("answered")), [None, some("u4")]);
-    assert_eq!(shares(third.answer.await.expect("answered")), [some("u5")]);
-    assert!(gone.answer.await.is_err());
+    assert_eq!(
+        shares,
+        [vec![some("u1"), some("u2")], vec![None, some("u4")], vec![some("u5")]]
+    );
+    assert_eq!(began.len(), 1, "one turn");
+    let node = node.lock();
     assert_eq!(
         node.claims().claims.keys().collect::<Vec<_>>(),
         ["u1", "u2", "u4", "u5"]

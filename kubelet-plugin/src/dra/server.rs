@@ -1,7 +1,7 @@
 //! kubelet's DRA service, v1 and v1beta1: reads the claims of a call and passes them to `Node`.
 //!
 //! ```text
-//! claims of a call ─► GET each, a few at a time ─► UID matches? ─► `queue`: `Node::prepare` for all calls ─► answers
+//! claims of a call ─► GET each, a few at a time ─► UID matches? ─► a turn: `Node::prepare` for all calls ─► answers
 //!                                                                     └─► no room ─► `waiting` ─┘
 //! ```
 //!
@@ -12,8 +12,7 @@
 
 use crate::api::Claims;
 use crate::dra::mount_users::MountUsers;
-use crate::dra::node::{Error, Prepared, SharedNode, all_fail};
-use crate::dra::queue::{self, Queue, ReadClaim};
+use crate::dra::node::{Error, Prepared, ReadClaim, SharedNode, all_fail};
 use crate::dra::share::ClaimId;
 use crate::dra::waiting::{Holders, LOOK_EVERY, ProcessCache, ROOM_WITHIN};
 use crate::metrics::{Metrics, Times};
@@ -42,7 +41,6 @@ pub struct Service<C, K> {
     node: SharedNode,
     claims: C,
     processes: ProcessCache<K>,
-    queue: Queue,
     metrics: Metrics,
     /// True once the plugin ends, which no call may delay.
     stopped: watch::Receiver<bool>,
@@ -73,7 +71,6 @@ impl<C: Claims, K: MountUsers> Service<C, K> {
             node,
             claims,
             processes: ProcessCache::new(keepers),
-            queue: Queue::default(),
             metrics,
             stopped,
             reading: Arc::default(),
@@ -157,23 +154,7 @@ impl<C: Claims, K: MountUsers> Service<C, K> {
     /// Prepares the claims that were read, together with those of other calls, except claims that were unprepared meanwhile.
     async fn prepare_read(&self, batch: Vec<ReadClaim>, ticket: &Arc<Ticket>, times: &Times) -> Vec<Answered> {
         let (claims, waits, ticket) = (batch.clone(), Instant::now(), ticket.clone());
-        let mut place = self.queue.enter(batch, move || ticket.unprepared());
-        let queue = self.queue.clone();
-        let turn = self.node.turn_then(
-            move |node, locked| queue.prepare(node, locked),
-            |answers| answers.into_iter().for_each(queue::Answer::send),
-        );
-        let turned = tokio::select! {
-            biased;
-            // Another call's turn has prepared them.
-            done = &mut place.answer => done.map_err(|_| Error::Ended("its turn panicked".into())),
-            turned = turn => match turned {
-                Err(error) if self.queue.leave(&place) => Err(error),
-                // The claims are in this turn, or in one that began before.
-                _ => (&mut place.answer).await.map_err(|_| Error::Ended("its turn panicked".into())),
-            },
-        };
-        match turned {
+        match self.node.prepare(batch, move || ticket.unprepared()).await {
             Ok(done) => {
                 times.turned(done.began.saturating_duration_since(waits), done.parts);
                 let answers = done.answers.into_iter().map(|answer| match answer {

@@ -1,16 +1,13 @@
 //! A share: one allocation result of our driver, as the plugin stores it.
 
-use crate::files::safe_name;
 use crate::publish::inventory::Gpu;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
-use std::path::Path;
 use vgpu_abi::arbitration;
-use vgpu_abi::limits::{ComputePolicy, Limits, Priority};
-use vgpu_abi::paths::{CONTAINER_DRIVER_DIR, LIBCUDA, LIBNVIDIA_ML};
+use vgpu_abi::limits::{ComputePolicy, Priority};
 use vgpu_api::config::{self, Capabilities, Dialect};
-use vgpu_context_size::ContextSize;
 use vgpu_dialects::GpuShare;
+use vgpu_node::files::safe_name;
 
 /// Identifies a ResourceClaim as kubelet does.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -144,48 +141,6 @@ impl Share {
             whole: report.whole,
         })
     }
-
-    /// The limits file of this share. `order` is its index in the claim, `slot` its page for arbitration.
-    #[must_use]
-    pub fn limits(&self, order: usize, slot: Option<u8>, context: Option<ContextSize>) -> Limits {
-        let driver = Path::new(CONTAINER_DRIVER_DIR);
-        Limits {
-            share: self.name.clone(),
-            // A claim has at most a few hundred results.
-            order: u32::try_from(order).unwrap_or(u32::MAX),
-            gpu: self.gpu.clone(),
-            memory: self.memory,
-            cores: self.cores,
-            compute_policy: self.compute_policy,
-            priority: self.priority,
-            slot,
-            host_memory: self.host_memory,
-            context_reserve: context.map(|size| size.own),
-            context_unowned: context.map_or(0, |size| size.unowned),
-            libcuda: driver.join(LIBCUDA),
-            libnvidia_ml: driver.join(LIBNVIDIA_ML),
-        }
-    }
-
-    /// Restores a share from its limits file, if its other records are lost.
-    #[must_use]
-    pub fn from_limits(limits: &Limits) -> Self {
-        Self {
-            name: limits.share.clone(),
-            role: Role::Share,
-            request: String::new(),
-            device: String::new(),
-            share_id: None,
-            gpu: limits.gpu.clone(),
-            memory: limits.memory,
-            cores: limits.cores,
-            compute_policy: limits.compute_policy,
-            priority: limits.priority,
-            host_memory: limits.host_memory,
-            report: None,
-            driver_capabilities: Capabilities::default(),
-        }
-    }
 }
 
 /// Serializes an enum of the limits file in JSON by the name that it has in the limits file.
@@ -231,25 +186,6 @@ pub(crate) mod tests {
             report: None,
             driver_capabilities: Capabilities::default(),
         }
-    }
-
-    #[test]
-    fn a_share_read_back_from_its_limits_is_the_same_result() {
-        let whole = share("s");
-        let limits = whole.limits(0, Some(3), Some(ContextSize { own: 5, unowned: 2 }));
-        assert_eq!((limits.context_reserve, limits.context_unowned), (Some(5), 2));
-        let limits = Limits::parse(limits.render().as_bytes()).expect("limits");
-        let back = Share::from_limits(&limits);
-        assert!(back.same_result(&whole) && whole.same_result(&back));
-        assert!(!back.same_result(&Share {
-            memory: 1,
-            ..whole.clone()
-        }));
-        assert!(!back.same_result(&share("other")));
-        assert!(!whole.same_result(&Share {
-            request: "b".into(),
-            ..whole.clone()
-        }));
     }
 
     #[test]

@@ -99,7 +99,7 @@ impl Found {
             .flat_map(|devices| devices.results.iter().flatten());
         let ours = results.filter(|result| result.driver == DRIVER_NAME && pools.contains(&result.pool));
         let names: BTreeSet<&str> = ours.map(share_name).collect();
-        let has_all = entry.shares.iter().all(|held| names.contains(held.share.name.as_str()));
+        let has_all = entry.all().all(|share| names.contains(share.name.as_str()));
         match has_all {
             true => Self::There,
             false => Self::Gone(Fate::AllocatedAgain),
@@ -222,11 +222,11 @@ impl Unclaimed {
         for (key, keeper) in new {
             let fate = self.fates.get(&key.0).copied();
             let entry = living.get(&key.0);
-            let held = entry.and_then(|entry| entry.shares.iter().find(|held| held.share.name == key.1));
-            let (Some(fate), Some(entry), Some(held)) = (fate, entry, held) else {
+            let share = entry.and_then(|entry| entry.all().find(|share| share.name == key.1));
+            let (Some(fate), Some(entry), Some(share)) = (fate, entry, share) else {
                 continue;
             };
-            let note = event_note(&key.0, entry, &held.share, fate, keeper, &pods);
+            let note = event_note(&key.0, entry, share, fate, keeper, &pods);
             tracing::warn!("{note}");
             let notice = Notice {
                 reason: EVENT,

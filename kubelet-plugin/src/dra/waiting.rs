@@ -105,11 +105,7 @@ impl<K: MountUsers> ProcessCache<K> {
             return look.clone();
         }
         let keepers = self.keepers.clone();
-        let mounts = node.read(|node| {
-            let uids: Vec<String> = node.claims().claims.keys().cloned().collect();
-            uids.iter().flat_map(|uid| node.share_mounts(uid)).collect::<Vec<_>>()
-        });
-        let look = match mounts.await {
+        let look = match node.read(|node| node.all_mounts()).await {
             Ok(mounts) => {
                 let read = tokio::task::spawn_blocking(move || keepers.keepers(&mounts).map(Arc::new));
                 read.await.unwrap_or_else(|error| Err(error.to_string()))
@@ -210,15 +206,15 @@ impl Holders {
                 continue;
             }
             match node.release_unused(looks.keepers.clone(), uid, seen.clone()).await {
-                Ok(Some(Ok(()))) => {
+                Ok(true) => {
                     tracing::warn!(
                         uid,
                         "claim is gone, no process of it is left, and another claim waits for its share: released"
                     );
                     released = true;
                 }
-                Ok(None) => {}
-                Ok(Some(Err(error))) | Err(error) => {
+                Ok(false) => {}
+                Err(error) => {
                     tracing::warn!(%error, uid, "claim is gone and cannot be unprepared; retrying");
                 }
             }

@@ -1,8 +1,8 @@
-//! Programs, configurations, firmware and sockets.
+//! Programs, configurations and firmware.
 
 use super::found::{Found, Place};
-use super::parts::{self, CONFIGURATIONS, PROGRAMS, SOCKETS};
-use std::path::{Path, PathBuf};
+use super::parts::{self, CONFIGURATIONS, PROGRAMS};
+use std::path::Path;
 use vgpu_find_driver::Search;
 
 const PROGRAM_FOLDERS: [&str; 8] = [
@@ -22,7 +22,6 @@ const CONFIGURATION_FOLDERS: [&str; 4] = ["etc", "usr/local/share", "usr/share",
 const FIRMWARE_FOLDERS: [&str; 3] = ["lib/firmware/updates", "lib/firmware", "usr/lib/firmware"];
 /// Names of firmware files: of the GPU's system processor, and microcode.
 const FIRMWARE: [&str; 2] = ["gsp", "ucodes"];
-const RUN_FOLDERS: [&str; 2] = ["run", "var/run"];
 
 pub(super) fn programs(search: &mut Search<'_>) -> Vec<Found> {
     let program = |(name, needs): (&str, _)| {
@@ -74,24 +73,4 @@ pub(super) fn firmware(search: &mut Search<'_>, version: &str) -> Vec<Found> {
         }
     }
     Vec::new()
-}
-
-/// The sockets that are there now. They come and go with their services, so they are looked for each time.
-pub(super) fn sockets(root: &Path) -> Vec<Found> {
-    use std::os::unix::fs::FileTypeExt;
-    let is_socket = |path: &PathBuf| {
-        root.join(path)
-            .metadata()
-            .is_ok_and(|kind| kind.file_type().is_socket())
-    };
-    let socket = |(name, needs): (&str, _)| {
-        let mut paths = RUN_FOLDERS.iter().map(|folder| Path::new(folder).join(name));
-        let file = paths.find(is_socket)?;
-        Some(Found {
-            needs,
-            place: Place::File(Path::new("/run").join(name)),
-            file,
-        })
-    };
-    SOCKETS.into_iter().filter_map(socket).collect()
 }

@@ -1,4 +1,5 @@
-//! Keeps what was found of a driver while the folders on which it depends do not change.
+//! The driver as it is now: its files, which are kept while the folders on which they depend do not change, and the device
+//! nodes and sockets, which come and go by themselves, so these few are looked for each time.
 //!
 //! Failure modes:
 //! - A driver is replaced: entries of a folder are made, removed or renamed, which changes its time of modification; or
@@ -8,17 +9,20 @@
 //! - A file is written in place: its path stays, so the mounts do.
 //! - Nothing complete is there: the error is not kept, and the next caller searches again.
 //! - Another driver is taken than before, or two versions are there: the log says so once.
-//! - Device nodes and sockets come and go by themselves, so these few are looked for each time.
 
-use super::{Driver, Error, Files, Root};
+use super::parts::{self, COMMON_NODES, SOCKETS};
+use super::{Driver, Error, Files, Found, Place, Root};
+use crate::publish::inventory::Gpu;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
+use vgpu_api::config::Capabilities;
 
 /// More than the resolution of any file system's times.
 const SETTLED: Duration = Duration::from_secs(2);
+const RUN_FOLDERS: [&str; 2] = ["run", "var/run"];
 
 /// A root, and what was last found in it.
 #[derive(Debug)]
@@ -41,6 +45,13 @@ struct Stamp {
     device: u64,
     inode: u64,
     modified: (i64, i64),
+}
+
+/// A device node of the node, and its path in the container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceFile {
+    pub host: String,
+    pub container: String,
 }
 
 // === impl Finder ===
@@ -135,4 +146,122 @@ impl Stamp {
         let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         self.modified.0 < i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
     }
+}
+
+// === impl Root ===
+
+impl Root {
+    /// The driver with these files, and with the nodes and sockets that are there now.
+    pub(super) fn with(&self, files: Arc<Files>) -> Result<Driver, Error> {
+        let mut driver = Driver {
+            files,
+            common_nodes: Vec::new(),
+            sockets: Vec::new(),
+            soft_gpu_state: self.soft_gpu_state.clone(),
+        };
+        if self.soft_gpu_state.is_some() {
+            return Ok(driver);
+        }
+        for (node, needs, is_needed) in COMMON_NODES {
+            if self.has_node(node) {
+                driver.common_nodes.push((node.to_owned(), needs));
+            } else if is_needed {
+                return Err(Error::NoDeviceNode(node.to_owned()));
+            }
+        }
+        driver.sockets = self.sockets();
+        Ok(driver)
+    }
+
+    /// The sockets of the driver's services.
+    fn sockets(&self) -> Vec<Found> {
+        let is_socket = |path: &PathBuf| {
+            let found = self.here.join(path).metadata();
+            found.is_ok_and(|found| found.file_type().is_socket())
+        };
+        let socket = |(name, needs): (&str, _)| {
+            let mut paths = RUN_FOLDERS.iter().map(|folder| Path::new(folder).join(name));
+            Some(Found {
+                needs,
+                file: self.host.join(paths.find(is_socket)?),
+                place: Place::File(Path::new("/run").join(name)),
+            })
+        };
+        SOCKETS.into_iter().filter_map(socket).collect()
+    }
+
+    /// The nodes of a GPU for a container with these capabilities; none for a software GPU.
+    ///
+    /// # Errors
+    /// The GPU's own node is missing: a container would start without its GPU.
+    pub fn gpu_nodes(&self, gpu: &Gpu, capabilities: Capabilities) -> Result<Vec<DeviceFile>, Error> {
+        if self.soft_gpu_state.is_some() {
+            return Ok(Vec::new());
+        }
+        let node = gpu.minor.map(|minor| format!("/dev/nvidia{minor}"));
+        let node = node.ok_or_else(|| Error::NoDeviceNode("/dev/nvidiaN of a GPU without minor number".into()))?;
+        if !self.has_node(&node) {
+            return Err(Error::NoDeviceNode(node));
+        }
+        let mut nodes = vec![DeviceFile::same(node)];
+        if capabilities.meets(parts::GRAPHICS) {
+            nodes.extend(gpu.pci_bus_id.iter().flat_map(|bus| self.drm_nodes(bus)));
+        }
+        Ok(nodes)
+    }
+
+    /// The device nodes of the kernel's graphics interface. Programs also look for a GPU in /dev/dri/by-path, where udev
+    /// makes a link to each. CDI has no links, so each link becomes a second device node.
+    fn drm_nodes(&self, bus_id: &str) -> Vec<DeviceFile> {
+        let folder = self.sys.join("bus/pci/devices").join(bus_id).join("drm");
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        let mut names: Vec<String> = entries
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect();
+        names.sort();
+        let mut nodes = Vec::new();
+        for name in names {
+            let Some(kind) = drm_kind(&name) else { continue };
+            let path = format!("/dev/dri/{name}");
+            if self.has_node(&path) {
+                nodes.push(DeviceFile::same(path.clone()));
+                nodes.push(DeviceFile {
+                    host: path,
+                    container: format!("/dev/dri/by-path/pci-{bus_id}-{kind}"),
+                });
+            }
+        }
+        nodes
+    }
+
+    /// Returns true if the root or this process's /dev has this node: a driver container's root has no /dev.
+    fn has_node(&self, node: &str) -> bool {
+        let inside = self.here.join(node.trim_start_matches('/'));
+        inside.exists() || Path::new(node).exists()
+    }
+}
+
+// === impl DeviceFile ===
+
+impl DeviceFile {
+    /// Returns a node that has the same path in the container.
+    #[must_use]
+    pub fn same(path: impl Into<String>) -> Self {
+        let path = path.into();
+        Self {
+            container: path.clone(),
+            host: path,
+        }
+    }
+}
+
+/// `card` of `card0`, `render` of `renderD128`; None of a connector such as `card0-DP-1`.
+fn drm_kind(name: &str) -> Option<&'static str> {
+    [("card", "card"), ("renderD", "render")]
+        .into_iter()
+        .find_map(|(prefix, kind)| {
+            let number = name.strip_prefix(prefix)?;
+            let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+            is_number.then_some(kind)
+        })
 }

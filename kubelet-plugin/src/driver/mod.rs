@@ -3,7 +3,7 @@
 //! ```text
 //!  vgpu-find-driver ──► libcuda, NVML
 //!  its search (paths inside the root) ──► libraries, data ──► Files ─┐ kept by Finder until a folder changes
-//!  parts (which container gets it)              nodes, sockets ──────┴──► Driver ──► edits
+//!  parts (which container gets it)     finder: nodes, sockets ───────┴──► Driver ──► edits
 //! ```
 //!
 //! The root has two paths: `--driver-root` in this process, `--driver-root-host` for the container runtime.
@@ -15,13 +15,10 @@ mod data;
 mod finder;
 mod found;
 mod libraries;
-mod nodes;
 pub(crate) mod parts;
 
-pub use finder::Finder;
+pub use finder::{DeviceFile, Finder};
 pub use found::{Files, Found, Place};
-pub use nodes::DeviceFile;
-use parts::COMMON_NODES;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -98,7 +95,9 @@ impl Root {
         if let Some(version) = vgpu_find_driver::version(libcuda) {
             found.extend(data::firmware(&mut search, &version));
         }
-        self.name_on_host(&mut found);
+        for one in &mut found {
+            one.file = self.host.join(&one.file);
+        }
         let files = Files {
             libcuda: self.host.join(libcuda),
             libnvidia_ml: self.host.join(&chosen.libnvidia_ml.file),
@@ -110,35 +109,6 @@ impl Root {
             folders: search.folders(),
             chosen,
         })
-    }
-
-    /// The driver with these files, and with the nodes and sockets that are there now.
-    fn with(&self, files: Arc<Files>) -> Result<Driver, Error> {
-        let mut driver = Driver {
-            files,
-            common_nodes: Vec::new(),
-            sockets: Vec::new(),
-            soft_gpu_state: self.soft_gpu_state.clone(),
-        };
-        if self.soft_gpu_state.is_some() {
-            return Ok(driver);
-        }
-        for (node, needs, is_needed) in COMMON_NODES {
-            if self.has_node(node) {
-                driver.common_nodes.push((node.to_owned(), needs));
-            } else if is_needed {
-                return Err(Error::NoDeviceNode(node.to_owned()));
-            }
-        }
-        driver.sockets = data::sockets(&self.here);
-        self.name_on_host(&mut driver.sockets);
-        Ok(driver)
-    }
-
-    fn name_on_host(&self, found: &mut [Found]) {
-        for one in found {
-            one.file = self.host.join(&one.file);
-        }
     }
 }
 

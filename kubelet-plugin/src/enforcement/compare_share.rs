@@ -8,7 +8,6 @@ use super::processes::{Extent, Process, Processes, Seen};
 use super::verdicts::memory::{Answers, Ledger, ShareFacts, Verdicts, verdicts};
 use crate::dra::mount_users::{Device, ShareMount};
 use crate::dra::share::ShareKey;
-use crate::files;
 use crate::nvml::Memory;
 use crate::tmpfs;
 use serde::Serialize;
@@ -18,6 +17,7 @@ use std::path::{Path, PathBuf};
 use vgpu_abi::ledger;
 use vgpu_abi::limits::{self, Limits};
 use vgpu_abi::paths::{LEDGER, LIMITS};
+use vgpu_node::files;
 
 /// Where a share's files are.
 #[derive(Clone, Debug)]

@@ -49,11 +49,7 @@ pub(super) fn devices(
     now: Timestamp,
 ) -> Vec<AllocatedDeviceStatus> {
     // A share that was rebuilt from its limits file has no device until it is prepared again.
-    let named = entry
-        .shares
-        .iter()
-        .map(|held| &held.share)
-        .filter(|share| !share.device.is_empty());
+    let named = entry.all().filter(|share| !share.device.is_empty());
     let of = |share: &Share| {
         let key = (uid.to_owned(), share.name.clone());
         let pool = pools.of_device(&share.device);
@@ -117,7 +113,7 @@ fn condition(kind: &str, finding: Finding, before: &[Condition], now: Timestamp)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dra::checkpoint::Held;
+    use crate::dra::checkpoint::PreparedShare;
     use crate::dra::share::tests::{GPU, share};
 
     fn entry(shares: Vec<Share>) -> Entry {
@@ -125,7 +121,10 @@ mod tests {
             namespace: "d".into(),
             name: "c".into(),
             library: String::new(),
-            shares: shares.into_iter().map(|share| Held { share, slot: Some(0) }).collect(),
+            shares: shares
+                .into_iter()
+                .map(|share| PreparedShare { share, slot: Some(0) })
+                .collect(),
             pods: Vec::new(),
         }
     }
@@ -206,8 +205,8 @@ mod tests {
         let reason = make(Finding::unknown(Reason::DriverSilent), &known, 2);
         assert_ne!(reason, known);
         assert!(statuses(&reason[0]).iter().all(|(.., since)| *since == 1));
-        let held = make(Finding::holds(Reason::WithinLimit), &reason, 3);
-        let since: Vec<i64> = statuses(&held[0]).into_iter().map(|(.., since)| since).collect();
+        let within = make(Finding::holds(Reason::WithinLimit), &reason, 3);
+        let since: Vec<i64> = statuses(&within[0]).into_iter().map(|(.., since)| since).collect();
         assert_eq!(since, [1, 3, 1, 1, 1]);
     }
 

@@ -7,8 +7,9 @@
 //! that. After a restart of the plugin the age of a share is not known, and the machine's uptime is taken for it.
 
 use super::verdicts::compute::Paged;
+use crate::dra::checkpoint::PreparedShare;
 use crate::dra::node::Node;
-use crate::dra::share::{Role, ShareKey};
+use crate::dra::share::ShareKey;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use vgpu_abi::arbitration::Counted;
@@ -45,10 +46,10 @@ impl Counters {
         for (uid, entry) in &node.claims().claims {
             let prepared = node.prepared_at(uid);
             let lifetime = prepared.map(|at| now.saturating_duration_since(at)).or(uptime);
-            for held in entry.shares.iter().filter(|held| held.share.role == Role::Share) {
-                let Some(slot) = held.slot else { continue };
-                let counted = node.arbitration().counted(&held.share.gpu, slot).ok().flatten();
-                let key = (uid.clone(), held.share.name.clone());
+            for PreparedShare { share, slot } in &entry.shares {
+                let Some(slot) = *slot else { continue };
+                let counted = node.arbitration().counted(&share.gpu, slot).ok().flatten();
+                let key = (uid.clone(), share.name.clone());
                 let accepted = counted.filter(|counted| self.accept(&key, *counted, prepared, lifetime));
                 all.insert(key, accepted);
             }

@@ -20,7 +20,7 @@ use std::collections::BTreeSet;
 pub(super) fn kill(processes: &Processes, mounts: &[ShareMount], offender: &Offender) -> Result<(), String> {
     let pid = i32::try_from(offender.pid).ok().and_then(Pid::from_raw);
     let pid = pid.ok_or_else(|| format!("{} is no PID", offender.pid))?;
-    let held = pidfd_open(pid, PidfdFlags::empty()).map_err(|error| format!("it cannot be held: {error}"))?;
+    let process = pidfd_open(pid, PidfdFlags::empty()).map_err(|error| format!("it cannot be held: {error}"))?;
     let seen = processes.read(mounts, &BTreeSet::from([offender.pid]), Extent::Asked)?;
     let now = seen.processes.get(&offender.pid).ok_or("it has ended")?;
     if now.started != offender.started {
@@ -29,7 +29,7 @@ pub(super) fn kill(processes: &Processes, mounts: &[ShareMount], offender: &Offe
     if !now.shares.contains(&offender.share) {
         return Err("it does not have the share's mounts any more".into());
     }
-    pidfd_send_signal(&held, Signal::KILL).map_err(|error| format!("the signal cannot be sent: {error}"))
+    pidfd_send_signal(&process, Signal::KILL).map_err(|error| format!("the signal cannot be sent: {error}"))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! What shares really use, by the driver, compared with what they may use, and reported.
 //!
 //! ```text
-//!  NVML ──► sample, every 2 s ──┬─► gpus, faults
+//!  nvml::sampler, every 2 s ────┬─► publish: gpus, faults
 //!                               ▼
 //!  /proc ─► processes ────► turn: verdicts ─► observations ─┬─► report: status.devices (conditions), events (event_log), VgpuNode
 //!  limits, ledgers, pages ──┘      └─► kill, ignored shares └─► metrics
@@ -24,7 +24,6 @@ pub(crate) mod notices;
 mod observations;
 mod processes;
 pub(crate) mod report;
-pub mod sample;
 #[cfg(test)]
 pub(crate) mod tests;
 mod turn;

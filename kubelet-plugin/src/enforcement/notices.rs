@@ -7,7 +7,7 @@ use super::verdicts::memory::{Offender, Unexplained};
 use super::verdicts::mounts::Pod;
 use super::verdicts::refusals::News;
 use crate::dra::checkpoint::Entry;
-use crate::dra::share::{ClaimId, Role, Share, ShareKey};
+use crate::dra::share::{ClaimId, Share, ShareKey};
 use crate::publish::inventory::{Inventory, Unavailable};
 use k8s_openapi::api::core::v1::ObjectReference;
 use std::collections::BTreeMap;
@@ -61,11 +61,8 @@ pub(super) fn compute_broken(state: &State, entries: &Entries) -> Vec<Notice> {
         .filter(|(_, verdict)| verdict.enforced == Some(false));
     let notice = |(uid, share): &ShareKey| {
         let id = named(entries, uid)?;
-        let held = entries[uid].shares.iter().find(|held| held.share.name == *share)?;
-        let limit = format!(
-            "share {share} with {} cores of ResourceClaim {}",
-            held.share.cores, id.name
-        );
+        let own = entries[uid].all().find(|own| own.name == *share)?;
+        let limit = format!("share {share} with {} cores of ResourceClaim {}", own.cores, id.name);
         let note = move |pods: &str| {
             format!(
                 "{limit} used more GPU time than its limit allows, by NVML's figures of the last seconds: a program in one of \
@@ -138,11 +135,10 @@ pub(super) fn gpus_unhealthy(inventory: &Inventory, entries: &Entries) -> (Vec<N
         };
         (!troubles.is_empty()).then_some(notice)
     };
+    // Monitors are left out: new claims do get a monitor of such a GPU.
     let shares = entries
         .iter()
-        .flat_map(|(uid, entry)| entry.shares.iter().map(move |held| (uid, &held.share)));
-    // New claims do get a monitor of such a GPU.
-    let shares = shares.filter(|(_, share)| share.role == Role::Share);
+        .flat_map(|(uid, entry)| entry.limited().map(move |share| (uid, share)));
     let due = shares.filter_map(|(uid, share)| of_share(uid, share)).collect();
     (due, unsure)
 }

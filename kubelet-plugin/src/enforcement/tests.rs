@@ -44,11 +44,11 @@ fn sample(memory: Result<Memory, String>, used: Option<Used>) -> Sample {
     let first = GpuSample {
         memory,
         used,
-        ..super::sample::tests::gpu(&gpu(0).uuid)
+        ..crate::nvml::sampler::tests::gpu(&gpu(0).uuid)
     };
     Sample {
         list: None,
-        gpus: Ok(vec![first, super::sample::tests::gpu(&gpu(1).uuid)]),
+        gpus: Ok(vec![first, crate::nvml::sampler::tests::gpu(&gpu(1).uuid)]),
     }
 }
 

@@ -16,7 +16,6 @@ use super::conditions::ShareFindings;
 use super::kill::kill;
 use super::observations::{Breach, GpuUse, Observations, State};
 use super::processes::{Extent, Processes, Seen};
-use super::sample;
 use super::usage;
 use super::verdicts::finding::{Finding, Reason};
 use super::verdicts::memory::{self, Answers, Ledger, ShareFacts, Unexplained};
@@ -25,8 +24,8 @@ use super::verdicts::refusals;
 use super::verdicts::settled::Settled;
 use crate::dra::mount_users::ShareMount;
 use crate::dra::node::{LedgerReading, Node, SharedNode};
-use crate::dra::share::{Role, ShareKey};
-use crate::nvml::Sample;
+use crate::dra::share::ShareKey;
+use crate::nvml::{Sample, sampler};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -66,7 +65,7 @@ pub struct Observer {
 }
 
 /// Has a turn for each sample, or for the newest of those that came during a turn.
-pub async fn run(observer: Observer, mut samples: sample::Receiver) {
+pub async fn run(observer: Observer, mut samples: sampler::Receiver) {
     let (mut turns, mut whole_due, mut had_claims) = (Turns::default(), Instant::now(), true);
     while let Some(sample) = samples.newest().await {
         let started = Instant::now();
@@ -101,7 +100,7 @@ pub async fn run(observer: Observer, mut samples: sample::Receiver) {
         turns = work.await.unwrap_or_default();
         ignore_broken(&observer.node, &turns.compute).await;
         if extent == Extent::All {
-            whole_due = started + pause_after(started.elapsed()) - sample::EVERY / 2;
+            whole_due = started + pause_after(started.elapsed()) - sampler::EVERY / 2;
         }
     }
 }
@@ -170,9 +169,8 @@ impl Default for ShareSettling {
 impl Turns {
     /// Reads the node's records.
     pub(super) fn records(&mut self, node: &Node, extent: Extent) -> Records {
-        let claims = || node.claims().claims.keys();
         let mut records = Records {
-            mounts: claims().flat_map(|uid| node.share_mounts(uid)).collect(),
+            mounts: node.all_mounts(),
             placed: self.compute.read(node),
             gpus: node.gpus(),
             ..Records::default()
@@ -386,8 +384,7 @@ impl Records {
     fn read_claims(&mut self, node: &Node) {
         let mut buffer = Vec::new();
         for (uid, entry) in &node.claims().claims {
-            let shares = entry.shares.iter().map(|held| &held.share);
-            let limited: Vec<_> = shares.filter(|share| share.role == Role::Share).collect();
+            let limited: Vec<_> = entry.limited().collect();
             for share in &limited {
                 let key = (uid.clone(), share.name.clone());
                 let mut used = usage::Reading {

@@ -52,7 +52,7 @@ const METRICS: [Metric<shares::Sample>; 5] = [
         Some(real(s.usage.as_ref()?.charged))
     }),
     Metric::gauge("vGPU_device_memory_limit_in_bytes", "vGPU device limit", |s| {
-        Some(real(s.held.share.memory))
+        Some(real(s.share.memory))
     }),
     Metric::gauge(
         "Device_memory_desc_of_container",
@@ -108,7 +108,7 @@ fn of_containers(sample: &shares::Sample) -> impl Iterator<Item = (Labels, &shar
             ("podname", pod.clone()),
             ("ctrname", container.clone()),
             ("vdeviceid", sample.index.to_string()),
-            ("deviceuuid", sample.held.share.gpu.clone()),
+            ("deviceuuid", sample.share.gpu.clone()),
         ];
         (labels, sample)
     })

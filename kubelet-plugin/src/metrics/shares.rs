@@ -8,9 +8,9 @@
 use super::figures::{Figure, Labels, Metric, encode_info};
 use super::sources::Sources;
 use crate::containers::{ContainerName, MOST};
-use crate::dra::checkpoint::{Entry, Held};
+use crate::dra::checkpoint::Entry;
 use crate::dra::node::{LedgerReading, Node};
-use crate::dra::share::{Role, ShareKey};
+use crate::dra::share::{Share, ShareKey};
 use crate::enforcement::counters::Counters;
 use crate::enforcement::usage::ShareUsage;
 use crate::enforcement::{ComputeVerdict, State};
@@ -25,7 +25,7 @@ use vgpu_abi::ledger::Usage;
 /// A share at the time of a scrape.
 pub(super) struct Sample {
     pub(super) labels: Labels,
-    pub(super) held: Held,
+    pub(super) share: Share,
     /// The place of the share in its claim.
     pub(super) index: usize,
     device: Labels,
@@ -60,14 +60,13 @@ pub(super) fn samples(sources: &Sources, counters: Option<&Mutex<Counters>>) -> 
     let counted = counters.map(read).unwrap_or_default();
     let (mut samples, mut buffer) = (Vec::new(), Vec::new());
     for (uid, entry) in &node.claims().claims {
-        let shares = entry.shares.iter().enumerate();
-        for (index, held) in shares.filter(|(_, held)| held.share.role == Role::Share) {
-            let key = (uid.clone(), held.share.name.clone());
+        for (index, share) in entry.limited().enumerate() {
+            let key = (uid.clone(), share.name.clone());
             let sample = Sample {
                 counted: counted.get(&key).copied(),
                 containers: containers.get(&key).cloned().unwrap_or_default(),
                 index,
-                ..Sample::of(&node, entry, held, &key, &mut buffer)
+                ..Sample::of(&node, entry, share, &key, &mut buffer)
             };
             samples.push((key, sample));
         }
@@ -82,8 +81,7 @@ pub(super) fn samples(sources: &Sources, counters: Option<&Mutex<Counters>>) -> 
 // === impl Sample ===
 
 impl Sample {
-    fn of(node: &Node, entry: &Entry, held: &Held, key: &ShareKey, buffer: &mut Vec<u8>) -> Self {
-        let share = &held.share;
+    fn of(node: &Node, entry: &Entry, share: &Share, key: &ShareKey, buffer: &mut Vec<u8>) -> Self {
         let ledger = node.ledger(&key.0, entry, share, buffer);
         let is_damaged = matches!(ledger, LedgerReading::Damaged(_));
         let usage = ledger.usage();
@@ -104,7 +102,7 @@ impl Sample {
             living: usage.as_ref().and_then(|_| node.living(&key.0, share, buffer)),
             usage,
             is_damaged,
-            held: held.clone(),
+            share: share.clone(),
             index: 0,
             counted: None,
             verdict: ComputeVerdict::default(),
@@ -145,7 +143,7 @@ const METRICS: [Metric<Sample>; 25] = [
     Metric::gauge(
         "share_memory_limit_bytes",
         "Limit of the device memory of a share",
-        |s| Some(Figure::bytes(s.held.share.memory)),
+        |s| Some(Figure::bytes(s.share.memory)),
     ),
     Metric::gauge(
         "share_memory_used_bytes",
@@ -157,7 +155,7 @@ const METRICS: [Metric<Sample>; 25] = [
         "The most device memory that a share's processes had in use at once. Absent if the ledger says more than the limit",
         |s| {
             Some(s.usage.as_ref()?.peak)
-                .filter(|peak| *peak <= s.held.share.memory)
+                .filter(|peak| *peak <= s.share.memory)
                 .map(Figure::bytes)
         },
     ),
@@ -184,7 +182,7 @@ const METRICS: [Metric<Sample>; 25] = [
     Metric::gauge(
         "share_host_memory_limit_bytes",
         "Limit of the host memory of a share (memoryPolicy Oversubscribe)",
-        |s| Some(Figure::bytes(s.held.share.host_memory)),
+        |s| Some(Figure::bytes(s.share.host_memory)),
     ),
     Metric::gauge(
         "share_host_memory_used_bytes",
@@ -195,13 +193,13 @@ const METRICS: [Metric<Sample>; 25] = [
         Some(Figure::Whole(s.living? as i64))
     }),
     Metric::gauge("share_cores", "Percent of GPU time reserved for a share", |s| {
-        Some(Figure::Whole(s.held.share.cores.into()))
+        Some(Figure::Whole(s.share.cores.into()))
     }),
     Metric::gauge(
         "share_gpu_fraction",
         "Part of its GPU that a share has: of the memory or of the time, whichever is more. Absent while the GPU's \
          memory is not known",
-        |s| Some(Figure::Real(s.held.share.fraction(s.gpu_memory?))),
+        |s| Some(Figure::Real(s.share.fraction(s.gpu_memory?))),
     ),
     Metric::gauge(
         "share_ledger_damaged",

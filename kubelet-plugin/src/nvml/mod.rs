@@ -1,10 +1,12 @@
 //! NVML in a child process: the plugin asks the driver for one thing, a [`Sample`] of all GPUs, through [`Nvml`].
 //!
 //! ```text
-//!  enforcement::sample ► Nvml ── a question, a line of JSON ──► child: this program, `nvml-child DRIVER_ROOT`
-//!            ▲                                        │ Local: libnvidia-ml.so.1 of the driver root
-//!            └──────── a sample, a line ──────────────┘
+//!  sampler ─► Nvml ── a question, a line of JSON ──► child: this program, `nvml-child DRIVER_ROOT`
+//!              ▲                                        │ Local: libnvidia-ml.so.1 of the driver root
+//!              └──────── a sample, a line ──────────────┘
 //! ```
+//!
+//! [`sampler`] asks every 2 s, and sends each sample to everything that reads one.
 //!
 //! To ask for something new, add a field to [`GpuSample`], and fill it in `local.rs`.
 //!
@@ -23,6 +25,7 @@ mod library;
 mod local;
 mod parent;
 mod processes;
+pub mod sampler;
 
 pub use child::helper;
 pub use faults::{Asked, Reading};

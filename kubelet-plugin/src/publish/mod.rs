@@ -33,6 +33,7 @@ use crate::api::{Error, Slices};
 use crate::metrics::Metrics;
 use crate::publish::slice::{has_information, keeps_capacity, silenced, without_information, without_shared};
 use crate::ready::Readiness;
+use crate::retry::delay;
 use futures::{Stream, StreamExt as _};
 use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use kube::runtime::watcher;
@@ -40,7 +41,6 @@ use plan::{Owner, Plan, Stored, learn, plan};
 use publish_gate::Gate;
 pub use publish_gate::Wanted;
 use std::collections::BTreeMap;
-use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::pin::pin;
 use std::time::Duration;
 use taints::Taints;
@@ -48,8 +48,6 @@ use tokio::time::{Instant, sleep_until};
 
 /// The part's name in [`Readiness`].
 pub const PART: &str = "slices";
-const FIRST_DELAY: Duration = Duration::from_millis(200);
-const LAST_DELAY: Duration = Duration::from_secs(60);
 /// How often the dry run is repeated on a server without consumable capacity, and everything is compared
 /// again.
 const ASK_AGAIN: Duration = Duration::from_secs(300);
@@ -375,15 +373,6 @@ impl Attempts {
     fn must_wait(&self) -> bool {
         self.failures > 0 && Instant::now() < self.next
     }
-}
-
-/// Doubles with every failure, minus a random part of up to half, so that not all nodes meet a restarted API
-/// server at once.
-pub(crate) fn delay(failures: u32) -> Duration {
-    let whole = FIRST_DELAY.saturating_mul(1 << failures.min(16)).min(LAST_DELAY);
-    // std seeds this hasher at random, which saves a crate for one number.
-    let random = RandomState::new().build_hasher().finish() % 1000;
-    whole - whole.mul_f64(random as f64 / 2000.0)
 }
 
 fn has_shared(slice: &ResourceSlice) -> bool {

@@ -9,11 +9,11 @@
 //! works. Where the file is removed while an instance has it, another one may lock a new file; the first notices within 10
 //! s and leaves the work to that one.
 
-use crate::dra::node::lock::{LockFile, Locked};
 use k8s_openapi::api::resource::v1::Device;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::sync::watch::error::RecvError;
+use vgpu_node::lock_file::{LockFile, Locked};
 
 const TRIED_EVERY: Duration = Duration::from_secs(1);
 /// How often the holder of the lock looks if the file is still at its path.
@@ -65,7 +65,7 @@ impl Holding {
 
     /// Returns true if this instance has the lock.
     #[must_use]
-    pub fn is_held(&self) -> bool {
+    pub fn works(&self) -> bool {
         self.right.is_some()
     }
 
@@ -78,9 +78,9 @@ impl Holding {
             if self.right.is_none() {
                 self.right = Right::take(&self.file);
             }
-            let is_held = self.is_held();
-            works.send_if_modified(|worked| std::mem::replace(worked, is_held) != is_held);
-            tokio::time::sleep(if is_held { LOOKED_EVERY } else { TRIED_EVERY }).await;
+            let has_lock = self.works();
+            works.send_if_modified(|worked| std::mem::replace(worked, has_lock) != has_lock);
+            tokio::time::sleep(if has_lock { LOOKED_EVERY } else { TRIED_EVERY }).await;
         }
     }
 }
@@ -141,7 +141,7 @@ mod tests {
     /// An instance that works when it can.
     fn instance(folder: &tempfile::TempDir) -> (watch::Receiver<bool>, tokio::task::JoinHandle<()>) {
         let holding = Holding::begin(lock(folder));
-        let (works, worked) = watch::channel(holding.is_held());
+        let (works, worked) = watch::channel(holding.works());
         (worked, tokio::spawn(holding.keep(works)))
     }
 

@@ -18,7 +18,6 @@
 //! removes it once every device is published without one. While it exists, devices that are published again in
 //! scheduler mode start as `released`.
 
-use crate::files;
 use k8s_openapi::api::resource::v1::{Device, DeviceTaint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use std::collections::BTreeMap;
@@ -27,6 +26,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tokio::time::Instant;
 use vgpu_api::allocator_taint::{CONTROLLER, EFFECT, KEY, RELEASED};
+use vgpu_node::files;
 
 /// How long a device has no allocator on its way from the controller to the scheduler. The controller drops
 /// decisions that are older than 10 s.

@@ -316,15 +316,6 @@ async fn a_node_without_anything_to_publish_rests() {
     }
 }
 
-#[test]
-fn delays_grow_and_scatter() {
-    for failures in 0..40 {
-        let delay = delay(failures);
-        assert!(delay >= FIRST_DELAY / 2 && delay <= LAST_DELAY, "{delay:?}");
-    }
-    assert!(delay(30) >= LAST_DELAY / 2);
-}
-
 /// A running publisher of one GPU, its server, and its readiness.
 struct Running {
     api: Memory,

@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
-use vgpu_kubelet_plugin::enforcement::sample;
-use vgpu_kubelet_plugin::nvml::{Asked, GpuDriver as _, Nvml, Reading};
+use vgpu_kubelet_plugin::nvml::{Asked, GpuDriver as _, Nvml, Reading, sampler};
 use vgpu_kubelet_plugin::publish::faults::{self, FaultStore, IGNORED_XIDS, OpenFaults, Watcher};
 use vgpu_kubelet_plugin::publish::inventory::{Faults, Gpus as _, List, Unavailable};
 
@@ -204,10 +203,10 @@ fn a_fault_is_known_after_a_restart_and_when_the_driver_hangs() {
         .expect("a runtime");
     runtime.block_on(async {
         let (faults, mut known) = tokio::sync::watch::channel(watcher().faults());
-        let (sampler, samples) = sample::channel();
+        let (sender, samples) = sampler::channel();
         let running = [
             tokio::spawn(faults::run(watcher(), samples, faults, std::sync::Arc::default())),
-            tokio::spawn(sample::run(nvml.clone(), std::sync::Arc::default(), sampler)),
+            tokio::spawn(sampler::run(nvml.clone(), std::sync::Arc::default(), sender)),
         ];
         let mut becomes = async |expected: &[&str]| {
             let reached = known.wait_for(|faults| shown(faults) == expected);

@@ -1,58 +1,58 @@
 //! The prepared claims of the node, and what each of them has there. One thread changes them at a time, under the node's lock
-//! (`lock`); each turn begins by reading the claims' records (`records`), because another instance of the plugin may have
-//! changed them.
+//! (`turn`); each turn begins by reading the claims' records, because another instance of the plugin may have changed them.
 //!
 //! ```text
-//!  prepare    Prepare and Unprepare ─► room: GPU and slot of each share ─► files of the claim
+//!  turn       who may change the node next; Prepare calls that wait
+//!  prepare    Prepare and Unprepare ─► GPU and slot of each share ─► files of the claim
+//!  room       what a refusal for lack of room says
 //!  recover    the start, and claims whose record is damaged or lost
-//!  renew      CDI files after a change of the driver
+//!  renew      CDI files after a change of the driver, and the library
 //!  pages      what each share on a GPU is entitled to
 //!  ledgers    what the shares use
-//!  shared     turns of this process
 //! ```
 //!
-//! Synchronous: a caller that goes away cannot stop it half-way. Failure modes:
+//! Synchronous but for `turn`: a caller that goes away cannot stop it half-way. Failure modes:
 //! - A crash while preparing or unpreparing: the next start, or kubelet's repeated call, completes it (`prepare`).
 //! - `/run` is full: Prepare of a new claim is refused. Unprepare needs no room.
 //! - A reboot: no record is left, and no container. kubelet prepares again the claims of pods that start again.
 //! - Two instances during a rolling update: each turn holds the lock file, and reads the records.
 
 mod ledgers;
-pub mod lock;
 mod pages;
-mod parts;
 mod prepare;
 mod recover;
 mod renew;
 pub mod room;
-mod shared;
 #[cfg(test)]
 pub(crate) mod tests;
+mod turn;
 
 use crate::arbitration::{self, Arbitration};
 use crate::config::Config;
-use crate::dra::checkpoint::{Checkpoint, Entry, Held};
+use crate::dra::checkpoint::{Checkpoint, Entry};
 use crate::dra::claim;
 use crate::dra::claimdir::{self, ClaimDirs};
 use crate::dra::library::Library;
 use crate::dra::mount_users::ShareMount;
-use crate::dra::share::{ClaimId, Role, Share, ShareKeys};
+use crate::dra::share::{ClaimId, ShareKeys};
 use crate::driver::{self, Driver, Finder};
 use crate::publish::inventory::Inventory;
 pub use ledgers::LedgerReading;
-use lock::{LockFile, Locked};
-pub use parts::Parts;
-pub use prepare::NoRoom;
+pub use prepare::{NoRoom, Parts};
 use room::Full;
-pub use shared::SharedNode;
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
-use vgpu_abi::limits::is_share_name;
+use std::time::{Duration, Instant};
+pub(crate) use turn::ReadClaim;
+pub use turn::{SharedNode, lock_until};
 use vgpu_api::Pools;
 use vgpu_context_size::ContextSize;
+use vgpu_node::files::Failed;
+pub use vgpu_node::lock_file::LockFile;
+
+/// How long to wait for the lock. kubelet aborts a call after 45 s, of which the API server may take 20.
+pub const LOCKED_WITHIN: Duration = Duration::from_secs(10);
 
 /// A prepared device, as it is reported to kubelet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,10 +101,15 @@ pub enum Error {
     Arbitration(#[from] arbitration::Error),
     #[error(transparent)]
     Cdi(#[from] vgpu_cdi::store::Error),
-    #[error("the claim's record, {}: {source}; kubelet retries", path.display())]
-    Record { path: PathBuf, source: io::Error },
-    #[error(transparent)]
-    Lock(#[from] lock::Error),
+    #[error("{0}; kubelet retries")]
+    Lock(Failed),
+    #[error(
+        "lock {} was not free for {} s: another instance of the plugin on this node has it, or an earlier call of this one \
+         hangs; if that lasts, check the node's disks and delete the plugin's older pod; kubelet retries",
+        .0.display(),
+        LOCKED_WITHIN.as_secs()
+    )]
+    LockTaken(PathBuf),
     #[error(
         "the library is not installed on this node, and no claim can be prepared before it is: {0}; kubelet retries"
     )]
@@ -124,9 +129,9 @@ impl Error {
             Self::Uid(_) | Self::Claim(_) | Self::OtherShares => "claim",
             Self::Full(_) | Self::Used { .. } | Self::UseUnknown(_) => "full",
             Self::NoInventory(_) | Self::GpuGone(_) | Self::Unavailable { .. } | Self::Driver(_) => "ailing",
-            Self::Lock(_) => "lock",
+            Self::Lock(_) | Self::LockTaken(_) => "lock",
             Self::Library(_) => "library",
-            Self::ClaimDir(_) | Self::Arbitration(_) | Self::Cdi(_) | Self::Record { .. } => "files",
+            Self::ClaimDir(_) | Self::Arbitration(_) | Self::Cdi(_) => "files",
             Self::Shared(error) => error.kind(),
             Self::Ended(_) => "other",
         }
@@ -248,8 +253,7 @@ impl Node {
         let Some(entry) = self.checkpoint.claims.get(uid) else {
             return Vec::new();
         };
-        let limited = entry.shares.iter().filter(|held| held.share.role == Role::Share);
-        let mut names: Vec<String> = limited.map(|held| held.share.name.clone()).collect();
+        let mut names: Vec<String> = entry.limited().map(|share| share.name.clone()).collect();
         if entry.name.is_empty() {
             // The entry was rebuilt from limits files, and lacks shares whose limits file is missing.
             names.extend(self.dirs.read_shares(uid).1);
@@ -259,6 +263,13 @@ impl Node {
             key: (uid.to_owned(), name),
         };
         names.into_iter().map(mount).collect()
+    }
+
+    /// The file systems of all shares.
+    #[must_use]
+    pub fn all_mounts(&self) -> Vec<ShareMount> {
+        let uids = self.checkpoint.claims.keys();
+        uids.flat_map(|uid| self.share_mounts(uid)).collect()
     }
 
     /// Returns when this instance prepared a claim; None if a former one did.
@@ -289,34 +300,6 @@ impl Node {
         self.library.digest()
     }
 
-    /// Installs the library if it is not there.
-    ///
-    /// # Errors
-    /// Why it cannot be installed.
-    pub fn ensure_library(&mut self, _locked: &Locked) -> Result<(), Error> {
-        self.library.ensure().map(|_| ()).map_err(Error::Library)
-    }
-
-    /// Removes releases of the library that no claim and no instance uses.
-    pub fn remove_unused_releases(&mut self, locked: &Locked) {
-        let removed = self.begin_turn(locked).map(|()| {
-            let used: Vec<&str> = self
-                .checkpoint
-                .claims
-                .values()
-                .map(|entry| entry.library.as_str())
-                .collect();
-            self.library.keep(&used)
-        });
-        match removed {
-            Ok(Ok(removed)) if removed.is_empty() => {}
-            Ok(Ok(removed)) => tracing::info!(?removed, "removed releases of the library that nothing uses"),
-            // A release that is not removed only takes disk space.
-            Ok(Err(error)) => tracing::warn!(%error, "cannot remove a release of the library that nothing uses"),
-            Err(error) => tracing::warn!(%error, "cannot tell which releases of the library are used"),
-        }
-    }
-
     /// Claims whose last Unprepare failed, and why.
     #[must_use]
     pub fn not_unprepared(&self) -> Vec<(ClaimId, String)> {
@@ -333,44 +316,10 @@ impl Node {
             ),
         }
     }
-
-    /// Notes the GPUs on which claims hold shares now.
-    fn note_gpus(&mut self) {
-        let shares = self.checkpoint.claims.values().flat_map(|entry| &entry.shares);
-        let held: BTreeSet<String> = shares.map(|held| held.share.gpu.clone()).collect();
-        let mut gpus = std::mem::take(&mut self.checkpoint.gpus);
-        gpus.retain(|uuid, _| held.contains(uuid));
-        if let Ok(inventory) = &self.scanned.inventory {
-            let known = held.iter().filter_map(|uuid| inventory.gpu(uuid));
-            gpus.extend(known.map(|gpu| (gpu.uuid.clone(), gpu.clone())));
-        }
-        self.checkpoint.gpus = gpus;
-    }
-}
-
-fn record_error((path, source): (PathBuf, io::Error)) -> Error {
-    Error::Record { path, source }
 }
 
 /// Fails every claim of a call with the same error.
 pub(crate) fn all_fail<T>(count: usize, error: Error) -> Vec<Result<T, Error>> {
     let error = Arc::new(error);
     (0..count).map(|_| Err(Error::Shared(error.clone()))).collect()
-}
-
-fn same_results(held: &[Held], shares: &[Share]) -> bool {
-    held.len() == shares.len()
-        && held
-            .iter()
-            .zip(shares)
-            .all(|(held, share)| held.share.same_result(share))
-}
-
-/// Accepts only UIDs that are safe as the name of a folder or file.
-fn check_uid(uid: &str) -> Result<(), Error> {
-    if is_share_name(uid) {
-        Ok(())
-    } else {
-        Err(Error::Uid(uid.to_owned()))
-    }
 }

@@ -8,16 +8,15 @@
 //! gone: the next turn writes it. A page that a crash left half-written does not say which shares break their limit, until
 //! they are observed again.
 
-use super::lock::Locked;
 use super::{Error, Node};
 use crate::arbitration::SLOTS;
-use crate::dra::checkpoint::Held;
-use crate::dra::share::{PlacedShare, ShareKey, ShareKeys};
+use crate::dra::share::{PlacedShare, Share, ShareKey, ShareKeys};
 use std::collections::BTreeSet;
 use vgpu_abi::arbitration::{Entry, entry_flags};
 use vgpu_abi::checksum::crc32;
 use vgpu_abi::entitlement::{Holder, entries};
 use vgpu_abi::paths::NODE_PAGE;
+use vgpu_node::lock_file::Locked;
 
 // === impl Node ===
 
@@ -46,12 +45,12 @@ impl Node {
         for gpu in self.gpus_with_slots() {
             let page = self.page(&gpu, None);
             let all = self.with_slot(&gpu).into_iter();
-            placed.extend(all.filter_map(|(key, slot, held)| {
+            placed.extend(all.filter_map(|(key, slot, share)| {
                 Some(PlacedShare {
                     entry: *page.get(usize::from(slot))?,
                     key,
                     gpu: gpu.clone(),
-                    cores: held.share.cores,
+                    cores: share.cores,
                 })
             }));
         }
@@ -103,8 +102,7 @@ impl Node {
             let entry = before.as_ref().and_then(|page| page.get(usize::from(slot)));
             entry.is_some_and(|entry| entry.generation == generation && entry.flags & entry_flags::IGNORED != 0)
         };
-        let holder = |(key, slot, held): (ShareKey, u8, &Held)| {
-            let share = &held.share;
+        let holder = |(key, slot, share): (ShareKey, u8, &Share)| {
             let generation = generation(&key.0, &key.1);
             Holder {
                 slot,
@@ -124,16 +122,19 @@ impl Node {
 
     fn gpus_with_slots(&self) -> BTreeSet<String> {
         let shares = self.checkpoint.claims.values().flat_map(|entry| &entry.shares);
-        let placed = shares.filter(|held| held.slot.is_some());
-        placed.map(|held| held.share.gpu.clone()).collect()
+        let placed = shares.filter(|prepared| prepared.slot.is_some());
+        placed.map(|prepared| prepared.share.gpu.clone()).collect()
     }
 
     /// The shares of a GPU that have a slot.
-    fn with_slot(&self, gpu: &str) -> Vec<(ShareKey, u8, &Held)> {
-        let all = self.checkpoint.claims.iter();
-        let all = all.flat_map(|(uid, entry)| entry.shares.iter().map(move |held| (uid, held)));
-        let on_gpu = all.filter(|(_, held)| held.share.gpu == gpu);
-        let placed = on_gpu.filter_map(|(uid, held)| Some(((uid.clone(), held.share.name.clone()), held.slot?, held)));
+    fn with_slot(&self, gpu: &str) -> Vec<(ShareKey, u8, &Share)> {
+        let claims = self.checkpoint.claims.iter();
+        let all = claims.flat_map(|(uid, entry)| entry.shares.iter().map(move |prepared| (uid, prepared)));
+        let on_gpu = all.filter(|(_, prepared)| prepared.share.gpu == gpu);
+        let placed = on_gpu.filter_map(|(uid, prepared)| {
+            let share = &prepared.share;
+            Some(((uid.clone(), share.name.clone()), prepared.slot?, share))
+        });
         placed.collect()
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //!  Prepare    record with the same results ─► create what is missing ────────────► answer
 //!             record with other results ─► unprepare it ─┐
-//!             no record ─────────────────────────────────┴► room? ─► claim directory ─► arbitration ─► record
+//!             no record ─────────────────────────────────┴► room? ─► arbitration ─► claim directory ─► record
 //!                                                          ─► CDI file ─► node page ─► answer
 //!  Unprepare  CDI file ─► record ─► claim directory ─► node page      by UID alone, with or without a record
 //! ```
@@ -14,24 +14,27 @@
 //!   or unprepares it.
 //! - A crash while unpreparing: kubelet's repeated call removes the rest. Until then a claim with a record has its CDI file.
 
-use super::lock::Locked;
-use super::parts::{Laps, Part, Parts};
-use super::room::{self, Full};
-use super::{Error, Node, Prepared, all_fail, check_uid, record_error, same_results};
-use crate::arbitration::{self, Arbitration};
-use crate::dra::checkpoint::{Checkpoint, Entry, Held};
+use super::room::{Full, holders};
+use super::{Error, Node, Prepared, all_fail};
+use crate::arbitration::{self, Arbitration, SLOTS};
+use crate::dra::checkpoint::{Checkpoint, Entry, PreparedShare};
 use crate::dra::claim;
+use crate::dra::claimdir::Damage;
 use crate::dra::edits::{self, Placed};
-use crate::dra::records;
 use crate::dra::share::{ClaimId, Role, Share, ShareKeys};
 use crate::driver::{self, Driver, Finder};
 use crate::publish::inventory::Gpu;
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+use vgpu_abi::limits::is_share_name;
+use vgpu_api::request::CORES_MAX;
 use vgpu_cdi::Spec;
 use vgpu_context_size::ContextSize;
+use vgpu_node::lock_file::Locked;
+use vgpu_quantity::{format_bytes, readable_bytes};
 
 /// Why a claim has no room.
 #[derive(Debug)]
@@ -46,7 +49,44 @@ pub(super) struct Turn {
     driver: Option<Driver>,
     /// GPUs whose arbitration directories were completed in this turn.
     arbitrated: BTreeSet<String>,
-    laps: Laps,
+    parts: Parts,
+    /// When the last part ended.
+    last: Instant,
+}
+
+/// How long each part of a turn took, for the metric.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Parts([Duration; PARTS.len()]);
+
+/// A part of the work under the lock.
+#[derive(Clone, Copy, Debug)]
+enum Part {
+    /// The records, and room for the shares.
+    State,
+    /// The driver's files.
+    Driver,
+    /// The claim directories with their mounts.
+    Directory,
+    /// The arbitration directories.
+    Arbitration,
+    /// The CDI files.
+    Cdi,
+    /// The claims' records.
+    Record,
+    /// The node pages.
+    Pages,
+}
+
+/// In the order of [`Part`].
+const PARTS: [&str; 7] = ["state", "driver", "directory", "arbitration", "cdi", "record", "pages"];
+
+/// The claim directories without a valid record.
+#[derive(Default)]
+pub(super) struct WithoutRecord {
+    /// Their record is damaged, or it is gone and the CDI file is not: a pod may use them.
+    pub(super) lost: BTreeMap<String, Option<Damage>>,
+    /// Claims that are not prepared.
+    pub(super) orphans: Vec<String>,
 }
 
 // === impl Node ===
@@ -61,9 +101,9 @@ impl Node {
     ) -> (Vec<Result<Vec<Prepared>, Error>>, Parts) {
         let mut turn = Turn::start();
         if let Err(error) = self.begin_turn(locked) {
-            return (all_fail(batch.len(), error), turn.laps.parts);
+            return (all_fail(batch.len(), error), turn.parts);
         }
-        turn.laps.end_of(Part::State);
+        turn.end_of(Part::State);
         let mut answers: Vec<_> = batch
             .iter()
             .map(|(id, claim)| self.prepare_one(id, claim, &mut turn))
@@ -71,8 +111,50 @@ impl Node {
         if let Err(error) = self.write_node_pages(None) {
             fail_rest(&mut answers, error);
         }
-        turn.laps.end_of(Part::Pages);
-        (answers, turn.laps.parts)
+        turn.end_of(Part::Pages);
+        (answers, turn.parts)
+    }
+
+    /// Reads the records of the claims. `locked` proves that no other instance has a turn now.
+    pub(super) fn begin_turn(&mut self, _locked: &Locked) -> Result<(), Error> {
+        self.read_records().map(drop)
+    }
+
+    /// Reads which claims are prepared, and rebuilds lost records.
+    pub(super) fn read_records(&mut self) -> Result<WithoutRecord, Error> {
+        let mut without = WithoutRecord::default();
+        self.checkpoint = Checkpoint::default();
+        for (uid, record) in self.dirs.records()? {
+            match record {
+                Some(Ok(record)) => {
+                    self.checkpoint.gpus.extend(record.gpus);
+                    self.checkpoint.claims.insert(uid, record.claim);
+                }
+                Some(Err(damage)) => drop(without.lost.insert(uid, Some(damage))),
+                None if self.cdi.file(&uid).is_ok_and(|file| file.exists()) => drop(without.lost.insert(uid, None)),
+                None => without.orphans.push(uid),
+            }
+        }
+        if !(without.lost.is_empty() && self.damages.lasting.is_empty()) {
+            self.rebuild_lost(&without.lost);
+        }
+        self.prepared_at
+            .retain(|uid, _| self.checkpoint.claims.contains_key(uid));
+        self.note_gpus();
+        Ok(without)
+    }
+
+    /// Notes the GPUs of which claims have shares now.
+    pub(super) fn note_gpus(&mut self) {
+        let shares = self.checkpoint.claims.values().flat_map(Entry::all);
+        let in_use: BTreeSet<String> = shares.map(|share| share.gpu.clone()).collect();
+        let mut gpus = mem::take(&mut self.checkpoint.gpus);
+        gpus.retain(|uuid, _| in_use.contains(uuid));
+        if let Ok(inventory) = &self.scanned.inventory {
+            let known = in_use.iter().filter_map(|uuid| inventory.gpu(uuid));
+            gpus.extend(known.map(|gpu| (gpu.uuid.clone(), gpu.clone())));
+        }
+        self.checkpoint.gpus = gpus;
     }
 
     /// Unprepares claims. Each succeeds or fails by itself; a claim that was never prepared succeeds.
@@ -90,7 +172,10 @@ impl Node {
         check_uid(&id.uid)?;
         let inventory = self.scanned.inventory.as_ref();
         let inventory = inventory.map_err(|why| Error::NoInventory(why.clone()))?;
-        let shares = claim::shares(claim, &self.config.pools(), inventory)?;
+        let (shares, pods) = (
+            claim::shares(claim, &self.config.pools(), inventory)?,
+            claim::pods(claim),
+        );
         let known = match self.checkpoint.claims.get(&id.uid).cloned() {
             Some(known) if !same_results(&known.shares, &shares) => {
                 // The pod was force-deleted, and another one got the claim.
@@ -105,10 +190,10 @@ impl Node {
             None => self.admit(id, &shares)?,
         };
         // An entry that was rebuilt from limits files gets its names back.
-        if entry.name != id.name || entry.shares.iter().any(|held| held.share.request.is_empty()) {
+        if entry.name != id.name || entry.all().any(|share| share.request.is_empty()) {
             entry.name_as(id, &shares);
         }
-        entry.pods = claim::pods(claim);
+        entry.pods = pods;
         let made = self.materialize(&id.uid, known.as_ref(), &mut entry, turn);
         if let Err(error) = made {
             if known.is_none() {
@@ -147,7 +232,7 @@ impl Node {
                 claims: others.map(|(uid, entry)| (uid.clone(), entry.clone())).collect(),
                 ..Checkpoint::default()
             };
-            match self.held(id, &others, &shares) {
+            match self.with_slots(id, &others, &shares) {
                 Err(Error::Full(full)) => Some(full),
                 _ => None,
             }
@@ -159,19 +244,19 @@ impl Node {
     }
 
     /// Returns an entry with a slot for each share, if all shares fit beside the prepared ones.
-    pub(super) fn admit(&mut self, id: &ClaimId, shares: &[Share]) -> Result<Entry, Error> {
+    fn admit(&mut self, id: &ClaimId, shares: &[Share]) -> Result<Entry, Error> {
         let library = self.library.ensure().map_err(Error::Library)?.to_owned();
         Ok(Entry {
             namespace: id.namespace.clone(),
             name: id.name.clone(),
             library,
-            shares: self.held(id, &self.checkpoint, shares)?,
+            shares: self.with_slots(id, &self.checkpoint, shares)?,
             pods: Vec::new(),
         })
     }
 
     /// Returns a slot for each share of claim `id` that is not a monitor's, if all fit beside those of `prepared`.
-    fn held(&self, id: &ClaimId, prepared: &Checkpoint, shares: &[Share]) -> Result<Vec<Held>, Error> {
+    fn with_slots(&self, id: &ClaimId, prepared: &Checkpoint, shares: &[Share]) -> Result<Vec<PreparedShare>, Error> {
         let nobody = ShareKeys::new();
         let unclaimed = self.unclaimed.as_ref().unwrap_or(&nobody);
         let inventory = self.scanned.inventory.as_ref();
@@ -190,11 +275,11 @@ impl Node {
                             why: why.text(&gpu.uuid),
                         });
                     }
-                    let slot = room::slot(prepared, &all, gpu, share, self.config.shares);
+                    let slot = slot(prepared, &all, gpu, share, self.config.shares);
                     Some(slot.map_err(|full| full.for_reader(&id.namespace, unclaimed))?)
                 }
             };
-            all.push(Held {
+            all.push(PreparedShare {
                 share: share.clone(),
                 slot,
             });
@@ -213,8 +298,8 @@ impl Node {
         }
     }
 
-    /// Creates what is missing of a claim on the node. If the claim's library is gone, this also binds `entry` to the
-    /// current one. `known` is the claim's recorded entry. None: the claim is new, so its slots are cleared of what a former
+    /// Creates what is missing of a claim on the node. `known` is the claim's recorded entry; if its library is gone, this also
+    /// binds `entry` to the current one. None: the claim is new and bound already, and its slots are cleared of what a former
     /// owner left there.
     pub(super) fn materialize(
         &mut self,
@@ -223,33 +308,35 @@ impl Node {
         entry: &mut Entry,
         turn: &mut Turn,
     ) -> Result<(), Error> {
-        turn.laps.end_of(Part::State);
+        turn.end_of(Part::State);
         turn.driver(&self.driver)?;
-        turn.laps.end_of(Part::Driver);
-        self.bind_library(uid, entry)?;
+        turn.end_of(Part::Driver);
+        if known.is_some() {
+            self.bind_library(uid, entry)?;
+        }
         let spec = self.spec(uid, entry, turn.driver(&self.driver)?)?;
-        turn.laps.end_of(Part::Cdi);
+        turn.end_of(Part::Cdi);
 
+        for PreparedShare { share, slot } in &entry.shares {
+            let Some(slot) = *slot else { continue };
+            turn.arbitration(&self.arbitration, &share.gpu)?;
+            if known.is_none() {
+                self.arbitration.clear(&share.gpu, slot)?;
+            }
+        }
+        turn.end_of(Part::Arbitration);
         let (fixed, measured) = (self.config.context_reserve, &self.scanned.contexts);
         let reserve = |gpu: &str| match fixed {
             0 => measured.get(gpu).copied(),
             own => Some(ContextSize { own, unowned: 0 }),
         };
         self.dirs.ensure(uid, entry, &reserve)?;
-        turn.laps.end_of(Part::Directory);
-        for held in &entry.shares {
-            let Some(slot) = held.slot else { continue };
-            turn.arbitration(&self.arbitration, &held.share.gpu)?;
-            if known.is_none() {
-                self.arbitration.clear(&held.share.gpu, slot)?;
-            }
-        }
-        turn.laps.end_of(Part::Arbitration);
+        turn.end_of(Part::Directory);
         self.save(uid, known, entry)?;
-        turn.laps.end_of(Part::Record);
+        turn.end_of(Part::Record);
         // A spec that differs is of an older driver, or damaged.
         self.cdi.update(&spec, uid)?;
-        turn.laps.end_of(Part::Cdi);
+        turn.end_of(Part::Cdi);
         Ok(())
     }
 
@@ -272,13 +359,13 @@ impl Node {
     /// The CDI spec that a claim should have.
     fn spec(&self, uid: &str, entry: &Entry, driver: &Driver) -> Result<Spec, Error> {
         let mut placed = Vec::new();
-        for held in &entry.shares {
-            let gpu = self.gpu(&held.share.gpu)?;
+        for PreparedShare { share, slot } in &entry.shares {
+            let gpu = self.gpu(&share.gpu)?;
             placed.push(Placed {
-                share: &held.share,
-                slot: held.slot,
-                nodes: self.driver.root().gpu_nodes(gpu, held.share.driver_capabilities)?,
-                reported: held.share.reported(gpu),
+                share,
+                slot: *slot,
+                nodes: self.driver.root().gpu_nodes(gpu, share.driver_capabilities)?,
+                reported: share.reported(gpu),
             });
         }
         let inputs = edits::Inputs {
@@ -291,7 +378,7 @@ impl Node {
         Ok(edits::spec(&inputs, uid, &placed))
     }
 
-    /// Returns a GPU as it was last seen. Before the first scan, those on which claims hold shares are known.
+    /// Returns a GPU as it was last seen. Before the first scan, those of which claims have shares are known.
     fn gpu(&self, uuid: &str) -> Result<&Gpu, Error> {
         let seen = self.inventory().and_then(|inventory| inventory.gpu(uuid));
         let known = seen.or_else(|| self.checkpoint.gpus.get(uuid));
@@ -301,24 +388,19 @@ impl Node {
     /// Writes the record of a claim, if it differs. If it cannot be written, as where `/run` is full, and only the claim's
     /// pods differ, the old record stays and that is no error.
     pub(super) fn save(&mut self, uid: &str, known: Option<&Entry>, entry: &Entry) -> Result<(), Error> {
-        let held = entry.shares.iter().map(|held| &held.share.gpu);
-        let gpus = held.filter_map(|uuid| Some((uuid.clone(), self.gpu(uuid).ok()?.clone())));
-        let has_other_pods_alone = || {
-            known.is_some_and(|known| {
-                *known
-                    == Entry {
-                        pods: known.pods.clone(),
-                        ..entry.clone()
-                    }
-            })
+        let gpus = entry.all().filter_map(|share| self.gpu(&share.gpu).ok());
+        let gpus = gpus.map(|gpu| (gpu.uuid.clone(), gpu.clone()));
+        let has_other_pods_alone = |known: &Entry| {
+            let pods = known.pods.clone();
+            *known == Entry { pods, ..entry.clone() }
         };
-        match records::save(&self.dirs, uid, entry, gpus.collect()) {
+        match self.dirs.save_record(uid, entry, gpus.collect()) {
             Ok(_) => Ok(()),
-            Err((path, error)) if has_other_pods_alone() => {
-                tracing::debug!(uid, "{}: {error}", path.display());
+            Err(error) if known.is_some_and(has_other_pods_alone) => {
+                tracing::debug!(uid, "{error}");
                 Ok(())
             }
-            Err(error) => Err(record_error(error)),
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -347,7 +429,6 @@ impl Node {
     pub(super) fn remove_files(&mut self, uid: &str) -> Result<(), Error> {
         // The CDI spec goes first, so that no container can start with files that are removed next.
         self.cdi.remove(uid)?;
-        records::remove(&self.dirs, uid).map_err(record_error)?;
         self.dirs.remove(uid)?;
         Ok(())
     }
@@ -361,6 +442,72 @@ fn fail_rest<T>(answers: &mut [Result<T, Error>], error: Error) {
     }
 }
 
+/// Returns a free slot of `gpu` if memory, cores and the number of shares allow `share`, beside those in the checkpoint and
+/// those of its own claim, `own`. The scheduler has checked already; its sum differs from the node's after a pod was
+/// force-deleted, and if two programs write allocations, which the API server does not prevent.
+///
+/// # Errors
+/// The capacity that is not sufficient, and the claims that use it.
+fn slot(
+    checkpoint: &Checkpoint,
+    own: &[PreparedShare],
+    gpu: &Gpu,
+    share: &Share,
+    max_shares: u32,
+) -> Result<u8, Box<Full>> {
+    let all = checkpoint.claims.values().flat_map(|entry| &entry.shares).chain(own);
+    let on_gpu = all.filter(|prepared| prepared.share.gpu == gpu.uuid);
+    let (mut memory, mut cores, mut slots) = (0_u64, 0_u32, Vec::new());
+    for PreparedShare { share, slot } in on_gpu {
+        memory += share.memory;
+        cores += share.cores;
+        slots.extend(*slot);
+    }
+    let full = |what, wanted, prepared, total| {
+        Err(Box::new(Full {
+            device: share.device.clone(),
+            what,
+            wanted,
+            prepared,
+            total,
+            holders: holders(checkpoint, &gpu.uuid),
+            reader: String::new(),
+        }))
+    };
+    if memory.saturating_add(share.memory) > gpu.memory {
+        let (wanted, prepared) = (format_bytes(share.memory), readable_bytes(memory));
+        return full("memory", wanted, prepared, readable_bytes(gpu.memory));
+    }
+    if cores.saturating_add(share.cores) > CORES_MAX {
+        let (wanted, prepared) = (format!("{} cores", share.cores), cores.to_string());
+        return full("cores", wanted, prepared, CORES_MAX.to_string());
+    }
+    let limit = max_shares.min(u32::from(SLOTS));
+    let free = (0..SLOTS).find(|slot| !slots.contains(slot));
+    match free.filter(|_| slots.len() < limit as usize) {
+        Some(slot) => Ok(slot),
+        None => full(
+            "shares",
+            "another share".into(),
+            slots.len().to_string(),
+            limit.to_string(),
+        ),
+    }
+}
+
+pub(super) fn same_results(prepared: &[PreparedShare], shares: &[Share]) -> bool {
+    let is_same = |(prepared, share): (&PreparedShare, &Share)| prepared.share.same_result(share);
+    prepared.len() == shares.len() && prepared.iter().zip(shares).all(is_same)
+}
+
+/// Accepts only UIDs that are safe as the name of a folder or file.
+fn check_uid(uid: &str) -> Result<(), Error> {
+    match is_share_name(uid) {
+        true => Ok(()),
+        false => Err(Error::Uid(uid.to_owned())),
+    }
+}
+
 // === impl Turn ===
 
 impl Turn {
@@ -368,8 +515,16 @@ impl Turn {
         Self {
             driver: None,
             arbitrated: BTreeSet::new(),
-            laps: Laps::start(),
+            parts: Parts::default(),
+            last: Instant::now(),
         }
+    }
+
+    /// Adds the time since the last call to a part.
+    fn end_of(&mut self, part: Part) {
+        let now = Instant::now();
+        self.parts.0[part as usize] += now - self.last;
+        self.last = now;
     }
 
     /// The driver's files, read once for this turn.
@@ -387,5 +542,14 @@ impl Turn {
             self.arbitrated.insert(gpu.to_owned());
         }
         Ok(())
+    }
+}
+
+// === impl Parts ===
+
+impl Parts {
+    /// Each part by its name.
+    pub fn by_name(&self) -> impl Iterator<Item = (&'static str, Duration)> {
+        PARTS.into_iter().zip(self.0)
     }
 }

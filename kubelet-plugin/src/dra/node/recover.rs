@@ -1,25 +1,24 @@
-//! Reads the records of the claims at the beginning of each turn, and removes at a start what a former instance left.
+//! Rebuilds lost records, and removes at a start what a former instance left.
 //!
 //! A claim whose record is damaged, or missing while its CDI file exists, is rebuilt from its limits files, which have
 //! amounts and GPUs: no prepared share is forgotten and none is allocated twice. If the limits files are damaged too, the
 //! claim is left alone, because a pod may use it; kubelet will unprepare it. A claim directory without record and CDI file
 //! was never reported to kubelet, or is unprepared, and is removed at a start.
 
-use super::lock::{LockFile, Locked};
-use super::prepare::Turn;
-use super::{Damages, Error, Living, Node, Scanned, same_results};
+use super::prepare::{Turn, WithoutRecord, same_results};
+use super::{Damages, Error, Living, Node, Scanned};
 use crate::arbitration::{Arbitration, SLOTS, Sharing};
 use crate::config::Config;
-use crate::dra::checkpoint::{Checkpoint, Entry, Held};
+use crate::dra::checkpoint::{Checkpoint, Entry, PreparedShare};
 use crate::dra::claim;
-use crate::dra::claimdir::ClaimDirs;
+use crate::dra::claimdir::{ClaimDirs, Damage};
 use crate::dra::edits;
 use crate::dra::library::Library;
-use crate::dra::records;
 use crate::dra::share::ClaimId;
 use crate::driver::{Finder, Root};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use std::collections::{BTreeMap, BTreeSet};
+use vgpu_node::lock_file::{LockFile, Locked};
 
 // === impl Node ===
 
@@ -69,8 +68,8 @@ impl Node {
     fn take_over(&mut self, _locked: &Locked) -> Result<(), Error> {
         self.dirs.ensure_root()?;
         self.arbitration.ensure_root()?;
-        let orphans = self.read_records()?;
-        self.remove_orphans(orphans)?;
+        let without_record = self.read_records()?;
+        self.remove_orphans(without_record)?;
         let swept = self.cdi.sweep()?;
         if swept > 0 {
             tracing::info!(swept, "removed temporary CDI files of a former instance");
@@ -83,42 +82,19 @@ impl Node {
         Ok(())
     }
 
-    /// Reads the records of the claims. `locked` proves that no other instance has a turn now.
-    pub(super) fn begin_turn(&mut self, _locked: &Locked) -> Result<(), Error> {
-        self.read_records().map(drop)
-    }
-
-    /// Reads which claims are prepared. Returns the claims whose files may be removed if this instance has just started.
-    fn read_records(&mut self) -> Result<Orphans, Error> {
+    /// Rebuilds the records of these claims, and reports the damage.
+    pub(super) fn rebuild_lost(&mut self, lost: &BTreeMap<String, Option<Damage>>) {
         let mut damages = BTreeSet::new();
-        let (mut lost, mut orphans) = (Vec::new(), Orphans::default());
-        self.checkpoint = Checkpoint::default();
-        for (uid, record) in records::read(&self.dirs)? {
-            match record {
-                Some(Ok(record)) => {
-                    self.checkpoint.gpus.extend(record.gpus);
-                    self.checkpoint.claims.insert(uid, record.claim);
-                }
-                Some(Err(damage)) => {
-                    let path = self.dirs.entry_path(&uid);
-                    damages.insert(format!("the record of a claim, {}, {damage}", path.display()));
-                    lost.push(uid);
-                }
-                None if self.cdi.file(&uid).is_ok_and(|file| file.exists()) => lost.push(uid),
-                None => orphans.uids.push(uid),
+        let named = named_slots(&self.dirs, lost.keys());
+        for (uid, damage) in lost {
+            if let Some(damage) = damage {
+                let path = self.dirs.record_path(uid);
+                damages.insert(format!("the record of a claim, {}, {damage}", path.display()));
             }
-        }
-        let named = named_slots(&self.dirs, &lost);
-        for uid in &lost {
             let outcome = self.rebuild(uid, &named);
             damages.insert(format!("the record of claim {uid} is lost; {outcome}"));
         }
-        orphans.left_alone = lost;
-        self.prepared_at
-            .retain(|uid, _| self.checkpoint.claims.contains_key(uid));
-        self.note_gpus();
         self.report(damages);
-        Ok(orphans)
     }
 
     /// Rebuilds the record of a claim from its limits files. Returns the result in words.
@@ -150,14 +126,11 @@ impl Node {
         self.damages.lasting = damages;
     }
 
-    fn remove_orphans(&mut self, mut orphans: Orphans) -> Result<(), Error> {
+    fn remove_orphans(&mut self, WithoutRecord { lost, orphans }: WithoutRecord) -> Result<(), Error> {
         // CDI files outlive a reboot if they are on a disk.
-        orphans.uids.extend(self.cdi.ids()?);
-        orphans.uids.sort();
-        orphans.uids.dedup();
-        let is_known = |uid: &String| self.entry(uid).is_some() || orphans.left_alone.contains(uid);
-        orphans.uids.retain(|uid| !is_known(uid));
-        for uid in &orphans.uids {
+        let mut uids: BTreeSet<String> = orphans.into_iter().chain(self.cdi.ids()?).collect();
+        uids.retain(|uid| self.entry(uid).is_none() && !lost.contains_key(uid));
+        for uid in &uids {
             tracing::info!(uid, "removing what a crash left of a claim that was not prepared");
             self.remove_files(uid)?;
         }
@@ -205,20 +178,12 @@ impl Node {
     }
 }
 
-type Claims = BTreeMap<String, Entry>;
-
-/// Claims that are not prepared, according to their files.
-#[derive(Default)]
-pub(super) struct Orphans {
-    uids: Vec<String>,
-    /// Their records were lost, so a pod may use them.
-    left_alone: Vec<String>,
-}
-
 /// The GPUs and slots that limits files of these claims name.
-fn named_slots(dirs: &ClaimDirs, uids: &[String]) -> Vec<(String, u8)> {
-    let shares = uids.iter().flat_map(|uid| dirs.read_shares(uid).0);
-    shares.filter_map(|held| Some((held.share.gpu, held.slot?))).collect()
+fn named_slots<'a>(dirs: &ClaimDirs, uids: impl Iterator<Item = &'a String>) -> Vec<(String, u8)> {
+    let shares = uids.flat_map(|uid| dirs.read_shares(uid).0);
+    shares
+        .filter_map(|prepared| Some((prepared.share.gpu, prepared.slot?)))
+        .collect()
 }
 
 /// Rebuilds an entry from limits files, beside the known ones, and names the shares that are missing in it. `library`
@@ -229,7 +194,7 @@ fn named_slots(dirs: &ClaimDirs, uids: &[String]) -> Vec<(String, u8)> {
 fn rebuilt(
     dirs: &ClaimDirs,
     uid: &str,
-    known: &Claims,
+    known: &BTreeMap<String, Entry>,
     named: &[(String, u8)],
     library: impl Fn() -> String,
 ) -> Result<(Entry, Vec<String>), String> {
@@ -248,16 +213,16 @@ fn rebuilt(
         shares: Vec::new(),
         pods: Vec::new(),
     };
-    for Held { share, slot } in shares {
+    for PreparedShare { share, slot } in shares {
         // Only damaged files name one slot twice. The containers keep it mounted, so at worst two shares use it.
         let others = known.values().chain([&entry]).flat_map(|entry| &entry.shares);
-        let on_gpu = others.filter(|held| held.share.gpu == share.gpu);
-        let taken: Vec<u8> = on_gpu.filter_map(|held| held.slot).collect();
+        let on_gpu = others.filter(|other| other.share.gpu == share.gpu);
+        let taken: Vec<u8> = on_gpu.filter_map(|other| other.slot).collect();
         let is_free = |slot: &u8| !taken.contains(slot);
         let is_named = |slot: &u8| named.contains(&(share.gpu.clone(), *slot));
         let any = || (0..SLOTS).rev().find(|slot| is_free(slot) && !is_named(slot));
         let slot = slot.filter(is_free).or_else(any);
-        entry.shares.push(Held { share, slot });
+        entry.shares.push(PreparedShare { share, slot });
     }
     Ok((entry, missing))
 }

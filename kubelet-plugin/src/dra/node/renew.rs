@@ -1,4 +1,5 @@
-//! Renews the CDI files of prepared claims: a container that restarts gets its mounts from them, without a Prepare.
+//! Renews the CDI files of prepared claims: a container that restarts gets its mounts from them, without a Prepare. Keeps the
+//! releases of the library that these files mount.
 //!
 //! Failure modes:
 //! - The driver is being replaced and has no complete files: the CDI files stay as they are, until it has.
@@ -8,11 +9,11 @@
 //! - Two instances: both write after a change of the driver. Otherwise each leaves alone what is there, because the other one
 //!   may be a newer release that writes more.
 
-use super::lock::Locked;
 use super::prepare::Turn;
 use super::{Error, Node, Renewal};
 use crate::dra::checkpoint::Entry;
 use std::collections::BTreeMap;
+use vgpu_node::lock_file::Locked;
 
 // === impl Node ===
 
@@ -54,8 +55,32 @@ impl Node {
         failed
     }
 
+    /// Installs the library if it is not there.
+    ///
+    /// # Errors
+    /// Why it cannot be installed.
+    pub fn ensure_library(&mut self, _locked: &Locked) -> Result<(), Error> {
+        self.library.ensure().map(|_| ()).map_err(Error::Library)
+    }
+
+    /// Removes releases of the library that no claim and no instance uses.
+    pub fn remove_unused_releases(&mut self, locked: &Locked) {
+        let removed = self.begin_turn(locked).map(|()| {
+            let claims = self.checkpoint.claims.values();
+            let used: Vec<&str> = claims.map(|entry| entry.library.as_str()).collect();
+            self.library.keep(&used)
+        });
+        match removed {
+            Ok(Ok(removed)) if removed.is_empty() => {}
+            Ok(Ok(removed)) => tracing::info!(?removed, "removed releases of the library that nothing uses"),
+            // A release that is not removed only takes disk space.
+            Ok(Err(error)) => tracing::warn!(%error, "cannot remove a release of the library that nothing uses"),
+            Err(error) => tracing::warn!(%error, "cannot tell which releases of the library are used"),
+        }
+    }
+
     fn has_files(&self, uid: &str, entry: &Entry) -> bool {
         let has_cdi_file = !self.cdi.mounted(uid).is_empty();
-        has_cdi_file && self.dirs.entry_path(uid).exists() && self.library.has(&entry.library)
+        has_cdi_file && self.dirs.record_path(uid).exists() && self.library.has(&entry.library)
     }
 }

@@ -1,19 +1,13 @@
-//! Checks if a share fits beside the prepared ones on its GPU, and chooses its slot. Pure.
-//!
-//! The scheduler has checked already; this adds up the claims that are prepared on the node. The two sums differ after a pod
-//! was force-deleted, and if two programs write allocations, which the API server does not prevent.
+//! What the refusal of a claim that finds no room says, and to whom. Pure.
 
-use crate::arbitration::SLOTS;
-use crate::dra::checkpoint::{Checkpoint, Entry, Held};
+use crate::dra::checkpoint::{Checkpoint, Entry};
 use crate::dra::share::{ClaimId, Share, ShareKeys};
-use crate::publish::inventory::Gpu;
-use vgpu_api::request::CORES_MAX;
-use vgpu_quantity::{format_bytes, readable_bytes};
+use vgpu_quantity::readable_bytes;
 
 /// A GPU that has no room for a share.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "device {device} has no room for {wanted}: {held} of {total} {what} are prepared for {}; \
+    "device {device} has no room for {wanted}: {prepared} of {total} {what} are prepared for {}; \
      kubelet retries, and succeeds once their pods are gone{}",
     named(.holders, .reader),
     unclaimed(.holders)
@@ -22,7 +16,7 @@ pub struct Full {
     pub device: String,
     pub what: &'static str,
     pub wanted: String,
-    pub held: String,
+    pub prepared: String,
     pub total: String,
     /// The claims with shares of the GPU. Empty: only other requests of the same claim.
     pub holders: Vec<Holder>,
@@ -71,54 +65,10 @@ impl Full {
     }
 }
 
-/// Returns a free slot of `gpu` if memory, cores and the number of shares allow `share`, beside those in the
-/// checkpoint and those of its own claim, `own`.
-///
-/// # Errors
-/// The capacity that is not sufficient, and the claims that use it.
-pub fn slot(checkpoint: &Checkpoint, own: &[Held], gpu: &Gpu, share: &Share, max_shares: u32) -> Result<u8, Box<Full>> {
-    let own = own.iter().filter(|held| held.share.gpu == gpu.uuid);
-    let on_gpu = || checkpoint.on_gpu(&gpu.uuid).map(|(_, held)| held).chain(own.clone());
-    let memory: u64 = on_gpu().map(|held| held.share.memory).sum();
-    let cores: u32 = on_gpu().map(|held| held.share.cores).sum();
-    let slots: Vec<u8> = on_gpu().filter_map(|held| held.slot).collect();
-    let full = |what, wanted, held, total| {
-        Err(Box::new(Full {
-            device: share.device.clone(),
-            what,
-            wanted,
-            held,
-            total,
-            holders: holders(checkpoint, &gpu.uuid),
-            reader: String::new(),
-        }))
-    };
-    if memory.saturating_add(share.memory) > gpu.memory {
-        let (wanted, held) = (format_bytes(share.memory), readable_bytes(memory));
-        return full("memory", wanted, held, readable_bytes(gpu.memory));
-    }
-    if cores.saturating_add(share.cores) > CORES_MAX {
-        let (wanted, held) = (format!("{} cores", share.cores), cores.to_string());
-        return full("cores", wanted, held, CORES_MAX.to_string());
-    }
-    let limit = max_shares.min(u32::from(SLOTS));
-    let free = (0..SLOTS).find(|slot| !slots.contains(slot));
-    match free.filter(|_| slots.len() < limit as usize) {
-        Some(slot) => Ok(slot),
-        None => full(
-            "shares",
-            "another share".into(),
-            slots.len().to_string(),
-            limit.to_string(),
-        ),
-    }
-}
-
 /// The claims with shares of a GPU.
-fn holders(checkpoint: &Checkpoint, gpu: &str) -> Vec<Holder> {
+pub(super) fn holders(checkpoint: &Checkpoint, gpu: &str) -> Vec<Holder> {
     let holder = |(uid, entry): (&String, &Entry)| {
-        let on_gpu = entry.shares.iter().map(|held| &held.share);
-        let on_gpu: Vec<&Share> = on_gpu.filter(|share| share.gpu == gpu).collect();
+        let on_gpu: Vec<&Share> = entry.all().filter(|share| share.gpu == gpu).collect();
         (!on_gpu.is_empty()).then(|| Holder {
             id: entry.id(uid),
             memory: on_gpu.iter().map(|share| share.memory).sum(),
@@ -163,12 +113,12 @@ fn unclaimed(holders: &[Holder]) -> String {
 /// Says how much of a GPU these holders have without a claim, and who can help. `when`: when the event exists.
 pub(crate) fn without_claim(holders: &[&Holder], when: &str) -> String {
     let memory = readable_bytes(holders.iter().map(|holder| holder.memory).sum());
-    let held = match holders.iter().map(|holder| holder.shares.len()).sum() {
+    let amount = match holders.iter().map(|holder| holder.shares.len()).sum() {
         1_usize => format!("a share without a claim holds {memory}"),
         more => format!("{more} shares without a claim hold {memory}"),
     };
     format!(
-        "{held} of that GPU until the pods that use them are deleted: ask the cluster's administrator, the event \
+        "{amount} of that GPU until the pods that use them are deleted: ask the cluster's administrator, the event \
          ShareWithoutClaim on this node {when}"
     )
 }
@@ -195,7 +145,7 @@ mod tests {
             device: "gpu-1".into(),
             what: "memory",
             wanted: "30Gi".into(),
-            held: "60Gi".into(),
+            prepared: "60Gi".into(),
             total: "80Gi".into(),
             holders,
             reader: String::new(),

@@ -13,6 +13,7 @@ use super::super::conditions::{Findings, devices};
 use super::super::observations::Observations;
 use crate::dra::checkpoint::Entry;
 use crate::dra::node::SharedNode;
+use crate::dra::share::Share;
 use k8s_openapi::api::resource::v1::AllocatedDeviceStatus;
 use k8s_openapi::jiff::Timestamp;
 use std::collections::{BTreeMap, btree_map};
@@ -148,10 +149,8 @@ impl Writer {
 }
 
 fn share_ids(entry: &Entry) -> ShareIds {
-    let shares = entry.shares.iter().map(|held| &held.share);
-    shares
-        .map(|share| (share.device.clone(), share.share_id.clone()))
-        .collect()
+    let id = |share: &Share| (share.device.clone(), share.share_id.clone());
+    entry.all().map(id).collect()
 }
 
 /// The API server keeps their order by key, not ours.

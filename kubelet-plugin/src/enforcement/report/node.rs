@@ -19,7 +19,7 @@
 
 use super::super::api::NodeObjects;
 use super::node_conditions::conditions;
-use super::node_status::{FormerStatus, Held};
+use super::node_status::{FormerStatus, NodeRecords};
 use crate::api::Error;
 use crate::dra::share::ShareKeys;
 use crate::metrics::Sources;
@@ -136,16 +136,16 @@ impl NodeWriter {
 
     /// None: the records cannot be read.
     async fn status(&self, now: Instant) -> Option<VgpuNodeStatus> {
-        let mut held = self.sources.node.read(|node| Held::of(node)).await.ok()?;
+        let mut records = self.sources.node.read(|node| NodeRecords::of(node)).await.ok()?;
         if now < self.unclaimed_until {
-            held.add_unclaimed(&self.former_unclaimed);
+            records.add_unclaimed(&self.former_unclaimed);
         }
         let (today, parts) = (SystemTime::now(), self.sources.readiness.states());
         let state = self.sources.observations.lock();
         let before = self.conditions.as_deref().unwrap_or_default();
         Some(VgpuNodeStatus {
-            conditions: conditions(&parts, &held.claims(), &state, before, today),
-            ..held.status(&state, today)
+            conditions: conditions(&parts, &records.claims(), &state, before, today),
+            ..records.status(&state, today)
         })
     }
 

@@ -6,7 +6,7 @@ use super::super::observations::State;
 use super::super::usage::{Former, ShareUsage};
 use crate::dra::checkpoint::HeldOnGpu;
 use crate::dra::node::Node;
-use crate::dra::share::{Role, Share, ShareKey, ShareKeys};
+use crate::dra::share::{Share, ShareKey, ShareKeys};
 use crate::publish::inventory::Gpu;
 use k8s_openapi::jiff::Timestamp;
 use std::collections::BTreeMap;
@@ -17,17 +17,17 @@ use vgpu_quantity::{format_bytes, read_bytes};
 
 /// What the records say of the node.
 #[derive(Debug, Default)]
-pub(crate) struct Held {
+pub(crate) struct NodeRecords {
     /// None before the driver has answered.
-    gpus: Option<Vec<HeldGpu>>,
-    shares: Vec<HeldShare>,
+    gpus: Option<Vec<GpuRecords>>,
+    shares: Vec<ShareRecord>,
     /// None while that is not known.
     unclaimed: Option<ShareKeys>,
     formerly_unclaimed: ShareKeys,
 }
 
 #[derive(Debug)]
-struct HeldGpu {
+struct GpuRecords {
     device: String,
     gpu: Gpu,
     held: HeldOnGpu,
@@ -37,20 +37,20 @@ struct HeldGpu {
 }
 
 #[derive(Debug)]
-struct HeldShare {
+struct ShareRecord {
     uid: String,
     namespace: String,
     claim: String,
     share: Share,
 }
 
-// === impl Held ===
+// === impl NodeRecords ===
 
-impl Held {
+impl NodeRecords {
     pub(crate) fn of(node: &Node) -> Self {
         let gpu = |inventory: &crate::publish::inventory::Inventory, device: &str, gpu: &Gpu| {
             let held = node.claims().held_on(gpu);
-            HeldGpu {
+            GpuRecords {
                 device: device.to_owned(),
                 has_place: held.shares.len() < node.most_shares(),
                 problem: inventory.problem(&gpu.uuid),
@@ -64,15 +64,14 @@ impl Held {
         });
         let mut shares = Vec::new();
         for (uid, entry) in &node.claims().claims {
-            let own = entry.shares.iter().map(|held| &held.share);
-            shares.extend(own.filter(|share| share.role == Role::Share).map(|share| HeldShare {
+            shares.extend(entry.limited().map(|share| ShareRecord {
                 uid: uid.clone(),
                 namespace: entry.namespace.clone(),
                 claim: entry.name.clone(),
                 share: share.clone(),
             }));
         }
-        let order = |of: &HeldShare| {
+        let order = |of: &ShareRecord| {
             (
                 of.namespace.clone(),
                 of.claim.clone(),
@@ -96,14 +95,14 @@ impl Held {
 
     /// Returns the name of each share's claim.
     pub(crate) fn claims(&self) -> BTreeMap<ShareKey, String> {
-        let name = |of: &HeldShare| (of.key(), format!("{}/{}", of.namespace, of.claim));
+        let name = |of: &ShareRecord| (of.key(), format!("{}/{}", of.namespace, of.claim));
         self.shares.iter().map(name).collect()
     }
 
     /// Returns the status without its conditions.
     pub(crate) fn status(&self, state: &State, now: SystemTime) -> VgpuNodeStatus {
         let shares: Vec<NodeShare> = self.shares.iter().map(|of| self.share(of, state, now)).collect();
-        let gpus: Vec<&HeldGpu> = self.gpus.iter().flatten().collect();
+        let gpus: Vec<&GpuRecords> = self.gpus.iter().flatten().collect();
         let mut models: Vec<&str> = gpus.iter().map(|of| of.gpu.name.as_str()).collect();
         models.sort_unstable();
         models.dedup();
@@ -136,7 +135,7 @@ impl Held {
         known || self.formerly_unclaimed.contains(key)
     }
 
-    fn share(&self, of: &HeldShare, state: &State, now: SystemTime) -> NodeShare {
+    fn share(&self, of: &ShareRecord, state: &State, now: SystemTime) -> NodeShare {
         let (share, key) = (&of.share, of.key());
         let usage = state.usage.get(&key);
         let last = usage.map(|usage| usage.last).unwrap_or_default();
@@ -165,23 +164,23 @@ impl Held {
 }
 
 /// The memory that a share uses: by its ledger, or else by the driver.
-fn used(of: &HeldShare, state: &State) -> Option<u64> {
+fn used(of: &ShareRecord, state: &State) -> Option<u64> {
     let key = of.key();
     let charged = state.usage.get(&key).and_then(|usage| usage.last.memory);
     charged.or_else(|| state.used.get(&key).copied())
 }
 
-// === impl HeldShare ===
+// === impl ShareRecord ===
 
-impl HeldShare {
+impl ShareRecord {
     fn key(&self) -> ShareKey {
         (self.uid.clone(), self.share.name.clone())
     }
 }
 
-// === impl HeldGpu ===
+// === impl GpuRecords ===
 
-impl HeldGpu {
+impl GpuRecords {
     /// Returns the memory of the largest share that fits now.
     fn largest_free(&self) -> u64 {
         let free = self.gpu.memory.saturating_sub(self.held.memory) / MEMORY_STEP * MEMORY_STEP;

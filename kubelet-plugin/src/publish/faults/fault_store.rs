@@ -7,10 +7,10 @@
 //! that cannot be written is logged once, and a restart then forgets the XIDs.
 
 use super::open_faults::Kept;
-use crate::files;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::PathBuf;
+use vgpu_node::files;
 
 /// Every GPU of a large node needs much less.
 const MAX_SIZE: usize = 1 << 20;

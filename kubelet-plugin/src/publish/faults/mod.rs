@@ -1,7 +1,7 @@
 //! Faults of GPUs that the driver lists: XIDs, memory errors, rows to be remapped, and what the driver asks for.
 //!
 //! ```text
-//!  enforcement::sample: a Reading of each GPU, every 2 s ──► open_faults: begin and end (pure) ──► Faults ──► gpus: taints, health
+//!  nvml::sampler: a Reading of each GPU, every 2 s ──► open_faults: begin and end (pure) ──► Faults ──► gpus: taints, health
 //!                                                                 ▲
 //!                                                            fault_store: one file, which outlives the plugin
 //! ```

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-const EVERY: Duration = crate::enforcement::sample::EVERY;
+const EVERY: Duration = crate::nvml::sampler::EVERY;
 const GPU: &str = "GPU-0";
 
 /// Nothing is wrong, and the driver says all of it.

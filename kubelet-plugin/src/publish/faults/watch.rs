@@ -4,8 +4,8 @@
 //! because the list of GPUs does not wait for this.
 
 use super::{FaultStore, OpenFaults};
-use crate::enforcement::sample;
 use crate::nvml::Reading;
+use crate::nvml::sampler;
 use crate::publish::inventory::{Fault, Faults};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub struct Watcher {
 /// Applies each sample. `faults` already has those of former instances. `rescan` asks for an early list of the GPUs.
 pub async fn run(
     mut watcher: Watcher,
-    mut samples: sample::Receiver,
+    mut samples: sampler::Receiver,
     faults: watch::Sender<Faults>,
     rescan: Arc<Notify>,
 ) {
@@ -132,11 +132,11 @@ mod tests {
     #[tokio::test]
     async fn faults_are_sent_when_they_change_kept_over_restarts_and_a_lost_gpu_has_the_gpus_listed() {
         let folder = tempfile::tempdir().expect("a folder");
-        let (sender, samples) = sample::channel();
+        let (sender, samples) = sampler::channel();
         let (faults, mut known) = watch::channel(Faults::new());
         let rescan = Arc::new(Notify::new());
         let running = tokio::spawn(run(watcher(folder.path()), samples, faults, rescan.clone()));
-        let send = |readings: Result<Vec<Reading>, String>| sender.send(sample::tests::of_faults(readings));
+        let send = |readings: Result<Vec<Reading>, String>| sender.send(sampler::tests::of_faults(readings));
         send(Ok(vec![reading(&[], false)]));
         send(Err("hangs".into()));
         send(Ok(vec![reading(&[48], true)]));

@@ -17,8 +17,8 @@ pub(crate) use no_driver::BEGIN as NO_DRIVER;
 use crate::config::Config;
 use crate::dra::health::Report;
 use crate::dra::node::SharedNode;
-use crate::enforcement::sample;
 use crate::metrics::Metrics;
+use crate::nvml::sampler;
 use crate::publish::Wanted;
 use crate::publish::contexts::Contexts;
 use crate::publish::inventory::{Error, Faults, Gpu, Inventory, LeftOut, List};
@@ -64,14 +64,14 @@ struct Scans {
 
 /// Applies lists and faults. `faults` are those of GPUs that are listed.
 pub async fn run(
-    mut samples: sample::Receiver,
+    mut samples: sampler::Receiver,
     contexts: Contexts,
     config: Config,
     mut faults: watch::Receiver<Faults>,
     outputs: ScanOutputs,
 ) {
     let mut measurer = Measurer::new(contexts);
-    let mut scans = Scans::new(outputs.node.held_gpus());
+    let mut scans = Scans::new(outputs.node.gpus_in_use());
     scans.faults = faults.borrow_and_update().clone();
     loop {
         tokio::select! {
@@ -92,9 +92,9 @@ pub async fn run(
 // === impl Scans ===
 
 impl Scans {
-    fn new(held: Vec<Gpu>) -> Self {
+    fn new(in_use: Vec<Gpu>) -> Self {
         Self {
-            gpus: Published::new(held),
+            gpus: Published::new(in_use),
             faults: Faults::new(),
             scanned: SystemTime::UNIX_EPOCH,
             has_listed: false,
@@ -127,11 +127,11 @@ impl Scans {
 
     /// Applies a scan: publishes the GPUs, reports the readiness, and reports the health of each GPU.
     fn apply(&mut self, seen: Result<List, Error>, config: &Config, outputs: &ScanOutputs) {
-        let held = outputs.node.held_gpus();
+        let in_use = outputs.node.gpus_in_use();
         self.report_readiness(&seen, config, outputs);
         let seen = seen.map_err(|error| error.to_string());
         let now = std::time::Instant::now();
-        self.gpus.apply(seen.as_ref().map_err(String::as_str), &held, now);
+        self.gpus.apply(seen.as_ref().map_err(String::as_str), &in_use, now);
         match seen {
             Ok(list) => {
                 self.log_left_out(list.left_out);
@@ -558,20 +558,20 @@ mod tests {
     async fn a_gpu_that_is_held_outlives_a_restart_without_it() {
         let rig = Rig::new(false);
         let mut before = rig.open();
-        let held = before.prepare(&before.locked(), &[claim("u1", &[("s1", 20, 25)])]).0;
-        assert!(held[0].is_ok());
+        let prepared = before.prepare(&before.locked(), &[claim("u1", &[("s1", 20, 25)])]).0;
+        assert!(prepared[0].is_ok());
         let mut scan = scanned_on(rig);
         scan.outputs.node.set_inventory(Err("just started".into()));
         let node = scan.outputs.node.clone();
         let well = watch::channel(Faults::new()).1;
-        let (sampler, samples) = sample::channel();
+        let (sender, samples) = sampler::channel();
         let running = tokio::spawn(run(samples, Contexts::unknown(), scan.rig.config(), well, scan.outputs));
         // One GPU of two, whose memory size is smaller than before.
         let shrunk = Gpu {
             memory: 1 << 30,
             ..gpu(1)
         };
-        sampler.send(Sample {
+        sender.send(Sample {
             list: Some(Ok(list(std::slice::from_ref(&shrunk)))),
             gpus: Ok(Vec::new()),
         });
@@ -590,10 +590,10 @@ mod tests {
     async fn a_driver_that_is_late_is_unhealthy_and_has_not_been_scanned() {
         let mut scan = scan();
         let (well, mut scanned) = (watch::channel(Faults::new()).1, scan.outputs.scanned.subscribe());
-        let (sampler, samples) = sample::channel();
+        let (sender, samples) = sampler::channel();
         let running = tokio::spawn(run(samples, Contexts::unknown(), scan.rig.config(), well, scan.outputs));
         let mut health = async |list| {
-            sampler.send(Sample {
+            sender.send(Sample {
                 list: Some(list),
                 gpus: Ok(Vec::new()),
             });

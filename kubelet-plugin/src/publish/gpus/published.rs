@@ -38,10 +38,10 @@ struct Known {
 // === impl Published ===
 
 impl Published {
-    /// `held` are the GPUs on which claims hold shares.
-    pub(super) fn new(held: Vec<Gpu>) -> Self {
+    /// `in_use`: the GPUs of which claims have shares.
+    pub(super) fn new(in_use: Vec<Gpu>) -> Self {
         let known = |gpu| Known { gpu, unavailable: None };
-        Self(held.into_iter().map(known).collect())
+        Self(in_use.into_iter().map(known).collect())
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -52,10 +52,10 @@ impl Published {
         self.0.iter().any(|known| known.gpu.uuid == uuid)
     }
 
-    /// Applies a scan, or the reason why there was none. `held`: the GPUs on which claims hold shares, which are published
+    /// Applies a scan, or the reason why there was none. `in_use`: the GPUs of which claims have shares, which are published
     /// again if they were not published any more.
-    pub(super) fn apply(&mut self, seen: Result<&List, &str>, held: &[Gpu], now: Instant) {
-        let unpublished: Vec<Gpu> = held.iter().filter(|gpu| !self.has(&gpu.uuid)).cloned().collect();
+    pub(super) fn apply(&mut self, seen: Result<&List, &str>, in_use: &[Gpu], now: Instant) {
+        let unpublished: Vec<Gpu> = in_use.iter().filter(|gpu| !self.has(&gpu.uuid)).cloned().collect();
         self.0.extend(Self::new(unpublished).0);
         match seen {
             Err(reason) => {
@@ -70,7 +70,7 @@ impl Published {
                     known.apply(list, now);
                 }
                 self.0
-                    .retain(|known| !known.is_over(now) || held.iter().any(|gpu| gpu.uuid == known.gpu.uuid));
+                    .retain(|known| !known.is_over(now) || in_use.iter().any(|gpu| gpu.uuid == known.gpu.uuid));
                 let new = list.gpus.iter().filter(|gpu| !self.has(&gpu.uuid)).cloned();
                 let new: Vec<Gpu> = new.collect();
                 self.0.extend(Self::new(new).0);
@@ -201,7 +201,7 @@ mod tests {
         assert_eq!(taints(&published), [(0, "lost"), (1, "")], "not lost for a minute");
         for seconds in [90, 1000] {
             published.apply(Ok(&second), &holds, after(seconds));
-            assert_eq!(taints(&published), [(0, "lost"), (1, "")], "held");
+            assert_eq!(taints(&published), [(0, "lost"), (1, "")], "in use");
         }
         published.apply(Ok(&second), &nobody, after(1001));
         assert_eq!(taints(&published), [(1, "")]);

@@ -13,13 +13,13 @@ mod rounds;
 use super::*;
 use crate::config::Flags;
 use crate::dra::library::tests::release;
-use crate::dra::records;
 use crate::publish::inventory::tests::gpu;
 use clap::Parser as _;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::json;
 use std::path::Path;
 use tempfile::TempDir;
+use vgpu_node::lock_file::Locked;
 
 /// A node's folders, which outlive the plugin instances that run on them.
 pub(crate) struct Rig {
@@ -92,8 +92,11 @@ impl Rig {
 
     pub(crate) fn try_open(&self) -> Result<Node, Error> {
         let config = self.config();
-        let lock = LockFile::open(&config.lock)?;
-        let locked = lock.try_lock()?.expect("no instance has a turn now");
+        let lock = LockFile::open(&config.lock).map_err(Error::Lock)?;
+        let locked = lock
+            .try_lock()
+            .map_err(Error::Lock)?
+            .expect("no instance has a turn now");
         let mut node = Node::open(config, lock.clone(), &locked, self.living())?;
         node.set_inventory(Ok(Inventory::new(vec![gpu(0), gpu(1)])));
         Ok(node)
@@ -121,7 +124,7 @@ impl Rig {
     fn checkpoint(&self) -> Checkpoint {
         let mut checkpoint = Checkpoint::default();
         let dirs = ClaimDirs::new(self.config().claims_dir, self.tmpfs);
-        for (uid, record) in records::read(&dirs).expect("listed") {
+        for (uid, record) in dirs.records().expect("listed") {
             if let Some(Ok(record)) = record {
                 checkpoint.gpus.extend(record.gpus);
                 checkpoint.claims.insert(uid, record.claim);

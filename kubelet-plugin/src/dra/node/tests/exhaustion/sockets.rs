@@ -5,13 +5,13 @@
 //!  after:   a: started                 b: as before    d: nothing is left
 //! ```
 
-use super::super::super::lock::{LockFile, Locked};
 use super::tracer::{Action, Call};
 use super::*;
 use crate::dra::instance::{Folders, Instance};
 use crate::dra::registration::Socket;
 use std::os::unix::net::UnixStream;
 use tokio::net::UnixListener;
+use vgpu_node::lock_file::{LockFile, Locked};
 
 /// Tells the worker its folder.
 const START: &str = "VGPU_TRACED_INSTANCE";

@@ -6,7 +6,7 @@
 //! - An answer that took longer than that is dropped, and the driver is asked again: it is as old as its question.
 //! - A reader that is slow loses the oldest samples, and the XIDs in them.
 
-use crate::nvml::{GpuDriver, Sample};
+use super::{GpuDriver, Sample};
 use crate::publish::inventory::Error;
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,14 +1,13 @@
-//! The lock file: one instance of the plugin changes the node at a time.
+//! A lock file: one program that has it does something at a time.
 //!
 //! Failure modes:
-//! - An instance that is killed: the kernel unlocks the file.
-//! - An instance that hangs with the lock, for example on a broken disk: the others give up after [`LOCKED_WITHIN`], and
-//!   kubelet repeats its call. No thread blocks meanwhile.
-//! - The file is removed, for example together with its folder: instances that start later would lock another file of the
-//!   same name. So after locking, an instance checks that its file is still at the path; otherwise it opens the path again.
-//!   If no file can be created there, the old one stays in use. Who holds a lock for long repeats that check
+//! - A program that is killed: the kernel unlocks the file.
+//! - The file is removed, for example together with its folder: programs that start later would lock another file of the
+//!   same name. So after locking, a program checks that its file is still at the path; otherwise it opens the path again.
+//!   If no file can be created there, the old one stays in use. Who keeps a lock for long repeats that check
 //!   ([`LockFile::is_current`]).
 
+use crate::files::{Failed, failed};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use std::fs::{File, Metadata};
@@ -16,29 +15,9 @@ use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
-use tokio::time::Instant;
 
-/// How long to wait for the lock. kubelet aborts a call after 45 s, of which the API server may take 20.
-pub const LOCKED_WITHIN: Duration = Duration::from_secs(10);
-/// Another instance has the lock for some milliseconds.
-const TRIED_EVERY: Duration = Duration::from_millis(2);
 /// How often one attempt opens the file if it is removed again each time.
 const REOPENED: u32 = 3;
-
-/// Why the lock could not be taken.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    #[error("lock {}: {source}", path.display())]
-    Io { path: PathBuf, source: io::Error },
-    #[error(
-        "lock {} was not free for {} s: another instance of the plugin on this node has it, or an earlier call of this one \
-         hangs; if that lasts, check the node's disks and delete the plugin's older pod; kubelet retries",
-        path.display(),
-        LOCKED_WITHIN.as_secs()
-    )]
-    Taken { path: PathBuf },
-}
 
 /// The open lock file.
 #[derive(Clone, Debug)]
@@ -59,11 +38,8 @@ impl LockFile {
     ///
     /// # Errors
     /// The file cannot be opened.
-    pub fn open(path: &Path) -> Result<Self, Error> {
-        let file = open(path).map_err(|source| Error::Io {
-            path: path.to_path_buf(),
-            source,
-        })?;
+    pub fn open(path: &Path) -> Result<Self, Failed> {
+        let file = open(path).map_err(failed("open", path))?;
         Ok(Self {
             path: path.to_path_buf(),
             file: Arc::new(Mutex::new(Arc::new(file))),
@@ -75,7 +51,7 @@ impl LockFile {
     ///
     /// # Errors
     /// The file cannot be locked.
-    pub fn try_lock(&self) -> Result<Option<Locked>, Error> {
+    pub fn try_lock(&self) -> Result<Option<Locked>, Failed> {
         let mut current = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         for _ in 0..REOPENED {
             let Some(locked) = self.try_lock_file(&current)? else {
@@ -89,26 +65,17 @@ impl LockFile {
                     drop(locked);
                     *current = Arc::new(file);
                 }
-                Err(error) => {
-                    tracing::debug!(
-                        "lock {} is not there and cannot be created: {error}",
-                        self.path.display()
-                    );
-                    return Ok(Some(locked));
-                }
+                Err(_) => return Ok(Some(locked)),
             }
         }
         Ok(None)
     }
 
-    fn try_lock_file(&self, file: &Arc<File>) -> Result<Option<Locked>, Error> {
+    fn try_lock_file(&self, file: &Arc<File>) -> Result<Option<Locked>, Failed> {
         match rustix::fs::flock(&**file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Some(Locked(file.clone()))),
             Err(Errno::WOULDBLOCK | Errno::INTR) => Ok(None),
-            Err(errno) => Err(Error::Io {
-                path: self.path.clone(),
-                source: errno.into(),
-            }),
+            Err(errno) => Err(failed("lock", &self.path)(errno.into())),
         }
     }
 
@@ -128,26 +95,9 @@ impl LockFile {
         }
     }
 
-    /// Waits for the lock until `deadline`.
-    ///
-    /// # Errors
-    /// The lock was not free in time, or the file cannot be locked.
-    pub async fn lock(&self, deadline: Instant) -> Result<Locked, Error> {
-        loop {
-            if let Some(locked) = self.try_lock()? {
-                return Ok(locked);
-            }
-            if Instant::now() >= deadline {
-                return Err(self.taken());
-            }
-            tokio::time::sleep(TRIED_EVERY).await;
-        }
-    }
-
-    pub(super) fn taken(&self) -> Error {
-        Error::Taken {
-            path: self.path.clone(),
-        }
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 }
 
@@ -182,16 +132,16 @@ mod tests {
         let clone = old.clone();
         std::fs::remove_dir_all(dir.path().join("plugin")).expect("removed");
         let new = LockFile::open(&path).expect("created again");
-        let held = new.try_lock().expect("a lock").expect("free");
+        let locked = new.try_lock().expect("a lock").expect("free");
         assert!(old.try_lock().expect("a lock").is_none(), "the new one has it");
-        drop(held);
-        let held = old.try_lock().expect("a lock").expect("free");
+        drop(locked);
+        let locked = old.try_lock().expect("a lock").expect("free");
         assert!(new.try_lock().expect("a lock").is_none(), "the old one has it");
-        drop(held);
+        drop(locked);
         std::fs::remove_dir_all(dir.path().join("plugin")).expect("removed");
-        let held = clone.try_lock().expect("a lock").expect("free");
+        let locked = clone.try_lock().expect("a lock").expect("free");
         assert!(path.exists() && new.try_lock().expect("a lock").is_none());
-        drop(held);
+        drop(locked);
     }
 
     #[test]
@@ -202,9 +152,9 @@ mod tests {
         std::fs::remove_dir_all(dir.path().join("plugin")).expect("removed");
         // A link that leads nowhere: neither opened nor created, even by root.
         std::os::unix::fs::symlink(dir.path().join("none/none"), dir.path().join("plugin")).expect("in the way");
-        let held = one.try_lock().expect("a lock").expect("free");
+        let locked = one.try_lock().expect("a lock").expect("free");
         assert!(other.try_lock().expect("a lock").is_none());
-        drop(held);
+        drop(locked);
         assert!(other.try_lock().expect("a lock").is_some());
     }
 }

@@ -1,0 +1,383 @@
+//! Turns: one call of this process at a time changes the node's state, and no other instance does meanwhile.
+//!
+//! ```text
+//!  Prepare ─► queue ─┐
+//!  change it: turn ──┴─► order of this process ─► lock file (at most 10 s, no thread waits) ─► a thread of its own
+//!  read it:   read ──────────────────────────────────────────────────────────────────────────► a thread of its own
+//! ```
+//!
+//! The plugin has one thread for everything that is asynchronous, and neither the lock nor a disk that hangs may stop it:
+//! probes are answered meanwhile. A read waits for a turn that works, so a disk that hangs stops what needs the claims:
+//! metrics are refused, and `status.devices` stay as they are. Scans of the GPUs go on, and with them health and slices:
+//! their results wait here for the next turn ([`Pending`]), and the GPUs in use are those after the last turn. A caller that
+//! goes away, as when kubelet cancels a call, gives up its place in the order; work that has begun is always completed.
+//!
+//! kubelet sends a Prepare for each pod, up to a hundred at once. One turn prepares the claims of all that wait, which pays
+//! the fixed cost of a turn (the lock file, the records, the driver's files, the arbitration directories, the node pages) once.
+//!
+//! Failure modes:
+//! - An instance that hangs with the lock, for example on a broken disk: the others give up after [`LOCKED_WITHIN`], and
+//!   kubelet repeats its call. A Prepare that a turn has taken just then gets the turn's answer.
+//! - kubelet cancels a Prepare that waits: the turn leaves it out.
+//! - A claim is unprepared before the turn begins: it is refused, because nobody would unprepare it later.
+//! - A turn panics: every Prepare that it took is refused. The claims in memory stay as it had changed them, and the next turn
+//!   reads the records.
+
+use super::prepare::Parts;
+use super::{Error, LOCKED_WITHIN, Node, Prepared};
+use crate::dra::checkpoint::Entry;
+use crate::dra::mount_users::MountUsers;
+use crate::dra::share::ClaimId;
+use crate::publish::inventory::{Gpu, Inventory};
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::{oneshot, watch};
+use tokio::time::{Instant, timeout_at};
+use vgpu_context_size::ContextSize;
+use vgpu_node::lock_file::{LockFile, Locked};
+
+/// Another instance has the lock for some milliseconds.
+const TRIED_EVERY: Duration = Duration::from_millis(2);
+
+/// The node's state, shared between tasks.
+#[derive(Clone)]
+pub struct SharedNode {
+    node: Arc<Mutex<Node>>,
+    lock: LockFile,
+    order: Arc<tokio::sync::Mutex<()>>,
+    queue: Arc<Mutex<Queue>>,
+    /// How many turns have ended.
+    turns: Arc<AtomicU64>,
+    /// Counts the turns after which a claim is not prepared any more.
+    ended: watch::Sender<u64>,
+    /// The GPUs of which claims have shares, by UUID, after the last turn.
+    gpus_in_use: watch::Sender<BTreeMap<String, Gpu>>,
+    pending: Arc<Mutex<Pending>>,
+}
+
+/// What tasks leave for others, without waiting for a turn.
+#[derive(Default)]
+struct Pending {
+    /// Results of scans that no turn has taken over yet.
+    inventory: Option<Result<Inventory, String>>,
+    contexts: Option<BTreeMap<String, ContextSize>>,
+    /// UIDs of claims that a Prepare without room found to be gone, until `clean_up` takes them.
+    suspects: BTreeSet<String>,
+}
+
+/// A claim, as it was read from the API server.
+pub(crate) type ReadClaim = (ClaimId, ResourceClaim);
+
+/// The Prepare calls that wait for a turn.
+#[derive(Default)]
+struct Queue {
+    next: u64,
+    waiting: Vec<Call>,
+}
+
+struct Call {
+    number: u64,
+    batch: Vec<ReadClaim>,
+    /// Says which of its claims were unprepared meanwhile.
+    unprepared: Box<dyn FnOnce() -> BTreeSet<String> + Send>,
+    answer: oneshot::Sender<Done>,
+}
+
+/// The answers of a turn for the claims of one call.
+pub(crate) struct Done {
+    /// In the order of the batch. None: the claim was unprepared before the turn.
+    pub(crate) answers: Vec<Option<Result<Vec<Prepared>, Error>>>,
+    /// When the turn began, and how long its parts took, for all calls together.
+    pub(crate) began: std::time::Instant,
+    pub(crate) parts: Parts,
+}
+
+// === impl SharedNode ===
+
+impl SharedNode {
+    #[must_use]
+    pub fn new(node: Node) -> Self {
+        Self {
+            lock: node.lock.clone(),
+            gpus_in_use: watch::Sender::new(node.checkpoint.gpus.clone()),
+            pending: Arc::default(),
+            node: Arc::new(Mutex::new(node)),
+            order: Arc::default(),
+            queue: Arc::default(),
+            turns: Arc::default(),
+            ended: watch::Sender::default(),
+        }
+    }
+
+    /// Prepares claims in a turn, together with those of other calls that wait. `unprepared` says, when the turn begins, which
+    /// of them were unprepared meanwhile.
+    ///
+    /// # Errors
+    /// The lock was not free in time, or the turn panicked.
+    pub(crate) async fn prepare(
+        &self,
+        batch: Vec<ReadClaim>,
+        unprepared: impl FnOnce() -> BTreeSet<String> + Send + 'static,
+    ) -> Result<Done, Error> {
+        let (number, mut answer) = lock(&self.queue).enter(batch, Box::new(unprepared));
+        let queue = self.queue.clone();
+        let turn = self.turn_then(
+            move |node, locked| {
+                let calls = mem::take(&mut lock(&queue).waiting);
+                prepare_calls(calls, node, locked)
+            },
+            |answers| {
+                for (to, done) in answers {
+                    // If kubelet has cancelled the call meanwhile, it repeats it.
+                    let _ = to.send(done);
+                }
+            },
+        );
+        let panicked = |_| Error::Ended("its turn panicked".into());
+        tokio::select! {
+            biased;
+            // Another call's turn has prepared them.
+            done = &mut answer => done.map_err(panicked),
+            turned = turn => match turned {
+                Err(error) if lock(&self.queue).leave(number) => Err(error),
+                // The claims are in this turn, or in one that began before.
+                _ => (&mut answer).await.map_err(panicked),
+            },
+        }
+    }
+
+    /// Changes the node while no other call and no other instance does.
+    ///
+    /// # Errors
+    /// The lock was not free in time, or the work panicked.
+    pub async fn turn<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Node, &Locked) -> T + Send + 'static,
+    ) -> Result<T, Error> {
+        self.turn_then(work, |done| done).await
+    }
+
+    /// Does the same, and runs `then` once the lock is free again, even if the caller has gone away by then.
+    ///
+    /// # Errors
+    /// The lock was not free in time, or the work panicked.
+    async fn turn_then<T, U: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Node, &Locked) -> T + Send + 'static,
+        then: impl FnOnce(T) -> U + Send + 'static,
+    ) -> Result<U, Error> {
+        let deadline = Instant::now() + LOCKED_WITHIN;
+        let order = timeout_at(deadline, self.order.clone().lock_owned()).await;
+        let order = order.map_err(|_| taken(&self.lock))?;
+        let locked = lock_until(&self.lock, deadline).await?;
+        let node = self.clone();
+        let work = tokio::task::spawn_blocking(move || {
+            let done = {
+                let mut changed = node.lock();
+                let before: Vec<String> = changed.checkpoint.claims.keys().cloned().collect();
+                let done = work(&mut changed, &locked);
+                if before.iter().any(|uid| !changed.checkpoint.claims.contains_key(uid)) {
+                    node.wake_waiting();
+                }
+                node.gpus_in_use.send_if_modified(|known| {
+                    let is_new = *known != changed.checkpoint.gpus;
+                    if is_new {
+                        known.clone_from(&changed.checkpoint.gpus);
+                    }
+                    is_new
+                });
+                node.turns.fetch_add(1, Ordering::Release);
+                done
+            };
+            drop(locked);
+            drop(order);
+            then(done)
+        });
+        work.await.map_err(|error| Error::Ended(error.to_string()))
+    }
+
+    /// Reads the node, or changes only what is in memory.
+    ///
+    /// # Errors
+    /// The work panicked.
+    pub async fn read<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Node) -> T + Send + 'static,
+    ) -> Result<T, Error> {
+        let node = self.clone();
+        let work = tokio::task::spawn_blocking(move || work(&mut node.lock()));
+        work.await.map_err(|error| Error::Ended(error.to_string()))
+    }
+
+    /// Unprepares a claim for which kubelet sends nothing any more, if it is still prepared as `seen` and no container has a
+    /// share of it. Returns false otherwise.
+    ///
+    /// # Errors
+    /// The lock was not free in time, or the claim cannot be unprepared.
+    pub async fn release_unused<M: MountUsers>(&self, users: M, uid: &str, seen: Entry) -> Result<bool, Error> {
+        let uid = uid.to_owned();
+        let release = self.turn(move |node, locked| {
+            // Another instance may have prepared it meanwhile.
+            let is_same = node.begin_turn(locked).is_ok() && node.entry(&uid) == Some(&seen);
+            let is_free = || {
+                let living = users.living(&node.share_mounts(&uid));
+                living.is_ok_and(|living| living.is_empty())
+            };
+            let is_unused = is_same && is_free();
+            match is_unused {
+                true => node.unprepare(locked, &[&uid]).remove(0).map(|()| true),
+                false => Ok(false),
+            }
+        });
+        release.await?
+    }
+
+    /// Returns how many turns have ended. While the number stays the same, so do the claims in this instance's memory.
+    #[must_use]
+    pub fn turns(&self) -> u64 {
+        self.turns.load(Ordering::Acquire)
+    }
+
+    /// Wakes the calls that wait for room: a claim was unprepared, perhaps one that waits.
+    pub fn wake_waiting(&self) {
+        self.ended.send_modify(|times| *times += 1);
+    }
+
+    /// Changes after each turn that found or made a claim unprepared, and after each Unprepare.
+    #[must_use]
+    pub fn ended(&self) -> watch::Receiver<u64> {
+        self.ended.subscribe()
+    }
+
+    /// The GPUs of which claims had shares after the last turn, as they were published, by index. Waits for no turn.
+    #[must_use]
+    pub fn gpus_in_use(&self) -> Vec<Gpu> {
+        let mut gpus: Vec<Gpu> = self.gpus_in_use.borrow().values().cloned().collect();
+        gpus.sort_by_key(|gpu| gpu.index);
+        gpus
+    }
+
+    /// Sets the GPUs for the turns that begin from now on. Waits for none.
+    pub fn set_inventory(&self, inventory: Result<Inventory, String>) {
+        self.pending().inventory = Some(inventory);
+    }
+
+    /// Sets the size of a context on each GPU, for the turns that begin from now on. Waits for none.
+    pub fn set_contexts(&self, contexts: BTreeMap<String, ContextSize>) {
+        self.pending().contexts = Some(contexts);
+    }
+
+    /// Makes `clean_up` read these claims next, which a Prepare without room found to be gone.
+    pub fn suspect(&self, uids: impl IntoIterator<Item = String>) {
+        self.pending().suspects.extend(uids);
+    }
+
+    #[must_use]
+    pub fn take_suspects(&self) -> BTreeSet<String> {
+        mem::take(&mut self.pending().suspects)
+    }
+
+    fn pending(&self) -> MutexGuard<'_, Pending> {
+        lock(&self.pending)
+    }
+
+    /// Locks the state of this process. Blocks while a turn works, so only for threads that may wait for a disk.
+    pub fn lock(&self) -> MutexGuard<'_, Node> {
+        let mut node = lock(&self.node);
+        let (inventory, contexts) = {
+            let mut pending = self.pending();
+            (pending.inventory.take(), pending.contexts.take())
+        };
+        if let Some(inventory) = inventory {
+            node.set_inventory(inventory);
+        }
+        if let Some(contexts) = contexts {
+            node.set_contexts(contexts);
+        }
+        node
+    }
+}
+
+// === impl Queue ===
+
+impl Queue {
+    /// Adds a call. Returns its number, and where its answer will be.
+    fn enter(
+        &mut self,
+        batch: Vec<ReadClaim>,
+        unprepared: Box<dyn FnOnce() -> BTreeSet<String> + Send>,
+    ) -> (u64, oneshot::Receiver<Done>) {
+        let (answer, answered) = oneshot::channel();
+        let number = self.next;
+        self.next += 1;
+        self.waiting.push(Call {
+            number,
+            batch,
+            unprepared,
+            answer,
+        });
+        (number, answered)
+    }
+
+    /// Takes a call out of the queue. Returns false if a turn has taken it.
+    fn leave(&mut self, number: u64) -> bool {
+        let before = self.waiting.len();
+        self.waiting.retain(|call| call.number != number);
+        self.waiting.len() < before
+    }
+}
+
+/// Prepares the claims of these calls. Returns each call's answer, which is sent when the turn is over.
+fn prepare_calls(mut calls: Vec<Call>, node: &mut Node, locked: &Locked) -> Vec<(oneshot::Sender<Done>, Done)> {
+    calls.retain(|call| !call.answer.is_closed());
+    if calls.is_empty() {
+        return Vec::new();
+    }
+    let began = std::time::Instant::now();
+    let (mut all, mut taken) = (Vec::new(), Vec::new());
+    for call in calls {
+        let unprepared = (call.unprepared)();
+        let is_wanted: Vec<bool> = call.batch.iter().map(|(id, _)| !unprepared.contains(&id.uid)).collect();
+        all.extend(call.batch.into_iter().filter(|(id, _)| !unprepared.contains(&id.uid)));
+        taken.push((call.answer, is_wanted));
+    }
+    let (prepared, parts) = node.prepare(locked, &all);
+    let mut prepared = prepared.into_iter();
+    let done = taken.into_iter().map(|(to, is_wanted)| {
+        let answers = is_wanted.into_iter().map(|is_wanted| match is_wanted {
+            true => prepared.next(),
+            false => None,
+        });
+        let answers = answers.collect();
+        (to, Done { answers, began, parts })
+    });
+    done.collect()
+}
+
+/// Waits for a lock file until `deadline`.
+///
+/// # Errors
+/// The lock was not free in time, or the file cannot be locked.
+pub async fn lock_until(file: &LockFile, deadline: Instant) -> Result<Locked, Error> {
+    loop {
+        if let Some(locked) = file.try_lock().map_err(Error::Lock)? {
+            return Ok(locked);
+        }
+        if Instant::now() >= deadline {
+            return Err(taken(file));
+        }
+        tokio::time::sleep(TRIED_EVERY).await;
+    }
+}
+
+fn taken(file: &LockFile) -> Error {
+    Error::LockTaken(file.path().to_path_buf())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

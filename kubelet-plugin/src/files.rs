@@ -1,3 +1,0 @@
-//! Files by `vgpu_node::files`.
-
-pub use vgpu_node::files::*;
