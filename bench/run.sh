@@ -45,7 +45,7 @@ if runs allocator; then
 fi
 if runs cluster || runs translate || runs quota || runs usage || runs controller; then
   build/prerequisites.sh demo
-  cargo build --quiet --release -p vgpu-e2e -p vgpu-bench --bin vgpu-e2e --bin vgpu-client --bin vgpu-bench
+  cargo build --quiet --release -p vgpu-e2e -p vgpu-bench --bin vgpu-e2e --bin vgpu-bench
 fi
 if runs calls; then
   cargo build --quiet --profile programs -p vgpu-bench --bin bench-calls

@@ -154,7 +154,7 @@ installed=("${chart[@]}" --version "$version")
 runs() {
   local image digest
   kubectl "${ours[@]}" get pods -o jsonpath='{.items[*].spec.containers[*].image}' >"$work/said"
-  for image in kubelet-plugin controller; do # the third is for nodes without software GPUs
+  for image in kubelet-plugin controller; do # of the others no pod of the chart runs here
     digest=$(sed -n "s|^dra-driver-vgpu/$image ||p" "$1/images.txt")
     grep -qF "$address/dra-driver-vgpu/$image@$digest" "$work/said" || fail "no pod runs $image@$digest: $(cat "$work/said")"
   done
@@ -175,6 +175,14 @@ echo "from \`helm install\` to the plugin's DaemonSet Ready, its image pulled: $
 ready
 echo "to the controller Ready: $(since "$start")"
 runs "$first"
+if [ -z "${FROM:-}" ]; then
+  say "the first pod, pasted from the chart's notes"
+  helm get notes dra-driver-vgpu "${ours[@]}" | sed -n '/^kubectl apply/,/^kubectl delete/p' >"$work/pasted"
+  grep -qF "$address/$(sed -n 's|\(dra-driver-vgpu/client\) |\1@|p' release/images.txt)" "$work/pasted" ||
+    fail "the notes do not name the released image client: $(cat "$work/pasted")"
+  # shellcheck source=/dev/null
+  . "$work/pasted"
+fi
 kubectl apply -f deploy/examples/fraction
 pods=(pod/fraction-1 pod/fraction-2) # not all: the ninth waits
 kubectl wait --for=jsonpath='{.status.phase}'=Running "${pods[@]}" --timeout=90s

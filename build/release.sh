@@ -2,6 +2,7 @@
 # release.sh: packs dist/ into release/ for the commit that is checked out. docs/release.md is the checklist around it.
 # release.sh check: packs a second time in another folder, and compares the bytes.
 # release.sh check FOLDER: also compares with the release/ of another clone.
+# release.sh notes: prints the CHANGELOG's section of this version, for the release's page.
 # release.sh push REGISTRY: pushes images and chart, and signs them there. Plain HTTP only if REGISTRY is on loopback.
 #
 #   images/*.tar                   OCI layouts: an index, its manifest, and layers; images.txt has their digests
@@ -25,7 +26,7 @@ export VGPU_DIST=$root/dist # of vgpu-e2e, whatever the caller names
 readonly ARCH=linux-amd64 MOST=$((40 << 20)) # bytes of the plugin's image
 readonly UNKNOWN=https://example.invalid/dra-driver-vgpu
 # The crates of the shipped programs and libraries, for the SBOM.
-readonly CRATES=(kubelet-plugin driver cli kubelet-plugin/cdi-hook vgpu-core/shim vgpu-core/preload)
+readonly CRATES=(kubelet-plugin driver cli e2e/client kubelet-plugin/cdi-hook vgpu-core/shim vgpu-core/preload)
 signing=(--key "${COSIGN_KEY:-}" --tlog-upload=false --use-signing-config=false --yes)
 
 loud() {
@@ -116,11 +117,14 @@ chart() { # TO WORK
   rm -r "$work/dra-driver-vgpu"
   tar -xmzf "$work/dra-driver-vgpu-$version.tgz" -C "$work"
   packed "$1/dra-driver-vgpu-$version.tgz" "$work" dra-driver-vgpu
-  # The rendered chart names each image by its digest.
-  helm template x "$1/dra-driver-vgpu-$version.tgz" --kube-version 1.37.0 --set images.registry=registry.invalid >"$work/rendered"
+  # The rendered chart names each image by its digest, and takes VGPU_REGISTRY as it is.
+  local registry=(--set images.registry=registry.invalid) registry_named=${VGPU_REGISTRY:-registry.invalid}
+  [ -z "${VGPU_REGISTRY:-}" ] || registry=()
+  helm template x "$1/dra-driver-vgpu-$version.tgz" --kube-version 1.37.0 "${registry[@]}" >"$work/rendered" ||
+    fail "helm cannot render the chart${VGPU_REGISTRY:+ with VGPU_REGISTRY=$VGPU_REGISTRY}: see the lines above"
   for image in kubelet-plugin controller; do
     digest=$(sed -n "s|^dra-driver-vgpu/$image ||p" "$1/images.txt")
-    grep -q "registry.invalid/dra-driver-vgpu/$image@$digest" "$work/rendered" ||
+    grep -qF "${registry_named%/}/dra-driver-vgpu/$image@$digest" "$work/rendered" ||
       fail "the chart does not name $image@$digest: values.yaml needs a line for it in images.digests"
   done
 }
@@ -234,5 +238,9 @@ case ${1:-} in
     tools
     push "${2:-}"
     ;;
-  *) fail "$1: write nothing, check [FOLDER] or push REGISTRY" ;;
+  notes)
+    committed
+    awk -v "begin=## [$version]" 'index($0, "## ") == 1 {is = index($0, begin) == 1; next} is' CHANGELOG.md
+    ;;
+  *) fail "$1: write nothing, check [FOLDER], notes or push REGISTRY" ;;
 esac

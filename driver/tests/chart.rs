@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::process::Command;
 
 use serde_json::Value;
 use vgpu_api::config::AllocationPolicy;
@@ -47,6 +48,10 @@ controller.policy=Spread | 'binpack', 'spread', 'numa', 'pcie', 'whole-gpus', 'f
 controller.policy= | /controller/policy
 deviceClasses.vgpu.config.allocationPolicy=best | /deviceClasses/vgpu/config/allocationPolicy
 admission.foreignClasses=nic | /admission/foreignClasses
+# They are texts of CEL.
+admission.foreignClasses={it's} | /admission/foreignClasses/0
+admission.derivedClasses={a b} | /admission/derivedClasses/0
+admission.foreignResources={it's} | /admission/foreignResources/0
 translate.dialects=hami | /translate/dialects
 translate.dialects={HAMi} | /translate/dialects/0
 translate.dialects={hami,hami} | /translate/dialects
@@ -75,6 +80,13 @@ controller.logLevel=loud | /controller/logLevel
 plugin.logLevel=kube=debug | /plugin/logLevel
 plugin.logLevel=info\\,kube=loud | /plugin/logLevel
 plugin.kubeletRoot=kubelet | /plugin/kubeletRoot
+# Kubernetes takes no mount path with a colon, and no hostPath with two dots.
+plugin.kubeletRoot=/var/lib/kube:let | /plugin/kubeletRoot
+plugin.cdiDir=/var/run/../cdi | /plugin/cdiDir
+plugin.cdiDir=null | missing property 'cdiDir'
+driverRoot=/run/.. | /driverRoot
+driverRoot=null | missing property 'driverRoot'
+softGpu.state=/var/lib:soft | /softGpu/state
 plugin.libraryStore=lib | /plugin/libraryStore
 # It would hide the plugin's own files.
 plugin.libraryStore=/usr | /plugin/libraryStore
@@ -178,6 +190,39 @@ fn the_library_is_put_where_the_values_say() {
         assert_eq!(named(&pod["volumes"])["hostPath"]["path"], store);
         assert_eq!(named(&pod["containers"][0]["volumeMounts"])["mountPath"], store);
     }
+}
+
+/// Each is one word of the plugin's arguments and one path of its volumes, whatever YAML or a template would make of it.
+#[test]
+fn paths_stay_what_they_are_in_the_values() {
+    let Some(helm) = helm("paths_stay_what_they_are_in_the_values") else {
+        return;
+    };
+    let path = r#"/a b/..c/.d/ # {{ .Values }} e, f 'g' "h" [i] & *j \k"#;
+    let set = path.replace('\\', r"\\").replace(',', r"\,");
+    let values =
+        ["driverRoot", "plugin.kubeletRoot", "plugin.cdiDir", "softGpu.state"].map(|key| format!("{key}={set}"));
+    let rendered = render(&helm, &values.each_ref().map(String::as_str)).expect("rendered");
+    let flags = arguments(&rendered, "DaemonSet");
+    for flag in ["driver-root-host", "kubelet-root", "cdi-dir", "soft-gpu-state"] {
+        let flag = format!("--{flag}={path}");
+        assert!(flags.contains(&flag), "{flag}: {flags:?}");
+    }
+    let pod = &one(&rendered, "DaemonSet")["spec"]["template"]["spec"];
+    let named = |list: &Value, place: &[&str]| -> BTreeSet<String> {
+        let at = |entry: &Value| place.iter().fold(entry.clone(), |value, key| value[key].clone());
+        let all = list.as_array().expect("a list").iter().map(at);
+        all.filter_map(|path| Some(path.as_str()?.to_owned())).collect()
+    };
+    let below = ["", "/plugins/dra.vgpu", "/plugins_registry", "/pod-resources"].map(|folder| path.to_owned() + folder);
+    for found in [
+        named(&pod["volumes"], &["hostPath", "path"]),
+        named(&pod["containers"][0]["volumeMounts"], &["mountPath"]),
+    ] {
+        assert!(below.iter().all(|path| found.contains(path)), "{found:?}");
+    }
+    let state = pod["containers"][0]["env"].as_array().expect("variables").iter();
+    assert_eq!(state.filter(|variable| variable["value"] == path).count(), 1);
 }
 
 /// The init container's folders are those that the plugin uses, and without `softGpu.gpus` there is none.
@@ -833,6 +878,8 @@ fn helm_test_is_a_probe_with_rights_in_its_namespace_alone() {
     );
     let kinds: Vec<&str> = objects.iter().filter_map(|object| object["kind"].as_str()).collect();
     assert_eq!(kinds, ["ServiceAccount", "Role", "RoleBinding", "Pod"]);
+    let annotations = &one(&objects, "Pod")["metadata"]["annotations"];
+    assert_eq!(annotations["helm.sh/hook-output-log-policy"], "hook-failed");
     let pod = &one(&objects, "Pod")["spec"];
     assert_eq!(pod["serviceAccountName"], "x-test");
     assert_eq!(one(&objects, "RoleBinding")["subjects"][0]["name"], "x-test");
@@ -929,9 +976,83 @@ fn images_come_from_the_registry_by_tag_or_by_digest() {
     // What it names is known, whoever owns the name.
     images(&["images.registry=docker.io", &by_digest]);
     let refused = render(&helm, &["images.tag=dev", &by_digest]).expect_err("which of them?");
-    assert!(refused.contains("images.digests.plugin="), "{refused}");
+    assert!(refused.contains("images.digests=null"), "{refused}");
     // The values of an earlier release lack this field.
     images(&["images.digests=null"]);
+}
+
+/// What helm prints after an installation: helm itself renders it only for a cluster.
+fn notes(helm: &Path, values: &[&str]) -> String {
+    let chart = Path::new(env!("CARGO_TARGET_TMPDIR")).join("notes");
+    let templates = chart.join("templates");
+    let _ = std::fs::remove_dir_all(&chart); // of an earlier run
+    let copied = Command::new("cp").arg("-rT").arg(support::chart()).arg(&chart).status();
+    assert!(copied.expect("cp").success());
+    let text = std::fs::read_to_string(templates.join("NOTES.txt")).expect("notes");
+    let named = format!("{{{{ define \"notes\" }}}}{text}{{{{ end }}}}");
+    std::fs::write(templates.join("_notes.tpl"), named).expect("written");
+    let object = "notes: {{ include \"notes\" . | quote }}";
+    std::fs::write(templates.join("notes.yaml"), object).expect("written");
+    let only = ["--kube-version", "1.37.1", "--show-only", "templates/notes.yaml"];
+    let objects = support::template_of(&chart, helm, ["x", "n"], &only, values)
+        .unwrap_or_else(|text| panic!("{values:?}: {text}"));
+    objects[0]["notes"].as_str().expect("a text").to_owned()
+}
+
+/// The objects that whoever pastes the notes' first command applies.
+fn first_pod(helm: &Path, values: &[&str]) -> Vec<Value> {
+    let text = notes(helm, values);
+    let pasted = text
+        .split_once("<<'EOF'\n")
+        .and_then(|(_, rest)| rest.split_once("\nEOF\n"));
+    serde_saphyr::from_multiple(pasted.unwrap_or_else(|| panic!("no manifest in {text}")).0).expect("YAML")
+}
+
+#[test]
+fn the_notes_have_the_readmes_pod_with_the_image_of_these_values() {
+    let Some(helm) = helm("the_notes_have_the_readmes_pod_with_the_image_of_these_values") else {
+        return;
+    };
+    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
+    let readme = std::fs::read_to_string(readme).expect("README.md");
+    let block = readme
+        .split_once("```yaml\n")
+        .and_then(|(_, rest)| rest.split_once("```"));
+    let readmes: Vec<Value> = serde_saphyr::from_multiple(block.expect("a block").0).expect("YAML");
+    // A chart whose images' registry is the README's, and the tag of its version.
+    assert_eq!(first_pod(&helm, &["images.registry=registry.example.com"]), readmes);
+
+    let image = |values: &[&str]| {
+        let objects = first_pod(&helm, values);
+        let container = &one(&objects, "Pod")["spec"]["containers"][0];
+        container["image"].as_str().expect("an image").to_owned()
+    };
+    let digest = format!("sha256:{}", "a".repeat(64));
+    assert_eq!(
+        image(&[&format!("images.digests.client={digest}")]),
+        format!("r.example/dra-driver-vgpu/client@{digest}")
+    );
+    let imported = ["images.registry=docker.io,images.tag=dev,images.pullPolicy=Never"];
+    assert_eq!(image(&imported), "docker.io/dra-driver-vgpu/client:dev");
+    let objects = first_pod(&helm, &imported);
+    assert_eq!(
+        one(&objects, "Pod")["spec"]["containers"][0]["imagePullPolicy"],
+        "Never"
+    );
+    // Nobody owns that name there, and the values of an earlier chart have none.
+    for values in [
+        "images.registry=docker.io,images.plugin=team/plugin,images.controller=team/controller",
+        "images.client=null",
+    ] {
+        let fallback = format!(
+            "registry.example.com/dra-driver-vgpu/client:{}",
+            env!("CARGO_PKG_VERSION")
+        );
+        assert_eq!(image(&[values]), fallback, "{values}");
+    }
+    let secret = first_pod(&helm, &["images.pullSecrets[0].name=s"]);
+    assert_eq!(one(&secret, "Pod")["spec"]["imagePullSecrets"][0]["name"], "s");
+    assert!(!notes(&helm, &["deviceClasses.vgpu.create=false"]).contains("EOF"));
 }
 
 /// The nodeSelectorTerms of the plugin, as text.

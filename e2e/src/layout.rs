@@ -17,11 +17,11 @@ pub fn workspace() -> PathBuf {
 /// The programs that `vgpu run` needs.
 const LOCAL: [&str; 3] = ["vgpu", "libvgpu.so", "libvgpu-preload.so"];
 /// Additional programs for a cluster.
-const REMAINING: [&str; 3] = ["vgpu-kubelet-plugin", "vgpu-controller", "vgpu-cdi-hook"];
+const REMAINING: [&str; 4] = ["vgpu-kubelet-plugin", "vgpu-controller", "vgpu-cdi-hook", "vgpu-client"];
 
 /// The release artefacts: `$VGPU_DIST`, else `dist/` of the clone.
 pub fn dist() -> Result<PathBuf> {
-    with(&[LOCAL, REMAINING].concat())
+    with(&[&LOCAL[..], &REMAINING].concat())
 }
 
 /// The same folder, checked only for the programs of a share without a cluster.

@@ -33,9 +33,12 @@ impl Place {
         let folder = tempfile::tempdir().unwrap();
         let open = |path: &Path| fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
         open(folder.path());
-        for program in [env!("CARGO_BIN_EXE_vgpu-e2e"), env!("CARGO_BIN_EXE_vgpu-client")] {
-            let copy = folder.path().join(Path::new(program).file_name().unwrap());
-            fs::copy(program, &copy).unwrap();
+        let program = Path::new(env!("CARGO_BIN_EXE_vgpu-e2e"));
+        // Cargo builds no program of another package for a test.
+        for program in [program.to_owned(), program.with_file_name("vgpu-client")] {
+            let copy = folder.path().join(program.file_name().unwrap());
+            fs::copy(&program, &copy)
+                .unwrap_or_else(|e| panic!("{}: {e}: run `cargo build -p vgpu-client`", program.display()));
             open(&copy);
         }
         fs::create_dir(folder.path().join("bin")).unwrap();

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-fn chart() -> PathBuf {
+pub(crate) fn chart() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/helm/dra-driver-vgpu")
 }
 
@@ -55,11 +55,22 @@ pub(crate) fn template_as(
     more: &[&str],
     values: &[&str],
 ) -> Result<Vec<Value>, String> {
+    template_of(&chart(), helm, [release, namespace], more, values)
+}
+
+/// All objects of another chart in this release and namespace.
+pub(crate) fn template_of(
+    chart: &Path,
+    helm: &Path,
+    [release, namespace]: [&str; 2],
+    more: &[&str],
+    values: &[&str],
+) -> Result<Vec<Value>, String> {
     let mut command = Command::new(helm);
     command
         .args(["template", release, "--namespace", namespace])
         .args(more)
-        .arg(chart())
+        .arg(chart)
         .args(["--set", "images.registry=r.example"]);
     for value in values {
         command.args(["--set", value]);

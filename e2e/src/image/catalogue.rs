@@ -12,12 +12,14 @@ use crate::{layout, shell};
 
 /// Packages that our glibc programs need.
 const LIBC: [&str; 2] = ["libc6", "libgcc-s1"];
-/// Packages of the client image: also Python with ctypes for NVML's own binding, and a shell.
+/// Packages of the client image of tests: also Python with ctypes for NVML's own binding, and a shell.
 const PYTHON: [&str; 5] = ["libc6", "libgcc-s1", "python3", "dash", "coreutils"];
 /// The image of the chart's `softGpu.gpus`.
 pub const SOFT_GPU: &str = "soft-gpu";
 const PLUGIN: &str = "kubelet-plugin";
 const CONTROLLER: &str = "controller";
+/// The image of a first pod.
+const CLIENT: &str = "client";
 /// The image without glibc.
 const STATIC: [&str; 1] = ["busybox-static"];
 
@@ -81,7 +83,7 @@ pub fn client_program() -> Result<PathBuf> {
         .find(|path| path.is_file());
     found.with_context(|| {
         format!(
-            "vgpu-client is not beside {}: run `cargo build -p vgpu-e2e`",
+            "vgpu-client is not beside {}: run `cargo build -p vgpu-client`",
             own.display()
         )
     })
@@ -111,13 +113,10 @@ pub(super) fn all(cache: &Path, output: &Path, dist: &Path, say: &mut dyn FnMut(
     let busybox = base(cache, &mut apt, "static", &STATIC, say)?;
 
     let pynvml = pynvml(cache)?;
-    let mut client = Contents::default()
-        .file(client_program()?, "usr/bin/vgpu-client", 0o755)
-        .file(pynvml, "usr/lib/python3/dist-packages/pynvml.py", 0o644)
-        .folder("tmp", 0o1777);
+    let mut for_tests = Contents::default().file(pynvml, "usr/lib/python3/dist-packages/pynvml.py", 0o644);
     let nvidia_smi = match nvidia_smi(cache, &mut apt) {
         Ok(program) => {
-            client = client.file(program, "usr/bin/nvidia-smi", 0o755);
+            for_tests = for_tests.file(program, "usr/bin/nvidia-smi", 0o755);
             true
         }
         Err(error) => {
@@ -130,15 +129,16 @@ pub(super) fn all(cache: &Path, output: &Path, dist: &Path, say: &mut dyn FnMut(
         .link("busybox", "usr/bin/sleep");
 
     let layer = |name: &str, top: Contents| top.write(&output.join(format!("{name}-layer.tar")));
-    let client = vec![python, layer("client", client)?];
+    let for_tests = layer("client-for-tests", for_tests)?;
     let no_glibc = vec![busybox, layer("no-glibc", shell_links)?];
-    let others = [
-        ("client", client, "/usr/bin/vgpu-client"),
-        ("no-glibc", no_glibc, "/usr/bin/sh"),
-    ];
-    let ours = products(&libc, dist, output)?.map(|product| (product.name, product.layers, product.entrypoint));
+    let ours = products(&libc, &python, dist, output)?.map(|mut product| {
+        if product.name == CLIENT {
+            product.layers.push(for_tests.clone());
+        }
+        (product.name, product.layers, product.entrypoint)
+    });
     let mut archives = Vec::new();
-    for (name, layers, entrypoint) in ours.into_iter().chain(others) {
+    for (name, layers, entrypoint) in ours.into_iter().chain([("no-glibc", no_glibc, "/usr/bin/sh")]) {
         let to = output.join(format!("{name}.tar"));
         archive(&repository(name, "dev"), &layers, &[entrypoint], &Labels::new(), &to)?;
         archives.push(to);
@@ -158,7 +158,7 @@ pub(super) fn release(
     let parts = output.join("parts");
     fs::create_dir_all(&parts).with_context(|| format!("cannot create {}", parts.display()))?;
     let mut released = Vec::new();
-    for product in products(&libc, dist, &parts)? {
+    for product in products(&libc, &libc, dist, &parts)? {
         let file = output.join(format!("{}.tar", product.name));
         let name = repository(product.name, &release.version);
         let labels = release.labels(product.name, product.description);
@@ -173,7 +173,7 @@ fn repository(name: &str, tag: &str) -> String {
     format!("docker.io/dra-driver-vgpu/{name}:{tag}")
 }
 
-/// Returns true for the archive of an image that users get, and false for those of this cluster's own pods.
+/// Returns true for the archive of an image that the chart's own pods have, and false for those of other pods.
 #[must_use]
 pub fn is_of_the_driver(archive: &Path) -> bool {
     archive
@@ -189,8 +189,8 @@ struct Product {
     entrypoint: &'static str,
 }
 
-/// Writes the layers of our images into `parts`.
-fn products(libc: &Layer, dist: &Path, parts: &Path) -> Result<[Product; 3]> {
+/// Writes the layers of our images into `parts`. `below_client`: the packages of the client's image.
+fn products(libc: &Layer, below_client: &Layer, dist: &Path, parts: &Path) -> Result<[Product; 4]> {
     let licensed = || Contents::default().file(layout::workspace().join("LICENSE"), "licenses/LICENSE", 0o644);
     let plugin = licensed()
         .file(dist.join("vgpu-kubelet-plugin"), "usr/bin/vgpu-kubelet-plugin", 0o755)
@@ -201,11 +201,15 @@ fn products(libc: &Layer, dist: &Path, parts: &Path) -> Result<[Product; 3]> {
         .file(dist.join("vgpu-controller"), "usr/bin/vgpu-controller", 0o755)
         // For `helm test` and the pod of `vgpu doctor --probe`.
         .file(dist.join("vgpu"), "usr/bin/vgpu", 0o755);
+    let client = licensed()
+        .file(dist.join("vgpu-client"), "usr/bin/vgpu-client", 0o755)
+        .folder("tmp", 0o1777);
     let layer = |name: &str, top: Contents| top.write(&parts.join(format!("{name}-layer.tar")));
     let plugin = vec![libc.clone(), layer(PLUGIN, plugin)?];
     // The plugin's program copies these files to the node. A registry and a node have its layers once.
     let soft_gpu = [plugin.clone(), vec![layer(SOFT_GPU, soft_gpu(dist))?]].concat();
     let controller = vec![libc.clone(), layer(CONTROLLER, controller)?];
+    let client = vec![below_client.clone(), layer(CLIENT, client)?];
     Ok([
         Product {
             name: PLUGIN,
@@ -224,6 +228,12 @@ fn products(libc: &Layer, dist: &Path, parts: &Path) -> Result<[Product; 3]> {
             description: "Software GPUs of dra-driver-vgpu, to try it on a cluster without a GPU: nothing computes",
             layers: soft_gpu,
             entrypoint: "/usr/bin/vgpu-kubelet-plugin",
+        },
+        Product {
+            name: CLIENT,
+            description: "A CUDA program of dra-driver-vgpu for a first pod: holds memory, and checks the limit of its share",
+            layers: client,
+            entrypoint: "/usr/bin/vgpu-client",
         },
     ])
 }
@@ -428,13 +438,14 @@ mod tests {
             "libvgpu.so",
             "libvgpu-preload.so",
             "vgpu-cdi-hook",
+            "vgpu-client",
             "soft-gpu/libcuda.so.1",
             "soft-gpu/libnvidia-ml.so.1",
         ] {
             fs::write(at(name), "x").unwrap();
         }
         let libc = Contents::default().write(&at("libc")).unwrap();
-        for product in products(&libc, folder.path(), folder.path()).unwrap() {
+        for product in products(&libc, &libc, folder.path(), folder.path()).unwrap() {
             let mut names = product.layers.iter().flat_map(|layer| {
                 let mut archive = tar::Archive::new(fs::File::open(&layer.file).unwrap());
                 let entries = archive.entries().unwrap();
@@ -447,12 +458,13 @@ mod tests {
                 "{}",
                 product.name
             );
-            assert!(
+            // No pod of the chart has the client.
+            assert_eq!(
                 is_of_the_driver(&at(product.name).with_extension("tar")),
+                product.name != CLIENT,
                 "{}",
                 product.name
             );
         }
-        assert!(!is_of_the_driver(Path::new("client.tar")));
     }
 }

@@ -18,7 +18,16 @@ app.kubernetes.io/instance: {{ $root.Release.Name | quote }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 
-{{/* vgpu.image (list . "plugin"): the image of images.plugin, images.controller or images.softGpu. Never a name that the container runtime
+{{/* vgpu.unowned (list . "client"): not empty if the image would be pulled by a name that nobody owns on Docker Hub yet: whoever
+takes it would get a privileged container on every node. */}}
+{{- define "vgpu.unowned" -}}
+{{- $images := (index . 0).Values.images -}}
+{{- $part := index . 1 -}}
+{{- $name := printf "%s/%s" (trimSuffix "/" ($images.registry | default "")) (get $images $part) -}}
+{{- if and (not (get ($images.digests | default dict) $part)) (ne $images.pullPolicy "Never") (regexMatch "^([a-z0-9-]+[.])?docker[.]io/dra-driver-vgpu/" $name) }}unowned{{ end -}}
+{{- end -}}
+
+{{/* vgpu.image (list . "plugin"): the image of images.plugin, images.controller, images.softGpu or images.client. Never a name that the container runtime
 completes by itself: what it would pull is Docker Hub's. */}}
 {{- define "vgpu.image" -}}
 {{- $images := (index . 0).Values.images -}}
@@ -34,10 +43,9 @@ completes by itself: what it would pull is Docker Hub's. */}}
 {{- fail (printf "images.registry is %q. Write a registry's host, its port if it has one, and folders, for example images.registry=registry.example.com/team. A name without a host would be pulled from docker.io." $registry) }}
 {{- end }}
 {{- if and $digest $images.tag }}
-{{- fail (printf "images.tag is %q, and images.digests.%s is set too, which decides alone. Write images.digests.plugin= and images.digests.controller= to use images of that tag, or leave out images.tag." $images.tag $part) }}
+{{- fail (printf "images.tag is %q, and images.digests.%s is set too, which decides alone. Write images.digests=null to use the images of that tag, or leave out images.tag." $images.tag $part) }}
 {{- end }}
-{{- /* Nobody owns this name on Docker Hub yet: whoever takes it would get a privileged container on every node. */}}
-{{- if and (not $digest) (ne $images.pullPolicy "Never") (regexMatch "^([a-z0-9-]+[.])?docker[.]io/dra-driver-vgpu/" (printf "%s/%s" $registry $repository)) }}
+{{- if include "vgpu.unowned" . }}
 {{- fail (printf "images.registry is %s, and nobody of this project owns docker.io/dra-driver-vgpu, so nothing must be pulled from it. %s For an image of your own on Docker Hub, set images.%s, too." $registry $own $part) }}
 {{- end }}
 {{- $registry }}/{{ $repository }}
