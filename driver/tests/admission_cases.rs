@@ -2,7 +2,7 @@
 //! accept and refuse the same, in the same words.
 //!
 //! The end-to-end tests send the same files to a real API server. Files about rules that only the policy has
-//! (tolerations, admin access) are not shown to `driver/api`.
+//! (tolerations, admin access, names that the cluster's scheduler does not know) are not shown to `driver/api`.
 
 use std::path::{Path, PathBuf};
 
@@ -151,7 +151,10 @@ fn what_is_refused_is_refused_in_the_same_words() {
     let mut checked = 0;
     for file in cases("refuse") {
         let name = file.file_name().unwrap().to_string_lossy().into_owned();
-        if name.starts_with("access-") || name.starts_with("toleration-") {
+        if ["access-", "toleration-", "domain-"]
+            .iter()
+            .any(|of| name.starts_with(of))
+        {
             println!("skipped: {name}: only the admission policy sees it");
             continue;
         }
@@ -264,6 +267,71 @@ fn the_policies_refuse_each_mistake_in_words() {
         assert!(shown.contains(words), "{name}: {words}: {shown}");
         for message in &verdict.denied {
             assert!(!message.contains("failed expression"), "{name}: {message}");
+        }
+    }
+}
+
+/// A capacity under a name with the driver's domain is refused where kube-scheduler allocates and does not know it. Else the
+/// policy has the rules, and the words, of `driver/api`.
+#[test]
+fn a_name_with_the_domain_is_refused_where_nobody_serves_it() {
+    let test = "a_name_with_the_domain_is_refused_where_nobody_serves_it";
+    let claim = |requests: Value, more: Value| {
+        let mut devices = json!({"requests": [{"name": "gpu", "exactly":
+            {"deviceClassName": "vgpu", "capacity": {"requests": requests}}}]});
+        if more != Value::Null {
+            let mut parameters = more;
+            parameters["apiVersion"] = json!("dra.vgpu/v1alpha1");
+            parameters["kind"] = json!("VgpuConfig");
+            devices["config"] = json!([{"opaque": {"driver": DRIVER_NAME, "parameters": parameters}}]);
+        }
+        json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "c", "namespace": "n"},
+            "spec": {"devices": devices}})
+    };
+    let objects = [
+        claim(
+            json!({"dra.vgpu/memory": "20Gi", "dra.vgpu/cores": "25", "dra.vgpu/shares": "1"}),
+            Value::Null,
+        ),
+        claim(
+            json!({"dra.vgpu/memory": "20Gi", "dra.vgpu/cores": "25"}),
+            json!({"computePolicy": "Guaranteed"}),
+        ),
+        claim(
+            json!({"dra.vgpu/memory": "20Gi", "cores": "0"}),
+            json!({"computePolicy": "Guaranteed"}),
+        ),
+        claim(json!({"dra.vgpu/memory": "20Gi"}), json!({"sharing": "Exclusive"})),
+        claim(json!({"dra.vgpu/memory": "20Gi", "memory": "10Gi"}), Value::Null),
+        claim(json!({"dra.vgpu/memory": "1Gi", "memory": "1Gi"}), Value::Null),
+        claim(json!({"dra.vgpu/memory": "20"}), Value::Null),
+        claim(json!({"dra.vgpu/cores": "101"}), Value::Null),
+        claim(json!({"dra.vgpu/shares": "2"}), Value::Null),
+        claim(json!({"dra.vgpu/colour": "2"}), Value::Null),
+    ];
+    for values in [&["allocator=controller"][..], &["allocator=to-scheduler"], &[]] {
+        let is_served = values.first() == Some(&"allocator=controller");
+        let Some(verdicts) = verdicts(test, values, &objects) else {
+            return;
+        };
+        for (object, verdict) in objects.iter().zip(verdicts) {
+            assert_eq!(verdict.errors, Vec::<String>::new(), "{object}");
+            let shown = verdict.denied.first().map(String::as_str);
+            if is_served {
+                let words = errors(object);
+                assert_eq!(shown.is_some(), !words.is_empty(), "{object}: {words:?}, {shown:?}");
+                // What the policy says of a config names the request too.
+                let is_same = |(shown, words): (&str, &String)| words.contains(".opaque.") || shown.contains(words);
+                assert!(shown.zip(words.first()).is_none_or(is_same), "{object}: {shown:?}");
+            } else {
+                let is_unknown = object.to_string().contains("colour");
+                let words = if is_unknown {
+                    "no GPU has this capacity"
+                } else {
+                    "before Kubernetes 1.38 finds no GPU"
+                };
+                assert!(shown.is_some_and(|shown| shown.contains(words)), "{object}: {shown:?}");
+            }
         }
     }
 }

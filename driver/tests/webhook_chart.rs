@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 use vgpu_cache::go;
 use vgpu_controller::webhook::names::{PATH, WEBHOOK};
-use vgpu_dialects::{Dialect, asking_annotations, asking_resources};
+use vgpu_dialects::{Dialect, asking_annotations, asking_resources, asks_by_annotation};
 
 mod support;
 
@@ -321,6 +321,16 @@ fn pods_that_ask_under_a_chosen_name_are_sent() {
     }
 }
 
+/// Annotations with the container's name in their key, some of which ask for a GPU, spelled correctly or not.
+const BY_CONTAINER: [&str; 6] = [
+    "nvidia.com/container.main-1.gpu-memory.request",
+    "nvidia.com/container.m.gpu-memory.limit",
+    "nvidia.com/container.m.gpu-memory",
+    "nvidia.com/container.gpu-memory.gpu-compute.mode",
+    "nvidia.com/container.m.gpus.devices",
+    "nvidia.com/containers.m.gpu-memory.limit",
+];
+
 /// Evaluates the conditions in Kubernetes' own CEL, in a policy that refuses the pods they accept. Each dialect alone:
 /// the lists of the others are empty then. A condition that fails refuses a pod that asks for nothing.
 #[test]
@@ -375,6 +385,11 @@ fn kubernetes_sends_the_pods_that_ask_and_no_others() {
         let mut many = pod(none.clone(), "cpu", false);
         many["spec"]["containers"] = json!(vec![many["spec"]["containers"][0].clone(); 500]);
         cases.push((many, None, false));
+        // So does one with as many annotations as the API server allows.
+        let mut many = pod(none.clone(), "cpu", false);
+        let keys = (0..6_000).map(|at| (format!("nvidia.com/container.container-{at:05}.x"), json!("")));
+        many["metadata"]["annotations"] = Value::Object(keys.collect());
+        cases.push((many, None, false));
         for of in Dialect::ALL {
             for key in asking_resources(of) {
                 for init in [false, true] {
@@ -391,6 +406,10 @@ fn kubernetes_sends_the_pods_that_ask_and_no_others() {
             for key in asking_annotations(of) {
                 cases.push((pod(annotated(key), "cpu", false), None, of == dialect));
             }
+        }
+        for key in BY_CONTAINER {
+            let asks = asks_by_annotation(dialect, key);
+            cases.push((pod(annotated(key), "cpu", false), None, asks));
         }
         let requests: Vec<Value> = cases
             .iter()
@@ -462,6 +481,8 @@ fn a_pod_with_keys_that_nobody_reads_is_warned() {
         for of in Dialect::ALL {
             let mut keys: Vec<(&str, bool)> = asking_resources(of).iter().map(|key| (*key, false)).collect();
             keys.extend(asking_annotations(of).iter().map(|key| (*key, true)));
+            let by_container = BY_CONTAINER.into_iter().filter(|key| asks_by_annotation(of, key));
+            keys.extend(by_container.map(|key| (key, true)));
             keys.extend((of == Dialect::Hami).then_some(("nvidia.com/vgpu", false)));
             for (key, is_annotation) in keys {
                 for (labels, is_labelled, is_ignored) in [

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
+use vgpu_api::capacity;
 use vgpu_quantity::read_bytes;
 
 use super::page::{Gpu, Node, Share};
@@ -96,9 +97,11 @@ fn by_device(claims: &[Value]) -> BTreeMap<(&str, &str), Vec<Share>> {
         let results = list(claim, "/status/allocation/devices/results").iter();
         for result in results.filter(|one| text(one, "/driver") == DRIVER && one["adminAccess"] != true) {
             let device = (text(result, "/pool"), text(result, "/device"));
+            let consumed = &result["consumedCapacity"];
+            let held = capacity::find(capacity::MEMORY, |name| read_bytes(consumed[name].as_str()?));
             shares.entry(device).or_default().push(Share {
                 label: key(claim),
-                held: bytes(result, "/consumedCapacity/memory").unwrap_or_default(),
+                held: held.ok().flatten().unwrap_or_default(),
                 used: None,
                 without_claim: false,
             });
@@ -118,8 +121,7 @@ mod tests {
             "taints": [{"key": "dra.vgpu/lost"}]});
         let monitor = json!({"name": "gpu-0-monitor", "attributes": {"type": {"string": "monitor"}}});
         let slice = json!({"spec": {"driver": DRIVER, "nodeName": "n1", "pool": {"name": "n1/vgpu"}, "devices": [device, monitor]}});
-        let result =
-            json!({"driver": DRIVER, "pool": "n1/vgpu", "device": "gpu-0", "consumedCapacity": {"memory": "20Gi"}});
+        let result = json!({"driver": DRIVER, "pool": "n1/vgpu", "device": "gpu-0", "consumedCapacity": {"dra.vgpu/memory": "20Gi"}});
         let claim = json!({"metadata": {"name": "c", "namespace": "team"},
             "status": {"allocation": {"devices": {"results": [result, {"driver": DRIVER, "pool": "n2/vgpu", "device": "gpu-0"}]}}}});
         let mut kinds = BTreeMap::from([("resourceslices", vec![slice]), ("resourceclaims", vec![claim])]);

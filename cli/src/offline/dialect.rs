@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use serde_json::Value;
-use vgpu_dialects::{Dialect, Settings, asking_annotations, asking_resources};
+use vgpu_dialects::{Dialect, Settings, asking_resources, asks_by_annotation};
 use vgpu_planner::Obstacle;
 
 /// Returns the names in the limits, requests and annotations of an object that ask for a GPU, wherever its pods are.
@@ -12,8 +12,10 @@ pub(super) fn asking<'v>(object: &'v Value, settings: &Settings) -> BTreeSet<&'v
         Value::Object(map) => map
             .iter()
             .flat_map(|(key, value)| match key.as_str() {
-                "limits" | "requests" => named(value, settings, asking_resources),
-                "annotations" => named(value, settings, asking_annotations),
+                "limits" | "requests" => named(value, settings, |dialect, name| {
+                    asking_resources(dialect).contains(&name)
+                }),
+                "annotations" => named(value, settings, asks_by_annotation),
                 _ => asking(value, settings),
             })
             .collect(),
@@ -22,11 +24,11 @@ pub(super) fn asking<'v>(object: &'v Value, settings: &Settings) -> BTreeSet<&'v
     }
 }
 
-fn named<'v>(map: &'v Value, settings: &Settings, keys: fn(Dialect) -> &'static [&'static str]) -> BTreeSet<&'v str> {
+fn named<'v>(map: &'v Value, settings: &Settings, asks_by: fn(Dialect, &str) -> bool) -> BTreeSet<&'v str> {
     let asks = |name: &&str| {
         let known = settings.resource_names.known(name);
         let mut dialects = settings.dialects.iter();
-        dialects.any(|dialect| keys(*dialect).contains(name) || keys(*dialect).contains(&known))
+        dialects.any(|dialect| asks_by(*dialect, name) || asks_by(*dialect, known))
     };
     let names = map.as_object().into_iter().flat_map(|map| map.keys());
     names.map(String::as_str).filter(asks).collect()

@@ -309,6 +309,32 @@ mod tests {
         );
     }
 
+    /// Our capacities have a second name, with the driver's domain; together they are a name that no device has.
+    #[test]
+    fn our_domain_makes_no_difference() {
+        let request = |requests: &str| -> CapacityRequirements {
+            serde_json::from_str(&format!(r#"{{"requests":{{{requests}}}}}"#)).unwrap()
+        };
+        let long = request(r#""dra.vgpu/memory":"20Gi""#);
+        assert!(long.has_domain && !request(r#""memory":"20Gi""#).has_domain);
+        for published in ["memory", "dra.vgpu/memory"] {
+            let device = format!(r#"{{"name":"d","capacity":{{"{published}":{RANGE}}}}}"#);
+            let device: Device = serde_json::from_str(&device).unwrap();
+            let amounts = consumed(Some(&long), &device, false).unwrap().unwrap();
+            assert_eq!(amounts.get("memory").unwrap().to_string(), "20Gi");
+            for (requests, unknown) in [
+                (r#""memory":"20Gi","dra.vgpu/memory":"20Gi""#, "dra.vgpu/memory"),
+                (r#""gpu.nvidia.com/memory":"20Gi""#, "gpu.nvidia.com/memory"),
+            ] {
+                let misfit = consumed(Some(&request(requests)), &device, false).unwrap();
+                assert_eq!(misfit, Err(Misfit::UnknownName(unknown.into())));
+            }
+        }
+        let result = r#"{"consumedCapacity":{"dra.vgpu/memory":"20Gi","cores":"1"}}"#;
+        let result: crate::model::DeviceResult = serde_json::from_str(result).unwrap();
+        assert_eq!(result.consumed_capacity.keys().collect::<Vec<_>>(), ["cores", "memory"]);
+    }
+
     #[test]
     fn what_is_in_use_counts() {
         let device = device(r#"{"value":"80Gi"}"#);

@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use litemap::LiteMap;
 use serde::{Deserialize, Deserializer};
+use vgpu_api::capacity;
 
 pub use attribute::Attribute;
 pub use claim::{
@@ -51,6 +52,24 @@ pub struct Metadata {
 /// The errors of the field's own type.
 pub fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(d: D) -> Result<T, D::Error> {
     Ok(Option::deserialize(d)?.unwrap_or_default())
+}
+
+/// Like [`or_default`], for a map by capacity, with [`by_short_name`].
+fn by_capacity<'de, D: Deserializer<'de>, T: Deserialize<'de>>(d: D) -> Result<LiteMap<String, T>, D::Error> {
+    Ok(by_short_name(Option::deserialize(d)?.unwrap_or_default()))
+}
+
+/// Returns the map with the short names of our capacities, which slices have. Where both names are there, the longer one
+/// stays, which no device has: such a request is never allocated, and reported as a mistake.
+fn by_short_name<T>(mut map: LiteMap<String, T>) -> LiteMap<String, T> {
+    let is_long = |name: &&String| capacity::short(name) != *name && !map.contains_key(capacity::short(name));
+    let long: Vec<String> = map.keys().filter(is_long).cloned().collect();
+    for name in long {
+        if let Some(value) = map.remove(&name) {
+            map.insert(capacity::short(&name).to_owned(), value);
+        }
+    }
+    map
 }
 
 /// Like [`or_default`], in an [`Arc`].

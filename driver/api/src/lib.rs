@@ -21,6 +21,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod capacity;
 pub mod config;
 pub mod decode;
 mod loosen;
@@ -131,14 +132,4 @@ pub mod device_type {
     pub const MONITOR: &str = "monitor";
     /// A fixed slot of a GPU.
     pub const SLOT: &str = "slot";
-}
-
-/// Capacity keys of our GPUs.
-pub mod capacity {
-    /// Bytes of device memory.
-    pub const MEMORY: &str = "memory";
-    /// Percent of GPU time that is guaranteed.
-    pub const CORES: &str = "cores";
-    /// How many claims may share the GPU; each takes one.
-    pub const SHARES: &str = "shares";
 }

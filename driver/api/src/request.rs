@@ -3,6 +3,8 @@
 //! Kubernetes accepts any key and any unit: `memory: 20` silently becomes the smallest share, `cores: 250m` becomes one
 //! percent, and an unknown key finds no device without an error. Each of these is an error here.
 
+use std::collections::BTreeMap;
+
 use vgpu_quantity::{WholeError, format_bytes, quoted, whole};
 
 use crate::{capacity, class};
@@ -52,6 +54,13 @@ pub enum RequestError {
         at: String,
         suggestion: Option<&'static str>,
     },
+    #[error("{at}: {}; keep only {key}", capacity::twice(.key, .short, .long))]
+    Twice {
+        at: String,
+        key: String,
+        short: String,
+        long: String,
+    },
     #[error(
         "{at}: class {class} gives what it gives and takes no capacity requests; remove them, or use class vgpu for a part of a GPU"
     )]
@@ -67,7 +76,8 @@ pub fn check<'a>(
     requests: impl IntoIterator<Item = (&'a str, &'a str)>,
 ) -> Result<Requested, RequestError> {
     let mut requested = Requested::default();
-    for (key, value) in requests {
+    let requests: BTreeMap<&str, &str> = requests.into_iter().collect();
+    for (&key, &value) in &requests {
         let at = format!("{at}[{key}]");
         if matches!(class_name, class::GPU | class::VGPU_MONITOR | class::VGPU_SLOT) {
             return Err(RequestError::NotForClass {
@@ -75,7 +85,18 @@ pub fn check<'a>(
                 class: class_name.to_owned(),
             });
         }
-        match key {
+        let name = capacity::short(key);
+        if name != key
+            && let Some(short) = requests.get(name)
+        {
+            return Err(RequestError::Twice {
+                at,
+                key: name.to_owned(),
+                short: (*short).to_owned(),
+                long: value.to_owned(),
+            });
+        }
+        match name {
             capacity::MEMORY => requested.memory = Some(memory(&at, value)?),
             capacity::CORES => requested.cores = Some(cores(&at, value)?),
             capacity::SHARES if whole(value) == Ok(1) => {}
@@ -203,7 +224,7 @@ mod tests {
             ("vgpu", "cores", "25%", "a whole number from 0 to 100"),
             ("vgpu", "shares", "2", "remove the field"),
             ("vgpu", "mem", "20Gi", "did you mean memory?"),
-            ("vgpu", "dra.vgpu/memory", "20Gi", "did you mean memory?"),
+            ("vgpu", "gpu.nvidia.com/memory", "20Gi", "did you mean memory?"),
             ("vgpu", "tflops", "20", "use memory and cores"),
             ("gpu", "memory", "20Gi", "use class vgpu"),
             ("gpu", "cores", "10", "use class vgpu"),
@@ -212,6 +233,33 @@ mod tests {
             let message = check(AT, class, [(key, value)]).expect_err(value).to_string();
             assert!(message.starts_with(&format!("{AT}[{key}]: ")), "{message}");
             assert!(message.contains(advice), "{key}: {value}: {message}");
+        }
+    }
+
+    /// Kubernetes takes both for one name from 1.38 on.
+    #[test]
+    fn a_name_may_have_the_drivers_domain() {
+        let long = [
+            ("dra.vgpu/memory", "20Gi"),
+            ("dra.vgpu/cores", "25"),
+            ("dra.vgpu/shares", "1"),
+        ];
+        let short = [("memory", "20Gi"), ("cores", "25"), ("shares", "1")];
+        assert_eq!(check(AT, "vgpu", long), check(AT, "vgpu", short));
+        let wrong = check(AT, "vgpu", [("dra.vgpu/memory", "20GB")])
+            .unwrap_err()
+            .to_string();
+        assert!(wrong.starts_with(&format!("{AT}[dra.vgpu/memory]: ")), "{wrong}");
+        for both in [
+            [("memory", "10Gi"), ("dra.vgpu/memory", "20Gi")],
+            [("dra.vgpu/memory", "20Gi"), ("memory", "10Gi")],
+        ] {
+            assert_eq!(
+                check(AT, "vgpu", both).unwrap_err().to_string(),
+                format!(
+                    "{AT}[dra.vgpu/memory]: \"20Gi\", and \"10Gi\" in memory, are one capacity under two names; keep only memory"
+                )
+            );
         }
     }
 

@@ -25,7 +25,11 @@ impl Gpu {
     pub fn of_device(device: &Device) -> Option<Self> {
         let attributes = device.attributes.as_ref()?;
         let text = |name: &str| attributes.get(name)?.string.clone();
-        let memory = &device.capacity.as_ref()?.get(capacity::MEMORY)?.value.0;
+        let published = device.capacity.as_ref()?;
+        let memory = &capacity::find(capacity::MEMORY, |name| published.get(name))
+            .ok()??
+            .value
+            .0;
         if text(device_type::ATTRIBUTE)? != device_type::GPU {
             return None;
         }

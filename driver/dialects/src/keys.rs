@@ -27,13 +27,20 @@ pub fn asking_resources(dialect: Dialect) -> &'static [&'static str] {
     found.map_or(&[], |(_, asks, _)| asks)
 }
 
-/// The annotations by which a pod asks in a dialect. Only KAI has some.
+/// The annotations with a fixed name by which a pod asks in a dialect. Only KAI has some; others of it have the
+/// container's name in their key ([`asks_by_annotation`]).
 #[must_use]
 pub fn asking_annotations(dialect: Dialect) -> &'static [&'static str] {
     match dialect {
         Dialect::Kai => kai::ASKS,
         _ => &[],
     }
+}
+
+/// Returns true if a pod with this annotation asks in a dialect.
+#[must_use]
+pub fn asks_by_annotation(dialect: Dialect, key: &str) -> bool {
+    dialect == Dialect::Kai && kai::asks(key)
 }
 
 /// Returns true for a resource of a dialect, which no translated pod has any more.
@@ -59,11 +66,11 @@ pub(crate) fn removed_keys(dialect: Dialect) -> &'static [&'static str] {
 /// KAI's annotations, if the pod asks in them.
 pub(crate) fn kai_annotations(pod: &Pod, settings: &Settings) -> BTreeMap<String, String> {
     let annotations = || pod.metadata.annotations.iter().flatten();
-    if !settings.reads(Dialect::Kai) || !annotations().any(|(key, _)| kai::ASKS.contains(&key.as_str())) {
+    if !settings.reads(Dialect::Kai) || !annotations().any(|(key, _)| kai::asks(key)) {
         return BTreeMap::new();
     }
     annotations()
-        .filter(|(key, _)| kai::ANNOTATIONS.contains(&key.as_str()))
+        .filter(|(key, _)| kai::is_read(key))
         .map(|(key, value)| (key.clone(), value.clone()))
         .collect()
 }

@@ -3,7 +3,7 @@
 //! ```text
 //!  Pod ──► translate ──► Translation { pod, patch, templates: [name, Request], warnings }, or a Refusal
 //!                            │ each container that asks: one of hami, koordinator, volcano, volcano_vgpu,
-//!                            │ gpu_manager, kai reads what it asks into a Request
+//!                            │ gpu_manager, kai (with kai_container) reads what it asks into a Request
 //!  Request, Inventory ──► template ──► ResourceClaimTemplateSpec
 //!  bound pod, its Record ──► legacy_view ──► annotations
 //!  allocated claim ──► environment ──► variables
@@ -26,6 +26,7 @@ mod hami;
 mod instead;
 mod inventory;
 mod kai;
+mod kai_container;
 mod keys;
 mod koordinator;
 mod legacy_view;
@@ -56,7 +57,7 @@ pub use legacy_view::{
 };
 
 pub use inventory::{Gpu, Inventory};
-pub use keys::{asking_annotations, asking_resources, is_resource, resource_names};
+pub use keys::{asking_annotations, asking_resources, asks_by_annotation, is_resource, resource_names};
 pub use names::{ResourceNames, ResourceNamesError};
 pub use plan::OTHER_CLAIMS;
 pub use problem::{Problem, Refusal, Warning};

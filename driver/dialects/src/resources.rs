@@ -45,6 +45,18 @@ impl Findings {
     }
 }
 
+/// Bytes of memory of one GPU, rounded up to 1Mi as Kubernetes rounds those of a claim; `None` is an overflow.
+///
+/// # Errors
+/// What to do about an amount that no share can have.
+pub(crate) fn memory_of(bytes: Option<u64>) -> Result<Memory, &'static str> {
+    match bytes {
+        Some(bytes) if bytes < MEMORY_MIN => Err("is below the minimum of 64Mi for each GPU; ask for more"),
+        Some(bytes) if bytes <= MEMORY_MAX => Ok(Memory::Bytes(bytes.next_multiple_of(MEMORY_STEP))),
+        _ => Err("is more than any GPU has; ask for at most 10Ti for each GPU"),
+    }
+}
+
 /// A container with its place in the pod.
 pub(crate) struct Resources<'a> {
     /// `spec.containers[0]`.
@@ -197,17 +209,15 @@ impl<'a> Resources<'a> {
         memory
     }
 
-    /// Bytes of memory of one GPU, rounded up to 1Mi as Kubernetes rounds those of a claim; `None` is an overflow.
+    /// The [`memory_of`] a resource. `None` after a problem.
     pub(crate) fn bytes(&self, key: &str, bytes: Option<u64>, findings: &mut Findings) -> Option<Memory> {
-        let refused = match bytes {
-            Some(bytes) if bytes < MEMORY_MIN => "is below the minimum of 64Mi for each GPU; ask for more",
-            Some(bytes) if bytes <= MEMORY_MAX => {
-                return Some(Memory::Bytes(bytes.next_multiple_of(MEMORY_STEP)));
+        match memory_of(bytes) {
+            Ok(memory) => Some(memory),
+            Err(advice) => {
+                findings.refuse(Problem::invalid(self.at(key), self.written(key), advice));
+                None
             }
-            _ => "is more than any GPU has; ask for at most 10Ti for each GPU",
-        };
-        findings.refuse(Problem::invalid(self.at(key), self.written(key), refused));
-        None
+        }
     }
 
     /// How many GPUs; `None` after a problem, and for 0.

@@ -8,12 +8,12 @@ use vgpu_api::config::Dialect;
 use vgpu_quantity::shortened;
 
 use crate::instead;
-use crate::keys::{asking_annotations, asking_resources, containers};
+use crate::keys::{asking_resources, asks_by_annotation, containers};
 use crate::pod::{PodView, annotation_at};
 use crate::problem::Warning;
 use crate::resources::Resources;
 use crate::settings::Settings;
-use crate::{gpu_manager, hami, kai, koordinator, legacy_view, volcano, volcano_vgpu};
+use crate::{gpu_manager, hami, kai, kai_container, koordinator, legacy_view, volcano, volcano_vgpu};
 
 const NOBODY: &str = "is not read: its dialect is switched off; switch it on, or make sure that another system gives \
                       the pod its GPU";
@@ -21,14 +21,15 @@ const NOBODY: &str = "is not read: its dialect is switched off; switch it on, or
 /// A warning has at most so many unknown keys: a tenant chooses how many there are.
 const MOST_KEYS: usize = 8;
 
-/// Returns true for a key of a dialect: of its domain, or a subdomain of it. KAI's oldest keys have no domain.
+/// Returns true for a key of a dialect: of its domain, or a subdomain of it. KAI's oldest keys have no domain, and its
+/// newest are in NVIDIA's.
 fn is_of(dialect: Dialect, key: &str) -> bool {
     let domains: &[&str] = match dialect {
         Dialect::Hami => &["nvidia.com", "hami.io"],
         Dialect::Koordinator => &["koordinator.sh"],
         Dialect::Volcano | Dialect::VolcanoVgpu => &["volcano.sh"],
         Dialect::GpuManager => &["tencent.com"],
-        Dialect::Kai if key.starts_with("gpu-") => return true,
+        Dialect::Kai if key.starts_with("gpu-") || kai_container::split(key).is_some() => return true,
         Dialect::Kai => &["kai.scheduler", "runai"],
     };
     let domain = key.split_once('/').map_or("", |(domain, _)| domain);
@@ -51,14 +52,14 @@ fn resources(dialect: Dialect) -> &'static [&'static str] {
     }
 }
 
-/// Annotations that are read.
-fn annotations(dialect: Dialect) -> &'static [&'static str] {
+/// Returns true for an annotation that is read.
+fn reads_annotation(dialect: Dialect, key: &str) -> bool {
     match dialect {
-        Dialect::Hami => hami::ANNOTATIONS,
-        Dialect::VolcanoVgpu => volcano_vgpu::ANNOTATIONS,
-        Dialect::GpuManager => gpu_manager::ANNOTATIONS,
-        Dialect::Kai => kai::ANNOTATIONS,
-        Dialect::Koordinator | Dialect::Volcano => &[],
+        Dialect::Hami => hami::ANNOTATIONS.contains(&key),
+        Dialect::VolcanoVgpu => volcano_vgpu::ANNOTATIONS.contains(&key),
+        Dialect::GpuManager => gpu_manager::ANNOTATIONS.contains(&key),
+        Dialect::Kai => kai::is_read(key),
+        Dialect::Koordinator | Dialect::Volcano => false,
     }
 }
 
@@ -98,8 +99,8 @@ pub fn unread(pod: &Pod, settings: &Settings) -> Vec<Warning> {
             view.findings.warn(container.place(key), NOBODY);
         }
     }
-    for key in off().flat_map(asking_annotations) {
-        if view.annotation(key).is_some() {
+    for (key, _) in view.annotations().into_iter().flatten() {
+        if off().any(|dialect| asks_by_annotation(dialect, key)) {
             view.findings.warn(annotation_at(key), NOBODY);
         }
     }
@@ -123,11 +124,7 @@ pub(crate) fn warn_of_metadata(dialects: &[Dialect], pod: &mut PodView<'_>) {
     let mut said = 0;
     for key in metadata.annotations.iter().flatten().map(|(key, _)| key) {
         let of_a_dialect = dialects.iter().any(|dialect| is_of(*dialect, key));
-        let is_read = || {
-            dialects
-                .iter()
-                .any(|dialect| annotations(*dialect).contains(&key.as_str()))
-        };
+        let is_read = || dialects.iter().any(|dialect| reads_annotation(*dialect, key));
         if let Some(what) = loss(key, keeps_scheduler) {
             pod.findings.warn(annotation_at(key), format!("is lost: {what}"));
         } else if of_a_dialect

@@ -313,6 +313,38 @@ fn kai() {
         ("gpu-memory=4096", mebibytes(4096), 1),
         ("gpu-fraction=0.5 gpu-fraction-num-devices=2", percent(50), 2),
         ("gpu-memory=2000 gpu-fraction-num-devices=4", mebibytes(2000), 4),
+        ("nvidia.com/container.main.gpu-memory.request=4Gi", mebibytes(4096), 1),
+        ("nvidia.com/container.main.gpu-memory.limit=4Gi", mebibytes(4096), 1),
+        // Rounded up to MiB, and quantities that Kubernetes itself rounds are none the less quantities.
+        ("nvidia.com/container.main.gpu-memory.limit=3000M", mebibytes(2862), 1),
+        (
+            "nvidia.com/container.main.gpu-memory.limit=4.1Gi gpu-fraction-num-devices=2",
+            mebibytes(4199),
+            2,
+        ),
+        // The limit counts.
+        (
+            "nvidia.com/container.main.gpu-memory.request=1Mi nvidia.com/container.main.gpu-memory.limit=4Gi",
+            mebibytes(4096),
+            1,
+        ),
+        // As KAI's webhook leaves a pod with the older annotations.
+        (
+            "nvidia.com/container.main.gpu-memory.request=4Gi gpu-memory=4096",
+            mebibytes(4096),
+            1,
+        ),
+        (
+            "nvidia.com/container.main.gpu-memory.request=4Gi nvidia.com/container.main.gpu-memory.limit=8Gi \
+             gpu-memory=4096 gpu-memory.limit=8Gi gpu-fraction-container-name=main",
+            mebibytes(8192),
+            1,
+        ),
+        (
+            "nvidia.com/container.main.gpu-memory.request=4Gi gpu-fraction=0.5",
+            mebibytes(4096),
+            1,
+        ),
     ] {
         let translation = translated(&pod(json!({"annotations": amounts(annotations)}), json!({"cpu": "1"})));
         assert_eq!(
@@ -321,6 +353,33 @@ fn kai() {
             "{annotations}"
         );
     }
+}
+
+/// A share has one size, so a request below the limit is not what is allocated; nor is an older annotation beside a newer one.
+#[test]
+fn kai_warns_of_annotations_that_do_not_count() {
+    let said = |annotations: &str| {
+        let annotations = amounts(&annotations.replace("main.", "nvidia.com/container.main.gpu-memory."));
+        warnings(&translated(&pod(
+            json!({"annotations": annotations}),
+            json!({"cpu": "1"}),
+        )))
+    };
+    let below = "metadata.annotations[nvidia.com/container.main.gpu-memory.request]: does not count: a share has one size, the \
+                 limit, and all of it is allocated: 8Gi";
+    assert!(said("main.request=4Gi main.limit=8Gi").contains(below));
+    for silent in [
+        "main.request=8Gi main.limit=8192Mi",
+        "main.request=4Gi",
+        "main.request=4Gi gpu-memory=4096",
+    ] {
+        assert_eq!(said(silent), "", "{silent}");
+    }
+    let older = said("main.request=4Gi gpu-fraction=0.5");
+    assert!(
+        older.contains("[gpu-fraction]: does not count beside nvidia.com/container.main.gpu-memory.request"),
+        "{older}"
+    );
 }
 
 /// KAI gives one container the GPU: the first, or the one that is named.
@@ -338,7 +397,17 @@ fn kai_gives_one_container_the_gpu() {
             json!({"gpu-fraction": "0.5", "gpu-fraction-container-name": name}),
         ))
     };
-    for (translation, container) in [(first, "a"), (named("b"), "b"), (named("init"), "init")] {
+    let in_key = |name: &str| {
+        let key = format!("nvidia.com/container.{name}.gpu-memory.limit");
+        translated(&pod(json!({key: "4Gi"})))
+    };
+    for (translation, container) in [
+        (first, "a"),
+        (named("b"), "b"),
+        (named("init"), "init"),
+        (in_key("b"), "b"),
+        (in_key("init"), "init"),
+    ] {
         for name in ["init", "a", "b"] {
             let expected = usize::from(name == container);
             assert_eq!(
@@ -364,6 +433,14 @@ fn kai_says_what_becomes_of_its_ways_of_isolation() {
         ("mps", "false", None),
         ("nvidia.com/container.main.gpu-compute.mode", "sm-sharing", Some(MPS)),
         ("nvidia.com/container.main.gpu-compute.mode", "time-slicing", None),
+        ("kai.scheduler/gpu-compute-sharing-mode", "sm-sharing", Some(MPS)),
+        ("kai.scheduler/gpu-compute-sharing-mode", "time-slicing", None),
+        (
+            "nvidia.com/container.main.gpu-compute.modes",
+            "time-slicing",
+            Some("is not read"),
+        ),
+        ("gpu-fraction.limit", "0.7", Some("is lost: a share has one size")),
         (
             "kai-resource-isolator.io/inject",
             "false",

@@ -61,7 +61,7 @@ static VALUES: LazyLock<Vec<Value>> = LazyLock::new(|| {
         json!("\u{0}\u{202e}\u{1f600}"),
     ];
     let words = "0 1 2 32 33 50 64 99 100 150 200 3000 1048576 3G 3000M 1500m 1e3 -1 0.5 0.333 1.0 NaN \
-                 18446744073709551615 99999999999999999999 Always mutex mig true a100,h100 ,, main volcano {} [] \
+                 18446744073709551615 99999999999999999999 4Gi 8Ei Always mutex mig true a100,h100 ,, main volcano {} [] \
                  ignore";
     let words = ["", " "].into_iter().chain(words.split(' '));
     values.extend(words.map(|word| json!(word)));
@@ -75,6 +75,9 @@ static KEYS: LazyLock<Vec<&str>> = LazyLock::new(|| {
         .into_iter()
         .flat_map(|dialect| asking_resources(dialect).iter().chain(asking_annotations(dialect)));
     let others = [
+        "nvidia.com/container.main.gpu-memory.request",
+        "nvidia.com/container.main.gpu-memory.limit",
+        "nvidia.com/container.main.gpu-compute.mode",
         "nvidia.com/priority",
         "nvidia.com/use-gputype",
         "nvidia.com/nouse-gpuuuid",

@@ -523,7 +523,10 @@ fn keys_of_a_dialect_that_nobody_reads_are_named() {
             .iter()
             .map(|key| (*key, "resources.limits", false));
         let annotations = vgpu_dialects::asking_annotations(of);
-        let annotations = annotations.iter().map(|key| (*key, "metadata.annotations", true));
+        let by_container = ["nvidia.com/container.main.gpu-memory.request"].into_iter();
+        let by_container = by_container.filter(|key| vgpu_dialects::asks_by_annotation(of, key));
+        let annotations = annotations.iter().copied().chain(by_container);
+        let annotations = annotations.map(|key| (key, "metadata.annotations", true));
         for (key, field, is_annotation) in asks.chain(annotations) {
             let asks = match is_annotation {
                 true => pod(json!({"annotations": {key: "1"}}), json!({})),

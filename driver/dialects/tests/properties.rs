@@ -24,7 +24,8 @@ static ANNOTATIONS: LazyLock<Vec<&str>> = LazyLock::new(|| {
     let names = "gpu-fraction gpu-memory gpu-fraction-num-devices gpu-fraction-container-name \
                  nvidia.com/use-gputype nvidia.com/nouse-gpuuuid nvidia.com/vgpu-mode nvidia.com/numa-bind \
                  hami.io/gpu-scheduler-policy tencent.com/vcuda-core-limit volcano.sh/vgpu-use-gpuuuid \
-                 hami.io/whatever mine";
+                 nvidia.com/container.c0.gpu-memory.request nvidia.com/container.c0.gpu-memory.limit \
+                 nvidia.com/container.c1.gpu-memory.limit hami.io/whatever mine";
     names.split(' ').chain([TRANSLATED, OTHER_CLAIMS]).collect()
 });
 
@@ -105,6 +106,7 @@ fn pods() -> impl Strategy<Value = Pod> {
         let good: &'static [&'static str] = match key {
             "gpu-fraction" => &["0.5", "0.25", "0.333"],
             "gpu-memory" => &["4096", "100"],
+            key if key.starts_with("nvidia.com/container.") => &["4Gi", "4096Mi", "100Mi"],
             "gpu-fraction-num-devices" => &["1", "2"],
             "gpu-fraction-container-name" => &["c0", "c1", "i0"],
             "nvidia.com/vgpu-mode" => &["hami-core", ""],

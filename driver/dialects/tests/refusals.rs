@@ -320,6 +320,73 @@ fn what_changes_nothing_is_named() {
     assert!(now.matches("is not read").count() == 8 && now.len() < 4000, "{now}");
 }
 
+/// Annotations, of which the first is the refused one, in a pod with the containers main and other; and advice.
+const BAD_CONTAINERS: &str = "
+main.request=many | must be an amount of memory
+main.limit=4GB | did you mean 4Gi
+main.limit= | must be an amount of memory
+main.request=-1Gi | must not be negative
+main.request=0 | is 0 bytes, and the minimum is 1Mi
+main.limit=4096 | is 4096 bytes, and the minimum is 1Mi; write a number with a unit
+main.limit=32Mi | minimum of 64Mi
+main.limit=11Ti | at most 10Ti
+main.limit=99999999999999999999Ei | at most 10Ti
+main.request=8Gi main.limit=4Gi | is more than the limit, 4Gi
+other.limit=4Gi main.limit=4Gi | is for a second container beside \"main\"
+nobody.limit=4Gi | the pod has no container \"nobody\"
+.limit=4Gi | the pod has no container \"\"
+main.limits=4Gi | is no annotation of KAI
+gpu-fraction-container-name=other main.limit=4Gi | must be the container of
+gpu-memory=2048 main.request=4Gi | is MiB, and not the same as \"4Gi\"
+gpu-memory=many main.request=4Gi | is MiB, and not the same as \"4Gi\"
+gpu-memory=4096 main.limit=4Gi | exclude each other
+gpu-fraction=0.5 main.limit=4Gi | exclude each other
+gpu-fraction=0.5 gpu-memory=4096 main.request=4Gi | exclude each other
+gpu-fraction-num-devices=0 main.limit=4Gi | from 1 to 32
+nvidia.com/container.main.gpus.devices=GPU-1 main.limit=4Gi | only KAI's binder
+nvidia.com/container.main.gpu-compute.mode=mps main.limit=4Gi | is no mode
+nvidia.com/container.other.gpu-compute.mode= main.limit=4Gi | is no mode
+kai.scheduler/gpu-compute-sharing-mode=Time-Slicing main.limit=4Gi | is no mode
+";
+
+#[test]
+fn a_bad_annotation_of_a_container_is_refused() {
+    for [asked, advice] in rows(BAD_CONTAINERS) {
+        let words = asked.split(' ').map(|word| match word.split_once('.') {
+            Some((name @ ("" | "main" | "other" | "nobody"), what)) => {
+                format!("nvidia.com/container.{name}.gpu-memory.{what}")
+            }
+            _ => word.to_owned(),
+        });
+        let words: Vec<String> = words.collect();
+        let pod = read(json!({"metadata": {"annotations": amounts(&words.join(" "))}, "spec": {
+            "containers": [{"name": "main"}, {"name": "other"}],
+        }}));
+        let said = refused(&pod).to_string();
+        let (key, value) = words[0].split_once('=').unwrap_or_default();
+        let field = format!("metadata.annotations[{key}]: Invalid value: \"{value}\": ");
+        assert!(said.starts_with(&field) && said.contains(advice), "{asked}: {said}");
+    }
+    let beside = annotated(
+        "nvidia.com/container.main.gpu-memory.limit",
+        "4Gi",
+        json!({"nvidia.com/gpu": 1}),
+    );
+    let said = refused(&beside).to_string();
+    assert!(
+        said.contains("resources.limits[nvidia.com/gpu] exclude each other"),
+        "{said}"
+    );
+    // Such a pod asks for nothing.
+    for key in [
+        "nvidia.com/container.gpu-memory.gpu-compute.mode",
+        "nvidia.com/container.main.gpus.devices",
+    ] {
+        let pod = annotated(key, "time-slicing", json!({}));
+        assert_eq!(vgpu_dialects::translate(&pod, &Settings::default()), Ok(None), "{key}");
+    }
+}
+
 /// What a webhook looks for is exactly what makes a translation.
 #[test]
 fn every_asking_key_asks_and_no_other() {

@@ -25,6 +25,10 @@ enum CheckError {
     #[error("{0} (a claim cannot be changed: create it anew)")]
     Config(#[from] ConfigError),
     #[error(
+        "{0}: kube-scheduler before Kubernetes 1.38 finds no GPU for a capacity whose name has the domain {DRIVER_NAME}; write memory and cores without it (a claim cannot be changed: create it anew)"
+    )]
+    LongName(String),
+    #[error(
         "class vgpu-monitor gives administrative access alone; set adminAccess: true in the request, in a namespace with the label resource.kubernetes.io/admin-access: \"true\""
     )]
     MonitorWithoutAdmin,
@@ -61,7 +65,7 @@ fn mistake(claim: &str, ask: &SubRequest<'_>, configs: &[RequestedConfig], state
     let class = state.class(&ask.exactly.class).filter(|class| class.is_ours())?;
     let error = check(ask, class, configs, state).err()?;
     Some(Mistake {
-        refused: !matches!(error, CheckError::MonitorWithoutAdmin),
+        refused: !matches!(error, CheckError::MonitorWithoutAdmin | CheckError::LongName(_)),
         text: format!("claim {claim}, request {}: {error}", ask.name()),
     })
 }
@@ -75,13 +79,17 @@ fn check(
     let Exactly {
         capacity, admin_access, ..
     } = ask.exactly;
-    let capacity = capacity.iter().flat_map(|capacity| &capacity.requests);
-    let capacity: Vec<(&str, String)> = capacity.map(|(name, amount)| (&**name, amount.to_string())).collect();
+    let amounts = capacity.iter().flat_map(|capacity| &capacity.requests);
+    let amounts: Vec<(&str, String)> = amounts.map(|(name, amount)| (&**name, amount.to_string())).collect();
+    let at = format!("{}.capacity.requests", ask.path());
     let requested = request::check(
-        &format!("{}.capacity.requests", ask.path()),
+        &at,
         &class.metadata.name,
-        capacity.iter().map(|(name, amount)| (*name, &**amount)),
+        amounts.iter().map(|(name, amount)| (*name, &**amount)),
     )?;
+    if state.is_of_scheduler() && capacity.as_ref().is_some_and(|capacity| capacity.has_domain) {
+        return Err(CheckError::LongName(at));
+    }
     check_config(ask, class, configs, &requested, state)?;
     if class.device_type() == types::MONITOR && !admin_access.unwrap_or(false) {
         return Err(CheckError::MonitorWithoutAdmin);

@@ -162,6 +162,11 @@ impl State {
         }
     }
 
+    /// Returns true if kube-scheduler allocates everything.
+    pub(crate) fn is_of_scheduler(&self) -> bool {
+        self.mode == Mode::Scheduler
+    }
+
     /// Returns true if every kind was listed at least once.
     #[must_use]
     pub fn is_complete(&self) -> bool {

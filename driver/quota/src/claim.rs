@@ -319,6 +319,12 @@ mod tests {
         );
         let none = amount(exactly(json!({"deviceClassName": "none"})));
         assert_eq!(none, Err(Uncounted::NoClass("none".into())));
+        // A name may have our domain, and from Kubernetes 1.38 on is the same name.
+        let long = amount(exactly(ask(
+            "vgpu",
+            json!({"dra.vgpu/memory": "20Gi", "dra.vgpu/cores": "25"}),
+        )));
+        assert_eq!(long, Ok(part));
         // The smallest share there is.
         let tiny = amount(exactly(ask("vgpu", json!({"memory": "1"})))).unwrap();
         assert_eq!(tiny.memory, 64 << 20);
@@ -388,7 +394,9 @@ mod tests {
             json!({"driver": "dra.vgpu", "pool": "n1", "device": device, "shareID": "s",
                 "consumedCapacity": {"memory": memory, "cores": "5", "shares": "1"}})
         };
-        let results = json!([result("gpu-0", "20Gi"), result("gpu-1", "20Gi"),
+        let mut long = result("gpu-1", "20Gi");
+        long["consumedCapacity"] = json!({"dra.vgpu/memory": "20Gi", "dra.vgpu/cores": "5", "dra.vgpu/shares": "1"});
+        let results = json!([result("gpu-0", "20Gi"), long,
             {"driver": "nic", "pool": "n1", "device": "x"}, {"driver": "dra.vgpu", "pool": "n1", "device": "gpu-0-monitor"}]);
         let status =
             json!({"allocation": {"devices": {"results": results}, "allocationTimestamp": "2026-11-24T00:00:01Z"}});

@@ -139,7 +139,9 @@ fn share(claim: &str, result: &DeviceRequestAllocationResult, whole: bool, gpus:
         device: device.clone(),
     })?;
     let amount = |key: &'static str| {
-        let consumed = result.consumed_capacity.as_ref().and_then(|consumed| consumed.get(key));
+        // With both names Prepare has refused the claim.
+        let consumed = result.consumed_capacity.as_ref();
+        let consumed = consumed.and_then(|consumed| capacity::find(key, |name| consumed.get(name)).ok().flatten());
         let amount = consumed.and_then(|amount| u64::try_from(vgpu_quantity::whole(&amount.0).ok()?).ok());
         amount.ok_or_else(|| NotYet::NoAmount {
             claim: claim.to_owned(),

@@ -71,6 +71,27 @@ fn a_bound_pod_gets_what_its_dialect_promises() {
     );
 }
 
+/// From Kubernetes 1.38 on a result may have the names with our domain.
+#[test]
+fn amounts_are_found_under_both_names() {
+    let pod = bound(fixed("a"), AT);
+    let mut allocated = claim(&pod, "gpu-1", "4Gi", "30");
+    let short = legacy_patch(&pod, std::slice::from_ref(&allocated), &gpus());
+    let devices = allocated
+        .status
+        .as_mut()
+        .and_then(|status| status.allocation.as_mut()?.devices.as_mut());
+    for result in devices.unwrap().results.iter_mut().flatten() {
+        let consumed = result.consumed_capacity.take().into_iter().flatten();
+        result.consumed_capacity = Some(
+            consumed
+                .map(|(name, amount)| (format!("dra.vgpu/{name}"), amount))
+                .collect(),
+        );
+    }
+    assert_eq!(legacy_patch(&pod, &[allocated], &gpus()), short);
+}
+
 #[test]
 fn a_whole_gpu_has_all_cores() {
     let written = json!({"metadata": {"name": "a", "namespace": "team", "uid": "uid-a"}, "spec": {"containers": [

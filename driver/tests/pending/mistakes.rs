@@ -99,6 +99,32 @@ fn a_wrong_unit_that_came_past_the_admission_policy_is_named() {
     assert!(text.contains("did you mean 20Gi?"), "{text}");
 }
 
+/// On a cluster that is older than Kubernetes 1.38 such a claim waits for ever, if it came past the admission policy.
+#[test]
+fn a_name_with_the_domain_is_told_which_scheduler_serves_it() {
+    let mut world = World::new();
+    world.claim(
+        "train",
+        exactly("vgpu", json!({"dra.vgpu/memory": "20Gi"})),
+        Value::Null,
+    );
+    let verdict = world.why(&["train"]).unwrap();
+    assert_eq!(verdict.kind, MessageKind::Waiting, "{}", verdict.text);
+    let words =
+        "spec.devices.requests[0].exactly.capacity.requests: kube-scheduler before Kubernetes 1.38 finds no GPU";
+    assert!(verdict.text.contains(words), "{}", verdict.text);
+    // The same name in a claim that nobody can serve.
+    world.claim(
+        "train",
+        exactly("vgpu", json!({"dra.vgpu/memory": "20Gi", "memory": "10Gi"})),
+        Value::Null,
+    );
+    let verdict = world.why(&["train"]).unwrap();
+    assert_eq!(verdict.kind, MessageKind::Refused, "{}", verdict.text);
+    let words = "requests[dra.vgpu/memory]: \"20Gi\", and \"10Gi\" in memory, are one capacity under two names; keep only memory";
+    assert!(verdict.text.contains(words), "{}", verdict.text);
+}
+
 #[test]
 fn a_monitor_without_admin_access_is_told_what_it_lacks() {
     let mut world = World::new();

@@ -48,6 +48,8 @@ kai kai-memory main 1 4096Mi CUDA_DEVICE_MEMORY_LIMIT=4096m
 kai kai-two-gpus main 2 25% GPU_PORTION=0.25
 kai kai-second-container first 0 none
 kai kai-second-container second 1 4096Mi
+kai kai-container first 0 none
+kai kai-container second 1 8192Mi CUDA_DEVICE_MEMORY_LIMIT=8192m
 ";
 
 fn rows() -> impl Iterator<Item = Vec<&'static str>> {

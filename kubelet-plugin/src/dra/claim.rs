@@ -71,6 +71,16 @@ pub enum Error {
         value: String,
         range: String,
     },
+    #[error(
+        "{at}.consumedCapacity[{DRIVER_NAME}/{key}]: {}; delete pod and claim, so that it is allocated again",
+        capacity::twice(.key, .short, .long)
+    )]
+    Twice {
+        at: String,
+        key: &'static str,
+        short: String,
+        long: String,
+    },
     #[error("{at}.consumedCapacity[{key}]: no GPU of ours has this capacity; delete pod and claim")]
     UnknownCapacity { at: String, key: String },
     #[error(transparent)]
@@ -293,7 +303,7 @@ fn consumed(at: &str, result: &Allocated, gpu: &Gpu) -> Result<(u64, u32), Error
     let cores = amount(capacity::CORES, 0, u64::from(request::CORES_MAX))?;
     amount(capacity::SHARES, 1, 1)?;
     let known = [capacity::MEMORY, capacity::CORES, capacity::SHARES];
-    match consumed.keys().find(|key| !known.contains(&key.as_str())) {
+    match consumed.keys().find(|key| !known.contains(&capacity::short(key))) {
         Some(key) => Err(Error::UnknownCapacity {
             at: at.to_owned(),
             key: key.clone(),
@@ -335,8 +345,13 @@ fn amount(
     low: u64,
     high: u64,
 ) -> Result<u64, Error> {
-    let text = consumed
-        .get(key)
+    let text = capacity::find(key, |name| consumed.get(name))
+        .map_err(|(short, long)| Error::Twice {
+            at: at.to_owned(),
+            key,
+            short: short.0.clone(),
+            long: long.0.clone(),
+        })?
         .ok_or_else(|| Error::NoCapacity { at: at.to_owned(), key })?;
     let value = whole(&text.0).map_err(|reason| Error::Quantity {
         at: at.to_owned(),

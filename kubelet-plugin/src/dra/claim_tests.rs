@@ -66,6 +66,21 @@ fn quantities_are_numbers_in_any_format() {
     }
 }
 
+/// From Kubernetes 1.38 on a result may have the names with our domain.
+#[test]
+fn amounts_are_found_under_both_names() {
+    let mut long = result("gpu-3f8a1c20", "s1");
+    long["consumedCapacity"] = json!({"dra.vgpu/memory": "20Gi", "dra.vgpu/cores": "25", "dra.vgpu/shares": "1"});
+    assert_eq!(one(long.clone(), vec![]), one(result("gpu-3f8a1c20", "s1"), vec![]));
+    long["consumedCapacity"]["memory"] = "10Gi".into();
+    let error = one(long, vec![]).expect_err("both").to_string();
+    let expected = format!(
+        "{RESULTS}[0].consumedCapacity[dra.vgpu/memory]: \"20Gi\", and \"10Gi\" in memory, are one capacity under two names; \
+         delete pod and claim, so that it is allocated again"
+    );
+    assert_eq!(error, expected);
+}
+
 #[test]
 fn what_the_api_server_let_through_is_refused_by_its_field() {
     for (key, value) in [

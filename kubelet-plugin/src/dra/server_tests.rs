@@ -810,7 +810,8 @@ async fn metrics_tell_what_shares_hold_and_which_ledgers_are_damaged() {
     let text = crate::metrics::page(&registry);
     let labels = |uid: &str| {
         format!(
-            "{{node=\"n1\",namespace=\"d\",claim=\"claim-{uid}\",share=\"{uid}\",gpu=\"{}\"}}",
+            "{{node=\"n1\",namespace=\"d\",claim=\"claim-{uid}\",share=\"{uid}\",gpu=\"{}\",dra_claim_name=\"claim-{uid}\",\
+             dra_claim_namespace=\"d\",dra_device_name=\"gpu-3f8a1c20\",dra_pool_name=\"n1/vgpu\"}}",
             crate::dra::share::tests::GPU
         )
     };

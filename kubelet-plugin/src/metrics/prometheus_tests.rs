@@ -182,19 +182,42 @@ fn controller() -> String {
 }
 
 /// Stands in for dcgm-exporter and kube-state-metrics: series with the labels that their documentation shows, of the same GPU
-/// and container.
-fn exporters(gpu: &str) -> String {
+/// and container. `claim` has the labels of a claim, which the first one sets only for NVIDIA's own driver now.
+fn exporters(gpu: &str, claim: &str) -> String {
     let device = format!(
         r#"gpu="0",UUID="{gpu}",pci_bus_id="00000000:01:00.0",device="nvidia0",modelName="H100",Hostname="n1""#
     );
     let pod = r#"namespace="d",pod="p",uid="8a3e""#;
     [
         format!("DCGM_FI_DEV_GPU_TEMP{{{device}}} 41"),
+        format!("DCGM_FI_DEV_FB_USED{{{device},{claim}}} 4096"),
         format!(r#"kube_pod_container_info{{{pod},container="main",image="i",container_id="containerd://1"}} 1"#),
         format!(r#"kube_pod_labels{{{pod},label_team="a"}} 1"#),
     ]
     .map(|line| line + "\n")
     .concat()
+}
+
+/// dcgm-exporter's labels of a claim in our own page: the same in every series of a share.
+fn labels_of_claim(page: &str) -> String {
+    const NAMES: [&str; 4] = [
+        "dra_claim_name",
+        "dra_claim_namespace",
+        "dra_device_name",
+        "dra_pool_name",
+    ];
+    let of_claim = |line: &str| {
+        let (_, labels) = line.rsplit_once('}')?.0.split_once('{')?;
+        let labels = labels.split(',').filter(|label| label.starts_with("dra_"));
+        Some(labels.collect::<Vec<_>>().join(","))
+    };
+    let series = page.lines().filter(|line| line.starts_with("vgpu_share_"));
+    let mut all: Vec<String> = series.filter_map(of_claim).collect();
+    all.dedup();
+    let [claim] = &all[..] else { panic!("{all:?}") };
+    let names: Vec<&str> = claim.split(',').filter_map(|label| label.split('=').next()).collect();
+    assert_eq!(names, NAMES);
+    claim.clone()
 }
 
 /// The queries of docs/metrics.md that join metrics with those of other exporters.
@@ -224,7 +247,8 @@ async fn every_query_of_the_dashboard_and_the_alerts_runs_in_a_real_prometheus()
     let serving = tokio::spawn(axum::serve(listener, pages).into_future());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let others = listener.local_addr().expect("an address").to_string();
-    let text = controller() + &exporters(&gpu(0).uuid);
+    let claim = labels_of_claim(&super::page(&registries[0]));
+    let text = controller() + &exporters(&gpu(0).uuid, &claim);
     let pages = axum::Router::new().route("/metrics", axum::routing::get(|| async { text }));
     let serving_others = tokio::spawn(axum::serve(listener, pages).into_future());
     let work = tokio::task::spawn_blocking(move || {

@@ -1,6 +1,9 @@
 //! Shares: their limits, their use by their ledgers, by their pages and by NVML, and the names by which these metrics are
 //! joined with those of others: dcgm-exporter's by GPU, claim and device, kube-state-metrics' by pod and container.
 //!
+//! Every metric has dcgm-exporter's names of claim and device beside ours, so that one variable of a dashboard selects in
+//! both. They are the same for all series of a share, so they add no series.
+//!
 //! Unknown values are left out. A tenant can write anything into its ledger and its page: reads have a size limit, a ledger
 //! that cannot be read is exported as damaged, unless it has the format of another release, and so are counters that
 //! cannot be right.
@@ -28,7 +31,6 @@ pub(super) struct Sample {
     pub(super) share: Share,
     /// The place of the share in its claim.
     pub(super) index: usize,
-    device: Labels,
     /// None if the ledger cannot be read.
     pub(super) usage: Option<Usage>,
     /// Processes that live; None in the same case.
@@ -91,9 +93,6 @@ impl Sample {
                 ("claim", entry.name.clone()),
                 ("share", share.name.clone()),
                 ("gpu", share.gpu.clone()),
-            ],
-            device: vec![
-                ("UUID", share.gpu.clone()),
                 ("dra_claim_name", entry.name.clone()),
                 ("dra_claim_namespace", entry.namespace.clone()),
                 ("dra_device_name", share.device.clone()),
@@ -273,11 +272,13 @@ pub(super) fn encode(samples: &[Sample], encoder: &mut DescriptorEncoder<'_>) ->
         metric.encode(encoder, samples.iter().map(|sample| (&sample.labels, sample)))?;
     }
     let joined = |sample: &Sample, more: &[(&'static str, String)]| [&sample.labels, more].concat();
-    let devices = samples.iter().map(|sample| joined(sample, &sample.device));
+    let devices = samples
+        .iter()
+        .map(|sample| joined(sample, &[("UUID", sample.held.share.gpu.clone())]));
     encode_info(
         encoder,
         "share_info",
-        "1 for each share, with dcgm-exporter's names of labels",
+        "1 for each share, with dcgm-exporter's name of its GPU's UUID",
         devices,
     )?;
     let containers = samples.iter().flat_map(|sample| {

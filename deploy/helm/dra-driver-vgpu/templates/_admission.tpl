@@ -61,26 +61,35 @@ spec:
           ? a.at + '.capacity.requests[' + key + ']: class ' + a.ask.deviceClassName
             + ' gives what it gives and takes no capacity requests; remove them, or use class vgpu for a part of a GPU'
           : !(a.ask.deviceClassName in variables.fractions) ? ''
-          : key == 'memory' ? (
+          {{- if include "vgpu.servesDomain" $root }}
+          : key.startsWith('dra.vgpu/') && key.substring(9) in a.ask.capacity.requests
+          ? a.at + '.capacity.requests[' + key + ']: "' + string(value) + '", and "' + string(a.ask.capacity.requests[key.substring(9)])
+            + '" in ' + key.substring(9) + ', are one capacity under two names; keep only ' + key.substring(9)
+          {{- else }}
+          : key in ['dra.vgpu/memory', 'dra.vgpu/cores', 'dra.vgpu/shares']
+          ? a.at + '.capacity.requests[' + key + ']: kube-scheduler before Kubernetes 1.38 finds no GPU for a capacity whose name has the domain dra.vgpu; write '
+            + key.substring(9)
+          {{- end }}
+          : key in {{ include "vgpu.celNames" "memory" }} ? (
               quantity(string(value)).compareTo(quantity('10Ti')) > 0
-              ? a.at + '.capacity.requests[memory]: "' + string(value) + '" is more than any GPU has; ask for at most 10Ti'
+              ? a.at + '.capacity.requests[' + key + ']: "' + string(value) + '" is more than any GPU has; ask for at most 10Ti'
               : quantity(string(value)).compareTo(quantity('64Mi')) < 0
-              ? a.at + '.capacity.requests[memory]: "' + string(value) + '" is less than the smallest share, 64Mi; '
+              ? a.at + '.capacity.requests[' + key + ']: "' + string(value) + '" is less than the smallest share, 64Mi; '
                 + (string(value).matches('^([1-9]|[1-9][0-9]|1[0-9][0-9]|2[0-4][0-9]|25[0-6])$') ? 'did you mean ' + string(value) + 'Gi?'
                    : string(value).matches('^[1-9][0-9]{2,5}$') ? 'did you mean ' + string(value) + 'Mi?'
                    : 'ask for at least 64Mi')
               : !quantity(string(value)).isInteger()
-              ? a.at + '.capacity.requests[memory]: "' + string(value) + '" is not a whole number; write one without a fraction'
+              ? a.at + '.capacity.requests[' + key + ']: "' + string(value) + '" is not a whole number; write one without a fraction'
               : '')
-          : key == 'cores' ? (
+          : key in {{ include "vgpu.celNames" "cores" }} ? (
               quantity(string(value)).compareTo(quantity('0')) < 0 || quantity(string(value)).compareTo(quantity('100')) > 0
               || !quantity(string(value)).isInteger()
-              ? a.at + '.capacity.requests[cores]: "' + string(value)
+              ? a.at + '.capacity.requests[' + key + ']: "' + string(value)
                 + '" is not a whole percentage of a GPU\'s time; ask for a whole number from 0 to 100, for example 25'
               : '')
-          : key == 'shares' ? (
+          : key in {{ include "vgpu.celNames" "shares" }} ? (
               quantity(string(value)).compareTo(quantity('1')) != 0
-              ? a.at + '.capacity.requests[shares]: "' + string(value) + '" is not allowed; a claim always takes one share, so remove the field'
+              ? a.at + '.capacity.requests[' + key + ']: "' + string(value) + '" is not allowed; a claim always takes one share, so remove the field'
               : '')
           : a.at + '.capacity.requests[' + key + ']: no GPU has this capacity; use memory and cores')))
 
@@ -141,10 +150,10 @@ spec:
             : c.guaranteed && a.coreless && a.ask.deviceClassName in variables.bounds
             ? c.at + '.computePolicy: Guaranteed caps the share at its cores, and ' + a.at
               + ' asks for 0 cores; ask for capacity cores of at least 1, or set computePolicy to Balanced'
-            : c.exclusive && has(a.ask.capacity) && 'memory' in a.ask.capacity.?requests.orValue({})
+            : c.exclusive && {{ include "vgpu.celAsked" (list "a.ask" "memory") }}.hasValue()
               && a.ask.deviceClassName in variables.fractions
             ? c.at + '.sharing: Exclusive needs the whole GPU, and ' + a.at + ' asks for memory '
-              + string(a.ask.capacity.requests.memory)
+              + string({{ include "vgpu.celAsked" (list "a.ask" "memory") }}.value())
               + '; remove the capacity request for memory, or use class vgpu with sharing Shared'
             : '')))
   validations:
@@ -161,6 +170,21 @@ spec:
 {{ include "vgpu.binding" (list $root $name "Deny") }}
 {{- end -}}
 
+{{/* CEL: both names of a capacity. From Kubernetes 1.38 on they are one. */}}
+{{- define "vgpu.celNames" -}}
+['{{ . }}', 'dra.vgpu/{{ . }}']
+{{- end -}}
+
+{{/* CEL: the amount of a capacity in an ask, under either name, as an optional. Arguments: (list ask name). */}}
+{{- define "vgpu.celAsked" -}}
+{{ index . 0 }}.?capacity.?requests[?'{{ index . 1 }}'].or({{ index . 0 }}.?capacity.?requests[?'dra.vgpu/{{ index . 1 }}'])
+{{- end -}}
+
+{{/* Not empty if whoever allocates our GPUs takes a capacity's name with the driver's domain for the one without. */}}
+{{- define "vgpu.servesDomain" -}}
+{{- if or (eq .Values.allocator "controller") (semverCompare ">=1.38.0-0" .Capabilities.KubeVersion.Version) }}true{{ end -}}
+{{- end -}}
+
 {{/* Variables `devices` and `asks` of a policy for the kind whose ResourceClaimSpec is at this path. */}}
 {{- define "vgpu.asks" -}}
 # A variable must not be an optional: in another expression it would be empty, and every check would pass.
@@ -174,11 +198,11 @@ spec:
     variables.allRequests.transformList(i, r,
       has(r.exactly)
       ? [{'at': dyn('{{ . }}.devices.requests[' + string(i) + '].exactly'), 'request': dyn([string(r.name)]), 'ask': dyn(r.exactly),
-          'coreless': dyn(quantity(string(r.exactly.?capacity.requests.cores.orValue('0'))).compareTo(quantity('0')) == 0)}]
+          'coreless': dyn(quantity(string({{ include "vgpu.celAsked" (list "r.exactly" "cores") }}.orValue('0'))).compareTo(quantity('0')) == 0)}]
       : r.?firstAvailable.orValue([]).transformList(j, s,
           {'at': dyn('{{ . }}.devices.requests[' + string(i) + '].firstAvailable[' + string(j) + ']'),
            'request': dyn([string(r.name), string(r.name) + '/' + string(s.name)]), 'ask': dyn(s),
-           'coreless': dyn(quantity(string(s.?capacity.requests.cores.orValue('0'))).compareTo(quantity('0')) == 0)}))
+           'coreless': dyn(quantity(string({{ include "vgpu.celAsked" (list "s" "cores") }}.orValue('0'))).compareTo(quantity('0')) == 0)}))
 {{- end -}}
 
 {{/*
@@ -216,12 +240,12 @@ spec:
     - name: memoryless
       expression: >-
         variables.isExclusive ? [] : variables.asks.map(r, r.filter(a, a.ask.deviceClassName == 'vgpu'
-        && !('memory' in a.ask.?capacity.?requests.orValue({}))).map(a, a.at)).filter(r, r.size() > 0)
+        && !{{ include "vgpu.celAsked" (list "a.ask" "memory") }}.hasValue()).map(a, a.at)).filter(r, r.size() > 0)
     - name: decimal
       expression: >-
         variables.asks.map(r, r.filter(a, a.ask.deviceClassName in {{ include "vgpu.celTexts" (prepend $root.Values.admission.derivedClasses "vgpu") }}
-        && string(a.ask.?capacity.?requests[?'memory'].orValue('')).matches('^[0-9]+[MGT]$')).map(a,
-        {'at': string(a.at), 'value': string(a.ask.capacity.requests['memory'])})).filter(r, r.size() > 0)
+        && string({{ include "vgpu.celAsked" (list "a.ask" "memory") }}.orValue('')).matches('^[0-9]+[MGT]$')).map(a,
+        {'at': string(a.at), 'value': string({{ include "vgpu.celAsked" (list "a.ask" "memory") }}.value())})).filter(r, r.size() > 0)
   validations:
     {{- with ((index $root.Values.deviceClasses "vgpu").config).sharing | default "Shared" | eq "Shared" }}
     - expression: variables.memoryless.size() == 0

@@ -172,6 +172,11 @@ server itself refuses it. */}}
 {{- $named | toJson -}}
 {{- end -}}
 
+{{/* CEL: whether the annotation `key` is a request of KAI for a container, whose name is in the key. */}}
+{{- define "vgpu.celAsksForContainer" -}}
+key.matches(r'^nvidia\.com/container\.(\w|-)*\.gpu-memory')
+{{- end -}}
+
 {{/* KAI's annotations of a pod, as JSON. Each of them except the last is a request for a GPU. */}}
 {{- define "vgpu.askedAnnotations" -}}
 {{- list "gpu-fraction" "gpu-memory" "gpu-fraction-num-devices" "gpu-fraction-container-name" | toJson -}}

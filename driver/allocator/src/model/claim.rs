@@ -7,7 +7,8 @@ use serde::{Deserialize, Deserializer};
 
 use super::outcome::Allocation;
 use super::parts::{RequestedConfig, Selector, Toleration};
-use super::{Metadata, fitted, or_default, shared, shared_option};
+use super::{Metadata, by_short_name, fitted, or_default, shared, shared_option};
+use vgpu_api::capacity;
 use vgpu_quantity::Quantity;
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -86,10 +87,29 @@ pub enum Mode {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
+#[serde(from = "RawCapacity")]
 pub struct CapacityRequirements {
-    #[serde(deserialize_with = "or_default")]
+    /// By the short names of our capacities.
     pub requests: LiteMap<String, Quantity>,
+    /// A name was written with our driver's domain.
+    pub has_domain: bool,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct RawCapacity {
+    #[serde(deserialize_with = "or_default")]
+    requests: LiteMap<String, Quantity>,
+}
+
+impl From<RawCapacity> for CapacityRequirements {
+    fn from(raw: RawCapacity) -> Self {
+        let has_domain = raw.requests.keys().any(|name| capacity::short(name) != name);
+        Self {
+            requests: by_short_name(raw.requests),
+            has_domain,
+        }
+    }
 }
 
 /// If both are `None`, the kind of constraint is not known to this version.

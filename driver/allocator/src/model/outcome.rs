@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use super::node::NodeSelector;
 use super::parts::{OpaqueConfig, Toleration};
-use super::{fitted, or_default, shared_option};
+use super::{by_capacity, fitted, or_default, shared_option};
 use vgpu_quantity::Quantity;
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -56,7 +56,7 @@ pub struct DeviceResult {
     pub binding_failure_conditions: Vec<String>,
     #[serde(rename = "shareID", skip_serializing_if = "Option::is_none")]
     pub share_id: Option<String>,
-    #[serde(deserialize_with = "or_default", skip_serializing_if = "LiteMap::is_empty")]
+    #[serde(deserialize_with = "by_capacity", skip_serializing_if = "LiteMap::is_empty")]
     pub consumed_capacity: LiteMap<String, Quantity>,
 }
 

@@ -7,7 +7,7 @@ use litemap::LiteMap;
 
 use serde::Deserialize;
 
-use super::{Attribute, Metadata, NodeSelector, fitted, or_default, shared_option};
+use super::{Attribute, Metadata, NodeSelector, by_capacity, fitted, or_default, shared_option};
 use vgpu_quantity::Quantity;
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -46,7 +46,7 @@ pub struct Device {
     pub name: String,
     #[serde(deserialize_with = "or_default")]
     pub attributes: LiteMap<String, Attribute>,
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "by_capacity")]
     pub capacity: LiteMap<String, Capacity>,
     #[serde(deserialize_with = "fitted")]
     pub consumes_counters: Vec<ConsumedCounters>,

@@ -149,6 +149,11 @@ fn most_memory(container: &Container, pod: &Pod, size: u64) -> u64 {
             .as_ref()
             .and_then(|all| all.get(key)?.trim().parse::<f64>().ok())
     };
+    let in_key = |what: &str| {
+        let key = format!("nvidia.com/container.{}.gpu-memory.{what}", container.name);
+        let written = pod.metadata.annotations.as_ref()?.get(&key)?;
+        vgpu_quantity::read_bytes(written)
+    };
     [
         mebibytes("nvidia.com/gpumem").filter(|bytes| *bytes > 0),
         percent("nvidia.com/gpumem-percentage"),
@@ -159,6 +164,8 @@ fn most_memory(container: &Container, pod: &Pod, size: u64) -> u64 {
         percent("koordinator.sh/gpu-memory-ratio"),
         percent("koordinator.sh/gpu"),
         limit(container, "tencent.com/vcuda-memory").map(|blocks| blocks.saturating_mul(256 << 20)),
+        in_key("request"),
+        in_key("limit"),
         annotation("gpu-memory").map(|mebibytes| (mebibytes * 1_048_576.0) as u64),
         annotation("gpu-fraction").map(|part| (part * size as f64) as u64 + 1),
     ]

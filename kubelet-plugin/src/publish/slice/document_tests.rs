@@ -24,6 +24,8 @@ const CAPACITY: &str = "
 
 The monitor device has none. A request is rounded up to the next step; a request without this capacity gets the default.
 
+A request may also write `dra.vgpu/memory`, `dra.vgpu/cores` and `dra.vgpu/shares`: Kubernetes takes both names for one from 1.38 on, and `vgpu-controller` does in controller mode. kube-scheduler 1.36 and 1.37 find no GPU for the long name, so there the admission policy refuses it; it goes by the version that Helm saw at the last install or upgrade of the chart. A map with both names of one capacity is an error. Slices have the short name.
+
 | name | of an 80 GiB GPU | default | a request may be | meaning |
 |---|---|---|---|---|
 ";
