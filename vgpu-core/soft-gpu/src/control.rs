@@ -17,7 +17,8 @@
 //! ```
 //!
 //! One fault a line. A missing file is no fault, and so is a line that says anything else: a test that misspells one sees
-//! that nothing happens. Replace the file by a rename, because a reader may come between two writes. CUDA does not read it.
+//! that nothing happens. Replace the file by a rename, because a reader may come between two writes. CUDA reads it only
+//! with `memory_limits`, because a GPU in MIG mode has none.
 
 use std::fs;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Reads the two variables that are the whole interface: SOFT_GPU_STATE and SOFT_GPU_PROFILE. No other module reads
-//! them.
+//! Reads the variables that are the whole interface: SOFT_GPU_STATE, SOFT_GPU_PROFILE and SOFT_GPU_CGROUP. No other
+//! module reads them.
 
 #![allow(unsafe_code)] // getuid has no safe wrapper in std.
 
@@ -20,6 +20,8 @@ pub struct Config {
     /// The variable that led to `dir`, for messages.
     pub origin: &'static str,
     pub profile: Option<(PathBuf, Profile)>,
+    /// The folder that counts as this process's cgroup, in a tree of plain folders. None: the kernel's.
+    pub cgroup: Option<PathBuf>,
 }
 
 impl Config {
@@ -56,7 +58,13 @@ impl Config {
             }
             None => None,
         };
-        Ok(Self { dir, origin, profile })
+        let cgroup = std::env::var_os("SOFT_GPU_CGROUP").filter(|value| !value.is_empty());
+        Ok(Self {
+            dir,
+            origin,
+            profile,
+            cgroup: cgroup.map(PathBuf::from),
+        })
     }
 }
 

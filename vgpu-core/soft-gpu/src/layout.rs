@@ -11,13 +11,16 @@ use crate::profile::MAX_GPUS;
 use crate::timeline::words::Timeline;
 use crate::virtual_time::VirtualTime;
 
-pub const MAGIC: u64 = u64::from_le_bytes(*b"SOFTGPU\x04");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"SOFTGPU\x05");
 /// Room for the profile's text.
 pub const PROFILE_BYTES: usize = 8 << 10;
 /// Counters of calls that are not modelled, by place in `names/`: libcuda's first, then libnvidia-ml's.
 pub const CALLS: usize = 2048;
 /// The first counter of libnvidia-ml.
 pub const NVML_CALLS: usize = 1024;
+
+/// The largest number of cgroups to which a process is charged: those of a pod in a node in a pod.
+pub const CGROUPS: usize = 14;
 
 /// The phases of a process's place; the rest of the word is its generation.
 pub const FREE: u64 = 0;
@@ -54,6 +57,8 @@ pub struct Proc {
     pub phase: AtomicU64,
     /// The PID in the process's own namespace. Readers prefer the kernel's list (see `liveness`).
     pub pid: AtomicU32,
+    /// The cgroups to which its memory is charged, by inode number; 0: none. Only with `memory_limits`.
+    pub cgroups: [AtomicU64; CGROUPS],
     pub gpus: [ProcGpu; MAX_GPUS],
 }
 
@@ -61,6 +66,8 @@ pub struct Proc {
 pub struct ProcGpu {
     pub held: Held,
     pub contexts: AtomicU32,
+    /// Units that are charged to `cgroups`.
+    pub charged: AtomicU64,
     /// Units that NVML lists for the process beside those that it holds; negative: it lists fewer.
     pub listed_beside: AtomicI64,
 }

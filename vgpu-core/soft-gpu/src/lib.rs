@@ -8,6 +8,7 @@
 //!                                       │
 //!   soft-gpu-cuda ──► state::Member ── grow, shrink ──► account   exact memory of each process
 //!                          │        ── work: queues ──► timeline  slices, when work is done, utilisation
+//!                          │ ── memory_limits: limits of cgroups, as drivers from r615 on have them
 //!                          └ vram: addresses, by size class
 //!   soft-gpu-nvml ──► state::State ── look ──► one consistent picture, with this namespace's PIDs
 //!        ▲
@@ -26,6 +27,7 @@
 
 pub mod account;
 pub mod c;
+mod cgroup;
 pub mod clock;
 pub mod control;
 pub mod env;
@@ -33,6 +35,7 @@ pub mod error;
 pub mod faults;
 pub mod layout;
 pub mod liveness;
+pub mod memory_limits;
 pub mod names;
 pub mod profile;
 mod region;

@@ -14,6 +14,7 @@
 //! | `nvml_pids` | the processes that NVML lists: `own`, those of the caller's PID namespace by their PIDs there; `host`, all of them by numbers that no process has there, as a real driver in a container; `none` | `own` |
 //! | `nvml_managed` | whether NVML includes managed memory in a process's figure: `no`, as in the source of the open kernel module (580), where the UVM module's allocations are in no process's figure; or `yes` | `no` |
 //! | `nvml_imports` | whether NVML lists memory of another process, imported by a handle or a descriptor, for its importer as well: `no`, as is believed; or `yes` | `no` |
+//! | `memory_limits` | whether cgroups can have limits of GPU memory, as with drivers from r615 on: `none`; `dmem`, kept by the kernel's controller; or `misc`, kept by the driver (see `memory_limits`) | `none` |
 //! | `context_unowned` | memory that the GPU has less while a context exists and that NVML lists for no process, in addition to `context_cost`: page tables, buffers of the driver | `0` |
 //! | `sms` | multiprocessors | `132` |
 //! | `compute_capability` | `major.minor` | `9.0` |
@@ -95,6 +96,11 @@ words! {
 }
 
 words! {
+    /// Who keeps limits of cgroups.
+    MemoryLimits { None = "none", Dmem = "dmem", Misc = "misc" }
+}
+
+words! {
     /// The clock by which GPUs work.
     Clock { Real = "real", Virtual = "virtual" }
 }
@@ -155,6 +161,7 @@ profile! {
     "nvml_pids" nvml_pids: NvmlPids = NvmlPids::Own, NvmlPids::from_name, NvmlPids::name, "own, host or none";
     "nvml_managed" nvml_managed: bool = false, yes_or_no, word, "yes or no";
     "nvml_imports" nvml_imports: bool = false, yes_or_no, word, "yes or no";
+    "memory_limits" memory_limits: MemoryLimits = MemoryLimits::None, MemoryLimits::from_name, MemoryLimits::name, "none, dmem or misc";
     "context_unowned" context_unowned: u64 = 0, size, u64::to_string, "a size such as 64MiB";
     "sms" sms: u32 = 132, |text| number(text, 1024), u32::to_string, "a number from 1 to 1024";
     "compute_capability" compute_capability: (u32, u32) = (9, 0), dotted, with_dot, "major.minor, such as 9.0";
@@ -483,6 +490,17 @@ mod tests {
             assert_eq!(Profile::parse(&profile.to_text()).unwrap(), profile);
         }
         assert!(Profile::parse("nvml_pids = both").is_err());
+    }
+
+    #[test]
+    fn limits_of_cgroups_are_kept_in_two_ways_or_not_at_all() {
+        assert_eq!(Profile::default().memory_limits, MemoryLimits::None);
+        for way in [MemoryLimits::None, MemoryLimits::Dmem, MemoryLimits::Misc] {
+            let profile = Profile::parse(&format!("memory_limits = {}", way.name())).unwrap();
+            assert_eq!(profile.memory_limits, way);
+            assert_eq!(Profile::parse(&profile.to_text()).unwrap(), profile);
+        }
+        assert!(Profile::parse("memory_limits = yes").is_err());
     }
 
     #[test]

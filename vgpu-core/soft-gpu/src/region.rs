@@ -250,6 +250,7 @@ mod tests {
     fn the_state_of_another_version_is_replaced_and_a_damaged_one_is_not() {
         let dir = tempfile::tempdir().unwrap();
         let config = Config {
+            cgroup: None,
             dir: dir.path().to_owned(),
             origin: "a test",
             profile: None,

@@ -5,7 +5,7 @@
 //! then on not counted. Then it is buried: its units go back to the total, under the folder's lock. An interrupted
 //! burial is resumed.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -33,6 +33,8 @@ pub struct State {
     profile: Profile,
     dir: PathBuf,
     inode: u64,
+    /// The folder that is this process's cgroup, in a tree of plain folders.
+    cgroup: Option<PathBuf>,
 }
 
 /// A process that uses the GPUs.
@@ -87,6 +89,7 @@ impl State {
             profile,
             dir: config.dir.clone(),
             inode,
+            cgroup: config.cgroup.clone(),
         })
     }
 
@@ -149,7 +152,19 @@ impl State {
             .collect()
     }
 
-    fn places(&self) -> impl Iterator<Item = (usize, &'static Proc)> {
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    pub(crate) fn cgroup(&self) -> Option<&Path> {
+        self.cgroup.as_deref()
+    }
+
+    pub(crate) fn proc(&self, place: usize) -> &'static Proc {
+        &self.shared.procs[place]
+    }
+
+    pub(crate) fn places(&self) -> impl Iterator<Item = (usize, &'static Proc)> {
         let shared = self.shared;
         let count = (shared.high_water.load(Ordering::Acquire) as usize).min(MAX_PROCS);
         shared.procs[..count].iter().enumerate()
@@ -220,6 +235,7 @@ impl State {
                 entry.held.clear();
                 entry.contexts.store(0, Ordering::Relaxed);
                 entry.listed_beside.store(0, Ordering::Relaxed);
+                entry.charged.store(0, Ordering::Relaxed);
             }
             self.end_work(place);
             self.shared.virtual_time.clear(place);
@@ -453,8 +469,22 @@ impl Member {
         let _ = asked.compare_exchange(until, 0, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Allocates units of a GPU. Dead processes are buried before it reports that the GPU is full.
+    /// Allocates units of a GPU, unless the GPU is full or a cgroup is at its limit. Dead processes are buried before it
+    /// reports that.
     pub fn grow(&self, gpu: usize, units: u64) -> Result<(), Full> {
+        self.charge_cgroups(gpu, units)?;
+        self.take(gpu, units)
+            .inspect_err(|Full| self.uncharge_cgroups(gpu, units))
+    }
+
+    /// Allocates units of managed memory, which is charged to no cgroup.
+    pub fn grow_managed(&self, gpu: usize, units: u64) -> Result<(), Full> {
+        self.take(gpu, units)?;
+        self.managed(gpu, units as i64);
+        Ok(())
+    }
+
+    fn take(&self, gpu: usize, units: u64) -> Result<(), Full> {
         let Ok(delta) = i64::try_from(units) else {
             return Err(Full);
         };
@@ -477,6 +507,17 @@ impl Member {
 
     /// Releases units.
     pub fn shrink(&self, gpu: usize, units: u64) {
+        self.give(gpu, units);
+        self.uncharge_cgroups(gpu, units);
+    }
+
+    /// Releases units of managed memory.
+    pub fn shrink_managed(&self, gpu: usize, units: u64) {
+        self.managed(gpu, -(units as i64));
+        self.give(gpu, units);
+    }
+
+    fn give(&self, gpu: usize, units: u64) {
         let _turn = self.turn(gpu);
         self.stand_still(gpu);
         let state = &self.state;
@@ -494,7 +535,7 @@ impl Member {
     }
 
     /// Counts units of managed memory, which were allocated before or are released after.
-    pub fn managed(&self, gpu: usize, change: i64) {
+    fn managed(&self, gpu: usize, change: i64) {
         if !self.state.profile.nvml_managed {
             self.list_beside(gpu, -change);
         }

@@ -191,6 +191,7 @@ fn calls_of_what_is_not_modelled_are_counted() {
         dir: state.0.clone(),
         origin: "the test",
         profile: None,
+        cgroup: None,
     };
     let calls = soft_gpu::state::State::open(&config).unwrap().calls(false);
     let index = names::CUDA

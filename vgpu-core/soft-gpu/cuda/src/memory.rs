@@ -9,6 +9,8 @@ use std::sync::{Mutex, MutexGuard};
 
 use soft_gpu::lock;
 
+use soft_gpu::account::Full;
+use soft_gpu::memory_limits::Told;
 use soft_gpu::vram::{AddressMap, GRAPH_LANE, LANES, POOL_LANE, RESERVED_LANE, lane_of};
 
 use crate::code::{Code, INVALID_VALUE, OUT_OF_MEMORY, Res};
@@ -143,10 +145,14 @@ impl Memory {
         self.pools.trim(driver, gpu, 0)
     }
 
-    /// Charges units of memory without a range of its own: physical and managed memory.
+    /// Charges units of memory without a range of its own, such as physical memory.
     pub(crate) fn charge(&self, driver: &Driver, gpu: usize, units: u64) -> Res {
+        self.charge_by(driver, gpu, || driver.member().grow(gpu, units))
+    }
+
+    fn charge_by(&self, driver: &Driver, gpu: usize, grow: impl Fn() -> Result<(), Full>) -> Res {
         self.vmm.collect(driver);
-        let grow = || driver.member().grow(gpu, units).map_err(|_| OUT_OF_MEMORY);
+        let grow = || grow().map_err(|Full| OUT_OF_MEMORY);
         grow().or_else(|error| {
             if self.make_room(driver, gpu) {
                 grow()
@@ -192,8 +198,7 @@ impl Memory {
                 unmap_host(address, range.size);
                 hosts.remove(&address);
                 crate::location::forget(address);
-                driver.member().managed(context.gpu, -(units as i64));
-                driver.member().shrink(context.gpu, units);
+                driver.member().shrink_managed(context.gpu, units);
                 Ok(())
             }
         }
@@ -372,12 +377,11 @@ soft_gpu::api! {
         }
         const ATTACH_HOST: u32 = 2;
         let units = if flags == ATTACH_HOST { 0 } else { driver.memory.units(size) };
-        driver.memory.charge(driver, context.gpu, units)?;
+        driver.memory.charge_by(driver, context.gpu, || driver.member().grow_managed(context.gpu, units))?;
         let Some(address) = map_host(size) else {
-            driver.member().shrink(context.gpu, units);
+            driver.member().shrink_managed(context.gpu, units);
             return Err(OUT_OF_MEMORY);
         };
-        driver.member().managed(context.gpu, units as i64);
         driver.memory.hosts().insert(address, HostRange { size, flags, kind: HostKind::Managed { context, units } });
         out.set(address)
     }
@@ -390,8 +394,12 @@ soft_gpu::api! {
     fn cuMemGetInfo_v2(free: Out<u64>, total: Out<u64>) {
         let (driver, context) = context::here()?;
         driver.memory.vmm.collect(driver);
-        free.set(driver.member().free(context.gpu))?;
-        total.set(driver.state().profile().memory)
+        let state = driver.state();
+        let (memory, left) = (state.profile().memory, driver.member().free(context.gpu));
+        let told = Told { total: memory, free: left, used: memory - left };
+        let told = state.cut_to_limit(context.gpu, told);
+        free.set(told.free)?;
+        total.set(told.total)
     }
 
     fn cuMemGetAddressRange_v2(start: Out<u64>, size: Out<u64>, address: u64) {

@@ -10,11 +10,13 @@ pub(crate) type Text = soft_gpu::c::Text<2>;
 pub(crate) const UNINITIALIZED: Code = Code(1);
 pub(crate) const INVALID_ARGUMENT: Code = Code(2);
 pub(crate) const NOT_SUPPORTED: Code = Code(3);
+pub(crate) const NO_PERMISSION: Code = Code(4);
 pub(crate) const NOT_FOUND: Code = Code(6);
 pub(crate) const INSUFFICIENT_SIZE: Code = Code(7);
 pub(crate) const DRIVER_NOT_LOADED: Code = Code(9);
 pub(crate) const TIMEOUT: Code = Code(10);
 pub(crate) const GPU_IS_LOST: Code = Code(15);
+pub(crate) const OPERATING_SYSTEM: Code = Code(17);
 pub(crate) const VERSION_MISMATCH: Code = Code(25);
 pub(crate) const UNKNOWN: Code = Code(999);
 

@@ -1,6 +1,7 @@
 //! Figures that change: memory, processes, utilisation. Each result comes from one consistent picture.
 
 use soft_gpu::c::{Code, Res};
+use soft_gpu::memory_limits::Told;
 use soft_gpu::profile::NvmlPids;
 use soft_gpu::state::{Picture, User};
 
@@ -148,18 +149,21 @@ soft_gpu::api! {
     }
 
     fn nvmlDeviceGetMemoryInfo_v2(gpu: u64, out: Out<MemoryV2>) {
-        let profile = device(gpu)?.0.profile();
+        let (state, index) = device(gpu)?;
+        let profile = state.profile();
         let version = out.get()?.version;
         if version != 2 << 24 | size_of::<MemoryV2>() as u32 {
             return Err(VERSION_MISMATCH);
         }
-        let used = picture(gpu)?.used;
-        let total = profile.memory + profile.reserved;
+        let used = state.look(index).used;
+        let (total, free) = (profile.memory + profile.reserved, profile.memory.saturating_sub(used));
+        // The first version of this function does not know limits of cgroups.
+        let Told { total, free, used } = state.cut_to_limit(index, Told { total, free, used });
         out.set(MemoryV2 {
             version,
             total,
             reserved: profile.reserved,
-            free: profile.memory.saturating_sub(used),
+            free,
             used,
         })
     }
