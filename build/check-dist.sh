@@ -113,7 +113,7 @@ readonly LIBC="libc.so.6 ld-linux-x86-64.so.2 libdl.so.2 libpthread.so.0"
   cuda=$(names cuda.txt)
   nvml=$(names nvml.txt)
 
-  for program in vgpu-kubelet-plugin vgpu-controller vgpu; do
+  for program in vgpu-kubelet-plugin vgpu-controller vgpu vgpu-driver-limit; do
     check_present $program || continue
     check_build_id $program
     check_glibc $program

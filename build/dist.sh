@@ -11,7 +11,7 @@
 # and only if its bytes changed, so an interrupted run leaves no half file, and a run without changes
 # only asks cargo and checks.
 #
-# For tests, libraries and hook are those of the release. The three programs come from the build of the workspace that
+# For tests, libraries and the static hook are those of the release. The other programs come from the build of the workspace that
 # the tests need anyway (profile dev, this machine's glibc), which saves the minutes of a build for size. They differ
 # in size and speed, and check overflows and debug assertions.
 . "$(dirname "$0")/env.sh"
@@ -59,6 +59,7 @@ dissecting_library() {
 programs_for_tests() {
   local built tests
   built=$(RUSTC_WORKSPACE_WRAPPER=$wrapper cargo build --workspace --bin vgpu-kubelet-plugin --bin vgpu-controller --bin vgpu --bin vgpu-e2e \
+    --bin vgpu-driver-limit \
     --bin vgpu-client --bin gpu-client --test cluster --message-format=json-render-diagnostics) || return
   # The cluster tests' program, for test.sh.
   tests=$(sed -n 's/.*"executable":"\([^"]*\/deps\/cluster-[0-9a-f]*\)".*/\1/p' <<<"$built")
@@ -80,7 +81,8 @@ elif [ -n "$for_tests" ]; then
   programs=debug
 else
   say "building the programs and libraries (glibc $GLIBC)"
-  cargo zigbuild --profile programs --target $TRIPLE.$GLIBC -p vgpu-kubelet-plugin -p vgpu-controller -p vgpu-cli
+  cargo zigbuild --profile programs --target $TRIPLE.$GLIBC -p vgpu-kubelet-plugin -p vgpu-controller -p vgpu-cli \
+    -p vgpu-driver-limit
   libraries
   # Not an artefact. Cargo builds it only for tests of its own package, but tests of other packages start it too.
   RUSTC_WORKSPACE_WRAPPER=$wrapper cargo build --workspace --bin gpu-client
@@ -117,6 +119,7 @@ mkdir -p "$dist/soft-gpu"
 place $programs/vgpu-kubelet-plugin vgpu-kubelet-plugin
 place $programs/vgpu-controller vgpu-controller
 place $programs/vgpu vgpu
+place $programs/vgpu-driver-limit vgpu-driver-limit
 place static/$TRIPLE/release/vgpu-cdi-hook vgpu-cdi-hook
 place $TRIPLE/release/libvgpu.so libvgpu.so
 place $TRIPLE/preload/libvgpu_preload.so libvgpu-preload.so

@@ -1,14 +1,16 @@
 //! What the shares of a machine have in common, for the plugin and for `vgpu run`: their arbitration folders, the files and
-//! mounts below them, which processes use a share, and the list of GPUs.
+//! mounts below them, which processes use a share, which pod a cgroup belongs to, and the list of GPUs.
 //!
 //! ```text
 //!  vgpu-kubelet-plugin ─┐
 //!                       ├─► arbitration ─► files, tmpfs ─► selinux
 //!  vgpu run ────────────┴─► mounts, locks, gpus
+//!  vgpu-driver-limit ─────► cgroup, files
 //! ```
 #![forbid(unsafe_code)]
 
 pub mod arbitration;
+pub mod cgroup;
 pub mod files;
 pub mod gpus;
 pub mod locks;

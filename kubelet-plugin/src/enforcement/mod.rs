@@ -9,11 +9,10 @@
 //!
 //! `compare_share` compares one share, once, for `vgpu-kubelet-plugin check`.
 //!
-//! The library limits; everything here watches. Pure: `verdicts`, `cgroup`, `conditions`, `usage`. A share is recognised by mount
+//! The library limits; everything here watches. Pure: `verdicts`, `conditions`, `usage`. A share is recognised by mount
 //! namespaces, a pod by cgroups. A tenant can change neither so that something else is said of its neighbour.
 
 mod api;
-mod cgroup;
 mod compare_share;
 mod compute;
 mod conditions;

@@ -1,6 +1,5 @@
 //! The state of shares and GPUs as of the last turn, which writes it. The reporter and the metrics read it.
 
-use super::cgroup::Container;
 use super::conditions::Findings;
 use super::usage::Usage;
 use super::verdicts::compute;
@@ -12,6 +11,7 @@ use crate::dra::share::ShareKey;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
+use vgpu_node::cgroup::Container;
 
 #[derive(Clone, Debug, Default)]
 pub struct Observations(Arc<Mutex<State>>);

@@ -13,13 +13,13 @@
 //!   readings that take long.
 //! - A PID that is used again between NVML's answer and this reading: that is why findings are settled.
 
-use super::cgroup::{Container, Outside, container};
 use crate::dra::mount_users::{Keeper, MountUsers, ShareMount, user};
 use crate::dra::share::{ShareKey, ShareKeys};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
+use vgpu_node::cgroup::{Container, Outside, container};
 use vgpu_node::mounts::{Namespaces, numbered_folders};
 
 /// No file of /proc that is read here is longer, but for lists of mounts, which are read by lines.

@@ -10,7 +10,6 @@
 //! makes the next whole one later, so that it takes no more than a fiftieth of a core, but no later than after 10 s: a machine
 //! under load must not hide a breach. After a restart nothing is known until it was seen again, and no share is ignored.
 
-use super::cgroup::Container;
 use super::compute::{Compute, Placed};
 use super::conditions::ShareFindings;
 use super::kill::kill;
@@ -30,6 +29,7 @@ use crate::nvml::Sample;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
+use vgpu_node::cgroup::Container;
 
 /// From one whole reading of /proc to the next.
 const WHOLE_EVERY: Duration = Duration::from_secs(4);

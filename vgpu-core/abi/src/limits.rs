@@ -33,6 +33,10 @@ use std::path::{Path, PathBuf};
 /// A limits file is not larger than this, so a reader can stop here.
 pub const MAX_SIZE: usize = 16 * 1024;
 
+/// Bytes that the driver may count for the processes of a share above its memory: a context can take more than was
+/// measured. More is a breach (docs/truth.md), and the driver's own limit of a cgroup grants as much.
+pub const TOLERANCE: u64 = 64 << 20;
+
 /// The first line of the file: the format's name and version.
 const HEADER: &str = "vgpu-limits 1";
 

@@ -13,17 +13,17 @@
 
 use super::finding::{Finding, Reason};
 use crate::dra::share::ShareKey;
-use crate::enforcement::cgroup::Container;
 use crate::enforcement::processes::{Process, Seen};
 use crate::nvml::Memory;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 use vgpu_abi::ledger::Usage;
 use vgpu_abi::ledger::refusal::Refusals;
+use vgpu_node::cgroup::Container;
 
 const MIB: u64 = 1 << 20;
 /// More than the limit by so much is a breach.
-pub(crate) const OVER: u64 = 64 * MIB;
+pub(crate) const OVER: u64 = vgpu_abi::limits::TOLERANCE;
 /// So much more than is charged is a breach, too. Within its limit a share takes nothing from others, and a context may take
 /// more than was measured.
 pub(crate) const UNCHARGED: u64 = 256 * MIB;

@@ -10,8 +10,8 @@
 
 use super::finding::{Finding, Reason};
 use crate::dra::share::{ShareKey, ShareKeys};
-use crate::enforcement::cgroup::Container;
 use std::collections::{BTreeMap, BTreeSet};
+use vgpu_node::cgroup::Container;
 
 /// How often the API server is asked about a container without a share while another one has the claim's mounts.
 const MOST_ASKED: u32 = 3;

@@ -1,4 +1,4 @@
-//! Finds a process' pod and container in its /proc/<pid>/cgroup: cgroup v1 and v2, containerd and CRI-O, drivers `cgroupfs`
+//! Finds a process' pod and container in its /proc/<pid>/cgroup, and a new container's pod: cgroup v1 and v2, containerd and CRI-O, drivers `cgroupfs`
 //! and `systemd`, and nodes that are containers themselves. Pure.
 //!
 //! How it fails:
@@ -20,7 +20,7 @@ pub struct Container {
 
 /// The part of every path that lies outside of this node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Outside(String);
+pub struct Outside(String);
 
 // === impl Outside ===
 
@@ -28,7 +28,7 @@ impl Outside {
     /// Reads it off the plugin's own cgroups: the path before the pod with the plugin's UID. Empty, if the path does not
     /// show that pod, as in a cgroup namespace of its own.
     #[must_use]
-    pub(super) fn of(own: &str, pod_uid: Option<&str>) -> Self {
+    pub fn of(own: &str, pod_uid: Option<&str>) -> Self {
         let before = |uid: &str| {
             own.lines().find_map(|line| {
                 let path = path_of(line)?;
@@ -50,7 +50,7 @@ impl Outside {
 
 /// Returns the container of a process with these cgroups. None: it is in no pod of this node, or in several.
 #[must_use]
-pub(super) fn container(cgroups: &str, outside: &Outside) -> Option<Container> {
+pub fn container(cgroups: &str, outside: &Outside) -> Option<Container> {
     let mut found: Option<Container> = None;
     for line in cgroups.lines() {
         let Some(path) = path_of(line) else { continue };
@@ -65,6 +65,23 @@ pub(super) fn container(cgroups: &str, outside: &Outside) -> Option<Container> {
         }
     }
     found
+}
+
+/// Returns the UID of the pod of a container that was just made, and the pod's cgroup: the part of `path` up to it. The
+/// runtime chose the path and no program of the container has run yet, so the innermost pod is the container's. None: it is
+/// in no pod.
+#[must_use]
+pub fn pod_of_new_container(path: &str) -> Option<(String, &str)> {
+    let (cgroup, _) = path
+        .rmatch_indices('/')
+        .map(|(at, _)| path.split_at(at))
+        .find(|(above, _)| pod_above(above).is_some())?;
+    Some((pod_above(cgroup)?, cgroup))
+}
+
+/// The pod whose own cgroup has this path.
+fn pod_above(path: &str) -> Option<String> {
+    pod_in(path.rsplit('/').next()?)
 }
 
 /// The third field: `4:memory:/a/b` or `0::/a/b`. A path may have colons itself.
@@ -216,11 +233,38 @@ mod tests {
     }
 
     #[test]
+    fn the_cgroup_of_a_new_containers_pod() {
+        let (id, escaped) = (id('a'), POD.replace('-', "_"));
+        let slice = format!("/kubepods.slice/kubepods-pod{escaped}.slice");
+        for (path, pod) in [
+            (format!("/kubepods/pod{POD}/{id}"), format!("/kubepods/pod{POD}")),
+            (format!("{slice}/cri-containerd-{id}.scope"), slice.clone()),
+            // crun's cgroup below the scope.
+            (format!("{slice}/cri-containerd-{id}.scope/container"), slice.clone()),
+            // A node in a pod of another cluster.
+            (
+                format!("/kubepods/pod{OTHER}/{id}/kubelet/kubepods/pod{POD}/{id}"),
+                format!("/kubepods/pod{OTHER}/{id}/kubelet/kubepods/pod{POD}"),
+            ),
+        ] {
+            assert_eq!(
+                pod_of_new_container(&path),
+                Some((POD.to_owned(), pod.as_str())),
+                "{path}"
+            );
+        }
+        for path in ["", "/", "/machine.slice/libpod-1.scope", "/kubepods/podcast/1", &slice] {
+            assert_eq!(pod_of_new_container(path), None, "{path}");
+        }
+    }
+
+    #[test]
     fn no_bytes_panic() {
         use proptest::prelude::*;
         proptest!(|(text in "(/|:|pod|kubepods|-|_|\\.slice|\\.scope|[0-9a-f]{32}|[0-9a-f]{64}|\n|.){0,40}", own in ".{0,200}")| {
             let _ = container(&text, &Outside::of(&own, Some(POD)));
             let _ = container(&own, &Outside::of(&text, Some(POD)));
+            let _ = pod_of_new_container(&text);
         });
     }
 }

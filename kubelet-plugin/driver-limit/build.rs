@@ -1,0 +1,6 @@
+//! Gives the program a build ID, by which its debug symbols are found (docs/debugging.md).
+
+fn main() {
+    println!("cargo::rustc-link-arg-bins=-Wl,--build-id=sha1");
+    println!("cargo::rerun-if-changed=build.rs");
+}

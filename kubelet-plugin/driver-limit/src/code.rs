@@ -1,0 +1,34 @@
+//! NVML's errors by their names.
+
+use std::{ffi::c_int, fmt};
+
+/// An nvmlReturn_t other than success.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Code(pub(crate) c_int);
+
+impl Code {
+    pub(crate) const INVALID_ARGUMENT: Self = Self(2);
+    pub(crate) const NOT_SUPPORTED: Self = Self(3);
+    pub(crate) const NO_PERMISSION: Self = Self(4);
+    pub(crate) const OPERATING_SYSTEM: Self = Self(17);
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self.0 {
+            1 => "UNINITIALIZED",
+            2 => "INVALID_ARGUMENT",
+            3 => "NOT_SUPPORTED",
+            4 => "NO_PERMISSION",
+            6 => "NOT_FOUND",
+            9 => "DRIVER_NOT_LOADED",
+            10 => "TIMEOUT",
+            15 => "GPU_IS_LOST",
+            16 => "RESET_REQUIRED",
+            17 => "OPERATING_SYSTEM",
+            18 => "LIB_RM_VERSION_MISMATCH",
+            code => return write!(f, "NVML's error {code}"),
+        };
+        write!(f, "NVML_ERROR_{name}")
+    }
+}

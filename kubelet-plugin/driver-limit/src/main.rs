@@ -1,0 +1,18 @@
+//! The program: passes standard input and arguments to the library, and returns the exit status.
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    match vgpu_driver_limit::run(std::env::args_os().skip(1), std::io::stdin().lock()) {
+        Ok(output) => {
+            print!("{output}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            // One line, because the runtime copies it into the pod's event.
+            eprintln!("vgpu-driver-limit: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,673 @@
+//! Runs the program as a runtime does: with a state on standard input, a claim's files, and the software GPU's NVML as the
+//! driver. The hierarchy of cgroups is a tree of plain folders, because machines with cgroup v1 are refused; so is this
+//! machine, if it is one.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Write},
+    path::{Path, PathBuf},
+    process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+
+use soft_gpu::{env::Config, state::State};
+use tempfile::TempDir;
+use vgpu_abi::limits::{Limits, TOLERANCE};
+
+const HOOK: &str = env!("CARGO_BIN_EXE_vgpu-driver-limit");
+const POD: &str = "0123abcd-1111-2222-3333-444455556666";
+const GIB: u64 = 1 << 30;
+const DEVICE: u64 = 80 * GIB;
+
+/// A node: its processes, its cgroups, its software GPUs and its claims.
+struct Node {
+    dir: TempDir,
+    /// UUIDs of the GPUs.
+    gpus: Vec<String>,
+}
+
+/// Returns the folder of the software GPU's libraries in dist/, which must be of these sources.
+fn libraries() -> PathBuf {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dist");
+    let folder = std::env::var_os("VGPU_DIST")
+        .map_or(own, PathBuf::from)
+        .join("soft-gpu");
+    for file in ["libcuda.so.1", "libnvidia-ml.so.1"] {
+        vgpu_built_from::assert_fresh(&folder.join(file));
+    }
+    folder
+}
+
+/// Only root may set limits. Where the tests run as an ordinary user, that alone is seen.
+fn is_root(test: &str) -> bool {
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root {
+        vgpu_skip::skip(test, "needs root: NVML lets nobody else set limits");
+    }
+    is_root
+}
+
+impl Node {
+    /// A node whose driver keeps limits in this way.
+    fn new(way: &str) -> Self {
+        let mut node = Self {
+            dir: tempfile::tempdir().expect("a folder"),
+            gpus: Vec::new(),
+        };
+        node.put(
+            "proc/self/mountinfo",
+            &format!("24 1 0:21 / {} rw - cgroup2 cgroup2 rw\n", node.at("cgroups").display()),
+        );
+        node.put("proc/self/cgroup", "0::/system.slice/containerd.service\n");
+        node.put("cgroups/cgroup.controllers", "cpu memory dmem misc\n");
+        node.cgroup("");
+        node.put(
+            "state/profile",
+            &format!("memory = 80GiB\nreserved = 0\ncontext_cost = 0\nmemory_limits = {way}\n"),
+        );
+        let state = State::open(&Config {
+            dir: node.at("state"),
+            origin: "the test",
+            profile: None,
+            cgroup: None,
+        });
+        let state = state.expect("a state");
+        node.gpus = (0..2).map(|gpu| state.uuid_text(gpu)).collect();
+        node
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
+        self.dir.path().join(path)
+    }
+
+    fn put(&self, path: &str, text: &str) {
+        let path = self.at(path);
+        fs::create_dir_all(path.parent().expect("a folder")).expect("folders");
+        fs::write(path, text).expect("a file");
+    }
+
+    fn cgroup(&self, path: &str) {
+        for folder in Path::new(path).ancestors() {
+            let folder = format!("cgroups/{}", folder.display());
+            self.put(&format!("{folder}/cgroup.procs"), "");
+            if !self.at(&folder).join("cgroup.subtree_control").exists() {
+                self.put(&format!("{folder}/cgroup.subtree_control"), "cpu memory\n");
+            }
+        }
+    }
+
+    /// A claim with shares of this many bytes, each on one of the GPUs.
+    fn claim(&self, uid: &str, shares: &[(&str, usize, u64)]) {
+        for (name, gpu, memory) in shares {
+            let limits = Limits::of_memory(
+                *name,
+                &self.gpus[*gpu],
+                *memory,
+                "/d/libcuda.so.1",
+                "/d/libnvidia-ml.so.1",
+            );
+            self.put(&format!("claims/{uid}/{name}/limits"), &limits.render());
+        }
+    }
+
+    fn command(&self, claim: &str) -> Command {
+        let mut command = Command::new(HOOK);
+        command.arg("set").arg("--claim").arg(self.at("claims").join(claim));
+        command.arg("--records").arg(self.at("records"));
+        self.add_node(&mut command);
+        command
+    }
+
+    fn probe(&self, gpu: &str) -> Output {
+        let mut command = Command::new(HOOK);
+        command.args(["probe", "--gpu", gpu]);
+        self.add_node(&mut command);
+        command.output().expect("the program starts")
+    }
+
+    fn add_node(&self, command: &mut Command) {
+        for (option, path) in [("--cgroups", "cgroups"), ("--proc", "proc"), ("--soft-gpu", "state")] {
+            command.arg(option).arg(self.at(path));
+        }
+        command.arg("--nvml").arg(libraries().join("libnvidia-ml.so.1"));
+    }
+
+    /// Makes a container with this cgroup, as a runtime does, and runs the hook for it.
+    fn start(&self, claim: &str, container: &str, cgroup: &str, more: &[&str]) -> Output {
+        self.cgroup(cgroup);
+        self.put("proc/77/cgroup", &format!("0::/{cgroup}\n"));
+        let state = format!(r#"{{"ociVersion": "1.1.0", "id": "{container}", "status": "creating", "pid": 77}}"#);
+        with_stdin(self.command(claim).args(more), &state)
+    }
+
+    fn starts(&self, claim: &str, container: &str, cgroup: &str) {
+        let output = self.start(claim, container, cgroup, &["--required"]);
+        assert!(output.status.success(), "{}", said(&output));
+    }
+
+    /// The line of a hook that must fail.
+    fn refusal(&self, claim: &str, cgroup: &str) -> String {
+        let output = self.start(claim, "c1", cgroup, &["--required"]);
+        let line = said(&output);
+        assert!(!output.status.success() && line.matches('\n').count() == 1, "{line}");
+        line
+    }
+
+    /// The hard limit in a cgroup's file, on the first GPU.
+    fn limit(&self, cgroup: &str) -> u64 {
+        let text = fs::read_to_string(self.at(&format!("cgroups/{cgroup}/dmem.max"))).expect("a limit");
+        let line = text.lines().next().expect("a line");
+        line.rsplit(' ')
+            .next()
+            .and_then(|bytes| bytes.parse().ok())
+            .expect("bytes")
+    }
+}
+
+fn with_stdin(command: &mut Command, text: &str) -> Output {
+    let command = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = command.spawn().expect("the hook starts");
+    // It may have ended already, with an error in its arguments.
+    let _ = child.stdin.take().expect("its stdin").write_all(text.as_bytes());
+    child.wait_with_output().expect("the hook ends")
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn pod_cgroup() -> String {
+    format!("kubepods/burstable/pod{POD}")
+}
+
+fn container_cgroup(name: &str) -> String {
+    format!("{}/{name}", pod_cgroup())
+}
+
+/// A program on the driver itself, without our library: what goes around the first wall.
+struct Client {
+    child: Child,
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+}
+
+impl Client {
+    fn start(node: &Node, cgroup: &str) -> Self {
+        let mut child = Command::new(vgpu_built_from::program("gpu-client"))
+            .arg("serve")
+            .env("LD_LIBRARY_PATH", libraries())
+            .env("SOFT_GPU_STATE", node.at("state"))
+            .env("SOFT_GPU_CGROUP", node.at("cgroups").join(cgroup))
+            .env_remove("SOFT_GPU_PROFILE")
+            .env_remove("CUDA_VISIBLE_DEVICES")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the client starts");
+        let (to, from) = (child.stdin.take().expect("stdin"), child.stdout.take().expect("stdout"));
+        let mut client = Self {
+            child,
+            to,
+            from: BufReader::new(from),
+        };
+        assert_eq!(client.say("init:0"), "0");
+        client
+    }
+
+    /// The result of a step.
+    fn say(&mut self, step: &str) -> String {
+        writeln!(self.to, "{step}").expect("the client lives");
+        let mut line = String::new();
+        self.from.read_line(&mut line).expect("the client answers");
+        let (_, answer) = line.trim_end().split_once(' ').expect("a result");
+        answer.to_owned()
+    }
+
+    fn allocate(&mut self, bytes: u64) -> String {
+        self.say(&format!("alloc:{bytes}"))
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+const DONE: &str = "0";
+const OUT_OF_MEMORY: &str = "2";
+
+#[test]
+fn the_driver_holds_the_claims_limit_for_a_program_without_the_library() {
+    if !is_root("the_driver_holds_the_claims_limit_for_a_program_without_the_library") {
+        return;
+    }
+    for way in ["dmem", "misc"] {
+        let node = Node::new(way);
+        node.claim("claim-a", &[("s", 0, 10 * GIB)]);
+        node.starts("claim-a", "c1", &container_cgroup("c1"));
+        let mut program = Client::start(&node, &container_cgroup("c1"));
+        assert_eq!(program.say("info"), format!("0 {0} {0}", 10 * GIB + TOLERANCE), "{way}");
+        assert_eq!(program.allocate(10 * GIB + TOLERANCE + 1), OUT_OF_MEMORY, "{way}");
+        assert_eq!(program.allocate(10 * GIB + TOLERANCE), DONE, "{way}");
+        assert_eq!(program.allocate(1), OUT_OF_MEMORY, "{way}");
+        let mut beside = Client::start(&node, &container_cgroup("c1"));
+        assert_eq!(
+            beside.allocate(1),
+            OUT_OF_MEMORY,
+            "{way}: another process of the container"
+        );
+        let mut stranger = Client::start(&node, "");
+        assert_eq!(stranger.allocate(60 * GIB), DONE, "{way}");
+    }
+}
+
+#[test]
+fn a_container_with_two_claims_has_their_sum_and_the_pod_what_was_started_in_it() {
+    if !is_root("a_container_with_two_claims_has_their_sum_and_the_pod_what_was_started_in_it") {
+        return;
+    }
+    let node = Node::new("dmem");
+    node.claim("claim-a", &[("s", 0, 10 * GIB)]);
+    node.claim("claim-b", &[("s", 0, 5 * GIB), ("t", 0, GIB)]);
+    let (one, two) = (container_cgroup("c1"), container_cgroup("c2"));
+    node.starts("claim-a", "c1", &one);
+    assert_eq!(
+        (node.limit(&one), node.limit(&pod_cgroup())),
+        (10 * GIB + TOLERANCE, 10 * GIB + TOLERANCE)
+    );
+    node.starts("claim-a", "c2", &two);
+    assert_eq!(node.limit(&pod_cgroup()), 10 * GIB + TOLERANCE, "the claim's size once");
+    node.starts("claim-b", "c2", &two);
+    assert_eq!(
+        (node.limit(&one), node.limit(&two)),
+        (10 * GIB + TOLERANCE, 16 * GIB + TOLERANCE)
+    );
+    assert_eq!(node.limit(&pod_cgroup()), 16 * GIB + 3 * TOLERANCE);
+    // Both containers have the first claim: their own limits allow 26 GiB, the pod's does not.
+    let (mut in_one, mut in_two) = (Client::start(&node, &one), Client::start(&node, &two));
+    assert_eq!(in_one.allocate(10 * GIB), DONE);
+    assert_eq!(in_two.allocate(7 * GIB), OUT_OF_MEMORY);
+    assert_eq!(in_two.allocate(6 * GIB), DONE);
+}
+
+#[test]
+fn a_container_that_starts_again_is_limited_again() {
+    if !is_root("a_container_that_starts_again_is_limited_again") {
+        return;
+    }
+    let node = Node::new("dmem");
+    node.claim("claim-a", &[("s", 0, 10 * GIB)]);
+    for container in ["c1", "c2", "c1"] {
+        let cgroup = container_cgroup(container);
+        let _ = fs::remove_dir_all(node.at(&format!("cgroups/{cgroup}")));
+        node.starts("claim-a", container, &cgroup);
+        assert_eq!(node.limit(&cgroup), 10 * GIB + TOLERANCE);
+    }
+    assert_eq!(node.limit(&pod_cgroup()), 10 * GIB + TOLERANCE, "the same share");
+    // The pod ends; the next one's hook leaves nothing of it.
+    fs::remove_dir_all(node.at(&format!("cgroups/{}", pod_cgroup()))).expect("removed");
+    node.starts("claim-a", "c3", "machine.slice/c3");
+    let records: Vec<_> = fs::read_dir(node.at("records"))
+        .expect("listed")
+        .map(|file| file.expect("a file").file_name())
+        .collect();
+    assert_eq!(records, ["c3.container"]);
+}
+
+#[test]
+fn every_gpu_of_the_claim_is_limited_and_a_whole_one_to_its_size() {
+    if !is_root("every_gpu_of_the_claim_is_limited_and_a_whole_one_to_its_size") {
+        return;
+    }
+    let node = Node::new("dmem");
+    node.claim("claim-a", &[("s", 0, GIB), ("t", 1, DEVICE)]);
+    let cgroup = container_cgroup("c1");
+    node.starts("claim-a", "c1", &cgroup);
+    let text = fs::read_to_string(node.at(&format!("cgroups/{cgroup}/dmem.max"))).expect("limits");
+    let mut bytes: Vec<u64> = text
+        .lines()
+        .filter_map(|line| line.rsplit(' ').next()?.parse().ok())
+        .collect();
+    bytes.sort_unstable();
+    assert_eq!(bytes, [GIB + TOLERANCE, DEVICE], "{text}");
+    let soft = node.at(&format!("cgroups/{cgroup}/dmem.min"));
+    assert!(!soft.exists(), "no soft limit");
+}
+
+#[test]
+fn hooks_of_one_pod_at_once_add_up() {
+    if !is_root("hooks_of_one_pod_at_once_add_up") {
+        return;
+    }
+    let node = Node::new("dmem");
+    let claims: Vec<String> = (0..8).map(|number| format!("claim-{number}")).collect();
+    let cgroup = container_cgroup("c1");
+    node.cgroup(&cgroup);
+    node.put("proc/77/cgroup", &format!("0::/{cgroup}\n"));
+    let children: Vec<Child> = claims
+        .iter()
+        .map(|claim| {
+            node.claim(claim, &[("s", 0, GIB)]);
+            let mut command = node.command(claim);
+            let command = command.arg("--required").stdin(Stdio::piped()).stderr(Stdio::piped());
+            let mut child = command.spawn().expect("the hook starts");
+            let mut stdin = child.stdin.take().expect("its stdin");
+            stdin.write_all(br#"{"id": "c1", "pid": 77}"#).expect("written");
+            child
+        })
+        .collect();
+    for child in children {
+        let output = child.wait_with_output().expect("the hook ends");
+        assert!(output.status.success(), "{}", said(&output));
+    }
+    assert_eq!(node.limit(&cgroup), 8 * GIB + TOLERANCE);
+    assert_eq!(node.limit(&pod_cgroup()), 8 * (GIB + TOLERANCE));
+}
+
+/// The hook is killed while the driver hangs: after the record was written, before the limit was set.
+#[test]
+fn a_killed_hook_keeps_nobody_waiting() {
+    if !is_root("a_killed_hook_keeps_nobody_waiting") {
+        return;
+    }
+    let node = Node::new("dmem");
+    node.claim("claim-a", &[("s", 0, 10 * GIB)]);
+    node.claim("claim-b", &[("s", 0, 5 * GIB)]);
+    node.put("state/control", "hang");
+    let (one, two) = (container_cgroup("c1"), container_cgroup("c2"));
+    node.cgroup(&one);
+    node.put("proc/77/cgroup", &format!("0::/{one}\n"));
+    let mut command = node.command("claim-a");
+    let command = command.arg("--required").stdin(Stdio::piped()).stderr(Stdio::null());
+    let mut killed = command.spawn().expect("the hook starts");
+    let mut stdin = killed.stdin.take().expect("its stdin");
+    stdin.write_all(br#"{"id": "c1", "pid": 77}"#).expect("written");
+    drop(stdin);
+    let record = node.at(&format!("records/{POD}.pod"));
+    let end = Instant::now() + Duration::from_secs(60);
+    while !record.exists() {
+        assert!(Instant::now() < end, "no record");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    killed.kill().expect("killed");
+    killed.wait().expect("ended");
+    fs::remove_file(node.at("state/control")).expect("it does not hang any more");
+    // The container that did not start counts in the pod's limit. It is not in the other container's.
+    node.starts("claim-b", "c2", &two);
+    assert_eq!(node.limit(&two), 5 * GIB + TOLERANCE);
+    assert_eq!(node.limit(&pod_cgroup()), 15 * GIB + 2 * TOLERANCE);
+    node.starts("claim-a", "c1", &one);
+    assert_eq!(node.limit(&one), 10 * GIB + TOLERANCE);
+    assert_eq!(node.limit(&pod_cgroup()), 15 * GIB + 2 * TOLERANCE);
+}
+
+#[test]
+fn a_driver_that_refuses_ends_the_container_with_its_answer() {
+    if !is_root("a_driver_that_refuses_ends_the_container_with_its_answer") {
+        return;
+    }
+    for (fault, expected) in [
+        (
+            "fail.nvmlDeviceSetMemoryLimits_v1 = 4",
+            "NVML_ERROR_NO_PERMISSION; the container runtime's hooks",
+        ),
+        ("fail.nvmlDeviceSetMemoryLimits_v1 = 17 after 1", "for cgroup "),
+        (
+            "fail.nvmlDeviceGetMemoryLimits_v1 = 3",
+            "cannot be read back: NVML_ERROR_NOT_SUPPORTED",
+        ),
+    ] {
+        let node = Node::new(&format!("dmem\n{fault}"));
+        node.claim("claim-a", &[("s", 0, 10 * GIB)]);
+        let line = node.refusal("claim-a", &container_cgroup("c1"));
+        assert!(line.contains(expected), "{fault}: {line}");
+    }
+    let node = Node::new("dmem");
+    node.claim("claim-a", &[("s", 0, 10 * GIB)]);
+    node.put("state/gpus", "not the state of a GPU");
+    let output = node.start("claim-a", "c1", &container_cgroup("c1"), &["--required"]);
+    let line = said(&output);
+    let expected = "libnvidia-ml.so.1: nvmlInit: NVML_ERROR_DRIVER_NOT_LOADED; check the driver";
+    assert!(!output.status.success() && line.contains(expected), "{line}");
+}
+
+#[test]
+fn a_driver_without_limits_fails_the_container_only_if_the_limit_is_required() {
+    let node = Node::new("none");
+    node.claim("claim-a", &[("s", 0, GIB)]);
+    let cgroup = container_cgroup("c1");
+    let line = node.refusal("claim-a", &cgroup);
+    for part in [
+        "vgpu-driver-limit: container c1: GPU GPU-",
+        &pod_cgroup(),
+        "NVML_ERROR_NOT_SUPPORTED",
+        "r615",
+        "do not require",
+    ] {
+        assert!(line.contains(part), "{part}: {line}");
+    }
+    let report = node.at("claims/claim-a/no-driver-limit");
+    assert!(!report.exists(), "the container did not start");
+    for _ in 0..2 {
+        let output = node.start("claim-a", "c1", &cgroup, &[]);
+        assert!(output.status.success() && output.stderr.is_empty(), "{}", said(&output));
+        let report = fs::read_to_string(&report).expect("a report");
+        assert!(
+            report.starts_with("container c1: GPU ") && report.matches('\n').count() == 1,
+            "{report}"
+        );
+    }
+}
+
+#[test]
+fn what_is_wrong_on_the_node_is_named_and_changes_nothing() {
+    let node = Node::new("dmem");
+    node.claim("claim-a", &[("s", 0, GIB)]);
+    let cgroup = container_cgroup("c1");
+    let enabled = || fs::read_to_string(node.at("cgroups/cgroup.subtree_control")).expect("a file");
+    let before = enabled();
+    assert!(
+        node.refusal("claim-b", &cgroup)
+            .contains("claims/claim-b: has no share")
+    );
+    node.put("claims/claim-c/s/limits", "vgpu-limits 2\n");
+    assert!(
+        node.refusal("claim-c", &cgroup)
+            .contains("library and plugin differ in version")
+    );
+    for (text, expected) in [
+        ("0::/\n", "root cgroup"),
+        ("0::/../pod/c1\n", "outside of what is mounted"),
+        ("0::/system.slice/containerd.service\n", "the container runtime's own"),
+        ("4:memory:/a\n0::/a\n", "hybrid"),
+        ("0::/kubepods/gone\n", "it is gone"),
+    ] {
+        node.put("proc/77/cgroup", text);
+        let output = with_stdin(node.command("claim-a").arg("--required"), r#"{"id": "c1", "pid": 77}"#);
+        assert!(
+            !output.status.success() && said(&output).contains(expected),
+            "{text}: {}",
+            said(&output)
+        );
+    }
+    let output = with_stdin(node.command("claim-a").arg("--required"), r#"{"id": "c1", "pid": 0}"#);
+    assert!(said(&output).contains("standard input: pid is 0"), "{}", said(&output));
+    assert_eq!(enabled(), before);
+    assert!(!node.at("records").exists());
+}
+
+#[test]
+fn a_driver_of_before_r615_and_none_are_named_with_their_path() {
+    let node = Node::new("dmem");
+    node.claim("claim-a", &[("s", 0, GIB)]);
+    let cgroup = container_cgroup("c1");
+    node.cgroup(&cgroup);
+    node.put("proc/77/cgroup", &format!("0::/{cgroup}\n"));
+    node.put("not-elf.so", "text");
+    // The software GPU's libcuda stands for a library that loads and lacks the functions.
+    for (file, expected) in [
+        (node.at("gone.so"), "gone.so: cannot be loaded"),
+        (node.at("not-elf.so"), "not-elf.so: cannot be loaded"),
+        (
+            libraries().join("libcuda.so.1"),
+            "libcuda.so.1: has no nvmlInit_v2; the driver is older than r615",
+        ),
+    ] {
+        let mut command = Command::new(HOOK);
+        command
+            .args(["set", "--required", "--claim"])
+            .arg(node.at("claims/claim-a"));
+        command
+            .arg("--records")
+            .arg(node.at("records"))
+            .arg("--cgroups")
+            .arg(node.at("cgroups"));
+        command.arg("--proc").arg(node.at("proc")).arg("--nvml").arg(file);
+        let output = with_stdin(&mut command, r#"{"id": "c1", "pid": 77}"#);
+        assert!(
+            !output.status.success() && said(&output).contains(expected),
+            "{}",
+            said(&output)
+        );
+    }
+}
+
+#[test]
+fn a_probe_says_who_keeps_limits_and_leaves_nothing() {
+    if !is_root("a_probe_says_who_keeps_limits_and_leaves_nothing") {
+        return;
+    }
+    for (way, controllers, expected) in [
+        ("dmem", "cpu memory dmem misc\n", "dmem\n"),
+        ("misc", "cpu memory misc\n", "misc\n"),
+        // A driver that was told not to use the controller.
+        ("misc", "cpu memory dmem misc\n", "misc\n"),
+    ] {
+        let node = Node::new(way);
+        node.put("cgroups/cgroup.controllers", controllers);
+        // What a killed probe leaves, and the cgroup of one that runs.
+        fs::create_dir(node.at("cgroups/vgpu-probe-4194305")).expect("a folder");
+        node.put("proc/4711/comm", "vgpu-driver-limit");
+        fs::create_dir(node.at("cgroups/vgpu-probe-4711")).expect("a folder");
+        let output = node.probe(&node.gpus[1]);
+        let found = (String::from_utf8_lossy(&output.stdout).into_owned(), said(&output));
+        assert_eq!(found, (expected.to_owned(), String::new()), "{way}");
+        let entries = fs::read_dir(node.at("cgroups")).expect("listed");
+        let folders = entries
+            .map(|entry| entry.expect("an entry"))
+            .filter(|entry| entry.path().is_dir());
+        let folders: Vec<_> = folders.map(|entry| entry.file_name()).collect();
+        assert_eq!(folders, ["vgpu-probe-4711"], "{way}");
+    }
+}
+
+#[test]
+fn a_probe_that_fails_says_why_and_leaves_nothing() {
+    let node = Node::new("none");
+    let output = node.probe(&node.gpus[0]);
+    assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
+    let line = said(&output);
+    assert!(
+        line.contains("NVML_ERROR_NOT_SUPPORTED; the driver limits no cgroups here"),
+        "{line}"
+    );
+    let node_with = |control: &str| {
+        let node = Node::new("dmem");
+        node.put("state/control", control);
+        node
+    };
+    let node = node_with("mig 0");
+    assert!(said(&node.probe(&node.gpus[0])).contains("it is in MIG mode"));
+    let node = node_with("lost 0");
+    assert!(said(&node.probe(&node.gpus[0])).contains("NVML_ERROR_GPU_IS_LOST"));
+    let line = said(&node.probe("GPU-none"));
+    assert!(line.contains("GPU GPU-none: NVML_ERROR_NOT_FOUND"), "{line}");
+    assert!(
+        fs::read_dir(node.at("cgroups"))
+            .expect("listed")
+            .all(|entry| entry.expect("an entry").path().is_file())
+    );
+}
+
+#[test]
+fn a_program_runs_in_the_namespaces_of_another_process() {
+    let enter = |pid: &str, program: &str| {
+        let mut command = Command::new(HOOK);
+        command
+            .args(["enter", pid, program, "said", "there"])
+            .output()
+            .expect("the program starts")
+    };
+    let line = said(&enter("4194305", "/bin/echo"));
+    let expected = "/proc/4194305/ns/cgroup: cannot be entered: No such file";
+    assert!(line.contains(expected) && line.contains("hostPID"), "{line}");
+    let own = std::process::id().to_string();
+    let output = enter(&own, "/bin/echo");
+    if said(&output).contains("Operation not permitted") {
+        vgpu_skip::skip(
+            "a_program_runs_in_the_namespaces_of_another_process",
+            "needs root that may enter namespaces",
+        );
+        return;
+    }
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout),
+        "said there\n",
+        "{}",
+        said(&output)
+    );
+    let line = said(&enter(&own, "/nowhere/program"));
+    assert!(
+        line.contains("/nowhere/program: cannot be run in the namespaces of process"),
+        "{line}"
+    );
+}
+
+/// The build machines have hybrid cgroups: there the whole program refuses. On a machine with version 2 alone, it
+/// refuses because the process is in the hook's own cgroup.
+#[test]
+fn this_machine_is_refused() {
+    let node = Node::new("dmem");
+    node.claim("claim-a", &[("s", 0, GIB)]);
+    let mut command = Command::new(HOOK);
+    command
+        .args(["set", "--required", "--claim"])
+        .arg(node.at("claims/claim-a"));
+    command.arg("--records").arg(node.at("records"));
+    command
+        .arg("--nvml")
+        .arg(libraries().join("libnvidia-ml.so.1"))
+        .arg("--soft-gpu")
+        .arg(node.at("state"));
+    let state = format!(r#"{{"id": "c1", "pid": {}}}"#, std::process::id());
+    let output = with_stdin(&mut command, &state);
+    let line = said(&output);
+    let reasons = [
+        "hybrid",
+        "cgroup v1 is mounted",
+        "root cgroup",
+        "the container runtime's own",
+        "outside of what is",
+        "of the hierarchy is mounted",
+    ];
+    assert!(
+        !output.status.success() && reasons.iter().any(|reason| line.contains(reason)),
+        "{line}"
+    );
+}
+
+#[test]
+fn arguments_and_help() {
+    let said_of = |arguments: &[&str]| with_stdin(Command::new(HOOK).args(arguments), "");
+    let output = said_of(&["--help"]);
+    assert!(
+        output.status.success() && String::from_utf8_lossy(&output.stdout).contains("usage: vgpu-driver-limit set")
+    );
+    let output = said_of(&["set", "--claim", "relative"]);
+    assert!(!output.status.success() && said(&output).contains("--claim \"relative\" is not an absolute path"));
+}
