@@ -21,7 +21,7 @@ import time
 from . import elf, parts, state, tools
 from .options import CLUSTER, KIT
 
-PROGRAMS = ("vgpu", "libvgpu.so", "libvgpu-preload.so", "vgpu-kubelet-plugin", "vgpu-cdi-hook")
+PROGRAMS = ("vgpu", "libvgpu.so", "libvgpu-preload.so", "vgpu-kubelet-plugin", "vgpu-cdi-hook", "vgpu-driver-limit")
 DISSECT = "libvgpu-dissect.so"
 DEBIAN = ("strace", "elfutils")
 CARRIED = ("strace", "eu-stack")

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import types
 import unittest
+import unittest.mock
 
 from first_contact import classes, cluster, elf, evidence, explain, job, options, pack, parts, report, stages, state, tools, variants
 from first_contact.kit import Stage
@@ -27,6 +28,42 @@ def ended(code, limit=30, is_program=False):
     found = classes.of(one, is_program)
     one.kill()
     return found
+
+
+class DriverLimit(unittest.TestCase):
+    """S16, with a script in the place of vgpu-driver-limit."""
+
+    def run_with(self, script):
+        said = []
+        with tempfile.TemporaryDirectory() as folder:
+            program = pathlib.Path(folder) / "vgpu-driver-limit"
+            if script:
+                program.write_text("#!/bin/sh\n" + script)
+                program.chmod(0o755)
+            kit = types.SimpleNamespace(
+                options=types.SimpleNamespace(dist=pathlib.Path(folder)), sides=types.SimpleNamespace(uuid="GPU-1"), soft=None,
+                libcuda="/driver/libcuda.so.1", start=lambda _, program, limit: job.Job(program, dict(os.environ), limit),
+                wait=lambda one: job.wait([one], lambda *_: None), tell=said.append, skip=lambda step, reason: said.append("skipped: " + reason))
+
+            def finish(_, one, check):
+                cls = classes.of(one, True)[0]
+                said.append(cls if cls != "ok" else check(one) or "ok")
+                one.kill()
+                return said[-1]
+
+            kit.finish = finish
+            with unittest.mock.patch("os.geteuid", return_value=0):
+                stages.load("S16").run_stage(kit)
+        return said
+
+    def test_what_the_program_says_is_told_apart(self):
+        self.assertEqual(self.run_with('test "$*" = "probe --gpu GPU-1 --nvml /driver/libnvidia-ml.so.1" && echo dmem'), ["ok", "kept by dmem"])
+        self.assertEqual(self.run_with("echo misc"), ["ok", "kept by misc"])
+        self.assertEqual(self.run_with("echo other"), ["it says 'other\\n'"])
+        old = "vgpu-driver-limit: /n: has no nvmlDeviceSetMemoryLimits_v1; the driver is older than r615: update it"
+        self.assertEqual(self.run_with("echo '{}' >&2; exit 1".format(old)), [old, "skipped: " + old])
+        self.assertEqual(self.run_with("echo 'GPU-1: NVML_ERROR_GPU_IS_LOST' >&2; exit 1"), ["error"])
+        self.assertIn("`pack` carries it", self.run_with("")[0])
 
 
 class Classes(unittest.TestCase):
