@@ -30,7 +30,8 @@ pub enum Error {
     #[error("GPU {gpu}: {code}; check it with nvidia-smi on the node")]
     Gpu { gpu: String, code: Code },
     #[error(
-        "GPU {0}: it is in MIG mode, where the driver limits no cgroup; use a GPU without MIG, or memoryEnforcement: Prefer"
+        "GPU {0}: it is in MIG mode, where the driver limits no cgroup; use a GPU without MIG, or do \
+         not require the driver's limit"
     )]
     Mig(String),
     #[error(
@@ -47,8 +48,8 @@ pub enum Error {
     Get { gpu: String, cgroup: PathBuf, code: Code },
     #[error(
         "GPU {gpu}: cgroup {cgroup} has a hard limit of {} bytes and a soft limit of {} bytes, after {bytes} and 0 were \
-         set; the driver or another program on the node changed it: look for other programs that set limits, or use \
-         memoryEnforcement: Prefer",
+         set; the driver or another program on the node changed it: look for other programs that set limits, or \
+         do not require the driver's limit",
         found.hard, found.soft, cgroup = .cgroup.display()
     )]
     Differs {
@@ -63,7 +64,7 @@ fn remedy(code: Code) -> &'static str {
     match code {
         Code::NOT_SUPPORTED => {
             "the driver limits no cgroups here: check that it is r615 or newer, that its registry key RmMemacctMode is not \
-             0, and that the node has cgroup v2; or use memoryEnforcement: Prefer"
+             0, and that the node has cgroup v2; or do not require the driver's limit"
         }
         Code::NO_PERMISSION => "the container runtime's hooks must run as root of the node",
         Code::OPERATING_SYSTEM => {

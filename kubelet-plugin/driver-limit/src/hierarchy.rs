@@ -37,7 +37,7 @@ pub(crate) struct Pod {
     pub(crate) path: String,
 }
 
-const REMEDY: &str = "use memoryEnforcement: Prefer, or nodes with cgroup v2 alone";
+const REMEDY: &str = "use nodes with cgroup v2 alone, or do not require the driver's limit";
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {

@@ -19,7 +19,7 @@ use crate::{
 pub enum Error {
     #[error("{path}: cannot be loaded: {reason}; the plugin renews the path when the driver is replaced, so start the pod again", path = .path.display())]
     Load { path: PathBuf, reason: String },
-    #[error("{path}: has no {name}; the driver is older than r615: update it, or use memoryEnforcement: Prefer", path = .path.display())]
+    #[error("{path}: has no {name}; the driver is older than r615: update it, or do not require the driver's limit", path = .path.display())]
     TooOld { path: PathBuf, name: &'static str },
     #[error("{path}: nvmlInit: {code}; check the driver with nvidia-smi on the node", path = .path.display())]
     Init { path: PathBuf, code: Code },

@@ -447,7 +447,7 @@ fn a_driver_without_limits_fails_the_container_only_if_the_limit_is_required() {
         &pod_cgroup(),
         "NVML_ERROR_NOT_SUPPORTED",
         "r615",
-        "Prefer",
+        "do not require",
     ] {
         assert!(line.contains(part), "{part}: {line}");
     }
