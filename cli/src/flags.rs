@@ -363,62 +363,63 @@ mod tests {
         }
     }
 
+    /// A command, and how the line about it begins. After `--memory --` it is not "true" that is missing: that is in its place.
+    const MISTAKES: &str = r#"
+vgpu | a command is missing
+vgpu walk | "walk": unknown command (see vgpu --help)
+vgpu --loud | --loud: unknown flag
+vgpu run | COMMAND is missing
+vgpu run -- | COMMAND is missing
+vgpu run true | "true": unexpected argument; COMMAND follows after --
+vgpu run --mem 1Gi -- true | --mem: unknown flag
+vgpu run -m 1Gi -- true | -m: unknown flag
+vgpu run --memory | --memory: its value is missing
+vgpu run --memory -- true | --memory: its value is missing
+vgpu run --cores --memory --gpu -- true | --gpu: its value is missing
+vgpu run --cores 1 --cores 2 -- true | --cores: given twice
+vgpu run --soft-gpu=yes -- true | --soft-gpu: takes no value
+vgpu allocate | -f: FILE is missing
+vgpu allocate x.yaml | "x.yaml": unexpected argument; files
+vgpu allocate -f | --filename: its value is missing
+vgpu translate | -f: FILE is missing (see vgpu translate --help)
+vgpu translate x.yaml | "x.yaml": unexpected argument; files
+vgpu allocate -f x -o xml | --output: "xml" is not one of json yaml
+vgpu allocate -f x --nodes n | --nodes: unknown flag
+vgpu top team | "team": unexpected argument; -n NAMESPACE
+vgpu top -A --nodes | --all-namespaces: not with --nodes
+vgpu top -n a -A | --namespace: not with --all-namespaces
+vgpu advise a b | "b": unexpected argument; one workload
+vgpu log | the file is missing: name a ring
+vgpu doctor -n team | --probe is missing: the other flags are about its pod (see vgpu doctor --help)
+vgpu doctor --probe --timeout 0 | invalid value '0' for '--timeout
+vgpu bundle team | "team": unexpected argument; it looks
+vgpu log a b | "b": unexpected argument; one ring
+vgpu explain pod a b | "b": unexpected argument; one object
+vgpu explain -A -n x | --all-namespaces: not with --namespace"#;
+
     #[test]
     fn a_mistake_is_one_line_that_names_the_flag() {
-        for (args, start) in [
-            (&["vgpu"][..], "a command is missing"),
-            (&["vgpu", "walk"], "\"walk\": unknown command (see vgpu --help)"),
-            (&["vgpu", "--loud"], "--loud: unknown flag"),
-            (&["vgpu", "run"], "COMMAND is missing"),
-            (&["vgpu", "run", "--"], "COMMAND is missing"),
-            (
-                &["vgpu", "run", "true"],
-                "\"true\": unexpected argument; COMMAND follows after --",
-            ),
-            (&["vgpu", "run", "--mem", "1Gi", "--", "true"], "--mem: unknown flag"),
-            (&["vgpu", "run", "-m", "1Gi", "--", "true"], "-m: unknown flag"),
-            (&["vgpu", "run", "--memory"], "--memory: its value is missing"),
-            // Not "true", which is in its place.
-            (
-                &["vgpu", "run", "--memory", "--", "true"],
-                "--memory: its value is missing",
-            ),
-            (
-                &["vgpu", "run", "--cores", "--memory", "--gpu", "--", "true"],
-                "--gpu: its value is missing",
-            ),
-            (
-                &["vgpu", "run", "--cores", "1", "--cores", "2", "--", "true"],
-                "--cores: given twice",
-            ),
-            (
-                &["vgpu", "run", "--soft-gpu=yes", "--", "true"],
-                "--soft-gpu: takes no value",
-            ),
-        ] {
-            let line = line_of(args);
+        for row in MISTAKES.trim().lines() {
+            let (args, start) = row.split_once(" | ").expect("two cells");
+            let args: Vec<&str> = args.split(' ').collect();
+            let line = line_of(&args);
             assert!(line.starts_with(start), "{args:?}: {line}");
             assert_eq!(line.lines().count(), 1, "{args:?}: {line}");
         }
     }
 
+    /// A command, and the line about it.
+    const MEANT: &str = r#"
+vgpu explian | "explian": unknown command; did you mean explain? (see vgpu --help)
+/usr/bin/kubectl-vgpu explain pod/a --namespac team | --namespac: unknown flag; did you mean --namespace? (see kubectl vgpu explain --help)
+vgpu man explian | "explian": unknown command (see vgpu --help)"#;
+
     #[test]
     fn a_mistake_names_what_was_meant_and_how_the_program_was_called() {
-        for (args, line) in [
-            (
-                &["vgpu", "explian"][..],
-                "\"explian\": unknown command; did you mean explain? (see vgpu --help)",
-            ),
-            (
-                &["/usr/bin/kubectl-vgpu", "explain", "pod/a", "--namespac", "team"],
-                "--namespac: unknown flag; did you mean --namespace? (see kubectl vgpu explain --help)",
-            ),
-            (
-                &["vgpu", "man", "explian"],
-                "\"explian\": unknown command (see vgpu --help)",
-            ),
-        ] {
-            assert_eq!(line_of(args), line);
+        for row in MEANT.trim().lines() {
+            let (args, line) = row.split_once(" | ").expect("two cells");
+            let args: Vec<&str> = args.split(' ').collect();
+            assert_eq!(line_of(&args), line);
         }
     }
 
@@ -454,66 +455,6 @@ mod tests {
         ] {
             let line = line_of(args);
             assert!(line.len() < 250 && line.contains("xxx..."), "{line}");
-        }
-    }
-
-    #[test]
-    fn a_mistake_of_allocate_and_explain_is_one_line_too() {
-        for (args, start) in [
-            (&["vgpu", "allocate"][..], "-f: FILE is missing"),
-            (
-                &["vgpu", "allocate", "x.yaml"],
-                "\"x.yaml\": unexpected argument; files",
-            ),
-            (&["vgpu", "allocate", "-f"], "--filename: its value is missing"),
-            (
-                &["vgpu", "translate"],
-                "-f: FILE is missing (see vgpu translate --help)",
-            ),
-            (
-                &["vgpu", "translate", "x.yaml"],
-                "\"x.yaml\": unexpected argument; files",
-            ),
-            (
-                &["vgpu", "allocate", "-f", "x", "-o", "xml"],
-                "--output: \"xml\" is not one of json yaml",
-            ),
-            (
-                &["vgpu", "allocate", "-f", "x", "--nodes", "n"],
-                "--nodes: unknown flag",
-            ),
-            (&["vgpu", "top", "team"], "\"team\": unexpected argument; -n NAMESPACE"),
-            (&["vgpu", "top", "-A", "--nodes"], "--all-namespaces: not with --nodes"),
-            (
-                &["vgpu", "top", "-n", "a", "-A"],
-                "--namespace: not with --all-namespaces",
-            ),
-            (
-                &["vgpu", "advise", "a", "b"],
-                "\"b\": unexpected argument; one workload",
-            ),
-            (&["vgpu", "log"], "the file is missing: name a ring"),
-            (
-                &["vgpu", "doctor", "-n", "team"],
-                "--probe is missing: the other flags are about its pod (see vgpu doctor --help)",
-            ),
-            (
-                &["vgpu", "doctor", "--probe", "--timeout", "0"],
-                "invalid value '0' for '--timeout",
-            ),
-            (&["vgpu", "bundle", "team"], "\"team\": unexpected argument; it looks"),
-            (&["vgpu", "log", "a", "b"], "\"b\": unexpected argument; one ring"),
-            (
-                &["vgpu", "explain", "pod", "a", "b"],
-                "\"b\": unexpected argument; one object",
-            ),
-            (
-                &["vgpu", "explain", "-A", "-n", "x"],
-                "--all-namespaces: not with --namespace",
-            ),
-        ] {
-            let line = line_of(args);
-            assert!(line.starts_with(start), "{args:?}: {line}");
         }
     }
 

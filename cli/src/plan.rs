@@ -203,6 +203,7 @@ fn list(gpus: &[Gpu]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::request::tests::asked;
     use vgpu_abi::limits::Priority;
 
     const GIB: u64 = 1 << 30;
@@ -234,23 +235,17 @@ mod tests {
         }
     }
 
-    fn request() -> Request {
-        Request {
-            memory: None,
-            cores: None,
-            compute_policy: None,
-            priority: None,
-            share: None,
-            gpu: None,
-            soft_gpu: false,
-            verbose: false,
-            report: false,
-            command: vec!["true".into()],
-        }
+    /// Decides for a new share beside these others.
+    fn decided(request: &Request, others: &[Limits]) -> Result<Decision, PlanError> {
+        decide(request, None, &driver(), Some(&gpus()), others)
+    }
+
+    fn refused(flags: &str, others: &[Limits]) -> String {
+        decided(&asked(flags), others).unwrap_err().to_string()
     }
 
     fn created(request: &Request) -> Limits {
-        match decide(request, None, &driver(), Some(&gpus()), &[]) {
+        match decided(request, &[]) {
             Ok(Decision::Create(limits)) => *limits,
             other => panic!("{other:?}"),
         }
@@ -258,70 +253,30 @@ mod tests {
 
     #[test]
     fn nothing_asked_is_the_whole_first_gpu() {
-        let limits = created(&request());
-        assert_eq!(
-            (limits.memory, limits.cores, &*limits.gpu),
-            (80 * GIB - 2 * (1 << 20), 0, "GPU-aa")
-        );
-        assert_eq!(
-            (limits.context_reserve, limits.context_unowned),
-            (Some(518 << 20), 64 << 20),
-            "as it was measured"
-        );
+        let limits = created(&asked(""));
+        let memory = 80 * GIB - 2 * (1 << 20);
+        assert_eq!((limits.memory, limits.cores, &*limits.gpu), (memory, 0, "GPU-aa"));
+        let context = (limits.context_reserve, limits.context_unowned);
+        assert_eq!(context, (Some(518 << 20), 64 << 20), "as it was measured");
         assert_eq!(Limits::parse(limits.render().as_bytes()), Ok(limits));
     }
 
     #[test]
     fn a_gpu_goes_by_index_and_by_uuid() {
         for choice in [GpuChoice::Index(1), GpuChoice::Uuid("gpu-BB".into())] {
-            let limits = created(&Request {
-                gpu: Some(choice),
-                ..request()
-            });
+            let gpu = Some(choice);
+            let limits = created(&Request { gpu, ..asked("") });
             assert_eq!(limits.gpu, "GPU-bb");
         }
-        let error = decide(
-            &Request {
-                gpu: Some(GpuChoice::Index(2)),
-                ..request()
-            },
-            None,
-            &driver(),
-            Some(&gpus()),
-            &[],
-        );
-        let line = error.unwrap_err().to_string();
-        assert_eq!(
-            line,
-            "--gpu 2: this machine has no such GPU; it has 0 (GPU-aa), 1 (GPU-bb)"
-        );
+        let known = "--gpu 2: this machine has no such GPU; it has 0 (GPU-aa), 1 (GPU-bb)";
+        assert_eq!(refused("--gpu 2", &[]), known);
     }
 
     #[test]
     fn memory_ends_at_what_the_gpu_has() {
-        let all = 80 * GIB - 2 * (1 << 20);
-        assert_eq!(
-            created(&Request {
-                memory: Some(all),
-                ..request()
-            })
-            .memory,
-            all
-        );
-        let error = decide(
-            &Request {
-                memory: Some(81 * GIB),
-                ..request()
-            },
-            None,
-            &driver(),
-            Some(&gpus()),
-            &[],
-        );
-        assert_eq!(
-            error.unwrap_err().to_string(),
-            "--memory 81Gi: GPU 0 has only 81918Mi; ask for at most that"
-        );
+        assert_eq!(created(&asked("--memory 81918Mi")).memory, 80 * GIB - 2 * (1 << 20));
+        let line = refused("--memory 81Gi", &[]);
+        assert_eq!(line, "--memory 81Gi: GPU 0 has only 81918Mi; ask for at most that");
     }
 
     #[test]
@@ -330,30 +285,21 @@ mod tests {
             cores,
             ..Limits::of_memory(share, gpu, GIB, "/c", "/n")
         };
-        let others = [
-            other("a", "GPU-aa", 30),
-            other("b", "GPU-bb", 90),
-            other("c", "GPU-aa", 0),
-        ];
-        let ask = |cores, others: &[Limits]| {
-            let request = Request {
-                cores: Some(cores),
-                share: Some("x".into()),
-                ..request()
-            };
-            decide(&request, None, &driver(), Some(&gpus()), others)
-        };
-        assert!(matches!(ask(70, &others), Ok(Decision::Create(_))));
-        let line = ask(71, &others).unwrap_err().to_string();
+        let others = [("a", "GPU-aa", 30), ("b", "GPU-bb", 90), ("c", "GPU-aa", 0)];
+        let others = others.map(|(share, gpu, cores)| other(share, gpu, cores));
+        assert!(matches!(
+            decided(&asked("--cores 70 --share x"), &others),
+            Ok(Decision::Create(_))
+        ));
         assert_eq!(
-            line,
+            refused("--cores 71 --share x", &others),
             "--cores 71: GPU 0 has only 70 of its 100 left, because share \"a\" has 30; ask for at most 70 for share \
              \"x\", or end commands of the others"
         );
         let two = [other("a", "GPU-aa", 30), other("run", "GPU-aa", 70)];
-        let line = ask(1, &two).unwrap_err().to_string();
+        let line = refused("--cores 1 --share x", &two);
         assert!(line.contains("share \"a\" has 30 and share \"run\" has 70"), "{line}");
-        assert!(matches!(ask(0, &two), Ok(Decision::Create(_))));
+        assert!(decided(&asked("--cores 0 --share x"), &two).is_ok());
     }
 
     #[test]
@@ -363,133 +309,73 @@ mod tests {
             ..Limits::of_memory("a", "GPU-aa", GIB, "/c", "/n")
         };
         let others: Vec<_> = (0..63).map(Some).map(other).collect();
-        let decided = |others: &[Limits]| decide(&request(), None, &driver(), Some(&gpus()), others);
-        match decided(&others) {
+        match decided(&asked(""), &others) {
             Ok(Decision::Create(limits)) => assert_eq!(limits.slot, Some(63)),
             found => panic!("{found:?}"),
         }
         let all: Vec<_> = (0..64).map(Some).map(other).collect();
-        let line = decided(&all).unwrap_err().to_string();
+        let line = refused("", &all);
         assert!(line.starts_with("--gpu 0: 64 shares use this GPU"), "{line}");
     }
 
     #[test]
     fn the_policy_is_balanced_unless_it_is_said_or_the_gpu_is_whole() {
         use ComputePolicy::{Balanced, Guaranteed, Unlimited};
-        for (memory, cores, asked, expected) in [
-            (None, None, None, Unlimited),
-            (None, Some(0), None, Unlimited),
-            (None, Some(30), None, Balanced),
-            (Some(GIB), None, None, Balanced),
-            (None, None, Some(Balanced), Balanced),
-            (Some(GIB), Some(1), Some(Guaranteed), Guaranteed),
-            (Some(GIB), Some(1), Some(Unlimited), Unlimited),
+        for (flags, expected) in [
+            ("", Unlimited),
+            ("--cores 0", Unlimited),
+            ("--cores 30", Balanced),
+            ("--memory 1Gi", Balanced),
+            ("--compute-policy balanced", Balanced),
+            ("--memory 1Gi --cores 1 --compute-policy guaranteed", Guaranteed),
+            ("--memory 1Gi --cores 1 --compute-policy unlimited", Unlimited),
         ] {
-            let limits = created(&Request {
-                memory,
-                cores,
-                compute_policy: asked,
-                priority: Some(Priority::High),
-                ..request()
-            });
+            let limits = created(&asked(&format!("{flags} --priority high")));
             assert_eq!((limits.compute_policy, limits.priority), (expected, Priority::High));
         }
-        for cores in [None, Some(0)] {
-            let asked = Request {
-                cores,
-                compute_policy: Some(Guaranteed),
-                ..request()
-            };
-            let line = decide(&asked, None, &driver(), Some(&gpus()), &[])
-                .unwrap_err()
-                .to_string();
+        for cores in ["", "--cores 0"] {
+            let line = refused(&format!("{cores} --compute-policy guaranteed"), &[]);
             assert!(line.starts_with("--compute-policy guaranteed: share \"run\""), "{line}");
         }
     }
 
     #[test]
     fn joining_takes_the_shares_limits_and_refuses_others() {
-        let limits = created(&Request {
-            memory: Some(20 * GIB),
-            cores: Some(25),
-            share: Some("a".into()),
-            ..request()
-        });
         let existing = Existing {
-            limits,
+            limits: created(&asked("--memory 20Gi --cores 25 --share a")),
             soft_gpu: false,
         };
-        let join = |request: Request, gpus: Option<&[Gpu]>| decide(&request, Some(&existing), &driver(), gpus, &[]);
-        let asked = Request {
-            share: Some("a".into()),
-            ..request()
-        };
-        assert_eq!(join(asked.clone(), None), Ok(Decision::Join));
-        let same = Request {
-            memory: Some(20 * GIB),
-            cores: Some(25),
-            compute_policy: Some(ComputePolicy::Balanced),
-            priority: Some(Priority::Low),
-            ..asked.clone()
-        };
-        assert_eq!(join(same, None), Ok(Decision::Join));
-        let by_index = Request {
-            gpu: Some(GpuChoice::Index(0)),
-            ..asked.clone()
-        };
-        assert_eq!(join(by_index.clone(), None), Ok(Decision::AskGpus));
-        assert_eq!(join(by_index, Some(&gpus())), Ok(Decision::Join));
-        for (request, start) in [
-            (
-                Request {
-                    memory: Some(10 * GIB),
-                    ..asked.clone()
-                },
-                "--memory 10Gi: share \"a\" has 20Gi",
-            ),
-            (
-                Request {
-                    cores: Some(0),
-                    ..asked.clone()
-                },
-                "--cores 0: share \"a\" has 25",
-            ),
-            (
-                Request {
-                    compute_policy: Some(ComputePolicy::Guaranteed),
-                    ..asked.clone()
-                },
-                "--compute-policy guaranteed: share \"a\" has balanced",
-            ),
-            (
-                Request {
-                    priority: Some(Priority::High),
-                    ..asked.clone()
-                },
-                "--priority high: share \"a\" has low",
-            ),
-            (
-                Request {
-                    gpu: Some(GpuChoice::Index(1)),
-                    ..asked.clone()
-                },
-                "--gpu 1: share \"a\" has GPU-aa",
-            ),
-            (
-                Request {
-                    soft_gpu: true,
-                    ..asked
-                },
-                "--soft-gpu: share \"a\" is on a GPU of the NVIDIA driver",
-            ),
+        let join = |request: &Request, gpus: Option<&[Gpu]>| decide(request, Some(&existing), &driver(), gpus, &[]);
+        assert_eq!(join(&asked("--share a"), None), Ok(Decision::Join));
+        let same = "--share a --memory 20Gi --cores 25 --compute-policy balanced --priority low";
+        assert_eq!(join(&asked(same), None), Ok(Decision::Join));
+        let by_index = asked("--share a --gpu 0");
+        assert_eq!(join(&by_index, None), Ok(Decision::AskGpus));
+        assert_eq!(join(&by_index, Some(&gpus())), Ok(Decision::Join));
+        let line = |request: &Request| join(request, Some(&gpus())).unwrap_err().to_string();
+        for (flags, has) in [
+            ("--memory 10Gi", "20Gi"),
+            ("--cores 0", "25"),
+            ("--compute-policy guaranteed", "balanced"),
+            ("--priority high", "low"),
+            ("--gpu 1", "GPU-aa"),
         ] {
-            let line = join(request, Some(&gpus())).unwrap_err().to_string();
-            assert!(line.starts_with(start), "{line}");
+            let line = line(&asked(&format!("--share a {flags}")));
+            assert!(line.starts_with(&format!("{flags}: share \"a\" has {has}")), "{line}");
         }
+        let soft = Request {
+            soft_gpu: true,
+            ..asked("--share a")
+        };
+        let line = line(&soft);
+        assert!(
+            line.starts_with("--soft-gpu: share \"a\" is on a GPU of the NVIDIA driver"),
+            "{line}"
+        );
     }
 
     #[test]
     fn a_new_share_needs_the_gpus() {
-        assert_eq!(decide(&request(), None, &driver(), None, &[]), Ok(Decision::AskGpus));
+        assert_eq!(decide(&asked(""), None, &driver(), None, &[]), Ok(Decision::AskGpus));
     }
 }

@@ -158,160 +158,107 @@ impl fmt::Display for GpuChoice {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     const UUID: &str = "GPU-3f8a1c20-1111-2222-3333-444455556666";
 
-    fn request(set: impl FnOnce(&mut RunFlags)) -> Result<Request, FlagError> {
+    fn read<'f>(values: impl IntoIterator<Item = (&'f str, OsString)>) -> Result<Request, FlagError> {
         let mut flags = RunFlags {
             command: vec!["true".into()],
             ..RunFlags::default()
         };
-        set(&mut flags);
+        for (flag, value) in values {
+            let place = match flag {
+                "--memory" => &mut flags.memory,
+                "--cores" => &mut flags.cores,
+                "--compute-policy" => &mut flags.compute_policy,
+                "--priority" => &mut flags.priority,
+                "--share" => &mut flags.share,
+                "--gpu" => &mut flags.gpu,
+                _ => panic!("{flag}"),
+            };
+            *place = Some(value);
+        }
         Request::from_flags(flags)
+    }
+
+    /// The request of a command with these flags, each with a value.
+    pub(crate) fn asked(flags: &str) -> Request {
+        let words: Vec<&str> = flags.split(' ').filter(|word| !word.is_empty()).collect();
+        read(words.chunks(2).map(|pair| (pair[0], pair[1].into()))).unwrap()
     }
 
     #[test]
     fn sound_values_are_read() {
-        assert_eq!(
-            request(|f| f.memory = Some("20Gi".into())).unwrap().memory,
-            Some(20 << 30)
-        );
-        assert_eq!(
-            request(|f| f.memory = Some("64Mi".into())).unwrap().memory,
-            Some(64 << 20)
-        );
-        assert_eq!(request(|f| f.cores = Some("100".into())).unwrap().cores, Some(100));
-        assert_eq!(request(|f| f.cores = Some("0".into())).unwrap().cores, Some(0));
+        assert_eq!(asked("--memory 20Gi").memory, Some(20 << 30));
+        assert_eq!(asked("--memory 64Mi").memory, Some(64 << 20));
+        assert_eq!(asked("--cores 100").cores, Some(100));
+        assert_eq!(asked("--cores 0").cores, Some(0));
         for (text, policy) in [
             ("guaranteed", ComputePolicy::Guaranteed),
             ("balanced", ComputePolicy::Balanced),
             ("Unlimited", ComputePolicy::Unlimited),
         ] {
-            let read = request(|f| f.compute_policy = Some(text.into())).unwrap();
-            assert_eq!(read.compute_policy, Some(policy));
+            assert_eq!(asked(&format!("--compute-policy {text}")).compute_policy, Some(policy));
         }
-        for (text, priority) in [("high", Priority::High), ("low", Priority::Low)] {
-            assert_eq!(
-                request(|f| f.priority = Some(text.into())).unwrap().priority,
-                Some(priority)
-            );
-        }
-        assert_eq!(
-            request(|f| f.gpu = Some("1".into())).unwrap().gpu,
-            Some(GpuChoice::Index(1))
-        );
-        assert_eq!(
-            request(|f| f.gpu = Some(UUID.into())).unwrap().gpu,
-            Some(GpuChoice::Uuid(UUID.into()))
-        );
-        assert_eq!(
-            request(|f| f.share = Some("a-1".into())).unwrap().share,
-            Some("a-1".into())
-        );
+        assert_eq!(asked("--priority high").priority, Some(Priority::High));
+        assert_eq!(asked("--priority low").priority, Some(Priority::Low));
+        assert_eq!(asked("--gpu 1").gpu, Some(GpuChoice::Index(1)));
+        assert_eq!(asked(&format!("--gpu {UUID}")).gpu, Some(GpuChoice::Uuid(UUID.into())));
+        assert_eq!(asked("--share a-1").share, Some("a-1".into()));
     }
+
+    /// A flag, and values that it does not take.
+    const NONSENSE: &str = r#"
+--memory ["20", "-1Gi", "63Mi", "1.5", "20GB", "abc", "250m", "9999999Ti", "0", "20 Gi", "--cores"]
+--cores ["", "101", "-1", "+5", "250m", "1.5", "a", "5%", "99999999999", " 5"]
+--compute-policy ["", "balance", "none", "guaranteed ", "--priority"]
+--priority ["", "highest", "0", "medium", "-1"]
+--share ["", ".", "..", "a/b", "A", "a_b", "../x", "a\nb", "ä"]
+--gpu ["", "-1", "gpu0", "GPU-", "GPU-3f8a1c20", "0,1", "1.0", "all", "99999999999"]
+--gpu ["MIG-3f8a1c20-1111-2222-3333-444455556666"]
+--share ["aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"]"#;
 
     #[test]
     fn nonsense_names_the_flag_and_its_value() {
-        let long = "a".repeat(64);
-        type Set = fn(&mut RunFlags, OsString);
-        let cases: [(&str, Set, &[&str]); 6] = [
-            (
-                "--memory",
-                |f, v| f.memory = Some(v),
-                &[
-                    "20",
-                    "-1Gi",
-                    "63Mi",
-                    "1.5",
-                    "20GB",
-                    "abc",
-                    "250m",
-                    "9999999Ti",
-                    "0",
-                    "20 Gi",
-                    "--cores",
-                ],
-            ),
-            (
-                "--cores",
-                |f, v| f.cores = Some(v),
-                &["", "101", "-1", "+5", "250m", "1.5", "a", "5%", "99999999999", " 5"],
-            ),
-            (
-                "--compute-policy",
-                |f, v| f.compute_policy = Some(v),
-                &["", "balance", "none", "guaranteed ", "--priority"],
-            ),
-            (
-                "--priority",
-                |f, v| f.priority = Some(v),
-                &["", "highest", "0", "medium", "-1"],
-            ),
-            (
-                "--share",
-                |f, v| f.share = Some(v),
-                &["", ".", "..", "a/b", "A", "a_b", "../x", "a\nb", &long, "ä"],
-            ),
-            (
-                "--gpu",
-                |f, v| f.gpu = Some(v),
-                &[
-                    "",
-                    "-1",
-                    "gpu0",
-                    "GPU-",
-                    "GPU-3f8a1c20",
-                    "0,1",
-                    "1.0",
-                    "all",
-                    "99999999999",
-                    "MIG-3f8a1c20-1111-2222-3333-444455556666",
-                ],
-            ),
-        ];
-        for (flag, set, values) in cases {
-            for value in values {
-                let line = request(|f| set(f, value.into())).unwrap_err().to_string();
+        for row in NONSENSE.trim().lines() {
+            let (flag, values) = row.split_once(' ').expect("a flag and values");
+            for value in serde_json::from_str::<Vec<String>>(values).expect(row) {
+                let line = read([(flag, value.clone().into())]).unwrap_err().to_string();
                 assert!(line.starts_with(flag), "{flag} {value:?}: {line}");
                 assert!(line.contains(&format!("{value:?}")), "{flag} {value:?}: {line}");
                 assert_eq!(line.lines().count(), 1, "{flag} {value:?}: {line}");
             }
         }
-        assert!(
-            request(|f| f.memory = Some("".into()))
-                .unwrap_err()
-                .to_string()
-                .starts_with("--memory: ")
-        );
+        let line = read([("--memory", "".into())]).unwrap_err().to_string();
+        assert!(line.starts_with("--memory: "), "{line}");
     }
 
     #[test]
     fn bytes_that_are_no_text_are_nonsense_too() {
         use std::os::unix::ffi::OsStringExt;
-        let bytes = OsString::from_vec(vec![b'1', 0xff]);
-        assert!(request(|f| f.memory = Some(bytes.clone())).is_err());
-        assert!(request(|f| f.share = Some(bytes)).is_err());
+        for flag in ["--memory", "--share"] {
+            let bytes = OsString::from_vec(vec![b'1', 0xff]);
+            assert!(read([(flag, bytes)]).is_err(), "{flag}");
+        }
     }
 
     #[test]
     fn a_long_value_is_shortened() {
-        type Set = fn(&mut RunFlags, OsString);
-        let sets: [(&str, Set); 6] = [
-            ("--memory", |f, v| f.memory = Some(v)),
-            ("--cores", |f, v| f.cores = Some(v)),
-            ("--share", |f, v| f.share = Some(v)),
-            ("--compute-policy", |f, v| f.compute_policy = Some(v)),
-            ("--priority", |f, v| f.priority = Some(v)),
-            ("--gpu", |f, v| f.gpu = Some(v)),
-        ];
-        for (flag, set) in sets {
+        for flag in [
+            "--memory",
+            "--cores",
+            "--share",
+            "--compute-policy",
+            "--priority",
+            "--gpu",
+        ] {
             // No number, too large a one, a fraction, one with an unknown unit, and one that only as memory is too small.
             let zero = (flag == "--memory").then_some("0");
             for value in ["x", "9", "0.1", "9 gi"].into_iter().chain(zero) {
-                let long = format!("{}{value}", value.chars().next().unwrap().to_string().repeat(5000));
-                let line = request(|f| set(f, long.into())).unwrap_err().to_string();
+                let long = format!("{}{value}", value[..1].repeat(5000));
+                let line = read([(flag, long.into())]).unwrap_err().to_string();
                 assert!(line.starts_with(flag) && line.len() < 300, "{line}");
                 assert!(line.contains(&format!("{}...", &value[..1])), "{line}");
             }

@@ -1,7 +1,9 @@
 //! `vgpu fit` on files.
 
-use std::process::{Command, Output, Stdio};
+#[path = "support/said.rs"]
+mod said;
 
+use said::{Files, Said, vgpu_on};
 use serde_json::{Value, json};
 
 /// One GPU of 80 GiB, and a template for 30.
@@ -31,112 +33,69 @@ fn workload(version: &str, kind: &str, spec: Value) -> Value {
     json!({"apiVersion": version, "kind": kind, "metadata": {"name": "train", "namespace": "team"}, "spec": spec})
 }
 
-fn fit(more: Value, args: &[&str]) -> Output {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("all.json");
+fn fit(more: Value, words: &str) -> Said {
     let mut all = cluster();
     all.push(more);
-    std::fs::write(
-        &file,
-        json!({"apiVersion": "v1", "kind": "List", "items": all}).to_string(),
-    )
-    .unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_vgpu"));
-    command.args(["fit", "-f"]).arg(&file).args(args).stdin(Stdio::null());
-    command.output().unwrap()
-}
-
-fn said(output: &Output) -> (String, String) {
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (text(&output.stdout), text(&output.stderr))
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": all});
+    let files = Files::new();
+    vgpu_on(words, &[files.write("all.json", &list.to_string())])
 }
 
 #[test]
 fn the_pods_of_each_kind_of_workload_are_counted() {
     let template = json!({"spec": from_template()});
-    for (more, wanted, code) in [
+    let cron = json!({"jobTemplate": {"spec": {"parallelism": 3, "template": template}}});
+    let job = json!({"parallelism": 20, "completions": 100, "template": template});
+    for (version, kind, spec, wanted, code) in [
+        ("v1", "Pod", from_template(), "1 of 1", 0),
         (
-            workload("v1", "Pod", from_template()),
-            "1 of 1 pods fit now: 1 on n1\n",
+            "apps/v1",
+            "Deployment",
+            json!({"replicas": 2, "template": template}),
+            "2 of 2",
             0,
         ),
-        (
-            workload("apps/v1", "Deployment", json!({"replicas": 2, "template": template})),
-            "2 of 2 pods fit now: 2 on n1\n",
-            0,
-        ),
-        (
-            workload("apps/v1", "StatefulSet", json!({"template": template})),
-            "1 of 1 pods fit now: 1 on n1\n",
-            0,
-        ),
-        (
-            workload(
-                "batch/v1",
-                "Job",
-                json!({"parallelism": 20, "completions": 100, "template": template}),
-            ),
-            "2 of 20 pods fit now: 2 on n1\n  the next one: ",
-            1,
-        ),
-        (
-            workload(
-                "batch/v1",
-                "CronJob",
-                json!({"jobTemplate": {"spec": {"parallelism": 3, "template": template}}}),
-            ),
-            "2 of 3 pods fit now: 2 on n1\n  the next one: ",
-            1,
-        ),
+        ("apps/v1", "StatefulSet", json!({"template": template}), "1 of 1", 0),
+        ("batch/v1", "Job", job, "2 of 20", 1),
+        ("batch/v1", "CronJob", cron, "2 of 3", 1),
     ] {
-        let output = fit(more, &[]);
-        let (text, errors) = said(&output);
-        assert!(text.contains(wanted), "{wanted}: {text}{errors}");
-        assert_eq!((errors.as_str(), output.status.code()), ("", Some(code)), "{text}");
+        let said = fit(workload(version, kind, spec), "fit").ended(code);
+        let (fit, _) = wanted.split_once(' ').unwrap();
+        let next = if code == 0 { "" } else { "  the next one: " };
+        said.out_has(&format!("{wanted} pods fit now: {fit} on n1\n{next}"));
+        assert_eq!(said.err, "");
     }
     let job = workload("batch/v1", "Job", json!({"parallelism": 3, "template": template}));
-    let (text, _) = said(&fit(job.clone(), &[]));
-    assert!(text.contains("would fit: memory 20Gi"), "{text}");
-    let answer: Value = serde_json::from_slice(&fit(job, &["-o", "json"]).stdout).unwrap();
+    fit(job.clone(), "fit").out_has("would fit: memory 20Gi");
+    let answer = fit(job, "fit -o json").json();
     assert_eq!(answer["workloads"][0]["fit"]["nodes"], json!({"n1": 2}));
 }
 
 #[test]
 fn what_cannot_be_counted_is_named_and_why() {
-    let template = |claim| json!({"spec": pod(claim)});
+    let template = |spec: Value| json!({"template": {"spec": spec}});
+    let one_claim = pod(json!({"name": "gpu", "resourceClaimName": "c"}));
+    let other = pod(json!({"name": "gpu", "resourceClaimTemplateName": "other"}));
+    let config = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}});
     for (more, words) in [
         (
-            workload("apps/v1", "DaemonSet", json!({"template": {"spec": from_template()}})),
+            workload("apps/v1", "DaemonSet", template(from_template())),
             "a DaemonSet has a pod on each node",
         ),
         (
-            workload(
-                "apps/v1",
-                "Deployment",
-                json!({"template": template(json!({"name": "gpu", "resourceClaimName": "c"}))}),
-            ),
+            workload("apps/v1", "Deployment", template(one_claim)),
             "/spec/template/spec/resourceClaims[gpu]: resourceClaimName is one claim for all pods",
         ),
         (
-            workload(
-                "v1",
-                "Pod",
-                pod(json!({"name": "gpu", "resourceClaimTemplateName": "other"})),
-            ),
+            workload("v1", "Pod", other),
             "ResourceClaimTemplate team/other is not in the files, nor among those of the cluster that may be read",
         ),
         (
             workload("v1", "Pod", json!({"containers": []})),
             "its pods have no claims; for another system's resources: vgpu translate",
         ),
-        (
-            json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}}),
-            "no Pod, Deployment,",
-        ),
+        (config, "no Pod, Deployment,"),
     ] {
-        let output = fit(more, &[]);
-        let (text, errors) = said(&output);
-        assert!(errors.contains(words), "{words}: {text}{errors}");
-        assert_eq!(output.status.code(), Some(2), "{words}");
+        fit(more, "fit").ended(2).err_has(words);
     }
 }

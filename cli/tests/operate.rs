@@ -2,35 +2,35 @@
 
 #[path = "support/api.rs"]
 mod api;
+#[path = "support/said.rs"]
+mod said;
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use api::Api;
+use said::Said;
 use serde_json::{Value, json};
 
 const PODS: &str = "/api/v1/namespaces/team/pods";
 const TEMPLATES: &str = "/apis/resource.k8s.io/v1/namespaces/team/resourceclaimtemplates";
-const PROBE: [&str; 5] = ["doctor", "--probe", "--image=registry.example/vgpu:1", "--timeout", "1"];
+const PROBE: &str = "doctor --probe --image=registry.example/vgpu:1 --timeout 1";
 
-fn command(api: &Api, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_vgpu"));
-    command
-        .args(args)
-        .arg("--kubeconfig")
-        .arg(api.kubeconfig())
-        .stdin(Stdio::null());
+fn command(api: &Api, words: &str) -> Command {
+    let mut command = said::vgpu(words);
+    command.arg("--kubeconfig").arg(api.kubeconfig());
     command
 }
 
-fn vgpu(api: &Api, args: &[&str]) -> Output {
-    command(api, args).output().unwrap()
+fn vgpu(api: &Api, words: &str) -> Said {
+    Said::of(&mut command(api, words))
 }
 
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
+/// `vgpu WORDS -o PATH`.
+fn bundle(api: &Api, words: &str, path: &Path) -> Said {
+    Said::of(command(api, words).arg("-o").arg(path))
 }
 
 /// An API server that lists no pods and no templates in namespace team.
@@ -46,29 +46,18 @@ fn api() -> Api {
 fn a_login_that_expired_and_missing_rights_are_named_and_nothing_is_called_well() {
     let api = api();
     api.refuse("/api/v1/nodes", 401);
-    let output = vgpu(&api, &["doctor"]);
-    assert_eq!(output.status.code(), Some(2), "{output:?}");
-    assert!(
-        text(&output.stderr).contains("refused the login: no; log in again"),
-        "{output:?}"
-    );
+    vgpu(&api, "doctor")
+        .ended(2)
+        .err_has("refused the login: no; log in again");
 
     api.refuse("/api/v1/nodes", 403);
-    let output = vgpu(&api, &["doctor"]);
-    let said = text(&output.stdout);
-    assert_eq!(output.status.code(), Some(2), "{output:?}");
-    assert!(
-        said.contains("not checked: the right to list nodes in all namespaces is missing"),
-        "{said}"
-    );
-    assert!(
-        said.ends_with("too little can be read to say that all is well\n"),
-        "{said}"
-    );
+    let said = vgpu(&api, "doctor").ended(2);
+    said.out_has("not checked: the right to list nodes in all namespaces is missing");
+    let end = "too little can be read to say that all is well\n";
+    assert!(said.out.ends_with(end), "{said:?}");
 
-    let output = vgpu(&api, &["doctor", "--context", "none"]);
-    assert_eq!(output.status.code(), Some(2), "{output:?}");
-    assert_eq!(text(&output.stderr).lines().count(), 1, "{output:?}");
+    let said = vgpu(&api, "doctor --context none").ended(2);
+    assert_eq!(said.err.lines().count(), 1, "{said:?}");
 }
 
 #[test]
@@ -77,20 +66,17 @@ fn a_right_that_an_account_lacks_is_asked_of_the_api_server() {
     let daemon_set = json!({"metadata": {"name": "vgpu-plugin", "namespace": "vgpu"}, "spec": {"template": {"spec": {
         "serviceAccountName": "vgpu-plugin", "containers": [{"image": "plugin:1"}]}}}});
     api.set("/apis/apps/v1/daemonsets", json!({"items": [daemon_set]}).to_string());
-    let reviews = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
-    api.set(&format!("POST {reviews}"), r#"{"status": {"allowed": false}}"#);
-    let output = vgpu(&api, &["doctor", "-o", "json"]);
-    assert_eq!(output.status.code(), Some(1), "{output:?}");
-    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let reviews = "POST /apis/authorization.k8s.io/v1/subjectaccessreviews";
+    api.set(reviews, r#"{"status": {"allowed": false}}"#);
+    let answer = vgpu(&api, "doctor -o json").ended(1).json();
     let found = &answer["findings"][0];
     assert_eq!(found["object"], "ServiceAccount vgpu/vgpu-plugin");
     assert!(found["value"].as_str().unwrap().contains("list pods"), "{found}");
 
-    api.answer(&format!("POST {reviews}"), 403, "jane cannot create resource");
-    let said = text(&vgpu(&api, &["doctor"]).stdout);
+    api.answer(reviews, 403, "jane cannot create resource");
     let line = "not checked: rights of the ServiceAccounts: the right to create subjectaccessreviews.authorization.k8s.io \
                 in all namespaces is missing\n";
-    assert!(said.contains(line), "{said}");
+    vgpu(&api, "doctor").out_has(line);
 }
 
 /// Of a pod whose container has ended.
@@ -120,15 +106,11 @@ fn a_probe_says_how_far_it_came_and_leaves_nothing() {
         ),
     ] {
         api.set_status(status);
-        let output = vgpu(&api, &PROBE);
-        let said = text(&output.stdout);
-        assert_eq!(output.status.code(), Some(code), "{output:?}");
-        assert!(said.contains(words), "{said}");
+        vgpu(&api, PROBE).ended(code).out_has(words);
         let (paths, left) = api.created();
-        assert!(
-            paths.contains(&PODS.to_owned()) && paths.contains(&TEMPLATES.to_owned()),
-            "{paths:?}"
-        );
+        for path in [PODS, TEMPLATES] {
+            assert!(paths.iter().any(|one| one == path), "{paths:?}");
+        }
         // The questions about rights are not kept by a real API server.
         let left: Vec<_> = left.iter().filter(|one| one["kind"] != "SubjectAccessReview").collect();
         assert!(left.is_empty(), "{left:?}");
@@ -139,31 +121,24 @@ fn a_probe_says_how_far_it_came_and_leaves_nothing() {
 fn a_probe_that_may_not_create_its_pod_names_the_right_and_one_that_is_refused_says_by_what() {
     let api = api();
     let left = |api: &Api| api.created().1.iter().any(|one| one["kind"] == "ResourceClaimTemplate");
-    api.answer(
-        &format!("POST {PODS}"),
-        403,
-        "pods is forbidden: User jane cannot create resource pods",
-    );
-    let output = vgpu(&api, &PROBE);
-    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let pods = format!("POST {PODS}");
+    let forbidden = "pods is forbidden: User jane cannot create resource pods";
+    api.answer(&pods, 403, forbidden);
+    let said = vgpu(&api, PROBE).ended(2);
     let words = "vgpu doctor: the probe: the right to create pods in namespace team is missing\n";
-    assert!(text(&output.stderr).ends_with(words), "{output:?}");
+    assert!(said.err.ends_with(words), "{said:?}");
     assert!(!left(&api));
 
     // It may not delete pods, either.
     api.refuse_deletes(PODS);
-    let output = vgpu(&api, &PROBE);
-    assert!(text(&output.stderr).ends_with(words), "{output:?}");
-    assert!(text(&output.stderr).contains("the right to delete pods"), "{output:?}");
+    let said = vgpu(&api, PROBE);
+    assert!(said.err.ends_with(words), "{said:?}");
+    said.err_has("the right to delete pods");
     assert!(!left(&api));
 
-    api.answer(&format!("POST {PODS}"), 403, "exceeded quota: small");
-    let output = vgpu(&api, &PROBE);
-    assert_eq!(output.status.code(), Some(1), "{output:?}");
-    assert!(
-        text(&output.stdout).contains("refused: create pods in namespace team: exceeded quota: small"),
-        "{output:?}"
-    );
+    api.answer(&pods, 403, "exceeded quota: small");
+    let said = vgpu(&api, PROBE).ended(1);
+    said.out_has("refused: create pods in namespace team: exceeded quota: small");
     assert!(!left(&api));
 }
 
@@ -171,12 +146,8 @@ fn a_probe_that_may_not_create_its_pod_names_the_right_and_one_that_is_refused_s
 fn without_an_image_and_the_right_to_find_one_the_flag_is_named() {
     let api = api();
     api.set("/apis/apps/v1/namespaces/team/deployments", r#"{"items": []}"#);
-    let output = vgpu(&api, &["doctor", "--probe"]);
-    assert_eq!(output.status.code(), Some(2), "{output:?}");
-    assert!(
-        text(&output.stderr).contains("--image: which image has /usr/bin/vgpu?"),
-        "{output:?}"
-    );
+    let said = vgpu(&api, "doctor --probe").ended(2);
+    said.err_has("--image: which image has /usr/bin/vgpu?");
     assert!(!api.created().0.contains(&PODS.to_owned()));
 }
 
@@ -192,22 +163,13 @@ fn started(api: &Api, probe: &mut Child) {
 fn a_probe_that_is_interrupted_deletes_its_pod() {
     for signal in ["-INT", "-TERM", "-HUP"] {
         let api = api();
-        let mut args = PROBE.to_vec();
-        args[4] = "600";
-        let mut probe = command(&api, &args)
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut probe = command(&api, &PROBE.replace("--timeout 1", "--timeout 600"));
+        let mut probe = probe.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         started(&api, &mut probe);
         let sent = Command::new("kill").args([signal, &probe.id().to_string()]).status();
         assert!(sent.unwrap().success());
-        let output = probe.wait_with_output().unwrap();
-        assert_eq!(output.status.code(), Some(2), "{output:?}");
-        assert!(
-            text(&output.stderr).contains("interrupted; the probe's pod and template are deleted"),
-            "{output:?}"
-        );
+        let said = Said::from(probe.wait_with_output().unwrap()).ended(2);
+        said.err_has("interrupted; the probe's pod and template are deleted");
         assert!(api.created().1.iter().all(|one| one["kind"] == "SubjectAccessReview"));
     }
 }
@@ -222,21 +184,15 @@ fn what_a_killed_probe_left_is_deleted_once_it_is_old() {
     api.set(PODS, listed.to_string());
     api.set(&format!("DELETE {PODS}/vgpu-probe-other"), "not to be deleted");
     api.answer(&format!("DELETE {PODS}/vgpu-probe-old"), 403, "it cannot be");
-    let output = vgpu(&api, &PROBE);
-    assert!(
-        text(&output.stderr).contains("the right to delete pods in namespace team is missing"),
-        "{output:?}"
-    );
+    vgpu(&api, PROBE).err_has("the right to delete pods in namespace team is missing");
     api.set(&format!("DELETE {PODS}/vgpu-probe-old"), "{}");
-    let output = vgpu(&api, &PROBE);
-    assert_eq!(output.status.code(), Some(1), "{output:?}");
-    assert!(text(&output.stdout).contains("not allocated"), "{output:?}");
+    vgpu(&api, PROBE).ended(1).out_has("not allocated");
 }
 
 #[test]
 fn ages_are_by_the_servers_clock() {
     let api = cluster_of_tenants();
-    let stale = |api: &Api| text(&vgpu(api, &["doctor"]).stdout).contains("VgpuNode n1: was written");
+    let stale = |api: &Api| vgpu(api, "doctor").out.contains("VgpuNode n1: was written");
     assert!(stale(&api));
     api.set("date", "Fri, 02 Jan 2026 00:00:10 GMT");
     assert!(!stale(&api));
@@ -321,12 +277,8 @@ fn a_bundle_has_objects_logs_and_a_page_and_no_name_of_a_tenant() {
     let api = cluster_of_tenants();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("b.tar");
-    let output = vgpu(&api, &["bundle", "-o", path.to_str().unwrap()]);
-    assert_eq!(output.status.code(), Some(0), "{output:?}");
-    assert!(
-        text(&output.stdout).contains("b.tar; tenants' names are replaced"),
-        "{output:?}"
-    );
+    let said = bundle(&api, "bundle", &path).ended(0);
+    said.out_has("b.tar; tenants' names are replaced");
     let files = files(&path);
     for (name, text) in &files {
         for tenant in TENANTS.iter().chain(&["gone-team", "gone-claim", "10.9.8.7"]) {
@@ -354,14 +306,12 @@ fn a_bundle_has_objects_logs_and_a_page_and_no_name_of_a_tenant() {
     let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&path).unwrap().permissions());
     assert_eq!(mode & 0o777, 0o600);
 
-    let output = vgpu(&api, &["bundle", "-o", path.to_str().unwrap()]);
-    assert_eq!(output.status.code(), Some(2), "{output:?}");
-    assert!(text(&output.stderr).contains("File exists"), "{output:?}");
+    bundle(&api, "bundle", &path).ended(2).err_has("File exists");
 
     // Whether the namespace with a DaemonSet of the chart's label is a tenant's is not known.
     api.refuse("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", 403);
     let path = folder.path().join("c.tar");
-    vgpu(&api, &["bundle", "-o", path.to_str().unwrap()]);
+    bundle(&api, "bundle", &path);
     let names = crate::files(&path).into_keys().filter(|name| name.starts_with("logs/"));
     assert_eq!(names.count(), 0);
 }
@@ -371,8 +321,7 @@ fn with_names_they_stay_and_are_text_in_the_page() {
     let api = cluster_of_tenants();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("b.tar");
-    let output = vgpu(&api, &["bundle", "--names", "-o", path.to_str().unwrap()]);
-    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    bundle(&api, "bundle --names", &path).ended(0);
     let files = files(&path);
     assert!(files["logs/vgpu-vgpu-plugin-a.txt"].contains("acme/acme-gpu"));
     assert!(files["page.html"].contains("&lt;script&gt;alert(1)&lt;/script&gt;"));
@@ -389,7 +338,6 @@ fn a_bundle_of_a_cluster_that_does_not_answer_is_not_written() {
     api.refuse("/api/v1/nodes", 401);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("b.tar");
-    let output = vgpu(&api, &["bundle", "-o", path.to_str().unwrap()]);
-    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    bundle(&api, "bundle", &path).ended(2);
     assert!(!path.exists());
 }

@@ -2,11 +2,14 @@
 
 #[path = "support/api.rs"]
 mod api;
+#[path = "support/said.rs"]
+mod said;
 
 use std::os::fd::OwnedFd;
-use std::process::{Command, Output, Stdio};
+use std::process::Command;
 
 use api::Api;
+use said::Said;
 use serde_json::{Value, json};
 
 const USAGES_OF_TEAM: &str = "/apis/dra.vgpu/v1alpha1/namespaces/team/vgpuusages";
@@ -48,20 +51,14 @@ fn serving() -> Api {
     api
 }
 
-fn command(api: &Api, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_vgpu"));
-    command.args(args).stdin(Stdio::null()).env_remove("COLUMNS");
-    command.env("KUBECONFIG", api.kubeconfig());
+fn command(api: &Api, words: &str) -> Command {
+    let mut command = said::vgpu(words);
+    command.env_remove("COLUMNS").env("KUBECONFIG", api.kubeconfig());
     command
 }
 
-fn vgpu(api: &Api, args: &[&str]) -> (String, String, Option<i32>) {
-    said(&command(api, args).output().unwrap())
-}
-
-fn said(output: &Output) -> (String, String, Option<i32>) {
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (text(&output.stdout), text(&output.stderr), output.status.code())
+fn vgpu(api: &Api, words: &str) -> Said {
+    Said::of(&mut command(api, words))
 }
 
 #[test]
@@ -72,129 +69,112 @@ CLAIM  POD    NODE  GPU    HELD  USED  PEAK  CORES  GPU TIME  REFUSALS
 mine   train  n1    gpu-0  20Gi   8Gi   9Gi     25        4%         0
 shares: 1; memory: 20Gi held, 9Gi used; cores: 25 held, 4% of a GPU's time used; waiting pods: 0
 ";
-    assert_eq!(vgpu(&api, &["top"]), (table.to_owned(), String::new(), Some(0)));
-    assert_eq!(vgpu(&api, &["top", "--as=jane"]).2, Some(0));
+    let said = vgpu(&api, "top").ended(0);
+    assert_eq!((&*said.out, &*said.err), (table, ""));
+    vgpu(&api, "top --as=jane").ended(0);
     assert!(api.users().iter().all(|user| user == "jane") && !api.users().is_empty());
     // Without claims and pods their names are not known.
     api.refuse(CLAIMS, 403);
     api.refuse(PODS, 403);
-    let (text, _, _) = vgpu(&api, &["top"]);
-    assert!(text.contains("\nmine   -    n1 "), "{text}");
+    vgpu(&api, "top").out_has("\nmine   -    n1 ");
 
-    let (text, _, _) = vgpu(&api, &["top", "-o", "json"]);
-    let answer: Value = serde_json::from_str(&text).unwrap();
-    let metadata = &answer["items"][0]["metadata"];
-    assert_eq!(*metadata, json!({"name": "vgpu", "namespace": "team"}));
-    assert_eq!(answer["items"][0]["status"], usage()["status"]);
+    let [item] = &vgpu(&api, "top -o json").items()[..] else {
+        panic!("one item");
+    };
+    assert_eq!(item["metadata"], json!({"name": "vgpu", "namespace": "team"}));
+    assert_eq!(item["status"], usage()["status"]);
 }
 
 #[test]
 fn a_missing_right_is_named_with_what_needs_none() {
     let api = serving();
-    for (args, words) in [
+    for (words, error) in [
         (
-            &["top", "-A"][..],
+            "top -A",
             "vgpu top: the right to list vgpuusages.dra.vgpu in all namespaces is missing; -n NAMESPACE needs rights in that \
              namespace alone\n",
         ),
         (
-            &["top", "--nodes"],
+            "top --nodes",
             "vgpu top: the right to list vgpunodes.dra.vgpu in all namespaces is missing; it is a right in the whole cluster\n",
         ),
     ] {
-        assert_eq!(vgpu(&api, args), (String::new(), words.to_owned(), Some(2)));
+        let said = vgpu(&api, words).ended(2);
+        assert_eq!((&*said.out, &*said.err), ("", error));
     }
     api.refuse(USAGES_OF_TEAM, 403);
     for command in ["top", "advise"] {
-        let (_, error, code) = vgpu(&api, &[command]);
+        let said = vgpu(&api, command).ended(2);
         let words = format!("vgpu {command}: the right to list vgpuusages.dra.vgpu in namespace team is missing; ");
-        assert!(error.starts_with(&words) && code == Some(2), "{error}");
+        assert!(said.err.starts_with(&words), "{said:?}");
     }
 }
 
 #[test]
 fn without_usage_the_answer_says_which_usage_is_missing() {
     let api = serving();
+    let refused = |words: &str| {
+        let said = vgpu(&api, "top").ended(2);
+        assert!(said.err.starts_with(words), "{said:?}");
+    };
     // An older chart.
     api.refuse(USAGES_OF_TEAM, 404);
-    let (_, error, code) = vgpu(&api, &["top"]);
-    assert!(
-        error.starts_with("vgpu top: the cluster has no vgpuusages: "),
-        "{error}"
-    );
-    assert_eq!(code, Some(2));
+    refused("vgpu top: the cluster has no vgpuusages: ");
     // A claim with a device, and no controller that writes.
     api.set(USAGES_OF_TEAM, list(&[]));
-    let (_, error, code) = vgpu(&api, &["top"]);
-    let words =
-        "vgpu top: namespace team has claims with a device (1), but vgpu-controller has written no VgpuUsage for it";
-    assert!(error.starts_with(words) && code == Some(2), "{error}");
+    refused(
+        "vgpu top: namespace team has claims with a device (1), but vgpu-controller has written no VgpuUsage for it",
+    );
     // No share.
     api.set(CLAIMS, list(&[]));
-    let (text, error, code) = vgpu(&api, &["top"]);
-    assert!(text.starts_with("namespace team holds no share of a GPU; "), "{text}");
-    assert_eq!((error.as_str(), code), ("", Some(0)));
+    let said = vgpu(&api, "top").ended(0);
+    let words = "namespace team holds no share of a GPU; ";
+    assert!(said.out.starts_with(words) && said.err.is_empty(), "{said:?}");
     // Without claims it is not known that it holds none.
     api.refuse(CLAIMS, 403);
     for command in ["top", "advise"] {
-        let (text, _, code) = vgpu(&api, &[command]);
-        assert!(
-            text.starts_with("namespace team has no VgpuUsage: ") && text.contains("usage.enabled"),
-            "{text}"
-        );
-        assert_eq!(code, Some(0));
+        let said = vgpu(&api, command).ended(0);
+        let words = "namespace team has no VgpuUsage: ";
+        assert!(said.out.starts_with(words), "{said:?}");
+        said.out_has("usage.enabled");
     }
     // A usage of a release that writes other types.
     let mut strange = usage();
     strange["status"]["shares"] = json!("\u{1b}[2Jmany");
     api.set(USAGES_OF_TEAM, list(&[strange]));
-    let (_, error, _) = vgpu(&api, &["top"]);
-    assert!(
-        error.contains("\"vgpu\" cannot be read: ") && !error.contains('\u{1b}'),
-        "{error}"
-    );
+    let said = vgpu(&api, "top");
+    said.err_has("\"vgpu\" cannot be read: ");
+    assert!(!said.err.contains('\u{1b}'), "{said:?}");
 }
 
 #[test]
 fn a_narrow_caller_gets_fewer_columns_and_a_closed_pipe_is_no_error() {
     let api = serving();
-    let (text, _, _) = said(&command(&api, &["top"]).env("COLUMNS", "40").output().unwrap());
-    let table: Vec<&str> = text.lines().take(2).collect();
-    assert_eq!(
-        table,
-        [
-            "CLAIM  HELD  USED  GPU TIME  REFUSALS",
-            "mine   20Gi   8Gi        4%         0"
-        ]
-    );
+    let table = "\
+CLAIM  HELD  USED  GPU TIME  REFUSALS
+mine   20Gi   8Gi        4%         0
+";
+    let said = Said::of(command(&api, "top").env("COLUMNS", "40"));
+    assert!(said.out.starts_with(table), "{said:?}");
 
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
-    let output = command(&api, &["top"]).stdout(OwnedFd::from(writer)).output().unwrap();
-    assert_eq!(said(&output), (String::new(), String::new(), Some(0)));
+    let said = Said::of(command(&api, "top").stdout(OwnedFd::from(writer))).ended(0);
+    assert_eq!((&*said.out, &*said.err), ("", ""));
 }
 
 #[test]
 fn advice_is_about_one_workload_or_all() {
     let api = serving();
-    let (text, error, code) = vgpu(&api, &["advise"]);
+    let said = vgpu(&api, "advise").ended(0);
     let words = "ResourceClaim mine, request gpu: 1 share of memory: 20Gi, cores: 25, measured for 24h, since ";
-    assert!(text.starts_with(words), "{text}");
-    assert!(
-        text.contains("  would have been enough: memory: 10Gi, cores: 10\n"),
-        "{text}"
-    );
-    assert!(
-        text.contains("not known: the right to list resourceslices.resource.k8s.io "),
-        "{text}"
-    );
-    assert_eq!((error.as_str(), code), ("", Some(0)));
-    assert_eq!(vgpu(&api, &["advise", "pod/train"]).0, text);
+    assert!(said.out.starts_with(words) && said.err.is_empty(), "{said:?}");
+    said.out_has("  would have been enough: memory: 10Gi, cores: 10\n");
+    said.out_has("not known: the right to list resourceslices.resource.k8s.io ");
+    assert_eq!(vgpu(&api, "advise pod/train").out, said.out);
     let error = "vgpu advise: job/train: namespace team has no share of that name; it has pod/train\n";
-    assert_eq!(
-        vgpu(&api, &["advise", "job/train"]),
-        (String::new(), error.to_owned(), Some(2))
-    );
+    let said = vgpu(&api, "advise job/train").ended(2);
+    assert_eq!((&*said.out, &*said.err), ("", error));
 
     // Since its figures moved last, the share was idle or nobody has measured. And 200 shares are listed at most.
     let mut idle = usage();
@@ -202,18 +182,13 @@ fn advice_is_about_one_workload_or_all() {
     (status["asOf"], status["notListed"]) = (json!("2026-01-01T00:01:00Z"), json!(100));
     status["claims"][0]["since"] = json!("2026-01-01T00:00:00Z");
     api.set(USAGES_OF_TEAM, list(&[idle]));
-    let (text, _, _) = vgpu(&api, &["advise"]);
-    for words in [
-        "  no advice: it has to be measured for 10 minutes\n",
-        "\nfigures of ",
-        "\n100 shares with less memory are not listed, ",
-    ] {
-        assert!(text.contains(words), "{text}");
-    }
+    let said = vgpu(&api, "advise");
+    said.out_has("  no advice: it has to be measured for 10 minutes\n");
+    said.out_has("\nfigures of ");
+    said.out_has("\n100 shares with less memory are not listed, ");
     api.set(USAGES_OF_TEAM, list(&[usage()]));
 
-    let (text, _, _) = vgpu(&api, &["advise", "-o", "json"]);
-    let answer: Value = serde_json::from_str(&text).unwrap();
+    let answer = vgpu(&api, "advise -o json").json();
     let advice = json!({"verdict": "enough", "memoryBytes": 10_u64 << 30, "cores": 10});
     assert_eq!(answer["requests"][0]["advice"], advice);
 }

@@ -1,46 +1,28 @@
 //! `vgpu translate`: its input files, the objects that it prints, what it says, and its exit statuses.
 
-use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+#[path = "support/said.rs"]
+mod said;
 
+use said::{Files, Said, vgpu_on};
 use serde_json::{Value, json};
 
-struct Files(tempfile::TempDir);
-
-impl Files {
-    fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
-    }
-
-    fn write(&self, name: &str, text: &str) -> PathBuf {
-        let path = self.0.path().join(name);
-        std::fs::write(&path, text).unwrap();
-        path
-    }
-}
-
-fn vgpu(command: &str, files: &[PathBuf], more: &[&str]) -> Output {
-    let mut vgpu = Command::new(env!("CARGO_BIN_EXE_vgpu"));
-    vgpu.arg(command).args(more).stdin(Stdio::null());
-    for file in files {
-        vgpu.arg("-f").arg(file);
-    }
-    vgpu.output().unwrap()
-}
-
-fn translate(text: &str, more: &[&str]) -> Output {
+/// `vgpu translate WORDS` on a file `in.yaml`.
+fn translate_in_words(text: &str, words: &str) -> Said {
     let files = Files::new();
-    vgpu("translate", &[files.write("in.yaml", text)], more)
+    let file = files.write("in.yaml", text);
+    vgpu_on(format!("translate {words}").trim_end(), &[file])
 }
 
-fn stderr(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
+/// The same, printed in JSON.
+fn translate(text: &str, words: &str) -> Said {
+    translate_in_words(text, format!("-o json {words}").trim_end())
 }
 
-/// The printed objects.
-fn items(output: &Output) -> Vec<Value> {
-    let list: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"));
-    list["items"].as_array().unwrap().clone()
+/// The same, with what it has to end with and the number of objects that it prints.
+fn translated(text: &str, code: i32, objects: usize) -> Said {
+    let said = translate(text, "").ended(code);
+    assert_eq!(said.items().len(), objects, "{said:?}");
+    said
 }
 
 const POD: &str = "
@@ -58,10 +40,9 @@ spec:
 
 #[test]
 fn a_pod_is_printed_with_its_template() {
-    let output = translate(POD, &["-o", "json"]);
-    assert_eq!(output.status.code(), Some(0), "{output:?}");
-    let [template, pod] = &items(&output)[..] else {
-        panic!("{output:?}");
+    let said = translated(POD, 0, 2);
+    let [template, pod] = &said.items()[..] else {
+        panic!("{said:?}");
     };
     let name = template["metadata"]["name"].as_str().unwrap();
     assert_eq!(template["metadata"]["namespace"], "team");
@@ -70,10 +51,8 @@ fn a_pod_is_printed_with_its_template() {
         json!({"memory": "3000Mi", "cores": "30"})
     );
     let spec = &pod["spec"];
-    assert_eq!(
-        (&spec["schedulerName"], &spec["futureField"]),
-        (&json!("default-scheduler"), &json!("stays"))
-    );
+    assert_eq!(spec["schedulerName"], "default-scheduler");
+    assert_eq!(spec["futureField"], "stays");
     assert_eq!(
         spec["resourceClaims"],
         json!([{"name": "vgpu-translated-0", "resourceClaimTemplateName": name}])
@@ -82,60 +61,43 @@ fn a_pod_is_printed_with_its_template() {
         spec["containers"][0]["resources"],
         json!({"limits": {"cpu": 2}, "claims": [{"name": "vgpu-translated-0"}]})
     );
-    assert!(stderr(&output).contains("Pod team/train: spec: ResourceQuotas for nvidia.com/gpu count 0"));
+    said.err_has("Pod team/train: spec: ResourceQuotas for nvidia.com/gpu count 0");
 }
 
 /// What is printed can be given again, and changes no more.
 #[test]
 fn the_output_is_input() {
-    let files = Files::new();
-    let first = translate(POD, &[]);
-    let again = vgpu(
-        "translate",
-        &[files.write("again.yaml", std::str::from_utf8(&first.stdout).unwrap())],
-        &[],
-    );
-    assert_eq!((again.status.code(), stderr(&again).as_str()), (Some(0), ""));
-    assert_eq!(
-        String::from_utf8_lossy(&again.stdout),
-        String::from_utf8_lossy(&first.stdout)
-    );
+    let first = translate_in_words(POD, "");
+    let again = translate_in_words(&first.out, "").ended(0);
+    assert_eq!((&*again.out, &*again.err), (&*first.out, ""));
 }
 
 #[test]
 fn every_workload_has_its_pod_template_translated() {
     let template =
         json!({"spec": {"containers": [{"name": "main", "resources": {"limits": {"volcano.sh/gpu-memory": 1024}}}]}});
-    for (version, kind, spec) in [
-        ("apps/v1", "Deployment", json!({"template": template})),
-        ("apps/v1", "ReplicaSet", json!({"template": template})),
-        ("apps/v1", "StatefulSet", json!({"template": template})),
-        ("apps/v1", "DaemonSet", json!({"template": template})),
-        ("batch/v1", "Job", json!({"template": template})),
-        (
-            "batch/v1",
-            "CronJob",
-            json!({"jobTemplate": {"spec": {"template": template}}}),
-        ),
-        ("v1", "ReplicationController", json!({"template": template})),
+    let cron = json!({"jobTemplate": {"spec": {"template": template}}});
+    for (version, kind) in [
+        ("apps/v1", "Deployment"),
+        ("apps/v1", "ReplicaSet"),
+        ("apps/v1", "StatefulSet"),
+        ("apps/v1", "DaemonSet"),
+        ("batch/v1", "Job"),
+        ("batch/v1", "CronJob"),
+        ("v1", "ReplicationController"),
     ] {
+        let (spec, at) = match kind {
+            "CronJob" => (cron.clone(), "/spec/jobTemplate/spec/template"),
+            _ => (json!({"template": template}), "/spec/template"),
+        };
         let object = json!({"apiVersion": version, "kind": kind, "metadata": {"name": "w"}, "spec": spec});
         let list = json!({"apiVersion": "v1", "kind": "List", "items": [object]});
-        let output = translate(&list.to_string(), &["-o", "json"]);
-        let items = items(&output);
-        assert_eq!((output.status.code(), items.len()), (Some(0), 2), "{output:?}");
-        let pod = match kind {
-            "CronJob" => &items[1]["spec"]["jobTemplate"]["spec"]["template"],
-            _ => &items[1]["spec"]["template"],
-        };
-        assert_eq!(
-            pod["spec"]["containers"][0]["resources"]["claims"][0]["name"], "vgpu-translated-0",
-            "{kind}"
-        );
-        assert!(
-            pod["metadata"]["annotations"]["dra.vgpu/translated"].is_string(),
-            "{kind}"
-        );
+        let items = translated(&list.to_string(), 0, 2).items();
+        let pod = items[1].pointer(at).unwrap();
+        let claims = &pod["spec"]["containers"][0]["resources"]["claims"];
+        assert_eq!(claims[0]["name"], "vgpu-translated-0", "{kind}");
+        let annotations = &pod["metadata"]["annotations"];
+        assert!(annotations["dra.vgpu/translated"].is_string(), "{kind}");
     }
 }
 
@@ -159,15 +121,8 @@ spec:
 #[test]
 fn percent_need_the_gpus() {
     let pod = POD.replace("nvidia.com/gpumem: 3000", "nvidia.com/gpumem-percentage: 50");
-    let without = translate(&pod, &["-o", "json"]);
-    assert_eq!((without.status.code(), items(&without).len()), (Some(0), 1));
-    assert!(
-        stderr(&without).contains("kubectl get resourceslices -o yaml"),
-        "{without:?}"
-    );
-    let with = translate(&[SLICE, "---", &pod].concat(), &["-o", "json"]);
-    let items = items(&with);
-    assert_eq!(items.len(), 2, "{with:?}");
+    translated(&pod, 0, 1).err_has("kubectl get resourceslices -o yaml");
+    let items = translated(&[SLICE, "---", &pod].concat(), 0, 2).items();
     let alternatives = &items[0]["spec"]["spec"]["devices"]["requests"][0]["firstAvailable"];
     assert_eq!(alternatives[0]["capacity"]["requests"]["memory"], "40779Mi");
 }
@@ -177,11 +132,9 @@ fn a_refusal_is_exit_1_and_names_the_object() {
     let bad = POD
         .replace("nvidia.com/gpumem: 3000", "nvidia.com/gpumem: 1.5")
         .replace("train", "bad");
-    let output = translate(&[POD, "---", &bad].concat(), &["-o", "json"]);
-    assert_eq!((output.status.code(), items(&output).len()), (Some(1), 2), "{output:?}");
-    let said = stderr(&output);
+    let said = translated(&[POD, "---", &bad].concat(), 1, 2);
     let line = "vgpu translate: Pod team/bad: spec.containers[0].resources.limits[nvidia.com/gpumem]: Invalid value: \"1.5\": must be a whole number";
-    assert!(said.contains(line), "{said}");
+    said.err_has(line);
 }
 
 /// A number where Kubernetes wants a text, which YAML makes of a value without quotes.
@@ -195,18 +148,16 @@ fn a_value_of_the_wrong_type_names_file_and_field_and_the_other_pods_are_printed
          [{{name: c, image: i, env: [{{name: A, value: true}}]}}, {{name: d, image: [i]}}]}}}}\n---\n{{apiVersion: v1, kind: \
          Pod, metadata: {{name: number}}, spec: {{containers: 1}}}}\n"
     );
-    let output = translate(&text, &["-o", "json"]);
-    assert_eq!(output.status.code(), Some(1));
-    let said = stderr(&output);
+    let said = translated(&text, 1, 2);
     for words in [
         "in.yaml: Pod unquoted: metadata.annotations[tencent.com/vcuda-core-limit]: 50 is not a text; write it in quotes: \"50\"\n",
         "in.yaml: Deployment d: spec.template.metadata.annotations.gpu-fraction: 0.5 is not a text; write it in quotes: \"0.5\"\n",
         "in.yaml: Pod env: spec.containers[0].env[0].value: true is not a text; write it in quotes: \"true\"\n",
         "in.yaml: Pod number: spec.containers: 1 is not a list; write [1] for a list of it\n",
     ] {
-        assert!(said.contains(words), "{words}: {said}");
+        said.err_has(words);
     }
-    let printed = items(&output);
+    let printed = said.items();
     let kinds: Vec<&str> = printed.iter().filter_map(|item| item["kind"].as_str()).collect();
     assert_eq!(kinds, ["ResourceClaimTemplate", "Pod"]);
 }
@@ -220,32 +171,27 @@ fn what_the_api_server_reads_is_read() {
         "volumes": [{"name": "v", "emptyDir": {"sizeLimit": 1000}}]});
     let list = json!({"apiVersion": "v1", "kind": "PodList", "items": [{"metadata": {"name": "p", "creationTimestamp": null},
         "spec": spec}]});
-    let output = translate(&list.to_string(), &["-o", "json"]);
-    let kinds: Vec<Value> = items(&output).iter().map(|item| item["kind"].clone()).collect();
+    let items = translated(&list.to_string(), 0, 2).items();
     assert_eq!(
-        (output.status.code(), kinds),
-        (Some(0), vec![json!("ResourceClaimTemplate"), json!("Pod")])
+        (&items[0]["kind"], &items[1]["kind"]),
+        (&json!("ResourceClaimTemplate"), &json!("Pod"))
     );
-    let limits = &items(&output)[1]["spec"]["containers"][0]["resources"]["limits"];
+    let limits = &items[1]["spec"]["containers"][0]["resources"]["limits"];
     assert_eq!(limits, &json!({"memory": null, "cpu": 0.5}));
     let nothing = POD.replace(
         "nvidia.com/gpu: 1, nvidia.com/gpumem: 3000, nvidia.com/gpucores: 30",
         "nvidia.com/gpu: null",
     );
-    let output = translate(&nothing, &["-o", "json"]);
-    assert_eq!((output.status.code(), items(&output).len()), (Some(0), 1), "{output:?}");
+    translated(&nothing, 0, 1);
     let no_template = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: d}\nspec: {}\n";
-    assert_eq!(
-        items(&translate(no_template, &["-o", "json"])).len(),
-        1,
-        "the API server's to refuse"
-    );
+    let left = translate(no_template, "").items();
+    assert_eq!(left.len(), 1, "the API server's to refuse");
     let octal = POD.replace(
         "  containers:",
         "  volumes: [{name: v, secret: {defaultMode: 0644}}]\n  containers:",
     );
-    let output = translate(&octal, &["-o", "json"]);
-    assert_eq!(items(&output)[1]["spec"]["volumes"][0]["secret"]["defaultMode"], 0o644);
+    let items = translate(&octal, "").items();
+    assert_eq!(items[1]["spec"]["volumes"][0]["secret"]["defaultMode"], 0o644);
 }
 
 #[test]
@@ -264,17 +210,15 @@ apiVersion: v1
 kind: Service
 metadata: {name: s}
 ";
-    let output = translate(others, &["-o", "json"]);
-    assert_eq!((output.status.code(), items(&output).len()), (Some(0), 3), "{output:?}");
-    let said = stderr(&output);
+    let said = translated(others, 0, 3);
     for line in [
         "ResourceQuota team/q: spec.hard[limits.nvidia.com/gpumem]: is lost: it counts 0",
         "ResourceQuota team/q: spec.hard[requests.tencent.com/vcuda-core]: is lost",
         "Queue default: is lost: kube-scheduler has no queues",
     ] {
-        assert!(said.contains(line), "{said}");
+        said.err_has(line);
     }
-    assert_eq!(said.lines().count(), 3, "{said}");
+    assert_eq!(said.err.lines().count(), 3, "{said:?}");
 }
 
 #[test]
@@ -282,72 +226,51 @@ fn a_mistake_is_one_line_and_exit_2() {
     for (text, more, words) in [
         (
             POD,
-            &["--dialects", "hammy"][..],
+            "--dialects hammy",
             "--dialects: dialect \"hammy\" is unknown; use one of hami, koordinator",
         ),
-        ("kind: [Pod\n", &[], "in.yaml: document 1: not YAML"),
-        ("[1]", &[], "in.yaml: document 1 is a list, not an object"),
+        ("kind: [Pod\n", "", "in.yaml: document 1: not YAML"),
+        ("[1]", "", "in.yaml: document 1 is a list, not an object"),
     ] {
-        let output = translate(text, more);
-        let line = stderr(&output);
-        assert_eq!(output.status.code(), Some(2), "{line}");
-        assert!(line.contains(words) && line.lines().count() == 1, "{line}");
-        assert!(output.stdout.is_empty(), "{output:?}");
+        let said = translate_in_words(text, more).ended(2);
+        said.err_has(words);
+        assert_eq!((said.err.lines().count(), &*said.out), (1, ""), "{said:?}");
     }
 }
 
 #[test]
 fn the_documents_beside_one_that_cannot_be_read_are_printed() {
-    let output = translate(
-        &[POD, "---\nkind: [Pod\n---", &POD.replace("train", "other")].concat(),
-        &["-o", "json"],
-    );
-    assert_eq!((output.status.code(), items(&output).len()), (Some(2), 3), "{output:?}");
-    assert!(
-        stderr(&output).contains("in.yaml: document 2: not YAML: "),
-        "{output:?}"
-    );
+    let other = POD.replace("train", "other");
+    let said = translated(&[POD, "---\nkind: [Pod\n---", &other].concat(), 2, 3);
+    said.err_has("in.yaml: document 2: not YAML: ");
     let slice = SLICE.replace("value: 100,", "value: 1x,");
-    let output = translate(&[&slice, "---", POD].concat(), &["-o", "json"]);
-    assert_eq!((output.status.code(), items(&output).len()), (Some(0), 2), "{output:?}");
-    let output = translate(
-        &[&slice.replace("driver:", "driver: 1 #"), "---", POD].concat(),
-        &["-o", "json"],
-    );
-    assert_eq!((output.status.code(), items(&output).len()), (Some(1), 2), "{output:?}");
-    let line = "in.yaml: ResourceSlice n1-gpus: spec.driver: 1 is not a text; write it in quotes: \"1\"";
-    assert!(stderr(&output).contains(line), "{output:?}");
+    translated(&[&slice, "---", POD].concat(), 0, 2);
+    let slice = slice.replace("driver:", "driver: 1 #");
+    let said = translated(&[&slice, "---", POD].concat(), 1, 2);
+    said.err_has("in.yaml: ResourceSlice n1-gpus: spec.driver: 1 is not a text; write it in quotes: \"1\"");
 }
 
 #[test]
 fn flags_choose_dialects_schedulers_and_the_class() {
     let high = POD.replace("nvidia.com/gpucores: 30", "nvidia.com/priority: 0");
-    let output = translate(&high, &["-o", "json", "--high-priority-class", "vgpu-high"]);
-    let class = &items(&output)[0]["spec"]["spec"]["devices"]["requests"][0]["exactly"]["deviceClassName"];
+    let items = translate(&high, "--high-priority-class vgpu-high").items();
+    let class = &items[0]["spec"]["spec"]["devices"]["requests"][0]["exactly"]["deviceClassName"];
     assert_eq!(class, "vgpu-high");
-    let kept = translate(POD, &["-o", "json", "--schedulers", "volcano"]);
-    assert_eq!(items(&kept)[1]["spec"]["schedulerName"], "hami-scheduler");
-    let other = translate(POD, &["-o", "json", "--dialects", "kai,volcano"]);
-    assert_eq!(items(&other).len(), 1);
-    let said = stderr(&other);
+    let kept = translate(POD, "--schedulers volcano").items();
+    assert_eq!(kept[1]["spec"]["schedulerName"], "hami-scheduler");
+    let other = translate(POD, "--dialects kai,volcano");
+    assert_eq!(other.items().len(), 1);
     for key in ["nvidia.com/gpumem", "nvidia.com/gpucores"] {
         let line = format!("Pod team/train: spec.containers[0].resources.limits[{key}]: is not read: its dialect is");
-        assert!(said.contains(&line), "{said}");
+        other.err_has(&line);
     }
-    assert_eq!(said.lines().count(), 2, "{said}");
+    assert_eq!(other.err.lines().count(), 2, "{other:?}");
     let named = POD.replace("nvidia.com/gpu:", "nvidia.com/vgpu:");
-    let named = translate(
-        &named,
-        &["-o", "json", "--resource-names", "nvidia.com/vgpu=nvidia.com/gpu"],
-    );
-    let limits = &items(&named)[1]["spec"]["containers"][0]["resources"]["limits"];
+    let items = translate(&named, "--resource-names nvidia.com/vgpu=nvidia.com/gpu").items();
+    let limits = &items[1]["spec"]["containers"][0]["resources"]["limits"];
     assert_eq!(*limits, json!({"cpu": 2}));
-    let wrong = translate(POD, &["--resource-names", "nvidia.com/vgpu"]);
-    assert_eq!(wrong.status.code(), Some(2));
-    assert!(
-        stderr(&wrong).contains("--resource-names: \"nvidia.com/vgpu\" is not CHOSEN=NAME"),
-        "{wrong:?}"
-    );
+    let wrong = translate_in_words(POD, "--resource-names nvidia.com/vgpu").ended(2);
+    wrong.err_has("--resource-names: \"nvidia.com/vgpu\" is not CHOSEN=NAME");
 }
 
 /// A kind of which nobody knows here where its pods are.
@@ -361,20 +284,17 @@ fn an_unknown_kind_that_asks_is_said_to_be_printed_as_it_is() {
     let kai = json!({"metadata": {"annotations": {"gpu-fraction": "0.5"}}});
     let none = json!({"spec": {"containers": [{"name": "c", "resources": {"limits": {"cpu": 1}}}]}});
     for (inner, flags, lines) in [
-        (&limits, &[][..], 1),
-        (&kai, &[], 1),
-        (&none, &[], 0),
-        (&limits, &["--dialects", "kai"], 0),
+        (&limits, "", 1),
+        (&kai, "", 1),
+        (&none, "", 0),
+        (&limits, "--dialects kai", 0),
     ] {
-        let text = object(inner.clone()).to_string();
-        let output = translate(&text, &[&["-o", "json"], flags].concat());
-        assert_eq!(items(&output), [object(inner.clone())]);
-        let said = stderr(&output);
-        assert_eq!(said.lines().count(), lines, "{inner}: {said}");
-        assert!(
-            lines == 0 || said.contains("RayCluster r: is printed as it is"),
-            "{said}"
-        );
+        let said = translate(&object(inner.clone()).to_string(), flags);
+        assert_eq!(said.items(), [object(inner.clone())]);
+        assert_eq!(said.err.lines().count(), lines, "{inner}: {said:?}");
+        if lines > 0 {
+            said.err_has("RayCluster r: is printed as it is");
+        }
     }
 }
 
@@ -382,9 +302,9 @@ fn an_unknown_kind_that_asks_is_said_to_be_printed_as_it_is() {
 fn gpusharings_limit_is_a_flag() {
     let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": [{"name": "c",
         "resources": {"limits": {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 4}}}]}});
-    for (flags, policy) in [(&[][..], Value::Null), (&["--limit-vcuda-cores"], json!("Guaranteed"))] {
-        let output = translate(&pod.to_string(), &[&["-o", "json"], flags].concat());
-        let config = &items(&output)[0]["spec"]["spec"]["devices"]["config"][0]["opaque"]["parameters"];
+    for (flags, policy) in [("", Value::Null), ("--limit-vcuda-cores", json!("Guaranteed"))] {
+        let items = translate(&pod.to_string(), flags).items();
+        let config = &items[0]["spec"]["spec"]["devices"]["config"][0]["opaque"]["parameters"];
         assert_eq!(config["computePolicy"], policy);
     }
 }
@@ -404,15 +324,14 @@ metadata: {name: n1}
 ---
 ";
     let pod = POD.replace("nvidia.com/gpu: 1", "nvidia.com/gpu: 2");
-    let output = translate(&pod, &["-o", "json"]);
+    let items = translate(&pod, "").items();
     let claim = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "c", "namespace": "team"},
-        "spec": items(&output)[0]["spec"]["spec"]});
+        "spec": items[0]["spec"]["spec"]});
     let second = "  - name: gpu-1\n    allowMultipleAllocations: true\n    attributes: {type: {string: gpu}, uuid: {string: GPU-1}}\n    capacity: *capacity\n";
     for (slice, code) in [(SLICE.to_owned(), 1), ([SLICE, second].concat(), 0)] {
         let files = Files::new();
         let objects = files.write("objects.yaml", &[class, &slice].concat());
         let claim = files.write("claim.json", &claim.to_string());
-        let output = vgpu("allocate", &[objects, claim], &[]);
-        assert_eq!(output.status.code(), Some(code), "{output:?}");
+        vgpu_on("allocate", &[objects, claim]).ended(code);
     }
 }

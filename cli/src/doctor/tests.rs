@@ -108,228 +108,141 @@ fn nothing_is_found_where_all_is_well_or_nothing_may_be_read() {
     assert_eq!(findings::of(&Seen::default()), []);
 }
 
-type Break = fn(&mut Seen);
+/// A fault as what is set in the lists of [`well`], the object of its finding, and words of that. A place is a list, and
+/// a pointer into it.
+const FAULTS: &str = r#"
+daemon_sets = [] | DaemonSet | helm install
+slices/0/spec/devices/0/allowMultipleAllocations = null | ResourceSlice slice-of-dra.vgpu | DRAConsumableCapacity=true
+classes = [] | DeviceClass | deviceClasses.vgpu.create
+policies = [] | ValidatingAdmissionPolicy | admission.claims
+bindings = [] | ValidatingAdmissionPolicy claims | the API server does not ask it
+namespaces/0/metadata/labels = {"pod-security.kubernetes.io/enforce": "restricted"} | Namespace dra-driver-vgpu | kubectl label namespace dra-driver-vgpu pod-security.kubernetes.io/enforce=privileged --overwrite
+deployments/0/status/readyReplicas = 0 | Deployment dra-driver-vgpu/vgpu-controller | 0 of 1 replicas are ready
+leases/0/spec/holderIdentity = "" | Lease dra-driver-vgpu/vgpu-controller | has no holder
+leases/0/spec/renewTime = "2026-01-01T23:00:00.000000Z" | Lease dra-driver-vgpu/vgpu-controller | renewed it 3600 s ago
+leases = [] | Lease dra-driver-vgpu/vgpu-controller | does not exist
+deployments/0/spec/template/spec/containers/0/image = "registry.example:5000/controller:0.2.0" | Deployment dra-driver-vgpu/vgpu-controller | its image is 0.2.0, and that of DaemonSet dra-driver-vgpu/vgpu-plugin is 0.1.0
+nodes/0/status/allocatable/nvidia.com~1gpu = "8" | Node n1 | nvidia.com/gpu.deploy.device-plugin=false
+pods = [] | Node n1 | no pod of the plugin
+slices = [] | Node n1 | set the chart's driverRoot
+nodes/0/status/nodeInfo/containerRuntimeVersion = "containerd://1.6.9" | Node n1 | containerd://1.6.9
+vgpu_nodes/0/status/asOf = "2026-01-01T23:50:00Z" | VgpuNode n1 | was written 600 s ago
+vgpu_nodes/0/status/conditions/0 = {"type": "Ready", "status": "False", "reason": "Library", "message": "disk full"} | VgpuNode n1 | is not ready: Library: disk full
+vgpu_nodes = [{"metadata": {"name": "n1"}, "status": {"asOf": "2026-01-01T23:59:10Z"}}, {"metadata": {"name": "n2"}, "status": {}}] | VgpuNode n2 | kubectl delete vgpunode n2"#;
 
-/// Name of the case, how to break the cluster, the object of the finding, and words that it contains.
-const CASES: [(&str, Break, &str, &str); 28] = [
-    (
-        "not installed",
-        |seen| objects(&mut seen.daemon_sets).clear(),
-        "DaemonSet",
-        "helm install",
-    ),
-    (
-        "an old API server",
-        |seen| seen.minor = Some(33),
-        "API server",
-        "Kubernetes 1.33",
-    ),
-    (
-        "the gate",
-        |seen| objects(&mut seen.slices)[0]["spec"]["devices"][0]["allowMultipleAllocations"] = Value::Null,
-        "ResourceSlice slice-of-dra.vgpu",
-        "DRAConsumableCapacity=true",
-    ),
-    (
-        "no class",
-        |seen| objects(&mut seen.classes).clear(),
-        "DeviceClass",
-        "deviceClasses.vgpu.create",
-    ),
-    (
-        "no policy",
-        |seen| objects(&mut seen.policies).clear(),
-        "ValidatingAdmissionPolicy",
-        "admission.claims",
-    ),
-    (
-        "a policy without a binding",
-        |seen| objects(&mut seen.bindings).clear(),
-        "ValidatingAdmissionPolicy claims",
-        "the API server does not ask it",
-    ),
-    (
-        "Pod Security",
-        |seen| {
-            let label = json!({"pod-security.kubernetes.io/enforce": "restricted"});
-            objects(&mut seen.namespaces)[0]["metadata"]["labels"] = label;
-        },
-        "Namespace dra-driver-vgpu",
-        "kubectl label namespace dra-driver-vgpu pod-security.kubernetes.io/enforce=privileged --overwrite",
-    ),
-    (
-        "no node with the plugin",
-        |seen| {
-            objects(&mut seen.nodes)[0]["metadata"]["labels"] = Value::Null;
-            objects(&mut seen.pods).clear();
-            objects(&mut seen.slices).clear();
-            let status = json!({"observedGeneration": 1, "desiredNumberScheduled": 0});
-            objects(&mut seen.daemon_sets)[0]["status"] = status;
-        },
-        "DaemonSet dra-driver-vgpu/vgpu-plugin",
-        "none of 1 nodes matches",
-    ),
-    (
-        "a rollout that does not end",
-        |seen| objects(&mut seen.deployments)[0]["status"]["readyReplicas"] = 0.into(),
-        "Deployment dra-driver-vgpu/vgpu-controller",
-        "0 of 1 replicas are ready",
-    ),
-    (
-        "no leader",
-        |seen| objects(&mut seen.leases)[0]["spec"]["holderIdentity"] = "".into(),
-        "Lease dra-driver-vgpu/vgpu-controller",
-        "has no holder",
-    ),
-    (
-        "a dead leader",
-        |seen| objects(&mut seen.leases)[0]["spec"]["renewTime"] = "2026-01-01T23:00:00.000000Z".into(),
-        "Lease dra-driver-vgpu/vgpu-controller",
-        "renewed it 3600 s ago",
-    ),
-    (
-        "no lease",
-        |seen| objects(&mut seen.leases).clear(),
-        "Lease dra-driver-vgpu/vgpu-controller",
-        "does not exist",
-    ),
-    (
-        "two versions",
-        |seen| {
-            let image = &mut objects(&mut seen.deployments)[0]["spec"]["template"]["spec"]["containers"][0]["image"];
-            *image = "registry.example:5000/controller:0.2.0".into();
-        },
-        "Deployment dra-driver-vgpu/vgpu-controller",
-        "its image is 0.2.0, and that of DaemonSet dra-driver-vgpu/vgpu-plugin is 0.1.0",
-    ),
-    (
-        "a GPU of another driver too",
-        |seen| objects(&mut seen.slices).push(slice("gpu.nvidia.com", "GPU-1")),
-        "ResourceSlice slice-of-gpu.nvidia.com",
-        "offers GPU GPU-1 of node n1",
-    ),
-    (
-        "a device plugin too",
-        |seen| objects(&mut seen.nodes)[0]["status"]["allocatable"]["nvidia.com/gpu"] = "8".into(),
-        "Node n1",
-        "nvidia.com/gpu.deploy.device-plugin=false",
-    ),
-    (
-        "a node without the plugin",
-        |seen| objects(&mut seen.pods).clear(),
-        "Node n1",
-        "no pod of the plugin",
-    ),
-    (
-        "a node without a driver",
-        |seen| objects(&mut seen.slices).clear(),
-        "Node n1",
-        "set the chart's driverRoot",
-    ),
-    (
-        "kubelet's folder",
-        |seen| {
-            *objects(&mut seen.pods) = vec![plugin("n1", "False")];
-            let page = "gpus: ok\nregistration: kubelet has not called\n";
-            seen.not_ready
-                .insert("dra-driver-vgpu/plugin-n1".to_owned(), page.to_owned());
-        },
-        "Pod dra-driver-vgpu/plugin-n1 on node n1",
-        "plugin.kubeletRoot",
-    ),
-    (
-        "a runtime without CDI",
-        |seen| {
-            objects(&mut seen.nodes)[0]["status"]["nodeInfo"]["containerRuntimeVersion"] = "containerd://1.6.9".into()
-        },
-        "Node n1",
-        "containerd://1.6.9",
-    ),
-    (
-        "containers without their mounts",
-        |seen| {
-            let node = &mut objects(&mut seen.nodes)[0];
-            node["status"]["nodeInfo"]["containerRuntimeVersion"] = "containerd://1.7.35".into();
-            *objects(&mut seen.claims) = vec![claim("False")];
-        },
-        "Node n1",
-        "enable_cdi = true",
-    ),
-    (
-        "a GPU with an XID",
-        |seen| {
-            taint(seen, "xid", "79", "NoSchedule");
-            *objects(&mut seen.claims) = vec![holder()];
-        },
-        "GPU GPU-1 on node n1",
-        "of 1 claims that have it, such as team/gpu, programs may fail",
-    ),
-    (
-        "a lost GPU",
-        |seen| taint(seen, "lost", "", "NoSchedule"),
-        "GPU GPU-1 on node n1",
-        "taint dra.vgpu/lost:NoSchedule: the driver does not list it any more",
-    ),
-    (
-        "a driver that does not answer",
-        |seen| taint(seen, "silent", "", "NoSchedule"),
-        "GPU GPU-1 on node n1",
-        "if nvidia-smi hangs: kubectl drain n1 --ignore-daemonsets",
-    ),
-    (
-        "a right of the plugin",
-        |seen| {
-            let mut all = rights::questions(seen).into_iter();
-            let one = all.find(|one| one.right == "patch resourceclaims.resource.k8s.io/status");
-            seen.denied.extend(one.map(|one| (one.account, one.right)));
-        },
-        "ServiceAccount dra-driver-vgpu/vgpu-plugin",
-        "has no right to patch resourceclaims.resource.k8s.io/status",
-    ),
-    (
-        "figures of a node that are old",
-        |seen| objects(&mut seen.vgpu_nodes)[0]["status"]["asOf"] = "2026-01-01T23:50:00Z".into(),
-        "VgpuNode n1",
-        "was written 600 s ago",
-    ),
-    (
-        "a plugin that says it is not ready",
-        |seen| {
-            let condition = json!({"type": "Ready", "status": "False", "reason": "Library", "message": "disk full"});
-            objects(&mut seen.vgpu_nodes)[0]["status"]["conditions"] = json!([condition]);
-        },
-        "VgpuNode n1",
-        "is not ready: Library: disk full",
-    ),
-    (
-        "a node that is gone",
-        |seen| objects(&mut seen.vgpu_nodes).push(json!({"metadata": {"name": "n2"}, "status": {}})),
-        "VgpuNode n2",
-        "kubectl delete vgpunode n2",
-    ),
-    (
-        "Terminating without a plugin",
-        |seen| {
-            objects(&mut seen.nodes)[0]["metadata"]["labels"] = Value::Null;
-            *objects(&mut seen.pods) = vec![json!({"metadata": {"name": "train", "namespace": "team",
-                "deletionTimestamp": "2026-01-01T23:00:00Z"},
-                "spec": {"nodeName": "n1", "resourceClaims": [{"name": "gpu"}]}})];
-        },
-        "Node n1",
-        "1 pods with claims stay Terminating, such as team/train",
-    ),
-];
+fn set(seen: &mut Seen, place: &str, value: Value) {
+    let (list, pointer) = place.split_at(place.find('/').unwrap_or(place.len()));
+    let list = objects(match list {
+        "daemon_sets" => &mut seen.daemon_sets,
+        "slices" => &mut seen.slices,
+        "classes" => &mut seen.classes,
+        "policies" => &mut seen.policies,
+        "bindings" => &mut seen.bindings,
+        "namespaces" => &mut seen.namespaces,
+        "deployments" => &mut seen.deployments,
+        "leases" => &mut seen.leases,
+        "nodes" => &mut seen.nodes,
+        "pods" => &mut seen.pods,
+        "vgpu_nodes" => &mut seen.vgpu_nodes,
+        _ => panic!("{list}"),
+    });
+    let mut all = Value::Array(std::mem::take(list));
+    *all.pointer_mut(pointer).expect(place) = value;
+    *list = all.as_array().expect(place).clone();
+}
+
+/// Asserts that the fault is one finding, about this object and with these words.
+fn is_found(seen: &Seen, object: &str, words: &str) {
+    let found = findings::of(seen);
+    assert_eq!(found.len(), 1, "{words}: {found:#?}");
+    assert_eq!(found[0].object, object, "{words}");
+    assert!(!found[0].breaks.is_empty() && !found[0].mend.is_empty(), "{words}");
+    assert!(format!("{:?}", found[0]).contains(words), "{words}: {found:#?}");
+}
 
 #[test]
 fn each_fault_is_one_finding_that_names_its_object_and_what_to_do() {
-    for (case, fault, object, words) in CASES {
+    for row in FAULTS.trim().lines() {
+        let cells: Vec<&str> = row.split(" | ").collect();
+        let (place, value) = cells[0].split_once(" = ").expect(row);
+        let mut seen = well();
+        set(&mut seen, place, serde_json::from_str(value).expect(row));
+        is_found(&seen, cells[1], cells[2]);
+    }
+}
+
+#[test]
+fn faults_of_several_objects_are_one_finding_too() {
+    let with = |fault: fn(&mut Seen)| {
         let mut seen = well();
         fault(&mut seen);
-        let found = findings::of(&seen);
-        assert_eq!(found.len(), 1, "{case}: {found:#?}");
-        assert_eq!(found[0].object, object, "{case}");
-        assert!(!found[0].breaks.is_empty() && !found[0].mend.is_empty(), "{case}");
-        assert!(format!("{:?}", found[0]).contains(words), "{case}: {found:#?}");
+        seen
+    };
+    let old = with(|seen| seen.minor = Some(33));
+    is_found(&old, "API server", "Kubernetes 1.33");
+    let no_node = with(|seen| {
+        objects(&mut seen.nodes)[0]["metadata"]["labels"] = Value::Null;
+        objects(&mut seen.pods).clear();
+        objects(&mut seen.slices).clear();
+        let status = json!({"observedGeneration": 1, "desiredNumberScheduled": 0});
+        objects(&mut seen.daemon_sets)[0]["status"] = status;
+    });
+    is_found(
+        &no_node,
+        "DaemonSet dra-driver-vgpu/vgpu-plugin",
+        "none of 1 nodes matches",
+    );
+    let twice = with(|seen| objects(&mut seen.slices).push(slice("gpu.nvidia.com", "GPU-1")));
+    is_found(
+        &twice,
+        "ResourceSlice slice-of-gpu.nvidia.com",
+        "offers GPU GPU-1 of node n1",
+    );
+    let uncalled = with(|seen| {
+        *objects(&mut seen.pods) = vec![plugin("n1", "False")];
+        let page = "gpus: ok\nregistration: kubelet has not called\n".to_owned();
+        seen.not_ready.insert("dra-driver-vgpu/plugin-n1".to_owned(), page);
+    });
+    is_found(
+        &uncalled,
+        "Pod dra-driver-vgpu/plugin-n1 on node n1",
+        "plugin.kubeletRoot",
+    );
+    let without_mounts = with(|seen| {
+        let runtime = "containerd://1.7.35".into();
+        objects(&mut seen.nodes)[0]["status"]["nodeInfo"]["containerRuntimeVersion"] = runtime;
+        *objects(&mut seen.claims) = vec![claim("False")];
+    });
+    is_found(&without_mounts, "Node n1", "enable_cdi = true");
+    let right = with(|seen| {
+        let mut all = rights::questions(seen).into_iter();
+        let one = all.find(|one| one.right == "patch resourceclaims.resource.k8s.io/status");
+        seen.denied.extend(one.map(|one| (one.account, one.right)));
+    });
+    let words = "has no right to patch resourceclaims.resource.k8s.io/status";
+    is_found(&right, "ServiceAccount dra-driver-vgpu/vgpu-plugin", words);
+    let terminating = with(|seen| {
+        objects(&mut seen.nodes)[0]["metadata"]["labels"] = Value::Null;
+        *objects(&mut seen.pods) = vec![json!({"metadata": {"name": "train", "namespace": "team",
+            "deletionTimestamp": "2026-01-01T23:00:00Z"},
+            "spec": {"nodeName": "n1", "resourceClaims": [{"name": "gpu"}]}})];
+    });
+    let words = "1 pods with claims stay Terminating, such as team/train";
+    is_found(&terminating, "Node n1", words);
+}
+
+#[test]
+fn gpus_with_faults_are_found() {
+    let holders = "of 1 claims that have it, such as team/gpu, programs may fail";
+    let lost = "taint dra.vgpu/lost:NoSchedule: the driver does not list it any more";
+    let silent = "if nvidia-smi hangs: kubectl drain n1 --ignore-daemonsets";
+    for (kind, value, words) in [("xid", "79", holders), ("lost", "", lost), ("silent", "", silent)] {
+        let mut seen = well();
+        taint(&mut seen, kind, value, "NoSchedule");
+        if kind == "xid" {
+            *objects(&mut seen.claims) = vec![holder()];
+        }
+        is_found(&seen, "GPU GPU-1 on node n1", words);
     }
 }
 

@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn the_peak_with_a_margin_is_rounded_up_to_a_size_that_people_write() {
-        for (peak, memory) in [
+        for (peak, memory_bytes) in [
             (1, 64 * MI),
             (600 * MI, 704 * MI),
             (3 * GI, 3 * GI + 512 * MI),
@@ -130,15 +130,11 @@ mod tests {
             (19 * GI, 20 * GI),
             (20 * GI, 20 * GI),
         ] {
-            let advice = Advice::of(&seen(20 * GI, peak));
-            assert_eq!(
-                advice,
-                Advice::Enough {
-                    memory_bytes: memory,
-                    cores: 10
-                },
-                "{peak}"
-            );
+            let enough = Advice::Enough {
+                memory_bytes,
+                cores: 10,
+            };
+            assert_eq!(Advice::of(&seen(20 * GI, peak)), enough, "{peak}");
         }
     }
 
@@ -169,69 +165,26 @@ mod tests {
 
     #[test]
     fn without_knowledge_there_is_no_advice() {
-        let good = seen(20 * GI, GI);
-        for (seen, advice) in [
-            (
-                Measured {
-                    refusals: 3,
-                    measured: Duration::ZERO,
-                    ..good
-                },
-                Advice::NeedsMore { refusals: 3 },
-            ),
-            (
-                Measured {
-                    measured: LEAST_MEASURED - Duration::from_secs(1),
-                    ..good
-                },
-                Advice::TooEarly,
-            ),
-            (
-                Measured {
-                    memory_peak: None,
-                    ..good
-                },
-                Advice::NotMeasured,
-            ),
-            (
-                Measured {
-                    memory_peak: Some(0),
-                    ..good
-                },
-                Advice::Unused,
-            ),
-            // Of the cores nothing is known, so they stay.
-            (
-                Measured {
-                    time_peak: None,
-                    ..good
-                },
-                Advice::Enough {
-                    memory_bytes: GI + 256 * MI,
-                    cores: 25,
-                },
-            ),
-            (
-                Measured { cores: 0, ..good },
-                Advice::Enough {
-                    memory_bytes: GI + 256 * MI,
-                    cores: 0,
-                },
-            ),
-            (
-                Measured {
-                    time_peak: Some(90),
-                    time_mean: Some(41),
-                    ..good
-                },
-                Advice::Enough {
-                    memory_bytes: GI + 256 * MI,
-                    cores: 45,
-                },
-            ),
-        ] {
-            assert_eq!(Advice::of(&seen), advice, "{seen:?}");
-        }
+        let of = |change: fn(&mut Measured)| {
+            let mut seen = seen(20 * GI, GI);
+            change(&mut seen);
+            Advice::of(&seen)
+        };
+        let enough = |cores| {
+            let memory_bytes = GI + 256 * MI;
+            Advice::Enough { memory_bytes, cores }
+        };
+        let refused = of(|seen| (seen.refusals, seen.measured) = (3, Duration::ZERO));
+        assert_eq!(refused, Advice::NeedsMore { refusals: 3 });
+        let early = of(|seen| seen.measured = LEAST_MEASURED - Duration::from_secs(1));
+        assert_eq!(early, Advice::TooEarly);
+        assert_eq!(of(|seen| seen.memory_peak = None), Advice::NotMeasured);
+        assert_eq!(of(|seen| seen.memory_peak = Some(0)), Advice::Unused);
+        // Of the cores nothing is known, so they stay.
+        assert_eq!(of(|seen| seen.time_peak = None), enough(25));
+        assert_eq!(of(|seen| seen.cores = 0), enough(0));
+        let busy = of(|seen| (seen.time_peak, seen.time_mean) = (Some(90), Some(41)));
+        assert_eq!(busy, enough(45));
     }
 
     #[test]

@@ -27,11 +27,10 @@ pub(crate) enum Step {
     Stop,
 }
 
-/// A kernel launch. A law cannot distinguish kernels of the same `shape`.
+/// A kernel launch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Launch {
     pub stream: usize,
-    pub shape: u64,
     pub length: Ns,
     /// The percentage of the multiprocessors that the kernel takes.
     pub width: u32,
@@ -42,10 +41,9 @@ pub(crate) struct Launch {
 /// Returns a thread's next step; the argument is the present time.
 pub(crate) type Program = Box<dyn FnMut(&mut Random, Ns) -> Step>;
 
-fn kernel(stream: usize, shape: u64, length: Ns) -> Step {
+fn kernel(stream: usize, length: Ns) -> Step {
     Step::Launch(Launch {
         stream,
-        shape,
         length,
         width: 100,
         handshakes: 0,
@@ -61,7 +59,6 @@ pub(crate) fn circle(lengths: &[Ns], jitter: u64, streams: usize, width: u32) ->
         count += 1;
         Step::Launch(Launch {
             stream: count % streams,
-            shape: length,
             length: random.around(length, jitter),
             width,
             handshakes: 0,
@@ -84,7 +81,6 @@ pub(crate) fn batches(length: Ns, streams: usize, width: u32, batch: usize) -> P
         }
         Step::Launch(Launch {
             stream: count % streams,
-            shape: 1,
             length: random.around(length, 5),
             width,
             handshakes: 0,
@@ -101,7 +97,7 @@ pub(crate) fn waves(short: (Ns, usize), long: (Ns, usize)) -> Program {
         if is_short && count % 5 == 0 {
             return Step::Wait(Some(0));
         }
-        kernel(0, 1, if is_short { short.0 } else { long.0 })
+        kernel(0, if is_short { short.0 } else { long.0 })
     })
 }
 
@@ -111,7 +107,7 @@ pub(crate) fn waits(length: Ns, jitter: u64, pause: Ns) -> Program {
     Box::new(move |random, _| {
         count += 1;
         match count % 3 {
-            1 => kernel(0, length, random.around(length, jitter)),
+            1 => kernel(0, random.around(length, jitter)),
             2 => Step::Wait(Some(0)),
             _ => Step::Sleep(pause),
         }
@@ -124,7 +120,7 @@ pub(crate) fn bursts(count: usize, length: Ns, pause: Ns) -> Program {
     Box::new(move |random, _| {
         let step = match at {
             0 => Step::Begin,
-            at if at <= count => kernel(0, length, random.around(length, 5)),
+            at if at <= count => kernel(0, random.around(length, 5)),
             at if at == count + 1 => Step::Wait(Some(0)),
             at if at == count + 2 => Step::Done,
             _ => Step::Sleep(random.exponential(pause)),
@@ -144,7 +140,6 @@ pub(crate) fn rank(length: Ns, handshakes: u32, steps: usize) -> Program {
         }
         Step::Launch(Launch {
             stream: 0,
-            shape: length,
             length,
             width: 100,
             handshakes,
@@ -153,22 +148,16 @@ pub(crate) fn rank(length: Ns, handshakes: u32, steps: usize) -> Program {
 }
 
 /// A decoder: 300 kernels of 5 to 60 us a token, 5 us of CPU time between launches, then a wait and 200 us of CPU
-/// time. `fresh`: each token has new grid sizes.
-pub(crate) fn decoder(fresh: bool) -> Program {
+/// time.
+pub(crate) fn decoder() -> Program {
     let lengths: Vec<Ns> = (0..300).map(|n| (5 + n * 7919 % 56) * US).collect();
-    let (mut at, mut token) = (0, 0);
+    let mut at = 0;
     Box::new(move |random, _| {
         let step = match at {
-            at if at < 600 && at % 2 == 0 => {
-                let shape = (at / 2 % 12) as u64 + if fresh { token * 300 + at as u64 } else { 0 };
-                kernel(0, shape + 1, random.around(lengths[at / 2], 5))
-            }
+            at if at < 600 && at % 2 == 0 => kernel(0, random.around(lengths[at / 2], 5)),
             at if at < 600 => Step::Sleep(3 * US + random.below(4 * US)),
             600 => Step::Wait(Some(0)),
-            601 => {
-                token += 1;
-                Step::Done
-            }
+            601 => Step::Done,
             _ => Step::Sleep(200 * US),
         };
         at = (at + 1) % 603;
@@ -185,7 +174,7 @@ pub(crate) fn training(data: Ns) -> Program {
             at if at < 132 && at % 11 == 10 => Step::Copy { stream: 1, length: MS },
             at if at < 132 => {
                 let length = 50 * US * (1 + (at * 37) % 40);
-                kernel(0, at + 1, random.around(length, 5))
+                kernel(0, random.around(length, 5))
             }
             132 => Step::Sleep(data.max(1)),
             133 => {
@@ -200,20 +189,7 @@ pub(crate) fn training(data: Ns) -> Program {
     })
 }
 
-/// Kernels of `count` shapes in turn, with a wait after every 64.
-pub(crate) fn grids(count: u64, length: Ns) -> Program {
-    let mut launched = 0;
-    Box::new(move |random, _| {
-        launched += 1;
-        if launched % 65 == 0 {
-            Step::Wait(Some(0))
-        } else {
-            kernel(0, launched % count + 1, random.around(length, 5))
-        }
-    })
-}
-
-/// Short kernels until 2.5 s, with or without a wait after each, then `count` kernels of `length` that look the same.
+/// Short kernels until 2.5 s, with or without a wait after each, then `count` kernels of `length`.
 pub(crate) fn turncoat(short: Ns, count: u64, length: Ns, waits: bool) -> Program {
     let (mut steps, mut turned) = (0, 0);
     Box::new(move |_, now| {
@@ -222,23 +198,19 @@ pub(crate) fn turncoat(short: Ns, count: u64, length: Ns, waits: bool) -> Progra
             return if waits && steps % 2 == 0 {
                 Step::Wait(Some(0))
             } else {
-                kernel(0, 1, short)
+                kernel(0, short)
             };
         }
         turned += 1;
-        if turned > count {
-            Step::Stop
-        } else {
-            kernel(0, 1, length)
-        }
+        if turned > count { Step::Stop } else { kernel(0, length) }
     })
 }
 
-/// Short and long kernels of one shape in random order: on average one in `rare` is long.
+/// Short and long kernels in random order: on average one in `rare` is long.
 pub(crate) fn mixture(short: Ns, long: Ns, rare: u64) -> Program {
     Box::new(move |random, _| {
         let length = if random.below(rare) == 0 { long } else { short };
-        kernel(0, 1, length)
+        kernel(0, length)
     })
 }
 
@@ -248,7 +220,7 @@ pub(crate) fn lane(stream: usize, length: Ns) -> Program {
     Box::new(move |_, _| {
         count += 1;
         if count % 2 == 1 {
-            kernel(stream, 1, length)
+            kernel(stream, length)
         } else {
             Step::Wait(Some(stream))
         }
@@ -280,7 +252,7 @@ pub(crate) fn short_processes(life: ShortLife) -> Program {
         count += 1;
         match count % 5 {
             1 => Step::Begin,
-            2 => kernel(0, 1, length),
+            2 => kernel(0, length),
             3 => lives.map_or(Step::Wait(None), Step::Sleep),
             4 => Step::Done,
             _ => Step::Exit { normal, pause },

@@ -5,14 +5,16 @@ use std::collections::BinaryHeap;
 use std::sync::atomic::Ordering::Relaxed;
 
 use vgpu_abi::arbitration::{Entry, NodePage, SLOTS, SlotPage};
+use vgpu_core::compute::limiter::call::Answer;
 use vgpu_core::compute::turn::Pages;
 
 use crate::context::{Context, Kernel, Work};
 use crate::figures::{Used, WARM};
 use crate::gpu::{Gpu, Progress};
 use crate::hardware::Hardware;
-use crate::law::io::{Answer, Io, Law, Living};
-use crate::law::{self, LawKind};
+use crate::law::LawKind;
+use crate::law::io::{Io, Living};
+use crate::law::limited::Limited;
 use crate::programs::{Launch, Program, Step};
 use crate::random::Random;
 use crate::{Ns, US};
@@ -127,7 +129,7 @@ struct Running {
 struct Process {
     share: usize,
     gpu: usize,
-    law: Option<Box<dyn Law>>,
+    law: Option<Box<Limited>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -306,8 +308,7 @@ impl World {
             return;
         }
         let owner = self.living.starts(process);
-        let entry = self.shares[share];
-        self.processes[process].law = law::make(self.law, owner, entry);
+        self.processes[process].law = Some(Box::new(Limited::new(owner, self.shares[share])));
     }
 
     fn died(&mut self, process: usize) {
@@ -414,15 +415,13 @@ impl World {
         }
         let asked = *thread.asked.get_or_insert(now);
         let mut answer = Answer::Go;
-        let mut cost = self.with_law(index, |law, io| {
-            answer = law.ask(io, launch.stream, launch.shape, asked)
-        });
+        let mut cost = self.with_law(index, |law, io| answer = law.ask(io, launch.stream, asked));
         let thread = &mut self.threads[index];
-        if let Answer::Wait { until, on, spins } = answer {
+        if let Answer::Wait(wait) = answer {
             thread.next = Some(launch);
-            thread.phase = Phase::Held(on);
-            let until = until.max(now + 1) + cost;
-            if spins {
+            thread.phase = Phase::Held(wait.on);
+            let until = wait.until.max(now + 1) + cost;
+            if wait.spins {
                 thread.counts.spun += until - now;
                 self.wake(index, until);
             } else {
@@ -440,12 +439,12 @@ impl World {
             number: thread.counts.launches,
         };
         self.submit(process, launch.stream, Work::Kernel(kernel), launch.length);
-        cost += self.with_law(index, |law, io| law.launched(io, launch.stream, launch.shape));
+        cost += self.with_law(index, |law, io| law.launched(io, launch.stream));
         self.wake(index, now + self.hardware.launch + cost);
     }
 
     /// Calls the law of a thread's process. Returns the call's CPU time.
-    fn with_law(&mut self, index: usize, call: impl FnOnce(&mut dyn Law, &mut Io<'_>)) -> Ns {
+    fn with_law(&mut self, index: usize, call: impl FnOnce(&mut Limited, &mut Io<'_>)) -> Ns {
         let thread = &self.threads[index].thread;
         let (process, gpu, share) = (thread.process, thread.gpu, thread.share);
         let sibling = thread.partner.is_some_and(|partner| {
@@ -477,7 +476,7 @@ impl World {
             living: &self.living,
             sibling,
         };
-        call(law.as_mut(), &mut io);
+        call(&mut law, &mut io);
         let cost = io.cost;
         self.processes[process].law = Some(law);
         self.threads[index].counts.cpu += cost;

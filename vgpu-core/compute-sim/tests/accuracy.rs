@@ -6,7 +6,7 @@ use vgpu_compute_sim::law::LawKind;
 use vgpu_compute_sim::scenarios::adversaries::{adversaries, long_kernels_in_threads};
 use vgpu_compute_sim::scenarios::alone;
 use vgpu_compute_sim::scenarios::drawn::{GATE, PAIRS, drawn_pair};
-use vgpu_compute_sim::scenarios::lengths::{Mixture, many_grids};
+use vgpu_compute_sim::scenarios::lengths::Mixture;
 use vgpu_compute_sim::scenarios::others::{
     Unseen, best_effort, dead_holders, four_processes, low_beside_high, one_ignores, ranks, start_delay,
 };
@@ -16,17 +16,13 @@ use vgpu_compute_sim::scenarios::streams;
 use vgpu_compute_sim::{MS, Ns, S, US};
 
 const HARDWARE: LawKind = LawKind::Hardware;
-
-fn limited() -> LawKind {
-    LawKind::limited()
-}
+const LIMITER: LawKind = LawKind::Limiter;
 
 #[test]
 fn a_capped_share_is_at_its_cap() {
-    let law = limited();
     for (cores, kernel) in [(5, 5 * MS), (10, 500 * US), (30, 50 * US), (50, 5 * MS), (95, 500 * US)] {
         for is_waiting in [false, true] {
-            let error = cap(law, cores, kernel, is_waiting);
+            let error = cap(LIMITER, cores, kernel, is_waiting);
             // A program that waits after each short kernel cannot make up for the time that events take.
             let most = if is_waiting && kernel < 500 * US { 0.9 } else { 0.3 };
             assert!(
@@ -40,8 +36,7 @@ fn a_capped_share_is_at_its_cap() {
 /// A running kernel cannot be stopped: with kernels of 500 ms, nine tenths of the use exceed a cap of 10.
 #[test]
 fn a_cap_is_over_by_one_kernel_at_most() {
-    let law = limited();
-    let error = cap(law, 10, 500 * MS, true);
+    let error = cap(LIMITER, 10, 500 * MS, true);
     assert!(error.above > 30.0 && error.above <= 50.0, "{error:?}");
     assert!(error.signed.abs() < 2.0, "the mean holds all the same: {error:?}");
 }
@@ -52,7 +47,7 @@ fn two_that_always_have_work_get_their_shares() {
     let mut errors = Vec::new();
     for pair in pairs().iter().filter(|pair| pair.in_goal) {
         for cores in [10, 30] {
-            let [a, b] = pair.run(limited(), Hardware::default(), cores);
+            let [a, b] = pair.run(LIMITER, Hardware::default(), cores);
             let name = pair.name;
             assert!(
                 a.worst() <= WORST && b.worst() <= WORST,
@@ -69,7 +64,7 @@ fn two_that_always_have_work_get_their_shares() {
 /// Uses pairs that were not used for tuning, for less time than on the page, to take a third of the time.
 #[test]
 fn drawn_pairs_get_their_shares() {
-    let pairs: Vec<[Error; 2]> = (0..PAIRS).map(|n| drawn_pair(limited(), GATE, n, 4 * S)).collect();
+    let pairs: Vec<[Error; 2]> = (0..PAIRS).map(|n| drawn_pair(LIMITER, GATE, n, 4 * S)).collect();
     let summary = Summary::of(&pairs);
     assert!(
         summary.mean <= 1.6 && summary.worst <= 7.5 && summary.used >= 97.0,
@@ -87,40 +82,37 @@ fn the_hardware_alone_knows_no_shares() {
 #[test]
 fn several_shares_are_equal_and_use_what_the_hardware_uses() {
     let hardware = many(HARDWARE, 8);
-    let law = limited();
-    let with = many(law, 8);
+    let with = many(LIMITER, 8);
     assert!(with.jain > 0.99 && with.mean_error <= 1.0, "{with:?}");
     assert!(with.used >= hardware.used - 1.0, "{with:?} {hardware:?}");
 }
 
 #[test]
 fn a_share_that_starts_has_its_part_soon() {
-    let law = limited();
     for kernel in [500 * US, 50 * MS] {
-        let delay = start_delay(law, kernel).expect("it never has its part");
+        let delay = start_delay(LIMITER, kernel).expect("it never has its part");
         assert!(delay <= 100, "{kernel} ns: {delay} ms");
     }
 }
 
 #[test]
 fn high_priority_waits_for_one_kernel_and_low_is_not_starved() {
-    let (_, p99) = latencies(limited(), 7, true);
+    let (_, p99) = latencies(LIMITER, 7, true);
     assert!(p99 <= 5.5, "{p99} ms for 2 ms of work");
-    let (low, wait) = low_beside_high(limited());
+    let (low, wait) = low_beside_high(LIMITER);
     assert!(low >= 1.0 && wait <= 1100.0, "low priority: {low} %, waited {wait} ms");
 }
 
 #[test]
 fn processes_of_a_share_have_one_account() {
-    let law = limited();
-    let used = four_processes(law);
+    let used = four_processes(LIMITER);
     assert!((used[0] - used[1]).abs() < 5.0, "{used:?}");
 }
 
 #[test]
 fn ranks_that_wait_for_each_other_are_not_slower_than_on_the_hardware_alone() {
     for crossed in [false, true] {
-        let (without, with) = (ranks(HARDWARE, 2, crossed), ranks(limited(), 2, crossed));
+        let (without, with) = (ranks(HARDWARE, 2, crossed), ranks(LIMITER, 2, crossed));
         for (without, with) in without.iter().zip(&with) {
             assert!(*with >= 0.95 * without, "crossed {crossed}: {with}, hardware {without}");
         }
@@ -132,22 +124,20 @@ fn ranks_that_wait_for_each_other_are_not_slower_than_on_the_hardware_alone() {
 #[test]
 fn who_ignores_the_limiter_gets_no_more_than_beside_one() {
     for (of, most) in [(Unseen::Flagged, 32.0), (Unseen::NotFlagged, 51.0)] {
-        let used = one_ignores(limited(), of);
+        let used = one_ignores(LIMITER, of);
         assert!(used[3] <= most, "{used:?}");
     }
 }
 
 #[test]
 fn a_dead_holder_costs_100_ms_at_most() {
-    let law = limited();
-    let wait = dead_holders(law);
+    let wait = dead_holders(LIMITER);
     assert!(wait > 1.0 && wait <= 100.0, "{wait} ms");
 }
 
 #[test]
 fn idle_time_goes_to_who_has_no_cores() {
-    let law = limited();
-    let (one, two) = best_effort(law);
+    let (one, two) = best_effort(LIMITER);
     assert!((one[0] - 30.0).abs() < 2.0 && one[1] > 67.0, "{one:?}");
     let has_parts = (two[0] - 30.0).abs() < 2.0 && (two[1] - 70.0).abs() < 2.0;
     assert!(has_parts && two[2] > 0.0, "{two:?}");
@@ -157,7 +147,7 @@ fn idle_time_goes_to_who_has_no_cores() {
 #[test]
 fn a_share_that_is_alone_is_as_fast_as_without_a_limiter() {
     for program in alone::all() {
-        let got = program.run(limited());
+        let got = program.run(LIMITER);
         assert!(got.kept >= 99.0 && got.events <= 1.05, "{}: {got:?}", program.name);
         let is_exact = got.charged_more.abs() <= 2.0;
         assert!(is_exact || program.is_bound_by_launches, "{}: {got:?}", program.name);
@@ -167,7 +157,7 @@ fn a_share_that_is_alone_is_as_fast_as_without_a_limiter() {
 #[test]
 fn a_share_of_many_streams_has_its_part() {
     for count in [8, 64] {
-        let used = streams::beside(limited(), count, 25);
+        let used = streams::beside(LIMITER, count, 25);
         assert!(used[0] >= 65.0 && used[1] >= 29.0, "{count} streams: {used:?}");
     }
 }
@@ -179,20 +169,8 @@ fn launches_that_look_the_same_are_charged_by_what_they_took() {
         long: 5 * MS,
         rare: 100,
     };
-    let used = mixture.beside(limited(), 8 * S);
+    let used = mixture.beside(LIMITER, 8 * S);
     assert!(used[0] >= 27.0 && used[1] >= 67.0, "{used:?}");
-}
-
-#[test]
-fn many_grids_cost_what_one_costs() {
-    let (few, many) = (
-        many_grids(limited(), 1, 20 * US),
-        many_grids(limited(), 10_000, 20 * US),
-    );
-    assert!(
-        many.launches >= 0.99 * few.launches && many.cpu <= 1.1 * few.cpu,
-        "{few:?} {many:?}"
-    );
 }
 
 /// Checks the least use in 20 s of a neighbour of 90 beside each adversary of 10, Balanced and Guaranteed.
@@ -212,7 +190,7 @@ fn an_adversary_takes_no_more_than_what_cannot_be_stopped() {
             .find(|adversary| adversary.name == name)
             .expect(name);
         for (is_guaranteed, least) in [(false, balanced), (true, guaranteed)] {
-            let got = adversary.run(limited(), is_guaranteed, LENGTH);
+            let got = adversary.run(LIMITER, is_guaranteed, LENGTH);
             assert!(got.neighbour >= least, "{name}, guaranteed {is_guaranteed}: {got:?}");
         }
     }
@@ -220,16 +198,16 @@ fn an_adversary_takes_no_more_than_what_cannot_be_stopped() {
 
 #[test]
 fn threads_with_long_kernels_are_one_share() {
-    let (first, all) = long_kernels_in_threads(limited(), 10, 12 * S, 240 * S);
+    let (first, all) = long_kernels_in_threads(LIMITER, 10, 12 * S, 240 * S);
     assert!(first <= 25.0 && all <= 16.0, "{first} {all}");
 }
 
 #[test]
 fn short_processes_are_one_share_and_leave_nothing_behind() {
-    let short = short(limited(), 16);
+    let short = short(LIMITER, 16);
     assert!((short.used - 10.0).abs() < 0.3 && short.beside[1] >= 80.0, "{short:?}");
     for normal in [true, false] {
-        let wait = after_an_end(limited(), 10, normal);
+        let wait = after_an_end(LIMITER, 10, normal);
         assert!(wait <= 0.1, "normal {normal}: {wait} s");
     }
 }

@@ -41,7 +41,6 @@ use vgpu_abi::limits::Limits;
 use vgpu_abi::log::{LONG_WAIT, Wait};
 
 use crate::compute::limiter::call::{Answer, Call, Reason};
-use crate::compute::limiter::config::Config;
 use crate::compute::limiter::{self, Limiter, Waiting};
 use crate::compute::{MS, Ns};
 use crate::log;
@@ -203,7 +202,7 @@ impl Arbiter {
             neighbours: only_beside_others.then(Neighbours::default),
             inner: Reentrant::new(Inner {
                 pages,
-                limiter: Limiter::new(Config::default(), owner.0, entry),
+                limiter: Limiter::new(owner.0, entry),
                 events: Events::default(),
                 streams: Known::default(),
                 owner,

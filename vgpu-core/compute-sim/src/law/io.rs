@@ -1,4 +1,4 @@
-//! A law's interface to a process: the questions to the law, and what it can read and do.
+//! A law's interface to a process: what it can read and do.
 
 use vgpu_abi::arbitration::SlotPage;
 use vgpu_core::compute::turn::Pages;
@@ -6,31 +6,6 @@ use vgpu_core::compute::turn::Pages;
 use crate::Ns;
 use crate::context::Context;
 use crate::hardware::Hardware;
-
-/// The answer to a launch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
-    Go,
-    /// Ask again at `until`, or when the word `wake` of slot `on` changes.
-    Wait {
-        until: Ns,
-        on: Option<usize>,
-        /// The thread spins until then instead of sleeping, and continues at once.
-        spins: bool,
-    },
-}
-
-/// The law in one process.
-pub(crate) trait Law {
-    /// Decides whether this launch may start. It has been waiting since `asked`.
-    fn ask(&mut self, io: &mut Io<'_>, stream: usize, shape: u64, asked: Ns) -> Answer;
-    fn launched(&mut self, io: &mut Io<'_>, stream: usize, shape: u64);
-    /// A thread is about to wait for a stream, or for all.
-    fn before_wait(&mut self, io: &mut Io<'_>, scope: Option<usize>);
-    fn after_wait(&mut self, io: &mut Io<'_>, scope: Option<usize>);
-    /// The process exits normally.
-    fn exit(&mut self, io: &mut Io<'_>);
-}
 
 /// Everything that a law can read or do in one call.
 pub(crate) struct Io<'a> {

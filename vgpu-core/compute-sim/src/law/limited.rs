@@ -4,12 +4,11 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use vgpu_abi::arbitration::{Cell, Entry};
-use vgpu_core::compute::limiter::call::{self, Call, Process, Recorded};
-use vgpu_core::compute::limiter::config::Config;
+use vgpu_core::compute::limiter::call::{Answer, Call, Process, Recorded};
 use vgpu_core::compute::limiter::{Limiter, Scope, Stream, Waiting};
 
 use super::events::Base;
-use super::io::{Answer, Io, Law};
+use super::io::Io;
 use crate::Ns;
 
 /// CPU time of a launch within the budget, of one that asks the limiter, and of a wait that finds nothing to do.
@@ -32,9 +31,9 @@ pub(crate) struct Limited {
 }
 
 impl Limited {
-    pub(super) fn new(config: Config, owner: u64, entry: Entry) -> Self {
+    pub(crate) fn new(owner: u64, entry: Entry) -> Self {
         Self {
-            limiter: Limiter::new(config, owner, entry),
+            limiter: Limiter::new(owner, entry),
             bases: Vec::new(),
             budget: 0,
             passed: Vec::new(),
@@ -62,14 +61,9 @@ impl Limited {
         };
         ask(&mut self.limiter, &mut call)
     }
-}
 
-fn of(stream: usize) -> Stream {
-    Stream(stream as u64)
-}
-
-impl Law for Limited {
-    fn ask(&mut self, io: &mut Io<'_>, stream: usize, _shape: u64, asked: Ns) -> Answer {
+    /// Decides whether this launch may start. It has been waiting since `asked`.
+    pub(crate) fn ask(&mut self, io: &mut Io<'_>, stream: usize, asked: Ns) -> Answer {
         io.cost += WITHIN_BUDGET;
         self.is_within_budget = self.budget > 0;
         if self.is_within_budget {
@@ -88,23 +82,17 @@ impl Law for Limited {
         if io.pages.slots.len() > 1 {
             io.cost += io.hardware.look;
         }
-        match self.with_limiter(io, |limiter, call| limiter.ask(call, of(stream), asked)) {
-            call::Answer::Go => Answer::Go,
-            call::Answer::Wait(wait) => Answer::Wait {
-                until: wait.until,
-                on: wait.on,
-                spins: wait.spins,
-            },
-        }
+        self.with_limiter(io, |limiter, call| limiter.ask(call, of(stream), asked))
     }
 
-    fn launched(&mut self, io: &mut Io<'_>, stream: usize, _shape: u64) {
+    pub(crate) fn launched(&mut self, io: &mut Io<'_>, stream: usize) {
         if !self.is_within_budget {
             self.budget = self.with_limiter(io, |limiter, call| limiter.launched(call, of(stream)));
         }
     }
 
-    fn before_wait(&mut self, io: &mut Io<'_>, scope: Option<usize>) {
+    /// A thread is about to wait for a stream, or for all.
+    pub(crate) fn before_wait(&mut self, io: &mut Io<'_>, scope: Option<usize>) {
         io.cost += QUIET_WAIT;
         let recorded = io.context.recorded;
         let wait = self.with_limiter(io, |limiter, call| {
@@ -116,7 +104,7 @@ impl Law for Limited {
         }
     }
 
-    fn after_wait(&mut self, io: &mut Io<'_>, scope: Option<usize>) {
+    pub(crate) fn after_wait(&mut self, io: &mut Io<'_>, scope: Option<usize>) {
         io.cost += QUIET_WAIT;
         let Some(at) = self.waiting.iter().position(|(of, _)| *of == scope) else {
             return;
@@ -136,9 +124,14 @@ impl Law for Limited {
         }
     }
 
-    fn exit(&mut self, io: &mut Io<'_>) {
+    /// The process exits normally.
+    pub(crate) fn exit(&mut self, io: &mut Io<'_>) {
         self.with_limiter(io, |limiter, call| limiter.exit(call));
     }
+}
+
+fn of(stream: usize) -> Stream {
+    Stream(stream as u64)
 }
 
 /// The process, as the interface that the limiter needs.

@@ -3,7 +3,7 @@
 
 use super::{balanced, run_programs};
 use crate::law::LawKind;
-use crate::programs::{Program, batches, busy, circle, decoder, grids, mixture, training, waits};
+use crate::programs::{Program, batches, busy, circle, decoder, mixture, training, waits};
 use crate::{MS, Ns, S, US};
 
 /// A program and its running time.
@@ -59,9 +59,8 @@ pub fn all() -> Vec<Alone> {
         of("64 streams of 200 us and 3 ms, width 5 %", 6 * S, || {
             circle(&[200 * US, 3 * MS], 5, 64, 5)
         }),
-        of("10,000 grids of 20 us", 4 * S, || grids(10_000, 20 * US)),
         of("5 us, one in 100 5 ms", 20 * S, || mixture(5 * US, 5 * MS, 100)),
-        of("decoder", 10 * S, || decoder(false)),
+        of("decoder", 10 * S, decoder),
         of("training", 20 * S, || training(0)),
         of("training, pause of 10 ms", 20 * S, || training(10 * MS)),
         of("training, pause of 50 ms", 20 * S, || training(50 * MS)),

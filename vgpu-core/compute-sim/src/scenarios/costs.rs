@@ -29,24 +29,13 @@ pub struct Cost {
     pub uses: Vec<f64>,
 }
 
-/// A Balanced share, alone, that waits after each kernel of 20 us.
-const WAITS_ALONE: Load = Load {
-    name: "20 us, waits, alone",
-    shares: || vec![(balanced(30), waits(20 * US, 5, US))],
-};
-
-#[must_use]
-pub fn waits_alone(law: LawKind) -> Cost {
-    WAITS_ALONE.run(law)
-}
-
 #[must_use]
 pub fn loads() -> Vec<Load> {
     let of = |name, shares| Load { name, shares };
     vec![
         of("2 us, alone", || vec![(balanced(30), busy(2 * US))]),
         of("5 us, alone", || vec![(balanced(30), busy(5 * US))]),
-        WAITS_ALONE,
+        of("20 us, waits, alone", || vec![(balanced(30), waits(20 * US, 5, US))]),
         of("2 us, Guaranteed 50", || vec![(guaranteed(50), busy(2 * US))]),
         of("5 us, Guaranteed 95", || vec![(guaranteed(95), busy(5 * US))]),
         of("20 us, waits, Guaranteed 50", || {
@@ -85,6 +74,6 @@ impl Load {
 }
 
 /// Returns launches per second for a run of [`LENGTH`], of which the last two thirds are measured.
-pub(super) fn per_second(launches_counted: u64) -> f64 {
+fn per_second(launches_counted: u64) -> f64 {
     launches_counted as f64 * 3.0 / 2.0 * S as f64 / LENGTH as f64
 }

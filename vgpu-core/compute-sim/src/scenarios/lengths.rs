@@ -3,8 +3,8 @@
 use super::{balanced, guaranteed, run_programs};
 use crate::figures::Error;
 use crate::law::LawKind;
-use crate::programs::{busy, grids, mixture};
-use crate::{Ns, S, US};
+use crate::programs::{busy, mixture};
+use crate::{Ns, US};
 
 /// Launches that look the same, but one in `rare` is long.
 #[derive(Clone, Copy, Debug)]
@@ -27,28 +27,5 @@ impl Mixture {
     pub fn beside(self, law: LawKind, length: Ns) -> Vec<f64> {
         let programs = vec![mixture(self.short, self.long, self.rare), busy(500 * US)];
         run_programs(law, vec![balanced(30), balanced(70)], programs, length).uses()
-    }
-}
-
-/// A program with many grid sizes: most launches are of an unknown one.
-#[derive(Clone, Copy, Debug)]
-pub struct Grids {
-    /// Launches per second of a Balanced share, alone.
-    pub launches: f64,
-    /// The law's CPU time per launch, in ns.
-    pub cpu: f64,
-    /// Use of a Guaranteed share of 30 cores.
-    pub capped: f64,
-}
-
-#[must_use]
-pub fn many_grids(law: LawKind, count: u64, kernel: Ns) -> Grids {
-    let run = |share| run_programs(law, vec![share], vec![grids(count, kernel)], 4 * S);
-    let alone = run(balanced(30));
-    let thread = &alone.threads[0];
-    Grids {
-        launches: super::costs::per_second(thread.launches_counted),
-        cpu: thread.per_launch(thread.cpu),
-        capped: run(guaranteed(30)).uses()[0],
     }
 }

@@ -21,14 +21,13 @@ pub struct Decoder {
     pub capped: f64,
 }
 
-/// `fresh`: each token has new grid sizes.
 #[must_use]
-pub fn decoders(law: LawKind, fresh: bool) -> Decoder {
+pub fn decoders(law: LawKind) -> Decoder {
     const LENGTH: Ns = 10 * S;
-    let alone = run_programs(law, vec![balanced(50)], vec![decoder(fresh)], LENGTH);
-    let programs = vec![decoder(fresh), decoder(fresh)];
+    let alone = run_programs(law, vec![balanced(50)], vec![decoder()], LENGTH);
+    let programs = vec![decoder(), decoder()];
     let two = run_programs(law, vec![balanced(50); 2], programs, LENGTH);
-    let capped = run_programs(law, vec![guaranteed(30)], vec![decoder(fresh)], LENGTH);
+    let capped = run_programs(law, vec![guaranteed(30)], vec![decoder()], LENGTH);
     Decoder {
         alone: per_second(&alone, LENGTH)[0],
         alone_use: alone.uses()[0],
@@ -41,9 +40,9 @@ pub fn decoders(law: LawKind, fresh: bool) -> Decoder {
 
 /// Runs a decoder with 70 cores beside training with 30. Returns tokens per second, and the use of both.
 #[must_use]
-pub fn decoder_beside_training(law: LawKind, fresh: bool) -> (f64, Vec<f64>) {
+pub fn decoder_beside_training(law: LawKind) -> (f64, Vec<f64>) {
     const LENGTH: Ns = 10 * S;
-    let programs = vec![decoder(fresh), training(0)];
+    let programs = vec![decoder(), training(0)];
     let outcome = run_programs(law, vec![balanced(70), balanced(30)], programs, LENGTH);
     (per_second(&outcome, LENGTH)[0], outcome.uses())
 }

@@ -44,7 +44,6 @@ says so, 51 until then |
 | a process that is killed in its turn | others wait with nothing on the GPU for 100 ms at most | yes |
 | 70 with up to 64 streams beside 30 | 65 % | yes |
 | 30 of whose launches one in 100 takes 1,000 times longer, beside 70 | 67 % for the 70 | yes |
-| 10,000 grids | 99 % of the launches with one grid | yes |
 | a neighbour of 90 beside [adversaries](#a-neighbour-of-90-beside-an-adversary-of-10) of 10 whose work can be held \
 back | 80 % | yes |
 | 16 short processes at once in a Guaranteed share of 10 | 10.3 % | yes |

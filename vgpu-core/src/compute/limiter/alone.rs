@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering::Release;
 
 use super::Limiter;
 use super::call::{Answer, Call, Reason};
+use super::config::{AGE_ALONE, AHEAD_ALONE};
 use super::launches::{Mark, Scope, Stream, WAIT_RETURNS, Waiting};
 use crate::compute::{MS, Ns};
 
@@ -36,13 +37,13 @@ impl Limiter {
         let of_stream = self.marks.iter().filter(|mark| mark.stream == stream);
         let oldest = of_stream.map(|mark| mark.recorded).min();
         // Two long launches may be queued.
-        let longest = self.config.ahead_alone.max(3 * self.pace.mean);
+        let longest = AHEAD_ALONE.max(3 * self.pace.mean);
         oldest.is_some_and(|at| now.saturating_sub(at) > longest)
     }
 
     /// Sometimes measures a single launch. The event in front of it ends the launches before it.
     pub(super) fn sample_alone(&mut self, call: &mut Call<'_>, stream: Stream) {
-        if call.now.saturating_sub(self.last_mark) < self.config.age_alone {
+        if call.now.saturating_sub(self.last_mark) < AGE_ALONE {
             return;
         }
         self.measure_next(call, stream);
@@ -74,7 +75,7 @@ impl Limiter {
         if marked < self.in_flight / 2 {
             self.mark_all(call);
         }
-        Answer::sleep(call.now + self.config.ahead_alone / 32, None, Reason::Queue)
+        Answer::sleep(call.now + AHEAD_ALONE / 32, None, Reason::Queue)
     }
 
     /// Notes that a wait has returned. If nothing is left in flight, the clock dates the end of the work.

@@ -11,6 +11,7 @@ use vgpu_abi::arbitration::{Cell, SlotPage};
 
 use super::Limiter;
 use super::call::Call;
+use super::config::BURIAL;
 use crate::compute::{MS, Ns, account};
 
 /// How long deaths are remembered.
@@ -38,7 +39,7 @@ impl Limiter {
                 continue;
             }
             if cell.owner.compare_exchange(owner, self.owner, AcqRel, Relaxed).is_ok() {
-                bury(call.page, cell, self.entry.weight, call.now, self.config.burial);
+                bury(call.page, cell, self.entry.weight, call.now);
                 self.cell = index;
                 return true;
             }
@@ -61,7 +62,7 @@ impl Limiter {
             let is_dead = is_busy && (is_predecessor || owner != self.owner && call.process.is_dead(owner, cell));
             // Takes the cell first: otherwise another process could take it, and its work would be charged instead.
             if is_dead && cell.owner.compare_exchange(owner, self.owner, AcqRel, Relaxed).is_ok() {
-                bury(call.page, cell, self.entry.weight, call.now, self.config.burial);
+                bury(call.page, cell, self.entry.weight, call.now);
                 cell.owner.store(0, Release);
             }
         }
@@ -69,8 +70,8 @@ impl Limiter {
 }
 
 /// Charges the work in flight of a dead process, from its begin until now. When it died is unknown, so the charge is bounded by
-/// `first`, which doubles with each such death: otherwise a share could use the GPU for free by killing its processes.
-pub fn bury(page: &SlotPage, cell: &Cell, weight: u32, now: Ns, first: Option<Ns>) {
+/// [`BURIAL`], which doubles with each such death: otherwise a share could use the GPU for free by killing its processes.
+pub fn bury(page: &SlotPage, cell: &Cell, weight: u32, now: Ns) {
     let since = cell.busy_since.swap(0, AcqRel);
     cell.estimated.store(0, Relaxed);
     if since == 0 || since >= now {
@@ -86,9 +87,6 @@ pub fn bury(page: &SlotPage, cell: &Cell, weight: u32, now: Ns, first: Option<Ns
     }
     let before = ends.burials.fetch_add(1, Relaxed);
     ends.buried_at.store(now, Relaxed);
-    let bound = match first {
-        None => MOST,
-        Some(first) => (first << before.min(16)).min(MOST),
-    };
+    let bound = (BURIAL << before.min(16)).min(MOST);
     account::charge_work(page, weight, since, now.min(since.saturating_add(bound)), None);
 }

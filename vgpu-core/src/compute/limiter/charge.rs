@@ -30,8 +30,7 @@ impl Limiter {
         self.pace.took(wall / at_once, self.has_gaps);
         let without_pause = self.without_pause(wall, launches);
         let mean = self.pace.mean;
-        let memory = self.config.memory;
-        self.pace.acknowledged(without_pause.unwrap_or(wall), at_once, memory);
+        self.pace.acknowledged(without_pause.unwrap_or(wall), at_once);
         self.widen(launches);
         self.uncharged = self.uncharged.max(launches);
         let mut at_most = self.bound(call, own, to - from);
@@ -72,7 +71,7 @@ impl Limiter {
         if self.pace.short > 0 && call.pages.has_others_without_turns() {
             bound = Some(bound.unwrap_or(wall).min(launches * self.pace.short));
         }
-        if self.has_gaps && self.config.has_samples && self.pace.sample > 0 {
+        if self.has_gaps && self.pace.sample > 0 {
             let worked = launches * self.pace.sample;
             bound = Some(bound.map_or(worked, |bound| bound.min(worked)));
         }

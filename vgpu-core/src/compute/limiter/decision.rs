@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use vgpu_abi::arbitration::{SlotPage, entry_flags, turn_flags, want_flags};
 
 use super::call::{Answer, Call, Reason, Wait};
+use super::config::{GIVES_UP, LONGEST_SPIN};
 use super::launches::{InFlight, Stream};
 use super::times::{ABSENT, DISTRUST, FORGOTTEN, GRACE, LONGEST_SLEEP, OVERRIDE, STUCK, WISH};
 use super::{Limiter, SHARED};
@@ -137,7 +138,7 @@ impl Limiter {
         }
         let was_alone = self.is_alone;
         let has_seen = self.seen_others.is_some_and(|seen| now <= seen + SHARED);
-        self.is_alone = self.config.has_alone && !self.is_capped(now) && !has_seen;
+        self.is_alone = !self.is_capped(now) && !has_seen;
         if was_alone && !self.is_alone {
             self.mark_all(call);
         }
@@ -182,7 +183,7 @@ impl Limiter {
         self.mark_all(call);
         let now = call.now;
         let length = (launch.in_flight.left / 2).min(LONGEST_SLEEP);
-        if length <= self.config.spin {
+        if length <= LONGEST_SPIN {
             return Answer::Wait(Wait {
                 until: now + SPIN,
                 on: None,
@@ -245,16 +246,12 @@ impl Limiter {
 
     /// Returns true if a rank's turn has had no acknowledgement for long.
     fn gives_up(&self, call: &Call<'_>, began: Ns) -> bool {
-        let Some(least) = self
-            .config
-            .gives_up
-            .filter(|_| self.is_rank(call.now) && self.in_flight > 0)
-        else {
+        if !self.is_rank(call.now) || self.in_flight == 0 {
             return false;
-        };
+        }
         let since = began.max(call.page.ends.seen_at.load(Relaxed));
         let should_take = Ns::from(self.in_flight) * self.pace.least;
-        call.now.saturating_sub(since) > least.max(4 * should_take)
+        call.now.saturating_sub(since) > GIVES_UP.max(4 * should_take)
     }
 
     // === before a turn
@@ -359,12 +356,7 @@ impl Limiter {
         let want = &call.page.want;
         want.valid_until.store(call.now + WISH, Relaxed);
         if call.sibling {
-            let cuts = if self.config.siblings_cut {
-                want_flags::BEHIND
-            } else {
-                0
-            };
-            want.flags.fetch_or(want_flags::SIBLING | cuts, Relaxed);
+            want.flags.fetch_or(want_flags::SIBLING | want_flags::BEHIND, Relaxed);
         } else {
             want.flags.fetch_and(!want_flags::SIBLING, Relaxed);
         }

@@ -23,7 +23,7 @@ mod alone;
 pub mod call;
 pub mod cells;
 mod charge;
-pub mod config;
+mod config;
 mod decision;
 mod launches;
 mod pace;
@@ -40,7 +40,7 @@ use vgpu_abi::arbitration::{Entry, SLOTS, SlotPage, entry_flags};
 use super::lost::Lost;
 use super::{MS, Ns, US, account};
 use call::{Answer, Call, Reason};
-use config::Config;
+use config::{AGE, AGE_ALONE, EVERY};
 use launches::{Allowed, Alone, Mark, Open, WAIT_RETURNS};
 pub use launches::{Scope, Stream, Waiting};
 use pace::Pace;
@@ -54,7 +54,6 @@ const SHARED: Ns = 1000 * MS;
 /// The limiter of one process on one GPU.
 #[derive(Debug)]
 pub struct Limiter {
-    config: Config,
     /// Its cell of the share's page.
     cell: usize,
     /// Its identity in cells.
@@ -121,9 +120,8 @@ pub struct Limiter {
 impl Limiter {
     /// `owner`: the identity of this process in cells, not 0. `entry` is used until the node's page has one.
     #[must_use]
-    pub fn new(config: Config, owner: u64, entry: Entry) -> Self {
+    pub fn new(owner: u64, entry: Entry) -> Self {
         Self {
-            config,
             cell: usize::MAX,
             owner,
             entry,
@@ -216,7 +214,7 @@ impl Limiter {
         let may_have_gaps = self.has_caught_up || call.pages.has_others_without_turns();
         // An event that ends open launches costs more than one in front of a launch, so fewer of them are recorded.
         let is_its_turn = !self.is_open(stream) || self.pace.sample == 0 || self.chance(8) == 0;
-        if self.config.has_samples && may_have_gaps && is_its_turn {
+        if may_have_gaps && is_its_turn {
             self.measure_next(call, stream);
         }
     }
@@ -224,11 +222,11 @@ impl Limiter {
     /// Returns true for one in a few launches of a program whose waits do not date the end of its work.
     fn is_to_be_sampled(&mut self, now: Ns) -> bool {
         let is_time = if self.is_alone {
-            now.saturating_sub(self.last_mark) >= self.config.age_alone
+            now.saturating_sub(self.last_mark) >= AGE_ALONE
         } else {
             self.pace.sample == 0 || self.chance(4) == 0
         };
-        is_time && self.config.has_samples && self.has_caught_up
+        is_time && self.has_caught_up
     }
 
     /// Notes that the driver refused the launch.
@@ -251,13 +249,12 @@ impl Limiter {
         if self.is_alone {
             return self.launched_alone(call, stream);
         }
-        let age = self.config.age;
-        let every = self.config.every.min(self.room(now) / 2);
+        let every = EVERY.min(self.room(now) / 2);
         let is_full = self.free_room(now) == 0;
         // Launches within the budget go without a question, also to other streams. Those are marked too, after a longer wait.
-        let patience = age * (1 + self.open.len() as Ns / 4);
+        let patience = AGE * (1 + self.open.len() as Ns / 4);
         let is_due = |open: &Open| {
-            let waits_for = if open.stream == stream { age } else { patience };
+            let waits_for = if open.stream == stream { AGE } else { patience };
             let is_old = now.saturating_sub(open.since) >= waits_for;
             is_full || is_old || open.stream == stream && open.launches >= every
         };

@@ -2,6 +2,7 @@
 //! measured. It is the time of recently acknowledged launches divided by their number, because a mean of means would follow
 //! each long kernel.
 
+use super::config::MEMORY;
 use crate::compute::Ns;
 
 /// All values are 0 until the first acknowledgement or sample.
@@ -33,11 +34,11 @@ impl Pace {
         };
     }
 
-    /// Adds acknowledged launches that took `time` together. `memory`: over how much GPU time the mean is taken.
-    pub(super) fn acknowledged(&mut self, time: Ns, launches: u64, memory: Ns) {
+    /// Adds acknowledged launches that took `time` together.
+    pub(super) fn acknowledged(&mut self, time: Ns, launches: u64) {
         self.time += time;
         self.launches += launches;
-        if self.time > memory {
+        if self.time > MEMORY {
             self.time /= 2;
             self.launches = self.launches.div_ceil(2);
         }

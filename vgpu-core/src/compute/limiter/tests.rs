@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering::Relaxed;
 use vgpu_abi::arbitration::{CELLS, Cell, Entry, NodePage, SLOTS, SlotPage, WEIGHT_OF_ONE_CORE, entry_flags};
 
 use super::call::{Answer, Call, Process, Recorded};
-use super::config::Config;
 use super::times::{OVERRIDE, STUCK};
 use super::{Limiter, Scope, Stream};
 use crate::compute::turn::Pages;
@@ -124,7 +123,7 @@ impl Gpu {
 }
 
 fn limiter(entry: Entry) -> Limiter {
-    Limiter::new(Config::default(), OWNER, entry)
+    Limiter::new(OWNER, entry)
 }
 
 /// Asks from `now` on until a launch may go. Returns when it went, if that was before `until`.
@@ -263,7 +262,7 @@ fn launches_without_an_event_are_charged_by_the_clock() {
 fn cells_are_leases() {
     let gpu = Gpu::new(&[entry(30, 0)]);
     let mut limiters: Vec<Limiter> = (1..=CELLS as u64 + 8)
-        .map(|owner| Limiter::new(Config::default(), owner, entry(30, 0)))
+        .map(|owner| Limiter::new(owner, entry(30, 0)))
         .collect();
     let (mut process, mut now) = (Fake::recording(), 1000 * MS);
     for limiter in &mut limiters {
@@ -298,12 +297,12 @@ fn a_death_is_charged_within_a_bound_that_doubles() {
     for (death, bound) in [(1, 1000 * MS), (2, 2000 * MS), (3, 4000 * MS)] {
         let (since, before) = (death * 100_000 * MS, page.counters.charged.load(Relaxed));
         cell.busy_since.store(since, Relaxed);
-        super::cells::bury(&page, cell, 30_000, since + 50_000 * MS, Config::default().burial);
+        super::cells::bury(&page, cell, 30_000, since + 50_000 * MS);
         assert_eq!(page.counters.charged.load(Relaxed) - before, bound, "death {death}");
     }
     let (since, before) = (900_000 * MS, page.counters.charged.load(Relaxed));
     cell.busy_since.store(since, Relaxed);
-    super::cells::bury(&page, cell, 30_000, since + 5 * MS, Config::default().burial);
+    super::cells::bury(&page, cell, 30_000, since + 5 * MS);
     assert_eq!(page.counters.charged.load(Relaxed) - before, 5 * MS, "found soon");
 }
 

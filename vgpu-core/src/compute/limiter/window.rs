@@ -4,6 +4,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::call::Call;
+use super::config::{AHEAD, AHEAD_ALONE, AHEAD_CAPPED, AHEAD_RANKS, MOST, MOST_CAPPED};
 use super::launches::InFlight;
 use super::{LONG, Limiter, SHARED};
 use crate::compute::{MS, Ns, US, account, bucket};
@@ -21,20 +22,15 @@ const TWO_EACH: Ns = 6 * MS;
 impl Limiter {
     /// Returns how many launches may be in flight.
     pub(super) fn room(&self, now: Ns) -> u32 {
-        let config = &self.config;
         let (most, ahead) = if self.is_capped(now) {
-            let part = u64::from(self.entry.weight) * u64::from(config.most_capped) / bucket::WHOLE;
-            ((part as u32).max(LEAST_CAPPED), config.ahead_capped)
+            let part = u64::from(self.entry.weight) * u64::from(MOST_CAPPED) / bucket::WHOLE;
+            ((part as u32).max(LEAST_CAPPED), AHEAD_CAPPED)
         } else if self.is_alone {
-            (WIDEST, config.ahead_alone)
+            (WIDEST, AHEAD_ALONE)
         } else {
             let part = self.entry.weight * 4 / 3 / 1000;
-            let ahead = if self.is_rank(now) {
-                config.ahead_ranks
-            } else {
-                config.ahead
-            };
-            (part.clamp(16.min(config.most), config.most), ahead)
+            let ahead = if self.is_rank(now) { AHEAD_RANKS } else { AHEAD };
+            (part.clamp(16, MOST), ahead)
         };
         let deep = match ahead.checked_div(self.pace.mean) {
             Some(fit) => {
