@@ -2,10 +2,13 @@
 
 #[path = "support/api.rs"]
 mod api;
+#[path = "support/said.rs"]
+mod said;
 
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
 use api::Api;
+use said::Said;
 use serde_json::{Value, json};
 
 const OBJECTS: &str = r#"
@@ -38,14 +41,14 @@ devices: Capacity: memory: 100Gi wanted, 80Gi of 80Gi free (n1 gpu-0)
   claim team/mine, request gpu, node n1, pool n1, device gpu-0: Capacity: memory: 100Gi wanted, 80Gi of 80Gi free
 ";
 
-fn explain(args: &[&str]) -> Output {
+fn vgpu_explain(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_vgpu"));
-    command.arg("explain").args(args).stdin(Stdio::null());
-    command.output().unwrap()
+    command.arg("explain").args(args);
+    command
 }
 
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
+fn explain(args: &[&str]) -> Said {
+    Said::of(&mut vgpu_explain(args))
 }
 
 #[test]
@@ -64,27 +67,22 @@ fn files_are_answered_in_words_json_and_yaml() {
     ];
     let with = |more: &[&str]| explain(&[&files, more].concat());
 
-    let output = with(&["pod/train"]);
-    assert_eq!(output.status.code(), Some(1), "{output:?}");
-    assert_eq!(
-        (text(&output.stdout), text(&output.stderr)),
-        (WORDS.to_owned(), String::new())
-    );
+    let output = with(&["pod/train"]).ended(1);
+    assert_eq!((&*output.out, &*output.err), (WORDS, ""));
 
     for format in ["json", "yaml"] {
         let output = with(&["train", "-o", format]);
         let answer: Value = match format {
-            "json" => serde_json::from_slice(&output.stdout).unwrap(),
-            _ => serde_saphyr::from_str(&text(&output.stdout)).unwrap(),
+            "json" => output.json(),
+            _ => serde_saphyr::from_str(&output.out).unwrap(),
         };
         assert_eq!(answer["largest"]["memory"]["amount"], "80Gi");
         assert_eq!(answer["reasons"][0]["reason"], "Capacity");
     }
 
-    let output = with(&["pod/none"]);
-    assert_eq!(output.status.code(), Some(2));
+    let output = with(&["pod/none"]).ended(2);
     let words = "vgpu explain: pod none not found in namespace team; give the object too, and its namespace by -n\n";
-    assert_eq!(text(&output.stderr), words);
+    assert_eq!(output.err, words);
 
     // The monitor beside the GPU is of another class, and has no line.
     let mut beside: Value = serde_json::from_str(OBJECTS).unwrap();
@@ -95,7 +93,7 @@ fn files_are_answered_in_words_json_and_yaml() {
     let monitor = json!({"name": "gpu-0-monitor", "attributes": {"type": {"string": "monitor"}}});
     devices.as_array_mut().unwrap().push(monitor);
     std::fs::write(&objects, beside.to_string()).unwrap();
-    let said = text(&with(&["pod/train"]).stdout);
+    let said = with(&["pod/train"]).out;
     assert!(
         said.contains("device gpu-0: Capacity") && !said.contains("monitor"),
         "{said}"
@@ -149,10 +147,12 @@ fn serving(objects: &str, pods: &str) -> Api {
 }
 
 /// Asks the cluster about a pod.
-fn ask(api: &Api, args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_vgpu"));
-    command.args(["explain", "pod/train"]).args(args).stdin(Stdio::null());
-    command.env("KUBECONFIG", api.kubeconfig()).output().unwrap()
+fn ask(api: &Api, args: &[&str]) -> Said {
+    of_cluster(api, &[&["pod/train"], args].concat())
+}
+
+fn of_cluster(api: &Api, args: &[&str]) -> Said {
+    Said::of(vgpu_explain(args).env("KUBECONFIG", api.kubeconfig()))
 }
 
 #[test]
@@ -160,21 +160,18 @@ fn without_files_the_cluster_is_asked_in_the_contexts_namespace() {
     let api = serving(OBJECTS, PODS);
     for args in [&[][..], &["-n", "team"], &["--context", "other", "-n", "team"]] {
         let output = ask(&api, args);
-        let said = (text(&output.stdout), text(&output.stderr));
-        assert_eq!(said, (WORDS.to_owned(), String::new()), "{args:?}");
+        assert_eq!((&*output.out, &*output.err), (WORDS, ""), "{args:?}");
     }
     api.set("/api/v1/namespaces/other/pods", r#"{"kind": "PodList", "items": []}"#);
-    let said = text(&ask(&api, &["--context", "other"]).stderr);
-    assert!(said.contains("pod train not found in namespace other"), "{said}");
+    ask(&api, &["--context", "other"]).err_has("pod train not found in namespace other");
     assert!(api.users().is_empty());
     ask(&api, &["--as", "jane", "--as-group", "team"]);
     assert_eq!(api.users().first().map(String::as_str), Some("jane"));
-    let output = ask(&api, &["--context", "none"]);
-    assert_eq!(output.status.code(), Some(2));
+    let output = ask(&api, &["--context", "none"]).ended(2);
     let words = "vgpu explain: --context none: the kubeconfig has no such context; it has here, other\n";
-    assert_eq!(text(&output.stderr), words);
+    assert_eq!(output.err, words);
     let output = ask(&api, &["--kubeconfig", "/nowhere/config"]);
-    let said = text(&output.stderr);
+    let said = &output.err;
     assert!(
         said.starts_with("vgpu explain: --kubeconfig /nowhere/config: "),
         "{said}"
@@ -187,11 +184,10 @@ fn a_template_where_a_claim_belongs_is_named_also_with_rights_in_the_namespace_a
     let words = "pod team/train: claim team/quarter does not exist: that is a ResourceClaimTemplate, so write \
                  resourceClaimTemplateName: quarter in place of resourceClaimName\n";
     let output = ask(&api, &[]);
-    assert_eq!((text(&output.stdout).as_str(), output.status.code()), (words, Some(1)));
+    assert_eq!((&*output.out, output.code), (words, Some(1)));
     api.refuse(NODES, 403);
-    let output = ask(&api, &[]);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stdout).starts_with(words), "{output:?}");
+    let output = ask(&api, &[]).ended(1);
+    assert!(output.out.starts_with(words), "{output:?}");
 }
 
 #[test]
@@ -203,12 +199,12 @@ fn the_quota_of_the_namespace_is_part_of_the_answer() {
         "used": {"memory": "1Gi", "cores": 0, "gpus": "0", "shares": 1}}}]}"#,
     );
     let line = "VgpuQuota vgpu of namespace team: shares 1 of 1 used\n";
-    assert_eq!(text(&ask(&api, &[]).stdout), format!("{WORDS}{line}"));
+    assert_eq!(ask(&api, &[]).out, format!("{WORDS}{line}"));
     api.set(QUOTAS, r#"{"items": []}"#);
-    assert_eq!(text(&ask(&api, &[]).stdout), WORDS);
+    assert_eq!(ask(&api, &[]).out, WORDS);
     api.refuse(QUOTAS, 403);
     let line = "the VgpuQuota of namespace team is not known: the right to list vgpuquotas.dra.vgpu in namespace team is missing\n";
-    assert_eq!(text(&ask(&api, &[]).stdout), format!("{WORDS}{line}"));
+    assert_eq!(ask(&api, &[]).out, format!("{WORDS}{line}"));
 }
 
 #[test]
@@ -226,22 +222,16 @@ fn a_gated_pod_is_told_why_it_waits_for_its_quota() {
         QUOTAS,
         r#"{"items": [{"metadata": {"name": "vgpu", "namespace": "team"}, "spec": {"hard": {"memory": "80Gi"}}}]}"#,
     );
-    let output = ask(&api, &["-o", "json"]);
-    assert_eq!(output.status.code(), Some(1));
-    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let output = ask(&api, &["-o", "json"]).ended(1);
+    let answer: Value = output.json();
     let words = "pod train: never fits into VgpuQuota vgpu: memory 100Gi wanted, and the ceiling is 80Gi; ask for less, or have spec.hard.memory raised";
     assert_eq!(answer["quota"][1], words);
     assert_eq!(
         (&answer["state"], &answer["reason"]),
         (&json!("Never"), &json!("QuotaExceeded"))
     );
-    let mut command = Command::new(env!("CARGO_BIN_EXE_vgpu"));
-    let output = command
-        .arg("explain")
-        .env("KUBECONFIG", api.kubeconfig())
-        .output()
-        .unwrap();
-    let said = text(&output.stdout);
+    let output = of_cluster(&api, &[]);
+    let said = &output.out;
     assert!(
         said.contains("1 pod (team/train): QuotaExceeded\n") && said.contains("\n  never fits into VgpuQuota vgpu"),
         "{said}"
@@ -252,11 +242,11 @@ fn a_gated_pod_is_told_why_it_waits_for_its_quota() {
     );
     // Who may not list ResourceQuotas still reads what is used.
     api.refuse(RESOURCE_QUOTAS, 403);
-    let said = text(&ask(&api, &[]).stdout);
-    assert!(said.contains("VgpuQuota vgpu of namespace team: "), "{said}");
+    let said = ask(&api, &[]);
+    said.out_has("VgpuQuota vgpu of namespace team: ");
     let words =
         "whether pod train waits for it is not known: the right to list resourcequotas in namespace team is missing\n";
-    assert!(said.ends_with(words), "{said}");
+    assert!(said.out.ends_with(words), "{said:?}");
 }
 
 #[test]
@@ -274,57 +264,46 @@ fn rights_in_the_pods_namespace_are_enough_for_what_was_said_of_it() {
              "regarding": {"kind": "Pod", "name": "train"}}]})
         .to_string(),
     );
-    let output = ask(&api, &[]);
-    assert_eq!(output.status.code(), Some(1));
+    let output = ask(&api, &[]).ended(1);
     let words = "pod team/train waits for team/mine\n  VgpuClaimPending (2026-01-02T00:00:00Z): fits nowhere\n\
         not known, what is free on the GPUs: the right to list nodes in all namespaces is missing; \
         the right to list resourceslices.resource.k8s.io in all namespaces is missing; \
         the right to list resourceclaims.resource.k8s.io in all namespaces is missing\n";
-    assert_eq!(
-        (text(&output.stdout).as_str(), text(&output.stderr).as_str()),
-        (words, "")
-    );
-    let answer: Value = serde_json::from_slice(&ask(&api, &["-o", "json"]).stdout).unwrap();
+    assert_eq!((&*output.out, &*output.err), (words, ""));
+    let answer: Value = ask(&api, &["-o", "json"]).json();
     assert_eq!(answer["waiting"], json!(["team/mine"]));
     assert_eq!(answer["unknown"].as_array().map(Vec::len), Some(3));
 
     api.refuse(PODS_OF_TEAM, 403);
-    let output = ask(&api, &[]);
-    assert_eq!(output.status.code(), Some(2));
+    let output = ask(&api, &[]).ended(2);
     let words = "vgpu explain: the right to list pods in namespace team is missing\n";
-    assert_eq!(text(&output.stderr), words);
+    assert_eq!(output.err, words);
 }
 
 #[test]
 fn a_server_that_gives_no_answer_is_an_error_that_names_it() {
     let api = serving(OBJECTS, PODS);
     api.refuse(RULES, 401);
-    let said = text(&ask(&api, &[]).stderr);
-    assert!(said.contains(" refused the login: "), "{said}");
+    ask(&api, &[]).err_has(" refused the login: ");
     api.refuse(RULES, 500);
-    let said = text(&ask(&api, &[]).stderr);
+    let said = ask(&api, &[]).err;
     let words = "vgpu explain: list devicetaintrules.resource.k8s.io in all namespaces: ";
     assert!(said.starts_with(words), "{said}");
     api.set(RULES, "<html>");
-    let said = text(&ask(&api, &[]).stderr);
-    assert!(said.contains("is not JSON"), "{said}");
+    ask(&api, &[]).err_has("is not JSON");
 
     let config = std::fs::read_to_string(api.kubeconfig()).unwrap();
     // Nobody listens on port 1.
     let start = config.find("http://127.0.0.1:").unwrap() + "http://127.0.0.1:".len();
     let end = start + config[start..].find('"').unwrap();
     std::fs::write(api.kubeconfig(), format!("{}1{}", &config[..start], &config[end..])).unwrap();
-    let output = ask(&api, &[]);
-    assert_eq!(output.status.code(), Some(2));
-    let said = text(&output.stderr);
-    assert!(said.contains("http://127.0.0.1:1 does not answer: "), "{said}");
-    assert!(said.contains("kubectl config get-contexts"), "{said}");
+    let output = ask(&api, &[]).ended(2);
+    output.err_has("http://127.0.0.1:1 does not answer: ");
+    output.err_has("kubectl config get-contexts");
 
     std::fs::remove_file(api.kubeconfig()).unwrap();
-    let output = ask(&api, &[]);
-    assert_eq!(output.status.code(), Some(2));
-    let said = text(&output.stderr);
-    assert!(said.contains("give the objects in files by -f"), "{said}");
+    let output = ask(&api, &[]).ended(2);
+    output.err_has("give the objects in files by -f");
 }
 
 /// The objects with that taint on the GPU, for a claim that fits.
@@ -352,12 +331,12 @@ fn in_controller_mode_devices_are_seen_as_the_controller_sees_them() {
     let output = ask(tainted("controller", LONG_AGO));
     let fits = "claim team/mine: node n1 has room (gpu-0 for claim team/mine, request gpu), so it does not wait for devices; \
                 see the scheduler's own event on the pod\n  fits on 1 of 1 nodes: n1\n";
-    assert_eq!((text(&output.stdout), output.status.code()), (fits.to_owned(), Some(0)));
+    assert_eq!((output.out, output.code), (fits.to_owned(), Some(0)));
 
     // The controller allocates the GPU, which has too little memory: the taint is not the reason.
     let output = ask(tainted("controller", LONG_AGO).replace("20Gi", "100Gi"));
-    assert!(text(&output.stdout).contains("memory: 100Gi wanted, 80Gi of 80Gi free"));
-    assert!(!text(&output.stdout).contains("taint"), "{output:?}");
+    assert!(output.out.contains("memory: 100Gi wanted, 80Gi of 80Gi free"));
+    assert!(!output.out.contains("taint"), "{output:?}");
 
     for (value, added, means) in [
         (
@@ -377,13 +356,12 @@ fn in_controller_mode_devices_are_seen_as_the_controller_sees_them() {
              before that taint is gone",
         ),
     ] {
-        let output = ask(tainted(value, added));
-        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let output = ask(tainted(value, added)).ended(1);
         let words = format!(
             "on 1 of 1 devices: Taint: {means} (n1 gpu-0)\n  \
              claim team/mine, request gpu, node n1, pool n1, device gpu-0: Taint: {means}\n"
         );
-        assert!(text(&output.stdout).ends_with(&words), "{output:?}");
+        assert!(output.out.ends_with(&words), "{output:?}");
     }
 }
 
@@ -413,7 +391,7 @@ fn in_controller_mode_kube_schedulers_devices_and_claims_are_told_apart() {
     let output = ask(&objects);
     let means = "Taint: it does not bear the taint dra.vgpu/allocator=controller, so kube-scheduler allocates it and not \
                  vgpu-controller";
-    assert!(text(&output.stdout).contains(means), "{output:?}");
+    assert!(output.out.contains(means), "{output:?}");
 
     // Neither allocator accepts a claim that tolerates the taint.
     let claims = objects["items"].as_array_mut().unwrap().iter_mut();
@@ -423,10 +401,7 @@ fn in_controller_mode_kube_schedulers_devices_and_claims_are_told_apart() {
     let output = ask(&objects);
     let words = "claim team/mine tolerates the taint dra.vgpu/allocator, so \
                  kube-scheduler might allocate it too; remove the toleration\n";
-    assert_eq!(
-        (text(&output.stdout), output.status.code()),
-        (words.to_owned(), Some(1))
-    );
+    assert_eq!((output.out, output.code), (words.to_owned(), Some(1)));
 }
 
 /// A pod whose claim is allocated, and what its node and GPU say.
@@ -453,11 +428,10 @@ fn ask_about(subject: &str, objects: &Value) -> (String, Option<i32>) {
     let file = folder.path().join("objects.json");
     std::fs::write(&file, objects.to_string()).unwrap();
     let output = explain(&[subject, "-n", "team", "-f", file.to_str().unwrap()]);
-    assert_eq!(text(&output.stderr), "");
-    (text(&output.stdout), output.status.code())
+    assert_eq!(output.err, "");
+    (output.out, output.code)
 }
 
-const NODE: usize = 0;
 const CLASS: usize = 1;
 const SLICE: usize = 2;
 const CLAIM: usize = 3;
@@ -470,6 +444,36 @@ fn changed(change: impl FnOnce(&mut Vec<Value>)) -> Value {
     objects
 }
 
+/// What is set in the objects, and how the answer begins then.
+const KEPT_AWAY: &str = r#"
+SLICE/spec/devices/0/taints = [{"key": "dra.vgpu/lost", "effect": "NoSchedule"}] | gpu-0 of pool n1/vgpu, which claim team/mine has, has the taint dra.vgpu/lost:NoSchedule: the GPU is not well
+SLICE/spec/devices/0/name = "gpu-1" | gpu-0 of pool n1/vgpu, which claim team/mine has, is not published any more
+POD/spec/containers/0/resources = {} | no container names its claim gpu, so none gets the GPU: add resources.claims: [{name: gpu}]
+POD/spec/containers/0/resources = {} & POD/spec/initContainers/0/resources = {"claims": [{"name": "gpu"}]} | only init container fetch names its claim gpu
+POD/metadata/deletionTimestamp = "2026-01-02T03:04:05Z" | is being deleted (Terminating), so it gets nothing more; if it stays, see that kubelet and vgpu-kubelet-plugin run on node n1
+NODE/metadata/name = "n2" | node n1 does not exist any more
+NODE/spec/taints = [{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}] | node n1 is not ready (taint node.kubernetes.io/unreachable)
+CLAIM/status = {} | was put on node n1 by spec.nodeName, so no scheduler allocates its claim team/mine, and it never starts: leave out nodeName, and use nodeSelector {kubernetes.io/hostname: n1}
+CLAIM/metadata/deletionTimestamp = "2026-01-02T03:04:05Z" & POD/spec/nodeName = null | claim team/mine is being deleted, so it is given to no pod any more
+POD/spec/nodeName = null & POD/spec/schedulingGates = [{"name": "example.com/later"}] | has the scheduling gate example.com/later: no scheduler looks at it
+CLAIM/status = {} & POD/spec/nodeName = null & NODE/spec/taints = [{"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}] | it fits only on nodes that are not ready: n1
+POD/status = {"phase": "Succeeded"} | has ended; only a new pod gets devices
+CLAIM/status = {} & POD/spec/nodeName = null & CLAIM/spec/devices/requests/0/exactly/capacity = {"requests": {"memory": "20"}} | claim team/mine, request gpu: spec.devices.requests[0].exactly.capacity.requests[memory]: "20" is less than the smallest share
+POD/spec/resourceClaims = null & POD/spec/containers/0/resources = {"limits": {"nvidia.com/gpumem": "3000"}} | it asks by nvidia.com/gpumem and has no claim, so dra.vgpu gives it nothing: pods of namespace team are translated only if"#;
+
+/// Sets what sentences as `POD/spec/nodeName = null & ...` say.
+fn set(all: &mut [Value], sets: &str) {
+    for set in sets.split(" & ") {
+        let (place, value) = set.split_once(" = ").expect(set);
+        let (place, field) = place.rsplit_once('/').expect(set);
+        let (object, pointer) = place.split_at(place.find('/').unwrap_or(place.len()));
+        let kinds = ["NODE", "CLASS", "SLICE", "CLAIM", "POD"];
+        let at = kinds.iter().position(|kind| *kind == object).expect(set);
+        let parent = all[at].pointer_mut(pointer).expect(set);
+        parent[field] = serde_json::from_str(value).expect(set);
+    }
+}
+
 #[test]
 fn what_keeps_a_pod_from_its_gpu_is_never_everything() {
     let (said, code) = ask_about("pod/train", &changed(|_| {}));
@@ -477,119 +481,19 @@ fn what_keeps_a_pod_from_its_gpu_is_never_everything() {
                  gpu-0: on node n1; limit memory 20Gi\n";
     assert_eq!((said.as_str(), code), (words, Some(0)));
 
-    type Change = fn(&mut Vec<Value>);
-    let cases: [(&str, Change, &str); 14] = [
-        (
-            "a lost GPU",
-            |all| {
-                all[SLICE]["spec"]["devices"][0]["taints"] = json!([{"key": "dra.vgpu/lost", "effect": "NoSchedule"}])
-            },
-            "gpu-0 of pool n1/vgpu, which claim team/mine has, has the taint dra.vgpu/lost:NoSchedule: the GPU is not well",
-        ),
-        (
-            "a GPU that is not published",
-            |all| all[SLICE]["spec"]["devices"][0]["name"] = "gpu-1".into(),
-            "gpu-0 of pool n1/vgpu, which claim team/mine has, is not published any more",
-        ),
-        (
-            "a container that names no claim",
-            |all| all[POD]["spec"]["containers"][0]["resources"] = json!({}),
-            "no container names its claim gpu, so none gets the GPU: add resources.claims: [{name: gpu}]",
-        ),
-        (
-            "only an init container",
-            |all| {
-                let named = all[POD]["spec"]["containers"][0]["resources"].take();
-                all[POD]["spec"]["initContainers"][0]["resources"] = named;
-            },
-            "only init container fetch names its claim gpu",
-        ),
-        (
-            "Terminating",
-            |all| all[POD]["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:05Z".into(),
-            "is being deleted (Terminating), so it gets nothing more; if it stays, see that kubelet and \
-             vgpu-kubelet-plugin run on node n1",
-        ),
-        (
-            "a node that is gone",
-            |all| all[NODE]["metadata"]["name"] = "n2".into(),
-            "node n1 does not exist any more",
-        ),
-        (
-            "a node that is not ready",
-            |all| {
-                all[NODE]["spec"]["taints"] = json!([{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}])
-            },
-            "node n1 is not ready (taint node.kubernetes.io/unreachable)",
-        ),
-        (
-            "spec.nodeName",
-            |all| all[CLAIM]["status"] = json!({}),
-            "was put on node n1 by spec.nodeName, so no scheduler allocates its claim team/mine, and it never starts: leave \
-             out nodeName, and use nodeSelector {kubernetes.io/hostname: n1}",
-        ),
-        (
-            "a claim that is being deleted",
-            |all| {
-                all[CLAIM]["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:05Z".into();
-                all[POD]["spec"]["nodeName"] = Value::Null;
-            },
-            "claim team/mine is being deleted, so it is given to no pod any more",
-        ),
-        (
-            "a gate of somebody else's",
-            |all| {
-                all[POD]["spec"]["nodeName"] = Value::Null;
-                all[POD]["spec"]["schedulingGates"] = json!([{"name": "example.com/later"}]);
-            },
-            "has the scheduling gate example.com/later: no scheduler looks at it",
-        ),
-        (
-            "it would fit on a node that is not ready",
-            |all| {
-                all[CLAIM]["status"] = json!({});
-                all[POD]["spec"]["nodeName"] = Value::Null;
-                all[NODE]["spec"]["taints"] = json!([{"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}]);
-            },
-            "it fits only on nodes that are not ready: n1",
-        ),
-        (
-            "a pod that has ended",
-            |all| all[POD]["status"] = json!({"phase": "Succeeded"}),
-            "has ended; only a new pod gets devices",
-        ),
-        (
-            "a mistake in a request, which the event names too",
-            |all| {
-                all[CLAIM]["status"] = json!({});
-                all[POD]["spec"]["nodeName"] = Value::Null;
-                all[CLAIM]["spec"]["devices"]["requests"][0]["exactly"]["capacity"] =
-                    json!({"requests": {"memory": "20"}});
-            },
-            "claim team/mine, request gpu: spec.devices.requests[0].exactly.capacity.requests[memory]: \"20\" is less than \
-             the smallest share",
-        ),
-        (
-            "a pod that nobody translated",
-            |all| {
-                all[POD]["spec"]["resourceClaims"] = Value::Null;
-                all[POD]["spec"]["containers"][0]["resources"] = json!({"limits": {"nvidia.com/gpumem": "3000"}});
-            },
-            "it asks by nvidia.com/gpumem and has no claim, so dra.vgpu gives it nothing: pods of namespace team are \
-             translated only if",
-        ),
-    ];
-    for (case, change, words) in cases {
-        let (said, code) = ask_about("pod/train", &changed(change));
-        assert_eq!(code, Some(1), "{case}: {said}");
-        assert!(said.starts_with(&format!("pod team/train: {words}")), "{case}: {said}");
+    for row in KEPT_AWAY.trim().lines() {
+        let (sets, words) = row.split_once(" | ").expect("two cells");
+        let (said, code) = ask_about("pod/train", &changed(|all| set(all, sets)));
+        assert_eq!(code, Some(1), "{sets}: {said}");
+        assert!(said.starts_with(&format!("pod team/train: {words}")), "{sets}: {said}");
         assert!(
             !said.contains("has everything") && !said.contains("has no claims"),
-            "{case}: {said}"
+            "{sets}: {said}"
         );
     }
     // `explain claim/NAME` says the same as `explain pod/NAME`.
-    let lost = changed(cases[0].1);
+    let lost = KEPT_AWAY.trim().split(" | ").next().unwrap();
+    let lost = changed(|all| set(all, lost));
     let (said, code) = ask_about("claim/mine", &lost);
     assert!(said.starts_with("claim team/mine: gpu-0 of pool n1/vgpu"), "{said}");
     assert_eq!(code, Some(1));
@@ -678,8 +582,8 @@ fn ask_files(objects: &str, args: &[&str]) -> (String, String, Option<i32>) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("objects.json");
     std::fs::write(&file, objects).unwrap();
-    let output = explain(&[args, &["-f", file.to_str().unwrap()]].concat());
-    (text(&output.stdout), text(&output.stderr), output.status.code())
+    let said = explain(&[args, &["-f", file.to_str().unwrap()]].concat());
+    (said.out, said.err, said.code)
 }
 
 #[test]
@@ -813,9 +717,8 @@ fn a_pod_that_runs_has_limits_use_taints_and_what_the_node_says() {
                 claim team/mine: MemoryGranted is False (RefusedByLimit):  [31m30Gi asked\n";
     let note = |why: &str| format!("{first}  what it uses {why}\n{start}{ends}");
     let said = || {
-        let output = ask(&api, &[]);
-        assert_eq!(output.status.code(), Some(0), "{output:?}");
-        text(&output.stdout)
+        let output = ask(&api, &[]).ended(0);
+        output.out
     };
     assert_eq!(said(), note("is not known: the cluster has no vgpuusages"));
     api.refuse(usages, 403);
@@ -839,7 +742,7 @@ fn a_pod_that_runs_has_limits_use_taints_and_what_the_node_says() {
         said()
     );
     api.set(usages, usage("gpu-0").to_string());
-    let answer: Value = serde_json::from_slice(&ask(&api, &["-o", "json"]).stdout).unwrap();
+    let answer: Value = ask(&api, &["-o", "json"]).json();
     let device = &answer["devices"][0];
     assert_eq!(
         (&device["node"], &device["memory"], &device["used"]["refusals"]),
@@ -1055,15 +958,10 @@ fn a_pod_with_extended_resources_waits_for_its_class_gate_or_translation() {
         let objects = team(&[extended(resource, gates)]);
         let api = serving(&objects, &objects);
         api.refuse(NODES, 403);
-        let mut command = Command::new(env!("CARGO_BIN_EXE_vgpu"));
-        let output = command
-            .args(["explain", "ext"])
-            .env("KUBECONFIG", api.kubeconfig())
-            .output()
-            .unwrap();
-        let said = text(&output.stdout);
+        let output = of_cluster(&api, &["ext"]);
+        let said = &output.out;
         assert!(said.starts_with(words) && !said.contains("has no claims"), "{said}");
-        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert_eq!(output.code, Some(1), "{said}");
     }
 }
 
@@ -1081,25 +979,16 @@ fn rights_in_the_namespace_alone_group_pods_by_what_was_said_of_them() {
         EVENTS,
         json!({"kind": "EventList", "items": [event("train-0"), event("train-1")]}).to_string(),
     );
-    let run = |args: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_vgpu"));
-        command
-            .arg("explain")
-            .args(args)
-            .env("KUBECONFIG", api.kubeconfig())
-            .output()
-            .unwrap()
-    };
-    let output = run(&[]);
+    let output = of_cluster(&api, &[]);
     let words = "3 pods of namespace team wait for their shares of GPUs, for 2 reasons\n\
                  2 pods (team/train-0, team/train-1):\n  claim gpu, request gpu: fits nowhere\n\
                  1 pod (team/train-2):\n  its claims are not allocated, and nobody has said why yet\n\
                  not known, what is free on the GPUs: the right to list nodes in all namespaces is missing\n";
-    assert_eq!((text(&output.stdout).as_str(), output.status.code()), (words, Some(1)));
+    assert_eq!((&*output.out, output.code), (words, Some(1)));
     let held = team(&[]);
     let other = serving(&held, &held);
     other.refuse(NODES, 403);
-    let said = text(&ask(&other, &[]).stdout);
+    let said = ask(&other, &[]).out;
     assert!(
         said.starts_with("pod team/train has its devices: claim team/mine has gpu-0 of pool n1/vgpu\n  what it uses ")
             && said.contains("\n  gpu-0: on node n1; limit"),
@@ -1107,9 +996,9 @@ fn rights_in_the_namespace_alone_group_pods_by_what_was_said_of_them() {
     );
     // Whoever may not look at all namespaces is told which right that needs.
     api.refuse("/api/v1/pods", 403);
-    let output = run(&["-A"]);
+    let output = of_cluster(&api, &["-A"]);
     let words = "vgpu explain: the right to list pods in all namespaces is missing\n";
-    assert_eq!((text(&output.stderr).as_str(), output.status.code()), (words, Some(2)));
+    assert_eq!((&*output.err, output.code), (words, Some(2)));
 }
 
 #[test]
@@ -1134,8 +1023,8 @@ fn names_that_may_be_meant_are_said_and_hostile_ones_are_harmless() {
     let folder = tempfile::tempdir().unwrap();
     let plugin = folder.path().join("kubectl-vgpu");
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_vgpu"), &plugin).unwrap();
-    let help = Command::new(&plugin).args(["explain", "--help"]).output().unwrap();
-    assert!(text(&help.stdout).contains("Usage: kubectl vgpu explain "), "{help:?}");
+    let help = Said::of(Command::new(&plugin).args(["explain", "--help"]));
+    assert!(help.out.contains("Usage: kubectl vgpu explain "), "{help:?}");
 }
 
 #[test]
@@ -1145,15 +1034,8 @@ fn a_reader_that_closes_the_pipe_is_no_error() {
     std::fs::write(&file, team(&waiting(1))).unwrap();
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
-    let mut command = Command::new(env!("CARGO_BIN_EXE_vgpu"));
-    command
-        .args(["explain", "-n", "team", "-f", file.to_str().unwrap()])
-        .stdout(writer);
-    let output = command
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap()
-        .wait_with_output()
-        .unwrap();
-    assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(1), ""));
+    let mut command = vgpu_explain(&["-n", "team", "-f", file.to_str().unwrap()]);
+    let child = command.stdout(writer).stderr(Stdio::piped()).spawn().unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), output.stderr), (Some(1), Vec::new()));
 }
