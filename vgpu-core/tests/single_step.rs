@@ -49,7 +49,7 @@ const RESERVE: u64 = 64 * MIB;
 /// A call to be interrupted.
 struct Case {
     symbol: &'static str,
-    before: &'static [&'static str],
+    before: Vec<&'static str>,
     call: &'static str,
     /// Just before the call, another process of the share dies while it has half of the share.
     beside_the_dead: bool,
@@ -61,24 +61,21 @@ struct Case {
     shares: u64,
 }
 
-const fn case(symbol: &'static str, before: &'static [&'static str], call: &'static str) -> Case {
-    Case {
-        symbol,
-        before,
-        call,
-        beside_the_dead: false,
-        of_the_neighbour: false,
-        freed: false,
-        shares: 1,
-    }
-}
-
-/// The same with memory of another process.
-const fn imported(symbol: &'static str, before: &'static [&'static str], call: &'static str) -> Case {
-    Case {
-        of_the_neighbour: true,
-        ..case(symbol, before, call)
-    }
+/// Reads one case a line: symbol, the steps before the call, the call.
+fn cases(table: &'static str) -> impl Iterator<Item = Case> {
+    table.lines().map(|line| {
+        let mut columns = line.split('|').map(str::trim);
+        let mut column = || columns.next().expect("three columns");
+        Case {
+            symbol: column(),
+            before: column().split_whitespace().collect(),
+            call: column(),
+            beside_the_dead: false,
+            of_the_neighbour: false,
+            freed: false,
+            shares: 1,
+        }
+    })
 }
 
 /// The length of the software GPU's state that is compared: enough for the processes of this test.
@@ -206,7 +203,7 @@ impl Stage {
         self.export(case);
         let named = self.name.as_ref().map(|name| format!("named:{name}"));
         let named: Vec<&str> = named.iter().map(String::as_str).collect();
-        let steps = [&named, case.before, &["here", case.call]].concat();
+        let steps = [&named[..], &case.before, &["here", case.call]].concat();
         let mut victim = Traced::start(self.bench.client(&steps))?;
         victim.run_to_here();
         if case.beside_the_dead {
@@ -386,97 +383,86 @@ fn kill_everywhere(case: &Case) {
 
 #[test]
 fn the_first_call_and_contexts() {
-    kill_everywhere(&case("cuInit", &["open:cuda"], "cuinit"));
-    kill_everywhere(&case("cuDevicePrimaryCtxRetain", &["cuinit"], "init"));
-    kill_everywhere(&case(
-        "cuDevicePrimaryCtxRelease_v2",
-        &["init", "alloc:64MiB"],
-        "primary",
-    ));
-    kill_everywhere(&case("cuCtxCreate_v2", &["cuinit"], "ctx"));
-    kill_everywhere(&case(
-        "cuCtxDestroy_v2",
-        &["cuinit", "ctx", "alloc:64MiB"],
-        "ctxdestroy:0",
-    ));
+    let table = "\
+cuInit                       | open:cuda              | cuinit
+cuDevicePrimaryCtxRetain     | cuinit                 | init
+cuDevicePrimaryCtxRelease_v2 | init alloc:64MiB       | primary
+cuCtxCreate_v2               | cuinit                 | ctx
+cuCtxDestroy_v2              | cuinit ctx alloc:64MiB | ctxdestroy:0";
+    cases(table).for_each(|case| kill_everywhere(&case));
 }
 
 #[test]
 fn allocations_and_frees() {
-    kill_everywhere(&case("cuMemAlloc_v2", &["init", "alloc:6MiB"], "alloc:64MiB"));
-    kill_everywhere(&case("cuMemFree_v2", &["init", "alloc:6MiB", "alloc:64MiB"], "free:1"));
-    kill_everywhere(&case("cuMemAlloc_v2", &["init", "alloc:64MiB"], "alloc:2GiB"));
+    let table = "\
+cuMemAlloc_v2 | init alloc:6MiB             | alloc:64MiB
+cuMemFree_v2  | init alloc:6MiB alloc:64MiB | free:1
+cuMemAlloc_v2 | init alloc:64MiB            | alloc:2GiB";
+    cases(table).for_each(|case| kill_everywhere(&case));
 }
 
 #[test]
 fn pools() {
-    kill_everywhere(&case("cuMemAllocAsync", &["init"], "async:64MiB"));
-    kill_everywhere(&case("cuMemFreeAsync", &["init", "async:64MiB"], "freeasync:0"));
-    kill_everywhere(&case(
-        "cuMemAllocFromPoolAsync",
-        &["init", "pool", "from:6MiB"],
-        "from:64MiB",
-    ));
-    kill_everywhere(&case(
-        "cuMemPoolDestroy",
-        &["init", "pool", "from:64MiB", "freeasync:0"],
-        "pooldestroy:0",
-    ));
+    let table = "\
+cuMemAllocAsync         | init                              | async:64MiB
+cuMemFreeAsync          | init async:64MiB                  | freeasync:0
+cuMemAllocFromPoolAsync | init pool from:6MiB               | from:64MiB
+cuMemPoolDestroy        | init pool from:64MiB freeasync:0  | pooldestroy:0";
+    cases(table).for_each(|case| kill_everywhere(&case));
 }
 
 #[test]
 fn physical_memory_and_arrays() {
-    kill_everywhere(&case("cuMemCreate", &["init"], "create:64MiB"));
-    kill_everywhere(&case("cuMemRelease", &["init", "create:64MiB"], "release:0"));
-    kill_everywhere(&case("cuArrayCreate_v2", &["init"], "array:64MiB"));
-    kill_everywhere(&case("cuArrayDestroy", &["init", "array:64MiB"], "arrayfree:0"));
+    let table = "\
+cuMemCreate      | init              | create:64MiB
+cuMemRelease     | init create:64MiB | release:0
+cuArrayCreate_v2 | init              | array:64MiB
+cuArrayDestroy   | init array:64MiB  | arrayfree:0";
+    cases(table).for_each(|case| kill_everywhere(&case));
 }
 
 #[test]
 fn a_reap() {
-    kill_everywhere(&Case {
-        beside_the_dead: true,
-        ..case("cuMemAlloc_v2", &["init"], "alloc:768MiB")
-    });
-    kill_everywhere(&Case {
-        beside_the_dead: true,
-        ..case("cuMemGetInfo_v2", &["init"], "info")
-    });
+    let table = "\
+cuMemAlloc_v2   | init | alloc:768MiB
+cuMemGetInfo_v2 | init | info";
+    for mut case in cases(table) {
+        case.beside_the_dead = true;
+        kill_everywhere(&case);
+    }
 }
 
 #[test]
 fn an_allocation_split_over_two_shares() {
-    kill_everywhere(&Case {
-        shares: 2,
-        ..case("cuMemAlloc_v2", &["init"], "alloc:768MiB")
-    });
-    kill_everywhere(&Case {
-        shares: 2,
-        ..case("cuMemFree_v2", &["init", "alloc:768MiB"], "free:0")
-    });
+    let table = "\
+cuMemAlloc_v2 | init              | alloc:768MiB
+cuMemFree_v2  | init alloc:768MiB | free:0";
+    for mut case in cases(table) {
+        case.shares = 2;
+        kill_everywhere(&case);
+    }
 }
 
 #[test]
 fn what_processes_have_together() {
-    let export = &["init", "alloc:64MiB", "export:0"];
-    kill_everywhere(&case("cuIpcGetMemHandle", &["init", "alloc:64MiB"], "export:0"));
-    kill_everywhere(&case("cuIpcOpenMemHandle_v2", export, "import"));
-    kill_everywhere(&case("cuMemFree_v2", export, "free:0"));
-    kill_everywhere(&case(
-        "cuIpcCloseMemHandle",
-        &["init", "alloc:64MiB", "export:0", "import", "free:0"],
-        "close",
-    ));
+    let table = "\
+cuIpcGetMemHandle     | init alloc:64MiB                        | export:0
+cuIpcOpenMemHandle_v2 | init alloc:64MiB export:0               | import
+cuMemFree_v2          | init alloc:64MiB export:0               | free:0
+cuIpcCloseMemHandle   | init alloc:64MiB export:0 import free:0 | close";
+    cases(table).for_each(|case| kill_everywhere(&case));
 }
 
 #[test]
 fn what_another_process_made() {
-    let import = &["init", "import"];
-    kill_everywhere(&imported("cuIpcOpenMemHandle_v2", &["init"], "import"));
-    kill_everywhere(&imported("cuIpcOpenMemHandle_v2", import, "import"));
-    kill_everywhere(&imported("cuIpcCloseMemHandle", import, "close"));
-    kill_everywhere(&Case {
-        freed: true,
-        ..imported("cuIpcCloseMemHandle", import, "close")
-    });
+    let table = "\
+cuIpcOpenMemHandle_v2 | init        | import
+cuIpcOpenMemHandle_v2 | init import | import
+cuIpcCloseMemHandle   | init import | close
+cuIpcCloseMemHandle   | init import | close";
+    for (at, mut case) in cases(table).enumerate() {
+        case.of_the_neighbour = true;
+        case.freed = at == 3;
+        kill_everywhere(&case);
+    }
 }
