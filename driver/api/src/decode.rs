@@ -380,74 +380,36 @@ mod tests {
         assert_eq!(decode::<Thing>(&json!({"number": 1.0})).unwrap().number, 1);
     }
 
+    /// A thing, and how the error about it begins.
+    const MISTAKES: &str = r#"
+{"map": {"a.b/c": 50}} | map[a.b/c]: 50 is not a text; write it in quotes: "50"
+{"list": [{}, {"text": true}]} | list[1].text: true is not a text; write it in quotes: "true"
+{"text": [1]} | text: [1] is not a text; write one value in quotes
+{"texts": "a"} | texts: "a" is not a list; write ["a"] for a list of it
+{"list": {"a": 1}} | list: {"a":1} is not a list; write [...], or - before each entry
+{"one": {"number": "80"}} | one.number: "80" is not a number; write it without quotes: 80
+{"number": 5000000000} | number: invalid value: integer `5000000000`, expected i32
+{"number": "x"} | number: "x" is not a number; write a whole number, without quotes
+{"flag": "true"} | flag: "true" is neither true nor false; write one of them, without quotes
+{"map": []} | map: [] is not an object; write fields below it, as in {field: value}
+{"one": "x"} | one: "x" is not an object; write fields below it, as in {field: value}
+["x"] | ["x"] is not an object; write fields below it, as in {field: value}
+{"amounts": {"memory": "20GB"}} | amounts.memory: "20GB" is not a quantity
+{"source": 1} | source: 1 is not a text; write it in quotes: "1"
+{"source": "x"} | source: unknown variant `x`, expected `FromClass`"#;
+
     #[test]
     fn an_error_names_field_and_value_and_says_what_to_write() {
-        for (object, said) in [
-            (
-                json!({"map": {"a.b/c": 50}}),
-                "map[a.b/c]: 50 is not a text; write it in quotes: \"50\"",
-            ),
-            (
-                json!({"list": [{}, {"text": true}]}),
-                "list[1].text: true is not a text; write it in quotes: \"true\"",
-            ),
-            (
-                json!({"text": [1]}),
-                "text: [1] is not a text; write one value in quotes",
-            ),
-            (
-                json!({"texts": "a"}),
-                "texts: \"a\" is not a list; write [\"a\"] for a list of it",
-            ),
-            (
-                json!({"list": {"a": 1}}),
-                "list: {\"a\":1} is not a list; write [...], or - before each entry",
-            ),
-            (
-                json!({"one": {"number": "80"}}),
-                "one.number: \"80\" is not a number; write it without quotes: 80",
-            ),
-            (
-                json!({"number": 5_000_000_000_i64}),
-                "number: invalid value: integer `5000000000`, expected i32",
-            ),
-            (
-                json!({"number": "x"}),
-                "number: \"x\" is not a number; write a whole number, without quotes",
-            ),
-            (
-                json!({"flag": "true"}),
-                "flag: \"true\" is neither true nor false; write one of them, without quotes",
-            ),
-            (
-                json!({"map": []}),
-                "map: [] is not an object; write fields below it, as in {field: value}",
-            ),
-            (
-                json!({"one": "x"}),
-                "one: \"x\" is not an object; write fields below it, as in {field: value}",
-            ),
-            (
-                json!(["x"]),
-                "[\"x\"] is not an object; write fields below it, as in {field: value}",
-            ),
-            (
-                json!({"amounts": {"memory": "20GB"}}),
-                "amounts.memory: \"20GB\" is not a quantity",
-            ),
-            (
-                json!({"source": 1}),
-                "source: 1 is not a text; write it in quotes: \"1\"",
-            ),
-            (
-                json!({"source": "x"}),
-                "source: unknown variant `x`, expected `FromClass`",
-            ),
-            (json!({"text": ["x".repeat(1000)]}), "text: [\"xxx"),
-        ] {
+        for row in MISTAKES.trim().lines() {
+            let (object, said) = row.split_once(" | ").expect("two cells");
+            let object: Value = serde_json::from_str(object).expect(row);
             let error = decode::<Thing>(&object).unwrap_err().to_string();
             assert!(error.starts_with(said) && error.len() < 200, "{object}: {error}");
         }
+        let long = decode::<Thing>(&json!({"text": ["x".repeat(1000)]}))
+            .unwrap_err()
+            .to_string();
+        assert!(long.starts_with("text: [\"xxx") && long.len() < 200, "{long}");
         let known = decode::<Thing>(&json!({"source": "FromClass"})).unwrap().source;
         assert_eq!(known, Some(Source::FromClass));
         let error = decode::<Thing>(&json!({"map": {"a/b": 1}})).unwrap_err();

@@ -99,59 +99,35 @@ fn a_bad_annotation_is_refused_with_its_key_and_what_to_do() {
     }
 }
 
+/// A row: the pod's spec, the field, and advice.
+const BEYOND_CLAIMS: &str = r#"
+{"containers": [{"name": "main", "resources": GPU, "securityContext": {"privileged": true}}]} | spec.containers[0].securityContext.privileged | no limit holds
+{"nodeName": "n1", "containers": [{"name": "main", "resources": GPU}]} | spec.nodeName | no scheduler sees such a pod
+{"containers": [{"name": "main", "resources": {"requests": {"nvidia.com/gpumem": 3000}}}]} | REQUEST | has no limit
+{"containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpumem": 3000}, "requests": {"nvidia.com/gpumem": 2000}}}]} | REQUEST | must be equal to the limit
+{"containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpumem": 3000, "deviceclass.resource.kubernetes.io/vgpu": 1}}}]} | spec.containers[0].resources.limits[deviceclass.resource.kubernetes.io/vgpu] | remove one of them
+{"containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpumem": 3000, "volcano.sh/vgpu-number": 1}}}]} | spec.containers[0].resources | two dialects, hami and volcano-vgpu
+"#;
+
 #[test]
 fn what_no_claim_can_do_is_refused() {
-    let gpu = json!({"limits": {"nvidia.com/gpumem": 3000}});
-    let main = |more: Value| {
-        let mut container = json!({"name": "main", "resources": gpu});
-        for (key, value) in more.as_object().unwrap() {
-            container[key] = value.clone();
-        }
-        container
-    };
-    let spec = |spec: Value| read(json!({"metadata": {"name": "p"}, "spec": spec}));
-    for (pod, field, advice) in [
-        (
-            spec(json!({"containers": [main(json!({"securityContext": {"privileged": true}}))]})),
-            "spec.containers[0].securityContext.privileged",
-            "no limit holds",
-        ),
-        (
-            spec(json!({"nodeName": "n1", "containers": [main(json!({}))]})),
-            "spec.nodeName",
-            "no scheduler sees such a pod",
-        ),
-        (
-            limits(json!({"nvidia.com/gpumem": 3000, "deviceclass.resource.kubernetes.io/vgpu": 1})),
-            "spec.containers[0].resources.limits[deviceclass.resource.kubernetes.io/vgpu]",
-            "remove one of them",
-        ),
-        (
-            limits(json!({"nvidia.com/gpumem": 3000, "volcano.sh/vgpu-number": 1})),
-            "spec.containers[0].resources",
-            "two dialects, hami and volcano-vgpu",
-        ),
-        (
-            annotated("gpu-fraction", "0.5", json!({"volcano.sh/vgpu-number": 1})),
-            "spec.containers[0].resources",
-            "two dialects, volcano-vgpu and kai",
-        ),
-        (
-            spec(json!({"containers": [{"name": "main", "resources": {"requests": {"nvidia.com/gpumem": 3000}}}]})),
-            "spec.containers[0].resources.requests[nvidia.com/gpumem]",
-            "has no limit",
-        ),
-        (
-            spec(json!({"containers": [{"name": "main", "resources":
-                {"limits": {"nvidia.com/gpumem": 3000}, "requests": {"nvidia.com/gpumem": 2000}}}]})),
-            "spec.containers[0].resources.requests[nvidia.com/gpumem]",
-            "must be equal to the limit",
-        ),
-    ] {
-        let said = refused(&pod).to_string();
+    let is_refused = |pod: &Pod, field: &str, advice: &str| {
+        let said = refused(pod).to_string();
         assert!(said.starts_with(&format!("{field}: ")), "{said}");
         assert!(said.contains(advice), "{said}");
+    };
+    for [spec, field, advice] in rows(BEYOND_CLAIMS) {
+        let spec = spec.replace("GPU", r#"{"limits": {"nvidia.com/gpumem": 3000}}"#);
+        let spec: Value = serde_json::from_str(&spec).unwrap();
+        let field = field.replace("REQUEST", "spec.containers[0].resources.requests[nvidia.com/gpumem]");
+        is_refused(&read(json!({"metadata": {"name": "p"}, "spec": spec})), &field, advice);
     }
+    let both = annotated("gpu-fraction", "0.5", json!({"volcano.sh/vgpu-number": 1}));
+    is_refused(
+        &both,
+        "spec.containers[0].resources",
+        "two dialects, volcano-vgpu and kai",
+    );
 }
 
 /// The webhook does not know for which devices another claim is. The claim stays, with a warning unless it is named.
@@ -284,28 +260,19 @@ fn pods_of_others_are_left_alone() {
     none(&annotated("gpu-fraction", "0.5", json!({})), &hami_only);
 }
 
+/// A row: of labels or annotations, the pair, and what is said.
+const UNUSED: &str = "
+annotations | hami.io/node-scheduler-policy=binpack | [hami.io/node-scheduler-policy]: is lost
+annotations | hami.io/device-scoring-weights=x | is lost: GPUs are not scored
+annotations | nvidia.com/use-gputypes=x | [nvidia.com/use-gputypes]: is not read
+annotations | scheduling.k8s.io/group-name=x | not started together
+labels | kai.scheduler/queue=x | the pod is in no queue
+";
+
 #[test]
 fn what_changes_nothing_is_named() {
     let asked = || json!({"nvidia.com/gpumem": 3000});
-    for (kind, pair, said) in [
-        (
-            "annotations",
-            "hami.io/node-scheduler-policy=binpack",
-            "[hami.io/node-scheduler-policy]: is lost",
-        ),
-        (
-            "annotations",
-            "hami.io/device-scoring-weights=x",
-            "is lost: GPUs are not scored",
-        ),
-        (
-            "annotations",
-            "nvidia.com/use-gputypes=x",
-            "[nvidia.com/use-gputypes]: is not read",
-        ),
-        ("annotations", "scheduling.k8s.io/group-name=x", "not started together"),
-        ("labels", "kai.scheduler/queue=x", "the pod is in no queue"),
-    ] {
+    for [kind, pair, said] in rows(UNUSED) {
         let now = warnings(&translated(&pod(json!({kind: amounts(pair)}), asked())));
         assert!(now.contains(said), "{now}");
     }

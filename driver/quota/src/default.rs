@@ -113,49 +113,26 @@ mod tests {
         json!({"namespaceSelector": {"matchExpressions": [{"key": key, "operator": operator, "values": values}]}, "quota": {}})
     }
 
+    /// A spec, and how the error begins.
+    const MISTAKES: &str = r#"
+null | spec: missing field `namespaceSelector`
+{"selector": {}} | spec.selector: unknown field `selector`, expected `namespaceSelector` or `quota`
+{"quota": {}} | spec: missing field `namespaceSelector`
+{"namespaceSelector": {}} | spec: missing field `quota`
+{"namespaceSelector": {}, "quota": {"hard": {"memory": "80GB"}}} | spec.quota.hard.memory: "80GB" has the unknown unit
+{"namespaceSelector": {}, "quota": {"hrad": {}}} | spec.quota.hrad: unknown field `hrad`
+{"namespaceSelector": {"labels": {}}, "quota": {}} | spec.namespaceSelector.labels: unknown field `labels`, expected `matchLabels` or `matchExpressions`
+{"namespaceSelector": {"matchLabels": {"a": true}}, "quota": {}} | spec.namespaceSelector.matchLabels.a: true is not a text; write it in quotes: "true"
+{"namespaceSelector": {"matchExpressions": [{"key": "", "operator": "Exists", "values": []}]}, "quota": {}} | spec.namespaceSelector.matchExpressions[0].key: missing
+{"namespaceSelector": {"matchExpressions": [{"key": "a", "operator": "Is", "values": ["b"]}]}, "quota": {}} | spec.namespaceSelector.matchExpressions[0].operator: "Is" is none of In, NotIn
+{"namespaceSelector": {"matchExpressions": [{"key": "a", "operator": "In", "values": []}]}, "quota": {}} | spec.namespaceSelector.matchExpressions[0].values: empty; In needs
+{"namespaceSelector": {"matchExpressions": [{"key": "a", "operator": "Exists", "values": ["b"]}]}, "quota": {}} | spec.namespaceSelector.matchExpressions[0].values: Exists takes none"#;
+
     #[test]
     fn mistakes_name_the_field_and_the_fix() {
-        for (spec, words) in [
-            (Value::Null, "spec: missing field `namespaceSelector`"),
-            (
-                json!({"selector": {}}),
-                "spec.selector: unknown field `selector`, expected `namespaceSelector` or `quota`",
-            ),
-            (json!({"quota": {}}), "spec: missing field `namespaceSelector`"),
-            (json!({"namespaceSelector": {}}), "spec: missing field `quota`"),
-            (
-                json!({"namespaceSelector": {}, "quota": {"hard": {"memory": "80GB"}}}),
-                "spec.quota.hard.memory: \"80GB\" has the unknown unit",
-            ),
-            (
-                json!({"namespaceSelector": {}, "quota": {"hrad": {}}}),
-                "spec.quota.hrad: unknown field `hrad`",
-            ),
-            (
-                json!({"namespaceSelector": {"labels": {}}, "quota": {}}),
-                "spec.namespaceSelector.labels: unknown field `labels`, expected `matchLabels` or `matchExpressions`",
-            ),
-            (
-                json!({"namespaceSelector": {"matchLabels": {"a": true}}, "quota": {}}),
-                "spec.namespaceSelector.matchLabels.a: true is not a text; write it in quotes: \"true\"",
-            ),
-            (
-                expression("Exists", "", json!([])),
-                "spec.namespaceSelector.matchExpressions[0].key: missing",
-            ),
-            (
-                expression("Is", "a", json!(["b"])),
-                "spec.namespaceSelector.matchExpressions[0].operator: \"Is\" is none of In, NotIn",
-            ),
-            (
-                expression("In", "a", json!([])),
-                "spec.namespaceSelector.matchExpressions[0].values: empty; In needs",
-            ),
-            (
-                expression("Exists", "a", json!(["b"])),
-                "spec.namespaceSelector.matchExpressions[0].values: Exists takes none",
-            ),
-        ] {
+        for row in MISTAKES.trim().lines() {
+            let (spec, words) = row.split_once(" | ").expect("two cells");
+            let spec: Value = serde_json::from_str(spec).expect(row);
             let said = DefaultSpec::parse(&spec).unwrap_err();
             assert!(said.starts_with(words), "{spec}: {said}");
         }

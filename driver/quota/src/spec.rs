@@ -209,99 +209,37 @@ mod tests {
         assert_eq!(fraction("500m"), Some(500_000));
     }
 
+    /// A spec, and how the error begins.
+    const MISTAKES: &str = r#"
+{"hrad": {}} | spec.hrad: unknown field `hrad`, expected one of `hard`, `budget`, `backfill`
+{"hard": {"gpumem": 1}} | spec.hard.gpumem: unknown variant `gpumem`, expected one of `memory`, `cores`, `gpus`, `shares`
+{"budget": {"hours": 1}} | spec.budget.hours: unknown field `hours`, expected one of
+{"hard": 1} | spec.hard: 1 is not an object; write fields below it
+{"hard": {"memory": 80}} | spec.hard.memory: "80" is less than the smallest share, 64Mi; did you mean 80Gi?
+{"hard": {"memory": "80GB"}} | spec.hard.memory: "80GB" has the unknown unit "GB"; did you mean 80Gi?
+{"hard": {"memory": "-1Gi"}} | spec.hard.memory: "-1Gi" is less than
+{"hard": {"memory": "1.3Gi"}} | spec.hard.memory: "1.3Gi" is not a whole number of bytes; write a whole number of a smaller unit
+{"hard": {"memory": "9000Pi"}} | spec.hard.memory: "9000Pi" is more than the 4Ei that a quota can count; leave the field out
+{"hard": {"memory": "5Ei"}} | spec.hard.memory: "5Ei" is more than the 4Ei
+{"hard": {"cores": "250m"}} | spec.hard.cores: "250m" is not a number of percent of a GPU; write a whole number
+{"hard": {"shares": -1}} | spec.hard.shares: "-1" is not a number of shares
+{"hard": {"gpus": "two"}} | spec.hard.gpus: "two" is not a number of GPUs; write a number
+{"hard": {"gpus": "-0.5"}} | spec.hard.gpus: "-0.5" is not a number of GPUs
+{"budget": {"every": "7d"}} | spec.budget: missing field `gpuHours`
+{"budget": {"gpuHours": 1}} | spec.budget: missing field `every`
+{"budget": {"gpuHours": -1, "every": "7d"}} | spec.budget.gpuHours: "-1" is not
+{"budget": {"gpuHours": 1, "every": "week"}} | spec.budget.every: "week" is not a time from 1m to 366d
+{"budget": {"gpuHours": 1, "every": "0d"}} | spec.budget.every: "0d"
+{"budget": {"gpuHours": 1, "every": 7}} | spec.budget.every: 7 is not a text; write it in quotes: "7"
+{"budget": {"gpuHours": 1, "every": "99999999999999999999d"}} | spec.budget.every: 
+{"budget": {"gpuHours": 1, "every": "7d", "whenSpent": "hold"}} | spec.budget.whenSpent: unknown variant `hold`, expected `Yield` or `Hold`
+{"backfill": "yes"} | spec.backfill: "yes" is neither true nor false; write one of them, without quotes"#;
+
     #[test]
     fn mistakes_name_the_field_the_value_and_the_fix() {
-        for (spec, words) in [
-            (
-                json!({"hrad": {}}),
-                "spec.hrad: unknown field `hrad`, expected one of `hard`, `budget`, `backfill`",
-            ),
-            (
-                json!({"hard": {"gpumem": 1}}),
-                "spec.hard.gpumem: unknown variant `gpumem`, expected one of `memory`, `cores`, `gpus`, `shares`",
-            ),
-            (
-                json!({"budget": {"hours": 1}}),
-                "spec.budget.hours: unknown field `hours`, expected one of",
-            ),
-            (
-                json!({"hard": 1}),
-                "spec.hard: 1 is not an object; write fields below it",
-            ),
-            (
-                json!({"hard": {"memory": 80}}),
-                "spec.hard.memory: \"80\" is less than the smallest share, 64Mi; did you mean 80Gi?",
-            ),
-            (
-                json!({"hard": {"memory": "80GB"}}),
-                "spec.hard.memory: \"80GB\" has the unknown unit \"GB\"; did you mean 80Gi?",
-            ),
-            (
-                json!({"hard": {"memory": "-1Gi"}}),
-                "spec.hard.memory: \"-1Gi\" is less than",
-            ),
-            (
-                json!({"hard": {"memory": "1.3Gi"}}),
-                "spec.hard.memory: \"1.3Gi\" is not a whole number of bytes; write a whole number of a smaller unit",
-            ),
-            (
-                json!({"hard": {"memory": "9000Pi"}}),
-                "spec.hard.memory: \"9000Pi\" is more than the 4Ei that a quota can count; leave the field out",
-            ),
-            (
-                json!({"hard": {"memory": "5Ei"}}),
-                "spec.hard.memory: \"5Ei\" is more than the 4Ei",
-            ),
-            (
-                json!({"hard": {"cores": "250m"}}),
-                "spec.hard.cores: \"250m\" is not a number of percent of a GPU; write a whole number",
-            ),
-            (
-                json!({"hard": {"shares": -1}}),
-                "spec.hard.shares: \"-1\" is not a number of shares",
-            ),
-            (
-                json!({"hard": {"gpus": "two"}}),
-                "spec.hard.gpus: \"two\" is not a number of GPUs; write a number",
-            ),
-            (
-                json!({"hard": {"gpus": "-0.5"}}),
-                "spec.hard.gpus: \"-0.5\" is not a number of GPUs",
-            ),
-            (
-                json!({"budget": {"every": "7d"}}),
-                "spec.budget: missing field `gpuHours`",
-            ),
-            (json!({"budget": {"gpuHours": 1}}), "spec.budget: missing field `every`"),
-            (
-                json!({"budget": {"gpuHours": -1, "every": "7d"}}),
-                "spec.budget.gpuHours: \"-1\" is not",
-            ),
-            (
-                json!({"budget": {"gpuHours": 1, "every": "week"}}),
-                "spec.budget.every: \"week\" is not a time from 1m to 366d",
-            ),
-            (
-                json!({"budget": {"gpuHours": 1, "every": "0d"}}),
-                "spec.budget.every: \"0d\"",
-            ),
-            (
-                json!({"budget": {"gpuHours": 1, "every": 7}}),
-                "spec.budget.every: 7 is not a text; write it in quotes: \"7\"",
-            ),
-            (
-                json!({"budget": {"gpuHours": 1, "every": "99999999999999999999d"}}),
-                "spec.budget.every: ",
-            ),
-            (
-                json!({"budget": {"gpuHours": 1, "every": "7d", "whenSpent": "hold"}}),
-                "spec.budget.whenSpent: unknown variant `hold`, expected `Yield` or `Hold`",
-            ),
-            (
-                json!({"backfill": "yes"}),
-                "spec.backfill: \"yes\" is neither true nor false; write one of them, without quotes",
-            ),
-        ] {
+        for row in MISTAKES.trim().lines() {
+            let (spec, words) = row.split_once(" | ").expect("two cells");
+            let spec: Value = serde_json::from_str(spec).expect(row);
             let said = Spec::parse(&spec).unwrap_err().to_string();
             assert!(said.starts_with(words), "{spec}: {said}");
         }

@@ -182,7 +182,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn class(expressions: &[&str]) -> DeviceClass {
+    fn class(expressions: &[String]) -> DeviceClass {
         let selectors: Vec<_> = expressions
             .iter()
             .map(|cel| json!({"cel": {"expression": cel}}))
@@ -190,129 +190,46 @@ mod tests {
         serde_json::from_value(json!({"metadata": {"name": "c"}, "spec": {"selectors": selectors}})).unwrap()
     }
 
+    /// Whether a class is ours, whether it may give shares, the type of its devices, and its selectors. OURS stands for our
+    /// attributes.
+    const CLASSES: &str = r#"
+yes yes gpu ["device.driver == 'dra.vgpu'"]
+yes yes gpu ["device.driver == 'dra.vgpu'", "device.attributes[\"dra.vgpu\"].type == \"gpu\""]
+yes yes gpu ["device.attributes[\"dra.vgpu\"].type == \"gpu\""]
+yes yes slot ["device.driver == 'dra.vgpu' && OURS.type == 'slot'"]
+yes no monitor ["device.driver == 'dra.vgpu'", "OURS.type == 'monitor'"]
+yes yes gpu ["device.driver == 'dra.vgpu'", "OURS.type != 'monitor'"]
+yes yes gpu ["device.driver.startsWith('dra.v')"]
+yes yes gpu ["device.driver == 'dra.vgpu'", "OURS.productName == 'H100'"]
+yes yes gpu ["device.driver == 'dra.vgpu' && device.capacity['dra.vgpu'].memory.compareTo(quantity('40Gi')) >= 0"]
+yes yes gpu ["device.driver == 'dra.vgpu' && has(OURS.productName) && OURS.productName == 'H100'"]
+yes yes gpu ["device.driver == 'dra.vgpu'", "'productName' in OURS"]
+yes yes gpu ["device.attributes[\"dra.vgpu\"].?productName.orValue('') == 'H100'"]
+yes yes gpu ["device.driver == 'dra.vgpu' && device.allowMultipleAllocations"]
+yes yes gpu ["device.driver == 'dra.vgpu' && (OURS.type == 'monitor' || 'productName' in OURS && OURS.productName == 'H100')"]
+yes yes gpu ["device.driver == 'dra.vgpu'", "OURS.type == 'monitor' || has(device.capacity['dra.vgpu'].memory) && device.capacity['dra.vgpu'].memory.isGreaterThan(quantity('40Gi'))"]
+yes yes gpu ["device.driver == 'dra.vgpu'", "OURS.type == 'monitor' || !device.allowMultipleAllocations"]
+yes no monitor ["device.driver == 'dra.vgpu'", "has(OURS.type) && OURS.type == 'monitor' && has(OURS.uuid)"]
+yes yes gpu ["device.driver == 'dra.vgpu' && device.isFast()"]
+no no gpu ["device.driver == 'nic.example'"]
+no no gpu ["device.driver != 'dra.vgpu'"]
+no no gpu ["device.attributes['nic.example'].model == 'a'"]
+no yes gpu []
+no yes gpu ["device.allowMultipleAllocations"]
+no no gpu ["not CEL"]"#;
+
     #[test]
     fn driver_and_type_are_what_the_selectors_accept() {
-        const DRIVER: &str = "device.driver == 'dra.vgpu'";
-        const GPU: &str = "device.attributes[\"dra.vgpu\"].type == \"gpu\"";
-        for (expressions, is_ours, gives_shares, kind) in [
-            (&[DRIVER][..], true, true, "gpu"),
-            (&[DRIVER, GPU], true, true, "gpu"),
-            (&[GPU], true, true, "gpu"),
-            (
-                &["device.driver == 'dra.vgpu' && device.attributes['dra.vgpu'].type == 'slot'"],
-                true,
-                true,
-                "slot",
-            ),
-            (
-                &[DRIVER, "device.attributes['dra.vgpu'].type == 'monitor'"],
-                true,
-                false,
-                "monitor",
-            ),
-            // These name monitors, and exclude them.
-            (
-                &[DRIVER, "device.attributes['dra.vgpu'].type != 'monitor'"],
-                true,
-                true,
-                "gpu",
-            ),
-            (&["device.driver.startsWith('dra.v')"], true, true, "gpu"),
-            // Some of our GPUs.
-            (
-                &[DRIVER, "device.attributes['dra.vgpu'].productName == 'H100'"],
-                true,
-                true,
-                "gpu",
-            ),
-            (
-                &["device.driver == 'dra.vgpu' && device.capacity['dra.vgpu'].memory.compareTo(quantity('40Gi')) >= 0"],
-                true,
-                true,
-                "gpu",
-            ),
-            // These refuse a device without the attribute.
-            (
-                &[
-                    "device.driver == 'dra.vgpu' && has(device.attributes['dra.vgpu'].productName) \
-                   && device.attributes['dra.vgpu'].productName == 'H100'",
-                ],
-                true,
-                true,
-                "gpu",
-            ),
-            (
-                &[DRIVER, "'productName' in device.attributes['dra.vgpu']"],
-                true,
-                true,
-                "gpu",
-            ),
-            (
-                &["device.attributes[\"dra.vgpu\"].?productName.orValue('') == 'H100'"],
-                true,
-                true,
-                "gpu",
-            ),
-            (
-                &["device.driver == 'dra.vgpu' && device.allowMultipleAllocations"],
-                true,
-                true,
-                "gpu",
-            ),
-            // Monitors, and some of our GPUs.
-            (
-                &[
-                    "device.driver == 'dra.vgpu' && (device.attributes['dra.vgpu'].type == 'monitor' \
-                   || 'productName' in device.attributes['dra.vgpu'] \
-                   && device.attributes['dra.vgpu'].productName == 'H100')",
-                ],
-                true,
-                true,
-                "gpu",
-            ),
-            (
-                &[
-                    DRIVER,
-                    "device.attributes['dra.vgpu'].type == 'monitor' || has(device.capacity['dra.vgpu'].memory) \
-                   && device.capacity['dra.vgpu'].memory.isGreaterThan(quantity('40Gi'))",
-                ],
-                true,
-                true,
-                "gpu",
-            ),
-            (
-                &[
-                    DRIVER,
-                    "device.attributes['dra.vgpu'].type == 'monitor' || !device.allowMultipleAllocations",
-                ],
-                true,
-                true,
-                "gpu",
-            ),
-            (
-                &[
-                    DRIVER,
-                    "has(device.attributes['dra.vgpu'].type) && device.attributes['dra.vgpu'].type == 'monitor' \
-                   && has(device.attributes['dra.vgpu'].uuid)",
-                ],
-                true,
-                false,
-                "monitor",
-            ),
-            // A function that this version does not know.
-            (&["device.driver == 'dra.vgpu' && device.isFast()"], true, true, "gpu"),
-            // Other drivers' devices, also where the selector names ours.
-            (&["device.driver == 'nic.example'"], false, false, "gpu"),
-            (&["device.driver != 'dra.vgpu'"], false, false, "gpu"),
-            (&["device.attributes['nic.example'].model == 'a'"], false, false, "gpu"),
-            // All drivers' devices.
-            (&[], false, true, "gpu"),
-            (&["device.allowMultipleAllocations"], false, true, "gpu"),
-            (&["not CEL"], false, false, "gpu"),
-        ] {
-            let class = class(expressions);
-            let said = (class.is_ours(), class.may_give_shares(), class.device_type());
-            assert_eq!(said, (is_ours, gives_shares, kind), "{expressions:?}");
+        for row in CLASSES.trim().lines() {
+            let cells: Vec<&str> = row.splitn(4, ' ').collect();
+            let [ours, shares, kind, expressions] = cells[..] else {
+                panic!("{row}")
+            };
+            let expressions = expressions.replace("OURS", "device.attributes['dra.vgpu']");
+            let class = class(&serde_json::from_str::<Vec<String>>(&expressions).expect(row));
+            let yes = |is: bool| if is { "yes" } else { "no" };
+            let said = (yes(class.is_ours()), yes(class.may_give_shares()), class.device_type());
+            assert_eq!(said, (ours, shares, kind), "{expressions}");
         }
     }
 }

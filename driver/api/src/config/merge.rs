@@ -155,32 +155,28 @@ fn field<T: Copy + Default + std::fmt::Display>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Capability;
+    use crate::config::{Capability, parse};
+    use crate::{CONFIG_API_VERSION, CONFIG_KIND};
     use proptest::prelude::*;
+    use serde_json::{Value, json};
 
-    fn entry(at: &str, config: VgpuConfig) -> Entry {
+    /// An entry with these fields.
+    fn entry(at: &str, fields: Value) -> Entry {
+        let mut whole = json!({"apiVersion": CONFIG_API_VERSION, "kind": CONFIG_KIND});
+        whole
+            .as_object_mut()
+            .unwrap()
+            .extend(fields.as_object().unwrap().clone());
+        let config = parse(at, &whole).unwrap();
         Entry { at: at.into(), config }
     }
 
-    fn compute(policy: ComputePolicy) -> VgpuConfig {
-        VgpuConfig {
-            compute_policy: Some(policy),
-            ..VgpuConfig::default()
-        }
-    }
-
-    fn memory(policy: MemoryPolicy) -> VgpuConfig {
-        VgpuConfig {
-            memory_policy: Some(policy),
-            ..VgpuConfig::default()
-        }
-    }
-
-    fn capabilities(members: &[Capability]) -> VgpuConfig {
-        VgpuConfig {
-            driver_capabilities: Some(Capabilities::of(members)),
-            ..VgpuConfig::default()
-        }
+    /// An entry that lets a share have this much memory of the host.
+    fn oversubscribed(at: &str, host_memory: &str) -> Entry {
+        entry(
+            at,
+            json!({"memoryPolicy": {"type": "Oversubscribe", "hostMemory": host_memory}}),
+        )
     }
 
     const GRANT: Grant = Grant {
@@ -203,68 +199,46 @@ mod tests {
     #[test]
     fn fields_merge_one_by_one() {
         let class = [
-            entry("a", compute(ComputePolicy::Unlimited)),
-            entry(
-                "b",
-                VgpuConfig {
-                    priority: Some(Priority::High),
-                    ..VgpuConfig::default()
-                },
-            ),
+            entry("a", json!({"computePolicy": "Unlimited"})),
+            entry("b", json!({"priority": "High"})),
         ];
-        let claim = [entry(
-            "c",
-            VgpuConfig {
-                allocation_policy: Some(AllocationPolicy::Spread),
-                ..VgpuConfig::default()
-            },
-        )];
+        let claim = [entry("c", json!({"allocationPolicy": "spread"}))];
         let effective = merge(&class, &claim).unwrap();
         assert_eq!(effective.compute_policy, ComputePolicy::Unlimited);
-        assert_eq!(
-            (effective.priority, effective.priority_said),
-            (Priority::High, Some(Priority::High))
-        );
+        let priority = (effective.priority, effective.priority_said);
+        assert_eq!(priority, (Priority::High, Some(Priority::High)));
         assert_eq!(effective.allocation_policy, AllocationPolicy::Spread);
     }
 
     #[test]
     fn a_claim_chooses_freely_whose_variables_it_gets() {
-        let report_as = |dialect| VgpuConfig {
-            report_as: Some(dialect),
-            ..VgpuConfig::default()
-        };
-        let class = [entry("a", report_as(Dialect::Hami))];
+        let class = [entry("a", json!({"reportAs": "hami"}))];
         assert_eq!(merge(&[], &[]).unwrap().report_as, None);
         assert_eq!(merge(&class, &[]).unwrap().report_as, Some(Dialect::Hami));
-        let claim = [entry("b", report_as(Dialect::Kai)), entry("c", VgpuConfig::default())];
+        let claim = [entry("b", json!({"reportAs": "kai"})), entry("c", json!({}))];
         assert_eq!(merge(&class, &claim).unwrap().report_as, Some(Dialect::Kai));
     }
 
     #[test]
     fn a_later_class_entry_wins_over_an_earlier_one() {
         let class = [
-            entry("a", compute(ComputePolicy::Unlimited)),
-            entry("b", compute(ComputePolicy::Guaranteed)),
+            entry("a", json!({"computePolicy": "Unlimited"})),
+            entry("b", json!({"computePolicy": "Guaranteed"})),
         ];
         assert_eq!(merge(&class, &[]).unwrap().compute_policy, ComputePolicy::Guaranteed);
-        let error = merge(&class, &[entry("c", compute(ComputePolicy::Balanced))]).unwrap_err();
+        let error = merge(&class, &[entry("c", json!({"computePolicy": "Balanced"}))]).unwrap_err();
         assert!(error.to_string().contains("Guaranteed, b.computePolicy"), "{error}");
     }
 
     #[test]
     fn a_claim_that_loosens_is_told_what_the_class_says_and_where() {
-        let loosening = [
-            compute(ComputePolicy::Unlimited),
-            VgpuConfig {
-                priority: Some(Priority::High),
-                ..VgpuConfig::default()
-            },
-            memory(MemoryPolicy::Oversubscribe { host_memory: 1 }),
-            capabilities(&[Capability::Compute, Capability::Graphics]),
-        ];
-        for config in loosening {
-            let error = merge(&[], &[entry("x.parameters", config)]).unwrap_err();
+        for loosening in [
+            entry("x.parameters", json!({"computePolicy": "Unlimited"})),
+            entry("x.parameters", json!({"priority": "High"})),
+            oversubscribed("x.parameters", "1"),
+            entry("x.parameters", json!({"driverCapabilities": ["compute", "graphics"]})),
+        ] {
+            let error = merge(&[], &[loosening]).unwrap_err();
             assert!(matches!(error, ConfigError::Loosens { .. }), "{error}");
             assert!(error.to_string().contains("its default"), "{error}");
             assert!(error.to_string().starts_with("x.parameters."), "{error}");
@@ -273,40 +247,25 @@ mod tests {
 
     #[test]
     fn a_claim_may_tighten_and_use_what_the_class_grants() {
-        let granted = [entry(
-            "k",
-            memory(MemoryPolicy::Oversubscribe { host_memory: 10 << 30 }),
-        )];
-        let use_less = [entry("c", memory(MemoryPolicy::Oversubscribe { host_memory: 5 << 30 }))];
-        assert_eq!(
-            merge(&granted, &use_less).unwrap().memory_policy,
-            MemoryPolicy::Oversubscribe { host_memory: 5 << 30 }
-        );
-        let none = [entry("c", memory(MemoryPolicy::Hard))];
-        assert_eq!(merge(&granted, &none).unwrap().memory_policy, MemoryPolicy::Hard);
-        let more = [entry(
-            "c",
-            memory(MemoryPolicy::Oversubscribe { host_memory: 11 << 30 }),
-        )];
-        assert!(
-            merge(&granted, &more)
-                .unwrap_err()
-                .to_string()
-                .contains("hostMemory 10Gi")
-        );
+        let granted = [oversubscribed("k", "10Gi")];
+        let of = |claim: Entry| merge(&granted, &[claim]).map(|effective| effective.memory_policy);
+        let half = MemoryPolicy::Oversubscribe { host_memory: 5 << 30 };
+        assert_eq!(of(oversubscribed("c", "5Gi")), Ok(half));
+        let none = entry("c", json!({"memoryPolicy": {"type": "Hard"}}));
+        assert_eq!(of(none), Ok(MemoryPolicy::Hard));
+        let error = of(oversubscribed("c", "11Gi")).unwrap_err();
+        assert!(error.to_string().contains("hostMemory 10Gi"), "{error}");
     }
 
     #[test]
     fn a_claim_gets_the_capabilities_of_its_class_or_fewer() {
-        let class = [entry("k", capabilities(&[Capability::Compute, Capability::Video]))];
+        let class = [entry("k", json!({"driverCapabilities": ["compute", "video"]}))];
         let of = |claim: &[Entry]| merge(&class, claim).map(|effective| effective.driver_capabilities.to_string());
         assert_eq!(of(&[]).as_deref(), Ok("compute, video"));
-        assert_eq!(
-            of(&[entry("c", capabilities(&[Capability::Video]))]).as_deref(),
-            Ok("video")
-        );
+        let fewer = entry("c", json!({"driverCapabilities": ["video"]}));
+        assert_eq!(of(&[fewer]).as_deref(), Ok("video"));
         // A claim cannot have what the class left out, though the default has it.
-        let error = of(&[entry("c", capabilities(&[Capability::Utility]))]).unwrap_err();
+        let error = of(&[entry("c", json!({"driverCapabilities": ["utility"]}))]).unwrap_err();
         assert_eq!(
             error.to_string(),
             "c.driverCapabilities: utility is looser than what the class says (compute, video, k.driverCapabilities); a \
@@ -316,31 +275,20 @@ mod tests {
 
     #[test]
     fn an_exclusive_class_stays_exclusive() {
-        let sharing = |sharing| VgpuConfig {
-            sharing: Some(sharing),
-            ..VgpuConfig::default()
-        };
-        let class = [entry("k", sharing(Sharing::Exclusive))];
-        assert!(matches!(
-            merge(&class, &[entry("c", sharing(Sharing::Shared))]),
-            Err(ConfigError::Loosens { .. })
-        ));
+        let class = [entry("k", json!({"sharing": "Exclusive"}))];
+        let loosened = merge(&class, &[entry("c", json!({"sharing": "Shared"}))]);
+        assert!(matches!(loosened, Err(ConfigError::Loosens { .. })));
         let effective = merge(&class, &[]).unwrap();
         let error = effective.check(&GRANT).unwrap_err();
         assert!(error.to_string().starts_with("k.sharing: "), "{error}");
         assert!(error.to_string().contains("20Gi of its 80Gi"), "{error}");
-        assert_eq!(
-            effective.check(&Grant {
-                memory: 80 << 30,
-                ..GRANT
-            }),
-            Ok(())
-        );
+        let memory = 80 << 30;
+        assert_eq!(effective.check(&Grant { memory, ..GRANT }), Ok(()));
     }
 
     #[test]
     fn guaranteed_needs_cores() {
-        let effective = merge(&[], &[entry("c", compute(ComputePolicy::Guaranteed))]).unwrap();
+        let effective = merge(&[], &[entry("c", json!({"computePolicy": "Guaranteed"}))]).unwrap();
         assert_eq!(effective.check(&GRANT), Ok(()));
         let error = effective.check(&Grant { cores: 0, ..GRANT }).unwrap_err();
         assert!(error.to_string().starts_with("c.computePolicy: "), "{error}");
@@ -394,7 +342,8 @@ mod tests {
         /// Whatever a claim says, what holds is never looser than without the claim.
         #[test]
         fn a_claim_never_loosens(class in prop::collection::vec(configs(), 0..3), claim in prop::collection::vec(configs(), 0..3)) {
-            let entries = |configs: Vec<VgpuConfig>| configs.into_iter().map(|c| entry("x", c)).collect::<Vec<_>>();
+            let entry = |config| Entry { at: "x".into(), config };
+            let entries = |configs: Vec<VgpuConfig>| configs.into_iter().map(entry).collect::<Vec<_>>();
             let class = entries(class);
             let without = merge(&class, &[]).unwrap();
             if let Ok(with) = merge(&class, &entries(claim)) {

@@ -24,6 +24,22 @@ fn pod(name: &str, claims: &[&str]) -> Value {
     json!({"kind": "Pod", "metadata": {"name": name, "namespace": "ns"}, "spec": {"resourceClaims": entries}})
 }
 
+/// A node with these devices, and more objects.
+fn one_node(devices: impl IntoIterator<Item = Value>, more: impl IntoIterator<Item = Value>) -> Vec<Value> {
+    let cluster = [node("n"), class(), slice("n", devices)];
+    cluster.into_iter().chain(more).collect()
+}
+
+/// The same, and a second node `m` with devices.
+fn two_nodes(
+    devices: impl IntoIterator<Item = Value>,
+    of_m: impl IntoIterator<Item = Value>,
+    more: impl IntoIterator<Item = Value>,
+) -> Vec<Value> {
+    let second = [node("m"), slice("m", of_m)];
+    one_node(devices, second.into_iter().chain(more))
+}
+
 fn amount(room: Option<&Room<String>>) -> Option<(String, &str)> {
     room.map(|room| (room.amount.to_string(), room.device.as_str()))
 }
@@ -47,7 +63,7 @@ fn a_selector_that_no_device_matches_is_named_first() {
     let explained = |selector: &str| {
         let mut asked = asks("mine", "90Gi", "50");
         asked["spec"]["devices"]["requests"][0]["exactly"]["selectors"] = json!([{"cel": {"expression": selector}}]);
-        let objects = [node("n"), class(), slice("n", [gpu("a", "80Gi")]), asked];
+        let objects = one_node([gpu("a", "80Gi")], [asked]);
         why(objects, "claim/mine").unwrap().to_string()
     };
     let text = explained("device.attributes['drv'].model ==\n  'x100'\n");
@@ -130,12 +146,7 @@ fn the_largest_fraction_is_what_an_allocation_would_get() {
 fn of_several_devices_no_largest_fraction_is_told() {
     let mut two = memory("mine", "70Gi");
     two["spec"]["devices"]["requests"][0]["exactly"]["count"] = 2.into();
-    let all = [
-        node("n"),
-        class(),
-        slice("n", [gpu("a", "80Gi"), gpu("b", "20Gi")]),
-        two,
-    ];
+    let all = one_node([gpu("a", "80Gi"), gpu("b", "20Gi")], [two]);
     let answer = why(all, "claim/mine").unwrap();
     assert!(!answer.fits());
     assert_eq!((&answer.largest.memory, &answer.largest.cores), (&None, &None));
@@ -149,15 +160,7 @@ fn more_gpus_than_any_node_has_never_fit() {
     let two = |memory: &str, devices: Vec<Value>| {
         let mut two = self::memory("mine", memory);
         two["spec"]["devices"]["requests"][0]["exactly"]["count"] = 2.into();
-        let all = [
-            node("n"),
-            node("m"),
-            class(),
-            slice("n", devices),
-            slice("m", [gpu("c", "80Gi")]),
-            held("h", "n", "a", None),
-            two,
-        ];
+        let all = two_nodes(devices, [gpu("c", "80Gi")], [held("h", "n", "a", None), two]);
         why(all, "mine").unwrap()
     };
     let never = "2 are wanted on one node, and no node of the cluster has more than 1 GPU for it, even unused, so this never \
@@ -193,13 +196,10 @@ fn a_device_that_is_not_shared_is_had_whole_or_not_at_all() {
         gpu["capacity"] = json!({"memory": {"value": "80Gi"}, "cores": {"value": "100"}});
         gpu
     };
-    let all = [
-        node("n"),
-        class(),
-        slice("n", [whole("taken"), whole("unused")]),
-        held("h", "n", "taken", None),
-        memory("mine", "90Gi"),
-    ];
+    let all = one_node(
+        [whole("taken"), whole("unused")],
+        [held("h", "n", "taken", None), memory("mine", "90Gi")],
+    );
     let answer = why(all, "mine").unwrap();
     assert_eq!(amount(answer.largest.memory.as_ref()), Some(("80Gi".into(), "unused")));
     assert_eq!(answer.largest.cores, None);
@@ -207,13 +207,7 @@ fn a_device_that_is_not_shared_is_had_whole_or_not_at_all() {
 
 #[test]
 fn nothing_is_left_is_an_answer_too() {
-    let all = [
-        node("n"),
-        class(),
-        slice("n", [gpu("a", "80Gi")]),
-        held("h", "n", "a", None),
-        memory("mine", "1Gi"),
-    ];
+    let all = one_node([gpu("a", "80Gi")], [held("h", "n", "a", None), memory("mine", "1Gi")]);
     let answer = why(all, "mine").unwrap();
     assert_eq!((&answer.largest.memory, &answer.largest.cores), (&None, &None));
     let words = answer.to_string();
@@ -230,15 +224,11 @@ fn nothing_is_left_is_an_answer_too() {
 #[test]
 fn all_nodes_are_looked_at_and_the_largest_of_all_is_said() {
     let answer = why(
-        [
-            node("n"),
-            node("m"),
-            class(),
-            slice("n", [gpu("a", "40Gi")]),
-            slice("m", [gpu("b", "60Gi")]),
-            memory("mine", "70Gi"),
-            pod("p", &["mine"]),
-        ],
+        two_nodes(
+            [gpu("a", "40Gi")],
+            [gpu("b", "60Gi")],
+            [memory("mine", "70Gi"), pod("p", &["mine"])],
+        ),
         "pod/p",
     )
     .unwrap();
@@ -253,15 +243,15 @@ fn all_nodes_are_looked_at_and_the_largest_of_all_is_said() {
 #[test]
 fn the_claims_of_a_pod_are_asked_about_together() {
     let all = |second: &str| {
-        [
-            node("n"),
-            class(),
-            slice("n", [gpu("a", "80Gi")]),
-            memory("first", "50Gi"),
-            memory("second", second),
-            memory("of-another-pod", "80Gi"),
-            pod("p", &["first", "second"]),
-        ]
+        one_node(
+            [gpu("a", "80Gi")],
+            [
+                memory("first", "50Gi"),
+                memory("second", second),
+                memory("of-another-pod", "80Gi"),
+                pod("p", &["first", "second"]),
+            ],
+        )
     };
     let answer = why(all("50Gi"), "p").unwrap();
     assert_eq!(answer.waiting, ["ns/first", "ns/second"]);
@@ -281,17 +271,16 @@ fn what_is_allocated_says_where_the_rest_must_be() {
     has["status"]["allocation"]["nodeSelector"] = json!({"nodeSelectorTerms": [
         {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["m"]}]}]});
     let all = || {
-        [
-            node("n"),
-            node("m"),
-            class(),
-            slice("n", [gpu("a", "80Gi")]),
-            slice("m", [gpu("b", "40Gi")]),
-            has.clone(),
-            memory("mine", "70Gi"),
-            pod("p", &["has", "mine"]),
-            pod("q", &["has"]),
-        ]
+        two_nodes(
+            [gpu("a", "80Gi")],
+            [gpu("b", "40Gi")],
+            [
+                has.clone(),
+                memory("mine", "70Gi"),
+                pod("p", &["has", "mine"]),
+                pod("q", &["has"]),
+            ],
+        )
     };
     let answer = why(all(), "p").unwrap();
     assert_eq!((answer.nodes, answer.fits), (vec!["m".to_owned()], vec![]));
@@ -416,13 +405,7 @@ fn who_shares_a_claim_is_a_note() {
     reserved["status"]["reservedFor"] = json!([{"resource": "pods", "name": "first", "uid": "1"},
         {"resource": "pods", "name": "p", "uid": "2"}]);
     let note = |claim: Value, others: &[Value]| {
-        let all = [
-            node("n"),
-            class(),
-            slice("n", [gpu("a", "80Gi")]),
-            claim,
-            pod("p", &["mine"]),
-        ];
+        let all = one_node([gpu("a", "80Gi")], [claim, pod("p", &["mine"])]);
         let answer = why(all.into_iter().chain(others.iter().cloned()), "p").unwrap();
         assert!(answer.fits(), "{answer}");
         answer.notes
@@ -452,15 +435,11 @@ fn more_than_any_gpu_has_never_fits() {
     let words = "no GPU of the cluster that matches has more memory than 80Gi, so this never fits, however long it waits: \
                  ask for at most that, or add a GPU with more";
     let said = |asked: &str, devices: Vec<Value>| {
-        let all = [
-            node("n"),
-            node("m"),
-            class(),
-            slice("n", devices),
-            slice("m", [gpu("small", "40Gi")]),
-            holds("h", "a", "79Gi", "0"),
-            memory("mine", asked),
-        ];
+        let all = two_nodes(
+            devices,
+            [gpu("small", "40Gi")],
+            [holds("h", "a", "79Gi", "0"), memory("mine", asked)],
+        );
         let answer = why(all, "mine").unwrap();
         assert!(!answer.fits());
         answer.to_string()
@@ -503,13 +482,10 @@ fn sizes_have_one_unit_unless_rounding_hides_the_difference() {
         ("57000Mi", "memory: 55.6Gi wanted, 55.3Gi of 80Gi free"),
         ("56703Mi", "memory: 56703Mi wanted, 56702Mi of 80Gi free"),
     ] {
-        let all = [
-            node("n"),
-            class(),
-            slice("n", [gpu("a", "80Gi")]),
-            holds("h", "a", "25218Mi", "0"),
-            memory("mine", asked),
-        ];
+        let all = one_node(
+            [gpu("a", "80Gi")],
+            [holds("h", "a", "25218Mi", "0"), memory("mine", asked)],
+        );
         let text = why(all, "mine").unwrap().to_string();
         assert!(text.contains(words), "{text}");
     }
