@@ -44,44 +44,14 @@ impl Metrics {
         // By the plugin's name, and so without our prefix.
         registry.register("vgpu_build", "The release of a program", build);
         Self {
-            pending_pods: register(
-                &mut registry,
-                "pending_pods",
-                "Unschedulable pods that wait for a claim on our classes",
-                Gauge::default(),
-            ),
-            questions: register(
-                &mut registry,
-                "pending_questions",
-                "Different things that these pods wait for, each of which is explained once",
-                Gauge::default(),
-            ),
-            explain_seconds: register(
-                &mut registry,
-                "explain_seconds",
-                "Time spent on explanations",
-                Counter::default(),
-            ),
-            events: register(
-                &mut registry,
-                "events",
-                "Events by outcome: said, refused, failed, too many (of decisions: never tried)",
-                Family::default(),
-            ),
-            watch_errors: register(
-                &mut registry,
-                "watch_errors",
-                "Errors of watches, which are retried, by resource",
-                Family::default(),
-            ),
+            pending_pods: register(&mut registry, "pending_pods", Gauge::default()),
+            questions: register(&mut registry, "pending_questions", Gauge::default()),
+            explain_seconds: register(&mut registry, "explain_seconds", Counter::default()),
+            events: register(&mut registry, "events", Family::default()),
+            watch_errors: register(&mut registry, "watch_errors", Family::default()),
             reviews: Reviews::new(&mut registry),
             quotas: Quotas::new(&mut registry),
-            usage_writes: register(
-                &mut registry,
-                "usage_writes",
-                "Writes of VgpuUsages by intent and outcome: set, delete, list; done, again, dropped",
-                Family::default(),
-            ),
+            usage_writes: register(&mut registry, "usage_writes", Family::default()),
             decisions: Decisions::new(&mut registry),
             registry,
         }
@@ -161,24 +131,9 @@ struct Capacity {
 impl Waiting {
     fn new(registry: &mut Registry) -> Self {
         Self {
-            pods: register(
-                registry,
-                "queue_pods",
-                "Pods that wait for claims which this controller allocates",
-                Gauge::default(),
-            ),
-            claims: register(
-                registry,
-                "queue_claims",
-                "Claims that these pods wait for",
-                Gauge::default(),
-            ),
-            oldest: register(
-                registry,
-                "queue_oldest_seconds",
-                "Age of the oldest of these pods, 0 without one",
-                Gauge::default(),
-            ),
+            pods: register(registry, "queue_pods", Gauge::default()),
+            claims: register(registry, "queue_claims", Gauge::default()),
+            oldest: register(registry, "queue_oldest_seconds", Gauge::default()),
         }
     }
 }
@@ -186,30 +141,10 @@ impl Waiting {
 impl Capacity {
     fn new(registry: &mut Registry) -> Self {
         Self {
-            free_memory: register(
-                registry,
-                "free_memory_bytes",
-                "Memory that is not allocated, by the GPUs that it is on: unused, used",
-                Family::default(),
-            ),
-            fragmentation: register(
-                registry,
-                "fragmentation_ratio",
-                "Part of the free memory that is on GPUs in use: 0 all of it on whole free GPUs, 1 no GPU is free",
-                Gauge::default(),
-            ),
-            stranded_memory: register(
-                registry,
-                "stranded_memory_bytes",
-                "Free memory on GPUs without cores, or without shares, to go with it",
-                Gauge::default(),
-            ),
-            stranded_cores: register(
-                registry,
-                "stranded_cores",
-                "Free cores, in hundredths of a GPU, on GPUs without memory, or without shares, to go with them",
-                Gauge::default(),
-            ),
+            free_memory: register(registry, "free_memory_bytes", Family::default()),
+            fragmentation: register(registry, "fragmentation_ratio", Gauge::default()),
+            stranded_memory: register(registry, "stranded_memory_bytes", Gauge::default()),
+            stranded_cores: register(registry, "stranded_cores", Gauge::default()),
         }
     }
 }
@@ -217,48 +152,21 @@ impl Capacity {
 impl Decisions {
     fn new(registry: &mut Registry) -> Self {
         Self {
-            is_leading: register(
-                registry,
-                "leading",
-                "1 if this replica leads: it has the lease, or there is no election, and where it allocates it has fenced off its predecessor",
-                Gauge::default(),
-            ),
+            is_leading: register(registry, "leading", Gauge::default()),
             plan_seconds: register(
                 registry,
                 "plan_seconds",
-                "Time that one pass of the planner took",
                 Histogram::new(exponential_buckets(0.000_1, 4.0, 10)),
             ),
             write_seconds: register(
                 registry,
                 "write_seconds",
-                "Time from a decision to what came of its write, by intent: mark, allocate, release, clear",
                 Family::new_with_constructor(|| Histogram::new(exponential_buckets(0.001, 2.0, 14))),
             ),
-            writes: register(
-                registry,
-                "writes",
-                "Writes to claims by intent and outcome: done, conflict, refused, unknown, dropped",
-                Family::default(),
-            ),
-            holds_timed_out: register(
-                registry,
-                "holds_timed_out",
-                "Holds whose pod was not bound in time",
-                Counter::default(),
-            ),
-            verdicts: register(
-                registry,
-                "verdicts",
-                "Decisions that became events, by the event's reason",
-                Family::default(),
-            ),
-            allocations: register(
-                registry,
-                "allocations",
-                "Claims that were allocated, by the policy that chose the devices",
-                Family::default(),
-            ),
+            writes: register(registry, "writes", Family::default()),
+            holds_timed_out: register(registry, "holds_timed_out", Counter::default()),
+            verdicts: register(registry, "verdicts", Family::default()),
+            allocations: register(registry, "allocations", Family::default()),
             queue: Waiting::new(registry),
             capacity: Capacity::new(registry),
         }

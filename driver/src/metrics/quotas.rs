@@ -29,36 +29,11 @@ type Ceiling = [(&'static str, String); 2];
 impl Quotas {
     pub(super) fn new(registry: &mut Registry) -> Self {
         let quotas = Self {
-            quotas: register(
-                registry,
-                "quotas",
-                "VgpuQuotas by state: in budget (also those without one), spent, refused. Zero where this replica does not lead",
-                Family::default(),
-            ),
-            reservations: register(
-                registry,
-                "quota_reservations",
-                "Claims that are reserved in all quotas",
-                Gauge::default(),
-            ),
-            waiting: register(
-                registry,
-                "quota_waiting_pods",
-                "Pods behind the scheduling gate that do not fit into their quota yet",
-                Gauge::default(),
-            ),
-            writes: register(
-                registry,
-                "quota_writes",
-                "Writes for quotas by intent and outcome: status, read, gate, label, default, evict; done, again, refused, dropped",
-                Family::default(),
-            ),
-            used: register(
-                registry,
-                "quota_used_ratio",
-                "Part of a VgpuQuota's ceiling that is used, by namespace and resource: memory, cores, gpus, shares, gpuHours. Only the leader has it",
-                Family::default(),
-            ),
+            quotas: register(registry, "quotas", Family::default()),
+            reservations: register(registry, "quota_reservations", Gauge::default()),
+            waiting: register(registry, "quota_waiting_pods", Gauge::default()),
+            writes: register(registry, "quota_writes", Family::default()),
+            used: register(registry, "quota_used_ratio", Family::default()),
             ceilings: Arc::default(),
         };
         quotas.observe(Numbers::default());

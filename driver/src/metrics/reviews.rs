@@ -22,24 +22,13 @@ pub(crate) struct Reviews {
 impl Reviews {
     pub(super) fn new(registry: &mut Registry) -> Self {
         Self {
-            outcomes: register(
-                registry,
-                "webhook_reviews",
-                "Reviews of pods by outcome: translated, unchanged, refused, reported, bad (no review of a pod)",
-                Family::default(),
-            ),
+            outcomes: register(registry, "webhook_reviews", Family::default()),
             seconds: register(
                 registry,
                 "webhook_review_seconds",
-                "Time that an answer took, without the network",
                 Histogram::new(exponential_buckets(0.000_01, 4.0, 8)),
             ),
-            certificate: register(
-                registry,
-                "webhook_certificate_expiry_seconds",
-                "When the certificate that the webhook shows runs out, in seconds since 1970; 0 without one, absent without the webhook",
-                Family::default(),
-            ),
+            certificate: register(registry, "webhook_certificate_expiry_seconds", Family::default()),
         }
     }
 
