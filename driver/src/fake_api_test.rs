@@ -37,6 +37,16 @@ impl Server {
     pub(crate) fn sent(&self) -> Vec<Sent> {
         self.0.lock().unwrap().clone()
     }
+
+    /// The method and the path of a request, without its query.
+    pub(crate) fn line(&self, at: usize) -> String {
+        let (method, path, _) = &self.sent()[at];
+        format!("{method} {}", path.split('?').next().unwrap())
+    }
+
+    pub(crate) fn body(&self, at: usize) -> Value {
+        self.sent()[at].2.clone()
+    }
 }
 
 pub(crate) async fn parts(request: Request<Body>) -> Sent {

@@ -30,7 +30,7 @@ use vgpu_planner::{Mode, State, Time};
 
 use self::clock::SetBack;
 pub(crate) use self::decider::{Decider, Plan, Request, Runner, in_turn};
-pub(crate) use self::failure::Failure;
+pub(crate) use self::failure::{Failure, MANAGER, by_us, timely};
 pub(crate) use self::lease::HeldLease;
 use crate::notices::Reported;
 use crate::placing::Placer;

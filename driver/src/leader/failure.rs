@@ -1,4 +1,30 @@
-//! What a failed request means for the object that it was about.
+//! How the leader writes, and what a failed request means for the object that it was about.
+
+use std::time::Duration;
+
+use kube::api::PatchParams;
+
+/// The name under which the controller writes.
+pub(crate) const MANAGER: &str = "vgpu-controller";
+/// For one write with its reads. The lease is held for longer after the check than this, and it is far less than the time
+/// for which a device has no allocator when it changes from one to the other.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Gives a request up after [`TIMEOUT`]: whether it was carried out is then not known.
+pub(crate) async fn timely<T>(request: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
+    match tokio::time::timeout(TIMEOUT, request).await {
+        Ok(answer) => answer,
+        Err(_) => Err(kube::Error::Service(format!("no answer within {TIMEOUT:?}").into())),
+    }
+}
+
+/// The parameters of a patch by the controller.
+pub(crate) fn by_us() -> PatchParams {
+    PatchParams {
+        field_manager: Some(MANAGER.to_owned()),
+        ..PatchParams::default()
+    }
+}
 
 /// What the failure says about the object.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -7,30 +7,21 @@
 //! Strategic merge patches: the preconditions make them land on exactly the version that was decided on, and they
 //! change nothing else of the claim. The API server's answer is a [`planner::Outcome`] for the claim: after 409 and 404
 //! it has another version; after other refusals it is unchanged; after anything else its state is unknown. A write that
-//! takes longer than [`TIMEOUT`] is abandoned, not undone: it may still land, and the planner allows for that.
+//! takes too long ([`timely`]) is abandoned, not undone: it may still land, and the planner allows for that.
 
-use std::time::Duration;
-
-use kube::api::{Patch, PatchParams};
+use kube::api::Patch;
 use kube::{Api, Client};
 use serde_json::{Value, json};
 use vgpu_planner::names::{EPOCH, FINALIZER};
 use vgpu_planner::{self as planner, Intent};
 
 use crate::decode::Claim;
-use crate::leader::Failure;
-
-/// Far less than the time for which a device has no allocator when it changes from one to the other.
-const TIMEOUT: Duration = Duration::from_secs(5);
-const MANAGER: &str = "vgpu-controller";
+use crate::leader::{Failure, by_us, timely};
 
 /// Sends a write.
 pub(super) async fn send(client: &Client, write: &planner::Write) -> planner::Outcome {
     let claims: Api<Claim> = Api::namespaced(client.clone(), &write.namespace);
-    let parameters = PatchParams {
-        field_manager: Some(MANAGER.to_owned()),
-        ..PatchParams::default()
-    };
+    let parameters = by_us();
     let patch = Patch::Strategic(patch(write));
     let sent = async {
         match &write.intent {
@@ -41,19 +32,15 @@ pub(super) async fn send(client: &Client, write: &planner::Write) -> planner::Ou
         }
     };
     let what = (name(&write.intent), key(write));
-    match tokio::time::timeout(TIMEOUT, sent).await {
-        Ok(Ok(claim)) => claim.body.map_or(planner::Outcome::Unknown, |claim| {
+    match timely(sent).await {
+        Ok(claim) => claim.body.map_or(planner::Outcome::Unknown, |claim| {
             planner::Outcome::Done(Box::new(claim))
         }),
-        Ok(Err(error)) => match Failure::of(&error, &what) {
+        Err(error) => match Failure::of(&error, &what) {
             Failure::Gone | Failure::Conflict => planner::Outcome::Conflict,
             Failure::Refused(message) => planner::Outcome::Refused(message),
             Failure::Unknown => planner::Outcome::Unknown,
         },
-        Err(_) => {
-            tracing::warn!(?what, "no answer within {TIMEOUT:?}");
-            planner::Outcome::Unknown
-        }
     }
 }
 

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use vgpu_api::PodRef;
 use vgpu_planner::Term;
-use vgpu_quota::{self as quotas, BudgetState, Quota};
+use vgpu_quota::{BudgetState, Outcome, Quota, Write};
 
 use super::writes::send;
 use super::{Decider as _, HeldLease, Quotas};
@@ -19,13 +19,22 @@ fn status(code: u16) -> (u16, Value) {
     fake_api::status(code, "because")
 }
 
+fn refused() -> Outcome {
+    Outcome::Refused("because".into())
+}
+
+/// What becomes of the write if these are the answers.
+async fn outcome(write: &Write, answers: impl IntoIterator<Item = (u16, Value)>) -> Outcome {
+    send(&Server::answering(answers).1, write).await
+}
+
 fn object(version: &str) -> Value {
     json!({"apiVersion": "dra.vgpu/v1alpha1", "kind": "VgpuQuota", "spec": {"hard": {"memory": "80Gi"}},
         "metadata": {"name": "vgpu", "namespace": "team", "uid": "u", "resourceVersion": version, "generation": 1}})
 }
 
-fn write() -> quotas::Write {
-    quotas::Write::Status {
+fn write() -> Write {
+    Write::Status {
         namespace: "team".into(),
         uid: "u".into(),
         version: "7".into(),
@@ -33,8 +42,8 @@ fn write() -> quotas::Write {
     }
 }
 
-fn ungate() -> quotas::Write {
-    quotas::Write::Ungate {
+fn ungate() -> Write {
+    Write::Ungate {
         pod: PodRef {
             namespace: "team".into(),
             name: "p".into(),
@@ -54,93 +63,73 @@ async fn a_status_lands_only_on_the_version_it_was_decided_on() {
     let (server, client) = Server::answering([(200, object("8"))]);
     let outcome = send(&client, &write()).await;
     assert!(
-        matches!(&outcome, quotas::Outcome::Quota(quota) if quota.version == "8"),
+        matches!(&outcome, Outcome::Quota(quota) if quota.version == "8"),
         "{outcome:?}"
     );
     let (method, path, body) = server.sent()[0].clone();
     assert_eq!(method, "PUT");
     let expected = "/apis/dra.vgpu/v1alpha1/namespaces/team/vgpuquotas/vgpu/status?fieldManager=vgpu-controller";
     assert_eq!(path, expected);
-    assert_eq!(
-        body["metadata"],
-        json!({"name": "vgpu", "namespace": "team", "uid": "u", "resourceVersion": "7"})
-    );
-    assert_eq!(body["spec"], Value::Null);
-    for (write, code, outcome) in [
-        (write(), 409, quotas::Outcome::Again),
-        (write(), 404, quotas::Outcome::Again),
-        (write(), 500, quotas::Outcome::Again),
-        (write(), 429, quotas::Outcome::Again),
-        (write(), 403, quotas::Outcome::Refused("because".into())),
-        (write(), 422, quotas::Outcome::Refused("because".into())),
-        (
-            quotas::Write::Read {
-                namespace: "team".into(),
-            },
-            404,
-            quotas::Outcome::NoQuota,
-        ),
-    ] {
-        let (_, client) = Server::answering([status(code)]);
-        assert_eq!(send(&client, &write).await, outcome, "{write:?} {code}");
+    let metadata = json!({"name": "vgpu", "namespace": "team", "uid": "u", "resourceVersion": "7"});
+    assert_eq!((&body["metadata"], &body["spec"]), (&metadata, &Value::Null));
+    for code in [409, 404, 500, 429] {
+        assert_eq!(self::outcome(&write(), [status(code)]).await, Outcome::Again, "{code}");
     }
+    for code in [403, 422] {
+        assert_eq!(self::outcome(&write(), [status(code)]).await, refused(), "{code}");
+    }
+    let namespace = "team".into();
+    let read = self::outcome(&Write::Read { namespace }, [status(404)]).await;
+    assert_eq!(read, Outcome::NoQuota);
 }
 
 #[tokio::test]
 async fn a_gate_goes_only_for_the_claims_that_were_reserved() {
     let pod = json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": {"name": "p"}});
     let (server, client) = Server::answering([(200, claim("claim")), (200, pod.clone())]);
-    assert_eq!(send(&client, &ungate()).await, quotas::Outcome::Ungated);
-    let (method, path, body) = server.sent()[1].clone();
-    assert_eq!(
-        (method.as_str(), path.split('?').next().unwrap()),
-        ("PATCH", "/api/v1/namespaces/team/pods/p")
-    );
+    assert_eq!(send(&client, &ungate()).await, Outcome::Ungated);
+    assert_eq!(server.line(1), "PATCH /api/v1/namespaces/team/pods/p");
     let gone = json!({"metadata": {"uid": "pod"}, "spec": {"schedulingGates": [{"$patch": "delete", "name": "dra.vgpu/quota"}]}});
-    assert_eq!(body, gone);
+    assert_eq!(server.body(1), gone);
     let mut over_budget = ungate();
-    if let quotas::Write::Ungate { is_over_budget, .. } = &mut over_budget {
+    if let Write::Ungate { is_over_budget, .. } = &mut over_budget {
         *is_over_budget = true;
     }
     let (server, client) = Server::answering([(200, claim("claim")), (200, pod.clone())]);
-    assert_eq!(send(&client, &over_budget).await, quotas::Outcome::Ungated);
-    let recorded = server.sent()[1].2["metadata"]["annotations"].clone();
-    assert_eq!(recorded, json!({"dra.vgpu/opened-over-budget": "true"}));
+    assert_eq!(send(&client, &over_budget).await, Outcome::Ungated);
+    let recorded = &server.body(1)["metadata"]["annotations"];
+    assert_eq!(*recorded, json!({"dra.vgpu/opened-over-budget": "true"}));
     // Another claim by that name, and none.
     for answer in [(200, claim("another")), status(404)] {
         let (server, client) = Server::answering([answer, (200, pod.clone())]);
-        assert_eq!(send(&client, &ungate()).await, quotas::Outcome::Again);
+        assert_eq!(send(&client, &ungate()).await, Outcome::Again);
         assert_eq!(server.sent().len(), 1, "no patch");
     }
-    for (code, outcome) in [
-        (404, quotas::Outcome::Ungated),
-        (409, quotas::Outcome::Again),
-        (422, quotas::Outcome::Refused("because".into())),
-    ] {
-        let (_, client) = Server::answering([(200, claim("claim")), status(code)]);
-        assert_eq!(send(&client, &ungate()).await, outcome, "{code}");
+    for (code, expected) in [(404, Outcome::Ungated), (409, Outcome::Again), (422, refused())] {
+        let outcome = outcome(&ungate(), [(200, claim("claim")), status(code)]).await;
+        assert_eq!(outcome, expected, "{code}");
     }
 }
 
-fn evict() -> quotas::Write {
+fn evict() -> Write {
     let pod = |namespace: &str, name: &str| PodRef {
         namespace: namespace.into(),
         name: name.into(),
         uid: format!("uid-{name}"),
     };
-    quotas::Write::Evict {
+    Write::Evict {
         waiting: pod("rich", "w"),
         victims: vec![pod("team", "a"), pod("team", "b")],
     }
 }
 
-fn labels(state: Option<BudgetState>) -> quotas::Write {
+fn labels(state: Option<BudgetState>) -> Write {
     let (namespace, uid) = ("team".into(), "ns".into());
-    quotas::Write::Label { namespace, uid, state }
+    Write::Label { namespace, uid, state }
 }
 
-fn stamp(over: Option<(String, String)>) -> quotas::Write {
-    quotas::Write::Stamp {
+fn stamp(over: Option<(String, String)>) -> Write {
+    Write::Stamp {
         namespace: "team".into(),
         default: "teams".into(),
         spec: json!({"hard": {"memory": "80Gi"}}),
@@ -152,54 +141,39 @@ fn stamp(over: Option<(String, String)>) -> quotas::Write {
 async fn evictions_are_asked_by_dry_runs_and_name_the_pod_by_its_uid() {
     let waits = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "w", "uid": "uid-w"}, "spec": {"containers": []}});
     let done = || {
-        (
-            201,
-            json!({"kind": "Status", "apiVersion": "v1", "status": "Success", "code": 201}),
-        )
+        let success = json!({"kind": "Status", "apiVersion": "v1", "status": "Success", "code": 201});
+        (201, success)
     };
-    let names = |pods: &[PodRef]| pods.iter().map(|pod| pod.name.clone()).collect::<Vec<_>>();
-    let refused = |kept: &[(PodRef, String)]| {
-        kept.iter()
-            .map(|(pod, why)| format!("{}: {why}", pod.name))
-            .collect::<Vec<_>>()
+    // Who went, and who stayed for what reason.
+    let told = |outcome: Outcome| -> (Vec<String>, Vec<String>) {
+        let Outcome::Evicted { gone, kept } = outcome else {
+            panic!("{outcome:?}")
+        };
+        let kept = kept.into_iter().map(|(pod, why)| format!("{}: {why}", pod.name));
+        (gone.into_iter().map(|pod| pod.name).collect(), kept.collect())
     };
     let (server, client) = Server::answering([(200, waits.clone()), done(), done(), done(), done()]);
-    let quotas::Outcome::Evicted { gone, kept } = send(&client, &evict()).await else {
-        panic!()
-    };
-    assert_eq!((names(&gone), kept.len()), (vec!["a".to_owned(), "b".to_owned()], 0));
+    let both = (vec!["a".to_owned(), "b".to_owned()], vec![]);
+    assert_eq!(told(send(&client, &evict()).await), both);
+    let [a, b] = ["a", "b"].map(|pod| format!("POST /api/v1/namespaces/team/pods/{pod}/eviction"));
+    let lines: Vec<String> = (0..5).map(|at| server.line(at)).collect();
+    assert_eq!(lines, ["GET /api/v1/namespaces/rich/pods/w", &a, &b, &a, &b]);
     let sent = server.sent();
-    let paths: Vec<&str> = sent
-        .iter()
-        .map(|(_, path, _)| path.split('?').next().unwrap())
-        .collect();
-    let (a, b) = (
-        "/api/v1/namespaces/team/pods/a/eviction",
-        "/api/v1/namespaces/team/pods/b/eviction",
-    );
-    assert_eq!(paths, ["/api/v1/namespaces/rich/pods/w", a, b, a, b]);
     let dry: Vec<bool> = sent.iter().map(|(_, path, _)| path.contains("dryRun=All")).collect();
     assert_eq!(dry, [false, true, true, false, false]);
-    assert_eq!(sent[3].2["deleteOptions"]["preconditions"]["uid"], "uid-a");
+    assert_eq!(server.body(3)["deleteOptions"]["preconditions"]["uid"], "uid-a");
     // Refused in the dry run: nobody goes.
     let (server, client) = Server::answering([(200, waits.clone()), done(), status(429)]);
-    let quotas::Outcome::Evicted { gone, kept } = send(&client, &evict()).await else {
-        panic!()
-    };
-    assert_eq!(
-        (names(&gone), refused(&kept)),
-        (vec![], vec!["b: pod b of namespace team: because".to_owned()])
-    );
+    let none = (vec![], vec!["b: pod b of namespace team: because".to_owned()]);
+    assert_eq!(told(send(&client, &evict()).await), none);
     assert_eq!(server.sent().len(), 3);
     // Refused after it: who went is named; who is gone by itself is not.
-    let (_, client) = Server::answering([(200, waits.clone()), done(), done(), status(404), status(500)]);
-    let quotas::Outcome::Evicted { gone, kept } = send(&client, &evict()).await else {
-        panic!()
-    };
-    assert_eq!((names(&gone), kept.len()), (vec![], 1));
+    let answers = [(200, waits.clone()), done(), done(), status(404), status(500)];
+    let (gone, kept) = told(outcome(&evict(), answers).await);
+    assert_eq!((gone, kept.len()), (vec![], 1));
     // It is not known how far it came.
-    let (_, client) = Server::answering([(200, waits.clone()), done(), done(), done(), status(503)]);
-    assert_eq!(send(&client, &evict()).await, quotas::Outcome::Again);
+    let answers = [(200, waits.clone()), done(), done(), done(), status(503)];
+    assert_eq!(outcome(&evict(), answers).await, Outcome::Again);
     // Meanwhile the pod was bound, replaced by another one, or deleted.
     let mut bound = waits.clone();
     bound["spec"]["nodeName"] = json!("n");
@@ -207,13 +181,7 @@ async fn evictions_are_asked_by_dry_runs_and_name_the_pod_by_its_uid() {
     another["metadata"]["uid"] = json!("other");
     for answer in [(200, bound), (200, another), status(404)] {
         let (server, client) = Server::answering([answer]);
-        assert_eq!(
-            send(&client, &evict()).await,
-            quotas::Outcome::Evicted {
-                gone: vec![],
-                kept: vec![]
-            }
-        );
+        assert_eq!(told(send(&client, &evict()).await), (vec![], vec![]));
         assert_eq!(server.sent().len(), 1);
     }
 }
@@ -226,38 +194,29 @@ async fn the_label_is_all_that_is_written_of_a_namespace() {
         (None, Value::Null),
     ] {
         let (server, client) = Server::answering([(200, meta.clone())]);
-        assert_eq!(send(&client, &labels(state)).await, quotas::Outcome::Labelled);
-        let (method, path, body) = server.sent()[0].clone();
-        assert_eq!(
-            (method.as_str(), path.split('?').next().unwrap()),
-            ("PATCH", "/api/v1/namespaces/team")
-        );
-        assert_eq!(
-            body,
-            json!({"metadata": {"uid": "ns", "labels": {"dra.vgpu/quota": value}}})
-        );
+        assert_eq!(send(&client, &labels(state)).await, Outcome::Labelled);
+        assert_eq!(server.line(0), "PATCH /api/v1/namespaces/team");
+        let written = json!({"metadata": {"uid": "ns", "labels": {"dra.vgpu/quota": value}}});
+        assert_eq!(server.body(0), written);
     }
-    for (code, outcome) in [
-        (404, quotas::Outcome::Labelled),
-        (409, quotas::Outcome::Again),
-        (403, quotas::Outcome::Refused("because".into())),
-    ] {
-        let (_, client) = Server::answering([status(code)]);
-        assert_eq!(send(&client, &labels(None)).await, outcome, "{code}");
+    for (code, expected) in [(404, Outcome::Labelled), (409, Outcome::Again), (403, refused())] {
+        assert_eq!(outcome(&labels(None), [status(code)]).await, expected, "{code}");
     }
 }
 
 #[tokio::test]
 async fn a_stamp_is_created_or_lands_on_its_version() {
-    let quotas = "/apis/dra.vgpu/v1alpha1/namespaces/team/vgpuquotas";
     let (server, client) = Server::answering([(201, object("8"))]);
-    let outcome = send(&client, &stamp(None)).await;
+    let made = send(&client, &stamp(None)).await;
     assert!(
-        matches!(&outcome, quotas::Outcome::Quota(quota) if quota.version == "8"),
-        "{outcome:?}"
+        matches!(&made, Outcome::Quota(quota) if quota.version == "8"),
+        "{made:?}"
     );
-    let (method, path, body) = server.sent()[0].clone();
-    assert_eq!((method.as_str(), path.split('?').next().unwrap()), ("POST", quotas));
+    assert_eq!(
+        server.line(0),
+        "POST /apis/dra.vgpu/v1alpha1/namespaces/team/vgpuquotas"
+    );
+    let body = server.body(0);
     assert_eq!(body["metadata"]["labels"], json!({"dra.vgpu/default": "teams"}));
     // The answer is recognised as stamped.
     let mut made = object("8");
@@ -266,36 +225,16 @@ async fn a_stamp_is_created_or_lands_on_its_version() {
     assert!(serde_json::from_value::<Quota>(made).unwrap().stamped.is_some());
     let (server, client) = Server::answering([(200, object("9"))]);
     send(&client, &stamp(Some(("u".into(), "8".into())))).await;
-    let (method, path, body) = server.sent()[0].clone();
-    let expected = format!("{quotas}/vgpu");
-    assert_eq!(
-        (method.as_str(), path.split('?').next().unwrap()),
-        ("PATCH", &*expected)
-    );
-    let written: Vec<&str> = body
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|op| op["path"].as_str().unwrap())
-        .collect();
-    assert_eq!(
-        written,
-        [
-            "/metadata/uid",
-            "/metadata/resourceVersion",
-            "/metadata/labels/dra.vgpu~1default",
-            "/metadata/annotations/dra.vgpu~1default-spec",
-            "/spec"
-        ]
-    );
+    let quota = "PATCH /apis/dra.vgpu/v1alpha1/namespaces/team/vgpuquotas/vgpu";
+    assert_eq!(server.line(0), quota);
+    let body = server.body(0);
+    let written = body.as_array().unwrap().iter().map(|op| op["path"].as_str().unwrap());
+    let fields = "/metadata/uid /metadata/resourceVersion /metadata/labels/dra.vgpu~1default \
+                  /metadata/annotations/dra.vgpu~1default-spec /spec";
+    assert_eq!(written.collect::<Vec<_>>().join(" "), fields);
     // An administrator was faster; the kind or the namespace is gone; a policy says no.
-    for (code, outcome) in [
-        (409, quotas::Outcome::Again),
-        (404, quotas::Outcome::Again),
-        (403, quotas::Outcome::Refused("because".into())),
-    ] {
-        let (_, client) = Server::answering([status(code)]);
-        assert_eq!(send(&client, &stamp(None)).await, outcome, "{code}");
+    for (code, expected) in [(409, Outcome::Again), (404, Outcome::Again), (403, refused())] {
+        assert_eq!(outcome(&stamp(None), [status(code)]).await, expected, "{code}");
     }
 }
 
@@ -324,9 +263,9 @@ async fn a_term_begins_without_what_was_known_and_sends_nothing_of_another() {
         quotas.write("first".into(), write()),
         quotas.write("first".into(), write()),
     );
-    assert!(matches!(sent.await.outcome, quotas::Outcome::Quota(_)));
+    assert!(matches!(sent.await.outcome, Outcome::Quota(_)));
     terms.send_replace(Some(term("second")));
-    assert_eq!(late.await.outcome, quotas::Outcome::Dropped);
+    assert_eq!(late.await.outcome, Outcome::Dropped);
     assert_eq!(server.sent().len(), 1);
     quotas.lead(Some(&term("second")));
     assert_eq!(quotas.epoch(), Some("second"));

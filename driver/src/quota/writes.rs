@@ -1,21 +1,15 @@
 //! The writes of quotas as requests, and what each answer means.
 
-use std::time::Duration;
-
 use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use kube::api::{Patch, PatchParams};
+use kube::api::Patch;
 use kube::{Api, Client};
 use serde_json::{Value, json};
 use vgpu_api::PodRef;
 use vgpu_quota::{self as quotas, BudgetState, Quota, Status, names};
 
-use crate::leader::Failure;
-
-/// For one write with its reads. The lease is held for longer after the check than this.
-const TIMEOUT: Duration = Duration::from_secs(5);
-const MANAGER: &str = "vgpu-controller";
+use crate::leader::{Failure, MANAGER, by_us, timely};
 
 /// Performs a write. It never fails: a write that may not have landed is decided on again.
 pub(super) async fn send(client: &Client, write: &quotas::Write) -> quotas::Outcome {
@@ -43,14 +37,7 @@ pub(super) async fn send(client: &Client, write: &quotas::Write) -> quotas::Outc
             } => stamp(client, namespace, default, spec, over.as_ref()).await,
         }
     };
-    match tokio::time::timeout(TIMEOUT, sent).await {
-        Ok(Ok(outcome)) => outcome,
-        Ok(Err(error)) => failed(write, &error),
-        Err(_) => {
-            tracing::warn!(task = ?write.task(), "no answer within {TIMEOUT:?}; it is tried again");
-            quotas::Outcome::Again
-        }
-    }
+    timely(sent).await.unwrap_or_else(|error| failed(write, &error))
 }
 
 /// For metrics.
@@ -87,6 +74,14 @@ fn path(namespace: &str, rest: &str) -> String {
     format!("{}/{}{rest}", quotas(namespace), names::QUOTA)
 }
 
+/// A request with this body, which is of type `application/{kind}`.
+fn request(to: hyper::http::request::Builder, kind: &str, body: &Value) -> kube::Result<hyper::Request<Vec<u8>>> {
+    let request = to.header("content-type", format!("application/{kind}"));
+    request
+        .body(body.to_string().into_bytes())
+        .map_err(kube::Error::HttpError)
+}
+
 /// Lands only on that version.
 async fn put(
     client: &Client,
@@ -99,10 +94,7 @@ async fn put(
         "metadata": {"name": names::QUOTA, "namespace": namespace, "uid": uid, "resourceVersion": version},
         "status": status});
     let uri = path(namespace, &format!("/status?fieldManager={MANAGER}"));
-    let request = hyper::Request::put(uri).header("content-type", "application/json");
-    let request = request
-        .body(object.to_string().into_bytes())
-        .map_err(kube::Error::HttpError)?;
+    let request = request(hyper::Request::put(uri), "json", &object)?;
     client.request::<Value>(request).await.map(answer)
 }
 
@@ -156,7 +148,7 @@ async fn ungate(
         patch["metadata"]["annotations"] = json!({names::OPENED_OVER_BUDGET: "true"});
     }
     let pods: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace);
-    pods.patch_metadata(&pod.name, &parameters(), &Patch::Strategic(patch))
+    pods.patch_metadata(&pod.name, &by_us(), &Patch::Strategic(patch))
         .await?;
     Ok(quotas::Outcome::Ungated)
 }
@@ -211,10 +203,7 @@ async fn evict_one(client: &Client, pod: &PodRef, is_dry_run: bool) -> kube::Res
         "/api/v1/namespaces/{}/pods/{}/eviction?fieldManager={MANAGER}{dry_run}",
         pod.namespace, pod.name
     );
-    let request = hyper::Request::post(uri).header("content-type", "application/json");
-    let request = request
-        .body(eviction.to_string().into_bytes())
-        .map_err(kube::Error::HttpError)?;
+    let request = request(hyper::Request::post(uri), "json", &eviction)?;
     match client.request::<Value>(request).await {
         Ok(_) => Ok(Ok(true)),
         Err(kube::Error::Api(status)) => match status.code {
@@ -242,7 +231,7 @@ async fn label(
     let patch = json!({"metadata": {"uid": uid, "labels": {names::LABEL: state.map(BudgetState::text)}}});
     let namespaces: Api<Namespace> = Api::all(client.clone());
     namespaces
-        .patch_metadata(namespace, &parameters(), &Patch::Merge(patch))
+        .patch_metadata(namespace, &by_us(), &Patch::Merge(patch))
         .await?;
     Ok(quotas::Outcome::Labelled)
 }
@@ -262,10 +251,8 @@ async fn stamp(
                 "metadata": {"name": names::QUOTA, "namespace": namespace, "labels": {names::FROM_DEFAULT: default},
                     "annotations": {names::STAMPED_SPEC: text}},
                 "spec": spec});
-            let request = hyper::Request::post(format!("{}?fieldManager={MANAGER}", quotas(namespace)));
-            request
-                .header("content-type", "application/json")
-                .body(object.to_string().into_bytes())
+            let uri = format!("{}?fieldManager={MANAGER}", quotas(namespace));
+            request(hyper::Request::post(uri), "json", &object)?
         }
         // Both are there: the quota was stamped before. The version makes the patch fail on a later one.
         Some((uid, version)) => {
@@ -284,21 +271,11 @@ async fn stamp(
                 ),
                 set("/spec", spec.clone()),
             ]);
-            let request = hyper::Request::patch(path(namespace, &format!("?fieldManager={MANAGER}")));
-            request
-                .header("content-type", "application/json-patch+json")
-                .body(patch.to_string().into_bytes())
+            let uri = path(namespace, &format!("?fieldManager={MANAGER}"));
+            request(hyper::Request::patch(uri), "json-patch+json", &patch)?
         }
     };
-    let request = request.map_err(kube::Error::HttpError)?;
     client.request::<Value>(request).await.map(answer)
-}
-
-fn parameters() -> PatchParams {
-    PatchParams {
-        field_manager: Some(MANAGER.to_owned()),
-        ..PatchParams::default()
-    }
 }
 
 fn failed(write: &quotas::Write, error: &kube::Error) -> quotas::Outcome {

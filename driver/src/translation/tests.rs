@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use vgpu_api::PodRef;
 use vgpu_planner::Term;
-use vgpu_reconciler::{self as reconciler, Gpus, Key, Notice, Now, Settings};
+use vgpu_reconciler::{self as reconciler, Gpus, Key, Notice, Now, Outcome, Settings};
 
 use super::writes::send;
 use super::{HeldLease, Translator, reported};
@@ -52,56 +52,43 @@ fn at() -> PodRef {
     }
 }
 
+/// What becomes of the write if this is the answer.
+async fn outcome(write: reconciler::Write, answer: (u16, Value)) -> Outcome {
+    send(&Server::answering([answer]).1, &write, &Gpus::default()).await
+}
+
 #[tokio::test]
 async fn a_deletion_is_of_one_version_and_answers_mean_what_they_say() {
     let (server, client) = Server::answering([(200, template(json!({})))]);
-    assert_eq!(
-        send(&client, &delete(), &Gpus::default()).await,
-        reconciler::Outcome::Deleted
-    );
+    assert_eq!(send(&client, &delete(), &Gpus::default()).await, Outcome::Deleted);
     let (method, path, body) = server.sent()[0].clone();
     assert_eq!(method, "DELETE");
-    assert_eq!(
-        path,
-        "/apis/resource.k8s.io/v1/namespaces/team/resourceclaimtemplates/vgpu-translated-1?"
-    );
+    let expected = "/apis/resource.k8s.io/v1/namespaces/team/resourceclaimtemplates/vgpu-translated-1?";
+    assert_eq!(path, expected);
     assert_eq!(body["preconditions"], json!({"uid": "t", "resourceVersion": "7"}));
 
-    let ours = json!({"dra.vgpu/translated": "true"});
+    let give_back = || reconciler::Write::GiveBack(at());
     for (write, answer, expected) in [
-        (create(), status(409, "it exists"), reconciler::Outcome::Exists),
-        (
-            create(),
-            status(403, "quota"),
-            reconciler::Outcome::Refused("quota".into()),
-        ),
-        (create(), status(429, "later"), reconciler::Outcome::Again),
-        (create(), status(500, "oh"), reconciler::Outcome::Again),
-        (delete(), status(409, "another version"), reconciler::Outcome::Again),
-        (delete(), status(404, "not there"), reconciler::Outcome::Again),
-        (delete(), status(403, "no"), reconciler::Outcome::Refused("no".into())),
-        (
-            reconciler::Write::GiveBack(at()),
-            status(404, "not there"),
-            reconciler::Outcome::Again,
-        ),
+        (create(), status(409, "it exists"), Outcome::Exists),
+        (create(), status(403, "quota"), Outcome::Refused("quota".into())),
+        (create(), status(429, "later"), Outcome::Again),
+        (create(), status(500, "oh"), Outcome::Again),
+        (delete(), status(409, "another version"), Outcome::Again),
+        (delete(), status(404, "not there"), Outcome::Again),
+        (delete(), status(403, "no"), Outcome::Refused("no".into())),
+        (give_back(), status(404, "not there"), Outcome::Again),
     ] {
-        let (_, client) = Server::answering([answer.clone()]);
-        assert_eq!(
-            send(&client, &write, &Gpus::default()).await,
-            expected,
-            "{write:?} {answer:?}"
-        );
+        let said = format!("{write:?} {answer:?}");
+        assert_eq!(outcome(write, answer).await, expected, "{said}");
     }
-    let (_, client) = Server::answering([(201, template(ours))]);
-    let created = send(&client, &create(), &Gpus::default()).await;
+    let ours = json!({"dra.vgpu/translated": "true"});
+    let created = outcome(create(), (201, template(ours))).await;
     assert!(
-        matches!(&created, reconciler::Outcome::Created(template) if template.uid == "t" && template.hash == "abc"),
+        matches!(&created, Outcome::Created(template) if template.uid == "t" && template.hash == "abc"),
         "{created:?}"
     );
-    let (_, client) = Server::answering([(201, template(json!({})))]);
-    let unlabelled = send(&client, &create(), &Gpus::default()).await;
-    assert!(matches!(unlabelled, reconciler::Outcome::Refused(_)), "{unlabelled:?}");
+    let unlabelled = outcome(create(), (201, template(json!({})))).await;
+    assert!(matches!(unlabelled, Outcome::Refused(_)), "{unlabelled:?}");
 }
 
 /// A pod of KAI's with half a GPU, bound, and its claim.
@@ -135,44 +122,34 @@ pub(crate) fn bound() -> (Value, Value, Gpus) {
 #[tokio::test]
 async fn annotations_are_written_to_the_pod_that_was_read_and_to_no_other() {
     let (pod, claim, gpus) = bound();
-    let (server, client) = Server::answering([(200, pod.clone()), (200, claim), (200, pod.clone())]);
+    let give_back = async |answers: Vec<(u16, Value)>| {
+        let (server, client) = Server::answering(answers);
+        let outcome = send(&client, &reconciler::Write::GiveBack(at()), &gpus).await;
+        (server, outcome)
+    };
+    let (server, outcome) = give_back(vec![(200, pod.clone()), (200, claim), (200, pod.clone())]).await;
+    assert_eq!(outcome, Outcome::LegacyView);
+    let lines: Vec<String> = (0..server.sent().len()).map(|at| server.line(at)).collect();
+    let expected = [
+        "GET /api/v1/namespaces/team/pods/p",
+        "GET /apis/resource.k8s.io/v1/namespaces/team/resourceclaims/p-claim",
+        "PATCH /api/v1/namespaces/team/pods/p",
+    ];
+    assert_eq!(lines, expected);
     assert_eq!(
-        send(&client, &reconciler::Write::GiveBack(at()), &gpus).await,
-        reconciler::Outcome::LegacyView
-    );
-    let sent = server.sent();
-    let (methods, paths): (Vec<&str>, Vec<&str>) = sent
-        .iter()
-        .map(|(method, path, _)| (method.as_str(), path.split('?').next().unwrap()))
-        .unzip();
-    assert_eq!(methods, ["GET", "GET", "PATCH"]);
-    assert_eq!(paths[0], "/api/v1/namespaces/team/pods/p");
-    assert_eq!(
-        paths[1],
-        "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/p-claim"
-    );
-    assert_eq!(
-        sent[2].2,
+        server.body(2),
         json!({"metadata": {"uid": "u", "annotations": {"dra.vgpu/legacy-view": "u", "received-resource-type": "Fraction"}}})
     );
     // Another pod by that name.
     let mut other = pod.clone();
     other["metadata"]["uid"] = json!("another");
-    let (server, client) = Server::answering([(200, other)]);
-    assert_eq!(
-        send(&client, &reconciler::Write::GiveBack(at()), &gpus).await,
-        reconciler::Outcome::Again
-    );
-    assert_eq!(server.sent().len(), 1);
+    let (server, outcome) = give_back(vec![(200, other)]).await;
+    assert_eq!((outcome, server.sent().len()), (Outcome::Again, 1));
     // Nothing is written for a pod that has its annotations.
     let mut done = pod;
     done["metadata"]["annotations"]["dra.vgpu/legacy-view"] = json!("u");
-    let (server, client) = Server::answering([(200, done)]);
-    assert_eq!(
-        send(&client, &reconciler::Write::GiveBack(at()), &gpus).await,
-        reconciler::Outcome::LegacyView
-    );
-    assert_eq!(server.sent().len(), 1);
+    let (server, outcome) = give_back(vec![(200, done)]).await;
+    assert_eq!((outcome, server.sent().len()), (Outcome::LegacyView, 1));
 }
 
 #[tokio::test]
@@ -188,15 +165,9 @@ async fn nothing_is_sent_once_the_lease_has_run_out() {
     let (server, client) = Server::answering([status(403, "no"), status(403, "no")]);
     let lease = HeldLease::new(clock.clone(), receiver);
     let translator = Translator::new(client, clock.clone(), lease, Settings::default());
-    assert!(matches!(
-        translator.write(delete()).await,
-        (_, reconciler::Outcome::Refused(_))
-    ));
+    assert!(matches!(translator.write(delete()).await, (_, Outcome::Refused(_))));
     terms.send_replace(term(clock.now()));
-    assert!(matches!(
-        translator.write(delete()).await,
-        (_, reconciler::Outcome::Dropped)
-    ));
+    assert!(matches!(translator.write(delete()).await, (_, Outcome::Dropped)));
     assert_eq!(server.sent().len(), 1);
 }
 
@@ -207,9 +178,6 @@ fn a_notice_becomes_an_event_on_its_pod() {
     let (topic, message) = (reported.topic, reported.message);
     assert_eq!((topic.about.key().as_str(), topic.about.uid.as_str()), ("team/p", "u"));
     assert_eq!(message.kind, MessageKind::Decided("VgpuClaimPending"));
-    assert!(
-        message.text.starts_with("template vgpu-translated-1 waits: "),
-        "{}",
-        message.text
-    );
+    let words = "template vgpu-translated-1 waits: ";
+    assert!(message.text.starts_with(words), "{}", message.text);
 }

@@ -1,20 +1,14 @@
 //! The reconciler's writes as requests, and what each answer means.
 
-use std::time::Duration;
-
 use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate};
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::api::{DeleteParams, Patch, PostParams, Preconditions};
 use kube::{Api, Client};
 use vgpu_api::PodRef;
 use vgpu_reconciler::{self as reconciler, Gpus, Template, TranslatedPod, claim_names, legacy_patch};
 
-use crate::leader::Failure;
-
-/// For one write with its reads. The lease is held for longer after the check than this.
-const TIMEOUT: Duration = Duration::from_secs(5);
-const MANAGER: &str = "vgpu-controller";
+use crate::leader::{Failure, MANAGER, by_us, timely};
 
 /// Performs a write. It never fails: a write that may not have landed is decided on again.
 pub(super) async fn send(client: &Client, write: &reconciler::Write, gpus: &Gpus) -> reconciler::Outcome {
@@ -35,14 +29,7 @@ pub(super) async fn send(client: &Client, write: &reconciler::Write, gpus: &Gpus
             reconciler::Write::GiveBack(pod) => annotate(client, pod, gpus).await,
         }
     };
-    match tokio::time::timeout(TIMEOUT, sent).await {
-        Ok(Ok(outcome)) => outcome,
-        Ok(Err(error)) => failed(write, &error),
-        Err(_) => {
-            tracing::warn!(?write, "no answer within {TIMEOUT:?}; it is tried again");
-            reconciler::Outcome::Again
-        }
-    }
+    timely(sent).await.unwrap_or_else(|error| failed(write, &error))
 }
 
 async fn create(
@@ -86,12 +73,8 @@ async fn annotate(client: &Client, at: &PodRef, gpus: &Gpus) -> kube::Result<rec
             return Ok(reconciler::Outcome::Again);
         }
     };
-    let parameters = PatchParams {
-        field_manager: Some(MANAGER.to_owned()),
-        ..PatchParams::default()
-    };
     // The uid in the patch makes it fail on another pod of this name.
-    pods.patch(&at.name, &parameters, &Patch::Merge(patch)).await?;
+    pods.patch(&at.name, &by_us(), &Patch::Merge(patch)).await?;
     Ok(reconciler::Outcome::LegacyView)
 }
 

@@ -1,7 +1,5 @@
 //! The writes of VgpuUsages as requests, and what each answer means.
 
-use std::time::Duration;
-
 use kube::api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams};
 use kube::{Api, Client, ResourceExt as _};
 use vgpu_api::usage::{USAGE_NAME, VgpuUsage, VgpuUsageSpec, VgpuUsageStatus};
@@ -9,11 +7,8 @@ use vgpu_api::usage::{USAGE_NAME, VgpuUsage, VgpuUsageSpec, VgpuUsageStatus};
 use super::plan::{Outcome, Write};
 use super::sum::digest;
 use crate::decode::{Object, Parts};
-use crate::leader::Failure;
+use crate::leader::{Failure, MANAGER, timely};
 
-/// For one request. The lease is held for longer after the check than this.
-const TIMEOUT: Duration = Duration::from_secs(5);
-const MANAGER: &str = "vgpu-controller";
 /// Objects in one part of a list: each may have 200 claims.
 const PAGE: u32 = 20;
 
@@ -46,14 +41,6 @@ pub(super) const fn intent(write: &Write) -> &'static str {
 /// The namespace of a write, and what it is.
 fn task(write: &Write) -> (&str, Option<&str>) {
     (intent(write), write.namespace())
-}
-
-/// Gives a request up after a while: whether it was carried out is then not known.
-async fn timely<T>(request: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
-    match tokio::time::timeout(TIMEOUT, request).await {
-        Ok(answer) => answer,
-        Err(elapsed) => Err(kube::Error::Service(elapsed.into())),
-    }
 }
 
 /// Creates or replaces it in one request.
