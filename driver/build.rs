@@ -1,4 +1,4 @@
-//! Gives the program a build-id, by which the twin with its symbols is found (docs/debugging.md).
+//! Gives the program a build ID, by which its copy with debug symbols is found (docs/debugging.md).
 
 fn main() {
     println!("cargo::rustc-link-arg-bins=-Wl,--build-id=sha1");

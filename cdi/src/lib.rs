@@ -1,5 +1,5 @@
 //! Container Device Interface (CDI): the documents that tell a container runtime which mounts, device nodes and hooks a
-//! container of a claim gets, with their validation, and the folder of spec files. Of CDI's fields it has those that
+//! container of a claim gets, with their validation, and the folder of spec files. Supports only the CDI fields that
 //! vgpu-kubelet-plugin writes.
 //!
 //! ```text

@@ -4,8 +4,9 @@ use serde::{Serialize, Serializer};
 
 use crate::name::Kind;
 
-/// The `cdiVersion` of all specs: the lowest one with every field and name in use (device names that start with a digit,
-/// `hostPath` of device nodes). Runtimes refuse versions that are newer than they are; podman 4.3.1 stops here.
+/// The `cdiVersion` of all specs: the lowest one with every field and name in use (device names that start with a
+/// digit, `hostPath` of device nodes). Runtimes refuse versions newer than they know; podman 4.3.1 knows none after
+/// this one.
 pub const VERSION: &str = "0.5.0";
 
 /// One CDI spec file.

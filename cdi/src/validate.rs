@@ -10,7 +10,7 @@ use crate::{
     spec::{ContainerEdits, Device, DeviceNode, Hook, Mount, Spec},
 };
 
-/// A problem of a spec and its place.
+/// A problem in a spec, and where it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     /// For example `devices[0].containerEdits.env[2]`.

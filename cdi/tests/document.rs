@@ -10,7 +10,7 @@ fn rendered(spec: &Spec) -> Value {
     serde_json::from_slice(&spec.render().expect("a valid spec")).expect("JSON")
 }
 
-/// The error of `claim()` with a change.
+/// The validation error of the spec `claim()` after this change.
 fn refusal(change: impl FnOnce(&mut Spec)) -> String {
     let mut spec = claim();
     change(&mut spec);
@@ -82,7 +82,7 @@ fn refusals_name_the_place_the_value_and_what_to_do() {
     );
 }
 
-/// Every problem, with its place.
+/// The error of each bad value starts with the path of that value.
 #[test]
 fn each_bad_value_is_refused_where_it_stands() {
     type Change = fn(&mut Spec);

@@ -171,7 +171,7 @@ fn errors_of_the_system_name_the_file() {
     ));
 }
 
-/// Readers, such as a runtime, see complete files whoever writes, removes or sweeps.
+/// Readers, such as a runtime, only see complete files while other processes write, remove or sweep.
 #[test]
 fn readers_never_see_half_a_file() {
     let temp = tempdir().expect("a folder");

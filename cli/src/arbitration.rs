@@ -23,7 +23,7 @@ use vgpu_abi::limits::Limits;
 use vgpu_abi::paths::ARBITRATION;
 use vgpu_node::arbitration::{Arbitration, Error, SLOTS, Sharing};
 
-/// A share of this user, as far as others on its GPU have to know it.
+/// What a share of this user tells the others on its GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Neighbour {
     pub limits: Limits,
@@ -51,7 +51,7 @@ pub fn free_slot<'a>(gpu: &str, shares: impl IntoIterator<Item = &'a Limits>) ->
     (0..SLOTS).find(|slot| !taken.contains(slot))
 }
 
-/// Creates what is missing of a GPU's pages, and clears that of a new share's slot.
+/// Creates a GPU's missing pages, and clears the page of a new share's slot.
 ///
 /// # Errors
 /// A page cannot be written.
@@ -62,7 +62,7 @@ pub fn prepare(run_dir: &RunDir, _locked: &Locked, gpu: &str, slot: u8) -> Resul
 }
 
 fn pages(run_dir: &RunDir) -> Arbitration {
-    // With a mount namespace, nobody else can enter the folder, and each COMMAND finds its own slot alone writable.
+    // With a mount namespace, nobody else can enter the folder, and each COMMAND can write only its own slot.
     let has_namespace = run_dir.path() == Path::new(run_dir::ROOT);
     let slot_mode = if has_namespace { 0o666 } else { 0o600 };
     Arbitration::new(root(run_dir), Sharing::Programs { slot_mode })
@@ -99,7 +99,7 @@ fn holders(gpu: &str, shares: &[Neighbour]) -> Vec<Holder> {
 
 /// Removes all pages: no share is left.
 pub fn remove(run_dir: &RunDir, _locked: &Locked) {
-    // The next run uses again what cannot be removed.
+    // The next run reuses a folder that cannot be removed.
     let _ = std::fs::remove_dir_all(root(run_dir));
 }
 

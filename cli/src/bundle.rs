@@ -1,13 +1,13 @@
-//! Implements `vgpu bundle`: what somebody who is to help needs to see of a cluster, in one archive.
+//! Implements `vgpu bundle`: collects in one archive what a helper needs to see of a cluster.
 //!
 //! ```text
 //!  Cluster ─► doctor's Answer, other lists, logs ─► shown: the fields that matter ─► names: pseudonyms ─┬─► objects, logs
 //!                                                                             bars ─► page.html ◄───────┘     ─► tar
 //! ```
 //!
-//! How it fails: what may not be read is missing, and read.txt names it; so does it name what was cut off, for each kind has
-//! a limit. The archive is written at once, and never over another file. Whatever users can write is replaced, escaped or
-//! left out, but not trusted: fields that are not listed in [`shown`] do not get in.
+//! How it fails: read.txt names what the user may not read, and what was cut off, because each kind has a limit. The
+//! archive is written in one step, and never over another file. Text that users can write is replaced, escaped or left
+//! out; fields that are not listed in [`shown`] are left out.
 #![forbid(unsafe_code)]
 
 mod archive;
@@ -48,7 +48,7 @@ pub(crate) fn main(flags: &BundleFlags) -> ExitCode {
             } else {
                 "; tenants' names are replaced"
             };
-            // The archive is there, whoever reads this.
+            // The archive exists, even if nobody reads this line.
             let _ = writeln!(
                 std::io::stdout(),
                 "{}{keeps}; page.html in it has a bar for each GPU",
@@ -71,7 +71,8 @@ fn run(flags: &BundleFlags) -> Result<PathBuf, BundleError> {
         .output
         .clone()
         .unwrap_or_else(|| PathBuf::from(format!("vgpu-bundle-{}.tar", now.strftime("%Y%m%dT%H%M%SZ"))));
-    // A text may be the only one to give away a name that stands in others, too: the first archive is made to learn them.
+    // A name may be learned late from one text although earlier ones contain it: the first archive is made only to
+    // learn all names.
     let archive = archived(&mut collected, now).and_then(|_| archived(&mut collected, now));
     let write = archive.and_then(|archive| archive.write(&file));
     write.map_err(|error| BundleError::File {
@@ -81,7 +82,7 @@ fn run(flags: &BundleFlags) -> Result<PathBuf, BundleError> {
     Ok(file)
 }
 
-/// Returns everything of the archive, in which no name is left that is known at the end.
+/// Returns the archive; it contains no name that is known once all of it is made.
 fn archived(collected: &mut Collected, now: jiff::Timestamp) -> std::io::Result<Archive> {
     let names = &mut collected.names;
     let mut archive = Archive::new(now.as_second());

@@ -21,7 +21,7 @@ use tokio::runtime::Runtime;
 
 use crate::flags::ClusterFlags;
 
-/// For the connection, and for each answer.
+/// Time limits of the connection, and of each answer.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// For pages other than lists: the time until the whole answer, and its size in bytes.
@@ -87,7 +87,7 @@ pub(crate) const TAINT_RULES: Kind = kind("resource.k8s.io", "v1", "devicetaintr
 pub(crate) const QUOTAS: Kind = kind("dra.vgpu", "v1alpha1", "vgpuquotas");
 pub(crate) const USAGES: Kind = kind("dra.vgpu", "v1alpha1", "vgpuusages");
 pub(crate) const VGPU_NODES: Kind = kind("dra.vgpu", "v1alpha1", "vgpunodes");
-/// Questions that are created and not kept.
+/// Access questions: the API server answers them and does not store them.
 pub(crate) const ACCESS_REVIEWS: Kind = kind("authorization.k8s.io", "v1", "subjectaccessreviews");
 
 /// A list to read: a kind, in a namespace or everywhere.
@@ -203,13 +203,13 @@ impl ReadError {
         })
     }
 
-    /// Returns true if only this list is missing.
+    /// Returns true if the error concerns only this list, not the whole connection.
     pub(crate) fn is_of_one_list(&self) -> bool {
         matches!(self, Self::Forbidden(_) | Self::NotServed(_))
     }
 }
 
-/// A cluster, as a user of it.
+/// A connection to a cluster as one user.
 pub(crate) struct Cluster {
     client: Client,
     runtime: Runtime,
@@ -233,7 +233,7 @@ impl Cluster {
         }
         let server = config.cluster_url.to_string();
         let namespace = namespace.unwrap_or(&config.default_namespace).to_owned();
-        // The client starts a task of its own.
+        // The client spawns a task, so it must be created inside the runtime.
         let client = {
             let _inside = runtime.enter();
             Client::try_from(config).map_err(ConnectError::Client)?
@@ -285,7 +285,7 @@ impl Cluster {
         self.wait(join_all(objects.iter().map(create)))
     }
 
-    /// Deletes an object; one that does not exist is no error.
+    /// Deletes an object; it is no error if the object does not exist.
     pub(crate) fn delete(&self, kind: Kind, namespace: &str, name: &str) -> Result<(), ReadError> {
         let request = http::Request::delete(format!("{}/{name}", kind.path(Some(namespace)))).body(Vec::new());
         match self.wait(self.answer(request, kind.action("delete", Some(namespace)))) {
@@ -317,7 +317,7 @@ impl Cluster {
                         server: self.server.clone(),
                         why: status.message,
                     },
-                    // Pod Security and quotas refuse a write by 403, too, in words of their own.
+                    // Pod Security and quotas also refuse a write with 403, but in other words.
                     403 if reads || status.message.contains(" cannot ") => ReadError::Forbidden(what),
                     404 => ReadError::Absent(what),
                     _ => refused(status.message),
@@ -328,8 +328,8 @@ impl Cluster {
         serde_json::from_str(&text).map_err(|why| refused(format!("the answer of {} is not JSON: {why}", self.server)))
     }
 
-    /// Reads what paths answer at the same time, such as `/version`: status and body. Whoever answers may be a tenant's
-    /// pod, so time and size are limited.
+    /// Reads paths such as `/version` concurrently, and returns status and body. A tenant's pod may be what answers, so
+    /// time and size are limited.
     pub(crate) fn pages(&self, paths: &[String]) -> Vec<Result<(u16, String), ReadError>> {
         self.runtime
             .block_on(join_all(paths.iter().map(|path| self.page(path))))
@@ -367,7 +367,7 @@ impl Cluster {
     fn failed(&self, error: kube::Error) -> ReadError {
         let server = self.server.clone();
         match error {
-            // Its output may have a token.
+            // The command's output may contain a token.
             kube::Error::Auth(AuthError::AuthExecRun { cmd, out, .. }) => ReadError::Login {
                 server,
                 why: format!(
@@ -427,7 +427,7 @@ async fn config(flags: &ClusterFlags) -> Result<Config, ConnectError> {
     config.map_err(ConnectError::Config)
 }
 
-/// Names the contexts that there are, if the one of the flags is none of them.
+/// Fails if the context named by the flags does not exist; the error lists the existing contexts.
 fn has_context(read: &Kubeconfig, flags: &ClusterFlags) -> Result<(), ConnectError> {
     let mut known = read.contexts.iter().map(|context| context.name.clone());
     match &flags.context {

@@ -5,9 +5,9 @@
 //!                                                    --probe: a pod with a claim ─┘
 //! ```
 //!
-//! How it fails: what may not be read is not checked, which the answer says with the right that is missing. It changes
-//! nothing in the cluster, but for the probe's pod. Exit status 0: nothing was found; 1: something was; 2: the cluster
-//! cannot be read, or too little of it to find anything.
+//! How it fails: what the user may not read is not checked; the answer says so and names the missing right. It changes
+//! nothing in the cluster except for the probe's pod. Exit status 0: no finding; 1: at least one finding; 2: the
+//! cluster cannot be read, or too little of it for any finding.
 #![forbid(unsafe_code)]
 
 mod finding;

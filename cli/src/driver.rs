@@ -1,8 +1,8 @@
 //! Finds the driver's libraries: the files that programs would open, so that libvgpu.so can open them, and
 //! the files that a mount namespace must cover.
 //!
-//! Where they are looked for, and how that fails, is the rule of `kubelet-plugin/find-driver/`, with LD_LIBRARY_PATH. libvgpu.so under
-//! one of the driver's names is skipped, because it would become its own driver.
+//! The search paths and the failure modes are those of `kubelet-plugin/find-driver/`, plus LD_LIBRARY_PATH. libvgpu.so
+//! under one of the driver's names is skipped, because it would become its own driver.
 #![forbid(unsafe_code)]
 
 use std::ffi::OsStr;
@@ -26,7 +26,7 @@ pub enum DriverError {
     NotFound(Missing),
 }
 
-/// The places in which libraries are searched.
+/// The paths that are searched for libraries.
 #[derive(Debug)]
 pub struct Loader {
     root: PathBuf,

@@ -181,7 +181,7 @@ pub struct RunFlags {
     pub command: Vec<OsString>,
 }
 
-/// How the program was called: as a plugin of kubectl, its file is named `kubectl-vgpu`.
+/// The name the program was called by: kubectl calls its plugins `kubectl-NAME`, here `kubectl-vgpu`.
 fn called_as(args: &[OsString]) -> &'static str {
     let file = args.first().and_then(|path| Path::new(path).file_name());
     match file.is_some_and(|name| name == "kubectl-vgpu") {
@@ -252,7 +252,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, String>
     })
 }
 
-/// Returns the flag of `vgpu run` that has `--` for a value. clap would read on, and name COMMAND as the mistake.
+/// Returns the flag of `vgpu run` whose value is `--`. clap would read on and blame COMMAND.
 fn flag_before_the_command(args: &[OsString]) -> Option<String> {
     let cli = Cli::command();
     let run = cli.find_subcommand("run")?;
@@ -332,7 +332,7 @@ fn missing(command: Option<&str>) -> &'static str {
     }
 }
 
-/// Returns what a command takes, for the error about an argument that it does not take.
+/// Returns the arguments that a command takes, for the error about an unexpected argument.
 fn expected(command: Option<&str>) -> &'static str {
     match command {
         Some("allocate" | "fit" | "translate") => "files follow after -f",

@@ -23,7 +23,7 @@ use vgpu_node::gpus::{self, List};
 const MARK: &str = "vgpu-gpus ";
 /// How long a measurement that failed is not repeated: a run must not wait for a driver that hangs each time.
 const FAILED_FOR: Duration = Duration::from_secs(5 * 60);
-/// How long the turn of others that measure is waited for.
+/// How long to wait for the lock while others measure.
 const TURN: Duration = Duration::from_secs(30);
 
 /// One GPU.
@@ -142,9 +142,9 @@ fn listed(answer: &Answer) -> Result<Listed, String> {
     }
 }
 
-/// Measures what a context takes on `gpu`, in a helper process, unless `known` has it. The software GPU's depends on
-/// its profile, so it is not kept. A size that cannot be measured stays unknown, which is said on stderr, and the
-/// library reserves a default.
+/// Measures the memory that a context takes on `gpu`, in a helper process, unless the file `known` already has the
+/// size. The software GPU's size depends on its profile, so it is not stored. If the measurement fails, the size stays
+/// unknown, a line on stderr says so, and the library reserves a default.
 pub fn measure(driver: &Driver, soft_gpu: Option<&SoftGpu>, gpu: &mut Gpu, known: &Path) {
     let kind = gpu.kind.clone();
     let keeps = soft_gpu.is_none();
@@ -153,8 +153,8 @@ pub fn measure(driver: &Driver, soft_gpu: Option<&SoftGpu>, gpu: &mut Gpu, known
     if gpu.context.is_some() {
         return;
     }
-    // Several may start at once, and contexts of the others would change the figures. So they measure one after another,
-    // and the later ones usually find a figure. One that cannot get the lock measures all the same.
+    // Several runs may start at once, and each one's context would change the others' figures. So they measure one
+    // after another, and later ones usually find a stored figure. A run that cannot get the lock measures anyway.
     let _turn = lock_file(&beside(known, "-lock"), TURN);
     let mut sizes = read();
     gpu.context = sizes.get(&kind);
@@ -176,7 +176,7 @@ pub fn measure(driver: &Driver, soft_gpu: Option<&SoftGpu>, gpu: &mut Gpu, known
     match vgpu_context_size::ask(helper, &asked, ANSWER_TIMEOUT) {
         Ok(size) => {
             gpu.context = Some(size);
-            // The next run measures again if it cannot be kept.
+            // If the size cannot be stored, the next run measures again.
             let _ = sizes.put(kind, size, keeps);
         }
         Err(error) => {
@@ -219,7 +219,7 @@ impl Failure {
         }
     }
 
-    /// Returns true for some minutes after the attempt. A clock that was set back ends that.
+    /// Returns true for some minutes after the attempt, but false if the clock was set back since.
     fn is_recent(&self) -> bool {
         let modified = std::fs::metadata(&self.path).and_then(|file| file.modified());
         let age = modified
@@ -229,7 +229,7 @@ impl Failure {
             && std::fs::read_to_string(&self.path).is_ok_and(|kind| kind == self.kind)
     }
 
-    /// One that cannot be kept costs the next run an attempt.
+    /// If the file cannot be written, the next run repeats the attempt.
     fn keep(&self) {
         let _ = std::fs::write(&self.path, &self.kind);
     }

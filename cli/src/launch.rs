@@ -49,8 +49,8 @@ pub fn variables(
     variables
 }
 
-/// Returns true if the caller's CUDA_VISIBLE_DEVICES names GPUs of the machine. It is then replaced, because
-/// COMMAND sees other GPUs. A value that hides all GPUs or names a part of one is kept.
+/// Returns true if the caller's CUDA_VISIBLE_DEVICES names whole GPUs of the machine. It is then replaced, because
+/// COMMAND sees other GPUs. A value that hides all GPUs or names a part of a GPU is kept.
 fn shows_whole_gpus(value: &OsStr) -> bool {
     let value = value.to_string_lossy();
     let first = value.split(',').next().unwrap_or_default().trim();

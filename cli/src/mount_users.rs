@@ -41,16 +41,16 @@ fn device_of(mountinfo: &str, id: u64) -> Option<&str> {
     Some(mounts.find(|mount| mount.id == id)?.device)
 }
 
-/// Returns the end of `folder`/shares, by which mounts of its folders are recognised: the root of a mount is a path within
-/// its file system, so it may begin in another way than `folder`.
+/// Returns the last part of the path of `folder`/shares, by which its mounts are recognised: a mount's root is a path
+/// within its file system, so its beginning may differ from `folder`'s.
 fn part(folder: &Path) -> Option<String> {
     let mut own = folder.components().rev().map(|part| part.as_os_str().to_string_lossy());
     let (id, run_dir) = (own.next()?, own.next()?);
     Some(format!("/{run_dir}/{id}/shares/"))
 }
 
-/// A container may have a folder of the same name in a file system of its own, which `device` tells apart; without it, any
-/// counts.
+/// A container may have a folder of the same name in its own file system. `device` tells the two apart; without it, any
+/// mount matches.
 fn is_of_share(mount: &Mount<'_>, part: &str, device: Option<&str>) -> bool {
     device.is_none_or(|device| mount.device == device) && mount.root.contains(part)
 }

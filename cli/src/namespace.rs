@@ -59,7 +59,7 @@ pub struct Namespace {
     loaders_file: Option<String>,
 }
 
-/// Where the share arbitrates its GPU's time.
+/// The folders in which the share arbitrates its GPU's time.
 #[derive(Debug)]
 struct Pages {
     folder: PathBuf,
@@ -285,8 +285,8 @@ fn errno<'a>(what: &'static str, path: &'a Path) -> impl Fn(rustix::io::Errno) -
 
 // === The one folder on the host ===
 
-/// /run/vgpu, on which each namespace mounts its own tmpfs. Created if it is missing, and then removed with
-/// the last share. One that another program created (the kubelet plugin) stays.
+/// /run/vgpu, on which each namespace mounts its own tmpfs. If it is missing it is created, and removed with the last
+/// share. A folder that another program created (the kubelet plugin) stays.
 #[derive(Debug)]
 pub struct HostFolder {
     mark: PathBuf,

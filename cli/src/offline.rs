@@ -73,7 +73,7 @@ fn say(command: &str, line: impl fmt::Display) {
     let _ = writeln!(std::io::stderr(), "vgpu {command}: {line}");
 }
 
-/// The exit status, with what could not be read of the input.
+/// The exit status. Also reports the parts of the input that could not be read.
 fn status(failed: &[String], is_yes: bool) -> ExitCode {
     match (failed, is_yes) {
         ([], true) => ExitCode::SUCCESS,
@@ -82,7 +82,7 @@ fn status(failed: &[String], is_yes: bool) -> ExitCode {
     }
 }
 
-/// The objects of documents, and in sentences what cannot be read. The answer is about the rest.
+/// Decodes the documents. Also returns a sentence for each one that cannot be read; the answer is about the rest.
 fn objects(documents: Documents) -> (Objects, Vec<String>) {
     let mut objects = Objects::default();
     let mut failed = documents.failed;

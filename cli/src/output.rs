@@ -1,4 +1,4 @@
-//! What goes to stdout, and foreign texts in it.
+//! Writes to stdout, and cleans foreign texts in it.
 #![forbid(unsafe_code)]
 
 use std::io::{self, ErrorKind, Write as _};
@@ -8,7 +8,7 @@ pub(crate) fn clean(text: &str) -> String {
     text.replace(char::is_control, " ")
 }
 
-/// Writes an answer to stdout. A reader that has closed it wants no more, which is no error.
+/// Writes an answer to stdout. It is no error if the reader has closed it.
 ///
 /// # Errors
 /// Why it cannot be written.

@@ -89,7 +89,7 @@ pub fn decide(
     }
 }
 
-/// Returns the place in `gpus` of the GPU on which a new share would be.
+/// Returns the index in `gpus` of the GPU for a new share.
 #[must_use]
 pub fn chosen(request: &Request, gpus: &[Gpu]) -> Option<usize> {
     let gpu = find(wanted(request), gpus).ok()?;

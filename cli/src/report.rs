@@ -1,9 +1,9 @@
-//! `vgpu run --report`: what the processes of COMMAND waited for, were refused and measured, as lines on stderr when COMMAND
-//! has ended. `vgpu log` prints the same lines of a ring.
+//! `vgpu run --report`: when COMMAND has ended, prints on stderr what its processes waited for, were refused and
+//! measured. `vgpu log` prints the same lines from a ring.
 //!
-//! How it fails: COMMAND may write what it likes to the file, so its numbers are COMMAND's own word, and a file that is no
-//! report any more is said to be damaged. A process that cannot open it (another user, a changed root) says so and is left
-//! out. Processes that COMMAND leaves behind are counted until COMMAND ends.
+//! How it fails: COMMAND can write anything to the file, so its numbers cannot be trusted, and a file that is no longer
+//! a valid report is reported as damaged. A process that cannot open it (another user, a changed root) says so and is
+//! left out. Processes that COMMAND leaves behind are counted until COMMAND ends.
 #![forbid(unsafe_code)]
 
 use std::fs::File;

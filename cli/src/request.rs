@@ -254,7 +254,7 @@ pub(crate) mod tests {
             "--priority",
             "--gpu",
         ] {
-            // No number, too large a one, a fraction, one with an unknown unit, and one that only as memory is too small.
+            // Not a number, too large, a fraction, an unknown unit, and a value that is only too small for memory.
             let zero = (flag == "--memory").then_some("0");
             for value in ["x", "9", "0.1", "9 gi"].into_iter().chain(zero) {
                 let long = format!("{}{value}", value[..1].repeat(5000));

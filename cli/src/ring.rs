@@ -1,8 +1,8 @@
 //! `vgpu log FILE.<pid>.ring`: prints the last calls of a process, which libvgpu.so has recorded (`VGPU_LOG`). It may still
 //! run.
 //!
-//! How it fails: a file that is no ring is one line that says so. Whoever can write the file decides what it says, so names
-//! are shown without control characters, and no more is read than a ring has.
+//! How it fails: a file that is not a ring gets one line that says so. The file's writer may be hostile, so names are
+//! shown without control characters, and no more is read than the size of a ring.
 #![forbid(unsafe_code)]
 
 use crate::exit;

@@ -65,7 +65,7 @@ fn or_none(path: &Option<PathBuf>) -> String {
         .map_or_else(|| "none".to_owned(), |path| path.display().to_string())
 }
 
-/// Returns the error with the GPUs that cannot be used, if it is that the wanted one is not there.
+/// If the wanted GPU does not exist, adds to the error the GPUs that cannot be used.
 fn named(plan: PlanError, asked: Option<&(Driver, Listed)>) -> RunError {
     let left_out = asked.map_or_else(Vec::new, |(_, listed)| listed.left_out.clone());
     match plan {
@@ -276,7 +276,7 @@ impl Entry<'_> {
         }
     }
 
-    /// Lists the GPUs, and measures what a context takes of the one that a new share gets.
+    /// Lists the GPUs. For a new share, also measures the memory that a context takes on its GPU.
     fn list_gpus(&self, driver: &Driver, soft_gpu: Option<&SoftGpu>, is_new: bool) -> Result<Listed, RunError> {
         let mut listed = gpus::list(&driver.libnvidia_ml, soft_gpu)?;
         let chosen = plan::chosen(self.request, &listed.gpus).filter(|_| is_new);

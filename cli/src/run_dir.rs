@@ -70,7 +70,7 @@ impl RunDir {
         &self.path
     }
 
-    /// The file with what contexts take.
+    /// The file with the measured sizes of contexts.
     #[must_use]
     pub fn context_sizes(&self) -> PathBuf {
         self.path.join(".contexts")
@@ -93,8 +93,8 @@ impl RunDir {
     }
 }
 
-/// Locks the file `path`, which is created if it is missing, until what is returned is dropped. Returns None if another
-/// process has it locked for all of `patience`.
+/// Locks the file `path` until the returned file is dropped; creates it if it is missing. Returns None if another
+/// process keeps it locked for all of `patience`.
 ///
 /// # Errors
 /// It cannot be opened or locked.
@@ -184,7 +184,7 @@ pub(crate) mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
 
-    /// Returns the folder of a user whose XDG_RUNTIME_DIR is a new one.
+    /// Returns the folder of a user with a new XDG_RUNTIME_DIR.
     pub(crate) fn temporary() -> (tempfile::TempDir, RunDir) {
         let tmp = tempfile::tempdir().unwrap();
         let environment = Environment {

@@ -162,7 +162,7 @@ fn folders(run_dir: &RunDir, _locked: &Locked) -> Vec<ShareFolder> {
     shares.map(|entry| ShareFolder(entry.path())).collect()
 }
 
-/// Every share of this user. One with damaged limits is left out.
+/// Every share of this user, except those with damaged limits.
 #[must_use]
 pub fn all(run_dir: &RunDir, locked: &Locked) -> Vec<Neighbour> {
     let folders = folders(run_dir, locked);
@@ -185,7 +185,7 @@ fn neighbour(path: &Path) -> Option<Neighbour> {
     })
 }
 
-/// Writes what the shares that are left are entitled to. Without it they keep to what they had.
+/// Writes what the remaining shares are entitled to. If that fails, they keep to their former values.
 fn renew_pages(run_dir: &RunDir, locked: &Locked) {
     let _ = arbitration::renew(run_dir, locked, &all(run_dir, locked));
 }
@@ -258,7 +258,7 @@ pub fn create(run_dir: &RunDir, locked: &Locked, id: &str, limits: Limits, links
     }
 }
 
-/// Makes the share's page and its link to it, and tells the others on its GPU of it.
+/// Creates the share's page and its link to it, and announces the share to the others on its GPU.
 fn take_slot(run_dir: &RunDir, locked: &Locked, folder: &ShareFolder, limits: &Limits) -> Result<(), ShareError> {
     let Some(slot) = limits.slot else {
         return Ok(());

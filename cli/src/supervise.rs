@@ -219,7 +219,7 @@ impl Callers {
 
 fn taken_signals() -> libc::sigset_t {
     let all = 1..=libc::SIGRTMAX();
-    // Between the two, libc keeps a few for itself.
+    // libc reserves the signals between the two for itself.
     let ours = |number: &libc::c_int| *number < 32 || *number >= libc::SIGRTMIN();
     let taken: Vec<_> = all.filter(ours).filter(|number| !LEFT_ALONE.contains(number)).collect();
     set_of(&taken)

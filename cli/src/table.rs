@@ -1,8 +1,8 @@
 //! A table for a terminal: columns as wide as their cells, and fewer of them where the terminal is narrow.
 //!
-//! How it fails: cells may be tenants' words, so control characters become spaces, and nothing of them reaches the
-//! terminal as an escape sequence. Columns that must stay are printed even if they do not fit, because half a name
-//! is no name; the terminal then wraps the line.
+//! How it fails: cells may contain tenants' text, so control characters become spaces and no escape sequence reaches
+//! the terminal. Columns that must stay are printed even if they do not fit, because a truncated name is useless; the
+//! terminal then wraps the line.
 #![forbid(unsafe_code)]
 
 use std::io;
@@ -10,7 +10,7 @@ use std::io;
 use crate::environment;
 use crate::output::clean;
 
-/// What stands in a cell whose figure is not known.
+/// The content of a cell whose figure is not known.
 pub(crate) const UNKNOWN: &str = "-";
 const GAP: usize = 2;
 
@@ -20,7 +20,7 @@ pub(crate) struct Column {
     pub(crate) title: &'static str,
     /// Figures are aligned to the right.
     pub(crate) is_figure: bool,
-    /// 0: it always stays. Of the others, the one with the highest number is left out first.
+    /// 0: the column always stays. The column with the highest number is left out first.
     pub(crate) leave_out: u8,
 }
 
@@ -42,8 +42,8 @@ pub(crate) const fn figure(title: &'static str, leave_out: u8) -> Column {
     }
 }
 
-/// Returns the lines of a table of at most `width` characters, as far as columns may be left out. The last line names
-/// those.
+/// Returns the table's lines, at most `width` characters wide if enough columns may be left out. The last line names
+/// the omitted columns.
 pub(crate) fn table<const N: usize>(columns: &[Column; N], rows: &[[String; N]], width: Option<usize>) -> String {
     let rows: Vec<[String; N]> = rows.iter().map(|row| row.each_ref().map(|cell| clean(cell))).collect();
     let widths: Vec<usize> = (0..N)
@@ -114,7 +114,7 @@ pub(crate) fn fold(text: &str, width: Option<usize>) -> String {
     folded
 }
 
-/// Returns the width of the terminal, or the one that the caller gives in COLUMNS, as `watch` does. `None`: no limit.
+/// Returns the width of the terminal, or the caller's COLUMNS, which `watch` sets. `None`: no limit.
 pub(crate) fn width() -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(io::stdout()).ok();
     let columns = size.map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0);

@@ -149,8 +149,8 @@ fn gates_policies_and_standard_input_are_taken() {
     said.err_has("DRAConsumableCapacity, which is off");
 }
 
-/// Nine of sixteen devices, of which the last two must have an equal attribute, and no two devices have: every
-/// choice of the others is tried.
+/// Nine of sixteen devices are requested, and the last two must share an attribute value, but no two devices do: every
+/// combination of the others is tried.
 #[test]
 fn a_question_without_end_ends_with_no_answer_and_exit_1() {
     let devices: Vec<Value> = (0..16)

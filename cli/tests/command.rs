@@ -128,7 +128,7 @@ fn signals_are_passed_on() {
             ("ALRM", libc::SIGALRM),
         ] {
             let script = format!("trap 'echo got; exit 3' {name}; echo ready; while :; do sleep 0.01; done");
-            // A shell cannot trap what its caller ignores, as nohup does SIGHUP, and would go on forever.
+            // A shell cannot trap a signal that its caller ignores, as nohup ignores SIGHUP, and would go on forever.
             let vgpu = scene.sh(&[], &script);
             let mut heeding = scene.around(&vgpu, "env");
             heeding

@@ -41,7 +41,7 @@ fn vgpu(folder: &Path, args: &[&str]) -> Output {
     command.args(args).current_dir(folder).output().unwrap()
 }
 
-/// Without the share IDs, which are new each time.
+/// The text without share IDs, which change with each run.
 fn without_share_ids(text: &str) -> String {
     let lines = text.lines().map(|line| match line.split_once("shareID: ") {
         Some((indent, _)) => format!("{indent}shareID: ...\n"),
@@ -82,7 +82,7 @@ fn the_documented_example_says_what_is_documented() {
     assert_eq!((output.status.code(), list), (Some(0), without_share_ids(allocated)));
 }
 
-/// Every YAML text that a reader may copy, with its place.
+/// Every YAML text that a reader may copy, with its position.
 fn documented() -> Vec<(String, String)> {
     let root = root();
     let mut pages = files(&root.join("docs"), "md");
@@ -162,7 +162,7 @@ fn read(place: &str, object: Value) -> Vec<Value> {
         // Files of kubeadm, which no test here has.
         Some("ClusterConfiguration" | "KubeletConfiguration") => Vec::new(),
         Some(kind) => panic!("{place}: nothing here reads a {kind}"),
-        // A part of a claim.
+        // The spec of a claim without the rest.
         None if object["spec"]["devices"].is_object() => with_a_pod(&object["spec"]).into(),
         None if object["devices"].is_object() => with_a_pod(&object).into(),
         // Talos' machine configuration, which nothing here reads.
@@ -205,7 +205,7 @@ fn four_of_the_readmes_pods_run_on_a_gpu_and_the_fifth_waits() {
 fn every_documented_object_is_valid_and_has_room() {
     let mut checked = 0;
     for (place, text) in documented() {
-        // A cluster of its own: the test above runs it.
+        // This page describes a whole cluster: the test above runs it.
         if text.contains("kind: Node\n") {
             continue;
         }
@@ -229,8 +229,8 @@ fn every_documented_object_is_valid_and_has_room() {
     assert!(checked >= 10, "{checked} texts with workloads were found");
 }
 
-/// The words that follow `vgpu` in each command of a text of a shell, up to its end. Quotes of one kind, no escapes: other commands
-/// are not pasted here.
+/// The words that follow `vgpu` in each command of a shell text, up to the command's end. Knows only simple quotes and
+/// no escapes: the documents have no other commands.
 fn commands_of_vgpu(script: &str) -> Vec<Vec<String>> {
     let mut found = Vec::new();
     for line in script.replace("\\\n", " ").lines() {
@@ -312,7 +312,7 @@ fn every_documented_command_of_vgpu_is_one_that_the_program_takes() {
                 }
                 continue;
             }
-            // So is `vgpu run --verbose` that of a way to use it.
+            // Likewise, `vgpu run --verbose` in a sentence names a way to use the command.
             let mut whole = words.clone();
             match (whole[1].as_str(), whole.last().map(String::as_str)) {
                 ("run", _) if !whole.iter().any(|word| word == "--") => whole.extend(["--".into(), "true".into()]),

@@ -84,7 +84,7 @@ fn files_are_answered_in_words_json_and_yaml() {
     let words = "vgpu explain: pod none not found in namespace team; give the object too, and its namespace by -n\n";
     assert_eq!(output.err, words);
 
-    // The monitor beside the GPU is of another class, and has no line.
+    // The monitor's device beside the GPU belongs to another class, and gets no line.
     let mut beside: Value = serde_json::from_str(OBJECTS).unwrap();
     beside["items"][1]["spec"]["selectors"] =
         json!([{"cel": {"expression": "device.attributes['dra.vgpu'].type == 'gpu'"}}]);
@@ -240,7 +240,7 @@ fn a_gated_pod_is_told_why_it_waits_for_its_quota() {
         said.ends_with("\nVgpuQuota vgpu of namespace team: no ceiling, no budget\n"),
         "{said}"
     );
-    // Who may not list ResourceQuotas still reads what is used.
+    // A user who may not list ResourceQuotas still sees what is used.
     api.refuse(RESOURCE_QUOTAS, 403);
     let said = ask(&api, &[]);
     said.out_has("VgpuQuota vgpu of namespace team: ");
@@ -499,7 +499,7 @@ fn what_keeps_a_pod_from_its_gpu_is_never_everything() {
     assert_eq!(code, Some(1));
 }
 
-/// Beside a container with the GPU one without is usual, so that is a note.
+/// A container without the GPU beside one with it is usual, so that is only a note.
 #[test]
 fn a_container_beside_that_has_no_gpu_is_a_note() {
     let objects = changed(|all| {
@@ -541,7 +541,7 @@ fn a_class_that_does_not_exist_is_the_reason_and_no_other() {
     assert_eq!((said.as_str(), code), (words, Some(1)));
 }
 
-/// Objects for pods that wait, run and are of workloads, from files and from the API server.
+/// Objects with waiting pods, running pods and workloads, from files and from the API server.
 fn team(more: &[Value]) -> String {
     let mut all: Value = serde_json::from_str(HELD).unwrap();
     let items = all["items"].as_array_mut().unwrap();
@@ -630,7 +630,7 @@ fn pods_that_wait_for_the_same_have_one_text() {
     );
 }
 
-/// A monitor has no share, and does not keep anybody from one.
+/// A monitor is not a share, and does not keep other claims from getting one.
 #[test]
 fn a_monitor_is_no_share_that_waits() {
     let mut monitor = claim("look", "1Gi");
@@ -994,7 +994,7 @@ fn rights_in_the_namespace_alone_group_pods_by_what_was_said_of_them() {
             && said.contains("\n  gpu-0: on node n1; limit"),
         "whether the GPU is well is not known: {said}"
     );
-    // Whoever may not look at all namespaces is told which right that needs.
+    // A user who may not list all namespaces learns which right is missing.
     api.refuse("/api/v1/pods", 403);
     let output = of_cluster(&api, &["-A"]);
     let words = "vgpu explain: the right to list pods in all namespaces is missing\n";
@@ -1019,7 +1019,7 @@ fn names_that_may_be_meant_are_said_and_hostile_ones_are_harmless() {
         "{said:?}"
     );
 
-    // Called by kubectl, it says so.
+    // If kubectl calls it, its help names `kubectl vgpu`.
     let folder = tempfile::tempdir().unwrap();
     let plugin = folder.path().join("kubectl-vgpu");
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_vgpu"), &plugin).unwrap();

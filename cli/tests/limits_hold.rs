@@ -249,7 +249,7 @@ fn a_bad_variable_of_the_software_gpu_is_named_in_one_line() {
     });
 }
 
-/// The others can be used, and one that is lost or in MIG mode is named.
+/// The other GPUs can be used, and a GPU that is lost or in MIG mode is named.
 #[test]
 fn a_lost_gpu_takes_no_other_with_it() {
     as_user(|scene| {
@@ -279,8 +279,8 @@ fn a_lost_gpu_takes_no_other_with_it() {
     });
 }
 
-/// Each measures what a context takes, where NVML lists other PIDs than its own, beside contexts of the others that come
-/// and go.
+/// Concurrent runs each measure the memory of a context although NVML lists host PIDs and the contexts of the other
+/// runs come and go.
 #[test]
 fn many_runs_at_once_measure_their_contexts() {
     as_user(|scene| {

@@ -79,7 +79,7 @@ fn a_right_that_an_account_lacks_is_asked_of_the_api_server() {
     vgpu(&api, "doctor").out_has(line);
 }
 
-/// Of a pod whose container has ended.
+/// The status of a pod whose container has ended.
 fn ended(code: i64, message: &str) -> Value {
     let phase = if code == 0 { "Succeeded" } else { "Failed" };
     json!({"node": "n1", "phase": phase, "containerStatuses": [{"state": {"terminated": {"exitCode": code, "message": message}}}]})
@@ -111,7 +111,7 @@ fn a_probe_says_how_far_it_came_and_leaves_nothing() {
         for path in [PODS, TEMPLATES] {
             assert!(paths.iter().any(|one| one == path), "{paths:?}");
         }
-        // The questions about rights are not kept by a real API server.
+        // A real API server does not store the questions about rights.
         let left: Vec<_> = left.iter().filter(|one| one["kind"] != "SubjectAccessReview").collect();
         assert!(left.is_empty(), "{left:?}");
     }
@@ -129,7 +129,7 @@ fn a_probe_that_may_not_create_its_pod_names_the_right_and_one_that_is_refused_s
     assert!(said.err.ends_with(words), "{said:?}");
     assert!(!left(&api));
 
-    // It may not delete pods, either.
+    // The user may not delete pods, either.
     api.refuse_deletes(PODS);
     let said = vgpu(&api, PROBE);
     assert!(said.err.ends_with(words), "{said:?}");
@@ -198,7 +198,7 @@ fn ages_are_by_the_servers_clock() {
     assert!(!stale(&api));
 }
 
-/// Names of tenants that a bundle must not have, one of them no name that Kubernetes would take.
+/// Names of tenants that a bundle must not contain. One of them is not a name that Kubernetes would accept.
 const TENANTS: [&str; 6] = [
     "acme",
     "train-7d9",
@@ -285,7 +285,7 @@ fn a_bundle_has_objects_logs_and_a_page_and_no_name_of_a_tenant() {
             assert!(!text.contains(tenant), "{name} has {tenant}: {text}");
         }
     }
-    // The same name of a namespace and of a claim wherever they are.
+    // A name is replaced by the same pseudonym everywhere, whether it names a namespace or a claim.
     for (file, words) in [
         ("logs/vgpu-vgpu-plugin-a.txt", "prepared claim namespace-1/claim-1\n"),
         (
@@ -308,7 +308,7 @@ fn a_bundle_has_objects_logs_and_a_page_and_no_name_of_a_tenant() {
 
     bundle(&api, "bundle", &path).ended(2).err_has("File exists");
 
-    // Whether the namespace with a DaemonSet of the chart's label is a tenant's is not known.
+    // Without this right it is not known whether a namespace whose DaemonSet has the chart's label is a tenant's.
     api.refuse("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", 403);
     let path = folder.path().join("c.tar");
     bundle(&api, "bundle", &path);

@@ -39,7 +39,7 @@ fn a_second_command_joins_with_the_shares_limits_and_no_others() {
             printed(&mut scene.sh(&["--share", "a", "--memory", "20Gi", "--gpu", "0"], read))
         );
         assert!(joined.contains("memory 21474836480"), "{joined}");
-        // Also without --soft-gpu, which the share remembers.
+        // The share remembers that it is on the software GPU, so --soft-gpu is not needed.
         assert_eq!(
             joined,
             printed(&mut scene.vgpu(["run", "--share", "a", "--", "sh", "-c", read]))
@@ -90,7 +90,7 @@ fn shares_of_a_gpu_have_a_slot_each_and_say_what_they_are_entitled_to() {
         );
         assert!(seen.ends_with("65\n4096\n4096\nwritable\n"), "{seen}");
         assert_eq!(scene.weights(), [(0, 30_000)], "its slot is free again");
-        // Also after SIGKILL, by the next run.
+        // After SIGKILL the next run removes the share.
         let killed = Running::start(&mut scene.sh(&["--share", "c", "--cores", "50"], WAIT));
         assert_eq!(scene.weights(), [(0, 30_000), (1, 50_000)]);
         killed.signal(libc::SIGKILL);

@@ -130,7 +130,7 @@ fn without_usage_the_answer_says_which_usage_is_missing() {
     let said = vgpu(&api, "top").ended(0);
     let words = "namespace team holds no share of a GPU; ";
     assert!(said.out.starts_with(words) && said.err.is_empty(), "{said:?}");
-    // Without claims it is not known that it holds none.
+    // Without claims it is not known whether the namespace holds shares.
     api.refuse(CLAIMS, 403);
     for command in ["top", "advise"] {
         let said = vgpu(&api, command).ended(0);
@@ -138,7 +138,7 @@ fn without_usage_the_answer_says_which_usage_is_missing() {
         assert!(said.out.starts_with(words), "{said:?}");
         said.out_has("usage.enabled");
     }
-    // A usage of a release that writes other types.
+    // The usage of a release whose fields have other types.
     let mut strange = usage();
     strange["status"]["shares"] = json!("\u{1b}[2Jmany");
     api.set(USAGES_OF_TEAM, list(&[strange]));
@@ -176,7 +176,7 @@ fn advice_is_about_one_workload_or_all() {
     let said = vgpu(&api, "advise job/train").ended(2);
     assert_eq!((&*said.out, &*said.err), ("", error));
 
-    // Since its figures moved last, the share was idle or nobody has measured. And 200 shares are listed at most.
+    // Since the figures last changed, the share was idle or nothing was measured. And at most 200 shares are listed.
     let mut idle = usage();
     let status = &mut idle["status"];
     (status["asOf"], status["notListed"]) = (json!("2026-01-01T00:01:00Z"), json!(100));

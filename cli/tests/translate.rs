@@ -64,7 +64,7 @@ fn a_pod_is_printed_with_its_template() {
     said.err_has("Pod team/train: spec: ResourceQuotas for nvidia.com/gpu count 0");
 }
 
-/// What is printed can be given again, and changes no more.
+/// The output can be used as input again, and is then unchanged.
 #[test]
 fn the_output_is_input() {
     let first = translate_in_words(POD, "");
@@ -137,7 +137,7 @@ fn a_refusal_is_exit_1_and_names_the_object() {
     said.err_has(line);
 }
 
-/// A number where Kubernetes wants a text, which YAML makes of a value without quotes.
+/// A number where Kubernetes requires a string: YAML reads a value without quotes as a number.
 #[test]
 fn a_value_of_the_wrong_type_names_file_and_field_and_the_other_pods_are_printed() {
     let template = "{metadata: {annotations: {gpu-fraction: 0.5}}, spec: {containers: [{name: c, image: i}]}}";
@@ -162,7 +162,7 @@ fn a_value_of_the_wrong_type_names_file_and_field_and_the_other_pods_are_printed
     assert_eq!(kinds, ["ResourceClaimTemplate", "Pod"]);
 }
 
-/// As the API server does: null is 0, an amount may be a number wherever it stands, and a PodList's items have no kind.
+/// Reads like the API server: null is 0, every amount may be a number, and a PodList's items have no kind.
 #[test]
 fn what_the_api_server_reads_is_read() {
     let container = json!({"name": "c", "image": "i", "resources": {
@@ -273,7 +273,7 @@ fn flags_choose_dialects_schedulers_and_the_class() {
     wrong.err_has("--resource-names: \"nvidia.com/vgpu\" is not CHOSEN=NAME");
 }
 
-/// A kind of which nobody knows here where its pods are.
+/// A kind whose pod template is at an unknown path.
 #[test]
 fn an_unknown_kind_that_asks_is_said_to_be_printed_as_it_is() {
     let object = |inner: Value| {

@@ -7,11 +7,11 @@
 //! Only the used fields of `metadata` are read: `managedFields` alone would be half of a claim. Group, version and
 //! names are those of k8s-openapi's type of the same kind. Unused fields are skipped and never stored.
 //!
-//! Failure modes: the API server stores objects that this cannot decode (parameters nested a thousand deep, quantities
-//! beyond any number), and a list is decoded as a whole. So each part of an object is decoded by itself. A part that
-//! fails is left out, and a line in the log says what follows; no other object is affected. Of a claim as much of the
-//! status is kept as can be decoded, because its devices are in use even if its owner wrote parameters that nobody
-//! can read; without its spec it is never allocated.
+//! Failure modes: the API server stores objects that this cannot decode (parameters nested a thousand levels deep,
+//! quantities beyond any number), and a list is decoded as a whole. So each part of an object is decoded separately. A
+//! part that fails is left out, and a line in the log names the consequence; no other object is affected. For a claim,
+//! as much of the status as possible is kept, because its devices are in use even if its owner wrote parameters that
+//! nobody can read; without its spec it is never allocated.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -59,7 +59,7 @@ pub struct Parts {
 pub trait Readable: Sized {
     fn read(parts: &Parts) -> Result<Self, serde_json::Error>;
 
-    /// Returns what can be decoded of the object, and for the log what follows from the missing rest.
+    /// Returns what can be decoded of the object, and the consequence of the missing rest for the log.
     fn salvage(parts: &Parts, error: &serde_json::Error) -> (Option<Self>, &'static str);
 }
 
@@ -114,7 +114,7 @@ impl<K: Resource<DynamicType = ()>> Object<K, Parts> {
         read_or_salvage::<K, T>(self.body.as_ref()?, &self.metadata)
     }
 
-    /// Decodes the whole object; `None` if that fails. `follows` says in the log what follows then.
+    /// Decodes the whole object; `None` if that fails. `follows` is the consequence for the log.
     pub(crate) fn decode<T: DeserializeOwned>(&self, follows: &str) -> Option<T> {
         let parts = self.body.as_ref()?;
         let whole = parts.whole(true, parts.status());
@@ -123,7 +123,7 @@ impl<K: Resource<DynamicType = ()>> Object<K, Parts> {
             .ok()
     }
 
-    /// As [`Self::decode`], without spec and status.
+    /// Like [`Self::decode`], without spec and status.
     pub(crate) fn metadata<T: DeserializeOwned>(&self, follows: &str) -> Option<T> {
         let bare = self.body.as_ref()?.whole(false, None);
         bare.inspect_err(|error| warn::<K>(&self.metadata, follows, error)).ok()
@@ -208,7 +208,7 @@ fn in_short(error: &serde_json::Error) -> String {
     cut(text.strip_suffix(&place).unwrap_or(&text), ERROR_MAX)
 }
 
-/// What follows if an object has no readable name or version.
+/// The consequence if an object has no readable name or version.
 const NOTHING: &str = "its metadata cannot be read, so what was known of it stays";
 
 impl Parts {
@@ -238,7 +238,7 @@ impl Readable for model::Node {
         parts.whole(true, parts.status())
     }
 
-    /// The node without its spec and status, on which nothing fits.
+    /// The node without its spec and status. No pod fits on it.
     fn salvage(parts: &Parts, _: &serde_json::Error) -> (Option<Self>, &'static str) {
         match parts.whole::<Self>(false, None) {
             Ok(node) => {
@@ -459,7 +459,7 @@ impl Readable for DeviceClass {
     }
 
     /// The class with a selector that matches nothing, because it must not select devices that its own selectors
-    /// exclude. It remembers which drivers' devices its own selectors accept, if only its config cannot be read.
+    /// exclude. If only its config is unreadable, the drivers that its own selectors accept are still known.
     fn salvage(parts: &Parts, error: &serde_json::Error) -> (Option<Self>, &'static str) {
         #[derive(Deserialize, serde::Serialize)]
         struct Spec {
@@ -678,7 +678,7 @@ mod tests {
         );
     }
 
-    /// As lists and watches bring them.
+    /// Objects in the form in which lists and watches send them.
     #[test]
     fn an_object_that_cannot_be_read_keeps_no_other_from_being_read() {
         let deep = format!("{}{}", "[".repeat(1000), "]".repeat(1000));

@@ -9,7 +9,7 @@ use crate::http::Health;
 use crate::leader::clock::Clock;
 use crate::notices::Notices;
 
-/// Changes come in bursts, so those within this time are explained together.
+/// Changes come in bursts, so all changes within this time are handled by one explanation.
 const SETTLE: Duration = Duration::from_millis(250);
 /// How long one turn of explaining may take before changes are applied again.
 const TURN: Duration = Duration::from_millis(50);
@@ -20,9 +20,9 @@ pub(crate) struct Explanations {
     answers: Answers,
     /// When to work on answers again; `None` if nothing has changed since all were complete.
     pub(crate) work_at: Option<Instant>,
-    /// The state's version when they were worked on last.
+    /// The state's version at the last work on answers.
     version: u64,
-    /// When they were worked on last, and for how long.
+    /// When the last work on answers began, and how long it took.
     worked: (Instant, Duration),
     /// True if this replica creates the events: of several, the leader.
     explains: bool,
@@ -55,7 +55,8 @@ impl Explanations {
         clock: &Clock,
         health: &Health,
     ) {
-        // Besides the watches, writes change the state, and so does the time at which a device changes its allocator.
+        // The state is not only changed by watches, but also by writes, and by time when a device changes its
+        // allocator.
         let version = state.version();
         if version != self.version {
             self.version = version;

@@ -1,4 +1,4 @@
-//! A stand-in for the API server, for tests: it gives prepared answers in turn, and records what it was sent.
+//! A stand-in for the API server, for tests: it gives prepared answers in turn, and records the requests.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,7 @@ pub(crate) type Sent = (String, String, Value);
 pub(crate) struct Server(Arc<Mutex<Vec<Sent>>>);
 
 impl Server {
-    /// After its last answer it never answers again.
+    /// After the last of these answers it no longer answers.
     pub(crate) fn answering(answers: impl IntoIterator<Item = (u16, Value)>) -> (Self, Client) {
         let server = Self::default();
         let answers: Mutex<VecDeque<(u16, Value)>> = Mutex::new(answers.into_iter().collect());

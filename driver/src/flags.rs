@@ -118,9 +118,9 @@ pub struct Config {
     pub webhook: Option<webhook::Config>,
     /// Namespaces have quotas and budgets.
     pub quota: bool,
-    /// So long a pod in budget waits before others are evicted for it.
+    /// How long a pod in budget waits before others are evicted for it.
     pub quota_evict_after: Duration,
-    /// Each namespace has a VgpuUsage.
+    /// True if each namespace gets a VgpuUsage.
     pub usage: bool,
     pub lease: LeaseName,
     pub log: String,

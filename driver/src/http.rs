@@ -52,7 +52,7 @@ impl Health {
         self.certificate.store(true, Ordering::Relaxed);
     }
 
-    /// What this replica is not ready for; `None` if it is ready.
+    /// Why this replica is not ready; `None` if it is.
     fn lacks(&self) -> Option<&'static str> {
         let is = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
         if !is(&self.certificate) {

@@ -13,8 +13,8 @@
 //! of a term they continue. The planner fences off its predecessor by lists of its own (`vgpu_planner`'s `term`). Translated
 //! pods need no lists: each write has the version that it was decided on. Usages list their objects before the first write of a term.
 //!
-//! Failure modes: see `docs/controller.md`. Whatever is lost when the process ends, the next leader makes again from the
-//! objects themselves.
+//! Failure modes: see `docs/controller.md`. Everything that is lost when the process ends is recreated by the next
+//! leader from the objects themselves.
 
 pub(crate) mod clock;
 mod decider;
@@ -112,7 +112,7 @@ impl Leader {
         std::mem::take(&mut self.needs_other_watches)
     }
 
-    /// Applies changes. Returns true if the state has changed, by which pods are explained.
+    /// Applies changes. Returns true if the state that explanations are based on has changed.
     pub(crate) fn apply(&mut self, changes: Changes) -> bool {
         let Changes {
             state,
@@ -190,7 +190,7 @@ impl Leader {
         }
     }
 
-    /// Tells usages, now and then, who waits and what budgets are left.
+    /// Regularly passes the waiting pods and the remaining budgets to usages.
     pub(crate) fn tell_usages(&mut self) {
         if !self.usage.as_ref().is_some_and(|usages| usages.decider.wants_others()) || !self.state().is_complete() {
             return;
@@ -199,7 +199,7 @@ impl Leader {
             None => BTreeMap::new(),
             Some(quotas) => match quotas.decider.budgets() {
                 Some(budgets) => budgets,
-                // Before the search for waiting pods, which looks at all pods.
+                // Checked before the search for waiting pods, which reads all pods.
                 None => return,
             },
         };
@@ -217,7 +217,7 @@ impl Leader {
     }
 }
 
-/// Returns true if a term is other than the one before. The end of a term begins none.
+/// Returns true if a new term has begun. The end of a term does not begin one.
 fn has_begun(before: Option<&str>, now: Option<&str>) -> bool {
     now.is_some() && now != before
 }

@@ -14,17 +14,17 @@
 //!                     └─► writes, checked against the lease                     └─► publish: events.k8s.io
 //! ```
 //!
-//! kube-scheduler only says `cannot allocate all claims`. This controller reads what the scheduler reads, asks the
-//! allocator (`driver/allocator`, whose answers are the same as Kubernetes' own), and creates an event on the pod: the
-//! claim and request, what it asked for, how many devices are blocked by what, who holds the rest, and the largest
-//! fraction that would fit. `vgpu explain` lists every device. With `--allocator=scheduler` the controller writes
-//! nothing but events, so a wrong text is the worst that it can do; it holds no lock and stores nothing. With
+//! kube-scheduler only says `cannot allocate all claims`. This controller reads the same objects as the scheduler, asks
+//! the allocator (`driver/allocator`, whose answers are the same as Kubernetes' own), and creates an event on the pod:
+//! the claim and request, the requested amounts, how many devices are blocked by what, who holds the rest, and the
+//! largest fraction that would fit. `vgpu explain` lists every device. With `--allocator=scheduler` the controller
+//! writes nothing but events, so a wrong text is the worst that can happen; it holds no lock and stores nothing. With
 //! `--allocator=controller` a planner owns the same state, and its decisions are written: `placing.rs`. With
 //! `--translate-dialects` it also serves a mutating webhook, which gives claims to pods of other systems: see
-//! [`webhook`]. The leader then makes the templates of these claims, and gives the pods their annotations back:
-//! `translation.rs`. With `--quota` the leader takes scheduling gates off by namespace quotas and budgets: `quota.rs`.
-//! With `--usage` it writes one VgpuUsage a namespace: `usage.rs`. The loop of the four is `leader.rs`. `vgpu-controller
-//! check-uninstall` runs nothing of this: `uninstall.rs`.
+//! [`webhook`]. The leader then makes the templates of these claims, and writes the annotations that these pods expect:
+//! `translation.rs`. With `--quota` the leader removes scheduling gates according to namespace quotas and budgets:
+//! `quota.rs`. With `--usage` it writes one VgpuUsage per namespace: `usage.rs`. The loop of all four is `leader.rs`.
+//! `vgpu-controller check-uninstall` runs none of this: `uninstall.rs`.
 //!
 //! Failure modes:
 //! - **Killed, restarted, run twice:** an event's name is a digest of pod, reason and text, so the same text finds the

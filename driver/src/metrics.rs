@@ -41,7 +41,7 @@ impl Metrics {
     pub(crate) fn new() -> Self {
         let mut registry = Registry::default();
         let build = Info::new([("program", "vgpu-controller"), ("version", env!("CARGO_PKG_VERSION"))]);
-        // By the plugin's name, and so without our prefix.
+        // Named as in the plugin, so without our prefix.
         registry.register("vgpu_build", "The release of a program", build);
         Self {
             pending_pods: register(&mut registry, "pending_pods", Gauge::default()),
@@ -180,7 +180,7 @@ impl Decisions {
         self.is_leading.set(i64::from(leads));
     }
 
-    /// What a planner has to say of itself; all zero, where it does not lead.
+    /// Sets the metrics from the planner's numbers; all zero if it does not lead.
     pub(crate) fn observe(&self, planner: &Planner, now: Time) {
         let leads = planner.is_leading();
         let (queue, free) = match leads {
@@ -241,7 +241,7 @@ mod tests {
         let (text, line) = (metrics.text(), "vgpu_controller_holds_timed_out_total 2");
         assert!(text.lines().any(|is| is == line), "{text}");
     }
-    /// The rows of docs/metrics.md are those that are served.
+    /// docs/metrics.md has a row for exactly the metrics that are served.
     #[test]
     fn the_documentation_has_every_metric() {
         let metrics = Metrics::new();

@@ -1,10 +1,10 @@
 //! Decides when an event is written: at once if its text is new, again after a while, and never in a flood.
 //!
-//! Time is an argument. A pod's first text is due at once; that GPUs have room, only after it has been true for
-//! [`ROOM_HOLD`]. A changed text is due no earlier than [`CHANGE_HOLD`] after the last one, because in a busy cluster
-//! what is free changes with every pod. An unchanged text is repeated after `repeat_after`. A decision of the
-//! controller is reported once ([`Notices::add_decision`]), and a state that a decider finds again and again once in
-//! [`SAY_AGAIN`]: deciders do not remember what was reported. A token bucket limits all of it.
+//! Time is an argument. A pod's first text is due at once; the message that GPUs have room only after it has been true
+//! for [`ROOM_HOLD`]. A changed text is due no earlier than [`CHANGE_HOLD`] after the last one, because in a busy
+//! cluster the free amounts change with every pod. An unchanged text is repeated after `repeat_after`. A decision of
+//! the controller is reported once ([`Notices::add_decision`]), and a state that a decider finds repeatedly is reported
+//! once in [`SAY_AGAIN`]: deciders do not remember what was reported. A token bucket limits all of it.
 
 mod decided;
 mod subject;
@@ -39,8 +39,8 @@ pub struct Notice {
 pub struct Reported {
     pub topic: Topic,
     pub message: Message,
-    /// `None` for something that has happened. A state that lasts has a key of its object and reason: whatever its text
-    /// is, it is reported once in [`SAY_AGAIN`].
+    /// `None` for a single event. A lasting state has a key made from its object and reason: whatever its text is, it
+    /// is reported once in [`SAY_AGAIN`].
     pub lasting: Option<String>,
 }
 
@@ -70,7 +70,7 @@ pub struct Notices {
     /// The texts of pods that wait.
     explained: HashMap<Topic, Subject>,
     decided: Decided,
-    /// States that last, and when each was reported. The token bucket limits how many these are.
+    /// Lasting states, and when each was reported. The token bucket limits their number.
     lasting: HashMap<(Topic, String), Now>,
 }
 
@@ -96,7 +96,7 @@ impl Notices {
             let pod = match before.remove(&topic) {
                 Some(mut pod) => {
                     if pod.wanted != message {
-                        // Room that moved from one GPU to another is still room.
+                        // If the room moved from one GPU to another, it is still room.
                         if pod.wanted.kind != message.kind {
                             pod.since = now;
                         }
@@ -122,7 +122,7 @@ impl Notices {
         let is_known = said.is_some_and(|said| now < *said + SAY_AGAIN);
         let lasting = state.map(|(_, key)| key);
         if is_known {
-            // What was to replace it is not the last word any more. If it still holds, it is found again.
+            // The decision that was to replace it is outdated. If it still applies, it is found again.
             if let Some(known) = self.decided.get_mut(&topic)
                 && let Some(said) = known.said.as_ref().filter(|said| said.lasting == lasting)
             {
@@ -299,7 +299,7 @@ mod tests {
         assert_eq!(texts(notices.due(seconds(10))), ["gpu 8 has room"]);
     }
 
-    /// It may be created a moment after its pod.
+    /// The claim may be created a moment after its pod.
     #[test]
     fn a_missing_claim_is_said_only_when_it_stays_missing() {
         let mut notices = notices();
@@ -402,7 +402,7 @@ mod tests {
         assert_eq!(texts(notices.due(seconds(1900))), ["refused too"]);
     }
 
-    /// The newest counts: what it replaces is found again if it still holds.
+    /// The newest decision is kept: the replaced one is found again if it still applies.
     #[test]
     fn a_state_that_was_replaced_or_not_delivered_is_told_when_it_is_found_again() {
         let mut notices = notices();
@@ -508,7 +508,7 @@ mod tests {
         notices.observe(vec![], seconds(1));
         assert_eq!(notices.due(seconds(1)), vec![]);
         assert_eq!((notices.next(), notices.is_empty()), (None, true));
-        // Another one waits until the first was seen; the same one in between is said already.
+        // Another text about the same object waits for `CHANGE_HOLD`; the same text is not repeated so soon.
         notices.add_decision(decided(topic("a", Object::Pod), "too slow"), seconds(2));
         notices.add_decision(decided(topic("b", Object::Claim), "cleared"), seconds(2));
         assert_eq!(texts(notices.due(seconds(2))), ["cleared"]);

@@ -23,7 +23,7 @@ pub(crate) const CONTROLLER: &str = "dra.vgpu/controller";
 const NAME_MAX: usize = 236;
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How a delivery went.
+/// The result of a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Delivery {
     Said,
@@ -71,7 +71,7 @@ async fn say(client: &Client, instance: &str, notice: &Notice) -> Result<(), kub
     }
 }
 
-/// Where events about an object are. Those of an object without a namespace are in this one by Kubernetes' rule.
+/// The namespace of events about an object. For an object without a namespace it is this one, by Kubernetes' rule.
 fn namespace(about: &About) -> &str {
     match about.namespace.as_str() {
         "" => "default",

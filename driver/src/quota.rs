@@ -41,7 +41,7 @@ pub(crate) struct Quotas {
     has_nodes: bool,
     turns: Arc<Semaphore>,
     health: Arc<Health>,
-    /// The time of day by which budgets are charged, from one term to the next.
+    /// The clock by which budgets are charged. It is kept from one term to the next.
     steady: Steady,
     /// The term's epoch and controller, while this replica leads.
     term: Option<(String, QuotaController)>,

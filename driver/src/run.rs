@@ -43,11 +43,12 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let clock = Arc::new(Clock::start());
     let mut election: Option<JoinHandle<()>> = None;
     let mut term = None;
-    // With several replicas one of them decides, writes what the webhook, translated pods, quotas and usages need, and explains.
+    // With several replicas, the leader decides, explains, and writes for the webhook, translated pods, quotas and
+    // usages.
     if config.controller.is_some() || config.webhook.is_some() || config.quota || config.usage {
         let LeaseName { namespace, name } = &config.lease;
         let (elects, leads) = Election::new(&client, namespace, name, &config.instance, clock.clone());
-        // A task of its own: it renews while the loop decides.
+        // A separate task, so that it renews the lease while the main loop is busy.
         election = Some(tokio::spawn(elects.run(async { drop(is_over.await) })));
         term = Some(leads);
     }

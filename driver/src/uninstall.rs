@@ -5,8 +5,8 @@
 //!  list of pods ───┴─► InUse (pure) ─► nothing: exit 0 │ text: exit 1, and helm stops
 //! ```
 //!
-//! Without the plugin kubelet cannot end a pod with a claim, without the controller nobody ends its holds on claims, and
-//! nobody takes the scheduling gates of quotas off. If a list cannot be read, that is a refusal, too.
+//! Without the plugin kubelet cannot end a pod with a claim; without the controller nobody releases its holds on
+//! claims, or removes the scheduling gates of quotas. If a list cannot be read, the uninstall is refused, too.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -24,7 +24,7 @@ use crate::decode;
 use crate::flags::CheckUninstallFlags;
 
 const PAGE: u32 = 500;
-/// For one page of a list.
+/// Timeout of one page of a list.
 const TIMEOUT: Duration = Duration::from_secs(15);
 /// Lines of each list in the text.
 const MOST: usize = 20;
@@ -60,7 +60,7 @@ async fn read() -> anyhow::Result<InUse> {
         claim.body.iter().for_each(|claim| in_use.claim(claim))
     })
     .await?;
-    // A pod with a gate is never anything else.
+    // A pod with a gate is always Pending.
     let pending = ListParams::default().fields("status.phase=Pending");
     each::<decode::Pod>(&client, pending, |pod| pod.body.iter().for_each(|pod| in_use.pod(pod))).await?;
     Ok(in_use)
@@ -174,7 +174,7 @@ impl InUse {
     }
 }
 
-/// The number of the names and what they are, then the first of them.
+/// Writes the number and kind of the names, then the first of them.
 fn listed(text: &mut String, names: &BTreeSet<String>, what: &str) {
     let _ = writeln!(text, "{} {what}:", names.len());
     for name in names.iter().take(MOST) {

@@ -23,7 +23,7 @@ use crate::http::Health;
 use crate::leader::clock::{Clock, SetBack};
 use crate::leader::{self, Decider, HeldLease, Request};
 
-/// How often it is asked who waits, and for budgets.
+/// How often to ask for waiting pods and budgets.
 const OTHERS_EVERY: Duration = Duration::from_secs(5);
 
 /// See the head of this file.
@@ -35,7 +35,7 @@ pub(crate) struct Usages {
     controller: UsageController,
     /// The term's epoch, while this replica leads.
     epoch: Option<String>,
-    /// When others were last told.
+    /// When the other parts' figures were last received.
     others_at: Option<Duration>,
 }
 
@@ -52,7 +52,7 @@ impl Usages {
         }
     }
 
-    /// Returns true if it is to be told again who waits.
+    /// Returns true if it is time to ask for waiting pods and budgets again.
     pub(crate) fn wants_others(&self) -> bool {
         let now = self.clock.elapsed();
         self.epoch.is_some() && self.others_at.is_none_or(|at| now >= at + OTHERS_EVERY)

@@ -7,11 +7,11 @@
 //!                                                       └─► usage: VgpuNodes                     (`usage`)
 //! ```
 //!
-//! Quotas count the same pods, claims, classes and slices that the state has, and shares without a claim of VgpuNodes. Translated pods are decoded by themselves, so
-//! an object that one part cannot read is not lost for the other.
-//! Objects of a list are newer than the known ones, so each is passed on at once and no kind is ever held twice in
-//! memory. The end of a list names all its objects; whatever it does not name is gone. If a list breaks off, the watch
-//! starts it again. kube's watcher does not report the version of a list, so the newest version in it is used instead.
+//! Quotas count the same pods, claims, classes and slices as the state, and also shares without a claim from VgpuNodes.
+//! Translated pods are decoded separately, so that an object that one part cannot read is not lost for the other.
+//! Objects in a list are newer than the known ones, so each is passed on at once, and no kind is ever held twice in
+//! memory. The end of a list names all its objects; all others are gone. If a list breaks off, the watch starts it
+//! again. kube's watcher does not report the version of a list, so the newest version in it is used instead.
 
 mod quotas;
 mod seen;
@@ -209,7 +209,7 @@ mod tests {
     use super::*;
     use crate::fake_api::{response, status};
 
-    /// An API server that has these kinds and no objects, and answers this for the others.
+    /// An API server that serves these kinds, without objects, and answers requests for others with this code.
     fn server(served: &'static [&'static str], code: u16) -> Client {
         let router = Router::new().fallback(async move |request: Request<Body>| {
             match served

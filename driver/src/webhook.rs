@@ -44,7 +44,7 @@ use self::served::Served;
 use self::server::Reviewer;
 use crate::http::Health;
 
-/// How long a replica that ends goes on with reviews: until API servers and proxies know that it is going.
+/// How long a replica that is terminating continues with reviews: until API servers and proxies have noticed it.
 const FAREWELL: Duration = Duration::from_secs(5);
 
 /// The webhook's part of the configuration.
@@ -64,10 +64,10 @@ pub(crate) struct Webhook {
 }
 
 impl Webhook {
-    /// Starts the server, the watch of the Secret, and what keeps the certificates.
+    /// Starts the server, the watch of the Secret, and the certificate controller.
     ///
     /// # Errors
-    /// The address is taken.
+    /// The address is already in use.
     pub(crate) fn start(
         client: &Client,
         config: &Config,
@@ -96,7 +96,7 @@ impl Webhook {
         Ok(Self { ends, tasks })
     }
 
-    /// Waits until a part has ended, which none does by itself.
+    /// Waits until a part has ended. None of them ends normally.
     pub(crate) async fn failed(&mut self) -> anyhow::Error {
         match self.tasks.join_next().await {
             Some(Err(error)) => anyhow::Error::new(error).context("a part of the webhook ended"),

@@ -49,7 +49,8 @@ fn quantity(value: &Value) -> String {
     }
 }
 
-/// What the class of this name grants: the chart's own, as its values have them. Others are not known.
+/// The configs of the class with this name, for the chart's own classes with default values. Other classes are not
+/// known.
 fn class_configs(name: &str) -> Option<Vec<Entry>> {
     let parameters = json!({"apiVersion": "dra.vgpu/v1alpha1", "kind": "VgpuConfig", "sharing": "Exclusive"});
     match name {
@@ -58,7 +59,7 @@ fn class_configs(name: &str) -> Option<Vec<Entry>> {
     }
 }
 
-/// Everything that `driver/api` has against an object.
+/// All errors of `driver/api` for an object.
 fn errors(object: &Value) -> Vec<String> {
     // A class has configs, and no requests.
     let (devices, path) = match object["kind"].as_str() {
@@ -163,7 +164,7 @@ fn what_is_refused_is_refused_in_the_same_words() {
             .strip_prefix("refused: ")
             .unwrap_or_else(|| panic!("{name}: the first line must say `# refused: `"));
         let errors = errors(&object);
-        // The API server writes the largest quantity that it knows for anything larger.
+        // The API server replaces a quantity that is too large by the largest one that it knows.
         let words = words
             .split_once(": \"9223372036854775807\" ")
             .map_or(words, |(_, rest)| rest);
@@ -179,7 +180,7 @@ fn what_is_refused_is_refused_in_the_same_words() {
 /// Kubernetes' answer to one object under the chart's policies.
 #[derive(Debug, serde::Deserialize)]
 struct Verdict {
-    /// How many policies are for its kind.
+    /// How many policies apply to its kind.
     policies: usize,
     #[serde(default)]
     denied: Vec<String>,
@@ -193,8 +194,8 @@ fn verdicts(test: &str, values: &[&str], objects: &[Value]) -> Option<Vec<Verdic
     answers(test, values, "Deny", "objects", objects)
 }
 
-/// The same of the policies with this action, for `objects` that somebody creates, or for `requests` with a user, an old object
-/// and a new one.
+/// Like [`verdicts`], for the policies with this action. `kind` is `objects` that somebody creates, or `requests` with
+/// a user, an old object and a new one.
 fn answers(test: &str, values: &[&str], action: &str, kind: &str, objects: &[Value]) -> Option<Vec<Verdict>> {
     #[derive(Debug, serde::Deserialize)]
     struct Answer {
@@ -247,7 +248,7 @@ fn the_policies_accept_what_is_to_be_accepted() {
     }
 }
 
-/// With text, not with an expression.
+/// Each refusal has a message, not just the failed expression.
 #[test]
 fn the_policies_refuse_each_mistake_in_words() {
     let files = cases("refuse");
@@ -361,7 +362,7 @@ fn the_policies_warn_of_what_probably_means_something_else() {
                             panic!("{name}: {:?}", verdict.denied);
                         };
                         assert!(said.contains(words), "{name}: {words}: {said}");
-                        // A longer message, or one of two lines, is shown as the expression.
+                        // For a message that is longer, or has two lines, the expression would be shown instead.
                         assert!(said.len() < 5 << 10 && !said.contains('\n'), "{name}: {said}");
                     }
                 }
@@ -370,7 +371,7 @@ fn the_policies_warn_of_what_probably_means_something_else() {
     }
 }
 
-/// Names that another system serves are not ours to warn of, and the warnings can be switched off.
+/// There are no warnings about names that another system serves, and all warnings can be switched off.
 #[test]
 fn the_policies_do_not_warn_of_what_others_serve() {
     let test = "the_policies_do_not_warn_of_what_others_serve";
@@ -437,7 +438,7 @@ fn quotas_gates_and_status_are_held_to_their_rules() {
                 assert_eq!(verdict.errors, Vec::<String>::new(), "{name}");
                 match first.strip_prefix("refused: ") {
                     None => assert_eq!(verdict.denied, Vec::<String>::new(), "{name}"),
-                    // With dialects the same is refused by the other policy.
+                    // With dialects the other policy refuses the same, in other words.
                     Some(words) if values.len() > 1 && words.starts_with("metadata: vgpu-controller") => {
                         assert!(!verdict.denied.is_empty(), "{name} is accepted");
                     }
@@ -451,7 +452,7 @@ fn quotas_gates_and_status_are_held_to_their_rules() {
     }
 }
 
-/// What the policy refuses of a quota or a default, `driver/quota` refuses too, and nothing else.
+/// `driver/quota` refuses the same quotas and defaults as the policy, and no others.
 #[test]
 fn quotas_are_read_by_the_same_rules() {
     for (of, least) in [("quota-", 5), ("default-", 2)] {
@@ -459,7 +460,7 @@ fn quotas_are_read_by_the_same_rules() {
             let files = cases(&format!("quota/{kind}"));
             let objects = files.iter().filter(|file| {
                 let name = file.file_name().unwrap().to_string_lossy();
-                // Names are the API server's to compare.
+                // Names are checked by the API server alone.
                 name.starts_with(of) && !name.ends_with("-name.yaml")
             });
             let mut count = 0;
@@ -479,7 +480,7 @@ fn quotas_are_read_by_the_same_rules() {
     }
 }
 
-/// A pod of each dialect, bound, with what it gets back: none of its annotations is missing in the policy's list.
+/// A bound pod of each dialect, with its annotations: the policy's list contains all of them.
 #[test]
 fn the_controller_may_write_what_every_dialect_gives_back() {
     let limits =

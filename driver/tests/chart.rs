@@ -163,7 +163,7 @@ fn what_the_values_offer_is_accepted() {
     }
 }
 
-/// The plugin writes to the same path as the runtime reads, so flag, mount and folder of the node agree.
+/// The plugin writes to the same path that the runtime reads: flag, mount and host path agree.
 #[test]
 fn the_library_is_put_where_the_values_say() {
     let Some(helm) = helm("the_library_is_put_where_the_values_say") else {
@@ -225,7 +225,7 @@ fn paths_stay_what_they_are_in_the_values() {
     assert_eq!(state.filter(|variable| variable["value"] == path).count(), 1);
 }
 
-/// The init container's folders are those that the plugin uses, and without `softGpu.gpus` there is none.
+/// The init container uses the same folders as the plugin, and without `softGpu.gpus` there is no init container.
 #[test]
 fn software_gpus_are_put_where_the_plugin_looks_for_a_driver() {
     let Some(helm) = helm("software_gpus_are_put_where_the_plugin_looks_for_a_driver") else {
@@ -373,7 +373,7 @@ fn the_programs_have_the_rights_that_they_use_and_no_other() {
         ]
     );
     assert_eq!(rights(&rendered, "Role", "x-controller"), LEASE);
-    // A release of before has no such value.
+    // The values of an earlier release lack this field.
     for off in ["usage.enabled=false", "usage=null"] {
         let without = render(&helm, &[off]).expect("rendered");
         assert!(without.iter().all(|object| object["kind"] != "Role"), "{off}");
@@ -392,7 +392,7 @@ const LEASE: [&str; 2] = [
     "coordination.k8s.io/leases: get update named x-controller",
 ];
 
-/// There is one replica as before: nothing waits for a VgpuUsage. With more, one of them writes.
+/// By default there is one replica as before: nothing depends on a VgpuUsage. With several, only one of them writes.
 #[test]
 fn usages_are_summed_by_default_and_by_one_replica() {
     let Some(helm) = helm("usages_are_summed_by_default_and_by_one_replica") else {
@@ -408,7 +408,8 @@ fn usages_are_summed_by_default_and_by_one_replica() {
     assert!(deployment["spec"]["template"]["spec"]["affinity"].is_null());
 }
 
-/// Whoever may use one namespace alone reads its quota by `view`, and by the binding what the cluster offers.
+/// A user of a single namespace may read its quota through the role `view`, and the cluster's offer through the
+/// binding.
 #[test]
 fn users_read_what_is_offered_and_their_quota_and_write_neither() {
     let Some(helm) = helm("users_read_what_is_offered_and_their_quota_and_write_neither") else {
@@ -448,7 +449,7 @@ fn users_read_what_is_offered_and_their_quota_and_write_neither() {
         rights(&rendered, "ClusterRole", "x-quota-view"),
         ["dra.vgpu/vgpuquotas: get list watch"]
     );
-    // They name the claims of all namespaces, so the binding gives nobody VgpuNodes.
+    // VgpuNodes name the claims of all namespaces, so the binding gives nobody access to them.
     assert_eq!(
         rights(&rendered, "ClusterRole", "x-usage-view"),
         [
@@ -499,7 +500,7 @@ fn only_in_controller_mode_the_controller_writes_claims_and_a_lease() {
     }
 }
 
-/// And nothing of it without dialects, which the tests above see.
+/// Without dialects there is nothing of this, which the tests above check.
 #[test]
 fn where_pods_are_translated_the_controller_writes_templates_annotations_and_a_lease() {
     let Some(helm) = helm("where_pods_are_translated_the_controller_writes_templates_annotations_and_a_lease") else {
@@ -551,7 +552,7 @@ fn where_pods_are_translated_the_controller_writes_templates_annotations_and_a_l
     render(&helm, &["translate.dialects={nvshare}"]).expect_err("no dialect");
 }
 
-/// `kubectl explain` and the columns of `kubectl get` are what a user sees first.
+/// The first things that a user sees are `kubectl explain` and the columns of `kubectl get`.
 #[test]
 fn every_field_of_a_kind_is_described_and_every_column_has_a_name_of_its_own() {
     let Some(helm) = helm("every_field_of_a_kind_is_described_and_every_column_has_a_name_of_its_own") else {
@@ -691,7 +692,8 @@ fn quotas_are_the_leaders() {
     assert!(gate.to_string().contains("'nvidia.com/gpu'"));
     // The values of an earlier release lack this field.
     render(&helm, &["quota=null"]).expect("rendered");
-    // There the policy that sets the gate is a beta that is off: nothing would hold.
+    // In these versions the policy that sets the gate is a beta that is off by default, so quotas would not be
+    // enforced.
     for version in ["1.34.0", "1.35.3"] {
         let refused = support::render_on(&helm, version, &["quota.enabled=true"]).expect_err("refused");
         assert!(refused.contains("set quota.enabled=false there"), "{refused}");
@@ -775,7 +777,7 @@ fn metrics_are_closed_to_pods_but_the_monitors_and_scraped_only_if_the_values_sa
     for off in ["networkPolicy=null", "networkPolicy.enabled=false"] {
         let plain = render(&helm, &[off, "podMonitor=null"]).expect("rendered");
         assert!(of(&plain, "NetworkPolicy").is_empty() && of(&plain, "PodMonitor").is_empty());
-        // Nothing is closed, so nothing is shut out.
+        // Without a NetworkPolicy, Prometheus is not shut out.
         render(&helm, &[off, "podMonitor.enabled=true"]).expect("rendered");
     }
     let closed = of(&render(&helm, &[]).expect("rendered"), "NetworkPolicy");
@@ -807,7 +809,7 @@ fn metrics_are_closed_to_pods_but_the_monitors_and_scraped_only_if_the_values_sa
         (&endpoint["port"], &endpoint["honorLabels"]),
         (&"http".into(), &true.into())
     );
-    // What it selects are the pods of both programs.
+    // It must select the pods of both programs.
     for kind in ["DaemonSet", "Deployment"] {
         let pods = &of(&rendered, kind)[0]["spec"]["template"];
         let labels = monitor["spec"]["selector"]["matchLabels"].as_object().expect("labels");
@@ -855,7 +857,7 @@ fn hooks(helm: &Path, kind: &str, values: &[&str]) -> Vec<Value> {
         .collect()
 }
 
-/// It may do no more than `vgpu doctor --probe` in its own namespace, and has the image with that program.
+/// The test pod may do no more than `vgpu doctor --probe` in its own namespace, and uses the image with that program.
 #[test]
 fn helm_test_is_a_probe_with_rights_in_its_namespace_alone() {
     let Some(helm) = helm("helm_test_is_a_probe_with_rights_in_its_namespace_alone") else {
@@ -895,11 +897,11 @@ fn helm_test_is_a_probe_with_rights_in_its_namespace_alone() {
         .filter_map(Value::as_str)
         .collect();
     assert_eq!(words, ["/usr/bin/vgpu", "doctor", "--probe", "--namespace=n"]);
-    // Nothing to probe.
+    // Without the class there is nothing to probe.
     assert!(hooks(&helm, "test", &["deviceClasses.vgpu.create=false"]).is_empty());
 }
 
-/// It lists and changes nothing, and the program takes its arguments.
+/// The check only lists and changes nothing, and the program accepts its arguments.
 #[test]
 fn an_uninstall_first_runs_a_check_that_may_only_list() {
     use clap::Parser as _;
@@ -973,7 +975,7 @@ fn images_come_from_the_registry_by_tag_or_by_digest() {
             format!("r.example/dra-driver-vgpu/controller@{}", digest("b"))
         ]
     );
-    // What it names is known, whoever owns the name.
+    // A digest identifies the image, whatever registry it is in.
     images(&["images.registry=docker.io", &by_digest]);
     let refused = render(&helm, &["images.tag=dev", &by_digest]).expect_err("which of them?");
     assert!(refused.contains("images.digests=null"), "{refused}");
@@ -1164,13 +1166,13 @@ fn two_instances_of_the_plugin_can_run_on_a_node() {
         uid.expect("POD_UID")["valueFrom"]["fieldRef"]["fieldPath"],
         "metadata.uid"
     );
-    // Only one pod can have a port of the node.
+    // A port of the node can only be used by one pod.
     assert_eq!(pod["hostNetwork"], serde_json::Value::Null);
     let ports = pod["containers"][0]["ports"].as_array().expect("ports");
     assert!(ports.iter().all(|port| port["hostPort"].is_null()));
 }
 
-/// Tries each policy. Without one, as in the values of an earlier release, it is binpack.
+/// Tries each policy. If it is missing, as in the values of an earlier release, it is binpack.
 #[test]
 fn the_controller_is_started_with_the_policy_that_the_values_name() {
     let Some(helm) = helm("the_controller_is_started_with_the_policy_that_the_values_name") else {
@@ -1192,7 +1194,7 @@ fn the_controller_is_started_with_the_policy_that_the_values_name() {
     }
 }
 
-/// The claims policies' texts.
+/// The texts of the policies for claims.
 fn policies(rendered: &[Value]) -> String {
     let policies = rendered.iter().filter(|object| {
         let kind = object["kind"] == "ValidatingAdmissionPolicy";
@@ -1220,7 +1222,7 @@ fn in_controller_mode_only_foreign_classes_tolerate_everything() {
             .count(),
         2
     );
-    // A class of ours is not foreign whatever the list says.
+    // A class of ours is never foreign, even if the list contains it.
     assert_eq!(
         controller.matches(r#""expression":"['nic']","name":"foreign""#).count(),
         2
@@ -1269,7 +1271,7 @@ fn every_platform_has_values_and_a_page() {
     }
 }
 
-/// What a platform's file sets arrives in the plugin's pod; a file that sets nothing changes nothing.
+/// The values in a platform's file reach the plugin's pod; a file without values changes nothing.
 #[test]
 fn every_platforms_values_are_rendered() {
     let Some(helm) = helm("every_platforms_values_are_rendered") else {
@@ -1300,7 +1302,7 @@ fn every_platforms_values_are_rendered() {
             );
         }
     }
-    // The pages say that the operator's file is added to that of its platform.
+    // The pages say to use the operator's file in addition to the platform's.
     let both = rendered(&["k0s", "gpu-operator"]);
     let flags = arguments(&both, "DaemonSet");
     for flag in [
@@ -1311,8 +1313,9 @@ fn every_platforms_values_are_rendered() {
     }
 }
 
-/// Kubernetes reads YAML 1.1, where `n`, `y`, `on` and `1e3` without quotes are no text, so each name needs them. Our parser is one
-/// of YAML 1.2, which takes `n` as text: the test uses numbers, which no other value of the chart has.
+/// Kubernetes reads YAML 1.1, where `n`, `y`, `on` and `1e3` without quotes are not strings, so each name must be
+/// quoted. Our parser uses YAML 1.2, which reads `n` as a string: so the test uses numbers that no other value of the
+/// chart has.
 #[test]
 fn names_that_are_words_of_yaml_are_quoted() {
     let Some(helm) = helm("names_that_are_words_of_yaml_are_quoted") else {
@@ -1341,7 +1344,7 @@ fn names_that_are_words_of_yaml_are_quoted() {
     assert_eq!(found, Vec::<String>::new());
 }
 
-/// The places in `value` of the numbers 70001 and up.
+/// The paths in `value` of the numbers from 70001 on.
 fn numbers(value: &Value, place: &str, found: &mut Vec<String>) {
     match value {
         Value::Number(number) if number.as_u64().is_some_and(|number| number >= 70_001) => {

@@ -3,7 +3,7 @@
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
 
-/// Nobody answers there; the program says first that it runs.
+/// Nobody answers at this address; before that matters, the program logs that it runs.
 const KUBECONFIG: &str = r#"{"apiVersion": "v1", "kind": "Config", "current-context": "c",
     "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
     "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}], "users": [{"name": "u", "user": {}}]}"#;

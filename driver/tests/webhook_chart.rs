@@ -35,9 +35,9 @@ fn without_dialects_there_is_no_webhook() {
     let Some(helm) = helm("without_dialects_there_is_no_webhook") else {
         return;
     };
-    // As `helm upgrade --reuse-values` has it from a chart without these values.
+    // The values that `helm upgrade --reuse-values` uses after a chart without these values.
     for values in [&[][..], &["translate=null"], &["translate.dialects=null"]] {
-        // A Role and a Lease are also for usages.
+        // Usages also have a Role and a Lease.
         let values = &[values, &["usage.enabled=false"]].concat();
         let rendered = render(&helm, values).expect("rendered");
         for kind in [
@@ -90,7 +90,7 @@ fn the_webhook_fails_closed_and_is_asked_about_labelled_namespaces_only() {
     ] {
         assert_eq!(webhook[field], value, "{field}");
     }
-    // The Service's port leads to the port on which the flag has the program serve, on the pods of the Deployment.
+    // The Service's port leads to the port that the flag sets, on the pods of the Deployment.
     let service = &one(&rendered, "Service")["spec"];
     assert_eq!(
         service["ports"],
@@ -98,7 +98,7 @@ fn the_webhook_fails_closed_and_is_asked_about_labelled_namespaces_only() {
     );
     let deployment = &one(&rendered, "Deployment")["spec"];
     assert_eq!(service["selector"], deployment["selector"]["matchLabels"]);
-    // A drain of nodes leaves one that serves, and with a single replica it is not held up.
+    // While nodes are drained one serving replica remains, and a single replica does not block the drain.
     let budget = &one(&rendered, "PodDisruptionBudget")["spec"];
     assert_eq!(budget["selector"], deployment["selector"]);
     assert_eq!(
@@ -159,7 +159,7 @@ fn the_controller_gets_the_values_as_flags_in_both_modes() {
             let found = arguments.iter().filter(|argument| *argument == flag).count();
             assert_eq!(found, 1, "{flag}: {arguments:?}");
         }
-        // One replica goes, another serves.
+        // When one replica goes, another serves.
         assert_eq!(one(&rendered, "Deployment")["spec"]["replicas"], 2, "{allocator}");
     }
 }
@@ -233,7 +233,7 @@ fn rights_for_the_webhook_name_its_objects() {
     );
 }
 
-/// The condition of a pod that asks.
+/// The condition that matches pods that ask for GPUs.
 fn asks(rendered: &[Value]) -> String {
     let conditions = one(rendered, "MutatingWebhookConfiguration")["webhooks"][0]["matchConditions"].clone();
     let asks = conditions
@@ -381,7 +381,7 @@ fn kubernetes_sends_the_pods_that_ask_and_no_others() {
             ),
             (pod(named(json!({})), "cpu", false), Some(translated()), true),
         ];
-        // A pod with very many containers that ask for nothing costs what a condition may cost.
+        // A pod with very many containers that ask for nothing stays within the cost limit of a condition.
         let mut many = pod(none.clone(), "cpu", false);
         many["spec"]["containers"] = json!(vec![many["spec"]["containers"][0].clone(); 500]);
         cases.push((many, None, false));
@@ -396,7 +396,7 @@ fn kubernetes_sends_the_pods_that_ask_and_no_others() {
                     cases.push((pod(none.clone(), key, init), None, of == dialect));
                 }
                 cases.push((pod(ignored.clone(), key, false), None, false));
-                // A second apply, whatever is read now.
+                // A second apply is sent, whichever dialects are read now.
                 cases.push((
                     pod(annotated(vgpu_dialects::TRANSLATED), key, false),
                     Some(translated()),
@@ -452,7 +452,7 @@ fn an_update_of_the_scheduler_alone_is_sent() {
     );
 }
 
-/// The policy in Kubernetes' own CEL: a key that nobody reads is named, and one that the webhook reads is not.
+/// Evaluates the policy in Kubernetes' own CEL: it names a key that nobody reads, but not one that the webhook reads.
 #[test]
 fn a_pod_with_keys_that_nobody_reads_is_warned() {
     const TEST: &str = "a_pod_with_keys_that_nobody_reads_is_warned";
@@ -475,7 +475,7 @@ fn a_pod_with_keys_that_nobody_reads_is_warned() {
         );
         let mut policy = of("ValidatingAdmissionPolicy");
         assert_eq!(policy["spec"]["failurePolicy"], "Ignore");
-        // So that an error of an expression is seen here.
+        // Makes errors of expressions visible here.
         policy["spec"]["failurePolicy"] = json!("Fail");
         let mut cases = Vec::new();
         for of in Dialect::ALL {

@@ -22,7 +22,7 @@ use crate::patience;
 
 /// Limit of one request.
 const REQUEST: Duration = Duration::from_secs(10);
-/// The largest list in a test has some thousand events.
+/// Limit of a response in bytes. The largest list in a test has some thousand events.
 const LARGEST: u64 = 256 << 20;
 
 /// The administrator's connection to the API server of one cluster.
@@ -102,7 +102,7 @@ impl Api {
         self.changed("DELETE", &asked.path, None).map(drop)
     }
 
-    /// Returns false if the object of a POST already exists, or that of a DELETE does not.
+    /// Returns false if a POST's object already exists, or a DELETE's object does not exist.
     fn changed(&self, verb: &str, path: &str, body: Option<&Value>) -> Result<bool> {
         let change = || {
             let url = format!("{}{path}", self.server);

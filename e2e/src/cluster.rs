@@ -1,4 +1,5 @@
-//! A cluster: start, end, add and remove nodes, run commands, import images. The crate's head shows its processes.
+//! A cluster: start, end, add and remove nodes, run commands, import images. The processes are shown in the
+//! documentation of the crate (lib.rs).
 //!
 //! ```text
 //! Cluster::up ─ lock over all clusters ─ sweep leftovers ─ state folder ─ spawn keeper ─► News::Ready
@@ -64,7 +65,8 @@ impl Cluster {
             "a cluster named {} is running: `make down` ends it, CLUSTER=NAME names another",
             config.name
         );
-        // First of all: a signal during the start waits for the lock that is held here.
+        // Do this first: if a signal arrives during the start, its handler removes the cluster after this lock is
+        // released.
         interrupt::started(&config.name, |name| down(name).map(drop))?;
         host::remember(&all)?;
         fs::create_dir(&state.0).with_context(|| format!("cannot create {}", state.0.display()))?;
@@ -307,8 +309,8 @@ fn is_running(state: &State) -> Result<bool> {
 }
 
 /// Asks the keeper of a running cluster to end it. Returns false if the cluster has no keeper any more. A keeper that
-/// has just started has not yet written its PID or entered its cgroup; a later call asks it. `asked` is the keeper
-/// that was asked.
+/// has just started has not yet written its PID or entered its cgroup; a later call asks it. `asked` is the PID of the
+/// keeper that was already asked.
 ///
 /// Holds the lock over all clusters, so that nobody starts or sweeps this one meanwhile, and the process that holds
 /// the cluster's lock is its keeper.

@@ -33,7 +33,7 @@ pub fn run(name: &str, keep: bool, extra: Option<&Path>) -> Result<()> {
     second_half(name, keep, extra, &prepared)
 }
 
-/// As the calling user: first a local share, then everything that must be built.
+/// Runs as the calling user: shows a local share, then builds everything that the cluster needs.
 fn first_half(steps: u32) -> Result<Prepared> {
     interrupt::handle()?;
     Versions::chosen()?;
@@ -60,7 +60,7 @@ fn first_half(steps: u32) -> Result<Prepared> {
     Ok(prepared)
 }
 
-/// As root: the cluster.
+/// Runs as root: starts the cluster and shows its steps.
 fn second_half(name: &str, keep: bool, extra: Option<&Path>, prepared: &Prepared) -> Result<()> {
     let (taken, elapsed) = prepared.so_far;
     let mut progress = Progress::resume(STEPS + u32::from(extra.is_some()), taken, elapsed);
@@ -79,7 +79,7 @@ fn second_half(name: &str, keep: bool, extra: Option<&Path>, prepared: &Prepared
     ));
     progress.why("it has processes, mounts and a network of its own, so a kubelet of this machine would not notice");
     if let Err(error) = show(&cluster, prepared, extra, &mut progress) {
-        // After a failure, a cluster that was to be kept is kept to find the cause.
+        // With `keep`, the cluster stays after a failure too, so that the cause can be found.
         let (ended, fate) = if keep {
             let config = cluster.kubeconfig();
             let fate = format!(

@@ -1,5 +1,5 @@
-//! The example of shares of a GPU's time while it runs: measures each pod's part of its GPU's time, by the pod's own
-//! count.
+//! Runs the example of GPU time shares, and measures each pod's percentage of its GPU's time. Each pod counts its own
+//! kernels.
 
 use std::thread;
 use std::time::Duration;

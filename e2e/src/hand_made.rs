@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-/// A taint's time that is older than every age that components wait for.
+/// The time of a taint that is older than any age that a component waits for.
 const LONG_AGO: &str = "2026-01-01T00:00:00Z";
 
 /// A node without the label for its operating system, so that the chart's pods do not run there.

@@ -84,8 +84,7 @@ pub fn install(cluster: &Cluster, prepared: &Prepared, more: &[&str]) -> Result<
             kube.run(&["describe", "pods"]).unwrap_or_default()
         ))
     })?;
-    // Helm considers a DaemonSet ready if at most as many pods are missing as an update may stop: here, that is all of
-    // them.
+    // Helm considers a DaemonSet ready even if as many pods are missing as an update may stop, so wait for all of them.
     kube.run(&[
         "rollout",
         "status",

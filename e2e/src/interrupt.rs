@@ -26,8 +26,8 @@ static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 /// Call this before any part of the cluster is created. Fails after a signal.
 pub(crate) fn started(name: &str, end: End) -> Result<()> {
     let mut ours = OURS.lock().unwrap_or_else(PoisonError::into_inner);
-    // With the list locked: the handler first sets the flag and then reads the list. So either it finds this cluster,
-    // or this sees the flag.
+    // Check with the list locked: the handler first sets the flag and then reads the list. So either the handler finds
+    // this cluster, or this function sees the flag.
     ensure!(
         !INTERRUPTED.load(Ordering::SeqCst),
         "interrupted: cluster {name} is not started"

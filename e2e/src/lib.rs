@@ -15,9 +15,9 @@
 //! Failure modes:
 //! - The program that started the cluster dies for any reason: its end of the socket closes, and the keeper removes
 //!   the cluster.
-//! - The keeper is killed: the inits' sockets close, they end, and with PID 1 every process, mount and network device
-//!   of the cluster. The next `up` or `down` sees that nobody holds the lock and removes the rest (cgroup folders, the
-//!   state folder, controllers of cgroup v2).
+//! - The keeper is killed: the inits' sockets close and the inits end. They are PID 1 of their namespaces, so every
+//!   process, mount and network device of the cluster ends with them. The next `up` or `down` sees that nobody holds
+//!   the lock and removes the rest (cgroup folders, the state folder, controllers of cgroup v2).
 //! - An init dies by itself: the cluster ends, with the end of that init's log as the reason.
 //! - Two programs build the same tool: the second waits for the first one's lock and finds the result.
 //! - A build is interrupted: it happened in a temporary folder that the next build empties.

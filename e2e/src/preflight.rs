@@ -44,7 +44,7 @@ impl fmt::Display for Nowhere {
 impl std::error::Error for Nowhere {}
 
 /// Fails with `Nowhere` if something is missing. If sudo would ask for a password and `may_ask` is false, root's
-/// rights are not tried and assumed. `program` is vgpu-e2e, which runs the tries.
+/// rights are assumed without a test. `program` is vgpu-e2e, which runs the probe.
 pub fn check(program: &Path, may_ask: bool) -> Result<()> {
     let missing = missing(&probe::facts(program, may_ask)?);
     if missing.is_empty() {

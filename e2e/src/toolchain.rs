@@ -118,7 +118,7 @@ impl Toolchain {
 }
 
 impl Versions {
-    /// The versions of this run. Kubernetes' is that of the programs which `KUBERNETES=DIR` names.
+    /// The versions of this run. With `KUBERNETES=DIR`, Kubernetes' version is that of the programs in DIR.
     pub fn chosen() -> Result<Self> {
         Self::beside(Given::chosen()?.map(|given| given.version))
     }

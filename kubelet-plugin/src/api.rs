@@ -39,7 +39,7 @@ pub trait Slices: Send + Sync + 'static {
     fn create(&self, slice: &ResourceSlice, dry_run: bool)
     -> impl Future<Output = Result<ResourceSlice, Error>> + Send;
     fn replace(&self, slice: &ResourceSlice) -> impl Future<Output = Result<ResourceSlice, Error>> + Send;
-    /// Only while the object has the resourceVersion of `slice`.
+    /// Deletes the object only if its resourceVersion is still that of `slice`.
     fn delete(&self, slice: &ResourceSlice) -> impl Future<Output = Result<(), Error>> + Send;
 }
 

@@ -135,12 +135,12 @@ pub struct Config {
     /// Where the sockets of all instances are.
     pub sockets: Folders,
     pub dra_socket: PathBuf,
-    /// Which of the two is bound, `registration::name_in_turn` says.
+    /// Two possible paths of one socket; `registration::name_in_turn` chooses.
     pub registration_sockets: [PathBuf; 2],
     pub http_address: SocketAddr,
-    /// 0: what was measured.
+    /// Bytes reserved for each CUDA context; 0: the measured size.
     pub context_reserve: u64,
-    /// The file with what contexts take.
+    /// The file with the measured sizes of CUDA contexts.
     pub context_sizes: PathBuf,
     pub ledger_tmpfs: bool,
     pub visible_devices: bool,
@@ -322,7 +322,7 @@ fn xids(list: &str) -> Option<BTreeSet<u64>> {
     }
 }
 
-/// Accepts what is safe in a file's name; a UID has 36 bytes, that of a static pod 32.
+/// Accepts only characters that are safe in a file name. A UID has 36 bytes; that of a static pod has 32.
 fn is_uid(uid: &str) -> bool {
     (1..=36).contains(&uid.len()) && uid.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
 }

@@ -1,13 +1,13 @@
 //! The connection to the API server: one, of HTTP/2, for all requests.
 //!
-//! kube's own client speaks HTTP/1.1. There, each watch has a connection of its own, a hundred Prepares at once open a
-//! hundred more, with as many TLS handshakes, and after 90 quiet seconds the next Prepare begins with one. Over HTTP/2
-//! all requests share the connection of the watches, which is always open.
+//! kube's own client uses HTTP/1.1. With it, each watch has its own connection, and a hundred Prepares at once open a
+//! hundred more, each with a TLS handshake. After 90 s without a request, the next Prepare also starts with a
+//! handshake. Over HTTP/2 all requests share the connection of the watches, which is always open.
 //!
 //! How it fails:
-//! - The other side vanishes without a word: pings notice it, all requests fail, and the next ones connect again.
-//! - A proxy in front of the API server that knows HTTP/1.1 alone: that is spoken, as before.
-//! - A proxy by `HTTPS_PROXY`: kube's own client is used, which says what it supports.
+//! - The other side disappears without closing: pings notice it, all requests fail, and the next ones connect again.
+//! - A proxy in front of the API server only supports HTTP/1.1: the connection uses HTTP/1.1.
+//! - A proxy by `HTTPS_PROXY`: kube's own client is used, and its errors say what it supports.
 
 use hyper_rustls::{FixedServerNameResolver, HttpsConnectorBuilder};
 use hyper_util::client::legacy;
@@ -20,7 +20,7 @@ use std::time::Duration;
 use tower::retry::RetryLayer;
 use tower::{BoxError, ServiceBuilder};
 
-/// A connection that is dead is noticed within the sum of both. Pings are no requests: the API server counts none.
+/// A dead connection is noticed within the sum of both times. The API server does not count pings as requests.
 const PING_EVERY: Duration = Duration::from_secs(15);
 const PING_ANSWERED_WITHIN: Duration = Duration::from_secs(15);
 

@@ -109,7 +109,7 @@ async fn one_that_is_lost_is_made_again() {
     let cluster = server.cluster();
     assert!(get(&cluster, "first").await.is_ok());
     server.cut.send_modify(|cuts| *cuts += 1);
-    // What was under way may fail, and what comes after it may not.
+    // Requests in flight may fail; later requests must not.
     while server.connections() < 2 {
         let _ = get(&cluster, "second").await;
     }

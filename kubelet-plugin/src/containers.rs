@@ -1,7 +1,8 @@
-//! Which containers have which share, by kubelet's PodResources service: for metrics that are joined with those of pods.
+//! Asks kubelet's PodResources service which containers have which share, for metrics that users join with pod metrics.
+//! Asks only while claims are prepared.
 //!
-//! How it fails: without the socket, or a kubelet that does not answer within 5 s, nothing is known, which is logged once;
-//! metrics then lack the names of containers. Asked only while claims are prepared.
+//! How it fails: if the socket is missing or kubelet does not answer within 5 s, this is logged once, and metrics lack
+//! the names of containers.
 
 use crate::api::with_causes;
 use crate::dra::node::{Node, SharedNode};
@@ -19,12 +20,12 @@ use vgpu_proto::pod_resources::{LIST, ListPodResourcesRequest, ListPodResourcesR
 
 const EVERY: Duration = Duration::from_secs(10);
 const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
-/// A node has at most some hundred pods with some KiB each.
+/// Limit of an answer in bytes. A node has at most some hundred pods with some KiB each.
 const LARGEST: usize = 16 << 20;
-/// Containers of a share that metrics name. A claim may have 256 pods, and a share may not have endless series.
+/// Maximum number of containers of a share in metrics. Limited because a claim may have 256 pods, with a series each.
 pub const MOST: usize = 8;
 
-/// A container, by the names of its pod and its own.
+/// A container: the name of its pod, and its own name.
 pub type ContainerName = (String, String);
 
 /// The containers of each share, as of the last answer.

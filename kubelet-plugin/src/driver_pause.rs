@@ -3,8 +3,8 @@
 //! The GPU Operator sets the node's label `nvidia.com/gpu.deploy.client` to `paused-for-...` before it unloads the driver,
 //! and back afterwards. Nothing may have the driver open then.
 //!
-//! How it fails: while the API server cannot be reached, the last label that was seen applies. After a restart of the plugin
-//! NVML may be asked until the first list of the watch is there. A deleted node has no label.
+//! How it fails: while the API server cannot be reached, the last label that was seen applies. After a restart of the
+//! plugin NVML may be used until the watch has delivered its first list. A deleted node has no label.
 
 use crate::nvml::Nvml;
 use futures::{Stream, StreamExt as _};
@@ -83,7 +83,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_driver_is_not_asked_while_the_label_says_so() {
-        // Not there: an attempt to start it has another error.
+        // The program does not exist, so an attempt to start it would return another error.
         let nvml = Nvml::new(Path::new("/none"), Path::new("/"));
         let rescan = Arc::new(Notify::new());
         let (sender, events) = futures::channel::mpsc::unbounded();

@@ -1,5 +1,6 @@
-//! Fuzzes what the plugin reads: calls, claims with their configs, its own files, /proc and the driver's answers. Each begins
-//! with the files in `testdata/seeds`, to which an input that failed is added, and changes some of their places.
+//! Fuzzes what the plugin reads: calls, claims with their configs, its own files, /proc and the driver's answers. Each
+//! test begins with the files in `testdata/seeds` and changes some of their bytes or values. Add an input that failed
+//! to these files.
 //!
 //! `PROPTEST_CASES=1000000 cargo test --release -p vgpu-kubelet-plugin --lib fuzz` goes on for longer.
 
@@ -30,7 +31,7 @@ use vgpu_proto::registration;
 fn config() -> ProptestConfig {
     ProptestConfig {
         failure_persistence: None,
-        // As many as fit into a second or two; the variable counts.
+        // As many as fit into a second or two, unless the variable sets the number.
         cases: std::env::var("PROPTEST_CASES").map_or(96, |_| ProptestConfig::default().cases),
         ..ProptestConfig::default()
     }
@@ -77,7 +78,7 @@ fn changed(seed: &[u8], changes: &[Change]) -> Vec<u8> {
     bytes
 }
 
-/// One change of a document: the place, and what is written there.
+/// One change of a document: the number of a value in it, and the value that replaces it.
 type Edit = (u16, u8);
 
 fn edits() -> impl Strategy<Value = Vec<Edit>> {
@@ -122,7 +123,7 @@ fn edited(document: &Value, edits: &[Edit]) -> Value {
     document
 }
 
-/// Counts the places of a document, and writes to one of them.
+/// Counts the values of a document, and replaces one of them.
 fn places(value: &mut Value, count: &mut usize, mut write: Option<(usize, Value)>) -> usize {
     let written = write.take_if(|(at, _)| at == count);
     *count += 1;
@@ -166,7 +167,7 @@ impl MountUsers for Nobody {
     }
 }
 
-/// What lies beside the folders that the plugin writes, and in them by name.
+/// The entries of the rig's folder, without the folders that the plugin writes.
 fn outside(rig: &Rig) -> BTreeSet<PathBuf> {
     let own = ["run", "kubelet", "cdi", "store"];
     let top = fs::read_dir(rig.path(""))
@@ -243,7 +244,7 @@ fn any_claim_is_prepared_within_its_gpu_or_refused() {
     });
 }
 
-/// A claim's file with a checksum that fits, so that its fields are what is judged.
+/// A claim's record with a valid checksum, so that a test gets to the fields in it.
 fn sealed(payload: &Value) -> String {
     let payload = payload.to_string();
     format!(
@@ -366,7 +367,8 @@ fn any_proc_of_a_tenant_says_nothing_else_of_its_neighbour() {
         let file = ["stat", "status", "comm", "cgroup", "mountinfo"][file];
         let bytes = changed(&seeds[which].1, &changes);
         fs::write(at("5").join(file), &bytes).expect("written");
-        // The kernel writes the list of mounts, and nobody else's shares are in it.
+        // Such an input is excused below: the kernel writes the list of mounts, so a tenant cannot add a neighbour's
+        // share.
         let has_neighbours = file == "mountinfo" && String::from_utf8_lossy(&bytes).contains(" 0:2 ");
         let seen = read();
         prop_assert!(seen.is_ok());

@@ -43,7 +43,7 @@ fn pages(readiness: Readiness, registries: Vec<Registry>, within: Duration) -> R
         let Ok(Ok(permit)) = timeout_at(deadline, scrapes.acquire_owned()).await else {
             return busy(within);
         };
-        // Not on the thread of all servers: a scrape reads ledgers, and may wait for a turn that works.
+        // Not on the thread of all servers: a scrape reads ledgers, and may wait for a running turn.
         let encoded = tokio::task::spawn_blocking(move || {
             let _permit = permit;
             let mut text = String::with_capacity(length.load(Ordering::Relaxed) * 17 / 16);

@@ -1,8 +1,8 @@
 //! Metrics for Prometheus: counters of calls, and figures of shares and GPUs that are read at each scrape.
 //!
-//! A share has at most 44 series, and a GPU 60, HAMi's names included: tenants cannot add any, but for the containers of a
-//! share, of which few are named. A scrape reads ledgers and waits up to 8 s for a turn that works (`http`). Labels are names of
-//! objects and UUIDs, never a text of a tenant's process.
+//! A share has at most 44 series, and a GPU 60, HAMi's names included. Tenants can only add series by more containers
+//! of a share, and few of these are named. A scrape reads ledgers and waits up to 8 s for a running turn (`http`).
+//! Labels are names of objects and UUIDs, never a text of a tenant's process.
 
 mod figures;
 mod gpus;
@@ -32,7 +32,7 @@ use std::time::Duration;
 const SECONDS: [f64; 12] = [
     0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0, 10.0,
 ];
-/// The parts are shorter.
+/// Bucket limits of the parts, which are shorter.
 const PART_SECONDS: [f64; 10] = [0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.02, 0.1, 2.0];
 
 /// Why claims cannot be prepared, and the parts of a Prepare.
@@ -55,7 +55,7 @@ struct Part {
     part: &'static str,
 }
 
-/// How long a Prepare was in each part.
+/// How long a Prepare spent in each part.
 #[derive(Debug)]
 pub(crate) struct Times {
     read: Duration,

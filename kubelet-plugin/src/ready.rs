@@ -1,7 +1,7 @@
 //! The plugin's readiness by parts, with the reason why a part does not work.
 //!
-//! A part that has nothing to do on this node, or is not to work now, is ready: a pod that is never ready blocks the rolling
-//! update on every other node.
+//! A part that has nothing to do on this node, or is paused, counts as ready: a pod that is never ready would block the
+//! rolling update on every other node.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -43,7 +43,7 @@ impl Readiness {
         self.insert(part, State::Idle(why))
     }
 
-    /// Sets a part ready although it does not work, because it is not to work now. Returns true if that changed it.
+    /// Sets a part ready although it does not work, because it is paused on purpose. Returns true if that changed it.
     pub fn pause(&self, part: &'static str, why: String) -> bool {
         self.insert(part, State::Paused(why))
     }

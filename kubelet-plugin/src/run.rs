@@ -3,7 +3,7 @@
 //! - The library is installed and the state of a former instance recovered before kubelet can reach the
 //!   plugin. A full disk stops neither: claims are unprepared, and the library is installed when there is room.
 //! - The DRA socket listens before the plugin registers with kubelet.
-//! - Slices are published once kubelet has accepted this instance, and while it reaches it.
+//! - Slices are published once kubelet has accepted this instance, and only while kubelet can reach it.
 //! - Registration waits for the first scan of the GPUs: a Prepare before it would fail, and kubelet retries
 //!   only after up to a minute.
 //! - kubelet calls the instance that registered last. So an instance that can prepare nothing, because its library or its
@@ -49,7 +49,7 @@ use vgpu_proto::registration::registration_server::RegistrationServer;
 
 /// Without one of these parts no claim can be prepared. Slices are not among them: only a registered instance writes slices.
 const NEEDED: [&str; 3] = [keep::LIBRARY, gpus::PART, claim_access::PART];
-/// How often an instance that can prepare nothing looks if another one works.
+/// How often an instance that can prepare nothing checks whether another one works.
 const TRIED_EVERY: Duration = Duration::from_secs(1);
 /// How long registration waits for the first scan. Loading a driver takes seconds without persistence mode.
 const FIRST_SCAN: Duration = Duration::from_secs(30);
@@ -162,7 +162,7 @@ fn pages(parts: &TaskInputs) -> axum::Router {
     http::router(parts.readiness.clone(), registries)
 }
 
-/// Starts what runs beside servers and work until the plugin ends.
+/// Starts the tasks that run until the plugin ends, beside the servers and the tasks of `work`.
 fn start_tasks(parts: &TaskInputs, stop: watch::Sender<bool>) {
     let (cluster, readiness) = (parts.cluster.clone(), parts.readiness.clone());
     let own = watcher::Config::default().fields(&format!("metadata.name={}", parts.config.node_name));
@@ -185,8 +185,8 @@ fn boot(path: &Path) -> anyhow::Result<String> {
     Ok(text.trim().to_owned())
 }
 
-/// Registers with kubelet once the first scan of the GPUs has ended. If a part fails without which no claim can be
-/// prepared, only when no other instance works.
+/// Registers with kubelet once the first scan of the GPUs has ended. While one of the parts in [`NEEDED`] fails,
+/// registers only if no other instance works.
 async fn register(
     sockets: [PathBuf; 2],
     registrar: Registrar,

@@ -32,7 +32,7 @@ const DRIVER_ROOTS: [&str; 2] = ["", "run/nvidia/driver"];
 /// The file that a state has once it is set up.
 const IS_SET_UP: &str = "gpus";
 const PROFILE: &str = "profile";
-/// How many GPUs a profile without that line describes.
+/// How many GPUs a profile without the line `gpus = N` describes.
 const DEFAULT_GPUS: u32 = 2;
 
 /// Puts the software GPU on this node; refuses where an NVIDIA GPU or driver is.
@@ -80,7 +80,7 @@ enum Error {
     File(#[from] Failed),
 }
 
-/// Runs it. `arguments` are those after [`ARGUMENT`].
+/// Runs `vgpu-kubelet-plugin soft-gpu`. `arguments` are those after [`ARGUMENT`].
 #[must_use]
 pub fn main(arguments: &[OsString]) -> ExitCode {
     let name = OsString::from(format!("vgpu-kubelet-plugin {ARGUMENT}"));
@@ -122,7 +122,8 @@ fn install(flags: &Flags) -> Result<(), Error> {
     Ok(())
 }
 
-/// What is real on this node: GPUs, or a driver without one. GPUs kept for virtual machines are real, too.
+/// Names the NVIDIA GPUs of this node, or else its driver; None if it has neither. GPUs that the kernel keeps for
+/// virtual machines are included.
 fn real_gpu(flags: &Flags) -> Option<String> {
     let gpus: Vec<String> = nvidia_gpus(&flags.sys).into_iter().map(|gpu| gpu.address).collect();
     if !gpus.is_empty() {
@@ -173,7 +174,7 @@ fn make(folder: &Path, mode: u32) -> Result<(), Failed> {
     opened.map_err(failed("set the mode of", folder))
 }
 
-/// Writes a file unless it has these bytes: programs may have it mapped, and the finder of drivers keeps what it found.
+/// Writes a file unless it has these bytes: programs may have it mapped, and the search for the driver is cached.
 fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failed> {
     match fs::read(path) {
         Ok(known) if known == bytes => Ok(()),
@@ -250,7 +251,7 @@ mod tests {
             said.contains("softGpu.gpus=2, and the state in") && said.contains("Set softGpu.gpus=4"),
             "{said}"
         );
-        // A state of before, whose profile names no number.
+        // A state whose profile has no line `gpus = N`.
         file(&four.state.join(PROFILE), "nvml_pids = none\n");
         install(&flags(dir.path(), DEFAULT_GPUS)).expect("the default");
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Mounts by `vgpu_node::tmpfs`.
+//! Re-exports `vgpu_node::tmpfs`.
 
 pub use vgpu_node::tmpfs::*;
 

@@ -1,6 +1,7 @@
-//! What an instance does besides answering kubelet's calls. The instance with the publisher's lock (`publish::publish_gate`)
-//! scans the GPUs, follows their faults, publishes slices, observes shares, and writes events and status. The other one of a
-//! rolling update scans for its own calls and their health alone.
+//! The work of an instance besides answering kubelet's calls. The instance with the publisher's lock
+//! (`publish::publish_gate`) scans the GPUs, follows their faults, publishes slices, observes shares, and writes events
+//! and status. The other instance of a rolling update only scans the GPUs, for its own calls and the health that it
+//! reports.
 
 use crate::api::{self, Cluster, Slices as _};
 use crate::config::{Config, OnBreach};
@@ -51,8 +52,8 @@ pub(crate) struct TaskInputs {
     pub(crate) rescan: Arc<Notify>,
 }
 
-/// Works while `works` is true, and otherwise scans for this instance's own calls. Returns only if one of the tasks ended,
-/// and which one: without it the instance would seem to work and do a part of its work no more.
+/// Works while `works` is true, and otherwise scans for this instance's own calls. Returns only if one of the tasks has
+/// ended, and says which: otherwise the instance would seem to work without doing all of its work.
 pub(crate) async fn run(parts: TaskInputs, mut works: watch::Receiver<bool>) -> String {
     loop {
         let working = *works.borrow_and_update();
@@ -98,7 +99,7 @@ async fn first_end(tasks: &mut Tasks) -> String {
 
 fn only_prepare(parts: &TaskInputs) -> Tasks {
     let TaskInputs { config, .. } = parts;
-    // kubelet hears from this instance too: the faults that the other one found are those of its GPUs.
+    // This instance reports health to kubelet too, so it starts with the faults that the other instance has found.
     let known = Watcher::new(OpenFaults::new(config.ignored_xids.clone()), fault_store(parts)).faults();
     let (well, nowhere) = (watch::channel(known).1, watch::Sender::new(Wanted::Unknown));
     let (sender, samples) = sampler::channel();
@@ -243,8 +244,9 @@ fn own_slices(config: &Config) -> String {
     format!("spec.driver={DRIVER_NAME},spec.nodeName={}", config.node_name)
 }
 
-/// Tries what publishing needs, without writing, and is ready once it works: a rolling update stops at a release that could
-/// not publish, while the other instance still does. Sets `beside_idle` if the other one publishes nothing.
+/// Checks, without writing, that this instance could publish, and sets the part ready once that succeeds. So a rolling
+/// update stops at a release that could not publish, while the other instance still publishes. Sets `beside_idle` if
+/// the other one publishes nothing.
 async fn try_publishing(cluster: Cluster, config: Config, readiness: Readiness, beside_idle: Arc<AtomicBool>) {
     readiness.set(publish::PART, Err(WAITING.into()));
     let has_slices = || async {

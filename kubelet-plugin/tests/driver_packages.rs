@@ -41,8 +41,8 @@ const FAMILIES: [Family; 3] = [
     },
 ];
 
-/// Names in the files that need no library beside them: for confidential computing, for debuggers, files with debugging
-/// information, and the two libraries that containers have anyway.
+/// Names in the files for which a container needs no further library: for confidential computing, for debuggers, files
+/// with debugging information, and the two libraries that containers have anyway.
 const NO_COMPANIONS: [&str; 5] = [
     "libnvidia-pkcs11",
     "libcudadebugger.so",
@@ -219,8 +219,8 @@ fn the_links_of_alternatives_change_nothing_but_nvidia_smi() {
     assert_eq!(*before.files, files);
 }
 
-/// With each set of capabilities, the libraries that the given ones are linked with are given too, and each has the name by
-/// which it wants to be found.
+/// With each capability, a container also gets the libraries with which its libraries are linked, and each has its
+/// SONAME as a name.
 #[test]
 fn each_set_of_capabilities_is_complete_in_itself() {
     let test = "each_set_of_capabilities_is_complete_in_itself";

@@ -154,7 +154,7 @@ fn flatten(packages: &Path, libraries: &Path, root: &Path, layout: Layout) {
     }
 }
 
-/// What nvidia-ctk lists for a root.
+/// The entries that nvidia-ctk lists for a root.
 fn listed(toolkit: &Path, root: &Path, state: &Path) -> BTreeSet<String> {
     let mut command = Command::new(toolkit);
     command
@@ -196,7 +196,7 @@ fn listed(toolkit: &Path, root: &Path, state: &Path) -> BTreeSet<String> {
     entries
 }
 
-/// What a container of ours gets, with all capabilities.
+/// The entries that a container of ours gets, with all capabilities.
 fn given(root: &Path) -> BTreeSet<String> {
     let here = Root {
         here: root.to_path_buf(),

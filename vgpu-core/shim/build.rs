@@ -69,7 +69,7 @@ fn main() {
 
 /// Generates the text of all names, and a slot for each.
 fn names(all: &[String]) -> String {
-    // One text and the offset of each name: a thousand pointers would be a thousand relocations, at every start.
+    // One text with offsets instead of pointers: a thousand pointers would be a thousand relocations at every start.
     let (mut text, mut starts, mut start, mut slots) = (String::new(), Vec::new(), 0, String::new());
     for (index, name) in all.iter().enumerate() {
         starts.push(u16::try_from(start).expect("all names together are shorter than 64 KiB"));

@@ -41,9 +41,9 @@ enum Kind {
     Host,
 }
 
-/// The kind of a ledger and its index in the account's list, in one word. Not an enum: it would have unused values,
-/// which the compiler would use for `None` and test for, at a cost of twenty instructions for an allocation and its
-/// free.
+/// The kind of a ledger and its index in the account's list, in one word. Not an enum: an enum would have unused
+/// values, which the compiler would use for `None` and would have to check for. That would cost twenty instructions for
+/// an allocation and its free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place(u32);
 
@@ -230,7 +230,7 @@ impl Account {
     #[inline(always)]
     pub fn reserve(&self, bytes: u64) -> Result<Charge, Refusal> {
         let Some(one) = self.only() else {
-            // Taken apart, so that in the common case the charge is never stored in memory because of this case.
+            // Taken apart and rebuilt: otherwise the compiler would store the charge in memory even in the common case.
             let Charge { first, rest } = self.reserve_split(bytes)?;
             return Ok(Charge { first, rest });
         };

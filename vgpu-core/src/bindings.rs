@@ -6,9 +6,9 @@
 //!  unbind:  taken out ──► driver ─ refused ──► added again
 //! ```
 //!
-//! Why it is right: an entry is added after the driver has bound the memory, and removed before the driver unbinds it.
-//! So memory that another thread binds at that offset meanwhile is never mistaken for the unbound memory. The caller
-//! keeps the memory until the driver has answered.
+//! Why this is correct: an entry is added after the driver has bound the memory, and removed before the driver unbinds
+//! it. So memory that another thread binds at that offset meanwhile is never mistaken for the unbound memory. The
+//! caller keeps the memory until the driver's call returns.
 //!
 //! How it fails: a call that the driver refuses changes nothing. If a thread unbinds an offset after another thread has
 //! bound memory there and before that thread has added its entry, the entry is missed: the memory stays charged until
@@ -162,7 +162,7 @@ mod tests {
         let (object, old, new) = (RefCell::default(), Memory::default(), Memory::default());
         let place = part(0, 0, 32);
         let _ = bind(&object, one(place, &old), || SUCCESS);
-        // The driver has unbound, and has not returned to the first thread yet.
+        // A second thread binds after the driver has unbound and before the first thread's call returns.
         unbind(&object, place, || bind(&object, one(place, &new), || SUCCESS));
         assert!(!is_kept(&old) && is_kept(&new));
     }
@@ -171,7 +171,7 @@ mod tests {
     fn what_is_unbound_before_its_entry_is_made_stays_charged_until_that_place_is_unbound_again() {
         let (object, memory) = (RefCell::default(), Memory::default());
         let place = part(0, 0, 32);
-        // The driver has bound, and has not returned to the first thread yet.
+        // A second thread unbinds after the driver has bound and before the first thread's call returns.
         bind(&object, one(place, &memory), || unbind(&object, place, || SUCCESS));
         assert!(is_kept(&memory), "too much, never too little");
         unbind(&object, place, || SUCCESS);

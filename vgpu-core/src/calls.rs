@@ -7,23 +7,24 @@
 //!  measuring: stop ─► read charges; nobody inside ─► ask NVML ─► nobody inside; charges as before
 //! ```
 //!
-//! Memory is charged before the driver takes it and until the driver has released it. So inside a call more may be
-//! charged than is held; outside of all calls the two are equal. A call that begins and ends between two reads of
-//! [`Calls::under_way`] shows as a changed charge; a call that changes no charge changes no GPU memory.
+//! Memory is charged before the driver takes it and until the driver has released it. So inside a call, the charge may
+//! exceed the memory that the process holds; outside of all calls the two are equal. A call that begins and ends
+//! between two reads of [`Calls::under_way`] is detected by a changed charge; a call that changes no charge changes no
+//! GPU memory.
 //!
 //! Each thread sets a flag in a word of its own. That costs a few instructions and no lock, unless another thread
 //! already has that word (there are 64): then the thread looks up another word, under a lock. The flag is visible
 //! before anything else that the call does: every call takes one of our locks before it asks the driver, and on x86-64
 //! a locked instruction is a full barrier. Elsewhere there is a fence.
 //!
-//! While a [`Stopped`] exists, calls wait before they begin, and hold none of our locks. This only makes a quiet moment
-//! likely; a call that slips through is detected.
+//! While a [`Stopped`] exists, calls wait before they begin, without holding any of our locks. This only makes it
+//! likely that no call is under way; a call that slips through is detected.
 //!
-//! How it fails: a thread that ends inside a call, jumps out of it, or never returns from the driver is inside forever.
-//! A measurement does not wait long for it, and then knows only bounds. If a thread ends while it has stopped the
-//! calls, they stay stopped until one has waited for [`LONGEST`] and lets all continue. Words are never freed: a new
-//! thread reuses the word of an ended thread with the same address, as threads of a pool have. A fork child does not
-//! use the words that it inherits.
+//! How it fails: a thread that ends inside a call, jumps out of it, or never returns from the driver counts as inside
+//! forever. A measurement does not wait long for it, and then returns only bounds. If a thread ends while it has
+//! stopped the calls, they stay stopped until one of them has waited for [`LONGEST`] and lets all continue. Words are
+//! never freed: a new thread reuses the word of an ended thread with the same address, as threads of a pool have. A
+//! fork child does not use the words that it inherits.
 
 use crate::log;
 use crate::os::errno;
@@ -38,7 +39,8 @@ use vgpu_abi::log::Wait;
 const WORDS: usize = 64;
 /// How long a call waits before it lets all calls continue: the thread that stopped them has ended or hangs.
 const LONGEST: Duration = Duration::from_secs(1);
-/// The flag in a thread's word, beside its address, which is even: its call is under way.
+/// The flag for a call that is under way. It is the lowest bit of a thread's word, whose other bits are the thread's
+/// even address.
 const UNDER_WAY: usize = 1;
 
 /// The calls of one process.
@@ -58,11 +60,12 @@ struct Words {
     outer: Line,
     /// Counts calls inside other calls: `word` is twice the number that began, `ended` the number that ended.
     inner: Line,
-    /// How many times this thread has stopped all calls without letting them go on. Above 0, its own calls do not wait.
+    /// How many times this thread has stopped all calls without letting them continue. While it is above 0, this
+    /// thread's own calls do not wait.
     stops: AtomicUsize,
 }
 
-/// A separate type, so that a call ends by the same instructions whether it is nested or not.
+/// A separate type, so that the end of a call compiles to the same instructions whether the call is nested or not.
 #[derive(Debug, Default)]
 struct Line {
     /// The thread's address and the flag [`UNDER_WAY`]; 0: not used.
@@ -131,8 +134,8 @@ impl Calls {
         Call(&words.outer)
     }
 
-    /// Until the result is dropped, `thread` is outside its call, because it waits. A nested call stays inside the
-    /// outer one.
+    /// Until the result is dropped, `thread` counts as outside of its call, because it is waiting. If its call is
+    /// nested, it still counts as inside.
     pub fn outside(&self, thread: usize) -> Outside<'_> {
         let words = self.words(thread);
         let inside = words.outer.is_under_way() && !words.is_within_another();
@@ -174,7 +177,8 @@ impl Calls {
 
     #[inline(always)]
     fn home(&self, thread: usize) -> &Words {
-        // Addresses of threads are a stack apart, often a power of two, so the hash must use their higher bits.
+        // Addresses of threads differ by the size of a stack, often a power of two, so the hash must use their higher
+        // bits.
         let mixed = (thread as u64 >> 12).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         &self.words[(mixed >> 58) as usize % WORDS]
     }
@@ -309,7 +313,7 @@ mod tests {
         let one = calls.begin(thread(3, 0));
         let first = calls.under_way();
         assert!(!first.is_nobody());
-        // A thread with the same home in the array, where the first thread owns the slot.
+        // A thread whose entry in the array belongs to the first thread.
         let other = calls.begin(thread(3, 1));
         assert_ne!(calls.under_way(), first);
         drop(one);
@@ -372,8 +376,8 @@ mod tests {
         drop(calls.begin(thread(0, 0)));
     }
 
-    /// Threads charge before they take, and give back before they discharge. Whenever nobody is under way and no charge
-    /// changes, charged and held are equal.
+    /// Threads charge before they allocate, and free before they discharge. Whenever no call is under way and no charge
+    /// changes, the charge equals the memory that is held.
     #[test]
     fn what_is_seen_between_calls_is_of_one_moment() {
         static CALLS: Always = LazyLock::new(Calls::default);

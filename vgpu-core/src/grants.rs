@@ -104,7 +104,8 @@ fn is_there(directory: &Path) -> bool {
     }
 }
 
-/// How often a folder that looks like neither a container's nor a node's is read again, and at which interval.
+/// How often a folder that looks neither like a container's nor like a node's is read, and how long to pause in
+/// between.
 const LOOKS: u32 = 20;
 const BETWEEN: Duration = Duration::from_millis(1);
 
@@ -191,7 +192,7 @@ fn verify(folder: &OwnedFd, path: &Path, tmpfs: bool) -> Result<u64, GrantError>
     }
 }
 
-/// Follows links: a user may name one in VGPU_RUN_DIR.
+/// Opens a folder and follows links, because a user may give a link in VGPU_RUN_DIR.
 fn open_folder_of_variable(path: &Path) -> Result<OwnedFd, GrantError> {
     let opened = fs::File::open(path).map_err(|error| GrantError::Unreadable(path.join(LIMITS), error))?;
     Ok(opened.into())
@@ -199,7 +200,7 @@ fn open_folder_of_variable(path: &Path) -> Result<OwnedFd, GrantError> {
 
 fn read_share(folder: &OwnedFd, directory: PathBuf, device: Option<u64>) -> Result<Grant, GrantError> {
     let path = directory.join(LIMITS);
-    // Usual files fit and are read at once.
+    // Files of usual size fit in this buffer and are read at once.
     let mut bytes = Vec::with_capacity(1024);
     open(folder, device)
         .and_then(|file| file.take(limits::MAX_SIZE as u64 + 1).read_to_end(&mut bytes))
@@ -276,7 +277,7 @@ impl fmt::Display for GrantError {
                  and the root of its programs as they are",
                 path.display()
             ),
-            // Neither the pod nor the limits are at fault.
+            // No descriptor was free: neither the pod nor its limits are at fault.
             Self::Unreadable(path, error) if no_descriptor(error) => {
                 write!(f, "limits file {}: {error}; {MORE_FILES}", path.display())
             }
@@ -426,7 +427,7 @@ mod tests {
 
     #[test]
     fn nothing_at_all_says_what_to_do() {
-        // The machine that runs the tests is not one of our containers.
+        // Fails if the tests run in one of our containers.
         let refused = directory(None).map_err(|error| error.to_string());
         let refused = refused.expect_err("run the tests outside a vgpu container");
         assert!(refused.contains("vgpu run"));

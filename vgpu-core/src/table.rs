@@ -147,7 +147,7 @@ impl<V> Run<V> {
         self.at(place).map(|(_, value)| value)
     }
 
-    /// Returns the entry at a place that was found.
+    /// Returns the entry at an index that a search returned.
     #[inline(always)]
     pub fn at(&mut self, place: usize) -> Option<&mut (NonZeroU64, V)> {
         self.slots.get_mut(place)?.as_mut()
@@ -189,13 +189,13 @@ impl<V> Run<V> {
         self.meet(key, value, |old, value| Some(std::mem::replace(old, value)))
     }
 
-    /// Returns the place of `key`.
+    /// Returns the index of `key`.
     #[inline(always)]
     pub fn find(&self, key: u64) -> Option<usize> {
         self.find_either(key, key)
     }
 
-    /// Returns the place of one of two keys that differ only in their lowest 9 bits.
+    /// Returns the index of one of two keys that differ only in their lowest 9 bits.
     #[inline(always)]
     pub fn find_either(&self, one: u64, other: u64) -> Option<usize> {
         let mask = self.slots.len().checked_sub(1)?;
@@ -216,7 +216,7 @@ impl<V> Run<V> {
         self.remove_at(place)
     }
 
-    /// Removes and returns the value at a place that was found.
+    /// Removes and returns the value at an index that a search returned.
     #[inline(always)]
     pub fn remove_at(&mut self, mut hole: usize) -> Option<V> {
         let mask = self.slots.len().checked_sub(1)?;
@@ -261,7 +261,8 @@ fn no_memory() -> bool {
 
 #[inline(always)]
 fn home(key: u64, mask: usize) -> usize {
-    // Addresses are multiples of a granule, so their lowest bits are useless. Runs of granules stay together.
+    // The lowest bits of addresses carry no information, because addresses are multiples of a granule. Runs of granules
+    // stay together.
     let key = key >> 9;
     (key ^ (key >> 12)) as usize & mask
 }
@@ -325,7 +326,7 @@ mod tests {
             let table = Table::default();
             let mut model = HashMap::new();
             for (insert, key, value) in steps {
-                // Crowded homes: keys that share all but the lowest bits of their home.
+                // Keys that share all but the lowest bits of their home slot.
                 let key = 0x7f00_0000_0000 + (key << 21);
                 if insert {
                     prop_assert_eq!(table.insert(key, value), model.insert(key, value));

@@ -27,7 +27,7 @@ fn find(uuids: &[&str], entry: &str) -> Option<usize> {
     named(uuids.iter().copied().map(Some), entry)
 }
 
-/// Returns the place of the only GPU whose UUID is `name` or begins with it. None in `uuids`: a GPU without a name.
+/// Returns the index of the only GPU whose UUID is `name` or begins with it. None in `uuids`: a GPU without a name.
 pub fn named<'a>(uuids: impl Iterator<Item = Option<&'a str>>, name: &str) -> Option<usize> {
     let is_named = |uuid: &str| {
         let head = uuid.get(..name.len());

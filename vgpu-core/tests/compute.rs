@@ -1,7 +1,7 @@
 //! GPU time of shares, through the library, on the software GPU, whose kernels last as long as they say.
 //!
-//! In real time on whatever machine this is: so bounds are wide, and upper bounds are only for what a share must not
-//! get. docs/compute-accuracy.md has exact figures, from a simulation.
+//! The tests run in real time on any machine. So bounds are wide, and there are upper bounds only for time that a share
+//! must not get. docs/compute-accuracy.md has exact figures, from a simulation.
 
 #![allow(unsafe_code)] // kill(2).
 
@@ -80,8 +80,8 @@ fn shares_of(profile: &str, parts: &[Part]) -> Vec<Bench> {
     all
 }
 
-/// Runs a step in each share at once, and returns how many percent of the GPU's time each had by its own count of kernels
-/// of `length` us.
+/// Runs a step in each share at once. Returns the percentage of the GPU's time that each had, computed from its number
+/// of kernels of `length` us.
 fn percents(benches: &[Bench], steps: &[&str], length: u64) -> Vec<f64> {
     let running: Vec<_> = benches
         .iter()
@@ -110,13 +110,13 @@ fn percent(output: &Output, length: u64) -> f64 {
     percent_of(line.unwrap_or_else(|| panic!("{said:?}, {output:?}")), length)
 }
 
-/// Returns what a line of the client says: its result, launches and ms.
+/// Returns the percentage of the GPU's time in a line of the client: its result, launches and ms.
 fn percent_of(said: &str, length: u64) -> f64 {
     let [count, took] = counted(said);
     (count * length) as f64 / (took * 10) as f64
 }
 
-/// Returns the numbers behind the result in a line of the client, which says that it succeeded.
+/// Returns the numbers after the result in a line of the client. The result must be success.
 fn counted<const N: usize>(said: &str) -> [u64; N] {
     let numbers = said.split(' ').skip(1).map(str::parse);
     let numbers: Vec<u64> = numbers.collect::<Result<_, _>>().unwrap_or_else(|_| panic!("{said:?}"));
@@ -128,8 +128,8 @@ fn one(bench: &Bench, step: &str, length: u64) -> f64 {
     percents(std::slice::from_ref(bench), &[step], length)[0]
 }
 
-/// Measures a percentage again while it is below `least`, for a minute at most: other work on the machine takes time from
-/// the client, too.
+/// Repeats a measurement until the percentage is above `least`, for at most a minute, because other work on the machine
+/// may slow the client down.
 fn at_least(least: f64, mut measure: impl FnMut() -> f64) {
     let (begun, mut found) = (Instant::now(), Vec::new());
     while begun.elapsed() < Duration::from_secs(60) {
@@ -193,7 +193,7 @@ fn every_way_to_launch_is_measured_and_charged() {
         let charged = (bench.counted(0).charged - before) / 1000;
         assert!((2_500..20_000).contains(&charged), "{launch}: {charged} us");
     }
-    // A capture that nobody ends: launches elsewhere are charged nevertheless.
+    // A stream is being captured and the capture is never ended: launches in other streams are still charged.
     caller.ok("cuStreamCreate >4 1");
     caller.ok("cuStreamBeginCapture_v2 @4 2");
     let before = bench.counted(0).charged;
@@ -202,14 +202,14 @@ fn every_way_to_launch_is_measured_and_charged() {
     let charged = (bench.counted(0).charged - before) / 1000;
     assert!((2_500..20_000).contains(&charged), "beside a capture: {charged} us");
     caller.ok("cuStreamDestroy_v2 @4");
-    // The software GPU does not have these: the answer is the driver's.
+    // The software GPU does not have these calls, so the driver's error is returned.
     const NOT_SUPPORTED: i32 = 801;
     for launch in ["cuLaunch @2", "cuLaunchGrid @2 1 1", "cuLaunchGridAsync @2 1 1 0"] {
         assert_eq!(caller.call(launch), NOT_SUPPORTED, "{launch}");
     }
 }
 
-/// A stream keeps its GPU, whatever context is current; once it is gone, its handle may be another one's.
+/// A stream stays on its GPU, whatever context is current. Once it is destroyed, another stream may get its handle.
 #[test]
 fn a_launch_is_charged_to_the_gpu_of_its_stream() {
     const PTX: &str = r#"".version\s8.0\n.target\ssm_90\n.entry\stime_3000us()\s{\sret;\s}\n""#;
@@ -295,7 +295,7 @@ fn without_pages_a_share_is_held_to_its_cores_and_says_so() {
     assert!((15.0..=36.0).contains(&percent), "{percent}");
 }
 
-/// Returns what a client prints on stderr while it is held to 30 percent.
+/// Returns what a client prints on stderr while it is limited to 30 percent.
 fn said_when_held_to_its_cores(mut client: std::process::Command) -> String {
     let output = client.output().expect("a client");
     let percent = percent(&output, 500);
@@ -331,7 +331,7 @@ fn where_nothing_can_be_known_of_others_a_share_is_held_to_its_cores() {
     assert!(said.contains("a time namespace with another clock"), "{said}");
 }
 
-/// Events in many streams, and launches of a shape that was not seen before, must not cost a lone share its speed.
+/// Events in many streams, and launches of shapes not seen before, must not slow down a share that is alone.
 #[test]
 fn a_share_that_is_alone_is_as_fast_as_without_a_limit() {
     for (step, length) in [
@@ -352,9 +352,9 @@ fn a_share_that_is_alone_is_as_fast_as_without_a_limit() {
 
 #[test]
 fn many_streams_are_no_more_than_one() {
-    // With and without hardware whose events stop their stream and are reported late by a context that is switched out.
+    // Once with a plain GPU, and once with events that stop their stream and that a switched-out context reports late.
     for profile in ["", "event_stop = 1500ns\nlate_events = yes\n"] {
-        // The part that gets the least of its cores decides.
+        // The share that gets the smallest part of its cores decides.
         at_least(72.0, || {
             let benches = shares_of(profile, &[balanced(30), balanced(70)]);
             let found = percents(&benches, &["work:200,1500,0", "lanes:8,200,100,1500"], 200);
@@ -363,7 +363,7 @@ fn many_streams_are_no_more_than_one() {
     }
 }
 
-/// A launch that looks like short ones, and whose length is in an argument.
+/// A launch that looks like earlier short ones, but whose length is given by an argument.
 #[test]
 fn launches_that_are_suddenly_long_are_few_and_the_mean_holds() {
     const LENGTH: u64 = 20;
@@ -371,7 +371,7 @@ fn launches_that_are_suddenly_long_are_few_and_the_mean_holds() {
     let said = bench.run(&["init", "longer:20000,1500"]);
     let [launches, took, at_once] = counted(&said[1]);
     assert!(at_once <= 8, "{said:?}");
-    // The last one was launched when the others were paid for.
+    // The last one was launched when the share had paid for the others.
     let most = took / 10 + 20 + LENGTH;
     assert!((launches - 1) * LENGTH <= most && launches >= 3, "{said:?}: {most}");
     let charged = bench.counted(0).charged / 1_000_000;
@@ -381,19 +381,20 @@ fn launches_that_are_suddenly_long_are_few_and_the_mean_holds() {
     );
 }
 
-/// The first kernel has an unknown length, so the other threads wait for it, until it may itself wait for one of them.
+/// The first kernel's length is unknown, so the other threads wait for it. In the end one of them may launch, because
+/// the first kernel may be waiting for it.
 #[test]
 fn of_many_threads_with_long_kernels_few_launch_at_once() {
     let bench = shares(&[guaranteed(90)]).remove(0);
     let output = bench.client(&["init", "threads:32,60000000,1600", "kill"]).output();
     let said = lines(&output.expect("a client"));
     let [launched, took] = counted(&said[1]);
-    // One more goes after 1.1 s, 2.2 s, 4.4 s: a second of the share's 90 %, doubled each time.
+    // One more is launched after 1.1 s, 2.2 s, 4.4 s: a second of GPU time at 90 %, doubled each time.
     let waits = (0..).take_while(|doubled| 1111 << doubled <= took).count() as u64;
     assert!((1..=1 + waits).contains(&launched), "{launched} in {took} ms");
 }
 
-/// Processes that launch one kernel and end, several at once.
+/// Several processes at once, each of which launches one kernel and ends.
 #[test]
 fn short_processes_at_once_have_one_account() {
     const LENGTH: u64 = 1;
@@ -456,7 +457,7 @@ fn a_kernel_of_unknown_length_delays_the_next_process_for_what_it_took() {
     ] {
         let bench = shares(&[guaranteed(20)]).remove(0);
         bench.client(ends).output().expect("a client");
-        // It is unknown when the killed process died, so this is charged.
+        // When the killed process died is unknown, so this pause is charged.
         std::thread::sleep(Duration::from_millis(200));
         let said = bench.run(&["init", "work:1000,1,1"]);
         let [_, took] = counted(&said[1]);
@@ -464,8 +465,8 @@ fn a_kernel_of_unknown_length_delays_the_next_process_for_what_it_took() {
     }
 }
 
-/// A context is destroyed, or a process ends, without a wait: what was running is charged, and not what the program did after
-/// its last kernel.
+/// A context is destroyed, or a process ends, without a wait: the kernels that were running are charged, but not the
+/// time after the last one.
 #[test]
 fn what_ends_without_a_wait_is_charged_for_its_work() {
     let ends = |context: &[&'static str], kernel, idle| {
@@ -520,7 +521,7 @@ fn processes_of_a_share_have_one_account() {
     });
 }
 
-/// A holder that is killed or stopped keeps the GPU for as long as its page said, and no longer.
+/// The holder of a turn is killed or stopped: it keeps the GPU until the time in its page, and no longer.
 #[test]
 fn a_holder_that_dies_or_stops_delays_nobody_for_long() {
     for signal in [libc::SIGKILL, libc::SIGSTOP] {
@@ -548,10 +549,11 @@ fn a_holder_that_dies_or_stops_delays_nobody_for_long() {
 fn gaps_between_launches_are_not_charged() {
     const LENGTH: u64 = 20;
     const TIME: u64 = 1_000_000;
-    // How much longer a sleep takes than asked for.
+    // A sleep is at most this much longer than requested.
     const WAKE_UP: u64 = 100;
     for every in [400, 2000] {
-        // The most that may be charged in percent of the charge. On a busy machine an event is seen late, which charges more.
+        // Returns the highest allowed charge in percent of the real charge. On a busy machine events are seen late,
+        // which increases the charge.
         at_least(100.0, || {
             let bench = shares(&[guaranteed(30)]).remove(0);
             let step = format!("sparse:{LENGTH},{},{every}", TIME / 1000);
@@ -559,7 +561,7 @@ fn gaps_between_launches_are_not_charged() {
             let launches = support::number(&lines(&output)[1], 2);
             let (used, charged) = (launches * LENGTH, bench.counted(0).charged / 1000);
             assert!(charged > used / 2, "{step}: {charged} us for {used}");
-            // Where the client's sleeps end late, the software GPU sees the ends of its kernels as late.
+            // If the client's sleeps end late, the software GPU also sees its kernels end late.
             let late = TIME.saturating_sub(launches * (every + LENGTH + WAKE_UP));
             (3 * used + 20_000 + late) as f64 / charged as f64 * 100.0
         });
@@ -569,7 +571,7 @@ fn gaps_between_launches_are_not_charged() {
 #[test]
 fn a_fork_child_has_its_part_of_the_account() {
     let bench = shares(&[guaranteed(30)]).remove(0);
-    // The library is in use before the fork; the child goes on with the steps first, then the parent.
+    // The library is in use before the fork. The child runs the remaining steps first, then the parent does.
     let output = bench
         .client(&["rates", "fork", "init", "work:500,1000,0"])
         .output()
@@ -598,7 +600,7 @@ fn contexts_come_and_go_with_their_events() {
     assert_eq!(works, 4, "{said:?}");
 }
 
-/// Ends a thread, also if the test panics.
+/// Tells a thread to end when this is dropped, also if the test panics.
 struct Over<'a>(&'a std::sync::atomic::AtomicBool);
 
 impl Drop for Over<'_> {
@@ -607,7 +609,7 @@ impl Drop for Over<'_> {
     }
 }
 
-/// A neighbour writes what it likes to its page, cuts it and lets it grow, all the time.
+/// A neighbour constantly writes arbitrary values to its page, truncates it and extends it again.
 #[test]
 fn a_neighbour_that_writes_anything_delays_nobody_for_long() {
     let benches = shares(&[balanced(50), balanced(50)]);

@@ -1,5 +1,5 @@
-//! Contexts, limits of contexts and code are charged before the driver takes them, whatever NVML shows of this process:
-//! its own PID, numbers of another PID namespace, or nothing.
+//! Contexts, limits of contexts and code are charged before the driver takes memory for them, whether NVML lists this
+//! process by its own PID, by a PID of another namespace, or not at all.
 //!
 //! The software GPU takes the memory of a context or of a raised limit first, and then some time for the rest of the
 //! call (`context_time`). A process that is stopped, killed or slow there holds the memory.
@@ -148,7 +148,7 @@ fn processes_that_retry_a_context_in_a_full_share_never_bring_it_over() {
                 answers.iter().all(|answer| answer == "init 0" || answer == "init 2"),
                 "{mode}: {answers:?}"
             );
-            // The neighbour's limit is its own: it gets again what it has freed.
+            // The neighbour has a limit of its own, so it can allocate again what it has freed.
             assert_eq!(
                 [neighbour.ask("free:0"), neighbour.ask("allocfree")],
                 ["0", "0"],
@@ -160,12 +160,12 @@ fn processes_that_retry_a_context_in_a_full_share_never_bring_it_over() {
     }
 }
 
-/// The size of a context is unknown: an old plugin wrote the limits, or its measurement failed.
+/// The size of a context is unknown, because an old plugin wrote the limits or the measurement failed.
 #[test]
 fn contexts_of_unknown_size_are_reserved_for() {
     for mode in MODES {
         let bench = bench(mode, "100ms");
-        // Room for two, both before they are measured and after.
+        // There is room for two contexts, both before and after they are measured.
         bench.share_with(1400 * MIB, |limits| limits.context_reserve = None);
         let mut truth = Truth::new(&bench);
         let mut clients: Vec<Serving> = (0..6).map(|_| bench.serving(&["cuinit"])).collect();
@@ -226,7 +226,7 @@ fn a_hundred_processes_that_start_at_once_are_all_measured() {
         let said = std::fs::read_to_string(&log).expect("a log");
         let measured: Vec<&str> = said.lines().filter(|line| line.contains(" measured ")).collect();
         assert_eq!(measured.len(), 100, "{mode}");
-        // Two or three lists each, unless they wait too long for their turn on a busy machine.
+        // Each process reads two or three lists, unless it waits too long for its turn on a busy machine.
         let lists = |line: &&str| -> Option<u32> { line.split(" lists=").nth(1)?.split(' ').next()?.parse().ok() };
         let sum: u32 = measured.iter().filter_map(lists).sum();
         assert!((200..=600).contains(&sum), "{mode}: {sum} lists of NVML");
@@ -237,7 +237,7 @@ fn a_hundred_processes_that_start_at_once_are_all_measured() {
     }
 }
 
-/// As far as is known, NVML does not list managed memory. If a driver lists it, too much is charged.
+/// NVML probably does not list managed memory. With a driver that lists it, too much is charged.
 #[test]
 fn managed_memory_is_charged_beside_what_nvml_lists() {
     for (mode, listed) in [("own", "no"), ("host", "no"), ("own", "yes"), ("host", "yes")] {
@@ -258,8 +258,8 @@ fn managed_memory_is_charged_beside_what_nvml_lists() {
     }
 }
 
-/// Page tables and buffers of the driver, for example. The limits file tells how much a context takes beside the memory
-/// of its process.
+/// Such memory is, for example, page tables and buffers of the driver. The limits file says how much a context takes in
+/// addition to NVML's figure of its process.
 #[test]
 fn memory_of_a_context_that_no_process_owns_is_charged_with_it() {
     const UNOWNED: u64 = 64 * MIB;
@@ -321,7 +321,7 @@ fn imports_that_nvml_lists_twice_are_never_charged_too_little() {
     }
 }
 
-/// The driver loads code at the first launch, which no call reports. It is charged while the program goes on.
+/// The driver loads code at the first launch, which no call reports. It is charged while the program continues.
 #[test]
 fn code_that_is_loaded_at_its_first_launch_is_charged_while_the_program_runs() {
     for (cores, mode) in [(50, "own"), (50, "host"), (0, "own")] {
@@ -345,7 +345,7 @@ fn code_that_is_loaded_at_its_first_launch_is_charged_while_the_program_runs() {
                 "{mode}: {name}: nobody tells"
             );
             until(|| {
-                // The library looks for growth during calls that are slow anyway: a wait, if time is limited, or an
+                // The library checks for growth during calls that are slow anyway: a wait if time is limited, else an
                 // allocation.
                 let moment: &[&str] = if cores > 0 {
                     &["sync"]
@@ -381,7 +381,8 @@ fn tool(folder: &Path) -> PathBuf {
     library
 }
 
-/// A profiler's library calls the driver inside the driver's calls, in the same thread, which must not wait for itself.
+/// A profiler's library calls the driver inside the driver's calls, in the same thread. The thread must not wait for a
+/// lock that it holds itself.
 #[test]
 fn a_tool_that_calls_the_driver_within_its_calls_passes_and_is_charged() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -403,7 +404,7 @@ fn a_tool_that_calls_the_driver_within_its_calls_passes_and_is_charged() {
             ("cuMemAllocAsync", 0),
             ("cuMemFreeAsync", 0),
         ] {
-            // A thread that waits for its own lock waits for at least 30 s.
+            // A thread that waits for a lock that it holds itself waits for at least 30 s.
             let _guard = HangGuard::new("a tool within calls", Duration::from_secs(25));
             let bench = bench(mode, "0ns");
             bench.share_with(8 * GIB, |limits| limits.cores = cores);
@@ -435,7 +436,7 @@ fn a_tool_that_calls_the_driver_within_its_calls_passes_and_is_charged() {
     }
 }
 
-/// If the driver does not report what the library has to know, there is no memory.
+/// If the driver does not report what the library needs to know, allocations are refused.
 #[test]
 fn a_driver_that_does_not_tell_its_devices_gives_no_memory() {
     for fault in ["fail.cuDeviceGetCount = 999", "fail.cuDeviceGetUuid = 999"] {

@@ -182,7 +182,7 @@ fn a_split_allocation_finds_the_dead_of_every_share() {
     assert_eq!(waiting.ask("alloc:2GiB"), "0");
 }
 
-/// UUIDs that CUDA shows, or cuInit's answer.
+/// Returns the GPUs whose UUIDs CUDA shows, or cuInit's error.
 fn seen(bench: &Bench, visible: &str) -> Result<Vec<usize>, String> {
     let output = bench
         .client(&["cuinit", "devices", "getenv:CUDA_VISIBLE_DEVICES"])

@@ -31,7 +31,7 @@ fn run(seed: u64, steps: usize, end: Instant) -> usize {
         };
         done += 1;
         let _ = writeln!(story, "{done}: {who}: {line} = {code}");
-        // The next reading shows what a synchronisation changed.
+        // A program's question about free memory makes the library see what a synchronisation changed.
         for actor in &mut actors {
             actor.caller.call("cuMemGetInfo_v2 >9010 >9011");
         }
@@ -50,13 +50,13 @@ fn run(seed: u64, steps: usize, end: Instant) -> usize {
             Must::Take(bytes) if before + bytes <= LIMIT => {
                 assert_eq!(code, 0, "{bytes} bytes of {} free; {}", LIMIT - before, context());
             }
-            // Pools and graphs may have made room.
+            // It may fit, because pools and graphs may free unused memory.
             Must::Take(_) => assert!(code == 0 || code == 2, "{}", context()),
             Must::Succeed => assert_eq!(code, 0, "{}", context()),
             Must::Anything => assert!(code == 0 || code == 1 || code == 2, "{}", context()),
         }
     }
-    // All memory ends with the processes.
+    // All memory must be gone after the processes have ended.
     actors.into_iter().for_each(|actor| actor.caller.kill());
     assert_eq!(
         bench.free() + 4 * MIB,
@@ -66,8 +66,8 @@ fn run(seed: u64, steps: usize, end: Instant) -> usize {
     done
 }
 
-/// While several processes call whatever they like, neither the ledger nor the GPU ever shows more than
-/// the limit, and in the end they agree.
+/// While several processes make random calls, neither the ledger nor the GPU ever shows more than the limit, and in the
+/// end both are equal.
 #[test]
 fn at_no_instant_is_there_more_than_the_limit() {
     let bench = Bench::of_share("memory = 1GiB\n", LIMIT);

@@ -4,7 +4,7 @@
 //! size of each piece that they exported or imported and still have. The ledger has at least the sum of these, each
 //! name once. That includes pieces of killed processes that only importers still have. (The software GPU's account ends
 //! shared memory with its exporter.) After the others have closed their imports, the ledger and that account are equal.
-//! After they have freed their exports, both are empty, and so they are if all processes are killed instead.
+//! After they have freed their exports, both are empty. The same holds if all processes are killed instead.
 //!
 //! VGPU_STORM_SECONDS: the minimum duration (default 20).
 
@@ -19,7 +19,7 @@ use support::truth::Truth;
 use support::{Bench, GIB, GRANULE};
 
 const PROCESSES: usize = 8;
-/// Longer than the library trusts an earlier look for dead processes.
+/// Longer than the time within which the library does not check for dead processes again.
 const LOOK_AGE: Duration = Duration::from_millis(300);
 /// Kills between two comparisons.
 const ROUND: u64 = 60;
@@ -44,7 +44,7 @@ fn distinct(clients: &mut [Serving]) -> u64 {
     pieces.values().sum()
 }
 
-/// Stops every process, frees what it holds, and compares meanwhile. Returns what was imported, and by how many.
+/// Stops every process, frees what it holds, and compares the figures meanwhile. Returns the number of imports.
 fn compare(bench: &Bench, truth: &mut Truth, clients: &mut Vec<Serving>) -> u64 {
     for client in clients.iter_mut() {
         assert_eq!(client.line(), "listen 0");
@@ -58,7 +58,7 @@ fn compare(bench: &Bench, truth: &mut Truth, clients: &mut Vec<Serving>) -> u64 
         imported += count.parse::<u64>().expect("a number");
     }
     let mut look = |clients: &mut [Serving]| {
-        // A process that reads the figures releases what the dead held, unless it has just done so.
+        // Reading the figures releases the memory of dead processes, unless the process did this very recently.
         std::thread::sleep(LOOK_AGE);
         clients
             .iter_mut()
@@ -69,7 +69,7 @@ fn compare(bench: &Bench, truth: &mut Truth, clients: &mut Vec<Serving>) -> u64 
         (usage.charged, truth.used())
     };
     for left in [PROCESSES, PROCESSES / 2] {
-        // From now on only importers hold what these processes exported.
+        // Some processes are dropped, so their exports are held only by importers.
         clients.truncate(left);
         let had = distinct(clients);
         let (charged, used) = look(clients);
@@ -109,7 +109,7 @@ fn a_storm_of_kills_leaves_an_exact_ledger_whoever_has_what_together() {
             clients[slot] = storming(&bench, &board);
         }
         imported += compare(&bench, &mut truth, &mut clients);
-        // Ends the rest at once.
+        // Starts new processes and kills them all at once.
         let clients: Vec<Serving> = (0..PROCESSES).map(|_| storming(&bench, &board)).collect();
         std::thread::sleep(Duration::from_micros(chance.below(200_000)));
         clients.iter().for_each(|client| client.signal(libc::SIGKILL));

@@ -36,7 +36,7 @@ fn memory_is_free_when_its_last_descriptor_is_closed() {
         one.ok("close @2");
         one.call("cuMemRelease @1", 0, 64 * MIB);
         one.ok("close @4");
-        // The other export is open.
+        // The other export still has an open descriptor.
         one.call("cuMemGetInfo_v2 >8 >9", 0, 64 * MIB);
         assert_eq!(one.client.get(8), 192 * MIB, "round {round}");
         one.ok("close @3");
@@ -53,7 +53,8 @@ fn memory_is_free_when_its_last_descriptor_is_closed() {
     one.call("cuMemUnmap @5 64MiB", 0, 0);
 }
 
-/// Exports that are closed and released in a loop always fit, and a call that does not fit looks for them too.
+/// Memory of exports that are closed and released in a loop always fits. A call that does not fit checks for closed
+/// exports, too.
 #[test]
 fn closed_exports_give_way() {
     let mut one = Watched::new("", 96 * MIB);
@@ -108,7 +109,7 @@ fn memory_with_a_dma_buf_stays_charged_after_its_free() {
     one.call("cuMemGetHandleForAddressRange >2 @1 32MiB 1 0", 0, 32 * MIB);
     one.call("cuMemFree_v2 @1", 0, 32 * MIB);
     one.call("cuMemFree_v2 @1", 1, 32 * MIB);
-    // Each physical allocation that is mapped in the range.
+    // A handle for an address range keeps each physical allocation that is mapped there.
     one.call("cuMemCreate >3 16MiB [1,1,0,0] 0", 0, 48 * MIB);
     one.ok("cuMemAddressReserve >4 16MiB 0 0 0");
     one.ok("cuMemMap @4 16MiB 0 @3 0");
@@ -128,13 +129,13 @@ fn a_granule_with_a_dma_buf_is_charged_at_least_once() {
     one.call("cuMemGetHandleForAddressRange >9 @1 4096 1 0", 0, GRANULE);
     one.call("cuMemFree_v2 @1", 0, GRANULE);
     one.call("cuMemFree_v2 @2", 0, GRANULE);
-    // The library cannot tell that this granule is the one that is kept, and charges it again.
+    // The library cannot know that the driver reuses the granule that was kept, and charges it again.
     one.ok("cuMemAlloc_v2 >3 4096");
     assert_eq!(one.charged(), 2 * GRANULE);
     one.call("cuMemFree_v2 @3", 0, GRANULE);
 }
 
-/// A pool's descriptor keeps nothing. The pool itself lives, and is charged, until it is empty.
+/// A pool's descriptor keeps no memory. The pool itself exists, and is charged, until it is empty.
 #[test]
 fn a_pool_with_a_descriptor_is_charged_until_it_is_empty() {
     let mut one = Watched::new("", 256 * MIB);

@@ -1,5 +1,5 @@
-//! The library in place of HAMi-core, in a container as HAMi's device plugin creates it, with nothing but its
-//! variables. Also the failures that HAMi's users have reported, each with its issue number.
+//! The library replaces HAMi-core in a container as HAMi's device plugin creates it, configured only by HAMi's
+//! variables. Also tests failures that HAMi's users have reported, each with its issue number.
 
 mod support;
 
@@ -21,7 +21,7 @@ impl Container {
     fn new() -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).expect("a mode");
-        // The mount point of HAMi's library lies there as well.
+        // The folder also contains the mount point of HAMi's library.
         fs::write(folder.path().join("libvgpu.so"), "").expect("a file");
         Self {
             bench: Bench::new(),
@@ -55,14 +55,14 @@ impl Container {
         lines(&output)
     }
 
-    /// A client of [`Self::client`] that has done `steps` and serves.
+    /// A client of [`Self::client`] that has run `steps` and accepts more.
     fn serving(&self, steps: &[&str], variables: &[(&str, &str)]) -> Serving {
         let mut client = Serving::new(self.client(&[steps, &["serve"]].concat(), variables));
         client.did(steps);
         client
     }
 
-    /// The line that a client prints when it is refused, as it must be.
+    /// Runs a client that must be refused. Returns the line that it prints.
     fn refusal(&self, variables: &[(&str, &str)]) -> String {
         let command = self.client(&["cuinit", "cuinit", "memory"], variables);
         let output = { command }.output().expect("a client");
@@ -192,7 +192,7 @@ fn the_monitor_goes_on_seeing() {
     let mut both = [(first.pid(), GIB), (second.pid(), GIB / 2)];
     both.sort_unstable();
     assert_eq!(container.monitored(0), both);
-    // It is killed. The next process that asks removes it.
+    // The process is killed. The next process that asks for figures removes its entry.
     second.kill();
     assert_eq!(first.ask("free:0"), "0");
     let shown = container.run(&["init", "info"], &[LIMIT]);
@@ -236,7 +236,7 @@ fn core_200_garbage_in_the_region_is_not_shown_and_lifts_nothing() {
     assert_eq!(number(&shown[3], 5), GIB);
     assert_eq!(shown[4], "alloc 2");
     assert_eq!(container.monitored(0).len(), 1);
-    // It is truncated while in use. No process has mapped it.
+    // The file is truncated while in use. That is harmless, because no process has mapped it.
     file.set_len(0).expect("a cut");
     assert_eq!(container.run(&["init", "alloc:1GiB"], &[LIMIT])[1], "alloc 0");
     assert_eq!(file.metadata().expect("a file").size(), region::SIZE);
@@ -258,7 +258,7 @@ fn hami_2125_a_process_without_the_variables_is_not_unlimited() {
     command.env_remove("CUDA_DEVICE_MEMORY_SHARED_CACHE");
     let output = command.output().expect("a client");
     assert_eq!(lines(&output), ["cuinit 800", "alloc 800"], "{output:?}");
-    // A child has them.
+    // A child process inherits the variables.
     let shown = container.run(
         &["init", "alloc:2000MiB", "exec:init,alloc:3000MiB,alloc:2MiB"],
         &[LIMIT],
@@ -322,7 +322,7 @@ fn a_file_that_is_no_region_is_left_alone_and_limits_hold() {
 #[test]
 fn hami_1662_many_that_start_at_once_share_one_account() {
     let container = Container::new();
-    // Not more than can start at once with the software GPU on a busy machine.
+    // Twelve processes: more may not be able to start at once with the software GPU on a busy machine.
     let mut clients: Vec<_> = (0..12)
         .map(|_| container.client(&["init", "alloc:200MiB", "wait"], &[LIMIT]))
         .map(Serving::new)
@@ -443,7 +443,7 @@ fn gpu_time_follows_the_variables() {
         let expected = if is_limited { 15..=36 } else { 65..=101 };
         assert!(expected.contains(&percent), "{variables:?}: {percent}");
     }
-    // The default policy, while NVML lists another process on the GPU.
+    // With the default policy, while NVML lists another process on the GPU.
     let container = Container::new();
     let mut neighbour = Serving::new(container.bench.bare(&["init serve"]));
     neighbour.did(&["init"]);

@@ -58,7 +58,7 @@ fn core_187_memory_created_on_the_host_is_booked_on_no_device() {
         "as the driver says"
     );
     assert_eq!([number(&shown[2], 2), number(&shown[5], 2)], [GIB; 2]);
-    // Without a context there is no current device at all.
+    // The same without a context, so that there is no current device at all.
     let shown = bench.run(&["cuinit", "createhost:64MiB", "create:64MiB", "init", "info"]);
     assert_eq!(shown[2], "create 0");
     assert_eq!(number(&shown[4], 2), GIB - (64 << 20));
@@ -76,7 +76,7 @@ fn hami_2641_several_ranks_create_and_map_memory_at_once() {
     assert_eq!(bench.free(), 8 * GIB);
 }
 
-/// cuMemGetInfo crashed if a program asked for only one of the two numbers.
+/// cuMemGetInfo crashed if a program passed a null pointer for one of the two numbers.
 #[test]
 fn core_333_either_place_of_meminfo_may_be_null() {
     let bench = Bench::with_share(GIB);
@@ -138,7 +138,7 @@ fn hami_2125_children_are_limited_and_a_lost_environment_refuses() {
     let bench = Bench::with_share(GIB);
     let shown = bench.run(&["init", "alloc:256MiB", "exec:init,alloc:1GiB,alloc:2MiB"]);
     assert_eq!(shown[2..], ["init 0", "alloc 0", "alloc 2"]);
-    // A container's limits need no variable (cli and e2e test that); without either nothing is granted.
+    // A container's limits do not need a variable (cli and e2e test that). Without either, allocations are refused.
     let mut command = bench.client(&["cuinit", "alloc:2MiB", "memory"]);
     command.env_clear().env("LD_LIBRARY_PATH", bench.lib());
     let output = command.output().expect("a client");
@@ -287,7 +287,7 @@ fn core_276_a_call_without_a_context_is_the_drivers_to_answer() {
     }
 }
 
-/// One call said that managed memory is managed, the other that it is not.
+/// For managed memory, one call returned that it is managed, and the other that it is not.
 #[test]
 fn core_281_attributes_of_managed_memory_are_the_drivers() {
     let bench = Bench::with_share(GIB);

@@ -1,5 +1,5 @@
-//! Memory that is freed with the last of its references (handles, mappings, bindings, imports), compared after each
-//! call with the software GPU's own account.
+//! Memory that is freed with its last reference (handle, mapping, binding or import), compared after each call with the
+//! software GPU's own account.
 
 mod support;
 
@@ -34,7 +34,7 @@ fn physical_memory_is_charged_by_its_references_and_its_device() {
     one.ok("cuMemMap @3 32MiB 0 @2 0");
     one.call("cuMemRelease @2", 0, 32 * MIB);
     one.call("cuMemRelease @2", 1, 32 * MIB);
-    // From inside a mapping.
+    // An address in the middle of a mapping.
     one.ok(&format!("set 4 {}", second + 4 * MIB));
     one.call("cuMemRetainAllocationHandle >5 @4", 0, 32 * MIB);
     one.call("cuMemUnmap @1 8MiB", 1, 32 * MIB);
@@ -121,7 +121,8 @@ fn imported_multicast_objects_hold_what_is_bound_to_them() {
     one.call("cuMemUnmap @5 64MiB", 0, 0);
 }
 
-/// Memory that is charged twice must not hide what a module takes: it may be released while the module stays.
+/// Memory that is charged twice must not hide the memory of a module, because it may be released while the module
+/// stays.
 #[test]
 fn modules_are_charged_beside_memory_that_is_charged_twice() {
     let mut one = Watched::new(
@@ -200,7 +201,7 @@ fn imports_of_another_share_are_charged_to_who_maps_them() {
     assert_eq!((theirs.usage("share").charged, other.get(4)), (64 * MIB, other.get(3)));
     other.ok("cuIpcCloseMemHandle @3");
     assert_eq!(theirs.usage("share").charged, 64 * MIB);
-    // Its maker dies. Mapped memory stays charged.
+    // The exporter dies. The memory that is mapped here stays charged.
     assert_eq!(one.kill().free(), 256 * MIB);
     assert_eq!(theirs.free(), 192 * MIB);
     other.ok("cuIpcCloseMemHandle @3");
@@ -219,13 +220,13 @@ fn imports_that_do_not_fit_are_closed_again() {
     one.same();
 }
 
-/// For a process of another share, or a process that got the descriptor in a way that is not recognised.
+/// Such an importer is in another share, or got the descriptor in a way that cannot be matched.
 #[test]
 fn imported_physical_memory_of_another_name_is_charged_by_what_is_mapped() {
     let mut one = Watched::new("", 256 * MIB);
     one.call("cuMemCreate >1 64MiB [0x100000001,1,0,0] 0", 0, 64 * MIB);
     one.call("cuMemExportToShareableHandle >9 @1 1 0", 0, 64 * MIB);
-    // The second name of one piece is not known.
+    // A second export of the same memory cannot be matched.
     one.call("cuMemExportToShareableHandle >2 @1 1 0", 0, 64 * MIB);
     one.ok("cuMemImportFromShareableHandle >3 @2 1");
     assert_eq!(one.charged(), 64 * MIB);
@@ -254,7 +255,7 @@ fn imported_for_an_array(one: &mut Watched) {
 fn imported_memory_in_a_sparse_array_is_charged_by_what_is_mapped() {
     let mut one = Watched::new("", 256 * MIB);
     imported_for_an_array(&mut one);
-    // 4096 x 128 elements: 64 x 2 tiles of 64 KiB, 8 MiB, from 16 MiB of the memory on.
+    // Maps 4096 x 128 elements: 64 x 2 tiles of 64 KiB, which is 8 MiB, starting at 16 MiB of the memory.
     let part = "0,@4,0,0,0,0x100000000000,0x100000080";
     one.ok(&format!("cuMemMapArrayAsync [{part},1,@3,0x1000000,1,0] 1 0"));
     assert_eq!(one.charged(), (64 + 24) * MIB, "its maker may die first");
@@ -321,7 +322,7 @@ fn external_memory_is_charged_until_nothing_refers_to_it() {
     one.call("cuImportExternalMemory >1 [1,7,0,536870912,0]", 2, 0);
 }
 
-/// The memory of another share, which is charged once here: from the first open to the last close.
+/// The memory belongs to another share. It is charged once in this share, from the first open to the last close.
 #[test]
 fn two_threads_that_open_one_handle_at_once_are_charged_once() {
     let ours = Bench::with_share(GIB);
@@ -333,8 +334,8 @@ fn two_threads_that_open_one_handle_at_once_are_charged_once() {
     assert_eq!(theirs.usage("share").charged, 0);
 }
 
-/// A call that cannot succeed fails under a share with the driver's own error: for sizes around and beyond the share and
-/// the GPU, for wrong arguments, and for both at once.
+/// A call that cannot succeed fails under a share with the driver's own error: for sizes around and above those of the
+/// share and the GPU, for wrong arguments, and for both at once.
 #[test]
 fn a_create_that_cannot_succeed_answers_as_the_driver() {
     const GPU: u64 = 1 << 30;
@@ -360,7 +361,7 @@ fn a_create_that_cannot_succeed_answers_as_the_driver() {
                     let line = format!("cuMemCreate >1 {size} {properties} {flags}");
                     let (own, real) = (client.call(&line), bare.call(&line));
                     if real == 0 {
-                        // In the GPU, but not in the share.
+                        // It fits on the GPU, but not in the share.
                         bare.ok("cuMemRelease @1");
                     }
                     let wanted = if real == 0 { 2 } else { real };

@@ -1,4 +1,4 @@
-//! The limit holds: libvgpu.so on top of the software GPU, seen by a client that knows neither.
+//! Tests that the limit holds: libvgpu.so on top of the software GPU, with a client that knows of neither.
 
 mod support;
 

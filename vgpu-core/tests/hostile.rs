@@ -83,7 +83,7 @@ fn garbage_of_any_kind_is_refused_at_open() {
     let good = fs::read(&path).expect("a ledger");
     for round in 0..40 {
         let mut bytes = good.clone();
-        // The constant line and the seal, which are checked at open. The rest changes while a ledger is in use.
+        // The constant line and the seal are checked at open. Other bytes change while a ledger is in use.
         let constant = [0..28, SIZE - 8..SIZE];
         let places: Vec<usize> = constant.into_iter().flatten().collect();
         for _ in 0..=chance.below(4) {
@@ -115,7 +115,7 @@ fn garbage_of_any_kind_is_refused_at_open() {
     assert_eq!(bench.free(), GIB);
 }
 
-/// A word of the ledger that a running process uses, or any.
+/// Returns the offset of a word of the ledger: of one that a running process uses, or of any.
 fn word(chance: &mut Chance) -> usize {
     match chance.below(8) {
         0 => LINE + 8 * chance.below(2) as usize,
@@ -162,7 +162,7 @@ fn damage(file: &fs::File, at: usize, chance: &mut Chance) {
 fn words_overwritten_while_it_is_used_cost_allocations_and_nothing_else() {
     let rounds = setting("VGPU_DAMAGE_ROUNDS", 24);
     for round in 0..rounds {
-        // Half of the rounds are the same every time.
+        // Every second round is the same in each run.
         let mut chance = Chance::new((round % 2 == 0).then_some(round));
         let bench = Bench::with_share(GIB);
         let file = bench.open_ledger("share");
@@ -217,7 +217,7 @@ fn objects_overwritten_while_they_are_used_hang_and_crash_nobody() {
             };
             damage(&file, at, &mut chance);
         }
-        // One of them dies with what it holds.
+        // One client is killed while it holds memory.
         clients.pop().expect("a client").kill();
         for mut client in clients {
             client.signal(libc::SIGUSR1);
@@ -249,7 +249,7 @@ fn a_cut_ledger_hurts_processes_of_its_claim_alone() {
     assert_eq!([other.ask("free:0"), other.ask("free:0")], ["0", "0"]);
     assert_eq!(other.said(), "");
     assert_eq!(neighbour.free(), GIB);
-    // Cut in the middle of a storm, and grown again.
+    // The file is truncated in the middle of a storm, and extended again.
     for keep in [4096, 0, SIZE as u64 - 8] {
         neighbour.put(&neighbour.limits("share", 0, 0, GIB));
         let mut storm = ready(&neighbour, &["listen", "init"]);

@@ -52,17 +52,16 @@ fn watch_gpu(truth: &mut Truth, seen: &Seen) {
     }
 }
 
-/// Waits until the ledger and the GPU agree, and returns the sum. On a busy machine too much may be charged for a
-/// while: if a thread stays in a call for longer than a measurement waits, until the next measured call
-/// (docs/charging.md); or while somebody reads a dead process's memory maps in /proc, because that process then keeps
-/// its locks.
+/// Waits until the ledger and the GPU agree, and returns the sum. Too much may be charged for a while, in two cases. On
+/// a busy machine, a thread may stay in a call for longer than a measurement waits; then until the next measured call
+/// (docs/charging.md). While a process reads a dead process's memory maps in /proc, the dead process keeps its locks.
 fn settled(bench: &Bench, truth: &mut Truth, clients: &mut [Serving]) -> u64 {
     let mut agreed = 0;
     until(|| {
         for client in clients.iter_mut() {
-            // A measured call, which sets the heap to its first size.
+            // This call is measured. It sets the heap to its default size.
             assert_eq!(client.ask("heap:8MiB"), "0");
-            // This releases what the dead held and what pools no longer keep.
+            // This releases the memory of dead processes, and what pools no longer reserve.
             assert!(client.ask("info").starts_with("0 "));
         }
         let (usage, used) = (bench.usage("share"), truth.used());
@@ -79,7 +78,8 @@ fn settled(bench: &Bench, truth: &mut Truth, clients: &mut [Serving]) -> u64 {
     agreed
 }
 
-/// Lets every process end its storm with what it holds, and waits until the ledger and the GPU agree. Returns the sum.
+/// Lets every process end its storm while it holds memory, and waits until the ledger and the GPU agree. Returns the
+/// sum.
 fn compare(bench: &Bench, truth: &mut Truth, clients: &mut [Serving]) -> u64 {
     for client in clients.iter_mut() {
         assert_eq!(client.line(), "listen 0");
@@ -123,14 +123,14 @@ fn a_storm_of_kills_leaves_an_exact_ledger_whatever_was_allocated() {
         looks += seen.looks.load(Ordering::Relaxed);
         highest = highest.max(seen.highest.load(Ordering::Relaxed));
         highest = highest.max(compare(&bench, &mut truth, &mut clients));
-        // Ends the rest at once.
+        // Starts new processes and kills them all at once.
         let clients: Vec<Serving> = (0..PROCESSES).map(|_| storming(&bench)).collect();
         std::thread::sleep(Duration::from_micros(chance.below(100_000)));
         clients.iter().for_each(|client| client.signal(libc::SIGKILL));
         drop(clients);
         killed += PROCESSES as u64;
-        // The driver releases everything. The next start of a process releases the charges, once nobody reads the maps
-        // of the dead.
+        // The driver has released everything. The next process that starts releases the charges, once nobody reads the
+        // memory maps of the dead processes.
         until(|| truth.used() == 0 && bench.free() == GIB);
         assert_eq!(bench.usage("share").charged, 0);
     }

@@ -1,5 +1,5 @@
-//! The log of the library (`VGPU_LOG`), the ring of calls beside it and the counters of a report: what they contain,
-//! and that no fault in them harms the program.
+//! Tests the log of the library (`VGPU_LOG`), the ring of calls beside it and the counters of a report: what they
+//! contain, and that failures to write them never harm the program.
 
 mod support;
 
@@ -218,7 +218,7 @@ fn a_limit_of_file_sizes_ends_no_program() {
     assert!(complaint(&limited("10")).contains("file too large"));
 }
 
-/// A disk that is full when the ring is created, and one that fills up later.
+/// The disk is full when the ring is created, or fills up later.
 #[test]
 fn a_full_disk_ends_no_program() {
     const SCRIPT: &str = "mount -t tmpfs -o size=$1 none \"$2\" && shift 2 && exec \"$@\"";
@@ -230,7 +230,7 @@ fn a_full_disk_ends_no_program() {
         return vgpu_skip::skip("a_full_disk_ends_no_program", "needs the right to mount");
     }
     let scene = Scene::new("");
-    // Not on that disk.
+    // This folder is on another disk.
     let outside = tempfile::tempdir().expect("a folder");
     let report = outside.path().join("report");
     std::fs::write(&report, report_image()).expect("a report");
@@ -307,7 +307,7 @@ fn the_ring_of_a_killed_process_has_the_call_that_hangs() {
         .spawn()
         .expect("a client");
     let running = || {
-        // It may not be complete yet.
+        // The last line may not be complete yet.
         let ring = scene
             .rings()
             .first()

@@ -33,7 +33,7 @@ const CALLS: [&str; 11] = [
 struct Measured {
     bench: Bench,
     truth: Truth,
-    /// The process that made what the client imports, so that none of it is the client's own.
+    /// The process that exports the memory that the client imports, so that none of it is the client's own.
     _maker: Serving,
     client: Serving,
     /// NVML shows this process, so its charge is exact.
@@ -69,7 +69,7 @@ impl Measured {
         assert!(charged >= used, "{what}: {charged} charged, {used} used");
     }
 
-    /// The charge equals what is used, at least at one of the next readings. Until then too much may be charged,
+    /// Checks that the charge equals the use, in at least one of the next readings. Until then too much may be charged,
     /// because on a busy machine another thread may stay in its call for longer than a measurement waits.
     fn same(&mut self, what: &str) {
         if !self.is_seen {
@@ -77,7 +77,7 @@ impl Measured {
         }
         for look in 0.. {
             assert_eq!(self.client.ask("pause"), "0");
-            // The charge of pools that shrank falls when somebody asks.
+            // After pools have shrunk, the charge falls when a program asks for free memory.
             assert!(self.client.ask("info").starts_with("0 "));
             let [charged, used] = self.both();
             assert_eq!(self.client.ask("resume"), "0");
@@ -122,8 +122,8 @@ fn what_a_call_took_is_charged_exactly_while_other_threads_allocate() {
     }
 }
 
-/// A thread stands still wherever it is, even inside the driver. What its call does is unknown, and is charged until
-/// the next measurement.
+/// A thread is stopped anywhere, even inside the driver. What its call allocates is unknown, and is charged until the
+/// next measurement.
 #[test]
 fn a_thread_that_stands_still_in_a_call_hides_nothing() {
     for mode in MODES {

@@ -1,4 +1,4 @@
-//! NVML's figures are those of the share: they never include a neighbour, and never exceed what there is.
+//! NVML's figures are those of the share: they never include a neighbour, and never exceed the GPU.
 
 mod support;
 
@@ -116,7 +116,7 @@ fn nvml_is_opened_by_who_needs_it_and_in_a_fork_child_too() {
     let bench = Bench::with_share(GIB);
     let mut client = bench.caller(true);
     client.ok("cuInit 0");
-    // Programs that look up all functions this way do not need it either.
+    // Looking up a function this way does not need NVML either.
     client.ok("cuGetProcAddress_v2 \"cuMemAlloc\" >1 12000 0 >2");
     assert!(!has_nvml(client.pid()));
     assert_eq!(client.used(0), 0);

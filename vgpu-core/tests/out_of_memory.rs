@@ -1,4 +1,5 @@
-//! Calls that fail with out of memory leave in the ledger what the node reports: how many, who refused, and the last one.
+//! Calls that fail with out of memory are recorded in the ledger for the node: their number, who refused, and the last
+//! one.
 
 mod support;
 
@@ -32,7 +33,7 @@ fn every_family_of_calls_that_is_refused_at_the_limit_is_counted_with_its_size()
     assert_eq!((last.charged, last.overhead), (300 * MIB, Some(100 * MIB)));
     assert_eq!((last.users[0].pid, last.users[0].mib), (client.pid(), 300));
     assert!(last.gpu_free.is_some_and(|free| free > 70 * GIB), "{last:?}");
-    // What succeeds, and what is refused for another reason, is no refusal.
+    // Calls that succeed, or that fail for another reason, are not recorded as refusals.
     assert_eq!([client.ask("alloc:2MiB"), client.ask("free:1")], ["0", "0"]);
     assert_ne!(client.ask("freeunknown"), "2");
     assert_eq!(refusals(&bench).count(), calls.len() as u64);

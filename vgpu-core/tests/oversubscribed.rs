@@ -175,7 +175,7 @@ fn handles_go_on_in_host_memory_and_are_used_as_the_others() {
     one.ok(&format!("set 4 {behind}"));
     one.ok("cuMemMap @4 512MiB 0 @3 0");
     one.ok("cuMemSetAccess @1 2684354560 [1,3] 1");
-    // A write across the border of both can be read in the second.
+    // A write across the border of the two mappings, whose end is read in the second one.
     one.ok(&format!("cuMemsetD8_v2 {} 7 8", behind - 4));
     one.ok(&format!("cuMemcpyDtoH_v2 >5 {behind} 4"));
     assert_eq!(one.get(5), 0x0707_0707);

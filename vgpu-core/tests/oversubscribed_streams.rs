@@ -1,12 +1,12 @@
 //! memoryPolicy Oversubscribe and stream-ordered memory: allocations that do not fit into pools use host memory, which
-//! is freed when its stream has reached the free, not before.
+//! is freed only once its stream has reached the free.
 
 mod support;
 
 use support::caller::Caller;
 use support::{Bench, GIB, MIB, number};
 
-/// Work for an hour. It never ends within a test, because the client is killed before.
+/// Work that never ends within a test: the client is killed before.
 const ENDLESS: &str = "kernel_time = 60s\n";
 const HOUR: u32 = 60;
 
@@ -116,7 +116,7 @@ fn what_pools_cannot_have_goes_on_in_host_memory() {
     stage.call("cuMemAllocAsync >7 64MiB 0", 2);
     stage.call("cuMemPoolExportPointer >7 @3", 1);
     stage.call("cuIpcGetMemHandle >7 @3", 1);
-    // Both ways of freeing work for memory of both calls.
+    // Both free functions accept memory of both allocation functions.
     stage.ok("cuMemFreeAsync @3 0");
     stage.ok("cuMemFree_v2 @4");
     stage.ok("cuMemFreeAsync_ptsz @5 0");
@@ -189,7 +189,7 @@ fn memory_in_use_is_lent_again_in_the_order_of_streams() {
     stage.ok("cuMemAllocAsync >2 128MiB @10");
     stage.work(HOUR, 10);
     stage.ok("cuMemFreeAsync @2 @10");
-    // The call does not wait. The other stream does.
+    // The call does not wait. The other stream waits for the work instead.
     stage.ok("cuMemAllocAsync >3 128MiB @11");
     assert_eq!(stage.client.get(3), stage.client.get(2));
     stage.call("cuStreamQuery @10", 600);
@@ -231,7 +231,7 @@ fn memory_of_work_without_an_end_is_given_to_nobody() {
     stage.has(64, 128);
 }
 
-/// An answer that does not show if the work is done frees nothing.
+/// If the driver's answer does not show whether the work is done, nothing is freed.
 #[test]
 fn a_driver_that_does_not_say_whether_work_is_done_keeps_memory() {
     let mut stage = Stage::full(&format!("{ENDLESS}fail.cuEventQuery = 999\n"));

@@ -87,7 +87,7 @@ fn contexts_are_charged_what_they_take() {
     }
 }
 
-/// The driver loads it with the next context, even if nothing can be measured.
+/// The driver loads such a library with the next context, even if nothing can be measured.
 #[test]
 fn a_library_that_was_loaded_without_a_context_is_charged_with_the_next() {
     for mode in MODES {
@@ -174,7 +174,8 @@ fn code_and_limits_of_contexts_are_charged_what_they_take() {
     }
 }
 
-/// In every way to write them in PTX. What does not fit is refused without the driver, which would answer 200 here.
+/// Tests every way to write static variables in PTX. Those that do not fit are refused without calling the driver,
+/// which would return 200 here.
 #[test]
 fn static_variables_of_ptx_are_charged_ahead() {
     let mut one = Watched::new(&format!("{COSTS}fail.cuModuleLoadDataEx = 200\n"), 64 * MIB);

@@ -84,7 +84,7 @@ fn graphs_are_charged_when_they_get_their_memory() {
     one.call("cuGraphLaunch @5 0", 0, 64 * MIB);
     one.call("cuGraphExecDestroy @5", 0, 64 * MIB);
     one.call("cuDeviceGraphMemTrim 0", 0, 0);
-    // Instantiating it uploads it.
+    // Flag 2: instantiating the graph also uploads it.
     one.call("cuGraphInstantiateWithParams >5 @1 [2,0,0,0]", 0, 64 * MIB);
     one.call("cuGraphLaunch @5 0", 0, 64 * MIB);
     // A second one shares the memory, because the first is not running.

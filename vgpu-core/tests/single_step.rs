@@ -2,8 +2,8 @@
 //! instruction of libvgpu.so and at the entry and exit of each system call.
 //!
 //! After a SIGKILL, other processes see only the ledgers and the software GPU's state. Everything else of a process
-//! ends with it, its locks too. So the files at each stop are compared with those of the stop before, and each new
-//! state is kept. Once all clients are dead, each kept state is restored twice, for new processes to find:
+//! ends with it, including its locks. So the files at each stop are compared with those of the stop before, and each
+//! new state is kept. Once all clients are dead, each kept state is restored twice, for new processes to find:
 //!
 //! ```text
 //!  victim              stop k: as at stop k - 1? ─ no ──► kept; no more used than charged, no more than the limit
@@ -24,7 +24,7 @@
 //! The sample has stops next to changes and others. VGPU_EVERY_INSTRUCTION=1 kills at all stops, up to VGPU_MOST_STOPS
 //! (default 6000) in one call; in longer calls at every n-th.
 //!
-//! Without the right to ptrace the test is skipped and logged.
+//! If ptrace is not permitted, the test is skipped and this is logged.
 
 mod support;
 
@@ -55,7 +55,7 @@ struct Case {
     beside_the_dead: bool,
     /// The neighbour has exported memory, and the victim knows its name from the start.
     of_the_neighbour: bool,
-    /// The neighbour frees it just before the call.
+    /// The neighbour frees this memory just before the call.
     freed: bool,
     /// The number of shares, with 1 GiB together.
     shares: u64,
@@ -88,7 +88,7 @@ struct View {
     seen: Vec<u8>,
 }
 
-/// The files that a kill leaves at a stop, and at all later stops up to the next change.
+/// The files as a kill at this stop, or at any later stop before the next change, would leave them.
 struct Left {
     stop: usize,
     ledgers: Vec<Vec<u8>>,
@@ -98,7 +98,7 @@ struct Left {
 /// The stops of a call.
 struct Survey {
     stops: usize,
-    /// The stops next to a change.
+    /// The stops just before and after a change.
     telling: BTreeSet<usize>,
     left: Vec<Left>,
 }
@@ -178,7 +178,7 @@ impl Stage {
         }
     }
 
-    /// Lets it free that.
+    /// Lets the neighbour free that memory.
     fn unmake(&mut self) {
         if self.name.take().is_some() {
             assert_eq!(self.neighbour.ask("free:0"), "0");
@@ -198,7 +198,7 @@ impl Stage {
         ledgers.chain([state]).collect()
     }
 
-    /// A client at the first instruction of the call.
+    /// Starts a client and runs it to the first instruction of the call.
     fn victim(&mut self, case: &Case) -> std::io::Result<Traced> {
         self.export(case);
         let named = self.name.as_ref().map(|name| format!("named:{name}"));
@@ -258,7 +258,7 @@ impl Stage {
         );
     }
 
-    /// Kills a victim at stop `stop` and checks what it leaves.
+    /// Kills a victim at stop `stop` and checks the state afterwards.
     fn kill_at(&mut self, case: &Case, stop: usize) {
         let name = format!("{} at stop {stop}", case.symbol);
         let mut victim = self.victim(case).expect("the survey could");
@@ -278,7 +278,7 @@ impl Stage {
             assert_eq!(self.neighbour.ask("free:0"), "0", "{name}");
         }
         victim.kill();
-        // The neighbour still has its own memory, and can then have the whole share.
+        // The neighbour still has its own memory. After freeing it, it can have the whole share.
         self.sound(&name);
         self.unmake();
         all_is_back(&self.bench, &self.shares, &mut self.neighbour, &mut self.truth, &name);
@@ -308,7 +308,7 @@ impl Stage {
                     assert_eq!(newcomer.ask("free:0"), "0", "{name}");
                 }
                 all_is_back(&bench, &shares, &mut newcomer, &mut truth, &name);
-                // It would have reported a damaged ledger.
+                // A damaged ledger would have been reported.
                 assert_eq!(newcomer.said(), "", "{name}");
             }
         }
@@ -337,10 +337,11 @@ fn all_is_back(bench: &Bench, shares: &[String], client: &mut Serving, truth: &m
     assert_eq!(client.ask("alloc:1GiB"), "0", "{name}: not all came back");
     assert_eq!([truth.used(), charged(bench, shares)], [GIB; 2], "{name}");
     assert_eq!(client.ask("free:0"), "0", "{name}");
-    // A process killed in a reap may have released what the dead held before it recorded that.
+    // A process killed in a reap may have released memory of a dead process without recording that. Reading the figures
+    // finishes this.
     assert!(client.ask("info").starts_with("0 "), "{name}");
     assert_eq!([truth.used(), charged(bench, shares)], [0; 2], "{name}");
-    // A process that is refused looks at everything that the dead may have left.
+    // A process whose allocation is refused checks everything that dead processes may have left.
     assert_ne!(client.ask("alloc:2GiB"), "0", "{name}");
     for share in shares {
         let usage = bench.usage(share);
@@ -366,7 +367,7 @@ fn kill_everywhere(case: &Case) {
         .map(|stop| stop as usize);
     let mut points: BTreeSet<usize> = sample.collect();
     let known = telling.len();
-    // Most stops of cuInit are system calls of the loader and the driver.
+    // Fewer stops are tested, because most stops of cuInit are system calls of the loader and the driver.
     let thin = if every { 1 } else { known.div_ceil(8) };
     points.extend(telling.into_iter().skip(offset as usize % thin).step_by(thin));
     for stop in &points {

@@ -1,6 +1,6 @@
 //! Memory that several processes of one share hold is charged once, as long as any of them holds it, whichever process
-//! exported it, frees it or dies. The charge is compared with the software GPU's own account where that is right: it
-//! counts shared memory once, with its exporter, and unlike a GPU it ends the memory with that process.
+//! exported it, frees it or dies. The charge is compared with the software GPU's own account where possible: that
+//! account counts shared memory once, for its exporter, but unlike a real GPU it ends the memory with the exporter.
 
 mod support;
 
@@ -130,7 +130,7 @@ fn a_descriptor_of_a_nameless_file_is_recognised() {
     one.call("cuMemMap @4 64MiB 0 @3 0", 0, 64 * MIB);
     one.call("cuMemRelease @3", 0, 64 * MIB);
     one.call("cuMemUnmap @4 64MiB", 0, 64 * MIB);
-    // It stays charged to its maker while that lives, because somebody may have the descriptor.
+    // The memory stays charged to its exporter while that lives, because another process may have the descriptor.
     one.call("cuMemRelease @1", 0, 64 * MIB);
     assert_eq!(one.kill().free(), 96 * MIB);
 }
@@ -171,7 +171,8 @@ fn high_locks(pid: u32) -> Vec<String> {
     maps.lines().filter(is_high).map(String::from).collect()
 }
 
-/// More exports than a process may hold, and more than the ledger has room for: each holder is charged for the rest.
+/// Exports more objects than a process may hold, and more than the ledger has room for. For the rest, each holder is
+/// charged.
 #[test]
 fn what_finds_no_room_is_charged_twice() {
     const OBJECTS: u32 = vgpu_abi::ledger::object::OBJECTS as u32;
@@ -197,7 +198,7 @@ fn what_finds_no_room_is_charged_twice() {
     other.ok("cuIpcOpenMemHandle_v2 >3 >2");
     assert_eq!(one.same(), all - GRANULE, "there is room again");
     other.ok("cuIpcCloseMemHandle @3");
-    // As many as the share has room for, and one more.
+    // Exports as many as the ledger has room for, and one more.
     for slot in 100..=100 + OBJECTS - MOST {
         other.ok(&format!("cuMemAlloc_v2 >{slot} 2MiB"));
         other.ok(&format!("cuIpcGetMemHandle >2 @{slot}"));

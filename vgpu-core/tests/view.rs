@@ -58,7 +58,7 @@ fn the_limit_holds_in_every_order_of_loading() {
     }
     let shown = bench.run(&["memory", "open:cuda", "init", "info"]);
     assert_eq!([&shown[0], &shown[3]], [&nvml, &seen]);
-    // First by an absolute path and then by name: it is one file with one account.
+    // Opened first by an absolute path and then by name: both are the same file with the same account.
     let by_path = format!("open:{}", bench.lib().join("libnvidia-ml.so.1").display());
     let shown = bench.run(&[&by_path, "init", "info", "open:cuda", "init", "info", "memory"]);
     assert_eq!([&shown[2], &shown[5], &shown[6]], [&seen, &seen, &nvml]);

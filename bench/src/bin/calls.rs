@@ -168,7 +168,7 @@ fn scrapes(registry: &Registry) -> Result<Vec<Duration>> {
     Ok(scrapes)
 }
 
-/// A plugin's node with these GPUs, as after a start.
+/// The plugin's state of a node with these GPUs, as right after the plugin has started.
 fn node(memory: &Path, disk: &Path, gpus: Vec<Gpu>) -> Result<SharedNode> {
     for file in ["libvgpu.so", "libvgpu-preload.so", "vgpu-cdi-hook"] {
         write(&memory.join("image").join(file))?;

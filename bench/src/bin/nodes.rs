@@ -1,5 +1,5 @@
-//! Plays the plugins of hand-made nodes: writes the VgpuNode of each once a minute, by its slices and the claims that are
-//! allocated there. What shares use changes from minute to minute.
+//! Plays the plugins of hand-made nodes: writes the VgpuNode of each node once a minute, from the node's slices and the
+//! claims that are allocated there. The usage of the shares changes every minute.
 //!
 //! Runs inside the cluster's namespaces, as root, with KUBECONFIG set: `bench-nodes --selector fleet=bench --minutes 4`.
 //! Each node writes at its own moment of the minute. At the end it prints one figure per line: `<name> <unit> <value>`.

@@ -19,7 +19,7 @@ const GPUS: usize = 8;
 const CLAIMS: usize = 10_000;
 const FLEET: &str = "bench";
 const NAMESPACE: &str = "bench";
-/// A time after every taint's age.
+/// A time at which every taint has reached the age that the controller waits for.
 const NOW: Time = Time::from_millis(1_800_000_000_000);
 
 /// The state of either mode.

@@ -185,7 +185,7 @@ fn cpu_of(stat: &str) -> Option<f64> {
     two_fields(stat, 11)
 }
 
-/// The same of the children that it has waited for: fields 16 and 17.
+/// The same for the children that the process has waited for: fields 16 and 17.
 pub(super) fn cpu_of_children(stat: &str) -> Option<f64> {
     two_fields(stat, 13)
 }

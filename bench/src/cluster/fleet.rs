@@ -11,7 +11,7 @@ use vgpu_e2e::kube::Kube;
 use vgpu_e2e::patience;
 use vgpu_e2e::wait::wait;
 
-/// Time to wait; kube-controller-manager gives a node 50 s.
+/// Time until all nodes are unreachable; kube-controller-manager waits 50 s for a silent node.
 const UNREACHABLE: Duration = Duration::from_secs(180);
 /// Objects per call of kubectl, and concurrent calls.
 const CHUNK: usize = 250;

@@ -1,8 +1,9 @@
 //! Measures vgpu-controller's memory in a large cluster: hand-made nodes with GPUs, and pods with shares of these.
 //!
 //! This program writes all objects: pods with their node, claims with their allocation, as kube-scheduler and
-//! vgpu-controller would have left them. Each mode's controller is measured twice: after it has received everything by
-//! its watches (only the one that ran meanwhile), and after a restart, when it has listed everything.
+//! vgpu-controller would have left them. The controller runs in scheduler mode meanwhile and is measured when its
+//! watches have delivered everything. Then it is measured after a restart, when it has listed everything, in both
+//! modes.
 
 use std::collections::BTreeMap;
 use std::time::Instant;

@@ -67,7 +67,7 @@ fn registered_to_published(cluster: &Cluster) -> Result<i128> {
     Ok((published.as_nanosecond() - registered.as_nanosecond()) / 1_000_000)
 }
 
-/// Measures pods of ten teams, then the same number of pods of one team, whose quota keeps all reservations.
+/// Measures pods of ten teams, then the same number of pods of one team, whose quota then has all reservations.
 pub(crate) fn quota(name: &str, prepared: &Prepared, gates: &Path) -> Result<()> {
     println!("machine: {}", machine());
     on_cluster(name, prepared, |cluster| {

@@ -176,7 +176,7 @@ fn commands(cluster: &Cluster, options: &Options) -> Result<()> {
             let said = command.args(words).env("KUBECONFIG", cluster.kubeconfig()).output();
             times.push(begun.elapsed().as_secs_f64() * 1000.0);
             let said = said.with_context(|| format!("cannot run {}", options.vgpu.display()))?;
-            // 1: there is no room, or a finding.
+            // Exit status 1: the pod does not fit, or the command has a finding.
             ensure!(
                 matches!(said.status.code(), Some(0 | 1)) && !said.stdout.is_empty(),
                 "vgpu {}: {}: {}",

@@ -78,7 +78,8 @@ fn allows(entry: &Entry, circle: &Circle) -> bool {
     entry.of_crate == circle.of_crate && circle.modules.is_subset(&entry.modules)
 }
 
-/// Returns true if the circle has new modules. This is reported only as a circle, not as an entry without one as well.
+/// Returns true if the entry describes this circle before it got new modules. Then only the circle is reported, and not
+/// also the entry as one without a circle.
 fn is_grown(entry: &Entry, circle: &Circle) -> bool {
     entry.of_crate == circle.of_crate && circle.modules.intersection(&entry.modules).count() > 1
 }

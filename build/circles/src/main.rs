@@ -21,7 +21,7 @@ fn main() -> anyhow::Result<ExitCode> {
             crates_seen += 1;
             let modules = source::read(&target.root).with_context(|| format!("crate {}", target.name))?;
             for circle in circle::find(&target.name, &modules) {
-                // Tests that share a support module each have its circle.
+                // A circle in a support module appears in every test that uses the module; report it once.
                 if !circles
                     .iter()
                     .any(|known| known.of_crate == circle.of_crate && known.modules == circle.modules)

@@ -74,7 +74,7 @@ fn member(modules: &[Module], place: usize, name: &str, is_last: bool, depth: us
 
 /// Returns the target of an import; for a glob, the module whose names it imports.
 pub fn target(modules: &[Module], at: usize, import: &Import, depth: usize) -> Option<Found> {
-    // `use name::..` of its own name would resolve itself forever.
+    // An import whose whole path is its own name would resolve to itself forever.
     if import.path.len() == 1 && import.path.first() == import.name.as_ref() {
         return None;
     }

@@ -15,7 +15,7 @@ pub struct Module {
     pub parent: Option<usize>,
     pub children: BTreeMap<String, usize>,
     pub items: BTreeSet<String>,
-    /// Traits, whose methods work without naming the trait.
+    /// Returns true if the module defines traits: their methods are used without naming the trait.
     pub has_traits: bool,
     pub imports: Vec<Import>,
     pub paths: Vec<Reference>,

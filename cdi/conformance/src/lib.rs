@@ -1,2 +1,2 @@
-//! Nothing but its tests: see `tests/agreement.rs`.
+//! This crate has only tests: see `tests/agreement.rs`.
 #![forbid(unsafe_code)]

@@ -1,8 +1,8 @@
 //! CDI's own library accepts every spec that vgpu-cdi writes. So a runtime that is built on that library, or on the Go
 //! library that it follows, never refuses a spec of ours.
 //!
-//! The specs are one like the plugin's with every field, and that spec with one change. `cdi/tests/document.rs` has
-//! the values that vgpu-cdi refuses.
+//! The specs are one like the plugin's, with every field set, and copies of it with one change each.
+//! `cdi/tests/document.rs` has the values that vgpu-cdi refuses.
 #![forbid(unsafe_code)]
 
 use container_device_interface::{
@@ -47,7 +47,7 @@ fn base() -> Spec {
 
 type Change = Box<dyn Fn(&mut Spec)>;
 
-/// Good values for every field, in both places that have edits.
+/// Changes to valid values for every field: of the spec's edits and of the device's edits.
 fn changes() -> Vec<Change> {
     let mut all: Vec<Change> = Vec::new();
     for kind in ["a/b", "Vendor.com/gpu", "a-b_c.d/e"] {

@@ -1,4 +1,4 @@
-//! The tar archive, made in memory: its parts are limited, and no half of one is ever written.
+//! The tar archive, made in memory: its parts are limited in size, and an incomplete archive is never written.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -32,7 +32,7 @@ impl Archive {
         let bytes = self.builder.into_inner()?;
         let mut file = File::options().write(true).create_new(true).mode(0o600).open(to)?;
         file.write_all(&bytes).inspect_err(|_| {
-            // A full disk; a part of an archive helps nobody.
+            // For example a full disk; an incomplete archive helps nobody.
             let _ = std::fs::remove_file(to);
         })
     }

@@ -1,4 +1,4 @@
-//! The GPUs and shares of the page: of a node's VgpuNode, or of its slices and the claims that are allocated there.
+//! The page's GPUs and shares: from a node's VgpuNode, or else from its slices and the claims allocated there.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -11,11 +11,11 @@ use crate::doctor::{Answer, DRIVER, is_labelled, key, list, text};
 
 /// The most objects of a kind. There may be 20,000 pods.
 const MOST: u32 = 2000;
-/// The most pods of the chart whose logs are read, and the lines and bytes of each. The newest bytes are the last ones, which
-/// a limit cuts off, so few lines are asked for.
+/// Limits of the logs: pods of the chart, lines and bytes of each. A byte limit cuts off the newest bytes, which are
+/// the last ones, so few lines are asked for.
 const PODS: usize = 40;
 const LOG: &str = "tailLines=300&limitBytes=61440";
-/// Reasons of events that others create and that are about claims.
+/// Reasons of events about claims that other components create.
 const OTHERS: [&str; 3] = [
     "FailedPrepareDynamicResources",
     "FailedScheduling",
@@ -83,7 +83,7 @@ impl Collected {
         Ok(collected)
     }
 
-    /// The kinds that doctor does not look at.
+    /// The kinds that doctor does not read.
     fn read_more(&mut self, cluster: &Cluster) -> Result<(), ReadError> {
         let kinds = [
             cluster::TEMPLATES,
@@ -122,7 +122,7 @@ impl Collected {
         objects: impl Iterator<Item = &'v Value> + Clone,
         is_kept: impl Fn(&Value) -> bool,
     ) {
-        // Texts may name those that are left out.
+        // Texts may name objects that are left out.
         self.names.learn(kind.plural, objects.clone());
         let mut kept: Vec<Value> = objects.filter(|object| is_kept(object)).cloned().collect();
         let (all, most) = (kept.len(), usize::try_from(MOST).unwrap_or(usize::MAX));

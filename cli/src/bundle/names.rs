@@ -5,10 +5,9 @@
 //!  objects ─► all names ─► namespace-1, pod-1, claim-1 ... ─► whole words of texts, and of the objects' strings
 //! ```
 //!
-//! How it fails: a name that is also a common word is replaced wherever that word stands, but for [`WORDS`], which stay
-//! even if they are a name. Names of deleted
-//! objects are known by where they stand: `NAMESPACE/NAME`, and after `namespace`. Not replaced: names of containers and
-//! of requests, nodes' names, and what selectors of claims say.
+//! How it fails: a name that is also a common word is replaced wherever that word appears, except for [`WORDS`], which
+//! stay even if they are a name. Names of deleted objects are recognised by their context: `NAMESPACE/NAME`, and after
+//! `namespace`. Not replaced: names of containers, of requests and of nodes, and the text of claims' selectors.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +15,7 @@ use serde_json::Value;
 
 use crate::doctor::{is_labelled, list, text};
 
-/// Namespaces that every cluster has, and words of ours: they tell nothing of a tenant, and texts are full of them.
+/// Namespaces that every cluster has, and our own words: they reveal nothing about a tenant and occur everywhere.
 const WORDS: [&str; 27] = [
     "default",
     "kube-system",
@@ -65,7 +64,7 @@ const FIXED: [&str; 16] = [
     "reportingController",
     "resource",
 ];
-/// Kinds without a name of a tenant.
+/// Kinds whose names are not a tenant's.
 const WITHOUT: [&str; 9] = [
     "nodes",
     "deviceclasses",
@@ -78,7 +77,7 @@ const WITHOUT: [&str; 9] = [
     "leases",
 ];
 pub(super) struct Names {
-    /// False: every name stays.
+    /// If false, all names stay.
     replaces: bool,
     known: BTreeMap<String, String>,
     counts: BTreeMap<&'static str, usize>,
@@ -98,7 +97,7 @@ impl Names {
         }
     }
 
-    /// `own`: the namespaces of the chart, whose names and the chart's pods stay as they are. So do the names of nodes.
+    /// `own`: the chart's namespaces. Their names, the names of the chart's pods, and those of nodes stay as they are.
     pub(super) fn new<'n>(own: &BTreeSet<&'n str>, nodes: impl Iterator<Item = &'n str>) -> Self {
         let stay = WORDS.into_iter().chain(nodes).chain(own.iter().copied());
         Self {
@@ -110,7 +109,7 @@ impl Names {
         }
     }
 
-    /// Learns the names of objects and those that they name.
+    /// Learns the names of objects, and the names that their fields refer to.
     pub(super) fn learn<'v>(&mut self, plural: &str, objects: impl Iterator<Item = &'v Value>) {
         if !self.replaces || WITHOUT.contains(&plural) {
             return;
@@ -232,7 +231,7 @@ impl Names {
     }
 }
 
-/// The names that an object has and names, apart from its namespace's.
+/// The object's own name and the names that it refers to, except its namespace's.
 fn named_by(plural: &str, object: &Value, add: &mut impl FnMut(&'static str, &str)) {
     let own = match plural {
         "namespaces" => "namespace",
@@ -240,7 +239,7 @@ fn named_by(plural: &str, object: &Value, add: &mut impl FnMut(&'static str, &st
         "resourceclaims" => "claim",
         "resourceclaimtemplates" => "template",
         "vgpuquotas" => "quota",
-        // VgpuNodes have their node's name, VgpuUsages one and the same.
+        // A VgpuNode has its node's name, and every VgpuUsage has the same name.
         _ => "",
     };
     if !own.is_empty() {
@@ -341,7 +340,7 @@ mod tests {
             ("pod acme/train-7d9 waits.", "pod namespace-1/pod-1 waits."),
             ("of quarter, train-7d9.", "of template-1, pod-1."),
             ("claim gone/old of node n1", "claim namespace-2/claim-1 of node n1"),
-            // A part of a word is another word.
+            // A name inside a longer word is not replaced.
             ("acmexyz train-7d9-x", "acmexyz train-7d9-x"),
             (
                 "system:serviceaccount:acme:default",

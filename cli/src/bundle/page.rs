@@ -1,5 +1,5 @@
-//! The page of a bundle: one HTML text with a bar for each GPU. It has no script and loads nothing, and every text in it is
-//! escaped; a browser is told so as well.
+//! The page of a bundle: one HTML text with a bar for each GPU. It has no script and loads nothing (a
+//! Content-Security-Policy enforces that), and every text in it is escaped.
 
 use std::fmt::Write as _;
 
@@ -16,7 +16,7 @@ pub(super) struct Page {
 
 pub(super) struct Node {
     pub(super) name: String,
-    /// Where its figures are from.
+    /// Source of its figures.
     pub(super) note: String,
     pub(super) gpus: Vec<Gpu>,
 }
@@ -28,7 +28,7 @@ pub(super) struct Gpu {
     pub(super) memory: u64,
     /// `None`: not known.
     pub(super) used: Option<u64>,
-    /// Why it takes no new share; empty if it does.
+    /// Why the GPU takes no new share; empty if it does.
     pub(super) problem: String,
     pub(super) shares: Vec<Share>,
 }

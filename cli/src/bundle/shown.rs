@@ -1,5 +1,5 @@
-//! The fields of each kind that get into the bundle. What is not listed does not: environments, arguments and images of
-//! tenants, their labels, addresses of nodes.
+//! The fields of each kind that are included in the bundle. Unlisted fields are left out: environments, arguments and
+//! images of tenants, their labels, addresses of nodes.
 
 use serde_json::Value;
 
@@ -57,7 +57,7 @@ fn fields(plural: &str) -> &'static [&'static str] {
     match plural {
         "nodes" => &[
             "spec/unschedulable",
-            // Their values name those for whom the node is kept.
+            // Taints' values are left out: they name the tenants that the node is reserved for.
             "spec/taints/*/key",
             "spec/taints/*/effect",
             "status/capacity",
@@ -87,7 +87,7 @@ fn fields(plural: &str) -> &'static [&'static str] {
             "deprecatedLastTimestamp",
             "reportingController",
         ],
-        // Not what other drivers say of their devices, such as addresses.
+        // Other drivers' device data is left out: it may contain addresses.
         "resourceclaims" => &[
             "spec",
             "status/allocation",
@@ -98,7 +98,7 @@ fn fields(plural: &str) -> &'static [&'static str] {
             "status/devices/*/shareID",
             "status/devices/*/conditions",
         ],
-        // Not the labels and annotations that its claims get.
+        // Without the labels and annotations that its claims get.
         "resourceclaimtemplates" => &["spec/spec"],
         _ => &["spec", "status"],
     }

@@ -19,7 +19,7 @@ pub(crate) struct Finding {
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // A line break in what users write would look like a line of ours.
+        // A line break in text that users write would look like a line of this program.
         let [object, value, breaks, mend] =
             [&self.object, &self.value, &self.breaks, &self.mend].map(|words| words.replace(char::is_control, " "));
         write!(f, "{object}: {value}\n  breaks: {breaks}\n  mend:   {mend}")

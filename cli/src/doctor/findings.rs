@@ -9,7 +9,7 @@ use super::finding::Finding;
 use super::seen::{DRIVER, Seen, key, list, text};
 use super::{gpus, release, rights, usage};
 
-/// Pods with a deletionTimestamp that is older should have ended.
+/// Seconds after its deletionTimestamp by which a pod should have ended.
 const ENDS_LATE: i64 = 60;
 
 pub(super) fn of(seen: &Seen) -> Vec<Finding> {
@@ -176,8 +176,8 @@ fn nodes(seen: &Seen) -> Vec<Finding> {
     found
 }
 
-/// Returns node, claim and true for each claim whose containers have its mounts, by its condition `Injected`; false if one
-/// lacks them.
+/// Returns node, claim and whether the claim's containers have its mounts, by its condition `Injected`; claims without
+/// that condition are left out.
 fn injected(seen: &Seen) -> Vec<(&str, String, bool)> {
     let pools: BTreeMap<&str, &str> = seen
         .our_slices()
@@ -251,7 +251,7 @@ fn terminating(seen: &Seen) -> Vec<Finding> {
     let ready = seen.ready_nodes();
     let is_late = |pod: &&Value| {
         let deleted = text(pod, "/metadata/deletionTimestamp").parse::<jiff::Timestamp>();
-        // The grace period is in the time already.
+        // The deletionTimestamp already includes the grace period.
         deleted.is_ok_and(|time| seen.now - time.as_second() > ENDS_LATE)
     };
     let with_claims = |pod: &&Value| !list(pod, "/spec/resourceClaims").is_empty();

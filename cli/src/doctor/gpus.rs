@@ -10,7 +10,7 @@ use super::finding::Finding;
 use super::seen::{DRIVER, Seen, key, list, text};
 
 const PREFIX: &str = "dra.vgpu/";
-/// Says who allocates the GPU, so it is no fault.
+/// This taint says who allocates the GPU; it is not a fault.
 const ALLOCATOR: &str = "allocator";
 const MIG: &str = "mig";
 const SILENT: &str = "silent";
@@ -19,7 +19,7 @@ const SILENT: &str = "silent";
 struct Tainted<'s> {
     slice: &'s Value,
     device: &'s Value,
-    /// Without the prefix.
+    /// The taint's key without the prefix.
     kind: &'s str,
     value: &'s str,
     effect: &'s str,
@@ -47,7 +47,7 @@ fn tainted(seen: &Seen) -> impl Iterator<Item = Tainted<'_>> {
         let taints = list(device, "/taints").iter();
         taints.filter_map(move |taint| {
             let (kind, effect) = (text(taint, "/key").strip_prefix(PREFIX)?, text(taint, "/effect"));
-            // The effect None keeps nothing away: it tells of XIDs that programs cause.
+            // The effect None keeps nothing away: it only reports XIDs that programs cause.
             let keeps_away = kind != ALLOCATOR && matches!(effect, "NoSchedule" | "NoExecute");
             keeps_away.then(|| Tainted {
                 slice,
@@ -76,7 +76,7 @@ fn holders(seen: &Seen) -> BTreeMap<(&str, &str), Vec<String>> {
 pub(super) fn of(seen: &Seen) -> Vec<Finding> {
     let ready = seen.ready_nodes();
     let holders = holders(seen);
-    // If the node's plugin is not ready, another finding says so, and the silent driver may only follow from that.
+    // If the node's plugin is not ready, another finding reports that, and it may be the cause of the silent driver.
     let is_told = |one: &Tainted<'_>| one.kind == SILENT && seen.pods.known().is_some() && !ready.contains(one.node());
     let faults = tainted(seen).filter(|one| one.kind != MIG && !is_told(one));
     let finding = |one: Tainted<'_>| {
@@ -112,7 +112,7 @@ fn breaks(one: &Tainted<'_>, holders: &[String]) -> String {
     )
 }
 
-/// Returns the meaning of the taint as a sentence.
+/// Explains the taint in a sentence.
 fn reason(one: &Tainted<'_>) -> String {
     let value = one.value;
     match one.kind {
@@ -128,7 +128,7 @@ fn reason(one: &Tainted<'_>) -> String {
 
 fn mend(one: &Tainted<'_>) -> String {
     let (node, uuid) = (one.node(), one.uuid());
-    // It stops at pods without a controller, and names them.
+    // kubectl drain stops at pods without a controller, and names them.
     let drain = format!("kubectl drain {node} --ignore-daemonsets --delete-emptydir-data");
     // A GPU is not reset while a program has it open, and the plugin stays on a drained node.
     let reset = format!(

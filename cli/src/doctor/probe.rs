@@ -1,13 +1,13 @@
-//! `vgpu doctor --probe`: creates a pod with a small claim, and says at which step it stops.
+//! `vgpu doctor --probe`: creates a pod with a small claim, and reports the step that fails.
 //!
 //! ```text
 //!  objects (pure) ─► template, pod ─► wait ─► step (pure): pod and events ─► it ran, or a Finding
 //!                                       └─ always ─► both are deleted, and the pod has ended
 //! ```
 //!
-//! How it fails: a signal or an error on the way deletes what was created, and a second signal does not stop that. What a
-//! killed probe left has a label; the next probe of the namespace deletes it once it is too old to be somebody's at work.
-//! The pod ends by itself anyway. The claim belongs to the pod, so Kubernetes deletes it.
+//! How it fails: after a signal or an error the probe deletes what it created, and a second signal does not stop that.
+//! A killed probe's objects have a label; the next probe in the namespace deletes them once they are too old to belong
+//! to a running probe. The pod ends by itself anyway. The claim belongs to the pod, so Kubernetes deletes it.
 #![forbid(unsafe_code)]
 
 mod objects;
@@ -28,9 +28,9 @@ use objects::Plan;
 pub(crate) use share::main as probe_share;
 
 const POLL: Duration = Duration::from_millis(500);
-/// For the pod's end, after it was deleted.
+/// How long to wait for the deleted pod to end.
 const ENDS: Duration = Duration::from_secs(60);
-/// A probe's objects that are older are nobody's: more than the longest timeout, and the pod's end.
+/// Older objects of a probe are abandoned. More than the longest timeout plus the pod's end.
 const LEFT_AFTER: i64 = 900;
 
 #[derive(Debug, thiserror::Error)]
@@ -57,7 +57,7 @@ pub(super) fn run(cluster: &Cluster, flags: &ProbeFlags, seen: &Seen) -> Result<
     let mut signals = cluster.wait(async { Signals::new() }).map_err(ProbeError::Signals)?;
     let plan = Plan::new(flags, cluster.namespace(), controller(cluster, flags, seen)?);
     delete_left(cluster, &plan, seen.now)?;
-    // Whoever closed standard error may still read the answer.
+    // If standard error is closed, somebody may still read the answer.
     let _ = writeln!(
         std::io::stderr(),
         "vgpu doctor: waits for pod {}/{}, at most {} s",
@@ -73,7 +73,7 @@ pub(super) fn run(cluster: &Cluster, flags: &ProbeFlags, seen: &Seen) -> Result<
         if matches!(outcome, Ok(Outcome::Ran(_)) | Err(ProbeError::Interrupted)) {
             return Err(left);
         }
-        // Why the probe stopped says more, and there may be no pod.
+        // The reason why the probe stopped is more important, and there may be no pod.
         let _ = writeln!(std::io::stderr(), "vgpu doctor: the probe: {left}");
     }
     match outcome? {
@@ -82,8 +82,8 @@ pub(super) fn run(cluster: &Cluster, flags: &ProbeFlags, seen: &Seen) -> Result<
     }
 }
 
-/// The controller's Deployment, whose image has the program. One that somebody else labelled as the chart's is not taken:
-/// `seen` has only those of the chart, or its own namespace is looked at.
+/// The controller's Deployment; its image contains the program. A Deployment that somebody else labelled like the
+/// chart's is ignored: `seen` has only the chart's own; if those are not known, only the user's namespace is read.
 fn controller(cluster: &Cluster, flags: &ProbeFlags, seen: &Seen) -> Result<Option<Value>, ProbeError> {
     if flags.image.is_some() {
         return Ok(None);
@@ -139,7 +139,7 @@ fn attempt(cluster: &Cluster, plan: &Plan, signals: &mut Signals) -> Result<Outc
         };
         let is_over = matches!(text(pod, "/status/phase"), "Succeeded" | "Failed");
         if is_over || Instant::now() > until {
-            // If events may not be read, the pod's own status has to do.
+            // If the user may not read events, only the pod's own status is used.
             let [events] = cluster.read([List::of(cluster::EVENTS, Some(&plan.namespace))]);
             let events = events.unwrap_or_default();
             return Ok(match step::of(pod, list(&events, "/items")) {
@@ -150,7 +150,7 @@ fn attempt(cluster: &Cluster, plan: &Plan, signals: &mut Signals) -> Result<Outc
     }
 }
 
-/// Waits until the deleted pod is gone: its share was unprepared then. Returns what to say if it stays.
+/// Waits until the deleted pod is gone, which means that its share was unprepared. Returns a finding if it stays.
 fn ended(cluster: &Cluster, plan: &Plan, signals: &mut Signals) -> Result<Option<Finding>, ProbeError> {
     let until = Instant::now() + ENDS;
     while Instant::now() < until {
@@ -172,7 +172,7 @@ impl Signals {
         Ok(Self([int?, term?, hup?]))
     }
 
-    /// Waits for the next look at the pod.
+    /// Waits until the pod should be checked again.
     fn pause(&mut self, cluster: &Cluster) -> Result<(), ProbeError> {
         let [int, term, hup] = &mut self.0;
         cluster.wait(async {

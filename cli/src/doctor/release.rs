@@ -149,10 +149,10 @@ fn lease(deployment: &Value, seen: &Seen) -> Option<Finding> {
     })
 }
 
-/// `None` for an image that is named by its digest alone: no two images have the same.
+/// The image's tag. `None` for an image that is named only by its digest: different images have different digests.
 fn tag(workload: &Value) -> Option<&str> {
     let image = text(workload, "/spec/template/spec/containers/0/image");
-    // A registry may have a port.
+    // A registry may contain a port, so only the last part is searched for a colon.
     let name = image.rsplit('/').next().unwrap_or_default();
     match name.split_once('@') {
         Some((name, _)) => name.split_once(':').map(|(_, tag)| tag),
@@ -227,7 +227,7 @@ fn plugin_pod(pod: &Value, seen: &Seen) -> Vec<Finding> {
         }];
     }
     let said = seen.not_ready.get(&name).map_or("", String::as_str);
-    // Whoever may not ask the pod, or cannot reach it, may read what it wrote.
+    // If the pod's page cannot be read, the plugin's VgpuNode may say why it is not ready.
     let written = usage::not_ready(seen, node).map(|(reason, message)| format!(": {reason}: {message}"));
     let is_unheard = |line: &&str| written.is_some() && line.starts_with("answer: ");
     let parts = said

@@ -1,5 +1,5 @@
-//! The rights that the chart's ServiceAccounts need. Only the API server knows what an account may: it is asked by
-//! SubjectAccessReviews, which it answers and does not keep.
+//! The rights that the chart's ServiceAccounts need. Only the API server knows what an account may do: it answers
+//! SubjectAccessReviews, and does not store them.
 
 use std::collections::BTreeMap;
 
@@ -10,8 +10,8 @@ use super::release::flag;
 use super::seen::{Seen, key, text};
 use crate::cluster::{ACCESS_REVIEWS, Cluster};
 
-/// Verbs, group and resource, as the chart's roles have them. The first two belong to one program each, the others to the
-/// controller with the flag of their name.
+/// Verbs, group and resource, as in the chart's roles. The first two lists are those of the plugin and the controller;
+/// the others belong to the controller if the flag of their name is set.
 type Rule = (&'static str, &'static str, &'static str);
 
 const PLUGIN: &[Rule] = &[
@@ -57,7 +57,7 @@ const TRANSLATION: &[Rule] = &[
 pub(super) struct Question {
     /// `namespace/name` of the ServiceAccount.
     pub(super) account: String,
-    /// Namespace of a right that is no cluster's.
+    /// Namespace of the right; `None` if it is cluster-wide.
     within: Option<String>,
     /// `list pods`.
     pub(super) right: String,
@@ -133,7 +133,7 @@ pub(super) fn questions(seen: &Seen) -> Vec<Question> {
     all
 }
 
-/// Asks the API server what the accounts may not do.
+/// Asks the API server which rights the accounts lack.
 pub(super) fn ask(seen: &mut Seen, cluster: &Cluster) {
     let questions = questions(seen);
     let reviews: Vec<Value> = questions.iter().map(Question::review).collect();
@@ -144,7 +144,7 @@ pub(super) fn ask(seen: &mut Seen, cluster: &Cluster) {
                 seen.denied.push((question.account, question.right));
             }
             Ok(_) => {}
-            // Each question has the same.
+            // Every question fails with the same error.
             Err(error) => return seen.unread.push(format!("rights of the ServiceAccounts: {error}")),
         }
     }

@@ -1,4 +1,4 @@
-//! The objects that `vgpu doctor` looks at, and those that it may not read.
+//! The objects that `vgpu doctor` checks, and those that it may not read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -13,7 +13,7 @@ const NAME_LABEL: &str = "app.kubernetes.io/name";
 const NAME: &str = "dra-driver-vgpu";
 pub(super) const OURS: &str = "app.kubernetes.io/name=dra-driver-vgpu";
 
-/// A list of objects. `Unread` is no empty list: nothing is known of them.
+/// A list of objects. `Unread` differs from an empty list: nothing is known about its objects.
 #[derive(Debug, Default)]
 pub(crate) enum Objects {
     #[default]
@@ -45,7 +45,7 @@ pub(crate) struct Seen {
     pub(crate) leases: Objects,
     pub(crate) claims: Objects,
     pub(crate) vgpu_nodes: Objects,
-    /// Objects with the chart's label, from here on.
+    /// This field and the following ones have objects with the chart's label.
     pub(crate) daemon_sets: Objects,
     pub(crate) deployments: Objects,
     pub(crate) policies: Objects,
@@ -137,8 +137,9 @@ impl Seen {
         }
     }
 
-    /// Forgets objects with the chart's labels in namespaces where no ServiceAccount has the plugin's role: everybody can
-    /// label their own objects so. The chart's other bindings may name accounts of tenants, who may read classes.
+    /// Removes objects with the chart's labels in namespaces where no ServiceAccount has the plugin's role, because
+    /// anybody can set these labels on their own objects. Only the plugin's role is checked: the chart's other bindings
+    /// may name accounts of tenants, who may read classes.
     pub(super) fn keep_releases(&mut self, role_bindings: &Objects) {
         let Some(bindings) = role_bindings.known() else {
             return;
@@ -185,7 +186,8 @@ impl Seen {
             .unzip();
         for (pod, page) in pods.into_iter().zip(cluster.pages(&paths)) {
             match page {
-                // It answers 503 while it is not ready; the API server does, too, if it cannot reach the pod.
+                // A plugin that is not ready answers 503; so does the API server if it cannot reach the pod, but with
+                // JSON.
                 Ok((200 | 503, said)) if !said.starts_with('{') => drop(self.not_ready.insert(pod, said)),
                 Ok(_) => drop(
                     self.not_ready
@@ -213,7 +215,7 @@ impl Seen {
         ready.map(|pod| text(pod, "/spec/nodeName")).collect()
     }
 
-    /// Returns true if it is known whether the driver is installed, and what works on the nodes.
+    /// Returns true if enough is known to say whether the driver is installed and works on the nodes.
     pub(super) fn knows_enough(&self) -> bool {
         let needed = [&self.daemon_sets, &self.pods, &self.nodes, &self.slices];
         needed.into_iter().all(|objects| objects.known().is_some())

@@ -1,4 +1,4 @@
-//! Each finding on a cluster that has nothing else wrong.
+//! Checks each finding on a cluster where nothing else is wrong.
 
 use serde_json::{Value, json};
 
@@ -287,7 +287,7 @@ fn each_fault_of_a_gpu_has_its_own_words_and_what_is_none_is_no_finding() {
     assert!(text.starts_with("note: GPU GPU-1 on node n1 is in MIG mode"), "{text}");
     assert!(text.ends_with("nothing was found\n"), "{text}");
 
-    // That the plugin is not ready is the finding.
+    // The only finding is that the plugin is not ready.
     let mut seen = well();
     taint(&mut seen, "silent", "", "NoSchedule");
     *objects(&mut seen.pods) = vec![plugin("n1", "False")];

@@ -1,4 +1,4 @@
-//! Findings about VgpuNodes: what a node's plugin last said of itself, and when.
+//! Findings about VgpuNodes: what each node's plugin last reported about itself, and when.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +23,8 @@ fn said_not_ready(vgpu_node: &Value) -> Option<(&str, &str)> {
     Some((text(condition, "/reason"), text(condition, "/message")))
 }
 
-/// Where the plugin is ready, its own condition and the age of its figures. That it is not is a finding of its pod.
+/// For nodes whose plugin is ready: its own condition and the age of its figures. A plugin that is not ready is a
+/// finding about its pod.
 pub(super) fn of(seen: &Seen) -> Vec<Finding> {
     let ready = seen.ready_nodes();
     let name_of = |node| text(node, "/metadata/name");

@@ -1,4 +1,4 @@
-//! Resources and annotations of other systems by which an object asks for a GPU.
+//! Resources and annotations by which objects written for other systems ask for a GPU.
 
 use std::collections::BTreeSet;
 
@@ -34,7 +34,7 @@ fn named<'v>(map: &'v Value, settings: &Settings, asks_by: fn(Dialect, &str) -> 
     names.map(String::as_str).filter(asks).collect()
 }
 
-/// For `vgpu explain`: why nothing here serves a pod, if it has no claims and asks by another system's names.
+/// For `vgpu explain`: the reason why a pod gets nothing here if it has no claims but asks by another system's names.
 pub(super) fn asks(pod: &Value) -> Option<Obstacle> {
     let has_claims = pod["spec"]["resourceClaims"]
         .as_array()

@@ -4,7 +4,7 @@
 //!  file ─► parts between lines `---` ─► documents (JSON, one after the other, or YAML) ─► objects, those of Lists one by one
 //! ```
 //!
-//! A document that cannot be read becomes a sentence that names its file and place; the rest of the file is read.
+//! A document that cannot be read becomes a sentence that names its file and position; the rest of the file is read.
 
 use std::fmt;
 use std::io::Read;
@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use vgpu_api::decode::{DecodeError, decode};
 
-/// How deep Lists may lie in Lists.
+/// How deeply Lists may be nested.
 const MOST_LISTS: usize = 8;
 
 #[derive(Debug, thiserror::Error)]
@@ -137,7 +137,7 @@ impl Documents {
         }
         let of = kind.trim_end_matches("List");
         for (at, mut item) in items.into_iter().enumerate() {
-            // The items of a PodList do not say what they are.
+            // The items of a PodList have no kind of their own.
             if let (Value::Object(item), false) = (&mut item, of.is_empty()) {
                 item.entry("kind").or_insert_with(|| of.into());
                 item.entry("apiVersion")
@@ -151,7 +151,7 @@ impl Documents {
 }
 
 impl Object {
-    /// `Deployment team/train`, or the object's place if it has no name.
+    /// `Deployment team/train`, or the object's position if it has no name.
     pub(super) fn name(&self) -> String {
         let kind = self.value["kind"].as_str().unwrap_or_default();
         let of = |field: &str| self.value["metadata"][field].as_str().unwrap_or_default();
@@ -166,7 +166,7 @@ impl Object {
         }
     }
 
-    /// Names file and object in front of an error.
+    /// Prefixes an error with the file and the object.
     pub(super) fn blame(&self, why: impl fmt::Display) -> String {
         format!("{}: {}: {why}", self.place.origin, self.name())
     }
@@ -357,7 +357,7 @@ mod tests {
         }
     }
 
-    /// As kubectl's YAML 1.1.
+    /// Values are read like kubectl's YAML 1.1.
     #[test]
     fn scalars_are_those_of_kubernetes() {
         for (written, read) in [

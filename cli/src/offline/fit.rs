@@ -34,7 +34,7 @@ fn run(flags: &FitFlags) -> Result<ExitCode, OfflineError> {
             Documents::default(),
             flags.look.namespace.clone().unwrap_or_else(|| "default".to_owned()),
         ),
-        // A mistake in the files needs no right in the cluster to be found.
+        // Errors in the files are reported even if the user lacks rights in the cluster.
         false => of_cluster(flags).inspect_err(|_| mistakes(&documents).iter().for_each(|line| say("fit", line)))?,
     };
     let mut failed = documents.failed.clone();
@@ -44,7 +44,7 @@ fn run(flags: &FitFlags) -> Result<ExitCode, OfflineError> {
         .filter(|object| is_workload(object))
         .cloned()
         .collect();
-    // Those of the files come last, and so replace the cluster's of the same name.
+    // The files' objects come last, so they replace the cluster's objects of the same name.
     known
         .objects
         .extend(documents.objects.into_iter().filter(|object| !is_workload(object)));
@@ -112,7 +112,7 @@ fn is_template(object: &Object) -> bool {
     object.value["kind"] == "ResourceClaimTemplate"
 }
 
-/// A pod of the cluster is there already.
+/// Returns true for a pod or an object with a pod template: it is to be fitted, and is not part of the cluster.
 fn is_workload(object: &Object) -> bool {
     pod_path(&object.value).is_some()
 }

@@ -1,4 +1,4 @@
-//! The quota of a namespace, for `vgpu explain`: what is used of it, and why the pod waits for it.
+//! The quota of a namespace, for `vgpu explain`: how much of it is used, and why the pod waits for it.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ pub(super) struct Quotas {
     notices: BTreeMap<(String, String), Vec<Notice>>,
     /// Why quotas are not known.
     unread: Option<ReadError>,
-    /// Why it is not known which pods wait for them.
+    /// Why it is not known which pods wait for quotas.
     undecided: Option<ReadError>,
 }
 
@@ -33,13 +33,13 @@ pub(super) struct Said {
     pub(super) lines: Vec<String>,
     /// Why the pod waits for it, without its name.
     pub(super) notices: Vec<String>,
-    /// The pod waits for it, whatever is free on the nodes: the event's reason.
+    /// The event's reason, if the pod waits for the quota, whatever is free on the nodes.
     reason: Option<&'static str>,
     is_never: bool,
 }
 
 impl Quotas {
-    /// Reads the quotas of a namespace, or of all. A user who may not read them is told so.
+    /// Reads the quotas of a namespace, or of all. A user who may not read them gets a line that says so.
     pub(super) fn read(cluster: &Cluster, namespace: Option<&str>, seen: &Seen) -> Self {
         let here = |kind| List::of(kind, namespace);
         let [quotas, resource_quotas, nodes] =
@@ -65,7 +65,7 @@ impl Quotas {
         };
         match resource_quotas {
             Err(error) => known.undecided = Some(error),
-            // Without classes it is not known what a pod wants of it; the controller's event has that.
+            // Without classes a pod's demand is not known; the controller's event contains it.
             Ok(_) if !seen.missing.is_empty() => {}
             Ok(resource_quotas) => {
                 // Tenants may not read what nodes hold for claims that are gone: it is then left out.
@@ -81,7 +81,7 @@ impl Quotas {
         known
     }
 
-    /// Returns what there is to say of a pod of the namespace, or of none.
+    /// Returns the quota's lines for a pod of the namespace, or for the namespace alone.
     pub(super) fn said(&self, namespace: &str, pod: Option<&str>) -> Said {
         let mut said = Said::default();
         if let Some(error) = &self.unread {
@@ -114,7 +114,7 @@ impl Quotas {
 }
 
 impl Said {
-    /// Makes the quota the reason why a pod waits, if it is.
+    /// If the pod waits for the quota, makes that the explanation's reason.
     pub(super) fn settle(&self, explanation: &mut Explanation) {
         let Some(reason) = self.reason else {
             return;
@@ -134,7 +134,7 @@ fn items(list: &Value) -> impl Iterator<Item = &Value> {
     list["items"].as_array().into_iter().flatten()
 }
 
-/// `None` for a kind that quotas do not look at, and for an object that cannot be read: it is the API server's.
+/// `None` for a kind that quotas ignore, and for an object that cannot be read.
 fn change(kind: &str, item: &Value) -> Option<Change> {
     let change = match kind {
         "DeviceClass" => OfCluster::Class(object(item)?),

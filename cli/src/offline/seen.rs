@@ -13,7 +13,7 @@ use crate::cluster::{self, Cluster, Kind, List, ReadError};
 pub(super) struct Seen {
     /// As the API server answers them.
     pub(super) lists: Vec<Value>,
-    /// Why not all that the allocator reads is among them; empty if it is.
+    /// Why some of the allocator's input is missing; empty if all of it was read.
     pub(super) missing: Vec<ReadError>,
 }
 
@@ -28,7 +28,7 @@ impl Seen {
             .chain([List::everywhere(cluster::TAINT_RULES)])
             .chain(needed.map(List::everywhere));
         let mut answers = cluster.read_all(asked.collect()).into_iter();
-        // Whoever may not read templates gets a more general answer.
+        // If the user may not read templates, the answer is more general.
         let mut lists: Vec<Value> = answers.by_ref().take(1).flatten().collect();
         for answer in answers.by_ref().take(1 + more.len()) {
             lists.push(answer?);
@@ -44,7 +44,7 @@ impl Seen {
             }
         }
         if !missing.is_empty() {
-            // Devices are not answered then, and what was read of them is not used.
+            // The answer then omits devices, so what was read about them is dropped.
             let is_own =
                 |list: &Value| !matches!(kind(list), "Node" | "DeviceClass" | "ResourceSlice" | "ResourceClaim");
             lists.retain(is_own);
@@ -55,7 +55,7 @@ impl Seen {
     }
 }
 
-/// The kind of a list's items, which do not say it.
+/// The kind of a list's items: the items themselves lack the field.
 pub(super) fn kind(list: &Value) -> &str {
     let kind = list["kind"].as_str().unwrap_or_default();
     kind.strip_suffix("List").unwrap_or(kind)

@@ -170,7 +170,7 @@ impl Translated {
 }
 
 /// Applies one step of a translation's patch below `path`: it adds to objects and to the ends of lists, and removes
-/// keys of objects. An object on the way that is not there is made.
+/// keys of objects. Missing objects on the path are created.
 fn apply(object: &mut Value, path: &str, step: &Value) {
     let pointer = format!("{path}{}", step["path"].as_str().unwrap_or_default());
     let mut parts: Vec<String> = pointer

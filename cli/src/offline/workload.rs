@@ -1,4 +1,4 @@
-//! Finds the pod in a workload, how many of it there are, and the claims that each gets.
+//! Finds the pod template in a workload, the number of its pods, and the claims of each.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ pub(super) fn group_of(object: &Value) -> &str {
     version.split_once('/').map_or("", |(group, _)| group)
 }
 
-/// Where the pod is in an object. `None` for an object without one.
+/// JSON pointer to the pod in an object. `None` for an object without one.
 pub(super) fn pod_path(object: &Value) -> Option<&'static str> {
     Some(match (group_of(object), object["kind"].as_str()?) {
         ("", "Pod") => "",
@@ -41,7 +41,7 @@ pub(super) fn pods_at_a_time(object: &Value) -> Option<usize> {
 pub(super) struct Templates(BTreeMap<(String, String), Value>);
 
 impl Templates {
-    /// Objects without a namespace are of `default`.
+    /// Objects without a namespace belong to `default`.
     pub(super) fn of<'v>(templates: impl Iterator<Item = &'v Object>, default: &str) -> Self {
         let entry = |object: &Object| {
             let name = object.value["metadata"]["name"].as_str().unwrap_or_default();

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-/// The least time of measurement from which something can be advised.
+/// The shortest measured time that advice can be based on.
 const LEAST_MEASURED: Duration = Duration::from_secs(10 * 60);
-/// This many percent of the peak are added to it.
+/// Percent of the peak that are added as a margin.
 const MARGIN: u64 = 10;
 const MI: u64 = 1 << 20;
 const GI: u64 = 1 << 30;
@@ -35,13 +35,13 @@ pub(crate) struct Measured {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(tag = "verdict", rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub(crate) enum Advice {
-    /// It was measured for too short a time.
+    /// The share was measured for too short a time.
     TooEarly,
-    /// Its use is not known.
+    /// The share's use is not known.
     NotMeasured,
-    /// Memory was refused: it needs more, and nobody knows how much.
+    /// Memory was refused: the share needs more, but it is not known how much.
     NeedsMore { refusals: u64 },
-    /// It has used no memory at all.
+    /// The share has used no memory at all.
     Unused,
     /// These requests would have been enough.
     Enough { memory_bytes: u64, cores: u32 },
@@ -51,7 +51,7 @@ impl Advice {
     /// Returns the advice for shares that have used this.
     pub(crate) fn of(seen: &Measured) -> Self {
         match seen.memory_peak {
-            // A refusal counts from the first second on.
+            // A single refusal is enough, however short the time.
             _ if seen.refusals > 0 => Self::NeedsMore {
                 refusals: seen.refusals,
             },
@@ -82,8 +82,8 @@ fn rounded_up(bytes: u64) -> u64 {
     bytes.max(LEAST_MEMORY).div_ceil(step).saturating_mul(step)
 }
 
-/// Returns the cores to ask for: less only if no minute used as much, more if the mean was more. A share may use more
-/// than its cores while others leave it, which is no reason to ask for all of it.
+/// Returns the cores to ask for: less only if no minute used as much, more only if the mean was higher. A share may use
+/// more than its cores while others are idle, so a high peak is no reason to ask for more.
 fn cores(held: u32, peak: Option<u32>, mean: Option<u32>) -> u32 {
     let stepped = |percent: u32| percent.max(1).div_ceil(CORES_STEP).saturating_mul(CORES_STEP).min(100);
     match (held, peak, mean) {
@@ -126,7 +126,7 @@ mod tests {
             (600 * MI, 704 * MI),
             (3 * GI, 3 * GI + 512 * MI),
             (9 * GI + 200 * MI, 11 * GI),
-            // Near the limit: it stays.
+            // Near the limit: the request stays the same.
             (19 * GI, 20 * GI),
             (20 * GI, 20 * GI),
         ] {
@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(early, Advice::TooEarly);
         assert_eq!(of(|seen| seen.memory_peak = None), Advice::NotMeasured);
         assert_eq!(of(|seen| seen.memory_peak = Some(0)), Advice::Unused);
-        // Of the cores nothing is known, so they stay.
+        // Nothing is known about cores, so they stay the same.
         assert_eq!(of(|seen| seen.time_peak = None), enough(25));
         assert_eq!(of(|seen| seen.cores = 0), enough(0));
         let busy = of(|seen| (seen.time_peak, seen.time_mean) = (Some(90), Some(41)));

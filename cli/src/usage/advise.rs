@@ -1,4 +1,4 @@
-//! Implements `vgpu advise`: for each request of a namespace's claims, what would have been enough.
+//! Implements `vgpu advise`: for each request of a namespace's claims, prints the amounts that would have been enough.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -44,7 +44,8 @@ fn run(flags: &AdviseFlags) -> Result<String, UsageError> {
     }
     let status = seen.usage.as_ref().map(|(_, status)| status);
     let not_listed = status.map_or(0, |status| status.not_listed);
-    // Not until now: since then the shares were idle, or vgpu-controller does not run and they may have used more.
+    // The time of the figures, not now: the shares may have been idle since, or vgpu-controller may not run and they
+    // may have used more.
     let groups = groups(shares, status.and_then(|status| Time::parse(&status.as_of)));
     let mut notes: Vec<String> = status
         .and_then(|status| stale(&status.as_of, now()))
@@ -63,7 +64,7 @@ fn run(flags: &AdviseFlags) -> Result<String, UsageError> {
     Ok(rendered(flags.output, text, document))
 }
 
-/// Returns what the advice does not know of shares that the VgpuUsage leaves out.
+/// Says that the VgpuUsage leaves out shares, which the advice does not cover.
 fn unlisted(shares: u32) -> Option<String> {
     (shares > 0).then(|| {
         format!(
@@ -118,19 +119,19 @@ struct Group {
     memory_peak_bytes: Option<u64>,
     gpu_time_peak_percent: Option<u32>,
     gpu_time_mean_percent: Option<u32>,
-    /// When the first of them was prepared.
+    /// When the first of these shares was prepared.
     since: String,
     measured_seconds: u64,
-    /// Memory of the smallest GPU that they are on.
+    /// Memory of the smallest GPU with such a share.
     gpu_memory_bytes: Option<u64>,
     advice: Advice,
 }
 
-/// Groups shares by what their user wrote. A share of an unknown size is left out.
+/// Groups shares by the template or claim that their user wrote. A share of unknown size is left out.
 fn groups(shares: Vec<Share>, as_of: Option<Time>) -> Vec<Group> {
     let mut by_request: BTreeMap<_, Vec<Share>> = BTreeMap::new();
     for share in shares {
-        // Nothing can be asked for a claim that is gone.
+        // A deleted claim cannot be changed.
         let Some(memory) =
             read_bytes(&share.usage.usage.memory).filter(|memory| *memory > 0 && !share.usage.without_claim)
         else {
@@ -154,7 +155,7 @@ fn groups(shares: Vec<Share>, as_of: Option<Time>) -> Vec<Group> {
 
 fn group(request: Option<String>, memory: u64, cores: u32, shares: &[Share], as_of: Option<Time>) -> Group {
     let usages = || shares.iter().map(|share| &share.usage.usage);
-    // A figure of which one is missing is not known.
+    // If one share's figure is missing, the group's figure is not known.
     let most = |figure: &dyn Fn(&vgpu_api::usage::ShareUse) -> Option<u32>| {
         usages()
             .map(figure)
@@ -169,7 +170,8 @@ fn group(request: Option<String>, memory: u64, cores: u32, shares: &[Share], as_
     let seen = Measured {
         memory,
         cores,
-        // A share whose refusals, or whose use since its node last wrote, are not known may have needed more.
+        // Unknown if a share's refusals, or its use since its node's last write, are not known: it may have needed
+        // more.
         memory_peak: peaks
             .filter(|_| {
                 let mut all = shares.iter().map(|share| &share.usage);
@@ -301,14 +303,14 @@ impl std::fmt::Display for Group {
 }
 
 impl Group {
-    /// Where its user writes the amounts.
+    /// The field in which the user writes the amounts.
     fn field(&self) -> String {
         let request = self.request.as_deref().unwrap_or("*");
         let (spec, what) = match self.template {
             Some(_) => ("spec.spec", "template"),
             None => ("spec", "claim"),
         };
-        // Class gpu, which takes all, takes no amounts.
+        // The class gpu takes whole GPUs, so it has no amounts.
         let class = match self.gpu_memory_bytes {
             Some(gpu) if gpu <= self.memory_bytes => ", of class vgpu",
             _ => "",

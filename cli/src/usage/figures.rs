@@ -7,7 +7,7 @@ use vgpu_quantity::{read_bytes, readable_bytes};
 
 use crate::table::UNKNOWN;
 
-/// After this time without a write, an object's figures are old.
+/// If an object was not written for this long, its figures are old.
 const STALE: Duration = Duration::from_secs(5 * 60);
 
 /// Returns memory for a cell.
@@ -42,7 +42,7 @@ pub(super) fn is_stale(age: Option<Duration>) -> bool {
 pub(super) const STALE_USAGE: &str =
     "stale: not written for 5 minutes; no figure has moved, or vgpu-controller does not run (`kubectl vgpu doctor`)";
 
-/// Returns how old the figures of a VgpuUsage are, and why that may be, if they are old.
+/// If the figures of a VgpuUsage are old, returns how old they are and a possible reason.
 pub(crate) fn stale(as_of: &str, now: Time) -> Option<String> {
     let age = age(as_of, now);
     let ago = age.map_or_else(
@@ -93,7 +93,7 @@ mod tests {
             ("2026-01-01T00:54:59Z", "5m stale"),
             ("2025-12-29T00:00:00Z", "3d stale"),
             ("", "- stale"),
-            // A clock that is ahead.
+            // The writer's clock is ahead.
             ("2026-01-01T02:00:00Z", "0s"),
         ] {
             assert_eq!(age_cell(as_of, now), cell, "{as_of}");

@@ -58,7 +58,7 @@ pub(super) struct Seen {
     pub(super) knows_claims: bool,
     pub(super) pods: Vec<Value>,
     pub(super) slices: Vec<Value>,
-    /// Lists that could not be read; the answer lacks what they add.
+    /// Lists that could not be read; the answer lacks their details.
     pub(super) missing: Vec<String>,
 }
 

@@ -12,18 +12,18 @@ const POD_CLAIM_NAME: &str = "resource.kubernetes.io/pod-claim-name";
 const EXTENDED: &str = "resource.kubernetes.io/extended-resource-claim";
 const TRANSLATED: &str = "dra.vgpu/translated";
 
-/// A share, and what is known of its claim. Of a claim that is gone nothing is.
+/// A share, and what is known of its claim. Nothing is known if the claim is gone.
 #[derive(Debug, Default, Clone, PartialEq)]
 pub(super) struct Share {
     pub(super) usage: ClaimUse,
     pub(super) pods: Vec<String>,
-    /// What the pods belong to, as `deployment/train`.
+    /// The owners of the pods, such as `deployment/train`.
     pub(super) workloads: Vec<String>,
     /// The template of the claim.
     pub(super) template: Option<String>,
-    /// Whether the pod was written for another system, so that nobody writes its template.
+    /// True if the pod was written for another system, so the template is generated and no user writes it.
     pub(super) is_translated: bool,
-    /// Whether kube-scheduler made the claim for an extended resource.
+    /// True if kube-scheduler made the claim for an extended resource.
     pub(super) is_extended: bool,
     pub(super) request: Option<String>,
     /// Memory of the whole GPU.
@@ -49,7 +49,7 @@ fn joined(usage: &ClaimUse, seen: &Seen) -> Share {
         gpu_memory: gpu_memory(usage, &seen.slices),
         ..Share::default()
     };
-    // A claim of the same name that was created since is another one.
+    // A newer claim of the same name is a different claim.
     let claim = seen
         .claims
         .iter()
@@ -87,7 +87,7 @@ fn joined(usage: &ClaimUse, seen: &Seen) -> Share {
     share
 }
 
-/// Returns what controls a pod. A Deployment's ReplicaSet has the Deployment's name and the pod's hash.
+/// Returns the controller of a pod. A Deployment's ReplicaSet is named after the Deployment and the pod's hash.
 fn workload(pod: &Value) -> Option<String> {
     let metadata = &pod["metadata"];
     let owner = list(&metadata["ownerReferences"]).find(|owner| owner["controller"] == true)?;

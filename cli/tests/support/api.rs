@@ -10,8 +10,8 @@ use axum::body::Body;
 use axum::http::{Request, Response};
 use serde_json::{Value, json};
 
-/// It answers until the test's process ends. What is created by POST is listed until it is deleted, unless there is an
-/// answer for `POST PATH`.
+/// A server that answers until the test's process ends. An object that is created by POST is listed until it is
+/// deleted, unless an answer for `POST PATH` is set.
 pub(crate) struct Api {
     answers: Arc<Mutex<BTreeMap<String, (u16, String)>>>,
     users: Arc<Mutex<Vec<String>>>,
@@ -88,7 +88,7 @@ impl Api {
         self.folder.path().join("config")
     }
 
-    /// `date` instead of a path sets the server's clock.
+    /// Sets the answer of a path. `date` as the path sets the server's clock.
     pub(crate) fn set(&self, path: &str, body: impl Into<String>) {
         self.answers.lock().unwrap().insert(path.to_owned(), (200, body.into()));
     }
@@ -105,12 +105,12 @@ impl Api {
             .insert(request.to_owned(), status(code, message));
     }
 
-    /// Refuses to delete anything of a list for want of the right.
+    /// Refuses to delete anything in a list, with a missing right as the reason.
     pub(crate) fn refuse_deletes(&self, list: &str) {
         self.answer(&format!("DELETE {list}"), 403, "it cannot be");
     }
 
-    /// All objects that are created have this status from now on.
+    /// From now on, all created objects get this status.
     pub(crate) fn set_status(&self, status: Value) {
         self.created.lock().unwrap().status = status;
     }

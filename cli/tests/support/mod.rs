@@ -24,7 +24,7 @@ pub(crate) struct Scene {
     user: Option<u32>,
 }
 
-/// Runs `body` as an ordinary user does: without root's mount namespace. A container's root skips it.
+/// Runs `body` as an ordinary user: without root's mount namespace. Skipped as a container's root.
 pub(crate) fn as_user<F: FnOnce(&Scene) + Send + 'static>(body: F) {
     heed_interrupts();
     if !is_root() {
@@ -148,7 +148,7 @@ impl Scene {
         self.vgpu_in("release", args)
     }
 
-    /// The same with the release in another folder of the scene.
+    /// Like [`Self::vgpu`], with the release in another folder of the scene.
     pub(crate) fn vgpu_in<S: AsRef<OsStr>>(&self, release: &str, args: impl IntoIterator<Item = S>) -> Command {
         let mut command = Command::new(self.path(release).join("vgpu"));
         command.args(args).env_clear().stdin(Stdio::null());
@@ -238,7 +238,7 @@ fn release() -> &'static Path {
     folder.path()
 }
 
-/// Statics are not dropped, so a shell removes the folder when its input ends with this process.
+/// Starts a shell that removes the folder when its input ends with this process: statics are not dropped.
 fn remove_at_exit(folder: &Path) -> Child {
     let script = "cat >/dev/null; rm -rf \"$0\"";
     Command::new("setsid")

@@ -24,7 +24,7 @@ pub(crate) enum Start {
 pub struct Attempt<'a> {
     pub claims: &'a [&'a ResourceClaim],
     pub classes: &'a dyn Classes,
-    /// What is in use.
+    /// The devices in use.
     pub allocated: &'a AllocatedDevices,
     pub features: Features,
     pub policy: AllocationPolicy,
@@ -34,7 +34,7 @@ impl<'a> Attempt<'a> {
     /// Returns one allocation for each claim, in their order, or `None` if they do not fit on the node together.
     ///
     /// # Errors
-    /// A mistake in the claims, their classes or the slices, with which no answer would be right.
+    /// A mistake in the claims, their classes or the slices that makes every answer wrong.
     pub fn on_node(
         &self,
         view: &'a NodeView,

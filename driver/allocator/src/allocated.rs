@@ -24,7 +24,7 @@ pub struct AllocatedDevices {
     drivers: HashMap<String, HashMap<String, HashMap<String, Usage>>>,
 }
 
-/// One result of an allocation that takes something.
+/// One result of an allocation that uses a device.
 struct Entry<'a> {
     driver: &'a str,
     pool: &'a str,

@@ -1,10 +1,10 @@
 //! Limits the steps of a search, over all nodes together.
 //!
-//! Backtracking over devices that fit one by one but not together takes endless time, and everyone who may create
-//! claims can write one that does so on every node. So all attempts of one question draw from one budget: one step for
-//! each device that is looked at, and for selectors their CEL cost. A node may use a part of the remaining steps, so
-//! that the first one without an answer does not keep the others from being asked. When the budget is spent there is no
-//! answer at all; the caller decides when to ask again, and with how much.
+//! Backtracking over devices that fit one by one but not together can take forever, and everyone who may create claims
+//! can write one that causes it on every node. So all attempts of one question draw from one budget: one step for each
+//! device that is tried, and the CEL cost for selectors. A node may use only a part of the remaining steps, so that a
+//! node without an answer does not keep the others from being tried. When the budget is spent there is no answer at
+//! all; the caller decides when to ask again, and with which budget.
 
 use crate::error::AllocateError;
 
@@ -61,10 +61,10 @@ impl Budget {
         self.total - self.left
     }
 
-    /// Begins with the next node; `nodes`: how many are left.
+    /// Starts the next node. `nodes`: how many are left.
     ///
     /// # Errors
-    /// Nothing is left.
+    /// No steps are left.
     pub(crate) fn next_node(&mut self, nodes: usize) -> Result<(), AllocateError> {
         let part = self.left / nodes.clamp(1, PARTS) as u64;
         self.floor = self.left.saturating_sub(part.max(LEAST));
@@ -82,7 +82,7 @@ impl Budget {
         Ok(())
     }
 
-    /// Charges what a selector took, also if less is left: it has been evaluated already.
+    /// Charges the cost of a selector, even if fewer steps are left: it has been evaluated already.
     pub(crate) fn charge(&mut self, cost: u64) {
         self.left = self.left.saturating_sub(cost / COST_OF_STEP);
     }

@@ -1,15 +1,15 @@
-//! What a request consumes of a device's capacity, and whether the device has that much.
+//! How much a request consumes of a device's capacity, and whether the device has that much.
 //!
-//! A request consumes every capacity of the device: a capacity that it does not name by the policy's default, or whole.
-//! Amounts are rounded up as the policy says. A number beyond the policy's arithmetic ends the attempt, as in
-//! Kubernetes, because other devices would only be tried in vain.
+//! A request consumes every capacity of the device. If it does not name one, it consumes the policy's default, or all
+//! of it. Amounts are rounded up as the policy says. A number that exceeds the policy's arithmetic ends the attempt, as
+//! in Kubernetes, because trying other devices would be useless.
 
 use litemap::LiteMap;
 
 use crate::model::{Capacity, CapacityRequirements, Device, Range, RequestPolicy};
 use vgpu_quantity::Quantity;
 
-/// The capacities that policies look at; a driver's own may be written without the domain.
+/// The capacities that policies read. A driver's own capacity may be written without its domain.
 pub(crate) const MEMORY: &str = "memory";
 pub(crate) const CORES: &str = "cores";
 
@@ -41,7 +41,7 @@ pub(crate) enum Misfit {
     Short(Box<Shortage>),
 }
 
-/// What is missing of a capacity.
+/// The shortage of one capacity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shortage {
     pub name: String,
@@ -54,7 +54,7 @@ pub struct Shortage {
 /// Returns what the request would consume of the device, or why not even an unused device could satisfy it.
 ///
 /// # Errors
-/// A number with which no device can be judged.
+/// A number that makes it impossible to evaluate a device.
 pub(crate) fn consumed(
     request: Option<&CapacityRequirements>,
     device: &Device,
@@ -90,7 +90,7 @@ pub(crate) fn consumed(
     Ok(Ok(amounts))
 }
 
-/// Checks that the device has the amounts besides what is in use.
+/// Checks that the device has the amounts in addition to those in use.
 pub(crate) fn fits<'a>(
     amounts: &Amounts,
     device: &Device,
@@ -102,7 +102,7 @@ pub(crate) fn fits<'a>(
     }
 }
 
-/// Returns the capacities of which the device has too little besides what is in use.
+/// Returns the capacities of which the device has too little left.
 pub(crate) fn shortages<'a>(
     amounts: &Amounts,
     device: &Device,
@@ -206,7 +206,7 @@ fn outside(amount: &Quantity, range: &Range, fractional: bool) -> bool {
     }
 }
 
-/// How an amount is counted, in whole units or in thousandths; `None` where 64 bits do not hold it.
+/// Reads an amount in whole units or in thousandths; `None` if it exceeds 64 bits.
 fn reader(milli: bool) -> fn(&Quantity) -> Option<i64> {
     if milli {
         Quantity::exact_milli

@@ -1,4 +1,4 @@
-//! `matchAttribute` and `distinctAttribute`: attributes that the devices of one claim must have in common, or must not.
+//! `matchAttribute` and `distinctAttribute`: attributes whose values the devices of one claim must share, or must not.
 
 use vgpu_cel::Attribute as Value;
 
@@ -28,7 +28,7 @@ pub(crate) struct Asker<'a> {
 }
 
 impl<'a> Tracked<'a> {
-    /// `None` for a kind that is not known.
+    /// `None` for an unknown kind of constraint.
     pub(crate) fn of(constraint: &'a Constraint) -> Option<Self> {
         let (kind, attribute) = match (&constraint.match_attribute, &constraint.distinct_attribute) {
             (Some(attribute), _) => (Kind::Match, attribute),
@@ -43,7 +43,7 @@ impl<'a> Tracked<'a> {
         })
     }
 
-    /// A constraint that no claim states: all devices of the claim share the attribute.
+    /// A constraint for policies, which no claim contains: all devices share the attribute.
     pub(crate) fn sharing(attribute: &'a str) -> Self {
         Self {
             requests: &[],
@@ -103,7 +103,7 @@ pub(crate) fn lookup<'a>(device: &'a Device, driver: &str, name: &str) -> Option
     })
 }
 
-/// Returns true if two values are the same; `None` when the second is of a kind that is not compared.
+/// Returns true if two values are equal; `None` if the second one's kind cannot be compared.
 fn same(seen: &Attribute, value: &Attribute) -> Option<bool> {
     match value {
         Attribute::Known(Value::Bool(_) | Value::Int(_) | Value::String(_) | Value::Version(_)) => Some(seen == value),

@@ -15,7 +15,7 @@ pub(crate) struct Counters<'a> {
     consumed: BTreeMap<Key<'a>, Quantity>,
 }
 
-/// The counter that does not suffice.
+/// The counter that is insufficient.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Shortage {
     pub(crate) set: String,
@@ -24,7 +24,8 @@ pub(crate) struct Shortage {
 }
 
 impl<'a> Counters<'a> {
-    /// What the sets hold, less what devices in use consume. A counter may fall below zero: it is short then.
+    /// The amounts of the sets minus those that devices in use consume. A counter may fall below zero, which means a
+    /// shortage.
     pub(crate) fn new(sets: impl Iterator<Item = &'a CounterSet>, in_use: impl Iterator<Item = &'a Device>) -> Self {
         let mut available: BTreeMap<Key<'a>, Quantity> = sets
             .flat_map(|set| {
@@ -46,8 +47,8 @@ impl<'a> Counters<'a> {
 
     /// Draws what the device consumes, or leaves everything as it was.
     ///
-    /// Every counter of the pool is looked at, not only the device's own: with any of them overdrawn the pool is not
-    /// in a state to give away more (Kubernetes does the same).
+    /// Every counter of the pool is checked, not only the device's own: if any of them is overdrawn, the pool must not
+    /// give away more (as in Kubernetes).
     pub(crate) fn reserve(&mut self, device: &'a Device) -> Result<(), Shortage> {
         for (key, amount) in consumption(device) {
             self.consumed.entry(key).or_default().add(amount);

@@ -1,6 +1,6 @@
 //! Errors that end an attempt without an answer.
 //!
-//! An error names its claim by its place among the claims of the attempt. The caller knows their names: see
+//! An error contains the index of its claim among the claims of the attempt. The caller knows their names: see
 //! [`AllocateError::in_words`].
 
 use crate::capacity::CapacityError;
@@ -12,7 +12,7 @@ use crate::pools::{PoolError, ViewError};
 pub enum AllocateError {
     #[error("request {request}: {fault}")]
     Request {
-        /// Its place among the claims that were asked about.
+        /// Index of the claim in the attempt.
         claim: usize,
         /// The request, or `REQUEST/ALTERNATIVE`.
         request: String,
@@ -113,7 +113,7 @@ impl AllocateError {
         }
     }
 
-    /// Returns the message with the name of its claim; `name` returns it for a place.
+    /// Returns the message with the name of its claim. `name` returns the name for an index.
     #[must_use]
     pub fn in_words(&self, name: impl FnOnce(usize) -> String) -> String {
         match self {
@@ -123,7 +123,7 @@ impl AllocateError {
         }
     }
 
-    /// The same with the names of the claims that were asked about.
+    /// Like [`Self::in_words`], with the names of these claims.
     #[must_use]
     pub fn of_claims(&self, claims: &[&ResourceClaim]) -> String {
         self.in_words(|place| claims.get(place).map_or_else(String::new, |claim| claim.key()))

@@ -8,8 +8,8 @@
 //!      └──────────────────► the request again, with all the memory that is left, and with all the cores
 //! ```
 //!
-//! Both answers come from the search itself, which tries a device as an allocation would. So an
-//! amount that is named does fit.
+//! Both answers come from the search itself, which tries a device as an allocation would. So an amount in the answer
+//! really fits.
 
 use std::sync::Arc;
 
@@ -39,21 +39,21 @@ pub enum Answer {
     Not(Box<Why>),
 }
 
-/// Why claims do not fit on a node, and what would.
+/// Why claims do not fit on a node, and which amounts would.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Why {
-    /// For each device, why the first request that does not fit beside the earlier ones cannot have it.
+    /// For each device, why it cannot be used for the first request that does not fit together with the earlier ones.
     pub reasons: Vec<Reason>,
     /// The largest fractions that this request could have.
     pub largest: Largest,
-    /// How many devices fit alone, if more are wanted.
+    /// How many devices would fit one at a time, if a request wants several.
     pub fitting: Vec<Fitting>,
 }
 
-/// How many devices a request, or an alternative of one, could have one by one.
+/// How many devices would fit a request, or an alternative of one, each on its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fitting {
-    /// Its place among the claims that were asked about.
+    /// Index of the claim in the attempt.
     pub claim: usize,
     pub request: String,
     pub node: String,
@@ -79,7 +79,7 @@ pub struct Largest<C = usize> {
 /// The amount that one device could give to a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Room<C = usize> {
-    /// As in [`Reason`].
+    /// The claim, as in [`Reason`].
     pub claim: C,
     pub request: String,
     pub node: String,
@@ -89,7 +89,7 @@ pub struct Room<C = usize> {
 }
 
 impl Largest {
-    /// Names the claims.
+    /// Replaces indices by the names of the claims.
     #[must_use]
     pub fn named(self, claims: &[&ResourceClaim]) -> Largest<String> {
         let named = |room: Room| Room {
@@ -191,7 +191,7 @@ impl<'a> Attempt<'a> {
                 at,
             };
             explainer.explain(&mut why)?;
-            // If several devices are wanted, what the best one could give is not what would fit.
+            // The best device's room says nothing if several devices are wanted.
             if explainer.search.ask(at).count == 1 {
                 why.largest.merge(explainer.largest()?);
             } else {
@@ -302,7 +302,7 @@ impl Explainer<'_, '_, '_, '_> {
         Ok(largest)
     }
 
-    /// The largest amount of a capacity that the request could have of a device.
+    /// The largest amount of a capacity that the device could give to the request.
     fn room(&mut self, index: usize, name: &str) -> Result<Option<Room>, AllocateError> {
         let Some((name, amount)) = self.search.room(index, name) else {
             return Ok(None);
@@ -411,7 +411,7 @@ impl Explainer<'_, '_, '_, '_> {
         holders.cloned().collect()
     }
 
-    /// The places of the claims of this attempt that would use a device.
+    /// The indices of the claims in this attempt that would use a device.
     fn with_it(&self, index: usize) -> Vec<usize> {
         let picks = self.search.picks.iter().enumerate();
         let with_it = picks.filter(|(_, picks)| picks.iter().any(|pick| pick.candidate == index));
@@ -455,7 +455,7 @@ fn say_misfit(misfit: Misfit, shortages: &[Shortage]) -> (String, String) {
         Misfit::Short(short) => {
             let all = shortages.iter().map(|short| {
                 let (mut wanted, mut free) = (short.wanted.readable(), short.free.readable());
-                // A difference that rounding hides.
+                // The difference is lost in rounding, so print exact amounts.
                 if wanted == free {
                     (wanted, free) = (short.wanted.to_string(), short.free.to_string());
                 }

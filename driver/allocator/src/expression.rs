@@ -20,8 +20,8 @@ pub(crate) fn excerpt(expression: &str) -> String {
     format!("{start}...{end}")
 }
 
-/// Outside of quotes, whitespace becomes one space and comments are dropped: on one line a comment would hide what follows
-/// it.
+/// Outside of quotes, whitespace becomes one space and comments are dropped, because on one line a comment would hide
+/// everything after it.
 fn one_line(expression: &str) -> String {
     let mut line = String::with_capacity(expression.len());
     let mut quote = None;

@@ -1,6 +1,6 @@
 //! Kubernetes' feature gates that change how devices are allocated.
 
-/// One switch for each gate. The default is what is on in Kubernetes 1.37.
+/// One switch for each gate. The default is Kubernetes 1.37's default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Features {
     pub admin_access: bool,
@@ -55,7 +55,7 @@ impl Default for Features {
 }
 
 impl Features {
-    /// The names that [`Self::set`] takes and that change something.
+    /// The names that [`Self::set`] accepts and that have an effect.
     pub const NAMES: [&str; 9] = [
         "DRAAdminAccess",
         "DRAConsumableCapacity",
@@ -87,7 +87,7 @@ impl Features {
     /// Reads `A=true,B=false`, as Kubernetes' flag of that name does.
     ///
     /// # Errors
-    /// The gate that is unknown, or that has no truth value.
+    /// The gate that is unknown, or whose value is not true or false.
     pub fn parse(mut self, text: &str) -> Result<Self, FeatureError> {
         for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
             let (name, value) = word.split_once('=').unwrap_or((word, ""));
@@ -109,7 +109,7 @@ impl Features {
     /// Switches one gate.
     ///
     /// # Errors
-    /// The gate is unknown, or alpha and to be on.
+    /// The gate is unknown, or it is alpha and `on` is true.
     pub fn set(&mut self, name: &str, on: bool) -> Result<(), FeatureError> {
         let switch = match name {
             "DRAAdminAccess" => &mut self.admin_access,

@@ -1,10 +1,10 @@
-//! The largest request that a device can still satisfy of one capacity.
+//! The largest amount of one capacity that a device can still give to a request.
 
 use crate::capacity::in_milli;
 use crate::model::{Capacity, Range, RequestPolicy};
 use vgpu_quantity::Quantity;
 
-/// The largest request that the policy leaves as it is and that `free` holds; `None` if there is none.
+/// The largest amount that is within `free` and that the policy does not change by rounding; `None` if there is none.
 ///
 /// This only proposes an amount; the search decides if the device can give it.
 pub(crate) fn largest(capacity: &Capacity, free: &Quantity, fractional: bool) -> Option<Quantity> {

@@ -7,11 +7,11 @@
 //!  claims ─► allocate ─► a device that the first request can have ─► its node's view ─► search ─► allocations
 //! ```
 //!
-//! The free index has the order in which `binpack` takes devices and nodes, so the first node on which everything fits
-//! is the one that a comparison of all nodes would choose. Other questions need that comparison: other policies, and
-//! first requests for all devices, with admin access, or that match a device of no single node. Its result is kept for
-//! equal claims, and only nodes that have changed are compared again. Nothing is written: the caller writes the
-//! allocation, and its event comes back like any other.
+//! The free index has the order in which `binpack` tries devices and nodes, so the first node on which everything fits
+//! is the same that a comparison of all nodes would choose. Other questions need that comparison: all other policies,
+//! and first requests that ask for all devices or admin access, or that match a device that belongs to no single node.
+//! Its result is kept for equal claims, and only nodes that have changed are compared again. Nothing is written to the
+//! cluster: the caller writes the allocation, and its event comes back like any other.
 
 mod answer;
 mod choose;
@@ -41,7 +41,7 @@ use rankings::Rankings;
 pub use unmatched::Unmatched;
 use vgpu_api::config::AllocationPolicy;
 
-/// A node for claims, and their allocations there.
+/// The chosen node, and the claims' allocations on it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Placement {
     pub node: String,
@@ -58,7 +58,7 @@ pub struct Index {
     slices: HashMap<String, SliceHandle>,
     classes: ByName,
     allocated: AllocatedDevices,
-    /// The allocation of each claim that has one.
+    /// The allocation of each allocated claim.
     claims: HashMap<Arc<str>, Arc<Allocation>>,
     free_index: FreeIndex,
     rankings: Rankings,
@@ -113,7 +113,7 @@ impl Index {
         self.nodes.remove(name);
     }
 
-    /// Inserts or replaces a slice. One that has not changed is ignored: a watch that starts again sends all slices.
+    /// Inserts or replaces a slice. An unchanged slice is ignored: a restarted watch sends all slices again.
     pub fn set_slice(&mut self, mut slice: ResourceSlice) {
         if self
             .known_slice(&slice.metadata.name)
@@ -203,7 +203,7 @@ impl Index {
         self.release(key);
     }
 
-    /// Increases with every event that may change an answer.
+    /// A number that increases with every event that may change an answer.
     #[must_use]
     pub fn version(&self) -> u64 {
         self.version

@@ -24,7 +24,7 @@ pub struct SliceHandle(usize);
 #[derive(Debug, Default)]
 pub struct Inventory {
     slices: Vec<Option<Arc<Slice>>>,
-    /// Unused places of `slices`.
+    /// Unused indices of `slices`.
     free: Vec<usize>,
     on_node: HashMap<String, Vec<usize>>,
     /// Slices that do not belong to one node.

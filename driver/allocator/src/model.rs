@@ -32,7 +32,7 @@ pub use slice::{
     ResourceSlice, RuleSelector, RuleSpec, SliceSpec, Taint,
 };
 
-/// What allocation needs of `metadata`.
+/// The fields of `metadata` that allocation needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Metadata {

@@ -24,7 +24,7 @@ pub enum SelectorError {
     },
 }
 
-/// Returns true if any term matches. A selector with a mistake anywhere is an error, whatever its other terms say.
+/// Returns true if any term matches. A selector with an error in any term is an error, even if other terms match.
 ///
 /// # Errors
 /// The invalid requirement.

@@ -37,7 +37,7 @@ pub use report::Report;
 /// How to allocate.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// Only this node.
+    /// If set, only this node is considered.
     pub node: Option<String>,
     pub policy: AllocationPolicy,
     pub features: Features,
@@ -60,10 +60,10 @@ impl Classes for ByName<'_> {
     }
 }
 
-/// Allocates the claims that wait among the objects.
+/// Allocates the waiting claims among the objects.
 ///
 /// # Errors
-/// A mistake in the input, with which there is no answer.
+/// A mistake in the input that makes an answer impossible.
 pub fn run(
     objects: &Objects,
     options: &Options,

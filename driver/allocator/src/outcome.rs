@@ -57,8 +57,8 @@ impl Outcome<'_> {
         }
     }
 
-    /// Each class's entries once, then the claim's own that concern a request or a chosen alternative. An entry that
-    /// concerns every request names none.
+    /// Each class's entries once, then those of the claim's entries that concern a request or a chosen alternative. An
+    /// entry without requests concerns every request.
     fn config(&self) -> Vec<AllocationConfig> {
         let mut all: Vec<AllocationConfig> = Vec::new();
         let mut classes: Vec<(&str, std::ops::Range<usize>)> = Vec::new();
@@ -115,8 +115,8 @@ impl Outcome<'_> {
             .collect()
     }
 
-    /// The node itself when any device is of this node alone; otherwise what the devices' selectors demand together;
-    /// nothing when all of them are everywhere.
+    /// Selects the node alone if any device belongs only to this node; otherwise combines the devices' selectors;
+    /// `None` if all devices are available everywhere.
     fn node_selector(&self) -> Option<Arc<NodeSelector>> {
         let candidates = self.picks.iter().map(|pick| &self.view.candidates[pick.candidate]);
         if candidates.clone().any(is_local) {

@@ -27,7 +27,7 @@ pub(crate) struct ClaimPlan<'a> {
 #[derive(Debug)]
 pub(crate) struct RequestPlan<'a> {
     pub(crate) name: &'a str,
-    /// Exactly one where the request has no list.
+    /// Has exactly one element if the request has no list.
     pub(crate) asks: Vec<Ask<'a>>,
     pub(crate) is_list: bool,
 }
@@ -40,9 +40,9 @@ pub(crate) struct Ask<'a> {
     pub(crate) class: &'a DeviceClass,
     pub(crate) exactly: &'a Exactly,
     pub(crate) count: i64,
-    /// With mode All: the devices, by their place in the view.
+    /// With mode All: the indices of the devices in the view.
     pub(crate) all: Option<Vec<usize>>,
-    /// For each device that was looked at, if it matches.
+    /// For each device that was checked, whether it matches.
     matching: Vec<Option<bool>>,
 }
 
@@ -55,7 +55,7 @@ pub(crate) struct PlanBuilder<'a, 'c, 's> {
 }
 
 impl<'a> PlanBuilder<'a, '_, '_> {
-    /// Checks the claims, and finds the devices of those that ask for all.
+    /// Checks the claims, and finds the devices of requests with mode All.
     pub(crate) fn plan(&mut self, claims: &[&'a ResourceClaim]) -> Result<Vec<ClaimPlan<'a>>, AllocateError> {
         let claims = claims.iter().enumerate();
         claims.map(|(place, claim)| self.claim(place, claim)).collect()
@@ -66,7 +66,8 @@ impl<'a> PlanBuilder<'a, '_, '_> {
         let mut total = 0;
         for request in &claim.spec.devices.requests {
             let plan = self.request(place, request)?;
-            // The least that the request can take: a list may choose its largest alternative.
+            // The smallest number of devices that the request can take, because a list may end with a smaller
+            // alternative.
             let least = plan.asks.iter().map(|ask| ask.count).min().unwrap_or(0);
             if least > MOST_DEVICES - total {
                 let too_many = RequestError::TooMany {
@@ -208,7 +209,7 @@ impl<'a> PlanBuilder<'a, '_, '_> {
         Ok(all)
     }
 
-    /// Returns true if the device could satisfy the request if nothing of it were in use.
+    /// Returns true if the device could satisfy the request when unused.
     fn could_give(&self, claim: usize, ask: &Ask<'_>, candidate: &Candidate) -> Result<bool, AllocateError> {
         let device = candidate.device();
         let consumed = capacity::consumed(ask.exactly.capacity.as_ref(), device, self.features.fractional_range)
@@ -242,7 +243,7 @@ impl Ask<'_> {
         fault.at(claim, self.full_name())
     }
 
-    /// Returns true if class, selectors and node of the request match the device. Each device is looked at once.
+    /// Returns true if class, selectors and node of the request match the device. Each device is checked only once.
     pub(crate) fn matches(
         &mut self,
         index: usize,
@@ -279,7 +280,7 @@ impl Ask<'_> {
             })
     }
 
-    /// Returns the first selector that does not match: true if it is the class's, and its place.
+    /// Returns the first selector that does not match: whether it is the class's, and its index.
     pub(crate) fn first_mismatch(
         &self,
         candidate: &Candidate,

@@ -13,11 +13,11 @@ use crate::constraint::{Asker, Tracked, lookup};
 use crate::model::Attribute;
 use crate::pools::Candidate;
 
-/// The devices of a node, by their place among its candidates, as a policy compares them.
+/// The devices of a node as a policy compares them, by their index among the candidates.
 pub(crate) trait Stock<'a> {
     fn candidates(&self) -> &'a [Candidate];
 
-    /// Returns what is left of a device's capacity: nothing if it does not have the capacity or is taken.
+    /// Returns what is left of a device's capacity: 0 if the device lacks the capacity or is allocated as a whole.
     fn free(&self, index: usize, name: &str) -> i128;
 
     /// Returns true if the device, or a share of it, can still be allocated.
@@ -51,7 +51,7 @@ pub(crate) struct NodeRank {
     device: String,
 }
 
-/// What devices are sorted by: the least is tried first. Each policy gives the fields its own meaning.
+/// The sort key of devices: the smallest is tried first. Each policy gives the fields its own meaning.
 type Key = (bool, Reverse<i128>, i128, i128, i128);
 
 impl Order {
@@ -64,7 +64,7 @@ impl Order {
         scopes.into_iter().map(|scope| Self { policy, scope }).collect()
     }
 
-    /// The attribute that devices should share.
+    /// The attribute whose value devices should share.
     fn attribute(self) -> Option<&'static str> {
         match self.policy {
             AllocationPolicy::Numa => Some("resource.kubernetes.io/numaNode"),
@@ -84,7 +84,8 @@ impl Order {
         attribute.take(count).map(Tracked::sharing).collect()
     }
 
-    /// Adds a device. Returns false if it differs from the others in the attribute; a device without it may be anywhere.
+    /// Adds a device. Returns false if its value of the attribute differs from the others'. A device without the
+    /// attribute never differs.
     pub(crate) fn add_affinity<'a>(
         self,
         affinity: &mut [Tracked<'a>],
@@ -179,7 +180,7 @@ impl Order {
                 let left = all.fold(0i128, |sum, index| sum.saturating_add(stock.free(index, MEMORY)));
                 (conditions, Reverse(left), first, second, third)
             }
-            // Opening an unused device costs least where the fewest others stay unused.
+            // Prefer nodes on which this choice leaves the fewest unused devices.
             AllocationPolicy::WholeGpus if stock.is_unused(index) => {
                 let unused = all.filter(|index| stock.is_unused(*index)).count();
                 (
@@ -195,8 +196,8 @@ impl Order {
         }
     }
 
-    /// Sorts by the size of a device's place (the devices with the same attribute value). If all devices must share a
-    /// place, the smallest that suffices comes first; otherwise the largest, so that few places are used.
+    /// Sorts by the size of a device's group (the devices with the same attribute value). If all devices must share a
+    /// group, the smallest sufficient group comes first; otherwise the largest, so that few groups are used.
     fn tightness(self, candidate: &Candidate, groups: &Groups<'_>) -> i128 {
         let Some(place) = self.place(candidate) else {
             return i128::MAX;
@@ -211,7 +212,7 @@ impl Order {
         }
     }
 
-    /// How many devices with something left there are in each place.
+    /// The number of devices with something left in each group.
     fn groups<'a>(self, stock: &impl Stock<'a>) -> Groups<'a> {
         let mut groups: Groups<'a> = Vec::new();
         for (index, candidate) in stock.candidates().iter().enumerate() {
@@ -227,5 +228,5 @@ impl Order {
     }
 }
 
-/// The places and their numbers of devices: there are few.
+/// The groups' attribute values and sizes. A list, because there are few.
 type Groups<'a> = Vec<(&'a Attribute, i128)>;

@@ -26,7 +26,7 @@ use crate::taint;
 #[derive(Debug)]
 pub struct NodeView {
     pub(crate) node: Arc<Node>,
-    /// Selects this node alone. All allocations of devices that only it has share it.
+    /// Selects this node alone. Shared by all allocations of devices that only this node has.
     pub(crate) only: Arc<NodeSelector>,
     pub(crate) pools: Vec<PoolView>,
     /// The devices of the usable pools, in Kubernetes' order.
@@ -82,16 +82,16 @@ pub struct ViewError {
 /// A device that a node might use.
 #[derive(Debug)]
 pub(crate) struct Candidate {
-    /// Its place in [`NodeView::pools`].
+    /// The pool's index in [`NodeView::pools`].
     pub(crate) pool: usize,
     pub(crate) slice: Arc<Slice>,
     index: usize,
-    /// Taints of rules, beside the device's own.
+    /// Taints from rules, in addition to the device's own.
     rule_taints: Vec<Taint>,
 }
 
 impl Candidate {
-    /// A device by itself, for its selectors: no pool, and no rules.
+    /// A device without its pool and without rules, for evaluating its selectors.
     pub(crate) fn alone(slice: &Arc<Slice>, index: usize) -> Self {
         Self {
             pool: 0,
@@ -117,7 +117,7 @@ impl Candidate {
         self.device().taints.iter().chain(&self.rule_taints)
     }
 
-    /// Returns true if the device targets the node, where each device says so for itself.
+    /// Returns true if the device targets the node, for slices where each device has its own node selection.
     pub(crate) fn includes(&self, node: &Node) -> Result<bool, SelectorError> {
         if self.slice.selects_per_device() {
             device_target(self.device()).includes(node)
@@ -150,10 +150,10 @@ impl PoolView {
 }
 
 impl NodeView {
-    /// Looks up what the node can use.
+    /// Finds what the node can use.
     ///
     /// # Errors
-    /// A slice of no single node has an invalid selector.
+    /// A slice that belongs to no single node has an invalid selector.
     pub fn new(node: impl Into<Arc<Node>>, inventory: &Inventory, features: Features) -> Result<Self, ViewError> {
         let node = node.into();
         let mut view = Self {
@@ -221,7 +221,7 @@ pub(crate) fn is_relevant(slice: &Slice, node: &Node) -> Result<bool, ViewError>
     if target.name.is_some_and(|name| !name.is_empty()) || target.all || target.selector.is_some() {
         return target.includes(node).map_err(|source| error(None, source));
     }
-    // A slice without a field of nodes that is known here is of a later version, and is left out.
+    // A slice whose node field is not known here is from a later version, and is left out.
     if slice.selects_per_device() {
         for device in &slice.spec.devices {
             if device_target(device)

@@ -17,7 +17,7 @@ pub enum ReasonKind {
     /// A selector does not compile, or fails on the device.
     #[serde(rename = "CELError")]
     CelError,
-    /// The device does not have that much left, or its policy does not allow the amount.
+    /// The device has too little left, or its policy does not allow the amount.
     Capacity,
     /// A shared counter of the pool does not suffice.
     Counter,
@@ -29,14 +29,14 @@ pub enum ReasonKind {
     InUse,
     /// The device or pool is not for the node.
     NodeMismatch,
-    /// The pool's slices are not all there, or contradict each other.
+    /// Slices of the pool are missing, or contradict each other.
     IncompletePool,
     /// There is no such class.
     UnknownClass,
 }
 
-/// One reason. Fields that do not apply are empty. The claim is its place among the claims of the attempt (`usize`),
-/// until the caller replaces it by the name (`String`).
+/// One reason. Fields that do not apply are empty. `claim` is the claim's index in the attempt (`usize`), until the
+/// caller replaces it by the name (`String`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Reason<C = usize> {
     pub claim: C,
@@ -76,7 +76,7 @@ impl ReasonKind {
         }
     }
 
-    /// Returns what to do, if the reason alone does not say it.
+    /// Returns what to do, if that is not obvious from the reason.
     #[must_use]
     pub const fn hint(self) -> &'static str {
         match self {
@@ -88,7 +88,7 @@ impl ReasonKind {
 }
 
 impl<C> Reason<C> {
-    /// The reason without its place.
+    /// The reason without the node, pool and device.
     #[must_use]
     pub fn in_words(&self) -> String {
         format!("{}: {}{}", self.reason.name(), self.message, self.reason.hint())
@@ -96,7 +96,7 @@ impl<C> Reason<C> {
 }
 
 impl Reason {
-    /// The reason if nothing more is known than that the claims do not fit.
+    /// The reason if only the fact that the claims do not fit is known.
     pub(crate) fn of_all(node: &str) -> Self {
         Self {
             claim: 0,
@@ -113,7 +113,7 @@ impl Reason {
         }
     }
 
-    /// Names the claims.
+    /// Replaces indices by the names of the claims.
     #[must_use]
     pub fn named(self, claims: &[&ResourceClaim]) -> Reason<String> {
         let name = |place: usize| claims.get(place).map_or_else(String::new, |claim| claim.key());
@@ -143,7 +143,8 @@ pub fn together(claims: Vec<String>) -> String {
 
 const HELD_BY: &str = ", held by ";
 
-/// The claims that hold a device, as the end of a message for readers of `namespace`, who may not know the names of others.
+/// The claims that hold a device, as the end of a message for readers of `namespace`. Names of other namespaces' claims
+/// are left out.
 #[must_use]
 pub fn held(holders: &[Arc<str>], namespace: &str) -> String {
     let is_own = |holder: &&Arc<str>| holder.split_once('/').is_none_or(|(of, _)| of == namespace);
@@ -182,7 +183,7 @@ impl<C> Reason<C> {
     }
 }
 
-/// The field of a class's selectors; a claim's are further in.
+/// The field of a class's selectors. In a claim the path is longer.
 pub(crate) const CLASS_SELECTORS: &str = "spec.selectors";
 
 impl std::fmt::Display for Reason<String> {
@@ -242,8 +243,8 @@ impl AllocateError {
 }
 
 impl RequestError {
-    /// Its kind as a reason, the path of the device or pool, and the field; `None` for a mistake in the claim. `of_request`
-    /// is the path of the request in its claim.
+    /// The reason kind of the error, the path of the device or pool, and the field; `None` for a mistake in the claim.
+    /// `of_request` is the path of the request in its claim.
     fn place(&self, of_request: &str) -> Option<(ReasonKind, &str, String)> {
         Some(match self {
             RequestError::UnknownClass { .. } => {

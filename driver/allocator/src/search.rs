@@ -157,7 +157,7 @@ impl<'a, 'c, 's> Search<'a, 'c, 's> {
 
     fn resume(&mut self, frame: Frame, result: Result<bool, Stop>) -> Signal {
         match (frame, result) {
-            // Another alternative of an earlier claim may leave room: no reason to end everything.
+            // Another alternative of an earlier claim may use fewer devices, so the search goes on.
             (Frame::ClaimEnd, Err(Stop::Exceeded)) => Signal::Return(Ok(false)),
             (Frame::ClaimEnd, result) => Signal::Return(result),
             (Frame::Alternatives { position, .. }, Ok(true)) => {
@@ -201,7 +201,7 @@ impl<'a, 'c, 's> Search<'a, 'c, 's> {
         Signal::Descend(position)
     }
 
-    /// Takes the next device of those that are all wanted. If one cannot be had there is no solution here.
+    /// Takes the next of the devices that are all required. If one is not available, this branch has no solution.
     fn take_all(&mut self, position: Position) -> Signal {
         let ask = self.ask(position.ask());
         let index = ask.all.as_ref().zip(usize::try_from(position.device).ok());
@@ -240,7 +240,7 @@ impl<'a, 'c, 's> Search<'a, 'c, 's> {
                 Err(error) => return Signal::Return(Err(Stop::Fatal(error))),
                 Ok(Err(_)) => {}
                 Ok(Ok(undo)) => {
-                    // The next one of the same request comes from behind this one: combinations, not permutations.
+                    // The request's next device comes after this one in the order: combinations, not permutations.
                     let next = Position {
                         device: position.device + 1,
                         ..position.clone()
@@ -253,7 +253,7 @@ impl<'a, 'c, 's> Search<'a, 'c, 's> {
         Signal::Return(Ok(false))
     }
 
-    /// The policy's order is made when a request begins and kept until it ends.
+    /// Computes the policy's order when a request begins, and keeps it until the request ends.
     fn with_order(&self, position: Position) -> Position {
         if position.device > 0 || position.order.is_some() {
             return position;
@@ -267,7 +267,7 @@ impl<'a, 'c, 's> Search<'a, 'c, 's> {
         Some(self.plans.first()?.requests.first()?.asks.len())
     }
 
-    /// Returns true if a request could have a device now, all else left as it is.
+    /// Returns true if a request could take a device now, with everything else unchanged.
     pub(crate) fn would_take(&mut self, at: AskAt, index: usize) -> Result<bool, AllocateError> {
         let taken = self.try_device(at, index)?;
         Ok(taken.map(|undo| self.take_back(undo)).is_ok())
@@ -303,7 +303,7 @@ impl Position {
         }
     }
 
-    /// Returns true if its request begins here.
+    /// Returns true at the beginning of a request.
     fn is_new(&self) -> bool {
         self.alternative.is_none() && self.device == 0
     }

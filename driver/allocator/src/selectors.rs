@@ -16,7 +16,7 @@ pub trait Selectors {
     /// The expression does not compile, or fails on this device.
     fn matches(&self, expression: &str, device: &DeviceFacts) -> Result<bool, String>;
 
-    /// What all evaluations together have cost so far, as CEL counts it.
+    /// The total cost of all evaluations so far, as CEL counts it.
     fn cost(&self) -> u64 {
         0
     }
@@ -58,13 +58,13 @@ impl Selectors for Cel {
     }
 }
 
-/// Results by selector and device. A device that changes is another device, so nothing here grows stale; results of
-/// devices that are gone are dropped with everything else when there are too many.
+/// Results by selector and device. A changed device gets a new serial number, so no result becomes stale. Results of
+/// removed devices stay until there are too many results; then all are dropped.
 pub struct SelectorCache<'s> {
     selectors: Box<dyn Selectors + Send + 's>,
     results: HashMap<String, HashMap<u64, bool>>,
     count: usize,
-    /// The device that was looked at last: the next selectors are for the same one.
+    /// The last device that was evaluated: the next selectors are usually for the same one.
     last: Option<(u64, DeviceFacts)>,
 }
 
@@ -95,12 +95,12 @@ impl<'s> SelectorCache<'s> {
         }
     }
 
-    /// What selectors have cost so far.
+    /// The total cost of selectors so far.
     pub(crate) fn cost(&self) -> u64 {
         self.selectors.cost()
     }
 
-    /// Errors are not kept: they end the attempt, and the message may name what was at fault.
+    /// Errors are not cached: they end the attempt, and their message may name the device.
     pub(crate) fn matches(&mut self, expression: &str, candidate: &Candidate) -> Result<bool, String> {
         let serial = candidate.serial();
         if let Some(known) = self.results.get(expression).and_then(|results| results.get(&serial)) {
@@ -128,8 +128,8 @@ impl<'s> SelectorCache<'s> {
     }
 }
 
-/// What selectors see of a device. A value of an unknown kind is an error even if no selector looks at it, as in
-/// Kubernetes.
+/// The fields of a device that selectors can read. A value of an unknown kind is an error even if no selector reads it,
+/// as in Kubernetes.
 fn facts(candidate: &Candidate) -> Result<DeviceFacts, String> {
     let device = candidate.device();
     let mut facts = DeviceFacts {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 pub struct Shared<T> {
     values: HashMap<u64, Vec<Arc<T>>>,
     count: usize,
-    /// From this number of values on, unused ones are dropped.
+    /// When there are this many values, unused ones are dropped.
     most: usize,
 }
 

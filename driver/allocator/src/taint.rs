@@ -14,7 +14,7 @@ pub(crate) fn untolerated<'a>(
     })
 }
 
-/// Empty fields of a toleration match anything, except the value, which only `Exists` ignores.
+/// An empty field of a toleration matches anything. An exception is the value, which is ignored only with `Exists`.
 fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     let open = |ours: &str, theirs: &str| ours.is_empty() || ours == theirs;
     open(&toleration.effect, &taint.effect)

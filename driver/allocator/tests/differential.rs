@@ -1,9 +1,9 @@
-//! Random clusters and claims: our answers beside those of Kubernetes' own allocator, which is built from its Go
-//! module.
+//! Compares our answers for random clusters and claims with those of Kubernetes' own allocator, which is built from its
+//! Go module.
 //!
 //! A disagreement is made as small as possible and printed; put it under `testdata/differential`, where
-//! `kept_cases_agree` checks it from then on. `VGPU_DIFFERENTIAL_SECONDS` makes it run longer, `VGPU_DIFFERENTIAL_SEED`
-//! begins elsewhere.
+//! `kept_cases_agree` checks it from then on. `VGPU_DIFFERENTIAL_SECONDS` sets how long it runs,
+//! `VGPU_DIFFERENTIAL_SEED` the seed.
 
 mod common;
 #[path = "common/go.rs"]
@@ -124,7 +124,8 @@ fn disagreement(
     if !agree {
         return Some(format!("ours {ours:?}\ntheirs {answer:?}"));
     }
-    // Other policies choose other devices, but the same claims fit. They may meet errors that this one does not meet.
+    // Other policies choose other devices, but the same claims fit. They may hit errors that this policy does not
+    // reach.
     let same = match (&ours, &read.allocate(other, cache)) {
         (Ok(ours), Ok(other)) => ours.is_some() == other.is_some(),
         _ => true,

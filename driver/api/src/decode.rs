@@ -4,9 +4,9 @@
 //!  JSON value ─► Field (null: not given; a number may be a quantity) ─► a type of ours or of k8s-openapi
 //! ```
 //!
-//! Objects of users come from files, where nobody has filled in or converted anything yet. Go reads null as the zero
-//! value of every type, and a quantity may be written as a number. Nothing else is converted: text stays text. So an
-//! annotation `50` without quotes is refused here as it is there.
+//! Users' objects come from files, so no defaults are filled in and nothing is converted yet. Go reads null as the zero
+//! value of every type, and a quantity may be written as a number. Nothing else is converted: a number is not accepted
+//! as text. So an annotation `50` without quotes is refused here, as by the API server.
 
 use std::fmt;
 
@@ -118,12 +118,12 @@ impl Field<'_> {
         })
     }
 
-    /// The text of a quantity, for which the API server takes a number too, and 0 for null.
+    /// The text of a quantity: the API server also accepts a number, and reads null as 0.
     fn amount(&self) -> Option<String> {
         match self.0 {
             Value::Null => Some("0".to_owned()),
             Value::Number(number) => Some(match number.as_f64().filter(|_| number.is_f64()) {
-                // 1e3 without quotes; the shortest text of the number is what was written.
+                // 1e3 without quotes: the shortest text of the number is the one that was written.
                 Some(float) => float.to_string(),
                 None => number.to_string(),
             }),
@@ -269,7 +269,7 @@ impl<'de> Deserializer<'de> for Field<'de> {
     }
 }
 
-/// The entries of a list, and the place of the next one.
+/// The entries of a list, and the index of the next one.
 struct Items<'v>(usize, std::slice::Iter<'v, Value>);
 
 impl<'v> de::SeqAccess<'v> for Items<'v> {
@@ -294,7 +294,7 @@ impl<'v> de::MapAccess<'v> for Entries<'v> {
         let next = self.0.as_mut().and_then(Iterator::next);
         self.1 = next.map(|(key, value)| (key.as_str(), value));
         let Some((key, _)) = self.1 else { return Ok(None) };
-        // A key that the type does not have is itself the field of the error.
+        // If the type has no such key, the error names the key itself.
         let read = seed.deserialize(de::value::BorrowedStrDeserializer::<DecodeError>::new(key));
         read.map(Some).map_err(|error| error.below(key))
     }

@@ -38,15 +38,15 @@ pub const CONFIG_API_VERSION: &str = "dra.vgpu/v1alpha1";
 /// The kind that opaque parameters carry.
 pub const CONFIG_KIND: &str = "VgpuConfig";
 
-/// What to do where the driver or kubelet is in another folder, in the words of the chart's values: one text for the plugin,
-/// its VgpuNode and `vgpu doctor`.
+/// What to do if the driver or kubelet is in another folder, with the names of the chart's values. The plugin, its
+/// VgpuNode and `vgpu doctor` share this text.
 pub mod advice {
     pub const DRIVER_ROOT: &str =
         "set the chart's driverRoot to the folder that has the driver (/run/nvidia/driver with the GPU Operator)";
     pub const KUBELET_ROOT: &str = "set the chart's plugin.kubeletRoot to kubelet's --root-dir";
 }
 
-/// A pod, so that another one by its name is not taken for it.
+/// Identifies a pod. The UID tells it from a later pod with the same name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PodRef {
     pub namespace: String,
@@ -98,10 +98,10 @@ pub mod allocator_taint {
     pub const KEY: &str = "dra.vgpu/allocator";
     /// vgpu-controller may allocate, once the taint is [`MIN_AGE_SECONDS`] old.
     pub const CONTROLLER: &str = "controller";
-    /// On the way back to kube-scheduler: has no allocator.
+    /// The device is being returned to kube-scheduler: currently nobody allocates it.
     pub const RELEASED: &str = "released";
     pub const EFFECT: &str = "NoSchedule";
-    /// By then, what kube-scheduler had decided before is written or has failed.
+    /// After this time, every earlier decision of kube-scheduler has been written or has failed.
     pub const MIN_AGE_SECONDS: u64 = 30;
 }
 

@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-/// Removes what the derived schema says beyond types and descriptions. The chart's policy says what to write in place of
-/// a field that is missing; `required` would only say which one it is. A default would appear in every status.
+/// Removes everything but types and descriptions from the derived schema. For a missing field the chart's policy says
+/// what to write; `required` would only name the field. A default would appear in every status.
 pub(crate) fn loosen(schema: &mut Value) {
     let Some(fields) = schema.as_object_mut() else { return };
     for name in ["required", "title", "default"] {

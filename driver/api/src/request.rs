@@ -15,12 +15,12 @@ pub const MEMORY_MIN: u64 = 64 << 20;
 pub const MEMORY_MAX: u64 = 10 << 40;
 /// The most host memory of a share, 1 Pi: no machine has more, and a record with more is considered damaged.
 pub const HOST_MEMORY_MAX: u64 = 1 << 50;
-/// Memory is handed out in whole MiB; a request is rounded up to it.
+/// Memory is allocated in whole MiB; requests are rounded up to that.
 pub const MEMORY_STEP: u64 = 1 << 20;
 /// All of a GPU's time, in percent.
 pub const CORES_MAX: u32 = 100;
 
-/// What a request asks for; `None`: the device decides (all memory, no guaranteed time).
+/// A device request's amounts. `None`: the device decides (all memory, no guaranteed time).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Requested {
     /// Bytes, rounded up to [`MEMORY_STEP`].
@@ -68,8 +68,8 @@ pub enum RequestError {
 }
 
 /// Reads the capacity requests of one device request. `at` is the path of the map, for example
-/// `spec.devices.requests[0].exactly.capacity.requests`. To a class that is not ours by name, the rules of `vgpu`
-/// apply: administrators derive classes of their own from it.
+/// `spec.devices.requests[0].exactly.capacity.requests`. A class whose name is not one of ours follows the rules of
+/// `vgpu`, because administrators derive their own classes from it.
 pub fn check<'a>(
     at: &str,
     class_name: &str,

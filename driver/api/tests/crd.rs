@@ -1,4 +1,4 @@
-//! The chart's CustomResourceDefinitions are those of the types.
+//! The chart's CustomResourceDefinitions match the types.
 
 use std::path::Path;
 
@@ -76,7 +76,7 @@ fn the_chart_has_the_definitions_of_the_types() {
     }
 }
 
-/// `kubectl explain` has a text for each field, and a status of ours is written by `/status` alone.
+/// `kubectl explain` has a text for each field, and our status fields can only be written through `/status`.
 #[test]
 fn every_field_has_a_description() {
     fn visit(at: &str, schema: &Value) {

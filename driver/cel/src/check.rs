@@ -109,7 +109,7 @@ impl Checker<'_> {
         }
     }
 
-    /// cel-go looks up a variable that is known to hold a type among the names of types, and does not find it.
+    /// If a variable is known to hold a type, cel-go searches for it among the names of types, and does not find it.
     pub(crate) fn must_not_be_type(&mut self, id: u64, name: &str, t: &Type) -> Result<(), CompileError> {
         match self.unifier.resolve(t) {
             Type::Meta(_) => Err(self.error(id, format!("reference to undefined type: {name}"))),
@@ -220,7 +220,7 @@ impl Checker<'_> {
         Ok((node, Type::map(key, value)))
     }
 
-    /// The type of an element; for `?element` without the optional.
+    /// The type of an element. For `?element`, the type inside the optional.
     fn entry_type(&mut self, id: u64, t: Type, optional: bool) -> Result<Type, CompileError> {
         if !optional {
             return Ok(t);

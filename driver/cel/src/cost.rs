@@ -28,9 +28,9 @@ pub(crate) enum Price {
         text: bool,
     },
     Validate,
-    /// By the size of the result, a concatenated text.
+    /// Depends on the size of the result, a concatenated text.
     Joined,
-    /// By the size of the result, a new list.
+    /// Depends on the size of the result, a new list.
     Made,
 }
 

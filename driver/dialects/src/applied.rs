@@ -9,7 +9,7 @@ use crate::names::ResourceNames;
 use crate::record::{Asked, Record};
 use crate::settings::{DEFAULT_SCHEDULER, Settings};
 
-/// Writes a record's translation into a pod's spec. What is there already stays in its place.
+/// Writes a record's translation into a pod's spec. Existing entries stay where they are.
 pub(crate) fn apply(pod: &mut Pod, record: &Record, settings: &Settings) {
     let Some(spec) = &mut pod.spec else { return };
     if record.scheduler_name.is_some() && spec.scheduler_name == record.scheduler_name {
@@ -58,8 +58,7 @@ fn take(container: &mut Container, asked: &Asked, names: &ResourceNames) {
     }
 }
 
-/// The pod without its record's translation. Containers that have no resources of their dialect any more get them
-/// back.
+/// The pod without its record's translation. Containers without any resources of their dialect get them back.
 pub(crate) fn undo(pod: &Pod, record: &Record, settings: &Settings) -> Pod {
     let names = &settings.resource_names;
     let mut pod = pod.clone();

@@ -54,8 +54,8 @@ pub(crate) fn read(container: &Resources<'_>, pod: &mut PodView<'_>) -> Option<R
     Some(request)
 }
 
-/// With a limit equal to its cores a share never gets more; without one it gets idle time. GPUSharing writes that limit
-/// into every pod, so its users do not.
+/// If its limit equals its cores, a share never gets more; without a limit it also gets idle time. GPUSharing writes
+/// that limit into every pod, so its users do not.
 fn limit(request: &mut Request, pod: &mut PodView<'_>) {
     request.guaranteed = pod.settings.limit_vcuda_cores;
     let Some(written) = pod

@@ -16,7 +16,7 @@ const PRIORITY: &str = "nvidia.com/priority";
 
 /// A container with one of these asks for GPUs; without `nvidia.com/gpu` for one GPU.
 pub(crate) const ASKS: &[&str] = &[GPU, MEMORY, PERCENTAGE, CORES];
-/// Everything that a container loses.
+/// All resources that are removed from a container.
 pub(crate) const KEYS: &[&str] = &[GPU, MEMORY, PERCENTAGE, CORES, PRIORITY];
 
 const MODE: &str = "nvidia.com/vgpu-mode";
@@ -28,7 +28,7 @@ const DEVICES: DeviceKeys = DeviceKeys {
     use_types: "nvidia.com/use-gputype",
     not_types: "nvidia.com/nouse-gputype",
 };
-/// Annotations that are read.
+/// Annotations that have an effect here.
 pub(crate) const ANNOTATIONS: &[&str] = &[
     MODE,
     NUMA_BIND,
@@ -130,7 +130,7 @@ pub(crate) fn cores(container: &Resources<'_>, key: &str, pod: &mut PodView<'_>)
     }
 }
 
-/// Go's words for true.
+/// Go's spellings of true.
 fn truth(text: Option<&str>) -> bool {
     matches!(text.map(str::trim), Some("1" | "t" | "T" | "true" | "TRUE" | "True"))
 }

@@ -1,4 +1,4 @@
-//! Several schedulers read keys for decisions that kube-scheduler does not make. These sentences say what to use instead.
+//! Keys of several schedulers, for decisions that kube-scheduler does not make, with what to use instead.
 
 pub(crate) const QUEUE: &str = "the pod is in no queue; use Kueue for quotas of a queue";
 pub(crate) const GANG: &str = "the pods of a group are not started together; use a gang of Kueue";

@@ -1,4 +1,4 @@
-//! The GPUs of a cluster, as far as templates depend on them.
+//! The GPUs of a cluster, with the fields that templates depend on.
 
 use k8s_openapi::api::resource::v1::Device;
 use vgpu_api::{capacity, device_type};
@@ -20,7 +20,7 @@ pub struct Inventory {
 }
 
 impl Gpu {
-    /// `None` for a monitor, and for a device that lacks what every GPU of ours has.
+    /// `None` for a monitor, and for a device without an attribute or capacity that all our GPUs have.
     #[must_use]
     pub fn of_device(device: &Device) -> Option<Self> {
         let attributes = device.attributes.as_ref()?;

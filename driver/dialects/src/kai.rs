@@ -23,7 +23,7 @@ const SHARING_MODE: &str = "kai.scheduler/gpu-compute-sharing-mode";
 
 /// Asks for NVIDIA's MPS for the pod's shares.
 const MPS: &str = "mps";
-/// `"false"`: KAI's isolator leaves the pod without a limit of memory.
+/// If `"false"`, KAI's isolator does not limit the pod's memory.
 const INJECT: &str = "kai-resource-isolator.io/inject";
 /// The folder by which a pod of KAI reaches the node's MPS daemon.
 const MPS_FOLDER: &str = "nvidia-mps";
@@ -46,7 +46,7 @@ pub(crate) fn is_read(key: &str) -> bool {
     ANNOTATIONS.contains(&key) || kai_container::is_read(key)
 }
 
-/// The name of the container that gets the GPU, and what it gets. `first` is the first container's name.
+/// The name of the container that gets the GPU, and its request. `first` is the first container's name.
 pub(crate) fn read<'a>(
     containers: &[Resources<'a>],
     first: &'a str,
@@ -221,7 +221,7 @@ fn warn_of_isolation(pod: &mut PodView<'_>) {
     }
 }
 
-/// A decimal number between 0 and 1 in millionths, rounded down: never more than was asked for.
+/// A decimal number between 0 and 1 in millionths, rounded down so that it never exceeds the request.
 fn millionths(text: &str) -> Option<u32> {
     let text = text.trim();
     let (before, after) = text.split_once('.').unwrap_or((text, ""));

@@ -20,7 +20,7 @@ pub(crate) const DIALECTS: Dialects = [
     (Dialect::GpuManager, gpu_manager::KEYS, gpu_manager::KEYS),
 ];
 
-/// The resources by which a container asks in a dialect: what a webhook has to look for in limits and requests.
+/// The resources by which a container asks in a dialect: a webhook has to check limits and requests for them.
 #[must_use]
 pub fn asking_resources(dialect: Dialect) -> &'static [&'static str] {
     let found = DIALECTS.iter().find(|(of, ..)| *of == dialect);
@@ -43,7 +43,7 @@ pub fn asks_by_annotation(dialect: Dialect, key: &str) -> bool {
     dialect == Dialect::Kai && kai::asks(key)
 }
 
-/// Returns true for a resource of a dialect, which no translated pod has any more.
+/// Returns true for a resource of a dialect; translated pods have none of them.
 #[must_use]
 pub fn is_resource(name: &str) -> bool {
     DIALECTS.iter().any(|(.., keys)| keys.contains(&name))

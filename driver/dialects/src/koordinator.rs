@@ -1,7 +1,7 @@
 //! Koordinator: `koordinator.sh/gpu`, or totals of a container that `koordinator.sh/gpu.shared` divides among GPUs.
 //!
-//! Koordinator adds up the requests of a pod's containers and gives each of them all of its GPUs. Here each container
-//! gets what it asks for itself.
+//! Koordinator adds up the requests of a pod's containers, and each container gets all GPUs of the pod. Here each
+//! container gets only what it asks for itself.
 
 use vgpu_api::config::Dialect;
 

@@ -1,12 +1,12 @@
-//! Resource names that a cluster chose: HAMi's chart, for one, lets its administrator call `nvidia.com/gpu`
-//! `nvidia.com/vgpu`. Pods then ask under the chosen name. It is read as the name that it stands for, and findings name
-//! the field as the pod has it.
+//! Resource names that a cluster chose: for example, HAMi's chart lets its administrator rename `nvidia.com/gpu` to
+//! `nvidia.com/vgpu`. Pods then ask under the chosen name. It is read like the original name, and findings name the
+//! field as it is in the pod.
 
 use std::collections::BTreeMap;
 
 use vgpu_quantity::quoted;
 
-/// Chosen names, each with the dialect's own name for which it stands. The dialect's own name is read as well.
+/// Chosen names, each with the dialect's own name that it replaces. The dialect's own name is still read as well.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ResourceNames(BTreeMap<String, String>);
 

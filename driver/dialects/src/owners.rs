@@ -22,7 +22,7 @@ pub(crate) fn release(before: &Pod, after: &mut Pod) {
     }
 }
 
-/// Paths in managedFields.
+/// Paths in managedFields of the fields that the translation removed.
 fn taken_away(before: &Pod, after: &Pod) -> Vec<Vec<String>> {
     let (Some(old), Some(new)) = (&before.spec, &after.spec) else {
         return Vec::new();
@@ -49,7 +49,7 @@ fn of_containers(list: &str, before: &[Container], after: &[Container], paths: &
             let Some(had) = had else { continue };
             let gone = had.keys().filter(|key| !has.is_some_and(|has| has.contains_key(*key)));
             let mut gone: Vec<String> = gone.map(|key| format!("f:{key}")).collect();
-            // The map itself: an empty one is not stored.
+            // The path of the map itself, because an empty map is not stored.
             if !gone.is_empty() && has.is_none_or(BTreeMap::is_empty) {
                 gone.push(".".to_owned());
             }

@@ -1,7 +1,7 @@
 //! The change of a translation as a JSON patch.
 //!
-//! It has only the places that a translation changes, and of maps only the keys: a pod of a newer Kubernetes may have
-//! fields that the types here do not know, and they must not be lost.
+//! It contains only the fields that a translation changes, and for maps only the changed keys: a pod of a newer
+//! Kubernetes may have fields that the types here do not know, and they must be kept.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::record::TRANSLATED;
 
-/// A key as a part of a JSON pointer.
+/// Escapes a key for a JSON pointer.
 fn part(key: &str) -> String {
     key.replace('~', "~0").replace('/', "~1")
 }
@@ -88,7 +88,7 @@ impl Patch {
         }
     }
 
-    /// Changes a list, which nearly always gets items at its end.
+    /// Changes a list. Nearly always, items are only appended.
     fn list<T: PartialEq + Serialize>(&mut self, path: &str, before: &Option<Vec<T>>, after: &Option<Vec<T>>) {
         if before == after {
             return;

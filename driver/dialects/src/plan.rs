@@ -1,5 +1,5 @@
-//! What the containers of a pod ask, as a record: reads each container, checks what stands beside it, and gives each
-//! request a claim.
+//! Records what the containers of a pod ask for: reads each container, checks its other fields, and gives each request
+//! a claim.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ use crate::request::Request;
 use crate::resources::Resources;
 use crate::{gpu_manager, hami, kai, koordinator, unsupported, volcano, volcano_vgpu};
 
-/// Names claims beside a dialect's resources that are not for our GPUs, so that no warning asks: `nic,fpga`.
+/// Names the claims in a pod of a dialect that are not for our GPUs, which avoids a warning: `nic,fpga`.
 pub const OTHER_CLAIMS: &str = "dra.vgpu/other-claims";
 /// The limit of containers with GPU requests in a pod. It bounds the webhook's work, and the annotation with the original
 /// requests would hardly have room for more.
@@ -22,7 +22,7 @@ const ASKING_MAX: usize = 256;
 /// Kubernetes' own resource for a device of a class.
 const CLASS_RESOURCE: &str = "deviceclass.resource.kubernetes.io/";
 
-/// One container's ask, before claims have names.
+/// What one container asks for, before claims have names.
 struct Ask {
     kind: Kind,
     path: String,
@@ -72,7 +72,7 @@ fn read(view: &mut PodView<'_>) -> Vec<Ask> {
         let found = dialects_of(&container, kai.is_some(), view);
         asking += usize::from(!found.is_empty());
         if asking > ASKING_MAX {
-            // First, because the list of problems may be cut at its end.
+            // Inserted at the front, because the end of the list of problems may be cut off.
             let advice = format!("more than {ASKING_MAX} containers ask for GPUs; divide them among several pods");
             view.findings.problems.insert(0, problem("spec", advice));
             break;
@@ -130,7 +130,7 @@ fn read_kai<'a>(view: &mut PodView<'a>) -> Option<(&'a str, Request, BTreeMap<St
     Some((name, request, annotations))
 }
 
-/// The dialects in which a container asks.
+/// The dialects that a container uses.
 fn dialects_of(container: &Resources<'_>, by_kai: bool, view: &PodView<'_>) -> Vec<Dialect> {
     let reads = |dialect: Dialect| view.settings.reads(dialect);
     let asking = DIALECTS
@@ -178,7 +178,7 @@ fn check_container(container: &Resources<'_>, others: &BTreeSet<&str>, view: &mu
     }
     let resources = container.container.resources.as_ref();
     let claims = resources.and_then(|resources| resources.claims.as_ref());
-    // Only the claim's name is known here, not whose devices it is for.
+    // Only the claim's name is known here; its devices may be another driver's.
     let mut unnamed = claims.into_iter().flatten().enumerate();
     if let Some((at, claim)) = unnamed.find(|(_, claim)| !others.contains(claim.name.as_str())) {
         let text = format!(
@@ -213,7 +213,7 @@ fn check_spec(view: &mut PodView<'_>, create: bool) {
     }
 }
 
-/// The scheduler that kube-scheduler replaces.
+/// The scheduler named by the pod, if kube-scheduler replaces it.
 fn scheduler(view: &mut PodView<'_>) -> Option<String> {
     let name = view.other_scheduler()?;
     if !view.keeps_scheduler() {

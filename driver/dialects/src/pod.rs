@@ -1,4 +1,4 @@
-//! A pod as the dialects read it: metadata, settings, and what they find.
+//! A pod as the dialects read it: metadata, settings, and the findings so far.
 
 use std::collections::BTreeMap;
 

@@ -4,10 +4,10 @@ use std::fmt;
 
 use vgpu_quantity::{quoted, shortened};
 
-/// A refusal names at most so many problems, so that its size does not depend on the pod's.
+/// The most problems that a refusal names, so that its size does not depend on the pod's.
 const MOST_PROBLEMS: usize = 8;
 
-/// One thing that is wrong, with its place.
+/// One thing that is wrong, and its field.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
     /// The field's path: `spec.containers[0].resources.limits[nvidia.com/gpumem]`.

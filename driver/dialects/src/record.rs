@@ -1,9 +1,9 @@
-//! The annotation `dra.vgpu/translated`: what a pod asked for, and the requests that stand for it.
+//! The annotation `dra.vgpu/translated`: what a pod asked for, and the requests that replace it.
 //!
-//! The controller makes the templates from it, an update finds out from it what the pod was, and a reader of the pod
-//! sees why its resources look other than in the manifest. Anybody who may create a pod can write it, so everything
-//! that is read from it is checked: a template's name is the hash of its request, whoever wrote it, and a request has
-//! the bounds of any other. Whoever forges one gets a claim that they could have written themselves.
+//! The controller makes the templates from it, an update uses it to find out what the original pod asked for, and it
+//! shows readers why the pod's resources differ from the manifest. Anybody who may create a pod can write it, so
+//! everything in it is checked: a template's name must be the hash of its request, and a request must be within the
+//! usual bounds. Whoever forges one only gets a claim that they could have written themselves.
 
 use std::collections::BTreeMap;
 
@@ -64,7 +64,7 @@ impl Record {
     /// The record of a pod. `None` if it was not translated.
     ///
     /// # Errors
-    /// The annotation is not what a translation writes.
+    /// The annotation is not in the form that a translation writes.
     pub fn of(pod: &Pod) -> Result<Option<Self>, Problem> {
         let annotation = pod.metadata.annotations.as_ref().and_then(|all| all.get(TRANSLATED));
         annotation.map(|text| Self::parse(text)).transpose()

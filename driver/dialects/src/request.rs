@@ -1,7 +1,7 @@
-//! What one container wants, in our own words: the same for every dialect.
+//! What one container asks for, in our own terms: the same for every dialect.
 //!
-//! A request has one text, its JSON with fields in a fixed order, and a name, which is a hash of that text. Equal
-//! requests so have one template in a namespace, and admission needs nothing but the pod to name it.
+//! A request has exactly one text, its JSON with fields in a fixed order, and a name, which is a hash of that text. So
+//! equal requests share one template in a namespace, and admission can name it from the pod alone.
 
 use std::fmt::Write as _;
 
@@ -24,7 +24,7 @@ pub(crate) const ITEM_MAX: usize = 64;
 pub(crate) const LIST_BYTES_MAX: usize = 9 * 1024;
 /// A whole GPU in millionths.
 pub const MILLION: u32 = 1_000_000;
-/// How the names of templates begin.
+/// Prefix of the templates' names.
 pub const NAME_PREFIX: &str = "vgpu-translated-";
 
 /// What one container wants.
@@ -114,7 +114,7 @@ impl Devices {
 }
 
 impl Request {
-    /// Whole GPUs, shared with nobody.
+    /// Requests whole GPUs, which are not shared.
     #[must_use]
     pub fn whole(count: u32, report_as: Dialect) -> Self {
         Self {
@@ -124,7 +124,7 @@ impl Request {
         }
     }
 
-    /// A part of each of so many GPUs.
+    /// Requests a part of each of `count` GPUs.
     #[must_use]
     pub fn fraction(count: u32, memory: Memory, report_as: Dialect) -> Self {
         Self {
@@ -146,7 +146,7 @@ impl Request {
         self.class == class::GPU
     }
 
-    /// The request's one text.
+    /// The request's canonical text.
     #[must_use]
     pub fn text(&self) -> String {
         // Cannot fail: it has only texts, lists and numbers.
@@ -228,7 +228,7 @@ impl Request {
     }
 }
 
-/// The length of a list in a selector, with what stands between its items.
+/// The length of a list in a selector, including separators.
 pub(crate) fn cel_bytes(list: &[String]) -> usize {
     list.iter().map(|item| literal(item).len() + ", ".len()).sum()
 }

@@ -1,8 +1,8 @@
 //! One container's resources, read strictly.
 //!
-//! A webhook sees values that the API server's own validation would refuse later. The translator removes them, so it
-//! has to refuse them itself, or a mistake would vanish with its field: a fraction, a negative number, a request
-//! without its limit.
+//! A webhook sees values that the API server's own validation would refuse later. The translation removes the fields,
+//! so it must refuse such values itself; otherwise the mistake would disappear together with its field: a fraction, a
+//! negative number, a request without its limit.
 
 use std::collections::BTreeMap;
 
@@ -57,7 +57,7 @@ pub(crate) fn memory_of(bytes: Option<u64>) -> Result<Memory, &'static str> {
     }
 }
 
-/// A container with its place in the pod.
+/// A container, with its path in the pod.
 pub(crate) struct Resources<'a> {
     /// `spec.containers[0]`.
     pub(crate) path: String,
@@ -107,7 +107,7 @@ impl<'a> Resources<'a> {
         limit.map_or("", |value| value.0.as_str())
     }
 
-    /// Names in the container that stand for one resource.
+    /// Pairs of names in the container for the same resource.
     pub(crate) fn doubles(&self) -> Vec<(&'a str, &'a str)> {
         let mut first: BTreeMap<&str, &'a str> = BTreeMap::new();
         let named = self.keys().filter_map(|key| {
@@ -117,7 +117,7 @@ impl<'a> Resources<'a> {
         named.collect()
     }
 
-    /// Every resource's name, those of the requests included.
+    /// The names of all resources, including those in `requests`.
     pub(crate) fn keys(&self) -> impl Iterator<Item = &'a str> + use<'a> {
         let limits = self.map(true).into_iter().flatten();
         let requests = self.map(false).into_iter().flatten();
@@ -141,12 +141,12 @@ impl<'a> Resources<'a> {
             .collect()
     }
 
-    /// A resource as it is written.
+    /// The value of a resource as the pod has it.
     pub(crate) fn written(&self, key: &str) -> &'a str {
         self.entry(true, key).map_or("", |(_, value)| value.0.as_str())
     }
 
-    /// A resource's number. `None` if it is not there, and after a problem.
+    /// A resource's number. `None` if the resource is missing, or after a problem.
     pub(crate) fn amount(&self, key: &str, findings: &mut Findings) -> Option<u64> {
         let limit = self.entry(true, key).map(|(_, value)| value);
         let request = self.entry(false, key).map(|(_, value)| value);
@@ -164,7 +164,7 @@ impl<'a> Resources<'a> {
             Ok(number) => number,
             Err(why) => {
                 let advice = match why {
-                    // Its own advice is a number with a unit, which most of these resources do not have.
+                    // The error's own advice would be a number with a unit, which most of these resources do not have.
                     WholeError::Empty | WholeError::NotANumber { .. } => "must be a whole number".to_owned(),
                     _ => format!("must be a whole number ({why})"),
                 };

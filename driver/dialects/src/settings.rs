@@ -1,4 +1,4 @@
-//! What an administrator decides: the chart's values under `translate`.
+//! The administrator's settings: the chart's values under `translate`.
 
 use std::collections::BTreeSet;
 
@@ -14,21 +14,21 @@ pub(crate) const DEFAULT_SCHEDULER: &str = "default-scheduler";
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Settings {
-    /// The dialects that are read (`translate.dialects`). What a pod says in another one is left as it is.
+    /// The dialects that are read (`translate.dialects`). Requests in other dialects are left as they are.
     pub dialects: BTreeSet<Dialect>,
-    /// Schedulers whose pods kube-scheduler gets instead (`translate.schedulers`).
+    /// Schedulers that are replaced by kube-scheduler in translated pods (`translate.schedulers`).
     pub schedulers: BTreeSet<String>,
     /// The DeviceClass that grants priority High, for HAMi's `nvidia.com/priority: 0`
     /// (`translate.highPriorityClass`). Empty or none: such pods get priority Low, and a warning.
     pub high_priority_class: Option<String>,
-    /// GPUSharing's rule: `tencent.com/vcuda-core` is always a limit (`translate.limitVcudaCores`). Else, as for
-    /// gpu-manager, the pod's annotation says whether there is one.
+    /// GPUSharing's rule: `tencent.com/vcuda-core` is always a limit (`translate.limitVcudaCores`). If false, as for
+    /// gpu-manager, the pod's annotation decides whether there is a limit.
     pub limit_vcuda_cores: bool,
     /// Resource names that the cluster chose instead of a dialect's own (`translate.resourceNames`).
     #[serde(skip)]
     pub resource_names: ResourceNames,
-    /// DeviceClasses that are ours by more than their name (`admission.derivedClasses`): a container must not ask for
-    /// one of them beside a dialect's resources.
+    /// DeviceClasses that are ours although their name does not show it (`admission.derivedClasses`): a container must
+    /// not request one of them in addition to a dialect's resources.
     pub derived_classes: BTreeSet<String>,
 }
 

@@ -1,8 +1,8 @@
 //! The template of a request.
 //!
-//! A claim asks for bytes. So a part of a GPU becomes `firstAvailable`: an alternative for each size of memory among
-//! the GPUs that the request allows, with the part of that size. Kubernetes takes at most eight; GPUs of similar sizes
-//! then share one, with the part of the smallest.
+//! A claim asks for bytes. So a part of a GPU becomes `firstAvailable`: one alternative for each memory size among the
+//! GPUs that the request allows, with that part of the size. Kubernetes allows at most eight; beyond that, GPUs of
+//! similar sizes share an alternative, which uses the smallest size.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,8 +27,8 @@ pub const ALTERNATIVES_MAX: usize = 8;
 /// The name of the only request of a claim.
 pub const REQUEST_NAME: &str = "gpu";
 
-/// The template's spec. `None` for a part of a GPU if no published GPU that the request allows has at least 64Mi in
-/// that part: a claim is never changed, so a claim without the right alternatives would wait forever.
+/// The template's spec. For a part of a GPU, `None` if that part is less than 64Mi on every published GPU that the
+/// request allows: a claim is never changed, so a claim without the right alternatives would wait forever.
 #[must_use]
 pub fn template(request: &Request, inventory: &Inventory) -> Option<ResourceClaimTemplateSpec> {
     let selectors = selector::selectors(&request.devices);
@@ -73,7 +73,7 @@ fn exactly(request: &Request, selectors: Vec<String>, memory: Option<u64>) -> De
     }
 }
 
-/// One alternative for each size of memory, the smallest first: it takes the least.
+/// One alternative for each memory size. The smallest comes first, because it takes the least memory.
 fn alternatives(
     request: &Request,
     selectors: &[String],
@@ -107,15 +107,15 @@ fn alternatives(
     (!alternatives.is_empty()).then_some(alternatives)
 }
 
-/// Millionths of a size, rounded down to whole MiB: never more than was asked for.
+/// A part, given in millionths of a size, rounded down to whole MiB so that it never exceeds the request.
 fn part_of(size: u64, part: u32) -> u64 {
     let bytes = u128::from(size) * u128::from(part) / u128::from(MILLION);
     u64::try_from(bytes).unwrap_or(u64::MAX) / MEMORY_STEP * MEMORY_STEP
 }
 
-/// Sizes in order as ranges, at most [`ALTERNATIVES_MAX`]: neighbours with the smallest ratio come together. So do sizes
-/// within one MiB, as drivers of different versions report them for one model: an alternative is named by its MiB, and
-/// the API server refuses two of one name.
+/// Groups sorted sizes into at most [`ALTERNATIVES_MAX`] ranges by joining the neighbours with the smallest ratio.
+/// Sizes within one MiB are also joined, since driver versions differ that much for one model: an alternative is named
+/// by its MiB, and the API server refuses duplicate names.
 fn groups(sizes: Vec<u64>) -> Vec<(u64, u64)> {
     let mut groups: Vec<(u64, u64)> = Vec::new();
     for size in sizes {
@@ -144,7 +144,7 @@ fn sized(smallest: u64, largest: u64) -> String {
     }
 }
 
-/// Class `gpu` takes none: it gives whole GPUs.
+/// `None` for class `gpu`, which has no amounts because it gives whole GPUs.
 fn amounts(request: &Request, memory: Option<u64>) -> Option<CapacityRequirements> {
     let mut requests = BTreeMap::new();
     if let Some(bytes) = memory {

@@ -46,8 +46,8 @@ pub fn translate(pod: &Pod, settings: &Settings) -> Result<Option<Translation>, 
     fresh(pod, record.as_ref(), settings, true)
 }
 
-/// The same for an update. A pod that was not translated when it was created is left alone. One that was stays
-/// translated as it was, whatever the settings are now.
+/// Like [`translate`], for an update. A pod that was not translated when it was created is left alone. A translated pod
+/// stays translated in the same way, even if the settings have changed.
 ///
 /// # Errors
 /// The errors of [`translate`].
@@ -62,8 +62,8 @@ pub fn update(old: &Pod, new: &Pod, settings: &Settings) -> Result<Option<Transl
     if same.spec != old.spec {
         return Ok(None);
     }
-    // If the pod asks for something else than at first, the new translation goes to the API server, which refuses what
-    // a pod must not change.
+    // If the pod now asks for something else, the new translation goes to the API server, which refuses changes to
+    // immutable fields.
     if !is_unchanged(new, &record, settings) {
         return fresh(new, Some(&record), settings, false);
     }
@@ -94,7 +94,8 @@ fn asks(pod: &Pod, record: Option<&Record>, settings: &Settings) -> bool {
     !kai.is_empty() && recorded.is_none_or(|asked| asked.annotations != kai)
 }
 
-/// Returns true if a pod asks for what its record has, or for less: what is translated has no limits any more.
+/// Returns true if a pod asks for what its record contains, or for less: translated containers have no such limits any
+/// more.
 fn is_unchanged(pod: &Pod, record: &Record, settings: &Settings) -> bool {
     let same = |(_, container): &(Kind, Resources<'_>)| {
         DIALECTS.iter().all(|(dialect, asks, keys)| {
@@ -126,7 +127,7 @@ fn write_annotation(pod: &mut Pod, text: String) {
     annotations.insert(TRANSLATED.to_owned(), text);
 }
 
-/// `None` if nothing changes.
+/// `None` if the pod is unchanged.
 fn translation(before: &Pod, mut after: Pod, record: Record, warnings: Vec<Warning>) -> Option<Translation> {
     owners::release(before, &mut after);
     let patch = patch::patch(before, &after);
@@ -141,7 +142,7 @@ fn translation(before: &Pod, mut after: Pod, record: Record, warnings: Vec<Warni
     })
 }
 
-/// Translates what the author wrote.
+/// Translates the pod as its author wrote it.
 fn fresh(
     pod: &Pod,
     record: Option<&Record>,

@@ -1,4 +1,4 @@
-//! What becomes of a pod.
+//! The result of translating a pod.
 
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::Value;

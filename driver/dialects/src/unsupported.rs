@@ -1,5 +1,4 @@
-//! What a pod says in a dialect that changes nothing here: keys of the dialect that are not known, and known ones
-//! whose meaning is lost.
+//! Parts of a dialect that have no effect here: unknown keys of the dialect, and known keys whose meaning is lost.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +17,7 @@ use crate::{gpu_manager, hami, kai, kai_container, koordinator, legacy_view, vol
 const NOBODY: &str = "is not read: its dialect is switched off; switch it on, or make sure that another system gives \
                       the pod its GPU";
 
-/// A warning has at most so many unknown keys: a tenant chooses how many there are.
+/// The most unknown keys in a warning: a tenant chooses how many there are.
 const MOST_KEYS: usize = 8;
 
 /// Returns true for a key of a dialect: of its domain, or a subdomain of it. KAI's oldest keys have no domain, and its
@@ -63,7 +62,7 @@ fn reads_annotation(dialect: Dialect, key: &str) -> bool {
     }
 }
 
-/// What is lost with a key. What a scheduler decides is lost unless the pod keeps its scheduler.
+/// What is lost with a key. Keys for a scheduler are lost unless the pod keeps its scheduler.
 fn loss(key: &str, keeps_scheduler: bool) -> Option<&'static str> {
     hami::lost(key)
         .or_else(|| koordinator::lost(key))
@@ -83,8 +82,8 @@ fn scheduling(key: &str) -> Option<&'static str> {
     }
 }
 
-/// Returns the keys by which the pod asks in dialects that are switched off: nobody here reads them. In a cluster the
-/// chart's policy warns of them. `nvidia.com/gpu` alone is no dialect's: NVIDIA's device plugin serves it too.
+/// Returns the keys that the pod uses of dialects that are switched off and therefore not read here. In a cluster the
+/// chart's policy warns about them. `nvidia.com/gpu` alone belongs to no dialect: NVIDIA's device plugin serves it too.
 #[must_use]
 pub fn unread(pod: &Pod, settings: &Settings) -> Vec<Warning> {
     let mut view = PodView::new(pod, settings);
@@ -117,7 +116,7 @@ pub(crate) fn warn_of_resources(dialect: Dialect, container: &Resources<'_>, pod
     }
 }
 
-/// Warns of annotations and labels that change nothing here.
+/// Warns about annotations and labels that have no effect here.
 pub(crate) fn warn_of_metadata(dialects: &[Dialect], pod: &mut PodView<'_>) {
     let metadata = &pod.pod.metadata;
     let keeps_scheduler = pod.keeps_scheduler();

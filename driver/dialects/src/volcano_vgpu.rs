@@ -1,4 +1,5 @@
-//! Volcano's vGPU: HAMi's resources under other names. Percent win over MiB here, and cores that are not given stay 0.
+//! Volcano's vGPU: HAMi's resources under other names. Here a percentage takes precedence over MiB, and missing cores
+//! mean 0.
 
 use vgpu_api::config::Dialect;
 

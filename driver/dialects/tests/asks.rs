@@ -24,7 +24,7 @@ fn fraction(dialect: Dialect, count: u32, memory: Memory, cores: u32) -> Request
     }
 }
 
-/// The object of `KEY=VALUE` words whose keys begin with `prefix`.
+/// The object made from `KEY=VALUE` words, with `prefix` before each key.
 fn prefixed(prefix: &str, text: &str) -> Value {
     let words = text.split(' ').map(|word| format!("{prefix}{word} "));
     amounts(&words.collect::<String>())
@@ -228,7 +228,7 @@ fn volcano_vgpu() {
             part(1, mebibytes(3000), 50),
         ),
         ("vgpu-memory=3000", part(1, mebibytes(3000), 0)),
-        // Percent win here.
+        // A percentage takes precedence here.
         ("vgpu-memory=3000 vgpu-memory-percentage=50", part(1, percent(50), 0)),
         // Cores stay 0, and so the GPU is shared.
         ("vgpu-number=2", part(2, Memory::All, 0)),
@@ -300,7 +300,7 @@ fn gpusharing_always_limits_the_cores() {
         assert_eq!(request(&translation), limited(cores), "{annotation}");
         assert!(!warnings(&translation).contains("without this limit"), "{annotation}");
     }
-    // On a whole GPU there is nobody to be limited for.
+    // A whole GPU is not shared, so no limit is needed.
     let whole = with(&limits(json!({"tencent.com/vcuda-core": 100})), &settings);
     assert_eq!(request(&whole), Request::whole(1, Dialect::GpuManager));
 }
@@ -517,7 +517,7 @@ fn names_that_the_cluster_chose_are_read_as_the_dialects_own() {
         let refused = refusal(asked);
         assert!(refused.contains(said), "{refused}");
     }
-    // Nobody chose the name: it is not HAMi's.
+    // The cluster did not choose this name, so it is not HAMi's.
     let unknown = limits(json!({"nvidia.com/vgpu": 1}));
     assert_eq!(vgpu_dialects::translate(&unknown, &Settings::default()), Ok(None));
 }

@@ -1,8 +1,8 @@
-//! Fuzzes the translation: pods with some of their places changed, however little sense that makes. It begins with the
-//! examples of every dialect and the pods in `tests/seeds`, to which a pod that failed is added.
+//! Fuzzes the translation: changes random fields of pods, whether or not the result makes sense. The seeds are the
+//! examples of every dialect and the pods in `tests/seeds`, where each pod that failed is added.
 //!
-//! No pod may make the translation panic, and what `support/invariants.rs` demands holds for every pod that the API server
-//! could send. `PROPTEST_CASES=1000000 cargo test --release -p vgpu-dialects --test fuzz` goes on for longer.
+//! No pod may make the translation panic, and every pod that the API server could send must satisfy
+//! `support/invariants.rs`. `PROPTEST_CASES=1000000 cargo test --release -p vgpu-dialects --test fuzz` runs longer.
 
 mod support;
 
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use support::{invariants, texts};
 use vgpu_dialects::{Record, asking_annotations, asking_resources, recorded, translate, update};
 
-/// The pods to begin with, by their files.
+/// The seeds, by file name.
 static SEEDS: LazyLock<Vec<(String, Value)>> = LazyLock::new(|| {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut seeds = Vec::new();
@@ -47,7 +47,7 @@ static SEEDS: LazyLock<Vec<(String, Value)>> = LazyLock::new(|| {
     seeds
 });
 
-/// Values that mean something somewhere, or nowhere.
+/// Values that are meaningful in some field, or in none.
 static VALUES: LazyLock<Vec<Value>> = LazyLock::new(|| {
     let mut values = vec![
         json!(null),
@@ -109,7 +109,7 @@ static KEYS: LazyLock<Vec<&str>> = LazyLock::new(|| {
     asks.copied().chain(others).collect()
 });
 
-/// The pointers of all places in a value.
+/// JSON pointers to everything in a value.
 fn places(value: &Value, at: &str, all: &mut Vec<String>) {
     all.push(at.to_owned());
     let part = |key: &str| key.replace('~', "~0").replace('/', "~1");
@@ -128,7 +128,7 @@ fn places(value: &Value, at: &str, all: &mut Vec<String>) {
     }
 }
 
-/// One change: what is done, where, and with which value and key.
+/// One change: the operation, its position, the value and the key.
 type Change = (u8, prop::sample::Index, prop::sample::Index, prop::sample::Index);
 
 fn change(pod: &mut Value, (what, place, value, key): &Change) {
@@ -145,7 +145,7 @@ fn change(pod: &mut Value, (what, place, value, key): &Change) {
         }
         (2, Value::Array(items)) if !items.is_empty() => drop(items.remove(key.index(items.len()))),
         (3, Value::Array(items)) if !items.is_empty() => items.push(items[key.index(items.len())].clone()),
-        // The value at the same place of another pod, or any value of it.
+        // Replaced by the value at the same position of another pod, or by any of that pod's values.
         (_, target) => {
             let other = &value.get(&SEEDS).1;
             let mut all = Vec::new();

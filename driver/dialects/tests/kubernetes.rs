@@ -1,5 +1,5 @@
-//! The selectors of the longest lists in Kubernetes' own CEL, by `e2e/kubernetes-go cel`: the API server refuses a
-//! template with a selector that does not compile, or that may cost too much by its estimate.
+//! Compiles the selectors of the longest lists with Kubernetes' own CEL (`e2e/kubernetes-go cel`): the API server
+//! refuses a template whose selector does not compile or whose estimated cost is too high.
 
 mod support;
 
@@ -90,7 +90,7 @@ fn kubernetes_admits_the_longest_selectors() {
     let groups = selectors(&half, &many);
     assert_eq!(groups.len(), 8);
     for selector in groups {
-        // Every group compiles; which one has this device is a test of templates.rs.
+        // Every selector compiles; which one matches this device is tested in templates.rs.
         let question = json!({"expression": selector}).to_string();
         let answer: Value = serde_json::from_str(&kubernetes.ask(&question).unwrap()).unwrap();
         assert!(

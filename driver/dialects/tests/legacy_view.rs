@@ -43,7 +43,7 @@ fn back(pod: &Pod, containers: &[(&str, Vec<GpuShare>)]) -> LegacyView {
     };
     let translated = translated(pod).pod;
     let back = legacy_view(&translated, &Record::of(&translated).unwrap().unwrap(), &bound);
-    // A policy can know every key.
+    // The keys are a fixed set, so an admission policy can list them.
     for key in back.annotations.keys() {
         assert!(
             LEGACY_VIEW_ANNOTATIONS.contains(&key.as_str()) || key.starts_with(LEGACY_VIEW_PREFIX),
@@ -91,7 +91,7 @@ fn hami() {
     assert_eq!(back.labels, texts(&[("hami.io/vgpu-node", "n1")]));
 }
 
-/// HAMi counts places from the first init container on, whether a container has GPUs or not.
+/// HAMi numbers containers from the first init container on, whether or not they have GPUs.
 #[test]
 fn hami_has_a_place_for_every_init_container_and_sidecar() {
     let asks = |memory: u32| json!({"limits": {"nvidia.com/gpu": "1", "nvidia.com/gpumem": memory.to_string()}});

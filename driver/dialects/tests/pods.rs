@@ -107,8 +107,8 @@ fn the_patch_makes_the_same_pod() {
     }
 }
 
-/// A template's name is all that admission and controller have in common. It must not change between releases: the
-/// leader of the next one serves pods of this one.
+/// A template's name is the only link between admission and controller. It must not change between releases: the next
+/// release's leader serves pods of this one.
 #[test]
 fn the_name_of_a_request_stays_what_it_is() {
     let translation = translated(&limits(
@@ -252,7 +252,7 @@ fn a_second_apply_of_the_same_manifest_changes_nothing() {
     bound.spec.as_mut().unwrap().node_name = Some("n1".to_owned());
     let again = applied_again(&manifest, &bound);
     assert_ne!(again, bound);
-    // Also after the administrator changed the settings.
+    // The result is the same after the administrator changed the settings.
     let none = Settings {
         dialects: [].into(),
         ..Settings::default()
@@ -264,8 +264,8 @@ fn a_second_apply_of_the_same_manifest_changes_nothing() {
     }
 }
 
-/// Else a second applier of the manifest, under another name, gets a conflict with the first one over fields that the pod
-/// does not have.
+/// Otherwise a second applier of the manifest, under another name, would get a conflict with the first one about fields
+/// that the pod does not have.
 #[test]
 fn nobody_owns_what_a_translation_takes_away() {
     let mut manifest = spec(
@@ -322,7 +322,7 @@ fn nobody_owns_what_a_translation_takes_away() {
         "{}",
         translation.patch
     );
-    // The second applier's request: the limits are there again, and theirs.
+    // The second applier's request: the limits are in the pod again, and the second applier owns them.
     let live = translation.pod;
     let mut again = applied_again(&manifest, &live);
     again
@@ -390,7 +390,7 @@ fn a_forged_record_gets_nothing_that_a_claim_would_not() {
     let text = json!({"containers": [], "requests": {request.name(): request}}).to_string();
     let said = recorded(&forged(&text)).unwrap_err().to_string();
     assert!(said.contains("must be from 1 to 32"), "{said}");
-    // A well-formed one is replaced.
+    // A well-formed record with a false request is replaced.
     let mut lying = honest.pod.clone();
     let record = Record::of(&lying).unwrap().unwrap();
     assert_eq!(record.containers[0].dialect, Dialect::Hami);
@@ -406,7 +406,7 @@ fn a_forged_record_gets_nothing_that_a_claim_would_not() {
     );
 }
 
-/// The finalizers of a pod with a record of its author's own must be removable.
+/// Finalizers must be removable from a pod whose author wrote its record.
 #[test]
 fn a_pod_with_a_record_that_is_not_its_own_is_left_alone_in_updates() {
     let honest = translated(&limits(json!({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000}))).pod;

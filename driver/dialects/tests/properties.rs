@@ -29,7 +29,7 @@ static ANNOTATIONS: LazyLock<Vec<&str>> = LazyLock::new(|| {
     names.split(' ').chain([TRANSLATED, OTHER_CLAIMS]).collect()
 });
 
-/// A number that the resource may well have; now and then any text.
+/// Usually a plausible number for the resource; sometimes any text.
 fn amount(name: &'static str) -> BoxedStrategy<String> {
     let percent = || (1u64..=100).prop_map(|number| number.to_string()).boxed();
     let good = match name {
@@ -59,7 +59,7 @@ fn amount(name: &'static str) -> BoxedStrategy<String> {
     .boxed()
 }
 
-/// Resources of few names, so that combinations that belong together occur.
+/// Resources from a small set of names, so that related ones often occur together.
 fn amounts() -> impl Strategy<Value = Map<String, Value>> {
     let family = prop_oneof![
         4 => Just(&RESOURCES[0..5]),

@@ -1,4 +1,4 @@
-//! What is refused, and with which words: the table of bad input of issue 17, section 2.
+//! Tests what is refused and with which words: the table of bad input of issue 17, section 2.
 
 mod support;
 
@@ -200,8 +200,8 @@ fn a_refusal_names_every_problem_and_stays_short() {
     assert!(said.ends_with("; and 32 more problems") && said.len() < 4096, "{said}");
 }
 
-/// Whoever may create pods must not keep a webhook busy: no work grows with the square of what a pod of 3 MiB has. Before
-/// there were bounds, each of these took minutes.
+/// A user who may create pods must not be able to keep a webhook busy: no work is quadratic in the size of a pod of up
+/// to 3 MiB. Without the bounds, each of these cases took minutes.
 #[test]
 fn pods_with_very_many_containers_and_claims_are_answered() {
     let containers = |count: usize, resources: Value| -> Vec<Value> {
@@ -221,7 +221,7 @@ fn pods_with_very_many_containers_and_claims_are_answered() {
     let said = refused(&spec(json!({"containers": containers(20_000, bad)}))).to_string();
     assert!(said.contains("two dialects") && said.len() < 4096, "{said}");
 
-    // Names of ours that are taken.
+    // Our claim names are already taken.
     let claim = |at: usize| json!({"name": format!("vgpu-translated-{at}"), "resourceClaimName": "mine"});
     let taken: Vec<Value> = (0..100_000).map(claim).collect();
     let pod = spec(json!({"containers": containers(1, asked()), "resourceClaims": taken}));
@@ -354,7 +354,7 @@ fn a_bad_annotation_of_a_container_is_refused() {
     }
 }
 
-/// What a webhook looks for is exactly what makes a translation.
+/// A webhook's filter matches exactly the pods that are translated.
 #[test]
 fn every_asking_key_asks_and_no_other() {
     for dialect in vgpu_dialects::Dialect::ALL {

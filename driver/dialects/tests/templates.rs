@@ -221,8 +221,8 @@ proptest! {
     // Each case compiles many selectors.
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Whatever stands in an annotation: the selectors compile in the CEL of Kubernetes, and select what the
-    /// annotation means, and nothing else.
+    /// Whatever the annotation contains, the selectors compile in Kubernetes' CEL, and select exactly what the
+    /// annotation means.
     #[test]
     fn selectors_mean_what_annotations_say(
         items in prop::collection::vec(hostile(), 1..4), other in hostile(),
@@ -240,14 +240,15 @@ proptest! {
         }
     }
 
-    /// A part of any GPUs: each gets exactly one alternative, which gives it at most the part, and only a little less.
+    /// For a part of any GPUs, each GPU matches exactly one alternative, which gives it at most that part, and only
+    /// slightly less.
     #[test]
     fn no_alternative_gives_more_than_was_asked(
         sizes in prop::collection::vec((64u64..200_000, 0u64..3), 1..14), part in 1u32..1_000_000,
     ) {
         let models: Vec<(&str, u64)> = sizes.iter().map(|(size, _)| ("x", *size)).collect();
         let mut inventory = gpus(&models);
-        // Not in whole MiB.
+        // Sizes that are not whole MiB.
         for (gpu, (_, more)) in inventory.gpus.iter_mut().zip(&sizes) {
             gpu.memory += more * 4096;
         }

@@ -8,12 +8,13 @@ use crate::model::{Claim, Node, Pod, Slice, Version};
 use crate::term::Term;
 use crate::time::Time;
 
-/// One change. An object that is known already is replaced.
+/// One change. A known object is replaced.
 ///
-/// A list sends each of its objects at once. Its end (`Pods`, `Claims` and so on) names all of them; all others are gone.
+/// A list sends each of its objects separately. Its end (`Pods`, `Claims` and so on) names all of them; all others are
+/// gone.
 ///
-/// `read` is the time at which a consistent read or list was begun: it shows everything that was written before. It is
-/// `None` for what comes from a watch, which may lag.
+/// `read` is the time at which a consistent read or list began: it shows everything that was written before. It is
+/// `None` for changes from a watch, which may lag.
 #[derive(Debug, Clone)]
 pub enum Change {
     Pod(Pod),
@@ -70,10 +71,10 @@ pub enum Change {
     Lease(Option<Term>),
 }
 
-/// How it is known that a slice is gone.
+/// How the deletion of a slice became known.
 #[derive(Debug, Clone, Copy)]
 pub enum Last {
-    /// A watch or list, as of that version.
+    /// A watch or list as of that version no longer has it.
     Version(Version),
     /// A consistent read, begun at that time, did not find it.
     Read(Time),

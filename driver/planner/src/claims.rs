@@ -1,8 +1,8 @@
 //! Claims, and the writes to them that are in flight.
 //!
-//! The devices of an allocation that was sent count as in use until a newer version of the claim is seen, whatever
-//! became of the write meanwhile: a write without an answer may still land. A newer version shows whether it did, and
-//! after it an older write can no longer land.
+//! The devices of a sent allocation count as in use until a newer version of the claim is seen, whatever the result of
+//! the write: a write without an answer may still be applied. A newer version shows whether it was, and after it an
+//! older write can no longer be applied.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
-    /// Boxed, because a map allocates about twice the entries that it has.
+    /// Boxed, because a map allocates room for about twice its entries.
     known: BTreeMap<String, Box<Known>>,
     /// The claim of each write whose outcome was not reported yet.
     written: HashMap<WriteId, String>,
@@ -40,9 +40,10 @@ pub(crate) struct Known {
     failures: u32,
     /// When a mark was last refused or had no answer.
     unmarked: Option<Time>,
-    /// Nothing is written before, because writes have failed.
+    /// No write is sent before this time, because writes have failed.
     pub(crate) paused_until: Option<Time>,
-    /// True if the end of its hold was reported. That is done once, even if the write that ends it is repeated.
+    /// True if the end of the claim's hold was reported. It is reported only once, even if the write that ends the hold
+    /// is repeated.
     pub(crate) is_reported: bool,
 }
 
@@ -50,7 +51,7 @@ pub(crate) struct Known {
 #[derive(Debug, Clone)]
 pub(crate) struct InFlight {
     id: WriteId,
-    /// The version of the claim on which it lands, or not at all.
+    /// The version of the claim that the write requires: it is applied to this version or not at all.
     version: Version,
     /// The allocation that the claim may have by this write, or by an earlier one that is in doubt.
     given: Option<(Arc<Allocation>, Consumer)>,
@@ -69,7 +70,7 @@ pub(crate) enum WriteState {
     Conflict {
         at: Time,
     },
-    /// It may have landed or not. A mark will show: it gives the claim a newer version.
+    /// It may or may not have been applied. A mark finds out: it gives the claim a newer version.
     Doubtful,
 }
 
@@ -88,7 +89,7 @@ impl Claims {
         self.accept(claim, now)
     }
 
-    /// Applies the claim with which a write was answered. Returns true if it is new.
+    /// Applies the claim in the answer to a write. Returns true if the claim is new.
     pub(crate) fn answer(&mut self, claim: Claim, now: Time) -> bool {
         let is_gone = claim.version <= self.seen && !self.known.contains_key(&claim.key());
         !is_gone && self.accept(claim, now)
@@ -107,7 +108,7 @@ impl Claims {
             **known = Known::new(claim, now);
             return true;
         }
-        // A write to an older version has landed in this one, or never will.
+        // A write to an older version was applied in this version, or never will be.
         let flown = known.in_flight.take_if(|flight| flight.version < claim.version);
         let same = claim.reserved_for == known.claim.reserved_for && claim.allocation() == known.claim.allocation();
         if !same {
@@ -209,7 +210,7 @@ impl Claims {
         unchanged.map(|(key, _)| key.clone()).collect()
     }
 
-    /// The write was handed out and not sent. An earlier one that was in doubt still is.
+    /// The write was handed out but not sent. An earlier write in doubt stays in doubt.
     pub(crate) fn drop_write(&mut self, key: &str) {
         if let Some(known) = self.known.get_mut(key) {
             known.in_flight = known.in_flight.take().filter(|flight| flight.was_doubtful);

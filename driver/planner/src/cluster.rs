@@ -9,9 +9,9 @@ use crate::model::{Node, Pod, Requests};
 #[derive(Debug, Default)]
 pub(crate) struct Cluster {
     nodes: BTreeMap<String, Node>,
-    /// Boxed, because a map allocates about twice the entries that it has.
+    /// Boxed, because a map allocates room for about twice its entries.
     pods: BTreeMap<String, Box<Pod>>,
-    /// By node, also of nodes that are not known: they may come later.
+    /// By node, including unknown nodes, which may be added later.
     loads: HashMap<String, Load>,
     /// The nodes of pods that are not bound and have a hold there.
     assumed: HashMap<String, String>,
@@ -57,7 +57,7 @@ impl Cluster {
             .filter_map(|(key, pod)| Some((pod.as_ref(), self.node_of(key, pod)?)))
     }
 
-    /// Those of [`Self::placed`] that have required anti-affinity: few, in most clusters.
+    /// The pods in [`Self::placed`] that have required anti-affinity. In most clusters there are few.
     pub(crate) fn repelling(&self) -> impl Iterator<Item = (&Pod, &str)> {
         let repelling = self.repelling.iter();
         repelling.filter_map(|key| {
@@ -66,7 +66,7 @@ impl Cluster {
         })
     }
 
-    /// Inserts or replaces a node. Returns true if it has changed; a heartbeat is no change.
+    /// Inserts or replaces a node. Returns true if it has changed; a heartbeat does not count as a change.
     pub(crate) fn set_node(&mut self, node: Node) -> bool {
         let is_new = self.nodes.get(node.name()) != Some(&node);
         if is_new {
@@ -101,7 +101,7 @@ impl Cluster {
         self.assumed.remove(key);
     }
 
-    /// Assumes a pod that is not bound on a node, or ends that.
+    /// Assumes an unbound pod on a node; `None` ends the assumption.
     pub(crate) fn assume(&mut self, key: &str, node: Option<&str>) {
         if self.assumed.get(key).map(String::as_str) == node {
             return;

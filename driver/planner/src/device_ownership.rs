@@ -29,12 +29,12 @@ pub(crate) enum ClaimAllocator {
 /// Why nobody may allocate a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unallocatable {
-    /// Some requests are for the controller's devices and some are not: a class of each.
+    /// Some requests are for the controller's devices and others are not. One class of each kind.
     Mixed {
         ours: String,
         other: String,
     },
-    /// It tolerates our taint, so kube-scheduler may allocate the controller's devices to it.
+    /// The claim tolerates our taint, so kube-scheduler may allocate the controller's devices to it.
     Tolerates,
     TooManyTolerations,
 }
@@ -67,27 +67,28 @@ pub(crate) struct DeviceOwnership {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Published {
     pub devices: usize,
-    /// The memory of its largest GPU in bytes, 0 without one.
+    /// The memory of the largest GPU in bytes, 0 without a GPU.
     pub largest: u64,
 }
 
 #[derive(Debug)]
 struct KnownSlice {
     version: Version,
-    /// When it was received last.
+    /// When the slice was last received.
     seen: Time,
-    /// Its pool, if it is of our driver.
+    /// The slice's pool, if it is our driver's.
     pool: Option<String>,
     published: Published,
     /// Who allocates each device, in the slice's order; empty if kube-scheduler allocates everything.
     allocators: Box<[DeviceAllocator]>,
-    /// When its last consistent read was begun.
+    /// When the last consistent read of the slice began.
     read: Option<Time>,
-    /// The published taints of its devices, while one of them settles. The index has the rest of the slice.
+    /// The published taints of the slice's devices, as long as one of them is settling. The rest of the slice is in the
+    /// index.
     taints: Option<Vec<Vec<Taint>>>,
 }
 
-/// When a slice was received, and when its consistent read was begun; `None` for one from a watch.
+/// When a slice was received, and when its consistent read began; `None` if it came from a watch.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sighting {
     pub(crate) at: Time,

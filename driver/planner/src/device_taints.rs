@@ -8,10 +8,10 @@
 //!  released, or anything else     nobody; the plugin removes the taint when it is 30 s old
 //! ```
 //!
-//! The allocator crate knows no allocators, only taints and tolerations. So the slices that it gets have other taints
-//! than the published ones: kube-scheduler's devices get the value `scheduler`, and those that still wait for the
-//! controller `settling`. A claim of the controller's tolerates `controller`, any other claim `scheduler`, and no claim
-//! the rest. Each such taint carries the sentence with which a reason explains it.
+//! The allocator crate knows only taints and tolerations, not allocators. So the slices that it gets have other taints
+//! than the published ones: kube-scheduler's devices get the value `scheduler`, and devices that are still waiting to
+//! become the controller's get `settling`. The controller's claims tolerate `controller`, all other claims `scheduler`,
+//! and no claim tolerates any other value. Each such taint carries the sentence with which a reason explains it.
 
 use vgpu_allocator::model::{Device, ResourceSlice, Taint};
 
@@ -39,18 +39,18 @@ pub(crate) enum DeviceAllocator {
     Controller {
         since: Time,
     },
-    /// Nobody yet; the controller once a list of all claims was begun after `until`. Without a readable `timeAdded` in
-    /// the taint there is no such time.
+    /// Nobody yet; the controller once a list of all claims has begun after `until`. `until` is missing if the taint
+    /// has no readable `timeAdded`.
     Settling {
         until: Option<Time>,
     },
     Scheduler,
-    /// On its way back to kube-scheduler.
+    /// Being returned to kube-scheduler.
     Released,
     OtherDriver,
 }
 
-/// When a device's taint counts.
+/// When a device's taint takes effect.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Handover {
     /// How old the taint must be.

@@ -11,9 +11,9 @@
 //!  claims that are allocated ─► HeldDevice ──┘                 └─► pods that wait for the same: Waiting (`groups`)
 //! ```
 //!
-//! The state of files is that of controller mode, so devices and claims are seen as their allocator sees them. Without a taint of
-//! `docs/controller.md` on any device that is kube-scheduler. It looks at devices only; kube-scheduler's own event says
-//! what else a node must have for a pod.
+//! The state is the same as in controller mode, so devices and claims are seen as their allocator sees them. If no
+//! device has a taint of `docs/controller.md`, that is kube-scheduler. Only devices are considered; kube-scheduler's
+//! own event says what else a pod needs of a node.
 
 mod answers;
 mod explainer;
@@ -95,7 +95,7 @@ impl SubjectKind {
     }
 }
 
-/// How a pod or a claim stands.
+/// The state of a pod or a claim.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub enum Standing {
     /// It asks for nothing.
@@ -107,9 +107,9 @@ pub enum Standing {
     Fits,
     /// Something is used up, missing or too small.
     Waits,
-    /// Something else than room is in the way.
+    /// Something other than lack of free devices blocks it.
     Blocked,
-    /// It can never be served as it is.
+    /// It can never be served in its present form.
     Never,
 }
 
@@ -141,9 +141,9 @@ pub struct Explanation {
     pub obstacles: Vec<Found>,
     /// What blocks the claims, added up for all nodes, and what would fit: the sentences of the event.
     pub summary: Vec<String>,
-    /// The same as numbers.
+    /// What blocks the claims, as numbers.
     pub blocked: Vec<Blocked>,
-    /// Remarks that are no reason to wait.
+    /// Remarks that do not explain the waiting.
     pub notes: Vec<String>,
     /// Claims that a pod names and that do not exist.
     pub missing: Vec<String>,
@@ -151,33 +151,33 @@ pub struct Explanation {
     pub held: Vec<String>,
     /// Returns the devices of our driver, with their limits.
     pub devices: Vec<HeldDevice>,
-    /// The nodes that were looked at.
+    /// The nodes that were checked.
     pub nodes: Vec<String>,
-    /// Those of them on which the claims fit.
+    /// The checked nodes on which the claims fit.
     pub fits: Vec<String>,
     pub reasons: Vec<Reason<String>>,
     pub largest: Largest<String>,
-    /// Its claims by `namespace/name`, and what the pod calls them.
+    /// The subject's claims by `namespace/name`, and the names that the pod uses for them.
     #[serde(skip)]
     entries: Vec<(String, String)>,
     /// False if all of it is known to be for other drivers.
     #[serde(skip)]
     pub is_ours: bool,
-    /// What waits is administrative access alone, so it waits for no share.
+    /// True if it only waits for administrative access, and so for no share.
     #[serde(skip)]
     pub is_monitor: bool,
     #[serde(skip)]
     pub has_ended: bool,
-    /// Nothing is known of GPUs and nodes, so one that it has may be lost.
+    /// True if nothing is known about GPUs and nodes, so a GPU that the subject has may be lost.
     #[serde(skip)]
     is_outline: bool,
 }
 
 impl Subject {
-    /// `pod/NAME`, `claim/NAME`, or `NAME` of either.
+    /// `pod/NAME`, `claim/NAME`, or `NAME` for either kind.
     ///
     /// # Errors
-    /// Another kind.
+    /// The kind is something else.
     pub fn parse(text: &str, namespace: &str) -> Result<Self, ExplainError> {
         let (kind, name) = match text.split_once('/') {
             None => (None, text),
@@ -192,7 +192,7 @@ impl Subject {
         })
     }
 
-    /// `namespace/name` of a pod, if it may be one.
+    /// `namespace/name`, if the subject may be a pod.
     #[must_use]
     pub fn pod(&self) -> Option<String> {
         (self.kind != Some(SubjectKind::Claim)).then(|| self.key())
@@ -206,7 +206,7 @@ impl Subject {
     }
 }
 
-/// Makes the state of a cluster that has these objects and no others.
+/// Makes the state of a cluster that consists of these objects.
 fn state_of(objects: &Objects, features: Features, now: Time) -> State {
     let settle = Settings::default().settle;
     let mut state = State::new(Mode::Controller { settle }, features);
@@ -216,7 +216,7 @@ fn state_of(objects: &Objects, features: Features, now: Time) -> State {
             ..Claim::default()
         })
     });
-    // First, because a device's taint counts once a list of all claims is younger.
+    // This must be the first change: a device's taint takes effect only with a younger list of all claims.
     let mut changes = vec![Change::Claims {
         claims: claims.collect(),
         same: Vec::new(),
@@ -250,7 +250,7 @@ impl Explanation {
 
     /// Adds a reason why the subject gets no devices even if enough are free.
     pub fn add(&mut self, reason: &str, message: String) {
-        // Two claims may be on one node.
+        // Two claims may have the same obstacle on one node.
         if self.obstacles.iter().all(|known| known.message != message) {
             self.obstacles.push(Found {
                 reason: reason.to_owned(),

@@ -10,7 +10,7 @@ use crate::verdict::Verdict;
 /// Namespace and name.
 pub(crate) type Name = (String, String);
 
-/// All gangs, by the pods that there are.
+/// All gangs, from the existing pods.
 #[derive(Debug, Default)]
 pub(crate) struct Gangs(BTreeMap<Name, Members>);
 
@@ -18,7 +18,7 @@ pub(crate) struct Gangs(BTreeMap<Name, Members>);
 struct Members {
     /// Pods that are neither finished nor deleted, and have no scheduling gates.
     present: usize,
-    /// The same with scheduling gates.
+    /// Like `present`, but with scheduling gates.
     gated: usize,
     sizes: BTreeSet<String>,
 }
@@ -86,7 +86,7 @@ mod tests {
         check_gated(sizes, 0)
     }
 
-    /// The first so many with a gate.
+    /// Checks a gang with these sizes, where the first `gated` pods have a scheduling gate.
     fn check_gated(sizes: &[&str], gated: usize) -> Result<(), Verdict> {
         let mut cluster = Cluster::default();
         for (at, size) in sizes.iter().enumerate() {

@@ -13,12 +13,12 @@
 //!                 not reserved for the hold timeout ────────────► clear the allocation
 //! ```
 //!
-//! A claim has one hold. Somebody else added any other one, and it is released first.
+//! A claim has one hold. Any other hold was added by somebody else, and is released first.
 //!
-//! An allocation that a pod has reserved is never cleared, because the pod may be bound at any moment. Each clear lands
-//! only on the version of the claim that it was decided on, and a reservation makes a new version. If kube-scheduler
-//! reserved the claim and then forgot it (it was restarted), only the hold is released; then kube-scheduler can
-//! deallocate the claim.
+//! An allocation that a pod has reserved is never cleared, because the pod may be bound at any moment. Each clear
+//! applies only to the version of the claim that it was decided on, and a reservation makes a new version. If
+//! kube-scheduler reserved the claim and then forgot it (it was restarted), only the hold is released; then
+//! kube-scheduler can deallocate the claim.
 
 use std::time::Duration;
 
@@ -57,7 +57,7 @@ impl Slow {
     }
 }
 
-/// What the decisions depend on besides the claim.
+/// The inputs of the decisions other than the claim.
 pub(crate) struct HoldExpiry<'a> {
     pub(crate) cluster: &'a Cluster,
     pub(crate) timeout: Duration,

@@ -1,5 +1,5 @@
-//! Mistakes in a request on our classes that an allocator does not look for: units, configs, a monitor without admin
-//! access. Without this check Prepare would refuse the claim on the node, long after.
+//! Mistakes in requests for our classes that an allocator does not check for: units, configs, a monitor without admin
+//! access. Without this check the claim would only be refused much later, by Prepare on the node.
 
 use vgpu_allocator::model::{ClaimSpec, DeviceClass, Exactly, RequestedConfig};
 use vgpu_api::config::{self, ConfigError, Entry, Grant};
@@ -129,7 +129,8 @@ fn check_config(
     let Some(largest) = largest.filter(|memory| *memory > 0 && class.device_type() == types::GPU) else {
         return Ok(());
     };
-    // Its author wrote it for a system that refuses such a request. In a claim of ours it is a shortage like any other.
+    // The claim's author wrote it for a system that refuses such a request. In our own claims it is a shortage like any
+    // other.
     if let Some(wanted) = requested.memory.filter(|wanted| *wanted > largest)
         && effective.report_as.is_some()
     {

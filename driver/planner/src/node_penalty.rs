@@ -35,7 +35,7 @@ impl NodePenalties {
         strikes.is_some_and(|strikes| now < strikes.until)
     }
 
-    /// How often the pod was not bound in time: other pods go first.
+    /// How often the pod was not bound in time. Pods with a lower count go first.
     pub(crate) fn count(&self, pod: &str) -> u32 {
         let nodes = self.pods.get(pod).into_iter().flat_map(HashMap::values);
         nodes.fold(0, |sum, strikes| sum.saturating_add(strikes.count))

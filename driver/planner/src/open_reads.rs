@@ -33,7 +33,7 @@ impl OpenReads {
         {
             return Err(again);
         }
-        // After a while without a request it counts as a new one.
+        // A read that was not requested for a while counts as a new one.
         let goes_on = known.filter(|known| now.since(known.last) < RETRY_AFTER * 2);
         let first = goes_on.map_or(now, |known| known.first);
         self.0.insert(read.clone(), Open { first, last: now });

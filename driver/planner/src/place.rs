@@ -24,7 +24,7 @@ use crate::term::Term;
 use crate::time::Time;
 use crate::verdict::Verdict;
 
-/// What a search costs besides its steps and the objects that it looks at, in steps.
+/// The fixed cost of a search in steps, in addition to its own steps and the objects that it checks.
 const SEARCH_COST: usize = 100;
 
 /// A node for a pod, with the allocations of its claims there.
@@ -90,7 +90,7 @@ pub(crate) struct Placing<'a, 's> {
     pub(crate) now: Time,
     /// Slices must have been read since then.
     pub(crate) slices_since: Time,
-    /// The work besides the allocator's steps is added to it.
+    /// Counts work other than the allocator's steps.
     pub(crate) work: &'a mut u64,
 }
 
@@ -101,9 +101,9 @@ struct Sorted<'a> {
     ours: Vec<&'a Known>,
     /// Unallocated claims that kube-scheduler will allocate.
     others: Vec<&'a Known>,
-    /// Allocated claims, with the nodes on which their pods can run.
+    /// Allocated claims, with the node selector that limits where their pods can run.
     pinned: Vec<(String, Option<&'a NodeSelector>)>,
-    /// The node of an allocated claim whose hold is not for this pod: the pod shares the claim.
+    /// The node of an allocated claim that is held for another pod, with which this pod shares it.
     shared: Option<&'a str>,
 }
 
@@ -159,7 +159,8 @@ impl<'a> Placing<'a, '_> {
         };
         let mut placement = self.allocate_within(asked, policy, &mut first_choice)?;
         if placement.is_none() && any_avoided {
-            // A node where it failed before is better than none: the hold gives way to pods that never lost one.
+            // A node where the pod was not bound before is better than none: its hold gives way to pods that never lost
+            // one.
             let mut any = |node: &str| check(node).is_ok() && !without.contains(node);
             placement = self.allocate_within(asked, policy, &mut any)?;
         }
@@ -271,7 +272,7 @@ impl<'a> Placing<'a, '_> {
     }
 }
 
-/// No claim of the pod is to be allocated; one that is may hold it on a node that refuses it.
+/// The pod has no claim to allocate, but an allocated claim may tie it to a node that refuses it.
 fn nothing_to_place(shared: Option<&str>, filters: &Filters<'_>) -> Waits {
     let refused = shared.and_then(|node| Some((node, filters.check(node).err()?)));
     refused.map_or(Waits::Done, |(node, refusal)| {

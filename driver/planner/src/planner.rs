@@ -1,7 +1,7 @@
 //! The planner of one replica: applies changes and outcomes of writes to the state, and makes the next [`Plan`].
 //!
-//! `apply` has the input, `pass` what a leader decides, `fencing` what it does before it may decide, `gangs` how a gang
-//! is placed, `giving_way` which holds are cleared for other pods, `cycle` how far a cycle of passes is.
+//! `apply` has the input, `pass` the decisions of a leader, `fencing` the steps before a leader may decide, `gangs` the
+//! placement of a gang, `giving_way` the clearing of holds for other pods, `cycle` the progress of a cycle of passes.
 
 mod apply;
 mod cycle;
@@ -30,7 +30,7 @@ use crate::verdict::{About, Verdict};
 use crate::write::{Intent, Outcome, Write, WriteId};
 use cycle::Cycle;
 
-/// Users set the first two. The others are time limits that keep two allocators from one device.
+/// Users set the first two. The others are time limits that prevent two allocators from using the same device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
     /// The policy if neither a claim nor its class names one: `--policy`.
@@ -41,7 +41,7 @@ pub struct Settings {
     pub settle: Duration,
     /// The age up to which a decision is sent. An allocation is as old as the oldest read of its slices.
     pub oldest_decision: Duration,
-    /// How long ago a slice may have been read for a decision on its devices.
+    /// The maximum age of a slice's read when a decision on its devices is made.
     pub oldest_slice: Duration,
 }
 
@@ -63,7 +63,7 @@ pub struct Plan {
     /// In any order; at most one for each claim.
     pub writes: Vec<Write>,
     pub reads: Vec<Read>,
-    /// A pass that finds a state again has its verdict again.
+    /// A pass repeats its verdicts as long as the state is the same.
     pub verdicts: Vec<(About, Verdict)>,
     /// When to ask for the next plan if nothing changes before.
     pub wake: Option<Time>,
@@ -135,13 +135,13 @@ impl Planner {
         self.stage == Stage::Leading
     }
 
-    /// What waits for a decision, as of the last plan; empty for a planner that does not lead.
+    /// The pods and claims that wait for a decision, as of the last plan; empty if the planner does not lead.
     #[must_use]
     pub fn queue(&self) -> Queue {
         self.queue
     }
 
-    /// The state by which it decides.
+    /// The state that its decisions are based on.
     #[must_use]
     pub fn state(&self) -> &State {
         &self.state

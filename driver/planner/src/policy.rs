@@ -6,8 +6,8 @@ use vgpu_api::config::{self, AllocationPolicy};
 use crate::allocation::asks;
 use crate::names::DRIVER;
 
-/// Returns the policy of the first claim that names one; it holds for all that are allocated with it. Parameters that
-/// Prepare would refuse do not count.
+/// Returns the policy of the first claim that names one; it applies to all claims that are allocated together.
+/// Parameters that Prepare would refuse are ignored.
 pub(crate) fn of<'a>(
     claims: &[ResourceClaim],
     class: impl Fn(&str) -> Option<&'a DeviceClass>,

@@ -1,14 +1,14 @@
 //! Search budgets per pod and gang.
 //!
-//! To find out whether claims fit together can take endless steps, and everyone who may create claims can cause that.
-//! So each pod has a small budget at first. If the search ends without an answer, it is repeated with twice the budget,
-//! after a pause that doubles too, so the pod's share of the time does not grow. Of all pods whose searches were
-//! expensive, one at a time is searched for, with a rest after each. Cheap pods, which nearly all are, wait for none of
-//! this.
+//! Finding out whether claims fit together can take a nearly endless number of steps, and everyone who may create
+//! claims can cause that. So each pod starts with a small budget. If the search ends without an answer, it is repeated
+//! with twice the budget, after a pause that doubles too, so the pod's share of the time does not grow. Pods whose
+//! searches were expensive are searched for one at a time, with a rest after each. Nearly all pods are cheap, and wait
+//! for none of this.
 //!
-//! If slices must be read before a place can be taken, the search is repeated as soon as they are read, without a
-//! pause, because they would be too old after one. The next pause then counts both searches. A gang is searched for as
-//! one: its pods share a budget, a pause and a rest; otherwise one pod could delay the next forever.
+//! If slices must be read before the result can be used, the search is repeated as soon as they are read, without a
+//! pause, because after a pause they would be too old. The next pause then counts both searches. A gang is searched for
+//! as one unit: its pods share a budget, a pause and a rest; otherwise one pod could delay the next forever.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -25,11 +25,11 @@ const MOST: u64 = FIRST << 6;
 const CHEAP: u64 = 20_000;
 /// The budget of one pass, filters included: a decision must be young when it is sent.
 const PASS: u64 = 1_000_000;
-/// A pod's pause, for each step that its search took.
+/// The length of a pod's pause, for each step of its search.
 const PAUSE: Duration = Duration::from_micros(20);
 /// The prefix of a gang's key.
 pub(crate) const GANG: &str = "gang ";
-/// The rest of all expensive pods, for each step that the search of one took.
+/// The length of the rest for all expensive pods, for each step of an expensive search.
 const REST: Duration = Duration::from_micros(2);
 
 #[derive(Debug, Default)]
@@ -56,7 +56,7 @@ struct Return {
     owed: u64,
 }
 
-/// To whom a search is charged: a pod by its uid, or a gang by its key, and how many pods that is.
+/// Who is charged for a search: a pod by its UID, or a gang by its key, and the number of its pods.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Spender<'a> {
     pub(crate) who: &'a str,
@@ -66,9 +66,9 @@ pub(crate) struct Spender<'a> {
 /// How a search ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SearchEnd {
-    /// With a place, or with the reason why there is none.
+    /// With a result, or with the reason why the pod fits nowhere.
     Answered,
-    /// With a place, if these slices have not changed.
+    /// With a result that is valid if these slices have not changed.
     NeedsReads(Vec<String>),
     /// The budget ended before an answer.
     Unanswered,
@@ -79,7 +79,7 @@ impl Spender<'_> {
         steps.saturating_mul(self.pods as u64)
     }
 
-    /// The steps up to which a search for so many pods is cheap.
+    /// The number of steps up to which a search for this many pods is cheap.
     fn cheap(self) -> u64 {
         self.times(CHEAP).min(PASS / 4)
     }
@@ -145,7 +145,7 @@ impl SearchBudgets {
         }
     }
 
-    /// How often the searches of a pod ended without an answer: other pods go first.
+    /// How often the pod's searches ended without an answer. Pods with a lower count go first.
     pub(crate) fn failures(&self, pod: &str) -> u32 {
         self.known.get(pod).map_or(0, |effort| effort.failures)
     }

@@ -30,7 +30,7 @@ use crate::time::Time;
 /// The program that allocates: the state keeps only the fields that this mode needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// kube-scheduler allocates everything. Claims are not rewritten, and what only decisions need is dropped.
+    /// kube-scheduler allocates everything. Claims are not rewritten, and data that only decisions need is dropped.
     Scheduler,
     /// A device's taint says whether kube-scheduler or the controller allocates it. It counts once it is this old.
     Controller { settle: std::time::Duration },
@@ -66,7 +66,7 @@ struct Listed {
 /// What follows from a change.
 #[derive(Debug, Default)]
 pub struct News {
-    /// True if a decision may come out differently now.
+    /// True if a decision may now have a different result.
     pub is_news: bool,
     /// Uids of pods that are gone.
     pub(crate) pods: Vec<String>,
@@ -154,7 +154,7 @@ impl State {
         news
     }
 
-    /// In scheduler mode nothing is read besides the watch, so the watch's list is newer than all that is known.
+    /// In scheduler mode the watch is the only source, so its list is newer than everything known.
     fn as_of(&self, version: Version) -> Version {
         match self.mode {
             Mode::Scheduler => Version(u64::MAX),
@@ -173,7 +173,7 @@ impl State {
         self.can_decide() && self.listed.claims
     }
 
-    /// As [`Self::is_complete`], except for claims, which a new leader lists itself.
+    /// Like [`Self::is_complete`], but without claims, which a new leader lists itself.
     pub(crate) fn can_decide(&self) -> bool {
         let listed = self.listed;
         listed.pods && listed.nodes && listed.slices && listed.classes && listed.rules
@@ -226,13 +226,13 @@ impl State {
         self.index.free(DRIVER)
     }
 
-    /// Returns true if the claim has an allocation, or may have one by a write that is in flight.
+    /// Returns true if the claim has an allocation, or a write in flight may give it one.
     #[must_use]
     pub fn is_allocated(&self, claim: &str) -> bool {
         self.claims.get(claim).is_some_and(|known| known.allocation().is_some())
     }
 
-    /// Increases with every change that may change an answer.
+    /// A number that increases with every change that may change an answer.
     #[must_use]
     pub fn version(&self) -> u64 {
         self.index.version()
@@ -256,7 +256,7 @@ impl State {
         self.ownership.as_its_allocator(claim)
     }
 
-    /// As [`Self::as_its_allocator`], for a claim that only kube-scheduler can allocate, whatever it asks for.
+    /// Like [`Self::as_its_allocator`], for a claim that only kube-scheduler can allocate, whatever it asks for.
     #[must_use]
     pub fn as_scheduler(&self, claim: &ResourceClaim) -> ResourceClaim {
         match self.mode {
@@ -268,7 +268,7 @@ impl State {
     /// Returns how the claims fit on a node, or why they do not; `None` for an unknown node.
     ///
     /// # Errors
-    /// As [`Index::answer`].
+    /// The errors of [`Index::answer`].
     pub fn answer(
         &mut self,
         claims: &[&ResourceClaim],
@@ -337,7 +337,8 @@ impl State {
     fn set_pod(&mut self, pod: Pod, news: &mut News) {
         let key = pod.key();
         if self.mode == Mode::Scheduler && pod.node.is_some() {
-            // It waits for nothing. The watch shows it where quotas or translated pods need all pods.
+            // A bound pod waits for nothing. The watch reports it in clusters where quotas or translated pods need all
+            // pods.
             return self.remove_pod(&key, news);
         }
         let old = self.cluster.pod(&key);
@@ -496,8 +497,8 @@ impl State {
         self.ownership.set_listed(read, &mut self.index, &mut self.cache);
     }
 
-    /// Replaces parts of a claim by equal parts of other claims, which saves memory. Quotas may have the same allocation:
-    /// then this one becomes a copy.
+    /// Replaces parts of a claim by equal parts of other claims, which saves memory. If quotas share the allocation,
+    /// this one becomes a copy.
     fn share(&mut self, claim: &mut Claim) {
         self.specs.share(&mut claim.facts.spec);
         let allocation = claim.facts.status.allocation.as_mut().map(Arc::make_mut);
@@ -563,7 +564,7 @@ mod tests {
         assert_eq!(names(&state), ["b", "c"]);
         apply(&mut state, [Change::NodeGone { name: "b".into() }]);
         assert_eq!(names(&state), ["c"]);
-        // Of a list that breaks off the watch names nothing: the next one decides.
+        // When a list breaks off, the watch reports nothing about it: the next list decides.
         apply(&mut state, [node("ghost"), node("a"), end_of_nodes(&["a"])]);
         assert_eq!(names(&state), ["a"]);
     }
@@ -604,7 +605,7 @@ mod tests {
         let news = apply(&mut state, [slice("a", 5), end_of_slices(&["a"], 5)]);
         assert_eq!(news.reads, [Read::Slice("c".into())]);
         assert_eq!(state.published().count(), 2, "it may be newer than the list");
-        // Nothing is read in scheduler mode: an object that the newest list lacks is gone.
+        // Scheduler mode makes no other reads: an object that the newest list lacks is gone.
         let mut state = scheduler();
         apply(&mut state, [slice("a", 5), slice("c", 7), end_of_slices(&["a"], 5)]);
         assert_eq!(state.published().count(), 1);

@@ -1,9 +1,10 @@
 //! Pods that resemble one that was not bound in time go after the others.
 //!
-//! A pod that nobody can bind keeps devices for one hold before it shows. With many such pods, each would keep some for
-//! a hold of its own while pods that can be bound wait. So the first hold that a pod loses casts suspicion on pods with
-//! the same traits: its namespace, its scheduler, and volumes that have to be bound. Pods with more of these traits go
-//! later. Suspicion ends two holds after the last such loss. A pod that loses further holds says nothing new of others.
+//! A pod that nobody can bind is recognised only after it has kept devices for one hold. With many such pods, each
+//! would keep some for a whole hold while other pods wait. So the first hold that a pod loses casts suspicion on pods
+//! with the same traits: its namespace, its scheduler, and volumes that have to be bound. Pods with more of these
+//! traits go later. Suspicion ends two holds after the last such loss. A pod that loses further holds gives no new
+//! information about others.
 //!
 //! Schedulers that have bound no pod in this cluster count as one: a tenant can write any name. Bound pods show which
 //! ones are at work. A tenant can forge that with `spec.nodeName`; then the namespace is the trait that remains.
@@ -17,7 +18,7 @@ use crate::cluster::Cluster;
 use crate::model::Pod;
 use crate::time::Time;
 
-/// For how many holds suspicion lasts.
+/// How many holds suspicion lasts.
 const HOLDS: u32 = 2;
 
 #[derive(Debug, Default)]
@@ -66,7 +67,7 @@ impl Suspects {
         self.traits.extend(schedulers.traits(pod).map(|of_it| (of_it, until)));
     }
 
-    /// How many traits of the pod are under suspicion.
+    /// The number of the pod's traits that are under suspicion.
     pub(crate) fn count(&self, pod: &Pod, schedulers: &Schedulers<'_>, now: Time) -> usize {
         if self.traits.is_empty() {
             return 0;

@@ -5,18 +5,19 @@
 //! ```
 //!
 //! The predecessor allocates only claims that it marked with its own epoch, and checks its lease after each decision.
-//! So every write that it may still send is about a claim that existed before this leader's lease, is unallocated in
-//! the first list, and bears the predecessor's epoch. The mark gives each of these claims a new version, so that write
-//! fails. If it landed before the mark, the answer to the mark or the second list shows it. A claim that is being
-//! deleted needs no mark: the deletion gave it a new version, and nobody decides to allocate it afterwards.
+//! So every write that it may still send is for a claim that existed before this leader's lease, is unallocated in the
+//! first list, and has the predecessor's epoch. The mark gives each of these claims a new version, so that write fails.
+//! If it was applied before the mark, the answer to the mark or the second list shows it. A claim that is being deleted
+//! needs no mark: the deletion gave it a new version, and nobody decides to allocate it afterwards.
 //!
 //! Any newer version is as good as the mark, whoever made it, because the predecessor decided on the version of the
-//! first list or an older one. So a claim that its user changes all the time, and on which no mark ever lands, does not
-//! keep the leader waiting.
+//! first list or an older one. So a claim that its user changes all the time, so that every mark fails, does not keep
+//! the leader waiting.
 //!
-//! If the API server refuses a mark (a webhook does), the leader waits for as long as a device has no allocator on its
-//! way to another one, and then leads without that mark: one claim must not stop all allocation. By then the
-//! predecessor's write has landed, unless that process is stopped between its check and its write for all that time.
+//! If the API server refuses a mark (because of a webhook), the leader waits for as long as a device has no allocator
+//! while it changes from one to another, and then leads without that mark: one claim must not stop all allocation. By
+//! then the predecessor's write has been applied, unless that process is stopped between its check and its write for
+//! all that time.
 
 use std::collections::BTreeMap;
 
@@ -45,7 +46,7 @@ pub(crate) enum Stage {
         claims: BTreeMap<(String, String), Version>,
         since: Time,
     },
-    /// As `FirstList`, for the second list.
+    /// Like `FirstList`, for the second list.
     SecondList {
         since: Time,
     },

@@ -36,7 +36,7 @@ impl Time {
         )
     }
 
-    /// This many milliseconds later, or earlier if there are fewer than none.
+    /// This many milliseconds later, or earlier if the number is negative.
     #[must_use]
     pub const fn moved(self, millis: i64) -> Self {
         Self(self.0.saturating_add(millis))
@@ -48,7 +48,7 @@ impl Time {
         Timestamp::from_millisecond(self.0).unwrap_or_default().to_string()
     }
 
-    /// Reads `2026-11-22T01:02:03Z`, with or without a fraction and with any offset; `None` for what is no time.
+    /// Reads `2026-11-22T01:02:03Z`, with or without a fraction and with any offset; `None` if it is not a valid time.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let time: Timestamp = text.parse().ok()?;

@@ -100,7 +100,7 @@ pub enum Verdict {
     GangIncomplete {
         gang: String,
         present: usize,
-        /// Others, with scheduling gates.
+        /// The number of further pods, which have scheduling gates.
         gated: usize,
         size: usize,
     },
@@ -178,7 +178,7 @@ fn gated_words(gated: usize) -> String {
 }
 
 impl Verdict {
-    /// Returns true for a state, which each pass finds again, and false for something that has happened.
+    /// Returns true for a lasting state, which every pass finds again, and false for a single event.
     #[must_use]
     pub const fn lasts(&self) -> bool {
         !matches!(

@@ -55,7 +55,7 @@ pub enum Outcome {
     Conflict,
     /// The API server refused it, with this message.
     Refused(String),
-    /// No answer: it may have landed, or may still land.
+    /// No answer: it may have been applied, or may still be.
     Unknown,
     /// It was not sent.
     Dropped,

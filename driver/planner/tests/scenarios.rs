@@ -239,7 +239,7 @@ fn a_pod_with_a_claim_that_cannot_be_read_waits_whole() {
         "claim deep cannot be read, so nothing of the pod is allocated: spec: recursion limit exceeded; make the claim \
          anew"
     );
-    // What it was allocated by somebody who could read it counts, and says where the pod can go.
+    // An allocation from somebody who could read the claim is valid, and limits where the pod can go.
     let allocation = json!({"devices": {}, "nodeSelector": {"nodeSelectorTerms": [
         {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}]}});
     desk.edit("deep", |claim| {
@@ -296,7 +296,7 @@ fn who_waits_is_counted_as_long_as_it_does() {
     for (claim, memory) in [("a", 5), ("b", 5), ("c", 5)] {
         desk.fraction(claim, memory);
     }
-    // The first pod has a place; two wait, for one claim together; a gated one does not.
+    // The first pod is placed; two others wait, sharing one claim; a gated pod does not count.
     let (old, new) = (made(&desk, 70), made(&desk, 7));
     desk.pod("p", &["a"], old.clone());
     desk.settle();

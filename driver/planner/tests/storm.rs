@@ -40,7 +40,7 @@ fn script(seed: u64) -> Vec<u64> {
     (0..STEPS).map(|_| random.next()).collect()
 }
 
-/// The shortest script found that fails still: without ever smaller parts of it.
+/// Shortens a script as long as it still fails, by removing smaller and smaller parts.
 fn shrink(mut script: Vec<u64>, sabotage: Option<Sabotage>) -> Vec<u64> {
     let begin = Instant::now();
     let mut part = script.len() / 2;

@@ -1,6 +1,6 @@
 //! What a user probably meant by a text that is no quantity.
 
-/// After a number of cores. Of memory nobody can say what it is a part of.
+/// After a number of cores. For memory it is unknown what the percentage refers to.
 pub(crate) const PERCENT: &str = "%";
 
 /// Returns the quantity that was probably meant by a common mistake: `20Gi` for `20GB`, `25` for `25%`.

@@ -76,7 +76,7 @@ pub fn whole(text: &str) -> Result<i64, WholeError> {
     i64::try_from(if parts.positive { value } else { -value }).map_err(|_| too_large(text))
 }
 
-/// Reads bytes that a program wrote, rounded up. `None` for what is no quantity, negative or too large.
+/// Reads bytes that a program wrote, rounded up. `None` if they are not a quantity, negative or too large.
 #[must_use]
 pub fn read_bytes(text: &str) -> Option<u64> {
     let quantity = Quantity::parse(text).ok()?;

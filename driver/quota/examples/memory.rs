@@ -37,7 +37,7 @@ fn main() {
 
 struct Leader {
     controller: QuotaController,
-    /// Its memory when that was last printed, in KiB.
+    /// The memory at the last output, in KiB.
     before: u64,
 }
 
@@ -141,7 +141,7 @@ fn stored(file: &Path) -> Value {
 }
 
 fn read<T: DeserializeOwned>(value: &Value) -> T {
-    // As from the API server: from a text.
+    // Parsed from a text, as from the API server.
     serde_json::from_str(&value.to_string()).expect("an object")
 }
 

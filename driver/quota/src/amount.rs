@@ -98,7 +98,7 @@ impl Amount {
         Self::new(|dimension| self.of(dimension).max(other.of(dimension)))
     }
 
-    /// As `status.used` has it.
+    /// In the form of `status.used`.
     pub(crate) fn written(&self) -> BTreeMap<String, Number> {
         Ceilings::new(|dimension| Some(self.of(dimension))).written()
     }
@@ -110,8 +110,8 @@ impl Amount {
         is_complete.then(|| Self::new(|dimension| ceilings.of(dimension).unwrap_or_default()))
     }
 
-    /// As a reservation has it: `memory=20Gi,cores=25,gpus=0.25,shares=1`. The API server reads and checks all of a quota
-    /// at each write, and a text is less work for it than an object: a quota may have thousands.
+    /// In the form of a reservation: `memory=20Gi,cores=25,gpus=0.25,shares=1`. The API server reads and checks a whole
+    /// quota at each write, and a text is less work for it than an object: a quota may have thousands.
     pub(crate) fn text(&self) -> String {
         let part = |dimension: Dimension| format!("{dimension}={}", dimension.text(self.of(dimension)));
         Dimension::ALL.map(part).join(",")
@@ -150,8 +150,8 @@ impl std::iter::Sum for Amount {
 }
 
 impl Ceilings {
-    /// The first dimension in which `used` and `wanted` together are above the ceiling. A dimension of which nothing more
-    /// is wanted does not matter, even above a ceiling that was lowered.
+    /// The first dimension in which `used` and `wanted` together exceed the ceiling. A dimension in which nothing more
+    /// is wanted is ignored, even if it exceeds a lowered ceiling.
     #[must_use]
     pub fn exceeded(&self, used: &Amount, wanted: &Amount) -> Option<Dimension> {
         let is_above = |dimension: &Dimension| {
@@ -162,7 +162,7 @@ impl Ceilings {
         Dimension::ALL.into_iter().find(is_above)
     }
 
-    /// As `status.hard` has it.
+    /// In the form of `status.hard`.
     pub(crate) fn written(&self) -> BTreeMap<String, Number> {
         let number = |dimension: Dimension| {
             let number = dimension.unit().number(self.of(dimension)?);
@@ -189,7 +189,7 @@ mod tests {
         assert_eq!(Amount::share(20 * GI, 50, 80 * GI).gpus, 500_000);
         let whole = Amount::share(80 * GI, 0, 80 * GI);
         assert_eq!((whole.gpus, whole.cores, whole.shares), (GPU, 100, 1));
-        // Three thirds are not more than a whole.
+        // Rounding down ensures that three thirds are not more than a whole.
         assert!(Amount::share(10 * GI, 0, 30 * GI).times(3).gpus <= GPU);
     }
 

@@ -1,13 +1,13 @@
 //! The account of a namespace's GPU hours.
 //!
-//! A share costs its part of a GPU (the larger of memory and time) from its allocation to its end. The sum is kept in
-//! millionths of a GPU times milliseconds, so it is exact. Failure modes:
-//! - **An outage** (nobody led): shares that are still there are charged for it, from their allocation. One that ended in
-//!   it is charged to the last sum before, and one that began and ended in it nothing.
-//! - **A clock that jumps:** within a process the time between two sums is that of a clock that does not jump, so what was
-//!   jumped over is not charged ([`Steady`]). A sum that is later than now, as from a leader whose clock was ahead, is
-//!   gone on with from now.
-//! - **A crash between two sums:** as an outage of at most 10 s.
+//! A share costs its fraction of a GPU (the larger of memory and time) from its allocation to its end. The sum is kept
+//! in millionths of a GPU times milliseconds, so it is exact. Failure modes:
+//! - **An outage** (nobody led): shares that still exist are charged for it, from their allocation. A share that ended
+//!   during it is charged up to the last sum before it; one that began and ended during it is not charged.
+//! - **A clock that jumps:** within a process the time between two sums is measured by a clock that does not jump, so
+//!   the jump is not charged ([`Steady`]). If a sum is later than now, for example from a leader whose clock was ahead,
+//!   charging continues from now.
+//! - **A crash between two sums:** like an outage of at most 10 s.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -26,7 +26,7 @@ const SECOND: u128 = 1_000_000_000;
 pub struct GpuTime(pub u128);
 
 impl GpuTime {
-    /// For a user: hundredths of an hour, rounded down.
+    /// The time in hundredths of an hour, rounded down, for users.
     #[must_use]
     pub fn hours(self) -> String {
         let hundredths = self.0 / (HOUR * 10_000);
@@ -48,7 +48,7 @@ impl GpuTime {
         Some(Self(whole * SECOND + fraction.parse::<u128>().ok()?))
     }
 
-    /// A number of hours in millionths of a GPU.
+    /// Converts GPU hours, given in millionths.
     #[must_use]
     pub fn of_hours(gpu_hours: u64) -> Self {
         Self(u128::from(gpu_hours) * HOUR)
@@ -59,7 +59,7 @@ impl GpuTime {
     }
 }
 
-/// A sum, as `status.budget` has it.
+/// A sum in the form of `status.budget`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sum {
     pub is_spent: bool,
@@ -67,7 +67,7 @@ pub struct Sum {
     pub used: GpuTime,
     pub period_start: Time,
     pub period_end: Time,
-    /// Up to when all shares are charged.
+    /// The time up to which all shares are charged.
     pub as_of: Time,
 }
 
@@ -80,14 +80,14 @@ pub struct Account {
     used: GpuTime,
     period_start: Time,
     as_of: Time,
-    /// Up to when the shares that are found at the start were charged by others.
+    /// The time up to which other leaders charged the shares that exist at the start.
     resumed_from: Time,
     /// By claim UID: millionths of a GPU.
     rates: HashMap<String, u64>,
 }
 
 impl Account {
-    /// Goes on from the last sum. `jump`: what this process's clock jumped over since that sum, if anything.
+    /// Continues from the last sum. `jump`: the jump of this process's clock since that sum, if any.
     #[must_use]
     pub fn resume(budget: Budget, anchor: Time, last: Option<&Sum>, now: Time) -> Self {
         let period_start = period(anchor, budget.every, now);
@@ -102,7 +102,7 @@ impl Account {
         };
         if let Some(last) = last {
             account.resumed_from = last.as_of.min(now);
-            // A period that began later than this one, or with other lengths: what was used in it counts on.
+            // If that period began later than this one or has another length, what was used in it still counts.
             if last.period_start >= period_start {
                 account.used = last.used;
             }
@@ -115,7 +115,7 @@ impl Account {
         &self.budget
     }
 
-    /// Another budget: what was used in this period counts on.
+    /// Replaces the budget. What was used in this period still counts.
     pub fn set_budget(&mut self, budget: Budget) {
         self.budget = budget;
         self.period_start = self
@@ -137,8 +137,8 @@ impl Account {
         self.as_of = self.as_of.max(to);
     }
 
-    /// A share costs so much from now on. One that was found allocated, from its allocation, if that was after the last
-    /// sum of another leader; without a time, from that sum.
+    /// Sets what a share costs from now on. A share that was found already allocated is charged from its allocation, if
+    /// that was after the last sum of another leader; if the time is unknown, from that sum.
     pub fn set(&mut self, claim: &str, rate: u64, found: Option<Option<Time>>) {
         let is_new = self.rates.insert(claim.to_owned(), rate).is_none();
         if let Some(allocated_at) = found.filter(|_| is_new) {
@@ -157,11 +157,11 @@ impl Account {
         self.rates.contains_key(claim)
     }
 
-    /// The clock jumped: nothing is charged for it.
+    /// Skips a jump of the clock without charging it.
     pub fn jump(&mut self, by: i64) {
         self.as_of = self.as_of.moved(by);
         self.resumed_from = self.resumed_from.moved(by);
-        // Set back to before the period, it goes on.
+        // If the clock was set back to before the period, the period continues.
         self.period_start = self.period_start.min(self.as_of);
     }
 
@@ -183,22 +183,23 @@ impl Account {
     }
 }
 
-/// The beginning of the period that a time is in. Periods begin with the quota, so whoever leads finds the same.
+/// The beginning of the period that contains a time. Periods begin with the quota, so every leader gets the same
+/// result.
 fn period(anchor: Time, every: Duration, now: Time) -> Time {
     let every = i64::try_from(every.as_millis()).unwrap_or(i64::MAX).max(1);
     let passed = now.millis().saturating_sub(anchor.millis()).div_euclid(every);
     anchor.moved(passed.saturating_mul(every))
 }
 
-/// The time of day of this process, which goes on evenly: a jump of the machine's clock is reported.
+/// This process's time of day, which advances evenly: a jump of the machine's clock is reported.
 #[derive(Debug, Clone, Copy)]
 pub struct Steady {
     base: Time,
-    /// The last jump: what the time was before, and by how much it changed.
+    /// The last jump: the time before it, and the change.
     last_jump: Option<(Time, i64)>,
 }
 
-/// Less than this is what clocks are corrected by all the time.
+/// Smaller changes are the usual corrections of clocks.
 const TOLERANCE: i64 = 5_000;
 
 impl Steady {
@@ -215,7 +216,7 @@ impl Steady {
         self.base.after(now)
     }
 
-    /// Compares with the machine's clock, and returns what it jumped over.
+    /// Compares with the machine's clock, and returns the jump, if there was one.
     pub fn check(&mut self, now: Now, machine: Time) -> Option<i64> {
         let before = self.wall(now);
         let by = machine.millis() - before.millis();

@@ -3,7 +3,7 @@
 //! Policies decide by this label alone and not by the quota: an API server that has just started knows the labels of all
 //! namespaces before it answers, and needs up to half a minute until it knows a kind of ours.
 
-/// The value of the label `dra.vgpu/quota`. Pods with a GPU get the gate whatever it is.
+/// The value of the label `dra.vgpu/quota`. Pods with a GPU get the gate for every value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum BudgetState {
     InBudget,

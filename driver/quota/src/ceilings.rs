@@ -1,9 +1,9 @@
-//! ResourceQuotas in the names of earlier systems, as further ceilings.
+//! ResourceQuotas with the resource names of earlier systems, as additional ceilings.
 //!
-//! Kubernetes counts nothing for these names once a pod is translated, so without this a user's quota would end in
-//! silence. Where a DeviceClass bears such a name, Kubernetes counts its claims itself, and compares its own sum with the
-//! number; here all shares are counted, each once, so that those of translated pods are not left out. ResourceQuotas
-//! with scopes are left out, because they are for some pods of a namespace only.
+//! Once a pod is translated, Kubernetes counts nothing under these names, so without this a user's quota would silently
+//! have no effect. If a DeviceClass has such a name, Kubernetes counts its claims itself, and compares its own sum with
+//! the number; here all shares are counted, each once, so that those of translated pods are included. ResourceQuotas
+//! with scopes are ignored, because they apply only to some pods of a namespace.
 
 use std::collections::BTreeMap;
 
@@ -35,13 +35,13 @@ const NAMES: [(&str, Dimension, u64); 15] = [
     ("tencent.com/vcuda-memory", Dimension::Memory, 256 * MI),
 ];
 
-/// A ResourceQuota: its entries in these names.
+/// A ResourceQuota, with its entries under these names.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(from = "core::ResourceQuota")]
 pub struct ResourceQuota {
     pub namespace: String,
     pub name: String,
-    /// The whole key, its dimension, and the number of that.
+    /// The whole key, its dimension, and its limit in that dimension.
     entries: Vec<(String, Dimension, u64)>,
 }
 
@@ -74,7 +74,7 @@ impl ResourceQuota {
     }
 }
 
-/// The tightest of all ceilings, and of each that is a ResourceQuota's whose it is.
+/// The tightest of all ceilings, and the name of the ResourceQuota for each that comes from one.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Effective {
     pub ceilings: Ceilings,

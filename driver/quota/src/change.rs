@@ -48,7 +48,7 @@ pub enum Change {
     Defaults {
         names: Vec<String>,
     },
-    /// What a node still holds for claims that are gone.
+    /// The shares that a node still holds for claims that are gone.
     Node {
         name: String,
         shares: Vec<Unclaimed>,
@@ -75,11 +75,11 @@ pub struct Unclaimed {
     pub cores: u64,
 }
 
-/// The shares without a claim that count of one node: an honest one has fewer.
+/// The most shares without a claim that count for one node: a correct node has fewer.
 const MOST_UNCLAIMED: usize = 2048;
 
 impl Unclaimed {
-    /// Returns those of a node.
+    /// Returns these shares of a node.
     #[must_use]
     pub fn of(status: &VgpuNodeStatus) -> Vec<Self> {
         let unclaimed = status.shares.iter().filter(|share| share.without_claim);
@@ -98,8 +98,8 @@ impl Unclaimed {
 }
 
 impl Change {
-    /// What a change of the cluster's state is for quotas; `None` if they do not look at it. A pod that matters no more is
-    /// gone for them.
+    /// Converts a change of the cluster's state for quotas; `None` if it does not concern them. A pod that no longer
+    /// matters counts as gone.
     #[must_use]
     pub fn of(change: &Cluster) -> Option<Self> {
         Some(Self::Cluster(match change {

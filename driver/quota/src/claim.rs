@@ -89,7 +89,7 @@ fn shares(claim: &Claim) -> impl Iterator<Item = &DeviceResult> {
 
 fn worst(claim: &Claim, index: &Index, gpus: &Gpus) -> Result<Amount, Uncounted> {
     let asked = claim.asked();
-    // Without a readable spec nothing is known to be hidden. (A readable claim may ask for nothing.)
+    // If no spec can be read, it is not known that anything is hidden. (A readable claim may ask for nothing.)
     if let Some(unreadable) = claim.unreadable.as_ref().filter(|_| asked.devices.requests.is_empty()) {
         return Err(Uncounted::Unreadable(unreadable.why.clone()));
     }
@@ -122,7 +122,7 @@ pub(crate) fn wanted(claim: &Claim, index: &Index, not_known: &mut Option<NotKno
         requests.extend(needs_shares.then(|| request.clone()));
     }
     if requests.is_empty() {
-        // Its constraints are about devices of other drivers alone.
+        // Its constraints only concern devices of other drivers.
         return None;
     }
     let is_all = requests.len() == devices.requests.len();
@@ -184,7 +184,7 @@ fn worst_of(ask: &Exactly, index: &Index, gpus: &Gpus) -> Result<Amount, Uncount
     match counts(index, &ask.class) {
         Counts::Unknown => return Err(Uncounted::NoClass(ask.class.clone())),
         Counts::Nothing => return Ok(Amount::default()),
-        // Administrative access holds nothing.
+        // Administrative access takes no share.
         Counts::Shares if ask.admin_access == Some(true) => return Ok(Amount::default()),
         Counts::Shares => {}
     }
@@ -216,14 +216,14 @@ fn amount_of(share: &DeviceResult, gpus: &Gpus) -> Amount {
 pub(crate) fn amount_on(pool: &str, device: &str, memory: Option<u64>, cores: u64, gpus: &Gpus) -> Amount {
     match (memory, gpus.memory(pool, device)) {
         (Some(memory), Some(device)) => Amount::share(memory, cores, device),
-        // A GPU that is not published now: as before the allocation.
+        // For a GPU that is currently not published, the same as before the allocation.
         (memory, None) => gpus.worst(memory, cores).unwrap_or_default(),
         // Without consumedCapacity the device is held whole.
         (None, Some(device)) => Amount::share(device, cores, device),
     }
 }
 
-/// The key of what a pod's extended resources take: it is reserved before there is a claim.
+/// The key of a pod's extended resources, which are reserved before their claim exists.
 #[must_use]
 pub(crate) fn extended_key(pod_uid: &str) -> String {
     format!("{EXTENDED_KEY}{pod_uid}")
@@ -234,12 +234,12 @@ pub(crate) fn pod_of_key(key: &str) -> Option<&str> {
     key.strip_prefix(EXTENDED_KEY)
 }
 
-/// The worst that so many extended resources of ours may take: whole GPUs.
+/// The most that this many of our extended resources can use: whole GPUs.
 pub(crate) fn extended_amount(count: u64, gpus: &Gpus) -> Result<Amount, Uncounted> {
     Ok(gpus.worst(None, 0).ok_or(Uncounted::NoGpu)?.times(count))
 }
 
-/// Bytes as the scheduler rounds them. A request that is no number of bytes counts as not made: all of a GPU.
+/// Bytes as the scheduler rounds them. An invalid amount counts like no amount: all of a GPU.
 fn rounded(quantity: &Quantity) -> Option<u64> {
     let bytes = bytes(quantity)?.clamp(MEMORY_MIN, u64::MAX / 2);
     Some(bytes.next_multiple_of(MEMORY_STEP))
@@ -297,10 +297,10 @@ mod tests {
             (part.memory, part.cores, part.gpus, part.shares),
             (20 * GI, 25, 500_000, 1)
         );
-        // No memory named: the largest GPU.
+        // No memory is named, so the largest GPU counts.
         let whole = amount(exactly(json!({"deviceClassName": "vgpu"}))).unwrap();
         assert_eq!((whole.memory, whole.cores, whole.gpus), (80 * GI, 100, 1_000_000));
-        // The largest alternative, in each dimension.
+        // The maximum over the alternatives, in each dimension.
         let either = json!([{"name": "gpu", "firstAvailable": [
             ask("vgpu", json!({"memory": "30Gi", "cores": "10"})), ask("vgpu", json!({"memory": "10Gi", "cores": "90"})),
             ask("nic", json!({}))]}]);

@@ -12,7 +12,7 @@ pub(crate) enum Counts {
     Shares,
     /// Devices of other drivers, or devices for monitoring.
     Nothing,
-    /// There is no such class yet.
+    /// The class does not exist yet.
     Unknown,
 }
 

@@ -38,15 +38,15 @@ struct Listed {
     defaults: bool,
 }
 
-/// Allocator steps for one search for a pod in budget that waits.
+/// The allocator's steps for one search whether a pod in budget waits.
 const STEPS: u64 = 500_000;
 /// How long the search is not repeated after it has used up these steps.
 const UNSURE: Duration = Duration::from_secs(10);
 /// How long the result of a search is used.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// What still holds is found again after this time, because its event is repeated only then.
+/// A condition that lasts is reported again after this time, because its event is only repeated then.
 const FIND_AGAIN: Duration = Duration::from_secs(300);
-/// A pause after a write that failed, times two for each more, up to the longest.
+/// The pause after a failed write. It doubles with each further failure, up to the longest.
 const PAUSE: Duration = Duration::from_millis(250);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 
@@ -56,25 +56,25 @@ pub struct QuotaController {
     /// The number of this term as leader: no other term has the same.
     epoch: String,
     listed: Listed,
-    /// Until when decisions wait for the list of VgpuNodes. `None`: they do not, or it has come.
+    /// How long decisions wait for the list of VgpuNodes. `None` if they do not wait, or it has arrived.
     nodes_until: Option<Now>,
     gpus: Gpus,
     free: FreeCapacity,
-    /// Boxed, because a map reserves room for more values than it holds; so are its pods and claims.
+    /// Boxed, because a map reserves room for more values than it holds. Pods and claims are boxed for the same reason.
     namespaces: BTreeMap<String, Box<Namespace>>,
     labels: Labels,
     /// By node: the namespaces for which it holds shares without a claim.
     holding: BTreeMap<String, BTreeSet<String>>,
     clock: Steady,
-    /// Namespaces for the next plan.
+    /// Namespaces to plan next.
     dirty: BTreeSet<String>,
-    /// Namespaces for a later plan, and its time.
+    /// Namespaces to plan later, and when.
     due: BTreeMap<String, Now>,
     ungating: HashSet<PodRef>,
     /// Gates that were taken off, until the watch shows it.
     ungated: HashSet<String>,
     pauses: HashMap<Task, (u32, Now)>,
-    /// For the next plan.
+    /// Notices for the next plan.
     notices: Vec<(About, Notice)>,
     evictions: Evictions,
     /// The last answer to [`Self::is_anyone_in_budget_waiting`], and until when it holds.
@@ -108,15 +108,15 @@ impl QuotaController {
         }
     }
 
-    /// Decides nothing before the VgpuNodes were listed, so that no gate is opened to room that a share without a claim has.
-    /// They may not be readable: `until` ends that.
+    /// Makes no decision before the VgpuNodes are listed, so that no gate is opened for room that a share without a
+    /// claim still takes. Since they may not be readable, `until` limits the wait.
     #[must_use]
     pub const fn with_nodes(mut self, until: Now) -> Self {
         self.nodes_until = Some(until);
         self
     }
 
-    /// A controller that takes the objects it gets for all there are. It leads nobody.
+    /// Makes a controller that takes the objects it gets as complete. It is not a leader.
     pub(crate) fn of_all(clock: Steady) -> Self {
         let mut controller = Self::new("", clock);
         controller.listed = Listed {
@@ -138,7 +138,7 @@ impl QuotaController {
         &self.clock
     }
 
-    /// Nothing is decided before every kind was listed once.
+    /// Returns true once every kind was listed; nothing is decided before.
     #[must_use]
     pub const fn is_complete(&self) -> bool {
         let listed = self.listed;
@@ -185,7 +185,7 @@ impl QuotaController {
         }
     }
 
-    /// Returns what to do now. What it returns counts as under way until [`Self::report`].
+    /// Returns what to do now. Its writes count as in progress until [`Self::report`].
     pub fn plan(&mut self, now: Now) -> Plan {
         self.now = now;
         let mut plan = Plan::default();
@@ -211,11 +211,11 @@ impl QuotaController {
         let dirty = std::mem::take(&mut self.dirty);
         for name in dirty {
             if let Some(namespace) = self.namespaces.get(&name) {
-                // Only a spent budget asks who waits elsewhere.
+                // Only a namespace with a spent budget needs to know who waits elsewhere.
                 let must_yield = namespace.may_yield() && {
                     let (is_waiting, until) = self.known_waits(now);
                     if is_waiting {
-                        // It is asked again then.
+                        // Plan it again when the answer expires.
                         self.look(&name, until);
                     }
                     is_waiting
@@ -249,7 +249,7 @@ impl QuotaController {
         let is_over_budget = namespace.is_over_budget();
         let is_other = is_over_budget != was_over_budget;
         if namespace.quota_uid().is_none() && self.labels.stamps(name) {
-            // There is a ceiling in a moment.
+            // The ceiling takes effect in a moment, so no gate opens before.
             decided.ungate.clear();
         }
         if is_other {
@@ -262,7 +262,7 @@ impl QuotaController {
         if let Some(at) = decided.wake {
             self.look(name, at);
         }
-        // A status, or a read of the quota.
+        // Writes the status, or reads the quota.
         if let Some(write) = decided.write
             && !self.is_paused(name, &write.task(), now)
             && let Some(namespace) = self.namespaces.get_mut(name)
@@ -299,7 +299,7 @@ impl QuotaController {
         }
     }
 
-    /// Returns true if a write about this failed a moment ago; then the namespace is looked at again after the pause.
+    /// Returns true if a write for this task failed a moment ago; the namespace is then planned again after the pause.
     fn is_paused(&mut self, name: &str, task: &Task, now: Now) -> bool {
         let pause = self.pauses.get(task).map(|(_, until)| *until);
         let Some(until) = pause.filter(|until| *until > now) else {
@@ -309,7 +309,7 @@ impl QuotaController {
         true
     }
 
-    /// Reports what became of a write of a plan.
+    /// Reports the outcome of a write in a plan.
     pub fn report(&mut self, task: &Task, outcome: Outcome, now: Now) {
         self.now = now;
         let is_done = match task {
@@ -327,7 +327,7 @@ impl QuotaController {
         *failures = failures.saturating_add(1);
     }
 
-    /// A gate was to be taken off. As the others, returns true if that needs no pause.
+    /// Handles the outcome of removing a gate. Like the other handlers, returns true if no pause is needed.
     fn report_gate(&mut self, pod: &PodRef, outcome: Outcome) -> bool {
         self.ungating.remove(pod);
         self.dirty.insert(pod.namespace.clone());
@@ -349,7 +349,7 @@ impl QuotaController {
         }
     }
 
-    /// A label or a quota from a default was to be written.
+    /// Handles the outcome of writing a label, or a quota from a default.
     fn report_labels(&mut self, name: &str, task: &Task, outcome: Outcome) -> bool {
         self.dirty.insert(name.to_owned());
         self.notices.extend(self.labels.end(task, &outcome));
@@ -362,7 +362,7 @@ impl QuotaController {
         }
     }
 
-    /// A status was to be written, or the quota to be read.
+    /// Handles the outcome of writing a status, or reading the quota.
     fn report_status(&mut self, name: &str, outcome: Outcome) -> bool {
         self.dirty.insert(name.to_owned());
         let Some(namespace) = self.namespaces.get_mut(name) else {
@@ -413,9 +413,9 @@ impl QuotaController {
         *self.waits.insert((answer, now + holds))
     }
 
-    /// Returns true if a pod in budget waits for GPUs that it could have, if those over budget were not there; `None` if
-    /// the steps were not enough to find out. A pod that needs too many steps alone does not count, or its owner could keep
-    /// the gates of others shut with it.
+    /// Returns true if a pod in budget waits for GPUs that it would get without the pods over budget; `None` if the
+    /// steps were not enough to find out. A pod that needs too many steps by itself is ignored; otherwise its owner
+    /// could use it to keep the gates of others shut.
     fn is_anyone_in_budget_waiting(&mut self) -> Option<bool> {
         let (over, in_budget): (Vec<&Namespace>, Vec<&Namespace>) = self
             .namespaces

@@ -10,7 +10,7 @@ use crate::plan::Write;
 #[derive(Debug, Default)]
 pub(crate) struct Decision {
     pub(crate) write: Option<Write>,
-    /// With the names and UIDs of their claims.
+    /// The pods whose gates to remove, with the names and UIDs of their claims.
     pub(crate) ungate: Vec<(PodRef, Vec<(String, String)>)>,
     pub(crate) notices: Vec<(About, Notice)>,
     pub(crate) wake: Option<Now>,

@@ -10,7 +10,7 @@ use vgpu_quantity::quoted;
 use crate::names::{FROM_DEFAULT, STAMPED_SPEC};
 use crate::spec::Spec;
 
-/// As it was read.
+/// A VgpuQuotaDefault as it was read.
 #[derive(Debug, Clone, PartialEq)]
 pub struct QuotaDefault {
     pub name: String,
@@ -26,7 +26,7 @@ pub struct DefaultSpec {
     pub(crate) quota: VgpuQuotaSpec,
 }
 
-/// Of a quota whose `spec` is as it was stamped.
+/// The default and `spec` of a quota that is unchanged since it was made from a default.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stamped {
     pub(crate) default: String,
@@ -39,7 +39,7 @@ impl DefaultSpec {
             namespace_selector,
             quota,
         } = read_spec(spec)?;
-        // Its messages begin with the path of the field in a VgpuQuota.
+        // The spec's messages begin with the path of the field in a VgpuQuota.
         let named = |said: String| said.replacen("spec", "spec.quota", 1);
         Spec::new(&quota).map_err(|error| named(error.to_string()))?;
         let selector = LabelSelector::from(namespace_selector);

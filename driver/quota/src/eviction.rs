@@ -1,8 +1,8 @@
 //! Chooses the pods to evict for one that waits: the fewest on one node, and of these those that lose the least GPU time.
 //!
-//! A claim's shares are free when all pods that hold it are gone. Sets of pods are tried by size, so the first that makes
-//! room is as small as can be. When half of the steps that are left for a plan have led nowhere, a set is taken from which
-//! no pod can be left out; it may not be the smallest.
+//! A claim's shares are free when all pods that hold it are gone. Sets of pods are tried by size, so the first set that
+//! makes enough room is as small as possible. If half of a plan's remaining steps are used without success, a set is
+//! chosen from which no pod can be left out; it may not be the smallest.
 
 use std::sync::Arc;
 
@@ -93,7 +93,7 @@ impl<'n> Search<'_, 'n> {
         found.is_some()
     }
 
-    /// Looks for the cheapest set with this many more from the order.
+    /// Searches for the cheapest set with `missing` more candidates from the order.
     fn extend(&mut self, node: &'n Node, order: &[usize], missing: usize, chosen: &mut Vec<usize>, tries: &mut Tries) {
         let lost = node.lost(chosen);
         if self.best.as_ref().is_some_and(|best| best.lost <= lost) {
@@ -129,7 +129,7 @@ impl<'n> Search<'_, 'n> {
                 chosen = without;
             }
             if tries.are_over() {
-                // The pods that were not tried may not have to go.
+                // Pods that were not tried may be unnecessary.
                 return None;
             }
         }
@@ -138,8 +138,8 @@ impl<'n> Search<'_, 'n> {
     }
 }
 
-/// Chooses for a pod that fits nowhere as it is. `None`: no node would have room without its candidates, or that is not
-/// known because the steps are used up.
+/// Chooses the pods to evict for a pod that fits nowhere. `None` if no node would have room without its candidates, or
+/// if that is not known because the steps are used up.
 pub(crate) fn choose(
     free: &mut FreeCapacity,
     nodes: &[&Node],

@@ -18,18 +18,18 @@ const GRACE: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(crate) struct Evictions {
     pub(crate) after: Duration,
-    /// The earliest time of the next look.
+    /// The earliest time of the next search.
     pub(crate) next: Now,
     /// By pod UID: since when it waits.
     pub(crate) waiting: HashMap<String, Now>,
-    /// By pod UID: evicted by this leader; counts as gone until then.
+    /// By pod UID: evicted by this leader, and until when the pod counts as gone.
     pub(crate) evicted: HashMap<String, Now>,
     /// By pod UID: how often its eviction was refused, and until when it is left out.
     pub(crate) refused: HashMap<String, (u32, Now)>,
-    /// By claim UID: since when no pod holds it, though it is allocated.
+    /// By claim UID: since when an allocated claim is held by no pod.
     pub(crate) unheld: HashMap<String, Now>,
     pub(crate) promises: BTreeMap<PodRef, Promise>,
-    /// The last pod that had its turn before the steps of a look ran out. The next look begins after it.
+    /// The last pod that was tried before the steps of a search were used up. The next search begins after it.
     pub(crate) last_tried: Option<PodRef>,
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct Promise {
     pub(crate) claims: Vec<ResourceClaim>,
     pub(crate) victims: Vec<PodRef>,
     pub(crate) until: Now,
-    /// The evictions are under way.
+    /// The evictions were sent and have no outcome yet.
     pub(crate) is_sent: bool,
 }
 
@@ -61,7 +61,8 @@ impl Default for Evictions {
 }
 
 impl Evictions {
-    /// The pods that are due, the oldest first; after a look that ended early, those that it left out come first.
+    /// The pods that are due, the oldest first. After a search that ended early, the pods that it did not reach come
+    /// first.
     pub(crate) fn in_turn<T>(&mut self, mut due: Vec<T>, pod: impl Fn(&T) -> &PodRef) -> Vec<T> {
         let last = self.last_tried.take();
         if let Some(at) = last.and_then(|last| due.iter().position(|due| *pod(due) == last)) {
@@ -80,7 +81,8 @@ impl Evictions {
 
     pub(crate) fn may_evict(&self, pod: &Pod, now: Now) -> bool {
         let is_left_out = self.refused.get(&pod.uid).is_some_and(|(_, until)| *until > now);
-        // Not by the class: a pod that waited behind another gate was created in budget.
+        // Not checked by the PriorityClass: a pod that waited behind another gate may have been created while in
+        // budget.
         pod.was_opened_over_budget && pod.node.is_some() && !pod.is_deleted && !is_left_out
     }
 }

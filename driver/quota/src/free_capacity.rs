@@ -11,9 +11,9 @@ use vgpu_api::config::AllocationPolicy;
 
 /// The most steps of the allocator for one question about all nodes.
 const STEPS_MAX: u64 = 100_000;
-/// The same for one node.
+/// The most steps for one question about one node.
 const STEPS_OF_NODE: u64 = 10_000;
-/// An answer takes time also if no device is looked at.
+/// The basic cost of an answer, even if no device is checked.
 const STEPS_OF_ANSWER: u64 = 20;
 
 /// The steps that are left for one plan. Limited because tenants decide how many pods wait and what they ask for.
@@ -25,12 +25,12 @@ impl Tries {
         Self(steps)
     }
 
-    /// Returns true if nothing more may be asked: answers are not known any more.
+    /// Returns true if the steps are used up, so that no further question can be answered.
     pub(crate) const fn are_over(&self) -> bool {
         self.0 == 0
     }
 
-    /// Sets a half aside.
+    /// Sets half of the steps aside.
     pub(crate) const fn split(&mut self) -> Self {
         let half = self.0 / 2;
         self.0 -= half;
@@ -122,7 +122,7 @@ impl FreeCapacity {
         self.index.remove_class(name);
     }
 
-    /// Replaces what a claim holds, by its UID.
+    /// Replaces the devices that a claim holds, by its UID.
     pub(crate) fn set_claim(&mut self, uid: &str, allocation: Option<&Arc<Allocation>>) {
         self.index.set_claim(uid, allocation);
     }
@@ -164,7 +164,7 @@ impl FreeCapacity {
     }
 }
 
-/// No allocation of this index is ever written.
+/// No allocation of this index is ever written, so the share ID does not matter.
 fn share_id() -> String {
     "free".to_owned()
 }

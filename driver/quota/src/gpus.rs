@@ -14,7 +14,7 @@ use crate::amount::{Amount, bytes};
 struct Slice {
     name: String,
     pool: String,
-    /// The node of its devices. A slice without a node has its pool's name here.
+    /// The node of the slice's devices. For a slice without a node, its pool's name.
     node: String,
     /// Name and bytes of each. Boxed: there may be a thousand nodes, and a map takes twice as much.
     gpus: Box<[(Box<str>, u64)]>,
@@ -39,8 +39,8 @@ impl From<&ResourceSlice> for Slice {
     }
 }
 
-/// How long GPUs that are not published any more count as those that a claim may get: a restart of kubelet takes the
-/// slices of its node away, and they come back.
+/// How long GPUs that are no longer published still count as possible for claims: when kubelet restarts, the slices of
+/// its node disappear and come back.
 const MAY_RETURN: Duration = Duration::from_secs(600);
 
 /// All GPUs, by slice.
@@ -49,16 +49,16 @@ pub(crate) struct Gpus {
     slices: BTreeMap<String, Slice>,
     /// By pool: the names of its slices.
     pools: HashMap<String, Vec<String>>,
-    /// By size: how many.
+    /// The number of GPUs of each size.
     sizes: BTreeMap<u64, usize>,
     /// Slices that are gone and may return, and until when.
     gone: BTreeMap<String, (Now, Slice)>,
-    /// By size: those that a claim may get; the last ones known while there is none.
+    /// The number of GPUs of each size that a claim may get; the last known ones while there are none.
     possible: BTreeMap<u64, usize>,
 }
 
 impl Gpus {
-    /// Returns true if there are other GPUs now.
+    /// Returns true if the GPUs have changed.
     pub(crate) fn set(&mut self, slice: &ResourceSlice, now: Now) -> bool {
         let slice = Slice::from(slice);
         self.gone.remove(&slice.name);
@@ -78,7 +78,7 @@ impl Gpus {
         true
     }
 
-    /// Slices come back under other names. One that is gone has returned when all of its GPUs are published again.
+    /// Slices come back under other names. A missing slice counts as returned when all of its GPUs are published again.
     fn forget_returned(&mut self, pool: &str) {
         let is_back = |old: &Slice| old.gpus.iter().all(|(name, _)| self.memory(pool, name).is_some());
         let gone = self
@@ -99,7 +99,7 @@ impl Gpus {
         is_known
     }
 
-    /// The slices that a list does not have any more.
+    /// The known slices that a list no longer contains.
     pub(crate) fn others(&self, listed: &[String]) -> Vec<String> {
         let listed: HashSet<&String> = listed.iter().collect();
         let others = self.slices.keys().filter(|name| !listed.contains(name));
@@ -169,14 +169,15 @@ impl Gpus {
         Some(match memory {
             None => Amount::share(*largest, cores, *largest),
             Some(memory) => {
-                // Its part is largest on the smallest GPU that has room. More than any has runs nowhere.
+                // The fraction is largest on the smallest GPU that has room. A request larger than every GPU can run
+                // nowhere.
                 let smallest = self.possible.range(memory..).next().map_or(memory, |(size, _)| *size);
                 Amount::share(memory, cores, smallest)
             }
         })
     }
 
-    /// The number of GPUs, which no request of all of a node's exceeds.
+    /// The number of GPUs. A request for all devices of a node cannot exceed it.
     pub(crate) fn count(&self) -> usize {
         self.possible.values().sum()
     }

@@ -1,4 +1,5 @@
-//! One namespace: its quota, what holds shares, and who waits. Decides; see the crate's head for how each failure ends.
+//! One namespace: its quota, what holds shares, and which pods wait. Makes the decisions; see the crate's documentation
+//! for how each failure ends.
 
 mod decide;
 mod held;
@@ -42,11 +43,11 @@ pub(crate) struct Namespace {
     /// By UID: the names of pods with extended resources.
     extended: HashMap<String, String>,
     resource_quotas: BTreeMap<String, ResourceQuota>,
-    /// What nodes hold for claims that are gone.
+    /// The shares that nodes hold for claims that are gone.
     still_held: StillHeld,
-    /// Since when nothing is seen of a reservation.
+    /// Since when no user of a reservation is seen.
     idle: HashMap<String, Now>,
-    /// Claims of reservations that were deleted, and those that were freed: nothing holds them any more.
+    /// Claims with reservations that were deleted or freed: nothing holds them any more.
     ended: HashSet<String>,
     /// Since when a pod's claim is missing.
     missing: HashMap<String, Now>,
@@ -99,7 +100,7 @@ impl Namespace {
             }
             let is_same = held.quota.uid == quota.uid;
             let budget = |quota: &Quota| quota.spec.as_ref().ok().and_then(|spec| spec.budget);
-            // This leader wrote it, or somebody changed the spec: the account goes on.
+            // If this leader wrote the budget, or only the spec was changed, the account continues.
             let is_known = held.quota.status.budget == quota.status.budget || quota.status.is_of(view.epoch);
             let goes_on = is_same && is_known;
             let new = budget(&quota);
@@ -129,7 +130,7 @@ impl Namespace {
         self.quota = Some(held);
     }
 
-    /// Returns false if that is not the quota.
+    /// Returns false if the quota has another UID.
     pub(crate) fn remove_quota(&mut self, uid: &str) -> bool {
         if self.quota_uid() != Some(uid) {
             return false;
@@ -148,7 +149,7 @@ impl Namespace {
         let key = self.key(&claim);
         let old = self.claims.get(&uid);
         let was_allocated = old.is_some_and(|claim| is_allocated(claim));
-        // A claim that was never seen before has been allocated for an unknown time.
+        // It is not known how long a claim that was never seen before has been allocated.
         let found = old.is_none().then_some(allocated_at(&claim));
         if let Some(account) = self.quota.as_mut().and_then(|held| held.account.as_mut()) {
             account.advance(view.wall);
@@ -156,12 +157,12 @@ impl Namespace {
         }
         match is_allocated(&claim) {
             true => {
-                // It counts the devices that it got.
+                // From now on it counts the devices that it got, so its requests are dropped.
                 claim.facts.spec = Arc::default();
                 claim.reserved_for = Vec::new();
                 self.ended.remove(&key);
             }
-            // Kubernetes frees a claim when the last pod is gone.
+            // A claim is no longer allocated: Kubernetes freed it after its last pod.
             false if was_allocated => self.end(key),
             false => {}
         }
@@ -186,21 +187,21 @@ impl Namespace {
         self.end(claim.uid().to_owned());
     }
 
-    /// Replaces what a node holds for claims that are gone.
+    /// Replaces the shares that a node holds for claims that are gone.
     pub(crate) fn set_unclaimed(&mut self, node: &str, shares: Vec<Unclaimed>, view: &View<'_>) {
         let account = self.quota.as_mut().and_then(|held| held.account.as_mut());
         self.still_held.replace(node, shares, account, view);
     }
 
-    /// Nothing holds this any more. Without a quota there is no reservation to end.
+    /// Records that nothing holds this any more. Without a quota there is no reservation to end.
     fn end(&mut self, key: String) {
         if self.quota.is_some() {
             self.ended.insert(key);
         }
     }
 
-    /// The key of a claim's reservation: its UID, and for the one that kube-scheduler made for a pod's extended resources
-    /// that pod's key. The pod says which one that is; the claim's own word is not enough.
+    /// The key of a claim's reservation: its UID. A claim that kube-scheduler made for a pod's extended resources has
+    /// that pod's key instead, but only if the pod names the claim; the claim's annotation alone proves nothing.
     pub(super) fn key(&self, claim: &Claim) -> String {
         let pod = claim.extended_of().and_then(|pod| self.extended_pod(pod));
         match pod.filter(|pod| pod.unusual().extended_claim.as_ref() == Some(&claim.facts.metadata.name)) {
@@ -256,7 +257,7 @@ impl Namespace {
         self.resource_quotas.len() != before
     }
 
-    /// Classes or GPUs changed.
+    /// Recalculates the charges after classes or GPUs changed.
     pub(crate) fn recount(&mut self, view: &View<'_>) {
         if let Some(account) = self.quota.as_mut().and_then(|held| held.account.as_mut()) {
             account.advance(view.wall);
@@ -267,7 +268,7 @@ impl Namespace {
         }
     }
 
-    /// The clock jumped. Returns the quota to tell it, if that matters.
+    /// Handles a jump of the clock. Returns the quota for an event, if the jump affects it.
     pub(crate) fn jump(&mut self, before: Time, by: i64) -> Option<About> {
         let account = self.quota.as_mut()?.account.as_mut()?;
         account.advance(before);

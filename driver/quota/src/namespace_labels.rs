@@ -6,14 +6,15 @@
 //! its default is deleted or no longer matches, so no namespace loses its ceiling. An administrator's quota is never touched.
 //!
 //! Failure modes:
-//! - **A crash, another leader, a lost answer:** label and stamp are compared with what the watch shows and written again.
-//!   A label that an old leader sets late is corrected when it is seen. A stamp is a creation, which fails if there is a
-//!   quota, or lands only on the version that it was decided on.
-//! - **The label removed or changed** (while its policy was off): it is written again. Pods made meanwhile are not gated;
-//!   they count.
+//! - **A crash, another leader, a lost answer:** labels and quotas are compared with what the watch shows and written
+//!   again. If an old leader sets a label late, it is corrected when that is seen. A quota is only created if there is
+//!   none, or overwritten in the version that was decided on.
+//! - **The label removed or changed** (while its policy was off): it is written again. Pods created meanwhile are not
+//!   gated, but they count.
 //! - **The label left on a namespace without a quota:** it is removed, and the gates open.
-//! - **A default that is refused** (written while the policy was off): it matches nothing, and its event names the field.
-//! - **A stamped quota that is deleted while its default matches:** it is stamped again, and gates wait for it.
+//! - **A default that is invalid** (written while the policy was off): it matches nothing, and its event names the
+//!   field.
+//! - **A quota from a default is deleted while the default still matches:** it is created again, and gates wait for it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -31,7 +32,7 @@ use crate::notice::Notice;
 use crate::plan::{Outcome, Task, Write};
 use crate::status::Quota;
 
-/// A namespace, as far as quotas go.
+/// A namespace, with the fields that quotas need.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(from = "Namespace")]
 pub struct NamespaceLabels {
@@ -45,7 +46,7 @@ pub struct NamespaceLabels {
 pub(crate) struct Labels {
     namespaces: BTreeMap<String, NamespaceLabels>,
     defaults: BTreeMap<String, QuotaDefault>,
-    /// Writes under way; of a label with its value.
+    /// Writes in flight; for a label, with its value.
     busy: HashMap<Task, Option<BudgetState>>,
 }
 
@@ -77,18 +78,18 @@ impl Labels {
         self.defaults.keys().cloned().collect()
     }
 
-    /// All namespaces: what is wanted of each may have changed.
+    /// The names of all namespaces: what each one needs may have changed.
     pub(crate) fn names(&self) -> BTreeSet<String> {
         self.namespaces.keys().cloned().collect()
     }
 
-    /// Returns true if this namespace gets a quota as soon as it has none: its gates wait for that.
+    /// Returns true if a default gives this namespace a quota as soon as it has none, so that its gates wait.
     pub(crate) fn stamps(&self, name: &str) -> bool {
         let namespace = self.namespaces.get(name);
         namespace.is_some_and(|namespace| self.matching(namespace).next().is_some())
     }
 
-    /// The defaults that match, the one that applies first.
+    /// The matching defaults; the first one applies.
     fn matching<'a>(
         &'a self,
         namespace: &'a NamespaceLabels,
@@ -151,12 +152,12 @@ impl Labels {
         self.busy.insert(write.task(), state);
     }
 
-    /// Returns what to tell of it.
+    /// Returns the event for it, if there is one.
     pub(crate) fn end(&mut self, task: &Task, outcome: &Outcome) -> Option<(About, Notice)> {
         let state = self.busy.remove(task)?;
         match (task, outcome) {
             (Task::Label(name), Outcome::Labelled) => {
-                // Until the watch shows it.
+                // Changes the known label until the watch shows it.
                 let labels = &mut self.namespaces.get_mut(name)?.labels;
                 match state {
                     Some(state) => labels.insert(LABEL.to_owned(), state.text().to_owned()),

@@ -73,7 +73,7 @@ pub enum Notice {
     },
     #[error("the API server refuses to write status, so no gate of this namespace opens: {0}")]
     StatusRefused(String),
-    /// Of a pod over budget.
+    /// For an evicted pod over budget.
     #[error(
         "evicted from node {node}: the GPU hours of its namespace are spent until {reset}, and a pod in budget, {waiting}, has waited for its place"
     )]
@@ -83,7 +83,7 @@ pub enum Notice {
         waiting: String,
         reset: String,
     },
-    /// Of the pod that waits.
+    /// For the waiting pod.
     #[error("to make room for it, pods over budget are evicted from node {node}: {count}")]
     RoomMade { count: usize, node: String },
     #[error(
@@ -122,7 +122,7 @@ impl Notice {
         }
     }
 
-    /// The key of a state that lasts, which stays equal if its numbers change; `None` for something that has happened.
+    /// The key of a lasting state, which stays the same if its numbers change; `None` for a single event.
     #[must_use]
     pub fn topic(&self) -> Option<String> {
         let detail = match self {
@@ -131,7 +131,7 @@ impl Notice {
                 dimension.name()
             }
             Self::Refused(text) | Self::BadSpec(text) | Self::NoClaim(text) => text,
-            // One namespace is named, however many match.
+            // Only one namespace is named, even if many match.
             Self::DefaultsMatch { first, .. } => first,
             Self::StampRefused { namespace, .. } => namespace,
             Self::Uncounted { why, .. } => why,

@@ -16,25 +16,26 @@ pub const SUM_EVERY: Duration = Duration::from_secs(10);
 /// An intended write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Write {
-    /// Lands only on that version of the quota.
+    /// Writes the status, only to that version of the quota.
     Status {
         namespace: String,
         uid: String,
         version: String,
         status: Box<Status>,
     },
-    /// Read the quota as it is now.
+    /// Reads the quota's current state.
     Read { namespace: String },
-    /// Take the gate off, if its claims by these names still have these UIDs: a claim may be deleted and another made by
-    /// its name, and the watch of pods may be ahead of that of claims.
+    /// Removes the gate if the claims with these names still have these UIDs: a claim may have been deleted and
+    /// replaced by one with the same name, and the watch of pods may be ahead of the watch of claims.
     ///
-    /// `is_over_budget`: the pod may be evicted for pods in budget. It is recorded on the pod in the same write.
+    /// `is_over_budget`: the pod may be evicted for pods in budget. The same write records this on the pod.
     Ungate {
         pod: PodRef,
         claims: Vec<(String, String)>,
         is_over_budget: bool,
     },
-    /// Evict these, if the pod that waits is still there and unbound; none of them, if a dry run for one is refused.
+    /// Evicts these pods if the waiting pod still exists and is unbound; none of them if a dry run for one of them is
+    /// refused.
     Evict { waiting: PodRef, victims: Vec<PodRef> },
     /// Set the label of a namespace, or remove it.
     Label {
@@ -42,7 +43,7 @@ pub enum Write {
         uid: String,
         state: Option<BudgetState>,
     },
-    /// Create the quota of a default, or write its spec over that version (UID and resourceVersion) of it.
+    /// Creates the quota from a default, or overwrites the spec of exactly that version (UID and resourceVersion).
     Stamp {
         namespace: String,
         default: String,
@@ -56,7 +57,7 @@ pub enum Write {
 pub enum Task {
     Namespace(String),
     Pod(PodRef),
-    /// For a pod that waits.
+    /// Evictions for this waiting pod.
     Eviction(PodRef),
     Label(String),
     Stamp(String),
@@ -93,7 +94,7 @@ pub enum Outcome {
     Labelled,
     /// The write failed, or its result is unknown: decide again after a pause.
     Again,
-    /// The API server says no.
+    /// The API server refused the write.
     Refused(String),
     /// It was not sent: this replica no longer leads.
     Dropped,

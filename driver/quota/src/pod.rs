@@ -1,10 +1,10 @@
-//! What quotas look at in a pod.
+//! The parts of a pod that quotas use.
 
 use vgpu_planner::model::{Pod, PodClaim, Requests, Unusual};
 
 use crate::names::GATE;
 
-/// The pod without all that decides only on its node, and without its mistakes: there are many.
+/// The pod without the fields that only affect its node, and without its mistakes, to save memory.
 pub(crate) fn kept(mut pod: Pod) -> Pod {
     pod.claims.shrink_to_fit();
     let unusual = pod.unusual.take().map(|unusual| Unusual {
@@ -33,7 +33,7 @@ pub(crate) fn is_gated(pod: &Pod) -> bool {
     pod.unusual().gates.iter().any(|gate| gate == GATE)
 }
 
-/// Returns true if it has gates of others; ours opens last.
+/// Returns true if it has other gates; ours opens last.
 pub(crate) fn has_other_gates(pod: &Pod) -> bool {
     pod.unusual().gates.iter().any(|gate| gate != GATE)
 }

@@ -1,5 +1,5 @@
-//! The `spec` of a VgpuQuota as numbers. The policy of the chart refuses the same mistakes with the same field names; what
-//! passes without it is refused here, and then no gate of the namespace opens.
+//! The `spec` of a VgpuQuota as numbers. The chart's policy refuses the same mistakes with the same field names;
+//! mistakes that pass without the policy are refused here, and then no gate of the namespace opens.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ const EVERY_MIN: Duration = Duration::from_secs(60);
 const EVERY_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 /// More hours than a thousand GPUs have in a year.
 const HOURS_MAX: u64 = 10_000_000;
-/// The most memory that a quota counts: 4Ei. Sums of claims stay below what Kubernetes' numbers hold.
+/// The most memory that a quota counts: 4Ei. This keeps sums of claims within Kubernetes' numbers.
 const MEMORY_MAX: i64 = 4 << 60;
 
 /// The ceilings and the budget of a quota.
@@ -29,7 +29,7 @@ pub struct Spec {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
-    /// Millionths of a GPU, for an hour.
+    /// Millionths of a GPU hour.
     pub gpu_hours: u64,
     pub every: Duration,
     pub when_spent: WhenSpent,
@@ -133,7 +133,8 @@ fn ceiling(dimension: Dimension, number: &Number) -> Result<u64, SpecError> {
     }
 }
 
-/// 0 blocks; else the rules of a claim's memory, with its suggestions. The sum of a namespace may be more than one GPU has.
+/// 0 blocks everything; otherwise the rules of a claim's memory apply, with its suggestions. The sum of a namespace may
+/// exceed the memory of one GPU.
 fn bytes(at: String, value: String) -> Result<u64, SpecError> {
     match vgpu_quantity::whole(&value) {
         Ok(0) => Ok(0),

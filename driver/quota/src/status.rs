@@ -19,13 +19,13 @@ pub struct Quota {
     pub namespace: String,
     pub name: String,
     pub uid: String,
-    /// As the API server wants it back.
+    /// The resourceVersion, unchanged for the next write.
     pub version: String,
     pub generation: i64,
     pub created: Time,
     /// Its spec, or why that is refused.
     pub spec: Result<Spec, String>,
-    /// It was made from a VgpuQuotaDefault, and nobody has changed it since.
+    /// Set if the quota was made from a VgpuQuotaDefault, and nobody has changed it since.
     pub stamped: Option<Stamped>,
     pub status: Status,
 }
@@ -35,10 +35,10 @@ pub struct Quota {
 #[serde(into = "VgpuQuotaStatus")]
 pub struct Status {
     pub generation: i64,
-    /// The leader's term that wrote it.
+    /// The epoch of the leader's term in which it was written.
     pub epoch: Option<String>,
     pub problem: Option<String>,
-    /// The ceilings that hold, with those of ResourceQuotas.
+    /// The effective ceilings, including those from ResourceQuotas.
     pub hard: Ceilings,
     pub limited_by: BTreeMap<String, String>,
     /// The sum of the reservations and of shares without one.
@@ -81,7 +81,7 @@ impl From<Sum> for BudgetStatus {
     }
 }
 
-/// A part that this program did not write is left out: it is computed again from claims and pods.
+/// Parts that this program did not write are ignored: they are calculated again from claims and pods.
 impl From<VgpuQuotaStatus> for Status {
     fn from(written: VgpuQuotaStatus) -> Self {
         let reservations = written.reservations.into_iter();
@@ -146,7 +146,7 @@ fn created(meta::Time(at): meta::Time) -> Time {
 
 impl<'de> Deserialize<'de> for Quota {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        /// Spec and status as they are: a mistake in one of them is not a quota that is unknown.
+        /// Spec and status undecoded: a mistake in one of them must not make the quota unknown.
         #[derive(Deserialize)]
         struct Whole {
             metadata: ObjectMeta,
@@ -171,8 +171,8 @@ impl<'de> Deserialize<'de> for Quota {
 }
 
 impl Quota {
-    /// Returns true if it is a later version than another of the same object. The API server's versions are numbers that
-    /// grow; with one that is none, the last that was seen counts.
+    /// Returns true if it is a later version than another one of the same object. The API server's versions are
+    /// increasing numbers; if a version is not a number, the last one seen is the later one.
     pub(crate) fn is_newer_than(&self, other: &Self) -> bool {
         if self.uid != other.uid {
             return self.created >= other.created;

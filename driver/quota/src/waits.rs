@@ -1,4 +1,4 @@
-//! Why pods wait for the quota of their namespace, for `vgpu explain`: what the leader would tell them.
+//! Why pods wait for the quota of their namespace, for `vgpu explain`: the same notices that the leader would write.
 
 use vgpu_planner::{About, Object, Time};
 
@@ -8,8 +8,8 @@ use crate::change::Change;
 use crate::controller::QuotaController;
 use crate::notice::Notice;
 
-/// The notices for pods if these were all objects there are. Whether a budget yields is asked of all namespaces, so it is
-/// known only if their objects are given.
+/// The notices for pods, as if these objects were complete. Whether a spent budget must yield depends on all
+/// namespaces, so that is only known if their objects are given.
 #[must_use]
 pub fn waits(objects: impl IntoIterator<Item = Change>, at: Time) -> Vec<(About, Notice)> {
     let mut controller = QuotaController::of_all(Steady::new(Now::ZERO, at));

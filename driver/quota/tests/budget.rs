@@ -55,7 +55,7 @@ proptest! {
         }
         account.advance(Time::from_millis(last_sum));
         let written = account.sum();
-        // Another leader: it finds those that are there then.
+        // Another leader: it finds the shares that exist then.
         let mut account = Account::resume(budget, Time::from_millis(0), Some(&written), Time::from_millis(back));
         for (i, share) in shares.iter().enumerate().filter(|(_, share)| share.from <= back && share.to > back) {
             account.set(&id(i), share.rate, Some(Some(Time::from_millis(share.from))));
@@ -68,7 +68,7 @@ proptest! {
             }
         }
         account.advance(Time::from_millis(end));
-        // The exact account: of those that ended in the outage, up to the last sum.
+        // The exact account: shares that ended during the outage are charged up to the last sum.
         let period = i64::try_from(every.as_millis()).unwrap();
         let start = end / period * period;
         let exact: u128 = shares.iter().map(|share| {

@@ -1,5 +1,6 @@
-//! Random nodes, and pods in and over budget on them: who is evicted for a pod that waits is always over budget, on one
-//! node, and as few as can be; the pod then fits; and neither a PodDisruptionBudget nor a new leader makes them more.
+//! Random nodes, with pods in and over budget: the pods that are evicted for a waiting pod are always over budget, on
+//! one node, and as few as possible; the pod then fits; and neither a PodDisruptionBudget nor a new leader increases
+//! their number.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -26,7 +27,7 @@ fn seconds(seconds: u64) -> Now {
     Duration::from_secs(seconds)
 }
 
-/// Which namespace a pod is in, and what its name says there.
+/// The namespaces of the pods; each name says the state of its budget.
 const TEAMS: [&str; 3] = ["spent", "rich", "free"];
 
 #[derive(Debug, Clone)]
@@ -51,16 +52,16 @@ struct ClaimState {
     only: Option<usize>,
 }
 
-/// What the API server has.
+/// The API server's state.
 #[derive(Debug, Clone, Default)]
 struct Cluster {
     gpus: Vec<usize>,
     pods: BTreeMap<String, PodState>,
     claims: BTreeMap<String, ClaimState>,
-    /// No eviction of these.
+    /// Pods whose eviction is refused.
     protected: BTreeSet<String>,
     now: Now,
-    /// As long pods take to end.
+    /// How long pods take to end.
     grace: u64,
     evicted: Vec<String>,
 }
@@ -90,7 +91,7 @@ impl Cluster {
         free.any(|((node, _), (memory, cores))| is_selected(node) && memory >= wanted.memory && cores >= wanted.cores)
     }
 
-    /// Over budget by its namespace and when its gate was opened, and bound.
+    /// Returns true if the pod is bound, its namespace is over budget, and its gate was opened while over budget.
     fn may_go(&self, pod: &str) -> bool {
         let pod = &self.pods[pod];
         pod.namespace == "spent" && pod.is_low && pod.node.is_some()
@@ -158,7 +159,7 @@ impl Cluster {
         Change::Cluster(OfState::Claim(read(value)))
     }
 
-    /// A leader that lists all as it is.
+    /// A leader that has listed the current state.
     fn leader(&self) -> QuotaController {
         let now = self.now;
         let mut controller = QuotaController::new("term", Steady::new(now, START.after(now)));
@@ -214,7 +215,7 @@ impl Cluster {
         controller
     }
 
-    /// As the writer does it: all by dry runs first.
+    /// Evicts like the writer: with dry runs for all first.
     fn evict(&mut self, victims: &[PodRef]) -> Outcome {
         let is_kept = |pod: &&PodRef| self.protected.contains(&pod.name);
         let kept: Vec<_> = victims.iter().filter(is_kept).collect();
@@ -247,9 +248,9 @@ struct Plan {
     wanted: (u64, u64),
     /// The claim selects the GPUs of this node.
     only: Option<usize>,
-    /// A new leader, at this second.
+    /// The second at which a new leader takes over.
     restart: Option<u64>,
-    /// So long the watches show nothing of an eviction.
+    /// For how long the watches do not show an eviction.
     lag: u64,
     grace: u64,
     is_heard: bool,
@@ -425,7 +426,8 @@ proptest! {
         }
         let nodes: BTreeSet<_> = gone.iter().map(|victim| before.pods[victim].node).collect();
         prop_assert!(nodes.len() <= 1, "on {:?}", nodes);
-        // With a PodDisruptionBudget in the way and no answers, nothing is learned of it: then nobody need go.
+        // If a PodDisruptionBudget refuses and all answers are lost, the leader does not learn of the refusal, and
+        // possibly nobody is evicted.
         if plan.is_heard || before.protected.is_empty() {
             prop_assert_eq!(gone.len(), fewest.unwrap_or(0));
         }
@@ -518,7 +520,7 @@ fn a_refusal_is_told_and_others_are_chosen() {
         Write::Evict { victims, .. } => Some(victims.iter().map(|pod| pod.name.as_str()).collect::<Vec<_>>()),
         _ => None,
     });
-    // Without the protected one (30 GiB) it takes two of 20.
+    // Without the protected pod (30 GiB), two pods of 20 GiB are needed.
     assert_eq!(
         next.map(|mut names| {
             names.sort_unstable();
@@ -533,7 +535,7 @@ fn who_was_evicted_for_one_is_not_counted_on_for_another() {
     let mut cluster = build(&waiting_for_two());
     let (mut controller, found) = first(&mut cluster);
     let (task, gone) = found.unwrap();
-    // Another begins to wait, and has waited long enough before the watch shows what became of the first two.
+    // Another pod begins to wait, and has waited long enough before the watch shows the eviction of the first two.
     let claim = cluster.claims["waits-gpu"].clone();
     let pod = PodState {
         claim: "late-gpu".into(),

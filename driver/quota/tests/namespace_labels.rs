@@ -20,7 +20,7 @@ struct World {
     quotas: BTreeMap<String, Value>,
     defaults: BTreeMap<String, Value>,
     gated: BTreeMap<String, String>,
-    /// What the API server says to a stamp, if it refuses it.
+    /// The API server's message if it refuses to write quotas from defaults.
     refuses: Option<&'static str>,
     controller: QuotaController,
     notices: Told,
@@ -99,7 +99,7 @@ impl World {
             .apply(Change::DefaultGone { name: name.to_owned() }, self.now);
     }
 
-    /// A pod that waits, and would be let through at once: it has no claim.
+    /// Adds a waiting pod that would be ungated at once, because it has no claim.
     fn waits(&mut self, namespace: &str) {
         self.gated.insert(format!("of-{namespace}"), namespace.to_owned());
         self.tell_pods();
@@ -214,7 +214,7 @@ impl World {
         }
     }
 
-    /// One plan, of which so many writes land.
+    /// Makes one plan, of which at most this many writes succeed.
     fn turn(&mut self, most: usize) -> Vec<Write> {
         let plan = self.controller.plan(self.now);
         self.notices.add(plan.notices);
@@ -225,7 +225,7 @@ impl World {
         plan.writes
     }
 
-    /// Until nothing is left to do for a minute.
+    /// Plans until nothing is left to do for a minute.
     fn settle(&mut self) {
         let mut quiet = 0;
         for _ in 0..1000 {
@@ -307,7 +307,7 @@ fn a_label_that_somebody_removed_or_changed_comes_back() {
     world.settle();
     assert_eq!(world.label("other"), None);
     assert!(world.gated.is_empty(), "its gate opens");
-    // The CRD goes, and all quotas with it.
+    // The CRD is deleted, and all quotas with it.
     world.waits("team");
     world.quotas.clear();
     world.controller.apply(Change::Quotas { uids: Vec::new() }, world.now);
@@ -350,20 +350,20 @@ fn a_default_makes_quotas_where_there_is_none() {
     world.namespace("other", &[("team", "a")]);
     world.settle();
     assert_eq!((world.shares("late"), world.shares("other")), (Some(1), Some(1)));
-    // The default changes: the quotas that are as it made them follow, and an administrator's do not.
+    // The default changes: unchanged quotas from it follow, an administrator's quota does not.
     world.quota("late", shares(9));
     world.default("teams", json!({"matchLabels": {"team": "a"}}), shares(2));
     world.settle();
     assert_eq!(all(&world), [Some(7), Some(2), Some(2)]);
     assert_eq!(world.shares("late"), Some(9));
-    // It no longer matches, or goes: nobody loses a ceiling.
+    // The default no longer matches, or is deleted: no namespace loses a ceiling.
     world.namespace("other", &[("dra.vgpu/quota", "InBudget")]);
     world.delete_default("teams");
     world.settle();
     world.crash();
     world.settle();
     assert_eq!(all(&world), [Some(7), Some(2), Some(2)]);
-    // Another one comes.
+    // Another default is created.
     world.default("all", json!({}), shares(3));
     world.settle();
     assert_eq!(all(&world), [Some(7), Some(3), Some(3)]);
@@ -409,7 +409,8 @@ fn gates_wait_for_the_quota_of_a_default() {
     world.default("all", json!({}), shares(0));
     world.list();
     world.settle();
-    // Stamped again when it is deleted. Until then no gate opens, also where the API server refuses it.
+    // The quota is created again when it is deleted. Until then no gate opens, even if the API server refuses the
+    // creation.
     world.refuses = Some("because");
     world.delete_quota("team");
     world.waits("team");

@@ -1,4 +1,4 @@
-//! What users and administrators do by mistake or on purpose, and what follows.
+//! What users and administrators do by mistake or on purpose, and the results.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ fn by_age_and_no_overtaking() {
     api.end("p001");
     leader.settle(&mut api);
     assert_eq!(gated(&api), [""; 0], "at once");
-    // Told once, whatever happens in between.
+    // Reported once, whatever happens in between.
     let of_second = leader
         .notices
         .lines
@@ -115,7 +115,7 @@ fn a_shared_claim_counts_once() {
     let mut leader = Replica::new(&api);
     leader.settle(&mut api);
     assert_eq!((gated(&api).len(), api.status().reservations.len()), (0, 1));
-    // It is free when the last pod is gone.
+    // The reservation is free when the last pod is gone.
     for name in ["p001", "p002", "p003"] {
         api.bind(name);
     }
@@ -193,7 +193,7 @@ fn a_gate_that_somebody_else_takes_off_is_told_and_counts() {
         &leader,
         "p002 QuotaBypassed: somebody else took the scheduling gate dra.vgpu/quota off",
     );
-    // Another change of the pod is no news.
+    // Another change of the pod is not reported again.
     api.ungate(&at, &[]);
     leader.settle(&mut api);
     let of_second = leader
@@ -334,7 +334,7 @@ fn without_a_quota_gates_open() {
     api.delete_quota();
     leader.settle(&mut api);
     assert_eq!(gated(&api), [""; 0]);
-    // The same where the CRD is gone: the watch lists none.
+    // The same if the CRD is deleted: the watch lists no quotas.
     let mut api = Api::new(hard(10));
     api.pod(1, Err(40), true);
     let mut leader = Replica::new(&api);
@@ -438,7 +438,7 @@ fn who_yields_starts_when_nobody_in_budget_waits() {
         "p001 BudgetSpent: waits for VgpuQuota vgpu: 0 of 0 GPU hours used, so pods in budget go first",
     );
     leader.controller.apply(change(pod("n")), api.now);
-    // It is not asked more often who waits.
+    // The search for waiting pods is not repeated earlier.
     api.now += seconds(1);
     leader.settle(&mut api);
     assert_eq!(gated(&api), [""; 0]);

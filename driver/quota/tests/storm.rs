@@ -1,5 +1,5 @@
-//! Random users, watches that lag, crashes, restarts and two leaders at once: never does more run than the ceiling
-//! allows, no pod runs without its reservation, nothing is reserved twice, and when it is quiet what fits runs.
+//! Random users, watches that lag, crashes, restarts and two leaders at once: the running pods never exceed the
+//! ceiling, no pod runs without its reservation, nothing is reserved twice, and at the end every pod that fits runs.
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -12,13 +12,14 @@ const HARD: u64 = 80;
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// A pod with a claim of its own of so many GiB.
+    /// A pod with its own claim for this many GiB.
     Pod(u64, u64),
-    /// A pod of a claim that others use too.
+    /// A pod that uses a shared claim.
     Sharer(u64),
     Bind(u64),
     End(u64),
-    /// The watches of one replica show so much more, and it plans. The rest of its writes, or of the answers, is lost.
+    /// The watches of one replica show this many more events, and it plans. Its remaining writes, or their answers, are
+    /// lost.
     Turn {
         replica: usize,
         seen: [usize; 3],
@@ -66,7 +67,7 @@ fn steps_of_sharers() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 0..80)
 }
 
-/// 400, unless PROPTEST_CASES says how many.
+/// 400, unless PROPTEST_CASES sets the number.
 fn cases() -> ProptestConfig {
     let default = ProptestConfig::default();
     let cases = std::env::var_os("PROPTEST_CASES").map_or(400, |_| default.cases);
@@ -81,7 +82,7 @@ fn check(api: &Api, step: &dyn std::fmt::Debug) {
     );
     let status = api.status();
     for pod in api.pods.values().filter(|pod| !pod.gated) {
-        // A claim that somebody deleted counts for nobody.
+        // A claim that somebody deleted does not count.
         if let Some(claim) = api.claims.get(&pod.claim) {
             assert!(
                 status.reservations.contains_key(&claim.uid),
@@ -114,7 +115,7 @@ fn take(step: &Step, api: &mut Api, replicas: &mut [Replica; 2]) {
         }
         Step::Term(replica) => replicas[*replica] = Replica::new(api),
         Step::Wait(time) => {
-            // A watch lags less than reservations of unknown claims are kept.
+            // Watches lag for less time than reservations of unknown claims are kept.
             let lagging = replicas.iter_mut().filter(|_| *time > 1);
             lagging.for_each(|replica| replica.catch_up(api));
             api.now += seconds(*time);
@@ -134,7 +135,7 @@ fn run(steps: &[Step], backfill: bool) -> Api {
     api
 }
 
-/// One leads, and what is left over from claims that are gone goes after its time.
+/// Only one replica leads, and leftovers of claims that are gone are removed after their time.
 fn quiet(api: &mut Api, backfill: bool) {
     let mut leader = Replica::new(api);
     leader.settle(api);
@@ -191,7 +192,7 @@ fn a_gate_is_not_opened_on_a_reservation_that_another_leader_releases() {
     run(&steps, false);
 }
 
-/// The last pod of a shared claim ends under a new term, the next one comes, and then these steps follow.
+/// The last pod of a shared claim ends during a new term, the next pod arrives, and then these steps follow.
 fn run_after_a_claim_was_freed(then: [Step; 3]) {
     let mut steps = vec![
         Step::Sharer(12),
@@ -208,8 +209,8 @@ fn run_after_a_claim_was_freed(then: [Step; 3]) {
     run(&steps, false);
 }
 
-/// One replica sees the end before it sees the next pod; the other one sees the next pod, and neither that the claim was freed
-/// nor what became of its reservation.
+/// One replica sees the end before it sees the next pod; the other one sees the next pod, but neither that the claim
+/// was freed nor that its reservation changed.
 #[test]
 fn a_freed_claim_is_not_released_while_another_leader_opens_a_gate_on_it() {
     run_after_a_claim_was_freed([
@@ -229,7 +230,8 @@ fn a_freed_claim_is_not_released_after_another_leader_opened_a_gate_on_it() {
     ]);
 }
 
-/// One leads and is about to release what nobody has used for 30 s. The other one, which has seen all, opens a gate.
+/// One replica leads and is about to release a reservation that was unused for 30 s. The other one, which has seen
+/// everything, opens a gate.
 #[test]
 fn a_gate_is_not_opened_under_the_epoch_of_another_leader() {
     let steps = [

@@ -140,7 +140,7 @@ fn what_was_made_for_extended_resources_has_its_pods_reservation_until_it_ends()
     plan(&mut leader, &mut api);
     let status = api.status();
     assert_eq!((status.used.memory / GI, reserved(&status).len()), (80, 1), "once");
-    // Both go, the pod first: its reservation goes at once.
+    // Both are deleted, the pod first: its reservation is released at once.
     let key = format!("{TEAM}/p");
     leader
         .controller
@@ -198,7 +198,7 @@ fn with_hard_pods(count: usize) -> (Api, Replica) {
             api.now,
         );
     }
-    // Requests of 32 different sizes, which fit nowhere by a little.
+    // Requests of 32 different sizes that only just do not fit.
     for number in 0..count {
         let name = format!("hard-{number}");
         let request = |size: usize| {
@@ -231,7 +231,7 @@ fn pods_that_are_hard_to_place_do_not_stop_the_leader() {
         leader.catch_up(&api);
     }
     assert!(api.pods["p001"].gated, "it is not known, so the pods over budget wait");
-    // They go while it is not asked again.
+    // The pods are deleted while the search is not repeated.
     for number in 0..60 {
         let key = format!("rich/hard-{number}");
         leader
@@ -335,7 +335,7 @@ fn a_pod_that_hid_behind_another_gate_is_opened_as_over_budget() {
         pod["spec"]["schedulingGates"] = names.iter().map(|name| json!({"name": name})).collect();
         pod
     };
-    // Another pod of the claim has its gate off, so the claim is reserved.
+    // Another pod with the same claim is ungated, so the claim is reserved.
     api.shared("shared", 8);
     leader.catch_up(&api);
     leader

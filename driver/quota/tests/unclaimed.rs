@@ -48,7 +48,7 @@ fn a_pod_waits_for_what_its_namespace_still_holds_without_a_claim() {
         "{:?}",
         leader.notices
     );
-    // The next leader sees it too, and lets nothing pass.
+    // The next leader sees it too, and opens no gate.
     let mut next = Replica::new(&api);
     apply(&mut next, &api, holds(Some(30 * GI), 1));
     next.settle(&mut api);

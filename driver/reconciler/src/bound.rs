@@ -11,8 +11,8 @@ use vgpu_dialects::{Bound, GpuShare, Record, legacy_view};
 
 use crate::gpus::Gpus;
 
-/// The annotation with the pod's UID that says that its annotations are written. A pod made from a copy of another
-/// pod's manifest has that pod's UID, or none.
+/// The annotation that records that the pod's annotations were written; its value is the pod's UID. A pod that was
+/// copied from another pod's manifest has that pod's UID, or none.
 pub const LEGACY_VIEW: &str = "dra.vgpu/legacy-view";
 /// The longest value of a label. A node's name may be longer.
 const LABEL_MAX: usize = 63;

@@ -51,7 +51,7 @@ impl Gpus {
         self.forget(slice, now)
     }
 
-    /// Removes all slices but these. Returns true if there were others.
+    /// Removes all slices except these. Returns true if any were removed.
     pub fn retain(&mut self, listed: &[String], now: Now) -> bool {
         let gone: Vec<String> = self
             .slices
@@ -81,12 +81,12 @@ impl Gpus {
         self.gone.len() != before
     }
 
-    /// When the next GPU that is gone is forgotten.
+    /// When the next missing GPU will be forgotten.
     pub(crate) fn next_expiry(&self) -> Option<Now> {
         self.gone.values().map(|(_, since)| *since + KEEP).min()
     }
 
-    /// The GPUs there are, and those that were there a moment ago.
+    /// The published GPUs, and those that were published until recently.
     #[must_use]
     pub fn inventory(&self) -> Inventory {
         let mut gpus: BTreeMap<&str, &Gpu> = self.gone.iter().map(|(uuid, (gpu, _))| (uuid.as_str(), gpu)).collect();

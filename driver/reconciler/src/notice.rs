@@ -32,7 +32,7 @@ impl Notice {
         }
     }
 
-    /// Stays equal when the API server words a refusal differently.
+    /// A key that stays the same if the API server words a refusal differently.
     #[must_use]
     pub fn topic(&self) -> &str {
         match self {

@@ -63,11 +63,11 @@ pub enum Write {
     },
     /// Deletes only that version of the template.
     Delete { key: Key, uid: String, version: String },
-    /// Read the pod and its claims, and write what [`crate::legacy_patch`] says.
+    /// Reads the pod and its claims, and writes the patch of [`crate::legacy_patch`].
     GiveBack(PodRef),
 }
 
-/// What a write is about. Only one write for each is under way at a time.
+/// The subject of a write. For each one, at most one write is in flight.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Task {
     Template(Key),
@@ -84,19 +84,19 @@ impl Write {
     }
 }
 
-/// What became of a write.
+/// The outcome of a write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     Created(Template),
     /// Creating: the name is taken.
     Exists,
-    /// Deleting: it is accepted. The name is free when the watch says so.
+    /// Deleting: it was accepted. The name is free when the watch reports that.
     Deleted,
     /// The pod has its annotations.
     LegacyView,
     /// Nothing was done, because something changed or is missing: decided again after a pause.
     Again,
-    /// The API server says no.
+    /// The API server refused the write.
     Refused(String),
     /// It was not sent: this replica does not lead any more.
     Dropped,

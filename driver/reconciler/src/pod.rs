@@ -12,15 +12,15 @@ use crate::bound::LEGACY_VIEW;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TranslatedPod {
     pub at: PodRef,
-    /// The requests of the templates that `spec.resourceClaims` names, by name. For a request that only the annotation
-    /// has no template is made: nothing would use it.
+    /// The requests of the templates that `spec.resourceClaims` names, by name. If a request is only in the annotation,
+    /// no template is made for it: nothing would use it.
     pub needs: BTreeMap<String, Request>,
-    /// Why the annotation is not what a translation writes.
+    /// Why the annotation is not in the form that a translation writes.
     pub problem: Option<String>,
     /// It has finished or is being deleted: nothing more is done for it.
     pub is_over: bool,
     pub is_bound: bool,
-    /// It has the annotations of its dialect already.
+    /// True if it already has the annotations of its dialect.
     pub has_legacy_view: bool,
 }
 

@@ -15,7 +15,7 @@ use crate::plan::{Change, Outcome, Plan, Task, Write};
 use crate::pod::TranslatedPod;
 use crate::template::{Key, SPEC_HASH, Template, hash, object};
 
-/// A template that no pod needs is deleted after this time.
+/// How long a template is kept that no pod needs.
 pub const KEEP: Duration = Duration::from_secs(3600);
 /// How often a creation may find the name taken before that is reported: the watch may not show our own template yet.
 const TAKEN_AFTER: u32 = 2;
@@ -53,7 +53,7 @@ pub struct Reconciler {
     gpus: Arc<Gpus>,
     listed: Listed,
     is_leading: bool,
-    /// When to look at each again.
+    /// When to check each task again.
     due: BTreeMap<Task, Now>,
     under_way: BTreeSet<Task>,
     backoffs: BTreeMap<Task, Backoff>,
@@ -158,7 +158,7 @@ impl Reconciler {
         self.is_leading = leads;
     }
 
-    /// Returns what to do now. Its writes are under way until [`Self::report`].
+    /// Returns what to do now. Its writes count as in flight until [`Self::report`].
     pub fn plan(&mut self, now: Now) -> Plan {
         let mut plan = Plan::default();
         if !self.is_complete() {
@@ -176,7 +176,7 @@ impl Reconciler {
         for task in due {
             self.due.remove(&task);
             if self.under_way.contains(&task) {
-                // Looked at again when its outcome is known.
+                // It is checked again when its outcome is known.
                 continue;
             }
             let paused = self
@@ -202,7 +202,7 @@ impl Reconciler {
         plan
     }
 
-    /// Reports what became of a write of a plan.
+    /// Reports the outcome of a write in a plan.
     pub fn report(&mut self, task: &Task, outcome: Outcome, now: Now) {
         self.under_way.remove(task);
         let is_done = match (task, outcome) {
@@ -221,7 +221,8 @@ impl Reconciler {
                 if let Some(known) = self.templates.get_mut(key) {
                     known.is_deleted = true;
                 }
-                // No success yet: if somebody changes every template that is created, this would go on without a pause.
+                // Not counted as a success yet: if somebody changes every template that is created, this would repeat
+                // without a pause.
                 self.look(task.clone(), now);
                 return;
             }
@@ -258,7 +259,7 @@ impl Reconciler {
         self.due.insert(task, now);
     }
 
-    /// Looks again at the templates that depend on the GPUs.
+    /// Checks the templates again that depend on the GPUs.
     fn look_at_parts(&mut self, is_new: bool, now: Now) {
         if !is_new {
             return;

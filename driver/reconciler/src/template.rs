@@ -7,7 +7,7 @@ use k8s_openapi::api::resource::v1::{ResourceClaimTemplate, ResourceClaimTemplat
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use sha2::{Digest as _, Sha256};
 
-/// The label of all templates that the controller makes; no other template is ever looked at. A policy of the chart
+/// The label of all templates that the controller makes; templates without it are ignored. One of the chart's policies
 /// refuses it from everybody else.
 pub const LABEL: &str = "dra.vgpu/translated";
 /// The annotation with the hash of the spec that was created. The API server may write defaults into a spec, so specs
@@ -20,7 +20,7 @@ pub struct Key {
     pub name: String,
 }
 
-/// A template that is there.
+/// An existing template.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Template {
     pub uid: String,
@@ -32,7 +32,7 @@ pub struct Template {
 }
 
 impl Template {
-    /// From its metadata alone. `None` without our label.
+    /// Reads a template from its metadata alone. `None` without our label.
     #[must_use]
     pub fn of(meta: &ObjectMeta) -> Option<(Key, Self)> {
         meta.labels.as_ref()?.get(LABEL)?;

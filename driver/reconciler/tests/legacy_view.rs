@@ -188,7 +188,7 @@ fn at(name: &str) -> PodRef {
     }
 }
 
-/// What a plan gives back now.
+/// The pods that get their annotations in a plan now.
 fn gives(replica: &mut Replica) -> Vec<PodRef> {
     let writes = replica.plan().writes.into_iter();
     writes
@@ -233,7 +233,7 @@ fn the_leader_gives_back_to_each_bound_pod_once() {
         .insert(LEGACY_VIEW.to_owned(), "uid-a".to_owned());
     assert_eq!(set(&mut leader, &done), []);
 
-    // Another pod under the name, about which the annotation says nothing.
+    // Another pod with the same name, to which the annotation does not apply.
     let mut next = done;
     next.metadata.uid = Some("uid-second".to_owned());
     let second = PodRef {

@@ -1,6 +1,5 @@
-//! Random users, crashes, second leaders, deletions by hand and GPUs that come and go: whatever happens, once it is
-//! quiet every pod that runs has its template, no other template of ours is left after an hour, and nobody else's was
-//! touched.
+//! Random users, crashes, second leaders, deletions by hand and GPUs that come and go: in the end every running pod has
+//! its template, no other template of ours is left after an hour, and nobody else's template was touched.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +13,7 @@ use support::{Api, Replica, fixed, half, hami, key, seconds, slice, template_of}
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// A pod is made; the second number says what it asks for.
+    /// Creates a pod; the second number selects its request.
     Pod(u8, u8),
     NoPod(u8),
     /// Somebody deletes a template.
@@ -22,8 +21,8 @@ enum Step {
     /// A node's GPUs, in GiB.
     Node(u8, Vec<u64>),
     NoNode(u8),
-    /// The watches of one replica show what happened, and it plans. The first `sent` of its writes are sent, and it
-    /// hears of their outcomes. The rest is lost, as with a crash, if `crash`.
+    /// The watches of one replica show all events, and it plans. The first `sent` of its writes are sent, and it gets
+    /// their outcomes. The others are dropped, or with `crash` lost together with the process.
     Turn {
         replica: bool,
         sent: usize,
@@ -138,7 +137,7 @@ impl World {
         }
     }
 
-    /// One replica leads alone, and everything is shown and done.
+    /// One replica leads alone; all events are shown and all writes performed.
     fn rest(&mut self, time: u64) {
         self.show();
         for (replica, leads) in self.replicas.iter_mut().zip([true, false]) {
@@ -159,9 +158,9 @@ proptest! {
         for step in steps {
             world.step(step);
         }
-        // A GPU that a part can be made of.
+        // A GPU, so that templates for parts can be made.
         world.step(Step::Node(9, vec![80]));
-        // Longer than the longest pause. Twice, because some work waits for what was done the first time.
+        // Longer than the longest pause. Twice, because some work depends on the results of the first time.
         world.rest(400);
         world.rest(400);
         let needed: BTreeSet<Key> = world.api.pods.values().map(|pod| key(&template_of(pod))).collect();
@@ -170,7 +169,7 @@ proptest! {
         }
         prop_assert_eq!(&world.api.templates[&key("theirs")], &theirs);
 
-        // GPUs that went are forgotten, and templates that nobody needs.
+        // Missing GPUs are forgotten, and so are templates that nobody needs.
         world.rest(KEEP.as_secs());
         world.rest(1);
         let is_ours = |key: &&Key| {
@@ -179,7 +178,7 @@ proptest! {
         };
         let left: BTreeSet<Key> = world.api.templates.keys().filter(is_ours).cloned().collect();
         prop_assert_eq!(&left, &needed);
-        // They are what a new replica would make of the same objects.
+        // A new replica would make the same templates from these objects.
         let (created, deleted) = (world.api.created, world.api.deleted);
         let mut fresh = Replica::leading(&world.api);
         fresh.settle(&mut world.api);

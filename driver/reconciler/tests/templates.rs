@@ -8,7 +8,7 @@ mod support;
 
 use support::{Api, Replica, fixed, forged, half, key, request, seconds, slice, template_of};
 
-/// The alternatives of a template: each size of memory that is asked for.
+/// The alternatives of a template: each requested memory size.
 fn alternatives(api: &Api, name: &str) -> Vec<String> {
     let spec = api.templates[&key(name)]
         .spec
@@ -94,7 +94,7 @@ fn a_crash_between_the_two_writes_of_a_rebuild_leaves_what_the_next_leader_compl
     let plan = leader.plan();
     assert!(matches!(&plan.writes[..], [Write::Delete { .. }]), "{plan:?}");
     assert_eq!(api.perform(&plan.writes[0]), Outcome::Deleted);
-    // It is killed here.
+    // The process is killed here.
     let mut next = Replica::leading(&api);
     api.events.clear();
     assert_eq!(next.settle(&mut api).len(), 1);
@@ -189,7 +189,7 @@ fn somebody_elses_template_under_the_name_is_left_alone_and_told_of() {
     assert_eq!(api.templates, before);
     assert_eq!(leader.told(), [("a", "TemplateRefused")]);
     assert!(leader.told[0].1.to_string().contains(&name));
-    // Once it is gone, ours comes.
+    // Once it is gone, ours is created.
     api.delete(&key(&name), None);
     leader.wait(&mut api, seconds(300));
     assert!(api.templates[&key(&name)].metadata.labels.is_some());
@@ -228,7 +228,7 @@ fn a_forged_annotation_yields_only_what_its_own_pod_uses() {
     told.sort_unstable();
     assert_eq!(told, refused);
 
-    // The administrator's class for priority High is one.
+    // The administrator's class for priority High is allowed.
     let high_priority_class = Some("vgpu-high".to_owned());
     let mut leader = Replica::of(&api, Settings { high_priority_class }, true);
     leader.settle(&mut api);
@@ -272,7 +272,7 @@ fn a_template_that_no_pod_needs_goes_after_an_hour() {
     assert!(matches!(&written[..], [Write::Delete { .. }]), "{written:?}");
     assert!(api.templates.is_empty());
     assert_eq!(leader.plan().wake, None, "nothing is kept of it");
-    // A pod that comes right then gets it back.
+    // A pod that is created right afterwards gets it again.
     api.set_pod(fixed("c"));
     assert_eq!(leader.settle(&mut api).len(), 1);
     assert!(api.templates.contains_key(&key(&name)));
@@ -316,7 +316,7 @@ fn a_part_of_a_gpu_is_made_anew_when_there_are_other_sizes() {
     api.set_slice(slice("n3", &[24]));
     assert_eq!(leader.settle(&mut api), []);
     assert_eq!(leader.wait(&mut api, seconds(600)), []);
-    // The node goes for good.
+    // The node is gone permanently.
     api.remove_slice("n3");
     leader.settle(&mut api);
     assert_eq!(leader.wait(&mut api, seconds(600)).len(), 2);

@@ -98,7 +98,7 @@ impl TranslateFlags {
     }
 }
 
-/// The parts of a list with commas; none of an empty text.
+/// The items of a comma-separated list; none for an empty text.
 fn list(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').filter(move |_| !text.is_empty())
 }

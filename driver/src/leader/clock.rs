@@ -36,12 +36,12 @@ impl Clock {
         }
     }
 
-    /// Since the process's start.
+    /// The time since the process started.
     pub(crate) fn elapsed(&self) -> Duration {
         self.started.elapsed()
     }
 
-    /// The machine's clock as it is: milliseconds since 1970.
+    /// The machine's current clock: milliseconds since 1970.
     pub(crate) fn machine_millis(&self) -> i64 {
         millis(machine())
     }
@@ -108,7 +108,7 @@ mod tests {
         assert_eq!((now.millis(), behind), (1_100_000, Duration::ZERO), "set ahead");
         let (origin, now, behind) = read(Some(origin), seconds(8), seconds(1_003));
         assert_eq!((now.millis(), behind), (1_101_000, seconds(98)), "set back");
-        // The machine was stopped: only the time of day went on.
+        // The machine was suspended: only the time of day advanced.
         let (_, now, behind) = read(Some(origin), seconds(9), seconds(2_000));
         assert_eq!((now.millis(), behind), (2_000_000, Duration::ZERO));
     }

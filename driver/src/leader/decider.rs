@@ -15,7 +15,7 @@ use crate::notices::Reported;
 /// Changes within this time of each other are decided on together.
 const SETTLE: Duration = Duration::from_millis(10);
 
-/// A request with which a decider gets something done, or read.
+/// A request by which a decider writes or reads something.
 pub(crate) type Request<T> = BoxFuture<'static, T>;
 
 /// What to do now.
@@ -26,7 +26,7 @@ pub(crate) struct Plan<T> {
     pub(crate) wake: Option<Duration>,
 }
 
-/// Something that the leader decides on. All of it is synchronous; its requests run beside it.
+/// Something that the leader decides on. Everything in it is synchronous; its requests run concurrently.
 pub(crate) trait Decider {
     type Change;
     /// How a request ended.
@@ -78,8 +78,8 @@ impl<D: Decider> Runner<D> {
         self.soon();
     }
 
-    /// Waits until a request has ended or a plan is due, does what follows, and returns what to report. Cancel-safe,
-    /// because nothing follows the only wait.
+    /// Waits until a request has ended or a plan is due, handles that, and returns what to report. Cancel-safe, because
+    /// its only wait is the first step.
     pub(crate) async fn turn(&mut self) -> Result<Vec<Reported>, SetBack> {
         let plan_at = self.plan_at;
         let plan = async {

@@ -6,13 +6,13 @@
 //! ```
 //!
 //! As in client-go, clocks of different machines are never compared: a lease has expired if this process has not seen
-//! it change for its duration. A term ends [`DEADLINE`] after the start of the request that won or renewed it, well
-//! before another replica may take the lease. Each term has an epoch that no other term ever has; a term that expired
-//! is not continued.
+//! it change for as long as its duration. A term ends [`DEADLINE`] after the start of the request that acquired or
+//! renewed it, well before another replica may take the lease. Each term has an epoch that no other term ever has; an
+//! expired term is not continued.
 //!
 //! Failure modes: without the API server a leader stops at its deadline, and leads again in a new term once it has the
-//! lease back. A leader that was stopped and does not notice is what the fence is for (`vgpu_planner`'s `term`); the
-//! lease alone is not enough. A replica that ends gives the lease back, so that the other need not wait.
+//! lease back. The fence protects against a leader that was stopped and does not notice it (`vgpu_planner`'s `term`);
+//! the lease alone is not enough. A replica that exits gives the lease back, so that the other does not have to wait.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,7 +30,7 @@ use super::clock::Clock;
 const DURATION: Duration = Duration::from_secs(15);
 const DEADLINE: Duration = Duration::from_secs(10);
 const RETRY: Duration = Duration::from_secs(2);
-/// For one request.
+/// Timeout of one request.
 const TIMEOUT: Duration = Duration::from_secs(4);
 
 /// What to do with the lease.
@@ -134,7 +134,7 @@ pub(crate) struct Election {
 }
 
 impl Election {
-    /// Also returns the current term of this replica, as a channel.
+    /// Makes a candidate. Also returns a channel with the current term of this replica.
     pub(crate) fn new(
         client: &Client,
         namespace: &str,

@@ -39,7 +39,7 @@ pub(crate) enum Failure {
     Unknown,
 }
 
-/// Statuses of requests that were not processed for a reason that may be over by the next attempt.
+/// Statuses of requests that were not processed for a temporary reason.
 const NOT_PROCESSED: [u16; 3] = [401, 408, 429];
 
 impl Failure {

@@ -54,7 +54,8 @@ impl Quotas {
         self.waiting.set(count(numbers.waiting));
     }
 
-    /// Replaces the figures of all namespaces. One that stays is never missing in a scrape: an alert would begin again.
+    /// Replaces the figures of all namespaces. A figure that stays is never missing in a scrape, which would restart an
+    /// alert.
     pub(crate) fn used(&self, used: &[(&str, &'static str, f64)]) {
         let labels = |(namespace, resource, _): &(&str, &'static str, f64)| {
             [

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::subject::{Now, Subject, Topic};
 
-/// Decisions that wait to be reported, or were reported a moment ago. If there are more, some are dropped.
+/// The most decisions that wait to be reported, or were reported recently. Beyond this, some are dropped.
 pub const MAX_DECISIONS: usize = 1_000;
 
-/// What became of a new decision.
+/// What happened to a new decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Added {
     New,
@@ -37,8 +37,9 @@ impl Decided {
         self.of_namespaces.values_mut().flatten()
     }
 
-    /// Adds a decision. A full queue first drops one of the namespace that has most. If that is the namespace of the new
-    /// one, only a reported decision is dropped, and none for a state, which is found again.
+    /// Adds a decision. If the queue is full, first drops one of the namespace that has the most. If the new decision
+    /// is of that namespace, only a reported one is dropped for it; for a lasting state nothing is dropped, because it
+    /// is found again.
     pub(super) fn insert(&mut self, topic: Topic, subject: Subject) -> Added {
         let mut added = Added::New;
         if self.count >= MAX_DECISIONS {

@@ -15,7 +15,7 @@ use crate::decode;
 use crate::leader::clock::Clock;
 
 const PAGE: u32 = 500;
-/// For one request.
+/// Timeout of one request.
 const TIMEOUT: Duration = Duration::from_secs(15);
 
 #[derive(Debug, thiserror::Error)]

@@ -1,4 +1,4 @@
-//! What requests and answers look like at a stand-in API server, and how terms begin and end.
+//! Requests to a stand-in API server, its answers, and how terms begin and end.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -162,16 +162,16 @@ async fn evictions_are_asked_by_dry_runs_and_name_the_pod_by_its_uid() {
     let dry: Vec<bool> = sent.iter().map(|(_, path, _)| path.contains("dryRun=All")).collect();
     assert_eq!(dry, [false, true, true, false, false]);
     assert_eq!(server.body(3)["deleteOptions"]["preconditions"]["uid"], "uid-a");
-    // Refused in the dry run: nobody goes.
+    // Refused in the dry run: nobody is evicted.
     let (server, client) = Server::answering([(200, waits.clone()), done(), status(429)]);
     let none = (vec![], vec!["b: pod b of namespace team: because".to_owned()]);
     assert_eq!(told(send(&client, &evict()).await), none);
     assert_eq!(server.sent().len(), 3);
-    // Refused after it: who went is named; who is gone by itself is not.
+    // Refused after the dry runs: evicted pods are named; a pod that ended by itself is not.
     let answers = [(200, waits.clone()), done(), done(), status(404), status(500)];
     let (gone, kept) = told(outcome(&evict(), answers).await);
     assert_eq!((gone, kept.len()), (vec![], 1));
-    // It is not known how far it came.
+    // It is not known which evictions were performed.
     let answers = [(200, waits.clone()), done(), done(), done(), status(503)];
     assert_eq!(outcome(&evict(), answers).await, Outcome::Again);
     // Meanwhile the pod was bound, replaced by another one, or deleted.

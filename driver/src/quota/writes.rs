@@ -82,7 +82,7 @@ fn request(to: hyper::http::request::Builder, kind: &str, body: &Value) -> kube:
         .map_err(kube::Error::HttpError)
 }
 
-/// Lands only on that version.
+/// Updates the status, only in that version.
 async fn put(
     client: &Client,
     namespace: &str,
@@ -118,7 +118,7 @@ fn answer(quota: Value) -> quotas::Outcome {
     }
 }
 
-/// Reads the pod's claims as they are now, and takes the gate off if they are those that were reserved.
+/// Reads the pod's current claims, and removes the gate if they are the reserved ones.
 async fn ungate(
     client: &Client,
     pod: &PodRef,
@@ -153,9 +153,9 @@ async fn ungate(
     Ok(quotas::Outcome::Ungated)
 }
 
-/// Evicts all of these, or none if a dry run for one of them is refused: so nobody goes in vain where a
-/// PodDisruptionBudget keeps another. Two pods of one such budget pass the dry runs and not what follows; then those that
-/// went stay so, and others are chosen for the rest.
+/// Evicts all of these pods, or none if a dry run for one of them is refused, so that none is evicted in vain because a
+/// PodDisruptionBudget protects another. Two pods of the same budget pass the dry runs, but the second eviction is then
+/// refused; evicted pods stay evicted, and others are chosen for the rest.
 async fn evict(client: &Client, waiting: &PodRef, victims: &[PodRef]) -> kube::Result<quotas::Outcome> {
     let (mut gone, mut kept) = (Vec::new(), Vec::new());
     if !still_waits(client, waiting).await? {
@@ -182,7 +182,7 @@ async fn evict(client: &Client, waiting: &PodRef, victims: &[PodRef]) -> kube::R
     Ok(quotas::Outcome::Evicted { gone, kept })
 }
 
-/// The watch may be behind: it was bound a moment ago, or is gone.
+/// Checks again, because the watch may lag: the pod may meanwhile be bound or gone.
 async fn still_waits(client: &Client, waiting: &PodRef) -> kube::Result<bool> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), &waiting.namespace);
     let Some(pod) = pods.get_opt(&waiting.name).await? else {
@@ -192,9 +192,9 @@ async fn still_waits(client: &Client, waiting: &PodRef) -> kube::Result<bool> {
     Ok(is_same && pod.spec.is_none_or(|spec| spec.node_name.is_none()))
 }
 
-/// `Ok(false)`: the pod is gone by itself. `Err`: the API server says no, and the pod stays.
+/// `Ok(false)`: the pod ended by itself. `Err`: the API server refuses, and the pod stays.
 async fn evict_one(client: &Client, pod: &PodRef, is_dry_run: bool) -> kube::Result<Result<bool, String>> {
-    // Not by kube's `evict`, which writes `delete_options`: the API server would not see the UID.
+    // kube's `evict` is not used: it writes `delete_options`, in which the API server would not see the UID.
     let eviction = json!({"apiVersion": "policy/v1", "kind": "Eviction",
         "metadata": {"name": pod.name, "namespace": pod.namespace},
         "deleteOptions": {"preconditions": {"uid": pod.uid}}});
@@ -207,7 +207,7 @@ async fn evict_one(client: &Client, pod: &PodRef, is_dry_run: bool) -> kube::Res
     match client.request::<Value>(request).await {
         Ok(_) => Ok(Ok(true)),
         Err(kube::Error::Api(status)) => match status.code {
-            // Another by this name.
+            // The pod is gone, or another pod has its name.
             404 | 409 => Ok(Ok(false)),
             401 | 408 | 501.. => Err(kube::Error::Api(status)),
             // 429: a PodDisruptionBudget; 500: two of them.
@@ -220,7 +220,7 @@ async fn evict_one(client: &Client, pod: &PodRef, is_dry_run: bool) -> kube::Res
     }
 }
 
-/// Sets the label of a namespace or removes it, and nothing else of it.
+/// Sets or removes the label of a namespace, and changes nothing else in it.
 async fn label(
     client: &Client,
     namespace: &str,
@@ -254,7 +254,8 @@ async fn stamp(
             let uri = format!("{}?fieldManager={MANAGER}", quotas(namespace));
             request(hyper::Request::post(uri), "json", &object)?
         }
-        // Both are there: the quota was stamped before. The version makes the patch fail on a later one.
+        // Both fields exist, because the quota was made from a default. The version makes the patch fail on a later
+        // one.
         Some((uid, version)) => {
             let set = |path: &str, value: Value| json!({"op": "add", "path": path, "value": value});
             let key = |name: &str| name.replace('/', "~1");
@@ -283,7 +284,7 @@ fn failed(write: &quotas::Write, error: &kube::Error) -> quotas::Outcome {
         (quotas::Write::Ungate { .. }, Failure::Gone) => quotas::Outcome::Ungated,
         (quotas::Write::Label { .. }, Failure::Gone) => quotas::Outcome::Labelled,
         (_, Failure::Refused(message)) => quotas::Outcome::Refused(message),
-        // Another version, or none, or it is not known: decided again.
+        // Another version, no object, or unknown: decide again.
         (_, Failure::Gone | Failure::Conflict | Failure::Unknown) => quotas::Outcome::Again,
     }
 }

@@ -1,4 +1,4 @@
-//! What requests and answers look like at a stand-in API server.
+//! Requests to a stand-in API server, and its answers.
 
 use std::sync::Arc;
 

@@ -82,7 +82,7 @@ fn failed(write: &reconciler::Write, error: &kube::Error) -> reconciler::Outcome
     match (write, Failure::of(error, &write.task())) {
         (reconciler::Write::Create { .. }, Failure::Conflict) => reconciler::Outcome::Exists,
         (_, Failure::Refused(message)) => reconciler::Outcome::Refused(message),
-        // Another version, or none: what the watch shows next decides.
+        // Another version, or no object: the next event of the watch decides.
         (_, Failure::Gone | Failure::Conflict | Failure::Unknown) => reconciler::Outcome::Again,
     }
 }

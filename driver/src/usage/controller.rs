@@ -8,13 +8,16 @@
 //! ```
 //!
 //! Failure modes:
-//! - **A leader ends between two writes:** each stands alone. The next one lists all VgpuUsages before its first write, so
-//!   nothing is written that is there, and what no namespace needs any more is deleted.
+//! - **A leader ends between two writes:** each write is independent. The next leader lists all VgpuUsages before its
+//!   first write, so objects that are up to date are not written again, and those that no namespace needs any more are
+//!   deleted.
 //! - **Two leaders:** both write what nodes report, so the object is right after either write.
-//! - **A write is refused, or its namespace is not there:** tried again after a pause, which doubles to ten minutes.
-//! - **A node that reports anything:** sums saturate, only [`MOST_SHARES`](super::share::MOST_SHARES) of its shares count,
-//!   and at most [`WRITES_A_SECOND`] writes begin in a second, those of namespaces that have an object first.
-//! - **A VgpuUsage is deleted by hand:** it is written again when a figure moves.
+//! - **A write is refused, or its namespace does not exist:** tried again after a pause, which doubles up to ten
+//!   minutes.
+//! - **A node that reports nonsense:** sums saturate, only [`MOST_SHARES`](super::share::MOST_SHARES) of its shares
+//!   count, and at most [`WRITES_A_SECOND`] writes begin in a second, first those of namespaces that already have an
+//!   object.
+//! - **A VgpuUsage is deleted by hand:** it is written again when a figure changes.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -30,27 +33,27 @@ use super::sum::{Held, Sum, digest};
 /// Time since the start of the process.
 type Now = Duration;
 
-/// Between two sums of a namespace.
+/// The minimum time between two sums of a namespace.
 const SUM_EVERY: Duration = Duration::from_secs(1);
-/// Between two writes of a namespace in which what is held has moved, or who waits.
+/// The minimum time between two writes of a namespace if held amounts or the number of waiting pods changed.
 const HELD_EVERY: Duration = Duration::from_secs(5);
-/// Between two writes in which only use has moved.
+/// The minimum time between two writes if only the use changed.
 const USED_EVERY: Duration = Duration::from_secs(60);
-/// After a write that failed, times two for each more, up to the longest.
+/// The pause after a failed write. It doubles with each further failure, up to the longest.
 const PAUSE: Duration = Duration::from_secs(5);
 const PAUSE_MAX: Duration = Duration::from_secs(600);
-/// Writes that are under way at once: each has a status in memory.
+/// The most writes in flight: each has a status in memory.
 const WRITES: usize = 4;
 const WRITES_A_SECOND: usize = 20;
-/// How often it is looked for nodes that have not written for long.
+/// How often to check for nodes that have not written for a long time.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 
-/// What the API server has of a namespace.
+/// The VgpuUsage of a namespace in the API server.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Object {
     #[default]
     None,
-    /// A write failed; it may have landed.
+    /// A write failed, but may have been applied.
     NotKnown,
     /// There is one; the number is the digest of its status.
     With(u64),
@@ -63,7 +66,7 @@ struct Namespace {
     waiting: u32,
     budget: Option<BudgetUse>,
     object: Object,
-    /// What that object says is held; `None`: not compared in this term.
+    /// The held amounts in that object; `None` if not compared in this term.
     held: Option<Held>,
     summed: Option<Now>,
     written: Option<Now>,
@@ -86,9 +89,9 @@ pub(crate) struct UsageController {
     are_nodes_listed: bool,
     namespaces: BTreeMap<String, Namespace>,
     others: Others,
-    /// True once others were told in this term.
+    /// True once the other parts' figures were received in this term.
     are_others_known: bool,
-    /// Namespaces to look at, and when.
+    /// Namespaces to check, and when.
     due: BTreeMap<String, Now>,
     /// True once the objects were listed in this term.
     are_objects_listed: bool,
@@ -133,7 +136,7 @@ impl UsageController {
         }
     }
 
-    /// `None`: there is no such node any more.
+    /// `None` if the node no longer exists.
     fn set_node(&mut self, name: Arc<str>, node: Option<Node>, now: Now, wall: Time) {
         let known = node.map(|node| Known {
             is_fresh: node.is_fresh(wall),
@@ -144,7 +147,7 @@ impl UsageController {
             None => self.nodes.remove(&name),
         };
         let new = self.nodes.get(&name);
-        // Only its time has moved.
+        // Only the time of the report changed.
         if let (Some(old), Some(new)) = (&old, new)
             && old.node.shares == new.node.shares
             && old.is_fresh == new.is_fresh
@@ -186,7 +189,7 @@ impl UsageController {
         self.others = others;
     }
 
-    /// Returns what to do now. What it returns counts as under way until [`Self::report`].
+    /// Returns what to do now. Its writes count as in flight until [`Self::report`].
     pub(crate) fn plan(&mut self, now: Now, wall: Time) -> Plan {
         let mut plan = Plan {
             wake: Some(HEARTBEAT),
@@ -227,7 +230,7 @@ impl UsageController {
         plan
     }
 
-    /// Namespaces that have an object come first.
+    /// The namespaces that are due; those that already have an object come first.
     fn due_now(&self, now: Now) -> Vec<String> {
         let due = self.due.iter().filter(|(_, at)| **at <= now);
         let has_object = |known: &Namespace| matches!(known.object, Object::With(_));
@@ -237,7 +240,7 @@ impl UsageController {
         due.into_iter().map(|(_, _, name)| name.clone()).collect()
     }
 
-    /// Has namespaces looked at whose nodes have not written for long.
+    /// Schedules a check of namespaces whose nodes stopped or resumed writing.
     fn notice_silence(&mut self, now: Now, wall: Time) {
         for known in self.nodes.values_mut() {
             let is_fresh = known.node.is_fresh(wall);
@@ -249,11 +252,11 @@ impl UsageController {
         }
     }
 
-    /// Returns the write that a namespace needs now; has it looked at again if it needs one later.
+    /// Returns the write that a namespace needs now, or schedules another check if it needs one later.
     fn decide(&mut self, name: &str, now: Now, wall: Time) -> Option<Write> {
         let known = self.namespaces.get_mut(name)?;
         if known.is_busy {
-            // It is looked at when the write has ended.
+            // It is checked again when the write has ended.
             return None;
         }
         let rested = known.summed.map_or(now, |at| at + SUM_EVERY).max(known.paused_until);
@@ -309,7 +312,7 @@ impl UsageController {
         Some(write)
     }
 
-    /// Reports what became of the write of a namespace, or of the list without one.
+    /// Reports the outcome of a namespace's write, or of the list if there is no namespace.
     pub(crate) fn report(&mut self, namespace: Option<&str>, outcome: Outcome, now: Now) {
         let Some(name) = namespace else {
             return self.report_list(outcome, now);
@@ -344,7 +347,7 @@ impl UsageController {
     }
 }
 
-/// Has a namespace looked at, at this time or before.
+/// Schedules a check of a namespace for this time or earlier.
 fn look(due: &mut BTreeMap<String, Now>, name: &str, at: Now) {
     match due.get_mut(name) {
         Some(known) => *known = (*known).min(at),

@@ -1,4 +1,4 @@
-//! When a namespace's object is written, and what it says.
+//! When a namespace's object is written, and its content.
 
 use serde_json::{Value, json};
 use vgpu_api::usage::{VgpuNodeStatus, VgpuUsageStatus};
@@ -12,7 +12,7 @@ fn seconds(seconds: u64) -> Now {
     Now::from_secs(seconds)
 }
 
-/// The controller beside a clock, and what the API server was sent.
+/// The controller with a clock.
 struct Leader {
     controller: UsageController,
     now: Now,
@@ -62,7 +62,7 @@ impl Leader {
         self.controller.report(namespace, outcome, self.now);
     }
 
-    /// Plans at each wake until this time, and returns what was written, when and about which namespace; each succeeds.
+    /// Plans at each wake until this time. All writes succeed; returns each with its time and namespace.
     fn run(&mut self, until: u64) -> Vec<(u64, String, Option<VgpuUsageStatus>)> {
         let mut written = Vec::new();
         while self.now < seconds(until) {
@@ -142,7 +142,7 @@ fn shares_of_all_nodes_are_one_sum_a_namespace() {
 #[test]
 fn what_is_held_is_written_soon_and_what_is_used_once_a_minute() {
     let mut leader = Leader::new(&[]);
-    // Use moves every second; at 100 s there is one more share.
+    // The use changes every second; at 100 s a share is added.
     let mut written = Vec::new();
     for at in 0..180 {
         let mut shares = vec![share("team", "a", 20, at * GI / 100)];
@@ -152,7 +152,7 @@ fn what_is_held_is_written_soon_and_what_is_used_once_a_minute() {
     }
     let at: Vec<u64> = written.iter().map(|(at, ..)| *at).collect();
     assert_eq!(at, [0, 60, 100, 160]);
-    // Held moves every second: at most each 5 s.
+    // The held amounts change every second: written at most every 5 s.
     let mut leader = Leader::new(&[]);
     let mut written = Vec::new();
     for at in 0..20 {

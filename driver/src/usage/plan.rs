@@ -1,4 +1,4 @@
-//! What the controller of VgpuUsages gets, and what it returns.
+//! The input and output of the controller of VgpuUsages.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,7 +16,7 @@ pub(crate) enum Change {
     NodeGone {
         name: String,
     },
-    /// The end of a list: all nodes there are.
+    /// The end of a list, with the names of all nodes.
     Nodes {
         names: Vec<String>,
     },

@@ -1,4 +1,4 @@
-//! A VgpuNode as the sums need it. There may be 56,000 shares, so each keeps numbers in place of texts.
+//! A VgpuNode in the form that sums need. There may be 56,000 shares, so each stores numbers instead of texts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::flags::is_name;
 
 /// If a node's plugin has not written for longer, the use of its shares is not known.
 const FRESH: Duration = Duration::from_secs(300);
-/// The shares that are read of one node: an honest one has fewer.
+/// The most shares that are read of one node: a correct node has fewer.
 pub(super) const MOST_SHARES: usize = 2048;
 
 /// A share. Figures that cannot be read are `None`.
@@ -42,7 +42,8 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// A share whose namespace is no name is left out: nobody could read of it, and the name becomes part of a path.
+    /// Reads the shares of a VgpuNode. A share whose namespace is not a valid name is left out: nobody could read about
+    /// it, and the name becomes part of a path.
     pub(crate) fn read(status: &VgpuNodeStatus) -> Self {
         let (mut namespaces, mut devices) = (Names::default(), Names::default());
         let named = status.shares.iter().filter(|share| is_namespace(&share.namespace));
@@ -132,7 +133,7 @@ impl Share {
     }
 }
 
-/// The name, or nothing for what cannot be one.
+/// The name, or an empty text if it is not a valid name.
 fn name(text: &str) -> &str {
     if is_name(text, 253) { text } else { "" }
 }

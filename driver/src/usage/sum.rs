@@ -1,4 +1,4 @@
-//! What a namespace holds and uses: the sum of its shares, and the status that says so.
+//! What a namespace holds and uses: the sum of its shares, and the status made from it.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
@@ -7,7 +7,7 @@ use vgpu_quantity::format_bytes;
 
 use super::share::Share;
 
-/// Figures that move only when shares come and go, or wait, or are refused memory: they are written soon.
+/// Figures that only change when shares come and go, wait or are refused memory. Their changes are written soon.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Held {
     shares: u32,
@@ -17,7 +17,7 @@ pub(crate) struct Held {
     cores: u32,
     refusals: u64,
     pub(crate) waiting: u32,
-    /// The budget and whether it is spent.
+    /// The budget, and its state.
     budget: Option<(String, String)>,
 }
 
@@ -105,7 +105,7 @@ impl Sum {
     }
 }
 
-/// A number for the figures of a status, whatever its time: equal ones have the same in this process.
+/// A hash of the figures of a status without its time: within this process, equal figures have equal hashes.
 pub(crate) fn digest(status: &VgpuUsageStatus) -> u64 {
     let timeless = VgpuUsageStatus {
         as_of: String::new(),

@@ -1,4 +1,4 @@
-//! What requests and answers look like at a stand-in API server, and how terms begin and end.
+//! Requests to a stand-in API server, its answers, and how terms begin and end.
 
 use std::sync::Arc;
 use std::time::Duration;

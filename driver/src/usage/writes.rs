@@ -9,7 +9,7 @@ use super::sum::digest;
 use crate::decode::{Object, Parts};
 use crate::leader::{Failure, MANAGER, timely};
 
-/// Objects in one part of a list: each may have 200 claims.
+/// Objects per page of a list: each may have 200 claims.
 const PAGE: u32 = 20;
 
 /// Performs a write. It never fails: a write that may not have landed is decided on again.
@@ -22,7 +22,7 @@ pub(super) async fn send(client: &Client, write: &Write) -> Outcome {
         }
     };
     sent.await.unwrap_or_else(|error| {
-        // `of` logs all but a missing namespace or kind.
+        // `of` logs every failure except a missing namespace or kind.
         let failure = Failure::of(&error, &task(write));
         tracing::debug!(task = ?task(write), ?failure, "a VgpuUsage is not written");
         Outcome::Failed
@@ -38,7 +38,7 @@ pub(super) const fn intent(write: &Write) -> &'static str {
     }
 }
 
-/// The namespace of a write, and what it is.
+/// The kind of a write and its namespace.
 fn task(write: &Write) -> (&str, Option<&str>) {
     (intent(write), write.namespace())
 }
@@ -68,7 +68,7 @@ async fn delete(client: &Client, namespace: &str) -> kube::Result<Outcome> {
     }
 }
 
-/// Lists all objects. One that cannot be read has a digest that no status has, so it is written again.
+/// Lists all objects. An object that cannot be read gets a digest that no status has, so that it is written again.
 async fn list(client: &Client) -> kube::Result<Outcome> {
     let api: Api<Object<VgpuUsage, Parts>> = Api::all(client.clone());
     let mut parameters = ListParams::default().limit(PAGE);

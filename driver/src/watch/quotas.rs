@@ -1,5 +1,5 @@
-//! Changes of quotas ([`vgpu_quota`]): quotas and defaults themselves, ResourceQuotas and namespaces. What quotas count comes
-//! with the changes of the state.
+//! Changes for quotas ([`vgpu_quota`]): quotas and defaults themselves, ResourceQuotas and namespaces. The objects that
+//! quotas count come with the changes of the state.
 
 use k8s_openapi::api::core::v1 as core;
 use kube::Resource;

@@ -1,4 +1,4 @@
-//! What a watch shows, and the changes that one event makes.
+//! The events of a watch, and the changes that follow from one event.
 
 use kube::Resource;
 use kube::runtime::watcher::Event;
@@ -10,7 +10,7 @@ use crate::usage::plan as usage;
 /// An object that is not decoded yet.
 pub(crate) type Raw<K> = Object<K, Parts>;
 
-/// What one event changes in each part.
+/// The changes in each part that follow from one event.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
     pub(crate) state: Option<vgpu_planner::Change>,
@@ -40,12 +40,12 @@ impl Changes {
     }
 }
 
-/// What a watch shows.
+/// An event of a watch.
 #[derive(Debug)]
 pub(crate) enum Seen<K> {
-    /// An object as it is now.
+    /// The current state of an object.
     Set(K),
-    /// The object was deleted, or is no longer among those that are watched.
+    /// The object was deleted, or no longer matches the watch.
     Gone(Names),
     /// The list is complete: it has these objects.
     Listed(Vec<Names>),

@@ -98,7 +98,7 @@ pub(super) fn rules() -> impl FnMut(Seen<Raw<resource::DeviceTaintRule>>) -> Cha
             Seen::Listed(listed) => {
                 let before = known.len();
                 known.retain(|name, _| listed.iter().any(|names| names.name == *name));
-                // Where the API server has no such kind, this comes every few seconds.
+                // If the API server does not serve the kind, this event comes every few seconds.
                 if std::mem::replace(&mut is_listed, true) && known.len() == before {
                     return Changes::default();
                 }
@@ -195,7 +195,7 @@ mod tests {
         let both = Some(vec!["a".to_owned(), "b".to_owned()]);
         assert_eq!(next(Event::Apply(rule("b"))), both);
         assert_eq!(next(Event::Delete(rule("a"))), Some(vec!["b".to_owned()]));
-        // A list without it: the API server serves no rules any more, or it was deleted unseen.
+        // A list without the rule: the API server no longer serves rules, or the deletion was missed.
         assert_eq!(next(Event::Init), None);
         assert_eq!(next(Event::InitDone), Some(Vec::new()));
         assert_eq!(next(Event::InitDone), None, "nothing has changed");

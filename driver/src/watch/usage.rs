@@ -1,4 +1,4 @@
-//! VgpuNodes: all their shares for the sums of namespaces, and for quotas those without a claim.
+//! VgpuNodes: all their shares for the sums of namespaces, and the shares without a claim for quotas.
 
 use kube::Resource as _;
 use vgpu_api::usage::VgpuNode;

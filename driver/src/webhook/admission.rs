@@ -24,7 +24,7 @@ pub(super) struct Request<'a> {
     pub(super) uid: String,
     pub(super) kind: Kind,
     pub(super) operation: String,
-    /// Read later: where one cannot be read, the request can still be answered.
+    /// Decoded later: the request can be answered even if an object cannot be read.
     #[serde(borrow)]
     pub(super) object: Option<&'a RawValue>,
     #[serde(borrow)]

@@ -1,8 +1,8 @@
 //! Performs the rotation's steps. Each is one write with the version that was read as its precondition.
 //!
-//! The leader does it, and a replica that has no certificate yet while the Secret has none either: when
+//! The leader performs them, and so does a replica without a certificate while the Secret has none either: when
 //! `translate.dialects` is switched on, the leader is a pod of the old Deployment, which knows no webhook and is not
-//! replaced before a new pod is ready. Any number of them may do so at once (see [`super::rotation`]).
+//! replaced before a new pod is ready. Any number of replicas may do this at the same time (see [`super::rotation`]).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,9 +24,9 @@ use super::rotation::{Authority, Rotation, Seconds, Step, Stored};
 use super::secret;
 use super::served::Served;
 
-/// Between two looks; right after a step there is none.
+/// The pause between two checks; there is none after a step.
 const PAUSE: Duration = Duration::from_secs(10);
-/// For one look and its write.
+/// Timeout of one check with its write.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, thiserror::Error)]
@@ -92,7 +92,7 @@ impl CertController {
                 // A replica that leads again has missed all changes since its last term.
                 self.rotation = Rotation::default();
                 if self.term.changed().await.is_err() {
-                    // The election has ended, and so will the process.
+                    // The election has ended, and the process is about to.
                     return std::future::pending().await;
                 }
                 continue;
@@ -115,7 +115,7 @@ impl CertController {
         }
     }
 
-    /// One look, and the write that it leads to.
+    /// Checks once, and performs the write that is needed.
     async fn turn(&mut self, role: Role) -> Result<Step, Failure> {
         let (secret, now) = self.secret().await?;
         let stored = self.stored(secret.as_ref());
@@ -214,7 +214,7 @@ impl CertController {
     }
 }
 
-/// What the API server trusts; `None` without our webhook.
+/// The authorities that the API server trusts; `None` without our webhook.
 fn bundle(configuration: &MutatingWebhookConfiguration) -> Option<Vec<Authority>> {
     let webhooks = configuration.webhooks.as_ref()?;
     let ours = webhooks.iter().find(|webhook| webhook.name == WEBHOOK)?;

@@ -1,4 +1,4 @@
-//! Looks and writes against a stand-in API server that keeps versions and refuses old ones.
+//! Reads and writes against a stand-in API server that keeps versions and refuses old ones.
 
 use std::sync::{Arc, Mutex};
 
@@ -133,7 +133,7 @@ async fn from_nothing_to_a_trusted_certificate_in_three_writes() {
     assert_eq!(controller.turn(Role::Leader).await.unwrap(), Step::Wait);
     let objects = objects.lock().unwrap();
     assert_eq!(objects.bundle(), [objects.current()]);
-    // By the API server's clock, whatever this machine's says.
+    // The time of the API server's clock, whatever this machine's clock says.
     let now = seconds("Mon, 23 Nov 2026 23:19:55 GMT").unwrap();
     assert_eq!(now, 1_795_475_995);
     assert_eq!(objects.current().from, now - 86_400);

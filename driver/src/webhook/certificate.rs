@@ -24,7 +24,7 @@ pub(super) struct Pair {
     pub(super) key: String,
 }
 
-/// Without the key.
+/// Leaves out the key.
 impl fmt::Debug for Pair {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pair")
@@ -50,11 +50,11 @@ pub(super) enum Unusable {
 /// Issues a pair for this name, valid around `now`.
 ///
 /// # Errors
-/// No key can be made, or the name is none that a certificate can have.
+/// No key can be made, or a certificate cannot have the name.
 pub(super) fn issue(host: &str, now: Seconds) -> Result<Pair, rcgen::Error> {
     let signing = KeyPair::generate()?;
     let mut authority = valid(CertificateParams::default(), now);
-    // The name is part of how a certificate's authority is found, so it is different for each.
+    // Certificates are matched to their authority partly by its name, so each authority has a different one.
     let name = format!("{host} {}", uuid::Uuid::new_v4());
     authority.distinguished_name.push(DnType::CommonName, name);
     authority.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
@@ -83,10 +83,10 @@ fn valid(mut of: CertificateParams, now: Seconds) -> CertificateParams {
 }
 
 impl Pair {
-    /// For the TLS server.
+    /// The pair in the form that the TLS server needs.
     ///
     /// # Errors
-    /// It cannot be read, or key and certificate are not of one pair.
+    /// It cannot be read, or key and certificate do not match.
     pub(super) fn certified(&self) -> Result<Arc<CertifiedKey>, Unusable> {
         let chain = CertificateDer::pem_slice_iter(self.certificate.as_bytes()).collect::<Result<Vec<_>, _>>()?;
         let key = PrivateKeyDer::from_pem_slice(self.key.as_bytes())?;
@@ -98,7 +98,7 @@ impl Pair {
     /// The authority, if this pair can serve under that name.
     ///
     /// # Errors
-    /// It cannot.
+    /// The pair cannot serve under that name.
     pub(super) fn authority(&self, host: &str) -> Result<Authority, Unusable> {
         self.certified()?;
         let authority = authorities(&self.authority).pop().ok_or(Unusable::Damaged)?;
@@ -118,7 +118,7 @@ impl Pair {
     }
 }
 
-/// The certificates of a caBundle that can be read.
+/// The readable certificates in a caBundle.
 pub(super) fn authorities(bundle: &str) -> Vec<Authority> {
     let all = CertificateDer::pem_slice_iter(bundle.as_bytes()).flatten();
     all.filter_map(|der| {
@@ -133,7 +133,7 @@ pub(super) fn authorities(bundle: &str) -> Vec<Authority> {
     .collect()
 }
 
-/// One form for comparisons, whatever line ends and comments a bundle has.
+/// The canonical form for comparisons, independent of line ends and comments in a bundle.
 fn pem(der: &[u8]) -> String {
     // A ByteString's JSON is its base64.
     let base64 = serde_json::to_string(&k8s_openapi::ByteString(der.to_vec())).unwrap_or_default();

@@ -1,7 +1,7 @@
-//! Every replica: watches the Secret, and shows its certificate.
+//! Runs on every replica: watches the Secret, and presents its certificate.
 //!
-//! A Secret without a usable pair, or none, changes nothing: what was loaded last is trusted for a day (see
-//! [`super::rotation`]).
+//! If there is no Secret, or none with a usable pair, nothing changes: the certificate that was loaded last is trusted
+//! for a day (see [`super::rotation`]).
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::http::Health;
 /// Runs until the process ends.
 pub(super) async fn reload(client: Client, names: Names, served: Arc<Served>, health: Arc<Health>) {
     let api = Api::<Secret>::namespaced(client, &names.namespace);
-    // By its name: that is all that the controller may watch.
+    // Selected by name, the only Secret that the controller may watch.
     let config = watcher::Config::default().fields(&format!("metadata.name={}", names.name));
     let mut events = watcher(api, config).default_backoff().boxed();
     while let Some(event) = events.next().await {

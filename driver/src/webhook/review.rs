@@ -45,7 +45,7 @@ impl Outcome {
     }
 }
 
-/// A body that is no review of a pod, so that nobody can be answered.
+/// A body that is not a review of a pod, so that it cannot be answered.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadReview {
     #[error("the body is not an AdmissionReview of {VERSION}: {0}")]
@@ -109,7 +109,7 @@ fn decide(request: &Request<'_>, settings: &Settings, mode: Mode) -> Verdict {
             }
             Err(why) => Verdict::Refused(why),
         },
-        // A pod that was translated when it was created stays so in mode `Report`, too: without that, a second
+        // A pod that was translated when it was created stays translated even in mode `Report`; otherwise a second
         // `kubectl apply` of its manifest would fail.
         "UPDATE" => {
             let old = pod("request.oldObject", request.old_object);
@@ -122,7 +122,7 @@ fn decide(request: &Request<'_>, settings: &Settings, mode: Mode) -> Verdict {
     }
 }
 
-/// The API server reads a pod before it calls a webhook, so only a fault of one of the two ends here.
+/// The API server reads a pod before it calls a webhook, so this only fails because of a bug in the API server or here.
 fn pod(field: &str, text: Option<&RawValue>) -> Result<Pod, String> {
     from_json(text.map_or("null", RawValue::get)).map_err(|why| {
         format!("{field}: the pod cannot be read ({why}); label it hami.io/webhook: ignore to create it untranslated")

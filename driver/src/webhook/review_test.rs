@@ -1,4 +1,4 @@
-//! Pods in, answers out.
+//! Tests the answers to reviews of pods.
 
 use serde_json::{Value, json};
 
@@ -216,7 +216,7 @@ fn other_operations_are_allowed() {
     assert_eq!(outcome, Outcome::Unchanged);
 }
 
-/// Every place of a JSON value, as pointers.
+/// JSON pointers to everything in a value.
 fn places(value: &Value, at: &str, all: &mut Vec<String>) {
     all.push(at.to_owned());
     let part = |key: &str| key.replace('~', "~0").replace('/', "~1");
@@ -232,8 +232,8 @@ fn places(value: &Value, at: &str, all: &mut Vec<String>) {
     }
 }
 
-/// A body that is cut off, or has another value in any place, is answered or refused. A pod that still asks for a
-/// GPU is never let through as it is.
+/// A body that is cut off, or has a different value anywhere, is answered or refused. A pod that still asks for a GPU
+/// is never admitted unchanged.
 #[test]
 fn damaged_bodies_let_no_asking_pod_through() {
     let body = asked("CREATE", &hami(), &Value::Null);

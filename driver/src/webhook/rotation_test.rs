@@ -6,7 +6,7 @@ use super::*;
 const START: Seconds = 1_800_000_000;
 const D: Seconds = DAY as Seconds;
 
-/// The two objects as the API server has them, with their versions, and replicas that serve.
+/// The two objects in the API server, with their versions, and the serving replicas.
 #[derive(Debug, Clone, Default)]
 struct World {
     now: Seconds,
@@ -18,7 +18,7 @@ struct World {
     replicas: Vec<Option<Authority>>,
 }
 
-/// A write of a leader, decided on versions that may be old when it arrives.
+/// A leader's write. The versions that it was decided on may be outdated when it arrives.
 #[derive(Debug, Clone)]
 struct Late {
     step: Step,
@@ -71,7 +71,7 @@ impl World {
         }
     }
 
-    /// One look of a leader, and its write. Returns the step.
+    /// A leader's check with its write. Returns the step.
     fn turn(&mut self, leader: &mut Rotation) -> Step {
         let late = self.decide(leader);
         let step = late.step.clone();
@@ -104,7 +104,7 @@ impl World {
         self.elapsed += time;
     }
 
-    /// A replica sees the Secret. One without a pair in use changes nothing.
+    /// A replica sees the Secret. A Secret without a current pair changes nothing.
     fn reload(&mut self, replica: usize) {
         if let Some(current) = &self.secret.1.current {
             self.replicas[replica] = Some(current.clone());
@@ -119,7 +119,7 @@ impl World {
         ca.is_valid(self.now) && self.bundle.1.iter().any(|trusted| trusted.pem == ca.pem)
     }
 
-    /// Every replica that serves is trusted.
+    /// Checks that every serving replica is trusted.
     fn check(&self) {
         for (number, replica) in self.replicas.iter().enumerate() {
             if let Some(ca) = replica {
@@ -215,7 +215,8 @@ fn of_two_leaders_one_issues() {
     assert_eq!(world.secret.1.next.as_ref().map(|ca| ca.pem.as_str()), Some("ca-2"));
 }
 
-/// It has read the Secret before the other stored the next pair, and the caBundle after the other trusted it.
+/// The lagging leader read the Secret before the other one stored the next pair, and the caBundle after the other one
+/// trusted it.
 #[test]
 fn a_leader_that_lags_does_not_remove_the_newest_authority() {
     let (mut world, mut leader) = running();
@@ -243,7 +244,7 @@ fn without_the_secret_replicas_serve_on_and_the_next_pair_is_trusted_beside_thei
     for damaged in [false, true] {
         let (mut world, mut leader) = running();
         world.pass(Duration::from_secs(1_000));
-        // A damaged Secret has another version, and a deleted one none: either way nothing that can be read.
+        // A damaged Secret has another version, a deleted one has none: neither can be read.
         world.secret = (if damaged { 9 } else { 0 }, Stored::default());
         world.check();
         assert_eq!(world.turn(&mut leader), Step::Issue);
@@ -259,7 +260,8 @@ fn without_the_secret_replicas_serve_on_and_the_next_pair_is_trusted_beside_thei
     }
 }
 
-/// Whoever suspects that a key was stolen deletes the Secret: a day later its authority is gone.
+/// An administrator who suspects that a key was stolen deletes the Secret: a day later its authority is no longer
+/// trusted.
 #[test]
 fn a_day_after_the_secret_was_deleted_its_authority_is_not_trusted() {
     let (mut world, mut leader) = running();
@@ -286,7 +288,7 @@ fn an_old_secret_from_a_backup_is_trusted_again_while_it_is_valid() {
     assert_eq!(pems(&world.bundle.1), ["ca-2"]);
     world.secret = (world.secret.0 + 1, backup);
     world.reload(0);
-    // The first write repairs what is in use, and takes nothing from the other replica.
+    // The first write repairs trust in the current pair, and removes nothing that the other replica needs.
     assert!(matches!(world.turn(&mut leader), Step::Trust(_)));
     world.check();
     world.settle(&mut leader);
@@ -386,8 +388,9 @@ impl Random {
     }
 }
 
-/// Two leaders that decide on what they read, whose writes arrive late or never, and a replica that starts, which decides
-/// only while the Secret has no pair in use; replicas that reload late; a Secret that is deleted. Whoever has loaded a certificate in the last hours is trusted.
+/// Two leaders whose writes arrive late or never, and a starting replica, which decides only while the Secret has no
+/// current pair; replicas that reload late; a Secret that is deleted. Every replica that loaded a certificate in the
+/// last hours is trusted.
 #[test]
 fn in_any_order_of_failures_every_replica_is_trusted() {
     const STARTS: usize = 2;
@@ -397,7 +400,7 @@ fn in_any_order_of_failures_every_replica_is_trusted() {
         let (mut world, first) = running();
         let mut leaders = [first, Rotation::default(), Rotation::default()];
         let mut late: Vec<Late> = Vec::new();
-        // What each leader has read of the Secret; it reads the caBundle later.
+        // Each leader's last read of the Secret; it reads the caBundle later.
         let mut read = [(); 3].map(|()| world.secret.clone());
         for _ in 0..600 {
             match random.below(12) {

@@ -30,7 +30,7 @@ fn pair(secret: &Secret, [authority, certificate, key]: [&str; 3]) -> Option<Pai
     })
 }
 
-/// The Secret with a new pair beside the one in use. Without a Secret: a new one.
+/// The Secret with a new pair in addition to the current one. Makes a new Secret if there is none.
 pub(super) fn with_next(secret: Option<Secret>, name: &str, pair: &Pair) -> Secret {
     let mut secret = secret.unwrap_or_else(|| Secret {
         metadata: ObjectMeta {
@@ -93,7 +93,7 @@ mod tests {
         assert_eq!((current(&second), next(&second)), (Some(a_pair("two")), None));
     }
 
-    /// Labels of Helm, the version, and what somebody else stored.
+    /// Helm's labels, the version, and other people's data are kept.
     #[test]
     fn the_rest_of_the_secret_stays() {
         let mut secret = with_next(None, "x-webhook", &a_pair("one"));

@@ -35,7 +35,7 @@ use super::review::{BadReview, Mode, review};
 use super::served::Served;
 use crate::metrics::Reviews;
 
-/// What one request may take.
+/// The limits of one request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
     body: usize,
@@ -57,8 +57,8 @@ impl Default for Limits {
 
 const BODIES: usize = 16;
 const CONNECTIONS: usize = 256;
-/// For the head of a request, which a connection that is kept open waits for. The API server closes such connections
-/// after 90 s; were this end first, a review could be lost.
+/// For the head of a request, including the wait on a connection that is kept open. The API server closes such
+/// connections after 90 s; if this server closed them first, a review could be lost.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The settings and state that answers depend on.
@@ -211,7 +211,7 @@ async fn connection(stream: TlsStream<TcpStream>, router: Router, mut ends: watc
     tokio::pin!(connection);
     let served: Result<(), hyper::Error> = tokio::select! {
         served = connection.as_mut() => served,
-        // It never ends where the sender is gone.
+        // If the sender is gone, `changed` fails and this branch is disabled.
         Ok(()) = ends.changed() => {
             connection.as_mut().graceful_shutdown();
             connection.await

@@ -18,7 +18,7 @@ use crate::webhook::certificate::{Pair, issue};
 
 const HOST: &str = "x-webhook.n.svc";
 
-/// A busy machine fails no test.
+/// Long limits, so that no test fails on a busy machine.
 const PATIENT: Limits = Limits {
     body: 64 << 10,
     body_timeout: Duration::from_secs(600),
@@ -59,7 +59,7 @@ impl World {
         world
     }
 
-    /// As the API server does: trusts the authority alone, and calls the Service's name.
+    /// Connects like the API server: trusts only this authority, and uses the Service's name.
     async fn connect(&self, authority: &str) -> std::io::Result<ClientStream<TcpStream>> {
         let mut roots = RootCertStore::empty();
         roots
@@ -77,7 +77,7 @@ impl World {
     }
 }
 
-/// One request; the status, and the body.
+/// Sends one request. Returns the status and the body.
 async fn send(stream: &mut ClientStream<TcpStream>, head: &str, body: &[u8]) -> (u16, String) {
     let request = format!(
         "{head} HTTP/1.1\r\nhost: {HOST}\r\ncontent-length: {}\r\n\r\n",

@@ -10,7 +10,7 @@ use vgpu_planner::{Change, Intent, Outcome, Planner, Read, Settings, Term, Time}
 
 use crate::world::{claims_of, exactly, fraction, gpu};
 
-/// A planner and what it is told of the cluster, a minute after 1970.
+/// A planner and the objects that it knows, a minute after 1970.
 struct Both {
     planner: Planner,
     answers: Answers,
@@ -25,7 +25,7 @@ fn parse<T: serde::de::DeserializeOwned>(value: &Value) -> T {
 }
 
 impl Both {
-    /// A node with one GPU a taint, and a claim that asks for that.
+    /// A node with one GPU for each taint, and a claim for `devices`.
     fn new(taints: &[Value], devices: Value) -> Self {
         let mut both = Self {
             planner: Planner::new(Settings::default(), Features::default(), Box::new(String::new)),
@@ -75,7 +75,7 @@ impl Both {
         both
     }
 
-    /// All claims, as a list that is asked for then brings them.
+    /// Sends a list of all claims, as if it had been requested.
     fn list(&mut self, now: Time) {
         let change = Change::Claims {
             claims: vec![self.claim.clone()],
@@ -86,7 +86,7 @@ impl Both {
         self.planner.apply(change, now);
     }
 
-    /// Leads until an allocation is sent; what comes of it nobody knows yet.
+    /// Leads until an allocation is sent, whose outcome is not known yet.
     fn allocate(&mut self) {
         let term = Term {
             epoch: "e".into(),
@@ -170,7 +170,7 @@ fn what_nobody_may_allocate_yet_stands_in_the_way_by_its_name() {
     ] {
         assert!(text.contains(words), "{text}");
     }
-    // A list that is young enough hands the first one over, and the answer is another.
+    // A sufficiently recent list gives the first GPU to the controller, and the answer changes.
     both.list(Time::from_millis(61_000));
     assert_eq!(both.why().unwrap().kind, MessageKind::Room);
 }

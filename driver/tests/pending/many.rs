@@ -7,7 +7,7 @@ use vgpu_planner::model::Pod;
 
 use crate::world::{World, claims_of, exactly, gpu};
 
-/// A cluster of so many nodes, each of whose GPUs is full, and pods that wait for `asks` different things.
+/// A cluster of `nodes` nodes whose GPUs are full, and pods that wait for `asks` different things.
 fn crowd(nodes: usize, pods: usize, asks: usize) -> World {
     let mut world = World::bare();
     for at in 0..nodes {
@@ -52,7 +52,7 @@ fn pods_that_ask_alike_share_an_answer_that_names_each() {
         assert!(text.starts_with(&asked), "{text}");
         assert!(text.ends_with(&format!("pod/p{at} -n default")), "{text}");
     }
-    // Nobody asks any more.
+    // No pod waits any more.
     let pods: Vec<_> = world.state.pods().map(Pod::key).collect();
     for key in pods {
         world.apply(Change::PodGone { key });
@@ -65,7 +65,7 @@ fn pods_that_ask_alike_share_an_answer_that_names_each() {
 fn answers_are_given_in_turns_and_again_only_when_something_has_changed() {
     let mut world = crowd(30, 4, 4);
     world.answers.update_queue(&world.state);
-    // A node a turn: each shape has its turns, and then what is known is the answer.
+    // One node per turn: after the turns of each shape, the answer is based on the nodes checked so far.
     let mut turns = 0;
     while !world.answers.work(&mut world.state, &mut || false) {
         turns += 1;
@@ -80,7 +80,7 @@ fn answers_are_given_in_turns_and_again_only_when_something_has_changed() {
     );
     let shape = Question::of(&pod, &world.state).unwrap().shape;
 
-    // Nothing has changed, so nothing is looked at.
+    // Nothing has changed, so no node is checked.
     let mut looks = 0;
     let mut counted = |world: &mut World| {
         world.answers.update_queue(&world.state);

@@ -59,7 +59,7 @@ fn what_prepare_would_refuse_is_said_before_it_runs() {
         let verdict = world.why(&["train"]).unwrap();
         assert_eq!(verdict.kind, MessageKind::Refused);
         assert!(verdict.text.contains(words), "{}", verdict.text);
-        // The same for another request, or by another driver, is none of this request's business.
+        // The same mistake in the config of another request, or for another driver, does not affect this request.
         for (path, value) in [
             ("/config/0/requests", json!(["other"])),
             ("/config/0/opaque/driver", json!("other.example")),
@@ -174,7 +174,7 @@ fn a_selector_that_no_gpu_matches_is_said_on_one_line() {
         ),
         "{text}"
     );
-    // With the GPU there, its memory is what is missing.
+    // The GPU matches now, so the reason is its memory.
     let selector = "device.attributes['dra.vgpu'].type == 'gpu'";
     devices["requests"][0]["exactly"]["selectors"] = json!([{"cel": {"expression": selector}}]);
     devices["requests"][0]["exactly"]["capacity"]["requests"]["memory"] = "90Gi".into();
@@ -245,7 +245,7 @@ fn a_capacity_that_makes_no_sense_is_named() {
         ),
         "{text}"
     );
-    // As much as nobody has is no mistake of a claim's.
+    // A value that is too large is not the claim's mistake.
     let mut world = published("9223372036854775807E");
     world.claim("train", fraction(), Value::Null);
     let verdict = world.why(&["train"]).unwrap();
@@ -285,7 +285,7 @@ fn nothing_published_an_incomplete_pool_and_an_old_generation_are_told_apart() {
     let text = world.words(fraction());
     assert!(text.contains("no node publishes a GPU for driver dra.vgpu"), "{text}");
 
-    // The newest generation counts, and it is not whole.
+    // The newest generation is used, although it is incomplete.
     world.slice("node1", 1, 1, json!([gpu("gpu-0000000a")]));
     world.slice("node1", 2, 2, json!([gpu("gpu-0000000a")]));
     let text = world.words(fraction());
@@ -297,20 +297,20 @@ fn nothing_published_an_incomplete_pool_and_an_old_generation_are_told_apart() {
         "{text}"
     );
 
-    // A newer, complete one, without the device that the old one had.
+    // A newer, complete generation, without the device that the old one had.
     world.slice("node1", 3, 1, json!([monitor("gpu-0000000a")]));
     let text = world.words(fraction());
     assert!(
         text.contains("none of 1 devices is of the class: the selector of class vgpu does not match: device.driver"),
         "{text}"
     );
-    // The pool of another node is not hidden by it.
+    // The pool of another node stays usable.
     world.slice("node2", 1, 1, json!([gpu("gpu-0000000c")]));
     world.claim("train", fraction(), Value::Null);
     assert_eq!(world.why(&["train"]).unwrap().kind, MessageKind::Room);
 }
 
-/// Of a translated pod, whose author wrote the amount for a system that refuses it. A larger GPU may still come.
+/// The author of a translated pod wrote the amount for a system that refuses it. A larger GPU may still be added.
 #[test]
 fn a_translated_pod_that_wants_more_than_any_gpu_has_is_refused() {
     let devices = |report: Value, memory: &str| {
@@ -347,7 +347,7 @@ fn a_translated_pod_that_wants_more_than_any_gpu_has_is_refused() {
     }
 }
 
-/// In the words of `vgpu explain`.
+/// Uses the wording of `vgpu explain`.
 #[test]
 fn a_claim_that_no_container_names_and_one_that_goes_are_said_beside_the_shortage_and_where_there_is_room() {
     let pod = |claims: Value| {
@@ -384,7 +384,7 @@ fn a_claim_that_no_container_names_and_one_that_goes_are_said_beside_the_shortag
     assert!(message.text.starts_with(words), "{}", message.text);
 }
 
-/// In the words of `vgpu explain`. kube-scheduler does not try such a pod, and says nothing.
+/// Uses the wording of `vgpu explain`. kube-scheduler does not try such a pod, and reports nothing.
 #[test]
 fn a_claim_that_does_not_exist_is_said_where_all_classes_are_ours() {
     let spec = claims_of(&["gone"]);

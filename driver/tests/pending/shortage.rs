@@ -45,7 +45,7 @@ fn a_generated_claim_is_found_by_the_pods_status() {
     ] {
         assert_eq!(text.contains(words), words != "on 2 of 2 devices: ", "{text}");
     }
-    // Not generated yet: nothing to say.
+    // The claim is not generated yet, so there is no message.
     assert_eq!(world.why_pod(spec, json!([])), None);
 }
 
@@ -121,7 +121,7 @@ fn a_result_without_a_share_takes_the_whole_device_and_admin_access_nothing() {
 fn taints_are_named_unless_they_are_tolerated() {
     let mut world = World::bare();
     world.slice("node1", 1, 1, json!([tainted_alone(), gpu("gpu-0000000b")]));
-    // A rule taints beside the slice.
+    // A rule adds a taint to those of the slice.
     world.rule("gpu-0000000b", json!({"key": "drain", "effect": "NoExecute"}));
     let text = world.words(fraction());
     for words in [
@@ -349,7 +349,7 @@ fn what_is_held_already_says_where_the_rest_must_be() {
     }
 }
 
-/// Another driver's claim of the same pod counts, as it does for the scheduler.
+/// The claim of another driver in the same pod is taken into account, as by the scheduler.
 #[test]
 fn claims_of_other_drivers_are_asked_about_together_with_ours() {
     let mut world = World::new();
@@ -378,7 +378,7 @@ fn claims_of_other_drivers_are_asked_about_together_with_ours() {
     assert!(text.contains("eth1 for claim default/train, request nic"), "{text}");
 }
 
-/// One unit for a reader, and a suggestion that can be copied: `55.3Gi` is no whole number of bytes.
+/// The message uses one unit, and the suggestion can be copied: `55.3Gi` is not a whole number of bytes.
 #[test]
 fn sizes_are_gibibytes() {
     let mut world = World::new();

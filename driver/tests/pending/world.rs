@@ -10,13 +10,13 @@ use vgpu_planner::{Change, Mode, State, Time};
 pub(crate) struct World {
     pub(crate) state: State,
     pub(crate) answers: Answers,
-    /// Of the last object.
+    /// The version of the last object.
     version: u64,
 }
 
 /// Decodes an object as a watch does.
 pub(crate) fn read<T: Readable>(text: &str) -> T {
-    // The kind names the object in the log, and nothing else here.
+    // The kind only names the object in the log.
     let watched: Object<k8s_openapi::api::core::v1::Pod, T> =
         serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
     watched.body.expect("an object of its kind")
@@ -40,7 +40,7 @@ impl World {
         world
     }
 
-    /// Our classes alone, and nodes without a device.
+    /// Only our classes, without any devices.
     pub(crate) fn bare() -> Self {
         let mut world = Self {
             state: State::new(Mode::Scheduler, Features::default()),
@@ -61,7 +61,7 @@ impl World {
         self.state.apply(change, Time::default());
     }
 
-    /// The object as the newest of all.
+    /// Gives the object the newest version.
     pub(crate) fn newest(&mut self, mut object: Value) -> Value {
         self.version += 1;
         object["metadata"]["resourceVersion"] = json!(self.version.to_string());
@@ -120,7 +120,7 @@ impl World {
         self.claim(name, json!({}), json!({"results": [result]}));
     }
 
-    /// Why a pod waits whose claims are these.
+    /// Why a pod with these claims waits.
     pub(crate) fn why(&mut self, claims: &[&str]) -> Option<Message> {
         self.why_pod(claims_of(claims), json!([]))
     }
@@ -141,7 +141,7 @@ impl World {
         message(&pod, &self.state, &self.answers)
     }
 
-    /// Everything is answered.
+    /// Completes all answers.
     pub(crate) fn look(&mut self) {
         self.answers.update_queue(&self.state);
         assert!(self.answers.work(&mut self.state, &mut || true));

@@ -31,13 +31,13 @@ pub(crate) fn helm(test: &str) -> Option<PathBuf> {
 /// The kinds of the Prometheus operator, as if a cluster had it.
 pub(crate) const PROMETHEUS: [&str; 2] = ["--api-versions", "monitoring.coreos.com/v1/PodMonitor"];
 
-/// All objects of the chart but its hooks, or what helm has against these values. The registry is r.example unless they say
-/// otherwise.
+/// All objects of the chart except its hooks, or helm's error for these values. The registry is r.example unless they
+/// set it.
 pub(crate) fn render(helm: &Path, values: &[&str]) -> Result<Vec<Value>, String> {
     render_on(helm, "1.37.1", values)
 }
 
-/// The same on this version of Kubernetes.
+/// Like [`render`], for this version of Kubernetes.
 pub(crate) fn render_on(helm: &Path, version: &str, values: &[&str]) -> Result<Vec<Value>, String> {
     template(helm, version, &[&["--no-hooks"], &PROMETHEUS[..]].concat(), values)
 }

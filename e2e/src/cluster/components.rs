@@ -24,7 +24,7 @@ pub(super) struct Component {
 /// every test in which a node dies.
 const LEASE: Duration = Duration::from_secs(20);
 
-/// These versions need this gate on every component for fractions; from 1.36 on it is on by default.
+/// Kubernetes 1.34 and 1.35 need this gate on every component for shares; from 1.36 on it is enabled by default.
 fn feature_gates(kubernetes: &str) -> Vec<(&'static str, bool)> {
     match kubernetes.split('.').nth(1).and_then(|minor| minor.parse::<u32>().ok()) {
         Some(34 | 35) => vec![("DRAConsumableCapacity", true)],

@@ -216,10 +216,11 @@ pub struct Config {
     pub owner: Option<(u32, u32)>,
     /// The number of nodes at the start.
     pub nodes: u8,
-    /// containerd 1.7 applies CDI specs. Later versions always do.
+    /// Makes containerd 1.7 apply CDI specs. Later versions always do.
     pub cdi: bool,
-    /// The software GPU's NVML lists processes, as a real one does on a node. If false, it lists none: the worst case
-    /// for real drivers in a container, where no process of a pod finds itself. Most clusters of tests have that.
+    /// The software GPU's NVML lists processes, as a real one does on a node. If false, it lists none: this is the
+    /// worst case of a real driver in a container, where a pod's process does not find itself. Most test clusters set
+    /// it to false.
     pub lists_processes: bool,
 }
 

@@ -13,7 +13,7 @@ use super::protocol::Wish;
 use crate::api::{Api, Request};
 use crate::wait::wait;
 
-/// The keeper gives up earlier and reports its reason.
+/// Time for a node to start. The keeper gives up earlier and reports its reason.
 const START: Duration = Duration::from_secs(300);
 const END: Duration = Duration::from_secs(60);
 

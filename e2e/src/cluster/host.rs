@@ -8,10 +8,10 @@
 //! Two things are not in a namespace: the cgroup controllers that the root of cgroup v2 enables for its children (runc
 //! also enables all of them), and the AppArmor profile that containerd loads for its containers.
 //!
-//! How it fails: if it is killed after the file was written and before anything changed, undoing finds nothing to do.
-//! If it is killed while undoing, the file still exists, and the next sweep continues. A file from before a reboot is
-//! ignored. So is a damaged one, with a warning. If another program has started to use a controller or the profile, it
-//! is kept.
+//! How it fails: if the program is killed after the file was written and before anything changed, undoing finds nothing
+//! to do. If it is killed while undoing, the file still exists, and the next sweep continues. A file from before a
+//! reboot is ignored. So is a damaged one, with a warning. A controller or profile that another program has started to
+//! use is kept.
 
 use std::fs;
 use std::io::ErrorKind;

@@ -207,7 +207,8 @@ impl Demo<'_> {
         Ok(())
     }
 
-    /// Lets a program use some of its share. Shows what the driver says of it, and what every claim says of its limit.
+    /// Lets a program use part of its share. Shows the memory that the driver measures, and that every claim's
+    /// condition says its limit is enforced.
     pub(super) fn compared(&self, gpu: &Gpu, progress: &Progress) -> Result<()> {
         let shares = workload::shares(&self.kube)?;
         let allocated: Vec<_> = shares.iter().filter(|share| share.device.is_some()).collect();
@@ -299,8 +300,8 @@ impl Demo<'_> {
         Ok(share.with_context(|| format!("{gone} had no claim"))?.claim_uid)
     }
 
-    /// Replaces the pods by ones that use their GPUs' time: two share a GPU by their cores, one alone uses all of it,
-    /// and a Guaranteed one keeps to its cores. Returns the UIDs of the deleted claims.
+    /// Replaces the pods by ones that keep their GPUs busy: two share a GPU in proportion to their cores, one of them
+    /// alone uses all of it, and a Guaranteed one is limited to its cores. Returns the UIDs of the deleted claims.
     pub(super) fn time(&self, gpu: &Gpu, progress: &Progress) -> Result<Vec<String>> {
         let gone = workload::shares(&self.kube)?
             .into_iter()

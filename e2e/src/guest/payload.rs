@@ -117,7 +117,7 @@ impl Payload {
         if !is_in_tree(&dist, &checkout) {
             self.tree(&dist)?;
         }
-        // These are below target, which a tree leaves out.
+        // These are in the folder `target`, which `tree` leaves out.
         let programs = [prepared.program().to_path_buf(), client_program()?];
         for folder in [output.parent(), Some(output.as_path()), programs[0].parent()]
             .into_iter()

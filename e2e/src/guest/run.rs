@@ -208,7 +208,7 @@ impl Guest<'_> {
     }
 }
 
-/// Options that leave out tests of a real cluster: the names of all modules except the machine's.
+/// Options that make the test program skip every module except [`WANTED`].
 fn left_out(tests: &Path) -> Result<String> {
     let listed = shell::output(&mut shell::command(tests, ["--list"]))?;
     let mut modules: Vec<&str> = listed

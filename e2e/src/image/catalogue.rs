@@ -206,7 +206,8 @@ fn products(libc: &Layer, below_client: &Layer, dist: &Path, parts: &Path) -> Re
         .folder("tmp", 0o1777);
     let layer = |name: &str, top: Contents| top.write(&parts.join(format!("{name}-layer.tar")));
     let plugin = vec![libc.clone(), layer(PLUGIN, plugin)?];
-    // The plugin's program copies these files to the node. A registry and a node have its layers once.
+    // The plugin's program copies these files to the node, so this image is the plugin's image with one more layer: a
+    // registry or node stores the common layers once.
     let soft_gpu = [plugin.clone(), vec![layer(SOFT_GPU, soft_gpu(dist))?]].concat();
     let controller = vec![libc.clone(), layer(CONTROLLER, controller)?];
     let client = vec![below_client.clone(), layer(CLIENT, client)?];

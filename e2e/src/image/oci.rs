@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-/// What an image says of itself: `org.opencontainers.image.*` and their values.
+/// The image's labels: `org.opencontainers.image.*` and their values.
 pub(super) type Labels = BTreeMap<String, String>;
 
 /// The label that is also a field of the configuration, as RFC 3339.
@@ -179,7 +179,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Writes an image of another archive's layers and of `top`. Unpacks the layers' files to `work`.
+/// Writes an image with the layers of the archive `below` and the layer `top` on them. Unpacks the archive to `work`.
 pub(super) fn on_top(below: &Path, name: &str, top: Contents, work: &Path, to: &Path) -> Result<()> {
     let opened = File::open(below).with_context(|| format!("cannot open {}", below.display()))?;
     let unpacked = tar::Archive::new(opened).unpack(work);

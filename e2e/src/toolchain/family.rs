@@ -83,7 +83,7 @@ pub const FAMILIES: [Family; 6] = [
     },
 ];
 
-/// What a release needs besides Helm. No cluster needs them, so only `vgpu-e2e tools --release` builds them.
+/// The tools that a release needs besides Helm. No cluster needs them, so only `vgpu-e2e tools --release` builds them.
 pub const RELEASE: [Family; 4] = [
     Family {
         name: "krew",

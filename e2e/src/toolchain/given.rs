@@ -1,4 +1,4 @@
-//! Kubernetes' programs that somebody has already, taken instead of building them: `KUBERNETES=DIR`.
+//! Existing programs of Kubernetes, which are used instead of building them: `KUBERNETES=DIR`.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -29,7 +29,7 @@ impl Given {
         Self::of(Path::new(&folder), wanted.as_deref(), ask).map(Some)
     }
 
-    /// `ask`: runs a program with `--version` or what it has instead.
+    /// `ask` runs a program with `--version` or its equivalent.
     fn of(folder: &Path, wanted: Option<&str>, ask: impl Fn(&Path) -> Result<String>) -> Result<Self> {
         let set = format!("{VARIABLE}={}", folder.display());
         let folder = fs::canonicalize(folder).with_context(|| format!("{set}: name a folder that exists"))?;

@@ -17,8 +17,8 @@ pub struct Versions {
 pub(super) const KUBERNETES_VERSION: &str = "KUBERNETES_VERSION";
 
 impl Versions {
-    /// The versions of this run, checked to have a form that can be built. `given`: Kubernetes' programs are there already, of
-    /// this version.
+    /// The versions of this run, checked to have a form that can be built. `given` is the version of Kubernetes'
+    /// programs if they exist already.
     pub(super) fn beside(given: Option<String>) -> Result<Self> {
         let file = layout::workspace().join("e2e/versions");
         let defaults = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
@@ -52,7 +52,7 @@ pub(super) fn set(variable: &str) -> Option<String> {
     env::var(variable).ok().filter(|version| !version.trim().is_empty())
 }
 
-/// Checks a version of Kubernetes that `from` has.
+/// Checks a version of Kubernetes. `from` is the setting that it comes from, for the error.
 pub(super) fn kubernetes(from: &str, version: &str) -> Result<String> {
     parse(from, version, check_kubernetes)
 }

@@ -53,9 +53,9 @@ fn stopped_in_a_burst<'a>(cluster: &'a Cluster, kube: &Kube<'_>, pods: &str, pid
 /// The leader is stopped in the middle of a burst, another one takes over, and the first one is continued.
 ///
 /// Checks that nothing is allocated twice, that no write of the old term succeeds once the other has the lease, and
-/// that the old leader stands by after it wakes. Whether a write is in flight when it is stopped is chance, and when
-/// it wakes each claim has a newer version. That such a write fails at any moment is checked by the model: the duel in
-/// `driver/planner/tests/storm`.
+/// that the old leader stands by after it wakes. This test cannot force a write to be in flight when the leader is
+/// stopped, and each claim has a newer version when it wakes. `driver/planner/tests/storm` (the duel) checks in a model
+/// that such a write fails at any moment.
 fn stands_still() -> Result<()> {
     const NODES: usize = 6;
     let (mut epoch, mut followed) = (String::new(), None);
@@ -66,7 +66,7 @@ fn stands_still() -> Result<()> {
         let first = wait(LIMIT, "a leader", || leader(&project))?;
         let pid = controller_in(installed, &first)?;
         epoch = checker::epoch(&claim_of(kube, "first")?);
-        // As many as fit; the last one is created below.
+        // With `first`, one pod fewer than fit; `last` is created below.
         let names: Vec<String> = (2..NODES * ROOM).map(|number| format!("p{number:02}")).collect();
         let all: Vec<&str> = names.iter().map(String::as_str).collect();
         let pods = fleet.pods(all.iter().copied());
@@ -218,8 +218,8 @@ fn node_goes() -> Result<()> {
     seen.map(drop)
 }
 
-/// The API server is killed in the middle of a burst. The adding watch uses another API server, so it continues
-/// throughout.
+/// The API server is killed in the middle of a burst. The checker watches through another API server, so its watch is
+/// not interrupted.
 fn api_server_dies() -> Result<()> {
     let installed = shared::controlled()?;
     let second = SecondServer::start(&installed.cluster)?;

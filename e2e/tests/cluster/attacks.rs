@@ -212,9 +212,9 @@ struct Case {
     volumes: &'static str,
     /// `NAME:PATH[:SUBPATH]`.
     mounts: &'static str,
-    /// A script and mounts of a container that runs to its end before.
+    /// Script and mounts of an init container, which ends before the attack.
     before: Option<(&'static str, &'static str)>,
-    /// The same for one that runs at the same time, without the claim.
+    /// Script and mounts of a container without the claim that runs at the same time.
     beside: Option<(&'static str, &'static str)>,
     /// More fields of the container, and of the pod.
     spec: Value,
@@ -297,7 +297,7 @@ fn mount(text: &str) -> Value {
     mount
 }
 
-/// The cases of a text with a row for each: name, volumes, mounts, script, and `held` or the words of the event.
+/// Parses cases, one per line: name, volumes, mounts, script, and `held` or the words of the event.
 fn table(text: &'static str) -> Vec<Case> {
     let rows = text.lines().filter(|row| !row.is_empty() && !row.starts_with('#'));
     rows.map(|row| {
@@ -325,7 +325,7 @@ fn by_volumes() -> Result<()> {
     run("attacks-volumes", &cases.into_iter().flatten().collect::<Vec<_>>())
 }
 
-/// What one volume may do: see [`table`].
+/// Attacks with at most one volume, in the form of [`table`].
 const SINGLE_VOLUMES: &str = "
 file-over-list | | kit:/etc/ld.so.preload:empty | probe | held
 # ld.so reads the list up to the first NUL.

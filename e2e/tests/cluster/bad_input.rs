@@ -124,7 +124,7 @@ fn warned() -> Result<()> {
         let mut wrong = Vec::new();
         for (file, text) in [cases("warnings/warn")?, cases("warnings/silent")?].concat() {
             let name = file.file_name().context("no name")?.to_string_lossy().into_owned();
-            // Files for a cluster without dialects, and this one has all of them.
+            // These files are for a cluster without dialects, and this cluster has all of them.
             if name.starts_with("off-") {
                 continue;
             }
@@ -247,7 +247,7 @@ fn too_much() -> Result<()> {
         let claim = wait(LIMIT, "the pod to have a claim", || {
             Ok(workload::shares(kube)?.pop().map(|share| share.claim))
         })?;
-        // Names what the pod asked for and what every GPU has.
+        // The event names the claim, the request and its amount, and says that no GPU is large enough.
         let wanted = [
             claim.as_str(),
             "request gpu",
@@ -360,7 +360,7 @@ fn failed_unprepare() -> Result<()> {
                 ensure!(is_there, "the pod is gone, though its claim is still prepared");
                 Ok(())
             });
-        // Always repaired: then the kubelet's retry ends the pod.
+        // Repair the file even after a failure, so that the kubelet's retry succeeds and the pod ends.
         let repaired = fs::remove_dir(&file).with_context(|| format!("cannot remove {}", file.display()));
         after(told, repaired)?;
         kube.run(&["wait", "--for=delete", "pod/stuck", &patience::timeout(LIMIT * 2)])

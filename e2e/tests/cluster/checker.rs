@@ -167,7 +167,7 @@ impl Sums {
     }
 }
 
-/// One watch of all claims that never breaks, added up at every version.
+/// One uninterrupted watch of all claims. Allocations are added up at every version.
 pub(crate) struct Checker {
     child: Child,
     shared: Arc<Shared>,

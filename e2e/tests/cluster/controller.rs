@@ -96,7 +96,8 @@ fn one_pod() -> Result<()> {
                 line["total"]
             );
         }
-        // Two shares are packed onto one GPU, although kube-scheduler would also have used the first one.
+        // Two shares are packed onto one GPU. This does not prove who allocated them: kube-scheduler would choose the
+        // same.
         let claims = kube.get(&["resourceclaims"])?;
         let mut devices = Vec::new();
         for claim in list(&claims, "/items") {

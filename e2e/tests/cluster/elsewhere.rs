@@ -37,7 +37,7 @@ fn needs_elsewhere() -> Result<()> {
         selected["spec"]["nodeSelector"]["disk"] = json!("fast");
         create(kube, &many(vec![fleet.filler("full", first), selected]))?;
         is_on("selected", second)?;
-        // Neither beside it, nor where the CPU is full.
+        // This pod may not run beside `selected`, nor on the node whose CPU is full.
         let mut apart = fleet.pod("apart", "1");
         apart["spec"]["affinity"] = json!({"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
             {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"role": "selected"}}}]}});
@@ -54,7 +54,7 @@ fn needs_elsewhere() -> Result<()> {
         create(kube, &intolerant.to_string())?;
         is_on("intolerant", second)
     })?;
-    // A controller that tried node after node would also get the pod bound in the end.
+    // Check this too, because a controller that only tries node after node would also get the pods bound in the end.
     seen.each_once(3)
 }
 
@@ -154,7 +154,7 @@ fn other_driver() -> Result<()> {
         wait_bound(kube, &["both"])?;
         let node = node_of_pod(kube, "both")?;
         ensure!(node == *third, "both is on {node} instead of {third}");
-        // The other driver has no second device; ours does.
+        // The other driver has no second device, but our driver has a free GPU.
         let mut mixed = fleet.pod("mixed", "1");
         mixed["spec"]["resourceClaims"][0]["resourceClaimTemplateName"] = json!("mixed");
         create(kube, &many(vec![both("too-many"), mixed, fleet.pod("alone", "1")]))?;

@@ -25,8 +25,8 @@ pub(crate) const TESTS: &[Test] = &[
 const RULE: &str = "test-explain-drain";
 const HELD: &str = "held by explain/holder-";
 
-/// One GPU is completely allocated, and a rule taints all of them: for that one, the reason is missing memory. A
-/// server before 1.37 has no such rule: there all are allocated.
+/// One GPU is completely allocated, and a rule taints all GPUs: the reason for the allocated GPU is missing memory, and
+/// for the others the taint. Servers before 1.37 have no such rule, so there all GPUs are allocated.
 fn same_reasons() -> Result<()> {
     shared::in_namespace("explain", |installed, kube| {
         let has_rules = has_rules(kube)?;
@@ -120,7 +120,7 @@ fn compare(installed: &Installed, kube: &Kube<'_>, tainted: bool) -> Result<()> 
 fn expected(explained: &Value, installed: &Installed, tainted: bool) -> Result<BTreeSet<String>> {
     let reasons = explained["reasons"].as_array().context("no reasons")?;
     let text = |reason: &Value, key: &str| reason[key].as_str().unwrap_or_default().to_owned();
-    // Monitors, which the class excludes.
+    // Leave out the monitor devices, which the class excludes by its selectors.
     let of_the_class = reasons
         .iter()
         .filter(|reason| !text(reason, "field").starts_with("spec.selectors"));
@@ -171,7 +171,8 @@ pub(crate) fn vgpu(installed: &Installed, args: &[&str]) -> Result<Said> {
     shell::capture(command.args(args).env("KUBECONFIG", kubeconfig))
 }
 
-/// A user with the rights of `edit` in one namespace is told what the controller says, and which rights more would need.
+/// To a user with the rights of `edit` in one namespace, `vgpu explain` shows what the controller says, and names the
+/// rights that are needed to show more.
 fn own_namespace() -> Result<()> {
     shared::in_namespace("explain-own", |installed, kube| {
         kube.run(&["create", "rolebinding", "jane", "--clusterrole=edit", "--user=jane"])?;
@@ -190,8 +191,8 @@ fn own_namespace() -> Result<()> {
     })
 }
 
-/// Nothing is found on the cluster of the tests, and a user without rights is told what was not checked. A probe runs and
-/// leaves nothing, and `helm test` is one.
+/// `vgpu doctor` finds nothing on the test cluster, and tells a user without rights what was not checked. A probe runs
+/// and leaves nothing behind; `helm test` runs a probe too.
 fn doctor() -> Result<()> {
     shared::in_namespace("doctor", |installed, kube| {
         wait(LIMIT, "vgpu doctor finds nothing", || {

@@ -103,7 +103,7 @@ impl Group {
         Ok(false)
     }
 
-    /// The end of the mode: between request and answer; this is the later of the two.
+    /// The latest time at which the mode can have ended: when the request for the next mode was answered.
     fn end_of(&self, step: usize) -> Option<Instant> {
         self.done.get(step + 1).map(|next| next.answered)
     }

@@ -130,7 +130,7 @@ fn api_server_is_away() -> Result<()> {
         let meanwhile = (|| {
             plugins::kill(cluster)?;
             says_on_the_node(cluster, &plugin, 1, "kubelet has registered the plugin")?;
-            // Removed by a plugin that has never reached the API server.
+            // A plugin that has never reached the API server removes the claim from the node.
             gone_from_the_node(cluster, &ending)?;
             kill_container(cluster, BYTES)?;
             says_on_the_node(cluster, &stays, 1, "\"holding\":")?;
@@ -173,7 +173,7 @@ fn full_disk() -> Result<()> {
             plugins::settle(cluster, &before)
         };
         kube.apply(&load::share())?;
-        // A disk of its own, which can be filled without the rest of the machine.
+        // A separate file system, so that filling it does not affect the rest of the machine.
         shell::run(&mut node.inside(&["mount", "-t", "tmpfs", "-o", "size=1m,mode=0750", "tmpfs", PLUGIN]))?;
         let tested = replaced().and_then(|_| while_full(installed, kube));
         // Lazily: the plugin has its sockets there until it is replaced.
@@ -193,7 +193,7 @@ fn while_full(installed: &Installed, kube: &Kube<'_>) -> Result<()> {
     let filled = fs::write(&filler, vec![0; 2 << 20]);
     ensure!(filled.is_err(), "2 MiB fit on a disk of 1 MiB");
 
-    // The record of a claim is in /run.
+    // A claim can still be prepared, because its record is in /run.
     kube.apply(&pod("beside", "client", &HOLD, "load"))?;
     kube.wait_running("beside", LIMIT)?;
     let beside = uid_of(&claim_of(kube, "beside")?);

@@ -1,5 +1,6 @@
-//! What the 51 mistakes and situations of users are answered, where their user looks first. A file in `e2e/people` is a
-//! case: words that the answer must have, and the user's manifest. It is tried with the rights of `edit` in one namespace.
+//! Checks the answers to 51 mistakes and situations of users, in the place where the user looks first. A file in
+//! `e2e/people` is a case: words that the answer must have, and the user's manifest. It is tried with the rights of
+//! `edit` in one namespace.
 //!
 //! Words of kubectl's answer, warnings included, are compared in a dry run. Other manifests are applied, and then the
 //! pod's events or `vgpu explain` must have the words. A case that needs a broken node or controller names the test that
@@ -101,7 +102,7 @@ fn answered() -> Result<()> {
             .iter()
             .filter(|case| matches!(case.head.at, Some(Place::Event | Place::Explain)))
         {
-            // A part of it may be refused, which then is in the answer.
+            // The result is ignored, because the API server may refuse parts of the manifest.
             kube.try_run_with_input(&["create", USER, "-f", "-"], &case.manifest)?;
         }
         let mut open: Vec<&Case> = tried.clone();
@@ -139,7 +140,7 @@ fn uncovered(case: &Case) -> Result<()> {
                 format!("#[tokio::test]\nasync fn {name}() {{"),
             ],
         ),
-        // The list of a module's tests.
+        // Without a file, it is a test of this program, in the list `TESTS` of its module.
         None => (
             format!("e2e/tests/cluster/{module}.rs"),
             vec![format!("(\"{name}\", "), format!("\"{name}\",\n")],
@@ -194,7 +195,7 @@ fn ask(case: &Case, installed: &Installed, kube: &Kube<'_>) -> Result<String> {
     Ok(said.stdout + &said.stderr)
 }
 
-/// `vgpu fit` says what is wrong with a file, also to whoever may not read the cluster.
+/// `vgpu fit` says what is wrong with a file, even to a user who may not read the cluster.
 fn fit(installed: &Installed, manifest: &str) -> Result<Said> {
     let file = tempfile::NamedTempFile::new()?;
     fs::write(file.path(), manifest)?;

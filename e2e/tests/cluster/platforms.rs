@@ -126,7 +126,7 @@ fn documented(kube: &Kube<'_>) -> Result<BTreeMap<String, Vec<Value>>> {
             let here = format!("namespace: {NAMESPACE}");
             let block = block.replace(&format!("namespace: {}", install::NAME), &here);
             let of = objects(&block).with_context(|| page.display().to_string())?;
-            // No files of kubeadm and the kubelet.
+            // Configuration files of kubeadm and the kubelet are no API objects.
             let is_file = |object: &Value| {
                 object["kind"]
                     .as_str()

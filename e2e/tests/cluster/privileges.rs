@@ -1,5 +1,5 @@
-//! The rights of a stolen plugin token at the API server: slices and claims of its own node, and nothing else. And those of a user
-//! with one namespace: to read what is offered and its own quota.
+//! The rights of a stolen plugin token at the API server: slices and claims of its own node, and nothing else. Also the
+//! rights of a user of one namespace: to read classes, slices, quota defaults and the quota of that namespace.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};

@@ -49,7 +49,7 @@ fn holds_memory(kube: &Kube<'_>, name: &str) -> Result<()> {
 }
 
 /// Waits for a pod to run, and fails if it does so while the process of the first pod is running. In a short run the
-/// kubelet is made to retry as soon as that has ended: by itself it retries after 60 to 90 s.
+/// kubelet is made to retry as soon as that process has ended; by itself it would retry only after 60 to 90 s.
 fn runs_after_it(cluster: &Cluster, kube: &Kube<'_>, name: &str) -> Result<()> {
     let mut is_nudged = size::is_full();
     wait(TAKEOVER, &format!("{name} to run"), || {
@@ -159,7 +159,7 @@ fn allocated_again() -> Result<()> {
         if lives(cluster)? {
             has_share(installed, kube, "second", &uid, &old)?;
             let seen = seen(kube, "second")?;
-            // It was running both before and after its neighbour read its share.
+            // Only compare if the first pod's process was running both before and after the second pod read its share.
             ensure!(
                 seen == (load::BYTES - (1 << 30), load::BYTES) || !lives(cluster)?,
                 "beside the first pod it sees {seen:?}"

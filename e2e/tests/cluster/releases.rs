@@ -70,7 +70,7 @@ impl Release {
         shell::run(&mut self.upgrade_command(&Kube::new(cluster, install::NAME), &[])?)
     }
 
-    /// Upgrades to it and kills helm while it waits. Helm then takes the upgrade as running.
+    /// Upgrades to it and kills helm while it waits. Helm then considers the upgrade still in progress.
     pub(crate) fn upgrade_cut_off(self, cluster: &Cluster) -> Result<()> {
         let project = Kube::new(cluster, install::NAME);
         // Nobody has this image, so helm never stops waiting.

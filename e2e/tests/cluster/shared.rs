@@ -78,8 +78,8 @@ pub(crate) fn observed() -> Result<&'static Installed> {
     in_slot_with(&OBSERVED, "observed", &[], |_| {})
 }
 
-/// Started by the first test that needs it. If that fails, it fails for all tests. Its driver lists no processes, so
-/// that limits are tested where the plugin cannot compare them.
+/// The cluster of a slot, started by the first test that needs it. If the start fails, all of these tests fail. Its
+/// driver lists no processes, so that limits are tested where the plugin cannot compare them with the driver's figures.
 fn in_slot(slot: &Slot, of: &str, values: &[&str]) -> Result<&'static Installed> {
     in_slot_with(slot, of, values, |config| config.lists_processes = false)
 }

@@ -18,7 +18,7 @@ pub(crate) const TESTS: &[Test] = &[(
     from_the_chart,
 )];
 
-/// Another state than that of the cluster's own software GPU, so other GPUs.
+/// The state folder differs from that of the cluster's own software GPU, so the GPUs differ too.
 const VALUES: &str = "driverRoot=/,softGpu.gpus=3,softGpu.state=/var/lib/soft-gpu/of-the-chart";
 
 fn from_the_chart() -> Result<()> {
@@ -58,6 +58,6 @@ fn shares(installed: &Installed, kube: &Kube<'_>, before: &[String]) -> Result<(
     kube.apply(&pod("on-a-software-gpu", "client", &HOLD, "load"))?;
     kube.wait_running("on-a-software-gpu", LIMIT)?;
     kube.exec("on-a-software-gpu", &["sh", "-c", PROVES])?;
-    // The plugin that comes back does not know this GPU.
+    // Delete the pod now, because the plugin that the rollback restores does not know this GPU.
     kube.run(&["delete", "pod", "on-a-software-gpu"]).map(drop)
 }

@@ -1,8 +1,8 @@
-//! Pods that are written for other systems, at the API server: the webhook's translation, that none gets through
-//! untranslated while replicas and certificates are replaced, and that templates and annotations are created whoever
-//! leads.
+//! Pods that are written for other systems, at the API server: the webhook translates them, none gets through
+//! untranslated while replicas and certificates are replaced, and templates and annotations are created no matter which
+//! replica leads.
 //!
-//! What such pods see at run time: `dialects.rs`.
+//! `dialects.rs` tests what such pods see at run time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;

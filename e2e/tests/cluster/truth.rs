@@ -105,12 +105,13 @@ pub(crate) fn metrics(cluster: &Cluster) -> Result<String> {
     project.raw(&path)
 }
 
-/// The plugin writes its node once a minute, so a share that was prepared just now may take that long.
+/// Checks the claim's share in the VgpuNode. The plugin writes that object once a minute, so a new share may take that
+/// long to appear.
 fn node_object(kube: &Kube<'_>, claim: &Value) -> Result<()> {
     let (node, share) = wait(LIMIT * 2, "the claim in the VgpuNode", || {
         let node = kube.get(&["vgpunode", &Node::FIRST.name()])?;
         let mut shares = node["status"]["shares"].as_array().into_iter().flatten();
-        // Of a share that was prepared a moment ago the node has not read the ledger yet.
+        // `refusals` is missing while the plugin has not yet read the ledger of a new share.
         let is_read = |share: &&Value| share["uid"] == claim["metadata"]["uid"] && !share["refusals"].is_null();
         let share = shares.find(is_read).cloned();
         Ok(share.map(|share| (node, share)))

@@ -69,7 +69,7 @@ fn under_load() -> Result<()> {
             });
             let mut rounds = 0;
             let mut change = || -> Result<()> {
-                // In a full run until the load has ended.
+                // A full run repeats this until the load has ended, at most 8 times.
                 while rounds == 0 || (size::is_full() && rounds < 8 && !loading.is_finished()) {
                     rounds += 1;
                     there_and_back(installed, kube, &old, rounds)?;
@@ -167,7 +167,8 @@ fn never_ready() -> Result<()> {
     })
 }
 
-/// After a refusal the release goes on by the command that the refusal names, and can be uninstalled without claims.
+/// An uninstall is refused while a claim exists. The command that the refusal names restores the release. Without
+/// claims the uninstall succeeds.
 fn uninstall() -> Result<()> {
     shared::in_namespace_of(shared::observed()?, "uninstall", |installed, kube| {
         let cluster = &installed.cluster;

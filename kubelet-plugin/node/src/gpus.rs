@@ -113,7 +113,7 @@ pub fn list(nvml: &Nvml) -> Result<List, Error> {
     Ok(List::new((0..count).map(read)))
 }
 
-/// Returns a function that makes the error of a failed question about the driver.
+/// Returns a function that converts NVML's error on reading `field` of the driver.
 pub fn failed(field: &'static str) -> impl Fn(NvmlError) -> Error {
     move |error| Error::Driver {
         field: Cow::Borrowed(field),

@@ -19,10 +19,10 @@ pub fn exclusive(start: u64, length: u64) -> libc::flock {
     }
 }
 
-/// Returns true if these bytes are locked, or one of them is.
+/// Returns true if any of these bytes is locked.
 ///
 /// # Errors
-/// The kernel does not say.
+/// The kernel cannot read the locks of the file.
 pub fn is_locked(file: &File, start: u64, length: u64) -> io::Result<bool> {
     let mut lock = exclusive(start, length);
     // The kernel writes the conflicting lock, or F_UNLCK if there is none.

@@ -1,8 +1,9 @@
 //! Labels by which SELinux lets containers use files of the node. The container runtime does not relabel what CDI mounts.
 //!
-//! The types are those of the policy container-selinux. Failure modes: a node with another policy does not know them, and a file
-//! system may have no labels; both are errors of the kernel, which the caller reports and goes on. `restorecon` on the node takes
-//! labels away, which the plugin's next start sets again. No machine of ours has SELinux.
+//! The types are those of the policy container-selinux. Failure modes: a node with another policy does not know them,
+//! and a file system may have no labels. In both cases the kernel returns an error, and the caller reports it and
+//! continues. `restorecon` on the node removes the labels, and the plugin's next start sets them again. Not tested on a
+//! machine with SELinux.
 
 use rustix::fs::{XattrFlags, getxattr, setxattr};
 use rustix::io::Errno;
@@ -78,7 +79,7 @@ impl Labels for Kernel {
     }
 
     fn set(&self, file: &Path, label: &CStr) -> Result<(), Errno> {
-        // With its end, as chcon writes it.
+        // With the final NUL, as chcon writes it.
         setxattr(file, ATTRIBUTE, label.to_bytes_with_nul(), XattrFlags::empty())
     }
 }
@@ -157,7 +158,7 @@ mod tests {
         assert!(is_on(selinux.path()));
     }
 
-    /// Without SELinux the kernel keeps the attribute of root's files as any other, so the calls are tried and not the policy.
+    /// Without SELinux the kernel stores this attribute like any other. So this tests the calls, not the policy.
     #[test]
     fn the_kernel_gives_back_the_label_that_was_set() {
         let folder = tempfile::tempdir().expect("a folder");

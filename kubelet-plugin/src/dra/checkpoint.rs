@@ -47,7 +47,7 @@ pub struct PreparedShare {
     pub slot: Option<u8>,
 }
 
-/// What shares hold of a GPU, together.
+/// The sum of what all shares hold of one GPU.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct HeldOnGpu {
     pub shares: ShareKeys,
@@ -72,7 +72,7 @@ impl Entry {
         self.all().filter(|share| share.role == Role::Share)
     }
 
-    /// Takes over names and shares as the API server knows them, for an entry with the same results.
+    /// Replaces the names and shares of this entry by those of the API server, which have the same results.
     pub(crate) fn name_as(&mut self, id: &ClaimId, shares: &[Share]) {
         for (prepared, share) in self.shares.iter_mut().zip(shares) {
             prepared.share = share.clone();

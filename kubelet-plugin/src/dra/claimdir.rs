@@ -225,8 +225,8 @@ impl ClaimDirs {
                 .map_err(failed("write", &path))?;
         }
         let path = folder.join(LIMITS);
-        // Written again if it names another driver or slot: a claim whose library is gone gets the current one, which may find
-        // the driver elsewhere, and a rebuilt record may have another slot.
+        // Write the file again if it names another driver or slot. A claim whose library is gone gets the current
+        // library, which may find the driver elsewhere, and a rebuilt record may have another slot.
         let fits = |found: &Limits| {
             let expected = (&found.libcuda, found.slot) == (&limits.libcuda, limits.slot);
             expected && share_of(found).same_result(share)

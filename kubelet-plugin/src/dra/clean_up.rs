@@ -6,8 +6,8 @@
 //!   listed or understood, or one of their claims cannot be read, nothing is known of any claim without a name.
 //! - A claim without a name is gone if no pod of this node uses a claim with its UID and a device of this node: kubelet
 //!   prepares claims only for pods that are bound to its node, and unprepares them before such a pod is deleted.
-//! - A claim without a name that pods use and that cannot be named, because its shares are others now or its files cannot
-//!   be written: it stays as it is. It is tried again, each time after a longer pause.
+//! - A claim without a name that pods use and that cannot be named, because it has other shares now or its files cannot
+//!   be written: it stays as it is. Naming is tried again, each time after a longer pause.
 
 use crate::api::{Claims, Error, Events};
 use crate::dra::checkpoint::Entry;
@@ -24,13 +24,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use vgpu_api::Pools;
 
-/// Short enough that the share of a claim that is gone is free within a minute.
+/// Interval of rounds: short enough that the share of a deleted claim is free within a minute.
 const EVERY: Duration = Duration::from_secs(20);
-/// The first time is long after the start: by then, the instance that this one replaces has ended.
+/// Interval at which unused releases of the library are removed. The first removal is that long after the start, when
+/// the instance that this one replaces has ended.
 const RELEASES_EVERY: Duration = Duration::from_secs(600);
 /// Claims that have only monitors are read in one of this many rounds: every 10 minutes.
 pub(crate) const MONITORS_EVERY: u32 = 30;
-/// The longest pause between two looks for claims without a name.
+/// The longest pause between two attempts to name claims without a name.
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 
 /// Unprepares claims that ended without an Unprepare.
@@ -48,11 +49,11 @@ pub struct CleanUp<K> {
     naming: Naming,
 }
 
-/// When the claims without a name are looked for again.
+/// Schedules the attempts to name claims without a name.
 #[derive(Debug, Default)]
 struct Naming {
     uids: BTreeSet<String>,
-    /// The last look, and the pause after it.
+    /// The time of the last attempt, and the pause after it.
     last: Option<(Instant, Duration)>,
 }
 
@@ -161,7 +162,7 @@ impl<K: MountUsers> CleanUp<K> {
             let Some(seen) = entries.get(&uid).cloned() else {
                 continue;
             };
-            // Since it was looked at, the claim may have been allocated here again, or a container may have started.
+            // Since this round read it, the claim may have been allocated here again, or a container may have started.
             match node.release_unused(self.users.clone(), &uid, seen).await {
                 Ok(false) => {}
                 Ok(true) => {
@@ -192,7 +193,7 @@ impl<K: MountUsers> CleanUp<K> {
                 let uids: BTreeSet<String> = living.into_iter().map(|(claim, _)| claim).collect();
                 let (living, mut unused): (BTreeMap<_, _>, BTreeMap<_, _>) =
                     all.into_iter().partition(|(uid, _)| uids.contains(uid));
-                // A monitor has no mount by which its container is known, and holds nothing that anybody waits for.
+                // A monitor has no mount that shows whether it has a container. It holds no capacity, so it can wait.
                 let is_due = self.rounds.is_multiple_of(MONITORS_EVERY);
                 self.rounds = self.rounds.wrapping_add(1);
                 unused.retain(|uid, entry| is_due || self.gone.has(uid) || entry.limited().next().is_some());
@@ -259,7 +260,7 @@ impl Naming {
         gone
     }
 
-    /// Returns true if a look is due. A look reads the node's pods and all their claims, so the pauses grow.
+    /// Returns true if an attempt is due. It reads the node's pods and all their claims, so the pauses grow.
     fn is_due(&mut self, uids: &BTreeSet<String>, now: Instant) -> bool {
         if *uids != self.uids {
             self.uids.clone_from(uids);

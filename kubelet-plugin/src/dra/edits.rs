@@ -627,7 +627,7 @@ mod tests {
             .filter(shimmed)
             .filter(|(target, _)| !target.starts_with(CONTAINER_DRIVER_DIR))
             .collect();
-        // Six names in both of the loader's folders, and the shim's own place.
+        // Six names in both of the loader's folders, and the shim's own path.
         assert_eq!(of_shim.len(), 13, "{of_shim:?}");
         assert!(
             of_shim.iter().all(|(_, host)| host.ends_with("/libvgpu.so")),

@@ -94,11 +94,10 @@ impl Folders {
 // === impl Instance ===
 
 impl Instance {
-    /// Takes the place of the instance with this pod UID, and removes the sockets of those that have ended. `_locked` is
-    /// the lock of the node.
+    /// Becomes the instance with this pod UID, and removes the sockets of instances that have ended. `_locked` is the
+    /// lock of the node.
     ///
-    /// # Errors
-    /// Another process has that place, or the folder of the sockets cannot be read.
+    /// # Errors Another process is the instance with this pod UID, or the folder of the sockets cannot be read.
     pub fn start(folders: &Folders, pod_uid: &str, _locked: &Locked) -> Result<Self, Error> {
         let path = folders.lock_of(pod_uid);
         let found = folders.pod_uids().map_err(failed("list", &folders.plugin))?;

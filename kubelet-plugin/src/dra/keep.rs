@@ -10,9 +10,9 @@ use std::time::Duration;
 pub const LIBRARY: &str = "library";
 const EVERY: Duration = Duration::from_secs(10);
 
-/// Installs the library, also after a start on a full disk, and renews CDI files. Without the library, claims can only be
-/// unprepared. CDI files are renewed also while the driver does not answer: its files may be there already, and containers
-/// start again.
+/// Installs the library and renews CDI files. Tries both again, for example after a start on a full disk. Without the
+/// library, claims can only be unprepared. CDI files are renewed even while the driver does not answer: its files may
+/// exist already, and containers may restart.
 pub async fn run(node: SharedNode, readiness: Readiness) {
     let mut failed = Ok(BTreeMap::new());
     loop {

@@ -29,7 +29,7 @@ use vgpu_node::selinux;
 const FILES: [&str; 3] = [SHIM_FILE, PRELOAD_FILE, HOOK_FILE];
 const TEMPORARY: &str = ".new-";
 
-/// The store of releases, and the one that new claims get.
+/// The store of releases, and the release that new claims get.
 #[derive(Debug)]
 pub(crate) struct Library {
     source: PathBuf,

@@ -8,8 +8,8 @@
 //! How it fails:
 //! - A namespace may not be read, or no process of the node can be seen (a pod without hostPID): an error, which is never
 //!   taken for "no container".
-//! - A tenant with CAP_SYS_ADMIN unmounts its share or hides it below such a name: its own share looks unused, and is
-//!   lost once the API server has no such claim. It cannot do that to a neighbour's share.
+//! - A tenant with CAP_SYS_ADMIN unmounts its share, or moves it to a mount point with such a name: its own share looks
+//!   unused, and is lost once the API server has no such claim. It cannot do that to a neighbour's share.
 
 use crate::dra::share::{ShareKey, ShareKeys};
 use std::collections::BTreeMap;
@@ -117,7 +117,7 @@ mod tests {
         process(&at("20"), "mnt:[1]", "");
         process(&at("30"), "mnt:[3]", &node("/host"));
         process(&at("40"), "mnt:[4]", &line(1, "/", "/dev/vgpu/s"));
-        // The folder was unmounted there, and the ledger not.
+        // There the folder was unmounted, but the ledger is still mounted.
         process(&at("50"), "mnt:[5]", &line(2, "/ledger", "/x/u2/s"));
         // Its first thread has ended.
         process(&at("60/task/61"), "mnt:[6]", &line(3, "/", "/dev/vgpu/s"));

@@ -2,14 +2,14 @@
 //!
 //! kubelet watches a folder: it connects to every socket that appears there, asks for the plugin's name, and
 //! reports back if it accepted the plugin. A stale socket of a former instance is removed before binding. At
-//! the end only the own socket is removed.
+//! the end, an instance removes only its own socket.
 //!
 //! After the machine's boot, kubelet finds the socket of an instance that was killed, and connects for ten seconds. It would
 //! reach a successor at the same path, take it for the former plugin, and deregister it for a second when it hears that the
 //! file is a new one; a pod whose claim is prepared in that second waits more than a minute. So a successor takes another name.
 //!
-//! kubelet calls a new socket within a second. If it does not, the folder is most likely not kubelet's: [`watch_calls`] says so,
-//! and where else kubelet's folder was looked for.
+//! kubelet calls a new socket within a second. If it does not, the folder is most likely not kubelet's: [`watch_calls`]
+//! reports this, with the other folders in which it searched for kubelet's.
 //!
 //! A socket whose file is removed or replaced is bound again (`keep_listening`): existing connections live on, but
 //! kubelet deregisters a plugin whose registration socket is gone, and cannot connect again.
@@ -113,7 +113,7 @@ impl Registration for Registrar {
 // === impl Registrar ===
 
 impl Registrar {
-    /// Before kubelet has called.
+    /// Returns the state before kubelet has called.
     #[must_use]
     pub fn new(dra_socket: PathBuf, readiness: Readiness) -> Self {
         Self {
@@ -182,8 +182,8 @@ impl KubeletFolders {
     }
 }
 
-/// The node's root folder as this process sees it: the driver root, or by the node's first process, which `hostPID` shows. None if
-/// neither shows it.
+/// The node's root folder as this process sees it: the driver root if that is the node's root, else the root of the
+/// node's first process, which is visible with `hostPID`. None if neither is.
 fn node_root(config: &Config) -> Option<PathBuf> {
     if config.driver_root_host == Path::new("/") {
         return Some(config.driver_root.clone());
@@ -275,8 +275,8 @@ pub fn name_in_turn([first, second]: &[PathBuf; 2]) -> &Path {
     taken
 }
 
-/// Serves at `path` until stopped, and binds it again whenever its file is lost, after `lost`. Servers of former sockets go
-/// on with the connections that they have.
+/// Serves at `path` until stopped. Whenever the socket's file is lost, calls `lost` and binds the path again. Servers
+/// of former sockets keep their existing connections.
 ///
 /// # Errors
 /// The socket cannot be bound at first, or a server ended with an error.
@@ -409,7 +409,7 @@ mod tests {
         };
         let unseen = said(None);
         assert!(unseen.contains("does not see the node's /var/lib/kubelet"), "{unseen}");
-        // As this pod's own volume makes it.
+        // The pod's own volume creates this folder, so its existence must not be taken for a kubelet.
         std::fs::create_dir_all(root.join("pod-resources")).expect("made");
         let nowhere = said(Some(node.path()));
         for part in [

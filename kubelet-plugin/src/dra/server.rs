@@ -175,7 +175,7 @@ impl<C: Claims, K: MountUsers> Service<C, K> {
         }
     }
 
-    /// Waits for the place of a claim that finds no room because claims that are gone still have it, and prepares it.
+    /// Prepares a claim that has no room because claims that are gone still hold it. Waits until they have released it.
     async fn wait(
         &self,
         id: &ClaimId,
@@ -230,7 +230,7 @@ impl<C: Claims, K: MountUsers> Service<C, K> {
             tokio::select! {
                 // On an error, nothing will stop the plugin any more.
                 Ok(_) = stopped.wait_for(|stopped| *stopped) => {}
-                // Both the end of this wait and a change lead to the next look.
+                // Check again after a change, or when this wait has ended.
                 _ = timeout_at(next, ended.changed()) => {}
             }
         }
@@ -323,7 +323,7 @@ struct Failure {
     text: String,
     /// Its GPU has no room for it.
     full: bool,
-    /// Claims of other namespaces that have the room: for the log alone.
+    /// Claims of other namespaces that hold the room. Only the log names them.
     not_named: Vec<String>,
 }
 

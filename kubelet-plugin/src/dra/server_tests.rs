@@ -724,7 +724,7 @@ async fn a_claim_that_was_rebuilt_from_limits_files_gets_its_name_or_goes_if_no_
     };
     let both = |first: &str| vec![("u1".to_owned(), first.to_owned()), ("u2".into(), String::new())];
     assert_eq!(names(), both(""));
-    // u2 is still there under a name of a pod's, but is not allocated any more.
+    // u2 still exists, and a pod names it, but it is not allocated any more.
     let (mut id, mut elsewhere) = claim("u2", &[("u2", 20, 25)]);
     id.name = "elsewhere".into();
     elsewhere.status = None;
@@ -751,7 +751,7 @@ async fn a_claim_that_was_rebuilt_from_limits_files_gets_its_name_or_goes_if_no_
     }
     assert_eq!(names(), both("claim-u1"), "a container has u2's share");
     containers.set(Containers::of(&[]));
-    // By now the looks are rarer, and two of them must find the claim gone.
+    // By now the claims are read less often, and two rounds must find the claim gone.
     for after in 6..11 {
         round(after).await;
         assert_eq!(names(), both("claim-u1"), "after {after}");
@@ -768,7 +768,7 @@ async fn a_claim_that_was_rebuilt_from_limits_files_gets_its_name_or_goes_if_no_
     );
 }
 
-/// A container that starts between the last look at the processes and the Unprepare.
+/// A container that starts between the last scan of the processes and the Unprepare.
 #[tokio::test]
 async fn a_container_that_starts_at_the_last_moment_keeps_its_share() {
     #[derive(Clone)]

@@ -77,7 +77,7 @@ pub struct Share {
 pub struct Report {
     /// `reportAs`.
     pub dialect: Dialect,
-    /// True if the GPU is shared with nobody: its variables name all of it.
+    /// True if the GPU is not shared (`Exclusive`): the variables then name all of it.
     pub whole: bool,
     /// The priority in the config. A default is not reported.
     #[serde(default, skip_serializing_if = "Option::is_none")]

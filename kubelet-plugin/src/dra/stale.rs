@@ -16,7 +16,7 @@ use vgpu_api::{DRIVER_NAME, Pools};
 /// Longer than a runtime needs from reading the CDI file to the container's mounts.
 pub const STALE_AFTER: Duration = Duration::from_secs(30);
 
-/// What a request for a claim showed.
+/// The result of a request for a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClaimState {
     /// The claim exists with its UID and has a device of this node allocated.
@@ -71,7 +71,7 @@ impl Gone {
         self.since.contains_key(uid)
     }
 
-    /// Applies one round of observations, and returns the UIDs that were gone long enough and are still.
+    /// Applies one round of observations, and returns the UIDs of claims that have been gone for long enough.
     pub fn apply(&mut self, states: &[(String, ClaimState)], now: Instant) -> Vec<String> {
         // Drop entries that were unprepared since the last round.
         self.since.retain(|uid, _| states.iter().any(|(seen, _)| seen == uid));

@@ -13,7 +13,7 @@
 //! How it fails. Nothing uncertain is reported:
 //! - The API server does not answer: nothing changes for that claim. If the pods cannot be listed, the event comes later.
 //! - A claim ends together with its pod, or its pod was deleted by force: every GET must find the claim gone for longer
-//!   than such a pod has to end by default, and a process must still have the share.
+//!   than the default time that such a pod gets to end, and a process must still have the share.
 //! - The claim is back, or its last container has ended: it is forgotten, and reported again if it is found again.
 //! - The plugin cannot see the node's processes (`hostPID: false`): no event, and the metric is absent.
 //! - The plugin restarts: the 40 s begin again, and each event is repeated once.
@@ -40,7 +40,8 @@ use vgpu_quantity::readable_bytes;
 
 /// How long a claim must be gone: a pod that was deleted by force has 30 s to end unless it says otherwise.
 pub(crate) const GONE_FOR: Duration = Duration::from_secs(40);
-/// How many claims with a container are read in one round, besides those that are gone or suspected: nodes are many.
+/// How many claims with a container are read in one round, besides those that are gone or suspected. Low, because every
+/// node sends these requests.
 pub(crate) const READ_AT_ONCE: usize = 1;
 const EVENT: &str = "ShareWithoutClaim";
 
@@ -183,8 +184,8 @@ impl Unclaimed {
         self.fates.retain(|uid, _| self.gone.has(uid));
     }
 
-    /// Notes the shares without a claim that processes have, for the metric and for refusals, and creates the events on the
-    /// node. `living`: the claims with a container as they were when these were read.
+    /// Notes the shares without a claim that processes have, for the metric and for refusals, and creates the events on
+    /// the node. `living`: the claims that had a container at the beginning of this round.
     pub(crate) async fn report<A: Claims + Events + Pods, K: MountUsers>(
         &mut self,
         node: &SharedNode,

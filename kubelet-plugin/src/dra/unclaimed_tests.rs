@@ -176,7 +176,7 @@ async fn a_claim_that_was_allocated_again_beside_its_former_share_is_told_of() {
 #[tokio::test(start_paused = true)]
 async fn who_waits_in_another_namespace_is_told_how_much_and_no_name() {
     let mut alone = Alone::new().await;
-    // All of the GPU.
+    // Now the claim has all of the GPU's memory.
     alone.served.unprepare(&["u1"]).await;
     alone.served.api.put(held_by(claim("u1", &[("u1", 75, 0)]), &["old"]));
     assert_eq!(alone.served.prepare(&["u1"]).await["u1"].error, "");

@@ -1,7 +1,8 @@
 //! Waits for the room that a claim without an API object still has on the node.
 //!
-//! The scheduler gives a place away as soon as its claim is deallocated, which `kubectl delete pod --force` brings about at
-//! once. The former pod's processes may live for a while, and a Prepare that is refused is repeated only after 60 to 90 s.
+//! The scheduler reallocates the room of a claim as soon as the claim is deallocated, and `kubectl delete pod --force`
+//! leads to that at once. The former pod's processes may live for a while, and kubelet repeats a refused Prepare only
+//! after 60 to 90 s.
 //!
 //! ```text
 //!  no room ─► which claims have it? are they gone (GET, once each)?
@@ -16,7 +17,7 @@
 //! - The plugin ends, or kubelet cancels the call: nothing was written, and nothing is left.
 //! - The claim is unprepared while it waits: it is refused at once, because nobody would unprepare it later.
 //! - The claim was deleted or allocated again while it waited: it is read again before it is prepared.
-//! - Several claims wait for one place: one gets it. The others find a holder that exists, and are refused.
+//! - Several claims wait for the same room: one gets it. The others find a holder that exists, and are refused.
 //! - The other instance of a rolling update unprepares the holder: this instance is not notified, and sees it within a second.
 //! - The API server does not answer for a holder: the holder is taken to exist.
 //! - kubelet has lost its state and unprepares nothing: once the last process of a claim that is gone was seen to end, or none
@@ -47,17 +48,17 @@ use vgpu_quantity::readable_bytes;
 
 /// How long a Prepare waits for room.
 pub const ROOM_WITHIN: Duration = Duration::from_secs(15);
-/// How often the node is looked at without a reason.
+/// Interval at which the node is checked without a notification.
 pub const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How long a claim that is gone may be without a process before it is released: a runtime takes less from reading the CDI file
-/// to the container's mounts, unless the node is very busy.
+/// A claim that is gone is released once it has had no process for this time. A runtime needs less between reading the
+/// CDI file and mounting, unless the node is very busy.
 const UNUSED: Duration = Duration::from_secs(5);
 /// Concurrent GETs of holders.
 const CONCURRENT_GETS: usize = 8;
 /// A refusal names at most this many claims.
 const NAMED: usize = 3;
 
-/// A claim whose place may be free soon.
+/// A claim whose room may be free soon.
 #[derive(Debug)]
 struct Ended {
     id: ClaimId,
@@ -66,7 +67,7 @@ struct Ended {
     is_deleted: bool,
 }
 
-/// The last look at the node's processes, which all calls share.
+/// The last scan of the node's processes, which all calls share.
 #[derive(Clone)]
 pub(crate) struct ProcessCache<K> {
     pub(crate) keepers: K,
@@ -75,12 +76,12 @@ pub(crate) struct ProcessCache<K> {
 
 type Look = Result<Arc<BTreeMap<ShareKey, Keeper>>, String>;
 
-/// The claims that hold the place of one waiting claim, as far as they were looked up.
+/// The claims that hold the room of one waiting claim, as far as they have been read from the API server.
 #[derive(Debug, Default)]
 pub(crate) struct Holders {
     exist: BTreeSet<String>,
     gone: BTreeMap<String, Ended>,
-    /// The claims of `gone` that had a process at the last look.
+    /// The claims of `gone` that had a process at the last scan.
     lived: BTreeSet<String>,
     /// The other claims of `gone`, and since when each has had no process.
     unused: BTreeMap<String, Instant>,
@@ -223,8 +224,9 @@ impl Holders {
         released
     }
 
-    /// Says why the place was not freed in time: the claims that are gone, and a process of each. Of claims in other
-    /// namespaces it says only how much they hold: everybody who reads events of the pod's namespace sees the text.
+    /// Says why the room was not freed in time: the claims that are gone, and a process of each. For claims in other
+    /// namespaces it only says how much they hold, because everybody who reads events of the pod's namespace sees the
+    /// text.
     pub(crate) fn refusal(&self, full: &Full, look: &Look) -> String {
         let gone = full
             .holders
@@ -305,8 +307,8 @@ fn pod(id: &ClaimId, entry: &Entry, keeper: &Keeper) -> String {
     }
 }
 
-/// Returns Some if no pod can get this claim any more, so that its place may be free soon: true if the claim is gone, false if
-/// it is only reserved for nobody.
+/// Returns Some if no pod can get this claim any more, so that its room may be free soon: Some(true) if the claim is
+/// gone, Some(false) if it exists but is reserved for no pod.
 async fn ended<C: Claims>(claims: &C, id: &ClaimId, pools: &Pools) -> Option<bool> {
     // A claim that was rebuilt from limits files has no name to look up.
     if id.name.is_empty() {

@@ -1,4 +1,4 @@
-//! A Prepare that waits for the place of a claim that is gone. The clock is paused: a wait takes no time.
+//! A Prepare that waits for the room of a claim that is gone. The clock is paused: a wait takes no time.
 
 use super::*;
 use crate::dra::waiting::ROOM_WITHIN;
@@ -45,7 +45,7 @@ impl Full {
         tokio::spawn(async move { driver.prepare(vec![id]).await.into_values().next().expect("an answer") })
     }
 
-    /// A new claim that needs the place of `old`, whose pod was deleted by force.
+    /// A new claim that needs the room of `old`, whose pod was deleted by force.
     async fn waiting(&self) -> Call {
         self.api.drop_claim("old");
         self.put("new", 30);
@@ -139,7 +139,7 @@ async fn a_holder_that_exists_is_not_waited_for() {
     let (error, took) = refused(full.prepare("new"), since).await;
     at_once(took);
     assert!(error.contains("claim-old") && !error.contains("is gone"), "{error}");
-    // Two claims have the place that the new one needs, and one of them exists.
+    // Two claims hold the room that the new one needs, and one of them exists.
     full.unprepare("old").await;
     for uid in ["one", "two"] {
         full.put(uid, 40);
@@ -149,14 +149,14 @@ async fn a_holder_that_exists_is_not_waited_for() {
     full.put("new", 60);
     let since = Instant::now();
     at_once(refused(full.prepare("new"), since).await.1);
-    // A smaller claim needs only the place of the one that is gone, so it waits.
+    // A smaller claim needs only the room of the claim that is gone, so it waits.
     full.put("new", 30);
     let call = full.prepare("new");
     tokio::time::sleep(ROOM_WITHIN / 3).await;
     assert!(!call.is_finished());
     full.unprepare("one").await;
     assert!(call.await.expect("no panic").is_ok());
-    // A claim of which nothing is known is not taken to be gone.
+    // A claim whose state is unknown is not treated as gone.
     full.put("more", 80);
     *full.api.down.lock().expect("lock") = true;
     let since = Instant::now();
@@ -268,7 +268,8 @@ async fn the_place_of_a_claim_whose_last_process_ends_is_released_without_an_unp
     assert_eq!(full.prepared(), ["new"]);
 }
 
-/// Not at once: a container may be starting. kubelet, which lost its state, would ask again only after a minute.
+/// It is not released at once, because a container may be starting. But it is released within the wait, because kubelet
+/// has lost its state and would ask again only after a minute.
 #[tokio::test(start_paused = true)]
 async fn the_place_of_a_claim_of_which_no_process_is_seen_is_released_within_the_wait() {
     let full = Full::new().await;

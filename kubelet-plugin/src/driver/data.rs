@@ -15,7 +15,7 @@ const PROGRAM_FOLDERS: [&str; 8] = [
     "opt/bin",
     "usr/local/nvidia/bin",
 ];
-/// Where all containers have programs in their path.
+/// A folder that is in the PATH of all containers.
 const CONTAINER_PROGRAM_FOLDER: &str = "/usr/bin";
 /// The last is the root itself: GKE has `vulkan` there.
 const CONFIGURATION_FOLDERS: [&str; 4] = ["etc", "usr/local/share", "usr/share", ""];

@@ -104,7 +104,8 @@ fn names(search: &mut Search<'_>, own: [PathBuf; 2]) -> Vec<(PathBuf, String)> {
     all
 }
 
-/// The X server's modules, which it finds by the paths in its configuration: those of the node.
+/// The modules of the X server. It finds them by the paths in its configuration, so a container has them at the same
+/// paths as the node.
 fn x_modules(search: &mut Search<'_>, own: &Path, version: Option<&str>) -> Vec<Found> {
     let Some(version) = version else {
         return Vec::new();

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The root has two paths: `--driver-root` in this process, `--driver-root-host` for the container runtime.
-//! Where libcuda and NVML are looked for is the rule of `kubelet-plugin/find-driver/`, without LD_LIBRARY_PATH: this process has none of
-//! the node's. The log says which ones were taken, and warns of another version beside them.
+//! `kubelet-plugin/find-driver/` says where to search for libcuda and NVML. LD_LIBRARY_PATH is not used, because this
+//! process does not have the node's. The log says which files are used, and warns if there is another version.
 //! A driver upgrade changes the files, so every Prepare asks again, and `node/renew.rs` every 10 s.
 
 mod data;
@@ -122,7 +122,7 @@ pub struct Pair {
 /// Finds NVML under `root`, also without a libcuda, and resolves its links.
 ///
 /// # Errors
-/// There is none. The text names every place where it was looked for.
+/// There is no NVML. The text names every path that was searched.
 pub fn find_nvml(root: &Path) -> Result<PathBuf, Missing> {
     let found = vgpu_find_driver::libnvidia_ml(&mut Search::new(root), &[])?;
     Ok(root.join(found.file))
@@ -131,7 +131,7 @@ pub fn find_nvml(root: &Path) -> Result<PathBuf, Missing> {
 /// Finds libcuda and NVML under `root`, and resolves their links.
 ///
 /// # Errors
-/// One of them is missing. The text names every place where it was looked for.
+/// One of them is missing. The text names every path that was searched.
 pub fn find(root: &Path) -> Result<Pair, Missing> {
     let found = vgpu_find_driver::driver(&mut Search::new(root), &[])?;
     Ok(Pair {

@@ -14,16 +14,16 @@ use vgpu_api::usage::VgpuNode;
 
 /// Who owns the fields, for server-side apply.
 const MANAGER: &str = "dra.vgpu/kubelet-plugin";
-/// A pod has some 10 KiB of JSON, and the plugin little memory.
+/// Pods per request. A pod has some 10 KiB of JSON, and the plugin must use little memory.
 const PODS_AT_ONCE: u32 = 25;
 
-/// What became of a write.
+/// The result of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Applied {
     Kept,
     /// The API server does not keep this field: its gate DRAResourceClaimDeviceStatus is off.
     Dropped,
-    /// There is no such claim any more, or it does not have the allocation that the devices are of.
+    /// The claim no longer exists, or no longer has the allocation to which the devices belong.
     Gone,
 }
 
@@ -102,8 +102,8 @@ impl Statuses for Cluster {
     }
 }
 
-/// Tells a claim that cannot have the status from a request that is to be made again. A conflict is one of the latter:
-/// somebody else wrote, or the name has another UID now, and reading the claim again tells which.
+/// Distinguishes a claim that cannot have the status from a request that can be repeated. A conflict can be repeated:
+/// somebody else has written, or the name has another UID now, and reading the claim again shows which.
 fn refused(id: &ClaimId, error: Error) -> Result<Applied, Error> {
     match error {
         Error::NotFound(why) | Error::Invalid(why) => {

@@ -1,8 +1,8 @@
 //! Compares once, for `vgpu-kubelet-plugin check`: the processes that the driver lists on a GPU, and one share whose files
 //! the caller names, because no claim is prepared. The rules are those of `verdicts::memory`, the reading that of `processes`.
 //!
-//! How it fails: what a turn would not know is an error here. A folder that is not a mount of its own is refused, because
-//! others have its device number too.
+//! How it fails: it returns an error where a turn would report an unknown condition. A folder that is not a separate
+//! mount is refused, because its device number does not identify the share.
 
 use super::processes::{Extent, Process, Processes, Seen};
 use super::verdicts::memory::{Answers, Ledger, ShareFacts, Verdicts, verdicts};
@@ -45,13 +45,13 @@ pub struct Listed {
     pub pid: u32,
     /// None: the driver does not say.
     pub bytes: Option<u64>,
-    /// If /proc has this process.
+    /// True if /proc has this process.
     pub is_here: bool,
     /// Bytes charged to this process, by the share's ledger. None: the ledger does not name the process.
     pub charged: Option<u64>,
-    /// If its mount namespace has the share's tmpfs.
+    /// True if its mount namespace has the share's tmpfs.
     pub has_share: bool,
-    /// If the plugin would report that it uses a GPU without a share.
+    /// True if the plugin would report that it uses a GPU without a share.
     pub is_unexplained: bool,
 }
 

@@ -1,4 +1,4 @@
-//! GPU time of shares: what NVML says that their processes used, and what their pages say that they were charged.
+//! GPU time of shares: the usage of their processes by NVML, and the charges on their pages.
 //!
 //! How it fails: where no process can be matched with a share, or NVML does not answer, nothing is known of a GPU.
 
@@ -19,10 +19,10 @@ pub(super) struct Compute {
     intervals: Intervals,
 }
 
-/// What the node's records and pages say of GPU time.
+/// The facts about GPU time in the node's records and pages.
 #[derive(Debug, Default)]
 pub(super) struct Placed {
-    /// The shares whose time is limited, by their place on a GPU.
+    /// The shares whose time is limited, each with its GPU and page entry.
     limited: Vec<PlacedShare>,
     paged: BTreeMap<ShareKey, Paged>,
     /// Nanoseconds that each share was ever charged.
@@ -110,7 +110,7 @@ fn sums<'a>(used: &Used, seen: &Seen, gpu: &str, shares: &'a [PlacedShare]) -> O
             continue;
         };
         is_known |= !process.shares.is_empty();
-        // Several shares of a GPU in one container: the library begins with the first one.
+        // If a container has several shares of a GPU, the library uses the first one first.
         if let Some(sum) = own()
             .find(|key| process.shares.contains(*key))
             .and_then(|key| sums.get_mut(key))

@@ -22,7 +22,7 @@ const SLACK: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(crate) struct Counters(BTreeMap<ShareKey, Last>);
 
-/// What each share was charged and waited between two readings of the counters.
+/// Computes how much each share was charged and waited between two readings of the counters.
 #[derive(Debug, Default)]
 pub(super) struct Intervals {
     counters: Counters,
@@ -31,7 +31,7 @@ pub(super) struct Intervals {
 
 #[derive(Debug)]
 struct Last {
-    /// When this instance prepared the share: one with that name may come again.
+    /// When this instance prepared the share. Distinguishes it from a later share of the same name.
     prepared: Option<Instant>,
     counted: Counted,
 }
@@ -58,7 +58,7 @@ impl Counters {
         all
     }
 
-    /// Returns true if the counters can be those of the share, and remembers them.
+    /// Returns true if the counters are plausible for the share, and then remembers them.
     fn accept(
         &mut self,
         key: &ShareKey,
@@ -120,7 +120,7 @@ fn is_later(before: Counted, after: Counted) -> bool {
 
 fn is_within(counted: Counted, lifetime: Duration) -> bool {
     let longest = u64::try_from((lifetime + SLACK).as_nanos()).unwrap_or(u64::MAX);
-    // Processes wait side by side, and a share has at most so many.
+    // Processes wait concurrently, and a share has at most `LANES` of them.
     let longest_waits = longest.saturating_mul(LANES as u64);
     counted.charged <= longest
         && counted.overlapped <= longest
@@ -128,7 +128,7 @@ fn is_within(counted: Counted, lifetime: Duration) -> bool {
         && counted.waited <= longest_waits
 }
 
-/// How long the machine runs; None if the kernel does not say.
+/// The machine's uptime; None if it cannot be read.
 fn uptime() -> Option<Duration> {
     let text = std::fs::read_to_string("/proc/uptime").ok()?;
     let seconds: f64 = text.split(' ').next()?.parse().ok()?;

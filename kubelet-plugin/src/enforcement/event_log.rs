@@ -1,8 +1,8 @@
-//! Which objects have which event already: one log for all events.
+//! Records which objects already have which event: one log for all events.
 //!
-//! How it fails: an event that cannot be created is tried again in the next round, and a round in which three fail ends there:
-//! with an API server that is down each may take as long as a connection. After a restart of the plugin what lasts is reported
-//! once more.
+//! How it fails: an event that cannot be created is tried again in the next round. A round ends after three failures:
+//! if the API server is down, each may take as long as the timeout of a connection. After a restart of the plugin,
+//! problems that still exist are reported once more.
 
 use crate::api::{Claims, Error, Events};
 use crate::dra::share::ClaimId;
@@ -11,7 +11,7 @@ use k8s_openapi::api::resource::v1::ResourceClaimConsumerReference;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// How often a claim is read whose pods all have an event that lasts: it may have got another pod.
+/// How often a claim is read again although all of its pods have the event: it may have a new pod.
 const READ_EVERY: Duration = Duration::from_secs(60);
 /// How many requests may fail in one round.
 const FAILURES: usize = 3;
@@ -53,7 +53,7 @@ impl EventLog {
         self.failures = 0;
     }
 
-    /// Forgets the subjects that do not last: when they return, so does the event.
+    /// Forgets the subjects for which `lasts` returns false. If such a subject returns, the event is created again.
     pub(crate) fn keep(&mut self, reason: &str, lasts: impl Fn(&str) -> bool) {
         self.created
             .retain(|(known, subject, _)| *known != reason || lasts(subject));
@@ -68,7 +68,7 @@ impl EventLog {
             .any(|(known, of, _)| *known == reason && of == subject)
     }
 
-    /// Creates the events that are due of one reason, and forgets all others of it.
+    /// Creates the due events of one reason, and forgets all other subjects of this reason.
     pub(crate) async fn report<A: Claims + Events>(&mut self, api: &A, reason: &str, notices: &[Notice]) {
         self.keep(reason, |subject| notices.iter().any(|notice| notice.subject == subject));
         for notice in notices {
@@ -76,8 +76,8 @@ impl EventLog {
         }
     }
 
-    /// Creates the event of something that lasts on each object that does not have it. Where all pods of a claim had it, the
-    /// claim is not read in every round.
+    /// Creates the event of a lasting problem on each object that does not have it. If all pods of a claim have it
+    /// already, the claim is not read in every round.
     pub(crate) async fn warn_of_lasting<A: Claims + Events>(&mut self, api: &A, notice: &Notice) {
         let key = (notice.reason, notice.subject.clone());
         let is_complete = self

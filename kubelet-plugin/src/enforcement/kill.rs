@@ -1,8 +1,8 @@
 //! Ends a process that breaks its share's limit, and no other one.
 //!
-//! Between the reading and the signal the PID may be another process'. So the process is held by a pidfd first, then it is
-//! compared again: it must have started at the same time, and its mounts must have the share. Only then is the signal sent,
-//! to the process that is held.
+//! Between the reading and the signal, the PID may have been reused. So a pidfd is opened first, and then the process
+//! is compared again: it must have started at the same time, and its mounts must have the share. Only then is the
+//! signal sent, through the pidfd.
 //!
 //! How it fails: if the process has ended, or is not the same any more, nothing is done, and the next turn reports what it
 //! finds. Without the right to send signals the breach stays reported.

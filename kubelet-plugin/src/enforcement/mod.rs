@@ -1,4 +1,4 @@
-//! What shares really use, by the driver, compared with what they may use, and reported.
+//! Compares what shares really use, according to the driver, with their limits, and reports the result.
 //!
 //! ```text
 //!  nvml::sampler, every 2 s ────┬─► publish: gpus, faults

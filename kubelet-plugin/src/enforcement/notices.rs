@@ -76,8 +76,8 @@ pub(super) fn compute_broken(state: &State, entries: &Entries) -> Vec<Notice> {
     broken.filter_map(|(key, _)| notice(key)).collect()
 }
 
-/// Claims with a damaged ledger. Only a new ledger ends the damage, and the claim gets one when no pod uses it any more: to
-/// delete the pod that did it is not enough.
+/// Claims with a damaged ledger. The damage lasts until the claim gets a new ledger, and it gets one when no pod uses
+/// it any more. So deleting only the pod that caused the damage is not enough.
 pub(super) fn ledgers_damaged(state: &State, entries: &Entries) -> Vec<Notice> {
     let notice = |((uid, share), damage): (&ShareKey, &String)| {
         let id = named(entries, uid)?;
@@ -110,8 +110,8 @@ pub(super) fn not_unprepared(failed: Vec<(ClaimId, String)>) -> Vec<Notice> {
     failed.into_iter().map(notice).collect()
 }
 
-/// Returns notices for claims with a GPU that is kept from new claims (it has a fault, or the driver does not list it), and the
-/// subjects of GPUs of which a driver that is silent says nothing.
+/// Returns notices for claims with a GPU that new claims do not get (it has a fault, or the driver does not list it),
+/// and the subjects of GPUs whose state is unknown because the driver does not answer.
 pub(super) fn gpus_unhealthy(inventory: &Inventory, entries: &Entries) -> (Vec<Notice>, Vec<String>) {
     let mut unsure = Vec::new();
     let mut of_share = |uid: &String, share: &Share| {
@@ -159,7 +159,7 @@ pub(super) fn not_ready(parts: &[(&'static str, String)], node: &ObjectReference
         let text = format!("the plugin on this node is not ready: {part}: {why}");
         Notice {
             reason: PLUGIN_NOT_READY,
-            // Not the reason: it may have a number that changes.
+            // The reason is not part of the subject: it may contain a number that changes.
             subject: (*part).to_owned(),
             on: On::Object(node.clone()),
             note: Box::new(move |_| text.clone()),
@@ -194,8 +194,8 @@ pub(super) fn killed((_, share): &ShareKey, offender: &Offender, id: ClaimId) ->
     }
 }
 
-/// Takes out what can be reported. A rebuilt record has no name yet, so its news wait; those of a claim that is gone are
-/// dropped.
+/// Removes from `found` what can be reported now, and returns the notices. A rebuilt record has no name yet, so its
+/// news wait. News of a claim that is gone are dropped.
 pub(super) fn refusals(found: &mut Vec<(ShareKey, News)>, entries: &Entries) -> Vec<Notice> {
     let mut notices = Vec::new();
     for (share, news) in std::mem::take(found) {

@@ -21,11 +21,11 @@ pub struct State {
     pub(crate) findings: Findings,
     /// Bytes of each share by the driver, as far as that is known.
     pub(crate) used: BTreeMap<ShareKey, u64>,
-    /// Of the last sample.
+    /// The verdicts on GPU time as of the last sample.
     pub(crate) compute: BTreeMap<ShareKey, compute::Verdict>,
     /// When each share was last charged GPU time, as far as this instance saw it.
     pub(crate) last_active: BTreeMap<ShareKey, SystemTime>,
-    /// What shares have used, as of the last whole turn.
+    /// The usage of the shares, as of the last whole turn.
     pub(crate) usage: Usage,
     pub(crate) breaches: BTreeMap<ShareKey, Breach>,
     /// Damages of ledgers.
@@ -65,7 +65,7 @@ pub(crate) struct GpuUse {
     pub unexplained: Option<u64>,
     /// Bytes of all processes; None if one of them is not known.
     pub used: Option<u64>,
-    /// Percent of a short time before the last sample in which something ran on it.
+    /// Percentage of a short period before the last sample during which something ran on the GPU.
     pub busy: Option<u32>,
 }
 
@@ -77,7 +77,7 @@ impl Observations {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Everything is known of this share.
+    /// Sets all findings of this share, so that nothing about it is unknown.
     #[cfg(test)]
     pub(crate) fn know_all(&self, key: &ShareKey) {
         use super::conditions::ShareFindings;

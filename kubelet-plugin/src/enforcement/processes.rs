@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use vgpu_node::cgroup::{Container, Outside, container};
 use vgpu_node::mounts::{Namespaces, numbered_folders};
 
-/// No file of /proc that is read here is longer, but for lists of mounts, which are read by lines.
+/// No file of /proc that is read here is longer, except lists of mounts, which are read by lines.
 const LONGEST: u64 = 64 << 10;
 
 /// Reads the processes of the node.
@@ -34,7 +34,7 @@ pub struct Processes {
     blind: Option<String>,
 }
 
-/// What one reading found.
+/// The result of one reading.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     /// By PID: the processes that were asked about and exist, and the first user of each share.
@@ -54,7 +54,7 @@ pub struct Process {
     pub container: Option<Container>,
     /// Its name, which it may change.
     pub name: String,
-    /// Its PID in its own PID namespace, and the inode of that: as a ledger names it.
+    /// Its PID in its own PID namespace, and the inode of that namespace. A ledger identifies processes in this way.
     pub inner: Option<(u32, u64)>,
     /// When it started, in ticks since the machine did.
     pub started: u64,
@@ -63,9 +63,9 @@ pub struct Process {
 /// Which processes are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// All; without shares nobody's mounts matter, so only those that were asked about.
+    /// All processes. If there are no shares, mounts do not matter, and only those that were asked about are read.
     All,
-    /// Those that were asked about.
+    /// Only the processes that were asked about.
     Asked,
 }
 
@@ -263,7 +263,7 @@ pub(crate) mod tests {
         process(&at("10"), 10, &[1], &in_pod('a', '1'));
         process(&at("11"), 10, &[1], &in_pod('a', '1'));
         process(&at("20"), 20, &[2, 3], &in_pod('b', '2'));
-        // Unmounted all of it.
+        // This process has unmounted its whole share.
         process(&at("30"), 30, &[], &in_pod('c', '3'));
         // Its first thread left for another namespace.
         process(&at("40"), 40, &[], &in_pod('d', '4'));
@@ -347,7 +347,7 @@ pub(crate) mod tests {
             device: Device::None,
             ..mount("u", "s", 1)
         }];
-        // Only its own: this machine may forbid others.
+        // A /proc with this process alone, because this machine may forbid reading other processes.
         let proc = tempfile::tempdir().expect("a folder");
         symlink(format!("/proc/{own}"), proc.path().join(own.to_string())).expect("a link");
         let seen = Processes::in_folder(proc.path())

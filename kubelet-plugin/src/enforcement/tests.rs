@@ -197,7 +197,7 @@ fn a_breach_is_told_when_it_was_seen_twice_and_over_when_it_was_not_seen_three_t
     scene.memory.insert(10, Some(GIB));
     scene.looks(1);
     assert_eq!(scene.memory_of("u1", "s1"), Reason::OverLimit);
-    // Not charged to its ledger: within the limit, and past libvgpu.so.
+    // 1 GiB is within the limit, but it is not in the ledger, so it was allocated past libvgpu.so.
     scene.looks(1);
     assert_eq!(scene.memory_of("u1", "s1"), Reason::NotCharged);
     scene.memory.insert(10, Some(0));
@@ -206,7 +206,7 @@ fn a_breach_is_told_when_it_was_seen_twice_and_over_when_it_was_not_seen_three_t
     scene.looks(1);
     assert_eq!(scene.memory_of("u1", "s1"), Reason::WithinLimit);
     assert!(scene.state().breaches.is_empty());
-    // Unprepared, it is forgotten.
+    // A claim that is unprepared is forgotten.
     {
         let mut node = scene.node.lock();
         let locked = node.locked();
@@ -263,7 +263,7 @@ fn a_share_whose_processes_nvml_measures_has_a_verdict_on_its_time() {
         (Some(40.0), Some(40.0)),
         "its page says that it was charged nothing"
     );
-    // What was found of GPU time covers 10 s, so it is settled at once.
+    // A verdict on GPU time covers 10 s already, so it is settled at once.
     scene.used = None;
     scene.looks(2);
     assert_eq!(scene.found("u1", "s1").compute, Finding::holds(Reason::WithinLimit));
@@ -359,7 +359,7 @@ fn a_container_without_its_mounts_is_found_when_the_api_server_names_it() {
     assert_eq!(scene.found("u2", "s2").injected, Finding::unknown(Reason::NotSeenYet));
 }
 
-/// As after containerd was started again without CDI, and one of two containers too.
+/// The state after containerd was restarted without CDI, and then one of the pod's two containers was restarted.
 #[test]
 fn a_second_container_without_its_mounts_is_found_beside_one_that_has_them() {
     let mut scene = Scene::new();
@@ -438,11 +438,11 @@ struct FakeState {
     fails: bool,
     drops: bool,
     gone: bool,
-    /// Fails once so many were written.
+    /// Fails after this number of writes.
     fails_after: Option<u32>,
     /// Refuses to write this claim.
     refuses: Option<&'static str>,
-    /// Says of this claim at a write that it does not have that allocation.
+    /// Answers a write to this claim as if the allocation was gone.
     deallocated: Option<&'static str>,
     pods: Vec<Pod>,
     events: Vec<(String, &'static str, String)>,
@@ -473,7 +473,7 @@ impl Statuses for FakeApi {
         if state.deallocated == Some(id.uid.as_str()) {
             return Ok(Applied::Gone);
         }
-        // As a real one, which keeps JSON.
+        // Convert to JSON and back, as a real API server does.
         let text = serde_json::to_string(devices).expect("JSON");
         state
             .devices
@@ -800,7 +800,7 @@ async fn a_part_that_does_not_work_for_a_while_has_one_event_on_the_node() {
         (10, Some("set the chart's driverRoot"), 0),
         (39, Some("set the chart's driverRoot"), 0),
         (41, Some("set the chart's driverRoot"), 1),
-        // What it says may change all the time.
+        // A new reason creates no new event.
         (100, Some("another reason"), 1),
         (110, None, 1),
         (120, Some("again"), 1),
@@ -962,7 +962,7 @@ async fn refused_memory_is_a_condition_of_its_claim_and_one_event_on_its_pod() {
         assert!(note.contains(part), "{part}: {note}");
     }
     assert!(note.len() < 1000 && !note.contains("  "), "{note}");
-    // The next instance does not know that, and reports what is recent once more.
+    // The next instance does not know that this was reported, and reports recent refusals once more.
     scene.turns = Turns::default();
     refuse(&scene, ("u2", "s2"), 1, Cause::Driver);
     scene.looks(2);
@@ -1052,7 +1052,8 @@ fn real_processes_in_real_mount_namespaces_on_a_driver() {
     let proc = tempfile::tempdir().expect("a folder");
     let inside = rig.path("inside");
     std::fs::create_dir(&inside).expect("a folder");
-    // Each takes so many GiB and stays. With a share, it has that share's tmpfs as a container has it.
+    // Each client allocates this many GiB and keeps running. With a share, it has that share's tmpfs, as in a
+    // container.
     let client = |share: Option<&str>, gib: u64| {
         let program = vgpu_built_from::program("gpu-client");
         let mount = share.map_or_else(

@@ -6,9 +6,10 @@
 //!  map of processes ┘   memory and mounts, every 4 s ─► settled ─► observations ─► kill
 //! ```
 //!
-//! How it fails: while the driver hangs, memory and time are not known, and mounts are. A reading of /proc that takes long
-//! makes the next whole one later, so that it takes no more than a fiftieth of a core, but no later than after 10 s: a machine
-//! under load must not hide a breach. After a restart nothing is known until it was seen again, and no share is ignored.
+//! How it fails: while the driver hangs, memory and time are unknown, but mounts are known. If a reading of /proc takes
+//! long, the next whole one is delayed, so that readings use at most a fiftieth of a core. The delay is at most 10 s: a
+//! machine under load must not hide a breach. After a restart nothing is known until it was seen again, and no share is
+//! ignored.
 
 use super::compute::{Compute, Placed};
 use super::conditions::ShareFindings;
@@ -32,29 +33,29 @@ use vgpu_node::cgroup::Container;
 
 /// From one whole reading of /proc to the next.
 const WHOLE_EVERY: Duration = Duration::from_secs(4);
-/// The longest time between two.
+/// The longest time between two whole readings.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-/// A reading may take one part in so many of the time.
+/// Whole readings may take one part in this many of the time.
 const PART: u32 = 50;
-/// How often in a row something is found before it replaces what was known.
+/// How many times in a row something must be found before it replaces the known finding ([`times`]).
 const BREACHES: u32 = 2;
 const FINE: u32 = 3;
 const SILENCES: u32 = 3;
 
-/// What the node's records say, as of one moment.
+/// The content of the node's records, as of one moment.
 #[derive(Debug, Default)]
 pub(super) struct Records {
     pub(super) mounts: Vec<ShareMount>,
     placed: Placed,
     gpus: Vec<String>,
-    /// From here on only in a whole turn.
+    /// This field and the following ones are only read in a whole turn.
     shares: Vec<ShareFacts>,
     claims: Vec<Claim>,
     damaged: BTreeMap<ShareKey, String>,
     usage: BTreeMap<ShareKey, usage::Reading>,
 }
 
-/// What observing needs.
+/// The inputs of [`run`].
 pub struct Observer {
     pub node: SharedNode,
     pub processes: Processes,
@@ -64,7 +65,7 @@ pub struct Observer {
     pub kills: bool,
 }
 
-/// Has a turn for each sample, or for the newest of those that came during a turn.
+/// Runs a turn for each sample. Of the samples that arrive during a turn, only the newest gets one.
 pub async fn run(observer: Observer, mut samples: sampler::Receiver) {
     let (mut turns, mut whole_due, mut had_claims) = (Turns::default(), Instant::now(), true);
     while let Some(sample) = samples.newest().await {
@@ -122,7 +123,7 @@ fn pause_after(took: Duration) -> Duration {
     took.saturating_mul(PART).clamp(WHOLE_EVERY, LONGEST_PAUSE)
 }
 
-/// What one turn compares.
+/// The inputs of one turn.
 pub(super) struct Reading {
     pub records: Records,
     pub sample: Arc<Sample>,
@@ -148,7 +149,7 @@ struct ShareSettling {
     memory: Settled<Finding>,
     compute: Settled<Finding>,
     injected: Settled<Finding>,
-    /// Counts do not go back and forth.
+    /// Not settled, because counters of refusals only grow.
     granted: Finding,
 }
 
@@ -325,7 +326,7 @@ impl Turns {
             let bytes = own.filter_map(|of| of.bytes).fold(0, u64::saturating_add);
             let unexplained = found.known.contains(uuid).then_some(bytes);
             let answer = answers.get(uuid).and_then(|answer| answer.as_ref().ok());
-            // A driver that lists nobody although a share has memory hides the processes.
+            // If the driver lists no process although a share has memory, it hides the processes.
             let charged = |share: &ShareFacts| matches!(share.ledger, Ledger::Read { charged, .. } if charged > 0);
             let has_charges = records.shares.iter().any(|share| share.gpu == *uuid && charged(share));
             let listed = answer.filter(|memory| !memory.is_empty() || !has_charges);
@@ -505,7 +506,8 @@ fn ask(state: &mut State, claims: &[Claim], seen: &Seen) {
     state.questions.extend(questions);
 }
 
-/// A container that the API server does not name is asked about again later and later: it may be a sandbox.
+/// The pause before the next question about a container that the API server does not name. It grows, because the
+/// container may be a sandbox, which is never named.
 fn wait(times: u32) -> Duration {
     Duration::from_secs(5 << times.min(7))
 }

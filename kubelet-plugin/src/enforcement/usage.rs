@@ -5,9 +5,11 @@
 //!
 //! How it fails:
 //! - A ledger or a page is damaged, or has another release's format: its figures are absent, and that time is in no mean.
-//! - A tenant writes more than its limit into its ledger: that is no figure. What is less is believed, of its own share alone.
+//! - A tenant writes more than its limit into its ledger: the value is ignored. A smaller value is believed, but it
+//!   only changes the figures of the tenant's own share.
 //! - The plugin restarts: what was used meanwhile is not in the mean of memory. The mean of GPU time has it.
-//! - The VgpuNode was deleted, or comes from a release before it: shares that a former instance prepared have no means.
+//! - There is no VgpuNode, because it was deleted or the former release had none: shares that a former instance
+//!   prepared have no means.
 
 use crate::dra::share::ShareKey;
 use std::collections::BTreeMap;
@@ -16,10 +18,10 @@ use vgpu_abi::ledger;
 
 /// The time over which the use of a GPU is measured.
 const WINDOW: Duration = Duration::from_secs(60);
-/// The longest time from one reading to the next for which the use is taken to be that of the first.
+/// The use is taken to stay the same from one reading to the next, but not for longer than this.
 const LONGEST_STEP: Duration = Duration::from_secs(30);
 
-/// The largest number on which all readers of JSON agree; more is not believed.
+/// The largest number that all readers of JSON represent exactly. Larger values in a ledger are ignored.
 const MOST_REFUSALS: u64 = 1 << 53;
 
 /// One reading of a share; None: that is not known.
@@ -36,7 +38,7 @@ pub(crate) struct Reading {
     pub prepared: Option<Instant>,
 }
 
-/// What a share has used.
+/// The usage of one share.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ShareUsage {
     pub last: Reading,
@@ -50,11 +52,11 @@ pub(crate) struct ShareUsage {
     pub gpu_peak_percent: Option<u32>,
 }
 
-/// What a former instance knew of a share.
+/// The figures of a share that a former instance wrote.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Former {
     pub since: SystemTime,
-    /// When it knew that.
+    /// When it wrote this.
     pub as_of: SystemTime,
     pub memory_mean: Option<u64>,
     pub gpu_peak_percent: Option<u32>,
@@ -70,7 +72,7 @@ struct Mean {
 #[derive(Debug, Default)]
 pub(crate) struct Usage {
     shares: BTreeMap<ShareKey, ShareUsage>,
-    /// Until the next reading.
+    /// Restored figures, until the next reading takes them over.
     former: Option<BTreeMap<ShareKey, Former>>,
     has_read: bool,
 }
@@ -108,7 +110,7 @@ impl Usage {
     pub(crate) fn apply(&mut self, readings: &BTreeMap<ShareKey, Reading>, now: Instant, today: SystemTime) {
         let former = self.former.take().unwrap_or_default();
         self.shares.retain(|key, of| {
-            // One with that name may come again.
+            // A later share may have the same name.
             let reading = readings.get(key);
             reading.is_some_and(|reading| reading.prepared == of.last.prepared)
         });
@@ -167,7 +169,8 @@ impl ShareUsage {
         self.since = Some(former.since);
         self.gpu_peak_percent = self.gpu_peak_percent.max(former.gpu_peak_percent);
         if let (Some(mean), Ok(known)) = (former.memory_mean, former.as_of.duration_since(former.since)) {
-            // Not added: it may have what this instance knew before another one worked.
+            // Replace the mean instead of adding to it: if this instance worked before the other one, the other mean
+            // includes it.
             self.memory = Mean::default();
             self.memory.add(mean, known.as_secs_f64());
         }

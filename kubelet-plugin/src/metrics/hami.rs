@@ -1,10 +1,10 @@
 //! The names that HAMi's monitor gives its metrics, for dashboards that were made for it. Behind a flag.
 //!
-//! HAMi puts its split of memory by kind into labels of `Device_memory_desc_of_container`
-//! (`context`, `module`, `data`, `offset`): the ledger does not split, and sizes in labels are a new series at each change,
-//! which a tenant decides on. So these labels are left out; the value is HAMi's, all memory in use.
+//! HAMi puts its split of memory by kind into labels of `Device_memory_desc_of_container` (`context`, `module`, `data`,
+//! `offset`). The ledger has no such split, and a size in a label would create a new series at each change, which a
+//! tenant controls. So these labels are left out; the value is the same as HAMi's, all memory in use.
 //!
-//! A share has a line for each container that kubelet names, as HAMi's has, but for two at most: with them it has no more
+//! As in HAMi, a share has a line for each container that kubelet names, but for at most two, so that it has no more
 //! than the 40 series that a share may have.
 //!
 //! A scrape never waits for the driver: all figures are those of the last sample.

@@ -1,5 +1,6 @@
-//! deploy/dashboards in a real Prometheus, Debian's package, that scrapes the plugin's page: every query of the dashboards
-//! and of the alerts and recording rules finds something there, or at least is one. promtool runs the tests of both.
+//! deploy/dashboards in a real Prometheus, Debian's package, that scrapes the plugin's page: every query of the
+//! dashboards and of the alerts and recording rules finds something there, or is at least a valid query. promtool runs
+//! the tests of both.
 
 use super::{Metrics, Sources};
 use crate::dra::node::SharedNode;
@@ -90,7 +91,7 @@ impl Prometheus {
         self.get(&format!("/api/v1/query?query={escaped}"))
     }
 
-    /// How many series a query finds; an error that is the query's.
+    /// Returns how many series a query finds; an error if there is no answer or the query is not valid.
     fn count(&self, query: &str) -> Result<usize, String> {
         let answer = self.query(query).ok_or("no answer")?;
         match answer["data"]["result"].as_array() {
@@ -144,7 +145,7 @@ fn dashboards() -> Vec<(String, String)> {
     found
 }
 
-/// The page of a node with a share of which everything is known. Its other GPU has a fault.
+/// The sources of a node with a share about which everything is known. The node's other GPU has a fault.
 fn sources() -> (Rig, Sources) {
     let (rig, mut node) = prepared(20, 30);
     let fault = Fault {
@@ -164,7 +165,8 @@ fn sources() -> (Rig, Sources) {
     (rig, sources)
 }
 
-/// Stands in for vgpu-controller: its metrics as docs/metrics.md names them, which its own test compares with what it serves.
+/// Stands in for vgpu-controller: the metrics that docs/metrics.md names. A test of vgpu-controller compares that page
+/// with its real metrics.
 fn controller() -> String {
     let labels = |name: &str| match name {
         "vgpu_controller_quota_used_ratio" => r#"{namespace="d",resource="memory"}"#,
@@ -256,7 +258,7 @@ async fn every_query_of_the_dashboard_and_the_alerts_runs_in_a_real_prometheus()
         until("a first scrape", || {
             prometheus.count("vgpu_share_info").ok().filter(|found| *found == 1)
         });
-        // A rate needs two.
+        // A rate needs two scrapes.
         until("a second scrape", || {
             let rates = prometheus.count("rate(vgpu_share_gpu_seconds_total[1m])");
             rates.ok().filter(|found| *found == 1)
@@ -345,7 +347,7 @@ fn every_alert_fires_when_it_is_to_and_every_rule_records_what_it_is_to() {
     assert!(tested.status.success(), "{said}");
 }
 
-/// Grafana cannot be run here: its own types of a dashboard, from npm's @grafana/schema, are asked instead.
+/// Grafana cannot run here, so the dashboards are checked against its own types, from npm's @grafana/schema.
 #[test]
 fn the_dashboards_are_some_by_grafanas_schema() {
     const NAME: &str = "the_dashboards_are_some_by_grafanas_schema";
@@ -362,7 +364,7 @@ fn the_dashboards_are_some_by_grafanas_schema() {
     let check = |text: &str| {
         let folder = tempfile::tempdir().expect("a folder");
         std::os::unix::fs::symlink(&packages, folder.path().join("node_modules")).expect("a link");
-        // TypeScript takes no text for an enum, and JSON has nothing else.
+        // TypeScript accepts no string as an enum's value, and JSON can only have a string there.
         let text = text.replace(r#""type": "value""#, r#""type": MappingType.ValueToText"#);
         let import = r#"import { type Dashboard, MappingType } from "@grafana/schema";"#;
         let program = format!("{import}\nexport const dashboard: Dashboard = {text};\n");

@@ -29,7 +29,7 @@ use vgpu_abi::ledger::Usage;
 pub(super) struct Sample {
     pub(super) labels: Labels,
     pub(super) share: Share,
-    /// The place of the share in its claim.
+    /// The index of the share in its claim.
     pub(super) index: usize,
     /// None if the ledger cannot be read.
     pub(super) usage: Option<Usage>,
@@ -51,7 +51,7 @@ pub(super) struct Sample {
     pub(super) containers: BTreeSet<ContainerName>,
 }
 
-/// Reads all shares. `counters`: of the pages; None if they are not wanted.
+/// Reads all shares. `counters` checks the counters of their pages; None: the pages are not read.
 pub(super) fn samples(sources: &Sources, counters: Option<&Mutex<Counters>>) -> Vec<Sample> {
     let containers = sources.containers.known();
     let node = sources.node.lock();
@@ -74,7 +74,7 @@ pub(super) fn samples(sources: &Sources, counters: Option<&Mutex<Counters>>) -> 
         }
     }
     drop(node);
-    // Only now: a ledger whose disk hangs must not stop those who observe.
+    // Lock the observations only after the ledgers are read: a disk that hangs must not block the observers.
     let state = sources.observations.lock();
     let observed = samples.into_iter().map(|(key, sample)| sample.observed(&state, &key));
     observed.collect()

@@ -16,7 +16,7 @@ pub struct Sources {
 // === impl Sources ===
 
 impl Sources {
-    /// Where only the node is known.
+    /// Returns the sources with the node alone; observations, containers and readiness are empty.
     #[must_use]
     pub fn new(node: SharedNode) -> Self {
         Self {

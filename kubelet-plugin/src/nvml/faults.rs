@@ -36,12 +36,12 @@ const UNKNOWN_XID: u64 = 999;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Asked<T> {
     Is(T),
-    /// The GPU or its driver does not know it. That is neither well nor a fault.
+    /// The GPU or its driver does not support the question. This neither shows a fault nor that the GPU is well.
     NotSupported,
     Failed(String),
 }
 
-/// What the driver said of one GPU.
+/// The driver's answers about the faults of one GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reading {
     pub uuid: String,
@@ -57,7 +57,7 @@ pub struct Reading {
     pub action: Asked<u64>,
 }
 
-/// What the thread that waits for events has seen.
+/// The events that the waiting thread has seen.
 #[derive(Default)]
 pub(super) struct Events {
     /// By UUID; a GPU that is missing is not waited for.
@@ -108,7 +108,7 @@ impl Reading {
         counts.or(self.remap_pending.failure()).or(self.remap_failed.failure())
     }
 
-    /// True if all of it was read, as far as GPU and driver know it, and XIDs are waited for.
+    /// True if everything was read that GPU and driver support, and XIDs are waited for.
     pub(crate) fn is_whole(&self) -> bool {
         self.failure().is_none() && !self.events.has_failed()
     }

@@ -56,7 +56,7 @@ pub trait GpuDriver: Send + Sync + 'static {
 pub struct Sample {
     /// The GPUs with their properties; None if they were not asked for.
     pub list: Option<Result<List, Error>>,
-    /// What changes all the time, of each GPU whose UUID is known; an error if the driver cannot be asked.
+    /// The values that change all the time, for each GPU whose UUID is known; an error if the driver cannot be asked.
     pub gpus: Result<Vec<GpuSample>, String>,
 }
 
@@ -67,7 +67,7 @@ pub struct GpuSample {
     pub memory: Result<Memory, String>,
     /// None: the driver has never measured a process of this GPU.
     pub used: Option<Used>,
-    /// Percent of a short time before the question in which something ran on it.
+    /// Percentage of a short period before the question during which something ran on the GPU.
     pub busy: Option<u32>,
 }
 

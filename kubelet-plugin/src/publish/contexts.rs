@@ -1,12 +1,12 @@
-//! What a CUDA context takes on this node's GPUs: measured once for each driver version and GPU model, before the first
-//! claim is prepared on it, and kept across restarts.
+//! Measures the memory of a CUDA context on this node's GPUs: once for each driver version and GPU model, before the
+//! first claim is prepared on it. The sizes are kept across restarts.
 //!
 //! How it fails: a measurement that fails or hangs leaves the size unknown. Limits files say so, the library then
-//! reserves a default, and the next attempt is [`SCANS_BETWEEN`] scans later. Limits that were written stay as they are.
-//! The driver's host memory counts toward this container's limit, so a measurement may end the plugin: the kind is
+//! reserves a default, and the next attempt is [`SCANS_BETWEEN`] scans later. Limits that were written stay as they
+//! are. The driver's host memory counts toward this container's limit, so a measurement may end the plugin: the kind is
 //! marked in the file meanwhile, and a start that finds the mark waits as after a failure. Without a mark nothing is
-//! measured, so a file that cannot be written leaves the size unknown. The software GPU's contexts take
-//! what its profile says, which no name shows: after a change of the profile the file has to be removed.
+//! measured, so a file that cannot be written leaves the size unknown. The size of the software GPU's contexts is set
+//! in its profile, but does not change the kind: after a change of the profile the file has to be removed.
 #![forbid(unsafe_code)]
 
 use crate::config::Config;

@@ -355,7 +355,7 @@ impl Attempts {
         Self::until(None)
     }
 
-    /// Begins again after a success. `at`: when something is due earlier.
+    /// Starts again after a success. `at` is a time before [`ASK_AGAIN`] at which something is due.
     fn until(at: Option<Instant>) -> Self {
         let latest = Instant::now() + ASK_AGAIN;
         Self {

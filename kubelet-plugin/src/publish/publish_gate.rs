@@ -16,7 +16,7 @@ use tokio::sync::watch::error::RecvError;
 use vgpu_node::lock_file::{LockFile, Locked};
 
 const TRIED_EVERY: Duration = Duration::from_secs(1);
-/// How often the holder of the lock looks if the file is still at its path.
+/// How often the holder of the lock checks that the file is still at its path.
 const LOOKED_EVERY: Duration = Duration::from_secs(10);
 
 /// The devices to publish.

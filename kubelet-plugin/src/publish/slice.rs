@@ -47,7 +47,7 @@ pub fn slices(inventory: &Inventory, shares: u32) -> Vec<Vec<Device>> {
     slices.map(<[Device]>::to_vec).collect()
 }
 
-/// Adds the taint of a driver that does not answer to published devices, as far as they lack it.
+/// Adds the taint of a driver that does not answer to the published devices that lack it.
 #[must_use]
 pub fn silenced(mut slices: Vec<Vec<Device>>) -> Vec<Vec<Device>> {
     let silent = taint(Unavailable::Silent(String::new()).name(), None, "NoSchedule");

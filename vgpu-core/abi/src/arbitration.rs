@@ -64,7 +64,7 @@ pub struct Turn {
     pub began: AtomicU64,
     /// When the turn's quantum ends. 0: the turn is over.
     pub ends: AtomicU64,
-    /// Until when others leave the GPU to this share: for its work in flight, and a while longer.
+    /// Other shares leave the GPU to this share until this time: while its work is in flight, and a short while after.
     pub until: AtomicU64,
     /// Since when nothing has been in flight in this turn. 0: something is in flight.
     pub idle_since: AtomicU64,
@@ -84,7 +84,7 @@ pub mod turn_flags {
 pub struct Want {
     /// 0: no request.
     pub since: AtomicU64,
-    /// When a request ends that is not renewed, because its process may be dead.
+    /// When the request expires unless it is renewed: its process may be dead.
     pub valid_until: AtomicU64,
     /// The start tag, fixed when the request begins.
     pub tag: AtomicU64,
@@ -142,9 +142,9 @@ pub struct Cell {
 pub struct Ends {
     /// When a launch was last seen to have ended.
     pub seen_at: AtomicU64,
-    /// Launches queued behind a kernel that does not end, since nothing was last in flight.
+    /// Launches that were let through behind a kernel that does not end. Reset when nothing is in flight.
     pub stuck: AtomicU64,
-    /// Dead processes whose work was charged by the clock, and when that last happened.
+    /// Number of dead processes whose unfinished work was charged by elapsed time, and when the last was charged.
     pub burials: AtomicU64,
     pub buried_at: AtomicU64,
 }

@@ -1,4 +1,4 @@
-//! Tests of [`super`]: the layout by hand, and cuts. Hostile bytes: `tests/fuzz.rs`.
+//! Tests of [`super`]: the layout against hand-written bytes, and truncated ledgers. Hostile bytes: `tests/fuzz.rs`.
 
 use super::*;
 
@@ -26,7 +26,7 @@ fn a_new_ledger_is_empty() {
 
 #[test]
 fn version_1_is_laid_out_as_it_was_first_written() {
-    // Everything outside these words is zero: the file's layout, by hand.
+    // The layout, written out by hand: all other bytes are zero.
     let mut expected = vec![0; SIZE];
     expected[..24].copy_from_slice(b"vgpuledg\x01\0\0\0\xf7\x03\0\0\0\0\x03\0\0\0\0\0");
     expected[SIZE - 8..].copy_from_slice(b"\x89sealed\n");

@@ -55,14 +55,14 @@ pub struct Limits {
     pub cores: u32,
     pub compute_policy: ComputePolicy,
     pub priority: Priority,
-    /// The share's page for the arbitration of the GPU's time. None: nobody shares pages with it.
+    /// Number of the share's arbitration page. None: the share has no page.
     pub slot: Option<u8>,
     /// Bytes of host memory beyond `memory` (memoryPolicy Oversubscribe); 0 = none.
     pub host_memory: u64,
-    /// Size of a CUDA context on this GPU and driver, charged for each context before the driver is asked. None (0 in
-    /// the file): it was not measured. Some(0) is 1 in the file.
+    /// Size of a CUDA context on this GPU and driver, charged for each context before the driver is called. None: it
+    /// was not measured. The file stores None as 0 and Some(0) as 1.
     pub context_reserve: Option<u64>,
-    /// Bytes that a context takes on the GPU in addition to NVML's figure of its process. Charged for each context.
+    /// GPU memory of a context beyond what NVML lists for its process, in bytes. Charged for each context.
     pub context_unowned: u64,
     /// The real driver's libraries.
     pub libcuda: PathBuf,
@@ -401,7 +401,7 @@ mod tests {
     #[test]
     fn every_cut_and_every_changed_byte_is_refused() {
         let bytes = example().render().into_bytes();
-        // Under Miri only the first byte of each line and the last bytes, which belong to the checksum.
+        // Under Miri, tests only the first byte of each line and the last bytes, which belong to the checksum.
         let starts = |at: &usize| *at == 0 || bytes[at - 1] == b'\n' || at + 3 > bytes.len();
         let places: Vec<usize> = (0..bytes.len()).filter(|at| !cfg!(miri) || starts(at)).collect();
         for end in &places {

@@ -39,10 +39,10 @@ pub const SHIM_NAMES: [&str; 3] = ["libcuda.so", "libcuda.so.1", "libnvidia-ml.s
 /// The node's directories of claims and of arbitration. If one of them exists, this is a node and not a container.
 pub const NODE_CLAIMS_DIR: &str = "/run/vgpu/claims";
 pub const NODE_GPUS_DIR: &str = "/run/vgpu/gpus";
-/// Root's `vgpu run` creates this file to mark /run/vgpu as a node's.
+/// Root's `vgpu run` creates this directory to mark /run/vgpu as a node's.
 pub const NODE_MARK_DIR: &str = "/run/vgpu/.node";
-/// The node's releases of the library, one folder for each digest, unless the chart names another folder. Containers do not
-/// know it.
+/// The node's releases of the library, one folder for each digest, unless the chart names another folder. Containers
+/// cannot see this path.
 pub const NODE_LIBRARY_DIR: &str = "/var/lib/vgpu";
 
 /// Files of one release of the library.

@@ -97,7 +97,7 @@ fn look(client: &mut Client, gpu: u32) -> String {
 /// Prints NVML's compute processes of the first device, as public calls and as nvidia-smi see them: result, then PID
 /// and bytes of each.
 fn running(client: &mut Client) -> String {
-    /// An entry of nvidia-smi's, in words.
+    /// The size of an entry in nvidia-smi's internal list, in words.
     const ENTRY: usize = 4128 / 8;
     let (device, nvml) = (client.device(0), client.nvml());
     let (mut count, mut list) = (64_u32, vec![0_u64; 64 * 3]);

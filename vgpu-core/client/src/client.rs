@@ -26,7 +26,7 @@ pub(crate) struct Client {
     pub(crate) contexts: Vec<usize>,
     pub(crate) pools: Vec<usize>,
     pub(crate) modules: Vec<usize>,
-    /// The events in front of and behind the work that `begin` queued.
+    /// The events before and after the work that `begin` queued.
     pub(crate) events: [usize; 2],
 }
 

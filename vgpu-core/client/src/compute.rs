@@ -13,8 +13,8 @@
 //!  idle:MS             sleeps
 //! ```
 //!
-//! All but idle answer with the first code that is not 0 (else 0), the number of launches, and the ms that they took. longer adds
-//! the launches of its first 50 ms.
+//! All but idle print the first code that is not 0 (else 0), the number of launches, and their duration in ms. longer
+//! also prints the number of launches in its first 50 ms.
 
 use crate::client::Client;
 use crate::library::call;
@@ -311,7 +311,7 @@ fn longer(client: &mut Client, [length, time]: [u64; 2]) -> String {
         every: 0,
     };
     let (start, mut at_once) = (Instant::now(), 0);
-    // Work that is still queued then ends later, and is not counted.
+    // Does not wait for work that is still queued at the end, so the time does not include it.
     let said = repeat(
         &work,
         || {

@@ -10,15 +10,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 static THREADS: Mutex<Vec<libc::pthread_t>> = Mutex::new(Vec::new());
-/// Set while threads are to pause, and the number of threads that do.
+/// `PAUSE` is set while threads must pause. `PAUSED` is the number of paused threads.
 static PAUSE: AtomicBool = AtomicBool::new(false);
 static PAUSED: AtomicU64 = AtomicU64::new(0);
-/// Set while a thread is to stall in its signal handler, the number of stalls that began, and the number that ended.
+/// `STALL` is set while a thread must stall in its signal handler. `STALLED` and `WENT_ON` count the stalls that began
+/// and ended.
 static STALL: AtomicBool = AtomicBool::new(false);
 static STALLED: AtomicU64 = AtomicU64::new(0);
 static WENT_ON: AtomicU64 = AtomicU64::new(0);
 
-/// The longest stall, in steps of a tenth of a millisecond, which take a little longer.
+/// The longest stall, in sleeps of 0.1 ms. Each sleep takes slightly longer.
 const LONGEST_STALL: u32 = 2500;
 /// The most allocations that a thread has at once.
 const MOST: usize = 8;

@@ -16,7 +16,7 @@ const PLACES: u64 = 24;
 const PLACE: u64 = 128;
 /// The most allocations of a thread: few, so that most are shared.
 const MOST: usize = 6;
-/// CUDA_ERROR_INVALID_HANDLE: two processes wrote to one place of the board at once.
+/// CUDA_ERROR_INVALID_HANDLE: two processes wrote to one slot of the board at once.
 const INVALID_HANDLE: i32 = 400;
 
 /// Memory that this process made or imported.
@@ -31,7 +31,7 @@ struct Had {
 
 /// The name of the last export of a step.
 static NAME: Mutex<Handle> = Mutex::new(Handle([0; 8]));
-/// The memory that threads still had at their end: made, and imported.
+/// The memory that threads still held when they ended: allocated (`MADE`) and imported (`OPENED`).
 static MADE: Mutex<Vec<Had>> = Mutex::new(Vec::new());
 static OPENED: Mutex<Vec<Had>> = Mutex::new(Vec::new());
 
@@ -63,9 +63,9 @@ pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<Strin
             *NAME.lock().expect("no panic") = Handle(words.try_into().expect("eight words"));
             "0".into()
         }
-        // This many times, two threads import the memory of that name at once.
+        // Lets two threads import the memory of that name at once, this many times.
         "together" => together(client, size(value)).to_string(),
-        // Prints the memory that it has allocated and imported: name and bytes of each.
+        // Prints the memory that this process has allocated and imported: name and bytes of each.
         "had" => [&MADE, &OPENED].map(told).concat(),
         // Closes all imports. `unmake` frees all allocations.
         "close" => all(&OPENED)

@@ -1,4 +1,4 @@
-//! The libraries of the driver API and of NVML, opened and called as every program may.
+//! The libraries of the driver API and of NVML, opened and called as any program does it.
 
 use std::ffi::{CStr, CString, c_void};
 

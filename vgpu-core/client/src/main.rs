@@ -39,7 +39,7 @@ use std::io::Write;
 
 type Step = fn(&mut Client, name: &str, value: &str) -> Option<String>;
 
-/// Each knows some names of steps, and returns None for the others.
+/// Each function runs the steps whose names it knows, and returns None for others.
 const STEPS: [Step; 10] = [
     basic::step,
     memory::step,

@@ -1,4 +1,4 @@
-//! Calls that programs seldom make, and that other interposers did wrong.
+//! Rare calls that other interposers handle incorrectly.
 
 use crate::alloc;
 use crate::client::{Client, keep};
@@ -12,7 +12,7 @@ pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<Strin
     let number = size(value);
     let cuda = client.cuda();
     Some(match name {
-        // cuMemGetInfo with one place only.
+        // cuMemGetInfo with one of its two pointers null.
         "infofree" | "infototal" => {
             let (mut place, null) = (0_usize, std::ptr::null_mut());
             let pointers = if name == "infofree" {

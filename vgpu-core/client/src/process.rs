@@ -36,7 +36,7 @@ pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<Strin
         }
         "closefrom" => close_from().to_string(),
         "cover" => cover(),
-        // Starts a thread that closes and covers descriptors all the time.
+        // Starts a thread that repeatedly closes descriptors and replaces them with /dev/null.
         "closing" => {
             std::thread::spawn(|| {
                 loop {

@@ -98,6 +98,6 @@ fn limit(client: &mut Client) {
 fn hold(client: &mut Client, bytes: u64) {
     check("cuMemAlloc", client.allocate(bytes));
     println!("ready");
-    // Returns at the end of the input, whose words do not matter.
+    // Returns at the end of the input and ignores what it reads.
     let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
 }

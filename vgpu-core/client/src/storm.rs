@@ -32,7 +32,7 @@ pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<Strin
         "mixed" => all_threads(client, move |cuda, seed| mixed(cuda, seed, number, true)).to_string(),
         "plain" => all_threads(client, move |cuda, seed| mixed(cuda, seed, number, false)).to_string(),
         "freekept" => free_kept(client).to_string(),
-        // The same without end beside other steps, in `number` threads.
+        // `storm` in `number` background threads, without end, while other steps run.
         "background" => {
             let cuda = client.cuda() as usize;
             for seed in 0..if number == 0 { THREADS } else { number } {
@@ -42,7 +42,8 @@ pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<Strin
         }
         "captures" => allocated_beside_captures(client, number),
         "churn" => churn(client, number).to_string(),
-        // This many retains and releases in each thread, of the primary context and one handle; none is left at the end.
+        // Retains and releases the primary context and one handle this many times in each thread. All are released at
+        // the end.
         "counted" => counted(client, number).to_string(),
         "cancel" => cancelled(client, number).to_string(),
         "listen" => {
@@ -75,7 +76,7 @@ pub(crate) fn all_threads(client: &mut Client, work: impl Fn(usize, u64) -> u64 
     threads.into_iter().map(|thread| thread.join().expect("a thread")).sum()
 }
 
-/// A number of rounds; 0: without end. Never longer than the test that started this program.
+/// A number of rounds; 0: without end. Ends at the latest when the test that started this program ends.
 pub(crate) struct Rounds {
     left: Option<u64>,
     done: u64,
@@ -162,8 +163,8 @@ fn storm(cuda: usize, seed: u64, rounds: u64) -> u64 {
     failed
 }
 
-/// Every thread allocates 16 GiB `rounds` times in one stream, which another thread captures again and again.
-/// Returns how many became nodes of graphs, and the most that the pool has had.
+/// Every thread allocates 16 GiB `rounds` times in one stream, which another thread captures again and again. Returns
+/// how many allocations became graph nodes, and the pool's highest reservation.
 fn allocated_beside_captures(client: &mut Client, rounds: u64) -> String {
     const RELAXED: c_int = 2;
     const RESERVED_HIGH: c_int = 6;
@@ -305,7 +306,8 @@ fn churn(client: &mut Client, number: u64) -> u64 {
     refused
 }
 
-/// Calls cuMemAlloc of `bytes`, or creates a context for 0, in a cancelled thread that has not noticed. Returns the answer.
+/// Calls cuMemAlloc of `bytes`, or creates a context if `bytes` is 0, in a thread with a pending cancellation. Returns
+/// the result.
 fn cancelled(client: &mut Client, bytes: u64) -> i32 {
     struct Call(*mut c_void, usize);
     static ANSWER: AtomicI32 = AtomicI32::new(-1);

@@ -16,7 +16,7 @@ pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<Strin
             0 => end(client),
             code => code.to_string(),
         },
-        // Without end: launches, events, queries and waits.
+        // Launches, records, queries and waits in an endless loop.
         "rush" => loop {
             launch(client, "5x30");
             record(client, 0);
@@ -28,7 +28,7 @@ pub(crate) fn step(client: &mut Client, name: &str, value: &str) -> Option<Strin
         },
         // Sleeps until the GPUs' clock shows this many nanoseconds, and prints the clock's time then.
         "until" => sleep_until(client, size(value)).to_string(),
-        // NVML of the first GPU: percent of each PID.
+        // NVML's utilization of the first GPU: percent of each PID.
         "shares" => shares(client),
         _ => return None,
     })
@@ -67,7 +67,7 @@ fn record(client: &mut Client, which: usize) -> i32 {
 }
 
 fn begin(client: &mut Client, value: &str) -> i32 {
-    // Other work comes first, so that everything is queued before the GPU reaches it, however slow this program is.
+    // A long kernel comes first, so that everything is queued before the GPU reaches it, however slow this program is.
     let ahead = launch(client, "50000");
     let results = [ahead, record(client, 0), launch(client, value), record(client, 1)];
     results.into_iter().find(|result| *result != 0).unwrap_or(0)

@@ -12,7 +12,7 @@ const POLL: Ns = 5 * US;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
     Kernel(Kernel),
-    /// Runs on a copy engine, beside everything else.
+    /// A copy. Runs on a copy engine, in parallel with everything else.
     Copy,
     /// An event, by its number in the context.
     Event(usize),
@@ -41,7 +41,7 @@ struct Item {
 #[derive(Debug, Default)]
 pub(crate) struct Context {
     pub gpu: usize,
-    /// The end of the context's last kernel time on the GPU.
+    /// Until when the context's kernels last ran on the GPU.
     pub ran_until: Ns,
     /// The context whose kernels do handshakes with this one's.
     pub partner: Option<usize>,
@@ -129,7 +129,8 @@ impl Context {
         self.stage = (0, 0);
     }
 
-    /// Chooses the work that runs now; `computes` is true during this context's slice. Returns the time of the first end.
+    /// Chooses the work that runs now; `computes` is true during this context's slice. Returns when the first of it
+    /// ends.
     pub(crate) fn choose(&mut self, now: Ns, computes: bool) -> Option<Ns> {
         let mut heads: Vec<(u64, usize)> = Vec::new();
         let mut next: Option<Ns> = None;

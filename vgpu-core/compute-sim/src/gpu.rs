@@ -16,18 +16,18 @@ pub(crate) struct Gpu {
     state: State,
     current: Option<usize>,
     slice_start: Ns,
-    /// Scheduled looks of an older generation are ignored.
+    /// Scheduled updates of an older generation are ignored.
     pub generation: u64,
 }
 
-/// The changes since the GPU was last looked at.
+/// The changes since the GPU was last updated.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     /// The context that ran, with start and end.
     pub ran: Option<(usize, Ns, Ns)>,
     /// Contexts in which some work ended.
     pub ended: Vec<usize>,
-    /// The time of the next look.
+    /// The time of the next update.
     pub next: Option<Ns>,
 }
 

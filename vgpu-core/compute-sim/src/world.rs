@@ -102,7 +102,7 @@ enum Phase {
     /// The process starts.
     Starts,
     Ready,
-    /// The law answered that the thread must wait, for this slot if given.
+    /// The law made the thread wait, for this slot if given.
     Held(Option<usize>),
     QueueFull,
     /// The thread waits for a stream, or with `None` for all.

@@ -23,7 +23,7 @@ fn a_capped_share_is_at_its_cap() {
     for (cores, kernel) in [(5, 5 * MS), (10, 500 * US), (30, 50 * US), (50, 5 * MS), (95, 500 * US)] {
         for is_waiting in [false, true] {
             let error = cap(LIMITER, cores, kernel, is_waiting);
-            // A program that waits after each short kernel cannot make up for the time that events take.
+            // A program that waits after each short kernel cannot catch up on the time that the events cost.
             let most = if is_waiting && kernel < 500 * US { 0.9 } else { 0.3 };
             assert!(
                 error.mean <= most && error.worst() <= 1.0,
@@ -33,7 +33,7 @@ fn a_capped_share_is_at_its_cap() {
     }
 }
 
-/// A running kernel cannot be stopped: with kernels of 500 ms, nine tenths of the use exceed a cap of 10.
+/// A running kernel cannot be stopped: while a kernel of 500 ms runs, the share exceeds its cap of 10 %.
 #[test]
 fn a_cap_is_over_by_one_kernel_at_most() {
     let error = cap(LIMITER, 10, 500 * MS, true);
@@ -119,8 +119,8 @@ fn ranks_that_wait_for_each_other_are_not_slower_than_on_the_hardware_alone() {
     }
 }
 
-/// Checks what the hardware gives, not the goal: shares that take turns are sliced together with a share that takes
-/// none.
+/// Checks what the hardware alone guarantees, not the goal: shares that take turns are sliced together with a share
+/// that takes none.
 #[test]
 fn who_ignores_the_limiter_gets_no_more_than_beside_one() {
     for (of, most) in [(Unseen::Flagged, 32.0), (Unseen::NotFlagged, 51.0)] {

@@ -26,7 +26,7 @@ const BETWEEN: Duration = Duration::from_millis(5);
 const AFTER_KILL: Duration = Duration::from_secs(1);
 /// How much of the end of each output is kept. The rest is read too, because a full pipe would stop the child.
 const KEPT: usize = 64 << 10;
-/// How many blocks of 4 KiB are read at once: a full pipe, and what is written meanwhile.
+/// How many blocks of 4 KiB are read at once: the content of a full pipe, plus output that arrives during the read.
 const MOST_PARTS: usize = 64;
 /// The variables that the child inherits. Other variables may change the figure, which is kept, or load foreign code.
 /// The last three belong to the software GPU. No LD_LIBRARY_PATH: the libraries are given by their paths.
@@ -43,7 +43,7 @@ pub struct Gpu {
 }
 
 /// Measures in a child, which `command` starts: the caller's own program. The child gets the environment that `command`
-/// sets and a few variables of this process that `command` does not remove.
+/// sets, and those of the variables in [`PASSED`] that `command` does not set or remove.
 ///
 /// # Errors
 /// The reason why there is no figure, in one line.
@@ -103,7 +103,7 @@ pub fn answer(mut command: Command, patience: Duration) -> Result<Answer, NoAnsw
         stdout.read();
         stderr.read();
     });
-    // The child is not reaped yet, so its number still means this group.
+    // The child is not reaped yet, so its PID still identifies this group.
     let _ = kill_process_group(group, Signal::KILL);
     let status = reap(child);
     // Everything the child wrote is in the pipes by now. A process that left the group may still hold them open, so
@@ -120,7 +120,7 @@ pub fn answer(mut command: Command, patience: Duration) -> Result<Answer, NoAnsw
     })
 }
 
-/// The variables that `command` sets, and those of [`PASSED`] that it does not mention.
+/// The variables that `command` sets, and those in [`PASSED`] that `command` neither sets nor removes.
 fn environment(command: &Command) -> Vec<(OsString, OsString)> {
     let set: Vec<_> = command.get_envs().collect();
     let is_mentioned = |name: &&str| set.iter().any(|(mentioned, _)| *mentioned == *name);
@@ -336,7 +336,7 @@ mod tests {
 
     #[test]
     fn no_thread_is_left_that_could_take_a_signal_from_the_caller() {
-        // In a separate process, because the tests are threads of one.
+        // In a separate process, because tests run as threads of one process.
         if std::env::var_os(ALONE).is_none() {
             let name = "child::tests::no_thread_is_left_that_could_take_a_signal_from_the_caller";
             let mut alone = Command::new("/proc/self/exe");

@@ -15,7 +15,7 @@ use nvml_wrapper::{Device, Nvml};
 use std::path::Path;
 use std::time::Duration;
 
-/// How often NVML's list is read before it is taken as one without this process.
+/// How often NVML's list is read before this process is regarded as not listed.
 const LOOKS: u32 = 20;
 const BETWEEN: Duration = Duration::from_millis(5);
 /// How many lists in a row must contain the same single new process.
@@ -80,7 +80,8 @@ pub fn measure(libcuda: &Path, libnvidia_ml: &Path, uuid: &str) -> Result<Contex
     Ok(match own {
         Some(own) => ContextSize {
             own: plausible(own)?,
-            // Other programs use the GPU, so the rest is unknown. Only the memory that NVML lists is charged.
+            // `all` is an error if other programs use the GPU meanwhile: then only the memory that NVML lists is
+            // charged.
             unowned: all.and_then(plausible).map_or(0, |all| all.saturating_sub(own)),
         },
         // This figure includes the unowned memory.
@@ -145,7 +146,7 @@ fn own_bytes(gpu: &Device<'_>, before: &[u32]) -> Result<Option<u64>, Error> {
     Ok(None)
 }
 
-/// Returns by how much the GPU's used memory grows with a context, on which most of the rounds agree.
+/// Returns by how much a context increases the GPU's used memory, if most of the rounds agree.
 fn by_used_memory(gpu: &Device<'_>, cuda: &Cuda, device: c_int) -> Result<u64, Error> {
     let mut growths = Vec::new();
     for _ in 0..ROUNDS {

@@ -83,7 +83,7 @@ impl Sizes {
         sizes
     }
 
-    /// Returns an empty value, whatever the file contains.
+    /// Returns a value without sizes, whatever the file contains.
     #[must_use]
     pub fn none(path: &Path) -> Self {
         Self {

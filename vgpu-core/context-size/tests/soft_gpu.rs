@@ -71,7 +71,8 @@ fn a_context_is_measured_in_every_mode_of_nvml() {
     }
 }
 
-/// For example page tables and buffers of the driver. If NVML lists no processes, both are one figure.
+/// Such memory is, for example, page tables and buffers of the driver. If NVML lists no processes, one figure includes
+/// it.
 #[test]
 fn memory_of_a_context_that_belongs_to_no_process_is_measured_too() {
     for mode in MODES {

@@ -1,9 +1,9 @@
-//! beside DRIVER PROGRAM [ARGUMENT]...: runs the program twice, on the driver's files in the folder DRIVER as they are and
-//! under a share of 1 GiB of them, and says whether both did the same. For frameworks that are too large for a test: see
-//! docs/loading.md.
+//! beside DRIVER PROGRAM [ARGUMENT]...: runs the program twice with the driver's files in the folder DRIVER, without a
+//! share and under a share of 1 GiB, and prints whether both runs did the same. For frameworks that are too large for a
+//! test: see docs/loading.md.
 //!
-//! Needs `make dist`. Exit status 1 if output, standard error or exit status differ, or if the library was not in use. In standard error numbers are not
-//! compared: lines of logs begin with the time and the process ID.
+//! Needs `make dist`. Exit status 1 if output, standard error or exit status differ, or if the library was not in use.
+//! Numbers in standard error are not compared: log lines begin with the time and the process ID.
 
 use std::path::Path;
 use std::process::{Command, ExitCode, Output};
@@ -44,7 +44,7 @@ fn main() -> ExitCode {
     print!("{}", String::from_utf8_lossy(&alone.stdout));
     eprint!("{}", String::from_utf8_lossy(&alone.stderr));
     let mut same = alone.status.code() == shared.status.code();
-    // Otherwise both runs were bare, and the same for that reason.
+    // Without logs, the library was not in use: both runs used the driver alone, and their equality proves nothing.
     if std::fs::read_dir(&logs).expect("a folder").next().is_none() {
         println!("the library was not in use under the share: it wrote no log");
         same = false;

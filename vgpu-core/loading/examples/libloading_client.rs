@@ -1,4 +1,4 @@
-//! `c/client.c`'s questions by the crate libloading: ORDER LIMIT CUDA NVML REAL COMPAT.
+//! Makes the same calls as `c/client.c`, with the crate libloading: ORDER LIMIT CUDA NVML REAL COMPAT.
 #![allow(unsafe_code)] // Functions of a library that was loaded at run time.
 
 use libloading::Library;
@@ -7,7 +7,7 @@ use std::io::Read;
 
 const GRANULE: usize = 2 << 20;
 
-/// A function of a library, called.
+/// Calls a function of a library.
 macro_rules! call {
     ($library:expr, $name:literal ($($kind:ty),*) ($($value:expr),*)) => {
         // SAFETY: the driver's function of this name has this signature.

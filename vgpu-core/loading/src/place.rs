@@ -22,12 +22,12 @@ pub enum Form {
     User,
 }
 
-/// A share, and programs under it.
+/// Runs programs under a share.
 #[derive(Debug)]
 pub struct Place {
     pub share: Share,
     pub form: Form,
-    // Dropped before the folder, on which its namespace mounts.
+    // Dropped before `work`, the folder in which its namespace has mounts.
     holder: Option<Holder>,
     work: tempfile::TempDir,
 }

@@ -16,7 +16,7 @@ pub const NAME: &str = "share";
 #[derive(Debug)]
 pub struct Share {
     folder: tempfile::TempDir,
-    /// Its ledger: in a container, the copy on a tmpfs of its own.
+    /// The share's ledger: in a container, the copy on a tmpfs of its own.
     ledger: PathBuf,
     pub memory: u64,
     pub gpu: String,

@@ -1,5 +1,5 @@
-//! Attacks on the limit that need a container, but no cluster: rows of docs/threat-model.md. Those that it calls
-//! "neither" get past the library, and a test that sees them fail finds a page that is out of date.
+//! Attacks on the limit that need a container, but no cluster: rows of docs/threat-model.md. Attacks that it marks
+//! "neither" get past the library. If a test sees one of them fail, that page is out of date.
 //!
 //! In pods: `e2e/tests/cluster/attacks.rs`.
 
@@ -64,7 +64,8 @@ fn the_drivers_own_file_holds_without_an_attack() {
     assert_eq!(over(&output), OUT_OF_MEMORY, "{output}");
 }
 
-/// LD_PRELOAD comes before the list, so the loader knows the backstop by a link in a folder with an imitation of the shim.
+/// The loader knows the backstop by a link next to an imitation of the shim, because LD_PRELOAD is loaded before the
+/// libraries of /etc/ld.so.preload.
 #[test]
 fn a_link_to_the_backstop_does_not_choose_the_shim() {
     let Some((stage, place)) = container("a_link_to_the_backstop_does_not_choose_the_shim") else {
@@ -111,7 +112,7 @@ fn a_program_under_a_filter_in_which_access_fails_gets_past_the_library() {
     assert_eq!(over(&output), SUCCESS, "docs/threat-model.md: neither: {output}");
 }
 
-/// A root with our library, a copy of the driver, and limits that the tenant wrote.
+/// A chroot with our library, a copy of the driver, and limits that the tenant wrote.
 #[test]
 fn another_root_with_forged_limits_gets_past_the_library() {
     let Some((stage, place)) = container("another_root_with_forged_limits_gets_past_the_library") else {
@@ -159,7 +160,7 @@ fn another_root_with_forged_limits_gets_past_the_library() {
         command.arg(&root).arg("/client").args(client(Path::new(folder)));
         run(&mut command).unwrap_or_else(|error| panic!("{error}"))
     };
-    // With our library, which believes the limits, and without it.
+    // /lib: with our library, which believes the limits. /driver: without it.
     for folder in ["/lib", "/driver"] {
         let output = run_in_root(folder);
         assert_eq!(

@@ -34,15 +34,16 @@ fn place(stage: &Path, visible: &[&Path]) -> Place {
     Place::container(share(Form::Container), Path::new("/"), &visible).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The folders of libraries that only a package's script links into the loader's own. No script of an image ran.
+/// Folders of libraries that a package's installation script would link into the loader's own folders. These scripts
+/// were not run.
 const ALTERNATIVES: &str = "/usr/lib/x86_64-linux-gnu/blas:/usr/lib/x86_64-linux-gnu/lapack";
 
 fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("clients").join(name)
 }
 
-/// Runs a client that prints `answer TOTAL ERROR USED`, after what it says of itself, and waits: it holds half of
-/// the share.
+/// Runs a client that may print other lines first, then prints `answer TOTAL ERROR USED` while it holds half of the
+/// share, and waits.
 fn allocates(place: &Place, mut command: Command, error: &str, shows_sizes: bool) {
     command.arg(LIMIT.to_string());
     let mut client = Running::start(command);
@@ -64,7 +65,7 @@ fn allocates(place: &Place, mut command: Command, error: &str, shows_sizes: bool
 }
 
 /// Fetches a client's packages, all of which must be named. None: they cannot be fetched here, and the client is
-/// skipped. Each client has its own folder, so that packages which cannot be fetched hide no other.
+/// skipped. Each client has its own folder, so that a package that cannot be fetched does not affect other clients.
 fn fetched(name: &str, packages: &str) -> Option<PathBuf> {
     let arguments: Vec<&str> = ["--no-deps"].into_iter().chain(packages.split(' ')).collect();
     match pip::packages(&format!("client-{name}"), packages, &arguments) {
@@ -149,8 +150,8 @@ fn cudarc() {
     );
 }
 
-/// Debian 12 has pycuda built. Its package also wants the CUDA toolkit, for a compiler that no allocation calls, so
-/// its own files lie in a folder beside an image with the rest of what it needs.
+/// Debian 12 has a built pycuda. Its package also depends on the CUDA toolkit, for a compiler that no allocation needs.
+/// So the package's own files are in a folder beside an image with its other dependencies.
 fn pycuda_packages() -> Result<(PathBuf, PathBuf), String> {
     let bookworm = |components| Release {
         codename: "bookworm",
@@ -196,7 +197,7 @@ fn pycuda() {
 
 // === Those that look ===
 
-/// A process that holds half of the share; the place then shows one GPU, with it.
+/// Starts a process that holds half of the share. Returns it, its PID and the bytes charged.
 fn with_holder(place: &Place, stage: &Path) -> (Running, u32, u64) {
     let mut command = place.command(&stage.join("client"), &[]);
     command.args([
@@ -390,7 +391,7 @@ fn frames(place: &Place, size: &str, filters: &str) -> Result<String, String> {
     vgpu_cache::run(&mut command)
 }
 
-/// ffmpeg with all that it needs is an image of its own: nothing of this machine's is used.
+/// ffmpeg and all its dependencies are in an image of their own: no file of this machine is used.
 #[test]
 fn ffmpeg() {
     let image = possible().and_then(|()| apt::own_packages("main", &["ffmpeg", "dash"], With::AllThatTheyNeed));

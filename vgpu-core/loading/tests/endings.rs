@@ -1,4 +1,4 @@
-//! Tests calls of the driver when a thread or the program ends. A real driver answers CUDA_ERROR_DEINITIALIZED there, or
+//! Tests calls of the driver when a thread or the program ends. A real driver then returns CUDA_ERROR_DEINITIALIZED, or
 //! works. The software GPU and the library do the same: they never end the program.
 
 use std::path::Path;

@@ -1,6 +1,6 @@
-//! Tests programs that are sensitive to what is loaded beside them: programs with gcc's sanitizers, and 32-bit programs.
-//! With the backstop in the process, and with a GPU used through the library, programs with sanitizers behave as without; a
-//! 32-bit program runs. The list is in docs/loading.md.
+//! Tests programs that are sensitive to what is loaded beside them: programs with gcc's sanitizers, and 32-bit
+//! programs. Programs with sanitizers behave the same with and without the backstop and a GPU used through the library.
+//! A 32-bit program runs. The list is in docs/loading.md.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use vgpu_skip::skip;
 
 const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/loading.md");
 
-/// Rows of the document's list, with the arguments that build such a program.
+/// Rows of the document's list, with the compiler arguments for such a program.
 const SANITIZERS: [(&str, &[&str]); 5] = [
     ("AddressSanitizer", &["-fsanitize=address"]),
     (
@@ -146,7 +146,7 @@ fn a_32_bit_program_runs_with_one_line_on_stderr() {
         );
     }
     for place in places(stage.path()) {
-        // The shell of a place is a 64-bit program, and silent.
+        // The shell that starts the program is 64-bit, so it writes no such line.
         let output = place.command(&path, &[]).output().expect("a program");
         let err = String::from_utf8_lossy(&output.stderr);
         assert_eq!(

@@ -1,5 +1,5 @@
-//! Tests beside NVIDIA's real files, from the distribution's packages. They need no GPU: without one cuInit answers 100,
-//! and cuGetProcAddress works. The packages are downloaded by the test and never committed.
+//! Tests with NVIDIA's real libraries, from the distribution's packages. They need no GPU: without a GPU cuInit returns
+//! 100, but cuGetProcAddress works. The packages are downloaded by the test and never committed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -17,7 +17,7 @@ use vgpu_skip::skip;
 
 type Family = (&'static str, [&'static str; 2]);
 
-/// Releases and the families of drivers in them: the packages of libcuda and of NVML. The last has the newest that Debian has.
+/// Releases, each with a driver family's packages of libcuda and of NVML. The last row has the newest driver in Debian.
 const FAMILIES: [Family; 5] = [
     ("bookworm", ["libcuda1", "libnvidia-ml1"]),
     ("bookworm", ["libnvidia-tesla-470-cuda1", "libnvidia-tesla-470-ml1"]),
@@ -26,7 +26,7 @@ const FAMILIES: [Family; 5] = [
     ("experimental", ["libcuda1", "libnvidia-ml1"]),
 ];
 
-/// Not functions of NVML: 470 exports one of its own by mistake.
+/// Exported by mistake by driver 470: an internal function, not part of NVML's API.
 const INTERNAL: [&str; 1] = ["nvmlRetry_NvRmControl"];
 
 /// The files of a family: libcuda, NVML.
@@ -102,7 +102,7 @@ fn every_export_of_every_version_is_in_the_library() {
     assert!(missing.is_empty(), "libvgpu.so lacks {missing:#?}");
 }
 
-/// The version of the driver in the first row of [`FAMILIES`], with which the look-ups are compared.
+/// The version of the driver in the first row of [`FAMILIES`]. Look-ups are compared up to this version.
 const VERSION: i64 = 12020;
 
 /// The client, the names to look up, all exports, and a folder with the real libraries under their usual names. None:
@@ -148,7 +148,7 @@ fn stage(test: &str, (codename, packages): Family) -> Option<(tempfile::TempDir,
 type Question = [&'static str; 2];
 /// Look-ups, errors, and some calls before cuInit.
 const ALL: Question = ["all", "names"];
-/// Every function with nothing but zeros for arguments.
+/// Calls every function with zeros for all arguments.
 const ZERO: Question = ["zero", "exports"];
 
 /// The lines of the client.
@@ -217,7 +217,7 @@ fn the_software_gpu_answers_look_ups_as_the_real_driver() {
     {
         assert!(ours.contains(line), "{line}");
     }
-    // The software GPU has its own texts, but one wherever the driver has one.
+    // The software GPU's texts differ, but it has a text wherever the driver has one.
     let texts = |lines: &[String]| {
         let texts = lines.iter().filter(|line| line.starts_with("text "));
         texts
@@ -229,8 +229,9 @@ fn the_software_gpu_answers_look_ups_as_the_real_driver() {
     assert_eq!(theirs.difference(&ours).collect::<Vec<_>>(), Vec::<&String>::new());
 }
 
-/// Before cuInit and nvmlInit, and with no argument: a real driver checks some arguments before it looks if it is
-/// initialised, and others after. The order is not compared, but where the driver fails, the software GPU fails too.
+/// Calls with zeros for all arguments, before cuInit and nvmlInit. A real driver checks some arguments before it checks
+/// whether it is initialised, and others after. The order is not compared, but wherever the driver fails, the software
+/// GPU fails too.
 #[test]
 fn calls_without_arguments_fail_as_in_the_real_driver() {
     let Some((stage, real)) = stage("calls_without_arguments_fail_as_in_the_real_driver", FAMILIES[0]) else {
@@ -246,18 +247,18 @@ fn calls_without_arguments_fail_as_in_the_real_driver() {
     };
     let (theirs, ours) = (asked(&real), asked(&dist("soft-gpu")));
     assert!(theirs.len() > 900, "{}", theirs.len());
-    /// Errors of an argument, of either library.
+    /// Error codes for invalid arguments, of both libraries.
     const ARGUMENT: [i32; 4] = [1, 2, 201, 400];
     const CUDA_NOT_INITIALIZED: i32 = 3;
     let mut wrong = Vec::new();
     for (name, answer) in &theirs {
-        // This one's success depends on the machine, and nvmlInit has a GPU here.
+        // The success of cuInit depends on the machine, and nvmlInit of the software GPU has a GPU.
         let is_start = name == "cuInit" || name.starts_with("nvmlInit");
         let Some(ours) = ours.get(name).filter(|_| !is_start) else {
             continue;
         };
         let same_kind = match *answer {
-            // It writes nothing, or faults.
+            // The real function writes nothing, or crashes.
             ..=0 => true,
             CUDA_NOT_INITIALIZED => *ours == CUDA_NOT_INITIALIZED || ARGUMENT.contains(ours),
             _ => *ours > 0,
@@ -269,19 +270,20 @@ fn calls_without_arguments_fail_as_in_the_real_driver() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Functions that fail with another error than the driver's when every argument is 0: the hook looks at its arguments
-/// before, or after, the driver would look if it is initialised.
+/// Functions that fail with a different error than the driver's when every argument is 0, because the hook and the
+/// driver check arguments and initialisation in a different order.
 const OTHER_ERROR: &str = "cuFuncLoad cuGraphInstantiateWithParams cuGraphInstantiateWithParams_ptsz cuIpcOpenMemHandle \
     cuIpcOpenMemHandle_v2 cuLibraryLoadData cuLibraryLoadFromFile cuMemAllocManaged \
     cuMemGetHandleForAddressRange nvmlDeviceGetAccountingStats nvmlDeviceGetHandleByPciBusId \
     nvmlDeviceGetHandleByPciBusId_v2 nvmlDeviceGetHandleBySerial nvmlDeviceGetHandleByUUID \
     nvmlDeviceGetProcessesUtilizationInfo nvmlDeviceGetRunningProcessDetailList";
 
-/// The driver reads an argument of this function before it looks if it is initialised, and ends the program by a signal
-/// (555); the library returns an error.
+/// The driver reads an argument of this function before it checks whether it is initialised, and crashes (555 here);
+/// the library returns an error.
 const FAULTS: &str = "cuCtxCreate_v4";
 
-/// The lines of calls without arguments; for [`OTHER_ERROR`], any error is as good as another.
+/// Replaces error codes in the lines of [`OTHER_ERROR`] and [`FAULTS`] by the word `fails`, so that any error matches
+/// any other.
 fn any_error(lines: Vec<String>) -> Vec<String> {
     let one = |line: String| match line.split(' ').collect::<Vec<_>>()[..] {
         [when, name, answer]
@@ -306,7 +308,7 @@ fn under_a_share_the_real_driver_answers_as_bare() {
         let Some((stage, real)) = stage else { continue };
         let share = Share::new(GIB, &stage.path().join("client"), &real);
         let place = Place::user(share);
-        // 470 has the first form of cuGetProcAddress alone, and the client asks both.
+        // Driver 470 has only the first form of cuGetProcAddress; the client calls both.
         let has_both = exports(&real.join(LIBCUDA)).contains(&"cuGetProcAddress_v2".to_owned());
         for question in [Some(ZERO), has_both.then_some(ALL)].into_iter().flatten() {
             let shared = answers(
@@ -331,8 +333,8 @@ fn under_a_share_the_real_driver_answers_as_bare() {
     }
 }
 
-/// A tool that the driver loads within cuInit (CUDA_INJECTION64_PATH: Nsight, compute-sanitizer) and that calls cuInit there. It
-/// once waited half a minute for a lock of its own thread.
+/// A tool that the driver loads in cuInit (CUDA_INJECTION64_PATH: Nsight, compute-sanitizer) and that calls cuInit
+/// itself. It once waited half a minute for a lock that its own thread held.
 #[test]
 fn a_tool_within_cuinit_is_answered_as_bare() {
     let family = FAMILIES[FAMILIES.len() - 1];
@@ -360,7 +362,7 @@ fn a_tool_within_cuinit_is_answered_as_bare() {
         (lines, took)
     });
     assert!(!theirs.is_empty(), "the driver loads no tool");
-    // The wait was of 30 s. On a busy machine the bare run alone takes up to 21 s.
+    // The old error was a wait of 30 s. On a busy machine the run without the library alone takes up to 21 s.
     let most = 2 * alone + Duration::from_secs(20);
     assert!(took < most, "{took:?}, and bare {alone:?}");
     assert_eq!(theirs, shared);
@@ -391,8 +393,9 @@ fn clients(stage: &Path, real: &Path) {
     cc::build("whose.c", &stage.join("poses"), ["-DPOSES", "-rdynamic"]);
 }
 
-/// The ways of docs/loading.md that differ for the driver's file itself: by its own DT_SONAME, its own dependencies, and
-/// what its constructors do. Without a GPU there is no limit to try, so the test asks whose the functions are.
+/// The ways of loading in docs/loading.md that behave differently with the driver's real file: by its own DT_SONAME,
+/// its own dependencies, and what its constructors do. Without a GPU no limit can be tested, so the test checks whose
+/// functions the program gets.
 #[test]
 fn every_way_to_the_real_file_leads_to_the_library() {
     for family in FAMILIES {

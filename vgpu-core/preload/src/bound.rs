@@ -8,10 +8,11 @@
 //!
 //! When: in the constructor, if a start-up object is a driver. That is before the program runs, but after constructors
 //! of libraries. (DF_1_INITFIRST would put our constructor first, but also before libc's own: a dlopen there runs
-//! libc's without arguments and environment, which are then lost.) And at each call of this library after an object was
-//! loaded, so at the latest when the functions of a plugin are looked up. The driver that the shim uses is not changed,
-//! nor any slot that does not lead to a driver: so an interposer keeps its place. An object needs no DT_NEEDED of a
-//! driver to be changed: its calls may be bound to one that LD_PRELOAD or RTLD_GLOBAL put into the global scope.
+//! libc's without arguments and environment, which are then lost.) Also at each call of this library after an object
+//! was loaded, so at the latest when the functions of a plugin are looked up. The driver that the shim uses is not
+//! changed, and neither are slots that do not lead to a driver, so an interposer keeps its place. An object needs no
+//! DT_NEEDED of a driver to be changed: its calls may be bound to one that LD_PRELOAD or RTLD_GLOBAL put into the
+//! global scope.
 //!
 //! Slots are changed under the loader's lock, which keeps objects loaded and other threads out. Pages that the loader
 //! made read-only are made writable for the change and read-only again. A slot is one word, so a thread in a call sees
@@ -83,7 +84,7 @@ pub(crate) fn redirect_new() {
     if new == 0 || !DRIVER.load(Relaxed) {
         return;
     }
-    // Older objects may have calls that are not bound yet, and that will lead to a new driver.
+    // Calls of older objects may not be bound yet, and may be bound to the new driver later.
     let first = if new_driver { 0 } else { count.saturating_sub(new) };
     each_from(first, &mut |report| importer |= imports_driver(report));
     // The shim cannot be opened under the loader's lock.
@@ -118,8 +119,8 @@ fn may_use_driver(report: &Report) -> bool {
     shim::is(report) || driver::is_of_shim(report)
 }
 
-/// Redirects an object of another namespace: every slot of a name for which `own` has a function, and those that lead
-/// to a driver. Objects that may use the driver are left out.
+/// Redirects an object of another namespace: every slot of a name for which `own` returns a function, and every slot
+/// that leads to a driver. Objects that may use the driver are left out.
 pub(crate) fn redirect_all(report: &Report, own: &dyn Fn(Text) -> Option<usize>) {
     let Some(object) = report.object() else {
         return;
@@ -144,7 +145,7 @@ enum Functions {
 }
 
 impl Functions {
-    /// Returns None if there is no shim and need not be one.
+    /// Returns None if there is no shim and none is required.
     fn find() -> Option<Self> {
         match shim::find(true).and_then(LinkMap::object) {
             Some(shim) => Some(Self::OfShim(shim)),

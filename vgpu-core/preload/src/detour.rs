@@ -189,8 +189,9 @@ fn look_again(handle: usize) {
     }
 }
 
-/// Returns our own function if `name` is looked up in the object to whose function ours would jump. Not in another
-/// object: an interposer that is after this library in the chain and looks up the next definition must not get ours.
+/// Returns our own function if the look-up of `name` would find the same real function that ours calls. Not for other
+/// objects: an interposer that comes after this library in the chain and looks up the next definition must not get
+/// ours.
 fn own_answer(name: Text, look: usize, arguments: [usize; 3]) -> Option<usize> {
     let (function, own) = ours(name)?;
     let [handle, ..] = arguments;
@@ -206,9 +207,9 @@ fn own_answer(name: Text, look: usize, arguments: [usize; 3]) -> Option<usize> {
     (unsafe { call(look, arguments) } != 0).then_some(own)
 }
 
-/// Returns the shim's function, if the real look-up finds a driver's; null if there has to be a shim, but there is
-/// none. The handle says little: the program's, that of a library that is linked with a driver, RTLD_DEFAULT and
-/// RTLD_NEXT find a driver if one is in their scope.
+/// Returns the shim's function if the real look-up finds a driver's; null if a shim is required but missing. The handle
+/// does not show this: a look-up by the handle of the program or of a library that is linked with a driver, or by
+/// RTLD_DEFAULT or RTLD_NEXT, finds a driver if one is in its scope.
 fn shims_answer(name: Text, look: usize, arguments: [usize; 3], caller: usize) -> Option<usize> {
     let [handle, ..] = arguments;
     if shim::is_handle(handle) {
@@ -227,7 +228,7 @@ fn shims_answer(name: Text, look: usize, arguments: [usize; 3], caller: usize) -
     // SAFETY: the real function, with the caller's arguments.
     let found = unsafe {
         match is_pseudo {
-            // A call from here has another scope. That is better than no look-up.
+            // A call from here searches another scope. That is better than no look-up.
             true => call_as(caller, look, arguments).unwrap_or_else(|| call(look, arguments)),
             false => call(look, arguments),
         }
@@ -254,7 +255,7 @@ unsafe fn call(look: usize, [handle, name, version]: [usize; 3]) -> usize {
 /// Returns the function that a plugin in another namespace calls under `name` instead of that of its libc.
 fn in_other_namespaces(name: Text) -> Option<usize> {
     if name.is(Text::literal(c"dlerror")) {
-        // The messages of our calls are in the libc that made them.
+        // dlerror must be that of the libc that made our calls, because their messages are there.
         return Function::Error.find();
     }
     ours(name).map(|(_, own)| own)

@@ -372,7 +372,7 @@ pub(crate) fn object_at(address: usize, visitor: &mut dyn FnMut(&Report)) -> boo
     found || elsewhere(address, visitor)
 }
 
-/// Does the same for other namespaces, which `dl_iterate_phdr` leaves out. Without the loader's lock.
+/// The same as [`object_at`] for other namespaces, which `dl_iterate_phdr` leaves out. Does not take the loader's lock.
 pub(crate) fn elsewhere(address: usize, visitor: &mut dyn FnMut(&Report)) -> bool {
     type Locate = unsafe extern "C" fn(usize, *mut [usize; 4], *mut *const LinkMap, c_int) -> c_int;
     const RTLD_DL_LINKMAP: c_int = 2;
@@ -431,7 +431,7 @@ fn debug() -> Option<*const Debug> {
     }
 }
 
-/// Returns true if `place` is that of this library, which is in the program's namespace.
+/// Returns true if the address `place` is in this library, which is in the program's namespace.
 pub(crate) fn is_ours(place: usize) -> bool {
     place == own_dynamic()
 }

@@ -32,7 +32,7 @@ const MOST: usize = 128;
 
 /// True if the program has opened something in another namespace.
 static USED: AtomicBool = AtomicBool::new(false);
-/// The object that was looked at last, and how many objects had been loaded then.
+/// The object that was last searched, and how many objects had been loaded at that time.
 static LAST: (AtomicUsize, AtomicU64) = (AtomicUsize::new(0), AtomicU64::new(0));
 
 /// Notes that the program opens something in another namespace.
@@ -40,7 +40,8 @@ pub(crate) fn note_used() {
     USED.store(true, Relaxed);
 }
 
-/// Redirects the objects in the namespace of `handle`, if it is not ours. `own`: ours for a function of the loader.
+/// Redirects the objects in the namespace of `handle`, unless it is the program's. `own` returns our replacement for a
+/// function of the loader, if there is one.
 pub(crate) fn redirect(handle: usize, own: fn(Text) -> Option<usize>) {
     if !USED.load(Relaxed) {
         return;
@@ -71,7 +72,7 @@ pub(crate) fn redirect(handle: usize, own: fn(Text) -> Option<usize>) {
         return;
     }
     for index in 0..count {
-        // dladdr1 takes another lock of the loader, and tells if an object is gone meanwhile.
+        // dladdr1 takes another lock of the loader, and finds nothing if the object is gone meanwhile.
         // SAFETY: `count` words were written.
         elsewhere(unsafe { start.add(index).read() }, &mut |report| {
             let libc = report

@@ -85,8 +85,8 @@ pub(crate) fn find(load: bool) -> Option<&'static LinkMap> {
     shim
 }
 
-/// Returns true in a container with the shim's file. A program there gets no driver if the shim cannot be opened: it
-/// could cause that by using up its descriptors or by its limit of memory.
+/// Returns true in a container that has the shim's file. A program there gets no driver if the shim cannot be opened:
+/// otherwise it could bypass the shim by using up its descriptors or its memory limit.
 pub(crate) fn is_demanded() -> bool {
     exists(SHIM_IN_CONTAINERS)
 }
@@ -113,7 +113,8 @@ pub(crate) fn looks_like_it(object: &Object) -> bool {
 
 /// Returns true if the code at `address` is the shim's.
 pub(crate) fn is_caller(address: usize) -> bool {
-    // The last caller in the shim, which stays loaded: the shim makes a thousand calls in a row from one place.
+    // The last caller that was in the shim: the shim makes a thousand calls in a row from one address, and is never
+    // unloaded.
     static LAST: AtomicUsize = AtomicUsize::new(0);
     if address == LAST.load(Ordering::Relaxed) && address != 0 {
         return true;
@@ -202,7 +203,7 @@ fn open(path: Text, mode: c_int) -> Option<&'static LinkMap> {
     let map = unsafe { handle.as_ref()? };
     if map.object().is_some_and(|object| looks_like_it(&object)) {
         if mode & RTLD_NOLOAD != 0 {
-            // It may not be the first place with a shim: earlier places may have one that is not loaded.
+            // Not recorded as the shim: a place that comes earlier in the order may have one that is not loaded yet.
             return Some(map);
         }
         let first = SHIM.compare_exchange(ptr::null_mut(), handle, Ordering::AcqRel, Ordering::Acquire);

@@ -126,8 +126,8 @@ fn the_private_path_is_not_redirected() {
     assert_eq!(container.ask(&["open", real, "cuInit"], &[]), "1");
 }
 
-/// A plugin that is opened by a path through the driver's folder is none of the driver's files, and gets no functions of
-/// the driver with which it is linked.
+/// A plugin opened by a path that goes through the driver's folder and out of it is not one of the driver's files. It
+/// gets no functions of the driver with which it is linked.
 #[test]
 fn a_path_through_the_private_folder_lends_no_right() {
     let Some(container) = Container::new("a_path_through_the_private_folder_lends_no_right") else {
@@ -154,7 +154,8 @@ fn a_path_through_the_private_folder_lends_no_right() {
     }
 }
 
-/// LD_PRELOAD comes before the list, so the loader knows the library by the name that the program gave it.
+/// The loader knows the library by the name that the program gave it, because LD_PRELOAD is loaded before the libraries
+/// of /etc/ld.so.preload.
 #[test]
 fn a_link_to_the_library_does_not_lead_to_a_shim_beside_the_link() {
     let Some(container) = Container::new("a_link_to_the_library_does_not_lead_to_a_shim_beside_the_link") else {
@@ -167,7 +168,7 @@ fn a_link_to_the_library_does_not_lead_to_a_shim_beside_the_link() {
     symlink("/dev/vgpu/.lib/libvgpu-preload.so", container.at(link)).expect("a link");
     let by_link = &[("LD_PRELOAD", link)];
     assert_eq!(container.ask(&["open", "/opt/compat/libcuda.so.1"], by_link), "1");
-    // The library is not loaded yet, so nothing else answers.
+    // The shim is not loaded yet, and the driver must not be found instead.
     assert_eq!(
         container.ask(&["noload", "/opt/compat/libcuda.so.1"], by_link),
         "null null"
@@ -194,7 +195,7 @@ fn the_loaders_folders_hold_the_shim_too() {
     assert_eq!(container.ask(&["open", "/opt/compat/libcuda.so.1"], &[]), "1");
 }
 
-/// A process can prevent the file from being opened, by its limits of descriptors and of memory.
+/// A process can prevent the file from being opened by lowering its limits of descriptors and of memory.
 #[test]
 fn without_the_shim_there_is_no_driver() {
     let Some(container) = Container::new("without_the_shim_there_is_no_driver") else {

@@ -77,7 +77,7 @@ fn asking_whether_it_is_loaded_does_not_load_it() {
     assert_eq!(Stage::new().ask(&format!("noload {REAL}")), "null null");
 }
 
-/// Otherwise the shim's first call would recurse without end.
+/// If the shim got itself, its first call would recurse without end.
 #[test]
 fn the_shim_itself_gets_the_driver() {
     let stage = Stage::new();
@@ -134,7 +134,8 @@ fn calls_that_the_loader_bound_to_a_driver_lead_to_the_shim() {
     }
 }
 
-/// Another library's function of that name comes before the driver's in the order, and stays there.
+/// Another library's function of the same name comes before the driver's in the search order. It must still be found
+/// first.
 #[test]
 fn an_interposer_before_the_driver_keeps_its_place() {
     let stage = Stage::new();
@@ -154,7 +155,7 @@ fn threads_open_and_close_at_once() {
     }
 }
 
-/// Only the found address decides, not the kind of look-up or how the driver got into the scope.
+/// Only the address that was found decides. The kind of look-up and how the driver got into the scope do not matter.
 #[test]
 fn look_ups_in_a_scope_that_has_a_driver() {
     let stage = Stage::new();
@@ -233,14 +234,15 @@ fn calls_that_are_bound_to_a_driver_of_the_global_scope_lead_to_the_shim() {
     }
 }
 
-/// Exports make a library neither a driver nor the shim: a library that has them gets the shim, like any other.
+/// Exporting a driver's or the shim's functions gives a library no access to the driver: like any other, it gets the
+/// shim.
 #[test]
 fn a_library_that_poses_as_a_driver_or_as_the_shim_gets_no_driver() {
     let stage = Stage::new();
     let preload = format!("{}:@lib/poser.so", artefact().display());
     for poses in ["-DPOSES=1", "-DPOSES=2"] {
         stage.cc("plugin.c", "lib/poser.so", &format!("-shared -fPIC {LINKED} {poses}"));
-        // It does not get the place of the shim either, which is found by a search here.
+        // It is not taken for the shim either when it is loaded at the start, where the shim is found by a search.
         for (how, without, with) in [
             (REAL, "opened 2", "opened 1"),
             ("next", "2 2", "1 1"),

@@ -41,7 +41,7 @@ enum Within {
     Text,
 }
 
-/// The token before a `.global`, as far as it matters.
+/// The relevant parts of the token before a `.global`.
 #[derive(Debug, Default)]
 struct Before {
     /// A word that ended just before the next byte.
@@ -75,7 +75,7 @@ struct Declaration {
     count: u64,
     /// Nothing of the current dimension was read yet.
     is_empty: bool,
-    /// The initial value determines a dimension (`[]`).
+    /// One dimension is open (`[]`): the initial value determines it.
     is_open: bool,
     /// Commas in the outermost list of the initial value.
     commas: u64,
@@ -203,7 +203,7 @@ impl Variables {
     }
 }
 
-/// What follows a sign in a declaration.
+/// What follows a character in a declaration.
 enum Next {
     Same,
     /// Another variable of this type.
@@ -262,7 +262,7 @@ impl Declaration {
         match (self.part, sign) {
             (_, b';') => return Next::End,
             (_, b'{' | b'(') => {
-                // This is the body of a function: the declaration before it was not of a variable.
+                // This is the body of a function: the declaration before it did not declare a variable.
                 if sign == b'{' && self.part != Part::Value {
                     return Next::End;
                 }
@@ -321,7 +321,8 @@ fn number(word: &[u8]) -> Option<u64> {
     is_number.then(|| u64::from_str_radix(digits, base).unwrap_or(u64::MAX))
 }
 
-/// Returns the bytes of a type such as `b32` or `f16x2`, or the elements of a vector such as `v4`; 1 for all else.
+/// Returns the bytes of a type such as `b32` or `f16x2`, or the number of elements of a vector such as `v4`; 1 for
+/// anything else.
 fn size_of_kind(kind: &[u8]) -> u64 {
     let kind = core::str::from_utf8(kind).unwrap_or_default();
     let digits = kind.trim_start_matches(|letter: char| letter.is_ascii_alphabetic());

@@ -32,7 +32,8 @@ impl Class {
         }
     }
 
-    /// Returns true if calls of this class may allocate GPU memory, so that their out of memory is recorded as a refusal.
+    /// Returns true if calls of this class may allocate GPU memory, so that a result of out of memory is recorded as a
+    /// refusal.
     const fn may_allocate(self) -> bool {
         matches!(self, Self::charged | Self::limited)
     }
@@ -54,7 +55,7 @@ pub(crate) fn cuda(
         slot::cuDeviceTotalMem_v2,
     ];
     run(slot, NOT_PERMITTED, again, |ready, address| {
-        // A call that may allocate is charged to a GPU. If the driver does not list GPUs, the answer is its error.
+        // A call that may allocate is charged to a GPU. If the driver does not list GPUs, its error is returned.
         if matches!(class, Class::charged) && ready.devices().is_none() {
             return ready.device_error();
         }
@@ -87,7 +88,7 @@ pub(crate) fn nvml(
 ) -> c_int {
     const INIT: [usize; 3] = [slot::nvmlInit, slot::nvmlInit_v2, slot::nvmlInitWithFlags];
     run(slot, NVML_NO_PERMISSION, again, |ready, address| {
-        // NVML opens files: there, a cancelled thread would end.
+        // NVML opens files, which is a cancellation point: a cancelled thread would end there.
         let _kept = errno::keep();
         if ready.hides_nvml() && !INIT.contains(&slot) {
             return NVML_UNINITIALIZED;
@@ -96,8 +97,8 @@ pub(crate) fn nvml(
     })
 }
 
-/// Runs a hook. `again` makes the same call once more. A call is recorded by making it again between two entries of the
-/// ring, so that no handler is compiled twice.
+/// Runs a hook. `again` calls the exported function again. To record a call, this function calls it between the start
+/// and the end of the ring's entry, so that no handler is compiled twice.
 #[inline(always)]
 fn run(
     slot: usize,

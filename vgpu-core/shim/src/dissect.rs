@@ -3,8 +3,9 @@
 //!
 //! A part of hooks is the module that handles them ([`crate::table`]): their calls go to the driver unchanged.
 //!
-//! How it fails: a word that is no part is named on stderr and ignored. Parts use one another: with `devices` off, a process
-//! sees all GPUs of the node, while the other parts use numbers of its own GPUs, so with several GPUs the numbers differ.
+//! How it fails: a word that names no part is reported on stderr and ignored. Parts use one another: with `devices`
+//! off, a process sees all GPUs of the node, while the other parts use numbers of its own GPUs, so with several GPUs
+//! the numbers differ.
 
 use crate::real;
 use core::sync::atomic::{AtomicU32, Ordering};

@@ -101,7 +101,7 @@ pub(crate) fn show(ready: &Ready) {
 fn processes(ready: &Ready) -> Processes {
     let mut found: Processes = BTreeMap::new();
     for (place, gpu) in ready.gpus.iter().enumerate() {
-        // A process that holds nothing does not change the monitor's sums, and may be dead.
+        // A process that holds nothing is left out: it does not change the monitor's sums, and may be dead.
         for (namespace, pid, held) in gpu.account.holders().filter(|(_, _, held)| *held > 0) {
             let used = found
                 .entry((namespace, pid))
@@ -165,8 +165,8 @@ fn own_file() -> Option<(u64, u64)> {
     Some((found.dev(), found.ino()))
 }
 
-/// Returns the GPUs that NVML lists, in its order; a GPU that it cannot describe is lost: None in the list. None: NVML
-/// does not work here, or all GPUs are lost.
+/// Returns the GPUs that NVML lists, in its order. A GPU that NVML cannot describe is lost: its entry is None. Returns
+/// None if NVML does not work here, or all GPUs are lost.
 fn devices() -> Option<Vec<Option<Device>>> {
     // SAFETY: takes nothing.
     if unsafe { real!(nvmlInit_v2())() } != 0 {

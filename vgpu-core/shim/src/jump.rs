@@ -12,7 +12,8 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 /// The target of each name: [`bind`], until the first call has found the real function.
 pub(crate) static TABLE: [AtomicPtr<()>; COUNT] = [const { AtomicPtr::new(bind as *const () as *mut ()) }; COUNT];
 
-/// A public name that jumps. r11 is not used for arguments in this ABI; it has the number of the called name for `bind`.
+/// Exports a public name as a jump. r11 is not used for arguments in this ABI; it passes the index of the called name
+/// to `bind`.
 macro_rules! jump {
     ($name:ident, $index:literal) => {
         #[unsafe(no_mangle)]

@@ -17,13 +17,14 @@ use vgpu_core::os::fork;
 use vgpu_core::os::spin::{Reentrant, Spin};
 use vgpu_core::visible::choose;
 
-/// The index of no GPU.
+/// An index for an unknown GPU.
 pub(crate) const UNKNOWN_GPU: usize = usize::MAX;
-/// The driver's errors for a thread without a usable context: not initialised, ended, none, destroyed.
+/// The driver's errors for a thread without a usable context: not initialised, deinitialised, no context, context
+/// destroyed.
 const NO_CONTEXT: [c_int; 4] = [3, 4, 201, 709];
 
-/// The state. It never changes: a refused process stays refused. Recording is a separate case, so that it costs nothing
-/// if calls are not recorded: hooks look only for `Plain`.
+/// The state. It never changes: a refused process stays refused. `Recorded` is a separate variant, so that recording
+/// costs nothing when it is off: hooks check only for `Plain`.
 enum State {
     Plain(Ready),
     /// Calls go into the ring of the log.
@@ -42,7 +43,7 @@ pub(crate) struct Ready {
     /// Everything that has a charge or keeps one.
     pub(crate) tables: Tables,
     pub(crate) nvml: Spin<Vec<NvmlDevice>>,
-    /// How often the program has initialised NVML, less how often it has shut it down.
+    /// The program's calls to initialise NVML minus its calls to shut it down.
     pub(crate) nvml_users: AtomicU32,
     /// True if this library has initialised NVML for itself.
     pub(crate) nvml_own: Spin<bool>,
@@ -206,13 +207,14 @@ impl Ready {
         let mut count = 0;
         // SAFETY: `count` may be written.
         match unsafe { real!(cuDeviceGetCount)(&mut count) } {
-            // The driver was initialised in between: the program has not waited for cuInit.
+            // Another thread has initialised the driver meanwhile. The program did not wait for cuInit, so the error is
+            // correct.
             SUCCESS => NOT_INITIALIZED,
             error => error,
         }
     }
 
-    /// Returns the GPU if the driver is initialised and has only this one for the program.
+    /// Returns the program's GPU if the driver is initialised and the program has only one.
     #[inline(always)]
     pub(crate) fn only_gpu(&self) -> Option<usize> {
         self.devices()?.only

@@ -8,7 +8,8 @@
 //! libcuda is opened when the process's state is created. NVML, which many programs never need, is opened when the
 //! first of its functions is called, by any thread, or by a fork child whose parent did not need it. Both names are
 //! then taken again. A constructor that runs while NVML is opened may call the driver. So code that needs NVML while it
-//! holds a lock of ours opens it before ([`need_nvml`]), and works without it if that failed ([`has_nvml`]).
+//! holds a lock of ours opens NVML before it takes the lock ([`need_nvml`]), and works without NVML if that failed
+//! ([`has_nvml`]).
 //!
 //! How it fails:
 //! - A driver was loaded before this library and keeps the name. For this case, the backstop library redirects the
@@ -81,8 +82,8 @@ pub(crate) fn has_nvml() -> bool {
     !HANDLES[1].load(Ordering::Acquire).is_null()
 }
 
-/// Opens NVML. Two threads at once get the same handle. If NVML cannot be opened, this is tried again later: perhaps
-/// the process just had no descriptor left.
+/// Opens NVML. Two threads at once get the same handle. A failure is retried later: perhaps the process only had no
+/// free descriptor.
 #[cold]
 fn open_nvml() -> *mut c_void {
     static SAID: AtomicBool = AtomicBool::new(false);
@@ -125,8 +126,8 @@ fn take(name: &str) {
     }
 }
 
-/// Opens the library at `path`. `own` is a function that it must have, and the address of ours, to detect that `path`
-/// is this library itself.
+/// Opens the library at `path`. `own` is the name of a function that the library must have, and the address of our
+/// function of that name, to detect that `path` is this library itself.
 fn load(handle: &AtomicPtr<c_void>, path: &Path, own: (&CStr, *const ())) -> Result<(), String> {
     if !handle.load(Ordering::Acquire).is_null() {
         return Ok(());

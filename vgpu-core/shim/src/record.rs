@@ -14,7 +14,7 @@ use core::cell::Cell;
 use core::ffi::c_int;
 use vgpu_core::log::{self, Recorded};
 
-/// The number of no function.
+/// A value that is no function's index.
 const NONE: usize = usize::MAX;
 
 thread_local! {
@@ -47,7 +47,7 @@ pub(crate) fn enter(slot: usize) -> Entry {
     if !process::is_recorded() {
         return Entry::Handle(ready);
     }
-    // None while the thread is ending: its call continues unrecorded.
+    // While the thread is ending, there is no thread-local value: its calls are not recorded.
     let has_passed = PASSES.try_with(|passes| passes.replace(NONE) == slot).unwrap_or(true);
     if has_passed {
         return Entry::Handle(ready);

@@ -114,7 +114,7 @@ struct Found {
     of_hami: bool,
 }
 
-/// Returns the shares of this process, and opens the driver's libraries. `vgpu_core::grants` tells where shares come
+/// Returns the shares of this process, and opens the driver's libraries. `vgpu_core::grants` explains where shares come
 /// from.
 fn shares() -> Result<Found, String> {
     let origin = match grants::directory(real::run_dir()) {

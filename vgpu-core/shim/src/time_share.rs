@@ -20,8 +20,8 @@ pub(crate) struct TimeShare {
 }
 
 impl TimeShare {
-    /// Returns None if the time is not limited. A process with several shares of a GPU runs in the turns of the one with
-    /// the most `cores`, and is not limited if one of them is not.
+    /// Returns None if the time is not limited. A process with several shares of a GPU uses the turns of the share with
+    /// the most `cores`, and is not limited if one of its shares is Unlimited.
     pub(crate) fn of(gpu: &GpuGrants, of_hami: bool) -> Option<Self> {
         #[cfg(feature = "dissect")]
         if crate::dissect::is_off("limiter") {
@@ -45,7 +45,7 @@ impl TimeShare {
         })
     }
 
-    /// Returns the arbiter, or None if there is nothing to arbitrate.
+    /// Returns the arbiter, and opens it if necessary. None: it could not be opened or is not needed.
     #[inline(always)]
     pub(crate) fn arbiter(&self) -> Option<&Arbiter> {
         self.arbiter.get_or_init(|| self.open()).as_ref()
@@ -64,7 +64,7 @@ impl TimeShare {
             return Arbiter::alone(Some(&self.folder), limits, only_beside_others);
         }
         let (arbiter, reason) = Arbiter::open(&self.folder, limits);
-        // Without `cores`, no time was guaranteed.
+        // A share without `cores` has no guaranteed time to lose, so nothing is reported.
         if let Some(reason) = reason.filter(|_| limits.cores > 0) {
             stderr::say(&format!(
                 "share {}: {reason}; it cannot take turns with others, and is held to its {} % of the GPU's time alone",

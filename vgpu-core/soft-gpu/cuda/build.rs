@@ -1,5 +1,5 @@
-//! Generates the stubs of functions that are not modelled, the `_ptsz` and older names of those that are, and the table
-//! of cuGetProcAddress. A name is modelled if a source file defines it.
+//! Generates stubs of the functions that are not modelled, jumps for the `_ptsz` and older names of modelled functions,
+//! and the table of cuGetProcAddress. A name is modelled if a source file defines it.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -8,7 +8,7 @@ use std::{env, fs};
 #[path = "../exports.rs"]
 mod exports;
 
-/// Names of functions that do the same as another one with these arguments, or the first of them.
+/// Functions that do the same as another one (second column) with the same arguments, or with the first of them.
 const SAME: &[(&str, &str)] = &[
     ("cuCtxDestroy", "cuCtxDestroy_v2"),
     ("cuCtxPopCurrent", "cuCtxPopCurrent_v2"),
@@ -60,7 +60,7 @@ fn main() {
         read("../../shim/names/cuda.txt"),
         read("../../shim/names/cuda-data.txt"),
     );
-    // The look-ups of cuda.h, and of what it does not declare: OpenGL, EGL, VDPAU, the profiler.
+    // The look-ups declared by cuda.h, and those of OpenGL, EGL, VDPAU and the profiler, which cuda.h does not declare.
     let lookups = read("procaddress.txt") + &read("procaddress-graphics.txt");
     let data: BTreeSet<&str> = data.lines().collect();
     let modelled = exports::modelled(&Path::new(&here).join("src"), "cu");
@@ -85,13 +85,13 @@ fn main() {
     fs::write(&target, out).unwrap_or_else(|e| panic!("{}: {e}", target.display()));
 }
 
-/// A name without the suffix of its twin for the per-thread stream.
+/// Returns a name without the suffix of its per-thread-stream variant.
 fn without_stream(name: &str) -> &str {
     let plain = name.strip_suffix("_ptsz").or_else(|| name.strip_suffix("_ptds"));
     plain.unwrap_or(name)
 }
 
-/// A function that jumps to the modelled one that does the same, or else fails.
+/// Returns a function that jumps to the modelled function that does the same, or that fails if there is none.
 fn stub(name: &str, index: usize, modelled: &BTreeSet<String>, jumped_to: &mut BTreeSet<String>) -> String {
     let plain = without_stream(name);
     let same = SAME
@@ -125,7 +125,8 @@ fn table(cuda: &str, data: &BTreeSet<&str>, lookups: &str, jumped_to: &mut BTree
         bases.insert(base);
         line(base, version, kind == "stream", export);
     }
-    // If neither list has a function, its plain name is its newest version. The driver does not find these two.
+    // The newest version of a function that neither list has is its plain name. The driver does not find the two in
+    // NEVER.
     const NEVER: [&str; 2] = ["cuEGLApiInit", "cuMemGetAttribute"];
     for name in cuda
         .lines()

@@ -1,7 +1,8 @@
 //! Counts exactly how much of a GPU each process holds, even if processes are killed at any instruction.
 //!
 //! Each GPU has one word: its total, and the (process, sequence) of the operation that wrote it last. Each process has
-//! three words for each GPU. Only the process itself, or the one that buries it, writes them, except `done`:
+//! three words for each GPU. Only the process itself, or the process that cleans up after its death ("buries" it),
+//! writes them, except `done`:
 //!
 //! ```text
 //! intent  the planned operation and its sequence            1. written before the total
@@ -10,10 +11,10 @@
 //! done    written by the NEXT writer of the total, before it overwrites the word: this operation took place
 //! ```
 //!
-//! A process that is killed between 1 and 3 leaves an intent that is newer than `held`. The operation took place
-//! exactly if the word still has its sequence or `done` does. So `settle` always knows, and the sum of what processes
-//! hold differs from the total by no more than the operations in flight. Nothing here waits: a killed or stopped
-//! process holds no lock. All amounts are in units of the profile's granularity.
+//! A process that is killed between 1 and 3 leaves an intent that is newer than `held`. The operation took place if and
+//! only if the word still has its sequence, or `done` has it. So `settle` can always decide, and the sum of what
+//! processes hold differs from the total by no more than the operations in flight. There are no locks, so nothing waits
+//! for a killed or stopped process. All amounts are in units of the profile's granularity.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -122,7 +123,7 @@ impl Total {
     fn record(&self, raw: u64, writer: &Held) {
         let mark = Word::unpack(raw).seq << 34 | USED;
         let before = writer.done.load(Ordering::SeqCst);
-        // While the word is unchanged, no newer operation can have been recorded, so `before` is not newer. If one is
+        // If the word is unchanged, no newer operation can have been recorded yet, so `before` is not newer. If one is
         // recorded later, the exchange fails. So a slow recorder never undoes a newer record.
         if before != mark && self.0.load(Ordering::SeqCst) == raw {
             let _ = writer
@@ -142,7 +143,8 @@ impl Total {
             let held = place.held.load(Ordering::SeqCst);
             let intent = place.intent.load(Ordering::SeqCst);
             let done = place.done.load(Ordering::SeqCst);
-            // Otherwise `intent` may belong to the operation after the one that `held` does not contain yet.
+            // If `held` changed between the reads, `intent` may belong to the next operation, which `held` does not
+            // contain.
             if place.held.load(Ordering::SeqCst) != held {
                 return None;
             }
@@ -163,7 +165,8 @@ impl Total {
             return dead.units();
         }
         let seq = intent >> 34;
-        // The word first: a writer that overwrites it between the two reads has recorded this operation before.
+        // The word is read first: a writer that overwrites it between the two reads has recorded this operation in
+        // `done` before.
         let word = Word::unpack(self.0.load(Ordering::SeqCst));
         let newest = word.proc == proc && word.seq == seq;
         if newest || dead.done.load(Ordering::SeqCst) == (seq << 34 | USED) {
@@ -195,7 +198,7 @@ mod tests {
     use super::*;
 
     fn places() -> Vec<Held> {
-        // Miri keeps the history of every word, so it gets few.
+        // Miri keeps the history of every word, so there are few processes under Miri.
         let count = if cfg!(miri) { 5 } else { MAX_PROCS };
         (0..count).map(|_| Held::default()).collect()
     }

@@ -10,7 +10,7 @@ use std::ffi::{CStr, c_char};
 pub struct Code(pub i32);
 pub type Res = Result<(), Code>;
 
-/// A place for a result. NULL is the code for a null pointer.
+/// A pointer to which a result is written. NULL is the error code for a null pointer.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub struct Out<T, const NULL: i32>(*mut T);
@@ -26,7 +26,7 @@ pub struct In<T, const NULL: i32>(*const T);
 pub struct Text<const NULL: i32>(*const c_char);
 
 impl<T: Copy, const NULL: i32> Out<T, NULL> {
-    /// A place for a result that the caller does not want.
+    /// Returns a null pointer: the caller does not want this result.
     pub fn none() -> Self {
         Self(std::ptr::null_mut())
     }
@@ -44,7 +44,7 @@ impl<T: Copy, const NULL: i32> Out<T, NULL> {
         Ok(())
     }
 
-    /// A place of another type some bytes further on in the same structure.
+    /// Returns a pointer to another type, `offset` bytes further on in the same structure.
     pub fn inside<U>(self, offset: usize) -> Out<U, NULL> {
         if self.0.is_null() {
             return Out(std::ptr::null_mut());
@@ -82,7 +82,7 @@ impl<T: Copy, const NULL: i32> Out<T, NULL> {
 }
 
 impl<const NULL: i32> Out<u64, NULL> {
-    /// The same place, in which the caller keeps an int.
+    /// Returns the same pointer as a pointer to an int.
     pub fn narrow(self) -> Out<i32, NULL> {
         Out(self.0.cast())
     }
@@ -107,7 +107,7 @@ impl<T: Copy, const NULL: i32> In<T, NULL> {
         !self.0.is_null()
     }
 
-    /// A value of another type some bytes further on in the same structure.
+    /// Returns a pointer to another type, `offset` bytes further on in the same structure.
     pub fn inside<U>(self, offset: usize) -> In<U, NULL> {
         if self.0.is_null() {
             return In(std::ptr::null());
@@ -119,7 +119,7 @@ impl<T: Copy, const NULL: i32> In<T, NULL> {
         self.at(0)
     }
 
-    /// Element `index` of several; the caller promised more than `index`.
+    /// Returns element `index`. The caller has promised more than `index` elements.
     pub fn at(self, index: usize) -> Result<T, Code> {
         if self.0.is_null() {
             return Err(Code(NULL));
@@ -130,7 +130,7 @@ impl<T: Copy, const NULL: i32> In<T, NULL> {
 }
 
 impl<const NULL: i32> Text<NULL> {
-    /// The first bytes, for what may be text or not.
+    /// Returns a pointer to the first bytes, for data that may or may not be text.
     pub fn bytes(self) -> In<[u8; 4], NULL> {
         In(self.0.cast())
     }
@@ -144,7 +144,7 @@ impl<const NULL: i32> Text<NULL> {
     }
 }
 
-/// Exports functions under their C names. A body gives `Res`; C gets its code, by way of the crate's `call`.
+/// Exports functions under their C names. A body returns `Res`; the crate's `call` converts it to the code for C.
 #[macro_export]
 #[allow(
     clippy::crate_in_macro_def,

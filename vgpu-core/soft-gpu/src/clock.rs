@@ -1,8 +1,8 @@
 //! CLOCK_MONOTONIC in nanoseconds: the one clock that all processes and containers of a machine share. And sleeping.
 //!
-//! How it fails: a process in a time namespace (Linux 5.6) has another clock, whose offset is in /proc. If its clock were
-//! ahead of the others, they would see the GPU's time stand still, so the offset is subtracted. Without /proc, or in a
-//! namespace that the process entered after its first look at the clock, it is not.
+//! How it fails: a process in a time namespace (Linux 5.6) has another clock, whose offset is in /proc. If its clock
+//! were ahead of the others, they would see the GPU's time stand still, so the offset is subtracted. It is not
+//! subtracted without /proc, or if the process entered the namespace after it first read the clock.
 
 #![allow(unsafe_code)] // std's Instant hides its value, which must mean the same in every process. The futex call.
 
@@ -22,7 +22,8 @@ pub fn monotonic_ns() -> u64 {
 /// How far this process's clock is ahead of the machine's.
 fn offset() -> i64 {
     let text = std::fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default();
-    // The file describes the time namespace of the children. It is this process's too unless it has called unshare.
+    // The file describes the time namespace of the children. It is also this process's namespace, unless the process
+    // has called unshare.
     let link = |name: &str| std::fs::read_link(format!("/proc/self/ns/{name}")).ok();
     if link("time") == link("time_for_children") {
         offset_in(&text).unwrap_or(0)
@@ -45,7 +46,7 @@ pub fn sleep_until(until: u64) {
         let left = until.saturating_sub(monotonic_ns());
         match left {
             0 => return,
-            // Sleeping costs more than what is left.
+            // A sleep would take longer than the remaining time.
             1..60_000 => std::hint::spin_loop(),
             _ => std::thread::sleep(Duration::from_nanos(left - 50_000)),
         }

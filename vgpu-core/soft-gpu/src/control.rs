@@ -30,7 +30,7 @@ pub const FILE: &str = "control";
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Control {
     pub hangs: bool,
-    /// NVML names processes by PIDs that are not theirs.
+    /// NVML lists processes by wrong PIDs.
     pub wrong_pids: bool,
     lost: Vec<usize>,
     mig: Vec<usize>,
@@ -43,7 +43,7 @@ pub struct Control {
     actions: Vec<(usize, u32)>,
 }
 
-/// NVML's numbers of what a driver asks for, by name.
+/// NVML's recovery actions: the index of each name is its number.
 const ACTIONS: [&str; 5] = ["none", "reset", "reboot", "drain-p2p", "drain-and-reset"];
 
 /// A GPU's health, as NVML reports it.
@@ -57,7 +57,7 @@ pub struct Health {
     pub action: u32,
 }
 
-/// Why nothing can be read.
+/// Why health values cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoHealth {
     Unreadable,
@@ -135,7 +135,7 @@ fn pair<T: std::str::FromStr>(gpu: &str, value: &str) -> Option<(usize, T)> {
     Some((gpu.parse().ok()?, value.parse().ok()?))
 }
 
-/// Returns the value in the last line of a GPU.
+/// Returns the value of the last entry for a GPU.
 fn last<T: Copy + Default>(of: &[(usize, T)], gpu: usize) -> T {
     let mut own = of.iter().rev().filter(|(other, _)| *other == gpu);
     own.next().map_or_else(T::default, |(_, value)| *value)

@@ -17,7 +17,7 @@ const OF_RUN: &str = "/run/vgpu/.soft-gpu";
 /// The state folder and, if a profile was named, its content.
 pub struct Config {
     pub dir: PathBuf,
-    /// The variable that led to `dir`, for messages.
+    /// The environment variable that determined `dir`, for messages.
     pub origin: &'static str,
     pub profile: Option<(PathBuf, Profile)>,
     /// The folder that counts as this process's cgroup, in a tree of plain folders. None: the kernel's.

@@ -26,12 +26,12 @@ pub enum Error {
         path: PathBuf,
         source: ProfileError,
     },
-    /// Somebody uses the folder's GPUs under another profile.
+    /// The folder's GPUs are in use with another profile.
     InUse {
         profile: PathBuf,
         state: PathBuf,
     },
-    /// All places for processes are taken.
+    /// All process slots are in use.
     Crowded {
         path: PathBuf,
     },

@@ -24,7 +24,7 @@ impl Faults {
         }
     }
 
-    /// From now on calls are counted and may fail.
+    /// Starts to count calls and to inject these failures.
     pub fn arm(&self, faults: &[Fault]) {
         if !faults.is_empty() {
             self.list.get_or_init(|| faults.to_vec());

@@ -1,7 +1,8 @@
 //! The layout of the shared file `gpus`, which every process that uses the same state folder maps.
 //!
 //! The file is complete before it gets its name (written to a temporary file, then linked), and never changes its size.
-//! Every word that changes is an atomic, so a reader needs no lock. It is sparse: what no process has used takes no room.
+//! Every word that changes is an atomic, so a reader needs no lock. It is sparse: parts that no process has used take
+//! no disk space.
 
 use std::mem::{offset_of, size_of};
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64};
@@ -14,7 +15,7 @@ use crate::virtual_time::VirtualTime;
 pub const MAGIC: u64 = u64::from_le_bytes(*b"SOFTGPU\x05");
 /// Room for the profile's text.
 pub const PROFILE_BYTES: usize = 8 << 10;
-/// Counters of calls that are not modelled, by place in `names/`: libcuda's first, then libnvidia-ml's.
+/// Number of counters of calls that are not modelled, by index in `names/`: libcuda's first, then libnvidia-ml's.
 pub const CALLS: usize = 2048;
 /// The first counter of libnvidia-ml.
 pub const NVML_CALLS: usize = 1024;
@@ -22,7 +23,7 @@ pub const NVML_CALLS: usize = 1024;
 /// The largest number of cgroups to which a process is charged: those of a pod in a node in a pod.
 pub const CGROUPS: usize = 14;
 
-/// The phases of a process's place; the rest of the word is its generation.
+/// The phases of a process slot, in the low bits of `phase`; the other bits are its generation.
 pub const FREE: u64 = 0;
 pub const LIVE: u64 = 1;
 pub const DEAD: u64 = 2;
@@ -38,7 +39,7 @@ pub struct Shared {
     pub calls: [AtomicU32; CALLS],
     pub gpus: [Gpu; MAX_GPUS],
     pub procs: [Proc; MAX_PROCS],
-    /// When a process last tested if others with work have died.
+    /// When a process last checked whether other processes with work have died.
     pub watched_at: AtomicU64,
     pub timeline: Timeline,
     pub virtual_time: VirtualTime,
@@ -68,7 +69,7 @@ pub struct ProcGpu {
     pub contexts: AtomicU32,
     /// Units that are charged to `cgroups`.
     pub charged: AtomicU64,
-    /// Units that NVML lists for the process beside those that it holds; negative: it lists fewer.
+    /// Units that NVML lists for the process in addition to those that it holds; negative: NVML lists fewer.
     pub listed_beside: AtomicI64,
 }
 

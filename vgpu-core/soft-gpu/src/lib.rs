@@ -45,7 +45,7 @@ pub mod virtual_time;
 pub mod vram;
 pub mod work;
 
-/// Locks `mutex`. A thread that panicked while it had the lock is ignored: its changes stay as they are.
+/// Locks `mutex`, even if a thread panicked while it held the lock: its changes stay as they are.
 pub fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }

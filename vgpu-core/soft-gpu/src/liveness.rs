@@ -1,10 +1,10 @@
-//! Tells which processes live, and their PIDs in this PID namespace.
+//! Determines which processes are alive, and their PIDs in this PID namespace.
 //!
 //! Each process holds a flock(2) on a file of its own, `procs/<place>`. The lock belongs to the open file. A mapping of
 //! the file keeps it open after the descriptor is closed, so the lock ends exactly with the process's address space:
 //! closefrom() does not release it, and MADV_DONTFORK keeps it from children. The kernel places the mapping at a high
-//! address. Mappings are released from the highest down, so this lock is released before anything that a program mapped
-//! lower.
+//! address. The kernel releases mappings from the highest address down, so this lock is released before anything that a
+//! program mapped at a lower address.
 //!
 //! Observers try a shared lock, so that they never disturb each other. `/proc/locks` lists the holders in the PID
 //! namespace of its reader and leaves out processes that the namespace cannot see, which is exactly what NVML shows.
@@ -64,8 +64,8 @@ fn try_lock(file: &File, how: libc::c_int) -> io::Result<bool> {
     }
 }
 
-/// Claims a place for this process until it ends. Returns false if another process holds it, or an observer tests it at
-/// this moment.
+/// Claims a slot for this process until it ends. Returns false if another process has the slot, or an observer is
+/// testing it at this moment.
 pub fn take(dir: &Path, place: usize) -> io::Result<bool> {
     let file = open_shared(&path(dir, place))?;
     if !try_lock(&file, libc::LOCK_EX)? {
@@ -96,15 +96,15 @@ pub fn take(dir: &Path, place: usize) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Tells if the process in a place lives. While a `Dead` exists, no process can claim the place.
+/// Whether the process in a slot is alive. While a `Dead` exists, no process can claim the slot.
 pub enum Pulse {
     Alive,
     Dead(#[allow(dead_code, reason = "its shared lock keeps the place from being taken")] File),
 }
 
-/// Tests if the process in a place lives. If that is not possible (for example without a free descriptor), it is
-/// considered alive, so that nothing is released. The same if the test used another file by mistake: a program that
-/// closes all descriptors closes this one too, and another file may get its number.
+/// Tests whether the process in a slot is alive. If this cannot be tested (for example without a free descriptor), it
+/// counts as alive, so that nothing is released. The same if the test used another file by mistake: a program that
+/// closes all descriptors also closes this one, and another file may get its number.
 pub fn pulse(dir: &Path, place: usize) -> Pulse {
     let path = path(dir, place);
     match File::open(&path) {
@@ -126,8 +126,8 @@ fn is_at(file: &File, path: &Path) -> bool {
 
 /// How long to wait for the state folder's lock. Hundreds of processes may start at once on two cores.
 pub(crate) const LOCK_WAIT: Duration = Duration::from_secs(30);
-/// How long a waiter sleeps between two tries, doubled each time. Hundreds of waiters without a pause would keep the
-/// holder from its CPU.
+/// The first and the longest sleep of a waiter between two attempts; it doubles each time. Hundreds of waiters without
+/// a pause would keep the holder from its CPU.
 const NAPS: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(5)];
 
 /// The state folder's lock: held for microseconds, released by the kernel if its holder dies.
@@ -140,8 +140,8 @@ impl Lock {
             .ok_or_else(|| io::Error::new(io::ErrorKind::TimedOut, "its file lock stays locked"))
     }
 
-    /// The same, but stops waiting when `wanted` returns false: then another process has done the work meanwhile, and
-    /// this one need not delay the others.
+    /// The same, but stops waiting once `wanted` returns false: another process has then done the work, and this
+    /// process need not delay the others.
     pub fn take_while(dir: &Path, wanted: impl Fn() -> bool) -> io::Result<Option<Self>> {
         let file = open_shared(&dir.join("lock"))?;
         let mut unwanted = false;
@@ -154,10 +154,10 @@ impl Lock {
     }
 }
 
-/// Calls `tried` until it returns true, and `sleep` between. Returns false after [`LOCK_WAIT`] of sleep.
+/// Calls `tried` until it returns true, and `sleep` in between. Returns false after [`LOCK_WAIT`] of sleep.
 ///
-/// The sleep is counted, no clock is asked: a process that was stopped, or whose machine was suspended, finds the clock
-/// far ahead although it has hardly tried.
+/// The sleeps are added up instead of reading a clock: if the process was stopped or the machine suspended, the clock
+/// would be far ahead although there were hardly any attempts.
 fn wait(mut tried: impl FnMut() -> io::Result<bool>, mut sleep: impl FnMut(Duration)) -> io::Result<bool> {
     let ([mut nap, longest], mut slept) = (NAPS, Duration::ZERO);
     while !tried()? {
@@ -173,7 +173,7 @@ fn wait(mut tried: impl FnMut() -> io::Result<bool>, mut sleep: impl FnMut(Durat
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Explicit, so that a child that was forked meanwhile and shares the open file does not keep the lock.
+        // Explicit: otherwise a child that was forked meanwhile shares the open file and would keep the lock.
         // SAFETY: flock takes no pointers; the descriptor is open.
         unsafe { libc::flock(self.0.as_raw_fd(), libc::LOCK_UN) };
     }
@@ -198,8 +198,8 @@ impl Holders {
         fs::read_to_string("/proc/locks").ok().map(|text| parse_locks(&text))
     }
 
-    /// Returns the PID of the process in a place; `own` is the PID that it recorded itself. The kernel's list may miss
-    /// locks while others change, so a process is considered invisible only if several lists lack it.
+    /// Returns the PID of the process in a slot; `own` is the PID that the process recorded itself. The kernel's list
+    /// may miss locks while others change, so a process counts as invisible only if it is missing in several lists.
     pub fn pid(&mut self, dir: &Path, place: usize, own: u32) -> Option<u32> {
         let Some(known) = &mut self.known else { return Some(own) };
         let meta = fs::metadata(path(dir, place)).ok()?;
@@ -233,7 +233,7 @@ fn parse_locks(text: &str) -> HashMap<(u64, u64), u32> {
 mod tests {
     use super::*;
 
-    /// The clock is far ahead after each sleep, as after a stop. Every try is made nevertheless.
+    /// The clock jumps far ahead during each sleep, as if the process was stopped. All attempts are made nevertheless.
     #[test]
     fn a_waiter_tries_as_often_as_its_patience_allows_whatever_the_clock_shows() {
         let (mut tries, mut slept) = (0_u32, Duration::ZERO);

@@ -64,7 +64,7 @@ impl Fault {
     }
 }
 
-/// Declares the words of a key.
+/// Declares the words that a key may have as its value.
 macro_rules! words {
     ($(#[$doc:meta])* $name:ident { $($variant:ident = $word:literal),+ }) => {
         $(#[$doc])*
@@ -101,11 +101,12 @@ words! {
 }
 
 words! {
-    /// The clock by which GPUs work.
+    /// The clock for the GPUs' work.
     Clock { Real = "real", Virtual = "virtual" }
 }
 
-/// Declares the keys of a profile: the field, its type, its default, how it is read and written, and what is expected.
+/// Declares the keys of a profile: the field, its type, its default, how it is parsed and formatted, and a description
+/// of valid values.
 macro_rules! profile {
     ($($key:literal $field:ident: $kind:ty = $default:expr, $read:expr, $write:expr, $expected:literal;)+) => {
         /// A validated profile.
@@ -125,7 +126,8 @@ macro_rules! profile {
         }
 
         impl Profile {
-            /// Sets a key. Returns None if there is no such key, and what was expected if the value is wrong.
+            /// Sets a key. Returns None if there is no such key, or a description of valid values if the value is
+            /// wrong.
             fn put(&mut self, key: &str, value: &str) -> Option<Result<(), &'static str>> {
                 match key {
                     $($key => {
@@ -169,7 +171,7 @@ profile! {
     "cuda_version" cuda_version: (u32, u32) = (12, 4), dotted, with_dot, "major.minor, such as 12.4";
     "pci" pci: Vec<Pci> = Vec::new(), pci_list, |list| pci_text(list), "distinct addresses such as 0000:1b:00.0, 0000:43:00.0";
     "kernel_time" kernel_time_ns: u64 = 5_000, |text| at_least(1, text), ns, "a time from 1ns to 60s";
-    // Shorter slices take longer to compute than to pass.
+    // The simulation of shorter slices would take longer than the slices themselves.
     "slice" slice_ns: u64 = 2_000_000, |text| at_least(10_000, text), ns, "a time from 10us to 60s";
     "switch_time" switch_time_ns: u64 = 100_000, duration_ns, ns, "a time up to 60s";
     "event_stop" event_stop_ns: u64 = 0, duration_ns, ns, "a time up to 60s";
@@ -197,7 +199,7 @@ pub enum ProfileError {
         value: String,
         expected: &'static str,
     },
-    /// A combination that no single line shows.
+    /// An invalid combination of keys that are valid one by one.
     Whole {
         key: &'static str,
         expected: String,
@@ -348,7 +350,7 @@ fn printable(text: &str, max: usize) -> Option<String> {
 }
 
 impl Profile {
-    /// Reads a profile; what it leaves out has its default.
+    /// Parses a profile. Missing keys have their defaults.
     pub fn parse(text: &str) -> Result<Self, ProfileError> {
         let mut profile = Self::default();
         let mut seen: Vec<String> = Vec::new();
@@ -435,7 +437,7 @@ impl Profile {
         Ok(self)
     }
 
-    /// The profile as text that `parse` reads back to the same value: what a state folder keeps.
+    /// Returns the profile as text, which `parse` reads back to the same value. It is stored in the state folder.
     pub fn to_text(&self) -> String {
         let mut text = self.lines();
         for Fault {

@@ -1,8 +1,8 @@
 //! Finds, creates and maps the state file.
 //!
 //! How it fails: a new state is written to a temporary file under the folder's lock and renamed when it is complete. A
-//! process that dies meanwhile leaves a `.new` file, which the next one overwrites. A reader refuses a file of the
-//! wrong size or magic; one of another version is replaced, if no process has a place in the folder.
+//! process that dies meanwhile leaves a `.new` file, which the next process overwrites. A reader refuses a file of the
+//! wrong size or magic. A file of another version is replaced if no process has a slot in the folder.
 
 #![allow(unsafe_code)] // mmap.
 
@@ -66,7 +66,7 @@ impl Region {
         })
     }
 
-    /// Returns the file that has the state's name now.
+    /// Returns the inode of the file that currently has the state's name.
     pub(crate) fn open_inode(config: &Config) -> Option<u64> {
         fs::metadata(config.dir.join("gpus")).ok().map(|meta| meta.ino())
     }
@@ -154,7 +154,8 @@ fn is_of_another_version(file: &File) -> bool {
     file.read_exact_at(&mut found, 0).is_ok() && found[..name] == own[..name] && found != own
 }
 
-/// Returns true if a process of any version has a place in the folder, whose state then cannot be read here.
+/// Returns true if a process of any version has a slot in the folder. The state of another version cannot be read here,
+/// so all slots are tested.
 fn is_anybody_there(dir: &Path) -> bool {
     let places = fs::read_dir(dir.join("procs")).map_or(0, Iterator::count);
     (0..places).any(|place| matches!(pulse(dir, place), Pulse::Alive))
@@ -197,9 +198,9 @@ fn write_new(dir: &Path, profile: &Profile) -> io::Result<()> {
     fs::rename(&aside, dir.join("gpus"))
 }
 
-/// UUIDs that depend on the machine and the folder alone, so that they outlive the state; the first four bytes differ
-/// too, because names are made of them. A container does not have the machine's `/etc/machine-id`, so a file of that
-/// name in the folder is preferred.
+/// Returns UUIDs that depend only on the machine and the folder, so a new state has the same ones. Their first four
+/// bytes differ too, because names are made of them. A container does not have the machine's `/etc/machine-id`, so a
+/// file `machine-id` in the folder is preferred.
 fn uuids(dir: &Path) -> Vec<[u8; 16]> {
     let files = [dir.join("machine-id"), "/etc/machine-id".into()];
     let machine = files.iter().find_map(|file| fs::read(file).ok()).unwrap_or_default();
@@ -221,7 +222,7 @@ fn uuids(dir: &Path) -> Vec<[u8; 16]> {
     list
 }
 
-/// FNV-1a over the seed, then splitmix64's finish: spread, not secrecy.
+/// FNV-1a over the seed, then splitmix64's finish: for distribution, not for secrecy.
 fn mix(seed: &[u8], salt: u64) -> u64 {
     let start = 0xcbf2_9ce4_8422_2325 ^ salt.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut hash = seed.iter().fold(start, |hash, byte| {

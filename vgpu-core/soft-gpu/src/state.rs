@@ -1,9 +1,9 @@
-//! The GPUs of one state folder, as a process uses them: join, allocate, look. `work` has their time.
+//! The GPUs of one state folder, as a process uses them: join, allocate, read the usage. `work` handles GPU time.
 //!
 //! The picture that `look` returns is the sum of the memory of living processes, so its parts always add up. Dead
-//! processes are detected before each picture and before an allocation fails. A dead process is first marked, and from
-//! then on not counted. Then it is buried: its units go back to the total, under the folder's lock. An interrupted
-//! burial is resumed.
+//! processes are detected before each picture and before an allocation fails. A dead process is first marked, and not
+//! included from then on. Then it is buried: its units are released, under the folder's lock. An interrupted burial is
+//! resumed.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -27,7 +27,7 @@ use crate::timeline::words::{MAX_QUEUES, Owner, Words, owner};
 use crate::timeline::{self, usage};
 use crate::virtual_time::VirtualTime;
 
-/// The GPUs, without being one of their users. NVML needs no more.
+/// Access to the GPUs without being one of their users. NVML needs no more.
 pub struct State {
     shared: &'static Shared,
     profile: Profile,
@@ -41,11 +41,12 @@ pub struct State {
 pub struct Member {
     pub(crate) state: State,
     pub(crate) place: usize,
-    /// Serialises the threads of this process. Other processes never wait for it.
+    /// One lock per GPU, which serialises the threads of this process. Other processes never wait for it.
     turns: Vec<Mutex<()>>,
     /// The same for its journal.
     pub(crate) journal: Mutex<()>,
-    /// With `late_events`: for each queue, the latest end that this process was told of. That is never taken back.
+    /// With `late_events`: for each queue, the latest end that was reported to this process. A reported end is never
+    /// taken back.
     pub(crate) told: Vec<AtomicU64>,
 }
 
@@ -74,7 +75,7 @@ pub struct Picture {
     pub users: Vec<User>,
 }
 
-/// How long other processes pause for a picture, doubled with each failed one.
+/// How long other processes pause for a picture, doubled after each failed attempt.
 const STILL_NS: std::ops::Range<u64> = 100_000..20_000_000;
 
 pub fn now() -> u64 {
@@ -170,9 +171,9 @@ impl State {
         shared.procs[..count].iter().enumerate()
     }
 
-    /// Returns true if a joining process tests for dead ones, so that their places are used again: always while there
-    /// are few processes, otherwise each time that the number of places has doubled. Hundreds of processes that start
-    /// at once would otherwise all test each other.
+    /// Returns true if a joining process should test for dead processes, so that their slots are reused: always while
+    /// there are few processes, otherwise each time that the number of slots has doubled. Otherwise hundreds of
+    /// processes that start at once would all test each other.
     fn is_filling_up(&self) -> bool {
         const FEW: usize = 16;
         let is_free = |(_, proc): (usize, &Proc)| proc.phase.load(Ordering::Acquire) & PHASE_MASK == FREE;
@@ -185,7 +186,8 @@ impl State {
         move |place| &shared.procs[place % MAX_PROCS].gpus[gpu].held
     }
 
-    /// Marks the dead among the processes that `concerns` picks. Returns true if there are dead ones to bury.
+    /// Tests the processes for which `concerns` returns true, and marks the dead ones. Returns true if there are dead
+    /// ones to bury.
     pub(crate) fn mark_dead(&self, own: Option<usize>, concerns: impl Fn(usize, &Proc) -> bool) -> bool {
         let mut any = false;
         for (place, proc) in self
@@ -212,7 +214,7 @@ impl State {
         any
     }
 
-    /// Releases the units of marked processes. If another process is doing it, waits for that one, but not forever.
+    /// Releases the units of marked processes. If another process is doing so, waits for it, but not forever.
     pub(crate) fn bury(&self) {
         let is_dead = |(_, proc): (usize, &Proc)| proc.phase.load(Ordering::Acquire) & PHASE_MASK == DEAD;
         if let Ok(Some(_lock)) = Lock::take_while(&self.dir, || self.places().any(is_dead)) {
@@ -244,7 +246,7 @@ impl State {
         }
     }
 
-    /// Takes a dead process's work off the GPUs, under the folder's lock.
+    /// Removes a dead process's work from the GPUs. Needs the folder's lock.
     fn end_work(&self, place: usize) {
         let words = self.words();
         let is_its = |(_, word): &(usize, &AtomicU64)| {
@@ -265,7 +267,8 @@ impl State {
         }
     }
 
-    /// Returns true to one of the processes that ask, and then to none for some time: that process tests who has died.
+    /// Returns true to one of the processes that call it, and then to none for `pause` ns. That process tests whether
+    /// others have died.
     pub(crate) fn may_watch(&self, pause: u64) -> bool {
         let (word, now) = (&self.shared.watched_at, now());
         let last = word.load(Ordering::Relaxed);
@@ -295,7 +298,7 @@ impl State {
         }
     }
 
-    /// None: the clock is the real one.
+    /// None: the GPUs use the real clock.
     pub(crate) fn virtual_time(&self) -> Option<&'static VirtualTime> {
         (self.profile.clock == Clock::Virtual).then_some(&self.shared.virtual_time)
     }
@@ -313,7 +316,7 @@ impl State {
             self.bury();
         }
         let units = self.snapshot(gpu);
-        // A process that died since is left out: its units may already belong to another one in the snapshot.
+        // A process that has died since the snapshot is left out: its units may already belong to another one there.
         self.mark_dead(None, |_, _| true);
         let mut picture = Picture {
             used: 0,
@@ -328,7 +331,7 @@ impl State {
                 continue;
             }
             let pid = holders.pid(&self.dir, place, proc.pid.load(Ordering::Relaxed));
-            // Another phase: not the process that was in this place in the snapshot.
+            // If the phase differs, this is not the process that was in this slot at the snapshot.
             let is_gone = || pid.is_none() && matches!(pulse(&self.dir, place), Pulse::Dead(_));
             if proc.phase.load(Ordering::Acquire) != phase || is_gone() {
                 continue;
@@ -354,9 +357,9 @@ impl State {
         picture
     }
 
-    /// Returns the phase of each place, and the units of its process at one later instant. A try takes microseconds. If
-    /// other processes allocate so fast that no try succeeds, they are asked to pause for a moment. The last resort is
-    /// the figure that each process recorded itself.
+    /// Returns the phase of each slot, and its process's units, all read at one later moment. An attempt takes
+    /// microseconds. If other processes allocate so fast that no attempt succeeds, they are asked to pause for a
+    /// moment. The last resort is the figure that each process recorded itself.
     fn snapshot(&self, gpu: usize) -> Vec<(u64, u64)> {
         let phases = || -> Vec<u64> {
             let places = self.places();
@@ -368,7 +371,7 @@ impl State {
             for _ in 0..64 {
                 let before = phases();
                 let units = entry.total.snapshot(before.len(), self.held(gpu));
-                // A process that joined in between may be in one of the two and not in the other.
+                // If a phase changed between the two reads, a process that joined may be in only one of them.
                 if let Some(units) = units.filter(|_| phases() == before) {
                     entry.still_until.store(0, Ordering::Relaxed);
                     return before.into_iter().zip(units).collect();
@@ -385,7 +388,7 @@ impl State {
         phases().into_iter().zip(own).collect()
     }
 
-    /// Returns the bytes in use on a GPU, without their processes. Cheap while only one process uses it.
+    /// Returns the bytes in use on a GPU, without a list of processes. Cheap while only one process uses the GPU.
     fn used(&self, gpu: usize, own: usize) -> u64 {
         if self.mark_dead(Some(own), |_, proc| proc.gpus[gpu].held.units() > 0) {
             self.bury();
@@ -402,7 +405,7 @@ impl State {
                 path: config.dir.clone(),
                 source,
             };
-            // Before the lock, because the tests of the kernel take most of the time.
+            // Done before the lock is taken, because the tests take most of the time.
             if state.is_filling_up() {
                 state.mark_dead(None, |_, _| true);
             }
@@ -522,26 +525,26 @@ impl Member {
         self.stand_still(gpu);
         let state = &self.state;
         let delta = -(units.min(state.held(gpu)(self.place).units()) as i64);
-        // A release cannot exceed the capacity.
+        // The result is ignored: a release cannot exceed the capacity.
         let _ = state.shared.gpus[gpu]
             .total
             .change(self.place, delta, 0, state.held(gpu));
     }
 
-    /// Makes NVML list so many units more (or fewer) for this process than it holds.
+    /// Makes NVML list this many units more (or fewer) for this process than it holds.
     pub fn list_beside(&self, gpu: usize, units: i64) {
         let counter = &self.state.shared.procs[self.place].gpus[gpu].listed_beside;
         counter.fetch_add(units, Ordering::Relaxed);
     }
 
-    /// Counts units of managed memory, which were allocated before or are released after.
+    /// Adjusts NVML's figure for managed memory, whose units are allocated before or released after this call.
     fn managed(&self, gpu: usize, change: i64) {
         if !self.state.profile.nvml_managed {
             self.list_beside(gpu, -change);
         }
     }
 
-    /// Counts units of another process's memory, which this one has imported or closed.
+    /// Adjusts NVML's figure for another process's memory that this process has imported or closed.
     pub fn imported(&self, gpu: usize, change: i64) {
         if self.state.profile.nvml_imports {
             self.list_beside(gpu, change);

@@ -11,8 +11,8 @@
 //!                usage: GPU time of each process in NVML's window
 //! ```
 //!
-//! No process keeps the time: whoever looks advances it from the last look to now. So the work of a process that is
-//! stopped goes on, as on hardware. Times are CLOCK_MONOTONIC in ns, which all containers of a machine share.
+//! No process drives the time: each process that reads it advances it from the last read to now. So the work of a
+//! stopped process continues, as on hardware. Times are CLOCK_MONOTONIC in ns, which all containers of a machine share.
 
 pub mod journal;
 pub mod schedule;
@@ -25,7 +25,7 @@ use journal::Change;
 use schedule::{Pace, Schedule};
 use words::{Name, Owner, WHOLE, Words, owner, stage};
 
-/// Claims a queue. None: all are in use. Nothing of its last owner's is left in it.
+/// Claims a queue. None: all are in use. No work of its last owner is left in it.
 pub fn open(words: Words<'_>, owner: Owner) -> Option<usize> {
     let claimed = |word: &std::sync::atomic::AtomicU64| {
         let free = word.load(Acquire);
@@ -37,13 +37,13 @@ pub fn open(words: Words<'_>, owner: Owner) -> Option<usize> {
     Some(queue)
 }
 
-/// Gives a queue back. Its work is done from now on, without its time. To close it at a moment, advance first.
+/// Releases a queue. Its remaining work counts as done immediately. Call `advance` first, so that work up to now runs.
 pub fn close(words: Words<'_>, journal: usize, queue: usize) {
     loop {
         let quiet = words.quiet();
         let (word, place) = (words.owners[queue].load(Acquire), &words.queues[queue]);
         let [pushed, done, executed] = [&place.pushed, &place.done, &place.executed].map(|word| word.load(Acquire));
-        // The clock moves past the ends of what has begun, so that none recurs.
+        // The queue's clock moves past the ends of all work that has begun, so that no such end recurs.
         let begun = (done..pushed).map(|number| (number, place.entry(number)));
         let begun = begun.filter(|(number, entry)| entry.stage.load(Acquire) == stage::begun(*number));
         let end = begun
@@ -62,7 +62,7 @@ pub fn close(words: Words<'_>, journal: usize, queue: usize) {
     }
 }
 
-/// Advances the schedule to `now` and returns it. `journal` is the caller's, which no other thread uses meanwhile.
+/// Advances the schedule to `now` and returns it. `journal` is the caller's; no other thread may use it meanwhile.
 pub fn advance<'a>(words: Words<'a>, pace: Pace, journal: usize, now: u64) -> Schedule<'a> {
     loop {
         let quiet = words.quiet();
@@ -79,8 +79,8 @@ pub fn advance<'a>(words: Words<'a>, pace: Pace, journal: usize, now: u64) -> Sc
     }
 }
 
-/// Returns the GPU time of processes, each a place and a GPU, in NVML's window that ends at `now`. Changes nothing, so
-/// that it needs no journal.
+/// Returns the GPU time of `users`, each a slot and a GPU, in NVML's window that ends at `now`. Changes nothing, so it
+/// needs no journal.
 pub fn busy_in_window(words: Words<'_>, pace: Pace, users: &[(usize, usize)], now: u64) -> Vec<u64> {
     loop {
         let quiet = words.quiet();
@@ -94,7 +94,7 @@ pub fn busy_in_window(words: Words<'_>, pace: Pace, users: &[(usize, usize)], no
         if !words.is_still(quiet) {
             continue;
         }
-        // Windows that begin after the last advance: the schedule passes their begins on its way to `now`.
+        // Windows that begin after the last advance: the schedule stops at each begin on its way to `now`.
         let mut order: Vec<usize> = (0..users.len()).filter(|user| begun[*user].0 > from).collect();
         order.sort_by_key(|user| begun[*user].0);
         for user in order {
@@ -122,7 +122,7 @@ pub fn kernel_ns(blocks: u64, threads_per_block: u64, sms: u32, wave_ns: u64) ->
     blocks.max(1).div_ceil(resident).saturating_mul(wave_ns)
 }
 
-/// The longest kernel that a name can ask for: an hour.
+/// The longest duration that a kernel's name can give: an hour.
 const LONGEST_US: u64 = 3_600_000_000;
 
 /// The time and the part of a GPU that a kernel takes.
@@ -134,7 +134,7 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// It takes no time.
+    /// The cost of work that takes no time.
     pub const NONE: Self = Self { ns: 0, width: WHOLE };
 
     /// The cost of a kernel that fills the GPU.
@@ -142,7 +142,7 @@ impl Cost {
         Self { ns, width: WHOLE }
     }
 
-    /// None: longer than an hour, no width, or wider than the GPU.
+    /// Returns None if the time exceeds an hour, or if the width is 0 or wider than the GPU.
     pub fn checked(ns: u64, width: u32) -> Option<Self> {
         let is_good = ns <= LONGEST_US * 1_000 && (1..=WHOLE).contains(&width);
         is_good.then_some(Self { ns, width })

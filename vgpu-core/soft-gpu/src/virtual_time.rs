@@ -1,15 +1,17 @@
-//! Virtual time (profile: `clock = virtual`): it stands still while a thread computes, and jumps to the next moment that
-//! somebody waits for when all threads wait. So a machine's speed changes no figure of a program.
+//! Virtual time (profile: `clock = virtual`): it stands still while any thread computes. When all threads wait, it
+//! jumps to the next moment for which one of them waits. So the speed of the machine does not change a program's
+//! figures.
 //!
-//! A thread takes part from its first launch, wait or sleep until its end. It waits in a synchronisation, in a launch into
-//! a full queue, and in `softGpuSleepUntil`. Everything else is computing, also a read of a pipe or a wait for another
-//! thread.
+//! A thread takes part from its first launch, wait or sleep until its end. It waits in a synchronisation, in a launch
+//! into a full queue, and in `softGpuSleepUntil`. Everything else counts as computing, even reading a pipe or waiting
+//! for another thread.
 //!
 //! How it fails:
 //! - A thread that has launched work and then waits for something else stops the time for all.
-//! - A process dies: its threads are taken out when it is buried, which waiters look for while the time stands still.
-//! - One of two processes is at work before the other: its time passes. For the same figures each time, let them meet
-//!   first.
+//! - A process dies: its threads are removed when it is buried. Waiters check for dead processes while the time stands
+//!   still.
+//! - One of two processes starts before the other: time already passes for it. To get the same figures each time, let
+//!   both synchronise first.
 //! - More than WAITS threads of a process wait: the others are treated as computing until a place is free.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
@@ -25,7 +27,7 @@ const EPOCH: u64 = 1_000_000_000;
 #[repr(C, align(64))]
 pub struct Threads {
     count: AtomicU64,
-    /// Until when a thread waits; 0: free.
+    /// Until when each thread waits; 0: free.
     waits: [AtomicU64; WAITS],
 }
 
@@ -38,7 +40,7 @@ pub struct VirtualTime<const PLACES: usize = MAX_PROCS> {
     places: [Threads; PLACES],
 }
 
-/// A thread's wait, from the moment when it stops computing.
+/// A thread's wait. It begins when the thread stops computing.
 pub struct Wait<'a>(&'a AtomicU64);
 
 impl Drop for Wait<'_> {
@@ -68,13 +70,14 @@ impl<const PLACES: usize> VirtualTime<PLACES> {
         self.places[place].waits.iter().for_each(|wait| wait.store(0, SeqCst));
     }
 
-    /// The calling thread waits until `until` as long as the result exists. None: no place is free.
+    /// Registers that the calling thread waits until `until`, as long as the result exists. None: no entry is free.
     pub fn wait(&self, place: usize, until: u64) -> Option<Wait<'_>> {
         let free = |wait: &&AtomicU64| wait.compare_exchange(0, until.max(1), SeqCst, SeqCst).is_ok();
         self.places[place].waits.iter().find(free).map(Wait)
     }
 
-    /// Jumps if all threads of the first `places` wait, and nobody's moment has come already. Returns true if it did.
+    /// Jumps if all threads of the processes in the first `places` slots wait, and no thread's moment has come yet.
+    /// Returns true if it jumped.
     pub fn jump(&self, places: usize) -> bool {
         let passed = self.passed.load(SeqCst);
         let (mut threads, mut waiting, mut first) = (0, 0, u64::MAX);

@@ -1,7 +1,7 @@
 //! Device addresses: allocates ranges that are unique and never host addresses, and finds the allocation of any address
 //! in constant time.
 //!
-//! A lane is a GPU, or address space that belongs to no GPU; a class is a power of two. Addresses of class c in a lane
+//! A lane belongs to a GPU, or is address space of no GPU; a class is a power of two. Addresses of class c in a lane
 //! are `(lane + 1) * 2^48 + (c - 9) * 2^43 + index * 2^c`, so lane, class and index follow from the address. The kernel
 //! places no host mapping there unless a program asks for the address. Freed indices are reused last in, first out.
 //! Allocations below the granularity share blocks of one granule, as in real drivers: a block is charged with its first

@@ -1,14 +1,15 @@
-//! A context's work, as its process queues it and waits for it.
+//! A context's work: how its process queues it and waits for it.
 //!
-//! A launch writes one entry of the context's queue, without a lock that another process could hold and without a look
-//! at the schedule. Only a full queue makes it wait. A context takes a queue with its first launch or event.
+//! A launch writes one entry of the context's queue. It takes no lock that another process could hold, and does not
+//! read the schedule. It waits only if the queue is full. A context claims a queue at its first launch or event.
 //!
 //! How it fails:
 //! - No queue is left: the launch is refused, and the next one tries again.
-//! - The process dies: its queues are closed by the next process that looks, at most WATCH_NS later (see
-//!   `State::end_work`). Until then the GPU goes on with its work.
-//! - The process is stopped: others advance the schedule, and its work goes on. Nobody waits for it.
-//! - A waiter sleeps by a bound that is right as long as nobody dies or closes a context, but not longer than NAP_NS.
+//! - The process dies: the next process that checks closes its queues, at most WATCH_NS later (see `State::end_work`).
+//!   Until then the GPU continues its work.
+//! - The process is stopped: others advance the schedule, so its work continues. Nobody waits for it.
+//! - A waiter sleeps until the earliest possible end. This bound is correct unless a process dies or a context is
+//!   closed, so no sleep is longer than NAP_NS.
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
@@ -25,18 +26,18 @@ use crate::timeline::words::{DEPTH, Lane, Owner, Queue, Shape, Ticket, WHOLE};
 use crate::timeline::{self, Cost};
 use crate::virtual_time::VirtualTime;
 
-/// How often one of the processes that look tests if others with work have died.
+/// How often one process checks whether other processes with work have died.
 const WATCH_NS: u64 = 5_000_000;
-/// The longest sleep between two looks.
+/// The longest sleep between two checks.
 const NAP_NS: u64 = 10_000_000;
 
 /// One context's work on a GPU.
 pub struct Work {
     gpu: usize,
-    /// The queue's number + 1; 0: none. Not in the tail, which a launch keeps locked while it waits.
+    /// The queue's number + 1; 0: none. Outside of the tail, because a launch keeps the tail locked while it waits.
     queue: AtomicUsize,
     is_closed: AtomicBool,
-    /// True if its streams have run at once, or may: then work that takes no time does not wait for other streams.
+    /// True if its streams run or may run at once. Work that takes no time then does not wait for other streams.
     is_concurrent: AtomicBool,
     tail: Mutex<Tail>,
 }
@@ -46,13 +47,13 @@ struct Tail {
     pushed: u64,
     /// The number after the last entry of the default stream.
     default_end: u64,
-    /// Moments that are not known to be reached. An entry's place is used again only when its stamp is kept here.
+    /// Moments that are not known to be reached. Before an entry is reused, its stamp is saved here.
     moments: BTreeMap<u64, Weak<Moment>>,
 }
 
 /// A point in a context's work, as an event records it.
 pub struct Moment {
-    /// The work that has to end before; None: none.
+    /// The work that has to end before the moment is reached; None: there is none.
     ticket: Option<Ticket>,
     /// When it was reached; 0: not known yet.
     at: AtomicU64,
@@ -82,7 +83,7 @@ impl Work {
         lock(&self.tail)
     }
 
-    /// Queues a kernel behind all that is queued in its lane, not to begin before `after` has ended. Waits while the
+    /// Queues a kernel after all queued work of its lane. It does not begin before `after` has ended. Waits while the
     /// queue is full.
     #[inline]
     pub fn launch(&self, member: &Member, cost: Cost, lane: Lane, after: Option<Ticket>) -> Result<Ticket, Refused> {
@@ -95,13 +96,13 @@ impl Work {
         self.is_concurrent.load(Ordering::Relaxed)
     }
 
-    /// Returns the width of new work, and notes if it may run beside other work.
+    /// Returns the width of new work, and records that streams run at once if the work does not fill the GPU.
     #[inline]
     fn width(&self, cost: Cost) -> u32 {
         if cost.ns > 0 && cost.width < WHOLE {
             self.is_concurrent.store(true, Ordering::Relaxed);
         }
-        // Otherwise all work runs one after the other.
+        // If streams do not run at once, work without a duration has the full width, so that all work runs in order.
         if cost.ns == 0 && self.is_concurrent() {
             0
         } else {
@@ -146,13 +147,13 @@ impl Work {
         entry.work.store(cost.ns, Ordering::Relaxed);
         entry.shape.store(Shape { width, lane }.pack(), Ordering::Relaxed);
         entry.after.store(after.map_or(0, Ticket::pack), Ordering::Relaxed);
-        // Release: a slow process that reads this as a stamp also sees that the moment has its own.
+        // Release: a slow process may read this value as a stamp. It then also sees that the moment's stamp was saved.
         entry.when.store(member.state.now(), Ordering::Release);
         place.pushed.store(tail.pushed, Ordering::Release);
         Ok(ticket)
     }
 
-    /// This context's queue, which it takes if it has none.
+    /// Returns this context's queue. Claims one if it has none.
     #[inline]
     fn open(&self, member: &Member, tail: &mut Tail) -> Result<(usize, &'static Queue), Refused> {
         if self.is_closed.load(Ordering::Acquire) {
@@ -170,7 +171,7 @@ impl Work {
         let place = &words.queues[queue];
         self.queue.store(queue + 1, Ordering::Release);
         if member.state.profile().late_events {
-            // An event waits for its context's turn, but for no other stream.
+            // With late events, an event waits until its context is on the GPU, but for no other stream.
             self.is_concurrent.store(true, Ordering::Relaxed);
         }
         tail.pushed = place.pushed.load(Ordering::Acquire);
@@ -230,9 +231,10 @@ impl Work {
         self.queue() == Some(ticket.queue)
     }
 
-    /// Records an event after `last`. Returns the moment at which `last` has ended and the context has the GPU, and the
-    /// work that the stream must wait for, if it may still be pending. If nothing is pending in any stream, an entry
-    /// without work is queued, and the moment is the context's next turn.
+    /// Records an event after `last`. Returns the moment at which `last` has ended and the context is on the GPU, and
+    /// the work for which the stream must wait, if it may still be pending. If `last` has ended but other streams have
+    /// pending work, the moment is now, unless events are late. Otherwise an entry without work is queued, and the
+    /// moment is the context's next turn.
     pub fn record(
         &self,
         member: &Member,
@@ -303,7 +305,7 @@ impl Tail {
         })
     }
 
-    /// Keeps the stamps of entries whose places are used again when entry `next` is written. They are done.
+    /// Saves the stamps of entries that are reused when entry `next` is written. These entries are done.
     fn keep_stamps(&mut self, queue: &Queue, next: u64) {
         while let Some(first) = self.moments.first_entry().filter(|first| first.key() + DEPTH <= next) {
             let (number, moment) = first.remove_entry();
@@ -338,7 +340,7 @@ impl Moment {
             return None;
         }
         let stamp = ticket.stamp(member.state.words());
-        // If the entry's place was used again meanwhile, its stamp was kept here before.
+        // If the entry was reused meanwhile, its stamp was saved in `at` before that.
         match self.at.load(Ordering::Acquire) {
             0 => Some(stamp),
             kept => Some(kept),
@@ -357,7 +359,7 @@ impl Member {
         lock(&self.journal)
     }
 
-    /// Brings the schedule to now. If others with work have died, that work is taken off the GPUs.
+    /// Advances the schedule to now. If other processes with work have died, removes their work from the GPUs.
     fn advance(&self) -> Schedule<'_> {
         let schedule = self.advance_only();
         let places = schedule.workers(self.place);
@@ -388,12 +390,12 @@ impl Member {
         ticket.is_done(words)
     }
 
-    /// Returns true if a piece of work has ended by now, as far as its context tells.
+    /// Returns true if a piece of work has ended by now and its context already reports it.
     pub fn knows(&self, ticket: Ticket) -> bool {
         self.is_done(ticket) && (!self.state.profile().late_events || !self.hides(ticket))
     }
 
-    /// Waits until its context tells that a piece of work has ended.
+    /// Waits until the context reports that a piece of work has ended.
     pub fn wait(&self, ticket: Ticket) {
         static NEVER: AtomicBool = AtomicBool::new(false);
         self.wait_unless(ticket, &NEVER);
@@ -418,7 +420,7 @@ impl Member {
         }
     }
 
-    /// Waits for a moment that may turn out not to be the right one.
+    /// Waits until `until`, or less: the caller checks afterwards whether it has to wait again.
     fn nap(&self, now: u64, until: u64, is_over: impl Fn() -> bool) {
         match self.state.virtual_time() {
             None => sleep_until(until.min(now.saturating_add(NAP_NS))),
@@ -426,11 +428,11 @@ impl Member {
         }
     }
 
-    /// With `late_events`: returns true if a piece of work has ended and its context does not tell it yet.
+    /// With `late_events`: returns true if a piece of work has ended but its context does not report it yet.
     fn hides(&self, ticket: Ticket) -> bool {
         let (words, told) = (self.state.words(), &self.told[ticket.queue]);
         if words.queues[ticket.queue].pushed.load(Ordering::Acquire) >= ticket.number + DEPTH {
-            // Its place may have other work by now, so it ended long ago.
+            // Its entry may have been reused, so it ended long ago.
             return false;
         }
         let stamp = ticket.stamp(words);
@@ -469,18 +471,18 @@ impl Member {
                 break;
             }
             sleep_while(&time.jumps, seen, Duration::from_nanos(WATCH_NS));
-            // The time may stand still because of a process that is dead.
+            // Time may stand still because a process has died.
             if time.jumps.load(Ordering::SeqCst) == seen && self.state.mark_dead(Some(self.place), |_, _| true) {
                 self.state.bury();
             }
         }
     }
 
-    /// From now on virtual time waits for this thread.
+    /// Makes virtual time wait for this thread from now on.
     #[inline]
     fn enters(&self) {
         if let Some(time) = self.state.virtual_time() {
-            // At a thread's very end it is no longer counted.
+            // While a thread is ending, it has no thread-local value and does not take part.
             let _ = THREAD.try_with(|thread| {
                 thread.get_or_init(|| Thread::new(time, self.place));
             });
@@ -496,7 +498,7 @@ thread_local! {
 struct Thread {
     time: &'static VirtualTime,
     place: usize,
-    /// A child of fork has a copy, which is not counted.
+    /// The process that created this value. A fork child has a copy, which does not take part.
     process: u32,
 }
 

@@ -13,7 +13,7 @@ use common::{Client, Folder, on_gpus};
 const PACKAGES: [&str; 3] = ["cuda-bindings==13.5.0", "nvidia-ml-py==13.615.71", "gpustat==1.1.1"];
 const GIB: u64 = 1 << 30;
 
-/// A Python with the packages; None: they cannot be had here, and `test` is skipped.
+/// Returns a Python with the packages. None: they cannot be installed here, and `test` is skipped.
 fn python(test: &str, state: &Folder) -> Option<Command> {
     let folder = match pip::packages("clients", &PACKAGES.join(" "), &PACKAGES) {
         Ok(folder) => folder,

@@ -201,7 +201,7 @@ fn calls_of_what_is_not_modelled_are_counted() {
     assert_eq!((calls[index], calls.iter().sum::<u32>()), (2, 2));
 }
 
-/// A folder for everybody (1777): files are for everybody too, whatever the umask of the first user.
+/// In a folder for everybody (1777), files are for everybody too, whatever the first user's umask is.
 #[test]
 fn a_shared_folder_serves_several_users() {
     use std::os::unix::fs::PermissionsExt;

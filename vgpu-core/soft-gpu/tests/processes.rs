@@ -50,7 +50,7 @@ fn a_lock_outlives_closed_descriptors_and_dies_with_its_process_not_its_children
     let orphan: i32 = user.say("sleeper").parse().unwrap();
     user.kill();
     let view = watcher.look(0);
-    // The orphan is ours to end, whatever the answer.
+    // The test has to kill the orphan, whatever the result.
     std::process::Command::new("kill")
         .arg(orphan.to_string())
         .status()
@@ -106,7 +106,7 @@ fn a_storm_of_kills_leaves_a_true_picture() {
         "0",
         "the whole GPU is free again"
     );
-    // A look that finds no moment at which all stand still uses each process's own figure, and says so.
+    // A read that finds no consistent moment falls back to each process's own figure, and writes this to stderr.
     let said = std::fs::read_to_string(&said).unwrap();
     assert!(!said.contains("no one picture"), "{said}");
     println!("{looks} looks, slowest {slowest:?}");
@@ -162,7 +162,7 @@ fn utilisation_follows_launches() {
     becomes(&mut client, 0..=0);
 }
 
-/// Waits until a client sees GPU 0 so busy.
+/// Waits until a client sees this utilisation of GPU 0.
 fn becomes(client: &mut Client, busy: std::ops::RangeInclusive<u64>) {
     let end = Instant::now() + Duration::from_secs(60);
     while !busy.contains(&client.look(0).busy) {

@@ -1,5 +1,5 @@
-//! Several processes on one GPU's time. All lengths are by the GPU's clock, which runs on whatever processes do, so
-//! a slow machine changes none of them. With virtual time it does not even run on.
+//! Several processes on one GPU's time. All durations are measured by the GPU's clock, which does not depend on the
+//! speed of processes, so they are the same on a slow machine. Virtual time even stands still while processes compute.
 
 mod common;
 
@@ -19,7 +19,7 @@ fn elapsed(answer: &str) -> u64 {
     us.parse().expect("microseconds")
 }
 
-/// Events are floats of milliseconds.
+/// Compares two durations. CUDA returns the time between events as a float in milliseconds.
 #[track_caller]
 fn about(us: u64, expected: u64, slack: u64) {
     assert!(us.abs_diff(expected) <= slack, "{us} us, expected {expected}");
@@ -27,7 +27,7 @@ fn about(us: u64, expected: u64, slack: u64) {
 
 const HOUR: &str = "3600000000";
 const HOUR_US: u64 = 3_600_000_000;
-/// How long work takes beside another context: 2 ms of each in turn, and two switches.
+/// How long work takes while another context has work too: 2 ms of each in turn, and two switches.
 const fn beside_one(us: u64) -> u64 {
     us * 42 / 20
 }
@@ -41,7 +41,7 @@ fn kernels_last_as_long_as_their_names_say_and_a_full_queue_waits() {
     about(timed(&mut client, "500"), 500, 1);
     about(timed(&mut client, "700x300"), 210_000, 20);
     about(timed(&mut client, "0x10"), 0, 0);
-    // Three times the queue's length: the first event's place is used again.
+    // Three times the queue's length, so the first event's entry is reused.
     about(timed(&mut client, "100x3000"), 300_000, 50);
 }
 
@@ -52,7 +52,7 @@ fn two_processes_with_work_get_half_each_by_events_and_by_nvml() {
     assert_eq!(clients[1].say(&format!("spin:{HOUR}")), "0");
     about(timed(&mut clients[0], "2000x100"), beside_one(200_000), TURN);
     assert_eq!(clients[0].say(&format!("spin:{HOUR}")), "0");
-    // Wait until the window has only the time of both.
+    // Wait until the window contains only time in which both had work.
     let end = Instant::now() + Duration::from_secs(60);
     loop {
         let line = clients[0].say("shares");
@@ -99,7 +99,7 @@ fn the_work_of_a_stopped_process_goes_on() {
     let mut stopped = Client::ready(&state.0);
     assert_eq!(stopped.say("begin:2000x200"), "0");
     stopped.signal("STOP");
-    // Longer than the stopped client's work, which ends while only the other client looks.
+    // Longer than the stopped client's work, which ends while only the other client reads the time.
     timed(&mut other, "2000x500");
     about(timed(&mut other, "2000x50"), 100_000, 20);
     stopped.signal("CONT");
@@ -110,7 +110,7 @@ fn the_work_of_a_stopped_process_goes_on() {
     );
 }
 
-/// Its clock is 28 hours ahead. The time of the GPU must not be.
+/// The process's clock is 28 hours ahead. The GPU's time must not be.
 #[test]
 fn a_process_in_a_time_namespace_shares_the_gpus_clock() {
     let ahead = ["--time", "--monotonic", "100000", "--fork", "--kill-child", "--"];
@@ -215,7 +215,8 @@ cuEventCreate >5 0
     text
 }
 
-/// Clients that meet on GPUs with virtual time and then do their steps: the lines of each from there on.
+/// Runs clients on GPUs with virtual time. They synchronise first, then run their steps. Returns each client's lines of
+/// these steps.
 fn in_virtual_time(state: &Folder, steps: &[&[&str]]) -> Vec<Vec<String>> {
     std::fs::create_dir_all(&state.0).unwrap();
     std::fs::write(state.0.join("profile"), "clock = virtual\n").unwrap();
@@ -223,7 +224,8 @@ fn in_virtual_time(state: &Folder, steps: &[&[&str]]) -> Vec<Vec<String>> {
         .iter()
         .map(|steps| {
             let mut command = on_gpus(program(), &state.0);
-            // From `until:0` on time waits for this thread, which computes while it waits for a line.
+            // From `until:0` on, virtual time waits for this thread, which counts as computing while it waits for a
+            // line.
             command.args(["init:0", "until:0", "wait"]).args(*steps);
             let mut client = Client::spawn(command);
             assert_eq!(client.hear("init:0"), "0");
@@ -326,7 +328,7 @@ impl Caller {
     /// Returns the microseconds until everything is done that `launches` queues.
     fn timed(&mut self, launches: impl FnOnce(&mut Self)) -> u64 {
         self.all(&["set 20 0"]);
-        // Work of the whole GPU in front of it, so that all of it is queued before the GPU comes to it.
+        // A kernel that fills the GPU comes first, so that everything is queued before the GPU reaches it.
         self.function(21, "time_50000us");
         self.launch(21, 20, "");
         self.all(&[&format!("cuEventRecord @{START} 0")]);
@@ -404,7 +406,7 @@ fn the_default_stream_waits_for_blocking_streams_also_in_its_events() {
         caller.all(&["cuEventCreate >13 0"]);
         caller.launch(22, 30, "");
         caller.launch(23, 31, "");
-        // More questions than the queue is long: they queue nothing.
+        // More queries than the queue has entries: a query queues nothing.
         for _ in 0..1_100 {
             assert_eq!(caller.say("cuStreamQuery 0"), "600");
         }
@@ -561,7 +563,7 @@ fn a_context_that_is_switched_out_tells_late_if_the_profile_says_so() {
         )]);
         caller.all(&["cuModuleGetFunction >7 @6 \"time_20000us\"", "cuCtxSetCurrent @0"]);
         let begin = caller.clock(0);
-        // The first context has 1 ms of work and 4 ms more; the other one 20 ms.
+        // The first context has a kernel of 1 ms, an event, and then 4 ms; the other one has 20 ms.
         caller.all(&[&format!("cuEventRecord @{START} @30")]);
         caller.launch(22, 30, "");
         caller.all(&["cuEventRecord @13 @30"]);
@@ -569,7 +571,7 @@ fn a_context_that_is_switched_out_tells_late_if_the_profile_says_so() {
         caller.all(&["cuCtxSetCurrent @5"]);
         caller.launch(7, 20, "");
         caller.all(&["cuCtxSetCurrent @0"]);
-        // Nobody has asked before its slice ended. The other one has the GPU from 2.1 to 4.1 ms.
+        // Nobody has queried the event before the slice ended. The other context has the GPU from 2.1 to 4.1 ms.
         assert_eq!(caller.clock(begin + 2_700), begin + 2_700);
         assert_eq!(caller.say("cuEventQuery @13"), expected, "{late}");
         caller.all(&["cuEventRecord @14 @31"]);
@@ -589,7 +591,7 @@ fn a_context_that_is_switched_out_tells_late_if_the_profile_says_so() {
 fn virtual_time_gives_the_same_figures_each_time() {
     let run = |name: &str| {
         let work = &["timed:700x300", "until:5000000000", "timed:5x2000", "timed:100"][..];
-        // Not at the same moment: whose context comes first would be chance.
+        // The clients do not start at the same moment: otherwise it would be random whose context comes first.
         let other = &["until:1001000000", "timed:9000x40", "until:5000100000", "timed:300x20"][..];
         let state = Folder::new(name);
         in_virtual_time(&state, &[work, other])
@@ -612,6 +614,6 @@ fn virtual_time_passes_in_no_time_and_waits_for_no_dead_process() {
         &state,
         &[&[&format!("timed:{HOUR}"), "kill"], &[&format!("timed:{HOUR}x2")]],
     );
-    // An hour beside the other one, and an hour alone, as exact as floats of milliseconds are.
+    // An hour beside the other process, and an hour alone, as exact as a float in milliseconds is.
     about(elapsed(&lines[1][0]), beside_one(HOUR_US) + HOUR_US, 1_000_000);
 }

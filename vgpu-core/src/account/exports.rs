@@ -1,26 +1,26 @@
 //! Charges that several processes share because one exported the memory and others imported it:
 //! [`crate::ledger::objects`], for all shares of this process on one GPU.
 //!
-//! A charge may be split over several shares. It then becomes an object in the ledger of each, all with the same key.
-//! An importer finds the objects of its own shares; their sum tells if they are the whole memory.
+//! A charge may be split over several shares. It then becomes an object in the ledger of each share, all with the same
+//! key. An importer finds the objects of its own shares; their sum shows whether they are the whole memory.
 
 use super::{Account, Charge, Kind, Part};
 use crate::ledger::Key;
 use crate::ledger::share::Share;
 
 impl Account {
-    /// Moves a charge to objects with `key`, so that memory which another process of the same shares imports is charged
-    /// once. A part for which no object is free stays in its lane and is charged to each process; a later export moves
+    /// Moves a charge to objects with `key`, so that memory is charged once when another process of the same shares
+    /// imports it. If no object is free, a part stays in its lane, and is charged to each process; a later export moves
     /// it if an object is free then.
     pub fn export(&self, charge: &mut Charge, key: Key) {
         let is_known = |part: &Part| self.share(*part)?.exports(part.reservation, key);
-        // If the key already finds a part of this charge, it names the same memory as before. Its objects must stay
+        // If `key` already finds a part of this charge, it still means the same memory, and its objects must stay
         // visible.
         if !charge.parts().any(|part| is_known(part) == Some(true)) {
             self.hide(key);
         }
         for part in charge.parts_mut() {
-            // A part that already is an object is left alone.
+            // A part that is already an object does not move.
             let share = self.share(*part);
             if let Some(moved) = share.and_then(|share| share.export(part.reservation, part.bytes, key)) {
                 part.reservation = moved;
@@ -34,8 +34,8 @@ impl Account {
         self.all().for_each(|share| share.hide(key));
     }
 
-    /// Holds the memory that was exported by `key`. This process shares its charge from now on; the last holder
-    /// releases it. Returns None if no process of these shares has exported it.
+    /// Holds the memory that was exported by `key`. From now on this process is one of the holders that share the
+    /// charge; the last holder releases it. Returns None if no process of these shares has exported it.
     #[must_use]
     pub fn import(&self, key: Key) -> Option<Charge> {
         let mut parts = self.of(Kind::Device).flat_map(|(place, share)| {
@@ -82,7 +82,7 @@ mod tests {
             found.into_iter().for_each(|charge| account.release(charge));
             bytes
         };
-        // The second ledger cannot be opened for a while, so none of its objects can be held.
+        // The second ledger cannot be opened while it is moved away, so none of its objects can be held.
         let (ledger, away) = (fresh::ledger(folder.path(), "b"), folder.path().join("away"));
         std::fs::rename(&ledger, &away).expect("a rename");
         for _ in 0..2 {

@@ -1,5 +1,5 @@
-//! Launches that go without asking the law, which grants a few at a time. They are divided among the recently used streams.
-//! The launch path has no lock, no clock, no system call and no locked instruction.
+//! Launches that may start without asking the law. The law grants a few at a time, divided among the recently used
+//! streams. The launch path has no lock, no clock, no system call and no locked instruction.
 //!
 //! ```text
 //!  launch ─► its stream's place: passed < until? ─ yes ─► go, counted
@@ -8,8 +8,8 @@
 //!
 //! A launch writes only `passed` and a grant only `until`, so neither overwrites the other.
 //!
-//! How it fails: of two threads that launch in one stream at the same moment, one launch may not be counted. A launch that
-//! goes while the budget is withdrawn is counted with the next withdrawal.
+//! How it fails: if two threads launch in one stream at the same moment, only one launch may be counted. A launch that
+//! starts while the budget is withdrawn is counted at the next withdrawal.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -29,7 +29,7 @@ struct Place {
     stream: AtomicU64,
     passed: AtomicU32,
     until: AtomicU32,
-    /// How many of `passed` were counted.
+    /// The value of `passed` up to which launches were counted.
     counted: AtomicU32,
     /// Grants since its last use.
     idle: AtomicU32,
@@ -84,7 +84,7 @@ impl Budget {
         true
     }
 
-    /// Withdraws the rest of the budget, and reports the launches that went within it by stream.
+    /// Withdraws the rest of the budget, and reports the launches that used it, by stream.
     pub(super) fn withdraw(&self, mut count: impl FnMut(Stream, u32)) {
         for place in self.used() {
             let passed = place.passed.load(Relaxed);
@@ -134,7 +134,7 @@ impl Budget {
         self.used[place / 64].fetch_or(1 << (place % 64), Relaxed);
     }
 
-    /// Forgets a stream: its next launch asks the law.
+    /// Removes a stream's entry: its next launch asks the law.
     pub(super) fn forget(&self, stream: Stream) {
         if let Some(place) = self.place_of(stream) {
             place.stream.store(0, Relaxed);
@@ -156,7 +156,7 @@ impl Budget {
     #[inline(always)]
     fn place_of(&self, stream: Stream) -> Option<&Place> {
         let [first, second] = places_of(stream);
-        // `map` would be a function call.
+        // Written out, because `map` would not be inlined.
         let (first, second) = (&self.places[first], &self.places[second]);
         if first.stream.load(Relaxed) == stream.0 {
             return Some(first);
@@ -214,7 +214,8 @@ mod tests {
         assert!(!budget.take(STREAM));
     }
 
-    /// A thread reads `passed` in [`Budget::take`] and is held up there, while others launch and their launches are counted.
+    /// A thread reads `passed` in [`Budget::take`] and is then delayed, while others launch and their launches are
+    /// counted.
     #[test]
     fn a_thread_that_was_held_up_does_not_count_all_launches_that_there_can_be() {
         let budget = granted(3);
@@ -260,7 +261,7 @@ mod tests {
         assert!(known.count() >= 56);
     }
 
-    /// A thread in each stream; the budget is taken back and granted all the time. Nothing is lost.
+    /// One thread for each stream; the budget is withdrawn and granted all the time. No launch is lost.
     #[test]
     fn all_that_threads_launch_is_counted() {
         let rounds = if cfg!(miri) { 20 } else { 20_000 };

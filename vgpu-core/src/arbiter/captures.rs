@@ -1,8 +1,8 @@
 //! Counts captures of streams into graphs: during one, a launch may only add a node, which takes no GPU time, and our own
 //! calls could invalidate the capture.
 //!
-//! How it fails: a capture whose end is not seen keeps the count up. Each launch and each event then costs a question to
-//! the driver.
+//! How it fails: if the end of a capture is not seen, the count stays above 0. Each launch and each event then costs a
+//! call of the driver.
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
@@ -36,7 +36,7 @@ pub(super) struct Unharmful<'a, D: Streams> {
     before: c_int,
 }
 
-/// Also used where no capture is known, because one may begin at any moment.
+/// Also used while no capture is known, because another thread may begin one at any moment.
 pub(super) fn spare<D: Streams>(driver: &D) -> Unharmful<'_, D> {
     /// CU_STREAM_CAPTURE_MODE_RELAXED.
     const RELAXED: c_int = 2;

@@ -1,22 +1,23 @@
 //! Events of the driver, and when the GPU passed them, as times of CLOCK_MONOTONIC.
 //!
-//! The driver reports distances between events, but no times. So each context has a base event, and each later event bounds
-//! the time at which the GPU passed the base: at most the time at which the event was seen minus their distance, at least the
-//! time at which it was recorded minus their distance. The latest possible time is used, as the law requires. A program that
-//! asks seldom would give poor bounds, so a base that is recorded while nothing is in flight is polled until the GPU passes
-//! it, and a later base is dated from the one before. The base is renewed, because the GPU's clock drifts and the distance is
-//! a float of milliseconds, whose precision falls as it grows.
+//! The driver reports distances between events, but no times. So each context has a base event, and each later event
+//! bounds the time at which the GPU passed the base: at most the time at which the event was seen minus their distance,
+//! at least the time at which it was recorded minus their distance. The latest possible time is used, as the law
+//! requires. A program that rarely queries events would give poor bounds. So a base that is recorded while nothing is
+//! in flight is polled until the GPU passes it, and the time of a later base is computed from the base before it. The
+//! base is renewed, because the GPU's clock drifts and the distance is a float of milliseconds, whose precision falls
+//! as it grows.
 //!
-//! How it fails: a launch has no event if none can be created or recorded behind it. If the driver does not answer for
-//! an event because its context has ended, the event is taken as passed at that moment. Events are reused; those of a
-//! context that ended unseen are dropped.
+//! How it fails: a launch has no event if none can be created or recorded behind it. If queries of an event fail
+//! because its context has ended, the event is treated as passed at that moment. Events are reused; those of a context
+//! that ended unseen are dropped.
 
 use crate::compute::{MS, Ns, US};
 use crate::memory::driver::{NOT_READY, SUCCESS, Streams};
 
 use super::streams::Target;
 
-/// A base is renewed when it is older.
+/// A base older than this is renewed.
 const RENEWAL: Ns = 10_000 * MS;
 /// How long a new base is polled.
 const WATCH: Ns = 30 * US;
@@ -100,7 +101,8 @@ impl Events {
             recorded: clock(),
             at: None,
         };
-        // The first calls of a process are slow, and the thread may lose the CPU in between.
+        // The first calls of a process are slow, and the thread may lose the CPU between record and poll, so there are
+        // several attempts.
         for _ in 0..if is_idle { TRIES } else { 0 } {
             let begun = clock();
             if !self.record_again(driver, target, base.event) {
@@ -166,7 +168,7 @@ impl Events {
         driver.elapsed(handle(front)?, handle(behind)?).ok()
     }
 
-    /// Keeps an event for reuse; nothing asks for it any more.
+    /// Keeps an event for reuse. The event must not be needed any more.
     pub(super) fn release(&mut self, driver: &impl Streams, number: usize) {
         let Some(at) = self.find(number) else { return };
         let event = self.recorded.swap_remove(at);
@@ -257,13 +259,13 @@ impl Events {
         &mut self.contexts[at]
     }
 
-    /// Drops a context whose events do not answer: it was destroyed unseen, together with them.
+    /// Drops a context whose events can no longer be queried: it was destroyed without our notice, together with them.
     fn lose(&mut self, context: usize) {
         self.contexts.retain(|known| known.handle != context);
     }
 }
 
-/// Polls an event for a moment from `begun` on. Returns when it was seen to have passed.
+/// Polls an event for at most [`WATCH`] after `begun`. Returns when it was seen to have passed.
 fn watched(driver: &impl Streams, event: usize, begun: Ns, clock: impl Fn() -> Ns) -> Option<Ns> {
     loop {
         let code = driver.query_event(event);
@@ -350,7 +352,7 @@ mod tests {
         assert_eq!(events.passed(&driver, second, || seen), Some(START + 2000 * MS));
     }
 
-    /// A program that asks 1 ms after each event: its first base was watched, and all later times follow from that.
+    /// A program that queries each event 1 ms late. Its first base was polled, and all later times follow from it.
     #[test]
     fn a_base_that_was_watched_is_known_at_once() {
         let (driver, mut events) = (Fake::default(), Events::default());

@@ -7,13 +7,13 @@
 //!  wait   ─► driver ─► law: charges the work that has ended, and wakes others
 //! ```
 //!
-//! `crate::compute` decides; this module has the pages, events, locks and sleeps. No lock is held during a call of the
-//! program or a sleep, except during the call that begins a capture, because a capture must not record our events.
+//! `crate::compute` decides; this module handles the pages, events, locks and sleeps. No lock is held during a call of
+//! the program or a sleep, except during the call that begins a capture, because a capture must not record our events.
 //!
-//! How it fails: without pages a share is limited to its `cores` by a page of its own ([`pages`]). Launches without an event are
-//! assumed to end after a while. A thread that jumps out of a launch leaves nothing locked. If a signal handler jumps out of
-//! this module, the lock stays taken: launches of other threads never return, and those of this thread are not measured. A
-//! fork child starts with an empty state.
+//! How it fails: if the pages cannot be used, a share is limited to its `cores` by a private page ([`pages`]). Launches
+//! without an event are assumed to end after a while. A thread that jumps out of a launch leaves nothing locked. If a
+//! signal handler jumps out of this module, the lock stays taken: launches of other threads never return, and those of
+//! this thread are not measured. A fork child starts with an empty state.
 
 mod budget;
 mod captures;
@@ -61,14 +61,14 @@ const NEIGHBOURS: Ns = 1000 * MS;
 /// If this many sleeps of one wait end at once because the word had changed, the word is ignored: a share may change
 /// its word all the time.
 const HASTY: u32 = 16;
-/// A sleep shorter than this is taken to have ended at once.
+/// A shorter sleep counts as one that ended at once.
 const AT_ONCE: Duration = Duration::from_micros(50);
 /// The longest sleep once the word is ignored.
 const WITHOUT_WORD: Duration = Duration::from_micros(500);
-/// Older copies of the other shares' pages are refreshed before the work of a wait is charged.
+/// Before the work of a wait is charged, copies of the other shares' pages that are older than this are refreshed.
 const LOOK: Ns = MS;
 
-/// The process in which the arbiter works.
+/// The arbiter's interface to the process in which it works.
 pub trait Process {
     type Driver: Streams;
     fn driver(&self) -> &Self::Driver;
@@ -124,7 +124,7 @@ struct Inner {
     looked: Ns,
 }
 
-/// The circumstances in which a launch asks.
+/// The circumstances of a launch that asks.
 struct Question {
     /// When it asked for the first time.
     asked: Ns,
@@ -134,7 +134,7 @@ struct Question {
     sibling: bool,
 }
 
-/// A pause before the next question.
+/// A sleep before the launch asks again.
 struct Nap {
     word: Option<(*const AtomicU32, u32)>,
     length: Duration,
@@ -158,8 +158,8 @@ fn entitled(limits: &Limits) -> Option<Entry> {
 }
 
 impl Arbiter {
-    /// Returns the arbiter of a share whose pages are in `folder`, and an error if its pages cannot be used. No
-    /// arbiter: its time is not limited.
+    /// Returns the arbiter of a share whose pages are in `folder`, and an error if its pages cannot be used. If there
+    /// is no arbiter, the share's time is not limited.
     #[must_use]
     pub fn open(folder: &Path, limits: &Limits) -> (Option<Self>, Option<PagesError>) {
         let Some(entry) = entitled(limits) else {
@@ -211,8 +211,8 @@ impl Arbiter {
         }
     }
 
-    /// Waits until a launch in a stream may go. Returns true if the caller must then call [`Arbiter::launched`]. Handles of
-    /// `_ptsz` names: [`per_thread`].
+    /// Waits until a launch in a stream may go. Returns true if the caller must then call [`Arbiter::launched`]. For
+    /// `_ptsz` functions, `handle` is the result of [`per_thread`].
     #[inline(always)]
     #[must_use]
     pub fn begin(&self, process: &impl Process, handle: usize) -> bool {
@@ -299,8 +299,9 @@ impl Arbiter {
         });
     }
 
-    /// Notes that the program asks whether work has ended, without waiting for it. `has_ended` asks the driver after
-    /// the launches up to now were counted; another thread's launch in between is not included.
+    /// Called when the program asks whether work has ended, without waiting for it. Counts the launches up to now, and
+    /// then calls `has_ended`, which asks the driver again. A launch that another thread makes in between is not
+    /// included.
     pub fn question(&self, process: &impl Process, scope: Scope, has_ended: impl FnOnce() -> bool) {
         if !self.is_busy.load(Relaxed) {
             return;
@@ -332,7 +333,7 @@ impl Arbiter {
         call()
     }
 
-    /// Prepares for the end of a context: its events are not used until [`Arbiter::has_forgotten`].
+    /// Called when a context is about to end: its events are not used until [`Arbiter::has_forgotten`].
     pub fn forget(&self, process: &impl Process, context: usize) {
         let _kept = errno::keep();
         let driver = process.driver();
@@ -343,7 +344,8 @@ impl Arbiter {
         });
     }
 
-    /// Charges the work of the context until now, because it has ended; or the driver refused to end it.
+    /// If the context has ended, charges its work until now. Otherwise the driver refused to end it, and its events are
+    /// used again.
     pub fn has_forgotten(&self, process: &impl Process, context: usize, has_ended: bool) {
         let _kept = errno::keep();
         let driver = process.driver();
@@ -356,7 +358,7 @@ impl Arbiter {
         });
     }
 
-    /// Prepares for the end of a stream: no event can be recorded in it any more.
+    /// Called when a stream is about to end: no event can be recorded in it afterwards.
     pub fn forget_stream(&self, process: &impl Process, handle: usize) {
         let stream = stream_of(handle);
         if is_of_a_context(handle) {
@@ -373,7 +375,8 @@ impl Arbiter {
         });
     }
 
-    /// Charges the work in flight, because the process exits: until now if its events no longer answer.
+    /// Charges the work in flight, because the process exits. If its events can no longer be queried, it is charged
+    /// until now.
     pub fn end(&self, process: &impl Process) {
         let Some(inner) = self.inner.try_lock() else { return };
         let inner = &mut *inner.borrow_mut();
@@ -388,8 +391,8 @@ impl Arbiter {
             .is_some_and(|inner| inner.borrow().pages.own().turn.ends.load(Relaxed) > now)
     }
 
-    /// Returns None if this thread is already inside one of our calls, from which the driver called back into the
-    /// program. Launches in such a call go at once, and are measured with the outer one.
+    /// Runs `act` under the lock. Returns None if this thread is already inside one of our calls, from which the driver
+    /// called back into the program. Launches in such a call go at once, and are measured with the outer one.
     fn with<T>(&self, driver: &impl Streams, act: impl FnOnce(&mut Inner) -> T) -> Option<T> {
         let inner: Entered<'_, Inner> = self.inner.lock_unless_within()?;
         let mut inner = inner.borrow_mut();
@@ -398,14 +401,14 @@ impl Arbiter {
     }
 }
 
-/// Returns the handle that 0 means for a `_ptsz` function.
+/// Returns the stream handle that a `_ptsz` function means: for it, 0 is the thread's own default stream.
 #[must_use]
 pub fn per_thread(handle: usize) -> usize {
     if handle == 0 { PER_THREAD } else { handle }
 }
 
 impl Inner {
-    /// Returns None if the launch may go.
+    /// Asks the law. Returns None if the launch may go.
     fn ask(&mut self, budget: &Budget, driver: &impl Streams, handle: usize, question: &Question) -> Option<Nap> {
         let target = self.target(driver, handle);
         self.limiter.set_free(self.pages.own(), question.is_free);
@@ -461,7 +464,7 @@ impl Inner {
         self.law_of(budget, driver, false, act)
     }
 
-    /// Calls the law, after counting the launches that went within the budget and withdrawing the rest of it.
+    /// Calls the law. Before that, counts the launches that used the budget, and withdraws the rest of it.
     fn law_of<T>(
         &mut self,
         budget: &Budget,
@@ -506,8 +509,8 @@ impl Inner {
         }
     }
 
-    /// Returns the limiter's scope of a wait. With several contexts it is not known which streams belong to one, so such a wait is
-    /// for some streams.
+    /// Returns the limiter's scope of a wait. With several contexts it is not known which streams belong to a context,
+    /// so a wait for one counts as a wait for some streams.
     fn scope_of(&self, driver: &impl Streams, scope: Scope) -> limiter::Scope {
         let is_only = |context: Option<usize>| {
             let context = context.or_else(|| driver.current_context().ok());
@@ -559,7 +562,7 @@ impl Nap {
         self
     }
 
-    /// Returns true if the word had changed already, so that the sleep ended at once.
+    /// Sleeps. Returns true if the sleep ended at once because the word had already changed.
     fn sleep(self) -> bool {
         let begun = Instant::now();
         if self.spins {

@@ -6,7 +6,7 @@ use vgpu_abi::arbitration::Cell;
 
 use crate::compute::{MS, Ns};
 
-/// A cell that was not renewed for this long may be taken if its process cannot be seen from here.
+/// If the process of a cell cannot be seen from here, the cell may be taken after this long without a renewal.
 const STALE: Ns = 60_000 * MS;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

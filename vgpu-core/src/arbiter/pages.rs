@@ -1,4 +1,4 @@
-//! The pages of one GPU's shares, as this process reaches them.
+//! How this process accesses the pages of one GPU's shares.
 //!
 //! ```text
 //!  <shares>/.arbitration/<GPU>/ node    read: what each slot is entitled to
@@ -6,10 +6,11 @@
 //!                               00..63  copied at each look: the other shares' state
 //! ```
 //!
-//! How it fails: a tenant can truncate its own page at any moment. So other shares' pages are only copied (`os::peek`), and a
-//! page that cannot be copied is left out. If a share truncates its own page, its own processes get SIGBUS, as with its
-//! ledger. Where copying is denied, the share cannot see the others: its processes keep to its `cores` by its own page. Where
-//! the pages are missing or damaged, or in a time namespace with another clock, each process keeps to the `cores` alone.
+//! How it fails: a tenant can truncate its own page at any moment. So other shares' pages are only copied (`os::peek`),
+//! and a page that cannot be copied is left out. If a share truncates its own page, its own processes get SIGBUS, as
+//! with its ledger. If copying is denied, the share cannot see the others: its processes together are limited to its
+//! `cores`, by its own page. If the pages are missing or damaged, or in a time namespace with another clock, each
+//! process by itself is limited to the `cores`.
 #![allow(unsafe_code)] // Mapped files are seen as pages.
 
 use std::fmt;
@@ -32,11 +33,11 @@ use crate::os::{file, fork, mount};
 
 /// The part of a page that is copied: everything that decides about turns.
 const HEAD: usize = offset_of!(SlotPage, bucket);
-/// The remedy where the node's files are missing or damaged.
+/// The remedy in messages about the node's files that are missing or damaged.
 const PREPARE: &str = "delete the pod so that it is prepared again, or end all its `vgpu run`";
-/// The page of processes that cannot see other shares, beside their ledger.
+/// Name of the page for processes that cannot see other shares. It is beside their ledger.
 const ALONE: &str = "time";
-/// When another share's page is opened again after a failure.
+/// How long after a failure another share's page is opened again.
 const RETRY: Ns = 1000 * MS;
 
 /// The pages of one GPU.
@@ -50,13 +51,13 @@ pub(super) struct OpenPages {
     folder: PathBuf,
 }
 
-/// The node's page as of the last look.
+/// The contents of the node's page when it was last read.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seats {
     sequence: Option<u32>,
     /// One bit for each other share that takes turns.
     others: u64,
-    /// Slots from this one on are free.
+    /// Slots from this index on are free.
     end: usize,
 }
 
@@ -72,7 +73,7 @@ enum Node {
     Private(Box<NodePage>),
 }
 
-/// Another share's page: its mapping, and a copy as of the last look.
+/// Another share's page: its mapping, and the last copy of it.
 #[derive(Debug, Default)]
 struct Other {
     mapping: Option<Mapping>,
@@ -145,8 +146,8 @@ impl OpenPages {
         Ok((pages, entry))
     }
 
-    /// A page that no other share sees, entitled to `entry`: shared by the processes that can write to `folder`, else for this
-    /// process alone.
+    /// Creates a page that no other share sees, with `entry` as its entitlement. Processes that can write to `folder`
+    /// share it; otherwise it is for this process alone.
     pub(super) fn private(folder: Option<&Path>, entry: Entry) -> Self {
         let node = Box::new(NodePage::default());
         let mut entries = [Entry::default(); SLOTS];
@@ -196,7 +197,7 @@ impl OpenPages {
         while done < wanted.len() {
             let mut pieces: Vec<Piece<'_>> = wanted[done..].iter_mut().filter_map(|other| other.piece()).collect();
             done += peek::copy(&mut pieces);
-            // This page is truncated: it is left out.
+            // The copy stopped at this page, so it is truncated. It is left out.
             if let Some(cut) = wanted.get_mut(done) {
                 cut.is_copied = false;
                 done += 1;
@@ -204,7 +205,7 @@ impl OpenPages {
         }
     }
 
-    /// Calls `use_them` with all pages; the other shares' are as of the last look.
+    /// Calls `use_them` with all pages. Those of other shares are the last copies.
     pub(super) fn with<T>(&self, use_them: impl FnOnce(&Pages<'_>) -> T) -> T {
         let mut slots = [None; SLOTS];
         for (slot, other) in slots.iter_mut().zip(&self.others).take(self.seats.end) {
@@ -218,7 +219,7 @@ impl OpenPages {
         })
     }
 
-    /// Returns the word that another share changes when it gives the GPU up, and its value at the last look.
+    /// Returns the word that another share changes when it gives up the GPU, and its value in the last copy.
     pub(super) fn wake_word(&self, slot: usize) -> Option<(*const AtomicU32, u32)> {
         let other = self.others.get(slot)?;
         let page = other.mapping.as_ref()?.start().cast::<SlotPage>();
@@ -253,7 +254,7 @@ impl OpenPages {
 }
 
 impl Other {
-    /// Returns true if the page is mapped. A failed attempt is repeated later.
+    /// Returns true if the page is mapped. Maps it if necessary; a failed attempt is repeated later.
     fn is_open(&mut self, folder: &Path, slot: usize, now: Ns) -> bool {
         if self.mapping.is_none() && (self.tried == 0 || now.saturating_sub(self.tried) > RETRY) {
             self.tried = now;
@@ -322,7 +323,7 @@ fn map_alone(folder: &Path) -> io::Result<Mapping> {
     mapping
 }
 
-/// Returns true in a time namespace with an own CLOCK_MONOTONIC.
+/// Returns true if this process is in a time namespace whose CLOCK_MONOTONIC differs.
 fn is_other_clock() -> bool {
     // Kernels without time namespaces do not have this file.
     let offsets = std::fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Answers the law's questions about this process, through the driver and the system.
+//! Implements the law's interface to this process, through the driver and the system.
 
 use vgpu_abi::arbitration::Cell;
 

@@ -3,13 +3,14 @@
 //! The handle of a destroyed stream may be reused, perhaps on another GPU. So the end of any stream or context invalidates all
 //! entries, by a number that each entry carries.
 //!
-//! How it fails: an answer that arrives while a stream ends is stored with the old number, and so not found. The number has 15
-//! bits: an entry is valid by mistake if it was last used exactly 32,768 ends ago.
+//! How it fails: if the driver's answer arrives while a stream ends, it is stored with the old number, so it is never
+//! used. The number has 15 bits: an entry is wrongly used if exactly 32,768 streams or contexts have ended since it was
+//! stored.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-/// Streams that are remembered. If two handles collide, the driver is asked each time.
+/// Number of entries. If the handles of two streams collide, the driver is asked each time.
 const PLACES: usize = 256;
 /// Bits of an entry: the handle without its lowest four bits, which are always the same; the number of ends; the GPU.
 const GPU_BITS: u32 = 5;

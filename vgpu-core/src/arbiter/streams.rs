@@ -20,7 +20,7 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// Returns true if this thread can address the stream: another thread's own stream has no handle here.
+    /// Returns true if this thread can address the stream. It cannot address another thread's own default stream.
     pub(super) fn is_here(&self) -> bool {
         self.handle != PER_THREAD || stream_of(PER_THREAD) == self.stream
     }
@@ -77,7 +77,8 @@ impl Known {
         self.contexts.iter().all(|known| *known == context)
     }
 
-    /// Returns the stream of a handle, with its context. `is_in_use`: the stream has work that has not been measured yet.
+    /// Returns the stream of a handle, with its context. `is_in_use` returns true for a stream with work that has not
+    /// been measured yet; such a stream is not removed to make room.
     pub(super) fn of_handle(
         &mut self,
         driver: &impl Driver,
@@ -110,7 +111,7 @@ impl Known {
             self.contexts.push(context);
         }
         if let Some(first) = found.filter(|first| first.context != context) {
-            // The default stream of another context.
+            // The default stream of a second context, so its number must differ from the first one's.
             stream = Stream(first.stream.0 ^ (context as u64).rotate_left(32));
         }
         let target = Target {

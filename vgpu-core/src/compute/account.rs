@@ -1,4 +1,5 @@
-//! The GPU time that a share has used: each moment once, for all of its streams and processes together.
+//! The GPU time that a share has used. Each moment is charged once, for all streams and processes of the share
+//! together.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -27,8 +28,8 @@ pub(super) fn charge_time(page: &SlotPage, weight: u32, charge: Ns) {
     bucket::take(&page.bucket, charge);
 }
 
-/// Returns since when another process of the share has had work on the GPU, if that began before `from`. The time up to
-/// this moment is charged now, because that process can no longer charge time that is already covered.
+/// Returns since when another process of the share has had work on the GPU, if that began before `from`. The time since
+/// then is charged now, because that process can no longer charge time that is already covered.
 fn with_siblings(page: &SlotPage, from: Ns) -> Ns {
     at_work(page, from)
         .map(|work| work.since)
@@ -37,7 +38,7 @@ fn with_siblings(page: &SlotPage, from: Ns) -> Ns {
         .unwrap_or(from)
 }
 
-/// No process has more work in flight. Bounds the values of a damaged page.
+/// A limit for the work that a process has in flight: no process really has more. Limits the values of a damaged page.
 const MOST: Ns = 10_000 * MS;
 
 /// A bit of a cell's estimate: the length of some work in flight is unknown.

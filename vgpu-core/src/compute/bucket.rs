@@ -8,10 +8,11 @@ use super::Ns;
 
 /// The weight of the whole GPU.
 pub(super) const WHOLE: u64 = 100 * WEIGHT_OF_ONE_CORE as u64;
-/// Refills are in steps of this length, each a whole number of tokens for any weight, so that nothing is lost to rounding.
+/// Refills happen in steps of this length. A step adds a whole number of tokens for any weight, so that no time is lost
+/// to rounding.
 const STEP: Ns = WHOLE;
 
-/// A thread is not preempted for longer between reading the clock and refilling.
+/// An upper bound of the time for which a thread is preempted between reading the clock and refilling.
 const LATE: Ns = 1000 * super::MS;
 
 /// Adds the tokens since the last refill, and returns all tokens. `weight` is the rate in thousandths of a percent.
@@ -24,7 +25,7 @@ pub(super) fn refill(bucket: &Bucket, weight: u32, burst: Ns, now: Ns) -> i64 {
         return bucket.tokens.load(Relaxed);
     }
     if at == 0 || at > now {
-        // A new page, or a damaged one: the savings are unknown, so there are none.
+        // A new page, or a damaged one: any saved tokens are dropped, because their number is unknown.
         if bucket.at.compare_exchange(at, now, Relaxed, Relaxed).is_ok() {
             let _ = bucket.tokens.fetch_min(0, Relaxed);
         }

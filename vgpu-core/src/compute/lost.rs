@@ -3,8 +3,8 @@
 
 use super::{Ns, bucket};
 
-/// The lost time: grows by each wait and shrinks by the time between waits, so fast that it stays near 0 for a share
-/// that gets half of its `cores` or pauses by itself.
+/// The lost time. It grows by each wait and shrinks by the time between waits, so fast that it stays near 0 for a share
+/// that gets half of its `cores` or pauses voluntarily.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Lost {
     time: Ns,

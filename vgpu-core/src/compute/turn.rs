@@ -49,8 +49,8 @@ impl Tag {
         if self.before(other) { other } else { self }
     }
 
-    /// Returns this tag raised to the virtual time, by at most as much as can have passed in `elapsed`. A share that was away
-    /// comes back at the virtual time; any other is near it anyway.
+    /// Returns this tag raised to the virtual time, but by no more than can have passed in `elapsed`. A share that was
+    /// away returns at the virtual time; any other share is near it anyway.
     #[must_use]
     pub fn lifted(self, virtual_time: Self, elapsed: Ns) -> Self {
         let lift = u64::try_from(virtual_time.since(self)).unwrap_or(0);
@@ -135,7 +135,7 @@ impl Slot {
         }
     }
 
-    /// Returns true if the share has high priority, or has waited so long that it is treated as if it had.
+    /// Returns true if the share has high priority, or has waited so long that it is treated as such.
     fn waits_high(&self, wish: &Wish, now: Ns) -> bool {
         self.high || now.saturating_sub(wish.since.max(self.began)) >= FLOOR
     }
@@ -153,7 +153,8 @@ impl Slot {
         lead < 0 || lead == 0 && self.index < other.index
     }
 
-    /// Returns the tag, two quanta earlier if the share has a turn on another GPU: its ranks wait for each other.
+    /// Returns the tag that decides the order: two quanta earlier if the share has a turn on another GPU, because its
+    /// ranks wait for each other.
     fn tag_to_go(&self, wish: &Wish) -> Tag {
         if wish.sibling {
             wish.tag.ahead_of(2 * QUANTUM, self.weight)
@@ -206,7 +207,7 @@ impl<'a> Pages<'a> {
     }
 }
 
-/// The result of one look at the other shares.
+/// What one read of the other shares' pages shows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct View {
     /// The virtual time: the start tag of the last turn of any share.

@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     const GIB: u64 = 1 << 30;
-    /// The UUID in these tests of a GPU that NVML has lost.
+    /// Stands for a GPU that NVML has lost, in these tests.
     const LOST: &str = "";
 
     fn settings(devices: Option<&str>, limits: &[u64]) -> Settings {
@@ -201,11 +201,11 @@ mod tests {
                 &[("GPU-cccc-3", 1), ("GPU-aaaa-1", 2)],
             ),
             (Some("gpu-BBBB"), &[7], &[("GPU-bbbb-2", 7)]),
-            // A GPU that does not exist keeps its place and its limit.
+            // A named GPU that does not exist still takes a place and a limit.
             (Some("GPU-dddd-4,GPU-aaaa-1"), &[1, 2], &[("GPU-aaaa-1", 2)]),
             // The container sees all GPUs: a number is NVML's index.
             (Some("2,0"), &[1, 2], &[("GPU-cccc-3", 1), ("GPU-aaaa-1", 2)]),
-            // The container sees as many GPUs as are named: these are the node's numbers, in ascending order.
+            // The container sees exactly as many GPUs as are listed, so the numbers are the node's, in ascending order.
             (
                 Some("6,2,4"),
                 &[1, 2, 3],

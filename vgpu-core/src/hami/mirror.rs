@@ -1,15 +1,15 @@
 //! Writes HAMi's region file, so that HAMi's monitor still shows what a container uses.
 //!
 //! Each process writes the figures of all processes, from the ledgers. It reads only the file's size and first word,
-//! and takes none of its locks. A dead process is left out of the next write. The file is opened for each write and
-//! never mapped, so truncating it crashes nobody.
+//! and takes none of the file's locks. Each write leaves out processes that have died. The file is opened for each
+//! write and never mapped, so truncating it crashes nobody.
 //!
 //! When: at once if the charges have changed by 1/[`PART`] of the limits, which a monitor would show; otherwise at most
 //! every [`INTERVAL`]. There is no thread, so a smaller change is written by the next call that changes or reads
 //! figures. After the last process has ended, its figures stay until the next process starts.
 //!
-//! How it fails: two writers at the same time leave a mixture until the next write. If the file cannot be written, one
-//! line on stderr says so; limits still hold.
+//! How it fails: if two processes write at the same time, the file contains a mixture until the next write. If the file
+//! cannot be written, one line on stderr says so; limits still hold.
 
 use super::region::{self, Device};
 use crate::os::spin::Word;
@@ -76,7 +76,7 @@ impl Mirror {
 
     /// Writes now.
     pub fn write(&self, charged: u64, processes: impl FnOnce() -> Processes) {
-        // Another thread of this process is writing. That thread or the next call writes these figures.
+        // Another thread of this process is writing. These figures are written by that thread or by the next call.
         if !self.busy.try_lock() {
             return;
         }

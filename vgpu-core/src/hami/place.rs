@@ -82,7 +82,7 @@ pub fn prepare(
     let named = match cache {
         Some(path) => {
             let found = region(path).map_err(|error| PlaceError::Cache(path.to_owned(), error))?;
-            // With the path, because inodes of removed files are reused; HAMi's paths are unique.
+            // The name includes the path, which HAMi makes unique, because inodes of removed files are reused.
             let name = crc32(path.as_os_str().as_encoded_bytes());
             Some(format!("{}-{name:08x}-{container:08x}", identity(&found)))
         }
@@ -172,7 +172,7 @@ fn folder(name: &str, limits: &Limits, bases: &[&Path], shared: bool) -> Result<
     Err(PlaceError::Nowhere)
 }
 
-/// Returns true if the folder exists, and an error if something else exists there or it belongs to another user.
+/// Returns true if the folder exists. Returns an error if it belongs to another user, or if the path is something else.
 fn exists(place: &Path, shared: bool) -> Result<bool, PlaceError> {
     let found = match place.symlink_metadata() {
         Ok(found) => found,

@@ -54,8 +54,8 @@ pub struct BadVariable {
 }
 
 impl Settings {
-    /// Reads the settings by `get`. Returns None if no variable sets a limit or a region file: this is not a HAMi
-    /// container.
+    /// Reads the settings; `get` returns a variable's value. Returns None if no variable sets a limit or a region file:
+    /// then this is not a HAMi container.
     ///
     /// # Errors
     /// The first variable that cannot be parsed.

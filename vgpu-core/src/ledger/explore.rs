@@ -188,7 +188,7 @@ fn step_writer(world: &World, index: usize, region: &Region) -> Option<World> {
     Some(next)
 }
 
-/// Makes the reaper's next step, and kills the reaper once, so that the search ends.
+/// Makes the reaper's next step. In another branch, kills the reaper, but only once, so that the search ends.
 fn step_reaper(world: &World, region: &Region, open: &mut Vec<World>) {
     world.memory.restore(region);
     let mut next = world.clone();
@@ -233,7 +233,7 @@ fn world(scripts: &[&[Change]], used: [u64; 2]) -> World {
     for (index, script) in scripts.iter().enumerate() {
         let lane = REAPER + 1 + index;
         region.lanes[lane].generation.store(1, Relaxed);
-        // Sequences of both parities, as previous owners left them.
+        // Odd and even sequence numbers, as previous owners may have left them.
         region.lanes[lane].sequence.store(used[index % 2], Relaxed);
         region.lanes[lane].applied.store(used[index % 2], Relaxed);
         writers.push(Writer {

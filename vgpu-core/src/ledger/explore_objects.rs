@@ -3,8 +3,8 @@
 //! store.
 //!
 //! Checked in every state: the total is within the limit, and it is the sum of the charges of lanes and objects. It is
-//! never less than the driver holds: the exported piece once, while any process has it, and the other memory of the
-//! living. In every final state, everything that no living process has was released.
+//! never less than the memory in the driver: the exported piece once, while any process has it, and the other memory of
+//! living processes. In every final state, all charges for memory that no living process has are released.
 
 use super::explore::{Memory, region};
 use super::objects::{self, Key, Kind, Move};
@@ -36,7 +36,7 @@ struct Actor {
     /// [`REAPER`]: a thread of any process that releases the charges of the dead.
     lane: usize,
     alive: bool,
-    /// Charged to this actor's lane for memory in the driver.
+    /// Bytes in this actor's lane for memory in the driver.
     charged: u64,
     /// True if it has the piece in the driver.
     has: bool,
@@ -49,7 +49,7 @@ struct Actor {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Act {
     Change(Change),
-    /// Charges and allocates the piece.
+    /// Charges the piece and allocates it in the driver.
     Make,
     Export,
     Import,
@@ -234,7 +234,7 @@ impl World {
                 if let Some((_, bytes)) = objects::find(region, key()).next() {
                     assert_eq!(bytes, PIECE);
                     actor.holds = true;
-                    // The driver can import it as long as any process has it.
+                    // The driver allows the import as long as any process has the piece.
                     actor.has = self.actors.iter().any(|other| other.alive && other.has);
                     if !actor.has {
                         // The driver refused: unlock the object again.
@@ -266,7 +266,7 @@ impl Actor {
     /// Begins the script's next act. Returns None at the end of the script.
     fn begin(&mut self, region: &Region) -> Option<Phase> {
         let change = match next_act(&mut self.script)? {
-            // A program exports, frees and gives back only what it has.
+            // A program exports, frees or releases only memory that it has.
             Act::Export | Act::Free if !self.has => return Some(Phase::Idle),
             Act::Change(Change::Release { bytes }) if bytes > self.charged => return Some(Phase::Idle),
             Act::Change(change) => change,

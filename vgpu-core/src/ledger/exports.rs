@@ -4,8 +4,8 @@
 //! Each hold is a lock of its own, so a process may hold an object twice: as the exporter and as an importer. The
 //! [`Reservation`] of an object is used and released like that of a lane.
 //!
-//! How it fails: if a lock is not free in time, an export leaves the charge in its lane and an import finds nothing. An
-//! object whose last holder cannot get the reaper's lock is released by the next reap.
+//! How it fails: if a lock is not free in time, an export leaves the charge in its lane and an import finds nothing. If
+//! the last holder of an object cannot get the reaper's lock, the next reap releases the object.
 
 use super::holds::Hold;
 use super::objects::{self, Key, Move};
@@ -58,8 +58,8 @@ impl Share {
         })
     }
 
-    /// Holds every object with `key`. Returns the reservation and the charge of each; nothing if there is none or the
-    /// reaper's lock cannot be had in time.
+    /// Holds every object with `key`. Returns the reservation and the charge of each. Returns nothing if there is no
+    /// such object or the reaper's lock is not free in time.
     #[must_use]
     pub fn import(&self, key: Key) -> Vec<(Reservation, u64)> {
         if objects::find(self.region(), key).next().is_none() || self.holds.is_full() {
@@ -70,7 +70,7 @@ impl Share {
             for (index, bytes) in objects::find(region, key) {
                 let (lock, object) = match (self.lock(index), region.objects.get(index)) {
                     (Ok(Some(lock)), Some(object)) => (lock, object),
-                    // The wait for each further object would be as long.
+                    // Stop, because the wait would be as long for each further object.
                     (Err(_), _) => break,
                     _ => continue,
                 };
@@ -101,9 +101,9 @@ impl Share {
         Some(objects::find(self.region(), key).any(|(found, _)| found == index))
     }
 
-    /// Returns the bytes that this process has exported and still holds, after a counter of their changes.
+    /// Returns a counter of changes, and the bytes that this process has exported and still holds.
     pub(super) fn made(&self) -> (u64, u64) {
-        // The counter first: a change between the two reads then shows in the next call.
+        // The counter is read first, so that a change between the two reads shows in the next call.
         let changes = self.holds.changes.load(Acquire);
         let list = self.holds.list.lock();
         let made = list.iter().filter(|hold| hold.made);
@@ -201,8 +201,8 @@ impl Share {
     }
 }
 
-/// Returns a free object and the lock on it. The search ends at the first error of `lock`: a missing descriptor, place
-/// or fork guard fails for the other objects as well, and each would have its own wait.
+/// Returns a free object and the lock on it. The search ends at the first error of `lock`: without a free descriptor, a
+/// free place or the fork guard, other objects fail as well, after a wait each.
 fn vacant<L>(region: &Region, mut lock: impl FnMut(usize) -> io::Result<Option<L>>) -> Option<(usize, &Object, L)> {
     for (index, object) in region.objects.iter().enumerate() {
         if objects::is_claimed(object) || object.generation.load(Acquire) >= Stamp::LAST - 1 {
@@ -252,7 +252,8 @@ mod tests {
         let (lane, is_done) = (&share.own[0].busy, AtomicBool::new(false));
         assert!(lane.try_lock());
         let moved = std::thread::scope(|threads| {
-            // Waits much longer than an export does, by the same clock, which leaves out time without a CPU.
+            // This thread waits much longer than an export does. Both use the same clock, which leaves out time without
+            // a CPU.
             threads.spawn(|| {
                 let mut patience = Patience::new(Duration::from_millis(1500));
                 loop {

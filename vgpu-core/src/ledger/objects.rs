@@ -102,7 +102,8 @@ pub fn hide(region: &Region, key: Key) {
 
 /// Returns the charge of an object.
 pub fn held(region: &Region, object: &Object) -> u64 {
-    // The writer before `applied`: a process records the last writer in `applied` before it overwrites the total.
+    // The writer is read before `applied`: a process records the last writer in `applied` before it overwrites the
+    // total.
     let writer = region.total.writer();
     let bytes = object.bytes.load(Acquire);
     if moved(region, object.from.load(Acquire), writer) {

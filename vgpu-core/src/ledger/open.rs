@@ -92,7 +92,7 @@ fn remedy(error: &io::Error) -> &'static str {
         Some(libc::ENOMEM) => "give the program more memory or address space (ulimit -v)",
         Some(libc::EROFS) => "its file system is mounted read-only here: the program has to be able to write to it",
         Some(libc::EPERM) => "a security profile (seccomp, AppArmor) has to allow the call",
-        // Our own error says that a lock had no effect.
+        // The error has no number, so it is our own: a lock succeeded without effect.
         None => "the security profile (seccomp) has to let the call reach the kernel",
         _ => PREPARE,
     }

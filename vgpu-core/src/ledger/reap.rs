@@ -232,7 +232,8 @@ pub fn finish(region: &Region) -> Result<usize, Outcome> {
 
 /// Returns the charge of a lane whose owner is dead. For a live owner it may be one operation old.
 pub(super) fn held(region: &Region, index: usize, lane: &Lane) -> u64 {
-    // The writer before `applied`: a process records the last writer in `applied` before it overwrites the total.
+    // The writer is read before `applied`: a process records the last writer in `applied` before it overwrites the
+    // total.
     let writer = region.total.writer();
     let applied = lane.applied.load(Acquire);
     let pair = [lane.charged[0].load(Acquire), lane.charged[1].load(Acquire)];

@@ -16,9 +16,9 @@ pub struct Refused {
     pub cause: Cause,
     /// Bytes; None: the call does not say how many.
     pub asked: Option<u64>,
-    /// What contexts and code of this process have charged.
+    /// Bytes charged for contexts and code of this process.
     pub overhead: Option<u64>,
-    /// What the GPU itself has free.
+    /// Free bytes of the GPU itself.
     pub gpu_free: Option<u64>,
 }
 

@@ -34,7 +34,7 @@ pub struct Region {
 /// Calls that failed with out of memory: `vgpu_abi::ledger::refusal`.
 #[repr(C, align(128))]
 pub struct Refusals {
-    /// By their cause.
+    /// Number of refusals for each cause.
     pub counts: [AtomicU64; 2],
     pub largest: AtomicU64,
     _line: [u8; format::LINE - 24],

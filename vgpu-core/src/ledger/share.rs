@@ -81,7 +81,8 @@ pub struct OwnCharge {
     pub bytes: u64,
 }
 
-/// The place of a charge, which its release needs: a slot of [`Share::own`] or, numbered after them, an exported object.
+/// Where a charge is recorded, which its release needs: a slot of [`Share::own`] or, numbered after them, an exported
+/// object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reservation(pub(super) u32);
 
@@ -183,7 +184,7 @@ impl Share {
         lanes
             .filter(|(index, _)| *index != REAPER)
             .map(|(index, lane)| OwnCharge {
-                // The counter before the charge: a change between the two reads then shows in the next call.
+                // The counter is read before the charge, so that a change between the two reads shows in the next call.
                 changes: lane.sequence.load(Acquire),
                 bytes: held(self.region(), index, lane),
             })
@@ -323,7 +324,8 @@ impl Share {
         }
     }
 
-    /// Locks a lane of this process and returns its slot: an idle lane, else a new one, else waits for the first.
+    /// Locks a lane of this process and returns its slot. Takes an idle lane, else claims a new one, else waits for the
+    /// first one.
     #[inline(always)]
     fn lock_lane(&self) -> Option<usize> {
         if self.own[0].busy.try_lock() {

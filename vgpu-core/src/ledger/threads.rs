@@ -1,6 +1,6 @@
-//! Tests the protocol of `explore.rs` with real threads: writers that die in the middle of an operation, a reaper
-//! beside them, and a reader of the lanes. Under Miri (`cargo +nightly miri test -p vgpu-core ledger`), stores become
-//! visible as late as their orderings allow, with another interleaving for every seed.
+//! Tests the protocol of `explore.rs` with real threads: writers that die in the middle of an operation and, at the
+//! same time, a reaper and a reader of the lanes. Under Miri (`cargo +nightly miri test -p vgpu-core ledger`), stores
+//! become visible as late as their orderings allow, with another interleaving for every seed.
 
 use super::explore::region;
 use super::operation::{Change, Operation, Outcome, Step};

@@ -28,8 +28,8 @@
 //!   taken and nothing is allocated after [`open`].
 //! - A fork child has no log until its first call; it then opens the same file and its own ring. Its parent's ring is
 //!   not mapped in it.
-//! - Two processes have the same PID (after an exec, or in two containers that share a folder): the later one's ring
-//!   takes the name of the earlier one's, which stays mapped.
+//! - Two processes have the same PID (after an exec, or in two containers that share a folder): the later process's
+//!   ring replaces the earlier one under the same name; the earlier ring stays mapped.
 //! - A file system that hangs: the call that writes a line hangs with it.
 #![allow(unsafe_code)] // Pages that are mapped, and a pointer to the log.
 

@@ -1,11 +1,11 @@
 //! The ring of the last calls, in a mapped file, so that it survives any end of the process.
 //!
-//! Each call takes the next number, which decides its place, so threads need no lock. An entry is written when its call
-//! begins, so a call that hangs is in the ring too.
+//! Each call takes the next number, which determines its entry, so threads need no lock. An entry is written when its
+//! call begins, so a call that hangs is in the ring too.
 //!
-//! How it fails: a call that returns after [`CALLS`] later ones have begun finds another call in its place, and its
-//! result is dropped. If a newer call takes the place between this check and the last store, the newer call shows a
-//! wrong result: the two calls must be 4,096 calls and a few ns apart.
+//! How it fails: a call that returns after [`CALLS`] later ones have begun finds another call in its entry, and its
+//! result is dropped. If a newer call takes the entry between this check and the last store, the newer call shows a
+//! wrong result. That needs two calls that are 4,096 calls and a few ns apart.
 
 use crate::os::pinned::Mapping;
 use crate::os::{file, monotonic_ns, thread_id, unix_ns};

@@ -1,7 +1,7 @@
 //! The table of live allocations. Small allocations are charged by the granules in which they lie.
 //!
-//! A driver packs allocations of less than a granule together, and the pointer that it returns tells which granule
-//! it took. So a granule is charged once, with the first allocation that lies in it, and released with the last:
+//! A driver packs allocations of less than a granule together, and the pointer that it returns shows which granule it
+//! used. So a granule is charged once, with the first allocation that lies in it, and released with the last:
 //!
 //! ```text
 //!  alloc: reserve a granule ─► driver ─► pointer's granule known? ─ no ──► it keeps the reservation
@@ -14,8 +14,9 @@
 //! under its address with the lowest bit set, which no pointer has. Both lie in one run of the table, so one lock
 //! serves to find either.
 //!
-//! Why it is right: an allocation is covered by its own reservation until it is counted, and stays counted until the
-//! driver has freed it. So a granule that the driver has taken is always charged, whatever other threads do meanwhile.
+//! Why this is correct: an allocation is covered by its own reservation until it is counted, and stays counted until
+//! the driver has freed it. So a granule that the driver has taken is always charged, whatever other threads do
+//! meanwhile.
 //!
 //! How it fails: with less than a granule left, a small allocation is refused even if the driver would have placed it
 //! in a granule that is charged already. Only the driver knows that, after the call.
@@ -100,7 +101,8 @@ impl Allocations {
     pub fn take(&self, pointer: u64) -> Taken {
         let (key, place) = (key(pointer), place(pointer));
         self.0.run(pointer, |run| {
-            // The first allocation in a granule has the same address as one with granules of its own.
+            // For the first address of a granule, the pointer may be that of a small allocation or of one with granules
+            // of its own.
             let found = if place < 2 {
                 run.find_either(pointer, key)
             } else {
@@ -152,7 +154,7 @@ impl Allocations {
         }
     }
 
-    /// Subtracts an allocation that has left its granule. The last one releases the granule.
+    /// Removes an allocation that has left its granule from the count. The last one releases the granule.
     fn left<D: Driver>(&self, gpus: &[Gpu<D>], pointer: u64) {
         let key = key(pointer);
         let last = self.0.run(key, |run| {

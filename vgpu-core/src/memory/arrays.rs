@@ -8,7 +8,7 @@ use crate::table::Table;
 use core::ffi::c_int;
 use std::sync::Arc;
 
-/// A place in an array, in the words of the caller.
+/// Identifies a tile of an array, as the caller encodes it.
 pub type Tile = [u64; 5];
 
 /// An array and the handle of its context. The array ends with the context.
@@ -17,7 +17,7 @@ struct Array<D: 'static> {
     context: usize,
     gpu: usize,
     charge: Option<Charge>,
-    /// The memory that is mapped into the array, by place.
+    /// The memory that is mapped into the array, by tile.
     tiles: Vec<(Tile, Arc<Backing<D>>)>,
 }
 

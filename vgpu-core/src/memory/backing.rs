@@ -59,7 +59,8 @@ impl<D: Driver + 'static> Backing<D> {
         }
     }
 
-    /// Makes a backing that is charged here although the driver counts it for another process, or only once.
+    /// Creates a backing that is charged here although the driver counts the memory for another process, or counts it
+    /// only once.
     pub fn surplus(gpus: &'static [Gpu<D>], gpu: usize, charge: Charge) -> Self {
         let bytes = charge.bytes();
         let backing = Self::new(gpus, gpu, Some(charge));

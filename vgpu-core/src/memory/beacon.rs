@@ -33,8 +33,8 @@ const SIZES: u64 = 16;
 /// A PID and its bytes in NVML's list.
 pub type Entry = (u32, u64);
 
-/// Returns the bytes to allocate first, and the bytes to add then. `random`: a number that differs between processes;
-/// `room`: free bytes of the share.
+/// Returns the number of bytes to allocate first, and the number to add afterwards. `random`: a number that differs
+/// between processes; `room`: free bytes of the share.
 #[must_use]
 pub fn sizes(random: u64, room: u64) -> [u64; 2] {
     let most = (room / 2 / GRANULE).clamp(1, SIZES);
@@ -72,7 +72,7 @@ impl Beacon {
         self.charges.iter().map(Charge::bytes).sum()
     }
 
-    /// Frees the memory. What the driver does not free stays charged.
+    /// Frees the memory. Memory that the driver does not free stays charged.
     pub fn end<D: Driver>(self, gpu: &Gpu<D>) {
         let mut pointers = self.pointers.into_iter();
         for charge in self.charges {

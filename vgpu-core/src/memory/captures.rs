@@ -10,8 +10,9 @@
 //!
 //! A capture that begins meanwhile is harmless: too much is charged until the pool is asked again.
 //!
-//! How it fails: while a thread ends a capture, the driver calls it back (a profiler's callback), and it allocates.
-//! This thread already holds the locks, so the allocation is charged like one inside a call about pools.
+//! How it fails: while a thread ends a capture, the driver may call back into the program (a profiler's callback),
+//! which may allocate. The thread already holds the locks, so the allocation is charged like one inside a call about
+//! pools.
 
 use super::gpu::Gpu;
 use core::ffi::c_int;

@@ -153,7 +153,7 @@ fn end_of<D: Driver, N: Nvml>(
         result
     };
     let result = measurement.give_back(Some(Thing::Context(ending.handle)), call, || !lives());
-    // Something else may keep a primary context, which the end of another context does not end.
+    // If something else keeps the primary context alive, destroying another context does not end it.
     let is_any = contexts.borrow().any();
     if result == SUCCESS && !is_any && place.gpu.driver.is_primary_active(ending.device) == Some(false) {
         contexts.borrow_mut().is_kept = false;
@@ -181,7 +181,7 @@ fn end_unseen<D: Driver, N: Nvml>(
     if !may_be_gone || !is_gone() {
         return;
     }
-    // There is no list from before the context's end to compare with.
+    // Without a list from before the context's end, there is nothing to compare with.
     place.gpu.overhead.lock().borrow_mut().may_fall = true;
     let ending = Ending {
         handle: primary,

@@ -258,7 +258,7 @@ impl<'a> Actor<'a> {
             bytes: if is_known { bytes } else { 0 },
             is_known,
         });
-        // If the code's file says nothing, this much may be taken before it is charged.
+        // If the file does not show its size, this much may be taken before it is charged.
         self.truth.slack.set(UNKNOWN_CODE);
         let load = || self.driver(answer, bytes as i64);
         let undo = || self.driver(Answer::Good, -(bytes as i64));

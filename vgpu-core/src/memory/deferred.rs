@@ -1,5 +1,5 @@
-//! Host memory that the program has freed in the order of a stream, until the stream has reached the free.
-//! [`deferred_free`](super::deferred_free) has the rules.
+//! Host memory that the program has freed in stream order, while the stream has not reached the free yet.
+//! [`deferred_free`](super::deferred_free) describes the rules.
 
 use super::live::Live;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -231,7 +231,7 @@ pub fn empty<D: Driver>(gpus: &Gpus<D>, live: &Allocations, context: usize) {
             if is_over(over) {
                 finish(gpus, live, gpu, one);
             } else {
-                // The memory's event may be lost; the memory ends with its context.
+                // The event may be lost, so the memory stays until its context ends.
                 drop_place(gpu, one.pointer);
                 live.keep(gpus, one.pointer, one.live);
             }

@@ -8,7 +8,8 @@
 //! | code | what the same code took before. Else the size in its file, if that is complete ([`KnownCode`]). Else its declared static variables, but at least [`UNKNOWN_CODE`], as far as that is free |
 //!
 //! How it fails: code whose file does not show its static variables (compressed, or to be linked) may take more,
-//! uncharged until it is measured. If it does not fit, it is undone, and refused without a call from then on.
+//! uncharged until it is measured. If it does not fit, the load is undone, and later loads of it are refused without
+//! calling the driver.
 
 use super::known_code::{KnownCode, UNKNOWN_CODE};
 use super::overhead::Thing;

@@ -85,7 +85,7 @@ mod tests {
         exported.keep(None, Box::new(memory.clone()));
         assert!(!exported.collect());
         let [one, two] = files;
-        // Another test's child has copies until it runs its program.
+        // A child of another test has copies of the descriptor until it execs.
         let collect = || {
             while !exported.collect() {
                 std::thread::yield_now();

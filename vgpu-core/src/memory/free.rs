@@ -27,7 +27,7 @@ pub fn free_charged<D: Driver>(
             }
             result
         }
-        // The program has already freed it in the order of a stream, of which the driver does not know.
+        // The program has already freed it in stream order, but the driver does not know that.
         Taken::Nothing if deferred::used() && is_deferred(gpus, pointer) => INVALID_VALUE,
         taken => {
             let result = free();

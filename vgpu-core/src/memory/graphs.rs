@@ -49,7 +49,7 @@ pub struct Memory {
 pub type Needs = Vec<(usize, u64)>;
 
 impl Memory {
-    /// Charges what the driver says is reserved.
+    /// Sets the charge to what the driver reports as reserved.
     pub fn settle(&mut self, driver: &impl Driver, account: &Account) {
         let Some(device) = self.device else { return };
         if let Ok(reserved) = driver.graphs_reserved(device) {
@@ -66,7 +66,8 @@ impl Memory {
         }
     }
 
-    /// Charges the growth by a launch of a graph that needs `need` bytes. Returns false if it does not fit.
+    /// Charges the most by which a launch of a graph that needs `need` bytes can grow the reserved memory. Returns
+    /// false if it does not fit.
     pub fn reserve(
         &mut self,
         driver: &impl Driver,
@@ -116,7 +117,7 @@ impl Graphs {
         }
     }
 
-    /// Charges the graphs the memory that the driver reserves for them now.
+    /// Sets the charge to the memory that the driver reserves for graphs now.
     pub fn settle(&self, driver: &impl Driver, account: &Account) {
         self.with(|memory| memory.settle(driver, account));
     }

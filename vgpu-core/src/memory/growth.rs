@@ -20,9 +20,9 @@ use std::sync::atomic::Ordering::Relaxed;
 const FIRST_MS: u64 = 100;
 const SHORTEST_MS: u64 = 1_000;
 const LONGEST_MS: u64 = 64_000;
-/// In `due`: nothing can have grown.
+/// Value of `due`: nothing can have grown.
 const NEVER: u64 = 0;
-/// In `due`: a thread is measuring.
+/// Value of `due`: a thread is measuring.
 const NOW: u64 = u64::MAX;
 
 /// The time of the next measurement, in milliseconds of a clock that the callers read.
@@ -60,7 +60,7 @@ impl Growth {
         let wanted = now.saturating_add(FIRST_MS).max(earliest);
         let sooner = |due| match due {
             NEVER => Some(wanted),
-            // The measuring thread sets the next time, one second from now.
+            // A measurement is in progress; its thread will set the next time, one second from now.
             NOW => None,
             due => (wanted < due).then_some(wanted),
         };
@@ -74,7 +74,7 @@ impl Growth {
         due <= now && due != NEVER && self.due.compare_exchange(due, NOW, Relaxed, Relaxed).is_ok()
     }
 
-    /// Sets the time of the next measurement.
+    /// Called after a measurement with its result. Sets the time of the next one.
     pub fn looked(&self, now: u64, found: Found) {
         let interval = self.interval.load(Relaxed).clamp(SHORTEST_MS, LONGEST_MS);
         let next = match found {

@@ -1,6 +1,6 @@
-//! Memory that another process allocated. It is charged to the process that maps it. But if a process of the same share
-//! exported the memory and the memory is recognised ([`export_identity`](super::export_identity)), it is charged once
-//! while either process has it.
+//! Memory that another process allocated. It is charged to the process that maps it. But if the memory can be matched
+//! to an export by a process of the same share ([`export_identity`](super::export_identity)), it is charged once while
+//! either process has it.
 //!
 //! ```text
 //!  recognised: hold the object ─► driver ─ done, of the same size ──► shared charge
@@ -8,8 +8,8 @@
 //! ```
 //!
 //! An object is held before the driver is asked, because its other holders may die meanwhile. Other memory is charged
-//! after the call, which returns the size: to its importer as well as to its exporter, which may die first. So memory
-//! of another share is charged twice while both have it.
+//! after the call, because only the call shows its size. It is charged to its importer as well as to its exporter,
+//! which may die first. So memory of another share is charged twice while both have it.
 //!
 //! How it fails: if memory was not recognised and its exporter dies between the driver's call and the charge, it is
 //! charged to nobody for that moment.

@@ -22,8 +22,8 @@ impl Libraries {
         self.0.lock().remove(&handle);
     }
 
-    /// Returns the bytes to charge for the libraries with a new context: the sizes in their files and, once, the size
-    /// of unknown code.
+    /// Returns the bytes to charge for the libraries when a context is created: the sizes in their files and, once, the
+    /// size of unknown code.
     #[must_use]
     pub fn charge(&self) -> u64 {
         let libraries = self.0.lock();

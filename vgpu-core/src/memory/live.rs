@@ -192,9 +192,9 @@ impl Live {
             places
         });
         let (word, bit) = bit(place);
-        // A part of the granule does not belong to the context that ends.
+        // The new allocation belongs to a living context, so the granule does not end with the other one.
         self.is_ending = false;
-        // If the place is taken, the old allocation ended with a context whose end we missed.
+        // If the bit is set, the old allocation ended with a context whose end we missed, so the count stays.
         if places[word] & bit == 0 {
             places[word] |= bit;
             self.count += 1;

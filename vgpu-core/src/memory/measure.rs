@@ -9,11 +9,11 @@
 //!  overhead = what NVML reports for this process - what this process is charged for everything else
 //! ```
 //!
-//! Nothing is allowed because its size is unknown. What a call will take is charged before it ([`expected`]). If NVML
-//! does not show this process afterwards, that charge stays until the thing that was charged is gone.
+//! An unknown size does not allow anything: what a call is expected to take is charged before the call ([`expected`]).
+//! If NVML does not show this process afterwards, that charge stays until the context, code or limit is gone.
 //!
 //! Which process is ours: NVML reports PIDs of its own PID namespace, so `getpid` does not identify this process. When
-//! it creates its first context, it allocates some memory for a moment and looks which listed process grew
+//! it creates its first context, it allocates some memory for a moment and checks which listed process grew
 //! ([`beacon`]).
 //!
 //! When a measurement is valid: the charge for other memory is made before the driver allocates it and ends after the
@@ -42,9 +42,9 @@
 //! could not be matched to its export, and memory that is charged twice (`Gpu::surplus`). They are not subtracted from the
 //! figure.
 //!
-//! A call inside a measured one: the driver may call the program back there (a profiler, an injected library), and the
-//! program may load code or create a context. That is charged ahead, and the next measurement, which may be that of the
-//! outer call, finds its size.
+//! A call inside a measured one: the driver may call back into the program (a profiler, an injected library), and the
+//! program may load code or create a context. This is charged ahead, and corrected by the next measurement, which may
+//! be that of the outer call.
 //!
 //! How it fails:
 //! - NVML is missing, lists no processes, or does not list this process: nothing is measured. The charges ahead of
@@ -53,8 +53,8 @@
 //! - Another process is mistaken for this one. It is forgotten as soon as its figure cannot be ours.
 //! - Lazy loading: code that the driver loads later than the program asked for is charged at the next measured call, or
 //!   when [`again`] is called ([`growth`](super::growth)).
-//! - What a call takes beyond what was charged ahead is not charged between the driver call and the measurement:
-//!   code of unknown size, or a context larger than any before on this GPU.
+//! - If a call takes more than was charged ahead, the difference is not charged between the driver call and the
+//!   measurement. This can happen with code of unknown size, or a context larger than any before on this GPU.
 //! - If a call does not end and the upper bound exceeds the limit, the new context or code is undone, although it might
 //!   have fitted.
 //!
@@ -110,7 +110,8 @@ pub struct Process<'a, D: 'static, N> {
 struct Effort {
     /// How many lists without this process are read before it gives up.
     lists: u32,
-    /// How often the measurement starts again because something changed. New calls are unblocked between two attempts.
+    /// How often the measurement is repeated because something changed meanwhile. New calls are unblocked between two
+    /// attempts.
     looks: u32,
     /// How long the measurement waits for calls of other threads. It waits for the same calls only once.
     patience: Duration,
@@ -128,7 +129,7 @@ const LEAST: Effort = Effort {
     looks: 4,
     patience: Duration::ZERO,
 };
-/// How often a call that does not fit is measured again: calls of other threads may have ended meanwhile.
+/// How often a call whose result does not fit is measured again: calls of other threads may have ended meanwhile.
 const SECOND_THOUGHTS: u32 = 10;
 /// The number of code files whose measured size is remembered.
 const CODES: usize = if cfg!(test) { 8 } else { 4096 };
@@ -156,8 +157,8 @@ pub struct Measurement<'a, D: 'static, N> {
     index: usize,
     /// Is not borrowed during a call of the driver, which may call the program back.
     overhead: Entered<'a, Overhead>,
-    /// The measurement is made inside another call of this thread, from a callback of the driver. It would be wrong
-    /// now, by what that call has charged and not allocated yet.
+    /// The measurement would be made inside another call of this thread, from a callback of the driver. Its result
+    /// would be wrong, because that call has charged memory that it has not allocated yet.
     is_nested: bool,
     effort: Effort,
     /// The context that is being created is a green one.
@@ -198,7 +199,7 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
             result
         };
         self.give_back(None, call, || true);
-        // Not measured, or the list is late: the thing is gone nevertheless.
+        // Not measured, or the list is late. `undo` has succeeded, so the overhead is what it was before.
         let mut overhead = self.overhead.borrow_mut();
         if result == SUCCESS && overhead.may_fall && overhead.expected() > before {
             overhead.set_measured(before);
@@ -206,9 +207,9 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
         }
     }
 
-    /// Charges what `call` will take, runs it, and corrects the charge by a measurement. `is_first`: `call` creates the
-    /// first context on this GPU. `thing`: what `call` has created. Returns the result of `call`, and false if the new
-    /// overhead exceeds the limit. If there is no room for the charge ahead, `call` is not run.
+    /// Charges what `call` is expected to take, runs it, and corrects the charge by a measurement. `is_first`: `call`
+    /// creates the first context on this GPU. `thing` returns what `call` has created. Returns the result of `call`,
+    /// and false if the new overhead exceeds the limit. If the charge ahead does not fit, `call` is not run.
     pub fn take(
         &mut self,
         ahead: Ahead,
@@ -224,9 +225,9 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
         let Some((bytes, reserved)) = self.charge_ahead(ahead, start) else {
             return (OUT_OF_MEMORY, true);
         };
-        // A measurement costs a call of NVML, so there is one before `call` only if its result is used: for code not
-        // seen before, whose size is remembered. Without it, other code loaded since the last measurement would be
-        // included.
+        // A measurement costs a call of NVML. One before `call` is made only if it is needed: for code not seen before,
+        // whose size is remembered. Otherwise that size would include other code that was loaded since the last
+        // measurement.
         let is_new = matches!(ahead, Ahead::Code(code) if code.fingerprint != 0 && !self.overhead.borrow().code_took.contains_key(&code.fingerprint));
         let before = if is_new { self.look() } else { Look::Blind };
         let result = call();
@@ -234,7 +235,7 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
             if result == OUT_OF_MEMORY {
                 refusal::by_driver(self.gpu, bytes);
             }
-            // The charge is as before the call, plus what nested calls have added.
+            // Restores the charge from before the call, plus what nested calls have added.
             self.charge_expected();
             return (result, true);
         }
@@ -284,7 +285,7 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
             let result = call();
             if result == SUCCESS {
                 self.forget(thing.filter(|_| is_gone()));
-                // The outer call may have charged ahead for itself.
+                // If nested, the charge includes what the outer call has charged ahead.
                 if !self.overhead.is_nested() {
                     self.charge_expected();
                 }
@@ -319,7 +320,8 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
     /// Charges ahead only. The next measurement corrects the charge: that of the outer call, if the outer call is
     /// measured.
     fn take_nested(&mut self, ahead: Ahead, call: impl FnOnce() -> c_int, thing: impl FnOnce() -> Thing) -> c_int {
-        // The charge, not the expected overhead, because it includes what the outer call has charged ahead.
+        // Starts from the charge, not from the expected overhead: the charge includes what the outer call has charged
+        // ahead.
         let start = self.overhead.borrow().charge.bytes();
         let Some((_, reserved)) = self.charge_ahead(ahead, start) else {
             return OUT_OF_MEMORY;
@@ -334,8 +336,8 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
         result
     }
 
-    /// Charges what a call will take, in addition to `start` bytes. Returns the result of [`Measurement::bytes_of`], or
-    /// None if that much is not free.
+    /// Charges what a call is expected to take, in addition to `start` bytes. Returns the result of
+    /// [`Measurement::bytes_of`], or None if it does not fit.
     fn charge_ahead(&mut self, ahead: Ahead, start: u64) -> Option<(u64, Reserved)> {
         let mut first_contexts = FirstContexts::awaited();
         loop {
@@ -348,7 +350,7 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
                 continue;
             }
             match ahead {
-                // If it will be measured, only the size declared in its file must be free.
+                // Code that will be measured only needs room for the size declared in its file.
                 Ahead::Code(code)
                     if self.is_seen() && !self.overhead.borrow().code_took.contains_key(&code.fingerprint) =>
                 {
@@ -423,13 +425,13 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
         fits
     }
 
-    /// Remembers the measured size of something, even if it did not fit: this size is charged ahead of the next such
-    /// thing. `before`: the overhead before it.
+    /// Remembers the measured size of something, even if it did not fit: this size will be charged ahead of the next
+    /// one of its kind. `before`: the overhead before it.
     fn learn(&mut self, ahead: Ahead, before: u64) {
         let took = self.overhead.borrow().measured.saturating_sub(before);
         match ahead {
             Ahead::Context if expected::plausible(self.gpu.context_reserve, Some(took)).is_none() => {}
-            // The libraries waiting for a context were loaded with it.
+            // The size includes libraries that waited for a context, so it is not remembered.
             Ahead::Context if self.process.tables.libraries.charge() > 0 => {}
             Ahead::Context => {
                 let mut overhead = self.overhead.borrow_mut();
@@ -439,7 +441,7 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
             Ahead::Code(code) if code.fingerprint != 0 => {
                 let known = &mut self.overhead.borrow_mut().code_took;
                 if known.len() >= CODES && !known.contains_key(&code.fingerprint) {
-                    // The entry to remove may be any other: the newest is the most likely to be loaded again.
+                    // Removes any entry but the new one, which is the most likely to be loaded again.
                     known.pop_first();
                 }
                 known.insert(code.fingerprint, took);
@@ -563,7 +565,7 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
         None
     }
 
-    /// Returns the part of these charges that NVML's figure includes and that is not overhead.
+    /// Returns the part of these charges that is in NVML's figure but is not overhead.
     fn all_else(&self, charged: &Own) -> u64 {
         charged
             .bytes()
@@ -596,7 +598,7 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
                 return Look::Blind;
             };
             log.listed(&list, self.process.pid.load(Ordering::Relaxed), all_else);
-            // A pool is charged after it has grown: if one grew while NVML was asked, the charges change here.
+            // A pool is charged after it has grown, so its growth while NVML was asked shows as a changed charge here.
             let is_fresh = room::refresh_with(self.gpu, &mut patience);
             let is_still = self.process.calls.under_way() == others
                 && self.gpu.account.own() == charged
@@ -613,7 +615,8 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
                         log.excess(least, most);
                         return Look::Excess(least, most);
                     }
-                    // Less than is certainly allocated: the list is late, or this is the figure of another process.
+                    // The figure is less than what is certainly allocated: the list is late, or the figure is another
+                    // process's.
                     lists += 1;
                     if lists >= self.effort.lists {
                         self.forget_pid(own);
@@ -662,8 +665,9 @@ impl<'a, D: Driver, N: Nvml> Measurement<'a, D, N> {
     }
 }
 
-/// Measures the overhead of GPU `index` again, unless somebody would have to wait, and charges its growth, as much as
-/// fits: the driver has this memory already. The caller has nothing charged that it has not allocated yet.
+/// Measures the overhead of GPU `index` again, unless that would make a thread wait. Charges its growth as far as it
+/// fits: the driver has taken this memory already. The caller must have no charge for memory that it has not allocated
+/// yet.
 pub fn again<D: Driver, N: Nvml>(process: &Process<'_, D, N>, index: usize) -> Found {
     let _kept = errno::keep();
     let (Some(gpu), true) = (process.gpus.get(index), process.pid.load(Ordering::Relaxed) != 0) else {
@@ -689,7 +693,7 @@ pub fn again<D: Driver, N: Nvml>(process: &Process<'_, D, N>, index: usize) -> F
     };
     let looked = measurement.look();
     let mut overhead = measurement.overhead.borrow_mut();
-    // Another measurement may still wait for these calls.
+    // Restored, because another measurement may still wait for these calls.
     overhead.in_vain = in_vain;
     match looked {
         Look::Excess(least, most) if least == most => {
@@ -813,7 +817,7 @@ mod tests {
         assert_eq!((refused, scene.charged()), (42, 6 * MIB));
     }
 
-    /// The driver calls the program back within a call, and the program loads code there.
+    /// Inside a call, the driver calls back into the program, which loads code there.
     #[test]
     fn a_call_within_a_measured_one_is_charged_ahead_and_measured_with_it() {
         let inner = Thing::Code(7, 0);
@@ -932,8 +936,8 @@ mod tests {
         assert_eq!(scene.charged(), 10 * MIB, "nothing for what it allocated meanwhile");
     }
 
-    /// NVML uses PIDs of another namespace, and the share has no room for a beacon. The process stays unknown, and its
-    /// charge stays what was charged ahead.
+    /// NVML uses PIDs of another namespace, and the share has no room for a beacon. The process stays unknown, so the
+    /// charge ahead stays.
     #[test]
     fn in_a_full_share_this_process_stays_unknown() {
         let scene = Scene::new(Scene::RESERVE);
@@ -1018,7 +1022,7 @@ mod tests {
             let calls = scene.calls_of_driver();
             assert_eq!(set(40 * MIB, 59 << 30, 0), OUT_OF_MEMORY);
             assert_eq!(scene.calls_of_driver(), calls, "{mode:?}: not asked");
-            // The driver may keep what a lower value would not need; setting the same value again takes no more.
+            // The driver may keep memory when a limit is lowered; setting the same value again takes no more.
             for _ in 0..4 {
                 assert_eq!(set(40 * MIB, 8 * MIB, 0), SUCCESS);
                 assert_eq!(set(8 * MIB, 40 * MIB, 0), SUCCESS);
@@ -1027,7 +1031,7 @@ mod tests {
         }
     }
 
-    /// NVML misses this process once: what was charged ahead stays, and the next measurement corrects it.
+    /// NVML's list once lacks this process: the charge ahead stays, and the next measurement corrects it.
     #[test]
     fn a_call_that_could_not_be_measured_is_neither_approved_nor_charged_for_ever() {
         let scene = Scene::new(32 * MIB);

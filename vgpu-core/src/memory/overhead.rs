@@ -40,7 +40,7 @@ pub enum Thing {
     Limit(usize, c_int),
     /// A module, a library or a function, by its handle, and the context with which it ends. 0: none, or not known.
     Code(usize, usize),
-    /// Anything else. Its end is not seen.
+    /// Anything else, whose end is not reported.
     Other,
 }
 
@@ -99,7 +99,7 @@ impl Overhead {
                 .or_insert(Reserved { bytes: 0, ..reserved });
             known.bytes = match thing {
                 Thing::Limit(..) => known.bytes.saturating_add(bytes),
-                // The thing is known: a function was loaded twice, or a primary context was not destroyed.
+                // The entry exists already: a function was loaded twice, or a primary context was not destroyed.
                 Thing::Context(_) | Thing::Code(..) => known.bytes.max(bytes),
                 Thing::Other => known.bytes.saturating_add(bytes),
             };
@@ -107,7 +107,7 @@ impl Overhead {
         self.may_fall = true;
     }
 
-    /// Releases what was reserved for `thing`, which is gone, and for the limits and modules of a context.
+    /// Removes the bytes reserved for `thing`, which is gone; for a context, also those for its limits and modules.
     pub fn forget(&mut self, thing: Thing) {
         self.unmeasured.retain(|known, _| match (thing, *known) {
             (Thing::Context(context), Thing::Limit(of, _) | Thing::Code(_, of)) => of != context,
@@ -117,8 +117,8 @@ impl Overhead {
         self.may_fall = true;
     }
 
-    /// Returns the value of a limit before it was raised, and the bytes reserved for that raise. Without a raise:
-    /// `now`, its present value.
+    /// Returns the value of a limit before it was raised, and the bytes reserved for that. If it was not raised,
+    /// returns `now`, its present value, and 0.
     #[must_use]
     pub fn base(&self, thing: Thing, now: u64) -> (u64, u64) {
         let known = self.unmeasured.get(&thing);

@@ -34,7 +34,7 @@ static USED: AtomicBool = AtomicBool::new(false);
 pub struct Pools {
     /// Stays locked during calls of the driver.
     list: Reentrant<Vec<Pool>>,
-    /// Charges for allocations in callbacks from calls about pools, until the sizes of the pools are read again.
+    /// Charges for allocations in callbacks from calls about pools. Kept until the sizes of the pools are read again.
     within: Spin<Vec<Charge>>,
 }
 
@@ -43,7 +43,7 @@ pub struct Pools {
 struct Pool {
     handle: usize,
     charge: TrackedCharge,
-    /// The program asked only for memory on the device, so host memory may replace it.
+    /// The program asked only for memory on the device, so host memory may replace memory of this pool.
     plain: bool,
     /// The program has destroyed the pool.
     doomed: bool,
@@ -73,7 +73,7 @@ pub enum Attempt {
 }
 
 impl Pools {
-    /// Allocates from a pool with its growth charged; `allocate` returns the pointer.
+    /// Allocates from a pool and charges the pool's growth; `allocate` returns the pointer.
     pub fn grow(
         &self,
         driver: &impl Driver,
@@ -125,7 +125,7 @@ impl Pools {
         }
     }
 
-    /// Allocates inside a call about pools of this thread. The sizes of pools cannot be read there.
+    /// Allocates while this thread is inside another call about pools. The sizes of pools cannot be read there.
     #[cold]
     fn grow_within(
         &self,
@@ -154,7 +154,7 @@ impl Pools {
         list.is_some_and(|list| list.borrow().iter().any(|known| known.handle == pool))
     }
 
-    /// Adds `pool`, whose size is charged from now on. `plain`: host memory may replace its own.
+    /// Adds `pool`, whose size is charged from now on. `plain`: host memory may replace memory of this pool.
     pub fn know(&self, pool: usize, plain: bool) {
         if let Some(list) = self.list.lock_unless_within() {
             entry(&mut list.borrow_mut(), pool, plain);
@@ -214,7 +214,7 @@ impl Pools {
         bury(driver, account, pools);
     }
 
-    /// Keeps other threads out of calls about pools while the result lives.
+    /// Keeps other threads out of calls about pools until the result is dropped.
     pub fn hold(&self) -> impl Sized + '_ {
         self.list.lock()
     }
@@ -329,7 +329,7 @@ fn is_empty(driver: &impl Driver, pool: usize) -> bool {
     driver.pool_reserved(pool) == Ok(0) && driver.pool_used(pool) == Ok(0)
 }
 
-/// Makes a destruction visible to the program: the device allocates from its default pool again.
+/// Marks a pool as destroyed in the program's view: the device allocates from its default pool again.
 fn doom(driver: &impl Driver, pool: usize, device: c_int, default: usize) {
     driver.pool_keep_nothing(pool);
     if driver.current_pool(device) == Ok(pool) {

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The count falls before the driver is called, because the driver may reuse the value for another thread as soon as it
-//! has released it. The caller keeps the memory charged until the driver has answered, so of two releases at once the
+//! has released it. The caller keeps the memory charged until the driver's call returns, so of two releases at once the
 //! later one ends the charge.
 
 use crate::table::Table;

@@ -4,15 +4,15 @@
 //!  by_limit, by_driver ─► a note of this thread ─► [host memory instead: forget] ─► the call answers out of memory: record ─► ledgers
 //! ```
 //!
-//! Only the end of a call knows its answer, since host memory may replace the refused memory; and only the place of the
-//! refusal knows the size. Nothing here runs in calls that succeed at once.
+//! The result is known only at the end of a call, because host memory may replace the refused memory, but the size is
+//! known only where the memory is refused. Nothing here runs in calls that succeed at once.
 //!
 //! How it fails:
-//! - A refusal without a note (memory whose size no call tells, an error of the driver that the library passes on): the size is
-//!   not known, and the driver is named if the share has room.
-//! - If a call succeeds after a refusal in another way than by host memory, its note remains for the next call of this
-//!   thread that fails with out of memory without a note.
-//! - A thread that is ending has no place for a note: the same as a refusal without a note.
+//! - A refusal without a note (memory whose size no call shows, an error of the driver that the library passes on): the
+//!   size is not known, and the driver is recorded as the cause if the share has room.
+//! - If a call succeeds after a refusal in another way than by host memory, its note remains. The next call of this
+//!   thread that fails with out of memory, and has no note of its own, is recorded with it.
+//! - A thread that is ending cannot store a note, so its refusals have none.
 
 use super::driver::Driver;
 use super::gpu::Gpu;
@@ -59,8 +59,8 @@ pub fn forget() {
     let _ = NOTE.try_with(Cell::take);
 }
 
-/// Records in the shares of the note's GPU that the call answers out of memory. `current`: the GPU if there is no note.
-/// `free` returns what the GPU itself has free.
+/// Records in the shares of the note's GPU that the call returns out of memory. `current`: the GPU to use if there is
+/// no note. `free` returns the free bytes of the GPU itself.
 #[cold]
 pub fn record<D: Driver>(gpus: &[Gpu<D>], current: Option<usize>, free: impl FnOnce() -> Option<u64>) {
     let note = NOTE.try_with(Cell::take).ok().flatten();
@@ -76,7 +76,7 @@ pub fn record<D: Driver>(gpus: &[Gpu<D>], current: Option<usize>, free: impl FnO
         None if gpu.account.has_room() => Cause::Driver,
         None => Cause::Limit,
     };
-    // Another thread that measures may hold the lock for long.
+    // Not waited for, because another thread that is measuring may hold the lock for long.
     let overhead = gpu.overhead.try_lock();
     gpu.account.note_refusal(Refused {
         cause,

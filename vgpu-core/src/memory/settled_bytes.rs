@@ -6,9 +6,9 @@
 //!  \_ in a call ____/  \__ settled __/  \____ in a call __________/
 //! ```
 //!
-//! The sum is rarely needed, so it is counted each time and not kept. It leaves out memory that only a binding or a
-//! tile of a sparse array keeps, memory of other processes, and pools and graphs that another thread has locked. That
-//! is safe: the measurement then assumes that more memory is inside a call than there is.
+//! The sum is rarely needed, so it is computed each time instead of stored. It leaves out memory that only a binding or
+//! a tile of a sparse array keeps, memory of other processes, and pools and graphs that another thread has locked. That
+//! is safe: the measurement then assumes that calls hold more memory than they do.
 //!
 //! How it fails: the tables are read one after the other and may change meanwhile. So the caller counts twice; if both
 //! results are equal, nothing has changed in between.
@@ -39,7 +39,7 @@ impl SettledBytes {
     #[cold]
     pub fn of<D: Driver>(tables: &Tables<D>, gpu: &Gpu<D>, index: usize) -> Self {
         let mut found = Self::default();
-        // By backing, because several handles and mappings may share one.
+        // Counted by backing, because several handles and mappings may share one.
         let mut backings = BTreeMap::new();
         let mut note = |backing: &Arc<Backing<D>>| {
             if backing.gpu == index {

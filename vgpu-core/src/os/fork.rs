@@ -15,7 +15,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// The newest state. Only for leak checkers.
+/// The newest state. The list exists only for leak checkers.
 static STATES: AtomicPtr<Link> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Never freed, and never read.
@@ -58,7 +58,8 @@ pub struct Guard {
     held: bool,
 }
 
-/// Delays forks. A fork that has waited too long continues, and so does a guard.
+/// Delays forks. Waits at most [`FORK_WAIT`]: after a timeout a fork continues, and a guard is returned without the
+/// lock.
 #[must_use]
 pub fn guard() -> Guard {
     let on = descriptors();
@@ -176,7 +177,8 @@ fn map() -> Option<*mut Page> {
 }
 
 extern "C" fn before() {
-    // Locking times out if its holder jumped away or is very slow. An inherited descriptor breaks no limit.
+    // The lock times out if its holder jumped away or is very slow. The child may then inherit a descriptor, which does
+    // not break a limit.
     let on = descriptors();
     if on.word.lock_within(FORK_WAIT) {
         on.forking.store(super::thread(), Ordering::Relaxed);
@@ -184,7 +186,7 @@ extern "C" fn before() {
 }
 
 extern "C" fn in_parent() {
-    // After a timeout this thread has nothing to unlock; the guard is another thread's.
+    // If the lock timed out, this thread has nothing to unlock: another thread's guard holds the lock.
     let on = descriptors();
     let own = on
         .forking
@@ -195,7 +197,7 @@ extern "C" fn in_parent() {
 }
 
 extern "C" fn in_child() {
-    // Threads other than this one do not exist in the child, so their locks are released.
+    // The child has no other threads, so locks of the parent's other threads are released.
     let on = descriptors();
     on.forking.store(0, Ordering::Relaxed);
     on.word.unlock();

@@ -1,5 +1,5 @@
-//! Facts about the mount of an opened folder. They tell if the node mounted a folder that has the right path, or if
-//! root of a container created it there.
+//! Facts about the mount of an opened folder. They show whether the node mounted a folder at this path, or whether root
+//! of a container created it there.
 //!
 //! How it fails: a kernel before 5.8, or a seccomp filter that denies statx, does not report the root of a mount. Then
 //! a folder is taken for a mount's root if its parent is on another file system; a bind mount within one file system is

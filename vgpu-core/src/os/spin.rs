@@ -1,5 +1,5 @@
-//! A lock for a few instructions. Not a std lock: a fork child may find std locks locked, while these are in state that
-//! a fork child creates again.
+//! A lock for a few instructions. It is not a std lock, because a fork child may find std locks locked; these locks are
+//! part of state that a fork child creates again.
 //!
 //! How it fails: its holder does not run, because the process was stopped, its container frozen or its CPU quota used
 //! up. So a wait includes only time in which the waiter could run, at most [`SLICE`] between two attempts; the holder
@@ -96,7 +96,7 @@ impl Word {
             }
         }
         for _ in 0..16 {
-            // The holder may be waiting for this CPU.
+            // Yields first, because the holder may be waiting for this CPU.
             std::thread::yield_now();
             if self.try_lock() {
                 return true;
@@ -318,7 +318,7 @@ mod tests {
     fn a_stop_of_the_waiter_does_not_end_its_wait() {
         let mut patience = Patience::new(3 * SLICE);
         let start = patience.looked;
-        // A minute in which this process was stopped is one look.
+        // A minute in which this process was stopped counts as one attempt.
         for minute in 1..=3 {
             assert!(!patience.left.is_zero(), "at minute {minute}");
             patience.passed(start + minute * Duration::from_secs(60));

@@ -37,7 +37,7 @@ impl Random {
         (self.next() >> 11) % end
     }
 
-    /// A size: often small, seldom large.
+    /// Returns a size that is often small and rarely large.
     fn size(&mut self) -> u64 {
         let shift = self.below(18);
         let top = 512 << shift;
@@ -80,7 +80,7 @@ impl Actor {
         self.held.retain(|(known, _)| *known != slot);
     }
 
-    /// Makes a call. On success the new thing is held, and the old one is not.
+    /// Makes a call. If it succeeds, the client holds the new thing and no longer the old one.
     fn act(&mut self, line: &str, made: Option<Kind>, gone: Option<u32>) -> i32 {
         let code = self.caller.call(line);
         if code == 0 {
@@ -100,7 +100,7 @@ impl Actor {
 pub(crate) const KINDS: u64 = 34;
 pub(crate) const AHEAD: u64 = 30;
 
-/// Makes a random call of the first `kinds`. Returns the call, its result, and what it must have done.
+/// Makes a random call of the first `kinds`. Returns the call, its result, and the result that the model expects.
 pub(crate) fn step(actor: &mut Actor, random: &mut Random, kinds: u64) -> Option<(String, i32, Must)> {
     let (to, size) = (actor.slot, random.size());
     let granules = size.next_multiple_of(GRANULE);
@@ -144,7 +144,7 @@ pub(crate) fn step(actor: &mut Actor, random: &mut Random, kinds: u64) -> Option
             Must::Succeed,
         ),
         15 => {
-            // Mapped at the start of the range, whose address is then that of the mapping.
+            // Mapped at the start of the range, so the mapping has the address of the range.
             let (range, kind) = actor.pick(random, |kind| matches!(kind, Kind::Range(_)))?;
             let (physical, _) = actor.pick(random, |kind| kind == Kind::Physical)?;
             let Kind::Range(bytes) = kind else { return None };

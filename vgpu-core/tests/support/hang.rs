@@ -11,7 +11,7 @@ thread_local! {
     static HAS_OWN: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Ends the test program when a test takes longer: a hang is a failure, not an endless run.
+/// Ends the test program if a test takes longer than a limit, so that a hang is a failure and not an endless run.
 pub(crate) struct HangGuard {
     done: Arc<AtomicBool>,
     is_own: bool,

@@ -48,9 +48,9 @@ pub(crate) struct Bench {
     folder: tempfile::TempDir,
     state: PathBuf,
     gpus: Vec<String>,
-    /// The size of a context in the profile, as the plugin would have measured it.
+    /// The size of a context in the profile, as the plugin would measure it.
     context: u64,
-    /// A profile for clients under the shares only.
+    /// A profile that only clients under the shares use.
     profile: Option<PathBuf>,
     _hang_guard: Option<HangGuard>,
 }
@@ -79,7 +79,7 @@ impl Bench {
             profile: None,
             _hang_guard: HangGuard::of_bench(),
         };
-        // The state keeps the profile with which it was created.
+        // The state keeps the profile of the client that creates it.
         let mut first = bench.bare(&["cuinit", "devices"]);
         first.env("SOFT_GPU_PROFILE", bench.folder.path().join("profile"));
         let shown = lines(&first.output().expect("a client"));
@@ -94,7 +94,7 @@ impl Bench {
         Self::of_share("", memory)
     }
 
-    /// The same with the GPUs of a profile.
+    /// The same with a profile for the GPUs.
     pub(crate) fn of_share(profile: &str, memory: u64) -> Self {
         let bench = Self::with_profile(profile);
         bench.share("share", 0, 0, memory);
@@ -198,7 +198,7 @@ impl Bench {
         self.folder.path().join("run").join(ARBITRATION).join(&self.gpus[gpu])
     }
 
-    /// Uses the arbitration pages of another bench, whose GPU this one uses.
+    /// Uses the arbitration pages of another bench that has the same GPU.
     pub(crate) fn arbitrates_with(&self, other: &Self) {
         let own = self.folder.path().join("run").join(ARBITRATION);
         let pages = other.folder.path().join("run").join(ARBITRATION);
@@ -209,7 +209,7 @@ impl Bench {
         self.directory(share).join(LEDGER)
     }
 
-    /// The ledger of `share`, to be damaged.
+    /// Opens the ledger of `share`, so that a test can damage it.
     pub(crate) fn open_ledger(&self, share: &str) -> std::fs::File {
         let mut options = std::fs::OpenOptions::new();
         options
@@ -276,7 +276,7 @@ impl Bench {
         client
     }
 
-    /// Lets a client be killed while it holds `bytes`. Nobody looks for the dead afterwards.
+    /// Starts a client and kills it while it holds `bytes`. Nothing checks for dead processes afterwards.
     #[track_caller]
     pub(crate) fn death_with(&self, bytes: &str) {
         let allocation = format!("alloc:{bytes}");

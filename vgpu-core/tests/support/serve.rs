@@ -4,7 +4,7 @@ use super::text::number;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 
-/// A client whose step `serve` or `wait` waits for the test. It is killed when this is dropped.
+/// A client that waits for the test in its step `serve` or `wait`. It is killed when this value is dropped.
 pub(crate) struct Serving {
     child: Child,
     lines: BufReader<ChildStdout>,
@@ -55,7 +55,7 @@ impl Serving {
         answer.unwrap_or_else(|| panic!("{step}: {line:?}")).trim().into()
     }
 
-    /// Ends its step `wait`.
+    /// Lets the client continue after its step `wait`.
     pub(crate) fn go_on(&mut self) {
         self.tell("on");
     }

@@ -22,7 +22,8 @@ struct Breakpoint {
     at: u64,
     /// The word that the trap replaced.
     word: c_long,
-    /// The stack pointer by which the right return is recognised.
+    /// The stack pointer after the return that is waited for. It distinguishes this return from others at the same
+    /// address.
     stack: u64,
 }
 

@@ -11,7 +11,7 @@ pub(crate) struct Truth {
 }
 
 impl Truth {
-    /// To be created while nobody uses the GPU.
+    /// Must be created while no process uses the GPU.
     pub(crate) fn new(bench: &Bench) -> Self {
         let client = Serving::new(bench.bare(&["serve"]));
         let mut truth = Self { client, idle: 0 };

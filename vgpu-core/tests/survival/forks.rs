@@ -1,4 +1,5 @@
-//! Children, created by any call, and exec: each process is counted on its own, and a dead parent's memory is free.
+//! Children that are created by any call, and exec: each process has its own account, and the memory of a dead parent
+//! can be used again.
 
 use crate::support::serve::Serving;
 use crate::support::{Bench, GIB, number, until};
@@ -13,7 +14,7 @@ fn fork_children_by_any_call_count_for_themselves() {
         let child = format!("{how} child");
         let expected = [&child, "init 0", "alloc 0", &info, &parent, "init 0", "alloc 0", &info];
         assert_eq!(shown[1..], expected, "{how}");
-        // Forked after the parent's cuInit: whatever the driver answers the child, the parent's account does not
+        // Forked after the parent's cuInit: whatever the child's driver call returns, the parent's account does not
         // change.
         let shown = bench.run(&["init", "alloc:5GiB", how, "alloc:1GiB", "info"]);
         let at = shown

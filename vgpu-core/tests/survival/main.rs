@@ -1,5 +1,5 @@
-//! The account stays right whatever a program does to itself and its children: nothing hangs, the living keep their
-//! memory, and the memory of the dead is free for the next process that needs it or reads the figures.
+//! The account stays correct whatever a program does to itself and its children: nothing hangs, living processes keep
+//! their memory, and memory of dead processes is released by the next process that needs memory or reads the figures.
 //!
 //! ```text
 //! forks.rs      fork, clone, exec: children, orphans, sleepers

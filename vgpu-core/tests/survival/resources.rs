@@ -1,5 +1,5 @@
 //! Programs that close or forbid what the library needs: the library itself, descriptors, address space, system calls.
-//! A process that starts without them is refused, and a running one keeps its account.
+//! A process that starts without them is refused. A process that is already running keeps its account.
 
 use crate::support::serve::Serving;
 use crate::support::truth::Truth;
@@ -37,7 +37,7 @@ fn descriptors_closed_or_covered_are_none_of_ours() {
 fn a_program_that_closes_descriptors_all_the_time_is_not_taken_for_dead() {
     let bench = Bench::with_share(GIB);
     let mut truth = Truth::new(&bench);
-    // No contexts are created meanwhile, because the software GPU's NVML, which measures them, does not survive this.
+    // No contexts are created during this, because the software GPU's NVML, which measures them, stops working.
     let steps = ["listen", "init", "closing", "plain:0", "info", "serve"];
     let mut clients: Vec<Serving> = (0..3).map(|_| Serving::new(bench.client(&steps))).collect();
     for client in &mut clients {
@@ -74,14 +74,14 @@ fn without_descriptors_a_start_is_refused_and_a_running_program_goes_on() {
         said.contains("Too many open files") && said.lines().count() == 1,
         "{said}"
     );
-    // The number that docs/charging.md calls enough.
+    // Four free descriptors are enough, as docs/charging.md says.
     let starts = |left: u32| {
         let mut client = bench.client(&["open:cuda", &format!("fill:{left}"), "init", "alloc:2MiB"]);
         let shown = lines(&client.output().expect("a client"));
         shown.get(3).is_some_and(|line| line == "alloc 0")
     };
     assert!(!starts(2) && starts(4));
-    // A running one keeps its account. It cannot look for the dead, but others do.
+    // A running process keeps its account. It cannot check for dead processes, but others do.
     let mut client = bench.serving(&["init", "alloc:5GiB"]);
     client.ask("fill:0");
     bench.death_with("15GiB");
@@ -93,7 +93,7 @@ fn without_descriptors_a_start_is_refused_and_a_running_program_goes_on() {
     assert_eq!(bench.free(), 15 * GIB, "the next start tells");
     assert_eq!(client.ask("alloc:10GiB"), "0");
     assert_eq!(client.ask("free:0"), "0");
-    // With one free descriptor it can.
+    // With one free descriptor it can check for dead processes.
     drop(client);
     let mut client = bench.serving(&["init", "alloc:5GiB"]);
     client.ask("fill:1");
@@ -131,7 +131,7 @@ fn system_calls_that_a_filter_denies_refuse_or_do_without() {
         ("statx", "0"),
         ("madvise", "800"),
         ("fcntl", "800"),
-        // The lock succeeds without effect, so two processes would have one lane.
+        // The lock seems to succeed but has no effect, so two processes could have the same lane.
         ("fcntl=0", "800"),
         ("pread64", "800"),
     ];

@@ -1,5 +1,5 @@
-//! A process claims a lane for each thread that contends with another one. Lanes are released, and no more are claimed
-//! than exist.
+//! A process claims a lane for each thread that contends with another one. Lanes are released again, and a process
+//! never claims more lanes than exist.
 
 use crate::support::{Bench, GIB, MIB};
 use vgpu_abi::ledger::{LANES, share_checksum};
@@ -21,7 +21,7 @@ fn threads_come_and_go_without_using_lanes_up() {
 fn a_cancelled_thread_ends_after_its_call() {
     let bench = Bench::with_share(GIB);
     let mut client = bench.serving(&["init", "alloc:512MiB"]);
-    // Because a neighbour has died, the refused call looks for the dead, with system calls.
+    // A neighbour has died, so the refused call checks for dead processes, with system calls.
     bench.death_with("256MiB");
     assert_eq!(client.ask("cancel:1GiB"), "2");
     assert_eq!(client.ask("cancel:512MiB"), "0");
@@ -48,7 +48,7 @@ fn when_no_lane_is_free_the_next_process_is_refused_until_one_ends() {
     assert!(refused.to_string().contains("1014 processes"), "{refused}");
     let said = bench.refusal();
     assert!(said.contains("every lane is taken"), "{said}");
-    // One process ends with what it held.
+    // One process ends while it holds memory.
     drop(crowd.pop());
     let new = open().expect("the lane of the one that went");
     assert_eq!(new.charged(), (most as u64 - 1) * MIB);

@@ -81,7 +81,7 @@ impl Plan {
                 "name": "probe",
                 "image": self.image,
                 "command": ["/usr/bin/vgpu", "probe-share"],
-                // The words of an image that does not know probe-share.
+                // If the image does not know probe-share, its output becomes the message.
                 "terminationMessagePolicy": "FallbackToLogsOnError",
                 "resources": {"requests": amount, "limits": amount, "claims": [{"name": "gpu"}]},
                 "securityContext": {"allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true,

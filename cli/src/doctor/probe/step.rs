@@ -1,4 +1,4 @@
-//! How far the pod of a probe came, by its status and its events.
+//! Finds the step that a probe's pod reached, from its status and its events.
 
 use serde_json::Value;
 
@@ -17,7 +17,7 @@ pub(super) enum Stopped {
     Limit(String),
 }
 
-/// Returns what the container said if all was well in it.
+/// Returns the container's message if everything worked in it.
 pub(super) fn of(pod: &Value, events: &[Value]) -> Result<String, Stopped> {
     let state = &pod["status"]["containerStatuses"][0]["state"];
     let said = |words: [&str; 2]| {
@@ -31,7 +31,7 @@ pub(super) fn of(pod: &Value, events: &[Value]) -> Result<String, Stopped> {
         let (reason, message) = (text(ended, "/reason"), text(ended, "/message").trim());
         return match (ended["exitCode"].as_i64(), reason) {
             (Some(0), _) => Ok(message.to_owned()),
-            // The runtime's words, which have the hook's.
+            // The runtime's message, which includes the hook's.
             (_, "StartError" | "ContainerCannotRun") => Err(Stopped::Start(said([reason, message]))),
             (code, _) if message.is_empty() => {
                 let code = code.map_or_else(|| "?".to_owned(), |code| code.to_string());
@@ -49,7 +49,7 @@ pub(super) fn of(pod: &Value, events: &[Value]) -> Result<String, Stopped> {
         return Err(Stopped::Allocation(why_not_allocated(pod, events, name)));
     }
     let (reason, message) = (text(pod, "/status/reason"), text(pod, "/status/message"));
-    // Kubelet refused or evicted it. Why it did not start before its deadline is in the events.
+    // Kubelet refused or evicted it. If it missed its deadline, the events say why it did not start.
     if text(pod, "/status/phase") == "Failed" && !message.is_empty() && reason != "DeadlineExceeded" {
         return Err(Stopped::Start(said([reason, message])));
     }
@@ -72,7 +72,7 @@ pub(super) fn of(pod: &Value, events: &[Value]) -> Result<String, Stopped> {
     ])))
 }
 
-/// The note of the last such event of the pod.
+/// The note of the pod's last event that `is_wanted` accepts.
 fn last_note(events: &[Value], pod: &str, is_wanted: impl Fn(&Value) -> bool) -> Option<String> {
     let of_pod = events.iter().filter(|event| text(event, "/regarding/name") == pod);
     let wanted = of_pod.filter(|event| is_wanted(event));
@@ -154,7 +154,7 @@ fn found(plan: &Plan, place: &str, value: &str, breaks: &str, mend: String) -> F
     }
 }
 
-/// The API server does not take the objects.
+/// The API server refused to create the objects.
 pub(super) fn refused(plan: &Plan, why: &str) -> Finding {
     let mend = "the text names what refuses it; -n chooses another namespace, --class another class".to_owned();
     found(

@@ -60,7 +60,7 @@ fn meant(known: &Known, what: &str, name: &str) -> Option<String> {
     nearest(name, pods.filter_map(|pod| pod["metadata"]["name"].as_str()))
 }
 
-/// Adds that nothing here serves the pod, if it asks by another system's names and has nothing of ours.
+/// If the pod asks only by another system's names and has no claim of ours, adds that nothing here serves it.
 pub(super) fn add_dialect(explanation: &mut Explanation, known: &Known) {
     let Some(pod) = explanation.pod().filter(|_| explanation.waiting.is_empty()) else {
         return;
@@ -78,7 +78,7 @@ pub(super) fn add_dialect(explanation: &mut Explanation, known: &Known) {
 fn add_usage(explanation: &mut Explanation, known: &Known) {
     let usages = known.values("VgpuUsage");
     let unread = known.unread.get(cluster::USAGES.plural);
-    // Files need not have it.
+    // Files may lack them.
     if known.is_of_cluster() || !usages.is_empty() {
         usage::add(explanation, unread.map_or(Ok(&usages), Err));
     }

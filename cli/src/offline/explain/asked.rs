@@ -33,7 +33,7 @@ fn kinds() -> String {
     names.join(", ")
 }
 
-/// A kind of workloads, with the kinds that stand between it and its pods.
+/// A kind of workload, with the kinds between it and its pods, such as ReplicaSet.
 #[derive(Debug, PartialEq)]
 pub(super) struct WorkloadKind {
     pub(super) name: &'static str,
@@ -73,7 +73,7 @@ enum Of {
     Workload(&'static WorkloadKind),
 }
 
-/// The kinds by all their names; the first is ours, and the others are kubectl's.
+/// Each kind with all its names; the first is ours, and the others are kubectl's.
 const KINDS: &[(&[&str], Of)] = &[
     (&["pod", "pods", "po"], Of::Pod),
     (&["claim", "claims", "resourceclaim", "resourceclaims"], Of::Claim),
@@ -117,7 +117,7 @@ impl Asked {
                 Some(parts) => parts,
             },
             [kind, name, ..] if of(kind).is_some() && !name.contains('/') => (&**kind, &**name),
-            // A kind with a slip, before a name.
+            // A misspelled kind before a name.
             [kind, name, ..] if !kind.contains('/') && !name.contains('/') && kind_like(kind).is_some() => {
                 (&**kind, &**name)
             }
@@ -158,8 +158,8 @@ fn kind_like(word: &str) -> Option<String> {
     nearest(word, KINDS.iter().flat_map(|(names, _)| *names).copied())
 }
 
-/// Returns the name that is most like one that does not exist: few letters differ, or it is the name of a pod that a
-/// workload of this name made.
+/// Returns the known name that is most similar to a name that does not exist: few letters differ, or a workload of this
+/// name made the pod.
 pub(super) fn nearest<'n>(name: &str, known: impl Iterator<Item = &'n str>) -> Option<String> {
     let rank = |other: &str| {
         let made = other.strip_prefix(name).is_some_and(|rest| rest.starts_with('-'));

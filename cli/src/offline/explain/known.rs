@@ -16,7 +16,7 @@ use crate::flags::ExplainFlags;
 /// The objects to answer from.
 pub(super) struct Known {
     pub(super) objects: Objects,
-    /// Objects of all kinds that no allocator reads, by kind: workloads, templates, events.
+    /// Objects of kinds that the allocator does not read, by kind: workloads, templates, events.
     others: BTreeMap<String, Vec<Object>>,
     /// `None` for all namespaces.
     pub(super) namespace: Option<String>,
@@ -25,7 +25,7 @@ pub(super) struct Known {
     pub(super) failed: Vec<String>,
     /// Why nothing is known of devices; empty if it is.
     pub(super) unknown: Vec<String>,
-    /// Why something else is not known.
+    /// Why other kinds are not known.
     pub(super) unread: BTreeMap<&'static str, ReadError>,
     is_files: bool,
 }
@@ -117,7 +117,7 @@ impl Known {
         Ok(())
     }
 
-    /// Objects of a kind that no allocator reads.
+    /// Objects of a kind that the allocator does not read.
     pub(super) fn others(&self, kind: &str) -> impl Iterator<Item = &Object> {
         self.others.get(kind).into_iter().flatten()
     }
@@ -127,7 +127,7 @@ impl Known {
         self.others(kind).map(|object| object.value.clone()).collect()
     }
 
-    /// True if what is free on the GPUs can be answered.
+    /// True if it is known what is free on the GPUs.
     pub(super) fn knows_devices(&self) -> bool {
         self.unknown.is_empty()
     }
@@ -142,7 +142,7 @@ impl Known {
         self.namespace.as_deref().is_none_or(|here| here == namespace)
     }
 
-    /// Files need not have everything.
+    /// True if the objects are from a cluster. Files may be incomplete.
     pub(super) fn is_of_cluster(&self) -> bool {
         !self.is_files
     }

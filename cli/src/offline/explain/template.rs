@@ -10,10 +10,10 @@ use super::asked::{AskedError, nearest};
 use super::known::Known;
 use super::told::{Told, shortened};
 
-/// Pods that are named.
+/// The most pods to name.
 const NAMES: usize = 3;
 
-/// Explains a template by a claim as it would make.
+/// Explains a template with a claim as the template would make it.
 pub(super) fn of(known: &mut Known, name: &str, options: &Options, most: usize) -> Result<Told, OfflineError> {
     let template = find(known, name)?;
     let namespace = namespace_of(&template).to_owned();

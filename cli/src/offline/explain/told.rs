@@ -10,11 +10,11 @@ pub(super) struct Told {
     /// The lines of the answer, without line ends.
     pub(super) lines: Vec<String>,
     pub(super) document: Value,
-    /// Nothing that was asked about waits.
+    /// True if nothing in the answer waits.
     pub(super) is_yes: bool,
 }
 
-/// Leaves out so many of `details` that all lines are at most `most`, and says how many.
+/// Shortens `details` so that there are at most `most` lines in all, and says how many were left out.
 pub(super) fn shortened(mut lines: Vec<String>, details: Vec<String>, ends: Vec<String>, most: usize) -> Vec<String> {
     let room = most.saturating_sub(lines.len() + ends.len());
     if details.len() > room {

@@ -1,4 +1,4 @@
-//! The answer about many pods: those that wait for the same have one text.
+//! The answer about many pods: pods that wait for the same reason share one text.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use super::events;
 use super::known::Known;
 use super::told::Told;
 
-/// Pods of a group that are named without `--all`.
+/// The most pods to name per group without `--all`.
 const NAMES: usize = 3;
 
 /// Explains all pods that wait.
@@ -60,16 +60,17 @@ pub(super) fn of(
     })
 }
 
-/// Returns true for a pod that is not over and has less than it asks for. One that would fit has not been scheduled.
+/// Returns true for a pod that has not ended and has less than it asks for. A pod that would fit also waits: it has not
+/// been scheduled.
 fn waits(explanation: &Explanation) -> bool {
     let has_all = matches!(explanation.state, Standing::NoClaims | Standing::HasDevices);
     explanation.is_ours && !explanation.has_ended && !has_all
 }
 
-/// An explanation, and what else was said of the pod.
+/// An explanation, and the quota's and events' lines about the pod.
 type Explained = (Explanation, Vec<String>);
 
-/// Explains pods, each with what the quota and events say of it. A pod that cannot be explained has a sentence.
+/// Explains pods, each with its lines from the quota and events. A pod that cannot be explained gets a sentence.
 pub(super) fn explain<'v>(
     known: &Known,
     pods: impl Iterator<Item = &'v Value>,
@@ -97,7 +98,8 @@ pub(super) fn explain<'v>(
             quota.settle(&mut explanation);
             let mut more = quota.notices;
             if !known.knows_devices() {
-                // The youngest says how it is now; its time would set equal pods apart.
+                // Only the newest event: it describes the present. Its time is left out, because it would separate
+                // otherwise equal pods.
                 let said = events::ours(events.get(name).map_or(&[], Vec::as_slice), "Pod", namespace, name);
                 more.extend(said.into_iter().next().map(|event| {
                     event

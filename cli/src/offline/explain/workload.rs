@@ -14,7 +14,7 @@ use super::known::Known;
 use super::told::Told;
 use super::waiting::{explain, group_lines};
 
-/// Conditions of workloads that say why pods are missing, with the status that says so.
+/// Conditions of workloads that explain missing pods, with the status that they then have.
 const CONDITIONS: [(&str, &str); 7] = [
     ("ReplicaFailure", "True"),
     ("Progressing", "False"),
@@ -95,7 +95,7 @@ fn find<'k>(known: &'k Known, kind: &str, name: &str) -> Result<&'k Object, Offl
     })
 }
 
-/// The workload, and what it made to make pods: ReplicaSets of a Deployment, Jobs of a CronJob.
+/// The workload, and the objects between it and its pods: ReplicaSets of a Deployment, Jobs of a CronJob.
 fn makers<'k>(known: &'k Known, object: &'k Object, kind: &WorkloadKind) -> Vec<&'k Object> {
     let between = match kind.name {
         "Deployment" => "ReplicaSet",
@@ -158,7 +158,7 @@ fn first_line(object: &Object, wanted: Option<usize>, pods: usize, ready: usize)
     )
 }
 
-/// Why a workload that lacks no pod may still have none.
+/// Why a workload may have no pods although none is missing.
 fn why_ended(object: &Object) -> Vec<String> {
     let spec = &object.value["spec"];
     let mut why = Vec::new();
@@ -172,7 +172,7 @@ fn why_ended(object: &Object) -> Vec<String> {
     why
 }
 
-/// Why pods are missing: what the workload and those that make its pods say in conditions and events.
+/// Why pods are missing: conditions and events of the workload and of the objects that make its pods.
 fn why_missing(known: &Known, makers: &[&Object]) -> Vec<String> {
     let mut why: Vec<String> = makers.iter().flat_map(|maker| conditions(maker)).collect();
     let all = known.values("Event");

@@ -16,7 +16,7 @@ use crate::pools::Candidate;
 use crate::selectors::SelectorCache;
 use vgpu_api::config::AllocationPolicy;
 
-/// The claims to place, the nodes to try, and the budget for it.
+/// The claims to allocate, the nodes to try, and the budget for that.
 pub(super) struct Question<'q, 's> {
     pub(super) claims: &'q [&'q ResourceClaim],
     pub(super) policy: AllocationPolicy,
@@ -30,7 +30,7 @@ impl Index {
     /// Allocates the claims together on the best node by policy; `None` if they fit on none.
     ///
     /// # Errors
-    /// A mistake in the claims, with which no answer would be right on any node.
+    /// A mistake in the claims that makes every answer wrong, on any node.
     pub fn allocate(
         &mut self,
         claims: &[&ResourceClaim],
@@ -41,11 +41,11 @@ impl Index {
         self.allocate_where(claims, policy, &mut |_| true, cache, share_id)
     }
 
-    /// Like [`Self::allocate`], on a node for which `allowed` returns true. It is called at most once for a node, and
-    /// only for nodes that are tried.
+    /// Like [`Self::allocate`], on a node for which `allowed` returns true. `allowed` is called at most once for a
+    /// node, and only for nodes that are tried.
     ///
     /// # Errors
-    /// A mistake in the claims, with which no answer would be right on any node.
+    /// A mistake in the claims that makes every answer wrong, on any node.
     pub fn allocate_where(
         &mut self,
         claims: &[&ResourceClaim],
@@ -60,7 +60,7 @@ impl Index {
     /// Like [`Self::allocate_where`], with a budget for all nodes together.
     ///
     /// # Errors
-    /// A mistake in the claims, with which no answer would be right on any node; or [`AllocateError::Exhausted`] if the
+    /// A mistake in the claims that makes every answer wrong, on any node; or [`AllocateError::Exhausted`] if the
     /// budget was spent before an answer was found.
     pub fn allocate_within(
         &mut self,
@@ -143,7 +143,7 @@ impl Index {
                 let attempt = self.attempt(claims, AllocationPolicy::Binpack);
                 let device = (alternative, spot.serial());
                 match attempt.on_device(&view, device, budget, cache, share_id) {
-                    // Not this device of the node; others may follow.
+                    // This device of the node does not fit; later ones may.
                     Ok(Start::Elsewhere) => {}
                     Ok(Start::Here(Some(allocations))) => {
                         let node = node.to_owned();
@@ -174,7 +174,7 @@ impl Index {
         found
     }
 
-    /// Ranks the stale nodes. If the budget ends before, the rest stays stale.
+    /// Ranks the stale nodes. If the budget is spent before the end, the remaining nodes stay stale.
     fn rank_again(&mut self, shape: &mut Shape, question: &mut Question<'_, '_>) -> Result<(), AllocateError> {
         let stale: Vec<Arc<str>> = match shape.take_stale() {
             Stale::All => self.nodes.keys().map(|name| name.as_str().into()).collect(),
@@ -247,7 +247,7 @@ fn keep_on(error: AllocateError, unanswered: &mut Option<AllocateError>) -> Resu
     Ok(())
 }
 
-/// Returns true if a device matches all selectors, and `doubtful` if one of them fails.
+/// Returns true if a device matches all selectors; `doubtful` is the result for a selector that fails.
 fn all_match<'a>(
     selectors: impl IntoIterator<Item = &'a Selector>,
     device: &Candidate,
@@ -266,12 +266,12 @@ fn is_plain(claims: &[&ResourceClaim]) -> bool {
         && asks.all(|ask| matches!(ask.mode, Mode::Exact(count) if count > 0) && !ask.admin_access.unwrap_or(false))
 }
 
-/// The first request, alternative by alternative.
+/// The alternatives of the first request, in order.
 fn first_asks<'a>(claims: &[&'a ResourceClaim]) -> impl Iterator<Item = &'a Exactly> {
     let request = claims.first().and_then(|claim| claim.spec.devices.requests.first());
     request.into_iter().flat_map(|request| {
         let alternatives = request.first_available.iter().map(|alternative| &alternative.ask);
-        // As in a plan: a list, if there is one.
+        // As in a plan: the list of alternatives takes precedence.
         let exactly = request.exactly.as_ref().filter(|_| request.first_available.is_empty());
         exactly.into_iter().chain(alternatives)
     })

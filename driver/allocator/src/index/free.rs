@@ -14,11 +14,11 @@ pub struct Free {
     pub memory_of_unused: i64,
     /// Free memory on devices that claims use.
     pub memory_of_used: i64,
-    /// Free memory on devices of which another capacity is used up, cores for example: only a request that needs none
-    /// of that can have it.
+    /// Free memory on devices where another capacity, such as cores, is used up: only a request that needs none of that
+    /// capacity can use it.
     pub stranded_memory: i64,
-    /// Free cores on devices of which another capacity is used up. Memory is considered used up if less is left than
-    /// any request can ask for.
+    /// Free cores on devices where another capacity is used up. Memory is considered used up if less is left than the
+    /// smallest request.
     pub stranded_cores: i64,
 }
 
@@ -32,7 +32,7 @@ impl Free {
         }
     }
 
-    /// One device's part.
+    /// The contribution of one device.
     pub(super) fn of(device: &Device, driver: &str, usage: Option<&Usage>) -> Self {
         if usage.is_some_and(Usage::is_dedicated) {
             return Self::default();
@@ -62,7 +62,7 @@ impl Free {
         }
     }
 
-    /// Replaces one part by another. Wrapping, so that every part that was added can be removed again.
+    /// Replaces one device's contribution by another. Wrapping, so that every contribution can be removed again.
     pub(super) fn replace(&mut self, old: Self, new: Self) {
         let replace = |sum: &mut i64, old: i64, new: i64| *sum = sum.wrapping_sub(old).wrapping_add(new);
         replace(&mut self.memory_of_unused, old.memory_of_unused, new.memory_of_unused);
@@ -103,8 +103,8 @@ mod tests {
     use crate::features::Features;
     use serde_json::json;
 
-    /// Returns the part of a GPU with 80 bytes (requests take at least 8), 100 cores and 2 shares, after these shares
-    /// of it were taken.
+    /// Returns the contribution of a GPU with 80 bytes (requests take at least 8), 100 cores and 2 shares, on which
+    /// these shares are allocated.
     fn part(shares: &[(u32, u32)]) -> Free {
         let device: Device = serde_json::from_value(json!({"name": "d", "capacity": {
             "memory": {"value": "80", "requestPolicy": {"validRange": {"min": "8"}}},

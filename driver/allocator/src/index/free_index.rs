@@ -23,7 +23,7 @@ pub(super) struct Spot {
     serial: u64,
 }
 
-/// The least amounts that the first request takes of a device.
+/// The smallest amounts that the first request consumes of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Wanted {
     memory: i128,
@@ -45,12 +45,12 @@ pub(super) struct FreeIndex {
 #[derive(Debug)]
 struct Known {
     slice: Arc<Slice>,
-    /// Its index in the slice.
+    /// The device's index in the slice.
     index: usize,
     spot: Spot,
-    /// True if `spot` is in the order: not if the device is allocated whole.
+    /// True if `spot` is in the order. False if the device is allocated as a whole.
     is_listed: bool,
-    /// What is free on it: its part of the sum.
+    /// What is free on the device: its contribution to the sum.
     part: Free,
 }
 
@@ -102,8 +102,7 @@ impl FreeIndex {
         let nothing: Arc<str> = Arc::default();
         loop {
             let found = self.order.range((from, Bound::Unbounded)).next()?;
-            // A device with too little memory or cores is skipped together with all that follow and have too little
-            // too.
+            // Skips not only a device with too little memory or cores, but also all following devices with too little.
             let jump = if found.memory < wanted.memory {
                 (wanted.memory, wanted.cores)
             } else if found.cores < wanted.cores {
@@ -182,7 +181,7 @@ impl FreeIndex {
                 devices.remove(&device.name);
             }
         }
-        // Nodes come and go.
+        // Removes empty maps, because nodes come and go.
         if devices.is_empty()
             && let Some(pools) = self.known.get_mut(&slice.spec.driver)
         {

@@ -1,12 +1,12 @@
-//! Nodes in a policy's order, kept for claims that were asked about lately: pods of one template have equal claims.
+//! Nodes in a policy's order, kept for recently requested claims: pods of one template have equal claims.
 //!
 //! ```text
 //!  event ─► the nodes that it changes are stale, in every shape
 //!  claims ─► their shape ─► its stale nodes are ranked again ─► nodes, the best first
 //! ```
 //!
-//! A shape that was not used for long is dropped, and begins again with all nodes stale. A wrong rank means that nodes
-//! are tried in the wrong order, never that a device is allocated twice: the search itself looks at what is in use.
+//! A shape that was not used for a long time is dropped, and starts again with all nodes stale. With a wrong rank nodes
+//! are tried in the wrong order, but a device is never allocated twice: the search itself checks what is in use.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::model::{ClaimSpec, ResourceClaim};
 use crate::policy::NodeRank;
 use vgpu_api::config::AllocationPolicy;
 
-/// Shapes that are kept. One of a thousand nodes takes about 300 KiB.
+/// Number of shapes that are kept. A shape for a thousand nodes takes about 300 KiB.
 const MOST_SHAPES: usize = 16;
 
-/// The shapes, the one that was used last at the end.
+/// The shapes, the most recently used one last.
 #[derive(Debug, Default)]
 pub(super) struct Rankings {
     shapes: Vec<Shape>,
@@ -40,7 +40,7 @@ pub(super) enum Stale {
     Nodes(HashSet<Arc<str>>),
 }
 
-/// `first-fit` has no ranks: names alone are its order.
+/// `first-fit` has no ranks: nodes are ordered by name alone.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
     rank: Option<NodeRank>,
@@ -93,7 +93,7 @@ impl Rankings {
 }
 
 impl Shape {
-    /// Returns the nodes to rank again, which are no longer stale from now on.
+    /// Returns the nodes to rank again, and marks them as fresh.
     pub(super) fn take_stale(&mut self) -> Stale {
         let stale = std::mem::replace(&mut self.stale, Stale::Nodes(HashSet::new()));
         if matches!(stale, Stale::All) {
@@ -103,7 +103,7 @@ impl Shape {
         stale
     }
 
-    /// Makes these nodes stale again after a ranking that ended half way.
+    /// Marks these nodes as stale again after a ranking that was not finished.
     pub(super) fn leave(&mut self, nodes: &[Arc<str>]) {
         self.stale = Stale::Nodes(nodes.iter().cloned().collect());
     }

@@ -58,7 +58,7 @@ fn claim(name: usize, first: Option<u8>, memory: u8, cores: u8, count: u8, model
     read(json!({"metadata": {"name": format!("c{name}")}, "spec": {"devices": {"requests": [request]}}}))
 }
 
-/// What may happen to a cluster.
+/// An event in a cluster.
 #[derive(Debug, Clone)]
 enum Step {
     Allocate {
@@ -106,7 +106,7 @@ fn is_sound(index: &Index) -> bool {
     })
 }
 
-/// Returns true if the sums of free capacity equal those that a look at every device gives.
+/// Returns true if the sums of free capacity equal those computed from every device.
 fn adds_up(index: &Index) -> bool {
     let mut sum = Free::default();
     for slice in index.inventory.all().filter(|slice| slice.spec.node_name.is_some()) {
@@ -118,7 +118,7 @@ fn adds_up(index: &Index) -> bool {
     index.free("drv") == sum
 }
 
-/// Few, unless PROPTEST_CASES says how many.
+/// A small number, unless PROPTEST_CASES sets it.
 fn cases() -> u32 {
     match std::env::var_os("PROPTEST_CASES") {
         Some(_) => ProptestConfig::default().cases,
@@ -129,8 +129,8 @@ fn cases() -> u32 {
 proptest! {
     #![proptest_config(ProptestConfig { cases: cases(), ..ProptestConfig::default() })]
 
-    /// Whatever happens, the free index and stored comparisons agree with a comparison of every
-    /// node, and nothing is given twice.
+    /// After any sequence of events, the free index and stored comparisons agree with a comparison of every node, and
+    /// nothing is allocated twice.
     #[test]
     fn the_index_agrees_with_a_look_at_everything(steps in prop::collection::vec(step(), 1..40)) {
         let mut index = Index::new(Features::default());
@@ -323,7 +323,8 @@ fn nodes_that_are_not_allowed_are_passed_over() {
     assert_eq!(index.devices_of_class("gpu", "gone", &mut cache), [false; 0]);
 }
 
-/// Pairs of devices that must share what no two of them do: each node alone is a search of millions of steps.
+/// Nine requests of which the last two must share an attribute value, which no two devices do: on each node the search
+/// takes millions of steps.
 fn without_end(name: &str) -> ResourceClaim {
     let pair = |at: usize| json!({"name": format!("r{at}"), "exactly": {"deviceClassName": "gpu"}});
     let requests: Vec<Value> = (0..9).map(pair).collect();
@@ -403,7 +404,7 @@ fn a_node_without_an_answer_does_not_hide_one_that_has_it() {
 fn selectors_are_paid_for() {
     let mut cache = SelectorCache::default();
     let mut index = large_cluster(8);
-    // Fails in the end, so that no result of it is kept.
+    // The expression ends with an error, so its result is not cached.
     let numbers = (0..40).map(|number| number.to_string()).collect::<Vec<_>>().join(",");
     let costly = format!("[{numbers}].all(a, [{numbers}].all(b, a + b >= 0)) && device.attributes['drv'].nothing == 1");
     let claim: ResourceClaim = read(json!({"metadata": {"name": "c"}, "spec": {"devices": {"requests": [

@@ -13,17 +13,17 @@ use crate::selectors::SelectorCache;
 /// A request with a selector that no device of its class matches. Waiting does not help it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unmatched {
-    /// The claim's place among those that were asked about.
+    /// Index of the claim in the question.
     pub claim: usize,
-    /// The request without its alternatives. Of several alternatives, the selector of the last one is shown.
+    /// The request without its alternatives. If there are several alternatives, the last one's selector is shown.
     pub request: String,
     pub class: String,
-    /// The place of the selector in its list, and its text for a message.
+    /// Index of the selector in its list, and its text for a message.
     pub index: usize,
     pub selector: String,
-    /// Why it cannot be evaluated, if that is the fault.
+    /// Why the selector cannot be evaluated, if it fails.
     pub error: Option<String>,
-    /// The domain of which the selector reads attributes, if the devices have none in it; and their driver.
+    /// The domain whose attributes the selector reads, if the devices have none there; and the devices' driver.
     pub domain: Option<(String, String)>,
 }
 

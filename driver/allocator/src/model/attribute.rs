@@ -41,7 +41,7 @@ impl<'de> Deserialize<'de> for Attribute {
 }
 
 impl Attribute {
-    /// The text of an attribute that is one.
+    /// The text of a string attribute.
     #[must_use]
     pub fn text(&self) -> Option<&str> {
         match self {

@@ -32,7 +32,7 @@ pub struct ClaimSpec {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct ClaimStatus {
-    /// Shared with the index, which counts what it holds.
+    /// Shared with the index, which counts the devices that it holds.
     #[serde(deserialize_with = "shared_option")]
     pub allocation: Option<Arc<Allocation>>,
 }
@@ -48,7 +48,7 @@ pub struct DeviceClaim {
     pub config: Vec<RequestedConfig>,
 }
 
-/// One of `exactly` and `first_available`.
+/// Either `exactly` or `first_available` is set.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Request {
@@ -67,11 +67,11 @@ pub struct Exactly {
     pub admin_access: Option<bool>,
     pub tolerations: Vec<Toleration>,
     pub capacity: Option<CapacityRequirements>,
-    /// Attributes that selectors would compute: an alpha feature, refused by name.
+    /// True if selectors would compute attributes: an alpha feature, which is refused with an error that names it.
     pub derives_attributes: bool,
 }
 
-/// One of `firstAvailable`.
+/// An alternative in `firstAvailable`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Alternative {
     pub name: String,
@@ -122,7 +122,7 @@ pub struct Constraint {
     pub distinct_attribute: Option<String>,
 }
 
-/// The fields of `exactly` and of an alternative, which is flat.
+/// The fields of `exactly`. An alternative has the same fields, not nested.
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 struct Raw {
@@ -192,7 +192,7 @@ impl Default for Mode {
 }
 
 impl Request {
-    /// What it asks for, whichever alternative is chosen.
+    /// The possible device requests: `exactly`, or each alternative.
     pub fn asks(&self) -> impl Iterator<Item = &Exactly> {
         let alternatives = self.first_available.iter().map(|alternative| &alternative.ask);
         self.exactly.iter().chain(alternatives)

@@ -15,7 +15,8 @@ use super::{Metadata, fitted};
 pub struct DeviceClass {
     pub metadata: Metadata,
     pub spec: ClassSpec,
-    /// Why it cannot be decoded, set by the caller: what it selects is unknown, and a claim that names it is a mistake.
+    /// Why the class cannot be decoded, set by the caller: it is then unknown what it selects, and a claim that names
+    /// it is an error.
     pub unreadable: Option<String>,
     selected: Selected,
 }
@@ -27,7 +28,8 @@ pub struct ClassSpec {
     pub selectors: Vec<Selector>,
     #[serde(deserialize_with = "fitted")]
     pub config: Vec<RequestedConfig>,
-    /// The resource that containers may name in place of a claim. Allocation is done on the claim that stands for it.
+    /// The resource that containers may request instead of naming a claim. Allocation then works on the claim that
+    /// represents it.
     pub extended_resource_name: Option<String>,
 }
 
@@ -90,12 +92,12 @@ impl DeviceClass {
 }
 
 impl Selected {
-    /// Asks the selectors with devices of each type, and with one of another driver.
+    /// Evaluates the selectors on a device of each type, and on one of another driver.
     ///
-    /// Of these devices nothing but the type can be read. So a selector that asks for anything else fails on them, and
-    /// CEL's `&&` and `||` pass the failure on only if the answer depends on it: then the class selects some devices of
-    /// this driver and type. An exception is a selector that fails on any device, for example because it asks for
-    /// attributes of another driver. A selector may first ask if there is an attribute at all: see [`probes`].
+    /// Only the type of these devices can be read. So a selector that reads anything else fails on them, and CEL's `&&`
+    /// and `||` pass the failure on only if the answer depends on it: then the class selects some devices of this
+    /// driver and type. An exception is a selector that fails on any device, for example because it reads attributes of
+    /// another driver. A selector may first check whether an attribute exists: see [`probes`].
     ///
     /// A selector that refuses all of these devices, or cannot be compiled, may still accept real ones. It selects all our
     /// types if it names the driver in quotes.
@@ -132,8 +134,9 @@ impl Selected {
     }
 }
 
-/// Devices of ours of a type: with no other attribute or capacity, and with each that the selectors may name. The value of
-/// such an attribute cannot be read. That of a capacity always can, so it is as small or as large as can be.
+/// Devices of ours of one type: one without further attributes or capacities, and others with each that the selectors
+/// may name. The value of such an attribute cannot be read. A capacity's value can always be read, so there is a device
+/// with the smallest and one with the largest value.
 fn probes(kind: &str, selectors: &[Selector]) -> Vec<Device> {
     const NAMES_MAX: usize = 256;
     let expressions = selectors.iter().filter_map(|selector| selector.cel.as_ref());

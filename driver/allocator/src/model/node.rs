@@ -18,7 +18,7 @@ pub struct NodeSelector {
 }
 
 impl NodeSelector {
-    /// This node alone, in the form that Kubernetes' RBAC for drivers on nodes demands: one term, one field.
+    /// Selects this node alone, in the form that Kubernetes' RBAC for drivers on nodes requires: one term, one field.
     #[must_use]
     pub fn only(node: &str) -> Self {
         Self {

@@ -40,7 +40,7 @@ pub struct RequestedConfig {
     pub opaque: Option<OpaqueConfig>,
 }
 
-/// Handed through as it is.
+/// Passed through unchanged.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OpaqueConfig {
     pub driver: String,

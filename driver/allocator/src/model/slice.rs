@@ -125,10 +125,10 @@ pub struct Taint {
     pub value: String,
     #[serde(deserialize_with = "or_default")]
     pub effect: String,
-    /// Not read by allocation: for those who hand a taint over to one another.
+    /// Not used by allocation: callers read it when a GPU changes from one allocator to the other.
     #[serde(deserialize_with = "or_default")]
     pub time_added: Option<Box<str>>,
-    /// The sentence with which a reason explains it, if the caller added or rewrote the taint.
+    /// The sentence that explains the taint in a reason, if the caller added or rewrote it.
     #[serde(skip)]
     pub means: Option<&'static str>,
 }

@@ -10,7 +10,7 @@ use vgpu_api::decode::{DecodeError, decode};
 use super::error::OfflineError;
 use crate::model::{DeviceClass, DeviceTaintRule, Node, ResourceClaim, ResourceSlice};
 
-/// Everything that was given, in the order given.
+/// All given objects, in their order.
 #[derive(Debug, Default)]
 pub struct Objects {
     pub(super) nodes: Vec<Node>,
@@ -93,7 +93,7 @@ impl Objects {
         Ok(())
     }
 
-    /// Objects of other kinds, which change nothing in an allocation.
+    /// Objects of other kinds, which have no effect on an allocation.
     #[must_use]
     pub fn ignored(&self) -> &[String] {
         &self.ignored
@@ -124,10 +124,10 @@ impl Objects {
         self.claims.iter().map(|given| (&given.claim, &given.document))
     }
 
-    /// All nodes, or only this one.
+    /// All nodes, or only the named one.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no such node.
     pub fn nodes_of(&self, name: Option<&str>) -> Result<Vec<&Node>, OfflineError> {
         if self.nodes.is_empty() {
             return Err(OfflineError::NoNode);
@@ -213,7 +213,7 @@ fn read<T: DeserializeOwned>(wanted: &'static str, document: &Value) -> Result<T
     Ok(decode(document)?)
 }
 
-/// `namespace/name`, as far as there is one.
+/// `namespace/name`, or the name alone if there is no namespace.
 fn name_of(document: &Value) -> String {
     let of = |field| document["metadata"][field].as_str().unwrap_or_default();
     match (of("namespace"), of("name")) {

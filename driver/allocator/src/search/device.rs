@@ -157,7 +157,7 @@ impl<'a> Search<'a, '_, '_> {
 
     fn in_use(&self, claim: usize, index: usize, is_admin: bool) -> Option<Refusal> {
         if is_admin {
-            // An administrator looks at devices in use, but not twice at one for one claim.
+            // Admin access also gets devices in use, but one claim gets a device only once.
             return self.marked[index].contains(&claim).then_some(Refusal::Taken);
         }
         if self.usage[index].is_some_and(crate::allocated::Usage::is_dedicated) {

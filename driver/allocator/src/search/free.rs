@@ -1,4 +1,4 @@
-//! What is free on a device, by which policies choose.
+//! What is free on a device, for policies.
 
 use super::state::Search;
 use crate::capacity::MEMORY;
@@ -9,8 +9,8 @@ use crate::pools::Candidate;
 use vgpu_quantity::Quantity;
 
 impl<'a> Search<'a, '_, '_> {
-    /// Returns the largest amount of a capacity that one more request could get from the device, if any, and the name
-    /// of the capacity there.
+    /// Returns the largest amount of a capacity that the device could give to one more request, if any, and the
+    /// capacity's name on this device.
     pub(crate) fn room(&self, index: usize, name: &str) -> Option<(&'a str, Quantity)> {
         let candidate = &self.view.candidates[index];
         let (name, capacity) = capacity_of(candidate.device(), candidate.driver(), name)?;
@@ -59,7 +59,7 @@ impl<'a> Stock<'a> for Search<'a, '_, '_> {
     }
 }
 
-/// A device's capacity by name, and the name that it has there.
+/// A device's capacity by name, and the name that the device uses for it.
 pub(crate) fn capacity_of<'a>(device: &'a Device, driver: &str, name: &str) -> Option<(&'a str, &'a Capacity)> {
     let found = device.capacity.find_index(name).ok();
     let entry = found.and_then(|at| device.capacity.get_indexed(at)).or_else(|| {

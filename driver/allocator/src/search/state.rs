@@ -25,11 +25,11 @@ pub(crate) struct Search<'a, 'c, 's> {
     pub(super) order: Order,
     /// By candidate: what claims hold of it.
     pub(super) usage: Vec<Option<&'a Usage>>,
-    /// By candidate: which of these claims take it whole.
+    /// By candidate: which claims of this attempt take it as a whole.
     pub(super) marked: Vec<Vec<usize>>,
     /// By candidate: shares that these claims take.
     pub(super) in_flight: Vec<InFlight>,
-    /// By pool, from the first device on that draws from them.
+    /// By pool, once a device that draws from them was tried.
     pub(super) counters: Vec<Option<Counters<'a>>>,
     pub(super) constraints: Vec<Vec<Tracked<'a>>>,
     /// The attributes that the policy wants all devices to share.
@@ -42,7 +42,7 @@ pub(crate) struct Search<'a, 'c, 's> {
     pub(super) stack: Vec<Frame>,
     /// The request before which the search stops as if it were complete.
     pub(super) stop_at: Option<(usize, usize)>,
-    /// Asked for in place of what the claims request, to find out how much there is.
+    /// Requested instead of the claims' own amounts, to find out how much is available.
     pub(crate) instead: Option<CapacityRequirements>,
 }
 
@@ -58,11 +58,11 @@ pub(crate) struct Pick {
     pub(crate) candidate: usize,
     pub(crate) request: usize,
     pub(crate) alternative: usize,
-    /// With a share: what it consumes.
+    /// For a share: the amounts that it consumes.
     pub(crate) share: Option<Amounts>,
 }
 
-/// The place of a request, or of one of its alternatives, among the claims of an attempt.
+/// The indices of a request, or of one of its alternatives, in an attempt.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AskAt {
     pub(crate) claim: usize,
@@ -72,7 +72,7 @@ pub(crate) struct AskAt {
 }
 
 impl AskAt {
-    /// In the first request of the first claim.
+    /// An alternative of the first request of the first claim.
     pub(crate) const fn of_first(alternative: usize) -> Self {
         Self {
             claim: 0,
@@ -89,7 +89,7 @@ pub(super) struct Position {
     pub(super) request: usize,
     pub(super) alternative: Option<usize>,
     pub(super) device: i64,
-    /// The next place in the order of devices.
+    /// The next index in the order of devices.
     pub(super) from: usize,
     /// The order, once the request has begun; `None`: as in the view.
     pub(super) order: Option<Rc<[usize]>>,
@@ -118,7 +118,7 @@ pub(crate) enum Refusal {
     Taint(Taint),
     /// The attribute of the constraint.
     Constraint(String),
-    /// The policy's wish, not the claim's.
+    /// The policy wants another device; the claim would accept this one.
     Affinity,
 }
 

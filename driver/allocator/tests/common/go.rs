@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use vgpu_cache::go;
 
-/// What Kubernetes says.
+/// The answer of Kubernetes' allocator.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Answer {
     pub(crate) results: Option<serde_json::Value>,
@@ -15,7 +15,7 @@ pub(crate) struct Answer {
 pub(crate) struct Kubernetes(go::Answers);
 
 impl Kubernetes {
-    /// `Err` says why it cannot run here.
+    /// Returns `Err` with the reason if it cannot run here.
     pub(crate) fn start() -> Result<Self, String> {
         go::Answers::of_kubernetes("allocate").map(Self)
     }

@@ -70,7 +70,7 @@ impl Case {
         inventory
     }
 
-    /// What is in use, as claims that hold it.
+    /// The devices in use, with claims that hold them.
     pub fn allocated(&self) -> AllocatedDevices {
         let mut allocated = AllocatedDevices::default();
         let holder: Arc<str> = "another".into();
@@ -123,7 +123,7 @@ pub fn conformance() -> Option<std::path::PathBuf> {
         .find(|folder| folder.is_dir())
 }
 
-/// Allocations that can be compared: without share ids, devices in one order, every config's requests spelt out.
+/// Allocations in a comparable form: without share IDs, with devices sorted and the requests of every config listed.
 pub fn normalised(mut allocations: Vec<Allocation>, claims: &[ResourceClaim]) -> Vec<serde_json::Value> {
     for (allocation, claim) in allocations.iter_mut().zip(claims) {
         let results = &mut allocation.devices.results;
@@ -147,7 +147,8 @@ pub fn normalised(mut allocations: Vec<Allocation>, claims: &[ResourceClaim]) ->
             }
         }
     }
-    // Quantities are in canonical form: equal numbers of one unit are equal texts, those of different units not.
+    // Quantities are in canonical form: equal numbers with the same unit have equal texts; those with different units
+    // do not.
     let canonical = |allocation: Allocation| {
         let mut value = serde_json::to_value(&allocation).unwrap();
         for (result, original) in value["devices"]["results"]

@@ -1,7 +1,7 @@
 //! Random clusters and claims.
 //!
-//! They are small, so that both allocators can try everything, and difficult: pools that are incomplete or of two
-//! generations, devices that other claims hold, numbers that do not fit, everything that allocation looks at.
+//! They are small, so that both allocators can try everything, and difficult: incomplete pools, pools with two
+//! generations, devices that other claims hold, numbers that do not fit, and every field that allocation reads.
 
 #[path = "random/claims.rs"]
 mod claims;
@@ -47,7 +47,7 @@ pub(crate) fn case(random: &mut Random) -> Value {
         mut slices,
         devices,
     } = cluster;
-    // The order in which slices come says nothing.
+    // The order of slices must not matter.
     if random.percent(50) {
         slices.reverse();
     }

@@ -19,7 +19,7 @@ pub(crate) fn shrink(mut case: Value, mut is_interesting: impl FnMut(&Value) -> 
     case
 }
 
-/// Pointers to everything that can be left out, the largest parts first.
+/// JSON pointers to all parts that can be removed, the largest first.
 fn parts(value: &Value, at: String) -> Vec<String> {
     let mut parts = Vec::new();
     let children: Vec<(String, &Value)> = match value {
@@ -48,7 +48,7 @@ fn remove(value: &mut Value, path: &str) -> bool {
         return false;
     };
     let last = last.replace("~1", "/").replace("~0", "~");
-    // Without these nothing can be read, or it means something else.
+    // Without these the case cannot be read, or means something else.
     if [
         "metadata",
         "name",

@@ -65,7 +65,7 @@ impl Capabilities {
         self.0 & other.0 != 0
     }
 
-    /// Returns true for the set of a config that says nothing.
+    /// Returns true for the default set, which applies to a config without this field.
     #[must_use]
     pub fn is_default(&self) -> bool {
         *self == Self::default()

@@ -1,17 +1,17 @@
 //! Merges the configs of a class and of a claim.
 //!
-//! Field by field: later entries of the class override earlier ones, then the claim's override the class's. A claim may
-//! make stricter what its class says or leaves at its default, never weaker: only a class, which an administrator
-//! writes, can grant `Unlimited`, `High`, `Oversubscribe` and more of the driver than compute and utility.
-//! `allocationPolicy` only decides where a share goes and `reportAs` which variables its containers get, so a claim may
-//! choose them freely.
+//! Merges each field separately: later entries of the class override earlier ones, then the claim's override the
+//! class's. A claim may tighten what its class says or leaves at its default, but never loosen it: only a class, which
+//! an administrator writes, can grant `Unlimited`, `High`, `Oversubscribe` and capabilities beyond compute and utility.
+//! `allocationPolicy` only decides where a share is placed, and `reportAs` which variables its containers get, so a
+//! claim may choose them freely.
 
 use super::{
     AllocationPolicy, Capabilities, ComputePolicy, ConfigError, Dialect, MemoryPolicy, Priority, Sharing, VgpuConfig,
 };
 use vgpu_quantity::format_bytes;
 
-/// One parsed config that applies to a request, and where it stands.
+/// One parsed config that applies to a request, and its path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
     /// The path of the parameters, for messages: `status.allocation.devices.config[0].opaque.parameters`.
@@ -20,7 +20,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Parses the parameters that stand at a path.
+    /// Parses the parameters at a path.
     pub fn parse(at: impl Into<String>, parameters: &serde_json::Value) -> Result<Self, ConfigError> {
         let at = at.into();
         let config = super::parse(&at, parameters)?;
@@ -40,7 +40,7 @@ impl Entry {
 pub struct Effective {
     pub compute_policy: ComputePolicy,
     pub priority: Priority,
-    /// The priority that a config names; `None` if none does, and the default applies.
+    /// The priority from a config; `None` if no config names one and the default applies.
     pub priority_said: Option<Priority>,
     pub memory_policy: MemoryPolicy,
     pub allocation_policy: AllocationPolicy,
@@ -119,7 +119,7 @@ pub fn merge(class: &[Entry], claim: &[Entry]) -> Result<Effective, ConfigError>
     })
 }
 
-/// One field's value and the path that it came from.
+/// One field's value and the path of the config that set it.
 fn field<T: Copy + Default + std::fmt::Display>(
     class: &[Entry],
     claim: &[Entry],
@@ -264,7 +264,7 @@ mod tests {
         assert_eq!(of(&[]).as_deref(), Ok("compute, video"));
         let fewer = entry("c", json!({"driverCapabilities": ["video"]}));
         assert_eq!(of(&[fewer]).as_deref(), Ok("video"));
-        // A claim cannot have what the class left out, though the default has it.
+        // A claim cannot add what the class left out, even if it is in the default.
         let error = of(&[entry("c", json!({"driverCapabilities": ["utility"]}))]).unwrap_err();
         assert_eq!(
             error.to_string(),
@@ -339,7 +339,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a claim says, what holds is never looser than without the claim.
+        /// No claim can make the result looser than without the claim.
         #[test]
         fn a_claim_never_loosens(class in prop::collection::vec(configs(), 0..3), claim in prop::collection::vec(configs(), 0..3)) {
             let entry = |config| Entry { at: "x".into(), config };

@@ -81,7 +81,7 @@ pub enum AllocationPolicy {
     Spread,
     /// All devices of a pod on one NUMA node, else all devices of each claim, else on as few NUMA nodes as possible.
     Numa,
-    /// The same with PCIe roots.
+    /// Like `Numa`, with PCIe roots.
     Pcie,
     /// Devices in use before unused ones, and nodes with few unused ones before nodes with many.
     WholeGpus,
@@ -89,7 +89,7 @@ pub enum AllocationPolicy {
     FirstFit,
 }
 
-/// A name of no policy.
+/// A name that is not a policy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("policy {0:?} is unknown; use one of {known}", known = AllocationPolicy::ALL.map(AllocationPolicy::name).join(", "))]
 pub struct UnknownPolicy(String);
@@ -144,7 +144,7 @@ pub enum Dialect {
     Kai,
 }
 
-/// A name of no dialect.
+/// A name that is not a dialect.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("dialect {} is unknown; use one of {known}", vgpu_quantity::quoted(.0), known = Dialect::ALL.map(Dialect::name).join(", "))]
 pub struct UnknownDialect(String);

@@ -56,7 +56,7 @@ pub fn parse_slice(at: &str, parameters: &[u8]) -> Result<VgpuConfig, ConfigErro
     parse(at, &value)
 }
 
-/// An empty list is refused: it would take less than any program can use, and is more likely a mistake.
+/// An empty list is refused: no program could work without any capability, so it is probably a mistake.
 fn capabilities(at: &str, value: &Value) -> Result<Capabilities, ConfigError> {
     let entries = value.as_array().ok_or_else(|| wrong_type(at, value, "a list"))?;
     if !(1..=Capability::ALL.len()).contains(&entries.len()) {

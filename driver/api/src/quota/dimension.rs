@@ -6,7 +6,7 @@ use vgpu_quantity::format_bytes;
 
 use super::number::Number;
 
-/// A whole GPU in millionths, the finest part that a quota counts.
+/// A whole GPU in millionths, the smallest unit of a quota.
 pub const GPU: u64 = 1_000_000;
 
 /// A resource that a quota can limit.
@@ -100,7 +100,7 @@ impl std::fmt::Display for Dimension {
 }
 
 impl Unit {
-    /// A number as `status` has it.
+    /// An amount as it is written in `status`.
     #[must_use]
     pub fn number(self, number: u64) -> Number {
         match self {
@@ -110,7 +110,7 @@ impl Unit {
         }
     }
 
-    /// The inverse of [`Self::number`], from its text. `None` if a user wrote what this program does not write.
+    /// The inverse of [`Self::number`], from its text. `None` if the text is not in the form that this program writes.
     #[must_use]
     pub fn read(self, text: &str) -> Option<u64> {
         match self {

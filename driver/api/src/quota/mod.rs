@@ -186,7 +186,7 @@ impl From<NamespaceSelector> for LabelSelector {
     }
 }
 
-/// The longest error of a spec, in characters: it goes into an event and into `status.problem`.
+/// The longest error about a spec, in characters: it is written to an event and to `status.problem`.
 const ERROR_MAX: usize = 400;
 
 /// Reads the `spec` of one of these kinds.

@@ -77,7 +77,7 @@ impl Expression {
         !text.starts_with('-')
     }
 
-    /// All ways to make the expression one step smaller: a part in place of the whole, or a leaf in place of a part.
+    /// All ways to make the expression one step smaller: a part instead of the whole, or a leaf instead of a part.
     pub(crate) fn smaller(&self, templates: &Templates) -> Vec<Self> {
         let mut all = Vec::new();
         if self.pieces.len() > 1 {

@@ -50,7 +50,7 @@ pub(crate) fn is_legacy_key(key: &str) -> bool {
     LEGACY_VIEW_ANNOTATIONS.contains(&key) || key.starts_with(LEGACY_VIEW_PREFIX)
 }
 
-/// The annotations and labels of every dialect in which the pod asked.
+/// The annotations and labels of every dialect that the pod uses.
 #[must_use]
 pub fn legacy_view(pod: &Pod, record: &Record, bound: &Bound) -> LegacyView {
     let mut view = LegacyView::default();
@@ -105,7 +105,7 @@ pub fn legacy_view(pod: &Pod, record: &Record, bound: &Bound) -> LegacyView {
     view
 }
 
-/// `UUID,NVIDIA,<MiB>,<cores>:` for each GPU of one container.
+/// For each GPU of one container: `UUID,NVIDIA,<MiB>,<cores>:`.
 fn encoded(shares: &[GpuShare]) -> String {
     let gpu = |share: &GpuShare| format!("{},NVIDIA,{},{}:", share.uuid, share.mebibytes(), share.cores);
     shares.iter().map(gpu).collect()
@@ -159,19 +159,19 @@ impl<'a> PodShares<'a> {
             .flat_map(|shares| shares.iter())
     }
 
-    /// Writes them as HAMi does: init containers, sidecars among them, have the first places, and `;` ends each place.
+    /// Writes the shares as HAMi does: init containers (including sidecars) come first, and `;` ends each container.
     fn hami(&self) -> String {
         let places = self.init.iter().chain(&self.containers);
         places.map(|shares| encoded(shares) + ";").collect()
     }
 
-    /// Writes them as Volcano's vGPU does, which knows app containers alone: `;` between places.
+    /// Writes the shares as Volcano's vGPU does, which only handles app containers, with `;` between them.
     fn volcano_vgpu(&self) -> String {
         let places: Vec<String> = self.containers.iter().map(|shares| encoded(shares)).collect();
         places.join(";")
     }
 
-    /// `{"gpu":[{"minor":1,"resources":{...}}]}`: one entry for each GPU, with the sum of what containers have of it.
+    /// `{"gpu":[{"minor":1,"resources":{...}}]}`: one entry for each GPU, with the sum of the containers' amounts.
     fn koordinator(&self) -> String {
         let mut gpus: BTreeMap<u32, (u64, u32, u64)> = BTreeMap::new();
         for share in self.all() {

@@ -16,8 +16,9 @@ pub struct Environment<'a> {
     pub shares: &'a [GpuShare],
     /// The claim's priority, for `CUDA_TASK_PRIORITY`; `None` if its config has none.
     pub priority: Option<Priority>,
-    /// Name the GPUs in `NVIDIA_VISIBLE_DEVICES` as the dialect does, instead of `void` (`plugin.visibleDevices`).
-    /// NVIDIA's runtime, if it starts the container, may then mount the driver beside this one's library.
+    /// If true, `NVIDIA_VISIBLE_DEVICES` names the GPUs as the dialect does, instead of `void`
+    /// (`plugin.visibleDevices`). NVIDIA's runtime, if it starts the container, may then mount the driver in addition
+    /// to this driver's library.
     pub visible_devices: bool,
 }
 
@@ -57,14 +58,14 @@ pub fn environment(of: &Environment<'_>) -> BTreeMap<String, String> {
     variables
 }
 
-/// The GPUs' names, as the dialect has them.
+/// The GPUs' names in the dialect's form.
 fn visible(of: &Environment<'_>) -> String {
     match of.dialect {
         Dialect::Hami | Dialect::VolcanoVgpu => {
             let uuids: Vec<&str> = of.shares.iter().map(|share| share.uuid.as_str()).collect();
             uuids.join(",")
         }
-        // In the order of the GPUs' numbers.
+        // Sorted by the GPUs' numbers.
         Dialect::Koordinator | Dialect::Volcano | Dialect::GpuManager | Dialect::Kai => indices(of.shares),
     }
 }

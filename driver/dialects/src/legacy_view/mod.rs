@@ -35,8 +35,8 @@ impl GpuShare {
         self.memory >> 20
     }
 
-    /// Memory in hundredths of the GPU's, rounded to the nearest: what was asked for as 50 % and rounded down to whole
-    /// MiB is 50 % again.
+    /// Percent of the GPU's memory, rounded to the nearest: a request for 50 % that was rounded down to whole MiB is 50
+    /// % again.
     fn hundredths(&self) -> u64 {
         let all = u128::from(self.device_memory.max(1));
         let part = (u128::from(self.memory) * 100 + all / 2) / all;

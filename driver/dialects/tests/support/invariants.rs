@@ -1,4 +1,4 @@
-//! What holds for every pod: nobody gets more, nobody else is touched, and a second translation changes nothing.
+//! Invariants of every pod: nobody gets more, nobody else is touched, and a second translation changes nothing.
 
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
 use vgpu_dialects::{
@@ -26,7 +26,7 @@ pub(crate) fn check(pod: &Pod) -> bool {
     let record = Record::of(after).unwrap().unwrap();
     assert_eq!(&recorded(after).unwrap(), &translation.templates);
 
-    // Somebody's record says that the pod was another one before.
+    // The author wrote a record, which may describe a different original pod.
     let annotations = pod.metadata.annotations.as_ref();
     if annotations.is_some_and(|annotations| annotations.contains_key(TRANSLATED)) {
         return true;
@@ -71,7 +71,7 @@ pub(crate) fn check(pod: &Pod) -> bool {
     true
 }
 
-/// Never more than was asked for, except where whole GPUs were.
+/// The result is never more than the request, except for whole GPUs.
 fn is_no_more(request: &Request, container: &Container, pod: &Pod) {
     assert!(request.check().is_ok());
     assert!(u64::from(request.cores) <= most_cores(container));
@@ -139,7 +139,7 @@ fn limit(container: &Container, key: &str) -> Option<u64> {
     u64::try_from(vgpu_quantity::whole(&limits.get(key)?.0).ok()?).ok()
 }
 
-/// The most memory of each GPU that a container's words can mean, in bytes of a GPU of `size`.
+/// The most memory per GPU that a container's resources can mean, in bytes of a GPU of `size`.
 fn most_memory(container: &Container, pod: &Pod, size: u64) -> u64 {
     let mebibytes = |key| limit(container, key).map(|number| if number < 1 << 20 { number << 20 } else { number });
     let percent = |key| limit(container, key).map(|number| size / 100 * number.min(100) + size % 100);

@@ -16,7 +16,7 @@ pub(crate) fn rows<const N: usize>(text: &str) -> impl Iterator<Item = [&str; N]
     })
 }
 
-/// The object of `KEY=VALUE` words. Its values are texts.
+/// The object made from `KEY=VALUE` words, with strings as values.
 pub(crate) fn amounts(text: &str) -> Value {
     let pairs = text.split_whitespace();
     pairs
@@ -30,7 +30,7 @@ pub(crate) fn limits(limits: Value) -> Pod {
     pod(json!({}), limits)
 }
 
-/// The same with metadata.
+/// Like [`limits`], with metadata.
 pub(crate) fn pod(metadata: Value, limits: Value) -> Pod {
     let mut metadata = metadata;
     metadata["name"] = json!("p");

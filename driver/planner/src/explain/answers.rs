@@ -11,9 +11,9 @@
 //!
 //! Failure modes:
 //! - **A thousand nodes and five hundred shapes:** the work is done in turns whose length the caller decides, and
-//!   continues where it stopped. So the nodes of one answer may have been looked at seconds apart.
+//!   continues where it stopped. So the nodes of one answer may have been checked seconds apart.
 //! - **A claim that takes the allocator seconds on every node:** its shape gets [`MOST_TURNS`] and then waits behind
-//!   all others; the answer says how many nodes were looked at.
+//!   all others; the answer says how many nodes were checked.
 //! - **A mistake in a claim, a class or a slice:** it becomes the answer of the shapes that use it.
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -30,13 +30,13 @@ use super::summary::Summary;
 
 /// The steps for one node: some ten milliseconds, because the work is done in turns.
 const STEPS: u64 = 30_000;
-/// Turns after which a shape is answered from the nodes that were looked at so far.
+/// The number of turns after which a shape is answered from the nodes checked so far.
 pub const MOST_TURNS: u32 = 20;
 
 /// The answer for one shape.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Answer {
-    /// The claims fit on this node: each claim's place, its request and the device.
+    /// The claims fit on this node. For each device the claim's index, the request and the device.
     Fits {
         node: String,
         devices: Vec<(usize, String, String)>,
@@ -51,7 +51,7 @@ pub enum Answer {
         held: bool,
     },
     Mistake(AllocateError),
-    /// Nobody may allocate a claim: its place, and why.
+    /// Nobody may allocate a claim: its index, and why.
     Nobody(usize, Unallocatable),
 }
 
@@ -68,7 +68,7 @@ impl Answer {
     }
 }
 
-/// The answers for all shapes, and the queue of shapes to look at.
+/// The answers for all shapes, and the queue of shapes to work on.
 #[derive(Debug, Default)]
 pub struct Answers {
     known: HashMap<Shape, Known>,
@@ -90,7 +90,7 @@ struct Known {
 #[derive(Debug)]
 struct Progress {
     shape: Shape,
-    /// The claims to ask about, or the place of one that nobody may allocate, and why.
+    /// The claims to allocate, or the index of a claim that nobody may allocate, and why.
     claims: Result<Vec<ResourceClaim>, (usize, Unallocatable)>,
     nodes: Vec<String>,
     next: usize,
@@ -124,7 +124,7 @@ impl Answers {
         self.queue.extend(news);
     }
 
-    /// Looks at nodes, at least at one, until `may_continue` returns false. Returns true if nothing is left to do.
+    /// Checks nodes, at least one, until `may_continue` returns false. Returns true if nothing is left to do.
     pub fn work(&mut self, state: &mut State, may_continue: &mut dyn FnMut() -> bool) -> bool {
         loop {
             let next = self.under_way.take().or_else(|| {

@@ -1,4 +1,4 @@
-//! Explains pods and claims of the same objects. Pods with equal claims are looked at once.
+//! Explains pods and claims of one set of objects. Pods with equal claims are only analysed once.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -41,7 +41,7 @@ pub struct Explainer<'a> {
     looked: HashMap<(Shape, Option<String>), Rc<Looked>>,
 }
 
-/// What a look at every node found.
+/// The result of checking every node.
 pub(super) struct Looked {
     pub(super) answer: Answer,
     nodes: Vec<String>,
@@ -81,7 +81,7 @@ impl<'a> Explainer<'a> {
             explanation.reason = said.reason.to_owned();
             explanation.summary = said.reasons.into_iter().chain(said.ends).collect();
         } else {
-            // Files without a node are a mistake, whatever the subject has.
+            // Files without a node are a mistake, even if the subject needs none.
             self.objects.nodes_of(self.options.node.as_deref())?;
         }
         explanation.add_obstacles(Obstacle::of_fits(&explanation.fits, &self.state));
@@ -92,14 +92,14 @@ impl<'a> Explainer<'a> {
     /// Explains a pod without a line for each device, so that pods with the same answer can be grouped.
     ///
     /// # Errors
-    /// The same as of [`Self::explain`].
+    /// The errors of [`Self::explain`].
     pub fn explain_briefly(&mut self, subject: &Subject) -> Result<Explanation, ExplainError> {
         let mut explanation = self.explain(subject)?;
         explanation.reasons = Vec::new();
         Ok(explanation)
     }
 
-    /// Says which claims the subject has and waits for, and nothing that depends on other objects than its own.
+    /// Reports which claims the subject has and which it waits for, from the subject's own objects alone.
     ///
     /// # Errors
     /// It is not among the objects.
@@ -137,7 +137,7 @@ impl<'a> Explainer<'a> {
 }
 
 impl Looked {
-    /// Asks about the waiting claims node by node. `all` is how many nodes there are where they might be.
+    /// Checks the waiting claims on each of `nodes`. `all` is the number of nodes that could be checked.
     pub(super) fn look(
         question: &Question,
         nodes: &[&Node],
@@ -235,7 +235,7 @@ impl Asked {
         }
     }
 
-    /// What does not depend on other objects than the subject's own.
+    /// The part of the answer that depends only on the subject's own objects.
     fn outline(&self, objects: &Objects, state: &State) -> Explanation {
         let question = &self.question;
         let held = || question.shape.held.iter().filter_map(|key| state.claim(key));
@@ -279,7 +279,7 @@ impl Asked {
         answer
     }
 
-    /// The answer, before any node was looked at.
+    /// The answer before any node is checked.
     fn explanation(&self, objects: &Objects, state: &State) -> Explanation {
         let mut answer = self.outline(objects, state);
         for (claim, asked) in self.question.claims.iter().zip(&self.question.shape.specs) {
@@ -340,7 +340,7 @@ impl Explanation {
         }
     }
 
-    /// Sets the state of a subject whose claims are all allocated or missing, and the reason.
+    /// If all claims of the subject are allocated or missing, sets its state and reason.
     fn settle(&mut self) {
         if !self.held.is_empty() {
             self.state = self.state.max(Standing::HasDevices);
@@ -395,7 +395,7 @@ fn not_made(pod: &Pod, objects: &Objects) -> Vec<Obstacle> {
     claims.collect()
 }
 
-/// The pod's claims that templates made, by `namespace/name`, and what the pod calls them.
+/// The pod's claims from templates, by `namespace/name`, and the names that the pod uses for them.
 fn entries(pod: &Pod, objects: &Objects) -> Vec<(String, String)> {
     let document = objects.pod(&pod.key());
     let made = document.and_then(|pod| pod["status"]["resourceClaimStatuses"].as_array());
@@ -407,7 +407,7 @@ fn entries(pod: &Pod, objects: &Objects) -> Vec<(String, String)> {
 }
 
 impl Namesake {
-    /// Returns what else has the name of a claim that does not exist.
+    /// Finds another object with the name of a claim that does not exist.
     fn of(name: &str, pod: &Pod, objects: &Objects) -> Option<Self> {
         if objects.has_template(&pod.claim_key(name)) {
             return Some(Self::Template);

@@ -5,8 +5,8 @@
 //!                                          └─ no node has room: Sentences on the next pod
 //! ```
 //!
-//! All pods are equal, so a node without room for one has none for the next: each node is left once. It looks at devices
-//! only, as explanations do, and leaves out nodes that are not ready.
+//! All pods are equal, so a node that has no room for one has none for the next: a full node is not tried again. Only
+//! devices are considered, as in explanations, and nodes that are not ready are left out.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -41,9 +41,9 @@ pub struct Fit {
     pub pods: usize,
     /// The pods that would have devices now.
     pub fits: usize,
-    /// How many of them on which node.
+    /// The number of these pods on each node.
     pub nodes: BTreeMap<String, usize>,
-    /// Why the next one would not, and what would fit.
+    /// Why the next pod would not fit, and what would.
     pub summary: Vec<String>,
 }
 
@@ -89,7 +89,7 @@ fn place(claims: &[Claim], node: &str, steps: u64, state: &mut State) -> Result<
         .iter()
         .map(|claim| state.as_its_allocator(&claim.facts))
         .collect();
-    // The reason is found again for the words.
+    // The reason is determined again when the answer is written.
     let Ok(asked) = asked else {
         return Ok(None);
     };

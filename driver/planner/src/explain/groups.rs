@@ -1,6 +1,6 @@
 //! Pods that wait for the same, as one answer: a text that names no pod, and the pods.
 //!
-//! Claims of templates have a name for each pod, so the text calls them what the pod calls them.
+//! Claims from templates have a different name for each pod, so the text uses the name in the pod's spec.
 
 use std::collections::BTreeMap;
 
@@ -14,18 +14,18 @@ use super::{Blocked, Explanation, Found, Requested, Standing};
 pub struct Waiting {
     pub state: Standing,
     pub reason: String,
-    /// Why, as of one of them, without its name.
+    /// Why they wait, from the explanation of one of them, without its name.
     pub sentences: Vec<String>,
     pub requested: Vec<Requested>,
     pub obstacles: Vec<Found>,
     pub blocked: Vec<Blocked>,
-    /// It waits for administrative access, which is no share.
+    /// True if it waits for administrative access, which is not a share.
     pub is_monitor: bool,
     /// `namespace/name`.
     pub pods: Vec<String>,
 }
 
-/// Puts explanations with the same text together, those of most pods first. `more` are sentences beside those of an
+/// Groups explanations with the same text, the largest group first. `more` are sentences in addition to those of an
 /// explanation, such as events.
 #[must_use]
 pub fn groups(explanations: Vec<(Explanation, Vec<String>)>) -> Vec<Waiting> {
@@ -57,12 +57,12 @@ impl Explanation {
         self.subject.split_once(' ').map_or(&*self.subject, |(_, key)| key)
     }
 
-    /// The sentences of the answer, with what the pod calls its claims in place of names that no other pod has.
+    /// The sentences of the answer. Claim names that no other pod has are replaced by the names in the pod's spec.
     fn sentences(&self, more: Vec<String>) -> Vec<String> {
         let obstacles = self.obstacles.iter().map(|found| found.message.clone());
         let mut sentences: Vec<String> = obstacles.chain(self.summary.iter().cloned()).chain(more).collect();
         let mut entries: Vec<&(String, String)> = self.entries.iter().collect();
-        // A name may begin with another one.
+        // Longest first: a name may be a prefix of another one.
         entries.sort_by_key(|(key, _)| std::cmp::Reverse(key.len()));
         for sentence in &mut sentences {
             for (key, entry) in &entries {

@@ -1,4 +1,5 @@
-//! The devices that a pod or claim has: where they are, their taints and limits, and what the node says of them.
+//! The devices that a pod or claim has: where they are, their taints and limits, and the conditions that the node
+//! reports.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -31,7 +32,7 @@ pub struct HeldDevice {
     pub cores: Option<String>,
     /// As `key=value:effect`.
     pub taints: Vec<String>,
-    /// What the node says of the share.
+    /// The conditions that the node reports for the share.
     pub conditions: Vec<HeldCondition>,
     /// Absent while it is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -58,7 +59,7 @@ pub(super) fn devices(claim: &Claim, document: Option<&Value>, node: Option<&str
     let ours = results.filter(|result| result.driver == DRIVER);
     let held = |result: &DeviceResult| {
         let (taints, of_slice) = match state.device(&result.pool, &result.device) {
-            // Who allocates a device concerns nobody who has it.
+            // The taint that says who allocates the device is left out: it does not affect claims that already have it.
             Some((device, of_slice)) => {
                 let taints = device.taints.iter().filter(|taint| taint.key != TAINT_KEY);
                 (taints.map(taint_text).collect(), of_slice)
@@ -98,7 +99,7 @@ fn conditions(document: Option<&Value>, result: &DeviceResult) -> Vec<HeldCondit
 }
 
 impl HeldDevice {
-    /// Limit and use in a line, then what is wrong with the device or the share, a line each.
+    /// Limit and use in one line, then one line for each problem of the device or the share.
     pub(super) fn lines(&self) -> Vec<String> {
         let limits = [("memory", &self.memory), ("cores", &self.cores)];
         let limits: Vec<String> = limits

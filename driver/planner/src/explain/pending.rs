@@ -13,7 +13,7 @@ use crate::obstacle::Obstacle;
 use crate::state::State;
 use crate::verdict::About;
 
-/// An event's note may be a kilobyte long.
+/// The limit of an event's note is a kilobyte.
 pub const TEXT_MAX: usize = 1024;
 
 /// What an event says to the owner of a pod or claim.
@@ -29,7 +29,7 @@ pub enum MessageKind {
     Waiting,
     /// The claim is invalid and will never be prepared.
     Refused,
-    /// The pod does not wait for devices: they have room.
+    /// The pod does not wait for devices: enough are free.
     Room,
     /// A claim does not exist. It may be created a moment after its pod.
     NoClaim,
@@ -52,7 +52,7 @@ impl MessageKind {
 /// Returns the text for every pod that waits for our devices and has an answer.
 #[must_use]
 pub fn messages(state: &State, answers: &Answers) -> Vec<(About, Message)> {
-    // Where all classes are ours a claim that does not exist was meant for us.
+    // If all classes are ours, a missing claim was meant for us.
     let serves_all = state.classes().next().is_some() && state.classes().all(|class| class.is_ours());
     let of_pod = |pod| {
         let message = message(pod, state, answers);
@@ -62,7 +62,7 @@ pub fn messages(state: &State, answers: &Answers) -> Vec<(About, Message)> {
     pods.filter_map(|pod| Some((About::pod(pod), of_pod(pod)?))).collect()
 }
 
-/// kube-scheduler does not try a pod one of whose claims does not exist, and says nothing.
+/// If one of a pod's claims does not exist, kube-scheduler does not try the pod and reports nothing.
 fn no_claim(pod: &Pod, state: &State) -> Option<Message> {
     let obstacles = match pod.is_waiting() && !pod.is_gated {
         true => Obstacle::of_missing(pod, state, |_| None),
@@ -97,7 +97,7 @@ pub fn message(pod: &Pod, state: &State, answers: &Answers) -> Option<Message> {
     parts.extend(obstacles.iter().map(Obstacle::to_string));
     let mut ends = Vec::new();
     let is_fit = matches!(answer, Answer::Fits { .. });
-    // Beside mistakes, that the rest fits is not reported.
+    // If there are mistakes, the fact that the rest fits is not reported.
     if !is_fit || kind == MessageKind::Room {
         let sentences = Sentences::of(answer, &question, state, &pod.namespace);
         parts.extend(sentences.reasons);

@@ -6,8 +6,8 @@
 //!            └────► Shape: everything that decides the answer ─► the claims that the allocator is asked about
 //! ```
 //!
-//! Pods with equal claims have one shape and share its answer. So an answer names no claim, but its place in the shape;
-//! [`Question::describe`] knows the name.
+//! Pods with equal claims have one shape and share its answer. So an answer contains no claim names, only each claim's
+//! index in the shape; [`Question::describe`] knows the name.
 
 use std::borrow::Cow;
 use std::hash::{Hash, Hasher};
@@ -21,7 +21,7 @@ use crate::mistakes::sub_requests;
 use crate::model::{Extended, Pod};
 use crate::state::State;
 
-/// The spec of a claim. The state stores equal specs once, so two are equal if they are the same object.
+/// The spec of a claim. The state stores equal specs once, so specs are compared by address.
 #[derive(Debug, Clone)]
 pub struct SpecRef(Arc<ClaimSpec>);
 
@@ -75,7 +75,8 @@ impl Question {
         (!question.extended.is_empty() || question.shape.specs.iter().any(ours)).then_some(question)
     }
 
-    /// Returns what a pod asks for. Its extended resources are a claim once kube-scheduler has made it.
+    /// Returns what a pod asks for. Once kube-scheduler has made a claim for its extended resources, they are that
+    /// claim.
     pub(super) fn of_pod(pod: &Pod, state: &State) -> Self {
         let made = pod.unusual().extended_claim.as_ref();
         let mut question = Self::of_claims(pod.claim_keys().chain(made.map(|name| pod.claim_key(name))), state);
@@ -93,14 +94,14 @@ impl Question {
         !self.claims.is_empty() || !self.extended.is_empty()
     }
 
-    /// What is not allocated: claims, and extended resources with their container.
+    /// Everything that is not allocated: claims, and extended resources with their container.
     pub(super) fn waiting(&self) -> impl Iterator<Item = String> {
         let extended = self.extended.iter();
         let extended = extended.map(|of| format!("container {}, resource {}", of.container, of.resource));
         self.claims.iter().cloned().chain(extended)
     }
 
-    /// Claims that have the names of the waiting ones and nothing else.
+    /// Claims that have only the names of the waiting claims.
     pub(super) fn named(&self) -> Vec<ResourceClaim> {
         let claim = |key: &String| {
             let mut claim = ResourceClaim::default();
@@ -112,7 +113,7 @@ impl Question {
         self.claims.iter().map(claim).collect()
     }
 
-    /// Asks for the unallocated claims among these, on the nodes where the allocated ones are.
+    /// A question about the unallocated ones of these claims, on the nodes where the allocated ones are.
     pub(super) fn of_claims(claims: impl Iterator<Item = String>, state: &State) -> Self {
         let mut question = Self::default();
         for key in claims {
@@ -129,12 +130,12 @@ impl Question {
         question
     }
 
-    /// The name of a claim by its place; empty for the claim that stands for extended resources.
+    /// The name of a claim by its index; empty for the claim that represents extended resources.
     pub fn name(&self, claim: usize) -> String {
         self.claims.get(claim).cloned().unwrap_or_default()
     }
 
-    /// Returns `claim ns/name, request gpu` for a claim by its place.
+    /// Returns `claim ns/name, request gpu` for the claim with this index.
     pub fn describe(&self, claim: usize, request: &str) -> String {
         match self.claims.get(claim) {
             Some(key) if request.is_empty() => format!("claim {key}"),
@@ -151,7 +152,7 @@ impl Shape {
     /// Returns the claims as the allocator gets them, without their names: see [`State::as_its_allocator`].
     ///
     /// # Errors
-    /// Nobody may allocate one of the claims: its place, and why.
+    /// Nobody may allocate one of the claims: its index, and why.
     pub fn to_claims(&self, state: &State) -> Result<Vec<ResourceClaim>, (usize, Unallocatable)> {
         let claim = |spec| ResourceClaim {
             spec,
@@ -173,12 +174,12 @@ impl Shape {
     #[must_use]
     pub fn reaches(&self, node: &Node, state: &State) -> bool {
         let allocations = self.held.iter().filter_map(|key| state.claim(key)?.allocation());
-        // One without a selector can be used everywhere.
+        // An allocation without a selector can be used everywhere.
         let mut selectors = allocations.filter_map(|allocation| allocation.node_selector.as_ref());
         selectors.all(|selector| node_selector::matches(selector, node).unwrap_or(false))
     }
 
-    /// Returns a request, or an alternative of one, of a claim by its place.
+    /// Returns a request, or an alternative of one, of the claim with this index.
     pub fn ask(&self, claim: usize, request: &str) -> Option<Cow<'_, Exactly>> {
         match self.specs.get(claim) {
             Some(asked) => {
@@ -189,7 +190,7 @@ impl Shape {
         }
     }
 
-    /// Returns the request that stands for an extended resource, by its place.
+    /// Returns the request that represents the extended resource with this index.
     pub(super) fn extended_ask(&self, at: usize) -> Option<Exactly> {
         let (class, count) = self.extended.get(at)?;
         Some(whole(class, *count))

@@ -20,7 +20,7 @@ pub struct Requested {
     /// Absent if it asks for all devices of a node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub count: Option<i64>,
-    /// Absent: all of a GPU.
+    /// Absent if it asks for the whole memory of a GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -69,7 +69,7 @@ pub(super) fn requested(question: &Question, state: &State) -> Vec<Requested> {
     asked.chain(extended).collect()
 }
 
-/// Returns true if all that waits is administrative access.
+/// Returns true if only administrative access is waited for.
 pub(super) fn is_monitor(question: &Question, state: &State) -> bool {
     let claims = question.claims.iter().filter_map(|key| state.claim(key));
     let mut asks = claims

@@ -1,6 +1,6 @@
 //! The sentences about claims that wait. The event joins them to one text; `vgpu explain` prints one in a line.
 //!
-//! The allocator answers about devices only; kube-scheduler's own event says what else a node must have for a pod.
+//! The allocator only considers devices; kube-scheduler's own event says what else a pod needs of a node.
 
 use vgpu_allocator::model::Mode;
 use vgpu_allocator::{AllocateError, Largest, ReasonKind, Shortage, held, together};
@@ -12,7 +12,7 @@ use super::summary::{Beyond, Group, Section, Summary};
 use super::text::{self, RequestText};
 use crate::state::State;
 
-/// The part of an event that one reason may take: a selector or a taint may be long.
+/// The most characters of one reason in an event: selectors and taints may be long.
 const REASON_MAX: usize = 320;
 /// How many devices are named if the claims would fit.
 const MOST_RESULTS: usize = 3;
@@ -21,16 +21,16 @@ const MOST_RESULTS: usize = 3;
 #[derive(Debug, Default)]
 pub(super) struct Sentences {
     pub(super) reasons: Vec<String>,
-    /// What would fit, and how many nodes were looked at. An event has these whole.
+    /// What would fit, and how many nodes were checked. An event contains these unabridged.
     pub(super) ends: Vec<String>,
     /// The reason in one word; empty if it fits.
     pub(super) reason: &'static str,
-    /// No node of the cluster could ever serve it, whoever ends.
+    /// True if no node of the cluster could ever serve it, even if all other claims ended.
     pub(super) is_never: bool,
 }
 
 impl Sentences {
-    /// Writes an answer for a reader of `namespace`, who may know no names of others.
+    /// Writes an answer for a reader of `namespace`, who may not see names in other namespaces.
     pub(super) fn of(answer: &Answer, question: &Question, state: &State, namespace: &str) -> Self {
         let (reason, sentence) = match answer {
             Answer::Fits { node, devices } => ("", fits(question, node, devices)),
@@ -101,7 +101,7 @@ struct Described<'a> {
     question: &'a Question,
     state: &'a State,
     nodes: usize,
-    /// True if every node was looked at.
+    /// True if every node was checked.
     all_nodes: bool,
     namespace: &'a str,
 }
@@ -109,7 +109,7 @@ struct Described<'a> {
 impl Described<'_> {
     fn sentences(&self, summary: &Summary, looked_at: usize) -> Sentences {
         let about = || summary.sections.iter().filter(|section| section.is_about_devices());
-        // Of alternatives one that may fit later is enough.
+        // It is enough if one of several alternatives may fit later.
         let is_never = about().next().is_some() && about().all(|section| self.never(section, summary).is_some());
         let mut ends = Vec::new();
         ends.extend(largest(summary).filter(|_| !is_never));
@@ -132,7 +132,7 @@ impl Described<'_> {
         sections.map(|section| self.section(section, summary)).collect()
     }
 
-    /// Says that the request never fits, whoever ends.
+    /// Says that the request never fits, even if all other claims end.
     fn never(&self, section: &Section, summary: &Summary) -> Option<String> {
         if !self.all_nodes {
             return None;
@@ -169,7 +169,7 @@ impl Described<'_> {
         }
         let devices = section.devices();
         let mut groups = section.by_size();
-        // If some nodes have devices of the class, the nodes without any are not what the pod waits for.
+        // If some nodes have devices of the class, the pod does not wait for the nodes without any.
         if devices > 0 {
             groups.retain(|group| group.devices > 0 || group.kind != ReasonKind::NodeMismatch);
         }
@@ -274,7 +274,7 @@ fn largest(summary: &Summary) -> Option<String> {
         }
     }
     let mut groups = summary.sections.iter().flat_map(|section| &section.groups);
-    // Where nothing is short, as with a selector that matches nothing, less would not help.
+    // If nothing is too small, as with a selector that matches nothing, asking for less would not help.
     let is_short = groups.any(|group| matches!(group.kind, ReasonKind::Capacity | ReasonKind::InUse));
     match &rooms[..] {
         _ if !is_short => None,

@@ -24,29 +24,29 @@ pub struct Summary {
     pub largest: Largest,
 }
 
-/// Why one request, or one alternative of it, does not fit beside those before it.
+/// Why one request, or one alternative of it, does not fit together with the earlier ones.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Section {
-    /// Its place among the claims that were asked about.
+    /// Index of the claim in the question.
     pub claim: usize,
     pub request: String,
     pub groups: Vec<Group>,
-    /// Reasons beyond [`MOST_GROUPS`].
+    /// The number of reasons beyond [`MOST_GROUPS`].
     pub others: usize,
     /// Devices of other classes, and the reason of one of them.
     pub of_other_classes: usize,
     pub other_class: Option<Reason>,
     /// Nodes without any slice.
     pub nodes_without: usize,
-    /// Devices that fit alone, if several are wanted.
+    /// The number of devices that fit one at a time, if several are wanted.
     pub fitting: usize,
-    /// The node that has most of these.
+    /// The node with the most such devices.
     pub best: Option<Fitting>,
-    /// The most devices of one node that the request could have if nobody used them.
+    /// The most devices on one node that the request could get if none were in use.
     pub most_on_node: usize,
 }
 
-/// What a request asks for and nothing in the cluster has, even if nobody uses it.
+/// Something that a request asks for and no device in the cluster offers, even when unused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Beyond<'a> {
     /// The largest device that its selectors match.
@@ -55,7 +55,7 @@ pub enum Beyond<'a> {
     Count(usize),
 }
 
-/// Reasons that differ only in where they are, and in numbers.
+/// Reasons that differ only in their device or node, and in numbers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Group {
     pub kind: ReasonKind,
@@ -64,10 +64,10 @@ pub struct Group {
     pub devices: usize,
     /// Reasons about a whole node.
     pub nodes: usize,
-    /// Devices that have less than is asked for even if nobody uses them, and the largest of them.
+    /// Devices that are too small even when unused. `largest` is the largest of them.
     pub too_small: usize,
     pub largest: Option<Shortage>,
-    /// One of the reasons. Of several about capacity, it is about the device with most left.
+    /// One of the reasons. If they are about capacity, the one about the device with the most left.
     pub closest: Reason,
 }
 
@@ -106,7 +106,8 @@ impl Summary {
         groups.any(|group| group.kind == ReasonKind::UnknownClass)
     }
 
-    /// Returns true if on every node with devices the search ended at the same request, of which so every device is known.
+    /// Returns true if the search ended at the same request on every node with devices. Then the reasons of all devices
+    /// are known for that request.
     pub fn is_of_one_request(&self) -> bool {
         let about = self.sections.iter().filter(|section| section.is_about_devices());
         let mut requests = about.map(|section| (section.claim, section.request.split('/').next()));
@@ -118,7 +119,7 @@ impl Summary {
     fn section(&mut self, claim: usize, request: &str) -> usize {
         let known = self.sections.iter();
         let mut known = known.map(|section| section.claim == claim && section.request == request);
-        // Reasons of one request come one after the other, and so do its nodes'.
+        // From the end: reasons come grouped by request, and by node.
         match known.rposition(|known| known) {
             Some(at) => at,
             None => {
@@ -151,16 +152,16 @@ impl Section {
         self.fitting > 0 || !self.groups.is_empty()
     }
 
-    /// Returns true if a selector of the request rules out each device of its class: what is free does not matter. Where a
-    /// selector fails the search ends, so other devices are not known.
+    /// Returns true if a selector of the request rules out every device of its class, whatever is free. If a selector
+    /// fails, the search ends and other devices are not known, so this returns false.
     pub fn is_unmatched(&self) -> bool {
         let rules_out = |group: &Group| group.kind == ReasonKind::Selector;
         let mut with_devices = self.groups.iter().filter(|group| group.devices > 0).peekable();
         with_devices.peek().is_some() && with_devices.all(rules_out) && self.fitting == 0 && self.others == 0
     }
 
-    /// Returns what no device has enough of, or no node enough devices for, even if nobody uses them. `wanted` is how many
-    /// devices are wanted.
+    /// Returns the capacity that is too small on every device, or the number of devices that is too small on every
+    /// node, even if none are in use. `wanted` is the requested number of devices.
     pub fn beyond(&self, wanted: i64) -> Option<Beyond<'_>> {
         if let Some(short) = self.too_small() {
             return Some(Beyond::Capacity(short));
@@ -172,8 +173,8 @@ impl Section {
         (is_beyond && self.groups.iter().all(is_known)).then_some(Beyond::Count(self.most_on_node))
     }
 
-    /// Returns what each device of the class has too little of even if nobody uses it, by the largest of those that the
-    /// selectors match. Of a device that is tainted, in use or in an incomplete pool it is not known how much it has.
+    /// Returns the capacity that is too small on every device of the class even when unused, from the largest device
+    /// that the selectors match. The size of a tainted device, one in use or one in an incomplete pool is not known.
     fn too_small(&self) -> Option<&Shortage> {
         let is_too_small = |group: &Group| match group.kind {
             ReasonKind::Selector => true,
@@ -189,7 +190,7 @@ impl Section {
         largest.filter(|_| is_all)
     }
 
-    /// The groups, those with most devices first.
+    /// The groups, with the most devices first.
     pub fn by_size(&self) -> Vec<&Group> {
         let mut groups: Vec<&Group> = self.groups.iter().collect();
         groups.sort_by_key(|group| Reverse(group.devices + group.nodes));
@@ -251,7 +252,7 @@ impl Group {
     }
 }
 
-/// Returns true if the request could have the device if nobody used it.
+/// Returns true if the device, when unused, would satisfy the request.
 fn is_usable(reason: &Reason) -> bool {
     let is_short = |short: &Shortage| short.wanted > short.total;
     let is_excluded = matches!(reason.reason, ReasonKind::Selector | ReasonKind::NodeMismatch);
@@ -263,7 +264,7 @@ fn is_larger(short: &Shortage, known: Option<&Shortage>) -> bool {
     known.is_none_or(|known| known.name == short.name && known.total < short.total)
 }
 
-/// What two reasons of one kind have in common, if they belong together.
+/// What two reasons of the same kind must have in common to belong to one group.
 fn about(reason: &Reason) -> String {
     match reason.reason {
         ReasonKind::Capacity if !reason.shortages.is_empty() => {
@@ -271,7 +272,7 @@ fn about(reason: &Reason) -> String {
             names.join(", ")
         }
         ReasonKind::Capacity | ReasonKind::Taint | ReasonKind::Selector => reason.message.clone(),
-        // In use by others, or by these claims.
+        // Distinguishes devices in use by others from those used by these claims.
         ReasonKind::InUse => reason.field.clone(),
         _ => String::new(),
     }

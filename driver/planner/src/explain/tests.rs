@@ -141,7 +141,7 @@ fn the_largest_fraction_is_what_an_allocation_would_get() {
     }
 }
 
-/// With 80Gi and 20Gi free nothing that is said of one device would fit twice.
+/// With 80Gi and 20Gi free, an amount that fits on one device would not fit twice.
 #[test]
 fn of_several_devices_no_largest_fraction_is_told() {
     let mut two = memory("mine", "70Gi");
@@ -429,7 +429,7 @@ fn who_shares_a_claim_is_a_note() {
     assert_eq!(note(memory("mine", "1Gi"), &others[2..]), [""; 0]);
 }
 
-/// Of a GPU that is tainted it is not known how much it has.
+/// The size of a tainted GPU is not known.
 #[test]
 fn more_than_any_gpu_has_never_fits() {
     let words = "no GPU of the cluster that matches has more memory than 80Gi, so this never fits, however long it waits: \
@@ -452,7 +452,7 @@ fn more_than_any_gpu_has_never_fits() {
     tainted["taints"] = json!([{"key": "health", "effect": "NoSchedule"}]);
     let text = said("100Gi", vec![gpu("a", "80Gi"), tainted]);
     assert!(!text.contains("never"), "{text}");
-    // Of one node alone nothing is said of the cluster.
+    // If only one node is checked, nothing is said about the cluster.
     let all = [
         node("n"),
         node("m"),

@@ -4,7 +4,7 @@ use vgpu_allocator::model::{DeviceClass, Exactly, Mode};
 use vgpu_api::{capacity, class, device_type as types};
 use vgpu_quantity::Quantity;
 
-/// What a request asks for, as words. `class` is `None` if it does not exist.
+/// A request in words. `class` is `None` if it does not exist.
 pub(crate) struct RequestText<'a> {
     pub(crate) ask: &'a Exactly,
     pub(crate) class: Option<&'a DeviceClass>,

@@ -6,25 +6,25 @@ use vgpu_allocator::{Reason, ReasonKind};
 
 use super::{Explanation, Standing};
 
-/// Nodes that are named in a line.
+/// The most nodes that a line names.
 const NODES_IN_WORDS: usize = 10;
 
 /// The lines of an explanation.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Lines {
     pub answer: Vec<String>,
-    /// Every device that it has, or every reason, one for each device.
+    /// A line for every device that the subject has, or every reason, one for each device.
     pub details: Vec<String>,
 }
 
 impl Explanation {
-    /// Returns true if nothing that was looked at blocks the subject.
+    /// Returns true if nothing that was checked blocks the subject.
     #[must_use]
     pub fn fits(&self) -> bool {
         self.state <= Standing::Fits
     }
 
-    /// The name of the pod that it is about, if it is about a pod.
+    /// The name of the pod, if the subject is a pod.
     #[must_use]
     pub fn pod(&self) -> Option<&str> {
         (self.kind == "pod").then_some(&*self.name)
@@ -68,7 +68,7 @@ impl Explanation {
             .held
             .iter()
             .map(|held| format!("  {held}, so that it must be where that is"));
-        // That a class does not exist is the same on every node, and nothing else is known then.
+        // If a class does not exist, the reason is the same on every node, and no other reasons are known.
         let is_of_class = |reason: &Reason<String>| reason.reason == ReasonKind::UnknownClass;
         let mut reasons: Vec<&Reason<String>> = self
             .reasons
@@ -82,7 +82,7 @@ impl Explanation {
         held.chain(reasons.iter().map(|reason| format!("  {reason}"))).collect()
     }
 
-    /// The first words of the answer if there are no others.
+    /// The answer's first sentence if nothing else was said.
     fn settled(&self) -> String {
         let subject = &self.subject;
         match (&self.waiting[..], &self.held[..]) {
@@ -93,7 +93,7 @@ impl Explanation {
         }
     }
 
-    /// A line of its own, which begins with the subject.
+    /// A separate line that begins with the subject.
     fn line(&self, sentence: &str) -> String {
         match sentence.strip_prefix(&self.subject) {
             Some(rest) if rest.starts_with([' ', ',', ':']) => sentence.to_owned(),
@@ -103,7 +103,7 @@ impl Explanation {
 }
 
 impl fmt::Display for Explanation {
-    /// All of it in words, a line each.
+    /// The whole explanation in words, one line each.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Lines { answer, details } = self.lines();
         answer.iter().chain(&details).try_for_each(|line| writeln!(f, "{line}"))

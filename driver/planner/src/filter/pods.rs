@@ -8,7 +8,8 @@ use crate::model::{Node, Pod, PodTerm};
 
 /// The topologies that a pod needs or must avoid because of other pods, by its own terms and theirs.
 pub(super) struct Neighbours<'a> {
-    /// For each affinity term the topologies with a matching pod; `None` allows every one, for the first pod of a kind.
+    /// For each affinity term the topologies with a matching pod. `None` allows all topologies, for the first pod of a
+    /// kind.
     wanted: Vec<(&'a PodTerm, Option<HashSet<&'a str>>)>,
     /// For each anti-affinity term the topologies to avoid.
     shunned: Vec<(&'a PodTerm, HashSet<&'a str>)>,
@@ -43,7 +44,7 @@ impl<'a> Neighbours<'a> {
             .iter()
             .map(|term| (term, Some(topologies(term, false))))
             .collect();
-        // The first pod of a group that only has affinity to its own group can run anywhere.
+        // If all terms refer only to the pod's own group, the first pod of that group can run anywhere.
         let nowhere = wanted
             .iter()
             .all(|(_, found)| found.as_ref().is_some_and(HashSet::is_empty));
@@ -98,8 +99,8 @@ impl<'a> Neighbours<'a> {
     }
 }
 
-/// Returns true if `owner`'s term is about `other`. Labels of namespaces are not known: a selector of them counts as
-/// every namespace in anti-affinity, and only if it is empty in affinity.
+/// Returns true if `owner`'s term selects `other`. Labels of namespaces are not known: in anti-affinity a namespace
+/// selector counts as every namespace, in affinity only if it is empty.
 fn matches(term: &PodTerm, owner: &Pod, other: &Pod, against: bool) -> bool {
     let by_selector = term
         .namespace_selector

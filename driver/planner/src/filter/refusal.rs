@@ -40,7 +40,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// The work done: one for each node or pod that was looked at, which is about as much as a step of the allocator.
+/// The work done: one unit for each node or pod that was checked, which costs about as much as a step of the allocator.
 #[derive(Debug, Default)]
 pub(crate) struct Work(Cell<u64>);
 

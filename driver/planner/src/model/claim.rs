@@ -14,7 +14,7 @@ use crate::names::{EPOCH, EXTENDED, FINALIZER};
 #[serde(from = "Object<ClaimSpec, Status>")]
 pub struct Claim {
     pub version: Version,
-    /// It has a deletionTimestamp; finalizers keep it.
+    /// It has a deletionTimestamp, and still exists because of finalizers.
     pub is_deleted: bool,
     /// It has the delete-protection finalizer.
     pub is_protected: bool,
@@ -35,7 +35,7 @@ pub struct Claim {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Unreadable {
     pub why: String,
-    /// The requests, if they can be decoded: nobody may hide from a quota what a claim takes.
+    /// The requests, if they can be decoded, so that nobody can hide a claim's usage from a quota.
     pub asked: Arc<ClaimSpec>,
 }
 
@@ -99,7 +99,7 @@ impl Claim {
         &self.facts.metadata.uid
     }
 
-    /// What it asks for, as far as it can be decoded.
+    /// Its requests, as far as they can be decoded.
     #[must_use]
     pub fn asked(&self) -> &Arc<ClaimSpec> {
         self.unreadable
@@ -107,8 +107,8 @@ impl Claim {
             .map_or(&self.facts.spec, |unreadable| &unreadable.asked)
     }
 
-    /// The pod for whose extended resources kube-scheduler made it, as it says. Anybody can write that, so it matters only
-    /// if the pod names the claim.
+    /// The pod for whose extended resources kube-scheduler made the claim, according to its annotation. Anybody can
+    /// write that, so it matters only if the pod names the claim.
     #[must_use]
     pub fn extended_of(&self) -> Option<&str> {
         self.owner.as_deref().filter(|_| self.is_extended)

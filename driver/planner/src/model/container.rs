@@ -28,7 +28,7 @@ pub struct Extended {
     pub count: i64,
 }
 
-/// What a container adds to the pod's sum.
+/// The fields of a container that are needed here.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Container {
@@ -62,7 +62,7 @@ struct ClaimName {
     name: String,
 }
 
-/// A text, or nothing for any other value.
+/// A string; any other value is read as nothing.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(untagged)]
 enum Text {
@@ -104,8 +104,8 @@ fn whole(count: &Text) -> i64 {
     count.whole_away_from_zero().unwrap_or(limit)
 }
 
-/// Sidecars run beside everything after them; other init containers run alone, one after the other. What the pod says
-/// for itself takes the place of its containers' sum.
+/// Sidecars run alongside everything after them; other init containers run alone, one after the other. Requests at pod
+/// level replace the sum of the containers' requests.
 pub(super) fn requests_of(
     containers: &[Container],
     init: &[Container],

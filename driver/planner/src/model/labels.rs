@@ -4,7 +4,7 @@ use litemap::LiteMap;
 use serde::Deserialize;
 use vgpu_allocator::model::{NodeSelectorRequirement, fitted, or_default};
 
-/// Everything in it must match; an empty one matches everything.
+/// All of its conditions must match; an empty selector matches everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct LabelSelector {

@@ -43,7 +43,7 @@ pub struct Meta {
     pub resource_version: Version,
     #[serde(deserialize_with = "time")]
     pub creation_timestamp: Option<Time>,
-    /// Any text; only its presence counts.
+    /// May be any text; only its presence matters.
     pub deletion_timestamp: Option<String>,
     #[serde(deserialize_with = "or_default")]
     pub labels: LiteMap<String, String>,
@@ -74,7 +74,7 @@ pub struct Owner {
 }
 
 impl Meta {
-    /// `namespace/name`, or the name of what has no namespace.
+    /// `namespace/name`, or the name alone for an object without a namespace.
     #[must_use]
     pub fn key(&self) -> String {
         match self.namespace.as_str() {

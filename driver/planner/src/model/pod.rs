@@ -1,4 +1,4 @@
-//! Pods: their claims, and what else decides on which nodes they can run.
+//! Pods: their claims, and the other fields that decide on which nodes they can run.
 
 use litemap::LiteMap;
 use serde::Deserialize;
@@ -22,7 +22,7 @@ pub struct Pod {
     pub created: Time,
     pub priority: i32,
     pub is_deleted: bool,
-    /// By when it is to be gone, if it is deleted.
+    /// The time by which a deleted pod should be gone.
     pub gone_by: Option<Time>,
     /// It has the PriorityClass of pods whose namespace has spent its budget.
     pub is_over_budget: bool,
@@ -34,7 +34,7 @@ pub struct Pod {
     pub node: Option<String>,
     /// `spec.schedulerName`; `None` for `default-scheduler`.
     pub scheduler: Option<Box<str>>,
-    /// True if it has volumes that must be bound before it: claims of volumes, or ephemeral ones.
+    /// True if it has volumes that must be bound before the pod: PersistentVolumeClaims, or ephemeral volumes.
     pub has_claimed_volumes: bool,
     /// It is not bound, and kube-scheduler has set the condition Unschedulable.
     pub is_unschedulable: bool,
@@ -62,7 +62,7 @@ pub enum PodClaim {
     Named(String),
     /// A claim that was created from a template, for this pod alone.
     Made(String),
-    /// The claim of a template, which does not exist yet: the name of the entry.
+    /// A template's claim that does not exist yet, by the name of the entry.
     NotYet(String),
 }
 
@@ -73,7 +73,7 @@ pub struct Unusual {
     pub gates: Vec<String>,
     /// Entries of `resourceClaims` that no container names, or only an init container.
     pub unnamed: Vec<UnnamedClaim>,
-    /// Containers that name none of its claims, if others name one.
+    /// Containers that use none of the pod's claims, if other containers do.
     pub claimless: Vec<String>,
     /// The claim that kube-scheduler made for its extended resources.
     pub extended_claim: Option<String>,
@@ -93,7 +93,7 @@ pub struct UnnamedClaim {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodTerm {
-    /// Without one it matches no pod.
+    /// Without a selector it matches no pod.
     pub label_selector: Option<LabelSelector>,
     pub topology_key: String,
     #[serde(deserialize_with = "fitted")]
@@ -281,7 +281,7 @@ impl Unusual {
     fn of(spec: &Spec, status: &Status) -> Self {
         let unnamed = spec.resource_claims.iter().filter_map(|reference| {
             let names = |container: &&Container| container.names(&reference.name);
-            // Without containers nothing is known of them: the API server has no such pod.
+            // Without containers nothing is known about their use. Such a pod is not from an API server.
             if spec.containers.is_empty() || spec.containers.iter().any(|container| names(&container)) {
                 return None;
             }
@@ -352,7 +352,8 @@ impl Status {
         matches!(self.phase.as_str(), "" | "Pending") && self.conditions.iter().any(was_tried)
     }
 
-    /// The claim of an entry of `resourceClaims`; `None` when a status without a name says that it needs none.
+    /// The claim of an entry of `resourceClaims`; `None` if the status has the entry without a name, which means that
+    /// it needs no claim.
     fn claim(&self, entry: &Reference) -> Option<PodClaim> {
         if let Some(name) = &entry.resource_claim_name {
             return Some(PodClaim::Named(name.clone()));
@@ -388,7 +389,7 @@ impl Pod {
         })
     }
 
-    /// Its gates, and its mistakes with claims.
+    /// Its scheduling gates, and mistakes in its use of claims.
     #[must_use]
     pub fn unusual(&self) -> &Unusual {
         static NONE: Unusual = Unusual {

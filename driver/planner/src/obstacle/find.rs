@@ -8,7 +8,7 @@ use crate::model::{Claim, Node, Pod, PodClaim, UnnamedClaim};
 use crate::names::{DRIVER, QUOTA_GATE, TAINT_KEY};
 use crate::state::State;
 
-/// The users of a claim that are looked at. Limited because tenants decide how many pods name one claim.
+/// The most users of a claim that are checked. Limited because tenants decide how many pods name one claim.
 const SHARERS: usize = 20;
 /// The taints of a node that kubelet does not report from.
 const NOT_READY: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
@@ -26,7 +26,7 @@ impl Obstacle {
         found
     }
 
-    /// Returns the claims that the pod names and that do not exist. `namesake` says what else has the name.
+    /// Returns the claims that the pod names but that do not exist. `namesake` finds another object with the name.
     pub(crate) fn of_missing(pod: &Pod, state: &State, namesake: impl Fn(&str) -> Option<Namesake>) -> Vec<Self> {
         let missing = named(pod).filter(|name| state.claim(&pod.claim_key(name)).is_none());
         missing
@@ -49,7 +49,7 @@ impl Obstacle {
         gates.map(gate).collect()
     }
 
-    /// Says which other pods use the pod's claims. Wanted or not, that is no reason to wait.
+    /// Says which other pods use the pod's claims. Sharing may be intended, so it is not a reason to wait.
     pub(crate) fn sharers(pod: &Pod, state: &State) -> Vec<String> {
         let claims = named(pod).filter_map(|name| state.claim(&pod.claim_key(name)));
         let of_claim = |claim: &Claim| {
@@ -87,7 +87,7 @@ impl Obstacle {
             .collect()
     }
 
-    /// Returns all obstacles of a pod, also of one that is bound or has ended.
+    /// Returns all obstacles of a pod, even if it is bound or has ended.
     pub(crate) fn of_pod(pod: &Pod, state: &State) -> Vec<Self> {
         let mut found = Vec::new();
         if pod.is_deleted {
@@ -123,7 +123,7 @@ impl Obstacle {
     }
 
     fn of_device(claim: &str, result: &DeviceResult, state: &State) -> Vec<Self> {
-        // Files may have claims alone.
+        // Files may contain only claims.
         if state.has_no_slices() {
             return Vec::new();
         }
@@ -169,7 +169,7 @@ impl Obstacle {
     }
 }
 
-/// The names of the claims that a pod names itself.
+/// The names of the claims that the pod's spec names directly.
 fn named(pod: &Pod) -> impl Iterator<Item = &str> {
     pod.claims.iter().filter_map(|claim| match claim {
         PodClaim::Named(name) => Some(&**name),

@@ -1,4 +1,4 @@
-//! Applies a change to the state, and does what else the planner must do about it.
+//! Applies a change to the state, and does everything else that follows from it.
 
 use super::Planner;
 use super::cycle::Cycle;
@@ -47,7 +47,8 @@ impl Planner {
 
     pub(super) fn set_term(&mut self, term: Option<Term>, now: Time) {
         let same = |old: &Term| term.as_ref().is_some_and(|new| new.epoch == old.epoch);
-        // A plan that was made after the term's end has decided nothing, so after a late renewal the next one must.
+        // A plan that was made after the term's end contains no decisions, so after a late renewal the next plan must
+        // decide.
         self.is_dirty |= self.term.as_ref().is_some_and(|old| old.until <= now);
         if !self.term.as_ref().is_some_and(same) {
             self.is_dirty = true;

@@ -14,7 +14,7 @@ use crate::write::Intent;
 const LIST_AFTER: std::time::Duration = std::time::Duration::from_secs(5);
 
 impl Planner {
-    /// Applies a consistent list of all claims that was begun at `read` to the progress of a new leader.
+    /// Updates the progress of a new leader after a consistent list of all claims that began at `read`.
     pub(super) fn fence_after_list(&mut self, read: Time, now: Time) {
         match self.stage {
             Stage::FirstList { since } if read >= since => {
@@ -65,7 +65,7 @@ impl Planner {
             let since = *since;
             let patience = since.after(self.settings.settle);
             let still = claims.iter().filter(|((key, uid), version)| {
-                // After a newer version, whoever made it, earlier decisions have landed or never will.
+                // Once there is a newer version, whoever made it, earlier decisions have been applied or never will be.
                 let known = self.state.claims.get(key).filter(|known| known.claim.uid() == uid);
                 let known = known.filter(|known| known.claim.version <= **version);
                 known.is_some_and(|known| {

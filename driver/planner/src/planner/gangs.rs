@@ -32,7 +32,7 @@ use crate::write::Write;
 
 const MOST_OF_EACH: usize = 4;
 const MOST: usize = 64;
-/// What each placement costs, in steps of the allocator.
+/// The cost of each placement, in steps of the allocator.
 const STEPS: u64 = 2_000;
 
 /// One pod's placement, and the nodes that were tried for it before.
@@ -134,7 +134,7 @@ impl Planner {
         }
     }
 
-    /// Tries other orders of the pods, and returns what was found and the steps that it took.
+    /// Tries other orders of the pods, and returns the result and the steps used.
     fn search_orders(
         &mut self,
         term: &Term,
@@ -150,7 +150,7 @@ impl Planner {
         (steps, of_orders.max(budget.spent()))
     }
 
-    /// Moves the failed pod to the front; if it was there already, moves its predecessors back.
+    /// Moves the failed pod to the front. If it was there before, tries the next best nodes of the pods before it.
     fn search(
         &mut self,
         term: &Term,
@@ -172,7 +172,7 @@ impl Planner {
         self.one_by_one(term, order, true, left, budget, now).ok()
     }
 
-    /// Places the pods in this order, each beside those before it. If one cannot be placed, none is.
+    /// Places the pods in this order, each in addition to those before it. If one cannot be placed, none is.
     pub(super) fn one_by_one(
         &mut self,
         term: &Term,
@@ -286,7 +286,7 @@ pub(super) fn budget_key((namespace, name): &gang::Name) -> String {
     format!("{GANG}{namespace}/{name}")
 }
 
-/// As [`budget_key`], for the search over its orders; no namespace contains a space.
+/// Like [`budget_key`], for the search over its orders; no namespace contains a space.
 pub(super) fn search_key_of((namespace, name): &gang::Name) -> String {
     format!("{GANG}search {namespace}/{name}")
 }

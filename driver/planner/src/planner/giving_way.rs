@@ -1,12 +1,12 @@
-//! Holds of pods that lost one before give way to pods that never did.
+//! Holds of pods that have lost a hold before give way to pods that never have.
 //!
 //! ```text
 //!  a pod or gang that never lost a hold fits nowhere ─► set aside the holds of pods that did ─► fits? ─► clear those on
 //!                                                                                                        its nodes
 //! ```
 //!
-//! Nothing is cleared that does not help. What waits is placed in a later pass, when the claims are seen without their
-//! allocations. A claim that kube-scheduler has reserved meanwhile has a newer version, so the write fails.
+//! A hold is only cleared if that helps. The waiting pods are placed in a later pass, when the claims are seen without
+//! their allocations. A claim that kube-scheduler has reserved meanwhile has a newer version, so the write fails.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +20,7 @@ use crate::time::Time;
 use crate::verdict::{About, Verdict};
 use crate::write::Intent;
 
-/// A hold that may be cleared for others.
+/// A hold that may be cleared for other pods.
 struct Weak {
     claim: String,
     pod: String,

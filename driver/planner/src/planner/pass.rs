@@ -100,7 +100,7 @@ impl Planner {
             }
         }
         for (key, duty, about) in duties {
-            // If the write did not land, the same is decided again. It is not a second hold that expired.
+            // If the write was not applied, the decision is repeated. It is not a second expired hold.
             let is_new = self.state.claims.get(&key).is_some_and(|known| !known.is_reported);
             if let Some(slow) = duty.slow.filter(|_| is_new) {
                 self.add_strike(&slow, now);
@@ -113,7 +113,7 @@ impl Planner {
         }
     }
 
-    /// A pod was not bound in time. The first time says something of pods that resemble it.
+    /// Records that a pod was not bound in time. The first time also casts suspicion on similar pods.
     fn add_strike(&mut self, slow: &Slow, now: Time) {
         let is_first = self.penalties.count(&slow.uid) == 0;
         if let Some(pod) = self.state.cluster.pod(&slow.pod).filter(|_| is_first) {

@@ -1,4 +1,4 @@
-//! Invalid objects, beside a pod that must get its devices all the same.
+//! Invalid objects, next to a pod that must still get its devices.
 
 use serde_json::{Value, json};
 use vgpu_planner::model::Node;
@@ -6,7 +6,7 @@ use vgpu_planner::{About, Change, Object, Read};
 
 use crate::desk::{Desk, kinds, read, slice, wants};
 
-/// Slice `s0` again, as another one with another pool, and changed.
+/// A copy of slice `s0` with another name and pool, changed by `change`.
 fn like_s0(name: &str, change: impl FnOnce(&mut Value)) -> Value {
     let mut slice = slice(0);
     slice["metadata"]["name"] = json!(name);
@@ -45,7 +45,7 @@ fn slices_that_are_wrong_stop_nobody() {
                 slice["spec"]["devices"].as_array_mut().unwrap().push(device);
             }),
         ),
-        // Of two generations the older is as if it were not there: what the newer lacks is gone.
+        // Of two generations the older is ignored: a device that the newer one lacks is gone.
         ("old", like_s0("old", generation(1, "gone"))),
         ("new", like_s0("new", generation(2, "here"))),
     ];

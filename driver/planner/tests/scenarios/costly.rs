@@ -1,10 +1,10 @@
-//! Pods whose placement takes long to find.
+//! Pods for which finding a place takes long.
 
 use serde_json::{Value, json};
 
 use crate::desk::{Desk, said};
 
-/// Of these GPUs the last two are alike, and nobody knows before all else is tried.
+/// Only the last two GPUs share a value, which the search finds only after trying everything else.
 fn owns(gpus: i64) -> impl Iterator<Item = i64> {
     (0..gpus).map(move |at| at.min(gpus - 2))
 }
@@ -25,7 +25,7 @@ fn a_place_that_takes_long_to_find_is_taken() {
     );
 }
 
-/// The member of a gang of two for which there is a place on this node alone.
+/// A member of a gang of two that can only run on this node.
 fn member(node: usize) -> Value {
     let term = json!({"matchFields": [{"key": "metadata.name", "operator": "In", "values": [format!("n{node}")]}]});
     json!({"metadata": {"annotations": {"dra.vgpu/gang": "g", "dra.vgpu/gang-size": "2"}},
@@ -60,7 +60,7 @@ fn what_is_looked_at_for_many_pods_ends_a_round_and_all_have_their_turn() {
     for at in 0..2_000 {
         desk.pod(&format!("bound-{at}"), &[], json!({"spec": {"nodeName": "n0"}}));
     }
-    // For each of these all bound pods are looked at, and no node will do.
+    // For each of these, all bound pods are checked, and no node fits.
     let term = json!({"topologyKey": "nowhere", "labelSelector": {"matchLabels": {"app": "x"}}});
     let minds =
         json!({"spec": {"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}}});

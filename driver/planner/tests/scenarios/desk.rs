@@ -26,7 +26,7 @@ pub(crate) struct Desk {
     pub(crate) unmarkable: Option<&'static str>,
     /// Slices besides those of the nodes' GPUs, by name.
     pub(crate) published: BTreeMap<String, Value>,
-    /// When the planner wanted to be asked again.
+    /// When the planner wants the next call.
     pub(crate) wake: Option<Time>,
     told: HashSet<(About, String)>,
 }
@@ -148,7 +148,7 @@ impl Desk {
         self.tell(Change::Pod(read(pod)));
     }
 
-    /// A plan; of verdicts that last only those that are new, as the controller's notices have it.
+    /// Makes a plan. Lasting verdicts are only kept if they are new, as in the controller's notices.
     pub(crate) fn plan(&mut self) -> Plan {
         let mut plan = self.planner.plan(self.time());
         plan.verdicts
@@ -156,7 +156,7 @@ impl Desk {
         plan
     }
 
-    /// A change to a claim, as the watch brings it.
+    /// Changes a claim, and reports it as the watch would.
     pub(crate) fn edit(&mut self, name: &str, change: impl FnOnce(&mut Claim)) -> Claim {
         self.version += 1;
         let claim = self
@@ -201,7 +201,7 @@ impl Desk {
             .report(write.id, Outcome::Done(Box::new(claim)), Time::from_millis(self.now));
     }
 
-    /// Plans and performs until nothing is left to do; what was said and written.
+    /// Plans and performs until nothing is left to do. Returns the writes and the verdicts.
     pub(crate) fn settle(&mut self) -> (Vec<Write>, Vec<(About, Verdict)>) {
         let (mut writes, mut verdicts) = (Vec::new(), Vec::new());
         for _ in 0..20 {
@@ -226,7 +226,7 @@ impl Desk {
         (writes, verdicts)
     }
 
-    /// A slice as it is read from the API server.
+    /// Answers the planner's read of a slice.
     pub(crate) fn answer(&mut self, name: &str) {
         let published = self.published.get(name).cloned();
         let slice = read(published.unwrap_or_else(|| slice(name[1..].parse().unwrap())));
@@ -234,7 +234,7 @@ impl Desk {
         self.tell(Change::Slice { slice, read });
     }
 
-    /// A slice of whole GPUs of a node's, told apart by the attribute `own`; the watch brings it.
+    /// Publishes a slice of whole GPUs on a node through the watch. The attribute `own` identifies the GPUs.
     pub(crate) fn publish(&mut self, name: &str, node: usize, owns: impl IntoIterator<Item = i64>) {
         let added = Time::from_millis(START - 60_000).to_string();
         let gpu = |(at, own): (usize, i64)| {
@@ -250,7 +250,7 @@ impl Desk {
         self.list();
     }
 
-    /// A claim for so many GPUs, of which the first and the last of these requests must have the same `own`.
+    /// A claim for `gpus` GPUs, where the two requests in `same` must get GPUs with the same `own`.
     pub(crate) fn pair(&mut self, name: &str, gpus: usize, same: [usize; 2]) {
         let request = |at: usize| json!({"name": format!("r{at}"), "exactly": {"deviceClassName": "vgpu"}});
         self.claim(name, Value::Array((0..gpus).map(request).collect()));
@@ -261,7 +261,7 @@ impl Desk {
         });
     }
 
-    /// Lets time go by until all of these are allocated; what was said meanwhile.
+    /// Lets time pass until all of these are allocated. Returns the verdicts in the meantime.
     pub(crate) fn wait_for(&mut self, names: &[&str], most: i64) -> Vec<(About, Verdict)> {
         let begin = self.now;
         let mut said = Vec::new();

@@ -58,7 +58,7 @@ fn a_pod_with_gates_waits_and_its_gang_with_it() {
     assert_eq!(kinds(&desk.settle().0), ["allocate"; 2]);
 }
 
-/// A member of gang g, of so many, that can go to these nodes alone.
+/// A member of gang g with this size that can only run on these nodes.
 fn member(size: usize, nodes: &[usize]) -> Value {
     let term =
         |at: &usize| json!({"matchFields": [{"key": "metadata.name", "operator": "In", "values": [format!("n{at}")]}]});
@@ -67,7 +67,7 @@ fn member(size: usize, nodes: &[usize]) -> Value {
         "spec": {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}}})
 }
 
-/// Returns true if each can have a node of its own, by trying everything.
+/// Returns true if each member can have its own node; tries everything.
 fn can_be_matched(wanted: &[Vec<usize>], taken: &mut Vec<usize>) -> bool {
     let Some(nodes) = wanted.get(taken.len()) else {
         return true;

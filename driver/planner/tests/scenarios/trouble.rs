@@ -131,7 +131,7 @@ fn a_slice_that_cannot_be_read_is_named() {
     }
     let unread = Verdict::SliceUnread { slice: "s0".into() };
     assert_eq!(told, [(30_000, unread)]);
-    // Nobody asks for it, and then another pod does: that has not waited yet.
+    // Nobody needs the read, and then another pod does, whose waiting time starts at zero.
     desk.tell(Change::PodGone { key: "ns/p".into() });
     desk.plan();
     desk.now += 60_000;
@@ -147,7 +147,7 @@ fn a_slice_that_cannot_be_read_is_named() {
 fn what_a_pod_was_told_is_not_told_again_after_slices_were_read() {
     for is_gang in [false, true] {
         let mut desk = Desk::new(1);
-        // Beside it there is room for one of the gang, so it is the other one that is told.
+        // The GPU has room for one pod of the gang, so the verdict is about the other one.
         let memory = if is_gang { 5 } else { 6 };
         desk.fraction("theirs", memory);
         let theirs = json!({"devices": {"results": [{"request": "r-vgpu", "driver": "dra.vgpu", "pool": "n0/vgpu",
@@ -213,7 +213,7 @@ fn a_write_without_an_answer_keeps_its_devices() {
 #[test]
 fn claims_without_an_answer_do_not_stop_others() {
     let mut desk = Desk::new(2);
-    // No two GPUs have the same.
+    // No two GPUs share a value.
     desk.publish("hard", 0, 0..16);
     for at in 0..30 {
         let name = format!("a{at}");
@@ -230,7 +230,7 @@ fn claims_without_an_answer_do_not_stop_others() {
         30,
         "{unanswered:?}"
     );
-    // Asked again one at a time, each after its pause; nothing new is said.
+    // They are tried again one at a time, each after its pause; there are no new verdicts.
     for _ in 0..4 {
         let plan = desk.plan();
         let wake = plan.wake.expect("they are tried again").millis();
@@ -263,7 +263,7 @@ fn a_pod_that_is_reserved_for_and_never_bound_is_kube_schedulers() {
     );
     desk.now += 10_000;
     assert!(desk.settle().0.is_empty());
-    // It cannot be: kube-scheduler takes the allocation away.
+    // The pod cannot be bound: kube-scheduler removes the allocation.
     desk.edit("c", |claim| {
         claim.facts.status.allocation = None;
         claim.reserved_for.clear();
@@ -383,7 +383,7 @@ fn whoever_changes_a_claim_all_the_time_stops_no_new_leader() {
         if plan.reads.contains(&Read::Claims) {
             desk.list();
         }
-        // Its user is faster each time: the mark finds another version, which the watch brings.
+        // Its user is always faster: the mark meets a newer version, which the watch reports.
         for write in &plan.writes {
             if write.name == "c" {
                 desk.edit("c", |_| {});

@@ -8,7 +8,8 @@ use crate::desk::{Desk, said};
 const HOLD: i64 = 30_000;
 const GPU: u8 = 8;
 
-/// Adds pods that take a whole GPU each and are never bound. `spec` returns what is special about one.
+/// Adds pods that ask for a whole GPU each and are never bound. `spec` returns the reason: the special part of a pod's
+/// spec.
 fn unbindable(desk: &mut Desk, count: usize, spec: impl Fn(usize) -> Value) {
     for at in 0..count {
         let name = format!("bad-{at}");
@@ -30,12 +31,12 @@ fn bindable<'a>(desk: &mut Desk, names: &[&'a str]) -> Vec<&'a str> {
     names.to_vec()
 }
 
-/// A pod by which the default scheduler shows that it is at work.
+/// Adds a bound pod, which shows that the default scheduler is active.
 fn bound(desk: &mut Desk) {
     desk.pod("bound", &[], json!({"spec": {"nodeName": "n0"}}));
 }
 
-/// Returns what is special about one of the pods.
+/// Returns the special part of one pod's spec.
 type Spec = fn(usize) -> Value;
 
 /// The reason why nobody binds the 40 pods.

@@ -14,9 +14,9 @@ use super::check::Checker;
 pub(crate) enum Sabotage {
     /// A mark does not make older versions fail.
     Fence,
-    /// No write needs the version that it was decided on, but for what the API server checks itself.
+    /// Writes are applied to any version, except for the checks that the API server makes itself.
     Versions,
-    /// Devices change hands at once.
+    /// Devices change their allocator without a waiting time.
     Settling,
 }
 
@@ -34,15 +34,16 @@ pub(crate) struct Api {
     pub(crate) pods: BTreeMap<String, Pod>,
     pub(crate) nodes: BTreeMap<String, Node>,
     pub(crate) claims: BTreeMap<String, Claim>,
-    /// Writes decided on this version of a claim or a newer one land. It is the claim's version, except for sabotage.
+    /// The oldest version of each claim on which an accepted write may have been decided. It is the claim's current
+    /// version, except for sabotage.
     pub(crate) oldest: BTreeMap<String, u64>,
     pub(crate) slices: BTreeMap<String, ResourceSlice>,
     pub(crate) slice_versions: BTreeMap<String, Version>,
     pub(crate) classes: BTreeMap<String, DeviceClass>,
     pub(crate) lease: Lease,
-    /// When the oldest write was decided that is in the air.
+    /// When the oldest write in flight was decided.
     pub(crate) oldest_flying: Option<i64>,
-    /// What watches bring, by kind.
+    /// The events of the watches, by kind.
     pub(crate) log: [Vec<Change>; KINDS],
     pub(crate) sabotage: Option<Sabotage>,
     pub(crate) checker: Checker,
@@ -167,7 +168,7 @@ impl Api {
         }
     }
 
-    /// Any write to a claim, as of a version that the writer knows; `None` is the current one.
+    /// Any write to a claim. `version` is the one that the writer knows; `None` means the current one.
     pub(crate) fn update(
         &mut self,
         key: &str,
@@ -209,7 +210,7 @@ impl Api {
     }
 
     pub(crate) fn delete_claim(&mut self, key: &str) {
-        // Nobody is left to say no: the object may be gone already.
+        // Errors are ignored: the object may be gone already.
         let _ = self.update(key, None, |claim| claim.is_deleted = true);
     }
 

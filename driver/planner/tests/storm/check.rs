@@ -10,10 +10,10 @@ use vgpu_quantity::Quantity;
 
 const SETTLE: i64 = 30_000;
 
-/// Times whole, times shared, and sums.
+/// How often a device is held as a whole, the number of its shares, and the sums of their amounts.
 type Used<'a> = (usize, usize, BTreeMap<&'a str, Quantity>);
 
-/// The first thing that went wrong.
+/// Stores the first violation.
 #[derive(Default)]
 pub(crate) struct Checker {
     pub(crate) wrong: Option<String>,
@@ -32,7 +32,7 @@ impl Checker {
         self.wrong.get_or_insert(format!("{now} ms: {message}"));
     }
 
-    /// No device gives more than it has, and what is held whole is held once.
+    /// No device gives more than it has, and a device that is held as a whole is held once.
     pub(crate) fn check(
         &mut self,
         now: i64,
@@ -70,7 +70,7 @@ impl Checker {
         }
     }
 
-    /// The controller allocates what has been its own for a while, or was until a moment ago.
+    /// The controller may allocate devices that have been its own for a while, or were until a moment ago.
     pub(crate) fn controller_may(
         &mut self,
         now: i64,
@@ -82,7 +82,7 @@ impl Checker {
             let taint = taint(slices, &result.pool, &result.device);
             let is_ours = match &taint {
                 Some((value, since)) if value == CONTROLLER => now - since >= SETTLE - 1_000,
-                // On its way back, and kube-scheduler's only once the taint is off.
+                // Being returned; kube-scheduler owns it only once the taint is removed.
                 Some(_) => true,
                 None => false,
             };

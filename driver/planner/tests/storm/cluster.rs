@@ -54,7 +54,7 @@ impl Scheduler {
         }
     }
 
-    /// Takes in what the watch of slices has brought.
+    /// Reads the pending events of the watch of slices.
     pub(crate) fn look(&mut self, api: &Api) {
         for change in &api.log[SLICES][self.seen..] {
             if let Change::Slice { slice, .. } = change {
@@ -74,18 +74,17 @@ impl Scheduler {
         self.seen < api.log[SLICES].len()
     }
 
-    /// How old the decision is that it has not written.
+    /// When the decision that is not written yet was made.
     pub(crate) fn pending_since(&self) -> Option<i64> {
         self.decided.as_ref().map(|decided| decided.at)
     }
 
-    /// Nothing comes of a decision that takes too long.
+    /// Drops a decision that takes too long.
     pub(crate) fn forget(&mut self) {
         self.decided = None;
     }
 
-    /// It is another process from now on: what it reserved for is still so, and nobody binds it unless it is chosen
-    /// again.
+    /// Simulates a restart: reservations in claims stay, but their pods are only bound if they are chosen again.
     pub(crate) fn restart(&mut self) {
         self.decided = None;
         self.binding.clear();
@@ -106,7 +105,7 @@ impl Scheduler {
         }
     }
 
-    /// Binds what is reserved, or gives up on it.
+    /// Binds a reserved pod, or gives up on it.
     pub(crate) fn bind(&mut self, api: &mut Api, random: &mut Random) {
         if self.binding.is_empty() {
             return;
@@ -270,7 +269,7 @@ impl Scheduler {
     }
 }
 
-/// CPU is all that pods ask for here.
+/// Returns true if the node has enough CPU, the only resource that pods request here.
 fn has_room(api: &Api, binding: &[(String, String, String)], node: &Node, pod: &Pod) -> bool {
     let mut used = pod.requests.clone();
     for other in api
@@ -327,7 +326,7 @@ pub(crate) fn manage(api: &mut Api, key: &str) {
     }
 }
 
-/// As kubelets and the garbage collector: removes deleted pods, and pods of nodes that are gone.
+/// Simulates kubelets and the garbage collector: removes deleted pods, and pods of nodes that are gone.
 pub(crate) fn reap(api: &mut Api, random: &mut Random) {
     let over: BTreeMap<&String, &Pod> = api
         .pods

@@ -1,5 +1,5 @@
-//! The one sequence of events that needs the fence: a leader is stopped between its last check and its write, another
-//! takes over, and allocates to another pod what the first had chosen.
+//! The one sequence of events that needs the fence: a leader is stopped between its last check and its write; another
+//! one takes over, and allocates the devices that the first had chosen to another pod.
 
 use super::api::{Api, Sabotage};
 use super::random::Random;
@@ -7,7 +7,8 @@ use super::replica::Replica;
 use super::users;
 use super::world::World;
 
-/// Whether any device was given twice. `restless`: the user of the first claim changes it before each mark lands.
+/// Fails if any device was allocated twice. `restless`: the user of the first claim changes it before each mark is
+/// applied.
 pub(crate) fn fight(sabotage: Option<Sabotage>, restless: bool) -> Result<(), String> {
     let World { mut api, replicas, .. } = World::new(sabotage);
     let [mut first, mut second] = replicas;
@@ -25,7 +26,7 @@ pub(crate) fn fight(sabotage: Option<Sabotage>, restless: bool) -> Result<(), St
     assert!(first.holds_an_allocation(), "the first leader allocates");
     first.send(&api, random);
     api.now += 16_000;
-    // Its claim stays, and would be the second leader's to give if anybody wanted it.
+    // The claim stays, and the second leader could allocate it if any pod wanted it.
     api.remove_pod("ns/early");
     let changed = restless.then_some("ns/early");
     settle(&mut second, &mut api, changed);

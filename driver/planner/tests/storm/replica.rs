@@ -12,7 +12,7 @@ const DEADLINE: i64 = 10_000;
 
 pub(crate) struct Replica {
     name: &'static str,
-    /// Its clock is that much ahead.
+    /// How far its clock is ahead, in milliseconds.
     skew: i64,
     planner: Planner,
     seen: [usize; KINDS],
@@ -31,7 +31,7 @@ pub(crate) struct Flying {
     write: Write,
     /// True if anybody waits for its outcome still.
     is_awaited: bool,
-    /// It waits in its sender, which is stopped.
+    /// Until when its sender is stopped.
     until: i64,
 }
 
@@ -55,7 +55,7 @@ fn planner(name: &'static str, life: u64, sabotage: Option<Sabotage>) -> Planner
     Planner::new(settings, Features::default(), Box::new(share))
 }
 
-/// As it is read: what is known comes as a key.
+/// The list in the form in which it is read: known claims are only named by key.
 fn without(seen: &Seen, list: Change) -> Change {
     match list {
         Change::Claims {
@@ -97,7 +97,7 @@ impl Replica {
         Time::from_millis(api.now + self.skew)
     }
 
-    /// What flies still lands.
+    /// Writes in flight are still applied.
     pub(crate) fn crash(&mut self, api: &Api) {
         self.lives += 1;
         self.planner = planner(self.name, self.lives, api.sabotage);
@@ -113,7 +113,7 @@ impl Replica {
         }
     }
 
-    /// From a cache that may lag: no proof of anything.
+    /// Lists from a cache that may lag, so it proves nothing.
     pub(crate) fn list(&mut self, api: &Api, kind: usize) {
         self.seen[kind] = api.log[kind].len();
         let now = self.now(api);
@@ -131,7 +131,7 @@ impl Replica {
         self.seen[kind] = until;
     }
 
-    /// Takes, renews, or finds that it has lost the lease.
+    /// Acquires the lease, renews it, or notices that it was lost.
     pub(crate) fn lease(&mut self, api: &mut Api) {
         let now = self.now(api);
         if api.lease.holder != self.name {
@@ -155,7 +155,7 @@ impl Replica {
         self.planner.apply(Change::Lease(self.term.clone()), now);
     }
 
-    /// What it says of a plan for: nothing but the plan itself.
+    /// Makes a plan, and stores its writes and reads.
     pub(crate) fn plan(&mut self, api: &Api) -> Plan {
         let now = self.now(api);
         let plan = self.planner.plan(now);
@@ -171,7 +171,7 @@ impl Replica {
         plan
     }
 
-    /// An answer is made, or one that was made arrives.
+    /// Either creates the answer to a read, or delivers one that was created before.
     pub(crate) fn answer(&mut self, api: &Api, random: &mut Random) {
         if self.asked.is_empty() {
             return;
@@ -200,7 +200,7 @@ impl Replica {
         }
     }
 
-    /// The last check of a write, and off it goes.
+    /// Makes the last check of a write, and sends it.
     pub(crate) fn send(&mut self, api: &Api, random: &mut Random) {
         if self.decided.is_empty() {
             return;
@@ -234,7 +234,7 @@ impl Replica {
         self.flying.iter_mut().for_each(|flying| flying.until = 0);
     }
 
-    /// Gives up on an answer; the write may land all the same.
+    /// Gives up waiting for an answer; the write may still be applied.
     pub(crate) fn lose(&mut self, random: &mut Random) {
         if self.flying.is_empty() {
             return;
@@ -298,7 +298,8 @@ impl Replica {
         }
     }
 
-    /// Sees all, plans, and sends and lands marks, but nothing else. Somebody changes a claim before anything lands.
+    /// Sees all events, plans, and sends and applies marks, but nothing else. Somebody changes a claim before any write
+    /// is applied.
     pub(crate) fn turn_in_order(&mut self, api: &mut Api, changed: Option<&str>) {
         let random = &mut Random::new(0);
         self.lease(api);
@@ -322,7 +323,7 @@ impl Replica {
         intents.any(|intent| matches!(intent, Intent::Allocate { .. }))
     }
 
-    /// What a process does when nothing is in its way, up to some point.
+    /// Does what a process does when nothing interferes, up to a random point.
     pub(crate) fn turn(&mut self, api: &mut Api, random: &mut Random, may_stop: bool) {
         self.lease(api);
         for kind in 0..KINDS {

@@ -70,7 +70,7 @@ pub(crate) fn build(api: &mut Api) {
     }
     for at in 0..NODES {
         api.set_node(node(at));
-        // The last node has no NIC, and is kube-scheduler's at first.
+        // The last node has no NIC, and is initially allocated by kube-scheduler.
         let taint = (at + 1 < NODES).then(|| (CONTROLLER, api.time().to_string()));
         api.set_slice(slice(at, taint));
         if at + 1 < NODES {
@@ -110,14 +110,14 @@ fn pod(name: &str, uid: &str, created: i64, cpu: usize, claims: Vec<PodClaim>) -
     pod
 }
 
-/// With a claim that outlives it.
+/// Creates a pod with a claim that outlives it.
 pub(crate) fn pod_that_wants(api: &mut Api, name: &str, memory: u8) {
     let ask = json!({"deviceClassName": "vgpu", "capacity": {"requests": {"memory": memory.to_string()}}});
     api.create_claim(claim(name, None, json!([{"name": "r", "exactly": ask}]), api.version));
     api.set_pod(pod(name, name, api.now, 0, vec![PodClaim::Named(name.to_owned())]));
 }
 
-/// One thing that happens.
+/// Performs one random action.
 pub(crate) fn act(api: &mut Api, random: &mut Random) {
     match random.below(20) {
         0..7 => create_pod(api, random),
@@ -253,7 +253,8 @@ fn node_trouble(api: &mut Api, random: &mut Random) {
     }
 }
 
-/// The plugin's side: taint at once; back by way of `released`, and off when that is 30 s old.
+/// Simulates the plugin: adds the taint at once; to remove it, changes it to `released`, and removes it when that is 30
+/// s old.
 pub(crate) fn change_mode(api: &mut Api, random: &mut Random) {
     let there: Vec<usize> = (0..NODES)
         .filter(|at| api.nodes.contains_key(&format!("n{at}")))
@@ -276,13 +277,13 @@ pub(crate) fn change_mode(api: &mut Api, random: &mut Random) {
     api.set_slice(slice(at, next));
 }
 
-/// After those 30 s nothing may be in the air any more that was decided before: what no takeover fences off, the end of
-/// its process or connection does. `docs/controller.md` says what that takes.
+/// After these 30 s no earlier decision may still be in flight: writes that no takeover fences off end with their
+/// process or connection. `docs/controller.md` explains the requirements.
 fn may_untaint(api: &Api, released: i64) -> bool {
     api.now - released >= 30_000 && api.oldest_flying.is_none_or(|decided| decided > released)
 }
 
-/// Ends what was begun.
+/// Completes changes of mode that are in progress.
 pub(crate) fn finish_modes(api: &mut Api) {
     for at in 0..NODES {
         if let Some((value, since)) = taint_of(api, at)
@@ -301,7 +302,8 @@ pub(crate) fn taint_of(api: &Api, at: usize) -> Option<(String, i64)> {
     Some((taint.value.clone(), since.millis()))
 }
 
-/// What those who may edit claims can do to their metadata, and what a third party leaves in a status.
+/// Makes changes to metadata that anybody who may edit claims can make, and to the status as a third party might leave
+/// it.
 fn forge(api: &mut Api, random: &mut Random) {
     let Some(key) = some_claim(api, random) else {
         return;

@@ -11,7 +11,7 @@ use super::random::Random;
 use super::replica::Replica;
 use super::users;
 
-/// kube-scheduler sees slices that late at most, and writes what it decided that late at most.
+/// The longest delay with which kube-scheduler sees slices, and with which it writes its decisions.
 const SCHEDULER_LAG: i64 = 12_000;
 const CALM_ROUNDS: usize = 600;
 
@@ -21,10 +21,10 @@ pub(crate) struct World {
     scheduler: Scheduler,
 }
 
-/// One run: what went wrong, if anything, and how many allocations landed.
+/// Performs one run. Returns the first violation, or the number of allocations.
 pub(crate) fn run(script: &[u64], sabotage: Option<Sabotage>) -> Result<u64, String> {
     let mut world = World::new(sabotage);
-    // Every other cluster is small, so that every device is wanted by many.
+    // Half of the clusters are small, so that many pods compete for each device.
     if script.first().is_some_and(|word| word.is_multiple_of(2)) {
         world.api.remove_node("n1");
         world.api.remove_node("n2");
@@ -59,7 +59,7 @@ impl World {
                 replica.list(&api, kind);
             }
         }
-        // Devices that were there before have settled.
+        // Devices that exist at the beginning have settled.
         api.now += 60_000;
         Self {
             api,
@@ -76,7 +76,7 @@ impl World {
             scheduler,
         } = self;
         let which = random.below(2);
-        // With nobody to take over, a stopped leader is not fenced off.
+        // If nobody can take over, a stopped leader is not fenced off.
         let may_stop = api.now >= replicas[1 - which].paused_until;
         let replica = &mut replicas[which];
         match random.below(48) {
@@ -95,7 +95,7 @@ impl World {
                 }
             }
             14 => reap(api, random),
-            // Writes that fly do so whatever becomes of their sender.
+            // Writes in flight are applied whatever happens to their sender.
             15..18 => replica.land(api, random),
             _ if api.now < replica.paused_until => {}
             18 => {
@@ -128,7 +128,7 @@ impl World {
         }
     }
 
-    /// Time goes by, and what has to happen by then happens.
+    /// Lets time pass, and does what is due by then.
     fn pass(&mut self, random: &mut Random) {
         let api = &mut self.api;
         api.now += match random.below(60) {
@@ -151,7 +151,7 @@ impl World {
         }
     }
 
-    /// No more faults, and nobody does anything new: everything ends.
+    /// No more faults or new actions: everything that was begun must end.
     fn calm(&mut self) -> Result<(), String> {
         let mut random = Random::new(7);
         for replica in &mut self.replicas {
@@ -213,7 +213,7 @@ impl World {
     fn judge(&self) -> Result<(), String> {
         let api = &self.api;
         for (key, claim) in &api.claims {
-            // What kube-scheduler allocated and no pod came for stays, as it does without a controller.
+            // Allocations by kube-scheduler whose pod never came stay, as they would without a controller.
             let is_ours = |allocation: &&Allocation| !allocation.devices.results[0].tolerations.is_empty();
             let Some(allocation) = claim.allocation().filter(is_ours) else {
                 continue;
@@ -247,8 +247,8 @@ impl World {
         }
     }
 
-    /// A waiting pod with one claim of one fraction, for which there is a node; others are left to the tests of each
-    /// part.
+    /// Returns true for a waiting pod with one claim for one fraction that fits on some node. Other pods are covered by
+    /// the tests of each part.
     fn could_run(&self, pod: &Pod) -> bool {
         let api = &self.api;
         let [PodClaim::Named(name) | PodClaim::Made(name)] = &pod.claims[..] else {
@@ -316,7 +316,7 @@ impl World {
     }
 }
 
-/// What a claim takes; `None` for one that makes no sense.
+/// The amounts that a claim requests; `None` if they are invalid.
 fn amounts(claim: &ResourceClaim) -> Option<Vec<(String, Quantity)>> {
     let [request] = &claim.spec.devices.requests[..] else {
         return None;

@@ -1,4 +1,4 @@
-//! A change becomes part of what is known, and names the namespaces to look at.
+//! Applies a change to the known objects, and marks the namespaces to plan.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -86,7 +86,7 @@ impl QuotaController {
         }
     }
 
-    /// What a node holds for claims that are gone. Nearly always nothing.
+    /// Sets the shares that a node holds for claims that are gone. There are nearly always none.
     fn set_unclaimed(&mut self, node: &str, shares: Vec<Unclaimed>) {
         let old = self.holding.remove(node).unwrap_or_default();
         let mut new: BTreeMap<String, Vec<Unclaimed>> = BTreeMap::new();
@@ -170,7 +170,7 @@ impl QuotaController {
         }
     }
 
-    /// The objects that a list does not have any more: of those with these names in a namespace.
+    /// The known objects, of those with these names in a namespace, that a list no longer contains.
     fn unlisted<'a, I: Iterator<Item = &'a String>>(
         &'a self,
         listed: Vec<String>,
@@ -206,7 +206,7 @@ impl QuotaController {
 
     pub(super) fn set_quota(&mut self, quota: Quota, now: Now) {
         if quota.name != QUOTA {
-            // The policy refuses another name. With several it would not be known which one holds.
+            // The policy refuses other names. With several quotas it would not be known which one applies.
             return;
         }
         let name = quota.namespace.clone();
@@ -296,7 +296,7 @@ impl QuotaController {
         }
     }
 
-    /// Classes or GPUs changed, and with them what claims count.
+    /// Recalculates what claims count after classes or GPUs changed.
     pub(super) fn recount(&mut self, is_new: bool, wall: Time) {
         if !is_new {
             return;
@@ -313,7 +313,7 @@ impl QuotaController {
         }
     }
 
-    /// Pods of spent budgets may go on when one in budget no longer waits.
+    /// Plans namespaces with a spent budget again: their pods may proceed when no pod in budget waits any more.
     pub(super) fn look_at_yielding(&mut self) {
         let yielding = self.namespaces.iter().filter(|(_, namespace)| namespace.may_yield());
         for name in yielding.map(|(name, _)| name.clone()).collect::<Vec<_>>() {

@@ -1,23 +1,25 @@
 //! Evictions: a pod in budget that waits long enough gets the place of pods over budget.
 //!
-//! At most once a second, and only while a namespace is over budget, the leader looks at pods in budget for which
-//! kube-scheduler found no place. One that has waited long enough, fits nowhere now, and would fit on a node without some
-//! of its pods over budget, has the fewest of these evicted. Failure modes:
-//! - **Shares that are not free yet:** what pods that are being deleted hold counts as free until 30 s after they
-//!   should be gone, so nobody is evicted for a pod that will fit. Those that this leader evicted count so before the
-//!   watch shows it, and what they leave is promised to the pod that they went for, until it is bound or
-//!   [`PROMISE`] is over.
-//! - **A crash after some evictions:** the next leader sees the pods' deletionTimestamp, and waits as long again before it
-//!   evicts anybody. The events may be missing.
-//! - **An answer that is lost:** the pods count as evicted for as long as a promise holds, and then as they are seen.
-//! - **A PodDisruptionBudget refuses:** all are asked by dry runs first, so nobody goes in vain; those that it keeps are
-//!   left out for [`REFUSED`], times two for each more, and others are chosen. Nobody is deleted.
-//! - **The pod does not start though it has room** (a selector of its node, its CPU): nobody more is evicted for it, since
+//! At most once a second, and only while a namespace is over budget, the leader checks the pods in budget for which
+//! kube-scheduler found no place. If such a pod has waited long enough, fits nowhere now, and would fit on a node
+//! without some of its pods over budget, as few of these as possible are evicted. Failure modes:
+//! - **Shares that are not free yet:** shares of pods that are being deleted count as free until 30 s after these
+//!   should be gone, so nobody is evicted for a pod that will fit. Pods that this leader evicted count in the same way
+//!   even before the watch shows it, and their room is promised to the waiting pod until it is bound or [`PROMISE`] is
+//!   over.
+//! - **A crash after some evictions:** the next leader sees the pods' deletionTimestamp, and waits for the full time
+//!   again before it evicts anybody. The events may be missing.
+//! - **An answer that is lost:** the pods count as evicted as long as a promise lasts, and after that as the watch
+//!   shows them.
+//! - **A PodDisruptionBudget refuses:** dry runs are made for all pods first, so that none is evicted in vain. Pods
+//!   whose eviction is refused are left out for [`REFUSED`], doubled with each further refusal, and others are chosen.
+//!   No pod is deleted directly.
+//! - **The pod does not start though it has room** (its node selector, its CPU): nobody else is evicted for it, since
 //!   it fits.
-//! - **Many pods, or pods that are hard to place:** one look takes no more than [`STEPS`] of the allocator. If they are used up,
-//!   nobody is evicted for the pods that are left; the next look comes 10 s later and begins with these.
-//! - **Which GPUs it could have is not known** (a class that is missing, a mistake in a selector): nobody is evicted, and an
-//!   event says why.
+//! - **Many pods, or pods that are hard to place:** one search takes at most [`STEPS`] of the allocator. If they are
+//!   used up, nobody is evicted for the remaining pods; the next search comes 10 s later and begins with these.
+//! - **It is not known which GPUs the pod could get** (a missing class, a mistake in a selector): nobody is evicted,
+//!   and an event says why.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -49,7 +51,7 @@ const PROMISE: Duration = Duration::from_secs(60);
 const REFUSED: Duration = Duration::from_secs(10);
 const REFUSED_MAX: Duration = Duration::from_secs(300);
 
-/// The allocator's steps for one look, for all pods together: some tenths of a second.
+/// The allocator's steps for one search, for all pods together: some tenths of a second.
 const STEPS: u64 = 500_000;
 
 /// A pod that has waited long enough.
@@ -60,13 +62,14 @@ struct Due {
     pools: Vec<String>,
 }
 
-/// The pods that may be evicted, and the claims that the index of free capacity has during a look only, or has not.
+/// The pods that may be evicted, and the differences between the index of free capacity and the API server's state
+/// during a search.
 #[derive(Default)]
 struct Places {
     nodes: BTreeMap<String, Node>,
     /// Allocations of pods that are being evicted or chosen for eviction, which count as free.
     left_out: Vec<(String, Arc<Allocation>)>,
-    /// The keys of promised places.
+    /// The keys under which promised places are in the index.
     promised: Vec<String>,
 }
 
@@ -78,7 +81,7 @@ impl QuotaController {
         self
     }
 
-    /// Adds the evictions that are due, and returns when to look again.
+    /// Adds the evictions that are due, and returns when to search again.
     pub(super) fn plan_evictions(&mut self, now: Now, writes: &mut Vec<Write>) -> Option<Now> {
         if !self.namespaces.values().any(|namespace| namespace.is_over_budget()) {
             self.evictions.waiting.clear();
@@ -110,7 +113,7 @@ impl QuotaController {
                 self.evict_for(&due, &mut places, now, writes, &mut tries);
             }
             if tries.are_over() {
-                // A pod that needs all tries alone has had its turn.
+                // A pod that needs all steps by itself has had its turn.
                 self.evictions.last_tried = finished.or(Some(due.pod));
                 self.evictions.next = now + LOOK_AGAIN;
                 break;
@@ -195,7 +198,7 @@ impl QuotaController {
         }
         for (claim, allocation, pods) in freeable {
             let on: BTreeSet<Option<&str>> = pools(claim).map(|pool| self.gpus.node(pool)).collect();
-            // All that hold it are on its node; a claim on several is left alone.
+            // All pods that hold the claim must be on its node; a claim on several nodes is left alone.
             let [Some(name)] = on.into_iter().collect::<Vec<_>>()[..] else {
                 continue;
             };
@@ -230,11 +233,11 @@ impl QuotaController {
         let is_allowed = |node: &str| only.iter().all(|only| *only == node);
         let is_known = match self.free.fits(&due.claims, is_allowed, tries) {
             Ok(false) => true,
-            // It fits: kube-scheduler is about to bind it, or something else than GPUs is in its way.
+            // It fits: kube-scheduler is about to bind it, or the obstacle is something other than GPUs.
             Ok(true) => return,
-            // It has its turn in the next look.
+            // It is tried again in the next search.
             Err(AllocateError::Exhausted { .. }) if tries.are_over() => return,
-            // It counts as not fitting: else a pod that is hard to place would never get a place.
+            // Treated as not fitting; otherwise a pod that is hard to place would never get a place.
             Err(AllocateError::Exhausted { .. }) => false,
             Err(mistake) => {
                 let why = mistake.in_words(|claim| due.claims[claim].metadata.name.clone());
@@ -307,7 +310,7 @@ impl QuotaController {
                 true
             }
             Outcome::Dropped => true,
-            // Some may be gone: until it is seen, nobody else goes for it.
+            // Some pods may be gone: until that is known, nobody else is evicted for this pod.
             _ => {
                 for pod in &promise.victims {
                     self.evictions.evicted.insert(pod.uid.clone(), promise.until);
@@ -332,7 +335,7 @@ impl QuotaController {
 }
 
 impl Node {
-    /// The number of a candidate, which loses this much more.
+    /// The index of a candidate. Its loss is increased by `lost`.
     fn candidate(&mut self, pod: &Pod, lost: u128) -> usize {
         let at = PodRef::from(pod);
         let known = self.candidates.iter().position(|known| known.pod == at);
@@ -351,7 +354,7 @@ impl Node {
 }
 
 impl Places {
-    /// These go: what they hold is free, and they go no second time.
+    /// Marks the shares of the chosen pods as free, and removes these from further choices.
     fn leave(&mut self, choice: &Choice, free: &mut FreeCapacity) {
         let Some(node) = self.nodes.get_mut(&choice.node) else {
             return;
@@ -367,7 +370,7 @@ impl Places {
         }
     }
 
-    /// Takes the place of these claims on a node.
+    /// Reserves the promised place of these claims on a node.
     fn promise(&mut self, node: &str, claims: &[ResourceClaim], free: &mut FreeCapacity, tries: &mut Tries) {
         for allocation in free.allocate_on(node, claims, tries).into_iter().flatten() {
             let key = format!("promised {}", self.promised.len());
@@ -376,7 +379,7 @@ impl Places {
         }
     }
 
-    /// The look is over: the index has again what the API server has.
+    /// Ends the search: restores the index to the API server's state.
     fn restore(self, free: &mut FreeCapacity) {
         for key in self.promised {
             free.set_claim(&key, None);

@@ -84,7 +84,7 @@ impl Namespace {
                 }),
             });
         }
-        // Claims that are gone are remembered only as long as their reservations.
+        // Ended claims are remembered only as long as their reservations exist.
         let known = &held.quota.status.reservations;
         self.ended.retain(|key| known.contains_key(key));
         self.idle.retain(|key, _| known.contains_key(key));
@@ -115,7 +115,7 @@ impl Held {
         }
     }
 
-    /// The status with these reservations, and what others take; epoch and budget as they are written now.
+    /// The status with these reservations, and with the use of others. Epoch and budget stay as written.
     fn status_of(&self, reservations: BTreeMap<String, Amount>, others: Amount, effective: Effective) -> Status {
         let quota = &self.quota;
         Status {

@@ -19,9 +19,9 @@ use crate::view::View;
 
 use super::unclaimed::StillHeld;
 
-/// How long a reservation without claim and pod is kept: kube-scheduler may still write what it decided before. A new
-/// leader also keeps reservations of existing claims for this time: until then the former leader may still open gates,
-/// and the new one may not see those pods yet.
+/// How long a reservation without claim and pod is kept, because kube-scheduler may still write an earlier decision. A
+/// new leader also keeps reservations of existing claims for this time: until then the former leader may still open
+/// gates, and the new one may not see those pods yet.
 pub const HOLD: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
@@ -39,7 +39,7 @@ pub(super) struct Held {
 }
 
 impl Held {
-    /// The account of its budget, with the shares that are there.
+    /// Opens the account of its budget, with the existing shares.
     pub(super) fn open(
         &mut self,
         claims: &HashMap<String, Box<Claim>>,
@@ -64,7 +64,7 @@ impl Held {
         self.account = Some(account);
     }
 
-    /// Compares with the status that comes now: another leader may not have seen yet that it was written in another term.
+    /// Compares the leader's term in the new status: another leader may not have noticed yet that the term changed.
     pub(super) fn note_leader(&mut self, new: &Status, now: Now) {
         let old = &self.quota.status;
         // Without reservations there was no gate to open.
@@ -116,7 +116,7 @@ pub(super) fn charge(account: &mut Account, claim: &Claim, view: &View<'_>, foun
         account.end(claim.uid());
         return;
     }
-    // A GPU that is gone for a moment costs what it did.
+    // A GPU that is temporarily gone costs the same as before.
     if measured(claim, view.gpus).is_none() && account.knows(claim.uid()) {
         return;
     }

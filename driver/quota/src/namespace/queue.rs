@@ -30,17 +30,17 @@ pub(super) struct Queue<'a> {
     pub(super) effective: &'a Effective,
     /// Amounts that count without a reservation, by key.
     pub(super) counted: &'a BTreeMap<String, Amount>,
-    /// Why nobody new may start.
+    /// Why no new pod may start.
     pub(super) shut: Option<Notice>,
     pub(super) backfill: bool,
 }
 
-/// How far a walk through the pods has come.
+/// The state of a walk through the waiting pods.
 struct Walk<'a> {
     reservations: &'a mut BTreeMap<String, Amount>,
-    /// The sum of all reservations, and of what counts without one.
+    /// The sum of all reservations and of everything that counts without one.
     used: Amount,
-    /// The pod that does not fit, before which no younger one may start.
+    /// The pod that does not fit. No younger pod may start before it.
     blocked_by: Option<&'a str>,
 }
 
@@ -58,7 +58,8 @@ impl Queue<'_> {
         needs.iter().all(|(key, _)| written.contains_key(key))
     }
 
-    /// Returns what others use if this can be reserved now, or why not. `wanted` is the room that it needs.
+    /// Returns the use of others if this can be reserved now, or the reason why not. `wanted` is the room that it
+    /// needs.
     fn admit(&self, open: &[(String, Amount)], wanted: Amount, walk: &Walk<'_>) -> Result<Amount, Notice> {
         if let Some(shut) = &self.shut {
             return Err(shut.clone());
@@ -95,8 +96,8 @@ impl Queue<'_> {
 }
 
 impl Namespace {
-    /// Goes through the pods that wait, the oldest first: reserves what fits, and names those whose reservations are
-    /// written.
+    /// Goes through the waiting pods, the oldest first: reserves what fits, and lists the pods to ungate because their
+    /// reservations are written.
     pub(super) fn walk(
         &mut self,
         queue: &Queue<'_>,
@@ -135,8 +136,8 @@ impl Namespace {
             }
             waiting += 1;
             if has_other_gates(pod) {
-                // It would hold what it cannot use. Our gate goes last, so that what its removal records is true when
-                // the pod starts.
+                // With other gates the pod could not use a reservation. Our gate is removed last, so that what is
+                // recorded then is still true when the pod starts.
                 continue;
             }
             match queue.admit(&open, self.room_for(&open), &walk) {
@@ -145,7 +146,7 @@ impl Namespace {
                     walk.reservations.extend(open);
                 }
                 Err(notice) => {
-                    // Nobody waits behind a pod that never fits.
+                    // Only a pod that can fit later blocks younger ones. A pod that never fits does not.
                     if matches!(notice, Notice::Full { .. }) && !queue.backfill {
                         walk.blocked_by = Some(&pod.name);
                     }
@@ -173,7 +174,7 @@ impl Namespace {
         gated
     }
 
-    /// It is not known what the pod needs: says why, unless that will show by itself.
+    /// Reports why it is not known what the pod needs, unless that will resolve itself.
     fn note_unknown(
         &self,
         pod: &Pod,

@@ -67,8 +67,8 @@ impl Namespace {
         kept
     }
 
-    /// Decides on a reservation that nothing uses, as far as is seen: returns true if it is released now. Another leader may
-    /// have seen a pod that uses it.
+    /// Returns true if a reservation that seems unused is released now. Another leader may have seen a pod that uses
+    /// it.
     fn releases(&mut self, key: &str, held: &Held, view: &View<'_>, now: Now, decided: &mut Decision) -> bool {
         let unseen_until = match self.ended.contains(key) {
             true => now,
@@ -87,7 +87,7 @@ impl Namespace {
         is_ours
     }
 
-    /// The keys that pods which have not finished name, gated or not.
+    /// The keys of the claims of all unfinished pods, gated or not.
     fn used_keys(&self) -> HashSet<String> {
         let live = self.pods.values().filter(|pod| !pod.is_finished);
         live.flat_map(|pod| {
@@ -98,9 +98,9 @@ impl Namespace {
         .collect()
     }
 
-    /// Returns claims that hold shares, or may, without a reservation: those from before the quota, and those of pods that
-    /// passed without the gate; and what nodes hold for claims that are gone. They count, but no gate opens for them: a watch of pods that lags may name a claim that
-    /// belongs to another pod by now.
+    /// Returns shares that count without a reservation: claims that hold shares, or may soon, from before the quota or
+    /// of pods that passed without the gate, and shares that nodes hold for claims that are gone. They count, but no
+    /// gate opens because of them: with a watch of pods that lags, such a claim may meanwhile belong to another pod.
     pub(super) fn unreserved(
         &self,
         reservations: &BTreeMap<String, Amount>,

@@ -13,7 +13,7 @@ use crate::claim::amount_on;
 use crate::gpus::Gpus;
 use crate::view::View;
 
-/// The beginning of the key of such a share: no UID begins so.
+/// The prefix of the key of such a share: no UID begins with it.
 const KEY: &str = "share-";
 
 /// The shares, by their key in the account.
@@ -30,8 +30,8 @@ struct OnNode {
 /// The most devices of a node that count.
 const MOST_DEVICES: usize = 64;
 
-/// Returns the part of a node's shares that its GPUs have room for: whatever the node says, it cannot hold more. A device that
-/// is not published counts as the largest that is.
+/// Returns the part of a node's shares that fits on its GPUs: whatever the node reports, it cannot hold more. An
+/// unpublished device is assumed to be as large as the largest published one.
 pub(crate) fn that_fit(node: &str, shares: Vec<Unclaimed>, gpus: &Gpus) -> Vec<Unclaimed> {
     let pool = Pools::of(node).gpus;
     let mut left: BTreeMap<String, (u64, u64)> = BTreeMap::new();
@@ -70,14 +70,14 @@ impl StillHeld {
         self.0.iter().map(move |(key, share)| (key, share.amount(view)))
     }
 
-    /// Starts, or changes, what they cost; `found` as in [`Account::set`].
+    /// Sets what the shares cost from now on; `found` as in [`Account::set`].
     pub(super) fn charge(&self, account: &mut Account, view: &View<'_>, found: Option<Option<Time>>) {
         for (key, amount) in self.amounts(view) {
             account.set(key, amount.gpus, found);
         }
     }
 
-    /// Replaces what a node holds. A new share costs from now on.
+    /// Replaces the shares that a node holds. A new share costs from now on.
     pub(super) fn replace(
         &mut self,
         node: &str,

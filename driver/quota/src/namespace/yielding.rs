@@ -19,9 +19,9 @@ use super::held::Held;
 /// The GPUs that a pod waits for.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Wanted {
-    /// Without requests for other devices.
+    /// The claims, without requests for other devices.
     pub(crate) claims: Vec<ResourceClaim>,
-    /// Pools of the devices that it has already: it can go to their node only.
+    /// Pools of the devices that it already has: it can only run on their node.
     pub(crate) pools: Vec<String>,
     /// Why it is not known which GPUs it could have.
     pub(crate) not_known: Option<NotKnown>,
@@ -54,7 +54,7 @@ impl Namespace {
         })
     }
 
-    /// Its pods wait while others that are in budget do.
+    /// Returns true if its gated pods must wait while pods in budget wait.
     pub(crate) fn may_yield(&self) -> bool {
         self.pods.values().any(|pod| is_gated(pod)) && self.is_over_budget()
     }
@@ -65,7 +65,7 @@ impl Namespace {
         claims.filter_map(|claim| Some((claim.as_ref(), claim.facts.status.allocation.as_ref()?)))
     }
 
-    /// Pods that may be bound and are not. Those with the low priority, and those that started over budget, wait behind.
+    /// Pods that may be bound but are not, without those that have the low priority or started over budget.
     pub(crate) fn unbound(&self) -> impl Iterator<Item = &Pod> {
         let may_bind = |pod: &&Pod| !pod.is_gated && pod.is_waiting();
         let pods = self.pods.values().map(Box::as_ref).filter(may_bind);
@@ -98,7 +98,7 @@ impl Namespace {
         (!wanted.claims.is_empty()).then_some(wanted)
     }
 
-    /// Of each claim, by UID: the pods that hold it, or will.
+    /// For each claim, by UID: the pods that hold it, or will.
     pub(crate) fn holders(&self) -> HashMap<&str, Vec<&Pod>> {
         let mut holders: HashMap<&str, Vec<&Pod>> = HashMap::new();
         for pod in self.pods.values().filter(|pod| !pod.is_finished && !is_gated(pod)) {

@@ -41,7 +41,7 @@ pub(crate) fn end_of_claims(keys: Vec<String>) -> Change {
     })
 }
 
-/// A watch of one kind: what happened, in order.
+/// A watch of one kind: its events in order.
 #[derive(Debug, Default, Clone)]
 struct Log(Vec<Change>);
 
@@ -59,7 +59,7 @@ pub(crate) struct ClaimState {
     pub(crate) uid: String,
     pub(crate) memory: u64,
     pub(crate) allocated: bool,
-    /// Gone with its pod.
+    /// Deleted together with its pod.
     pub(crate) own: bool,
 }
 
@@ -215,7 +215,7 @@ impl Api {
         self.tell_claim(name);
     }
 
-    /// A pod with a claim of its own, or one that is there.
+    /// A pod with its own claim, or with an existing one.
     pub(crate) fn pod(&mut self, number: u64, claim: Result<&str, u64>, gated: bool) {
         let name = format!("p{number:03}");
         if self.pods.contains_key(&name) {
@@ -270,7 +270,7 @@ impl Api {
         self.tell_pod(name);
     }
 
-    /// The pod goes; its claim is freed when it was the last, and goes too if it is its own.
+    /// Ends a pod. If it was the last one, its claim is freed, or deleted if it is its own.
     pub(crate) fn end(&mut self, name: &str) {
         let Some(pod) = self.pods.remove(name) else { return };
         self.pods_log
@@ -337,7 +337,7 @@ impl Api {
                 let status = serde_json::to_value(status).unwrap();
                 self.writes += 1;
                 if quota["status"] == status {
-                    // As the API server does: what changes nothing makes no version.
+                    // Like the API server: a write without a change makes no new version.
                     return Outcome::Quota(Box::new(Self::read(&quota)));
                 }
                 quota["status"] = status;
@@ -367,7 +367,7 @@ pub(crate) struct Replica {
     pub(crate) notices: Told,
 }
 
-/// Notices as lines; of a state that lasts only the first, as the controller's notices have it.
+/// Notices as lines. A lasting state is only kept the first time, as in the controller's notices.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
     pub(crate) lines: Vec<String>,
@@ -408,7 +408,7 @@ fn slice() -> Change {
 static TERMS: AtomicUsize = AtomicUsize::new(0);
 
 impl Replica {
-    /// A new term: it lists everything as it is now.
+    /// A new term: it lists the current state of everything.
     pub(crate) fn new(api: &Api) -> Self {
         Self::with_clock(api, Steady::new(api.now, api.wall()))
     }
@@ -449,7 +449,7 @@ impl Replica {
             seen: [0; 3],
             notices: Told::default(),
         };
-        // The last state of each object is that of a list.
+        // The last event of each object has the same state as a list.
         replica.catch_up(api);
         let keys = |names: Vec<&String>| names.into_iter().map(|name| key(name)).collect();
         let claims = keys(api.claims.keys().collect());
@@ -459,7 +459,7 @@ impl Replica {
         replica
     }
 
-    /// Each watch shows at most so many more.
+    /// Each watch shows at most this many more events.
     pub(crate) fn see(&mut self, api: &Api, most: [usize; 3]) {
         for (i, log) in [&api.pods_log, &api.claims_log, &api.quotas_log]
             .into_iter()
@@ -477,7 +477,7 @@ impl Replica {
         self.see(api, [usize::MAX >> 1; 3]);
     }
 
-    /// Plans; so many of its writes are sent, and it hears of so many.
+    /// Makes a plan. `sent` of its writes are sent, and the replica gets `heard` of the answers.
     pub(crate) fn turn(&mut self, api: &mut Api, sent: usize, heard: usize) -> usize {
         let plan = self.controller.plan(api.now);
         self.notices.add(plan.notices);
@@ -493,7 +493,7 @@ impl Replica {
         writes
     }
 
-    /// Until nothing is left to do.
+    /// Plans until nothing is left to do.
     pub(crate) fn settle(&mut self, api: &mut Api) {
         for _ in 0..500 {
             self.catch_up(api);

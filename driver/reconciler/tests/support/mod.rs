@@ -1,4 +1,4 @@
-//! A small API server: it stores templates and pods, and reports to a reconciler what happened.
+//! A small API server: it stores templates and pods, and reports events to a reconciler.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
@@ -101,7 +101,7 @@ pub(crate) fn slice(node: &str, gibibytes: &[u64]) -> ResourceSlice {
             "capacity": {"memory": {"value": format!("{memory}Gi")}, "cores": {"value": "100"}}})
     });
     let monitor = json!({"name": "gpu-0-monitor", "attributes": {"type": {"string": "monitor"}}});
-    // A fixed slot is no GPU that a part could be taken of.
+    // A fixed slot, of which no part can be requested.
     let slot = json!({"name": "slot-0", "attributes": {"type": {"string": "slot"}, "uuid": {"string": "GPU-slot"},
         "index": {"int": 0}}, "capacity": {"memory": {"value": "10Gi"}}});
     let devices: Vec<Value> = devices.chain([monitor, slot]).collect();
@@ -128,7 +128,7 @@ pub(crate) struct Api {
     /// How many templates were created and deleted by a reconciler.
     pub(crate) created: usize,
     pub(crate) deleted: usize,
-    /// What watches will show.
+    /// Events that the watches will show.
     pub(crate) events: VecDeque<Change>,
 }
 
@@ -197,7 +197,7 @@ impl Api {
         template
     }
 
-    /// Returns false if it is not there in that version.
+    /// Returns false if the template does not exist in that version.
     pub(crate) fn delete(&mut self, key: &Key, uid: Option<&str>) -> bool {
         let Some(template) = self.templates.get(key) else {
             return false;
@@ -229,7 +229,7 @@ impl Api {
         true
     }
 
-    /// Everything as the lists of a new watch show it.
+    /// All objects, as the lists of a new watch show them.
     pub(crate) fn list(&self) -> Vec<Change> {
         let pods = self.pods.iter().map(|(key, pod)| shown(key, pod));
         let templates = || {
@@ -313,7 +313,7 @@ impl Replica {
         replica
     }
 
-    /// A plan without its notices. The first one about each state is kept, as the controller does.
+    /// Makes a plan and removes its notices. The first notice about each state is stored, as in the controller.
     pub(crate) fn plan(&mut self) -> Plan {
         let mut plan = self.reconciler.plan(self.now);
         for (pod, notice) in plan.notices.drain(..) {
@@ -327,7 +327,7 @@ impl Replica {
         plan
     }
 
-    /// Plans, performs and reports outcomes, until nothing is left to do now. Returns what was written.
+    /// Plans, performs and reports outcomes, until nothing is left to do now. Returns the writes.
     pub(crate) fn settle(&mut self, api: &mut Api) -> Vec<Write> {
         let mut written = Vec::new();
         for _ in 0..100 {

@@ -1,6 +1,6 @@
 //! Reads from sysfs what NVML does not report about a PCI device: its root and its NUMA node. `None` if the
-//! kernel has no value, as for a software GPU and in some virtual machines. Also lists NVIDIA's GPUs without NVML, so that a
-//! missing driver is told from a machine without a GPU.
+//! kernel has no value, as for a software GPU and in some virtual machines. Also lists NVIDIA's GPUs without NVML, to
+//! distinguish a missing driver from a machine without a GPU.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ const GPU_CLASSES: [&str; 2] = ["0x0300", "0x0302"];
 pub struct PciGpu {
     /// Domain, bus, device and function: `0000:3b:00.0`.
     pub address: String,
-    /// The kernel driver that has it, such as `nvidia`, `nouveau` or `vfio-pci`; None if none has it.
+    /// The kernel driver that is bound to it, such as `nvidia`, `nouveau` or `vfio-pci`; None if there is none.
     pub driver: Option<String>,
 }
 

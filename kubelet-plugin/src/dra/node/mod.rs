@@ -170,7 +170,7 @@ struct Scanned {
     contexts: BTreeMap<String, ContextSize>,
 }
 
-/// What this instance renewed last.
+/// The last renewal of CDI files by this instance.
 struct Renewal {
     /// The driver's files that are in the claims' CDI files since then.
     driver: Driver,

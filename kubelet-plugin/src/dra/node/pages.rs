@@ -74,7 +74,7 @@ impl Node {
         let mut failed = Ok(());
         // After a reboot a GPU has no directory until the next Prepare on it.
         for gpu in self.arbitration.gpus()? {
-            // What is left of a GPU that nobody uses must not fail the claims of other GPUs.
+            // An incomplete directory of an unused GPU must not fail claims of other GPUs.
             if self.with_slot(&gpu).is_empty() && !self.arbitration.gpu_path(&gpu).join(NODE_PAGE).exists() {
                 continue;
             }

@@ -40,7 +40,7 @@ use vgpu_quantity::{format_bytes, readable_bytes};
 #[derive(Debug)]
 pub struct NoRoom {
     pub full: Box<Full>,
-    /// It would have room without the claims that are gone.
+    /// True if the claim will have room once the claims that are gone are unprepared.
     pub without_gone: bool,
 }
 
@@ -385,8 +385,8 @@ impl Node {
         known.ok_or_else(|| Error::GpuGone(uuid.to_owned()))
     }
 
-    /// Writes the record of a claim, if it differs. If it cannot be written, as where `/run` is full, and only the claim's
-    /// pods differ, the old record stays and that is no error.
+    /// Writes the record of a claim if it has changed. If it cannot be written, for example because `/run` is full, but
+    /// only the claim's pods have changed, the old record stays and this is no error.
     pub(super) fn save(&mut self, uid: &str, known: Option<&Entry>, entry: &Entry) -> Result<(), Error> {
         let gpus = entry.all().filter_map(|share| self.gpu(&share.gpu).ok());
         let gpus = gpus.map(|gpu| (gpu.uuid.clone(), gpu.clone()));

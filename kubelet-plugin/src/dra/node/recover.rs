@@ -161,7 +161,7 @@ impl Node {
         let mut entry = known.clone();
         entry.name_as(id, &shares);
         entry.pods = claim::pods(claim);
-        // Its CDI file was written without what the API server alone knows.
+        // Its CDI file was written without the facts that only the API server knows.
         self.materialize(&id.uid, Some(&known), &mut entry, &mut Turn::start())?;
         self.checkpoint.claims.insert(id.uid.clone(), entry);
         self.note_gpus();

@@ -18,9 +18,9 @@ use vgpu_node::lock_file::Locked;
 // === impl Node ===
 
 impl Node {
-    /// Writes the files of prepared claims again if the driver has other files than at the last renewal, and those of a claim
-    /// whose record or CDI file is missing or cannot be read, or which could not be renewed the last time.
-    /// Returns the claims that cannot be renewed, and why.
+    /// Writes the files of prepared claims again: of all claims if the driver's files have changed since the last
+    /// renewal, else of claims whose record or CDI file is missing or unreadable, or whose last renewal failed. Returns
+    /// the claims that cannot be renewed, and why.
     ///
     /// # Errors
     /// The records cannot be read.

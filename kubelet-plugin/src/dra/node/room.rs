@@ -18,7 +18,7 @@ pub struct Full {
     pub wanted: String,
     pub prepared: String,
     pub total: String,
-    /// The claims with shares of the GPU. Empty: only other requests of the same claim.
+    /// The claims with shares of the GPU. Empty if only other requests of the same claim use the GPU.
     pub holders: Vec<Holder>,
     /// Namespace of the claim that finds no room. Whoever reads events there sees the text, so it names no claim of another
     /// namespace.

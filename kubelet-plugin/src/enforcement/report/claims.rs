@@ -22,7 +22,8 @@ use vgpu_api::Pools;
 
 const FIRST_PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
-/// How many claims in one round may fail. With an API server that is down each request may take as long as a connection.
+/// How many claims in one round may fail. If the API server is down, each request may take as long as the timeout of a
+/// connection.
 const FAILURES: usize = 3;
 
 /// Writes device status.
@@ -41,7 +42,7 @@ pub(crate) struct Writer {
 /// The device status of a claim at the API server. It is valid as long as the claim has these shares.
 struct Known {
     shares: ShareIds,
-    /// None: the API server refuses one.
+    /// None: the claim is gone or deallocated, so nothing is written.
     devices: Option<Vec<AllocatedDeviceStatus>>,
 }
 
@@ -61,7 +62,8 @@ impl Writer {
         if self.written.as_ref() == Some(&now) {
             return;
         }
-        // Until all of it is written: what fails may leave some claims with other findings than those before.
+        // Set again once all claims are written: after a failure some of them have new findings and others still the
+        // old ones.
         self.written = None;
         let read = node.read(|node| {
             let claims = node.claims().claims.iter();
@@ -126,7 +128,7 @@ impl Writer {
         let id = entry.id(uid);
         let known = match self.known.entry(uid.to_owned()) {
             btree_map::Entry::Occupied(known) => known.into_mut(),
-            // A former instance may have said it already.
+            // A former instance may have written this status already.
             btree_map::Entry::Vacant(unknown) => unknown.insert(Known {
                 shares: share_ids(entry),
                 devices: api.devices(&id).await?,

@@ -1,6 +1,7 @@
 //! Creates the events of what was observed, and of what the node knows of itself.
 //!
-//! How it fails: events that are reported once wait for the API server, the last hundred of them. `event_log` has the others.
+//! How it fails: events that are reported only once wait for the API server, at most the last hundred. Events about
+//! lasting problems are created again by `event_log`.
 
 use super::super::event_log::{EventLog, Notice};
 use super::super::notices::{self, Entries};
@@ -14,9 +15,9 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
-/// How many events wait for an API server that is down; the oldest ones are only in the log then.
+/// How many events wait for an API server that is down. Beyond that, the oldest are dropped and are only in the log.
 const MOST_WAITING: usize = 100;
-/// How long a part of the plugin does not work before an event says so: most parts need some seconds after a start.
+/// How long a part of the plugin must fail before an event says so: most parts need some seconds after a start.
 const NOT_READY_FOR: Duration = Duration::from_secs(30);
 
 /// Creates events.
@@ -25,7 +26,7 @@ pub(crate) struct Reporter {
     /// Events that are reported once, and are not on all objects yet.
     waiting: VecDeque<Notice>,
     metrics: Metrics,
-    /// Since when each part of the plugin that does not work has not.
+    /// The parts of the plugin that do not work, and since when.
     failing: BTreeMap<&'static str, Instant>,
     /// The Node.
     node_object: ObjectReference,
@@ -48,7 +49,7 @@ impl Reporter {
     pub(crate) async fn report_readiness<A: Claims + Events>(&mut self, readiness: &Readiness, api: &A, now: Instant) {
         self.log.begin_round();
         let reason = |(part, state)| match state {
-            // A part that waits for another one says nothing of itself.
+            // A part that only waits for another part is not reported.
             Part::Fails(why) if why != WAITING => Some((part, why)),
             _ => None,
         };
@@ -90,7 +91,7 @@ impl Reporter {
                 self.waiting.extend(notice);
             }
             self.waiting.extend(notices::refusals(&mut state.refused, &entries));
-            // While nothing is known of a claim, its pods keep the event, and get it no second time.
+            // While the state of a claim is unknown, its pods keep the event, and it is not created a second time.
             let verdicts = state.compute.iter();
             let unsure = verdicts.filter(|(_, verdict)| verdict.enforced != Some(true));
             let unsure: Vec<String> = unsure.map(|((uid, _), _)| uid.clone()).collect();
@@ -144,7 +145,7 @@ impl Reporter {
         });
         let (claims, failed, unhealthy, damages, reported) = read.await.unwrap_or_default();
         if let Some((due, unsure)) = unhealthy {
-            // While a GPU's driver is silent, its pods keep the event, and get it no second time.
+            // While a GPU's driver does not answer, the pods keep the event, and it is not created a second time.
             let lasts =
                 |of: &str| unsure.iter().any(|known| known == of) || due.iter().any(|notice| notice.subject == of);
             self.log.keep(notices::GPU_UNHEALTHY, lasts);

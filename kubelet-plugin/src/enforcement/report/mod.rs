@@ -23,7 +23,7 @@ use node::NodeWriter;
 use std::time::{Duration, Instant};
 
 const EVERY: Duration = Duration::from_secs(1);
-/// Rounds between two looks at the node's own troubles.
+/// Number of rounds between two checks of the node's own problems.
 const NODE_EVERY: u32 = 5;
 
 /// Reports until the plugin ends.

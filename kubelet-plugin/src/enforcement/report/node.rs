@@ -1,17 +1,17 @@
 //! Writes the VgpuNode of this node, once a minute.
 //!
-//! A change within a minute waits for its end. Each node has its own second of the minute, by its name, so that 1,000 nodes
-//! write 17 times a second and not all at once. Only the first write of an instance is at any time: once the GPUs and shares
-//! were read, and all parts are ready or had the time to be. A node without a GPU and a driver has no object, unless it had one
-//! before.
+//! A change within a minute waits for its end. Each node has its own second of the minute, by its name, so that 1,000
+//! nodes write 17 times a second and not all at once. Only the first write of an instance does not wait for that
+//! second: it is made once the GPUs and shares are read, and all parts are ready or [`READY_WITHIN`] has passed. A node
+//! without a GPU and a driver has no object, unless it had one before.
 //!
 //! How it fails:
 //! - The API server is down, refuses the object, or has no VgpuNode (404, an older chart): tried again after 1, 2, 4 and then 5
 //!   minutes, with one line in the log for each kind of error. The object says by `asOf` how old it is.
 //! - The plugin restarts: it reads the object before its first write, and keeps times of conditions, peaks and means
 //!   (`usage`). Until the object can be read nothing is written.
-//! - After a restart it is not known at once whose claim is gone: shares of which a former instance knew it keep that until the
-//!   object could be read and written for two minutes, and their claims are read next.
+//! - After a restart it takes a while to find the shares whose claim is gone. Shares that a former instance reported as
+//!   such are reported until reads and writes of the object have succeeded for two minutes. Their claims are read next.
 //! - Somebody deletes or changes the object: the next write creates it again, and has every field back. The peaks and means of
 //!   this instance are in its memory.
 //! - Two instances: only the one that publishes slices writes.
@@ -35,7 +35,7 @@ use vgpu_api::usage::{NodeCondition, VgpuNode, VgpuNodeSpec, VgpuNodeStatus};
 const EVERY: Duration = Duration::from_secs(60);
 /// How long the first write waits for parts that are not ready.
 const READY_WITHIN: Duration = Duration::from_secs(30);
-/// How long a share stays without a claim by what a former instance knew.
+/// How long a share is reported as without a claim because a former instance has reported it so.
 const UNCLAIMED_FOR: Duration = Duration::from_secs(120);
 /// The longest pause, in minutes.
 const LONGEST_PAUSE: u32 = 5;
@@ -50,7 +50,7 @@ pub(crate) struct NodeWriter {
     exists: bool,
     /// None before the object was read.
     conditions: Option<Vec<NodeCondition>>,
-    /// Shares that had no claim by a former instance, and until when that counts.
+    /// Shares that a former instance reported as without a claim, and the time until which this is repeated.
     former_unclaimed: ShareKeys,
     unclaimed_until: Instant,
     failures: u32,
@@ -127,7 +127,8 @@ impl NodeWriter {
         self.conditions = Some(former.conditions);
     }
 
-    /// The first write would else say what is over in a moment.
+    /// Returns true once the first write may be made. An earlier one would report parts that only need a moment after a
+    /// start.
     fn may_begin(&self, now: Instant) -> bool {
         let is_ready = self.sources.readiness.status().0;
         let has_waited = now.saturating_duration_since(self.started) >= READY_WITHIN;
@@ -180,7 +181,7 @@ impl NodeWriter {
             _ => self.after(pause, now),
         };
         self.failures += 1;
-        // The API server may not have said whose claim is gone, either.
+        // The requests that would show whose claim is gone may have failed too.
         if now < self.unclaimed_until {
             self.unclaimed_until = self.next + UNCLAIMED_FOR;
         }
@@ -189,7 +190,7 @@ impl NodeWriter {
     /// Returns this node's second of the minute after so many minutes.
     fn after(&self, minutes: u32, now: Instant) -> Instant {
         let mut next = self.next + EVERY * minutes;
-        // After a time in which this process did not run.
+        // Skip the writes that are overdue, because this process did not run for a while.
         while next <= now {
             next += EVERY;
         }
@@ -197,7 +198,7 @@ impl NodeWriter {
     }
 }
 
-/// Returns by how much the writes of a node come after those of others.
+/// Returns the offset of a node's writes within a minute, from the hash of its name.
 fn phase(name: &str) -> Duration {
     let mut hasher = DefaultHasher::new();
     name.hash(&mut hasher);

@@ -18,9 +18,9 @@ use std::collections::BTreeMap;
 use std::time::SystemTime;
 use vgpu_api::usage::NodeCondition;
 
-/// Texts of others are part of messages, such as those of the API server.
+/// Limit of a message. Messages contain texts of unknown length, such as errors of the API server.
 const LONGEST_MESSAGE: usize = 1000;
-/// Parts of the plugin in the order in which one needs the other, and the reason if it fails.
+/// Parts of the plugin, each after the parts that it needs, with the reason of the condition if the part fails.
 const PARTS: [(&str, &str); 5] = [
     (keep::LIBRARY, "LibraryFails"),
     (gpus::PART, "GpusFail"),

@@ -15,7 +15,7 @@ use vgpu_api::request::{MEMORY_MIN, MEMORY_STEP};
 use vgpu_api::usage::{HeldAndUsed, NodeCondition, NodeGpu, NodeShare, ShareUse, VgpuNodeStatus};
 use vgpu_quantity::{format_bytes, read_bytes};
 
-/// What the records say of the node.
+/// The state of the node according to the records.
 #[derive(Debug, Default)]
 pub(crate) struct NodeRecords {
     /// None before the driver has answered.
@@ -88,7 +88,7 @@ impl NodeRecords {
         }
     }
 
-    /// Adds shares that had no claim by a former instance, while this one may not know it yet.
+    /// Adds shares that a former instance reported as without a claim, because this instance may not know it yet.
     pub(crate) fn add_unclaimed(&mut self, former: &ShareKeys) {
         self.formerly_unclaimed.clone_from(former);
     }
@@ -205,7 +205,7 @@ impl GpuRecords {
     }
 }
 
-/// What a former instance wrote.
+/// The status that a former instance wrote.
 #[derive(Debug, Default)]
 pub(crate) struct FormerStatus {
     pub(crate) conditions: Vec<NodeCondition>,

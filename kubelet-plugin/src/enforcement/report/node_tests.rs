@@ -265,7 +265,7 @@ async fn it_is_written_once_a_minute_and_first_when_everything_was_read_and_is_r
     assert!((2..=3).contains(&before), "{before}");
     scene.rounds(82..682).await;
     assert_eq!(scene.writes() - before, 10);
-    // A part that fails for longer is said.
+    // A part that fails for longer is reported.
     let mut scene = Scene::new();
     scene.sources.readiness.set("gpus", Err("NVML hangs".into()));
     scene.rounds(0..31).await;
@@ -386,12 +386,12 @@ async fn a_restart_keeps_times_peaks_and_means_and_whose_claim_is_gone() {
         ["u2".to_owned()].into(),
         "asked about next"
     );
-    // From then on this instance knows it.
+    // From now on this instance knows which shares have no claim.
     scene.sources.node.lock().set_unclaimed(Some(ShareKeys::new()));
     scene.rounds(2..182).await;
     assert!(!scene.status().shares[1].without_claim);
     assert_eq!(scene.status().without_claim, Some(0));
-    // Deleted by somebody: the next write has it all.
+    // Somebody deletes the object: the next write has all figures again.
     scene.api.0.lock().expect("lock").object = None;
     scene.rounds(182..243).await;
     assert_eq!(scene.status().shares[0].usage.gpu_time_peak_percent, Some(90));

@@ -5,10 +5,10 @@
 //!  enforced ────────────────► broken (ignored) ──────────────────────────► enforced
 //! ```
 //!
-//! A share is over if NVML saw it use 10 points more than its due and an error of 5. The due of a Guaranteed share is its
-//! `cores`. A Balanced one may have the idle time of others: it is over only beside another share that had work all the
-//! time and is not of lower priority, and its due is its part by weight among those that had. Its own `cores` are its due
-//! at least. A share that is not limited has no due.
+//! A share is over if NVML saw it use 10 points more than its due plus an error of 5. The due of a Guaranteed share is
+//! its `cores`. A Balanced share may use the idle time of others: it is over only beside another share that had work
+//! all the time and is not of lower priority. Its due is then its part by weight among itself and those shares, but at
+//! least its `cores`. A share that is not limited has no due.
 //!
 //! How it fails: a silent NVML restarts the 10 s, in both directions. Nothing is then known, and a share that is ignored
 //! stays ignored. A Guaranteed share whose single kernel runs for 10 s is over, because no kernel can be stopped. What a
@@ -24,9 +24,10 @@ use vgpu_abi::arbitration::{Entry, entry_flags};
 /// and a margin.
 const ERROR: f64 = 5.0;
 const BREACH: f64 = 10.0;
-/// How long a share must be over before it has broken its limit, and how long it must not be over to have ended that.
+/// How long a share must be over until its limit counts as broken, and how long it must not be over until its limit
+/// counts as enforced again.
 const LASTS: Duration = Duration::from_secs(10);
-/// A share had work all the time if it was charged or waited for this much of it.
+/// A share had work all the time if it was charged or waited for this percentage of the time.
 const AT_WORK: f64 = 75.0;
 /// The error is the mean of the samples of 10 s.
 const SAMPLES: usize = 5;
@@ -274,7 +275,7 @@ mod tests {
             ("oooooo", "hhhhhb"),
             ("oooowoo", "hhhhhhh"),
             ("oooooowowwwwww", "hhhhhbbbbbbbbh"),
-            // No knowledge is no accusation, and no approval.
+            // Samples without an answer of NVML change no verdict.
             ("        ", "        "),
             ("ooo ooo", "hhh hhh"),
             ("oooooo www wwwwww", "hhhhhb bbb bbbbbh"),

@@ -1,8 +1,8 @@
-//! If one promise to a share holds, and why that is said. Pure.
+//! Whether one promise to a share holds, and the reason. Pure.
 
 use std::fmt;
 
-/// If something holds, and why that is said.
+/// Whether something holds, and the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Finding {
     /// None: it is not known.

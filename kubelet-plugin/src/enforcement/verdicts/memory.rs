@@ -22,10 +22,10 @@ use vgpu_abi::ledger::refusal::Refusals;
 use vgpu_node::cgroup::Container;
 
 const MIB: u64 = 1 << 20;
-/// More than the limit by so much is a breach.
+/// A share that uses its limit and this much more breaks the limit.
 pub(crate) const OVER: u64 = vgpu_abi::limits::TOLERANCE;
-/// So much more than is charged is a breach, too. Within its limit a share takes nothing from others, and a context may take
-/// more than was measured.
+/// Using this much more than is charged is a breach, too. The margin is larger than [`OVER`], because within its limit
+/// a share takes nothing from others, and a context may take more than was measured.
 pub(crate) const UNCHARGED: u64 = 256 * MIB;
 
 /// A share, by the node's records.
@@ -40,7 +40,7 @@ pub(crate) struct ShareFacts {
     pub prepared: Option<Instant>,
 }
 
-/// What a share's ledger says.
+/// The content of a share's ledger.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Ledger {
     Read {
@@ -49,7 +49,7 @@ pub(crate) enum Ledger {
         processes: BTreeMap<(u32, u64), u64>,
         refusals: Refusals,
     },
-    /// Of another release of the library, whose format is not known.
+    /// The ledger of another release of the library, whose format is not known.
     Other,
     Damaged,
 }
@@ -68,13 +68,13 @@ impl From<Usage> for Ledger {
 /// The answers of the driver, by the UUIDs of all GPUs.
 pub(crate) type Answers = BTreeMap<String, Result<Memory, String>>;
 
-/// What was found of a share.
+/// The result for one share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Verdict {
     pub finding: Finding,
     /// Bytes by the driver. None: not known, or not known for this share alone.
     pub used: Option<u64>,
-    /// Of a share over its limit: the process with most uncharged memory.
+    /// If the share is over its limit: the process with most uncharged memory.
     pub offender: Option<Offender>,
 }
 
@@ -245,7 +245,7 @@ impl<'a> Group<'a> {
         } else {
             match self.charged() {
                 Err(reason) => Finding::unknown(reason),
-                // A driver that does not list them, as in a container: nobody knows.
+                // The driver lists no processes although memory is charged, as in a container: the use is unknown.
                 Ok(Some(charged)) if charged > 0 && self.processes.is_empty() => {
                     Finding::unknown(Reason::ProcessesUnknown)
                 }
@@ -260,7 +260,7 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// What the ledgers say. None: they are of another release.
+    /// The sum of the charges in the ledgers. None: a ledger is of another release.
     fn charged(&self) -> Result<Option<u64>, Reason> {
         let mut all = Some(0_u64);
         for share in &self.shares {
@@ -438,13 +438,13 @@ mod tests {
             assert_eq!(found.shares[&key("a")].used, None);
             assert!(found.unexplained.is_empty());
         }
-        // A share over its limit is over it, whoever else there is.
+        // A share over its limit is reported even if the use of another process is unknown.
         let found = verdicts(&shares, &answer(&[(10, Some(9 * GIB)), (99, None)]), Ok(&own), None);
         assert_eq!(finding(&found, "a"), (Some(false), Reason::OverLimit));
         assert!(found.known.is_empty());
     }
 
-    /// Or they have ended and their charges are released by the next allocation: that is not known either.
+    /// The processes may be hidden, or they may have ended and the next allocation releases their charges.
     #[test]
     fn charges_without_a_process_that_the_driver_lists_are_no_proof() {
         let found = verdicts(&[share("a", GIB, &[(1, 5)])], &answer(&[]), Ok(&Seen::default()), None);

@@ -1,9 +1,9 @@
-//! Finds containers that run with a claim and lack its mounts: a container runtime without CDI starts them so, without a
-//! word (containerd 1.7 drops the devices). Pure.
+//! Finds containers that run with a claim and lack its mounts: a container runtime without CDI starts them without the
+//! mounts and without an error (containerd 1.7 drops the devices). Pure.
 //!
-//! A container lacks a share if a process of it was seen, none of its processes has the share's tmpfs, and the API server
-//! says that this very container runs and uses the claim. Init containers and sidecars that do not name the claim have no
-//! say; neither has a container whose ID the API server does not know yet.
+//! A container lacks a share if a process of it was seen, none of its processes has the share's tmpfs, and the API
+//! server says that this very container runs and uses the claim. Init containers and sidecars that do not name the
+//! claim are ignored, and so are containers whose ID the API server does not know yet.
 //!
 //! How it fails: a tenant that unmounts its share in all of its processes looks like one without CDI. It has no limit
 //! either, so this is the right finding.
@@ -23,7 +23,7 @@ pub struct Pod {
     pub namespace: String,
     pub name: String,
     pub containers: Vec<PodContainer>,
-    /// Names of all ResourceClaims that it has, whether containers run or not. None: the pod is not as we know pods.
+    /// Names of all ResourceClaims that it has, whether containers run or not. None: this release cannot read the pod.
     pub claims: Option<Vec<String>>,
 }
 
@@ -50,7 +50,8 @@ pub struct ClaimUse {
 pub(crate) struct Claim {
     pub namespace: String,
     pub name: String,
-    /// Each with the name of its request; empty: it was rebuilt from limits files, which do not have it.
+    /// The shares, each with the name of its request. The name is empty if the share was rebuilt from its limits file,
+    /// which does not have it.
     pub shares: Vec<(ShareKey, String)>,
     /// UIDs of the pods that it was reserved for when it was last prepared.
     pub pods: BTreeSet<String>,
@@ -135,9 +136,9 @@ fn users<'a>(
     })
 }
 
-/// The containers that may lack a share, and about which the API server should be asked: those without a share, beside a claim
-/// whose mounts nobody has or in a pod of a claim. `asked` returns how often it was asked about a container; None if it should
-/// not be asked now.
+/// The containers that may lack a share, so that the API server should be asked about them: containers without any
+/// share, if some claim has a share that no container has, or if their pod has a claim. `asked` returns how often the
+/// API server was asked about a container; None if it should not be asked now.
 #[must_use]
 pub(crate) fn questions(
     claims: &[Claim],

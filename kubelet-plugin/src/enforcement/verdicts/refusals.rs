@@ -1,11 +1,12 @@
-//! Programs of a share that ran out of memory: by the library at the share's limit, or by the driver although the share had
-//! room. Which of that is news, and what is said of it. Pure.
+//! Programs of a share that ran out of memory: the library refused memory at the share's limit, or the driver although
+//! the share had room. Decides which refusals are new, and what is reported about them. Pure.
 //!
 //! How it fails:
 //! - A tenant writes what it likes into its ledger: it can invent refusals of its own share, and hide them. It gets one event in
 //!   [`EVENT_EVERY`] at most, counters that fall are ignored, sizes are only shown, and a name is looked up only among
 //!   processes that have the share.
-//! - The plugin restarts: what is younger than that is reported, perhaps once more; what is older is in the condition alone.
+//! - The plugin restarts: refusals younger than that are reported, perhaps once more; older ones only show in the
+//!   condition.
 //! - A refusal whose record is being written, or was left half written by a kill: the one before it is described.
 //! - Many refusals at once, as of a program that tries smaller and smaller sizes: one event, which describes the last one and
 //!   says how many there were.
@@ -23,13 +24,13 @@ use vgpu_abi::ledger::refusal::{Cause, Refusal, Refusals};
 pub(crate) const EVENT_EVERY: Duration = Duration::from_secs(300);
 const MIB: u64 = 1 << 20;
 
-/// What was found of all shares before.
+/// The previous findings about all shares.
 #[derive(Debug, Default)]
 pub(crate) struct History(BTreeMap<ShareKey, Known>);
 
 #[derive(Debug)]
 struct Known {
-    /// A share of that name may come again, with a new ledger.
+    /// When this instance prepared the share: a later share of the same name has a new ledger.
     prepared: Option<Instant>,
     by_limit: u64,
     by_driver: u64,
@@ -38,7 +39,7 @@ struct Known {
     last_event: Option<Instant>,
 }
 
-/// What an event says.
+/// The content of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct News {
     pub gpu: String,
@@ -55,7 +56,7 @@ pub(crate) struct News {
 /// A process of the share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct User {
-    /// In its container; None: of another container.
+    /// Its PID in the container of the refusal; None: it runs in another container.
     pub pid: Option<u32>,
     /// Empty: not known.
     pub name: String,
@@ -147,7 +148,7 @@ impl Known {
         match (self.by_driver, self.by_limit) {
             (0, 0) => Finding::holds(Reason::NothingRefused),
             (0, _) => Finding::fails(Reason::MemoryRefused),
-            // Rarer, and nothing that the tenant can help.
+            // This is rarer, and the tenant cannot prevent it.
             _ => Finding::fails(Reason::GpuFull),
         }
     }

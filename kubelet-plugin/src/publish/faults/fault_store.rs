@@ -12,7 +12,7 @@ use std::io;
 use std::path::PathBuf;
 use vgpu_node::files;
 
-/// Every GPU of a large node needs much less.
+/// Limit of the file's size. All GPUs of a large node together need much less.
 const MAX_SIZE: usize = 1 << 20;
 
 #[derive(Debug)]

@@ -26,6 +26,6 @@ pub use fault_store::FaultStore;
 pub use open_faults::OpenFaults;
 pub use watch::{Watcher, run};
 
-/// The XIDs that keep no claim away unless the configuration says otherwise: those that mistakes in programs cause, and the
-/// ends of programs after them. NVIDIA's own device plugin ignores the same ones.
+/// The XIDs that keep no claim away unless the configuration says otherwise: mistakes in programs cause them, or the
+/// end of a program after such a mistake. NVIDIA's own device plugin ignores the same XIDs.
 pub const IGNORED_XIDS: [u64; 6] = [13, 31, 43, 45, 68, 109];

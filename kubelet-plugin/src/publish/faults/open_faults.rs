@@ -75,7 +75,7 @@ const ACTIONS: [&str; 8] = [
     "system-reboot",
 ];
 
-/// What a reading says of one kind of fault.
+/// The result of a reading for one kind of fault.
 enum Said {
     Present { value: String, blocks: bool },
     Absent,
@@ -85,7 +85,7 @@ enum Said {
 // === impl OpenFaults ===
 
 impl OpenFaults {
-    /// Without faults. `ignored` are the XIDs that keep no claim away.
+    /// Returns the state without faults. `ignored` are the XIDs that keep no claim away.
     #[must_use]
     pub fn new(ignored: BTreeSet<u64>) -> Self {
         Self {

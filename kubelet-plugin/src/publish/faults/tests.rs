@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 const EVERY: Duration = crate::nvml::sampler::EVERY;
 const GPU: &str = "GPU-0";
 
-/// Nothing is wrong, and the driver says all of it.
+/// A reading without faults, from a driver that answers every question.
 fn well() -> Reading {
     Reading {
         uuid: GPU.into(),

@@ -1,4 +1,4 @@
-//! Measures what contexts take without waiting for long: a measurement takes up to a minute on some nodes. Lists of the GPUs
+//! Measures the size of contexts in the background: a measurement takes up to a minute on some nodes. Lists of the GPUs
 //! are applied meanwhile, so that the health of GPUs that are in use stays known.
 
 use crate::publish::contexts::Contexts;

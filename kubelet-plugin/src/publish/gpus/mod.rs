@@ -1,9 +1,9 @@
 //! Applies the lists of the GPUs: the first one publishes them, later ones update their health.
 //!
 //! [`published`] says what happens to a GPU that is lost, is switched to MIG mode or back, or whose driver does not answer.
-//! A GPU whose memory size changes keeps its published size. After a restart, that holds only for GPUs on which claims have
-//! shares. A node without a GPU and a driver idles, which is not a failure: the DaemonSet runs on such nodes too. [`no_driver`] says
-//! when a node has GPUs and no driver for them, which is one.
+//! A GPU whose memory size changes keeps its published size. After a restart, that holds only for GPUs on which claims
+//! have shares. A node without a GPU and a driver idles, which is not a failure: the DaemonSet runs on such nodes too.
+//! A node with GPUs but without a driver for them is a failure, which [`no_driver`] detects.
 //!
 //! Every scan makes a report of health with the time of that scan. Faults of GPUs that are listed come from `faults`, and
 //! change the last report without making it younger: if scans end, kubelet finds it stale after 30 s.
@@ -43,8 +43,8 @@ pub struct ScanOutputs {
     pub metrics: Metrics,
     /// Becomes true when the first scan has ended.
     pub scanned: watch::Sender<bool>,
-    /// True while another instance works and this node publishes nothing: then a missing driver is no news, and an instance that
-    /// is not ready would only keep the rolling update from the other nodes.
+    /// True while another instance works and this node publishes nothing. A missing driver is then nothing new, and an
+    /// unready pod would only block the rolling update on other nodes.
     pub is_beside_idle: Arc<AtomicBool>,
 }
 
@@ -180,7 +180,7 @@ impl Scans {
                     want(outputs, Wanted::Silent);
                 }
                 if let Error::Paused(why) = error {
-                    // Whoever set the label replaces the driver, and waits for nothing of this pod.
+                    // Whoever set the label is replacing the driver, and does not need this pod to be unready.
                     outputs.readiness.pause(PART, why.clone());
                     return;
                 }

@@ -1,7 +1,7 @@
 //! A node with NVIDIA GPUs and no driver for them: why the plugin is not ready there.
 //!
-//! Without this, a `driverRoot` that was forgotten would look well: every pod Ready, and no GPU in the cluster. While a driver
-//! container is still starting it is the same, and ends by itself.
+//! Without this, a forgotten `driverRoot` would go unnoticed: every pod Ready, and no GPU in the cluster. While a
+//! driver container is still starting, the plugin is not ready for the same reason, and becomes ready by itself.
 //!
 //! GPUs that the kernel keeps for virtual machines (vfio-pci) do not count: whoever passes them through wants no driver on the
 //! node, and no claim can have them.
@@ -10,12 +10,13 @@ use crate::config::Config;
 use vgpu_api::advice;
 use vgpu_node::gpus::{PciGpu, nvidia_gpus};
 
-/// How the reason begins; the VgpuNode tells by it a missing driver from one that fails.
+/// The beginning of the reason, by which the VgpuNode distinguishes a missing driver from one that fails.
 pub(crate) const BEGIN: &str = "this node has NVIDIA GPUs and no driver for them";
-/// How many GPUs are named: an event has room for 1000 letters.
+/// How many GPUs are named: an event has room for 1000 characters.
 const NAMED: usize = 4;
 
-/// Why the node's GPUs cannot be used; `missing` says what was looked for and where. None: it has no GPU for containers.
+/// Why the node's GPUs cannot be used; `missing` names the library and the searched paths. None: it has no GPU for
+/// containers.
 pub(super) fn reason(config: &Config, missing: &str) -> Option<String> {
     let mut gpus = nvidia_gpus(&config.sys);
     gpus.retain(|gpu| !gpu.is_passed_through());

@@ -11,7 +11,8 @@ use super::events::Base;
 use super::io::Io;
 use crate::Ns;
 
-/// CPU time of a launch within the budget, of one that asks the limiter, and of a wait that finds nothing to do.
+/// CPU time of a launch within the budget, of a launch that asks the limiter, and of a wait that needs no work by the
+/// limiter.
 const WITHIN_BUDGET: Ns = 12;
 const ASKS: Ns = 250;
 const QUIET_WAIT: Ns = 25;
@@ -134,7 +135,7 @@ fn of(stream: usize) -> Stream {
     Stream(stream as u64)
 }
 
-/// The process, as the interface that the limiter needs.
+/// Implements the interface through which the limiter uses a process.
 struct Simulated<'a, 'b> {
     io: &'a mut Io<'b>,
     bases: &'a mut Vec<Base>,

@@ -10,8 +10,8 @@ use crate::programs::{Program, bursts, busy, circle, waits};
 use crate::world::{Scenario, Thread, run};
 use crate::{MS, Ns, S, US};
 
-/// Runs one Guaranteed share alone. If the program waits after each kernel, the most that it can use may be less than
-/// its cores; then its use is compared with that.
+/// Runs one Guaranteed share alone. A program that waits after each kernel may be unable to use all its cores. Its use
+/// is then compared with the most that it can use.
 #[must_use]
 pub fn cap(law: LawKind, cores: u32, kernel: Ns, is_waiting: bool) -> Error {
     let pause = 10 * US;

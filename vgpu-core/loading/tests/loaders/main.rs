@@ -106,7 +106,7 @@ fn column(place: &Place, stage: &Stage, purego: Option<&Path>, details: &mut Vec
     cells
 }
 
-/// The rows of the document's table: title, container, user, why.
+/// The rows of the document's table: title, outcome in a container, outcome for an ordinary user, reason.
 fn documented() -> Vec<Vec<String>> {
     let text = fs::read_to_string(DOCUMENT).unwrap_or_else(|error| panic!("{DOCUMENT}: {error}"));
     let table = text.lines().skip_while(|line| !line.starts_with("| a program reaches"));
@@ -152,7 +152,7 @@ fn every_way_in_every_order_is_as_documented() {
     let of = |title: &str| documented.iter().find(|row| row[0] == title);
     let mut wrong = Vec::new();
     for (index, way) in rows.iter().enumerate() {
-        // A cell that was not tested is not compared.
+        // If no container can be created here, its column is taken from the document, so it is not compared.
         let untried = || of(way.title).and_then(|row| row.get(1)).cloned().unwrap_or_default();
         let inside = container
             .as_ref()

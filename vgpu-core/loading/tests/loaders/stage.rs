@@ -56,7 +56,7 @@ impl Stage {
             ("plugin-alone.so", plugin.to_vec()),
             ("plugin-poses.so", [&plugin[..], &["-DPOSES"]].concat()),
             ("plugin-rpath.so", [&linked[..], &plugin, &old].concat()),
-            // Linked with a driver, and still looks its functions up.
+            // Linked with a driver, but also looks up its functions at run time.
             ("needs-rpath", [&linked[1..], &old].concat()),
             ("wrapper.so", [&linked[1..], &plugin, &old].concat()),
             ("static", vec!["-static-pie", "-w"]),

@@ -41,7 +41,7 @@ impl Stage {
             &format!("{whole} -Wl,-soname,libcuda.so.1"),
         );
         stage.cc("driver.c", "real/libcudart.so.12", "-shared -fPIC -DWHO=2 -DPART");
-        // This one is a driver by its code only.
+        // This file is recognisable as a driver only by its code.
         stage.cc("driver.c", "real/odd.so", whole);
         // Like the real shim: no name of its own, and one file under several names.
         stage.cc(

@@ -203,7 +203,7 @@ mod tests {
         let name = "cuGone".into();
         let rows = "passed through | a\n  cuA cuGone";
         assert_eq!(problems(&["cuA"], rows, ""), [Problem::NoName { name }]);
-        // If all variants of a base have their own rows, the base names nothing.
+        // If all variants of a base have their own rows, a row for the base matches no name.
         let name = "cuA".into();
         let rows = "passed through | a\n  cuA cuA_v2";
         assert_eq!(problems(&["cuA_v2"], rows, ""), [Problem::NoName { name }]);
@@ -239,7 +239,7 @@ mod tests {
         assert_eq!(of("released | a | b\n  cuA"), []);
         assert_eq!(of("charged | a | b\n  cuA"), [other(Fate::Charged)]);
         assert_eq!(of("passed through | a\n  cuA"), [other(Fate::PassedThrough)]);
-        // This hook does not do enough yet.
+        // A hook may be marked as unaccounted: it does not do enough yet.
         assert_eq!(of("unaccounted | a\n  cuA"), []);
     }
 }

@@ -7,7 +7,7 @@ pub const TABLES: [&str; 4] = [
     COMPUTE,
     "src/table/nvml.rs",
 ];
-/// The table whose names are jumps that may lead to a hook.
+/// The table of names that are jumps, and that lead to a hook only where GPU time is limited.
 pub const COMPUTE: &str = "src/table/compute.rs";
 const CLASSES: [&str; 4] = ["charged", "released", "limited", "virtualised"];
 
@@ -16,7 +16,8 @@ const CLASSES: [&str; 4] = ["charged", "released", "limited", "virtualised"];
 pub struct Hook {
     pub class: String,
     pub name: String,
-    /// `(name: type, ...)`, with `..` for further arguments; or `[place, ...]` of the devices; empty: not given.
+    /// `(name: type, ...)`, with `..` for further arguments; or `[position, ...]` of the device arguments; empty if the
+    /// table does not say.
     pub takes: String,
 }
 

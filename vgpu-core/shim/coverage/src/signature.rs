@@ -113,7 +113,8 @@ fn of_words(words: &[&str], header: &Header, depth: usize) -> Kind {
         .iter()
         .filter_map(|word| number(word))
         .max_by_key(|size| match size {
-            // For `unsigned char` one byte, for `unsigned long` eight: `int` and `unsigned` say the least.
+            // `unsigned char` has one byte and `unsigned long` eight, so `int` and `unsigned` count only if no other
+            // word does.
             4 => 0,
             size => *size,
         })

@@ -14,8 +14,8 @@ use vgpu_coverage::headers::{Declaration, Header};
 use vgpu_coverage::rows::Fate;
 use vgpu_coverage::signature::mismatch;
 
-/// Public names that no header declares: read from the symbol tables of the libraries (generate.py of
-/// the software GPU), beside the objects of the debugger.
+/// Public names that no header declares: objects of the debugger, and names from the symbol tables of the libraries
+/// (generate.py of the software GPU).
 const UNDECLARED: [&str; 14] = [
     "cuEGLApiInit",
     "cuMemGetAttribute",
@@ -58,7 +58,7 @@ fn each(test: &str, look: impl Fn(&[Release])) {
     }
 }
 
-/// Every way in which the releases declare a function, by API.
+/// Every declaration of a function in any of the releases, by API.
 fn declared(releases: &[Release]) -> [Vec<(&Header, &Declaration)>; 2] {
     let all = |headers: fn(&Release) -> &[Header]| {
         let headers = releases.iter().flat_map(headers);
@@ -85,7 +85,7 @@ fn check(releases: &[Release], look: impl Fn(&Api, &Header, &Declaration) -> Opt
 fn every_declared_function_has_a_name_and_a_row() {
     each("every_declared_function_has_a_name_and_a_row", |releases| {
         for release in releases {
-            // A header that could not be read would agree with everything.
+            // An empty header would have no differences.
             for (headers, least) in [(&release.cuda, 500), (&release.nvml, 280)] {
                 let count: BTreeSet<_> = headers
                     .iter()

@@ -1,8 +1,8 @@
-//! The path of a launch within the budget: a question, and a jump to the driver with all arguments in place. Any other
-//! launch jumps to its hook.
+//! The fast path of a launch within the budget: asks [`question`], then jumps to the driver with all arguments
+//! unchanged. Any other launch jumps to its hook.
 //!
-//! How it fails: the question makes no system call and calls nobody who could throw or be cancelled, so no frame of these
-//! functions is ever unwound.
+//! How it fails: [`question`] makes no system call, and calls nothing that could throw or be cancelled, so no frame of
+//! these functions is ever unwound.
 
 use super::compute::functions;
 use crate::hooks::compute::may_go;
@@ -12,7 +12,7 @@ use core::arch::naked_asm;
 use core::ptr::null;
 use vgpu_core::arbiter::per_thread;
 
-/// Returns the function to bind for a slot instead of its hook, if it has such a way.
+/// Returns the function to bind for a slot instead of its hook, if there is such a fast path.
 pub(crate) fn bound(slot: usize) -> Option<*const ()> {
     match slot {
         slot::cuLaunchKernel => Some(kernel as *const ()),
@@ -56,7 +56,7 @@ macro_rules! granted {
 granted!(kernel, question, functions::cuLaunchKernel);
 granted!(kernel_ptsz, question_ptsz, functions::cuLaunchKernel_ptsz);
 
-/// Returns the real function if a launch in this stream may go at once, and has been counted.
+/// Returns the real function if a launch in this stream may start at once, and counts the launch. Null otherwise.
 extern "C" fn question(stream: usize) -> *const () {
     if may_go(stream) {
         real::address(slot::cuLaunchKernel)

@@ -50,16 +50,16 @@ pub(crate) struct Array {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// Its memory is its own.
+    /// An array with memory of its own.
     Whole,
     Mipmapped,
-    /// A level of another array, or memory that came from elsewhere.
+    /// A level of another array, or memory that was allocated elsewhere.
     Part,
 }
 
 const LAYERED: u32 = 0x01;
 const CUBEMAP: u32 = 0x04;
-/// Its memory is mapped later.
+/// Flags of arrays whose memory is mapped later.
 const LATER: u32 = 0x40 | 0x80;
 
 static ARRAYS: Mutex<Option<HashMap<u64, Array>>> = Mutex::new(None);
@@ -140,7 +140,7 @@ impl Solid {
     }
 }
 
-/// CUDA_ARRAY_SPARSE_PROPERTIES: the extent of a tile, and a tail that begins at no level.
+/// CUDA_ARRAY_SPARSE_PROPERTIES: the extent of a tile, and no mipmap tail.
 type Sparse = [u32; 12];
 
 fn sparse(handle: u64) -> Result<Sparse, Code> {
@@ -208,7 +208,7 @@ fn destroy(handle: u64, kind: Kind) -> Res {
     driver.memory.free(driver, array.address)
 }
 
-/// Forgets the arrays of a dying context, which frees their memory.
+/// Removes the arrays of a context that is being destroyed. Their memory is freed with the context.
 pub(crate) fn forget(driver: &Driver, dying: &'static Context) {
     let gone: Vec<u64> = with(|arrays| {
         let own = arrays.iter().filter(|(_, array)| std::ptr::eq(array.context, dying));
@@ -221,7 +221,7 @@ pub(crate) fn forget(driver: &Driver, dying: &'static Context) {
     }
 }
 
-/// An array of memory that came from elsewhere.
+/// Creates an array in memory that was allocated elsewhere.
 pub(crate) fn foreign(address: u64, shape: Solid) -> Result<u64, Code> {
     let (driver, context) = here()?;
     add(driver, context, Kind::Part, address, shape)
@@ -299,7 +299,7 @@ soft_gpu::api! {
         let driver = driver::get()?;
         crate::stream::gpu_of(driver, stream)?;
         for index in 0..count as usize {
-            // Resource kind, resource, kind and place of the part (5 words), operation, memory.
+            // Words of an entry: resource kind, resource, kind and position of the part (5 words), operation, memory.
             let one = list.at(index)?;
             let (array, part, operation, memory) = (one[1], [one[2], one[3], one[4], one[5], one[6]], one[7], one[8]);
             if find(array)?.shape.flags & LATER == 0 {

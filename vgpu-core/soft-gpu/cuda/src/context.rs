@@ -30,7 +30,7 @@ pub(crate) struct Context {
     cost: u64,
     /// The part of `cost` that NVML lists for no process.
     unowned: u64,
-    /// Units of raised limits.
+    /// Granules taken by raised limits.
     extra: AtomicU64,
     limits: [AtomicU64; LIMITS.len()],
     peers: Mutex<Vec<usize>>,
@@ -39,7 +39,7 @@ pub(crate) struct Context {
     streams: [AtomicU32; 2],
 }
 
-/// Defaults of the limits that can be asked for, by their numbers.
+/// Defaults of the limits that can be queried, indexed by their numbers.
 const LIMITS: [u64; 10] = [1024, 1 << 20, 8 << 20, 2, 2048, 64, 0, 0, 0, 0];
 
 static ALL: Mutex<Vec<&'static Context>> = Mutex::new(Vec::new());
@@ -87,8 +87,8 @@ impl Context {
         Ok(context)
     }
 
-    /// Takes, or gives back, what stacks, the printf buffer and the heap need beyond their first sizes, which
-    /// are part of a context's cost.
+    /// Takes or gives back the memory that stacks, the printf buffer and the heap need beyond their default sizes. The
+    /// default sizes are part of a context's cost.
     fn resize(&'static self, driver: &Driver) -> Res {
         let profile = driver.state().profile();
         let threads = u64::from(profile.sms) * 2048;
@@ -122,7 +122,7 @@ impl Context {
         Lane::of_stream(count.fetch_add(1, Ordering::Relaxed), is_blocking)
     }
 
-    /// Ends a context, what it has queued included, and frees what was allocated in it.
+    /// Destroys a context, drops its queued work, and frees its allocations.
     pub(crate) fn close(&'static self, driver: &Driver) {
         if self.alive.swap(false, Ordering::AcqRel) {
             self.work.close(driver.member());

@@ -4,8 +4,8 @@ use crate::code::{INVALID_DEVICE, INVALID_VALUE, Res};
 use crate::driver::{self, Driver};
 use crate::ffi::{Out, Text};
 
-/// Attributes by number that do not depend on the profile: what clients ask of a recent data-centre GPU. What is
-/// absent here and in `special` reads 0: not supported, or none.
+/// Attributes that do not depend on the profile, by number: those that clients query of a recent data-centre GPU.
+/// Attributes that are neither here nor in `special` read 0: not supported, or none.
 const FIXED: &[(u32, i32)] = &[
     (1, 1024),
     (2, 1024),
@@ -130,7 +130,7 @@ soft_gpu::api! {
 
     fn cuDeviceGetAttribute(out: Out<i32>, attribute: u32, device: i32) {
         let (driver, gpu) = driver::device(device)?;
-        // The newest driver knows some 160; a number beyond is nonsense, or of a future driver.
+        // The newest driver has about 160 attributes. A higher number is invalid, or from a future driver.
         if !(1..256).contains(&attribute) {
             return Err(INVALID_VALUE);
         }

@@ -128,7 +128,7 @@ soft_gpu::api! {
     }
 }
 
-/// cuInit by hand, because a fault injected into it is known only once it has run.
+/// cuInit. Not declared by `api!`, because a fault for its call can be looked up only after it has run.
 #[unsafe(no_mangle)]
 #[allow(unsafe_code, reason = "exported under its C name")]
 pub(crate) extern "C" fn cuInit(flags: u32) -> i32 {

@@ -15,14 +15,14 @@ use crate::ffi::{In, Out};
 struct External {
     gpu: usize,
     size: u64,
-    /// The handle, and the number of its mappings.
+    /// One for the handle, plus one for each mapping.
     holders: u32,
 }
 
 #[derive(Default)]
 struct Tables {
     memory: HashMap<u64, External>,
-    /// The memory of each buffer and array.
+    /// The external memory of each mapped buffer and array.
     mapped: HashMap<u64, u64>,
 }
 
@@ -52,7 +52,7 @@ impl Tables {
 }
 
 impl Externals {
-    /// Notes that a buffer or an array is gone, which may be of other memory.
+    /// Removes a buffer or an array that is gone. Does nothing if it was not mapped from external memory.
     pub(crate) fn let_go(&self, driver: &Driver, mapped: u64) -> Res {
         let mut tables = lock(&self.0);
         if let Some(memory) = tables.mapped.remove(&mapped) {

@@ -35,13 +35,13 @@ pub(crate) fn map_host(size: u64) -> Option<u64> {
     (address != libc::MAP_FAILED).then_some(address as u64)
 }
 
-/// Ends what `map_host` made.
+/// Unmaps memory of `map_host`.
 pub(crate) fn unmap_host(address: u64, size: u64) {
     // SAFETY: exactly a range that map_host returned, given up by its one owner.
     unsafe { libc::munmap(address as *mut libc::c_void, (size as usize).max(1)) };
 }
 
-/// A descriptor for other processes, with `words` in it.
+/// Returns a descriptor that can be passed to other processes, and that contains `words`.
 pub(crate) fn note(words: [u64; 4]) -> Option<i32> {
     // SAFETY: a C string; the descriptor is the caller's from then on. glibc 2.17 has no function for it.
     let descriptor = unsafe { libc::syscall(libc::SYS_memfd_create, c"soft-gpu".as_ptr(), libc::MFD_CLOEXEC) } as i32;
@@ -60,7 +60,7 @@ pub(crate) fn read_note(descriptor: i32) -> Option<[u64; 4]> {
     (read == size as isize).then_some(words)
 }
 
-/// A byte that reads 0 in forked children (MADV_WIPEONFORK), 1 here.
+/// A byte that reads 1 in this process and 0 in forked children (MADV_WIPEONFORK).
 pub(crate) struct ForkMark(*const u8);
 
 // SAFETY: the page is written once, before the mark exists, and only read afterwards.

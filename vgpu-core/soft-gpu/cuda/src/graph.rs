@@ -18,7 +18,7 @@ use crate::graph_memory::{Plan, Range};
 use crate::launch::{Arguments, Shape};
 use crate::stream;
 
-/// The graph that a stream records during capture.
+/// The graph into which a stream is captured.
 #[derive(Default)]
 pub(crate) struct Capture {
     nodes: Vec<Node>,
@@ -38,7 +38,7 @@ impl Capture {
         self.nodes.push(Node::new(MEM_FREE, Cost::NONE, Part::Free(address)));
     }
 
-    /// A graph that is launched into a captured stream becomes part of the capture.
+    /// Adds a graph that is launched into a captured stream: it becomes part of the capture.
     fn child(&mut self, nodes: Vec<Node>) {
         self.nodes.extend(nodes);
     }
@@ -82,7 +82,7 @@ const EMPTY: u32 = 5;
 const MEM_ALLOC: u32 = 10;
 const MEM_FREE: u32 = 11;
 
-/// Graphs and their executable copies: the latter by handle too.
+/// Graphs and their executable copies, all by handle.
 static GRAPHS: Mutex<Option<HashMap<u64, Vec<Node>>>> = Mutex::new(None);
 
 fn with<T>(act: impl FnOnce(&mut HashMap<u64, Vec<Node>>) -> Result<T, Code>) -> Result<T, Code> {
@@ -122,7 +122,7 @@ fn drop_one(handle: u64) -> Res {
     with(|graphs| graphs.remove(&handle).map(|_| ()).ok_or(INVALID_VALUE))
 }
 
-/// The nodes of a graph with those of its children in their places.
+/// Returns the nodes of a graph, with child graphs replaced by their nodes.
 fn flat(graph: u64) -> Result<Vec<Node>, Code> {
     let mut all = Vec::new();
     for node in nodes(graph)? {
@@ -161,7 +161,7 @@ fn instantiate(out: Out<u64>, graph: u64, flags: u64) -> Result<u64, Code> {
     Ok(handle)
 }
 
-/// Returns the cost of the nodes one after the other: as wide as the widest one.
+/// Returns the cost of running the nodes one after the other: the sum of their times, and the largest width.
 fn sum(nodes: &[Node]) -> Cost {
     let kernels = nodes.iter().map(|node| node.cost).filter(|cost| cost.ns > 0);
     let both = |one: Cost, other: Cost| Cost {
@@ -521,7 +521,7 @@ soft_gpu::api! {
 
     fn cuThreadExchangeStreamCaptureMode(mode: Out<u32>) {
         driver::get()?;
-        // Modes forbid unsafe calls while capturing; all of ours are safe.
+        // The capture mode forbids unsafe calls during a capture; all calls here are safe.
         mode.get().map(|_| ())
     }
 }

@@ -1,4 +1,4 @@
-//! Memory of graphs: nodes get their addresses for good; executable graphs get memory when they are uploaded or
+//! Memory of graphs: the addresses of nodes never change; executable graphs get memory when they are uploaded or
 //! launched. An executable graph keeps its memory until it is destroyed or trimmed, or until another one uses it while
 //! it does not run.
 //!
@@ -35,7 +35,7 @@ pub(crate) struct Plan {
 
 struct Exec {
     plan: Plan,
-    /// Units of each GPU that its allocations need.
+    /// Granules of each GPU that its allocations need.
     units: [u64; MAX_GPUS],
     mapped: bool,
     /// Its last launch.
@@ -99,7 +99,7 @@ impl Tables {
         }
     }
 
-    /// Makes `units` of a GPU available beyond what is lent.
+    /// Makes sure that `units` of a GPU are reserved but not lent, by unmapping idle graphs and then by reserving more.
     fn ensure(&mut self, driver: &Driver, gpu: usize, units: u64, not: u64) -> Res {
         if self.levels[gpu].reserved - self.lent(gpu) < units {
             self.unmap_idle(driver, not);
@@ -206,7 +206,7 @@ impl Graphs {
         let frees = exec.plan.frees.clone();
         let allocates = exec.plan.allocates.iter().map(|range| range.address);
         exec.live = allocates.filter(|address| !frees.contains(address)).collect();
-        // Addresses that are not its own belong to another graph.
+        // Addresses that the graph did not allocate itself belong to another graph.
         for address in frees {
             tables.freed(address);
         }

@@ -27,7 +27,7 @@ soft_gpu::api! {
         if kind != SM {
             return Err(INVALID_VALUE);
         }
-        // After the type and its padding (96 bytes): how many.
+        // The count is stored after the type and its padding (96 bytes).
         let mut resource = [0; 36];
         resource[0] = SM;
         resource[24] = driver.state().profile().sms;

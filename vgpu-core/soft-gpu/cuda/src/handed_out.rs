@@ -47,7 +47,7 @@ fn inode(file: &File) -> Option<(u64, u64)> {
     file.metadata().ok().map(|found| (found.dev(), found.ino()))
 }
 
-/// Another descriptor of the same open file, with which an importer keeps the memory.
+/// Duplicates a descriptor, so that an importer keeps the memory.
 pub(crate) fn keep(descriptor: i32) -> Option<OwnedFd> {
     // SAFETY: the program's descriptor, which it passed for this call.
     unsafe { BorrowedFd::borrow_raw(descriptor) }.try_clone_to_owned().ok()

@@ -45,7 +45,7 @@ mod attribute {
     pub(super) const POOL: u32 = 17;
 }
 
-/// An attribute's value: a word or an int, as its number says.
+/// An attribute's value. Its number determines whether it is a word or an int.
 enum Value {
     Word(u64),
     Int(i32),

@@ -1,9 +1,9 @@
-//! Tools that come into a program with the driver: profilers, sanitizers, injected libraries.
+//! Tools that the driver loads into a program: profilers, sanitizers, injected libraries.
 //!
-//! cuInit loads the library that CUDA_INJECTION64_PATH names and calls its InitializeInjection, as NVIDIA's driver does.
-//! Such a tool registers callbacks for the driver's calls (CUPTI, NVBit), and may call the driver from them. The stand-in
-//! for that interface: a library that exports `softGpuCallback(const char *name, size_t length)` gets the name of
-//! each function at its begin, in the calling thread.
+//! cuInit loads the library that CUDA_INJECTION64_PATH names and calls its InitializeInjection, as NVIDIA's driver
+//! does. Such a tool registers callbacks for the driver's calls (CUPTI, NVBit), and may call the driver from them.
+//! Here, a simpler interface replaces it: if the library exports `softGpuCallback(const char *name, size_t length)`, it
+//! is called with the name of each function before the function runs, in the calling thread.
 //!
 //! How it fails: as with the driver, a library that cannot be loaded, or has no InitializeInjection, is left out.
 
@@ -18,7 +18,7 @@ static CALLBACK: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
 type Callback = extern "C" fn(*const u8, usize);
 
-/// Loads the library that is named, the first time.
+/// Loads the library that CUDA_INJECTION64_PATH names, at the first call only.
 pub(crate) fn load() {
     if IS_LOADED.swap(true, Ordering::Relaxed) {
         return;
@@ -46,7 +46,7 @@ fn symbol(library: *mut c_void, name: &CStr) -> *mut c_void {
     unsafe { libc::dlsym(library, name.as_ptr()) }
 }
 
-/// Tells the library which function begins.
+/// Calls the injected library with the name of the function that begins.
 #[inline]
 pub(crate) fn begins(name: &'static str) {
     let callback = CALLBACK.load(Ordering::Acquire);

@@ -1,4 +1,4 @@
-//! Launches: a kernel uses GPU time, by its name, its arguments or its grid, in its stream.
+//! Launches: a kernel uses GPU time in its stream. Its name, its arguments or its grid determine how much.
 
 use soft_gpu::timeline::{Cost, kernel_ns};
 
@@ -44,7 +44,8 @@ impl Arguments {
         Err(INVALID_VALUE)
     }
 
-    /// GPU time in ns (64 bits), and the part of the GPU in percent (32 bits).
+    /// Returns the cost. What is not given is read from the arguments: GPU time in ns (64 bits), and the part of the
+    /// GPU in percent (32 bits).
     #[cold]
     fn cost(self, ns: Option<u64>, width: Option<u32>) -> Result<Cost, Code> {
         let ns = ns.map_or_else(|| self.at(0, 0), Ok)?;
@@ -54,7 +55,7 @@ impl Arguments {
 }
 
 impl Shape {
-    /// The time and the part of the GPU that it takes.
+    /// Returns the GPU time of a launch, and the part of the GPU that it takes.
     #[inline]
     pub(crate) fn cost(self, driver: &Driver, function: u64, arguments: Arguments) -> Result<Cost, Code> {
         let count = |sides: [u32; 3]| sides.iter().map(|side| u64::from(*side)).fold(1, u64::saturating_mul);

@@ -8,10 +8,10 @@
 //!      └──► stubs (generated): names that are not modelled answer NOT_SUPPORTED and are counted
 //! ```
 //!
-//! A name is exported by hand or by build.rs, from shim/names/cuda.txt; `_ptsz` and older names of the same shape jump to
-//! the function that is modelled. How it fails: without a usable state cuInit answers SYSTEM_NOT_READY and says why in
-//! one line; after fork a child gets NOT_INITIALIZED, as from the real driver. No code runs on a GPU: memory that
-//! kernels would write stays as it was.
+//! A name from shim/names/cuda.txt is exported by a source file or by build.rs. `_ptsz` and older names with the same
+//! signature jump to the modelled function. How it fails: without a usable state, cuInit returns SYSTEM_NOT_READY and
+//! prints the reason in one line. A fork child gets NOT_INITIALIZED, as from the real driver. No code runs on a GPU:
+//! memory that kernels would write does not change.
 
 #![allow(non_snake_case, reason = "the names are C's")]
 

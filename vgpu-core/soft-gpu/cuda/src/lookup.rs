@@ -60,7 +60,7 @@ soft_gpu::api! {
     }
 
     fn cuGetProcAddress_v2(name: Text, out: Out<u64>, version: i32, flags: u64, status: Out<u32>) {
-        // The status says it: that there is no such function is no error.
+        // A missing function is not an error of this call: `status` reports it.
         let found = look_up(name, out, version, flags)?;
         status.offer(found.err().unwrap_or(0));
         out.set(found.unwrap_or(0))

@@ -28,7 +28,7 @@ pub(crate) struct Block {
     /// None: it belongs to a pool.
     pub(crate) context: Option<&'static Context>,
     pub(crate) pool: u64,
-    /// Host memory with the contents, or 0.
+    /// Address of the host memory with the contents; 0: there is none.
     backing: u64,
     pub(crate) kept: Kept,
 }
@@ -50,7 +50,8 @@ pub(crate) enum Kept {
     #[default]
     No,
     Yes,
-    /// Yes, and it was freed here: its memory stays, and nobody has its address.
+    /// Other processes may keep it, and it was freed here: its memory stays charged, but its address is no longer
+    /// valid.
     Freed,
 }
 
@@ -119,7 +120,7 @@ impl Memory {
         lock(&self.lanes[lane])
     }
 
-    /// Allocates a range on a context's GPU. Before this fails, pools give back memory.
+    /// Allocates a range on a context's GPU. If the GPU is full, pools release unused memory before this fails.
     pub(crate) fn allocate(&self, driver: &Driver, context: &'static Context, size: u64) -> Result<u64, Code> {
         if size == 0 {
             return Err(INVALID_VALUE);
@@ -140,7 +141,7 @@ impl Memory {
         })
     }
 
-    /// Makes pools give back what they keep unused. Returns true if that was anything.
+    /// Makes pools release unused memory. Returns true if any was released.
     fn make_room(&self, driver: &Driver, gpu: usize) -> bool {
         self.pools.trim(driver, gpu, 0)
     }
@@ -162,11 +163,11 @@ impl Memory {
         })
     }
 
-    /// Frees whatever begins at an address.
+    /// Frees the memory that begins at an address, of whatever kind it is.
     pub(crate) fn free(&self, driver: &Driver, address: u64) -> Res {
         match lane_of(address) {
             Some(RESERVED_LANE) => Err(INVALID_VALUE),
-            // The address stays its node's.
+            // The address stays reserved for its graph node.
             Some(lane) if lane >= GRAPH_LANE => {
                 if self.externals.is_buffer(address) {
                     self.externals.let_go(driver, address)
@@ -204,7 +205,7 @@ impl Memory {
         }
     }
 
-    /// Keeps a range's memory from now on; only for ranges of cuMemAlloc.
+    /// Keeps a range's memory charged from now on, even after it is freed here. Only for ranges of cuMemAlloc.
     pub(crate) fn hand_out(&self, start: u64) -> Res {
         let lane = lane_of(start).filter(|lane| *lane < POOL_LANE).ok_or(INVALID_VALUE)?;
         HANDED_OUT.store(true, Ordering::Relaxed);
@@ -212,7 +213,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Frees the range at an address, but not its memory if others keep that. Returns false if nobody does.
+    /// Frees the range at an address but keeps its memory, if other processes may keep it. Returns false if it was not
+    /// exported.
     fn freed_here(&self, address: u64) -> Result<bool, Code> {
         let lane = lane_of(address).ok_or(INVALID_VALUE)?;
         let mut map = self.lane(lane);
@@ -226,7 +228,7 @@ impl Memory {
         }
     }
 
-    /// Frees all that a dying context still has.
+    /// Frees all memory that a context being destroyed still has.
     pub(crate) fn free_context(&self, driver: &Driver, dying: &'static Context) {
         let own = |block: &Block| block.context.is_some_and(|context| std::ptr::eq(context, dying));
         let ranges = self.lane(dying.gpu).select(own);
@@ -247,18 +249,18 @@ impl Memory {
         }
     }
 
-    /// Makes pools give back what they keep above their thresholds, after a synchronisation.
+    /// After a synchronisation: makes pools release unused memory above their thresholds.
     pub(crate) fn trim_pools(&self, driver: &Driver, gpu: usize) {
         self.pools.trim(driver, gpu, u64::MAX);
     }
 
-    /// Places a range of a pool, which is charged already.
+    /// Reserves an address range for a pool, whose memory is already charged.
     pub(crate) fn place_pooled(&self, gpu: usize, pool: u64, size: u64) -> Result<u64, Code> {
         self.lane(POOL_LANE + gpu)
             .take(size, Block::new(None, pool), OUT_OF_MEMORY, |_| Ok(()))
     }
 
-    /// An address for memory that is charged elsewhere: a graph's, or another interface's.
+    /// Reserves an address for memory that is charged elsewhere: by a graph, or as another interface's memory.
     pub(crate) fn place_foreign(&self, gpu: usize, size: u64) -> Result<u64, Code> {
         self.lane(GRAPH_LANE + gpu)
             .take(size, Block::new(None, 0), OUT_OF_MEMORY, |_| Ok(()))
@@ -307,8 +309,8 @@ impl Memory {
         }
     }
 
-    /// Where the contents of [address, address + size) lie: their host address (None: zeros) and how many bytes of
-    /// them lie there in a row. With `write` there is always an address.
+    /// Returns where the contents of [address, address + size) are: their host address (None: zeros), and how many
+    /// bytes are contiguous there. With `write` there is always an address.
     pub(crate) fn contents(&self, address: u64, size: u64, write: bool) -> Result<(Option<u64>, u64), Code> {
         let Some(lane) = lane_of(address) else {
             return Ok((Some(address), size));
@@ -328,7 +330,8 @@ impl Memory {
         Ok(((entry.value.backing != 0).then_some(entry.value.backing + offset), size))
     }
 
-    /// Like `contents`, for a fill with `pattern`: no memory is made for zeros, nor for a fill of absurd size.
+    /// Like `contents`, for a fill with `pattern`: does not allocate host memory for zeros or for fills above
+    /// [`LARGEST_FILL`].
     pub(crate) fn fillable(&self, address: u64, size: u64, pattern: &[u8]) -> Result<(Option<u64>, u64), Code> {
         let now = self.contents(address, size, false)?;
         let zeros = pattern.iter().all(|byte| *byte == 0);

@@ -1,6 +1,6 @@
-//! Modules, libraries, kernels and functions. Code never runs. The names of kernels are searched in a PTX image; a
-//! binary image is assumed to have any name. The static variables of PTX take memory. Every image has kernels
-//! that last as long as their names or their arguments say (see `timeline::Named`): `time_500us`.
+//! Modules, libraries, kernels and functions. Code never runs. Names of kernels are looked up in a PTX image; a binary
+//! image is assumed to have a kernel of any name. The static variables of PTX take memory. Every image also has kernels
+//! whose names or arguments give their duration (see `timeline::Named`): `time_500us`.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -20,11 +20,12 @@ struct Image {
     /// Names of the kernels; None: any.
     kernels: Option<Vec<String>>,
     functions: Mutex<HashMap<String, u64>>,
-    /// The context with its code. A library's code is in all contexts; in this model it is in the one that is current
-    /// where the library is loaded, or else in the next one that is made. None: none was made since.
+    /// The context that has its code. In a real driver, a library's code is in all contexts. In this model it is only
+    /// in the context that is current when the library is loaded, or else in the next one that is created. None: no
+    /// context was created since.
     context: Mutex<Option<&'static Context>>,
     units: u64,
-    /// Memory that its functions took at their first launch.
+    /// Memory taken by the first launches of its functions.
     lazy: AtomicU64,
 }
 
@@ -42,7 +43,7 @@ struct Function {
     image: u64,
     /// The cost given by its name.
     named: Option<Named>,
-    /// It was launched, and so its code is on the GPU.
+    /// It was launched before, so its code is on the GPU.
     is_loaded: AtomicBool,
 }
 
@@ -111,7 +112,7 @@ impl Image {
     }
 }
 
-/// Returns what the libraries take that were loaded while there was no context.
+/// Returns the memory that libraries need that were loaded while there was no context.
 pub(crate) fn waiting() -> u64 {
     let images = IMAGES.read().unwrap_or_else(PoisonError::into_inner);
     let images = images.iter().flat_map(HashMap::values);
@@ -121,7 +122,7 @@ pub(crate) fn waiting() -> u64 {
         .sum()
 }
 
-/// Puts the code of these libraries into a new context.
+/// Assigns the code of these libraries to a new context.
 pub(crate) fn place_waiting(context: &'static Context) {
     let images = IMAGES.read().unwrap_or_else(PoisonError::into_inner);
     for image in images.iter().flat_map(HashMap::values) {
@@ -130,7 +131,7 @@ pub(crate) fn place_waiting(context: &'static Context) {
     }
 }
 
-/// Ends the code of a dying context.
+/// Unloads the code of a context that is being destroyed.
 pub(crate) fn unload_all(driver: &Driver, dying: &'static Context) {
     let mut images = IMAGES.write().unwrap_or_else(PoisonError::into_inner);
     images.get_or_insert_default().retain(|_, image| {

@@ -19,7 +19,7 @@ use crate::stream;
 #[derive(Default)]
 struct Pool {
     gpu: usize,
-    /// One of the implicit pools, which cannot be destroyed.
+    /// The default pool of a GPU, which cannot be destroyed.
     default: bool,
     used: u64,
     used_high: u64,
@@ -79,8 +79,8 @@ impl Pools {
         chosen.unwrap_or_else(|| self.default_of(driver, gpu))
     }
 
-    /// Frees unused memory of a GPU's pools beyond `keep` or their threshold, whichever is less. Returns true if any was
-    /// freed.
+    /// Frees the unused memory of a GPU's pools, except for `keep` units or the pool's threshold, whichever is less.
+    /// Returns true if any was freed.
     pub(crate) fn trim(&self, driver: &Driver, gpu: usize, keep: u64) -> bool {
         let mut any = false;
         for pool in lock(&self.0).pools.values_mut().filter(|pool| pool.gpu == gpu) {
@@ -138,12 +138,13 @@ impl Pools {
         self.with(pool, |pool| Ok(pool.gpu))
     }
 
-    /// Another process's pool: nothing can be allocated from it, and it keeps nothing.
+    /// Creates a pool for another process's pool that was imported: nothing can be allocated from it, and it reserves
+    /// nothing.
     pub(crate) fn import(&self, driver: &Driver, gpu: usize) -> u64 {
         Self::open(&mut lock(&self.0), driver, gpu, false)
     }
 
-    /// Takes back a range of a pool that was freed.
+    /// Returns a freed range to its pool.
     pub(crate) fn freed(&self, driver: &Driver, handle: u64, size: u64) {
         let mut tables = lock(&self.0);
         let Some(pool) = tables.pools.get_mut(&handle) else {
@@ -167,7 +168,7 @@ impl Pools {
     }
 }
 
-/// Makes the allocation a node, and returns its address, if the stream is being captured.
+/// If the stream is being captured, turns the allocation into a graph node and returns its address.
 fn captured(driver: &Driver, stream: u64, gpu: usize, size: u64) -> Result<Option<u64>, Code> {
     let Some(stream) = stream::created(stream)? else {
         return Ok(None);
@@ -297,7 +298,7 @@ soft_gpu::api! {
             RESERVED_HIGH => value.set(pool.reserved_high * granularity),
             USED => value.set(pool.used),
             USED_HIGH => value.set(pool.used_high),
-            // Kind, place, kind of place: ints. No part of a GPU.
+            // Allocation type, location type, location id, and that the location is no part of a GPU: all ints.
             9 | 12 => value.narrow().set(1),
             11 => value.narrow().set(driver.ordinal(pool.gpu)),
             15 => value.narrow().set(-1),

@@ -1,9 +1,9 @@
-//! Memory of one process in another: by IPC handles, by descriptors, by pointers of imported pools. The account counts
-//! it for the exporter, as a real driver does. Contents are not shared. As NVIDIA documents it, memory of cuMemCreate
+//! Memory of one process that another one uses: by IPC handles, by descriptors, by pointers of imported pools. It is
+//! charged to the exporter, as by a real driver. Contents are not shared. As NVIDIA documents it, memory of cuMemCreate
 //! that was exported by a descriptor is freed when its handles, its mappings and all descriptors are gone, in all
-//! processes ([`handed_out`](crate::handed_out)). Memory with a dma-buf stays until the exporter ends, as if that stayed
-//! open until then. Unlike with a real driver, all of it is gone when the exporter ends, even if another process has it
-//! mapped.
+//! processes ([`handed_out`](crate::handed_out)). Memory with a dma-buf stays until the exporter ends, as if the
+//! dma-buf stayed open until then. Unlike with a real driver, all of it is gone when the exporter ends, even if another
+//! process has it mapped.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -16,7 +16,7 @@ use crate::driver;
 use crate::ffi::{In, Out, note, read_note};
 use crate::handed_out::{self, Watch};
 
-/// CUipcMemHandle and CUmemPoolPtrExportData, in words: a mark, the GPU, the size, who made it, where it lies.
+/// CUipcMemHandle and CUmemPoolPtrExportData, in words: a mark, the GPU, the size, the creator, and the address.
 pub(crate) type Handle = [u64; 8];
 /// The handle as it is passed by value.
 #[repr(C)]
@@ -38,7 +38,7 @@ struct Opened {
 pub(crate) struct Sharing(Mutex<HashMap<Handle, Opened>>);
 
 impl Sharing {
-    /// Frees a pointer of an imported pool. Returns false if there is none.
+    /// Frees a pointer of an imported pool. Returns false if the address is not such a pointer.
     pub(crate) fn freed(&self, address: u64) -> bool {
         let mut opened = lock(&self.0);
         let before = opened.len();
@@ -76,7 +76,7 @@ fn describe(mark: u64, address: u64, whole: bool) -> Result<Handle, crate::code:
     ])
 }
 
-/// Counts memory that was opened (1) or closed (-1).
+/// Adds memory that was opened (`sign` 1) to NVML's figure, or removes memory that was closed (-1).
 fn list(handle: &Handle, sign: i64) {
     if let Ok(driver) = driver::get() {
         let [_, gpu, size, ..] = *handle;

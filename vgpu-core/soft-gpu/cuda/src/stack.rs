@@ -1,9 +1,10 @@
-//! Each thread's stack of current contexts, whatever a context is.
+//! Each thread's stack of current contexts, independent of the type of a context.
 //!
 //! It can be used at any moment of a thread: also after its thread-local variables were destroyed, that is in static
 //! destructors, in functions of atexit, and in destructors of pthread keys. So the thread-local variable is a pointer
-//! without a destructor. The stack is freed by a key of pthread instead: if a later destructor of the thread makes a
-//! new one, pthread calls ours again (a few times; then it is leaked). The main thread's stack stays to the end.
+//! without a destructor. A destructor of a pthread key frees the stack instead: if a later destructor of the thread
+//! makes a new stack, pthread calls ours again (a few times; then it is leaked). The main thread's stack is never
+//! freed.
 
 #![allow(unsafe_code)] // A pointer to the stack, and pthread's keys.
 
@@ -40,7 +41,7 @@ fn make() -> *mut Stack {
     stack
 }
 
-/// None: there are no more keys. Then stacks of threads that end are leaked.
+/// Returns the pthread key. None: there are no more keys, so the stacks of threads that end are leaked.
 fn key() -> Option<libc::pthread_key_t> {
     static KEY: OnceLock<Option<libc::pthread_key_t>> = OnceLock::new();
     *KEY.get_or_init(|| {

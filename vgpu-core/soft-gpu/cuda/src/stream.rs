@@ -1,6 +1,6 @@
-//! Streams and events. A context has one queue for all its streams, and runs it in order, apart from kernels that fit on
-//! the GPU at once (see soft_gpu::work). So a stream has no queue of its own, but a lane in that of its context: it knows
-//! its last piece of work, and what it has to wait for.
+//! Streams and events. A context has one queue for all its streams, and runs it in order, apart from kernels that fit
+//! on the GPU at once (see soft_gpu::work). So a stream has no queue of its own, but a lane in its context's queue. It
+//! stores its last piece of work, and the work that it has to wait for.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -42,7 +42,7 @@ struct Event {
     flags: u32,
     /// None: not recorded yet, which is treated as reached.
     moment: Mutex<Option<Arc<Moment>>>,
-    /// It was last recorded in a stream that is captured: an event of the graph.
+    /// It was last recorded in a stream that is being captured, so it belongs to the graph.
     is_captured: AtomicBool,
 }
 
@@ -51,7 +51,7 @@ impl Event {
         lock(&self.moment).clone()
     }
 
-    /// Returns its work for a query or a wait; an error while it is captured.
+    /// Returns the event's work for a query or a wait. An error if it belongs to a capture.
     fn work(&self) -> Result<Option<Arc<Moment>>, Code> {
         match self.is_captured.load(Ordering::Acquire) {
             true => Err(CAPTURED_EVENT),
@@ -120,7 +120,7 @@ fn refused(why: Refused) -> Code {
 }
 
 impl Stream {
-    /// Queues work behind what the stream has to wait for.
+    /// Queues work after the work for which the stream has to wait.
     fn launch(&self, driver: &Driver, cost: Cost) -> Res {
         let awaited = std::mem::take(&mut *lock(&self.awaited));
         let (after, others) = match awaited.split_last() {
@@ -141,7 +141,8 @@ impl Stream {
         self.last.fetch_max(ticket.number + 1, Ordering::AcqRel);
     }
 
-    /// Returns its last piece of work. If it has to wait for something, the wait becomes a piece of work.
+    /// Returns its last piece of work. If the stream still has to wait for other work, an empty piece that waits for it
+    /// is queued first.
     fn last(&self, driver: &Driver) -> Result<Option<Ticket>, Code> {
         let waits = !lock(&self.awaited).is_empty();
         if waits {
@@ -154,7 +155,7 @@ impl Stream {
     }
 }
 
-/// Queues a kernel on a stream, or notes it for the graph that the stream is being captured into.
+/// Queues a kernel on a stream, or adds it to the graph into which the stream is being captured.
 #[inline]
 pub(crate) fn queue(driver: &Driver, handle: u64, cost: Cost) -> Res {
     if handle <= PER_THREAD {

@@ -59,7 +59,8 @@ fn fill_row(to: u64, pattern: &[u8], count: u64) -> Res {
     }
 }
 
-/// An address that must be the device's: its ranges, managed memory and what the host registered.
+/// Checks that an address is device memory: a range of the device, managed memory or registered host memory. Returns
+/// it.
 fn device(driver: &Driver, address: u64) -> Result<u64, Code> {
     driver.memory.range(address).map(|_| address).ok_or(INVALID_VALUE)
 }
@@ -131,7 +132,7 @@ fn copy_2d(description: In<[u64; 16]>) -> Res {
     copy_box(driver, from, to, w[14], w[15], 1)
 }
 
-/// CUDA_MEMCPY3D_v2 (and, with contexts for reserved words, CUDA_MEMCPY3D_PEER) is twenty-five words.
+/// CUDA_MEMCPY3D_v2 is twenty-five words. So is CUDA_MEMCPY3D_PEER, which has contexts in place of reserved words.
 fn copy_3d(description: In<[u64; 25]>) -> Res {
     let driver = driver::get()?;
     let w = description.get()?;
@@ -174,7 +175,7 @@ fn unified(to: u64, from: u64, size: u64) -> Res {
     one_way(to, from, size, |_| host(to).and(host(from)).map(|_| ()))
 }
 
-/// Waits as a copy in the default stream does.
+/// Waits for all other work as a copy in the default stream does.
 fn after_all(copied: Res) -> Res {
     copied?;
     if let Ok((driver, context)) = here() {

@@ -16,7 +16,7 @@ use crate::ffi::{In, Out, map_host, unmap_host};
 use crate::handed_out::Watch;
 use crate::memory::Range;
 
-/// Set once memory was exported; until then nobody need search for it.
+/// Set once memory was exported; until then no call need check for closed descriptors.
 static HANDED_OUT: AtomicBool = AtomicBool::new(false);
 
 /// CUmemAllocationProp, as far as it matters: type, handle types, location type, location; the rest is opaque.
@@ -32,9 +32,9 @@ pub(crate) struct Properties {
 
 struct Physical {
     gpu: usize,
-    /// On the host, and on no GPU's account.
+    /// It is host memory, charged to no GPU.
     host: bool,
-    /// Another process's, whose account shows it.
+    /// It is memory of another process, which is charged for it.
     imported: bool,
     size: u64,
     handles: u32,
@@ -90,7 +90,8 @@ impl Physical {
         }
     }
 
-    /// Counts another process's memory that was imported (1) or is gone (-1).
+    /// Adds another process's memory to NVML's figure when it is imported (`sign` 1), and removes it when it is gone
+    /// (-1).
     fn list(&self, driver: &Driver, sign: i64) {
         if self.imported_by.is_some() && !self.host {
             let units = driver.memory.units(self.size) as i64;
@@ -124,7 +125,7 @@ impl Tables {
             }
             physical.list(driver, -1);
             self.physical.remove(&handle);
-            // Memory bound to it, if it was a multicast object.
+            // If it was a multicast object, releases the memory that was bound to it.
             self.take_tiles(driver, |tile| tile.array == handle);
         }
     }
@@ -207,7 +208,7 @@ impl Vmm {
         });
     }
 
-    /// GPU of physical memory that lies on one.
+    /// Returns the GPU of physical memory. An error for host memory.
     pub(crate) fn gpu_of(&self, handle: u64) -> Result<usize, Code> {
         lock(&self.0)
             .physical
@@ -226,8 +227,8 @@ impl Vmm {
         }
     }
 
-    /// Frees memory whose last descriptor was closed. The kernel notifies a real driver; here, each call that allocates,
-    /// exports, releases or unmaps memory, or asks for sizes, looks for it.
+    /// Frees memory whose last descriptor was closed. The kernel notifies a real driver of that. Here, each call checks
+    /// for it that allocates, exports, releases or unmaps memory, or asks for sizes.
     pub(crate) fn collect(&self, driver: &Driver) {
         if !HANDED_OUT.load(Ordering::Relaxed) {
             return;
@@ -244,7 +245,7 @@ impl Vmm {
         }
     }
 
-    /// GPU and size of physical memory that is being handed to others, and whether it lies on the host.
+    /// Returns GPU and size of physical memory that is being exported, and whether it is host memory.
     pub(crate) fn extent(&self, handle: u64) -> Result<(usize, u64, bool), Code> {
         let tables = lock(&self.0);
         let shared = |p: &&Physical| p.handles > 0 && p.properties.handles & 1 != 0;
@@ -252,7 +253,7 @@ impl Vmm {
         Ok((physical.gpu, physical.size, physical.host))
     }
 
-    /// Memory of another process. `by`: the descriptor by which it came.
+    /// Adds memory of another process. `by`: the descriptor by which it was imported.
     pub(crate) fn import(&self, driver: &Driver, gpu: usize, size: u64, host: bool, by: Option<OwnedFd>) -> u64 {
         let handle = driver.handle();
         let (location, device) = if host { (HOST_NUMA, 0) } else { (1, driver.ordinal(gpu)) };
@@ -307,10 +308,10 @@ impl Vmm {
     }
 }
 
-/// The one NUMA node of a host that has none is 0.
+/// A host location. The only NUMA node here is 0.
 const HOST_NUMA: i32 = 3;
 
-/// Properties, and the GPU on which such memory lies; None: the host.
+/// Checks the properties. Returns them, and the GPU of such memory; None: the host.
 fn checked(properties: In<Properties>) -> Result<(Properties, Option<usize>), Code> {
     let asked = properties.get()?;
     if asked.kind != 1 {

@@ -7,7 +7,7 @@ use soft_gpu::c::{Code, Res};
 use crate::codes::NOT_SUPPORTED;
 use crate::library::{FAULTS, state};
 
-/// How often a call that hangs looks if it still has to.
+/// How often a call that hangs checks whether the fault is still set.
 const STILL: Duration = Duration::from_millis(10);
 
 pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Res) -> i32 {

@@ -24,7 +24,7 @@ pub(crate) struct PciHead {
 
 const _: () = assert!(std::mem::size_of::<PciInfo>() == 68);
 
-/// nvmlUUID_t: text or 16 bytes, as its kind says.
+/// nvmlUUID_t: its kind says whether it is text or 16 bytes.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Uuid {
@@ -83,7 +83,7 @@ fn by_pci(id: Text, out: Out<u64>) -> Res {
     out.set(handle(state()?.gpu_at(pci).ok_or(NOT_FOUND)?))
 }
 
-/// NVML's number of the architecture that a compute capability belongs to.
+/// Returns NVML's number of the architecture of a compute capability.
 fn architecture((major, minor): (u32, u32)) -> u32 {
     match (major, minor) {
         (3, _) => 2,
@@ -217,7 +217,7 @@ soft_gpu::api! {
     fn nvmlDeviceGetVirtualizationMode(gpu: u64, out: Out<u32>) { constant(gpu, out, 0) }
 
     fn nvmlDeviceGetTopologyCommonAncestor(one: u64, other: u64, out: Out<u32>) {
-        // The same device, or devices on different NUMA nodes' root complexes.
+        // 0: the same device. 50: devices on root complexes of different NUMA nodes.
         out.set(if device(one)?.1 == device(other)?.1 { 0 } else { 50 })
     }
 

@@ -1,5 +1,5 @@
-//! Faults: ECC errors, remapped rows, what the driver asks for, and events. All of it is what the file `control` says
-//! (soft_gpu::control); without it every GPU is well.
+//! Faults: ECC errors, remapped rows, recovery actions, and events. The file `control` sets all of them
+//! (soft_gpu::control); without it every GPU is healthy.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -52,16 +52,16 @@ mod field {
 
 /// NVML_VALUE_TYPE_UNSIGNED_INT.
 const UNSIGNED_INT: u32 = 1;
-/// nvmlEventTypeXidCriticalError: what health checks ask for.
+/// nvmlEventTypeXidCriticalError: the event for which health checks wait.
 const XID: u64 = 8;
-/// Time between two looks for an event.
+/// Time between two checks for an event.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// An event set: what its owner waits for.
+/// An event set: the events for which its owner waits.
 struct Set {
     number: u64,
     gpus: Vec<usize>,
-    /// The file's XIDs that are past: delivered, or older than the set.
+    /// The XIDs of the file that are not to be delivered: already delivered, or older than the set.
     past: Vec<(usize, u64)>,
 }
 
@@ -88,7 +88,7 @@ fn read(health: Result<Health, Code>, id: u32) -> Result<u32, Code> {
     }
 }
 
-/// Runs on the event set with this number.
+/// Calls `run` with the event set of this number.
 fn with<T>(number: u64, run: impl FnOnce(&mut Set) -> Result<T, Code>) -> Result<T, Code> {
     let mut sets = lock(&SETS);
     let set = sets.iter_mut().find(|set| set.number == number);
@@ -100,7 +100,7 @@ fn next(set: u64) -> Result<Option<(usize, u64)>, Code> {
     let control = state()?.control();
     let xids = control.xids();
     with(set, |set| {
-        // Lines that are gone or changed are forgotten, so that new ones at their places are delivered.
+        // Forgets lines that are gone or changed, so that new lines in their positions are delivered.
         let same = set.past.iter().zip(xids).take_while(|(past, xid)| past == xid).count();
         set.past.truncate(same);
         while let Some(event) = xids.get(set.past.len()).copied() {
@@ -113,7 +113,7 @@ fn next(set: u64) -> Result<Option<(usize, u64)>, Code> {
     })
 }
 
-/// Waits for the next XID, whose GPU may be lost.
+/// Waits for the next XID. Works even if the GPU is lost.
 fn wait(set: u64, milliseconds: u32) -> Result<Event, Code> {
     let end = Instant::now() + Duration::from_millis(u64::from(milliseconds));
     loop {
@@ -161,7 +161,7 @@ soft_gpu::api! {
         device(gpu)?;
         let count = usize::try_from(count).map_err(|_| INVALID_ARGUMENT)?;
         let asked = values.read(count)?;
-        // Each field answers for itself.
+        // A field that cannot be read does not affect the others.
         let answer = |field: Field| match read(health(gpu), field.id) {
             Ok(value) => Field { kind: UNSIGNED_INT, result: 0, value: u64::from(value), ..field },
             Err(Code(code)) => Field { result: code, ..field },

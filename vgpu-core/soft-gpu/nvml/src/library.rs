@@ -16,13 +16,13 @@ pub(crate) static FAULTS: Faults = Faults::none();
 
 struct Library {
     users: u32,
-    /// Kept over shutdowns, because clients that poll start and stop NVML every time.
+    /// Kept after shutdown, because clients that poll initialise and shut down NVML each time.
     state: Option<&'static State>,
 }
 
 static LIBRARY: Mutex<Library> = Mutex::new(Library { users: 0, state: None });
 
-/// The GPUs, between nvmlInit and nvmlShutdown.
+/// Returns the GPUs; an error before nvmlInit and after nvmlShutdown.
 pub(crate) fn state() -> Result<&'static State, Code> {
     let library = lock(&LIBRARY);
     library.state.filter(|_| library.users > 0).ok_or(UNINITIALIZED)
@@ -49,7 +49,7 @@ fn start() -> Res {
     Ok(())
 }
 
-/// The number behind a device handle; handles look like pointers, but nobody may follow them.
+/// The base of device handles. Handles look like pointers, but are never dereferenced.
 const HANDLE: u64 = 0x5069_0000_0000;
 
 pub(crate) fn handle(gpu: usize) -> u64 {

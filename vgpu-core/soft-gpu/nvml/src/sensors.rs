@@ -9,7 +9,7 @@ const POWER_MILLIWATTS: u32 = 72_000;
 const LIMIT_MILLIWATTS: u32 = 700_000;
 const CELSIUS: u32 = 34;
 
-/// MHz by clock: graphics, SM, memory, video; at rest and at most.
+/// MHz by clock: graphics, SM, memory, video. First those at rest, then the highest.
 const CLOCKS: [u32; 4] = [345, 345, 2619, 765];
 const MAX_CLOCKS: [u32; 4] = [1980, 1980, 2619, 1545];
 

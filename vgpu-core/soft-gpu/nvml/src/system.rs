@@ -35,7 +35,7 @@ soft_gpu::api! {
         state()?;
         let line = std::fs::read(format!("/proc/{pid}/cmdline")).map_err(|_| NOT_FOUND)?;
         let first = line.split(|byte| *byte == 0).next().unwrap_or_default();
-        // Cut, not refused: so does NVML.
+        // Truncated instead of refused, as by NVML.
         out.text(&String::from_utf8_lossy(first), i32::try_from(room).unwrap_or(i32::MAX))
     }
 

@@ -82,7 +82,8 @@ pub(crate) fn picture(gpu: u64) -> Result<Picture, Code> {
 /// Higher than any PID (the kernel's PID_MAX_LIMIT).
 const NO_PID: u32 = 1 << 22;
 
-/// The processes of a picture, as the profile and the file `control` have NVML list them.
+/// Returns the processes of a picture with the PIDs by which NVML lists them, as the profile and the file `control`
+/// say.
 pub(crate) fn visible(gpu: u64, picture: &Picture) -> Result<Vec<(u32, &User)>, Code> {
     let (state, _) = device(gpu)?;
     let (mode, wrong) = (state.profile().nvml_pids, state.control().wrong_pids);
@@ -168,7 +169,7 @@ soft_gpu::api! {
         })
     }
 
-    /// No confidential computing: nothing is protected.
+    /// There is no confidential computing, so no memory is protected.
     fn nvmlDeviceGetConfComputeMemSizeInfo(gpu: u64, out: Out<[u64; 2]>) {
         let profile = device(gpu)?.0.profile();
         out.set([0, (profile.memory + profile.reserved) >> 10])
@@ -178,7 +179,7 @@ soft_gpu::api! {
         constant(gpu, out, [0; 3])
     }
 
-    /// Only for running processes. Their peak is not recorded, so it is the present figure.
+    /// Works only for running processes. Their peak is not recorded, so the current figure is returned.
     fn nvmlDeviceGetAccountingStats(gpu: u64, pid: u32, out: Out<Accounting>) {
         let picture = picture(gpu)?;
         let (_, user) = visible(gpu, &picture)?.into_iter().find(|(known, _)| *known == pid).ok_or(NOT_FOUND)?;

@@ -10,12 +10,12 @@
 //! Nobody waits: a process that finds a change under way finishes it, from the journal of the process that began it.
 //!
 //! How it fails:
-//! - Killed or stopped before 2: nothing has happened, and the next owner of the place writes the journal again.
+//! - Killed or stopped before 2: nothing has happened, and the next owner of the slot overwrites the journal.
 //! - Killed or stopped after 2: the next process finishes the change.
-//! - Stopped within 3, while others finish and go on: each exchange that is left fails, because no word ever has an old
-//!   value again (see `words`). What is read from a journal is used only if the root says afterwards that it was
-//!   still the same change.
-//! - Two at once: one exchange of the root fails, and that process begins again with what it reads then.
+//! - Stopped within 3, while others finish and continue: each remaining exchange fails, because no word ever has an old
+//!   value again (see `words`). A record of a journal is used only if the root, read afterwards, still has the same
+//!   change.
+//! - Two at once: one exchange of the root fails, and that process starts over from the new state.
 //! - A damaged journal: words that do not exist are skipped, and its length is bounded.
 
 use std::sync::atomic::Ordering::*;
@@ -69,7 +69,7 @@ impl<'a> Words<'a> {
         true
     }
 
-    /// The journal must not be in use: that is so between a call of `quiet` and the exchange.
+    /// Writes the changes into the journal. It is not in use between a call of `quiet` and the exchange of the root.
     fn prepare(&self, journal: usize, changes: &[Change]) -> bool {
         let Some(journal) = self.journals.get(journal).filter(|_| changes.len() <= RECORDS) else {
             return false;
@@ -139,8 +139,8 @@ mod tests {
         assert!(!words.is_still(quiet));
     }
 
-    /// Each step at which the process of journal 0 can die, or be stopped until long after: before the exchange of the
-    /// root nothing has happened, after it all of it has.
+    /// The process of journal 0 dies, or is stopped until long after, at each step: before the exchange of the root
+    /// nothing has happened, after it the whole change has.
     #[test]
     fn a_change_whose_process_dies_is_finished_by_the_next() {
         for applied in [None, Some(0), Some(1), Some(2)] {
@@ -168,7 +168,7 @@ mod tests {
         }
     }
 
-    /// A process that was stopped between its look at the root and its exchange of a word.
+    /// A process that was stopped after it read the root and before it exchanged a word.
     #[test]
     fn a_late_exchange_fails() {
         let memory = Memory::new(1, 2);

@@ -1,17 +1,17 @@
 //! What the GPUs do from one moment to the next: one context at a time, in slices.
 //!
 //! - Contexts with work take turns, in the order of their queues' numbers, for a slice each. A context without work
-//!   gives way at once. To change to another context takes a switch; the first one after the GPU was idle, or the
-//!   same one again, costs none. A kernel goes on where its last slice ended.
+//!   gives way at once. Changing to another context takes a switch, but not after the GPU was idle, or if the same
+//!   context continues. A kernel continues where its last slice ended.
 //! - A context runs its queue in order, apart from work of different streams that fits on the GPU at once (see `run`).
 //! - A piece of work that has to wait for another queue also holds back everything that is behind it in its own queue.
-//!   If nothing runs, the context has no work until then.
+//!   If nothing else runs, the context has no work until then.
 //!
-//! `advance` works on a copy of the words and changes nothing; `changes` says what has to be written. Both are
-//! pure: the clock is an argument, and the same words give the same answer.
+//! `advance` works on a copy of the words and changes nothing; `changes` returns what has to be written. Both are pure:
+//! the clock is an argument, and the same words give the same result.
 //!
-//! How it fails: words that were read while another process changed them, or a damaged file, give nonsense, but no
-//! endless loop and no panic. The journal refuses what was made from words that have changed since.
+//! How it fails: words that were read while another process changed them, or a damaged file, give a wrong schedule, but
+//! no endless loop and no panic. The journal refuses changes computed from words that have changed since.
 
 mod run;
 
@@ -37,13 +37,13 @@ pub struct Pace {
 enum State {
     Idle,
     Runs,
-    /// Changes to this queue until that time.
+    /// Is switching to this queue until that time.
     Switches(usize, u64),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Gpu {
-    /// The queue whose context ran last; it still does if the GPU runs.
+    /// The queue whose context ran last, or is running now.
     resident: Option<usize>,
     state: State,
     slice_start: u64,
@@ -90,7 +90,7 @@ struct Before {
     contexts: Vec<[u64; 3]>,
 }
 
-/// How far a context comes in one go.
+/// The state of a context after one run without interruption.
 struct Reach<'a> {
     index: usize,
     until: u64,
@@ -259,8 +259,8 @@ impl<'a> Schedule<'a> {
             .collect()
     }
 
-    /// Runs a GPU's context until `limit` or the end of its slice, to the end of its work, to an end that another queue
-    /// waits for, or as far as `budget` records go. None: no context runs.
+    /// Runs a GPU's context until the first of these: `limit`, the end of its slice, the end of its work, the end of an
+    /// entry for which another queue waits, or `budget` records. None: no context runs.
     fn reach(&self, number: usize, limit: u64, budget: usize) -> Option<Reach<'a>> {
         let gpu = &self.gpus[number];
         let index = gpu.running().and_then(|queue| self.index(queue))?;
@@ -291,7 +291,8 @@ impl<'a> Schedule<'a> {
         })
     }
 
-    /// The next moment at which something changes on a GPU, but not after `now`, and how its context comes there.
+    /// Returns the next moment at which something changes on a GPU, at most `now`, and its context's state at that
+    /// moment.
     fn next(&self, number: usize, now: u64, budget: usize) -> (u64, Option<Reach<'a>>) {
         let reach = self.reach(number, now, budget);
         let moment = match (self.gpus[number].state, &reach) {
@@ -308,9 +309,9 @@ impl<'a> Schedule<'a> {
         (moment.min(now).max(self.at), reach)
     }
 
-    /// Lets a GPU continue until `until`. `foreseen` is how its context comes to the next change, if that is not
-    /// earlier. Returns how far its context comes. The caller applies that after all GPUs: they work at the same time,
-    /// so none may see it before.
+    /// Lets a GPU continue until `until`. `foreseen` is its context's state at the GPU's next change, and is used if
+    /// that is at `until`. Returns the context's new state, which the caller applies after all GPUs have run: they work
+    /// at the same time, so no GPU may see it earlier.
     fn run(&mut self, number: usize, until: u64, budget: usize, foreseen: Option<Reach<'a>>) -> Option<Reach<'a>> {
         let (gpu, length) = (self.gpus[number], until - self.at);
         let reach = match foreseen {
@@ -329,7 +330,7 @@ impl<'a> Schedule<'a> {
         self.spent.ran += ran;
         self.spent.idle += length.saturating_sub(ran);
         if !self.others(number, self.contexts[index].queue).0 {
-            // Alone: one slice follows the other.
+            // With no other work, slices of the same context follow each other without a switch.
             let slices = (until - gpu.slice_start.min(until)) / self.pace.slice.max(1);
             self.gpus[number].slice_start = gpu.slice_start + slices * self.pace.slice;
         }
@@ -372,7 +373,7 @@ impl<'a> Schedule<'a> {
                 self.stamps.extend(stamps);
             }
             let after = self.acts();
-            // Fewer records if what had begun has ended.
+            // There may be fewer records than before, if work ended that had begun since the words were read.
             budget = (budget + records).saturating_sub(after[0]);
             has_acted = acts != after[1];
             self.at = until;
@@ -382,7 +383,7 @@ impl<'a> Schedule<'a> {
         }
     }
 
-    /// Notes which context comes onto a GPU, if late events need that.
+    /// Records when a context starts to run on a GPU. Needed only for late events.
     fn arrives(&mut self, number: usize, next: &Gpu) {
         let arrived = next
             .running()
@@ -401,8 +402,8 @@ impl<'a> Schedule<'a> {
         runs.fold([0; 2], |[records, acts], run| [records + run.records, acts + run.acts])
     }
 
-    /// Advances to `now` for a look that changes nothing, so there may be more changes than fit into a transaction. Stops early
-    /// only where the words are nonsense.
+    /// Advances to `now` for a reader that writes nothing, so there may be more changes than fit into a transaction.
+    /// Stops early only if the words are invalid.
     pub fn foresee(&mut self, now: u64) {
         let mut from = None;
         while self.at < now && from != Some(self.at) {
@@ -432,7 +433,7 @@ impl<'a> Schedule<'a> {
                 if let Some(ends) = ends {
                     change(Name::Ends { queue, entry }, words.ends.load(Acquire), ends);
                 }
-                // After the stamps: who sees that an entry is done finds its stamp.
+                // After the stamps, so that a reader who sees that an entry is done finds its stamp.
                 change(Name::Stage { queue, entry }, words.stage.load(Acquire), stage);
             }
             change(Name::Executed { queue }, *executed, run.executed);
@@ -494,7 +495,7 @@ impl<'a> Schedule<'a> {
             let (contended, _) = self.others(context.gpu, context.queue);
             let left = gpu.slice_start.saturating_add(self.pace.slice).saturating_sub(self.at);
             let more = work.saturating_sub(left).div_ceil(self.pace.slice.max(1));
-            // Away and back again after each slice.
+            // After each slice, one switch to another context and one back.
             let switches = if contended {
                 more.saturating_mul(2 * self.pace.switch)
             } else {
@@ -508,12 +509,12 @@ impl<'a> Schedule<'a> {
             State::Runs => self.change(context.gpu).saturating_add(self.pace.switch),
             State::Idle => self.at,
         };
-        // Nothing begins before the next change on a GPU, which may be what the context waits for.
+        // Nothing can begin before the next change on any GPU, because the context may be waiting for that.
         start.saturating_add(work).max(self.first_change())
     }
 
-    /// Returns true if the context's process cannot know yet that something ended at `stamp`, with `late_events`: its
-    /// slice was over with work left, and it was not on the GPU again.
+    /// With `late_events`: returns true if the context's process cannot know yet that something ended at `stamp`,
+    /// because its slice ended with work left and the context has not been on the GPU again.
     pub fn hides(&self, queue: usize, stamp: u64) -> bool {
         let Some(context) = self.context(queue).filter(|_| self.pace.late_events) else {
             return false;
@@ -524,7 +525,8 @@ impl<'a> Schedule<'a> {
             && context.run.front().is_some_and(|queued| queued <= stamp)
     }
 
-    /// Returns the earliest moment at which a context can tell what it hides: it may wait for any GPU.
+    /// Returns the earliest moment at which a context can report an end that it hides. It may depend on any GPU's next
+    /// change.
     pub fn tells(&self) -> u64 {
         self.first_change().max(self.at.saturating_add(1))
     }
@@ -552,6 +554,6 @@ impl<'a> Schedule<'a> {
     }
 }
 
-// Safe code and many steps: nothing for an interpreter.
+// Safe code and many steps: too slow under Miri, and nothing for it to find.
 #[cfg(all(test, not(miri)))]
 mod tests;

@@ -1,13 +1,14 @@
 //! How much GPU time a process had in the window over which NVML measures.
 //!
-//! Each transaction of the schedule adds to `served`, and keeps the figures before and after it as samples if the last one
-//! is old enough. Figures between two samples are interpolated, with an error below their distance, 4 % of a window.
+//! Each transaction of the schedule adds to `served`, and keeps the figures before and after it as samples if the last
+//! one is old enough. Figures between two samples are interpolated, with an error below the distance of the samples,
+//! which is 4 % of a window.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use super::words::{Name, SAMPLES, Usage, Words};
 
-/// The least time between samples. All samples together reach back further than WINDOW_NS.
+/// The least time between samples. All samples together cover more than WINDOW_NS.
 pub(super) const SAMPLE_NS: u64 = 20_000_000;
 /// The window over which utilisation is measured. NVML says "between 1/6 and 1 second".
 pub const WINDOW_NS: u64 = 500_000_000;
@@ -16,7 +17,7 @@ fn of<'a>(words: Words<'a>, place: usize, gpu: usize) -> Option<&'a Usage> {
     words.usage.get(place)?.get(gpu)
 }
 
-/// Adds `ran` ns, which a process had between two moments.
+/// Adds `ran` ns that a process had on the GPU between two moments.
 pub(super) fn add(
     words: Words<'_>,
     (place, gpu): (usize, usize),
@@ -46,20 +47,20 @@ pub(super) fn served(words: Words<'_>, place: usize, gpu: usize) -> u64 {
     of(words, place, gpu).map_or(0, |usage| usage.served.load(Acquire))
 }
 
-/// The process that has a place now is not charged with what its predecessors used.
+/// Records when a process joins, so that it is not charged for what earlier processes in its slot used.
 pub fn join(words: Words<'_>, place: usize, now: u64) {
     for usage in words.usage.get(place).into_iter().flatten() {
         usage.since.store(now, Relaxed);
     }
 }
 
-/// Returns when the window of a process begins that ends at `now`.
+/// Returns the start of a process's window that ends at `now`.
 pub fn window(words: Words<'_>, place: usize, gpu: usize, now: u64) -> u64 {
     let since = of(words, place, gpu).map_or(0, |usage| usage.since.load(Relaxed));
     now.saturating_sub(WINDOW_NS).max(since.min(now))
 }
 
-/// Returns the GPU time that a place had had at `then`, a moment before `at`, where it has had `served`.
+/// Returns the GPU time that a slot had used at `then`, which must be before `at`, the time of the current figure.
 pub fn served_then(words: Words<'_>, place: usize, gpu: usize, then: u64, at: u64) -> u64 {
     let Some(usage) = of(words, place, gpu) else { return 0 };
     let served = usage.served.load(Acquire);
@@ -82,7 +83,7 @@ pub fn served_then(words: Words<'_>, place: usize, gpu: usize, then: u64, at: u6
     before.1 + (part / u128::from(after.0.saturating_sub(before.0).max(1))) as u64
 }
 
-// Safe code and many steps: nothing for an interpreter.
+// Safe code and many steps: too slow under Miri, and nothing for it to find.
 #[cfg(all(test, not(miri)))]
 mod tests {
     use super::super::schedule::Pace;
@@ -117,7 +118,7 @@ mod tests {
         queue.pushed.store(number + 1, SeqCst);
     }
 
-    /// Returns the figure that a look at the GPU finds; the look changes nothing.
+    /// Returns the utilisation that a reader sees. Reading changes nothing.
     fn percent(words: Words<'_>, now: u64) -> u64 {
         super::super::busy_in_window(words, PACE, &[(0, 0)], now)[0] * 100 / WINDOW_NS
     }

@@ -1,26 +1,26 @@
 //! The shared words of the GPUs' time.
 //!
 //! Two kinds of words, by who writes them:
-//! - `Queue::pushed`, `Queue::narrow` and what an entry says of its work: the process that owns the queue, and nobody
-//!   else, before the entry is pushed.
-//! - All others: transactions of the journal. Their values never recur: times, positions and counters only grow, also
-//!   when a queue or a process's place gets another owner. So an exchange of a process that was stopped in the middle
-//!   of one, and goes on much later, fails.
+//! - `Queue::pushed`, `Queue::narrow` and the description of an entry's work: only by the process that owns the queue,
+//!   before the entry is pushed.
+//! - All others: by transactions of the journal. Their values never recur: times, positions and counters only grow,
+//!   also when a queue or a process slot gets another owner. So if a process is stopped in the middle of a transaction
+//!   and continues much later, its exchanges fail.
 //!
-//! A queue has a clock, `executed`: how much GPU time its context has had. Work that has begun ends when the clock shows
-//! its `ends`. Work is done in order, apart from that of different lanes that runs at once: an entry that has begun, or
-//! has ended before an earlier one, says so in its `stage`.
+//! A queue has a clock, `executed`: how much GPU time its context has had. Work that has begun ends when the clock
+//! shows its `ends`. Work is done in order, except that work of different lanes may run at once. The `stage` of an
+//! entry shows that it has begun, or that it has ended before an earlier one.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::account::MAX_PROCS;
 use crate::profile::MAX_GPUS;
 
-/// How many contexts of all processes can have launched work and live.
+/// The largest number of contexts, in all processes together, that can have launched work and still exist.
 pub const MAX_QUEUES: usize = 1 << 10;
 /// How much work a context can have queued. A further launch waits.
 pub const DEPTH: u64 = 1 << 10;
-/// Figures of the past that a process has of a GPU: together they reach back further than the window.
+/// The number of usage samples of a process on a GPU. Together they cover more than the window.
 pub const SAMPLES: usize = 32;
 
 /// One piece of work in a queue.
@@ -41,8 +41,8 @@ pub struct Entry {
     pub stage: AtomicU64,
 }
 
-/// How far a piece of work has come, if the queue's `done` does not say so. Numbers only grow, so a place that is used
-/// again needs no reset.
+/// The state of a piece of work, unless the queue's `done` already shows that it has ended. Numbers only grow, so a
+/// reused entry needs no reset.
 pub mod stage {
     pub const fn begun(number: u64) -> u64 {
         number.wrapping_mul(2).wrapping_add(1)
@@ -56,7 +56,7 @@ pub mod stage {
 /// The width of work that fills the GPU, in percent.
 pub const WHOLE: u32 = 100;
 
-/// Which part of the GPU a piece of work fills, and with what it may run at once.
+/// The part of the GPU that a piece of work fills, and its lane, which decides with what it may run at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     /// Percent of the GPU.
@@ -64,8 +64,8 @@ pub struct Shape {
     pub lane: Lane,
 }
 
-/// A stream, as far as the order of work is concerned: a number below 128, as many kernels as can run at once on
-/// hardware. Work of one lane runs in order. Odd ones wait for the default stream's lane, which waits for them.
+/// A stream, as far as the order of work is concerned. There are 128 lanes, because hardware can run that many kernels
+/// at once. Work of one lane runs in order. Odd lanes wait for the default stream's lane, which waits for them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lane(u32);
 
@@ -75,7 +75,8 @@ pub type Lanes = u128;
 impl Lane {
     pub const DEFAULT: Self = Self(0);
 
-    /// The lane of the n-th stream that is blocking, or of the n-th that is not. After 63 they share lanes.
+    /// Returns the lane of the n-th blocking stream, or of the n-th other stream. Beyond the first 63, streams share
+    /// lanes.
     pub fn of_stream(n: u32, is_blocking: bool) -> Self {
         match is_blocking {
             true => Self(n % 64 * 2 + 1),
@@ -104,7 +105,7 @@ impl Shape {
         u64::from(self.width) << 8 | u64::from(self.lane.0)
     }
 
-    /// Any word gives a shape.
+    /// Accepts any word.
     pub fn unpack(word: u64) -> Self {
         Self {
             width: ((word >> 8) as u32).min(WHOLE),
@@ -152,7 +153,7 @@ impl Queue {
 #[derive(Default)]
 #[repr(C)]
 pub struct Turn {
-    /// See `schedule`: who is on the GPU, what it does, and a counter of changes.
+    /// The context on the GPU, what the GPU does, and a counter of changes: see `schedule`.
     pub turn: AtomicU64,
     pub slice_start: AtomicU64,
     /// When the current switch ends.
@@ -206,7 +207,7 @@ impl Default for Journal {
     }
 }
 
-/// All of it, in the shared file.
+/// All shared words of the GPUs' time, in the shared file.
 #[repr(C, align(128))]
 pub struct Timeline {
     /// See `journal`.
@@ -216,11 +217,11 @@ pub struct Timeline {
     /// The largest number of queues that were ever in use. Readers read no further.
     pub high_water: AtomicU64,
     pub gpus: [Turn; MAX_GPUS],
-    /// Apart from the queues, so that a look for those in use is cheap.
+    /// Separate from the queues, so that searching for queues in use is cheap.
     pub owners: [AtomicU64; MAX_QUEUES],
     pub queues: [Queue; MAX_QUEUES],
     pub usage: [[Usage; MAX_GPUS]; MAX_PROCS],
-    /// One for each process, and one for who has the folder's lock.
+    /// One for each process, and one for the process that holds the folder's lock.
     pub journals: [Journal; MAX_PROCS + 1],
 }
 
@@ -229,7 +230,7 @@ const _: () = {
     assert!(size_of::<Usage>() == 576);
 };
 
-/// The same by reference, so that tests need not make all of it.
+/// The same words by reference, so that tests need not create all of them.
 #[derive(Clone, Copy)]
 pub struct Words<'a> {
     pub root: &'a AtomicU64,
@@ -355,7 +356,7 @@ pub mod owner {
     }
 }
 
-/// One piece of work of one queue. It is never reused: numbers go on when the queue gets another owner.
+/// Identifies one piece of work of one queue. It is never reused: numbers continue when the queue gets another owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ticket {
     pub queue: usize,
@@ -376,7 +377,7 @@ impl Ticket {
         })
     }
 
-    /// When it ended, once it is done, and as long as its place was not used again.
+    /// Returns when the work ended. Valid only if it is done and its entry was not reused.
     pub fn stamp(self, words: Words<'_>) -> u64 {
         let queue = words.queues.get(self.queue);
         queue.map_or(0, |queue| queue.entry(self.number).when.load(Ordering::Acquire))

@@ -18,7 +18,7 @@ pub fn libraries() -> PathBuf {
     folder
 }
 
-/// A state folder, or a file, that lasts as long as this value.
+/// A path for a state folder or a file, which is removed when this value is dropped.
 pub struct Folder(pub PathBuf);
 
 impl Folder {
@@ -35,7 +35,8 @@ impl Drop for Folder {
     }
 }
 
-/// Returns true if the command can be run here and succeeds: rights are tried, because root lacks some in containers.
+/// Returns true if the command can be run here and succeeds. Used to test for permissions, because root lacks some in
+/// containers.
 pub fn succeeds(program: &str, args: &[&str]) -> bool {
     let mut command = Command::new(program);
     command.args(args).stderr(Stdio::null());
@@ -112,7 +113,7 @@ impl Client {
         writeln!(self.to, "{line}").expect("the client lives");
     }
 
-    /// The next line, which is about this step.
+    /// Returns the next line without the step's name. The line must be about this step.
     pub fn hear(&mut self, step: &str) -> String {
         let mut line = String::new();
         self.from.read_line(&mut line).expect("the client answers");

@@ -1,7 +1,7 @@
 //! Tracks launches in flight until they are acknowledged by an event that the GPU has passed or by a wait that returned.
 //!
-//! How it fails: launches without an event are taken as ended after a while, or once a later event of their stream was reached
-//! or the program has waited for them.
+//! How it fails: launches without an event are assumed to have ended after some time, or once a later event of their
+//! stream was reached, or once the program has waited for them.
 
 use super::Limiter;
 use super::call::{Call, Recorded};
@@ -10,9 +10,10 @@ use crate::compute::{MS, Ns, US};
 
 /// An event that is reached within this time after it was recorded shows that the GPU had waited for launches.
 const CAUGHT_UP: Ns = 30 * US;
-/// How much earlier the GPU passes the event in front of a launch: meanwhile the CPU still makes the launch.
+/// How much earlier the GPU passes the event in front of a launch, because the CPU is still preparing the launch.
 const LAUNCHING: Ns = 3 * US;
-/// Launches without an event are taken as ended after this, or after four times their expected length.
+/// Launches without an event are assumed to have ended after this time, or after four times their expected length if
+/// that is longer.
 const BY_THE_CLOCK: Ns = 10 * MS;
 
 impl Limiter {
@@ -44,7 +45,8 @@ impl Limiter {
         self.open.iter().any(|open| open.stream == stream)
     }
 
-    /// Measures the next launch of a stream alone: from the event behind the launches before it, or from one of its own.
+    /// Prepares to measure the next launch of a stream alone, starting from an event: the one behind the launches
+    /// before it, or a new one.
     pub(super) fn measure_next(&mut self, call: &mut Call<'_>, stream: Stream) {
         let event = if self.is_open(stream) {
             self.mark(call, stream);
@@ -57,8 +59,8 @@ impl Limiter {
         self.release(call, before.map(|(_, event)| event));
     }
 
-    /// Records an event behind the open launches of a stream. If this thread cannot record one, another may do so
-    /// later; after a while the launches are taken as ended.
+    /// Records an event behind the open launches of a stream. If this thread cannot record one, another thread may do
+    /// so later; after some time the launches are assumed to have ended.
     pub(super) fn mark(&mut self, call: &mut Call<'_>, stream: Stream) {
         let Some(at) = self.open.iter().position(|open| open.stream == stream) else {
             return;
@@ -145,7 +147,7 @@ impl Limiter {
         let to = ended.min(call.now);
         let begin = self.begin.take();
         if let Some(length) = self.since(call, begin, mark) {
-            // The busy time began when the GPU passed the event in front, not with the call of the launch.
+            // The work began when the GPU passed the event in front of it, not when the launch was called.
             self.busy = self.busy.map(|busy| busy.max(to.saturating_sub(length)));
         }
         let is_older = |first: Ns, stream: Stream| first < mark.recorded && stream != mark.stream;

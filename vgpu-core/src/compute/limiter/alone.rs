@@ -1,9 +1,10 @@
 //! A share that is alone on the GPU is not held back, because there is no other share to protect. Its queue is bounded
 //! only by time, so that the first neighbour soon gets its part, and it records at most one event a millisecond.
 //!
-//! How it fails: the first launches go two, four, eight at once, while their length is unknown. Kernels that suddenly
-//! take far longer are noticed by the age of an event that is not reached; until then as many of them are queued as of
-//! the short kernels. A stream that the CPU cannot keep busy is charged as if it were busy, as in NVML's utilization.
+//! How it fails: while the length of launches is unknown, the first ones are allowed two, four, eight at a time.
+//! Kernels that suddenly take far longer are noticed by the age of an event that is not reached; until then as many of
+//! them are queued as of the short ones. A stream that the CPU cannot keep busy is charged as if it were busy, as in
+//! NVML's utilization.
 
 use std::sync::atomic::Ordering::Release;
 
@@ -17,7 +18,7 @@ use crate::compute::{MS, Ns};
 const LOOK: Ns = MS;
 /// The most launches without asking the limiter.
 const BUDGET: u32 = 128;
-/// How long others leave the GPU to a share that is alone and therefore seldom asks.
+/// How long others leave the GPU to a share that is alone, which renews this only rarely.
 const LASTS: Ns = 3 * MS;
 
 impl Limiter {
@@ -32,7 +33,7 @@ impl Limiter {
         self.alone.granted = 0;
     }
 
-    /// Returns true if an event of a stream has not been reached for long, so that much is queued.
+    /// Returns true if an event of a stream has not been reached for so long that much work must be queued.
     pub(super) fn is_deep(&self, now: Ns, stream: Stream) -> bool {
         let of_stream = self.marks.iter().filter(|mark| mark.stream == stream);
         let oldest = of_stream.map(|mark| mark.recorded).min();
@@ -49,7 +50,7 @@ impl Limiter {
         self.measure_next(call, stream);
     }
 
-    /// Returns how many launches may now go without a question.
+    /// Returns how many launches may now go without asking.
     pub(super) fn launched_alone(&mut self, call: &mut Call<'_>, stream: Stream) -> u32 {
         let room = self.room(call.now);
         // Several events per queue: a single one would be reached only when nothing is queued any more.
@@ -78,7 +79,7 @@ impl Limiter {
         Answer::sleep(call.now + AHEAD_ALONE / 32, None, Reason::Queue)
     }
 
-    /// Notes that a wait has returned. If nothing is left in flight, the clock dates the end of the work.
+    /// Called when a wait has returned. If nothing is left in flight, the work is assumed to have ended now.
     pub(super) fn after_wait_alone(&mut self, call: &mut Call<'_>, wait: &Waiting) {
         let is_waited_for = |mark: &Mark| wait.scope.covers(mark.stream);
         if wait.scope == Scope::Some || self.marks.iter().any(is_waited_for) {
@@ -90,7 +91,7 @@ impl Limiter {
         let open: u32 = self.open.iter().map(|open| open.launches).sum();
         let left = self.in_flight.saturating_sub(ended).max(kept + open);
         if left == 0 {
-            // A wait that blocked had work until it returned, so there was no gap before.
+            // If the wait blocked, there was work until it returned. Otherwise there may have been a gap before.
             self.has_caught_up = !wait.has_blocked(call.now);
             self.has_gaps = self.has_caught_up && self.in_flight > 0;
             self.ended(call, self.in_flight, call.now.saturating_sub(WAIT_RETURNS));

@@ -34,7 +34,7 @@ pub enum Reason {
     Queue,
     /// A launch of unknown length is in flight.
     Measuring,
-    /// Too many processes of the share are at work.
+    /// Too many processes of the share have work in flight, so no cell is free.
     Cells,
 }
 
@@ -71,8 +71,9 @@ impl Recorded {
 /// The limiter's view of its process: events in its streams, and which processes of the share are alive.
 pub trait Process {
     fn record(&mut self, stream: Stream) -> Recorded;
-    /// Returns the latest time at which the GPU can have passed an event: an interval that is too early would be hidden
-    /// by those of other processes. None: not passed yet. A lost event is taken as passed now.
+    /// Returns the latest time at which the GPU can have passed an event. If the time were too early, the interval
+    /// would be covered by those of other processes and not be charged. None: not passed yet. A lost event is treated
+    /// as passed now.
     fn passed(&mut self, event: usize) -> Option<Ns>;
     /// Returns the time between two passed events. None: unknown.
     fn between(&mut self, front: usize, behind: usize) -> Option<Ns>;

@@ -1,9 +1,9 @@
 //! Cells of the share's page as leases: a process has one while it has work in flight, so any number of processes can
 //! share them.
 //!
-//! How it fails: if two processes take one cell at once, one gets it. A process whose cell was taken while it had nothing in
-//! flight takes another before its next launch that asks; anything it publishes in between is overwritten. The work in flight
-//! of a killed process is charged by the next process of its share that asks.
+//! How it fails: if two processes take one cell at once, one gets it. A process whose cell was taken while it had
+//! nothing in flight takes another cell the next time that one of its launches asks; anything it publishes in between
+//! is overwritten. The work in flight of a killed process is charged by the next process of its share that asks.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
@@ -14,11 +14,13 @@ use super::call::Call;
 use super::config::BURIAL;
 use crate::compute::{MS, Ns, account};
 
-/// How long deaths are remembered.
+/// How long a death affects the charge for later deaths.
 const REMEMBERED: Ns = 600_000 * MS;
-/// Work that began more recently may belong to a living process whose cell was taken.
+/// Work that began more recently than this is not charged as a dead process's: a living process's cell may just have
+/// been taken.
 const NO_DEATH: Ns = MS;
-/// The largest charge for one death. A program in a crash loop restarts later each time; the GPU is idle in between.
+/// The largest charge for one death. This is enough, because a program in a crash loop restarts later each time and the
+/// GPU is idle in between.
 const MOST: Ns = 10_000 * MS;
 
 impl Limiter {
@@ -57,10 +59,11 @@ impl Limiter {
         for (index, cell) in call.page.cells.iter().enumerate() {
             let owner = cell.owner.load(Acquire);
             let is_busy = owner != 0 && cell.busy_since.load(Relaxed) != 0;
-            // A former process with the identity of this one is dead, too.
+            // A former process with the identity of this process is dead.
             let is_predecessor = owner == self.owner && index != self.cell;
             let is_dead = is_busy && (is_predecessor || owner != self.owner && call.process.is_dead(owner, cell));
-            // Takes the cell first: otherwise another process could take it, and its work would be charged instead.
+            // The cell is taken first: otherwise another process could take it, and that process's work would be
+            // charged.
             if is_dead && cell.owner.compare_exchange(owner, self.owner, AcqRel, Relaxed).is_ok() {
                 bury(call.page, cell, self.entry.weight, call.now);
                 cell.owner.store(0, Release);

@@ -39,7 +39,7 @@ impl Limiter {
             at_most = Some(at_most.map_or(worked, |bound| bound.min(worked)));
         }
         if self.owns_cell(call.page) {
-            // Otherwise the work that this process has published would be taken for another process's.
+            // Cleared first: otherwise the work that this process has published would be treated as another process's.
             call.page.cells[self.cell].busy_since.store(0, Release);
         }
         account::charge_work(call.page, self.entry.weight, from, to, at_most);
@@ -54,17 +54,17 @@ impl Limiter {
         self.publish(call);
     }
 
-    /// The program may have paused after launches without an event. Returns their expected time if it is far shorter than the
-    /// measured one. The larger of mean and sample is used: launches that have become longer would be taken for pauses by the
-    /// mean alone, which would then never grow.
+    /// Handles a program that may have paused after launches without an event. Returns the launches' expected time if
+    /// it is far shorter than the measured one. Uses the larger of mean and sample: with the mean alone, launches that
+    /// have become longer would be treated as pauses, and the mean would never grow.
     fn without_pause(&self, wall: Ns, launches: u32) -> Option<Ns> {
         let worked = Ns::from(launches) * self.pace.mean.max(self.pace.sample);
         let is_pause = self.has_gaps && worked > 0 && wall > 2 * worked + MS;
         is_pause.then_some(worked)
     }
 
-    /// Returns the most that is charged: the expected time of the launches, if the GPU waited for launches or may have run
-    /// another share's.
+    /// Returns the maximum charge, if any: the expected time of the launches, if the GPU waited for launches or may
+    /// have run another share's work.
     fn bound(&self, call: &Call<'_>, own: Option<Ns>, wall: Ns) -> Option<Ns> {
         let launches = Ns::from(self.uncharged);
         let mut bound = own;
@@ -78,8 +78,9 @@ impl Limiter {
         bound
     }
 
-    /// Returns the part of a period that is the share's own if others had turns in it too: the GPU divides it among
-    /// contexts. Only the others' pages tell that, so a share that is limited to its `cores` is charged all of it.
+    /// Returns how much of a period is the share's own if others had turns in it too, because the GPU divides it among
+    /// contexts. Only the others' pages show such turns, and they may lie, so a share that is limited to its `cores` is
+    /// charged for all of it.
     fn own_part(&self, call: &Call<'_>, from: Ns, to: Ns) -> Option<Ns> {
         if self.is_capped(call.now) {
             return None;

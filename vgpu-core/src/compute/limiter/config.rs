@@ -20,11 +20,11 @@ pub(super) const EVERY: u32 = 16;
 pub(super) const AGE: Ns = 200 * US;
 /// How often a share that is alone measures a launch.
 pub(super) const AGE_ALONE: Ns = 2 * MS;
-/// Over how much GPU time the mean time of a launch is taken.
+/// The mean time of a launch is taken over this much GPU time.
 pub(super) const MEMORY: Ns = 100 * MS;
 /// A thread that should wait no longer than this spins instead of sleeping.
 pub(super) const LONGEST_SPIN: Ns = 80 * US;
 /// The work in flight of a killed process is charged by the clock, up to this bound, which doubles with each such death.
 pub(super) const BURIAL: Ns = 1000 * MS;
-/// A rank's turn is over if others want it and nothing has ended in it for this long.
+/// A rank's turn is over if others want the GPU and none of the rank's launches has ended for this long.
 pub(super) const GIVES_UP: Ns = 4 * MS;

@@ -20,9 +20,10 @@ const OVERRUN: Ns = 4 * MS;
 const SPIN: Ns = 10 * US;
 /// A turn taken after a long wait is not cut for this long.
 const UNCUT: Ns = 4 * MS;
-/// How long the first launches of a share that is alone wait for first launches of its other processes.
+/// How long the first launches of a share that is alone wait while launches of its other processes are of unknown
+/// length.
 const UNKNOWN_ALONE: Ns = 50 * MS;
-/// The shortest sleep for a part of the work in flight.
+/// The shortest sleep while waiting for a part of the work in flight.
 const SHORTEST_SLEEP: Ns = 40 * US;
 /// How long a thread takes to wake up.
 const WAKE_UP: Ns = 60 * US;
@@ -33,7 +34,7 @@ struct Launch {
     in_flight: InFlight,
     /// GPU time that the share may still use of its `cores`.
     tokens: i64,
-    /// The window is full.
+    /// As many launches are in flight as the window allows.
     is_full: bool,
     /// The launch is queued behind a kernel that does not end, because that kernel may wait for it.
     is_stuck: bool,
@@ -47,7 +48,7 @@ impl Launch {
 }
 
 impl Limiter {
-    /// Decides whether a launch may go that has waited since `asked`.
+    /// Decides whether a launch that has waited since `asked` may go.
     pub(super) fn decide(&mut self, call: &mut Call<'_>, stream: Stream, asked: Ns) -> Answer {
         let (now, page) = (call.now, call.page);
         self.entry = call.pages.entry().unwrap_or(self.entry);
@@ -86,7 +87,8 @@ impl Limiter {
         {
             return answer;
         }
-        // Beside a share that takes no turns the GPU slices all of them, so a share below its `cores` needs no turn either.
+        // If another share takes no turns, the GPU slices all of them, so a share below its `cores` needs no turn
+        // either.
         if launch.tokens > 0 && call.pages.has_others_without_turns() {
             if launch.is_full && !launch.is_stuck {
                 return self.wait_for_room(call, launch);
@@ -116,7 +118,7 @@ impl Limiter {
             STUCK
         };
         let stuck = call.page.ends.stuck.load(Relaxed).min(6);
-        // Launches of the share's other processes may be acknowledged meanwhile.
+        // `ran` may be shorter, because launches of the share's other processes are acknowledged meanwhile.
         let own = self.oldest().map_or(0, |first| now.saturating_sub(first));
         Launch {
             waited,
@@ -144,12 +146,12 @@ impl Limiter {
         }
     }
 
-    /// Decides for a share that gets its `cores` and no more, by its tokens. Returns None if they suffice.
+    /// Decides by tokens, for a share that gets its `cores` and no more. Returns None if its tokens suffice.
     fn within_cap(&mut self, call: &mut Call<'_>, launch: &Launch, has_turn: bool) -> Option<Answer> {
         let (now, page, left) = (call.now, call.page, launch.in_flight.left);
         if !launch.is_stuck && self.is_late(now, left) {
             self.mark_all(call);
-            // The launches may have ended long ago, if they have no event yet.
+            // The launches may have ended long ago without our knowledge, if they have no event yet.
             let length = (launch.waited / 4).clamp(SHORTEST_SLEEP, 200 * US);
             return Some(Answer::sleep(now + length, None, Reason::Queue));
         }
@@ -174,8 +176,8 @@ impl Limiter {
         Some(Answer::sleep(now + sleeps, None, Reason::Throttled))
     }
 
-    /// Waits until about half of the queue should have run, by the pace of the last launches; at first less, because these may be
-    /// shorter.
+    /// Waits until about half of the queue should have run, at the pace of the last launches. At first it waits less,
+    /// because these launches may be shorter.
     fn wait_for_room(&mut self, call: &mut Call<'_>, launch: &Launch) -> Answer {
         if self.is_alone {
             return self.wait_alone(call);
@@ -210,7 +212,7 @@ impl Limiter {
         let gives_up = self.gives_up(call, began);
         let is_wanted = view.wanted && (gives_up || now >= page.turn.ends.load(Relaxed));
         if view.wanted && gives_up {
-            // Its kernel may wait for a kernel on another GPU, where that kernel has no turn.
+            // Its kernel may wait for a kernel on another GPU that has no turn there.
             page.turn.ends.store(now, Relaxed);
         }
         if launch.is_full && !is_wanted && !launch.is_stuck {
@@ -226,7 +228,7 @@ impl Limiter {
         }
         if !view.wanted {
             if !self.is_capped(now) {
-                // The share does not owe time that no other share wanted.
+                // Time that no other share wanted causes no debt.
                 page.bucket.tokens.fetch_max(0, Relaxed);
             }
             page.start_tag.store(page.finish_tag.load(Relaxed), Relaxed);
@@ -291,7 +293,7 @@ impl Limiter {
         if !is_overdue && now < view.free_at {
             return self.sleep_until_free(call, launch, &view, has_tokens.then_some(wish.since + OVERRIDE + 1));
         }
-        // A share that is next but does not go is dead, stopped or lying.
+        // A share that is next but does not take its turn is dead, stopped or lying.
         let is_passed_over = now >= view.free_at.max(own.until).max(wish.since) + ABSENT;
         if !is_overdue && !view.is_next && !is_passed_over {
             return Answer::sleep(now + 150 * US, None, Reason::Turn);
@@ -321,7 +323,7 @@ impl Limiter {
     ) -> Answer {
         let now = call.now;
         if self.in_flight > 0 {
-            // This is the remaining work of its own turn: when it has ended, others go.
+            // This share still has work in flight from its own last turn. Others go when that has ended.
             self.mark_all(call);
             if call.page.turn.until.load(Relaxed) > now {
                 let length = (launch.in_flight.left / 4).clamp(SHORTEST_SLEEP, DRAIN);

@@ -34,7 +34,7 @@ pub(super) struct Open {
     pub is_exact: bool,
 }
 
-/// A wait of the program, as it began: it says nothing about later launches.
+/// A wait of the program, as it began. Its end says nothing about launches made later.
 #[derive(Clone, Copy, Debug)]
 pub struct Waiting {
     pub(super) scope: Scope,
@@ -61,17 +61,17 @@ impl Waiting {
     }
 }
 
-/// An event behind launches.
+/// Launches with an event behind them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mark {
-    /// None: the event could not be recorded, and its launches are taken as ended after a while.
+    /// None: the event could not be recorded, and the launches are assumed to have ended after some time.
     pub event: Option<usize>,
     pub stream: Stream,
     pub recorded: Ns,
     pub launches: u32,
     /// When the first of them was made.
     pub first: Ns,
-    /// A single launch, with the event recorded directly behind it.
+    /// This is a single launch, and the event was recorded directly behind it.
     pub is_exact: bool,
     /// The event in front, if this mark measures a single launch.
     pub in_front: Option<usize>,
@@ -82,12 +82,12 @@ pub(super) struct Mark {
 pub(super) struct InFlight {
     /// How long it has run without being charged.
     pub ran: Ns,
-    /// How much longer it should take, at the pace of the last acknowledgements.
+    /// How much longer it should take, judging by recent launches.
     pub left: Ns,
 }
 
-/// Launches that were allowed, and not yet reported as made or refused: their threads are on the way to the driver. They count
-/// as in flight, otherwise many threads that ask at once would all go.
+/// Launches that were allowed but not yet reported as made or refused: their threads are still on the way to the
+/// driver. They count as in flight, because otherwise many threads that ask at the same time would all go.
 #[derive(Debug, Default)]
 pub(super) struct Allowed {
     launches: u32,
@@ -97,7 +97,7 @@ pub(super) struct Allowed {
 
 impl Allowed {
     pub(super) fn add(&mut self, now: Ns) {
-        // Nothing is left of those that were forgotten.
+        // Launches that are too old are dropped by `count`.
         self.launches = self.count(now) + 1;
         self.last = now;
     }
@@ -106,7 +106,8 @@ impl Allowed {
         self.launches = self.launches.saturating_sub(1);
     }
 
-    /// Returns how many there are. A thread that jumped out of its launch never reports it, so they are forgotten after a while.
+    /// Returns the number of these launches. A thread that jumped out of its launch never reports it, so they are
+    /// dropped after a while.
     pub(super) fn count(&self, now: Ns) -> u32 {
         if now.saturating_sub(self.last) < STUCK {
             self.launches
@@ -123,6 +124,6 @@ pub(super) struct Alone {
     pub looked: Ns,
     /// How many launches may still go before the next look.
     pub granted: u32,
-    /// The number of all launches when it last recorded an event.
+    /// The value of `launches` when it last recorded an event.
     pub marked: u64,
 }

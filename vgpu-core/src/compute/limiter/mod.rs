@@ -58,7 +58,7 @@ pub struct Limiter {
     cell: usize,
     /// Its identity in cells.
     owner: u64,
-    /// The entry in the node's page when the page was last readable; the node may be writing it at the moment.
+    /// The last valid entry read from the node's page, which the node may be writing at the moment.
     entry: Entry,
     /// It is not limited to its `cores` at the moment.
     is_free: bool,
@@ -74,11 +74,11 @@ pub struct Limiter {
     /// Begins with 2, and doubles with each acknowledgement.
     window: u32,
     pace: Pace,
-    /// Other processes of the share that were at work lately.
+    /// Number of other processes of the share that recently had work in flight.
     siblings: u32,
     /// Since when there has been work.
     busy: Option<Ns>,
-    /// The event in front of that work, which dates its begin more exactly.
+    /// The event in front of that work. It gives a more exact time of the begin.
     begin: Option<usize>,
     charged_to: Ns,
     /// Launches since the last charge.
@@ -111,7 +111,8 @@ pub struct Limiter {
     distrusted: [Ns; SLOTS],
     /// Until when this share keeps to its `cores` because it ignores a page.
     distrusts_until: Ns,
-    /// The slot for which the wish last waited: a page that changes all the time may not show it when the wish is overdue.
+    /// The slot for which the wish last waited. Remembered, because a page that changes all the time may not show this
+    /// when the wish is overdue.
     waited_for: Option<usize>,
     lost: Lost,
     random: u64,
@@ -167,7 +168,7 @@ impl Limiter {
         }
     }
 
-    /// Decides whether a launch may go that has waited since `asked`.
+    /// Decides whether a launch that has waited since `asked` may go.
     pub fn ask(&mut self, call: &mut Call<'_>, stream: Stream, asked: Ns) -> Answer {
         self.looks(call.now);
         self.poll(call);
@@ -183,7 +184,7 @@ impl Limiter {
         self.waits = answer != Answer::Go;
         if !self.waits {
             self.record_before(call, stream);
-            // Prevents others from taking the cell before the launch was made.
+            // Published now, so that no other process takes the cell before the launch is made.
             self.publish_since(call, self.busy.unwrap_or(call.now));
             self.allowed.add(call.now);
         }
@@ -197,7 +198,8 @@ impl Limiter {
             if self.is_capped(call.now) {
                 self.begin = call.process.record(stream).event();
             } else if self.pace.mean == 0 {
-                // The GPU passes this event at once. It dates the event behind the launch, which may be queried much later.
+                // The GPU passes this event at once. The event behind the launch, which may be queried much later, is
+                // dated by it.
                 let first = call.process.record(stream).event();
                 self.release(call, first);
             }
@@ -212,14 +214,14 @@ impl Limiter {
             return;
         }
         let may_have_gaps = self.has_caught_up || call.pages.has_others_without_turns();
-        // An event that ends open launches costs more than one in front of a launch, so fewer of them are recorded.
+        // An event that ends open launches costs more than one in front of a launch, so it is recorded less often.
         let is_its_turn = !self.is_open(stream) || self.pace.sample == 0 || self.chance(8) == 0;
         if may_have_gaps && is_its_turn {
             self.measure_next(call, stream);
         }
     }
 
-    /// Returns true for one in a few launches of a program whose waits do not date the end of its work.
+    /// Returns true for one in several launches of a program whose waits do not show when its work ended.
     fn is_to_be_sampled(&mut self, now: Ns) -> bool {
         let is_time = if self.is_alone {
             now.saturating_sub(self.last_mark) >= AGE_ALONE
@@ -251,7 +253,8 @@ impl Limiter {
         }
         let every = EVERY.min(self.room(now) / 2);
         let is_full = self.free_room(now) == 0;
-        // Launches within the budget go without a question, also to other streams. Those are marked too, after a longer wait.
+        // Launches that use the budget do not ask, including launches in other streams. So other streams get an event
+        // too, after a longer time.
         let patience = AGE * (1 + self.open.len() as Ns / 4);
         let is_due = |open: &Open| {
             let waits_for = if open.stream == stream { AGE } else { patience };
@@ -267,7 +270,7 @@ impl Limiter {
         if (self.pace.mean == 0 || self.is_single(stream)) && !due.contains(&stream) {
             due.push(stream);
         }
-        // The stream of this launch first, because an event may be in front of it.
+        // This launch's stream comes first, because an event may have been recorded in front of it.
         due.sort_by_key(|due| *due != stream);
         for stream in due {
             self.mark(call, stream);
@@ -282,7 +285,7 @@ impl Limiter {
 
     /// Notes that the program is about to wait for a stream, or for all. Returns what [`Limiter::after_wait`] takes.
     pub fn before_wait(&mut self, call: &mut Call<'_>, scope: Scope) -> Waiting {
-        // Otherwise the return of the wait dates the end of the work.
+        // Without events, the time at which the wait returns is taken as the end of the work.
         let needs_events = self.is_capped(call.now) || scope == Scope::Some;
         if self.in_flight > 0 && !self.is_alone && needs_events {
             match scope {
@@ -293,11 +296,11 @@ impl Limiter {
         self.waiting_for(call, scope)
     }
 
-    /// Notes that the program has asked the driver, which has no work left in the scope of `question`. Events are
-    /// recorded only here, since programs ask in loops.
+    /// Called when the program has asked the driver and no work is left in the scope of `question`. Events are recorded
+    /// only after such an answer, because programs ask in loops.
     pub fn found_done(&mut self, call: &mut Call<'_>, question: Waiting) {
         if question.scope == Scope::Some && self.marks.is_empty() && !self.is_alone {
-            // The next question finds the events reached.
+            // The next query will find these events reached.
             self.mark_all(call);
         }
         self.after_wait(call, question);
@@ -325,7 +328,7 @@ impl Limiter {
         self.poll(call);
         let ended = self.close(&wait);
         if ended > 0 {
-            // A wait that did not block does not date the end of the work.
+            // If the wait did not block, its return does not show when the work ended.
             self.has_caught_up = !wait.has_blocked(call.now);
             self.has_gaps |= self.has_caught_up;
         }
@@ -355,12 +358,12 @@ impl Limiter {
         }
     }
 
-    /// Prepares for the end of a stream whose work goes on.
+    /// Called when a stream is about to end while its work continues.
     pub fn forget_stream(&mut self, call: &mut Call<'_>, stream: Stream) {
         self.mark(call, stream);
     }
 
-    /// Sets `is_free`: no other process uses the GPU. For a share that is limited only beside others.
+    /// Sets `is_free`: no other process uses the GPU. Used for a share that is limited only while others use the GPU.
     pub fn set_free(&mut self, page: &SlotPage, is_free: bool) {
         if std::mem::replace(&mut self.is_free, is_free) && !is_free {
             page.bucket.tokens.fetch_max(0, Relaxed);
@@ -373,7 +376,8 @@ impl Limiter {
         self.is_open(stream) || self.marks.iter().any(|mark| mark.stream == stream)
     }
 
-    /// Counts the time since the last answer by its reason. Several threads that wait at once are counted once.
+    /// Adds the time since the last answer to the counter of its reason. If several threads wait at once, the time is
+    /// counted once.
     fn count_wait(&mut self, call: &Call<'_>, answer: Answer) {
         let before = match answer {
             Answer::Wait(wait) => self.waiting.replace((call.now, wait.reason)),
@@ -448,7 +452,7 @@ impl Limiter {
         (self.random >> 33) as u32 % limit.max(1)
     }
 
-    /// Keeps the turn, with nothing in flight, for as long as the program usually takes to launch again.
+    /// Keeps the turn for as long as the program usually takes to launch again, although nothing is in flight.
     fn drained(&mut self, call: &mut Call<'_>) {
         let (now, turn) = (call.now, &call.page.turn);
         self.drained_at = Some(now);

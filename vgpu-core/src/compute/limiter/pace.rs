@@ -1,6 +1,6 @@
-//! The GPU time of a launch: one number for all launches of a process. It bounds how many may be in flight, while the charge is
-//! measured. It is the time of recently acknowledged launches divided by their number, because a mean of means would follow
-//! each long kernel.
+//! The GPU time of a launch: one number for all launches of a process. It limits how many launches may be in flight;
+//! charges are measured instead. It is the total time of recently acknowledged launches divided by their number,
+//! because a mean of means would jump with each long kernel.
 
 use super::config::MEMORY;
 use crate::compute::Ns;
@@ -45,7 +45,7 @@ impl Pace {
         self.mean = (self.time / self.launches.max(1)).max(1);
     }
 
-    /// Adds launches that took `each`. `has_gaps`: this contains time in which the GPU waited for launches.
+    /// Adds launches that took `each`. `has_gaps`: their time contains gaps in which the GPU waited for launches.
     pub(super) fn took(&mut self, each: Ns, has_gaps: bool) {
         let each = if has_gaps && self.sample > 0 {
             each.min(self.sample)

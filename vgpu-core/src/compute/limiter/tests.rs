@@ -15,7 +15,7 @@ const STREAM: Stream = Stream(1);
 const OTHER: Stream = Stream(2);
 const OWNER: u64 = 7;
 
-/// A process in which a test says when events are passed.
+/// A process for which the test decides when events are passed.
 #[derive(Debug, Default)]
 struct Fake {
     can_record: bool,
@@ -26,7 +26,7 @@ struct Fake {
     passed: Vec<Option<Ns>>,
     dead: Vec<u64>,
     released: BTreeSet<usize>,
-    /// The time, and until when the GPU has work, if it passes events by itself.
+    /// The time, and until when the GPU has work. If set, events are passed without the test's help.
     gpu: Option<(Ns, Ns)>,
 }
 
@@ -38,7 +38,7 @@ impl Fake {
         }
     }
 
-    /// All events that were recorded are passed at this moment.
+    /// Lets the GPU pass all recorded events at this moment.
     fn pass_all(&mut self, at: Ns) {
         for passed in &mut self.passed {
             passed.get_or_insert(at);
@@ -209,7 +209,7 @@ fn any_words_on_the_pages_are_survived() {
     }
 }
 
-/// A neighbour that always claims to have a turn takes no share's `cores`.
+/// A neighbour that always claims to have a turn cannot keep a share from its `cores`.
 #[test]
 fn a_liar_takes_no_shares_cores() {
     let gpu = Gpu::new(&[entry(30, 0), entry(70, 0)]);
@@ -234,7 +234,8 @@ fn a_liar_takes_no_shares_cores() {
     assert!(ran > 2_000 * MS, "{} ms of 10 s", ran / MS);
 }
 
-/// Launches behind which no event can be recorded end by the clock, or when the program has waited for them.
+/// Launches without an event, because none can be recorded, count as ended after some time, or when the program has
+/// waited for them.
 #[test]
 fn launches_without_an_event_are_charged_by_the_clock() {
     let gpu = Gpu::new(&[entry(30, 0), entry(70, 0)]);
@@ -276,7 +277,7 @@ fn cells_are_leases() {
         assert!(limiter.is_idle());
     }
     assert_eq!(gpu.charged(), 40 * MS, "each of 40 ran for a ms");
-    // All cells are busy: a further process waits, and goes when the owner of one of them is dead.
+    // All cells are busy: a further process waits, until the owner of one of them is dead.
     for (cell, limiter) in gpu.pages[0].cells.iter().zip(&mut limiters) {
         let started = gpu.call(now, &mut process, |call| limiter.ask(call, STREAM, now));
         assert_eq!(started, Answer::Go);
@@ -289,7 +290,7 @@ fn cells_are_leases() {
     assert!(goes_at(&gpu, last, &mut process, now + 20 * MS, now + 60 * MS).is_some());
 }
 
-/// A killed process is charged by the clock up to a second, the next one up to two.
+/// The first killed process is charged up to one second of elapsed time, the next one up to two.
 #[test]
 fn a_death_is_charged_within_a_bound_that_doubles() {
     let page = SlotPage::default();
@@ -306,7 +307,8 @@ fn a_death_is_charged_within_a_bound_that_doubles() {
     assert_eq!(page.counters.charged.load(Relaxed) - before, 5 * MS, "found soon");
 }
 
-/// A kernel may wait for one that is launched behind it: the later kernel goes in the end, for each policy.
+/// A kernel may wait for another one that is launched after it. The later launch is allowed in the end, under each
+/// policy.
 #[test]
 fn a_kernel_that_does_not_end_stops_no_launch_for_ever() {
     for (flags, least) in [(0, 0), (entry_flags::GUARANTEED, 9_000 * MS)] {
@@ -321,7 +323,7 @@ fn a_kernel_that_does_not_end_stops_no_launch_for_ever() {
     }
 }
 
-/// Threads that ask at once have not yet made their launches when the others ask.
+/// Several threads ask before any of them has made its launch.
 #[test]
 fn launches_that_are_about_to_be_made_count_as_in_flight() {
     for (flags, room) in [(0, 2), (entry_flags::GUARANTEED, 1)] {
@@ -335,7 +337,7 @@ fn launches_that_are_about_to_be_made_count_as_in_flight() {
         // A new page has no tokens at first.
         assert_eq!(allowed(now) + allowed(now + MS), room);
         assert_eq!(allowed(now + 2 * MS), 0);
-        // The threads have jumped out of their launches.
+        // The launches were never reported, because the threads jumped out of them.
         assert_eq!(allowed(now + STUCK + 3 * MS), room);
         let then = now + STUCK + 4 * MS;
         gpu.call(then, &mut process, |call| limiter.failed(call));
@@ -394,7 +396,8 @@ fn pauses_before_a_wait_are_not_charged() {
     }
 }
 
-/// A launch in another thread's own stream: at first, events there are left to that thread. No other can record them.
+/// A launch in another thread's own default stream. No other thread can record events there, so they are first left to
+/// that thread.
 #[test]
 fn what_another_thread_has_in_its_own_stream_is_left_to_it() {
     let gpu = Gpu::new(&[entry(30, entry_flags::GUARANTEED)]);
@@ -428,7 +431,7 @@ fn a_refused_launch_leaves_nothing() {
     assert_eq!(gpu.pages[0].cells[0].busy_since.load(Relaxed), 0);
 }
 
-/// Launches in flight at the end of their context are charged until then.
+/// When a context ends, its launches in flight are charged until then.
 #[test]
 fn streams_that_end_are_charged_until_then() {
     let gpu = Gpu::new(&[entry(30, 0), entry(70, 0)]);
@@ -537,7 +540,7 @@ fn kernels_of_a_program_that_asks_for_their_end_are_charged_what_they_take() {
     }
 }
 
-/// A neighbour ended, or paused, in its turn: the share does not divide the time after that with it.
+/// A neighbour died or paused in its turn: later time is not divided with it.
 #[test]
 fn a_turn_that_nobody_ended_takes_no_part_of_what_comes_later() {
     let gpu = Gpu::new(&[entry(30, entry_flags::GUARANTEED), entry(70, 0)]);
@@ -559,7 +562,8 @@ fn a_turn_that_nobody_ended_takes_no_part_of_what_comes_later() {
     assert!((19 * MS..=21 * MS).contains(&charged), "{charged}");
 }
 
-/// A neighbour lies that it was on the GPU all the time: a share that is held to its `cores` pays for the whole time.
+/// A neighbour falsely claims to have been on the GPU all the time: a share that is limited to its `cores` is charged
+/// for the whole time.
 #[test]
 fn a_lie_about_a_turn_makes_no_capped_share_cheaper() {
     for (flags, least) in [(entry_flags::GUARANTEED, 20 * MS), (0, 10 * MS)] {

@@ -1,5 +1,5 @@
-//! How much may be in flight: a window of launches. Acknowledgements widen it, as in congestion control. Its depth is
-//! limited to some GPU time, by the mean time of a launch.
+//! How much may be in flight: a window of launches. Acknowledgements widen it, as in congestion control. It is also
+//! limited by GPU time, using the mean time of a launch.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -9,7 +9,7 @@ use super::launches::InFlight;
 use super::{LONG, Limiter, SHARED};
 use crate::compute::{MS, Ns, US, account, bucket};
 
-/// The assumed length of a launch before anything was acknowledged.
+/// The assumed length of a launch before any was acknowledged.
 const UNKNOWN: Ns = 200 * US;
 const LEAST_LEFT: Ns = 20 * US;
 /// A capped share may have this many in flight even with few `cores`.
@@ -36,7 +36,8 @@ impl Limiter {
             Some(fit) => {
                 let processes = Ns::from(1 + self.siblings);
                 let are_many = processes > 2 && 2 * self.pace.mean * processes > TWO_EACH;
-                // With one launch in flight the GPU idles until the next: a drawback only for a share that is alone.
+                // With one launch in flight, the GPU is idle until the next. That matters only for a share that is
+                // alone.
                 let are_long = self.pace.least > LONG && !self.is_alone;
                 let least = if are_many || are_long { 1 } else { 2 };
                 let each = if self.is_alone { fit } else { fit / processes };

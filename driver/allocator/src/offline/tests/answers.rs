@@ -1,4 +1,4 @@
-//! What is allocated, and how the result is written.
+//! Tests what is allocated, and how the result is written.
 
 use super::*;
 

@@ -40,7 +40,7 @@ pub(super) fn memory(name: &str, amount: &str) -> Value {
     claim(name, json!({"capacity": {"requests": {"memory": amount}}}))
 }
 
-/// A claim that holds a share, or without an amount the whole device.
+/// A claim that holds a share, or the whole device if `amount` is `None`.
 pub(super) fn held(name: &str, pool: &str, device: &str, amount: Option<&str>) -> Value {
     let mut claim = memory(name, amount.unwrap_or("1Gi"));
     let mut result = json!({"request": "r", "driver": "drv", "pool": pool, "device": device});

@@ -34,7 +34,7 @@ fn policies_choose_among_nodes_and_devices() {
 
 #[test]
 fn whole_gpus_leaves_unused_ones_where_binpack_would_not() {
-    // 40Gi unused is less than 60Gi left of a GPU in use.
+    // The unused GPU has 40Gi left, less than the 60Gi of the GPU in use, so binpack prefers it.
     let all = || {
         let gpus = [gpu("small", "40Gi"), gpu("large", "80Gi")];
         [
@@ -57,7 +57,7 @@ fn affinity_is_kept_where_it_can_be_and_given_up_where_it_cannot() {
         gpu["attributes"]["resource.kubernetes.io/pcieRoot"] = json!({"string": format!("pci{numa}")});
         gpu
     };
-    // By memory left alone c and a would come first.
+    // Sorted by memory left alone, c and a would come first.
     let all = |claims: Vec<Value>| {
         let gpus = [at("a", 0), at("b", 1), at("c", 1), at("d", 0), at("e", 0)];
         let held = [held("h1", "n", "c", Some("20Gi")), held("h2", "n", "a", Some("10Gi"))];
@@ -80,7 +80,7 @@ fn affinity_is_kept_where_it_can_be_and_given_up_where_it_cannot() {
         );
         assert_eq!(with_policy(all(many(3)), policy), ["n/a", "n/d", "n/e"]);
         assert_eq!(with_policy(all(many(5)), policy).len(), 5, "no place has five");
-        // Two claims of one pod that no place holds together: each for itself.
+        // No NUMA node or PCIe root holds both claims of the pod, so each claim gets its own.
         let two = with_policy(all(many(2).into_iter().chain(many(3)).collect()), policy);
         assert_eq!(two.len(), 5);
     }

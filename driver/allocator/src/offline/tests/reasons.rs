@@ -91,7 +91,7 @@ fn selectors_constraints_counters_and_earlier_claims_are_named() {
     );
 }
 
-/// Every pool of this driver has a slash in its name.
+/// All pools of our driver have a slash in their name.
 #[test]
 fn a_pools_name_may_have_slashes() {
     let mut of_pool = slice("n", [gpu("a", "80Gi")]);

@@ -109,7 +109,7 @@ fn ask(random: &mut Random, exactly: bool, multiple: bool) -> Value {
     ask
 }
 
-/// Each uses a part of Kubernetes' library; a missing key, which the first ones may meet, is an error.
+/// Each uses a part of Kubernetes' library. A missing key is an error, which the first ones may cause.
 const SELECTORS: [&str; 24] = [
     "device.attributes[\"driver-a\"].model == \"x\"",
     "device.capacity[\"driver-a\"].memory.compareTo(quantity(\"4\")) >= 0",

@@ -29,7 +29,7 @@ impl Random {
         &from[self.below(from.len())]
     }
 
-    /// Returns an amount that a device has, or one that a request asks for.
+    /// Returns an amount of a device if `is_there`, otherwise an amount for a request.
     pub(super) fn quantity(&mut self, is_there: bool) -> &'static str {
         const THERE: [&str; 6] = ["3", "4", "6", "8", "16", "1Gi"];
         const ASKED: [&str; 6] = ["0", "1", "1", "2", "3", "1023Mi"];

@@ -22,7 +22,7 @@ enum Step {
         instance: usize,
         claim: usize,
     },
-    /// What runs every 10 s.
+    /// The renewal of CDI files, which runs every 10 s.
     Renew {
         instance: usize,
     },
@@ -107,8 +107,8 @@ struct Scene {
     rig: Rig,
     instances: [Option<Node>; 2],
     model: Model,
-    /// Claims that have lost a file that was perhaps not written again. A claim may lose only one at a time of its record,
-    /// its CDI file and its limits files.
+    /// Claims that have lost a file which may not have been written again. The tests never remove two at a time of a
+    /// claim's record, CDI file and limits files.
     lost: BTreeSet<usize>,
 }
 
@@ -235,7 +235,8 @@ impl Scene {
     fn end(mut self) {
         self.instances = [None, None];
         let mut node = self.rig.open();
-        // A record that was rebuilt does not describe the GPU, which only NVML does: a start alone cannot write the claim's files.
+        // A rebuilt record does not describe the GPU, because only NVML does. So a start alone cannot write the claim's
+        // files.
         let renewed = node.renew_cdi_files(&node.locked());
         assert!(renewed.is_ok_and(|failed| failed.is_empty()));
         let held: Vec<String> = self.model.keys().map(|claim| uid(*claim)).collect();
@@ -278,7 +279,7 @@ proptest! {
     }
 }
 
-/// Once found by chance: the limits file is lost after the record was rebuilt.
+/// Regression test of a case that was found by chance: the limits file is lost after the record was rebuilt.
 #[test]
 fn limits_that_are_lost_after_the_record_are_written_again() {
     let mut scene = Scene::new();

@@ -42,7 +42,7 @@ fn a_driver_that_was_replaced_is_in_the_files_of_prepared_claims() {
         upgrade(rig, "550.1");
         let _ = node.renew_cdi_files(&node.locked());
         assert_renewed(rig, "libcuda.so.550.1");
-        // While the plugin did not run; the GPUs are not known at the start.
+        // The driver is replaced while the plugin does not run; the new instance does not know the GPUs yet.
         drop(node);
         upgrade(rig, "555.1");
         rig.open();

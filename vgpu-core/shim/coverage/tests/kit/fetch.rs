@@ -51,11 +51,12 @@ fn release(pins: &Path) -> Result<Release, Unavailable> {
         fs::write(path, "").expect("a temporary file");
     }
     includes.push(stubs.0.clone());
-    // VDPAU's own header, from another package, defines what its devices are.
+    // VDPAU's own header, which defines this type, is in another package.
     let cuda = "typedef unsigned int VdpDevice;\n\
                 #include <cuda.h>\n#include <cudaGL.h>\n#include <cudaEGL.h>\n#include <cudaVDPAU.h>\n#include <cudaProfiler.h>\n";
     let read = |text: &str, define: &str| preprocessed(text, define, &includes).map(|text| headers::parse(&text));
-    // Three ways: without renaming, with the newest names, and with those of a default stream for each thread.
+    // Three ways: without renaming, renamed to the newest versions, and renamed to the variants for a default stream
+    // per thread.
     Ok(Release {
         pins: stem(pins),
         cuda: vec![

@@ -9,7 +9,8 @@ use vgpu_core::memory::driver::Streams;
 
 static GPUS: StreamGpus = StreamGpus::new();
 
-/// Streams are about to end: their GPUs are forgotten now, and again when this is dropped after the driver's call.
+/// Streams are about to end: their GPUs are forgotten now, before the driver's call, and again after it when this value
+/// is dropped.
 #[must_use]
 pub(crate) struct Ending(());
 
@@ -26,8 +27,9 @@ impl Drop for Ending {
     }
 }
 
-/// Returns the GPU of a stream, or that of the current context if the handle means a stream of that context. A driver that
-/// is not initialised is not asked: NVIDIA's would crash for an invalid handle, for which a launch returns an error.
+/// Returns the GPU of a stream, or that of the current context if the handle means a stream of that context. The driver
+/// is not asked before it is initialised: NVIDIA's driver would crash for an invalid handle, for which a launch returns
+/// an error.
 #[inline(always)]
 pub(super) fn of_stream(ready: &'static Ready, stream: usize) -> Option<usize> {
     if is_of_a_context(stream) || !ready.has_several_gpus() {

@@ -25,10 +25,10 @@ pub(crate) struct OnDevice {
 }
 const _: () = assert!(size_of::<OnDevice>() == 56 && core::mem::offset_of!(Config, stream) == 32);
 
-/// Most launches only need their stream.
+/// For most launches, only the stream matters.
 pub(crate) use super::launch;
 
-/// cuLaunchKernelEx. `meant` returns the stream that the function means by a handle.
+/// cuLaunchKernelEx. `meant` returns the stream that a handle means in this function.
 pub(crate) unsafe fn ex(
     ready: &'static Ready,
     config: *const Config,

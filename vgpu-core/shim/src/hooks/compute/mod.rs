@@ -17,7 +17,7 @@ pub(crate) mod launches;
 pub(crate) mod streams;
 pub(crate) mod waits;
 
-/// One GPU of this process.
+/// This process on one of its GPUs.
 struct Here {
     ready: &'static Ready,
     gpu: usize,
@@ -31,7 +31,7 @@ impl arbiter::Process for Here {
     }
 
     fn holds_elsewhere(&self, now: Ns) -> bool {
-        // Includes turns of other processes of the share: the ranks of a job are often separate processes.
+        // `holds_turn` includes turns of other processes of the share: the ranks of a job are often separate processes.
         let all = self.ready.times.iter().enumerate();
         let mut others = all
             .filter(|(gpu, _)| *gpu != self.gpu)
@@ -54,7 +54,8 @@ impl arbiter::Process for Here {
         others.next().is_some()
     }
 
-    /// Registers [`end`]. It will run before the driver's own, which was registered when the driver was initialised.
+    /// Registers [`end`]. It will run before the driver's exit handler, which was registered when the driver was
+    /// initialised.
     fn starts(&self) {
         // Not `Once`: a fork child would wait for a thread that it does not have.
         static IS_REGISTERED: AtomicBool = AtomicBool::new(false);
@@ -69,14 +70,14 @@ impl arbiter::Process for Here {
     }
 }
 
-/// Launches work in a stream by `call`, when the share of the stream's GPU may.
+/// Launches work in a stream by `call` as soon as the share of the stream's GPU may launch.
 #[inline(always)]
 pub(crate) fn launch(ready: &'static Ready, stream: usize, call: impl FnOnce() -> c_int) -> c_int {
     launch_on(ready, gpus::of_stream(ready, stream), stream, call)
 }
 
-/// Returns true, and counts the launch, if it may go at once. Makes no calls: with several GPUs, false, and the hook
-/// asks the driver which one is meant.
+/// Returns true, and counts the launch, if it may start at once. Calls no function of the driver: with several GPUs it
+/// returns false, because only the driver knows which one is meant, and the hook asks it.
 #[inline(always)]
 pub(crate) fn may_go(stream: usize) -> bool {
     let Some(ready) = process::plain() else { return false };
@@ -90,7 +91,7 @@ pub(crate) fn may_go(stream: usize) -> bool {
 fn launch_on(ready: &'static Ready, gpu: Option<usize>, stream: usize, call: impl FnOnce() -> c_int) -> c_int {
     let arbiter = gpu.and_then(|gpu| Some((gpu, ready.arbiter(gpu)?)));
     let asked = arbiter.filter(|(gpu, arbiter)| arbiter.begin(&Here { ready, gpu: *gpu }, stream));
-    // There is only one such call: with several, its arguments would lie in memory.
+    // `call` is called at one place only: if it were called at several, its arguments would be spilled to memory.
     let result = call();
     if let Some((gpu, arbiter)) = asked {
         arbiter.launched(&Here { ready, gpu }, stream, result);
@@ -98,7 +99,7 @@ fn launch_on(ready: &'static Ready, gpu: Option<usize>, stream: usize, call: imp
     result
 }
 
-/// Runs `call`, in which the program waits.
+/// Runs `call`, which blocks until work of the program has ended.
 pub(crate) fn wait(ready: &'static Ready, scope: Scope, call: impl FnOnce() -> c_int) -> c_int {
     let mut call = Some(call);
     let result = within(&mut in_use(ready), ready, scope, &mut || {
@@ -127,8 +128,8 @@ fn within(
     result
 }
 
-/// Runs `call`, by which the program asks if work has ended. If so, each arbiter counts the launches and asks once
-/// more: another thread may have launched work in between that the first answer does not cover.
+/// Runs `call`, by which the program asks whether work has ended. If it has, each arbiter counts the launches and asks
+/// again: another thread may have launched work meanwhile that the first answer does not cover.
 pub(crate) fn ask(ready: &'static Ready, scope: Scope, call: impl Fn() -> c_int) -> c_int {
     let result = call();
     if result == SUCCESS {
@@ -179,8 +180,8 @@ impl Drop for Ending {
     }
 }
 
-/// Runs when the process ends by itself: its work is charged, so that its share need not wait for it. A fork child that
-/// has launched nothing has no state of its own.
+/// Runs when the process exits normally: charges its work, so that its share need not wait until its work expires. A
+/// fork child that has launched nothing has no state of its own.
 extern "C" fn end() {
     let Some(ready) = process::known() else { return };
     each(ready, |arbiter, here| arbiter.end(here));
@@ -192,7 +193,7 @@ fn each(ready: &'static Ready, act: impl Fn(&Arbiter, &Here)) {
     }
 }
 
-/// Returns the arbiters that were asked for anything, with their GPUs.
+/// Returns the arbiters in use, with their GPUs.
 fn in_use(ready: &'static Ready) -> impl Iterator<Item = (usize, &'static Arbiter)> {
     let all = ready.times.iter().enumerate();
     all.filter_map(|(gpu, time)| Some((gpu, time.as_ref()?.arbiter_in_use()?)))

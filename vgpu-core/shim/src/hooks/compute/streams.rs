@@ -10,7 +10,7 @@ use vgpu_core::memory::driver::Streams;
 
 pub(crate) fn begin_capture(ready: &'static Ready, stream: usize, call: impl FnOnce() -> c_int) -> c_int {
     let begin = || {
-        // Counted before: a launch of another thread asks the driver meanwhile.
+        // Counted before the call: a launch of another thread then asks the driver whether its stream is captured.
         capture_begun();
         let result = call();
         if result != SUCCESS {
@@ -25,8 +25,8 @@ pub(crate) fn begin_capture(ready: &'static Ready, stream: usize, call: impl FnO
     }
 }
 
-/// Ends the capture of `stream` by `call`, and counts it. The default stream cannot be captured, so 0 means the
-/// thread's own stream. A capture that was broken may end with any code.
+/// Ends the capture of `stream` by `call`, and counts its end. The default stream cannot be captured, so 0 means the
+/// thread's own stream. The call may return any code if the capture was invalidated.
 pub(crate) fn capture_ends(stream: usize, call: impl FnOnce() -> c_int) -> c_int {
     let stream = per_thread(stream);
     let was_captured = is_captured(stream);

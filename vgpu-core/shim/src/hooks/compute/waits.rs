@@ -1,3 +1,3 @@
-//! Waits and questions: when the program knows that its work is done, its share may give its turn up.
+//! Waits and queries: when the program knows that its work is done, its share may give up its turn.
 
 pub(crate) use super::{ask, wait};

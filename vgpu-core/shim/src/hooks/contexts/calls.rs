@@ -49,7 +49,7 @@ pub(crate) unsafe fn retain(
     context_life::begin(&process(ready), &place, creation)
 }
 
-/// Releases the primary context: one retain of it, or all.
+/// Releases the primary context: drops one retain, or all.
 pub(crate) fn release_primary(
     ready: &'static Ready,
     device: c_int,
@@ -121,7 +121,7 @@ pub(crate) fn destroy(ready: &'static Ready, context: usize, next: impl FnOnce()
     destroyed(ready, context, || context_life::destroy(&process(ready), context, next))
 }
 
-/// Destroys a context by `call`. The driver refuses to destroy a primary context, whose work then goes on.
+/// Destroys a context by `call`. A primary context is left alone: the driver refuses the call, and its work continues.
 fn destroyed(ready: &'static Ready, context: usize, call: impl FnOnce() -> c_int) -> c_int {
     let is_primary = |gpu: &Gpu| {
         let contexts = gpu.contexts.lock();
@@ -147,7 +147,7 @@ pub(crate) unsafe fn attach(ready: &'static Ready, context: *mut usize, next: im
     result
 }
 
-/// Removes a user of a context. Without users it is destroyed.
+/// Removes a user of a context. The context is destroyed with its last user.
 pub(crate) fn detach(ready: &'static Ready, context: usize, next: impl FnOnce() -> c_int) -> c_int {
     let call = || context_life::detach(&process(ready), context, next);
     if context_life::is_attached(&ready.tables, context) {

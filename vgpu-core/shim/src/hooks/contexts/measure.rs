@@ -72,9 +72,9 @@ impl measure::Nvml for Nvml {
     }
 }
 
-/// Charges what `call` will take on the GPU of the current context, runs it, and corrects the charge. `ahead`: what it
-/// will create, read only if there is a context, as the driver does. `thing`: what `call` has created. `undo` undoes
-/// the call if this does not fit.
+/// Charges the memory that `call` is expected to take on the GPU of the current context, runs it, and corrects the
+/// charge. `ahead` describes what it will create, and is read only if there is a context, as the driver does. `thing`
+/// returns what `call` has created. `undo` undoes the call if it took more than fits.
 pub(crate) fn taking(
     ready: &'static Ready,
     ahead: impl FnOnce() -> Ahead,
@@ -109,7 +109,8 @@ pub(crate) fn expect_growth(ready: &Ready) {
     ready.growth.note_new(coarse_millis());
 }
 
-/// Measures again, at a slow moment outside of all calls that may change memory, if the driver may have taken some since.
+/// Measures again if the driver may have taken memory since the last time. Called at slow moments outside of all calls
+/// that may change memory.
 #[inline(always)]
 pub(crate) fn at_slow_moment(ready: &'static Ready) {
     if ready.growth.is_awaited() {
@@ -124,12 +125,12 @@ fn measure_growth(ready: &'static Ready) {
         return;
     }
     let all = (0..ready.gpus.len()).map(|gpu| measure::again(&process(ready), gpu));
-    // If it was measured on some GPUs only, the process has no context on the others.
+    // If memory was measured on some GPUs only, the process has no context on the others.
     let found = all.min().unwrap_or(Found::Nothing);
     ready.growth.looked(coarse_millis(), found);
 }
 
-/// Runs `call`, which ends `thing` on the GPU of the current context, and releases what it freed.
+/// Runs `call`, which destroys `thing` on the GPU of the current context, and releases the freed memory.
 pub(crate) fn giving_back(ready: &'static Ready, thing: Thing, call: impl FnOnce() -> c_int) -> c_int {
     match ready.current() {
         Some(gpu) => measure::giving_back(&process(ready), gpu, thing, call),

@@ -29,8 +29,8 @@ fn context() -> usize {
 /// Reads code that a program names by its address or its path.
 type Read = fn(*const c_void) -> Code;
 
-/// Describes the code to be loaded. If there is no place for the handle, the driver refuses the call, perhaps before it
-/// reads the code.
+/// Describes the code to be loaded. Without a pointer for the handle the code is not read: the driver refuses the call,
+/// perhaps before it reads the code.
 fn code_for(handle: *const usize, read: Read, from: *const c_void) -> Code {
     if handle.is_null() { Code::default() } else { read(from) }
 }
@@ -83,7 +83,7 @@ pub(crate) unsafe fn load_library(
         return result;
     };
     ready.tables.libraries.note(*handle, &code);
-    // Meanwhile another thread may have made a context and charged it without seeing the note.
+    // Meanwhile another thread may have created a context, and charged it before it could see the noted library.
     let result = match may_have_context(ready) {
         true => taking(ready, || Ahead::Code(code), || result, thing, undo),
         false => result,
@@ -94,7 +94,8 @@ pub(crate) unsafe fn load_library(
     result
 }
 
-/// Finds a function for the program: a driver that loads lazily does so at the function's first launch.
+/// Finds a function for the program. A driver that loads lazily loads the function at its first launch, so memory may
+/// grow later.
 pub(crate) fn find_function(ready: &'static Ready, next: impl FnOnce() -> c_int) -> c_int {
     expect_growth(ready);
     next()
@@ -104,7 +105,8 @@ pub(crate) fn find_function(ready: &'static Ready, next: impl FnOnce() -> c_int)
 pub(crate) fn load_function(ready: &'static Ready, function: usize, next: impl FnOnce() -> c_int) -> c_int {
     // The handle may later be another function's, so nothing is remembered about it.
     let ahead = || Ahead::Code(Code::default());
-    // A function cannot be unloaded separately: it stays, and is charged as far as memory is free.
+    // A function cannot be unloaded separately, so a call that does not fit is not undone. It is charged as far as
+    // memory is free.
     taking(ready, ahead, next, || Thing::Code(function, context()), || UNKNOWN)
 }
 

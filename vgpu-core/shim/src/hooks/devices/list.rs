@@ -5,7 +5,7 @@ use crate::out::put;
 use crate::process::Ready;
 use core::ffi::{c_int, c_uint, c_void};
 
-/// Replaces the program's devices at `places` by the driver's.
+/// Replaces the program's device numbers in the arguments at the positions `places` by the driver's.
 pub(crate) fn translate(
     ready: &'static Ready,
     mut registers: [usize; 6],

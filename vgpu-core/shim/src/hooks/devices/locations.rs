@@ -9,7 +9,7 @@ use core::ffi::{c_int, c_void};
 const DEVICE: c_int = 1;
 /// A part of a device: the low byte of its id is the device, the next the part.
 const DEVICE_PART: c_int = 6;
-/// Nowhere, the host in three forms, and devices that this process does not see.
+/// Kinds without a device of this process: none, three kinds of host memory, and devices that it does not see.
 const ELSEWHERE: [c_int; 5] = [0, 2, 3, 4, INVISIBLE];
 const INVISIBLE: c_int = 5;
 /// CU_DEVICE_INVALID.
@@ -163,7 +163,7 @@ pub(crate) unsafe fn with_all_real<T: Located>(
     count: usize,
     next: impl FnOnce(*const T) -> c_int,
 ) -> c_int {
-    /// A longer list is a mistake, which the driver reports.
+    /// A longer list must be a mistake of the program. The driver reports it.
     const MOST: usize = 1 << 16;
     let (Some(devices), false) = (ready.devices(), list.is_null() || count == 0 || count > MOST) else {
         return next(list);
@@ -188,7 +188,7 @@ pub(crate) fn at_real(ready: &'static Ready, location: Location, next: impl FnOn
     }
 }
 
-/// Returns the pool of a location, chosen or default.
+/// Calls `next`, which returns a chosen or default pool of a location, and records the pool.
 pub(crate) unsafe fn pool_of(
     ready: &'static Ready,
     pool: *mut usize,

@@ -63,7 +63,7 @@ pub(crate) fn hidden(ready: &'static Ready, init: impl FnOnce() -> c_int) -> c_i
     result
 }
 
-/// Returns the places of the environment whose text is wanted.
+/// Returns the entries of the environment for which `wanted` is true.
 fn places(wanted: impl Fn(&[u8]) -> bool) -> Vec<&'static AtomicPtr<c_char>> {
     let mut found = Vec::new();
     // SAFETY: libc's variable: null, or an array that ends with null.

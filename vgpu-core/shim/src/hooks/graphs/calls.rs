@@ -136,7 +136,8 @@ pub(crate) unsafe fn instantiate(
     if result == SUCCESS {
         // SAFETY: the driver has written it.
         let stale = ready.tables.graphs.insert(unsafe { *exec } as u64, needs);
-        // The driver returns a known handle only if the old graph was destroyed: with a context, unseen here.
+        // The driver reuses a known handle only if the old graph was destroyed with its context, which is not reported
+        // here.
         stale.iter().for_each(|needs| leave(ready, needs));
     } else {
         leave(ready, &needs);
@@ -159,7 +160,7 @@ pub(crate) unsafe fn instantiate_with_params(
     unsafe { instantiate(ready, exec, graph, upload, next) }
 }
 
-/// Launches `exec` in `stream`. `own`: the stream that the function means by this handle.
+/// Launches `exec` in `stream`. `own` is the stream that the handle means in this function.
 pub(crate) fn launch(
     ready: &'static Ready,
     exec: usize,
@@ -171,7 +172,7 @@ pub(crate) fn launch(
     compute::launch(ready, own, || upload(ready, exec, stream, next))
 }
 
-/// Calls `next`, by which a graph gets its memory.
+/// Calls `next`, which gives a graph its memory.
 pub(crate) fn upload(ready: &'static Ready, exec: usize, stream: usize, next: impl FnOnce() -> c_int) -> c_int {
     if !used() {
         return next();
@@ -179,7 +180,7 @@ pub(crate) fn upload(ready: &'static Ready, exec: usize, stream: usize, next: im
     match ready.tables.graphs.with(exec as u64, |needs| needs.clone()) {
         Some(needs) => mapped(ready, &needs, stream, next),
         None => {
-            // The graph may free what another graph has allocated.
+            // A graph without needs of its own may free what another graph has allocated.
             let result = next();
             settle_all(ready);
             result

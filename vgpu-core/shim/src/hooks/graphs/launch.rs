@@ -6,7 +6,7 @@ use core::ffi::c_int;
 use vgpu_core::memory::graphs::{self, Needs};
 use vgpu_core::memory::refusal;
 
-/// Charges `needs` and calls `launch`, by which a graph gets this memory.
+/// Charges `needs` and calls `launch`, which gives a graph this memory.
 pub(crate) fn mapped(ready: &Ready, needs: &Needs, stream: usize, launch: impl FnOnce() -> c_int) -> c_int {
     let mut held = Vec::with_capacity(needs.len());
     let mut fits = true;

@@ -8,12 +8,13 @@
 //! ```
 //!
 //! The pages of managed memory stay on the host and the GPU reads them over the bus. So the charge of device memory
-//! stays true: pages that migrated to the GPU would use a neighbour's memory. A program may still advise or prefetch
-//! otherwise. That is tolerable, because the driver evicts such pages from the GPU as soon as any process allocates.
+//! stays correct: pages that migrated to the GPU would use a neighbour's memory. A program may still move pages to the
+//! GPU by its own advice or prefetches. That is tolerable, because the driver evicts such pages from the GPU as soon as
+//! any process allocates.
 //!
-//! An allocation is either device or host memory as a whole, because one pointer has one kind of memory. Memory without
-//! a managed kind stays on the device: arrays, graphs and allocations that are captured into them, and pools with
-//! further properties (exported, a largest size). Physical memory by handle has a host kind of its own:
+//! An allocation is either device or host memory as a whole, because one pointer has one kind of memory. Memory that
+//! cannot be managed memory stays on the device: arrays, graphs and allocations that are captured into them, and pools
+//! with further properties (exported, a largest size). Physical memory by handle has a host kind of its own:
 //! [`physical`](super::physical). The attributes of a pool include only its device memory.
 //!
 //! [`deferred_free`] keeps the order of streams.
@@ -22,8 +23,9 @@
 //! context, while memory of a device's pool would outlive that context.
 //!
 //! How it fails: a GPU that cannot share managed memory with the host while it works (before Pascal, or under a
-//! hypervisor without support) would keep all managed memory on the GPU. There the call returns out of memory, as
-//! without host memory. If the advice is refused, the pages may migrate, and the driver evicts them again.
+//! hypervisor without support) would keep all managed memory on the GPU. On such a GPU the call returns out of memory,
+//! as in a share without host memory. If the advice is refused, the pages may migrate, and the driver evicts them
+//! again.
 
 use crate::codes::{OUT_OF_MEMORY, SUCCESS};
 use crate::driver::{Gpu, Real};
@@ -134,7 +136,7 @@ pub(crate) unsafe fn instead_of_rows(
     result
 }
 
-/// Returns true if the GPU can leave managed memory on the host while it uses it.
+/// Returns true if the GPU can use managed memory while it stays on the host.
 fn is_shared(ready: &Ready, gpu: usize) -> bool {
     let Some(device) = ready.devices().and_then(|devices| devices.of_gpu(gpu)) else {
         return false;

@@ -33,7 +33,7 @@ use vgpu_core::memory::refusal;
 
 /// CU_MEM_LOCATION_TYPE_HOST_NUMA.
 const HOST_NUMA: c_int = 3;
-/// CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, and the attribute that says if handles may lie there.
+/// CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, and the attribute that says whether memory of handles may be on the host.
 const NUMA_ID: c_int = 134;
 const NUMA_HANDLES: c_int = 141;
 

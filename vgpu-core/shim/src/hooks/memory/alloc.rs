@@ -19,7 +19,7 @@ use vgpu_core::memory::refusal;
 pub(crate) enum Kind {
     /// The allocation may share a granule with others.
     Packed,
-    /// Managed memory: NVML lists it in no process's figure.
+    /// Managed memory: NVML does not attribute it to any process.
     Managed,
 }
 
@@ -70,8 +70,8 @@ unsafe fn written<P: Copy + Into<u64>>(result: c_int, pointer: *const P) -> Resu
     }
 }
 
-/// cuMemAlloc and cuMemAllocManaged. An allocation that does not fit goes to host memory, if the share has some and the
-/// pointer has room for the address.
+/// cuMemAlloc and cuMemAllocManaged. An allocation that does not fit is made in host memory, if the share has some and
+/// the caller's pointer is wide enough for the address.
 #[inline(always)]
 pub(crate) unsafe fn alloc<P: Copy + Into<u64>>(
     ready: &'static Ready,
@@ -123,7 +123,8 @@ fn pitched(
     if grow(ready, gpu, pointer, bytes, row.saturating_mul(height)) {
         return SUCCESS;
     }
-    // The driver's rows are wider than expected, and the share has no room for the difference, which `charge` has noted.
+    // The driver's rows are wider than expected, and the share has no room for the difference. `charge` has recorded
+    // the refusal.
     // SAFETY: a pointer that the driver has just given.
     free_charged(&ready.gpus, &ready.tables.live, pointer, || unsafe {
         real!(cuMemFree_v2)(pointer)

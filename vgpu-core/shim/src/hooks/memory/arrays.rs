@@ -3,8 +3,8 @@
 //! Each array is recorded with the context in which it was created. When the context is destroyed, the driver cannot be
 //! asked which arrays still exist, as it can for pointers: it need not recognise a handle that is no longer valid.
 //!
-//! Arrays whose memory comes later (sparse, or of deferred mapping) are not charged: the memory that is mapped into
-//! them is physical memory: the arrays keep it, and [`vmm`](super::super::physical::vmm) charges it.
+//! Arrays whose memory comes later (sparse arrays, or arrays with deferred mapping) are not charged. Physical memory is
+//! mapped into them: the arrays keep it allocated, and [`vmm`](super::super::physical::vmm) charges it.
 
 use crate::codes::{OUT_OF_MEMORY, SUCCESS};
 use crate::driver::Real;

@@ -21,8 +21,8 @@ fn share(ready: &Ready, gpu: &Gpu, physical: u64) -> (u64, u64) {
     (gpu.account.free(physical), gpu.account.limit())
 }
 
-/// cuMemGetInfo of either width. The driver is asked by the wide one, because the numbers of a share may fit in 32 bits
-/// where those of the GPU do not.
+/// cuMemGetInfo of either width. Always asks the driver with the wide version, because the numbers of a share may fit
+/// in 32 bits where those of the GPU do not.
 pub(crate) unsafe fn memory<T: Number>(
     ready: &'static Ready,
     free: *mut T,
@@ -73,9 +73,9 @@ pub(crate) unsafe fn total<T: Number>(
     result
 }
 
-/// The type of a size, in which the versions of a function differ.
+/// A size. Versions of a function differ only in its width.
 pub(crate) trait Number {
-    /// Returns the nearest number.
+    /// Returns `bytes`, or the largest number if it does not fit.
     fn of(bytes: u64) -> Self;
 }
 

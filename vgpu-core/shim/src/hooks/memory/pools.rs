@@ -53,7 +53,7 @@ pub(crate) unsafe fn alloc(
     match Real.current_pool(device) {
         // SAFETY: as promised.
         Ok(pool) => unsafe { from(ready, gpu, pool, pointer, bytes, stream, next) },
-        // Such a pool cannot be charged.
+        // The current pool is unknown, so the allocation cannot be charged.
         Err(error) => error,
     }
 }
@@ -142,7 +142,7 @@ pub(crate) fn free(ready: &'static Ready, pointer: u64, stream: usize, next: imp
     free_in_order(ready, pointer, stream, &next)
 }
 
-/// Frees in the order of a stream. One function for both names, for the reason of [`free_any`](super::free).
+/// Frees in stream order. One function for both names, for the same reason as [`free_any`](super::free).
 fn free_in_order(ready: &'static Ready, pointer: u64, stream: usize, next: &dyn Fn() -> c_int) -> c_int {
     // Memory of cuMemAlloc may also be freed here.
     let free = || match ready.gpus.iter().any(|gpu| gpu.account.has_host()) {

@@ -139,7 +139,7 @@ pub(crate) unsafe fn of_unit(
     devices: *mut usize,
     next: impl FnOnce(*mut c_uint, *mut usize) -> c_int,
 ) -> c_int {
-    // Into our own buffer: otherwise the real number of GPUs would be reported if the caller's buffer is too small.
+    // Written into our own buffer: NVML would report the real number of GPUs if the caller's buffer were too small.
     let mut all = [0_usize; 256];
     let mut found = all.len() as c_uint;
     let (place, list) = (&raw mut found, all.as_mut_ptr());

@@ -18,7 +18,7 @@ use core::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 
 /// Driver versions, up to the first full stop, that have this table.
 const KNOWN: [&str; 2] = ["535", "550"];
-/// The lists of compute, graphics and MPS processes, by their place in the table. The table's first word is its size.
+/// The lists of compute, graphics and MPS processes, by their index in the table. The table's first word is its size.
 const COMPUTE: usize = 213;
 const OTHERS: [usize; 2] = [214, 215];
 const LARGEST: usize = 64 << 10;

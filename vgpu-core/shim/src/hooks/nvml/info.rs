@@ -139,7 +139,7 @@ pub(crate) unsafe fn no_processes(
     unsafe { fill::<u8>(&[], count, core::ptr::null_mut()) }
 }
 
-/// Returns true if a PID is that of a process of the share.
+/// Returns a function that checks whether a PID belongs to a process of the share.
 pub(crate) fn own_pids(ready: &'static Ready, device: usize) -> impl Fn(c_uint) -> bool {
     let own = running(ready, device).unwrap_or_default();
     move |pid| own.iter().any(|(known, _)| *known == pid)
@@ -161,7 +161,7 @@ pub(crate) unsafe fn accounting_pids(
     result
 }
 
-/// Refuses lists of all processes of a GPU in forms that no share has.
+/// Refuses calls that list all processes of a GPU in forms that do not exist for shares.
 pub(crate) fn unsupported(_ready: &'static Ready, _next: impl FnOnce() -> c_int) -> c_int {
     NVML_NOT_SUPPORTED
 }

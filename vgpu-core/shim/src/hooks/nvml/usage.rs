@@ -7,9 +7,10 @@
 //!  otherwise ─► the GPU's own figure
 //! ```
 //!
-//! NVML names processes by PIDs of the node. In another PID namespace they mean nothing: one of our PIDs may be a
-//! neighbour's there. They are taken for ours only if NVML lists every process that the share has on the GPU. If it does
-//! not, NVML says nothing about the share, and the GPU's figure is returned until the library measures time itself.
+//! NVML names processes by PIDs of the node. In another PID namespace these PIDs mean nothing: the same number may be a
+//! neighbour's process. They are treated as ours only if NVML lists every process that the share has on the GPU.
+//! Otherwise NVML tells nothing about the share, and the GPU's figure is returned until the library measures time
+//! itself.
 //!
 //! Figures are percent of the GPU, not of the share's `cores`: a share whose policy is Balanced may be busier than its
 //! cores, and a percentage of them would exceed 100.

@@ -55,8 +55,8 @@ pub(crate) unsafe fn protected(
 /// Returns NVML's PID of process `pid` of this PID namespace. None: it is not a process of the share, or its PID is
 /// unknown.
 ///
-/// NVML may use PIDs of another namespace, where the same number means another process. This is known once this process
-/// has a context, because then its own number there is known.
+/// NVML may use PIDs of another namespace, where the same number means another process. Whether it does is known once
+/// this process has a context, because then NVML's PID of this process is known.
 fn of_nvml(ready: &'static Ready, device: usize, pid: c_uint) -> Option<c_uint> {
     let own = running(ready, device)?;
     own.iter().find(|(known, _)| *known == pid)?;
@@ -80,7 +80,7 @@ pub(crate) fn accounting(
     }
 }
 
-/// Does the same for a structure that begins with the process's number.
+/// The same as [`accounting`] for a structure that begins with the PID.
 pub(crate) unsafe fn accounting_v2(
     ready: &'static Ready,
     device: usize,

@@ -49,7 +49,8 @@ pub(crate) fn of_address(ready: &'static Ready, address: u64, bytes: u64) -> Opt
     Some(vec![Arc::new(Backing::surplus(&ready.gpus, gpu, charge))])
 }
 
-/// Returns true if an address is host memory. For this, the driver also names a device: the one for which it was made.
+/// Returns true if an address is host memory. The driver names a device for host memory too: the one for which it was
+/// allocated.
 fn is_host(address: u64) -> bool {
     const HOST: c_uint = 1;
     Real.memory_type(address) == Ok(HOST)
@@ -58,7 +59,7 @@ fn is_host(address: u64) -> bool {
 /// Calls `pass` with the GPU that the program calls `device`, and the driver's number of this GPU.
 fn on_gpu(ready: &Ready, device: c_int, pass: impl FnOnce(usize, c_int) -> c_int) -> c_int {
     let Some(devices) = ready.devices() else {
-        // The driver is not initialised, and will return that: nothing can be bound yet.
+        // The driver is not initialised, and its call returns that error. Nothing can be bound yet.
         return pass(usize::MAX, device);
     };
     match devices.gpu(device).zip(devices.real(device)) {
@@ -70,7 +71,8 @@ fn on_gpu(ready: &Ready, device: c_int, pass: impl FnOnce(usize, c_int) -> c_int
 /// An offset and a size in an object.
 pub(crate) type Range = (u64, u64);
 
-/// Binds the memory of a handle, from `from` on, to a range of an object on one GPU. `find`: finds the object.
+/// Binds the memory of a handle, starting at offset `from`, to a range of an object on one GPU. `find` finds the
+/// object.
 pub(crate) fn bind_memory<O: Object<Memory>>(
     ready: &'static Ready,
     find: impl FnOnce(&'static Ready) -> O,

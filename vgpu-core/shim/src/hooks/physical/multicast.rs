@@ -41,7 +41,7 @@ pub(crate) fn range(offset: usize, bytes: usize) -> Range {
     (offset as u64, bytes as u64)
 }
 
-/// Binds `memory`, each piece on its own GPU.
+/// Binds pieces of `memory`, each on the GPU to which it belongs.
 fn bind_at_home(
     ready: &'static Ready,
     object: u64,

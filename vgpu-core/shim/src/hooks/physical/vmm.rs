@@ -66,8 +66,9 @@ pub(crate) unsafe fn create(
     result
 }
 
-/// Returns the driver's error for wrong arguments of a cuMemCreate that does not fit in the share: a driver checks them
-/// before it looks for memory. The driver is asked for the granularity, because a cuMemCreate might succeed.
+/// For a cuMemCreate that does not fit in the share: returns the driver's error for wrong arguments, which a driver
+/// checks before it looks for memory. Only asks the driver for the granularity, because a real cuMemCreate might
+/// succeed.
 #[cold]
 fn wrong_arguments(properties: &Properties, bytes: usize, flags: c_ulonglong) -> c_int {
     match properties.granularity() {
@@ -155,7 +156,7 @@ pub(crate) fn map(
 }
 
 pub(crate) fn unmap(ready: &'static Ready, pointer: u64, bytes: usize, next: impl FnOnce() -> c_int) -> c_int {
-    // The cheap case first: one mapping of exactly this size. A call may also cover several mappings.
+    // The cheap case first: one mapping of exactly this size. A call may also unmap several mappings.
     let end = pointer.saturating_add(bytes as u64);
     let within = |at: u64, size: u64| at >= pointer && at.saturating_add(size) <= end;
     let gone: Vec<(u64, (Arc<Backing>, u64))> = match ready.tables.vmm_maps.remove(pointer) {

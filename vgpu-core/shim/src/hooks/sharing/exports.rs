@@ -4,8 +4,8 @@
 //!
 //! A handle (descriptor, fabric handle, dma-buf) keeps the memory as long as any process has the handle, even after
 //! cuMemRelease and cuMemFree. So exported memory stays charged until its descriptor is closed everywhere, if that can
-//! be known ([`exported`](vgpu_core::memory::exported)), else until this process ends; and then until its importers have
-//! released it.
+//! be detected ([`exported`](vgpu_core::memory::exported)), else until this process ends. After that it stays charged
+//! until its importers have released it.
 //!
 //! ```text
 //!  cuIpcGetMemHandle             ─► the charge of the allocation, or of its shared granule, moves to an object
@@ -14,14 +14,14 @@
 //!                                   leaves the table of live allocations and is never released
 //! ```
 //!
-//! A dma-buf charges too much once the last handle is closed, but no call reports this: copies of a descriptor may be in
-//! other processes and in messages between them.
+//! An exported dma-buf stays charged even after its last handle is closed, because no call reports this: copies of a
+//! descriptor may be in other processes and in messages between them.
 //!
 //! Locking: an allocation stays in the table while its charge moves, under the table's lock, so no other thread frees
 //! it or a neighbour in its granule meanwhile. The lock is held during the waits of the ledger, in each share that has
-//! a part of the charge: 0.2 s for another process's reap, as long for a fork of this process, and as long for a busy
-//! lane, counting only time in which this thread could run. After a timeout on one reaper, no thread waits for ten
-//! seconds.
+//! a part of the charge: up to 0.2 s each for another process's reap, for a fork of this process, and for a busy lane,
+//! counting only time in which this thread could run. After a timeout on a reaper, no thread waits for it for the next
+//! ten seconds.
 //!
 //! How it fails:
 //! - Memory that is exported by two handles (two descriptors, two small allocations in one granule) is found only by
@@ -33,8 +33,8 @@
 //! Host memory that replaces device memory ([`host`](super::super::host::physical)) cannot be exported: an importer
 //! could not recognise it, and it would be charged to nobody when this process ends.
 //!
-//! A pool's handle keeps nothing: a pool that reserves memory is not destroyed here
-//! ([`pools`](super::super::memory::pools)), and memory of it that other processes map is charged to them.
+//! A pool's handle keeps no memory: a pool that reserves memory is not destroyed here
+//! ([`pools`](super::super::memory::pools)), and memory of the pool that other processes map is charged to them.
 
 use crate::codes::{NOT_SUPPORTED, SUCCESS};
 use crate::driver::Real;

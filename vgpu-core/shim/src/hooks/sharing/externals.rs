@@ -16,7 +16,7 @@ use vgpu_core::memory::charge::charge;
 use vgpu_core::memory::driver::Streams;
 use vgpu_core::memory::refusal;
 
-/// Set once this process has mapped external memory. Other processes skip the look-up at each free.
+/// Set once this process has mapped external memory. Processes that never do so skip the look-up at each free.
 static USED: AtomicBool = AtomicBool::new(false);
 
 /// CUDA_EXTERNAL_MEMORY_HANDLE_DESC.
@@ -105,7 +105,7 @@ pub(crate) fn used() -> bool {
     USED.load(Ordering::Relaxed)
 }
 
-/// Frees the memory that begins at `pointer` by `free`: cuMemFree and cuMemFreeAsync also take mapped buffers.
+/// Frees the memory at `pointer` by `free`. Needed because cuMemFree and cuMemFreeAsync also free mapped buffers.
 #[cold]
 pub(crate) fn freed(ready: &Ready, pointer: u64, free: impl FnOnce() -> c_int) -> c_int {
     // Remove it from the table first: once it is freed, the driver may give the address to another thread.

@@ -1,6 +1,6 @@
-//! Memory of other processes (cuIpc*, pointers of imported pools). `vgpu_core::memory::imports` tells which process is
-//! charged. A pool is charged by the bytes that it reserves, which cannot be assigned to single pointers. So pointers
-//! of an imported pool are charged twice while both processes have them.
+//! Memory of other processes (cuIpc*, pointers of imported pools). `vgpu_core::memory::imports` explains which process
+//! is charged. A pool is charged by the bytes that it reserves, which cannot be assigned to single pointers. So
+//! pointers of an imported pool are charged twice while both processes have them.
 
 use crate::codes::{OUT_OF_MEMORY, SUCCESS};
 use crate::driver::{Backing, Real};
@@ -58,7 +58,7 @@ pub(crate) fn close(ready: &'static Ready, pointer: u64, next: impl FnOnce() -> 
     refcounts::release(&ready.tables.imports, pointer, next)
 }
 
-/// Imports a pointer of an imported pool, which cuMemFree and cuMemFreeAsync give back.
+/// Imports a pointer of an imported pool. cuMemFree and cuMemFreeAsync release it.
 pub(crate) unsafe fn pool_pointer(ready: &'static Ready, pointer: *mut u64, next: impl FnOnce() -> c_int) -> c_int {
     let result = next();
     if result != SUCCESS || pointer.is_null() {

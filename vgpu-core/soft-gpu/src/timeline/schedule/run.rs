@@ -1,8 +1,9 @@
-//! How a context works off its queue while it is on the GPU.
+//! How a context processes its queue while it is on the GPU.
 //!
 //! The first pieces of the lanes begin in the order in which they were queued, as long as all that run fit on the GPU
-//! together. The first that does not fit, or that waits for another context, keeps all later ones from beginning. What
-//! has begun keeps its part of the GPU until it ends, at full speed. Work that fills the GPU thus runs one after the other.
+//! together. The first piece that does not fit, or that waits for another context, keeps all later ones from beginning.
+//! A piece that has begun keeps its part of the GPU until it ends, at full speed. So pieces that fill the GPU run one
+//! after the other.
 
 use std::sync::atomic::Ordering::Acquire;
 
@@ -12,7 +13,7 @@ use super::super::words::{DEPTH, Lanes, Queue, Shape, Ticket, WHOLE, stage};
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Piece {
     number: u64,
-    /// The time of its end by the queue's clock.
+    /// When it ends, by the queue's clock.
     ends: u64,
     shape: Shape,
     /// It has begun since the words were read.
@@ -33,7 +34,7 @@ pub(super) struct Run<'a> {
     ended: Vec<u64>,
     /// Work that everything queued behind it has to wait for.
     blocked: Option<Ticket>,
-    /// All entries before this one have been looked at: they are of `lanes`, or have ended.
+    /// All entries before this one have been scanned: they have ended, or their lanes are in `lanes`.
     scanned: u64,
     lanes: Lanes,
     /// How many changes the stages, ends and stamps of its entries need.
@@ -56,24 +57,24 @@ pub(super) struct Bounds<'a, D> {
     pub(super) awaited: &'a [u64],
 }
 
-/// A look at the work that has not ended, in order.
+/// A scan of the work that has not ended, in order.
 struct Scan {
     until: u64,
     number: u64,
     room: u32,
-    /// The lanes of the work that was looked at.
+    /// The lanes of the work scanned so far.
     busy: Lanes,
-    /// How many of the pieces that run were looked at.
+    /// How many running pieces were scanned.
     running: usize,
-    /// True if some work was left out.
+    /// True if some entries were skipped.
     has_gap: bool,
 }
 
 /// Why no more work begins.
 enum Held {
-    /// The GPU is full: only an end can change that.
+    /// The GPU is full: more work can begin only after an end.
     Full,
-    /// The next piece is queued only then.
+    /// The next piece is queued at this time.
     Until(u64),
     /// The run ends here.
     Stop,
@@ -82,7 +83,7 @@ enum Held {
 impl<'a> Run<'a> {
     pub(super) fn read(words: &'a Queue, queue: usize) -> Self {
         let [executed, done, pushed] = [&words.executed, &words.done, &words.pushed].map(|word| word.load(Acquire));
-        // After `pushed`: it is right for all entries that were pushed.
+        // Read after `pushed`, so it is correct for all entries that were pushed.
         let narrow = words.narrow.load(Acquire);
         let mut run = Self {
             words,
@@ -99,7 +100,7 @@ impl<'a> Run<'a> {
             records: 0,
             acts: 0,
         };
-        // Beside work that fills the GPU nothing runs.
+        // Nothing runs at the same time as work that fills the GPU, so other entries have not begun.
         for number in done..run.pushed.min(narrow.max(done.saturating_add(1))) {
             run.read_entry(number);
         }
@@ -131,7 +132,7 @@ impl<'a> Run<'a> {
         Ticket::unpack(self.words.entry(self.done).after.load(Acquire))
     }
 
-    /// All that its work waits for, done or not.
+    /// Returns all work for which its pieces wait, done or not.
     pub(super) fn awaits(&self) -> impl Iterator<Item = Ticket> + use<> {
         let front = self.running.is_empty().then(|| self.front_after()).flatten();
         front.into_iter().chain(self.blocked)
@@ -142,15 +143,16 @@ impl<'a> Run<'a> {
         (self.done < self.pushed).then(|| self.words.entry(self.done).when.load(Acquire))
     }
 
-    /// Runs on the GPU, and returns the moment that it has reached: the limit, the end of its work, or a moment at which
-    /// others have to look. `ended` gets the entries that end: number, old and new stamp.
+    /// Runs on the GPU, and returns the moment that it has reached: the limit, the end of its work, or a moment at
+    /// which the schedule must be recomputed. `ended` gets the entries that end: number, old and new stamp.
     pub(super) fn advance(
         &mut self,
         bounds: &Bounds<'_, impl Fn(Ticket) -> bool>,
         mut ended: impl FnMut(u64, u64, u64),
     ) -> u64 {
         let (mut until, budget) = (bounds.from, self.records.saturating_add(bounds.budget));
-        // First the ends: what begins depends on them, and the last run may have stopped between two at one moment.
+        // Ends are handled first: they decide what can begin, and the last run may have stopped between two ends at one
+        // moment.
         while !self.end_due(until, bounds, budget, &mut ended) {
             let arrival = match self.begin(until, bounds, budget, &mut ended) {
                 Held::Full => u64::MAX,
@@ -169,13 +171,13 @@ impl<'a> Run<'a> {
         until
     }
 
-    /// How long it takes until something that runs ends.
+    /// Returns the time until the first running piece ends.
     pub(super) fn first_end(&self) -> Option<u64> {
         let ends = self.running.iter().map(|piece| piece.ends).min()?;
         Some(ends.saturating_sub(self.executed))
     }
 
-    /// Begins all that can.
+    /// Begins all work that can begin.
     fn begin<D: Fn(Ticket) -> bool>(
         &mut self,
         until: u64,
@@ -204,7 +206,7 @@ impl<'a> Run<'a> {
             (self.lanes, self.scanned) = (scan.busy, scan.number);
         }
         match held {
-            // The work that it waits for has to stop at the right moment.
+            // Stop, so that the work in `blocked` is awaited: its own run must stop when it ends.
             Held::Full if self.blocked.is_some() && self.blocked != known => Held::Stop,
             held => held,
         }
@@ -223,7 +225,7 @@ impl<'a> Run<'a> {
                 return Held::Full;
             }
             if number < self.scanned && scan.busy & self.lanes == self.lanes {
-                // Every entry before `scanned` is behind other work of its lane.
+                // Every entry before `scanned` has to wait for other work of its lane.
                 (scan.number, scan.has_gap) = (self.scanned, true);
                 scan.running = self.running.partition_point(|piece| piece.number < self.scanned);
                 continue;
@@ -259,7 +261,7 @@ impl<'a> Run<'a> {
         Held::Full
     }
 
-    /// Returns the entry if it can begin; an error if no later one can either.
+    /// Returns the entry if it can begin, None if only later ones may, and an error if no later one can begin either.
     fn consider(&mut self, scan: &mut Scan, is_done: &impl Fn(Ticket) -> bool) -> Result<Option<Piece>, Held> {
         let entry = self.words.entry(scan.number);
         let when = entry.when.load(Acquire);
@@ -293,7 +295,7 @@ impl<'a> Run<'a> {
         }))
     }
 
-    /// Ends work that has had its time. Returns true if the run ends here.
+    /// Ends the pieces whose time is over. Returns true if the run stops here.
     fn end_due<D>(
         &mut self,
         until: u64,
@@ -336,7 +338,7 @@ impl<'a> Run<'a> {
         self.done += passed as u64;
     }
 
-    /// Returns the entries whose stage has to be written: number, end of those that run, stage.
+    /// Returns the entries whose stage has to be written: number, end time of running ones, stage.
     pub(super) fn stages(&self) -> impl Iterator<Item = (u64, Option<u64>, u64)> + '_ {
         let running = self.running.iter().filter(|piece| piece.is_new);
         let running = running.map(|piece| (piece.number, Some(piece.ends), stage::begun(piece.number)));
@@ -344,13 +346,13 @@ impl<'a> Run<'a> {
         running.chain(ended)
     }
 
-    /// Returns the GPU time before which an entry cannot end.
+    /// Returns the GPU time that has to pass at least before an entry can end.
     pub(super) fn least(&self, number: u64) -> u64 {
         let lane = |number| Shape::unpack(self.words.entry(number).shape.load(Acquire)).lane;
         let (own, is_serial) = (lane(number), self.narrow <= self.done);
         let before = (self.done..=number).filter(|other| is_serial || lane(*other) == own);
         let sum = before.map(|number| self.left(number)).fold(0, u64::saturating_add);
-        // Work that takes no time waits for another lane's work.
+        // A piece that takes no time may have to wait for another lane's work.
         sum.max(self.first_end().unwrap_or(0))
     }
 

@@ -1,4 +1,4 @@
-//! The schedule without processes: contexts are queues in memory, the clock is a number.
+//! Tests the schedule without processes: contexts are queues in memory, and the clock is a number.
 
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -206,7 +206,8 @@ fn contexts_share_equally_and_processes_by_their_contexts() {
     assert!(busy[0].abs_diff(4 * busy[1]) <= 10 * PACE.slice, "{busy:?}");
 }
 
-/// More ends than a transaction has room for, while the processes are not running: nothing was advanced.
+/// More work ends than fits into a transaction, because the processes were not running and nobody advanced the
+/// schedule.
 #[test]
 fn a_look_foresees_the_ends_of_a_full_queue() {
     let stage = Stage::new(&[(0, 0), (1, 0)]);
@@ -257,7 +258,7 @@ fn work_begins_when_what_it_waits_for_ends_in_the_middle_of_a_queue() {
     assert_eq!(stage.stamp(waiting), Some(11 * MS));
 }
 
-/// While its context has only work that has to wait, others have the GPU.
+/// While a context has only work that has to wait, other contexts get the GPU.
 #[test]
 fn a_context_that_waits_for_another_gpu_gives_way() {
     let mut stage = Stage::new(&[(0, 0), (0, 1), (1, 1)]);
@@ -278,7 +279,7 @@ fn a_full_queue_of_short_kernels_takes_several_transactions() {
     for (number, ticket) in tickets.into_iter().enumerate() {
         assert_eq!(stage.stamp(ticket), Some((number as u64 + 1) * 5 * US));
     }
-    // The places are used again, and the numbers go on.
+    // The entries are reused, and the numbers continue.
     let again = stage.push(0, 100 * MS, 5 * US);
     stage.advance(200 * MS);
     assert_eq!((again.number, stage.stamp(again)), (DEPTH, Some(100 * MS + 5 * US)));
@@ -300,7 +301,7 @@ fn a_closed_queue_is_gone_from_the_schedule() {
     }
 }
 
-/// The bound that waiters sleep by: never too late, and not at once as long as nothing has ended.
+/// The time until which waiters sleep: never after the end, and never in the past while the work has not ended.
 #[test]
 fn nothing_ends_before_it_can() {
     for width in [WHOLE, 40] {
@@ -359,7 +360,8 @@ fn kernels_of_several_streams_run_at_once_as_long_as_they_fit() {
     let kernels = [(1, 5, 50), (2, 3, 50), (3, 1, 50), (1, 1, 25), (2, 1, 25)];
     let tickets = kernels.map(|(stream, ms, width)| stage.push_in(stream, 0, 0, ms * MS, width));
     stage.advance(100 * MS);
-    // The third waits for the second's part, the others for the kernels before them in their streams.
+    // The third waits until the second frees its part of the GPU; the fourth and fifth wait for earlier kernels of
+    // their streams.
     assert_eq!(
         tickets.map(|ticket| stage.stamp(ticket)),
         [5, 3, 4, 6, 5].map(|ms| Some(ms * MS))
@@ -451,7 +453,7 @@ fn hundreds_of_kernels_at_once_on_all_gpus_fit_into_transactions() {
     }
 }
 
-/// The last owner's work stops, and is not treated as running any more.
+/// Work of a queue's last owner stops, and no longer counts as running.
 #[test]
 fn a_closed_queue_leaves_its_next_owner_nothing_that_runs() {
     let mut stage = Stage::new(&[(0, 0)]);
@@ -470,7 +472,7 @@ fn a_closed_queue_leaves_its_next_owner_nothing_that_runs() {
     assert_eq!(tickets.map(|ticket| stage.stamp(ticket)), [Some(6 * MS); 2]);
 }
 
-/// In a queue in which no kernel fills the GPU, places are used again as in any other.
+/// In a queue whose kernels never fill the GPU, entries are reused as in any other queue.
 #[test]
 fn stamps_of_narrow_kernels_stay_right_when_places_are_used_again() {
     let mut stage = Stage::new(&[(0, 0)]);
@@ -511,7 +513,7 @@ fn a_context_whose_slice_is_over_tells_of_an_end_when_it_is_next_on_the_gpu() {
         let hidden = |at: usize| late_events && (2_000..4_200).contains(&(500 + at * 500));
         let expected: Vec<bool> = (0..15).map(|at| at >= 1 && !hidden(at)).collect();
         assert_eq!(first_told, expected, "{late_events}");
-        // The context has no more work then, and gives way itself.
+        // At this time the context has no more work, and gives up the GPU by itself.
         assert_eq!(stage.stamp(second), Some(5_200 * US));
         assert!(told[10..].iter().all(|[_, second]| *second), "{late_events}: {told:?}");
     }
@@ -540,7 +542,7 @@ fn a_look_changes_nothing_of_what_runs_at_once() {
                 let width = if work == 0 { 0 } else { width };
                 let after = (!tickets.is_empty() && next().is_multiple_of(4))
                     .then(|| tickets[next() as usize % tickets.len()].1);
-                // At a moment at which nobody looks and nothing ends: otherwise chance decides which comes first.
+                // At a moment that no read and no end shares: otherwise their order would be random.
                 let ticket = stage.push_shaped(queue, now * US + number, work, shape(width, stream), after);
                 tickets.push((stream, ticket));
             }
@@ -571,8 +573,8 @@ fn numbers(mut state: u64) -> impl FnMut() -> u64 {
     }
 }
 
-/// Random contexts, work, looks and closes: no time is lost or made, each piece of work ends once and in order, and
-/// what processes are charged with is what their contexts ran.
+/// Random contexts, work, reads and closes: no time is lost or added, each piece of work ends once and in order, and
+/// processes are charged exactly with the time that their contexts ran.
 #[test]
 fn time_is_conserved() {
     for seed in 1..=300 {

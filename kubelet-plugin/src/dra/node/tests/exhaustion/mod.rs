@@ -20,7 +20,7 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::process::{Command, Stdio};
 use tracer::{Action, Call};
 
-/// Tells the worker what to do: the operation, if with mounts, and the rig's folder.
+/// Tells the worker what to do: the operation, whether with mounts, and the rig's folder.
 const WORK: &str = "VGPU_TRACED_WORK";
 const WORKER: &str = "dra::node::tests::exhaustion::worker";
 const REFUSED: i32 = 9;
@@ -240,7 +240,7 @@ fn machine(rig: &Rig) -> Machine {
     all
 }
 
-/// What differs, for a message.
+/// Lists the differences, for a message.
 fn difference(found: &Machine, expected: &Machine) -> Vec<String> {
     let names: BTreeSet<&String> = found.keys().chain(expected.keys()).collect();
     let differ = names.into_iter().filter(|name| found.get(*name) != expected.get(*name));
@@ -260,8 +260,8 @@ fn difference(found: &Machine, expected: &Machine) -> Vec<String> {
         .collect()
 }
 
-/// Returns what a start must leave right at once: without releases that nothing uses and a GPU's arbitration directory,
-/// which may be there before they are needed.
+/// Returns the part of the machine that must be right directly after a start. Unused releases and a GPU's arbitration
+/// directory are left out, because they may exist before they are needed.
 fn at_once(work: Work, machine: &Machine) -> Machine {
     let is_early = |name: &str| {
         let is_first = work == Work::PrepareFirst;
@@ -273,7 +273,7 @@ fn at_once(work: Work, machine: &Machine) -> Machine {
 
 /// The machine after a start, with the work not done and done.
 struct Expected {
-    /// For `PrepareOther` two: the second one has the former shares unprepared.
+    /// `PrepareOther` has two such states: in the second one the former shares are unprepared.
     before: Vec<Machine>,
     after: Machine,
     calls: Vec<Call>,
@@ -393,7 +393,7 @@ fn killed_anywhere(work: Work, tmpfs: bool) -> usize {
     stops.len()
 }
 
-/// Makes each call fail: alone, and with all later calls in its place.
+/// Makes each call fail: once alone, and once together with all later calls in the same `Place`.
 fn failing_anywhere(work: Work, tmpfs: bool) {
     let expected = Expected::of(work, tmpfs);
     for stop in stops(&expected.calls) {
@@ -405,7 +405,7 @@ fn failing_anywhere(work: Work, tmpfs: bool) {
             (libc::EROFS, "EROFS", true),
             (libc::EIO, "EIO", false),
         ] {
-            // Nothing else needs room.
+            // A call that allocates nothing does not fail on a full disk.
             if errno == libc::ENOSPC && !call.allocates {
                 continue;
             }

@@ -216,7 +216,7 @@ fn changing(tid: Pid, registers: &libc::user_regs_struct) -> Option<Call> {
         Named::At => path_at(tid, first, second),
         Named::Descriptor => descriptor(tid, first),
         Named::Second => string(tid, second),
-        // After the family, of two bytes.
+        // The path follows the address family, which has two bytes.
         Named::Address => string(tid, second + 2),
     };
     // Pipes, sockets and terminals carry messages only.
@@ -234,7 +234,7 @@ fn memory(tid: Pid, at: u64, bytes: &mut [u8]) -> usize {
 }
 
 fn string(tid: Pid, at: u64) -> String {
-    // To the end of a page: what follows may not be mapped.
+    // Ends at a page boundary, because the page after it may not be mapped.
     let mut bytes = vec![0; 4096 + (4096 - usize::try_from(at % 4096).expect("small"))];
     let count = memory(tid, at, &mut bytes);
     let end = bytes[..count].iter().position(|byte| *byte == 0).unwrap_or(count);
