@@ -243,13 +243,13 @@ async fn every_query_of_the_dashboard_and_the_alerts_runs_in_a_real_prometheus()
         ["full"],
     );
     let registries = vec![metrics.registry(sources.clone()), super::hami::registry(sources)];
+    let claim = labels_of_claim(&super::page(&registries[0]));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let target = listener.local_addr().expect("an address").to_string();
     let pages = crate::http::router(Readiness::new(&[]), registries);
     let serving = tokio::spawn(axum::serve(listener, pages).into_future());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let others = listener.local_addr().expect("an address").to_string();
-    let claim = labels_of_claim(&super::page(&registries[0]));
     let text = controller() + &exporters(&gpu(0).uuid, &claim);
     let pages = axum::Router::new().route("/metrics", axum::routing::get(|| async { text }));
     let serving_others = tokio::spawn(axum::serve(listener, pages).into_future());
