@@ -274,7 +274,7 @@ pub(super) fn encode(samples: &[Sample], encoder: &mut DescriptorEncoder<'_>) ->
     let joined = |sample: &Sample, more: &[(&'static str, String)]| [&sample.labels, more].concat();
     let devices = samples
         .iter()
-        .map(|sample| joined(sample, &[("UUID", sample.held.share.gpu.clone())]));
+        .map(|sample| joined(sample, &[("UUID", sample.share.gpu.clone())]));
     encode_info(
         encoder,
         "share_info",
