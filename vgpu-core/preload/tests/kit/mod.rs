@@ -2,7 +2,9 @@
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use std::{
-    env, fs,
+    env,
+    ffi::OsStr,
+    fs,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -34,20 +36,24 @@ impl Stage {
         for folder in ["shim", "real", "lib", "empty"] {
             fs::create_dir(stage.path(folder)).expect("a folder");
         }
-        let whole = "-shared -fPIC -DWHO=2 -DNEWER";
+        let shared = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"];
         stage.cc(
             "driver.c",
             "real/libcuda.so.1",
-            &format!("{whole} -Wl,-soname,libcuda.so.1"),
+            shared.iter().chain(&["-DWHO=2", "-DNEWER"]),
         );
-        stage.cc("driver.c", "real/libcudart.so.12", "-shared -fPIC -DWHO=2 -DPART");
+        stage.cc(
+            "driver.c",
+            "real/libcudart.so.12",
+            ["-shared", "-fPIC", "-DWHO=2", "-DPART"],
+        );
         // This file is recognisable as a driver only by its code.
-        stage.cc("driver.c", "real/odd.so", whole);
+        stage.cc("driver.c", "real/odd.so", ["-shared", "-fPIC", "-DWHO=2", "-DNEWER"]);
         // Like the real shim: no name of its own, and one file under several names.
         stage.cc(
             "driver.c",
             "shim/libcuda.so.1",
-            "-shared -fPIC -DWHO=1 -DSHIM -Wl,-Bsymbolic",
+            ["-shared", "-fPIC", "-DWHO=1", "-DSHIM", "-Wl,-Bsymbolic"],
         );
         for (from, to) in [
             ("real/libcuda.so.1", "real/libcuda.so.535.104.05"),
@@ -57,7 +63,8 @@ impl Stage {
         ] {
             fs::hard_link(stage.path(from), stage.path(to)).expect("a link");
         }
-        stage.cc("probe.c", "probe", r#"-pthread -DLIBDL="libc.so.6" -ldl"#);
+        let libdl = "-DLIBDL=\"libc.so.6\"";
+        stage.cc("probe.c", "probe", ["-pthread", libdl, "-ldl"]);
         stage
     }
 
@@ -69,18 +76,14 @@ impl Stage {
         self.path(relative).to_str().expect("UTF-8").to_owned()
     }
 
-    /// The words of a line. `@` stands for the stage's folder with a slash.
-    fn words(&self, line: &str) -> Vec<String> {
-        let words = line.split_whitespace();
-        words.map(|word| word.replace('@', &self.text(""))).collect()
-    }
-
-    /// Compiles one of tests/c with these options.
-    pub(crate) fn cc(&self, source: &str, output: &str, options: &str) {
+    pub(crate) fn cc(&self, source: &str, output: &str, arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(source);
-        let mut command = Command::new("cc");
-        let command = command.arg(source).arg("-o").arg(self.path(output));
-        let status = command.args(self.words(options)).status();
+        let status = Command::new("cc")
+            .arg(source)
+            .arg("-o")
+            .arg(self.path(output))
+            .args(arguments)
+            .status();
         assert!(status.expect("cc runs").success(), "cc of {output}");
     }
 
@@ -101,21 +104,9 @@ impl Stage {
         command
     }
 
-    /// Returns the probe's answer to the words of a question, with the preloaded library.
-    pub(crate) fn ask(&self, question: &str) -> String {
-        answer(self.guarded("probe").args(self.words(question)))
-    }
-
-    /// Returns the probe's answer without the preloaded library.
-    pub(crate) fn ask_bare(&self, question: &str) -> String {
-        answer(self.bare("probe").args(self.words(question)))
-    }
-
-    /// Returns the answer with this variable too, in which `@` stands for the stage's folder.
-    pub(crate) fn ask_with(&self, name: &str, value: &str, question: &str) -> String {
-        let mut probe = self.guarded("probe");
-        let probe = probe.env(name, value.replace('@', &self.text("")));
-        answer(probe.args(self.words(question)))
+    /// Returns the probe's answer, with the preloaded library.
+    pub(crate) fn ask(&self, arguments: &[&str]) -> String {
+        answer(self.guarded("probe").args(arguments))
     }
 }
 
