@@ -26,7 +26,7 @@ export VGPU_DIST=$root/dist # of vgpu-e2e, whatever the caller names
 readonly ARCH=linux-amd64 MOST=$((40 << 20)) # bytes of the plugin's image
 readonly UNKNOWN=https://example.invalid/dra-driver-vgpu
 # The crates of the shipped programs and libraries, for the SBOM.
-readonly CRATES=(kubelet-plugin driver cli e2e/client kubelet-plugin/cdi-hook vgpu-core/shim vgpu-core/preload)
+readonly CRATES=(kubelet-plugin driver cli e2e/client kubelet-plugin/cdi-hook kubelet-plugin/driver-limit vgpu-core/shim vgpu-core/preload)
 signing=(--key "${COSIGN_KEY:-}" --tlog-upload=false --use-signing-config=false --yes)
 
 loud() {

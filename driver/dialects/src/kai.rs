@@ -8,7 +8,7 @@ use vgpu_quantity::{quoted, shortened, whole};
 use crate::hami;
 use crate::instead;
 use crate::kai_container::{self, Asked};
-use crate::pod::{PodView, annotation_at};
+use crate::pod::{MOST_KEYS, PodView, annotation_at};
 use crate::request::{COUNT_MAX, MILLION, Memory, Request};
 use crate::resources::Resources;
 
@@ -187,13 +187,20 @@ fn count(pod: &mut PodView<'_>) -> Option<u32> {
 
 /// Checks how the pod, or its container, shares a GPU's time: by turns, as here, or by MPS.
 fn check_modes(pod: &mut PodView<'_>) {
+    // A tenant chooses how many such keys there are.
+    let mut warned = 0;
     for (key, value) in pod.annotations().into_iter().flatten() {
         let is_mode =
             key == SHARING_MODE || kai_container::split(key).is_some_and(|(_, what)| what == kai_container::MODE);
         match value.trim() {
             _ if !is_mode => {}
             "time-slicing" => {}
-            "sm-sharing" => pod.findings.warn(annotation_at(&shortened(key)), NO_MPS),
+            "sm-sharing" => {
+                warned += 1;
+                if warned <= MOST_KEYS {
+                    pod.findings.warn(annotation_at(&shortened(key)), NO_MPS);
+                }
+            }
             _ => pod.refuse_annotation(key, "is no mode; remove it, or write time-slicing"),
         }
     }

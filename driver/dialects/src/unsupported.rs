@@ -8,7 +8,7 @@ use vgpu_quantity::shortened;
 
 use crate::instead;
 use crate::keys::{asking_resources, asks_by_annotation, containers};
-use crate::pod::{PodView, annotation_at};
+use crate::pod::{MOST_KEYS, PodView, annotation_at};
 use crate::problem::Warning;
 use crate::resources::Resources;
 use crate::settings::Settings;
@@ -16,9 +16,6 @@ use crate::{gpu_manager, hami, kai, kai_container, koordinator, legacy_view, vol
 
 const NOBODY: &str = "is not read: its dialect is switched off; switch it on, or make sure that another system gives \
                       the pod its GPU";
-
-/// The most unknown keys in a warning: a tenant chooses how many there are.
-const MOST_KEYS: usize = 8;
 
 /// Returns true for a key of a dialect: of its domain, or a subdomain of it. KAI's oldest keys have no domain, and its
 /// newest are in NVIDIA's.
@@ -98,10 +95,10 @@ pub fn unread(pod: &Pod, settings: &Settings) -> Vec<Warning> {
             view.findings.warn(container.place(key), NOBODY);
         }
     }
-    for (key, _) in view.annotations().into_iter().flatten() {
-        if off().any(|dialect| asks_by_annotation(dialect, key)) {
-            view.findings.warn(annotation_at(key), NOBODY);
-        }
+    let keys = view.annotations().into_iter().flatten().map(|(key, _)| key);
+    let asking = keys.filter(|key| off().any(|dialect| asks_by_annotation(dialect, key)));
+    for key in asking.take(MOST_KEYS) {
+        view.findings.warn(annotation_at(&shortened(key)), NOBODY);
     }
     view.findings.warnings
 }

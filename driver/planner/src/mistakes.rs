@@ -25,7 +25,7 @@ enum CheckError {
     #[error("{0} (a claim cannot be changed: create it anew)")]
     Config(#[from] ConfigError),
     #[error(
-        "{0}: kube-scheduler before Kubernetes 1.38 finds no GPU for a capacity whose name has the domain {DRIVER_NAME}; write memory and cores without it (a claim cannot be changed: create it anew)"
+        "{0}: kube-scheduler before Kubernetes 1.38 finds no GPU for a capacity whose name has the domain {DRIVER_NAME}; if this cluster is older, write memory and cores without it (a claim cannot be changed: create it anew)"
     )]
     LongName(String),
     #[error(
@@ -87,12 +87,13 @@ fn check(
         &class.metadata.name,
         amounts.iter().map(|(name, amount)| (*name, &**amount)),
     )?;
-    if state.is_of_scheduler() && capacity.as_ref().is_some_and(|capacity| capacity.has_domain) {
-        return Err(CheckError::LongName(at));
-    }
     check_config(ask, class, configs, &requested, state)?;
     if class.device_type() == types::MONITOR && !admin_access.unwrap_or(false) {
         return Err(CheckError::MonitorWithoutAdmin);
+    }
+    // Last, because the version of the cluster is not known here: from 1.38 on it is no mistake.
+    if state.is_of_scheduler() && capacity.as_ref().is_some_and(|capacity| capacity.has_domain) {
+        return Err(CheckError::LongName(at));
     }
     Ok(())
 }

@@ -127,12 +127,15 @@ fn creates_only_objects_of_its_node(kube: &Kube<'_>, token: &str, unbound: &str)
     let own = Node::FIRST.name();
     let pool = format!("{own}/vgpu");
     let create = ["create", "--dry-run=server", "-f", "-"];
-    let (accepted, said) = say(kube, token, &create, &slice("a", Some(&own), &pool, "dra.vgpu"))?;
-    ensure!(accepted, "its own slice: {said}");
+    for pool in [&pool, &format!("{own}/vgpu-monitor")] {
+        let (accepted, said) = say(kube, token, &create, &slice("a", Some(&own), pool, "dra.vgpu"))?;
+        ensure!(accepted, "its own slice in {pool}: {said}");
+    }
     for (token, node, pool, driver, words) in [
         (token, Some("node2"), "node2/vgpu", "dra.vgpu", "spec.nodeName"),
         (token, None, &*pool, "dra.vgpu", "spec.nodeName"),
         (token, Some(&*own), "node2/vgpu", "dra.vgpu", "spec.pool.name"),
+        (token, Some(&*own), "node2/vgpu-monitor", "dra.vgpu", "spec.pool.name"),
         (token, Some(&*own), &*pool, "nic.example", "spec.driver"),
         (unbound, Some(&*own), &*pool, "dra.vgpu", "names no node"),
     ] {
