@@ -23,7 +23,7 @@ use vgpu_abi::limits::Limits;
 use vgpu_abi::paths::ARBITRATION;
 use vgpu_node::arbitration::{Arbitration, Error, SLOTS, Sharing};
 
-/// What a share of this user tells the others on its GPU.
+/// The limits of one of this user's shares, as the other shares on its GPU read them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Neighbour {
     pub limits: Limits,

@@ -160,33 +160,26 @@ impl fmt::Display for GpuChoice {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use clap::Parser as _;
+    use std::iter;
 
     const UUID: &str = "GPU-3f8a1c20-1111-2222-3333-444455556666";
 
-    fn read<'f>(values: impl IntoIterator<Item = (&'f str, OsString)>) -> Result<Request, FlagError> {
-        let mut flags = RunFlags {
-            command: vec!["true".into()],
-            ..RunFlags::default()
-        };
-        for (flag, value) in values {
-            let place = match flag {
-                "--memory" => &mut flags.memory,
-                "--cores" => &mut flags.cores,
-                "--compute-policy" => &mut flags.compute_policy,
-                "--priority" => &mut flags.priority,
-                "--share" => &mut flags.share,
-                "--gpu" => &mut flags.gpu,
-                _ => panic!("{flag}"),
-            };
-            *place = Some(value);
-        }
-        Request::from_flags(flags)
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        flags: RunFlags,
+    }
+
+    fn read(words: impl IntoIterator<Item = OsString>) -> Result<Request, FlagError> {
+        let line = iter::once("run".into()).chain(words);
+        let line = Line::try_parse_from(line.chain(["--".into(), "true".into()]));
+        Request::from_flags(line.unwrap_or_else(|error| panic!("{error}")).flags)
     }
 
     /// The request of a command with these flags, each with a value.
     pub(crate) fn asked(flags: &str) -> Request {
-        let words: Vec<&str> = flags.split(' ').filter(|word| !word.is_empty()).collect();
-        read(words.chunks(2).map(|pair| (pair[0], pair[1].into()))).unwrap()
+        read(flags.split(' ').filter(|word| !word.is_empty()).map(OsString::from)).unwrap()
     }
 
     #[test]
@@ -225,13 +218,13 @@ pub(crate) mod tests {
         for row in NONSENSE.trim().lines() {
             let (flag, values) = row.split_once(' ').expect("a flag and values");
             for value in serde_json::from_str::<Vec<String>>(values).expect(row) {
-                let line = read([(flag, value.clone().into())]).unwrap_err().to_string();
+                let line = read([flag.into(), value.clone().into()]).unwrap_err().to_string();
                 assert!(line.starts_with(flag), "{flag} {value:?}: {line}");
                 assert!(line.contains(&format!("{value:?}")), "{flag} {value:?}: {line}");
                 assert_eq!(line.lines().count(), 1, "{flag} {value:?}: {line}");
             }
         }
-        let line = read([("--memory", "".into())]).unwrap_err().to_string();
+        let line = read(["--memory".into(), "".into()]).unwrap_err().to_string();
         assert!(line.starts_with("--memory: "), "{line}");
     }
 
@@ -240,7 +233,7 @@ pub(crate) mod tests {
         use std::os::unix::ffi::OsStringExt;
         for flag in ["--memory", "--share"] {
             let bytes = OsString::from_vec(vec![b'1', 0xff]);
-            assert!(read([(flag, bytes)]).is_err(), "{flag}");
+            assert!(read([flag.into(), bytes]).is_err(), "{flag}");
         }
     }
 
@@ -258,7 +251,7 @@ pub(crate) mod tests {
             let zero = (flag == "--memory").then_some("0");
             for value in ["x", "9", "0.1", "9 gi"].into_iter().chain(zero) {
                 let long = format!("{}{value}", value[..1].repeat(5000));
-                let line = read([(flag, long.into())]).unwrap_err().to_string();
+                let line = read([flag.into(), long.into()]).unwrap_err().to_string();
                 assert!(line.starts_with(flag) && line.len() < 300, "{line}");
                 assert!(line.contains(&format!("{}...", &value[..1])), "{line}");
             }

@@ -444,7 +444,7 @@ fn changed(change: impl FnOnce(&mut Vec<Value>)) -> Value {
     objects
 }
 
-/// What is set in the objects, and how the answer begins then.
+/// Each line: a field of an object, the value that the test sets, and the first words of the answer.
 const KEPT_AWAY: &str = r#"
 SLICE/spec/devices/0/taints = [{"key": "dra.vgpu/lost", "effect": "NoSchedule"}] | gpu-0 of pool n1/vgpu, which claim team/mine has, has the taint dra.vgpu/lost:NoSchedule: the GPU is not well
 SLICE/spec/devices/0/name = "gpu-1" | gpu-0 of pool n1/vgpu, which claim team/mine has, is not published any more

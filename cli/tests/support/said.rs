@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-/// What a command printed, and its exit status.
+/// The output of a command, and its exit status.
 #[derive(Debug)]
 pub(crate) struct Said {
     pub(crate) out: String,

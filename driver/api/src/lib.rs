@@ -38,7 +38,7 @@ pub const CONFIG_API_VERSION: &str = "dra.vgpu/v1alpha1";
 /// The kind that opaque parameters carry.
 pub const CONFIG_KIND: &str = "VgpuConfig";
 
-/// What to do if the driver or kubelet is in another folder, with the names of the chart's values. The plugin, its
+/// Advice for a driver or kubelet in another folder, with the names of the chart's values. The plugin, its
 /// VgpuNode and `vgpu doctor` share this text.
 pub mod advice {
     pub const DRIVER_ROOT: &str =
@@ -66,7 +66,7 @@ pub struct Pools {
 }
 
 impl Pools {
-    /// What follows the node's name in the longest name.
+    /// The longer of the two suffixes, which limits the length of a node's name.
     pub const LONGEST_SUFFIX: &str = "/vgpu-monitor";
 
     #[must_use]

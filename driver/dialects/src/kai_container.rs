@@ -34,7 +34,7 @@ pub(crate) fn is_read(key: &str) -> bool {
     split(key).is_some_and(|(_, what)| what.starts_with(ASKS) || what == MODE || what == DEVICES)
 }
 
-/// What the annotations say of one container: keys and values.
+/// The annotations of one container, as pairs of key and value.
 #[derive(Default)]
 pub(crate) struct Asked<'a> {
     pub(crate) container: &'a str,
@@ -42,7 +42,7 @@ pub(crate) struct Asked<'a> {
     pub(crate) limit: Option<(&'a str, &'a str)>,
 }
 
-/// What is said of the container that gets the GPU, and its memory. `None` after a problem.
+/// Returns the annotations of the container that gets the GPU, and its memory. `None` after a problem.
 pub(crate) fn read<'a>(containers: &[Resources<'a>], pod: &mut PodView<'a>) -> Option<(Asked<'a>, Memory)> {
     let asked = asked(pod)?;
     let (key, _) = asked.limit.or(asked.request)?;
@@ -137,7 +137,7 @@ fn bytes(key: &str, value: &str, pod: &mut PodView<'_>) -> Option<u64> {
     let advice = match Quantity::parse(value) {
         Err(why) => format!("must be an amount of memory ({why})"),
         Ok(quantity) if quantity.is_negative() => "must not be negative".to_owned(),
-        // What does not fit in 64 bits is more than any GPU has.
+        // An amount that does not fit in 64 bits is more than any GPU has.
         Ok(quantity) => match quantity.whole_away_from_zero().map_or(u64::MAX, i64::unsigned_abs) {
             bytes if bytes >= LEAST => return Some(bytes),
             bytes => format!("is {bytes} bytes, and the minimum is 1Mi; write a number with a unit, for example 4Gi"),

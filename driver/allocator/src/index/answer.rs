@@ -25,7 +25,7 @@ impl Index {
         let Some(view) = self.view(node)? else {
             return Ok(None);
         };
-        // Whether claims fit does not depend on the policy; first-fit is the fastest.
+        // Every policy finds a place if there is one; first-fit is the fastest.
         let attempt = self.attempt(claims, AllocationPolicy::FirstFit);
         attempt.answer(&view, steps, cache).map(Some)
     }

@@ -50,7 +50,7 @@ struct Known {
     spot: Spot,
     /// True if `spot` is in the order. False if the device is allocated as a whole.
     is_listed: bool,
-    /// What is free on the device: its contribution to the sum.
+    /// The free part of the device, as it was added to the sum.
     part: Free,
 }
 

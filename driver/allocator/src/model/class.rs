@@ -193,7 +193,7 @@ mod tests {
         serde_json::from_value(json!({"metadata": {"name": "c"}, "spec": {"selectors": selectors}})).unwrap()
     }
 
-    /// Whether a class is ours, whether it may give shares, the type of its devices, and its selectors. OURS stands for our
+    /// Each line: is the class ours, can it give shares, the type of its devices, and its selectors. OURS is replaced by our
     /// attributes.
     const CLASSES: &str = r#"
 yes yes gpu ["device.driver == 'dra.vgpu'"]

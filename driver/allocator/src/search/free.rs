@@ -1,4 +1,4 @@
-//! What is free on a device, for policies.
+//! Computes the free part of a device, for policies.
 
 use super::state::Search;
 use crate::capacity::MEMORY;
