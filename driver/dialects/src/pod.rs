@@ -10,7 +10,7 @@ use crate::request::{Devices, ITEM_MAX, LIST_BYTES_MAX, LIST_MAX, cel_bytes};
 use crate::resources::Findings;
 use crate::settings::{DEFAULT_SCHEDULER, Settings};
 
-/// The most unknown keys in a warning: a tenant chooses how many there are.
+/// The most keys of a pod that get a warning each. A tenant decides how many keys there are.
 pub(crate) const MOST_KEYS: usize = 8;
 
 pub(crate) struct PodView<'a> {
