@@ -749,6 +749,7 @@ fn a_pod_that_runs_has_limits_use_taints_and_what_the_node_says() {
         (&json!("n1"), &json!("20Gi"), &json!(3))
     );
     assert_eq!(device["conditions"][1]["reason"], "RefusedByLimit");
+    assert!(device["memoryEnforcedBy"].is_null(), "the reason is not known");
     assert_eq!(
         (&answer["state"], &answer["reason"]),
         (&json!("HasDevices"), &json!(""))
@@ -757,6 +758,37 @@ fn a_pod_that_runs_has_limits_use_taints_and_what_the_node_says() {
     assert!(
         said().contains("what it uses of gpu-0 is not known: VgpuUsage vgpu of the namespace does not list claim mine")
     );
+}
+
+#[test]
+fn a_pod_that_runs_shows_which_wall_holds_its_memory() {
+    for (status, reason, said, field) in [
+        ("True", "Library", "; memory held by libvgpu.so\n", json!("Library")),
+        (
+            "True",
+            "DriverAndLibrary",
+            "; memory held by libvgpu.so and the driver\n",
+            json!("DriverAndLibrary"),
+        ),
+        (
+            "False",
+            "OverLimit",
+            "MemoryEnforced is False (OverLimit): \n",
+            json!(null),
+        ),
+        ("Unknown", "NoHostPid", "limit memory 20Gi\n", json!(null)),
+    ] {
+        let mut objects: Value = serde_json::from_str(&team(&[])).unwrap();
+        objects["items"][CLAIM]["status"]["devices"] = json!([{"driver": "dra.vgpu", "pool": "n1/vgpu", "device": "gpu-0",
+            "shareID": "11111111-1111-1111-1111-111111111111",
+            "conditions": [{"type": "MemoryEnforced", "status": status, "reason": reason}]}]);
+        let objects = objects.to_string();
+        let (text, _, _) = ask_files(&objects, &["pod/train", "-n", "team"]);
+        assert!(text.contains(said), "{text}");
+        let (answer, _, _) = ask_files(&objects, &["pod/train", "-n", "team", "-o", "json"]);
+        let answer: Value = serde_json::from_str(&answer).unwrap();
+        assert_eq!(answer["devices"][0]["memoryEnforcedBy"], field, "{reason}");
+    }
 }
 
 /// Every field that docs/allocate.md names.

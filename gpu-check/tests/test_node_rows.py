@@ -65,7 +65,7 @@ class Matching(unittest.TestCase):
             {"pid": 5, "bytes": 1030 * MIB, "is_here": True, "charged": 1030 * MIB, "has_share": True, "is_unexplained": False},
             {"pid": 6, "bytes": 256 * MIB, "is_here": True, "charged": None, "has_share": False, "is_unexplained": True},
         ],
-        "verdict": {"status": "True", "reason": "WithinLimit", "used": 1030 * MIB},
+        "verdict": {"status": "True", "reason": "Library", "used": 1030 * MIB},
     }
 
     def matched(self, change=None, blind="", bare=6):

@@ -38,6 +38,7 @@ pub mod connection;
 pub mod containers;
 pub mod dra;
 pub mod driver;
+pub mod driver_limit;
 pub mod driver_pause;
 pub mod enforcement;
 #[cfg(test)]
@@ -51,6 +52,7 @@ pub mod ready;
 mod retry;
 pub mod run;
 pub mod soft_gpu;
+mod text;
 pub mod tmpfs;
 mod work;
 

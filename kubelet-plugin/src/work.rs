@@ -147,6 +147,7 @@ fn work(parts: &TaskInputs) -> Tasks {
         observations,
         own_pod: Some(config.pod_uid.clone()),
         kills: config.on_breach == OnBreach::Kill,
+        driver_limits: None,
     };
     spawn(&mut tasks, "observing shares", enforcement::observe(observer, samples));
     let sampling = sampler::run(parts.nvml.clone(), rescan, sender);

@@ -35,6 +35,16 @@ impl Container {
         self.tree.path().join("container")
     }
 
+    /// A cgroup that a program of the container makes below its own, without a limit.
+    fn nested(&self) -> PathBuf {
+        let nested = self.cgroup().join("nested");
+        std::fs::create_dir(&nested).expect("a folder");
+        std::fs::write(self.cgroup().join("cgroup.procs"), "").expect("a file");
+        std::fs::write(self.cgroup().join("cgroup.subtree_control"), "dmem").expect("a file");
+        std::fs::write(nested.join("dmem.max"), format!("{REGION} max\n")).expect("no limit");
+        nested
+    }
+
     /// A client under the shares, in the container.
     fn client(&self, bench: &Bench, steps: &[&str]) -> Serving {
         let mut command = bench.client(&[steps, &["serve"]].concat());
@@ -110,5 +120,24 @@ fn a_program_without_the_library_ends_at_the_drivers_limit() {
     assert_eq!(outside.ask("alloc:512MiB"), "0");
     outside.kill();
     honest.kill();
+    stranger.kill();
+}
+
+/// As in a container of a container: its own cgroups are below the one with the limit.
+#[test]
+fn a_cgroup_that_a_program_makes_for_itself_is_below_the_limit() {
+    let bench = Bench::of_share(PROFILE, 10 * GIB);
+    let container = Container::with_limit(10 * GIB + TOLERANCE);
+    let mut command = bench.bare(&["init", "serve"]);
+    command.env("SOFT_GPU_CGROUP", container.nested());
+    let mut nested = Serving::new(command);
+    nested.did(&["init"]);
+    assert_eq!(nested.ask("alloc:10GiB"), "2");
+    assert_eq!(nested.ask("alloc:6GiB"), "0");
+    // What one has is missing to the other: they are in one container.
+    let mut stranger = container.stranger(&bench, &["init"]);
+    assert_eq!(stranger.ask("alloc:4GiB"), "2");
+    assert_eq!(stranger.ask("alloc:3GiB"), "0");
+    nested.kill();
     stranger.kill();
 }

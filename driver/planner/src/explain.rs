@@ -45,7 +45,7 @@ pub use answers::{Answer, Answers, MOST_TURNS};
 pub use explainer::{Explainer, explain};
 pub use fit::{Fit, Workload, fit};
 pub use groups::{Waiting, groups};
-pub use held::{HeldCondition, HeldDevice};
+pub use held::{HeldCondition, HeldDevice, MemoryWall};
 pub use pending::{Message, MessageKind, TEXT_MAX, message, messages};
 pub use question::{Question, Shape, SpecRef};
 pub use requested::{Blocked, Requested};

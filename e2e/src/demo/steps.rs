@@ -227,7 +227,9 @@ impl Demo<'_> {
                 let claim = self.kube.get(&["resourceclaim", &share.claim])?;
                 said.push(condition(&claim, "MemoryEnforced"));
             }
-            let others: Vec<&String> = said.iter().filter(|one| *one != "True WithinLimit").collect();
+            // On a node whose driver limits cgroups, the reason is the other one.
+            let holds = ["True Library", "True DriverAndLibrary"];
+            let others: Vec<&String> = said.iter().filter(|one| !holds.contains(&one.as_str())).collect();
             match metric {
                 Some(bytes) if others.is_empty() => Ok(Some(bytes)),
                 _ => bail!(
@@ -238,7 +240,7 @@ impl Demo<'_> {
         });
         match compared {
             Ok(bytes) => progress.note(&format!(
-                "MemoryEnforced=True WithinLimit in all {} claims; by NVML {} uses {} of {} MiB",
+                "MemoryEnforced=True in all {} claims; by NVML {} uses {} of {} MiB",
                 allocated.len(),
                 user.pod,
                 bytes >> 20,

@@ -147,7 +147,7 @@ fn honest() -> Result<()> {
     shared::in_namespace_of(shared::observed()?, "truth-honest", |_, kube| {
         let small = template("t", "vgpu", json!({"memory": "1Gi", "cores": "10"}), &[]);
         kube.apply(&format!("{small}{}", pod("p", "client", &HOLD, "t")))?;
-        becomes(kube, "p", "MemoryEnforced", "True", "WithinLimit")?;
+        becomes(kube, "p", "MemoryEnforced", "True", "Library")?;
         let claim = becomes(kube, "p", "Injected", "True", "Mounted")?;
         ensure!(condition(&claim, "Prepared") == Some(("True".into(), "Prepared".into())));
         let (compute, _) = condition(&claim, "ComputeEnforced").context("no ComputeEnforced")?;
@@ -224,7 +224,7 @@ fn around() -> Result<()> {
         );
         let text = event(kube, "around", "MemoryLimitBroken")?;
         ensure!(text.contains("2048 MiB") && text.contains("1024 MiB"), "{text}");
-        becomes(kube, "neighbour", "MemoryEnforced", "True", "WithinLimit")?;
+        becomes(kube, "neighbour", "MemoryEnforced", "True", "Library")?;
         let name = |pod: &str| Ok::<_, anyhow::Error>(claim(kube, pod)?["metadata"]["name"].to_string());
         let (around, neighbour) = (name("around")?, name("neighbour")?);
         wait(LIMIT, "the metrics of both shares", || {
@@ -317,7 +317,7 @@ fn killed() -> Result<()> {
         logs(kube, "around", "ended 137")?;
         let text = event(kube, "around", "KilledOverLimit")?;
         ensure!(text.contains("2048 MiB"), "{text}");
-        becomes(kube, "around", "MemoryEnforced", "True", "WithinLimit")?;
+        becomes(kube, "around", "MemoryEnforced", "True", "Library")?;
         for pod in ["around", "neighbour"] {
             let phase = kube.get(&["pod", pod])?["status"]["phase"].clone();
             ensure!(phase == "Running", "{pod} is {phase}");

@@ -9,6 +9,7 @@
 //!                        ledger   0666, mounted writable over the read-only folder
 //! <claims>/<uid>/no-glibc         report of the hook, until the plugin takes it
 //!                 no-glibc.taken  while the plugin creates events on the pods
+//!                 no-driver-limit why a container started without the driver's own limit, by vgpu-driver-limit
 //! ```
 //!
 //! There is one copy of the record, beside the files that the claim's containers mount: an accident that removes it removes
@@ -39,6 +40,7 @@ use crate::dra::checkpoint::{Entry, PreparedShare};
 use crate::dra::mount_users::Device;
 use crate::dra::share::{Role, Share};
 use crate::publish::inventory::Gpu;
+use crate::text::printable;
 use crate::tmpfs::{self, Size};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -59,6 +61,10 @@ const RECORD: &str = "entry.json";
 /// The hook's report of a container without glibc (its merge.rs), and its name once the plugin has taken it.
 const NO_GLIBC: &str = "no-glibc";
 const NO_GLIBC_TAKEN: &str = "no-glibc.taken";
+/// The reason why a container of the claim started without the driver's limit (driver-limit/src/report.rs).
+const NO_DRIVER_LIMIT: &str = "no-driver-limit";
+/// Letters of that reason that are shown.
+const LONGEST_REASON: usize = 256;
 /// The format of a record.
 const VERSION: u32 = 1;
 const MAX_RECORD: usize = 1 << 20;
@@ -321,6 +327,13 @@ impl ClaimDirs {
             slot: limits.slot,
         };
         (found.iter().map(prepared).collect(), missing)
+    }
+
+    /// Returns why a container of the claim started without the driver's own limit. None: none did.
+    #[must_use]
+    pub fn no_driver_limit(&self, uid: &str) -> Option<String> {
+        let bytes = files::read_bounded(&self.claim_path(uid).join(NO_DRIVER_LIMIT), 4 * LONGEST_REASON).ok()?;
+        Some(printable(&String::from_utf8_lossy(&bytes), LONGEST_REASON))
     }
 
     /// Takes the hook's report of a container without glibc. Returns true if there is one for which some pod of the claim

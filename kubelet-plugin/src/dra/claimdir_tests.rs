@@ -127,6 +127,23 @@ fn the_hooks_report_is_taken_until_it_is_dropped_and_comes_again() {
 }
 
 #[test]
+fn why_a_container_has_no_limit_of_the_driver_is_one_short_line() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let dirs = ClaimDirs::new(dir.path().join("claims"), false);
+    dirs.ensure("u", &entry(), &|_| None).expect("made");
+    assert_eq!(dirs.no_driver_limit("u"), None);
+    let path = dirs.claim_path("u").join(NO_DRIVER_LIMIT);
+    std::fs::write(&path, b"container c1: \x1b[31mMIG\nis on \xff\n").expect("written");
+    let said = dirs.no_driver_limit("u");
+    assert_eq!(said.as_deref(), Some("container c1:  [31mMIG is on \u{fffd}"));
+    std::fs::write(&path, "x".repeat(1 << 20)).expect("written");
+    assert_eq!(dirs.no_driver_limit("u").map(|said| said.len()), Some(LONGEST_REASON));
+    std::fs::remove_file(&path).expect("removed");
+    std::os::unix::fs::symlink("/proc/version", &path).expect("a link");
+    assert_eq!(dirs.no_driver_limit("u"), None, "no link is followed");
+}
+
+#[test]
 fn a_share_read_back_from_its_limits_is_the_same_result() {
     let whole = share("s");
     let limits = limits_of(&whole, 0, Some(3), Some(size(5)));

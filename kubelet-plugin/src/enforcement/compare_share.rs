@@ -11,7 +11,7 @@ use crate::dra::share::ShareKey;
 use crate::nvml::Memory;
 use crate::tmpfs;
 use serde::Serialize;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use vgpu_abi::ledger;
@@ -79,7 +79,13 @@ pub fn compare_share(
     let asked: BTreeSet<u32> = memory.keys().copied().collect();
     let seen = processes.read(&mounts, &asked, Extent::All)?;
     let answers = Answers::from([(gpu.to_owned(), Ok(memory.clone()))]);
-    let found = verdicts(std::slice::from_ref(&facts), &answers, Ok(&seen), None);
+    let found = verdicts(
+        std::slice::from_ref(&facts),
+        &answers,
+        Ok(&seen),
+        None,
+        &BTreeMap::new(),
+    );
     let verdict = found.shares.get(&facts.key).filter(|_| !mounts.is_empty());
     let charged = match &facts.ledger {
         Ledger::Read { charged, .. } => *charged,
@@ -215,7 +221,7 @@ mod tests {
         };
         let unknown = ("Unknown", "ProcessesUnknown".to_owned(), None);
         assert_eq!(verdict(found), Some(unknown), "process 7 may be the share's");
-        let within = ("True", "WithinLimit".to_owned(), Some(90 * MIB));
+        let within = ("True", "Library".to_owned(), Some(90 * MIB));
         assert_eq!(verdict(with_another), Some(within));
         let over = ("False", "OverLimit".to_owned(), Some(200 * MIB));
         assert_eq!(verdict(beyond), Some(over));

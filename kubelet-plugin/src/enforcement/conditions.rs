@@ -14,14 +14,18 @@ use std::collections::BTreeMap;
 use vgpu_api::{DRIVER_NAME, Pools};
 
 /// The findings about a share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ShareFindings {
     pub memory: Finding,
+    /// What the driver's own limit does not hold, for the message while `memory` holds.
+    pub memory_note: Option<String>,
     pub compute: Finding,
     /// Programs got the memory that they asked for.
     pub granted: Finding,
     pub injected: Finding,
 }
+
+const MEMORY: &str = "MemoryEnforced";
 
 /// Findings by share.
 pub(super) type Findings = BTreeMap<ShareKey, ShareFindings>;
@@ -31,6 +35,7 @@ impl Default for ShareFindings {
         let unseen = Finding::unknown(Reason::NotSeenYet);
         Self {
             memory: unseen,
+            memory_note: None,
             compute: unseen,
             granted: unseen,
             injected: unseen,
@@ -53,7 +58,7 @@ pub(super) fn devices(
     let of = |share: &Share| {
         let key = (uid.to_owned(), share.name.clone());
         let pool = pools.of_device(&share.device);
-        let found = findings.get(&key).copied().unwrap_or_default();
+        let found = findings.get(&key).cloned().unwrap_or_default();
         let is_it = |known: &&AllocatedDeviceStatus| {
             known.driver == DRIVER_NAME
                 && known.pool == pool
@@ -61,14 +66,18 @@ pub(super) fn devices(
                 && known.share_id == share.share_id
         };
         let before = known.iter().find(is_it).and_then(|known| known.conditions.as_deref());
-        let condition = |(kind, finding)| condition(kind, finding, before.unwrap_or_default(), now);
+        let note = found.memory_note.clone().filter(|_| found.memory.status == Some(true));
+        let condition = |(kind, finding)| {
+            let note = note.as_deref().filter(|_| kind == MEMORY);
+            condition(kind, finding, note, before.unwrap_or_default(), now)
+        };
         AllocatedDeviceStatus {
             driver: DRIVER_NAME.into(),
             pool: pool.into(),
             device: share.device.clone(),
             share_id: share.share_id.clone(),
             data: Some(RawExtension(data(share))),
-            conditions: Some(kinds(share, found).into_iter().map(condition).collect()),
+            conditions: Some(kinds(share, &found).into_iter().map(condition).collect()),
             network_data: None,
         }
     };
@@ -76,10 +85,10 @@ pub(super) fn devices(
 }
 
 /// A monitor has no limit that could be enforced.
-fn kinds(share: &Share, found: ShareFindings) -> Vec<(&'static str, Finding)> {
+fn kinds(share: &Share, found: &ShareFindings) -> Vec<(&'static str, Finding)> {
     let mut kinds = vec![("Prepared", Finding::holds(Reason::Prepared))];
     if share.role == Role::Share {
-        kinds.push(("MemoryEnforced", found.memory));
+        kinds.push((MEMORY, found.memory));
         kinds.push(("ComputeEnforced", found.compute));
         kinds.push(("MemoryGranted", found.granted));
         kinds.push(("Injected", found.injected));
@@ -94,7 +103,7 @@ fn data(share: &Share) -> serde_json::Value {
     }
 }
 
-fn condition(kind: &str, finding: Finding, before: &[Condition], now: Timestamp) -> Condition {
+fn condition(kind: &str, finding: Finding, note: Option<&str>, before: &[Condition], now: Timestamp) -> Condition {
     let same = before
         .iter()
         .find(|known| known.type_ == kind && known.status == finding.text());
@@ -104,7 +113,10 @@ fn condition(kind: &str, finding: Finding, before: &[Condition], now: Timestamp)
         type_: kind.into(),
         status: finding.text().into(),
         reason: finding.reason.to_string(),
-        message: finding.reason.message().into(),
+        message: match note {
+            Some(note) => format!("{}; {note}", finding.reason.message()),
+            None => finding.reason.message().into(),
+        },
         last_transition_time: same.map_or(Time(now), |known| known.last_transition_time.clone()),
         observed_generation: None,
     }
@@ -205,9 +217,38 @@ mod tests {
         let reason = make(Finding::unknown(Reason::DriverSilent), &known, 2);
         assert_ne!(reason, known);
         assert!(statuses(&reason[0]).iter().all(|(.., since)| *since == 1));
-        let within = make(Finding::holds(Reason::WithinLimit), &reason, 3);
+        let within = make(Finding::holds(Reason::Library), &reason, 3);
         let since: Vec<i64> = statuses(&within[0]).into_iter().map(|(.., since)| since).collect();
         assert_eq!(since, [1, 3, 1, 1, 1]);
+        let both = make(Finding::holds(Reason::DriverAndLibrary), &within, 4);
+        let since: Vec<i64> = statuses(&both[0]).into_iter().map(|(.., since)| since).collect();
+        assert_eq!(since, [1, 3, 1, 1, 1], "it holds as before");
+    }
+
+    #[test]
+    fn what_the_second_wall_does_not_hold_is_said_while_the_limit_holds() {
+        let entry = entry(vec![share("s")]);
+        let message = |memory: Finding| {
+            let found = ShareFindings {
+                memory,
+                memory_note: Some("a container started without the driver's limit: MIG".into()),
+                ..ShareFindings::default()
+            };
+            let findings = Findings::from([(("u".to_owned(), "s".to_owned()), found)]);
+            let made = devices(&Pools::of("n1"), "u", &entry, &findings, &[], at(1));
+            let conditions = made[0].conditions.clone().unwrap_or_default();
+            assert!(conditions.iter().filter(|one| one.message.contains("MIG")).count() < 2);
+            conditions[1].message.clone()
+        };
+        let (library, over) = (Reason::Library, Reason::OverLimit);
+        assert_eq!(
+            message(Finding::holds(library)),
+            format!(
+                "{}; a container started without the driver's limit: MIG",
+                library.message()
+            )
+        );
+        assert_eq!(message(Finding::fails(over)), over.message());
     }
 
     #[test]
@@ -220,6 +261,7 @@ mod tests {
             conditions: Some(vec![condition(
                 "Prepared",
                 Finding::holds(Reason::Prepared),
+                None,
                 &[],
                 at(1),
             )]),

@@ -4,7 +4,8 @@
 //!  nvml::sampler, every 2 s ────┬─► publish: gpus, faults
 //!                               ▼
 //!  /proc ─► processes ────► turn: verdicts ─► observations ─┬─► report: status.devices (conditions), events (event_log), VgpuNode
-//!  limits, ledgers, pages ──┘      └─► kill, ignored shares └─► metrics
+//!  limits, ledgers, pages ──┤      └─► kill, ignored shares └─► metrics
+//!  driver's limits, 45 s ───┘ read_back
 //! ```
 //!
 //! `compare_share` compares one share, once, for `vgpu-kubelet-plugin check`.
@@ -22,6 +23,7 @@ mod kill;
 pub(crate) mod notices;
 mod observations;
 mod processes;
+mod read_back;
 pub(crate) mod report;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -35,6 +37,7 @@ pub use observations::{Observations, State};
 #[cfg(test)]
 pub(crate) use processes::tests as process_tests;
 pub use processes::{Extent, Processes};
+pub use read_back::Question;
 pub use report::run as report_all;
 pub use turn::{Observer, run as observe};
 pub(crate) use verdicts::compute::Verdict as ComputeVerdict;

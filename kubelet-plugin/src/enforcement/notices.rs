@@ -6,6 +6,7 @@ use super::verdicts::finding::Reason;
 use super::verdicts::memory::{Offender, Unexplained};
 use super::verdicts::mounts::Pod;
 use super::verdicts::refusals::News;
+use super::verdicts::second_wall::Changed;
 use crate::dra::checkpoint::Entry;
 use crate::dra::share::{ClaimId, Share, ShareKey};
 use crate::publish::inventory::{Inventory, Unavailable};
@@ -17,6 +18,8 @@ pub(super) const MEMORY_BROKEN: &str = "MemoryLimitBroken";
 pub(super) const COMPUTE_BROKEN: &str = "ComputeLimitBroken";
 pub(super) const LEDGER_DAMAGED: &str = "LedgerDamaged";
 pub(super) const MOUNTS_MISSING: &str = "MountsMissing";
+pub(super) const LIMIT_SET_AGAIN: &str = "DriverLimitSetAgain";
+pub(super) const LIMIT_FAILED: &str = "DriverLimitFailed";
 pub(super) const UNEXPLAINED: &str = "UnexplainedUse";
 pub(super) const NO_GLIBC: &str = "NoGlibc";
 pub(super) const UNPREPARE_FAILED: &str = "UnprepareFailed";
@@ -219,6 +222,37 @@ fn refused((uid, share): &ShareKey, news: News, id: ClaimId) -> Notice {
         subject,
         ..on_pods(reason, id, Box::new(move |pods| news.note(&share, &claim, pods)))
     }
+}
+
+/// Limits of the driver that somebody changed: those that were set again, or those that cannot be set.
+pub(super) fn limits_changed(state: &State, entries: &Entries, are_set_again: bool) -> Vec<Notice> {
+    let changed = state.changed_limits.iter();
+    let due = changed.filter(|(_, of)| of.is_set_again == are_set_again);
+    let notice = |((uid, share), of): (&ShareKey, &Changed)| {
+        let id = named(entries, uid)?;
+        let what = format!(
+            "of container cgroup {} for share {share} of ResourceClaim {}",
+            of.cgroup, id.name
+        );
+        let text = match are_set_again {
+            true => format!(
+                "the driver's GPU memory limit {what} was changed, and set again: {}. libvgpu.so held its own limit meanwhile. \
+                 Find out who on the node writes limits of cgroups: only root can",
+                of.reason
+            ),
+            false => format!(
+                "the driver's GPU memory limit {what} does not hold and cannot be set: {}. libvgpu.so holds its own limit, but a \
+                 program that goes around it is only noticed. Repair that on the node, or delete the pod",
+                of.reason
+            ),
+        };
+        let reason = if are_set_again { LIMIT_SET_AGAIN } else { LIMIT_FAILED };
+        Some(Notice {
+            subject: format!("{uid} {share}"),
+            ..on_pods(reason, id, Box::new(move |_| text.clone()))
+        })
+    };
+    due.filter_map(notice).collect()
 }
 
 /// Containers that run without the mounts of a share of theirs.

@@ -7,6 +7,7 @@ use super::verdicts::finding::Reason;
 use super::verdicts::memory::{Offender, Unexplained};
 use super::verdicts::mounts::{Lacking, Pod};
 use super::verdicts::refusals::News;
+use super::verdicts::second_wall::{Changed, SecondWall};
 use crate::dra::share::ShareKey;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,6 +22,12 @@ pub struct State {
     pub(crate) findings: Findings,
     /// Bytes of each share by the driver, as far as that is known.
     pub(crate) used: BTreeMap<ShareKey, u64>,
+    /// The driver's own limit of each share.
+    pub(crate) second_walls: BTreeMap<ShareKey, SecondWall>,
+    /// Limits of the driver that were changed, as of the last time that the driver was asked.
+    pub(crate) changed_limits: BTreeMap<ShareKey, Changed>,
+    /// How many limits of the driver were set again since the start.
+    pub(crate) set_again: u64,
     /// The verdicts on GPU time as of the last sample.
     pub(crate) compute: BTreeMap<ShareKey, compute::Verdict>,
     /// When each share was last charged GPU time, as far as this instance saw it.
@@ -84,10 +91,17 @@ impl Observations {
         use super::verdicts::finding::Finding;
         let holds = Finding::holds(Reason::WithinLimit);
         let all = ShareFindings {
-            memory: holds,
+            memory: Finding::holds(Reason::DriverAndLibrary),
+            memory_note: None,
             compute: holds,
             granted: Finding::holds(Reason::NothingRefused),
             injected: holds,
+        };
+        let wall = SecondWall {
+            holds: true,
+            note: None,
+            limit: Some(2),
+            used: Some(1),
         };
         let verdict = compute::Verdict {
             enforced: Some(true),
@@ -97,6 +111,7 @@ impl Observations {
         let mut state = self.lock();
         state.findings.insert(key.clone(), all);
         state.used.insert(key.clone(), 1);
+        state.second_walls.insert(key.clone(), wall);
         state.compute.insert(key.clone(), verdict);
         state.last_active.insert(key.clone(), SystemTime::now());
         let known = GpuUse {

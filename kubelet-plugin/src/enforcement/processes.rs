@@ -101,6 +101,11 @@ impl Processes {
         }
     }
 
+    /// The container with this cgroup, a path of the unified hierarchy.
+    pub(super) fn container_of(&self, cgroup: &str) -> Option<Container> {
+        container(&format!("0::{cgroup}"), &self.outside)
+    }
+
     /// Why nothing can be known of processes.
     #[must_use]
     pub fn blind(&self) -> Option<&str> {

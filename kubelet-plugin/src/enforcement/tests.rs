@@ -11,14 +11,16 @@ use super::report::events::Reporter;
 use super::report::list_pods;
 use super::turn::{Reading, Turns};
 use super::verdicts::finding::{Finding, Reason};
-use super::verdicts::memory::Offender;
+use super::verdicts::memory::{self, Offender};
 use super::verdicts::mounts::{ClaimUse, Pod, PodContainer};
 use super::verdicts::refusals::News;
+use super::verdicts::second_wall::ReadBack;
 use crate::api::{Claims, Error, Events};
 use crate::dra::mount_users::Device;
 use crate::dra::node::tests::{Rig, claim, prepare};
 use crate::dra::node::{Node, SharedNode};
 use crate::dra::share::{ClaimId, ShareKey};
+use crate::driver_limit::check;
 use crate::metrics::Metrics;
 use crate::nvml::{GpuDriver as _, GpuSample, Local, Memory, Sample, Used};
 use crate::publish::inventory::tests::gpu;
@@ -30,7 +32,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt as _;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use vgpu_abi::ledger::refusal::{self, Cause, Refusal};
 
 const GIB: u64 = 1 << 30;
@@ -62,6 +64,7 @@ pub(crate) fn observe_once(node: &mut Node, observations: &Observations) {
         processes: Processes::that_sees_nothing("a test"),
         own_pod: None,
         kills: false,
+        read_back: ReadBack::NoSuchLimit,
     };
     turns.apply(&reading, observations);
 }
@@ -76,6 +79,7 @@ struct Scene {
     memory: Memory,
     used: Option<Used>,
     kills: bool,
+    read_back: ReadBack,
     api: FakeApi,
     writer: Writer,
     reporter: Reporter,
@@ -96,6 +100,7 @@ impl Scene {
             memory: Memory::new(),
             used: None,
             kills: false,
+            read_back: ReadBack::NoSuchLimit,
             api: FakeApi::default(),
             writer: Writer::default(),
             reporter: Reporter::new(Metrics::default(), node_object()),
@@ -123,6 +128,7 @@ impl Scene {
             processes,
             own_pod: None,
             kills: self.kills,
+            read_back: self.read_back.clone(),
         };
         self.turns.apply(&reading, &self.observations);
     }
@@ -146,7 +152,7 @@ impl Scene {
     }
 
     fn found(&self, uid: &str, share: &str) -> ShareFindings {
-        self.state().findings[&key(uid, share)]
+        self.state().findings[&key(uid, share)].clone()
     }
 
     async fn write(&mut self, times: u32) {
@@ -176,7 +182,7 @@ fn a_breach_is_told_when_it_was_seen_twice_and_over_when_it_was_not_seen_three_t
     assert_eq!(scene.memory_of("u1", "s1"), Reason::NotSeenYet);
     scene.looks(1);
     for (uid, share) in [("u1", "s1"), ("u2", "s2")] {
-        assert_eq!(scene.found(uid, share).memory, Finding::holds(Reason::WithinLimit));
+        assert_eq!(scene.found(uid, share).memory, Finding::holds(Reason::Library));
         assert_eq!(scene.found(uid, share).injected, Finding::holds(Reason::Mounted));
         assert_eq!(scene.state().used[&key(uid, share)], GIB / 8);
     }
@@ -184,12 +190,12 @@ fn a_breach_is_told_when_it_was_seen_twice_and_over_when_it_was_not_seen_three_t
     scene.looks(1);
     assert_eq!(
         scene.memory_of("u1", "s1"),
-        Reason::WithinLimit,
+        Reason::Library,
         "a PID may be another one's now"
     );
     scene.looks(1);
     assert_eq!(scene.memory_of("u1", "s1"), Reason::OverLimit);
-    assert_eq!(scene.memory_of("u2", "s2"), Reason::WithinLimit);
+    assert_eq!(scene.memory_of("u2", "s2"), Reason::Library);
     let breach = scene.state().breaches[&key("u1", "s1")].clone();
     assert_eq!((breach.limit, breach.used), (20 * GIB, Some(30 * GIB)));
     assert_eq!(breach.offender.map(|of| of.pid), Some(10));
@@ -204,7 +210,7 @@ fn a_breach_is_told_when_it_was_seen_twice_and_over_when_it_was_not_seen_three_t
     scene.looks(2);
     assert_eq!(scene.memory_of("u1", "s1"), Reason::NotCharged);
     scene.looks(1);
-    assert_eq!(scene.memory_of("u1", "s1"), Reason::WithinLimit);
+    assert_eq!(scene.memory_of("u1", "s1"), Reason::Library);
     assert!(scene.state().breaches.is_empty());
     // A claim that is unprepared is forgotten.
     {
@@ -216,6 +222,91 @@ fn a_breach_is_told_when_it_was_seen_twice_and_over_when_it_was_not_seen_three_t
     assert_eq!(scene.state().findings.len(), 1);
 }
 
+/// What the driver says of the container with this letter, for share s1 of claim u1.
+fn read_back(container: char, used: u64, state: check::State, asked: Instant) -> ReadBack {
+    let cgroup = in_pod(container, container);
+    let reading = check::Reading {
+        share: key("u1", "s1"),
+        gpu: gpu(0).uuid,
+        cgroup: cgroup.trim_start_matches("0::").trim_end().to_owned(),
+        hard: 20 * GIB + memory::OVER,
+        used,
+        state,
+        reason: "it was max".into(),
+        pod: check::PodLimit::Held,
+    };
+    ReadBack::Known {
+        readings: [reading].into(),
+        asked,
+    }
+}
+
+#[test]
+fn the_driver_stands_behind_the_library_as_long_as_every_container_was_read_back() {
+    let mut scene = Scene::new();
+    scene.process(10, &[1], 'a');
+    scene.memory = Memory::from([(10, Some(5))]);
+    scene.looks(2);
+    assert_eq!(scene.memory_of("u1", "s1"), Reason::Library);
+    assert_eq!(scene.found("u1", "s1").memory_note, None, "the node has no such limits");
+    scene.read_back = read_back('a', GIB, check::State::Held, Instant::now());
+    scene.looks(1);
+    assert_eq!(scene.memory_of("u1", "s1"), Reason::DriverAndLibrary);
+    assert_eq!(scene.memory_of("u2", "s2"), Reason::Library, "it has no container");
+    let wall = scene.state().second_walls[&key("u1", "s1")].clone();
+    assert_eq!((wall.limit, wall.used), (Some(20 * GIB + memory::OVER), Some(GIB)));
+    // A second container that started without it.
+    scene.process(11, &[1], 'b');
+    let report = scene.rig.path("run/claims/u1/no-driver-limit");
+    std::fs::write(&report, "container b: the driver is r580\n").expect("written");
+    scene.looks(1);
+    assert_eq!(scene.memory_of("u1", "s1"), Reason::Library);
+    let note = scene.found("u1", "s1").memory_note.expect("why");
+    assert!(note.ends_with("container b: the driver is r580"), "{note}");
+    // While nothing is known of processes, the driver's figure of the containers settles it.
+    std::fs::remove_file(scene.at(11).join("cgroup")).expect("removed");
+    scene.silent_looks(3);
+    assert_eq!(scene.memory_of("u1", "s1"), Reason::DriverAndLibrary);
+    assert_eq!(scene.state().used[&key("u1", "s1")], GIB);
+    scene.read_back = read_back('a', 30 * GIB, check::State::Held, Instant::now());
+    scene.silent_looks(2);
+    assert_eq!(scene.memory_of("u1", "s1"), Reason::OverLimit);
+    let breach = scene.state().breaches[&key("u1", "s1")].clone();
+    assert_eq!((breach.used, breach.offender), (Some(30 * GIB), None));
+    scene.read_back = ReadBack::Unknown;
+    scene.silent_looks(3);
+    assert_eq!(scene.memory_of("u1", "s1"), Reason::DriverSilent);
+}
+
+#[tokio::test]
+async fn a_limit_that_was_changed_is_counted_once_for_each_answer_and_has_one_event_a_while() {
+    let mut scene = Scene::new();
+    scene.process(10, &[1], 'a');
+    let start = Instant::now();
+    let api = scene.api.clone();
+    let mut answer = async |seconds, state| {
+        scene.read_back = read_back('a', GIB, state, start + Duration::from_secs(seconds));
+        scene.looks(2);
+        scene.reporter.report(&scene.node, &api, &scene.observations).await;
+        (scene.state().set_again, api.events().len())
+    };
+    assert_eq!(answer(0, check::State::Held).await, (0, 0));
+    assert_eq!(answer(45, check::State::SetAgain).await, (1, 1));
+    assert_eq!(answer(90, check::State::Held).await, (1, 1));
+    assert_eq!(answer(135, check::State::SetAgain).await, (2, 1), "it is known already");
+    assert_eq!(answer(180, check::State::Failed).await, (2, 2));
+    assert_eq!(answer(480, check::State::Held).await, (2, 2));
+    assert!(scene.state().changed_limits.is_empty());
+    let events = api.lock().events.clone();
+    let reasons: Vec<&str> = events.iter().map(|(_, reason, _)| *reason).collect();
+    assert_eq!(reasons, ["DriverLimitSetAgain", "DriverLimitFailed"]);
+    assert!(
+        events
+            .iter()
+            .all(|(.., note)| note.contains("it was max") && note.contains("share s1"))
+    );
+}
+
 #[test]
 fn what_is_not_known_for_long_becomes_unknown() {
     let mut scene = Scene::new();
@@ -223,7 +314,7 @@ fn what_is_not_known_for_long_becomes_unknown() {
     scene.memory = Memory::from([(10, Some(5))]);
     scene.looks(2);
     scene.silent_looks(2);
-    assert_eq!(scene.memory_of("u1", "s1"), Reason::WithinLimit);
+    assert_eq!(scene.memory_of("u1", "s1"), Reason::Library);
     assert_eq!(scene.state().gpus[&gpu(0).uuid].unexplained, None);
     scene.silent_looks(1);
     assert_eq!(scene.found("u1", "s1").memory, Finding::unknown(Reason::DriverSilent));
@@ -292,7 +383,7 @@ fn use_without_a_share_is_settled_and_has_its_pod() {
         .collect();
     assert_eq!(pods, [(10, true), (11, false)]);
     assert!(!state.questions.is_empty(), "its pod's name is asked for");
-    assert_eq!(state.findings[&key("u1", "s1")].memory.reason, Reason::WithinLimit);
+    assert_eq!(state.findings[&key("u1", "s1")].memory.reason, Reason::Library);
 }
 
 #[test]
@@ -418,8 +509,8 @@ fn a_tenant_that_breaks_its_ledger_changes_nothing_for_its_neighbour() {
             std::fs::write(&ledger, bytes).expect("written");
         }
         scene.looks(3);
-        assert_ne!(scene.memory_of("u1", "s1"), Reason::WithinLimit, "damage {damage}");
-        assert_eq!(scene.memory_of("u2", "s2"), Reason::WithinLimit, "damage {damage}");
+        assert_ne!(scene.memory_of("u1", "s1"), Reason::Library, "damage {damage}");
+        assert_eq!(scene.memory_of("u2", "s2"), Reason::Library, "damage {damage}");
     }
 }
 
@@ -624,7 +715,10 @@ async fn findings_that_return_are_written_if_others_were_written_of_a_part() {
     api.lock().fails_after = Some(6);
     scene.write(1).await;
     let memory = || api.condition("u1", "MemoryEnforced");
-    assert_eq!((api.counts().1, memory().as_deref()), (9, Some("True WithinLimit")));
+    assert_eq!(
+        (api.counts().1, memory().as_deref()),
+        (9, Some("True DriverAndLibrary"))
+    );
     scene.state().findings.clear();
     api.lock().fails_after = None;
     scene.writer.wake();
@@ -1092,6 +1186,7 @@ fn real_processes_in_real_mount_namespaces_on_a_driver() {
             processes: Processes::in_folder(proc.path()),
             own_pod: None,
             kills,
+            read_back: ReadBack::NoSuchLimit,
         };
         turns.apply(&reading, &observations);
     };
@@ -1120,10 +1215,10 @@ fn real_processes_in_real_mount_namespaces_on_a_driver() {
         look(true);
     }
     let lives = [&mut neighbour, &mut stray].map(|client| client.0.try_wait().expect("a state").is_none());
-    assert_eq!(found, [Reason::OverLimit, Reason::WithinLimit]);
+    assert_eq!(found, [Reason::OverLimit, Reason::Library]);
     assert_eq!(offending.map(|of| of.pid), Some(all[0]));
     assert_eq!(unexplained, [(all[2], Some(3 * GIB))]);
     assert_eq!((ended.signal(), lives), (Some(9), [true, true]));
-    assert_eq!(reasons(), [Reason::WithinLimit, Reason::WithinLimit]);
+    assert_eq!(reasons(), [Reason::Library, Reason::Library]);
     assert_eq!(observations.lock().kills, 1);
 }

@@ -1,9 +1,9 @@
 //! One turn for each sample: compares what the driver says with limits, ledgers, pages and mounts.
 //!
 //! ```text
-//!  node's records ──┐
-//!  sample ──────────┼─► compute, each turn ──► ignored shares ─► node page
-//!  map of processes ┘   memory and mounts, every 4 s ─► settled ─► observations ─► kill
+//!  node's records ────┐
+//!  sample, read_back ─┼─► compute, each turn ──► ignored shares ─► node page
+//!  map of processes ──┘   memory and mounts, every 4 s ─► settled ─► observations ─► kill
 //! ```
 //!
 //! How it fails: while the driver hangs, memory and time are unknown, but mounts are known. If a reading of /proc takes
@@ -16,11 +16,13 @@ use super::conditions::ShareFindings;
 use super::kill::kill;
 use super::observations::{Breach, GpuUse, Observations, State};
 use super::processes::{Extent, Processes, Seen};
+use super::read_back::{Question, Reader};
 use super::usage;
 use super::verdicts::finding::{Finding, Reason};
 use super::verdicts::memory::{self, Answers, Ledger, ShareFacts, Unexplained};
 use super::verdicts::mounts::{self, Claim, Mounts};
 use super::verdicts::refusals;
+use super::verdicts::second_wall::{self, Changed, ReadBack, SecondWall};
 use super::verdicts::settled::Settled;
 use crate::dra::mount_users::ShareMount;
 use crate::dra::node::{LedgerReading, Node, SharedNode};
@@ -37,6 +39,8 @@ const WHOLE_EVERY: Duration = Duration::from_secs(4);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// Whole readings may take one part in this many of the time.
 const PART: u32 = 50;
+/// How long a limit of the driver that was changed once is reported as changed.
+const CHANGES_LAST: Duration = Duration::from_secs(300);
 /// How many times in a row something must be found before it replaces the known finding ([`times`]).
 const BREACHES: u32 = 2;
 const FINE: u32 = 3;
@@ -53,6 +57,10 @@ pub(super) struct Records {
     claims: Vec<Claim>,
     damaged: BTreeMap<ShareKey, String>,
     usage: BTreeMap<ShareKey, usage::Reading>,
+    /// Shares of a whole GPU, which the driver need not limit.
+    whole: BTreeSet<ShareKey>,
+    /// Why a container started without the driver's own limit, by claim.
+    started_without: BTreeMap<String, String>,
 }
 
 /// The inputs of [`run`].
@@ -63,11 +71,14 @@ pub struct Observer {
     pub own_pod: Option<String>,
     /// Kill processes of shares over their limit.
     pub kills: bool,
+    /// Which of the driver's own limits hold. None: nobody can ask.
+    pub driver_limits: Option<Question>,
 }
 
 /// Runs a turn for each sample. Of the samples that arrive during a turn, only the newest gets one.
 pub async fn run(observer: Observer, mut samples: sampler::Receiver) {
     let (mut turns, mut whole_due, mut had_claims) = (Turns::default(), Instant::now(), true);
+    let mut reader = Reader::new(observer.driver_limits.clone());
     while let Some(sample) = samples.newest().await {
         let started = Instant::now();
         let extent = match started >= whole_due {
@@ -88,6 +99,7 @@ pub async fn run(observer: Observer, mut samples: sampler::Receiver) {
         let reading = Reading {
             records,
             sample,
+            read_back: reader.turn(started, has_claims).await,
             extent,
             processes: observer.processes.clone(),
             own_pod: observer.own_pod.clone(),
@@ -127,6 +139,8 @@ fn pause_after(took: Duration) -> Duration {
 pub(super) struct Reading {
     pub records: Records,
     pub sample: Arc<Sample>,
+    /// What is known of the driver's own limits.
+    pub read_back: ReadBack,
     /// Memory and mounts are compared if all processes are read.
     pub extent: Extent,
     pub processes: Processes,
@@ -142,6 +156,10 @@ pub(super) struct Turns {
     refusals: refusals::History,
     /// GPU, PID and start of processes without a share, of the last turn.
     unexplained: BTreeSet<(String, u32, u64)>,
+    /// When the driver was asked about its limits, for the last answer of which changes were counted.
+    counted: Option<Instant>,
+    /// The limits that were changed, and when that was found last.
+    changed: BTreeMap<ShareKey, (Instant, Changed)>,
 }
 
 #[derive(Debug)]
@@ -224,13 +242,18 @@ impl Turns {
             .gpus()
             .filter(|(uuid, _)| records.gpus.iter().any(|gpu| gpu == uuid));
         let answers: Answers = own.map(|(uuid, gpu)| (uuid.to_owned(), gpu.memory.clone())).collect();
-        let found = memory::verdicts(&records.shares, &answers, seen, reading.own_pod.as_deref());
+        let walls = second_walls(reading, seen.ok());
+        let by_cgroup = walls.iter().filter_map(|(key, of)| Some((key.clone(), of.used?)));
+        let own_pod = reading.own_pod.as_deref();
+        let found = memory::verdicts(&records.shares, &answers, seen, own_pod, &by_cgroup.collect());
         let mut state = observations.lock();
         let nobody = BTreeMap::new();
         let containers = seen.map_or(&nobody, |seen| &seen.containers);
         let mounts = mounts::mounts(&records.claims, containers, state.pods.as_deref().unwrap_or_default());
         self.settle(reading, &found, seen.err(), &mounts, &state);
         self.publish_refusals(&records.shares, seen.ok(), &mut state);
+        self.publish_changed(&reading.read_back, &mut state);
+        state.second_walls = walls;
         self.publish(records, &answers, &found, &mut state);
         state.lacking = mounts.lacking;
         let is_missing = |key: &ShareKey| {
@@ -285,11 +308,32 @@ impl Turns {
         }
     }
 
+    /// Publishes which of the driver's limits were changed, and counts each change once.
+    fn publish_changed(&mut self, read_back: &ReadBack, state: &mut State) {
+        match read_back {
+            ReadBack::NoSuchLimit => self.changed.clear(),
+            // Pods keep their events.
+            ReadBack::Unknown => {}
+            ReadBack::Known { readings, asked } => {
+                if self.counted.replace(*asked) != Some(*asked) {
+                    state.set_again += second_wall::set_again(readings);
+                }
+                let changed = second_wall::changed(readings).into_iter();
+                self.changed.extend(changed.map(|(key, of)| (key, (*asked, of))));
+                // Somebody who changes a limit again and again causes no event each time.
+                self.changed
+                    .retain(|_, (found, _)| asked.saturating_duration_since(*found) < CHANGES_LAST);
+            }
+        }
+        let changed = self.changed.iter();
+        state.changed_limits = changed.map(|(key, (_, of))| (key.clone(), of.clone())).collect();
+    }
+
     fn publish(&mut self, records: &Records, answers: &Answers, found: &memory::Verdicts, state: &mut State) {
         state.findings = self
             .shares
             .iter()
-            .map(|(key, of)| (key.clone(), of.findings()))
+            .map(|(key, of)| (key.clone(), of.findings(state.second_walls.get(key))))
             .collect();
         let used = found
             .shares
@@ -405,6 +449,10 @@ impl Records {
                     }
                 };
                 self.usage.insert(key.clone(), used);
+                let gpu = node.claims().gpus.get(&share.gpu);
+                if gpu.is_some_and(|gpu| share.memory >= gpu.memory) {
+                    self.whole.insert(key.clone());
+                }
                 self.shares.push(ShareFacts {
                     key,
                     gpu: share.gpu.clone(),
@@ -412,6 +460,9 @@ impl Records {
                     ledger,
                     prepared: node.prepared_at(uid),
                 });
+            }
+            if let Some(why) = node.dirs().no_driver_limit(uid) {
+                self.started_without.insert(uid.clone(), why);
             }
             if !limited.is_empty() {
                 let shares = limited.iter();
@@ -430,14 +481,36 @@ impl Records {
 // === impl ShareSettling ===
 
 impl ShareSettling {
-    fn findings(&self) -> ShareFindings {
+    fn findings(&self, wall: Option<&SecondWall>) -> ShareFindings {
+        let mut memory = *self.memory.value();
+        // Not settled, because it was read back.
+        if memory.reason == Reason::Library && wall.is_some_and(|wall| wall.holds) {
+            memory.reason = Reason::DriverAndLibrary;
+        }
         ShareFindings {
-            memory: *self.memory.value(),
+            memory,
+            memory_note: wall.and_then(|wall| wall.note.clone()),
             compute: *self.compute.value(),
             injected: *self.injected.value(),
             granted: self.granted,
         }
     }
+}
+
+/// The driver's own limit of each share of a part of a GPU.
+fn second_walls(reading: &Reading, seen: Option<&Seen>) -> BTreeMap<ShareKey, SecondWall> {
+    let records = &reading.records;
+    let parts = records
+        .shares
+        .iter()
+        .filter(|share| !records.whole.contains(&share.key));
+    second_wall::second_walls(
+        parts,
+        &reading.read_back,
+        seen.map(|seen| &seen.containers),
+        |cgroup| reading.processes.container_of(cgroup),
+        &records.started_without,
+    )
 }
 
 /// How often a finding is made before it replaces another one.

@@ -47,6 +47,9 @@ pub(super) struct Sample {
     memory_mean: Option<u64>,
     since: Option<SystemTime>,
     memory_enforced: Option<bool>,
+    /// The driver's own limit of its containers, and what they use of it, in bytes.
+    driver_limit: Option<u64>,
+    driver_used: Option<u64>,
     injected: Option<bool>,
     pub(super) containers: BTreeSet<ContainerName>,
 }
@@ -111,6 +114,8 @@ impl Sample {
             memory_mean: None,
             since: None,
             memory_enforced: None,
+            driver_limit: None,
+            driver_used: None,
             injected: None,
             containers: BTreeSet::new(),
         }
@@ -118,7 +123,8 @@ impl Sample {
 
     /// Adds what was observed of the share.
     fn observed(self, state: &State, key: &ShareKey) -> Self {
-        let found = state.findings.get(key).copied().unwrap_or_default();
+        let found = state.findings.get(key).cloned().unwrap_or_default();
+        let wall = state.second_walls.get(key);
         let usage = state.usage.get(key);
         Self {
             memory_mean: usage.and_then(ShareUsage::memory_mean),
@@ -127,6 +133,8 @@ impl Sample {
             active: state.last_active.get(key).copied(),
             used: state.used.get(key).copied(),
             memory_enforced: found.memory.status,
+            driver_limit: wall.and_then(|wall| wall.limit),
+            driver_used: wall.and_then(|wall| wall.used),
             injected: found.injected.status,
             ..self
         }
@@ -138,7 +146,7 @@ impl Sample {
     }
 }
 
-const METRICS: [Metric<Sample>; 25] = [
+const METRICS: [Metric<Sample>; 27] = [
     Metric::gauge(
         "share_memory_limit_bytes",
         "Limit of the device memory of a share",
@@ -252,13 +260,23 @@ const METRICS: [Metric<Sample>; 25] = [
     ),
     Metric::gauge(
         "share_driver_memory_bytes",
-        "Device memory of a share's processes by NVML. Absent while that is not known, or if their container has several shares of the GPU",
+        "Device memory of a share's processes by NVML. Where the driver limits cgroups, its figure of the containers fills in for processes that are not known. Absent while that is not known, or if their container has several shares of the GPU",
         |s| s.used.map(Figure::bytes),
     ),
     Metric::gauge(
         "share_memory_enforced",
         "1 if the condition MemoryEnforced of a share is True, 0 if it is False. Absent while that is not known",
         |s| s.memory_enforced.map(Figure::from),
+    ),
+    Metric::gauge(
+        "share_driver_limit_bytes",
+        "The driver's own limit of each container of a share. Absent where none was read back in the last minute",
+        |s| s.driver_limit.map(Figure::bytes),
+    ),
+    Metric::gauge(
+        "share_driver_used_bytes",
+        "What the driver charged to the containers of a share. Absent while that is not known of each, or if one has several shares of the GPU",
+        |s| s.driver_used.map(Figure::bytes),
     ),
     Metric::gauge(
         "share_injected",

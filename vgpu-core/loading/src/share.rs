@@ -30,6 +30,15 @@ impl Share {
     /// The software GPU does not work.
     #[must_use]
     pub fn new(memory: u64, probe: &Path, driver: &Path) -> Self {
+        Self::with_profile(memory, probe, driver, "")
+    }
+
+    /// The same on a software GPU with this profile.
+    ///
+    /// # Panics
+    /// The software GPU does not work.
+    #[must_use]
+    pub fn with_profile(memory: u64, probe: &Path, driver: &Path, profile: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let open = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("a mode");
         open(folder.path(), 0o755);
@@ -43,8 +52,12 @@ impl Share {
             memory,
             gpu: String::new(),
         };
+        let profile_file = share.folder.path().join("profile");
+        fs::write(&profile_file, profile).expect("a profile");
+        // The state keeps the profile of the client that creates it.
         let mut bare = Command::new(probe);
         bare.arg("uuid")
+            .env("SOFT_GPU_PROFILE", &profile_file)
             .env("LD_LIBRARY_PATH", dist("soft-gpu"))
             .env("SOFT_GPU_STATE", share.state());
         share.gpu = run(&mut bare)

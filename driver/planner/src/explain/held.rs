@@ -34,9 +34,21 @@ pub struct HeldDevice {
     pub taints: Vec<String>,
     /// The conditions that the node reports for the share.
     pub conditions: Vec<HeldCondition>,
+    /// What holds its limit of memory. Absent while that is not known, and while the limit is broken.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_enforced_by: Option<MemoryWall>,
     /// Absent while it is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub used: Option<ShareUse>,
+}
+
+/// What holds a limit of memory: the reason of the condition MemoryEnforced while that is True (docs/truth.md).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum MemoryWall {
+    /// libvgpu.so in the container.
+    Library,
+    /// The driver too, by a limit of its own for each container.
+    DriverAndLibrary,
 }
 
 /// A condition of the claim's `status.devices`.
@@ -67,6 +79,7 @@ pub(super) fn devices(claim: &Claim, document: Option<&Value>, node: Option<&str
             None => (Vec::new(), None),
         };
         let limit = |name: &str| result.consumed_capacity.get(name).map(Quantity::to_string);
+        let conditions = conditions(document, result);
         HeldDevice {
             claim: claim.key(),
             request: result.request.clone(),
@@ -76,7 +89,8 @@ pub(super) fn devices(claim: &Claim, document: Option<&Value>, node: Option<&str
             memory: limit(capacity::MEMORY),
             cores: limit(capacity::CORES),
             taints,
-            conditions: conditions(document, result),
+            memory_enforced_by: MemoryWall::by(&conditions),
+            conditions,
             used: None,
         }
     };
@@ -98,6 +112,29 @@ fn conditions(document: Option<&Value>, result: &DeviceResult) -> Vec<HeldCondit
         .collect()
 }
 
+// === impl MemoryWall ===
+
+impl MemoryWall {
+    fn by(conditions: &[HeldCondition]) -> Option<Self> {
+        let is_it = |of: &&HeldCondition| of.kind == "MemoryEnforced" && of.status == "True";
+        match conditions.iter().find(is_it)?.reason.as_str() {
+            "Library" => Some(Self::Library),
+            "DriverAndLibrary" => Some(Self::DriverAndLibrary),
+            // A plugin of another release.
+            _ => None,
+        }
+    }
+
+    fn text(self) -> &'static str {
+        match self {
+            Self::Library => "memory held by libvgpu.so",
+            Self::DriverAndLibrary => "memory held by libvgpu.so and the driver",
+        }
+    }
+}
+
+// === impl HeldDevice ===
+
 impl HeldDevice {
     /// Limit and use in one line, then one line for each problem of the device or the share.
     pub(super) fn lines(&self) -> Vec<String> {
@@ -109,6 +146,7 @@ impl HeldDevice {
         let mut parts = Vec::new();
         parts.extend(self.node.as_ref().map(|node| format!("on node {node}")));
         parts.extend((!limits.is_empty()).then(|| format!("limit {}", limits.join(", "))));
+        parts.extend(self.memory_enforced_by.map(|wall| wall.text().to_owned()));
         parts.extend(self.used.as_ref().map(used));
         parts.extend((!self.taints.is_empty()).then(|| format!("taints {}", self.taints.join(", "))));
         let mut lines = Vec::new();

@@ -75,6 +75,7 @@ impl Reporter {
             holds
                 && state.breaches.is_empty()
                 && state.damaged.is_empty()
+                && state.changed_limits.is_empty()
                 && state.killed.is_empty()
                 && state.refused.is_empty()
         };
@@ -101,6 +102,11 @@ impl Reporter {
                 (notices::MEMORY_BROKEN, notices::memory_broken(&state, &entries)),
                 (notices::LEDGER_DAMAGED, notices::ledgers_damaged(&state, &entries)),
                 (notices::MOUNTS_MISSING, notices::mounts_missing(&state)),
+                (
+                    notices::LIMIT_SET_AGAIN,
+                    notices::limits_changed(&state, &entries, true),
+                ),
+                (notices::LIMIT_FAILED, notices::limits_changed(&state, &entries, false)),
                 (notices::UNEXPLAINED, notices::unexplained(&state, &self.node_object)),
             ];
             (each, notices::compute_broken(&state, &entries))

@@ -14,6 +14,7 @@ use crate::dra::{claim_access, keep, registration};
 use crate::publish;
 use crate::publish::gpus;
 use crate::ready::{State as Part, WAITING};
+use crate::text::printable;
 use std::collections::BTreeMap;
 use std::time::SystemTime;
 use vgpu_api::usage::NodeCondition;
@@ -55,7 +56,7 @@ pub(super) fn conditions(
             kind: said.kind.to_owned(),
             status: said.status.to_owned(),
             reason: said.reason.to_owned(),
-            message: printable(&said.message),
+            message: printable(&said.message, LONGEST_MESSAGE),
             last_transition_time: same.map_or_else(|| time(now), |known| known.last_transition_time.clone()),
         }
     };
@@ -103,7 +104,7 @@ fn limits_enforced(shares: &BTreeMap<ShareKey, String>, state: &State) -> Said {
     let mut broken = Vec::new();
     let mut unknown = 0;
     for (key, claim) in shares {
-        let found = state.findings.get(key).copied().unwrap_or_default();
+        let found = state.findings.get(key).cloned().unwrap_or_default();
         // A share may have no limit of time.
         let is_over_time = found.compute.status == Some(false) && found.compute.reason != Reason::Unlimited;
         match found.memory.status {
@@ -137,13 +138,6 @@ fn limits_enforced(shares: &BTreeMap<ShareKey, String>, state: &State) -> Said {
         reason,
         message,
     }
-}
-
-fn printable(text: &str) -> String {
-    let letters = text.chars().take(LONGEST_MESSAGE);
-    letters
-        .map(|letter| if letter.is_control() { ' ' } else { letter })
-        .collect()
 }
 
 #[cfg(test)]

@@ -25,6 +25,10 @@ pub(crate) enum Reason {
     // True.
     Prepared,
     WithinLimit,
+    /// Of memory: within the limit, which the library enforces.
+    Library,
+    /// The same, and the driver limits each container too.
+    DriverAndLibrary,
     Mounted,
     NothingRefused,
     // False.
@@ -92,6 +96,13 @@ impl Reason {
             }
             Self::Prepared => "the node has the share's files",
             Self::WithinLimit => "by the driver's figures the share's processes keep to its limit",
+            Self::Library => {
+                "by the driver's figures the share's processes keep to its limit, which libvgpu.so enforces"
+            }
+            Self::DriverAndLibrary => {
+                "by the driver's figures the share's processes keep to its limit, which libvgpu.so enforces, and behind it the \
+                 driver, which was asked in the last minute"
+            }
             Self::Mounted => "a container has the share's mounts",
             Self::NothingRefused => "no program of the share ran out of memory",
             Self::OverLimit => "by the driver's figures the share's processes use more than its limit",

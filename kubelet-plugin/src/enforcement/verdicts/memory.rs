@@ -4,9 +4,13 @@
 //! choice. The driver's figure may be more than is charged, for a while and by a little: static variables, lazily loaded
 //! code and contexts (docs/charging.md). That is why both margins are there, and why a finding is settled.
 //!
+//! Where the driver limits cgroups, it also says what it charged to a share's containers, whatever their processes are and
+//! whichever mounts they have. That settles what is not known of processes. It is up to a minute old, so it is compared with
+//! the limit alone, not with what is charged now, and nobody is killed for it.
+//!
 //! How it fails:
-//! - The driver is silent, or lists processes that the node does not have: nothing is known, except that a share whose known
-//!   processes use more than its limit is over it.
+//! - The driver is silent, or lists processes that the node does not have, and there is no figure of cgroups: nothing is known,
+//!   except that a share whose known processes use more than its limit is over it.
 //! - A tenant writes what it likes into its ledger: that can hide memory within its own limit, and choose which of its own
 //!   processes is called the offender. Limits and neighbours are judged by the driver's figures alone.
 //! - A process that hides its mounts belongs to no share, and is reported as unexplained, with its pod.
@@ -113,41 +117,47 @@ pub(crate) struct Verdicts {
 }
 
 /// Compares once. `seen`: what /proc says of the processes in `answers`. `own_pod`: UID of the plugin's pod, whose use of
-/// GPUs is to measure contexts.
+/// GPUs is to measure contexts. `by_cgroup`: bytes that the driver has charged to the containers of a share, where that is
+/// known of the share alone.
 #[must_use]
 pub(crate) fn verdicts(
     shares: &[ShareFacts],
     answers: &Answers,
     seen: Result<&Seen, Reason>,
     own_pod: Option<&str>,
+    by_cgroup: &BTreeMap<ShareKey, u64>,
 ) -> Verdicts {
     let mut found = Verdicts::default();
     let gpus: BTreeSet<&String> = shares.iter().map(|share| &share.gpu).chain(answers.keys()).collect();
     for gpu in gpus {
         let of_gpu: Vec<&ShareFacts> = shares.iter().filter(|share| share.gpu == *gpu).collect();
-        let all_unknown = |reason| {
-            let unknown = move |share: &&ShareFacts| (share.key.clone(), Verdict::unknown(reason));
-            of_gpu.iter().map(unknown).collect::<Vec<_>>()
+        let unseen = |reason| {
+            let groups = of_gpu.iter().map(|share| Group::of(share));
+            groups.map(|group| (group, Some(reason))).collect()
         };
-        match (answers.get(gpu), &seen) {
-            (None | Some(Err(_)), _) => found.shares.extend(all_unknown(Reason::DriverSilent)),
-            (Some(Ok(_)), Err(reason)) => found.shares.extend(all_unknown(*reason)),
-            (Some(Ok(memory)), Ok(seen)) => verdicts_of_gpu(gpu, &of_gpu, memory, seen, own_pod, &mut found),
+        let groups = match (answers.get(gpu), &seen) {
+            (None | Some(Err(_)), _) => unseen(Reason::DriverSilent),
+            (Some(Ok(_)), Err(reason)) => unseen(*reason),
+            (Some(Ok(memory)), Ok(seen)) => groups_of_gpu(gpu, &of_gpu, memory, seen, own_pod, &mut found),
+        };
+        for (group, unknown) in groups {
+            group.publish(unknown, by_cgroup, &mut found.shares);
         }
     }
     found
 }
 
-fn verdicts_of_gpu(
+/// Groups the shares of a GPU by their processes; with each group, why the use of its shares is not known.
+fn groups_of_gpu<'a>(
     gpu: &str,
-    shares: &[&ShareFacts],
+    shares: &[&'a ShareFacts],
     memory: &Memory,
-    seen: &Seen,
+    seen: &'a Seen,
     own_pod: Option<&str>,
     found: &mut Verdicts,
-) {
+) -> Vec<(Group<'a>, Option<Reason>)> {
     let mut all_known = true;
-    let mut groups: Vec<Group<'_>> = shares.iter().map(|share| Group::of(share)).collect();
+    let mut groups: Vec<Group<'a>> = shares.iter().map(|share| Group::of(share)).collect();
     for (pid, bytes) in memory {
         let Some(process) = seen.processes.get(pid) else {
             all_known = false;
@@ -180,20 +190,8 @@ fn verdicts_of_gpu(
     if all_known {
         found.known.insert(gpu.to_owned());
     }
-    for group in groups {
-        let verdict = group.verdict(all_known);
-        let alone = group.shares.len() == 1;
-        for share in &group.shares {
-            let used = verdict.used.filter(|_| alone);
-            found.shares.insert(
-                share.key.clone(),
-                Verdict {
-                    used,
-                    ..verdict.clone()
-                },
-            );
-        }
-    }
+    let unknown = (!all_known).then_some(Reason::ProcessesUnknown);
+    groups.into_iter().map(|group| (group, unknown)).collect()
 }
 
 /// Shares that are judged together, and their processes.
@@ -201,19 +199,6 @@ fn verdicts_of_gpu(
 struct Group<'a> {
     shares: Vec<&'a ShareFacts>,
     processes: Vec<(u32, Option<u64>, &'a Process)>,
-}
-
-// === impl Verdict ===
-
-impl Verdict {
-    #[must_use]
-    pub(crate) fn unknown(reason: Reason) -> Self {
-        Self {
-            finding: Finding::unknown(reason),
-            used: None,
-            offender: None,
-        }
-    }
 }
 
 // === impl Group ===
@@ -232,31 +217,55 @@ impl<'a> Group<'a> {
         self
     }
 
-    fn verdict(&self, all_known: bool) -> Verdict {
+    /// Adds the verdict on each of its shares.
+    fn publish(
+        &self,
+        unknown: Option<Reason>,
+        by_cgroup: &BTreeMap<ShareKey, u64>,
+        found: &mut BTreeMap<ShareKey, Verdict>,
+    ) {
+        let alone = match self.shares.as_slice() {
+            [share] => Some(share),
+            _ => None,
+        };
+        let verdict = self.verdict(unknown, alone.and_then(|share| by_cgroup.get(&share.key)).copied());
+        for share in &self.shares {
+            let used = verdict.used.filter(|_| alone.is_some());
+            let verdict = Verdict {
+                used,
+                ..verdict.clone()
+            };
+            found.insert(share.key.clone(), verdict);
+        }
+    }
+
+    /// `unknown`: why not all of its processes are known. `by_cgroup`: what the driver charged to its containers.
+    fn verdict(&self, unknown: Option<Reason>, by_cgroup: Option<u64>) -> Verdict {
         let used = sum(self.processes.iter().filter_map(|(_, bytes, _)| *bytes));
-        let limit = sum(self.shares.iter().map(|share| share.limit));
+        let most = sum(self.shares.iter().map(|share| share.limit)).saturating_add(OVER);
         let has_silent = self.processes.iter().any(|(_, bytes, _)| bytes.is_none());
-        let finding = if used > limit.saturating_add(OVER) {
+        let unknown = unknown.or(has_silent.then_some(Reason::MemoryUnknown));
+        let charged = self.charged();
+        // The driver lists no processes although memory is charged, as in a container: the use is unknown.
+        let is_hidden = self.processes.is_empty() && matches!(charged, Ok(Some(charged)) if charged > 0);
+        let is_over_by_cgroup = by_cgroup.is_some_and(|bytes| bytes > most);
+        let finding = if used > most || is_over_by_cgroup {
             Finding::fails(Reason::OverLimit)
-        } else if !all_known {
-            Finding::unknown(Reason::ProcessesUnknown)
-        } else if has_silent {
-            Finding::unknown(Reason::MemoryUnknown)
         } else {
-            match self.charged() {
-                Err(reason) => Finding::unknown(reason),
-                // The driver lists no processes although memory is charged, as in a container: the use is unknown.
-                Ok(Some(charged)) if charged > 0 && self.processes.is_empty() => {
-                    Finding::unknown(Reason::ProcessesUnknown)
+            let unknown = unknown.or(is_hidden.then_some(Reason::ProcessesUnknown));
+            match (unknown, by_cgroup, charged) {
+                (Some(reason), None, _) | (None, _, Err(reason)) => Finding::unknown(reason),
+                (None, _, Ok(Some(charged))) if used > charged.saturating_add(UNCHARGED) => {
+                    Finding::fails(Reason::NotCharged)
                 }
-                Ok(Some(charged)) if used > charged.saturating_add(UNCHARGED) => Finding::fails(Reason::NotCharged),
-                Ok(_) => Finding::holds(Reason::WithinLimit),
+                (Some(_), Some(_), _) | (None, _, Ok(_)) => Finding::holds(Reason::Library),
             }
         };
+        let by_processes = (unknown.is_none() && !(is_hidden && by_cgroup.is_some())).then_some(used);
         Verdict {
             finding,
-            used: (all_known && !has_silent).then_some(used),
-            offender: self.offender().filter(|_| finding.reason == Reason::OverLimit),
+            used: by_cgroup.filter(|_| is_over_by_cgroup).or(by_processes).or(by_cgroup),
+            offender: self.offender().filter(|_| used > most),
         }
     }
 
@@ -348,6 +357,16 @@ mod tests {
         Answers::from([("GPU-1".to_owned(), Ok(memory.iter().copied().collect()))])
     }
 
+    /// Without figures of cgroups.
+    fn compare(
+        shares: &[ShareFacts],
+        answers: &Answers,
+        seen: Result<&Seen, Reason>,
+        own_pod: Option<&str>,
+    ) -> Verdicts {
+        verdicts(shares, answers, seen, own_pod, &BTreeMap::new())
+    }
+
     fn finding(found: &Verdicts, uid: &str) -> (Option<bool>, Reason) {
         let finding = found.shares[&key(uid)].finding;
         (finding.status, finding.reason)
@@ -356,20 +375,20 @@ mod tests {
     #[test]
     fn a_share_is_within_its_limit_or_not() {
         for (limit, charged, used, expected) in [
-            (GIB, 0, 0, (Some(true), Reason::WithinLimit)),
-            (GIB, GIB, GIB, (Some(true), Reason::WithinLimit)),
-            (GIB, GIB, GIB + OVER, (Some(true), Reason::WithinLimit)),
+            (GIB, 0, 0, (Some(true), Reason::Library)),
+            (GIB, GIB, GIB, (Some(true), Reason::Library)),
+            (GIB, GIB, GIB + OVER, (Some(true), Reason::Library)),
             (GIB, GIB, GIB + OVER + 1, (Some(false), Reason::OverLimit)),
             (GIB, 0, u64::MAX, (Some(false), Reason::OverLimit)),
-            (GIB, 0, UNCHARGED, (Some(true), Reason::WithinLimit)),
+            (GIB, 0, UNCHARGED, (Some(true), Reason::Library)),
             (GIB, 0, UNCHARGED + 1, (Some(false), Reason::NotCharged)),
             // Memory that is charged and not there harms nobody but the share itself.
-            (GIB, GIB, 0, (Some(true), Reason::WithinLimit)),
-            (u64::MAX, u64::MAX, u64::MAX, (Some(true), Reason::WithinLimit)),
+            (GIB, GIB, 0, (Some(true), Reason::Library)),
+            (u64::MAX, u64::MAX, u64::MAX, (Some(true), Reason::Library)),
         ] {
             let shares = [share("a", limit, &[(5, charged)])];
             let seen = seen(&[(50, process(&["a"], 5))]);
-            let found = verdicts(&shares, &answer(&[(50, Some(used))]), Ok(&seen), None);
+            let found = compare(&shares, &answer(&[(50, Some(used))]), Ok(&seen), None);
             assert_eq!(finding(&found, "a"), expected, "{used}");
             assert_eq!(found.shares[&key("a")].used, Some(used));
             let offender = found.shares[&key("a")].offender.as_ref().map(|offender| offender.pid);
@@ -386,9 +405,9 @@ mod tests {
             (20, process(&["b"], 1)),
         ]);
         let answers = answer(&[(10, Some(GIB)), (11, Some(GIB / 2)), (20, Some(7 * GIB))]);
-        let found = verdicts(&shares, &answers, Ok(&seen), None);
+        let found = compare(&shares, &answers, Ok(&seen), None);
         assert_eq!(finding(&found, "a"), (Some(false), Reason::OverLimit));
-        assert_eq!(finding(&found, "b"), (Some(true), Reason::WithinLimit));
+        assert_eq!(finding(&found, "b"), (Some(true), Reason::Library));
         assert_eq!(found.shares[&key("a")].offender.as_ref().map(|o| o.pid), Some(11));
     }
 
@@ -400,11 +419,11 @@ mod tests {
             share("c", GIB, &[]),
         ];
         let seen = seen(&[(10, process(&["a", "b"], 1)), (11, process(&["b"], 2))]);
-        let two = verdicts(&shares, &answer(&[(10, Some(2 * GIB)), (11, Some(0))]), Ok(&seen), None);
-        assert_eq!(finding(&two, "a"), (Some(true), Reason::WithinLimit));
+        let two = compare(&shares, &answer(&[(10, Some(2 * GIB)), (11, Some(0))]), Ok(&seen), None);
+        assert_eq!(finding(&two, "a"), (Some(true), Reason::Library));
         assert_eq!(two.shares[&key("a")].used, None, "not for this one alone");
         assert_eq!(two.shares[&key("c")].used, Some(0));
-        let more = verdicts(
+        let more = compare(
             &shares,
             &answer(&[(10, Some(2 * GIB)), (11, Some(GIB))]),
             Ok(&seen),
@@ -414,7 +433,7 @@ mod tests {
             assert_eq!(finding(&more, uid), (Some(false), Reason::OverLimit));
         }
         assert_eq!(more.shares[&key("a")].offender.as_ref().map(|o| o.pid), Some(11));
-        assert_eq!(finding(&more, "c"), (Some(true), Reason::WithinLimit));
+        assert_eq!(finding(&more, "c"), (Some(true), Reason::Library));
     }
 
     #[test]
@@ -433,13 +452,13 @@ mod tests {
             ),
             (answer(&[(10, None)]), Ok(&own), Reason::MemoryUnknown),
         ] {
-            let found = verdicts(&shares, &answers, seen, None);
+            let found = compare(&shares, &answers, seen, None);
             assert_eq!(finding(&found, "a"), (None, expected));
             assert_eq!(found.shares[&key("a")].used, None);
             assert!(found.unexplained.is_empty());
         }
         // A share over its limit is reported even if the use of another process is unknown.
-        let found = verdicts(&shares, &answer(&[(10, Some(9 * GIB)), (99, None)]), Ok(&own), None);
+        let found = compare(&shares, &answer(&[(10, Some(9 * GIB)), (99, None)]), Ok(&own), None);
         assert_eq!(finding(&found, "a"), (Some(false), Reason::OverLimit));
         assert!(found.known.is_empty());
     }
@@ -447,10 +466,81 @@ mod tests {
     /// The processes may be hidden, or they may have ended and the next allocation releases their charges.
     #[test]
     fn charges_without_a_process_that_the_driver_lists_are_no_proof() {
-        let found = verdicts(&[share("a", GIB, &[(1, 5)])], &answer(&[]), Ok(&Seen::default()), None);
+        let found = compare(&[share("a", GIB, &[(1, 5)])], &answer(&[]), Ok(&Seen::default()), None);
         assert_eq!(finding(&found, "a"), (None, Reason::ProcessesUnknown));
-        let found = verdicts(&[share("a", GIB, &[])], &answer(&[]), Ok(&Seen::default()), None);
-        assert_eq!(finding(&found, "a"), (Some(true), Reason::WithinLimit));
+        let found = compare(&[share("a", GIB, &[])], &answer(&[]), Ok(&Seen::default()), None);
+        assert_eq!(finding(&found, "a"), (Some(true), Reason::Library));
+    }
+
+    #[test]
+    fn what_the_driver_charged_to_the_containers_settles_what_is_not_known_of_processes() {
+        let own = seen(&[(10, process(&["a"], 1))]);
+        let silent = Answers::from([("GPU-1".to_owned(), Err("hangs".to_owned()))]);
+        let charged = [(1, 5)];
+        for (answers, charges) in [
+            (silent, &charged[..]),
+            (answer(&[(10, Some(0)), (99, Some(1))]), &charged),
+            (answer(&[(10, None)]), &charged),
+            // The driver lists no process although memory is charged.
+            (answer(&[]), &charged),
+        ] {
+            for (bytes, expected) in [
+                (0, (Some(true), Reason::Library)),
+                (GIB + OVER, (Some(true), Reason::Library)),
+                (GIB + OVER + 1, (Some(false), Reason::OverLimit)),
+            ] {
+                let by_cgroup = BTreeMap::from([(key("a"), bytes)]);
+                let found = verdicts(&[share("a", GIB, charges)], &answers, Ok(&own), None, &by_cgroup);
+                assert_eq!(finding(&found, "a"), expected, "{answers:?}");
+                assert_eq!(found.shares[&key("a")].used, Some(bytes), "{answers:?}");
+                assert_eq!(found.shares[&key("a")].offender, None, "an old figure kills nobody");
+            }
+        }
+    }
+
+    #[test]
+    fn processes_that_hide_their_share_are_in_the_containers_figure() {
+        let own = seen(&[(10, process(&["a"], 1)), (11, process(&[], 2))]);
+        let answers = answer(&[(10, Some(GIB)), (11, Some(GIB))]);
+        let by_cgroup = |bytes| BTreeMap::from([(key("a"), bytes)]);
+        let compare = |bytes| {
+            verdicts(
+                &[share("a", GIB, &[(1, GIB)])],
+                &answers,
+                Ok(&own),
+                None,
+                &by_cgroup(bytes),
+            )
+        };
+        let over = compare(2 * GIB);
+        assert_eq!(finding(&over, "a"), (Some(false), Reason::OverLimit));
+        assert_eq!(
+            over.shares[&key("a")].used,
+            Some(2 * GIB),
+            "what is over the limit is said"
+        );
+        assert_eq!(over.unexplained.len(), 1);
+        // Nothing is over the limit: the processes' figure is newer.
+        let within = compare(GIB / 2);
+        assert_eq!(finding(&within, "a"), (Some(true), Reason::Library));
+        assert_eq!(within.shares[&key("a")].used, Some(GIB));
+        // What was charged since then is not compared with an old figure.
+        let found = verdicts(
+            &[share("a", GIB, &[])],
+            &answer(&[(10, Some(0))]),
+            Ok(&own),
+            None,
+            &by_cgroup(GIB),
+        );
+        assert_eq!(finding(&found, "a"), (Some(true), Reason::Library));
+        // Processes that have just ended: nothing is charged, so nothing is hidden.
+        let found = verdicts(&[share("a", GIB, &[])], &answer(&[]), Ok(&own), None, &by_cgroup(GIB));
+        assert_eq!(found.shares[&key("a")].used, Some(0));
+        // Shares of one container have no figure of their own.
+        let both = seen(&[(10, process(&["a", "b"], 1))]);
+        let shares = [share("a", GIB, &[]), share("b", GIB, &[])];
+        let found = verdicts(&shares, &answer(&[(10, None)]), Ok(&both), None, &by_cgroup(9 * GIB));
+        assert_eq!(finding(&found, "a"), (None, Reason::MemoryUnknown));
     }
 
     #[test]
@@ -461,11 +551,11 @@ mod tests {
         };
         let seen = seen(&[(10, process(&["a"], 1))]);
         let one = |ledger, used| {
-            let found = verdicts(&[with(ledger)], &answer(&[(10, Some(used))]), Ok(&seen), None);
+            let found = compare(&[with(ledger)], &answer(&[(10, Some(used))]), Ok(&seen), None);
             finding(&found, "a")
         };
         assert_eq!(one(Ledger::Damaged, 5), (None, Reason::LedgerDamaged));
-        assert_eq!(one(Ledger::Other, GIB), (Some(true), Reason::WithinLimit));
+        assert_eq!(one(Ledger::Other, GIB), (Some(true), Reason::Library));
         assert_eq!(one(Ledger::Damaged, 9 * GIB), (Some(false), Reason::OverLimit));
     }
 
@@ -495,14 +585,14 @@ mod tests {
             (14, process(&[], 1)),
         ]);
         let answers = answer(&[(10, Some(5)), (11, Some(GIB)), (12, None), (13, Some(7)), (14, Some(0))]);
-        let found = verdicts(&shares, &answers, Ok(&seen), Some("plugin"));
+        let found = compare(&shares, &answers, Ok(&seen), Some("plugin"));
         let unexplained: Vec<_> = found
             .unexplained
             .iter()
             .map(|one| (one.pid, one.bytes, one.container.clone()))
             .collect();
         assert_eq!(unexplained, [(11, Some(GIB), container("pod-1")), (12, None, None)]);
-        assert_eq!(finding(&found, "a"), (Some(true), Reason::WithinLimit), "not its fault");
+        assert_eq!(finding(&found, "a"), (Some(true), Reason::Library), "not its fault");
         assert_eq!(found.known, BTreeSet::from(["GPU-1".to_owned()]));
     }
 
@@ -517,7 +607,7 @@ mod tests {
             let neighbour = share("n", GIB, &[(1, GIB)]);
             let mut all = vec![(5, process(&["n"], 1))];
             let mut memory = vec![(5, Some(used))];
-            let alone = verdicts(std::slice::from_ref(&neighbour), &answer(&memory), Ok(&seen(&all)), None);
+            let alone = compare(std::slice::from_ref(&neighbour), &answer(&memory), Ok(&seen(&all)), None);
             let charged = charges.iter().fold(0_u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
             let ledger = Ledger::Read { charged, processes: charges.iter().map(|(pid, bytes)| ((*pid, 9), *bytes)).collect(), refusals: Refusals::default() };
             let tenant = ShareFacts {
@@ -529,7 +619,7 @@ mod tests {
                 all.push((pid, process(if has_mount { &["t"] } else { &[] }, inner)));
                 memory.push((pid, bytes));
             }
-            let beside = verdicts(&[neighbour, tenant], &answer(&memory), Ok(&seen(&all)), None);
+            let beside = compare(&[neighbour, tenant], &answer(&memory), Ok(&seen(&all)), None);
             prop_assert_eq!(&beside.shares[&key("n")], &alone.shares[&key("n")]);
             let offender = beside.shares[&key("t")].offender.as_ref();
             prop_assert!(offender.is_none_or(|offender| offender.pid >= 100));

@@ -5,4 +5,5 @@ pub(super) mod finding;
 pub(super) mod memory;
 pub(super) mod mounts;
 pub(super) mod refusals;
+pub(super) mod second_wall;
 pub(super) mod settled;

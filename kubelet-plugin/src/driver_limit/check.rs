@@ -1,0 +1,230 @@
+//! What `vgpu-driver-limit check` prints: the limit of each container that it read back from the driver. Pure.
+//!
+//! One line is one share of one container:
+//!
+//! ```text
+//! {"claim":"<UID>","share":"<name>","gpu":"GPU-...","cgroup":"/kubepods/...","hard":<bytes>,"used":<bytes>,
+//!  "state":"held","reason":"","pod":"held"}
+//! ```
+//!
+//! How it fails: a line that is not such an object, or has a value that cannot be, is refused by itself, and the share of
+//! its container counts as not read back. Lines beyond [`MOST_LINES`] are not read.
+
+use crate::dra::share::ShareKey;
+use crate::text::printable;
+use serde::Deserialize;
+
+/// More than a node can have: kubelet allows 250 pods, and a pod few containers with GPUs.
+const MOST_LINES: usize = 4096;
+const LONGEST_LINE: usize = 8192;
+/// UIDs of claims, names of shares, UUIDs of GPUs.
+const LONGEST_NAME: usize = 128;
+const LONGEST_PATH: usize = 4096;
+const LONGEST_REASON: usize = 200;
+
+/// The limit of one container on one GPU, for one share of the container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reading {
+    pub share: ShareKey,
+    /// UUID.
+    pub gpu: String,
+    pub cgroup: String,
+    /// Bytes: the sum of the container's shares of this GPU, and a tolerance.
+    pub hard: u64,
+    /// Bytes that the driver has charged to the cgroup on this GPU.
+    pub used: u64,
+    pub state: State,
+    /// Why it was set again, or could not be. One line.
+    pub reason: String,
+    pub pod: PodLimit,
+}
+
+/// Whether a container's limit holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum State {
+    Held,
+    /// It had been changed or removed. It was set again and read back.
+    SetAgain,
+    Failed,
+}
+
+/// Whether the limit of the container's pod holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PodLimit {
+    Held,
+    /// A container of the pod that has no share uses the GPU, so the pod as a whole is not limited.
+    Lifted,
+    Failed,
+    /// Its pod has no limit.
+    None,
+}
+
+/// The whole answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Answer {
+    pub readings: Vec<Reading>,
+    /// The first line that was refused, and why.
+    pub refused: Option<String>,
+}
+
+/// A line as it is printed.
+#[derive(Deserialize)]
+struct Line {
+    claim: String,
+    share: String,
+    gpu: String,
+    cgroup: String,
+    hard: u64,
+    used: u64,
+    state: State,
+    #[serde(default)]
+    reason: String,
+    pod: PodLimit,
+}
+
+/// Reads the answer.
+#[must_use]
+pub fn parse(output: &[u8]) -> Answer {
+    let mut answer = Answer::default();
+    let lines = output.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    for (number, line) in lines.enumerate() {
+        let reading = match number < MOST_LINES {
+            true => reading(line),
+            false => Err(format!("more than {MOST_LINES} lines")),
+        };
+        match reading {
+            Ok(reading) => answer.readings.push(reading),
+            Err(why) => {
+                answer.refused.get_or_insert(format!("line {}: {why}", number + 1));
+            }
+        }
+        if number >= MOST_LINES {
+            break;
+        }
+    }
+    answer
+}
+
+fn reading(line: &[u8]) -> Result<Reading, String> {
+    if line.len() > LONGEST_LINE {
+        return Err(format!("longer than {LONGEST_LINE} bytes"));
+    }
+    let line: Line = serde_json::from_slice(line).map_err(|error| printable(&error.to_string(), LONGEST_REASON))?;
+    for (field, value) in [("claim", &line.claim), ("share", &line.share), ("gpu", &line.gpu)] {
+        let is_name = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
+        if value.is_empty() || value.len() > LONGEST_NAME || !value.chars().all(is_name) {
+            return Err(format!("{field} is no name: {}", printable(value, 64)));
+        }
+    }
+    let is_path = line.cgroup.starts_with('/') && line.cgroup.len() <= LONGEST_PATH;
+    if !is_path || line.cgroup.split('/').any(|part| part == "..") || line.cgroup.contains(char::is_control) {
+        return Err(format!("cgroup is no path: {}", printable(&line.cgroup, 64)));
+    }
+    if line.state != State::Failed && matches!(line.hard, 0 | u64::MAX) {
+        return Err(format!("hard is no limit: {}", line.hard));
+    }
+    Ok(Reading {
+        share: (line.claim, line.share),
+        gpu: line.gpu,
+        cgroup: line.cgroup,
+        hard: line.hard,
+        used: line.used,
+        state: line.state,
+        reason: printable(&line.reason, LONGEST_REASON),
+        pod: line.pod,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn line() -> Value {
+        json!({"claim": "u1", "share": "s1", "gpu": "GPU-1", "cgroup": "/kubepods/pod1/c1", "hard": 100, "used": 7,
+            "state": "held", "reason": "", "pod": "held"})
+    }
+
+    fn with(field: &str, value: Value) -> String {
+        let mut line = line();
+        line[field] = value;
+        line.to_string()
+    }
+
+    #[test]
+    fn each_line_is_a_share_of_a_container() {
+        let again = with("state", json!("set-again")).replace("\"reason\":\"\"", "\"reason\":\"hard was\\n max\"");
+        let answer = parse(format!("{}\n\n{again}\n", line()).as_bytes());
+        assert_eq!(answer.refused, None);
+        let held = Reading {
+            share: ("u1".into(), "s1".into()),
+            gpu: "GPU-1".into(),
+            cgroup: "/kubepods/pod1/c1".into(),
+            hard: 100,
+            used: 7,
+            state: State::Held,
+            reason: String::new(),
+            pod: PodLimit::Held,
+        };
+        let set_again = Reading {
+            state: State::SetAgain,
+            reason: "hard was  max".into(),
+            ..held.clone()
+        };
+        assert_eq!(answer.readings, [held, set_again]);
+        assert_eq!(parse(b""), Answer::default());
+    }
+
+    #[test]
+    fn a_line_that_cannot_be_is_refused_alone() {
+        let endless = "x".repeat(LONGEST_LINE);
+        for (bad, why) in [
+            ("x".to_owned(), "expected value"),
+            ("[]".into(), "invalid length"),
+            ("{}".into(), "missing field"),
+            (with("claim", json!("../u1")), "claim is no name: ../u1"),
+            (with("share", json!("")), "share is no name"),
+            (with("gpu", json!("GPU 1\u{1b}")), "gpu is no name: GPU 1"),
+            (with("cgroup", json!("kubepods")), "cgroup is no path"),
+            (with("cgroup", json!("/a/../b")), "cgroup is no path"),
+            (with("cgroup", json!("/a\nb")), "cgroup is no path: /a b"),
+            (with("hard", json!(-1)), "invalid value"),
+            (with("hard", json!(1.5)), "invalid type"),
+            (with("hard", json!(0)), "hard is no limit: 0"),
+            (with("hard", json!(u64::MAX)), "hard is no limit"),
+            (with("used", json!("7")), "invalid type"),
+            (with("state", json!("Held")), "unknown variant"),
+            (with("pod", json!(null)), "expected value"),
+            (line().to_string().replacen('{', "{\"used\":1,", 1), "duplicate field"),
+            (with("reason", json!(endless)), "longer than"),
+        ] {
+            let text = format!("{bad}\n{}\n", line());
+            let answer = parse(text.as_bytes());
+            assert_eq!(answer.readings.len(), 1, "{bad}");
+            let refused = answer.refused.unwrap_or_default();
+            assert!(
+                refused.starts_with("line 1: ") && refused.contains(why),
+                "{refused}: {why}"
+            );
+            assert!(refused.len() < 400 && !refused.contains(char::is_control), "{refused}");
+        }
+        let latin = [line().to_string().as_bytes(), b"\n\xff\xfe\n"].concat();
+        assert_eq!(parse(&latin).readings.len(), 1);
+        let many = format!("{}\n", line()).repeat(MOST_LINES + 5);
+        let answer = parse(many.as_bytes());
+        assert_eq!(answer.readings.len(), MOST_LINES);
+        assert!(answer.refused.is_some_and(|why| why.contains("more than")));
+    }
+
+    #[test]
+    fn any_bytes_are_read() {
+        use proptest::prelude::*;
+        let text = prop::string::string_regex("[\\x00-\\x7f{}\":,a-z0-9\\n]{0,400}").expect("a pattern");
+        proptest!(|(text in text, bytes in prop::collection::vec(any::<u8>(), 0..400))| {
+            drop(parse(text.as_bytes()));
+            drop(parse(&bytes));
+        });
+    }
+}
