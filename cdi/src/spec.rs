@@ -82,10 +82,13 @@ pub struct Hook {
     pub timeout: u32,
 }
 
-/// When the runtime runs a hook.
+/// When the runtime runs a hook. At both stages the container exists and none of its programs has run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum HookName {
+    /// In the runtime's namespaces. The state's PID is one of the node.
+    CreateRuntime,
+    /// In the container's namespaces, after [`CreateRuntime`](Self::CreateRuntime).
     CreateContainer,
 }
 

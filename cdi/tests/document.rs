@@ -39,8 +39,12 @@ fn a_claim_is_written_as_cdi_has_it() {
                 "env": ["NVIDIA_VISIBLE_DEVICES=void"],
                 "deviceNodes": [{"path": "/dev/nvidiactl", "fileMode": 0o666}],
                 "mounts": [mount("/var/lib/vgpu/0ab1/libvgpu.so", "/usr/lib64/libcuda.so.1")],
-                "hooks": [{"hookName": "createContainer", "path": "/var/lib/vgpu/0ab1/vgpu-cdi-hook",
-                    "args": ["vgpu-cdi-hook", "preload"], "timeout": 10}],
+                "hooks": [
+                    {"hookName": "createContainer", "path": "/var/lib/vgpu/0ab1/vgpu-cdi-hook",
+                        "args": ["vgpu-cdi-hook", "preload"], "timeout": 10},
+                    {"hookName": "createRuntime", "path": "/var/lib/vgpu/0ab1/vgpu-driver-limit",
+                        "args": ["vgpu-driver-limit", "set"], "timeout": 10},
+                ],
             },
         })
     );

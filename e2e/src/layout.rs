@@ -17,7 +17,13 @@ pub fn workspace() -> PathBuf {
 /// The programs that `vgpu run` needs.
 const LOCAL: [&str; 3] = ["vgpu", "libvgpu.so", "libvgpu-preload.so"];
 /// Additional programs for a cluster.
-const REMAINING: [&str; 4] = ["vgpu-kubelet-plugin", "vgpu-controller", "vgpu-cdi-hook", "vgpu-client"];
+const REMAINING: [&str; 5] = [
+    "vgpu-kubelet-plugin",
+    "vgpu-controller",
+    "vgpu-cdi-hook",
+    "vgpu-driver-limit",
+    "vgpu-client",
+];
 
 /// The release artefacts: `$VGPU_DIST`, else `dist/` of the clone.
 pub fn dist() -> Result<PathBuf> {

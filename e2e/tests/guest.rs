@@ -65,6 +65,7 @@ impl Machine {
             "vgpu-kubelet-plugin",
             "vgpu-controller",
             "vgpu-cdi-hook",
+            "vgpu-driver-limit",
             "vgpu-client",
             "libvgpu.so",
             "libvgpu-preload.so",

@@ -37,7 +37,7 @@ pub struct Flags {
     /// libraries
     #[arg(long)]
     pub soft_gpu_state: Option<PathBuf>,
-    /// Folder with this release's libvgpu.so, libvgpu-preload.so and vgpu-cdi-hook
+    /// Folder with this release's libvgpu.so, libvgpu-preload.so, vgpu-cdi-hook and vgpu-driver-limit
     #[arg(long, default_value = "/opt/vgpu")]
     pub library_dir: PathBuf,
     /// Largest number of claims that share one GPU
@@ -123,6 +123,8 @@ pub struct Config {
     pub kubelet_root: PathBuf,
     pub claims_dir: PathBuf,
     pub gpus_dir: PathBuf,
+    /// Where vgpu-driver-limit records which shares were started in each pod.
+    pub driver_limits_dir: PathBuf,
     pub cdi_dir: PathBuf,
     pub run_dir: PathBuf,
     /// The file in which the kernel names the boot of the machine.
@@ -234,6 +236,7 @@ impl Flags {
             shares: self.shares,
             claims_dir: self.run_dir.join("claims"),
             gpus_dir: self.run_dir.join("gpus"),
+            driver_limits_dir: self.run_dir.join("driver-limits"),
             faults: self.run_dir.join("faults.json"),
             run_dir: self.run_dir,
             cdi_dir: self.cdi_dir,

@@ -8,6 +8,7 @@ use crate::config::{Config, OnBreach};
 use crate::dra::clean_up;
 use crate::dra::health::Report;
 use crate::dra::node::SharedNode;
+use crate::driver_limit::probe::Prober;
 use crate::enforcement::{self, Observer, Processes};
 use crate::metrics::{Metrics, Sources};
 use crate::nvml::{Nvml, sampler};
@@ -147,7 +148,7 @@ fn work(parts: &TaskInputs) -> Tasks {
         observations,
         own_pod: Some(config.pod_uid.clone()),
         kills: config.on_breach == OnBreach::Kill,
-        driver_limits: None,
+        driver_limits: Some(enforcement::question(node.clone(), config.driver_limits_dir.clone())),
     };
     spawn(&mut tasks, "observing shares", enforcement::observe(observer, samples));
     let sampling = sampler::run(parts.nvml.clone(), rescan, sender);
@@ -173,7 +174,12 @@ fn scan(
         is_beside_idle,
     };
     let contexts = Contexts::of_node(&parts.config);
-    gpus::run(samples, contexts, parts.config.clone(), faults, outputs)
+    let (node, processes) = (parts.node.clone(), parts.processes.clone());
+    let prober = Prober::new(Box::new(move || match processes.blind() {
+        Some(why) => Err(why.to_owned()),
+        None => node.lock().driver_limit_program(),
+    }));
+    gpus::run(samples, contexts, prober, parts.config.clone(), faults, outputs)
 }
 
 /// The work that needs the Node object's UID: slices are owned by the Node, and events refer to it. Returns which part of it

@@ -170,7 +170,7 @@ fn scrapes(registry: &Registry) -> Result<Vec<Duration>> {
 
 /// The plugin's state of a node with these GPUs, as right after the plugin has started.
 fn node(memory: &Path, disk: &Path, gpus: Vec<Gpu>) -> Result<SharedNode> {
-    for file in ["libvgpu.so", "libvgpu-preload.so", "vgpu-cdi-hook"] {
+    for file in ["libvgpu.so", "libvgpu-preload.so", "vgpu-cdi-hook", "vgpu-driver-limit"] {
         write(&memory.join("image").join(file))?;
     }
     for file in ["libcuda.so.1", "libnvidia-ml.so.1"] {

@@ -62,7 +62,7 @@ fn changes() -> Vec<Change> {
             container_edits: edits(),
         })
     }));
-    let of_edits: [fn(&mut ContainerEdits); 15] = [
+    let of_edits: [fn(&mut ContainerEdits); 16] = [
         |edits| edits.env.clear(),
         |edits| edits.env = vec!["A=".into(), "B=b=c".into(), "C=\t\n".into()],
         |edits| edits.device_nodes.clear(),
@@ -85,6 +85,7 @@ fn changes() -> Vec<Change> {
         |edits| edits.hooks[0].args = vec!["a b".into()],
         |edits| edits.hooks[0].args.clear(),
         |edits| edits.hooks[0].timeout = 1,
+        |edits| edits.hooks[0].hook_name = HookName::CreateRuntime,
     ];
     for change in of_edits {
         all.push(Box::new(move |spec| change(&mut spec.container_edits)));

@@ -17,6 +17,15 @@ pub(crate) fn mount(host: &str, container: &str) -> Mount {
     }
 }
 
+fn hook(hook_name: HookName, program: &str, command: &str) -> Hook {
+    Hook {
+        hook_name,
+        path: format!("/var/lib/vgpu/0ab1/{program}"),
+        args: [program, command].map(String::from).to_vec(),
+        timeout: 10,
+    }
+}
+
 pub(crate) fn claim() -> Spec {
     let mut spec = Spec::new(kind());
     spec.container_edits = ContainerEdits {
@@ -27,12 +36,10 @@ pub(crate) fn claim() -> Spec {
             ..DeviceNode::default()
         }],
         mounts: vec![mount("/var/lib/vgpu/0ab1/libvgpu.so", "/usr/lib64/libcuda.so.1")],
-        hooks: vec![Hook {
-            hook_name: HookName::CreateContainer,
-            path: "/var/lib/vgpu/0ab1/vgpu-cdi-hook".into(),
-            args: ["vgpu-cdi-hook", "preload"].map(String::from).to_vec(),
-            timeout: 10,
-        }],
+        hooks: vec![
+            hook(HookName::CreateContainer, "vgpu-cdi-hook", "preload"),
+            hook(HookName::CreateRuntime, "vgpu-driver-limit", "set"),
+        ],
     };
     spec.devices = vec![Device {
         name: "7f0e3a52-1d4c-4a6e-9f57-0d2a3b8c6e11-gpu-0a1b2c3d".into(),

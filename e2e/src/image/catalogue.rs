@@ -196,7 +196,8 @@ fn products(libc: &Layer, below_client: &Layer, dist: &Path, parts: &Path) -> Re
         .file(dist.join("vgpu-kubelet-plugin"), "usr/bin/vgpu-kubelet-plugin", 0o755)
         .file(dist.join("libvgpu.so"), "opt/vgpu/libvgpu.so", 0o755)
         .file(dist.join("libvgpu-preload.so"), "opt/vgpu/libvgpu-preload.so", 0o755)
-        .file(dist.join("vgpu-cdi-hook"), "opt/vgpu/vgpu-cdi-hook", 0o755);
+        .file(dist.join("vgpu-cdi-hook"), "opt/vgpu/vgpu-cdi-hook", 0o755)
+        .file(dist.join("vgpu-driver-limit"), "opt/vgpu/vgpu-driver-limit", 0o755);
     let controller = licensed()
         .file(dist.join("vgpu-controller"), "usr/bin/vgpu-controller", 0o755)
         // For `helm test` and the pod of `vgpu doctor --probe`.
@@ -439,6 +440,7 @@ mod tests {
             "libvgpu.so",
             "libvgpu-preload.so",
             "vgpu-cdi-hook",
+            "vgpu-driver-limit",
             "vgpu-client",
             "soft-gpu/libcuda.so.1",
             "soft-gpu/libnvidia-ml.so.1",

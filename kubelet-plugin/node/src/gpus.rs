@@ -40,6 +40,22 @@ pub struct Gpu {
     pub pci_bus_id: Option<String>,
     pub pcie_root: Option<String>,
     pub numa_node: Option<u32>,
+    /// Whether the driver limits the memory of cgroups on this GPU. None: that was not found out; NVML's list does not say
+    /// it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver_limit: Option<DriverLimit>,
+}
+
+/// Whether the driver limits the GPU memory of cgroups, and who keeps these limits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum DriverLimit {
+    /// The kernel's controller dmem.
+    Dmem,
+    /// The driver itself.
+    Misc,
+    /// Nobody, for this reason.
+    None(String),
 }
 
 /// The result of a scan.
@@ -74,6 +90,36 @@ pub enum Error {
     Mig(String),
     #[error("the NVIDIA driver lists no GPU; check nvidia-smi")]
     NoGpu,
+}
+
+// === impl Gpu ===
+
+impl Gpu {
+    /// Returns true if the driver limits the memory of cgroups on this GPU.
+    #[must_use]
+    pub fn has_driver_limit(&self) -> bool {
+        self.driver_limit.as_ref().is_some_and(DriverLimit::is_kept)
+    }
+}
+
+// === impl DriverLimit ===
+
+impl DriverLimit {
+    /// The value of the device's attribute.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Dmem => "dmem",
+            Self::Misc => "misc",
+            Self::None(_) => "none",
+        }
+    }
+
+    /// Returns true if somebody keeps limits.
+    #[must_use]
+    pub fn is_kept(&self) -> bool {
+        !matches!(self, Self::None(_))
+    }
 }
 
 // === impl List ===
@@ -168,6 +214,7 @@ fn read_one(
         pcie_root: pci_bus_id.as_deref().and_then(|id| sysfs::pcie_root(sys, id)),
         numa_node: pci_bus_id.as_deref().and_then(|id| sysfs::numa_node(sys, id)),
         pci_bus_id,
+        driver_limit: None,
         uuid,
     })
 }

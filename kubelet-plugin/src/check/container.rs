@@ -34,7 +34,7 @@ pub(super) struct Wanted {
     pub(super) gpu: String,
     /// Bytes.
     pub(super) memory: u64,
-    /// The folder with libvgpu.so, libvgpu-preload.so and vgpu-cdi-hook.
+    /// The folder with libvgpu.so, libvgpu-preload.so, vgpu-cdi-hook and vgpu-driver-limit.
     pub(super) library: PathBuf,
     /// Where the claim's folder is made.
     pub(super) folder: PathBuf,

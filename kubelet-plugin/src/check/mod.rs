@@ -71,7 +71,7 @@ enum What {
         /// The share's memory in MiB
         #[arg(long)]
         memory: u64,
-        /// Folder with libvgpu.so, libvgpu-preload.so and vgpu-cdi-hook
+        /// Folder with libvgpu.so, libvgpu-preload.so, vgpu-cdi-hook and vgpu-driver-limit
         #[arg(long)]
         library_dir: PathBuf,
         /// Folder for the share

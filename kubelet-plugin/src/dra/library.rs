@@ -1,5 +1,5 @@
 //! Installs releases of the library on the node:
-//! `<store>/<sha256>/{libvgpu.so,libvgpu-preload.so,vgpu-cdi-hook}`.
+//! `<store>/<sha256>/{libvgpu.so,libvgpu-preload.so,vgpu-cdi-hook,vgpu-driver-limit}`.
 //!
 //! Running containers have these files mapped, so a release is never overwritten: it is written under a
 //! temporary name and renamed to its digest, and an existing one is verified. The store must not be mounted
@@ -22,11 +22,11 @@ use std::fs::{File, Permissions};
 use std::io::{self, Read, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use vgpu_abi::paths::{HOOK_FILE, PRELOAD_FILE, SHIM_FILE};
+use vgpu_abi::paths::{DRIVER_LIMIT_FILE, HOOK_FILE, PRELOAD_FILE, SHIM_FILE};
 use vgpu_node::files::{Failed, failed};
 use vgpu_node::selinux;
 
-const FILES: [&str; 3] = [SHIM_FILE, PRELOAD_FILE, HOOK_FILE];
+const FILES: [&str; 4] = [SHIM_FILE, PRELOAD_FILE, HOOK_FILE, DRIVER_LIMIT_FILE];
 const TEMPORARY: &str = ".new-";
 
 /// The store of releases, and the release that new claims get.
@@ -200,7 +200,7 @@ fn fill(source: &Path, temporary: &Path, target: &Path) -> Result<(), Failed> {
     std::fs::rename(temporary, target).map_err(failed("rename", temporary))
 }
 
-/// SHA-256 over the three files, each with its name and length.
+/// SHA-256 over the files, each with its name and length.
 fn digest(folder: &Path) -> Result<String, Error> {
     let mut hash = Sha256::new();
     for name in FILES {

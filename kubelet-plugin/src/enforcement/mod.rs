@@ -37,7 +37,7 @@ pub use observations::{Observations, State};
 #[cfg(test)]
 pub(crate) use processes::tests as process_tests;
 pub use processes::{Extent, Processes};
-pub use read_back::Question;
+pub use read_back::{Question, question};
 pub use report::run as report_all;
 pub use turn::{Observer, run as observe};
 pub(crate) use verdicts::compute::Verdict as ComputeVerdict;

@@ -4,7 +4,10 @@
 //! a minute after the last question that was answered nothing is known. What is refused or fails is logged when it changes.
 
 use super::verdicts::second_wall::ReadBack;
+use crate::dra::node::{Node, SharedNode};
 use crate::driver_limit::check::{self, Answer};
+use crate::publish::inventory::Gpu;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
@@ -12,10 +15,36 @@ use tokio::task::JoinHandle;
 /// From one question to the next. The answer to the next one must come before the last one is too old.
 const EVERY: Duration = Duration::from_secs(45);
 const VALID: Duration = Duration::from_secs(60);
+const ANSWERS_WITHIN: Duration = Duration::from_secs(15);
+const _: () = assert!(EVERY.as_secs() + ANSWERS_WITHIN.as_secs() <= VALID.as_secs());
 
 /// Asks the driver, sets limits again that were changed, and returns what `vgpu-driver-limit check` printed. None: this
 /// node's driver has no such limits. May block.
 pub type Question = Arc<dyn Fn() -> Option<Result<Vec<u8>, String>> + Send + Sync>;
+
+/// Asks by `vgpu-driver-limit check`. `records`: its folder of records.
+#[must_use]
+pub fn question(node: SharedNode, records: PathBuf) -> Question {
+    Arc::new(move || {
+        let program = {
+            let node = node.lock();
+            has_driver_limit(&node).then(|| node.driver_limit_program())?
+        };
+        let run = program.and_then(|program| {
+            let printed = program.run(&program.driver().check(&records), ANSWERS_WITHIN);
+            printed.map_err(|error| error.to_string())
+        });
+        Some(run.map(String::into_bytes))
+    })
+}
+
+/// While the GPUs cannot be listed, the records of claims say it.
+fn has_driver_limit(node: &Node) -> bool {
+    match node.inventory() {
+        Some(inventory) => inventory.by_index().iter().any(|(_, gpu)| gpu.has_driver_limit()),
+        None => node.claims().gpus.values().any(Gpu::has_driver_limit),
+    }
+}
 
 /// The newest answer, and the question that has none yet.
 #[derive(Default)]

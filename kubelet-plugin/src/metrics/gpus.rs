@@ -6,12 +6,15 @@ use crate::dra::checkpoint::HeldOnGpu;
 use crate::publish::inventory::Inventory;
 use prometheus_client::encoding::DescriptorEncoder;
 use std::fmt;
+use vgpu_node::gpus::DriverLimit;
 
 /// A GPU at the time of a scrape.
 struct Sample {
     labels: Labels,
     model: String,
     driver_version: String,
+    /// Who limits cgroups on it: `dmem`, `misc` or `none`.
+    driver_limit: &'static str,
     memory: u64,
     held: HeldOnGpu,
     healthy: bool,
@@ -37,6 +40,7 @@ fn samples(sources: &Sources) -> Vec<Sample> {
             ],
             model: gpu.name.clone(),
             driver_version: gpu.driver_version.clone(),
+            driver_limit: gpu.driver_limit.as_ref().map_or("none", DriverLimit::name),
             memory: gpu.memory,
             healthy: inventory.troubles(&gpu.uuid).is_empty(),
             taints: taints(inventory, &gpu.uuid),
@@ -115,25 +119,26 @@ pub(super) fn encode(sources: &Sources, encoder: &mut DescriptorEncoder<'_>) -> 
     for metric in &METRICS {
         metric.encode(encoder, all())?;
     }
-    let joined = |sample: &Sample, more: [(&'static str, String); 2]| [&sample.labels[..], &more].concat();
+    let joined = |sample: &Sample, more: &[(&'static str, String)]| [&sample.labels[..], more].concat();
     let models = samples.iter().map(|sample| {
         let own = [
             ("model", sample.model.clone()),
             ("driver_version", sample.driver_version.clone()),
+            ("driver_limit", sample.driver_limit.to_owned()),
         ];
-        joined(sample, own)
+        joined(sample, &own)
     });
     encode_info(
         encoder,
         "gpu_info",
-        "1 for each GPU, with its model and the driver's version",
+        "1 for each GPU, with its model, the driver's version, and who limits cgroups on it (dmem, misc or none)",
         models,
     )?;
     let taints = samples.iter().flat_map(|sample| {
         sample.taints.iter().map(move |(reason, effect)| {
             joined(
                 sample,
-                [("reason", (*reason).to_owned()), ("effect", (*effect).to_owned())],
+                &[("reason", (*reason).to_owned()), ("effect", (*effect).to_owned())],
             )
         })
     });

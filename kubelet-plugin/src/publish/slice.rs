@@ -12,6 +12,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use std::collections::BTreeMap;
 use vgpu_api::request::{CORES_MAX, MEMORY_MIN, MEMORY_STEP};
 use vgpu_api::{DRIVER_NAME, MONITOR_SUFFIX, capacity, device_type};
+use vgpu_node::gpus::DriverLimit;
 use vgpu_quantity::format_bytes;
 
 /// A slice can have 128 devices, but only 64 if one of them is tainted, and a taint may be added at any time.
@@ -180,7 +181,7 @@ struct Attribute {
 }
 
 /// Every attribute. docs/devices.md is generated from this table.
-const ATTRIBUTES: [Attribute; 12] = [
+const ATTRIBUTES: [Attribute; 13] = [
     Attribute {
         name: device_type::ATTRIBUTE,
         about: "`gpu` for a GPU that can be shared, `monitor` for its monitor device",
@@ -225,6 +226,11 @@ const ATTRIBUTES: [Attribute; 12] = [
         name: "cudaDriverVersion",
         about: "the newest CUDA version that the driver supports; the third number is always 0",
         value: |_, gpu| pair(gpu.cuda_version),
+    },
+    Attribute {
+        name: "driverLimit",
+        about: "who keeps the driver's own limit of a container's memory: `dmem` (the kernel), `misc` (the driver) or `none`; a cgroup that took a limit and gave it back has shown it",
+        value: |_, gpu| string(gpu.driver_limit.as_ref().map_or("none", DriverLimit::name)),
     },
     Attribute {
         name: "resource.kubernetes.io/pciBusID",
@@ -303,6 +309,7 @@ mod tests {
         "productName":{"string":"NVIDIA H100 80GB HBM3"},"brand":{"string":"Nvidia"},
         "architecture":{"string":"Hopper"},"cudaComputeCapability":{"version":"9.0.0"},
         "driverVersion":{"version":"535.161.8"},"cudaDriverVersion":{"version":"12.2.0"},
+        "driverLimit":{"string":"none"},
         "resource.kubernetes.io/pciBusID":{"string":"0000:3b:00.0"},
         "resource.kubernetes.io/pcieRoot":{"string":"pci0000:3a"},"resource.kubernetes.io/numaNode":{"int":0}},
         "capacity":{

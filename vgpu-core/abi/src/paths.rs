@@ -49,6 +49,7 @@ pub const NODE_LIBRARY_DIR: &str = "/var/lib/vgpu";
 pub const SHIM_FILE: &str = "libvgpu.so";
 pub const PRELOAD_FILE: &str = "libvgpu-preload.so";
 pub const HOOK_FILE: &str = "vgpu-cdi-hook";
+pub const DRIVER_LIMIT_FILE: &str = "vgpu-driver-limit";
 
 /// The names by which programs open the real driver's libraries.
 pub const LIBCUDA: &str = "libcuda.so.1";

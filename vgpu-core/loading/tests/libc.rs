@@ -24,7 +24,13 @@ const RELEASES: [(&str, &str); 4] = [
     ("sid", "2."),
 ];
 
-const PROGRAMS: [&str; 4] = ["vgpu-cdi-hook", "vgpu", "vgpu-kubelet-plugin", "vgpu-controller"];
+const PROGRAMS: [&str; 5] = [
+    "vgpu-cdi-hook",
+    "vgpu-driver-limit",
+    "vgpu",
+    "vgpu-kubelet-plugin",
+    "vgpu-controller",
+];
 
 /// A folder that every container sees: a client for glibc 2.17, our programs, and a driver of the image's own.
 fn stage() -> Result<tempfile::TempDir, String> {

@@ -36,6 +36,7 @@ use crate::dra::library::Library;
 use crate::dra::mount_users::ShareMount;
 use crate::dra::share::{ClaimId, ShareKeys};
 use crate::driver::{self, Driver, Finder};
+use crate::driver_limit::command::{self, Program};
 use crate::publish::inventory::Inventory;
 pub use ledgers::LedgerReading;
 pub use prepare::{NoRoom, Parts};
@@ -298,6 +299,20 @@ impl Node {
     #[must_use]
     pub fn library(&self) -> Option<&str> {
         self.library.digest()
+    }
+
+    /// vgpu-driver-limit of the release that new claims get, for the driver as it is now.
+    ///
+    /// # Errors
+    /// The library is not installed, or there is no driver.
+    pub(crate) fn driver_limit_program(&self) -> Result<Program, String> {
+        let digest = self.library.digest();
+        let digest = digest.ok_or("the library is not installed on this node, and vgpu-driver-limit comes with it")?;
+        let driver = self.driver.read().map_err(|error| error.to_string())?;
+        Ok(Program::of_release(
+            &self.library.folder(digest),
+            command::Driver::of(&driver),
+        ))
     }
 
     /// Claims whose last Unprepare failed, and why.

@@ -53,6 +53,32 @@ pub(crate) struct Changed {
     pub is_set_again: bool,
 }
 
+// === impl SecondWall ===
+
+impl SecondWall {
+    /// Without its use. `own`: the readings of the share.
+    fn of(own: &[&Reading], are_all_read: bool, started_without: Option<&String>) -> Self {
+        let failed = own.iter().find(|of| of.state == State::Failed);
+        let holds = are_all_read && failed.is_none();
+        let note = match (failed, started_without) {
+            _ if holds => pod_note(own),
+            (Some(failed), _) => Some(format!(
+                "the driver's limit of a container cannot be set: {}",
+                failed.reason
+            )),
+            (None, Some(why)) => Some(format!("a container started without the driver's limit: {why}")),
+            (None, None) => Some(NOT_READ_BACK.to_owned()),
+        };
+        let limits = own.iter().filter(|of| of.state != State::Failed);
+        Self {
+            holds,
+            note,
+            limit: limits.map(|of| of.hard).max(),
+            used: None,
+        }
+    }
+}
+
 // === impl ReadBack ===
 
 impl ReadBack {
@@ -76,59 +102,49 @@ pub(crate) fn second_walls<'a>(
     container: impl Fn(&str) -> Option<Container>,
     started_without: &BTreeMap<String, String>,
 ) -> BTreeMap<ShareKey, SecondWall> {
-    let none = SecondWall::default;
-    let one = |share: &ShareFacts| {
-        let readings = match read_back {
-            ReadBack::NoSuchLimit => return none(),
-            ReadBack::Unknown => {
-                return SecondWall {
-                    note: Some(UNKNOWN.to_owned()),
-                    ..none()
-                };
+    let shares: Vec<&ShareFacts> = shares.into_iter().collect();
+    let one = |share: &ShareFacts| match read_back {
+        ReadBack::NoSuchLimit => SecondWall::default(),
+        ReadBack::Unknown => SecondWall {
+            note: Some(UNKNOWN.to_owned()),
+            ..SecondWall::default()
+        },
+        ReadBack::Known { readings, .. } => {
+            let is_own = |reading: &&Reading| reading.share == share.key && reading.gpu == share.gpu;
+            let own: Vec<&Reading> = readings.iter().filter(is_own).collect();
+            let named = own.iter().filter_map(|of| container(&of.cgroup)).collect();
+            let are_all_read = !own.is_empty() && seen.is_some_and(|seen| has_all(&named, seen, &share.key));
+            let why = started_without.get(&share.key.0);
+            SecondWall {
+                used: used(share, &own, readings).filter(|_| are_all_read && !has_company(share, &shares, seen)),
+                ..SecondWall::of(&own, are_all_read, why)
             }
-            ReadBack::Known { readings, .. } => readings,
-        };
-        let is_own = |reading: &&Reading| reading.share == share.key && reading.gpu == share.gpu;
-        let own: Vec<&Reading> = readings.iter().filter(is_own).collect();
-        let named: BTreeSet<Container> = own.iter().filter_map(|of| container(&of.cgroup)).collect();
-        let unread =
-            |(container, has): (&Container, &ShareKeys)| has.contains(&share.key) && !named.contains(container);
-        let are_all_read = !own.is_empty() && seen.is_some_and(|seen| !seen.iter().any(unread));
-        let failed = own.iter().find(|of| of.state == State::Failed);
-        let holds = are_all_read && failed.is_none();
-        let note = match failed {
-            _ if holds => pod_note(&own),
-            Some(failed) => Some(format!(
-                "the driver's limit of a container cannot be set: {}",
-                failed.reason
-            )),
-            None => Some(match started_without.get(&share.key.0) {
-                Some(why) => format!("a container started without the driver's limit: {why}"),
-                None => NOT_READ_BACK.to_owned(),
-            }),
-        };
-        // A cgroup has one figure for all of its shares of the GPU.
-        let has_others = |of: &&Reading| {
-            let other = |other: &Reading| other.cgroup == of.cgroup && other.gpu == of.gpu && other.share != of.share;
-            readings.iter().any(other)
-        };
-        let is_alone = !own.iter().any(has_others);
-        let used = || own.iter().fold(0_u64, |sum, of| sum.saturating_add(of.used));
-        SecondWall {
-            holds,
-            note,
-            limit: own
-                .iter()
-                .filter(|of| of.state != State::Failed)
-                .map(|of| of.hard)
-                .max(),
-            used: (are_all_read && is_alone).then(used),
         }
     };
-    shares
-        .into_iter()
-        .map(|share| (share.key.clone(), one(share)))
-        .collect()
+    shares.iter().map(|share| (share.key.clone(), one(share))).collect()
+}
+
+/// Returns true if these are all containers of the share with a process.
+fn has_all(named: &BTreeSet<Container>, seen: &BTreeMap<Container, ShareKeys>, share: &ShareKey) -> bool {
+    seen.iter()
+        .all(|(container, has)| !has.contains(share) || named.contains(container))
+}
+
+/// Returns true if a container of the share has another share of the GPU: their use is one figure.
+fn has_company(share: &ShareFacts, shares: &[&ShareFacts], seen: Option<&BTreeMap<Container, ShareKeys>>) -> bool {
+    let others = shares.iter().filter(|of| of.gpu == share.gpu && of.key != share.key);
+    let keys: BTreeSet<&ShareKey> = others.map(|of| &of.key).collect();
+    let mut own = seen.into_iter().flatten().filter(|(_, has)| has.contains(&share.key));
+    own.any(|(_, has)| has.iter().any(|key| keys.contains(key)))
+}
+
+/// The use of the share's containers. None: a cgroup was not read, or is that of other shares too.
+fn used(share: &ShareFacts, own: &[&Reading], readings: &[Reading]) -> Option<u64> {
+    let is_other =
+        |of: &Reading, other: &Reading| other.cgroup == of.cgroup && other.gpu == of.gpu && other.share != share.key;
+    let is_known = |of: &&Reading| of.state != State::Failed && !readings.iter().any(|other| is_other(of, other));
+    let sum = |sum: u64, of: &&Reading| sum.saturating_add(of.used);
+    own.iter().all(is_known).then(|| own.iter().fold(0, sum))
 }
 
 const UNKNOWN: &str = "the driver's limits were not read back in the last minute; the plugin's log says why";
@@ -319,6 +335,10 @@ mod tests {
         for uid in ["a", "b"] {
             assert_eq!((found[&key(uid)].holds, found[&key(uid)].used), (true, None));
         }
+        // A share that is not in the answer, such as one that started without the limit, uses the same cgroup.
+        let found = walls(vec![reading("a", "x", State::Held)], &both);
+        assert_eq!((found[&key("a")].holds, found[&key("a")].used), (true, None));
+        let both = seen(&[("x", &["a"]), ("y", &["b"])]);
         let mut of_another_gpu = reading("b", "x", State::Held);
         of_another_gpu.gpu = "GPU-2".into();
         let found = walls(vec![reading("a", "x", State::Held), of_another_gpu], &both);

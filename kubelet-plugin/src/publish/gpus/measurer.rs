@@ -1,6 +1,8 @@
-//! Measures the size of contexts in the background: a measurement takes up to a minute on some nodes. Lists of the GPUs
-//! are applied meanwhile, so that the health of GPUs that are in use stays known.
+//! Finds out in the background what NVML's list does not say of GPUs: the size of a context, and whether the driver limits
+//! cgroups. That takes up to a minute on some nodes. Lists of the GPUs are applied meanwhile, so that the health of GPUs
+//! that are in use stays known.
 
+use crate::driver_limit::probe::Prober;
 use crate::publish::contexts::Contexts;
 use crate::publish::inventory::Gpu;
 use std::collections::BTreeMap;
@@ -8,53 +10,77 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use vgpu_context_size::ContextSize;
+use vgpu_node::gpus::DriverLimit;
 
 const MEASURED_WITHIN: Duration = Duration::from_secs(5);
 
-/// Measures what contexts take, one GPU at a time.
+/// Measures one GPU at a time.
 pub(super) struct Measurer {
     /// None while a measurement has them.
-    contexts: Option<Contexts>,
-    pending: Option<JoinHandle<Measured>>,
+    tools: Option<Tools>,
+    pending: Option<JoinHandle<(Tools, Vec<Gpu>, Measured)>>,
+    /// True if the driver may have been replaced since the last measurement.
+    is_new_driver: bool,
 }
 
-/// The GPUs that were asked about, and the sizes that are known.
-type Measured = (Contexts, Vec<Gpu>, BTreeMap<String, ContextSize>);
+struct Tools {
+    contexts: Contexts,
+    prober: Prober,
+}
+
+/// What is known of the GPUs that were asked about, by UUID.
+#[derive(Debug, Default)]
+pub(super) struct Measured {
+    pub(super) contexts: BTreeMap<String, ContextSize>,
+    pub(super) driver_limits: BTreeMap<String, DriverLimit>,
+}
 
 // === impl Measurer ===
 
 impl Measurer {
-    pub(super) fn new(contexts: Contexts) -> Self {
+    pub(super) fn new(contexts: Contexts, prober: Prober) -> Self {
         Self {
-            contexts: Some(contexts),
+            tools: Some(Tools { contexts, prober }),
             pending: None,
+            is_new_driver: false,
         }
     }
 
-    /// Returns what a context takes on these GPUs, as far as that can be measured. None: it is still being measured.
-    pub(super) async fn measure(&mut self, gpus: &[Gpu]) -> Option<BTreeMap<String, ContextSize>> {
+    /// Notes that a list of the GPUs failed, as while a driver is replaced.
+    pub(super) fn note_failed_list(&mut self) {
+        self.is_new_driver = true;
+    }
+
+    /// Returns what is known of these GPUs, as far as that can be measured. None: it is still being measured.
+    pub(super) async fn measure(&mut self, gpus: &[Gpu]) -> Option<Measured> {
         timeout(MEASURED_WITHIN, async {
             loop {
-                if let Some(mut contexts) = self.contexts.take() {
+                if let Some(mut tools) = self.tools.take() {
+                    if std::mem::take(&mut self.is_new_driver) {
+                        tools.prober.forget();
+                    }
                     let gpus = gpus.to_vec();
                     self.pending = Some(tokio::task::spawn_blocking(move || {
-                        let sizes = contexts.of(&gpus);
-                        (contexts, gpus, sizes)
+                        let measured = Measured {
+                            contexts: tools.contexts.of(&gpus),
+                            driver_limits: tools.prober.of(&gpus),
+                        };
+                        (tools, gpus, measured)
                     }));
                 }
-                // A measurement panicked: sizes are not known from now on.
+                // A measurement panicked: nothing is known from now on.
                 let Some(measuring) = &mut self.pending else {
-                    return BTreeMap::new();
+                    return Measured::default();
                 };
-                let measured = measuring.await;
+                let ended = measuring.await;
                 self.pending = None;
-                let Ok((contexts, asked, sizes)) = measured else {
+                let Ok((tools, asked, measured)) = ended else {
                     continue;
                 };
-                self.contexts = Some(contexts);
+                self.tools = Some(tools);
                 // Another GPU may have appeared while these were measured.
                 if gpus.iter().all(|gpu| asked.contains(gpu)) {
-                    return sizes;
+                    return measured;
                 }
             }
         })

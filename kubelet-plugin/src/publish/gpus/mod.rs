@@ -17,6 +17,7 @@ pub(crate) use no_driver::BEGIN as NO_DRIVER;
 use crate::config::Config;
 use crate::dra::health::Report;
 use crate::dra::node::SharedNode;
+use crate::driver_limit::probe::Prober;
 use crate::metrics::Metrics;
 use crate::nvml::sampler;
 use crate::publish::Wanted;
@@ -63,14 +64,15 @@ struct Scans {
 }
 
 /// Applies lists and faults. `faults` are those of GPUs that are listed.
-pub async fn run(
+pub(crate) async fn run(
     mut samples: sampler::Receiver,
     contexts: Contexts,
+    prober: Prober,
     config: Config,
     mut faults: watch::Receiver<Faults>,
     outputs: ScanOutputs,
 ) {
-    let mut measurer = Measurer::new(contexts);
+    let mut measurer = Measurer::new(contexts, prober);
     let mut scans = Scans::new(outputs.node.gpus_in_use());
     scans.faults = faults.borrow_and_update().clone();
     loop {
@@ -111,12 +113,20 @@ impl Scans {
         outputs: &ScanOutputs,
     ) {
         if let Ok(list) = &mut seen {
-            // Before the GPUs are published, so that each claim on them finds the size of a context.
+            // Before the GPUs are published, so that each claim on them finds the size of a context and who limits it.
             match measurer.measure(&list.gpus).await {
-                Some(sizes) => outputs.node.set_contexts(sizes),
+                Some(mut measured) => {
+                    outputs.node.set_contexts(measured.contexts);
+                    for gpu in &mut list.gpus {
+                        gpu.driver_limit = measured.driver_limits.remove(&gpu.uuid);
+                    }
+                }
                 None if self.last.is_none() => return want(outputs, Wanted::Silent),
                 None => list.gpus.retain(|gpu| self.gpus.has(&gpu.uuid)),
             }
+        }
+        if seen.is_err() {
+            measurer.note_failed_list();
         }
         let is_late = matches!(seen, Err(Error::Late(_)));
         self.apply(seen, config, outputs);
@@ -565,7 +575,14 @@ mod tests {
         let node = scan.outputs.node.clone();
         let well = watch::channel(Faults::new()).1;
         let (sender, samples) = sampler::channel();
-        let running = tokio::spawn(run(samples, Contexts::unknown(), scan.rig.config(), well, scan.outputs));
+        let running = tokio::spawn(run(
+            samples,
+            Contexts::unknown(),
+            Prober::unknown(),
+            scan.rig.config(),
+            well,
+            scan.outputs,
+        ));
         // One GPU of two, whose memory size is smaller than before.
         let shrunk = Gpu {
             memory: 1 << 30,
@@ -591,7 +608,14 @@ mod tests {
         let mut scan = scan();
         let (well, mut scanned) = (watch::channel(Faults::new()).1, scan.outputs.scanned.subscribe());
         let (sender, samples) = sampler::channel();
-        let running = tokio::spawn(run(samples, Contexts::unknown(), scan.rig.config(), well, scan.outputs));
+        let running = tokio::spawn(run(
+            samples,
+            Contexts::unknown(),
+            Prober::unknown(),
+            scan.rig.config(),
+            well,
+            scan.outputs,
+        ));
         let mut health = async |list| {
             sender.send(Sample {
                 list: Some(list),

@@ -96,6 +96,8 @@ impl Known {
             self.gpu = Gpu {
                 // Claims may have been allocated by the published size.
                 memory: self.gpu.memory,
+                // The answer of before holds until there is another one.
+                driver_limit: found.driver_limit.clone().or(self.gpu.driver_limit.take()),
                 ..found.clone()
             };
             self.unavailable = None;

@@ -278,6 +278,7 @@ pub(crate) mod tests {
             pci_bus_id: Some("0000:3b:00.0".into()),
             pcie_root: Some("pci0000:3a".into()),
             numa_node: Some(0),
+            driver_limit: None,
         }
     }
 
