@@ -94,7 +94,7 @@ impl Attacked {
     }
 
     /// Runs `program` with the client of the driver's own files as its arguments. Returns the driver's result of an
-    /// allocation of more than the share.
+    /// allocation of more than either limit.
     fn over(&self, program: &Path, arguments: &[PathBuf]) -> String {
         let mut command = self.command(program, &[]);
         command.args(arguments).arg(self.path("client"));
@@ -124,15 +124,16 @@ fn put_cgroups(root: &Path) {
     fs::write(container.join("dmem.max"), format!("{REGION} {limit}\n")).expect("a limit");
 }
 
-/// The client's arguments: it opens CUDA and NVML in this folder.
+/// The client's arguments: it opens CUDA and NVML in this folder, and allocates a granule more than the driver's limit.
 fn client(folder: &Path) -> Vec<String> {
+    let limit = (LIMIT + TOLERANCE).to_string();
     let file = |name: &str| folder.join(name).display().to_string();
     let (cuda, nvml) = (file(LIBCUDA), file(LIBNVIDIA_ML));
-    let words = ["dlopen", "cuda", &LIMIT.to_string(), &cuda, &nvml, &cuda, &cuda].map(str::to_owned);
+    let words = ["dlopen", "cuda", &limit, &cuda, &nvml, &cuda, &cuda].map(str::to_owned);
     words.into()
 }
 
-/// The driver's result of an allocation of more than the share, from the client's output.
+/// The driver's result of an allocation of more than either limit, from the client's output.
 fn over(output: &str) -> &str {
     output.split(' ').nth(3).unwrap_or_default()
 }
