@@ -57,7 +57,7 @@ pub enum PodLimit {
     /// A container of the pod that has no share uses the GPU, so the pod as a whole is not limited.
     Lifted,
     Failed,
-    /// Its pod has no limit.
+    /// The container is in no pod.
     None,
 }
 
