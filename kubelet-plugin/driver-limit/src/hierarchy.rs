@@ -10,8 +10,8 @@ use std::{
 
 use vgpu_node::cgroup::pod_of_new_container;
 
-/// The controllers that keep limits of GPU memory, the better one first. Where the kernel has no dmem, the driver keeps
-/// limits itself; it tells cgroups apart by the misc controller, so without misc a limit would land further up.
+/// The controllers by which limits of GPU memory are kept. A driver that keeps them itself tells cgroups apart by misc, also on a
+/// kernel with dmem, so without misc a limit would land further up.
 const CONTROLLERS: [&str; 2] = ["dmem", "misc"];
 const ENABLED: &str = "cgroup.subtree_control";
 
@@ -73,13 +73,13 @@ pub enum Error {
     #[error("cgroup {path}: it is gone; the container has ended", path = .0.display())]
     Gone(PathBuf),
     #[error(
-        "{path}: controller {controller} cannot be enabled: {source}; {}",
+        "{path}: {controllers} cannot be enabled: {source}; {}",
         remedy(source),
         path = .path.display()
     )]
     Enable {
         path: PathBuf,
-        controller: &'static str,
+        controllers: String,
         source: io::Error,
     },
 }
@@ -146,21 +146,33 @@ impl Hierarchy {
         self.root.join(path.trim_start_matches('/'))
     }
 
-    /// Has every cgroup from the root to the container's parent pass the controller on. Does nothing where the kernel has
-    /// none of them.
+    /// Whether a cgroup still exists.
+    pub(crate) fn exists(&self, path: &str) -> bool {
+        self.folder(path).is_dir()
+    }
+
+    /// The cgroup of a process. None if it has ended, or is not below what is mounted.
+    pub(crate) fn of_process(&self, pid: u32) -> Option<String> {
+        let lines = read(&self.proc.join(format!("{pid}/cgroup"))).ok()?;
+        path(&lines, &self.root).ok()
+    }
+
+    /// Has every cgroup from the root to the container's parent pass on those of the two controllers that the kernel has.
     pub(crate) fn enable_controllers(&self, leaf: &Leaf) -> Result<(), Error> {
         let available = read(&self.root.join("cgroup.controllers"))?;
-        let Some(controller) = CONTROLLERS.into_iter().find(|name| has(&available, name)) else {
-            return Ok(());
-        };
+        let wanted = CONTROLLERS.into_iter().filter(|name| has(&available, name));
+        let wanted: Vec<&str> = wanted.collect();
         let ends = leaf.path.match_indices('/').map(|(at, _)| at);
         for file in ends.map(|end| self.folder(&leaf.path[..end]).join(ENABLED)) {
-            if has(&read(&file)?, controller) {
+            let enabled = read(&file)?;
+            if wanted.iter().all(|name| has(&enabled, name)) {
                 continue;
             }
-            fs::write(&file, format!("+{controller}")).map_err(|source| Error::Enable {
+            // In one write: the kernel takes both or none.
+            let text: Vec<String> = wanted.iter().map(|name| format!("+{name}")).collect();
+            fs::write(&file, text.join(" ")).map_err(|source| Error::Enable {
                 path: file,
-                controller,
+                controllers: wanted.join(", "),
                 source,
             })?;
         }
@@ -357,9 +369,13 @@ mod tests {
         let enabled = ["", "kubepods", "kubepods/a", "kubepods/a/b"].map(|path| node.enabled(path));
         assert_eq!(
             enabled,
-            ["+dmem", "cpu dmem\n", "+dmem", "cpu memory\n"],
+            ["+dmem +misc", "+dmem +misc", "+dmem +misc", "cpu memory\n"],
             "not in the container's own"
         );
+        // A driver may keep limits itself on a kernel with dmem.
+        node.put("cgroup/cgroup.subtree_control", "cpu misc dmem\n");
+        hierarchy.enable_controllers(&leaf).expect("enabled");
+        assert_eq!(node.enabled(""), "cpu misc dmem\n", "both were enabled");
 
         node.put("cgroup/cgroup.controllers", "cpu misc\n");
         hierarchy.enable_controllers(&leaf).expect("enabled");
@@ -380,7 +396,7 @@ mod tests {
         assert!(error.contains(&file.display().to_string()), "{error}");
         let busy = Error::Enable {
             path: file,
-            controller: "dmem",
+            controllers: "dmem".into(),
             source: io::ErrorKind::ResourceBusy.into(),
         };
         assert!(busy.to_string().contains("processes of its own"), "{busy}");

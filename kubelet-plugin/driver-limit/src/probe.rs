@@ -75,7 +75,7 @@ fn try_limit(hierarchy: &Hierarchy, driver: &impl Driver, leaf: &Leaf, gpu: &str
     let limit = Limit {
         cgroup: leaf.path.clone(),
         gpu: gpu.to_owned(),
-        bytes: LIMIT,
+        bytes: Some(LIMIT),
     };
     let applied = apply::apply(driver, &[limit], |cgroup| hierarchy.folder(cgroup));
     // The kernel's file has the limit only if the kernel keeps it.

@@ -8,6 +8,9 @@ use serde_json::Value;
 /// Size limit: a state has an id, paths and annotations, and Kubernetes allows 256 KiB of annotations.
 const MAX: u64 = 1 << 20;
 
+/// Characters of an id. containerd allows 76, runc 1024.
+const MAX_ID: usize = 1024;
+
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Container {
     pub(crate) id: String,
@@ -27,7 +30,7 @@ pub enum Damage {
     TooLarge,
     #[error("not JSON: {0}")]
     Json(#[from] serde_json::Error),
-    #[error("id is {0:?}, not 1 to 255 letters, digits, '.', '_', '+' and '-'")]
+    #[error("id is {0:?}, not 1 to {MAX_ID} letters, digits, '.', '_', '+' and '-'")]
     Id(String),
     #[error("pid is {0}, not the number of the container's first process")]
     Pid(Value),
@@ -62,7 +65,7 @@ impl Container {
 /// What runtimes accept. It becomes a file's name.
 fn is_id(id: &str) -> bool {
     let known = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'+' | b'-');
-    (1..=255).contains(&id.len()) && id.bytes().all(known) && !id.starts_with('.')
+    (1..=MAX_ID).contains(&id.len()) && id.bytes().all(known) && !id.starts_with('.')
 }
 
 #[cfg(test)]
@@ -81,7 +84,7 @@ mod tests {
 
     #[test]
     fn any_other_state_is_refused_with_the_field() {
-        let long = format!(r#"{{"id": "{}", "pid": 7}}"#, "a".repeat(256));
+        let long = format!(r#"{{"id": "{}", "pid": 7}}"#, "a".repeat(MAX_ID + 1));
         for (state, expected) in [
             ("", "not JSON"),
             ("{", "not JSON"),
