@@ -523,6 +523,42 @@ mod tests {
     }
 
     #[test]
+    fn a_record_does_not_grow_with_each_start_of_a_container() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (a, b) = (share("a", "s", "GPU-1", 10 * GIB), share("b", "s", "GPU-1", GIB));
+        started(folder.path(), &leaf("first"), &[a.clone(), b]);
+        let mut sizes = BTreeSet::new();
+        for start in 100..200 {
+            let own = leaf(&start.to_string());
+            let lives = |cgroup: &str| cgroup == own.path;
+            let record = locked(folder.path()).add(&own, "c1", std::slice::from_ref(&a), lives);
+            let record = record.expect("a record");
+            let expected = [
+                limit("/kubepods/pod1", "GPU-1", 11 * GIB, 2),
+                limit(&own.path, "GPU-1", 10 * GIB, 1),
+            ];
+            assert_eq!(
+                record.limits(&own),
+                expected,
+                "the share that is gone stays in the pod's sum"
+            );
+            sizes.insert(record.render().len());
+        }
+        assert_eq!(sizes.len(), 1);
+        // A longer one than a pod can have is not cut, which would lose shares.
+        let path = folder.path().join("uid-1.pod");
+        let text = fs::read_to_string(&path).expect("a record");
+        fs::write(&path, text + &"share b t GPU-1 1 -\n".repeat(MAX_SIZE / 20)).expect("written");
+        let error = locked(folder.path()).add(&leaf("one"), "c1", &[a], |_| true);
+        assert!(
+            error
+                .expect_err("too long")
+                .to_string()
+                .contains("uid-1.pod: it is larger than")
+        );
+    }
+
+    #[test]
     fn a_pod_that_was_made_again_elsewhere_begins_anew() {
         let folder = tempfile::tempdir().expect("a folder");
         started(folder.path(), &leaf("one"), &[share("a", "s", "GPU-1", GIB)]);
