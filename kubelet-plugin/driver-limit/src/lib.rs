@@ -3,28 +3,32 @@
 //!
 //! ```text
 //!  runtime ──stdin──► state (id, pid) ──► /proc/<pid>/cgroup, mountinfo ──► hierarchy: the container's cgroup
-//!                                                                              │ +dmem from the root down
+//!                                                                              │ +dmem, +misc from the root down
 //!  --claim ──► <claim>/<share>/limits ──► claim ──► records: the pod's shares ─┤
 //!                                                                              ▼
-//!  --nvml  ──► libnvidia-ml.so.1 ──► nvml ◄── set, then read back ──────────  apply
+//!  --nvml  ──► libnvidia-ml.so.1 ──► nvml ◄── serve ◄─ lines ─ remote ◄────── apply: set, then read back
+//!                                     (a child process)
 //! ```
 //!
 //! It runs on the node, in the runtime's namespaces, before any program of the container. What it sets comes from the
 //! claim's files alone: a pod's author can choose neither the container's cgroup nor those.
 //!
-//! `probe` asks the same driver in the same way, whether it limits cgroups here at all.
+//! | command | who runs it | what it does |
+//! |---|---|---|
+//! | `set` | the runtime, for a claim with a limit | limits the container's cgroup and its pod's |
+//! | `lift` | the runtime, for a claim without one | removes the pod's limit, and notes that in its record |
+//! | `check` | the plugin | compares the driver's limits with all records, and sets them again where they differ |
+//! | `probe` | the plugin | asks whether the driver limits cgroups here at all |
+//! | `enter` | the plugin | runs `check` or `probe` where hooks run |
 //!
 //! It is not part of vgpu-cdi-hook, because NVML needs a loader, and that hook is static: it runs inside root file
 //! systems of any kind.
-//!
-//! `lift` notes in the record of a container without a limit that its pod has none, and removes the pod's. `check` compares the
-//! driver's limits with all records, for the plugin, and sets them again where they differ.
 //!
 //! How it fails:
 //! - Without `--required`: the container starts without the driver's limit, a file in the claim's directory says why, and its
 //!   pod has no limit any more, which would lack the container's share. With it: exit status 1 and one line that names the
 //!   container, the object and the remedy.
-//! - The driver hangs: it is asked in a child process, and given up on ([`Clock`]). Nobody waits longer for the lock either.
+//! - The driver hangs: it is asked in a child process, and given up on (`clock`). Nobody waits longer for the lock either.
 //! - Killed at any time: the runtime ends the container. The pod's record may name a share that did not start, so the
 //!   pod's limit may be too large by that share. The library and the ledger bound the claim all the same.
 //! - Two at once, in one pod: they take turns, by a lock on the folder of records.
@@ -37,7 +41,9 @@ mod apply;
 mod arguments;
 mod check;
 mod claim;
+mod clock;
 mod code;
+mod error;
 mod hierarchy;
 mod namespaces;
 mod nvml;
@@ -54,75 +60,16 @@ use std::{
     ffi::OsString,
     io::{self, Read},
     path::Path,
-    time::{Duration, Instant},
 };
 
-use arguments::{Check, Command, Enter, Lift, Node, Probe, Set};
+use arguments::{Check, Command, Enter, Lift, Probe, Set};
+use clock::Clock;
 use hierarchy::Hierarchy;
 use records::Records;
-use remote::Remote;
 use start::Start;
 use state::Container;
 
-/// Why the driver's limit was not set.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    #[error(transparent)]
-    Arguments(#[from] arguments::Error),
-    #[error(transparent)]
-    State(#[from] state::Error),
-    #[error("container {id}: {source}")]
-    Container { id: String, source: Reason },
-    #[error(transparent)]
-    Node(Reason),
-    #[error("standard input or output: {0}")]
-    Serve(io::Error),
-}
-
-/// What is in the way.
-#[derive(Debug, thiserror::Error)]
-pub enum Reason {
-    #[error(transparent)]
-    Hierarchy(#[from] hierarchy::Error),
-    #[error(transparent)]
-    Claim(#[from] claim::Error),
-    #[error(transparent)]
-    Records(#[from] records::Error),
-    #[error(transparent)]
-    Driver(#[from] remote::Error),
-    #[error(transparent)]
-    Apply(#[from] apply::Error),
-    #[error(transparent)]
-    Namespaces(#[from] namespaces::Error),
-    #[error(transparent)]
-    Probe(#[from] probe::Error),
-}
-
-/// Until when a run does what. All moments are fixed when it starts, so that a driver that hangs ends no container by the
-/// runtime's own timeout.
-struct Clock {
-    /// NVML must be loaded.
-    loaded: Instant,
-    /// The driver must have answered, and the lock must have been taken.
-    answered: Instant,
-    /// What failed must be noted in the record.
-    noted: Instant,
-}
-
-impl Clock {
-    fn start() -> Self {
-        let after = |seconds| Instant::now() + Duration::from_secs(seconds);
-        Self {
-            loaded: after(5),
-            answered: after(7),
-            noted: after(8),
-        }
-    }
-
-    fn load(&self, node: &Node) -> Result<Remote, remote::Error> {
-        Remote::load(node, self.loaded, self.answered)
-    }
-}
+pub use error::{Error, Reason};
 
 /// Runs the program and returns its standard output.
 ///

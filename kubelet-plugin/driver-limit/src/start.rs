@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use crate::{
-    Clock, Reason,
     apply::{self, Driver},
     arguments::Node,
     claim::Share,
+    clock::Clock,
+    error::Reason,
     hierarchy::{Hierarchy, Leaf},
     records::{Limit, Records},
 };

@@ -545,6 +545,38 @@ fn a_driver_that_hangs_is_given_up_on() {
     assert_eq!(node.limit(&three), 10 * GIB + TOLERANCE);
 }
 
+/// The child that calls NVML crashes.
+#[test]
+fn a_driver_that_ends_its_process_is_named() {
+    if !is_root("a_driver_that_ends_its_process_is_named") {
+        return;
+    }
+    let node = Node::new("dmem");
+    node.claim("claim-a", &[("s", 0, GIB)]);
+    node.control(Some("hang"));
+    let cgroup = container_cgroup("c1");
+    node.cgroup(&cgroup);
+    node.put("proc/77/cgroup", &format!("0::/{cgroup}\n"));
+    let mut command = node.command("claim-a");
+    let command = command.arg("--required").stdin(Stdio::piped()).stderr(Stdio::piped());
+    let mut hook = command.spawn().expect("the hook starts");
+    let mut stdin = hook.stdin.take().expect("its stdin");
+    stdin.write_all(br#"{"id": "c1", "pid": 77}"#).expect("written");
+    drop(stdin);
+    let children = format!("/proc/{0}/task/{0}/children", hook.id());
+    // Once there is a record, NVML was loaded.
+    let record = node.at(&format!("records/{POD}.pod"));
+    while !record.exists() {
+        assert!(hook.try_wait().expect("asked").is_none(), "it has ended");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let children = fs::read_to_string(children).expect("its child");
+    let child = children.trim().parse().ok().and_then(rustix::process::Pid::from_raw);
+    rustix::process::kill_process(child.expect("a PID"), rustix::process::Signal::KILL).expect("killed");
+    let line = said(&hook.wait_with_output().expect("it ends"));
+    assert!(line.contains("the process that called NVML has ended"), "{line}");
+}
+
 #[test]
 fn a_lock_that_somebody_keeps_is_named() {
     let node = Node::new("dmem");
@@ -963,6 +995,7 @@ fn a_program_runs_in_the_namespaces_of_another_process() {
     let mut from = BufReader::new(other.stdout.take().expect("its stdout"));
     from.read_line(&mut line).expect("its output");
     if line.is_empty() {
+        other.wait().expect("it has ended");
         vgpu_skip::skip(
             "a_program_runs_in_the_namespaces_of_another_process",
             "needs root that may make and enter namespaces",
