@@ -12,6 +12,7 @@
 use std::{collections::BTreeMap, fmt::Write as _, path::Path, time::Instant};
 
 use serde::Serialize;
+use vgpu_hook::text::one_line;
 
 use crate::{
     apply::{self, Driver, Found},
@@ -19,7 +20,6 @@ use crate::{
     code::Code,
     hierarchy::Hierarchy,
     records::{self, Limit, Record, Records},
-    text::one_line,
 };
 
 /// Characters of a reason.

@@ -8,6 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use vgpu_hook::mount;
 use vgpu_node::cgroup::pod_of_new_container;
 
 /// The controllers by which limits of GPU memory are kept. A driver that keeps them itself tells cgroups apart by misc, also on a
@@ -197,18 +198,13 @@ fn read(path: &Path) -> Result<String, Error> {
 /// Checks that the whole hierarchy of version 2 is mounted at `root`, by the lines of a mountinfo. A later mount hides an
 /// earlier one.
 fn check_mount(mountinfo: &str, root: &Path) -> Result<(), Error> {
-    let mounts = mountinfo.lines().filter_map(|line| {
-        let (place, system) = line.split_once(" - ")?;
-        let mut place = place.split(' ').skip(3);
-        Some((place.next()?, Path::new(place.next()?), system.split(' ').next()?))
-    });
-    let mounts: Vec<(&str, &Path, &str)> = mounts.collect();
-    let has_version_2 = mounts.iter().any(|(_, _, kind)| *kind == "cgroup2");
-    match mounts.iter().rfind(|(_, point, _)| *point == root) {
-        Some(("/", _, "cgroup2")) => Ok(()),
-        Some((found, _, "cgroup2")) => Err(Error::Part {
+    let mounts = mount::parse(mountinfo);
+    let has_version_2 = mounts.iter().any(|mount| mount.kind == "cgroup2");
+    match mounts.iter().rfind(|mount| Path::new(&mount.place()) == root) {
+        Some(mount) if mount.kind == "cgroup2" && mount.root == "/" => Ok(()),
+        Some(mount) if mount.kind == "cgroup2" => Err(Error::Part {
             path: root.to_path_buf(),
-            found: (*found).to_owned(),
+            found: mount.root.clone(),
         }),
         _ if has_version_2 => Err(Error::Hybrid(root.to_path_buf())),
         _ => Err(Error::Version1(root.to_path_buf())),

@@ -54,7 +54,6 @@ mod report;
 mod serve;
 mod start;
 mod state;
-mod text;
 
 use std::{
     ffi::OsString,

@@ -9,11 +9,11 @@ use std::{
 };
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW, Symbol};
+use vgpu_hook::text::one_line;
 
 use crate::{
     apply::{Driver, Found},
     code::Code,
-    text::one_line,
 };
 
 #[derive(Debug, thiserror::Error)]

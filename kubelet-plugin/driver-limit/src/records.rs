@@ -26,12 +26,13 @@ use std::{
 };
 
 use vgpu_abi::{checksum::crc32, limits::TOLERANCE};
+use vgpu_hook::text::one_line;
 use vgpu_node::{
     files,
     lock_file::{LockFile, Locked},
 };
 
-use crate::{claim::Share, hierarchy::Leaf, text::one_line};
+use crate::{claim::Share, hierarchy::Leaf};
 
 const HEADER: &str = "vgpu-driver-limits 1";
 /// Bytes: room for some thousand shares.
