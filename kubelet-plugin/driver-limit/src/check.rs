@@ -195,6 +195,10 @@ impl<'a, D: Driver> Check<'a, D> {
                 reason: String::new(),
             };
         }
+        // Whoever disables a controller wipes the limits below.
+        if let Err(error) = self.hierarchy.enable_controllers(&limit.cgroup) {
+            return failed(hard, error.to_string());
+        }
         match apply::hold(self.driver, limit, &folder) {
             Ok(found) => Looked {
                 state: State::SetAgain,

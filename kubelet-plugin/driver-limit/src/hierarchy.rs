@@ -158,13 +158,13 @@ impl Hierarchy {
         path(&lines, &self.root).ok()
     }
 
-    /// Has every cgroup from the root to the container's parent pass on those of the two controllers that the kernel has.
-    pub(crate) fn enable_controllers(&self, leaf: &Leaf) -> Result<(), Error> {
+    /// Has every cgroup from the root to this one's parent pass on those of the two controllers that the kernel has.
+    pub(crate) fn enable_controllers(&self, cgroup: &str) -> Result<(), Error> {
         let available = read(&self.root.join("cgroup.controllers"))?;
         let wanted = CONTROLLERS.into_iter().filter(|name| has(&available, name));
         let wanted: Vec<&str> = wanted.collect();
-        let ends = leaf.path.match_indices('/').map(|(at, _)| at);
-        for file in ends.map(|end| self.folder(&leaf.path[..end]).join(ENABLED)) {
+        let ends = cgroup.match_indices('/').map(|(at, _)| at);
+        for file in ends.map(|end| self.folder(&cgroup[..end]).join(ENABLED)) {
             let enabled = read(&file)?;
             if wanted.iter().all(|name| has(&enabled, name)) {
                 continue;
@@ -361,7 +361,7 @@ mod tests {
         node.put(&format!("cgroup/kubepods/{ENABLED}"), "cpu dmem\n");
         let leaf = node.find("0::/kubepods/a/b\n").expect("a cgroup");
         let hierarchy = Hierarchy::read(&node.0.path().join("proc"), &node.root()).expect("a hierarchy");
-        hierarchy.enable_controllers(&leaf).expect("enabled");
+        hierarchy.enable_controllers(&leaf.path).expect("enabled");
         let enabled = ["", "kubepods", "kubepods/a", "kubepods/a/b"].map(|path| node.enabled(path));
         assert_eq!(
             enabled,
@@ -370,14 +370,14 @@ mod tests {
         );
         // A driver may keep limits itself on a kernel with dmem.
         node.put("cgroup/cgroup.subtree_control", "cpu misc dmem\n");
-        hierarchy.enable_controllers(&leaf).expect("enabled");
+        hierarchy.enable_controllers(&leaf.path).expect("enabled");
         assert_eq!(node.enabled(""), "cpu misc dmem\n", "both were enabled");
 
         node.put("cgroup/cgroup.controllers", "cpu misc\n");
-        hierarchy.enable_controllers(&leaf).expect("enabled");
+        hierarchy.enable_controllers(&leaf.path).expect("enabled");
         assert_eq!(node.enabled("kubepods"), "+misc", "the driver keeps limits itself");
         node.put("cgroup/cgroup.controllers", "cpu memory\n");
-        hierarchy.enable_controllers(&leaf).expect("nothing to enable");
+        hierarchy.enable_controllers(&leaf.path).expect("nothing to enable");
     }
 
     #[test]
@@ -388,7 +388,10 @@ mod tests {
         let hierarchy = Hierarchy::read(&node.0.path().join("proc"), &node.root()).expect("a hierarchy");
         let file = node.root().join("kubepods").join(ENABLED);
         fs::remove_file(&file).expect("removed");
-        let error = hierarchy.enable_controllers(&leaf).expect_err("no file").to_string();
+        let error = hierarchy
+            .enable_controllers(&leaf.path)
+            .expect_err("no file")
+            .to_string();
         assert!(error.contains(&file.display().to_string()), "{error}");
         let busy = Error::Enable {
             path: file,

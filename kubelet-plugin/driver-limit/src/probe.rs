@@ -70,7 +70,7 @@ pub(crate) fn probe(hierarchy: &Hierarchy, driver: &impl Driver, gpu: &str) -> R
 }
 
 fn try_limit(hierarchy: &Hierarchy, driver: &impl Driver, leaf: &Leaf, gpu: &str) -> Result<Way, Error> {
-    hierarchy.enable_controllers(leaf)?;
+    hierarchy.enable_controllers(&leaf.path)?;
     let folder = hierarchy.folder(&leaf.path);
     let limit = Limit {
         cgroup: leaf.path.clone(),

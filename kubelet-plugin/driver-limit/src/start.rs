@@ -47,7 +47,7 @@ impl Start<'_> {
         let exists = |cgroup: &str| self.hierarchy.exists(cgroup);
         records.remove_ended(exists);
         let record = records.add(&self.leaf, self.id, shares, exists)?;
-        self.hierarchy.enable_controllers(&self.leaf)?;
+        self.hierarchy.enable_controllers(&self.leaf.path)?;
         Ok(apply::apply(driver, &record.limits(&self.leaf), self.folder())?)
     }
 

@@ -745,6 +745,12 @@ fn a_check_prints_each_share_and_sets_again_what_was_changed() {
         assert!(reason.contains(&expected), "{name}: {reason}");
         assert_eq!(node.checked()[0][1], "held", "{name}: it is set again");
     }
+    // systemd or a runtime disables the controller, which wipes the limits below.
+    fs::remove_file(node.at(&file(&one, "dmem.max"))).expect("removed");
+    node.put(&file(&pod_cgroup(), "cgroup.subtree_control"), "-dmem");
+    let [_, state, _, reason] = &node.checked()[0];
+    assert_eq!(state, "set-again", "{reason}");
+    assert_eq!(node.limit(&one), 10 * GIB + TOLERANCE);
     node.control(Some("mig 0"));
     let [_, state, pod, reason] = &node.checked()[0];
     assert_eq!((state.as_str(), pod.as_str()), ("failed", "failed"));
