@@ -266,7 +266,7 @@ PICTURE
   fi
   expect 'gone: depends on (no such crate); table: nothing' "$out"
   expect 'vgpu-cdi: depends on nothing; table: abi, api' "$out"
-  expect 'vgpu-cdi-hook: depends on abi; table: (no row)' "$out"
+  expect 'vgpu-cdi-hook: depends on abi, hook; table: (no row)' "$out"
   expect 'picture: lost: no such crate' "$out"
   expect 'vgpu-api: neither in the picture nor in the paragraph below it' "$out"
   expect 'picture: shim has an arrow to cel, and does not depend on it' "$out"

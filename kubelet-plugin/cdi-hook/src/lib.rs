@@ -41,7 +41,6 @@ mod report;
 mod rootfs;
 mod shares;
 mod state;
-mod text;
 
 use std::{
     ffi::OsString,

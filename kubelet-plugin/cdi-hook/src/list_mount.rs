@@ -22,13 +22,13 @@ use rustix::{
         fsconfig_create, fsconfig_set_string, fsmount, fsopen, mount_remount, move_mount, open_tree, unmount,
     },
 };
+use vgpu_hook::text::shown;
 
 use crate::{
     list::LIST,
     mounts::Mounts as MountList,
     remedy::remedy,
     rootfs::{self, Mounts, Root},
-    text::shown,
 };
 
 const ETC: &str = "etc";

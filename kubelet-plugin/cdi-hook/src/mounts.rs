@@ -6,15 +6,7 @@ use std::{
     os::fd::{AsRawFd, OwnedFd},
 };
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Mount {
-    pub(crate) id: u64,
-    pub(crate) parent: u64,
-    /// The mount point, with mountinfo's escapes.
-    pub(crate) point: String,
-    pub(crate) kind: String,
-    pub(crate) source: String,
-}
+use vgpu_hook::mount::{self, Mount};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Mounts(Vec<Mount>);
@@ -27,7 +19,7 @@ impl Mounts {
     }
 
     pub(crate) fn parse(text: &str) -> Self {
-        Self(text.lines().filter_map(Mount::parse).collect())
+        Self(mount::parse(text))
     }
 
     /// Returns the mount that contains an opened file.
@@ -42,52 +34,6 @@ impl Mounts {
         self.0
             .iter()
             .filter(move |mount| mount.parent == parent && mount.id != parent)
-    }
-}
-
-impl Mount {
-    /// Parses a line `36 35 98:0 /root /point rw,noatime master:1 - tmpfs source rw`, with any number of fields before
-    /// the dash.
-    fn parse(line: &str) -> Option<Self> {
-        let (place, system) = line.split_once(" - ")?;
-        let mut place = place.split(' ');
-        let mut system = system.split(' ');
-        let mut number = || place.next()?.parse().ok();
-        let (id, parent) = (number()?, number()?);
-        let point = place.nth(2)?.to_owned();
-        Some(Self {
-            id,
-            parent,
-            point,
-            kind: system.next()?.to_owned(),
-            source: system.next()?.to_owned(),
-        })
-    }
-
-    /// Returns true for a tmpfs that the node mounted with this source.
-    pub(crate) fn is_tmpfs_of(&self, source: &str) -> bool {
-        self.kind == "tmpfs" && self.source == source
-    }
-
-    /// The mount point, without escapes.
-    pub(crate) fn place(&self) -> String {
-        let mut parts = self.point.split('\\');
-        let start = parts.next().unwrap_or_default().to_owned();
-        // The kernel writes blanks and backslashes as three octal digits.
-        parts.fold(start, |place, part| {
-            let escaped = part.split_at_checked(3);
-            let escaped = escaped.and_then(|(digits, rest)| Some((u8::from_str_radix(digits, 8).ok()?, rest)));
-            match escaped {
-                Some((byte, rest)) => place + char::from(byte).encode_utf8(&mut [0; 4]) + rest,
-                None => place + "\\" + part,
-            }
-        })
-    }
-
-    /// The mount point relative to that of `other`.
-    pub(crate) fn below(&self, other: &Self) -> &str {
-        let rest = self.point.strip_prefix(&other.point).unwrap_or(&self.point);
-        rest.trim_start_matches('/')
     }
 }
 
@@ -120,20 +66,6 @@ mod tests {
         assert!(of(32).is_tmpfs_of("vgpu") && !of(31).is_tmpfs_of("vgpu") && !of(30).is_tmpfs_of("overlay"));
         assert_eq!(of(32).below(of(31)), "vgpu");
         assert_eq!(mounts.children(1).count(), 1, "the root is not its own child");
-    }
-
-    #[test]
-    fn a_place_has_no_escapes() {
-        for (point, place) in [
-            ("/r", "/r"),
-            (r"/a\040b\011c\012d\134e", "/a b\tc\nd\\e"),
-            (r"\040\134040", r" \040"),
-            (r"/no\04", r"/no\04"),
-            (r"/no\999\", r"/no\999\"),
-        ] {
-            let line = format!("33 32 0:53 / {point} ro - tmpfs vgpu rw");
-            assert_eq!(Mount::parse(&line).expect("a mount").place(), place);
-        }
     }
 
     #[test]

@@ -17,9 +17,10 @@ use rustix::{
     mount::{MountFlags, mount_remount},
 };
 use vgpu_abi::paths::{CONTAINER_DIR, LEDGER, TMPFS_SOURCE};
+use vgpu_hook::mount::Mount;
 
 use crate::{
-    mounts::{Mount, Mounts},
+    mounts::Mounts,
     remedy::remedy,
     rootfs::{self, Root},
 };

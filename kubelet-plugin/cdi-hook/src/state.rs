@@ -3,17 +3,20 @@
 use std::{
     ffi::OsStr,
     fs::File,
-    io::{self, Read},
+    io::Read,
     path::{Component, Path, PathBuf},
 };
 
 use serde_json::Value;
 use vgpu_abi::paths::HOOK_FILE;
+use vgpu_hook::{
+    state::{self, Damage, State},
+    text::shown,
+};
 
-use crate::{arguments, shares, text::shown};
+use crate::{arguments, shares};
 
-/// Size limit: a state has an id, paths and annotations, and Kubernetes allows 256 KiB of annotations.
-const MAX_STATE: u64 = 1 << 20;
+/// Bytes.
 const MAX_CONFIG: u64 = 16 << 20;
 
 #[derive(Debug)]
@@ -40,24 +43,6 @@ pub enum Error {
     Config { id: String, path: PathBuf, damage: Damage },
 }
 
-#[derive(Debug, thiserror::Error)]
-pub enum Damage {
-    #[error("cannot be read: {0}")]
-    Io(#[from] io::Error),
-    #[error("larger than {0} bytes")]
-    TooLarge(u64),
-    #[error("not JSON: {0}")]
-    Json(#[from] serde_json::Error),
-    #[error("has no text in {0}")]
-    Missing(&'static str),
-    #[error("{field} is {value:?}, not {wanted}")]
-    Bad {
-        field: &'static str,
-        value: String,
-        wanted: &'static str,
-    },
-}
-
 impl Container {
     pub(crate) fn read(stdin: impl Read) -> Result<Self, Error> {
         let (id, bundle) = state(stdin).map_err(Error::State)?;
@@ -78,38 +63,21 @@ impl Container {
 }
 
 fn state(stdin: impl Read) -> Result<(String, PathBuf), Damage> {
-    let state = json(stdin, MAX_STATE)?;
-    let id = text(&state, "/id", "id")?;
-    // Messages and the report contain the id, and each must be one line.
-    if id.is_empty() || id.len() > 1024 || id.contains(|c: char| c.is_control()) {
-        let wanted = "1 to 1024 characters of one line";
-        return Err(Damage::Bad {
-            field: "id",
-            value: id.chars().take(64).collect(),
-            wanted,
-        });
-    }
-    let bundle = text(&state, "/bundle", "bundle")?;
+    let state = State::read(stdin)?;
+    let bundle = state.text("bundle")?;
     if !Path::new(bundle).is_absolute() {
-        return Err(Damage::Bad {
-            field: "bundle",
-            value: bundle.to_owned(),
-            wanted: "an absolute path",
-        });
+        return Err(Damage::bad("bundle", state.value("bundle"), "an absolute path"));
     }
-    Ok((id.to_owned(), bundle.into()))
+    let bundle = bundle.into();
+    Ok((state.id, bundle))
 }
 
 /// Returns the path of the root file system, and the whole configuration.
 fn config(path: &Path) -> Result<(String, Value), Damage> {
-    let config = json(File::open(path)?, MAX_CONFIG)?;
-    let path = text(&config, "/root/path", "root.path")?;
+    let config = state::json(File::open(path)?, MAX_CONFIG)?;
+    let path = state::text(&config, "/root/path", "root.path")?;
     if path.is_empty() {
-        return Err(Damage::Bad {
-            field: "root.path",
-            value: String::new(),
-            wanted: "a path",
-        });
+        return Err(Damage::bad("root.path", &config["root"]["path"], "a path"));
     }
     Ok((path.to_owned(), config))
 }
@@ -161,22 +129,6 @@ fn cleaned(path: &str) -> PathBuf {
 
 fn label(value: &Value) -> Option<String> {
     value.as_str().filter(|label| !label.is_empty()).map(str::to_owned)
-}
-
-fn json(from: impl Read, max: u64) -> Result<Value, Damage> {
-    let mut bytes = Vec::new();
-    from.take(max + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > max {
-        return Err(Damage::TooLarge(max));
-    }
-    Ok(serde_json::from_slice(&bytes)?)
-}
-
-fn text<'a>(document: &'a Value, pointer: &str, field: &'static str) -> Result<&'a str, Damage> {
-    document
-        .pointer(pointer)
-        .and_then(Value::as_str)
-        .ok_or(Damage::Missing(field))
 }
 
 #[cfg(test)]

@@ -16,13 +16,23 @@ pub(crate) trait Driver {
     /// forever.
     fn set(&self, gpu: &str, cgroup: &Path, hard: u64) -> Result<(), Code>;
     fn get(&self, gpu: &str, cgroup: &Path) -> Result<Found, Code>;
+    /// The PIDs of processes that use the GPU, as this process's /proc shows them. One may be listed twice.
+    fn processes(&self, gpu: &str) -> Result<Vec<u32>, Code>;
 }
 
-/// The limits of a cgroup, in bytes.
+/// The limits of a cgroup, and what of them is in use, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
     pub(crate) soft: u64,
     pub(crate) hard: u64,
+    pub(crate) used: u64,
+}
+
+impl Found {
+    /// Whether this is a hard limit of so many bytes alone.
+    pub(crate) fn is(&self, hard: u64) -> bool {
+        (self.soft, self.hard) == (0, hard)
+    }
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -70,6 +80,7 @@ fn remedy(code: Code) -> &'static str {
         Code::OPERATING_SYSTEM => {
             "the cgroup is gone, or the kernel has no controller dmem for it: check the kernel log"
         }
+        Code::HANGS => "it may hang: check the GPU with nvidia-smi, and the kernel log of the node",
         Code::INVALID_ARGUMENT => "more than that is in use already, or the driver knows less memory of the GPU",
         _ => "check the GPU with nvidia-smi on the node",
     }
@@ -77,35 +88,50 @@ fn remedy(code: Code) -> &'static str {
 
 /// Sets each limit and reads it back. `folder` returns a cgroup's folder.
 pub(crate) fn apply(driver: &impl Driver, limits: &[Limit], folder: impl Fn(&str) -> PathBuf) -> Result<(), Error> {
-    for limit in limits {
-        let gpu = || limit.gpu.clone();
-        let failed = |code| Error::Gpu { gpu: gpu(), code };
-        if driver.is_mig(&limit.gpu).map_err(failed)? {
-            return Err(Error::Mig(gpu()));
-        }
-        let bytes = limit.bytes.min(driver.total(&limit.gpu).map_err(failed)?);
-        let cgroup = folder(&limit.cgroup);
-        driver.set(&limit.gpu, &cgroup, bytes).map_err(|code| Error::Set {
-            gpu: gpu(),
-            cgroup: cgroup.clone(),
-            bytes,
-            code,
-        })?;
-        let found = driver.get(&limit.gpu, &cgroup).map_err(|code| Error::Get {
-            gpu: gpu(),
-            cgroup: cgroup.clone(),
-            code,
-        })?;
-        if (found.soft, found.hard) != (0, bytes) {
-            return Err(Error::Differs {
-                gpu: gpu(),
-                cgroup,
-                bytes,
-                found,
-            });
-        }
+    let one = |limit: &Limit| hold(driver, limit, &folder(&limit.cgroup)).map(drop);
+    limits.iter().try_for_each(one)
+}
+
+/// Returns the bytes to which a limit is set: at most all of the GPU's memory.
+pub(crate) fn bytes(driver: &impl Driver, limit: &Limit) -> Result<u64, Error> {
+    let failed = |code| Error::Gpu {
+        gpu: limit.gpu.clone(),
+        code,
+    };
+    match limit.bytes {
+        None => Ok(NO_LIMIT),
+        Some(bytes) => Ok(bytes.min(driver.total(&limit.gpu).map_err(failed)?)),
     }
-    Ok(())
+}
+
+/// Sets a limit in the cgroup's folder, and returns what was read back.
+pub(crate) fn hold(driver: &impl Driver, limit: &Limit, folder: &Path) -> Result<Found, Error> {
+    let (gpu, cgroup) = (|| limit.gpu.clone(), || folder.to_path_buf());
+    let failed = |code| Error::Gpu { gpu: gpu(), code };
+    if driver.is_mig(&limit.gpu).map_err(failed)? {
+        return Err(Error::Mig(gpu()));
+    }
+    let bytes = bytes(driver, limit)?;
+    driver.set(&limit.gpu, folder, bytes).map_err(|code| Error::Set {
+        gpu: gpu(),
+        cgroup: cgroup(),
+        bytes,
+        code,
+    })?;
+    let found = driver.get(&limit.gpu, folder).map_err(|code| Error::Get {
+        gpu: gpu(),
+        cgroup: cgroup(),
+        code,
+    })?;
+    if !found.is(bytes) {
+        return Err(Error::Differs {
+            gpu: gpu(),
+            cgroup: cgroup(),
+            bytes,
+            found,
+        });
+    }
+    Ok(found)
 }
 
 #[cfg(test)]
@@ -136,8 +162,12 @@ mod tests {
             Ok(TOTAL)
         }
 
+        fn processes(&self, _: &str) -> Result<Vec<u32>, Code> {
+            Ok(Vec::new())
+        }
+
         fn set(&self, gpu: &str, cgroup: &Path, hard: u64) -> Result<(), Code> {
-            let found = self.other.unwrap_or(Found { soft: 0, hard });
+            let found = self.other.unwrap_or(Found { soft: 0, hard, used: 0 });
             self.limits.borrow_mut().insert((gpu.into(), cgroup.into()), found);
             self.no_set.map_or(Ok(()), Err)
         }
@@ -152,7 +182,7 @@ mod tests {
         Limit {
             cgroup: cgroup.into(),
             gpu: "GPU-1".into(),
-            bytes,
+            bytes: Some(bytes),
         }
     }
 
@@ -180,7 +210,7 @@ mod tests {
 
     #[test]
     fn a_driver_that_refuses_or_answers_another_limit_is_named_with_its_answer() {
-        let other = |soft, hard| Some(Found { soft, hard });
+        let other = |soft, hard| Some(Found { soft, hard, used: 0 });
         for (driver, expected) in [
             (
                 Fake {

@@ -6,6 +6,8 @@ pub(crate) const HELP: &str = "\
 vgpu-driver-limit: has NVIDIA's driver limit the GPU memory of a container's cgroup (an OCI createRuntime hook)
 
 usage: vgpu-driver-limit set --claim FOLDER --records FOLDER [--required] NODE < STATE
+       vgpu-driver-limit lift --claim FOLDER --records FOLDER --gpu UUID [--gpu UUID]... NODE < STATE
+       vgpu-driver-limit check --records FOLDER NODE
        vgpu-driver-limit probe --gpu UUID NODE
        vgpu-driver-limit enter PID FILE [ARGUMENT]...
        vgpu-driver-limit --help | --version
@@ -15,17 +17,24 @@ usage: vgpu-driver-limit set --claim FOLDER --records FOLDER [--required] NODE <
   --records FOLDER     where the program keeps which shares were started in each pod
   --required           fail if the limit cannot be set; otherwise a file in the claim's directory says why
   STATE                the container's state, as the runtime passes it to hooks
+  lift                 for a container whose claim has no limit: removes the pod's limit of the claim's GPUs, now and for
+                       containers that start later. Never fails the container: a file in the claim's directory says why
+                       the limit is still there
+  check                compares the driver's limits of all containers that live with the records, and sets them again
+                       where they differ. Removes the limit of a pod in which a container without a claim uses the GPU.
+                       Prints a JSON object for each share: claim, share, gpu, cgroup, hard, used (bytes),
+                       state (held, set-again, failed), reason, pod (held, lifted, failed, none)
   probe                makes a cgroup, limits it and removes it; prints who keeps limits: dmem (the kernel) or misc (the
                        driver). Fails with one line if the driver limits no cgroups here
-  --gpu UUID           the GPU to ask
+  --gpu UUID           a GPU of the claim; for probe, the GPU to ask
   enter                runs a program in the namespaces of mounts and of cgroups of a process: PID 1 for those of the
-                       node. So the plugin runs the probe where hooks run, with the node's loader
+                       node. So the plugin runs probe and check where hooks run, with the node's loader
 NODE: --nvml FILE [--soft-gpu FOLDER] [--cgroups FOLDER] [--proc FOLDER]
   --nvml FILE          the driver's libnvidia-ml.so.1
   --soft-gpu FOLDER    the state of a software GPU, for its NVML
   --cgroups FOLDER     where the hierarchy of cgroups is mounted (default: /sys/fs/cgroup)
   --proc FOLDER        another /proc, for tests
-All paths are absolute and on the node.
+All paths are absolute and on the node. A driver that hangs is given up on after some seconds.
 ";
 
 #[derive(Debug, PartialEq, Eq)]
@@ -33,8 +42,12 @@ pub(crate) enum Command {
     Help,
     Version,
     Set(Set),
+    Lift(Lift),
+    Check(Check),
     Probe(Probe),
     Enter(Enter),
+    /// Answers this program's own questions to NVML (`serve`).
+    Serve(Serve),
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -43,6 +56,27 @@ pub(crate) struct Set {
     pub(crate) records: PathBuf,
     pub(crate) is_required: bool,
     pub(crate) node: Node,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Lift {
+    pub(crate) claim: PathBuf,
+    pub(crate) records: PathBuf,
+    /// UUIDs of the claim's GPUs. Such a claim may have no limits files.
+    pub(crate) gpus: Vec<String>,
+    pub(crate) node: Node,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Check {
+    pub(crate) records: PathBuf,
+    pub(crate) node: Node,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Serve {
+    pub(crate) nvml: PathBuf,
+    pub(crate) soft_gpu: Option<PathBuf>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -70,9 +104,9 @@ pub(crate) struct Node {
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    #[error("no command; use `set`, `probe` or `enter` (see --help)")]
+    #[error("no command; use `set`, `lift`, `check`, `probe` or `enter` (see --help)")]
     NoCommand,
-    #[error("{0:?} is not a command; use `set`, `probe` or `enter` (see --help)")]
+    #[error("{0:?} is not a command; use `set`, `lift`, `check`, `probe` or `enter` (see --help)")]
     UnknownCommand(OsString),
     #[error("{0:?} is not an option of this command (see --help)")]
     UnknownOption(OsString),
@@ -90,18 +124,24 @@ pub enum Error {
 
 const CLAIM: &str = "--claim";
 const RECORDS: &str = "--records";
-const NVML: &str = "--nvml";
-const SOFT_GPU: &str = "--soft-gpu";
+pub(crate) const NVML: &str = "--nvml";
+pub(crate) const SOFT_GPU: &str = "--soft-gpu";
 const CGROUPS: &str = "--cgroups";
 const PROC: &str = "--proc";
 const REQUIRED: &str = "--required";
+/// May be given several times to `lift`.
 const GPU: &str = "--gpu";
+/// The command by which the program starts itself.
+pub(crate) const SERVE: &str = "serve";
 /// Named in errors.
 const FILE: &str = "FILE";
 const PID: &str = "PID";
 
 const OF_SET: [&str; 6] = [CLAIM, RECORDS, NVML, SOFT_GPU, CGROUPS, PROC];
+const OF_LIFT: [&str; 7] = [CLAIM, RECORDS, GPU, NVML, SOFT_GPU, CGROUPS, PROC];
+const OF_CHECK: [&str; 5] = [RECORDS, NVML, SOFT_GPU, CGROUPS, PROC];
 const OF_PROBE: [&str; 5] = [GPU, NVML, SOFT_GPU, CGROUPS, PROC];
+const OF_SERVE: [&str; 2] = [NVML, SOFT_GPU];
 
 impl Command {
     pub(crate) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Self, Error> {
@@ -110,26 +150,42 @@ impl Command {
             Some("-h" | "--help" | "help") => return Ok(Self::Help),
             Some("-V" | "--version") => return Ok(Self::Version),
             Some("set") => Options::read(arguments, &OF_SET, Some(REQUIRED))?,
+            Some("lift") => Options::read(arguments, &OF_LIFT, None)?,
+            Some("check") => Options::read(arguments, &OF_CHECK, None)?,
             Some("probe") => Options::read(arguments, &OF_PROBE, None)?,
+            Some(SERVE) => Options::read(arguments, &OF_SERVE, None)?,
             Some("enter") => return Self::enter(arguments),
             _ => return Err(Error::UnknownCommand(command)),
         };
         if options.help {
             return Ok(Self::Help);
         }
-        if command == "set" {
-            return Ok(Self::Set(Set {
+        Ok(match command.to_str() {
+            Some("set") => Self::Set(Set {
                 claim: options.needed_path(CLAIM)?,
                 records: options.needed_path(RECORDS)?,
                 is_required: options.flag,
                 node: options.node()?,
-            }));
-        }
-        let gpu = options.take(GPU).ok_or(Error::Missing(GPU))?;
-        Ok(Self::Probe(Probe {
-            gpu: gpu.into_string().map_err(|text| Error::Value(text, "a UUID"))?,
-            node: options.node()?,
-        }))
+            }),
+            Some("lift") => Self::Lift(Lift {
+                claim: options.needed_path(CLAIM)?,
+                records: options.needed_path(RECORDS)?,
+                gpus: options.gpus()?,
+                node: options.node()?,
+            }),
+            Some("check") => Self::Check(Check {
+                records: options.needed_path(RECORDS)?,
+                node: options.node()?,
+            }),
+            Some("probe") => Self::Probe(Probe {
+                gpu: options.gpu()?,
+                node: options.node()?,
+            }),
+            _ => Self::Serve(Serve {
+                nvml: options.needed_path(NVML)?,
+                soft_gpu: options.path(SOFT_GPU)?,
+            }),
+        })
     }
 
     fn enter(mut arguments: impl Iterator<Item = OsString>) -> Result<Self, Error> {
@@ -183,7 +239,7 @@ impl Options {
             let name = known.iter().find(|name| option == **name);
             let name = *name.ok_or(Error::UnknownOption(option))?;
             let value = arguments.next().ok_or(Error::NoValue(name))?;
-            if options.values.iter().any(|(given, _)| *given == name) {
+            if name != GPU && options.values.iter().any(|(given, _)| *given == name) {
                 return Err(Error::Repeated(name));
             }
             options.values.push((name, value));
@@ -193,7 +249,31 @@ impl Options {
 
     fn take(&mut self, name: &'static str) -> Option<OsString> {
         let at = self.values.iter().position(|(given, _)| *given == name)?;
-        Some(self.values.swap_remove(at).1)
+        Some(self.values.remove(at).1)
+    }
+
+    /// Returns the only GPU.
+    fn gpu(&mut self) -> Result<String, Error> {
+        let mut gpus = self.gpus()?;
+        match gpus.len() {
+            1 => Ok(gpus.remove(0)),
+            _ => Err(Error::Repeated(GPU)),
+        }
+    }
+
+    /// Returns the GPUs, at least one.
+    fn gpus(&mut self) -> Result<Vec<String>, Error> {
+        let mut gpus = Vec::new();
+        while let Some(gpu) = self.take(GPU) {
+            match gpu.to_str().filter(|text| is_uuid(text)) {
+                Some(text) => gpus.push(text.to_owned()),
+                None => return Err(Error::Value(gpu, "the UUID of a GPU")),
+            }
+        }
+        match gpus.is_empty() {
+            true => Err(Error::Missing(GPU)),
+            false => Ok(gpus),
+        }
     }
 
     fn path(&mut self, name: &'static str) -> Result<Option<PathBuf>, Error> {
@@ -215,6 +295,11 @@ impl Options {
             proc: self.path(PROC)?.unwrap_or_else(|| "/proc".into()),
         })
     }
+}
+
+/// A UUID is a word in a record and in a question to the driver.
+fn is_uuid(text: &str) -> bool {
+    (1..=128).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
 #[cfg(test)]
@@ -259,6 +344,24 @@ mod tests {
             node: node(),
         };
         assert_eq!(parse("probe --gpu GPU-1 --nvml /n"), Ok(Command::Probe(probe)));
+        let lift = Lift {
+            claim: "/c".into(),
+            records: "/r".into(),
+            gpus: vec!["GPU-1".into(), "GPU-2".into()],
+            node: node(),
+        };
+        let line = "lift --claim /c --records /r --gpu GPU-1 --nvml /n --gpu GPU-2";
+        assert_eq!(parse(line), Ok(Command::Lift(lift)));
+        let check = Check {
+            records: "/r".into(),
+            node: node(),
+        };
+        assert_eq!(parse("check --records /r --nvml /n"), Ok(Command::Check(check)));
+        let serve = Serve {
+            nvml: "/n".into(),
+            soft_gpu: Some("/s".into()),
+        };
+        assert_eq!(parse("serve --nvml /n --soft-gpu /s"), Ok(Command::Serve(serve)));
         let enter = Enter {
             pid: 1,
             program: "/p".into(),
@@ -267,7 +370,7 @@ mod tests {
         assert_eq!(parse("enter 1 /p probe --help"), Ok(Command::Enter(enter)));
         assert_eq!(parse("--version"), Ok(Command::Version));
         assert_eq!(parse("set --help"), Ok(Command::Help));
-        let options = OF_SET.iter().chain(&OF_PROBE).chain([&REQUIRED]);
+        let options = OF_LIFT.iter().chain([&REQUIRED]);
         assert!(options.into_iter().all(|option| HELP.contains(option)));
     }
 
@@ -288,6 +391,18 @@ mod tests {
         assert_eq!(parse("set --claim /c --nvml /n"), Err(Error::Missing(RECORDS)));
         assert_eq!(parse("set --claim /c --records /r"), Err(Error::Missing(NVML)));
         assert_eq!(parse("probe --nvml /n"), Err(Error::Missing(GPU)));
+        let twice = parse("probe --nvml /n --gpu GPU-1 --gpu GPU-2");
+        assert_eq!(twice, Err(Error::Repeated(GPU)));
+        let lift = "lift --claim /c --records /r --nvml /n";
+        assert_eq!(parse(lift), Err(Error::Missing(GPU)));
+        let long = "G".repeat(129);
+        let uuid = |text: &str| Err(Error::Value(text.into(), "the UUID of a GPU"));
+        assert_eq!(parse(&format!("{lift} --gpu {long}")), uuid(&long));
+        assert_eq!(
+            parse(&format!("{lift} --required --gpu GPU-1")),
+            Err(Error::UnknownOption("--required".into()))
+        );
+        assert_eq!(parse("check --nvml /n"), Err(Error::Missing(RECORDS)));
         assert_eq!(parse("enter"), Err(Error::Missing(PID)));
         assert_eq!(parse("enter self /p"), Err(Error::Value("self".into(), "a PID")));
         assert_eq!(parse("enter 1"), Err(Error::Missing(FILE)));

@@ -8,10 +8,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use vgpu_hook::mount;
 use vgpu_node::cgroup::pod_of_new_container;
 
-/// The controllers that keep limits of GPU memory, the better one first. Where the kernel has no dmem, the driver keeps
-/// limits itself; it tells cgroups apart by the misc controller, so without misc a limit would land further up.
+/// The controllers by which limits of GPU memory are kept. A driver that keeps them itself tells cgroups apart by misc, also on a
+/// kernel with dmem, so without misc a limit would land further up.
 const CONTROLLERS: [&str; 2] = ["dmem", "misc"];
 const ENABLED: &str = "cgroup.subtree_control";
 
@@ -73,13 +74,13 @@ pub enum Error {
     #[error("cgroup {path}: it is gone; the container has ended", path = .0.display())]
     Gone(PathBuf),
     #[error(
-        "{path}: controller {controller} cannot be enabled: {source}; {}",
+        "{path}: {controllers} cannot be enabled: {source}; {}",
         remedy(source),
         path = .path.display()
     )]
     Enable {
         path: PathBuf,
-        controller: &'static str,
+        controllers: String,
         source: io::Error,
     },
 }
@@ -146,21 +147,33 @@ impl Hierarchy {
         self.root.join(path.trim_start_matches('/'))
     }
 
-    /// Has every cgroup from the root to the container's parent pass the controller on. Does nothing where the kernel has
-    /// none of them.
-    pub(crate) fn enable_controllers(&self, leaf: &Leaf) -> Result<(), Error> {
+    /// Whether a cgroup still exists.
+    pub(crate) fn exists(&self, path: &str) -> bool {
+        self.folder(path).is_dir()
+    }
+
+    /// The cgroup of a process. None if it has ended, or is not below what is mounted.
+    pub(crate) fn of_process(&self, pid: u32) -> Option<String> {
+        let lines = read(&self.proc.join(format!("{pid}/cgroup"))).ok()?;
+        path(&lines, &self.root).ok()
+    }
+
+    /// Has every cgroup from the root to this one's parent pass on those of the two controllers that the kernel has.
+    pub(crate) fn enable_controllers(&self, cgroup: &str) -> Result<(), Error> {
         let available = read(&self.root.join("cgroup.controllers"))?;
-        let Some(controller) = CONTROLLERS.into_iter().find(|name| has(&available, name)) else {
-            return Ok(());
-        };
-        let ends = leaf.path.match_indices('/').map(|(at, _)| at);
-        for file in ends.map(|end| self.folder(&leaf.path[..end]).join(ENABLED)) {
-            if has(&read(&file)?, controller) {
+        let wanted = CONTROLLERS.into_iter().filter(|name| has(&available, name));
+        let wanted: Vec<&str> = wanted.collect();
+        let ends = cgroup.match_indices('/').map(|(at, _)| at);
+        for file in ends.map(|end| self.folder(&cgroup[..end]).join(ENABLED)) {
+            let enabled = read(&file)?;
+            if wanted.iter().all(|name| has(&enabled, name)) {
                 continue;
             }
-            fs::write(&file, format!("+{controller}")).map_err(|source| Error::Enable {
+            // In one write: the kernel takes both or none.
+            let text: Vec<String> = wanted.iter().map(|name| format!("+{name}")).collect();
+            fs::write(&file, text.join(" ")).map_err(|source| Error::Enable {
                 path: file,
-                controller,
+                controllers: wanted.join(", "),
                 source,
             })?;
         }
@@ -185,18 +198,13 @@ fn read(path: &Path) -> Result<String, Error> {
 /// Checks that the whole hierarchy of version 2 is mounted at `root`, by the lines of a mountinfo. A later mount hides an
 /// earlier one.
 fn check_mount(mountinfo: &str, root: &Path) -> Result<(), Error> {
-    let mounts = mountinfo.lines().filter_map(|line| {
-        let (place, system) = line.split_once(" - ")?;
-        let mut place = place.split(' ').skip(3);
-        Some((place.next()?, Path::new(place.next()?), system.split(' ').next()?))
-    });
-    let mounts: Vec<(&str, &Path, &str)> = mounts.collect();
-    let has_version_2 = mounts.iter().any(|(_, _, kind)| *kind == "cgroup2");
-    match mounts.iter().rfind(|(_, point, _)| *point == root) {
-        Some(("/", _, "cgroup2")) => Ok(()),
-        Some((found, _, "cgroup2")) => Err(Error::Part {
+    let mounts = mount::parse(mountinfo);
+    let has_version_2 = mounts.iter().any(|mount| mount.kind == "cgroup2");
+    match mounts.iter().rfind(|mount| Path::new(&mount.place()) == root) {
+        Some(mount) if mount.kind == "cgroup2" && mount.root == "/" => Ok(()),
+        Some(mount) if mount.kind == "cgroup2" => Err(Error::Part {
             path: root.to_path_buf(),
-            found: (*found).to_owned(),
+            found: mount.root.clone(),
         }),
         _ if has_version_2 => Err(Error::Hybrid(root.to_path_buf())),
         _ => Err(Error::Version1(root.to_path_buf())),
@@ -353,19 +361,23 @@ mod tests {
         node.put(&format!("cgroup/kubepods/{ENABLED}"), "cpu dmem\n");
         let leaf = node.find("0::/kubepods/a/b\n").expect("a cgroup");
         let hierarchy = Hierarchy::read(&node.0.path().join("proc"), &node.root()).expect("a hierarchy");
-        hierarchy.enable_controllers(&leaf).expect("enabled");
+        hierarchy.enable_controllers(&leaf.path).expect("enabled");
         let enabled = ["", "kubepods", "kubepods/a", "kubepods/a/b"].map(|path| node.enabled(path));
         assert_eq!(
             enabled,
-            ["+dmem", "cpu dmem\n", "+dmem", "cpu memory\n"],
+            ["+dmem +misc", "+dmem +misc", "+dmem +misc", "cpu memory\n"],
             "not in the container's own"
         );
+        // A driver may keep limits itself on a kernel with dmem.
+        node.put("cgroup/cgroup.subtree_control", "cpu misc dmem\n");
+        hierarchy.enable_controllers(&leaf.path).expect("enabled");
+        assert_eq!(node.enabled(""), "cpu misc dmem\n", "both were enabled");
 
         node.put("cgroup/cgroup.controllers", "cpu misc\n");
-        hierarchy.enable_controllers(&leaf).expect("enabled");
+        hierarchy.enable_controllers(&leaf.path).expect("enabled");
         assert_eq!(node.enabled("kubepods"), "+misc", "the driver keeps limits itself");
         node.put("cgroup/cgroup.controllers", "cpu memory\n");
-        hierarchy.enable_controllers(&leaf).expect("nothing to enable");
+        hierarchy.enable_controllers(&leaf.path).expect("nothing to enable");
     }
 
     #[test]
@@ -376,11 +388,14 @@ mod tests {
         let hierarchy = Hierarchy::read(&node.0.path().join("proc"), &node.root()).expect("a hierarchy");
         let file = node.root().join("kubepods").join(ENABLED);
         fs::remove_file(&file).expect("removed");
-        let error = hierarchy.enable_controllers(&leaf).expect_err("no file").to_string();
+        let error = hierarchy
+            .enable_controllers(&leaf.path)
+            .expect_err("no file")
+            .to_string();
         assert!(error.contains(&file.display().to_string()), "{error}");
         let busy = Error::Enable {
             path: file,
-            controller: "dmem",
+            controllers: "dmem".into(),
             source: io::ErrorKind::ResourceBusy.into(),
         };
         assert!(busy.to_string().contains("processes of its own"), "{busy}");

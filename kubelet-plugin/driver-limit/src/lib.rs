@@ -3,23 +3,32 @@
 //!
 //! ```text
 //!  runtime ──stdin──► state (id, pid) ──► /proc/<pid>/cgroup, mountinfo ──► hierarchy: the container's cgroup
-//!                                                                              │ +dmem from the root down
+//!                                                                              │ +dmem, +misc from the root down
 //!  --claim ──► <claim>/<share>/limits ──► claim ──► records: the pod's shares ─┤
 //!                                                                              ▼
-//!  --nvml  ──► libnvidia-ml.so.1 ──► nvml ◄── set, then read back ──────────  apply
+//!  --nvml  ──► libnvidia-ml.so.1 ──► nvml ◄── serve ◄─ lines ─ remote ◄────── apply: set, then read back
+//!                                     (a child process)
 //! ```
 //!
 //! It runs on the node, in the runtime's namespaces, before any program of the container. What it sets comes from the
 //! claim's files alone: a pod's author can choose neither the container's cgroup nor those.
 //!
-//! `probe` asks the same driver in the same way, whether it limits cgroups here at all.
+//! | command | who runs it | what it does |
+//! |---|---|---|
+//! | `set` | the runtime, for a claim with a limit | limits the container's cgroup and its pod's |
+//! | `lift` | the runtime, for a claim without one | removes the pod's limit, and notes that in its record |
+//! | `check` | the plugin | compares the driver's limits with all records, and sets them again where they differ |
+//! | `probe` | the plugin | asks whether the driver limits cgroups here at all |
+//! | `enter` | the plugin | runs `check` or `probe` where hooks run |
 //!
 //! It is not part of vgpu-cdi-hook, because NVML needs a loader, and that hook is static: it runs inside root file
 //! systems of any kind.
 //!
 //! How it fails:
-//! - Without `--required`: the container starts without the driver's limit, and a file in the claim's directory says
-//!   why. With it: exit status 1 and one line that names the container, the object and the remedy.
+//! - Without `--required`: the container starts without the driver's limit, a file in the claim's directory says why, and its
+//!   pod has no limit any more, which would lack the container's share. With it: exit status 1 and one line that names the
+//!   container, the object and the remedy.
+//! - The driver hangs: it is asked in a child process, and given up on (`clock`). Nobody waits longer for the lock either.
 //! - Killed at any time: the runtime ends the container. The pod's record may name a share that did not start, so the
 //!   pod's limit may be too large by that share. The library and the ledger bound the claim all the same.
 //! - Two at once, in one pod: they take turns, by a lock on the folder of records.
@@ -30,109 +39,122 @@
 
 mod apply;
 mod arguments;
+mod check;
 mod claim;
+mod clock;
 mod code;
+mod error;
 mod hierarchy;
 mod namespaces;
 mod nvml;
 mod probe;
 mod records;
+mod remote;
 mod report;
+mod serve;
+mod start;
 mod state;
 
-use std::{ffi::OsString, io::Read, path::PathBuf};
+use std::{
+    ffi::OsString,
+    io::{self, Read},
+    path::Path,
+};
 
-use arguments::{Command, Enter, Node, Probe, Set};
+use arguments::{Check, Command, Enter, Lift, Probe, Set};
+use clock::Clock;
 use hierarchy::Hierarchy;
-use nvml::Nvml;
 use records::Records;
+use start::Start;
 use state::Container;
 
-/// Why the driver's limit was not set.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    #[error(transparent)]
-    Arguments(#[from] arguments::Error),
-    #[error(transparent)]
-    State(#[from] state::Error),
-    #[error("container {id}: {source}")]
-    Container { id: String, source: Reason },
-    #[error(transparent)]
-    Node(Reason),
-}
-
-/// What is in the way.
-#[derive(Debug, thiserror::Error)]
-pub enum Reason {
-    #[error(transparent)]
-    Hierarchy(#[from] hierarchy::Error),
-    #[error(transparent)]
-    Claim(#[from] claim::Error),
-    #[error(transparent)]
-    Records(#[from] records::Error),
-    #[error(transparent)]
-    Nvml(#[from] nvml::Error),
-    #[error(transparent)]
-    Apply(#[from] apply::Error),
-    #[error(transparent)]
-    Namespaces(#[from] namespaces::Error),
-    #[error(transparent)]
-    Probe(#[from] probe::Error),
-}
+pub use error::{Error, Reason};
 
 /// Runs the program and returns its standard output.
 ///
 /// # Errors
-/// The arguments are wrong, or the limit is required and was not set.
+/// The arguments are wrong, the limit is required and was not set, or nothing could be probed or checked.
 pub fn run(arguments: impl Iterator<Item = OsString>, stdin: impl Read) -> Result<String, Error> {
+    let clock = Clock::start();
     match Command::parse(arguments)? {
         Command::Help => Ok(arguments::HELP.to_owned()),
         Command::Version => Ok(format!("vgpu-driver-limit {}\n", env!("CARGO_PKG_VERSION"))),
-        Command::Probe(probe) => run_probe(&probe).map_err(Error::Node),
+        Command::Probe(probe) => run_probe(&probe, &clock).map_err(Error::Node),
+        Command::Check(check) => run_check(&check, &clock).map_err(Error::Node),
         Command::Enter(enter) => run_in(&enter).map_err(Error::Node),
-        Command::Set(set) => match set_limits(&set, stdin) {
-            Err(error) if !set.is_required => {
-                report::write(&set.claim, &error);
-                Ok(String::new())
-            }
-            done => done.map(|()| String::new()),
-        },
+        Command::Serve(serve) => {
+            let done = serve::run(&serve, io::BufReader::new(stdin), io::stdout());
+            done.map(|()| String::new()).map_err(Error::Serve)
+        }
+        Command::Set(set) => {
+            let done = for_container(stdin, |container| run_set(&set, container, &clock));
+            reported(&set.claim, set.is_required, done)
+        }
+        Command::Lift(lift) => {
+            let done = for_container(stdin, |container| run_lift(&lift, container, &clock));
+            reported(&lift.claim, false, done)
+        }
     }
 }
 
-fn set_limits(set: &Set, stdin: impl Read) -> Result<(), Error> {
+/// Does something for the container of the state, and names it in an error.
+fn for_container(stdin: impl Read, work: impl Fn(&Container) -> Result<(), Reason>) -> Result<(), Error> {
     let container = Container::read(stdin)?;
-    let failed = |source| Error::Container {
-        id: container.id.clone(),
+    work(&container).map_err(|source| Error::Container {
+        id: container.id,
         source,
-    };
-    set_for(set, &container).map_err(failed)
+    })
 }
 
-fn set_for(set: &Set, container: &Container) -> Result<(), Reason> {
-    let Node { nvml, soft_gpu, .. } = &set.node;
+/// The output of a hook. Unless the limit is required, an error goes to a file in the claim's directory.
+fn reported(claim: &Path, is_required: bool, done: Result<(), Error>) -> Result<String, Error> {
+    match done {
+        Err(error) if !is_required => report::write(claim, &error),
+        done => done?,
+    }
+    Ok(String::new())
+}
+
+fn run_set(set: &Set, container: &Container, clock: &Clock) -> Result<(), Reason> {
     let hierarchy = Hierarchy::read(&set.node.proc, &set.node.cgroups)?;
     let leaf = hierarchy.container(container.pid)?;
     let shares = claim::shares(&set.claim)?;
-    // Loaded before anything is changed: on a driver without limits nothing is.
-    let driver = Nvml::load(nvml, soft_gpu.as_deref())?;
-    let records = Records::lock(&set.records)?;
-    records.remove_ended(|cgroup| hierarchy.folder(cgroup).is_dir());
-    let record = records.add(&leaf, &container.id, &shares)?;
-    hierarchy.enable_controllers(&leaf)?;
-    let folder = |cgroup: &str| -> PathBuf { hierarchy.folder(cgroup) };
-    Ok(apply::apply(&driver, &record.limits(&leaf), folder)?)
+    let start = Start {
+        hierarchy: &hierarchy,
+        leaf,
+        id: &container.id,
+        records: &set.records,
+        clock,
+    };
+    start.set(&shares, &set.node, set.is_required)
 }
 
-fn run_probe(probe: &Probe) -> Result<String, Reason> {
-    let Node {
-        nvml,
-        soft_gpu,
-        cgroups,
-        proc,
-    } = &probe.node;
-    let hierarchy = Hierarchy::read(proc, cgroups)?;
-    let driver = Nvml::load(nvml, soft_gpu.as_deref())?;
+fn run_lift(lift: &Lift, container: &Container, clock: &Clock) -> Result<(), Reason> {
+    let hierarchy = Hierarchy::read(&lift.node.proc, &lift.node.cgroups)?;
+    let leaf = hierarchy.container(container.pid)?;
+    let start = Start {
+        hierarchy: &hierarchy,
+        leaf,
+        id: &container.id,
+        records: &lift.records,
+        clock,
+    };
+    start.lift(&lift.gpus, &lift.node)
+}
+
+fn run_check(check: &Check, clock: &Clock) -> Result<String, Reason> {
+    let hierarchy = Hierarchy::read(&check.node.proc, &check.node.cgroups)?;
+    Records::lock(&check.records, clock.answered)?.remove_ended(|cgroup| hierarchy.exists(cgroup));
+    if records::all(&check.records).is_empty() {
+        return Ok(String::new());
+    }
+    let driver = clock.load(&check.node)?;
+    Ok(check::Check::new(&hierarchy, &driver).run(&check.records, clock.answered)?)
+}
+
+fn run_probe(probe: &Probe, clock: &Clock) -> Result<String, Reason> {
+    let hierarchy = Hierarchy::read(&probe.node.proc, &probe.node.cgroups)?;
+    let driver = clock.load(&probe.node)?;
     let way = probe::probe(&hierarchy, &driver, &probe.gpu)?;
     Ok(format!("{}\n", way.name()))
 }

@@ -4,9 +4,12 @@
 use std::{
     convert::Infallible,
     ffi::OsString,
-    fs::File,
+    fs::{File, Metadata},
     io,
-    os::{fd::AsFd, unix::process::CommandExt},
+    os::{
+        fd::AsFd,
+        unix::{fs::MetadataExt, process::CommandExt},
+    },
     path::{Path, PathBuf},
     process::Command,
 };
@@ -17,6 +20,10 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 pub enum Error {
     #[error("{path}: cannot be entered: {source}; the program must be privileged, and see the node's processes (plugin.hostPID)", path = .path.display())]
     Enter { path: PathBuf, source: io::Error },
+    #[error(
+        "process {0} is in this program's own namespace of mounts, not in the node's; let the plugin see the node's processes (plugin.hostPID)"
+    )]
+    Own(u32),
     #[error("{path}: cannot be run in the namespaces of process {pid}: {source}; name a program by its path there", path = .path.display())]
     Run { path: PathBuf, pid: u32, source: io::Error },
 }
@@ -37,6 +44,10 @@ pub(crate) fn run(pid: u32, program: &Path, arguments: &[OsString]) -> Result<In
         (open("cgroup")?, LinkNameSpaceType::ControlGroup),
         (open("mnt")?, LinkNameSpaceType::Mount),
     ];
+    // Without hostPID, PID 1 is a process of this container: the program would answer for what is mounted here.
+    if is_own(&namespaces[1].0.1) {
+        return Err(Error::Own(pid));
+    }
     for ((path, file), kind) in namespaces {
         move_into_link_name_space(file.as_fd(), Some(kind)).map_err(|errno| Error::Enter {
             path,
@@ -48,4 +59,12 @@ pub(crate) fn run(pid: u32, program: &Path, arguments: &[OsString]) -> Result<In
         pid,
         source: Command::new(program).args(arguments).exec(),
     })
+}
+
+/// Whether this is this process's namespace of mounts. A container's is always its own; its namespace of cgroups may be the
+/// node's.
+fn is_own(mounts: &File) -> bool {
+    let identity = |found: Metadata| (found.dev(), found.ino());
+    let own = std::fs::metadata("/proc/self/ns/mnt").map(identity);
+    own.is_ok_and(|own| mounts.metadata().map(identity).is_ok_and(|other| other == own))
 }

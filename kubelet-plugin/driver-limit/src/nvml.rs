@@ -9,6 +9,7 @@ use std::{
 };
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW, Symbol};
+use vgpu_hook::text::one_line;
 
 use crate::{
     apply::{Driver, Found},
@@ -16,7 +17,7 @@ use crate::{
 };
 
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub(crate) enum Error {
     #[error("{path}: cannot be loaded: {reason}; the plugin renews the path when the driver is replaced, so start the pod again", path = .path.display())]
     Load { path: PathBuf, reason: String },
     #[error("{path}: has no {name}; the driver is older than r615: update it, or do not require the driver's limit", path = .path.display())]
@@ -26,6 +27,11 @@ pub enum Error {
 }
 
 type Handle = *mut c_void;
+
+/// How often a list of processes is asked for while it grows, and by how many elements the room for it is larger than the last
+/// answer.
+const ATTEMPTS: usize = 5;
+const MORE: c_uint = 8;
 
 /// nvmlSetMemoryLimits_v1_t. It has no version. The name space is the path of the cgroup's folder.
 #[repr(C)]
@@ -67,6 +73,7 @@ pub(crate) struct Nvml {
     memory: Symbol<unsafe extern "C" fn(Handle, *mut Memory) -> c_int>,
     set: Symbol<unsafe extern "C" fn(Handle, *const SetLimits) -> c_int>,
     get: Symbol<unsafe extern "C" fn(Handle, *mut GetLimits) -> c_int>,
+    processes: [List; 2],
     /// Last, because the functions are in it.
     _library: Library,
 }
@@ -82,7 +89,7 @@ impl Nvml {
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
         let library = library.map_err(|error| Error::Load {
             path: path.to_path_buf(),
-            reason: one_line(&error.to_string()),
+            reason: one_line(&error.to_string(), 200),
         })?;
         let too_old = |name: &'static str| Error::TooOld {
             path: path.to_path_buf(),
@@ -102,6 +109,10 @@ impl Nvml {
             memory: function!("nvmlDeviceGetMemoryInfo"),
             set: function!("nvmlDeviceSetMemoryLimits_v1"),
             get: function!("nvmlDeviceGetMemoryLimits_v1"),
+            processes: [
+                List::newest(&library, "Compute").ok_or_else(|| too_old("nvmlDeviceGetComputeRunningProcesses"))?,
+                List::newest(&library, "Graphics").ok_or_else(|| too_old("nvmlDeviceGetGraphicsRunningProcesses"))?,
+            ],
             _library: library,
         };
         // SAFETY: the function takes nothing.
@@ -177,7 +188,65 @@ impl Driver for Nvml {
         Ok(Found {
             soft: limits.soft,
             hard: limits.hard,
+            used: limits.used,
         })
+    }
+
+    fn processes(&self, gpu: &str) -> Result<Vec<u32>, Code> {
+        let device = self.device(gpu)?;
+        let mut pids = Vec::new();
+        for list in &self.processes {
+            match list.read(device) {
+                Ok(found) => pids.extend(found),
+                // A driver without graphics.
+                Err(Code::NOT_SUPPORTED) => (),
+                Err(code) => return Err(code),
+            }
+        }
+        Ok(pids)
+    }
+}
+
+/// A function that lists a GPU's processes.
+struct List {
+    ask: Symbol<unsafe extern "C" fn(Handle, *mut c_uint, *mut c_void) -> c_int>,
+    /// Bytes of an element. The first 4 are the PID.
+    size: usize,
+}
+
+impl List {
+    /// Returns the newest version that the library has. Versions 2 and 3 have longer elements than the first one.
+    fn newest(library: &Library, kind: &str) -> Option<Self> {
+        [("_v3", 24), ("_v2", 24), ("", 16)]
+            .into_iter()
+            .find_map(|(version, size)| {
+                let name = format!("nvmlDeviceGet{kind}RunningProcesses{version}\0");
+                // SAFETY: NVML's header declares the functions with this type, but for the elements' type.
+                let ask = unsafe { library.get(name.as_bytes()) }.ok()?;
+                Some(Self { ask, size })
+            })
+    }
+
+    /// Returns the PIDs. Processes that start meanwhile may be missing.
+    fn read(&self, device: Handle) -> Result<Vec<u32>, Code> {
+        let mut room: c_uint = 0;
+        for _ in 0..ATTEMPTS {
+            let mut count = room;
+            // Of u64, which has the elements' alignment.
+            let mut elements = vec![0_u64; room as usize * self.size / 8];
+            // SAFETY: there is room for `count` elements of this size.
+            let code = unsafe { (self.ask)(device, &raw mut count, elements.as_mut_ptr().cast()) };
+            match done(code) {
+                Err(Code::INSUFFICIENT_SIZE) => room = count.saturating_add(MORE),
+                Err(code) => return Err(code),
+                Ok(()) => {
+                    let firsts = elements.chunks_exact(self.size / 8).take(count as usize);
+                    // The PID is the lower half on this little-endian machine.
+                    return Ok(firsts.map(|element| element[0] as u32).collect());
+                }
+            }
+        }
+        Err(Code::INSUFFICIENT_SIZE)
     }
 }
 
@@ -190,11 +259,4 @@ fn done(code: c_int) -> Result<(), Code> {
 
 fn name(cgroup: &Path) -> Result<CString, Code> {
     CString::new(cgroup.as_os_str().as_bytes()).map_err(|_| Code::INVALID_ARGUMENT)
-}
-
-fn one_line(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .take(200)
-        .collect()
 }

@@ -70,12 +70,12 @@ pub(crate) fn probe(hierarchy: &Hierarchy, driver: &impl Driver, gpu: &str) -> R
 }
 
 fn try_limit(hierarchy: &Hierarchy, driver: &impl Driver, leaf: &Leaf, gpu: &str) -> Result<Way, Error> {
-    hierarchy.enable_controllers(leaf)?;
+    hierarchy.enable_controllers(&leaf.path)?;
     let folder = hierarchy.folder(&leaf.path);
     let limit = Limit {
         cgroup: leaf.path.clone(),
         gpu: gpu.to_owned(),
-        bytes: LIMIT,
+        bytes: Some(LIMIT),
     };
     let applied = apply::apply(driver, &[limit], |cgroup| hierarchy.folder(cgroup));
     // The kernel's file has the limit only if the kernel keeps it.

@@ -6,44 +6,66 @@
 //!
 //! vgpu-driver-limits 1
 //! cgroup /kubepods/pod<UID>
+//! lifted <GPU UUID> <why>
 //! share <claim UID> <share> <GPU UUID> <bytes> /kubepods/pod<UID>/<container>
+//! share <claim UID> <share> <GPU UUID> <bytes> -
 //! ```
 //!
-//! A share stays until its pod's cgroup is gone: a pod's limit never goes down while it runs. The folder is locked while it
-//! is used. Files are replaced whole.
+//! A share stays until its pod's cgroup is gone: a pod's limit never goes down while it runs. Of containers that are gone, one
+//! line for each share is kept. A pod without a limit on a GPU (`lifted`) keeps none until it ends.
+//!
+//! The folder is locked while it is used, and nobody waits long for it. Files are replaced whole.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
-    fs::{self, File},
-    io,
+    fs, io,
     path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
 };
 
-use rustix::fs::{FlockOperation, flock};
-use vgpu_abi::limits::TOLERANCE;
-use vgpu_node::files;
+use vgpu_abi::{checksum::crc32, limits::TOLERANCE};
+use vgpu_hook::text::one_line;
+use vgpu_node::{
+    files,
+    lock_file::{LockFile, Locked},
+};
 
 use crate::{claim::Share, hierarchy::Leaf};
 
 const HEADER: &str = "vgpu-driver-limits 1";
-/// Room for some thousand shares.
+/// Bytes: room for some thousand shares.
 const MAX_SIZE: usize = 1 << 20;
+/// Characters of a reason.
+const MAX_WHY: usize = 300;
+/// The longest wait for the lock: nobody has it for longer than one call of NVML takes.
+pub(crate) const LOCK: Duration = Duration::from_secs(3);
+const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(2);
+/// Characters of a container's ID that are in its record's name. A runtime may accept 1024, and a file system 255.
+const MAX_NAME: usize = 128;
+/// Stands for the cgroup of a container that is gone.
+const GONE: &str = "-";
+const OF_POD: &str = "pod";
+const OF_CONTAINER: &str = "container";
 
 /// The folder, locked until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Records {
     folder: PathBuf,
-    _lock: File,
+    _lock: Locked,
 }
 
 /// What was started in a pod, or in a container without one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
+    path: PathBuf,
     /// The pod's cgroup, or the container's.
     cgroup: String,
-    /// Each share with the cgroup of the container that has it.
-    shares: Vec<(String, Share)>,
+    /// UUIDs of the GPUs on which the pod has no limit, and why.
+    lifted: BTreeMap<String, String>,
+    /// Each share with the cgroup of the container that has it; None if that is gone.
+    shares: Vec<(Option<String>, Share)>,
 }
 
 /// The hard limit of a cgroup on a GPU.
@@ -51,13 +73,21 @@ pub(crate) struct Record {
 pub(crate) struct Limit {
     pub(crate) cgroup: String,
     pub(crate) gpu: String,
-    pub(crate) bytes: u64,
+    /// None: no limit.
+    pub(crate) bytes: Option<u64>,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("--records {path}: {source}; it must be a folder of root's on the node", path = .path.display())]
     Io { path: PathBuf, source: io::Error },
+    #[error("--records {path}: {source}; it must be a folder of root's on the node", path = .path.display())]
+    Lock { path: PathBuf, source: files::Failed },
+    #[error(
+        "--records {path}: another vgpu-driver-limit has the lock for too long: look for one that hangs, or start the container again",
+        path = .0.display()
+    )]
+    Busy(PathBuf),
     #[error("{path}: {damage}; delete the pod, and then this file", path = .path.display())]
     Damaged { path: PathBuf, damage: Damage },
 }
@@ -68,42 +98,74 @@ pub enum Damage {
     Version(String),
     #[error("its line {0:?} cannot be read")]
     Line(String),
+    #[error("it is larger than {MAX_SIZE} bytes: more shares than a pod can have")]
+    TooLarge,
 }
 
 impl Records {
-    /// Waits until no other hook uses the folder. Creates it if it is missing.
-    pub(crate) fn lock(folder: &Path) -> Result<Self, Error> {
-        let failed = |source| Error::Io {
-            path: folder.to_path_buf(),
-            source,
-        };
-        files::private_folder(folder).map_err(failed)?;
-        let lock = File::open(folder).map_err(failed)?;
-        rustix::io::retry_on_intr(|| flock(&lock, FlockOperation::LockExclusive))
-            .map_err(|errno| failed(errno.into()))?;
-        Ok(Self {
-            folder: folder.to_path_buf(),
-            _lock: lock,
-        })
+    /// Waits until no other hook uses the folder, for [`LOCK`] at most and not after `until`. Creates the folder if it is missing.
+    pub(crate) fn lock(folder: &Path, until: Instant) -> Result<Self, Error> {
+        let path = || folder.to_path_buf();
+        files::private_folder(folder).map_err(|source| Error::Io { path: path(), source })?;
+        let failed = |source| Error::Lock { path: path(), source };
+        let lock = LockFile::open(folder).map_err(failed)?;
+        let until = until.min(Instant::now() + LOCK);
+        loop {
+            if let Some(locked) = lock.try_lock().map_err(failed)? {
+                return Ok(Self {
+                    folder: path(),
+                    _lock: locked,
+                });
+            }
+            if Instant::now() >= until {
+                return Err(Error::Busy(path()));
+            }
+            thread::sleep(BETWEEN_ATTEMPTS);
+        }
     }
 
     /// Removes the records whose cgroup is gone. What cannot be read or removed stays: it concerns other pods.
     pub(crate) fn remove_ended(&self, exists: impl Fn(&str) -> bool) {
-        for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
+        for path in entries(&self.folder) {
             // Of a hook that was killed: nobody else writes while this one has the lock.
-            let is_left = entry.file_name().as_encoded_bytes().ends_with(b".new");
-            let has_ended = is_left || Record::read(&entry.path()).is_ok_and(|record| !exists(&record.cgroup));
+            let is_left = path.as_os_str().as_encoded_bytes().ends_with(b".new");
+            let has_ended = is_left || Record::read(&path).is_ok_and(|record| !exists(&record.cgroup));
             if has_ended {
-                let _ = fs::remove_file(entry.path());
+                let _ = fs::remove_file(path);
             }
         }
     }
 
     /// Adds a container's shares to its pod's record, and writes that.
-    pub(crate) fn add(&self, leaf: &Leaf, id: &str, shares: &[Share]) -> Result<Record, Error> {
+    pub(crate) fn add(
+        &self,
+        leaf: &Leaf,
+        id: &str,
+        shares: &[Share],
+        exists: impl Fn(&str) -> bool,
+    ) -> Result<Record, Error> {
+        let mut record = self.record(leaf, id)?;
+        record.add(&leaf.path, shares);
+        record.forget_ended(exists);
+        record.write()?;
+        Ok(record)
+    }
+
+    /// Notes that a container's pod has no limit on these GPUs until it ends, and writes that. A former reason stays.
+    pub(crate) fn lift(&self, leaf: &Leaf, id: &str, gpus: &[String], why: &str) -> Result<Record, Error> {
+        let mut record = self.record(leaf, id)?;
+        for gpu in gpus {
+            record.lift(gpu, why);
+        }
+        record.write()?;
+        Ok(record)
+    }
+
+    /// The record of a container's pod, which is empty if there is none yet.
+    fn record(&self, leaf: &Leaf, id: &str) -> Result<Record, Error> {
         let (name, cgroup) = match &leaf.pod {
-            Some(pod) => (format!("{}.pod", pod.uid), &pod.path),
-            None => (format!("{id}.container"), &leaf.path),
+            Some(pod) => (format!("{}.{OF_POD}", pod.uid), &pod.path),
+            None => (format!("{}.{OF_CONTAINER}", short(id)), &leaf.path),
         };
         let path = self.folder.join(name);
         let before = match Record::read(&path) {
@@ -112,36 +174,133 @@ impl Records {
         };
         // Of a pod with the same UID elsewhere: a static pod that was made again with other resources.
         let before = before.filter(|record| record.cgroup == *cgroup);
-        let mut record = before.unwrap_or_else(|| Record {
+        Ok(before.unwrap_or_else(|| Record {
+            path,
             cgroup: cgroup.clone(),
+            lifted: BTreeMap::new(),
             shares: Vec::new(),
-        });
-        for share in shares {
-            let is_it = |(of, known): &(String, Share)| {
-                (of, &known.claim, &known.name) == (&leaf.path, &share.claim, &share.name)
-            };
-            record.shares.retain(|known| !is_it(known));
-            record.shares.push((leaf.path.clone(), share.clone()));
-        }
-        files::replace(&path, record.render().as_bytes(), 0o600).map_err(|source| Error::Io { path, source })?;
-        Ok(record)
+        }))
+    }
+}
+
+/// The paths of all records, in the order of their names. Some may be gone when they are read.
+pub(crate) fn all(folder: &Path) -> Vec<PathBuf> {
+    let is_record = |path: &PathBuf| path.extension().is_some_and(|end| end == OF_POD || end == OF_CONTAINER);
+    let mut paths: Vec<PathBuf> = entries(folder).filter(is_record).collect();
+    paths.sort();
+    paths
+}
+
+fn entries(folder: &Path) -> impl Iterator<Item = PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path())
+}
+
+/// A container's ID that fits into a file's name.
+fn short(id: &str) -> String {
+    match id.get(..MAX_NAME) {
+        Some(start) if id.len() > MAX_NAME => format!("{start}-{:08x}", crc32(id.as_bytes())),
+        _ => id.to_owned(),
     }
 }
 
 impl Record {
-    fn read(path: &Path) -> Result<Self, Error> {
+    pub(crate) fn read(path: &Path) -> Result<Self, Error> {
         let bytes = files::read_bounded(path, MAX_SIZE).map_err(|source| Error::Io {
             path: path.to_path_buf(),
             source,
         })?;
-        Self::parse(&String::from_utf8_lossy(&bytes)).map_err(|damage| Error::Damaged {
+        let damaged = |damage| Error::Damaged {
             path: path.to_path_buf(),
             damage,
+        };
+        if bytes.len() > MAX_SIZE {
+            return Err(damaged(Damage::TooLarge));
+        }
+        Self::parse(path, &String::from_utf8_lossy(&bytes)).map_err(damaged)
+    }
+
+    /// The folder must be locked.
+    pub(crate) fn write(&self) -> Result<(), Error> {
+        let text = self.render();
+        if text.len() > MAX_SIZE {
+            let damage = Damage::TooLarge;
+            return Err(Error::Damaged {
+                path: self.path.clone(),
+                damage,
+            });
+        }
+        files::replace(&self.path, text.as_bytes(), 0o600).map_err(|source| Error::Io {
+            path: self.path.clone(),
+            source,
         })
+    }
+
+    fn add(&mut self, leaf: &str, shares: &[Share]) {
+        for share in shares {
+            let is_it = |(of, known): &(Option<String>, Share)| {
+                of.as_deref() == Some(leaf) && (&known.claim, &known.name) == (&share.claim, &share.name)
+            };
+            self.shares.retain(|known| !is_it(known));
+            self.shares.push((Some(leaf.to_owned()), share.clone()));
+        }
+    }
+
+    /// Keeps one line for each share of containers that are gone. Returns whether anything was changed.
+    pub(crate) fn forget_ended(&mut self, exists: impl Fn(&str) -> bool) -> bool {
+        let before = self.shares.clone();
+        for (leaf, _) in &mut self.shares {
+            leaf.take_if(|path| !exists(path));
+        }
+        // Those of living containers first, because they name the share already.
+        let name = |share: &Share| (share.claim.clone(), share.name.clone());
+        let living = self.shares.iter().filter(|(leaf, _)| leaf.is_some());
+        let mut named: BTreeSet<_> = living.map(|(_, share)| name(share)).collect();
+        self.shares
+            .retain(|(leaf, share)| leaf.is_some() || named.insert(name(share)));
+        self.shares != before
+    }
+
+    /// Notes that the pod has no limit on a GPU. The first reason stays.
+    pub(crate) fn lift(&mut self, gpu: &str, why: &str) {
+        let why = || one_line(why, MAX_WHY);
+        self.lifted.entry(gpu.to_owned()).or_insert_with(why);
+    }
+
+    pub(crate) fn is_lifted(&self, gpu: &str) -> bool {
+        self.lifted.contains_key(gpu)
+    }
+
+    /// The pod's cgroup.
+    pub(crate) fn pod(&self) -> Option<&str> {
+        self.path
+            .extension()
+            .is_some_and(|end| end == OF_POD)
+            .then_some(&self.cgroup)
+    }
+
+    /// The UUIDs of all GPUs of the record's shares.
+    pub(crate) fn gpus(&self) -> BTreeSet<String> {
+        self.shares.iter().map(|(_, share)| share.gpu.clone()).collect()
+    }
+
+    /// The cgroups of the containers, and the shares of each.
+    pub(crate) fn containers(&self) -> BTreeMap<&str, Vec<&Share>> {
+        let mut containers: BTreeMap<&str, Vec<&Share>> = BTreeMap::new();
+        for (leaf, share) in &self.shares {
+            if let Some(leaf) = leaf {
+                containers.entry(leaf).or_default().push(share);
+            }
+        }
+        containers
     }
 
     fn render(&self) -> String {
         let mut text = format!("{HEADER}\ncgroup {}\n", self.cgroup);
+        for (gpu, why) in &self.lifted {
+            // Writing to a String cannot fail.
+            let _ = writeln!(text, "lifted {gpu} {why}");
+        }
         for (leaf, share) in &self.shares {
             let Share {
                 claim,
@@ -149,13 +308,13 @@ impl Record {
                 gpu,
                 memory,
             } = share;
-            // Writing to a String cannot fail.
+            let leaf = leaf.as_deref().unwrap_or(GONE);
             let _ = writeln!(text, "share {claim} {name} {gpu} {memory} {leaf}");
         }
         text
     }
 
-    fn parse(text: &str) -> Result<Self, Damage> {
+    fn parse(path: &Path, text: &str) -> Result<Self, Damage> {
         let shortened = |line: &str| line.chars().take(64).collect();
         let mut lines = text.lines();
         let first = lines.next().unwrap_or_default();
@@ -165,39 +324,58 @@ impl Record {
         let line = lines.next().unwrap_or_default();
         let cgroup = line.strip_prefix("cgroup ").filter(|path| path.starts_with('/'));
         let cgroup = cgroup.ok_or_else(|| Damage::Line(shortened(line)))?.to_owned();
-        let shares = lines.map(|line| share(line).ok_or_else(|| Damage::Line(shortened(line))));
+        let (mut lifted, mut shares) = (BTreeMap::new(), Vec::new());
+        for line in lines {
+            if let Some((gpu, why)) = line.strip_prefix("lifted ").and_then(|rest| rest.split_once(' ')) {
+                lifted.insert(gpu.to_owned(), why.to_owned());
+            } else {
+                shares.push(share(line).ok_or_else(|| Damage::Line(shortened(line)))?);
+            }
+        }
         Ok(Self {
+            path: path.to_path_buf(),
             cgroup,
-            shares: shares.collect::<Result<_, _>>()?,
+            lifted,
+            shares,
         })
     }
 
-    /// The limits that follow: of the container, the sum of its shares of a GPU; of its pod, the sum of all that were
-    /// started in it. A share that several containers of a pod have is in the pod's sum once. The tolerance is granted once to a
-    /// container, whose shares are judged together, and once for each share to a pod.
+    /// The limits that follow for a container and its pod.
     pub(crate) fn limits(&self, leaf: &Leaf) -> Vec<Limit> {
-        let own = self.sums(|of| of == leaf.path);
-        let all = self.sums(|_| true);
-        let limit = |cgroup: &str, gpu: &str, sum: &Sum, tolerances: u64| Limit {
-            cgroup: cgroup.to_owned(),
-            gpu: gpu.to_owned(),
-            bytes: sum.bytes.saturating_add(tolerances.saturating_mul(TOLERANCE)),
-        };
+        let own = self.of_container(&leaf.path);
         // The pod first: it must not be in the way of the container.
-        let of_pod = leaf.pod.iter().flat_map(|pod| {
-            let gpus = all.iter().filter(|(gpu, _)| own.contains_key(*gpu));
-            gpus.map(|(gpu, sum)| limit(&pod.path, gpu, sum, sum.shares))
-        });
-        of_pod
-            .chain(own.iter().map(|(gpu, sum)| limit(&leaf.path, gpu, sum, 1)))
-            .collect()
+        let of_pod = own.iter().filter_map(|limit| self.of_pod(&limit.gpu));
+        of_pod.chain(own.iter().cloned()).collect()
+    }
+
+    /// The sum of a container's shares of each GPU, and one tolerance, because its shares are judged together.
+    pub(crate) fn of_container(&self, leaf: &str) -> Vec<Limit> {
+        let sums = self.sums(|of| of == Some(leaf));
+        let limit = |(gpu, sum): (&str, Sum)| Limit {
+            cgroup: leaf.to_owned(),
+            gpu: gpu.to_owned(),
+            bytes: Some(sum.with_tolerances(1)),
+        };
+        sums.into_iter().map(limit).collect()
+    }
+
+    /// The sum of all shares of a GPU that were started in the pod, with a tolerance for each, or none if it was lifted. A share
+    /// that several containers have is in it once. Returns None for a container without a pod.
+    pub(crate) fn of_pod(&self, gpu: &str) -> Option<Limit> {
+        let mut sums = self.sums(|_| true);
+        let sum = sums.remove(gpu).unwrap_or_default();
+        Some(Limit {
+            cgroup: self.pod()?.to_owned(),
+            gpu: gpu.to_owned(),
+            bytes: (!self.is_lifted(gpu)).then(|| sum.with_tolerances(sum.shares)),
+        })
     }
 
     /// Adds up the distinct shares of each GPU that are in the containers that `wanted` accepts.
-    fn sums(&self, wanted: impl Fn(&str) -> bool) -> BTreeMap<&str, Sum> {
+    fn sums(&self, wanted: impl Fn(Option<&str>) -> bool) -> BTreeMap<&str, Sum> {
         let mut seen = BTreeSet::new();
         let mut sums: BTreeMap<&str, Sum> = BTreeMap::new();
-        for (_, share) in self.shares.iter().filter(|(of, _)| wanted(of)) {
+        for (_, share) in self.shares.iter().filter(|(of, _)| wanted(of.as_deref())) {
             if seen.insert((&share.claim, &share.name)) {
                 let sum = sums.entry(&share.gpu).or_default();
                 sum.shares += 1;
@@ -214,7 +392,13 @@ struct Sum {
     bytes: u64,
 }
 
-fn share(line: &str) -> Option<(String, Share)> {
+impl Sum {
+    fn with_tolerances(&self, tolerances: u64) -> u64 {
+        self.bytes.saturating_add(tolerances.saturating_mul(TOLERANCE))
+    }
+}
+
+fn share(line: &str) -> Option<(Option<String>, Share)> {
     let mut words = line.strip_prefix("share ")?.splitn(5, ' ');
     let mut word = || words.next().map(str::to_owned);
     let share = Share {
@@ -223,8 +407,11 @@ fn share(line: &str) -> Option<(String, Share)> {
         gpu: word()?,
         memory: word()?.parse().ok()?,
     };
-    let leaf = word().filter(|leaf| leaf.starts_with('/'))?;
-    Some((leaf, share))
+    match word()? {
+        gone if gone == GONE => Some((None, share)),
+        leaf if leaf.starts_with('/') => Some((Some(leaf), share)),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -257,13 +444,27 @@ mod tests {
         Limit {
             cgroup: cgroup.into(),
             gpu: gpu.into(),
-            bytes: memory + tolerances * TOLERANCE,
+            bytes: Some(memory + tolerances * TOLERANCE),
         }
     }
 
+    fn locked(folder: &Path) -> Records {
+        Records::lock(folder, Instant::now() + LOCK).expect("a folder")
+    }
+
     fn started(folder: &Path, leaf: &Leaf, shares: &[Share]) -> Vec<Limit> {
-        let records = Records::lock(folder).expect("a folder");
-        records.add(leaf, "c1", shares).expect("a record").limits(leaf)
+        let record = locked(folder).add(leaf, "c1", shares, |_| true);
+        record.expect("a record").limits(leaf)
+    }
+
+    fn record(cgroup: &str, shares: &[(&str, Share)]) -> Record {
+        let of = |(leaf, share): &(&str, Share)| ((*leaf != GONE).then(|| (*leaf).to_owned()), share.clone());
+        Record {
+            path: "/records/uid-1.pod".into(),
+            cgroup: cgroup.into(),
+            lifted: BTreeMap::new(),
+            shares: shares.iter().map(of).collect(),
+        }
     }
 
     #[test]
@@ -314,12 +515,48 @@ mod tests {
     fn records_of_ended_pods_are_removed() {
         let folder = tempfile::tempdir().expect("a folder");
         started(folder.path(), &leaf("one"), &[share("a", "s", "GPU-1", GIB)]);
-        let records = Records::lock(folder.path()).expect("a folder");
+        let records = locked(folder.path());
         fs::write(folder.path().join("uid-2.pod.new"), "half").expect("of a hook that was killed");
         records.remove_ended(|cgroup| cgroup == "/kubepods/pod1");
         assert!(folder.path().join("uid-1.pod").is_file());
         records.remove_ended(|_| false);
         assert_eq!(fs::read_dir(folder.path()).expect("listed").count(), 0);
+    }
+
+    #[test]
+    fn a_record_does_not_grow_with_each_start_of_a_container() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (a, b) = (share("a", "s", "GPU-1", 10 * GIB), share("b", "s", "GPU-1", GIB));
+        started(folder.path(), &leaf("first"), &[a.clone(), b]);
+        let mut sizes = BTreeSet::new();
+        for start in 100..200 {
+            let own = leaf(&start.to_string());
+            let lives = |cgroup: &str| cgroup == own.path;
+            let record = locked(folder.path()).add(&own, "c1", std::slice::from_ref(&a), lives);
+            let record = record.expect("a record");
+            let expected = [
+                limit("/kubepods/pod1", "GPU-1", 11 * GIB, 2),
+                limit(&own.path, "GPU-1", 10 * GIB, 1),
+            ];
+            assert_eq!(
+                record.limits(&own),
+                expected,
+                "the share that is gone stays in the pod's sum"
+            );
+            sizes.insert(record.render().len());
+        }
+        assert_eq!(sizes.len(), 1);
+        // A longer one than a pod can have is not cut, which would lose shares.
+        let path = folder.path().join("uid-1.pod");
+        let text = fs::read_to_string(&path).expect("a record");
+        fs::write(&path, text + &"share b t GPU-1 1 -\n".repeat(MAX_SIZE / 20)).expect("written");
+        let error = locked(folder.path()).add(&leaf("one"), "c1", &[a], |_| true);
+        assert!(
+            error
+                .expect_err("too long")
+                .to_string()
+                .contains("uid-1.pod: it is larger than")
+        );
     }
 
     #[test]
@@ -334,28 +571,33 @@ mod tests {
 
     #[test]
     fn sums_do_not_overflow() {
-        let record = Record {
-            cgroup: "/a".into(),
-            shares: vec![
-                ("/a/b".into(), share("a", "s", "GPU-1", u64::MAX)),
-                ("/a/b".into(), share("b", "s", "GPU-1", 1)),
+        let record = record(
+            "/a",
+            &[
+                ("/a/b", share("a", "s", "GPU-1", u64::MAX)),
+                ("/a/b", share("b", "s", "GPU-1", 1)),
             ],
-        };
+        );
         let leaf = Leaf {
             path: "/a/b".into(),
             pod: None,
         };
-        assert_eq!(record.limits(&leaf)[0].bytes, u64::MAX);
+        assert_eq!(record.limits(&leaf)[0].bytes, Some(u64::MAX));
     }
 
     #[test]
     fn a_record_reads_back_and_every_other_text_is_refused() {
-        let record = Record {
-            cgroup: "/kubepods/pod1".into(),
-            shares: vec![("/kubepods/pod1/a b".into(), share("a", "s", "GPU-1", GIB))],
-        };
+        let mut record = record(
+            "/kubepods/pod1",
+            &[
+                ("/kubepods/pod1/a b", share("a", "s", "GPU-1", GIB)),
+                (GONE, share("b", "s", "GPU-1", GIB)),
+            ],
+        );
+        record.lift("GPU-2", "a reason\nof two lines");
         let text = record.render();
-        assert_eq!(Record::parse(&text), Ok(record));
+        let parse = |text: &str| Record::parse(&record.path, text);
+        assert_eq!(parse(&text), Ok(record.clone()));
         for (text, expected) in [
             (String::new(), Damage::Version(String::new())),
             (
@@ -377,13 +619,13 @@ mod tests {
             ),
             (format!("{HEADER}\ncgroup /a\n\n"), Damage::Line(String::new())),
         ] {
-            assert_eq!(Record::parse(&text), Err(expected), "{text}");
+            assert_eq!(parse(&text), Err(expected), "{text}");
         }
         let folder = tempfile::tempdir().expect("a folder");
         fs::write(folder.path().join("uid-1.pod"), "vgpu-driver-limits 2\n").expect("written");
-        let records = Records::lock(folder.path()).expect("a folder");
+        let records = locked(folder.path());
         let error = records
-            .add(&leaf("one"), "c1", &[])
+            .add(&leaf("one"), "c1", &[], |_| true)
             .expect_err("another release")
             .to_string();
         assert!(
@@ -398,15 +640,22 @@ mod tests {
     fn any_record_reads_back_and_no_bytes_panic() {
         use proptest::prelude::*;
         let word = "[a-zA-Z0-9-]{1,40}";
-        let one = ("/[a-z0-9./ -]{0,40}", word, word, word, any::<u64>());
+        let one = (
+            proptest::option::of("/[a-z0-9./ -]{0,40}"),
+            word,
+            word,
+            word,
+            any::<u64>(),
+        );
         let shares = proptest::collection::vec(one, 0..5);
-        proptest!(|(cgroup in "/[a-z0-9./ -]{0,40}", shares in shares, text in "(vgpu-driver-limits 1|cgroup|share|/|\n| |[0-9]{1,30}|.){0,30}")| {
-            let share = |(leaf, claim, name, gpu, memory): (String, String, String, String, u64)| {
+        let lifted = proptest::collection::btree_map(word, "[a-z .]{0,40}", 0..3);
+        proptest!(|(cgroup in "/[a-z0-9./ -]{0,40}", shares in shares, lifted in lifted, text in "(vgpu-driver-limits 1|cgroup|share|lifted|/|\n| |[0-9]{1,30}|.){0,30}")| {
+            let share = |(leaf, claim, name, gpu, memory): (Option<String>, String, String, String, u64)| {
                 (leaf, Share { claim, name, gpu, memory })
             };
-            let record = Record { cgroup, shares: shares.into_iter().map(share).collect() };
-            prop_assert_eq!(Record::parse(&record.render()), Ok(record));
-            let _ = Record::parse(&text);
+            let record = Record { path: "/r.pod".into(), cgroup, lifted, shares: shares.into_iter().map(share).collect() };
+            prop_assert_eq!(Record::parse(&record.path, &record.render()), Ok(record.clone()));
+            let _ = Record::parse(&record.path, &text);
         });
     }
 }

@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use serde_json::{Value, json};
 use soft_gpu::{env::Config, state::State};
 use tempfile::TempDir;
 use vgpu_abi::limits::{Limits, TOLERANCE};
@@ -24,6 +25,8 @@ struct Node {
     dir: TempDir,
     /// UUIDs of the GPUs.
     gpus: Vec<String>,
+    /// The name of the first GPU's memory in files of dmem.
+    region: String,
 }
 
 /// Returns the folder of the software GPU's libraries in dist/, which must be of these sources.
@@ -53,6 +56,7 @@ impl Node {
         let mut node = Self {
             dir: tempfile::tempdir().expect("a folder"),
             gpus: Vec::new(),
+            region: String::new(),
         };
         node.put(
             "proc/self/mountinfo",
@@ -73,6 +77,8 @@ impl Node {
         });
         let state = state.expect("a state");
         node.gpus = (0..2).map(|gpu| state.uuid_text(gpu)).collect();
+        let pci = state.pci(0);
+        node.region = format!("nvidia/{:08x}:{:02x}:{:02x}.0/vidmem ", pci.domain, pci.bus, pci.device);
         node
     }
 
@@ -118,6 +124,43 @@ impl Node {
         command
     }
 
+    /// Runs the hook of a container whose claim has no limit.
+    fn lift(&self, claim: &str, cgroup: &str) -> Output {
+        self.cgroup(cgroup);
+        self.put("proc/77/cgroup", &format!("0::/{cgroup}\n"));
+        let mut command = Command::new(HOOK);
+        command.arg("lift").arg("--claim").arg(self.at("claims").join(claim));
+        command.arg("--records").arg(self.at("records"));
+        command.args(["--gpu", &self.gpus[0]]);
+        self.add_node(&mut command);
+        with_stdin(&mut command, r#"{"id": "lifting", "pid": 77}"#)
+    }
+
+    fn lifts(&self, claim: &str, cgroup: &str) {
+        let output = self.lift(claim, cgroup);
+        assert!(output.status.success() && output.stderr.is_empty(), "{}", said(&output));
+        assert!(!self.at(&format!("claims/{claim}/no-driver-limit")).exists());
+    }
+
+    fn check(&self) -> Output {
+        let mut command = Command::new(HOOK);
+        command.arg("check").arg("--records").arg(self.at("records"));
+        self.add_node(&mut command);
+        command.output().expect("the program starts")
+    }
+
+    /// What a check prints of each share: the claim, its state and the pod's, and the reason.
+    fn checked(&self) -> Vec<[String; 4]> {
+        let output = self.check();
+        assert!(output.status.success() && output.stderr.is_empty(), "{}", said(&output));
+        let text = String::from_utf8(output.stdout).expect("text");
+        let lines = text.lines().map(|line| {
+            let line: Value = serde_json::from_str(line).expect("JSON");
+            ["claim", "state", "pod", "reason"].map(|field| line[field].as_str().expect(field).to_owned())
+        });
+        lines.collect()
+    }
+
     fn probe(&self, gpu: &str) -> Output {
         let mut command = Command::new(HOOK);
         command.args(["probe", "--gpu", gpu]);
@@ -155,12 +198,21 @@ impl Node {
 
     /// The hard limit in a cgroup's file, on the first GPU.
     fn limit(&self, cgroup: &str) -> u64 {
-        let text = fs::read_to_string(self.at(&format!("cgroups/{cgroup}/dmem.max"))).expect("a limit");
-        let line = text.lines().next().expect("a line");
-        line.rsplit(' ')
-            .next()
-            .and_then(|bytes| bytes.parse().ok())
-            .expect("bytes")
+        self.limit_if_any(cgroup).expect("a limit")
+    }
+
+    fn limit_if_any(&self, cgroup: &str) -> Option<u64> {
+        let text = fs::read_to_string(self.at(&format!("cgroups/{cgroup}/dmem.max"))).ok()?;
+        text.lines()
+            .find_map(|line| line.strip_prefix(&self.region)?.parse().ok())
+    }
+
+    /// Of the driver, NVML says what this line of `control` means, or nothing special.
+    fn control(&self, line: Option<&str>) {
+        match line {
+            Some(line) => self.put("state/control", line),
+            None => fs::remove_file(self.at("state/control")).expect("removed"),
+        }
     }
 }
 
@@ -453,15 +505,348 @@ fn a_driver_without_limits_fails_the_container_only_if_the_limit_is_required() {
     }
     let report = node.at("claims/claim-a/no-driver-limit");
     assert!(!report.exists(), "the container did not start");
-    for _ in 0..2 {
-        let output = node.start("claim-a", "c1", &cgroup, &[]);
+    // The newest container's reason is there. A runtime may have the longest id.
+    let long = "c".repeat(1024);
+    for container in ["c1", "c2", "c2", &long] {
+        let output = node.start("claim-a", container, &cgroup, &[]);
         assert!(output.status.success() && output.stderr.is_empty(), "{}", said(&output));
         let report = fs::read_to_string(&report).expect("a report");
+        let begin = format!("container {container}: GPU ");
         assert!(
-            report.starts_with("container c1: GPU ") && report.matches('\n').count() == 1,
+            report.starts_with(&begin) && report.matches('\n').count() == 1,
             "{report}"
         );
     }
+}
+
+/// Nothing is waited for without end: neither the driver, nor another hook that waits for it.
+#[test]
+fn a_driver_that_hangs_is_given_up_on() {
+    if !is_root("a_driver_that_hangs_is_given_up_on") {
+        return;
+    }
+    let node = Node::new("dmem");
+    node.claim("claim-a", &[("s", 0, 10 * GIB)]);
+    node.claim("claim-b", &[("s", 0, 5 * GIB)]);
+    let [one, two, three] = ["c1", "c2", "c3"].map(container_cgroup);
+    node.starts("claim-a", "c1", &one);
+    node.control(Some("hang"));
+    let line = node.refusal("claim-b", &two);
+    assert!(line.contains("NVML does not answer; check it"), "{line}");
+    let output = node.start("claim-b", "c2", &two, &[]);
+    assert!(output.status.success() && output.stderr.is_empty(), "{}", said(&output));
+    let report = fs::read_to_string(node.at("claims/claim-b/no-driver-limit")).expect("a report");
+    assert!(
+        report.contains("container c2: ") && report.contains("NVML does not answer"),
+        "{report}"
+    );
+    let [line] = &node.checked()[..1] else { panic!("a line") };
+    assert_eq!(line[..3], ["claim-a", "failed", "failed"], "{line:?}");
+    assert!(said(&node.probe(&node.gpus[0])).contains("NVML does not answer"));
+    node.control(None);
+    // The second container is in the pod without a limit of its own, so the pod has none from now on.
+    node.starts("claim-a", "c3", &three);
+    assert_eq!(node.limit_if_any(&pod_cgroup()), None);
+    assert_eq!(node.limit(&three), 10 * GIB + TOLERANCE);
+}
+
+/// The child that calls NVML crashes.
+#[test]
+fn a_driver_that_ends_its_process_is_named() {
+    if !is_root("a_driver_that_ends_its_process_is_named") {
+        return;
+    }
+    let node = Node::new("dmem");
+    node.claim("claim-a", &[("s", 0, GIB)]);
+    node.control(Some("hang"));
+    let cgroup = container_cgroup("c1");
+    node.cgroup(&cgroup);
+    node.put("proc/77/cgroup", &format!("0::/{cgroup}\n"));
+    let mut command = node.command("claim-a");
+    let command = command.arg("--required").stdin(Stdio::piped()).stderr(Stdio::piped());
+    let mut hook = command.spawn().expect("the hook starts");
+    let mut stdin = hook.stdin.take().expect("its stdin");
+    stdin.write_all(br#"{"id": "c1", "pid": 77}"#).expect("written");
+    drop(stdin);
+    let children = format!("/proc/{0}/task/{0}/children", hook.id());
+    // Once there is a record, NVML was loaded.
+    let record = node.at(&format!("records/{POD}.pod"));
+    while !record.exists() {
+        assert!(hook.try_wait().expect("asked").is_none(), "it has ended");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let children = fs::read_to_string(children).expect("its child");
+    let child = children.trim().parse().ok().and_then(rustix::process::Pid::from_raw);
+    rustix::process::kill_process(child.expect("a PID"), rustix::process::Signal::KILL).expect("killed");
+    let line = said(&hook.wait_with_output().expect("it ends"));
+    assert!(line.contains("the process that called NVML has ended"), "{line}");
+}
+
+#[test]
+fn a_lock_that_somebody_keeps_is_named() {
+    let node = Node::new("dmem");
+    node.claim("claim-a", &[("s", 0, GIB)]);
+    fs::create_dir(node.at("records")).expect("a folder");
+    let lock = fs::File::open(node.at("records")).expect("opened");
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("locked");
+    let line = node.refusal("claim-a", &container_cgroup("c1"));
+    assert!(line.contains("another vgpu-driver-limit has the lock"), "{line}");
+}
+
+#[test]
+fn a_container_without_its_limit_takes_its_pods_away() {
+    if !is_root("a_container_without_its_limit_takes_its_pods_away") {
+        return;
+    }
+    let node = Node::new("dmem");
+    node.claim("claim-a", &[("s", 0, 10 * GIB)]);
+    node.claim("claim-b", &[("s", 0, 5 * GIB)]);
+    let (one, two) = (container_cgroup("c1"), container_cgroup("c2"));
+    node.starts("claim-a", "c1", &one);
+    assert_eq!(node.limit(&pod_cgroup()), 10 * GIB + TOLERANCE);
+    // The file of the second container's limit cannot be made, so that one fails alone.
+    fs::create_dir_all(node.at(&format!("cgroups/{two}/dmem.max"))).expect("in the way");
+    let output = node.start("claim-b", "c2", &two, &[]);
+    assert!(output.status.success() && output.stderr.is_empty(), "{}", said(&output));
+    assert_eq!(node.limit_if_any(&pod_cgroup()), None, "with it the second had no room");
+    assert_eq!(node.limit(&one), 10 * GIB + TOLERANCE);
+    let record = fs::read_to_string(node.at(&format!("records/{POD}.pod"))).expect("a record");
+    let lifted = format!("lifted {} container c2 started without a limit: ", node.gpus[0]);
+    assert!(record.contains(&lifted), "{record}");
+    // A required limit that fails ends its container, and the pod's limit has the share already.
+    let node = Node::new("dmem");
+    node.claim("claim-a", &[("s", 0, 10 * GIB)]);
+    node.claim("claim-b", &[("s", 0, 5 * GIB)]);
+    node.starts("claim-a", "c1", &one);
+    fs::create_dir_all(node.at(&format!("cgroups/{two}/dmem.max"))).expect("in the way");
+    node.refusal("claim-b", &two);
+    assert_eq!(node.limit(&pod_cgroup()), 15 * GIB + 2 * TOLERANCE);
+}
+
+#[test]
+fn a_claim_without_a_limit_lifts_the_pods() {
+    if !is_root("a_claim_without_a_limit_lifts_the_pods") {
+        return;
+    }
+    for is_first in [false, true] {
+        let node = Node::new("dmem");
+        node.claim("claim-a", &[("s", 0, 10 * GIB), ("t", 1, GIB)]);
+        fs::create_dir_all(node.at("claims/claim-w")).expect("a claim without files of shares");
+        let [one, whole, three] = ["c1", "whole", "c3"].map(container_cgroup);
+        if !is_first {
+            node.starts("claim-a", "c1", &one);
+        }
+        node.lifts("claim-w", &whole);
+        if is_first {
+            node.starts("claim-a", "c1", &one);
+        }
+        let pod = fs::read_to_string(node.at(&format!("cgroups/{}/dmem.max", pod_cgroup()))).expect("a limit");
+        assert_eq!(pod.lines().count(), 1, "the other GPU's: {pod}");
+        assert_eq!(Client::start(&node, &whole).allocate(60 * GIB), DONE);
+        node.starts("claim-a", "c3", &three);
+        assert_eq!(node.limit(&three), 10 * GIB + TOLERANCE);
+        let states = node.checked();
+        let expected = ["held held", "held held", "held lifted", "held lifted"];
+        let found = states.iter().map(|[_, state, pod, _]| format!("{state} {pod}"));
+        let mut found: Vec<String> = found.collect();
+        found.sort();
+        assert_eq!(found, expected, "{states:?}");
+    }
+    let node = Node::new("dmem");
+    node.claim("claim-a", &[("s", 0, GIB)]);
+    node.lifts("claim-a", "machine.slice/c3");
+    assert_eq!(
+        fs::read_dir(node.at("records")).map_or(0, Iterator::count),
+        0,
+        "it has no pod"
+    );
+}
+
+#[test]
+fn a_lift_that_fails_starts_the_container_and_is_reported() {
+    if !is_root("a_lift_that_fails_starts_the_container_and_is_reported") {
+        return;
+    }
+    let node = Node::new("dmem");
+    node.claim("claim-a", &[("s", 0, GIB)]);
+    node.starts("claim-a", "c1", &container_cgroup("c1"));
+    node.control(Some("lost 0"));
+    fs::create_dir_all(node.at("claims/claim-w")).expect("a claim");
+    let output = node.lift("claim-w", &container_cgroup("whole"));
+    assert!(output.status.success() && output.stderr.is_empty(), "{}", said(&output));
+    let report = fs::read_to_string(node.at("claims/claim-w/no-driver-limit")).expect("a report");
+    assert!(
+        report.contains("container lifting: ") && report.contains("GPU_IS_LOST"),
+        "{report}"
+    );
+    node.control(None);
+    let [_, state, pod, _] = &node.checked()[0];
+    assert_eq!((state.as_str(), pod.as_str()), ("set-again", "lifted"));
+    assert_eq!(node.limit_if_any(&pod_cgroup()), None, "noted all the same");
+}
+
+#[test]
+fn a_check_prints_each_share_and_sets_again_what_was_changed() {
+    if !is_root("a_check_prints_each_share_and_sets_again_what_was_changed") {
+        return;
+    }
+    let node = Node::new("dmem");
+    assert_eq!(node.checked(), [[""; 4]; 0], "no record");
+    node.claim("claim-a", &[("s", 0, 10 * GIB)]);
+    node.claim("claim-b", &[("s", 0, 5 * GIB)]);
+    let (one, alone) = (container_cgroup("c1"), "machine.slice/c2");
+    node.starts("claim-a", "c1", &one);
+    node.starts("claim-b", "c2", alone);
+    let mut program = Client::start(&node, &one);
+    assert_eq!(program.allocate(3 * GIB), DONE);
+    let output = node.check();
+    let text = String::from_utf8(output.stdout).expect("text");
+    let lines: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
+    let line = |claim: &str, cgroup: &str, hard: u64, used: u64, pod: &str| {
+        json!({"claim": claim, "share": "s", "gpu": node.gpus[0], "cgroup": format!("/{cgroup}"), "hard": hard + TOLERANCE,
+               "used": used, "state": "held", "reason": "", "pod": pod})
+    };
+    let expected = [
+        line("claim-a", &one, 10 * GIB, 3 * GIB, "held"),
+        line("claim-b", alone, 5 * GIB, 0, "none"),
+    ];
+    assert_eq!(lines, expected);
+
+    // Somebody has changed the container's limit, removed the pod's, and set a soft one.
+    let file = |cgroup: &str, name: &str| format!("cgroups/{cgroup}/{name}");
+    let before = fs::read_to_string(node.at(&file(&one, "dmem.max"))).expect("a limit");
+    let soft = before.replace(&(10 * GIB + TOLERANCE).to_string(), &GIB.to_string());
+    for (name, text, expected) in [
+        (
+            file(&one, "dmem.max"),
+            Some(soft.as_str()),
+            format!("its hard limit was {GIB} bytes, and its soft limit 0 bytes"),
+        ),
+        (
+            file(&pod_cgroup(), "dmem.max"),
+            None,
+            "its hard limit was none".to_owned(),
+        ),
+        (
+            file(&one, "dmem.min"),
+            Some(soft.as_str()),
+            format!("its soft limit {GIB} bytes"),
+        ),
+    ] {
+        match text {
+            Some(text) => node.put(&name, text),
+            None => fs::remove_file(node.at(&name)).expect("removed"),
+        }
+        let [_, state, pod, reason] = &node.checked()[0];
+        assert_eq!((state.as_str(), pod.as_str()), ("set-again", "held"), "{name}");
+        assert!(reason.contains(&expected), "{name}: {reason}");
+        assert_eq!(node.checked()[0][1], "held", "{name}: it is set again");
+    }
+    // systemd or a runtime disables the controller, which wipes the limits below.
+    fs::remove_file(node.at(&file(&one, "dmem.max"))).expect("removed");
+    node.put(&file(&pod_cgroup(), "cgroup.subtree_control"), "-dmem");
+    let [_, state, _, reason] = &node.checked()[0];
+    assert_eq!(state, "set-again", "{reason}");
+    assert_eq!(node.limit(&one), 10 * GIB + TOLERANCE);
+    node.control(Some("mig 0"));
+    let [_, state, pod, reason] = &node.checked()[0];
+    assert_eq!((state.as_str(), pod.as_str()), ("failed", "failed"));
+    assert!(reason.contains("it is in MIG mode"), "{reason}");
+    node.control(None);
+
+    // A container that has ended has no line, and a pod that has ended no record.
+    fs::remove_dir_all(node.at(&format!("cgroups/{one}"))).expect("removed");
+    assert_eq!(node.checked().len(), 1);
+    fs::remove_dir_all(node.at(&format!("cgroups/{}", pod_cgroup()))).expect("removed");
+    assert_eq!(node.checked()[0][0], "claim-b");
+    assert!(!node.at(&format!("records/{POD}.pod")).exists());
+}
+
+#[test]
+fn a_check_that_cannot_look_says_why() {
+    let node = Node::new("none");
+    node.claim("claim-a", &[("s", 0, GIB)]);
+    let _ = node.start("claim-a", "c1", &container_cgroup("c1"), &[]);
+    node.put("state/gpus", "not the state of a GPU");
+    let output = node.check();
+    let line = said(&output);
+    assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
+    assert!(
+        line.contains("nvmlInit: NVML_ERROR_DRIVER_NOT_LOADED") && line.matches('\n').count() == 1,
+        "{line}"
+    );
+}
+
+#[test]
+fn a_container_without_a_claim_that_uses_the_gpu_lifts_its_pods_limit() {
+    if !is_root("a_container_without_a_claim_that_uses_the_gpu_lifts_its_pods_limit") {
+        return;
+    }
+    let node = Node::new("dmem");
+    node.claim("claim-a", &[("s", 0, 10 * GIB)]);
+    let (one, strange) = (container_cgroup("c1"), container_cgroup("strange"));
+    node.starts("claim-a", "c1", &one);
+    node.cgroup(&strange);
+    node.cgroup(&format!("{one}/nested"));
+    let is_in = |client: &mut Client, cgroup: &str| {
+        node.put(
+            &format!("proc/{}/cgroup", client.child.id()),
+            &format!("0::/{cgroup}\n"),
+        );
+        assert_eq!(client.allocate(GIB), DONE);
+    };
+    let elsewhere = format!("{}-b/c1", pod_cgroup());
+    node.cgroup(&elsewhere);
+    let mut own = Client::start(&node, &format!("{one}/nested"));
+    is_in(&mut own, &format!("{one}/nested"));
+    let mut other = Client::start(&node, &elsewhere);
+    is_in(&mut other, &elsewhere);
+    let held = ["claim-a", "held", "held", ""].map(str::to_owned);
+    assert_eq!(
+        node.checked(),
+        [held],
+        "a program of the container, and one of a pod with a name that begins like it"
+    );
+    let mut stranger = Client::start(&node, &strange);
+    is_in(&mut stranger, &strange);
+    let lines = node.checked();
+    assert_eq!(
+        (lines[0][1].as_str(), lines[0][2].as_str()),
+        ("set-again", "lifted"),
+        "{lines:?}"
+    );
+    assert_eq!(node.limit_if_any(&pod_cgroup()), None);
+    let record = fs::read_to_string(node.at(&format!("records/{POD}.pod"))).expect("a record");
+    let pid = stranger.child.id();
+    let lifted = format!(
+        "lifted {} process {pid} in cgroup /{strange} uses the GPU",
+        node.gpus[0]
+    );
+    assert!(record.contains(&lifted), "{record}");
+    drop(stranger);
+    assert_eq!(node.checked()[0][2], "lifted", "it stays so");
+    assert_eq!(
+        node.limit(&one),
+        10 * GIB + TOLERANCE,
+        "the container's own limit holds"
+    );
+}
+
+#[test]
+fn the_longest_id_of_a_container_is_no_file_name() {
+    if !is_root("the_longest_id_of_a_container_is_no_file_name") {
+        return;
+    }
+    let node = Node::new("dmem");
+    node.claim("claim-a", &[("s", 0, GIB)]);
+    for last in ["a", "b"] {
+        let id = "c".repeat(1023) + last;
+        node.starts("claim-a", &id, &format!("machine.slice/{last}"));
+    }
+    assert_eq!(node.checked().len(), 2);
 }
 
 #[test]
@@ -607,24 +992,40 @@ fn a_program_runs_in_the_namespaces_of_another_process() {
     let expected = "/proc/4194305/ns/cgroup: cannot be entered: No such file";
     assert!(line.contains(expected) && line.contains("hostPID"), "{line}");
     let own = std::process::id().to_string();
-    let output = enter(&own, "/bin/echo");
-    if said(&output).contains("Operation not permitted") {
+    let line = said(&enter(&own, "/bin/echo"));
+    assert!(
+        line.contains("is in this program's own namespace of mounts") && line.contains("hostPID"),
+        "{line}"
+    );
+    let mut other = Command::new("unshare");
+    let other = other.args(["--mount", "sh", "-c", "echo; read end"]);
+    let other = other.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut other = other.spawn().expect("unshare starts");
+    let mut line = String::new();
+    let mut from = BufReader::new(other.stdout.take().expect("its stdout"));
+    from.read_line(&mut line).expect("its output");
+    if line.is_empty() {
+        other.wait().expect("it has ended");
         vgpu_skip::skip(
             "a_program_runs_in_the_namespaces_of_another_process",
-            "needs root that may enter namespaces",
+            "needs root that may make and enter namespaces",
         );
         return;
     }
+    let pid = other.id().to_string();
+    let output = enter(&pid, "/bin/echo");
+    let none = said(&enter(&pid, "/nowhere/program"));
+    drop(other.stdin.take());
+    other.wait().expect("it ends");
     assert_eq!(
         String::from_utf8_lossy(&output.stdout),
         "said there\n",
         "{}",
         said(&output)
     );
-    let line = said(&enter(&own, "/nowhere/program"));
     assert!(
-        line.contains("/nowhere/program: cannot be run in the namespaces of process"),
-        "{line}"
+        none.contains("/nowhere/program: cannot be run in the namespaces of process"),
+        "{none}"
     );
 }
 

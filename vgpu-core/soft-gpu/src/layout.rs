@@ -12,7 +12,7 @@ use crate::profile::MAX_GPUS;
 use crate::timeline::words::Timeline;
 use crate::virtual_time::VirtualTime;
 
-pub const MAGIC: u64 = u64::from_le_bytes(*b"SOFTGPU\x05");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"SOFTGPU\x06");
 /// Room for the profile's text.
 pub const PROFILE_BYTES: usize = 8 << 10;
 /// Number of counters of calls that are not modelled, by index in `names/`: libcuda's first, then libnvidia-ml's.
@@ -20,7 +20,7 @@ pub const CALLS: usize = 2048;
 /// The first counter of libnvidia-ml.
 pub const NVML_CALLS: usize = 1024;
 
-/// The largest number of cgroups to which a process is charged: those of a pod in a node in a pod.
+/// The largest number of cgroups to which a process is charged on a GPU: those of a pod in a node in a pod.
 pub const CGROUPS: usize = 14;
 
 /// The phases of a process slot, in the low bits of `phase`; the other bits are its generation.
@@ -58,8 +58,6 @@ pub struct Proc {
     pub phase: AtomicU64,
     /// The PID in the process's own namespace. Readers prefer the kernel's list (see `liveness`).
     pub pid: AtomicU32,
-    /// The cgroups to which its memory is charged, by inode number; 0: none. Only with `memory_limits`.
-    pub cgroups: [AtomicU64; CGROUPS],
     pub gpus: [ProcGpu; MAX_GPUS],
 }
 
@@ -67,6 +65,9 @@ pub struct Proc {
 pub struct ProcGpu {
     pub held: Held,
     pub contexts: AtomicU32,
+    /// The cgroups to which its memory of this GPU is charged, by inode number; 0: none. Only with `memory_limits`. For each GPU,
+    /// because which cgroup is charged depends on the limits of the GPU.
+    pub cgroups: [AtomicU64; CGROUPS],
     /// Units that are charged to `cgroups`.
     pub charged: AtomicU64,
     /// Units that NVML lists for the process in addition to those that it holds; negative: NVML lists fewer.
@@ -79,6 +80,6 @@ const _: () = {
     assert!(offset_of!(Shared, procs).is_multiple_of(128));
     assert!(size_of::<Gpu>() == 128);
     assert!(offset_of!(Shared, timeline).is_multiple_of(128));
-    assert!(size_of::<ProcGpu>() == 128);
-    assert!(size_of::<Proc>() == 128 + 128 * MAX_GPUS);
+    assert!(size_of::<ProcGpu>() == 256);
+    assert!(size_of::<Proc>() == 128 + 256 * MAX_GPUS);
 };

@@ -192,7 +192,10 @@ impl State {
     fn charged(&self, gpu: usize, id: u64) -> u64 {
         let is_charged = |proc: &Proc| {
             proc.phase.load(Ordering::Acquire) & PHASE_MASK == LIVE
-                && proc.cgroups.iter().any(|known| known.load(Ordering::Relaxed) == id)
+                && proc.gpus[gpu]
+                    .cgroups
+                    .iter()
+                    .any(|known| known.load(Ordering::Relaxed) == id)
         };
         let procs = self.places().filter(|(_, proc)| is_charged(proc));
         let units = procs.map(|(_, proc)| proc.gpus[gpu].charged.load(Ordering::Relaxed));
@@ -259,7 +262,7 @@ impl Member {
         if limits.is_empty() {
             return Ok(());
         }
-        let proc = state.proc(self.place);
+        let proc = &state.proc(self.place).gpus[gpu];
         for (at, known) in proc.cgroups.iter().enumerate() {
             known.store(limits.get(at).map_or(0, |(id, _)| *id), Ordering::Relaxed);
         }
@@ -268,7 +271,7 @@ impl Member {
         if !limits.iter().all(fits) {
             return Err(Full);
         }
-        proc.gpus[gpu].charged.fetch_add(units, Ordering::Relaxed);
+        proc.charged.fetch_add(units, Ordering::Relaxed);
         Ok(())
     }
 }
@@ -466,6 +469,30 @@ mod tests {
             one.grow(0, 40).unwrap();
             assert_eq!(machine.get("pod/one"), Ok((100 * UNIT, 100 * UNIT)), "{way}");
         }
+    }
+
+    #[test]
+    fn an_allocation_on_one_gpu_moves_no_charges_of_another() {
+        let machine = Machine::new("misc");
+        let set = |gpu, cgroup: &str| {
+            let limits = Limits {
+                soft: 0,
+                hard: 100 * UNIT,
+            };
+            machine
+                .state()
+                .set_memory_limits(gpu, &machine.at(cgroup), limits, true)
+                .unwrap();
+        };
+        // The nearest limited cgroup differs between the GPUs.
+        set(0, "pod/one");
+        set(1, "pod");
+        let one = machine.process("pod/one");
+        one.grow(0, 60).unwrap();
+        one.grow(1, 1).unwrap();
+        assert_eq!(machine.get("pod/one"), Ok((100 * UNIT, 60 * UNIT)));
+        let beside = machine.process("pod/one");
+        assert_eq!(beside.grow(0, 41), Err(Full));
     }
 
     #[test]

@@ -1,0 +1,263 @@
+//! Compares the driver's limits with the records, for `check`, and sets them again where they differ.
+//!
+//! ```text
+//!  record ──► leaves, pod ──► limits that follow ─┬─► get ──► the same: held
+//!    ▲                                            └─► set, get ──► set-again, or failed
+//!    └── lifted ◄── a process of the GPU in the pod, outside of the record's leaves
+//! ```
+//!
+//! How it fails: a record that cannot be read has no line, and standard error names it. Once the driver hangs, every later
+//! limit has failed. A process that NVML lists by a PID of another namespace is not found in /proc, and lifts nothing.
+
+use std::{collections::BTreeMap, fmt::Write as _, path::Path, time::Instant};
+
+use serde::Serialize;
+use vgpu_hook::text::one_line;
+
+use crate::{
+    apply::{self, Driver, Found},
+    claim::Share,
+    code::Code,
+    hierarchy::Hierarchy,
+    records::{self, Limit, Record, Records},
+};
+
+/// Characters of a reason.
+const MAX_REASON: usize = 600;
+
+/// What became of a share in a container, as it is printed.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Line {
+    /// UID of the claim.
+    claim: String,
+    share: String,
+    /// UUID of the GPU.
+    gpu: String,
+    /// Path of the container's cgroup below the hierarchy's root.
+    cgroup: String,
+    /// Bytes to which the container is limited on the GPU, for all its shares of it.
+    hard: u64,
+    /// Bytes of that in use.
+    used: u64,
+    state: State,
+    /// What was found, if the limit of the container or of its pod was set again or is not there.
+    reason: String,
+    pod: PodState,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum State {
+    Held,
+    SetAgain,
+    Failed,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum PodState {
+    Held,
+    /// It has no limit on this GPU on purpose.
+    Lifted,
+    Failed,
+    /// The container is in no pod.
+    None,
+}
+
+/// What was found of one limit.
+struct Looked {
+    state: State,
+    hard: u64,
+    used: u64,
+    reason: String,
+}
+
+pub(crate) struct Check<'a, D> {
+    pub(crate) hierarchy: &'a Hierarchy,
+    pub(crate) driver: &'a D,
+    /// The processes of each GPU: their PIDs and cgroups.
+    processes: BTreeMap<String, Vec<(u32, String)>>,
+}
+
+impl<'a, D: Driver> Check<'a, D> {
+    pub(crate) fn new(hierarchy: &'a Hierarchy, driver: &'a D) -> Self {
+        Self {
+            hierarchy,
+            driver,
+            processes: BTreeMap::new(),
+        }
+    }
+
+    /// Checks every record of the folder. `until`: until when to wait for the lock.
+    pub(crate) fn run(&mut self, folder: &Path, until: Instant) -> Result<String, records::Error> {
+        let mut text = String::new();
+        for path in records::all(folder) {
+            // For each record, so that no hook waits for all of them.
+            let _lock = Records::lock(folder, until)?;
+            let record = match Record::read(&path) {
+                Ok(record) => record,
+                Err(error) => {
+                    // It may have ended a moment ago.
+                    if path.exists() {
+                        complain(&error);
+                    }
+                    continue;
+                }
+            };
+            for line in self.record(record) {
+                let line = serde_json::to_string(&line).unwrap_or_default();
+                // Writing to a String cannot fail.
+                let _ = writeln!(text, "{line}");
+            }
+        }
+        Ok(text)
+    }
+
+    fn record(&mut self, mut record: Record) -> Vec<Line> {
+        let mut is_changed = record.forget_ended(|cgroup| self.hierarchy.exists(cgroup));
+        for gpu in record.gpus() {
+            if record.is_lifted(&gpu) {
+                continue;
+            }
+            if let Some((pid, cgroup)) = self.stranger(&record, &gpu) {
+                let why = format!("process {pid} in cgroup {cgroup} uses the GPU without a claim");
+                record.lift(&gpu, &why);
+                is_changed = true;
+            }
+        }
+        // Before the driver's limit: a hook that comes next must not set it again.
+        if is_changed && let Err(error) = record.write() {
+            complain(&error);
+        }
+        let pods: BTreeMap<String, Looked> = record
+            .gpus()
+            .into_iter()
+            .filter_map(|gpu| Some((gpu.clone(), self.look(&record.of_pod(&gpu)?))))
+            .collect();
+        let mut lines = Vec::new();
+        for (leaf, shares) in record.containers() {
+            for limit in record.of_container(leaf) {
+                let looked = self.look(&limit);
+                // Its container has ended meanwhile.
+                if !self.hierarchy.exists(leaf) {
+                    continue;
+                }
+                let shares = shares.iter().filter(|share| share.gpu == limit.gpu);
+                lines.extend(shares.map(|share| line(&record, leaf, share, &looked, pods.get(&limit.gpu))));
+            }
+        }
+        lines
+    }
+
+    /// A process that uses the GPU in the record's pod, and is in none of its containers with a claim.
+    fn stranger(&mut self, record: &Record, gpu: &str) -> Option<(u32, String)> {
+        let pod = record.pod()?;
+        let containers = record.containers();
+        let is_below = |cgroup: &str, above: &str| {
+            cgroup
+                .strip_prefix(above)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        let is_strange = |cgroup: &str| is_below(cgroup, pod) && !containers.keys().any(|leaf| is_below(cgroup, leaf));
+        let processes = self.processes_of(gpu);
+        processes.iter().find(|(_, cgroup)| is_strange(cgroup)).cloned()
+    }
+
+    fn processes_of(&mut self, gpu: &str) -> &[(u32, String)] {
+        self.processes.entry(gpu.to_owned()).or_insert_with(|| {
+            // Without an answer nobody is a stranger: the limits fail by the same driver.
+            let pids = self.driver.processes(gpu).unwrap_or_default();
+            let known = |pid: u32| Some((pid, self.hierarchy.of_process(pid)?));
+            pids.into_iter().filter_map(known).collect()
+        })
+    }
+
+    fn look(&self, limit: &Limit) -> Looked {
+        let folder = self.hierarchy.folder(&limit.cgroup);
+        let failed = |hard, reason: String| Looked {
+            state: State::Failed,
+            hard,
+            used: 0,
+            reason,
+        };
+        let hard = match apply::bytes(self.driver, limit) {
+            Ok(hard) => hard,
+            Err(error) => return failed(limit.bytes.unwrap_or(apply::NO_LIMIT), error.to_string()),
+        };
+        let before = self.driver.get(&limit.gpu, &folder);
+        if let Ok(found) = before
+            && found.is(hard)
+        {
+            return Looked {
+                state: State::Held,
+                hard,
+                used: found.used,
+                reason: String::new(),
+            };
+        }
+        // Whoever disables a controller wipes the limits below.
+        if let Err(error) = self.hierarchy.enable_controllers(&limit.cgroup) {
+            return failed(hard, error.to_string());
+        }
+        match apply::hold(self.driver, limit, &folder) {
+            Ok(found) => Looked {
+                state: State::SetAgain,
+                hard,
+                used: found.used,
+                reason: format!("GPU {}: cgroup {}: {}", limit.gpu, limit.cgroup, said(before)),
+            },
+            Err(error) => failed(hard, error.to_string()),
+        }
+    }
+}
+
+/// The plugin logs standard error.
+fn complain(error: &records::Error) {
+    eprintln!("vgpu-driver-limit: {}", one_line(&error.to_string(), MAX_REASON));
+}
+
+fn said(before: Result<Found, Code>) -> String {
+    let shown = |bytes: u64| match bytes {
+        apply::NO_LIMIT => "none".to_owned(),
+        bytes => format!("{bytes} bytes"),
+    };
+    match before {
+        Ok(found) => format!(
+            "its hard limit was {}, and its soft limit {}",
+            shown(found.hard),
+            shown(found.soft)
+        ),
+        Err(code) => format!("its limit could not be read: {code}"),
+    }
+}
+
+fn line(record: &Record, leaf: &str, share: &Share, own: &Looked, pod: Option<&Looked>) -> Line {
+    let pod_state = match pod {
+        None => PodState::None,
+        Some(pod) if pod.state == State::Failed => PodState::Failed,
+        Some(_) if record.is_lifted(&share.gpu) => PodState::Lifted,
+        Some(_) => PodState::Held,
+    };
+    // A pod that was set again makes its containers' lines say so. One that failed has its own word.
+    let pod_was_set = pod.is_some_and(|pod| pod.state == State::SetAgain);
+    let state = match own.state {
+        State::Held if pod_was_set => State::SetAgain,
+        state => state,
+    };
+    let reasons = [Some(own), pod]
+        .into_iter()
+        .flatten()
+        .map(|looked| looked.reason.as_str());
+    let reasons: Vec<&str> = reasons.filter(|reason| !reason.is_empty()).collect();
+    Line {
+        claim: share.claim.clone(),
+        share: share.name.clone(),
+        gpu: share.gpu.clone(),
+        cgroup: leaf.to_owned(),
+        hard: own.hard,
+        used: own.used,
+        state,
+        reason: one_line(&reasons.join("; "), MAX_REASON),
+        pod: pod_state,
+    }
+}

@@ -1,0 +1,35 @@
+//! How long a run may take.
+
+use std::time::{Duration, Instant};
+
+use crate::{
+    arguments::Node,
+    remote::{self, Remote},
+};
+
+/// Until when a run does what. All moments are fixed when it starts, so that a driver that hangs ends no container by the
+/// runtime's own timeout.
+pub(crate) struct Clock {
+    /// NVML must be loaded.
+    pub(crate) loaded: Instant,
+    /// The driver must have answered, and the lock must have been taken.
+    pub(crate) answered: Instant,
+    /// What failed must be noted in the record.
+    pub(crate) noted: Instant,
+}
+
+impl Clock {
+    pub(crate) fn start() -> Self {
+        let after = |seconds| Instant::now() + Duration::from_secs(seconds);
+        Self {
+            loaded: after(5),
+            answered: after(7),
+            noted: after(8),
+        }
+    }
+
+    /// Loads NVML.
+    pub(crate) fn load(&self, node: &Node) -> Result<Remote, remote::Error> {
+        Remote::load(node, self.loaded, self.answered)
+    }
+}

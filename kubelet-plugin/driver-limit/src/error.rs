@@ -1,0 +1,39 @@
+//! Why a command failed.
+
+use std::io;
+
+use crate::{apply, arguments, claim, hierarchy, namespaces, probe, records, remote, state};
+
+/// Why the driver's limit was not set.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Arguments(#[from] arguments::Error),
+    #[error(transparent)]
+    State(#[from] state::Error),
+    #[error("container {id}: {source}")]
+    Container { id: String, source: Reason },
+    #[error(transparent)]
+    Node(Reason),
+    #[error("standard input or output: {0}")]
+    Serve(io::Error),
+}
+
+/// What is in the way.
+#[derive(Debug, thiserror::Error)]
+pub enum Reason {
+    #[error(transparent)]
+    Hierarchy(#[from] hierarchy::Error),
+    #[error(transparent)]
+    Claim(#[from] claim::Error),
+    #[error(transparent)]
+    Records(#[from] records::Error),
+    #[error(transparent)]
+    Driver(#[from] remote::Error),
+    #[error(transparent)]
+    Apply(#[from] apply::Error),
+    #[error(transparent)]
+    Namespaces(#[from] namespaces::Error),
+    #[error(transparent)]
+    Probe(#[from] probe::Error),
+}

@@ -1,0 +1,73 @@
+//! Reports of a hook that lets its container start, in the claim's directory, where the plugin reads them.
+
+use std::{
+    fs::{self, OpenOptions},
+    io::{self, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::Path,
+};
+
+use crate::text::one_line;
+
+/// Characters of a line: a container's id of the longest kind, and a reason.
+const MAX: usize = 2048;
+
+/// Which report stays if there is one already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// Until the plugin removes it.
+    First,
+    Newest,
+}
+
+/// Writes a line to a file. If it cannot be written (in a user namespace the folder may not be writable), or `file` is None,
+/// the line goes to stderr, which is the runtime's log. `program`: the hook's name.
+pub fn write(program: &str, file: Option<&Path>, line: &str, keep: Keep) {
+    let line = one_line(line, MAX) + "\n";
+    let written = file.map(|file| match keep {
+        Keep::First => create(file, &line),
+        Keep::Newest => replace(file, &line),
+    });
+    match written {
+        Some(Ok(())) => (),
+        Some(Err(error)) if keep == Keep::First && error.kind() == io::ErrorKind::AlreadyExists => (),
+        _ => eprint!("{program}: {line}"),
+    }
+}
+
+fn create(file: &Path, line: &str) -> io::Result<()> {
+    let opened = OpenOptions::new().write(true).create_new(true).mode(0o644).open(file);
+    opened?.write_all(line.as_bytes())
+}
+
+/// Readers see one whole line or the other.
+fn replace(file: &Path, line: &str) -> io::Result<()> {
+    let mut aside = file.as_os_str().to_owned();
+    // Another hook may write at the same time.
+    aside.push(format!(".{}.new", std::process::id()));
+    let aside = Path::new(&aside);
+    let done = create(aside, line).and_then(|()| fs::rename(aside, file));
+    done.inspect_err(|_| {
+        let _ = fs::remove_file(aside);
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_or_the_newest_line_stays_and_nothing_else() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("report");
+        let found = |keep: Keep, line: &str| {
+            write("hook", Some(&file), line, keep);
+            fs::read_to_string(&file).expect("a report")
+        };
+        assert_eq!(found(Keep::First, "one\nline"), "one line\n");
+        assert_eq!(found(Keep::First, "two"), "one line\n");
+        assert_eq!(found(Keep::Newest, "three"), "three\n");
+        assert_eq!(found(Keep::Newest, &"x".repeat(5000)).len(), MAX + 1);
+        assert_eq!(fs::read_dir(folder.path()).expect("listed").count(), 1);
+    }
+}
