@@ -108,12 +108,27 @@ impl Dir {
 
     /// Returns the files of the node that the spec of `id` mounts into each of its containers; none if it cannot be read.
     pub fn mounted(&self, id: &str) -> Vec<PathBuf> {
-        let json = self.file(id).ok().and_then(|path| read(&path).ok());
-        let spec: Value = serde_json::from_slice(&json.unwrap_or_default()).unwrap_or_default();
+        let spec = self.spec(id).unwrap_or_default();
         let mounts = spec["containerEdits"]["mounts"].as_array().into_iter().flatten();
         mounts
             .filter_map(|mount| mount["hostPath"].as_str().map(PathBuf::from))
             .collect()
+    }
+
+    /// Returns the arguments of each hook that the spec of `id` has for each of its containers. None if it cannot be read.
+    pub fn hook_arguments(&self, id: &str) -> Option<Vec<Vec<String>>> {
+        let spec = self.spec(id)?;
+        let hooks = spec["containerEdits"]["hooks"].as_array().into_iter().flatten();
+        let arguments = |hook: &Value| {
+            let all = hook["args"].as_array().into_iter().flatten();
+            all.filter_map(|one| one.as_str().map(str::to_owned)).collect()
+        };
+        Some(hooks.map(arguments).collect())
+    }
+
+    fn spec(&self, id: &str) -> Option<Value> {
+        let json = read(&self.file(id).ok()?).ok()?;
+        serde_json::from_slice(&json).ok()
     }
 
     /// The ids of all spec files of this kind, sorted. The files are not read.

@@ -144,7 +144,13 @@ fn a_damaged_file_is_found_and_replaced() {
         fs::write(dir.file("a").expect("a name"), damage).expect("write");
         assert_eq!(dir.ids().expect("list"), ["a"]);
         assert!(dir.mounted("a").is_empty());
+        assert_eq!(dir.hook_arguments("a"), None);
         assert!(dir.update(&claim(), "a").expect("write"));
+        let hooks = dir.hook_arguments("a").expect("read back");
+        assert_eq!(
+            hooks,
+            [["vgpu-cdi-hook", "preload"], ["vgpu-driver-limit", "set"]].map(|arguments| arguments.map(String::from))
+        );
     }
     assert!(dir.remove("a").expect("remove"));
 }

@@ -24,6 +24,10 @@ pub(crate) const TESTS: &[Test] = &[
     ),
     ("more_memory_than_any_gpu_has_is_said_on_the_pod", too_much),
     ("config_of_another_driver_is_ignored", other_driver),
+    (
+        "claim_that_requires_the_drivers_limit_is_refused_with_the_nodes_reason",
+        without_driver_limit,
+    ),
     ("container_without_glibc_starts_and_gets_one_warning", without_glibc),
     (
         "monitor_claim_in_a_namespace_without_the_label_is_refused",
@@ -265,6 +269,43 @@ fn other_driver() -> Result<()> {
         let manifests = template("t", "vgpu", json!({"memory": "1Gi"}), &[("other.example.com", foreign)]);
         kube.apply(&(manifests + &pod("one", "client", &HOLD, "t")))?;
         kube.wait_running("one", LIMIT)
+    })
+}
+
+/// The software GPU's driver limits no cgroups by default, and the test machines have no cgroup v2 of their own.
+fn without_driver_limit() -> Result<()> {
+    shared::in_namespace("driver-limit", |installed, kube| {
+        let slices = kube.get(&["resourceslices"])?;
+        let devices = slices["items"].as_array().into_iter().flatten();
+        let devices = devices.flat_map(|slice| slice["spec"]["devices"].as_array().into_iter().flatten());
+        let answers: Vec<&Value> = devices
+            .map(|device| &device["attributes"]["driverLimit"]["string"])
+            .collect();
+        ensure!(
+            !answers.is_empty() && answers.iter().all(|answer| *answer == "none"),
+            "driverLimit: {answers:?}"
+        );
+        let enforced = |name: &str, word: &str| {
+            let config = config(&json!({"memoryEnforcement": word}));
+            template(name, "vgpu", json!({"memory": "1Gi"}), &[("dra.vgpu", config)])
+                + &pod(name, "client", &HOLD, name)
+        };
+        kube.apply(&(enforced("require", "Require") + &enforced("prefer", "Prefer")))?;
+        // `vgpu-driver-limit probe` names what is missing on this node, and how to mend it.
+        let wanted = [
+            "memoryEnforcement Require: the driver of this node does not limit",
+            "cgroup",
+        ];
+        wait_for_event(kube, "require", "FailedPrepareDynamicResources", &wanted)?;
+        kube.wait_running("prefer", LIMIT)?;
+        let shares = workload::shares(kube)?;
+        let share = shares.iter().find(|share| share.claim.starts_with("prefer"));
+        let (file, spec) = node::cdi_spec(&installed.cluster, &share.context("the pod has no share")?.claim_uid)?;
+        ensure!(
+            !spec.contains("createRuntime"),
+            "{file} has a hook for a limit that is not there: {spec}"
+        );
+        Ok(())
     })
 }
 

@@ -15,7 +15,7 @@ use serde::Serialize;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use vgpu_abi::limits::{ComputePolicy, Priority};
-use vgpu_api::config::Capabilities;
+use vgpu_api::config::{Capabilities, MemoryEnforcement};
 
 const UID: &str = "f1257c00-0000-4000-8000-000000000001";
 const SHARE: &str = "s1";
@@ -73,6 +73,7 @@ pub(super) fn check(root: &Root, gpus: &impl Gpus, wanted: &Wanted, tmpfs: bool)
         library: &wanted.library,
         driver: &driver,
         visible_devices: false,
+        driver_limit: None,
     };
     let spec = edits::spec(&inputs, UID, &[placed]).render();
     let spec = spec.map_err(|error| error.to_string())?;
@@ -95,6 +96,7 @@ fn share(wanted: &Wanted) -> Share {
         compute_policy: ComputePolicy::Unlimited,
         priority: Priority::Low,
         host_memory: 0,
+        memory_enforcement: MemoryEnforcement::Prefer,
         report: None,
         driver_capabilities: Capabilities::default(),
     }

@@ -283,6 +283,7 @@ fn gpu_share(at: &str, result: &Allocated, gpu: &Gpu, config: &Effective) -> Res
             MemoryPolicy::Hard => 0,
             MemoryPolicy::Oversubscribe { host_memory } => host_memory,
         },
+        memory_enforcement: config.memory_enforcement,
         report: config.report_as.map(|dialect| Report {
             dialect,
             whole: config.sharing == Sharing::Exclusive,
@@ -320,6 +321,7 @@ fn monitor_share(at: &str, result: &Allocated, gpu: &Gpu, config: &Effective) ->
             device: result.device.clone(),
         });
     }
+    config.check_without_limit("a monitor")?;
     Ok(Share {
         name: result.device.clone(),
         role: Role::Monitor,
@@ -332,6 +334,7 @@ fn monitor_share(at: &str, result: &Allocated, gpu: &Gpu, config: &Effective) ->
         compute_policy: limits::ComputePolicy::Balanced,
         priority: limits::Priority::Low,
         host_memory: 0,
+        memory_enforcement: config.memory_enforcement,
         report: None,
         driver_capabilities: config.driver_capabilities,
     })

@@ -52,7 +52,7 @@ use vgpu_abi::checksum::crc32;
 use vgpu_abi::ledger;
 use vgpu_abi::limits::{self, Limits};
 use vgpu_abi::paths::{CONTAINER_DRIVER_DIR, LEDGER, LIBCUDA, LIBNVIDIA_ML, LIMITS};
-use vgpu_api::config::Capabilities;
+use vgpu_api::config::{Capabilities, MemoryEnforcement};
 use vgpu_api::request::{CORES_MAX, HOST_MEMORY_MAX};
 use vgpu_context_size::ContextSize;
 use vgpu_node::files::{self, Failed, failed};
@@ -445,6 +445,8 @@ fn share_of(limits: &Limits) -> Share {
         compute_policy: limits.compute_policy,
         priority: limits.priority,
         host_memory: limits.host_memory,
+        // `dra::node::recover` finds out.
+        memory_enforcement: MemoryEnforcement::default(),
         report: None,
         driver_capabilities: Capabilities::default(),
     }

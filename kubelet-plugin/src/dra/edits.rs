@@ -1,8 +1,8 @@
 //! Converts a claim's shares into its CDI spec. Pure.
 //!
 //! ```text
-//! spec level (once per container): environment, the tmpfs of shares, library, preload and its hook, driver, common
-//!                                  device nodes
+//! spec level (once per container): environment, the tmpfs of shares, library, preload and its hook, the hook for the
+//!                                  driver's limit (`limit_hook`), driver, common device nodes
 //! device `<uid>-<share>`:          the GPU's device nodes, share directory, ledger, arbitration folder and slot
 //! ```
 //!
@@ -15,6 +15,7 @@
 //! read-only folder that contains it. Two shares of one GPU name the same arbitration folder, and the runtime
 //! mounts it once. The runtime may run a hook more than once, so hooks are idempotent.
 
+use crate::dra::limit_hook;
 use crate::dra::share::{Report, Role, Share};
 use crate::driver::{DeviceFile, Driver, Found, Place};
 use std::collections::{BTreeMap, BTreeSet};
@@ -61,6 +62,8 @@ pub struct Inputs<'a> {
     pub driver: &'a Driver,
     /// True: name the GPUs in `NVIDIA_VISIBLE_DEVICES` if the claim's dialect does so (`--visible-devices=dialect`).
     pub visible_devices: bool,
+    /// The hook for the driver's limit, and its folder of records; None: the containers need none.
+    pub driver_limit: Option<(limit_hook::Command, &'a Path)>,
 }
 
 /// A share with its slot and device node.
@@ -172,6 +175,15 @@ fn common(inputs: &Inputs<'_>, shares: &[Placed<'_>]) -> ContainerEdits {
         edits.mounts.push(mount(&shim, CONTAINER_SHIM, Access::Execute));
         let hook = preload_hook(inputs, &edits.mounts);
         edits.hooks.push(hook);
+    }
+    if let Some((command, records)) = inputs.driver_limit {
+        let folders = limit_hook::Folders {
+            claim: inputs.claim_dir,
+            records,
+            library: inputs.library,
+        };
+        let gpus: BTreeSet<&str> = shares.iter().map(|placed| placed.share.gpu.as_str()).collect();
+        edits.hooks.push(limit_hook::hook(command, &folders, driver, gpus));
     }
     edits
 }
@@ -431,10 +443,52 @@ mod tests {
             library: Path::new("/var/lib/vgpu/abc"),
             driver,
             visible_devices,
+            driver_limit: None,
         };
         let spec = spec(&inputs, UID, shares);
         spec.validate().expect("a valid spec");
         spec
+    }
+
+    #[test]
+    fn a_claim_gets_the_hook_for_the_drivers_limit_once_and_before_the_container_exists() {
+        let (first, second) = (share("s1"), share("s2"));
+        let placed = [
+            placed(&first, Some(0), Vec::new()),
+            placed(&second, Some(1), Vec::new()),
+        ];
+        let hooks = |command| {
+            let driver = soft();
+            let inputs = Inputs {
+                claim_dir: Path::new("/run/vgpu/claims/u"),
+                gpus_dir: Path::new("/run/vgpu/gpus"),
+                library: Path::new("/var/lib/vgpu/abc"),
+                driver: &driver,
+                visible_devices: false,
+                driver_limit: Some((command, Path::new("/run/vgpu/driver-limits"))),
+            };
+            let spec = spec(&inputs, "u", &placed);
+            spec.validate().expect("a valid spec");
+            spec.container_edits.hooks
+        };
+        let required = hooks(limit_hook::Command::Set { is_required: true });
+        let [preload, set] = required.as_slice() else {
+            panic!("{required:?}");
+        };
+        assert_eq!(preload.hook_name, HookName::CreateContainer);
+        assert_eq!(set.hook_name, HookName::CreateRuntime);
+        assert_eq!(set.path, "/var/lib/vgpu/abc/vgpu-driver-limit");
+        assert_eq!(set.timeout, 12, "more than the 8 s after which the hook ends itself");
+        assert_eq!(
+            set.args.join(" "),
+            "vgpu-driver-limit set --claim /run/vgpu/claims/u --records /run/vgpu/driver-limits --nvml \
+             /opt/soft/libnvidia-ml.so.1 --soft-gpu /var/lib/soft-gpu --required"
+        );
+        assert!(limit_hook::is_required(&[preload.args.clone(), set.args.clone()]));
+        let lift = hooks(limit_hook::Command::Lift).pop().expect("a hook").args;
+        assert_eq!(lift[1], "lift");
+        assert_eq!(lift[lift.len() - 2..], ["--gpu", GPU], "two shares of one GPU");
+        assert!(!limit_hook::is_required(&[lift]));
     }
 
     fn targets(edits: &ContainerEdits) -> Vec<(&str, &str)> {

@@ -20,6 +20,7 @@ pub mod health;
 pub mod instance;
 pub mod keep;
 pub(crate) mod library;
+pub mod limit_hook;
 pub mod mount_users;
 pub mod node;
 pub mod registration;

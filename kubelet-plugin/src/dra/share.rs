@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use vgpu_abi::arbitration;
 use vgpu_abi::limits::{ComputePolicy, Priority};
-use vgpu_api::config::{self, Capabilities, Dialect};
+use vgpu_api::config::{self, Capabilities, Dialect, MemoryEnforcement};
 use vgpu_dialects::GpuShare;
 use vgpu_node::files::safe_name;
 
@@ -64,6 +64,9 @@ pub struct Share {
     #[serde(with = "priority")]
     pub priority: Priority,
     pub host_memory: u64,
+    /// Whether its containers need the driver's own limit. Entries of releases without this field have the default.
+    #[serde(default, skip_serializing_if = "MemoryEnforcement::is_default")]
+    pub memory_enforcement: MemoryEnforcement,
     /// The earlier system whose variables its containers get; `None` if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub report: Option<Report>,
@@ -183,6 +186,7 @@ pub(crate) mod tests {
             compute_policy: ComputePolicy::Balanced,
             priority: Priority::Low,
             host_memory: 0,
+            memory_enforcement: MemoryEnforcement::default(),
             report: None,
             driver_capabilities: Capabilities::default(),
         }

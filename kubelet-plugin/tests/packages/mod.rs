@@ -7,7 +7,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use vgpu_abi::limits::{ComputePolicy, Priority};
-use vgpu_api::config::Capabilities;
+use vgpu_api::config::{Capabilities, MemoryEnforcement};
 use vgpu_cache::apt::{self, Release, With};
 use vgpu_kubelet_plugin::dra::share::{Role, Share};
 use vgpu_skip::skip;
@@ -36,6 +36,7 @@ pub(crate) fn share() -> Share {
         compute_policy: ComputePolicy::Balanced,
         priority: Priority::Low,
         host_memory: 0,
+        memory_enforcement: MemoryEnforcement::Prefer,
         report: None,
         driver_capabilities: Capabilities::ALL,
     }

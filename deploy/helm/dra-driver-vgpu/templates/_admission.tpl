@@ -133,7 +133,7 @@ spec:
             ? (type(c.p.?driverCapabilities.orValue('')) != list || c.p.driverCapabilities.size() > 4
                || c.p.driverCapabilities.all(w, type(w) != string || w in words) ? ''
                : 'driverCapabilities: ' + c.p.driverCapabilities.join(', '))
-            : !(c.p[?field].orValue(dyn('')) in ['Balanced', 'Unlimited', 'High', 'Shared']) || c.p[field] in words ? '' : field + ': ' + c.p[field]).filter(m, m != ''))
+            : !(c.p[?field].orValue(dyn('')) in ['Balanced', 'Unlimited', 'High', 'Shared', 'Prefer']) || c.p[field] in words ? '' : field + ': ' + c.p[field]).filter(m, m != ''))
             .transformMap(name, said, said.size() > 0, said[0]))
         }).filter(c, c.guaranteed || c.exclusive || c.looser.size() > 0)
     - name: requests
@@ -284,9 +284,9 @@ Arguments: (list holder path); `holder` is CEL for the object with the list `con
         c.p.?apiVersion.orValue('') != 'dra.vgpu/v1alpha1' ? c.at + '.apiVersion: is missing or not what this driver reads; set it to "dra.vgpu/v1alpha1"' : '',
         c.p.?kind.orValue('') != 'VgpuConfig' ? c.at + '.kind: is missing or not what this driver reads; set it to "VgpuConfig"' : ''
       ]
-      + c.p.map(k, k in ['apiVersion', 'kind', 'computePolicy', 'priority', 'memoryPolicy', 'allocationPolicy', 'sharing', 'reportAs', 'driverCapabilities'] ? ''
-          : c.at + {{ include "vgpu.field" "k" }} + ': is not a field of VgpuConfig; use one of apiVersion, kind, computePolicy, priority, memoryPolicy, allocationPolicy, sharing, reportAs, driverCapabilities')
-      + {'computePolicy': ['Guaranteed', 'Balanced', 'Unlimited'], 'priority': ['Low', 'High'],
+      + c.p.map(k, k in ['apiVersion', 'kind', 'computePolicy', 'priority', 'memoryPolicy', 'memoryEnforcement', 'allocationPolicy', 'sharing', 'reportAs', 'driverCapabilities'] ? ''
+          : c.at + {{ include "vgpu.field" "k" }} + ': is not a field of VgpuConfig; use one of apiVersion, kind, computePolicy, priority, memoryPolicy, memoryEnforcement, allocationPolicy, sharing, reportAs, driverCapabilities')
+      + {'computePolicy': ['Guaranteed', 'Balanced', 'Unlimited'], 'priority': ['Low', 'High'], 'memoryEnforcement': ['Prefer', 'Require'],
          'allocationPolicy': ['binpack', 'spread', 'numa', 'pcie', 'whole-gpus', 'first-fit'], 'sharing': ['Shared', 'Exclusive'],
          'reportAs': ['hami', 'koordinator', 'volcano', 'volcano-vgpu', 'gpu-manager', 'kai']}
         .transformList(field, words, !(field in c.p) || c.p[field] in words ? ''
@@ -400,11 +400,13 @@ loose is the same as in driver/api's config/merge.rs.
 {{- $compute := dict "Guaranteed" "'Guaranteed'" "Balanced" "'Guaranteed', 'Balanced'" "Unlimited" "'Guaranteed', 'Balanced', 'Unlimited'" }}
 {{- $priority := dict "Low" "'Low'" "High" "'Low', 'High'" }}
 {{- $oversubscribe := dict "Hard" "'Hard'" "Oversubscribe" "'Hard', 'Oversubscribe'" }}
+{{- $enforcement := dict "Require" "'Require'" "Prefer" "'Prefer', 'Require'" }}
 {{- $sharing := dict "Exclusive" "'Exclusive'" "Shared" "'Shared', 'Exclusive'" }}
-{{- $classes = append $classes (printf "'%s': {'computePolicy': [%s], 'priority': [%s], 'memoryPolicy': [%s], 'sharing': [%s], 'driverCapabilities': ['%s']}" $name
+{{- $classes = append $classes (printf "'%s': {'computePolicy': [%s], 'priority': [%s], 'memoryPolicy': [%s], 'memoryEnforcement': [%s], 'sharing': [%s], 'driverCapabilities': ['%s']}" $name
       (get $compute ($config.computePolicy | default "Balanced"))
       (get $priority ($config.priority | default "Low"))
       (get $oversubscribe $memory.type)
+      (get $enforcement ($config.memoryEnforcement | default "Prefer"))
       (get $sharing ($config.sharing | default "Shared"))
       ($config.driverCapabilities | default (list "compute" "utility") | join "', '")) }}
 {{- end }}

@@ -69,4 +69,9 @@ pub enum ConfigError {
         memory: String,
         device_memory: String,
     },
+    #[error(
+        "{at}: Require asks for the driver's limit of a share's memory, and {what} has no limit; remove the field, or ask \
+         for a part of a GPU (class vgpu)"
+    )]
+    RequireWithoutLimit { at: String, what: &'static str },
 }

@@ -7,7 +7,8 @@
 //! claim may choose them freely.
 
 use super::{
-    AllocationPolicy, Capabilities, ComputePolicy, ConfigError, Dialect, MemoryPolicy, Priority, Sharing, VgpuConfig,
+    AllocationPolicy, Capabilities, ComputePolicy, ConfigError, Dialect, MemoryEnforcement, MemoryPolicy, Priority,
+    Sharing, VgpuConfig,
 };
 use vgpu_quantity::format_bytes;
 
@@ -43,14 +44,16 @@ pub struct Effective {
     /// The priority from a config; `None` if no config names one and the default applies.
     pub priority_said: Option<Priority>,
     pub memory_policy: MemoryPolicy,
+    pub memory_enforcement: MemoryEnforcement,
     pub allocation_policy: AllocationPolicy,
     pub sharing: Sharing,
     /// `None`: no variables of an earlier system.
     pub report_as: Option<Dialect>,
     pub driver_capabilities: Capabilities,
-    /// The paths at which computePolicy and sharing were set, for the messages of [`Effective::check`].
+    /// The paths at which computePolicy, sharing and memoryEnforcement were set, for messages.
     compute_at: String,
     sharing_at: String,
+    enforcement_at: String,
 }
 
 /// The allocated amounts that a config can contradict.
@@ -79,7 +82,21 @@ impl Effective {
                 device_memory: format_bytes(grant.device_memory),
             });
         }
+        if self.sharing == Sharing::Exclusive {
+            self.check_without_limit("an Exclusive GPU")?;
+        }
         Ok(())
+    }
+
+    /// Checks the config of a share that has no limit; `what` it is.
+    pub fn check_without_limit(&self, what: &'static str) -> Result<(), ConfigError> {
+        match self.memory_enforcement {
+            MemoryEnforcement::Prefer => Ok(()),
+            MemoryEnforcement::Require => Err(ConfigError::RequireWithoutLimit {
+                at: self.enforcement_at.clone(),
+                what,
+            }),
+        }
     }
 }
 
@@ -94,6 +111,13 @@ pub fn merge(class: &[Entry], claim: &[Entry]) -> Result<Effective, ConfigError>
         "memoryPolicy",
         |c| c.memory_policy,
         |value, bound| value <= bound,
+    )?;
+    let (memory_enforcement, enforcement_at) = field(
+        class,
+        claim,
+        "memoryEnforcement",
+        |c| c.memory_enforcement,
+        |value, bound| value >= bound,
     )?;
     let (allocation_policy, _) = field(class, claim, "allocationPolicy", |c| c.allocation_policy, |_, _| true)?;
     let (sharing, sharing_at) = field(class, claim, "sharing", |c| c.sharing, |value, bound| value >= bound)?;
@@ -111,11 +135,13 @@ pub fn merge(class: &[Entry], claim: &[Entry]) -> Result<Effective, ConfigError>
         compute_policy,
         priority,
         memory_policy,
+        memory_enforcement,
         allocation_policy,
         sharing,
         driver_capabilities,
         compute_at,
         sharing_at,
+        enforcement_at,
     })
 }
 
@@ -287,6 +313,27 @@ mod tests {
     }
 
     #[test]
+    fn a_claim_may_require_the_drivers_limit_and_never_do_without_it_where_its_class_requires_it() {
+        let (require, prefer) = (
+            json!({"memoryEnforcement": "Require"}),
+            json!({"memoryEnforcement": "Prefer"}),
+        );
+        let of = |class: &[Entry], claim: &[Entry]| merge(class, claim).map(|effective| effective.memory_enforcement);
+        assert_eq!(of(&[], &[]), Ok(MemoryEnforcement::Prefer));
+        assert_eq!(of(&[], &[entry("c", require.clone())]), Ok(MemoryEnforcement::Require));
+        let class = [entry("k", require)];
+        assert_eq!(of(&class, &[]), Ok(MemoryEnforcement::Require));
+        let error = of(&class, &[entry("c", prefer)]).unwrap_err().to_string();
+        assert!(error.starts_with("c.memoryEnforcement: Prefer is looser"), "{error}");
+        // A whole GPU has no limit that could be enforced.
+        let effective = merge(&class, &[entry("c", json!({"sharing": "Exclusive"}))]).unwrap();
+        let memory = 80 << 30;
+        let error = effective.check(&Grant { memory, ..GRANT }).unwrap_err().to_string();
+        assert!(error.starts_with("k.memoryEnforcement: Require"), "{error}");
+        assert!(error.contains("an Exclusive GPU"), "{error}");
+    }
+
+    #[test]
     fn guaranteed_needs_cores() {
         let effective = merge(&[], &[entry("c", json!({"computePolicy": "Guaranteed"}))]).unwrap();
         assert_eq!(effective.check(&GRANT), Ok(()));
@@ -320,20 +367,26 @@ mod tests {
                 Just(MemoryPolicy::Hard),
                 (1u64..4).prop_map(|host_memory| MemoryPolicy::Oversubscribe { host_memory })
             ]),
+            prop::option::of(prop::sample::select(
+                &[MemoryEnforcement::Prefer, MemoryEnforcement::Require][..],
+            )),
             prop::option::of(prop::sample::select(&[Sharing::Shared, Sharing::Exclusive][..])),
             prop::option::of(
                 prop::sample::subsequence(&Capability::ALL[..], 1..=4).prop_map(|some| Capabilities::of(&some)),
             ),
         )
             .prop_map(
-                |(compute_policy, priority, memory_policy, sharing, driver_capabilities)| VgpuConfig {
-                    compute_policy,
-                    priority,
-                    memory_policy,
-                    sharing,
-                    allocation_policy: None,
-                    report_as: None,
-                    driver_capabilities,
+                |(compute_policy, priority, memory_policy, memory_enforcement, sharing, driver_capabilities)| {
+                    VgpuConfig {
+                        compute_policy,
+                        priority,
+                        memory_policy,
+                        memory_enforcement,
+                        sharing,
+                        allocation_policy: None,
+                        report_as: None,
+                        driver_capabilities,
+                    }
                 },
             )
     }
@@ -350,6 +403,7 @@ mod tests {
                 prop_assert!(with.compute_policy <= without.compute_policy);
                 prop_assert!(with.priority <= without.priority);
                 prop_assert!(with.memory_policy <= without.memory_policy);
+                prop_assert!(with.memory_enforcement >= without.memory_enforcement);
                 prop_assert!(with.sharing >= without.sharing);
                 prop_assert!(with.driver_capabilities.is_within(without.driver_capabilities));
             }

@@ -6,6 +6,7 @@
 //! computePolicy: Balanced                            # Guaranteed | Balanced | Unlimited
 //! priority: Low                                      # Low | High
 //! memoryPolicy: {type: Hard}                         # or {type: Oversubscribe, hostMemory: 10Gi}
+//! memoryEnforcement: Prefer                          # Prefer | Require
 //! allocationPolicy: binpack                          # spread | numa | pcie | whole-gpus | first-fit
 //! sharing: Shared                                    # Shared | Exclusive
 //! reportAs: hami                                     # koordinator | volcano | volcano-vgpu | gpu-manager | kai
@@ -34,6 +35,7 @@ pub struct VgpuConfig {
     pub compute_policy: Option<ComputePolicy>,
     pub priority: Option<Priority>,
     pub memory_policy: Option<MemoryPolicy>,
+    pub memory_enforcement: Option<MemoryEnforcement>,
     pub allocation_policy: Option<AllocationPolicy>,
     pub sharing: Option<Sharing>,
     pub report_as: Option<Dialect>,
@@ -69,6 +71,25 @@ pub enum MemoryPolicy {
     Hard,
     /// Up to so many bytes of host memory. Needs a class that grants at least as many.
     Oversubscribe { host_memory: u64 },
+}
+
+/// Whether a share needs the driver's own limit of its containers' memory, behind the library's. Ordered from loose to
+/// tight.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum MemoryEnforcement {
+    /// The driver limits where it can.
+    #[default]
+    Prefer,
+    /// No container starts without the driver's limit.
+    Require,
+}
+
+impl MemoryEnforcement {
+    /// Returns true if it is the value of a share whose configs do not name one.
+    #[must_use]
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// How vgpu-controller chooses among the devices that fit. Without effect where kube-scheduler allocates.
@@ -198,6 +219,10 @@ impl Words for AllocationPolicy {
     ];
 }
 
+impl Words for MemoryEnforcement {
+    const WORDS: &'static [(&'static str, Self)] = &[("Prefer", Self::Prefer), ("Require", Self::Require)];
+}
+
 impl Words for Sharing {
     const WORDS: &'static [(&'static str, Self)] = &[("Shared", Self::Shared), ("Exclusive", Self::Exclusive)];
 }
@@ -243,7 +268,15 @@ macro_rules! display_words {
         }
     )*};
 }
-display_words!(ComputePolicy, Priority, AllocationPolicy, Sharing, Dialect, Capability);
+display_words!(
+    ComputePolicy,
+    Priority,
+    MemoryEnforcement,
+    AllocationPolicy,
+    Sharing,
+    Dialect,
+    Capability
+);
 
 impl std::fmt::Display for MemoryPolicy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

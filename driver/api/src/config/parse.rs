@@ -5,8 +5,8 @@
 use serde_json::{Map, Value};
 
 use super::{
-    AllocationPolicy, Capabilities, Capability, ComputePolicy, ConfigError, Dialect, MemoryPolicy, Priority, Sharing,
-    VgpuConfig, Words,
+    AllocationPolicy, Capabilities, Capability, ComputePolicy, ConfigError, Dialect, MemoryEnforcement, MemoryPolicy,
+    Priority, Sharing, VgpuConfig, Words,
 };
 use crate::request::HOST_MEMORY_MAX;
 use crate::{CONFIG_API_VERSION, CONFIG_KIND};
@@ -17,6 +17,7 @@ const FIELDS: &[&str] = &[
     "computePolicy",
     "priority",
     "memoryPolicy",
+    "memoryEnforcement",
     "allocationPolicy",
     "sharing",
     "reportAs",
@@ -37,6 +38,7 @@ pub fn parse(at: &str, parameters: &Value) -> Result<VgpuConfig, ConfigError> {
             .get("memoryPolicy")
             .map(|v| memory_policy(&format!("{at}.memoryPolicy"), v))
             .transpose()?,
+        memory_enforcement: word::<MemoryEnforcement>(at, fields, "memoryEnforcement")?,
         allocation_policy: word::<AllocationPolicy>(at, fields, "allocationPolicy")?,
         sharing: word::<Sharing>(at, fields, "sharing")?,
         report_as: word::<Dialect>(at, fields, "reportAs")?,
@@ -237,12 +239,13 @@ mod tests {
         let written = with(json!({
             "computePolicy": "Unlimited", "priority": "High", "allocationPolicy": "whole-gpus", "sharing": "Exclusive",
             "memoryPolicy": {"type": "Oversubscribe", "hostMemory": "10Gi"}, "reportAs": "volcano-vgpu",
-            "driverCapabilities": ["graphics", "compute"],
+            "driverCapabilities": ["graphics", "compute"], "memoryEnforcement": "Require",
         }));
         let expected = VgpuConfig {
             compute_policy: Some(ComputePolicy::Unlimited),
             priority: Some(Priority::High),
             memory_policy: Some(MemoryPolicy::Oversubscribe { host_memory: 10 << 30 }),
+            memory_enforcement: Some(MemoryEnforcement::Require),
             allocation_policy: Some(AllocationPolicy::WholeGpus),
             sharing: Some(Sharing::Exclusive),
             report_as: Some(Dialect::VolcanoVgpu),
@@ -266,6 +269,7 @@ mod tests {
         }
         check::<ComputePolicy>("computePolicy");
         check::<Priority>("priority");
+        check::<MemoryEnforcement>("memoryEnforcement");
         check::<AllocationPolicy>("allocationPolicy");
         check::<Sharing>("sharing");
         check::<Dialect>("reportAs");
@@ -285,6 +289,8 @@ null |  | an object
 {"computePolicy": 1} | .computePolicy | a string
 {"computePolicy": null} | .computePolicy | is null
 {"priority": "Medium"} | .priority | Low, High
+{"memoryEnforcement": "require"} | .memoryEnforcement | Prefer, Require
+{"memoryEnforcement": true} | .memoryEnforcement | a string
 {"allocationPolicy": "Binpack"} | .allocationPolicy | binpack, spread
 {"reportAs": "HAMi"} | .reportAs | hami, koordinator, volcano
 {"sharing": ["Shared"]} | .sharing | is a list

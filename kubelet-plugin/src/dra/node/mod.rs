@@ -94,6 +94,11 @@ pub enum Error {
     GpuGone(String),
     #[error("device {device} takes no new claims: {why}")]
     Unavailable { device: String, why: String },
+    #[error(
+        "memoryEnforcement Require: the driver of this node does not limit the memory of containers on device {device}: \
+         {why}; select devices whose attribute driverLimit is not none, or use Prefer"
+    )]
+    NoDriverLimit { device: String, why: String },
     #[error(transparent)]
     Driver(#[from] driver::Error),
     #[error(transparent)]
@@ -129,7 +134,11 @@ impl Error {
         match self {
             Self::Uid(_) | Self::Claim(_) | Self::OtherShares => "claim",
             Self::Full(_) | Self::Used { .. } | Self::UseUnknown(_) => "full",
-            Self::NoInventory(_) | Self::GpuGone(_) | Self::Unavailable { .. } | Self::Driver(_) => "ailing",
+            Self::NoInventory(_)
+            | Self::GpuGone(_)
+            | Self::Unavailable { .. }
+            | Self::NoDriverLimit { .. }
+            | Self::Driver(_) => "ailing",
             Self::Lock(_) | Self::LockTaken(_) => "lock",
             Self::Library(_) => "library",
             Self::ClaimDir(_) | Self::Arbitration(_) | Self::Cdi(_) => "files",
@@ -177,6 +186,8 @@ struct Renewal {
     driver: Driver,
     /// Claims that could not be renewed.
     failed: BTreeSet<String>,
+    /// Whether the driver limited cgroups then, by the UUID of the GPU.
+    driver_limits: BTreeMap<String, bool>,
 }
 
 /// Descriptions of damaged records.

@@ -21,18 +21,22 @@ use crate::dra::checkpoint::{Checkpoint, Entry, PreparedShare};
 use crate::dra::claim;
 use crate::dra::claimdir::Damage;
 use crate::dra::edits::{self, Placed};
+use crate::dra::limit_hook;
 use crate::dra::share::{ClaimId, Role, Share, ShareKeys};
 use crate::driver::{self, Driver, Finder};
-use crate::publish::inventory::Gpu;
+use crate::publish::inventory::{Gpu, Inventory};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vgpu_abi::limits::is_share_name;
+use vgpu_abi::paths::DRIVER_LIMIT_FILE;
+use vgpu_api::config::MemoryEnforcement;
 use vgpu_api::request::CORES_MAX;
 use vgpu_cdi::Spec;
 use vgpu_context_size::ContextSize;
+use vgpu_node::gpus::DriverLimit;
 use vgpu_node::lock_file::Locked;
 use vgpu_quantity::{format_bytes, readable_bytes};
 
@@ -176,6 +180,7 @@ impl Node {
             claim::shares(claim, &self.config.pools(), inventory)?,
             claim::pods(claim),
         );
+        check_driver_limits(&shares, inventory)?;
         let known = match self.checkpoint.claims.get(&id.uid).cloned() {
             Some(known) if !same_results(&known.shares, &shares) => {
                 // The pod was force-deleted, and another one got the claim.
@@ -358,9 +363,10 @@ impl Node {
 
     /// The CDI spec that a claim should have.
     fn spec(&self, uid: &str, entry: &Entry, driver: &Driver) -> Result<Spec, Error> {
-        let mut placed = Vec::new();
+        let (mut placed, mut on_gpus) = (Vec::new(), Vec::new());
         for PreparedShare { share, slot } in &entry.shares {
             let gpu = self.gpu(&share.gpu)?;
+            on_gpus.push((share, gpu));
             placed.push(Placed {
                 share,
                 slot: *slot,
@@ -368,12 +374,19 @@ impl Node {
                 reported: share.reported(gpu),
             });
         }
+        let library = self.library.folder(&entry.library);
+        // A claim of an older release is bound to a library without this program. It could not require the limit.
+        let is_there = |command: &limit_hook::Command| {
+            *command == limit_hook::Command::Set { is_required: true } || library.join(DRIVER_LIMIT_FILE).exists()
+        };
+        let command = limit_hook::command(&on_gpus).filter(is_there);
         let inputs = edits::Inputs {
             claim_dir: &self.dirs.claim_path(uid),
             gpus_dir: &self.config.gpus_dir,
-            library: &self.library.folder(&entry.library),
+            library: &library,
             driver,
             visible_devices: self.config.visible_devices,
+            driver_limit: command.map(|command| (command, self.config.driver_limits_dir.as_path())),
         };
         Ok(edits::spec(&inputs, uid, &placed))
     }
@@ -498,6 +511,24 @@ fn slot(
 pub(super) fn same_results(prepared: &[PreparedShare], shares: &[Share]) -> bool {
     let is_same = |(prepared, share): (&PreparedShare, &Share)| prepared.share.same_result(share);
     prepared.len() == shares.len() && prepared.iter().zip(shares).all(is_same)
+}
+
+/// Refuses a share that requires the driver's limit on a GPU where there is none. Its containers would not start either.
+fn check_driver_limits(shares: &[Share], inventory: &Inventory) -> Result<(), Error> {
+    let requiring = |share: &&Share| share.memory_enforcement == MemoryEnforcement::Require;
+    for share in shares.iter().filter(requiring) {
+        let known = inventory.gpu(&share.gpu).and_then(|gpu| gpu.driver_limit.as_ref());
+        let why = match known {
+            Some(DriverLimit::Dmem | DriverLimit::Misc) => continue,
+            Some(DriverLimit::None(why)) => why.clone(),
+            None => "it was not asked yet; kubelet retries".to_owned(),
+        };
+        return Err(Error::NoDriverLimit {
+            device: share.device.clone(),
+            why,
+        });
+    }
+    Ok(())
 }
 
 /// Accepts only UIDs that are safe as the name of a folder or file.

@@ -1,7 +1,9 @@
 //! Rebuilds lost records, and removes at a start what a former instance left.
 //!
 //! A claim whose record is damaged, or missing while its CDI file exists, is rebuilt from its limits files, which have
-//! amounts and GPUs: no prepared share is forgotten and none is allocated twice. If the limits files are damaged too, the
+//! amounts and GPUs: no prepared share is forgotten and none is allocated twice. Whether the claim requires the driver's limit
+//! is read off its CDI file; if that cannot be read either, the claim is treated as one that does, until the API server has
+//! named it. If the limits files are damaged too, the
 //! claim is left alone, because a pod may use it; kubelet will unprepare it. A claim directory without record and CDI file
 //! was never reported to kubelet, or is unprepared, and is removed at a start.
 
@@ -14,10 +16,12 @@ use crate::dra::claim;
 use crate::dra::claimdir::{ClaimDirs, Damage};
 use crate::dra::edits;
 use crate::dra::library::Library;
+use crate::dra::limit_hook;
 use crate::dra::share::ClaimId;
 use crate::driver::{Finder, Root};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use std::collections::{BTreeMap, BTreeSet};
+use vgpu_api::config::MemoryEnforcement;
 use vgpu_node::lock_file::{LockFile, Locked};
 
 // === impl Node ===
@@ -100,10 +104,15 @@ impl Node {
     /// Rebuilds the record of a claim from its limits files. Returns the result in words.
     fn rebuild(&mut self, uid: &str, named: &[(String, u8)]) -> String {
         let library = || self.named_library(uid);
-        let (entry, missing) = match rebuilt(&self.dirs, uid, &self.checkpoint.claims, named, library) {
+        let (mut entry, missing) = match rebuilt(&self.dirs, uid, &self.checkpoint.claims, named, library) {
             Ok(rebuilt) => rebuilt,
             Err(missing) => return format!("{missing} cannot be recovered: remove its pods"),
         };
+        if self.may_require_limit(uid) {
+            for prepared in &mut entry.shares {
+                prepared.share.memory_enforcement = MemoryEnforcement::Require;
+            }
+        }
         let saved = self.save(uid, None, &entry);
         self.checkpoint.claims.insert(uid.to_owned(), entry);
         match (saved, missing.as_slice()) {
@@ -115,6 +124,13 @@ impl Node {
                 missing.join(", ")
             ),
         }
+    }
+
+    /// Returns true if a claim requires the driver's limit, by its CDI file, or if that file cannot be read: a limits file
+    /// does not say it. `name_claim` corrects it by the claim itself.
+    fn may_require_limit(&self, uid: &str) -> bool {
+        let hooks = self.cdi.hook_arguments(uid);
+        hooks.is_none_or(|hooks| limit_hook::is_required(&hooks))
     }
 
     /// Logs the damage that was not there when the records were last read, and keeps it for an event.

@@ -12,6 +12,8 @@
 use super::prepare::Turn;
 use super::{Error, Node, Renewal};
 use crate::dra::checkpoint::Entry;
+use crate::dra::share::Share;
+use crate::publish::inventory::Inventory;
 use std::collections::BTreeMap;
 use vgpu_node::lock_file::Locked;
 
@@ -19,7 +21,7 @@ use vgpu_node::lock_file::Locked;
 
 impl Node {
     /// Writes the files of prepared claims again: of all claims if the driver's files have changed since the last
-    /// renewal, else of claims whose record or CDI file is missing or unreadable, or whose last renewal failed. Returns
+    /// renewal, of claims on a GPU where the driver limits cgroups now and did not then, or the reverse, and of claims whose record or CDI file is missing or unreadable, or whose last renewal failed. Returns
     /// the claims that cannot be renewed, and why.
     ///
     /// # Errors
@@ -36,9 +38,15 @@ impl Node {
         let driver = turn.driver(&self.driver).ok().cloned();
         let last = self.renewal.take();
         let same = last.as_ref().filter(|last| driver.as_ref() == Some(&last.driver));
-        let is_renewed = |uid: &String| same.is_some_and(|last| !last.failed.contains(uid));
+        let driver_limits = self.driver_limits();
+        let is_renewed = |uid: &String, known: &Entry| {
+            same.is_some_and(|last| {
+                let is_same = |share: &Share| last.driver_limits.get(&share.gpu) == driver_limits.get(&share.gpu);
+                !last.failed.contains(uid) && known.all().all(is_same)
+            })
+        };
         for (uid, known) in self.checkpoint.claims.clone() {
-            if is_renewed(&uid) && self.has_files(&uid, &known) {
+            if is_renewed(&uid, &known) && self.has_files(&uid, &known) {
                 continue;
             }
             let mut entry = known.clone();
@@ -50,6 +58,7 @@ impl Node {
         let renewed = driver.map(|driver| Renewal {
             driver,
             failed: failed.keys().cloned().collect(),
+            driver_limits,
         });
         self.renewal = renewed.or(last);
         failed
@@ -77,6 +86,15 @@ impl Node {
             Ok(Err(error)) => tracing::warn!(%error, "cannot remove a release of the library that nothing uses"),
             Err(error) => tracing::warn!(%error, "cannot tell which releases of the library are used"),
         }
+    }
+
+    /// Whether the driver limits cgroups on each GPU of the node, by UUID.
+    fn driver_limits(&self) -> BTreeMap<String, bool> {
+        let listed = self.inventory().into_iter().flat_map(Inventory::by_index);
+        let listed = listed.map(|(_, gpu)| gpu);
+        // GPUs of claims come first: the list may have a newer answer.
+        let all = self.checkpoint.gpus.values().chain(listed);
+        all.map(|gpu| (gpu.uuid.clone(), gpu.has_driver_limit())).collect()
     }
 
     fn has_files(&self, uid: &str, entry: &Entry) -> bool {

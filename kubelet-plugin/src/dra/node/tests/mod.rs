@@ -2,6 +2,7 @@
 //! tests.
 
 mod calls;
+mod driver_limit;
 mod exhaustion;
 mod full_disk;
 mod model;
