@@ -291,10 +291,9 @@ fn without_driver_limit() -> Result<()> {
                 + &pod(name, "client", &HOLD, name)
         };
         kube.apply(&(enforced("require", "Require") + &enforced("prefer", "Prefer")))?;
-        // `vgpu-driver-limit probe` names what is missing on this node, and how to mend it.
         let wanted = [
             "memoryEnforcement Require: the driver of this node does not limit",
-            "cgroup",
+            "or use Prefer",
         ];
         wait_for_event(kube, "require", "FailedPrepareDynamicResources", &wanted)?;
         kube.wait_running("prefer", LIMIT)?;

@@ -101,6 +101,7 @@ pub fn qualified_name(uid: &str, share: &str) -> String {
 pub fn spec(inputs: &Inputs<'_>, uid: &str, shares: &[Placed<'_>]) -> Spec {
     let mut spec = Spec::new(kind());
     spec.container_edits = common(inputs, shares);
+    spec.container_edits.hooks.extend(driver_limit_hook(inputs, shares));
     for placed in shares {
         let name = device_name(uid, &placed.share.name);
         // Two requests may monitor one GPU: they have the same device.
@@ -175,15 +176,6 @@ fn common(inputs: &Inputs<'_>, shares: &[Placed<'_>]) -> ContainerEdits {
         edits.mounts.push(mount(&shim, CONTAINER_SHIM, Access::Execute));
         let hook = preload_hook(inputs, &edits.mounts);
         edits.hooks.push(hook);
-    }
-    if let Some((command, records)) = inputs.driver_limit {
-        let folders = limit_hook::Folders {
-            claim: inputs.claim_dir,
-            records,
-            library: inputs.library,
-        };
-        let gpus: BTreeSet<&str> = shares.iter().map(|placed| placed.share.gpu.as_str()).collect();
-        edits.hooks.push(limit_hook::hook(command, &folders, driver, gpus));
     }
     edits
 }
@@ -291,6 +283,18 @@ fn preload_hook(inputs: &Inputs<'_>, mounts: &[Mount]) -> Hook {
             .collect(),
         timeout: HOOK_TIMEOUT,
     }
+}
+
+/// The hook for the driver's limit, if the claim's containers need one.
+fn driver_limit_hook(inputs: &Inputs<'_>, shares: &[Placed<'_>]) -> Option<Hook> {
+    let (command, records) = inputs.driver_limit?;
+    let folders = limit_hook::Folders {
+        claim: inputs.claim_dir,
+        records,
+        library: inputs.library,
+    };
+    let gpus: BTreeSet<&str> = shares.iter().map(|placed| placed.share.gpu.as_str()).collect();
+    Some(limit_hook::hook(command, &folders, inputs.driver, gpus))
 }
 
 #[derive(Clone, Copy)]
