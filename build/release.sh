@@ -240,7 +240,10 @@ case ${1:-} in
     ;;
   notes)
     committed
-    awk -v "begin=## [$version]" 'index($0, "## ") == 1 {is = index($0, begin) == 1; next} is' CHANGELOG.md
+    [ -n "${VGPU_SOURCE:-}" ] || loud "VGPU_SOURCE names no URL: links to pages have $UNKNOWN"
+    # A release's page is outside the repository, where links to its files need a whole address.
+    awk -v "begin=## [$version]" 'index($0, "## ") == 1 {is = index($0, begin) == 1; next} is' CHANGELOG.md |
+      sed "s|](\([A-Za-z][^):]*\))|](${VGPU_SOURCE:-$UNKNOWN}/blob/v$version/\1)|g"
     ;;
   *) fail "$1: write nothing, check [FOLDER], notes or push REGISTRY" ;;
 esac

@@ -344,8 +344,29 @@ no_pipe_ends_in_a_reader_that_stops_early() {
   bad=1
 }
 
+# A release's page lies outside the repository.
+the_notes_of_a_release_lead_into_its_tag() {
+  local tree=$work/clone out
+  mkdir -p "$tree/build" "$tree/deploy/helm/dra-driver-vgpu"
+  cp build/env.sh build/release.sh "$tree/build"
+  printf '[workspace.package]\nversion = "0.3.0"\n' >"$tree/Cargo.toml"
+  printf 'version: 0.3.0\nappVersion: 0.3.0\n' >"$tree/deploy/helm/dra-driver-vgpu/Chart.yaml"
+  printf '## [Unreleased]\n\nlater\n\n## [0.3.0] - 2027-01-01\n\n- [page](docs/a.md#b), [site](https://example.com/c)\n\n## [0.2.0]\n\nearlier\n' >"$tree/CHANGELOG.md"
+  git -C "$tree" init -q
+  git -C "$tree" add .
+  git -C "$tree" -c user.name=n -c user.email=e@example.com commit -qm one
+  git -C "$tree" tag v0.3.0
+  out=$(VGPU_SOURCE=https://git.example.com/team/x "$tree/build/release.sh" notes 2>&1) || bad=1
+  [ "$out" = $'\n- [page](https://git.example.com/team/x/blob/v0.3.0/docs/a.md#b), [site](https://example.com/c)' ] || {
+    echo "scripts-test.sh: release.sh notes printed:" >&2
+    echo "$out" >&2
+    bad=1
+  }
+}
+
 cd "$root"
 broken_artefacts_are_named
+the_notes_of_a_release_lead_into_its_tag
 no_pipe_ends_in_a_reader_that_stops_early
 every_example_of_the_documentation_is_run
 the_reason_of_a_failed_test_is_found

@@ -446,7 +446,7 @@ fn changed(change: impl FnOnce(&mut Vec<Value>)) -> Value {
 
 /// Each line: a field of an object, the value that the test sets, and the first words of the answer.
 const KEPT_AWAY: &str = r#"
-SLICE/spec/devices/0/taints = [{"key": "dra.vgpu/lost", "effect": "NoSchedule"}] | gpu-0 of pool n1/vgpu, which claim team/mine has, has the taint dra.vgpu/lost:NoSchedule: the GPU is not well
+SLICE/spec/devices/0/taints = [{"key": "dra.vgpu/lost", "effect": "NoSchedule"}] | gpu-0 of pool n1/vgpu, which claim team/mine has, has the taint dra.vgpu/lost:NoSchedule: the GPU is not well (the driver does not list it any more). Delete the pod if
 SLICE/spec/devices/0/name = "gpu-1" | gpu-0 of pool n1/vgpu, which claim team/mine has, is not published any more
 POD/spec/containers/0/resources = {} | no container names its claim gpu, so none gets the GPU: add resources.claims: [{name: gpu}]
 POD/spec/containers/0/resources = {} & POD/spec/initContainers/0/resources = {"claims": [{"name": "gpu"}]} | only init container fetch names its claim gpu
@@ -536,9 +536,30 @@ fn a_class_that_does_not_exist_is_the_reason_and_no_other() {
         all[CLAIM]["status"] = json!({});
     });
     let (said, code) = ask_about("claim/mine", &objects);
-    let words = "claim team/mine, request gpu: asked for a device of class vgpu; UnknownClass: deviceClassName \"vgpu\": there is no such DeviceClass; install \
-                 dra-driver-vgpu's chart, or name another class\n";
+    let words = "claim team/mine, request gpu: asked for a device of class vgpu; UnknownClass: deviceClassName \"vgpu\": there is no such DeviceClass; the \
+                 classes of dra-driver-vgpu here are vgpu-large\n";
     assert_eq!((said.as_str(), code), (words, Some(1)));
+    let objects = changed(|all| {
+        all[CLASS]["metadata"]["name"] = "nic".into();
+        all[CLASS]["spec"] = json!({"selectors": [{"cel": {"expression": "device.driver == 'nic.example.com'"}}]});
+        all[CLAIM]["status"] = json!({});
+    });
+    let (said, _) = ask_about("claim/mine", &objects);
+    assert!(
+        said.ends_with("; install dra-driver-vgpu's chart, or name another class\n"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_pod_whose_class_does_not_exist_is_among_those_that_wait() {
+    let mut lost = claim("lost", "20Gi");
+    lost["spec"]["devices"]["requests"][0]["exactly"]["deviceClassName"] = "vgpus".into();
+    let (said, ..) = ask_files(&team(&[lost, made("lost", "lost", Value::Null)]), &["-n", "team"]);
+    assert!(
+        said.starts_with("1 pod of namespace team waits for its share of a GPU\n1 pod (team/lost): UnknownClass\n"),
+        "{said}"
+    );
 }
 
 /// Objects with waiting pods, running pods and workloads, from files and from the API server.

@@ -123,7 +123,8 @@ fn without_usage_the_answer_says_which_usage_is_missing() {
     // A claim with a device, and no controller that writes.
     api.set(USAGES_OF_TEAM, list(&[]));
     refused(
-        "vgpu top: namespace team has claims with a device (1), but vgpu-controller has written no VgpuUsage for it",
+        "vgpu top: namespace team has claims with a device (1), and vgpu-controller has written no VgpuUsage for it: it does within a \
+         minute",
     );
     // No share.
     api.set(CLAIMS, list(&[]));

@@ -34,6 +34,7 @@ images.registry=team | images.registry=registry.example.com/team
 images.registry=https://r.example | images.registry=registry.example.com/team
 # Nobody of this project owns the name there.
 images.registry=docker.io | images.pullPolicy=Never
+images.registry=docker.io | images.tag=dev
 images.registry=index.docker.io,images.plugin=team/plugin | images.pullPolicy=Never
 images.registry=docker.io/dra-driver-vgpu,images.plugin=p,images.controller=c | images.pullPolicy=Never
 images.tag=1@sha256:0 | /images/tag

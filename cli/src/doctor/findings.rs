@@ -17,9 +17,11 @@ pub(super) fn of(seen: &Seen) -> Vec<Finding> {
     found.extend(rights::of(seen));
     found.extend(version(seen));
     found.extend(gate(seen));
-    found.extend(classes(seen));
+    // What a chart that is not installed lacks follows from that.
+    let is_installed = !seen.daemon_sets.known().is_some_and(<[Value]>::is_empty);
+    found.extend(is_installed.then(|| classes(seen)).flatten());
     found.extend(other_drivers(seen));
-    found.extend(nodes(seen));
+    found.extend(nodes(seen, is_installed));
     found.extend(gpus::of(seen));
     found.extend(without_cdi(seen));
     found.extend(usage::of(seen));
@@ -124,7 +126,7 @@ fn containerd(node: &Value) -> Option<(u32, u32)> {
     Some((parts.next()?.ok()?, parts.next()?.ok()?))
 }
 
-fn nodes(seen: &Seen) -> Vec<Finding> {
+fn nodes(seen: &Seen, is_installed: bool) -> Vec<Finding> {
     let with_plugin: BTreeSet<&str> = seen.plugin_pods().map(|pod| text(pod, "/spec/nodeName")).collect();
     let ready = seen.ready_nodes();
     let offering: BTreeSet<&str> = seen.our_slices().map(|slice| text(slice, "/spec/nodeName")).collect();
@@ -140,7 +142,7 @@ fn nodes(seen: &Seen) -> Vec<Finding> {
         // Nodes that are left to another driver, as the advice about a GPU of two drivers says.
         let is_left_out = !with_plugin.is_empty() && (is_counted || of_others.contains(name));
         let is_known = seen.pods.known().is_some() && seen.slices.known().is_some();
-        if is_known && has_gpu(node) && !with_plugin.contains(name) && !is_left_out {
+        if is_known && is_installed && has_gpu(node) && !with_plugin.contains(name) && !is_left_out {
             found.push(Finding {
                 object: object.clone(),
                 value: "has a GPU by its labels, and no pod of the plugin".to_owned(),
@@ -158,7 +160,8 @@ fn nodes(seen: &Seen) -> Vec<Finding> {
                          the node's label nvidia.com/gpu.deploy.client pauses the driver"
                     .to_owned(),
                 mend: format!(
-                    "{}; the plugin's log and its VgpuNode say what was found",
+                    "{}; the plugin's log and its VgpuNode say what was found. If the node has no GPU, take its label off, or \
+                     try software GPUs: --set softGpu.gpus=2 (docs/software-gpu.md)",
                     advice::DRIVER_ROOT
                 ),
             });

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::Value;
+use vgpu_api::advice;
 
 use super::finding::Finding;
 use super::seen::{DRIVER, Seen, key, list, text};
@@ -114,16 +115,8 @@ fn breaks(one: &Tainted<'_>, holders: &[String]) -> String {
 
 /// Explains the taint in a sentence.
 fn reason(one: &Tainted<'_>) -> String {
-    let value = one.value;
-    match one.kind {
-        "xid" => format!("the driver reported XID {value}"),
-        "ecc" => format!("{value} memory errors that ECC did not correct"),
-        "remap" => "rows of its memory that have errors could not be remapped".to_owned(),
-        "recovery" => format!("the driver asks for the action {value}"),
-        "lost" => "the driver does not list it any more".to_owned(),
-        SILENT => "the driver does not answer, or is not asked".to_owned(),
-        _ => "it is not known to this vgpu".to_owned(),
-    }
+    advice::fault(&format!("{PREFIX}{}", one.kind), one.value)
+        .unwrap_or_else(|| "it is not known to this vgpu".to_owned())
 }
 
 fn mend(one: &Tainted<'_>) -> String {

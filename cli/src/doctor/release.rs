@@ -30,7 +30,7 @@ pub(super) fn of(seen: &Seen) -> Vec<Finding> {
         found.extend(no_node(daemon_set, seen));
     }
     for deployment in seen.deployments.iter() {
-        found.extend(rollout(deployment));
+        found.extend(rollout(deployment, seen));
         found.extend(lease(deployment, seen));
         found.extend(versions(deployment, daemon_sets));
     }
@@ -81,7 +81,29 @@ fn no_node(daemon_set: &Value, seen: &Seen) -> Option<Finding> {
     })
 }
 
-fn rollout(deployment: &Value) -> Option<Finding> {
+/// Why a pod does not run, such as `ErrImagePull of IMAGE`.
+fn stopped(pod: &Value) -> Option<String> {
+    let mut statuses = list(pod, "/status/containerStatuses").iter();
+    statuses.find_map(|status| match text(status, "/state/waiting/reason") {
+        "" => None,
+        why if why.contains("Image") => Some(format!("{why} of {}", text(status, "/image"))),
+        why => Some(why.to_owned()),
+    })
+}
+
+/// What to do about a pod that does not run.
+fn mend_stopped(pod: &Value, why: &str) -> String {
+    let (namespace, name) = (text(pod, "/metadata/namespace"), text(pod, "/metadata/name"));
+    let image = match why.contains("Image") {
+        true => {
+            "; the chart's images.registry, images.tag and images.pullPolicy say what is pulled (docs/install.md, Images)"
+        }
+        false => "",
+    };
+    format!("kubectl -n {namespace} describe pod {name}{image}")
+}
+
+fn rollout(deployment: &Value, seen: &Seen) -> Option<Finding> {
     let (wanted, ready) = (
         deployment
             .pointer("/spec/replicas")
@@ -89,22 +111,35 @@ fn rollout(deployment: &Value) -> Option<Finding> {
             .unwrap_or(1),
         number(deployment, "/status/readyReplicas"),
     );
-    let why = list(deployment, "/status/conditions")
+    let namespace = text(deployment, "/metadata/namespace");
+    let pods = seen.pods_of("controller");
+    // The newest one: an older pod may be of the release before.
+    let newest = pods
+        .filter(|pod| text(pod, "/metadata/namespace") == namespace && !is_ready(pod))
+        .max_by_key(|&pod| text(pod, "/metadata/creationTimestamp"));
+    let stopped = newest.and_then(|pod| Some((pod, stopped(pod)?)));
+    let said = list(deployment, "/status/conditions")
         .iter()
         .find(|condition| condition["status"] == "False")
-        .map(|condition| format!(": {}", text(condition, "/message")));
+        .map(|condition| text(condition, "/message").to_owned());
+    let why = stopped.as_ref().map(|(_, why)| why.clone()).or(said);
     (ready < wanted).then(|| Finding {
         object: format!("Deployment {}", key(deployment)),
-        value: format!("{ready} of {wanted} replicas are ready{}", why.unwrap_or_default()),
+        value: format!(
+            "{ready} of {wanted} replicas are ready{}",
+            why.map_or_else(String::new, |why| format!(": {why}"))
+        ),
         breaks:
             "pods get no reason why they wait; in controller mode nothing is allocated, with quotas no gate is taken \
                  off, and with translation pods may be refused"
                 .to_owned(),
-        mend: format!(
-            "kubectl -n {} describe deployment {}",
-            text(deployment, "/metadata/namespace"),
-            text(deployment, "/metadata/name")
-        ),
+        mend: match &stopped {
+            Some((pod, why)) => mend_stopped(pod, why),
+            None => format!(
+                "kubectl -n {namespace} describe deployment {}",
+                text(deployment, "/metadata/name")
+            ),
+        },
     })
 }
 
@@ -118,7 +153,11 @@ pub(super) fn flag<'v>(workload: &'v Value, name: &str) -> Option<&'v str> {
     values.next()
 }
 
+/// Without a ready replica there is no leader, which is part of the finding about the rollout.
 fn lease(deployment: &Value, seen: &Seen) -> Option<Finding> {
+    if number(deployment, "/status/readyReplicas") == 0 {
+        return None;
+    }
     let (namespace, name) = (
         flag(deployment, "--lease-namespace")?,
         flag(deployment, "--lease-name")?,
@@ -178,6 +217,9 @@ fn versions(deployment: &Value, daemon_sets: &[Value]) -> Option<Finding> {
     })
 }
 
+/// The parts of the plugin (docs/operate.md).
+const PARTS: [&str; 5] = ["library", "gpus", "claims", "slices", "registration"];
+
 /// How to repair a part of the plugin that is not ready (docs/operate.md lists the parts).
 fn mend_part(part: &str) -> String {
     let mend = match part {
@@ -203,6 +245,13 @@ fn mend_part(part: &str) -> String {
     mend.to_owned()
 }
 
+/// The first part in a VgpuNode's message that fails and does not only wait for another one; empty if there is none.
+fn failing_part(message: &str) -> &str {
+    let parts = message.split("; ").filter_map(|part| part.split_once(": "));
+    let mut failing = parts.filter(|(part, state)| PARTS.contains(part) && !state.starts_with("waiting"));
+    failing.next().map_or("", |(part, _)| part)
+}
+
 fn plugin_pod(pod: &Value, seen: &Seen) -> Vec<Finding> {
     let (name, node) = (key(pod), text(pod, "/spec/nodeName"));
     let breaks = "no new claims are prepared there, and pods with a claim may stay Terminating";
@@ -210,39 +259,35 @@ fn plugin_pod(pod: &Value, seen: &Seen) -> Vec<Finding> {
         return Vec::new();
     }
     if !is_running(pod) {
-        let statuses = list(pod, "/status/containerStatuses").iter();
-        let mut waits = statuses.map(|status| text(status, "/state/waiting/reason"));
-        let why = waits
-            .find(|why| !why.is_empty())
-            .unwrap_or_else(|| text(pod, "/status/phase"));
+        let why = stopped(pod).unwrap_or_else(|| text(pod, "/status/phase").to_owned());
         return vec![Finding {
             object: format!("Pod {name} on node {node}"),
             value: format!("does not run: {why}"),
             breaks: breaks.to_owned(),
-            mend: format!(
-                "kubectl -n {} describe pod {}",
-                text(pod, "/metadata/namespace"),
-                text(pod, "/metadata/name")
-            ),
+            mend: mend_stopped(pod, &why),
         }];
     }
     let said = seen.not_ready.get(&name).map_or("", String::as_str);
     // If the pod's page cannot be read, the plugin's VgpuNode may say why it is not ready.
-    let written = usage::not_ready(seen, node).map(|(reason, message)| format!(": {reason}: {message}"));
+    let condition = usage::not_ready(seen, node);
+    let written = condition.map(|(reason, message)| format!(": {reason}: {message}"));
     let is_unheard = |line: &&str| written.is_some() && line.starts_with("answer: ");
     let parts = said
         .lines()
         .filter(|line| !is_unheard(line))
         .filter_map(|line| line.split_once(": "));
     let failing = parts.filter(|(_, state)| !state.starts_with("ok"));
+    let mend = |part: &str| {
+        mend_part(part)
+            .replace("NAMESPACE", text(pod, "/metadata/namespace"))
+            .replace("POD", text(pod, "/metadata/name"))
+    };
     let mut found: Vec<Finding> = failing
         .map(|(part, why)| Finding {
             object: format!("Pod {name} on node {node}"),
             value: format!("is not ready: {part}: {}", why),
             breaks: breaks.to_owned(),
-            mend: mend_part(part)
-                .replace("NAMESPACE", text(pod, "/metadata/namespace"))
-                .replace("POD", text(pod, "/metadata/name")),
+            mend: mend(part),
         })
         .collect();
     if found.is_empty() {
@@ -250,11 +295,7 @@ fn plugin_pod(pod: &Value, seen: &Seen) -> Vec<Finding> {
             object: format!("Pod {name} on node {node}"),
             value: format!("is not ready{}", written.unwrap_or_default()),
             breaks: breaks.to_owned(),
-            mend: format!(
-                "kubectl -n {} logs {}",
-                text(pod, "/metadata/namespace"),
-                text(pod, "/metadata/name")
-            ),
+            mend: mend(condition.map_or("", |(_, message)| failing_part(message))),
         });
     }
     found

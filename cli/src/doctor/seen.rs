@@ -205,8 +205,13 @@ impl Seen {
 
     /// The pods of the plugin.
     pub(super) fn plugin_pods(&self) -> impl Iterator<Item = &Value> {
-        let is_plugin = |pod: &&Value| pod["metadata"]["labels"]["app.kubernetes.io/component"] == "plugin";
-        self.pods.iter().filter(|pod| is_labelled(pod)).filter(is_plugin)
+        self.pods_of("plugin")
+    }
+
+    /// The pods of a component of the chart.
+    pub(super) fn pods_of(&self, component: &'static str) -> impl Iterator<Item = &Value> {
+        let is_of_it = move |pod: &&Value| pod["metadata"]["labels"]["app.kubernetes.io/component"] == component;
+        self.pods.iter().filter(|pod| is_labelled(pod)).filter(is_of_it)
     }
 
     /// The nodes on which a plugin is ready.

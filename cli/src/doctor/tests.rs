@@ -229,6 +229,48 @@ fn faults_of_several_objects_are_one_finding_too() {
     });
     let words = "1 pods with claims stay Terminating, such as team/train";
     is_found(&terminating, "Node n1", words);
+    let absent = with(|seen| {
+        for list in [
+            &mut seen.daemon_sets,
+            &mut seen.deployments,
+            &mut seen.pods,
+            &mut seen.classes,
+        ] {
+            objects(list).clear();
+        }
+    });
+    is_found(&absent, "DaemonSet", "helm install");
+    // A controller whose image cannot be pulled has no leader either.
+    let no_image = with(|seen| {
+        let mut pod = plugin("n1", "False");
+        pod["metadata"]["name"] = "controller-a".into();
+        pod["metadata"]["labels"]["app.kubernetes.io/component"] = "controller".into();
+        pod["status"]["containerStatuses"] =
+            json!([{"image": "r/controller:1", "state": {"waiting": {"reason": "ImagePullBackOff"}}}]);
+        objects(&mut seen.pods).push(pod);
+        objects(&mut seen.deployments)[0]["status"]["readyReplicas"] = 0.into();
+        objects(&mut seen.leases).clear();
+    });
+    is_found(
+        &no_image,
+        "Deployment dra-driver-vgpu/vgpu-controller",
+        "ImagePullBackOff of r/controller:1",
+    );
+    is_found(
+        &no_image,
+        "Deployment dra-driver-vgpu/vgpu-controller",
+        "describe pod controller-a; the chart's images.registry",
+    );
+    // During an upgrade the old plugin is ready beside the new one, whose page cannot be read.
+    let beside = with(|seen| {
+        let mut new = plugin("n1", "False");
+        new["metadata"]["name"] = "new".into();
+        objects(&mut seen.pods).push(new);
+        let message = "slices: waiting; registration: kubelet has not called";
+        objects(&mut seen.vgpu_nodes)[0]["status"]["conditions"] =
+            json!([{"type": "Ready", "status": "False", "reason": "SlicesFail", "message": message}]);
+    });
+    is_found(&beside, "Pod dra-driver-vgpu/new on node n1", "plugin.kubeletRoot");
 }
 
 #[test]
@@ -331,10 +373,10 @@ fn nodes_that_are_left_to_another_driver_and_images_with_digests_are_well() {
 fn a_plugin_that_crashes_is_told_from_one_that_is_not_ready() {
     let mut seen = well();
     let pod = &mut objects(&mut seen.pods)[0];
-    pod["status"] =
-        json!({"phase": "Pending", "containerStatuses": [{"state": {"waiting": {"reason": "ErrImagePull"}}}]});
+    pod["status"] = json!({"phase": "Pending", "containerStatuses": [{"image": "r/plugin:1", "state": {"waiting": {"reason": "ErrImagePull"}}}]});
     let found = findings::of(&seen);
-    assert_eq!(found[0].value, "does not run: ErrImagePull");
+    assert_eq!(found[0].value, "does not run: ErrImagePull of r/plugin:1");
+    assert!(found[0].mend.contains("images.tag"), "{found:#?}");
     // The Terminating pods of a node count only where no plugin is ready.
     let mut seen = well();
     objects(&mut seen.pods).push(json!({"metadata": {"name": "train", "namespace": "team",

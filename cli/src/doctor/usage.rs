@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 use super::finding::Finding;
-use super::seen::{Seen, list, text};
+use super::seen::{Seen, is_ready, list, text};
 
 /// The plugin writes its VgpuNode at least once a minute.
 const IS_OLD: i64 = 300;
@@ -23,10 +23,12 @@ fn said_not_ready(vgpu_node: &Value) -> Option<(&str, &str)> {
     Some((text(condition, "/reason"), text(condition, "/message")))
 }
 
-/// For nodes whose plugin is ready: its own condition and the age of its figures. A plugin that is not ready is a
-/// finding about its pod.
+/// For nodes whose plugin is ready: its own condition and the age of its figures. A plugin that is not ready, also beside
+/// one that is, is a finding about its pod.
 pub(super) fn of(seen: &Seen) -> Vec<Finding> {
     let ready = seen.ready_nodes();
+    let not_ready = seen.plugin_pods().filter(|pod| !is_ready(pod));
+    let not_ready: BTreeSet<&str> = not_ready.map(|pod| text(pod, "/spec/nodeName")).collect();
     let name_of = |node| text(node, "/metadata/name");
     let nodes: Option<BTreeSet<&str>> = seen.nodes.known().map(|nodes| nodes.iter().map(name_of).collect());
     let of_node = |one: &Value| {
@@ -40,7 +42,9 @@ pub(super) fn of(seen: &Seen) -> Vec<Finding> {
             ));
         }
         let log = format!("{}; its log says more: kubectl logs -n NAMESPACE POD", plugin_on(name));
-        if let Some((reason, message)) = said_not_ready(one).filter(|_| ready.contains(name)) {
+        if let Some((reason, message)) =
+            said_not_ready(one).filter(|_| ready.contains(name) && !not_ready.contains(name))
+        {
             let breaks = "no new claims are prepared there, or their limits are not watched";
             return Some(finding(name, format!("is not ready: {reason}: {message}"), breaks, log));
         }

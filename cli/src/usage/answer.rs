@@ -24,8 +24,9 @@ pub(super) enum UsageError {
     )]
     NotServed { kind: &'static str },
     #[error(
-        "namespace {namespace} has claims with a device ({claims}), but vgpu-controller has written no VgpuUsage for it: is \
-         the chart's usage.enabled true? `kubectl vgpu doctor` says if it runs"
+        "namespace {namespace} has claims with a device ({claims}), and vgpu-controller has written no VgpuUsage for it: it \
+         does within a minute of the first share. If there is none later, is the chart's usage.enabled true? `kubectl vgpu \
+         doctor` says if it runs"
     )]
     NotWritten { namespace: String, claims: usize },
     #[error("{subject}: namespace {namespace} has no share of that name; {known}")]

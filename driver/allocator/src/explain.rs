@@ -26,6 +26,7 @@ use crate::pools::{NodeView, PoolState};
 use crate::reason::{CLASS_SELECTORS, Reason, ReasonKind, field_of};
 use crate::search::{AskAt, Refusal, Search};
 use crate::selectors::SelectorCache;
+use vgpu_api::advice;
 use vgpu_quantity::Quantity;
 
 /// A reason's kind, field and message.
@@ -473,9 +474,12 @@ fn say_misfit(misfit: Misfit, shortages: &[Shortage]) -> (String, String) {
 
 fn say_taint(taint: &Taint) -> String {
     let Taint { key, value, effect, .. } = taint;
-    match (taint.means, value.as_str()) {
-        (Some(means), _) => means.to_owned(),
-        (None, "") => format!("taint {key}:{effect} is not tolerated"),
-        (None, value) => format!("taint {key}={value}:{effect} is not tolerated"),
+    if let Some(means) = taint.means {
+        return means.to_owned();
+    }
+    let equals = if value.is_empty() { "" } else { "=" };
+    match advice::fault(key, value) {
+        Some(fault) => format!("taint {key}{equals}{value}:{effect} keeps new claims away: {fault}"),
+        None => format!("taint {key}{equals}{value}:{effect} is not tolerated"),
     }
 }

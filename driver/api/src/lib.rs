@@ -38,12 +38,28 @@ pub const CONFIG_API_VERSION: &str = "dra.vgpu/v1alpha1";
 /// The kind that opaque parameters carry.
 pub const CONFIG_KIND: &str = "VgpuConfig";
 
-/// Advice for a driver or kubelet in another folder, with the names of the chart's values. The plugin, its
-/// VgpuNode and `vgpu doctor` share this text.
+/// Sentences that several programs say: advice for a driver or kubelet in another folder, with the names of the chart's
+/// values, and what a taint of a GPU means.
 pub mod advice {
     pub const DRIVER_ROOT: &str =
         "set the chart's driverRoot to the folder that has the driver (/run/nvidia/driver with the GPU Operator)";
     pub const KUBELET_ROOT: &str = "set the chart's plugin.kubeletRoot to kubelet's --root-dir";
+
+    /// Explains a taint that the plugin gives to a GPU with a fault (`docs/health.md`). Returns `None` for other keys.
+    #[must_use]
+    pub fn fault(key: &str, value: &str) -> Option<String> {
+        let said = match key.strip_prefix("dra.vgpu/")? {
+            "xid" => format!("the driver reported XID {value}"),
+            "ecc" => format!("{value} memory errors that ECC did not correct"),
+            "remap" => "rows of its memory that have errors could not be remapped".to_owned(),
+            "recovery" => format!("the driver asks for the action {value}"),
+            "lost" => "the driver does not list it any more".to_owned(),
+            "mig" => "it is in MIG mode".to_owned(),
+            "silent" => "the driver does not answer, or is not asked".to_owned(),
+            _ => return None,
+        };
+        Some(said)
+    }
 }
 
 /// Identifies a pod. The UID tells it from a later pod with the same name.

@@ -88,15 +88,18 @@ pub enum Obstacle {
         pool: String,
     },
     #[error(
-        "{device} of pool {pool}, which claim {claim} has, has the taint {taint}: the GPU is not well; \
-         the log of vgpu-kubelet-plugin on its node says why, and docs/health.md what the taint means. Delete the pod if \
-         it cannot go on without the GPU"
+        "{device} of pool {pool}, which claim {claim} has, has the taint {taint}: the GPU is not well{}. \
+         Delete the pod if it cannot go on; if its claim is from a template, a new pod gets another GPU. docs/health.md says \
+         what the taint means",
+        .fault.as_ref().map_or_else(String::new, |fault| format!(" ({fault})"))
     )]
     GpuTainted {
         claim: String,
         device: String,
         pool: String,
         taint: String,
+        /// What the taint means.
+        fault: Option<String>,
     },
 }
 

@@ -284,6 +284,12 @@ impl State {
         asks.any(|ask| self.is_class_ours(&ask.class))
     }
 
+    /// Returns true if the claim names a class that does not exist.
+    pub(crate) fn asks_for_no_class(&self, claim: &Claim) -> bool {
+        let mut asks = asks(&claim.facts);
+        asks.any(|ask| self.class(&ask.class).is_none())
+    }
+
     pub(crate) fn has_no_slices(&self) -> bool {
         self.ownership.slices().next().is_none()
     }

@@ -12,7 +12,7 @@ fn a_class_that_does_not_exist_is_named() {
     assert!(
         text.contains(
             "claim default/train, request gpu: asked for a device of class vgpu-slot; UnknownClass: deviceClassName \
-             \"vgpu-slot\": there is no such DeviceClass; install dra-driver-vgpu's chart"
+             \"vgpu-slot\": there is no such DeviceClass; the classes of dra-driver-vgpu here are "
         ),
         "{text}"
     );

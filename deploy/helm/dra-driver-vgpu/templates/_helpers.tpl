@@ -35,7 +35,7 @@ completes by itself: what it would pull is Docker Hub's. */}}
 {{- $registry := trimSuffix "/" ($images.registry | default "") -}}
 {{- $repository := get $images $part -}}
 {{- $digest := get ($images.digests | default dict) $part -}}
-{{- $own := "For images that were imported on every node (ctr -n k8s.io images import), write images.registry=docker.io and images.pullPolicy=Never." -}}
+{{- $own := "For images that were imported on every node (ctr -n k8s.io images import), write images.registry=docker.io, images.pullPolicy=Never and their tag, which is images.tag=dev for those of make images." -}}
 {{- if not $registry }}
 {{- fail (printf "images.registry is not set, so nothing says where the image %s comes from. Write the registry to which you pushed the images, for example images.registry=registry.example.com. %s" $repository $own) }}
 {{- end }}

@@ -307,12 +307,14 @@ impl Asked {
     fn is_ours(&self, state: &State) -> bool {
         let knows_classes = state.classes().next().is_some();
         let missing = self.pod.as_ref().is_some_and(|pod| !missing(pod, state).is_empty());
-        let mut claims = self.question.claims.iter().chain(&self.question.shape.held);
+        let claims = self.question.claims.iter().chain(&self.question.shape.held);
         let has_claims = !self.question.claims.is_empty() || !self.question.shape.held.is_empty();
         missing
             || self.question.waiting().count() > self.question.claims.len()
             || (has_claims && !knows_classes)
-            || claims.any(|key| state.claim(key).is_some_and(|claim| state.asks_for_ours(claim)))
+            || claims
+                .filter_map(|key| state.claim(key))
+                .any(|claim| state.asks_for_ours(claim) || state.asks_for_no_class(claim))
     }
 }
 

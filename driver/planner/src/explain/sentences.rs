@@ -3,7 +3,7 @@
 //! The allocator only considers devices; kube-scheduler's own event says what else a pod needs of a node.
 
 use vgpu_allocator::model::Mode;
-use vgpu_allocator::{AllocateError, Largest, ReasonKind, Shortage, held, together};
+use vgpu_allocator::{AllocateError, Largest, ReasonKind, Shortage, few, held, together};
 use vgpu_api::DRIVER_NAME;
 
 use super::answers::Answer;
@@ -212,10 +212,10 @@ impl Described<'_> {
             (node, "") => format!("node {node}"),
             (node, device) => format!("{node} {device}"),
         };
-        let hint = group.kind.hint();
         if group.kind == ReasonKind::UnknownClass {
-            return format!("{said}{hint}");
+            return format!("{said}{}", self.other_classes());
         }
+        let hint = group.kind.hint();
         let count = match (group.devices, group.nodes) {
             (0, nodes) => format!("on {nodes} of {} nodes", self.nodes),
             (on, _) if is_first => format!("on {on} of {devices} devices"),
@@ -227,6 +227,16 @@ impl Described<'_> {
             _ => format!("for example {place}"),
         };
         format!("{count}: {said} ({example}){hint}")
+    }
+
+    /// What to do about a class that does not exist.
+    fn other_classes(&self) -> String {
+        let ours = self.state.classes().filter(|class| class.is_ours());
+        let names: Vec<String> = ours.map(|class| class.metadata.name.clone()).collect();
+        if names.is_empty() {
+            return ReasonKind::UnknownClass.hint().to_owned();
+        }
+        few("; the classes of dra-driver-vgpu here are ", names)
     }
 
     /// The text if no device is of the class.

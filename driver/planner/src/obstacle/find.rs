@@ -2,6 +2,7 @@
 
 use vgpu_allocator::few;
 use vgpu_allocator::model::{DeviceResult, Taint};
+use vgpu_api::advice;
 
 use super::{Namesake, Obstacle};
 use crate::model::{Claim, Node, Pod, PodClaim, UnnamedClaim};
@@ -139,12 +140,12 @@ impl Obstacle {
                 && matches!(&*taint.effect, "NoSchedule" | "NoExecute")
         };
         if let Some(taint) = found.taints.iter().find(is_of_health) {
-            let taint = taint_text(taint);
             all.push(Self::GpuTainted {
                 claim,
                 device,
                 pool,
-                taint,
+                taint: taint_text(taint),
+                fault: advice::fault(&taint.key, &taint.value),
             });
         }
         all
