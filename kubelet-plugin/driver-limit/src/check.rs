@@ -40,7 +40,7 @@ pub(crate) struct Line {
     /// Bytes of that in use.
     used: u64,
     state: State,
-    /// What was found, if the limit of the container or of its pod was set again or is not there.
+    /// What was found, if the limit of the container or of its pod was set again or is not there. Of a pod without a limit, why.
     reason: String,
     pod: PodState,
 }
@@ -232,22 +232,25 @@ fn said(before: Result<Found, Code>) -> String {
 }
 
 fn line(record: &Record, leaf: &str, share: &Share, own: &Looked, pod: Option<&Looked>) -> Line {
+    let lifted = record.lifted(&share.gpu);
     let pod_state = match pod {
         None => PodState::None,
         Some(pod) if pod.state == State::Failed => PodState::Failed,
-        Some(_) if record.is_lifted(&share.gpu) => PodState::Lifted,
+        Some(_) if lifted.is_some() => PodState::Lifted,
         Some(_) => PodState::Held,
     };
-    // A pod that was set again makes its containers' lines say so. One that failed has its own word.
-    let pod_was_set = pod.is_some_and(|pod| pod.state == State::SetAgain);
+    // A pod that was set again makes its containers' lines say so, unless this program lifted it. One that failed has its own
+    // word.
+    let pod_was_set = lifted.is_none() && pod.is_some_and(|pod| pod.state == State::SetAgain);
     let state = match own.state {
         State::Held if pod_was_set => State::SetAgain,
         state => state,
     };
-    let reasons = [Some(own), pod]
-        .into_iter()
-        .flatten()
-        .map(|looked| looked.reason.as_str());
+    let of_pod = pod.map(|pod| match (pod_state, lifted) {
+        (PodState::Lifted, Some(why)) => why,
+        _ => &pod.reason,
+    });
+    let reasons = [Some(own.reason.as_str()), of_pod].into_iter().flatten();
     let reasons: Vec<&str> = reasons.filter(|reason| !reason.is_empty()).collect();
     Line {
         claim: share.claim.clone(),

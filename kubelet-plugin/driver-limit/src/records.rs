@@ -271,6 +271,11 @@ impl Record {
         self.lifted.contains_key(gpu)
     }
 
+    /// Why the pod has no limit on a GPU.
+    pub(crate) fn lifted(&self, gpu: &str) -> Option<&str> {
+        self.lifted.get(gpu).map(String::as_str)
+    }
+
     /// The pod's cgroup.
     pub(crate) fn pod(&self) -> Option<&str> {
         self.path

@@ -680,8 +680,9 @@ fn a_lift_that_fails_starts_the_container_and_is_reported() {
         "{report}"
     );
     node.control(None);
-    let [_, state, pod, _] = &node.checked()[0];
-    assert_eq!((state.as_str(), pod.as_str()), ("set-again", "lifted"));
+    let [_, state, pod, reason] = &node.checked()[0];
+    assert_eq!((state.as_str(), pod.as_str()), ("held", "lifted"), "nobody changed it");
+    assert!(reason.contains("without a limit"), "{reason}");
     assert_eq!(node.limit_if_any(&pod_cgroup()), None, "noted all the same");
 }
 
@@ -815,9 +816,10 @@ fn a_container_without_a_claim_that_uses_the_gpu_lifts_its_pods_limit() {
     let lines = node.checked();
     assert_eq!(
         (lines[0][1].as_str(), lines[0][2].as_str()),
-        ("set-again", "lifted"),
+        ("held", "lifted"),
         "{lines:?}"
     );
+    assert!(lines[0][3].contains("uses the GPU without a claim"), "{lines:?}");
     assert_eq!(node.limit_if_any(&pod_cgroup()), None);
     let record = fs::read_to_string(node.at(&format!("records/{POD}.pod"))).expect("a record");
     let pid = stranger.child.id();
